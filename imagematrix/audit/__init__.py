@@ -1,0 +1,1 @@
+"""What an image's bytes really contain."""

@@ -1,0 +1,1 @@
+"""Dockerfiles to images: identity, plan, engine, scheduling."""

@@ -1,0 +1,1 @@
+"""What images exist: the Catalog, from a file or from an engine's labels."""

@@ -1,0 +1,206 @@
+"""The Catalog: the variants of one version of an image, as far as choosing among them goes."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from imagematrix import documents
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["SCHEMA", "Catalog", "Ptx", "UserModeDriver", "Variant"]
+
+SCHEMA = "imagematrix.catalog/v1"
+MODES = ("exact", "compat", "host")
+DIGEST = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
+RELEASE = re.compile(r"\d{1,2}\.\d{1,2}", re.ASCII)
+CODE = re.compile(r"\d{2,3}[af]?", re.ASCII)
+VERSION = re.compile(r"\d{1,4}(\.\d{1,4}){1,3}", re.ASCII)
+# A reference ends up on a command line: it never starts with a dash and has no blank in it.
+REFERENCE = re.compile(r"[a-z0-9][A-Za-z0-9._/:@-]{0,511}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ptx:
+    """PTX in a variant: the virtual architecture it targets ("89") and its ISA version ("8.4")."""
+
+    target: str
+    isa: str
+
+    def to_json(self) -> dict[str, object]:
+        """Return one element of a variant's `ptx`."""
+        return {"target": self.target, "isa": self.isa}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UserModeDriver:
+    """Where a variant's libcuda comes from.
+
+    `mode` is "exact" (the regular driver is baked in), "compat" (cuda-compat is baked in, with the kernel
+    `branches` and GPU `brands` its ELF note lists) or "host" (the node's NVIDIA runtime injects it, and
+    `version` is None).
+    """
+
+    mode: str
+    version: str | None = None
+    branches: tuple[int, ...] = ()
+    brands: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, object]:
+        """Return the `driver` object of a variant."""
+        data: dict[str, object] = {"mode": self.mode, "version": self.version}
+        if self.mode == "compat":
+            data |= {"branches": list(self.branches), "brands": list(self.brands)}
+        return data
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """One image of a catalog: what its code needs, and what it carries.
+
+    A CPU-only variant has `cuda` None, no `cubins` and `driver` None. `cubins` are targets without "sm_"
+    ("89", "90a"). `cpu_flags` are the flags the code needs, by the kernel's names; `march` and `vendor`
+    tell what it was compiled for and are only used to rank. `size` is in bytes. `digest` is None where the
+    store keeps none.
+    """
+
+    reference: str
+    digest: str | None
+    platform: str
+    cuda: str | None = None
+    cubins: tuple[str, ...] = ()
+    ptx: tuple[Ptx, ...] = ()
+    compressed_fatbin: bool = False
+    driver: UserModeDriver | None = None
+    march: str | None = None
+    cpu_flags: frozenset[str] = frozenset()
+    vendor: str | None = None
+    size: int | None = None
+
+    @property
+    def gpu(self) -> bool:
+        """Whether the variant is for GPUs."""
+        return self.cuda is not None
+
+    def to_json(self) -> dict[str, object]:
+        """Return one element of the Catalog document's `variants`."""
+        return {
+            "reference": self.reference,
+            "digest": self.digest,
+            "platform": self.platform,
+            "cuda": self.cuda,
+            "cubins": list(self.cubins),
+            "ptx": [ptx.to_json() for ptx in self.ptx],
+            "compressed_fatbin": self.compressed_fatbin,
+            "driver": self.driver.to_json() if self.driver else None,
+            "march": self.march,
+            "cpu_flags": sorted(self.cpu_flags),
+            "vendor": self.vendor,
+            "size": self.size,
+        }
+
+    @classmethod
+    def from_json(cls, data: object, where: str = "variant") -> Variant:
+        """Return the variant that `data` describes; raise UsageError naming what is wrong with it."""
+        return _variant(documents.Fields(data, where))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Catalog:
+    """The variants of `image`:`version`. No two have the same reference."""
+
+    image: str
+    version: str
+    variants: tuple[Variant, ...]
+
+    def to_json(self) -> dict[str, object]:
+        """Return the Catalog document."""
+        return {
+            "schema": SCHEMA,
+            "image": self.image,
+            "version": self.version,
+            "variants": [variant.to_json() for variant in self.variants],
+        }
+
+    @classmethod
+    def from_json(cls, data: object, where: str = "catalog") -> Catalog:
+        """Return the Catalog a document describes; raise UsageError naming what is wrong with it."""
+        fields = documents.Fields(data, where)
+        fields.schema(SCHEMA)
+        seen: set[str] = set()
+        variants = []
+        for item in fields.objects("variants"):
+            variant = _variant(item)
+            if variant.reference in seen:
+                raise item.fail("reference", f"{variant.reference} is there twice")
+            seen.add(variant.reference)
+            variants.append(variant)
+        return cls(image=fields.text("image"), version=fields.text("version"), variants=tuple(variants))
+
+    @classmethod
+    def load(cls, path: str | Path) -> Catalog:
+        """Return the Catalog saved in the file `path`."""
+        from pathlib import Path
+
+        return cls.from_json(documents.read(Path(path)), str(path))
+
+
+def _variant(fields: documents.Fields) -> Variant:
+    return Variant(
+        reference=_matching(fields, "reference", REFERENCE, "an image reference"),
+        digest=_matching_or_none(fields, "digest", DIGEST, "a sha256 digest"),
+        platform=fields.text("platform"),
+        cuda=_matching_or_none(fields, "cuda", RELEASE, "a CUDA release such as 12.4"),
+        cubins=_codes(fields, "cubins"),
+        ptx=tuple(_ptx(item) for item in fields.objects("ptx")),
+        compressed_fatbin=fields.truth("compressed_fatbin"),
+        driver=_driver(fields),
+        march=fields.text_or_none("march"),
+        cpu_flags=frozenset(fields.texts("cpu_flags")),
+        vendor=fields.text_or_none("vendor"),
+        size=fields.integer_or_none("size"),
+    )
+
+
+def _codes(fields: documents.Fields, key: str) -> tuple[str, ...]:
+    codes = fields.texts(key)
+    for code in codes:
+        if not CODE.fullmatch(code):
+            raise fields.fail(key, f"{code!r} is no target such as 89 or 90a")
+    return codes
+
+
+def _ptx(fields: documents.Fields) -> Ptx:
+    return Ptx(
+        target=_matching(fields, "target", CODE, "a target such as 89"),
+        isa=_matching(fields, "isa", RELEASE, "a PTX ISA version such as 8.4"),
+    )
+
+
+def _driver(fields: documents.Fields) -> UserModeDriver | None:
+    driver = fields.object_or_none("driver")
+    if driver is None:
+        return None
+    mode = driver.text("mode")
+    if mode not in MODES:
+        raise driver.fail("mode", f"{mode!r} is none of {', '.join(MODES)}")
+    version = _matching_or_none(driver, "version", VERSION, "a driver version such as 550.163.01")
+    if (version is None) != (mode == "host"):
+        raise driver.fail("version", "belongs to the modes exact and compat, and only to them")
+    return UserModeDriver(
+        mode=mode, version=version, branches=driver.integers("branches"), brands=driver.texts("brands")
+    )
+
+
+def _matching(fields: documents.Fields, key: str, pattern: re.Pattern[str], what: str) -> str:
+    value = fields.text(key)
+    if not pattern.fullmatch(value):
+        raise fields.fail(key, f"{value[:80]!r} is not {what}")
+    return value
+
+
+def _matching_or_none(fields: documents.Fields, key: str, pattern: re.Pattern[str], what: str) -> str | None:
+    return _matching(fields, key, pattern, what) if fields.present(key) else None

@@ -1,0 +1,144 @@
+"""Reading JSON documents that nobody vouches for: bounded, typed, and clear about what is wrong."""
+
+from __future__ import annotations
+
+import json
+from typing import TypeVar
+
+from imagematrix.errors import UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+__all__ = ["Fields", "dump", "parse", "read"]
+
+T = TypeVar("T")
+LIMIT = 64 * 1024 * 1024  # bytes; a catalog of 10,000 variants is about 10 MB
+
+
+def read(path: Path, *, limit: int = LIMIT) -> object:
+    """Return the JSON value in `path`; raise UsageError where it can't be read or is no JSON."""
+    try:
+        with path.open("rb") as file:
+            raw = file.read(limit + 1)
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from error
+    if len(raw) > limit:
+        raise UsageError(f"{path}: larger than {limit // 2**20} MiB, which no document of this kind is")
+    return parse(raw, str(path))
+
+
+def parse(raw: bytes | str, where: str) -> object:
+    """Return the JSON value in `raw`; `where` names the source in messages."""
+    try:
+        return json.loads(raw)
+    except RecursionError as error:
+        raise UsageError(f"{where}: nested too deeply") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{where}: not UTF-8 text") from error
+    except json.JSONDecodeError as error:
+        raise UsageError(f"{where}:{error.lineno}:{error.colno}: not JSON: {error.msg}") from error
+    except ValueError as error:  # integers of more digits than Python converts
+        raise UsageError(f"{where}: {error}") from error
+
+
+def dump(value: object) -> str:
+    """Return `value` as the JSON text that commands print: indented, stable, one final newline."""
+    return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+
+
+class Fields:
+    """One JSON object, read field by field; a mismatch names the path, what was found and what belongs."""
+
+    __slots__ = ("_data", "_where")
+
+    def __init__(self, data: object, where: str) -> None:
+        if not isinstance(data, dict):
+            raise UsageError(f"{where}: expected an object, found {_kind(data)}")
+        self._data = data
+        self._where = where
+
+    def schema(self, expected: str) -> None:
+        """Check the document's `schema`; a later version of the same kind is told apart from another kind."""
+        found = self.text("schema")
+        if found == expected:
+            return
+        kind = expected.rpartition("/")[0]
+        if found.startswith(f"{kind}/v"):
+            raise UsageError(
+                f"{self._where}: schema {found!r} is not the one this release reads ({expected!r})",
+                remedy="use the imagematrix release that wrote it, or a newer one",
+            )
+        raise UsageError(f"{self._where}: schema is {found!r}, expected {expected!r}")
+
+    def present(self, key: str) -> bool:
+        """Whether the field is there and not null."""
+        return self._data.get(key) is not None
+
+    def text(self, key: str) -> str:
+        """Return a string that must be there."""
+        return self._typed(key, str, "a string")
+
+    def text_or_none(self, key: str) -> str | None:
+        """Return a string, or None where it is null or absent."""
+        return self.text(key) if self.present(key) else None
+
+    def integer(self, key: str) -> int:
+        """Return an integer that must be there."""
+        return self._typed(key, int, "an integer")
+
+    def integer_or_none(self, key: str) -> int | None:
+        """Return an integer, or None where it is null or absent."""
+        return self.integer(key) if self.present(key) else None
+
+    def truth(self, key: str, *, default: bool = False) -> bool:
+        """Return a boolean; `default` where it is absent."""
+        return self._typed(key, bool, "true or false") if key in self._data else default
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        """Return a list of strings; empty where it is absent."""
+        return tuple(self._elements(key, str, "a string"))
+
+    def integers(self, key: str) -> tuple[int, ...]:
+        """Return a list of integers; empty where it is absent."""
+        return tuple(self._elements(key, int, "an integer"))
+
+    def objects(self, key: str) -> Iterator[Fields]:
+        """Yield each object of a list; none where it is absent."""
+        for position, item in enumerate(self._elements(key, dict, "an object")):
+            yield Fields(item, f"{self._where}: {key}[{position}]")
+
+    def object_or_none(self, key: str) -> Fields | None:
+        """Return the object under `key`, or None where it is null or absent."""
+        return Fields(self._data[key], f"{self._where}: {key}") if self.present(key) else None
+
+    def fail(self, key: str, message: str) -> UsageError:
+        """Return the error that says what is wrong with a field's value."""
+        return UsageError(f"{self._where}: {key}: {message}")
+
+    def _typed(self, key: str, kind: type[T], name: str) -> T:
+        if key not in self._data:
+            raise UsageError(f"{self._where}: {key} is missing (expected {name})")
+        value = self._data[key]
+        if not _is(value, kind):
+            raise UsageError(f"{self._where}: {key}: expected {name}, found {_kind(value)}")
+        return value  # type: ignore[no-any-return]
+
+    def _elements(self, key: str, kind: type[T], name: str) -> list[T]:
+        items = self._typed(key, list, "a list") if key in self._data else []
+        for position, item in enumerate(items):
+            if not _is(item, kind):
+                raise UsageError(f"{self._where}: {key}[{position}]: expected {name}, found {_kind(item)}")
+        return items
+
+
+def _is(value: object, kind: type) -> bool:
+    # JSON's true is no integer, though Python's is.
+    return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+
+
+def _kind(value: object) -> str:
+    names = {dict: "an object", list: "a list", str: "a string", bool: "true or false", type(None): "null"}
+    return names.get(type(value), "a number")

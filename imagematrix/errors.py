@@ -1,0 +1,91 @@
+"""The errors of imagematrix: one tree, each branch with the exit code the command line ends with."""
+
+from __future__ import annotations
+
+__all__ = [
+    "AuditError",
+    "BuildError",
+    "EngineError",
+    "GpusBusyError",
+    "ImagematrixError",
+    "NothingFits",
+    "ProbeError",
+    "TagMovedError",
+    "UnknownImageError",
+    "UsageError",
+]
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from imagematrix.select.selection import Selection
+
+
+class ImagematrixError(Exception):
+    """Base of every error raised on purpose.
+
+    `remedy` is what the reader can do about it, in one sentence, or None.
+    """
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, remedy: str | None = None) -> None:
+        super().__init__(message)
+        self.remedy = remedy
+
+
+class UsageError(ImagematrixError):
+    """A command, a document or a matrix that is not valid."""
+
+    exit_code = 2
+
+
+class NothingFits(ImagematrixError):  # noqa: N818 - the name is part of the library's contract
+    """No variant fits the host; `selection` holds every candidate with its reasons."""
+
+    exit_code = 3
+
+    def __init__(self, message: str, *, selection: Selection, remedy: str | None = None) -> None:
+        super().__init__(message, remedy=remedy)
+        self.selection = selection
+
+
+class UnknownImageError(ImagematrixError):
+    """No such image or version in the catalog."""
+
+    exit_code = 4
+
+
+class ProbeError(ImagematrixError):
+    """The host could not be probed."""
+
+    exit_code = 5
+
+
+class BuildError(ImagematrixError):
+    """One or more builds failed."""
+
+    exit_code = 6
+
+
+class TagMovedError(ImagematrixError):
+    """An immutable tag would have moved."""
+
+    exit_code = 7
+
+
+class EngineError(ImagematrixError):
+    """The engine or the registry is not reachable, or too old for what was asked."""
+
+    exit_code = 8
+
+
+class AuditError(ImagematrixError):
+    """The bytes of an image contradict its labels."""
+
+    exit_code = 9
+
+
+class GpusBusyError(ImagematrixError):
+    """The GPUs asked for are not free."""
+
+    exit_code = 10

@@ -1,0 +1,1 @@
+"""What vendors guarantee: CUDA releases, GPU products, what -march means. Data and pure rules, no I/O."""

@@ -1,0 +1,1 @@
+"""Starting the chosen variant with nothing but device nodes."""

@@ -1,0 +1,218 @@
+"""The Host: what a node is, as far as choosing and launching an image goes."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from imagematrix import documents
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["SCHEMA", "Cpu", "Driver", "Gpu", "Host", "MigDevice"]
+
+SCHEMA = "imagematrix.host/v1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cpu:
+    """The processors of a host, seen as one.
+
+    `flags` are those that all of them have, by the kernel's names in lower case. `level` is the highest
+    psABI level that the flags reach ("x86-64-v3"), or None on other architectures.
+    """
+
+    vendor: str | None
+    model: str | None
+    flags: frozenset[str]
+    level: str | None
+
+    def to_json(self) -> dict[str, object]:
+        """Return the `cpu` object of the Host document."""
+        return {"vendor": self.vendor, "model": self.model, "flags": sorted(self.flags), "level": self.level}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Driver:
+    """The kernel-mode driver that is loaded.
+
+    `version` is kept as it was read: "580.65.06" is not "580.65.6". `kind` is "open" or "proprietary", or
+    None where the source does not tell. `source` is the file or interface it was read from.
+    """
+
+    version: str
+    kind: str | None
+    source: str
+
+    def to_json(self) -> dict[str, object]:
+        """Return the `driver` object of the Host document."""
+        return {"version": self.version, "kind": self.kind, "source": self.source}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MigDevice:
+    """One MIG device of a GPU: its UUID and profile, and its GPU and compute instance numbers."""
+
+    uuid: str | None
+    profile: str | None
+    gpu_instance: int
+    compute_instance: int
+    memory_mib: int | None = None
+
+    def to_json(self) -> dict[str, object]:
+        """Return one element of a GPU's `mig` list."""
+        return {
+            "uuid": self.uuid,
+            "profile": self.profile,
+            "gpu_instance": self.gpu_instance,
+            "compute_instance": self.compute_instance,
+            "memory_mib": self.memory_mib,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """One GPU. A fact that could not be read is None and the Host has a warning about it.
+
+    `index` is the position in PCI bus order, `minor` the number of its device node /dev/nvidia<minor>.
+    `compute` is the compute capability ("8.9"), `brand` NVML's brand in lower case ("nvidia", "geforce",
+    "tesla", ...). `mig` is None where MIG is off or unknown, a tuple (perhaps empty) where it is on.
+    `state` is "ok" or what is wrong: "lost", "no-permission", "no-node", "no-module", "excluded", "vgpu",
+    "mig-empty".
+    """
+
+    index: int
+    minor: int | None = None
+    uuid: str | None = None
+    name: str | None = None
+    pci_bus_id: str | None = None
+    pci_device_id: str | None = None
+    compute: str | None = None
+    brand: str | None = None
+    memory_mib: int | None = None
+    mig: tuple[MigDevice, ...] | None = None
+    state: str = "ok"
+
+    @property
+    def label(self) -> str:
+        """What to call this GPU in a message: its index and, where known, its name."""
+        return f"GPU {self.index}" + (f" ({self.name})" if self.name else "")
+
+    def to_json(self) -> dict[str, object]:
+        """Return one element of the Host document's `gpus`."""
+        return {
+            "index": self.index,
+            "minor": self.minor,
+            "uuid": self.uuid,
+            "name": self.name,
+            "pci_bus_id": self.pci_bus_id,
+            "pci_device_id": self.pci_device_id,
+            "compute": self.compute,
+            "brand": self.brand,
+            "memory_mib": self.memory_mib,
+            "mig": None if self.mig is None else [device.to_json() for device in self.mig],
+            "state": self.state,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """What a node is: architecture, processors, driver, GPUs and their device nodes.
+
+    `arch` is the machine name of uname(2). `devices` are the device nodes that exist and belong to GPUs,
+    sorted. `warnings` are sentences about what could not be read, or what looks wrong.
+    """
+
+    arch: str
+    cpu: Cpu
+    driver: Driver | None = None
+    gpus: tuple[Gpu, ...] = ()
+    devices: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, object]:
+        """Return the Host document."""
+        return {
+            "schema": SCHEMA,
+            "arch": self.arch,
+            "cpu": self.cpu.to_json(),
+            "driver": self.driver.to_json() if self.driver else None,
+            "gpus": [gpu.to_json() for gpu in self.gpus],
+            "devices": list(self.devices),
+            "warnings": list(self.warnings),
+        }
+
+    @classmethod
+    def from_json(cls, data: object, where: str = "host") -> Host:
+        """Return the Host a document describes; raise UsageError naming what is wrong with it."""
+        fields = documents.Fields(data, where)
+        fields.schema(SCHEMA)
+        return cls(
+            arch=fields.text("arch"),
+            cpu=_cpu(fields),
+            driver=_driver(fields),
+            gpus=tuple(_gpu(gpu) for gpu in fields.objects("gpus")),
+            devices=fields.texts("devices"),
+            warnings=fields.texts("warnings"),
+        )
+
+    @classmethod
+    def load(cls, path: str | Path) -> Host:
+        """Return the Host saved in the file `path` by `imagematrix probe --json`."""
+        from pathlib import Path
+
+        return cls.from_json(documents.read(Path(path)), str(path))
+
+
+def _cpu(fields: documents.Fields) -> Cpu:
+    cpu = fields.object_or_none("cpu")
+    if cpu is None:
+        raise fields.fail("cpu", "is missing (expected an object)")
+    return Cpu(
+        vendor=cpu.text_or_none("vendor"),
+        model=cpu.text_or_none("model"),
+        flags=frozenset(flag.lower() for flag in cpu.texts("flags")),
+        level=cpu.text_or_none("level"),
+    )
+
+
+def _driver(fields: documents.Fields) -> Driver | None:
+    driver = fields.object_or_none("driver")
+    if driver is None:
+        return None
+    version = driver.text("version")
+    if not re.fullmatch(r"\d{1,4}(\.\d{1,4}){1,3}", version, re.ASCII):
+        raise driver.fail("version", f"{version!r} is no driver version such as 550.163.01")
+    source = driver.text_or_none("source") or ""
+    return Driver(version=version, kind=driver.text_or_none("kind"), source=source)
+
+
+def _gpu(gpu: documents.Fields) -> Gpu:
+    compute = gpu.text_or_none("compute")
+    if compute is not None and not re.fullmatch(r"\d{1,2}\.\d", compute, re.ASCII):
+        raise gpu.fail("compute", f"{compute!r} is no compute capability such as 8.6")
+    return Gpu(
+        index=gpu.integer("index"),
+        minor=gpu.integer_or_none("minor"),
+        uuid=gpu.text_or_none("uuid"),
+        name=gpu.text_or_none("name"),
+        pci_bus_id=gpu.text_or_none("pci_bus_id"),
+        pci_device_id=gpu.text_or_none("pci_device_id"),
+        compute=compute,
+        brand=gpu.text_or_none("brand"),
+        memory_mib=gpu.integer_or_none("memory_mib"),
+        mig=tuple(_mig(device) for device in gpu.objects("mig")) if gpu.present("mig") else None,
+        state=gpu.text_or_none("state") or "ok",
+    )
+
+
+def _mig(device: documents.Fields) -> MigDevice:
+    return MigDevice(
+        uuid=device.text_or_none("uuid"),
+        profile=device.text_or_none("profile"),
+        gpu_instance=device.integer("gpu_instance"),
+        compute_instance=device.integer("compute_instance"),
+        memory_mib=device.integer_or_none("memory_mib"),
+    )
