@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from imagematrix import documents
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from imagematrix.documents import Fields
 
 __all__ = ["SCHEMA", "Cpu", "Driver", "Gpu", "Host", "MigDevice"]
 
@@ -77,10 +77,10 @@ class Gpu:
     """One GPU. A fact that could not be read is None and the Host has a warning about it.
 
     `index` is the position in PCI bus order, `minor` the number of its device node /dev/nvidia<minor>.
-    `compute` is the compute capability ("8.9"), `brand` NVML's brand in lower case ("nvidia", "geforce",
-    "tesla", ...). `mig` is None where MIG is off or unknown, a tuple (perhaps empty) where it is on.
-    `state` is "ok" or what is wrong: "lost", "no-permission", "no-node", "no-module", "excluded", "vgpu",
-    "mig-empty".
+    `compute` is the compute capability ("8.9"), `brand` one of imagematrix.facts.gpus.BRANDS ("nvidia",
+    "geforce", "tesla", ...). `mig` is None where MIG is off or unknown, a tuple (perhaps empty) where it is
+    on. `state` is "ok" or what is wrong: "lost", "no-permission", "no-node", "no-module", "excluded",
+    "vgpu", "mig-empty".
     """
 
     index: int
@@ -147,7 +147,9 @@ class Host:
     @classmethod
     def from_json(cls, data: object, where: str = "host") -> Host:
         """Return the Host a document describes; raise UsageError naming what is wrong with it."""
-        fields = documents.Fields(data, where)
+        from imagematrix.documents import Fields
+
+        fields = Fields(data, where)
         fields.schema(SCHEMA)
         return cls(
             arch=fields.text("arch"),
@@ -163,10 +165,12 @@ class Host:
         """Return the Host saved in the file `path` by `imagematrix probe --json`."""
         from pathlib import Path
 
+        from imagematrix import documents
+
         return cls.from_json(documents.read(Path(path)), str(path))
 
 
-def _cpu(fields: documents.Fields) -> Cpu:
+def _cpu(fields: Fields) -> Cpu:
     cpu = fields.object_or_none("cpu")
     if cpu is None:
         raise fields.fail("cpu", "is missing (expected an object)")
@@ -178,7 +182,7 @@ def _cpu(fields: documents.Fields) -> Cpu:
     )
 
 
-def _driver(fields: documents.Fields) -> Driver | None:
+def _driver(fields: Fields) -> Driver | None:
     driver = fields.object_or_none("driver")
     if driver is None:
         return None
@@ -189,30 +193,41 @@ def _driver(fields: documents.Fields) -> Driver | None:
     return Driver(version=version, kind=driver.text_or_none("kind"), source=source)
 
 
-def _gpu(gpu: documents.Fields) -> Gpu:
+def _gpu(gpu: Fields) -> Gpu:
     compute = gpu.text_or_none("compute")
     if compute is not None and not re.fullmatch(r"\d{1,2}\.\d", compute, re.ASCII):
         raise gpu.fail("compute", f"{compute!r} is no compute capability such as 8.6")
     return Gpu(
-        index=gpu.integer("index"),
-        minor=gpu.integer_or_none("minor"),
+        index=_natural(gpu, "index"),
+        minor=_natural_or_none(gpu, "minor"),
         uuid=gpu.text_or_none("uuid"),
         name=gpu.text_or_none("name"),
         pci_bus_id=gpu.text_or_none("pci_bus_id"),
         pci_device_id=gpu.text_or_none("pci_device_id"),
         compute=compute,
         brand=gpu.text_or_none("brand"),
-        memory_mib=gpu.integer_or_none("memory_mib"),
+        memory_mib=_natural_or_none(gpu, "memory_mib"),
         mig=tuple(_mig(device) for device in gpu.objects("mig")) if gpu.present("mig") else None,
         state=gpu.text_or_none("state") or "ok",
     )
 
 
-def _mig(device: documents.Fields) -> MigDevice:
+def _mig(device: Fields) -> MigDevice:
     return MigDevice(
         uuid=device.text_or_none("uuid"),
         profile=device.text_or_none("profile"),
-        gpu_instance=device.integer("gpu_instance"),
-        compute_instance=device.integer("compute_instance"),
-        memory_mib=device.integer_or_none("memory_mib"),
+        gpu_instance=_natural(device, "gpu_instance"),
+        compute_instance=_natural(device, "compute_instance"),
+        memory_mib=_natural_or_none(device, "memory_mib"),
     )
+
+
+def _natural(fields: Fields, key: str) -> int:
+    number = fields.integer(key)
+    if number < 0:
+        raise fields.fail(key, f"{number} is negative")
+    return number
+
+
+def _natural_or_none(fields: Fields, key: str) -> int | None:
+    return _natural(fields, key) if fields.present(key) else None

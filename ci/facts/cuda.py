@@ -1,0 +1,73 @@
+"""Ask ptxas for its targets and its PTX ISA version, and put them into cuda.json.
+
+ptxas is in CUDA toolkits, in Debian's nvidia-cuda-toolkit and in PyPI's nvidia-cuda-nvcc; it needs no GPU.
+What it cannot tell (drivers, host compilers) is kept in the table by hand, and so is a new release's row.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import tempfile
+from pathlib import Path
+
+TABLE = Path(__file__).parents[2] / "imagematrix" / "facts" / "cuda.json"
+
+
+def main() -> None:
+    """Run the command."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--ptxas", default="ptxas", help="the program to ask")
+    parser.add_argument("--table", type=Path, default=TABLE, help="the file to change")
+    parser.add_argument("--as-of", help="the date to note in it")
+    arguments = parser.parse_args()
+    data = json.loads(arguments.table.read_text())
+    name = release(arguments.ptxas)
+    if name not in data["releases"]:
+        parser.exit(1, f"CUDA {name} has no row in {arguments.table}\n")
+    found = {"ptx_isa": ptx_isa(arguments.ptxas), "targets": " ".join(targets(arguments.ptxas))}
+    data["releases"][name] |= found
+    data["as_of"] = arguments.as_of or data["as_of"]
+    arguments.table.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n")
+    print(f"CUDA {name}: PTX ISA {found['ptx_isa']}, targets {found['targets']}")
+
+
+def release(ptxas: str) -> str:
+    """Return the CUDA release that `ptxas` is from."""
+    return one(r"release (\d+\.\d+)", run(ptxas, "--version"))
+
+
+def targets(ptxas: str) -> list[str]:
+    """Return the targets that `ptxas` makes cubins for, in order."""
+    found = set(re.findall(r"'sm_(\d+[af]?)'", run(ptxas, "--help")))
+    return sorted(found, key=lambda target: (int(target.rstrip("af")), target))
+
+
+def ptx_isa(ptxas: str) -> str:
+    """Return the newest PTX ISA version that `ptxas` reads: it names it when it is given too new a one."""
+    with tempfile.TemporaryDirectory() as directory:
+        source = Path(directory) / "new.ptx"
+        source.write_text(".version 99.9\n.target sm_90\n")
+        return one(r"current version is '([\d.]+)'", run(ptxas, str(source), "-o", f"{directory}/new.cubin"))
+
+
+def one(pattern: str, text: str) -> str:
+    """Return what the group of `pattern` matches in `text`."""
+    found = re.search(pattern, text)
+    if found is None:
+        raise SystemExit(f"no {pattern!r} in what ptxas says: {text}")
+    return found.group(1)
+
+
+def run(*command: str) -> str:
+    """Return all that `command` prints."""
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    return result.stdout + result.stderr
+
+
+if __name__ == "__main__":
+    main()

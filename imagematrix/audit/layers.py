@@ -1,0 +1,120 @@
+"""What the layers of an image contain, as far as drivers and device code go: read from the bytes."""
+
+from __future__ import annotations
+
+import io
+import posixpath
+import re
+import tarfile
+from dataclasses import dataclass
+
+from elftools.common.exceptions import ELFError
+from elftools.elf.elffile import ELFFile
+
+from imagematrix.errors import AuditError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+__all__ = ["Contents", "Layer", "contents", "read"]
+
+LIBCUDA = re.compile(r"libcuda\.so\.(\d{3}(?:\.\d+)+)", re.ASCII)
+WHITEOUT = ".wh."
+OPAQUE = ".wh..wh..opq"
+EM_CUDA = 190  # machine number of NVIDIA's device code in ELF headers
+CUBIN_LIMIT = 512 * 1024 * 1024  # bytes
+NEW_ABI = 8  # from this ABI version on (CUDA 13) the target is in the second byte of e_flags
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """One layer: its user-mode drivers and cubins by path, and the paths and folders it takes away."""
+
+    drivers: Mapping[str, str]
+    cubins: Mapping[str, str]
+    removed: frozenset[str]
+    emptied: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contents:
+    """What an image contains: version of each libcuda and target of each cubin ("89"), by path."""
+
+    drivers: Mapping[str, str]
+    cubins: Mapping[str, str]
+
+
+def read(path: Path) -> Layer:
+    """Return what the layer in the file `path` (a tar, perhaps compressed) holds; raise AuditError."""
+    drivers: dict[str, str] = {}
+    cubins: dict[str, str] = {}
+    removed: set[str] = set()
+    emptied: set[str] = set()
+    try:
+        with tarfile.open(path, "r|*") as archive:
+            for member in archive:
+                name = posixpath.normpath("/" + member.name)
+                folder, base = posixpath.split(name)
+                if base == OPAQUE:
+                    emptied.add(folder)
+                elif base.startswith(WHITEOUT):
+                    removed.add(posixpath.join(folder, base.removeprefix(WHITEOUT)))
+                elif member.isfile():
+                    _file(archive, member, name, drivers, cubins)
+    except (tarfile.TarError, OSError, EOFError) as error:
+        raise AuditError(f"the layer {path.name} can't be read: {error}") from error
+    return Layer(drivers=drivers, cubins=cubins, removed=frozenset(removed), emptied=frozenset(emptied))
+
+
+def contents(layers: Iterable[Layer]) -> Contents:
+    """Return what is left to see when `layers` lie upon each other, the lowest first."""
+    drivers: dict[str, str] = {}
+    cubins: dict[str, str] = {}
+    for layer in layers:
+        for seen, own in ((drivers, layer.drivers), (cubins, layer.cubins)):
+            for path in [path for path in seen if _gone(path, layer)]:
+                del seen[path]
+            seen.update(own)
+    return Contents(drivers=drivers, cubins=cubins)
+
+
+def _gone(path: str, layer: Layer) -> bool:
+    while path != "/":
+        if path in layer.removed:
+            return True
+        path = posixpath.dirname(path)
+        if path in layer.emptied:
+            return True
+    return False
+
+
+def _file(
+    archive: tarfile.TarFile,
+    member: tarfile.TarInfo,
+    name: str,
+    drivers: dict[str, str],
+    cubins: dict[str, str],
+) -> None:
+    driver = LIBCUDA.fullmatch(posixpath.basename(name))
+    if driver:
+        drivers[name] = driver[1]
+        return
+    file = archive.extractfile(member)
+    head = file.read(20) if file else b""
+    if file and head[:4] == b"\x7fELF" and int.from_bytes(head[18:20], "little") == EM_CUDA:
+        target = _target(head + file.read(CUBIN_LIMIT))
+        if target:
+            cubins[name] = target
+
+
+def _target(code: bytes) -> str | None:
+    """Return the target of a cubin, such as "89"; None where the header makes no sense."""
+    try:
+        header = ELFFile(io.BytesIO(code)).header
+    except (ELFError, ValueError, AssertionError):
+        return None
+    flags = int(header["e_flags"])
+    number = flags >> 8 & 0xFF if header["e_ident"]["EI_ABIVERSION"] >= NEW_ABI else flags & 0xFF
+    return str(number) if number else None

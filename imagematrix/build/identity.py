@@ -1,0 +1,98 @@
+"""The identity of an image: a digest over all that decides its bytes, and the tag that holds it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import stat
+from dataclasses import dataclass
+
+from imagematrix.errors import UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+    from imagematrix.matrix.matrix import Cell
+
+__all__ = ["EPOCH", "Identity", "context_digest", "identify", "tag"]
+
+SCHEMA = "1"
+EPOCH = "0"  # SOURCE_DATE_EPOCH: no time is an input, so none is in the image
+SHORT = 12  # digits of the input digest in a tag
+TAG_LIMIT = 128  # characters, of the distribution specification
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """What decides an image's bytes: each component by name with its digest or value."""
+
+    components: Mapping[str, str]
+
+    @property
+    def digest(self) -> str:
+        """The input digest, `sha256:` and 64 hexadecimal digits."""
+        text = json.dumps(dict(self.components), sort_keys=True, separators=(",", ":"))
+        return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+
+    def changed(self, other: Mapping[str, str]) -> tuple[str, ...]:
+        """Return the names of the components that `other` has differently, or not at all."""
+        names = sorted({*self.components, *other})
+        return tuple(name for name in names if self.components.get(name) != other.get(name))
+
+
+def identify(cell: Cell, dockerfile: str, bases: Mapping[str, str], context: str) -> Identity:
+    """Return the identity of the image that `dockerfile` makes.
+
+    `bases` are the images it builds on with the digest each resolves to, `context` is the digest of the files
+    it can copy.
+    """
+    return Identity(
+        components={
+            "schema": SCHEMA,
+            "dockerfile": f"sha256:{hashlib.sha256(dockerfile.encode()).hexdigest()}",
+            "context": context,
+            "platform": cell.platform,
+            "epoch": EPOCH,
+            **{f"base {name}": digest for name, digest in bases.items()},
+        }
+    )
+
+
+def tag(cell: Cell, identity: Identity) -> str:
+    """Return the tag of the cell's image: version, cell and input digest, each readable in it."""
+    found = f"{cell.image.version}-{cell.id}-{identity.digest.removeprefix('sha256:')[:SHORT]}"
+    if len(found) > TAG_LIMIT:
+        remedy = "shorten the version or the values of its axes"
+        raise UsageError(f"the tag {found} is longer than the {TAG_LIMIT} characters of a tag", remedy=remedy)
+    return found
+
+
+def context_digest(folder: Path) -> str:
+    """Return the digest of the files under `folder` that a build can copy: path, mode, link target, content.
+
+    What .dockerignore leaves out does not count.
+    """
+    digest = hashlib.sha256()
+    for name in sorted(_files(folder)):
+        path = folder / name
+        status = path.lstat()
+        digest.update(f"{name}\0{stat.S_IMODE(status.st_mode):o}\0".encode("utf-8", "surrogateescape"))
+        if path.is_symlink():
+            digest.update(f"link {path.readlink()}".encode("utf-8", "surrogateescape"))
+        elif path.is_file():
+            with path.open("rb") as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
+        digest.update(b"\0")
+    return f"sha256:{digest.hexdigest()}"
+
+
+def _files(folder: Path) -> Iterable[str]:
+    ignore = folder / ".dockerignore"
+    if ignore.is_file():
+        from docker.utils.build import exclude_paths
+
+        patterns = [line.strip() for line in ignore.read_text().splitlines()]
+        return set(exclude_paths(str(folder), [line for line in patterns if line and line[0] != "#"]))
+    return {str(path.relative_to(folder)) for path in folder.rglob("*")}

@@ -1,0 +1,75 @@
+"""An image in an OCI layout on disk (image-layout.md of the OCI image specification)."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+    from typing import IO, Any
+
+__all__ = ["Image"]
+
+
+class Image:
+    """The image with the manifest `digest` in the layout `folder`."""
+
+    def __init__(self, folder: Path, digest: str) -> None:
+        self._folder = folder
+        self.digest = digest
+        self._manifest: dict[str, Any] = json.loads(self._blob(digest).read_bytes())
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """The digests of its layers, the lowest first."""
+        return tuple(layer["digest"] for layer in self._manifest["layers"])
+
+    @property
+    def layer_files(self) -> tuple[Path, ...]:
+        """The files of its layers, the lowest first."""
+        return tuple(map(self._blob, self.layers))
+
+    def archive(self, file: IO[bytes], reference: str, layers: Iterable[str]) -> None:
+        """Write it to `file` as `docker load` takes it, named `reference`, with only the `layers` given.
+
+        An engine with the containerd image store finds the others among what it has.
+        """
+        index = {
+            "schemaVersion": 2,
+            "mediaType": "application/vnd.oci.image.index.v1+json",
+            "manifests": [
+                {
+                    "mediaType": self._manifest["mediaType"],
+                    "digest": self.digest,
+                    "size": self._blob(self.digest).stat().st_size,
+                    "annotations": {"io.containerd.image.name": _qualified(reference)},
+                }
+            ],
+        }
+        with tarfile.open(fileobj=file, mode="w") as archive:
+            for digest in (self.digest, self._manifest["config"]["digest"], *layers):
+                path = self._blob(digest)
+                archive.add(path, f"blobs/sha256/{path.name}")
+            _add(archive, "index.json", json.dumps(index).encode())
+            _add(archive, "oci-layout", b'{"imageLayoutVersion":"1.0.0"}')
+
+    def _blob(self, digest: str) -> Path:
+        return self._folder / "blobs" / "sha256" / digest.removeprefix("sha256:")
+
+
+def _add(archive: tarfile.TarFile, name: str, data: bytes) -> None:
+    info = tarfile.TarInfo(name)
+    info.size = len(data)
+    archive.addfile(info, io.BytesIO(data))
+
+
+def _qualified(reference: str) -> str:
+    """Return `reference` with the registry and folder that docker leaves away."""
+    first, slash, _ = reference.partition("/")
+    if slash and ("." in first or ":" in first or first == "localhost"):
+        return reference
+    return f"docker.io/{reference}" if slash else f"docker.io/library/{reference}"

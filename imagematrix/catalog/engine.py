@@ -1,0 +1,84 @@
+"""The Catalog of what a Docker engine holds, read from the labels of its images in one request."""
+
+from __future__ import annotations
+
+from imagematrix import engine
+from imagematrix.catalog import labels
+from imagematrix.catalog.catalog import Catalog
+from imagematrix.errors import UnknownImageError, UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from imagematrix.catalog.catalog import Variant
+
+__all__ = ["catalog", "catalogs", "split"]
+
+
+def split(name: str) -> tuple[str, str | None]:
+    """Return image and version of `training:v1` or `registry:5000/ml/training:v1`."""
+    image, colon, version = name.rpartition(":")
+    if not colon or "/" in version:
+        return name, None
+    if not image or not version:
+        raise UsageError(f"{name!r} is no image such as training:v1")
+    return image, version
+
+
+def catalog(name: str) -> Catalog:
+    """Return the catalog of `name` (IMAGE:VERSION, or IMAGE where it has one version) in the local engine.
+
+    Raises UnknownImageError where the engine has no variant of it, EngineError where no engine answers.
+    """
+    image, version = split(name)
+    found = [item for item in catalogs(image) if version in (None, item.version)]
+    if not found:
+        there = ", ".join(f"{item.image}:{item.version}" for item in catalogs())
+        raise UnknownImageError(
+            f"the engine has no variant of {name}",
+            remedy=f"it has {there}" if there else "build some with `imagematrix build`",
+        )
+    if len(found) > 1:
+        versions = ", ".join(f"{image}:{item.version}" for item in found)
+        raise UnknownImageError(f"{image} is there in several versions", remedy=f"say which: {versions}")
+    return found[0]
+
+
+def catalogs(image: str | None = None) -> list[Catalog]:
+    """Return the catalogs of all images in the engine, or of one image, sorted by name and version."""
+    wanted = labels.IMAGE if image is None else f"{labels.IMAGE}={image}"
+    groups: dict[tuple[str, str], dict[str, Variant]] = {}
+    for item in engine.images(wanted):
+        for name, version, variant in _variants(item):
+            groups.setdefault((name, version), {})[variant.reference] = variant
+    return [
+        Catalog(image=name, version=version, variants=tuple(variants[key] for key in sorted(variants)))
+        for (name, version), variants in sorted(groups.items())
+    ]
+
+
+def _variants(item: object) -> Iterator[tuple[str, str, Variant]]:
+    """Yield the variant that one element of the engine's list is; none where it has no tag of its own."""
+    if not isinstance(item, dict) or not isinstance(item.get("Labels"), dict):
+        return
+    own = item["Labels"]
+    if not all(
+        isinstance(own.get(key), str) for key in (labels.IMAGE, labels.VERSION, labels.CELL, labels.INPUT)
+    ):
+        return
+    image, version = own[labels.IMAGE], own[labels.VERSION]
+    tag = f"{version}-{own[labels.CELL]}-{own[labels.INPUT].removeprefix('sha256:')[:12]}"
+    reference = f"{image}:{tag}"
+    if reference in (item.get("RepoTags") or ()):
+        digest = _digest(item, image)
+        yield image, version, labels.read(own, reference=reference, digest=digest, size=item.get("Size"))
+
+
+def _digest(item: dict[str, object], image: str) -> str | None:
+    """Return the manifest digest, or the image ID where the store keeps no manifests."""
+    digests = item.get("RepoDigests")
+    for name in digests if isinstance(digests, list) else ():
+        if str(name).startswith(f"{image}@"):
+            return str(name).removeprefix(f"{image}@")
+    return str(item.get("Id"))

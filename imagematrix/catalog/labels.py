@@ -1,0 +1,40 @@
+"""The labels of an image: its catalog entry, and what its identity is made of."""
+
+from __future__ import annotations
+
+import json
+
+from imagematrix.catalog.catalog import Variant
+from imagematrix.errors import UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["CELL", "IMAGE", "INPUT", "INPUTS", "VARIANT", "VERSION", "read", "write"]
+
+IMAGE = "io.imagematrix.image"
+VERSION = "io.imagematrix.version"
+CELL = "io.imagematrix.cell"
+INPUT = "io.imagematrix.input"  # the input digest
+INPUTS = "io.imagematrix.inputs"  # its components, as JSON
+VARIANT = "io.imagematrix.variant"  # the catalog entry, less what only the store knows
+
+OF_THE_STORE = ("reference", "digest", "size")
+
+
+def write(variant: Variant) -> str:
+    """Return the label that carries `variant`."""
+    data = {key: value for key, value in variant.to_json().items() if key not in OF_THE_STORE}
+    return json.dumps(data, separators=(",", ":"))
+
+
+def read(labels: Mapping[str, str], *, reference: str, digest: str | None, size: int | None) -> Variant:
+    """Return the variant that an image's labels describe; raise UsageError where they are damaged."""
+    try:
+        data = json.loads(labels[VARIANT])
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise UsageError(f"{reference}: the label {VARIANT} is no JSON") from error
+    if not isinstance(data, dict):
+        raise UsageError(f"{reference}: the label {VARIANT} is no object")
+    return Variant.from_json(data | {"reference": reference, "digest": digest, "size": size}, reference)

@@ -1,0 +1,43 @@
+"""What `select`, `explain` and `run` share: the host and the catalog that their options name."""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from imagematrix.catalog.catalog import Catalog
+    from imagematrix.probe.host import Host
+
+__all__ = ["catalog_of", "host_of"]
+
+
+def host_of(file: Path | None, root: Path | None, nvidia_smi: Path | None) -> Host:
+    """Return the host saved in `file`, or this one (or the captured tree `root`) as it is probed now."""
+    if file is not None:
+        from imagematrix.probe.host import Host
+
+        return Host.load(file)
+    from imagematrix.probe.probe import probe
+
+    return probe(root or "/", smi=nvidia_smi)
+
+
+def catalog_of(image: str, catalog: str | None) -> Catalog:
+    """Return the catalog of `image` from the file `catalog`, or from the engine where None is given.
+
+    Raises UnknownImageError where a file is about another image or version.
+    """
+    from imagematrix.catalog.catalog import Catalog
+    from imagematrix.catalog.engine import catalog as of_engine
+    from imagematrix.catalog.engine import split
+
+    if catalog is None:
+        return of_engine(image)
+    found = Catalog.load(catalog)
+    name, version = split(image)
+    if name != found.image or version not in (None, found.version):
+        from imagematrix.errors import UnknownImageError
+
+        raise UnknownImageError(f"{catalog} is the catalog of {found.image}:{found.version}, not of {image}")
+    return found

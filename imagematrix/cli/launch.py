@@ -1,0 +1,68 @@
+"""`imagematrix run`: select, and start the container with docker's own command."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from imagematrix.cli.choosing import catalog_of, host_of
+from imagematrix.errors import EngineError
+
+__all__ = ["SETTINGS", "command"]
+
+# Every word goes to our own reading: most options are docker's, and -h is one of them.
+SETTINGS: dict[str, Any] = {
+    "context_settings": {"ignore_unknown_options": True, "allow_interspersed_args": False},
+    "add_help_option": False,
+    "options_metavar": "[OPTIONS]",
+}
+
+
+def command(
+    context: typer.Context,
+    words: Annotated[list[str] | None, typer.Argument(metavar="IMAGE[:VERSION] [COMMAND...]")] = None,
+) -> None:
+    """Run the variant that fits this node best, with the device nodes of its GPUs and nothing else.
+
+    Every option of `docker run` works before the image. Besides them: --gpus SPEC (all, none, a number,
+    indices or UUIDs), --allow-cpu, --dry-run (print the command, run nothing), --host FILE and --catalog FILE
+    (decide for a saved host, choose from a saved catalog), --nvidia-smi XML.
+    """
+    from imagematrix.launch.devices import migs, require
+    from imagematrix.launch.options import split
+    from imagematrix.launch.plan import docker_run, plan
+    from imagematrix.select.select import select
+
+    asked = split(words or [])
+    if asked.image is None:
+        print(context.get_help())
+        return
+    host = host_of(_path(asked.host), None, _path(asked.nvidia_smi))
+    catalog = catalog_of(asked.image, asked.catalog)
+    chosen = select(host, catalog, gpus=asked.gpus, allow_cpu=asked.allow_cpu)
+    launch = plan(chosen, asked.command, mig_minors=migs())
+    line = docker_run(launch, asked.docker)
+    if asked.dry_run:
+        print(shlex.join(line))
+        return
+    require(launch.devices)
+    _become(line)
+
+
+def _path(text: str | None) -> Path | None:
+    return None if text is None else Path(text)
+
+
+def _become(line: list[str]) -> None:
+    """Become docker's command: its exit code, its terminal and the signals to it are then the container's."""
+    try:
+        os.execvp(line[0], line)  # noqa: S606 - there is no shell, and none is wanted
+    except OSError as error:
+        raise EngineError(
+            f"docker's command can't be started: {error.strerror}",
+            remedy="install it: the package is docker-cli or docker-ce-cli",
+        ) from error

@@ -1,0 +1,52 @@
+"""`imagematrix probe`: what this node is."""
+
+from __future__ import annotations
+
+from imagematrix.cli.options import Json, NvidiaSmi, Root
+from imagematrix.cli.output import answer, say
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from imagematrix.probe.host import Gpu, Host
+
+__all__ = ["command"]
+
+
+def command(root: Root = None, nvidia_smi: NvidiaSmi = None, json: Json = False) -> None:
+    """Tell what this node is, as far as choosing an image goes."""
+    from imagematrix.probe.probe import probe
+
+    host = probe(root or "/", smi=nvidia_smi)
+    if json:
+        answer(host.to_json())
+    else:
+        print("\n".join(_lines(host)))
+    for warning in host.warnings:
+        say(f"warning: {warning}")
+
+
+def _lines(host: Host) -> list[str]:
+    cpu = host.cpu
+    driver = f"{host.driver.version} ({host.driver.kind or 'kind unknown'})" if host.driver else "none loaded"
+    return [
+        f"architecture  {host.arch}",
+        f"processor     {cpu.model or 'unknown'} ({cpu.vendor or 'vendor unknown'}), {len(cpu.flags)} flags",
+        *([f"level         {cpu.level}"] if cpu.level else []),
+        f"driver        {driver}",
+        *[f"GPU {gpu.index:<10}{_gpu(gpu)}" for gpu in host.gpus],
+        *([] if host.gpus else ["GPUs          none"]),
+        f"device nodes  {' '.join(host.devices) or 'none'}",
+    ]
+
+
+def _gpu(gpu: Gpu) -> str:
+    words = [
+        gpu.name or "unknown",
+        f"compute {gpu.compute}" if gpu.compute else "compute capability unknown",
+        f"{gpu.memory_mib} MiB" if gpu.memory_mib else "",
+        f"/dev/nvidia{gpu.minor}" if gpu.minor is not None else "no device node known",
+        gpu.uuid or "",
+        f"{len(gpu.mig)} MIG devices" if gpu.mig is not None else "",
+        "" if gpu.state == "ok" else f"state {gpu.state}",
+    ]
+    return ", ".join(word for word in words if word)

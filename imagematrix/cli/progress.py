@@ -1,0 +1,108 @@
+"""Progress of a build: a live board on a terminal, a line for each event elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import time
+
+from imagematrix.cli.output import console, say
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rich.console import Console, RenderableType
+
+    from imagematrix.build.build import Reporter, Result
+    from imagematrix.build.plan import Item
+
+__all__ = ["progress"]
+
+MARKS = {"built": "[green]built[/]", "failed": "[red]failed[/]", "stopped": "[yellow]stopped[/]"}
+
+
+@contextlib.contextmanager
+def progress(total: int) -> Iterator[Reporter]:
+    """Yield what is to be told of a build of `total` images."""
+    if not (sys.stderr.isatty() and total):
+        yield _Lines(total)
+        return
+    from rich.live import Live
+
+    screen = console(sys.stderr)
+    board = _Board(total, screen)
+    with Live(console=screen, get_renderable=board.render, refresh_per_second=4, transient=True):
+        yield board
+
+
+def _summary(result: Result, number: int, total: int) -> tuple[str, str]:
+    return f"[{number}/{total}]", f"{result.item.cell.id} {result.seconds:.1f} s"
+
+
+class _Lines:
+    """Says one line when an image begins and one when it is done."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._done = 0
+        self._lock = threading.Lock()
+
+    def started(self, item: Item) -> None:
+        say(f"building {item.cell.id}")
+
+    def step(self, item: Item, text: str) -> None:
+        """Say nothing: the steps are in the log."""
+
+    def finished(self, result: Result) -> None:
+        with self._lock:
+            self._done += 1
+            count, text = _summary(result, self._done, self._total)
+            say(f"{count} {result.status} {text}")
+
+
+class _Board:
+    """Shows what runs with the step it is at, and above it what is done."""
+
+    def __init__(self, total: int, screen: Console) -> None:
+        self._total = total
+        self._screen = screen
+        self._done = 0
+        self._running: dict[str, str] = {}
+        self._begin = time.monotonic()
+        self._lock = threading.Lock()
+
+    def started(self, item: Item) -> None:
+        with self._lock:
+            self._running[item.cell.id] = "begins"
+
+    def step(self, item: Item, text: str) -> None:
+        with self._lock:
+            if item.cell.id in self._running:
+                self._running[item.cell.id] = text
+
+    def finished(self, result: Result) -> None:
+        from rich.markup import escape
+
+        with self._lock:
+            self._done += 1
+            self._running.pop(result.item.cell.id, None)
+            count, text = _summary(result, self._done, self._total)
+            self._screen.print(f"{escape(count)} {MARKS[result.status]} {escape(text)}")
+
+    def render(self) -> RenderableType:
+        from rich.table import Table
+
+        with self._lock:
+            board = Table.grid(padding=(0, 2))
+            for name, text in self._running.items():
+                board.add_row(name, text, style="dim")
+            board.add_row(f"{self._done} of {self._total} done{self._left()}", "")
+            return board
+
+    def _left(self) -> str:
+        if not self._done:
+            return ""
+        left = (time.monotonic() - self._begin) / self._done * (self._total - self._done)
+        return f", about {left:.0f} s left"

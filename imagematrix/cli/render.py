@@ -1,0 +1,43 @@
+"""`imagematrix render`: the Dockerfiles of a matrix."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from imagematrix.cli.options import File, Only
+from imagematrix.cli.output import say
+from imagematrix.cli.planning import planned
+from imagematrix.errors import UsageError
+
+__all__ = ["command"]
+
+
+def command(
+    file: File = Path("matrix.yaml"),
+    only: Only = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="DIR", help="Write one file for each cell to DIR."),
+    ] = None,
+) -> None:
+    """Write the Dockerfiles to a folder, or the one of a single cell to stdout."""
+    items = planned(file, None, only).with_status("build")
+    if output is None:
+        if len(items) != 1:
+            remedy = "narrow it down with --only, or write them to a folder with -o DIR"
+            raise UsageError(f"{len(items)} cells are to be rendered, and stdout takes one", remedy=remedy)
+        sys.stdout.write(items[0].dockerfile)
+        return
+    try:
+        for item in items:
+            image = item.cell.image
+            folder = output / image.name / f"{image.version}-{item.cell.id}"
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "Dockerfile").write_text(item.dockerfile, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{error.filename}: {error.strerror}") from error
+    say(f"{len(items)} Dockerfiles written to {output}")

@@ -1,0 +1,43 @@
+"""`imagematrix select`: the one reference that fits this node best."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from imagematrix.cli.choosing import catalog_of, host_of
+from imagematrix.cli.options import AllowCpu, CatalogName, Gpus, HostFile, Json, NvidiaSmi, Root
+from imagematrix.cli.output import answer
+
+__all__ = ["Image", "command"]
+
+Image = Annotated[str, typer.Argument(metavar="IMAGE[:VERSION]")]
+
+
+def command(
+    image: Image,
+    host: HostFile = None,
+    catalog: CatalogName = None,
+    gpus: Gpus = None,
+    allow_cpu: AllowCpu = False,
+    root: Root = None,
+    nvidia_smi: NvidiaSmi = None,
+    json: Json = False,
+) -> None:
+    """Print the reference of the variant that fits this node best."""
+    from imagematrix.errors import NothingFits
+    from imagematrix.select.select import select
+
+    try:
+        found = select(
+            host_of(host, root, nvidia_smi), catalog_of(image, catalog), gpus=gpus, allow_cpu=allow_cpu
+        )
+    except NothingFits as error:
+        if json:
+            answer(error.selection.to_json())
+        raise
+    if json:
+        answer(found.to_json())
+    else:
+        print(found.selected)

@@ -1,0 +1,23 @@
+"""`imagematrix validate`: check a matrix."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from imagematrix.cli.options import File
+from imagematrix.cli.output import say
+
+__all__ = ["command"]
+
+
+def command(file: File = Path("matrix.yaml")) -> None:
+    """Check a matrix: every error with file, line, column and a suggestion."""
+    from imagematrix.build.plan import plan
+    from imagematrix.matrix.load import load
+
+    # A plan without an engine also renders every cell, which finds what is wrong in the templates.
+    found = plan(load(file), None)
+    say(
+        f"{file}: {len(found.with_status('build'))} cells to build, "
+        f"{len(found.with_status('excluded'))} excluded, {len(found.with_status('infeasible'))} infeasible"
+    )

@@ -1,0 +1,83 @@
+"""Which device code runs on which GPU.
+
+A target is what the compiler was told, without "sm_" or "compute_": "86", "90a", "100f". A capability is
+what the GPU reports: "8.6". A matrix writes targets as capability words: "8.6", "9.0a", "10.0f". The suffix
+"a" stands for code of exactly one capability, "f" for code of a family. Sources are in cuda.json.
+"""
+
+from __future__ import annotations
+
+from functools import cache, lru_cache
+
+from imagematrix.facts import _data, cuda, versions
+
+__all__ = ["capability", "cubin_runs", "distance", "known", "ptx_runs", "target", "valid"]
+
+
+def target(compute: str) -> str:
+    """Return the target of a capability word: "8.6" gives "86", "9.0a" gives "90a"."""
+    return compute.replace(".", "")
+
+
+def capability(target: str) -> str:
+    """Return the capability a target was made for: "86" gives "8.6", "100f" gives "10.0"."""
+    digits = target.rstrip("af")
+    return f"{digits[:-1]}.{digits[-1]}"
+
+
+@cache
+def known() -> tuple[str, ...]:
+    """Return the capability words that some CUDA release has a target for, in order."""
+    targets = {target for release in cuda.releases().values() for target in release.targets}
+    ordered = sorted(targets, key=lambda target: (versions.order(capability(target)), target))
+    return tuple(capability(target) + _suffix(target) for target in ordered)
+
+
+def valid(compute: str) -> bool:
+    """Whether `compute` is one of the known capability words."""
+    return compute in known()
+
+
+@lru_cache(maxsize=4096)
+def cubin_runs(target: str, compute: str) -> bool:
+    """Whether a cubin made for `target` runs on a GPU of capability `compute`."""
+    if _suffix(target):
+        return compute in _specific(target)
+    made_for = capability(target)
+    tegra = _tegra()
+    return (
+        made_for.partition(".")[0] == compute.partition(".")[0]
+        and versions.order(made_for) <= versions.order(compute)
+        and (made_for in tegra) == (compute in tegra)
+    )
+
+
+@lru_cache(maxsize=4096)
+def ptx_runs(target: str, compute: str) -> bool:
+    """Whether PTX made for `target` can be compiled for a GPU of capability `compute`.
+
+    The driver must also know the PTX's ISA version: see `cuda.ptx_isa`.
+    """
+    if _suffix(target):
+        return compute in _specific(target)
+    return versions.order(capability(target)) <= versions.order(compute)
+
+
+def distance(target: str, compute: str) -> int:
+    """Return how many minor versions below `compute` a cubin that runs there was made for; 0 is native."""
+    return versions.order(compute)[1] - versions.order(capability(target))[1]
+
+
+def _suffix(target: str) -> str:
+    return target[-1] if target[-1] in "af" else ""
+
+
+def _specific(target: str) -> frozenset[str]:
+    """Return the capabilities that architecture-specific or family-specific code is for."""
+    families: dict[str, str] = _data.load("cuda.json")["families"]
+    return frozenset(families.get(target, capability(target)).split())
+
+
+@cache
+def _tegra() -> frozenset[str]:
+    return frozenset(_data.load("cuda.json")["tegra"].split())

@@ -1,0 +1,151 @@
+"""The device nodes that a container needs for its GPUs, and whether this machine has them.
+
+The driver's nodes are named in NVIDIA's README ("Accessing the GPU device files"), those of MIG in its MIG
+user guide ("Device nodes and capabilities").
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from dataclasses import dataclass
+
+from imagematrix.errors import ProbeError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from imagematrix.probe.host import Gpu, Host
+
+__all__ = ["DevicesError", "Problem", "check", "migs", "nodes", "require"]
+
+ALWAYS = ("/dev/nvidiactl", "/dev/nvidia-uvm")
+WHERE_PRESENT = ("/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
+MIG_MINORS = "/proc/driver/nvidia-caps/mig-minors"
+CAPABILITY = "/dev/nvidia-caps/nvidia-cap"
+
+APPEAR = {
+    "/dev/nvidiactl": "load the driver and make the node: `modprobe nvidia`, `nvidia-modprobe -c 255`",
+    "/dev/nvidia-uvm": "load the module and make the node: `nvidia-modprobe -u -c 0`",
+    "/dev/nvidia-uvm-tools": "load the module and make the node: `nvidia-modprobe -u -c 0`",
+    "/dev/nvidia-modeset": "load the module and make the node: `nvidia-modprobe -m`",
+}
+PERMISSION = "allow it to this user: by the group that owns the node, a udev rule, or the devices cgroup"
+UNANSWERED = "load the driver (`modprobe nvidia`), and see the kernel's log for what it says about the GPU"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """A device node that cannot be passed to a container: what is wrong with it, and what would cure that."""
+
+    path: str
+    what: str
+    remedy: str
+
+
+class DevicesError(ProbeError):
+    """Device nodes that a launch needs are missing or cannot be opened; `problems` has each of them."""
+
+    def __init__(self, problems: tuple[Problem, ...]) -> None:
+        super().__init__(
+            "; ".join(f"{problem.path} {problem.what}" for problem in problems),
+            remedy="; ".join(dict.fromkeys(problem.remedy for problem in problems)),
+        )
+        self.problems = problems
+
+
+def nodes(host: Host, gpus: Iterable[Gpu], mig_minors: Mapping[str, int]) -> tuple[str, ...]:
+    """Return the device nodes to pass for `gpus` of `host`, in a fixed order; none for no GPU.
+
+    A GPU's node bears its minor number, which is not its index. `mig_minors` is what `migs` reads; it is only
+    looked at for GPUs that have MIG devices. Raises ProbeError where a number is not known.
+    """
+    own = [node for gpu in gpus for node in _own(gpu, mig_minors)]
+    if not own:
+        return ()
+    present = [path for path in WHERE_PRESENT if path in host.devices]
+    return tuple(dict.fromkeys([*own, *ALWAYS, *present]))
+
+
+def migs(root: str = "/") -> dict[str, int]:
+    """Return the minor numbers of MIG capabilities by their names ("gpu0/gi1/access"), empty without MIG."""
+    try:
+        with open(_under(root, MIG_MINORS), encoding="ascii", errors="replace") as file:  # noqa: PTH123 - as below
+            lines = [line.split() for line in file]
+    except OSError:
+        return {}
+    return {words[0]: int(words[1]) for words in lines if len(words) == 2 and words[1].isdecimal()}  # noqa: PLR2004
+
+
+def check(paths: Iterable[str], root: str = "/") -> tuple[Problem, ...]:
+    """Return what keeps device nodes from being used.
+
+    That a node is there proves nothing: each must be a character device that can be opened.
+    """
+    return tuple(problem for path in paths for problem in _problems(path, _under(root, path)))
+
+
+def require(paths: Iterable[str], root: str = "/") -> None:
+    """Raise DevicesError where one of the device nodes cannot be used."""
+    problems = check(paths, root)
+    if problems:
+        raise DevicesError(problems)
+
+
+def _own(gpu: Gpu, mig_minors: Mapping[str, int]) -> Iterator[str]:
+    if gpu.minor is None:
+        raise ProbeError(
+            f"the device minor of {gpu.label} is unknown, and so is its node",
+            remedy="it is in /proc/driver/nvidia/gpus/*/information once the driver is loaded",
+        )
+    yield f"/dev/nvidia{gpu.minor}"
+    for device in gpu.mig or ():
+        instance = f"gpu{gpu.minor}/gi{device.gpu_instance}"
+        for capability in (f"{instance}/access", f"{instance}/ci{device.compute_instance}/access"):
+            if capability not in mig_minors:
+                raise ProbeError(
+                    f"{MIG_MINORS} has no {capability}, which a MIG device of {gpu.label} needs",
+                    remedy="load the driver and enable MIG, or pass a GPU without MIG devices",
+                )
+            yield f"{CAPABILITY}{mig_minors[capability]}"
+
+
+def _problems(path: str, real: str) -> Iterator[Problem]:
+    try:
+        kind = os.stat(real).st_mode  # noqa: PTH116 - pathlib is slow to import
+    except OSError as error:
+        yield _problem(path, error)
+        return
+    if not stat.S_ISCHR(kind):
+        yield Problem(path=path, what="is no character device", remedy=f"remove it; {_appear(path)}")
+        return
+    try:
+        # Without O_NONBLOCK the driver would set up the GPU before it answers.
+        os.close(os.open(real, os.O_RDWR | os.O_NONBLOCK))
+    except OSError as error:
+        yield _problem(path, error)
+
+
+def _problem(path: str, error: OSError) -> Problem:
+    if error.errno in (errno.ENOENT, errno.ENOTDIR):
+        return Problem(path=path, what="is not there", remedy=_appear(path))
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return Problem(path=path, what="may not be opened by this user", remedy=PERMISSION)
+    if error.errno in (errno.ENXIO, errno.ENODEV):
+        return Problem(path=path, what="has no driver behind it", remedy=UNANSWERED)
+    return Problem(path=path, what=f"cannot be opened: {error.strerror}", remedy=UNANSWERED)
+
+
+def _appear(path: str) -> str:
+    if path in APPEAR:
+        return APPEAR[path]
+    if path.startswith(CAPABILITY):
+        return "make the node: `nvidia-modprobe -f` with its file under /proc/driver/nvidia/capabilities"
+    minor = path.removeprefix("/dev/nvidia")
+    return f"load the driver and make the node: `modprobe nvidia`, `nvidia-modprobe -c {minor}`"
+
+
+def _under(root: str, path: str) -> str:
+    return f"{root.rstrip('/')}{path}"

@@ -1,0 +1,84 @@
+"""Starting the container of a Selection through the engine's API."""
+
+from __future__ import annotations
+
+from imagematrix.errors import EngineError, UnknownImageError
+from imagematrix.launch.devices import migs, require
+from imagematrix.launch.plan import plan
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Any
+
+    from docker import DockerClient
+    from docker.models.containers import Container
+
+    from imagematrix.launch.plan import Launch
+    from imagematrix.select.selection import Selection
+
+__all__ = ["arguments", "launch"]
+
+
+def launch(
+    selection: Selection,
+    command: Sequence[str] = (),
+    *,
+    gpus: int | str | None = None,
+    client: DockerClient | None = None,
+    **options: Any,
+) -> Container:
+    """Start the container of `selection`, made for this machine, and return it while it runs.
+
+    `gpus` narrows the selection's GPUs: a count, or what `--gpus` takes. `options` are those of docker-py's
+    `containers.create`; `devices`, `environment` and `labels` are added to the launch's own. The image must
+    be in the engine: nothing is pulled. Raises DevicesError where a device node cannot be used,
+    UnknownImageError where the engine has no such image, EngineError where it refuses or does not answer.
+    """
+    from docker import from_env
+    from docker.errors import DockerException, ImageNotFound
+    from requests.exceptions import RequestException
+
+    planned = plan(selection, command, gpus=None if gpus is None else str(gpus), mig_minors=migs())
+    require(planned.devices)
+    try:
+        return _started(client or from_env(), planned, options)
+    except ImageNotFound as error:
+        name = planned.reference
+        raise UnknownImageError(f"the engine has no {name}", remedy=f"docker pull {name}") from error
+    except (DockerException, RequestException) as error:
+        raise EngineError(f"the engine did not start {planned.reference}: {error}") from error
+
+
+def arguments(launch: Launch, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of docker-py's `containers.create` for `launch`, with the caller's `options`."""
+    from docker.types import DeviceRequest
+
+    own: dict[str, Any] = {"image": launch.reference, "command": list(launch.command) or None}
+    if launch.variant_platform:
+        own["platform"] = launch.variant_platform
+    if launch.injected:
+        own["device_requests"] = [DeviceRequest(device_ids=list(launch.injected), capabilities=[["gpu"]])]
+    joined = {
+        "devices": [f"{path}:{path}:rwm" for path in launch.devices] + list(options.get("devices") or ()),
+        "environment": {**launch.environment, **_mapping(options.get("environment"))},
+        "labels": {**_mapping(options.get("labels")), **launch.labels},
+    }
+    return own | dict(options) | joined
+
+
+def _started(client: DockerClient, launch: Launch, options: Mapping[str, Any]) -> Container:
+    container = client.containers.create(**arguments(launch, options))
+    try:
+        container.start()
+    except BaseException:
+        container.remove(force=True)  # it never ran, and nobody else knows of it
+        raise
+    return container
+
+
+def _mapping(pairs: Mapping[str, str] | Sequence[str] | None) -> dict[str, str]:
+    """Return names with values, which docker-py takes as a mapping or as a list of NAME=VALUE."""
+    if isinstance(pairs, dict):
+        return pairs
+    return {name: value for name, _, value in (pair.partition("=") for pair in pairs or ())}

@@ -1,0 +1,124 @@
+"""The words after `imagematrix run`: our own options, those for `docker run`, the image, its command."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from imagematrix.errors import UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Words", "split"]
+
+USAGE = "imagematrix run [OPTIONS] IMAGE[:VERSION] [COMMAND...]"
+
+OWN_VALUES = frozenset({"--host", "--catalog", "--gpus", "--nvidia-smi"})
+OWN_FLAGS = frozenset({"--allow-cpu", "--dry-run"})
+
+# The options of `docker run` (29) that take no value. All others, also those of later engines, take one.
+FLAGS = frozenset(
+    {
+        "--detach",
+        "--disable-content-trust",
+        "--help",
+        "--init",
+        "--interactive",
+        "--no-healthcheck",
+        "--oom-kill-disable",
+        "--privileged",
+        "--publish-all",
+        "--quiet",
+        "--read-only",
+        "--rm",
+        "--sig-proxy",
+        "--tty",
+        "--use-api-socket",
+    }
+)
+SHORT_FLAGS = "diPqt"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Words:
+    """A command line of `imagematrix run`, taken apart.
+
+    `docker` are the options for `docker run`, word for word. `image` is None only where `help` is asked for.
+    """
+
+    docker: tuple[str, ...]
+    image: str | None
+    command: tuple[str, ...]
+    host: str | None = None
+    catalog: str | None = None
+    gpus: str | None = None
+    nvidia_smi: str | None = None
+    allow_cpu: bool = False
+    dry_run: bool = False
+    help: bool = False
+
+
+def split(words: Sequence[str]) -> Words:
+    """Take apart the words after `imagematrix run`; raise UsageError where no image is among them.
+
+    Options end at the first word that is none, the image, or after "--". What follows the image is the
+    command's, whatever it looks like. Of an option of ours that is given twice the last counts.
+    """
+    values: dict[str, str] = {}
+    flags: dict[str, bool] = {}
+    docker: list[str] = []
+    left = list(words)
+    option: list[str] = []
+    while left and left[0].startswith("-") and left[0] not in ("-", "--"):
+        option, left = _first(left)
+        name, given, value = option[0].partition("=")
+        if name in OWN_VALUES:
+            values[name] = value if given else option[1]
+        elif name in OWN_FLAGS:
+            flags[name] = _truth(name, value) if given else True
+        else:
+            docker += option
+    if left[:1] == ["--"]:
+        del left[0]
+    if "--help" not in docker and not any(left[:1]):
+        raise UsageError("no image is named", remedy=_remedy(option))
+    return Words(
+        docker=tuple(docker),
+        image=left[0] if left else None,
+        command=tuple(left[1:]),
+        host=values.get("--host"),
+        catalog=values.get("--catalog"),
+        gpus=values.get("--gpus"),
+        nvidia_smi=values.get("--nvidia-smi"),
+        allow_cpu=flags.get("--allow-cpu", False),
+        dry_run=flags.get("--dry-run", False),
+        help="--help" in docker,
+    )
+
+
+def _first(words: list[str]) -> tuple[list[str], list[str]]:
+    """Return the option that `words` start with, with its value where that is the next word, and the rest."""
+    count = 2 if _takes_next(words[0]) else 1
+    if len(words) < count:
+        raise UsageError(f"{words[0]} wants a value, and none follows", remedy=f"the form is {USAGE}")
+    return words[:count], words[count:]
+
+
+def _takes_next(word: str) -> bool:
+    if word.startswith("--"):
+        return "=" not in word and word not in FLAGS and word not in OWN_FLAGS
+    # Of joined short options ("-itp80:80") the first that takes a value takes all that is left of the word.
+    return len(word[1:].lstrip(SHORT_FLAGS)) == 1
+
+
+def _truth(name: str, value: str) -> bool:
+    if value not in ("true", "false"):
+        raise UsageError(f"{name}={value}: expected true or false")
+    return value == "true"
+
+
+def _remedy(last: list[str]) -> str:
+    if len(last) > 1 and last[0] not in OWN_VALUES:
+        return f"the form is {USAGE}; if {last[0]} takes no value, write {last[0]}=true"
+    return f"the form is {USAGE}"

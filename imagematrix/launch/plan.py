@@ -1,0 +1,101 @@
+"""The Launch: what will be started for a Selection, as data, and as the exact `docker run` that does it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from imagematrix.errors import UsageError
+from imagematrix.launch.devices import nodes
+from imagematrix.select.gpus import among, names
+from imagematrix.select.needs import mode
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from imagematrix.select.selection import Selection
+
+__all__ = ["GPUS", "SELECTED", "Launch", "docker_run", "plan"]
+
+SELECTED = "io.imagematrix.selected"
+GPUS = "io.imagematrix.gpus"
+
+# A node whose default runtime is NVIDIA's would mount the host's driver over the baked one in images whose
+# base sets this variable to "all"; with "void" it leaves the container alone.
+NO_INJECTION = {"NVIDIA_VISIBLE_DEVICES": "void"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """A container to start.
+
+    `devices` are the device nodes to pass. `injected` are the GPUs that the node's NVIDIA runtime shall bring
+    in together with the driver: only an image that carries no driver has any, and it has no `devices`.
+    """
+
+    reference: str
+    platform: str
+    devices: tuple[str, ...]
+    environment: Mapping[str, str]
+    labels: Mapping[str, str]
+    command: tuple[str, ...]
+    injected: tuple[str, ...] = ()
+
+    @property
+    def variant_platform(self) -> str | None:
+        """The platform where it names a CPU variant (linux/amd64/v3): engines want to be told of it."""
+        return self.platform if self.platform.count("/") > 1 else None
+
+
+def plan(
+    selection: Selection,
+    command: Sequence[str] = (),
+    *,
+    gpus: str | None = None,
+    mig_minors: Mapping[str, int] | None = None,
+) -> Launch:
+    """Return what to start for `selection`.
+
+    `gpus` narrows the selection's GPUs, as `--gpus` does: what fits all of them fits each. `mig_minors` is
+    what `imagematrix.launch.devices.migs` reads on the node, needed where MIG devices are passed.
+    """
+    variant = selection.variant
+    if variant is None:
+        raise UsageError("nothing was selected, so that there is nothing to launch")
+    chosen = among(selection.chosen_gpus, gpus)
+    labels = {SELECTED: variant.reference}
+    if chosen:
+        labels[GPUS] = ",".join(names(chosen))
+    driver = mode(variant)
+    passed = driver in ("exact", "compat")
+    return Launch(
+        reference=variant.reference,
+        platform=variant.platform,
+        devices=nodes(selection.host, chosen, mig_minors or {}) if passed else (),
+        environment=NO_INJECTION if passed else {},
+        labels=labels,
+        command=tuple(command),
+        injected=names(chosen) if driver == "host" else (),
+    )
+
+
+def docker_run(launch: Launch, options: Sequence[str] = ()) -> list[str]:
+    """Return the command line that starts `launch`, with the user's own `options` before the image."""
+    words = ["docker", "run"]
+    if launch.variant_platform:
+        words += ["--platform", launch.variant_platform]
+    for device in launch.devices:
+        words += ["--device", device]
+    if launch.injected:
+        words += ["--gpus", _gpus_option(launch.injected)]
+    for name, value in launch.environment.items():
+        words += ["--env", f"{name}={value}"]
+    for name, value in launch.labels.items():
+        words += ["--label", f"{name}={value}"]
+    return [*words, *options, launch.reference, *launch.command]
+
+
+def _gpus_option(gpus: tuple[str, ...]) -> str:
+    # Docker reads the value as a line of CSV: commas within a field want quotes.
+    value = f"device={','.join(gpus)}"
+    return f'"{value}"' if len(gpus) > 1 else value

@@ -1,0 +1,180 @@
+"""YAML text to a tree of nodes that know their line and column. Scalars stay the text they were written as.
+
+Built on the parser's events, not on its constructors: nothing is turned into a float (12.10 stays "12.10"),
+a duplicate key is an error, and neither deep nesting nor aliases of aliases can exhaust the machine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+from imagematrix.matrix.problems import Mark, MatrixError, Problem
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["Mapping", "Node", "Scalar", "Sequence", "parse"]
+
+DEPTH = 32
+NODES = 1_000_000  # after aliases are followed; a matrix of 100,000 cells is written with a few hundred
+
+
+@dataclass(frozen=True, slots=True)
+class Scalar:
+    """One value. `text` is None where nothing was written (or a bare `null` or `~`)."""
+
+    text: str | None
+    mark: Mark
+    size: int = 1
+
+
+@dataclass(slots=True)
+class Sequence:
+    """A list. `size` counts the nodes in it, itself included, with aliases followed."""
+
+    mark: Mark
+    items: list[Node] = field(default_factory=list)
+    size: int = 1
+
+
+@dataclass(slots=True)
+class Mapping:
+    """A map in the order it was written, each key with where it stands."""
+
+    mark: Mark
+    entries: dict[str, tuple[Mark, Node]] = field(default_factory=dict)
+    size: int = 1
+
+
+Node = Scalar | Sequence | Mapping
+
+
+def parse(text: str, where: str) -> Node:
+    """Return the one document in `text`; raise MatrixError naming `where`, line and column."""
+    try:
+        return _Composer(where).compose(yaml.parse(text, Loader=_loader()))
+    except yaml.reader.ReaderError as error:
+        message = f"the character {error.character!r} is not allowed in YAML"
+        raise MatrixError(
+            where, [Problem(message, Mark(text.count("\n", 0, error.position) + 1, 1))]
+        ) from error
+    except yaml.MarkedYAMLError as error:
+        raise MatrixError(where, [_syntax_problem(error, text)]) from error
+
+
+def _loader() -> type[yaml.SafeLoader]:
+    loader: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    return loader
+
+
+def _syntax_problem(error: yaml.MarkedYAMLError, text: str) -> Problem:
+    mark = error.problem_mark or error.context_mark
+    at = _mark(mark) if mark else Mark(1, 1)
+    message = f"not valid YAML: {error.problem}" + (f" ({error.context})" if error.context else "")
+    line = (text.splitlines() or [""])[min(at.line, text.count("\n")) - 1]
+    indent = line[: len(line) - len(line.lstrip())]
+    return Problem(message, at, "indent with blanks: YAML takes no tabs" if "\t" in indent else None)
+
+
+def _mark(mark: Any) -> Mark:
+    return Mark(mark.line + 1, mark.column + 1)
+
+
+class _Composer:
+    """Builds the tree from the parser's events, with its own stack."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self._anchors: dict[str, Node] = {}
+        self._stack: list[_Open] = []
+
+    def compose(self, events: Iterator[yaml.Event]) -> Node:
+        root: Node | None = None
+        for event in events:
+            mark = _mark(event.start_mark)
+            if isinstance(event, yaml.DocumentStartEvent) and root is not None:
+                raise self._error("a second document starts here; a matrix is one document", mark)
+            done = self._step(event, mark)
+            if done is not None:
+                root = done
+        if root is None:
+            raise self._error("the file is empty", Mark(1, 1), "start from `imagematrix init`")
+        return root
+
+    def _step(self, event: yaml.Event, mark: Mark) -> Node | None:
+        """Take one event; return the root once it is complete."""
+        if isinstance(event, yaml.ScalarEvent):
+            self._untagged(event, mark)
+            bare = event.style is None or event.style == ""
+            empty = bare and event.value in ("", "~", "null", "Null", "NULL")
+            return self._complete(Scalar(None if empty else event.value, mark), event.anchor)
+        if isinstance(event, yaml.AliasEvent):
+            if event.anchor not in self._anchors:
+                raise self._error(f"the alias *{event.anchor} has no anchor before it", mark)
+            return self._complete(self._anchors[event.anchor], None)
+        if isinstance(event, yaml.CollectionStartEvent):
+            self._untagged(event, mark)
+            if len(self._stack) == DEPTH:
+                raise self._error(f"nested deeper than {DEPTH} levels", mark)
+            node = Mapping(mark) if isinstance(event, yaml.MappingStartEvent) else Sequence(mark)
+            self._stack.append(_Open(node, event.anchor))
+        elif isinstance(event, yaml.CollectionEndEvent):
+            closed = self._stack.pop()
+            return self._complete(closed.node, closed.anchor)
+        return None
+
+    def _untagged(self, event: yaml.ScalarEvent | yaml.CollectionStartEvent, mark: Mark) -> None:
+        if event.tag not in (None, "", "!", "tag:yaml.org,2002:str"):
+            raise self._error(f"the tag {event.tag} has no meaning here", mark, "leave the tag away")
+
+    def _complete(self, node: Node, anchor: str | None) -> Node | None:
+        if anchor:
+            self._anchors[anchor] = node
+        if not self._stack:
+            return node
+        top = self._stack[-1]
+        top.node.size += node.size
+        if top.node.size > NODES:
+            raise self._error(f"more than {NODES:,} values once aliases are followed", node.mark)
+        if isinstance(top.node, Sequence):
+            top.node.items.append(node)
+        elif top.key is None:
+            top.key = self._key(top.node, node)
+        else:
+            self._put(top.node, top.key, node)
+            top.key = None
+        return None
+
+    def _key(self, mapping: Mapping, node: Node) -> Scalar:
+        if not isinstance(node, Scalar) or node.text is None:
+            raise self._error("a key must be a word", node.mark)
+        if node.text in mapping.entries:
+            first = mapping.entries[node.text][0]
+            raise self._error(f"the key {node.text!r} is here twice (first in line {first.line})", node.mark)
+        return node
+
+    def _put(self, mapping: Mapping, key: Scalar, node: Node) -> None:
+        if key.text == "<<":
+            for source in node.items if isinstance(node, Sequence) else [node]:
+                if not isinstance(source, Mapping):
+                    raise self._error("<< takes a map, or a list of maps", source.mark)
+                for name, entry in source.entries.items():
+                    mapping.entries.setdefault(name, entry)
+        else:
+            mapping.entries[str(key.text)] = (key.mark, node)
+
+    def _error(self, message: str, mark: Mark, remedy: str | None = None) -> MatrixError:
+        return MatrixError(self._where, [Problem(message, mark, remedy)])
+
+
+@dataclass(slots=True)
+class _Open:
+    """A collection whose end has not come yet, and the key that waits for its value."""
+
+    node: Sequence | Mapping
+    anchor: str | None
+    key: Scalar | None = None

@@ -1,0 +1,156 @@
+"""A Matrix to its cells: the product of the axes, less what is excluded, plus what is included.
+
+Order and meaning are those of GitHub Actions: the last axis runs fastest; an exclude matches in part; an
+include whose axis values match cells gives them its properties, and one that matches none adds a cell.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, replace
+
+from imagematrix.matrix import conditions
+from imagematrix.matrix.matrix import GPU_AXES, NO_CUDA, Cell
+from imagematrix.matrix.problems import MatrixError, Problem, nearest
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from imagematrix.matrix.matrix import Exclude, Image, Include, Matrix
+
+__all__ = ["Excluded", "Expansion", "expand", "only"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Excluded:
+    """A cell that a rule dropped, and the rule."""
+
+    cell: Cell
+    rule: Exclude
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expansion:
+    """All cells of a matrix, in order: those that stand, and those that rules dropped."""
+
+    cells: tuple[Cell, ...]
+    excluded: tuple[Excluded, ...]
+
+
+def expand(matrix: Matrix) -> Expansion:
+    """Return the cells of `matrix`; raise MatrixError for a rule that drops nothing of its own."""
+    points = list(_points(matrix.axes))
+    kept, dropped = _exclude(matrix, points)
+    merged = _include(matrix, kept)
+    cells = []
+    excluded = []
+    for image in matrix.images:
+        cells += [_cell(matrix, image, point, extra) for point, extra in merged]
+        excluded += [Excluded(cell=_cell(matrix, image, point, {}), rule=rule) for point, rule in dropped]
+    return Expansion(cells=tuple(cells), excluded=tuple(excluded))
+
+
+def only(expansion: Expansion, expression: str, matrix: Matrix) -> Expansion:
+    """Return the part of `expansion` that `--only` asks for.
+
+    `image` may be asked for like an axis. Raises conditions.ConditionError where the expression names no axis
+    or matches no value.
+    """
+    values = {**matrix.axes, "image": tuple(image.name for image in matrix.images)}
+    # An include may have added values that no axis lists.
+    for cell in expansion.cells:
+        for axis, value in cell.axes.items():
+            if value not in values[axis]:
+                values[axis] += (value,)
+    wanted = {}
+    for axis, words in conditions.parse_only(expression).items():
+        if axis not in values:
+            hint = nearest(axis, values) or f"the axes are {', '.join(values)}"
+            raise conditions.ConditionError(f"{axis!r} is no axis of this matrix: {hint}")
+        wanted[axis] = conditions.matching(words, values[axis])
+        if not wanted[axis]:
+            raise conditions.ConditionError(
+                f"no value of the axis {axis} matches {', '.join(words)}: it has {', '.join(values[axis])}"
+            )
+
+    def asked(cell: Cell) -> bool:
+        point = {**cell.axes, "image": cell.image.name}
+        return all(point.get(axis) in found for axis, found in wanted.items())
+
+    return replace(
+        expansion,
+        cells=tuple(cell for cell in expansion.cells if asked(cell)),
+        excluded=tuple(item for item in expansion.excluded if asked(item.cell)),
+    )
+
+
+def _points(axes: Mapping[str, Sequence[str]]) -> Iterator[dict[str, str]]:
+    """Yield the product of the axes; CPU-only points lose the GPU axes and come once."""
+    seen: set[tuple[str, ...]] = set()
+    for values in itertools.product(*axes.values()):
+        point = dict(zip(axes, values, strict=True))
+        if point.get("cuda") == NO_CUDA:
+            for axis in GPU_AXES:
+                point.pop(axis, None)
+            key = tuple(point.values())
+            if key in seen:
+                continue
+            seen.add(key)
+        yield point
+
+
+def _exclude(
+    matrix: Matrix, points: list[dict[str, str]]
+) -> tuple[list[dict[str, str]], list[tuple[dict[str, str], Exclude]]]:
+    kept = []
+    dropped = []
+    counts = dict.fromkeys(range(len(matrix.exclude)), 0)
+    for point in points:
+        for number, rule in enumerate(matrix.exclude):
+            if all(point.get(axis) in found for axis, found in rule.matches.items()):
+                counts[number] += 1
+                dropped.append((point, rule))
+                break
+        else:
+            kept.append(point)
+    idle = [matrix.exclude[number] for number, count in counts.items() if not count]
+    if idle:
+        raise MatrixError(str(matrix.path), [_idle_problem(rule, points) for rule in idle])
+    return kept, dropped
+
+
+def _idle_problem(rule: Exclude, points: list[dict[str, str]]) -> Problem:
+    shadowed = any(all(point.get(axis) in found for axis, found in rule.matches.items()) for point in points)
+    message = "drops nothing: earlier rules drop all it matches" if shadowed else "matches no cell"
+    return Problem(f"this exclude rule {message}", rule.mark, "take it out, or mend its conditions")
+
+
+def _include(matrix: Matrix, points: list[dict[str, str]]) -> list[tuple[dict[str, str], Mapping[str, str]]]:
+    merged: list[tuple[dict[str, str], dict[str, str]]] = [(point, {}) for point in points]
+    added: list[tuple[dict[str, str], Mapping[str, str]]] = []
+    for entry in matrix.include:
+        matching = [extra for point, extra in merged if entry.axes.items() <= point.items()]
+        for extra in matching:
+            extra.update(entry.properties)
+        if not matching:
+            added.append((_whole(matrix, entry), entry.properties))
+    return [*merged, *added]
+
+
+def _whole(matrix: Matrix, entry: Include) -> dict[str, str]:
+    """Return the point an include adds, its axes in the matrix' order."""
+    needed = [axis for axis in matrix.axes if not (entry.axes.get("cuda") == NO_CUDA and axis in GPU_AXES)]
+    missing = [axis for axis in needed if axis not in entry.axes]
+    if missing:
+        message = f"this entry matches no cell, and to add one it lacks {', '.join(missing)}"
+        raise MatrixError(str(matrix.path), [Problem(message, entry.mark)])
+    return {axis: entry.axes[axis] for axis in needed}
+
+
+def _cell(matrix: Matrix, image: Image, point: dict[str, str], extra: Mapping[str, str]) -> Cell:
+    properties: dict[str, str] = {}
+    for axis, value in point.items():
+        properties.update(matrix.properties.get(axis, {}).get(value, {}))
+    properties.update(extra)
+    return Cell(image=image, axes=point, properties=properties)

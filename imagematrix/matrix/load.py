@@ -1,0 +1,289 @@
+"""matrix.yaml to a Matrix: everything that is wrong with the file is found and told in one go."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from imagematrix.errors import UsageError
+from imagematrix.matrix import conditions, document, words
+from imagematrix.matrix.matrix import NO_CUDA, Exclude, Image, Include, Matrix
+from imagematrix.matrix.problems import Mark, MatrixError, Problem, nearest
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["SCHEMA", "load"]
+
+SCHEMA = "imagematrix.matrix/v1"
+LIMIT = 16 * 1024 * 1024  # bytes
+NAME = re.compile(r"[a-z0-9]+([._:/-]+[a-z0-9]+)*", re.ASCII)
+NAME_LIMIT = 200
+TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.]{0,40}", re.ASCII)
+TOP = ("schema", "templates", "images", "axes", "properties", "exclude", "include")
+IMAGE = ("version", "template", "context", "development")
+
+
+def load(path: str | Path) -> Matrix:
+    """Return the matrix in the file `path`; raise MatrixError with all its problems, or UsageError."""
+    path = Path(path)
+    try:
+        with path.open("rb") as file:
+            raw = file.read(LIMIT + 1)
+    except FileNotFoundError as error:
+        remedy = "write one with `imagematrix init`, or name yours with -f FILE"
+        raise UsageError(f"{path}: no such file", remedy=remedy) from error
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from error
+    if len(raw) > LIMIT:
+        raise UsageError(f"{path}: larger than {LIMIT // 2**20} MiB, which no matrix is")
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise MatrixError(str(path), [Problem("not UTF-8 text", Mark(line, 1))]) from error
+    reader = _Reader(path)
+    matrix = reader.matrix(document.parse(text, str(path)))
+    if reader.problems:
+        raise MatrixError(str(path), reader.problems)
+    return matrix
+
+
+class _Reader:
+    """Walks the tree once; what is wrong is noted in `problems` and the walk goes on."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.problems: list[Problem] = []
+
+    def matrix(self, root: document.Node) -> Matrix:
+        top = self._map(root, "the matrix", known=TOP)
+        self._schema(root, top)
+        axes = self._axes(self._required(root, top, "axes"))
+        templates = self.path.parent / (self._text(top.get("templates"), "templates") or "templates")
+        return Matrix(
+            path=self.path,
+            templates=templates,
+            images=self._images(self._required(root, top, "images"), templates),
+            axes=axes,
+            properties=self._properties(top.get("properties"), axes),
+            exclude=tuple(self._exclude(top.get("exclude"), axes)),
+            include=tuple(self._include(top.get("include"), axes)),
+        )
+
+    def _schema(self, root: document.Node, top: dict[str, document.Node]) -> None:
+        schema = self._text(self._required(root, top, "schema"), "schema")
+        if schema is not None and schema != SCHEMA:
+            remedy = f"this release reads {SCHEMA!r}"
+            self._problem(f"the schema is {schema!r}", top["schema"].mark, remedy)
+
+    def _images(self, node: document.Node | None, templates: Path) -> tuple[Image, ...]:
+        images = []
+        for name, mark, value in self._entries(node, "images"):
+            if len(name) > NAME_LIMIT or not NAME.fullmatch(name):
+                self._problem(f"{name!r} is no image name such as training or registry/ml/training", mark)
+            fields = self._map(value, f"the image {name}", known=IMAGE)
+            version = self._text(self._required(value, fields, "version"), "version")
+            template = self._text(self._required(value, fields, "template"), "template")
+            context = self._text(fields.get("context"), "context")
+            development = self._text(fields.get("development"), "development") or "false"
+            if version is not None and not TAG.fullmatch(version):
+                remedy = "letters, digits, dots and underscores; a dash ends the version in a tag"
+                self._problem(f"{version!r} is no version such as v1", fields["version"].mark, remedy)
+            if template is not None and not (templates / template).is_file():
+                self._missing_template(template, templates, fields["template"].mark)
+            folder = self.path.parent / (context or ".")
+            if not folder.is_dir():
+                at = fields["context"].mark if "context" in fields else mark
+                self._problem(f"the context {folder} is no folder", at)
+            if development not in ("true", "false"):
+                self._problem(f"{development!r} is neither true nor false", fields["development"].mark)
+            images.append(
+                Image(
+                    name=name,
+                    version=version or "",
+                    template=template or "",
+                    context=folder,
+                    development=development == "true",
+                )
+            )
+        return tuple(images)
+
+    def _missing_template(self, template: str, templates: Path, mark: Mark) -> None:
+        there = (str(path.relative_to(templates)) for path in sorted(templates.rglob("*")) if path.is_file())
+        self._problem(f"no template {template} in {templates}", mark, nearest(template, there))
+
+    def _axes(self, node: document.Node | None) -> dict[str, tuple[str, ...]]:
+        axes: dict[str, tuple[str, ...]] = {}
+        for name, mark, value in self._entries(node, "axes"):
+            if not words.AXIS_NAME.fullmatch(name):
+                self._problem(f"{name!r} is no name for an axis", mark, "letters, digits and underscores")
+            elif name not in words.AXES and (guess := nearest(name, words.AXES)):
+                self._problem(f"{name!r} is not an axis that imagematrix knows", mark, guess)
+            elif name in words.RESERVED:
+                self._problem(f"{name!r} is a name that templates already have", mark)
+            values = self._items(value, f"the axis {name}")
+            seen: set[str] = set()
+            for word, at in values:
+                if word in seen:
+                    self._problem(f"the value {word!r} is here twice", at)
+                seen.add(word)
+                problem = words.check(name, word)
+                if problem:
+                    self._problem(problem[0], at, problem[1])
+            if not values:
+                self._problem(f"the axis {name} has no values", value.mark)
+            axes[name] = tuple(word for word, _ in values)
+        return axes
+
+    def _properties(
+        self, node: document.Node | None, axes: dict[str, tuple[str, ...]]
+    ) -> dict[str, dict[str, dict[str, str]]]:
+        properties: dict[str, dict[str, dict[str, str]]] = {}
+        if node is None:
+            return properties
+        for axis, mark, by_value in self._entries(node, "properties"):
+            if not self._is_axis(axis, mark, axes):
+                continue
+            properties[axis] = {}
+            for value, at, fields in self._entries(by_value, f"the properties of {axis}"):
+                if value not in axes[axis]:
+                    remedy = nearest(value, axes[axis]) or f"it has {', '.join(axes[axis])}"
+                    self._problem(f"the axis {axis} has no value {value!r}", at, remedy)
+                properties[axis][value] = self._own(fields, f"the properties of {axis} {value}", axes)
+        return properties
+
+    def _own(self, node: document.Node, what: str, axes: Iterable[str]) -> dict[str, str]:
+        found = {}
+        for name, mark, value in self._entries(node, what):
+            text = self._text(value, name)
+            if text is not None and self._is_property(name, mark, text, value.mark, axes):
+                found[name] = text
+        return found
+
+    def _is_property(self, name: str, mark: Mark, text: str, at: Mark, axes: Iterable[str]) -> bool:
+        if not words.AXIS_NAME.fullmatch(name) or name in words.RESERVED or name in axes:
+            self._problem(f"{name!r} can't be the name of a property", mark)
+        elif bad := words.unsafe(text):
+            remedy = "write it in the template, where it can be seen for what it is"
+            self._problem(f"{name}: {bad!r} could break out of a Dockerfile instruction", at, remedy)
+        else:
+            return True
+        return False
+
+    def _exclude(self, node: document.Node | None, axes: dict[str, tuple[str, ...]]) -> Iterable[Exclude]:
+        for item in self._list(node, "exclude"):
+            matches: dict[str, frozenset[str]] = {}
+            why = None
+            for name, mark, value in self._entries(item, "an exclude rule"):
+                if name == "why":
+                    why = self._text(value, "why")
+                elif self._is_axis(name, mark, axes, "why"):
+                    matches[name] = self._condition(name, value, axes[name])
+            if not matches:
+                self._problem("an exclude rule needs a condition on at least one axis", item.mark)
+            yield Exclude(matches=matches, why=why, mark=item.mark)
+
+    def _condition(self, axis: str, node: document.Node, values: tuple[str, ...]) -> frozenset[str]:
+        asked = [word for word, _ in self._items(node, f"the condition on {axis}")]
+        try:
+            found = conditions.matching(asked, values)
+        except conditions.ConditionError as error:
+            self._problem(str(error), node.mark)
+            return frozenset()
+        if not found:
+            remedy = nearest(asked[0].lstrip("!"), values) if asked else None
+            remedy = remedy or f"it has {', '.join(values)}"
+            self._problem(f"no value of the axis {axis} matches {', '.join(asked)}", node.mark, remedy)
+        return found
+
+    def _include(self, node: document.Node | None, axes: dict[str, tuple[str, ...]]) -> Iterable[Include]:
+        for item in self._list(node, "include"):
+            chosen: dict[str, str] = {}
+            extra: dict[str, str] = {}
+            for name, mark, value in self._entries(item, "an include entry"):
+                text = self._text(value, name)
+                if text is None or name == "why":
+                    continue
+                if name in axes:
+                    problem = words.check(name, text)
+                    if problem:
+                        self._problem(problem[0], value.mark, problem[1])
+                    chosen[name] = text
+                elif guess := nearest(name, axes):
+                    self._problem(f"{name!r} is no axis of this matrix", mark, guess)
+                elif self._is_property(name, mark, text, value.mark, axes):
+                    extra[name] = text
+            yield Include(axes=chosen, properties=extra, mark=item.mark)
+
+    def _is_axis(self, name: str, mark: Mark, axes: Iterable[str], *also: str) -> bool:
+        if name in axes:
+            return True
+        remedy = nearest(name, [*axes, *also]) or f"its axes are {', '.join(axes)}"
+        self._problem(f"{name!r} is no axis of this matrix", mark, remedy)
+        return False
+
+    # The shapes that nodes may have.
+
+    def _map(self, node: document.Node, what: str, known: Iterable[str]) -> dict[str, document.Node]:
+        fields = {}
+        for name, mark, value in self._entries(node, what):
+            if name in known:
+                fields[name] = value
+            else:
+                remedy = nearest(name, known) or f"it can have {', '.join(known)}"
+                self._problem(f"{what} has no {name!r}", mark, remedy)
+        return fields
+
+    def _required(
+        self, node: document.Node, fields: dict[str, document.Node], name: str
+    ) -> document.Node | None:
+        if name not in fields and isinstance(node, document.Mapping):
+            self._problem(f"{name!r} is missing", node.mark)
+        return fields.get(name)
+
+    def _entries(self, node: document.Node | None, what: str) -> list[tuple[str, Mark, document.Node]]:
+        if node is None:
+            return []
+        if not isinstance(node, document.Mapping):
+            self._problem(f"{what}: expected a map, found {_kind(node)}", node.mark)
+            return []
+        return [(name, mark, value) for name, (mark, value) in node.entries.items()]
+
+    def _list(self, node: document.Node | None, what: str) -> list[document.Node]:
+        if node is None:
+            return []
+        if not isinstance(node, document.Sequence):
+            self._problem(f"{what}: expected a list, found {_kind(node)}", node.mark)
+            return []
+        return node.items
+
+    def _items(self, node: document.Node, what: str) -> list[tuple[str, Mark]]:
+        """Return the words of a list; one word stands for a list of one."""
+        found = []
+        for item in [node] if isinstance(node, document.Scalar) else self._list(node, what):
+            text = self._text(item, what)
+            if text is not None:
+                found.append((text, item.mark))
+        return found
+
+    def _text(self, node: document.Node | None, what: str) -> str | None:
+        if node is None:
+            return None
+        if isinstance(node, document.Scalar) and node.text is not None:
+            return node.text
+        remedy = f'for no CUDA write "{NO_CUDA}"' if "cuda" in what else None
+        self._problem(f"{what}: expected a word, found {_kind(node)}", node.mark, remedy)
+        return None
+
+    def _problem(self, message: str, mark: Mark, remedy: str | None = None) -> None:
+        self.problems.append(Problem(message, mark, remedy))
+
+
+def _kind(node: document.Node) -> str:
+    if isinstance(node, document.Mapping):
+        return "a map"
+    if isinstance(node, document.Sequence):
+        return "a list"
+    return "nothing" if node.text is None else f"the word {node.text[:40]!r}"

@@ -1,0 +1,107 @@
+"""The Matrix: images, axes with their values' properties, and the rules that add and drop cells."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from imagematrix.matrix.problems import Mark
+
+__all__ = ["GPU_AXES", "NO_CUDA", "Cell", "Exclude", "Image", "Include", "Matrix"]
+
+GPU_AXES = ("compute", "driver")  # they mean nothing in a cell without CUDA
+NO_CUDA = "none"  # the value of the axis cuda that makes CPU-only cells
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Image:
+    """One image of the matrix: its name (with a registry, perhaps), its version, and what it is built from.
+
+    `template` is relative to the matrix' templates folder, `context` an existing folder. An image under
+    `development` may be replaced locally under the same version and is never pushed.
+    """
+
+    name: str
+    version: str
+    template: str
+    context: Path
+    development: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exclude:
+    """A rule that drops the cells whose values are all among `matches`; `why` is its author's reason."""
+
+    matches: Mapping[str, frozenset[str]]
+    why: str | None
+    mark: Mark
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Include:
+    """An entry that gives `properties` to the cells with these `axes` values, or adds such a cell."""
+
+    axes: Mapping[str, str]
+    properties: Mapping[str, str]
+    mark: Mark
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Matrix:
+    """A whole matrix.yaml. `axes` keep the order of the file, as do their values.
+
+    `properties` are those of each value, by axis and value: `properties["cuda"]["12.4"]["base"]`.
+    """
+
+    path: Path
+    templates: Path
+    images: tuple[Image, ...]
+    axes: Mapping[str, tuple[str, ...]]
+    properties: Mapping[str, Mapping[str, Mapping[str, str]]]
+    exclude: tuple[Exclude, ...] = ()
+    include: tuple[Include, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One point of the matrix for one image.
+
+    `axes` hold the values of the axes that mean something in this cell: a CPU-only cell has no `compute` and
+    no `driver`. `properties` are those of all its values, merged.
+    """
+
+    image: Image
+    axes: Mapping[str, str]
+    properties: Mapping[str, str]
+
+    @property
+    def id(self) -> str:
+        """The cell in one word, as its tag has it: `cuda12.4-drv550.163.01-sm89-znver4`."""
+        from imagematrix.facts import device_code
+
+        words = []
+        for axis, value in self.axes.items():
+            if axis == "cuda":
+                words.append("cpu" if value == NO_CUDA else f"cuda{value}")
+            elif axis == "compute":
+                words.append(f"sm{device_code.target(value)}")
+            elif axis == "driver":
+                words.append(f"drv{value}")
+            else:
+                words.append(value.replace("/", "-"))
+        return "-".join(words)
+
+    @property
+    def cuda(self) -> str | None:
+        """The CUDA release, or None in a CPU-only cell."""
+        value = self.axes.get("cuda")
+        return None if value == NO_CUDA else value
+
+    @property
+    def platform(self) -> str:
+        """The platform in the words of container images."""
+        return self.axes.get("platform", "linux/amd64")

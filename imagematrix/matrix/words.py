@@ -1,0 +1,95 @@
+"""The words a matrix is made of: which axes mean something, and which values they can have."""
+
+from __future__ import annotations
+
+import re
+
+from imagematrix.facts import cuda, device_code, marches, versions
+from imagematrix.matrix.problems import nearest
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["AXES", "AXIS_NAME", "HOST_DRIVER", "RESERVED", "check", "unsafe"]
+
+AXES = ("platform", "cuda", "compute", "march", "driver")
+RESERVED = frozenset(
+    {"image", "version", "sm", "arch", "march_option", "why", "loop", "self", "none", "true"}
+)
+AXIS_NAME = re.compile(r"[a-z][a-z0-9_]{0,31}", re.ASCII)
+HOST_DRIVER = "host"  # nothing baked in: the node's own NVIDIA runtime injects its driver
+PLATFORMS = ("linux/amd64", "linux/arm64")
+# What may stand in a tag, a shell word and a Dockerfile without a thought.
+VALUE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}", re.ASCII)
+SAFE = re.compile(r"[A-Za-z0-9 ._:/@+=,~%-]*", re.ASCII)
+DRIVER = re.compile(r"\d{3}(\.\d{1,4}){1,2}", re.ASCII)
+RELEASE = re.compile(r"\d{1,2}\.\d{1,2}", re.ASCII)
+
+Complaint = tuple[str, str | None]  # what is wrong, and what would mend it
+
+
+def check(axis: str, value: str) -> Complaint | None:
+    """Return what is wrong with `value` as a value of `axis`, and a remedy; None where nothing is."""
+    if axis == "platform":
+        if value in PLATFORMS:
+            return None
+        return f"{value!r} is no platform imagematrix can plan for", f"it knows {', '.join(PLATFORMS)}"
+    if not VALUE.fullmatch(value):
+        return (
+            f"{value[:80]!r} can't be the value of an axis",
+            "up to 64 letters, digits, dots, dashes, underscores and plus signs, for it ends up in a tag",
+        )
+    checks: dict[str, Callable[[str], Complaint | None]] = {
+        "cuda": _cuda,
+        "compute": _compute,
+        "march": _march,
+        "driver": _driver,
+    }
+    return checks[axis](value) if axis in checks else None
+
+
+def unsafe(text: str) -> str | None:
+    """Return the first character of a property that could break out of a Dockerfile instruction, or None."""
+    found = SAFE.match(text)
+    end = found.end() if found else 0
+    return text[end] if end < len(text) else None
+
+
+def _cuda(value: str) -> Complaint | None:
+    if value == "none":
+        return None
+    known = cuda.releases()
+    if not RELEASE.fullmatch(value):
+        return f"{value!r} is no CUDA release such as 12.4", nearest(value, ["none", *known])
+    newest = max(known, key=versions.order)
+    if value in known or versions.order(value) > versions.order(newest):
+        return None
+    return f"there is no CUDA {value}", nearest(value, known)
+
+
+def _compute(value: str) -> Complaint | None:
+    if device_code.valid(value):
+        return None
+    guess = re.sub(r"^(sm_|compute_|sm)", "", value)
+    if guess.isdigit() and len(guess) > 1:
+        guess = f"{guess[:-1]}.{guess[-1]}"
+    elif guess.isdigit():
+        guess = f"{guess}.0"
+    return f"{value!r} is no compute capability such as 8.6 or 9.0a", nearest(guess, device_code.known())
+
+
+def _march(value: str) -> Complaint | None:
+    if value == "native":
+        return (
+            "march native means another CPU on every builder, so its images can't be told apart",
+            "name the CPU, such as x86-64-v3 or znver4",
+        )
+    known = sorted(set().union(*(marches.known(compiler) or () for compiler in marches.compilers())))
+    return None if value in known else (f"no compiler knows -march={value}", nearest(value, known))
+
+
+def _driver(value: str) -> Complaint | None:
+    if value == HOST_DRIVER or DRIVER.fullmatch(value):
+        return None
+    return f"{value!r} is no driver version such as 550.163.01", f"or {HOST_DRIVER!r}, to bake none in"

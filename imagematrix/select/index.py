@@ -1,0 +1,92 @@
+"""The variants of a catalog, arranged so that a question is asked once for all variants with equal needs."""
+
+from __future__ import annotations
+
+from imagematrix.select.order import ORDER
+from imagematrix.select.rules import RULES
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
+
+    from imagematrix.catalog.catalog import Variant
+    from imagematrix.select.node import Node
+    from imagematrix.select.rules import Rule
+
+    Group = tuple[Variant, int]  # a variant with some needs, and the set of all that have the same
+
+__all__ = ["Index"]
+
+
+class Index:
+    """The variants of a catalog by what each rule and each criterion of the order look at.
+
+    A set of variants is an integer with bit i for variant i: thousands are joined or told apart at once. The
+    variants are numbered by their references.
+    """
+
+    __slots__ = ("_criteria", "_for_gpus", "_rules", "_variants", "everything")
+
+    def __init__(self, variants: tuple[Variant, ...]) -> None:
+        self._variants = sorted(variants, key=lambda variant: variant.reference)
+        self.everything = (1 << len(variants)) - 1
+        distinct = dict.fromkeys(asked.needs for asked in (*RULES, *ORDER))
+        groups = {needs: _groups(needs, self._variants) for needs in distinct}
+        self._rules = [
+            (rule, [group for need, group in groups[rule.needs].items() if need is not None])
+            for rule in RULES
+        ]
+        self._criteria = [(criterion, list(groups[criterion.needs].values())) for criterion in ORDER]
+        self._for_gpus = sum(1 << number for number, variant in enumerate(self._variants) if variant.gpu)
+
+    def fitting(self, node: Node) -> int:
+        """Return the variants for which every rule holds."""
+        left = self.everything
+        for rule, groups in self._rules:
+            left &= ~_failing(rule, groups, node, left)
+        return left
+
+    def nearest(self, node: Node) -> int:
+        """Return the variants that come nearest to fitting.
+
+        They are for the node's architecture, and for GPUs where it passes some, as far as there are any such;
+        of these, those that fail the fewest rules.
+        """
+        platform, platforms = self._rules[0]
+        pool = self.everything & ~_failing(platform, platforms, node, self.everything) or self.everything
+        if node.gpus:
+            pool = pool & self._for_gpus or pool
+        by_failures = [pool]
+        for rule, groups in self._rules:
+            failing = _failing(rule, groups, node, pool)
+            shifted = zip([*by_failures, 0], [0, *by_failures], strict=True)
+            by_failures = [as_many & ~failing | one_less & failing for as_many, one_less in shifted]
+        return next(filter(None, by_failures), 0)
+
+    def best(self, node: Node, some: int) -> Variant:
+        """Return the variant of a set that has the least key of the order."""
+        for criterion, groups in self._criteria:
+            scores = [(criterion.score(node, one), members) for one, members in groups if members & some]
+            least = min(score for score, _ in scores)
+            some &= sum(members for score, members in scores if score == least)
+        lowest = some & -some
+        return self._variants[lowest.bit_length() - 1]
+
+
+def _groups(needs: Callable[[Variant], Hashable], variants: list[Variant]) -> dict[Hashable, Group]:
+    """Return a group for each distinct need."""
+    groups: dict[Hashable, Group] = {}
+    for number, variant in enumerate(variants):
+        need = needs(variant)
+        one, members = groups.get(need, (variant, 0))
+        groups[need] = one, members | 1 << number
+    return groups
+
+
+def _failing(rule: Rule, groups: list[Group], node: Node, among: int) -> int:
+    """Return the variants for which a rule does not hold, asking only about groups with some in `among`."""
+    failing = 0
+    for one, members in groups:
+        if members & among and not rule.holds(node, one):
+            failing |= members
+    return failing

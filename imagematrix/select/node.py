@@ -1,0 +1,56 @@
+"""The node a decision is about: a host, those of its GPUs that are passed on, and what the user allows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+    from imagematrix.probe.host import Gpu, Host
+
+__all__ = ["Node", "hardware", "kind", "kinds"]
+
+# A machine's name in uname(2) and in an image's platform, where they differ.
+ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """A host as one container sees it.
+
+    `gpus` are those passed to the container. `allow_cpu` says that an image without device code may leave
+    them unused.
+    """
+
+    host: Host
+    gpus: tuple[Gpu, ...]
+    allow_cpu: bool = False
+
+    @property
+    def kernel_driver(self) -> str | None:
+        """The version of the kernel-mode driver, or None where none is known."""
+        return self.host.driver.version if self.host.driver else None
+
+    @property
+    def platform(self) -> str:
+        """The platform of images that this host executes, without the CPU variant: "linux/amd64"."""
+        return f"linux/{ARCHITECTURES.get(self.host.arch, self.host.arch)}"
+
+
+def hardware(host: Host, gpus: tuple[Gpu, ...], *, allow_cpu: bool) -> Hashable:
+    """Return all that a decision and its reasons depend on: where it is equal, they are equal."""
+    cpu, driver = host.cpu, host.driver
+    facts = tuple([(gpu.index, gpu.compute, gpu.brand, gpu.name, gpu.state) for gpu in gpus])
+    return host.arch, cpu.vendor, cpu.flags, driver.version if driver else None, facts, allow_cpu
+
+
+def kind(gpu: Gpu) -> Hashable:
+    """Return all that a rule looks at in a GPU."""
+    return gpu.compute, gpu.brand, gpu.name, gpu.state
+
+
+def kinds(gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
+    """Return one GPU of each kind."""
+    return tuple({kind(gpu): gpu for gpu in gpus}.values())

@@ -1,0 +1,127 @@
+"""When a variant fits a node: one pure yes or no for each rule, and what they are made of.
+
+A rule is only asked about variants it applies to (`imagematrix.select.rules` says which). What is not known
+never counts in favour of a variant. What breaks where a rule does not hold is told in
+`imagematrix.select.reasons`.
+"""
+
+from __future__ import annotations
+
+from imagematrix.facts import cuda, gpus, marches, versions
+from imagematrix.facts.device_code import cubin_runs, distance, ptx_runs
+from imagematrix.select import needs
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from imagematrix.catalog.catalog import Variant
+    from imagematrix.probe.host import Gpu
+    from imagematrix.select.node import Node
+
+__all__ = [
+    "code",
+    "compat_supports",
+    "compiles",
+    "cpu",
+    "device_code",
+    "driver_compat",
+    "driver_cuda",
+    "driver_exact",
+    "effective_driver",
+    "fatbin",
+    "missing_flags",
+    "needed_flags",
+    "platform",
+]
+
+CUBIN, PTX = 0, 1
+
+
+def effective_driver(node: Node, variant: Variant) -> str | None:
+    """Return the driver that decides about CUDA: the user-mode one in mode compat, else the kernel's."""
+    return needs.own_driver(variant) or node.kernel_driver
+
+
+def platform(node: Node, variant: Variant) -> bool:
+    """Whether the image is for this CPU architecture. Its variants (amd64/v3) are for the rule `cpu`."""
+    return variant.platform == node.platform or variant.platform.startswith(f"{node.platform}/")
+
+
+def driver_exact(node: Node, variant: Variant) -> bool:
+    """Whether the baked driver is the kernel's, as the kernel compares them: the whole string."""
+    return variant.driver is not None and variant.driver.version == node.kernel_driver
+
+
+def driver_compat(node: Node, variant: Variant) -> bool:
+    """Whether cuda-compat supports the kernel's branch, is newer than its driver, and supports every GPU."""
+    kernel, compat = node.kernel_driver, variant.driver
+    if kernel is None or compat is None or compat.version is None:
+        return False
+    return (
+        versions.branch(kernel) in compat.branches
+        and versions.order(compat.version) > versions.order(kernel)
+        and all(compat_supports(variant, gpu) for gpu in node.gpus)
+    )
+
+
+def compat_supports(variant: Variant, gpu: Gpu) -> bool:
+    """Whether cuda-compat supports a GPU: its brand is in the note's list, and it is a data-centre part."""
+    brands = variant.driver.brands if variant.driver else ()
+    return gpu.brand in brands and gpus.data_centre(gpu.brand, gpu.name)
+
+
+def driver_cuda(node: Node, variant: Variant) -> bool:
+    """Whether the effective driver runs the variant's CUDA release."""
+    driver = effective_driver(node, variant)
+    return driver is not None and variant.cuda is not None and cuda.driver_runs(variant.cuda, driver)
+
+
+def device_code(node: Node, variant: Variant) -> bool:
+    """Whether there is code for every GPU passed; a CPU-only image wants none, or leave to ignore them."""
+    if not (variant.gpu or variant.cubins or variant.ptx):
+        return node.allow_cpu or not node.gpus
+    driver = effective_driver(node, variant)
+    return bool(node.gpus) and all(code(variant, gpu, driver) is not None for gpu in node.gpus)
+
+
+def code(variant: Variant, gpu: Gpu, driver: str | None) -> tuple[int, int] | None:
+    """Return how well the variant's device code suits a GPU (less is better), or None where none of it runs.
+
+    A cubin goes before PTX, and the nearest of several cubins decides.
+    """
+    compute = gpu.compute
+    if compute is None or gpu.state != "ok":
+        return None
+    distances = [distance(cubin, compute) for cubin in variant.cubins if cubin_runs(cubin, compute)]
+    if distances:
+        return CUBIN, min(distances)
+    for ptx in variant.ptx:
+        if ptx_runs(ptx.target, compute) and compiles(driver, ptx.isa):
+            return PTX, 0
+    return None
+
+
+def compiles(driver: str | None, isa: str) -> bool:
+    """Whether a driver compiles PTX of an ISA version. Minor-version compatibility does not cover this."""
+    newest = cuda.ptx_isa(driver) if driver else None
+    return newest is not None and versions.order(isa) <= versions.order(newest)
+
+
+def fatbin(node: Node, variant: Variant) -> bool:
+    """Whether the effective driver reads compressed fatbins."""
+    driver = effective_driver(node, variant)
+    return driver is not None and versions.order(driver) >= versions.order(cuda.COMPRESSED_FATBIN_DRIVER)
+
+
+def cpu(node: Node, variant: Variant) -> bool:
+    """Whether the host's CPUs have every flag that the code needs. Flags are compared, never names."""
+    return needed_flags(node, variant) <= node.host.cpu.flags
+
+
+def needed_flags(node: Node, variant: Variant) -> frozenset[str]:
+    """Return the flags that the code needs, without those that user code never depends on."""
+    return variant.cpu_flags - marches.IGNORED.get(node.host.arch, frozenset())
+
+
+def missing_flags(node: Node, variant: Variant) -> list[str]:
+    """Return the flags that the code needs and the host lacks, sorted."""
+    return sorted(needed_flags(node, variant) - node.host.cpu.flags)

@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import pytest
+
+from imagematrix.facts import cuda, device_code, gpus
+from imagematrix.facts._data import load
+
+CHIPS = load("gpus.json")["chips"]
+
+
+@pytest.mark.parametrize("number", ["26b9", "26B9", "0x26b9", "0X26B9"])
+def test_a_product_by_its_device_id(number):
+    assert gpus.product(number) == gpus.Product(
+        pci_device_id="26b9", chip="AD102", name="L40S", compute="8.9", last_branch=None
+    )
+
+
+@pytest.mark.parametrize(
+    ("number", "compute", "last_branch"),
+    [
+        ("2335", "9.0", None),
+        ("1db6", "7.0", 580),
+        ("102d", "3.7", 470),
+        ("06c0", "2.0", 390),
+        ("0ff2", "3.0", 367),
+        ("3000", None, None),
+    ],
+)
+def test_capability_and_last_branch(number, compute, last_branch):
+    product = gpus.product(number)
+    assert (product.compute, product.last_branch) == (compute, last_branch)
+
+
+@pytest.mark.parametrize("number", ["", "0000", "ffff", "26b", "0x", "10de"])
+def test_an_unknown_product(number):
+    assert gpus.product(number) is None
+
+
+def test_a_device_id_is_there_once_and_names_something():
+    products = [(number, name) for chip in CHIPS.values() for number, name in chip["devices"].items()]
+    assert len(dict(products)) == len(products)
+    assert all(len(number) == 4 and number == number.lower() and name for number, name in products)
+
+
+def test_every_capability_of_a_chip_has_code_made_for_it():
+    capabilities = {chip["compute"] for chip in CHIPS.values()} - {None}
+    assert {word for word in capabilities if not device_code.valid(word)} == set()
+
+
+def test_a_branch_that_was_the_last_for_a_chip_is_one_that_cuda_knows_or_older():
+    known = {release.branch for release in cuda.releases().values()}
+    assert {chip["last_branch"] for chip in CHIPS.values()} - known - {None} == {390}
+
+
+@pytest.mark.parametrize(
+    ("brand", "name", "expected"),
+    [
+        ("tesla", "Tesla V100-SXM2-16GB", True),
+        ("nvidia", "NVIDIA H100 80GB HBM3", True),
+        ("NVIDIA", "NVIDIA L40S", True),
+        ("nvidia", None, True),
+        ("nvidia", "NVIDIA GeForce RTX 4090", False),
+        ("tesla", "NVIDIA TITAN V", False),
+        ("nvidia", "NVS 510", False),
+        ("geforce", "NVIDIA GeForce RTX 3090", False),
+        ("titan", "NVIDIA TITAN RTX", False),
+        ("quadro", "Quadro RTX 6000", False),
+        ("nvidiartx", "NVIDIA RTX A6000", False),
+        ("grid", "GRID T4-16Q", False),
+        (None, "Tesla T4", True),
+        ("unknown", "Tesla T4", True),
+        (None, "NVIDIA L40S", False),
+        (None, None, False),
+    ],
+)
+def test_data_centre_parts(brand, name, expected):
+    assert gpus.data_centre(brand, name) is expected
+
+
+def test_the_brands_are_those_of_nvml():
+    pynvml = pytest.importorskip("pynvml")
+    numbers = {getattr(pynvml, name) for name in dir(pynvml) if name.startswith("NVML_BRAND_")}
+    assert set(gpus.BRANDS) <= numbers
+    assert gpus.BRANDS[pynvml.NVML_BRAND_TESLA] == "tesla"
+    assert gpus.BRANDS[pynvml.NVML_BRAND_NVIDIA] == "nvidia"
+    assert set(gpus.BRANDS.values()) >= gpus.DATA_CENTRE_BRANDS

@@ -1,0 +1,225 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from imagematrix.facts import macros, marches
+from imagematrix.facts._data import load
+
+TABLE = load("marches.json")
+LEVEL_FLAGS = sorted({flag for _, flags in marches.LEVELS for flag in flags})
+FLAGS = st.frozensets(st.sampled_from([*LEVEL_FLAGS, "aes", "avx512_vnni"]))
+
+
+def test_the_compilers_are_in_order_and_each_is_known_for_both_architectures():
+    assert marches.compilers() == (
+        *(f"clang-{major}" for major in range(14, 20)),
+        *(f"gcc-{major}" for major in range(11, 15)),
+    )
+    for compiler in marches.compilers():
+        assert {"x86-64", "x86-64-v3", "haswell", "armv8-a", "neoverse-n1"} <= marches.known(compiler)
+
+
+def test_what_a_compiler_knows():
+    assert marches.known("gcc-15") is None
+    assert "znver3" in marches.known("gcc-12")
+    assert "znver4" not in marches.known("gcc-12")
+    assert "neoverse-v2" not in marches.known("clang-15")
+    assert "native" not in marches.known("gcc-14")
+
+
+@pytest.mark.parametrize(
+    ("march", "compiler", "there", "not_there"),
+    [
+        ("haswell", "gcc-12", {"avx2", "bmi2", "fma", "pclmulqdq"}, {"aes", "adx", "hle", "rtm"}),
+        ("haswell", "gcc-14", {"avx2"}, {"aes"}),
+        ("skylake", "gcc-14", {"aes", "adx"}, {"sgx", "xsaves"}),
+        (
+            "sapphirerapids",
+            "gcc-12",
+            {"avx512_fp16", "avx_vnni", "amx_tile", "avx512_vp2intersect"},
+            {"enqcmd"},
+        ),
+        ("sapphirerapids", "gcc-14", {"avx512_fp16", "avx_vnni"}, {"avx512_vp2intersect", "cldemote", "pku"}),
+        ("znver4", "gcc-14", {"avx512_bf16", "sha_ni", "clzero"}, {"pku", "mwaitx", "rdpid", "wbnoinvd"}),
+        ("znver4", "clang-19", {"avx512_bf16"}, {"pku", "rdpru"}),
+        ("goldmont", "gcc-12", {"sse4_2", "aes"}, {"avx"}),
+        ("x86-64", "gcc-12", {"sse2"}, {"pni"}),
+        ("neoverse-v1", "gcc-12", {"sve", "bf16", "i8mm"}, {"rng", "paca"}),
+        ("armv8.2-a", "gcc-14", {"atomics"}, {"sve"}),
+        ("armv8.8-a", "gcc-14", {"mops", "ilrcpc"}, {"cssc", "paca", "bti"}),
+    ],
+)
+def test_what_code_needs(march, compiler, there, not_there):
+    required = marches.required(march, compiler)
+    assert there <= required
+    assert not not_there & required
+
+
+@pytest.mark.parametrize(
+    ("march", "compiler"),
+    [
+        ("znver4", "gcc-12"),
+        ("nonsense", "gcc-12"),
+        ("nonsense", "gcc-15"),
+        ("haswell", "icc-19"),
+        ("haswell", ""),
+    ],
+)
+def test_what_no_table_tells(march, compiler):
+    assert marches.required(march, compiler) is None
+
+
+@pytest.mark.parametrize("compiler", ["gcc-15", "gcc-9", "gcc"])
+def test_an_unknown_version_needs_all_that_the_known_ones_do(compiler):
+    versions = [marches.required("sapphirerapids", f"gcc-{major}") for major in (11, 12, 13, 14)]
+    assert marches.required("sapphirerapids", compiler) == frozenset().union(*versions)
+    assert marches.required("znver5", compiler) == marches.required("znver5", "gcc-14")
+
+
+def test_nothing_that_is_ignored_is_required():
+    for arch, ignored in marches.IGNORED.items():
+        for march in TABLE[arch]:
+            for compiler in marches.compilers():
+                assert not ignored & (marches.required(march, compiler) or frozenset())
+
+
+def test_the_table_has_no_flag_that_no_macro_tells_of():
+    for arch, names in macros.FLAGS.items():
+        flags = {flag for sets in TABLE[arch].values() for group in sets.values() for flag in group.split()}
+        told = {flag for group in names.values() for flag in group.split()}
+        assert flags - told <= ({"cssc", "ilrcpc", "uscat"} if arch == "aarch64" else set())
+        assert marches.IGNORED[arch] <= told
+
+
+@pytest.mark.parametrize(
+    ("march", "level"),
+    [
+        ("x86-64", "x86-64-v1"),
+        ("k8", "x86-64-v1"),
+        ("core2", "x86-64-v1"),
+        ("nehalem", "x86-64-v2"),
+        ("goldmont", "x86-64-v2"),
+        ("sandybridge", "x86-64-v2"),
+        ("haswell", "x86-64-v3"),
+        ("znver1", "x86-64-v3"),
+        ("alderlake", "x86-64-v3"),
+        ("knl", "x86-64-v3"),
+        ("skylake-avx512", "x86-64-v4"),
+        ("x86-64-v4", "x86-64-v4"),
+        ("armv9-a", None),
+    ],
+)
+@pytest.mark.parametrize("compiler", ["gcc-14", "clang-14"])
+def test_the_level_of_what_code_needs(march, compiler, level):
+    assert marches.level(marches.required(march, compiler)) == level
+
+
+@pytest.mark.parametrize("name", ["x86-64-v2", "x86-64-v3", "x86-64-v4"])
+def test_each_level_is_what_every_compiler_makes_of_its_name(name):
+    for compiler in marches.compilers():
+        assert marches.level(marches.required(name, compiler)) == name
+
+
+def test_the_level_of_a_host():
+    v3 = {flag for name, flags in marches.LEVELS[:3] for flag in flags}
+    host = v3 | {"fpu", "vme", "syscall", "lm", "cmov", "xsave", "avx512f", "avx512vl"}
+    assert marches.level(host) == "x86-64-v3"
+    assert marches.level(host - {"movbe"}) == "x86-64-v2"
+    assert marches.level(host - {"sse2"}) is None
+    assert marches.level(frozenset({"fp", "asimd", "atomics"})) is None
+    assert marches.level(frozenset()) is None
+
+
+@given(FLAGS, FLAGS)
+def test_more_flags_never_lower_the_level(some, more):
+    assert marches.level_rank(marches.level(some)) <= marches.level_rank(marches.level(some | more))
+
+
+@pytest.mark.parametrize(
+    ("level", "rank"),
+    [
+        (None, 0),
+        ("", 0),
+        ("armv8", 0),
+        ("x86-64-v1", 1),
+        ("x86-64-v2", 2),
+        ("x86-64-v3", 3),
+        ("x86-64-v4", 4),
+    ],
+)
+def test_level_rank(level, rank):
+    assert marches.level_rank(level) == rank
+
+
+@pytest.mark.parametrize(
+    ("march", "vendor"),
+    [
+        ("haswell", "intel"),
+        ("x86-64-v3", None),
+        ("x86-64", None),
+        ("skx", "intel"),
+        ("knl", "intel"),
+        ("znver4", "amd"),
+        ("opteron-sse3", "amd"),
+        ("k8", "amd"),
+        ("amdfam10", "amd"),
+        ("nano-x4", "centaurhauls"),
+        ("lujiazui", "centaurhauls"),
+        ("neoverse-v2", None),
+        ("armv8-a", None),
+        ("nonsense", None),
+    ],
+)
+def test_vendor(march, vendor):
+    assert marches.vendor(march) == vendor
+
+
+@pytest.mark.parametrize(
+    ("vendor_id", "vendor"),
+    [
+        ("GenuineIntel", "intel"),
+        ("AuthenticAMD", "amd"),
+        ("HygonGenuine", "amd"),
+        ("CentaurHauls", "centaurhauls"),
+        ("  Shanghai  ", "shanghai"),
+        ("", None),
+        (None, None),
+    ],
+)
+def test_host_vendor(vendor_id, vendor):
+    assert marches.host_vendor(vendor_id) == vendor
+
+
+@pytest.mark.parametrize(
+    ("march", "arch", "option"),
+    [
+        ("haswell", "x86_64", "-march=haswell"),
+        ("x86-64-v3", "x86_64", "-march=x86-64-v3"),
+        ("armv8.2-a", "aarch64", "-march=armv8.2-a"),
+        ("neoverse-v2", "aarch64", "-mcpu=neoverse-v2"),
+        ("a64fx", "aarch64", "-mcpu=a64fx"),
+        ("armv9.9-a", "aarch64", "-march=armv9.9-a"),
+        ("neoverse-v9", "aarch64", "-mcpu=neoverse-v9"),
+        ("nonsense", "x86_64", "-march=nonsense"),
+    ],
+)
+def test_architecture_and_option(march, arch, option):
+    assert marches.arch(march) == arch
+    assert marches.option(march) == option
+
+
+def test_no_name_belongs_to_both_architectures():
+    assert not TABLE["x86_64"].keys() & TABLE["aarch64"].keys()
+
+
+def test_flags_from_macros_leave_out_what_is_ignored():
+    text = "#define __AVX__ 1\n#define __PKU__ 1\n"
+    assert marches.flags_from_macros(text, "x86_64") == {"avx"}
+
+
+def test_flags_from_macros_take_the_name_into_account():
+    text = "#define __ARM_FEATURE_ATOMICS 1\n#define __ARM_FEATURE_PAUTH 1\n"
+    assert marches.flags_from_macros(text, "aarch64") == {"atomics"}
+    assert marches.flags_from_macros(text, "aarch64", "armv8.8-a") == {"atomics", "ilrcpc", "uscat", "mops"}

@@ -1,0 +1,175 @@
+"""Which device nodes a container gets, and what is said about those that can't be used."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+import pytest
+
+from imagematrix.errors import ProbeError
+from imagematrix.launch import devices
+from imagematrix.launch.devices import DevicesError, check, migs, nodes, require
+
+# As the driver writes it: 15 GPU instances of 8 compute instances each for every GPU.
+MINORS = """config 1
+monitor 2
+gpu0/gi0/access 3
+gpu0/gi0/ci0/access 4
+gpu0/gi1/access 12
+gpu0/gi1/ci0/access 13
+gpu0/gi1/ci1/access 14
+gpu3/gi1/access 417
+gpu3/gi1/ci0/access 418
+gpu3/gi2/access 426
+gpu3/gi2/ci0/access 427
+
+broken
+gpu9/gi9/access x
+"""
+NULL = os.makedev(1, 3)
+NOTHING = os.makedev(511, 77)  # no driver registers it
+mknod = pytest.mark.skipif(os.geteuid() != 0, reason="only root makes device nodes")
+
+
+@pytest.fixture
+def minors(tmp_path):
+    (tmp_path / "proc/driver/nvidia-caps").mkdir(parents=True)
+    (tmp_path / "proc/driver/nvidia-caps/mig-minors").write_text(MINORS)
+    return migs(str(tmp_path))
+
+
+@pytest.fixture
+def node(tmp_path):
+    """Return a maker of character devices in a tree of their own."""
+
+    def make(path, device=NULL, mode=0o666):
+        there = tmp_path / path.removeprefix("/")
+        there.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            os.mknod(there, stat.S_IFCHR | mode, device)
+            with there.open("rb"):
+                pass
+        except PermissionError:
+            pytest.skip("this machine lets nobody use device nodes here")
+        except OSError as error:
+            if error.errno not in (errno.ENXIO, errno.ENODEV):
+                raise
+        return path
+
+    return make
+
+
+def test_the_minor_names_the_node_and_not_the_index(make):
+    one, two = make.gpu(0, minor=3), make.gpu(1, minor=0)
+    assert nodes(make.host(one, two), (one, two), {}) == (
+        "/dev/nvidia3",
+        "/dev/nvidia0",
+        "/dev/nvidiactl",
+        "/dev/nvidia-uvm",
+    )
+
+
+def test_no_gpu_needs_no_node(make):
+    assert nodes(make.host(devices=("/dev/nvidia-modeset",)), (), {}) == ()
+
+
+def test_some_nodes_are_passed_where_they_are_present(make):
+    present = ("/dev/nvidia-modeset", "/dev/nvidia-uvm-tools", "/dev/nvidia0", "/dev/nvidia3")
+    host = make.host(make.gpu(), devices=present)
+    assert nodes(host, host.gpus, {})[3:] == ("/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
+    host = make.host(make.gpu(), devices=("/dev/nvidia-modeset",))
+    assert nodes(host, host.gpus, {})[3:] == ("/dev/nvidia-modeset",)
+
+
+def test_an_unknown_minor_is_no_guess(make):
+    host = make.host(make.gpu(minor=None))
+    with pytest.raises(ProbeError, match="GPU 0"):
+        nodes(host, host.gpus, {})
+
+
+def test_mig_devices_add_their_capabilities(make, minors):
+    gpu = make.gpu(0, mig=(make.mig(1), make.mig(2)))
+    found = nodes(make.host(gpu), (gpu,), minors)
+    assert found == (
+        "/dev/nvidia3",
+        "/dev/nvidia-caps/nvidia-cap417",
+        "/dev/nvidia-caps/nvidia-cap418",
+        "/dev/nvidia-caps/nvidia-cap426",
+        "/dev/nvidia-caps/nvidia-cap427",
+        "/dev/nvidiactl",
+        "/dev/nvidia-uvm",
+    )
+
+
+def test_compute_instances_of_one_gpu_instance_share_its_node(make, minors):
+    gpu = make.gpu(0, minor=0, mig=(make.mig(1, 0), make.mig(1, 1)))
+    found = nodes(make.host(gpu), (gpu,), minors)
+    assert [path.rpartition("cap")[2] for path in found if "cap" in path] == ["12", "13", "14"]
+
+
+@pytest.mark.parametrize("instance", [(1, 9), (9, 0)])
+def test_an_unknown_capability_is_no_guess(make, minors, instance):
+    gpu = make.gpu(0, minor=0, mig=(make.mig(*instance),))
+    with pytest.raises(ProbeError, match="mig-minors has no gpu0/gi"):
+        nodes(make.host(gpu), (gpu,), minors)
+
+
+def test_mig_minors_of_a_machine_without_mig(tmp_path):
+    assert migs(str(tmp_path)) == {}
+
+
+def test_mig_minors_are_read_as_far_as_they_make_sense(minors):
+    assert minors["config"] == 1
+    assert minors["gpu0/gi1/ci0/access"] == 13
+    assert len(minors) == 11
+
+
+def test_a_node_that_can_be_opened_is_no_problem():
+    assert check(["/dev/null", "/dev/zero"]) == ()
+    require(["/dev/null"])
+
+
+@pytest.mark.parametrize(
+    ("path", "remedy"),
+    [
+        ("/dev/nvidia3", "nvidia-modprobe -c 3"),
+        ("/dev/nvidiactl", "modprobe nvidia"),
+        ("/dev/nvidia-uvm", "nvidia-modprobe -u"),
+        ("/dev/nvidia-uvm-tools", "nvidia-modprobe -u"),
+        ("/dev/nvidia-modeset", "nvidia-modprobe -m"),
+        ("/dev/nvidia-caps/nvidia-cap12", "nvidia-modprobe -f"),
+    ],
+)
+def test_a_missing_node_comes_with_what_makes_it(tmp_path, path, remedy):
+    (problem,) = check([path], str(tmp_path))
+    assert (problem.path, problem.what) == (path, "is not there")
+    assert remedy in problem.remedy
+
+
+def test_a_file_is_no_device(tmp_path):
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/nvidiactl").touch()
+    (problem,) = check(["/dev/nvidiactl"], f"{tmp_path}/")
+    assert problem.what == "is no character device"
+    (problem,) = check(["/dev/nvidiactl/x"], str(tmp_path))
+    assert problem.what == "is not there"
+
+
+@mknod
+def test_real_nodes(node, tmp_path):
+    assert check([node("/dev/nvidia0")], str(tmp_path)) == ()
+    (problem,) = check([node("/dev/nvidia1", NOTHING)], str(tmp_path))
+    assert problem.what == "has no driver behind it"
+    assert "modprobe nvidia" in problem.remedy
+
+
+@mknod
+def test_a_node_that_is_not_for_this_user(node, tmp_path):
+    node("/dev/nvidia0", mode=0o600)
+    for folder in (tmp_path, *tmp_path.parents):
+        if folder.stat().st_uid == 0 and not folder.stat().st_mode & stat.S_IXOTH:
+            folder.chmod(folder.stat().st_mode | stat.S_IXOTH)
+    (tmp_path / "dev/nvidia0").chmod(0o600)
+    ...

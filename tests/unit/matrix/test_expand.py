@@ -1,0 +1,137 @@
+"""Expansion: GitHub's semantics, stable order, CPU-only cells once, and no rule without an effect."""
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from imagematrix.matrix.conditions import ConditionError
+from imagematrix.matrix.expand import expand, only
+from imagematrix.matrix.load import load
+from imagematrix.matrix.matrix import Exclude, Image, Include, Matrix
+from imagematrix.matrix.problems import Mark, MatrixError
+
+
+def test_the_order_is_that_of_the_file_and_cpu_cells_come_once(project):
+    found = expand(load(project()))
+    assert [cell.id for cell in found.cells] == [
+        "cpu-x86-64-v3",
+        "cpu-znver4",
+        *[f"cuda11.8-sm{sm}-drv535.261.03-{march}" for sm in (70, 89) for march in ("x86-64-v3", "znver4")],
+        *[
+            f"cuda12.4-sm{sm}-drv{driver}-{march}"
+            for sm in (70, 89)
+            for driver in ("535.261.03", "550.163.01")
+            for march in ("x86-64-v3", "znver4")
+        ],
+    ]
+    assert len(found.excluded) == 4
+    assert {item.rule.why for item in found.excluded} == {"they have the newer toolkit"}
+    assert found.cells[-1].properties == {"base": "debian:trixie", "compiler": "gcc-14"}
+
+
+def test_a_rule_that_drops_nothing_is_an_error(project):
+    again = '- {cuda: "11.8", driver: 550.163.01, why: twice}\n'
+    with pytest.raises(MatrixError, match=r":19:5: .*earlier rules drop all it matches"):
+        expand(load(project(("newer toolkit}\n", f"newer toolkit}}\n  {again}"))))
+    with pytest.raises(MatrixError, match="matches no cell"):
+        expand(load(project(("newer toolkit}\n", 'newer toolkit}\n  - {cuda: none, compute: "7.0"}\n'))))
+
+
+def test_include_gives_properties_adds_a_cell_or_says_what_it_lacks(project):
+    entry = "include:\n  - {cuda: '12.4', extra: yes-please}\n"
+    cells = expand(load(project(("exclude:", entry + "exclude:")))).cells
+    assert {cell.properties.get("extra") for cell in cells if cell.cuda == "12.4"} == {"yes-please"}
+    assert {cell.properties.get("extra") for cell in cells if cell.cuda != "12.4"} == {None}
+
+    entry = "include:\n  - {cuda: '11.8', compute: '8.9', driver: 550.163.01, march: znver4, extra: back}\n"
+    cells = expand(load(project(("exclude:", entry + "exclude:")))).cells
+    assert cells[-1].id == "cuda11.8-sm89-drv550.163.01-znver4"
+    assert cells[-1].properties["extra"] == "back"
+
+    entry = "include:\n  - {cuda: '12.0', compute: '8.9'}\n"
+    with pytest.raises(MatrixError, match="it lacks driver, march"):
+        expand(load(project(("exclude:", entry + "exclude:"))))
+
+
+def test_only_narrows_cells_and_excluded_ones(project):
+    matrix = load(project())
+    found = only(expand(matrix), "cuda>=11,march=znver*,image=training", matrix)
+    assert {(cell.cuda, cell.axes["march"]) for cell in found.cells} == {("11.8", "znver4"), ("12.4", "znver4")}
+    assert len(found.excluded) == 2
+    with pytest.raises(ConditionError, match="did you mean 'march'"):
+        only(expand(matrix), "marhc=znver4", matrix)
+    with pytest.raises(ConditionError, match="it has x86-64-v3, znver4"):
+        only(expand(matrix), "march=zen4", matrix)
+
+
+AXES = st.dictionaries(
+    st.sampled_from(["cuda", "compute", "driver", "march", "other"]),
+    st.lists(st.sampled_from(["none", "a", "b", "c"]), min_size=1, max_size=3, unique=True).map(tuple),
+    min_size=1,
+)
+
+
+@st.composite
+def matrices(draw, tmp="/nowhere"):
+    axes = draw(AXES)
+    partial = st.dictionaries(st.sampled_from(list(axes)), st.sampled_from(["none", "a", "b", "c"]), min_size=1)
+    exclude = draw(st.lists(partial, max_size=2))
+    image = Image(name="i", version="v", template="t", context=tmp)
+    return Matrix(
+        path=tmp,
+        templates=tmp,
+        images=(image,),
+        axes=axes,
+        properties={},
+        exclude=tuple(
+            Exclude(matches={axis: frozenset({value}) for axis, value in rule.items()}, why=None, mark=Mark(1, 1))
+            for rule in exclude
+        ),
+    )
+
+
+@given(matrices())
+def test_expansion_is_the_product_less_what_rules_match(matrix):
+    """A brute-force model: every combination, collapsed, first occurrence kept, matching ones dropped."""
+    model = []
+    for values in itertools.product(*matrix.axes.values()):
+        point = dict(zip(matrix.axes, values, strict=True))
+        if point.get("cuda") == "none":
+            point = {axis: value for axis, value in point.items() if axis not in ("compute", "driver")}
+        if point not in model:
+            model.append(point)
+    dropped = [
+        point
+        for point in model
+        if any(all(point.get(axis) in found for axis, found in rule.matches.items()) for rule in matrix.exclude)
+    ]
+    try:
+        found = expand(matrix)
+    except MatrixError as error:
+        assert "this exclude rule" in str(error)  # noqa: PT017 - some drawn rules drop nothing of their own
+        return
+    assert [cell.axes for cell in found.cells] == [point for point in model if point not in dropped]
+    assert [item.cell.axes for item in found.excluded] == dropped
+
+
+@given(matrices(), st.sampled_from(["a", "b", "z"]))
+def test_an_include_touches_exactly_the_cells_it_matches(matrix, value):
+    axis = next(iter(matrix.axes))
+    plain = Matrix(path="", templates="", images=matrix.images, axes=matrix.axes, properties={})
+    entry = Include(axes={axis: value}, properties={"p": "q"}, mark=Mark(1, 1))
+    with_entry = Matrix(
+        path="", templates="", images=matrix.images, axes=matrix.axes, properties={}, include=(entry,)
+    )
+    before = expand(plain).cells
+    matched = [cell.axes.get(axis) == value for cell in before]
+    if any(matched):
+        after = expand(with_entry).cells
+        assert [cell.axes for cell in after] == [cell.axes for cell in before]
+        assert [cell.properties == {"p": "q"} for cell in after] == matched
+    elif len(matrix.axes) == 1:
+        assert expand(with_entry).cells[-1].axes == {axis: value}
+    else:
+        with pytest.raises(MatrixError, match="it lacks"):
+            expand(with_entry)

@@ -1,0 +1,149 @@
+"""Every bad matrix gets one clear error with its place, and never a traceback."""
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from imagematrix.errors import ImagematrixError, UsageError
+from imagematrix.matrix import document
+from imagematrix.matrix.load import load
+from imagematrix.matrix.problems import MatrixError
+
+
+def message(path):
+    with pytest.raises(MatrixError) as caught:
+        load(path)
+    return str(caught.value).replace(f"{path}:", "")
+
+
+def test_a_good_matrix_keeps_order_and_text(project):
+    matrix = load(project())
+    assert list(matrix.axes) == ["cuda", "compute", "driver", "march"]
+    assert matrix.axes["cuda"] == ("none", "11.8", "12.4")
+    assert matrix.properties["cuda"]["12.4"] == {"base": "debian:trixie", "compiler": "gcc-14"}
+    assert matrix.exclude[0].why == "they have the newer toolkit"
+    assert matrix.images[0].development is False
+
+
+def test_an_unquoted_version_keeps_its_zero(project):
+    assert load(project(('"8.9"', "12.0"))).axes["compute"] == ("7.0", "12.0")
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (("schema: imagematrix.matrix/v1\n", ""), "1:1: 'schema' is missing"),
+        (("matrix/v1", "matrix/v9"), "1:9: the schema is 'imagematrix.matrix/v9'"),
+        (("axes:", "axis:"), "did you mean 'axes'?"),
+        (("  march:", "  marhc:"), "11:3: 'marhc' is not an axis that imagematrix knows\n  did you mean 'march'?"),
+        (("march: [x86-64-v3, znver4]", "march: [x86-64-v3, znvr4]"), "did you mean 'znver4'?"),
+        (("znver4]", "native]"), "march native means another CPU on every builder"),
+        (('"8.9"', '"9"'), "'9' is no compute capability such as 8.6 or 9.0a\n  did you mean '9.0'?"),
+        (('"8.9"', "sm_90"), "'sm_90' is no compute capability such as 8.6 or 9.0a\n  did you mean '9.0'?"),
+        (('"8.9"', "9.0b"), "'9.0b' is no compute capability"),
+        (('"12.4"]', '"12.7"]'), "there is no CUDA 12.7"),
+        (('"12.4"]', "12]"), "'12' is no CUDA release such as 12.4"),
+        (("550.163.01]", "550]"), "'550' is no driver version such as 550.163.01"),
+        (("znver4]", "znver4, znver4]"), "the value 'znver4' is here twice"),
+        (("[x86-64-v3, znver4]", "[]"), "the axis march has no values"),
+        (("[x86-64-v3, znver4]", "{a: b}"), "the axis march: expected a list, found a map"),
+        (("images:\n  training:", "images:\n- training:"), "images: expected a map, found a list"),
+        (("version: v1", "version: v1-2"), "'v1-2' is no version such as v1"),
+        (("version: v1\n", "version:\n"), "version: expected a word, found nothing"),
+        (("  training:", "  Training:"), "'Training' is no image name"),
+        (("training.j2", "trainin.j2"), "did you mean 'training.j2'?"),
+        (("context: .", "context: nowhere"), "nowhere is no folder"),
+        (("context: .", "context: .\n    development: maybe"), "'maybe' is neither true nor false"),
+        (("version: v1", "version: v1\n    version: v2"), "the key 'version' is here twice (first in line 4)"),
+        (("    version: v1", "\tversion: v1"), "indent with blanks: YAML takes no tabs"),
+        (('"12.4": {', '"12.5": {'), "the axis cuda has no value '12.5'"),
+        (("  cuda:\n    none: {", "  cudda:\n    none: {"), "'cudda' is no axis of this matrix\n  did you mean 'cuda'?"),
+        (('base: "debian:trixie"', 'base: "debian\\nRUN evil"'), "'\\n' could break out of a Dockerfile instruction"),
+        (('base: "debian:trixie"', "base: 'debian\"'"), "'\"' could break out of a Dockerfile instruction"),
+        (('base: "debian:trixie"', 'march: "x"'), "'march' can't be the name of a property"),
+        (("[x86-64-v3, znver4]", '["x86\\nRUN evil"]'), "can't be the value of an axis"),
+        (('{cuda: "11.8", driver', '{cuda: "11.9", driver'), "no value of the axis cuda matches 11.9"),
+        (('{cuda: "11.8", driver', '{cuba: "11.8", driver'), "'cuba' is no axis of this matrix\n  did you mean 'cuda'?"),
+        (('{cuda: "11.8", driver', '{cuda: ">=x", driver'), "'x' is no version to compare with"),
+        (('- {cuda: "11.8", driver: 550.163.01, why', "- {why"), "needs a condition on at least one axis"),
+        (("exclude:", "include:\n  - {cuda: '9.9'}\nexclude:"), "there is no CUDA 9.9"),
+        (("exclude:", "include:\n  - {cudas: '9.2'}\nexclude:"), "did you mean 'cuda'?"),
+        (("exclude:", "exclude: nothing\nexcl:"), "exclude: expected a list, found the word 'nothing'"),
+        (("schema:", "schema: !!python/object:os.system x\nschemas:"), "has no meaning here"),
+        (("exclude:", "platforms:\nexclude:"), "the matrix has no 'platforms'"),
+        (("  march:", "  platform: [linux/riscv]\n  march:"), "'linux/riscv' is no platform"),
+        (("  march:", "  loop: [a]\n  march:"), "'loop' is a name that templates already have"),
+        (("  march:", "  X-Y: [a]\n  march:"), "'X-Y' is no name for an axis"),
+    ],
+)
+def test_each_error_names_place_and_remedy(project, change, expected):
+    assert expected in message(project(change))
+
+
+def test_all_errors_are_told_at_once_in_the_order_of_the_file(project):
+    text = message(project(("znver4]", "native]"), ("version: v1", "version: ''"), ('"8.9"', '"9"')))
+    assert [line.split(":")[0] for line in text.splitlines() if line[0].isdigit()] == ["4", "9", "11"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", "1:1: the file is empty"),
+        ("# only a comment\n", "the file is empty"),
+        ("- a\n- b\n", "the matrix: expected a map, found a list"),
+        ("just words", "the matrix: expected a map, found the word 'just words'"),
+        ("a: 1\n---\nb: 2\n", "2:1: a second document starts here"),
+        ("a: [", "not valid YAML"),
+        ("a: *nowhere", "alias"),
+        ("[" * 40, "nested deeper than 32 levels"),
+        ("? [a]\n: b\n", "a key must be a word"),
+        ("a: \x01", "is not allowed in YAML"),
+        ("<<: 3\n", "<< takes a map"),
+        ("b: &b [*b]\n", "the alias *b has no anchor before it"),
+    ],
+)
+def test_what_is_no_matrix_at_all(project, text, expected):
+    assert expected in message(project(text=text))
+
+
+def test_deep_nesting_does_not_end_the_process(project):
+    assert "nested deeper" in message(project(text="[" * 200_000))
+
+
+def test_an_anchor_bomb_is_refused_quickly(project):
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 12)]
+    assert "once aliases are followed" in message(project(text="\n".join(lines)))
+
+
+def test_anchors_and_merges_do_what_people_expect(project):
+    path = project(
+        ('none: {base: "debian:trixie", compiler: gcc-14}', 'none: &t {base: "debian:trixie", compiler: gcc-14}'),
+        ('"12.4": {base: "debian:trixie", compiler: gcc-14}', '"12.4": {<<: *t, nvrtc: libnvrtc12}'),
+    )
+    assert load(path).properties["cuda"]["12.4"]["base"] == "debian:trixie"
+
+
+def test_a_file_that_is_not_there_or_no_text(tmp_path):
+    with pytest.raises(UsageError, match="no such file") as caught:
+        load(tmp_path / "none.yaml")
+    assert "imagematrix init" in caught.value.remedy
+    with pytest.raises(UsageError, match="Is a directory"):
+        load(tmp_path)
+    binary = tmp_path / "binary.yaml"
+    binary.write_bytes(b"a: b\nc: \xff\xfe\n")
+    with pytest.raises(MatrixError, match=":2:1: not UTF-8"):
+        load(binary)
+    with binary.open("wb") as file:
+        file.truncate(17 * 2**20)
+    with pytest.raises(UsageError, match="larger than"):
+        load(binary)
+
+
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(text=st.text(alphabet="ab:-[]{}&*!|>'\"#\n\t ,?%@`<0.", max_size=60))
+def test_no_text_makes_the_reader_fail_otherwise(text):
+    try:
+        document.parse(text, "fuzz")
+    except ImagematrixError as error:
+        assert str(error).startswith("fuzz:")  # noqa: PT017 - most texts are refused, some are fine

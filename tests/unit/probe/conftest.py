@@ -1,0 +1,106 @@
+"""What the tests of the probe share: captured trees, and a libnvidia-ml that plays a host."""
+
+import importlib.util
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+HOSTS = HERE.parents[1] / "hosts"
+
+X86 = "processor\t: 0\nvendor_id\t: AuthenticAMD\nmodel name\t: AMD EPYC 9654\nflags\t\t: fpu lm sse sse2\n\n"
+OPEN = (
+    "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  550.163.01  Release Build  (a@b)  Tue Apr  8\n"
+)
+
+
+@pytest.fixture(scope="session")
+def hosts():
+    """The generator of the host profiles, with the nodes that it knows."""
+    name = "tests_hosts_generate"
+    spec = importlib.util.spec_from_file_location(name, HOSTS / "generate.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def captured(tmp_path):
+    """Writes a captured tree: `captured({"proc/cpuinfo": text, ...})`."""
+
+    def write(files, root=tmp_path / "captured"):
+        root.mkdir(exist_ok=True)
+        for path, content in files.items():
+            (root / path).parent.mkdir(parents=True, exist_ok=True)
+            if isinstance(content, bytes):
+                (root / path).write_bytes(content)
+            else:
+                (root / path).write_text(content)
+        return root
+
+    return write
+
+
+@pytest.fixture
+def gpu():
+    """The files of a node with a driver and one L40S at 41:00.0, minor 3, in good order."""
+
+    def files(bus="0000:41:00.0", minor=3, excluded="No", uuid="GPU-1"):
+        return {
+            "proc/cpuinfo": X86,
+            "proc/driver/nvidia/version": OPEN,
+            f"proc/driver/nvidia/gpus/{bus}/information": (
+                f"Model: \t\t NVIDIA L40S\nIRQ:   \t\t 185\nGPU UUID: \t {uuid}\nBus Location: \t {bus}\n"
+                f"Device Minor: \t {minor}\nGPU Excluded:\t {excluded}\n"
+            ),
+            f"sys/bus/pci/devices/{bus}/vendor": "0x10de\n",
+            f"sys/bus/pci/devices/{bus}/class": "0x030200\n",
+            f"sys/bus/pci/devices/{bus}/device": "0x26b9\n",
+            f"dev/nvidia{minor}": "",
+            "dev/nvidiactl": "",
+            "dev/nvidia-uvm": "",
+        }
+
+    return files
+
+
+@pytest.fixture(scope="session")
+def stub(tmp_path_factory):
+    """The folder of a libnvidia-ml.so.1 that plays what STUB_* tell it, named as one of driver 550.144.03."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no C compiler to build the NVML stub with")
+    folder = tmp_path_factory.mktemp("nvml")
+    library = folder / "libnvidia-ml.so.550.144.03"
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, HERE / "nvml_stub.c"], check=True)
+    (folder / "libnvidia-ml.so.1").symlink_to(library.name)
+    return folder
+
+
+@pytest.fixture
+def play(stub, monkeypatch):
+    """Makes NVML, asked in a process of its own, answer as the stub is told: `play(init=18, gpus="...")`."""
+
+    def tell(**settings):
+        monkeypatch.setenv("LD_LIBRARY_PATH", str(stub))
+        for name, value in settings.items():
+            monkeypatch.setenv(f"STUB_{name.upper()}", str(value))
+
+    return tell
+
+
+@pytest.fixture
+def dumps():
+    """The folder of nvidia-smi dumps."""
+    return HERE / "dumps"
+
+
+@pytest.fixture
+def load():
+    """Reads one of the host profiles as plain JSON."""
+    return lambda name: json.loads((HOSTS / f"{name}.json").read_text())

@@ -1,0 +1,168 @@
+/* A libnvidia-ml.so.1 that plays the hosts that the tests describe.
+ *
+ * STUB_INIT    what nvmlInitWithFlags returns (0)
+ * STUB_SLEEP   seconds that it takes before
+ * STUB_DRIVER  the driver version
+ * STUB_GPUS    GPUs between ';', of fields "key=value" between ',':
+ *              handle= and query= error codes of getting the GPU, and of anything asked of it,
+ *              bus= dev= (hex) uuid= minor= name= cc=9.0 brand= mib= (-1: not supported) virt=
+ *              mig= (-1: not supported), migs=GI:CI:MIB:PROFILE between '/', with a gap after each
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { NOT_SUPPORTED = 3, NOT_FOUND = 6, GPUS = 16, MIGS = 8, LENGTH = 512 };
+
+typedef struct {
+    char fields[LENGTH];
+    char mig[64];
+} Device;
+
+typedef struct {
+    char legacy[16];
+    unsigned domain, bus, device, id, subsystem;
+    char address[32];
+} Pci;
+
+typedef struct {
+    unsigned long long total, free, used;
+} Memory;
+
+static Device gpus[GPUS], migs[GPUS * MIGS];
+
+static const char *env(const char *name, const char *otherwise) {
+    const char *value = getenv(name);
+    return value ? value : otherwise;
+}
+
+static const char *field(const Device *device, const char *key, const char *otherwise) {
+    static char value[LENGTH];
+    size_t length = strlen(key);
+    for (const char *at = device->fields; at; at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL)
+        if (!strncmp(at, key, length) && at[length] == '=') {
+            size_t size = strcspn(at + length + 1, ",");
+            memcpy(value, at + length + 1, size);
+            value[size] = 0;
+            return value;
+        }
+    return otherwise;
+}
+
+static int number(const Device *device, const char *key, int otherwise) {
+    const char *text = field(device, key, NULL);
+    return text ? atoi(text) : otherwise;
+}
+
+static int text(const char *value, char *out, unsigned size) {
+    snprintf(out, size, "%s", value);
+    return 0;
+}
+
+static int setting(const Device *device, const char *key, int otherwise, unsigned *out) {
+    int value = number(device, key, otherwise);
+    if (number(device, "query", 0)) return number(device, "query", 0);
+    if (value < 0) return NOT_SUPPORTED;
+    *out = (unsigned)value;
+    return 0;
+}
+
+/* A MIG device's own text: "GI:CI:MIB:PROFILE". */
+static unsigned part(const Device *device, int index) {
+    const char *at = device->mig;
+    while (index--) at = strchr(at, ':') + 1;
+    return (unsigned)atoi(at);
+}
+
+int nvmlInitWithFlags(unsigned flags) {
+    (void)flags;
+    sleep((unsigned)atoi(env("STUB_SLEEP", "0")));
+    return atoi(env("STUB_INIT", "0"));
+}
+
+int nvmlDeviceGetCount_v2(unsigned *count) {
+    const char *at = env("STUB_GPUS", "");
+    for (*count = 0; *at && *count < GPUS; ++*count) {
+        size_t size = strcspn(at, ";");
+        memcpy(gpus[*count].fields, at, size);
+        gpus[*count].fields[size] = 0;
+        at += size + (at[size] == ';');
+    }
+    return 0;
+}
+
+int nvmlSystemGetDriverVersion(char *out, unsigned size) { return text(env("STUB_DRIVER", "550.163.01"), out, size); }
+
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, Device **out) {
+    *out = &gpus[index];
+    return number(*out, "handle", 0);
+}
+
+int nvmlDeviceGetPciInfo_v3(Device *device, Pci *out) {
+    if (number(device, "query", 0)) return number(device, "query", 0);
+    memset(out, 0, sizeof *out);
+    out->id = ((unsigned)strtoul(field(device, "dev", "2330"), NULL, 16) << 16) | 0x10de;
+    return text(field(device, "bus", "00000000:01:00.0"), out->address, sizeof out->address);
+}
+
+int nvmlDeviceGetUUID(Device *device, char *out, unsigned size) {
+    if (*device->mig) return snprintf(out, size, "MIG-%u-%u", part(device, 0), part(device, 1)), 0;
+    return number(device, "query", 0) ? number(device, "query", 0) : text(field(device, "uuid", "GPU-1"), out, size);
+}
+
+int nvmlDeviceGetName(Device *device, char *out, unsigned size) {
+    if (*device->mig) return snprintf(out, size, "NVIDIA H100 MIG %s", strrchr(device->mig, ':') + 1), 0;
+    return number(device, "query", 0) ? number(device, "query", 0) : text(field(device, "name", "NVIDIA H100"), out, size);
+}
+
+int nvmlDeviceGetMinorNumber(Device *device, unsigned *out) { return setting(device, "minor", 0, out); }
+
+int nvmlDeviceGetBrand(Device *device, unsigned *out) { return setting(device, "brand", 14, out); }
+
+int nvmlDeviceGetCudaComputeCapability(Device *device, int *major, int *minor) {
+    sscanf(field(device, "cc", "9.0"), "%d.%d", major, minor);
+    return number(device, "query", 0);
+}
+
+int nvmlDeviceGetMemoryInfo(Device *device, Memory *out) {
+    unsigned mib = *device->mig ? part(device, 2) : 0;
+    int code = *device->mig ? 0 : setting(device, "mib", 81559, &mib);
+    out->total = (unsigned long long)mib << 20;
+    return code;
+}
+
+int nvmlDeviceGetVirtualizationMode(Device *device, unsigned *out) { return setting(device, "virt", 0, out); }
+
+int nvmlDeviceGetMigMode(Device *device, unsigned *current, unsigned *pending) {
+    *pending = 0;
+    return setting(device, "mig", -1, current);
+}
+
+int nvmlDeviceGetMaxMigDeviceCount(Device *device, unsigned *count) {
+    (void)device;
+    *count = MIGS;
+    return 0;
+}
+
+int nvmlDeviceGetMigDeviceHandleByIndex(Device *device, unsigned index, Device **out) {
+    const char *at = field(device, "migs", "");
+    if (index % 2 || !*at) return NOT_FOUND;
+    for (unsigned skipped = 0; skipped < index / 2; ++skipped) {
+        at = strchr(at, '/');
+        if (!at++) return NOT_FOUND;
+    }
+    *out = &migs[(device - gpus) * MIGS + index];
+    snprintf((*out)->mig, sizeof (*out)->mig, "%.*s", (int)strcspn(at, "/"), at);
+    return 0;
+}
+
+int nvmlDeviceGetGpuInstanceId(Device *device, unsigned *out) { return *out = part(device, 0), 0; }
+
+int nvmlDeviceGetComputeInstanceId(Device *device, unsigned *out) { return *out = part(device, 1), 0; }
+
+const char *nvmlErrorString(int code) {
+    static char message[32];
+    snprintf(message, sizeof message, "stub error %d", code);
+    return message;
+}

@@ -1,0 +1,219 @@
+"""Selections, their reasons, and what is said where nothing fits."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import subprocess
+import sys
+
+import pytest
+
+from imagematrix.errors import NothingFits, UsageError
+from imagematrix.select import select as module
+from imagematrix.select.select import Selector, explain, select, select_many
+
+DIGEST = f"sha256:{'0' * 64}"
+
+
+@pytest.fixture
+def fleet(make):
+    """Return hosts of several kinds, some with equal hardware."""
+    return [
+        make.host(make.gpu(0)),
+        make.host(make.gpu(0, uuid="GPU-other")),
+        make.host(),
+        make.host(make.gpu(0, compute="7.0", name="Tesla V100")),
+        make.host(make.gpu(0), make.gpu(1)),
+        make.host(make.gpu(0)),
+    ]
+
+
+def test_the_document_is_the_contract(make):
+    fits = make.variant("t:b", digest=DIGEST, cpu_flags=make.flags("x86-64-v3"))
+    found = select(make.host(make.gpu(0), make.gpu(1)), make.catalog(make.cpu_variant("t:a"), fits))
+    document = found.to_json()
+    assert {key: document[key] for key in list(document)[:6]} == {
+        "schema": "imagematrix.selection/v1",
+        "image": "t",
+        "version": "v1",
+        "selected": "t:b",
+        "digest": DIGEST,
+        "gpus": ["GPU-0", "GPU-1"],
+    }
+    assert list(document) == ["schema", "image", "version", "selected", "digest", "gpus", "candidates"]
+    best, other = document["candidates"]
+    assert list(best) == ["reference", "rank", "fits", "rules"]
+    assert (best["reference"], best["rank"], best["fits"]) == ("t:b", 1, True)
+    assert best["rules"][1] == {
+        "rule": "driver-exact",
+        "ok": True,
+        "need": "550.163.01",
+        "have": "550.163.01",
+        "why": "the driver in the image is the one that the kernel has loaded",
+        "fix": None,
+    }
+    assert (other["reference"], other["rank"], other["fits"]) == ("t:a", None, False)
+    assert json.loads(json.dumps(document)) == document
+
+
+def test_the_selection_keeps_what_a_launch_needs(make):
+    node = make.host(make.gpu(0), make.gpu(1))
+    fits = make.variant()
+    found = select(node, make.catalog(fits), gpus="device=1")
+    assert found.variant is fits
+    assert found.chosen_gpus == (node.gpus[1],)
+    assert found.host is node
+    assert repr(found) == "<Selection t:gpu for GPUs ['GPU-1']>"
+
+
+def test_ranks(make):
+    found = select(
+        make.host(make.gpu()),
+        make.catalog(
+            make.variant("t:80", cubins=("80",)), make.variant("t:no", cubins=("90",)), make.variant()
+        ),
+    )
+    assert [(one.reference, one.rank, one.fits) for one in found.candidates] == [
+        ("t:gpu", 1, True),
+        ("t:80", 2, True),
+        ("t:no", None, False),
+    ]
+
+
+def test_cpu_only_images_are_for_hosts_that_pass_no_gpu(make):
+    both = make.catalog(make.cpu_variant(), make.variant(cubins=("90",)))
+    assert select(make.host(), both).selected == "t:cpu"
+    assert select(make.host(make.gpu()), both, gpus="none").selected == "t:cpu"
+    assert select(make.host(make.gpu()), both, allow_cpu=True).selected == "t:cpu"
+    with pytest.raises(NothingFits) as caught:
+        select(make.host(make.gpu()), both)
+    assert "t:gpu" in str(caught.value)
+    assert select(make.host(make.gpu(compute="9.0")), both, allow_cpu=True).selected == "t:gpu"
+
+
+def test_nothing_fits_names_the_nearest_and_its_cure(make):
+    far = make.variant("t:a", driver=make.umd("exact", "535.261.03"), cubins=("90",))
+    near = make.variant("t:b", driver=make.umd("exact", "535.261.03"))
+    with pytest.raises(NothingFits) as caught:
+        select(make.host(make.gpu()), make.catalog(far, near))
+    assert "none of the 2 variants of t:v1 fits this host; the nearest is t:b" in str(caught.value)
+    assert "driver 535.261.03" in str(caught.value)
+    assert caught.value.remedy == "build a variant with driver 550.163.01"
+    assert caught.value.selection.selected is None
+    assert caught.value.selection.digest is None
+    assert [one.reference for one in caught.value.selection.candidates] == ["t:b", "t:a"]
+    assert caught.value.exit_code == 3
+
+
+def test_the_nearest_is_never_for_another_architecture(make):
+    arm = make.cpu_variant("t:arm", platform="linux/arm64")
+    bad = make.variant("t:bad", driver=make.umd("exact", "535.261.03"), cubins=("90",), cuda="13.0")
+    for variants in ((arm, bad, make.cpu_variant("t:cpu")), (make.cpu_variant("t:cpu"), bad, arm)):
+        with pytest.raises(NothingFits) as caught:
+            select(make.host(make.gpu()), make.catalog(*variants))
+        assert "nearest is t:bad" in str(caught.value)
+        references = [one.reference for one in caught.value.selection.candidates]
+        assert references == ["t:bad", "t:cpu", "t:arm"]
+    with pytest.raises(NothingFits, match="nearest is t:arm"):
+        select(make.host(), make.catalog(arm))
+    with pytest.raises(NothingFits, match="nearest is t:cpu"):
+        select(make.host(make.gpu()), make.catalog(make.cpu_variant()))
+
+
+def test_an_empty_catalog(make):
+    with pytest.raises(NothingFits, match="t:v1 has no variants") as caught:
+        select(make.host(), make.catalog())
+    assert caught.value.selection.to_json()["candidates"] == []
+
+
+def test_a_mixed_node_is_told_which_gpus_would_do(make):
+    v100 = {"compute": "7.0", "name": "Tesla V100", "brand": "tesla"}
+    mixed = make.host(make.gpu(0), make.gpu(1, **v100), make.gpu(2), make.gpu(3, compute="9.0"))
+    two = make.catalog(make.variant("t:89"), make.variant("t:70", cubins=("70",)))
+    with pytest.raises(NothingFits) as caught:
+        select(mixed, two)
+    assert caught.value.remedy == "pass --gpus 0,2"
+    assert "GPU 0 (NVIDIA L40S), GPU 2 (NVIDIA L40S)" in str(caught.value)
+    assert select(mixed, two, gpus="0,2").selected == "t:89"
+    assert select(mixed, two, gpus="device=1").selected == "t:70"
+    with pytest.raises(NothingFits) as caught:
+        select(mixed, two, gpus="1,3")
+    assert caught.value.remedy == "pass --gpus device=1"
+    fat = make.variant("t:fat", cubins=("70", "86", "90"))
+    assert select(mixed, make.catalog(fat)).selected == "t:fat"
+
+
+def test_gpus_of_one_variant_are_named_even_if_another_would_serve_the_rest(make):
+    mixed = make.host(make.gpu(0, compute="7.0"), make.gpu(1, compute="7.5"), make.gpu(2, compute="9.0"))
+    with pytest.raises(NothingFits) as caught:
+        select(mixed, make.catalog(make.variant("t:7", cubins=("70",)), make.variant("t:9", cubins=("90",))))
+    assert caught.value.remedy == "pass --gpus 0,1"
+
+
+def test_explain_raises_nothing(make):
+    found = explain(make.host(make.gpu(compute="7.0")), make.catalog(make.variant()))
+    assert found.selected is None
+    (candidate,) = found.candidates
+    assert [result.rule for result in candidate.failing] == ["device-code"]
+
+
+def test_unknown_gpus_are_a_usage_error(make):
+    with pytest.raises(UsageError):
+        select(make.host(), make.catalog(make.variant()), gpus="1")
+
+
+def test_select_many_answers_in_order(fleet, make):
+    answers = select_many(fleet, make.catalog(make.variant()))
+    assert [None if isinstance(one, NothingFits) else one.selected for one in answers] == [
+        "t:gpu", "t:gpu", None, None, "t:gpu", "t:gpu",
+    ]  # fmt: skip
+    assert [one.host for one in answers if not isinstance(one, NothingFits)] == [
+        fleet[0], fleet[1], fleet[4], fleet[5],
+    ]  # fmt: skip
+    assert answers[0].decision is answers[5].decision
+
+
+def test_select_many_answers_for_hosts_without_the_gpus(fleet, make):
+    answers = select_many(fleet, make.catalog(make.variant()), gpus="2")
+    assert [type(one).__name__ for one in answers] == ["UsageError"] * 4 + ["Selection", "UsageError"]
+
+
+def test_equal_hardware_is_decided_once_and_keeps_its_own_gpus(make):
+    selector = Selector(make.catalog(make.variant()))
+    one, other = (
+        selector.select(make.host(make.gpu(0, uuid="GPU-a"))),
+        selector.select(make.host(make.gpu(0, uuid="GPU-b"))),
+    )
+    assert one.decision is other.decision
+    assert (one.gpus, other.gpus) == (("GPU-a",), ("GPU-b",))
+    different = selector.explain(make.host(make.gpu(0, state="lost")))
+    assert different.decision is not one.decision
+
+
+def test_catalogs_are_told_apart_by_identity(make):
+    a, b = make.catalog(make.cpu_variant("t:a")), make.catalog(make.cpu_variant("t:b"))
+    assert [select(make.host(), one).selected for one in (a, b, a)] == ["t:a", "t:b", "t:a"]
+    assert module._Same(a) == module._Same(a)
+    assert module._Same(a) != module._Same(b)
+    assert module._Same(a) != a
+
+
+def test_a_selector_forgets_before_it_grows_without_end(make, monkeypatch):
+    monkeypatch.setattr(module, "DECISIONS", 2)
+    selector = Selector(make.catalog(make.variant()))
+    for index in range(5):
+        assert selector.select(make.host(make.gpu(index))).selected == "t:gpu"
+        assert len(selector._decisions) <= 2
+
+
+def test_selections_can_be_pickled(make):
+    found = select(make.host(make.gpu()), make.catalog(make.variant()))
+    assert pickle.loads(pickle.dumps(found)).to_json() == found.to_json()  # noqa: S301 - our own bytes
+
+
+def test_choosing_loads_nothing_heavy():
+    heavy = {"docker", "jinja2", "yaml", "rich", "typer", "pathlib", "subprocess", "requests", "pynvml"}
+    code = "import sys, imagematrix.select.select; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert not heavy & set(loaded.split())

@@ -1,0 +1,231 @@
+// A libcuda.so.1 without a GPU: it runs kernel.cu on the CPU. A block's threads are fibers that take turns at
+// each __syncthreads and each shuffle, so a kernel that forgets to wait reads what is not there yet. The memory
+// behind every allocation cannot be touched, so a kernel that goes past the end dies.
+//
+// FAKE_CUDA=cuModuleLoadData=209 makes that function fail; FAKE_CUDA=idle makes kernels do nothing.
+#include <csetjmp>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <string>
+#include <vector>
+
+#include <sys/mman.h>
+#include <ucontext.h>
+
+struct Index {
+    unsigned x;
+};
+static Index blockIdx;
+static Index threadIdx;
+
+static void wait_for_block();
+static float __shfl_down_sync(unsigned mask, float value, int distance);
+
+#define __global__
+#define __shared__ static
+#define __launch_bounds__(threads)
+#define __syncthreads wait_for_block
+#include "kernel.cu"
+
+namespace {
+
+struct Fiber {
+    std::vector<char> stack = std::vector<char>(32768);
+    ucontext_t start{};
+    std::jmp_buf resume{};
+    bool started = false;
+    bool done = false;
+    // Two, in turns: a value stays until all have read it, without a wait for that.
+    float shuffled[2] = {0, 0};
+    unsigned shuffles = 0;
+};
+
+struct Arguments {
+    void** at;
+    template <typename T>
+    operator T*() { return *static_cast<T**>(*at++); }
+};
+
+std::vector<Fiber> fibers(kHidden);
+std::jmp_buf scheduler;
+ucontext_t scheduler_context;
+std::string kernel_name;
+void** kernel_arguments;
+
+void call_kernel() {
+    Arguments a{kernel_arguments};
+    // Braces, unlike parentheses, fix the order in which the arguments are taken.
+    if (kernel_name == "samples") {
+        struct {
+            const float *inputs, *targets, *first, *first_bias, *second, *second_bias;
+            float *hidden, *hidden_delta, *output_delta, *squared_error;
+        } p{a, a, a, a, a, a, a, a, a, a};
+        samples(p.inputs, p.targets, p.first, p.first_bias, p.second, p.second_bias, p.hidden, p.hidden_delta,
+                p.output_delta, p.squared_error);
+    } else {
+        struct {
+            const float *inputs, *hidden, *hidden_delta, *output_delta;
+            float *first, *first_bias, *second, *second_bias;
+        } p{a, a, a, a, a, a, a, a};
+        update(p.inputs, p.hidden, p.hidden_delta, p.output_delta, p.first, p.first_bias, p.second, p.second_bias);
+    }
+}
+
+// A fiber does one block after the other: to make it costs much more than to switch to it.
+[[noreturn]] void fiber_main() {
+    for (;;) {
+        call_kernel();
+        fibers[threadIdx.x].done = true;
+        wait_for_block();
+    }
+}
+
+// Lets thread `n` run to its next wait.
+void turn(unsigned n) {
+    Fiber& fiber = fibers[n];
+    threadIdx.x = n;
+    if (_setjmp(scheduler) != 0) {
+        return;
+    }
+    if (fiber.started) {
+        _longjmp(fiber.resume, 1);
+    }
+    fiber.started = true;
+    getcontext(&fiber.start);
+    fiber.start.uc_stack.ss_sp = fiber.stack.data();
+    fiber.start.uc_stack.ss_size = fiber.stack.size();
+    makecontext(&fiber.start, fiber_main, 0);
+    swapcontext(&scheduler_context, &fiber.start);
+}
+
+void run_block(unsigned block) {
+    blockIdx.x = block;
+    for (Fiber& fiber : fibers) {
+        fiber.done = false;
+    }
+    while (!fibers.back().done) {
+        for (unsigned n = 0; n < fibers.size(); ++n) {
+            turn(n);
+        }
+    }
+}
+
+int answer(const char* function) {
+    const char* wish = std::getenv("FAKE_CUDA");
+    const std::size_t length = std::strlen(function);
+    const bool hit = wish != nullptr && std::strncmp(wish, function, length) == 0 && wish[length] == '=';
+    return hit ? std::atoi(wish + length + 1) : 0;
+}
+
+std::map<std::string, std::string> modules;
+
+}  // namespace
+
+static void wait_for_block() {
+    if (_setjmp(fibers[threadIdx.x].resume) == 0) {
+        _longjmp(scheduler, 1);
+    }
+}
+
+static float __shfl_down_sync(unsigned, float value, int distance) {
+    const unsigned self = threadIdx.x;
+    const unsigned other = self + static_cast<unsigned>(distance);
+    const unsigned slot = fibers[self].shuffles++ % 2;
+    fibers[self].shuffled[slot] = value;
+    wait_for_block();
+    return other / 32 == self / 32 ? fibers[other].shuffled[slot] : value;
+}
+
+extern "C" {
+
+int cuInit(unsigned) { return answer("cuInit"); }
+
+int cuDriverGetVersion(int* version) {
+    *version = 12040;
+    return answer("cuDriverGetVersion");
+}
+
+int cuGetErrorName(int code, const char** name) {
+    static const std::map<int, const char*> names = {{0, "CUDA_SUCCESS"},
+                                                     {100, "CUDA_ERROR_NO_DEVICE"},
+                                                     {209, "CUDA_ERROR_NO_BINARY_FOR_GPU"},
+                                                     {700, "CUDA_ERROR_ILLEGAL_ADDRESS"},
+                                                     {803, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"}};
+    const auto found = names.find(code);
+    *name = found == names.end() ? nullptr : found->second;
+    return found == names.end() ? 1 : 0;
+}
+
+int cuDeviceGet(int* device, int ordinal) {
+    *device = ordinal;
+    return answer("cuDeviceGet");
+}
+
+int cuDeviceGetName(char* name, int size, int) {
+    std::snprintf(name, static_cast<std::size_t>(size), "Fake \"GPU\"");
+    return answer("cuDeviceGetName");
+}
+
+int cuDeviceGetAttribute(int* value, int attribute, int) {
+    *value = attribute == 75 ? 8 : 9;
+    return answer("cuDeviceGetAttribute");
+}
+
+int cuCtxCreate_v2(void** context, unsigned, int) {
+    *context = &modules;
+    return answer("cuCtxCreate");
+}
+
+int cuCtxDestroy_v2(void*) { return answer("cuCtxDestroy"); }
+
+int cuCtxSynchronize() { return answer("cuCtxSynchronize"); }
+
+int cuModuleLoadData(void** module, const void* image) {
+    *module = &modules;
+    return std::memcmp(image, "\x7f" "ELF", 4) == 0 ? answer("cuModuleLoadData") : 209;
+}
+
+int cuModuleGetFunction(void** function, void*, const char* name) {
+    *function = &(modules[name] = name);
+    return answer("cuModuleGetFunction");
+}
+
+int cuMemAlloc_v2(unsigned long long* pointer, std::size_t bytes) {
+    const std::size_t page = 4096;
+    const std::size_t usable = (bytes + page - 1) / page * page;
+    char* start = static_cast<char*>(
+        mmap(nullptr, usable + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    mprotect(start + usable, page, PROT_NONE);
+    *pointer = reinterpret_cast<unsigned long long>(start + usable - bytes);
+    return answer("cuMemAlloc");
+}
+
+int cuMemcpyHtoD_v2(unsigned long long to, const void* from, std::size_t bytes) {
+    std::memcpy(reinterpret_cast<void*>(to), from, bytes);
+    return answer("cuMemcpyHtoD");
+}
+
+int cuMemcpyDtoH_v2(void* to, unsigned long long from, std::size_t bytes) {
+    std::memcpy(to, reinterpret_cast<const void*>(from), bytes);
+    return answer("cuMemcpyDtoH");
+}
+
+int cuLaunchKernel(void* function, unsigned blocks, unsigned, unsigned, unsigned threads, unsigned, unsigned, unsigned,
+                   void*, void** arguments, void**) {
+    const char* wish = std::getenv("FAKE_CUDA");
+    if (threads != kHidden) {
+        return 1;
+    }
+    if (wish == nullptr || std::strcmp(wish, "idle") != 0) {
+        kernel_name = *static_cast<const std::string*>(function);
+        kernel_arguments = arguments;
+        for (unsigned block = 0; block < blocks; ++block) {
+            run_block(block);
+        }
+    }
+    return answer("cuLaunchKernel");
+}
+
+}  // extern "C"

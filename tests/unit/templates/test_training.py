@@ -1,0 +1,310 @@
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import jinja2
+import pytest
+
+TEMPLATES = Path(__file__).parents[3] / "templates"
+FAKE_CUDA = Path(__file__).with_name("fake_cuda.cpp")
+
+CPU = {
+    "platform": "linux/amd64",
+    "base": "debian:trixie",
+    "compiler": "gcc-14",
+    "march": "x86-64-v2",
+    "cuda": None,
+    "compute": None,
+    "sm": None,
+    "nvrtc": None,
+    "driver": None,
+    "driver_base": None,
+}
+GPU = CPU | {
+    "cuda": "12.4",
+    "compute": "8.9",
+    "sm": "89",
+    "nvrtc": "libnvrtc12",
+    "driver": "550.163.01",
+    "driver_base": "debian:trixie",
+}
+
+needs_compiler = pytest.mark.skipif(
+    shutil.which("g++") is None or platform.machine() != "x86_64",
+    reason="needs g++ on x86-64",
+)
+
+
+def environment() -> jinja2.Environment:
+    return jinja2.Environment(  # noqa: S701, a Dockerfile is not HTML
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+
+
+def render(cell) -> str:
+    return environment().get_template("training/Dockerfile.j2").render(cell)
+
+
+def stages(cell) -> dict[str, list[str]]:
+    """Return the instructions of each stage by its name; the last one's is ""."""
+    found: dict[str, list[str]] = {}
+    text = re.sub(r"^#.*\n", "", render(cell), flags=re.MULTILINE).replace("\\\n", "")
+    for line in filter(None, text.splitlines()):
+        if line.startswith("FROM "):
+            current = found.setdefault(line.partition(" AS ")[2], [])
+        current.append(line)
+    return found
+
+
+def run_step(cell, stage) -> str:
+    """Return the shell command of a stage's last RUN."""
+    return [line for line in stages(cell)[stage] if line.startswith("RUN ")][-1].removeprefix("RUN ")
+
+
+def test_a_cell_without_a_gpu_has_no_part_for_one():
+    text = render(CPU)
+    assert list(stages(CPU)) == ["compiler", "program", "body", ""]
+    assert not re.search("cuda|driver|nvidia|nvrtc|non-free|None", text.replace("# the driver)", ""))
+
+
+def test_the_driver_is_the_last_layer():
+    assert stages(GPU)[""][-1] == "COPY --link --from=driver /driver/ /"
+
+
+def test_the_program_is_the_command():
+    assert 'CMD ["train"]' in stages(CPU)[""]
+    assert 'CMD ["train"]' in stages(GPU)[""]
+
+
+@pytest.mark.parametrize(
+    ("change", "differ"),
+    [
+        ({"driver": "550.90.07"}, {"driver"}),
+        ({"driver": "535.261.03", "driver_base": "debian:bookworm"}, {"driver"}),
+        ({"compute": "9.0a", "sm": "90a"}, {"kernel"}),
+        ({"march": "znver5"}, {"program"}),
+    ],
+)
+def test_cells_share_the_stages_that_need_not_differ(change, differ):
+    one, other = stages(GPU), stages(GPU | change)
+    assert {name for name in one if one[name] != other[name]} == differ
+
+
+def test_cells_with_and_without_a_gpu_share_the_program():
+    for name in ("compiler", "program", "body"):
+        assert stages(CPU)[name] == stages(GPU)[name]
+
+
+@pytest.mark.parametrize("name", sorted(GPU.keys() - {"platform", "compute"}))
+def test_a_variable_that_is_not_there_is_an_error(name):
+    with pytest.raises(jinja2.UndefinedError, match=name):
+        render({key: value for key, value in GPU.items() if key != name})
+
+
+def test_a_driver_that_debian_packages_under_another_name():
+    assert "libcuda1 libnvidia-ptxjitcompiler1 libnvidia-ml1;" in run_step(GPU, "driver")
+    assert (
+        "libnvidia-tesla-470-cuda1 libnvidia-tesla-470-ptxjitcompiler1 libnvidia-tesla-470-ml1;"
+        in run_step(GPU | {"driver_series": "-tesla-470"}, "driver")
+    )
+
+
+@pytest.mark.parametrize(
+    ("file", "before", "after"),
+    [
+        (
+            "sources.list",
+            "deb http://mirror/debian trixie main\n# a remark on main\n",
+            "deb http://mirror/debian trixie main contrib non-free\n# a remark on main\n",
+        ),
+        (
+            "sources.list.d/debian.sources",
+            "Types: deb\nSuites: trixie\nComponents: main\nSigned-By: /key\n",
+            "Types: deb\nSuites: trixie\nComponents: main contrib non-free\nSigned-By: /key\n",
+        ),
+        (
+            "sources.list",
+            "deb http://mirror/debian trixie main contrib non-free\n",
+            "deb http://mirror/debian trixie main contrib non-free\n",
+        ),
+    ],
+)
+def test_non_free_is_enabled_in_both_forms_of_apts_sources(tmp_path, file, before, after):
+    path = tmp_path / file
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(before)
+    macro = environment().get_template("macros.j2").module.update_with_non_free()
+    command = (
+        str(macro).replace("\\\n", "").replace("/etc/apt", str(tmp_path)).replace("apt-get update -q", "true")
+    )
+    subprocess.run(["sh", "-euc", command], check=True)
+    assert path.read_text() == after
+
+
+def test_no_mirror_is_named():
+    for path in TEMPLATES.rglob("*"):
+        if path.is_file():
+            assert "://" not in path.read_text(), path
+
+
+@pytest.fixture(scope="module")
+def context(tmp_path_factory) -> Path:
+    """Return a copy of the build context in which the steps of the Dockerfile that compile have run."""
+    folder = tmp_path_factory.mktemp("training") / "context"
+    shutil.copytree(TEMPLATES / "training", folder)
+    for stage in ("program", "kernel-compiler"):
+        done = subprocess.run(
+            ["sh", "-c", run_step(GPU, stage)], cwd=folder, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stderr == ""
+    return folder
+
+
+def train(context, *options, **variables) -> tuple[int, dict[str, object], str]:
+    done = subprocess.run(
+        [context / "train", *options],
+        env=os.environ | {"LD_LIBRARY_PATH": str(context / "none")} | variables,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.count("\n") == 1
+    return done.returncode, json.loads(done.stdout), done.stderr
+
+
+@needs_compiler
+def test_the_loss_falls_on_the_cpu(context):
+    code, report, said = train(context, "--steps", "50")
+    assert code == 0
+    assert set(report) == {
+        *(
+            "march",
+            "compiler",
+            "isa",
+            "cuda",
+            "cubin",
+            "libcuda",
+            "driver_cuda",
+            "cuinit",
+            "device",
+            "compute",
+        ),
+        *("backend", "steps", "seed", "initial_loss", "final_loss", "check", "samples_per_second", "threads"),
+        "error",
+    }
+    assert report["march"] == "x86-64-v2"
+    assert report["compiler"].startswith("gcc ")
+    assert {"SSE4_2", "SSSE3", "POPCNT"} <= set(report["isa"])
+    assert not {"AVX", "FMA", "BMI2"} & set(report["isa"])
+    assert report["backend"] == "cpu"
+    assert report["cuda"] is report["cubin"] is report["device"] is report["error"] is None
+    assert report["final_loss"] < report["initial_loss"] / 2
+    assert report["samples_per_second"] > 0
+    assert len(re.findall(r"step +\d+  loss \d", said)) > 2
+
+
+@needs_compiler
+def test_the_same_seed_gives_the_same_loss(context):
+    losses = [train(context, "--steps", "5", "--seed", seed)[1]["final_loss"] for seed in ("7", "7", "8")]
+    assert losses[0] == losses[1] != losses[2]
+
+
+@needs_compiler
+def test_a_loss_that_did_not_fall_is_a_failure(context):
+    code, report, said = train(context, "--steps", "0")
+    assert code == 1
+    assert report["error"] == "the loss did not fall"
+    assert "the loss did not fall" in said
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    "options", [["--steps"], ["--steps", "-1"], ["--steps", ""], ["--seed", "1x"], ["--what", "1"]]
+)
+def test_a_wrong_option_is_answered_with_the_usage(context, options):
+    done = subprocess.run([context / "train", *options], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert "usage: train" in done.stderr
+
+
+@pytest.fixture(scope="module")
+def gpu_options(context) -> tuple[str, ...]:
+    """Put a libcuda that runs kernel.cu on the CPU beside the program, and something for it to load."""
+    library = context / "fake" / "libcuda.so.999.12"
+    library.parent.mkdir()
+    command = ["g++", "-std=c++17", "-O2", "-shared", "-fPIC", f"-I{context}", "-o", library, FAKE_CUDA]
+    subprocess.run(command, check=True)
+    library.with_name("libcuda.so.1").symlink_to(library.name)
+    (context / "kernel.cubin").write_bytes(b"\x7fELF")
+    (context / "kernel.txt").write_text("12.4 sm_89\n")
+    return ("--cubin", str(context / "kernel.cubin"), "--steps", "2")
+
+
+@needs_compiler
+def test_the_gpus_kernels_compute_what_the_cpu_does(context, gpu_options):
+    code, report, said = train(context, *gpu_options, LD_LIBRARY_PATH=str(context / "fake"))
+    assert code == 0, said
+    assert (report["backend"], report["device"], report["compute"]) == ("gpu", 'Fake "GPU"', "8.9")
+    assert (report["libcuda"], report["driver_cuda"]) == ("999.12", 12040)
+    assert (report["cuda"], report["cubin"]) == ("12.4", "sm_89")
+    assert report["check"]["gpu_loss"] == pytest.approx(report["check"]["cpu_loss"], rel=1e-5)
+    assert report["final_loss"] == pytest.approx(report["check"]["cpu_loss"], rel=1e-5)
+
+
+@needs_compiler
+def test_without_a_gpu_it_says_so_and_uses_the_cpu(context, gpu_options):
+    code, report, said = train(
+        context, *gpu_options, LD_LIBRARY_PATH=str(context / "fake"), FAKE_CUDA="cuInit=100"
+    )
+    assert code == 0
+    assert report["backend"] == "cpu"
+    assert report["cuinit"] == {"code": 100, "name": "CUDA_ERROR_NO_DEVICE"}
+    assert report["device"] is None
+    assert "cuInit answered 100 CUDA_ERROR_NO_DEVICE" in said
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("fails", "error"),
+    [
+        ("cuInit=803", "cuInit answered 803 CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"),
+        ("cuModuleLoadData=209", "cuModuleLoadData answered 209 CUDA_ERROR_NO_BINARY_FOR_GPU"),
+        ("cuMemAlloc=2", "cuMemAlloc answered 2 unknown"),
+        ("cuCtxSynchronize=700", "cuCtxSynchronize answered 700 CUDA_ERROR_ILLEGAL_ADDRESS"),
+        ("idle", "the GPU computes something else than the CPU"),
+    ],
+)
+def test_what_cuda_refuses_is_named_and_never_hidden_by_the_cpu(context, gpu_options, fails, error):
+    code, report, said = train(context, *gpu_options, LD_LIBRARY_PATH=str(context / "fake"), FAKE_CUDA=fails)
+    assert code == 1
+    assert report["error"] == error
+    assert report["backend"] is None
+    assert error in said
+
+
+@needs_compiler
+@pytest.mark.parametrize(("release", "library"), [("12.4", "libnvrtc.so.12"), ("11.8", "libnvrtc.so.11.2")])
+def test_a_kernel_needs_the_compiler_of_its_cuda(context, tmp_path, release, library):
+    done = subprocess.run(
+        [context / "compile_kernel", "kernel.cu", "sm_89", release, tmp_path],
+        cwd=context,
+        env=os.environ | {"LD_LIBRARY_PATH": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode == 0:
+        pytest.skip(f"{library} is installed")
+    assert done.returncode == 1
+    assert library in done.stderr or "NVRTC is of CUDA" in done.stderr
+    assert list(tmp_path.iterdir()) == []
