@@ -38,7 +38,7 @@ def command(
     from imagematrix.select.select import select
 
     asked = split(words or [])
-    if asked.image is None:
+    if asked.help or asked.image is None:
         print(context.get_help())
         return
     host = host_of(_path(asked.host), None, _path(asked.nvidia_smi))

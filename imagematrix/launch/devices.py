@@ -72,11 +72,11 @@ def nodes(host: Host, gpus: Iterable[Gpu], mig_minors: Mapping[str, int]) -> tup
 def migs(root: str = "/") -> dict[str, int]:
     """Return the minor numbers of MIG capabilities by their names ("gpu0/gi1/access"), empty without MIG."""
     try:
-        with open(_under(root, MIG_MINORS), encoding="ascii", errors="replace") as file:  # noqa: PTH123 - as below
+        with open(_under(root, MIG_MINORS), encoding="ascii", errors="replace") as file:  # noqa: PTH123 - pathlib is slow to import
             lines = [line.split() for line in file]
     except OSError:
         return {}
-    return {words[0]: int(words[1]) for words in lines if len(words) == 2 and words[1].isdecimal()}  # noqa: PLR2004
+    return {words[0]: int(words[1]) for words in lines if len(words) > 1 and words[1].isdecimal()}
 
 
 def check(paths: Iterable[str], root: str = "/") -> tuple[Problem, ...]:
@@ -121,9 +121,10 @@ def _problems(path: str, real: str) -> Iterator[Problem]:
     if not stat.S_ISCHR(kind):
         yield Problem(path=path, what="is no character device", remedy=f"remove it; {_appear(path)}")
         return
+    # Capabilities are only ever read. Without O_NONBLOCK the driver would set up the GPU before it answers.
+    access = os.O_RDONLY if path.startswith(CAPABILITY) else os.O_RDWR
     try:
-        # Without O_NONBLOCK the driver would set up the GPU before it answers.
-        os.close(os.open(real, os.O_RDWR | os.O_NONBLOCK))
+        os.close(os.open(real, access | os.O_NONBLOCK))
     except OSError as error:
         yield _problem(path, error)
 

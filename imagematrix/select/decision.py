@@ -63,7 +63,7 @@ class Decision:
         served = self._served()
         if served:
             labels = ", ".join(gpu.label for gpu in served)
-            return f"{message} with all its GPUs; one fits {labels}", f"pass --gpus {spec(served)}"
+            return f"{message} with all the GPUs passed; one fits {labels}", f"pass --gpus {spec(served)}"
         return f"{message}; the nearest is {variant.reference}, but {failing.why}", failing.fix
 
     def _place(self, candidate: Candidate) -> tuple[Any, ...]:

@@ -47,21 +47,21 @@ class Index:
         return left
 
     def nearest(self, node: Node) -> int:
-        """Return the variants that come nearest to fitting.
+        """Return the variants of a catalog, not an empty one, that come nearest to fitting.
 
         They are for the node's architecture, and for GPUs where it passes some, as far as there are any such;
         of these, those that fail the fewest rules.
         """
         platform, platforms = self._rules[0]
-        pool = self.everything & ~_failing(platform, platforms, node, self.everything) or self.everything
+        pool = (self.everything & ~_failing(platform, platforms, node, self.everything)) or self.everything
         if node.gpus:
-            pool = pool & self._for_gpus or pool
+            pool = (pool & self._for_gpus) or pool
         by_failures = [pool]
         for rule, groups in self._rules:
             failing = _failing(rule, groups, node, pool)
             shifted = zip([*by_failures, 0], [0, *by_failures], strict=True)
-            by_failures = [as_many & ~failing | one_less & failing for as_many, one_less in shifted]
-        return next(filter(None, by_failures), 0)
+            by_failures = [(as_many & ~failing) | (one_less & failing) for as_many, one_less in shifted]
+        return next(filter(None, by_failures))
 
     def best(self, node: Node, some: int) -> Variant:
         """Return the variant of a set that has the least key of the order."""

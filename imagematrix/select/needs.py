@@ -16,9 +16,9 @@ platform: Callable[[Variant], Hashable] = attrgetter("platform")
 cpu: Callable[[Variant], Hashable] = attrgetter("cpu_flags")
 
 
-def exact(variant: Variant) -> Hashable:
-    """Return the driver that must be the kernel's, or None."""
-    return variant.driver.version if variant.driver and variant.driver.mode == "exact" else None
+def exact(variant: Variant) -> str | None:
+    """Return the driver version that must be the kernel's ("" where it is not known), or None."""
+    return (variant.driver.version or "") if variant.driver and variant.driver.mode == "exact" else None
 
 
 def compat(variant: Variant) -> Hashable:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from imagematrix.facts import cuda, marches
 from imagematrix.facts.device_code import ptx_runs
-from imagematrix.select import verdicts
+from imagematrix.select import needs, verdicts
 from imagematrix.select.gpus import spec
 
 TYPE_CHECKING = False
@@ -90,7 +90,7 @@ def driver_cuda(node: Node, variant: Variant, *, ok: bool) -> Reason:
     if lowest is None:
         why = f"this release of imagematrix does not know which drivers run {need}"
         return need, have, why, "use a newer release of imagematrix"
-    return need, have, f"driver {driver} is too old for {need}", f"driver {lowest} or newer"
+    return need, have, f"driver {driver} is too old for {need}", _newer(variant, lowest)
 
 
 def device_code(node: Node, variant: Variant, *, ok: bool) -> Reason:
@@ -121,7 +121,7 @@ def fatbin(node: Node, variant: Variant, *, ok: bool) -> Reason:
     if ok:
         return need, driver, "the driver reads compressed device code", None
     why = f"driver {driver} cannot read compressed device code" if driver else NO_DRIVER
-    return need, driver, why, f"driver {need}"
+    return need, driver, why, _newer(variant, cuda.COMPRESSED_FATBIN_DRIVER)
 
 
 def cpu(node: Node, variant: Variant, *, ok: bool) -> Reason:
@@ -139,6 +139,11 @@ def cpu(node: Node, variant: Variant, *, ok: bool) -> Reason:
 
 def _baked(variant: Variant) -> str:
     return (variant.driver and variant.driver.version) or ""
+
+
+def _newer(variant: Variant, driver: str) -> str:
+    own = needs.own_driver(variant)
+    return f"build a variant with cuda-compat {driver} or newer" if own else f"driver {driver} or newer"
 
 
 def _code(variant: Variant) -> str:
@@ -162,11 +167,13 @@ def _lack(variant: Variant, gpu: Gpu, driver: str | None) -> tuple[str, str]:
     fix = f"add compute {gpu.compute} to the matrix"
     for ptx in variant.ptx:
         if ptx_runs(ptx.target, gpu.compute):
-            newest = (cuda.ptx_isa(driver) if driver else None) or "none that is known"
-            why = (
-                f"for {gpu.label} the image has only PTX of ISA {ptx.isa}; driver {driver} compiles {newest}"
+            newest = cuda.ptx_isa(driver) if driver else None
+            able = (
+                f"driver {driver} compiles up to {newest}"
+                if newest
+                else "what the driver compiles is unknown"
             )
-            return why, fix
+            return f"for {gpu.label} the image has only PTX of ISA {ptx.isa}, and {able}", fix
     return f"no device code in the image runs on {gpu.label}, compute capability {gpu.compute}", fix
 
 

@@ -48,7 +48,7 @@ def platform(node: Node, variant: Variant) -> bool:
 
 def driver_exact(node: Node, variant: Variant) -> bool:
     """Whether the baked driver is the kernel's, as the kernel compares them: the whole string."""
-    return variant.driver is not None and variant.driver.version == node.kernel_driver
+    return node.kernel_driver is not None and needs.exact(variant) == node.kernel_driver
 
 
 def driver_compat(node: Node, variant: Variant) -> bool:

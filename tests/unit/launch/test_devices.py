@@ -166,10 +166,51 @@ def test_real_nodes(node, tmp_path):
 
 
 @mknod
-def test_a_node_that_is_not_for_this_user(node, tmp_path):
+def test_a_node_that_is_not_for_this_user(node, tmp_path, monkeypatch):
     node("/dev/nvidia0", mode=0o600)
-    for folder in (tmp_path, *tmp_path.parents):
-        if folder.stat().st_uid == 0 and not folder.stat().st_mode & stat.S_IXOTH:
-            folder.chmod(folder.stat().st_mode | stat.S_IXOTH)
-    (tmp_path / "dev/nvidia0").chmod(0o600)
-    ...
+    node("/dev/nvidia-caps/nvidia-cap12", mode=0o444)  # capabilities are only ever read
+    (tmp_path / "dev/nvidia1").symlink_to("/dev/null")
+    tmp_path.chmod(0o755)
+    monkeypatch.chdir(tmp_path)  # the folders above are for their owner only
+    os.seteuid(65534)
+    try:
+        problems = check(["/dev/nvidia0", "/dev/nvidia1", "/dev/nvidia-caps/nvidia-cap12"], ".")
+    finally:
+        os.seteuid(0)
+    assert [(problem.path, problem.what) for problem in problems] == [
+        ("/dev/nvidia0", "may not be opened by this user")
+    ]
+    assert "udev" in problems[0].remedy
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (errno.EACCES, "may not be opened by this user"),
+        (errno.EPERM, "may not be opened by this user"),
+        (errno.ENXIO, "has no driver behind it"),
+        (errno.ENODEV, "has no driver behind it"),
+        (errno.ENOENT, "is not there"),
+        (errno.EIO, "cannot be opened: Input/output error"),
+        (errno.EBUSY, "cannot be opened: Device or resource busy"),
+    ],
+)
+def test_what_the_kernel_answers(monkeypatch, number, words):
+    def refuse(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(devices.os, "open", refuse)
+    (problem,) = check(["/dev/null"])
+    assert problem.what == words
+
+
+def test_every_problem_is_named(tmp_path):
+    with pytest.raises(DevicesError) as caught:
+        require(["/dev/nvidia0", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"], str(tmp_path))
+    error = caught.value
+    assert str(error) == (
+        "/dev/nvidia0 is not there; /dev/nvidia-uvm is not there; /dev/nvidia-uvm-tools is not there"
+    )
+    assert error.remedy.count("nvidia-modprobe -u") == 1
+    assert error.problems[0].path == "/dev/nvidia0"
+    assert error.exit_code == 5

@@ -58,7 +58,10 @@ def test_include_gives_properties_adds_a_cell_or_says_what_it_lacks(project):
 def test_only_narrows_cells_and_excluded_ones(project):
     matrix = load(project())
     found = only(expand(matrix), "cuda>=11,march=znver*,image=training", matrix)
-    assert {(cell.cuda, cell.axes["march"]) for cell in found.cells} == {("11.8", "znver4"), ("12.4", "znver4")}
+    assert {(cell.cuda, cell.axes["march"]) for cell in found.cells} == {
+        ("11.8", "znver4"),
+        ("12.4", "znver4"),
+    }
     assert len(found.excluded) == 2
     with pytest.raises(ConditionError, match="did you mean 'march'"):
         only(expand(matrix), "marhc=znver4", matrix)
@@ -76,7 +79,9 @@ AXES = st.dictionaries(
 @st.composite
 def matrices(draw, tmp="/nowhere"):
     axes = draw(AXES)
-    partial = st.dictionaries(st.sampled_from(list(axes)), st.sampled_from(["none", "a", "b", "c"]), min_size=1)
+    partial = st.dictionaries(
+        st.sampled_from(list(axes)), st.sampled_from(["none", "a", "b", "c"]), min_size=1
+    )
     exclude = draw(st.lists(partial, max_size=2))
     image = Image(name="i", version="v", template="t", context=tmp)
     return Matrix(
@@ -86,7 +91,9 @@ def matrices(draw, tmp="/nowhere"):
         axes=axes,
         properties={},
         exclude=tuple(
-            Exclude(matches={axis: frozenset({value}) for axis, value in rule.items()}, why=None, mark=Mark(1, 1))
+            Exclude(
+                matches={axis: frozenset({value}) for axis, value in rule.items()}, why=None, mark=Mark(1, 1)
+            )
             for rule in exclude
         ),
     )
@@ -105,7 +112,9 @@ def test_expansion_is_the_product_less_what_rules_match(matrix):
     dropped = [
         point
         for point in model
-        if any(all(point.get(axis) in found for axis, found in rule.matches.items()) for rule in matrix.exclude)
+        if any(
+            all(point.get(axis) in found for axis, found in rule.matches.items()) for rule in matrix.exclude
+        )
     ]
     try:
         found = expand(matrix)

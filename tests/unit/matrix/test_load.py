@@ -35,7 +35,10 @@ def test_an_unquoted_version_keeps_its_zero(project):
         (("schema: imagematrix.matrix/v1\n", ""), "1:1: 'schema' is missing"),
         (("matrix/v1", "matrix/v9"), "1:9: the schema is 'imagematrix.matrix/v9'"),
         (("axes:", "axis:"), "did you mean 'axes'?"),
-        (("  march:", "  marhc:"), "11:3: 'marhc' is not an axis that imagematrix knows\n  did you mean 'march'?"),
+        (
+            ("  march:", "  marhc:"),
+            "11:3: 'marhc' is not an axis that imagematrix knows\n  did you mean 'march'?",
+        ),
         (("march: [x86-64-v3, znver4]", "march: [x86-64-v3, znvr4]"), "did you mean 'znver4'?"),
         (("znver4]", "native]"), "march native means another CPU on every builder"),
         (('"8.9"', '"9"'), "'9' is no compute capability such as 8.6 or 9.0a\n  did you mean '9.0'?"),
@@ -54,16 +57,28 @@ def test_an_unquoted_version_keeps_its_zero(project):
         (("training.j2", "trainin.j2"), "did you mean 'training.j2'?"),
         (("context: .", "context: nowhere"), "nowhere is no folder"),
         (("context: .", "context: .\n    development: maybe"), "'maybe' is neither true nor false"),
-        (("version: v1", "version: v1\n    version: v2"), "the key 'version' is here twice (first in line 4)"),
+        (
+            ("version: v1", "version: v1\n    version: v2"),
+            "the key 'version' is here twice (first in line 4)",
+        ),
         (("    version: v1", "\tversion: v1"), "indent with blanks: YAML takes no tabs"),
         (('"12.4": {', '"12.5": {'), "the axis cuda has no value '12.5'"),
-        (("  cuda:\n    none: {", "  cudda:\n    none: {"), "'cudda' is no axis of this matrix\n  did you mean 'cuda'?"),
-        (('base: "debian:trixie"', 'base: "debian\\nRUN evil"'), "'\\n' could break out of a Dockerfile instruction"),
+        (
+            ("  cuda:\n    none: {", "  cudda:\n    none: {"),
+            "'cudda' is no axis of this matrix\n  did you mean 'cuda'?",
+        ),
+        (
+            ('base: "debian:trixie"', 'base: "debian\\nRUN evil"'),
+            "'\\n' could break out of a Dockerfile instruction",
+        ),
         (('base: "debian:trixie"', "base: 'debian\"'"), "'\"' could break out of a Dockerfile instruction"),
         (('base: "debian:trixie"', 'march: "x"'), "'march' can't be the name of a property"),
         (("[x86-64-v3, znver4]", '["x86\\nRUN evil"]'), "can't be the value of an axis"),
         (('{cuda: "11.8", driver', '{cuda: "11.9", driver'), "no value of the axis cuda matches 11.9"),
-        (('{cuda: "11.8", driver', '{cuba: "11.8", driver'), "'cuba' is no axis of this matrix\n  did you mean 'cuda'?"),
+        (
+            ('{cuda: "11.8", driver', '{cuba: "11.8", driver'),
+            "'cuba' is no axis of this matrix\n  did you mean 'cuda'?",
+        ),
         (('{cuda: "11.8", driver', '{cuda: ">=x", driver'), "'x' is no version to compare with"),
         (('- {cuda: "11.8", driver: 550.163.01, why', "- {why"), "needs a condition on at least one axis"),
         (("exclude:", "include:\n  - {cuda: '9.9'}\nexclude:"), "there is no CUDA 9.9"),
@@ -118,7 +133,10 @@ def test_an_anchor_bomb_is_refused_quickly(project):
 
 def test_anchors_and_merges_do_what_people_expect(project):
     path = project(
-        ('none: {base: "debian:trixie", compiler: gcc-14}', 'none: &t {base: "debian:trixie", compiler: gcc-14}'),
+        (
+            'none: {base: "debian:trixie", compiler: gcc-14}',
+            'none: &t {base: "debian:trixie", compiler: gcc-14}',
+        ),
         ('"12.4": {base: "debian:trixie", compiler: gcc-14}', '"12.4": {<<: *t, nvrtc: libnvrtc12}'),
     )
     assert load(path).properties["cuda"]["12.4"]["base"] == "debian:trixie"

@@ -59,6 +59,8 @@ def test_platform(judge, make, arch, platform, ok):
         ("535.261.03", "550.163.01", False),
         ("550.163.01", "535.261.03", False),
         (None, "550.163.01", False),
+        (None, None, False),
+        ("550.163.01", None, False),
     ],
 )
 def test_driver_exact(judge, make, kernel, baked, ok):
@@ -66,10 +68,10 @@ def test_driver_exact(judge, make, kernel, baked, ok):
         "driver-exact", make.host(make.gpu(), driver=kernel), make.variant(driver=make.umd("exact", baked))
     )
     assert result.ok is ok
-    assert (result.need, result.have) == (baked, kernel)
+    assert (result.need, result.have) == (baked or "", kernel)
     if not ok:
         assert result.fix == (
-            f"build a variant with driver {kernel}" if kernel else f"load the NVIDIA driver {baked}"
+            f"build a variant with driver {kernel}" if kernel else f"load the NVIDIA driver {baked or ''}"
         )
 
 
@@ -186,6 +188,7 @@ def test_driver_cuda_in_mode_compat_asks_the_baked_driver(judge, make, compat, o
     )
     assert result.ok is ok
     assert result.have.startswith(compat)
+    assert ok or result.fix == "build a variant with cuda-compat 525.60.13 or newer"
 
 
 def test_driver_cuda_says_which_driver_would_do(judge, make):

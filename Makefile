@@ -1,0 +1,42 @@
+# make quickstart   set everything up, build the shipped images, choose one for this machine and run it
+# make test         set everything up and run every test
+# make clean        undo what quickstart did
+
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: quickstart test lint unit engine gpu coverage clean
+
+quickstart:
+	@ci/quickstart
+
+test: lint unit gpu engine coverage
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+# One line of results for each kind of test; what they covered is added up at the end.
+unit: $(VENV)/.dev
+	rm -f .coverage .coverage.*
+	$(BIN)/coverage run -m pytest tests/unit
+
+engine: $(VENV)/.dev
+	ci/engine packages
+	$(BIN)/coverage run -m pytest tests/engine
+
+gpu: $(VENV)/.dev
+	$(BIN)/coverage run -m pytest tests/gpu
+
+coverage: $(VENV)/.dev
+	$(BIN)/coverage combine -q
+	$(BIN)/coverage report --fail-under=95
+	$(BIN)/coverage report --fail-under=100 --include='imagematrix/select/*'
+
+$(VENV)/.dev: pyproject.toml
+	ci/venv dev
+	touch $@
+
+clean:
+	ci/clean

@@ -1,0 +1,179 @@
+"""Docker engines for the tests: each in a network namespace of its own, with its own data and socket.
+
+slirp4netns gives the namespace its way out (builds fetch packages), so that neither the machine's firewall
+nor another engine on it is touched.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+NEEDED = ("dockerd", "docker", "slirp4netns", "unshare", "debootstrap")
+
+
+class Engine:
+    """A dockerd that the tests started; `store` is "containerd" or "classic"."""
+
+    def __init__(self, store):
+        self.store = store
+        self.folder = Path(tempfile.mkdtemp(prefix="imx-"))
+        self.host = f"unix://{self.folder}/docker.sock"
+        self._processes = []
+
+    def start(self):
+        config = {"features": {"containerd-snapshotter": self.store == "containerd"}}
+        (self.folder / "daemon.json").write_text(json.dumps(config))
+        command = [
+            *(
+                "unshare",
+                "--net",
+                "dockerd",
+                "--config-file",
+                self.folder / "daemon.json",
+                "--host",
+                self.host,
+            ),
+            *("--data-root", self.folder / "data", "--exec-root", self.folder / "run"),
+            *("--pidfile", self.folder / "pid"),
+        ]
+        with (self.folder / "log").open("ab") as log:
+            dockerd = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+            self._processes = [dockerd]
+            self._wait(lambda: self._inode(dockerd.pid) != self._inode("self"))
+            slirp = [
+                "slirp4netns",
+                "--configure",
+                "--mtu=65520",
+                "--disable-host-loopback",
+                str(dockerd.pid),
+                "tap0",
+            ]
+            self._processes.append(subprocess.Popen(slirp, stdout=log, stderr=log, start_new_session=True))
+        self._wait(lambda: self.docker("version", check=False).returncode == 0)
+
+    @staticmethod
+    def _inode(pid):
+        return Path(f"/proc/{pid}/ns/net").stat().st_ino
+
+    def _wait(self, ready):
+        for _ in range(300):
+            if ready():
+                return
+            time.sleep(0.1)
+        pytest.fail(f"no engine: {(self.folder / 'log').read_text()[-2000:]}")
+
+    def stop(self, how=signal.SIGTERM):
+        for process in self._processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, how)
+        for process in self._processes:
+            process.wait(60)
+        if how == signal.SIGKILL:
+            self._stop_containerd()
+        self._processes = []
+
+    def _stop_containerd(self):
+        # dockerd's own containerd outlives a dockerd that was killed.
+        pid = self.folder / "run" / "containerd" / "containerd.pid"
+        with contextlib.suppress(ProcessLookupError, FileNotFoundError):
+            os.kill(int(pid.read_text()), signal.SIGKILL)
+        pid.unlink(missing_ok=True)
+        (self.folder / "pid").unlink(missing_ok=True)
+
+    def remove(self):
+        self.stop()
+        mounts = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
+        for mount in reversed([path for path in mounts if path.startswith(f"{self.folder}/")]):
+            subprocess.run(["umount", "--lazy", mount], check=False)
+        shutil.rmtree(self.folder)
+
+    @property
+    def environment(self):
+        return {**os.environ, "DOCKER_HOST": self.host, "NO_COLOR": "1"}
+
+    def docker(self, *words, check=True):
+        return subprocess.run(
+            ["docker", *words], check=check, capture_output=True, text=True, env=self.environment
+        )
+
+    def inspect(self, name):
+        return json.loads(self.docker("inspect", name).stdout)[0]
+
+    def imagematrix(self, *words, **options):
+        """Run our command line as a user does; what it covers is counted."""
+        given = {"capture_output": True, "text": True, "env": self.environment, **options}
+        return subprocess.run([ROOT / ".venv/bin/imagematrix", *words], check=False, **given)
+
+    def seed(self):
+        for suite in ("bookworm", "trixie"):
+            archive = ROOT / f".cache/bases/{suite}.tar"
+            self.docker("import", "--change", 'CMD ["bash"]', str(archive), f"debian:{suite}")
+
+
+def _require():
+    missing = [name for name in NEEDED if not shutil.which(name)]
+    if os.getuid() != 0:
+        missing.append("root")
+    if missing and os.environ.get("CI"):
+        pytest.fail(f"the engine tests need {', '.join(missing)}: run them with `make engine`", pytrace=False)
+    if missing:
+        pytest.skip(f"the engine tests need {', '.join(missing)}: run `make engine` as root")
+
+
+@pytest.fixture(scope="session")
+def start_engine():
+    """Call it with a store to get a new engine with the base images."""
+    _require()
+    subprocess.run([ROOT / "ci/bases", "archives"], check=True)
+    engines = []
+
+    def start(store="containerd"):
+        engine = Engine(store)
+        engines.append(engine)
+        engine.start()
+        engine.seed()
+        return engine
+
+    yield start
+    for engine in engines:
+        engine.remove()
+
+
+@pytest.fixture(scope="session")
+def engine(start_engine):
+    """The engine that most tests share; it has the containerd image store."""
+    return start_engine()
+
+
+@pytest.fixture
+def project(tmp_path):
+    """A folder with the shipped matrix and templates, narrowed to a few cells by `write`."""
+    shutil.copytree(ROOT / "templates", tmp_path / "templates")
+
+    def write(axes, *, image="training", version="v1", extra=""):
+        listed = "".join(f"  {axis}: [{', '.join(values)}]\n" for axis, values in axes.items())
+        text = (ROOT / "matrix.yaml").read_text()
+        properties = text[text.index("properties:") : text.index("exclude:")]
+        for line in properties.splitlines():
+            value = line.strip().partition(":")[0].strip('"')
+            if line.startswith("    ") and not any(value in values for values in axes.values()):
+                properties = properties.replace(f"{line}\n", "")
+        if "driver" not in axes:
+            properties = properties.replace("  driver:\n", "")
+        (tmp_path / "matrix.yaml").write_text(
+            "schema: imagematrix.matrix/v1\n"
+            f"images:\n  {image}:\n    version: {version}\n    template: training/Dockerfile.j2\n"
+            f"    context: templates/training\n{extra}axes:\n{listed}{properties}"
+        )
+        return tmp_path
+
+    return write

@@ -1,0 +1,123 @@
+"""What is in an image: the driver, the device code, the labels; the same bytes every time."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+GPU = {"cuda": ["12.4"], "driver": ["550.163.01"], "compute": ['"8.9"'], "march": ["x86-64-v2"]}
+
+
+@pytest.fixture(scope="module")
+def variants(engine):
+    """Three variants of their own image: CPU-only, 11.8 with 535, 12.4 with 550."""
+    built = {}
+    for name, (cuda, driver, compute) in {
+        "cpu": ("none", "550.163.01", '"8.9"'),
+        "old": ('"11.8"', "535.261.03", '"7.0"'),
+        "new": ('"12.4"', "550.163.01", '"8.9"'),
+    }.items():
+        only = f"cuda={cuda},march=x86-64-v3".replace('"', "")
+        if name != "cpu":
+            only += f",driver={driver},compute={compute}".replace('"', "")
+        done = engine.imagematrix("build", "--json", "--only", only, "-f", ROOT / "matrix.yaml")
+        assert done.returncode == 0, done.stderr
+        (cell,) = [cell for cell in json.loads(done.stdout)["cells"] if cell["reference"]]
+        built[name] = cell["reference"]
+    return built
+
+
+def run(engine, reference, *command):
+    return engine.docker("run", "--rm", reference, *command)
+
+
+@pytest.mark.parametrize(
+    ("name", "driver", "answer", "cubin"),
+    [("old", "535.261.03", 12020, "sm_70"), ("new", "550.163.01", 12040, "sm_89")],
+)
+def test_the_program_finds_the_baked_driver_and_trains(engine, variants, name, driver, answer, cubin):
+    found = json.loads(run(engine, variants[name], "train", "--steps", "300").stdout)
+    assert found["libcuda"] == driver
+    assert found["driver_cuda"] == answer
+    assert found["cubin"] == cubin
+    assert found["cuinit"]["code"] == 100  # CUDA_ERROR_NO_DEVICE: the driver is whole, the GPU is not there
+    assert found["backend"] == "cpu"
+    assert found["final_loss"] < found["initial_loss"]
+
+
+def test_a_cpu_image_carries_no_driver(engine, variants):
+    found = json.loads(run(engine, variants["cpu"], "train", "--steps", "300").stdout)
+    assert (found["libcuda"], found["cuda"], found["cubin"]) == (None, None, None)
+    assert "libcuda" not in run(engine, variants["cpu"], "ldconfig", "-p").stdout
+
+
+@pytest.mark.parametrize(("name", "driver"), [("old", "535.261.03"), ("new", "550.163.01")])
+def test_the_linker_knows_exactly_one_libcuda(engine, variants, name, driver):
+    listed = [
+        line
+        for line in run(engine, variants[name], "ldconfig", "-p").stdout.splitlines()
+        if "libcuda" in line
+    ]
+    assert len(listed) == 1
+    path = listed[0].rpartition("=> ")[2]
+    assert run(engine, variants[name], "readlink", "-f", path).stdout.strip().endswith(f"libcuda.so.{driver}")
+
+
+def test_labels_tell_the_selector_all_it_needs(engine, variants):
+    labels = engine.inspect(variants["new"])["Config"]["Labels"]
+    entry = json.loads(labels["io.imagematrix.variant"])
+    assert entry["cubins"] == ["89"]
+    assert entry["driver"] == {"mode": "exact", "version": "550.163.01"}
+    # What the compiler in the image said of -march=x86-64-v3, and nothing that code does not depend on.
+    assert {"avx2", "bmi2", "fma", "movbe"} <= set(entry["cpu_flags"])
+    assert not {"avx512f", "aes", "pku"} & set(entry["cpu_flags"])
+    assert labels["com.nvidia.cuda.version"] == "12.4"
+    assert labels["org.opencontainers.image.base.name"] == "debian:trixie"
+    assert labels["org.opencontainers.image.base.digest"] == engine.inspect("debian:trixie")["Id"]
+    assert labels["io.imagematrix.input"].removeprefix("sha256:")[:12] == variants["new"].rpartition("-")[2]
+
+
+def test_the_driver_is_the_last_layer_and_shared(engine, project):
+    folder = project(
+        GPU | {"compute": ['"8.6"', '"8.9"'], "march": ["x86-64-v2", "x86-64-v3"]}, image="layers"
+    )
+    done = engine.imagematrix("build", "-f", folder / "matrix.yaml")
+    assert done.returncode == 0, done.stderr
+    references = done.stdout.split()
+    assert len(references) == 4
+    assert len({engine.inspect(name)["RootFS"]["Layers"][-1] for name in references}) == 1
+
+
+def test_the_same_inputs_give_the_same_digest_without_any_cache(engine, project):
+    folder = project(GPU, image="again")
+    first = engine.imagematrix("build", "-f", folder / "matrix.yaml")
+    assert first.returncode == 0, first.stderr
+    (reference,) = first.stdout.split()
+    digest = engine.inspect(reference)["Id"]
+    engine.docker("rmi", "--force", reference)
+    engine.docker("builder", "prune", "--all", "--force")
+    second = engine.imagematrix("build", "-f", folder / "matrix.yaml")
+    assert second.stdout.split() == [reference]
+    assert engine.inspect(reference)["Id"] == digest
+
+
+def test_it_can_be_installed_and_started_outside_the_repository(engine, tmp_path):
+    """`pip install .` in a clean environment, then init and plan in an empty folder."""
+    import subprocess
+    import sys
+
+    source = tmp_path / "source"
+    ignored = shutil.ignore_patterns(".git", ".venv", ".cache", ".imagematrix", "__pycache__")
+    shutil.copytree(ROOT, source, symlinks=True, ignore=ignored)
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "clean"], check=True)
+    subprocess.run([tmp_path / "clean/bin/pip", "install", "-q", source], check=True)
+    command = tmp_path / "clean/bin/imagematrix"
+    place = tmp_path / "elsewhere"
+    for words in (["init", str(place)], ["plan", "-f", place / "matrix.yaml"]):
+        done = subprocess.run(
+            [command, *words], capture_output=True, text=True, check=False, env=engine.environment, cwd="/"
+        )
+        assert done.returncode == 0, done.stderr
+    assert "cuda12.4-drv550.163.01-sm90-znver4" in done.stdout

@@ -1,0 +1,74 @@
+"""The newcomer's path, on an engine that answers already: `make quickstart`, twice."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def quickstart(engine):
+    done = subprocess.run(
+        [ROOT / "ci/quickstart"], env=engine.environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done
+
+
+@pytest.fixture(scope="module")
+def first(engine):
+    return quickstart(engine)
+
+
+def program_output(text):
+    return json.loads(next(line for line in text.splitlines() if line.startswith('{"march"')))
+
+
+def test_it_builds_the_shipped_matrix_and_runs_what_fits(first, engine):
+    listed = json.loads(engine.imagematrix("ls", "training:v1", "--json").stdout)[0]
+    assert len(listed["variants"]) >= 20
+    assert {variant["cuda"] for variant in listed["variants"]} == {None, "11.8", "12.4"}
+    chosen = engine.imagematrix("select", "training:v1").stdout.strip()
+    assert f"{chosen.removeprefix('training:v1-')} <- selected" in first.stdout
+    ran = program_output(first.stdout)
+    assert chosen.startswith(f"training:v1-cpu-{ran['march']}-")
+    assert ran["final_loss"] < ran["initial_loss"]
+
+
+def test_again_it_builds_nothing_and_says_so(first, engine):
+    digests = engine.docker("images", "--digests", "--no-trunc").stdout
+    again = quickstart(engine)
+    assert "nothing to build" in again.stderr
+    assert engine.docker("images", "--digests", "--no-trunc").stdout == digests
+    assert program_output(again.stdout)["final_loss"] == program_output(first.stdout)["final_loss"]
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        ("broadwell-m60", "cuda11.8-drv535.261.03-sm52-broadwell"),
+        ("skylake-v100", "cuda12.4-drv535.261.03-sm70-skylake-avx512"),
+        ("rome-a100", "cuda12.4-drv550.163.01-sm80-znver2"),
+        ("milan-a10", "cuda12.4-drv535.261.03-sm86-znver3"),
+        ("icelake-l40s", "cuda12.4-drv550.163.01-sm89-icelake-server"),
+        ("sapphirerapids-h100", "cuda12.4-drv550.163.01-sm90-sapphirerapids"),
+        ("genoa-h200", "cuda12.4-drv550.163.01-sm90-znver4"),
+        ("masked", "cuda12.4-drv550.163.01-sm89-icelake-server"),
+        ("laptop", "cpu-broadwell"),
+    ],
+)
+def test_each_kind_of_node_gets_its_image(first, engine, host, expected):  # noqa: ARG001 - the images are there
+    found = engine.imagematrix("select", "training:v1", "--host", ROOT / f"tests/hosts/{host}.json")
+    assert found.stdout.startswith(f"training:v1-{expected}-"), found.stderr
+
+
+def test_mixed_gpus_are_told_which_of_them_one_image_serves(first, engine):  # noqa: ARG001
+    host = ROOT / "tests/hosts/mixed.json"
+    refused = engine.imagematrix("select", "training:v1", "--host", host)
+    assert refused.returncode == 3
+    assert refused.stdout == ""
+    assert "--gpus" in refused.stderr
+    chosen = engine.imagematrix("select", "training:v1", "--host", host, "--gpus", "device=1")
+    assert chosen.returncode == 0, chosen.stderr

@@ -1,0 +1,202 @@
+"""`imagematrix run`: exactly the right device nodes, no mounts, no privileges; else like `docker run`."""
+
+import json
+import os
+import shlex
+import signal
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+L40S = ROOT / "tests/hosts/icelake-l40s.json"
+CONTROL = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
+NULL = os.makedev(1, 3)
+
+
+@pytest.fixture(scope="module")
+def images(engine):
+    """The image of an L40S node, and one that this machine can run."""
+    only = "cuda=12.4,compute=8.9,driver=550.163.01,march=icelake-server"
+    for expression in (only, "cuda=none,march=x86-64-v2"):
+        done = engine.imagematrix("build", "--only", expression, "-f", ROOT / "matrix.yaml")
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture
+def nodes():
+    """Device nodes as a GPU host has them: made here, with the number of /dev/null so that they open."""
+    made = []
+    for path in (*(f"/dev/nvidia{minor}" for minor in range(4)), *CONTROL):
+        if not Path(path).exists():
+            os.mknod(path, stat.S_IFCHR | 0o666, NULL)
+            made.append(path)
+    yield
+    for path in made:
+        Path(path).unlink()
+
+
+@pytest.fixture
+def host():
+    """An L40S host with four GPUs, whose minors are not their indices."""
+    return json.loads(L40S.read_text())
+
+
+def minors(host, *indices):
+    return [f"/dev/nvidia{host['gpus'][index]['minor']}" for index in indices]
+
+
+def run(engine, *words, **options):
+    return engine.imagematrix("run", *words, **options)
+
+
+@pytest.mark.usefixtures("images", "nodes")
+def test_exactly_the_chosen_gpus_nodes_are_inside(engine, host):
+    done = run(
+        engine, "--host", L40S, "--gpus", "0,2", "--rm", "training:v1", "sh", "-c", "ls -d /dev/nvidia*"
+    )
+    assert done.returncode == 0, done.stderr
+    expected = {*minors(host, 0, 2), *(path for path in CONTROL if path in host["devices"])}
+    assert set(done.stdout.split()) == expected
+
+
+@pytest.mark.usefixtures("images", "nodes")
+def test_nothing_is_mounted_and_nothing_is_privileged(engine, host):
+    started = run(
+        engine, "--host", L40S, "--gpus", "device=1", "-d", "--name", "seen", "training:v1", "sleep", "300"
+    )
+    assert started.returncode == 0, started.stderr
+    try:
+        seen = engine.inspect("seen")
+    finally:
+        engine.docker("rm", "-f", "seen")
+    config = seen["HostConfig"]
+    devices = {device["PathOnHost"] for device in config["Devices"]}
+    assert devices == {*minors(host, 1), *(path for path in CONTROL if path in host["devices"])}
+    assert {device["PathInContainer"] for device in config["Devices"]} == devices
+    assert seen["Mounts"] == []
+    assert not config["Binds"]
+    assert config["Privileged"] is False
+    assert not config["CapAdd"]
+    assert not config["DeviceRequests"]
+
+
+@pytest.mark.usefixtures("images", "nodes")
+def test_dry_run_prints_the_command_that_would_run(engine):
+    words = (
+        "--host",
+        L40S,
+        "--gpus",
+        "2",
+        "--rm",
+        "-e",
+        "A=b c",
+        "training:v1",
+        "sh",
+        "-c",
+        "echo $A; ls -d /dev/nvidia*",
+    )
+    printed = run(engine, "--dry-run", *words)
+    assert printed.returncode == 0, printed.stderr
+    ran = run(engine, *words)
+    by_hand = subprocess.run(
+        shlex.split(printed.stdout), env=engine.environment, capture_output=True, text=True, check=True
+    )
+    assert ran.stdout == by_hand.stdout
+    assert ran.stdout.startswith("b c\n")
+
+
+@pytest.mark.usefixtures("images")
+def test_a_node_that_is_missing_is_named_with_its_remedy(engine):
+    done = run(engine, "--host", L40S, "--rm", "training:v1", "true")
+    assert done.returncode == 5
+    assert "/dev/nvidia-uvm" in done.stderr
+    assert "nvidia-modprobe" in done.stderr
+    assert engine.docker("ps", "-aq").stdout == ""
+
+
+@pytest.mark.usefixtures("images")
+def test_exit_code_stdin_and_environment_come_through(engine):
+    assert run(engine, "--rm", "training:v1", "sh", "-c", "exit 42").returncode == 42
+    assert run(engine, "--rm", "-i", "training:v1", "cat", input="through\n").stdout == "through\n"
+    assert (
+        run(engine, "--rm", "-eX=1", "--hostname=h", "training:v1", "sh", "-c", "echo $X $(hostname)").stdout
+        == "1 h\n"
+    )
+
+
+@pytest.mark.usefixtures("images")
+def test_signals_reach_the_container(engine):
+    script = "trap 'echo got it; exit 7' TERM; echo ready; while :; do sleep 0.1; done"
+    process = subprocess.Popen(
+        [ROOT / ".venv/bin/imagematrix", "run", "--rm", "training:v1", "sh", "-c", script],
+        env=engine.environment,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGTERM)
+    assert process.communicate(timeout=60)[0] == "got it\n"
+    assert process.returncode == 7
+
+
+@pytest.mark.usefixtures("images")
+def test_a_wrong_driver_is_refused_with_both_versions(engine, tmp_path, host):
+    host["driver"]["version"] = "550.54.14"
+    (tmp_path / "host.json").write_text(json.dumps(host))
+    done = run(engine, "--host", tmp_path / "host.json", "--rm", "training:v1")
+    assert done.returncode == 3
+    assert "550.163.01" in done.stderr
+    assert "550.54.14" in done.stderr
+
+
+@pytest.mark.usefixtures("images")
+def test_a_gpu_without_code_for_it_is_refused_with_its_capability(engine, tmp_path, host):
+    for gpu in host["gpus"]:
+        gpu["compute"] = "9.0"
+    (tmp_path / "host.json").write_text(json.dumps(host))
+    done = engine.imagematrix("explain", "training:v1", "--host", tmp_path / "host.json")
+    assert done.returncode == 3
+    assert "device-code" in done.stdout
+    assert "9.0" in done.stdout
+
+
+def test_what_the_selector_refuses_dies_of_sigill_when_forced(engine, project):
+    """FMA4 and XOP were in four generations of AMD's CPUs and are in none that is made today."""
+    folder = project({"cuda": ["none"], "march": ["x86-64-v2", "bdver1"]}, image="forced")
+    done = engine.imagematrix("build", "-f", folder / "matrix.yaml")
+    assert done.returncode == 0, done.stderr
+    (bulldozer,) = [name for name in done.stdout.split() if "bdver1" in name]
+    explained = engine.imagematrix("explain", "forced:v1", "--json")
+    (candidate,) = [
+        item for item in json.loads(explained.stdout)["candidates"] if item["reference"] == bulldozer
+    ]
+    assert [rule["rule"] for rule in candidate["rules"] if not rule["ok"]] == ["cpu"]
+    assert engine.docker("run", "--rm", bulldozer, check=False).returncode == 132
+    assert run(engine, "--rm", "forced:v1", "train", "--steps", "50").returncode == 0
+
+
+@pytest.mark.usefixtures("images")
+def test_the_library_starts_the_same_container(engine, nodes, host):  # noqa: ARG001 - they are on the machine
+    import docker
+
+    import imagematrix as im
+
+    selection = im.select(im.Host.load(L40S), im.Catalog.load(_saved(engine)), gpus="device=3")
+    client = docker.DockerClient(base_url=engine.host)
+    container = im.launch(selection, command=["sleep", "300"], client=client)
+    try:
+        devices = {device["PathOnHost"] for device in engine.inspect(container.id)["HostConfig"]["Devices"]}
+    finally:
+        container.remove(force=True)
+        client.close()
+    assert minors(host, 3)[0] in devices
+    assert len(devices & {f"/dev/nvidia{minor}" for minor in range(4)}) == 1
+
+
+def _saved(engine):
+    path = engine.folder / "catalog.json"
+    path.write_text(json.dumps(json.loads(engine.imagematrix("ls", "training:v1", "--json").stdout)[0]))
+    return path

@@ -1,0 +1,160 @@
+"""A tag never moves, and a cell that fails costs no other cell."""
+
+import json
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+CPU = {"cuda": ["none"], "march": ["x86-64-v2", "x86-64-v3"]}
+
+
+def build(engine, folder, *words, **options):
+    return engine.imagematrix("build", "-f", folder / "matrix.yaml", *words, **options)
+
+
+def statuses(done):
+    return {cell["cell"]: cell["status"] for cell in json.loads(done.stdout)["cells"]}
+
+
+def add_to_template(folder, line):
+    template = folder / "templates/training/Dockerfile.j2"
+    template.write_text(template.read_text().replace('CMD ["train"]', f'{line}\nCMD ["train"]'))
+
+
+def test_a_second_build_does_nothing_and_says_so(engine, project):
+    folder = project(CPU, image="twice")
+    first = build(engine, folder)
+    assert first.returncode == 0, first.stderr
+    assert len(first.stdout.split()) == 2
+    assert all(re.fullmatch(r"twice:v1-cpu-x86-64-v[23]-[0-9a-f]{12}", name) for name in first.stdout.split())
+    second = build(engine, folder)
+    assert (second.returncode, second.stdout) == (0, "")
+    assert "nothing to build: 2 images are up to date" in second.stderr
+
+
+def test_a_changed_template_under_the_same_version_is_refused_and_named(engine, project):
+    folder = project(CPU, image="frozen")
+    there = build(engine, folder).stdout.split()
+    add_to_template(folder, "ENV CHANGED=yes")
+    refused = build(engine, folder)
+    assert (refused.returncode, refused.stdout) == (7, "")
+    assert "dockerfile changed" in refused.stderr
+    assert there[0] in refused.stderr
+    assert "raise the version" in refused.stderr
+    planned = engine.imagematrix("plan", "--json", "-f", folder / "matrix.yaml")
+    assert planned.returncode == 7
+    assert {cell["status"] for cell in json.loads(planned.stdout)["cells"]} == {"refused"}
+    # Nothing was touched, and the next version is free.
+    assert engine.inspect(there[0])
+    matrix = folder / "matrix.yaml"
+    matrix.write_text(matrix.read_text().replace("version: v1", "version: v2"))
+    assert len(build(engine, folder).stdout.split()) == 2
+
+
+def test_cells_may_be_added_to_a_version(engine, project):
+    build(engine, project({"cuda": ["none"], "march": ["x86-64-v2"]}, image="grows"))
+    added = build(engine, project(CPU, image="grows"))
+    assert [name.rpartition("-")[0] for name in added.stdout.split()] == ["grows:v1-cpu-x86-64-v3"]
+
+
+def test_a_version_under_development_is_replaced(engine, project):
+    folder = project(CPU, image="dev", extra="    development: true\n")
+    old = build(engine, folder).stdout.split()
+    add_to_template(folder, "ENV CHANGED=yes")
+    new = build(engine, folder).stdout.split()
+    assert len(set(old + new)) == 4
+    listed = json.loads(engine.imagematrix("ls", "dev", "--json").stdout)[0]["variants"]
+    assert [variant["reference"] for variant in listed] == sorted(new)
+
+
+def test_a_cell_that_fails_costs_no_other(engine, project):
+    folder = project(CPU, image="partly")
+    add_to_template(folder, "{% if march == 'x86-64-v2' %}\nRUN echo this goes wrong && false\n{% endif %}")
+    done = build(engine, folder, "--json")
+    assert done.returncode == 6
+    assert statuses(done) == {"cpu-x86-64-v2": "failed", "cpu-x86-64-v3": "built"}
+    assert "this goes wrong" in done.stderr
+    (log,) = [Path(cell["log"]) for cell in json.loads(done.stdout)["cells"] if cell["status"] == "failed"]
+    assert "this goes wrong" in log.read_text()
+
+
+def test_an_image_that_breaks_its_promise_is_not_tagged(engine, project):
+    axes = {"cuda": ["12.4"], "driver": ["550.163.01"], "compute": ['"8.9"'], "march": ["x86-64-v2"]}
+    folder = project(axes, image="liar")
+    template = folder / "templates/training/Dockerfile.j2"
+    template.write_text(template.read_text() + "RUN cp /usr/lib/x86_64-linux-gnu/libcuda.so.5* /opt/\n")
+    done = build(engine, folder)
+    assert done.returncode == 9
+    assert "there is more than one libcuda" in done.stderr
+    assert engine.imagematrix("ls", "liar").returncode == 4
+
+
+def test_a_march_that_the_images_compiler_does_not_know_is_told_before_anything_is_built(engine, project):
+    folder = project({"cuda": ["none"], "march": ["znver5"]}, image="unknown")
+    matrix = folder / "matrix.yaml"
+    matrix.write_text(
+        matrix.read_text().replace("debian:trixie", "debian:bookworm").replace("gcc-14", "gcc-99")
+    )
+    done = build(engine, folder)
+    assert done.returncode == 6
+    planned = engine.imagematrix("plan", "-f", matrix)
+    assert planned.returncode == 0
+    matrix.write_text(matrix.read_text().replace("gcc-99", "gcc-12"))
+    planned = engine.imagematrix("plan", "-f", matrix)
+    assert "march-compiler: gcc-12 does not know -march=znver5" in planned.stdout
+
+
+def test_a_base_that_is_nowhere_is_named(engine, project):
+    folder = project(CPU, image="baseless")
+    matrix = folder / "matrix.yaml"
+    matrix.write_text(matrix.read_text().replace("debian:trixie", "imagematrix-tests/nowhere:1"))
+    done = build(engine, folder)
+    assert done.returncode in (2, 8)
+    assert "imagematrix-tests/nowhere:1" in done.stderr
+
+
+def test_interrupted_it_stops_and_goes_on_where_it_was(engine, project):
+    folder = project(CPU, image="resumed")
+    add_to_template(folder, "{% if march == 'x86-64-v3' %}\nRUN sleep 300\n{% endif %}")
+    command = [ROOT / ".venv/bin/imagematrix", "build", "-f", folder / "matrix.yaml"]
+    process = subprocess.Popen(
+        command, env=engine.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    done = 0
+    for line in process.stderr:
+        done += "built cpu-x86-64-v2" in line
+        if done:
+            break
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == 130
+    time.sleep(1)
+    assert (
+        "sleep 300"
+        not in subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    )
+    planned = engine.imagematrix("plan", "--json", "-f", folder / "matrix.yaml")
+    assert statuses(planned) == {"cpu-x86-64-v2": "up-to-date", "cpu-x86-64-v3": "build"}
+
+
+def test_the_engine_going_away_ends_with_8_and_what_is_done_stays_done(start_engine, project):
+    engine = start_engine()
+    folder = project(CPU, image="bereft")
+    add_to_template(folder, "{% if march == 'x86-64-v3' %}\nRUN sleep 300\n{% endif %}")
+    command = [ROOT / ".venv/bin/imagematrix", "build", "-f", folder / "matrix.yaml"]
+    process = subprocess.Popen(
+        command, env=engine.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    for line in process.stderr:
+        if "built cpu-x86-64-v2" in line:
+            break
+    engine.stop(signal.SIGKILL)
+    stderr = process.communicate(timeout=120)[1]
+    assert process.returncode == 8, stderr
+    assert "no Docker engine answers" in stderr
+    engine.start()
+    planned = engine.imagematrix("plan", "--json", "-f", folder / "matrix.yaml")
+    assert statuses(planned) == {"cpu-x86-64-v2": "up-to-date", "cpu-x86-64-v3": "build"}

@@ -1,0 +1,127 @@
+"""Starting containers through docker-py, with an engine that only writes down what it is asked."""
+
+from __future__ import annotations
+
+import pytest
+from docker.errors import APIError, DockerException, ImageNotFound
+from requests.exceptions import ConnectionError as NoConnection
+
+from imagematrix.errors import EngineError, UnknownImageError
+from imagematrix.launch import launch as module
+from imagematrix.launch.devices import DevicesError
+from imagematrix.launch.launch import arguments, launch
+from imagematrix.launch.plan import plan
+
+
+class Engine:
+    """An engine's client and its one container."""
+
+    def __init__(self, create=None, start=None):
+        self.containers = self
+        self.failures = {"create": create, "start": start}
+        self.asked = []
+
+    def _do(self, what, **arguments):
+        self.asked.append((what, arguments))
+        if self.failures.get(what):
+            raise self.failures[what]
+        return self
+
+    def create(self, **arguments):
+        return self._do("create", **arguments)
+
+    def start(self):
+        return self._do("start")
+
+    def remove(self, **arguments):
+        return self._do("remove", **arguments)
+
+
+@pytest.fixture
+def _nodes_work(monkeypatch):
+    monkeypatch.setattr(module, "require", lambda _: None)
+
+
+@pytest.mark.usefixtures("_nodes_work")
+def test_the_container_is_created_and_started(make):
+    engine = Engine()
+    selection = make.selection(make.gpu(0), make.gpu(1))
+    assert launch(selection, ["train"], gpus=1, client=engine, name="job") is engine
+    (created, given), started = engine.asked
+    assert (created, started) == ("create", ("start", {}))
+    assert given == {
+        "image": "training:v1-x",
+        "command": ["train"],
+        "name": "job",
+        "devices": [f"{path}:{path}:rwm" for path in ("/dev/nvidia3", "/dev/nvidiactl", "/dev/nvidia-uvm")],
+        "environment": {"NVIDIA_VISIBLE_DEVICES": "void"},
+        "labels": {"io.imagematrix.selected": "training:v1-x", "io.imagematrix.gpus": "GPU-0"},
+    }
+
+
+@pytest.mark.usefixtures("_nodes_work")
+def test_the_engine_is_that_of_the_environment(make, monkeypatch):
+    engine = Engine()
+    monkeypatch.setattr("docker.from_env", lambda: engine)
+    assert launch(make.selection(mode=None)) is engine
+
+
+@pytest.mark.parametrize(
+    ("environment", "labels"),
+    [({"A": "1"}, {"job": "7"}), (["A=1"], ["job=7"])],
+)
+def test_the_caller_s_options_are_added(make, environment, labels):
+    planned = plan(make.selection(make.gpu()))
+    given = arguments(
+        planned, {"environment": environment, "labels": labels, "devices": ["/dev/fuse"], "command": ["x"]}
+    )
+    assert given["environment"] == {"NVIDIA_VISIBLE_DEVICES": "void", "A": "1"}
+    assert given["labels"]["job"] == "7"
+    assert given["labels"]["io.imagematrix.gpus"] == "GPU-0"
+    assert given["devices"][-1] == "/dev/fuse"
+    assert len(given["devices"]) == 4
+    assert given["command"] == ["x"]
+
+
+def test_the_runtime_is_asked_for_gpus_of_images_without_a_driver(make):
+    given = arguments(plan(make.selection(make.gpu(), mode="host")), {})
+    (request,) = given["device_requests"]
+    assert request["DeviceIDs"] == ["GPU-0"]
+    assert request["Capabilities"] == [["gpu"]]
+    assert given["devices"] == []
+    assert given["command"] is None
+
+
+def test_a_cpu_variant_is_named(make):
+    given = arguments(plan(make.selection(mode=None, platform="linux/amd64/v2")), {})
+    assert given["platform"] == "linux/amd64/v2"
+    assert "platform" not in arguments(plan(make.selection(mode=None)), {})
+
+
+def test_nodes_are_checked_first(make):
+    engine = Engine()
+    with pytest.raises(DevicesError, match="/dev/nvidia254 is not there"):
+        launch(make.selection(make.gpu(minor=254)), client=engine)
+    assert engine.asked == []
+
+
+@pytest.mark.parametrize(
+    ("failure", "error"),
+    [
+        (ImageNotFound("gone"), UnknownImageError),
+        (APIError("no"), EngineError),
+        (DockerException("no engine"), EngineError),
+        (NoConnection("refused"), EngineError),
+    ],
+)
+def test_what_the_engine_refuses(make, failure, error):
+    with pytest.raises(error, match="training:v1-x"):
+        launch(make.selection(mode=None), client=Engine(create=failure))
+
+
+@pytest.mark.parametrize("failure", [APIError("no such device"), KeyboardInterrupt()])
+def test_a_container_that_never_ran_is_removed(make, failure):
+    engine = Engine(start=failure)
+    with pytest.raises((EngineError, KeyboardInterrupt)):
+        launch(make.selection(mode=None), client=engine)
+    assert engine.asked[-1] == ("remove", {"force": True})

@@ -1,0 +1,136 @@
+"""Taking a command line of `imagematrix run` apart."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from imagematrix.errors import UsageError
+from imagematrix.launch.options import split
+
+
+@pytest.mark.parametrize(
+    ("line", "docker", "command"),
+    [
+        ("IMAGE", "", ""),
+        ("IMAGE train --lr 1 --rm", "", "train --lr 1 --rm"),
+        ("--rm IMAGE", "--rm", ""),
+        ("-it IMAGE sh", "-it", "sh"),
+        ("-itd IMAGE", "-itd", ""),
+        ("-diPqt IMAGE", "-diPqt", ""),
+        ("-e A=1 IMAGE", "-e A=1", ""),
+        ("-eA=1 IMAGE", "-eA=1", ""),
+        ("-e=A IMAGE", "-e=A", ""),
+        ("-p 80:80 -p81:81 IMAGE", "-p 80:80 -p81:81", ""),
+        ("-itp 80:80 IMAGE", "-itp 80:80", ""),
+        ("-itp80:80 IMAGE", "-itp80:80", ""),
+        ("-i=false IMAGE", "-i=false", ""),
+        ("-h name IMAGE", "-h name", ""),  # a host name for docker, no cry for help
+        ("-v /a:/b --name x IMAGE", "-v /a:/b --name x", ""),
+        ("--name=x IMAGE", "--name=x", ""),
+        ("--privileged --read-only --init IMAGE", "--privileged --read-only --init", ""),
+        ("--sig-proxy=false IMAGE", "--sig-proxy=false", ""),
+        ("--no-healthcheck --oom-kill-disable IMAGE", "--no-healthcheck --oom-kill-disable", ""),
+        ("--publish-all --quiet --detach IMAGE", "--publish-all --quiet --detach", ""),
+        ("--interactive --tty IMAGE", "--interactive --tty", ""),
+        ("--disable-content-trust --use-api-socket IMAGE", "--disable-content-trust --use-api-socket", ""),
+        ("--from-the-future value IMAGE", "--from-the-future value", ""),
+        ("--from-the-future=true IMAGE", "--from-the-future=true", ""),
+        ("--entrypoint '' IMAGE", "--entrypoint ''", ""),
+        ("--env -x IMAGE", "--env -x", ""),
+        ("--memory 1g -- IMAGE --help", "--memory 1g", "--help"),
+        ("IMAGE -- x", "", "-- x"),
+        ("IMAGE --gpus 1 --dry-run", "", "--gpus 1 --dry-run"),
+    ],
+)
+def test_docker_s_options_are_kept_word_for_word(line, docker, command):
+    words = split(shlex.split(line))
+    assert words.image == "IMAGE"
+    assert list(words.docker) == shlex.split(docker)
+    assert list(words.command) == shlex.split(command)
+    assert (words.host, words.catalog, words.gpus, words.nvidia_smi) == (None, None, None, None)
+    assert not any((words.allow_cpu, words.dry_run, words.help))
+
+
+@pytest.mark.parametrize("form", ["{} {}", "{}={}"])
+@pytest.mark.parametrize("name", ["host", "catalog", "gpus", "nvidia-smi"])
+def test_our_own_options_are_taken_out(name, form):
+    option = form.format(f"--{name}", "VALUE")
+    words = split(f"--rm {option} -e A IMAGE".split())
+    assert getattr(words, name.replace("-", "_")) == "VALUE"
+    assert words.docker == ("--rm", "-e", "A")
+
+
+@pytest.mark.parametrize("name", ["allow-cpu", "dry-run"])
+def test_our_own_flags_are_taken_out(name):
+    field = name.replace("-", "_")
+    words = split(["-it", f"--{name}", "IMAGE", f"--{name}"])
+    assert getattr(words, field) is True
+    assert (words.docker, words.command) == (("-it",), (f"--{name}",))
+    assert getattr(split([f"--{name}", f"--{name}=false", "IMAGE"]), field) is False
+    assert getattr(split([f"--{name}=true", "IMAGE"]), field) is True
+    with pytest.raises(UsageError, match="true or false"):
+        split([f"--{name}=perhaps", "IMAGE"])
+
+
+def test_the_last_of_several_counts():
+    assert split(["--gpus", "1", "--gpus=0,2", "IMAGE"]).gpus == "0,2"
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("", "no image"),
+        ("--rm", "no image"),
+        ("-e A=1", "no image"),
+        ("--", "no image"),
+        ("--rm --", "no image"),
+        ("'' x", "no image"),
+        ("--gpus", "--gpus wants a value"),
+        ("--rm --name", "--name wants a value"),
+        ("-it -e", "-e wants a value"),
+        ("-ite", "-ite wants a value"),
+    ],
+)
+def test_what_is_missing(line, words):
+    with pytest.raises(UsageError, match=words) as caught:
+        split(shlex.split(line))
+    assert "imagematrix run [OPTIONS] IMAGE" in caught.value.remedy
+
+
+def test_an_unknown_flag_that_took_the_image():
+    with pytest.raises(UsageError) as caught:
+        split(["--from-the-future", "IMAGE"])
+    assert "write --from-the-future=true" in caught.value.remedy
+    with pytest.raises(UsageError) as caught:
+        split(["--gpus", "IMAGE"])
+    assert "=true" not in caught.value.remedy
+
+
+def test_help_needs_no_image():
+    assert split(["--help"]).help
+    assert split(["--help"]).image is None
+    assert split(["-it", "--help", "IMAGE"]).help
+    assert not split(["IMAGE", "--help"]).help
+
+
+def test_a_dash_is_no_option():
+    assert split(["--rm", "-", "x"]).image == "-"
+
+
+usual = st.sampled_from(["-it", "-e", "--rm", "--name", "--gpus=1", "--", "-", "IMAGE", "a=b"])
+words = st.lists(st.one_of(usual, st.text(max_size=5)))
+
+
+@given(words)
+def test_no_word_is_lost_or_changed(some):
+    try:
+        found = split(some)
+    except UsageError:
+        return
+    kept = [*found.docker, *([] if found.image is None else [found.image]), *found.command]
+    left = iter(some)
+    assert all(word in left for word in kept)  # in order, each once
