@@ -13,7 +13,7 @@ from imagematrix.audit.audit import contradictions
 from imagematrix.build import labels, layout
 from imagematrix.build.backend import Order
 from imagematrix.build.compiler import required_flags
-from imagematrix.errors import AuditError, BuildError, ImagematrixError, TagMovedError
+from imagematrix.errors import AuditError, BuildError, EngineError, ImagematrixError, TagMovedError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def build(
 
     Returns the results in the order of the plan. Raises TagMovedError before anything is built where an image
     of the same version and cell is there but made of something else. With `fail_fast` the first failure
-    stops the rest. Interrupted, it ends the builds that run before it lets the interrupt through.
+    stops the rest, as the loss of the engine always does. Interrupted, it ends the builds that run before it lets the interrupt through.
     """
     refused = plan.with_status("refused")
     if refused:
@@ -84,10 +84,12 @@ def failure(results: Sequence[Result]) -> ImagematrixError | None:
     failed = [result for result in results if result.status == "failed"]
     if not failed:
         return None
-    names = ", ".join(result.item.cell.id for result in failed[:SHOWN]) + (
-        ", …" if len(failed) > SHOWN else ""
-    )
-    message = f"{len(failed)} of {len(results)} builds failed: {names}"
+    gone = [result.error for result in failed if isinstance(result.error, EngineError)]
+    if gone:
+        return gone[0]
+    names = ", ".join(result.item.cell.id for result in failed[:SHOWN])
+    more = ", …" if len(failed) > SHOWN else ""
+    message = f"{len(failed)} of {len(results)} builds failed: {names}{more}"
     kinds = {type(result.error) for result in failed}
     return AuditError(message) if kinds == {AuditError} else BuildError(message)
 
@@ -157,7 +159,9 @@ class _Session:
         pending = set(futures)
         while pending:
             done, pending = wait(pending, return_when=FIRST_COMPLETED)
-            if fail_fast and any(future.result().status == "failed" for future in done):
+            failed = [result for result in (future.result() for future in done) if result.status == "failed"]
+            # Without an engine nothing else can be built either.
+            if any(fail_fast or isinstance(result.error, EngineError) for result in failed):
                 self._abandon(futures)
                 return
 

@@ -147,6 +147,13 @@ class Catalog:
 
         return cls.from_json(documents.read(Path(path)), str(path))
 
+    @classmethod
+    def from_engine(cls, name: str) -> Catalog:
+        """Return the Catalog of `name` in the local engine: IMAGE:VERSION, or IMAGE in its one version."""
+        from imagematrix.catalog.engine import catalog
+
+        return catalog(name)
+
 
 def _variant(fields: documents.Fields) -> Variant:
     return Variant(

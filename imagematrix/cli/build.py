@@ -46,11 +46,11 @@ def command(
             if result.status == "built":
                 print(result.item.reference)
     _conclude(len(results), len(plan.with_status("up-to-date")))
+    error = failure(results)
     for result in results:
-        if result.status == "failed" and result.error:
+        if result.status == "failed" and result.error and result.error is not error:
             say(f"\n{result.item.cell.id} (log: {result.log})")
             complain(result.error)
-    error = failure(results)
     if error:
         raise error
 
