@@ -10,13 +10,15 @@ from imagematrix.errors import EngineError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     import docker
 
 __all__ = ["address", "client", "images", "unreachable"]
 
 DEFAULT = "unix:///var/run/docker.sock"
 START = "start one (`systemctl start docker`), or name it in DOCKER_HOST"
-OK = 200  # of HTTP
+OK = b"200"  # of HTTP
 RESPONSE_LIMIT = 256 * 1024 * 1024  # bytes
 
 
@@ -25,27 +27,32 @@ def address() -> str:
     host = os.environ.get("DOCKER_HOST")
     if host:
         return host
-    name = os.environ.get("DOCKER_CONTEXT") or _current_context()
-    return DEFAULT if name in (None, "", "default") else _context_address(str(name))
-
-
-def _current_context() -> object:
     folder = os.environ.get("DOCKER_CONFIG") or os.path.expanduser("~/.docker")  # noqa: PTH111 - pathlib is slow to load
+    name = os.environ.get("DOCKER_CONTEXT") or _current_context(folder)
+    return DEFAULT if name in (None, "", "default") else _context_address(folder, str(name))
+
+
+def _current_context(folder: str) -> object:
     try:
-        with open(f"{folder}/config.json", encoding="utf-8") as file:  # noqa: PTH123 - likewise
-            config = json.load(file)
+        config = _json(f"{folder}/config.json")
     except (OSError, ValueError):
         return None
     return config.get("currentContext") if isinstance(config, dict) else None
 
 
-def _context_address(name: str) -> str:
-    from docker.context import ContextAPI
+def _context_address(folder: str, name: str) -> str:
+    from hashlib import sha256
 
-    context = ContextAPI.get_context(name)
-    if context is None:
-        raise EngineError(f"there is no docker context {name!r}", remedy="see `docker context ls`")
-    return str(context.Host)
+    try:
+        number = sha256(name.encode()).hexdigest()
+        return str(_json(f"{folder}/contexts/meta/{number}/meta.json")["Endpoints"]["docker"]["Host"])
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise EngineError(f"there is no docker context {name!r}", remedy="see `docker context ls`") from error
+
+
+def _json(path: str) -> Any:
+    with open(path, encoding="utf-8") as file:  # noqa: PTH123 - pathlib is slow to load
+        return json.load(file)
 
 
 def client() -> docker.DockerClient:
@@ -78,7 +85,7 @@ def images(label: str) -> list[object]:
     """
     where = address()
     if not where.startswith("unix://"):
-        return list(client().api.images(filters={"label": label}))
+        return _images_remote(where, label)
     query = _quote(json.dumps({"label": [label]}))
     try:
         status, body = _get_local(where.removeprefix("unix://"), f"/images/json?filters={query}")
@@ -94,7 +101,22 @@ def images(label: str) -> list[object]:
     return answer
 
 
-def _get_local(path: str, resource: str) -> tuple[int, bytes]:
+def _images_remote(where: str, label: str) -> list[object]:
+    import docker
+    import requests
+
+    reached = client()
+    try:
+        return list(reached.api.images(filters={"label": label}))
+    except docker.errors.APIError as error:
+        raise EngineError(f"the Docker engine at {where} refused: {error.explanation or error}") from error
+    except (docker.errors.DockerException, requests.RequestException, OSError, ValueError) as error:
+        raise unreachable(where, error) from error
+    finally:
+        reached.close()
+
+
+def _get_local(path: str, resource: str) -> tuple[bytes, bytes]:
     # HTTP/1.0 has neither chunks nor keep-alive: the body is all that comes until the engine hangs up.
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(60)
@@ -109,7 +131,7 @@ def _get_local(path: str, resource: str) -> tuple[int, bytes]:
                 raise EngineError(f"the engine's answer is larger than {RESPONSE_LIMIT // 2**20} MiB")
     head, _, body = b"".join(chunks).partition(b"\r\n\r\n")
     words = head.split(None, 2)
-    return (int(words[1]) if len(words) > 1 and words[1].isdigit() else 0), body
+    return words[1] if len(words) > 1 else b"", body
 
 
 def _quote(text: str) -> str:

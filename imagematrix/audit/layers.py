@@ -55,7 +55,7 @@ def read(path: Path) -> Layer:
     try:
         with tarfile.open(path, "r|*") as archive:
             for member in archive:
-                name = posixpath.normpath("/" + member.name)
+                name = posixpath.normpath("/" + member.name.lstrip("/"))
                 folder, base = posixpath.split(name)
                 if base == OPAQUE:
                     emptied.add(folder)

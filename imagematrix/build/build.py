@@ -12,12 +12,12 @@ from imagematrix.audit import layers
 from imagematrix.audit.audit import contradictions
 from imagematrix.build import labels, layout
 from imagematrix.build.backend import Order
-from imagematrix.build.compiler import required_flags
+from imagematrix.build.compiler import Compilers
 from imagematrix.errors import AuditError, BuildError, EngineError, ImagematrixError, TagMovedError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from imagematrix.build.backend import Backend, Made
@@ -75,7 +75,7 @@ def build(
     if not items:
         return []
     logs.mkdir(parents=True, exist_ok=True)
-    session = _Session(backend, logs, reporter, required_flags(items, backend))
+    session = _Session(backend, logs, reporter, Compilers(items, backend))
     return session.run(items, jobs, fail_fast=fail_fast)
 
 
@@ -131,13 +131,11 @@ def _moved(refused: Sequence[Item]) -> TagMovedError:
 class _Session:
     """One run of the pool."""
 
-    def __init__(
-        self, backend: Backend, logs: Path, reporter: Reporter, flags: Mapping[str, frozenset[str]]
-    ) -> None:
+    def __init__(self, backend: Backend, logs: Path, reporter: Reporter, compilers: Compilers) -> None:
         self._backend = backend
         self._logs = logs
         self._reporter = reporter
-        self._flags = flags
+        self._compilers = compilers
         self._layers: dict[str, layers.Layer] = {}
         self._lock = threading.Lock()
 
@@ -194,7 +192,7 @@ class _Session:
         return result
 
     def _make(self, item: Item, log: Path) -> Made:
-        flags = self._flags[str(item.reference)]
+        flags = self._compilers.flags(item)
         order = Order(
             reference=str(item.reference),
             dockerfile=item.dockerfile,

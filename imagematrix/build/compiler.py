@@ -1,12 +1,13 @@
 """Which CPU flags a march needs: asked of the compiler in the image, before the image is built.
 
-A template's stage named `compiler` has the compiler its code is built with. For every march of the plan that
-stage is asked once for its predefined macros (`cc -march=M -dM -E`); the answer goes into the labels.
+A template's stage named `compiler` has the compiler its code is built with. That stage is asked once for the
+predefined macros (`cc -march=M -dM -E`) of all the marches it is to be used with; the answer goes into labels.
 """
 
 from __future__ import annotations
 
 import tempfile
+import threading
 from pathlib import Path
 
 from imagematrix.errors import BuildError
@@ -22,62 +23,85 @@ if TYPE_CHECKING:
     from imagematrix.build.plan import Item
     from imagematrix.matrix.matrix import Cell
 
-__all__ = ["STAGE", "required_flags"]
+__all__ = ["STAGE", "Compilers"]
 
 STAGE = "compiler"
 
 
-def required_flags(items: Iterable[Item], backend: Backend) -> Mapping[str, frozenset[str]]:
-    """Return the flags that each item's code needs, by reference; raise BuildError.
+class Compilers:
+    """The compilers that a build's items use; safe to be asked from several threads."""
 
-    Where a template has no stage `compiler`, the shipped table answers for the cell's property `compiler`.
-    """
-    groups: dict[tuple[str, Path], list[Item]] = {}
-    found: dict[str, frozenset[str]] = {}
-    for item in items:
+    def __init__(self, items: Iterable[Item], backend: Backend) -> None:
+        self._compilers: dict[tuple[str, Path], _Compiler] = {}
+        for item in items:
+            stage = through_stage(item.dockerfile, STAGE)
+            march = item.cell.axes.get("march")
+            if stage and march:
+                context = item.cell.image.context
+                made = self._compilers.setdefault((stage, context), _Compiler(stage, context, backend))
+                made.options.add(marches.option(march))
+
+    def flags(self, item: Item) -> frozenset[str]:
+        """Return the flags that `item`'s code needs; raise BuildError where nobody can tell.
+
+        Where a template has no stage `compiler`, the shipped table answers for the cell's property `compiler`.
+        """
         march = item.cell.axes.get("march")
-        stage = through_stage(item.dockerfile, STAGE)
         if march is None:
-            found[str(item.reference)] = frozenset()
-        elif stage is None:
-            found[str(item.reference)] = _from_table(item.cell, march)
-        else:
-            groups.setdefault((stage, item.cell.image.context), []).append(item)
-    for (stage, context), members in groups.items():
-        found |= _ask(stage, context, members, backend)
-    return found
-
-
-def _ask(stage: str, context: Path, items: list[Item], backend: Backend) -> dict[str, frozenset[str]]:
-    options = {marches.option(item.cell.axes["march"]): item for item in items}
-    words = " ".join(sorted(options))
-    script = (
-        f"for option in {words}; do "
-        'cc "$option" -dM -E -x c /dev/null > "/macros/$option" || rm "/macros/$option"; done'
-    )
-    asked = (
-        f"{stage}\nFROM {STAGE} AS imagematrix-macros\nRUN mkdir /macros && {script}\n"
-        "FROM scratch\nCOPY --from=imagematrix-macros /macros /\n"
-    )
-    with tempfile.TemporaryDirectory(prefix="imagematrix-") as folder:
-        backend.export(asked, context, Path(folder))
-        answers = {path.name: path.read_text() for path in Path(folder).iterdir()}
-    found = {}
-    for item in items:
-        option = marches.option(item.cell.axes["march"])
-        if option not in answers:
+            return frozenset()
+        stage = through_stage(item.dockerfile, STAGE)
+        if stage is None:
+            return _from_table(item.cell, march)
+        option = marches.option(march)
+        macros = self._compilers[stage, item.cell.image.context].macros().get(option)
+        if macros is None:
             raise BuildError(
                 f"the compiler of {item.cell.id} does not know {option}",
                 remedy="exclude these cells, or take a base with a newer compiler",
             )
-        arch, march = ARCHES[item.cell.platform], item.cell.axes["march"]
-        found[str(item.reference)] = marches.flags_from_macros(answers[option], arch, march)
-    return found
+        return marches.flags_from_macros(macros, ARCHES[item.cell.platform], march)
+
+
+class _Compiler:
+    """One stage's compiler. It is asked when its first answer is wanted, for all its marches at once."""
+
+    def __init__(self, stage: str, context: Path, backend: Backend) -> None:
+        self.options: set[str] = set()
+        self._stage = stage
+        self._context = context
+        self._backend = backend
+        self._lock = threading.Lock()
+        self._answer: Mapping[str, str] | BuildError | None = None
+
+    def macros(self) -> Mapping[str, str]:
+        """Return the macros by option, without those options that the compiler does not know."""
+        with self._lock:
+            if self._answer is None:
+                try:
+                    self._answer = self._ask()
+                except BuildError as error:
+                    self._answer = error  # the next cell would fail alike
+            if isinstance(self._answer, BuildError):
+                raise self._answer
+            return self._answer
+
+    def _ask(self) -> Mapping[str, str]:
+        words = " ".join(sorted(self.options))
+        script = (
+            f"for option in {words}; do "
+            'cc "$option" -dM -E -x c /dev/null > "/macros/$option" || rm "/macros/$option"; done'
+        )
+        asked = (
+            f"{self._stage}\nFROM {STAGE} AS imagematrix-macros\nRUN mkdir /macros && {script}\n"
+            "FROM scratch\nCOPY --from=imagematrix-macros /macros /\n"
+        )
+        with tempfile.TemporaryDirectory(prefix="imagematrix-") as folder:
+            self._backend.export(asked, self._context, Path(folder))
+            return {path.name: path.read_text() for path in Path(folder).iterdir()}
 
 
 def _from_table(cell: Cell, march: str) -> frozenset[str]:
-    compiler = cell.properties.get("compiler", "")
-    flags = marches.required(march, compiler)
+    flags = marches.required(march, cell.properties.get("compiler", ""))
     if flags is None:
         raise BuildError(
             f"nobody can tell which CPU flags {cell.id} needs",

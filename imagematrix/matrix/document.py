@@ -143,18 +143,20 @@ class _Composer:
         if isinstance(top.node, Sequence):
             top.node.items.append(node)
         elif top.key is None:
-            top.key = self._key(top.node, node)
+            top.key = self._key(top, top.node, node)
         else:
             self._put(top.node, top.key, node)
             top.key = None
         return None
 
-    def _key(self, mapping: Mapping, node: Node) -> Scalar:
+    def _key(self, top: _Open, mapping: Mapping, node: Node) -> Scalar:
         if not isinstance(node, Scalar) or node.text is None:
             raise self._error("a key must be a word", node.mark)
-        if node.text in mapping.entries:
+        if node.text in top.own:
             first = mapping.entries[node.text][0]
             raise self._error(f"the key {node.text!r} is here twice (first in line {first.line})", node.mark)
+        if node.text != "<<":
+            top.own.add(node.text)
         return node
 
     def _put(self, mapping: Mapping, key: Scalar, node: Node) -> None:
@@ -173,8 +175,12 @@ class _Composer:
 
 @dataclass(slots=True)
 class _Open:
-    """A collection whose end has not come yet, and the key that waits for its value."""
+    """A collection whose end has not come yet, the key that waits for its value, and the keys written here.
+
+    These go before the ones that << brings, wherever it stands.
+    """
 
     node: Sequence | Mapping
     anchor: str | None
     key: Scalar | None = None
+    own: set[str] = field(default_factory=set)

@@ -18,7 +18,9 @@ __all__ = ["SCHEMA", "load"]
 
 SCHEMA = "imagematrix.matrix/v1"
 LIMIT = 16 * 1024 * 1024  # bytes
-NAME = re.compile(r"[a-z0-9]+([._:/-]+[a-z0-9]+)*", re.ASCII)
+# A repository as the distribution specification has it, perhaps with a registry.
+PART = r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"
+NAME = re.compile(rf"(?:[a-z0-9]+(?:[.-][a-z0-9]+)*:\d+/)?{PART}(?:/{PART})*", re.ASCII)
 NAME_LIMIT = 200
 TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.]{0,40}", re.ASCII)
 TOP = ("schema", "templates", "images", "axes", "properties", "exclude", "include")
@@ -163,7 +165,7 @@ class _Reader:
         return found
 
     def _is_property(self, name: str, mark: Mark, text: str, at: Mark, axes: Iterable[str]) -> bool:
-        if not words.AXIS_NAME.fullmatch(name) or name in words.RESERVED or name in axes:
+        if not words.AXIS_NAME.fullmatch(name) or name in {*words.RESERVED, *words.AXES, *axes}:
             self._problem(f"{name!r} can't be the name of a property", mark)
         elif bad := words.unsafe(text):
             remedy = "write it in the template, where it can be seen for what it is"

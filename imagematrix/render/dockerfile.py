@@ -13,9 +13,10 @@ if TYPE_CHECKING:
 __all__ = ["bases", "through_stage"]
 
 FROM = re.compile(r"FROM\s+(?:--\S+\s+)*(\S+)(?:\s+AS\s+(\S+))?\s*", re.IGNORECASE)
-COPIED = re.compile(r"(?:COPY|ADD)\b.*?\s--from=(\S+)", re.IGNORECASE)
-MOUNTED = re.compile(r"--mount=\S*?\bfrom=([^,\s]+)", re.IGNORECASE)
-HEREDOC = re.compile(r"<<-?\s*([\"']?)([A-Za-z_]\w*)\1")
+FLAGS = re.compile(r"(?:COPY|ADD|RUN)((?:\s+--\S+)*)", re.IGNORECASE)
+SOURCE = re.compile(r"\s--(?:from=|mount=(?:\S*?,)?from=)([^,\s]+)", re.IGNORECASE)
+WORD = re.compile(r"""(?:[^\s"'\\]|\\.|"(?:[^"\\]|\\.)*"|'[^']*')+""")
+HEREDOC = re.compile(r"""\d*<<(-?)(["']?)([^\s<"']+)\2""")
 
 
 def bases(dockerfile: str) -> tuple[str, ...]:
@@ -28,8 +29,8 @@ def bases(dockerfile: str) -> tuple[str, ...]:
     stages = {"scratch"}
     for _, instruction in _instructions(dockerfile):
         line = FROM.fullmatch(instruction)
-        names = [line[1]] if line else COPIED.findall(instruction) + MOUNTED.findall(instruction)
-        for name in names:
+        flags = FLAGS.match(instruction)
+        for name in [line[1]] if line else SOURCE.findall(flags[1] if flags else ""):
             if "$" in name:
                 remedy = "write the base with the template's variables, not with ARG"
                 raise UsageError(f"the Dockerfile takes a base from a variable: {instruction}", remedy=remedy)
@@ -55,13 +56,14 @@ def _instructions(dockerfile: str) -> Iterator[tuple[int, str]]:
     """Yield each instruction, its continuation lines joined, with the offset where it starts."""
     start = offset = 0
     parts: list[str] = []
-    terminators: list[str] = []
-    for raw in dockerfile.splitlines(keepends=True):
+    heredocs: list[tuple[str, str]] = []  # those that are still to end: "-" or nothing, and the last line
+    for raw in dockerfile.split("\n"):
         line = raw.strip()
-        begin, offset = offset, offset + len(raw)
-        if terminators:
-            if line == terminators[0]:
-                terminators.pop(0)
+        begin, offset = offset, offset + len(raw) + 1
+        if heredocs:
+            dash, last = heredocs[0]
+            if (raw.lstrip("\t") if dash else raw).rstrip("\r") == last:
+                heredocs.pop(0)
             continue
         if not line or line.startswith("#"):
             continue
@@ -72,8 +74,12 @@ def _instructions(dockerfile: str) -> Iterator[tuple[int, str]]:
             continue
         instruction = " ".join([*parts, line])
         parts = []
-        if re.match(r"(?:RUN|COPY|ADD)\b", instruction, re.IGNORECASE):
-            terminators = [found[1] for found in HEREDOC.findall(instruction)]
+        heredocs = _heredocs(instruction) if FLAGS.match(instruction) else []
         yield start, instruction
     if parts:
         yield start, " ".join(parts)
+
+
+def _heredocs(instruction: str) -> list[tuple[str, str]]:
+    words = (HEREDOC.fullmatch(word) for word in WORD.findall(instruction))
+    return [(found[1], found[3]) for found in words if found]

@@ -48,9 +48,7 @@ class Renderer:
         except jinja2.TemplateSyntaxError as error:
             where = f"{error.filename or self._folder / name}:{error.lineno}"
             raise UsageError(f"{where}: {error.message}") from error
-        except (jinja2.TemplateError, _NoneValueError) as error:
-            raise self._error(cell, error) from error
-        except (ArithmeticError, LookupError, TypeError, ValueError, RecursionError) as error:
+        except Exception as error:  # what a template does with filters can end in any of Python's errors
             raise self._error(cell, error) from error
 
     def _error(self, cell: Cell, error: Exception) -> UsageError:
