@@ -116,7 +116,7 @@ def report(plan: Plan, results: Sequence[Result]) -> dict[str, object]:
 
 def _moved(refused: Sequence[Item]) -> TagMovedError:
     lines = [
-        f"{item.cell.image.name}:{item.cell.image.version} {item.cell.id}: {', '.join(item.changed)} changed\n"
+        f"{item.cell.id}: {', '.join(item.changed)} changed\n"
         f"    there is   {item.instead}\n"
         f"    this gives {item.reference}"
         for item in refused[:SHOWN]

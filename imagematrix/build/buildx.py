@@ -101,7 +101,8 @@ class Buildx:
             return str(self._client.api.inspect_distribution(reference)["Descriptor"]["digest"])
         except docker.errors.APIError as error:
             raise UsageError(
-                f"the base image {reference} is not in the engine, and its registry says: {error.explanation}",
+                f"the base image {reference} is not in the engine, and no registry gives it: "
+                f"{error.explanation}",
                 remedy=f"`docker pull {reference}`, or import one of that name",
             ) from error
 

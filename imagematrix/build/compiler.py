@@ -1,7 +1,7 @@
 """Which CPU flags a march needs: asked of the compiler in the image, before the image is built.
 
 A template's stage named `compiler` has the compiler its code is built with. That stage is asked once for the
-predefined macros (`cc -march=M -dM -E`) of all the marches it is to be used with; the answer goes into labels.
+predefined macros (`cc -march=M -dM -E`) of all the marches it is to be used with; labels take the answer.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Compilers:
     def flags(self, item: Item) -> frozenset[str]:
         """Return the flags that `item`'s code needs; raise BuildError where nobody can tell.
 
-        Where a template has no stage `compiler`, the shipped table answers for the cell's property `compiler`.
+        Where a template has no stage `compiler`, the shipped table answers for the property `compiler`.
         """
         march = item.cell.axes.get("march")
         if march is None:

@@ -72,27 +72,35 @@ def tag(cell: Cell, identity: Identity) -> str:
 def context_digest(folder: Path) -> str:
     """Return the digest of the files under `folder` that a build can copy: path, mode, link target, content.
 
-    What .dockerignore leaves out does not count.
+    What .dockerignore leaves out does not count. Raises UsageError where a file can't be read.
     """
     digest = hashlib.sha256()
-    for name in sorted(_files(folder)):
-        path = folder / name
-        status = path.lstat()
-        digest.update(f"{name}\0{stat.S_IMODE(status.st_mode):o}\0".encode("utf-8", "surrogateescape"))
-        if path.is_symlink():
-            digest.update(f"link {path.readlink()}".encode("utf-8", "surrogateescape"))
-        elif path.is_file():
-            with path.open("rb") as file:
-                digest.update(hashlib.file_digest(file, "sha256").digest())
-        digest.update(b"\0")
+    try:
+        for name in sorted(_files(folder)):
+            _add(digest, name, folder / name)
+    except OSError as error:
+        raise UsageError(f"{error.filename}: {error.strerror}") from error
     return f"sha256:{digest.hexdigest()}"
+
+
+def _add(digest: hashlib._Hash, name: str, path: Path) -> None:
+    status = path.lstat()
+    digest.update(f"{name}\0{stat.S_IMODE(status.st_mode):o}\0".encode("utf-8", "surrogateescape"))
+    if path.is_symlink():
+        digest.update(f"link {path.readlink()}".encode("utf-8", "surrogateescape"))
+    elif path.is_file():
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    digest.update(b"\0")
 
 
 def _files(folder: Path) -> Iterable[str]:
     ignore = folder / ".dockerignore"
-    if ignore.is_file():
-        from docker.utils.build import exclude_paths
+    if not ignore.is_file():
+        return {str(path.relative_to(folder)) for path in folder.rglob("*")}
+    from docker.utils.build import PatternMatcher
 
-        patterns = [line.strip() for line in ignore.read_text().splitlines()]
-        return set(exclude_paths(str(folder), [line for line in patterns if line and line[0] != "#"]))
-    return {str(path.relative_to(folder)) for path in folder.rglob("*")}
+    lines = ignore.read_text(encoding="utf-8-sig", errors="surrogateescape").splitlines()
+    matcher = PatternMatcher([line.strip() for line in lines if line.strip() and not line.startswith("#")])
+    matcher.patterns.pop()  # its own "!.dockerignore": BuildKit takes that file for one like any other
+    return set(matcher.walk(str(folder)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import signal
 import sys
 from typing import Annotated
@@ -68,6 +69,9 @@ app = _app()
 def run() -> int:
     """Run the command that the arguments name and return the exit code."""
     signal.signal(signal.SIGTERM, _terminated)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # Names from documents may hold what the terminal's encoding, or any, does not have.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         app()
     except ImagematrixError as error:

@@ -7,11 +7,12 @@ include whose axis values match cells gives them its properties, and one that ma
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from dataclasses import dataclass, replace
 
 from imagematrix.matrix import conditions
 from imagematrix.matrix.matrix import GPU_AXES, NO_CUDA, Cell
-from imagematrix.matrix.problems import MatrixError, Problem, nearest
+from imagematrix.matrix.problems import Mark, MatrixError, Problem, nearest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,7 +40,10 @@ class Expansion:
 
 
 def expand(matrix: Matrix) -> Expansion:
-    """Return the cells of `matrix`; raise MatrixError for a rule that drops nothing of its own."""
+    """Return the cells of `matrix`.
+
+    Raises MatrixError for a rule that drops nothing of its own, and for cells that would have one name.
+    """
     points = list(_points(matrix.axes))
     kept, dropped = _exclude(matrix, points)
     merged = _include(matrix, kept)
@@ -48,6 +52,7 @@ def expand(matrix: Matrix) -> Expansion:
     for image in matrix.images:
         cells += [_cell(matrix, image, point, extra) for point, extra in merged]
         excluded += [Excluded(cell=_cell(matrix, image, point, {}), rule=rule) for point, rule in dropped]
+    _told_apart(matrix, cells[: len(merged)])
     return Expansion(cells=tuple(cells), excluded=tuple(excluded))
 
 
@@ -146,6 +151,21 @@ def _whole(matrix: Matrix, entry: Include) -> dict[str, str]:
         message = f"this entry matches no cell, and to add one it lacks {', '.join(missing)}"
         raise MatrixError(str(matrix.path), [Problem(message, entry.mark)])
     return {axis: entry.axes[axis] for axis in needed}
+
+
+def _told_apart(matrix: Matrix, cells: Sequence[Cell]) -> None:
+    names = Counter(cell.id for cell in cells)
+    problems = [
+        Problem(
+            f"{count} cells would be called {name}",
+            Mark(1, 1),
+            "change a value of an axis, or take out an include entry that adds the same cell again",
+        )
+        for name, count in names.items()
+        if count > 1
+    ]
+    if problems:
+        raise MatrixError(str(matrix.path), problems)
 
 
 def _cell(matrix: Matrix, image: Image, point: dict[str, str], extra: Mapping[str, str]) -> Cell:
