@@ -13,7 +13,14 @@ from imagematrix.audit.audit import contradictions
 from imagematrix.build import labels, layout
 from imagematrix.build.backend import Order
 from imagematrix.build.compiler import Compilers
-from imagematrix.errors import AuditError, BuildError, EngineError, ImagematrixError, TagMovedError
+from imagematrix.errors import (
+    AuditError,
+    BuildError,
+    EngineError,
+    ImagematrixError,
+    TagMovedError,
+    UsageError,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -66,7 +73,8 @@ def build(
 
     Returns the results in the order of the plan. Raises TagMovedError before anything is built where an image
     of the same version and cell is there but made of something else. With `fail_fast` the first failure
-    stops the rest, as the loss of the engine always does. Interrupted, it ends the builds that run before it lets the interrupt through.
+    stops the rest, as the loss of the engine always does. Interrupted, it ends the builds that run before it
+    lets the interrupt through.
     """
     refused = plan.with_status("refused")
     if refused:
@@ -74,7 +82,10 @@ def build(
     items = plan.with_status("build")
     if not items:
         return []
-    logs.mkdir(parents=True, exist_ok=True)
+    try:
+        logs.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{error.filename}: {error.strerror}") from error
     session = _Session(backend, logs, reporter, Compilers(items, backend))
     return session.run(items, jobs, fail_fast=fail_fast)
 
@@ -179,6 +190,8 @@ class _Session:
             digest, reproducible = made.digest, made.layout is not None
         except ImagematrixError as problem:
             error = problem
+        except OSError as problem:  # no space left for the log, say
+            error = BuildError(str(problem))
         result = Result(
             item=item,
             status="built" if error is None else "stopped" if str(error) == "stopped" else "failed",

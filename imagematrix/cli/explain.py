@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import textwrap
+from collections import Counter
 
 import typer
 
@@ -17,13 +18,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from imagematrix.probe.host import Host
-    from imagematrix.select.selection import Candidate, RuleResult, Selection
+    from imagematrix.probe.host import Gpu, Host
+    from imagematrix.select.selection import Candidate, Selection
 
 __all__ = ["command"]
 
 WIDTH = 100
-SHOWN = 3  # variants refused for one reason that are named before "and N more"
+SHOWN = 3  # variants refused for one reason, or remedies, that are named before how many more there are
 
 
 def command(
@@ -52,31 +53,37 @@ def command(
 def _lines(host: Host, selection: Selection) -> Iterator[str]:
     from rich.markup import escape
 
-    yield escape(f"{selection.image}:{selection.version} on {_host(host, selection)}")
+    yield from map(escape, _folded("", f"{selection.image}:{selection.version} on {_host(host, selection)}"))
     fitting = [candidate for candidate in selection.candidates if candidate.fits]
     yield f"\n[green]{len(fitting)} fit[/], best first" if fitting else "\n[red]nothing fits[/]"
     for candidate in fitting:
         chosen = " <- selected" if candidate.reference == selection.selected else ""
         yield escape(f"  {candidate.rank:>3}  {_short(candidate, selection)}{chosen}")
-    groups: dict[tuple[RuleResult, ...], list[Candidate]] = {}
+    groups: dict[tuple[tuple[str, str], ...], list[Candidate]] = {}
     for candidate in selection.candidates:
         if not candidate.fits:
-            groups.setdefault(candidate.failing, []).append(candidate)
+            groups.setdefault(tuple((rule.rule, rule.why) for rule in candidate.failing), []).append(
+                candidate
+            )
     if groups:
         yield f"\n[yellow]{sum(map(len, groups.values()))} refused[/], the nearest first"
-    for rules, members in groups.items():
-        yield from map(escape, _group(rules, members, selection))
+    for members in groups.values():
+        yield from map(escape, _group(members, selection))
 
 
-def _group(rules: tuple[RuleResult, ...], members: list[Candidate], selection: Selection) -> Iterator[str]:
-    names = [_short(candidate, selection) for candidate in members[:SHOWN]]
-    if len(members) > SHOWN:
-        names.append(f"and {len(members) - SHOWN} more")
-    yield from _folded("  ", ", ".join(names))
-    for rule in rules:
+def _group(members: list[Candidate], selection: Selection) -> Iterator[str]:
+    """Yield what refuses all of `members` alike; what would mend it may differ among them."""
+    yield from _folded("  ", _several([_short(candidate, selection) for candidate in members], ", "))
+    for position, rule in enumerate(members[0].failing):
         yield from _folded("       ", f"{rule.rule}: {rule.why}")
-        if rule.fix:
-            yield from _folded("         ", f"-> {rule.fix}")
+        fixes = dict.fromkeys(candidate.failing[position].fix for candidate in members)
+        if any(fixes):
+            yield from _folded("         ", f"-> {_several([fix for fix in fixes if fix], ' or ')}")
+
+
+def _several(texts: list[str], glue: str) -> str:
+    more = [f"{len(texts) - SHOWN} more"] if len(texts) > SHOWN else []
+    return glue.join(texts[:SHOWN] + more)
 
 
 def _folded(indent: str, text: str) -> list[str]:
@@ -96,10 +103,13 @@ def _short(candidate: Candidate, selection: Selection) -> str:
 
 def _host(host: Host, selection: Selection) -> str:
     driver = f"driver {host.driver.version}" if host.driver else "no NVIDIA driver"
-    gpus = ", ".join(
-        f"{gpu.label} {gpu.compute or '?'}" + ("" if gpu.state == "ok" else f" {gpu.state}")
-        for gpu in selection.chosen_gpus
-    )
+    kinds = Counter(_kind(gpu) for gpu in selection.chosen_gpus)
+    gpus = ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
     return (
         f"{host.cpu.model or host.arch} ({host.cpu.level or host.arch}), {driver}, {gpus or 'no GPU passed'}"
     )
+
+
+def _kind(gpu: Gpu) -> str:
+    state = "" if gpu.state == "ok" else f", {gpu.state}"
+    return f"{gpu.name or 'unknown GPU'} (compute {gpu.compute or 'unknown'}{state})"

@@ -8,7 +8,7 @@ from pathlib import Path
 from imagematrix.errors import UsageError
 from imagematrix.matrix import conditions, document, words
 from imagematrix.matrix.matrix import NO_CUDA, Exclude, Image, Include, Matrix
-from imagematrix.matrix.problems import Mark, MatrixError, Problem, nearest
+from imagematrix.matrix.problems import SLIP, Mark, MatrixError, Problem, nearest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class _Reader:
         for name, mark, value in self._entries(node, "axes"):
             if not words.AXIS_NAME.fullmatch(name):
                 self._problem(f"{name!r} is no name for an axis", mark, "letters, digits and underscores")
-            elif name not in words.AXES and (guess := nearest(name, words.AXES)):
+            elif name not in words.AXES and (guess := nearest(name, words.AXES, likeness=SLIP)):
                 self._problem(f"{name!r} is not an axis that imagematrix knows", mark, guess)
             elif name in words.RESERVED:
                 self._problem(f"{name!r} is a name that templates already have", mark)
@@ -213,7 +213,7 @@ class _Reader:
                     if problem:
                         self._problem(problem[0], value.mark, problem[1])
                     chosen[name] = text
-                elif guess := nearest(name, axes):
+                elif guess := nearest(name, axes, likeness=SLIP):
                     self._problem(f"{name!r} is no axis of this matrix", mark, guess)
                 elif self._is_property(name, mark, text, value.mark, axes):
                     extra[name] = text

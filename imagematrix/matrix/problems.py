@@ -11,7 +11,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["Mark", "MatrixError", "Problem", "nearest"]
+__all__ = ["SLIP", "Mark", "MatrixError", "Problem", "nearest"]
+
+SLIP = 0.75  # the likeness of two words that says that one of them was meant to be the other
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,10 @@ def _line(where: str, problem: Problem) -> str:
     return f"{text}\n  {problem.remedy}" if problem.remedy else text
 
 
-def nearest(word: str, known: Iterable[str]) -> str | None:
-    """Return "did you mean 'x'?" for the known word nearest to `word`, or None where none is near."""
-    matches = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+def nearest(word: str, known: Iterable[str], *, likeness: float = 0.5) -> str | None:
+    """Return "did you mean 'x'?" for the known word nearest to `word`, or None where none is near.
+
+    `likeness` is how near, from 0 to 1: where nothing else speaks for a slip, it had better be `SLIP`.
+    """
+    matches = difflib.get_close_matches(word, list(known), n=1, cutoff=likeness)
     return f"did you mean {matches[0]!r}?" if matches else None

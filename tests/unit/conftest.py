@@ -1,9 +1,20 @@
-"""What the unit tests share: a small matrix that is good, to be spoilt by each test in its own way."""
+"""What the unit tests share: a small matrix to be spoilt, the shipped one with its catalog, the schemas."""
 
+import json
 import textwrap
+from pathlib import Path
 
+import jsonschema
 import pytest
 
+from imagematrix import documents
+from imagematrix.build import labels
+from imagematrix.build.plan import plan
+from imagematrix.catalog.catalog import Catalog
+from imagematrix.facts import marches
+from imagematrix.matrix.load import load
+
+ROOT = Path(__file__).parents[2]
 GOOD = """\
 schema: imagematrix.matrix/v1
 images:
@@ -54,3 +65,45 @@ def project(tmp_path):
         return path
 
     return spoil
+
+
+@pytest.fixture(scope="session")
+def shipped():
+    """The path of the shipped matrix."""
+    return ROOT / "matrix.yaml"
+
+
+@pytest.fixture(scope="session")
+def shipped_catalog(shipped):
+    """The catalog of all that the shipped matrix builds."""
+    variants = []
+    for item in plan(load(shipped), None).with_status("build"):
+        flags = marches.required(item.cell.axes["march"], item.cell.properties["compiler"])
+        variants.append(labels.variant(item.cell, flags, f"training:v1-{item.cell.id}-0123456789ab"))
+    return Catalog(image="training", version="v1", variants=tuple(variants))
+
+
+@pytest.fixture(scope="session")
+def catalog_file(shipped_catalog, tmp_path_factory):
+    """The same, saved."""
+    path = tmp_path_factory.mktemp("catalog") / "training.json"
+    path.write_text(documents.dump(shipped_catalog.to_json()))
+    return path
+
+
+@pytest.fixture(scope="session")
+def profiles():
+    """The saved hosts by name: their files."""
+    return {path.stem: path for path in (ROOT / "tests" / "hosts").glob("*.json")}
+
+
+@pytest.fixture(scope="session")
+def conforms():
+    """Call it with a document to hold it against the JSON Schema that its `schema` names."""
+
+    def check(document):
+        kind = document["schema"].removeprefix("imagematrix.").removesuffix("/v1")
+        schema = json.loads((ROOT / "imagematrix" / "schemas" / f"{kind}.json").read_text())
+        jsonschema.Draft202012Validator(schema).validate(document)
+
+    return check

@@ -144,3 +144,28 @@ def test_an_include_touches_exactly_the_cells_it_matches(matrix, value):
     else:
         with pytest.raises(MatrixError, match="it lacks"):
             expand(with_entry)
+
+
+def test_no_two_cells_have_one_name(project):
+    again = "  - {cuda: '12.4', compute: '9.0', driver: 550.163.01, march: znver4}\n"
+    path = project(("exclude:", f"include:\n{again}{again}exclude:"))
+    with pytest.raises(MatrixError, match=r"2 cells would be called cuda12\.4-sm90-drv550\.163\.01-znver4"):
+        expand(load(path))
+    path = project(("  march:", "  one: [a-b, a]\n  two: [c, b-c]\n  march:"))
+    with pytest.raises(MatrixError, match=r"cpu-a-b-c-x86-64-v3(.|\n)*take out an include"):
+        expand(load(path))
+
+
+def test_only_knows_the_values_that_includes_add(project):
+    entry = "include:\n  - {cuda: none, march: znver5}\n"
+    matrix = load(project(("exclude:", entry + "exclude:")))
+    assert [cell.id for cell in only(expand(matrix), "march=znver5", matrix).cells] == ["cpu-znver5"]
+
+
+def test_a_cell_for_another_platform_says_so(project):
+    cells = expand(load(project(("  march:", "  platform: [linux/amd64, linux/arm64]\n  march:")))).cells
+    assert [(cell.id, cell.platform) for cell in cells[:3]] == [
+        ("cpu-linux-amd64-x86-64-v3", "linux/amd64"),
+        ("cpu-linux-amd64-znver4", "linux/amd64"),
+        ("cpu-linux-arm64-x86-64-v3", "linux/arm64"),
+    ]

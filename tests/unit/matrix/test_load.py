@@ -89,10 +89,39 @@ def test_an_unquoted_version_keeps_its_zero(project):
         (("  march:", "  platform: [linux/riscv]\n  march:"), "'linux/riscv' is no platform"),
         (("  march:", "  loop: [a]\n  march:"), "'loop' is a name that templates already have"),
         (("  march:", "  X-Y: [a]\n  march:"), "'X-Y' is no name for an axis"),
+        (("  training:", "  training:v2:"), "'training:v2' is no image name"),
+        (("  training:", "  ml..training:"), "'ml..training' is no image name"),
+        (('base: "debian:trixie"', "platform: linux/arm64"), "'platform' can't be the name of a property"),
+        (("exclude:", "include:\n  - {cuda: '12.4', sm: '89'}\nexclude:"), "'sm' can't be the name of"),
+        (("exclude:", "include:\n  - {cuda: }\nexclude:"), 'found nothing\n  for no CUDA write "none"'),
+        (
+            ("march: [x86-64-v3, znver4]", "march: [x86-64-v3, ]\n  tune: [[a]]"),
+            "expected a word, found a list",
+        ),
+        (('"12.4": {base: "debian:trixie"', '"12.4": {base: {a: b}'), "base: expected a word, found a map"),
     ],
 )
 def test_each_error_names_place_and_remedy(project, change, expected):
     assert expected in message(project(change))
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (("  march:", "  compiler_of_choice: [a]\n  march:"), "compiler_of_choice"),
+        (("  march:", "  driver_kind: [a]\n  march:"), "driver_kind"),
+        (("  training:", "  registry.example:5000/ml/training_a__b-c:"), "march"),
+        (("  march:", "  platform: [linux/amd64, linux/arm64]\n  march:"), "platform"),
+    ],
+)
+def test_what_only_looks_wrong(project, change, name):
+    assert name in load(project(change)).axes
+
+
+def test_an_include_can_give_what_is_called_almost_like_an_axis(project):
+    entry = "include:\n  - {cuda: '12.4', driver_series: -tesla-470, why: because}\n"
+    (include,) = load(project(("exclude:", entry + "exclude:"))).include
+    assert include.properties == {"driver_series": "-tesla-470"}
 
 
 def test_all_errors_are_told_at_once_in_the_order_of_the_file(project):
@@ -140,6 +169,23 @@ def test_anchors_and_merges_do_what_people_expect(project):
         ('"12.4": {base: "debian:trixie", compiler: gcc-14}', '"12.4": {<<: *t, nvrtc: libnvrtc12}'),
     )
     assert load(path).properties["cuda"]["12.4"]["base"] == "debian:trixie"
+
+
+@pytest.mark.parametrize("own", ["<<: *t, base: own", "base: own, <<: *t", "<<: [{base: own}, *t]"])
+def test_what_stands_in_a_map_goes_before_what_it_merges(project, own):
+    path = project(
+        (
+            'none: {base: "debian:trixie", compiler: gcc-14}',
+            'none: &t {base: "debian:trixie", compiler: gcc-14}',
+        ),
+        ('"12.4": {base: "debian:trixie", compiler: gcc-14}', f'"12.4": {{{own}}}'),
+    )
+    assert load(path).properties["cuda"]["12.4"] == {"base": "own", "compiler": "gcc-14"}
+
+
+def test_a_merged_key_may_come_once_of_its_own(project):
+    text = message(project(text="x: &x {a: 1}\ny: {<<: *x, a: 2, a: 3}\n"))
+    assert text == "2:19: the key 'a' is here twice (first in line 2)"
 
 
 def test_a_file_that_is_not_there_or_no_text(tmp_path):

@@ -1,0 +1,77 @@
+"""Cells that cannot work are told with the vendor's limit, and what no table knows is left to the build."""
+
+import pytest
+
+from imagematrix.matrix.feasibility import Infeasible, infeasible
+from imagematrix.matrix.matrix import Cell, Image
+
+
+def cell(compiler=None, **axes):
+    image = Image(name="i", version="v", template="t", context=None)
+    return Cell(image=image, axes=axes, properties={"compiler": compiler} if compiler else {})
+
+
+@pytest.mark.parametrize(
+    ("impossible", "rule", "why"),
+    [
+        (
+            cell(cuda="11.8", compute="10.0"),
+            "toolkit-target",
+            "CUDA 11.8 cannot target compute capability 10.0 (sm_100); 12.8 to ",
+        ),
+        (
+            cell(cuda="13.0", compute="7.0"),
+            "toolkit-target",
+            "CUDA 13.0 cannot target compute capability 7.0 (sm_70); 9.0 to 12.9 can",
+        ),
+        (
+            cell(cuda="11.8", compute="9.9"),
+            "toolkit-target",
+            "CUDA 11.8 cannot target compute capability 9.9 (sm_99); no release can",
+        ),
+        (
+            cell(cuda="12.4", driver="470.256.02"),
+            "driver-cuda",
+            "driver 470.256.02 is too old for CUDA 12.4, which needs 525.60.13",
+        ),
+        (
+            cell(cuda="12.4", driver="535.261.03", platform="linux/arm64", march="znver4"),
+            "march-platform",
+            "march znver4 is for x86_64, not for linux/arm64",
+        ),
+        (
+            cell(cuda="none", march="neoverse-v2"),
+            "march-platform",
+            "march neoverse-v2 is for aarch64, not for linux/amd64",
+        ),
+        (
+            cell("gcc-12", cuda="none", march="znver5"),
+            "march-compiler",
+            "gcc-12 does not know -march=znver5; ",
+        ),
+    ],
+)
+def test_what_cannot_work(impossible, rule, why):
+    found = infeasible(impossible)
+    assert isinstance(found, Infeasible)
+    assert found.rule == rule
+    assert found.why.startswith(why)
+
+
+@pytest.mark.parametrize(
+    "possible",
+    [
+        cell(cuda="12.4", compute="9.0a", driver="550.163.01", march="znver4"),
+        cell(cuda="12.4", compute="9.0", driver="525.60.13"),  # minor-version compatibility
+        cell(cuda="12.4", compute="9.0", driver="host"),
+        cell(cuda="none", march="x86-64-v2"),
+        cell("gcc-14", cuda="none", march="znver5"),
+        cell("gcc-99", cuda="none", march="znver5"),
+        cell("nvhpc-24", cuda="none", march="znver5"),
+        cell(cuda="99.0", compute="9.0"),
+        cell(platform="linux/arm64", march="neoverse-v2"),
+        cell(other="x"),
+    ],
+)
+def test_what_nothing_speaks_against(possible):
+    assert infeasible(possible) is None

@@ -1,0 +1,87 @@
+"""Which images a Dockerfile builds on, read as BuildKit reads it."""
+
+import textwrap
+
+import pytest
+
+from imagematrix.errors import UsageError
+from imagematrix.render.dockerfile import bases, through_stage
+
+
+@pytest.mark.parametrize(
+    ("dockerfile", "expected"),
+    [
+        ("FROM debian:trixie\n", ("debian:trixie",)),
+        ("from debian as a\nFROM a AS b\nFROM A\n", ("debian",)),
+        ("FROM debian AS one\nFROM one\nFROM debian\nFROM other\n", ("debian", "other")),
+        ("FROM --platform=$BUILDPLATFORM golang@sha256:12\n", ("golang@sha256:12",)),
+        ("FROM scratch\n", ()),
+        ("# FROM a\n\n   FROM b   \n", ("b",)),
+        ("FROM \\\n  # a comment between\n\n  debian \\\n AS x\n", ("debian",)),
+        ("FROM a\\", ("a",)),
+        ("FROM a\r\nFROM b\r\n", ("a", "b")),
+        ("FROM a\nCOPY --link --from=tool:1 --chmod=755 /x /\n", ("a", "tool:1")),
+        ("FROM a AS x\nFROM b\nCOPY --from=x /x /\nCOPY --from=0 /y /\n", ("a", "b")),
+        ("FROM a\nRUN --mount=type=cache,target=/c --mount=type=bind,from=b,target=/b make\n", ("a", "b")),
+        ("FROM a\nRUN --mount=from=b,target=/b make\n", ("a", "b")),
+        ("FROM a\nRUN --mount=type=bind,source=from=x,target=/b make\n", ("a",)),
+        # What only looks like it.
+        ("FROM a\nRUN echo COPY --from=b\nRUN tool --from=b --mount=from=c\nCOPY x --from=d\n", ("a",)),
+        ("FROM a\nENV FROM=b\nLABEL x='FROM c'\n", ("a",)),
+    ],
+)
+def test_bases(dockerfile, expected):
+    assert bases(dockerfile) == expected
+
+
+@pytest.mark.parametrize(
+    "heredoc",
+    [
+        "RUN <<EOF\nFROM inside\nEOF",
+        "RUN <<'EOF' sh\nFROM inside\nEOF",
+        'RUN 3<<"EOF" sh\nFROM inside\nEOF',
+        "RUN <<EOF\nFROM inside\n  EOF\nFROM inside\nEOF",
+        "RUN <<-EOF\nFROM inside\n\tEOF",
+        "RUN <<EOF\nFROM inside\nEOF\r",
+        "COPY <<one <<two /\nFROM inside\ntwo\none\nFROM inside\ntwo",
+        "RUN cat \\\n  <<END-OF-FILE\nFROM inside\nEOF\nEND-OF-FILE",
+        # What is none.
+        "RUN cat <<<here",
+        "RUN echo $((1<<N)) $(( 1 << N ))",
+        'RUN echo " <<EOF "',
+        "RUN echo ' <<EOF '",
+        'RUN echo \\" <<EOF\nEOF',
+        "ENV x=<<EOF",
+    ],
+)
+def test_what_a_heredoc_holds_is_no_instruction(heredoc):
+    assert bases(f"FROM before\n{heredoc}\nFROM after\n") == ("before", "after")
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["FROM $BASE", "FROM debian:${TAG}", "COPY --from=$STAGE /x /", "RUN --mount=from=$STAGE,target=/x true"],
+)
+def test_a_base_from_a_variable_is_refused(line):
+    with pytest.raises(UsageError, match="takes a base from a variable") as caught:
+        bases(f"ARG BASE=x\nFROM debian\n{line}\n")
+    assert "the template's variables" in caught.value.remedy
+
+
+def test_a_dockerfile_up_to_the_end_of_a_stage():
+    dockerfile = textwrap.dedent(
+        """\
+        FROM debian AS Compiler
+        RUN <<EOF
+        FROM nothing
+        EOF
+
+        # The next one.
+        FROM compiler AS program
+        RUN make
+        """
+    )
+    assert through_stage(dockerfile, "compiler") == dockerfile[: dockerfile.index("FROM compiler AS")]
+    assert through_stage(dockerfile, "program") == dockerfile
+    assert through_stage(dockerfile, "other") is None
+    assert through_stage("FROM debian\n", "compiler") is None

@@ -1,0 +1,175 @@
+"""Rendering: the same bytes everywhere, and one error with its place for all that a template does wrong."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from imagematrix.errors import UsageError
+from imagematrix.matrix.expand import expand
+from imagematrix.matrix.load import load
+from imagematrix.render.render import Renderer, variables
+
+GOLDEN = Path(__file__).parent / "golden"
+ONLY = {
+    "cpu-x86-64-v3": "cuda=none,march=x86-64-v3",
+    "cuda11.8-drv535.261.03-sm52-broadwell": "cuda=11.8,compute=5.2,march=broadwell",
+    "cuda12.4-drv550.163.01-sm90-znver4": "cuda=12.4,compute=9.0,driver=550.163.01,march=znver4",
+}
+EVERYTHING = """
+import hashlib, sys
+from imagematrix.matrix.expand import expand
+from imagematrix.matrix.load import load
+from imagematrix.render.render import Renderer
+matrix = load(sys.argv[1])
+renderer = Renderer(matrix.templates)
+text = "".join(renderer.render(cell) for cell in expand(matrix).cells)
+print(hashlib.sha256(text.encode()).hexdigest())
+"""
+
+
+def render(path, name=None):
+    """Return the Dockerfile of the cell called `name`, or of the first."""
+    matrix = load(path)
+    cells = {cell.id: cell for cell in expand(matrix).cells}
+    return Renderer(matrix.templates).render(cells[name] if name else next(iter(cells.values())))
+
+
+def refusal(path, name=None):
+    with pytest.raises(UsageError) as caught:
+        render(path, name)
+    folder = path.parent / "templates"
+    return str(caught.value).replace(f"{folder}/", ""), caught.value.remedy
+
+
+@pytest.mark.parametrize("name", ONLY)
+def test_the_shipped_template_gives_what_it_gave(name, shipped):
+    path = GOLDEN / f"{name}.Dockerfile"
+    again = f"imagematrix render --only '{ONLY[name]}' > {path.relative_to(shipped.parent)}"
+    assert render(shipped, name) == path.read_text(), f"if this is meant: {again}"
+
+
+def test_there_is_no_other_golden_file():
+    assert {path.stem for path in GOLDEN.iterdir()} == set(ONLY)
+
+
+def test_the_order_of_python_s_sets_changes_no_byte(shipped):
+    digests = {
+        subprocess.run(
+            [sys.executable, "-c", EVERYTHING, shipped],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+        for seed in ("0", "1", "4711")
+    }
+    assert len(digests) == 1
+
+
+def test_what_templates_see(project):
+    path = project(('"12.4": {', '"12.4": {nvrtc: libnvrtc12, '))
+    cells = {cell.id: cell for cell in expand(load(path)).cells}
+    assert variables(cells["cpu-znver4"]) == {
+        "image": "training",
+        "version": "v1",
+        "platform": "linux/amd64",
+        "arch": "x86_64",
+        "march": "znver4",
+        "march_option": "-march=znver4",
+        "cuda": None,
+        "compute": None,
+        "sm": None,
+        "driver": None,
+        "base": "debian:trixie",
+        "compiler": "gcc-14",
+    }
+    gpu = variables(cells["cuda12.4-sm89-drv550.163.01-znver4"])
+    assert {key: gpu[key] for key in ("cuda", "compute", "sm", "driver", "nvrtc")} == {
+        "cuda": "12.4",
+        "compute": "8.9",
+        "sm": "89",
+        "driver": "550.163.01",
+        "nvrtc": "libnvrtc12",
+    }
+
+
+def test_the_compiler_of_a_core_of_arm_wants_another_option(project):
+    path = project(
+        text="""\
+            schema: imagematrix.matrix/v1
+            images: {training: {version: v1, template: training.j2}}
+            axes: {platform: [linux/arm64], march: [neoverse-v2]}
+            properties: {platform: {linux/arm64: {base: debian}}}
+            """,
+        template="{{ platform }} {{ arch }} {{ march_option }} {{ base }} {{ cuda is none }}\n",
+    )
+    assert render(path) == "linux/arm64 aarch64 -mcpu=neoverse-v2 debian True\n"
+
+
+def test_an_unknown_variable_names_its_place_and_the_nearest_one(project):
+    message, remedy = refusal(project(template="FROM debian\n# {{ version }}\nRUN {{ marhc_option }}\n"))
+    assert message == "training.j2:3: 'marhc_option' is undefined (in the cell cpu-x86-64-v3)"
+    assert remedy == "did you mean 'march_option'?"
+
+
+def test_an_error_in_what_a_template_imports_is_told_there(project, tmp_path):
+    path = project(template='{% import "macros.j2" as m %}\n\nFROM {{ m.base() }}\n')
+    (tmp_path / "templates" / "macros.j2").write_text("{% macro base() %}\n{{ zzzzzzzz }}\n{% endmacro %}\n")
+    message, remedy = refusal(path)
+    assert message.startswith("macros.j2:2: 'zzzzzzzz' is undefined")
+    assert remedy.startswith("templates see arch, base, ")
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        (
+            "FROM x\nRUN {{ cuda }}\n",
+            "training.j2:2: a value that is none here would be written",
+        ),
+        ("{{ none }}", "training.j2:1: a value that is none here would be written"),
+        ("FROM {{ base\n", "training.j2:1: unexpected end of template"),
+        ("FROM x\n{% if cuda %}\n", "training.j2:2: Unexpected end of template"),
+        ("FROM x\n{{ base | upperr }}\n", "training.j2:2: No filter named 'upperr'"),
+        ('{% include "nowhere.j2" %}', "training.j2: no template 'nowhere.j2'"),
+        ('{% include "../training.j2" %}', "training.j2: no template '../training.j2'"),
+        ("FROM x\n{{ 1 // 0 }}\n", "training.j2:2: integer division or modulo by zero"),
+        ("{{ {}.x.y }}", "training.j2:1: 'dict object' has no attribute 'x'"),
+        ("{{ 3 | dictsort }}", "training.j2:1: 'int' object has no attribute 'items'"),
+        ("{{ base(1) }}", "training.j2:1: 'str' object is not callable"),
+        (
+            "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+            "training.j2:1: maximum recursion depth",
+        ),
+        ("{{ 'a' * 10 ** 18 }}", "training.j2:1: "),
+        ("{{ range(10 ** 9) }}", "training.j2:1: Range too big"),
+    ],
+)
+def test_whatever_goes_wrong_is_one_error_with_its_place(project, template, expected):
+    assert expected in refusal(project(template=template))[0]
+
+
+@pytest.mark.parametrize(
+    "trick",
+    [
+        "{{ ''.__class__.__mro__ }}",
+        "{{ ().__class__.__base__.__subclasses__() }}",
+        "{{ cycler.__init__.__globals__ }}",
+        "{{ '{0.__class__}'.format(1) }}",
+        "{{ ''|attr('__class__') }}",
+        "{{ [].append(1) }}",
+    ],
+)
+def test_a_template_gets_no_hold_of_python(project, trick):
+    message, _ = refusal(project(template=trick))
+    assert message.startswith("training.j2:1: ")
+    assert any(word in message for word in ("unsafe", "is not safely callable"))
+
+
+def test_a_template_that_is_no_text(project, tmp_path):
+    path = project()
+    (tmp_path / "templates" / "training.j2").write_bytes(b"FROM \xff\n")
+    assert "training.j2: 'utf-8' codec can't decode" in refusal(path)[0]

@@ -1,0 +1,100 @@
+"""The library as its users import it: every name, typed and lazy, and nothing heavy on the way to a choice."""
+
+import json
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+import imagematrix as im
+from imagematrix import errors
+
+HEAVY = ("docker", "elftools", "jinja2", "packaging", "pynvml", "requests", "rich", "typer", "yaml")
+
+
+def python(code, *words):
+    """Run `code` in a new interpreter and return what it printed, as JSON."""
+    command = [sys.executable, "-c", textwrap.dedent(code), *map(str, words)]
+    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def test_the_names_of_the_contract_are_there():
+    for name in ("probe", "Host", "Catalog", "select", "select_many", "explain", "launch", "NothingFits"):
+        assert callable(getattr(im, name))
+    assert set(im.__all__) <= set(dir(im))
+    assert set(errors.__all__) <= set(im.__all__)
+
+
+def test_another_name_is_no_attribute():
+    with pytest.raises(AttributeError, match="module 'imagematrix' has no attribute 'selekt'"):
+        _ = im.selekt
+
+
+def test_star_brings_the_names():
+    code = "import json; from imagematrix import *; print(json.dumps(sorted(set(dir()) - {'json'})))"
+    assert set(im.__all__) <= set(python(code))
+
+
+def test_a_package_does_not_take_a_functions_place():
+    code = """
+        import json
+        import imagematrix.launch.plan, imagematrix.probe.tree, imagematrix.select.order
+        from imagematrix.select import rules
+        import imagematrix as im
+        print(json.dumps([type(getattr(im, name)).__name__ for name in ("launch", "probe", "select")]))
+    """
+    assert python(code) == ["function"] * 3
+
+
+def test_importing_the_package_loads_next_to_nothing():
+    code = "import json, sys; before = set(sys.modules); import imagematrix; after = set(sys.modules)"
+    loaded = python(f"{code}; print(json.dumps(sorted(after - before)))")
+    assert set(loaded) <= {"__future__", "imagematrix", "types"}
+
+
+def test_choosing_loads_no_library(profiles, catalog_file):
+    code = """
+        import json, sys
+        import imagematrix as im
+        host, catalog = im.Host.load(sys.argv[1]), im.Catalog.load(sys.argv[2])
+        found = im.select(host, catalog)
+        print(json.dumps([found.selected, sorted(sys.modules)]))
+    """
+    selected, modules = python(code, profiles["genoa-h200"], catalog_file)
+    assert selected == "training:v1-cuda12.4-drv550.163.01-sm90-znver4-0123456789ab"
+    assert not {module.partition(".")[0] for module in modules} & set(HEAVY)
+
+
+def test_what_the_library_chooses_is_what_it_explains(profiles, shipped_catalog):
+    hosts = [im.Host.load(path) for _, path in sorted(profiles.items())]
+    for host, answer in zip(hosts, im.select_many(hosts, shipped_catalog), strict=True):
+        explained = im.explain(host, shipped_catalog).selected
+        assert explained == (None if isinstance(answer, im.NothingFits) else answer.selected)
+
+
+def test_a_type_checker_sees_the_types(tmp_path):
+    user = tmp_path / "user.py"
+    user.write_text(
+        textwrap.dedent(
+            """\
+            import imagematrix as im
+
+            def choose(path: str) -> str | None:
+                try:
+                    return im.select(im.Host.load(path), im.Catalog.from_engine("training:v1")).selected
+                except im.NothingFits as error:
+                    return error.remedy
+
+            reveal_type(im.probe())
+            im.selekt
+            """
+        )
+    )
+    command = [sys.executable, "-m", "mypy", "--strict", "--config-file=", f"--cache-dir={tmp_path}", user]
+    said = subprocess.run(command, check=False, capture_output=True, text=True).stdout.splitlines()
+    assert [line.partition(": ")[2] for line in said] == [
+        'note: Revealed type is "imagematrix.probe.host.Host"',
+        'error: Module has no attribute "selekt"  [attr-defined]',
+        "Found 1 error in 1 file (checked 1 source file)",
+    ]
