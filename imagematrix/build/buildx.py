@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 __all__ = ["Buildx"]
 
 OLDEST = 23  # the first engine whose BuildKit knows COPY --link, SOURCE_DATE_EPOCH and OCI layouts
-STEP = re.compile(r"#\d+ \[(?!internal)(.+)\]? ?(.*)")
+STEP = re.compile(r"#\d+ \[(?!internal)([^]]+)\] (.+)")
 TAIL = 20  # lines of a failed build's log that its error shows
 
 
@@ -181,7 +181,7 @@ class Buildx:
                 tail = [*tail[1 - TAIL :], line.rstrip()]
                 found = STEP.match(line)
                 if found:
-                    step(found[1])
+                    step(f"{found[1]}: {found[2]}")
             feeder.join()
         finally:
             code = process.wait()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import stat
 from dataclasses import dataclass
 
@@ -87,7 +88,8 @@ def _add(digest: hashlib._Hash, name: str, path: Path) -> None:
     status = path.lstat()
     digest.update(f"{name}\0{stat.S_IMODE(status.st_mode):o}\0".encode("utf-8", "surrogateescape"))
     if path.is_symlink():
-        digest.update(f"link {path.readlink()}".encode("utf-8", "surrogateescape"))
+        target = os.readlink(path)  # noqa: PTH115 - pathlib would tidy it up
+        digest.update(f"link {target}".encode("utf-8", "surrogateescape"))
     elif path.is_file():
         with path.open("rb") as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())

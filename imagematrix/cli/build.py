@@ -37,8 +37,12 @@ def command(
         if todo and not backend.reproducible:
             say("the engine has the classic image store: timestamps stay, and a second build differs in them")
         logs = file.parent / ".imagematrix" / "logs"
-        with progress(len(todo)) as reporter:
-            results = build(plan, backend, jobs=jobs, logs=logs, reporter=reporter, fail_fast=fail_fast)
+        try:
+            with progress(len(todo)) as reporter:
+                results = build(plan, backend, jobs=jobs, logs=logs, reporter=reporter, fail_fast=fail_fast)
+        except (KeyboardInterrupt, SystemExit):
+            say("stopped: what is built stays, and the next build goes on from here")
+            raise
     if json:
         answer(report(plan, results))
     else:

@@ -92,12 +92,15 @@ class _Board:
             self._screen.print(f"{escape(count)} {MARKS[result.status]} {escape(text)}")
 
     def render(self) -> RenderableType:
+        from rich.markup import escape
         from rich.table import Table
 
         with self._lock:
             board = Table.grid(padding=(0, 2))
+            board.add_column(no_wrap=True)
+            board.add_column(no_wrap=True, overflow="ellipsis")
             for name, text in self._running.items():
-                board.add_row(name, text, style="dim")
+                board.add_row(name, escape(text), style="dim")
             board.add_row(f"{self._done} of {self._total} done{self._left()}", "")
             return board
 

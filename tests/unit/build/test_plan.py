@@ -1,0 +1,160 @@
+"""The plan: what becomes of each cell, and why."""
+
+import pytest
+
+from imagematrix.build.build import build
+from imagematrix.build.plan import STATUSES, plan
+from imagematrix.errors import UsageError
+from imagematrix.matrix.load import load
+
+ONE = "cuda=12.4,compute=8.9,driver=550.163.01,march=znver4"
+
+
+class Silent:
+    def started(self, item):
+        pass
+
+    def step(self, item, text):
+        pass
+
+    def finished(self, result):
+        pass
+
+
+@pytest.fixture
+def built(backend, tmp_path_factory):
+    """Call it with a plan to have it carried out."""
+    logs = tmp_path_factory.mktemp("logs")
+    return lambda found: build(found, backend, jobs=1, logs=logs, reporter=Silent())
+
+
+def test_what_is_not_there_is_to_be_built(planned, conforms):
+    found = planned()
+    assert [(status, len(found.with_status(status))) for status in STATUSES] == [
+        ("build", 12),
+        ("up-to-date", 0),
+        ("refused", 0),
+        ("excluded", 4),
+        ("infeasible", 2),
+    ]
+    item = found.items[-5]
+    assert item.cell.id == "cuda12.4-sm89-drv550.163.01-znver4"
+    assert item.reference == f"training:v1-{item.cell.id}-{item.identity.digest[7:19]}"
+    assert item.dockerfile.startswith("FROM debian:trixie AS compiler")
+    assert found.to_json()["cells"][-5] == {
+        "image": "training",
+        "version": "v1",
+        "cell": item.cell.id,
+        "axes": {"cuda": "12.4", "compute": "8.9", "driver": "550.163.01", "march": "znver4"},
+        "status": "build",
+        "rule": None,
+        "why": None,
+        "reference": item.reference,
+        "input": item.identity.digest,
+        "changed": [],
+    }
+    conforms(found.to_json())
+
+
+def test_the_engine_is_asked_once_for_what_cells_share(planned, backend):
+    planned()
+    assert sorted(backend.calls) == [
+        ("present", "training", "v1"),
+        ("resolve", "debian:bookworm"),
+        ("resolve", "debian:trixie"),
+    ]
+
+
+def test_an_excluded_cell_names_its_rule(planned, tmp_path):
+    excluded = planned().with_status("excluded")
+    assert {item.rule for item in excluded} == {f"{tmp_path / 'matrix.yaml'}:18"}
+    assert {item.why for item in excluded} == {"they have the newer toolkit"}
+    assert {item.reference for item in excluded} == {None}
+
+
+@pytest.mark.parametrize(
+    ("change", "cells", "rule", "why"),
+    [
+        (('"8.9"]', '"10.0"]'), "compute=10.0,cuda=11.8", "toolkit-target", "CUDA 11.8 cannot target"),
+        (
+            ("[535.261.03,", "[470.256.02,"),
+            "cuda=12.4,driver=470.256.02",
+            "driver-cuda",
+            "is too old for CUDA 12.4",
+        ),
+        (
+            ("znver4]", "znver5]"),
+            "cuda=11.8,march=znver5",
+            "march-compiler",
+            "gcc-12 does not know -march=znver5",
+        ),
+        (
+            ("  march:", "  platform: [linux/arm64]\n  march:"),
+            "march=znver4",
+            "march-platform",
+            "march znver4 is for x86_64, not for linux/arm64",
+        ),
+    ],
+)
+def test_an_infeasible_cell_names_the_vendors_rule(planned, backend, change, cells, rule, why, conforms):
+    found = planned(change, only=cells)
+    kept = [item for item in found.items if item.status != "excluded"]
+    assert {(item.status, item.rule) for item in kept} == {("infeasible", rule)}
+    assert all(why in item.why for item in kept)
+    assert not backend.calls
+    conforms(found.to_json())
+
+
+def test_what_is_there_is_up_to_date_and_what_is_not_is_built(planned, built):
+    built(planned(only="march=znver4"))
+    found = planned()
+    assert {item.cell.axes["march"] for item in found.with_status("up-to-date")} == {"znver4"}
+    assert {item.cell.axes["march"] for item in found.with_status("build")} == {"x86-64-v3"}
+
+
+@pytest.mark.parametrize(
+    ("change", "changed"),
+    [
+        ({"template": "FROM {{ base }}\n"}, ("dockerfile",)),
+        ({"file": "new.c"}, ("context",)),
+        ({"salt": "a newer one"}, ("base debian:trixie",)),
+        ({"base": "debian:sid"}, ("base debian:sid", "base debian:trixie", "dockerfile")),
+    ],
+)
+def test_what_is_there_of_something_else_is_refused(planned, built, backend, tmp_path, change, changed):
+    (tmp_path / ".dockerignore").write_text("matrix.yaml\ntemplates\n")
+    before = planned(only=ONE)
+    built(before)
+    if "file" in change:
+        (tmp_path / change["file"]).touch()
+    backend.salt = change.get("salt", "")
+    base = ('"12.4": {base: "debian:trixie"', f'"12.4": {{base: "{change.get("base", "debian:trixie")}"')
+    (item,) = planned(base, only=ONE, template=change.get("template")).with_status("refused")
+    assert item.changed == changed
+    assert item.why == f"{', '.join(changed)} changed"
+    assert item.instead == before.items[0].reference
+
+
+def test_in_development_it_is_built_again(planned, built, backend):
+    development = ("version: v1", "version: v1\n    development: true")
+    built(planned(development, only=ONE))
+    (old,) = backend.images
+    again = planned(development, only=ONE, template="FROM {{ base }}\n")
+    (item,) = again.with_status("build")
+    assert item.instead == old
+    built(again)
+    assert list(backend.images) == [item.reference]
+
+
+def test_without_an_engine_every_feasible_cell_is_to_be_built(project, conforms):
+    found = plan(load(project(('"8.9"]', '"10.0"]'))), None)
+    assert len(found.with_status("build")) == 7
+    assert len(found.with_status("infeasible")) == 7
+    assert all(item.reference is None and item.identity is None for item in found.items)
+    conforms(found.to_json())
+
+
+def test_a_base_that_is_nowhere_ends_the_plan(planned, backend):
+    backend.missing = {"debian:trixie"}
+    with pytest.raises(UsageError, match="debian:trixie is nowhere"):
+        planned()

@@ -1,0 +1,118 @@
+"""The JSON Schemas: sound themselves, and what every document is that the code writes."""
+
+import json
+from importlib.resources import files
+
+import jsonschema
+import pytest
+import yaml
+
+from imagematrix.build.plan import plan
+from imagematrix.catalog.catalog import Catalog, Ptx, UserModeDriver, Variant
+from imagematrix.matrix.load import load
+from imagematrix.probe.host import Host
+from imagematrix.select.select import explain
+
+SCHEMAS = {path.name: path for path in (files("imagematrix") / "schemas").iterdir()}
+KINDS = ("build", "catalog", "host", "matrix", "plan", "selection")
+DIGEST = f"sha256:{'0' * 64}"
+
+
+def test_there_is_one_for_each_kind_of_document():
+    assert sorted(SCHEMAS) == [f"{kind}.json" for kind in KINDS]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_is_a_schema_and_says_what_it_is_of(kind):
+    schema = json.loads(SCHEMAS[f"{kind}.json"].read_text())
+    jsonschema.Draft202012Validator.check_schema(schema)
+    assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
+    assert schema["$id"] == f"urn:imagematrix:{kind}:v1"
+    assert schema["properties"]["schema"] == {"const": f"imagematrix.{kind}/v1"}
+    assert schema["title"]
+    assert schema["description"]
+
+
+def test_hosts_and_selections(profiles, shipped_catalog, conforms):
+    for path in profiles.values():
+        host = Host.load(path)
+        conforms(host.to_json())
+        for wanted in ("all", "none"):
+            conforms(explain(host, shipped_catalog, gpus=wanted).to_json())
+
+
+@pytest.mark.parametrize(
+    "driver",
+    [
+        UserModeDriver(mode="exact", version="550.163.01"),
+        UserModeDriver(mode="compat", version="560.35.05", branches=(535, 550), brands=("tesla",)),
+        UserModeDriver(mode="host"),
+    ],
+)
+def test_catalogs(shipped_catalog, conforms, driver):
+    conforms(shipped_catalog.to_json())
+    variant = Variant(
+        reference="reg:5000/ml/training@sha256:0",
+        digest=DIGEST,
+        platform="linux/amd64",
+        cuda="12.4",
+        cubins=("89", "90a"),
+        ptx=(Ptx(target="90", isa="8.4"),),
+        driver=driver,
+        size=1,
+    )
+    conforms(Catalog(image="training", version="v1", variants=(variant,)).to_json())
+
+
+def test_plans(shipped, conforms):
+    document = plan(load(shipped), None).to_json()
+    conforms(document)
+    assert {cell["status"] for cell in document["cells"]} == {"build", "excluded", "infeasible"}
+
+
+@pytest.mark.parametrize("loader", [yaml.SafeLoader, yaml.BaseLoader])
+def test_the_shipped_matrix(shipped, conforms, loader):
+    conforms(yaml.load(shipped.read_text(), loader))  # noqa: S506 - both are safe
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("images:", "image:"),
+        ("axes:", "axis:"),
+        ("    version: v1", "    version: v1-2"),
+        ("    version: v1", "    ver: v1"),
+        ("  training:", "  Training:"),
+        ("znver4]", "native]"),
+        ('"7.0"', "sm_70"),
+        ("550.163.01]", "next]"),
+        ('"12.4"]', "12.4.1]"),
+        ("- {cuda", "- {why: x}\n  - {CUDA"),
+        ('base: "debian:trixie"', 'base: "a\\nRUN b"'),
+        ("march: [x86-64-v3, znver4]", "march: []"),
+    ],
+)
+def test_an_editor_is_told_what_validate_would_say(project, conforms, change):
+    conforms(yaml.safe_load(project().read_text()))
+    with pytest.raises(jsonschema.ValidationError):
+        conforms(yaml.safe_load(project(change).read_text()))
+
+
+@pytest.mark.parametrize(
+    ("schema", "document"),
+    [
+        ("host", {"arch": "x86_64"}),
+        ("catalog", {"image": "a", "version": "v1", "variants": [{}]}),
+        ("selection", {"selected": "x"}),
+        ("plan", {"cells": [{"status": "maybe"}]}),
+        ("build", {"cells": {}}),
+    ],
+)
+def test_what_is_no_document_is_refused(conforms, schema, document):
+    with pytest.raises(jsonschema.ValidationError):
+        conforms({"schema": f"imagematrix.{schema}/v1", **document})
+
+
+def test_a_later_key_does_no_harm(profiles, conforms):
+    host = json.loads(profiles["mig"].read_text())
+    conforms(host | {"later": 1, "cpu": host["cpu"] | {"later": 1}})
