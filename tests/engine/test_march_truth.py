@@ -1,0 +1,175 @@
+"""The rule `cpu` held to the truth: code that it lets run never dies of SIGILL.
+
+A program is compiled for every march that the local gcc knows, and run on CPUs that QEMU plays and on this
+machine. What a CPU can do is read from its CPUID leaves, as the kernel does for /proc/cpuinfo.
+"""
+
+import shutil
+import signal
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+import imagematrix as im
+from imagematrix.facts import marches
+
+HERE = Path(__file__).parent
+SIGILL = -signal.SIGILL
+MODELS = (
+    *("qemu64", "Nehalem", "Westmere", "SandyBridge", "IvyBridge", "Haswell", "Broadwell", "Skylake-Client"),
+    *("Opteron_G3", "Opteron_G4", "EPYC", "EPYC-Rome", "EPYC-Milan", "Haswell-noTSX", "max"),
+    *("Haswell,-fma", "Haswell,-avx2", "Skylake-Client,-aes", "EPYC-Milan,-bmi2"),
+)
+# Bits of CPUID by leaf, subleaf and register, under the names that /proc/cpuinfo has
+# (arch/x86/include/asm/cpufeatures.h of Linux).
+BITS = {
+    ("1", "0", "edx"): {4: "tsc", 8: "cx8", 15: "cmov", 23: "mmx", 24: "fxsr", 25: "sse", 26: "sse2"},
+    ("1", "0", "ecx"): {
+        0: "pni",
+        1: "pclmulqdq",
+        9: "ssse3",
+        12: "fma",
+        13: "cx16",
+        19: "sse4_1",
+        20: "sse4_2",
+        22: "movbe",
+        23: "popcnt",
+        25: "aes",
+        26: "xsave",
+        28: "avx",
+        29: "f16c",
+        30: "rdrand",
+    },
+    ("7", "0", "ebx"): {
+        0: "fsgsbase",
+        3: "bmi1",
+        5: "avx2",
+        8: "bmi2",
+        16: "avx512f",
+        17: "avx512dq",
+        18: "rdseed",
+        19: "adx",
+        21: "avx512ifma",
+        23: "clflushopt",
+        24: "clwb",
+        28: "avx512cd",
+        29: "sha_ni",
+        30: "avx512bw",
+        31: "avx512vl",
+    },
+    ("7", "0", "ecx"): {
+        1: "avx512vbmi",
+        5: "waitpkg",
+        6: "avx512_vbmi2",
+        8: "gfni",
+        9: "vaes",
+        10: "vpclmulqdq",
+        11: "avx512_vnni",
+        12: "avx512_bitalg",
+        14: "avx512_vpopcntdq",
+        27: "movdiri",
+        28: "movdir64b",
+    },
+    ("7", "0", "edx"): {
+        8: "avx512_vp2intersect",
+        14: "serialize",
+        22: "amx_bf16",
+        23: "avx512_fp16",
+        24: "amx_tile",
+        25: "amx_int8",
+    },
+    ("7", "1", "eax"): {4: "avx_vnni", 5: "avx512_bf16"},
+    ("d", "1", "eax"): {0: "xsaveopt", 1: "xsavec"},
+    ("80000001", "0", "ecx"): {0: "lahf_lm", 5: "abm", 6: "sse4a", 11: "xop", 16: "fma4", 21: "tbm"},
+    ("80000001", "0", "edx"): {30: "3dnowext", 31: "3dnow"},
+    ("80000008", "0", "ebx"): {0: "clzero"},
+}
+REGISTERS = ("eax", "ebx", "ecx", "edx")
+
+
+@pytest.fixture(scope="module")
+def compiler():
+    """The local gcc, as the table names it."""
+    if not (shutil.which("gcc") and shutil.which("qemu-x86_64")):
+        pytest.fail("needs gcc and qemu-user: run `make engine`")
+    major = subprocess.run(["gcc", "-dumpversion"], capture_output=True, text=True, check=True).stdout.strip()
+    return f"gcc-{major}"
+
+
+@pytest.fixture(scope="module")
+def programs(compiler, tmp_path_factory):
+    """The program by march. QEMU has no say in what is compiled."""
+    folder = tmp_path_factory.mktemp("programs")
+    known = sorted(march for march in marches.known(compiler) if marches.arch(march) == "x86_64")
+
+    def compiled(march):
+        program = folder / march
+        options = ("-O3", "-static", f"-march={march}", "-o", program, HERE / "vectors.c", "-lm")
+        done = subprocess.run(["gcc", *options], capture_output=True, text=True, check=False)
+        # 32-bit CPUs are in gcc's list, too.
+        return march, program if done.returncode == 0 else None
+
+    with ThreadPoolExecutor(2) as pool:
+        found = {march: program for march, program in pool.map(compiled, known) if program}
+    assert len(found) > 40
+    return found
+
+
+@pytest.fixture(scope="module")
+def cpuid(tmp_path_factory):
+    program = tmp_path_factory.mktemp("cpuid") / "cpuid"
+    subprocess.run(["gcc", "-O1", "-static", "-o", program, HERE / "cpuid.c"], check=True)
+    return program
+
+
+def flags(output):
+    """Return the kernel's names for what CPUID says."""
+    found = set()
+    for line in output.splitlines():
+        leaf, subleaf, *values = line.split()
+        for register, value in zip(REGISTERS, values, strict=True):
+            names = BITS.get((leaf, subleaf, register), {})
+            found |= {name for bit, name in names.items() if int(value, 16) >> bit & 1}
+    return found
+
+
+def verdicts(programs, compiler, has, start):
+    """Return the marches that the rule lets run, and those of them that died of SIGILL."""
+    allowed = [march for march in programs if marches.required(march, compiler) <= has]
+
+    def dies(march):
+        done = subprocess.run([*start, programs[march]], capture_output=True, check=False)
+        return done.returncode in (SIGILL, 128 + signal.SIGILL)
+
+    with ThreadPoolExecutor(2) as pool:
+        return allowed, [march for march, died in zip(allowed, pool.map(dies, allowed), strict=True) if died]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_what_the_rule_lets_run_never_dies_of_sigill(model, programs, compiler, cpuid):
+    start = ["qemu-x86_64", "-cpu", model]
+    has = flags(subprocess.run([*start, cpuid], capture_output=True, text=True, check=True).stdout)
+    allowed, died = verdicts(programs, compiler, has, start)
+    assert "x86-64" in allowed
+    assert not died
+
+
+def test_nor_on_this_machine(programs, compiler):
+    allowed, died = verdicts(programs, compiler, im.probe().cpu.flags, [])
+    assert "x86-64" in allowed
+    assert not died
+
+
+def test_the_program_does_tell_cpus_apart(programs, compiler, cpuid):
+    """Were the program blind to the CPU, the tests above would prove nothing."""
+    start = ["qemu-x86_64", "-cpu", "Nehalem"]
+    has = flags(subprocess.run([*start, cpuid], capture_output=True, text=True, check=True).stdout)
+    refused = [march for march in programs if not marches.required(march, compiler) <= has]
+    died = [
+        march
+        for march in refused
+        if subprocess.run([*start, programs[march]], capture_output=True, check=False).returncode == SIGILL
+    ]
+    assert {"haswell", "skylake-avx512", "znver3", "x86-64-v3"} <= set(died)
