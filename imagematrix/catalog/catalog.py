@@ -154,6 +154,13 @@ class Catalog:
 
         return catalog(name)
 
+    @classmethod
+    def from_registry(cls, name: str) -> Catalog:
+        """Return the Catalog that the image index `name`, such as registry:5000/ml/training:v1, is."""
+        from imagematrix.catalog.registry import catalog
+
+        return catalog(name)
+
 
 def _variant(fields: documents.Fields) -> Variant:
     return Variant(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,9 +26,10 @@ def host_of(file: Path | None, root: Path | None, nvidia_smi: Path | None) -> Ho
 
 
 def catalog_of(image: str, catalog: str | None) -> Catalog:
-    """Return the catalog of `image` from the file `catalog`, or from the engine where None is given.
+    """Return the catalog of `image` from what `catalog` names, or from the engine where it is None.
 
-    Raises UnknownImageError where a file is about another image or version.
+    `catalog` is a file, or else a reference in a registry. Raises UnknownImageError where it is about another
+    image or version.
     """
     from imagematrix.catalog.catalog import Catalog
     from imagematrix.catalog.engine import catalog as of_engine
@@ -34,6 +37,8 @@ def catalog_of(image: str, catalog: str | None) -> Catalog:
 
     if catalog is None:
         return of_engine(image)
+    if not os.path.exists(catalog) and not catalog.endswith(".json"):  # noqa: PTH110 - pathlib is slow to load
+        return Catalog.from_registry(catalog)
     found = Catalog.load(catalog)
     name, version = split(image)
     if name != found.image or version not in (None, found.version):

@@ -29,7 +29,9 @@ NvidiaSmi = Annotated[
 CatalogName = Annotated[
     str | None,
     typer.Option(
-        "--catalog", metavar="FILE", help="Choose from a saved catalog, not from the engine's images."
+        "--catalog",
+        metavar="FILE|REF",
+        help="Choose from a saved catalog or a registry's image index, not from the engine's images.",
     ),
 ]
 Gpus = Annotated[

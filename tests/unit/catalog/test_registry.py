@@ -1,0 +1,243 @@
+"""The catalog of a registry: one request for the index, docker's credentials, and nothing taken on trust."""
+
+import base64
+import hashlib
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from imagematrix.catalog.catalog import Catalog
+from imagematrix.catalog.registry import Reference
+from imagematrix.errors import EngineError, UnknownImageError, UsageError
+
+DIGEST = f"sha256:{'a' * 64}"
+INPUT = f"sha256:{'0123456789ab' + 'c' * 52}"
+ENTRY = {"platform": "linux/amd64", "march": "znver4", "cpu_flags": ["avx2"]}
+
+
+def manifest(**changes):
+    annotations = {
+        "io.imagematrix.cell": "cpu-znver4",
+        "io.imagematrix.input": INPUT,
+        "io.imagematrix.variant": json.dumps(ENTRY),
+    }
+    return {
+        "digest": DIGEST,
+        "size": 1,
+        "annotations": annotations | changes.pop("annotations", {}),
+    } | changes
+
+
+def index(*manifests):
+    return {
+        "schemaVersion": 2,
+        "mediaType": "application/vnd.oci.image.index.v1+json",
+        "manifests": manifests,
+    }
+
+
+class Registry:
+    """A registry on loopback: `answers` by path, each a status with a body; what was asked is in `asked`."""
+
+    def __init__(self):
+        self.answers = {}
+        self.asked = []
+        self.protected_by = None
+        registry = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self):
+                path = self.path.partition("?")[0]
+                registry.asked.append((self.path, self.headers.get("Authorization")))
+                if (
+                    registry.protected_by
+                    and path.startswith("/v2/")
+                    and not self.headers.get("Authorization")
+                ):
+                    self._send(401, b"{}", {"WWW-Authenticate": registry.protected_by})
+                else:
+                    self._send(*registry.answers.get(path, (404, b"{}")))
+
+            def _send(self, status, body, headers=()):
+                self.send_response(status)
+                for name, value in dict(headers).items():
+                    self.send_header(name, value)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_):
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.address = f"127.0.0.1:{self.server.server_port}"
+        self.name = f"{self.address}/ml/training:v1"
+        self._thread = threading.Thread(target=self.server.serve_forever, args=(0.01,))
+        self._thread.start()
+
+    def has(self, document, status=200, path="/v2/ml/training/manifests/v1"):
+        body = document if isinstance(document, bytes) else json.dumps(document).encode()
+        self.answers[path] = (status, body)
+        return body
+
+    def close(self):
+        self.server.shutdown()
+        self._thread.join()
+        self.server.server_close()
+
+
+@pytest.fixture
+def registry(tmp_path, monkeypatch):
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    found = Registry()
+    yield found
+    found.close()
+
+
+def log_in(registry, tmp_path):
+    secret = base64.b64encode(b"me:secret").decode()
+    config = {"auths": {registry.address: {"auth": secret}}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    return f"Basic {secret}"
+
+
+def test_one_request_gives_the_whole_catalog(registry):
+    attestation = {
+        "digest": DIGEST,
+        "size": 1,
+        "annotations": {"vnd.docker.reference.type": "attestation-manifest"},
+    }
+    registry.has(index(manifest(), attestation, {"digest": DIGEST, "size": 1}))
+    found = Catalog.from_registry(registry.name)
+    assert (found.image, found.version) == (f"{registry.address}/ml/training", "v1")
+    (variant,) = found.variants
+    assert variant.reference == f"{registry.name}-cpu-znver4-0123456789ab"
+    assert variant.digest == DIGEST
+    assert variant.march == "znver4"
+    assert len(registry.asked) == 1
+
+
+def test_an_index_by_digest_is_checked_against_it(registry):
+    body = json.dumps(index(manifest())).encode()
+    digest = f"sha256:{hashlib.sha256(body).hexdigest()}"
+    registry.has(body, path=f"/v2/ml/training/manifests/{digest}")
+    name = f"{registry.address}/ml/training@{digest}"
+    assert len(Catalog.from_registry(name).variants) == 1
+    registry.has(body + b" ", path=f"/v2/ml/training/manifests/{digest}")
+    with pytest.raises(EngineError, match="answered something else than sha256:"):
+        Catalog.from_registry(name)
+
+
+def test_basic_login_is_dockers(registry, tmp_path):
+    registry.has(index(manifest()))
+    registry.protected_by = 'Basic realm="here"'
+    with pytest.raises(EngineError, match="does not let us read") as caught:
+        Catalog.from_registry(registry.name)
+    assert caught.value.remedy.startswith(f"`docker login {registry.address}`")
+    basic = log_in(registry, tmp_path)
+    assert Catalog.from_registry(registry.name).variants
+    assert registry.asked[-1] == ("/v2/ml/training/manifests/v1", basic)
+
+
+def test_a_token_is_fetched_where_the_challenge_says(registry, tmp_path):
+    registry.has(index(manifest()))
+    registry.has({"token": "t0ken"}, path="/token")
+    realm = f"http://{registry.address}/token"
+    registry.protected_by = f'Bearer realm="{realm}",service="s",scope="repository:ml/training:pull"'
+    assert Catalog.from_registry(registry.name).variants
+    assert registry.asked[-1][1] == "Bearer t0ken"
+    basic = log_in(registry, tmp_path)
+    assert Catalog.from_registry(registry.name).variants
+    path, login = registry.asked[-2]
+    assert path == "/token?service=s&scope=repository%3Aml%2Ftraining%3Apull"
+    assert login == basic
+    registry.has({}, status=403, path="/token")
+    with pytest.raises(EngineError, match="does not let us read"):
+        Catalog.from_registry(registry.name)
+    registry.protected_by = 'Bearer service="s"'
+    with pytest.raises(EngineError, match="does not say where"):
+        Catalog.from_registry(registry.name)
+
+
+def test_credentials_that_cannot_be_read_are_told(registry, tmp_path):
+    registry.protected_by = 'Basic realm="here"'
+    helper = {"credHelpers": {registry.address: "that-is-not-installed"}}
+    (tmp_path / "config.json").write_text(json.dumps(helper))
+    with pytest.raises(EngineError, match="credentials"):
+        Catalog.from_registry(registry.name)
+
+
+@pytest.mark.parametrize(
+    ("document", "status", "error", "message"),
+    [
+        ({}, 404, UnknownImageError, "has no 127.0.0.1"),
+        ({}, 500, EngineError, "answered 500 for"),
+        (b"<html>", 200, UsageError, "not JSON"),
+        (b"[" * 100_000, 200, UsageError, "nested too deeply"),
+        ([], 200, UsageError, "expected an object"),
+        (
+            {"mediaType": "application/vnd.oci.image.manifest.v1+json"},
+            200,
+            UsageError,
+            "no index of variants",
+        ),
+        (index(), 200, UnknownImageError, "without variants"),
+        (index(manifest(digest="sha256:123")), 200, UsageError, "'sha256:123' is not a sha256 digest"),
+        (index(manifest(), manifest()), 200, UsageError, "is there twice"),
+        (index(manifest(annotations={"io.imagematrix.variant": "{"})), 200, UsageError, "is no JSON"),
+        (
+            index(manifest(annotations={"io.imagematrix.variant": "{}"})),
+            200,
+            UsageError,
+            "platform is missing",
+        ),
+        (
+            index(manifest(annotations={"io.imagematrix.cell": "--privileged x"})),
+            200,
+            UsageError,
+            "reference",
+        ),
+        ({"manifests": {}}, 200, UsageError, "expected a list"),
+    ],
+)
+def test_what_a_registry_may_answer_instead(registry, document, status, error, message):
+    registry.has(document, status)
+    with pytest.raises(error, match=message):
+        Catalog.from_registry(registry.name)
+
+
+def test_a_registry_that_is_not_there():
+    with pytest.raises(EngineError, match=r"the registry 127\.0\.0\.1:1 can't be reached"):
+        Catalog.from_registry("127.0.0.1:1/training:v1")
+
+
+def test_an_answer_without_end_is_not_read_to_its_end(registry, monkeypatch):
+    monkeypatch.setattr("imagematrix.catalog.registry.LIMIT", 1000)
+    registry.has(b" " * 2000)
+    with pytest.raises(UsageError, match="larger than"):
+        Catalog.from_registry(registry.name)
+
+
+@pytest.mark.parametrize(
+    ("text", "registry", "repository", "tag", "scheme"),
+    [
+        ("training", "registry-1.docker.io", "library/training", "latest", "https"),
+        ("ml/training:v1", "registry-1.docker.io", "ml/training", "v1", "https"),
+        ("reg.example:5000/ml/training:v1", "reg.example:5000", "ml/training", "v1", "https"),
+        ("localhost/training", "localhost", "training", "latest", "http"),
+        ("localhost:5000/t:v1", "localhost:5000", "t", "v1", "http"),
+        (f"reg.example/t@{DIGEST}", "reg.example", "t", DIGEST, "https"),
+    ],
+)
+def test_references_are_read_as_docker_does(text, registry, repository, tag, scheme):
+    found = Reference.parse(text)
+    assert (found.registry, found.repository, found.tag) == (registry, repository, tag)
+    assert found.url == f"{scheme}://{registry}"
+
+
+@pytest.mark.parametrize("text", ["", "reg.example/", "a b", "a:b\n"])
+def test_what_is_no_reference(text):
+    with pytest.raises(UsageError, match="is no image reference"):
+        Reference.parse(text)
