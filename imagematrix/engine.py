@@ -14,44 +14,49 @@ if TYPE_CHECKING:
 
     import docker
 
-__all__ = ["address", "client", "images", "unreachable"]
+__all__ = ["address", "client", "context", "images", "unreachable"]
 
 DEFAULT = "unix:///var/run/docker.sock"
 START = "start one (`systemctl start docker`), or name it in DOCKER_HOST"
 OK = b"200"  # of HTTP
+TIMEOUT = 600  # seconds of silence; a large image takes its time to load
 RESPONSE_LIMIT = 256 * 1024 * 1024  # bytes
 
 
 def address() -> str:
     """Return where the engine is, as docker's own command finds it: DOCKER_HOST, the context, the default."""
-    host = os.environ.get("DOCKER_HOST")
-    if host:
-        return host
-    folder = os.environ.get("DOCKER_CONFIG") or os.path.expanduser("~/.docker")  # noqa: PTH111 - pathlib is slow to load
-    name = os.environ.get("DOCKER_CONTEXT") or _current_context(folder)
-    return DEFAULT if name in (None, "", "default") else _context_address(folder, str(name))
+    name = context()
+    return os.environ.get("DOCKER_HOST") or (DEFAULT if name == "default" else _context_address(name))
 
 
-def _current_context(folder: str) -> object:
+def context() -> str:
+    """Return the name of the docker context in use; "default" also where DOCKER_HOST overrides it."""
+    if os.environ.get("DOCKER_HOST"):
+        return "default"
+    return str(os.environ.get("DOCKER_CONTEXT") or _current_context() or "default")
+
+
+def _current_context() -> object:
     try:
-        config = _json(f"{folder}/config.json")
+        config = _json("config.json")
     except (OSError, ValueError):
         return None
     return config.get("currentContext") if isinstance(config, dict) else None
 
 
-def _context_address(folder: str, name: str) -> str:
+def _context_address(name: str) -> str:
     from hashlib import sha256
 
     try:
         number = sha256(name.encode()).hexdigest()
-        return str(_json(f"{folder}/contexts/meta/{number}/meta.json")["Endpoints"]["docker"]["Host"])
+        return str(_json(f"contexts/meta/{number}/meta.json")["Endpoints"]["docker"]["Host"])
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise EngineError(f"there is no docker context {name!r}", remedy="see `docker context ls`") from error
 
 
-def _json(path: str) -> Any:
-    with open(path, encoding="utf-8") as file:  # noqa: PTH123 - pathlib is slow to load
+def _json(name: str) -> Any:
+    folder = os.environ.get("DOCKER_CONFIG") or os.path.expanduser("~/.docker")  # noqa: PTH111 - see below
+    with open(f"{folder}/{name}", encoding="utf-8") as file:  # noqa: PTH123 - pathlib is slow to load
         return json.load(file)
 
 
@@ -62,10 +67,11 @@ def client() -> docker.DockerClient:
 
     where = address()
     try:
-        found = docker.DockerClient(base_url=where, version="auto", timeout=600)
+        if where.startswith("tcp"):
+            return docker.from_env(version="auto", timeout=TIMEOUT)  # with the certificates, if any
+        return docker.DockerClient(base_url=where, version="auto", timeout=TIMEOUT, use_ssh_client=True)
     except (docker.errors.DockerException, requests.RequestException, OSError) as error:
         raise unreachable(where, error) from error
-    return found
 
 
 def unreachable(where: str, error: Exception) -> EngineError:

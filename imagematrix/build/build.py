@@ -152,8 +152,9 @@ class _Session:
 
     def run(self, items: Sequence[Item], jobs: int, *, fail_fast: bool) -> list[Result]:
         with ThreadPoolExecutor(max_workers=jobs, thread_name_prefix="build") as pool:
-            futures = [pool.submit(self._one, item) for item in items]
+            futures: list[Future[Result]] = []
             try:
+                futures += (pool.submit(self._one, item) for item in items)
                 self._wait(futures, fail_fast=fail_fast)
             except BaseException:
                 self._abandon(futures)

@@ -164,7 +164,7 @@ class Buildx:
             "docker",
             "buildx",
             "build",
-            "--builder=default",
+            f"--builder={engine.context()}",
             "--progress=plain",
             "--file=-",
             *options,
@@ -191,12 +191,7 @@ class Buildx:
             self._failed(tail)
 
     def _start(self, command: list[str]) -> subprocess.Popen[str]:
-        environment = {
-            **os.environ,
-            "DOCKER_HOST": engine.address(),
-            "BUILDX_METADATA_PROVENANCE": "disabled",
-        }
-        environment.pop("DOCKER_CONTEXT", None)
+        environment = {**os.environ, "BUILDX_METADATA_PROVENANCE": "disabled"}
         with self._lock:
             if self._stopped:
                 raise BuildError("stopped")
