@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from imagematrix import engine
 from imagematrix.errors import EngineError, UnknownImageError
 from imagematrix.launch.devices import migs, require
 from imagematrix.launch.plan import plan
@@ -35,14 +36,13 @@ def launch(
     be in the engine: nothing is pulled. Raises DevicesError where a device node cannot be used,
     UnknownImageError where the engine has no such image, EngineError where it refuses or does not answer.
     """
-    from docker import from_env
     from docker.errors import DockerException, ImageNotFound
     from requests.exceptions import RequestException
 
     planned = plan(selection, command, gpus=None if gpus is None else str(gpus), mig_minors=migs())
     require(planned.devices)
     try:
-        return _started(client or from_env(), planned, options)
+        return _started(client or engine.client(), planned, options)
     except ImageNotFound as error:
         name = planned.reference
         raise UnknownImageError(f"the engine has no {name}", remedy=f"docker pull {name}") from error

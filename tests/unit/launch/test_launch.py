@@ -62,7 +62,7 @@ def test_the_container_is_created_and_started(make):
 @pytest.mark.usefixtures("_nodes_work")
 def test_the_engine_is_that_of_the_environment(make, monkeypatch):
     engine = Engine()
-    monkeypatch.setattr("docker.from_env", lambda: engine)
+    monkeypatch.setattr("imagematrix.engine.client", lambda: engine)
     assert launch(make.selection(mode=None)) is engine
 
 
