@@ -5,12 +5,15 @@
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: quickstart test lint unit engine gpu coverage clean
+.PHONY: quickstart test packages lint unit engine gpu coverage clean
 
 quickstart:
 	@ci/quickstart
 
-test: lint unit gpu engine coverage
+test: packages lint unit gpu engine coverage
+
+packages:
+	ci/engine packages
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -22,8 +25,7 @@ unit: $(VENV)/.dev
 	rm -f .coverage .coverage.*
 	$(BIN)/coverage run -m pytest tests/unit
 
-engine: $(VENV)/.dev
-	ci/engine packages
+engine: packages $(VENV)/.dev
 	$(BIN)/coverage run -m pytest tests/engine
 
 gpu: $(VENV)/.dev
