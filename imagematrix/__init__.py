@@ -85,9 +85,7 @@ if not TYPE_CHECKING:  # a type checker shall see the names above, and no others
     def __getattr__(name: str) -> object:
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        from importlib import import_module
-
-        value = getattr(import_module(_HOMES.get(name, "imagematrix.errors")), name)
+        value = getattr(__import__(_HOMES.get(name, "imagematrix.errors"), fromlist=[name]), name)
         globals()[name] = value
         return value
 

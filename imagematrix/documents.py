@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TypeVar
+from functools import lru_cache
 
 from imagematrix.errors import UsageError
 
@@ -11,17 +11,17 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+    from typing import Any, Never
 
 __all__ = ["Fields", "dump", "parse", "read"]
 
-T = TypeVar("T")
 LIMIT = 64 * 1024 * 1024  # bytes; a catalog of 10,000 variants is about 10 MB
 
 
-def read(path: Path, *, limit: int = LIMIT) -> object:
+def read(path: str | Path, *, limit: int = LIMIT) -> object:
     """Return the JSON value in `path`; raise UsageError where it can't be read or is no JSON."""
     try:
-        with path.open("rb") as file:
+        with open(path, "rb") as file:  # noqa: PTH123 - pathlib is slow to import
             raw = file.read(limit + 1)
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from error
@@ -79,7 +79,8 @@ class Fields:
 
     def text(self, key: str) -> str:
         """Return a string that must be there."""
-        return self._typed(key, str, "a string")
+        value = self._data.get(key)
+        return value if isinstance(value, str) else self._refuse(key, "a string")
 
     def text_or_none(self, key: str) -> str | None:
         """Return a string, or None where it is null or absent."""
@@ -87,7 +88,8 @@ class Fields:
 
     def integer(self, key: str) -> int:
         """Return an integer that must be there."""
-        return self._typed(key, int, "an integer")
+        value = self._data.get(key)
+        return value if type(value) is int else self._refuse(key, "an integer")
 
     def integer_or_none(self, key: str) -> int | None:
         """Return an integer, or None where it is null or absent."""
@@ -95,11 +97,19 @@ class Fields:
 
     def truth(self, key: str, *, default: bool = False) -> bool:
         """Return a boolean; `default` where it is absent."""
-        return self._typed(key, bool, "true or false") if key in self._data else default
+        value = self._data.get(key, default)
+        return value if isinstance(value, bool) else self._refuse(key, "true or false")
 
     def texts(self, key: str) -> tuple[str, ...]:
         """Return a list of strings; empty where it is absent."""
         return tuple(self._elements(key, str, "a string"))
+
+    def words(self, key: str) -> frozenset[str]:
+        """Return the words in a list of strings; empty where it is absent. Equal lists have one set."""
+        try:
+            return _words(" ".join(self._list(key)))
+        except TypeError:
+            return frozenset(self.texts(key))  # which says what is no string
 
     def integers(self, key: str) -> tuple[int, ...]:
         """Return a list of integers; empty where it is absent."""
@@ -114,29 +124,37 @@ class Fields:
         """Return the object under `key`, or None where it is null or absent."""
         return Fields(self._data[key], f"{self._where}: {key}") if self.present(key) else None
 
+    def written(self, key: str) -> str:
+        """Return a text that tells the values of a field apart, and one that is absent from all of them."""
+        try:
+            return repr(self._data.get(key, ...))
+        except RecursionError as error:
+            raise self.fail(key, "is nested too deeply") from error
+
     def fail(self, key: str, message: str) -> UsageError:
         """Return the error that says what is wrong with a field's value."""
         return UsageError(f"{self._where}: {key}: {message}")
 
-    def _typed(self, key: str, kind: type[T], name: str) -> T:
-        if key not in self._data:
-            raise UsageError(f"{self._where}: {key} is missing (expected {name})")
-        value = self._data[key]
-        if not _is(value, kind):
-            raise UsageError(f"{self._where}: {key}: expected {name}, found {_kind(value)}")
-        return value  # type: ignore[no-any-return]
+    def _list(self, key: str) -> list[Any]:
+        value = self._data.get(key, [])
+        return value if isinstance(value, list) else self._refuse(key, "a list")
 
-    def _elements(self, key: str, kind: type[T], name: str) -> list[T]:
-        items = self._typed(key, list, "a list") if key in self._data else []
+    def _elements(self, key: str, kind: type, name: str) -> list[Any]:
+        items = self._list(key)
         for position, item in enumerate(items):
-            if not _is(item, kind):
+            if type(item) is not kind:
                 raise UsageError(f"{self._where}: {key}[{position}]: expected {name}, found {_kind(item)}")
         return items
 
+    def _refuse(self, key: str, name: str) -> Never:
+        if key not in self._data:
+            raise UsageError(f"{self._where}: {key} is missing (expected {name})")
+        raise UsageError(f"{self._where}: {key}: expected {name}, found {_kind(self._data[key])}")
 
-def _is(value: object, kind: type) -> bool:
-    # JSON's true is no integer, though Python's is.
-    return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+
+@lru_cache(maxsize=1024)
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
 
 
 def _kind(value: object) -> str:

@@ -62,10 +62,13 @@ def _json(name: str) -> Any:
 
 def client() -> docker.DockerClient:
     """Return a docker-py client that has reached the engine; raise EngineError."""
+    where = address()
+    if where.startswith("unix://"):
+        _get_local(where, "/_ping")  # where nobody answers, docker-py would be loaded for nothing
+
     import docker
     import requests
 
-    where = address()
     try:
         if where.startswith("tcp"):
             return docker.from_env(version="auto", timeout=TIMEOUT)  # with the certificates, if any
@@ -93,10 +96,7 @@ def images(label: str) -> list[object]:
     if not where.startswith("unix://"):
         return _images_remote(where, label)
     query = _quote(json.dumps({"label": [label]}))
-    try:
-        status, body = _get_local(where.removeprefix("unix://"), f"/images/json?filters={query}")
-    except OSError as error:
-        raise unreachable(where, error) from error
+    status, body = _get_local(where, f"/images/json?filters={query}")
     try:
         answer = json.loads(body)
     except (ValueError, RecursionError) as error:
@@ -122,7 +122,15 @@ def _images_remote(where: str, label: str) -> list[object]:
         reached.close()
 
 
-def _get_local(path: str, resource: str) -> tuple[bytes, bytes]:
+def _get_local(where: str, resource: str) -> tuple[bytes, bytes]:
+    """Return status and body of a resource of the engine at a local socket; raise EngineError."""
+    try:
+        return _get(where.removeprefix("unix://"), resource)
+    except OSError as error:
+        raise unreachable(where, error) from error
+
+
+def _get(path: str, resource: str) -> tuple[bytes, bytes]:
     # HTTP/1.0 has neither chunks nor keep-alive: the body is all that comes until the engine hangs up.
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(60)

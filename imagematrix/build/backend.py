@@ -58,7 +58,7 @@ class Backend(Protocol):
         """Return the images of `image`:`version` that the store has."""
         ...
 
-    def export(self, dockerfile: str, context: Path, destination: Path) -> None:
+    def export(self, dockerfile: str, context: Path, platform: str, destination: Path) -> None:
         """Build `dockerfile` and write the files of its last stage to `destination`; raise BuildError."""
         ...
 

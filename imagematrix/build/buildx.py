@@ -17,13 +17,13 @@ import signal
 import subprocess
 import tempfile
 import threading
+import time
 from pathlib import Path
 from typing import Any, Self
 
 from imagematrix import engine
-from imagematrix.build import layout
+from imagematrix.build import identity, layout
 from imagematrix.build.backend import Made, Present
-from imagematrix.build.identity import EPOCH
 from imagematrix.catalog import labels
 from imagematrix.errors import BuildError, EngineError, UsageError
 
@@ -38,6 +38,7 @@ __all__ = ["Buildx"]
 
 OLDEST = 23  # the first engine whose BuildKit knows COPY --link, SOURCE_DATE_EPOCH and OCI layouts
 STEP = re.compile(r"#\d+ \[(?!internal)([^]]+)\] (.+)")
+GRACE = 10  # seconds that a build has to end by itself
 TAIL = 20  # lines of a failed build's log that its error shows
 
 
@@ -100,11 +101,10 @@ class Buildx:
         try:
             return str(self._client.api.inspect_distribution(reference)["Descriptor"]["digest"])
         except docker.errors.APIError as error:
-            raise UsageError(
-                f"the base image {reference} is not in the engine, and no registry gives it: "
-                f"{error.explanation}",
-                remedy=f"`docker pull {reference}`, or import one of that name",
-            ) from error
+            message = f"the base image {reference} is not in the engine, and no registry gives it"
+            remedy = f"`docker pull {reference}`, or import one of that name"
+            kind = EngineError if error.is_server_error() else UsageError
+            raise kind(f"{message}: {error.explanation}", remedy=remedy) from error
 
     def present(self, image: str, version: str) -> list[Present]:
         """Return the images of `image`:`version` that the store has."""
@@ -113,10 +113,10 @@ class Buildx:
             found = self._client.api.images(filters={"label": wanted})
         return [item for entry in found for item in _present(entry, image)]
 
-    def export(self, dockerfile: str, context: Path, destination: Path) -> None:
+    def export(self, dockerfile: str, context: Path, platform: str, destination: Path) -> None:
         """Build `dockerfile` and write the files of its last stage to `destination`."""
-        log = io.StringIO()
-        self._solve(["--output", f"type=local,dest={destination}"], dockerfile, context, log, lambda _: None)
+        options = [f"--platform={platform}", "--output", f"type=local,dest={destination}"]
+        self._solve(options, dockerfile, context, io.StringIO(), lambda _: None)
 
     @contextlib.contextmanager
     def make(self, order: Order, log: TextIO, step: Callable[[str], None]) -> Iterator[Made]:
@@ -124,7 +124,7 @@ class Buildx:
         options = [
             f"--platform={order.platform}",
             "--provenance=false",
-            f"--build-arg=SOURCE_DATE_EPOCH={EPOCH}",
+            f"--build-arg=SOURCE_DATE_EPOCH={identity.EPOCH}",
         ]
         options += [f"--label={key}={value}" for key, value in sorted(order.labels.items())]
         if not self.reproducible:
@@ -160,33 +160,29 @@ class Buildx:
     def _solve(
         self, options: list[str], dockerfile: str, context: Path, log: TextIO, step: Callable[[str], None]
     ) -> None:
-        command = [
-            "docker",
-            "buildx",
-            "build",
-            f"--builder={engine.context()}",
-            "--progress=plain",
-            "--file=-",
-            *options,
-            str(context),
-        ]
-        process = self._start(command)
         tail: list[str] = []
-        try:
-            feeder = threading.Thread(target=_feed, args=(process, dockerfile))
-            feeder.start()
-            assert process.stdout is not None  # noqa: S101 - it is a pipe; this tells the type checker
-            for line in process.stdout:
-                log.write(line)
-                tail = [*tail[1 - TAIL :], line.rstrip()]
-                found = STEP.match(line)
-                if found:
-                    step(f"{found[1]}: {found[2]}")
-            feeder.join()
-        finally:
-            code = process.wait()
-            with self._lock:
-                self._running.discard(process)
+        with tempfile.TemporaryDirectory(dir=self._scratch) as folder:
+            file = Path(folder, "Dockerfile")
+            file.write_text(dockerfile, encoding="utf-8")
+            # BuildKit takes this for the context's .dockerignore.
+            Path(folder, "Dockerfile.dockerignore").write_text("\n".join(identity.ignored(context)))
+            options = [f"--builder={engine.context()}", "--progress=plain", f"--file={file}", *options]
+            process = self._start(["docker", "buildx", "build", *options, str(context)])
+            try:
+                assert process.stdout is not None  # noqa: S101 - it is a pipe; this tells the type checker
+                for line in process.stdout:
+                    log.write(line)
+                    tail = [*tail[1 - TAIL :], line.rstrip()]
+                    found = STEP.match(line)
+                    if found:
+                        step(f"{found[1]}: {found[2]}")
+            except BaseException:
+                _signal(process, signal.SIGKILL)
+                raise
+            finally:
+                code = process.wait()
+                with self._lock:
+                    self._running.discard(process)
         if code:
             self._failed(tail)
 
@@ -197,7 +193,7 @@ class Buildx:
                 raise BuildError("stopped")
             process = subprocess.Popen(
                 command,
-                stdin=subprocess.PIPE,
+                stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
@@ -260,13 +256,18 @@ class Buildx:
             self._client.api.remove_image(reference, force=True)
 
     def stop(self) -> None:
-        """End every build that runs."""
+        """End every build that runs; those that don't end by themselves when asked to are killed."""
         with self._lock:
             self._stopped = True
             running = list(self._running)
         for process in running:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGTERM)
+            _signal(process, signal.SIGTERM)
+        deadline = time.monotonic() + GRACE
+        for process in running:
+            try:
+                process.wait(max(0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                _signal(process, signal.SIGKILL)
 
     @contextlib.contextmanager
     def _reached(self) -> Iterator[None]:
@@ -294,7 +295,7 @@ def _present(entry: dict[str, Any], image: str) -> Iterator[Present]:
             yield Present(reference=reference, cell=cell, input_digest=digest, components=components)
 
 
-def _feed(process: subprocess.Popen[str], text: str) -> None:
-    assert process.stdin is not None  # noqa: S101 - it is a pipe; this tells the type checker
-    with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
-        pipe.write(text)
+def _signal(process: subprocess.Popen[str], number: signal.Signals) -> None:
+    # docker's command starts buildx, so it is the group that is to end.
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, number)

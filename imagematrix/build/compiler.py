@@ -32,13 +32,13 @@ class Compilers:
     """The compilers that a build's items use; safe to be asked from several threads."""
 
     def __init__(self, items: Iterable[Item], backend: Backend) -> None:
-        self._compilers: dict[tuple[str, Path], _Compiler] = {}
+        self._compilers: dict[tuple[str, Path, str], _Compiler] = {}
         for item in items:
             stage = through_stage(item.dockerfile, STAGE)
             march = item.cell.axes.get("march")
             if stage and march:
-                context = item.cell.image.context
-                made = self._compilers.setdefault((stage, context), _Compiler(stage, context, backend))
+                key = (stage, item.cell.image.context, item.cell.platform)
+                made = self._compilers.setdefault(key, _Compiler(*key, backend))
                 made.options.add(marches.option(march))
 
     def flags(self, item: Item) -> frozenset[str]:
@@ -53,7 +53,8 @@ class Compilers:
         if stage is None:
             return _from_table(item.cell, march)
         option = marches.option(march)
-        macros = self._compilers[stage, item.cell.image.context].macros().get(option)
+        key = (stage, item.cell.image.context, item.cell.platform)
+        macros = self._compilers[key].macros().get(option)
         if macros is None:
             raise BuildError(
                 f"the compiler of {item.cell.id} does not know {option}",
@@ -65,10 +66,11 @@ class Compilers:
 class _Compiler:
     """One stage's compiler. It is asked when its first answer is wanted, for all its marches at once."""
 
-    def __init__(self, stage: str, context: Path, backend: Backend) -> None:
+    def __init__(self, stage: str, context: Path, platform: str, backend: Backend) -> None:
         self.options: set[str] = set()
         self._stage = stage
         self._context = context
+        self._platform = platform
         self._backend = backend
         self._lock = threading.Lock()
         self._answer: Mapping[str, str] | BuildError | None = None
@@ -96,7 +98,7 @@ class _Compiler:
             "FROM scratch\nCOPY --from=imagematrix-macros /macros /\n"
         )
         with tempfile.TemporaryDirectory(prefix="imagematrix-") as folder:
-            self._backend.export(asked, self._context, Path(folder))
+            self._backend.export(asked, self._context, self._platform, Path(folder))
             return {path.name: path.read_text() for path in Path(folder).iterdir()}
 
 

@@ -17,10 +17,11 @@ if TYPE_CHECKING:
 
     from imagematrix.matrix.matrix import Cell
 
-__all__ = ["EPOCH", "Identity", "context_digest", "identify", "tag"]
+__all__ = ["EPOCH", "STATE", "Identity", "context_digest", "identify", "ignored", "tag"]
 
 SCHEMA = "1"
 EPOCH = "0"  # SOURCE_DATE_EPOCH: no time is an input, so none is in the image
+STATE = ".imagematrix"  # the folder beside the matrix that takes the logs
 SHORT = 12  # digits of the input digest in a tag
 TAG_LIMIT = 128  # characters, of the distribution specification
 
@@ -56,6 +57,8 @@ def identify(cell: Cell, dockerfile: str, bases: Mapping[str, str], context: str
             "context": context,
             "platform": cell.platform,
             "epoch": EPOCH,
+            # Where no stage of the template has the compiler, this decides which CPU flags the labels name.
+            **({"compiler": cell.properties["compiler"]} if "compiler" in cell.properties else {}),
             **{f"base {name}": digest for name, digest in bases.items()},
         }
     )
@@ -96,13 +99,17 @@ def _add(digest: hashlib._Hash, name: str, path: Path) -> None:
     digest.update(b"\0")
 
 
+def ignored(folder: Path) -> list[str]:
+    """Return the patterns of what a build leaves out of `folder`: .dockerignore's, and what builds write."""
+    file = folder / ".dockerignore"
+    text = file.read_text(encoding="utf-8-sig", errors="surrogateescape") if file.is_file() else ""
+    lines = [line.strip() for line in text.splitlines() if not line.startswith("#")]
+    return [*filter(None, lines), f"**/{STATE}"]
+
+
 def _files(folder: Path) -> Iterable[str]:
-    ignore = folder / ".dockerignore"
-    if not ignore.is_file():
-        return {str(path.relative_to(folder)) for path in folder.rglob("*")}
     from docker.utils.build import PatternMatcher
 
-    lines = ignore.read_text(encoding="utf-8-sig", errors="surrogateescape").splitlines()
-    matcher = PatternMatcher([line.strip() for line in lines if line.strip() and not line.startswith("#")])
+    matcher = PatternMatcher(ignored(folder))
     matcher.patterns.pop()  # its own "!.dockerignore": BuildKit takes that file for one like any other
     return set(matcher.walk(str(folder)))

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 from imagematrix import documents
+from imagematrix.errors import UsageError
+from imagematrix.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
+    from typing import Any, TypeVar
 
-__all__ = ["SCHEMA", "Catalog", "Ptx", "UserModeDriver", "Variant"]
+    from imagematrix.documents import Fields
+
+    T = TypeVar("T")
+
+__all__ = ["SCHEMA", "Catalog", "Ptx", "UserModeDriver", "Variant", "split"]
 
 SCHEMA = "imagematrix.catalog/v1"
 MODES = ("exact", "compat", "host")
@@ -23,8 +30,7 @@ VERSION = re.compile(r"\d{1,4}(\.\d{1,4}){1,3}", re.ASCII)
 REFERENCE = re.compile(r"[a-z0-9][A-Za-z0-9._/:@-]{0,511}", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ptx:
+class Ptx(Record):
     """PTX in a variant: the virtual architecture it targets ("89") and its ISA version ("8.4")."""
 
     target: str
@@ -35,8 +41,7 @@ class Ptx:
         return {"target": self.target, "isa": self.isa}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UserModeDriver:
+class UserModeDriver(Record):
     """Where a variant's libcuda comes from.
 
     `mode` is "exact" (the regular driver is baked in), "compat" (cuda-compat is baked in, with the kernel
@@ -57,8 +62,7 @@ class UserModeDriver:
         return data
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Variant:
+class Variant(Record):
     """One image of a catalog: what its code needs, and what it carries.
 
     A CPU-only variant has `cuda` None, no `cubins` and `driver` None. `cubins` are targets without "sm_"
@@ -105,11 +109,10 @@ class Variant:
     @classmethod
     def from_json(cls, data: object, where: str = "variant") -> Variant:
         """Return the variant that `data` describes; raise UsageError naming what is wrong with it."""
-        return _variant(documents.Fields(data, where))
+        return _variant(documents.Fields(data, where), {})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Catalog:
+class Catalog(Record):
     """The variants of `image`:`version`. No two have the same reference."""
 
     image: str
@@ -131,9 +134,10 @@ class Catalog:
         fields = documents.Fields(data, where)
         fields.schema(SCHEMA)
         seen: set[str] = set()
+        known: dict[tuple[str, str], Any] = {}
         variants = []
         for item in fields.objects("variants"):
-            variant = _variant(item)
+            variant = _variant(item, known)
             if variant.reference in seen:
                 raise item.fail("reference", f"{variant.reference} is there twice")
             seen.add(variant.reference)
@@ -143,9 +147,7 @@ class Catalog:
     @classmethod
     def load(cls, path: str | Path) -> Catalog:
         """Return the Catalog saved in the file `path`."""
-        from pathlib import Path
-
-        return cls.from_json(documents.read(Path(path)), str(path))
+        return cls.from_json(documents.read(path), str(path))
 
     @classmethod
     def from_engine(cls, name: str) -> Catalog:
@@ -162,24 +164,40 @@ class Catalog:
         return catalog(name)
 
 
-def _variant(fields: documents.Fields) -> Variant:
+def split(name: str) -> tuple[str, str | None]:
+    """Return image and version of `training:v1` or `registry:5000/ml/training:v1`."""
+    image, colon, version = name.rpartition(":")
+    if not colon or "/" in version:
+        return name, None
+    if not image or not version:
+        raise UsageError(f"{name!r} is no image such as training:v1")
+    return image, version
+
+
+def _variant(fields: Fields, known: dict[tuple[str, str], Any]) -> Variant:
+    def part(key: str, read: Callable[[Fields, str], T]) -> T:
+        # What is written alike in many variants is read once: it is quicker to load, and then to compare.
+        same = key, fields.written(key)
+        found: T = known[same] if same in known else known.setdefault(same, read(fields, key))
+        return found
+
     return Variant(
         reference=_matching(fields, "reference", REFERENCE, "an image reference"),
         digest=_matching_or_none(fields, "digest", DIGEST, "a sha256 digest"),
         platform=fields.text("platform"),
         cuda=_matching_or_none(fields, "cuda", RELEASE, "a CUDA release such as 12.4"),
-        cubins=_codes(fields, "cubins"),
-        ptx=tuple(_ptx(item) for item in fields.objects("ptx")),
+        cubins=part("cubins", _codes),
+        ptx=part("ptx", _ptx),
         compressed_fatbin=fields.truth("compressed_fatbin"),
-        driver=_driver(fields),
+        driver=part("driver", _driver),
         march=fields.text_or_none("march"),
-        cpu_flags=frozenset(fields.texts("cpu_flags")),
+        cpu_flags=fields.words("cpu_flags"),
         vendor=fields.text_or_none("vendor"),
         size=fields.integer_or_none("size"),
     )
 
 
-def _codes(fields: documents.Fields, key: str) -> tuple[str, ...]:
+def _codes(fields: Fields, key: str) -> tuple[str, ...]:
     codes = fields.texts(key)
     for code in codes:
         if not CODE.fullmatch(code):
@@ -187,15 +205,18 @@ def _codes(fields: documents.Fields, key: str) -> tuple[str, ...]:
     return codes
 
 
-def _ptx(fields: documents.Fields) -> Ptx:
-    return Ptx(
-        target=_matching(fields, "target", CODE, "a target such as 89"),
-        isa=_matching(fields, "isa", RELEASE, "a PTX ISA version such as 8.4"),
+def _ptx(fields: Fields, key: str) -> tuple[Ptx, ...]:
+    return tuple(
+        Ptx(
+            target=_matching(item, "target", CODE, "a target such as 89"),
+            isa=_matching(item, "isa", RELEASE, "a PTX ISA version such as 8.4"),
+        )
+        for item in fields.objects(key)
     )
 
 
-def _driver(fields: documents.Fields) -> UserModeDriver | None:
-    driver = fields.object_or_none("driver")
+def _driver(fields: Fields, key: str) -> UserModeDriver | None:
+    driver = fields.object_or_none(key)
     if driver is None:
         return None
     mode = driver.text("mode")
@@ -209,12 +230,12 @@ def _driver(fields: documents.Fields) -> UserModeDriver | None:
     )
 
 
-def _matching(fields: documents.Fields, key: str, pattern: re.Pattern[str], what: str) -> str:
+def _matching(fields: Fields, key: str, pattern: re.Pattern[str], what: str) -> str:
     value = fields.text(key)
     if not pattern.fullmatch(value):
         raise fields.fail(key, f"{value[:80]!r} is not {what}")
     return value
 
 
-def _matching_or_none(fields: documents.Fields, key: str, pattern: re.Pattern[str], what: str) -> str | None:
+def _matching_or_none(fields: Fields, key: str, pattern: re.Pattern[str], what: str) -> str | None:
     return _matching(fields, key, pattern, what) if fields.present(key) else None

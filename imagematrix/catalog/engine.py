@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from imagematrix import engine
 from imagematrix.catalog import labels
-from imagematrix.catalog.catalog import Catalog
-from imagematrix.errors import UnknownImageError, UsageError
+from imagematrix.catalog.catalog import Catalog, split
+from imagematrix.errors import UnknownImageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -13,17 +13,7 @@ if TYPE_CHECKING:
 
     from imagematrix.catalog.catalog import Variant
 
-__all__ = ["catalog", "catalogs", "split"]
-
-
-def split(name: str) -> tuple[str, str | None]:
-    """Return image and version of `training:v1` or `registry:5000/ml/training:v1`."""
-    image, colon, version = name.rpartition(":")
-    if not colon or "/" in version:
-        return name, None
-    if not image or not version:
-        raise UsageError(f"{name!r} is no image such as training:v1")
-    return image, version
+__all__ = ["catalog", "catalogs"]
 
 
 def catalog(name: str) -> Catalog:

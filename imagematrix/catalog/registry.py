@@ -116,17 +116,24 @@ def _index(reference: Reference) -> bytes:
         url = f"{reference.url}/v2/{reference.repository}/manifests/{reference.tag}"
         answer = session.get(url, timeout=TIMEOUT, stream=True)
         if answer.status_code == UNAUTHORIZED:
+            answer.close()
             session.headers["Authorization"] = _authorization(session, reference, answer)
             answer = session.get(url, timeout=TIMEOUT, stream=True)
-        if answer.status_code != FOUND:
-            raise _refusal(reference, answer.status_code)
-        raw = answer.raw.read(LIMIT + 1, decode_content=True)
-    if len(raw) > LIMIT:
-        raise UsageError(
-            f"{reference.name}:{reference.tag}: larger than {LIMIT // 2**20} MiB, which no index is"
-        )
+        with answer:
+            if answer.status_code != FOUND:
+                raise _refusal(reference, answer.status_code)
+            raw = _bounded(answer, f"{reference.name}:{reference.tag}")
     if DIGEST.fullmatch(reference.tag) and reference.tag != f"sha256:{hashlib.sha256(raw).hexdigest()}":
         raise EngineError(f"the registry {reference.registry} answered something else than {reference.tag}")
+    return raw
+
+
+def _bounded(answer: requests.Response, name: str) -> bytes:
+    raw = bytearray()
+    for chunk in answer.iter_content(1 << 16):
+        raw += chunk
+        if len(raw) > LIMIT:
+            raise UsageError(f"{name}: larger than {LIMIT // 2**20} MiB, which no index is")
     return bytes(raw)
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+
 __all__ = ["main"]
 
 
 def main() -> None:
-    """Run the command line; every error of the package ends here, with its exit code."""
-    from imagematrix.cli.app import run
+    """Run the command line and exit with its code."""
+    from imagematrix.cli.front import run
 
-    raise SystemExit(run())
+    raise SystemExit(run(sys.argv[1:]))

@@ -1,25 +1,15 @@
-"""The command line as a whole: its commands, and how an error ends it."""
+"""The command line as typer reads it: all commands with their options."""
 
 from __future__ import annotations
 
-import io
-import signal
-import sys
 from typing import Annotated
 
 import typer
 
-from imagematrix.cli import build, explain, init, launch, ls, plan, probe, render, select, validate
-from imagematrix.cli.output import complain
-from imagematrix.errors import ImagematrixError
+from imagematrix.cli import build, coverage, explain, init, launch, ls, plan, probe, render, select, validate
+from imagematrix.cli.options import resolved
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import FrameType
-
-__all__ = ["app", "run"]
-
-TERMINATED = 143  # 128 and SIGTERM, as a shell has it
+__all__ = ["app"]
 
 
 def _version(asked: bool) -> None:
@@ -57,29 +47,11 @@ def _app() -> typer.Typer:
         "probe": probe,
         "select": select,
         "explain": explain,
+        "coverage": coverage,
     }.items():
-        found.command(name)(module.command)
+        found.command(name)(resolved(module.command))
     found.command("run", **launch.SETTINGS)(launch.command)
     return found
 
 
 app = _app()
-
-
-def run() -> int:
-    """Run the command that the arguments name and return the exit code."""
-    signal.signal(signal.SIGTERM, _terminated)
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        # Names from documents may hold what the terminal's encoding, or any, does not have.
-        sys.stdout.reconfigure(errors="backslashreplace")
-    try:
-        app()
-    except ImagematrixError as error:
-        complain(error)
-        return error.exit_code
-    return 0
-
-
-def _terminated(_signal: int, _frame: FrameType | None) -> None:
-    # Unwinds the stack, so that what was started is ended on the way.
-    sys.exit(TERMINATED)

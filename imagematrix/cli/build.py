@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from imagematrix.cli.options import File, Json, Only
-from imagematrix.cli.output import answer, complain, say
+from imagematrix.cli.output import answer, complain, counted, say
 from imagematrix.cli.planning import planned
 
 __all__ = ["command"]
@@ -61,6 +61,6 @@ def command(
 
 def _conclude(done: int, up_to_date: int) -> None:
     if done == 0:
-        say(f"nothing to build: {up_to_date} images are up to date")
+        say(f"nothing to build: {counted(up_to_date, 'image')} up to date")
     elif up_to_date:
-        say(f"{up_to_date} more images were up to date")
+        say(f"{counted(up_to_date, 'image')} more up to date")

@@ -31,12 +31,10 @@ def catalog_of(image: str, catalog: str | None) -> Catalog:
     `catalog` is a file, or else a reference in a registry. Raises UnknownImageError where it is about another
     image or version.
     """
-    from imagematrix.catalog.catalog import Catalog
-    from imagematrix.catalog.engine import catalog as of_engine
-    from imagematrix.catalog.engine import split
+    from imagematrix.catalog.catalog import Catalog, split
 
     if catalog is None:
-        return of_engine(image)
+        return Catalog.from_engine(image)
     if not os.path.exists(catalog) and not catalog.endswith(".json"):  # noqa: PTH110 - pathlib is slow to load
         return Catalog.from_registry(catalog)
     found = Catalog.load(catalog)

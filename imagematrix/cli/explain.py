@@ -9,9 +9,8 @@ from collections import Counter
 import typer
 
 from imagematrix.cli.choosing import catalog_of, host_of
-from imagematrix.cli.options import AllowCpu, CatalogName, Gpus, HostFile, Json, NvidiaSmi, Root
+from imagematrix.cli.options import AllowCpu, CatalogName, Gpus, HostFile, Image, Json, NvidiaSmi, Root
 from imagematrix.cli.output import answer, console
-from imagematrix.cli.select import Image
 from imagematrix.errors import NothingFits
 
 TYPE_CHECKING = False

@@ -23,14 +23,17 @@ def command(
     image: Annotated[str | None, typer.Argument(metavar="[IMAGE[:VERSION]]")] = None, json: Json = False
 ) -> None:
     """List the variants that the engine holds, of all images or of one."""
-    from imagematrix.catalog.engine import catalogs, split
+    from imagematrix.catalog.catalog import split
+    from imagematrix.catalog.engine import catalogs
 
     name, version = split(image) if image else (None, None)
     found = [item for item in catalogs(name) if version in (None, item.version)]
     if image and not found:
         raise UnknownImageError(f"the engine has no variant of {image}", remedy="see `imagematrix ls`")
     if json:
-        answer([item.to_json() for item in found])
+        # Of one version it is the Catalog document itself, as `--catalog` reads it.
+        documents = [item.to_json() for item in found]
+        answer(documents[0] if version else documents)
         return
     table(
         ("reference", "cuda", "driver", "cubins", "march", "size"),

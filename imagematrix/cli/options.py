@@ -7,8 +7,25 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["AllowCpu", "CatalogName", "File", "Gpus", "HostFile", "Json", "NvidiaSmi", "Only", "Root"]
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
+__all__ = [
+    "AllowCpu",
+    "CatalogName",
+    "File",
+    "Gpus",
+    "HostFile",
+    "Image",
+    "Json",
+    "NvidiaSmi",
+    "Only",
+    "Root",
+    "resolved",
+]
+
+Image = Annotated[str, typer.Argument(metavar="IMAGE[:VERSION]")]
 File = Annotated[Path, typer.Option("--file", "-f", metavar="FILE", help="The matrix.")]
 Only = Annotated[
     str | None,
@@ -41,3 +58,16 @@ Gpus = Annotated[
 AllowCpu = Annotated[
     bool, typer.Option("--allow-cpu", help="Where no GPU variant fits, a CPU-only one will do.")
 ]
+
+
+def resolved(command: Callable[..., None]) -> Callable[..., None]:
+    """Return `command` with the options of this module where it only names them, for typer to read.
+
+    The module of a command that is also called without typer does not load this one.
+    """
+    command.__annotations__ |= {
+        parameter: globals()[name]
+        for parameter, name in command.__annotations__.items()
+        if name in __all__ and name not in command.__globals__
+    }
+    return command

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from imagematrix.errors import ImagematrixError
 
-__all__ = ["answer", "complain", "console", "say", "table"]
+__all__ = ["answer", "complain", "console", "counted", "say", "table"]
 
 RED, DIM, PLAIN = "\x1b[31m", "\x1b[2m", "\x1b[0m"
 WIDE = 1_000  # columns of a table that nobody's terminal folds
@@ -24,7 +24,13 @@ WIDE = 1_000  # columns of a table that nobody's terminal folds
 
 def say(text: str) -> None:
     """Tell a person something."""
-    print(text, file=sys.stderr, flush=True)
+    sys.stderr.write(f"{text}\n")  # at once: builds speak from several threads
+    sys.stderr.flush()
+
+
+def counted(number: int, noun: str) -> str:
+    """Return "1 image" or "2 images"."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def answer(document: object) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import typer
 
 from imagematrix.cli.options import File, Json, Only
-from imagematrix.cli.output import answer, say, table
+from imagematrix.cli.output import answer, counted, say, table
 from imagematrix.cli.planning import planned
 from imagematrix.errors import EngineError, TagMovedError
 
@@ -58,7 +58,7 @@ def _print(plan: Plan) -> None:
     ]
     # Excluded cells are many and alike: one line for each rule. --json has them one by one.
     dropped = Counter(_why(item) for item in plan.with_status("excluded"))
-    rows += [(f"{count} cells", "excluded", why) for why, count in dropped.items()]
+    rows += [(counted(count, "cell"), "excluded", why) for why, count in dropped.items()]
     table(
         ("cell", "status", "why"),
         [(escape(cell), f"[{COLOURS[status]}]{status}[/]", escape(why)) for cell, status, why in rows],

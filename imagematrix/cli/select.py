@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
-
 from imagematrix.cli.choosing import catalog_of, host_of
-from imagematrix.cli.options import AllowCpu, CatalogName, Gpus, HostFile, Json, NvidiaSmi, Root
 from imagematrix.cli.output import answer
 
-__all__ = ["Image", "command"]
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from imagematrix.cli.options import AllowCpu, CatalogName, Gpus, HostFile, Image, Json, NvidiaSmi, Root
 
-Image = Annotated[str, typer.Argument(metavar="IMAGE[:VERSION]")]
+__all__ = ["command"]
 
 
 def command(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from imagematrix.cli.options import File
-from imagematrix.cli.output import say
+from imagematrix.cli.output import counted, say
 
 __all__ = ["command"]
 
@@ -18,6 +18,6 @@ def command(file: File = Path("matrix.yaml")) -> None:
     # A plan without an engine also renders every cell, which finds what is wrong in the templates.
     found = plan(load(file), None)
     say(
-        f"{file}: {len(found.with_status('build'))} cells to build, "
+        f"{file}: {counted(len(found.with_status('build')), 'cell')} to build, "
         f"{len(found.with_status('excluded'))} excluded, {len(found.with_status('infeasible'))} infeasible"
     )

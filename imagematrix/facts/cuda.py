@@ -8,11 +8,11 @@ by its own CUDA release. Sources are in cuda.json.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache, lru_cache
 from types import MappingProxyType
 
 from imagematrix.facts import _data, versions
+from imagematrix.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,8 +33,7 @@ __all__ = [
 COMPRESSED_FATBIN_DRIVER = "550.54.14"  # the oldest that reads what nvcc --compress-mode writes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Release:
+class Release(Record):
     """A CUDA toolkit release such as "12.4", with its updates. What is not known is None.
 
     `toolkit_driver` is the oldest Linux driver that NVIDIA lists for one of its updates, and `floor` the

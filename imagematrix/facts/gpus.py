@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from types import MappingProxyType
 
 from imagematrix.facts import _data
+from imagematrix.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -41,8 +41,7 @@ DATA_CENTRE_BRANDS = frozenset({"tesla", "nvidia"})
 CONSUMER_NAMES = ("geforce", "titan", "nvs")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Product:
+class Product(Record):
     """A GPU product, as far as its PCI device id tells.
 
     `compute` is its compute capability ("8.9"), None where no table has it. `last_branch` is the last driver

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from imagematrix.probe import pci
 from imagematrix.probe.host import Gpu
+from imagematrix.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,8 +35,7 @@ SENTENCES = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Sources:
+class _Sources(Record):
     """What each source tells of one GPU."""
 
     pci: PciGpu | None = None

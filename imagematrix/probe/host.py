@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+from imagematrix.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,8 +17,7 @@ __all__ = ["SCHEMA", "Cpu", "Driver", "Gpu", "Host", "MigDevice"]
 SCHEMA = "imagematrix.host/v1"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cpu:
+class Cpu(Record):
     """The processors of a host, seen as one.
 
     `flags` are those that all of them have, by the kernel's names in lower case. `level` is the highest
@@ -34,8 +34,7 @@ class Cpu:
         return {"vendor": self.vendor, "model": self.model, "flags": sorted(self.flags), "level": self.level}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Driver:
+class Driver(Record):
     """The kernel-mode driver that is loaded.
 
     `version` is kept as it was read: "580.65.06" is not "580.65.6". `kind` is "open" or "proprietary", or
@@ -51,8 +50,7 @@ class Driver:
         return {"version": self.version, "kind": self.kind, "source": self.source}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MigDevice:
+class MigDevice(Record):
     """One MIG device of a GPU: its UUID and profile, and its GPU and compute instance numbers."""
 
     uuid: str | None
@@ -72,8 +70,7 @@ class MigDevice:
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gpu:
+class Gpu(Record):
     """One GPU. A fact that could not be read is None and the Host has a warning about it.
 
     `index` is the position in PCI bus order, `minor` the number of its device node /dev/nvidia<minor>.
@@ -117,8 +114,7 @@ class Gpu:
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Host:
+class Host(Record):
     """What a node is: architecture, processors, driver, GPUs and their device nodes.
 
     `arch` is the machine name of uname(2). `devices` are the device nodes that exist and belong to GPUs,
@@ -163,11 +159,9 @@ class Host:
     @classmethod
     def load(cls, path: str | Path) -> Host:
         """Return the Host saved in the file `path` by `imagematrix probe --json`."""
-        from pathlib import Path
-
         from imagematrix import documents
 
-        return cls.from_json(documents.read(Path(path)), str(path))
+        return cls.from_json(documents.read(path), str(path))
 
 
 def _cpu(fields: Fields) -> Cpu:

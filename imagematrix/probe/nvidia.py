@@ -7,13 +7,16 @@ ones write the same, but for the words before the version.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from imagematrix.probe import pci
 from imagematrix.probe.host import Driver, MigDevice
+from imagematrix.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from imagematrix.probe.pci import PciGpu
     from imagematrix.probe.tree import Tree
 
@@ -29,8 +32,7 @@ BANNER = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Information:
+class Information(Record):
     """What the driver tells of one GPU in /proc/driver/nvidia/gpus/ADDRESS/information.
 
     The UUID is unknown until something has opened the GPU once.
@@ -43,8 +45,7 @@ class Information:
     excluded: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kernel:
+class Kernel(Record):
     """What the kernel tells of NVIDIA: whether a module is loaded, which, and the GPUs.
 
     `mig` has the MIG devices of the GPUs that have GPU instances, by minor number. Without instances
@@ -55,7 +56,7 @@ class Kernel:
     driver: Driver | None = None
     pci: tuple[PciGpu, ...] = ()
     information: tuple[Information, ...] = ()
-    mig: dict[int, tuple[MigDevice, ...]] = field(default_factory=dict)
+    mig: Mapping[int, tuple[MigDevice, ...]] = MappingProxyType({})
 
 
 def is_version(text: str) -> bool:

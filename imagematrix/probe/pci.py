@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 from imagematrix.probe.signs import PCI_LIMIT, PCI_LIST
+from imagematrix.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,8 +19,7 @@ DEVICES = "/sys/bus/pci/devices"
 ADDRESS = re.compile(r"([0-9a-f]{4,8}):([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PciGpu:
+class PciGpu(Record):
     """One GPU: its address, its PCI device id ("26b9"), and the kernel driver that has it, if any."""
 
     bus_id: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 from imagematrix.errors import UsageError
 
@@ -28,16 +29,15 @@ def bases(dockerfile: str) -> tuple[str, ...]:
     found: dict[str, None] = {}
     stages = {"scratch"}
     for _, instruction in _instructions(dockerfile):
-        line = FROM.fullmatch(instruction)
-        flags = FLAGS.match(instruction)
-        for name in [line[1]] if line else SOURCE.findall(flags[1] if flags else ""):
+        names, stage = _named(instruction)
+        for name in names:
             if "$" in name:
                 remedy = "write the base with the template's variables, not with ARG"
                 raise UsageError(f"the Dockerfile takes a base from a variable: {instruction}", remedy=remedy)
             if name.lower() not in stages and not name.isdigit():
                 found[name] = None
-        if line and line[2]:
-            stages.add(line[2].lower())
+        if stage:
+            stages.add(stage)
     return tuple(found)
 
 
@@ -45,11 +45,24 @@ def through_stage(dockerfile: str, stage: str) -> str | None:
     """Return `dockerfile` up to the end of the stage named `stage`, or None where it has none."""
     inside = False
     for start, instruction in _instructions(dockerfile):
-        line = FROM.fullmatch(instruction)
-        if line and inside:
+        _, begun = _named(instruction)
+        if begun is not None and inside:
             return dockerfile[:start]
-        inside = inside or bool(line and line[2] and line[2].lower() == stage)
+        inside = inside or begun == stage
     return dockerfile if inside else None
+
+
+@lru_cache(maxsize=4096)
+def _named(instruction: str) -> tuple[tuple[str, ...], str | None]:
+    """Return the images and stages an instruction names, and the stage it begins ("" is one without a name).
+
+    The Dockerfiles of a matrix have most of their instructions in common.
+    """
+    line = FROM.fullmatch(instruction)
+    if line:
+        return (line[1],), (line[2] or "").lower()
+    flags = FLAGS.match(instruction)
+    return tuple(SOURCE.findall(flags[1])) if flags else (), None
 
 
 def _instructions(dockerfile: str) -> Iterator[tuple[int, str]]:
@@ -58,23 +71,23 @@ def _instructions(dockerfile: str) -> Iterator[tuple[int, str]]:
     parts: list[str] = []
     heredocs: list[tuple[str, str]] = []  # those that are still to end: "-" or nothing, and the last line
     for raw in dockerfile.split("\n"):
-        line = raw.strip()
         begin, offset = offset, offset + len(raw) + 1
         if heredocs:
             dash, last = heredocs[0]
             if (raw.lstrip("\t") if dash else raw).rstrip("\r") == last:
                 heredocs.pop(0)
             continue
-        if not line or line.startswith("#"):
+        line = raw.strip()
+        if not line or line[0] == "#":
             continue
         if not parts:
             start = begin
-        if line.endswith("\\"):
+        if line[-1] == "\\":
             parts.append(line[:-1])
             continue
-        instruction = " ".join([*parts, line])
+        instruction = " ".join([*parts, line]) if parts else line
         parts = []
-        heredocs = _heredocs(instruction) if FLAGS.match(instruction) else []
+        heredocs = _heredocs(instruction) if "<<" in instruction and FLAGS.match(instruction) else []
         yield start, instruction
     if parts:
         yield start, " ".join(parts)

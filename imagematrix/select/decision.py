@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from functools import cached_property
 
+from imagematrix.record import replace
 from imagematrix.select.gpus import spec
 from imagematrix.select.node import kind, kinds
 from imagematrix.select.order import key

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from imagematrix.errors import UsageError
+from imagematrix.record import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -31,7 +31,8 @@ class Index:
         self._variants = sorted(variants, key=lambda variant: variant.reference)
         self.everything = (1 << len(variants)) - 1
         distinct = dict.fromkeys(asked.needs for asked in (*RULES, *ORDER))
-        groups = {needs: _groups(needs, self._variants) for needs in distinct}
+        alone = [1 << number for number in range(len(variants))]
+        groups = {needs: _groups(needs, self._variants, alone) for needs in distinct}
         self._rules = [
             (rule, [group for need, group in groups[rule.needs].items() if need is not None])
             for rule in RULES
@@ -73,14 +74,14 @@ class Index:
         return self._variants[lowest.bit_length() - 1]
 
 
-def _groups(needs: Callable[[Variant], Hashable], variants: list[Variant]) -> dict[Hashable, Group]:
-    """Return a group for each distinct need."""
-    groups: dict[Hashable, Group] = {}
-    for number, variant in enumerate(variants):
-        need = needs(variant)
-        one, members = groups.get(need, (variant, 0))
-        groups[need] = one, members | 1 << number
-    return groups
+def _groups(
+    needs: Callable[[Variant], Hashable], variants: list[Variant], alone: list[int]
+) -> dict[Hashable, Group]:
+    """Return a group for each distinct need; `alone` has for each variant the set of it alone."""
+    groups: dict[Hashable, list[int]] = {}
+    for need, member in zip(map(needs, variants), alone, strict=True):
+        groups.setdefault(need, []).append(member)
+    return {need: (variants[members[0].bit_length() - 1], sum(members)) for need, members in groups.items()}
 
 
 def _failing(rule: Rule, groups: list[Group], node: Node, among: int) -> int:

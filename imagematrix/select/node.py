@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from imagematrix.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,8 +16,7 @@ __all__ = ["Node", "hardware", "kind", "kinds"]
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
+class Node(Record):
     """A host as one container sees it.
 
     `gpus` are those passed to the container. `allow_cpu` says that an image without device code may leave

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from operator import attrgetter
 
 from imagematrix.facts import marches, versions
+from imagematrix.record import Record
 from imagematrix.select import needs, verdicts
 
 TYPE_CHECKING = False
@@ -22,8 +22,7 @@ MODES = {"exact": 0, "compat": 1, "host": 2, None: 3}
 NO_CODE = (2, 0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Criterion:
+class Criterion(Record):
     """One thing by which variants are compared: the less its score, the better.
 
     `needs` returns all that it looks at in a variant: variants with equal needs have one score on a node.

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from imagematrix.record import Record
 from imagematrix.select import needs, reasons, verdicts
 from imagematrix.select.selection import RuleResult
 
@@ -17,8 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["RULES", "Rule", "results"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
+class Rule(Record):
     """One condition for a variant to fit.
 
     `needs` returns all that the rule looks at in a variant, or None where it does not apply: variants with

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from imagematrix.record import Record
 from imagematrix.select.gpus import names
 
 TYPE_CHECKING = False
@@ -17,8 +16,7 @@ __all__ = ["SCHEMA", "Candidate", "RuleResult", "Selection"]
 SCHEMA = "imagematrix.selection/v1"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RuleResult:
+class RuleResult(Record):
     """What one rule says about one variant: `why` in a sentence, `fix` what would change it, or None."""
 
     rule: str
@@ -40,8 +38,7 @@ class RuleResult:
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
+class Candidate(Record):
     """One variant as the rules see it; `rank` is its place among those that fit, from 1, or None."""
 
     variant: Variant
@@ -73,8 +70,7 @@ class Candidate:
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
-class Selection:
+class Selection(Record):
     """The answer for one host: the chosen image and GPUs.
 
     `chosen_gpus` are the GPUs to pass to the container; of one in MIG mode, its `mig` are the MIG devices to

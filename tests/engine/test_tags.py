@@ -32,7 +32,7 @@ def test_a_second_build_does_nothing_and_says_so(engine, project):
     assert all(re.fullmatch(r"twice:v1-cpu-x86-64-v[23]-[0-9a-f]{12}", name) for name in first.stdout.split())
     second = build(engine, folder)
     assert (second.returncode, second.stdout) == (0, "")
-    assert "nothing to build: 2 images are up to date" in second.stderr
+    assert "nothing to build: 2 images up to date" in second.stderr
 
 
 def test_a_changed_template_under_the_same_version_is_refused_and_named(engine, project):
@@ -118,24 +118,28 @@ def test_a_base_that_is_nowhere_is_named(engine, project):
 
 def test_interrupted_it_stops_and_goes_on_where_it_was(engine, project):
     folder = project(CPU, image="resumed")
-    add_to_template(folder, "{% if march == 'x86-64-v3' %}\nRUN sleep 300\n{% endif %}")
-    command = [ROOT / ".venv/bin/imagematrix", "build", "-f", folder / "matrix.yaml"]
+    add_to_template(folder, "{% if march == 'x86-64-v3' %}\nRUN sleep 287.5\n{% endif %}")
     process = subprocess.Popen(
-        command, env=engine.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [ROOT / ".venv/bin/imagematrix", "build", "-f", folder / "matrix.yaml"],
+        env=engine.environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # What runs in the background of a script inherits that Ctrl-C means nothing.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
     )
-    done = 0
     for line in process.stderr:
-        done += "built cpu-x86-64-v2" in line
-        if done:
+        if "built cpu-x86-64-v2" in line:
             break
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=60)
     assert process.returncode == 130
-    time.sleep(1)
-    assert (
-        "sleep 300"
-        not in subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
-    )
+    for _ in range(100):
+        running = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+        if "sleep 287.5" not in running:
+            break
+        time.sleep(0.1)
+    assert "sleep 287.5" not in running
     planned = engine.imagematrix("plan", "--json", "-f", folder / "matrix.yaml")
     assert statuses(planned) == {"cpu-x86-64-v2": "up-to-date", "cpu-x86-64-v3": "build"}
 
@@ -158,3 +162,27 @@ def test_the_engine_going_away_ends_with_8_and_what_is_done_stays_done(start_eng
     engine.start()
     planned = engine.imagematrix("plan", "--json", "-f", folder / "matrix.yaml")
     assert statuses(planned) == {"cpu-x86-64-v2": "up-to-date", "cpu-x86-64-v3": "build"}
+
+
+def test_what_a_build_writes_is_no_input_of_the_next(engine, project):
+    """Logs go beside the matrix, which may be the context itself."""
+    folder = project(CPU, image="inside")
+    matrix = folder / "matrix.yaml"
+    matrix.write_text(matrix.read_text().replace("    context: templates/training\n", ""))
+    template = folder / "templates/training/Dockerfile.j2"
+    text = (
+        template.read_text()
+        .replace("COPY ", "COPY templates/training/")
+        .replace("COPY templates/training/--", "COPY --")
+    )
+    text = text.replace("isa.sh *.hpp {{ sources }} ./", "isa.sh *.hpp *.cpp ./", 1).replace(
+        "templates/training/isa.sh *.hpp *.cpp",
+        "templates/training/isa.sh templates/training/*.hpp templates/training/*.cpp",
+    )
+    template.write_text(text.replace('CMD ["train"]', 'COPY . /all\nCMD ["train"]'))
+    first = build(engine, folder)
+    assert first.returncode == 0, first.stderr
+    assert (folder / ".imagematrix/logs").is_dir()
+    assert "2 images up to date" in build(engine, folder).stderr
+    listed = engine.docker("run", "--rm", first.stdout.split()[0], "ls", "-A", "/all").stdout
+    assert listed.split() == ["matrix.yaml", "templates"]

@@ -1,8 +1,17 @@
-"""What the unit tests share: a small matrix to be spoilt, the shipped one with its catalog, the schemas."""
+"""What the unit tests share: a small matrix to be spoilt, the shipped one, a Docker engine that is none."""
 
+import contextlib
 import json
+import signal
+import socketserver
+import sys
+import tempfile
 import textwrap
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import parse_qs, urlsplit
 
 import jsonschema
 import pytest
@@ -10,7 +19,9 @@ import pytest
 from imagematrix import documents
 from imagematrix.build import labels
 from imagematrix.build.plan import plan
+from imagematrix.catalog import labels as names
 from imagematrix.catalog.catalog import Catalog
+from imagematrix.cli import main
 from imagematrix.facts import marches
 from imagematrix.matrix.load import load
 
@@ -44,6 +55,11 @@ RUN cc {{ march_option }} main.c{% if cuda %} -DSM={{ sm }}{% endif %}
 FROM {{ base }}
 COPY --from=program /a.out /
 """
+
+
+def pytest_ignore_collect(collection_path):
+    """Collect the folder build, too: left alone, pytest takes it for what a build has left behind."""
+    return False if collection_path == Path(__file__).parent / "build" else None
 
 
 @pytest.fixture
@@ -107,3 +123,145 @@ def conforms():
         jsonschema.Draft202012Validator(schema).validate(document)
 
     return check
+
+
+class FakeEngine:
+    """What answers the Docker API's /images/json and few others: with `images` or, if set, with `raw` bytes.
+
+    `status` other than 200 comes with an error message. `asked` are the resources that were asked for.
+    """
+
+    def __init__(self):
+        self.images = []
+        self.status = 200
+        self.raw = None
+        self.asked = []
+
+    def hold(self, catalog):
+        """Hold the variants of a catalog whose references end in an input digest's first digits."""
+        for variant in catalog.variants:
+            cell, _, short = variant.reference.removeprefix(f"{catalog.image}:{catalog.version}-").rpartition(
+                "-"
+            )
+            found = {
+                names.IMAGE: catalog.image,
+                names.VERSION: catalog.version,
+                names.CELL: cell,
+                names.INPUT: f"sha256:{short:0<64}",
+                names.VARIANT: names.write(variant),
+            }
+            self.image(found, RepoTags=[variant.reference])
+
+    def image(self, own, **facts):
+        """Hold an image with the labels `own`, or with none."""
+        number = f"sha256:{len(self.images):064x}"
+        entry = {"Id": number, "RepoTags": [], "RepoDigests": [], "Labels": own, "Size": 81_000_000}
+        self.images.append(entry | facts)
+
+    def answer(self, resource):
+        """Return the JSON that answers a GET."""
+        self.asked.append(resource)
+        parts = urlsplit(resource)
+        if self.status != 200:
+            return {"message": "something about the daemon"}
+        if parts.path.endswith("/version"):
+            return {"ApiVersion": "1.43", "Version": "26.1.5"}
+        if parts.path.endswith("/_ping"):
+            return "OK"
+        (filters,) = parse_qs(parts.query)["filters"]
+        (label,) = json.loads(filters)["label"]
+        key, given, value = label.partition("=")
+        return [
+            entry
+            for entry in self.images
+            if not isinstance(entry, dict)
+            or (key in (entry["Labels"] or {}) and (not given or entry["Labels"][key] == value))
+        ]
+
+
+def _handler(engine):
+    class Handler(BaseHTTPRequestHandler):
+        def handle(self):
+            if engine.raw is None:
+                super().handle()
+            else:
+                self.request.recv(1 << 16)
+                self.request.sendall(engine.raw)
+
+        def do_GET(self):
+            body = json.dumps(engine.answer(self.path)).encode()
+            self.send_response(engine.status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_):
+            pass
+
+    return Handler
+
+
+@contextlib.contextmanager
+def _serving(server):
+    with server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def docker_host(monkeypatch, tmp_path):
+    """Nothing in the environment tells where a Docker engine is; call it with an address to say so."""
+    monkeypatch.delenv("DOCKER_HOST", raising=False)
+    monkeypatch.delenv("DOCKER_CONTEXT", raising=False)
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path / "docker-config"))
+    return lambda address: monkeypatch.setenv("DOCKER_HOST", address)
+
+
+@pytest.fixture
+def engine(docker_host):
+    """A FakeEngine on a Unix socket, to which DOCKER_HOST points."""
+    made = FakeEngine()
+    with tempfile.TemporaryDirectory(prefix="imx-") as folder:
+        address = f"{folder}/docker.sock"
+        docker_host(f"unix://{address}")
+        with _serving(socketserver.ThreadingUnixStreamServer(address, _handler(made))):
+            yield made
+
+
+@pytest.fixture
+def remote_engine(docker_host):
+    """The same on a TCP port of the loopback."""
+    made = FakeEngine()
+    server = HTTPServer(("127.0.0.1", 0), _handler(made))
+    docker_host(f"tcp://127.0.0.1:{server.server_port}")
+    with _serving(server):
+        yield made
+
+
+class Said(NamedTuple):
+    """What a command ended with: exit code, stdout, stderr."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def cli(monkeypatch, capsys):
+    """The command line, in this process: call it with the words of a command."""
+    handler = signal.getsignal(signal.SIGTERM)
+    for name in ("COLORTERM", "FORCE_COLOR", "GITHUB_ACTIONS", "NO_COLOR", "PY_COLORS"):
+        monkeypatch.delenv(name, raising=False)
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["imagematrix", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return Said(ended.value.code or 0, *capsys.readouterr())
+
+    yield run
+    signal.signal(signal.SIGTERM, handler)

@@ -70,8 +70,18 @@ class FakeBackend:
         self.images = {}
         self.calls = []
         self.hold = False
-        self.running = threading.Event()
         self.stopped = threading.Event()
+
+    def __enter__(self):
+        self.stopped.clear()
+        return self
+
+    def __exit__(self, *_):
+        self.calls.append(("left",))
+
+    @property
+    def reproducible(self):
+        return self.layers is not None
 
     def resolve(self, reference):
         self.calls.append(("resolve", reference))
@@ -92,7 +102,7 @@ class FakeBackend:
             if (found[labels.IMAGE], found[labels.VERSION]) == (image, version)
         ]
 
-    def export(self, dockerfile, context, destination):
+    def export(self, dockerfile, context, platform, destination):  # noqa: ARG002 - the fake has one compiler
         self.calls.append(("export", dockerfile, context))
         if "export" in self.errors:
             raise self.errors["export"]
@@ -105,7 +115,6 @@ class FakeBackend:
         self.calls.append(("make", cell))
         log.write(f"making {cell}\n")
         step("1/1 RUN true")
-        self.running.set()
         if self.hold:
             self.stopped.wait(10)
         if self.stopped.is_set():
@@ -115,7 +124,8 @@ class FakeBackend:
         if self.layers is None:
             yield Made(digest=digest(order.dockerfile.encode()))
         else:
-            yield Made(digest=layout(self.folder, *self.layers), layout=self.folder)
+            folder = self.folder / cell
+            yield Made(digest=layout(folder, *self.layers), layout=folder)
 
     def store(self, order, made):
         self.calls.append(("store", order.reference, made.digest))
@@ -132,6 +142,16 @@ class FakeBackend:
     def called(self, name):
         """Return what `name` was called with, call by call."""
         return [words[1] for words in self.calls if words[0] == name]
+
+
+@pytest.fixture(name="tar")
+def _tar():
+    return tar
+
+
+@pytest.fixture(name="layout")
+def _layout():
+    return layout
 
 
 @pytest.fixture

@@ -45,6 +45,7 @@ class Registry:
         self.answers = {}
         self.asked = []
         self.protected_by = None
+        self.lacking = 0  # bytes of each answer that are promised and never come
         registry = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -64,7 +65,7 @@ class Registry:
                 self.send_response(status)
                 for name, value in dict(headers).items():
                     self.send_header(name, value)
-                self.send_header("Content-Length", str(len(body)))
+                self.send_header("Content-Length", str(len(body) + registry.lacking))
                 self.end_headers()
                 self.wfile.write(body)
 
@@ -211,6 +212,13 @@ def test_what_a_registry_may_answer_instead(registry, document, status, error, m
 def test_a_registry_that_is_not_there():
     with pytest.raises(EngineError, match=r"the registry 127\.0\.0\.1:1 can't be reached"):
         Catalog.from_registry("127.0.0.1:1/training:v1")
+
+
+def test_an_answer_that_breaks_off(registry):
+    registry.has(index(manifest()))
+    registry.lacking = 10
+    with pytest.raises(EngineError, match="can't be reached"):
+        Catalog.from_registry(registry.name)
 
 
 def test_an_answer_without_end_is_not_read_to_its_end(registry, monkeypatch):

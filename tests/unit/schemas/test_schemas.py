@@ -13,18 +13,17 @@ from imagematrix.matrix.load import load
 from imagematrix.probe.host import Host
 from imagematrix.select.select import explain
 
-SCHEMAS = {path.name: path for path in (files("imagematrix") / "schemas").iterdir()}
-KINDS = ("build", "catalog", "host", "matrix", "plan", "selection")
+SCHEMAS = {path.name.removesuffix(".json"): path for path in (files("imagematrix") / "schemas").iterdir()}
 DIGEST = f"sha256:{'0' * 64}"
 
 
 def test_there_is_one_for_each_kind_of_document():
-    assert sorted(SCHEMAS) == [f"{kind}.json" for kind in KINDS]
+    assert SCHEMAS.keys() >= {"build", "catalog", "host", "matrix", "plan", "selection"}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", sorted(SCHEMAS))
 def test_each_is_a_schema_and_says_what_it_is_of(kind):
-    schema = json.loads(SCHEMAS[f"{kind}.json"].read_text())
+    schema = json.loads(SCHEMAS[kind].read_text())
     jsonschema.Draft202012Validator.check_schema(schema)
     assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
     assert schema["$id"] == f"urn:imagematrix:{kind}:v1"

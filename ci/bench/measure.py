@@ -1,0 +1,90 @@
+"""Taking times: medians, of fresh processes or of repeated calls, and the rows of the table they end in."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+PASS = (sys.executable, "-c", "pass")
+KIB = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One line of the table; `met` is None where there is no bar."""
+
+    what: str
+    ours: str
+    ratio: str = ""
+    instead: str = ""
+    bar: str = ""
+    met: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """What a process took: seconds, and its peak memory in MiB."""
+
+    seconds: float
+    memory: float
+
+
+def processes(commands: Mapping[str, Sequence[str | Path]], rounds: int) -> dict[str, Cost]:
+    """Return the medians for each command, all of them run in turn, `rounds` times after one that isn't counted.
+
+    Before each a Python is started that does nothing, so that all of them find the machine alike.
+    """
+    taken: dict[str, list[Cost]] = {name: [] for name in commands}
+    for _ in range(rounds + 1):
+        for name, command in commands.items():
+            _run(PASS)
+            taken[name].append(_run(command))
+    return {
+        name: Cost(
+            seconds=median(cost.seconds for cost in costs[1:]),
+            memory=median(cost.memory for cost in costs[1:]),
+        )
+        for name, costs in taken.items()
+    }
+
+
+def calls(function: Callable[[], object], rounds: int) -> float:
+    """Return the median time of a call, in seconds."""
+    taken = []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        function()
+        taken.append(time.perf_counter() - start)
+    return median(taken)
+
+
+def duration(seconds: float) -> str:
+    """Return a time with a unit that suits it."""
+    for unit, factor in (("s", 1.0), ("ms", 1e3), ("µs", 1e6)):
+        if seconds * factor >= 1:
+            break
+    return f"{seconds * factor:.3g} {unit}"
+
+
+def _run(command: Sequence[str | Path]) -> Cost:
+    # Bytecode is there after the first round, as it is where a package is installed, and no engine is asked.
+    drop = ("PYTHONDONTWRITEBYTECODE", "COVERAGE_PROCESS_CONFIG", "COVERAGE_PROCESS_START")
+    environment = {name: value for name, value in os.environ.items() if name not in drop}
+    environment["DOCKER_HOST"] = "unix:///nowhere/docker.sock"
+    start = time.perf_counter()
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
+    _, status, usage = os.wait4(process.pid, 0)
+    taken = time.perf_counter() - start
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise SystemExit(f"{' '.join(map(str, command))} ended with {process.returncode}")
+    return Cost(seconds=taken, memory=usage.ru_maxrss / KIB)

@@ -1,0 +1,230 @@
+"""`imagematrix coverage`: which hosts of a fleet have an image, and which images the fleet has no use for."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from imagematrix.cli.choosing import catalog_of
+from imagematrix.cli.options import AllowCpu, CatalogName, Gpus, Json
+from imagematrix.cli.output import answer, console, say, table
+from imagematrix.errors import NothingFits, UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from imagematrix.catalog.catalog import Catalog
+    from imagematrix.fleet.coverage import Coverage
+    from imagematrix.fleet.unserved import Miss
+    from imagematrix.fleet.upgrade import Upgrade
+
+__all__ = ["command"]
+
+WIDTH = 100
+SHOWN = 4  # hosts that are named before how many more there are
+LISTED = 20  # reasons, or changes, that are told before how many more there are
+
+Hosts = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="HOST.json...",
+        help="Hosts saved by `probe --json`: files, folders of them, or - for one on each line of stdin.",
+    ),
+]
+ImageName = Annotated[
+    str | None,
+    typer.Option("--image", metavar="IMAGE[:VERSION]", help="The image, where no catalog is given."),
+]
+Drivers = Annotated[
+    list[str] | None,
+    typer.Option("--driver", metavar="OLD=NEW", help="Tell what another driver would change; repeatable."),
+]
+Html = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a page with the picture.")]
+
+
+def command(
+    hosts: Hosts,
+    image: ImageName = None,
+    catalog: CatalogName = None,
+    gpus: Gpus = None,
+    allow_cpu: AllowCpu = False,
+    driver: Drivers = None,
+    json: Json = False,
+    html: Html = None,
+) -> None:
+    """Show which hosts have an image, which images a fleet has no use for, what a driver would break."""
+    from imagematrix.fleet.coverage import coverage
+    from imagematrix.fleet.hosts import load
+    from imagematrix.fleet.upgrade import parse
+
+    drivers = parse(driver or ())
+    fleet = load(hosts, sys.stdin.buffer)
+    found = coverage(fleet, _catalog(image, catalog), gpus=gpus, allow_cpu=allow_cpu, drivers=drivers)
+    if html is not None:
+        _write(html, found)
+    if json:
+        answer(found.to_json())
+    else:
+        _print(found)
+    for upgrade in found.upgrades:
+        if not upgrade.hosts:
+            say(f"no host has driver {upgrade.old}")
+    if not found.complete:
+        raise typer.Exit(NothingFits.exit_code)
+
+
+def _catalog(image: str | None, catalog: str | None) -> Catalog:
+    if image is not None:
+        return catalog_of(image, catalog)
+    if catalog is None:
+        raise UsageError("say which image: --image IMAGE[:VERSION], or --catalog FILE|REF")
+    from imagematrix.catalog.catalog import Catalog
+
+    if Path(catalog).exists() or catalog.endswith(".json"):
+        return Catalog.load(catalog)
+    return Catalog.from_registry(catalog)
+
+
+def _write(path: Path, found: Coverage) -> None:
+    from imagematrix.fleet.page import page
+
+    try:
+        path.write_bytes(page(found).encode(errors="backslashreplace"))
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from error
+
+
+def _print(found: Coverage) -> None:
+    short = _Short(found)
+    _lines(f"{found.image}:{found.version} serves {found.served} of {_count(found.hosts, 'host')}")
+    if found.unserved:
+        lacking = found.hosts - found.served
+        _lines(f"\n[red]nothing fits {_count(lacking, 'host')}[/]", *_unserved(found, short))
+    _lines("")
+    table(
+        ("variant", "hosts", "share", "fits"),
+        [
+            (short(one.reference), str(len(one.hosts)), f"{one.share:.1%}", str(one.fits))
+            for one in found.variants
+            if one.hosts
+        ],
+    )
+    if found.unused:
+        _lines(f"\n[yellow]no host would choose {_count(len(found.unused), 'variant')}[/]")
+        table(("variant", "fits"), [(short(one.reference), str(one.fits)) for one in found.unused])
+    _lines("", *_smallest(found, short))
+    for upgrade in found.upgrades:
+        _upgrade(upgrade, short)
+
+
+class _Short:
+    """Makes references short, and text of others fit to be printed."""
+
+    def __init__(self, found: Coverage) -> None:
+        self._prefix = f"{found.image}:{found.version}-"
+
+    def __call__(self, reference: str) -> str:
+        return _safe(reference.removeprefix(self._prefix))
+
+
+def _lines(*lines: str) -> None:
+    console(sys.stdout).print("\n".join(lines), soft_wrap=True)
+
+
+def _unserved(found: Coverage, short: _Short) -> Iterator[str]:
+    for unserved in found.unserved[:LISTED]:
+        yield from _folded("  ", _names(unserved.hosts))
+        yield from _miss(unserved.miss, short)
+    if len(found.unserved) > LISTED:
+        yield f"  {_count(len(found.unserved) - LISTED, 'more reason')}; --json has all"
+
+
+def _miss(miss: Miss, short: _Short) -> Iterator[str]:
+    """Yield what is to say of the nearest variant, and where the cure is another one, that as well."""
+    if not miss.telling or miss.fix != miss.telling[0].fix:
+        yield from _folded("       ", _safe(miss.why))
+        yield from _cure("         ", miss.fix)
+    if miss.nearest:
+        yield f"       nearest is {short(miss.nearest)}"
+    for rule in miss.telling:
+        yield from _folded("         ", _safe(f"{rule.rule}: {rule.why}"))
+        yield from _cure("           ", rule.fix)
+
+
+def _cure(indent: str, fix: str | None) -> list[str]:
+    return _folded(indent, f"-> {_safe(fix)}") if fix else []
+
+
+def _smallest(found: Coverage, short: _Short) -> Iterator[str]:
+    least = found.smallest
+    many = _count(len(least.variants), "variant")
+    if least.exact:
+        yield f"{many} would do to serve the same hosts, though some not as well:"
+    else:
+        yield f"{many} would do to serve the same hosts; perhaps fewer, but at least {least.least}:"
+    yield from (f"  {short(reference)}" for reference in least.variants)
+
+
+def _upgrade(upgrade: Upgrade, short: _Short) -> None:
+    lost, changed, gained = (
+        sum(len(one.hosts) for one in some) for some in (upgrade.lost, upgrade.changed, upgrade.gained)
+    )
+    parts = [
+        f"[red]{lost} would lose their image[/]" if lost else "",
+        f"{changed} would get another" if changed else "",
+        f"{gained} would get one at last" if gained else "",
+        f"nothing changes for {upgrade.unchanged}" if upgrade.unchanged else "",
+    ]
+    told = ", ".join(part for part in parts if part)
+    _lines(
+        f"\ndriver {upgrade.old} -> {upgrade.new}: {_count(upgrade.hosts, 'host')}{': ' * bool(told)}{told}"
+    )
+    rows = [
+        (_names(loss.hosts), short(loss.old), f"[red]nothing[/]: {_safe(_fixes(loss.miss))}")
+        for loss in upgrade.lost
+    ]
+    rows += [
+        (_names(change.hosts), short(change.old) if change.old else "nothing", short(change.new))
+        for change in (*upgrade.changed, *upgrade.gained)
+    ]
+    if rows:
+        table(("hosts", "now", "then"), rows[:LISTED])
+    if len(rows) > LISTED:
+        _lines(f"{_count(len(rows) - LISTED, 'more change')}; --json has all")
+
+
+def _fixes(miss: Miss) -> str:
+    fixes = dict.fromkeys([rule.fix for rule in miss.telling] or [miss.fix])
+    return "; ".join(fix for fix in fixes if fix)
+
+
+def _names(hosts: tuple[str, ...]) -> str:
+    more = [f"{len(hosts) - SHOWN} more"] if len(hosts) > SHOWN else []
+    return _safe(", ".join([*hosts[:SHOWN], *more]))
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
+def _folded(indent: str, text: str) -> list[str]:
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=indent,
+        subsequent_indent=f"{indent}  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _safe(text: str) -> str:
+    """Return text of others without what a terminal, or rich's markup, would take for more than text."""
+    from rich.markup import escape
+
+    return escape("".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text))

@@ -1,0 +1,1 @@
+"""Many nodes at once: what a catalog has for a fleet."""

@@ -1,0 +1,194 @@
+"""The smallest set that has something for everyone: minimum set cover, by branch and bound.
+
+A demand is the set of all members that would meet it. A set is an integer with bit i for member i.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+__all__ = ["WORK", "Cover", "bits", "cover"]
+
+WORK = 10_000_000  # comparisons of sets, a few seconds
+DEEPEST = 400  # members, and as many calls within calls
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cover:
+    """A set with a member of every demand; it is proved that no such set has fewer than `least` members."""
+
+    members: int
+    least: int
+
+    @property
+    def exact(self) -> bool:
+        """Whether no smaller set would do."""
+        return self.members.bit_count() == self.least
+
+
+def cover(demands: Iterable[int], *, work: int = WORK) -> Cover:
+    """Return the smallest set with a member of every demand; of equal members the lowest number is taken.
+
+    It is found with no more than `work` comparisons of sets. Where these don't do, the set is the best that
+    was found, at worst the greedy one. The order of the demands changes nothing.
+    """
+    rows = sorted(set(demands))
+    if not all(rows):
+        raise ValueError("nothing meets an empty demand")
+    budget = _Budget(work)
+    try:
+        members, rows = _reduced(rows, budget)
+    except _OutOfWorkError:
+        members = 0
+    least = members.bit_count()
+    for part in _parts(rows):
+        found = _Search(part, budget).result()
+        members |= found.members
+        least += found.least
+    return Cover(members=members, least=least)
+
+
+def bits(some: int) -> Iterator[int]:
+    """Yield the members of a set, each as the set of it alone, from the lowest number on."""
+    while some:
+        lowest = some & -some
+        yield lowest
+        some ^= lowest
+
+
+class _OutOfWorkError(Exception):
+    pass
+
+
+class _Budget:
+    """The comparisons that are left."""
+
+    __slots__ = ("_left",)
+
+    def __init__(self, work: int) -> None:
+        self._left = work
+
+    def spend(self, amount: int) -> None:
+        self._left -= amount
+        if self._left < 0:
+            raise _OutOfWorkError
+
+
+class _Search:
+    """The search for the smallest cover of some rows, sorted so that those of few members come first."""
+
+    __slots__ = ("_best", "_budget", "_rows")
+
+    def __init__(self, rows: list[int], budget: _Budget) -> None:
+        self._rows = rows
+        self._best = _greedy(rows)
+        self._budget = budget
+
+    def result(self) -> Cover:
+        try:
+            self._descend(self._rows, 0)
+        except _OutOfWorkError:
+            return Cover(members=self._best, least=_bound(self._rows))
+        return Cover(members=self._best, least=self._best.bit_count())
+
+    def _descend(self, rows: list[int], chosen: int) -> None:
+        """Look for covers of `rows` that are smaller than the best one, together with what is `chosen`."""
+        if chosen.bit_count() > DEEPEST:
+            raise _OutOfWorkError
+        forced, rows = _reduced(rows, self._budget)
+        chosen |= forced
+        if chosen.bit_count() + _bound(rows) >= self._best.bit_count():
+            return
+        if not rows:
+            self._best = chosen
+            return
+        while all(rows):
+            # One member of the first row belongs to every cover: each is tried, and left out from then on.
+            member = _most_useful(rows, among=rows[0])
+            self._descend([row for row in rows if not row & member], chosen | member)
+            rows = [row & ~member for row in rows]
+
+
+def _reduced(rows: list[int], budget: _Budget) -> tuple[int, list[int]]:
+    """Return members that are in a smallest cover, and the rows that are left, those of few members first."""
+    forced = 0
+    while True:
+        rows = _minimal(rows, budget)
+        only = sum(row for row in rows if row.bit_count() == 1)
+        forced |= only
+        rows = [row for row in rows if not row & only]
+        useful = _useful(rows, budget)
+        trimmed = [row & useful for row in rows]
+        if trimmed == rows:
+            return forced, rows
+        rows = trimmed
+
+
+def _minimal(rows: list[int], budget: _Budget) -> list[int]:
+    """Return the rows that contain no other: what meets the other meets them too."""
+    kept: list[int] = []
+    for row in sorted(set(rows), key=lambda row: (row.bit_count(), row)):
+        budget.spend(len(kept) + 1)
+        if not any(one & row == one for one in kept):
+            kept.append(row)
+    return kept
+
+
+def _useful(rows: list[int], budget: _Budget) -> int:
+    """Return the members for which no other one is in all of their rows."""
+    places: dict[int, int] = {}
+    for number, row in enumerate(rows):
+        for member in bits(row):
+            places[member] = places.get(member, 0) | 1 << number
+    kept: list[int] = []
+    useful = 0
+    for member in sorted(places, key=lambda member: (-places[member].bit_count(), member)):
+        budget.spend(len(kept) + 1)
+        if not any(one & places[member] == places[member] for one in kept):
+            kept.append(places[member])
+            useful |= member
+    return useful
+
+
+def _parts(rows: list[int]) -> list[list[int]]:
+    """Return the rows in groups that share no member, in the order of their first rows."""
+    parts: list[tuple[int, list[int]]] = []
+    for row in rows:
+        touching = [part for part in parts if part[0] & row]
+        parts = [part for part in parts if not part[0] & row]
+        union, members = row, [row]
+        for other, others in touching:
+            union |= other
+            members = others + members
+        parts.append((union, members))
+    return [sorted(members, key=lambda row: (row.bit_count(), row)) for _, members in parts]
+
+
+def _greedy(rows: list[int]) -> int:
+    """Return the cover that takes the most useful member again and again."""
+    members = 0
+    while rows:
+        member = _most_useful(rows)
+        members |= member
+        rows = [row for row in rows if not row & member]
+    return members
+
+
+def _most_useful(rows: list[int], *, among: int = -1) -> int:
+    counts = Counter(member for row in rows for member in bits(row & among))
+    return min(counts, key=lambda member: (-counts[member], member))
+
+
+def _bound(rows: list[int]) -> int:
+    """Return how many members every cover has at least: as many as there are rows without a common one."""
+    taken = count = 0
+    for row in rows:
+        if not row & taken:
+            taken |= row
+            count += 1
+    return count

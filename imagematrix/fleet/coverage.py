@@ -1,0 +1,177 @@
+"""Coverage: which hosts of a fleet a catalog serves, with what, and what it could do without."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from imagematrix.errors import UsageError
+from imagematrix.fleet.cover import bits, cover
+from imagematrix.fleet.kinds import Judge, Kind
+from imagematrix.fleet.unserved import Unserved, gather
+from imagematrix.fleet.upgrade import Upgrade, upgrade
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from imagematrix.catalog.catalog import Catalog
+    from imagematrix.probe.host import Host
+
+__all__ = ["SCHEMA", "Coverage", "Service", "Smallest", "Unserved", "Upgrade", "coverage"]
+
+SCHEMA = "imagematrix.coverage/v1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """What one variant does for a fleet.
+
+    `hosts` are the names of those that get it, sorted, and `share` is their part of all hosts. `fits` is how
+    many hosts it fits: another variant may be better for them.
+    """
+
+    reference: str
+    hosts: tuple[str, ...]
+    share: float
+    fits: int
+
+    def to_json(self) -> dict[str, object]:
+        """Return one element of the Coverage document's `variants`."""
+        return {
+            "reference": self.reference,
+            "hosts": list(self.hosts),
+            "share": self.share,
+            "fits": self.fits,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Smallest:
+    """The smallest set of variants with one that fits for every host that is served now.
+
+    It is proved that no set of fewer than `least` does it. Where that is less than there are `variants`, the
+    search ended early, and a smaller set may exist.
+    """
+
+    variants: tuple[str, ...]
+    least: int
+
+    @property
+    def exact(self) -> bool:
+        """Whether no smaller set does it."""
+        return len(self.variants) == self.least
+
+    def to_json(self) -> dict[str, object]:
+        """Return the Coverage document's `smallest`."""
+        return {"variants": list(self.variants), "exact": self.exact, "least": self.least}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Coverage:
+    """What `catalog` is for a fleet of `hosts` hosts.
+
+    `kinds` are the kinds of hardware in it. `variants` has all of the catalog, those that serve the most
+    hosts first.
+    """
+
+    catalog: Catalog
+    hosts: int
+    kinds: tuple[Kind, ...]
+    unserved: tuple[Unserved, ...]
+    variants: tuple[Service, ...]
+    smallest: Smallest
+    upgrades: tuple[Upgrade, ...] = ()
+
+    @property
+    def image(self) -> str:
+        """The image's name, as the catalog has it."""
+        return self.catalog.image
+
+    @property
+    def version(self) -> str:
+        """The image's version, as the catalog has it."""
+        return self.catalog.version
+
+    @property
+    def served(self) -> int:
+        """How many hosts get an image."""
+        return sum(len(service.hosts) for service in self.variants)
+
+    @property
+    def unused(self) -> tuple[Service, ...]:
+        """The variants that no host gets."""
+        return tuple(service for service in self.variants if not service.hosts)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every host gets an image, and keeps one through every upgrade."""
+        return not self.unserved and not any(upgrade.lost for upgrade in self.upgrades)
+
+    def to_json(self) -> dict[str, object]:
+        """Return the Coverage document."""
+        return {
+            "schema": SCHEMA,
+            "image": self.image,
+            "version": self.version,
+            "hosts": self.hosts,
+            "served": self.served,
+            "unserved": [unserved.to_json() for unserved in self.unserved],
+            "unused": [service.reference for service in self.unused],
+            "variants": [service.to_json() for service in self.variants],
+            "smallest": self.smallest.to_json(),
+            "upgrades": [upgrade.to_json() for upgrade in self.upgrades],
+        }
+
+
+def coverage(
+    hosts: Mapping[str, Host],
+    catalog: Catalog,
+    *,
+    gpus: str | None = None,
+    allow_cpu: bool = False,
+    drivers: Mapping[str, str] | None = None,
+) -> Coverage:
+    """Return what `catalog` is for the fleet of `hosts`, which are given by their names.
+
+    `gpus` and `allow_cpu` are as for `select`. `drivers` has for drivers of the fleet those that shall take
+    their place. What is decided is decided once for each kind of hardware.
+    """
+    if not hosts:
+        raise UsageError("there is no host to judge")
+    judge = Judge(catalog, gpus=gpus, allow_cpu=allow_cpu)
+    kinds = judge.kinds(hosts)
+    variants = _services(kinds, catalog, len(hosts))
+    return Coverage(
+        catalog=catalog,
+        hosts=len(hosts),
+        kinds=kinds,
+        unserved=gather((judge.miss(kind.answer), kind.hosts) for kind in kinds if kind.selected is None),
+        variants=variants,
+        smallest=_smallest({kind.fits for kind in kinds if kind.fits}, variants),
+        upgrades=tuple(upgrade(kinds, judge, old, new) for old, new in sorted((drivers or {}).items())),
+    )
+
+
+def _services(kinds: Iterable[Kind], catalog: Catalog, total: int) -> tuple[Service, ...]:
+    hosts: dict[str, list[str]] = {variant.reference: [] for variant in catalog.variants}
+    fits = dict.fromkeys(hosts, 0)
+    for kind in kinds:
+        if kind.selected is not None:
+            hosts[kind.selected].extend(kind.hosts)
+        for reference in kind.fits:
+            fits[reference] += len(kind.hosts)
+    services = [
+        Service(
+            reference=reference, hosts=tuple(sorted(names)), share=len(names) / total, fits=fits[reference]
+        )
+        for reference, names in hosts.items()
+    ]
+    return tuple(sorted(services, key=lambda one: (-len(one.hosts), -one.fits, one.reference)))
+
+
+def _smallest(demands: Iterable[frozenset[str]], variants: tuple[Service, ...]) -> Smallest:
+    """Return the smallest set; of variants that do equally well, those that serve the most hosts now."""
+    numbers = {service.reference: 1 << number for number, service in enumerate(variants)}
+    names = {number: reference for reference, number in numbers.items()}
+    found = cover(sum(numbers[reference] for reference in demand) for demand in demands)
+    return Smallest(variants=tuple(names[member] for member in bits(found.members)), least=found.least)

@@ -1,0 +1,112 @@
+"""Records: the frozen, slotted, keyword-only dataclasses of all that choosing an image goes through.
+
+They are written, checked and used like those of `dataclasses`, whose functions take them for their own. But
+`dataclasses` loads `inspect` and compiles several functions for every class: for the types on the way to a
+choice that takes twice as long as starting Python does.
+"""
+
+from __future__ import annotations
+
+from operator import attrgetter
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from dataclasses import Field
+    from typing import Any, ClassVar, Never, Self, TypeVar, dataclass_transform
+
+    R = TypeVar("R", bound="Record")
+else:
+
+    def dataclass_transform(**_: bool) -> object:
+        """Stand in for typing's, which is slow to load and only means something to type checkers."""
+        return lambda cls: cls
+
+
+__all__ = ["Record", "replace"]
+
+
+def replace(record: R, /, **changes: object) -> R:
+    """Return `record` with other values in some of its fields."""
+    return record.__replace__(**changes)
+
+
+class _Fields:
+    """The fields of a record, as `dataclasses` wants to have them."""
+
+    def __init__(self, kinds: dict[str, Any], defaults: dict[str, Any]) -> None:
+        self._kinds = kinds
+        self._defaults = defaults
+
+    def __get__(self, _: object, owner: type) -> dict[str, Field[Any]]:
+        from dataclasses import MISSING, field, fields, make_dataclass
+
+        declared = [
+            (name, kind, field(default=self._defaults.get(name, MISSING)))
+            for name, kind in self._kinds.items()
+        ]
+        return {one.name: one for one in fields(make_dataclass(owner.__name__, declared, kw_only=True))}
+
+
+class _Slots(type):
+    """Makes slots of what the body of a class annotates; the values that stand there are defaults."""
+
+    def __new__(mcs, name: str, bases: tuple[type, ...], body: dict[str, Any]) -> _Slots:
+        kinds = body.get("__annotations__", {})
+        defaults = {field: body.pop(field) for field in kinds if field in body}
+        body["__slots__"] = tuple(kinds)
+        if kinds:
+            body["__dataclass_fields__"] = _Fields(kinds, defaults)
+            body["_names"] = frozenset(kinds)
+            body["_defaults"] = defaults
+            body["_values"] = property(attrgetter(*kinds))
+        return super().__new__(mcs, name, bases, body)
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True)
+class Record(metaclass=_Slots):
+    """Base of records. A subclass annotates its fields; it is not made for subclasses of its own."""
+
+    if TYPE_CHECKING:
+        __slots__: tuple[str, ...]
+        __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+        _names: ClassVar[frozenset[str]]
+        _defaults: ClassVar[dict[str, Any]]
+        _values: ClassVar[Any]
+
+    def __init__(self, **given: object) -> None:
+        values = self._defaults | given
+        if values.keys() != self._names:
+            name, fields = type(self).__name__, ", ".join(self.__slots__)
+            raise TypeError(f"{name} has the fields {fields}; given are {', '.join(given) or 'none'}")
+        put = object.__setattr__
+        for name, value in values.items():
+            put(self, name, value)
+
+    def __setattr__(self, name: str, value: object) -> Never:
+        from dataclasses import FrozenInstanceError
+
+        raise FrozenInstanceError(f"cannot assign to field {name!r}")
+
+    def __delattr__(self, name: str) -> Never:
+        from dataclasses import FrozenInstanceError
+
+        raise FrozenInstanceError(f"cannot delete field {name!r}")
+
+    def __eq__(self, other: object) -> bool:
+        return self._values == other._values if type(other) is type(self) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._values)
+
+    def __repr__(self) -> str:
+        fields = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.__slots__)
+        return f"{type(self).__qualname__}({fields})"
+
+    def __replace__(self, **changes: object) -> Self:
+        return type(self)(**{name: getattr(self, name) for name in self.__slots__} | changes)
+
+    def __reduce__(self) -> tuple[Callable[[], Self], tuple[()]]:
+        from functools import partial
+
+        return partial(type(self), **{name: getattr(self, name) for name in self.__slots__}), ()

@@ -1,0 +1,236 @@
+"""Carrying out a plan: a failing cell costs no other, and nothing is stored that breaks its promise."""
+
+import signal
+import threading
+
+import pytest
+
+from imagematrix.audit import layers
+from imagematrix.build.build import build, failure, report
+from imagematrix.errors import AuditError, BuildError, EngineError, TagMovedError, UsageError
+
+CPU = "cuda=none"
+TWO = "cuda=12.4,compute=8.9,march=znver4"  # two drivers
+GOOD = ("usr/lib/libcuda.so.550.163.01", b"")
+
+
+class Recorder:
+    """A Reporter that takes notes."""
+
+    def __init__(self):
+        self.notes = []
+
+    def started(self, item):
+        self.notes.append(("started", item.cell.id))
+
+    def step(self, item, text):
+        self.notes.append((text, item.cell.id))
+
+    def finished(self, result):
+        self.notes.append((result.status, result.item.cell.id))
+
+
+@pytest.fixture
+def logs(tmp_path_factory):
+    return tmp_path_factory.mktemp("project") / ".imagematrix" / "logs"
+
+
+@pytest.fixture
+def carry_out(backend, logs):
+    """Call it with a plan, to get what became of its cells and the notes of the reporter."""
+
+    def call(plan, *, jobs=1, **options):
+        recorder = Recorder()
+        results = build(plan, backend, jobs=jobs, logs=logs, reporter=recorder, **options)
+        return results, recorder.notes
+
+    return call
+
+
+def statuses(results):
+    return {result.item.cell.id: result.status for result in results}
+
+
+def test_every_cell_is_made_stored_and_told(planned, carry_out, backend, logs, conforms):
+    plan = planned(only=CPU)
+    results, notes = carry_out(plan)
+    assert statuses(results) == {"cpu-x86-64-v3": "built", "cpu-znver4": "built"}
+    assert backend.called("store") == [item.reference for item in plan.items]
+    assert notes[:3] == [
+        ("started", "cpu-x86-64-v3"),
+        ("1/1 RUN true", "cpu-x86-64-v3"),
+        ("built", "cpu-x86-64-v3"),
+    ]
+    assert (logs / "training-v1-cpu-znver4.log").read_text() == "making cpu-znver4\n"
+    assert failure(results) is None
+    document = report(plan, results)
+    conforms(document)
+    assert [(cell["status"], cell["reproducible"], cell["error"]) for cell in document["cells"]] == [
+        ("built", False, None)
+    ] * 2
+
+
+def test_the_report_has_every_cell_of_the_plan(planned, carry_out, backend, conforms):
+    carry_out(planned(only="march=znver4"))
+    backend.errors["cpu-x86-64-v3"] = BuildError("no")
+    plan = planned()
+    document = report(plan, carry_out(plan)[0])
+    conforms(document)
+    assert len(document["cells"]) == len(plan.items)
+    assert {cell["status"] for cell in document["cells"]} == {
+        *("built", "failed", "up-to-date", "excluded", "infeasible"),
+    }
+    assert document["cells"][0]["error"] == "no"
+    assert document["cells"][0]["digest"] is None
+
+
+def test_nothing_to_build_asks_for_nothing(planned, carry_out, backend, logs):
+    plan = planned(("znver4]", "znver5]"), only="cuda=11.8,march=znver5")
+    assert carry_out(plan) == ([], [])
+    assert not backend.calls
+    assert not logs.exists()
+
+
+def test_a_failing_cell_costs_no_other(planned, carry_out, backend):
+    backend.errors["cpu-x86-64-v3"] = BuildError("the compiler said no")
+    results, _ = carry_out(planned(only=CPU))
+    assert statuses(results) == {"cpu-x86-64-v3": "failed", "cpu-znver4": "built"}
+    assert len(backend.images) == 1
+    error = failure(results)
+    assert (type(error), str(error)) == (BuildError, "1 of 2 builds failed: cpu-x86-64-v3")
+
+
+def test_a_march_unknown_to_the_compiler_costs_its_own_cells_only(planned, carry_out, backend):
+    del backend.macros["-march=znver4"]
+    results, _ = carry_out(planned(only=CPU))
+    assert statuses(results) == {"cpu-x86-64-v3": "built", "cpu-znver4": "failed"}
+    assert "does not know -march=znver4" in str(results[1].error)
+
+
+def test_fail_fast_stops_the_rest(planned, carry_out, backend):
+    plan = planned()
+    first = plan.with_status("build")[0].cell.id
+    backend.errors[first] = BuildError("no")
+    results, notes = carry_out(plan, fail_fast=True)
+    assert statuses(results)[first] == "failed"
+    assert len(results) == 12
+    assert [status for status in statuses(results).values() if status == "stopped"]
+    assert ("failed", first) in notes
+    assert ("stop",) in backend.calls
+    assert "1 of 12 builds failed" in str(failure(results))
+
+
+def test_the_loss_of_the_engine_stops_the_rest_too(planned, carry_out, backend):
+    plan = planned()
+    gone = EngineError("no engine")
+    backend.errors[plan.with_status("build")[0].cell.id] = gone
+    results, _ = carry_out(plan)
+    assert "stopped" in statuses(results).values()
+    assert failure(results) is gone
+
+
+def test_many_failures_are_counted_not_listed(planned, carry_out, backend):
+    plan = planned()
+    for item in plan.with_status("build")[:6]:
+        backend.errors[item.cell.id] = BuildError("no")
+    error = failure(carry_out(plan)[0])
+    assert str(error).startswith("6 of 12 builds failed: cpu-x86-64-v3, cpu-znver4, ")
+    assert str(error).endswith(", …")
+    assert str(error).count(", ") == 5
+
+
+def test_results_come_in_the_order_of_the_plan(planned, carry_out):
+    plan = planned()
+    results, _ = carry_out(plan, jobs=4)
+    assert [result.item for result in results] == list(plan.with_status("build"))
+
+
+def test_a_version_never_changes(planned, carry_out, backend):
+    old = planned()
+    carry_out(old)
+    backend.calls.clear()
+    with pytest.raises(TagMovedError) as caught:
+        carry_out(planned(template="FROM {{ base }}\n"))
+    assert caught.value.exit_code == 7
+    assert {words[0] for words in backend.calls} == {"resolve", "present"}
+    lines = str(caught.value).splitlines()
+    assert lines[0] == "a version never changes, and these cells would:"
+    assert lines[1] == "  cpu-x86-64-v3: context, dockerfile changed"
+    assert lines[2] == f"    there is   {old.items[0].reference}"
+    assert lines[3].startswith("    this gives training:v1-cpu-x86-64-v3-")
+    assert lines[-1] == "  and 7 more"
+    assert "raise the version" in caught.value.remedy
+
+
+def test_in_development_the_new_image_takes_the_old_ones_place(planned, carry_out, backend):
+    development = ("version: v1", "version: v1\n    development: true")
+    carry_out(planned(development, only=CPU))
+    old = list(backend.images)
+    backend.errors["cpu-znver4"] = BuildError("no")
+    plan = planned(development, only=CPU, template="FROM {{ base }}\n")
+    carry_out(plan)
+    assert list(backend.images) == [old[1], plan.items[0].reference]  # the one that failed is still there
+    assert backend.called("remove") == [old[0]]
+
+
+def test_an_image_with_a_layout_is_reproducible_and_audited(planned, carry_out, backend, tar):
+    backend.layers = [tar(GOOD)]
+    results, _ = carry_out(planned(only=f"{TWO},driver=550.163.01"))
+    assert [(result.status, result.reproducible) for result in results] == [("built", True)]
+
+
+def test_an_image_that_breaks_its_promise_is_not_stored(planned, carry_out, backend, tar):
+    backend.layers = [tar(GOOD)]
+    plan = planned(only=TWO)
+    results, _ = carry_out(plan)
+    assert [result.status for result in results] == ["failed", "built"]
+    assert backend.called("store") == [plan.items[1].reference]
+    error = failure(results)
+    assert isinstance(error, AuditError)
+    assert error.exit_code == 9
+    assert "the labels promise the user-mode driver 535.261.03" in str(results[0].error)
+    assert "libcuda.so.550.163.01" in str(results[0].error)
+
+
+def test_other_failures_beside_it_make_it_a_failed_build(planned, carry_out, backend, tar):
+    backend.layers = [tar(GOOD)]
+    backend.errors["cuda12.4-sm89-drv550.163.01-znver4"] = BuildError("no")
+    error = failure(carry_out(planned(only=TWO))[0])
+    assert (type(error), error.exit_code) == (BuildError, 6)
+
+
+def test_a_layer_is_read_once_for_all_images(planned, carry_out, backend, tar, monkeypatch):
+    read = []
+    monkeypatch.setattr(layers, "read", lambda path, real=layers.read: read.append(path.name) or real(path))
+    backend.layers = [tar(("bin/true", b"")), tar()]
+    assert set(statuses(carry_out(planned(only=CPU), jobs=2)[0]).values()) == {"built"}
+    assert len(read) == len(set(read)) == 2
+
+
+def test_an_interrupt_ends_what_runs_and_goes_on(planned, backend, logs):
+    class Impatient(Recorder):
+        def step(self, *_):
+            main = threading.main_thread().ident
+            threading.Timer(0.2, signal.pthread_kill, (main, signal.SIGINT)).start()
+
+    backend.hold = True
+    with pytest.raises(KeyboardInterrupt):
+        build(planned(only=CPU), backend, jobs=1, logs=logs, reporter=Impatient())
+    assert ("stop",) in backend.calls
+    assert backend.called("make") == ["cpu-x86-64-v3"]
+    assert not backend.images
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("build")]
+
+
+def test_a_log_that_cannot_be_written_costs_its_own_cell(planned, carry_out, logs):
+    (logs / "training-v1-cpu-znver4.log").mkdir(parents=True)
+    results, _ = carry_out(planned(only=CPU))
+    assert statuses(results) == {"cpu-x86-64-v3": "built", "cpu-znver4": "failed"}
+    assert "Is a directory" in str(results[1].error)
+
+
+def test_no_folder_for_logs_is_told_before_anything_is_built(planned, carry_out, backend, logs):
+    logs.parent.touch()
+    with pytest.raises(UsageError, match=r"\.imagematrix.*: (Not a directory|File exists)"):
+        carry_out(planned(only=CPU))
+    assert not backend.called("make")

@@ -1,0 +1,73 @@
+"""Labels: what a build writes is what the selector reads."""
+
+import json
+
+import pytest
+
+from imagematrix.build import labels as written
+from imagematrix.catalog import labels
+from imagematrix.catalog.catalog import UserModeDriver
+from imagematrix.matrix.expand import expand
+from imagematrix.matrix.load import load
+
+FLAGS = frozenset({"avx2", "avx512f"})
+GPU = "cuda=12.4,compute=8.9,driver=550.163.01,march=znver4"
+
+
+@pytest.mark.parametrize("only", ["cuda=none,march=znver4", GPU])
+def test_the_entry_comes_back(planned, only):
+    (item,) = planned(only=only).with_status("build")
+    own = written.for_item(item, FLAGS)
+    found = labels.read(own, reference=item.reference, digest=None, size=None)
+    assert found == written.variant(item.cell, FLAGS, item.reference)
+
+
+def test_what_they_say(planned):
+    (item,) = planned(only=GPU).with_status("build")
+    own = written.for_item(item, FLAGS)
+    assert json.loads(own.pop(labels.INPUTS)) == item.identity.components
+    assert json.loads(own.pop(labels.VARIANT)) == {
+        "platform": "linux/amd64",
+        "cuda": "12.4",
+        "cubins": ["89"],
+        "ptx": [],
+        "compressed_fatbin": False,
+        "driver": {"mode": "exact", "version": "550.163.01"},
+        "march": "znver4",
+        "cpu_flags": ["avx2", "avx512f"],
+        "vendor": "amd",
+    }
+    assert own == {
+        "io.imagematrix.image": "training",
+        "io.imagematrix.version": "v1",
+        "io.imagematrix.cell": "cuda12.4-sm89-drv550.163.01-znver4",
+        "io.imagematrix.input": item.identity.digest,
+        "org.opencontainers.image.title": "training",
+        "org.opencontainers.image.version": "v1",
+        "org.opencontainers.image.base.name": "debian:trixie",
+        "org.opencontainers.image.base.digest": item.identity.components["base debian:trixie"],
+        "com.nvidia.cuda.version": "12.4",
+    }
+
+
+def test_a_cpu_only_image_says_nothing_of_gpus(planned):
+    (item,) = planned(only="cuda=none,march=znver4", template="FROM scratch\n").with_status("build")
+    own = written.for_item(item, FLAGS)
+    assert "com.nvidia.cuda.version" not in own
+    assert "org.opencontainers.image.base.name" not in own
+    found = labels.read(own, reference=item.reference, digest=None, size=None)
+    assert (found.cuda, found.cubins, found.driver, found.gpu) == (None, (), None, False)
+
+
+@pytest.mark.parametrize(
+    ("change", "driver"),
+    [
+        (("[535.261.03, 550.163.01]", "[host, 550.163.01]"), UserModeDriver(mode="host")),
+        (("  driver: [535.261.03, 550.163.01]\n", ""), UserModeDriver(mode="host")),
+    ],
+)
+def test_without_a_driver_of_its_own_an_image_takes_the_hosts(project, change, driver):
+    rule = '- {cuda: "11.8", driver: 550.163.01, why: they have the newer toolkit}'
+    cells = expand(load(project(change, (rule, '- {cuda: "11.8"}')))).cells
+    cell = next(cell for cell in cells if cell.cuda and cell.axes.get("driver") in (None, "host"))
+    assert written.variant(cell, FLAGS, "training:x").driver == driver

@@ -1,0 +1,190 @@
+"""The Catalog document: what is written is read, and whatever else comes is refused with its place."""
+
+import json
+
+import pytest
+
+from imagematrix import documents
+from imagematrix.catalog.catalog import Catalog, Ptx, UserModeDriver, Variant
+from imagematrix.errors import UsageError
+
+DIGEST = f"sha256:{'a' * 64}"
+ENTRY = {
+    "reference": "training:v1-x",
+    "digest": DIGEST,
+    "platform": "linux/amd64",
+    "cuda": "12.4",
+    "cubins": ["89", "90a"],
+    "ptx": [{"target": "90", "isa": "8.4"}],
+    "compressed_fatbin": True,
+    "driver": {"mode": "exact", "version": "550.163.01"},
+    "march": "znver4",
+    "cpu_flags": ["avx2", "fma"],
+    "vendor": "amd",
+    "size": 681574400,
+}
+
+
+def document(*entries, **changes):
+    return {
+        "schema": "imagematrix.catalog/v1",
+        "image": "training",
+        "version": "v1",
+        "variants": entries,
+    } | changes
+
+
+def parsed(*entries, **changes):
+    return Catalog.from_json(json.loads(json.dumps(document(*entries, **changes))))
+
+
+def test_the_document_is_the_contract():
+    found = parsed(ENTRY)
+    assert found.to_json() == document() | {"variants": [ENTRY]}
+    assert found.variants == (
+        Variant(
+            reference="training:v1-x",
+            digest=DIGEST,
+            platform="linux/amd64",
+            cuda="12.4",
+            cubins=("89", "90a"),
+            ptx=(Ptx(target="90", isa="8.4"),),
+            compressed_fatbin=True,
+            driver=UserModeDriver(mode="exact", version="550.163.01"),
+            march="znver4",
+            cpu_flags=frozenset({"avx2", "fma"}),
+            vendor="amd",
+            size=681574400,
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    "driver",
+    [
+        None,
+        {"mode": "host", "version": None},
+        {"mode": "compat", "version": "580.65.06", "branches": [535, 550], "brands": ["tesla"]},
+    ],
+)
+def test_every_kind_of_driver_comes_back(driver):
+    assert parsed(ENTRY | {"driver": driver}).to_json()["variants"][0]["driver"] == driver
+
+
+def test_what_may_be_left_out():
+    (variant,) = parsed({"reference": "t:x", "platform": "linux/amd64"}).variants
+    assert variant == Variant(reference="t:x", digest=None, platform="linux/amd64")
+    assert not variant.gpu
+
+
+def test_a_file_is_loaded_and_named_in_errors(tmp_path):
+    path = tmp_path / "catalog.json"
+    path.write_text(documents.dump(document(ENTRY)))
+    assert Catalog.load(path) == Catalog.load(str(path)) == parsed(ENTRY)
+    path.write_text('{"schema": 1}')
+    with pytest.raises(UsageError, match=rf"{path}: schema: expected a string, found a number"):
+        Catalog.load(path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        (
+            {"schema": "imagematrix.host/v1"},
+            "schema is 'imagematrix.host/v1', expected 'imagematrix.catalog/v1'",
+        ),
+        (
+            {"schema": "imagematrix.catalog/v2"},
+            "schema 'imagematrix.catalog/v2' is not the one this release reads",
+        ),
+        ({"schema": None}, "schema: expected a string, found null"),
+        ({"image": 3}, "image: expected a string, found a number"),
+        ({"version": ["v1"]}, "version: expected a string, found a list"),
+        ({"variants": {}}, "variants: expected a list, found an object"),
+        ({"variants": None}, "variants: expected a list, found null"),
+        ({"variants": [[]]}, "variants[0]: expected an object, found a list"),
+        ({"variants": [ENTRY, ENTRY]}, "variants[1]: reference: training:v1-x is there twice"),
+    ],
+)
+def test_a_catalog_that_is_refused(changes, expected):
+    with pytest.raises(UsageError) as caught:
+        parsed(**changes)
+    assert expected in str(caught.value)
+
+
+def test_a_later_version_says_what_to_do():
+    with pytest.raises(UsageError) as caught:
+        parsed(schema="imagematrix.catalog/v2")
+    assert "the imagematrix release that wrote it" in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"reference": None}, "reference: expected a string, found null"),
+        ({"reference": "--privileged"}, "'--privileged' is not an image reference"),
+        ({"reference": "a b"}, "'a b' is not an image reference"),
+        ({"reference": "a\n"}, "is not an image reference"),
+        ({"reference": "a" * 600}, "is not an image reference"),
+        ({"digest": "sha256:xyz"}, "digest: 'sha256:xyz' is not a sha256 digest"),
+        ({"digest": DIGEST + "\n"}, "is not a sha256 digest"),
+        ({"digest": 5}, "digest: expected a string, found a number"),
+        ({"platform": True}, "platform: expected a string, found true or false"),
+        ({"cuda": "twelve"}, "cuda: 'twelve' is not a CUDA release such as 12.4"),
+        ({"cuda": 12.4}, "cuda: expected a string, found a number"),
+        ({"cuda": "١٢.٤"}, "is not a CUDA release"),
+        ({"cubins": ["sm_89"]}, "cubins: 'sm_89' is no target such as 89 or 90a"),
+        ({"cubins": [89]}, "cubins[0]: expected a string, found a number"),
+        ({"ptx": [{"target": "90"}]}, "variants[0]: ptx[0]: isa is missing (expected a string)"),
+        ({"ptx": [{"target": "90", "isa": "8"}]}, "'8' is not a PTX ISA version such as 8.4"),
+        ({"ptx": ["90"]}, "ptx[0]: expected an object, found a string"),
+        ({"compressed_fatbin": 1}, "compressed_fatbin: expected true or false, found a number"),
+        ({"driver": "550.163.01"}, "driver: expected an object, found a string"),
+        ({"driver": {"mode": "other"}}, "mode: 'other' is none of exact, compat, host"),
+        ({"driver": {"mode": "exact"}}, "version: belongs to the modes exact and compat, and only to them"),
+        ({"driver": {"mode": "host", "version": "550.163.01"}}, "version: belongs to the modes"),
+        ({"driver": {"mode": "exact", "version": "550"}}, "'550' is not a driver version such as 550.163.01"),
+        (
+            {"driver": {"mode": "compat", "version": "1.2", "branches": [True]}},
+            "branches[0]: expected an integer",
+        ),
+        ({"cpu_flags": "avx2"}, "cpu_flags: expected a list, found a string"),
+        ({"size": True}, "size: expected an integer, found true or false"),
+        ({"size": 1.5}, "size: expected an integer, found a number"),
+        ({"size": 1e999}, "size: expected an integer, found a number"),
+    ],
+)
+def test_a_variant_that_is_refused(changes, expected):
+    with pytest.raises(UsageError) as caught:
+        parsed(ENTRY | changes)
+    assert expected in str(caught.value)
+    assert str(caught.value).startswith("catalog: ")
+    assert len(str(caught.value)) < 250
+
+
+def test_one_variant_alone():
+    assert Variant.from_json(ENTRY).to_json() == ENTRY
+    with pytest.raises(UsageError, match="variant: expected an object, found null"):
+        Variant.from_json(None)
+
+
+def test_absent_is_not_null_whoever_comes_first():
+    absent = {key: value for key, value in ENTRY.items() if key != "ptx"} | {"reference": "training:v1-y"}
+    for entries in ((absent, ENTRY | {"ptx": None}), (ENTRY | {"ptx": None}, absent)):
+        with pytest.raises(UsageError, match="ptx: expected a list, found null"):
+            parsed(*entries)
+
+
+def test_a_part_that_is_nested_too_deeply():
+    nested = []
+    for _ in range(100_000):
+        nested = [nested]
+    with pytest.raises(UsageError, match=r"variants\[0\]: ptx: is nested too deeply"):
+        Catalog.from_json(document(ENTRY | {"ptx": nested}) | {"variants": [ENTRY | {"ptx": nested}]})
+
+
+def test_equal_parts_are_one():
+    one, other = parsed(ENTRY, ENTRY | {"reference": "training:v1-y"}).variants
+    assert one.driver is other.driver
+    assert one.ptx is other.ptx
+    assert one.cpu_flags is other.cpu_flags

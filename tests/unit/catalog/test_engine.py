@@ -1,0 +1,142 @@
+"""The catalog of a local engine, from the labels of its images."""
+
+import pytest
+
+from imagematrix import Catalog
+from imagematrix.catalog import labels
+from imagematrix.catalog.catalog import Variant, split
+from imagematrix.catalog.engine import catalog, catalogs
+from imagematrix.errors import EngineError, UnknownImageError, UsageError
+
+SHORT = "0123456789ab"
+DIGEST = f"sha256:{'d' * 64}"
+
+
+def one(image="training", version="v1", cell="cpu-znver4", **facts):
+    variant = Variant(
+        reference=f"{image}:{version}-{cell}-{SHORT}", digest=None, platform="linux/amd64", **facts
+    )
+    return Catalog(image=image, version=version, variants=(variant,))
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("training", ("training", None)),
+        ("training:v1", ("training", "v1")),
+        ("reg:5000/ml/training", ("reg:5000/ml/training", None)),
+        ("reg:5000/ml/training:v1", ("reg:5000/ml/training", "v1")),
+    ],
+)
+def test_a_name_has_an_image_and_perhaps_a_version(name, parts):
+    assert split(name) == parts
+
+
+@pytest.mark.parametrize("name", [":v1", "training:", ":"])
+def test_what_is_no_name(name):
+    with pytest.raises(UsageError, match="is no image such as training:v1"):
+        split(name)
+
+
+def test_everything_comes_back_but_what_only_the_engine_knows(engine, shipped_catalog):
+    engine.hold(shipped_catalog)
+    found = Catalog.from_engine("training:v1")
+    assert found == catalog("training")
+    assert len(engine.asked) == 2
+    assert {variant.size for variant in found.variants} == {81_000_000}
+    references = [variant.reference for variant in found.variants]
+    assert references == sorted(variant.reference for variant in shipped_catalog.variants)
+
+
+def test_the_digest_is_the_manifests_or_the_image_id_of_a_classic_store(engine):
+    engine.hold(one(cell="cpu-znver3"))
+    engine.hold(one())
+    engine.images[1]["RepoDigests"] = ["other@sha256:1", f"training@{DIGEST}"]
+    first, second = catalog("training:v1").variants
+    assert first.digest == engine.images[0]["Id"]
+    assert second.digest == DIGEST
+
+
+@pytest.mark.parametrize(
+    "foreign",
+    [
+        None,
+        {},
+        {labels.IMAGE: "training"},
+        {labels.IMAGE: "training", labels.VERSION: "v1", labels.CELL: "x"},
+        # Built from one of ours: it has inherited the labels, and has another name.
+        {labels.IMAGE: "training", labels.VERSION: "v1", labels.CELL: "x", labels.INPUT: "sha256:1"},
+    ],
+)
+def test_images_of_others_are_passed_over(engine, foreign):
+    engine.hold(one())
+    engine.image(foreign, RepoTags=["derived:latest"])
+    engine.image(foreign, RepoTags=None)
+    assert len(catalog("training").variants) == 1
+
+
+def test_what_is_no_image_at_all_is_passed_over(engine):
+    engine.hold(one())
+    engine.images += ["text", None, 3, []]
+    assert len(catalogs()) == 1
+
+
+@pytest.mark.parametrize(
+    ("label", "expected"),
+    [
+        ("{", "is no JSON"),
+        (None, "is no JSON"),
+        ("[]", "is no object"),
+        ("[" * 100_000, "is no JSON"),
+        ('{"platform": "linux/amd64", "cuda": "x"}', "cuda: 'x' is not a CUDA release"),
+        ("{}", "platform is missing"),
+    ],
+)
+def test_damaged_labels_name_the_image(engine, label, expected):
+    engine.hold(one())
+    own = engine.images[0]["Labels"]
+    own[labels.VARIANT] = label
+    if label is None:
+        del own[labels.VARIANT]
+    with pytest.raises(UsageError, match=rf"training:v1-cpu-znver4-{SHORT}: .*{expected}"):
+        catalog("training:v1")
+
+
+def test_a_size_that_is_none(engine):
+    engine.hold(one())
+    engine.images[0]["Size"] = "big"
+    with pytest.raises(UsageError, match="size: expected an integer, found a string"):
+        catalog("training:v1")
+
+
+def test_several_versions_want_a_choice(engine):
+    engine.hold(one(version="v2"))
+    engine.hold(one())
+    assert [(item.image, item.version) for item in catalogs("training")] == [
+        ("training", "v1"),
+        ("training", "v2"),
+    ]
+    assert catalog("training:v2").version == "v2"
+    with pytest.raises(UnknownImageError, match="training is there in several versions") as caught:
+        catalog("training")
+    assert caught.value.remedy == "say which: training:v1, training:v2"
+    assert caught.value.exit_code == 4
+
+
+def test_an_unknown_image_is_told_what_there_is(engine):
+    with pytest.raises(UnknownImageError, match="the engine has no variant of training:v1") as caught:
+        catalog("training:v1")
+    assert caught.value.remedy == "build some with `imagematrix build`"
+    engine.hold(one(image="reg:5000/ml/serving"))
+    with pytest.raises(UnknownImageError) as caught:
+        catalog("training:v1")
+    assert caught.value.remedy == "it has reg:5000/ml/serving:v1"
+    with pytest.raises(UnknownImageError, match="no variant of reg:5000/ml/serving:v9"):
+        catalog("reg:5000/ml/serving:v9")
+
+
+def test_no_engine_is_an_error_of_its_own(docker_host):
+    docker_host("unix:///nowhere/docker.sock")
+    with pytest.raises(EngineError) as caught:
+        catalog("training:v1")
+    assert caught.value.remedy

@@ -1,0 +1,169 @@
+"""The command line as a whole: answers to stdout, all else to stderr, and no word too many on either."""
+
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from imagematrix.probe import probe as prober
+
+COMMANDS = ("init", "validate", "plan", "render", "build", "ls", "probe", "select", "explain", "run")
+MAIN = [sys.executable, "-c", "from imagematrix.cli import main; main()"]
+
+
+def test_the_version(cli):
+    assert cli("--version") == (0, f"{version('imagematrix')}\n", "")
+
+
+def test_without_a_word_it_says_what_there_is(cli):
+    said = cli()
+    assert all(f" {command} " in said.out + said.err for command in COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_asks_nobody(cli, engine, command, monkeypatch):
+    monkeypatch.setattr(prober, "probe", lambda *_, **__: pytest.fail("the host was probed"))
+    said = cli(command, "--help")
+    assert (said.code, said.err) == (0, "")
+    assert command in said.out
+    assert not engine.asked
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "expected"),
+    [
+        (("selekt",), 2, "No such command 'selekt'"),
+        (("select",), 2, "Missing argument"),
+        (("select", "training:v1", "--hots", "x"), 2, "No such option: --hots"),
+        (("build", "--jobs", "0"), 2, "greater than or equal to 1"),
+        (
+            ("validate", "-f", "nowhere.yaml"),
+            2,
+            "nowhere.yaml: no such file write one with `imagematrix init`",
+        ),
+        (("select", "training:v1", "--host", "nowhere.json"), 2, "nowhere.json: No such file or directory"),
+        (
+            ("select", "training:v1", "--catalog", "nowhere.json"),
+            2,
+            "nowhere.json: No such file or directory",
+        ),
+        (("select", ":v1"), 2, "':v1' is no image such as training:v1"),
+        (("select", "training:v1"), 4, "the engine has no variant of training:v1"),
+        (("select", "x:v1", "--catalog", "127.0.0.1:1/x:v1"), 8, "the registry 127.0.0.1:1 can't be reached"),
+        (("explain", "training:v1"), 4, "the engine has no variant of training:v1"),
+        (("run", "training:v1"), 4, "the engine has no variant of training:v1"),
+        (("run", "--dry-run=perhaps", "training:v1"), 2, "expected true or false"),
+        (("probe", "--root", "nowhere"), 5, "'nowhere' is no folder to probe"),
+        (("probe", "--nvidia-smi", "nowhere.xml"), 2, "nowhere.xml"),
+    ],
+)
+@pytest.mark.usefixtures("engine")
+def test_an_error_goes_to_stderr_and_nothing_to_stdout(cli, tmp_path, monkeypatch, words, code, expected):
+    monkeypatch.chdir(tmp_path)
+    said = cli(*words)
+    assert (said.code, said.out) == (code, "")
+    assert expected in " ".join(said.err.replace("│", " ").split())
+
+
+def test_a_host_or_catalog_that_is_damaged(cli, profiles, catalog_file, tmp_path):
+    damaged = tmp_path / "damaged.json"
+    damaged.write_text('{"schema": "imagematrix.host/v9"}')
+    said = cli("select", "training:v1", "--host", damaged, "--catalog", catalog_file)
+    assert (said.code, said.out) == (2, "")
+    assert (
+        f"imagematrix: {damaged}: schema 'imagematrix.host/v9' is not the one this release reads" in said.err
+    )
+    said = cli("select", "training:v1", "--host", profiles["mig"], "--catalog", damaged)
+    assert (said.code, said.out) == (2, "")
+    assert "expected 'imagematrix.catalog/v1'" in said.err
+
+
+def test_the_probe_of_this_machine_is_a_host(cli, conforms):
+    conforms(json.loads(cli("probe", "--json").out))
+    assert cli("probe").out.startswith("architecture  ")
+
+
+@pytest.mark.parametrize(
+    ("dump", "expected"),
+    [
+        (
+            "470-a100-mig",
+            r"\nGPU 0         NVIDIA A100.*, compute 8\.0, 40\d+ MiB, .*, GPU-.*, 2 MIG devices\n",
+        ),
+        ("550-lost", r"\ndriver        550[0-9.]+ \(.*\)\nGPU 0 .*\nGPU 1 .*, state lost\n"),
+    ],
+)
+def test_the_probe_tells_of_each_gpu(cli, dump, expected):
+    path = Path(__file__).parents[1] / "probe" / "dumps" / f"{dump}.xml"
+    said = cli("probe", "--nvidia-smi", path)
+    assert said.code == 0
+    assert re.search(expected, said.out)
+
+
+@pytest.fixture
+def colourful(profiles, catalog_file, shipped):
+    """Commands that use colours on a terminal."""
+    host = ("--host", profiles["mixed"], "--catalog", catalog_file)
+    return [("plan", "-f", shipped), ("explain", "training:v1", *host), ("select", "training:v1", *host)]
+
+
+@pytest.mark.usefixtures("no_engine")
+def test_no_escape_codes_but_on_a_terminal(cli, colourful):
+    for words in colourful:
+        said = cli(*words)
+        assert "\x1b" not in said.out + said.err
+
+
+def on_a_terminal(words, **environment):
+    """Return all that a command says on a terminal."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [*MAIN, *map(str, words)],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "200", **environment},
+    )
+    os.close(theirs)
+    said = b""
+    try:
+        while chunk := os.read(ours, 1 << 16):
+            said += chunk
+    except OSError:  # how a terminal says that its other side is gone
+        pass
+    finally:
+        os.close(ours)
+        process.wait()
+    return said.decode()
+
+
+@pytest.mark.usefixtures("no_engine")
+def test_colours_on_a_terminal_and_none_where_nobody_wants_them(colourful, monkeypatch):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    for words in colourful:
+        assert "\x1b[3" in on_a_terminal(words)
+        assert "\x1b[3" not in on_a_terminal(words, NO_COLOR="1")
+
+
+@pytest.mark.usefixtures("no_engine")
+@pytest.mark.parametrize("words", [("--version",), ("--help",), ("plan", "--json"), ("plan",), ("explain",)])
+def test_a_reader_that_goes_away_is_no_reason_to_cry(words, profiles, catalog_file, shipped):
+    more = {
+        "plan": ("-f", shipped),
+        "explain": ("training:v1", "--host", profiles["mixed"], "--catalog", catalog_file),
+    }
+    ours, theirs = os.pipe()
+    os.close(ours)
+    try:
+        command = [*MAIN, *words, *more.get(words[0], ())]
+        said = subprocess.run(command, stdout=theirs, stderr=subprocess.PIPE, text=True, check=False)
+    finally:
+        os.close(theirs)
+    assert "Traceback" not in said.stderr
+    assert "BrokenPipe" not in said.stderr

@@ -1,0 +1,183 @@
+"""select, explain and run on the saved hosts, with the catalog of the shipped matrix."""
+
+import json
+
+import pytest
+
+# The variant that each host gets: first with its GPUs, then with --gpus none.
+CHOSEN = {
+    "broadwell-m60": ("cuda11.8-drv535.261.03-sm52-broadwell", "cpu-broadwell"),
+    "skylake-v100": ("cuda12.4-drv535.261.03-sm70-skylake-avx512", "cpu-skylake-avx512"),
+    "rome-a100": ("cuda12.4-drv550.163.01-sm80-znver2", "cpu-znver2"),
+    "milan-a10": ("cuda12.4-drv535.261.03-sm86-znver3", "cpu-znver3"),
+    "icelake-l40s": ("cuda12.4-drv550.163.01-sm89-icelake-server", "cpu-icelake-server"),
+    "sapphirerapids-h100": ("cuda12.4-drv550.163.01-sm90-sapphirerapids", "cpu-sapphirerapids"),
+    "genoa-h200": ("cuda12.4-drv550.163.01-sm90-znver4", "cpu-znver4"),
+    "mig": ("cuda12.4-drv550.163.01-sm90-sapphirerapids", "cpu-sapphirerapids"),
+    # The kernel's driver decides; the user-mode one that does not match it stays outside.
+    "driver-mismatch": ("cuda12.4-drv550.163.01-sm89-icelake-server", "cpu-icelake-server"),
+    # A Genoa without avx512_bf16 is no znver4. AVX-512 goes before the vendor, and then generic code before
+    # that for the other vendor's CPUs; with an L40S there is only the latter.
+    "masked": ("cuda12.4-drv550.163.01-sm89-icelake-server", "cpu-x86-64-v4"),
+    # Its CPU has all that Broadwell has, and code for the own vendor goes before generic code.
+    "laptop": ("cpu-broadwell", "cpu-broadwell"),
+}
+# The rules that refuse all variants on the others, for the nearest one.
+REFUSED = {"grace-hopper": ["platform", "cpu"], "mixed": ["device-code"]}
+
+
+@pytest.fixture
+def choose(cli, profiles, catalog_file):
+    """Call it with a command, a host and more options."""
+
+    def call(command, host, *options):
+        return cli(command, "training:v1", "--host", profiles[host], "--catalog", catalog_file, *options)
+
+    return call
+
+
+def test_every_saved_host_is_in_a_table(profiles):
+    assert set(profiles) == {*CHOSEN, *REFUSED}
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_each_host_gets_its_variant(choose, name):
+    for cell, options in zip(CHOSEN[name], [(), ("--gpus", "none")], strict=True):
+        said = choose("select", name, *options)
+        assert said == (0, f"training:v1-{cell}-0123456789ab\n", "")
+
+
+@pytest.mark.parametrize("name", [name for name in CHOSEN if name != "mig"])  # whose devices are not here
+def test_explain_and_run_agree(cli, choose, profiles, catalog_file, name):
+    variant = f"{CHOSEN[name][0]}-0123456789ab"
+    assert f"    1  {variant} <- selected\n" in choose("explain", name).out
+    words = ("--host", profiles[name], "--catalog", catalog_file, "--dry-run", "training:v1")
+    assert cli("run", *words).out.endswith(f" training:v1-{variant}\n")
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_nothing_fits_is_told_with_every_reason(choose, name, shipped_catalog, conforms):
+    said = choose("select", name)
+    assert (said.code, said.out) == (3, "")
+    assert f"none of the {len(shipped_catalog.variants)} variants of training:v1 fits this host" in said.err
+    explained = choose("explain", name)
+    assert explained.code == 3
+    assert f"nothing fits\n\n{len(shipped_catalog.variants)} refused, the nearest first\n" in explained.out
+    document = json.loads(choose("explain", name, "--json").out)
+    conforms(document)
+    assert document["selected"] is None
+    assert [rule["rule"] for rule in document["candidates"][0]["rules"] if not rule["ok"]] == REFUSED[name]
+
+
+def test_a_mixed_node_is_told_what_one_image_would_serve(choose):
+    assert "pass --gpus device=0" in choose("select", "mixed").err
+    assert "sm70-x86-64-v3" in choose("select", "mixed", "--gpus", "device=0").out
+    assert "sm80-znver2" in choose("select", "mixed", "--gpus", "device=1").out
+
+
+def test_the_json_of_both_is_the_same_document(choose, conforms):
+    for name in ("genoa-h200", "mixed"):
+        said, explained = choose("select", name, "--json"), choose("explain", name, "--json")
+        assert said.out == explained.out
+        assert said.code == explained.code
+        conforms(json.loads(said.out))
+
+
+@pytest.mark.parametrize("name", sorted({*CHOSEN, *REFUSED}))
+def test_explain_fits_on_a_page(choose, name):
+    said = choose("explain", name)
+    assert max(map(len, said.out.splitlines())) <= 100
+    assert said.err == ""
+
+
+def test_a_cpu_only_image_is_no_silent_fallback(cli, profiles, shipped_catalog, tmp_path):
+    few = [variant.to_json() for variant in shipped_catalog.variants if not variant.gpu]
+    path = tmp_path / "cpu.json"
+    path.write_text(json.dumps(shipped_catalog.to_json() | {"variants": few}))
+    words = ("select", "training", "--host", profiles["rome-a100"], "--catalog", path)
+    assert cli(*words).code == 3
+    assert cli(*words, "--allow-cpu").out == "training:v1-cpu-znver2-0123456789ab\n"
+
+
+def test_run_says_what_it_would_do(cli, profiles, catalog_file):
+    words = (
+        "--host",
+        profiles["rome-a100"],
+        "--catalog",
+        catalog_file,
+        "--gpus",
+        "2",
+        "--rm",
+        "-it",
+        "--dry-run",
+    )
+    said = cli("run", *words, "training:v1", "train", "--epochs", "3 or 4")
+    assert (said.code, said.err) == (0, "")
+    line = said.out.split()
+    assert line[:2] == ["docker", "run"]
+    assert said.out.endswith(
+        " --rm -it training:v1-cuda12.4-drv550.163.01-sm80-znver2-0123456789ab train --epochs '3 or 4'\n"
+    )
+    # The minors of the first two GPUs of this node.
+    assert [word for word in line if word.startswith("/dev/nvidia") and word[11:].isdigit()] == [
+        "/dev/nvidia2",
+        "/dev/nvidia3",
+    ]
+
+
+def test_run_without_an_image_says_how(cli):
+    said = cli("run")
+    assert (said.code, said.out) == (2, "")
+    assert "no image is named" in said.err
+    assert "imagematrix run [OPTIONS] IMAGE[:VERSION] [COMMAND...]" in said.err
+    assert "--dry-run" in cli("run", "--help").out
+
+
+def test_run_does_not_start_what_has_no_devices(cli, profiles, catalog_file):
+    said = cli("run", "--host", profiles["rome-a100"], "--catalog", catalog_file, "training:v1")
+    assert (said.code, said.out) == (5, "")
+    assert "/dev/nvidia" in said.err
+
+
+def test_run_without_dockers_command_says_what_to_install(cli, profiles, catalog_file, monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    said = cli("run", "--host", profiles["laptop"], "--catalog", catalog_file, "training:v1")
+    assert (said.code, said.out) == (8, "")
+    assert "docker's command can't be started: No such file or directory" in said.err
+    assert "docker-cli" in said.err
+
+
+def test_a_catalog_is_about_one_image(cli, profiles, catalog_file):
+    for name in ("serving:v1", "training:v2", "serving"):
+        said = cli("select", name, "--host", profiles["laptop"], "--catalog", catalog_file)
+        assert (said.code, said.out) == (4, "")
+        assert f"is the catalog of training:v1, not of {name}" in said.err
+    assert cli("select", "training", "--host", profiles["laptop"], "--catalog", catalog_file).code == 0
+
+
+def test_the_engine_is_asked_where_no_catalog_is_named(cli, profiles, engine, shipped_catalog):
+    engine.hold(shipped_catalog)
+    said = cli("select", "training:v1", "--host", profiles["genoa-h200"])
+    assert said == (0, "training:v1-cuda12.4-drv550.163.01-sm90-znver4-0123456789ab\n", "")
+
+
+def test_a_captured_tree_is_a_host_too(cli, catalog_file, tmp_path):
+    (tmp_path / "proc").mkdir()
+    cpuinfo = "processor\t: 0\nvendor_id\t: GenuineIntel\nflags\t\t: fpu fxsr lm mmx sse sse2\n\n"
+    (tmp_path / "proc" / "cpuinfo").write_text(cpuinfo)
+    words = ("training:v1", "--catalog", catalog_file, "--root", tmp_path)
+    assert cli("select", *words).code == 3
+    said = cli("explain", *words)
+    assert said.out.startswith("training:v1 on ")
+    assert "the host's CPUs lack" in said.out
+
+
+def test_names_that_no_terminal_can_show_are_shown_somehow(cli, profiles, catalog_file, tmp_path):
+    host = json.loads(profiles["rome-a100"].read_text())
+    host["cpu"]["model"] = "A \ud800 [bold]CPU[/]"
+    host["gpus"][0]["uuid"] = "GPU-\udfff"
+    path = tmp_path / "host.json"
+    path.write_text(json.dumps(host))
+    words = ("training:v1", "--host", path, "--catalog", catalog_file)
+    assert r"A \ud800 [bold]CPU[/]" in cli("explain", *words).out
+    assert json.loads(cli("select", *words, "--json").out)["gpus"][0] == "GPU-\udfff"

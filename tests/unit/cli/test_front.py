@@ -1,0 +1,112 @@
+"""The plain command lines of `select` are read without typer, and to the same end."""
+
+import inspect
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+import typer
+
+from imagematrix.cli import front, select
+from imagematrix.cli.app import app
+from imagematrix.cli.front import plain
+
+
+@pytest.mark.parametrize(
+    ("words", "given"),
+    [
+        ("training", {"image": "training"}),
+        ("training --json", {"image": "training", "json": True}),
+        ("--allow-cpu --gpus 2 training", {"allow_cpu": True, "gpus": "2", "image": "training"}),
+        (
+            "--host h --catalog c t:v1 --root r --nvidia-smi x",
+            {"host": "h", "catalog": "c", "image": "t:v1", "root": "r", "nvidia_smi": "x"},
+        ),
+    ],
+)
+def test_a_plain_command_line(words, given):
+    assert plain(select.command, words.split()) == given
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "",
+        "--json",
+        "training other",
+        "training --help",
+        "training -h",
+        "training --gpus",
+        "training --gpus=2",
+        "training --gpus --json",
+        "training --gpus 1 --gpus 2",
+        "training --json --json",
+        "training --unknown",
+        "-- training",
+        "-",
+    ],
+)
+def test_typer_reads_all_others(words):
+    assert plain(select.command, words.split()) is None
+
+
+def test_an_empty_word_is_not_plain():
+    assert plain(select.command, ["training", "--root", ""]) is None
+    assert plain(select.command, [""]) is None
+
+
+def test_both_know_the_same_options():
+    (typers,) = (
+        command for name, command in typer.main.get_command(app).commands.items() if name == "select"
+    )
+    ours = {}
+    for name, parameter in inspect.signature(select.command).parameters.items():
+        if parameter.default is not inspect.Parameter.empty:
+            ours[name] = [f"--{name.replace('_', '-')}"], parameter.default is False
+    theirs = {
+        parameter.name: (parameter.opts, parameter.is_flag)
+        for parameter in typers.params
+        if parameter.param_type_name == "option" and parameter.name != "help"
+    }
+    assert ours == theirs
+
+
+def test_both_come_to_the_same_end(cli, profiles, catalog_file, monkeypatch):
+    for name in ("genoa-h200", "mixed"):
+        for more in ([], ["--json"], ["--gpus", "none"], ["--gpus", "9"], ["--allow-cpu"]):
+            words = ["select", "training:v1", "--host", profiles[name], "--catalog", catalog_file, *more]
+            quick = cli(*words)
+            with monkeypatch.context() as patch:
+                patch.setattr(front, "plain", lambda *_: None)
+                assert cli(*words) == quick
+
+
+def test_an_interrupt_ends_it(cli, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(select, "command", interrupted)
+    monkeypatch.setattr(front, "plain", lambda *_: {})
+    assert cli("select", "training") == (130, "", "")
+
+
+@pytest.mark.parametrize("buffered", [True, False])
+def test_a_reader_that_goes_away(buffered, profiles, catalog_file):
+    words = ["select", "training:v1", "--host", profiles["mixed"], "--catalog", catalog_file, "--json"]
+    words += ["--allow-cpu", "--gpus", "none"]
+    code = "from imagematrix.cli import main; main()"
+    ours, theirs = os.pipe()
+    os.close(ours)
+    said = subprocess.run(
+        [sys.executable, "-c", code, *map(str, words)],
+        stdout=theirs,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONUNBUFFERED": "" if buffered else "1"},
+        preexec_fn=lambda: signal.signal(signal.SIGPIPE, signal.SIG_IGN),
+    )
+    os.close(theirs)
+    assert (said.returncode, said.stderr) == (1, "")

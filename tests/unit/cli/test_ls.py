@@ -1,0 +1,59 @@
+"""ls: what the engine holds, as a table and as catalogs."""
+
+import json
+
+from imagematrix.catalog.catalog import Catalog, UserModeDriver, Variant
+
+
+def test_a_table_of_all_variants(cli, engine, shipped_catalog):
+    engine.hold(shipped_catalog)
+    said = cli("ls")
+    assert (said.code, said.err) == (0, "")
+    head, _, *rows = said.out.splitlines()
+    assert head.split() == ["reference", "cuda", "driver", "cubins", "march", "size"]
+    assert len(rows) == len(shipped_catalog.variants)
+    table = {row.split()[0]: row.split()[1:] for row in rows}
+    assert table["training:v1-cpu-znver4-0123456789ab"] == ["-", "-", "-", "znver4", "81", "MB"]
+    gpu = table["training:v1-cuda12.4-drv550.163.01-sm90-znver4-0123456789ab"]
+    assert gpu == ["12.4", "550.163.01", "sm_90", "znver4", "81", "MB"]
+
+
+def test_one_image_or_one_version(cli, engine, shipped_catalog):
+    engine.hold(shipped_catalog)
+    host = Variant(
+        reference="ml/serving:v2-x-0123456789ab",
+        digest=None,
+        platform="linux/amd64",
+        cuda="12.4",
+        cubins=("89", "90"),
+        driver=UserModeDriver(mode="host"),
+    )
+    engine.hold(Catalog(image="ml/serving", version="v2", variants=(host,)))
+    (row,) = cli("ls", "ml/serving:v2").out.splitlines()[2:]
+    assert row.split() == [host.reference, "12.4", "host", "sm_89,", "sm_90", "-", "81", "MB"]
+    assert "training" not in cli("ls", "ml/serving").out
+    assert len(cli("ls").out.splitlines()) == 2 + len(shipped_catalog.variants) + 1
+
+
+def test_as_json_it_is_catalogs(cli, engine, shipped_catalog, conforms):
+    engine.hold(shipped_catalog)
+    said = cli("ls", "training", "--json")
+    (document,) = json.loads(said.out)
+    conforms(document)
+    assert len(document["variants"]) == len(shipped_catalog.variants)
+    assert (said.code, said.err) == (0, "")
+
+
+def test_nothing_is_an_answer_and_nothing_of_a_name_is_none(cli, engine):
+    assert json.loads(cli("ls", "--json").out) == []
+    assert engine.asked
+    for words in (("ls", "training"), ("ls", "training:v1", "--json")):
+        said = cli(*words)
+        assert (said.code, said.out) == (4, "")
+        assert f"the engine has no variant of {words[1]}" in said.err
+
+
+def test_a_size_that_nobody_knows(cli, engine, shipped_catalog):
+    engine.hold(Catalog(image="training", version="v1", variants=shipped_catalog.variants[:1]))
+    del engine.images[0]["Size"]
+    assert cli("ls").out.splitlines()[2].split()[-1] == "?"

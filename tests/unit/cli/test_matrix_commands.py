@@ -1,0 +1,153 @@
+"""init, validate, plan, render and build, up to where an engine is needed."""
+
+import json
+
+import pytest
+
+pytestmark = pytest.mark.usefixtures("no_engine")
+ONE = "cuda=12.4,compute=9.0,driver=550.163.01,march=znver4"
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """An empty folder that commands run in."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def tree(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_from_nothing_to_dockerfiles(cli, here, shipped, shipped_catalog):
+    built = len(shipped_catalog.variants)
+    said = cli("init")
+    assert (said.code, said.out) == (0, "")
+    assert "next: `imagematrix plan`" in said.err
+    assert (here / "matrix.yaml").read_bytes() == shipped.read_bytes()
+    assert (here / "templates" / "training" / ".dockerignore").is_file()
+
+    said = cli("validate")
+    assert (said.code, said.out) == (0, "")
+    assert said.err.startswith(f"matrix.yaml: {built} cells to build, ")
+
+    planned = cli("plan")
+    assert planned.code == 0
+    assert planned.out.splitlines()[0].split() == ["cell", "status", "why"]
+    assert planned.out.count(" build ") == built
+    assert f"\n{built} build, " in planned.err
+
+    rendered = cli("render", "-o", "out")
+    assert rendered == (0, "", f"{built} Dockerfiles written to out\n")
+    name = "cuda12.4-drv550.163.01-sm90-znver4"
+    assert (here / "out" / "training" / f"v1-{name}" / "Dockerfile").read_text() == cli(
+        "render", "--only", ONE
+    ).out
+
+
+def test_init_takes_a_folder_and_overwrites_nothing(cli, here):
+    assert cli("init", "new/project").code == 0
+    before = tree(here)
+    (here / "other" / "templates").mkdir(parents=True)
+    for folder, there in (("new/project", "matrix.yaml"), ("other", "templates")):
+        said = cli("init", folder)
+        assert (said.code, said.out) == (2, "")
+        assert f"{folder}/{there} is there already" in said.err
+    assert tree(here) == before
+
+
+def test_init_below_a_file_is_refused(cli, here):
+    (here / "file").touch()
+    said = cli("init", "file/project")
+    assert (said.code, said.out) == (2, "")
+    assert "Not a directory" in said.err
+
+
+@pytest.mark.parametrize("command", ["validate", "plan", "render", "build"])
+def test_a_bad_matrix_ends_every_command_before_it_writes(cli, project, tmp_path, command):
+    path = project(("znver4]", "znvr4]"))
+    before = tree(tmp_path)
+    said = cli(command, "-f", path)
+    assert said.out == ""
+    assert tree(tmp_path) == before
+    if command != "build":  # which finds no engine first
+        assert said.code == 2
+        assert f"{path}:11:22: no compiler knows -march=znvr4\n  did you mean 'znver4'?" in said.err
+
+
+def test_validate_tells_what_is_wrong_in_a_template(cli, project, tmp_path):
+    path = project(template="FROM {{ bsae }}\n")
+    said = cli("validate", "-f", path)
+    assert (said.code, said.out) == (2, "")
+    assert f"{tmp_path}/templates/training.j2:1: 'bsae' is undefined" in said.err
+    assert "did you mean 'base'?" in said.err
+
+
+def test_a_plan_as_json_is_the_document(cli, shipped, conforms):
+    said = cli("plan", "-f", shipped, "--json")
+    assert said.code == 0
+    conforms(json.loads(said.out))
+    assert "no Docker engine answers" in said.err
+
+
+def test_excluded_cells_are_one_line_for_each_rule(cli, shipped):
+    words = ("plan", "-f", shipped, "--only", "cuda=11.8")
+    cells = [cell for cell in json.loads(cli(*words, "--json").out)["cells"] if cell["status"] == "excluded"]
+    lines = [line for line in cli(*words).out.splitlines() if " excluded " in line]
+    assert len(lines) == len({cell["rule"] for cell in cells})
+    assert sum(int(line.split()[0]) for line in lines) == len(cells)
+    assert any(f"{cells[0]['rule']}: {cells[0]['why']}" in line for line in lines)
+
+
+def test_several_images_are_told_apart(cli, project):
+    path = project(("axes:", "  serving:\n    version: v1\n    template: training.j2\naxes:"))
+    lines = cli("plan", "-f", path, "--only", "cuda=none,march=znver4").out.splitlines()[2:]
+    assert [line.split()[:3] for line in lines] == [
+        ["training", "cpu-znver4", "build"],
+        ["serving", "cpu-znver4", "build"],
+    ]
+
+
+def test_no_cell_at_all_is_said(cli, project):
+    said = cli("plan", "-f", project(("images:\n  training:", "images: {}\nimage:\n  x:")))
+    assert said.code == 2
+    path = project(text="schema: imagematrix.matrix/v1\nimages: {}\naxes: {cuda: [none]}\n")
+    assert "no cell at all" in cli("plan", "-f", path).err
+
+
+@pytest.mark.parametrize("command", ["plan", "render"])
+@pytest.mark.parametrize(
+    ("only", "expected"),
+    [
+        ("march=zen4", "no value of the axis march matches zen4: it has x86-64-v2, x86-64-v3"),
+        ("marhc=znver4", "'marhc' is no axis of this matrix: did you mean 'march'?"),
+        ("znver4", "'znver4' is no condition such as march=znver* or cuda>=12.4"),
+        ("cuda>=new", "'new' is no version to compare with"),
+    ],
+)
+def test_what_is_no_only(cli, shipped, command, only, expected):
+    said = cli(command, "-f", shipped, "--only", only)
+    assert (said.code, said.out) == (2, "")
+    assert f"imagematrix: --only: {expected}" in said.err
+
+
+@pytest.mark.parametrize("only", ["cuda=12.4", "cuda=12.4,compute=10.0"])
+def test_stdout_takes_one_dockerfile(cli, shipped, only):
+    said = cli("render", "-f", shipped, "--only", only)
+    assert (said.code, said.out) == (2, "")
+    assert "cells are to be rendered, and stdout takes one" in said.err
+    assert "-o DIR" in said.err
+
+
+def test_a_folder_that_cannot_be_written(cli, shipped, tmp_path):
+    (tmp_path / "out").touch()
+    said = cli("render", "-f", shipped, "--only", ONE, "-o", tmp_path / "out")
+    assert (said.code, said.out) == (2, "")
+    assert f"{tmp_path}/out/training" in said.err
+
+
+def test_building_wants_an_engine(cli, shipped):
+    said = cli("build", "-f", shipped)
+    assert (said.code, said.out) == (8, "")
+    assert "no Docker engine answers at unix:///nowhere/docker.sock" in said.err
+    assert "systemctl start docker" in said.err

@@ -1,0 +1,252 @@
+"""`imagematrix coverage`: its tables, its documents and its exit codes."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+
+import pytest
+
+from imagematrix import documents
+from imagematrix.catalog.catalog import Catalog
+from imagematrix.cli import coverage as module
+
+
+@pytest.fixture
+def saved(tmp_path, make):
+    """A catalog of two variants, and a folder with a host for each."""
+    folder = tmp_path / "fleet"
+    folder.mkdir()
+    catalog = make.catalog(make.variant("t:v1-old"), make.variant("t:v1-new", driver=make.NEW))
+    (tmp_path / "t.json").write_text(documents.dump(catalog.to_json()))
+    (folder / "a.json").write_text(documents.dump(make.host(make.gpu(0)).to_json()))
+    (folder / "b.json").write_text(documents.dump(make.host(make.gpu(0), driver=make.NEW).to_json()))
+    return tmp_path
+
+
+@pytest.fixture
+def ask(cli, saved, monkeypatch):
+    """The command on the saved catalog, in the folder of all."""
+    monkeypatch.chdir(saved)
+    return lambda *words: cli("coverage", "--catalog", "t.json", *words)
+
+
+def test_everyone_is_served(ask):
+    said = ask("fleet")
+    assert (said.code, said.err) == (0, "")
+    assert said.out.splitlines() == [
+        "t:v1 serves 2 of 2 hosts",
+        "",
+        "variant   hosts   share   fits",
+        "──────────────────────────────",
+        "new       1       50.0%   1   ",
+        "old       1       50.0%   1   ",
+        "",
+        "2 variants would do to serve the same hosts, though some not as well:",
+        "  new",
+        "  old",
+    ]
+
+
+def test_someone_is_not(ask, make, saved):
+    (saved / "fleet" / "c.json").write_text(
+        documents.dump(make.host(make.gpu(0), driver="550.163.01").to_json())
+    )
+    (saved / "fleet" / "d.json").write_text(documents.dump(make.host().to_json()))
+    said = ask("fleet/c.json", "fleet/a.json", "fleet/d.json")
+    assert said.code == 3
+    lines = said.out.splitlines()
+    assert lines[:2] == ["t:v1 serves 1 of 3 hosts", ""]
+    assert lines[2] == "nothing fits 2 hosts"
+    where = lines.index("  fleet/c")
+    assert lines[where + 1] == "       nearest is new"
+    assert lines[where + 2].startswith("         driver-exact: the image carries driver 580.95.05, which")
+    assert lines[where + 4] == "           -> build a variant with driver 550.163.01"
+    assert max(map(len, lines)) <= 100
+    assert "no host would choose 1 variant" in lines
+    assert said.err == ""
+
+
+def test_a_cure_besides_the_nearest_variant(ask, make, saved):
+    mixed = make.host(make.gpu(0), make.gpu(1, compute="7.5", name="Tesla T4", pci_device_id="1eb8"))
+    (saved / "mixed.json").write_text(documents.dump(mixed.to_json()))
+    said = ask("mixed.json")
+    assert said.code == 3
+    assert "one fits GPU 0 (NVIDIA L40S)" in " ".join(said.out.split())
+    assert "         -> pass --gpus device=0" in said.out.splitlines()
+    assert ask("mixed.json", "--gpus", "device=0").code == 0
+
+
+def test_the_document(ask, conforms):
+    said = ask("fleet", "--json", "--driver", "535.261.03=580.95.05")
+    assert (said.code, said.err) == (0, "")
+    document = json.loads(said.out)
+    conforms(document)
+    assert [service["hosts"] for service in document["variants"]] == [["fleet/b"], ["fleet/a"]]
+    (upgrade,) = document["upgrades"]
+    assert upgrade["changed"] == [{"old": "t:v1-old", "new": "t:v1-new", "hosts": ["fleet/a"]}]
+
+
+def test_a_driver_that_breaks_something(ask):
+    said = ask("fleet", "--driver", "535.261.03=580.95.05", "--driver", "580.95.05=595.45")
+    assert said.code == 3
+    lines = said.out.splitlines()
+    first = lines.index("driver 535.261.03 -> 580.95.05: 1 host: 1 would get another")
+    assert lines[first + 3].split() == ["fleet/a", "old", "new"]
+    second = lines.index("driver 580.95.05 -> 595.45: 1 host: 1 would lose their image")
+    assert lines[second + 3].rstrip() == "fleet/b   new   nothing: build a variant with driver 595.45"
+
+
+def test_a_gpu_that_is_left_behind(ask, make, saved):
+    old = make.gpu(0, compute="7.0", name="Tesla V100", pci_device_id="1db6")
+    catalog = make.catalog(make.variant("t:v1-x", cubins=("70",), driver=None))
+    (saved / "x.json").write_text(documents.dump(catalog.to_json()))
+    (saved / "v100.json").write_text(documents.dump(make.host(old).to_json()))
+    said = ask("v100.json", "--catalog", "x.json", "--driver", "535.261.03=595.45")
+    assert said.code == 3
+    assert "nothing: leave these hosts at branch 580 or older" in said.out
+
+
+def test_a_driver_that_gives_someone_an_image(ask, make, saved):
+    (saved / "c.json").write_text(documents.dump(make.host(make.gpu(0), driver="550.163.01").to_json()))
+    said = ask(
+        "c.json", "fleet/a.json", "--driver", "550.163.01=580.95.05", "--driver", "535.261.03=535.261.03"
+    )
+    assert said.code == 3
+    assert "driver 535.261.03 -> 535.261.03: 1 host: nothing changes for 1" in said.out
+    assert "driver 550.163.01 -> 580.95.05: 1 host: 1 would get one at last" in said.out
+    assert said.out.splitlines()[-1].split() == ["c", "nothing", "new"]
+
+
+def test_a_driver_that_no_host_has(ask):
+    said = ask("fleet", "--driver", "1.2=3.4")
+    assert (said.code, said.err) == (0, "no host has driver 1.2\n")
+    assert said.out.splitlines()[-1] == "driver 1.2 -> 3.4: 0 hosts"
+
+
+def test_hosts_from_the_standard_input(ask, make, monkeypatch):
+    lines = "\n".join(
+        json.dumps(make.host(make.gpu(0), flags=(str(number),)).to_json()) for number in range(9)
+    )
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(lines.encode())))
+    said = ask("-", "--json")
+    assert json.loads(said.out)["variants"][0]["hosts"] == [f"stdin:{number}" for number in range(1, 10)]
+
+
+def test_many_names_and_reasons_are_cut(ask, make, saved, monkeypatch):
+    monkeypatch.setattr(module, "LISTED", 1)
+    for number in range(7):
+        driver = "550.163.01" if number < 6 else "550.54.14"
+        host = make.host(make.gpu(0), driver=driver)
+        (saved / "fleet" / f"n{number}.json").write_text(documents.dump(host.to_json()))
+    said = ask("fleet", "--driver", "535.261.03=595.45", "--driver", "550.163.01=580.95.05")
+    assert "  fleet/n0, fleet/n1, fleet/n2, fleet/n3, 2 more" in said.out.splitlines()
+    assert "  1 more reason; --json has all" in said.out.splitlines()
+    (saved / "fleet" / "c.json").write_text(
+        documents.dump(make.host(make.gpu(0), driver="550.54.14", flags=("x",)).to_json())
+    )
+    catalog = make.catalog(
+        make.variant("t:v1-old", driver="550.54.14"),
+        make.variant("t:v1-x", driver="550.54.14", cpu_flags=frozenset({"x"})),
+    )
+    (saved / "t.json").write_text(documents.dump(catalog.to_json()))
+    assert "1 more change; --json has all" in ask("fleet", "--driver", "550.54.14=1.2").out.splitlines()
+
+
+def test_a_search_that_ended_early_says_so(ask, monkeypatch):
+    from imagematrix.fleet import coverage as library
+    from imagematrix.fleet.cover import Cover
+
+    monkeypatch.setattr(library, "cover", lambda _: Cover(members=0b11, least=1))
+    assert "2 variants would do to serve the same hosts; perhaps fewer, but at least 1:" in ask("fleet").out
+
+
+def test_the_page(ask, saved, make):
+    name = "<script>alert(1)<"
+    host = make.host(make.gpu(0, name="\udce9"), driver="550.163.01").to_json()
+    (saved / "fleet" / f"{name}.json").write_text(json.dumps(host))
+    said = ask("fleet", "--html", "page.html", "--json")
+    assert said.code == 3
+    text = (saved / "page.html").read_text("utf-8")
+    assert "<script" not in text
+    assert "fleet/&lt;script&gt;alert(1)&lt;" in text
+    assert "\\udce9" in text
+
+
+def test_a_page_that_cannot_be_written(ask):
+    said = ask("fleet", "--html", "nowhere/page.html")
+    assert (said.code, said.out) == (2, "")
+    assert "nowhere/page.html: No such file or directory" in said.err
+
+
+def test_names_cannot_steer_the_terminal(ask, saved, make):
+    host = make.host(make.gpu(0), driver="550.163.01").to_json()
+    (saved / "fleet" / "a\x1b[2J[red]b.json").write_text(json.dumps(host))
+    said = ask("fleet")
+    assert "\x1b" not in said.out
+    assert "  fleet/a\N{REPLACEMENT CHARACTER}[2J[red]b" in said.out.splitlines()
+
+
+def test_every_bad_host_is_named(ask, saved):
+    (saved / "fleet" / "a.json").write_text("{}")
+    (saved / "fleet" / "b.json").write_text("x")
+    said = ask("fleet")
+    assert (said.code, said.out) == (2, "")
+    assert "fleet/a.json: schema is missing" in said.err
+    assert "fleet/b.json:1:1: not JSON" in said.err
+
+
+def test_what_is_missing(ask, cli, saved):
+    said = cli("coverage", saved / "fleet")
+    assert said.code == 2
+    assert "say which image" in said.err
+    assert ask().code == 2
+    assert ask("fleet", "--driver", "550").code == 2
+
+
+def test_the_image_is_checked_where_a_catalog_is_given(ask):
+    assert ask("fleet", "--image", "t").code == 0
+    assert ask("fleet", "--image", "t:v1").code == 0
+    said = ask("fleet", "--image", "t:v2")
+    assert said.code == 4
+    assert "t.json is the catalog of t:v1, not of t:v2" in said.err
+
+
+def test_a_catalog_in_a_registry(cli, saved, monkeypatch, make):
+    asked = []
+    monkeypatch.setattr(Catalog, "from_registry", lambda name: asked.append(name) or make.catalog())
+    said = cli("coverage", saved / "fleet", "--catalog", "reg:5000/t:v1")
+    assert (said.code, asked) == (3, ["reg:5000/t:v1"])
+    assert "t:v1 has no variants" in said.out
+    assert cli("coverage", saved / "fleet", "--catalog", "nowhere.json").code == 2
+
+
+def test_the_image_is_looked_up_in_the_engine(cli, engine, shipped_catalog, profiles):
+    engine.hold(shipped_catalog)
+    said = cli("coverage", profiles["genoa-h200"], "--image", "training:v1")
+    assert said.code == 0
+    assert said.out.startswith("training:v1 serves 1 of 1 host\n")
+
+
+def test_a_cpu_image_will_do(ask, saved, make):
+    (saved / "t.json").write_text(documents.dump(make.catalog(make.cpu_variant("t:v1-cpu")).to_json()))
+    assert ask("fleet").code == 3
+    assert ask("fleet", "--allow-cpu").code == 0
+
+
+def test_the_saved_hosts(cli, catalog_file, profiles, conforms):
+    said = cli("coverage", profiles["mixed"].parent, "--catalog", catalog_file, "--json")
+    assert said.code == 3
+    document = json.loads(said.out)
+    conforms(document)
+    assert (document["hosts"], document["served"]) == (13, 11)
+
+
+def test_hosts_without_the_gpus_asked_for(ask):
+    said = ask("fleet", "--gpus", "2")
+    assert said.code == 3
+    assert said.out.splitlines()[3:5] == [
+        "  fleet/a, fleet/b",
+        "       --gpus 2: the host has 1 GPUs, of which 1 can be used",
+    ]

@@ -1,0 +1,124 @@
+"""The smallest cover: right on tables, minimal against brute force, honest where the work runs out."""
+
+from __future__ import annotations
+
+import random
+from itertools import combinations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from imagematrix.fleet import cover as module
+from imagematrix.fleet.cover import Cover, bits, cover
+
+rows = st.lists(st.integers(1, 2**9 - 1), max_size=14)
+
+
+def numbers(some):
+    return [member.bit_length() - 1 for member in bits(some)]
+
+
+def sets(*rows):
+    return [sum(1 << number for number in row) for row in rows]
+
+
+def brute(demands, members=9):
+    for size in range(members + 1):
+        for some in combinations(range(members), size):
+            chosen = sum(1 << number for number in some)
+            if all(chosen & row for row in demands):
+                return size
+    raise AssertionError
+
+
+def cycle(length):
+    """Rows of which each shares a member with the next; half of the members are in a smallest cover."""
+    return sets(*((place, (place + 1) % length) for place in range(length)))
+
+
+def scattered(count, members, *, size=6):
+    """Rows without a pattern, which no reduction helps with."""
+    source = random.Random(1)  # noqa: S311 - no secret
+    return sets(*(source.sample(range(members), source.randint(2, size)) for _ in range(count)))
+
+
+@pytest.mark.parametrize(
+    ("demands", "expected"),
+    [
+        ([], []),
+        ([[3]], [3]),
+        ([[0, 1], [1, 2]], [1]),
+        ([[0, 1], [0, 1, 2], [0, 1]], [0]),
+        ([[0], [1]], [0, 1]),
+        ([[0, 1], [2, 3]], [0, 2]),
+        # the greedy choice, 4, is in no smallest cover
+        ([[0, 4], [0, 4], [0, 5], [1, 4], [1, 4, 6], [1, 5]], [0, 1]),
+        ([[5, 7], [6, 7], [8]], [7, 8]),
+    ],
+)
+def test_a_table(demands, expected):
+    found = cover(sets(*demands))
+    assert numbers(found.members) == expected
+    assert found.exact
+    assert found.least == len(expected)
+
+
+def test_an_empty_demand_is_refused():
+    with pytest.raises(ValueError, match="empty demand"):
+        cover([1, 0])
+
+
+@given(rows)
+def test_it_meets_every_demand_and_nothing_smaller_does(demands):
+    found = cover(demands)
+    assert all(found.members & row for row in demands)
+    assert found.exact
+    assert found.members.bit_count() == brute(demands)
+
+
+@given(rows, st.randoms())
+def test_order_and_repetition_change_nothing(demands, source):
+    again = demands + demands[:3]
+    source.shuffle(again)
+    assert cover(again) == cover(demands)
+
+
+@given(rows, st.integers(0, 200))
+def test_with_little_work_it_is_a_cover_still(demands, work):
+    found = cover(demands, work=work)
+    assert all(found.members & row for row in demands)
+    assert found.least <= brute(demands) <= found.members.bit_count()
+
+
+@pytest.mark.parametrize("length", [3, 4, 5, 9, 40, 101])
+def test_a_cycle_has_to_be_searched(length):
+    assert cover(cycle(length)).members.bit_count() == (length + 1) // 2
+
+
+def test_parts_that_share_nothing_are_solved_apart():
+    copies = [row << shift for shift in range(0, 400, 20) for row in cycle(7)]
+    found = cover(copies)
+    assert (found.members.bit_count(), found.exact) == (20 * 4, True)
+
+
+def test_a_search_that_ends_early_says_so():
+    demands = scattered(120, 40)
+    whole, greedy, part = (cover(demands, work=work) for work in (module.WORK, 0, 40_000))
+    assert whole.exact
+    assert not greedy.exact
+    assert greedy.least < whole.least
+    assert whole.members.bit_count() <= part.members.bit_count() <= greedy.members.bit_count()
+    assert all(part.members & row for row in demands)
+
+
+def test_a_search_that_would_go_too_deep_ends(monkeypatch):
+    monkeypatch.setattr(module, "DEEPEST", 2)
+    demands = scattered(120, 40)
+    found = cover(demands)
+    assert not found.exact
+    assert all(found.members & row for row in demands)
+
+
+def test_a_greedy_cover_as_small_as_the_bound_is_proved():
+    assert cover(sets([0, 1], [2, 3]), work=0) == Cover(members=0b101, least=2)

@@ -1,0 +1,158 @@
+"""Coverage: who is served with what, who is not and why, and what the fleet could do without."""
+
+from __future__ import annotations
+
+import pytest
+
+from imagematrix.errors import UsageError
+from imagematrix.fleet.coverage import coverage
+from imagematrix.probe.host import Host
+from imagematrix.select.select import explain
+from imagematrix.select.selection import Selection
+
+
+@pytest.fixture
+def fleet(make):
+    return {
+        "b": make.host(make.gpu(0)),
+        "a": make.host(make.gpu(0, uuid="GPU-other")),
+        "c": make.host(make.gpu(0), flags=()),
+        "d": make.host(make.gpu(0), driver="550.163.01"),
+        "e": make.host(),
+    }
+
+
+@pytest.fixture
+def catalog(make):
+    return make.catalog(
+        make.variant("t:v1-plain"),
+        make.variant("t:v1-avx2", cpu_flags=frozenset({"avx2"})),
+        make.variant("t:v1-arm", platform="linux/arm64"),
+        make.cpu_variant("t:v1-cpu"),
+    )
+
+
+def test_the_document(fleet, catalog, conforms):
+    document = coverage(fleet, catalog).to_json()
+    conforms(document)
+    (unserved,) = document.pop("unserved")
+    rules = unserved.pop("rules")
+    assert unserved == {
+        "hosts": ["d"],
+        "nearest": "t:v1-avx2",
+        "why": "none of the 4 variants of t:v1 fits this host; the nearest is t:v1-avx2, but the image"
+        " carries driver 535.261.03, which talks to its own kernel module only; the host has 550.163.01",
+        "fix": "build a variant with driver 550.163.01",
+    }
+    assert [rule["rule"] for rule in rules] == ["driver-exact"]
+    assert document == {
+        "schema": "imagematrix.coverage/v1",
+        "image": "t",
+        "version": "v1",
+        "hosts": 5,
+        "served": 4,
+        "unused": ["t:v1-arm"],
+        "variants": [
+            {"reference": "t:v1-avx2", "hosts": ["a", "b"], "share": 0.4, "fits": 2},
+            {"reference": "t:v1-plain", "hosts": ["c"], "share": 0.2, "fits": 3},
+            {"reference": "t:v1-cpu", "hosts": ["e"], "share": 0.2, "fits": 1},
+            {"reference": "t:v1-arm", "hosts": [], "share": 0.0, "fits": 0},
+        ],
+        "smallest": {"variants": ["t:v1-plain", "t:v1-cpu"], "exact": True, "least": 2},
+        "upgrades": [],
+    }
+
+
+def test_what_is_alike_is_decided_once(fleet, catalog):
+    found = coverage(fleet, catalog)
+    assert [kind.hosts for kind in found.kinds] == [("a", "b"), ("c",), ("d",), ("e",)]
+    assert [kind.selected for kind in found.kinds] == ["t:v1-avx2", "t:v1-plain", None, "t:v1-cpu"]
+    assert not found.complete
+    del fleet["d"]
+    assert coverage(fleet, catalog).complete
+
+
+def test_a_mixed_host_is_told_which_gpus_would_do(make, catalog):
+    host = make.host(make.gpu(0), make.gpu(1, compute="7.5", name="Tesla T4", pci_device_id="1eb8"))
+    (unserved,) = coverage({"mixed": host}, catalog).unserved
+    assert unserved.miss.fix == "pass --gpus device=0"
+    assert "one fits GPU 0 (NVIDIA L40S)" in unserved.miss.why
+    (rule,) = unserved.miss.rules
+    assert rule.rule == "device-code"
+
+
+def test_of_another_architecture_only_that_is_worth_telling(make, catalog):
+    host = make.host(make.gpu(0), flags=(), arch="riscv64")
+    (unserved,) = coverage({"strange": host}, catalog).unserved
+    assert [rule.rule for rule in unserved.miss.telling] == ["platform"]
+    assert len(unserved.miss.rules) >= 1
+
+
+def test_the_gpus_that_are_passed(fleet, catalog):
+    without = coverage(fleet, catalog, gpus="none")
+    assert [service.reference for service in without.variants if service.hosts] == ["t:v1-cpu"]
+    assert without.served == 5
+    assert coverage(fleet, catalog, allow_cpu=True).served == 5
+
+
+def test_a_host_without_the_gpus_asked_for_is_not_served(make, fleet, catalog, conforms):
+    fleet["f"] = make.host(make.gpu(0, uuid="GPU-5"), make.gpu(1, uuid="GPU-6"))
+    found = coverage(fleet, catalog, gpus="2")
+    conforms(found.to_json())
+    reasons = {unserved.hosts: unserved.miss for unserved in found.unserved}
+    assert set(reasons) == {("a", "b", "c", "d"), ("e",)}
+    miss = reasons["e",]
+    assert (miss.nearest, miss.rules, miss.telling) == (None, (), ())
+    assert miss.why == "--gpus 2: the host has 0 GPUs, of which 0 can be used"
+    (miss,) = (
+        unserved.miss
+        for unserved in coverage(fleet, catalog, gpus="GPU-6").unserved
+        if unserved.hosts[0] == "e"
+    )
+    assert miss.fix == "it has no GPU"
+
+
+def test_an_empty_catalog_serves_nobody(make, fleet):
+    found = coverage(fleet, make.catalog())
+    (unserved,) = found.unserved
+    assert (unserved.hosts, unserved.miss.why) == (("a", "b", "c", "d", "e"), "t:v1 has no variants")
+    assert (found.smallest.variants, found.smallest.exact) == ((), True)
+
+
+def test_an_empty_fleet_is_a_mistake(catalog):
+    with pytest.raises(UsageError, match="no host"):
+        coverage({}, catalog)
+
+
+def test_the_smallest_set_prefers_what_serves_the_most_now(make):
+    hosts = {str(number): make.host(make.gpu(0)) for number in range(3)}
+    found = coverage(hosts, make.catalog(make.variant("t:v1-a"), make.variant("t:v1-b", cuda="12.1")))
+    assert found.smallest.variants == ("t:v1-a",)
+    assert (found.variants[0].fits, found.variants[1].fits) == (3, 3)
+
+
+def test_saved_hosts_and_the_shipped_matrix(profiles, shipped_catalog, conforms):
+    hosts = {name: Host.load(path) for name, path in profiles.items()}
+    found = coverage(hosts, shipped_catalog, drivers={"535.261.03": "550.163.01", "550.163.01": "595.45"})
+    conforms(found.to_json())
+    assert {name for unserved in found.unserved for name in unserved.hosts} == {"grace-hopper", "mixed"}
+    for kind in found.kinds:
+        answer = explain(kind.sample, shipped_catalog)
+        assert kind.selected == answer.selected
+        assert kind.fits == {candidate.reference for candidate in answer.candidates if candidate.fits}
+        assert isinstance(kind.answer, Selection)
+    for unserved in found.unserved:
+        candidate = explain(hosts[unserved.hosts[0]], shipped_catalog).candidates[0]
+        assert (unserved.miss.nearest, unserved.miss.rules) == (candidate.reference, candidate.failing)
+
+
+def test_words_for_a_kind(make, catalog):
+    plain = make.host(make.gpu(0), make.gpu(1), model="EPYC", level="x86-64-v4")
+    odd = make.host(make.gpu(0, name=None, compute=None, state="lost"), driver=None)
+    one, two = coverage({"1": plain, "2": odd}, catalog).kinds
+    assert (one.gpus, one.driver) == ("2 x NVIDIA L40S (8.9)", "driver 535.261.03")
+    assert (one.cpu, one.level) == ("EPYC", "x86-64-v4")
+    assert (two.gpus, two.driver) == ("1 x unknown GPU (compute unknown, lost)", "no NVIDIA driver")
+    assert (two.cpu, two.level) == ("unknown CPU", "x86_64")
+    (bare,) = coverage({"1": make.host()}, catalog).kinds
+    assert bare.gpus == "no GPU"

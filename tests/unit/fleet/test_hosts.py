@@ -1,0 +1,141 @@
+"""Reading a fleet from files, folders and a stream."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from imagematrix import documents
+from imagematrix.errors import UsageError
+from imagematrix.fleet import hosts as module
+from imagematrix.fleet.hosts import load
+from imagematrix.probe.host import Host
+
+
+def read(*paths, stream=b""):
+    return load(map(Path, paths), io.BytesIO(stream))
+
+
+@pytest.fixture
+def saved(tmp_path, make):
+    """A folder of three hosts, with other things in it."""
+    folder = tmp_path / "fleet"
+    (folder / "more").mkdir(parents=True)
+    for name in ("a", "b", "c"):
+        (folder / f"{name}.json").write_text(json.dumps(make.host(model=name).to_json()))
+    (folder / "readme.txt").write_text("no host")
+    return folder
+
+
+def test_files_and_folders(saved):
+    assert list(read(saved)) == [f"{saved}/a", f"{saved}/b", f"{saved}/c"]
+    assert list(read(saved / "c.json", saved / "a.json")) == [f"{saved}/c", f"{saved}/a"]
+
+
+def test_nothing_of_a_host_is_lost(profiles):
+    for path in profiles.values():
+        (host,) = read(path).values()
+        assert host == Host.load(path)
+    assert {one.name for one in fields(Host)} == {"arch", "cpu", "driver", "gpus", "devices", "warnings"}
+
+
+def test_a_file_that_is_named_twice_counts_once(saved, monkeypatch):
+    monkeypatch.chdir(saved)
+    assert list(read("a.json", "./a.json", saved / "a.json", ".")) == ["a", "b", "c"]
+
+
+def test_equal_processors_are_kept_once(saved, make):
+    (saved / "d.json").write_text(json.dumps(make.host(make.gpu(), model="a").to_json()))
+    found = read(saved)
+    assert found[f"{saved}/a"].cpu is found[f"{saved}/d"].cpu
+
+
+def test_the_stream_has_a_host_on_each_line(make):
+    lines = [json.dumps(make.host(model=name).to_json()) for name in "ab"]
+    found = read("-", stream=f"{lines[0]}\n\n{lines[1]}".encode())
+    assert {name: host.cpu.model for name, host in found.items()} == {"stdin:1": "a", "stdin:3": "b"}
+    assert read("-", stream=b"\n") == {}
+
+
+def test_or_it_is_a_list(make, saved):
+    hosts = [make.host(model=name).to_json() for name in "ab"]
+    found = read(saved / "c.json", "-", stream=json.dumps(hosts, indent=2).encode())
+    assert [host.cpu.model for host in found.values()] == ["c", "a", "b"]
+    assert list(found)[1:] == ["stdin:1", "stdin:2"]
+    assert read("-", stream=b" []") == {}
+
+
+def test_a_count_means_nothing(make):
+    host = make.host().to_json() | {"count": 40}
+    assert len(read("-", stream=json.dumps(host).encode())) == 1
+
+
+@pytest.mark.parametrize(
+    ("stream", "message"),
+    [
+        (b"{", "stdin:1:1:2: not JSON"),
+        (b"{}", "stdin:1: schema is missing"),
+        (b"[{}]", "stdin:1: schema is missing"),
+        (b"[3]", "stdin:1: expected an object"),
+        (b"[", "stdin:1:2: not JSON"),
+        (b"\n3", "stdin:2: expected an object"),
+        (b"\xff\n", "stdin:1: not UTF-8"),
+    ],
+)
+def test_what_is_no_fleet(stream, message):
+    with pytest.raises(UsageError) as raised:
+        read("-", stream=stream)
+    assert message in str(raised.value)
+
+
+def test_an_indented_document_is_told_how_to_be_sent(make):
+    with pytest.raises(UsageError) as raised:
+        read("-", stream=json.dumps(make.host().to_json(), indent=2).encode())
+    assert "jq -c" in raised.value.remedy
+
+
+@pytest.mark.parametrize("stream", [b"[" + b" " * 60 + b"]", b"\n" + b" " * 60, b"[\n" + b" " * 60 + b"\n]"])
+def test_what_is_too_long(monkeypatch, stream):
+    monkeypatch.setattr(documents, "LIMIT", 50)
+    with pytest.raises(UsageError, match=r"stdin(:[12])?: longer than") as raised:
+        read("-", stream=stream)
+    assert raised.value.remedy
+
+
+def test_one_bad_file(saved):
+    (saved / "b.json").write_text("{}")
+    with pytest.raises(UsageError, match=r"b\.json: schema is missing"):
+        read(saved)
+    with pytest.raises(UsageError, match=r"x\.json: No such file"):
+        read(saved / "x.json")
+
+
+def test_every_bad_file_is_named(saved, monkeypatch):
+    (saved / "a.json").write_text("{}")
+    (saved / "b.json").write_text('{"schema": "imagematrix.host/v2"}')
+    with pytest.raises(UsageError) as raised:
+        read(saved)
+    head, first, second = str(raised.value).splitlines()
+    assert head == "2 hosts can't be read:"
+    assert first.startswith(f"  {saved}/a.json: schema is missing")
+    assert second.startswith(f"  {saved}/b.json: schema 'imagematrix.host/v2' is not the one")
+    assert "release" in raised.value.remedy
+    monkeypatch.setattr(module, "SHOWN", 1)
+    with pytest.raises(UsageError) as raised:
+        read(saved)
+    assert str(raised.value).splitlines()[2:] == ["  and 1 more"]
+
+
+def test_a_folder_without_hosts(saved):
+    with pytest.raises(UsageError, match=r"more: there is no file \*\.json in this folder"):
+        read(saved / "more")
+
+
+def test_two_hosts_of_one_name(saved):
+    (saved / "a").write_text((saved / "b.json").read_text())
+    with pytest.raises(UsageError, match="two hosts called"):
+        read(saved, saved / "a")

@@ -1,0 +1,132 @@
+"""What another driver would change."""
+
+from __future__ import annotations
+
+import pytest
+
+from imagematrix.errors import UsageError
+from imagematrix.fleet.coverage import coverage
+from imagematrix.fleet.upgrade import Change, parse
+
+V100 = {"compute": "7.0", "name": "Tesla V100", "pci_device_id": "1db6", "brand": "tesla"}
+
+
+@pytest.fixture
+def catalog(make):
+    return make.catalog(
+        make.variant("t:v1-old"),
+        make.variant("t:v1-new", driver=make.NEW),
+        make.variant("t:v1-old-70", cubins=("70",)),
+        make.variant("t:v1-old-80", cubins=("80",)),
+        make.variant("t:v1-new-90", cubins=("90",), driver=make.NEW),
+        make.cpu_variant("t:v1-cpu"),
+    )
+
+
+@pytest.fixture
+def fleet(make):
+    return {
+        "l40s": make.host(make.gpu(0)),
+        "l40s-too": make.host(make.gpu(0, uuid="GPU-5"), flags=("sse2",)),
+        "v100": make.host(make.gpu(0, **V100)),
+        "h100": make.host(make.gpu(0, compute="9.0", name="NVIDIA H100", pci_device_id="2330")),
+        "k80": make.host(make.gpu(0, compute="3.7", name="Tesla K80", pci_device_id="102d")),
+        "bare": make.host(driver=None),
+        "other": make.host(make.gpu(0), driver="550.163.01"),
+    }
+
+
+def one(fleet, catalog, old, new, **options):
+    (found,) = coverage(fleet, catalog, drivers={old: new}, **options).upgrades
+    return found
+
+
+def test_lost_changed_gained_unchanged(make, fleet, catalog, conforms):
+    conforms(coverage(fleet, catalog, drivers={make.OLD: make.NEW}).to_json())
+    found = one(fleet, catalog, make.OLD, make.NEW)
+    (loss,) = found.lost
+    assert (loss.old, loss.hosts) == ("t:v1-old-70", ("v100",))
+    assert loss.miss.fix == "build a variant with driver 580.95.05"
+    assert found.changed == (Change(old="t:v1-old", new="t:v1-new", hosts=("l40s", "l40s-too")),)
+    assert found.gained == (Change(old=None, new="t:v1-new-90", hosts=("h100",)),)
+    assert (found.hosts, found.unchanged) == (5, 1)
+    assert not coverage({"v100": fleet["v100"]}, catalog, drivers={make.OLD: make.NEW}).complete
+
+
+def test_several_at_once_each_for_the_driver_a_host_has_now(make, fleet, catalog):
+    found = coverage(fleet, catalog, drivers={make.OLD: "550.163.01", "550.163.01": make.NEW}).upgrades
+    assert [(upgrade.old, upgrade.hosts) for upgrade in found] == [(make.OLD, 5), ("550.163.01", 1)]
+    assert [len(loss.hosts) for loss in found[0].lost] == [2, 1]
+    assert found[1].gained == (Change(old=None, new="t:v1-new", hosts=("other",)),)
+
+
+def test_the_same_driver_changes_nothing(make, fleet, catalog):
+    for driver in (make.OLD, "550.163.01", "595.45"):
+        found = one(fleet, catalog, driver, driver)
+        assert (found.lost, found.changed, found.gained) == ((), (), ())
+        assert found.unchanged == found.hosts
+
+
+def test_a_driver_that_no_host_has(fleet, catalog, make):
+    assert one(fleet, catalog, "535.261.3", make.NEW).hosts == 0
+
+
+@pytest.mark.parametrize("gpus", [None, "1"])
+def test_a_gpu_that_the_new_driver_leaves_behind(make, gpus):
+    host = make.variant("t:v1-host", cubins=("70",), driver=None)
+    fleet = {
+        "v100": make.host(make.gpu(0, **V100)),
+        "no-name": make.host(make.gpu(0, **(V100 | {"name": None}))),
+    }
+    (loss,) = one(fleet, make.catalog(host), make.OLD, "595.45", gpus=gpus).lost[:1]
+    assert loss.miss.nearest is None
+    labels = {"v100": "Tesla V100", "no-name": "GPU 0"}
+    label = labels[loss.hosts[0]]
+    assert loss.miss.why == f"driver 595.45 does not support {label}: branch 580 is the last that does"
+    assert loss.miss.fix == "leave these hosts at branch 580 or older"
+
+
+def test_a_host_that_passes_no_such_gpu_does_not_mind(make, catalog):
+    fleet = {"v100": make.host(make.gpu(0, **V100))}
+    assert one(fleet, catalog, make.OLD, "595.45", gpus="none").unchanged == 1
+
+
+def test_what_the_old_driver_did_not_support_either_is_no_news(make):
+    # a table may be wrong about a GPU that is there and works
+    host = make.variant("t:v1-host", cubins=("70",), driver=None)
+    fleet = {"v100": make.host(make.gpu(0, **V100), driver="590.1")}
+    assert one(fleet, make.catalog(host), "590.1", "595.45").unchanged == 1
+
+
+def test_gpus_that_no_table_knows(make, catalog):
+    fleet = {
+        "unknown": make.host(make.gpu(0, pci_device_id=None)),
+        "new": make.host(make.gpu(0, pci_device_id="0000", name="other")),
+    }
+    assert [change.hosts for change in one(fleet, catalog, make.OLD, make.NEW).changed] == [
+        ("new", "unknown")
+    ]
+
+
+def test_pairs_of_drivers():
+    assert parse([]) == {}
+    assert parse(["1.2=3.4", "5.6.7=1.2", "1.2=3.4"]) == {"1.2": "3.4", "5.6.7": "1.2"}
+
+
+@pytest.mark.parametrize(
+    "text", ["", "1.2", "1.2=", "=1.2", "1.2=x", "1=2", "1.2=3.4=5.6", "1.2==3.4", "1.2=3.4 "]
+)
+def test_what_is_no_pair_of_drivers(text):
+    with pytest.raises(UsageError, match="is no driver version") as raised:
+        parse([text])
+    assert "OLD=NEW" in raised.value.remedy
+
+
+def test_two_drivers_in_the_place_of_one():
+    with pytest.raises(UsageError, match=r"two that shall take its place: 3\.4 and 5\.6"):
+        parse(["1.2=3.4", "1.2=5.6"])
+
+
+def test_the_library_checks_as_well(make, fleet, catalog):
+    with pytest.raises(UsageError, match="'next' is no driver version"):
+        one(fleet, catalog, make.OLD, "next")

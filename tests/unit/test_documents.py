@@ -1,0 +1,142 @@
+"""Documents that nobody vouches for end in one clear error, whatever is in them."""
+
+import json
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from imagematrix import documents
+from imagematrix.catalog import labels
+from imagematrix.catalog.catalog import Catalog
+from imagematrix.errors import UsageError
+from imagematrix.probe.host import Host
+from imagematrix.select.select import explain
+
+
+@pytest.mark.parametrize(
+    ("raw", "expected"),
+    [
+        (b"", "x:1:1: not JSON: Expecting value"),
+        (b'{\n  "a": }', "x:2:8: not JSON: Expecting value"),
+        (b"\xff", "x: not UTF-8 text"),
+        (b'"\xff"', "x: not UTF-8 text"),
+        (b"[" * 200_000, "x: nested too deeply"),
+        (b'{"a":' * 200_000, "x: nested too deeply"),
+        (b"1" * 5000, "x: Exceeds the limit"),
+    ],
+)
+def test_what_is_no_json(raw, expected):
+    with pytest.raises(UsageError) as caught:
+        documents.parse(raw, "x")
+    assert str(caught.value).startswith(expected)
+
+
+def test_a_file_is_bounded(tmp_path):
+    path = tmp_path / "host.json"
+    path.write_text("[1, 2]")
+    assert documents.read(path, limit=6) == [1, 2]
+    with pytest.raises(UsageError, match=rf"{path}: larger than 0 MiB"):
+        documents.read(path, limit=5)
+    with pytest.raises(UsageError, match="missing: No such file or directory"):
+        documents.read(tmp_path / "missing")
+    with pytest.raises(UsageError, match="Is a directory"):
+        documents.read(tmp_path)
+
+
+def test_what_is_dumped_is_for_people_too():
+    assert documents.dump({"b": "é", "a": []}) == '{\n  "b": "é",\n  "a": []\n}\n'
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"schema": "imagematrix.catalog/v1"}, "expected 'imagematrix.host/v1'"),
+        ({"schema": "imagematrix.host/v2"}, "is not the one this release reads"),
+        ({"arch": None}, "arch: expected a string, found null"),
+        ({"cpu": None}, "cpu: is missing (expected an object)"),
+        ({"cpu": {"flags": ["a", 1]}}, "cpu: flags[1]: expected a string, found a number"),
+        ({"driver": {}}, "driver: version is missing (expected a string)"),
+        ({"driver": {"version": "550.163.01; reboot"}}, "is no driver version such as 550.163.01"),
+        ({"gpus": [{"index": -1}]}, "gpus[0]: index: -1 is negative"),
+        ({"gpus": [{"index": 0}, {"index": "1"}]}, "gpus[1]: index: expected an integer, found a string"),
+        ({"gpus": [{"index": 0, "compute": "9"}]}, "'9' is no compute capability such as 8.6"),
+        ({"gpus": [{"index": 0, "compute": 9.0}]}, "compute: expected a string, found a number"),
+        ({"gpus": [{"index": 0, "mig": [{"gpu_instance": 1}]}]}, "mig[0]: compute_instance is missing"),
+        ({"devices": [None]}, "devices[0]: expected a string, found null"),
+        ({"warnings": "none"}, "warnings: expected a list, found a string"),
+    ],
+)
+def test_a_host_that_is_refused(changes, expected, profiles):
+    good = json.loads(profiles["mig"].read_text())
+    with pytest.raises(UsageError) as caught:
+        Host.from_json(good | changes)
+    assert str(caught.value).startswith("host: ")
+    assert expected in str(caught.value)
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=8)
+    | st.sampled_from(["8.9", "550.163.01", "12.4", "89", "exact", "host", "10" * 300, "linux/amd64"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+PATHS = st.lists(st.integers(0, 11), min_size=1, max_size=4)
+
+
+def spoil(value, path, junk):
+    """Return `value` with `junk` in the place that `path` leads to."""
+    if isinstance(value, dict) and value and path:
+        key = sorted(value)[path[0] % len(value)]
+        return value | {key: spoil(value[key], path[1:], junk)}
+    if isinstance(value, list) and value and path:
+        place = path[0] % len(value)
+        return [*value[:place], spoil(value[place], path[1:], junk), *value[place + 1 :]]
+    return junk
+
+
+@settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(data=st.data())
+def test_no_host_ends_in_another_error(data, profiles, shipped_catalog):
+    good = json.loads(profiles[data.draw(st.sampled_from(["mig", "mixed", "laptop"]))].read_text())
+    spoilt = spoil(good, data.draw(PATHS), data.draw(JSON))
+    try:
+        found = explain(Host.from_json(spoilt), shipped_catalog).to_json()
+    except UsageError as error:
+        assert str(error).startswith("host")  # noqa: PT017 - some junk is as good as what was there
+        return
+    assert len(found["candidates"]) == len(shipped_catalog.variants)
+
+
+@settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(data=st.data())
+def test_no_catalog_ends_in_another_error(data, profiles, shipped_catalog):
+    few = shipped_catalog.variants[-2:]
+    good = Catalog(image="training", version="v1", variants=few).to_json()
+    spoilt = spoil(good, data.draw(PATHS), data.draw(JSON))
+    try:
+        found = Catalog.from_json(spoilt)
+    except UsageError as error:
+        assert str(error).startswith("catalog")  # noqa: PT017 - some junk is as good as what was there
+        return
+    assert explain(Host.load(profiles["mig"]), found).to_json()["image"] == found.image
+
+
+@settings(deadline=None)
+@given(st.text(max_size=20) | JSON.map(json.dumps))
+def test_no_label_ends_in_another_error(text):
+    with pytest.raises(UsageError, match=r"^t:x: "):
+        labels.read({labels.VARIANT: text}, reference="t:x", digest=None, size=None)
+
+
+@settings(deadline=None)
+@given(st.binary(max_size=40) | JSON.map(lambda value: json.dumps(value).encode()))
+def test_no_bytes_end_in_another_error(raw):
+    try:
+        documents.parse(raw, "x")
+    except UsageError as error:
+        assert str(error).startswith("x:")  # noqa: PT017 - some bytes are JSON

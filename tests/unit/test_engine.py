@@ -1,0 +1,193 @@
+"""Finding the Docker engine and asking it for images, over a socket without a library or with docker-py."""
+
+import hashlib
+import json
+import socket
+import threading
+
+import pytest
+
+from imagematrix import engine as module
+from imagematrix.errors import EngineError
+
+LABEL = "io.imagematrix.image"
+
+
+pytestmark = pytest.mark.usefixtures("docker_host")
+
+
+@pytest.fixture
+def config(tmp_path):
+    """Call it with contexts by name to write Docker's configuration, with the `current` one."""
+    folder = tmp_path / "docker-config"
+    folder.mkdir()
+
+    def write(current=None, **contexts):
+        if current is not None:
+            (folder / "config.json").write_text(json.dumps({"currentContext": current}))
+        for name, content in contexts.items():
+            meta = folder / "contexts" / "meta" / hashlib.sha256(name.encode()).hexdigest()
+            meta.mkdir(parents=True)
+            (meta / "meta.json").write_text(content if isinstance(content, str) else json.dumps(content))
+        return folder
+
+    return write
+
+
+def endpoint(host):
+    return {"Name": "x", "Endpoints": {"docker": {"Host": host}}}
+
+
+@pytest.mark.parametrize("configured", [None, "", "default"])
+def test_without_another_word_it_is_the_default(config, configured):
+    config(configured)
+    assert module.address() == "unix:///var/run/docker.sock"
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"other": 1}', '{"currentContext": null}', "\xff"])
+def test_a_configuration_that_says_nothing(config, text):
+    (config() / "config.json").write_text(text, encoding="latin-1")
+    assert module.address() == "unix:///var/run/docker.sock"
+
+
+def test_docker_host_goes_before_a_context(config, docker_host, monkeypatch):
+    config("far", far=endpoint("tcp://far:2376"), near=endpoint("unix:///run/near.sock"))
+    assert module.address() == "tcp://far:2376"
+    monkeypatch.setenv("DOCKER_CONTEXT", "near")
+    assert module.address() == "unix:///run/near.sock"
+    docker_host("unix:///run/here.sock")
+    assert module.address() == "unix:///run/here.sock"
+
+
+def test_a_context_is_found_without_a_configuration_file(config, monkeypatch):
+    config(far=endpoint("tcp://far:2376"))
+    monkeypatch.setenv("DOCKER_CONTEXT", "far")
+    assert module.address() == "tcp://far:2376"
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", "null", '{"Endpoints": {}}', '{"Endpoints": {"docker": []}}']
+)
+def test_a_context_that_leads_nowhere(config, content):
+    config("far", far=content)
+    with pytest.raises(EngineError, match="there is no docker context 'far'") as caught:
+        module.address()
+    assert caught.value.remedy == "see `docker context ls`"
+
+
+def test_a_context_that_is_not_there(config):
+    config("far")
+    with pytest.raises(EngineError, match="there is no docker context 'far'"):
+        module.address()
+
+
+def test_images_come_in_one_request_without_a_library(engine):
+    engine.image({LABEL: "training"})
+    engine.image({"other": "label"})
+    engine.image(None)
+    assert module.images(LABEL) == engine.images[:1]
+    assert module.images(f"{LABEL}=training") == engine.images[:1]
+    assert module.images(f"{LABEL}=é &#") == []
+    assert len(engine.asked) == 3
+
+
+def test_images_of_a_remote_engine(remote_engine):
+    remote_engine.image({LABEL: "training"})
+    assert module.images(LABEL) == remote_engine.images
+    assert remote_engine.asked[0] == "/version"
+
+
+@pytest.mark.parametrize("kind", ["engine", "remote_engine"])
+def test_a_client_for_all_the_rest(request, kind):
+    answering = request.getfixturevalue(kind)
+    answering.image({LABEL: "training"})
+    client = module.client()
+    assert client.api.images(filters={"label": LABEL}) == answering.images
+    client.close()
+
+
+@pytest.mark.parametrize(
+    ("raw", "expected"),
+    [
+        (b"", "what answers at unix://.* is no Docker engine"),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", "is no Docker engine"),
+        (b"HTTP/1.0 200 OK\r\n\r\n<html>", "is no Docker engine"),
+        (b"HTTP/1.0 200 OK\r\n\r\n[\xff]", "is no Docker engine"),
+        (b"HTTP/1.0 200 OK\r\n\r\n" + b"[" * 100_000, "is no Docker engine"),
+        (b"HTTP/1.0 200 OK\r\n\r\n[{}", "is no Docker engine"),
+        (b"HTTP/1.0 200 OK\r\n\r\n{}", "refused: {}"),
+        (b'HTTP/1.0 403 Forbidden\r\n\r\n{"message": "no"}', "refused: no"),
+        (b"HTTP/1.0 500 Oops\r\n\r\n[]", r"refused: \[\]"),
+        (b"HTTP/1.0 " + b"9" * 5000 + b"\r\n\r\n[]", r"refused: \[\]"),
+        (b"\r\n\r\n[]", r"refused: \[\]"),
+    ],
+)
+def test_what_answers_is_no_engine(engine, raw, expected):
+    engine.raw = raw
+    with pytest.raises(EngineError, match=expected):
+        module.images(LABEL)
+
+
+def test_an_answer_without_end_is_not_read_to_its_end(engine, monkeypatch):
+    monkeypatch.setattr(module, "RESPONSE_LIMIT", 1 << 20)
+    engine.raw = b"HTTP/1.0 200 OK\r\n\r\n[" + b" " * (2 << 20)
+    with pytest.raises(EngineError, match="the engine's answer is larger than 1 MiB"):
+        module.images(LABEL)
+
+
+def test_a_remote_engine_that_refuses(remote_engine, monkeypatch):
+    monkeypatch.setattr(
+        remote_engine, "answer", lambda _, real=remote_engine.answer: _then_refuse(remote_engine, real, _)
+    )
+    with pytest.raises(
+        EngineError, match=r"the Docker engine at tcp://127.* refused: something about the daemon"
+    ):
+        module.images(LABEL)
+
+
+def _then_refuse(engine, real, resource):
+    engine.status = 200 if resource.endswith("/version") else 500
+    return real(resource)
+
+
+def test_a_remote_that_is_no_engine(remote_engine):
+    remote_engine.status = 500
+    with pytest.raises(EngineError, match=r"no Docker engine answers at tcp://127"):
+        module.client()
+
+
+@pytest.mark.parametrize(
+    "address", ["unix:///nowhere/docker.sock", "unix://" + "/x" * 100, "tcp://127.0.0.1:1", "no://x"]
+)
+def test_no_engine_says_how_to_start_one(docker_host, address):
+    docker_host(address)
+    with pytest.raises(EngineError, match="no Docker engine answers at") as caught:
+        module.images(LABEL)
+    assert address in str(caught.value)
+    assert "systemctl start docker" in caught.value.remedy
+    assert caught.value.exit_code == 8
+
+
+def test_no_permission_says_who_has_it(docker_host, monkeypatch):
+    docker_host("unix:///run/docker.sock")
+
+    def refuse(*_):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    with pytest.raises(EngineError, match="no permission to talk to the Docker engine at unix://") as caught:
+        module.client()
+    assert "group docker" in caught.value.remedy
+
+
+def test_an_engine_that_dies_while_it_answers(remote_engine, monkeypatch):
+    def die(resource):
+        if not resource.endswith("/version"):
+            remote_engine.raw = b""
+            raise ConnectionError
+        return {"ApiVersion": "1.43"}
+
+    monkeypatch.setattr(remote_engine, "answer", die)
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    with pytest.raises(EngineError, match="no Docker engine answers"):
+        module.images(LABEL)

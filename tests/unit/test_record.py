@@ -1,0 +1,93 @@
+"""Records are dataclasses, but for what they cost."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import pickle
+
+import pytest
+
+from imagematrix.record import Record, replace
+
+
+class Point(Record):
+    """A place."""
+
+    x: int
+    y: int = 0
+    names: tuple[str, ...] = ()
+
+    @property
+    def total(self):
+        return self.x + self.y
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Twin:
+    x: int
+    y: int = 0
+    names: tuple[str, ...] = ()
+
+
+def test_fields_have_defaults_and_methods():
+    assert (Point(x=1).x, Point(x=1).y, Point(x=1).names, Point(x=1, y=2).total) == (1, 0, (), 3)
+    assert repr(Point(x=1, names=("a",))) == "Point(x=1, y=0, names=('a',))"
+    assert Point.__doc__ == "A place."
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, "Point has the fields x, y, names; given are none"),
+        ({"y": 1}, "Point has the fields x, y, names; given are y"),
+        ({"x": 1, "z": 1}, "Point has the fields x, y, names; given are x, z"),
+    ],
+)
+def test_what_is_missing_or_unknown_is_refused(given, expected):
+    with pytest.raises(TypeError, match=f"^{expected}$"):
+        Point(**given)
+    with pytest.raises(TypeError):
+        Point(1)
+
+
+def test_a_record_is_a_value():
+    assert Point(x=1) == Point(x=1, y=0)
+    assert Point(x=1) != Point(x=2)
+    assert Point(x=1) != Twin(x=1)
+    assert {Point(x=1): "here"}[Point(x=1)] == "here"
+    assert hash(Point(x=1)) != hash(Point(x=2))
+
+
+def test_a_record_is_frozen():
+    point = Point(x=1)
+    with pytest.raises(dataclasses.FrozenInstanceError, match="cannot assign to field 'x'"):
+        point.x = 2
+    with pytest.raises(dataclasses.FrozenInstanceError, match="cannot assign to field 'z'"):
+        point.z = 2
+    with pytest.raises(dataclasses.FrozenInstanceError, match="cannot delete field 'x'"):
+        del point.x
+    assert not hasattr(point, "__dict__")
+
+
+def test_another_value_in_a_field():
+    point = Point(x=1, names=("a",))
+    for changed in (replace(point, y=5), dataclasses.replace(point, y=5)):
+        assert changed == Point(x=1, y=5, names=("a",))
+    assert point.y == 0
+    with pytest.raises(TypeError):
+        replace(point, z=5)
+
+
+def test_it_comes_back_from_elsewhere():
+    point = Point(x=1, names=("a",))
+    sent = pickle.loads(pickle.dumps(point))  # noqa: S301 - it is our own
+    assert sent == copy.copy(point) == copy.deepcopy(point) == point
+
+
+def test_dataclasses_take_it_for_one():
+    point, twin = Point(x=1, y=2), Twin(x=1, y=2)
+    assert dataclasses.is_dataclass(Point)
+    assert dataclasses.asdict(point) == dataclasses.asdict(twin)
+    for ours, theirs in zip(dataclasses.fields(point), dataclasses.fields(twin), strict=True):
+        assert (ours.name, ours.default, ours.kw_only) == (theirs.name, theirs.default, theirs.kw_only)
