@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import shutil
 from pathlib import Path
 
@@ -30,44 +31,125 @@ MARCHES = (
     "znver4",
 )
 SIZE = 1_000
+# 10,000 cells, of which the rule drops 200.
 AXES = {
     "cuda": ("11.8", "12.4"),
     "driver": ("535.261.03", "535.274.02", "550.163.01", "570.195.03", "580.95.05"),
     "compute": ("7.0", "7.5", "8.0", "8.6", "8.9"),
-    "march": (*MARCHES, *(f"x86-64-v3+{number}" for number in range(10))),
+    "march": (
+        *MARCHES,
+        "nehalem",
+        "westmere",
+        "haswell",
+        "skylake",
+        "cascadelake",
+        "alderlake",
+        "znver1",
+        "goldmont",
+        "tremont",
+        "bdver4",
+    ),
     "flavour": tuple(f"f{number}" for number in range(10)),
 }
+PROPERTIES = {
+    "cuda": {
+        release: {"base": "debian:trixie", "compiler": COMPILER, "nvrtc": "libnvrtc12"}
+        for release in AXES["cuda"]
+    },
+    "driver": {driver: {"driver_base": "debian:trixie"} for driver in AXES["driver"]},
+}
+EXCLUDE = {"cuda": "11.8", "driver": "580.95.05", "compute": "8.9", "why": "there are no such nodes"}
 
 
 def catalog(folder: Path) -> Path:
-    """Write a catalog of 1,000 variants, 961 of them with a driver and device code, and return its file."""
-    variants = [
-        _gpu(*point) for point in itertools.product(RELEASES, DRIVERS, TARGETS, MARCHES)
-    ]
-    known = sorted(marches.known(COMPILER) or ())
-    x86 = [march for march in known if marches.arch(march) == "x86_64"]
-    variants += [_cpu("linux/amd64", march) for march in x86[: SIZE - len(variants) - 1]]
+    """Write a catalog of 1,000 variants, all but 40 of them with a driver and device code; return its file."""
+    variants = [_gpu(*point) for point in itertools.product(RELEASES, DRIVERS, TARGETS, MARCHES)]
+    known = sorted(march for march in marches.known(COMPILER) or () if marches.arch(march) == "x86_64")
+    variants += [_cpu("linux/amd64", march) for march in known[len(variants) - SIZE + 1 :]]
     variants.append(_cpu("linux/arm64", "armv8-a"))
     path = folder / "catalog.json"
     path.write_text(dump(Catalog(image="training", version="v1", variants=tuple(variants)).to_json()))
     return path
 
 
-def profiles() -> list[Host]:
-    """Return the saved nodes that the tests have."""
-    return [Host.load(path) for path in sorted((ROOT / "tests" / "hosts").glob("*.json"))]
+def matrix(folder: Path) -> Path:
+    """Write a matrix of 10,000 cells that uses the shipped template, and return its file."""
+    shutil.copytree(ROOT / "templates", folder / "templates")
+    path = folder / "matrix.yaml"
+    image = {"version": "v1", "template": "training/Dockerfile.j2", "context": "templates/training"}
+    document = {
+        "schema": "imagematrix.matrix/v1",
+        "images": {"training": image},
+        "axes": AXES,
+        "properties": PROPERTIES,
+        "exclude": [EXCLUDE],
+    }
+    path.write_text(json.dumps(document))  # JSON is YAML
+    return path
+
+
+def bake(folder: Path) -> Path:
+    """Write the same axes as a bake file, and return it."""
+    axes = "".join(f"    {axis} = {json.dumps(values)}\n" for axis, values in AXES.items())
+    arguments = "".join(f"    {axis.upper()} = {axis}\n" for axis in AXES)
+    name = "-".join(f'${{replace({axis}, ".", "_")}}' for axis in AXES)
+    tag = "-".join(f"${{{axis}}}" for axis in AXES)
+    path = folder / "docker-bake.hcl"
+    path.write_text(
+        f"""target "default" {{
+  name = "training-{name}"
+  matrix = {{
+{axes}  }}
+  args = {{
+{arguments}  }}
+  tags = ["training:v1-{tag}"]
+}}
+"""
+    )
+    return path
+
+
+def saved() -> dict[str, Path]:
+    """Return the files of the nodes that the tests have, by name."""
+    return {path.stem: path for path in sorted((ROOT / "tests" / "hosts").glob("*.json"))}
+
+
+def models(count: int) -> list[Host]:
+    """Return nodes of `count` kinds of hardware: the saved ones, with a CPU flag of their own."""
+    hosts = [Host.load(path) for path in saved().values()]
+    return [
+        replace(host, cpu=replace(host.cpu, flags=host.cpu.flags | {f"flag{number}"}))
+        for number, host in zip(range(count), itertools.cycle(hosts), strict=False)
+    ]
 
 
 def fleet(size: int, kinds: int) -> list[Host]:
-    """Return `size` nodes of about `kinds` kinds of hardware, each with GPUs of its own."""
-    saved = profiles()
-    models = [
-        replace(host, cpu=replace(host.cpu, flags=host.cpu.flags | {f"unheard_of_{number}"}))
-        for number in range(kinds // len(saved) + 1)
-        for host in saved
-    ][:kinds]
+    """Return `size` nodes of `kinds` kinds of hardware, each with GPUs of its own."""
     hosts = []
-    for number, host in zip(range(size), itertools.cycle(models)):  # noqa: B905 - cycle has no end
+    for number, host in zip(range(size), itertools.cycle(models(kinds)), strict=False):
         gpus = tuple(replace(gpu, uuid=f"GPU-{number:08}-{gpu.index}") for gpu in host.gpus)
         hosts.append(replace(host, gpus=gpus))
     return hosts
+
+
+def _gpu(release: str, driver: str, target: str, march: str) -> Variant:
+    return replace(
+        _cpu("linux/amd64", march),
+        reference=f"training:v1-cuda{release}-drv{driver}-sm{target}-{march}-0123456789ab",
+        cuda=release,
+        cubins=(target,),
+        ptx=(Ptx(target=target, isa=RELEASES[release]),),
+        driver=UserModeDriver(mode="exact", version=driver),
+    )
+
+
+def _cpu(platform: str, march: str) -> Variant:
+    return Variant(
+        reference=f"training:v1-cpu-{march}-0123456789ab",
+        digest=f"sha256:{0:064}",
+        platform=platform,
+        march=march,
+        cpu_flags=marches.required(march, COMPILER) or frozenset(),
+        vendor=marches.vendor(march),
+        size=681_574_400,
+    )

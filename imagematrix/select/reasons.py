@@ -161,7 +161,7 @@ def _lack(variant: Variant, gpu: Gpu, driver: str | None) -> tuple[str, str]:
     """Return why none of the variant's code runs on `gpu`, and what would change it."""
     if gpu.state != "ok":
         state = STATES.get(gpu.state, f"is in the state {gpu.state}")
-        return f"{gpu.label} {state}", "see what `imagematrix doctor` says about it"
+        return f"{gpu.label} {state}", "see the warnings of `imagematrix probe`"
     if gpu.compute is None:
         return f"the compute capability of {gpu.label} is unknown", "probe the host with NVML"
     fix = f"add compute {gpu.compute} to the matrix"
