@@ -207,6 +207,15 @@ def test_a_layer_is_read_once_for_all_images(planned, carry_out, backend, tar, m
     assert len(read) == len(set(read)) == 2
 
 
+@pytest.fixture
+def ctrl_c():
+    """Ctrl-C as Python has it, also in the background of a script, where it would mean nothing."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c")
 def test_an_interrupt_ends_what_runs_and_goes_on(planned, backend, logs):
     class Impatient(Recorder):
         def step(self, *_):
