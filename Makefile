@@ -1,11 +1,12 @@
 # make quickstart   set everything up, build the shipped images, choose one for this machine and run it
 # make test         set everything up and run every test
+# make bench        set everything up and measure against the bars of docs/benchmarks.md
 # make clean        undo what quickstart did
 
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: quickstart test packages lint unit engine gpu coverage clean
+.PHONY: quickstart test packages lint unit engine gpu coverage bench clean
 
 quickstart:
 	@ci/quickstart
@@ -35,6 +36,10 @@ coverage: $(VENV)/.dev
 	$(BIN)/coverage combine -q
 	$(BIN)/coverage report --fail-under=95
 	$(BIN)/coverage report --fail-under=100 --include='imagematrix/select/*'
+
+bench: $(VENV)/.dev
+	$(BIN)/python -m pip install -q --group bench
+	$(BIN)/python ci/bench
 
 $(VENV)/.dev: pyproject.toml
 	ci/venv dev

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 PASS = (sys.executable, "-c", "pass")
 KIB = 1024
+UNITS = (("s", 1.0), ("ms", 1e3), ("µs", 1e6))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,23 +39,17 @@ class Cost:
     memory: float
 
 
-def processes(commands: Mapping[str, Sequence[str | Path]], rounds: int) -> dict[str, Cost]:
-    """Return the medians for each command, all of them run in turn, `rounds` times after one that isn't counted.
+def processes(commands: Mapping[str, Sequence[str | Path]], rounds: int, *, warm: int = 1) -> dict[str, Cost]:
+    """Return the medians for each command: all are run in turn, `rounds` times after `warm` that don't count.
 
     Before each a Python is started that does nothing, so that all of them find the machine alike.
     """
     taken: dict[str, list[Cost]] = {name: [] for name in commands}
-    for _ in range(rounds + 1):
+    for _ in range(warm + rounds):
         for name, command in commands.items():
             _run(PASS)
             taken[name].append(_run(command))
-    return {
-        name: Cost(
-            seconds=median(cost.seconds for cost in costs[1:]),
-            memory=median(cost.memory for cost in costs[1:]),
-        )
-        for name, costs in taken.items()
-    }
+    return {name: _median(costs[warm:]) for name, costs in taken.items()}
 
 
 def calls(function: Callable[[], object], rounds: int) -> float:
@@ -69,10 +64,12 @@ def calls(function: Callable[[], object], rounds: int) -> float:
 
 def duration(seconds: float) -> str:
     """Return a time with a unit that suits it."""
-    for unit, factor in (("s", 1.0), ("ms", 1e3), ("µs", 1e6)):
-        if seconds * factor >= 1:
-            break
+    unit, factor = next((pair for pair in UNITS if seconds * pair[1] >= 1), UNITS[-1])
     return f"{seconds * factor:.3g} {unit}"
+
+
+def _median(costs: Sequence[Cost]) -> Cost:
+    return Cost(seconds=median(cost.seconds for cost in costs), memory=median(cost.memory for cost in costs))
 
 
 def _run(command: Sequence[str | Path]) -> Cost:

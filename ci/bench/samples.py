@@ -9,7 +9,7 @@ from pathlib import Path
 
 from imagematrix.catalog.catalog import Catalog, Ptx, UserModeDriver, Variant
 from imagematrix.documents import dump
-from imagematrix.facts import device_code, marches
+from imagematrix.facts import marches
 from imagematrix.probe.host import Host
 from imagematrix.record import replace
 
@@ -62,7 +62,7 @@ EXCLUDE = {"cuda": "11.8", "driver": "580.95.05", "compute": "8.9", "why": "ther
 
 
 def catalog(folder: Path) -> Path:
-    """Write a catalog of 1,000 variants, all but 40 of them with a driver and device code; return its file."""
+    """Write a catalog of 1,000 variants, all but 40 of them for GPUs, and return its file."""
     variants = [_gpu(*point) for point in itertools.product(RELEASES, DRIVERS, TARGETS, MARCHES)]
     known = sorted(march for march in marches.known(COMPILER) or () if marches.arch(march) == "x86_64")
     variants += [_cpu("linux/amd64", march) for march in known[len(variants) - SIZE + 1 :]]

@@ -1,0 +1,88 @@
+"""How long it takes to choose an image, from the start of a process and inside of one."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import samples
+from measure import PASS, Row, calls, duration, processes
+
+from imagematrix.catalog.catalog import Catalog
+from imagematrix.select.select import Selector, select_many
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LIBRARY_BAR, COMMAND_BAR = 3, 6  # times `python -c pass`
+NEW_BAR, KNOWN_BAR, FLEET_BAR = 1e-3, 10e-6, 2.0  # seconds
+FLEET, KINDS = 100_000, 200
+
+LIBRARY = """
+import sys
+import imagematrix as im
+im.select(im.probe(nvml=False), im.Catalog.load(sys.argv[1]), gpus="none")
+"""
+PARSE = "import json, sys; json.loads(open(sys.argv[1], 'rb').read())"
+
+
+def started(folder: Path, rounds: int) -> Iterator[Row]:
+    """Yield what it takes from nothing: a fresh interpreter, and the command."""
+    catalog = samples.catalog(folder)
+    command = Path(sys.executable).with_name("imagematrix")
+    options = ("--catalog", catalog, "--host", samples.saved()["genoa-h200"])
+    taken = processes(
+        {
+            "pass": PASS,
+            "parse": (sys.executable, "-c", PARSE, catalog),
+            "library": (sys.executable, "-c", LIBRARY, catalog),
+            "docker": (sys.executable, "-c", "import docker"),
+            "command": (command, "select", "training:v1", *options),
+            "typer": (sys.executable, "-c", "import typer"),
+        },
+        rounds,
+    )
+    seconds = {name: cost.seconds for name, cost in taken.items()}
+
+    def row(what: str, name: str, instead: str = "", bar: int | None = None) -> Row:
+        times = seconds[name] / seconds["pass"]
+        return Row(
+            what=what,
+            ours=duration(seconds[name]),
+            ratio=f"{times:.1f} x pass",
+            instead=instead,
+            bar=f"{bar} x pass" if bar else "",
+            met=times <= bar if bar else None,
+        )
+
+    docker = f"`import docker` alone: {duration(seconds['docker'])}"
+    typer = f"`import typer` alone: {duration(seconds['typer'])}"
+    yield row("`python -c pass`", "pass")
+    yield row("json alone: load it, and the catalog of 1,000 variants", "parse")
+    yield row("import, probe, load 1,000 variants, select", "library", docker, LIBRARY_BAR)
+    yield row("`imagematrix select --catalog FILE --host FILE`", "command", typer, COMMAND_BAR)
+
+
+def decided(folder: Path, rounds: int) -> Iterator[Row]:
+    """Yield what a decision takes in a process that has loaded the catalog."""
+    catalog = Catalog.load(folder / "catalog.json")
+    selector = Selector(catalog)
+    new = iter(samples.models(rounds * 10))
+    known = samples.models(1)[0]
+    selector.explain(known)
+    nodes = samples.fleet(FLEET, KINDS)
+    gc.collect()
+
+    def many() -> None:
+        # A catalog of its own, so that nothing about it is known yet.
+        select_many(nodes, Catalog(image="training", version="v1", variants=catalog.variants))
+
+    yield _timed("a new kind of node", calls(lambda: selector.explain(next(new)), rounds * 10), NEW_BAR)
+    yield _timed("a known kind of node", calls(lambda: selector.explain(known), rounds * 100), KNOWN_BAR)
+    yield _timed(f"{FLEET:,} nodes of {KINDS} kinds", calls(many, 3), FLEET_BAR)
+
+
+def _timed(what: str, seconds: float, bar: float) -> Row:
+    return Row(what=f"select, {what}", ours=duration(seconds), bar=duration(bar), met=seconds <= bar)

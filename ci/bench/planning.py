@@ -1,0 +1,70 @@
+"""How long it takes to plan a matrix of 10,000 cells, and how much memory."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import samples
+from measure import Row, duration, processes
+
+from imagematrix.build.plan import plan
+from imagematrix.matrix.load import load
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from imagematrix.build.backend import Present
+
+TIME_BAR, MEMORY_BAR = 1.0, 150  # seconds, MiB
+ROUNDS = 5
+
+
+class Store:
+    """In the place of an engine: it knows every base, and has no image yet."""
+
+    def resolve(self, _reference: str) -> str:
+        """Return a digest."""
+        return f"sha256:{0:064}"
+
+    def present(self, _image: str, _version: str) -> list[Present]:
+        """Return nothing."""
+        return []
+
+
+def rows(folder: Path, *, bake: bool) -> Iterator[Row]:
+    """Yield our plan, and bake's where it is there and wanted."""
+    matrix = samples.matrix(folder)
+    command = Path(sys.executable).with_name("imagematrix")
+    taken = processes(
+        {
+            "library": (sys.executable, __file__, matrix),
+            "command": (command, "plan", "-f", matrix, "--json"),
+        },
+        ROUNDS,
+    )
+    theirs = _bake(folder) if bake and shutil.which("docker") else None
+    for name, what in (
+        ("library", "plan 10,000 cells: expand, exclude, render, digest"),
+        ("command", "`imagematrix plan --json` of them, without an engine"),
+    ):
+        cost = taken[name]
+        yield Row(
+            what=what,
+            ours=f"{duration(cost.seconds)}, {cost.memory:.0f} MiB",
+            ratio=f"{theirs / cost.seconds:.0f} x faster" if theirs else "",
+            instead=f"`docker buildx bake --print`: {duration(theirs)}" if theirs else "",
+            bar=f"{duration(TIME_BAR)}, {MEMORY_BAR} MiB",
+            met=cost.seconds <= TIME_BAR and cost.memory <= MEMORY_BAR,
+        )
+
+
+def _bake(folder: Path) -> float:
+    command = ("docker", "buildx", "bake", "-f", samples.bake(folder), "--print")
+    return processes({"bake": command}, 1, warm=False)["bake"].seconds
+
+
+if __name__ == "__main__":
+    plan(load(Path(sys.argv[1])), Store())

@@ -1,0 +1,35 @@
+"""How long it takes to learn what CPU flags this machine has, in a fresh process."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from measure import Row, duration, processes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SLOW_ROUNDS = 3  # of what takes more than a second
+
+
+def rows(rounds: int) -> Iterator[Row]:
+    """Yield our probe beside the two libraries."""
+    codes = {
+        "ours": "import imagematrix; imagematrix.probe(nvml=False).cpu.flags",
+        "archspec": "import archspec.cpu; archspec.cpu.host().features",
+    }
+    slow = {"cpuinfo": "import cpuinfo; cpuinfo.get_cpu_info()['flags']"}
+    taken = processes({name: (sys.executable, "-c", code) for name, code in codes.items()}, rounds)
+    taken |= processes({name: (sys.executable, "-c", code) for name, code in slow.items()}, SLOW_ROUNDS)
+    ours = taken["ours"].seconds
+    for name, label in (("archspec", "archspec.cpu.host()"), ("cpuinfo", "py-cpuinfo's get_cpu_info()")):
+        theirs = taken[name].seconds
+        yield Row(
+            what="the CPU's flags, fresh process",
+            ours=duration(ours),
+            ratio=f"{theirs / ours:.1f} x faster",
+            instead=f"{label}: {duration(theirs)}",
+            bar="faster",
+            met=ours < theirs,
+        )
