@@ -31,7 +31,7 @@ COLUMNS = ("what", "ours", "ratio", "instead", "bar", "met")
 
 
 def main() -> None:
-    """Measure, and print the table as it goes."""
+    """Measure everything, and print the table."""
     parser = argparse.ArgumentParser(description="Measure imagematrix against its bars.")
     parser.add_argument(
         "--quick", action="store_true", help="leave out `docker buildx bake`, which takes a minute"

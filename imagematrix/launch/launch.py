@@ -39,7 +39,7 @@ def launch(
     from docker.errors import DockerException, ImageNotFound
     from requests.exceptions import RequestException
 
-    planned = plan(selection, command, gpus=None if gpus is None else str(gpus), mig_minors=migs())
+    planned = plan(selection, command, gpus=gpus, mig_minors=migs())
     require(planned.devices)
     try:
         return _started(client or engine.client(), planned, options)

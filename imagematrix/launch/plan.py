@@ -51,7 +51,7 @@ def plan(
     selection: Selection,
     command: Sequence[str] = (),
     *,
-    gpus: str | None = None,
+    gpus: int | str | None = None,
     mig_minors: Mapping[str, int] | None = None,
 ) -> Launch:
     """Return what to start for `selection`.

@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 __all__ = ["among", "choose", "names", "spec"]
 
 
-def choose(host: Host, wanted: str | None) -> tuple[Gpu, ...]:
+def choose(host: Host, wanted: int | str | None) -> tuple[Gpu, ...]:
     """Return the GPUs of `host` that `wanted` names; see `among`."""
     return among(host.gpus, wanted)
 
 
-def among(gpus: tuple[Gpu, ...], wanted: str | None) -> tuple[Gpu, ...]:
+def among(gpus: tuple[Gpu, ...], wanted: int | str | None) -> tuple[Gpu, ...]:
     """Return those of `gpus` that `wanted` names, in their own order; raise UsageError where one isn't there.
 
     `wanted` is "all" (or None), "none", a count ("2": the first two that work), or names joined by commas:
@@ -27,8 +27,9 @@ def among(gpus: tuple[Gpu, ...], wanted: str | None) -> tuple[Gpu, ...]:
     index is written "device=0", as for docker. A GPU of which only some MIG devices are named is returned
     with these alone in its `mig`.
     """
-    if wanted in (None, "all"):
+    if wanted is None or wanted == "all":
         return gpus
+    wanted = str(wanted)
     if wanted == "none":
         return ()
     if _number(wanted):

@@ -24,23 +24,27 @@ CATALOGS = 8  # selectors kept by the functions below
 DECISIONS = 10_000  # kinds of hardware a selector keeps decisions for
 
 
-def select(host: Host, catalog: Catalog, *, gpus: str | None = None, allow_cpu: bool = False) -> Selection:
+def select(
+    host: Host, catalog: Catalog, *, gpus: int | str | None = None, allow_cpu: bool = False
+) -> Selection:
     """Return the variant that fits `host` best.
 
-    `gpus` says which GPUs to pass, as `--gpus` does; None passes all. A host that passes GPUs gets a CPU-only
-    variant only with `allow_cpu`. Raises NothingFits with every reason where none fits, and UsageError where
-    the host has no such GPUs.
+    `gpus` says which GPUs to pass, a count or what `--gpus` takes; None passes all. A host that passes GPUs
+    gets a CPU-only variant only with `allow_cpu`. Raises NothingFits with every reason where none fits, and
+    UsageError where the host has no such GPUs.
     """
     return _selector(_Same(catalog)).select(host, gpus=gpus, allow_cpu=allow_cpu)
 
 
-def explain(host: Host, catalog: Catalog, *, gpus: str | None = None, allow_cpu: bool = False) -> Selection:
+def explain(
+    host: Host, catalog: Catalog, *, gpus: int | str | None = None, allow_cpu: bool = False
+) -> Selection:
     """Return what `select` finds, with `selected` None where nothing fits."""
     return _selector(_Same(catalog)).explain(host, gpus=gpus, allow_cpu=allow_cpu)
 
 
 def select_many(
-    hosts: Iterable[Host], catalog: Catalog, *, gpus: str | None = None, allow_cpu: bool = False
+    hosts: Iterable[Host], catalog: Catalog, *, gpus: int | str | None = None, allow_cpu: bool = False
 ) -> list[Selection | NothingFits | UsageError]:
     """Return for each host, in their order, what `select` returns or raises."""
     selector = _selector(_Same(catalog))
@@ -63,7 +67,7 @@ class Selector:
         self._index = Index(catalog.variants)
         self._decisions: dict[Hashable, Decision] = {}
 
-    def select(self, host: Host, *, gpus: str | None = None, allow_cpu: bool = False) -> Selection:
+    def select(self, host: Host, *, gpus: int | str | None = None, allow_cpu: bool = False) -> Selection:
         """Return the variant that fits `host` best; see the function `select`."""
         selection = self.explain(host, gpus=gpus, allow_cpu=allow_cpu)
         if selection.variant is None:
@@ -71,7 +75,7 @@ class Selector:
             raise NothingFits(message, selection=selection, remedy=fix)
         return selection
 
-    def explain(self, host: Host, *, gpus: str | None = None, allow_cpu: bool = False) -> Selection:
+    def explain(self, host: Host, *, gpus: int | str | None = None, allow_cpu: bool = False) -> Selection:
         """Return what `select` finds, with `selected` None where nothing fits."""
         chosen = choose(host, gpus)
         known = hardware(host, chosen, allow_cpu=allow_cpu)

@@ -30,6 +30,7 @@ def node(make):
         ("1", [0]),
         ("2", [0, 2]),  # the first two that work
         ("4", [0, 2, 3, 4]),
+        (4, [0, 2, 3, 4]),  # a library's caller has a number
         ("0,2", [0, 2]),
         ("2,0", [0, 2]),
         ("2, 0", [0, 2]),
