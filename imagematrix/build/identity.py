@@ -8,6 +8,7 @@ import os
 import stat
 from dataclasses import dataclass
 
+from imagematrix.catalog import labels
 from imagematrix.errors import UsageError
 
 TYPE_CHECKING = False
@@ -22,7 +23,6 @@ __all__ = ["EPOCH", "STATE", "Identity", "context_digest", "identify", "ignored"
 SCHEMA = "1"
 EPOCH = "0"  # SOURCE_DATE_EPOCH: no time is an input, so none is in the image
 STATE = ".imagematrix"  # the folder beside the matrix that takes the logs
-SHORT = 12  # digits of the input digest in a tag
 TAG_LIMIT = 128  # characters, of the distribution specification
 
 
@@ -65,8 +65,8 @@ def identify(cell: Cell, dockerfile: str, bases: Mapping[str, str], context: str
 
 
 def tag(cell: Cell, identity: Identity) -> str:
-    """Return the tag of the cell's image: version, cell and input digest, each readable in it."""
-    found = f"{cell.image.version}-{cell.id}-{identity.digest.removeprefix('sha256:')[:SHORT]}"
+    """Return the tag of the cell's image; raise UsageError where it is too long for one."""
+    found = labels.tag(cell.image.version, cell.id, identity.digest)
     if len(found) > TAG_LIMIT:
         remedy = "shorten the version or the values of its axes"
         raise UsageError(f"the tag {found} is longer than the {TAG_LIMIT} characters of a tag", remedy=remedy)

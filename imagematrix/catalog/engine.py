@@ -58,8 +58,7 @@ def _variants(item: object) -> Iterator[tuple[str, str, Variant]]:
     ):
         return
     image, version = own[labels.IMAGE], own[labels.VERSION]
-    tag = f"{version}-{own[labels.CELL]}-{own[labels.INPUT].removeprefix('sha256:')[:12]}"
-    reference = f"{image}:{tag}"
+    reference = f"{image}:{labels.tag(version, own[labels.CELL], own[labels.INPUT])}"
     if reference in (item.get("RepoTags") or ()):
         digest = _digest(item, image)
         yield image, version, labels.read(own, reference=reference, digest=digest, size=item.get("Size"))

@@ -11,7 +11,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["CELL", "IMAGE", "INPUT", "INPUTS", "VARIANT", "VERSION", "read", "write"]
+__all__ = ["CELL", "IMAGE", "INPUT", "INPUTS", "VARIANT", "VERSION", "read", "tag", "write"]
 
 IMAGE = "io.imagematrix.image"
 VERSION = "io.imagematrix.version"
@@ -21,6 +21,12 @@ INPUTS = "io.imagematrix.inputs"  # its components, as JSON
 VARIANT = "io.imagematrix.variant"  # the catalog entry, less what only the store knows
 
 OF_THE_STORE = ("reference", "digest", "size")
+SHORT = 12  # digits of the input digest in a tag
+
+
+def tag(version: str, cell: str, input_digest: str) -> str:
+    """Return the tag of a variant: version, cell and input digest, each readable in it."""
+    return f"{version}-{cell}-{input_digest.removeprefix('sha256:')[:SHORT]}"
 
 
 def write(variant: Variant) -> str:

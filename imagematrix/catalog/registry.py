@@ -105,7 +105,7 @@ def _variant(manifest: documents.Fields, reference: Reference) -> Variant | None
     if not DIGEST.fullmatch(digest):
         raise manifest.fail("digest", f"{digest[:80]!r} is not a sha256 digest")
     cell, made_of = annotations.text(labels.CELL), annotations.text(labels.INPUT)
-    tag = f"{reference.tag}-{cell}-{made_of.removeprefix('sha256:')[:12]}"
+    tag = labels.tag(reference.tag, cell, made_of)
     own = {labels.VARIANT: annotations.text(labels.VARIANT)}
     return labels.read(own, reference=f"{reference.name}:{tag}", digest=digest, size=None)
 
