@@ -82,22 +82,29 @@ def catalog(name: str) -> Catalog:
     fields = documents.Fields(documents.parse(raw, name), name)
     if fields.text_or_none("mediaType") not in (INDEX, DOCKER_LIST, None):
         raise UsageError(f"{name} is one image and no index of variants", remedy="name the version alone")
-    variants = []
-    seen = set()
+    variants: dict[str, Variant] = {}
+    preferences = set()
     for manifest in fields.objects("manifests"):
-        variant = _variant(manifest, reference)
-        if variant and variant.reference in seen:
+        found = _variant(manifest, reference)
+        if not found:
+            continue
+        variant, prefer = found
+        if variant.reference in variants:
             raise UsageError(f"{name}: {variant.reference} is there twice")
-        if variant:
-            seen.add(variant.reference)
-            variants.append(variant)
+        variants[variant.reference] = variant
+        preferences.add(prefer)
     if not variants:
         raise UnknownImageError(f"{name} is an index without variants of imagematrix")
-    return Catalog(image=reference.name, version=reference.tag, variants=tuple(variants))
+    return Catalog(
+        image=reference.name,
+        version=reference.tag,
+        variants=tuple(variants.values()),
+        prefer=labels.agreed(name, preferences),
+    )
 
 
-def _variant(manifest: documents.Fields, reference: Reference) -> Variant | None:
-    """Return the variant of one manifest; None where it is another's, such as an attestation."""
+def _variant(manifest: documents.Fields, reference: Reference) -> tuple[Variant, tuple[str, ...]] | None:
+    """Return the variant of one manifest, and what it prefers; None where it is another's, an attestation."""
     annotations = manifest.object_or_none("annotations")
     if annotations is None or not annotations.present(labels.VARIANT):
         return None
@@ -105,9 +112,12 @@ def _variant(manifest: documents.Fields, reference: Reference) -> Variant | None
     if not DIGEST.fullmatch(digest):
         raise manifest.fail("digest", f"{digest[:80]!r} is not a sha256 digest")
     cell, made_of = annotations.text(labels.CELL), annotations.text(labels.INPUT)
-    tag = labels.tag(reference.tag, cell, made_of)
-    own = {labels.VARIANT: annotations.text(labels.VARIANT)}
-    return labels.read(own, reference=f"{reference.name}:{tag}", digest=digest, size=None)
+    name = f"{reference.name}:{labels.tag(reference.tag, cell, made_of)}"
+    own = {
+        labels.VARIANT: annotations.text(labels.VARIANT),
+        labels.PREFER: annotations.text_or_none(labels.PREFER) or "",
+    }
+    return labels.read(own, reference=name, digest=digest, size=None), labels.prefer(own, name)
 
 
 def _index(reference: Reference) -> bytes:
