@@ -160,7 +160,11 @@ class Registry:
         if answer.status_code == MISSING:
             return None
         self._expect(answer, OK, tag)
-        return answer.headers.get("Docker-Content-Digest")
+        told = answer.headers.get("Docker-Content-Digest")
+        if told is None:
+            found = self.manifest(tag)
+            told = found.digest if found else None
+        return told
 
     def blob(self, digest: str) -> bytes:
         """Return a small blob, such as an image's configuration."""

@@ -15,7 +15,7 @@ __all__ = ["AXES", "AXIS_NAME", "HOST_DRIVER", "RESERVED", "check", "unsafe"]
 
 AXES = ("platform", "cuda", "compute", "march", "driver")
 RESERVED = frozenset(
-    {"image", "version", "sm", "arch", "march_option", "why", "loop", "self", "none", "true"}
+    {"image", "images", "version", "sm", "arch", "march_option", "why", "loop", "self", "none", "true"}
 )
 AXIS_NAME = re.compile(r"[a-z][a-z0-9_]{0,31}", re.ASCII)
 HOST_DRIVER = "host"  # nothing baked in: the node's own NVIDIA runtime injects its driver

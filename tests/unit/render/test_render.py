@@ -25,7 +25,7 @@ from imagematrix.matrix.load import load
 from imagematrix.render.render import Renderer
 matrix = load(sys.argv[1])
 renderer = Renderer(matrix.templates)
-text = "".join(renderer.render(cell) for cell in expand(matrix).cells)
+text = "".join(renderer.render(cell, {}) for cell in expand(matrix).cells)
 print(hashlib.sha256(text.encode()).hexdigest())
 """
 
@@ -34,7 +34,7 @@ def render(path, name=None):
     """Return the Dockerfile of the cell called `name`, or of the first."""
     matrix = load(path)
     cells = {cell.id: cell for cell in expand(matrix).cells}
-    return Renderer(matrix.templates).render(cells[name] if name else next(iter(cells.values())))
+    return Renderer(matrix.templates).render(cells[name] if name else next(iter(cells.values())), {})
 
 
 def refusal(path, name=None):
