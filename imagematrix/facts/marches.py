@@ -67,9 +67,9 @@ LEVELS = (
 RANKS = {name: rank for rank, (name, _) in enumerate(LEVELS, start=1)}
 
 HOST_VENDORS = {"GenuineIntel": "intel", "AuthenticAMD": "amd", "HygonGenuine": "amd"}
-# Beginnings of names on x86; those of no other vendor are Intel's.
+# Beginnings of names on x86; those of no other vendor are Intel's. c86-4g is Hygon's, which counts as AMD's.
 VENDORS = (
-    (("amdfam", "athlon", "barcelona", "bdver", "btver", "k8", "opteron", "znver"), "amd"),
+    (("amdfam", "athlon", "barcelona", "bdver", "btver", "c86-4g", "k8", "opteron", "znver"), "amd"),
     (("eden", "lujiazui", "nano", "shijidadao", "yongfeng"), "centaurhauls"),
     (("x86-64",), None),
 )
