@@ -50,6 +50,7 @@ def identify(cell: Cell, dockerfile: str, bases: Mapping[str, str], context: str
     `bases` are the images it builds on with the digest each resolves to, `context` is the digest of the files
     it can copy.
     """
+    facts = cell.facts.deciding(cell.axes)
     return Identity(
         components={
             "schema": SCHEMA,
@@ -58,6 +59,7 @@ def identify(cell: Cell, dockerfile: str, bases: Mapping[str, str], context: str
             "platform": cell.platform,
             "epoch": EPOCH,
             # Where no stage of the template has the compiler, this decides which CPU flags the labels name.
+            **({"facts": facts} if facts else {}),
             **({"compiler": cell.properties["compiler"]} if "compiler" in cell.properties else {}),
             **{f"base {name}": digest for name, digest in bases.items()},
         }

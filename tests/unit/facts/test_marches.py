@@ -217,7 +217,7 @@ def test_host_vendor(vendor_id, vendor):
 )
 def test_architecture_and_option(march, arch, option):
     assert marches.arch(march) == arch
-    assert marches.option(march) == option
+    assert marches.option(march, arch) == option
 
 
 def test_no_name_belongs_to_both_architectures():
