@@ -92,9 +92,10 @@ class Facts:
     def deciding(self, axes: Mapping[str, str]) -> str | None:
         """Return, as JSON, the facts that go into the labels of the cell with these `axes`, or None."""
         found: dict[str, object] = {}
-        march = self.march.get(axes.get("march", ""))
-        if march:
-            found |= {"cpu_flags": sorted(march.flags), "vendor": march.vendor}
+        march = axes.get("march", "")
+        flags = self.flags(march)
+        if flags is not None:
+            found |= {"cpu_flags": sorted(flags), "vendor": self.vendor(march)}
         driver = self.oldest_driver(axes.get("cuda"))
         if driver:
             found["oldest_driver"] = driver

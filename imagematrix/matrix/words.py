@@ -88,7 +88,7 @@ def check_flag(flag: str, arch: str) -> Complaint | None:
             f"{flag!r} is a compiler's name for what the kernel calls {compilers}",
             f"did you mean {compilers!r}?",
         )
-    others = [word for word in known if word.rstrip(string.digits) != flag.rstrip(string.digits)]
+    others = [word for word in known if _series(word) != _series(flag)]
     guess = nearest(flag, others, likeness=FLAG_SLIP)
     return (f"no CPU flag {flag!r} is known", guess) if guess else None
 
@@ -98,6 +98,11 @@ def unsafe(text: str) -> str | None:
     found = SAFE.match(text)
     end = found.end() if found else 0
     return text[end] if end < len(text) else None
+
+
+def _series(flag: str) -> str:
+    """Return what avx512_vbmi2 has in common with the flag that may come after it."""
+    return flag.replace("_", "").rstrip(string.digits)
 
 
 def _cuda(value: str, facts: Facts) -> Complaint | None:
