@@ -44,8 +44,8 @@ def _toolkit_target(cell: Cell) -> str | None:
         return None
     target = device_code.target(compute)
     able = cell.facts.releases_for(target)
-    which = f"{able[0]} to {able[-1]} can" if able else "no release can"
-    return f"CUDA {cell.cuda} cannot target compute capability {compute} (sm_{target}); {which}"
+    span = " to ".join(dict.fromkeys((able[0], able[-1]))) if able else "no release"
+    return f"CUDA {cell.cuda} cannot target compute capability {compute} (sm_{target}); {span} can"
 
 
 def _driver_cuda(cell: Cell) -> str | None:

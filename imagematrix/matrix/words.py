@@ -42,7 +42,7 @@ RELEASE = re.compile(r"\d{1,2}\.\d{1,2}", re.ASCII)
 COMPUTE = re.compile(r"\d{1,2}\.\d[af]?", re.ASCII)
 FLAG = re.compile(r"[a-z0-9][a-z0-9_]{0,31}", re.ASCII)
 
-UNKNOWN = "state under `facts` what is newer than this release's tables"
+NEW = "if it is newer than this release of imagematrix, state it under `facts`"
 FLAG_SLIP = 0.9  # flags are short and alike, and a slip takes one letter
 
 Complaint = tuple[str, str | None]  # what is wrong, and what would mend it
@@ -126,7 +126,9 @@ def _compute(value: str, facts: Facts) -> Complaint | None:
         guess = f"{guess[:-1]}.{guess[-1]}"
     elif guess.isdigit():
         guess = f"{guess}.0"
-    return f"{value!r} is no compute capability such as 8.6 or 9.0a", nearest(guess, known) or UNKNOWN
+    found = nearest(guess, known)
+    message = f"{value!r} is no compute capability such as 8.6 or 9.0a"
+    return message, _or_new(found) if COMPUTE.fullmatch(value) else found
 
 
 def _march(value: str, facts: Facts) -> Complaint | None:
@@ -138,7 +140,11 @@ def _march(value: str, facts: Facts) -> Complaint | None:
     known = sorted({*facts.march, *marches.names()})
     if value in known:
         return None
-    return f"no compiler knows -march={value}", nearest(value, known) or UNKNOWN
+    return f"no compiler knows -march={value}", _or_new(nearest(value, known))
+
+
+def _or_new(remedy: str | None) -> str:
+    return f"{remedy} {NEW.capitalize()}" if remedy else NEW
 
 
 def _driver(value: str, _: Facts) -> Complaint | None:
