@@ -58,7 +58,8 @@ def identify(cell: Cell, dockerfile: str, bases: Mapping[str, str], context: str
             "context": context,
             "platform": cell.platform,
             "epoch": EPOCH,
-            # Where no stage of the template has the compiler, this decides which CPU flags the labels name.
+            # What only the labels show: the matrix' own facts and, where no stage of the template has the
+            # compiler, the one whose CPU flags they name.
             **({"facts": facts} if facts else {}),
             **({"compiler": cell.properties["compiler"]} if "compiler" in cell.properties else {}),
             **{f"base {name}": digest for name, digest in bases.items()},

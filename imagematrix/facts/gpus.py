@@ -41,7 +41,7 @@ BRANDS: Mapping[int, str] = MappingProxyType(
 DATA_CENTRE_BRANDS = frozenset({"tesla", "nvidia"})
 # Words in the names of others, which may report the same.
 OTHER_NAMES = ("geforce", "titan", "nvs", "gb10")
-VGPU = re.compile(r"-\d+[ABCQ]\b")  # the profile of a virtual GPU, as in "NVIDIA A40-8Q"
+VGPU = r"-\d+[ABCQ]\b"  # the profile of a virtual GPU, as in "NVIDIA A40-8Q"
 
 
 class Product(Record):
@@ -79,13 +79,14 @@ def product(pci_device_id: str) -> Product | None:
 
 
 def brand(name: str | None) -> str | None:
-    """Return the brand that NVML reports for a data-centre part of this name; None for any other name.
+    """Return a brand that NVML reports for a data-centre part of this name; None for any other name.
 
     `name` is that of the driver or of `product`. The table has the names that NVIDIA lists as data-centre
-    products: what it does not list is not proved to be one.
+    products: what it does not list is not proved to be one. Where a driver calls a Tesla "nvidia", it makes
+    no difference: the lists in cuda-compat have both.
     """
     words = re.split("[ /-]+", (name or "").removeprefix("NVIDIA "))
-    if name is None or VGPU.search(name):
+    if name is None or re.search(VGPU, name):
         return None
     if words[0] == "Tesla":
         return "tesla"
