@@ -6,7 +6,7 @@ import jinja2
 import jinja2.sandbox
 
 from imagematrix.errors import ImagematrixError, UsageError
-from imagematrix.facts import device_code, marches
+from imagematrix.facts import device_code
 from imagematrix.matrix.feasibility import ARCHES
 from imagematrix.matrix.problems import nearest
 
@@ -109,5 +109,5 @@ def variables(cell: Cell) -> dict[str, object]:
         "platform": cell.platform,
         "arch": ARCHES[cell.platform],
         "sm": device_code.target(compute) if compute else None,
-        "march_option": marches.option(march) if march else None,
+        "march_option": cell.facts.option(march) if march else None,
     }
