@@ -42,7 +42,8 @@ class Sources:
 class Order:
     """One image to make: the Dockerfile's text, what it takes its files from, its reference and labels.
 
-    `replaces` is the reference of the image in the store that is to go then.
+    `replaces` is the reference of the image in the store that is to go then. One that is `afresh` takes
+    nothing from an earlier build.
     """
 
     reference: str
@@ -50,6 +51,7 @@ class Order:
     sources: Sources
     labels: Mapping[str, str]
     replaces: str | None = None
+    afresh: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

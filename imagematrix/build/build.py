@@ -14,6 +14,7 @@ from imagematrix.audit.audit import contradictions
 from imagematrix.build import labels, layout
 from imagematrix.build.backend import Order, Sources
 from imagematrix.build.compiler import Compilers
+from imagematrix.build.reproducible import difference
 from imagematrix.errors import (
     AuditError,
     BuildError,
@@ -25,8 +26,9 @@ from imagematrix.errors import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
+    from typing import TextIO
 
     from imagematrix.build.backend import Builder, Made, Store
     from imagematrix.build.plan import Item, Plan
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
 __all__ = ["SCHEMA", "STATUSES", "Reporter", "Result", "build", "failure", "report"]
 
 SCHEMA = "imagematrix.build/v1"
-STATUSES = ("built", "adopted", "failed", "skipped", "stopped")
+STATUSES = ("built", "adopted", "verified", "failed", "skipped", "stopped")
 SHOWN = 5  # cells that a message names before it says how many more
 
 
@@ -54,7 +56,7 @@ class Result:
     @property
     def there(self) -> bool:
         """Whether the image is in the store now."""
-        return self.status in ("built", "adopted")
+        return self.status in ("built", "adopted", "verified")
 
 
 class Reporter(Protocol):
@@ -82,9 +84,11 @@ def build(
     logs: Path,
     reporter: Reporter,
     fail_fast: bool = False,
+    verify: bool = False,
 ) -> list[Result]:
     """Build or adopt what `plan` says, `jobs` at a time, each with a log in the folder `logs`.
 
+    With `verify` everything is built twice, what is up to date too, and fails where the bytes differ.
     What an image builds on is built before it, and an image whose base was not built is skipped.
 
     Returns the results in the order of the plan. Raises TagMovedError before anything is built where an image
@@ -95,13 +99,15 @@ def build(
     refused = plan.with_status("refused")
     if refused:
         raise _moved(refused)
-    if not plan.with_status("build", "adopt"):
+    items = plan.with_status("build", "adopt", *(["up-to-date"] if verify else []))
+    if not items:
         return []
     try:
         logs.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"{error.filename}: {error.strerror}") from error
-    return _Session(plan, builder, store, logs, reporter).run(jobs, fail_fast=fail_fast)
+    session = _Session(items, plan.bases, builder, store, logs, reporter, verify=verify)
+    return session.run(jobs, fail_fast=fail_fast)
 
 
 def failure(results: Sequence[Result]) -> ImagematrixError | None:
@@ -156,14 +162,25 @@ def _moved(refused: Sequence[Item]) -> TagMovedError:
 class _Session:
     """One run of the pool."""
 
-    def __init__(self, plan: Plan, builder: Builder, store: Store, logs: Path, reporter: Reporter) -> None:
-        self._items = {str(item.reference): item for item in plan.with_status("build", "adopt")}
-        self._bases = plan.bases
+    def __init__(
+        self,
+        items: Sequence[Item],
+        bases: Mapping[str, str],
+        builder: Builder,
+        store: Store,
+        logs: Path,
+        reporter: Reporter,
+        *,
+        verify: bool,
+    ) -> None:
+        self._items = {str(item.reference): item for item in items}
+        self._bases = bases
+        self._verify = verify
         self._builder = builder
         self._store = store
         self._logs = logs
         self._reporter = reporter
-        self._compilers = Compilers(plan.with_status("build"), builder)
+        self._compilers = Compilers(items, builder)
         self._results: dict[str, Result] = {}
         self._made: dict[str, Made] = {}
         self._layers: dict[str, layers.Layer] = {}
@@ -215,7 +232,10 @@ class _Session:
         log = self._logs / f"{image.name.replace('/', '_')}-{image.version}-{item.cell.id}.log"
         self._reporter.started(item)
         try:
-            result = self._adopted(item) if item.status == "adopt" else self._built(item, log)
+            if item.status == "adopt" and not self._verify:
+                result = self._adopted(item)
+            else:
+                result = self._built(item, log)
         except ImagematrixError as error:
             status = "stopped" if str(error) == "stopped" else "failed"
             result = Result(item=item, status=status, seconds=0, log=log, error=error)
@@ -246,10 +266,30 @@ class _Session:
         ):
             if made.layout:
                 self._audit(layout.Image(made.layout, made.digest), promised)
-            digest = self._store.store(order, made)
+            if self._verify:
+                self._built_again(order, made, file)
+            stored = self._put(item, order, made)
         self._made[order.reference] = made
-        reproducible = made.layout is not None
-        return Result(item=item, status="built", seconds=0, digest=digest, reproducible=reproducible, log=log)
+        return replace(stored, reproducible=made.layout is not None, log=log)
+
+    def _put(self, item: Item, order: Order, made: Made) -> Result:
+        """Store what was made; what is there already, and was made to be verified only, stays."""
+        if item.status == "up-to-date":
+            return Result(item=item, status="verified", seconds=0, digest=made.digest)
+        if item.status == "adopt":
+            return self._adopted(item)
+        return Result(item=item, status="built", seconds=0, digest=self._store.store(order, made))
+
+    def _built_again(self, order: Order, made: Made, log: TextIO) -> None:
+        if made.layout is None:
+            raise BuildError("the engine's classic image store can't tell whether an image is reproducible")
+        with self._builder.make(replace(order, afresh=True), log, lambda _: None) as again:
+            assert again.layout is not None  # noqa: S101 - the same builder made it; for the type checker
+            found = difference(
+                layout.Image(made.layout, made.digest), layout.Image(again.layout, again.digest)
+            )
+        if found:
+            raise BuildError(f"built twice, it is not the same: {found}")
 
     def _sources(self, item: Item) -> Sources:
         found = {name: self._pin(name) for name in item.bases}

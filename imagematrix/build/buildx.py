@@ -105,6 +105,7 @@ class Buildx:
         """Build an image into a layout (containerd store), or into the store (classic) without its name."""
         options = ["--provenance=false", f"--build-arg=SOURCE_DATE_EPOCH={identity.EPOCH}"]
         options += [f"--label={key}={value}" for key, value in sorted(order.labels.items())]
+        options += ["--no-cache"] if order.afresh else []
         if not self.reproducible:
             made = self._measured([*options, "--output", "type=docker"], order, log, step)
             yield Made(digest=made["containerimage.config.digest"])

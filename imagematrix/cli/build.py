@@ -33,6 +33,10 @@ def command(
     builder: Annotated[
         str | None, typer.Option("--builder", metavar="NAME", help="Build on this builder of buildx.")
     ] = None,
+    verify: Annotated[
+        bool,
+        typer.Option("--verify-reproducible", help="Build everything twice, and fail where bytes differ."),
+    ] = False,
     json: Json = False,
 ) -> None:
     """Build, audit and tag the images that are not there yet; print the references of the new ones."""
@@ -43,7 +47,7 @@ def command(
     with workshop(push=push, builder=builder) as shop:
         plan = planned(file, shop.against, only, push=push, frozen=frozen)
         lock.extend(lock.beside(file), plan.bases)
-        todo = plan.with_status("build", "adopt")
+        todo = plan.with_status("build", "adopt", *(["up-to-date"] if verify else []))
         if todo and not shop.builder.reproducible:
             say("the engine has the classic image store: timestamps stay, and a second build differs in them")
         logs = file.parent / ".imagematrix" / "logs"
@@ -57,6 +61,7 @@ def command(
                     logs=logs,
                     reporter=reporter,
                     fail_fast=fail_fast,
+                    verify=verify,
                 )
         except (KeyboardInterrupt, SystemExit):
             say("stopped: what is built stays, and the next build goes on from here")
@@ -65,7 +70,7 @@ def command(
         answer(report(plan, results))
     else:
         for result in results:
-            if result.there:
+            if result.status in ("built", "adopted"):
                 print(result.item.reference)
     _conclude(len(results), len(plan.with_status("up-to-date")))
     error = failure(results)
