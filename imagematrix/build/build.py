@@ -13,6 +13,7 @@ from imagematrix.audit.audit import contradictions
 from imagematrix.build import labels, layout
 from imagematrix.build.backend import Order
 from imagematrix.build.compiler import Compilers
+from imagematrix.build.naming import naming
 from imagematrix.errors import (
     AuditError,
     BuildError,
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from imagematrix.build.plan import Item, Plan
     from imagematrix.catalog.catalog import Variant
 
-__all__ = ["SCHEMA", "Reporter", "Result", "build", "failure", "report"]
+__all__ = ["SCHEMA", "Reporter", "Result", "build", "failure", "ordered", "report"]
 
 SCHEMA = "imagematrix.build/v1"
 SHOWN = 5  # cells that a message names before it says how many more
@@ -39,7 +40,10 @@ SHOWN = 5  # cells that a message names before it says how many more
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What became of one cell: `status` is "built", "failed" or "stopped"."""
+    """What became of one cell: `status` is "built", "failed" or "stopped".
+
+    `log` is None where the cell failed before its build began.
+    """
 
     item: Item
     status: str
@@ -90,6 +94,17 @@ def build(
     return session.run(items, jobs, fail_fast=fail_fast)
 
 
+def ordered(item: Item, flags: frozenset[str]) -> Order:
+    """Return the image to make for a planned item; `flags` are the CPU flags its code needs."""
+    return Order(
+        reference=str(item.reference),
+        dockerfile=item.dockerfile,
+        context=item.cell.image.context,
+        platform=item.cell.platform,
+        labels=labels.for_item(item, flags),
+    )
+
+
 def failure(results: Sequence[Result]) -> ImagematrixError | None:
     """Return the error that stands for all failed results, or None."""
     failed = [result for result in results if result.status == "failed"]
@@ -98,7 +113,8 @@ def failure(results: Sequence[Result]) -> ImagematrixError | None:
     gone = [result.error for result in failed if isinstance(result.error, EngineError)]
     if gone:
         return gone[0]
-    names = ", ".join(result.item.cell.id for result in failed[:SHOWN])
+    name = naming(result.item for result in results)
+    names = ", ".join(name(result.item) for result in failed[:SHOWN])
     more = ", …" if len(failed) > SHOWN else ""
     message = f"{len(failed)} of {len(results)} builds failed: {names}{more}"
     kinds = {type(result.error) for result in failed}
@@ -122,12 +138,13 @@ def report(plan: Plan, results: Sequence[Result]) -> dict[str, object]:
                 "error": str(result.error) if result.error else None,
             }
         cells.append(entry)
-    return {"schema": SCHEMA, "cells": cells}
+    return {"schema": SCHEMA, "shard": plan.shard, "cells": cells}
 
 
 def _moved(refused: Sequence[Item]) -> TagMovedError:
+    name = naming(refused)
     lines = [
-        f"{item.cell.id}: {', '.join(item.changed)} changed\n"
+        f"{name(item)}: {', '.join(item.changed)} changed\n"
         f"    there is   {item.instead}\n"
         f"    this gives {item.reference}"
         for item in refused[:SHOWN]
@@ -187,6 +204,7 @@ class _Session:
         self._reporter.started(item)
         digest, reproducible, error = None, False, None
         try:
+            log.unlink(missing_ok=True)  # that of an earlier build would tell of another failure
             made = self._make(item, log)
             digest, reproducible = made.digest, made.layout is not None
         except ImagematrixError as problem:
@@ -199,7 +217,7 @@ class _Session:
             seconds=time.monotonic() - begin,
             digest=digest,
             reproducible=reproducible,
-            log=log,
+            log=log if log.is_file() else None,
             error=error,
         )
         self._reporter.finished(result)
@@ -207,13 +225,7 @@ class _Session:
 
     def _make(self, item: Item, log: Path) -> Made:
         flags = self._compilers.flags(item)
-        order = Order(
-            reference=str(item.reference),
-            dockerfile=item.dockerfile,
-            context=item.cell.image.context,
-            platform=item.cell.platform,
-            labels=labels.for_item(item, flags),
-        )
+        order = ordered(item, flags)
         promised = labels.variant(item.cell, flags, order.reference)
         with (
             log.open("w", encoding="utf-8") as file,

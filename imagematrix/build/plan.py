@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["SCHEMA", "STATUSES", "Item", "Plan", "plan"]
 
 SCHEMA = "imagematrix.plan/v1"
-STATUSES = ("build", "up-to-date", "refused", "excluded", "infeasible")
+STATUSES = ("build", "up-to-date", "refused", "other-shard", "excluded", "infeasible")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,8 +31,8 @@ class Item:
     """What becomes of one cell.
 
     `status` is one of STATUSES; "refused" is a cell whose image is there under the same version, made of
-    something else. `rule` names what excludes the cell or makes it infeasible. `changed` are the components
-    that differ from the image `instead` that is there.
+    something else, "other-shard" one that another job builds. `rule` names what excludes the cell or makes it
+    infeasible. `changed` are the components that differ from the image `instead` that is there.
     """
 
     cell: Cell
@@ -63,9 +63,10 @@ class Item:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What a build would do for every cell, in the order of the matrix."""
+    """What a build would do for every cell, in the order of the matrix; `shard` is such as "2/8"."""
 
     items: tuple[Item, ...]
+    shard: str | None = None
 
     def with_status(self, status: str) -> tuple[Item, ...]:
         """Return the items of one status."""
@@ -73,7 +74,7 @@ class Plan:
 
     def to_json(self) -> dict[str, object]:
         """Return the Plan document."""
-        return {"schema": SCHEMA, "cells": [item.to_json() for item in self.items]}
+        return {"schema": SCHEMA, "shard": self.shard, "cells": [item.to_json() for item in self.items]}
 
 
 def plan(matrix: Matrix, backend: Backend | None, *, expression: str | None = None) -> Plan:

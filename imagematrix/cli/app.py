@@ -6,7 +6,21 @@ from typing import Annotated
 
 import typer
 
-from imagematrix.cli import build, coverage, explain, init, launch, ls, plan, probe, render, select, validate
+from imagematrix.cli import (
+    build,
+    coverage,
+    explain,
+    export,
+    init,
+    launch,
+    ls,
+    plan,
+    probe,
+    render,
+    report,
+    select,
+    validate,
+)
 from imagematrix.cli.options import resolved
 
 __all__ = ["app"]
@@ -43,6 +57,8 @@ def _app() -> typer.Typer:
         "plan": plan,
         "render": render,
         "build": build,
+        "report": report,
+        "export": export,
         "ls": ls,
         "probe": probe,
         "select": select,

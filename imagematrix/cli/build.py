@@ -8,9 +8,18 @@ from typing import Annotated
 
 import typer
 
-from imagematrix.cli.options import File, Json, Only
+from imagematrix.cli.options import DurationsFiles, File, Json, Only, ShardOf
 from imagematrix.cli.output import answer, complain, counted, say
-from imagematrix.cli.planning import planned
+from imagematrix.cli.planning import planned, sharding
+from imagematrix.errors import UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from imagematrix.build.build import Result
+    from imagematrix.build.outcome import Outcome
+    from imagematrix.build.plan import Plan
 
 __all__ = ["command"]
 
@@ -24,37 +33,49 @@ def command(
     fail_fast: Annotated[
         bool, typer.Option("--fail-fast", help="Stop at the first failure; without it the rest is built.")
     ] = False,
+    shard: ShardOf = None,
+    durations: DurationsFiles = None,
+    junit: Annotated[
+        Path | None, typer.Option("--junit", metavar="FILE", help="Write a JUnit XML report as well.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Build, audit and tag the images that are not there yet; print the references of the new ones."""
     from imagematrix.build.build import build, failure, report
     from imagematrix.build.buildx import Buildx
+    from imagematrix.build.outcome import parse
+    from imagematrix.cli import ci
     from imagematrix.cli.progress import progress
 
+    narrow = sharding(shard, durations)
+    if junit and not junit.parent.is_dir():
+        raise UsageError(f"--junit: there is no folder {junit.parent}")
     with Buildx() as backend:
-        plan = planned(file, backend, only)
+        plan = narrow(planned(file, backend, only))
         todo = plan.with_status("build")
         if todo and not backend.reproducible:
             say("the engine has the classic image store: timestamps stay, and a second build differs in them")
         logs = file.parent / ".imagematrix" / "logs"
         try:
-            with progress(len(todo)) as reporter:
+            with progress(todo) as reporter:
                 results = build(plan, backend, jobs=jobs, logs=logs, reporter=reporter, fail_fast=fail_fast)
         except (KeyboardInterrupt, SystemExit):
             say("stopped: what is built stays, and the next build goes on from here")
             raise
+    document = report(plan, results)
     if json:
-        answer(report(plan, results))
+        answer(document)
     else:
         for result in results:
             if result.status == "built":
                 print(result.item.reference)
     _conclude(len(results), len(plan.with_status("up-to-date")))
+    outcomes = parse(document, "build").outcomes
+    if junit:
+        _write(junit, outcomes)
+    ci.write_summary(outcomes)
     error = failure(results)
-    for result in results:
-        if result.status == "failed" and result.error and result.error is not error:
-            say(f"\n{result.item.cell.id} (log: {result.log})")
-            complain(result.error)
+    _explain([result for result in results if result.status == "failed" and result.error is not error], plan)
     if error:
         raise error
 
@@ -64,3 +85,34 @@ def _conclude(done: int, up_to_date: int) -> None:
         say(f"nothing to build: {counted(up_to_date, 'image')} up to date")
     elif up_to_date:
         say(f"{counted(up_to_date, 'image')} more up to date")
+
+
+def _write(path: Path, outcomes: Sequence[Outcome]) -> None:
+    from imagematrix.build.junit import junit
+    from imagematrix.build.logs import said
+
+    try:
+        path.write_bytes(junit(outcomes, lambda outcome: said(outcome.log, outcome.error or "")))
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from error
+
+
+def _explain(failures: Sequence[Result], plan: Plan) -> None:
+    """Say of each cell that failed why, in the words of the CI system that runs this, if one does."""
+    from imagematrix.build.logs import headline, said
+    from imagematrix.build.naming import naming
+    from imagematrix.cli import ci
+
+    name = naming(plan.with_status("build"))
+    system = ci.system()
+    for result in failures:
+        if result.error is None:
+            continue
+        if system:
+            error = "\n".join(filter(None, (str(result.error), result.error.remedy)))
+            text = said(result.log, error)
+            say(ci.failed(system, name(result.item), headline(str(result.error)), text))
+            continue
+        log = f" (log: {result.log})" if result.log else ""
+        say(f"\n{name(result.item)}{log}")
+        complain(result.error)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import typer
 
-from imagematrix.cli.options import File, Json, Only
+from imagematrix.cli.options import DurationsFiles, File, Json, Only, ShardOf
 from imagematrix.cli.output import answer, counted, say, table
-from imagematrix.cli.planning import planned
+from imagematrix.cli.planning import planned, sharding
 from imagematrix.errors import EngineError, TagMovedError
 
 TYPE_CHECKING = False
@@ -21,9 +21,16 @@ __all__ = ["command"]
 COLOURS = {"build": "green", "up-to-date": "dim", "refused": "red", "excluded": "dim", "infeasible": "yellow"}
 
 
-def command(file: File = Path("matrix.yaml"), only: Only = None, json: Json = False) -> None:
+def command(
+    file: File = Path("matrix.yaml"),
+    only: Only = None,
+    shard: ShardOf = None,
+    durations: DurationsFiles = None,
+    json: Json = False,
+) -> None:
     """Tell for each cell what a build would do: build, up-to-date, excluded or infeasible, and why."""
-    found = _plan(file, only)
+    narrow = sharding(shard, durations)
+    found = narrow(_plan(file, only))
     if json:
         answer(found.to_json())
     else:
@@ -48,13 +55,14 @@ def _plan(file: Path, only: str | None) -> Plan:
 def _print(plan: Plan) -> None:
     from rich.markup import escape
 
+    from imagematrix.build.naming import naming
     from imagematrix.build.plan import STATUSES
 
-    several = len({item.cell.image.name for item in plan.items}) > 1
+    name = naming(plan.items)
     rows = [
-        (f"{item.cell.image.name} {item.cell.id}" if several else item.cell.id, item.status, _why(item))
+        (name(item), item.status, _why(item))
         for item in plan.items
-        if item.status != "excluded"
+        if item.status not in ("excluded", "other-shard")
     ]
     # Excluded cells are many and alike: one line for each rule. --json has them one by one.
     dropped = Counter(_why(item) for item in plan.with_status("excluded"))
