@@ -75,12 +75,12 @@ def table(outcomes: Sequence[Outcome]) -> str:
     counts = Counter(outcome.status for outcome in shown)
     counts |= Counter(outcome.status for outcome in outcomes if outcome.status in UNBUILDABLE)
     told = ", ".join(f"{count} {status}" for status, count in counts.items()) or "no cell at all"
-    lines = [f"### imagematrix: {told}", ""]
+    lines = [f"### imagematrix: {told}"]
     rows = [_row(outcome) for outcome in shown]
     sizes = itertools.accumulate(len(row.encode(errors="replace")) for row in rows)
     kept = sum(1 for _ in itertools.takewhile(lambda size: size <= SUMMARY, sizes))
     if kept:
-        lines += ["| image | cell | | seconds |", "|---|---|---|--:|", *rows[:kept]]
+        lines += ["", "| image | cell | | seconds |", "|---|---|---|--:|", *rows[:kept]]
     if kept < len(rows):
         lines += ["", f"and {len(rows) - kept} more"]
     return "\n".join([*lines, "", ""])

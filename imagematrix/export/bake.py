@@ -42,7 +42,6 @@ def _target(order: Order) -> dict[str, object]:
         "labels": {key: _literal(value) for key, value in sorted(order.labels.items())},
         "args": {"SOURCE_DATE_EPOCH": identity.EPOCH},
         "attest": ["type=provenance,disabled=true"],
-        "output": ["type=docker,rewrite-timestamp=true"],
     }
 
 
