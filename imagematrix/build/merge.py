@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from imagematrix.build import build
+from imagematrix.build.logs import plain
 from imagematrix.build.outcome import BUILT, OPEN, STATUSES, UNBUILDABLE
 from imagematrix.build.shard import Shard
 from imagematrix.errors import BuildError
@@ -116,7 +117,7 @@ def _telling(one: Outcome, other: Outcome) -> Outcome:
 
 
 def _name(outcome: Outcome) -> str:
-    return f"{outcome.image}:{outcome.version} {outcome.cell}"
+    return plain(f"{outcome.image}:{outcome.version} {outcome.cell}")
 
 
 def _names(outcomes: Sequence[Outcome]) -> str:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from imagematrix.build.build import Result
     from imagematrix.build.outcome import Outcome
     from imagematrix.build.plan import Plan
+    from imagematrix.errors import ImagematrixError
 
 __all__ = ["command"]
 
@@ -75,7 +76,7 @@ def command(
         _write(junit, outcomes)
     ci.write_summary(outcomes)
     error = failure(results)
-    _explain([result for result in results if result.status == "failed" and result.error is not error], plan)
+    _explain(results, plan, told=error)
     if error:
         raise error
 
@@ -97,22 +98,25 @@ def _write(path: Path, outcomes: Sequence[Outcome]) -> None:
         raise UsageError(f"{path}: {error.strerror}") from error
 
 
-def _explain(failures: Sequence[Result], plan: Plan) -> None:
-    """Say of each cell that failed why, in the words of the CI system that runs this, if one does."""
+def _explain(results: Sequence[Result], plan: Plan, *, told: ImagematrixError | None) -> None:
+    """Say of each cell that failed why, in the words of the CI system that runs this, if one does.
+
+    The error `told` is that of them all, and is said last.
+    """
     from imagematrix.build.logs import headline, said
     from imagematrix.build.naming import naming
     from imagematrix.cli import ci
 
     name = naming(plan.with_status("build"))
     system = ci.system()
-    for result in failures:
-        if result.error is None:
+    for result in results:
+        error = result.error
+        if result.status != "failed" or error is None or error is told:
             continue
         if system:
-            error = "\n".join(filter(None, (str(result.error), result.error.remedy)))
-            text = said(result.log, error)
-            say(ci.failed(system, name(result.item), headline(str(result.error)), text))
+            text = said(result.log, "\n".join(filter(None, (str(error), error.remedy))))
+            say(ci.failed(system, name(result.item), headline(str(error)), text))
             continue
         log = f" (log: {result.log})" if result.log else ""
         say(f"\n{name(result.item)}{log}")
-        complain(result.error)
+        complain(error)

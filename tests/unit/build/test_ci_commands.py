@@ -186,111 +186,115 @@ def test_in_gitlab_it_is_folded_too(command, backend, monkeypatch):
     assert "\x1b[0K\ncpu-znver4: ERROR: exit code: 1\n" in said.err
 
 
-@pytest.mark.usefixtures("docker_host")
-class TestExport:
-    """What `export` writes, and what it refuses."""
+def test_github_gets_a_job_for_each_cell(command):
+    said = command("export", "github")
+    assert (said.code, said.err, said.out.count("\n")) == (0, "", 1)
+    matrix = json.loads(said.out)
+    assert len(matrix["include"]) == 12
+    assert matrix["include"][0] == {
+        "name": "cpu-x86-64-v3",
+        "only": "cuda=none,march=x86-64-v3",
+        "shard": "1/1",
+        "platforms": "linux/amd64",
+    }
+    for job in matrix["include"][::5]:
+        planned = command("plan", "--only", job["only"], "--shard", job["shard"], "--json")
+        cells = [cell["cell"] for cell in json.loads(planned.out)["cells"] if cell["status"] == "build"]
+        assert cells == [job["name"]]
 
-    def test_github(self, command):
-        said = command("export", "github")
-        assert (said.code, said.err, said.out.count("\n")) == (0, "", 1)
-        matrix = json.loads(said.out)
-        assert len(matrix["include"]) == 12
-        assert matrix["include"][0] == {
-            "name": "cpu-x86-64-v3",
-            "only": "cuda=none,march=x86-64-v3",
-            "shard": "1/1",
-            "platforms": "linux/amd64",
+
+def test_fewer_jobs_are_shards(command):
+    matrix = json.loads(command("export", "github", "--jobs", "5", "--only", "march=*").out)
+    assert [job["shard"] for job in matrix["include"]] == ["1/5", "2/5", "3/5", "4/5", "5/5"]
+    assert {job["only"] for job in matrix["include"]} == {"march=*"}
+    assert matrix["include"][4]["name"] == "shard-5-of-5"
+
+
+def test_gitlab_gets_a_child_pipeline(command):
+    pipeline = yaml.safe_load(command("export", "gitlab", *CPU).out)
+    assert pipeline == {
+        "build": {
+            "extends": ".build",
+            "parallel": {
+                "matrix": [
+                    {"ONLY": "cuda=none,march=x86-64-v3", "SHARD": "1/1"},
+                    {"ONLY": "cuda=none,march=znver4", "SHARD": "1/1"},
+                ]
+            },
         }
-        for job in matrix["include"][::5]:
-            planned = command("plan", "--only", job["only"], "--shard", job["shard"], "--json")
-            cells = [cell["cell"] for cell in json.loads(planned.out)["cells"] if cell["status"] == "build"]
-            assert cells == [job["name"]]
+    }
 
-    def test_fewer_jobs_are_shards(self, command):
-        matrix = json.loads(command("export", "github", "--jobs", "5", "--only", "march=*").out)
-        assert [job["shard"] for job in matrix["include"]] == ["1/5", "2/5", "3/5", "4/5", "5/5"]
-        assert {job["only"] for job in matrix["include"]} == {"march=*"}
-        assert matrix["include"][4]["name"] == "shard-5-of-5"
 
-    def test_gitlab(self, command):
-        pipeline = yaml.safe_load(command("export", "gitlab", *CPU).out)
-        assert pipeline == {
-            "build": {
-                "extends": ".build",
-                "parallel": {
-                    "matrix": [
-                        {"ONLY": "cuda=none,march=x86-64-v3", "SHARD": "1/1"},
-                        {"ONLY": "cuda=none,march=znver4", "SHARD": "1/1"},
-                    ]
-                },
-            }
-        }
+def test_bake_gets_the_tags_and_labels_of_our_own_build(command, backend):
+    (target,) = json.loads(command("export", "bake", "--only", "cuda=none,march=znver4").out)[
+        "target"
+    ].values()
+    built = command("build", "--only", "cuda=none,march=znver4")
+    assert target["tags"] == built.out.split()
+    assert target["labels"] == backend.images[target["tags"][0]]
 
-    def test_bake(self, command, backend):
-        (target,) = json.loads(command("export", "bake", "--only", "cuda=none,march=znver4").out)[
-            "target"
-        ].values()
-        built = command("build", "--only", "cuda=none,march=znver4")
-        assert target["tags"] == built.out.split()
-        assert target["labels"] == backend.images[target["tags"][0]]
 
-    def test_files(self, command, tmp_path):
-        for target, name in (
-            ("github", "github.json"),
-            ("gitlab", "gitlab.yml"),
-            ("bake", "docker-bake.json"),
-        ):
-            said = command("export", target, "-o", tmp_path / "new" / "out")
-            assert said == (0, "", f"1 file written to {tmp_path / 'new' / 'out'}\n")
-            assert (tmp_path / "new" / "out" / name).read_text() == command("export", target).out
+def test_a_folder_takes_the_files_of_an_export(command, tmp_path):
+    for target, name in (
+        ("github", "github.json"),
+        ("gitlab", "gitlab.yml"),
+        ("bake", "docker-bake.json"),
+    ):
+        said = command("export", target, "-o", tmp_path / "new" / "out")
+        assert said == (0, "", f"1 file written to {tmp_path / 'new' / 'out'}\n")
+        assert (tmp_path / "new" / "out" / name).read_text() == command("export", target).out
 
-    @pytest.mark.parametrize(
-        ("options", "code", "expected"),
-        [
-            (("jenkins",), 2, "'jenkins' is not one of 'github', 'gitlab', 'bake'"),
-            (("github", "--jobs", "257"), 2, "257 jobs are more than the 256 that one matrix can have"),
-            (("gitlab", "--jobs", "201"), 2, "201 jobs are more than the 200"),
-            (("github", "--jobs", "0"), 2, "greater than or equal to 1"),
-            (("bake", "--jobs", "2"), 2, "--jobs is for CI systems"),
-            (("github", "--only", "cuda=11.8,driver=550.163.01"), 2, "no cell can be built"),
-            (("bake", "--only", "cuda=11.8,driver=550.163.01"), 2, "there is nothing to export"),
-            (("github", "--only", "x"), 2, "'x' is no condition"),
-        ],
-    )
-    def test_what_is_refused(self, command, options, code, expected):
-        said = command("export", *options)
-        assert (said.code, said.out) == (code, "")
-        assert expected in " ".join(said.err.replace("│", " ").split())
 
-    def test_a_folder_that_cannot_be_written(self, command, tmp_path):
-        (tmp_path / "file").touch()
-        said = command("export", "github", "-o", tmp_path / "file")
-        assert (said.code, said.out) == (2, "")
-        assert f"{tmp_path}/file: File exists" in said.err
+@pytest.mark.parametrize(
+    ("options", "code", "expected"),
+    [
+        (("jenkins",), 2, "'jenkins' is not one of 'github', 'gitlab', 'bake'"),
+        (("github", "--jobs", "257"), 2, "257 jobs are more than the 256 that one matrix can have"),
+        (("gitlab", "--jobs", "201"), 2, "201 jobs are more than the 200"),
+        (("github", "--jobs", "0"), 2, "greater than or equal to 1"),
+        (("bake", "--jobs", "2"), 2, "--jobs is for CI systems"),
+        (("github", "--only", "cuda=11.8,driver=550.163.01"), 2, "no cell can be built"),
+        (("bake", "--only", "cuda=11.8,driver=550.163.01"), 2, "there is nothing to export"),
+        (("github", "--only", "x"), 2, "'x' is no condition"),
+    ],
+)
+def test_an_export_that_is_refused(command, options, code, expected):
+    said = command("export", *options)
+    assert (said.code, said.out) == (code, "")
+    assert expected in " ".join(said.err.replace("│", " ").split())
 
-    def test_bake_does_not_move_a_version(self, command):
-        command("build", *CPU)
-        said = command("export", "bake", *CPU, template="FROM {{ base }}\nRUN other\n")
-        assert (said.code, said.out) == (7, "")
-        assert "a version would change in 2 cells" in said.err
 
-    def test_more_targets_than_one_file_has(self, command, tmp_path):
-        values = ", ".join(f"v{number}" for number in range(300))
-        text = f"""\
-            schema: imagematrix.matrix/v1
-            images:
-              training: {{version: v1, template: training.j2, context: .}}
-            axes:
-              site: [{values}]
-        """
-        said = command("export", "bake", text=text, template="FROM debian:trixie\n")
-        assert (said.code, said.out) == (2, "")
-        assert "this takes 2 files, and stdout takes one" in said.err
-        assert "-o DIR" in said.err
-        said = command("export", "bake", "-o", tmp_path / "out", text=text)
-        assert said.code == 0
-        files = sorted((tmp_path / "out").iterdir())
-        assert [path.name for path in files] == ["docker-bake-1.json", "docker-bake-2.json"]
-        assert [len(json.loads(path.read_text())["target"]) for path in files] == [250, 50]
-        matrix = json.loads(command("export", "github", text=text).out)
-        assert [job["shard"] for job in matrix["include"]] == [f"{number}/256" for number in range(1, 257)]
+def test_an_export_to_a_folder_that_cannot_be_written(command, tmp_path):
+    (tmp_path / "file").touch()
+    said = command("export", "github", "-o", tmp_path / "file")
+    assert (said.code, said.out) == (2, "")
+    assert f"{tmp_path}/file: File exists" in said.err
+
+
+def test_bake_does_not_move_a_version(command):
+    command("build", *CPU)
+    said = command("export", "bake", *CPU, template="FROM {{ base }}\nRUN other\n")
+    assert (said.code, said.out) == (7, "")
+    assert "a version would change in 2 cells" in said.err
+
+
+def test_more_targets_than_one_file_has(command, tmp_path):
+    values = ", ".join(f"v{number}" for number in range(300))
+    text = f"""\
+        schema: imagematrix.matrix/v1
+        images:
+          training: {{version: v1, template: training.j2, context: .}}
+        axes:
+          site: [{values}]
+    """
+    said = command("export", "bake", text=text, template="FROM debian:trixie\n")
+    assert (said.code, said.out) == (2, "")
+    assert "this takes 2 files, and stdout takes one" in said.err
+    assert "-o DIR" in said.err
+    said = command("export", "bake", "-o", tmp_path / "out", text=text)
+    assert said.code == 0
+    files = sorted((tmp_path / "out").iterdir())
+    assert [path.name for path in files] == ["docker-bake-1.json", "docker-bake-2.json"]
+    assert [len(json.loads(path.read_text())["target"]) for path in files] == [250, 50]
+    matrix = json.loads(command("export", "github", text=text).out)
+    assert [job["shard"] for job in matrix["include"]] == [f"{number}/256" for number in range(1, 257)]

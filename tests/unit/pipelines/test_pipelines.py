@@ -57,6 +57,7 @@ def test_gocd_fetches_what_its_jobs_leave_behind():
                 if "fetch" in task:
                     fetched = task["fetch"]
                     assert fetched["source"] in left[fetched["stage"], fetched["job"]]
+                    assert fetched["is_file"]
             left[name, job] = {one["build"]["source"] for one in work.get("artifacts", ()) if "build" in one}
     shards = [
         job["environment_variables"]["SHARD"] for job in pipeline["stages"][1]["build"]["jobs"].values()
