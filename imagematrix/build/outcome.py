@@ -1,4 +1,4 @@
-"""What a Build document says of each cell, read back; a Plan document says as much of what is to be done."""
+"""What a Build document says of each cell, read back; a Plan document says which cells there are."""
 
 from __future__ import annotations
 
@@ -60,21 +60,24 @@ def load(path: str | Path) -> Report:
 def parse(data: object, where: str) -> Report:
     """Return the document `data`; `where` names it in messages."""
     fields = documents.Fields(data, where)
-    if fields.text("schema") != plan.SCHEMA:
+    planned = fields.text("schema") == plan.SCHEMA
+    if not planned:
         fields.schema(build.SCHEMA)
     if not fields.present("cells"):
         raise fields.fail("cells", "is missing")
     return Report(
         where=where,
         shard=fields.text_or_none("shard"),
-        outcomes=tuple(_outcome(cell, where) for cell in fields.objects("cells")),
+        outcomes=tuple(_outcome(cell, where, planned=planned) for cell in fields.objects("cells")),
     )
 
 
-def _outcome(fields: documents.Fields, where: str) -> Outcome:
+def _outcome(fields: documents.Fields, where: str, *, planned: bool) -> Outcome:
     status = fields.text("status")
     if status not in STATUSES:
         raise fields.fail("status", f"{status!r} is none of {', '.join(STATUSES)}")
+    if planned and status == "up-to-date":
+        status = "build"  # in the engine of who planned; a job that builds may have another, and fail
     return Outcome(
         image=fields.text("image"),
         version=fields.text("version"),

@@ -49,8 +49,8 @@ def command(
     from imagematrix.cli.progress import progress
 
     narrow = sharding(shard, durations)
-    if junit and not junit.parent.is_dir():
-        raise UsageError(f"--junit: there is no folder {junit.parent}")
+    if junit:
+        _write(junit, ())  # that it can't be written is better known before an hour of builds
     with Buildx() as backend:
         plan = narrow(planned(file, backend, only))
         todo = plan.with_status("build")
@@ -71,12 +71,12 @@ def command(
             if result.status == "built":
                 print(result.item.reference)
     _conclude(len(results), len(plan.with_status("up-to-date")))
-    outcomes = parse(document, "build").outcomes
-    if junit:
-        _write(junit, outcomes)
-    ci.write_summary(outcomes)
     error = failure(results)
     _explain(results, plan, told=error)
+    outcomes = parse(document, "build").outcomes
+    ci.write_summary(outcomes)
+    if junit:
+        _write(junit, outcomes)
     if error:
         raise error
 

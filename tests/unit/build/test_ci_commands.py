@@ -148,15 +148,14 @@ def test_junit_is_written_also_where_cells_fail(command, backend, tmp_path):
     assert failure.text == "making cpu-znver4\nsaid before\nERROR: exit code: 1"
 
 
-def test_where_junit_cannot_be_written(command, backend, tmp_path):
-    said = command("build", *CPU, "--junit", tmp_path / "nowhere" / "junit.xml")
+@pytest.mark.parametrize(("name", "expected"), [("no/j.xml", "No such file"), (".", "Is a directory")])
+def test_that_junit_cannot_be_written_is_said_before_anything_is_built(
+    command, backend, tmp_path, name, expected
+):
+    said = command("build", *CPU, "--junit", tmp_path / name)
     assert (said.code, said.out) == (2, "")
-    assert f"--junit: there is no folder {tmp_path}/nowhere" in said.err
-    assert not backend.images
-    said = command("build", *CPU, "--junit", tmp_path)
-    assert said.code == 2
-    assert f"{tmp_path}: Is a directory" in said.err
-    assert len(backend.images) == 2
+    assert f"{tmp_path / name}: {expected}" in said.err
+    assert not backend.calls
 
 
 def test_in_github_a_failed_cell_is_an_error_with_its_log_folded(command, backend, tmp_path, monkeypatch):

@@ -86,9 +86,11 @@ def test_a_missing_shard_is_named_with_its_cells(sharded, conforms):
 def test_a_plan_tells_what_is_missing_where_jobs_are_not_shards():
     planned = document(cell("a", "build"), cell("b", "build"), cell("c", "up-to-date"), kind="plan")
     merged = merge([planned, document(cell("a", "built"))])
-    assert statuses(merged) == {"a": "built", "b": "build", "c": "up-to-date"}
-    assert "1 of 3 images are not built" in str(merged.failure())
-    assert "training:v1 b" in str(merged.failure())
+    assert statuses(merged) == {"a": "built", "b": "build", "c": "build"}
+    assert "2 of 3 images are not built" in str(merged.failure())
+    assert "what became of: training:v1 b, training:v1 c" in str(merged.failure())
+    rest = document(cell("b", "built"), cell("c", "failed"))
+    assert statuses(merge([planned, document(cell("a", "built")), rest]))["c"] == "failed"
 
 
 def test_what_failed_is_named():
