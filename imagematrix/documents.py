@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Fields", "dump", "parse", "read"]
 
+LARGEST = 1e300  # numbers up to which sums and means stay finite
 LIMIT = 64 * 1024 * 1024  # bytes; a catalog of 10,000 variants is about 10 MB
 
 
@@ -60,6 +61,11 @@ class Fields:
         self._data = data
         self._where = where
 
+    @property
+    def data(self) -> dict[str, Any]:
+        """The object itself."""
+        return self._data
+
     def schema(self, expected: str) -> None:
         """Check the document's `schema`; a later version of the same kind is told apart from another kind."""
         found = self.text("schema")
@@ -98,6 +104,15 @@ class Fields:
     def integer_or_none(self, key: str) -> int | None:
         """Return an integer, or None where it is null or absent."""
         return self.integer(key) if self.present(key) else None
+
+    def number_or_none(self, key: str) -> float | None:
+        """Return a finite number that is not negative, or None where it is null or absent."""
+        if not self.present(key):
+            return None
+        value = self._data[key]
+        if type(value) not in (int, float) or not 0 <= value <= LARGEST:  # NaN is not, either
+            return self._refuse(key, "a number of seconds, bytes or the like")
+        return float(value)
 
     def truth(self, key: str, *, default: bool = False) -> bool:
         """Return a boolean; `default` where it is absent."""

@@ -14,6 +14,7 @@ from imagematrix.audit.audit import contradictions
 from imagematrix.build import labels, layout
 from imagematrix.build.backend import Order, Sources
 from imagematrix.build.compiler import Compilers
+from imagematrix.build.naming import naming
 from imagematrix.build.reproducible import difference
 from imagematrix.errors import (
     AuditError,
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from imagematrix.build.plan import Item, Plan
     from imagematrix.catalog.catalog import Variant
 
-__all__ = ["SCHEMA", "STATUSES", "Reporter", "Result", "build", "failure", "report"]
+__all__ = ["SCHEMA", "STATUSES", "Reporter", "Result", "build", "failure", "ordered", "report"]
 
 SCHEMA = "imagematrix.build/v1"
 STATUSES = ("built", "adopted", "verified", "failed", "skipped", "stopped")
@@ -43,7 +44,10 @@ SHOWN = 5  # cells that a message names before it says how many more
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What became of one cell: `status` is one of STATUSES, `seconds` is what it took."""
+    """What became of one cell: `status` is one of STATUSES, `seconds` is what it took.
+
+    `log` is None where the cell failed before its build began.
+    """
 
     item: Item
     status: str
@@ -75,7 +79,7 @@ class Reporter(Protocol):
         ...
 
 
-def build(
+def build(  # noqa: PLR0913 - what to build, with what, where to, and the command's own options
     plan: Plan,
     builder: Builder,
     store: Store,
@@ -110,6 +114,17 @@ def build(
     return session.run(jobs, fail_fast=fail_fast)
 
 
+def ordered(item: Item, sources: Sources, flags: frozenset[str]) -> Order:
+    """Return the image to make for a planned item; `flags` are the CPU flags its code needs."""
+    return Order(
+        reference=str(item.reference),
+        dockerfile=item.dockerfile,
+        sources=sources,
+        labels=labels.for_item(item, flags),
+        replaces=item.instead,
+    )
+
+
 def failure(results: Sequence[Result]) -> ImagematrixError | None:
     """Return the error that stands for all failed results, or None."""
     failed = [result for result in results if result.status == "failed"]
@@ -118,7 +133,8 @@ def failure(results: Sequence[Result]) -> ImagematrixError | None:
     gone = [result.error for result in failed if isinstance(result.error, EngineError)]
     if gone:
         return gone[0]
-    names = ", ".join(result.item.cell.id for result in failed[:SHOWN])
+    name = naming(result.item for result in results)
+    names = ", ".join(name(result.item) for result in failed[:SHOWN])
     more = ", …" if len(failed) > SHOWN else ""
     message = f"{len(failed)} of {len(results)} builds failed: {names}{more}"
     kinds = {type(result.error) for result in failed}
@@ -142,12 +158,13 @@ def report(plan: Plan, results: Sequence[Result]) -> dict[str, object]:
                 "error": str(result.error) if result.error else None,
             }
         cells.append(entry)
-    return {"schema": SCHEMA, "cells": cells}
+    return {"schema": SCHEMA, "shard": plan.shard, "cells": cells}
 
 
 def _moved(refused: Sequence[Item]) -> TagMovedError:
+    name = naming(refused)
     lines = [
-        f"{item.cell.id}: {', '.join(item.changed)} changed\n"
+        f"{name(item)}: {', '.join(item.changed)} changed\n"
         f"    there is   {item.instead}\n"
         f"    this gives {item.reference}"
         for item in refused[:SHOWN]
@@ -232,16 +249,18 @@ class _Session:
         log = self._logs / f"{image.name.replace('/', '_')}-{image.version}-{item.cell.id}.log"
         self._reporter.started(item)
         try:
+            log.unlink(missing_ok=True)  # that of an earlier build would tell of another failure
             if item.status == "adopt" and not self._verify:
                 result = self._adopted(item)
             else:
                 result = self._built(item, log)
         except ImagematrixError as error:
             status = "stopped" if str(error) == "stopped" else "failed"
-            result = Result(item=item, status=status, seconds=0, log=log, error=error)
+            result = Result(item=item, status=status, seconds=0, error=error)
         except OSError as error:  # no space left for the log, say
-            result = Result(item=item, status="failed", seconds=0, log=log, error=BuildError(str(error)))
-        result = replace(result, seconds=time.monotonic() - begin)
+            result = Result(item=item, status="failed", seconds=0, error=BuildError(str(error)))
+        seconds = time.monotonic() - begin
+        result = replace(result, seconds=seconds, log=log if log.is_file() else None)
         self._reporter.finished(result)
         return result
 
@@ -252,13 +271,7 @@ class _Session:
     def _built(self, item: Item, log: Path) -> Result:
         sources = self._sources(item)
         flags = self._compilers.flags(item, sources)
-        order = Order(
-            reference=str(item.reference),
-            dockerfile=item.dockerfile,
-            sources=sources,
-            labels=labels.for_item(item, flags),
-            replaces=item.instead,
-        )
+        order = ordered(item, sources, flags)
         promised = labels.variant(item.cell, flags, order.reference)
         with (
             log.open("w", encoding="utf-8") as file,
@@ -270,7 +283,7 @@ class _Session:
                 self._built_again(order, made, file)
             stored = self._put(item, order, made)
         self._made[order.reference] = made
-        return replace(stored, reproducible=made.layout is not None, log=log)
+        return replace(stored, reproducible=made.layout is not None)
 
     def _put(self, item: Item, order: Order, made: Made) -> Result:
         """Store what was made; what is there already, and was made to be verified only, stays."""

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["SCHEMA", "STATUSES", "Against", "Item", "Plan", "plan"]
 
 SCHEMA = "imagematrix.plan/v1"
-STATUSES = ("build", "adopt", "up-to-date", "refused", "excluded", "infeasible")
+STATUSES = ("build", "adopt", "up-to-date", "refused", "other-shard", "excluded", "infeasible")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,9 +51,9 @@ class Item:
     """What becomes of one cell.
 
     `status` is one of STATUSES; "refused" is a cell whose image is there under the same version, made of
-    something else. `rule` names what excludes the cell or makes it infeasible. `bases` are the images it
-    builds on, `needs` are those among them that are images of this matrix. `changed` are the components that
-    differ from the image `instead` that is there.
+    something else, "other-shard" one that another job builds. `rule` names what excludes the cell or makes it
+    infeasible. `bases` are the images it builds on, `needs` are those among them that are images of this
+    matrix. `changed` are the components that differ from the image `instead` that is there.
     """
 
     cell: Cell
@@ -86,13 +86,14 @@ class Item:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What a build would do for every cell, in the order of the matrix.
+    """What a build would do for every cell, in the order of the matrix; `shard` is such as "2/8".
 
     `bases` are the digests of all base images that its cells build on.
     """
 
     items: tuple[Item, ...]
     bases: Mapping[str, str]
+    shard: str | None = None
 
     def with_status(self, *statuses: str) -> tuple[Item, ...]:
         """Return the items that have one of the statuses."""
@@ -100,7 +101,7 @@ class Plan:
 
     def to_json(self) -> dict[str, object]:
         """Return the Plan document."""
-        return {"schema": SCHEMA, "cells": [item.to_json() for item in self.items]}
+        return {"schema": SCHEMA, "shard": self.shard, "cells": [item.to_json() for item in self.items]}
 
 
 def plan(matrix: Matrix, against: Against, *, expression: str | None = None) -> Plan:

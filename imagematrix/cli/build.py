@@ -8,9 +8,18 @@ from typing import Annotated
 
 import typer
 
-from imagematrix.cli.options import File, Json, Only
+from imagematrix.cli.options import DurationsFiles, File, Json, Only, ShardOf
 from imagematrix.cli.output import answer, complain, counted, say
-from imagematrix.cli.planning import planned, workshop
+from imagematrix.cli.planning import planned, sharding, workshop
+from imagematrix.errors import UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from imagematrix.build.build import Result
+    from imagematrix.build.outcome import Outcome
+    from imagematrix.errors import ImagematrixError
 
 __all__ = ["command"]
 
@@ -37,22 +46,33 @@ def command(
         bool,
         typer.Option("--verify-reproducible", help="Build everything twice, and fail where bytes differ."),
     ] = False,
+    shard: ShardOf = None,
+    durations: DurationsFiles = None,
+    junit: Annotated[
+        Path | None, typer.Option("--junit", metavar="FILE", help="Write a JUnit XML report as well.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Build, audit and tag the images that are not there yet; print the references of the new ones."""
     from imagematrix.build import lock
     from imagematrix.build.build import build, failure, report
+    from imagematrix.build.outcome import parse
+    from imagematrix.cli import ci
     from imagematrix.cli.progress import progress
 
+    narrow = sharding(shard, durations)
+    if junit:
+        _write(junit, ())  # that it can't be written is better known before an hour of builds
     with workshop(push=push, builder=builder) as shop:
-        plan = planned(file, shop.against, only, push=push, frozen=frozen)
-        lock.extend(lock.beside(file), plan.bases)
+        whole = planned(file, shop.against, only, push=push, frozen=frozen)
+        lock.extend(lock.beside(file), whole.bases)
+        plan = narrow(whole)
         todo = plan.with_status("build", "adopt", *(["up-to-date"] if verify else []))
         if todo and not shop.builder.reproducible:
             say("the engine has the classic image store: timestamps stay, and a second build differs in them")
         logs = file.parent / ".imagematrix" / "logs"
         try:
-            with progress(len(todo)) as reporter:
+            with progress(todo) as reporter:
                 results = build(
                     plan,
                     shop.builder,
@@ -66,18 +86,20 @@ def command(
         except (KeyboardInterrupt, SystemExit):
             say("stopped: what is built stays, and the next build goes on from here")
             raise
+    document = report(plan, results)
     if json:
-        answer(report(plan, results))
+        answer(document)
     else:
         for result in results:
             if result.status in ("built", "adopted"):
                 print(result.item.reference)
     _conclude(len(results), len(plan.with_status("up-to-date")))
     error = failure(results)
-    for result in results:
-        if result.status == "failed" and result.error and result.error is not error:
-            say(f"\n{result.item.cell.id} (log: {result.log})")
-            complain(result.error)
+    _explain(results, told=error)
+    outcomes = parse(document, "build").outcomes
+    ci.write_summary(outcomes)
+    if junit:
+        _write(junit, outcomes)
     if error:
         raise error
 
@@ -87,3 +109,37 @@ def _conclude(done: int, up_to_date: int) -> None:
         say(f"nothing to build: {counted(up_to_date, 'image')} up to date")
     elif up_to_date:
         say(f"{counted(up_to_date, 'image')} more up to date")
+
+
+def _write(path: Path, outcomes: Sequence[Outcome]) -> None:
+    from imagematrix.build.junit import junit
+    from imagematrix.build.logs import said
+
+    try:
+        path.write_bytes(junit(outcomes, lambda outcome: said(outcome.log, outcome.error or "")))
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from error
+
+
+def _explain(results: Sequence[Result], *, told: ImagematrixError | None) -> None:
+    """Say of each cell that failed why, in the words of the CI system that runs this, if one does.
+
+    The error `told` is that of them all, and is said last.
+    """
+    from imagematrix.build.logs import headline, said
+    from imagematrix.build.naming import naming
+    from imagematrix.cli import ci
+
+    name = naming(result.item for result in results)
+    system = ci.system()
+    for result in results:
+        error = result.error
+        if result.status != "failed" or error is None or error is told:
+            continue
+        if system:
+            text = said(result.log, "\n".join(filter(None, (str(error), error.remedy))))
+            say(ci.failed(system, name(result.item), headline(str(error)), text))
+            continue
+        log = f" (log: {result.log})" if result.log else ""
+        say(f"\n{name(result.item)}{log}")
+        complain(error)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AllowCpu",
     "CatalogName",
+    "DurationsFiles",
     "File",
     "Gpus",
     "HostFile",
@@ -22,6 +23,7 @@ __all__ = [
     "NvidiaSmi",
     "Only",
     "Root",
+    "ShardOf",
     "resolved",
 ]
 
@@ -30,6 +32,18 @@ File = Annotated[Path, typer.Option("--file", "-f", metavar="FILE", help="The ma
 Only = Annotated[
     str | None,
     typer.Option("--only", metavar="EXPR", help="Only these cells, such as 'cuda=12.4,march=znver*'."),
+]
+ShardOf = Annotated[
+    str | None,
+    typer.Option("--shard", metavar="I/N", help="Only part I of N: the others are for other jobs."),
+]
+DurationsFiles = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--durations",
+        metavar="FILE",
+        help="Balance the shards by what an earlier `build --json` or `report --json` recorded; repeatable.",
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Answer as JSON.")]
 HostFile = Annotated[

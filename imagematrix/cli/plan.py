@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from imagematrix.cli.options import File, Json, Only
+from imagematrix.cli.options import DurationsFiles, File, Json, Only, ShardOf
 from imagematrix.cli.output import answer, counted, say, table
-from imagematrix.cli.planning import compared
+from imagematrix.cli.planning import compared, sharding
 from imagematrix.errors import TagMovedError
 
 TYPE_CHECKING = False
@@ -33,10 +33,13 @@ def command(
     file: File = Path("matrix.yaml"),
     only: Only = None,
     push: Annotated[bool, typer.Option("--push", help="Compare with the registry, as build --push.")] = False,
+    shard: ShardOf = None,
+    durations: DurationsFiles = None,
     json: Json = False,
 ) -> None:
     """Tell for each cell what a build would do: build, adopt, up-to-date, excluded or infeasible, and why."""
-    found = compared(file, only, push=push)
+    narrow = sharding(shard, durations)
+    found = narrow(compared(file, only, push=push))
     if json:
         answer(found.to_json())
     else:
@@ -48,13 +51,14 @@ def command(
 def _print(plan: Plan) -> None:
     from rich.markup import escape
 
+    from imagematrix.build.naming import naming
     from imagematrix.build.plan import STATUSES
 
-    several = len({item.cell.image.name for item in plan.items}) > 1
+    name = naming(plan.items)
     rows = [
-        (f"{item.cell.image.name} {item.cell.id}" if several else item.cell.id, item.status, _why(item))
+        (name(item), item.status, _why(item))
         for item in plan.items
-        if item.status != "excluded"
+        if item.status not in ("excluded", "other-shard")
     ]
     # Excluded cells are many and alike: one line for each rule. --json has them one by one.
     dropped = Counter(_why(item) for item in plan.with_status("excluded"))

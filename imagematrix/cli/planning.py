@@ -1,4 +1,4 @@
-"""What the commands share that plan a matrix: what it is planned against, and its lock."""
+"""What the commands share that plan a matrix: what it is planned against, its lock, and its shards."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from imagematrix.errors import EngineError, UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from imagematrix.build.buildx import Buildx
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from imagematrix.build.remote import Remote
     from imagematrix.matrix.matrix import Matrix
 
-__all__ = ["Workshop", "compared", "planned", "workshop"]
+__all__ = ["Workshop", "compared", "planned", "sharding", "workshop"]
 
 
 class Workshop:
@@ -98,3 +98,17 @@ def _require_pushable(matrix: Matrix) -> None:
         if "/" not in image.name:
             remedy = f"call it registry.example.com/ml/{image.name} in matrix.yaml"
             raise UsageError(f"the image {image.name} names no registry to push it to", remedy=remedy)
+
+
+def sharding(shard: str | None, durations: Sequence[Path] | None) -> Callable[[Plan], Plan]:
+    """Return what narrows a plan down to `--shard`; what is wrong with the options is said before a plan."""
+    if shard is None:
+        if durations:
+            raise UsageError("--durations balances shards: it goes with --shard I/N")
+        return lambda plan: plan
+    from imagematrix.build import outcome
+    from imagematrix.build.shard import Shard, narrowed, recorded
+
+    part = Shard.parse(shard)
+    known = recorded(map(outcome.load, durations or ()))
+    return lambda plan: narrowed(plan, part, known)

@@ -7,11 +7,12 @@ import sys
 import threading
 import time
 
+from imagematrix.build.naming import naming
 from imagematrix.cli.output import console, say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from rich.console import Console, RenderableType
 
@@ -20,37 +21,46 @@ if TYPE_CHECKING:
 
 __all__ = ["progress"]
 
-MARKS = {"built": "[green]built[/]", "failed": "[red]failed[/]", "stopped": "[yellow]stopped[/]"}
+MARKS = {
+    "built": "[green]built[/]",
+    "adopted": "[green]adopted[/]",
+    "verified": "[green]verified[/]",
+    "failed": "[red]failed[/]",
+    "skipped": "[yellow]skipped[/]",
+    "stopped": "[yellow]stopped[/]",
+}
 
 
 @contextlib.contextmanager
-def progress(total: int) -> Iterator[Reporter]:
-    """Yield what is to be told of a build of `total` images."""
-    if not (sys.stderr.isatty() and total):
-        yield _Lines(total)
+def progress(items: Sequence[Item]) -> Iterator[Reporter]:
+    """Yield what is to be told of a build of `items`."""
+    name = naming(items)
+    if not (sys.stderr.isatty() and items):
+        yield _Lines(len(items), name)
         return
     from rich.live import Live
 
     screen = console(sys.stderr)
-    board = _Board(total, screen)
+    board = _Board(len(items), name, screen)
     with Live(console=screen, get_renderable=board.render, refresh_per_second=4, transient=True):
         yield board
 
 
-def _summary(result: Result, number: int, total: int) -> tuple[str, str]:
-    return f"[{number}/{total}]", f"{result.item.cell.id} {result.seconds:.1f} s"
+def _summary(name: str, result: Result, number: int, total: int) -> tuple[str, str]:
+    return f"[{number}/{total}]", f"{name} {result.seconds:.1f} s"
 
 
 class _Lines:
     """Says one line when an image begins and one when it is done."""
 
-    def __init__(self, total: int) -> None:
+    def __init__(self, total: int, name: Callable[[Item], str]) -> None:
         self._total = total
+        self._name = name
         self._done = 0
         self._lock = threading.Lock()
 
     def started(self, item: Item) -> None:
-        say(f"building {item.cell.id}")
+        say(f"{'adopting' if item.status == 'adopt' else 'building'} {self._name(item)}")
 
     def step(self, item: Item, text: str) -> None:
         """Say nothing: the steps are in the log."""
@@ -58,15 +68,16 @@ class _Lines:
     def finished(self, result: Result) -> None:
         with self._lock:
             self._done += 1
-            count, text = _summary(result, self._done, self._total)
+            count, text = _summary(self._name(result.item), result, self._done, self._total)
             say(f"{count} {result.status} {text}")
 
 
 class _Board:
     """Shows what runs with the step it is at, and above it what is done."""
 
-    def __init__(self, total: int, screen: Console) -> None:
+    def __init__(self, total: int, name: Callable[[Item], str], screen: Console) -> None:
         self._total = total
+        self._name = name
         self._screen = screen
         self._done = 0
         self._running: dict[str, str] = {}
@@ -75,20 +86,21 @@ class _Board:
 
     def started(self, item: Item) -> None:
         with self._lock:
-            self._running[item.cell.id] = "begins"
+            self._running[self._name(item)] = "begins"
 
     def step(self, item: Item, text: str) -> None:
         with self._lock:
-            if item.cell.id in self._running:
-                self._running[item.cell.id] = text
+            if self._name(item) in self._running:
+                self._running[self._name(item)] = text
 
     def finished(self, result: Result) -> None:
         from rich.markup import escape
 
         with self._lock:
             self._done += 1
-            self._running.pop(result.item.cell.id, None)
-            count, text = _summary(result, self._done, self._total)
+            name = self._name(result.item)
+            self._running.pop(name, None)
+            count, text = _summary(name, result, self._done, self._total)
             self._screen.print(f"{escape(count)} {MARKS[result.status]} {escape(text)}")
 
     def render(self) -> RenderableType:

@@ -254,7 +254,7 @@ class Said(NamedTuple):
 def cli(monkeypatch, capsys):
     """The command line, in this process: call it with the words of a command."""
     handler = signal.getsignal(signal.SIGTERM)
-    for name in ("COLORTERM", "FORCE_COLOR", "GITHUB_ACTIONS", "NO_COLOR", "PY_COLORS"):
+    for name in ("COLORTERM", "FORCE_COLOR", "GITHUB_ACTIONS", "GITLAB_CI", "NO_COLOR", "PY_COLORS"):
         monkeypatch.delenv(name, raising=False)
 
     def run(*words):

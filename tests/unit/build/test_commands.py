@@ -139,7 +139,7 @@ def test_on_a_terminal_a_board_shows_what_runs(planned, monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     for name in ("COLORTERM", "FORCE_COLOR", "NO_COLOR"):
         monkeypatch.delenv(name, raising=False)
-    with progress(2) as board:
+    with progress((one, other)) as board:
         board.started(one)
         board.started(other)
         board.step(one, "2/3 RUN [bold] make")
@@ -160,6 +160,6 @@ def test_on_a_terminal_a_board_shows_what_runs(planned, monkeypatch):
 
 def test_without_anything_to_build_there_is_no_board(monkeypatch):
     monkeypatch.setattr(sys, "stderr", Terminal())
-    with progress(0):
+    with progress(()):
         pass
     assert sys.stderr.getvalue() == ""

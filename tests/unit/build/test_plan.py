@@ -35,6 +35,7 @@ def test_what_is_not_there_is_to_be_built(planned, conforms):
         ("adopt", 0),
         ("up-to-date", 0),
         ("refused", 0),
+        ("other-shard", 0),
         ("excluded", 4),
         ("infeasible", 2),
     ]

@@ -13,7 +13,8 @@ import pytest
 
 from imagematrix.probe import probe as prober
 
-COMMANDS = ("init", "validate", "plan", "render", "build", "ls", "probe", "select", "explain", "run")
+COMMANDS = ("init", "validate", "plan", "render", "build", "report", "export", "ls")
+COMMANDS += ("probe", "select", "explain", "run")
 MAIN = [sys.executable, "-c", "from imagematrix.cli import main; main()"]
 
 

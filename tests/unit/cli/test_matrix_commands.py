@@ -103,8 +103,8 @@ def test_several_images_are_told_apart(cli, project):
     path = project(("axes:", "  serving:\n    version: v1\n    template: training.j2\naxes:"))
     lines = cli("plan", "-f", path, "--only", "cuda=none,march=znver4").out.splitlines()[2:]
     assert [line.split()[:3] for line in lines] == [
-        ["training", "cpu-znver4", "build"],
-        ["serving", "cpu-znver4", "build"],
+        ["training:v1", "cpu-znver4", "build"],
+        ["serving:v1", "cpu-znver4", "build"],
     ]
 
 

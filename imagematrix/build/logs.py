@@ -1,0 +1,43 @@
+"""What a failed build said: the end of its log, as text that does no harm wherever it is shown."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+__all__ = ["headline", "plain", "said"]
+
+KEPT = 64 * 1024  # bytes of a log's end: some 500 lines, and a small part of what CI systems keep of a job
+ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")  # colours and cursor movements (ECMA-48, 5.4)
+# What is no character of XML 1.0 (production 2), and the other controls, which move a terminal's cursor.
+CONTROLS = re.compile("[^\\t\\n\\x20-\\x7e\\xa0-\\ud7ff\\ue000-\\ufffd\\U00010000-\\U0010ffff]")
+
+
+def said(log: str | Path | None, error: str) -> str:
+    """Return what there is to read of a failed cell: the end of its log, and the error where it lacks it."""
+    text, error = _end(Path(log)) if log else "", plain(error)
+    return text if error in text else f"{text}\n{error}".strip("\n")
+
+
+def headline(error: str) -> str:
+    """Return an error in one line: its last, which is where a build says what ended it."""
+    return next((line.strip() for line in reversed(plain(error).split("\n")) if line.strip()), "failed")
+
+
+def plain(text: str) -> str:
+    """Return `text` without escape sequences; other control characters become replacement characters."""
+    lines = ESCAPES.sub("", text.replace("\r\n", "\n"))
+    return CONTROLS.sub("\N{REPLACEMENT CHARACTER}", lines)
+
+
+def _end(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - KEPT))
+            raw = file.read()
+    except OSError as error:
+        return f"{path}: {error.strerror}"
+    text = raw.decode(errors="replace")
+    # The first line is whole only where nothing was left out, or where there is no other.
+    return plain(text if size <= KEPT else text.partition("\n")[2] or text).strip("\n")

@@ -1,0 +1,105 @@
+"""What a CI system that runs the command line is told in its own words: folded logs, errors, a summary.
+
+GitHub Actions: docs.github.com, "Workflow commands for GitHub Actions". GitLab: docs.gitlab.com, "CI/CD job
+logs", "Custom collapsible sections".
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import secrets
+import time
+from collections import Counter
+from pathlib import Path
+
+from imagematrix.build.logs import plain
+from imagematrix.build.outcome import UNBUILDABLE
+from imagematrix.cli.output import say
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from imagematrix.build.outcome import Outcome
+
+__all__ = ["failed", "system", "table", "write_summary"]
+
+SUMMARY = 256 * 1024  # bytes of rows; GitHub drops the summary of a step that is larger than 1 MiB
+ORDER = ("failed", "missing", "stopped", "built", "up-to-date")
+
+
+def system() -> str | None:
+    """Return "github" or "gitlab" where one of them runs this process."""
+    if os.environ.get("GITHUB_ACTIONS") == "true":
+        return "github"
+    return "gitlab" if os.environ.get("GITLAB_CI") == "true" else None
+
+
+def failed(where: str, name: str, headline: str, text: str) -> str:
+    """Return what tells the system `where` of a failed cell: `text` folded, then an error of one line.
+
+    Nothing in `text`, which others wrote, means anything to the system.
+    """
+    text, headline = plain(text), plain(headline)
+    if where == "github":
+        token = secrets.token_hex(16)  # nobody can end what nobody can foresee
+        return (
+            f"::group::{name}: failed\n::stop-commands::{token}\n{text}\n::{token}::\n::endgroup::\n"
+            f"::error title={_property(name)}::{_data(headline)}"
+        )
+    section = f"cell_{secrets.token_hex(8)}"
+    now = int(time.time())
+    return (
+        f"\x1b[0Ksection_start:{now}:{section}[collapsed=true]\r\x1b[0K{name}: failed\n{text}\n"
+        f"\x1b[0Ksection_end:{now}:{section}\r\x1b[0K\n{name}: {headline}"
+    )
+
+
+def write_summary(outcomes: Sequence[Outcome]) -> None:
+    """Append the table of `outcomes` to the page of this job, where GitHub asks for one."""
+    path = os.environ.get("GITHUB_STEP_SUMMARY")
+    if not path or system() != "github":
+        return
+    try:
+        with Path(path).open("a", encoding="utf-8", errors="replace") as file:
+            file.write(table(outcomes))
+    except OSError as error:  # the images are built all the same
+        say(f"no summary for GitHub: {path}: {error.strerror}")
+
+
+def table(outcomes: Sequence[Outcome]) -> str:
+    """Return a markdown table of what became of each cell, what went wrong first."""
+    shown = [outcome for outcome in outcomes if outcome.status in ORDER]
+    shown.sort(key=lambda outcome: ORDER.index(outcome.status))
+    counts = Counter(outcome.status for outcome in shown)
+    counts |= Counter(outcome.status for outcome in outcomes if outcome.status in UNBUILDABLE)
+    told = ", ".join(f"{count} {status}" for status, count in counts.items()) or "no cell at all"
+    lines = [f"### imagematrix: {told}"]
+    rows = [_row(outcome) for outcome in shown]
+    sizes = itertools.accumulate(len(row.encode(errors="replace")) for row in rows)
+    kept = sum(1 for _ in itertools.takewhile(lambda size: size <= SUMMARY, sizes))
+    if kept:
+        lines += ["", "| image | cell | | seconds |", "|---|---|---|--:|", *rows[:kept]]
+    if kept < len(rows):
+        lines += ["", f"and {len(rows) - kept} more"]
+    return "\n".join([*lines, "", ""])
+
+
+def _row(outcome: Outcome) -> str:
+    seconds = "" if outcome.seconds is None else f"{outcome.seconds:.1f}"
+    words = (f"{outcome.image}:{outcome.version}", outcome.cell, outcome.status, seconds)
+    return f"| {' | '.join(map(_cell, words))} |"
+
+
+def _cell(text: str) -> str:
+    """Return text for a cell of a markdown table, in which it is nothing but text."""
+    return "".join(f"&#{ord(letter)};" if letter in "|`<>&*_[]\\~\n" else letter for letter in plain(text))
+
+
+def _data(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    return _data(text).replace(":", "%3A").replace(",", "%2C")

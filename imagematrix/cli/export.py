@@ -1,0 +1,110 @@
+"""`imagematrix export`: the same matrix for another tool."""
+
+from __future__ import annotations
+
+import enum
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from imagematrix.cli.options import File, Only
+from imagematrix.cli.output import counted, say
+from imagematrix.cli.planning import planned, workshop
+from imagematrix.errors import TagMovedError, UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["Target", "command"]
+
+
+class Target(enum.StrEnum):
+    """What can be written."""
+
+    GITHUB = "github"
+    GITLAB = "gitlab"
+    BAKE = "bake"
+
+
+def command(
+    target: Annotated[
+        Target,
+        typer.Argument(
+            help="github: JSON for a job matrix; gitlab: a child pipeline; bake: JSON for docker buildx bake."
+        ),
+    ],
+    file: File = Path("matrix.yaml"),
+    only: Only = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            "--jobs",
+            min=1,
+            metavar="N",
+            help="At most N jobs, each a shard; without it one for each cell, if the CI has as many.",
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="DIR", help="Write to files in DIR.")
+    ] = None,
+) -> None:
+    """Write the matrix as the jobs of a CI system, or for docker buildx bake."""
+    if target is Target.BAKE:
+        if jobs is not None:
+            raise UsageError("--jobs is for CI systems: bake decides itself what it builds at the same time")
+        files = _bake(file, only)
+    else:
+        files = _jobs(target, file, only, jobs)
+    if output is None:
+        if len(files) > 1:
+            remedy = "write them to a folder with -o DIR, or narrow the cells down with --only"
+            raise UsageError(f"this takes {len(files)} files, and stdout takes one", remedy=remedy)
+        sys.stdout.write("".join(files.values()))
+        return
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            (output / name).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{error.filename}: {error.strerror}") from error
+    say(f"{counted(len(files), 'file')} written to {output}")
+
+
+def _jobs(target: Target, file: Path, only: str | None, wanted: int | None) -> Mapping[str, str]:
+    from imagematrix.build.plan import Against
+    from imagematrix.export import jobs
+
+    cells = [item.cell for item in planned(file, Against(), only).with_status("build")]
+    limit = jobs.GITHUB_LIMIT if target is Target.GITHUB else jobs.GITLAB_LIMIT
+    found = jobs.jobs(cells, limit, expression=only or "", wanted=wanted)
+    if target is Target.GITHUB:
+        return {"github.json": jobs.github(found)}
+    return {"gitlab.yml": jobs.gitlab(found)}
+
+
+def _bake(file: Path, only: str | None) -> Mapping[str, str]:
+    from imagematrix.build.backend import Sources
+    from imagematrix.build.build import ordered
+    from imagematrix.build.compiler import Compilers
+    from imagematrix.export.bake import bake, name
+
+    with workshop(push=False) as shop:
+        plan = planned(file, shop.against, only)
+        refused = plan.with_status("refused")
+        if refused:
+            remedy = "see `imagematrix plan`, and raise the version in matrix.yaml"
+            raise TagMovedError(f"a version would change in {counted(len(refused), 'cell')}", remedy=remedy)
+        items = plan.with_status("build", "up-to-date")
+        if not items:
+            raise UsageError("no cell can be built: there is nothing to export")
+        compilers = Compilers(items, shop.builder)
+        orders = []
+        for item in items:
+            images = {need: f"target:{name(need)}" for need in item.needs}
+            image = item.cell.image
+            sources = Sources(context=image.context, platform=item.cell.platform, images=images)
+            orders.append(ordered(item, sources, compilers.flags(item, sources)))
+        return bake(orders)

@@ -1,0 +1,70 @@
+"""`imagematrix report`: what became of a matrix that several jobs built."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from imagematrix.cli.options import Json
+from imagematrix.cli.output import answer, say, table
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from imagematrix.build.outcome import Outcome
+
+__all__ = ["command"]
+
+COLOURS = {"built": "green", "up-to-date": "dim", "failed": "red", "stopped": "yellow", "missing": "red"}
+
+
+def command(
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FILE...",
+            help="What `build --json` wrote in each job; with that of `plan --json` no job is missed.",
+        ),
+    ],
+    json: Json = False,
+) -> None:
+    """Merge the reports of several builds, and tell which images are built, failed or missing."""
+    from imagematrix.build import outcome
+    from imagematrix.build.merge import merge
+    from imagematrix.cli.ci import write_summary
+
+    merged = merge(map(outcome.load, files))
+    document = merged.to_json()
+    outcomes = outcome.parse(document, "report").outcomes
+    if json:
+        answer(document)
+    else:
+        _print(outcomes)
+    write_summary(outcomes)
+    error = merged.failure()
+    if error:
+        raise error
+
+
+def _print(outcomes: tuple[Outcome, ...]) -> None:
+    from rich.markup import escape
+
+    from imagematrix.build.logs import plain
+
+    table(
+        ("image", "cell", "status", "seconds"),
+        [
+            (
+                escape(plain(f"{outcome.image}:{outcome.version}")),
+                escape(plain(outcome.cell)),
+                f"[{COLOURS[outcome.status]}]{outcome.status}[/]",
+                "" if outcome.seconds is None else f"{outcome.seconds:.1f}",
+            )
+            for outcome in outcomes
+            if outcome.status in COLOURS
+        ],
+    )
+    counts = Counter(outcome.status for outcome in outcomes)
+    say(", ".join(f"{count} {status}" for status, count in counts.items()) or "no cell at all")

@@ -1,0 +1,62 @@
+"""A matrix as files of `docker buildx bake`, whose images have the same content as those of our own build."""
+
+from __future__ import annotations
+
+import re
+
+from imagematrix import documents
+from imagematrix.build import identity
+from imagematrix.errors import UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from imagematrix.build.backend import Order
+
+__all__ = ["LIMIT", "bake", "name"]
+
+LIMIT = 250  # targets of one file: the time that bake takes to read one grows with their square
+
+
+def bake(orders: Sequence[Order]) -> dict[str, str]:
+    """Return the files by name, each with at most LIMIT of `orders` as targets of its default group."""
+    targets = {name(order.reference): _target(order) for order in orders}
+    if len(targets) < len(orders):
+        raise UsageError("names of images that differ in / and _ only are one name for bake")
+    names = list(targets)
+    parts = [names[start : start + LIMIT] for start in range(0, len(names), LIMIT)]
+    digits = len(str(len(parts)))
+    return {
+        f"docker-bake-{number:0{digits}}.json" if len(parts) > 1 else "docker-bake.json": documents.dump(
+            {"group": {"default": {"targets": part}}, "target": {name: targets[name] for name in part}}
+        )
+        for number, part in enumerate(parts, start=1)
+    }
+
+
+def _target(order: Order) -> dict[str, object]:
+    # The keys and values that imagematrix.build.buildx gives to `docker buildx build`.
+    return {
+        "context": _literal(str(order.sources.context)),
+        "dockerfile-inline": _literal(order.dockerfile),
+        "platforms": [order.sources.platform],
+        "tags": [_literal(order.reference)],
+        "labels": {key: _literal(value) for key, value in sorted(order.labels.items())},
+        "args": {"SOURCE_DATE_EPOCH": identity.EPOCH},
+        "attest": ["type=provenance,disabled=true"],
+        **({"contexts": dict(order.sources.images)} if order.sources.images else {}),
+    }
+
+
+def name(reference: str) -> str:
+    """Return the name of a target: a reference without the characters that names of targets can't have.
+
+    The digits of the input digest at its end keep two of them apart.
+    """
+    return re.sub(r"[^A-Za-z0-9_-]", "_", reference)
+
+
+def _literal(text: str) -> str:
+    """Return `text` for a string of the file, in which bake evaluates templates (HCL specification, JSON)."""
+    return text.replace("${", "$${").replace("%{", "%%{")

@@ -1,0 +1,78 @@
+"""What CI runs: shards on one engine, their documents merged, and the same images from bake."""
+
+import json
+import subprocess
+import tarfile
+from concurrent.futures import ThreadPoolExecutor
+
+CPU = {"cuda": ["none"], "march": ["x86-64-v2", "x86-64-v3", "x86-64-v4"]}
+GPU = {"cuda": ["12.4"], "driver": ["550.163.01"], "compute": ['"8.9"'], "march": ["x86-64-v2"]}
+
+
+def test_shards_at_the_same_time_build_every_cell_once(engine, project):
+    folder = project(CPU, image="sharded")
+    files = [folder / "build-1.json", folder / "build-2.json"]
+
+    def build(number):
+        shard = ("--shard", f"{number}/2", "-f", folder / "matrix.yaml")
+        return engine.imagematrix("build", "--json", *shard)
+
+    with ThreadPoolExecutor() as pool:
+        for file, done in zip(files, pool.map(build, (1, 2)), strict=True):
+            assert done.returncode == 0, done.stderr
+            file.write_text(done.stdout)
+    done = engine.imagematrix("report", "--json", *files)
+    assert done.returncode == 0, done.stderr
+    cells = json.loads(done.stdout)["cells"]
+    assert [cell["status"] for cell in cells] == ["built"] * 3
+    assert all(engine.inspect(cell["reference"])["Id"] == cell["digest"] for cell in cells)
+    alone = engine.imagematrix("report", files[0])
+    assert alone.returncode == 6
+    assert "there is no document of the shards: 2/2" in alone.stderr
+
+
+def test_bake_makes_the_image_that_we_make(engine, project, tmp_path):
+    folder = project(GPU, image="baked")
+    done = engine.imagematrix("export", "bake", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    (folder / "docker-bake.json").write_text(done.stdout)
+    archive = tmp_path / "image.tar"
+    output = f"*.output=type=oci,dest={archive},rewrite-timestamp=true"
+    bake = ["docker", "buildx", "bake", "--file", "docker-bake.json", "--set", output]
+    subprocess.run(bake, check=True, capture_output=True, cwd=folder, env=engine.environment)
+    with tarfile.open(archive) as image:
+        (baked,) = json.load(image.extractfile("index.json"))["manifests"]
+    engine.docker("builder", "prune", "--all", "--force")
+    built = engine.imagematrix("build", "--json", cwd=folder)
+    assert built.returncode == 0, built.stderr
+    (cell,) = json.loads(built.stdout)["cells"]
+    assert cell["digest"] == baked["digest"]
+
+
+def test_what_a_hostile_build_says_is_text(engine, project):
+    folder = project({"cuda": ["none"], "march": ["x86-64-v2"]}, image="hostile")
+    template = folder / "templates/training/Dockerfile.j2"
+    words = r"RUN printf '\n::error::pwned\n##[error]x\n]]>\001\033[31m' && false"
+    template.write_text(template.read_text().replace('CMD ["train"]', f'{words}\nCMD ["train"]'))
+    done = engine.imagematrix(
+        *("build", "--junit", folder / "junit.xml", "-f", folder / "matrix.yaml"),
+        env={
+            **engine.environment,
+            "GITHUB_ACTIONS": "true",
+            "GITHUB_STEP_SUMMARY": str(folder / "summary.md"),
+        },
+    )
+    assert done.returncode == 6
+    before, stop, after = done.stderr.partition("\n::stop-commands::")
+    token = after.partition("\n")[0]
+    inside, ended, rest = after.partition(
+        f"\n::{token}::\n::endgroup::\n::error title=cpu-x86-64-v2::ERROR: "
+    )
+    assert stop
+    assert ended
+    assert "##[error]x" in inside
+    assert "\x1b" not in inside
+    assert "##[" not in before
+    assert "exit code: 1\nimagematrix: 1 of 1 builds failed" in rest
+    assert "| hostile:v1 | cpu-x86-64-v2 | failed |" in (folder / "summary.md").read_text()
+    assert "]]&gt;" in (folder / "junit.xml").read_text()

@@ -1,0 +1,132 @@
+"""What GitHub Actions and GitLab are told, and what text of others can't tell them."""
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from imagematrix.build.outcome import parse
+from imagematrix.cli import ci
+
+HOSTILE = "\x1b[0Ksection_end:1:x\r\x1b[0K\n::error::pwned\n##[error]x\n::endgroup::\n%0A::set-output"
+
+
+def outcomes(*cells):
+    whole = [{"image": "training", "version": "v1"} | cell for cell in cells]
+    return parse({"schema": "imagematrix.build/v1", "cells": whole}, "x").outcomes
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({}, None),
+        ({"GITHUB_ACTIONS": "true"}, "github"),
+        ({"GITLAB_CI": "true"}, "gitlab"),
+        ({"GITHUB_ACTIONS": "false", "GITLAB_CI": ""}, None),
+    ],
+)
+def test_which_system_runs_this(monkeypatch, variables, expected):
+    for name in ("GITHUB_ACTIONS", "GITLAB_CI"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert ci.system() == expected
+
+
+def commands(text):
+    """Return what a runner of GitHub takes for commands in `text`, as it reads it line by line."""
+    found = []
+    ended = None
+    for line in text.split("\n"):
+        command = re.match(r"\s*::([a-z0-9-]+)(?: ([^:]*))?::(.*)", line) or re.search(
+            r"##\[([a-z]+)()\](.*)", line
+        )
+        if ended:
+            ended = None if line.strip() == f"::{ended}::" else ended
+        elif command and command[1] == "stop-commands":
+            ended = command[3]
+        elif command:
+            found.append(command.groups())
+    return found
+
+
+@given(st.text() | st.just(HOSTILE), st.text() | st.just(HOSTILE))
+def test_text_of_others_means_nothing_to_github(text, headline):
+    told = ci.failed("github", "training:v1 a,b", headline, text)
+    (group, end, error) = commands(told)
+    assert group == ("group", None, "training:v1 a,b: failed")
+    assert end == ("endgroup", None, "")
+    assert error[:2] == ("error", "title=training%3Av1 a%2Cb")
+    assert told.split("\n")[-1] == f"::error {error[1]}::{error[2]}"
+
+
+def test_values_are_escaped_as_github_has_it():
+    told = ci.failed("github", "a", "50% of\ntwo", "text")
+    assert told.endswith("\n::error title=a::50%25 of%0Atwo")
+
+
+def test_no_two_logs_end_alike():
+    one, other = (ci.failed("github", "a", "no", "text") for _ in range(2))
+    assert one != other
+
+
+SECTION = re.compile(r"section_(start|end):(\d+):(\w+)(\[collapsed=true\])?\r\x1b\[0K")
+
+
+@given(st.text() | st.just(HOSTILE), st.text() | st.just(HOSTILE))
+def test_text_of_others_folds_nothing_in_gitlab(text, headline):
+    told = ci.failed("gitlab", "cpu-znver4", headline, text)
+    start, end = SECTION.findall(told)
+    assert (start[0], start[3], end[0], end[3]) == ("start", "[collapsed=true]", "end", "")
+    assert start[2] == end[2]
+    assert told.count("\x1b") == 4
+
+
+def test_the_summary_has_what_went_wrong_first():
+    found = outcomes(
+        {"cell": "a", "status": "built", "seconds": 12.34},
+        {"cell": "b", "status": "up-to-date"},
+        {"cell": "c", "status": "failed", "seconds": 1},
+        {"cell": "d", "status": "excluded"},
+        {"cell": "e", "status": "other-shard"},
+    )
+    assert ci.table(found) == (
+        "### imagematrix: 1 failed, 1 built, 1 up-to-date, 1 excluded\n\n"
+        "| image | cell | | seconds |\n|---|---|---|--:|\n"
+        "| training:v1 | c | failed | 1.0 |\n"
+        "| training:v1 | a | built | 12.3 |\n"
+        "| training:v1 | b | up-to-date |  |\n\n"
+    )
+    assert ci.table(()) == "### imagematrix: no cell at all\n\n"
+
+
+def test_a_cell_is_no_markdown():
+    told = ci.table(outcomes({"cell": "a|b<img src=x>`c`\n# d", "status": "built", "seconds": 1}))
+    assert "<img" not in told
+    assert len(told.splitlines()) == 6
+    assert told.splitlines()[4].count("|") == 5
+
+
+@pytest.mark.parametrize(("count", "length"), [(10_000, 40), (3, 500_000)])
+def test_a_summary_is_never_too_long(count, length):
+    cells = [{"cell": f"{number:0{length}}", "status": "built", "seconds": 1} for number in range(count)]
+    told = ci.table(outcomes(*cells))
+    assert len(told.encode()) < 300 * 1024
+    left = int(re.search(r"and (\d+) more", told)[1])
+    assert told.count("| built |") == count - left
+
+
+def test_the_summary_goes_where_github_asks_for_it(monkeypatch, tmp_path, capsys):
+    page = tmp_path / "summary.md"
+    page.write_text("before\n")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(page))
+    monkeypatch.delenv("GITHUB_ACTIONS", raising=False)
+    ci.write_summary(())
+    assert page.read_text() == "before\n"
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    ci.write_summary(())
+    assert page.read_text() == "before\n### imagematrix: no cell at all\n\n"
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path))
+    ci.write_summary(())
+    assert capsys.readouterr().err == f"no summary for GitHub: {tmp_path}: Is a directory\n"

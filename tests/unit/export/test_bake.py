@@ -1,0 +1,109 @@
+"""Files for docker buildx bake: what bake reads is, byte for byte, what we build from."""
+
+import json
+import os
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from imagematrix.build.backend import Order, Sources
+from imagematrix.errors import UsageError
+from imagematrix.export.bake import LIMIT, bake
+
+
+def _buildx():
+    done = shutil.which("docker") and subprocess.run(
+        ["docker", "buildx", "version"], capture_output=True, check=False
+    )
+    return bool(done) and done.returncode == 0
+
+
+needs_buildx = pytest.mark.skipif(
+    not _buildx() and not os.environ.get("CI"), reason="docker buildx is not installed"
+)
+
+
+def order(dockerfile="FROM scratch\n", reference="reg:5000/ml/training:v1-cpu-0123", **labels):
+    return Order(
+        reference=reference,
+        dockerfile=dockerfile,
+        sources=Sources(context=Path("templates/training"), platform="linux/amd64"),
+        labels=labels,
+    )
+
+
+def printed(folder, orders):
+    """Return the targets that bake itself reads from our files, name by name."""
+    found = {}
+    for name, text in bake(orders).items():
+        path = folder / name
+        path.write_text(text, encoding="utf-8")
+        command = ["docker", "buildx", "bake", "--file", str(path), "--print"]
+        done = subprocess.run(command, capture_output=True, encoding="utf-8", check=False)
+        assert done.returncode == 0, done.stderr
+        found |= json.loads(done.stdout)["target"]
+    return found
+
+
+def test_a_target_has_what_our_own_build_gives():
+    (text,) = bake([order(one="1")]).values()
+    assert json.loads(text) == {
+        "group": {"default": {"targets": ["reg_5000_ml_training_v1-cpu-0123"]}},
+        "target": {
+            "reg_5000_ml_training_v1-cpu-0123": {
+                "context": "templates/training",
+                "dockerfile-inline": "FROM scratch\n",
+                "platforms": ["linux/amd64"],
+                "tags": ["reg:5000/ml/training:v1-cpu-0123"],
+                "labels": {"one": "1"},
+                "args": {"SOURCE_DATE_EPOCH": "0"},
+                "attest": ["type=provenance,disabled=true"],
+            }
+        },
+    }
+
+
+def test_targets_that_would_have_one_name_are_refused():
+    with pytest.raises(UsageError, match="one name for bake"):
+        bake([order(reference=f"a{sign}b:v1") for sign in "/_"])
+
+
+def test_an_image_of_the_matrix_is_taken_from_its_own_target():
+    base = order(reference="base:v1")
+    upon = order("FROM base:v1\n", reference="app:v1")
+    sources = replace(upon.sources, images={"base:v1": "target:base_v1"})
+    (text,) = bake([base, replace(upon, sources=sources)]).values()
+    assert json.loads(text)["target"]["app_v1"]["contexts"] == {"base:v1": "target:base_v1"}
+
+
+@given(st.integers(0, 3 * LIMIT + 1))
+@settings(max_examples=20, deadline=None)
+def test_no_file_has_too_many_targets(count):
+    files = bake([order(reference=f"a:v{number}") for number in range(count)])
+    parts = [json.loads(text) for text in files.values()]
+    assert all(len(part["target"]) <= LIMIT for part in parts)
+    assert all(part["group"]["default"]["targets"] == list(part["target"]) for part in parts)
+    assert [target["tags"][0] for part in parts for target in part["target"].values()] == [
+        f"a:v{number}" for number in range(count)
+    ]
+
+
+@needs_buildx
+@given(st.lists(st.text(st.sampled_from("$%{}~\\\"'\n\ta é\u2028"), min_size=1), min_size=20, max_size=60))
+@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_bake_reads_every_byte_as_it_was(tmp_path, texts):
+    texts += ["${X}", "$${X}", "$$${X}", "%{http_code}", "%%{x}", "\\${Y}", "${~ x ~}", "{{ x }}", "$%{{"]
+    orders = [order(f"FROM scratch\nRUN {text}", f"a:v{n}", text=text) for n, text in enumerate(texts)]
+    found = printed(tmp_path, orders)
+    for number, text in enumerate(texts):
+        target = found[f"a_v{number}"]
+        assert target["dockerfile-inline"] == f"FROM scratch\nRUN {text}"
+        assert target["labels"] == {"text": text}
+        assert target["args"] == {"SOURCE_DATE_EPOCH": "0"}
+        assert target["tags"] == [f"a:v{number}"]
+        assert target["attest"] == ["type=provenance,disabled=true"]

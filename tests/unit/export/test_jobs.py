@@ -1,0 +1,105 @@
+"""A matrix as jobs of a CI system: no more than it takes, and together all cells."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from imagematrix.build.plan import Against, plan
+from imagematrix.build.shard import Shard, narrowed
+from imagematrix.errors import UsageError
+from imagematrix.export.jobs import GITHUB_LIMIT, GITLAB_LIMIT, github, gitlab, jobs
+from imagematrix.matrix.load import load
+from imagematrix.matrix.matrix import Cell, Image
+
+TWO_IMAGES = ("axes:", "  base:\n    version: v7\n    template: training.j2\naxes:")
+PLATFORMS = ("axes:", "axes:\n  platform: [linux/amd64, linux/arm64]")
+
+
+def cells(count, tmp_path="."):
+    image = Image(name="training", version="v1", template="t.j2", context=tmp_path)
+    return [Cell(image=image, axes={"site": f"s{number}"}, properties={}) for number in range(count)]
+
+
+def buildable(path, expression=None):
+    return [item.cell for item in plan(load(path), Against(), expression=expression).with_status("build")]
+
+
+@given(st.integers(1, 600), st.none() | st.integers(1, 256), st.sampled_from([GITHUB_LIMIT, GITLAB_LIMIT]))
+def test_never_more_than_the_system_takes_and_never_an_idle_one(count, wanted, limit):
+    if wanted and wanted > limit:
+        return
+    found = jobs(cells(count), limit, expression="", wanted=wanted)
+    assert len(found) == min(count, wanted or limit, limit)
+    assert len({job.name for job in found}) == len(found)
+    assert len({(job.only, job.shard) for job in found}) == len(found)
+
+
+@pytest.mark.parametrize("wanted", [None, 1, 5])
+@pytest.mark.parametrize("changes", [[], [TWO_IMAGES], [PLATFORMS]])
+def test_together_they_build_every_cell_once(project, wanted, changes):
+    path = project(*changes, template="FROM {{ base }}\n")
+    matrix = load(path)
+    built = []
+    for job in jobs(buildable(path), GITHUB_LIMIT, expression="", wanted=wanted):
+        part = narrowed(plan(matrix, Against(), expression=job.only), job.shard, {}).with_status("build")
+        assert {item.cell.platform for item in part} <= set(job.platforms)
+        built += [(item.cell.image.name, item.cell.id) for item in part]
+    assert len(set(built)) == len(built)
+    assert set(built) == {(cell.image.name, cell.id) for cell in buildable(path)}
+
+
+def test_shards_of_a_part_of_the_matrix_are_shards_of_that_part(project):
+    path = project()
+    expression = "cuda>=12,march=znver*"
+    found = jobs(buildable(path, expression), GITHUB_LIMIT, expression=expression, wanted=3)
+    assert [job.only for job in found] == [expression] * 3
+    assert [job.shard for job in found] == [Shard(number=number, count=3) for number in (1, 2, 3)]
+
+
+def test_what_is_refused():
+    with pytest.raises(UsageError, match="no cell can be built"):
+        jobs([], GITHUB_LIMIT, expression="")
+    with pytest.raises(UsageError, match="300 jobs are more than the 256"):
+        jobs(cells(3), GITHUB_LIMIT, expression="", wanted=300)
+
+
+def test_github_takes_one_line_of_json():
+    text = github(jobs(cells(2), GITHUB_LIMIT, expression=""))
+    assert text == (
+        '{"include":[{"name":"s0","only":"site=s0","shard":"1/1","platforms":"linux/amd64"},'
+        '{"name":"s1","only":"site=s1","shard":"1/1","platforms":"linux/amd64"}]}\n'
+    )
+
+
+@pytest.mark.parametrize("count", [2, 500])
+def test_gitlab_takes_it_for_a_pipeline(tmp_path, count):
+    text = gitlab(jobs(cells(count), GITLAB_LIMIT, expression="site=s*"))
+    assert len(yaml.safe_load(text)["build"]["parallel"]["matrix"]) == min(count, GITLAB_LIMIT)
+    path = tmp_path / "cells.yml"
+    path.write_text(text)
+    command = ["-m", "check_jsonschema", "--builtin-schema", "vendor.gitlab-ci", str(path)]
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+def test_github_takes_it_for_a_matrix(tmp_path):
+    workflow = {
+        "on": "push",
+        "jobs": {
+            "build": {
+                "runs-on": "ubuntu-24.04",
+                "strategy": {"matrix": json.loads(github(jobs(cells(500), GITHUB_LIMIT, expression="")))},
+                "steps": [{"run": "true"}],
+            }
+        },
+    }
+    path = tmp_path / "workflow.yml"
+    path.write_text(yaml.safe_dump(workflow))
+    command = ["-m", "check_jsonschema", "--builtin-schema", "vendor.github-workflows", str(path)]
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout

@@ -1,0 +1,83 @@
+"""The pipelines in ci/pipelines: valid for their systems, and without an option that is none of ours."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+import yaml
+
+from imagematrix.cli.app import app
+
+ROOT = Path(__file__).parents[3]
+PIPELINES = sorted((ROOT / "ci" / "pipelines").iterdir())
+COMMANDS = typer.main.get_command(app).commands
+
+
+class Loader(yaml.SafeLoader):
+    """YAML with GitLab's !reference."""
+
+
+Loader.add_constructor("!reference", lambda loader, node: loader.construct_sequence(node))
+
+
+def lines(path):
+    """Yield our command lines in a file, as lists of words without the program's name."""
+    for line in path.read_text().splitlines():
+        for command in re.findall(r"(?:^|[\s/(])imagematrix ([a-z].*)", line):
+            # What comes after a redirection or a closing bracket is the shell's.
+            words = shlex.split(re.split(r" > |\)\"?$| && | \| |  +#", command)[0].replace('"$@"', ""))
+            yield words
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("github.yml", ["--builtin-schema", "vendor.github-workflows"]),
+        ("gitlab.yml", ["--builtin-schema", "vendor.gitlab-ci", "--data-transform", "gitlab-ci"]),
+    ],
+)
+def test_each_is_what_its_system_takes(name, options):
+    command = [sys.executable, "-m", "check_jsonschema", *options, str(ROOT / "ci" / "pipelines" / name)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+def test_gocd_fetches_what_its_jobs_leave_behind():
+    whole = yaml.safe_load((ROOT / "ci" / "pipelines" / "images.gocd.yaml").read_text())
+    (pipeline,) = whole["pipelines"].values()
+    left = {}
+    for stage in pipeline["stages"]:
+        ((name, body),) = stage.items()
+        for job, work in body["jobs"].items():
+            for task in work["tasks"]:
+                if "fetch" in task:
+                    fetched = task["fetch"]
+                    assert fetched["source"] in left[fetched["stage"], fetched["job"]]
+                    assert fetched["is_file"]
+            left[name, job] = {one["build"]["source"] for one in work.get("artifacts", ()) if "build" in one}
+    shards = [
+        job["environment_variables"]["SHARD"] for job in pipeline["stages"][1]["build"]["jobs"].values()
+    ]
+    assert shards == [f"{number}/{len(shards)}" for number in range(1, len(shards) + 1)]
+
+
+@pytest.mark.parametrize("path", PIPELINES, ids=lambda path: path.name)
+def test_each_goes_from_a_plan_to_what_is_published(path):
+    yaml.load(path.read_text(), Loader)  # noqa: S506 - it is a safe one
+    order = [words[0] for words in lines(path) if words[0] != "export"]
+    wanted = ["validate", "plan", "build", "report", "publish"]
+    assert sorted(order, key=wanted.index) == wanted
+
+
+@pytest.mark.parametrize("path", [*PIPELINES, ROOT / "docs" / "ci.md"], ids=lambda path: path.name)
+def test_no_command_line_has_what_the_command_does_not_know(path):
+    found = [words for words in lines(path) if not words[0].startswith("`")]
+    assert found
+    for name, *words in found:
+        command = COMMANDS.get(name)
+        assert command, f"there is no command {name}"
+        command.make_context(name, [word for word in words if word != "…"])
