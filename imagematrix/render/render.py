@@ -1,4 +1,4 @@
-"""Cells to Dockerfiles, with jinja2: an unknown variable is an error, and so is writing one without a value."""
+"""Cells to Dockerfiles, with jinja2: to write an unknown variable, or one without a value, is an error."""
 
 from __future__ import annotations
 
@@ -87,25 +87,20 @@ class _Unknown(jinja2.StrictUndefined):
     """A name that templates don't have: nothing can be done with it, nor with a list that holds it."""
 
     __slots__ = ()
-    __repr__ = jinja2.StrictUndefined._fail_with_undefined_error  # noqa: SLF001 - the hook jinja has for it
+    __repr__ = jinja2.Undefined._fail_with_undefined_error  # noqa: SLF001 - what jinja's own kinds do
 
 
-class _NoValue(_Unknown):
+class _NoValue(jinja2.Undefined):
     """A name without a value in this cell: a template may ask for it, but can't write it or compute with it.
 
     None would not do: `"x" ~ cuda` would write xNone.
     """
 
     __slots__ = ()
-
-    def __bool__(self) -> bool:
-        return False
+    __str__ = __repr__ = __iter__ = __len__ = jinja2.Undefined._fail_with_undefined_error  # noqa: SLF001
 
     def __eq__(self, other: object) -> bool:
         return other is None or isinstance(other, _NoValue)
-
-    def __ne__(self, other: object) -> bool:
-        return not self == other
 
     def __hash__(self) -> int:
         return hash(None)
@@ -158,8 +153,8 @@ def variables(cell: Cell) -> dict[str, object]:
 def _build_words(compute: str | None) -> dict[str, str | None]:
     """Return a GPU target as build systems write it, each without PTX: a catalog promises cubins only.
 
-    Sources: CMake's manual for CUDAARCHS, PyTorch's cmake/Modules_CUDA_fix for TORCH_CUDA_ARCH_LIST, TensorFlow's
-    configure.py for TF_CUDA_COMPUTE_CAPABILITIES, nvcc's manual for -gencode.
+    Sources: CMake's manual for CUDAARCHS, PyTorch's cmake/Modules_CUDA_fix for TORCH_CUDA_ARCH_LIST,
+    TensorFlow's configure.py for TF_CUDA_COMPUTE_CAPABILITIES, nvcc's manual for -gencode.
     """
     target = device_code.target(compute) if compute else None
     return {
