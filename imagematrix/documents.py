@@ -77,6 +77,10 @@ class Fields:
         """Whether the field is there and not null."""
         return self._data.get(key) is not None
 
+    def keys_of(self, kind: type) -> tuple[str, ...]:
+        """Return the names of the fields whose values are of a kind, such as str."""
+        return tuple(key for key, value in self._data.items() if type(value) is kind)
+
     def text(self, key: str) -> str:
         """Return a string that must be there."""
         value = self._data.get(key)

@@ -10,15 +10,16 @@ from imagematrix.errors import EngineError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
     import docker
 
-__all__ = ["address", "client", "context", "images", "unreachable"]
+__all__ = ["address", "client", "context", "digests", "images", "unreachable"]
 
 DEFAULT = "unix:///var/run/docker.sock"
 START = "start one (`systemctl start docker`), or name it in DOCKER_HOST"
-OK = b"200"  # of HTTP
+OK, MISSING = b"200", b"404"  # of HTTP
 TIMEOUT = 600  # seconds of silence; a large image takes its time to load
 RESPONSE_LIMIT = 256 * 1024 * 1024  # bytes
 
@@ -94,32 +95,60 @@ def images(label: str) -> list[object]:
     """
     where = address()
     if not where.startswith("unix://"):
-        return _images_remote(where, label)
+        return list(_remote(where, lambda reached: reached.api.images(filters={"label": label})))
     query = _quote(json.dumps({"label": [label]}))
-    status, body = _get_local(where, f"/images/json?filters={query}")
-    try:
-        answer = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise EngineError(f"what answers at {where} is no Docker engine") from error
+    status, answer = _local(where, f"/images/json?filters={query}")
     if status != OK or not isinstance(answer, list):
-        message = answer.get("message", answer) if isinstance(answer, dict) else answer
-        raise EngineError(f"the Docker engine at {where} refused: {message}")
+        raise _refused(where, answer)
     return answer
 
 
-def _images_remote(where: str, label: str) -> list[object]:
+def digests(reference: str) -> frozenset[str]:
+    """Return the digests that the engine's image of this name has; none where there is no such image.
+
+    Raises EngineError.
+    """
+    where = address()
+    if where.startswith("unix://"):
+        status, answer = _local(where, f"/images/{_quote(reference)}/json")
+        if status == MISSING:
+            return frozenset()
+        if status != OK or not isinstance(answer, dict):
+            raise _refused(where, answer)
+    else:
+        answer = _remote(where, lambda reached: reached.images.get(reference).attrs)
+    names = answer.get("RepoDigests") or ()
+    return frozenset([str(answer.get("Id")), *(str(name).rpartition("@")[2] for name in names)])
+
+
+def _remote(where: str, ask: Callable[[docker.DockerClient], Any]) -> Any:
     import docker
     import requests
 
     reached = client()
     try:
-        return list(reached.api.images(filters={"label": label}))
+        return ask(reached)
+    except docker.errors.ImageNotFound:
+        return {}
     except docker.errors.APIError as error:
         raise EngineError(f"the Docker engine at {where} refused: {error.explanation or error}") from error
     except (docker.errors.DockerException, requests.RequestException, OSError, ValueError) as error:
         raise unreachable(where, error) from error
     finally:
         reached.close()
+
+
+def _refused(where: str, answer: object) -> EngineError:
+    message = answer.get("message", answer) if isinstance(answer, dict) else answer
+    return EngineError(f"the Docker engine at {where} refused: {message}")
+
+
+def _local(where: str, resource: str) -> tuple[bytes, object]:
+    status, body = _get_local(where, resource)
+    try:
+        return status, json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise EngineError(f"what answers at {where} is no Docker engine") from error
 
 
 def _get_local(where: str, resource: str) -> tuple[bytes, bytes]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import samples
 from measure import Row, duration, processes
 
-from imagematrix.build.plan import plan
+from imagematrix.build.plan import Against, plan
 from imagematrix.matrix.load import load
 
 if TYPE_CHECKING:
@@ -67,4 +67,4 @@ def _bake(folder: Path) -> float:
 
 
 if __name__ == "__main__":
-    plan(load(Path(sys.argv[1])), Store())
+    plan(load(Path(sys.argv[1])), Against(resolve=Store().resolve, store=Store()))

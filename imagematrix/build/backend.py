@@ -1,8 +1,8 @@
-"""What a build needs of an engine, as a narrow protocol, and the data that passes through it."""
+"""What a build needs of engines and registries, as narrow protocols, and the data that passes between."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 TYPE_CHECKING = False
@@ -12,28 +12,44 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import TextIO
 
-__all__ = ["Backend", "Made", "Order", "Present"]
+__all__ = ["Builder", "Made", "Order", "Present", "Sources", "Store"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Present:
-    """An image of ours that is already in the store, by its labels."""
+    """An image of ours that is already in a store."""
 
     reference: str
     cell: str
     input_digest: str
-    components: Mapping[str, str]
+    development: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sources:
+    """What a build takes its files from: the folder it copies from, and where the images come from.
+
+    `images` say where an image comes from that the builder would not find by its name alone, or would find in
+    another state: by the name that the Dockerfile has, as `docker buildx build --build-context` takes it.
+    """
+
+    context: Path
+    platform: str
+    images: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """One image to make: the Dockerfile's text, the folder it copies from, its reference and labels."""
+    """One image to make: the Dockerfile's text, what it takes its files from, its reference and labels.
+
+    `replaces` is the reference of the image in the store that is to go then.
+    """
 
     reference: str
     dockerfile: str
-    context: Path
-    platform: str
+    sources: Sources
     labels: Mapping[str, str]
+    replaces: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,18 +63,14 @@ class Made:
     layout: Path | None = None
 
 
-class Backend(Protocol):
-    """The engine that makes images. Every method raises EngineError where it can't be reached."""
+class Builder(Protocol):
+    """What makes images. Every method raises EngineError where it can't be reached."""
 
-    def resolve(self, reference: str) -> str:
-        """Return the digest a base image's reference stands for; raise UsageError where it is nowhere."""
+    def pinned(self, reference: str, digest: str) -> str | None:
+        """Return where a base image comes from if it is to have `digest`; None where its name finds it."""
         ...
 
-    def present(self, image: str, version: str) -> list[Present]:
-        """Return the images of `image`:`version` that the store has."""
-        ...
-
-    def export(self, dockerfile: str, context: Path, platform: str, destination: Path) -> None:
+    def export(self, dockerfile: str, sources: Sources, destination: Path) -> None:
         """Build `dockerfile` and write the files of its last stage to `destination`; raise BuildError."""
         ...
 
@@ -69,14 +81,33 @@ class Backend(Protocol):
         """
         ...
 
-    def store(self, order: Order, made: Made) -> None:
-        """Put what was made into the store under its reference."""
-        ...
-
-    def remove(self, reference: str) -> None:
-        """Take a reference out of the store."""
-        ...
-
     def stop(self) -> None:
         """End every build that runs; those raise BuildError."""
+        ...
+
+
+class Store(Protocol):
+    """Where images are kept. Every method raises EngineError where it can't be reached."""
+
+    def present(self, image: str, version: str) -> list[Present]:
+        """Return the images of `image`:`version` that the store has."""
+        ...
+
+    def components(self, reference: str) -> Mapping[str, str]:
+        """Return what an image that is present was made of; nothing where it does not say."""
+        ...
+
+    def source(self, reference: str) -> str | None:
+        """Return where a build finds an image of the store; None where its name finds it."""
+        ...
+
+    def store(self, order: Order, made: Made) -> str:
+        """Put what was made into the store under its reference; return the digest it has there.
+
+        Raises TagMovedError where something else has that reference.
+        """
+        ...
+
+    def adopt(self, reference: str) -> str:
+        """Take an image that the local engine has, as it is; return the digest it has in the store."""
         ...

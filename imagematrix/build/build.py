@@ -5,13 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from graphlib import TopologicalSorter
 from typing import Protocol
 
 from imagematrix.audit import layers
 from imagematrix.audit.audit import contradictions
 from imagematrix.build import labels, layout
-from imagematrix.build.backend import Order
+from imagematrix.build.backend import Order, Sources
 from imagematrix.build.compiler import Compilers
 from imagematrix.errors import (
     AuditError,
@@ -24,22 +25,23 @@ from imagematrix.errors import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-    from imagematrix.build.backend import Backend, Made
+    from imagematrix.build.backend import Builder, Made, Store
     from imagematrix.build.plan import Item, Plan
     from imagematrix.catalog.catalog import Variant
 
-__all__ = ["SCHEMA", "Reporter", "Result", "build", "failure", "report"]
+__all__ = ["SCHEMA", "STATUSES", "Reporter", "Result", "build", "failure", "report"]
 
 SCHEMA = "imagematrix.build/v1"
+STATUSES = ("built", "adopted", "failed", "skipped", "stopped")
 SHOWN = 5  # cells that a message names before it says how many more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What became of one cell: `status` is "built", "failed" or "stopped"."""
+    """What became of one cell: `status` is one of STATUSES, `seconds` is what it took."""
 
     item: Item
     status: str
@@ -48,6 +50,11 @@ class Result:
     reproducible: bool = False
     log: Path | None = None
     error: ImagematrixError | None = None
+
+    @property
+    def there(self) -> bool:
+        """Whether the image is in the store now."""
+        return self.status in ("built", "adopted")
 
 
 class Reporter(Protocol):
@@ -67,9 +74,18 @@ class Reporter(Protocol):
 
 
 def build(
-    plan: Plan, backend: Backend, *, jobs: int, logs: Path, reporter: Reporter, fail_fast: bool = False
+    plan: Plan,
+    builder: Builder,
+    store: Store,
+    *,
+    jobs: int,
+    logs: Path,
+    reporter: Reporter,
+    fail_fast: bool = False,
 ) -> list[Result]:
-    """Build what `plan` says is to be built, `jobs` at a time, each with a log in the folder `logs`.
+    """Build or adopt what `plan` says, `jobs` at a time, each with a log in the folder `logs`.
+
+    What an image builds on is built before it, and an image whose base was not built is skipped.
 
     Returns the results in the order of the plan. Raises TagMovedError before anything is built where an image
     of the same version and cell is there but made of something else. With `fail_fast` the first failure
@@ -79,15 +95,13 @@ def build(
     refused = plan.with_status("refused")
     if refused:
         raise _moved(refused)
-    items = plan.with_status("build")
-    if not items:
+    if not plan.with_status("build", "adopt"):
         return []
     try:
         logs.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"{error.filename}: {error.strerror}") from error
-    session = _Session(backend, logs, reporter, Compilers(items, backend))
-    return session.run(items, jobs, fail_fast=fail_fast)
+    return _Session(plan, builder, store, logs, reporter).run(jobs, fail_fast=fail_fast)
 
 
 def failure(results: Sequence[Result]) -> ImagematrixError | None:
@@ -142,89 +156,115 @@ def _moved(refused: Sequence[Item]) -> TagMovedError:
 class _Session:
     """One run of the pool."""
 
-    def __init__(self, backend: Backend, logs: Path, reporter: Reporter, compilers: Compilers) -> None:
-        self._backend = backend
+    def __init__(self, plan: Plan, builder: Builder, store: Store, logs: Path, reporter: Reporter) -> None:
+        self._items = {str(item.reference): item for item in plan.with_status("build", "adopt")}
+        self._bases = plan.bases
+        self._builder = builder
+        self._store = store
         self._logs = logs
         self._reporter = reporter
-        self._compilers = compilers
+        self._compilers = Compilers(plan.with_status("build"), builder)
+        self._results: dict[str, Result] = {}
+        self._made: dict[str, Made] = {}
         self._layers: dict[str, layers.Layer] = {}
+        self._pins: dict[str, str | None] = {}
         self._lock = threading.Lock()
 
-    def run(self, items: Sequence[Item], jobs: int, *, fail_fast: bool) -> list[Result]:
+    def run(self, jobs: int, *, fail_fast: bool) -> list[Result]:
+        order = TopologicalSorter(
+            {name: [need for need in item.needs if need in self._items] for name, item in self._items.items()}
+        )
+        order.prepare()
+        futures: dict[Future[Result], str] = {}
         with ThreadPoolExecutor(max_workers=jobs, thread_name_prefix="build") as pool:
-            futures: list[Future[Result]] = []
             try:
-                futures += (pool.submit(self._one, item) for item in items)
-                self._wait(futures, fail_fast=fail_fast)
+                while order.is_active():
+                    futures |= {pool.submit(self._one, self._items[name]): name for name in order.get_ready()}
+                    done, _ = wait(futures, return_when=FIRST_COMPLETED)
+                    finished = {futures.pop(future): future.result() for future in done}
+                    self._results |= finished
+                    order.done(*finished)
+                    failed = [result.error for result in finished.values() if result.status == "failed"]
+                    # Without an engine nothing else can be built either.
+                    if any(fail_fast or isinstance(error, EngineError) for error in failed):
+                        self._abandon(futures)
+                        break
             except BaseException:
                 self._abandon(futures)
                 raise
-        stopped = [Result(item=item, status="stopped", seconds=0) for item in items]
+        self._results |= {name: future.result() for future, name in futures.items() if not future.cancelled()}
         return [
-            found if future.cancelled() else future.result()
-            for found, future in zip(stopped, futures, strict=True)
+            self._results.get(name) or Result(item=item, status="stopped", seconds=0)
+            for name, item in self._items.items()
         ]
 
-    def _wait(self, futures: list[Future[Result]], *, fail_fast: bool) -> None:
-        pending = set(futures)
-        while pending:
-            done, pending = wait(pending, return_when=FIRST_COMPLETED)
-            failed = [result for result in (future.result() for future in done) if result.status == "failed"]
-            # Without an engine nothing else can be built either.
-            if any(fail_fast or isinstance(result.error, EngineError) for result in failed):
-                self._abandon(futures)
-                return
-
-    def _abandon(self, futures: list[Future[Result]]) -> None:
+    def _abandon(self, futures: Iterable[Future[Result]]) -> None:
         for future in futures:
             future.cancel()
-        self._backend.stop()
+        self._builder.stop()
 
     def _one(self, item: Item) -> Result:
+        lost = [name for name in item.needs if name in self._results and not self._results[name].there]
+        if lost:
+            error = BuildError(f"{lost[0]}, which it builds on, was not built")
+            result = Result(item=item, status="skipped", seconds=0, error=error)
+            self._reporter.finished(result)
+            return result
         begin = time.monotonic()
         image = item.cell.image
         log = self._logs / f"{image.name.replace('/', '_')}-{image.version}-{item.cell.id}.log"
         self._reporter.started(item)
-        digest, reproducible, error = None, False, None
         try:
-            made = self._make(item, log)
-            digest, reproducible = made.digest, made.layout is not None
-        except ImagematrixError as problem:
-            error = problem
-        except OSError as problem:  # no space left for the log, say
-            error = BuildError(str(problem))
-        result = Result(
-            item=item,
-            status="built" if error is None else "stopped" if str(error) == "stopped" else "failed",
-            seconds=time.monotonic() - begin,
-            digest=digest,
-            reproducible=reproducible,
-            log=log,
-            error=error,
-        )
+            result = self._adopted(item) if item.status == "adopt" else self._built(item, log)
+        except ImagematrixError as error:
+            status = "stopped" if str(error) == "stopped" else "failed"
+            result = Result(item=item, status=status, seconds=0, log=log, error=error)
+        except OSError as error:  # no space left for the log, say
+            result = Result(item=item, status="failed", seconds=0, log=log, error=BuildError(str(error)))
+        result = replace(result, seconds=time.monotonic() - begin)
         self._reporter.finished(result)
         return result
 
-    def _make(self, item: Item, log: Path) -> Made:
-        flags = self._compilers.flags(item)
+    def _adopted(self, item: Item) -> Result:
+        digest = self._store.adopt(str(item.reference))
+        return Result(item=item, status="adopted", seconds=0, digest=digest)
+
+    def _built(self, item: Item, log: Path) -> Result:
+        sources = self._sources(item)
+        flags = self._compilers.flags(item, sources)
         order = Order(
             reference=str(item.reference),
             dockerfile=item.dockerfile,
-            context=item.cell.image.context,
-            platform=item.cell.platform,
+            sources=sources,
             labels=labels.for_item(item, flags),
+            replaces=item.instead,
         )
         promised = labels.variant(item.cell, flags, order.reference)
         with (
             log.open("w", encoding="utf-8") as file,
-            self._backend.make(order, file, lambda text: self._reporter.step(item, text)) as made,
+            self._builder.make(order, file, lambda text: self._reporter.step(item, text)) as made,
         ):
             if made.layout:
                 self._audit(layout.Image(made.layout, made.digest), promised)
-            self._backend.store(order, made)
-        if item.instead:
-            self._backend.remove(item.instead)
-        return made
+            digest = self._store.store(order, made)
+        self._made[order.reference] = made
+        reproducible = made.layout is not None
+        return Result(item=item, status="built", seconds=0, digest=digest, reproducible=reproducible, log=log)
+
+    def _sources(self, item: Item) -> Sources:
+        found = {name: self._pin(name) for name in item.bases}
+        for name in item.needs:
+            made = self._made.get(name)
+            from_layout = made and made.layout and f"oci-layout://{made.layout}@{made.digest}"
+            found[name] = from_layout or self._store.source(name)
+        images = {name: where for name, where in found.items() if where}
+        return Sources(context=item.cell.image.context, platform=item.cell.platform, images=images)
+
+    def _pin(self, base: str) -> str | None:
+        with self._lock:
+            if base not in self._pins:
+                self._pins[base] = self._builder.pinned(base, self._bases[base])
+            return self._pins[base]
 
     def _audit(self, image: layout.Image, promised: Variant) -> None:
         broken = contradictions(layers.contents(map(self._layer, image.layer_files)), promised)

@@ -19,7 +19,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from imagematrix.build.backend import Backend
+    from imagematrix.build.backend import Builder, Sources
     from imagematrix.build.plan import Item
     from imagematrix.matrix.matrix import Cell
 
@@ -31,20 +31,21 @@ STAGE = "compiler"
 class Compilers:
     """The compilers that a build's items use; safe to be asked from several threads."""
 
-    def __init__(self, items: Iterable[Item], backend: Backend) -> None:
+    def __init__(self, items: Iterable[Item], builder: Builder) -> None:
         self._compilers: dict[tuple[str, Path, str], _Compiler] = {}
         for item in items:
             stage = through_stage(item.dockerfile, STAGE)
             march = item.cell.axes.get("march")
             if stage and march:
                 key = (stage, item.cell.image.context, item.cell.platform)
-                made = self._compilers.setdefault(key, _Compiler(*key, backend))
+                made = self._compilers.setdefault(key, _Compiler(stage, builder))
                 made.options.add(marches.option(march))
 
-    def flags(self, item: Item) -> frozenset[str]:
+    def flags(self, item: Item, sources: Sources) -> frozenset[str]:
         """Return the flags that `item`'s code needs; raise BuildError where nobody can tell.
 
-        Where a template has no stage `compiler`, the shipped table answers for the property `compiler`.
+        `sources` are those of its build. Where a template has no stage `compiler`, the shipped table answers
+        for the property `compiler`.
         """
         march = item.cell.axes.get("march")
         if march is None:
@@ -54,7 +55,7 @@ class Compilers:
             return _from_table(item.cell, march)
         option = marches.option(march)
         key = (stage, item.cell.image.context, item.cell.platform)
-        macros = self._compilers[key].macros().get(option)
+        macros = self._compilers[key].macros(sources).get(option)
         if macros is None:
             raise BuildError(
                 f"the compiler of {item.cell.id} does not know {option}",
@@ -66,28 +67,26 @@ class Compilers:
 class _Compiler:
     """One stage's compiler. It is asked when its first answer is wanted, for all its marches at once."""
 
-    def __init__(self, stage: str, context: Path, platform: str, backend: Backend) -> None:
+    def __init__(self, stage: str, builder: Builder) -> None:
         self.options: set[str] = set()
         self._stage = stage
-        self._context = context
-        self._platform = platform
-        self._backend = backend
+        self._builder = builder
         self._lock = threading.Lock()
         self._answer: Mapping[str, str] | BuildError | None = None
 
-    def macros(self) -> Mapping[str, str]:
+    def macros(self, sources: Sources) -> Mapping[str, str]:
         """Return the macros by option, without those options that the compiler does not know."""
         with self._lock:
             if self._answer is None:
                 try:
-                    self._answer = self._ask()
+                    self._answer = self._ask(sources)
                 except BuildError as error:
                     self._answer = error  # the next cell would fail alike
             if isinstance(self._answer, BuildError):
                 raise self._answer
             return self._answer
 
-    def _ask(self) -> Mapping[str, str]:
+    def _ask(self, sources: Sources) -> Mapping[str, str]:
         words = " ".join(sorted(self.options))
         script = (
             f"for option in {words}; do "
@@ -98,7 +97,7 @@ class _Compiler:
             "FROM scratch\nCOPY --from=imagematrix-macros /macros /\n"
         )
         with tempfile.TemporaryDirectory(prefix="imagematrix-") as folder:
-            self._backend.export(asked, self._context, self._platform, Path(folder))
+            self._builder.export(asked, sources, Path(folder))
             return {path.name: path.read_text() for path in Path(folder).iterdir()}
 
 

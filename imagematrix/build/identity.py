@@ -59,6 +59,8 @@ def identify(cell: Cell, dockerfile: str, bases: Mapping[str, str], context: str
             "epoch": EPOCH,
             # Where no stage of the template has the compiler, this decides which CPU flags the labels name.
             **({"compiler": cell.properties["compiler"]} if "compiler" in cell.properties else {}),
+            # It decides for every node which of a version's images it gets, so a version can't change it.
+            **({"prefer": ",".join(cell.image.prefer)} if cell.image.prefer else {}),
             **{f"base {name}": digest for name, digest in bases.items()},
         }
     )

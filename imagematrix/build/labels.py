@@ -31,6 +31,10 @@ def for_item(item: Item, flags: frozenset[str]) -> dict[str, str]:
         "org.opencontainers.image.title": cell.image.name,
         "org.opencontainers.image.version": cell.image.version,
     }
+    if cell.image.development:
+        found[labels.DEVELOPMENT] = "true"
+    if cell.image.prefer:
+        found[labels.PREFER] = ",".join(cell.image.prefer)
     base = cell.properties.get("base")
     digest = item.identity.components.get(f"base {base}")
     if base and digest:

@@ -21,7 +21,23 @@ class Image:
     def __init__(self, folder: Path, digest: str) -> None:
         self._folder = folder
         self.digest = digest
-        self._manifest: dict[str, Any] = json.loads(self._blob(digest).read_bytes())
+        self.raw = self.blob(digest).read_bytes()
+        self._manifest: dict[str, Any] = json.loads(self.raw)
+
+    @property
+    def media_type(self) -> str:
+        """The media type of its manifest."""
+        return str(self._manifest["mediaType"])
+
+    @property
+    def config(self) -> str:
+        """The digest of its configuration."""
+        return str(self._manifest["config"]["digest"])
+
+    @property
+    def blobs(self) -> tuple[str, ...]:
+        """The digests of its layers and its configuration."""
+        return *self.layers, self.config
 
     @property
     def layers(self) -> tuple[str, ...]:
@@ -31,7 +47,7 @@ class Image:
     @property
     def layer_files(self) -> tuple[Path, ...]:
         """The files of its layers, the lowest first."""
-        return tuple(map(self._blob, self.layers))
+        return tuple(map(self.blob, self.layers))
 
     def archive(self, file: IO[bytes], reference: str, layers: Iterable[str]) -> None:
         """Write it to `file` as `docker load` takes it, named `reference`, with only the `layers` given.
@@ -45,19 +61,20 @@ class Image:
                 {
                     "mediaType": self._manifest["mediaType"],
                     "digest": self.digest,
-                    "size": self._blob(self.digest).stat().st_size,
+                    "size": self.blob(self.digest).stat().st_size,
                     "annotations": {"io.containerd.image.name": _qualified(reference)},
                 }
             ],
         }
         with tarfile.open(fileobj=file, mode="w") as archive:
             for digest in (self.digest, self._manifest["config"]["digest"], *layers):
-                path = self._blob(digest)
+                path = self.blob(digest)
                 archive.add(path, f"blobs/sha256/{path.name}")
             _add(archive, "index.json", json.dumps(index).encode())
             _add(archive, "oci-layout", b'{"imageLayoutVersion":"1.0.0"}')
 
-    def _blob(self, digest: str) -> Path:
+    def blob(self, digest: str) -> Path:
+        """Return the file of a blob."""
         return self._folder / "blobs" / "sha256" / digest.removeprefix("sha256:")
 
 

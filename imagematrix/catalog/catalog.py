@@ -18,10 +18,12 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
 
-__all__ = ["SCHEMA", "Catalog", "Ptx", "UserModeDriver", "Variant", "split"]
+__all__ = ["CRITERIA", "SCHEMA", "Catalog", "Ptx", "UserModeDriver", "Variant", "split"]
 
 SCHEMA = "imagematrix.catalog/v1"
 MODES = ("exact", "compat", "host")
+# What variants that fit are compared by, in the usual order; select/order.py says how.
+CRITERIA = ("gpu", "device-code", "driver", "cuda", "cpu-level", "cpu-vendor", "cpu-flags")
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
 RELEASE = re.compile(r"\d{1,2}\.\d{1,2}", re.ASCII)
 CODE = re.compile(r"\d{2,3}[af]?", re.ASCII)
@@ -113,11 +115,15 @@ class Variant(Record):
 
 
 class Catalog(Record):
-    """The variants of `image`:`version`. No two have the same reference."""
+    """The variants of `image`:`version`. No two have the same reference.
+
+    `prefer` are the CRITERIA by which those that fit are compared first, the others following.
+    """
 
     image: str
     version: str
     variants: tuple[Variant, ...]
+    prefer: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, object]:
         """Return the Catalog document."""
@@ -125,6 +131,7 @@ class Catalog(Record):
             "schema": SCHEMA,
             "image": self.image,
             "version": self.version,
+            "prefer": list(self.prefer),
             "variants": [variant.to_json() for variant in self.variants],
         }
 
@@ -142,7 +149,12 @@ class Catalog(Record):
                 raise item.fail("reference", f"{variant.reference} is there twice")
             seen.add(variant.reference)
             variants.append(variant)
-        return cls(image=fields.text("image"), version=fields.text("version"), variants=tuple(variants))
+        return cls(
+            image=fields.text("image"),
+            version=fields.text("version"),
+            variants=tuple(variants),
+            prefer=preference(fields, "prefer"),
+        )
 
     @classmethod
     def load(cls, path: str | Path) -> Catalog:
@@ -195,6 +207,17 @@ def _variant(fields: Fields, known: dict[tuple[str, str], Any]) -> Variant:
         vendor=fields.text_or_none("vendor"),
         size=fields.integer_or_none("size"),
     )
+
+
+def preference(fields: Fields, key: str) -> tuple[str, ...]:
+    """Return a list of CRITERIA; raise UsageError where it has another word, or one twice."""
+    names = fields.texts(key)
+    for name in names:
+        if name not in CRITERIA:
+            raise fields.fail(key, f"{name[:80]!r} is none of {', '.join(CRITERIA)}")
+    if len(set(names)) < len(names):
+        raise fields.fail(key, "one is there twice")
+    return names
 
 
 def _codes(fields: Fields, key: str) -> tuple[str, ...]:

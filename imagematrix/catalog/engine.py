@@ -38,18 +38,26 @@ def catalog(name: str) -> Catalog:
 def catalogs(image: str | None = None) -> list[Catalog]:
     """Return the catalogs of all images in the engine, or of one image, sorted by name and version."""
     wanted = labels.IMAGE if image is None else f"{labels.IMAGE}={image}"
-    groups: dict[tuple[str, str], dict[str, Variant]] = {}
+    groups: dict[tuple[str, str], dict[str, tuple[Variant, tuple[str, ...]]]] = {}
     for item in engine.images(wanted):
-        for name, version, variant in _variants(item):
-            groups.setdefault((name, version), {})[variant.reference] = variant
+        for name, version, variant, prefer in _variants(item):
+            groups.setdefault((name, version), {})[variant.reference] = variant, prefer
     return [
-        Catalog(image=name, version=version, variants=tuple(variants[key] for key in sorted(variants)))
-        for (name, version), variants in sorted(groups.items())
+        Catalog(
+            image=name,
+            version=version,
+            variants=tuple(found[reference][0] for reference in sorted(found)),
+            prefer=labels.agreed(f"{name}:{version}", (prefer for _, prefer in found.values())),
+        )
+        for (name, version), found in sorted(groups.items())
     ]
 
 
-def _variants(item: object) -> Iterator[tuple[str, str, Variant]]:
-    """Yield the variant that one element of the engine's list is; none where it has no tag of its own."""
+def _variants(item: object) -> Iterator[tuple[str, str, Variant, tuple[str, ...]]]:
+    """Yield the variant that one element of the engine's list is, and what it prefers.
+
+    None where it has no tag of its own.
+    """
     if not isinstance(item, dict) or not isinstance(item.get("Labels"), dict):
         return
     own = item["Labels"]
@@ -61,7 +69,8 @@ def _variants(item: object) -> Iterator[tuple[str, str, Variant]]:
     reference = f"{image}:{labels.tag(version, own[labels.CELL], own[labels.INPUT])}"
     if reference in (item.get("RepoTags") or ()):
         digest = _digest(item, image)
-        yield image, version, labels.read(own, reference=reference, digest=digest, size=item.get("Size"))
+        variant = labels.read(own, reference=reference, digest=digest, size=item.get("Size"))
+        yield image, version, variant, labels.prefer(own, reference)
 
 
 def _digest(item: dict[str, object], image: str) -> str | None:

@@ -6,7 +6,21 @@ from typing import Annotated
 
 import typer
 
-from imagematrix.cli import build, coverage, explain, init, launch, ls, plan, probe, render, select, validate
+from imagematrix.cli import (
+    build,
+    coverage,
+    explain,
+    init,
+    launch,
+    lock,
+    ls,
+    plan,
+    probe,
+    publish,
+    render,
+    select,
+    validate,
+)
 from imagematrix.cli.options import resolved
 
 __all__ = ["app"]
@@ -42,7 +56,9 @@ def _app() -> typer.Typer:
         "validate": validate,
         "plan": plan,
         "render": render,
+        "lock": lock,
         "build": build,
+        "publish": publish,
         "ls": ls,
         "probe": probe,
         "select": select,

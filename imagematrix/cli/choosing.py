@@ -26,15 +26,16 @@ def host_of(file: Path | None, root: Path | None, nvidia_smi: Path | None) -> Ho
 
 
 def catalog_of(image: str, catalog: str | None) -> Catalog:
-    """Return the catalog of `image` from what `catalog` names, or from the engine where it is None.
+    """Return the catalog of `image` from what `catalog` names, or from where the image lives.
 
+    An image whose name has a registry lives there, any other in the engine.
     `catalog` is a file, or else a reference in a registry. Raises UnknownImageError where it is about another
     image or version.
     """
     from imagematrix.catalog.catalog import Catalog, split
 
     if catalog is None:
-        return Catalog.from_engine(image)
+        return _where_it_lives(image)
     if not os.path.exists(catalog) and not catalog.endswith(".json"):  # noqa: PTH110 - pathlib is slow to load
         return Catalog.from_registry(catalog)
     found = Catalog.load(catalog)
@@ -44,3 +45,24 @@ def catalog_of(image: str, catalog: str | None) -> Catalog:
 
         raise UnknownImageError(f"{catalog} is the catalog of {found.image}:{found.version}, not of {image}")
     return found
+
+
+def _where_it_lives(image: str) -> Catalog:
+    """Return the catalog of the registry that an image's name has, or of the engine.
+
+    What was built and not published yet is in the engine only. A registry that can't be reached is an error:
+    the engine may have no more than what this node pulled, and another choice would come of that.
+    """
+    from imagematrix.catalog.catalog import Catalog
+    from imagematrix.errors import UnknownImageError
+
+    first, slash, _ = image.partition("/")
+    if not (slash and ("." in first or ":" in first or first == "localhost")):
+        return Catalog.from_engine(image)
+    try:
+        return Catalog.from_registry(image)
+    except UnknownImageError as error:
+        import sys
+
+        print(f"imagematrix: {error}: choosing from the engine's images", file=sys.stderr)
+        return Catalog.from_engine(image)

@@ -12,6 +12,10 @@ import typer
 from imagematrix.cli.choosing import catalog_of, host_of
 from imagematrix.errors import EngineError
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from imagematrix.select.selection import Selection
+
 __all__ = ["SETTINGS", "command"]
 
 # Every word goes to our own reading: most options are docker's, and -h is one of them.
@@ -44,13 +48,31 @@ def command(
     host = host_of(_path(asked.host), None, _path(asked.nvidia_smi))
     catalog = catalog_of(asked.image, asked.catalog)
     chosen = select(host, catalog, gpus=asked.gpus, allow_cpu=asked.allow_cpu)
-    launch = plan(chosen, asked.command, mig_minors=migs())
+    launch = plan(chosen, asked.command, mig_minors=migs(), held=_held(chosen, dry_run=asked.dry_run))
     line = docker_run(launch, asked.docker)
     if asked.dry_run:
         print(shlex.join(line))
         return
     require(launch.devices)
     _become(line)
+
+
+def _held(chosen: Selection, *, dry_run: bool) -> frozenset[str] | None:
+    """Return the digests of what the engine has under the selected name; what it lacks is pulled by digest.
+
+    A dry run takes place where there need not be an engine: it names an image of a registry by its digest.
+    """
+    from imagematrix import engine
+
+    reference = str(chosen.selected)
+    if "/" not in reference:
+        return None
+    try:
+        return engine.digests(reference)
+    except EngineError:
+        if dry_run:
+            return frozenset()
+        raise
 
 
 def _path(text: str | None) -> Path | None:

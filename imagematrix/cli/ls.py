@@ -1,4 +1,4 @@
-"""`imagematrix ls`: the variants that the engine holds."""
+"""`imagematrix ls`: the variants that the engine or a registry holds."""
 
 from __future__ import annotations
 
@@ -22,12 +22,16 @@ MEGABYTE = 1_000_000
 def command(
     image: Annotated[str | None, typer.Argument(metavar="[IMAGE[:VERSION]]")] = None, json: Json = False
 ) -> None:
-    """List the variants that the engine holds, of all images or of one."""
+    """List the variants that the engine holds, of all images or of one; or a registry's of IMAGE:VERSION."""
     from imagematrix.catalog.catalog import split
     from imagematrix.catalog.engine import catalogs
+    from imagematrix.cli.choosing import catalog_of
 
     name, version = split(image) if image else (None, None)
-    found = [item for item in catalogs(name) if version in (None, item.version)]
+    if image and version and "/" in image:
+        found = [catalog_of(image, None)]
+    else:
+        found = [item for item in catalogs(name) if version in (None, item.version)]
     if image and not found:
         raise UnknownImageError(f"the engine has no variant of {image}", remedy="see `imagematrix ls`")
     if json:

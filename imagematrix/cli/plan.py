@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
 from imagematrix.cli.options import File, Json, Only
 from imagematrix.cli.output import answer, counted, say, table
-from imagematrix.cli.planning import planned
-from imagematrix.errors import EngineError, TagMovedError
+from imagematrix.cli.planning import compared
+from imagematrix.errors import TagMovedError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,31 +19,30 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
-COLOURS = {"build": "green", "up-to-date": "dim", "refused": "red", "excluded": "dim", "infeasible": "yellow"}
+COLOURS = {
+    "build": "green",
+    "adopt": "green",
+    "up-to-date": "dim",
+    "refused": "red",
+    "excluded": "dim",
+    "infeasible": "yellow",
+}
 
 
-def command(file: File = Path("matrix.yaml"), only: Only = None, json: Json = False) -> None:
-    """Tell for each cell what a build would do: build, up-to-date, excluded or infeasible, and why."""
-    found = _plan(file, only)
+def command(
+    file: File = Path("matrix.yaml"),
+    only: Only = None,
+    push: Annotated[bool, typer.Option("--push", help="Compare with the registry, as build --push.")] = False,
+    json: Json = False,
+) -> None:
+    """Tell for each cell what a build would do: build, adopt, up-to-date, excluded or infeasible, and why."""
+    found = compared(file, only, push=push)
     if json:
         answer(found.to_json())
     else:
         _print(found)
     if found.with_status("refused"):
         raise typer.Exit(TagMovedError.exit_code)
-
-
-def _plan(file: Path, only: str | None) -> Plan:
-    from imagematrix.build.buildx import Buildx
-
-    try:
-        backend = Buildx()
-    except EngineError as error:
-        # A plan is worth having where nothing can be built, on a laptop say.
-        say(f"{error}: nothing is compared, every feasible cell is to be built")
-        return planned(file, None, only)
-    with backend:
-        return planned(file, backend, only)
 
 
 def _print(plan: Plan) -> None:

@@ -1,26 +1,100 @@
-"""What `plan`, `render` and `build` share: the plan of a matrix, against an engine or without one."""
+"""What the commands share that plan a matrix: what it is planned against, and its lock."""
 
 from __future__ import annotations
 
-from imagematrix.errors import UsageError
+import contextlib
+from dataclasses import replace
+
+from imagematrix.cli.output import say
+from imagematrix.errors import EngineError, UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
-    from imagematrix.build.backend import Backend
-    from imagematrix.build.plan import Plan
+    from imagematrix.build.buildx import Buildx
+    from imagematrix.build.local import Engine
+    from imagematrix.build.plan import Against, Plan
+    from imagematrix.build.remote import Remote
+    from imagematrix.matrix.matrix import Matrix
 
-__all__ = ["planned"]
+__all__ = ["Workshop", "compared", "planned", "workshop"]
 
 
-def planned(file: Path, backend: Backend | None, only: str | None) -> Plan:
-    """Return the plan of the matrix in `file`; a bad `--only` is the user's error."""
+class Workshop:
+    """What images are made with, and where they go."""
+
+    def __init__(self, builder: Buildx, engine: Engine, remote: Remote | None) -> None:
+        self.builder = builder
+        self.store = remote or engine
+        self._engine = engine
+        self._adopting = engine if remote else None
+
+    @property
+    def against(self) -> Against:
+        """What a matrix is planned against here."""
+        from imagematrix.build.plan import Against
+
+        return Against(resolve=self._engine.resolve, store=self.store, engine=self._adopting)
+
+
+@contextlib.contextmanager
+def workshop(*, push: bool, builder: str | None = None) -> Iterator[Workshop]:
+    """Yield what images are made with: for the engine, or to be pushed; raise EngineError."""
+    from imagematrix.build.buildx import Buildx
+    from imagematrix.build.local import Engine
+    from imagematrix.build.remote import Remote
+
+    with contextlib.ExitStack() as stack:
+        engine = stack.enter_context(Engine())
+        remote = stack.enter_context(Remote(engine)) if push else None
+        yield Workshop(stack.enter_context(Buildx(engine, builder)), engine, remote)
+
+
+def planned(
+    file: Path, against: Against, only: str | None, *, push: bool = False, frozen: bool = False
+) -> Plan:
+    """Return the plan of the matrix in `file`, with the base images that its lock has.
+
+    Raises UsageError where `--only` is bad, or where an image that is to be pushed can't be.
+    """
+    from imagematrix.build import lock
     from imagematrix.build.plan import plan
     from imagematrix.matrix.conditions import ConditionError
     from imagematrix.matrix.load import load
 
+    matrix = load(file)
+    if push:
+        _require_pushable(matrix)
+    locked = lock.read(lock.beside(file))
     try:
-        return plan(load(file), backend, expression=only)
+        return plan(matrix, replace(against, locked=locked, frozen=frozen), expression=only)
     except ConditionError as error:
         raise UsageError(f"--only: {error}") from error
+
+
+def compared(file: Path, only: str | None, *, push: bool = False) -> Plan:
+    """Return the plan against the engine or the registries; where no engine answers, against nothing."""
+    from imagematrix.build.plan import Against
+
+    with contextlib.ExitStack() as stack:
+        try:
+            against = stack.enter_context(workshop(push=push)).against
+        except EngineError as error:
+            # A plan is worth having where nothing can be built, on a laptop say.
+            say(f"{error}: nothing is compared, every feasible cell is to be built")
+            against = Against()
+        return planned(file, against, only, push=push)
+
+
+def _require_pushable(matrix: Matrix) -> None:
+    for image in matrix.images:
+        if image.development:
+            remedy = "take `development` out of matrix.yaml, and give it a version to stay"
+            raise UsageError(
+                f"{image.name}:{image.version} is under development and never pushed", remedy=remedy
+            )
+        if "/" not in image.name:
+            remedy = f"call it registry.example.com/ml/{image.name} in matrix.yaml"
+            raise UsageError(f"the image {image.name} names no registry to push it to", remedy=remedy)

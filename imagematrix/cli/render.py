@@ -25,7 +25,9 @@ def command(
     ] = None,
 ) -> None:
     """Write the Dockerfiles to a folder, or the one of a single cell to stdout."""
-    items = planned(file, None, only).with_status("build")
+    from imagematrix.build.plan import Against
+
+    items = planned(file, Against(), only).with_status("build")
     if output is None:
         if len(items) != 1:
             remedy = "narrow it down with --only, or write them to a folder with -o DIR"

@@ -10,6 +10,7 @@ from imagematrix.fleet.unserved import Miss
 from imagematrix.select.gpus import choose
 from imagematrix.select.index import Index
 from imagematrix.select.node import Node, hardware, kinds
+from imagematrix.select.order import order
 from imagematrix.select.rules import results
 from imagematrix.select.select import Selector
 
@@ -69,7 +70,7 @@ class Judge:
 
     def __init__(self, catalog: Catalog, *, gpus: str | None = None, allow_cpu: bool = False) -> None:
         self._selector = Selector(catalog)
-        self._index = Index(catalog.variants)
+        self._index = Index(catalog.variants, order(catalog.prefer))
         self._references = sorted(variant.reference for variant in catalog.variants)
         self._sets: dict[int, frozenset[str]] = {}
         self._gpus = gpus

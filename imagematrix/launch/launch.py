@@ -32,22 +32,40 @@ def launch(
     """Start the container of `selection`, made for this machine, and return it while it runs.
 
     `gpus` narrows the selection's GPUs: a count, or what `--gpus` takes. `options` are those of docker-py's
-    `containers.create`; `devices`, `environment` and `labels` are added to the launch's own. The image must
-    be in the engine: nothing is pulled. Raises DevicesError where a device node cannot be used,
-    UnknownImageError where the engine has no such image, EngineError where it refuses or does not answer.
+    `containers.create`; `devices`, `environment` and `labels` are added to the launch's own. An image of a
+    registry that is not in the engine is pulled by its digest. Raises DevicesError where a device node cannot
+    be used, UnknownImageError where neither engine nor registry has the image, EngineError where the engine
+    refuses or does not answer.
     """
-    from docker.errors import DockerException, ImageNotFound
+    from docker.errors import DockerException, NotFound
     from requests.exceptions import RequestException
 
-    planned = plan(selection, command, gpus=gpus, mig_minors=migs())
-    require(planned.devices)
     try:
-        return _started(client or engine.client(), planned, options)
-    except ImageNotFound as error:
-        name = planned.reference
+        reached = client or engine.client()
+        held = _held(reached, str(selection.selected))
+        planned = plan(selection, command, gpus=gpus, mig_minors=migs(), held=held)
+        require(planned.devices)
+        if "@" in planned.reference:
+            reached.images.pull(planned.reference)
+        return _started(reached, planned, options)
+    except NotFound as error:
+        name = str(selection.selected)
         raise UnknownImageError(f"the engine has no {name}", remedy=f"docker pull {name}") from error
     except (DockerException, RequestException) as error:
-        raise EngineError(f"the engine did not start {planned.reference}: {error}") from error
+        raise EngineError(f"the engine did not start {selection.selected}: {error}") from error
+
+
+def _held(client: DockerClient, reference: str) -> frozenset[str] | None:
+    """Return the digests of the engine's image of this name; None where it can come from nowhere else."""
+    from docker.errors import ImageNotFound
+
+    if "/" not in reference:
+        return None
+    try:
+        found = client.images.get(reference).attrs
+    except ImageNotFound:
+        return frozenset()
+    return frozenset([found["Id"], *(name.rpartition("@")[2] for name in found.get("RepoDigests") or ())])
 
 
 def arguments(launch: Launch, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,8 +11,9 @@ from imagematrix.select.needs import mode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Container, Mapping, Sequence
 
+    from imagematrix.catalog.catalog import Variant
     from imagematrix.select.selection import Selection
 
 __all__ = ["GPUS", "SELECTED", "Launch", "docker_run", "plan"]
@@ -53,9 +54,12 @@ def plan(
     *,
     gpus: int | str | None = None,
     mig_minors: Mapping[str, int] | None = None,
+    held: Container[str] | None = None,
 ) -> Launch:
     """Return what to start for `selection`.
 
+    `held` are the digests that the engine's image of the selected name has (`engine.digests`); one that it
+    does not have is pulled by its digest, and so it is named by it. Where it is None, nobody has looked.
     `gpus` narrows the selection's GPUs, as `--gpus` does: what fits all of them fits each. `mig_minors` is
     what `imagematrix.launch.devices.migs` reads on the node, needed where MIG devices are passed.
     """
@@ -69,7 +73,7 @@ def plan(
     driver = mode(variant)
     passed = driver in ("exact", "compat")
     return Launch(
-        reference=variant.reference,
+        reference=_name(variant, held),
         platform=variant.platform,
         devices=nodes(selection.host, chosen, mig_minors or {}) if passed else (),
         environment=NO_INJECTION if passed else {},
@@ -93,6 +97,12 @@ def docker_run(launch: Launch, options: Sequence[str] = ()) -> list[str]:
     for name, value in launch.labels.items():
         words += ["--label", f"{name}={value}"]
     return [*words, *options, launch.reference, *launch.command]
+
+
+def _name(variant: Variant, held: Container[str] | None) -> str:
+    if held is None or variant.digest is None or variant.digest in held:
+        return variant.reference
+    return f"{variant.reference}@{variant.digest}"
 
 
 def _gpus_option(gpus: tuple[str, ...]) -> str:

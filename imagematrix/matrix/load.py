@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from imagematrix.catalog.catalog import CRITERIA
 from imagematrix.errors import UsageError
 from imagematrix.matrix import conditions, document, words
 from imagematrix.matrix.matrix import NO_CUDA, Exclude, Image, Include, Matrix
@@ -24,7 +25,7 @@ NAME = re.compile(rf"(?:[a-z0-9]+(?:[.-][a-z0-9]+)*:\d+/)?{PART}(?:/{PART})*", r
 NAME_LIMIT = 200
 TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.]{0,40}", re.ASCII)
 TOP = ("schema", "templates", "images", "axes", "properties", "exclude", "include")
-IMAGE = ("version", "template", "context", "development")
+IMAGE = ("version", "template", "context", "development", "prefer")
 
 
 def load(path: str | Path) -> Matrix:
@@ -108,9 +109,21 @@ class _Reader:
                     template=template or "",
                     context=folder,
                     development=development == "true",
+                    prefer=self._prefer(fields.get("prefer")),
                 )
             )
         return tuple(images)
+
+    def _prefer(self, node: document.Node | None) -> tuple[str, ...]:
+        found: list[str] = []
+        for word, mark in self._items(node, "prefer") if node else ():
+            if word not in CRITERIA:
+                remedy = nearest(word, CRITERIA) or f"there are {', '.join(CRITERIA)}"
+                self._problem(f"{word!r} is nothing that images are compared by", mark, remedy)
+            elif word in found:
+                self._problem(f"{word!r} is here twice", mark)
+            found.append(word)
+        return tuple(found)
 
     def _missing_template(self, template: str, templates: Path, mark: Mark) -> None:
         there = (str(path.relative_to(templates)) for path in sorted(templates.rglob("*")) if path.is_file())

@@ -22,7 +22,8 @@ class Image:
     """One image of the matrix: its name (with a registry, perhaps), its version, and what it is built from.
 
     `template` is relative to the matrix' templates folder, `context` an existing folder. An image under
-    `development` may be replaced locally under the same version and is never pushed.
+    `development` may be replaced locally under the same version and is never pushed. `prefer` are the
+    criteria of the selector (catalog.CRITERIA) that come first for this image.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Image:
     template: str
     context: Path
     development: bool = False
+    prefer: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,13 +7,14 @@ from functools import lru_cache
 import jinja2
 import jinja2.sandbox
 
-from imagematrix.errors import UsageError
+from imagematrix.errors import ImagematrixError, UsageError
 from imagematrix.facts import device_code, marches
 from imagematrix.matrix.feasibility import ARCHES
 from imagematrix.matrix.problems import nearest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from imagematrix.matrix.matrix import Cell
@@ -42,11 +43,16 @@ class Renderer:
         self._environment.tests["none"] = lambda value: value is None or isinstance(value, _NoValue)
         self._folder = templates
 
-    def render(self, cell: Cell) -> str:
-        """Return the Dockerfile of `cell`; raise UsageError naming template and line."""
+    def render(self, cell: Cell, images: Mapping[str, str]) -> str:
+        """Return the Dockerfile of `cell`; raise UsageError naming template and line.
+
+        `images` are the references of the other images of the same cell, by name.
+        """
         name = cell.image.template
         try:
-            return self._environment.get_template(name).render(_named(variables(cell)))
+            return self._environment.get_template(name).render(_named(variables(cell)), images=images)
+        except ImagematrixError:  # of an image that this one builds on
+            raise
         except jinja2.TemplateNotFound as error:
             raise UsageError(f"{self._folder / name}: no template {error.name!r}") from error
         except jinja2.TemplateSyntaxError as error:
@@ -117,8 +123,8 @@ def _named(found: dict[str, object]) -> dict[str, object]:
 
 
 def _present(value: object) -> object:
-    if value is None:
-        raise _NoValueError("'none' has no value here")
+    if value is None:  # a template's own, such as what a dict has not
+        raise jinja2.TemplateRuntimeError("none would be written here")
     return value
 
 

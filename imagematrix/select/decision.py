@@ -70,7 +70,13 @@ class Decision:
         failing = candidate.failing
         foreign = any(result.rule == "platform" for result in failing)
         wasteful = bool(failing and self._node.gpus and not candidate.variant.gpu)
-        return (bool(failing), foreign, wasteful, len(failing), *key(self._sample, candidate.variant))
+        return (
+            bool(failing),
+            foreign,
+            wasteful,
+            len(failing),
+            *key(self._index.criteria, self._sample, candidate.variant),
+        )
 
     def _served(self) -> tuple[Gpu, ...]:
         """Return GPUs that one variant would fit, where none fits all: the most numerous kinds first."""

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from imagematrix.select.order import ORDER
 from imagematrix.select.rules import RULES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
+    from collections.abc import Callable, Hashable, Sequence
 
     from imagematrix.catalog.catalog import Variant
     from imagematrix.select.node import Node
+    from imagematrix.select.order import Criterion
     from imagematrix.select.rules import Rule
 
     Group = tuple[Variant, int]  # a variant with some needs, and the set of all that have the same
@@ -25,19 +25,20 @@ class Index:
     variants are numbered by their references.
     """
 
-    __slots__ = ("_criteria", "_for_gpus", "_rules", "_variants", "everything")
+    __slots__ = ("_criteria", "_for_gpus", "_rules", "_variants", "criteria", "everything")
 
-    def __init__(self, variants: tuple[Variant, ...]) -> None:
+    def __init__(self, variants: tuple[Variant, ...], criteria: Sequence[Criterion]) -> None:
         self._variants = sorted(variants, key=lambda variant: variant.reference)
         self.everything = (1 << len(variants)) - 1
-        distinct = dict.fromkeys(asked.needs for asked in (*RULES, *ORDER))
+        self.criteria = criteria
+        asked = [*(rule.needs for rule in RULES), *(criterion.needs for criterion in criteria)]
         alone = [1 << number for number in range(len(variants))]
-        groups = {needs: _groups(needs, self._variants, alone) for needs in distinct}
+        groups = {needs: _groups(needs, self._variants, alone) for needs in dict.fromkeys(asked)}
         self._rules = [
             (rule, [group for need, group in groups[rule.needs].items() if need is not None])
             for rule in RULES
         ]
-        self._criteria = [(criterion, list(groups[criterion.needs].values())) for criterion in ORDER]
+        self._criteria = [(criterion, list(groups[criterion.needs].values())) for criterion in criteria]
         self._for_gpus = sum(1 << number for number, variant in enumerate(self._variants) if variant.gpu)
 
     def fitting(self, node: Node) -> int:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from operator import attrgetter
 
+from imagematrix.catalog.catalog import CRITERIA
 from imagematrix.facts import marches, versions
 from imagematrix.record import Record
 from imagematrix.select import needs, verdicts
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
+    from collections.abc import Callable, Hashable, Sequence
     from typing import Any
 
     from imagematrix.catalog.catalog import Variant
     from imagematrix.select.node import Node
 
-__all__ = ["ORDER", "Criterion", "key"]
+__all__ = ["Criterion", "key", "order"]
 
 MODES = {"exact": 0, "compat": 1, "host": 2, None: 3}
 NO_CODE = (2, 0)
@@ -32,12 +33,17 @@ class Criterion(Record):
     score: Callable[[Node, Variant], Any]
 
 
-def key(node: Node, variant: Variant) -> tuple[Any, ...]:
+def order(prefer: Sequence[str] = ()) -> tuple[Criterion, ...]:
+    """Return the criteria, those that a catalog prefers first and the others in their usual order."""
+    return tuple(BY_NAME[name] for name in dict.fromkeys((*prefer, *CRITERIA)))
+
+
+def key(criteria: Sequence[Criterion], node: Node, variant: Variant) -> tuple[Any, ...]:
     """Return the sort key of a variant on a node: criterion by criterion, and its reference at last.
 
     No two variants of a catalog have the same reference, so that no two have the same key.
     """
-    return (*(criterion.score(node, variant) for criterion in ORDER), variant.reference)
+    return (*(criterion.score(node, variant) for criterion in criteria), variant.reference)
 
 
 def _cpu_only(_: Node, variant: Variant) -> bool:
@@ -71,19 +77,20 @@ def _cpu_flags(node: Node, variant: Variant) -> int:
     return -len(verdicts.needed_flags(node, variant))
 
 
-ORDER = (
+# By their names in CRITERIA, which has their usual order.
+BY_NAME = {
     # GPU variants before CPU-only ones
-    Criterion(needs=attrgetter("gpu"), score=_cpu_only),
+    "gpu": Criterion(needs=attrgetter("gpu"), score=_cpu_only),
     # a native cubin, then the nearest lower minor, then PTX; of several GPUs the worst served decides
-    Criterion(needs=needs.code, score=_device_code),
+    "device-code": Criterion(needs=needs.code, score=_device_code),
     # the exact driver, then cuda-compat, then the host's
-    Criterion(needs=needs.mode, score=_driver_mode),
+    "driver": Criterion(needs=needs.mode, score=_driver_mode),
     # the newest CUDA release
-    Criterion(needs=attrgetter("cuda"), score=_cuda),
+    "cuda": Criterion(needs=attrgetter("cuda"), score=_cuda),
     # the highest psABI level among the flags that the code needs
-    Criterion(needs=needs.cpu, score=_cpu_level),
+    "cpu-level": Criterion(needs=needs.cpu, score=_cpu_level),
     # tuned for the host's CPU vendor, then for none, then for another
-    Criterion(needs=attrgetter("vendor"), score=_cpu_vendor),
+    "cpu-vendor": Criterion(needs=attrgetter("vendor"), score=_cpu_vendor),
     # the most flags that the code needs
-    Criterion(needs=needs.cpu, score=_cpu_flags),
-)
+    "cpu-flags": Criterion(needs=needs.cpu, score=_cpu_flags),
+}

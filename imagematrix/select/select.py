@@ -9,6 +9,7 @@ from imagematrix.select.decision import Decision
 from imagematrix.select.gpus import choose
 from imagematrix.select.index import Index
 from imagematrix.select.node import Node, hardware
+from imagematrix.select.order import order
 from imagematrix.select.selection import Selection
 
 TYPE_CHECKING = False
@@ -64,7 +65,7 @@ class Selector:
 
     def __init__(self, catalog: Catalog) -> None:
         self.catalog = catalog
-        self._index = Index(catalog.variants)
+        self._index = Index(catalog.variants, order(catalog.prefer))
         self._decisions: dict[Hashable, Decision] = {}
 
     def select(self, host: Host, *, gpus: int | str | None = None, allow_cpu: bool = False) -> Selection:

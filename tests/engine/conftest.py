@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-NEEDED = ("dockerd", "docker", "slirp4netns", "unshare", "debootstrap")
+NEEDED = ("dockerd", "docker", "docker-registry", "htpasswd", "slirp4netns", "unshare", "debootstrap")
 
 
 class Engine:
@@ -108,15 +108,63 @@ class Engine:
     def inspect(self, name):
         return json.loads(self.docker("inspect", name).stdout)[0]
 
+    @property
+    def inside(self):
+        """The words that start a command in the engine's network, where the registries of the tests are."""
+        return ["nsenter", f"--net=/proc/{self._processes[0].pid}/ns/net"]
+
     def imagematrix(self, *words, **options):
         """Run our command line as a user does; what it covers is counted."""
         given = {"capture_output": True, "text": True, "env": self.environment, **options}
-        return subprocess.run([ROOT / ".venv/bin/imagematrix", *words], check=False, **given)
+        command = [*self.inside, ROOT / ".venv/bin/imagematrix", *words]
+        return subprocess.run(command, check=False, **given)
 
     def seed(self):
         for suite in ("bookworm", "trixie"):
             archive = ROOT / f".cache/bases/{suite}.tar"
             self.docker("import", "--change", 'CMD ["bash"]', str(archive), f"debian:{suite}")
+
+
+class Registry:
+    """A registry in the network of an engine, on a port of loopback; with a `login` it wants one."""
+
+    def __init__(self, engine, port, login=None):
+        self.engine = engine
+        self.address = f"127.0.0.1:{port}"
+        self.folder = Path(tempfile.mkdtemp(prefix="imx-registry-"))
+        lines = ["version: 0.1", "log: {level: info}", f"http: {{addr: '{self.address}'}}"]
+        lines += [
+            f"storage: {{filesystem: {{rootdirectory: {self.folder}/data}}, delete: {{enabled: true}}}}"
+        ]
+        if login:
+            lines.append(f"auth: {{htpasswd: {{realm: here, path: {self.folder}/htpasswd}}}}")
+            made = subprocess.run(["htpasswd", "-nbB", *login], check=True, capture_output=True, text=True)
+            (self.folder / "htpasswd").write_text(made.stdout)
+        (self.folder / "config.yml").write_text("\n".join(lines) + "\n")
+        self.start()
+
+    def start(self):
+        self._log = (self.folder / "log").open("wb")
+        command = [*self.engine.inside, "docker-registry", "serve", str(self.folder / "config.yml")]
+        self._process = subprocess.Popen(command, stdout=self._log, stderr=subprocess.STDOUT)
+        for _ in range(100):
+            if "listening on" in self.log:
+                return
+            time.sleep(0.05)
+        pytest.fail(f"no registry: {self.log}")
+
+    @property
+    def log(self):
+        return (self.folder / "log").read_text()
+
+    def kill(self):
+        self._process.kill()
+        self._process.wait()
+        self._log.close()
+
+    def remove(self):
+        self.kill()
+        shutil.rmtree(self.folder)
 
 
 def _require():
@@ -152,6 +200,25 @@ def start_engine():
 def engine(start_engine):
     """The engine that most tests share; it has the containerd image store."""
     return start_engine()
+
+
+@pytest.fixture
+def start_registry(engine):
+    """Call it with a port, and perhaps a login, to get a new registry beside the engine."""
+    registries = []
+
+    def start(port, login=None):
+        registries.append(Registry(engine, port, login))
+        return registries[-1]
+
+    yield start
+    for registry in registries:
+        registry.remove()
+
+
+@pytest.fixture
+def registry(start_registry):
+    return start_registry(5000)
 
 
 @pytest.fixture

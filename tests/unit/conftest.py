@@ -18,7 +18,7 @@ import pytest
 
 from imagematrix import documents
 from imagematrix.build import labels
-from imagematrix.build.plan import plan
+from imagematrix.build.plan import Against, plan
 from imagematrix.catalog import labels as names
 from imagematrix.catalog.catalog import Catalog
 from imagematrix.cli import main
@@ -99,7 +99,7 @@ def starters():
 def shipped_catalog(shipped):
     """The catalog of all that the shipped matrix builds."""
     variants = []
-    for item in plan(load(shipped), None).with_status("build"):
+    for item in plan(load(shipped), Against()).with_status("build"):
         flags = marches.required(item.cell.axes["march"], item.cell.properties["compiler"])
         variants.append(labels.variant(item.cell, flags, f"training:v1-{item.cell.id}-0123456789ab"))
     return Catalog(image="training", version="v1", variants=tuple(variants))

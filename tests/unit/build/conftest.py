@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from imagematrix.build.backend import Made, Present
-from imagematrix.build.plan import plan
+from imagematrix.build.plan import Against, plan
 from imagematrix.catalog import labels
 from imagematrix.errors import BuildError, UsageError
 from imagematrix.matrix.load import load
@@ -96,14 +96,22 @@ class FakeBackend:
                 reference=reference,
                 cell=found[labels.CELL],
                 input_digest=found[labels.INPUT],
-                components=json.loads(found[labels.INPUTS]),
             )
             for reference, found in self.images.items()
             if (found[labels.IMAGE], found[labels.VERSION]) == (image, version)
         ]
 
-    def export(self, dockerfile, context, platform, destination):  # noqa: ARG002 - the fake has one compiler
-        self.calls.append(("export", dockerfile, context))
+    def components(self, reference):
+        return labels.components(self.images[reference])
+
+    def source(self, reference):
+        return f"docker-image://{reference}@{digest(reference.encode())}"
+
+    def pinned(self, reference, digest):
+        return None if digest == self.resolve(reference) else f"docker-image://{reference}@{digest}"
+
+    def export(self, dockerfile, sources, destination):
+        self.calls.append(("export", dockerfile, sources.context))
         if "export" in self.errors:
             raise self.errors["export"]
         for option, text in self.macros.items():
@@ -112,7 +120,7 @@ class FakeBackend:
     @contextlib.contextmanager
     def make(self, order, log, step):
         cell = order.labels[labels.CELL]
-        self.calls.append(("make", cell))
+        self.calls.append(("make", cell, order))
         log.write(f"making {cell}\n")
         step("1/1 RUN true")
         if self.hold:
@@ -130,10 +138,13 @@ class FakeBackend:
     def store(self, order, made):
         self.calls.append(("store", order.reference, made.digest))
         self.images[order.reference] = order.labels
+        if order.replaces:
+            del self.images[order.replaces]
+        return made.digest
 
-    def remove(self, reference):
-        self.calls.append(("remove", reference))
-        del self.images[reference]
+    def adopt(self, reference):
+        self.calls.append(("adopt", reference))
+        return digest(reference.encode())
 
     def stop(self):
         self.calls.append(("stop",))
@@ -164,6 +175,7 @@ def planned(project, backend):
     """Call it with changes of the good matrix to get its plan against the fake engine."""
 
     def call(*changes, only=None, **files):
-        return plan(load(project(*changes, **files)), backend, expression=only)
+        against = Against(resolve=backend.resolve, store=backend)
+        return plan(load(project(*changes, **files)), against, expression=only)
 
     return call

@@ -41,7 +41,7 @@ def carry_out(backend, logs):
 
     def call(plan, *, jobs=1, **options):
         recorder = Recorder()
-        results = build(plan, backend, jobs=jobs, logs=logs, reporter=recorder, **options)
+        results = build(plan, backend, backend, jobs=jobs, logs=logs, reporter=recorder, **options)
         return results, recorder.notes
 
     return call
@@ -170,7 +170,6 @@ def test_in_development_the_new_image_takes_the_old_ones_place(planned, carry_ou
     plan = planned(development, only=CPU, template="FROM {{ base }}\n")
     carry_out(plan)
     assert list(backend.images) == [old[1], plan.items[0].reference]  # the one that failed is still there
-    assert backend.called("remove") == [old[0]]
 
 
 def test_an_image_with_a_layout_is_reproducible_and_audited(planned, carry_out, backend, tar):
@@ -224,7 +223,7 @@ def test_an_interrupt_ends_what_runs_and_goes_on(planned, backend, logs):
 
     backend.hold = True
     with pytest.raises(KeyboardInterrupt):
-        build(planned(only=CPU), backend, jobs=1, logs=logs, reporter=Impatient())
+        build(planned(only=CPU), backend, backend, jobs=1, logs=logs, reporter=Impatient())
     assert ("stop",) in backend.calls
     assert backend.called("make") == ["cpu-x86-64-v3"]
     assert not backend.images

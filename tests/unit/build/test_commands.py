@@ -8,7 +8,7 @@ import sys
 import pytest
 from rich.console import Console
 
-from imagematrix.build import buildx
+from imagematrix.build import buildx, local
 from imagematrix.build.build import Result
 from imagematrix.cli.progress import progress
 from imagematrix.errors import BuildError, EngineError
@@ -19,7 +19,8 @@ CPU = ("--only", "cuda=none")
 @pytest.fixture
 def command(cli, project, backend, monkeypatch):
     """Call it with a command and its options, to run it on the good matrix or on a spoilt one."""
-    monkeypatch.setattr(buildx, "Buildx", lambda: backend)
+    monkeypatch.setattr(buildx, "Buildx", lambda _, __: backend)
+    monkeypatch.setattr(local, "Engine", lambda: backend)
     path = project()
     (path.parent / ".dockerignore").write_text("*\n")
 

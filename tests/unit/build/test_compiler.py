@@ -2,11 +2,16 @@
 
 import pytest
 
+from imagematrix.build.backend import Sources
 from imagematrix.build.compiler import Compilers
 from imagematrix.errors import BuildError
 from imagematrix.facts import marches
 
 NO_COMPILER = "FROM {{ base }}\nRUN cc {{ march_option }}\n"
+
+
+def sources(item):
+    return Sources(context=item.cell.image.context, platform=item.cell.platform)
 
 
 @pytest.fixture
@@ -16,7 +21,7 @@ def flags(planned, backend):
     def call(*changes, **options):
         items = planned(*changes, **options).with_status("build")
         compilers = Compilers(items, backend)
-        return {item.cell.id: compilers.flags(item) for item in items}
+        return {item.cell.id: compilers.flags(item, sources(item)) for item in items}
 
     return call
 
@@ -61,7 +66,7 @@ def test_a_compiler_that_cannot_be_asked_is_not_asked_again(planned, backend):
     compilers = Compilers(items, backend)
     for item in items:
         with pytest.raises(BuildError, match="no such package"):
-            compilers.flags(item)
+            compilers.flags(item, sources(item))
     assert len(backend.called("export")) == 1
 
 

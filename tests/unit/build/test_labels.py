@@ -50,6 +50,14 @@ def test_what_they_say(planned):
     }
 
 
+def test_what_the_image_prefers_is_told_and_is_part_of_its_identity(planned):
+    (usual,) = planned(only=GPU).with_status("build")
+    (item,) = planned(("context: .", "context: .\n    prefer: [cuda, driver]"), only=GPU).with_status("build")
+    assert labels.prefer(written.for_item(item, FLAGS), item.reference) == ("cuda", "driver")
+    assert labels.prefer(written.for_item(usual, FLAGS), item.reference) == ()
+    assert "prefer" in item.identity.changed(usual.identity.components)
+
+
 def test_a_cpu_only_image_says_nothing_of_gpus(planned):
     (item,) = planned(only="cuda=none,march=znver4", template="FROM scratch\n").with_status("build")
     own = written.for_item(item, FLAGS)

@@ -3,7 +3,7 @@
 import pytest
 
 from imagematrix.build.build import build
-from imagematrix.build.plan import STATUSES, plan
+from imagematrix.build.plan import STATUSES, Against, plan
 from imagematrix.errors import UsageError
 from imagematrix.matrix.load import load
 
@@ -25,13 +25,14 @@ class Silent:
 def built(backend, tmp_path_factory):
     """Call it with a plan to have it carried out."""
     logs = tmp_path_factory.mktemp("logs")
-    return lambda found: build(found, backend, jobs=1, logs=logs, reporter=Silent())
+    return lambda found: build(found, backend, backend, jobs=1, logs=logs, reporter=Silent())
 
 
 def test_what_is_not_there_is_to_be_built(planned, conforms):
     found = planned()
     assert [(status, len(found.with_status(status))) for status in STATUSES] == [
         ("build", 12),
+        ("adopt", 0),
         ("up-to-date", 0),
         ("refused", 0),
         ("excluded", 4),
@@ -147,7 +148,7 @@ def test_in_development_it_is_built_again(planned, built, backend):
 
 
 def test_without_an_engine_every_feasible_cell_is_to_be_built(project, conforms):
-    found = plan(load(project(('"8.9"]', '"10.0"]'))), None)
+    found = plan(load(project(('"8.9"]', '"10.0"]'))), Against())
     assert len(found.with_status("build")) == 7
     assert len(found.with_status("infeasible")) == 7
     assert all(item.reference is None and item.identity is None for item in found.items)

@@ -40,7 +40,7 @@ def parsed(*entries, **changes):
 
 def test_the_document_is_the_contract():
     found = parsed(ENTRY)
-    assert found.to_json() == document() | {"variants": [ENTRY]}
+    assert found.to_json() == document() | {"prefer": [], "variants": [ENTRY]}
     assert found.variants == (
         Variant(
             reference="training:v1-x",

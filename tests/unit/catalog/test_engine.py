@@ -140,3 +140,17 @@ def test_no_engine_is_an_error_of_its_own(docker_host):
     with pytest.raises(EngineError) as caught:
         catalog("training:v1")
     assert caught.value.remedy
+
+
+def test_what_the_images_prefer_is_the_catalogs(engine):
+    engine.hold(one(cell="cpu-znver3"))
+    engine.hold(one())
+    for item in engine.images:
+        item["Labels"][labels.PREFER] = "cuda,driver"
+    assert catalog("training:v1").prefer == ("cuda", "driver")
+    del engine.images[0]["Labels"][labels.PREFER]
+    with pytest.raises(UsageError, match="prefer different things: the usual order and cuda,driver"):
+        catalog("training:v1")
+    engine.images[0]["Labels"][labels.PREFER] = "speed"
+    with pytest.raises(UsageError, match="'speed' is none of gpu, device-code"):
+        catalog("training:v1")

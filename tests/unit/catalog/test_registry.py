@@ -9,8 +9,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from imagematrix.catalog.catalog import Catalog
-from imagematrix.catalog.registry import Reference
 from imagematrix.errors import EngineError, UnknownImageError, UsageError
+from imagematrix.registry import Reference
 
 DIGEST = f"sha256:{'a' * 64}"
 INPUT = f"sha256:{'0123456789ab' + 'c' * 52}"
@@ -92,6 +92,7 @@ class Registry:
 @pytest.fixture
 def registry(tmp_path, monkeypatch):
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    monkeypatch.setattr("imagematrix.registry.PAUSE", 0)
     found = Registry()
     yield found
     found.close()
@@ -217,12 +218,12 @@ def test_a_registry_that_is_not_there():
 def test_an_answer_that_breaks_off(registry):
     registry.has(index(manifest()))
     registry.lacking = 10
-    with pytest.raises(EngineError, match="can't be reached"):
+    with pytest.raises(EngineError, match="the answer broke off"):
         Catalog.from_registry(registry.name)
 
 
 def test_an_answer_without_end_is_not_read_to_its_end(registry, monkeypatch):
-    monkeypatch.setattr("imagematrix.catalog.registry.LIMIT", 1000)
+    monkeypatch.setattr("imagematrix.registry.LIMIT", 1000)
     registry.has(b" " * 2000)
     with pytest.raises(UsageError, match="larger than"):
         Catalog.from_registry(registry.name)

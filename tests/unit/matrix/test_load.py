@@ -56,6 +56,9 @@ def test_an_unquoted_version_keeps_its_zero(project):
         (("  training:", "  Training:"), "'Training' is no image name"),
         (("training.j2", "trainin.j2"), "did you mean 'training.j2'?"),
         (("context: .", "context: nowhere"), "nowhere is no folder"),
+        (("context: .", "context: .\n    prefer: [cuda, drivr]"), "did you mean 'driver'?"),
+        (("context: .", "context: .\n    prefer: [cuda, cuda]"), "'cuda' is here twice"),
+        (("context: .", "context: .\n    prefer: {cuda: 1}"), "prefer: expected a list, found a map"),
         (("context: .", "context: .\n    development: maybe"), "'maybe' is neither true nor false"),
         (
             ("version: v1", "version: v1\n    version: v2"),

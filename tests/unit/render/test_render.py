@@ -36,7 +36,7 @@ for path in sys.argv[1:]:
     matrix = load(path)
     renderer = Renderer(matrix.templates)
     for cell in expand(matrix).cells:
-        digest.update(renderer.render(cell).encode())
+        digest.update(renderer.render(cell, {}).encode())
 print(digest.hexdigest())
 """
 
@@ -45,7 +45,7 @@ def render(path, name=None):
     """Return the Dockerfile of the cell called `name`, or of the first."""
     matrix = load(path)
     cells = {cell.id: cell for cell in expand(matrix).cells}
-    return Renderer(matrix.templates).render(cells[name] if name else next(iter(cells.values())))
+    return Renderer(matrix.templates).render(cells[name] if name else next(iter(cells.values())), {})
 
 
 def refusal(path, name=None):
@@ -179,7 +179,8 @@ def test_an_error_in_what_a_template_imports_is_told_there(project, tmp_path):
 @pytest.mark.parametrize(
     ("template", "expected"),
     [
-        ("{{ none }}", "training.j2:1: 'none' has no value here"),
+        ("{{ none }}", "training.j2:1: none would be written here"),
+        ("{{ {}.get(base) }}", "training.j2:1: none would be written here"),
         ("FROM {{ base\n", "training.j2:1: unexpected end of template"),
         ("FROM x\n{% if cuda %}\n", "training.j2:2: Unexpected end of template"),
         ("FROM x\n{{ base | upperr }}\n", "training.j2:2: No filter named 'upperr'"),

@@ -7,7 +7,7 @@ import jsonschema
 import pytest
 import yaml
 
-from imagematrix.build.plan import plan
+from imagematrix.build.plan import Against, plan
 from imagematrix.catalog.catalog import Catalog, Ptx, UserModeDriver, Variant
 from imagematrix.matrix.load import load
 from imagematrix.probe.host import Host
@@ -64,7 +64,7 @@ def test_catalogs(shipped_catalog, conforms, driver):
 
 
 def test_plans(shipped, conforms):
-    document = plan(load(shipped), None).to_json()
+    document = plan(load(shipped), Against()).to_json()
     conforms(document)
     assert {cell["status"] for cell in document["cells"]} == {"build", "excluded", "infeasible"}
 

@@ -6,9 +6,13 @@ import itertools
 
 import pytest
 
+from imagematrix.catalog.catalog import Catalog
+from imagematrix.errors import UsageError
+from imagematrix.record import replace
 from imagematrix.select.index import Index
 from imagematrix.select.node import Node
-from imagematrix.select.order import key
+from imagematrix.select.order import key, order
+from imagematrix.select.select import select
 
 
 @pytest.fixture(scope="module")
@@ -17,10 +21,11 @@ def first():
 
     def ask(node, *variants):
         found = {
-            min(order, key=lambda variant: key(node, variant)) for order in itertools.permutations(variants)
+            min(some, key=lambda variant: key(order(), node, variant))
+            for some in itertools.permutations(variants)
         }
         (best,) = found
-        index = Index(variants)
+        index = Index(variants, order())
         assert index.best(node, index.everything) is best
         return best.reference
 
@@ -138,3 +143,24 @@ def test_the_most_required_flags(first, node, make):
 def test_the_reference_at_last(first, node, make):
     assert first(node, make.variant("b"), make.variant("a"), make.variant("c")) == "a"
     assert first(node, make.cpu_variant("b"), make.cpu_variant("a")) == "a"
+
+
+def test_a_catalog_can_prefer_another_criterion(node, make):
+    native = make.variant("t:native", cubins=("89",), cuda="12.4", driver=make.umd("host"))
+    newest = make.variant("t:newest", cubins=("80",), cuda="13.0", driver=make.umd("host"))
+    usual = Catalog(image="t", version="v1", variants=(native, newest))
+    assert select(node.host, usual).selected == "t:native"
+    prefers = replace(usual, prefer=("cuda",))
+    assert select(node.host, prefers).selected == "t:newest"
+    assert Catalog.from_json(prefers.to_json()) == prefers
+
+
+def test_what_is_not_preferred_keeps_its_place():
+    assert [order().index(criterion) for criterion in order(("cpu-flags", "cuda"))] == [6, 3, 0, 1, 2, 4, 5]
+
+
+@pytest.mark.parametrize("prefer", [["cdua"], ["cuda", "cuda"], [1], "cuda"])
+def test_a_preference_that_is_none(prefer):
+    data = {"schema": "imagematrix.catalog/v1", "image": "t", "version": "v1", "variants": []}
+    with pytest.raises(UsageError, match="prefer"):
+        Catalog.from_json(data | {"prefer": prefer})

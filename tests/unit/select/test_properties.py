@@ -7,13 +7,13 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from imagematrix.catalog.catalog import Catalog, Ptx, UserModeDriver, Variant
+from imagematrix.catalog.catalog import CRITERIA, Catalog, Ptx, UserModeDriver, Variant
 from imagematrix.errors import ImagematrixError, NothingFits
 from imagematrix.facts import marches
 from imagematrix.probe.host import Cpu, Driver, Gpu, Host
 from imagematrix.select.index import Index
 from imagematrix.select.node import Node, hardware, kinds
-from imagematrix.select.order import key
+from imagematrix.select.order import key, order
 from imagematrix.select.rules import RULES, results
 from imagematrix.select.select import explain, select, select_many
 
@@ -53,8 +53,12 @@ gpu_variants = st.builds(
     **common,
 )
 variants = st.one_of(gpu_variants, gpu_variants, st.builds(Variant, **common))
-catalogs = st.lists(variants, max_size=12, unique_by=lambda variant: variant.reference).map(
-    lambda some: Catalog(image="t", version="v1", variants=tuple(some))
+catalogs = st.builds(
+    Catalog,
+    image=st.just("t"),
+    version=st.just("v1"),
+    variants=st.lists(variants, max_size=12, unique_by=lambda variant: variant.reference).map(tuple),
+    prefer=st.one_of(st.just(()), st.lists(st.sampled_from(CRITERIA), unique=True).map(tuple)),
 )
 facts = st.fixed_dictionaries(
     {
@@ -108,7 +112,7 @@ def plus(catalog, *more):
 def test_the_selected_variant_is_the_least_of_those_that_fit(host, catalog, allow_cpu):
     fitting = [variant for variant in catalog.variants if fits(host, variant, allow_cpu=allow_cpu)]
     node = Node(host=host, gpus=host.gpus, allow_cpu=allow_cpu)
-    expected = min(fitting, key=lambda variant: key(node, variant), default=None)
+    expected = min(fitting, key=lambda variant: key(order(catalog.prefer), node, variant), default=None)
     assert explain(host, catalog, allow_cpu=allow_cpu).variant is expected
 
 
@@ -186,7 +190,7 @@ def test_equal_hardware_has_equal_reasons(host, other, catalog, allow_cpu):
     nodes = [Node(host=one, gpus=one.gpus, allow_cpu=allow_cpu) for one in (host, twin)]
     for variant in catalog.variants:
         assert results(nodes[0], variant) == results(nodes[1], variant)
-        assert key(nodes[0], variant) == key(nodes[1], variant)
+        assert key(order(), nodes[0], variant) == key(order(), nodes[1], variant)
 
 
 @given(hosts, variants, variants, allowed)
@@ -202,7 +206,7 @@ def test_equal_needs_have_equal_verdicts(host, variant, other, allow_cpu):
 def test_a_nearest_variant_fails_as_few_rules_as_any(host, catalog, allow_cpu):
     found = explain(host, catalog, allow_cpu=allow_cpu)
     if found.selected is None and catalog.variants:
-        index = Index(catalog.variants)
+        index = Index(catalog.variants, order(catalog.prefer))
         node = Node(host=host, gpus=kinds(host.gpus), allow_cpu=allow_cpu)
         assert index.best(node, index.nearest(node)).reference == found.candidates[0].reference
 

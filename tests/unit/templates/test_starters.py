@@ -22,7 +22,7 @@ def rendered(path):
     """Return the Dockerfiles of a matrix by their cells."""
     matrix = load(path)
     renderer = Renderer(matrix.templates)
-    return {cell.id: (cell, renderer.render(cell)) for cell in expand(matrix).cells}
+    return {cell.id: (cell, renderer.render(cell, {})) for cell in expand(matrix).cells}
 
 
 def lint(*dockerfiles):

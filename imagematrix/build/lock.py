@@ -1,0 +1,71 @@
+"""imagematrix.lock: the digest of every base image, found out once and kept beside the matrix.
+
+Like every lock file it is committed: whoever builds the same matrix builds on the same bases, also after
+their tags have moved.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from imagematrix import documents
+from imagematrix.errors import UsageError
+from imagematrix.registry import DIGEST
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["SCHEMA", "beside", "document", "extend", "read", "write"]
+
+SCHEMA = "imagematrix.lock/v1"
+
+
+def beside(matrix: Path) -> Path:
+    """Return the lock file of a matrix: matrix.yaml has imagematrix.lock, other.yaml has other.lock."""
+    return matrix.with_name("imagematrix.lock" if matrix.stem == "matrix" else f"{matrix.stem}.lock")
+
+
+def read(path: Path) -> dict[str, str]:
+    """Return the digests by the references of base images; none where there is no such file.
+
+    Raises UsageError where it is damaged.
+    """
+    if not path.exists():
+        return {}
+    fields = documents.Fields(documents.read(path), str(path))
+    fields.schema(SCHEMA)
+    bases: dict[str, str] = {}
+    for item in fields.objects("bases"):
+        digest = item.text("digest")
+        if not DIGEST.fullmatch(digest):
+            raise item.fail("digest", f"{digest[:80]!r} is not a sha256 digest")
+        if bases.setdefault(item.text("name"), digest) != digest:
+            raise item.fail("name", f"{item.text('name')} is there twice")
+    return bases
+
+
+def document(bases: Mapping[str, str]) -> dict[str, object]:
+    """Return the Lock document."""
+    listed = [{"name": name, "digest": digest} for name, digest in sorted(bases.items())]
+    return {"schema": SCHEMA, "bases": listed}
+
+
+def extend(path: Path, bases: Mapping[str, str]) -> None:
+    """Add to the lock file `path` what it does not have; what it has stays."""
+    known = read(path)
+    if not bases.keys() <= known.keys():
+        write(path, {**bases, **known})
+
+
+def write(path: Path, bases: Mapping[str, str]) -> None:
+    """Write the digests to `path`, all or nothing; raise UsageError where that can't be done."""
+    text = documents.dump(document(bases))
+    try:
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+            file.write(text)
+        Path(file.name).chmod(0o644)
+        Path(file.name).replace(path)
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from error

@@ -1,0 +1,109 @@
+"""An OCI image index (image-index.md of the OCI image specification), as far as we read and write it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from imagematrix import documents
+from imagematrix.catalog import labels
+from imagematrix.catalog.catalog import DIGEST, Catalog
+from imagematrix.errors import UnknownImageError, UsageError
+from imagematrix.registry import DOCKER_LIST, INDEX, Reference
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from imagematrix.catalog.catalog import Variant
+
+__all__ = ["Entry", "catalog", "parse", "write"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A manifest in an index: its descriptor, with the annotations and the platform that it has there."""
+
+    digest: str
+    size: int
+    media_type: str
+    annotations: Mapping[str, str]
+    platform: Mapping[str, str]
+
+    @property
+    def ours(self) -> bool:
+        """Whether it is a variant, and no attestation or an image of others."""
+        return {labels.VARIANT, labels.CELL, labels.INPUT} <= self.annotations.keys()
+
+    def to_json(self) -> dict[str, object]:
+        """Return the descriptor."""
+        return {
+            "mediaType": self.media_type,
+            "digest": self.digest,
+            "size": self.size,
+            "annotations": dict(self.annotations),
+            "platform": dict(self.platform),
+        }
+
+
+def parse(raw: bytes, name: str) -> tuple[Entry, ...]:
+    """Return the entries of the index `raw`; raise UsageError where it is none. `name` is for messages."""
+    fields = documents.Fields(documents.parse(raw, name), name)
+    if fields.text_or_none("mediaType") not in (INDEX, DOCKER_LIST, None):
+        raise UsageError(f"{name} is one image and no index of variants", remedy="name the version alone")
+    return tuple(_entry(item) for item in fields.objects("manifests"))
+
+
+def write(entries: Iterable[Entry]) -> bytes:
+    """Return an index of `entries`: the same entries always give the same bytes."""
+    manifests = [entry.to_json() for entry in sorted(entries, key=_place)]
+    data = {"schemaVersion": 2, "mediaType": INDEX, "manifests": manifests}
+    return json.dumps(data, indent=1, sort_keys=True).encode()
+
+
+def catalog(raw: bytes, reference: Reference) -> Catalog:
+    """Return the catalog that an index is; raise UnknownImageError or UsageError where it is none."""
+    name = f"{reference.name}:{reference.tag}"
+    variants: dict[str, Variant] = {}
+    for entry in (entry for entry in parse(raw, name) if entry.ours):
+        version = entry.annotations.get(labels.VERSION, reference.tag)
+        tag = labels.tag(version, entry.annotations[labels.CELL], entry.annotations[labels.INPUT])
+        variant = labels.read(
+            entry.annotations,
+            reference=f"{reference.name}:{tag}",
+            digest=entry.digest,
+            size=labels.size(entry.annotations),
+        )
+        if variant.reference in variants:
+            raise UsageError(f"{name}: {variant.reference} is there twice")
+        variants[variant.reference] = variant
+    if not variants:
+        raise UnknownImageError(f"{name} is an index without variants of imagematrix")
+    stated = {labels.prefer(entry.annotations, name) for entry in parse(raw, name) if entry.ours}
+    return Catalog(
+        image=reference.name,
+        version=reference.tag,
+        variants=tuple(variants.values()),
+        prefer=labels.agreed(name, stated),
+    )
+
+
+def _entry(fields: documents.Fields) -> Entry:
+    digest = fields.text("digest")
+    if not DIGEST.fullmatch(digest):
+        raise fields.fail("digest", f"{digest[:80]!r} is not a sha256 digest")
+    return Entry(
+        digest=digest,
+        size=fields.integer("size"),
+        media_type=fields.text_or_none("mediaType") or "",
+        annotations=_texts(fields.object_or_none("annotations")),
+        platform=_texts(fields.object_or_none("platform")),
+    )
+
+
+def _texts(fields: documents.Fields | None) -> dict[str, str]:
+    return {} if fields is None else {key: fields.text(key) for key in fields.keys_of(str)}
+
+
+def _place(entry: Entry) -> tuple[str, str]:
+    return entry.annotations.get(labels.CELL, ""), entry.digest

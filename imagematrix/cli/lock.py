@@ -1,0 +1,47 @@
+"""`imagematrix lock`: find out the digests of the base images, and keep them beside the matrix."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from imagematrix.cli.options import File, Json
+from imagematrix.cli.output import answer, counted, say
+
+__all__ = ["command"]
+
+
+def command(
+    file: File = Path("matrix.yaml"),
+    upgrade: Annotated[
+        bool, typer.Option("--upgrade", "-U", help="Ask the registries for every base image anew.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Write imagematrix.lock: the digest of every base image, which builds then use until you lock anew.
+
+    What the lock has stays, and what no cell uses any more goes.
+    """
+    from imagematrix.build import lock
+    from imagematrix.build.local import Engine
+    from imagematrix.build.plan import Against, plan
+    from imagematrix.matrix.load import load
+
+    path = lock.beside(file)
+    known = lock.read(path)
+    matrix = load(file)
+    with Engine() as engine:
+        against = Against(
+            resolve=engine.newest if upgrade else engine.resolve, locked={} if upgrade else known
+        )
+        bases = dict(plan(matrix, against).bases)
+    if bases != known:
+        lock.write(path, bases)
+    for name in sorted({*bases, *known}):
+        if bases.get(name) != known.get(name):
+            say(f"{name}: {known.get(name, 'new')} -> {bases.get(name, 'gone')}")
+    say(f"{path}: {counted(len(bases), 'base image')}")
+    if json:
+        answer(lock.document(bases))

@@ -1,0 +1,126 @@
+"""Pushing, publishing, choosing and running with a real registry beside the engine."""
+
+import json
+import subprocess
+
+import pytest
+
+CPU = {"cuda": ["none"], "march": ["x86-64-v2", "x86-64-v3"]}
+HOST = ("--host", "tests/hosts/laptop.json")
+
+
+@pytest.fixture
+def image(registry, request):
+    """The name of an image that no other test has."""
+    return f"{registry.address}/ml/{request.node.name.replace('_', '-')}"
+
+
+@pytest.fixture
+def folder(project, image):
+    return project(CPU, image=image)
+
+
+def build(engine, folder, *options):
+    return engine.imagematrix("build", "--push", *options, cwd=folder)
+
+
+def images(engine):
+    """Return the repositories of all images in the engine."""
+    return engine.docker("images", "--format", "{{.Repository}}").stdout.splitlines()
+
+
+def statuses(engine, folder, *options):
+    said = engine.imagematrix("plan", "--json", *options, cwd=folder)
+    return [cell["status"] for cell in json.loads(said.stdout)["cells"]]
+
+
+def test_from_the_matrix_to_a_container_by_way_of_the_registry(engine, folder, registry, image):
+    built = build(engine, folder)
+    assert built.returncode == 0, built.stderr
+    references = built.stdout.splitlines()
+    assert len(references) == 2
+    assert image not in images(engine), "what is pushed need not be in the engine"
+    assert (folder / "imagematrix.lock").is_file()
+
+    assert statuses(engine, folder, "--push") == ["up-to-date"] * 2
+    again = build(engine, folder)
+    assert (again.returncode, again.stdout) == (0, "")
+
+    published = engine.imagematrix("publish", f"{image}:v1", "--alias", "stable")
+    assert published.returncode == 0, published.stderr
+    assert published.stdout.startswith(f"{image}:v1@sha256:")
+    assert engine.imagematrix("publish", f"{image}:v1").stdout == published.stdout
+
+    listed = json.loads(engine.imagematrix("ls", f"{image}:v1", "--json").stdout)
+    assert sorted(variant["reference"] for variant in listed["variants"]) == sorted(references)
+    assert all(variant["size"] > 20_000_000 for variant in listed["variants"])
+
+    best = next(reference for reference in references if "x86-64-v3" in reference)
+    registry.kill()
+    registry.start()
+    chosen = engine.imagematrix("select", f"{image}:v1", *HOST)
+    assert chosen.stdout.strip() == best, chosen.stderr
+    assert registry.log.count('"GET ') - registry.log.count(" 404 ") == 1, "one request gives the catalog"
+    assert engine.imagematrix("select", f"{image}:stable", *HOST).stdout.strip() == best
+
+    ran = engine.imagematrix("run", "--rm", f"{image}:v1", "train", "--steps", "1")
+    assert ran.returncode == 0, ran.stderr
+    digest = next(one["digest"] for one in listed["variants"] if one["reference"] == best)
+    assert images(engine).count(image) == 1, "only the chosen variant is pulled, by its digest"
+    engine.docker("rmi", f"{image}@{digest}")
+
+
+def test_what_is_in_the_engine_is_adopted(engine, folder):
+    local = engine.imagematrix("build", cwd=folder)
+    references = local.stdout.splitlines()
+    assert statuses(engine, folder, "--push") == ["adopt"] * 2
+    pushed = build(engine, folder)
+    assert sorted(pushed.stdout.splitlines()) == sorted(references), pushed.stderr
+    assert "adopted" in pushed.stderr
+    assert statuses(engine, folder, "--push") == ["up-to-date"] * 2
+    for reference in references:
+        engine.docker("rmi", reference)
+
+
+def test_publish_pushes_what_only_the_engine_has(engine, folder, image):
+    references = engine.imagematrix("build", cwd=folder).stdout.splitlines()
+    published = engine.imagematrix("publish", f"{image}:v1", "--json")
+    assert published.returncode == 0, published.stderr
+    assert json.loads(published.stdout)["new"] == 2
+    for reference in references:
+        engine.docker("rmi", reference)
+    assert engine.imagematrix("select", f"{image}:v1", *HOST).stdout.strip() in references
+
+
+def test_cells_are_added_to_a_version_and_none_is_replaced(engine, folder, image):
+    build(engine, folder, "--only", "march=x86-64-v2")
+    first = engine.imagematrix("publish", f"{image}:v1", "--json")
+    assert json.loads(first.stdout)["variants"] == 1
+    build(engine, folder)
+    second = json.loads(engine.imagematrix("publish", f"{image}:v1", "--json").stdout)
+    assert (second["variants"], second["new"]) == (2, 1)
+
+    source = folder / "templates/training/train.cpp"
+    source.write_text(f"{source.read_text()}// another program\n")
+    refused = build(engine, folder)
+    assert refused.returncode == 7
+    assert "context changed" in refused.stderr
+    assert statuses(engine, folder, "--push") == ["refused"] * 2
+
+
+def test_a_login_is_dockers(engine, project, start_registry, tmp_path):
+    registry = start_registry(5001, ("me", "secret"))
+    image = f"{registry.address}/ml/training"
+    folder = project({"cuda": ["none"], "march": ["x86-64-v2"]}, image=image)
+    environment = engine.environment | {"DOCKER_CONFIG": str(tmp_path / "config")}
+    refused = engine.imagematrix("build", "--push", cwd=folder, env=environment)
+    assert refused.returncode == 8
+    assert f"`docker login {registry.address}`" in refused.stderr
+    login = [*engine.inside, "docker", "login", "-u", "me", "--password-stdin", registry.address]
+    subprocess.run(login, input="secret", text=True, env=environment, check=True, capture_output=True)
+    pushed = engine.imagematrix("build", "--push", cwd=folder, env=environment)
+    assert pushed.returncode == 0, pushed.stderr
+    published = engine.imagematrix("publish", f"{image}:v1", env=environment)
+    assert published.returncode == 0, published.stderr
+    ran = engine.imagematrix("run", "--rm", f"{image}:v1", "true", env=environment)
+    assert ran.returncode == 0, ran.stderr
