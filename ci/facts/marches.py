@@ -2,7 +2,7 @@
 
 Takes every `gcc-N` and `clang-N` on PATH, and `aarch64-linux-gnu-gcc-N` for aarch64 (clang compiles for
 both); a compiler that is in the table and not on PATH stays as it is. Debian's cpp-N packages, unpacked, are
-enough for gcc.
+enough for gcc: a `gcc-N` that calls `cpp-N` will do.
 
 A macro that looks like an instruction set and has no flag is named on stderr: it belongs into
 imagematrix/facts/macros.py with a flag, or into NAMELESS here. What compilers use on aarch64 without a macro
@@ -28,8 +28,13 @@ ARM_VERSIONS = [
     f"armv{major}{minor}-a" for major in (8, 9) for minor in ("", *(f".{n}" for n in range(1, 10)))
 ]
 INSTRUCTIONS = re.compile(r"#define ((?!__FLT)__[A-Z0-9_]+__|__ARM_FEATURE_\w+) 1$", re.MULTILINE)
-# Privileged, without a flag in /proc/cpuinfo or with one in recent kernels only, or no instructions at all.
+# Privileged, without a flag in /proc/cpuinfo or with one in recent kernels only, or no instructions at all:
+# AVX10.1 is a name for AVX-512 sets that have macros of their own.
 NAMELESS = {
+    "__AVX10_1_256__",
+    "__AVX10_1_512__",
+    "__AVX10_1__",
+    "__AVX10_2_512__",
     "__EVEX256__",
     "__EVEX512__",
     "__HRESET__",
@@ -70,6 +75,9 @@ def main() -> None:
         for march, flags in answers.items():
             table[arch].setdefault(march, {})[compiler] = flags
         print(f"{compiler} {arch}: {len(answers)}")
+    for march, sets in table["aarch64"].items():  # also what was seen since a compiler was asked
+        for compiler, flags in sets.items():
+            sets[compiler] = " ".join(sorted({*flags.split(), *macros.unannounced(march)}))
     data["compilers"] = {name: data["compilers"][name] for name in sorted(data["compilers"], key=by_major)}
     data |= {arch: shrink(table[arch]) for arch in table}
     data["as_of"] = arguments.as_of or data["as_of"]

@@ -39,13 +39,14 @@ class Compilers:
             if stage and march:
                 key = (stage, item.cell.image.context, item.cell.platform)
                 made = self._compilers.setdefault(key, _Compiler(stage, builder))
-                made.options.add(marches.option(march))
+                made.options.add(item.cell.facts.option(march))
 
     def flags(self, item: Item, sources: Sources) -> frozenset[str]:
         """Return the flags that `item`'s code needs; raise BuildError where nobody can tell.
 
         `sources` are those of its build. Where a template has no stage `compiler`, the shipped table answers
-        for the property `compiler`.
+        for the property `compiler`. What the matrix states about a march is needed in any case: it may be of
+        an instruction set whose macro this release does not know.
         """
         march = item.cell.axes.get("march")
         if march is None:
@@ -53,7 +54,7 @@ class Compilers:
         stage = through_stage(item.dockerfile, STAGE)
         if stage is None:
             return _from_table(item.cell, march)
-        option = marches.option(march)
+        option = item.cell.facts.option(march)
         key = (stage, item.cell.image.context, item.cell.platform)
         macros = self._compilers[key].macros(sources).get(option)
         if macros is None:
@@ -61,7 +62,8 @@ class Compilers:
                 f"the compiler of {item.cell.id} does not know {option}",
                 remedy="exclude these cells, or take a base with a newer compiler",
             )
-        return marches.flags_from_macros(macros, ARCHES[item.cell.platform], march)
+        own = item.cell.facts.flags(march) or frozenset()
+        return marches.flags_from_macros(macros, ARCHES[item.cell.platform], march) | own
 
 
 class _Compiler:
@@ -102,7 +104,9 @@ class _Compiler:
 
 
 def _from_table(cell: Cell, march: str) -> frozenset[str]:
-    flags = marches.required(march, cell.properties.get("compiler", ""))
+    flags = cell.facts.flags(march)
+    if flags is None:
+        flags = marches.required(march, cell.properties.get("compiler", ""))
     if flags is None:
         raise BuildError(
             f"nobody can tell which CPU flags {cell.id} needs",

@@ -50,6 +50,7 @@ def identify(cell: Cell, dockerfile: str, bases: Mapping[str, str], context: str
     `bases` are the images it builds on with the digest each resolves to, `context` is the digest of the files
     it can copy.
     """
+    facts = cell.facts.deciding(cell.axes)
     return Identity(
         components={
             "schema": SCHEMA,
@@ -57,7 +58,9 @@ def identify(cell: Cell, dockerfile: str, bases: Mapping[str, str], context: str
             "context": context,
             "platform": cell.platform,
             "epoch": EPOCH,
-            # Where no stage of the template has the compiler, this decides which CPU flags the labels name.
+            # What only the labels show: the matrix' own facts and, where no stage of the template has the
+            # compiler, the one whose CPU flags they name.
+            **({"facts": facts} if facts else {}),
             **({"compiler": cell.properties["compiler"]} if "compiler" in cell.properties else {}),
             # It decides for every node which of a version's images it gets, so a version can't change it.
             **({"prefer": ",".join(cell.image.prefer)} if cell.image.prefer else {}),

@@ -6,7 +6,7 @@ import json
 
 from imagematrix.catalog import labels
 from imagematrix.catalog.catalog import UserModeDriver, Variant
-from imagematrix.facts import device_code, marches
+from imagematrix.facts import device_code
 from imagematrix.matrix.words import HOST_DRIVER
 
 TYPE_CHECKING = False
@@ -57,7 +57,8 @@ def variant(cell: Cell, flags: frozenset[str], reference: str) -> Variant:
         driver=_driver(cell),
         march=march,
         cpu_flags=flags,
-        vendor=marches.vendor(march) if march else None,
+        vendor=cell.facts.vendor(march) if march else None,
+        oldest_driver=cell.facts.oldest_driver(cell.cuda),
     )
 
 

@@ -70,7 +70,8 @@ class Variant(Record):
     A CPU-only variant has `cuda` None, no `cubins` and `driver` None. `cubins` are targets without "sm_"
     ("89", "90a"). `cpu_flags` are the flags the code needs, by the kernel's names; `march` and `vendor`
     tell what it was compiled for and are only used to rank. `size` is in bytes. `digest` is None where the
-    store keeps none.
+    store keeps none. `oldest_driver` is the oldest that runs `cuda`, where its matrix had to say so because
+    no table knew the release.
     """
 
     reference: str
@@ -85,6 +86,7 @@ class Variant(Record):
     cpu_flags: frozenset[str] = frozenset()
     vendor: str | None = None
     size: int | None = None
+    oldest_driver: str | None = None
 
     @property
     def gpu(self) -> bool:
@@ -106,6 +108,7 @@ class Variant(Record):
             "cpu_flags": sorted(self.cpu_flags),
             "vendor": self.vendor,
             "size": self.size,
+            **({"oldest_driver": self.oldest_driver} if self.oldest_driver else {}),
         }
 
     @classmethod
@@ -206,6 +209,9 @@ def _variant(fields: Fields, known: dict[tuple[str, str], Any]) -> Variant:
         cpu_flags=fields.words("cpu_flags"),
         vendor=fields.text_or_none("vendor"),
         size=fields.integer_or_none("size"),
+        oldest_driver=_matching_or_none(
+            fields, "oldest_driver", VERSION, "a driver version such as 550.163.01"
+        ),
     )
 
 

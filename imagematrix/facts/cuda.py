@@ -77,20 +77,23 @@ def driver_cuda(driver: str) -> str | None:
 
 
 @lru_cache(maxsize=4096)
-def driver_runs(cuda: str, driver: str) -> bool:
-    """Whether `driver` runs what was built with the CUDA release `cuda`, PTX aside."""
+def driver_runs(cuda: str, driver: str, told: str | None = None) -> bool:
+    """Whether `driver` runs what was built with the CUDA release `cuda`, PTX aside.
+
+    `told` is the oldest driver for it as a matrix states it, which counts where no table has the release.
+    """
     brought = driver_cuda(driver)
     if brought is not None and versions.order(brought) >= versions.order(cuda):
         return True
-    floor = _floor(cuda)
+    floor = _floor(cuda) or (None if release(cuda) else told)
     return floor is not None and versions.order(driver) >= versions.order(floor)
 
 
-def lowest_driver(cuda: str) -> str | None:
-    """Return the oldest driver that NVIDIA lists for the CUDA release `cuda`, or None where unknown."""
+def lowest_driver(cuda: str, told: str | None = None) -> str | None:
+    """Return the oldest driver that NVIDIA lists for the CUDA release `cuda`, or `told` where unknown."""
     known = release(cuda)
     listed = (known and known.toolkit_driver, _floor(cuda))
-    return min((driver for driver in listed if driver), key=versions.order, default=None)
+    return min((driver for driver in listed if driver), key=versions.order, default=told)
 
 
 def ptx_isa(driver: str) -> str | None:

@@ -11,7 +11,7 @@ from functools import cache, lru_cache
 
 from imagematrix.facts import _data, cuda, versions
 
-__all__ = ["capability", "cubin_runs", "distance", "known", "ptx_runs", "target", "valid"]
+__all__ = ["capability", "cubin_runs", "distance", "known", "ptx_runs", "target"]
 
 
 def target(compute: str) -> str:
@@ -31,11 +31,6 @@ def known() -> tuple[str, ...]:
     targets = {target for release in cuda.releases().values() for target in release.targets}
     ordered = sorted(targets, key=lambda target: (versions.order(capability(target)), target))
     return tuple(capability(target) + _suffix(target) for target in ordered)
-
-
-def valid(compute: str) -> bool:
-    """Whether `compute` is one of the known capability words."""
-    return compute in known()
 
 
 @lru_cache(maxsize=4096)

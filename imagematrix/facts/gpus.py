@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from types import MappingProxyType
 
 from imagematrix.facts import _data
@@ -11,7 +12,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["BRANDS", "DATA_CENTRE_BRANDS", "Product", "data_centre", "product"]
+__all__ = ["BRANDS", "DATA_CENTRE_BRANDS", "Product", "brand", "data_centre", "product"]
 
 # nvmlBrandType_t of nvml.h
 BRANDS: Mapping[int, str] = MappingProxyType(
@@ -38,7 +39,9 @@ BRANDS: Mapping[int, str] = MappingProxyType(
 
 # Data-centre parts from Ampere on report "nvidia" where older ones report "tesla".
 DATA_CENTRE_BRANDS = frozenset({"tesla", "nvidia"})
-CONSUMER_NAMES = ("geforce", "titan", "nvs")
+# Words in the names of others, which may report the same.
+OTHER_NAMES = ("geforce", "titan", "nvs", "gb10")
+VGPU = r"-\d+[ABCQ]\b"  # the profile of a virtual GPU, as in "NVIDIA A40-8Q"
 
 
 class Product(Record):
@@ -75,13 +78,28 @@ def product(pci_device_id: str) -> Product | None:
     return None
 
 
+def brand(name: str | None) -> str | None:
+    """Return a brand that NVML reports for a data-centre part of this name; None for any other name.
+
+    `name` is that of the driver or of `product`. The table has the names that NVIDIA lists as data-centre
+    products: what it does not list is not proved to be one. Where a driver calls a Tesla "nvidia", it makes
+    no difference: the lists in cuda-compat have both.
+    """
+    words = re.split("[ /-]+", (name or "").removeprefix("NVIDIA "))
+    if name is None or re.search(VGPU, name):
+        return None
+    if words[0] == "Tesla":
+        return "tesla"
+    return "nvidia" if words[0] in _data.load("gpus.json")["data_centre"].split() else None
+
+
 def data_centre(brand: str | None, name: str | None) -> bool:
     """Whether a GPU is a data-centre part, which is what cuda-compat supports.
 
     `brand` is one of `BRANDS`. Without one, only the name "Tesla" proves it.
     """
     words = (name or "").lower().split()
-    if any(word in words for word in CONSUMER_NAMES):
+    if any(word in words for word in OTHER_NAMES):
         return False
     if brand is None or brand.lower() == "unknown":
         return "tesla" in words

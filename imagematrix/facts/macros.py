@@ -4,6 +4,10 @@ The names on the right are those of /proc/cpuinfo: `flags` on x86 (arch/x86/incl
 Linux), `Features` on aarch64 (Documentation/arch/arm64/elf_hwcaps.rst). The names on the left are those
 that gcc (gcc/config/i386/i386-c.cc) and clang (clang/lib/Basic/Targets) define, and on aarch64 those of
 the Arm C Language Extensions.
+
+Some x86 flags of recent instruction sets (amx_fp8, apx, avx10_2, movrs, ...) are the kernel's names for its
+own use, or follow them: no kernel shows them yet. So nothing proves that code with these instructions runs,
+and no host is taken for one that runs it.
 """
 
 from __future__ import annotations
@@ -20,20 +24,28 @@ X86_64 = {
     "__ABM__": "abm",
     "__ADX__": "adx",
     "__AES__": "aes",
+    "__AMX_AVX512__": "amx_avx512",
     "__AMX_BF16__": "amx_bf16",
     "__AMX_COMPLEX__": "amx_complex",
     "__AMX_FP16__": "amx_fp16",
+    "__AMX_FP8__": "amx_fp8",
     "__AMX_INT8__": "amx_int8",
+    "__AMX_MOVRS__": "amx_movrs",
+    "__AMX_TF32__": "amx_tf32",
     "__AMX_TILE__": "amx_tile",
+    "__AMX_TRANSPOSE__": "amx_transpose",
     "__AMXBF16__": "amx_bf16",
     "__AMXINT8__": "amx_int8",
     "__AMXTILE__": "amx_tile",
+    "__APX_F__": "apx",
     "__AVX__": "avx",
+    "__AVX10_2__": "avx10_2",
     "__AVX2__": "avx2",
     "__AVX5124FMAPS__": "avx512_4fmaps",
     "__AVX5124VNNIW__": "avx512_4vnniw",
     "__AVX512BF16__": "avx512_bf16",
     "__AVX512BITALG__": "avx512_bitalg",
+    "__AVX512BMM__": "avx512_bmm",
     "__AVX512BW__": "avx512bw",
     "__AVX512CD__": "avx512cd",
     "__AVX512DQ__": "avx512dq",
@@ -55,12 +67,15 @@ X86_64 = {
     "__AVXVNNIINT8__": "avx_vnni_int8",
     "__BMI__": "bmi1",
     "__BMI2__": "bmi2",
+    "__CCMP__": "apx",
+    "__CF__": "apx",
     "__CLDEMOTE__": "cldemote",
     "__CLFLUSHOPT__": "clflushopt",
     "__CLWB__": "clwb",
     "__CLZERO__": "clzero",
     "__CMPCCXADD__": "cmpccxadd",
     "__CRC32__": "sse4_2",
+    "__EGPR__": "apx",
     "__ENQCMD__": "enqcmd",
     "__F16C__": "f16c",
     "__FMA__": "fma",
@@ -77,11 +92,16 @@ X86_64 = {
     "__MOVBE__": "movbe",
     "__MOVDIR64B__": "movdir64b",
     "__MOVDIRI__": "movdiri",
+    "__MOVRS__": "movrs",
     "__MWAITX__": "mwaitx",
+    "__NDD__": "apx",
+    "__NF__": "apx",
     "__PCLMUL__": "pclmulqdq",
     "__PKU__": "pku",
     "__POPCNT__": "popcnt",
+    "__PPX__": "apx",
     "__PRFCHW__": "3dnowprefetch",
+    "__PUSH2POP2__": "apx",
     "__RDPID__": "rdpid",
     "__RDRND__": "rdrand",
     "__RDSEED__": "rdseed",
@@ -111,6 +131,7 @@ X86_64 = {
     "__XSAVEC__": "xsavec",
     "__XSAVEOPT__": "xsaveopt",
     "__XSAVES__": "xsaves",
+    "__ZU__": "apx",
 }
 
 AARCH64 = {
@@ -122,12 +143,20 @@ AARCH64 = {
     "__ARM_FEATURE_BTI": "bti",
     "__ARM_FEATURE_COMPLEX": "fcma",
     "__ARM_FEATURE_CRC32": "crc32",
+    "__ARM_FEATURE_CSSC": "cssc",
     "__ARM_FEATURE_DOTPROD": "asimddp",
+    "__ARM_FEATURE_FAMINMAX": "faminmax",
     "__ARM_FEATURE_FP16_FML": "asimdfhm",
     "__ARM_FEATURE_FP16_SCALAR_ARITHMETIC": "fphp",
     "__ARM_FEATURE_FP16_VECTOR_ARITHMETIC": "asimdhp",
+    "__ARM_FEATURE_FP8": "f8cvt",
+    "__ARM_FEATURE_FP8DOT2": "f8dp2",
+    "__ARM_FEATURE_FP8DOT4": "f8dp4",
+    "__ARM_FEATURE_FP8FMA": "f8fma",
+    "__ARM_FEATURE_FPRCVT": "fprcvt",
     "__ARM_FEATURE_FRINT": "frint",
     "__ARM_FEATURE_JCVT": "jscvt",
+    "__ARM_FEATURE_LUT": "lut",
     "__ARM_FEATURE_MATMUL_INT8": "i8mm",
     "__ARM_FEATURE_MEMORY_TAGGING": "mte",
     "__ARM_FEATURE_MOPS": "mops",
@@ -141,23 +170,45 @@ AARCH64 = {
     "__ARM_FEATURE_SM3": "sm3",
     "__ARM_FEATURE_SM4": "sm4",
     "__ARM_FEATURE_SME": "sme",
+    "__ARM_FEATURE_SME_B16B16": "smeb16b16",
+    "__ARM_FEATURE_SME_F16F16": "smef16f16",
     "__ARM_FEATURE_SME2": "sme2",
+    "__ARM_FEATURE_SME2p1": "sme2p1",
     "__ARM_FEATURE_SVE": "sve",
+    "__ARM_FEATURE_SVE_B16B16": "sveb16b16",
+    "__ARM_FEATURE_SVE_BF16": "svebf16",
+    "__ARM_FEATURE_SVE_MATMUL_FP32": "svef32mm",
+    "__ARM_FEATURE_SVE_MATMUL_FP64": "svef64mm",
+    "__ARM_FEATURE_SVE_MATMUL_INT8": "svei8mm",
     "__ARM_FEATURE_SVE2": "sve2",
     "__ARM_FEATURE_SVE2_AES": "sveaes svepmull",
     "__ARM_FEATURE_SVE2_BITPERM": "svebitperm",
     "__ARM_FEATURE_SVE2_SHA3": "svesha3",
     "__ARM_FEATURE_SVE2_SM4": "svesm4",
-    "__ARM_FEATURE_SVE_BF16": "svebf16",
-    "__ARM_FEATURE_SVE_MATMUL_FP32": "svef32mm",
-    "__ARM_FEATURE_SVE_MATMUL_FP64": "svef64mm",
-    "__ARM_FEATURE_SVE_MATMUL_INT8": "svei8mm",
+    "__ARM_FEATURE_SVE2p1": "sve2p1",
+    "__ARM_FEATURE_SVE2p2": "sve2p2",
 }
 
 FLAGS: Mapping[str, Mapping[str, str]] = {"x86_64": X86_64, "aarch64": AARCH64}
 
-# Cores outside the plain versions of the architecture that have what `unannounced` is about.
-CORES = {"ampere1b": ("cssc",), "fujitsu-monaka": ("mops",)}
+# Cores outside the plain versions of the architecture that have what `unannounced` is about. What every core
+# from Armv8.4 on has (ilrcpc, uscat) is named only where CPUs without it have all the others: an image for
+# saphira would else be taken for one that Kunpeng 920 runs.
+CORES = {
+    "a64fx": ("fcma",),
+    "ampere1b": ("cssc",),
+    "ampere1c": ("cssc", "faminmax"),
+    "c1-nano": ("lrcpc3", "mops"),
+    "c1-premium": ("lrcpc3", "mops"),
+    "c1-pro": ("lrcpc3", "mops"),
+    "c1-ultra": ("lrcpc3", "mops"),
+    "cortex-r82": ("fcma",),
+    "cortex-r82ae": ("fcma",),
+    "fujitsu-monaka": ("faminmax", "mops"),
+    "olympus": ("faminmax",),
+    "saphira": ("ilrcpc", "uscat"),
+    "tsv110": ("fcma",),
+}
 
 
 def flags(text: str, arch: str) -> frozenset[str]:
@@ -175,13 +226,14 @@ def unannounced(march: str) -> frozenset[str]:
     """Return the flags of instructions that compilers use for `march` on aarch64 and define no macro for.
 
     From Armv8.4 on these are the second set of release-consistent accesses and single-copy atomic pairs,
-    from Armv8.8 on memory copying (where only clang has a macro), from Armv8.9 on common short sequences.
-    Armv9.N has what Armv8.(N+5) has.
+    from Armv8.8 on memory copying (where only clang has a macro), from Armv8.9 on common short sequences,
+    from Armv9.5 on absolute maximum and minimum (where only gcc has a macro), from Armv9.6 on compare and
+    branch. Armv9.N has what Armv8.(N+5) has.
     """
     version = march.partition("+")[0].removeprefix("armv").removesuffix("-a")
     major, _, minor = version.partition(".")
     if major not in ("8", "9") or not (minor or "0").isdecimal():
         return frozenset(CORES.get(march, ()))
     step = int(minor or 0) + (5 if major == "9" else 0)
-    since = ((4, "ilrcpc"), (4, "uscat"), (8, "mops"), (9, "cssc"))
+    since = ((4, "ilrcpc"), (4, "uscat"), (8, "mops"), (9, "cssc"), (10, "faminmax"), (11, "cmpbr"))
     return frozenset(flag for first, flag in since if step >= first)

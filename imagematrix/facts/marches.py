@@ -25,6 +25,7 @@ __all__ = [
     "known",
     "level",
     "level_rank",
+    "names",
     "option",
     "required",
     "vendor",
@@ -67,9 +68,9 @@ LEVELS = (
 RANKS = {name: rank for rank, (name, _) in enumerate(LEVELS, start=1)}
 
 HOST_VENDORS = {"GenuineIntel": "intel", "AuthenticAMD": "amd", "HygonGenuine": "amd"}
-# Beginnings of names on x86; those of no other vendor are Intel's.
+# Beginnings of names on x86; those of no other vendor are Intel's. c86-4g is Hygon's, which counts as AMD's.
 VENDORS = (
-    (("amdfam", "athlon", "barcelona", "bdver", "btver", "k8", "opteron", "znver"), "amd"),
+    (("amdfam", "athlon", "barcelona", "bdver", "btver", "c86-4g", "k8", "opteron", "znver"), "amd"),
     (("eden", "lujiazui", "nano", "shijidadao", "yongfeng"), "centaurhauls"),
     (("x86-64",), None),
 )
@@ -92,6 +93,12 @@ def known(compiler: str) -> frozenset[str] | None:
         for march, sets in _data.load("marches.json")[arch].items()
         if any(compiler in names.split() for names in sets)
     )
+
+
+def names() -> frozenset[str]:
+    """Return the names that some compiler in the table takes for -march or -mcpu."""
+    table = _data.load("marches.json")
+    return frozenset(march for arch in IGNORED for march in table[arch])
 
 
 @lru_cache(maxsize=4096)
@@ -162,7 +169,7 @@ def arch(march: str) -> str:
     return "aarch64" if known_to_arm or march.startswith(ARM_NAMES) else "x86_64"
 
 
-def option(march: str) -> str:
-    """Return the compiler option that selects `march`: cores have their own on aarch64."""
-    core = arch(march) == "aarch64" and not march.startswith("armv")
+def option(march: str, arch: str) -> str:
+    """Return the compiler option that selects `march` of `arch`: cores have their own on aarch64."""
+    core = arch == "aarch64" and not march.startswith("armv")
     return f"-mcpu={march}" if core else f"-march={march}"

@@ -173,4 +173,4 @@ def _cell(matrix: Matrix, image: Image, point: dict[str, str], extra: Mapping[st
     for axis, value in point.items():
         properties.update(matrix.properties.get(axis, {}).get(value, {}))
     properties.update(extra)
-    return Cell(image=image, axes=point, properties=properties)
+    return Cell(image=image, axes=point, properties=properties, facts=matrix.facts)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from imagematrix.facts import cuda, device_code, marches, versions
+from imagematrix.facts import cuda, device_code, marches
 from imagematrix.matrix.words import HOST_DRIVER
 
 TYPE_CHECKING = False
@@ -27,8 +27,8 @@ class Infeasible:
 def infeasible(cell: Cell) -> Infeasible | None:
     """Return why `cell` cannot work, or None where nothing known speaks against it.
 
-    What the tables don't know (a CUDA release newer than they are, a compiler of another family) is left to
-    the build.
+    What neither the tables nor the matrix' own facts know (the targets of a newer CUDA release, a compiler of
+    another family) is left to the build.
     """
     for rule in (_toolkit_target, _driver_cuda, _march_platform, _march_compiler):
         why = rule(cell)
@@ -39,28 +39,33 @@ def infeasible(cell: Cell) -> Infeasible | None:
 
 def _toolkit_target(cell: Cell) -> str | None:
     compute = cell.axes.get("compute")
-    release = cuda.release(cell.cuda) if cell.cuda else None
-    if compute is None or release is None or device_code.target(compute) in release.targets:
+    targets = cell.facts.targets(cell.cuda) if cell.cuda else None
+    if compute is None or not targets or device_code.target(compute) in targets:
         return None
     target = device_code.target(compute)
-    able = [name for name, other in cuda.releases().items() if target in other.targets]
-    able.sort(key=versions.order)
-    which = f"{able[0]} to {able[-1]} can" if able else "no release can"
-    return f"CUDA {release.name} cannot target compute capability {compute} (sm_{target}); {which}"
+    able = cell.facts.releases_for(target)
+    span = " to ".join(dict.fromkeys((able[0], able[-1]))) if able else "no release"
+    return f"CUDA {cell.cuda} cannot target compute capability {compute} (sm_{target}); {span} can"
 
 
 def _driver_cuda(cell: Cell) -> str | None:
     driver = cell.axes.get("driver")
-    if driver is None or driver == HOST_DRIVER or cell.cuda is None or cuda.driver_runs(cell.cuda, driver):
+    if driver is None or driver == HOST_DRIVER or cell.cuda is None:
         return None
-    return f"driver {driver} is too old for CUDA {cell.cuda}, which needs {cuda.lowest_driver(cell.cuda)}"
+    told = cell.facts.oldest_driver(cell.cuda)
+    if cuda.driver_runs(cell.cuda, driver, told):
+        return None
+    lowest = cuda.lowest_driver(cell.cuda, told)
+    if lowest is None:  # no host would choose the image: the selector could not tell either
+        return f"no table tells which driver runs CUDA {cell.cuda}; state it under `facts` in matrix.yaml"
+    return f"driver {driver} is too old for CUDA {cell.cuda}, which needs {lowest}"
 
 
 def _march_platform(cell: Cell) -> str | None:
     march = cell.axes.get("march")
-    if march is None or marches.arch(march) == ARCHES[cell.platform]:
+    if march is None or cell.facts.arch(march) == ARCHES[cell.platform]:
         return None
-    return f"march {march} is for {marches.arch(march)}, not for {cell.platform}"
+    return f"march {march} is for {cell.facts.arch(march)}, not for {cell.platform}"
 
 
 def _march_compiler(cell: Cell) -> str | None:
@@ -69,4 +74,5 @@ def _march_compiler(cell: Cell) -> str | None:
     if march is None or known is None or march in known:
         return None
     able = [name for name in marches.compilers() if march in (marches.known(name) or ())]
-    return f"{compiler} does not know -march={march}; {', '.join(able)} do"
+    which = f"{', '.join(able)} do" if able else "no compiler in the tables does"
+    return f"{compiler} does not know -march={march}; {which}"

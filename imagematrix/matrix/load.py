@@ -8,8 +8,11 @@ from pathlib import Path
 from imagematrix.catalog.catalog import CRITERIA
 from imagematrix.errors import UsageError
 from imagematrix.matrix import conditions, document, words
-from imagematrix.matrix.matrix import NO_CUDA, Exclude, Image, Include, Matrix
+from imagematrix.matrix.facts import Facts
+from imagematrix.matrix.matrix import Exclude, Image, Include, Matrix
 from imagematrix.matrix.problems import SLIP, Mark, MatrixError, Problem, nearest
+from imagematrix.matrix.read_facts import FactsReader
+from imagematrix.matrix.shapes import Shapes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,7 +27,7 @@ PART = r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"
 NAME = re.compile(rf"(?:[a-z0-9]+(?:[.-][a-z0-9]+)*:\d+/)?{PART}(?:/{PART})*", re.ASCII)
 NAME_LIMIT = 200
 TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.]{0,40}", re.ASCII)
-TOP = ("schema", "templates", "images", "axes", "properties", "exclude", "include")
+TOP = ("schema", "templates", "images", "axes", "properties", "exclude", "include", "facts")
 IMAGE = ("version", "template", "context", "development", "prefer")
 
 
@@ -53,17 +56,26 @@ def load(path: str | Path) -> Matrix:
     return matrix
 
 
-class _Reader:
+class _Reader(Shapes):
     """Walks the tree once; what is wrong is noted in `problems` and the walk goes on."""
 
     def __init__(self, path: Path) -> None:
+        super().__init__([])
         self.path = path
-        self.problems: list[Problem] = []
+        self.facts = Facts()
 
     def matrix(self, root: document.Node) -> Matrix:
         top = self._map(root, "the matrix", known=TOP)
         self._schema(root, top)
+        facts = FactsReader(self.problems)
+        self.facts = facts.facts(top.get("facts"))
         axes = self._axes(self._required(root, top, "axes"))
+        include = tuple(self._include(top.get("include"), axes))
+        values = {
+            axis: (*axes.get(axis, ()), *(entry.axes[axis] for entry in include if axis in entry.axes))
+            for axis in axes
+        }
+        facts.needed(top.get("facts"), values)
         templates = self.path.parent / (self._text(top.get("templates"), "templates") or "templates")
         return Matrix(
             path=self.path,
@@ -72,7 +84,8 @@ class _Reader:
             axes=axes,
             properties=self._properties(top.get("properties"), axes),
             exclude=tuple(self._exclude(top.get("exclude"), axes)),
-            include=tuple(self._include(top.get("include"), axes)),
+            include=include,
+            facts=self.facts,
         )
 
     def _schema(self, root: document.Node, top: dict[str, document.Node]) -> None:
@@ -144,7 +157,7 @@ class _Reader:
                 if word in seen:
                     self._problem(f"the value {word!r} is here twice", at)
                 seen.add(word)
-                problem = words.check(name, word)
+                problem = words.check(name, word, self.facts)
                 if problem:
                     self._problem(problem[0], at, problem[1])
             if not values:
@@ -222,7 +235,7 @@ class _Reader:
                 if text is None or name == "why":
                     continue
                 if name in axes:
-                    problem = words.check(name, text)
+                    problem = words.check(name, text, self.facts)
                     if problem:
                         self._problem(problem[0], value.mark, problem[1])
                     chosen[name] = text
@@ -238,67 +251,3 @@ class _Reader:
         remedy = nearest(name, [*axes, *also]) or f"its axes are {', '.join(axes)}"
         self._problem(f"{name!r} is no axis of this matrix", mark, remedy)
         return False
-
-    # The shapes that nodes may have.
-
-    def _map(self, node: document.Node, what: str, known: Iterable[str]) -> dict[str, document.Node]:
-        fields = {}
-        for name, mark, value in self._entries(node, what):
-            if name in known:
-                fields[name] = value
-            else:
-                remedy = nearest(name, known) or f"it can have {', '.join(known)}"
-                self._problem(f"{what} has no {name!r}", mark, remedy)
-        return fields
-
-    def _required(
-        self, node: document.Node, fields: dict[str, document.Node], name: str
-    ) -> document.Node | None:
-        if name not in fields and isinstance(node, document.Mapping):
-            self._problem(f"{name!r} is missing", node.mark)
-        return fields.get(name)
-
-    def _entries(self, node: document.Node | None, what: str) -> list[tuple[str, Mark, document.Node]]:
-        if node is None:
-            return []
-        if not isinstance(node, document.Mapping):
-            self._problem(f"{what}: expected a map, found {_kind(node)}", node.mark)
-            return []
-        return [(name, mark, value) for name, (mark, value) in node.entries.items()]
-
-    def _list(self, node: document.Node | None, what: str) -> list[document.Node]:
-        if node is None:
-            return []
-        if not isinstance(node, document.Sequence):
-            self._problem(f"{what}: expected a list, found {_kind(node)}", node.mark)
-            return []
-        return node.items
-
-    def _items(self, node: document.Node, what: str) -> list[tuple[str, Mark]]:
-        """Return the words of a list; one word stands for a list of one."""
-        found = []
-        for item in [node] if isinstance(node, document.Scalar) else self._list(node, what):
-            text = self._text(item, what)
-            if text is not None:
-                found.append((text, item.mark))
-        return found
-
-    def _text(self, node: document.Node | None, what: str) -> str | None:
-        if node is None:
-            return None
-        if isinstance(node, document.Scalar) and node.text is not None:
-            return node.text
-        remedy = f'for no CUDA write "{NO_CUDA}"' if "cuda" in what else None
-        self._problem(f"{what}: expected a word, found {_kind(node)}", node.mark, remedy)
-        return None
-
-    def _problem(self, message: str, mark: Mark, remedy: str | None = None) -> None:
-        self.problems.append(Problem(message, mark, remedy))
-
-
-def _kind(node: document.Node) -> str:
-    if isinstance(node, document.Mapping):
-        return "a map"
-    if isinstance(node, document.Sequence):
-        return "a list"
-    return "nothing" if node.text is None else f"the word {node.text[:40]!r}"

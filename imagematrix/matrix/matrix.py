@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from imagematrix.matrix.facts import Facts
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -66,6 +68,7 @@ class Matrix:
     properties: Mapping[str, Mapping[str, Mapping[str, str]]]
     exclude: tuple[Exclude, ...] = ()
     include: tuple[Include, ...] = ()
+    facts: Facts = field(default_factory=Facts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,12 +76,13 @@ class Cell:
     """One point of the matrix for one image.
 
     `axes` hold the values of the axes that mean something in this cell: a CPU-only cell has no `compute` and
-    no `driver`. `properties` are those of all its values, merged.
+    no `driver`. `properties` are those of all its values, merged. `facts` are those of its matrix.
     """
 
     image: Image
     axes: Mapping[str, str]
     properties: Mapping[str, str]
+    facts: Facts = field(default_factory=Facts)
 
     @property
     def id(self) -> str:

@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 import re
+import string
 
-from imagematrix.facts import cuda, device_code, marches, versions
+from imagematrix.facts import cuda, macros, marches, versions
 from imagematrix.matrix.problems import nearest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["AXES", "AXIS_NAME", "HOST_DRIVER", "RESERVED", "check", "unsafe"]
+    from imagematrix.matrix.facts import Facts
+
+__all__ = [
+    "AXES",
+    "AXIS_NAME",
+    "COMPUTE",
+    "DRIVER",
+    "HOST_DRIVER",
+    "RELEASE",
+    "RESERVED",
+    "check",
+    "check_flag",
+    "unsafe",
+]
 
 AXES = ("platform", "cuda", "compute", "march", "driver")
 # The names that templates have besides axes and properties, and words of the matrix and of jinja2.
@@ -27,12 +41,20 @@ VALUE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}", re.ASCII)
 SAFE = re.compile(r"[A-Za-z0-9 ._:/@+=,~%-]*", re.ASCII)
 DRIVER = re.compile(r"\d{3}(\.\d{1,4}){1,2}", re.ASCII)
 RELEASE = re.compile(r"\d{1,2}\.\d{1,2}", re.ASCII)
+COMPUTE = re.compile(r"\d{1,2}\.\d[af]?", re.ASCII)
+FLAG = re.compile(r"[a-z0-9][a-z0-9_]{0,31}", re.ASCII)
+
+NEW = "if it is newer than this release of imagematrix, state it under `facts`"
+FLAG_SLIP = 0.9  # flags are short and alike, and a slip takes one letter
 
 Complaint = tuple[str, str | None]  # what is wrong, and what would mend it
 
 
-def check(axis: str, value: str) -> Complaint | None:
-    """Return what is wrong with `value` as a value of `axis`, and a remedy; None where nothing is."""
+def check(axis: str, value: str, facts: Facts) -> Complaint | None:
+    """Return what is wrong with `value` as a value of `axis`, and a remedy; None where nothing is.
+
+    `facts` are those of the matrix.
+    """
     if axis == "platform":
         if value in PLATFORMS:
             return None
@@ -42,13 +64,35 @@ def check(axis: str, value: str) -> Complaint | None:
             f"{value[:80]!r} can't be the value of an axis",
             "up to 64 letters, digits, dots, dashes, underscores and plus signs, for it ends up in a tag",
         )
-    checks: dict[str, Callable[[str], Complaint | None]] = {
+    checks: dict[str, Callable[[str, Facts], Complaint | None]] = {
         "cuda": _cuda,
         "compute": _compute,
         "march": _march,
         "driver": _driver,
     }
-    return checks[axis](value) if axis in checks else None
+    return checks[axis](value, facts) if axis in checks else None
+
+
+def check_flag(flag: str, arch: str) -> Complaint | None:
+    """Return what is wrong with `flag` as a CPU flag of `arch`, and a remedy; None where nothing is.
+
+    A flag that no table has may be a new one, so that only slips and the compilers' own names are refused.
+    """
+    names = macros.FLAGS[arch]
+    known = {word for group in names.values() for word in group.split()}
+    if flag in known:
+        return None
+    if not FLAG.fullmatch(flag):
+        return f"{flag[:80]!r} is no CPU flag as /proc/cpuinfo has it", nearest(flag.lower(), known)
+    compilers = names.get(f"__{flag.upper()}__")
+    if compilers:
+        return (
+            f"{flag!r} is a compiler's name for what the kernel calls {compilers}",
+            f"did you mean {compilers!r}?",
+        )
+    others = [word for word in known if _series(word) != _series(flag)]
+    guess = nearest(flag, others, likeness=FLAG_SLIP)
+    return (f"no CPU flag {flag!r} is known", guess) if guess else None
 
 
 def unsafe(text: str) -> str | None:
@@ -58,40 +102,54 @@ def unsafe(text: str) -> str | None:
     return text[end] if end < len(text) else None
 
 
-def _cuda(value: str) -> Complaint | None:
+def _series(flag: str) -> str:
+    """Return what avx512_vbmi2 has in common with the flag that may come after it."""
+    return flag.replace("_", "").rstrip(string.digits)
+
+
+def _cuda(value: str, facts: Facts) -> Complaint | None:
     if value == "none":
         return None
     known = cuda.releases()
     if not RELEASE.fullmatch(value):
         return f"{value!r} is no CUDA release such as 12.4", nearest(value, ["none", *known])
     newest = max(known, key=versions.order)
-    if value in known or versions.order(value) > versions.order(newest):
+    if value in known or value in facts.cuda or versions.order(value) > versions.order(newest):
         return None
     return f"there is no CUDA {value}", nearest(value, known)
 
 
-def _compute(value: str) -> Complaint | None:
-    if device_code.valid(value):
+def _compute(value: str, facts: Facts) -> Complaint | None:
+    known = facts.capabilities()
+    if value in known:
         return None
     guess = re.sub(r"^(sm_|compute_|sm)", "", value)
     if guess.isdigit() and len(guess) > 1:
         guess = f"{guess[:-1]}.{guess[-1]}"
     elif guess.isdigit():
         guess = f"{guess}.0"
-    return f"{value!r} is no compute capability such as 8.6 or 9.0a", nearest(guess, device_code.known())
+    found = nearest(guess, known)
+    message = f"{value!r} is no compute capability such as 8.6 or 9.0a"
+    return message, _or_new(found) if COMPUTE.fullmatch(value) else found
 
 
-def _march(value: str) -> Complaint | None:
+def _march(value: str, facts: Facts) -> Complaint | None:
     if value == "native":
         return (
             "march native means another CPU on every builder, so its images can't be told apart",
             "name the CPU, such as x86-64-v3 or znver4",
         )
-    known = sorted(set().union(*(marches.known(compiler) or () for compiler in marches.compilers())))
-    return None if value in known else (f"no compiler knows -march={value}", nearest(value, known))
+    known = sorted({*facts.march, *marches.names()})
+    if value in known:
+        return None
+    return f"no compiler knows -march={value}", _or_new(nearest(value, known))
 
 
-def _driver(value: str) -> Complaint | None:
+def _or_new(remedy: str | None) -> str:
+    return f"{remedy} {NEW.capitalize()}" if remedy else NEW
+
+
+def _driver(value: str, _: Facts) -> Complaint | None:
     if value == HOST_DRIVER or DRIVER.fullmatch(value):
         return None
     return f"{value!r} is no driver version such as 550.163.01", f"or {HOST_DRIVER!r}, to bake none in"

@@ -21,8 +21,8 @@ Found = tuple["Driver | None", "tuple[Gpu, ...]", "tuple[str, ...]", "list[str]"
 
 NEEDED = ("/dev/nvidiactl", "/dev/nvidia-uvm")  # beside each GPU's own node, for any use of CUDA
 UNASKED = (
-    "NVML was not asked, so the brand, memory and MIG mode of the GPUs are not known; "
-    "a dump of `nvidia-smi -q -x` tells them"
+    "NVML was not asked, so the memory and MIG mode of the GPUs are not known, and the brand of data-centre "
+    "parts only; a dump of `nvidia-smi -q -x` tells them"
 )
 
 

@@ -98,15 +98,16 @@ def _gpu(
     mig = nvml.mig if nvml else None
     if mig is None and minor is not None:
         mig = kernel.mig.get(minor)
+    name = (nvml and nvml.name) or (information and information.name) or (product and product.name) or None
     return Gpu(
         index=index,
         minor=minor,
         uuid=(nvml and nvml.uuid) or (information and information.uuid) or None,
-        name=(nvml and nvml.name) or (information and information.name) or (product and product.name) or None,
+        name=name,
         pci_bus_id=bus_id,
         pci_device_id=device_id,
         compute=(nvml and nvml.compute) or (product and product.compute) or None,
-        brand=nvml.brand if nvml else None,
+        brand=nvml.brand if nvml else gpus.brand(name),
         memory_mib=nvml.memory_mib if nvml else None,
         mig=mig,
         state=_state(sources, kernel, minor, mig, nodes),

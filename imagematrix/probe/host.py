@@ -75,9 +75,9 @@ class Gpu(Record):
 
     `index` is the position in PCI bus order, `minor` the number of its device node /dev/nvidia<minor>.
     `compute` is the compute capability ("8.9"), `brand` one of imagematrix.facts.gpus.BRANDS ("nvidia",
-    "geforce", "tesla", ...). `mig` is None where MIG is off or unknown, a tuple (perhaps empty) where it is
-    on. `state` is "ok" or what is wrong: "lost", "no-permission", "no-node", "no-module", "excluded",
-    "vgpu", "mig-empty".
+    "geforce", "tesla", ...) as NVML tells it, or as the name of a data-centre part does. `mig` is None where
+    MIG is off or unknown, a tuple (perhaps empty) where it is on. `state` is "ok" or what is wrong: "lost",
+    "no-permission", "no-node", "no-module", "excluded", "vgpu", "mig-empty".
     """
 
     index: int

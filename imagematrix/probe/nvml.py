@@ -123,7 +123,7 @@ def decode(document: object) -> Nvml:
 
 def explain(answer: Nvml, driver: Driver | None) -> str:
     """Return the sentence that says why NVML gave no answer, what that means and what would fix it."""
-    missing = "so the brand, memory and MIG mode of the GPUs are not known"
+    missing = "so the memory and MIG mode of the GPUs are not known, and the brand of data-centre parts only"
     kernel = driver.version if driver else "another version"
     if answer.error == MISMATCH:
         return (

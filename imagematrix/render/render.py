@@ -8,7 +8,7 @@ import jinja2
 import jinja2.sandbox
 
 from imagematrix.errors import ImagematrixError, UsageError
-from imagematrix.facts import device_code, marches
+from imagematrix.facts import device_code
 from imagematrix.matrix.feasibility import ARCHES
 from imagematrix.matrix.problems import nearest
 
@@ -136,7 +136,7 @@ def variables(cell: Cell) -> dict[str, object]:
     `cflags`, and the GPU's target in the words of build systems (`_build_words`).
     """
     compute, march = cell.axes.get("compute"), cell.axes.get("march")
-    option = marches.option(march) if march else None
+    option = cell.facts.option(march) if march else None
     return {
         "image": cell.image.name,
         "version": cell.image.version,

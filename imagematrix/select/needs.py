@@ -27,8 +27,8 @@ def compat(variant: Variant) -> Hashable:
 
 
 def cuda(variant: Variant) -> Hashable:
-    """Return the CUDA release and the driver to run it, or None for a CPU-only variant."""
-    return (variant.cuda, own_driver(variant)) if variant.cuda else None
+    """Return the CUDA release and what is said of the driver to run it, or None for a CPU-only variant."""
+    return (variant.cuda, own_driver(variant), variant.oldest_driver) if variant.cuda else None
 
 
 def code(variant: Variant) -> Hashable:

@@ -86,7 +86,7 @@ def driver_cuda(node: Node, variant: Variant, *, ok: bool) -> Reason:
     have = f"{driver} (CUDA {cuda.driver_cuda(driver) or 'unknown'})"
     if ok:
         return need, have, f"driver {driver} runs {need}", None
-    lowest = cuda.lowest_driver(variant.cuda or "")
+    lowest = cuda.lowest_driver(variant.cuda or "", variant.oldest_driver)
     if lowest is None:
         why = f"this release of imagematrix does not know which drivers run {need}"
         return need, have, why, "use a newer release of imagematrix"

@@ -72,7 +72,9 @@ def compat_supports(variant: Variant, gpu: Gpu) -> bool:
 def driver_cuda(node: Node, variant: Variant) -> bool:
     """Whether the effective driver runs the variant's CUDA release."""
     driver = effective_driver(node, variant)
-    return driver is not None and variant.cuda is not None and cuda.driver_runs(variant.cuda, driver)
+    if driver is None or variant.cuda is None:
+        return False
+    return cuda.driver_runs(variant.cuda, driver, variant.oldest_driver)
 
 
 def device_code(node: Node, variant: Variant) -> bool:

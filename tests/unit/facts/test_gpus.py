@@ -44,7 +44,7 @@ def test_a_device_id_is_there_once_and_names_something():
 
 def test_every_capability_of_a_chip_has_code_made_for_it():
     capabilities = {chip["compute"] for chip in CHIPS.values()} - {None}
-    assert {word for word in capabilities if not device_code.valid(word)} == set()
+    assert {word for word in capabilities if word not in device_code.known()} == set()
 
 
 def test_a_branch_that_was_the_last_for_a_chip_is_one_that_cuda_knows_or_older():
@@ -62,6 +62,7 @@ def test_a_branch_that_was_the_last_for_a_chip_is_one_that_cuda_knows_or_older()
         ("nvidia", "NVIDIA GeForce RTX 4090", False),
         ("tesla", "NVIDIA TITAN V", False),
         ("nvidia", "NVS 510", False),
+        ("nvidia", "NVIDIA GB10", False),
         ("geforce", "NVIDIA GeForce RTX 3090", False),
         ("titan", "NVIDIA TITAN RTX", False),
         ("quadro", "Quadro RTX 6000", False),
@@ -75,6 +76,52 @@ def test_a_branch_that_was_the_last_for_a_chip_is_one_that_cuda_knows_or_older()
 )
 def test_data_centre_parts(brand, name, expected):
     assert gpus.data_centre(brand, name) is expected
+
+
+@pytest.mark.parametrize(
+    ("name", "brand"),
+    [
+        ("NVIDIA L40S", "nvidia"),
+        ("L40S", "nvidia"),
+        ("NVIDIA A100-SXM4-40GB", "nvidia"),
+        ("A100 PCIe 80GB", "nvidia"),
+        ("A2 / A16", "nvidia"),
+        ("NVIDIA H100 80GB HBM3", "nvidia"),
+        ("GH200 120GB / 480GB", "nvidia"),
+        ("Tesla V100-SXM2-16GB", "tesla"),
+        ("Tesla T4", "tesla"),
+        ("NVIDIA A40-8Q", None),
+        ("GRID T4-16Q", None),
+        ("NVIDIA A10G", None),
+        ("L40 CNX-4C", None),
+        ("NVIDIA GeForce RTX 4090", None),
+        ("NVIDIA RTX A6000", None),
+        ("Quadro RTX 6000", None),
+        ("NVIDIA TITAN V", None),
+        ("NVIDIA GB10", None),
+        ("NVIDIA", None),
+        ("", None),
+        (None, None),
+    ],
+)
+def test_the_brand_of_a_data_centre_part_by_its_name(name, brand):
+    assert gpus.brand(name) == brand
+    assert gpus.data_centre(brand, name) is (brand is not None)
+
+
+def test_each_name_of_a_data_centre_part_is_that_of_some_product():
+    names = {gpus.product(number).name for chip in CHIPS.values() for number in chip["devices"]}
+    words = {word for name in names for word in name.replace("/", " ").replace("-", " ").split()}
+    assert set(load("gpus.json")["data_centre"].split()) <= words
+    branded = {name for name in names if gpus.brand(name)}
+    assert {name.split()[0] for name in branded} & {
+        "GeForce",
+        "Quadro",
+        "RTX",
+        "NVS",
+        "TITAN",
+        "CMP",
+    } == set()
 
 
 def test_the_brands_are_those_of_nvml():

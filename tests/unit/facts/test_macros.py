@@ -42,6 +42,11 @@ def test_the_flags_of_aarch64():
     assert macros.flags(text, "aarch64") == {"atomics", "aes", "pmull", "sveaes", "svepmull"}
 
 
+def test_what_no_kernel_names_yet_is_needed_all_the_same():
+    text = "#define __APX_F__ 1\n#define __EGPR__ 1\n#define __AVX10_2__ 1\n#define __AVX10_1__ 1\n"
+    assert macros.flags(text, "x86_64") == {"apx", "avx10_2"}
+
+
 @pytest.mark.parametrize(
     "text", ["", "\n", "#define", "# 1 __AVX__", "__AVX__ 1", "#undef __AVX__", "#define __avx__ 1"]
 )
@@ -67,8 +72,12 @@ def test_what_is_defined_counts_whatever_the_line_ends():
         ("armv9.2-a", {"ilrcpc", "uscat"}),
         ("armv9.3-a", {"ilrcpc", "uscat", "mops"}),
         ("armv9.4-a", {"ilrcpc", "uscat", "mops", "cssc"}),
+        ("armv9.5-a", {"ilrcpc", "uscat", "mops", "cssc", "faminmax"}),
+        ("armv9.6-a", {"ilrcpc", "uscat", "mops", "cssc", "faminmax", "cmpbr"}),
         ("ampere1b", {"cssc"}),
-        ("fujitsu-monaka", {"mops"}),
+        ("fujitsu-monaka", {"faminmax", "mops"}),
+        ("c1-ultra", {"lrcpc3", "mops"}),
+        ("saphira", {"ilrcpc", "uscat"}),
         ("neoverse-n1", set()),
         ("armv8.x-a", set()),
         ("armv8-r", set()),

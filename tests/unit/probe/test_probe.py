@@ -75,7 +75,7 @@ def test_a_captured_tree_is_read_without_nvml(captured, gpu, monkeypatch):
     host = probe(captured(gpu()))
     found = only(host)
     assert (found.name, found.compute, found.uuid, found.state) == ("NVIDIA L40S", "8.9", "GPU-1", "ok")
-    assert (found.brand, found.memory_mib, found.mig) == (None, None, None)
+    assert (found.brand, found.memory_mib, found.mig) == ("nvidia", None, None)
     assert host.warnings == (UNASKED,)
 
 

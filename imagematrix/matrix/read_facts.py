@@ -1,0 +1,118 @@
+"""The key `facts` of a matrix.yaml: read as strictly as the rest of it, and held against the tables."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from imagematrix.facts import cuda, marches
+from imagematrix.matrix import document, words
+from imagematrix.matrix.facts import Facts, March, Release
+from imagematrix.matrix.feasibility import ARCHES
+from imagematrix.matrix.problems import nearest
+from imagematrix.matrix.shapes import Shapes
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from imagematrix.matrix.problems import Mark
+
+__all__ = ["FactsReader"]
+
+PARTS = ("cuda", "march")
+RELEASE = ("compute", "driver")
+MARCH = ("platform", "flags", "vendor")
+VENDORS = tuple(dict.fromkeys(marches.HOST_VENDORS.values()))
+
+
+class FactsReader(Shapes):
+    """Reads the facts, before the axes that they are about, and holds them against the axes' values after."""
+
+    def facts(self, node: document.Node | None) -> Facts:
+        """Return the facts that are written in `node`."""
+        parts = self._map(node, "facts", known=PARTS) if node else {}
+        releases = {
+            name: self._release(name, mark, value)
+            for name, mark, value in self._entries(parts.get("cuda"), "the facts on cuda")
+        }
+        named = {
+            name: self._march(name, mark, value)
+            for name, mark, value in self._entries(parts.get("march"), "the facts on march")
+        }
+        return Facts(cuda=releases, march=named)
+
+    def _release(self, name: str, mark: Mark, node: document.Node) -> Release:
+        fields = self._map(node, f"the facts on CUDA {name}", known=RELEASE)
+        if not words.RELEASE.fullmatch(name):
+            self._problem(f"{name!r} is no CUDA release such as 14.0", mark)
+        elif name in cuda.releases():
+            self._problem(f"the table has CUDA {name}, and knows better", mark, "take it out")
+        compute = self._words(fields["compute"], "compute", _compute) if "compute" in fields else []
+        driver = self._text(fields.get("driver"), "driver")
+        if driver is not None:
+            at = fields["driver"].mark
+            family = cuda.lowest_driver(name)
+            if not words.DRIVER.fullmatch(driver):
+                self._problem(f"{driver!r} is no driver version such as 640.10.02", at)
+            elif family and name not in cuda.releases():
+                message = f"the table has the drivers of its family: CUDA {name} runs on {family} or newer"
+                self._problem(message, at, "take it out")
+        elif not fields:
+            self._problem(
+                f"the facts on CUDA {name} say nothing", node.mark, f"it can have {', '.join(RELEASE)}"
+            )
+        return Release(compute=tuple(compute), driver=driver)
+
+    def _march(self, name: str, mark: Mark, node: document.Node) -> March:
+        fields = self._map(node, f"the facts on march {name}", known=MARCH)
+        if name in marches.names():
+            self._problem(f"the table has march {name}, and knows better", mark, "take it out")
+        platform = self._text(fields.get("platform"), "platform") or "linux/amd64"
+        if platform not in ARCHES:
+            self._problem(
+                f"{platform!r} is no platform imagematrix can plan for",
+                fields["platform"].mark,
+                nearest(platform, ARCHES) or f"it knows {', '.join(ARCHES)}",
+            )
+        arch = ARCHES.get(platform, "x86_64")
+        vendor = self._text(fields.get("vendor"), "vendor")
+        if vendor is not None and (vendor not in VENDORS or arch != "x86_64"):
+            remedy = nearest(vendor, VENDORS) if arch == "x86_64" else "take it out: it ranks x86 CPUs only"
+            self._problem(f"{vendor!r} is no vendor of {arch} CPUs", fields["vendor"].mark, remedy)
+        needed = self._required(node, fields, "flags")
+        check = partial(words.check_flag, arch=arch)
+        flags = self._words(needed, "flags", check) if needed else []
+        return March(arch=arch, flags=frozenset(flags), vendor=vendor)
+
+    def _words(
+        self, node: document.Node, what: str, check: Callable[[str], words.Complaint | None]
+    ) -> list[str]:
+        """Return the words of a list that may neither be empty nor have one of them twice."""
+        found: list[str] = []
+        for word, at in self._items(node, what):
+            problem = check(word)
+            if problem:
+                self._problem(problem[0], at, problem[1])
+            elif word in found:
+                self._problem(f"{what}: {word!r} is here twice", at)
+            found.append(word)
+        if not found:
+            self._problem(f"{what} has no values", node.mark)
+        return found
+
+    def needed(self, node: document.Node | None, values: Mapping[str, Sequence[str]]) -> None:
+        """Note the facts about what is none of the `values` of an axis: a slip, or it has become useless."""
+        if not isinstance(node, document.Mapping):
+            return
+        for axis, (_, facts) in node.entries.items():
+            there = values.get(axis, ())
+            for name, (mark, _) in facts.entries.items() if isinstance(facts, document.Mapping) else ():
+                if axis in PARTS and name not in there:
+                    remedy = nearest(name, there) or "take it out"
+                    self._problem(f"no value of the axis {axis} is {name}", mark, remedy)
+
+
+def _compute(word: str) -> words.Complaint | None:
+    if words.COMPUTE.fullmatch(word):
+        return None
+    return f"{word!r} is no compute capability such as 13.0 or 9.0a", None
