@@ -91,8 +91,14 @@ class Buildx:
 
     def pinned(self, reference: str, digest: str) -> str | None:
         """Return where a base image comes from if it is to have `digest`; None where its name finds it."""
-        if self._builder is None and self._docker.digest(reference) == digest:
+        here = self._docker.digest(reference)
+        if self._builder is None and here == digest:
             return None
+        if here and not self._docker.is_published(f"{reference}@{digest}"):
+            raise UsageError(
+                f"the lock has {reference} as {digest}, the engine as {here}, and no registry gives the first",
+                remedy="`imagematrix lock --upgrade` to build on what is here",
+            )
         return f"docker-image://{reference}@{digest}"
 
     def export(self, dockerfile: str, sources: Sources, destination: Path) -> None:
