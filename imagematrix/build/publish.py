@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from imagematrix.build.remote import entries
+from imagematrix.build.remote import attestations, entries
 from imagematrix.catalog import index, labels
 from imagematrix.errors import EngineError, TagMovedError, UnknownImageError
 from imagematrix.facts import marches
@@ -49,7 +49,9 @@ def publish(registry: Registry, image: str, version: str, aliases: Sequence[str]
         _frozen(image, version, found)
         own = {entry.digest: _described(entry) for entry in found}
         kept = {entry.digest: entry for entry in known}
-        raw = index.write((own | kept).values())
+        new = own.keys() - kept.keys()
+        said = [one for digest in sorted(new) for one in attestations(registry, _tag(own[digest], version))]
+        raw = index.write((own | kept | {one.digest: one for one in said}).values())
         if before is None or before.raw != raw:
             registry.push_manifest(version, raw, INDEX)
         # Somebody else may publish at the same time: only what is read back is published.
@@ -57,8 +59,12 @@ def publish(registry: Registry, image: str, version: str, aliases: Sequence[str]
         if after and own.keys() <= {entry.digest for entry in index.parse(after.raw, f"{image}:{version}")}:
             for alias in aliases:
                 registry.push_manifest(alias, after.raw, INDEX)
-            return Published(digest=after.digest, variants=len(own), new=len(own.keys() - kept.keys()))
+            return Published(digest=after.digest, variants=len(own), new=len(new))
     raise EngineError(f"{image}:{version} is published by somebody else again and again; try later")
+
+
+def _tag(entry: Entry, version: str) -> str:
+    return labels.tag(version, entry.annotations[labels.CELL], entry.annotations[labels.INPUT])
 
 
 def _frozen(image: str, version: str, found: Sequence[Entry]) -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from imagematrix.build.local import Engine
     from imagematrix.catalog.index import Entry
 
-__all__ = ["Remote", "entries"]
+__all__ = ["Remote", "attestations", "entries"]
 
 REQUESTS = 8  # at the same time
 
@@ -88,16 +88,19 @@ class Remote:
             self._docker.store(order, made)
             self._docker.push(order.reference)
             return self._read_back(registry, order.reference, None)
-        pushed = layout.Image(made.layout, made.digest)
-        for digest in pushed.blobs:
-            self._push_blob(image, digest, pushed)
-        registry.push_manifest(pushed.digest, pushed.raw, pushed.media_type)
+        image_alone = layout.Image(made.layout, made.digest)
+        named = layout.Index(made.layout, made.attested) if made.attested else image_alone
+        for one in named.images:
+            for digest in one.blobs:
+                self._push_blob(image, digest, one)
+            registry.push_manifest(one.digest, one.raw, one.media_type)
         # The layers took their time: somebody else may have pushed an image of the same name.
         there = _there(registry, order.reference, order.labels[labels.INPUT])
         if there:
             return there
-        registry.push_manifest(tag, pushed.raw, pushed.media_type)
-        return self._read_back(registry, order.reference, pushed.digest)
+        registry.push_manifest(tag, named.raw, named.media_type)
+        self._read_back(registry, order.reference, named.digest)
+        return made.digest
 
     def adopt(self, reference: str) -> str:
         """Push the image that the engine has under this name; return its digest."""
@@ -143,11 +146,15 @@ def entries(registry: Registry, image: str, version: str) -> list[Entry]:
 
 
 def entry(registry: Registry, tag: str) -> Entry | None:
-    """Return what an index says of the image with a tag or digest, read from the image; None for an index.
+    """Return what an index says of the image with a tag or digest, read from the image.
 
-    Raises UsageError where the image is damaged.
+    Of an image with attestations it is the image; of any other index it is None. Raises UsageError where the
+    image is damaged.
     """
     manifest = registry.manifest(tag)
+    if manifest and manifest.media_type == INDEX:
+        inside = [one.digest for one in index.parse(manifest.raw, tag) if not one.attests]
+        manifest = registry.manifest(inside[0]) if len(inside) == 1 else None
     if manifest is None or manifest.media_type == INDEX:
         return None
     fields = documents.Fields(documents.parse(manifest.raw, tag), tag)
@@ -168,6 +175,14 @@ def entry(registry: Registry, tag: str) -> Entry | None:
         annotations={key: told[key] for key in kept if key in told} | {labels.SIZE: str(size)},
         platform={key: image.text(key) for key in ("architecture", "os", "variant") if image.present(key)},
     )
+
+
+def attestations(registry: Registry, tag: str) -> list[Entry]:
+    """Return the attestations of the image with a tag."""
+    manifest = registry.manifest(tag)
+    if manifest is None or manifest.media_type != INDEX:
+        return []
+    return [one for one in index.parse(manifest.raw, tag) if one.attests]
 
 
 def _tag(own: Entry, version: str) -> str:

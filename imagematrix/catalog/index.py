@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     from imagematrix.catalog.catalog import Variant
 
+ATTESTED = "vnd.docker.reference.digest"
+
 __all__ = ["Entry", "catalog", "parse", "write"]
 
 
@@ -34,6 +36,11 @@ class Entry:
     def ours(self) -> bool:
         """Whether it is a variant, and no attestation or an image of others."""
         return {labels.VARIANT, labels.CELL, labels.INPUT} <= self.annotations.keys()
+
+    @property
+    def attests(self) -> str | None:
+        """The digest of the image that it says something of, as BuildKit's attestations have it; or None."""
+        return self.annotations.get(ATTESTED)
 
     def to_json(self) -> dict[str, object]:
         """Return the descriptor."""

@@ -40,8 +40,10 @@ class Workshop:
 
 
 @contextlib.contextmanager
-def workshop(*, push: bool, builder: str | None = None) -> Iterator[Workshop]:
+def workshop(*, push: bool, builder: str | None = None, attest: Sequence[str] = ()) -> Iterator[Workshop]:
     """Yield what images are made with: for the engine, or to be pushed; raise EngineError."""
+    if attest and not push:
+        raise UsageError("attestations are kept in a registry", remedy="give --push as well")
     from imagematrix.build.buildx import Buildx
     from imagematrix.build.local import Engine
     from imagematrix.build.remote import Remote
@@ -49,7 +51,7 @@ def workshop(*, push: bool, builder: str | None = None) -> Iterator[Workshop]:
     with contextlib.ExitStack() as stack:
         engine = stack.enter_context(Engine())
         remote = stack.enter_context(Remote(engine)) if push else None
-        yield Workshop(stack.enter_context(Buildx(engine, builder)), engine, remote)
+        yield Workshop(stack.enter_context(Buildx(engine, builder, attest)), engine, remote)
 
 
 def planned(
