@@ -18,11 +18,12 @@ if TYPE_CHECKING:
 
     from imagematrix.matrix.matrix import Cell
 
-__all__ = ["EPOCH", "STATE", "Identity", "context_digest", "identify", "ignored", "tag"]
+__all__ = ["EPOCH", "LOCK", "STATE", "Identity", "context_digest", "identify", "ignored", "tag"]
 
 SCHEMA = "1"
 EPOCH = "0"  # SOURCE_DATE_EPOCH: no time is an input, so none is in the image
 STATE = ".imagematrix"  # the folder beside the matrix that takes the logs
+LOCK = "imagematrix.lock"  # the file beside it with the digests of bases, which are in an identity themselves
 TAG_LIMIT = 128  # characters, of the distribution specification
 
 
@@ -109,7 +110,7 @@ def ignored(folder: Path) -> list[str]:
     file = folder / ".dockerignore"
     text = file.read_text(encoding="utf-8-sig", errors="surrogateescape") if file.is_file() else ""
     lines = [line.strip() for line in text.splitlines() if not line.startswith("#")]
-    return [*filter(None, lines), f"**/{STATE}"]
+    return [*filter(None, lines), f"**/{STATE}", f"**/*{LOCK}"]
 
 
 def _files(folder: Path) -> Iterable[str]:
