@@ -7,6 +7,7 @@ import json
 import os
 import stat
 from dataclasses import dataclass
+from functools import cached_property
 
 from imagematrix.catalog import labels
 from imagematrix.errors import UsageError
@@ -26,13 +27,13 @@ STATE = ".imagematrix"  # the folder beside the matrix that takes the logs
 TAG_LIMIT = 128  # characters, of the distribution specification
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Identity:
     """What decides an image's bytes: each component by name with its digest or value."""
 
     components: Mapping[str, str]
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """The input digest, `sha256:` and 64 hexadecimal digits."""
         text = json.dumps(dict(self.components), sort_keys=True, separators=(",", ":"))
