@@ -9,12 +9,13 @@ import stat
 from dataclasses import dataclass
 from functools import cached_property
 
+from imagematrix.build import patterns
 from imagematrix.catalog import labels
 from imagematrix.errors import UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
     from pathlib import Path
 
     from imagematrix.matrix.matrix import Cell
@@ -86,7 +87,7 @@ def context_digest(folder: Path) -> str:
     """
     digest = hashlib.sha256()
     try:
-        for name in sorted(_files(folder)):
+        for name in sorted(patterns.left(folder, ignored(folder))):
             _add(digest, name, folder / name)
     except OSError as error:
         raise UsageError(f"{error.filename}: {error.strerror}") from error
@@ -111,11 +112,3 @@ def ignored(folder: Path) -> list[str]:
     text = file.read_text(encoding="utf-8-sig", errors="surrogateescape") if file.is_file() else ""
     lines = [line.strip() for line in text.splitlines() if not line.startswith("#")]
     return [*filter(None, lines), f"**/{STATE}"]
-
-
-def _files(folder: Path) -> Iterable[str]:
-    from docker.utils.build import PatternMatcher
-
-    matcher = PatternMatcher(ignored(folder))
-    matcher.patterns.pop()  # its own "!.dockerignore": BuildKit takes that file for one like any other
-    return set(matcher.walk(str(folder)))
