@@ -62,7 +62,8 @@ class _Slots(type):
             body["_defaults"] = defaults
             body["_values"] = property(attrgetter(*kinds))
         made = super().__new__(mcs, name, bases, body)
-        made._setters = {field: getattr(made, field).__set__ for field in kinds}
+        if kinds:
+            made._setters = {field: getattr(made, field).__set__ for field in kinds}
         return made
 
 

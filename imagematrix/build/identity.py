@@ -28,7 +28,7 @@ STATE = ".imagematrix"  # the folder beside the matrix that takes the logs
 TAG_LIMIT = 128  # characters, of the distribution specification
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # without slots, so that it can keep its digest
 class Identity:
     """What decides an image's bytes: each component by name with its digest or value."""
 
