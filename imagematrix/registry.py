@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from imagematrix.errors import ImagematrixError
 
-__all__ = ["DOCKER_LIST", "INDEX", "MANIFESTS", "Manifest", "Reference", "Registry"]
+__all__ = ["DIGEST", "DOCKER_LIST", "INDEX", "MANIFESTS", "TAG", "Manifest", "Reference", "Registry"]
 
 INDEX = "application/vnd.oci.image.index.v1+json"
 DOCKER_LIST = "application/vnd.docker.distribution.manifest.list.v2+json"
@@ -97,12 +97,13 @@ class Manifest:
 
 
 class Registry:
-    """The repository `name`, such as registry:5000/ml/training. Threads may share it.
+    """The repository `name`, such as registry:5000/ml/training, without a tag. Threads may share it.
 
     Every method raises EngineError where the registry can't be reached or refuses. It is a context manager.
     """
 
     def __init__(self, name: str) -> None:
+        self.name = name
         self._reference = Reference.parse(name)
         self._base = f"{self._reference.url}/v2/{self._reference.repository}"
         self._authorization: str | None = None

@@ -19,6 +19,7 @@ ENTRY = {"platform": "linux/amd64", "march": "znver4", "cpu_flags": ["avx2"]}
 
 def manifest(**changes):
     annotations = {
+        "io.imagematrix.version": "v1",
         "io.imagematrix.cell": "cpu-znver4",
         "io.imagematrix.input": INPUT,
         "io.imagematrix.variant": json.dumps(ENTRY),
