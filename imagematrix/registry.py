@@ -1,33 +1,34 @@
 """A registry's API, as the OCI distribution specification has it, for one repository.
 
-What passes (a connection that drops, a 5xx) is tried again, as is an upload that broke off; what does not (a
-login that is refused) is not. Credentials are docker's own, from its configuration or its helpers.
+What passes (a connection that drops, a 5xx, an answer or an upload that breaks off) is tried again; what
+does not (a login that is refused) is not. Credentials are docker's own, from its configuration or its
+helpers. They go to the registry and to where it has its tokens issued, and nowhere else.
 """
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import re
 import time
 import warnings
 from dataclasses import dataclass
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import urlencode, urljoin, urlsplit
 
 import requests
 from requests.adapters import HTTPAdapter
-from urllib3.util.retry import Retry
 
 from imagematrix import documents
 from imagematrix.errors import EngineError, UnknownImageError, UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import IO, Any, Self
+    from collections.abc import Callable, Mapping
+    from typing import IO, Self
 
     from imagematrix.errors import ImagematrixError
 
-__all__ = ["DOCKER_LIST", "INDEX", "MANIFESTS", "Manifest", "Reference", "Registry"]
+__all__ = ["DIGEST", "DOCKER_LIST", "INDEX", "MANIFESTS", "TAG", "Manifest", "Reference", "Registry"]
 
 INDEX = "application/vnd.oci.image.index.v1+json"
 DOCKER_LIST = "application/vnd.docker.distribution.manifest.list.v2+json"
@@ -40,12 +41,15 @@ MANIFESTS = (
 DOCKER_HUB = "registry-1.docker.io"
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
+TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}", re.ASCII)
+REPOSITORY = re.compile(r"[a-z0-9]+([._-]+[a-z0-9]+)*(/[a-z0-9]+([._-]+[a-z0-9]+)*)*", re.ASCII)
 LIMIT = 64 * 1024 * 1024  # bytes of a document
 PAGES = 1000  # of a list of tags
 TIMEOUT = 30  # seconds of silence
 CONNECTIONS = 16
 TRIES = 3
 PAUSE = 0.3  # seconds, doubled from one try to the next
+PATIENCE = 60  # seconds that a registry may ask us to wait
 OK, CREATED, ACCEPTED = 200, 201, 202  # of HTTP
 UNAUTHORIZED, FORBIDDEN, MISSING = 401, 403, 404
 PASSING = (408, 429, 500, 502, 503, 504)
@@ -71,12 +75,8 @@ class Reference:
         first, slash, rest = name.partition("/")
         named = slash and ("." in first or ":" in first or first == "localhost")
         registry, repository = (first, rest) if named else (DOCKER_HUB, name if slash else f"library/{name}")
-        if (
-            not name
-            or not repository
-            or not tag
-            or any(char.isspace() or not char.isprintable() for char in text)
-        ):
+        known = DIGEST if at else TAG
+        if not registry.isprintable() or not REPOSITORY.fullmatch(repository) or not known.fullmatch(tag):
             raise UsageError(f"{text!r} is no image reference such as registry:5000/ml/training:v1")
         return cls(registry=registry, repository=repository, tag=tag, name=name)
 
@@ -97,33 +97,25 @@ class Manifest:
 
 
 class Registry:
-    """The repository `name`, such as registry:5000/ml/training. Threads may share it.
+    """The repository `name`, such as registry:5000/ml/training, without a tag. Threads may share it.
 
     Every method raises EngineError where the registry can't be reached or refuses. It is a context manager.
     """
 
     def __init__(self, name: str) -> None:
+        self.name = name
         self._reference = Reference.parse(name)
         self._base = f"{self._reference.url}/v2/{self._reference.repository}"
         self._authorization: str | None = None
-        # An upload is more than one request: what broke off in the middle starts with the first again.
-        self._uploads = _session(Retry(0))
-        self._session = _session(
-            Retry(
-                TRIES,
-                backoff_factor=PAUSE,
-                status_forcelist=PASSING,
-                allowed_methods=None,
-                raise_on_status=False,
-            )
-        )
+        self._session = requests.Session()
+        for scheme in ("http://", "https://"):
+            self._session.mount(scheme, HTTPAdapter(pool_maxsize=CONNECTIONS))
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._session.close()
-        self._uploads.close()
 
     def tags(self) -> list[str]:
         """Return the repository's tags; none where there is no such repository."""
@@ -131,148 +123,174 @@ class Registry:
         found: list[str] = []
         for _ in range(PAGES):
             answer = self._ask("GET", str(url))
-            if answer.status_code == MISSING:
+            if answer.status == MISSING and not found:
                 return []
             self._expect(answer, OK, "the list of tags")
-            fields = documents.Fields(documents.parse(_bounded(answer), str(url)), str(url))
+            fields = documents.Fields(documents.parse(answer.body, str(url)), str(url))
             found += fields.texts("tags") if fields.present("tags") else ()
             url = self._next(answer)
             if url is None:
-                break
-        return found
+                return found
+        raise EngineError(f"the registry {self._reference.registry} lists tags without end")
 
     def manifest(self, tag: str) -> Manifest | None:
         """Return the manifest or the index with a tag or a digest; None where there is none."""
-        answer = self._ask("GET", f"{self._base}/manifests/{tag}", headers={"Accept": ", ".join(MANIFESTS)})
-        if answer.status_code == MISSING:
+        answer = self._ask("GET", f"{self._base}/manifests/{tag}", {"Accept": ", ".join(MANIFESTS)})
+        if answer.status == MISSING:
             return None
         self._expect(answer, OK, tag)
-        raw = _bounded(answer)
-        digest = f"sha256:{hashlib.sha256(raw).hexdigest()}"
+        digest = _digest(answer.body)
         if DIGEST.fullmatch(tag) and tag != digest:
-            raise EngineError(f"the registry {self._reference.registry} answered something else than {tag}")
+            raise self._other(tag)
         media_type = answer.headers.get("Content-Type", "").partition(";")[0]
-        return Manifest(digest=digest, media_type=media_type, raw=raw)
+        return Manifest(digest=digest, media_type=media_type, raw=answer.body)
 
     def digest(self, tag: str) -> str | None:
         """Return the digest that a tag stands for; None where there is no such tag."""
-        answer = self._ask("HEAD", f"{self._base}/manifests/{tag}", headers={"Accept": ", ".join(MANIFESTS)})
-        if answer.status_code == MISSING:
+        answer = self._ask("HEAD", f"{self._base}/manifests/{tag}", {"Accept": ", ".join(MANIFESTS)})
+        if answer.status == MISSING:
             return None
         self._expect(answer, OK, tag)
-        told = answer.headers.get("Docker-Content-Digest")
-        if told is None:
-            found = self.manifest(tag)
-            told = found.digest if found else None
-        return told
+        told = answer.headers.get("Docker-Content-Digest", "")
+        if DIGEST.fullmatch(told):
+            return told
+        found = self.manifest(tag)
+        return found.digest if found else None
 
     def blob(self, digest: str) -> bytes:
         """Return a small blob, such as an image's configuration."""
         answer = self._ask("GET", f"{self._base}/blobs/{digest}")
         self._expect(answer, OK, digest)
-        raw = _bounded(answer)
-        if digest != f"sha256:{hashlib.sha256(raw).hexdigest()}":
-            raise EngineError(
-                f"the registry {self._reference.registry} answered something else than {digest}"
-            )
-        return raw
+        if digest != _digest(answer.body):
+            raise self._other(digest)
+        return answer.body
 
     def has_blob(self, digest: str) -> bool:
         """Whether the repository has a blob."""
         answer = self._ask("HEAD", f"{self._base}/blobs/{digest}")
-        if answer.status_code == MISSING:
+        if answer.status == MISSING:
             return False
         self._expect(answer, OK, digest)
         return True
 
     def push_blob(self, digest: str, file: IO[bytes]) -> None:
         """Upload what `file` has from its beginning."""
-        for attempt in range(1, TRIES + 1):
-            try:
-                answer = self._upload(digest, file)
-                if answer.status_code not in PASSING or attempt == TRIES:
-                    return self._expect(answer, CREATED, digest)
-            except requests.RequestException as error:
-                if attempt == TRIES:
-                    raise self._unreachable(error) from error
-            time.sleep(PAUSE * 2 ** (attempt - 1))
-        raise AssertionError  # pragma: no cover - the last try returns or raises
+        # An upload is two requests: what broke off in the second starts with the first again.
+        self._expect(self._tried(lambda: self._upload(digest, file)), CREATED, digest)
 
     def push_manifest(self, tag: str, raw: bytes, media_type: str) -> None:
         """Put a manifest or an index under a tag; an older one of that tag is replaced."""
-        headers = {"Content-Type": media_type}
-        self._expect(
-            self._ask("PUT", f"{self._base}/manifests/{tag}", headers=headers, data=raw), CREATED, tag
-        )
+        answer = self._ask("PUT", f"{self._base}/manifests/{tag}", {"Content-Type": media_type}, raw)
+        self._expect(answer, CREATED, tag)
 
-    def _upload(self, digest: str, file: IO[bytes]) -> requests.Response:
-        begun = self._ask("POST", f"{self._base}/blobs/uploads/")
-        if begun.status_code != ACCEPTED:
+    def _upload(self, digest: str, file: IO[bytes]) -> _Answer:
+        begun = self._authorized("POST", f"{self._base}/blobs/uploads/")
+        if begun.status != ACCEPTED:
             return begun
         where = urljoin(begun.url, begun.headers.get("Location", ""))
         url = f"{where}{'&' if urlsplit(where).query else '?'}digest={digest}"
-        headers = {"Content-Type": "application/octet-stream"}
-
-        def send() -> requests.Response:
-            file.seek(0)
-            return self._uploads.put(url, data=file, headers=self._headers(url, headers), timeout=TIMEOUT)
-
-        return self._authorized(send)
+        return self._authorized("PUT", url, {"Content-Type": "application/octet-stream"}, file)
 
     def _ask(
-        self, method: str, url: str, headers: dict[str, str] | None = None, **more: Any
-    ) -> requests.Response:
-        def send() -> requests.Response:
-            return self._session.request(
-                method, url, headers=self._headers(url, headers or {}), timeout=TIMEOUT, stream=True, **more
+        self, method: str, url: str, headers: Mapping[str, str] | None = None, data: bytes | None = None
+    ) -> _Answer:
+        return self._tried(lambda: self._authorized(method, url, headers, data))
+
+    def _tried(self, ask: Callable[[], _Answer]) -> _Answer:
+        """Ask, and ask again for as long as what went wrong may pass."""
+        attempt = 1
+        while True:
+            pause = PAUSE * 2 ** (attempt - 1)
+            try:
+                answer = ask()
+            except requests.RequestException as error:
+                if attempt == TRIES or not _passes(error):
+                    raise self._unreachable(error) from error
+            else:
+                if attempt == TRIES or answer.status not in PASSING or answer.wait > PATIENCE:
+                    return answer
+                pause = max(pause, answer.wait)
+            time.sleep(pause)
+            attempt += 1
+
+    def _authorized(
+        self,
+        method: str,
+        url: str,
+        headers: Mapping[str, str] | None = None,
+        data: bytes | IO[bytes] | None = None,
+    ) -> _Answer:
+        """Send a request, and once more with what the registry's challenge asks for."""
+        # An upload may be sent elsewhere, which has no use for our credentials and may not ask for them.
+        given = self._authorization if self._ours(url) else None
+        answer = self._send(method, url, headers, data, given)
+        if answer.status != UNAUTHORIZED or not self._ours(url) or not self._ours(answer.url):
+            return answer
+        asked = self._answer(answer.headers.get("WWW-Authenticate", ""))
+        if asked == given:
+            return answer
+        self._authorization = asked
+        return self._send(method, url, headers, data, asked)
+
+    def _send(
+        self,
+        method: str,
+        url: str,
+        headers: Mapping[str, str] | None,
+        data: bytes | IO[bytes] | None,
+        authorization: str | None,
+    ) -> _Answer:
+        def sign(request: requests.PreparedRequest) -> requests.PreparedRequest:
+            # Without an `auth` of ours, requests would take one from ~/.netrc.
+            if authorization:
+                request.headers["Authorization"] = authorization
+            return request
+
+        if data is not None and not isinstance(data, bytes):
+            data.seek(0)
+        with self._session.request(
+            method, url, headers=dict(headers or {}), data=data, auth=sign, timeout=TIMEOUT, stream=True
+        ) as answer:
+            return _Answer(
+                status=answer.status_code, url=answer.url, headers=answer.headers, body=_bounded(answer)
             )
 
-        try:
-            return self._authorized(send)
-        except requests.RequestException as error:
-            raise self._unreachable(error) from error
-
-    def _authorized(self, send: Callable[[], requests.Response]) -> requests.Response:
-        """Send a request, and once more with what the registry's challenge asks for."""
-        answer = send()
-        if answer.status_code == UNAUTHORIZED:
-            answer.close()
-            self._authorization = self._answer(answer.headers.get("WWW-Authenticate", ""))
-            answer = send()
-        return answer
-
-    def _headers(self, url: str, headers: dict[str, str]) -> dict[str, str]:
-        # An upload may be sent elsewhere, and elsewhere has no use for our credentials.
-        ours = urlsplit(url).netloc == urlsplit(self._base).netloc
-        return headers | ({"Authorization": self._authorization} if self._authorization and ours else {})
+    def _ours(self, url: str) -> bool:
+        return urlsplit(url)[:2] == urlsplit(self._base)[:2]
 
     def _answer(self, challenge: str) -> str:
         """Return the Authorization that a challenge asks for: Basic, or a token from where it says."""
-        login = _login(self._reference.registry)
+        registry = self._reference.registry
+        login = _login(registry)
         kind, _, parameters = challenge.partition(" ")
         if kind.lower() != "bearer":
             if login is None:
                 raise self._refusal(UNAUTHORIZED, self._reference.name)
-            return str(requests.Request("GET", self._base, auth=login).prepare().headers["Authorization"])
+            return login
         asked = requests.utils.parse_dict_header(parameters)
         realm = asked.pop("realm", None)
         if not realm:
-            registry = self._reference.registry
             raise EngineError(f"the registry {registry} asks for a token and does not say where")
-        token = self._session.get(realm, params=asked, auth=login, timeout=TIMEOUT, stream=True)
-        self._expect(token, OK, self._reference.name)
-        fields = documents.Fields(documents.parse(_bounded(token), realm), realm)
-        return f"Bearer {fields.text_or_none('token') or fields.text('access_token')}"
+        if urlsplit(realm).scheme not in ("https", urlsplit(self._base).scheme):
+            raise EngineError(f"the registry {registry} wants the login sent to {realm}, without TLS")
+        url = f"{realm}{'&' if urlsplit(realm).query else '?'}{urlencode(asked)}"
+        answer = self._tried(lambda: self._send("GET", url, None, None, login))
+        self._expect(answer, OK, "a token")
+        fields = documents.Fields(documents.parse(answer.body, realm), realm)
+        token = fields.text_or_none("token") or fields.text("access_token")
+        if not token.isascii() or not token.isprintable():
+            raise EngineError(f"what {realm} gives is no token")
+        return f"Bearer {token}"
 
-    def _next(self, answer: requests.Response) -> str | None:
-        link = answer.links.get("next", {}).get("url")
-        url = urljoin(self._base, link) if link else None
-        return url if url and urlsplit(url).netloc == urlsplit(self._base).netloc else None
+    def _next(self, answer: _Answer) -> str | None:
+        """Return the address of the next page, which is in this registry whatever host it names."""
+        link = requests.utils.parse_header_links(answer.headers.get("Link", ""))
+        found = next((one["url"] for one in link if one.get("rel") == "next"), None)
+        return urljoin(self._base, urlsplit(found)._replace(scheme="", netloc="").geturl()) if found else None
 
-    def _expect(self, answer: requests.Response, status: int, what: str) -> None:
-        if answer.status_code != status:
-            answer.close()
-            raise self._refusal(answer.status_code, f"{self._reference.name}:{what}")
+    def _expect(self, answer: _Answer, status: int, what: str) -> None:
+        if answer.status != status:
+            raise self._refusal(answer.status, f"{self._reference.name}:{what}")
 
     def _refusal(self, status: int, what: str) -> ImagematrixError:
         registry = self._reference.registry
@@ -281,36 +299,72 @@ class Registry:
         if status in (UNAUTHORIZED, FORBIDDEN):
             remedy = f"`docker login {registry}` with an account that may"
             return EngineError(f"the registry {registry} does not let us read or write {what}", remedy=remedy)
-        return EngineError(f"the registry {registry} answered {status} for {what}")
+        remedy = "the registry's log says why; what is there stays, and the same command goes on from here"
+        return EngineError(f"the registry {registry} answered {status} for {what}", remedy=remedy)
 
-    def _unreachable(self, error: Exception) -> EngineError:
-        return EngineError(f"the registry {self._reference.registry} can't be reached: {error}")
+    def _other(self, digest: str) -> EngineError:
+        remedy = "its storage or a proxy before it is damaged"
+        registry = self._reference.registry
+        return EngineError(f"the registry {registry} answered something else than {digest}", remedy=remedy)
+
+    def _unreachable(self, error: requests.RequestException) -> EngineError:
+        registry = self._reference.registry
+        url = error.request.url if error.request is not None else None
+        elsewhere = f" (at {urlsplit(url).netloc})" if url and not self._ours(url) else ""
+        what = "can't be reached"
+        remedy = "is the name right, and is it running? The same command goes on from here"
+        if isinstance(error, requests.exceptions.ChunkedEncodingError):
+            what = "breaks off its answers"
+        if isinstance(error, requests.exceptions.SSLError):
+            remedy = "name its authority in REQUESTS_CA_BUNDLE; a registry without TLS has to be on loopback"
+        message = f"the registry {registry} {what}{elsewhere}: {_cause(error)}"
+        return EngineError(message, remedy=remedy)
 
 
-def _session(retries: Retry) -> requests.Session:
-    session = requests.Session()
-    session.trust_env = True
-    adapter = HTTPAdapter(pool_maxsize=CONNECTIONS, max_retries=retries)
-    for scheme in ("http://", "https://"):
-        session.mount(scheme, adapter)
-    return session
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Answer:
+    """What a registry answered, read to its end."""
+
+    status: int
+    url: str
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def wait(self) -> int:
+        """The seconds that it asks us to wait; 0 where it does not."""
+        text = self.headers.get("Retry-After", "")
+        return int(text) if text.isascii() and text.isdigit() else 0
+
+
+def _digest(raw: bytes) -> str:
+    return f"sha256:{hashlib.sha256(raw).hexdigest()}"
+
+
+def _passes(error: requests.RequestException) -> bool:
+    """Whether the same request may succeed a moment later."""
+    passing = (requests.ConnectionError, requests.Timeout, requests.exceptions.ChunkedEncodingError)
+    return isinstance(error, passing) and not isinstance(error, requests.exceptions.SSLError)
+
+
+def _cause(error: BaseException) -> str:
+    """Return what lies beneath an error of requests, which repeats the address more than once."""
+    while error.__context__ is not None:
+        error = error.__context__
+    return str(getattr(error, "strerror", None) or error)
 
 
 def _bounded(answer: requests.Response) -> bytes:
     raw = bytearray()
-    try:
-        for chunk in answer.iter_content(1 << 16):
-            raw += chunk
-            if len(raw) > LIMIT:
-                answer.close()
-                raise UsageError(f"{answer.url}: larger than {LIMIT // 2**20} MiB, which no document is")
-    except requests.RequestException as error:
-        raise EngineError(f"{answer.url}: the answer broke off: {error}") from error
+    for chunk in answer.iter_content(1 << 16):
+        raw += chunk
+        if len(raw) > LIMIT:
+            raise UsageError(f"{answer.url}: larger than {LIMIT // 2**20} MiB, which no document is")
     return bytes(raw)
 
 
-def _login(registry: str) -> tuple[str, str] | None:
-    """Return user and password from docker's configuration or its credential helper."""
+def _login(registry: str) -> str | None:
+    """Return the Authorization that docker's configuration or its credential helper has, if any."""
     from docker import auth, errors
 
     name = auth.INDEX_NAME if registry == DOCKER_HUB else registry
@@ -321,4 +375,5 @@ def _login(registry: str) -> tuple[str, str] | None:
         raise EngineError(f"docker's credentials for {name} can't be read: {error}") from error
     if not found or not found.get("username"):
         return None
-    return str(found["username"]), str(found.get("password", ""))
+    pair = f"{found['username']}:{found.get('password', '')}"
+    return f"Basic {base64.b64encode(pair.encode()).decode()}"

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 
 from imagematrix.build.remote import attestations, entries
 from imagematrix.catalog import index, labels
-from imagematrix.errors import EngineError, TagMovedError, UnknownImageError
+from imagematrix.errors import EngineError, TagMovedError, UnknownImageError, UsageError
 from imagematrix.facts import marches
-from imagematrix.registry import INDEX
+from imagematrix.registry import DOCKER_LIST, INDEX, TAG
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,58 +31,73 @@ class Published:
     new: int
 
 
-def publish(registry: Registry, image: str, version: str, aliases: Sequence[str] = ()) -> Published:
-    """Write the index of all variants of `image`:`version` that the registry has, under its version.
+def publish(registry: Registry, version: str, aliases: Sequence[str] = ()) -> Published:
+    """Write the index of all variants of a version that the registry has, under its version.
 
     What an index had stays in it. The `aliases` are tags that then stand for the same index; only they move.
     Raises UnknownImageError where there is no variant, TagMovedError where two variants of one cell are made
-    of different things.
+    of different things, or where an alias is the tag of an image or of another version.
     """
+    name = f"{registry.name}:{version}"
+    for alias in aliases:
+        _movable(registry, alias)
+    first: frozenset[str] | None = None
     for _ in range(TRIES):
         before = registry.manifest(version)
-        known = index.parse(before.raw, f"{image}:{version}") if before else ()
-        found = entries(registry, image, version)
+        known = {entry.digest: entry for entry in index.parse(before.raw, name)} if before else {}
+        found = entries(registry, version, before)
         if not found:
             raise UnknownImageError(
-                f"the registry has no variant of {image}:{version}", remedy="`imagematrix build --push`"
+                f"the registry has no variant of {name}", remedy="`imagematrix build --push`"
             )
-        _frozen(image, version, found)
-        own = {entry.digest: _described(entry) for entry in found}
-        kept = {entry.digest: entry for entry in known}
-        new = own.keys() - kept.keys()
-        said = [one for digest in sorted(new) for one in attestations(registry, _tag(own[digest], version))]
-        raw = index.write((own | kept | {one.digest: one for one in said}).values())
-        if before is None or before.raw != raw:
-            registry.push_manifest(version, raw, INDEX)
-        # Somebody else may publish at the same time: only what is read back is published.
-        after = registry.manifest(version)
-        if after and own.keys() <= {entry.digest for entry in index.parse(after.raw, f"{image}:{version}")}:
+        _frozen(name, found)
+        first = frozenset(known) if first is None else first
+        own = {entry.digest: _described(name, entry) for entry in found}
+        new = [entry for digest, entry in own.items() if digest not in known]
+        said = {one.digest: one for entry in new for one in attestations(registry, entry.tag)}
+        raw = index.write((own | known | said).values())
+        # Somebody else may publish at the same time, with an older list of what there is: it is published
+        # what is still there after a look at that list.
+        if before and before.raw == raw:
             for alias in aliases:
-                registry.push_manifest(alias, after.raw, INDEX)
-            return Published(digest=after.digest, variants=len(own), new=len(new))
-    raise EngineError(f"{image}:{version} is published by somebody else again and again; try later")
+                registry.push_manifest(alias, raw, INDEX)
+            return Published(digest=before.digest, variants=len(own), new=len(own.keys() - first))
+        registry.push_manifest(version, raw, INDEX)
+    raise EngineError(
+        f"{name} is published by somebody else again and again", remedy="nothing is lost; publish it later"
+    )
 
 
-def _tag(entry: Entry, version: str) -> str:
-    return labels.tag(version, entry.annotations[labels.CELL], entry.annotations[labels.INPUT])
+def _movable(registry: Registry, alias: str) -> None:
+    """Raise UsageError where an alias is no tag, TagMovedError where its tag never moves."""
+    if not TAG.fullmatch(alias):
+        raise UsageError(f"--alias: {alias!r} is no tag", remedy="such as latest or stable")
+    there = registry.manifest(alias)
+    if there is None:
+        return
+    name = f"{registry.name}:{alias}"
+    if there.media_type not in (INDEX, DOCKER_LIST):
+        raise TagMovedError(f"{name} is an image and no alias", remedy="choose another alias")
+    if any(own.annotations.get(labels.VERSION) == alias for own in index.parse(there.raw, name)):
+        raise TagMovedError(f"{name} is a version, and versions never move", remedy="choose another alias")
 
 
-def _frozen(image: str, version: str, found: Sequence[Entry]) -> None:
-    cells: dict[str, str] = {}
+def _frozen(name: str, found: Sequence[Entry]) -> None:
+    cells: dict[str, Entry] = {}
     for entry in found:
-        cell, made_of = entry.annotations[labels.CELL], entry.annotations[labels.INPUT]
-        if cells.setdefault(cell, made_of) != made_of:
-            tags = [labels.tag(version, cell, other) for other in (cells[cell], made_of)]
+        other = cells.setdefault(entry.annotations[labels.CELL], entry)
+        if other.annotations[labels.INPUT] != entry.annotations[labels.INPUT]:
             raise TagMovedError(
-                f"{image}:{version} has two images for {cell}: {' and '.join(tags)}",
+                f"{name} has two images for one cell: {other.tag} and {entry.tag}",
                 remedy="take the wrong one out of the registry, or raise the version",
             )
 
 
-def _described(entry: Entry) -> Entry:
+def _described(name: str, entry: Entry) -> Entry:
     """Return an entry as an index has it: without what only a build wants, and with the CPU variant."""
     annotations = {key: value for key, value in entry.annotations.items() if key != labels.INPUTS}
-    variant = labels.read(annotations, reference="variant", digest=None, size=None)
+    reference = f"{name.rpartition(':')[0]}:{entry.tag}"
+    variant = labels.read(annotations, reference=reference, digest=None, size=None)
     level = marches.level(variant.cpu_flags) if entry.platform.get("architecture") == "amd64" else None
     platform = dict(entry.platform) | ({"variant": level.removeprefix("x86-64-")} if level else {})
     return replace(entry, annotations=annotations, platform=platform)

@@ -11,7 +11,7 @@ from imagematrix.build import layout
 from imagematrix.build.backend import Present
 from imagematrix.catalog import index, labels
 from imagematrix.errors import TagMovedError
-from imagematrix.registry import INDEX, Registry
+from imagematrix.registry import DIGEST, DOCKER_LIST, INDEX, Registry
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,10 +20,15 @@ if TYPE_CHECKING:
     from imagematrix.build.backend import Made, Order
     from imagematrix.build.local import Engine
     from imagematrix.catalog.index import Entry
+    from imagematrix.registry import Manifest
 
 __all__ = ["Remote", "attestations", "entries"]
 
 REQUESTS = 8  # at the same time
+CONFIGS = (
+    "application/vnd.oci.image.config.v1+json",
+    "application/vnd.docker.container.image.v1+json",
+)
 
 
 class Remote:
@@ -56,9 +61,9 @@ class Remote:
     def present(self, image: str, version: str) -> list[Present]:
         """Return the images of `image`:`version` that its registry has, published or only pushed."""
         found = []
-        for own in entries(self.registry(image), image, version):
+        for own in entries(self.registry(image), version):
             cell, made_of = own.annotations[labels.CELL], own.annotations[labels.INPUT]
-            reference = f"{image}:{labels.tag(version, cell, made_of)}"
+            reference = f"{image}:{own.tag}"
             self._digests[reference] = own.digest
             found.append(Present(reference=reference, cell=cell, input_digest=made_of))
         return found
@@ -79,9 +84,8 @@ class Remote:
 
         Where an image of the same input digest has the name by now, that one stays.
         """
-        image, _, tag = order.reference.rpartition(":")
-        registry = self.registry(image)
-        there = _there(registry, order.reference, order.labels[labels.INPUT])
+        registry = self.registry(order.reference.rpartition(":")[0])
+        there = self._there(registry, order.reference)
         if there:
             return there
         if made.layout is None:
@@ -92,77 +96,110 @@ class Remote:
         named = layout.Index(made.layout, made.attested) if made.attested else image_alone
         for one in named.images:
             for digest in one.blobs:
-                self._push_blob(image, digest, one)
+                self._push_blob(registry, digest, one)
             registry.push_manifest(one.digest, one.raw, one.media_type)
         # The layers took their time: somebody else may have pushed an image of the same name.
-        there = _there(registry, order.reference, order.labels[labels.INPUT])
+        there = self._there(registry, order.reference)
         if there:
             return there
-        registry.push_manifest(tag, named.raw, named.media_type)
-        self._read_back(registry, order.reference, named.digest)
-        return made.digest
+        registry.push_manifest(order.reference.rpartition(":")[2], named.raw, named.media_type)
+        found = self._read_back(registry, order.reference, named.digest)
+        return made.digest if found == named.digest else found
 
     def adopt(self, reference: str) -> str:
-        """Push the image that the engine has under this name; return its digest."""
-        image, _, _ = reference.rpartition(":")
-        registry = self.registry(image)
+        """Push the image that the engine has under this name; return its digest.
+
+        Where an image of the same input digest has the name by now, that one stays.
+        """
+        registry = self.registry(reference.rpartition(":")[0])
+        there = self._there(registry, reference)
+        if there:
+            return there
         self._docker.push(reference)
         expected = self._docker.digest(reference) if self._docker.has_manifests else None
         return self._read_back(registry, reference, expected)
 
-    def _push_blob(self, image: str, digest: str, pushed: layout.Image) -> None:
+    def _push_blob(self, registry: Registry, digest: str, pushed: layout.Image) -> None:
         # Images have most of their layers in common: the first that has one uploads it, the others wait.
         with self._lock:
-            once = self._blobs.setdefault((image, digest), threading.Lock())
+            once = self._blobs.setdefault((registry.name, digest), threading.Lock())
         with once:
-            registry = self.registry(image)
             if not registry.has_blob(digest):
                 with pushed.blob(digest).open("rb") as file:
                     registry.push_blob(digest, file)
 
-    def _read_back(self, registry: Registry, reference: str, expected: str | None) -> str:
-        _, _, tag = reference.rpartition(":")
+    def _there(self, registry: Registry, reference: str, expected: str | None = None) -> str | None:
+        """Return the digest of the image that has a reference: the `expected` one, or one made of the same.
+
+        None where there is none. Raises TagMovedError where something else has it.
+        """
+        tag = reference.rpartition(":")[2]
         found = registry.digest(tag)
-        if found is None or expected not in (None, found):
-            raise TagMovedError(
-                f"{reference} was pushed as {expected}, and the registry now has {found} under this name",
-                remedy="somebody else moves it; look at who pushes to this repository",
-            )
+        if found is None:
+            return None
+        if found != expected:
+            own = entry(registry, found)
+            if own is None or not own.ours or own.tag != tag:
+                made_of = own.tag if own and own.ours else "no image of imagematrix"
+                raise TagMovedError(
+                    f"{reference} is there, and made of something else: {found}, by its labels {made_of}",
+                    remedy="a tag never moves: take that out of the registry, or raise the version",
+                )
         self._digests[reference] = found
         return found
 
+    def _read_back(self, registry: Registry, reference: str, expected: str | None) -> str:
+        """Return the digest that the registry now has under a reference.
 
-def entries(registry: Registry, image: str, version: str) -> list[Entry]:
-    """Return the variants of `image`:`version` in a registry: those of its index, and those only pushed."""
-    published = registry.manifest(version)
-    known = index.parse(published.raw, f"{image}:{version}") if published else ()
-    found = {_tag(own, version): own for own in known if own.ours}
+        Another than we pushed is as good where it is made of the same: two build the same matrix at once.
+        """
+        remedy = "somebody else moves it; look at who pushes to this repository"
+        try:
+            found = self._there(registry, reference, expected)
+        except TagMovedError as error:
+            raise TagMovedError(f"{error}; {expected} was pushed a moment ago", remedy=remedy) from error
+        if found is None:
+            raise TagMovedError(f"{reference} was pushed, and the registry does not have it", remedy=remedy)
+        return found
+
+
+def entries(registry: Registry, version: str, published: Manifest | None = None) -> list[Entry]:
+    """Return the variants of a version in a registry: those of its index, and those only pushed.
+
+    `published` is the index, where it has been read already. Raises UsageError where one is damaged.
+    """
+    published = published or registry.manifest(version)
+    known = index.parse(published.raw, f"{registry.name}:{version}") if published else ()
+    found = {own.tag: own for own in known if own.ours and own.annotations[labels.VERSION] == version}
     tags = [tag for tag in registry.tags() if tag.startswith(f"{version}-") and tag not in found]
     with ThreadPoolExecutor(max_workers=REQUESTS) as pool:
         pushed = dict(zip(tags, pool.map(lambda tag: entry(registry, tag), tags), strict=True))
     # A tag is what it says only if the image under it says the same.
-    found |= {tag: own for tag, own in pushed.items() if own and own.ours and _says(own, version, tag)}
+    found |= {tag: own for tag, own in pushed.items() if own and own.ours and own.tag == tag}
     return [found[tag] for tag in sorted(found)]
 
 
 def entry(registry: Registry, tag: str) -> Entry | None:
     """Return what an index says of the image with a tag or digest, read from the image.
 
-    Of an image with attestations it is the image; of any other index it is None. Raises UsageError where the
-    image is damaged.
+    Of an image with attestations it is the image. None where there is none, or something else: another index,
+    a signature. Raises UsageError where it is damaged.
     """
     manifest = registry.manifest(tag)
     if manifest and manifest.media_type == INDEX:
-        inside = [one.digest for one in index.parse(manifest.raw, tag) if not one.attests]
-        manifest = registry.manifest(inside[0]) if len(inside) == 1 else None
-    if manifest is None or manifest.media_type == INDEX:
+        attested = {one.attests for one in index.parse(manifest.raw, tag) if one.attests}
+        manifest = registry.manifest(attested.pop()) if len(attested) == 1 else None
+    if manifest is None or manifest.media_type in (INDEX, DOCKER_LIST):
         return None
-    fields = documents.Fields(documents.parse(manifest.raw, tag), tag)
+    where = f"{registry.name}:{tag}"
+    fields = documents.Fields(documents.parse(manifest.raw, where), where)
     config = fields.object_or_none("config")
-    if config is None:
+    if config is None or config.text_or_none("mediaType") not in CONFIGS:
         return None
-    raw = registry.blob(config.text("digest"))
-    image = documents.Fields(documents.parse(raw, tag), tag)
+    digest = config.text("digest")
+    if not DIGEST.fullmatch(digest):
+        raise config.fail("digest", f"{digest[:80]!r} is not a sha256 digest")
+    image = documents.Fields(documents.parse(registry.blob(digest), where), where)
     inner = image.object_or_none("config")
     own = inner.object_or_none("Labels") if inner else None
     told = {key: own.text(key) for key in own.keys_of(str)} if own else {}
@@ -183,29 +220,3 @@ def attestations(registry: Registry, tag: str) -> list[Entry]:
     if manifest is None or manifest.media_type != INDEX:
         return []
     return [one for one in index.parse(manifest.raw, tag) if one.attests]
-
-
-def _tag(own: Entry, version: str) -> str:
-    return labels.tag(version, own.annotations[labels.CELL], own.annotations[labels.INPUT])
-
-
-def _says(own: Entry, version: str, tag: str) -> bool:
-    return own.annotations.get(labels.VERSION) == version and _tag(own, version) == tag
-
-
-def _there(registry: Registry, reference: str, input_digest: str) -> str | None:
-    """Return the digest of an image of the same input that has a reference already.
-
-    Raises TagMovedError where something else has it.
-    """
-    _, _, tag = reference.rpartition(":")
-    if registry.digest(tag) is None:
-        return None
-    own = entry(registry, tag)
-    if own and own.annotations.get(labels.INPUT) == input_digest:
-        return own.digest
-    found = own.annotations.get(labels.INPUT) if own else "something else"
-    raise TagMovedError(
-        f"{reference} is there, made of {found} and not of {input_digest}",
-        remedy="a tag never moves: raise the version",
-    )

@@ -35,7 +35,14 @@ class Entry:
     @property
     def ours(self) -> bool:
         """Whether it is a variant, and no attestation or an image of others."""
-        return {labels.VARIANT, labels.CELL, labels.INPUT} <= self.annotations.keys()
+        return {labels.VARIANT, labels.VERSION, labels.CELL, labels.INPUT} <= self.annotations.keys()
+
+    @property
+    def tag(self) -> str:
+        """The tag that it should have, by what it says of itself."""
+        return labels.tag(
+            *(self.annotations.get(key, "?") for key in (labels.VERSION, labels.CELL, labels.INPUT))
+        )
 
     @property
     def attests(self) -> str | None:
@@ -56,8 +63,9 @@ class Entry:
 def parse(raw: bytes, name: str) -> tuple[Entry, ...]:
     """Return the entries of the index `raw`; raise UsageError where it is none. `name` is for messages."""
     fields = documents.Fields(documents.parse(raw, name), name)
-    if fields.text_or_none("mediaType") not in (INDEX, DOCKER_LIST, None):
-        raise UsageError(f"{name} is one image and no index of variants", remedy="name the version alone")
+    if fields.text_or_none("mediaType") not in (INDEX, DOCKER_LIST, None) or not fields.present("manifests"):
+        remedy = "name a version as its variants have it, such as v1; no image by itself can have that tag"
+        raise UsageError(f"{name} is one image and no index of variants", remedy=remedy)
     return tuple(_entry(item) for item in fields.objects("manifests"))
 
 
@@ -73,11 +81,9 @@ def catalog(raw: bytes, reference: Reference) -> Catalog:
     name = f"{reference.name}:{reference.tag}"
     variants: dict[str, Variant] = {}
     for entry in (entry for entry in parse(raw, name) if entry.ours):
-        version = entry.annotations.get(labels.VERSION, reference.tag)
-        tag = labels.tag(version, entry.annotations[labels.CELL], entry.annotations[labels.INPUT])
         variant = labels.read(
             entry.annotations,
-            reference=f"{reference.name}:{tag}",
+            reference=f"{reference.name}:{entry.tag}",
             digest=entry.digest,
             size=labels.size(entry.annotations),
         )

@@ -39,7 +39,7 @@ def command(
         raise UsageError(f"{name} is no image with a registry and a version", remedy=remedy)
     _push(image, version)
     with Registry(image) as registry:
-        done = publish(registry, image, version, alias or ())
+        done = publish(registry, version, alias or ())
     say(f"{name}: {counted(done.variants, 'variant')}, {done.new} new")
     if json:
         answer(_document(image, version, alias or [], done))
@@ -58,11 +58,12 @@ def _push(image: str, version: str) -> None:
         say(f"{error}: only what is in the registry is published")
         return
     with engine, Remote(engine) as remote:
+        here = engine.present(image, version)
+        if any(one.development for one in here):
+            remedy = "take `development` out of matrix.yaml, and give it a version to stay"
+            raise UsageError(f"{image}:{version} is under development and never pushed", remedy=remedy)
         there = {one.reference for one in remote.present(image, version)}
-        for one in engine.present(image, version):
-            if one.development:
-                remedy = "take `development` out of matrix.yaml, and give it a version to stay"
-                raise UsageError(f"{one.reference} is under development and never pushed", remedy=remedy)
+        for one in here:
             if one.reference not in there:
                 say(f"pushing {one.reference}")
                 remote.adopt(one.reference)

@@ -1,5 +1,6 @@
 """What the unit tests share: a small matrix to be spoilt, the shipped one, a Docker engine that is none."""
 
+import base64
 import contextlib
 import json
 import signal
@@ -15,6 +16,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import jsonschema
 import pytest
+from distribution import Server
 
 from imagematrix import documents
 from imagematrix.build import labels
@@ -246,6 +248,46 @@ def remote_engine(docker_host):
     docker_host(f"tcp://127.0.0.1:{server.server_port}")
     with _serving(server):
         yield made
+
+
+@pytest.fixture
+def no_pause(monkeypatch):
+    """What may pass is tried again at once."""
+    monkeypatch.setattr("imagematrix.registry.PAUSE", 0)
+
+
+@pytest.fixture
+def start_server(docker_host, no_pause):  # noqa: ARG001 - their effects are wanted
+    """Call it to get a new registry in memory, for which docker has no login yet."""
+    servers = []
+
+    def start():
+        servers.append(Server())
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.close()
+
+
+@pytest.fixture
+def server(start_server):
+    """A registry in memory."""
+    return start_server()
+
+
+@pytest.fixture
+def log_in(tmp_path):
+    """Call it with a registry's address to log in there; it returns the Authorization that this gives."""
+
+    def call(address):
+        secret = base64.b64encode(b"me:secret").decode()
+        (tmp_path / "docker-config").mkdir(exist_ok=True)
+        config = {"auths": {address: {"auth": secret}}}
+        (tmp_path / "docker-config" / "config.json").write_text(json.dumps(config))
+        return f"Basic {secret}"
+
+    return call
 
 
 class Said(NamedTuple):

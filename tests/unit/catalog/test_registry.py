@@ -19,6 +19,7 @@ ENTRY = {"platform": "linux/amd64", "march": "znver4", "cpu_flags": ["avx2"]}
 
 def manifest(**changes):
     annotations = {
+        "io.imagematrix.version": "v1",
         "io.imagematrix.cell": "cpu-znver4",
         "io.imagematrix.input": INPUT,
         "io.imagematrix.variant": json.dumps(ENTRY),
@@ -218,7 +219,7 @@ def test_a_registry_that_is_not_there():
 def test_an_answer_that_breaks_off(registry):
     registry.has(index(manifest()))
     registry.lacking = 10
-    with pytest.raises(EngineError, match="the answer broke off"):
+    with pytest.raises(EngineError, match="breaks off its answers: IncompleteRead"):
         Catalog.from_registry(registry.name)
 
 

@@ -1,0 +1,250 @@
+"""A registry that keeps all in memory, and fails when it is told to: the distribution API on loopback."""
+
+import hashlib
+import json
+import re
+import threading
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import NamedTuple
+from urllib.parse import parse_qs, urlsplit
+
+MANIFEST = "application/vnd.oci.image.manifest.v1+json"
+CONFIG = "application/vnd.oci.image.config.v1+json"
+LAYER = "application/vnd.oci.image.layer.v1.tar+gzip"
+RESOURCE = re.compile(r"/v2/(.+)/(manifests|blobs|tags)/(.*)")
+
+
+def digest(raw):
+    return f"sha256:{hashlib.sha256(raw).hexdigest()}"
+
+
+class Asked(NamedTuple):
+    method: str
+    path: str
+    login: str | None
+
+
+@dataclass
+class Repository:
+    """Blobs and manifests by digest, tags with the digests they stand for, and the tags that ever moved."""
+
+    blobs: dict = field(default_factory=dict)
+    manifests: dict = field(default_factory=dict)  # media type and bytes
+    tags: dict = field(default_factory=dict)
+    moved: list = field(default_factory=list)
+
+    def put(self, tag, raw, media_type):
+        """Keep a manifest under a tag, or only by its digest where `tag` is None."""
+        self.manifests[digest(raw)] = media_type, raw
+        if tag and tag != digest(raw):
+            if self.tags.get(tag, digest(raw)) != digest(raw):
+                self.moved.append(tag)
+            self.tags[tag] = digest(raw)
+        return digest(raw)
+
+    def image(self, tag, labels, *, layer=b"layer", config=None, kind=CONFIG, **platform):
+        """Keep an image with labels, or with a `config` of other bytes; return its digest."""
+        platform = platform or {"architecture": "amd64", "os": "linux"}
+        raw = json.dumps({**platform, "config": {"Labels": labels}}).encode() if config is None else config
+        self.blobs |= {digest(raw): raw, digest(layer): layer}
+        document = {
+            "schemaVersion": 2,
+            "mediaType": MANIFEST,
+            "config": {"mediaType": kind, "digest": digest(raw), "size": len(raw)},
+            "layers": [{"mediaType": LAYER, "digest": digest(layer), "size": len(layer)}],
+        }
+        return self.put(tag, json.dumps(document).encode(), MANIFEST)
+
+
+@dataclass
+class Fault:
+    """What goes wrong with the next requests of a kind, `times` of them after `after` that go well.
+
+    `status` is answered instead; `drop` hangs up without an answer, or in the middle of an upload; `cut`
+    leaves away the end of the answer; `then` is called before the request is served as usual.
+    """
+
+    method: str
+    path: str
+    times: int = 1
+    after: int = 0
+    status: int | None = None
+    headers: dict = field(default_factory=dict)
+    drop: bool = False
+    cut: bool = False
+    then: object = None
+
+    def strikes(self, method, path):
+        if method != self.method or not re.search(self.path, path) or not self.times:
+            return False
+        if self.after:
+            self.after -= 1
+            return False
+        self.times -= 1
+        return True
+
+
+class Server:
+    """The registry at `address`.
+
+    `asked` are the requests. With a `basic` Authorization it wants that; with `uses` it wants tokens of its
+    own, each good for so many requests. `page` is how many tags it lists at a time, `silent` leaves
+    Docker-Content-Digest away, and uploads go `elsewhere` where that is set.
+    """
+
+    def __init__(self):
+        self.repositories = {}
+        self.faults = []
+        self.asked = []
+        self.basic = None
+        self.uses = None
+        self.page = 1000
+        self.silent = False
+        self.elsewhere = ""
+        self._tokens = []  # how often each may still be used
+        self._lock = threading.Lock()
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
+        self._server.daemon_threads = True
+        self.address = f"127.0.0.1:{self._server.server_port}"
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
+        self._thread.start()
+
+    def close(self):
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+    def repository(self, name):
+        return self.repositories.setdefault(name, Repository())
+
+    def fails(self, method, path, **how):
+        """Let requests fail; see Fault."""
+        self.faults.append(Fault(method, path, **how))
+
+    def count(self, method, path=""):
+        """Return how many requests there were of a kind."""
+        return sum(one.method == method and re.search(path, one.path) is not None for one in self.asked)
+
+    def challenge(self, login):
+        """Return the headers of the 401 that a request gets; None where its login will do."""
+        if self.uses is not None:
+            with self._lock:
+                number = (login or "").removeprefix("Bearer t")
+                if number.isdigit() and self._tokens[int(number)]:
+                    self._tokens[int(number)] -= 1
+                    return None
+            return {"WWW-Authenticate": f'Bearer realm="http://{self.address}/token",service="s"'}
+        if self.basic and login != self.basic:
+            return {"WWW-Authenticate": 'Basic realm="here"'}
+        return None
+
+    def token(self):
+        with self._lock:
+            self._tokens.append(self.uses)
+            return json.dumps({"token": f"t{len(self._tokens) - 1}"}).encode()
+
+
+def _handler(server):  # noqa: C901 - one method for each of HTTP's
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True  # or each answer takes 40 ms
+        cut = False
+
+        def handle_one_request(self):
+            self.body = None
+            super().handle_one_request()
+
+        def serve(self):
+            self.cut = False
+            login = self.headers.get("Authorization")
+            server.asked.append(Asked(self.command, self.path, login))
+            fault = next((one for one in server.faults if one.strikes(self.command, self.path)), None)
+            if fault and fault.drop:
+                self.rfile.read(min(10, int(self.headers.get("Content-Length", 0))))
+                self.close_connection = True
+                return
+            self.body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            if fault and fault.then:
+                fault.then()
+            if fault and fault.status:
+                self.answer(fault.status, b"{}", fault.headers)
+                return
+            self.cut = bool(fault and fault.cut)
+            challenge = server.challenge(login) if self.path.startswith("/v2/") else None
+            if challenge:
+                self.answer(401, b"{}", challenge)
+            elif self.path.startswith("/token"):
+                self.answer(200, server.token())
+            else:
+                name, kind, what = RESOURCE.fullmatch(urlsplit(self.path).path).groups()
+                getattr(self, f"{self.command.lower()}_{kind}")(server.repository(name), name, what)
+
+        do_GET = do_HEAD = do_PUT = do_POST = serve  # noqa: N815 - names of the standard library
+
+        def get_manifests(self, repository, _, tag):
+            found = repository.manifests.get(repository.tags.get(tag, tag))
+            if found is None:
+                self.answer(404)
+                return
+            told = {} if server.silent else {"Docker-Content-Digest": digest(found[1])}
+            self.answer(200, found[1], {"Content-Type": found[0], **told})
+
+        head_manifests = get_manifests
+
+        def put_manifests(self, repository, _, tag):
+            document = json.loads(self.body)
+            wanted = [document["config"], *document["layers"]] if "config" in document else []
+            lacks = [one for one in wanted if one["digest"] not in repository.blobs]
+            lacks += [
+                one for one in document.get("manifests", ()) if one["digest"] not in repository.manifests
+            ]
+            if lacks:
+                self.answer(400, b"MANIFEST_BLOB_UNKNOWN")
+                return
+            repository.put(tag, self.body, self.headers["Content-Type"])
+            self.answer(201)
+
+        def get_blobs(self, repository, _, wanted):
+            found = repository.blobs.get(wanted)
+            self.answer(404 if found is None else 200, found or b"")
+
+        head_blobs = get_blobs
+
+        def post_blobs(self, _, name, __):
+            self.answer(202, headers={"Location": f"{server.elsewhere}/v2/{name}/blobs/uploads/1?_state=x"})
+
+        def put_blobs(self, repository, _, __):
+            (promised,) = parse_qs(urlsplit(self.path).query)["digest"]
+            if promised != digest(self.body):
+                self.answer(400, b"DIGEST_INVALID")
+                return
+            repository.blobs[promised] = self.body
+            self.answer(201)
+
+        def get_tags(self, repository, name, _):
+            if not repository.tags:
+                self.answer(404)
+                return
+            last = parse_qs(urlsplit(self.path).query).get("last", [""])[0]
+            rest = sorted(tag for tag in repository.tags if tag > last)
+            page = rest[: server.page]
+            link = f'<http://another.example/v2/{name}/tags/list?last={page[-1]}>; rel="next"' if page else ""
+            more = {"Link": link} if len(rest) > len(page) else {}
+            self.answer(200, json.dumps({"name": name, "tags": page}).encode(), more)
+
+        def answer(self, status, body=b"", headers=None):
+            self.send_response(status)
+            for key, value in (headers or {}).items():
+                self.send_header(key, value)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            if self.cut:
+                body, self.close_connection = body[: len(body) // 2], True
+            if self.command != "HEAD":
+                self.wfile.write(body)
+
+        def log_message(self, *_):
+            pass
+
+    return Handler

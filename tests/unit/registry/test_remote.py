@@ -1,0 +1,234 @@
+"""A registry as a store: what is pushed is named last, and a name never moves."""
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+from distribution import MANIFEST, digest
+
+from imagematrix.build.backend import Present
+from imagematrix.build.remote import entries, entry
+from imagematrix.catalog import index as indexes
+from imagematrix.catalog import labels
+from imagematrix.errors import EngineError, TagMovedError, UnknownImageError, UsageError
+from imagematrix.registry import INDEX, TRIES
+
+
+def store(remote, one):
+    return remote.store(one.order, one.made)
+
+
+def test_an_image_is_named_after_all_of_it_is_there(server, remote, repository, make):
+    one = make("a")
+    assert store(remote, one) == one.made.digest
+    assert repository.tags == {one.tag: one.made.digest}
+    assert set(repository.blobs) >= {digest(b"one"), digest(b"two")}
+    assert [asked.path for asked in server.asked if asked.method == "PUT"][-1].endswith(one.tag)
+    assert remote.source(one.order.reference) == f"docker-image://{one.order.reference}@{one.made.digest}"
+    assert remote.source("another") is None
+
+
+def test_layers_that_are_there_are_not_pushed(server, remote, make):
+    store(remote, make("a"))
+    before = server.count("POST")
+    store(remote, make("b"))
+    assert server.count("POST") == before + 1  # its configuration
+
+
+def test_images_pushed_at_once_push_their_layers_once(server, remote, repository, make):
+    made = [make(f"cell{number}") for number in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(lambda one: store(remote, one), made)) == [one.made.digest for one in made]
+    assert server.count("POST") == 2 + 8
+    assert len(repository.tags) == 8
+    assert not repository.moved
+
+
+def test_an_image_of_the_same_inputs_stays(server, remote, repository, make):
+    first, second = make("a", layers=[b"first"]), make("a", layers=[b"second"])
+    store(remote, first)
+    assert store(remote, second) == first.made.digest
+    assert repository.tags == {first.tag: first.made.digest}
+    assert server.count("POST") == 2
+    assert remote.source(first.order.reference).endswith(first.made.digest)
+
+
+def test_a_tag_that_something_else_has_is_refused(remote, repository, make, told):
+    one = make("a")
+    other = repository.image(one.tag, told("a", "2"))
+    with pytest.raises(TagMovedError) as caught:
+        store(remote, one)
+    assert one.order.reference in str(caught.value)
+    assert other in str(caught.value)
+    assert f"v1-a-{digest(b'2')[7:19]}" in str(caught.value)
+    assert "raise the version" in caught.value.remedy
+    assert repository.tags == {one.tag: other}
+    repository.tags[one.tag] = repository.image(None, {"by": "somebody"})
+    with pytest.raises(TagMovedError, match="no image of imagematrix"):
+        store(remote, one)
+
+
+def test_who_was_quicker_stays(server, remote, repository, make):
+    """Somebody pushes an image of the same inputs and other bytes while our layers are on their way."""
+    ours, theirs = make("a", layers=[b"ours"]), make("a", layers=[b"theirs"])
+    repository.image("theirs", ours.order.labels, layer=b"theirs")
+    there = repository.tags["theirs"]
+    server.fails("PUT", "uploads", then=lambda: repository.tags.update({ours.tag: there}))
+    assert store(remote, ours) == there
+    assert repository.tags[theirs.tag] == there
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_a_tag_that_moves_after_the_push(server, remote, repository, make, told, same):
+    one = make("a")
+    other = repository.image("other", told("a", "1" if same else "2"))
+    # The third look at the tag is the one that reads back what was pushed.
+    server.fails("HEAD", one.tag, after=2, then=lambda: repository.tags.update({one.tag: other}))
+    if same:
+        assert store(remote, one) == other
+        return
+    with pytest.raises(TagMovedError) as caught:
+        store(remote, one)
+    assert caught.value.exit_code == 7
+    assert other in str(caught.value)
+    assert one.made.digest in str(caught.value)
+    assert "who pushes" in caught.value.remedy
+
+
+def test_a_tag_that_goes_after_the_push(server, remote, repository, make):
+    one = make("a")
+    server.fails("HEAD", one.tag, after=2, then=repository.tags.clear)
+    with pytest.raises(TagMovedError, match="the registry does not have it"):
+        store(remote, one)
+
+
+@pytest.mark.parametrize(("method", "path"), [("PUT", "uploads"), ("PUT", "manifests"), ("HEAD", "blobs")])
+@pytest.mark.parametrize("after", range(3))
+def test_where_a_push_breaks_off_the_next_completes_it(server, remote, repository, make, method, path, after):
+    if path == "manifests" and after > 1:
+        after = 1  # one by digest, one by tag
+    one = make("a")
+    server.fails(method, path, after=after, times=TRIES, drop=True)
+    with pytest.raises(EngineError):
+        store(remote, one)
+    assert not repository.tags, "what is not all there has no name"
+    kept = dict(repository.blobs)
+    assert store(remote, one) == one.made.digest
+    assert repository.tags == {one.tag: one.made.digest}
+    assert kept.items() <= repository.blobs.items()
+
+
+def test_without_a_layout_the_engine_pushes(remote, docker, repository, make):
+    one = make("a")
+    made = replace(one.made, layout=None)
+    assert remote.store(one.order, made) == repository.tags[one.tag]
+    assert docker.pushed == [one.order.reference]
+    assert remote.store(one.order, made) == repository.tags[one.tag]
+    assert docker.pushed == [one.order.reference]
+
+
+def test_what_the_engine_has_is_adopted(remote, docker, repository, make):
+    one = make("a")
+    docker.store(one.order, one.made)
+    docker.has_manifests = False
+    assert remote.adopt(one.order.reference) == repository.tags[one.tag]
+    assert docker.pushed == [one.order.reference]
+    # It is there by now, and the engine would push over it.
+    assert remote.adopt(one.order.reference) == repository.tags[one.tag]
+    assert docker.pushed == [one.order.reference]
+
+
+def test_what_is_adopted_does_not_replace_another(remote, docker, repository, make, told):
+    one = make("a")
+    docker.store(one.order, one.made)
+    other = repository.image(one.tag, told("b"))
+    with pytest.raises(TagMovedError, match="made of something else"):
+        remote.adopt(one.order.reference)
+    assert not docker.pushed
+    assert repository.tags == {one.tag: other}
+
+
+def test_what_is_there_is_found_published_or_not(remote, repository, have, image, told, registry):
+    first = have("a")
+    repository.put("v1", index(registry, first), INDEX)
+    del repository.tags[f"v1-a-{digest(b'1')[7:19]}"]
+    have("b", "2")
+    have("c", version="v10")
+    have("d", version="v2")
+    repository.image("v1-x-0123456789ab", told("y"))  # it says that it is something else
+    repository.image("v1-by-others", {"by": "somebody"})
+    repository.image("v1-without", None)
+    found = remote.present(image, "v1")
+    assert found == [
+        Present(reference=f"{image}:v1-{cell}-{digest(inputs)[7:19]}", cell=cell, input_digest=digest(inputs))
+        for cell, inputs in (("a", b"1"), ("b", b"2"))
+    ]
+    assert remote.components(found[1].reference) == {"dockerfile": "2"}
+    assert remote.components(found[0].reference) == {"dockerfile": "1"}
+
+
+def index(registry, *digests):
+    return indexes.write([entry(registry, one) for one in digests])
+
+
+def test_an_image_that_went_has_no_components(remote, repository, have, image):
+    have("a")
+    (found,) = remote.present(image, "v1")
+    repository.manifests.clear()
+    assert remote.components(found.reference) == {}
+
+
+def test_an_index_may_name_variants_of_other_versions(registry, repository, have):
+    repository.put("v1", index(registry, have("a"), have("b", version="v2")), INDEX)
+    assert [one.annotations[labels.CELL] for one in entries(registry, "v1")] == ["a"]
+
+
+def test_what_is_no_image_is_none(registry, repository, have):
+    assert entry(registry, "nothing") is None
+    repository.put("index", index(registry, have("a")), INDEX)
+    assert entry(registry, "index") is None
+    repository.image("chart", None, config=b"not JSON", kind="application/vnd.cncf.helm.config.v1+json")
+    assert entry(registry, "chart") is None
+    repository.put("odd", b"{}", MANIFEST)
+    assert entry(registry, "odd") is None
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (b"<html>", "not JSON"),
+        (b"[]", "expected an object"),
+        (b'{"config": []}', "expected an object"),
+        (b'{"architecture": 5}', "expected a string"),
+    ],
+)
+def test_a_damaged_configuration_names_its_image(registry, repository, image, config, message):
+    repository.image("v1-a-0123456789ab", None, config=config)
+    with pytest.raises(UsageError, match=message) as caught:
+        entries(registry, "v1")
+    assert f"{image}:v1-a-0123456789ab" in str(caught.value)
+
+
+def test_a_configuration_of_other_bytes_or_none(registry, repository, have):
+    have("a")
+    (config,) = (one for one, raw in repository.blobs.items() if b"Labels" in raw)
+    repository.blobs[config] = b"{}"
+    with pytest.raises(EngineError, match=f"something else than {config}"):
+        entries(registry, "v1")
+    del repository.blobs[config]
+    with pytest.raises(UnknownImageError, match=config):
+        entries(registry, "v1")
+
+
+def test_a_configuration_is_not_asked_for_by_any_name(server, registry, repository):
+    raw = b'{"config": {"mediaType": "application/vnd.oci.image.config.v1+json", "digest": "../../x"}}'
+    repository.put("v1-a", raw, MANIFEST)
+    with pytest.raises(UsageError, match="is not a sha256 digest"):
+        entries(registry, "v1")
+    assert not server.count("GET", "blobs")
+
+
+def test_labels_that_are_no_texts_do_not_count(registry, repository):
+    repository.image("v1-a", {labels.CELL: 5, labels.VERSION: "v1"})
+    assert entry(registry, "v1-a").annotations.keys() == {labels.VERSION, labels.SIZE}
+    assert entries(registry, "v1") == []
