@@ -169,3 +169,11 @@ def test_building_wants_an_engine(cli, shipped):
     assert (said.code, said.out) == (8, "")
     assert "no Docker engine answers at unix:///nowhere/docker.sock" in said.err
     assert "systemctl start docker" in said.err
+
+
+def test_schemas_are_printed_for_editors_and_other_programs(cli):
+    assert {"matrix", "host", "catalog"} <= set(cli("schema").out.split())
+    assert json.loads(cli("schema", "matrix").out)["$id"] == "urn:imagematrix:matrix:v1"
+    said = cli("schema", "martix")
+    assert (said.code, said.out) == (2, "")
+    assert "did you mean 'matrix'?" in said.err
