@@ -30,7 +30,8 @@ class Engine:
 
     def __init__(self) -> None:
         self._client = engine.client()
-        self._info = self._client.info()
+        with self._reached():
+            self._info = self._client.info()
         self._components: dict[str, Mapping[str, str]] = {}
         self._loaded: set[str] = set()
         self._lock = threading.Lock()
@@ -194,10 +195,11 @@ class Engine:
         """Turn what docker-py raises when the engine is gone into EngineError."""
         import docker
         import requests
+        import urllib3
 
         try:
             yield
-        except (requests.ConnectionError, requests.Timeout, ConnectionError) as error:
-            raise engine.unreachable(engine.address(), error) from error
-        except docker.errors.APIError as error:
+        except docker.errors.APIError as error:  # which is one of requests' errors, too
             raise EngineError(f"the Docker engine refused: {error.explanation or error}") from error
+        except (requests.RequestException, urllib3.exceptions.HTTPError, ConnectionError) as error:
+            raise engine.unreachable(engine.address(), error) from error

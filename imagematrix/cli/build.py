@@ -40,7 +40,10 @@ def command(
         bool, typer.Option("--frozen", help="Fail where imagematrix.lock lacks a base image.")
     ] = False,
     builder: Annotated[
-        str | None, typer.Option("--builder", metavar="NAME", help="Build on this builder of buildx.")
+        list[str] | None,
+        typer.Option(
+            metavar="NAME[=JOBS]", help="Build on this builder of buildx, JOBS at a time; may be repeated."
+        ),
     ] = None,
     verify: Annotated[
         bool,
@@ -63,12 +66,12 @@ def command(
     narrow = sharding(shard, durations)
     if junit:
         _write(junit, ())  # that it can't be written is better known before an hour of builds
-    with workshop(push=push, builder=builder) as shop:
+    with workshop(jobs, push=push, builders=builder or ()) as shop:
         whole = planned(file, shop.against, only, push=push, frozen=frozen)
         lock.extend(lock.beside(file), whole.bases)
         plan = narrow(whole)
         todo = plan.with_status("build", "adopt", *(["up-to-date"] if verify else []))
-        if todo and not shop.builder.reproducible:
+        if todo and not shop.reproducible:
             say("the engine has the classic image store: timestamps stay, and a second build differs in them")
         logs = file.parent / ".imagematrix" / "logs"
         try:
@@ -77,7 +80,7 @@ def command(
                     plan,
                     shop.builder,
                     shop.store,
-                    jobs=jobs,
+                    jobs=shop.jobs,
                     logs=logs,
                     reporter=reporter,
                     fail_fast=fail_fast,

@@ -23,10 +23,14 @@ __all__ = ["Workshop", "compared", "planned", "sharding", "workshop"]
 
 
 class Workshop:
-    """What images are made with, and where they go."""
+    """What images are made with, `jobs` at a time, and where they go."""
 
-    def __init__(self, builder: Buildx, engine: Engine, remote: Remote | None) -> None:
-        self.builder = builder
+    def __init__(self, builders: Sequence[tuple[Buildx, int]], engine: Engine, remote: Remote | None) -> None:
+        from imagematrix.build.pool import Pool
+
+        self.builder = Pool(builders)
+        self.jobs = sum(jobs for _, jobs in builders)
+        self.reproducible = all(builder.reproducible for builder, _ in builders)
         self.store = remote or engine
         self._engine = engine
         self._adopting = engine if remote else None
@@ -40,16 +44,29 @@ class Workshop:
 
 
 @contextlib.contextmanager
-def workshop(*, push: bool, builder: str | None = None) -> Iterator[Workshop]:
-    """Yield what images are made with: for the engine, or to be pushed; raise EngineError."""
+def workshop(jobs: int = 1, *, push: bool, builders: Sequence[str] = ()) -> Iterator[Workshop]:
+    """Yield what images are made with: for the engine, or to be pushed.
+
+    The `builders` are names, or NAME=JOBS where one takes another number than `jobs` at a time; without any
+    the engine builds. Raises EngineError, and UsageError where a builder is not there.
+    """
     from imagematrix.build.buildx import Buildx
     from imagematrix.build.local import Engine
     from imagematrix.build.remote import Remote
 
+    wanted = [_places(text, jobs) for text in builders] or [(None, jobs)]
     with contextlib.ExitStack() as stack:
         engine = stack.enter_context(Engine())
         remote = stack.enter_context(Remote(engine)) if push else None
-        yield Workshop(stack.enter_context(Buildx(engine, builder)), engine, remote)
+        made = [(stack.enter_context(Buildx(engine, name)), places) for name, places in wanted]
+        yield Workshop(made, engine, remote)
+
+
+def _places(text: str, jobs: int) -> tuple[str | None, int]:
+    name, given, number = text.partition("=")
+    if not name or (given and not (number.isascii() and number.isdigit() and int(number))):
+        raise UsageError(f"--builder {text}: expected NAME or NAME=JOBS", remedy="such as --builder big=8")
+    return name, int(number) if given else jobs
 
 
 def planned(
