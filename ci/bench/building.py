@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import shutil
+import subprocess
 import sys
 import time
 from statistics import median
@@ -18,7 +19,6 @@ sys.path.insert(0, str(samples.ROOT / "tests" / "engine"))
 from conftest import NEEDED, Engine, Registry  # the engines of the tests
 
 if TYPE_CHECKING:
-    import subprocess
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
@@ -106,7 +106,7 @@ def _whole(engine: Engine, folder: Path) -> Row:
     count = len(json.loads(engine.imagematrix("plan", "--json", "--only", PART, cwd=folder).stdout)["cells"])
     bake = _bake(engine, folder, "--load", only=PART)
     engine.docker("buildx", "prune", "--all", "--force")
-    ours = _run(lambda: engine.imagematrix("build", "--only", PART, cwd=folder))
+    ours = _run(lambda: engine.imagematrix("build", "--jobs", "4", "--only", PART, cwd=folder))
     engine.docker("buildx", "prune", "--all", "--force")
     theirs = _run(bake)
     return Row(
@@ -141,7 +141,9 @@ def _bake(
     if said.returncode:
         raise SystemExit(said.stderr)
     (folder / "bake.json").write_text(said.stdout)
-    return lambda: engine.docker("buildx", "bake", "--file", str(folder / "bake.json"), option, check=False)
+    command = ("docker", "buildx", "bake", "--file", "bake.json", option)
+    quiet = {"capture_output": True, "text": True}
+    return lambda: subprocess.run(command, check=False, cwd=folder, env=engine.environment, **quiet)
 
 
 def _run(what: Callable[[], subprocess.CompletedProcess[str]]) -> float:

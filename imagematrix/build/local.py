@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 import threading
+from functools import cached_property
 from typing import Any, Self
 
 from imagematrix import engine
@@ -30,8 +31,6 @@ class Engine:
 
     def __init__(self) -> None:
         self._client = engine.client()
-        with self._reached():
-            self._info = self._client.info()
         self._components: dict[str, Mapping[str, str]] = {}
         self._loaded: set[str] = set()
         self._lock = threading.Lock()
@@ -41,6 +40,11 @@ class Engine:
 
     def __exit__(self, *_: object) -> None:
         self._client.close()
+
+    @cached_property
+    def _info(self) -> dict[str, Any]:
+        with self._reached():
+            return dict(self._client.info())
 
     @property
     def version(self) -> str:

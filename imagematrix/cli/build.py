@@ -71,20 +71,25 @@ def command(
         lock.extend(lock.beside(file), whole.bases)
         plan = narrow(whole)
         todo = plan.with_status("build", "adopt", *(["up-to-date"] if verify else []))
+        nothing = not todo and not plan.with_status("refused")
         if todo and not shop.reproducible:
             say("the engine has the classic image store: timestamps stay, and a second build differs in them")
         logs = file.parent / ".imagematrix" / "logs"
         try:
             with progress(todo) as reporter:
-                results = build(
-                    plan,
-                    shop.builder,
-                    shop.store,
-                    jobs=shop.jobs,
-                    logs=logs,
-                    reporter=reporter,
-                    fail_fast=fail_fast,
-                    verify=verify,
+                results = (
+                    []
+                    if nothing
+                    else build(
+                        plan,
+                        shop.builder,
+                        shop.store,
+                        jobs=shop.jobs,
+                        logs=logs,
+                        reporter=reporter,
+                        fail_fast=fail_fast,
+                        verify=verify,
+                    )
                 )
         except (KeyboardInterrupt, SystemExit):
             say("stopped: what is built stays, and the next build goes on from here")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import replace
+from functools import cached_property
 
 from imagematrix.cli.output import say
 from imagematrix.errors import EngineError, UsageError
@@ -11,11 +12,13 @@ from imagematrix.errors import EngineError, UsageError
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from contextlib import ExitStack
     from pathlib import Path
 
     from imagematrix.build.buildx import Buildx
     from imagematrix.build.local import Engine
     from imagematrix.build.plan import Against, Plan
+    from imagematrix.build.pool import Pool
     from imagematrix.build.remote import Remote
     from imagematrix.matrix.matrix import Matrix
 
@@ -23,17 +26,43 @@ __all__ = ["Workshop", "compared", "planned", "sharding", "workshop"]
 
 
 class Workshop:
-    """What images are made with, `jobs` at a time, and where they go."""
+    """What images are made with, `jobs` at a time, and where they go.
 
-    def __init__(self, builders: Sequence[tuple[Buildx, int]], engine: Engine, remote: Remote | None) -> None:
-        from imagematrix.build.pool import Pool
+    The builders are made when they are first asked for: where nothing is to be built, nobody waits for them.
+    """
 
-        self.builder = Pool(builders)
-        self.jobs = sum(jobs for _, jobs in builders)
-        self.reproducible = all(builder.reproducible for builder, _ in builders)
+    def __init__(
+        self,
+        wanted: Sequence[tuple[str | None, int]],
+        engine: Engine,
+        remote: Remote | None,
+        stack: ExitStack,
+    ) -> None:
+        self.jobs = sum(jobs for _, jobs in wanted)
         self.store = remote or engine
+        self._wanted = wanted
         self._engine = engine
         self._adopting = engine if remote else None
+        self._stack = stack
+
+    @cached_property
+    def builder(self) -> Pool:
+        """What makes images; raise EngineError, and UsageError where a builder is not there."""
+        from imagematrix.build.pool import Pool
+
+        return Pool(self._builders)
+
+    @property
+    def reproducible(self) -> bool:
+        """Whether timestamps are rewritten."""
+        return all(builder.reproducible for builder, _ in self._builders)
+
+    @cached_property
+    def _builders(self) -> list[tuple[Buildx, int]]:
+        from imagematrix.build.buildx import Buildx
+
+        enter = self._stack.enter_context
+        return [(enter(Buildx(self._engine, name)), jobs) for name, jobs in self._wanted]
 
     @property
     def against(self) -> Against:
@@ -45,12 +74,11 @@ class Workshop:
 
 @contextlib.contextmanager
 def workshop(jobs: int = 1, *, push: bool, builders: Sequence[str] = ()) -> Iterator[Workshop]:
-    """Yield what images are made with: for the engine, or to be pushed.
+    """Yield what images are made with: for the engine, or to be pushed; raise EngineError.
 
     The `builders` are names, or NAME=JOBS where one takes another number than `jobs` at a time; without any
-    the engine builds. Raises EngineError, and UsageError where a builder is not there.
+    the engine builds.
     """
-    from imagematrix.build.buildx import Buildx
     from imagematrix.build.local import Engine
     from imagematrix.build.remote import Remote
 
@@ -58,8 +86,7 @@ def workshop(jobs: int = 1, *, push: bool, builders: Sequence[str] = ()) -> Iter
     with contextlib.ExitStack() as stack:
         engine = stack.enter_context(Engine())
         remote = stack.enter_context(Remote(engine)) if push else None
-        made = [(stack.enter_context(Buildx(engine, name)), places) for name, places in wanted]
-        yield Workshop(made, engine, remote)
+        yield Workshop(wanted, engine, remote, stack)
 
 
 def _places(text: str, jobs: int) -> tuple[str | None, int]:
