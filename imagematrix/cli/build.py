@@ -71,16 +71,15 @@ def command(
         lock.extend(lock.beside(file), whole.bases)
         plan = narrow(whole)
         todo = plan.with_status("build", "adopt", *(["up-to-date"] if verify else []))
-        nothing = not todo and not plan.with_status("refused")
         if todo and not shop.reproducible:
             say("the engine has the classic image store: timestamps stay, and a second build differs in them")
         logs = file.parent / ".imagematrix" / "logs"
+        results: list[Result] = []
         try:
-            with progress(todo) as reporter:
-                results = (
-                    []
-                    if nothing
-                    else build(
+            # Where there is nothing to do, nobody waits for builders to be found.
+            if todo or plan.with_status("refused"):
+                with progress(todo) as reporter:
+                    results = build(
                         plan,
                         shop.builder,
                         shop.store,
@@ -90,7 +89,6 @@ def command(
                         fail_fast=fail_fast,
                         verify=verify,
                     )
-                )
         except (KeyboardInterrupt, SystemExit):
             say("stopped: what is built stays, and the next build goes on from here")
             raise
