@@ -117,6 +117,8 @@ def digests(reference: str) -> frozenset[str]:
             raise _refused(where, answer)
     else:
         answer = _remote(where, lambda reached: reached.images.get(reference).attrs)
+    if not answer:
+        return frozenset()
     names = answer.get("RepoDigests") or ()
     return frozenset([str(answer.get("Id")), *(str(name).rpartition("@")[2] for name in names)])
 

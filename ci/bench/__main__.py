@@ -15,6 +15,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import building
 import choosing
 import planning
 import probing
@@ -34,7 +35,7 @@ def main() -> None:
     """Measure everything, and print the table."""
     parser = argparse.ArgumentParser(description="Measure imagematrix against its bars.")
     parser.add_argument(
-        "--quick", action="store_true", help="leave out `docker buildx bake`, which takes a minute"
+        "--quick", action="store_true", help="leave out builds and `docker buildx bake`, which take minutes"
     )
     parser.add_argument("--rounds", type=int, default=21, help="fresh processes for each row (default: 21)")
     asked = parser.parse_args()
@@ -45,9 +46,10 @@ def main() -> None:
         started = list(choosing.started(folder, asked.rounds))
         probed = list(probing.rows(asked.rounds))
         decided = list(choosing.decided(folder, asked.rounds))
+        built = [] if asked.quick or not building.possible() else list(building.rows(folder))
     machine = f"{os.cpu_count()} x {probe(nvml=False).cpu.model}, {platform.system()} {platform.release()}"
     print(f"Python {platform.python_version()}, {machine}\n")
-    print("\n".join(_table(chain(started, decided, probed, planned))))
+    print("\n".join(_table(chain(started, decided, probed, planned, built))))
 
 
 def _table(rows: Iterable[Row]) -> list[str]:

@@ -8,9 +8,6 @@ import re
 import tarfile
 from dataclasses import dataclass, field
 
-from elftools.common.exceptions import ELFError
-from elftools.elf.elffile import ELFFile
-
 from imagematrix.errors import AuditError
 
 TYPE_CHECKING = False
@@ -140,6 +137,10 @@ def _file(
 
 def _target(code: bytes) -> str | None:
     """Return the target of a cubin, such as "89"; None where the header makes no sense."""
+    # Slow to load, and most images have no device code.
+    from elftools.common.exceptions import ELFError
+    from elftools.elf.elffile import ELFFile
+
     try:
         header = ELFFile(io.BytesIO(code)).header
     except (ELFError, ValueError, AssertionError):

@@ -139,7 +139,8 @@ def failure(results: Sequence[Result]) -> ImagematrixError | None:
     more = ", …" if len(failed) > SHOWN else ""
     message = f"{len(failed)} of {len(results)} builds failed: {names}{more}"
     kinds = {type(result.error) for result in failed}
-    return AuditError(message) if kinds == {AuditError} else BuildError(message)
+    kind = kinds.pop() if len(kinds) == 1 else BuildError
+    return kind(message) if kind in (AuditError, TagMovedError) else BuildError(message)
 
 
 def report(plan: Plan, results: Sequence[Result]) -> dict[str, object]:

@@ -38,23 +38,31 @@ __all__ = ["Buildx"]
 
 OLDEST = 23  # the first engine whose BuildKit knows COPY --link, SOURCE_DATE_EPOCH and OCI layouts
 STEP = re.compile(r"#\d+ \[(?!internal)([^]]+)\] (.+)")
+OWN = re.compile(r"^Driver: +docker$", re.MULTILINE)
 GRACE = 10  # seconds that a build has to end by itself
+GONE = "code = Unavailable"  # how gRPC puts it that nobody is there any more
+FULL = "no space left on device"
 TAIL = 20  # lines of a failed build's log that its error shows
 
 
 class Buildx:
     """The Builder that `docker buildx` is. Use it as a context manager.
 
-    `builder` is the name of one of buildx' builders; where it is None, images are made by the engine `docker`
-    itself, whose image store then decides whether timestamps are rewritten. `attest` are the attestations
-    that each image gets, in the words of `docker buildx build --attest`.
+    `builder` is the name of one of buildx' builders, or of a docker context. Where it is None, images are
+    made by the engine `docker` itself, whose image store then decides whether timestamps are rewritten.
+    `attest` are the attestations that each image gets, in the words of `docker buildx build --attest`.
     """
 
     def __init__(self, docker: Engine, builder: str | None = None, attest: Sequence[str] = ()) -> None:
         self._docker = docker
         self._builder = builder
         self._attest = attest
-        self._require()
+        self._environment = {**os.environ, "BUILDX_METADATA_PROVENANCE": "disabled"}
+        self._elsewhere = bool(OWN.search(self._require())) and builder != engine.context()
+        if self._elsewhere:
+            # The builder that an engine is by itself works in the docker context of its name only.
+            self._environment.pop("DOCKER_HOST", None)
+            self._environment["DOCKER_CONTEXT"] = str(builder)
         self._scratch = Path(tempfile.mkdtemp(prefix="imagematrix-"))
         self._layouts: list[Path] = []
         self._running: set[subprocess.Popen[str]] = set()
@@ -68,14 +76,15 @@ class Buildx:
         self.stop()
         shutil.rmtree(self._scratch, ignore_errors=True)
 
-    def _require(self) -> None:
+    def _require(self) -> str:
+        """Return what buildx says of the builder, if one is named."""
         version = self._docker.version
         if self._builder is None and int(version.partition(".")[0]) < OLDEST:
             remedy = f"install Docker {OLDEST} or newer; `select` and `run` work with this one"
             raise EngineError(f"Docker {version} is too old to build with", remedy=remedy)
         asked = ["inspect", self._builder] if self._builder else ["version"]
         try:
-            subprocess.run(["docker", "buildx", *asked], check=True, capture_output=True, text=True)
+            done = subprocess.run(["docker", "buildx", *asked], check=True, capture_output=True, text=True)
         except OSError as error:
             raise EngineError("docker is not installed", remedy="the package is docker-cli") from error
         except subprocess.CalledProcessError as error:
@@ -88,6 +97,7 @@ class Buildx:
         if self._attest and not self.reproducible:
             remedy = "use the containerd image store, or --builder"
             raise UsageError("the engine's classic image store keeps no attestations", remedy=remedy)
+        return done.stdout
 
     @property
     def reproducible(self) -> bool:
@@ -99,12 +109,20 @@ class Buildx:
         here = self._docker.digest(reference)
         if self._builder is None and here == digest:
             return None
-        if here and not self._docker.is_published(f"{reference}@{digest}"):
+        if self._elsewhere and digest in self._digests(reference):
+            return None
+        if here not in (None, digest) and not self._docker.is_published(f"{reference}@{digest}"):
             raise UsageError(
                 f"the lock has {reference} as {digest}, the engine as {here}; no registry gives the first",
                 remedy="`imagematrix lock --upgrade` to build on what is here",
             )
         return f"docker-image://{reference}@{digest}"
+
+    def _digests(self, reference: str) -> str:
+        """Return the digests that the engine of the builder's context has under a name, as docker says."""
+        command = ["docker", "image", "inspect", "--format", "{{.Id}} {{.RepoDigests}}", reference]
+        done = subprocess.run(command, check=False, capture_output=True, text=True, env=self._environment)
+        return done.stdout
 
     def export(self, dockerfile: str, sources: Sources, destination: Path) -> None:
         """Build `dockerfile` and write the files of its last stage to `destination`."""
@@ -165,8 +183,8 @@ class Buildx:
             own += [f"--platform={sources.platform}"]
             own += [f"--build-context={name}={where}" for name, where in sources.images.items()]
             process = self._start(["docker", "buildx", "build", *own, *options, str(sources.context)])
+            assert process.stdout is not None  # noqa: S101 - it is a pipe; this tells the type checker
             try:
-                assert process.stdout is not None  # noqa: S101 - it is a pipe; this tells the type checker
                 for line in process.stdout:
                     log.write(line)
                     tail = [*tail[1 - TAIL :], line.rstrip()]
@@ -177,6 +195,7 @@ class Buildx:
                 _signal(process, signal.SIGKILL)
                 raise
             finally:
+                process.stdout.close()
                 code = process.wait()
                 with self._lock:
                     self._running.discard(process)
@@ -184,7 +203,6 @@ class Buildx:
             self._failed(tail)
 
     def _start(self, command: list[str]) -> subprocess.Popen[str]:
-        environment = {**os.environ, "BUILDX_METADATA_PROVENANCE": "disabled"}
         with self._lock:
             if self._stopped:
                 raise BuildError("stopped")
@@ -195,7 +213,7 @@ class Buildx:
                 stderr=subprocess.STDOUT,
                 text=True,
                 errors="replace",
-                env=environment,
+                env=self._environment,
                 start_new_session=True,
             )
             self._running.add(process)
@@ -205,7 +223,15 @@ class Buildx:
         if self._stopped:
             raise BuildError("stopped")
         self._docker.require()
-        raise BuildError("\n".join(tail) or "docker buildx failed without a word")
+        said = "\n".join(tail)
+        if GONE in said:
+            raise EngineError(
+                "the Docker engine went away in the middle of a build",
+                remedy="what is built stays; the same command goes on from here",
+            )
+        room = f"a build takes room in {self._scratch.parent} (or where TMPDIR says) and in the engine"
+        remedy = room if FULL in said else None
+        raise BuildError(said or "docker buildx failed without a word", remedy=remedy)
 
     def stop(self) -> None:
         """End every build that runs; those that don't end by themselves when asked to are killed."""

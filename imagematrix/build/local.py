@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 import threading
+from functools import cached_property
 from typing import Any, Self
 
 from imagematrix import engine
@@ -30,7 +31,6 @@ class Engine:
 
     def __init__(self) -> None:
         self._client = engine.client()
-        self._info = self._client.info()
         self._components: dict[str, Mapping[str, str]] = {}
         self._loaded: set[str] = set()
         self._lock = threading.Lock()
@@ -40,6 +40,11 @@ class Engine:
 
     def __exit__(self, *_: object) -> None:
         self._client.close()
+
+    @cached_property
+    def _info(self) -> dict[str, Any]:
+        with self._reached():
+            return dict(self._client.info())
 
     @property
     def version(self) -> str:
@@ -202,10 +207,11 @@ class Engine:
         """Turn what docker-py raises when the engine is gone into EngineError."""
         import docker
         import requests
+        import urllib3
 
         try:
             yield
-        except (requests.ConnectionError, requests.Timeout, ConnectionError) as error:
-            raise engine.unreachable(engine.address(), error) from error
-        except docker.errors.APIError as error:
+        except docker.errors.APIError as error:  # which is one of requests' errors, too
             raise EngineError(f"the Docker engine refused: {error.explanation or error}") from error
+        except (requests.RequestException, urllib3.exceptions.HTTPError, ConnectionError) as error:
+            raise engine.unreachable(engine.address(), error) from error

@@ -35,16 +35,11 @@ def read(path: Path) -> dict[str, str]:
     """
     if not path.exists():
         return {}
-    fields = documents.Fields(documents.read(path), str(path))
-    fields.schema(SCHEMA)
-    bases: dict[str, str] = {}
-    for item in fields.objects("bases"):
-        digest = item.text("digest")
-        if not DIGEST.fullmatch(digest):
-            raise item.fail("digest", f"{digest[:80]!r} is not a sha256 digest")
-        if bases.setdefault(item.text("name"), digest) != digest:
-            raise item.fail("name", f"{item.text('name')} is there twice")
-    return bases
+    try:
+        return _bases(documents.Fields(documents.read(path), str(path)))
+    except UsageError as error:
+        remedy = error.remedy or "take it from version control, or delete it for `imagematrix lock` to write"
+        raise UsageError(str(error), remedy=remedy) from error
 
 
 def document(bases: Mapping[str, str]) -> dict[str, object]:
@@ -64,9 +59,21 @@ def write(path: Path, bases: Mapping[str, str]) -> None:
     """Write the digests to `path`, all or nothing; raise UsageError where that can't be done."""
     text = documents.dump(document(bases))
     try:
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-            file.write(text)
-        Path(file.name).chmod(0o644)
-        Path(file.name).replace(path)
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+            written = Path(folder, path.name)
+            written.write_text(text, encoding="utf-8")
+            written.replace(path)
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from error
+
+
+def _bases(fields: documents.Fields) -> dict[str, str]:
+    fields.schema(SCHEMA)
+    bases: dict[str, str] = {}
+    for item in fields.objects("bases"):
+        digest = item.text("digest")
+        if not DIGEST.fullmatch(digest):
+            raise item.fail("digest", f"{digest[:80]!r} is not a sha256 digest")
+        if bases.setdefault(item.text("name"), digest) != digest:
+            raise item.fail("name", f"{item.text('name')} is there twice")
+    return bases

@@ -40,7 +40,10 @@ def command(
         bool, typer.Option("--frozen", help="Fail where imagematrix.lock lacks a base image.")
     ] = False,
     builder: Annotated[
-        str | None, typer.Option("--builder", metavar="NAME", help="Build on this builder of buildx.")
+        list[str] | None,
+        typer.Option(
+            metavar="NAME[=JOBS]", help="Build on this builder of buildx, JOBS at a time; may be repeated."
+        ),
     ] = None,
     attest: Annotated[
         list[str] | None,
@@ -69,26 +72,29 @@ def command(
     narrow = sharding(shard, durations)
     if junit:
         _write(junit, ())  # that it can't be written is better known before an hour of builds
-    with workshop(push=push, builder=builder, attest=attest or ()) as shop:
+    with workshop(jobs, push=push, builders=builder or (), attest=attest or ()) as shop:
         whole = planned(file, shop.against, only, push=push, frozen=frozen)
         lock.extend(lock.beside(file), whole.bases)
         plan = narrow(whole)
         todo = plan.with_status("build", "adopt", *(["up-to-date"] if verify else []))
-        if todo and not shop.builder.reproducible:
+        if todo and not shop.reproducible:
             say("the engine has the classic image store: timestamps stay, and a second build differs in them")
         logs = file.parent / ".imagematrix" / "logs"
+        results: list[Result] = []
         try:
-            with progress(todo) as reporter:
-                results = build(
-                    plan,
-                    shop.builder,
-                    shop.store,
-                    jobs=jobs,
-                    logs=logs,
-                    reporter=reporter,
-                    fail_fast=fail_fast,
-                    verify=verify,
-                )
+            # Where there is nothing to do, nobody waits for builders to be found.
+            if todo or plan.with_status("refused"):
+                with progress(todo) as reporter:
+                    results = build(
+                        plan,
+                        shop.builder,
+                        shop.store,
+                        jobs=shop.jobs,
+                        logs=logs,
+                        reporter=reporter,
+                        fail_fast=fail_fast,
+                        verify=verify,
+                    )
         except (KeyboardInterrupt, SystemExit):
             say("stopped: what is built stays, and the next build goes on from here")
             raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import replace
+from functools import cached_property
 
 from imagematrix.cli.output import say
 from imagematrix.errors import EngineError, UsageError
@@ -11,11 +12,13 @@ from imagematrix.errors import EngineError, UsageError
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from contextlib import ExitStack
     from pathlib import Path
 
     from imagematrix.build.buildx import Buildx
     from imagematrix.build.local import Engine
     from imagematrix.build.plan import Against, Plan
+    from imagematrix.build.pool import Pool
     from imagematrix.build.remote import Remote
     from imagematrix.matrix.matrix import Matrix
 
@@ -23,13 +26,45 @@ __all__ = ["Workshop", "compared", "planned", "sharding", "workshop"]
 
 
 class Workshop:
-    """What images are made with, and where they go."""
+    """What images are made with, `jobs` at a time, and where they go.
 
-    def __init__(self, builder: Buildx, engine: Engine, remote: Remote | None) -> None:
-        self.builder = builder
+    The builders are made when they are first asked for: where nothing is to be built, nobody waits for them.
+    """
+
+    def __init__(
+        self,
+        wanted: Sequence[tuple[str | None, int]],
+        attest: Sequence[str],
+        engine: Engine,
+        remote: Remote | None,
+        stack: ExitStack,
+    ) -> None:
+        self.jobs = sum(jobs for _, jobs in wanted)
         self.store = remote or engine
+        self._wanted = wanted
+        self._attest = attest
         self._engine = engine
         self._adopting = engine if remote else None
+        self._stack = stack
+
+    @cached_property
+    def builder(self) -> Pool:
+        """What makes images; raise EngineError, and UsageError where a builder is not there."""
+        from imagematrix.build.pool import Pool
+
+        return Pool(self._builders)
+
+    @property
+    def reproducible(self) -> bool:
+        """Whether timestamps are rewritten."""
+        return all(builder.reproducible for builder, _ in self._builders)
+
+    @cached_property
+    def _builders(self) -> list[tuple[Buildx, int]]:
+        from imagematrix.build.buildx import Buildx
+
+        enter = self._stack.enter_context
+        return [(enter(Buildx(self._engine, name, self._attest)), jobs) for name, jobs in self._wanted]
 
     @property
     def against(self) -> Against:
@@ -40,18 +75,31 @@ class Workshop:
 
 
 @contextlib.contextmanager
-def workshop(*, push: bool, builder: str | None = None, attest: Sequence[str] = ()) -> Iterator[Workshop]:
-    """Yield what images are made with: for the engine, or to be pushed; raise EngineError."""
+def workshop(
+    jobs: int = 1, *, push: bool, builders: Sequence[str] = (), attest: Sequence[str] = ()
+) -> Iterator[Workshop]:
+    """Yield what images are made with: for the engine, or to be pushed; raise EngineError.
+
+    The `builders` are names, or NAME=JOBS where one takes another number than `jobs` at a time; without any
+    the engine builds. Each image gets the attestations `attest`.
+    """
     if attest and not push:
         raise UsageError("attestations are kept in a registry", remedy="give --push as well")
-    from imagematrix.build.buildx import Buildx
     from imagematrix.build.local import Engine
     from imagematrix.build.remote import Remote
 
+    wanted = [_places(text, jobs) for text in builders] or [(None, jobs)]
     with contextlib.ExitStack() as stack:
         engine = stack.enter_context(Engine())
         remote = stack.enter_context(Remote(engine)) if push else None
-        yield Workshop(stack.enter_context(Buildx(engine, builder, attest)), engine, remote)
+        yield Workshop(wanted, attest, engine, remote, stack)
+
+
+def _places(text: str, jobs: int) -> tuple[str | None, int]:
+    name, given, number = text.partition("=")
+    if not name or (given and not (number.isascii() and number.isdigit() and int(number))):
+        raise UsageError(f"--builder {text}: expected NAME or NAME=JOBS", remedy="such as --builder big=8")
+    return name, int(number) if given else jobs
 
 
 def planned(

@@ -12,7 +12,7 @@ import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 import jsonschema
 import pytest
@@ -136,7 +136,9 @@ def conforms():
 class FakeEngine:
     """What answers the Docker API's /images/json and few others: with `images` or, if set, with `raw` bytes.
 
-    `status` other than 200 comes with an error message. `asked` are the resources that were asked for.
+    `status` other than 200 comes with an error message. `asked` are the resources that were asked for. `told`
+    are other answers, by method and the end of the path: a status with bytes, or None to hang up; `then` is
+    called before they are given. `received` are the bodies of the requests that these answer.
     """
 
     def __init__(self):
@@ -144,6 +146,9 @@ class FakeEngine:
         self.status = 200
         self.raw = None
         self.asked = []
+        self.told = {}
+        self.then = {}
+        self.received = []
 
     def hold(self, catalog):
         """Hold the variants of a catalog whose references end in an input digest's first digits."""
@@ -197,8 +202,23 @@ def _handler(engine):
                 self.request.sendall(engine.raw)
 
         def do_GET(self):
-            body = json.dumps(engine.answer(self.path)).encode()
-            self.send_response(engine.status)
+            path = unquote(urlsplit(self.path).path)
+            ends = (given for given in engine.told if path.endswith(given[1]))
+            given = next((given for given in ends if given[0] == self.command), None)
+            if given is None:
+                body = json.dumps(engine.answer(self.path)).encode()
+                self.send(engine.status, body)
+            else:
+                engine.asked.append(self.path)
+                engine.received.append(self.rfile.read(int(self.headers.get("Content-Length", 0))))
+                engine.then.get(given, lambda: None)()
+                if engine.told[given] is not None:
+                    self.send(*engine.told[given])
+
+        do_POST = do_DELETE = do_GET  # noqa: N815 - names of the standard library
+
+        def send(self, status, body):
+            self.send_response(status)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()

@@ -2,6 +2,7 @@
 
 import signal
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -196,6 +197,69 @@ def test_other_failures_beside_it_make_it_a_failed_build(planned, carry_out, bac
     backend.errors["cuda12.4-sm89-drv550.163.01-znver4"] = BuildError("no")
     error = failure(carry_out(planned(only=TWO))[0])
     assert (type(error), error.exit_code) == (BuildError, 6)
+
+
+@pytest.mark.parametrize(
+    ("errors", "kind", "code"),
+    [
+        ([TagMovedError("moved"), TagMovedError("moved")], TagMovedError, 7),
+        ([AuditError("no"), AuditError("no")], AuditError, 9),
+        ([TagMovedError("moved"), BuildError("no")], BuildError, 6),
+        ([TagMovedError("moved"), EngineError("gone")], EngineError, 8),
+        ([UsageError("what?"), UsageError("what?")], BuildError, 6),
+    ],
+)
+def test_the_error_of_all_is_that_of_each_or_a_failed_build(planned, carry_out, backend, errors, kind, code):
+    backend.errors = dict(zip(("cpu-x86-64-v3", "cpu-znver4"), errors, strict=True))
+    error = failure(carry_out(planned(only=CPU))[0])
+    assert (type(error), error.exit_code) == (kind, code)
+
+
+def test_what_is_verified_is_built_twice_and_stays(planned, carry_out, backend, tar):
+    backend.layers = [tar(("a", b"1"))]
+    carry_out(planned(only="march=znver4,cuda=none"))
+    backend.calls.clear()
+    results, _ = carry_out(planned(only=CPU), verify=True)
+    assert statuses(results) == {"cpu-x86-64-v3": "built", "cpu-znver4": "verified"}
+    assert sorted((call[1], call[2].afresh) for call in backend.calls if call[0] == "make") == [
+        ("cpu-x86-64-v3", False),
+        ("cpu-x86-64-v3", True),
+        ("cpu-znver4", False),
+        ("cpu-znver4", True),
+    ]
+    assert len(backend.called("store")) == 1
+
+
+def test_what_is_not_the_same_twice_fails_and_is_not_stored(planned, carry_out, backend, tar):
+    backend.layers = [tar(("a", b"1"))]
+    real = backend.make
+
+    def make(order, log, step):
+        if order.afresh:
+            backend.layers = [tar(("a", b"2"))]
+        return real(order, log, step)
+
+    backend.make = make
+    results, _ = carry_out(planned(only="cuda=none,march=znver4"), verify=True)
+    assert "it is not the same: layer 1 of 1: a has another content" in str(results[0].error)
+    assert not backend.images
+
+
+def test_the_classic_store_cannot_verify(planned, carry_out, backend):
+    results, _ = carry_out(planned(only=CPU), verify=True)
+    assert set(statuses(results).values()) == {"failed"}
+    assert "can't tell whether an image is reproducible" in str(results[0].error)
+    assert not backend.images
+
+
+def test_what_is_adopted_and_verified_is_built_but_not_stored(planned, carry_out, backend, tar):
+    backend.layers = [tar(("a", b"1"))]
+    plan = planned(only="cuda=none,march=znver4")
+    adopted = replace(plan, items=tuple(replace(item, status="adopt") for item in plan.items))
+    results, _ = carry_out(adopted, verify=True)
+    assert [result.status for result in results] == ["adopted"]
+    assert backend.called("adopt") == [plan.items[0].reference]
+    assert not backend.called("store")
 
 
 def test_a_layer_is_read_once_for_all_images(planned, carry_out, backend, tar, monkeypatch):

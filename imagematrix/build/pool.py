@@ -1,0 +1,69 @@
+"""Several builders as one."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from itertools import zip_longest
+from queue import SimpleQueue
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+    from typing import TextIO
+
+    from imagematrix.build.backend import Builder, Made, Order, Sources
+
+__all__ = ["Pool"]
+
+
+class Pool:
+    """The Builder that several are: whatever is to be made is made by one that has a place free.
+
+    `builders` come with the number of places that each has.
+    """
+
+    def __init__(self, builders: Sequence[tuple[Builder, int]]) -> None:
+        self._builders = tuple(builder for builder, _ in builders)
+        self._free: SimpleQueue[Builder] = SimpleQueue()
+        self._held = threading.local()
+        # In turn, so that few builds are spread over all.
+        for turn in zip_longest(*([builder] * places for builder, places in builders)):
+            for builder in filter(None, turn):
+                self._free.put(builder)
+
+    def pinned(self, reference: str, digest: str) -> str | None:
+        """Return where a base image of a `digest` comes from; None where all find it by its name."""
+        places = (builder.pinned(reference, digest) for builder in self._builders)
+        return next(filter(None, places), None)
+
+    def export(self, dockerfile: str, sources: Sources, destination: Path) -> None:
+        """Build `dockerfile` and write the files of its last stage to `destination`."""
+        with self._one() as builder:
+            builder.export(dockerfile, sources, destination)
+
+    @contextlib.contextmanager
+    def make(self, order: Order, log: TextIO, step: Callable[[str], None]) -> Iterator[Made]:
+        """Build an image without naming it yet."""
+        with self._one() as builder, builder.make(order, log, step) as made:
+            yield made
+
+    def stop(self) -> None:
+        """End every build that runs."""
+        for builder in self._builders:
+            builder.stop()
+
+    @contextlib.contextmanager
+    def _one(self) -> Iterator[Builder]:
+        # Who makes an image while it holds another, to compare them, has its place already.
+        held = getattr(self._held, "builder", None)
+        if held:
+            yield held
+            return
+        self._held.builder = builder = self._free.get()
+        try:
+            yield builder
+        finally:
+            del self._held.builder
+            self._free.put(builder)

@@ -1,0 +1,208 @@
+"""What goes wrong in the middle: whatever it is, nothing is lost, and the same command goes on from there."""
+
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LAYER = 60 * 1024 * 1024  # bytes that don't compress: a push of them can be caught in the act
+MATRIX = """\
+schema: imagematrix.matrix/v1
+images:
+  {image}: {{version: v1, template: big.j2, context: files}}
+axes:
+  part: [one, two]
+"""
+TEMPLATE = "FROM debian:trixie\nCOPY {{ part }} /part\n"
+
+
+@pytest.fixture
+def big(tmp_path, request):
+    """Call it with a registry's address, or nothing, to get a folder and the image of its matrix.
+
+    There are two variants, each with a big layer of its own. `template` is what their Dockerfile has more.
+    """
+    (tmp_path / "templates").mkdir()
+    (tmp_path / "files").mkdir()
+    for number, part in enumerate(("one", "two")):
+        (tmp_path / "files" / part).write_bytes(random.Random(number).randbytes(LAYER))  # noqa: S311 - no secret
+
+    def write(address="", *, template=""):
+        name = re.sub("[^a-z]+", "-", request.node.name).strip("-")
+        image = f"{address}/faults/{name}" if address else name
+        (tmp_path / "matrix.yaml").write_text(MATRIX.format(image=image))
+        (tmp_path / "templates/big.j2").write_text(TEMPLATE + template)
+        return tmp_path, image
+
+    return write
+
+
+def start(engine, folder, *words):
+    command = [*engine.inside, ROOT / ".venv/bin/imagematrix", *words]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, cwd=folder, env=engine.environment, **pipes)
+
+
+def ended(process):
+    """Return the exit code, stdout and stderr of what was started."""
+    out, err = process.communicate(timeout=120)
+    return process.returncode, out, err
+
+
+def running(words):
+    """Return the processes of a command, in whatever container."""
+    said = subprocess.run(["ps", "-eo", "pid=,args="], capture_output=True, text=True, check=True).stdout
+    return [int(line.split(None, 1)[0]) for line in said.splitlines() if line.split(None, 1)[1] == words]
+
+
+@pytest.fixture
+def endless():
+    """A command that no other test has, and that does not end by itself."""
+    words = f"sleep {time.time():.6f}"
+    yield words
+    for process in running(words):  # an engine that restarts does not end what it ran
+        os.kill(process, signal.SIGKILL)
+
+
+def until(met, seconds=60):
+    for _ in range(seconds * 50):
+        if met():
+            return
+        time.sleep(0.02)
+    pytest.fail("it never came to that")
+
+
+def statuses(engine, folder, *options):
+    said = engine.imagematrix("plan", "--json", *options, cwd=folder)
+    return [cell["status"] for cell in json.loads(said.stdout)["cells"]]
+
+
+def ls(engine, image):
+    said = engine.imagematrix("ls", f"{image}:v1", "--json")
+    assert said.returncode == 0, said.stderr
+    return {one["reference"]: one["digest"] for one in json.loads(said.stdout)["variants"]}
+
+
+def uploading(registry):
+    """Whether the registry has begun to write a big layer."""
+    parts = registry.folder.glob("data/docker/registry/v2/repositories/**/_uploads/*/data")
+    return any(part.stat().st_size > LAYER // 50 for part in parts)
+
+
+def test_the_registry_is_killed_in_the_middle_of_a_push(engine, registry, big):
+    folder, image = big(registry.address)
+    process = start(engine, folder, "build", "--push", "--jobs", "1")
+    until(lambda: uploading(registry))
+    registry.kill()
+    code, out, err = ended(process)
+    assert (code, out) == (8, ""), err
+    assert f"the registry {registry.address} can't be reached: Connection refused" in err
+    assert "goes on from here" in err
+
+    registry.start()
+    assert statuses(engine, folder, "--push") == ["build", "build"], "what is not all there has no name"
+    completed = engine.imagematrix("build", "--push", cwd=folder)
+    assert completed.returncode == 0, completed.stderr
+    references = completed.stdout.splitlines()
+    assert len(references) == 2
+    assert engine.imagematrix("publish", f"{image}:v1").returncode == 0
+    assert sorted(ls(engine, image)) == sorted(references)
+    ran = engine.docker("run", "--rm", references[0], "wc", "-c", "/part")
+    assert ran.stdout.split()[0] == str(LAYER)
+
+
+def test_the_registry_is_away_for_a_moment(engine, registry, big):
+    folder, _ = big(registry.address)
+    process = start(engine, folder, "build", "--push", "--jobs", "1")
+    until(lambda: uploading(registry))
+    registry.kill()
+    registry.start()
+    code, out, err = ended(process)
+    assert code == 0, err
+    assert len(out.splitlines()) == 2
+
+
+def test_the_engine_restarts_in_the_middle_of_a_build(engine, big, endless):
+    folder, _ = big(template=f"RUN {{{{ 'true' if part == 'one' else '{endless}' }}}}\n")
+    process = start(engine, folder, "build", "--jobs", "1")
+    until(lambda: running(endless))
+    engine.stop()
+    engine.start()
+    code, out, err = ended(process)
+    assert code == 8, err
+    assert len(out.splitlines()) == 1
+    assert statuses(engine, folder) == ["up-to-date", "build"]
+
+
+def test_a_build_that_was_killed_goes_on_where_it_was(engine, big, endless):
+    folder, _ = big(template=f"RUN {{{{ 'true' if part == 'one' else '{endless}' }}}}\n")
+    process = start(engine, folder, "build", "--jobs", "1")
+    until(lambda: running(endless))
+    left = subprocess.run(["ps", "--ppid", str(process.pid), "-o", "pid="], capture_output=True, check=True)
+    process.kill()
+    process.communicate()
+    os.killpg(int(left.stdout), signal.SIGTERM)  # docker's command does not notice by itself
+    (folder / "templates/big.j2").write_text(TEMPLATE + "RUN true\n")
+    assert statuses(engine, folder) == ["up-to-date", "build"]
+    assert engine.imagematrix("build", cwd=folder).returncode == 0
+    until(lambda: not running(endless))
+
+
+def test_two_builds_of_the_same_matrix_at_once(engine, registry, big):
+    folder, image = big(registry.address)
+    processes = [start(engine, folder, "build", "--push", "--jobs", "2") for _ in range(2)]
+    found = [ended(process) for process in processes]
+    assert [code for code, _, _ in found] == [0, 0], found
+    assert statuses(engine, folder, "--push") == ["up-to-date"] * 2
+    both = [start(engine, folder, "publish", f"{image}:v1", "--alias", "latest") for _ in range(2)]
+    published = [ended(process) for process in both]
+    assert [code for code, _, _ in published] == [0, 0], published
+    assert published[0][1] == published[1][1]
+    assert set(ls(engine, image)) == set(found[0][1].split()) | set(found[1][1].split())
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A folder with room for less than one big layer."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=40m", "none", folder], check=True)
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
+def test_a_full_disk_fails_the_build_and_says_what_to_do(engine, big, small_disk):
+    folder, _ = big()
+    environment = engine.environment | {"TMPDIR": str(small_disk)}
+    failed = engine.imagematrix("build", cwd=folder, env=environment)
+    assert (failed.returncode, failed.stdout) == (6, ""), failed.stderr
+    assert "no space left on device" in failed.stderr
+    assert f"a build takes room in {small_disk}" in failed.stderr
+    assert not list(small_disk.iterdir()), "what is left of it is gone"
+    assert statuses(engine, folder) == ["build"] * 2
+    assert engine.imagematrix("build", cwd=folder).returncode == 0
+
+
+def test_a_tag_that_somebody_else_pushed_meanwhile(engine, registry, big):
+    """Another image gets the name of ours between the plan and the push."""
+    folder, _ = big(registry.address, template="RUN sleep 5.5\n")
+    planned = engine.imagematrix("plan", "--push", "--json", cwd=folder)
+    reference = json.loads(planned.stdout)["cells"][0]["reference"]
+    process = start(engine, folder, "build", "--push", "--only", "part=one")
+    until(lambda: running("sleep 5.5"))
+    engine.docker("tag", "debian:trixie", reference)
+    engine.docker("push", reference)
+    code, out, err = ended(process)
+    assert (code, out) == (7, ""), err
+    assert reference in err
+    assert "a tag never moves" in err
+    digest = engine.inspect(reference)["RepoDigests"]
+    assert any(name.partition("@")[2] in err for name in digest), "what has the name is told"
+    engine.docker("rmi", reference)

@@ -1,0 +1,186 @@
+"""What `docker buildx` says when a build fails, and what kind of failure that is; docker is a script here."""
+
+import io
+import json
+import os
+import threading
+
+import pytest
+
+from imagematrix.build.backend import Order, Sources
+from imagematrix.build.buildx import Buildx
+from imagematrix.errors import BuildError, EngineError, UsageError
+
+DIGEST = f"sha256:{'1' * 64}"
+
+
+class Docker:
+    """The engine behind the builder, as far as a builder asks it."""
+
+    version = "28.5.2"
+    has_manifests = True
+    gone = False
+
+    def require(self):
+        if self.gone:
+            raise EngineError("no Docker engine answers")
+
+    def digest(self, _):
+        return DIGEST
+
+
+@pytest.fixture
+def script(tmp_path, monkeypatch):
+    """Call it with what `docker buildx build` shall do; it returns the file that takes its words."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+
+    def write(build="true", inspect="true"):
+        lines = [
+            "#!/bin/sh",
+            f'printf "%s\\n" "$@" >> {tmp_path}/asked',
+            "for word; do case $word in --metadata-file=*) file=${word#*=};; esac; done",
+            f"case $2 in build) {build};; *) {inspect};; esac",
+        ]
+        (folder / "docker").write_text("\n".join(lines) + "\n")
+        (folder / "docker").chmod(0o755)
+        return tmp_path / "asked"
+
+    return write
+
+
+@pytest.fixture
+def order(tmp_path):
+    (tmp_path / "context").mkdir()
+    sources = Sources(
+        context=tmp_path / "context", platform="linux/amd64", images={"a:1": "docker-image://b"}
+    )
+    return Order(reference="t:v1", dockerfile="FROM a:1\n", sources=sources, labels={"cell": "one"})
+
+
+def make(builder, order, log=None):
+    steps = []
+    with builder.make(order, log or io.StringIO(), steps.append) as made:
+        return made, steps
+
+
+def written(**data):
+    return f"echo '{json.dumps(data)}' > $file"
+
+
+def test_an_image_is_made_in_a_layout(script, order):
+    metadata = written(**{"containerimage.digest": DIGEST})
+    asked = script(f"echo '#5 [2/3] RUN make'; {metadata}")
+    log = io.StringIO()
+    with Buildx(Docker(), "mine") as builder:
+        made, steps = make(builder, order, log)
+        assert (made.digest, steps) == (DIGEST, ["2/3: RUN make"])
+        assert made.layout.is_dir()
+        assert builder.pinned("a:1", DIGEST) == f"docker-image://a:1@{DIGEST}"
+    assert not made.layout.exists(), "what was not stored goes"
+    words = asked.read_text().splitlines()
+    for word in ("--builder=mine", "--platform=linux/amd64", "--build-context=a:1=docker-image://b"):
+        assert word in words
+    assert "--label=cell=one" in words
+    assert "[2/3] RUN make" in log.getvalue()
+
+
+def test_the_classic_store_takes_it_itself(script, order):
+    script(written(**{"containerimage.config.digest": DIGEST}))
+    docker = Docker()
+    docker.has_manifests = False
+    with Buildx(docker) as builder:
+        made, _ = make(builder, order)
+        assert not builder.reproducible
+        assert builder.pinned("a:1", DIGEST) is None
+    assert (made.digest, made.layout) == (DIGEST, None)
+
+
+@pytest.mark.parametrize(
+    ("said", "gone", "kind", "message", "remedy"),
+    [
+        ("ld: cannot find -lm", False, BuildError, "ld: cannot find -lm", None),
+        ("", False, BuildError, "failed without a word", None),
+        ("write x: no space left on device", False, BuildError, "no space left", "a build takes room in"),
+        ("rpc error: code = Unavailable desc = EOF", False, EngineError, "went away", "goes on from here"),
+        ("rpc error: code = Canceled", True, EngineError, "no Docker engine answers", None),
+    ],
+)
+def test_why_a_build_failed(script, order, said, gone, kind, message, remedy):
+    script(f"echo '{said}'; exit 1" if said else "exit 1")
+    docker = Docker()
+    docker.gone = gone
+    with Buildx(docker) as builder, pytest.raises(kind, match=message) as caught:
+        make(builder, order)
+    assert (remedy in caught.value.remedy) if remedy else caught.value.remedy is None
+
+
+def test_a_build_that_is_stopped_says_so(script, order):
+    script("echo begun; exec sleep 60")
+    with Buildx(Docker()) as builder:
+        threading.Timer(0.3, builder.stop).start()
+        with pytest.raises(BuildError, match="stopped"):
+            make(builder, order)
+        with pytest.raises(BuildError, match="stopped"):
+            make(builder, order)
+
+
+def test_a_build_that_does_not_end_is_killed(script, order, monkeypatch):
+    monkeypatch.setattr("imagematrix.build.buildx.GRACE", 0.2)
+    script("trap '' TERM; echo begun; while true; do sleep 0.1; done")
+    with Buildx(Docker()) as builder:
+        threading.Timer(0.3, builder.stop).start()
+        with pytest.raises(BuildError, match="stopped"):
+            make(builder, order)
+
+
+def test_a_log_that_cannot_be_written_ends_the_build(script, order):
+    class Full(io.StringIO):
+        def write(self, _):
+            raise OSError(28, "No space left on device")
+
+    script("echo begun; exec sleep 60")
+    with Buildx(Docker()) as builder, pytest.raises(OSError, match="No space left"):
+        make(builder, order, Full())
+
+
+@pytest.mark.parametrize(
+    ("inspect", "kind", "message"),
+    [
+        ("echo 'ERROR: no builder \"mine\" found' >&2; exit 1", UsageError, "there is no builder 'mine'"),
+        ("echo 'unknown command' >&2; exit 1", EngineError, "buildx does not work: unknown command"),
+    ],
+)
+def test_a_builder_that_is_not_there(script, inspect, kind, message):
+    script(inspect=inspect)
+    with pytest.raises(kind, match=message) as caught:
+        Buildx(Docker(), "mine")
+    assert caught.value.remedy
+
+
+def test_no_docker_and_an_old_one(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(EngineError, match="docker is not installed"):
+        Buildx(Docker())
+    docker = Docker()
+    docker.version = "20.10.24+dfsg1"
+    with pytest.raises(EngineError, match="too old to build with"):
+        Buildx(docker)
+
+
+def test_a_docker_context_builds_as_what_it_is(script, order, monkeypatch, tmp_path):
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
+    metadata = written(**{"containerimage.digest": DIGEST})
+    for driver, said in (("docker", "other -"), ("docker-container", "- unix:///nowhere/docker.sock")):
+        script(
+            f'echo "${{DOCKER_CONTEXT:--}} ${{DOCKER_HOST:--}}" > {tmp_path}/where; {metadata}',
+            inspect=f"echo 'Driver:        {driver}'; echo {DIGEST}",
+        )
+        with Buildx(Docker(), "other") as builder:
+            make(builder, order)
+            own = builder.pinned("a:1", DIGEST)
+        assert (tmp_path / "where").read_text().strip() == said
+        assert own == (None if driver == "docker" else f"docker-image://a:1@{DIGEST}")

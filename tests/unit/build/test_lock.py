@@ -1,0 +1,109 @@
+"""imagematrix.lock: what it has stays until somebody locks anew."""
+
+import json
+import stat
+
+import pytest
+
+from imagematrix.build import lock
+from imagematrix.build.plan import Against, plan
+from imagematrix.errors import UsageError
+from imagematrix.matrix.load import load
+
+ONE, TWO = f"sha256:{'1' * 64}", f"sha256:{'2' * 64}"
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "imagematrix.lock"
+
+
+def test_what_is_written_is_read(path, conforms):
+    lock.write(path, {"b:1": TWO, "a:1": ONE})
+    assert lock.read(path) == {"a:1": ONE, "b:1": TWO}
+    document = json.loads(path.read_text())
+    conforms(document)
+    assert [base["name"] for base in document["bases"]] == ["a:1", "b:1"]
+    assert list(path.parent.iterdir()) == [path], "nothing is left behind"
+    lock.write(path, {})
+    assert lock.read(path) == {}
+
+
+def test_its_name_is_the_matrixs(tmp_path):
+    assert lock.beside(tmp_path / "matrix.yaml") == tmp_path / "imagematrix.lock"
+    assert lock.beside(tmp_path / "other.yaml") == tmp_path / "other.imagematrix.lock"
+
+
+def test_without_a_file_nothing_is_locked(path):
+    assert lock.read(path) == {}
+
+
+def test_what_it_has_stays(path):
+    lock.extend(path, {"a:1": ONE})
+    assert stat.S_IMODE(path.stat().st_mode) & 0o600 == 0o600
+    lock.extend(path, {"a:1": TWO, "b:1": TWO})
+    assert lock.read(path) == {"a:1": ONE, "b:1": TWO}
+    written = path.stat().st_mtime_ns
+    lock.extend(path, {"a:1": TWO})
+    assert path.stat().st_mtime_ns == written
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "not JSON"),
+        ("[]", "expected an object"),
+        ('{"schema": "imagematrix.lock/v2"}', "not the one this release reads"),
+        ('{"schema": "imagematrix.host/v1"}', "expected 'imagematrix.lock/v1'"),
+        ("<<<<<<< ours", "not JSON"),
+    ],
+)
+def test_a_damaged_lock_is_told_with_what_to_do(path, text, message):
+    path.write_text(text)
+    with pytest.raises(UsageError, match=message) as caught:
+        lock.read(path)
+    assert str(path) in str(caught.value)
+    assert caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("bases", "message"),
+    [
+        ([{"name": "a", "digest": "latest"}], "'latest' is not a sha256 digest"),
+        ([{"name": "a", "digest": ONE}, {"name": "a", "digest": TWO}], "a is there twice"),
+        ([{"name": "a"}], r"bases\[0\]: digest is missing"),
+        ({}, "expected a list"),
+    ],
+)
+def test_damaged_digests_are_told(path, bases, message):
+    path.write_text(json.dumps({"schema": lock.SCHEMA, "bases": bases}))
+    with pytest.raises(UsageError, match=message) as caught:
+        lock.read(path)
+    assert "from version control" in caught.value.remedy
+
+
+def test_where_it_cannot_be_written(tmp_path):
+    with pytest.raises(UsageError, match="No such file or directory"):
+        lock.write(tmp_path / "nowhere" / "imagematrix.lock", {})
+    (tmp_path / "imagematrix.lock").mkdir()
+    with pytest.raises(UsageError, match="Is a directory"):
+        lock.write(tmp_path / "imagematrix.lock", {})
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_plan_takes_what_is_locked(project, backend):
+    locked = {"debian:trixie": ONE}
+    found = plan(load(project()), Against(resolve=backend.resolve, locked=locked))
+    assert found.bases["debian:trixie"] == ONE
+    assert backend.called("resolve") == ["debian:bookworm"]
+
+
+def test_a_frozen_lock_has_to_have_all(project, backend):
+    matrix = load(project())
+    locked = {"debian:trixie": ONE}
+    with pytest.raises(UsageError, match="the lock does not have debian:bookworm") as caught:
+        plan(matrix, Against(resolve=backend.resolve, locked=locked, frozen=True))
+    assert caught.value.remedy.startswith("`imagematrix lock`")
+    against = Against(resolve=backend.resolve, locked=locked | {"debian:bookworm": TWO}, frozen=True)
+    assert plan(matrix, against).bases == against.locked
+    assert not backend.calls
