@@ -128,11 +128,14 @@ def conforms():
 class FakeEngine:
     """What answers the Docker API's /images/json and few others: with `images` or, if set, with `raw` bytes.
 
+    `containers` run, as they are inspected; it lists one more, which has ended when it is asked for.
+
     `status` other than 200 comes with an error message. `asked` are the resources that were asked for.
     """
 
     def __init__(self):
         self.images = []
+        self.containers = []
         self.status = 200
         self.raw = None
         self.asked = []
@@ -168,6 +171,11 @@ class FakeEngine:
             return {"ApiVersion": "1.43", "Version": "26.1.5"}
         if parts.path.endswith("/_ping"):
             return "OK"
+        if parts.path.endswith("/containers/json"):
+            return [*({"Id": one["Id"]} for one in self.containers), {"Id": "gone"}]
+        if "/containers/" in parts.path:
+            name = parts.path.split("/")[-2]
+            return next((one for one in self.containers if one["Id"] == name), None)
         (filters,) = parse_qs(parts.query)["filters"]
         (label,) = json.loads(filters)["label"]
         key, given, value = label.partition("=")
@@ -189,8 +197,9 @@ def _handler(engine):
                 self.request.sendall(engine.raw)
 
         def do_GET(self):
-            body = json.dumps(engine.answer(self.path)).encode()
-            self.send_response(engine.status)
+            found = engine.answer(self.path)
+            body = json.dumps({"message": "no such thing"} if found is None else found).encode()
+            self.send_response(404 if found is None else engine.status)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
