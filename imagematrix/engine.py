@@ -15,7 +15,17 @@ if TYPE_CHECKING:
 
     import docker
 
-__all__ = ["address", "client", "context", "digests", "images", "unreachable"]
+__all__ = [
+    "address",
+    "client",
+    "context",
+    "digests",
+    "images",
+    "info",
+    "running",
+    "running_of",
+    "unreachable",
+]
 
 DEFAULT = "unix:///var/run/docker.sock"
 START = "start one (`systemctl start docker`), or name it in DOCKER_HOST"
@@ -121,6 +131,54 @@ def digests(reference: str) -> frozenset[str]:
         return frozenset()
     names = answer.get("RepoDigests") or ()
     return frozenset([str(answer.get("Id")), *(str(name).rpartition("@")[2] for name in names)])
+
+
+def info() -> dict[str, Any]:
+    """Return what the engine tells of itself, as `docker info` does; raise EngineError."""
+    where = address()
+    if not where.startswith("unix://"):
+        return dict(_remote(where, lambda reached: reached.info()))
+    status, answer = _local(where, "/info")
+    if status != OK or not isinstance(answer, dict):
+        raise _refused(where, answer)
+    return answer
+
+
+def running() -> list[dict[str, Any]]:
+    """Return what the engine tells of each running container, as `docker inspect` does; raise EngineError.
+
+    One that ends meanwhile is left out.
+    """
+    where = address()
+    if not where.startswith("unix://"):
+        return list(_remote(where, running_of))
+    status, listed = _local(where, "/containers/json")
+    if status != OK or not isinstance(listed, list):
+        raise _refused(where, listed)
+    found = []
+    for entry in listed:
+        status, container = _local(where, f"/containers/{_quote(entry['Id'])}/json")
+        if status == OK and isinstance(container, dict):
+            found.append(container)
+        elif status != MISSING:
+            raise _refused(where, container)
+    return found
+
+
+def running_of(client: docker.DockerClient) -> list[dict[str, Any]]:
+    """Return the same as `running`, of the engine that a docker-py client has reached.
+
+    docker-py's `containers.list()` fails where a container ends between its two questions.
+    """
+    from contextlib import suppress
+
+    from docker.errors import NotFound
+
+    found = []
+    for entry in client.api.containers():
+        with suppress(NotFound):
+            found.append(client.api.inspect_container(entry["Id"]))
+    return found
 
 
 def _remote(where: str, ask: Callable[[docker.DockerClient], Any]) -> Any:

@@ -3,8 +3,11 @@
 import base64
 import contextlib
 import json
+import os
+import shutil
 import signal
 import socketserver
+import subprocess
 import sys
 import tempfile
 import textwrap
@@ -136,6 +139,8 @@ def conforms():
 class FakeEngine:
     """What answers the Docker API's /images/json and few others: with `images` or, if set, with `raw` bytes.
 
+    `containers` run, as they are inspected; it lists one more, which has ended when it is asked for.
+
     `status` other than 200 comes with an error message. `asked` are the resources that were asked for. `told`
     are other answers, by method and the end of the path: a status with bytes, or None to hang up; `then` is
     called before they are given. `received` are the bodies of the requests that these answer.
@@ -143,6 +148,8 @@ class FakeEngine:
 
     def __init__(self):
         self.images = []
+        self.containers = []
+        self.info = {"ServerVersion": "26.1.5", "Name": os.uname().nodename}
         self.status = 200
         self.raw = None
         self.asked = []
@@ -171,16 +178,26 @@ class FakeEngine:
         entry = {"Id": number, "RepoTags": [], "RepoDigests": [], "Labels": own, "Size": 81_000_000}
         self.images.append(entry | facts)
 
+    def _containers(self, path):
+        if path.endswith("/containers/json"):
+            return [*({"Id": one["Id"]} for one in self.containers), {"Id": "gone"}]
+        return next((one for one in self.containers if one["Id"] == path.split("/")[-2]), None)
+
     def answer(self, resource):
         """Return the JSON that answers a GET."""
         self.asked.append(resource)
         parts = urlsplit(resource)
         if self.status != 200:
             return {"message": "something about the daemon"}
-        if parts.path.endswith("/version"):
-            return {"ApiVersion": "1.43", "Version": "26.1.5"}
-        if parts.path.endswith("/_ping"):
-            return "OK"
+        simple = {
+            "version": {"ApiVersion": "1.43", "Version": "26.1.5"},
+            "info": self.info,
+            "_ping": "OK",
+        }
+        if parts.path.rpartition("/")[2] in simple:
+            return simple[parts.path.rpartition("/")[2]]
+        if "/containers/" in parts.path:
+            return self._containers(parts.path)
         (filters,) = parse_qs(parts.query)["filters"]
         (label,) = json.loads(filters)["label"]
         key, given, value = label.partition("=")
@@ -206,8 +223,9 @@ def _handler(engine):
             ends = (given for given in engine.told if path.endswith(given[1]))
             given = next((given for given in ends if given[0] == self.command), None)
             if given is None:
-                body = json.dumps(engine.answer(self.path)).encode()
-                self.send(engine.status, body)
+                found = engine.answer(self.path)
+                body = json.dumps({"message": "no such thing"} if found is None else found).encode()
+                self.send(404 if found is None else engine.status, body)
             else:
                 engine.asked.append(self.path)
                 engine.received.append(self.rfile.read(int(self.headers.get("Content-Length", 0))))
@@ -247,6 +265,12 @@ def docker_host(monkeypatch, tmp_path):
     monkeypatch.delenv("DOCKER_CONTEXT", raising=False)
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path / "docker-config"))
     return lambda address: monkeypatch.setenv("DOCKER_HOST", address)
+
+
+@pytest.fixture
+def no_engine(docker_host):
+    """No engine is where DOCKER_HOST points."""
+    docker_host("unix:///nowhere/docker.sock")
 
 
 @pytest.fixture
@@ -308,6 +332,34 @@ def log_in(tmp_path):
         return f"Basic {secret}"
 
     return call
+
+
+@pytest.fixture(scope="session")
+def stub(tmp_path_factory):
+    """The folder of a libnvidia-ml.so.1 that plays what STUB_* tell it, named as one of driver 550.144.03."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no C compiler to build the NVML stub with")
+    folder = tmp_path_factory.mktemp("nvml")
+    library = folder / "libnvidia-ml.so.550.144.03"
+    subprocess.run(
+        [compiler, "-shared", "-fPIC", "-o", library, Path(__file__).parent / "probe" / "nvml_stub.c"],
+        check=True,
+    )
+    (folder / "libnvidia-ml.so.1").symlink_to(library.name)
+    return folder
+
+
+@pytest.fixture
+def play(stub, monkeypatch):
+    """Makes NVML, asked in a process of its own, answer as the stub is told: `play(init=18, gpus="...")`."""
+
+    def tell(**settings):
+        monkeypatch.setenv("LD_LIBRARY_PATH", str(stub))
+        for name, value in settings.items():
+            monkeypatch.setenv(f"STUB_{name.upper()}", str(value))
+
+    return tell
 
 
 class Said(NamedTuple):
