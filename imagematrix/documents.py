@@ -9,9 +9,11 @@ from imagematrix.errors import UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
-    from typing import Any, Never
+    from typing import Any, Never, TypeVar
+
+    T = TypeVar("T")
 
 __all__ = ["Fields", "dump", "parse", "read"]
 
@@ -143,12 +145,16 @@ class Fields:
         """Return the object under `key`, or None where it is null or absent."""
         return Fields(self._data[key], f"{self._where}: {key}") if self.present(key) else None
 
-    def written(self, key: str) -> str:
-        """Return a text that tells the values of a field apart, and one that is absent from all of them."""
+    def alike(self, key: str, read: Callable[[Fields, str], T], known: dict[str, Any]) -> T:
+        """Return what `read` makes of a field; `known` keeps that for objects with the same in the field."""
         try:
-            return repr(self._data.get(key, ...))
+            written = f"{key} {self._data.get(key, ...)!r}"
         except RecursionError as error:
             raise self.fail(key, "is nested too deeply") from error
+        if written not in known:
+            known[written] = read(self, key)
+        found: T = known[written]
+        return found
 
     def fail(self, key: str, message: str) -> UsageError:
         """Return the error that says what is wrong with a field's value."""

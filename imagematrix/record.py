@@ -51,16 +51,20 @@ class _Fields:
 class _Slots(type):
     """Makes slots of what the body of a class annotates; the values that stand there are defaults."""
 
+    _setters: dict[str, Callable[[object, object], None]]
+
     def __new__(mcs, name: str, bases: tuple[type, ...], body: dict[str, Any]) -> _Slots:
         kinds = body.get("__annotations__", {})
         defaults = {field: body.pop(field) for field in kinds if field in body}
         body["__slots__"] = tuple(kinds)
         if kinds:
             body["__dataclass_fields__"] = _Fields(kinds, defaults)
-            body["_names"] = frozenset(kinds)
             body["_defaults"] = defaults
             body["_values"] = property(attrgetter(*kinds))
-        return super().__new__(mcs, name, bases, body)
+        made = super().__new__(mcs, name, bases, body)
+        if kinds:
+            made._setters = {field: getattr(made, field).__set__ for field in kinds}
+        return made
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)
@@ -70,18 +74,17 @@ class Record(metaclass=_Slots):
     if TYPE_CHECKING:
         __slots__: tuple[str, ...]
         __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
-        _names: ClassVar[frozenset[str]]
         _defaults: ClassVar[dict[str, Any]]
+        _setters: ClassVar[dict[str, Callable[[object, object], None]]]
         _values: ClassVar[Any]
 
     def __init__(self, **given: object) -> None:
-        values = self._defaults | given
-        if values.keys() != self._names:
+        values = given if len(given) == len(self._setters) else self._defaults | given
+        if values.keys() != self._setters.keys():
             name, fields = type(self).__name__, ", ".join(self.__slots__)
             raise TypeError(f"{name} has the fields {fields}; given are {', '.join(given) or 'none'}")
-        put = object.__setattr__
-        for name, value in values.items():
-            put(self, name, value)
+        for name, put in self._setters.items():
+            put(self, values[name])
 
     def __setattr__(self, name: str, value: object) -> Never:
         from dataclasses import FrozenInstanceError

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from imagematrix.facts import device_code
 
 TYPE_CHECKING = False
@@ -11,10 +13,24 @@ if TYPE_CHECKING:
 
 __all__ = ["contradictions"]
 
+# By the architecture of a platform: the number in ELF headers (System V ABI, e_machine), and the name.
+MACHINES = {"amd64": (62, "x86-64"), "arm64": (183, "aarch64")}
+
 
 def contradictions(contents: Contents, variant: Variant) -> tuple[str, ...]:
     """Return a sentence for each promise of `variant` that `contents` break."""
-    return (*_driver(contents, variant), *_device_code(contents, variant))
+    return (*_platform(contents, variant), *_driver(contents, variant), *_device_code(contents, variant))
+
+
+def _platform(contents: Contents, variant: Variant) -> tuple[str, ...]:
+    # A base image of another platform is built on without a word where the engine has no other of its name.
+    # Programs for other machines may well be among the rest: cross compilers, emulators.
+    counted = Counter(contents.programs.values())
+    machine, name = MACHINES[variant.platform.split("/")[1]]
+    if not counted or counted.most_common(1)[0][0] == machine:
+        return ()
+    example = next(path for path, found in sorted(contents.programs.items()) if found != machine)
+    return (f"the platform is {variant.platform}, but most programs are not for {name}, such as {example}",)
 
 
 def _driver(contents: Contents, variant: Variant) -> tuple[str, ...]:

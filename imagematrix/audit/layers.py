@@ -6,7 +6,7 @@ import io
 import posixpath
 import re
 import tarfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from imagematrix.errors import AuditError
 
@@ -14,12 +14,16 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
+    from typing import TypeVar
+
+    T = TypeVar("T")
 
 __all__ = ["Contents", "Layer", "contents", "read"]
 
 LIBCUDA = re.compile(r"libcuda\.so\.(\d{3}(?:\.\d+)+)", re.ASCII)
 WHITEOUT = ".wh."
 OPAQUE = ".wh..wh..opq"
+EXECUTABLE = 0o111  # of a file's mode
 EM_CUDA = 190  # machine number of NVIDIA's device code in ELF headers
 CUBIN_LIMIT = 512 * 1024 * 1024  # bytes
 NEW_ABI = 8  # from this ABI version on (CUDA 13) the target is in the second byte of e_flags
@@ -27,26 +31,32 @@ NEW_ABI = 8  # from this ABI version on (CUDA 13) the target is in the second by
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """One layer: its user-mode drivers and cubins by path, and the paths and folders it takes away."""
+    """One layer: its drivers, cubins and programs by path, and the paths and folders that it takes away."""
 
     drivers: Mapping[str, str]
     cubins: Mapping[str, str]
+    programs: Mapping[str, int]
     removed: frozenset[str]
     emptied: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contents:
-    """What an image contains: version of each libcuda and target of each cubin ("89"), by path."""
+    """What an image contains: versions of libcudas, targets of cubins ("89"), machines of programs.
+
+    All are by path. Machines have the numbers of ELF headers: 62 is x86-64, 183 aarch64.
+    """
 
     drivers: Mapping[str, str]
     cubins: Mapping[str, str]
+    programs: Mapping[str, int] = field(default_factory=dict)
 
 
 def read(path: Path) -> Layer:
     """Return what the layer in the file `path` (a tar, perhaps compressed) holds; raise AuditError."""
     drivers: dict[str, str] = {}
     cubins: dict[str, str] = {}
+    programs: dict[str, int] = {}
     removed: set[str] = set()
     emptied: set[str] = set()
     try:
@@ -59,22 +69,35 @@ def read(path: Path) -> Layer:
                 elif base.startswith(WHITEOUT):
                     removed.add(posixpath.join(folder, base.removeprefix(WHITEOUT)))
                 elif member.isfile():
-                    _file(archive, member, name, drivers, cubins)
+                    _file(archive, member, name, drivers, cubins, programs)
     except (tarfile.TarError, OSError, EOFError) as error:
         raise AuditError(f"the layer {path.name} can't be read: {error}") from error
-    return Layer(drivers=drivers, cubins=cubins, removed=frozenset(removed), emptied=frozenset(emptied))
+    return Layer(
+        drivers=drivers,
+        cubins=cubins,
+        programs=programs,
+        removed=frozenset(removed),
+        emptied=frozenset(emptied),
+    )
 
 
 def contents(layers: Iterable[Layer]) -> Contents:
     """Return what is left to see when `layers` lie upon each other, the lowest first."""
     drivers: dict[str, str] = {}
     cubins: dict[str, str] = {}
+    programs: dict[str, int] = {}
     for layer in layers:
-        for seen, own in ((drivers, layer.drivers), (cubins, layer.cubins)):
-            for path in [path for path in seen if _gone(path, layer)]:
-                del seen[path]
-            seen.update(own)
-    return Contents(drivers=drivers, cubins=cubins)
+        _lay(drivers, layer.drivers, layer)
+        _lay(cubins, layer.cubins, layer)
+        _lay(programs, layer.programs, layer)
+    return Contents(drivers=drivers, cubins=cubins, programs=programs)
+
+
+def _lay(seen: dict[str, T], own: Mapping[str, T], layer: Layer) -> None:
+    if layer.removed or layer.emptied:
+        for path in [path for path in seen if _gone(path, layer)]:
+            del seen[path]
+    seen.update(own)
 
 
 def _gone(path: str, layer: Layer) -> bool:
@@ -93,6 +116,7 @@ def _file(
     name: str,
     drivers: dict[str, str],
     cubins: dict[str, str],
+    programs: dict[str, int],
 ) -> None:
     driver = LIBCUDA.fullmatch(posixpath.basename(name))
     if driver:
@@ -100,10 +124,15 @@ def _file(
         return
     file = archive.extractfile(member)
     head = file.read(20) if file else b""
-    if file and head[:4] == b"\x7fELF" and int.from_bytes(head[18:20], "little") == EM_CUDA:
+    if file is None or head[:4] != b"\x7fELF":
+        return
+    machine = int.from_bytes(head[18:20], "little")
+    if machine == EM_CUDA:
         target = _target(head + file.read(CUBIN_LIMIT))
         if target:
             cubins[name] = target
+    elif member.mode & EXECUTABLE:
+        programs[name] = machine
 
 
 def _target(code: bytes) -> str | None:

@@ -59,10 +59,12 @@ class Made:
     """An image that was made, and the OCI layout that holds it; None where only the engine's store does.
 
     Without a layout its timestamps are not rewritten, so the same inputs give another digest next time.
+    `attested` is the digest of an index in the layout that has the image with its attestations, if any.
     """
 
     digest: str
     layout: Path | None = None
+    attested: str | None = None
 
 
 class Builder(Protocol):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -247,7 +248,7 @@ class _Session:
             return result
         begin = time.monotonic()
         image = item.cell.image
-        log = self._logs / f"{image.name.replace('/', '_')}-{image.version}-{item.cell.id}.log"
+        log = self._logs / f"{re.sub('[/:]', '_', image.name)}-{image.version}-{item.cell.id}.log"
         self._reporter.started(item)
         try:
             log.unlink(missing_ok=True)  # that of an earlier build would tell of another failure

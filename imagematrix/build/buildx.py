@@ -22,13 +22,13 @@ from pathlib import Path
 from typing import Any, Self
 
 from imagematrix import engine
-from imagematrix.build import identity
+from imagematrix.build import identity, layout
 from imagematrix.build.backend import Made
 from imagematrix.errors import BuildError, EngineError, UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from typing import TextIO
 
     from imagematrix.build.backend import Order, Sources
@@ -50,11 +50,13 @@ class Buildx:
 
     `builder` is the name of one of buildx' builders, or of a docker context. Where it is None, images are
     made by the engine `docker` itself, whose image store then decides whether timestamps are rewritten.
+    `attest` are the attestations that each image gets, in the words of `docker buildx build --attest`.
     """
 
-    def __init__(self, docker: Engine, builder: str | None = None) -> None:
+    def __init__(self, docker: Engine, builder: str | None = None, attest: Sequence[str] = ()) -> None:
         self._docker = docker
         self._builder = builder
+        self._attest = attest
         self._environment = {**os.environ, "BUILDX_METADATA_PROVENANCE": "disabled"}
         self._elsewhere = bool(OWN.search(self._require())) and builder != engine.context()
         if self._elsewhere:
@@ -92,6 +94,9 @@ class Buildx:
             message = f"docker buildx does not work: {error.stderr.strip()}"
             remedy = "install it: the package is docker-buildx or docker-buildx-plugin"
             raise EngineError(message, remedy=remedy) from error
+        if self._attest and not self.reproducible:
+            remedy = "use the containerd image store, or --builder"
+            raise UsageError("the engine's classic image store keeps no attestations", remedy=remedy)
         return done.stdout
 
     @property
@@ -101,10 +106,16 @@ class Buildx:
 
     def pinned(self, reference: str, digest: str) -> str | None:
         """Return where a base image comes from if it is to have `digest`; None where its name finds it."""
-        if self._builder is None and self._docker.digest(reference) == digest:
+        here = self._docker.digest(reference)
+        if self._builder is None and here == digest:
             return None
         if self._elsewhere and digest in self._digests(reference):
             return None
+        if here and not self._docker.is_published(f"{reference}@{digest}"):
+            raise UsageError(
+                f"the lock has {reference} as {digest}, the engine as {here}; no registry gives the first",
+                remedy="`imagematrix lock --upgrade` to build on what is here",
+            )
         return f"docker-image://{reference}@{digest}"
 
     def _digests(self, reference: str) -> str:
@@ -121,7 +132,8 @@ class Buildx:
     @contextlib.contextmanager
     def make(self, order: Order, log: TextIO, step: Callable[[str], None]) -> Iterator[Made]:
         """Build an image into a layout (containerd store), or into the store (classic) without its name."""
-        options = ["--provenance=false", f"--build-arg=SOURCE_DATE_EPOCH={identity.EPOCH}"]
+        options = [f"--build-arg=SOURCE_DATE_EPOCH={identity.EPOCH}"]
+        options += [f"--attest={spec}" for spec in self._attest] or ["--provenance=false"]
         options += [f"--label={key}={value}" for key, value in sorted(order.labels.items())]
         options += ["--no-cache"] if order.afresh else []
         if not self.reproducible:
@@ -129,9 +141,13 @@ class Buildx:
             yield Made(digest=made["containerimage.config.digest"])
             return
         with self._layout() as folder:
-            kind = f"type=oci,tar=false,dest={folder},rewrite-timestamp=true"
-            digest = self._measured([*options, "--output", kind], order, log, step)["containerimage.digest"]
-            yield Made(digest=digest, layout=folder)
+            options += ["--output", f"type=oci,tar=false,dest={folder},rewrite-timestamp=true"]
+            digest = self._measured(options, order, log, step)["containerimage.digest"]
+            if self._attest:
+                image = layout.Index(folder, digest).images[0]
+                yield Made(digest=image.digest, layout=folder, attested=digest)
+            else:
+                yield Made(digest=digest, layout=folder)
 
     @contextlib.contextmanager
     def _layout(self) -> Iterator[Path]:

@@ -7,32 +7,35 @@ import json
 import os
 import stat
 from dataclasses import dataclass
+from functools import cached_property
 
+from imagematrix.build import patterns
 from imagematrix.catalog import labels
 from imagematrix.errors import UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
     from pathlib import Path
 
     from imagematrix.matrix.matrix import Cell
 
-__all__ = ["EPOCH", "STATE", "Identity", "context_digest", "identify", "ignored", "tag"]
+__all__ = ["EPOCH", "LOCK", "STATE", "Identity", "context_digest", "identify", "ignored", "tag"]
 
 SCHEMA = "1"
 EPOCH = "0"  # SOURCE_DATE_EPOCH: no time is an input, so none is in the image
 STATE = ".imagematrix"  # the folder beside the matrix that takes the logs
+LOCK = "imagematrix.lock"  # the file beside it with the digests of bases, which are in an identity themselves
 TAG_LIMIT = 128  # characters, of the distribution specification
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # without slots, so that it can keep its digest
 class Identity:
     """What decides an image's bytes: each component by name with its digest or value."""
 
     components: Mapping[str, str]
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """The input digest, `sha256:` and 64 hexadecimal digits."""
         text = json.dumps(dict(self.components), sort_keys=True, separators=(",", ":"))
@@ -85,7 +88,7 @@ def context_digest(folder: Path) -> str:
     """
     digest = hashlib.sha256()
     try:
-        for name in sorted(_files(folder)):
+        for name in sorted(patterns.left(folder, ignored(folder))):
             _add(digest, name, folder / name)
     except OSError as error:
         raise UsageError(f"{error.filename}: {error.strerror}") from error
@@ -109,12 +112,4 @@ def ignored(folder: Path) -> list[str]:
     file = folder / ".dockerignore"
     text = file.read_text(encoding="utf-8-sig", errors="surrogateescape") if file.is_file() else ""
     lines = [line.strip() for line in text.splitlines() if not line.startswith("#")]
-    return [*filter(None, lines), f"**/{STATE}"]
-
-
-def _files(folder: Path) -> Iterable[str]:
-    from docker.utils.build import PatternMatcher
-
-    matcher = PatternMatcher(ignored(folder))
-    matcher.patterns.pop()  # its own "!.dockerignore": BuildKit takes that file for one like any other
-    return set(matcher.walk(str(folder)))
+    return [*filter(None, lines), f"**/{STATE}", f"**/*{LOCK}"]

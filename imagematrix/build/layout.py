@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import IO, Any
 
-__all__ = ["Image"]
+__all__ = ["Image", "Index"]
 
 
 class Image:
@@ -28,6 +28,11 @@ class Image:
     def media_type(self) -> str:
         """The media type of its manifest."""
         return str(self._manifest["mediaType"])
+
+    @property
+    def images(self) -> tuple[Image, ...]:
+        """The image itself; see Index."""
+        return (self,)
 
     @property
     def config(self) -> str:
@@ -76,6 +81,17 @@ class Image:
     def blob(self, digest: str) -> Path:
         """Return the file of a blob."""
         return self._folder / "blobs" / "sha256" / digest.removeprefix("sha256:")
+
+
+class Index:
+    """The image index with the digest `digest` in the layout `folder`: an image with its attestations."""
+
+    def __init__(self, folder: Path, digest: str) -> None:
+        self.digest = digest
+        self.raw = (folder / "blobs" / "sha256" / digest.removeprefix("sha256:")).read_bytes()
+        data: dict[str, Any] = json.loads(self.raw)
+        self.media_type = str(data["mediaType"])
+        self.images = tuple(Image(folder, entry["digest"]) for entry in data["manifests"])
 
 
 def _add(archive: tarfile.TarFile, name: str, data: bytes) -> None:

@@ -93,6 +93,14 @@ class Engine:
                 raise
             return found
 
+    def is_published(self, reference: str) -> bool:
+        """Whether a registry has this image, as the engine reaches it."""
+        try:
+            self._newest(reference)
+        except (EngineError, UsageError):
+            return False
+        return True
+
     def _newest(self, reference: str) -> str:
         import docker
 

@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 
 from imagematrix import documents
+from imagematrix.build.identity import LOCK
 from imagematrix.errors import UsageError
 from imagematrix.registry import DIGEST
 
@@ -23,8 +24,8 @@ SCHEMA = "imagematrix.lock/v1"
 
 
 def beside(matrix: Path) -> Path:
-    """Return the lock file of a matrix: matrix.yaml has imagematrix.lock, other.yaml has other.lock."""
-    return matrix.with_name("imagematrix.lock" if matrix.stem == "matrix" else f"{matrix.stem}.lock")
+    """Return the lock file of a matrix: matrix.yaml has imagematrix.lock, x.yaml has x.imagematrix.lock."""
+    return matrix.with_name(LOCK if matrix.stem == "matrix" else f"{matrix.stem}.{LOCK}")
 
 
 def read(path: Path) -> dict[str, str]:

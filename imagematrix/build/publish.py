@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from imagematrix.build.remote import entries
+from imagematrix.build.remote import attestations, entries
 from imagematrix.catalog import index, labels
 from imagematrix.errors import EngineError, TagMovedError, UnknownImageError, UsageError
 from imagematrix.facts import marches
@@ -53,7 +53,9 @@ def publish(registry: Registry, version: str, aliases: Sequence[str] = ()) -> Pu
         _frozen(name, found)
         first = frozenset(known) if first is None else first
         own = {entry.digest: _described(name, entry) for entry in found}
-        raw = index.write((own | known).values())
+        new = [entry for digest, entry in own.items() if digest not in known]
+        said = {one.digest: one for entry in new for one in attestations(registry, entry.tag)}
+        raw = index.write((own | known | said).values())
         # Somebody else may publish at the same time, with an older list of what there is: it is published
         # what is still there after a look at that list.
         if before and before.raw == raw:

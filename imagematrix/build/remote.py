@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from imagematrix.catalog.index import Entry
     from imagematrix.registry import Manifest
 
-__all__ = ["Remote", "entries"]
+__all__ = ["Remote", "attestations", "entries"]
 
 REQUESTS = 8  # at the same time
 CONFIGS = (
@@ -92,16 +92,19 @@ class Remote:
             self._docker.store(order, made)
             self._docker.push(order.reference)
             return self._read_back(registry, order.reference, None)
-        pushed = layout.Image(made.layout, made.digest)
-        for digest in pushed.blobs:
-            self._push_blob(registry, digest, pushed)
-        registry.push_manifest(pushed.digest, pushed.raw, pushed.media_type)
+        image_alone = layout.Image(made.layout, made.digest)
+        named = layout.Index(made.layout, made.attested) if made.attested else image_alone
+        for one in named.images:
+            for digest in one.blobs:
+                self._push_blob(registry, digest, one)
+            registry.push_manifest(one.digest, one.raw, one.media_type)
         # The layers took their time: somebody else may have pushed an image of the same name.
         there = self._there(registry, order.reference)
         if there:
             return there
-        registry.push_manifest(order.reference.rpartition(":")[2], pushed.raw, pushed.media_type)
-        return self._read_back(registry, order.reference, pushed.digest)
+        registry.push_manifest(order.reference.rpartition(":")[2], named.raw, named.media_type)
+        found = self._read_back(registry, order.reference, named.digest)
+        return made.digest if found == named.digest else found
 
     def adopt(self, reference: str) -> str:
         """Push the image that the engine has under this name; return its digest.
@@ -179,9 +182,13 @@ def entries(registry: Registry, version: str, published: Manifest | None = None)
 def entry(registry: Registry, tag: str) -> Entry | None:
     """Return what an index says of the image with a tag or digest, read from the image.
 
-    None where there is none, or something else: an index, a signature. Raises UsageError where it is damaged.
+    Of an image with attestations it is the image. None where there is none, or something else: another index,
+    a signature. Raises UsageError where it is damaged.
     """
     manifest = registry.manifest(tag)
+    if manifest and manifest.media_type == INDEX:
+        attested = {one.attests for one in index.parse(manifest.raw, tag) if one.attests}
+        manifest = registry.manifest(attested.pop()) if len(attested) == 1 else None
     if manifest is None or manifest.media_type in (INDEX, DOCKER_LIST):
         return None
     where = f"{registry.name}:{tag}"
@@ -205,3 +212,11 @@ def entry(registry: Registry, tag: str) -> Entry | None:
         annotations={key: told[key] for key in kept if key in told} | {labels.SIZE: str(size)},
         platform={key: image.text(key) for key in ("architecture", "os", "variant") if image.present(key)},
     )
+
+
+def attestations(registry: Registry, tag: str) -> list[Entry]:
+    """Return the attestations of the image with a tag."""
+    manifest = registry.manifest(tag)
+    if manifest is None or manifest.media_type != INDEX:
+        return []
+    return [one for one in index.parse(manifest.raw, tag) if one.attests]

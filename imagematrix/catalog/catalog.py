@@ -10,13 +10,10 @@ from imagematrix.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
-    from typing import Any, TypeVar
+    from typing import Any
 
     from imagematrix.documents import Fields
-
-    T = TypeVar("T")
 
 __all__ = ["CRITERIA", "SCHEMA", "Catalog", "Ptx", "UserModeDriver", "Variant", "split"]
 
@@ -144,7 +141,7 @@ class Catalog(Record):
         fields = documents.Fields(data, where)
         fields.schema(SCHEMA)
         seen: set[str] = set()
-        known: dict[tuple[str, str], Any] = {}
+        known: dict[str, Any] = {}
         variants = []
         for item in fields.objects("variants"):
             variant = _variant(item, known)
@@ -189,22 +186,17 @@ def split(name: str) -> tuple[str, str | None]:
     return image, version
 
 
-def _variant(fields: Fields, known: dict[tuple[str, str], Any]) -> Variant:
-    def part(key: str, read: Callable[[Fields, str], T]) -> T:
-        # What is written alike in many variants is read once: it is quicker to load, and then to compare.
-        same = key, fields.written(key)
-        found: T = known[same] if same in known else known.setdefault(same, read(fields, key))
-        return found
-
+def _variant(fields: Fields, known: dict[str, Any]) -> Variant:
+    # What is written alike in many variants is read once: it is quicker to load, and then to compare.
     return Variant(
         reference=_matching(fields, "reference", REFERENCE, "an image reference"),
         digest=_matching_or_none(fields, "digest", DIGEST, "a sha256 digest"),
         platform=fields.text("platform"),
         cuda=_matching_or_none(fields, "cuda", RELEASE, "a CUDA release such as 12.4"),
-        cubins=part("cubins", _codes),
-        ptx=part("ptx", _ptx),
+        cubins=fields.alike("cubins", _codes, known),
+        ptx=fields.alike("ptx", _ptx, known),
         compressed_fatbin=fields.truth("compressed_fatbin"),
-        driver=part("driver", _driver),
+        driver=fields.alike("driver", _driver, known),
         march=fields.text_or_none("march"),
         cpu_flags=fields.words("cpu_flags"),
         vendor=fields.text_or_none("vendor"),

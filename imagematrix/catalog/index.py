@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     from imagematrix.catalog.catalog import Variant
 
+ATTESTED = "vnd.docker.reference.digest"
+
 __all__ = ["Entry", "catalog", "parse", "write"]
 
 
@@ -41,6 +43,11 @@ class Entry:
         return labels.tag(
             *(self.annotations.get(key, "?") for key in (labels.VERSION, labels.CELL, labels.INPUT))
         )
+
+    @property
+    def attests(self) -> str | None:
+        """The digest of the image that it says something of, as BuildKit's attestations have it; or None."""
+        return self.annotations.get(ATTESTED)
 
     def to_json(self) -> dict[str, object]:
         """Return the descriptor."""

@@ -20,6 +20,7 @@ from imagematrix.cli import (
     publish,
     render,
     report,
+    schema,
     select,
     validate,
 )
@@ -68,6 +69,7 @@ def _app() -> typer.Typer:
         "select": select,
         "explain": explain,
         "coverage": coverage,
+        "schema": schema,
     }.items():
         found.command(name)(resolved(module.command))
     found.command("run", **launch.SETTINGS)(launch.command)

@@ -45,6 +45,12 @@ def command(
             metavar="NAME[=JOBS]", help="Build on this builder of buildx, JOBS at a time; may be repeated."
         ),
     ] = None,
+    attest: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="SPEC", help="Attach provenance or an SBOM, as docker buildx build --attest; with --push."
+        ),
+    ] = None,
     verify: Annotated[
         bool,
         typer.Option("--verify-reproducible", help="Build everything twice, and fail where bytes differ."),
@@ -66,7 +72,7 @@ def command(
     narrow = sharding(shard, durations)
     if junit:
         _write(junit, ())  # that it can't be written is better known before an hour of builds
-    with workshop(jobs, push=push, builders=builder or ()) as shop:
+    with workshop(jobs, push=push, builders=builder or (), attest=attest or ()) as shop:
         whole = planned(file, shop.against, only, push=push, frozen=frozen)
         lock.extend(lock.beside(file), whole.bases)
         plan = narrow(whole)
@@ -99,7 +105,8 @@ def command(
         for result in results:
             if result.status in ("built", "adopted"):
                 print(result.item.reference)
-    _conclude(len(results), len(plan.with_status("up-to-date")))
+    done = {id(result.item) for result in results}
+    _conclude(len(results), sum(id(item) not in done for item in plan.with_status("up-to-date")))
     error = failure(results)
     _explain(results, told=error)
     outcomes = parse(document, "build").outcomes

@@ -10,23 +10,32 @@ import typer
 
 from imagematrix.cli.output import say
 from imagematrix.errors import UsageError
+from imagematrix.matrix.problems import nearest
 
 __all__ = ["command"]
 
 STARTER = Path(__file__).parent.parent / "starter"
+TEMPLATES = ("training", "llama.cpp", "pytorch", "tensorflow")
+MACROS = "macros.j2"
 
 
 def command(
     folder: Annotated[Path, typer.Argument(metavar="[DIR]", help="Where to write them.")] = Path(),
+    template: Annotated[
+        str, typer.Option("--template", "-t", metavar="NAME", help=f"What to build: {', '.join(TEMPLATES)}.")
+    ] = TEMPLATES[0],
 ) -> None:
     """Write a commented matrix.yaml and the templates it uses to start from; overwrites nothing."""
+    if template not in TEMPLATES:
+        remedy = nearest(template, TEMPLATES) or f"there are {', '.join(TEMPLATES)}"
+        raise UsageError(f"no template {template!r} to start from", remedy=remedy)
     for name in ("matrix.yaml", "templates"):
         if (folder / name).exists():
             raise UsageError(f"{folder / name} is there already", remedy="name an empty folder")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        shutil.copytree(STARTER / "templates", folder / "templates")
-        shutil.copyfile(STARTER / "matrix.yaml", folder / "matrix.yaml")
+        shutil.copytree(STARTER / "templates" / template, folder / "templates" / template)
+        shutil.copyfile(STARTER / "templates" / MACROS, folder / "templates" / MACROS)
+        shutil.copyfile(STARTER / f"{template}.yaml", folder / "matrix.yaml")
     except OSError as error:
         raise UsageError(f"{error.filename}: {error.strerror}") from error
     say(f"wrote {folder / 'matrix.yaml'} and {folder / 'templates'}")

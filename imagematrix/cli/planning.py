@@ -12,7 +12,6 @@ from imagematrix.errors import EngineError, UsageError
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from contextlib import ExitStack
     from pathlib import Path
 
     from imagematrix.build.buildx import Buildx
@@ -33,17 +32,16 @@ class Workshop:
 
     def __init__(
         self,
-        wanted: Sequence[tuple[str | None, int]],
+        builders: Callable[[], Sequence[tuple[Buildx, int]]],
+        jobs: int,
         engine: Engine,
         remote: Remote | None,
-        stack: ExitStack,
     ) -> None:
-        self.jobs = sum(jobs for _, jobs in wanted)
+        self.jobs = jobs
         self.store = remote or engine
-        self._wanted = wanted
+        self._make = builders
         self._engine = engine
         self._adopting = engine if remote else None
-        self._stack = stack
 
     @cached_property
     def builder(self) -> Pool:
@@ -58,11 +56,8 @@ class Workshop:
         return all(builder.reproducible for builder, _ in self._builders)
 
     @cached_property
-    def _builders(self) -> list[tuple[Buildx, int]]:
-        from imagematrix.build.buildx import Buildx
-
-        enter = self._stack.enter_context
-        return [(enter(Buildx(self._engine, name)), jobs) for name, jobs in self._wanted]
+    def _builders(self) -> Sequence[tuple[Buildx, int]]:
+        return self._make()
 
     @property
     def against(self) -> Against:
@@ -73,12 +68,17 @@ class Workshop:
 
 
 @contextlib.contextmanager
-def workshop(jobs: int = 1, *, push: bool, builders: Sequence[str] = ()) -> Iterator[Workshop]:
+def workshop(
+    jobs: int = 1, *, push: bool, builders: Sequence[str] = (), attest: Sequence[str] = ()
+) -> Iterator[Workshop]:
     """Yield what images are made with: for the engine, or to be pushed; raise EngineError.
 
     The `builders` are names, or NAME=JOBS where one takes another number than `jobs` at a time; without any
     the engine builds.
     """
+    if attest and not push:
+        raise UsageError("attestations are kept in a registry", remedy="give --push as well")
+    from imagematrix.build.buildx import Buildx
     from imagematrix.build.local import Engine
     from imagematrix.build.remote import Remote
 
@@ -86,7 +86,11 @@ def workshop(jobs: int = 1, *, push: bool, builders: Sequence[str] = ()) -> Iter
     with contextlib.ExitStack() as stack:
         engine = stack.enter_context(Engine())
         remote = stack.enter_context(Remote(engine)) if push else None
-        yield Workshop(wanted, engine, remote, stack)
+
+        def made() -> list[tuple[Buildx, int]]:
+            return [(stack.enter_context(Buildx(engine, name, attest)), places) for name, places in wanted]
+
+        yield Workshop(made, sum(places for _, places in wanted), engine, remote)
 
 
 def _places(text: str, jobs: int) -> tuple[str | None, int]:

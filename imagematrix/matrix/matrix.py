@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from imagematrix.facts import device_code
 from imagematrix.matrix.facts import Facts
 
 TYPE_CHECKING = False
@@ -87,8 +88,6 @@ class Cell:
     @property
     def id(self) -> str:
         """The cell in one word, as its tag has it: `cuda12.4-drv550.163.01-sm89-znver4`."""
-        from imagematrix.facts import device_code
-
         words = []
         for axis, value in self.axes.items():
             if axis == "cuda":

@@ -28,8 +28,10 @@ __all__ = [
 ]
 
 AXES = ("platform", "cuda", "compute", "march", "driver")
+# The names that templates have besides axes and properties, and words of the matrix and of jinja2.
 RESERVED = frozenset(
-    {"image", "images", "version", "sm", "arch", "march_option", "why", "loop", "self", "none", "true"}
+    {"image", "images", "version", "arch", "march_option", "cflags", "why", "loop", "self", "none", "true"}
+    | {"sm", "cudaarchs", "torch_cuda_arch_list", "tf_cuda_compute_capabilities", "nvcc_gencode"}
 )
 AXIS_NAME = re.compile(r"[a-z][a-z0-9_]{0,31}", re.ASCII)
 HOST_DRIVER = "host"  # nothing baked in: the node's own NVIDIA runtime injects its driver

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from functools import lru_cache
 
 from imagematrix.errors import UsageError
@@ -28,49 +29,70 @@ def bases(dockerfile: str) -> tuple[str, ...]:
     """
     found: dict[str, None] = {}
     stages = {"scratch"}
-    for _, instruction in _instructions(dockerfile):
-        names, stage = _named(instruction)
-        for name in names:
+    for step in _steps(dockerfile):
+        for name in step.names:
             if "$" in name:
                 remedy = "write the base with the template's variables, not with ARG"
-                raise UsageError(f"the Dockerfile takes a base from a variable: {instruction}", remedy=remedy)
+                message = f"the Dockerfile takes a base from a variable: {step.instruction}"
+                raise UsageError(message, remedy=remedy)
             if name.lower() not in stages and not name.isdigit():
                 found[name] = None
-        if stage:
-            stages.add(stage)
+        if step.stage:
+            stages.add(step.stage)
     return tuple(found)
 
 
 def through_stage(dockerfile: str, stage: str) -> str | None:
     """Return `dockerfile` up to the end of the stage named `stage`, or None where it has none."""
     inside = False
-    for start, instruction in _instructions(dockerfile):
-        _, begun = _named(instruction)
-        if begun is not None and inside:
-            return dockerfile[:start]
-        inside = inside or begun == stage
+    for step in _read(dockerfile).steps:
+        if step.stage is not None and inside:
+            return dockerfile[: step.start]
+        inside = inside or step.stage == stage
     return dockerfile if inside else None
 
 
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """An instruction that names images or begins a stage ("" is one without a name), and where it starts."""
+
+    start: int
+    instruction: str
+    names: tuple[str, ...]
+    stage: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A part of a Dockerfile: its steps, and whether it ends inside an instruction."""
+
+    steps: tuple[_Step, ...]
+    cut: bool
+
+
+def _steps(dockerfile: str) -> Iterator[_Step]:
+    """Yield the steps of a Dockerfile, read by paragraphs: those of a matrix have most of them in common."""
+    paragraphs = dockerfile.split("\n\n")
+    for number, paragraph in enumerate(paragraphs):
+        part = _paragraph(paragraph)
+        if part.cut:  # an instruction has an empty line inside: the rest is read as one
+            yield from _read("\n\n".join(paragraphs[number:])).steps
+            return
+        yield from part.steps
+
+
 @lru_cache(maxsize=4096)
-def _named(instruction: str) -> tuple[tuple[str, ...], str | None]:
-    """Return the images and stages an instruction names, and the stage it begins ("" is one without a name).
-
-    The Dockerfiles of a matrix have most of their instructions in common.
-    """
-    line = FROM.fullmatch(instruction)
-    if line:
-        return (line[1],), (line[2] or "").lower()
-    flags = FLAGS.match(instruction)
-    return tuple(SOURCE.findall(flags[1])) if flags else (), None
+def _paragraph(text: str) -> _Part:
+    return _read(text)
 
 
-def _instructions(dockerfile: str) -> Iterator[tuple[int, str]]:
-    """Yield each instruction, its continuation lines joined, with the offset where it starts."""
+def _read(text: str) -> _Part:
+    """Read a Dockerfile, or a part of one that begins with an instruction."""
+    steps: list[_Step] = []
     start = offset = 0
-    parts: list[str] = []
+    parts: list[str] = []  # of an instruction that goes on in the next line
     heredocs: list[tuple[str, str]] = []  # those that are still to end: "-" or nothing, and the last line
-    for raw in dockerfile.split("\n"):
+    for raw in text.split("\n"):
         begin, offset = offset, offset + len(raw) + 1
         if heredocs:
             dash, last = heredocs[0]
@@ -85,12 +107,22 @@ def _instructions(dockerfile: str) -> Iterator[tuple[int, str]]:
         if line[-1] == "\\":
             parts.append(line[:-1])
             continue
-        instruction = " ".join([*parts, line]) if parts else line
+        instruction = " ".join([*parts, line])
         parts = []
         heredocs = _heredocs(instruction) if "<<" in instruction and FLAGS.match(instruction) else []
-        yield start, instruction
+        steps += _step(start, instruction)
     if parts:
-        yield start, " ".join(parts)
+        steps += _step(start, " ".join(parts))
+    return _Part(tuple(steps), cut=bool(parts or heredocs))
+
+
+def _step(start: int, instruction: str) -> Iterator[_Step]:
+    line = FROM.fullmatch(instruction)
+    flags = FLAGS.match(instruction)
+    if line:
+        yield _Step(start, instruction, (line[1],), (line[2] or "").lower())
+    elif flags and flags[1]:
+        yield _Step(start, instruction, tuple(SOURCE.findall(flags[1])), None)
 
 
 def _heredocs(instruction: str) -> list[tuple[str, str]]:

@@ -1,6 +1,8 @@
-"""Cells to Dockerfiles, with jinja2: an unknown variable is an error, and so is a value that is none."""
+"""Cells to Dockerfiles, with jinja2: to write an unknown variable, or one without a value, is an error."""
 
 from __future__ import annotations
+
+from functools import lru_cache
 
 import jinja2
 import jinja2.sandbox
@@ -12,8 +14,9 @@ from imagematrix.matrix.problems import nearest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, MutableMapping
     from pathlib import Path
+    from typing import Any
 
     from imagematrix.matrix.matrix import Cell
 
@@ -28,9 +31,9 @@ class Renderer:
     """
 
     def __init__(self, templates: Path) -> None:
-        self._environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        self._environment = _Environment(
             loader=jinja2.FileSystemLoader(templates),
-            undefined=jinja2.StrictUndefined,
+            undefined=_Unknown,
             finalize=_present,
             autoescape=False,
             trim_blocks=True,
@@ -38,6 +41,7 @@ class Renderer:
             keep_trailing_newline=True,
             auto_reload=False,
         )
+        self._environment.tests["none"] = lambda value: value is None or isinstance(value, _NoValue)
         self._folder = templates
 
     def render(self, cell: Cell, images: Mapping[str, str]) -> str:
@@ -47,7 +51,7 @@ class Renderer:
         """
         name = cell.image.template
         try:
-            return self._environment.get_template(name).render(variables(cell), images=images)
+            return self._environment.get_template(name).render(_named(variables(cell)), images=images)
         except ImagematrixError:  # of an image that this one builds on
             raise
         except jinja2.TemplateNotFound as error:
@@ -63,9 +67,12 @@ class Renderer:
         message = f"{where}: {error} (in the cell {cell.id})"
         known = variables(cell)
         words = str(error).split("'")
-        unknown = words[1] if isinstance(error, jinja2.UndefinedError) and len(words) > 1 else None
-        remedy = nearest(unknown, known) if unknown else None
-        return UsageError(message, remedy=remedy or f"templates see {', '.join(sorted(known))}")
+        name = words[1] if isinstance(error, jinja2.UndefinedError) and len(words) > 1 else None
+        if isinstance(error, _NoValueError):
+            remedy = f"ask for it first: {{% if {name} %}}...{{% endif %}}"
+        else:
+            remedy = (nearest(name, known) if name else None) or f"templates see {', '.join(sorted(known))}"
+        return UsageError(message, remedy=remedy)
 
     def _where(self, error: Exception, name: str) -> str:
         """Return file and line of the innermost template frame."""
@@ -79,13 +86,56 @@ class Renderer:
         return place
 
 
-class _NoneValueError(Exception):
-    """A value that is none in this cell was about to be written."""
+class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
+    """Jinja's sandbox, where a template's globals are a plain dictionary.
+
+    Jinja copies them for every rendering, and to copy its own ChainMap takes a quarter of all the time.
+    """
+
+    def make_globals(self, d: MutableMapping[str, Any] | None) -> MutableMapping[str, Any]:
+        return {**self.globals, **(d or {})}
+
+
+class _NoValueError(jinja2.UndefinedError):
+    """What has no value in this cell was used as if it had one."""
+
+
+class _Unknown(jinja2.StrictUndefined):
+    """A name that templates don't have: nothing can be done with it, nor with a list that holds it."""
+
+    __slots__ = ()
+    __repr__ = jinja2.Undefined._fail_with_undefined_error  # noqa: SLF001 - what jinja's own kinds do
+
+
+class _NoValue(jinja2.Undefined):
+    """A name without a value in this cell: a template may ask for it, but can't write it or compute with it.
+
+    None would not do: `"x" ~ cuda` would write xNone.
+    """
+
+    __slots__ = ()
+    __str__ = __repr__ = __iter__ = __len__ = jinja2.Undefined._fail_with_undefined_error  # noqa: SLF001
+
+    def __eq__(self, other: object) -> bool:
+        return other is None or isinstance(other, _NoValue)
+
+    def __hash__(self) -> int:
+        return hash(None)
+
+
+@lru_cache(maxsize=64)
+def _no_value(name: str) -> _NoValue:
+    return _NoValue(hint=f"'{name}' has no value here", name=name, exc=_NoValueError)
+
+
+def _named(found: dict[str, object]) -> dict[str, object]:
+    """Return `found` with something that knows its name in place of each None."""
+    return {name: _no_value(name) if value is None else value for name, value in found.items()}
 
 
 def _present(value: object) -> object:
-    if value is None:
-        raise _NoneValueError("a value that is none here would be written; ask for it with {% if %} first")
+    if value is None:  # a template's own, such as what a dict has not
+        raise jinja2.TemplateRuntimeError("none would be written here")
     return value
 
 
@@ -93,10 +143,11 @@ def variables(cell: Cell) -> dict[str, object]:
     """Return what a template sees of `cell`.
 
     Every axis by its name (None where it means nothing in this cell), the properties of the cell's values,
-    `sm` (the compute capability as targets write it), `arch` (as uname says it), `march_option` (how the
-    compiler wants the march), `image` and `version`.
+    `image`, `version`, `arch` (as uname says it), `march_option` (how the compiler wants the march) and
+    `cflags`, and the GPU's target in the words of build systems (`_build_words`).
     """
     compute, march = cell.axes.get("compute"), cell.axes.get("march")
+    option = cell.facts.option(march) if march else None
     return {
         "image": cell.image.name,
         "version": cell.image.version,
@@ -108,6 +159,25 @@ def variables(cell: Cell) -> dict[str, object]:
         "cuda": cell.cuda,
         "platform": cell.platform,
         "arch": ARCHES[cell.platform],
-        "sm": device_code.target(compute) if compute else None,
-        "march_option": cell.facts.option(march) if march else None,
+        "march_option": option,
+        # What a build system takes from CFLAGS replaces its own default, and that is -O2 almost everywhere.
+        "cflags": f"-O2 {option}" if option else "-O2",
+        **_build_words(compute),
+    }
+
+
+@lru_cache(maxsize=256)
+def _build_words(compute: str | None) -> dict[str, str | None]:
+    """Return a GPU target as build systems write it, each without PTX: a catalog promises cubins only.
+
+    Sources: CMake's manual for CUDAARCHS, PyTorch's cmake/Modules_CUDA_fix for TORCH_CUDA_ARCH_LIST,
+    TensorFlow's configure.py for TF_CUDA_COMPUTE_CAPABILITIES, nvcc's manual for -gencode.
+    """
+    target = device_code.target(compute) if compute else None
+    return {
+        "sm": target,
+        "cudaarchs": target and f"{target}-real",
+        "torch_cuda_arch_list": compute,
+        "tf_cuda_compute_capabilities": target and f"sm_{target}",
+        "nvcc_gencode": target and f"-gencode=arch=compute_{target},code=sm_{target}",
     }

@@ -124,3 +124,23 @@ def test_a_login_is_dockers(engine, project, start_registry, tmp_path):
     assert published.returncode == 0, published.stderr
     ran = engine.imagematrix("run", "--rm", f"{image}:v1", "true", env=environment)
     assert ran.returncode == 0, ran.stderr
+
+
+def test_attestations_lie_beside_the_image_and_change_nothing_of_it(engine, folder, image):
+    only = ("--only", "march=x86-64-v2")
+    plain = json.loads(engine.imagematrix("build", "--json", *only, cwd=folder).stdout)["cells"][0]
+    engine.docker("rmi", plain["reference"])
+    attest = ("--attest", "type=provenance,mode=max")
+    pushed = json.loads(build(engine, folder, "--json", *only, *attest).stdout)["cells"][0]
+    assert (pushed["status"], pushed["digest"]) == ("built", plain["digest"])
+    assert statuses(engine, folder, "--push", *only)[0] == "up-to-date"
+    published = engine.imagematrix("publish", f"{image}:v1")
+    assert published.returncode == 0, published.stderr
+    inspect = [*engine.inside, "docker", "buildx", "imagetools", "inspect", f"{image}:v1", "--format"]
+    said = subprocess.run(
+        [*inspect, "{{json .Provenance}}"], env=engine.environment, check=True, capture_output=True, text=True
+    )
+    assert "SLSA" in said.stdout
+    (variant,) = json.loads(engine.imagematrix("ls", f"{image}:v1", "--json").stdout)["variants"]
+    assert variant["digest"] == plain["digest"]
+    assert engine.imagematrix("build", *attest, cwd=folder).returncode == 2

@@ -92,6 +92,12 @@ def shipped():
 
 
 @pytest.fixture(scope="session")
+def starters():
+    """The matrices that `init` writes, by the name of their template: their paths."""
+    return {path.stem: path for path in sorted((ROOT / "imagematrix" / "starter").glob("*.yaml"))}
+
+
+@pytest.fixture(scope="session")
 def shipped_catalog(shipped):
     """The catalog of all that the shipped matrix builds."""
     variants = []

@@ -58,3 +58,22 @@ def test_a_promise_that_is_broken(variant, drivers, cubins, broken):
 
 def test_all_that_are_broken_are_told():
     assert len(contradictions(Contents(drivers=OLD, cubins={"/k": "80"}), gpu())) == 2
+
+
+ARM = Variant(reference="t:x", digest=None, platform="linux/arm64")
+X86_64, AARCH64 = 62, 183
+
+
+@pytest.mark.parametrize(
+    ("variant", "programs", "fine"),
+    [
+        (CPU, {}, True),
+        (CPU, {"/bin/sh": X86_64}, True),
+        (ARM, {"/bin/sh": AARCH64, "/bin/ls": AARCH64, "/opt/x86_64-linux-gnu-gcc": X86_64}, True),
+        (ARM, {"/bin/sh": X86_64, "/bin/ls": X86_64, "/usr/local/bin/mine": AARCH64}, False),
+        (CPU, {"/bin/sh": AARCH64}, False),
+    ],
+)
+def test_a_base_of_another_platform_is_found_out(variant, programs, fine):
+    broken = contradictions(Contents(drivers={}, cubins={}, programs=programs), variant)
+    assert broken == () if fine else "but most programs are not for" in broken[0]

@@ -173,3 +173,20 @@ def test_device_code_is_hidden_and_replaced_like_any_file(layer):
     assert contents([lower, upper]) == Contents(drivers={}, cubins={"/b": "90"})
     assert contents([upper, lower]).cubins == {"/a": "80", "/b": "80"}
     assert contents([]) == Contents(drivers={}, cubins={})
+
+
+def test_programs_are_told_by_their_machine(layer):
+    def program(path, mode):
+        info = tarfile.TarInfo(path)
+        info.mode = mode
+        return info
+
+    data = elf(machine=EM_X86_64)
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for info in (program("bin/sh", 0o755), program("lib/libc.so.6", 0o644)):
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    found = layer(raw=buffer.getvalue())
+    assert found.programs == {"/bin/sh": EM_X86_64}
+    assert contents([found, layer("bin/.wh.sh")]).programs == {}

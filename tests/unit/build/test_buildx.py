@@ -28,6 +28,9 @@ class Docker:
     def digest(self, _):
         return DIGEST
 
+    def is_published(self, _):
+        return True
+
 
 @pytest.fixture
 def script(tmp_path, monkeypatch):

@@ -17,7 +17,7 @@ TWO_IMAGES = ("axes:", "  base:\n    version: v7\n    template: training.j2\naxe
 @pytest.fixture
 def command(cli, project, backend, monkeypatch):
     """Call it with a command and its options, to run it on the good matrix or on a spoilt one."""
-    monkeypatch.setattr(buildx, "Buildx", lambda _, __: backend)
+    monkeypatch.setattr(buildx, "Buildx", lambda *_: backend)
     monkeypatch.setattr(local, "Engine", lambda: backend)
     (project().parent / ".dockerignore").write_text("*\n")  # what the tests write beside it is no input
 

@@ -19,7 +19,7 @@ CPU = ("--only", "cuda=none")
 @pytest.fixture
 def command(cli, project, backend, monkeypatch):
     """Call it with a command and its options, to run it on the good matrix or on a spoilt one."""
-    monkeypatch.setattr(buildx, "Buildx", lambda _, __: backend)
+    monkeypatch.setattr(buildx, "Buildx", lambda *_: backend)
     monkeypatch.setattr(local, "Engine", lambda: backend)
     path = project()
     (path.parent / ".dockerignore").write_text("*\n")

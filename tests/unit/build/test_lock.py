@@ -31,7 +31,7 @@ def test_what_is_written_is_read(path, conforms):
 
 def test_its_name_is_the_matrixs(tmp_path):
     assert lock.beside(tmp_path / "matrix.yaml") == tmp_path / "imagematrix.lock"
-    assert lock.beside(tmp_path / "other.yaml") == tmp_path / "other.lock"
+    assert lock.beside(tmp_path / "other.yaml") == tmp_path / "other.imagematrix.lock"
 
 
 def test_without_a_file_nothing_is_locked(path):

@@ -133,10 +133,16 @@ def test_run_without_an_image_says_how(cli):
     assert "--dry-run" in cli("run", "--help").out
 
 
-def test_run_does_not_start_what_has_no_devices(cli, profiles, catalog_file):
-    said = cli("run", "--host", profiles["rome-a100"], "--catalog", catalog_file, "training:v1")
+def test_run_does_not_start_what_has_no_devices(cli, profiles, catalog_file, monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    host = json.loads(profiles["rome-a100"].read_text())
+    for gpu in host["gpus"]:
+        gpu["minor"] += 200  # no machine has so many
+    path = tmp_path / "host.json"
+    path.write_text(json.dumps(host))
+    said = cli("run", "--host", path, "--catalog", catalog_file, "training:v1")
     assert (said.code, said.out) == (5, "")
-    assert "/dev/nvidia" in said.err
+    assert "/dev/nvidia2" in said.err
 
 
 def test_run_without_dockers_command_says_what_to_install(cli, profiles, catalog_file, monkeypatch, tmp_path):

@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from imagematrix.cli.init import TEMPLATES
+
 pytestmark = pytest.mark.usefixtures("no_engine")
 ONE = "cuda=12.4,compute=9.0,driver=550.163.01,march=znver4"
 
@@ -54,6 +56,22 @@ def test_init_takes_a_folder_and_overwrites_nothing(cli, here):
         assert (said.code, said.out) == (2, "")
         assert f"{folder}/{there} is there already" in said.err
     assert tree(here) == before
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_init_writes_the_template_that_was_asked_for(cli, here, name, starters):
+    assert cli("init", "--template", name).code == 0
+    assert (here / "matrix.yaml").read_bytes() == starters[name].read_bytes()
+    assert sorted(path.name for path in (here / "templates").iterdir()) == sorted(["macros.j2", name])
+    said = cli("validate")
+    assert (said.code, said.out) == (0, "")
+
+
+def test_init_with_a_template_that_is_not_there(cli, here):
+    said = cli("init", "--template", "tensorfow")
+    assert (said.code, said.out, tree(here)) == (2, "", {})
+    assert "no template 'tensorfow' to start from\n  did you mean 'tensorflow'?" in said.err
+    assert "there are training, llama.cpp, pytorch, tensorflow" in cli("init", "--template", "x").err
 
 
 def test_init_below_a_file_is_refused(cli, here):
@@ -151,3 +169,11 @@ def test_building_wants_an_engine(cli, shipped):
     assert (said.code, said.out) == (8, "")
     assert "no Docker engine answers at unix:///nowhere/docker.sock" in said.err
     assert "systemctl start docker" in said.err
+
+
+def test_schemas_are_printed_for_editors_and_other_programs(cli):
+    assert {"matrix", "host", "catalog"} <= set(cli("schema").out.split())
+    assert json.loads(cli("schema", "matrix").out)["$id"] == "urn:imagematrix:matrix:v1"
+    said = cli("schema", "martix")
+    assert (said.code, said.out) == (2, "")
+    assert "did you mean 'matrix'?" in said.err

@@ -52,7 +52,7 @@ class Backend:
 @pytest.fixture
 def backend(make, monkeypatch):
     found = Backend(make)
-    monkeypatch.setattr(buildx, "Buildx", lambda _, __: found)
+    monkeypatch.setattr(buildx, "Buildx", lambda *_: found)
     monkeypatch.setattr(local, "Engine", lambda: found)
     return found
 

@@ -32,6 +32,7 @@ from imagematrix.render.dockerfile import bases, through_stage
 )
 def test_bases(dockerfile, expected):
     assert bases(dockerfile) == expected
+    assert bases(dockerfile.replace("\n", "\n\n")) == expected  # an empty line ends nothing
 
 
 @pytest.mark.parametrize(
@@ -42,6 +43,7 @@ def test_bases(dockerfile, expected):
         'RUN 3<<"EOF" sh\nFROM inside\nEOF',
         "RUN <<EOF\nFROM inside\n  EOF\nFROM inside\nEOF",
         "RUN <<-EOF\nFROM inside\n\tEOF",
+        "RUN <<EOF\n\nFROM inside\n\nFROM inside\nEOF\n\nRUN <<EOF\n\nFROM inside\nEOF\n",
         "RUN <<EOF\nFROM inside\nEOF\r",
         "COPY <<one <<two /\nFROM inside\ntwo\none\nFROM inside\ntwo",
         "RUN cat \\\n  <<END-OF-FILE\nFROM inside\nEOF\nEND-OF-FILE",

@@ -8,25 +8,36 @@ from pathlib import Path
 import pytest
 
 from imagematrix.errors import UsageError
+from imagematrix.matrix import words
 from imagematrix.matrix.expand import expand
 from imagematrix.matrix.load import load
 from imagematrix.render.render import Renderer, variables
 
 GOLDEN = Path(__file__).parent / "golden"
-ONLY = {
-    "cpu-x86-64-v3": "cuda=none,march=x86-64-v3",
-    "cuda11.8-drv535.261.03-sm52-broadwell": "cuda=11.8,compute=5.2,march=broadwell",
-    "cuda12.4-drv550.163.01-sm90-znver4": "cuda=12.4,compute=9.0,driver=550.163.01,march=znver4",
+# A CPU-only and a GPU cell of each template to start from.
+CELLS = {
+    "training/cpu-x86-64-v3": "cuda=none,march=x86-64-v3",
+    "training/cuda11.8-drv535.261.03-sm52-broadwell": "cuda=11.8,compute=5.2,march=broadwell",
+    "training/cuda12.4-drv550.163.01-sm90-znver4": "cuda=12.4,compute=9.0,driver=550.163.01,march=znver4",
+    "llama.cpp/b8779-cpu-x86-64-v3": "cuda=none,march=x86-64-v3",
+    "llama.cpp/b8779-cuda12.4-drv550.163.01-sm89-x86-64-v3": "compute=8.9,march=x86-64-v3",
+    "pytorch/2.6.0-cpu-x86-64-v3": "cuda=none,march=x86-64-v3",
+    "pytorch/2.6.0-cuda12.4-drv550.163.01-sm89-x86-64-v3": "compute=8.9,march=x86-64-v3",
+    "tensorflow/2.20.0-cpu-x86-64-v3": "cuda=none,march=x86-64-v3",
+    "tensorflow/2.20.0-cuda12.5-drv550.163.01-sm89-x86-64-v3": "compute=8.9,march=x86-64-v3",
 }
 EVERYTHING = """
 import hashlib, sys
 from imagematrix.matrix.expand import expand
 from imagematrix.matrix.load import load
 from imagematrix.render.render import Renderer
-matrix = load(sys.argv[1])
-renderer = Renderer(matrix.templates)
-text = "".join(renderer.render(cell, {}) for cell in expand(matrix).cells)
-print(hashlib.sha256(text.encode()).hexdigest())
+digest = hashlib.sha256()
+for path in sys.argv[1:]:
+    matrix = load(path)
+    renderer = Renderer(matrix.templates)
+    for cell in expand(matrix).cells:
+        digest.update(renderer.render(cell, {}).encode())
+print(digest.hexdigest())
 """
 
 
@@ -44,21 +55,23 @@ def refusal(path, name=None):
     return str(caught.value).replace(f"{folder}/", ""), caught.value.remedy
 
 
-@pytest.mark.parametrize("name", ONLY)
-def test_the_shipped_template_gives_what_it_gave(name, shipped):
+@pytest.mark.parametrize("name", CELLS)
+def test_the_shipped_templates_give_what_they_gave(name, starters):
+    template, _, cell = name.partition("/")
     path = GOLDEN / f"{name}.Dockerfile"
-    again = f"imagematrix render --only '{ONLY[name]}' > {path.relative_to(shipped.parent)}"
-    assert render(shipped, name) == path.read_text(), f"if this is meant: {again}"
+    again = f"imagematrix render -f imagematrix/starter/{template}.yaml --only '{CELLS[name]}' > {path}"
+    assert render(starters[template], cell) == path.read_text(), f"if this is meant: {again}"
 
 
 def test_there_is_no_other_golden_file():
-    assert {path.stem for path in GOLDEN.iterdir()} == set(ONLY)
+    found = {str(path.relative_to(GOLDEN).with_suffix("")) for path in GOLDEN.rglob("*.Dockerfile")}
+    assert found == set(CELLS)
 
 
-def test_the_order_of_python_s_sets_changes_no_byte(shipped):
+def test_the_order_of_python_s_sets_changes_no_byte(starters):
     digests = {
         subprocess.run(
-            [sys.executable, "-c", EVERYTHING, shipped],
+            [sys.executable, "-c", EVERYTHING, *starters.values()],
             env={**os.environ, "PYTHONHASHSEED": seed},
             check=True,
             capture_output=True,
@@ -79,9 +92,14 @@ def test_what_templates_see(project):
         "arch": "x86_64",
         "march": "znver4",
         "march_option": "-march=znver4",
+        "cflags": "-O2 -march=znver4",
         "cuda": None,
         "compute": None,
         "sm": None,
+        "cudaarchs": None,
+        "torch_cuda_arch_list": None,
+        "tf_cuda_compute_capabilities": None,
+        "nvcc_gencode": None,
         "driver": None,
         "base": "debian:trixie",
         "compiler": "gcc-14",
@@ -96,6 +114,41 @@ def test_what_templates_see(project):
     }
 
 
+@pytest.mark.parametrize(
+    ("compute", "expected"),
+    [
+        ("8.9", ("89", "89-real", "8.9", "sm_89", "-gencode=arch=compute_89,code=sm_89")),
+        ("9.0a", ("90a", "90a-real", "9.0a", "sm_90a", "-gencode=arch=compute_90a,code=sm_90a")),
+        ("10.0f", ("100f", "100f-real", "10.0f", "sm_100f", "-gencode=arch=compute_100f,code=sm_100f")),
+    ],
+)
+def test_a_gpu_s_target_in_the_words_of_build_systems(project, compute, expected):
+    path = project(
+        text=f"""\
+            schema: imagematrix.matrix/v1
+            images: {{training: {{version: v1, template: training.j2}}}}
+            axes: {{cuda: ["13.0"], compute: ["{compute}"]}}
+            """,
+    )
+    (cell,) = expand(load(path)).cells
+    seen = variables(cell)
+    names = ("sm", "cudaarchs", "torch_cuda_arch_list", "tf_cuda_compute_capabilities", "nvcc_gencode")
+    assert tuple(seen[name] for name in names) == expected
+    assert (seen["cflags"], seen["march_option"]) == ("-O2", None)
+
+
+def test_every_name_that_templates_have_is_taken(project):
+    path = project(
+        text="""\
+            schema: imagematrix.matrix/v1
+            images: {training: {version: v1, template: training.j2}}
+            axes: {stage: [a]}
+            """,
+    )
+    (cell,) = expand(load(path)).cells
+    assert set(variables(cell)) - {"stage"} <= words.RESERVED | set(words.AXES)
+
+
 def test_the_compiler_of_a_core_of_arm_wants_another_option(project):
     path = project(
         text="""\
@@ -104,9 +157,9 @@ def test_the_compiler_of_a_core_of_arm_wants_another_option(project):
             axes: {platform: [linux/arm64], march: [neoverse-v2]}
             properties: {platform: {linux/arm64: {base: debian}}}
             """,
-        template="{{ platform }} {{ arch }} {{ march_option }} {{ base }} {{ cuda is none }}\n",
+        template="{{ platform }} {{ arch }} {{ cflags }} {{ base }} {{ cuda is none }}\n",
     )
-    assert render(path) == "linux/arm64 aarch64 -mcpu=neoverse-v2 debian True\n"
+    assert render(path) == "linux/arm64 aarch64 -O2 -mcpu=neoverse-v2 debian True\n"
 
 
 def test_an_unknown_variable_names_its_place_and_the_nearest_one(project):
@@ -126,11 +179,8 @@ def test_an_error_in_what_a_template_imports_is_told_there(project, tmp_path):
 @pytest.mark.parametrize(
     ("template", "expected"),
     [
-        (
-            "FROM x\nRUN {{ cuda }}\n",
-            "training.j2:2: a value that is none here would be written",
-        ),
-        ("{{ none }}", "training.j2:1: a value that is none here would be written"),
+        ("{{ none }}", "training.j2:1: none would be written here"),
+        ("{{ {}.get(base) }}", "training.j2:1: none would be written here"),
         ("FROM {{ base\n", "training.j2:1: unexpected end of template"),
         ("FROM x\n{% if cuda %}\n", "training.j2:2: Unexpected end of template"),
         ("FROM x\n{{ base | upperr }}\n", "training.j2:2: No filter named 'upperr'"),
@@ -150,6 +200,58 @@ def test_an_error_in_what_a_template_imports_is_told_there(project, tmp_path):
 )
 def test_whatever_goes_wrong_is_one_error_with_its_place(project, template, expected):
     assert expected in refusal(project(template=template))[0]
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        "{{ cuda }}",
+        '{{ "x" ~ cuda }}',
+        '{{ "x" + cuda }}',
+        '{{ "%s" % cuda }}',
+        '{{ "{}".format(cuda) }}',
+        "{{ [cuda] }}",
+        '{{ {"a": cuda} }}',
+        "{{ [base, cuda] | join }}",
+        "{{ cuda | upper }}",
+        "{{ cuda | string }}",
+        "{{ cuda | int }}",
+        "{{ cuda[0] }}",
+        '{{ cuda >= "12" }}',
+        "{% for letter in cuda %}x{% endfor %}",
+        "{% macro m(x) %}{{ x }}{% endmacro %}{{ m(cuda) }}",
+        "{% include cuda %}",
+    ],
+)
+def test_what_has_no_value_in_a_cell_is_written_in_no_way(project, use):
+    message, remedy = refusal(project(template=f"FROM x\n{use}\n"))
+    assert message == "training.j2:2: 'cuda' has no value here (in the cell cpu-x86-64-v3)"
+    assert remedy == "ask for it first: {% if cuda %}...{% endif %}"
+
+
+@pytest.mark.parametrize("use", ["{{ [bsae] }}", '{{ "x" ~ bsae }}', "{% if bsae %}x{% endif %}"])
+def test_an_unknown_name_is_written_in_no_way(project, use):
+    message, remedy = refusal(project(template=use))
+    assert message == "training.j2:1: 'bsae' is undefined (in the cell cpu-x86-64-v3)"
+    assert remedy == "did you mean 'base'?"
+
+
+@pytest.mark.parametrize(
+    ("question", "cpu", "gpu"),
+    [
+        ("{{ 1 if cuda else 0 }}", "0", "1"),
+        ("{{ cuda is none }} {{ cuda is not none }}", "True False", "False True"),
+        ("{{ cuda == none }} {{ none != cuda }}", "True False", "False True"),
+        ("{{ cuda is defined }}", "False", "True"),
+        ('{{ cuda == "12.4" }} {{ cuda != "12.4" }}', "False True", "True False"),
+        ('{{ cuda in ["12.4"] }}', "False", "True"),
+        ('{{ cuda or "no" }} {{ cuda | default("no") }}', "no no", "12.4 12.4"),
+        ("{{ sm == compute }}", "True", "False"),
+    ],
+)
+def test_what_has_no_value_in_a_cell_can_be_asked_for(project, question, cpu, gpu):
+    path = project(template=question)
+    assert (render(path), render(path, "cuda12.4-sm89-drv550.163.01-znver4")) == (cpu, gpu)
 
 
 @pytest.mark.parametrize(

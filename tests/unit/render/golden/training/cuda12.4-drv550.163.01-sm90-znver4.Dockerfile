@@ -47,6 +47,7 @@ RUN set -eu; \
 # The driver's part that runs in the program's process. It has to be of the same version as the node's kernel
 # module, which is why there is one image for each.
 FROM debian:trixie AS driver
+WORKDIR /tmp/driver
 RUN set -eu; \
     for list in /etc/apt/sources.list /etc/apt/sources.list.d/debian.sources; do \
       if [ -e "$list" ]; then \
@@ -55,8 +56,7 @@ RUN set -eu; \
     done; \
     apt-get update -q; \
     folder=usr/lib/$(uname -m)-linux-gnu; \
-    mkdir -p /tmp/driver "/driver/$folder"; \
-    cd /tmp/driver; \
+    mkdir -p "/driver/$folder"; \
     for package in libcuda1 libnvidia-ptxjitcompiler1 libnvidia-ml1; do \
       apt-get download -q "$package=550.163.01-*" || { \
         echo "debian:trixie has no $package 550.163.01, only:"; apt-cache madison "$package"; exit 1; \

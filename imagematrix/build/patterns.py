@@ -1,0 +1,102 @@
+"""The patterns of a .dockerignore, read as BuildKit reads them: what they leave of a folder.
+
+docker-py has them, too, but it tells no upper case from lower, and to load it takes longer than to read most
+matrices.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import re
+from dataclasses import dataclass
+
+from imagematrix.errors import UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+__all__ = ["left"]
+
+WORD = re.compile(r"\*\*/?|\*|\?|\[\^?(?:\\.|[^\]\\])+\]|\\?.", re.DOTALL)
+WILD = re.compile(r"[*?\[\\]")
+IN_CLASS = re.compile(r"(?<!\\)[\[&~|]")  # what Python may come to read as more than itself
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Pattern:
+    """One pattern. `back` is one with "!", which takes back in; `start` is what it has before a wildcard."""
+
+    expression: re.Pattern[str]
+    back: bool
+    start: str
+
+    def may_match_below(self, folder: str) -> bool:
+        return self.start.startswith(f"{folder}/") or f"{folder}/".startswith(self.start)
+
+
+def left(folder: Path, patterns: Sequence[str]) -> list[str]:
+    """Return the paths of what `patterns` leave in of all below `folder`, relative to it.
+
+    A folder that holds something that is taken back in is in, too. Raises UsageError for what is no pattern,
+    OSError where a folder can't be read.
+    """
+    read = [_pattern(pattern) for pattern in patterns]
+    return _below(str(folder), "", read, [False] * len(read))
+
+
+def _below(root: str, folder: str, patterns: list[_Pattern], above: list[bool]) -> list[str]:
+    """Return what is left below `folder`; `above` tells which patterns match it, or a folder above it."""
+    found = []
+    with os.scandir(f"{root}/{folder}") as entries:
+        for entry in entries:
+            name = folder + entry.name
+            out = False
+            matched = []
+            for pattern, inherited in zip(patterns, above, strict=True):
+                # A pattern is only asked where it would change something; so BuildKit does.
+                hit = inherited or (pattern.back == out and bool(pattern.expression.fullmatch(name)))
+                matched.append(hit)
+                if hit:
+                    out = not pattern.back
+            inside = []
+            if entry.is_dir(follow_symlinks=False) and (
+                not out or any(pattern.back and pattern.may_match_below(name) for pattern in patterns)
+            ):
+                inside = _below(root, f"{name}/", patterns, matched)
+            if inside or not out:
+                found += [name, *inside]
+    return found
+
+
+def _pattern(text: str) -> _Pattern:
+    word = text.strip()
+    back = word.startswith("!")
+    clean = posixpath.normpath(word.removeprefix("!").strip()).lstrip("/")
+    wild = WILD.search(clean)
+    try:
+        expression = re.compile(_expression(clean))
+    except re.error as error:
+        raise UsageError(f"{text!r} in .dockerignore is no pattern: {error}") from error
+    return _Pattern(expression=expression, back=back, start=clean[: wild.start()] if wild else clean)
+
+
+def _expression(pattern: str) -> str:
+    if pattern.startswith("**") and not WILD.search(pattern, 2) and pattern[2:3] != "/":
+        return f".*{re.escape(pattern[2:])}"  # an ending, where all other ** stand for whole folders
+    words = WORD.findall(pattern)
+    return "".join(_meaning(word, last=number == len(words)) for number, word in enumerate(words, 1))
+
+
+def _meaning(word: str, *, last: bool) -> str:
+    if word.startswith("**"):
+        return ".*" if last else "(.*/)?"
+    if word == "*":
+        return "[^/]*"
+    if word == "?":
+        return "[^/]"
+    if len(word) > 1 and word[0] == "[":
+        return "[" + IN_CLASS.sub(r"\\\g<0>", word[1:])
+    return re.escape(word[-1])

@@ -1,0 +1,96 @@
+"""The templates to start from: llama.cpp's server is built and run, and Docker checks all Dockerfiles."""
+
+import json
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from imagematrix.facts import marches
+
+ROOT = Path(__file__).parents[2]
+GOLDEN = ROOT / "tests" / "unit" / "render" / "golden"
+# The newest has five times as much to compile: 5 min 25 s on two cores, where this one takes 1 min 35 s.
+SDIST = "llama_cpp_python-0.3.2"
+NEEDS_CHECK = 27  # the first Docker whose BuildKit can check
+
+
+@pytest.fixture(scope="module")
+def llama_cpp(tmp_path_factory):
+    """An archive with the sources of llama.cpp, out of the Python package that brings them."""
+    folder = ROOT / ".cache" / "sources"
+    sdist = folder / f"{SDIST}.tar.gz"
+    if not sdist.exists():
+        name, _, version = SDIST.rpartition("-")
+        options = ["--no-deps", "--no-binary", name, "--dest", folder]
+        subprocess.run(
+            [sys.executable, "-m", "pip", "download", "-q", *options, f"{name}=={version}"], check=True
+        )
+    place = tmp_path_factory.mktemp("llama.cpp")
+    with tarfile.open(sdist) as archive:
+        inside = f"{SDIST}/vendor/llama.cpp/"
+        archive.extractall(
+            place, [member for member in archive if member.name.startswith(inside)], filter="data"
+        )
+    with tarfile.open(place / "llama.cpp.tar.gz", "w:gz", compresslevel=1) as archive:
+        archive.add(place / inside, "llama.cpp")
+    return place / "llama.cpp.tar.gz"
+
+
+def test_llama_cpp_is_built_for_the_cpu_that_its_labels_name(engine, llama_cpp, tmp_path):
+    folder = tmp_path / "project"
+    assert engine.imagematrix("init", folder, "--template", "llama.cpp").returncode == 0
+    shutil.copy(llama_cpp, folder / "templates" / "llama.cpp")
+    matrix = folder / "matrix.yaml"
+    text = matrix.read_text().replace("[x86-64-v3, x86-64-v4]", "[x86-64-v2]").replace("b8779", "sdist")
+    before, _, after = text.partition("{commit: ")
+    matrix.write_text(f"{before}{{archive: {llama_cpp.name}{after[after.index('}') :]}")
+    done = engine.imagematrix("build", "-f", matrix, "--only", "cuda=none")
+    assert done.returncode == 0, done.stderr
+    (reference,) = done.stdout.split()
+
+    said = engine.docker("run", "--rm", reference, "--version")
+    assert "built with cc (Debian 14." in said.stderr
+    entry = json.loads(engine.inspect(reference)["Config"]["Labels"]["io.imagematrix.variant"])
+    assert set(entry["cpu_flags"]) == marches.required("x86-64-v2", "gcc-14")
+    # What llama.cpp turns on where nobody tells it otherwise (GGML_AVX2) would be here.
+    code = _disassembled(engine, reference, tmp_path / "llama-server")
+    assert "%xmm" in code
+    assert "%ymm" not in code
+
+
+def _disassembled(engine, reference, file):
+    container = engine.docker("create", reference).stdout.strip()
+    engine.docker("cp", f"{container}:/usr/local/bin/llama-server", str(file))
+    engine.docker("rm", container)
+    return subprocess.run(["objdump", "-d", file], check=True, capture_output=True, text=True).stdout
+
+
+@pytest.fixture
+def check(engine):
+    """Call it with a Dockerfile and a context to have Docker check it."""
+    version = engine.docker("version", "--format", "{{.Server.Version}}").stdout
+    if int(version.partition(".")[0]) < NEEDS_CHECK:
+        pytest.skip(f"Docker {version.strip()} can't check Dockerfiles, {NEEDS_CHECK} and newer can")
+    if "--check" not in engine.docker("buildx", "build", "--help").stdout:
+        pytest.skip("this docker buildx has no --check, 0.15 and newer have it")
+
+    def run(dockerfile, context):
+        words = ("buildx", "build", "--check", "--file", str(dockerfile), str(context))
+        return engine.docker(*words, check=False)
+
+    return run
+
+
+def test_docker_s_own_check_finds_nothing(check, tmp_path):
+    for golden in sorted(GOLDEN.rglob("*.Dockerfile")):
+        done = check(golden, ROOT / "templates" / golden.parent.name)
+        assert done.returncode == 0, f"{golden}: {done.stdout}{done.stderr}"
+    path = tmp_path / "Dockerfile"
+    path.write_text("FROM debian:trixie as body\n")
+    done = check(path, tmp_path)
+    assert done.returncode != 0
+    assert "FromAsCasing" in done.stdout + done.stderr

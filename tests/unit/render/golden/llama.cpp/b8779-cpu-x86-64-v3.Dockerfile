@@ -1,0 +1,42 @@
+# imagematrix asks this stage's `cc` which CPU flags the code will need.
+FROM debian:trixie AS compiler
+RUN set -eu; \
+    apt-get update -q; \
+    apt-get install -qy --no-install-recommends gcc-14 g++-14 libc6-dev; \
+    ln -s /usr/bin/gcc-14 /usr/local/bin/cc; \
+    ln -s /usr/bin/g++-14 /usr/local/bin/c++
+
+FROM compiler AS source
+RUN apt-get install -qy --no-install-recommends ca-certificates cmake git ninja-build
+WORKDIR /src
+RUN set -eu; \
+    git init -q .; \
+    git fetch -q --depth 1 https://github.com/ggml-org/llama.cpp.git 75f3bc94e649616162981c322e8e6b88ca5491e8; \
+    git checkout -q FETCH_HEAD; \
+    test "$(git rev-parse HEAD)" = 75f3bc94e649616162981c322e8e6b88ca5491e8
+
+# Which instructions the code uses is decided by -march alone. Of itself llama.cpp takes those of the builder
+# (GGML_NATIVE) or, without, AVX2 and its like: then the labels would promise less than the code needs.
+FROM source AS program
+ENV CFLAGS="-O2 -march=x86-64-v3" CXXFLAGS="-O2 -march=x86-64-v3"
+RUN cmake -S . -B build -G Ninja -D CMAKE_BUILD_TYPE=Release -D BUILD_SHARED_LIBS=OFF \
+      -D GGML_NATIVE=OFF -D GGML_SSE42=OFF -D GGML_AVX=OFF -D GGML_AVX2=OFF -D GGML_BMI2=OFF -D GGML_FMA=OFF \
+      -D GGML_F16C=OFF -D GGML_CCACHE=OFF \
+      -D LLAMA_CURL=OFF -D LLAMA_OPENSSL=OFF -D LLAMA_BUILD_UI=OFF -D LLAMA_USE_PREBUILT_UI=OFF && \
+    cmake --build build --target llama-server && \
+    strip build/bin/llama-server
+
+# What the server loads. Models are mounted or added: none is in the image.
+FROM debian:trixie AS body
+RUN set -eu; \
+    apt-get update -q; \
+    apt-get install -qy --no-install-recommends libgomp1; \
+    rm -rf /var/lib/apt/lists/*
+
+FROM body
+COPY --link --from=program /src/build/bin/llama-server /usr/local/bin/llama-server
+LABEL org.opencontainers.image.source="https://github.com/ggml-org/llama.cpp.git" \
+      org.opencontainers.image.revision="75f3bc94e649616162981c322e8e6b88ca5491e8" \
+      org.opencontainers.image.licenses="MIT"
+EXPOSE 8080
+ENTRYPOINT ["llama-server", "--host", "0.0.0.0"]

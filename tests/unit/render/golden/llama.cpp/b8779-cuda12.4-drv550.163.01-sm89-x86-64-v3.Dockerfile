@@ -1,0 +1,91 @@
+# imagematrix asks this stage's `cc` which CPU flags the code will need.
+FROM debian:trixie AS compiler
+RUN set -eu; \
+    apt-get update -q; \
+    apt-get install -qy --no-install-recommends gcc-13 g++-13 libc6-dev; \
+    ln -s /usr/bin/gcc-13 /usr/local/bin/cc; \
+    ln -s /usr/bin/g++-13 /usr/local/bin/c++
+
+FROM compiler AS source
+RUN apt-get install -qy --no-install-recommends ca-certificates cmake git ninja-build
+WORKDIR /src
+RUN set -eu; \
+    git init -q .; \
+    git fetch -q --depth 1 https://github.com/ggml-org/llama.cpp.git 75f3bc94e649616162981c322e8e6b88ca5491e8; \
+    git checkout -q FETCH_HEAD; \
+    test "$(git rev-parse HEAD)" = 75f3bc94e649616162981c322e8e6b88ca5491e8
+
+FROM source AS toolkit
+RUN set -eu; \
+    for list in /etc/apt/sources.list /etc/apt/sources.list.d/debian.sources; do \
+      if [ -e "$list" ]; then \
+        sed -i -E '/^(deb |Components:)/s/ main.*$/ main contrib non-free/' "$list"; \
+      fi; \
+    done; \
+    apt-get update -q; \
+    apt-get install -qy --no-install-recommends nvidia-cuda-toolkit; \
+    case "$(nvcc --version)" in \
+      *"release 12.4,"*) ;; \
+      *) echo "the toolkit here is not CUDA 12.4:"; nvcc --version; exit 1 ;; \
+    esac >&2
+
+# Which instructions the code uses is decided by -march alone. Of itself llama.cpp takes those of the builder
+# (GGML_NATIVE) or, without, AVX2 and its like: then the labels would promise less than the code needs.
+FROM toolkit AS program
+ENV CFLAGS="-O2 -march=x86-64-v3" CXXFLAGS="-O2 -march=x86-64-v3"
+RUN cmake -S . -B build -G Ninja -D CMAKE_BUILD_TYPE=Release -D BUILD_SHARED_LIBS=OFF \
+      -D GGML_NATIVE=OFF -D GGML_SSE42=OFF -D GGML_AVX=OFF -D GGML_AVX2=OFF -D GGML_BMI2=OFF -D GGML_FMA=OFF \
+      -D GGML_F16C=OFF -D GGML_CCACHE=OFF \
+      -D GGML_CUDA=ON -D GGML_CUDA_NCCL=OFF -D CMAKE_CUDA_ARCHITECTURES=89-real \
+      -D CMAKE_CUDA_HOST_COMPILER=/usr/local/bin/c++ \
+      -D LLAMA_CURL=OFF -D LLAMA_OPENSSL=OFF -D LLAMA_BUILD_UI=OFF -D LLAMA_USE_PREBUILT_UI=OFF && \
+    cmake --build build --target llama-server && \
+    strip build/bin/llama-server
+
+# What the server loads. Models are mounted or added: none is in the image.
+FROM debian:trixie AS body
+RUN set -eu; \
+    for list in /etc/apt/sources.list /etc/apt/sources.list.d/debian.sources; do \
+      if [ -e "$list" ]; then \
+        sed -i -E '/^(deb |Components:)/s/ main.*$/ main contrib non-free/' "$list"; \
+      fi; \
+    done; \
+    apt-get update -q; \
+    apt-get install -qy --no-install-recommends libgomp1 libcublas12 libcudart12; \
+    rm -rf /var/lib/apt/lists/*
+
+FROM debian:trixie AS driver
+WORKDIR /tmp/driver
+RUN set -eu; \
+    for list in /etc/apt/sources.list /etc/apt/sources.list.d/debian.sources; do \
+      if [ -e "$list" ]; then \
+        sed -i -E '/^(deb |Components:)/s/ main.*$/ main contrib non-free/' "$list"; \
+      fi; \
+    done; \
+    apt-get update -q; \
+    folder=usr/lib/$(uname -m)-linux-gnu; \
+    mkdir -p "/driver/$folder"; \
+    for package in libcuda1 libnvidia-ptxjitcompiler1 libnvidia-ml1; do \
+      apt-get download -q "$package=550.163.01-*" || { \
+        echo "debian:trixie has no $package 550.163.01, only:"; apt-cache madison "$package"; exit 1; \
+      } >&2; \
+      dpkg -x "$package"_*.deb .; \
+    done; \
+    cp -d "$folder"/nvidia/*/lib*.so.* "/driver/$folder"; \
+    test -e "/driver/$folder/libcuda.so.550.163.01"; \
+    find /driver -exec touch -h -d @0 {} +
+
+FROM body AS linker-cache
+COPY --from=driver /driver/ /
+RUN ldconfig
+
+FROM body
+COPY --link --from=program /src/build/bin/llama-server /usr/local/bin/llama-server
+COPY --link --from=linker-cache /etc/ld.so.cache /etc/ld.so.cache
+LABEL org.opencontainers.image.source="https://github.com/ggml-org/llama.cpp.git" \
+      org.opencontainers.image.revision="75f3bc94e649616162981c322e8e6b88ca5491e8" \
+      org.opencontainers.image.licenses="MIT"
+EXPOSE 8080
+ENTRYPOINT ["llama-server", "--host", "0.0.0.0"]
+# Last, so that images for other drivers differ in this layer only.
+COPY --link --from=driver /driver/ /

@@ -1,0 +1,92 @@
+"""The templates to start from: what each has to have, and what a linter says of their Dockerfiles."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from imagematrix.build.compiler import STAGE
+from imagematrix.cli.init import TEMPLATES
+from imagematrix.matrix.expand import expand
+from imagematrix.matrix.load import load
+from imagematrix.render.dockerfile import through_stage
+from imagematrix.render.render import Renderer
+
+ROOT = Path(__file__).parents[3]
+HADOLINT = Path(sys.executable).with_name("hadolint")
+
+
+def rendered(path):
+    """Return the Dockerfiles of a matrix by their cells."""
+    matrix = load(path)
+    renderer = Renderer(matrix.templates)
+    return {cell.id: (cell, renderer.render(cell, {})) for cell in expand(matrix).cells}
+
+
+def lint(*dockerfiles):
+    command = [HADOLINT, "--no-color", "--config", ROOT / ".hadolint.yaml", *dockerfiles]
+    return subprocess.run(command, check=False, capture_output=True, text=True)
+
+
+def test_init_knows_every_one(starters):
+    assert set(TEMPLATES) == set(starters)
+    assert set(TEMPLATES) == {path.parent.name for path in (ROOT / "templates").glob("*/Dockerfile.j2")}
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_each_serves_nodes_with_and_without_a_gpu(name, starters):
+    found = rendered(starters[name]).values()
+    assert {cell.cuda is None for cell, _ in found} == {True, False}
+    for cell, text in found:
+        assert through_stage(text, STAGE), "without it nobody can tell which CPU flags the code needs"
+        assert cell.axes["march"] in text
+        if cell.cuda:
+            assert text.endswith("COPY --link --from=driver /driver/ /\n")
+        else:
+            code = re.sub(r"^#.*\n", "", text, flags=re.MULTILINE)
+            assert not re.search("nvidia|driver|nvcc|non-free|None", code)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        (
+            "llama.cpp",
+            ["CMAKE_CUDA_ARCHITECTURES=89-real", 'CFLAGS="-O2 -march=x86-64-v4"'],
+        ),
+        ("pytorch", ['TORCH_CUDA_ARCH_LIST="8.9"', "USE_NCCL=1", 'CXXFLAGS="-O2 -march=x86-64-v4"']),
+        (
+            "tensorflow",
+            [
+                "HERMETIC_CUDA_COMPUTE_CAPABILITIES=sm_89",
+                'NVCC_GENCODE="-gencode=arch=compute_89,code=sm_89"',
+                "--copt=-march=x86-64-v4",
+            ],
+        ),
+    ],
+)
+def test_each_hands_the_cell_s_targets_to_its_build_system(name, expected, starters):
+    ((_, text),) = [
+        found for cell, found in rendered(starters[name]).items() if cell.endswith("sm89-x86-64-v4")
+    ]
+    assert [words for words in expected if words not in text] == []
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_hadolint_finds_nothing(name, starters, tmp_path):
+    paths = []
+    for cell, (_, text) in rendered(starters[name]).items():
+        paths.append(tmp_path / cell)
+        paths[-1].write_text(text)
+    done = lint(*paths)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_hadolint_would_find_something(tmp_path):
+    path = tmp_path / "Dockerfile"
+    path.write_text("FROM debian\nRUN cd /tmp\n")
+    done = lint(path)
+    assert done.returncode == 1
+    assert {"DL3003", "DL3006"} <= set(done.stdout.split())
