@@ -111,7 +111,7 @@ class Buildx:
             return None
         if self._elsewhere and digest in self._digests(reference):
             return None
-        if here and not self._docker.is_published(f"{reference}@{digest}"):
+        if here not in (None, digest) and not self._docker.is_published(f"{reference}@{digest}"):
             raise UsageError(
                 f"the lock has {reference} as {digest}, the engine as {here}; no registry gives the first",
                 remedy="`imagematrix lock --upgrade` to build on what is here",

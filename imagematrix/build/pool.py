@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from itertools import zip_longest
 from queue import SimpleQueue
 
@@ -26,6 +27,7 @@ class Pool:
     def __init__(self, builders: Sequence[tuple[Builder, int]]) -> None:
         self._builders = tuple(builder for builder, _ in builders)
         self._free: SimpleQueue[Builder] = SimpleQueue()
+        self._held = threading.local()
         # In turn, so that few builds are spread over all.
         for turn in zip_longest(*([builder] * places for builder, places in builders)):
             for builder in filter(None, turn):
@@ -54,8 +56,14 @@ class Pool:
 
     @contextlib.contextmanager
     def _one(self) -> Iterator[Builder]:
-        builder = self._free.get()
+        # Who makes an image while it holds another, to compare them, has its place already.
+        held = getattr(self._held, "builder", None)
+        if held:
+            yield held
+            return
+        self._held.builder = builder = self._free.get()
         try:
             yield builder
         finally:
+            del self._held.builder
             self._free.put(builder)

@@ -32,14 +32,15 @@ class Workshop:
 
     def __init__(
         self,
-        builders: Callable[[], Sequence[tuple[Buildx, int]]],
-        jobs: int,
+        wanted: Sequence[tuple[str | None, int]],
+        attest: Sequence[str],
         engine: Engine,
         remote: Remote | None,
     ) -> None:
         self.jobs = jobs
         self.store = remote or engine
-        self._make = builders
+        self._wanted = wanted
+        self._attest = attest
         self._engine = engine
         self._adopting = engine if remote else None
 
@@ -56,8 +57,11 @@ class Workshop:
         return all(builder.reproducible for builder, _ in self._builders)
 
     @cached_property
-    def _builders(self) -> Sequence[tuple[Buildx, int]]:
-        return self._make()
+    def _builders(self) -> list[tuple[Buildx, int]]:
+        from imagematrix.build.buildx import Buildx
+
+        enter = self._stack.enter_context
+        return [(enter(Buildx(self._engine, name, self._attest)), jobs) for name, jobs in self._wanted]
 
     @property
     def against(self) -> Against:
@@ -74,11 +78,10 @@ def workshop(
     """Yield what images are made with: for the engine, or to be pushed; raise EngineError.
 
     The `builders` are names, or NAME=JOBS where one takes another number than `jobs` at a time; without any
-    the engine builds.
+    the engine builds. Each image gets the attestations `attest`.
     """
     if attest and not push:
         raise UsageError("attestations are kept in a registry", remedy="give --push as well")
-    from imagematrix.build.buildx import Buildx
     from imagematrix.build.local import Engine
     from imagematrix.build.remote import Remote
 
@@ -86,11 +89,7 @@ def workshop(
     with contextlib.ExitStack() as stack:
         engine = stack.enter_context(Engine())
         remote = stack.enter_context(Remote(engine)) if push else None
-
-        def made() -> list[tuple[Buildx, int]]:
-            return [(stack.enter_context(Buildx(engine, name, attest)), places) for name, places in wanted]
-
-        yield Workshop(made, sum(places for _, places in wanted), engine, remote)
+        yield Workshop(wanted, attest, engine, remote, stack)
 
 
 def _places(text: str, jobs: int) -> tuple[str | None, int]:

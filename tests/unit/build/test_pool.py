@@ -66,9 +66,19 @@ def test_every_place_is_used_and_none_twice():
 def test_few_builds_are_spread_over_all():
     builders = [Builder() for _ in range(3)]
     pool = Pool([(builder, 5) for builder in builders])
-    with pool.make(1, None, None), pool.make(2, None, None):
-        pool.export("FROM scratch", None, None)
+    for number in range(2):
+        with pool.make(number, None, None):
+            pass
+    pool.export("FROM scratch", None, None)
     assert [builder.all for builder in builders] == [1, 1, 1]
+
+
+def test_an_image_made_while_another_is_held_takes_no_second_place():
+    pool = Pool([(Builder(), 1)])
+    with pool.make("one", None, None) as one, pool.make("again", None, None) as again:
+        assert (one, again) == ("one", "again")
+    with pool.make("next", None, None) as made:
+        assert made == "next"
 
 
 def test_a_build_that_fails_gives_its_place_back():
