@@ -12,6 +12,7 @@ from imagematrix.errors import EngineError, UsageError
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from contextlib import ExitStack
     from pathlib import Path
 
     from imagematrix.build.buildx import Buildx
@@ -36,13 +37,15 @@ class Workshop:
         attest: Sequence[str],
         engine: Engine,
         remote: Remote | None,
+        stack: ExitStack,
     ) -> None:
-        self.jobs = jobs
+        self.jobs = sum(jobs for _, jobs in wanted)
         self.store = remote or engine
         self._wanted = wanted
         self._attest = attest
         self._engine = engine
         self._adopting = engine if remote else None
+        self._stack = stack
 
     @cached_property
     def builder(self) -> Pool:

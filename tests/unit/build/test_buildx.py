@@ -28,9 +28,6 @@ class Docker:
     def digest(self, _):
         return DIGEST
 
-    def is_published(self, _):
-        return True
-
 
 @pytest.fixture
 def script(tmp_path, monkeypatch):
