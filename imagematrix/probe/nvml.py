@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from imagematrix.documents import Fields
     from imagematrix.probe.host import Driver
 
-__all__ = ["TIMEOUT_S", "Nvml", "NvmlGpu", "decode", "explain", "read"]
+__all__ = ["TIMEOUT_S", "Nvml", "NvmlGpu", "Process", "decode", "explain", "read"]
 
 TIMEOUT_S = 20.0  # eight GPUs that have to be woken up take about ten
 
@@ -33,12 +33,22 @@ LOST = frozenset({15, 16})  # NVML_ERROR_GPU_IS_LOST, NVML_ERROR_RESET_REQUIRED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Process:
+    """A process that computes on a GPU, or on the MIG device that the two instance numbers name."""
+
+    pid: int
+    gpu_instance: int | None = None
+    compute_instance: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NvmlGpu:
     """What NVML tells of one GPU.
 
     `index` is NVML's, in PCI bus order. `virtualization` is an nvmlGpuVirtualizationMode_t: 0 none,
-    1 passed through, 2 a vGPU in a guest, 3 and 4 a host that gives out vGPUs. `errors` has NVML's error
-    code for each fact that it refused; under "handle" for the GPU as a whole.
+    1 passed through, 2 a vGPU in a guest, 3 and 4 a host that gives out vGPUs. `utilization` is in percent,
+    `temperature` in degrees Celsius; `persistence` is 0 where the driver lets go of an idle GPU. `errors` has
+    NVML's error code for each fact that it refused; under "handle" for the GPU as a whole.
     """
 
     index: int
@@ -52,6 +62,11 @@ class NvmlGpu:
     memory_mib: int | None = None
     mig: tuple[MigDevice, ...] | None = None
     virtualization: int | None = None
+    processes: tuple[Process, ...] | None = None
+    memory_used_mib: int | None = None
+    utilization: int | None = None
+    temperature: int | None = None
+    persistence: int | None = None
     errors: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -177,7 +192,22 @@ def _gpu(gpu: Fields) -> NvmlGpu:
         memory_mib=gpu.integer_or_none("memory_mib"),
         mig=tuple(_mig(gpu)) if gpu.present("mig") else None,
         virtualization=gpu.integer_or_none("virtualization"),
+        processes=tuple(_process(one) for one in gpu.objects("processes"))
+        if gpu.present("processes")
+        else None,
+        memory_used_mib=gpu.integer_or_none("memory_used_mib"),
+        utilization=gpu.integer_or_none("utilization"),
+        temperature=gpu.integer_or_none("temperature"),
+        persistence=gpu.integer_or_none("persistence"),
         errors={error.text("fact"): error.integer("code") for error in gpu.objects("errors")},
+    )
+
+
+def _process(process: Fields) -> Process:
+    return Process(
+        pid=process.integer("pid"),
+        gpu_instance=process.integer_or_none("gpu_instance"),
+        compute_instance=process.integer_or_none("compute_instance"),
     )
 
 

@@ -18,6 +18,8 @@ __all__ = ["library", "main", "query"]
 
 MIB = 1024 * 1024
 OTHER = 999  # NVML_ERROR_UNKNOWN
+NO_FUNCTION = 13  # NVML_ERROR_FUNCTION_NOT_FOUND: the driver is older than the function
+NO_INSTANCE = 0xFFFFFFFF  # nvmlProcessInfo_t: the process is on no MIG device
 
 
 def query(nvml: Any) -> dict[str, object]:
@@ -93,6 +95,10 @@ def _gpu(nvml: Any, index: int) -> dict[str, Any]:
     asker.ask("memory", nvml.nvmlDeviceGetMemoryInfo, handle)
     asker.ask("virtualization", nvml.nvmlDeviceGetVirtualizationMode, handle)
     mode = asker.ask("mig", nvml.nvmlDeviceGetMigMode, handle)
+    asker.ask("temperature", nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU)
+    asker.ask("persistence", nvml.nvmlDeviceGetPersistenceMode, handle)
+    busy = asker.ask("utilization", nvml.nvmlDeviceGetUtilizationRates, handle)
+    processes = _processes(nvml, handle, asker)
     facts = asker.facts
     memory, compute = facts.pop("memory", None), facts.pop("compute", None)
     for name in ("handle", "pci", "mig"):
@@ -102,11 +108,34 @@ def _gpu(nvml: Any, index: int) -> dict[str, Any]:
         facts["device_id"] = f"{pci.pciDeviceId >> 16:04x}"
     if memory is not None:
         facts["memory_mib"] = memory.total // MIB
+        facts["memory_used_mib"] = memory.used // MIB
+    if busy is not None:
+        facts["utilization"] = busy.gpu
+    if processes is not None:
+        facts["processes"] = [_process(process) for process in processes]
     if compute is not None:
         facts["compute"] = f"{compute[0]}.{compute[1]}"
     if mode is not None and mode[0]:
         facts["mig"] = _mig(nvml, handle, asker)
     return facts | {"index": index, "errors": asker.refused()}
+
+
+def _processes(nvml: Any, handle: Any, asker: _Asker) -> Any:
+    found = asker.ask("processes", nvml.nvmlDeviceGetComputeRunningProcesses_v3, handle)
+    if asker.errors.get("processes") == NO_FUNCTION:  # drivers before branch 510
+        found = asker.ask("processes", nvml.nvmlDeviceGetComputeRunningProcesses_v2, handle)
+        if found is not None:
+            del asker.errors["processes"]
+    return found
+
+
+def _process(process: Any) -> dict[str, int | None]:
+    gpu, compute = process.gpuInstanceId, process.computeInstanceId
+    return {
+        "pid": process.pid,
+        "gpu_instance": None if gpu in (None, NO_INSTANCE) else gpu,
+        "compute_instance": None if compute in (None, NO_INSTANCE) else compute,
+    }
 
 
 def _mig(nvml: Any, handle: Any, parent: _Asker) -> list[dict[str, Any]]:

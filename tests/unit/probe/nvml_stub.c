@@ -6,14 +6,16 @@
  * STUB_GPUS    GPUs between ';', of fields "key=value" between ',':
  *              handle= and query= error codes of getting the GPU, and of anything asked of it,
  *              bus= dev= (hex) uuid= minor= name= cc=9.0 brand= mib= (-1: not supported) virt=
- *              mig= (-1: not supported), migs=GI:CI:MIB:PROFILE between '/', with a gap after each
+ *              mig= (-1: not supported), migs=GI:CI:MIB:PROFILE between '/', with a gap after each,
+ *              used= (MiB) util= temp= persist= (each -1: not supported), procs=PID:GI:CI between '/' (GI and CI
+ *              -1: on no MIG device; procs=-1: not supported), old=1: without the newer call for processes
  */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-enum { NOT_SUPPORTED = 3, NOT_FOUND = 6, GPUS = 16, MIGS = 8, LENGTH = 512 };
+enum { NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7, FUNCTION_NOT_FOUND = 13, GPUS = 16, MIGS = 8, LENGTH = 512 };
 
 typedef struct {
     char fields[LENGTH];
@@ -29,6 +31,16 @@ typedef struct {
 typedef struct {
     unsigned long long total, free, used;
 } Memory;
+
+typedef struct {
+    unsigned gpu, memory;
+} Utilization;
+
+typedef struct {
+    unsigned pid;
+    unsigned long long memory;
+    unsigned gpu_instance, compute_instance;
+} Process;
 
 static Device gpus[GPUS], migs[GPUS * MIGS];
 
@@ -129,7 +141,39 @@ int nvmlDeviceGetMemoryInfo(Device *device, Memory *out) {
     unsigned mib = *device->mig ? part(device, 2) : 0;
     int code = *device->mig ? 0 : setting(device, "mib", 81559, &mib);
     out->total = (unsigned long long)mib << 20;
+    out->used = (unsigned long long)number(device, "used", 0) << 20;
     return code;
+}
+
+int nvmlDeviceGetUtilizationRates(Device *device, Utilization *out) {
+    out->memory = 0;
+    return setting(device, "util", 0, &out->gpu);
+}
+
+int nvmlDeviceGetTemperature(Device *device, unsigned sensor, unsigned *out) {
+    (void)sensor;
+    return setting(device, "temp", 30, out);
+}
+
+int nvmlDeviceGetPersistenceMode(Device *device, unsigned *out) { return setting(device, "persist", 1, out); }
+
+int nvmlDeviceGetComputeRunningProcesses_v2(Device *device, unsigned *count, Process *out) {
+    const char *at = field(device, "procs", "");
+    unsigned room = *count;
+    if (number(device, "query", 0)) return number(device, "query", 0);
+    if (!strcmp(at, "-1")) return NOT_SUPPORTED;
+    for (*count = 0; *at; ++*count) {
+        int pid = 0, gpu = -1, compute = -1;
+        sscanf(at, "%d:%d:%d", &pid, &gpu, &compute);
+        if (out && *count < room) out[*count] = (Process){(unsigned)pid, 0, (unsigned)gpu, (unsigned)compute};
+        at += strcspn(at, "/");
+        at += *at == '/';
+    }
+    return *count > room ? INSUFFICIENT_SIZE : 0;
+}
+
+int nvmlDeviceGetComputeRunningProcesses_v3(Device *device, unsigned *count, Process *out) {
+    return number(device, "old", 0) ? FUNCTION_NOT_FOUND : nvmlDeviceGetComputeRunningProcesses_v2(device, count, out);
 }
 
 int nvmlDeviceGetVirtualizationMode(Device *device, unsigned *out) { return setting(device, "virt", 0, out); }

@@ -53,6 +53,11 @@ def test_a_process_of_its_own(play):
         brand="nvidia",
         memory_mib=40960,
         virtualization=0,
+        processes=(),
+        memory_used_mib=0,
+        utilization=0,
+        temperature=30,
+        persistence=1,
     )
     assert second.mig == (
         MigDevice(uuid="MIG-2-0", profile="3g.40gb", gpu_instance=2, compute_instance=0, memory_mib=40448),
@@ -85,6 +90,30 @@ def test_what_is_not_supported_is_none(ask):
     assert gpu.errors == {"memory": 3, "brand": 3, "virtualization": 3, "mig": 3}
     assert gpu.reached
     assert gpu.uuid == "GPU-1"
+
+
+def test_what_a_gpu_does_right_now(ask):
+    (gpu,) = ask(gpus=f"{A100},used=1024,util=97,temp=61,persist=0,procs=41/42:2:0").gpus
+    assert (gpu.memory_used_mib, gpu.utilization, gpu.temperature, gpu.persistence) == (1024, 97, 61, 0)
+    assert gpu.processes == (
+        nvml.Process(pid=41),
+        nvml.Process(pid=42, gpu_instance=2, compute_instance=0),
+    )
+    assert gpu.errors == {}
+
+
+def test_older_drivers_tell_of_processes_too(ask):
+    (gpu,) = ask(gpus=f"{A100},old=1,procs=41").gpus
+    assert gpu.processes == (nvml.Process(pid=41),)
+    assert gpu.errors == {}
+
+
+def test_without_its_processes_a_gpu_is_not_taken_for_idle(ask):
+    (gpu,) = ask(gpus=f"{A100},procs=-1,util=-1,temp=-1,persist=-1").gpus
+    assert (gpu.processes, gpu.utilization, gpu.temperature, gpu.persistence) == (None, None, None, None)
+    assert gpu.errors == {"processes": 3, "utilization": 3, "temperature": 3, "persistence": 3}
+    (gpu,) = ask(gpus=f"{A100},old=1,procs=-1").gpus
+    assert (gpu.processes, gpu.errors) == (None, {"processes": 3})
 
 
 @pytest.mark.parametrize("code", [15, 16, 4, 17, 999])
