@@ -67,7 +67,11 @@ CatalogName = Annotated[
 ]
 Gpus = Annotated[
     str | None,
-    typer.Option("--gpus", metavar="SPEC", help="all, none, a number, indices (0,2) or UUIDs."),
+    typer.Option(
+        "--gpus",
+        metavar="SPEC",
+        help="all, none, a number, indices (0,2), UUIDs or conditions (2,memory>=40G).",
+    ),
 ]
 AllowCpu = Annotated[
     bool, typer.Option("--allow-cpu", help="Where no GPU variant fits, a CPU-only one will do.")

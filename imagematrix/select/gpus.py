@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from imagematrix.probe.host import Gpu, Host, MigDevice
 
-__all__ = ["among", "choose", "names", "spec"]
+__all__ = ["among", "candidates", "choose", "names", "spec"]
 
 
 def choose(host: Host, wanted: int | str | None) -> tuple[Gpu, ...]:
@@ -20,25 +20,36 @@ def choose(host: Host, wanted: int | str | None) -> tuple[Gpu, ...]:
 
 
 def among(gpus: tuple[Gpu, ...], wanted: int | str | None) -> tuple[Gpu, ...]:
-    """Return those of `gpus` that `wanted` names, in their own order; raise UsageError where one isn't there.
+    """Return those of `gpus` that `wanted` names, in their own order; of `candidates` the first."""
+    found, count = candidates(gpus, wanted)
+    return found[:count]
 
-    `wanted` is "all" (or None), "none", a count ("2": the first two that work), or names joined by commas:
-    an index, the start of a UUID, or a MIG device by its UUID or as GPU:INSTANCE:COMPUTE-INSTANCE. A single
-    index is written "device=0", as for docker. A GPU of which only some MIG devices are named is returned
-    with these alone in its `mig`.
+
+def candidates(gpus: tuple[Gpu, ...], wanted: int | str | None) -> tuple[tuple[Gpu, ...], int]:
+    """Return those of `gpus` that can serve `wanted`, in their own order, and how many of them it takes.
+
+    `wanted` is "all" (or None), "none", a count ("2": any two that work), or names joined by commas: an
+    index, the start of a UUID, or a MIG device by its UUID or as GPU:INSTANCE:COMPUTE-INSTANCE. A single
+    index is written "device=0", as for docker. Of a GPU of which only some MIG devices are named, these alone
+    are in its `mig`. Instead of names there may be conditions ("memory>=40G", see
+    imagematrix.select.conditions), alone or with a count: those that work and meet all of them. Raises
+    UsageError where the GPUs are not there.
     """
     if wanted is None or wanted == "all":
-        return gpus
+        return gpus, len(gpus)
     wanted = str(wanted)
     if wanted == "none":
-        return ()
+        return (), 0
     if _number(wanted):
-        return _first(gpus, int(wanted))
+        return _counted(gpus, wanted, int(wanted))
+    words = [word.strip() for word in wanted.removeprefix("device=").split(",")]
+    if not wanted.startswith("device=") and any(char in wanted for char in "<>="):
+        return _filtered(gpus, wanted, words)
     picked: dict[int, Gpu] = {}
-    for name in wanted.removeprefix("device=").split(","):
-        gpu = _find(gpus, name.strip())
+    for name in words:
+        gpu = _find(gpus, name)
         picked[gpu.index] = _joined(picked.get(gpu.index, gpu), gpu)
-    return tuple(picked[gpu.index] for gpu in gpus if gpu.index in picked)
+    return tuple(picked[gpu.index] for gpu in gpus if gpu.index in picked), len(picked)
 
 
 def names(gpus: Iterable[Gpu]) -> tuple[str, ...]:
@@ -62,13 +73,39 @@ def _number(text: str) -> bool:
     return text.isascii() and text.isdigit()
 
 
-def _first(gpus: tuple[Gpu, ...], count: int) -> tuple[Gpu, ...]:
+def _counted(gpus: tuple[Gpu, ...], wanted: str, count: int) -> tuple[tuple[Gpu, ...], int]:
     if count == 0:
         raise UsageError("--gpus 0 asks for no GPU", remedy="write --gpus none, or --gpus device=0 for GPU 0")
-    usable = tuple(gpu for gpu in gpus if gpu.state == "ok")
+    usable = _usable(gpus)
     if count > len(usable):
-        raise UsageError(f"--gpus {count}: the host has {len(gpus)} GPUs, of which {len(usable)} can be used")
-    return usable[:count]
+        raise UsageError(
+            f"--gpus {wanted}: the host has {len(gpus)} GPUs, of which {len(usable)} can be used"
+        )
+    return usable, count
+
+
+def _filtered(gpus: tuple[Gpu, ...], wanted: str, words: list[str]) -> tuple[tuple[Gpu, ...], int]:
+    from imagematrix.select.conditions import parse
+
+    numbers = [word for word in words if _number(word)]
+    conditions = [parse(word) for word in words if not _number(word) and word != "all"]
+    if len(words) - len(conditions) > 1:
+        raise UsageError(
+            f"--gpus {wanted}: beside conditions there can be one number, of GPUs",
+            remedy="write conditions with a number of GPUs, or the names of GPUs, but not both",
+        )
+    meeting = tuple(gpu for gpu in _usable(gpus) if all(condition.holds(gpu) for condition in conditions))
+    count = int(numbers[0]) if numbers else len(meeting)
+    if not 0 < count <= len(meeting):
+        raise UsageError(
+            f"--gpus {wanted}: of {len(gpus)} GPUs {len(meeting)} can be used and meet this",
+            remedy=_there(gpus),
+        )
+    return meeting, count
+
+
+def _usable(gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
+    return tuple(gpu for gpu in gpus if gpu.state == "ok")
 
 
 def _find(gpus: tuple[Gpu, ...], name: str) -> Gpu:

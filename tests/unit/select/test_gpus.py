@@ -6,7 +6,8 @@ import pytest
 
 from imagematrix.errors import UsageError
 from imagematrix.probe.host import MigDevice
-from imagematrix.select.gpus import among, choose, names, spec
+from imagematrix.select.conditions import parse
+from imagematrix.select.gpus import among, candidates, choose, names, spec
 
 A, B, C = (
     MigDevice(uuid=uuid, profile="1g.10gb", gpu_instance=instance, compute_instance=0)
@@ -124,3 +125,83 @@ def test_among_narrows(node):
     assert [gpu.index for gpu in among(chosen, "1")] == [2]
     with pytest.raises(UsageError):
         among(chosen, "device=0")
+
+
+def test_candidates_are_more_than_a_count_takes(node):
+    found, count = candidates(node.gpus, "2")
+    assert ([gpu.index for gpu in found], count) == ([0, 2, 3, 4], 2)
+    assert candidates(node.gpus, "none") == ((), 0)
+    assert candidates(node.gpus, None) == (node.gpus, 5)
+    found, count = candidates(node.gpus, "MIG-aa11,0")
+    assert ([gpu.index for gpu in found], count) == ([0, 3], 2)
+
+
+@pytest.fixture
+def mixed(make):
+    return make.host(
+        make.gpu(0, name="Tesla T4", compute="7.5", memory_mib=15360),
+        make.gpu(1, name="NVIDIA A100-SXM4-40GB", compute="8.0", memory_mib=40960),
+        make.gpu(2, name="NVIDIA L40S", compute="8.9", memory_mib=46068),
+        make.gpu(3, name="NVIDIA H100 80GB HBM3", compute="9.0", memory_mib=81559),
+        make.gpu(4, name="NVIDIA H100 80GB HBM3", compute="9.0", memory_mib=81559, state="lost"),
+        make.gpu(5, name=None, compute=None, memory_mib=None),
+        make.gpu(6, name="NVIDIA B200", compute="10.0", memory_mib=183359),
+    )
+
+
+@pytest.mark.parametrize(
+    ("wanted", "indices"),
+    [
+        ("compute>=8.0", [1, 2, 3, 6]),
+        ("compute > 9.0", [6]),  # 10.0 is more than 9.0
+        ("compute<8.0", [0]),
+        ("compute!=7.5", [1, 2, 3, 6]),
+        ("name=L40S", [2]),
+        ("name=l40s", [2]),
+        ("name=A100-SXM4", [1]),
+        ("name=H100 80GB", [3]),
+        ("name!=H100", [0, 1, 2, 6]),
+        ("memory>=40G", [1, 2, 3, 6]),
+        ("memory>=80G", [3, 6]),  # what is sold as 80 GB
+        ("memory>=80GiB", [6]),
+        ("memory<=15Gi", [0]),
+        ("memory=15360MiB", [0]),
+        ("memory<0.1T", [0, 1, 2, 3]),
+        ("2,memory>=40G", [1, 2]),
+        ("memory>=40G,2", [1, 2]),
+        ("all,memory>=40G", [1, 2, 3, 6]),
+        ("1,compute>=8.0,compute<9.0,memory>=45G", [2]),
+    ],
+)
+def test_conditions(mixed, wanted, indices):
+    assert [gpu.index for gpu in choose(mixed, wanted)] == indices
+
+
+@pytest.mark.parametrize(
+    ("wanted", "words"),
+    [
+        ("name=L4", "of 7 GPUs 0 can be used and meet this"),
+        ("5,memory>=40G", "of 7 GPUs 4 can be used"),
+        ("0,memory>=40G", "of 7 GPUs 4"),
+        ("0,2,memory>=40G", "one number"),
+        ("GPU-0,memory>=40G", "'GPU-0' is no condition"),
+        ("memory>=40", "'memory>=40' is no condition"),
+        ("memory>=G", "no condition"),
+        ("compute>=8", "no condition"),
+        ("name>L40S", "no condition"),
+        ("name=-", "no condition"),
+        ("size>=4G", "no condition"),
+        ("=", "no condition"),
+        ("1,,memory>=1G", "'' is no condition"),
+    ],
+)
+def test_conditions_that_nothing_meets_or_that_are_none(mixed, wanted, words):
+    with pytest.raises(UsageError) as caught:
+        choose(mixed, wanted)
+    assert words in str(caught.value)
+    assert caught.value.remedy
+
+
+def test_a_fact_that_is_not_known_meets_no_condition(make):
+    for text in ("name!=T4", "compute!=7.5", "memory>=0M"):
+        assert not parse(text).holds(make.gpu(0, name=None, compute=None, memory_mib=None))
