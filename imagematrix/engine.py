@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     import docker
 
-__all__ = ["address", "client", "context", "digests", "images", "unreachable"]
+__all__ = ["address", "client", "context", "digests", "images", "running", "running_of", "unreachable"]
 
 DEFAULT = "unix:///var/run/docker.sock"
 START = "start one (`systemctl start docker`), or name it in DOCKER_HOST"
@@ -121,6 +121,43 @@ def digests(reference: str) -> frozenset[str]:
         return frozenset()
     names = answer.get("RepoDigests") or ()
     return frozenset([str(answer.get("Id")), *(str(name).rpartition("@")[2] for name in names)])
+
+
+def running() -> list[dict[str, Any]]:
+    """Return what the engine tells of each running container, as `docker inspect` does; raise EngineError.
+
+    One that ends meanwhile is left out.
+    """
+    where = address()
+    if not where.startswith("unix://"):
+        return list(_remote(where, running_of))
+    status, listed = _local(where, "/containers/json")
+    if status != OK or not isinstance(listed, list):
+        raise _refused(where, listed)
+    found = []
+    for entry in listed:
+        status, container = _local(where, f"/containers/{_quote(entry['Id'])}/json")
+        if status == OK and isinstance(container, dict):
+            found.append(container)
+        elif status != MISSING:
+            raise _refused(where, container)
+    return found
+
+
+def running_of(client: docker.DockerClient) -> list[dict[str, Any]]:
+    """Return the same as `running`, of the engine that a docker-py client has reached.
+
+    docker-py's `containers.list()` fails where a container ends between its two questions.
+    """
+    from contextlib import suppress
+
+    from docker.errors import NotFound
+
+    found = []
+    for entry in client.api.containers():
+        with suppress(NotFound):
+            found.append(client.api.inspect_container(entry["Id"]))
+    return found
 
 
 def _remote(where: str, ask: Callable[[docker.DockerClient], Any]) -> Any:

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import os
 import shlex
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from imagematrix.cli.choosing import catalog_of, host_of
+from imagematrix.cli.output import say
 from imagematrix.errors import EngineError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from imagematrix.launch.options import Words
+    from imagematrix.probe.host import Host
     from imagematrix.select.selection import Selection
+    from imagematrix.use.claim import Claim
+    from imagematrix.use.uses import Uses
 
 __all__ = ["SETTINGS", "command"]
 
@@ -33,12 +39,14 @@ def command(
     """Run the variant that fits this node best, with the device nodes of its GPUs and nothing else.
 
     Every option of `docker run` works before the image. Besides them: --gpus SPEC (all, none, a number,
-    indices or UUIDs), --allow-cpu, --dry-run (print the command, run nothing), --host FILE and --catalog FILE
-    (decide for a saved host, choose from a saved catalog), --nvidia-smi XML.
+    indices, UUIDs or conditions), --wait 10m (for GPUs that are in use), --allow-cpu, --dry-run (print the
+    command, run nothing), --host FILE and --catalog FILE (decide for a saved host, choose from a saved
+    catalog), --nvidia-smi XML.
     """
     from imagematrix.launch.devices import migs, require
     from imagematrix.launch.options import split
     from imagematrix.launch.plan import docker_run, plan
+    from imagematrix.select.gpus import exactly
     from imagematrix.select.select import select
 
     asked = split(words or [])
@@ -49,12 +57,33 @@ def command(
     catalog = catalog_of(asked.image, asked.catalog)
     chosen = select(host, catalog, gpus=asked.gpus, allow_cpu=asked.allow_cpu)
     launch = plan(chosen, asked.command, mig_minors=migs(), held=_held(chosen, dry_run=asked.dry_run))
-    line = docker_run(launch, asked.docker)
     if asked.dry_run:
-        print(shlex.join(line))
+        print(shlex.join(docker_run(launch, asked.docker)))
         return
-    require(launch.devices)
-    _become(line)
+    require(launch.devices)  # before anybody waits for GPUs
+    with ExitStack() as stack:
+        if launch.gpus:
+            taken = stack.enter_context(_claim(host, asked))
+            chosen = select(host, catalog, gpus=exactly(taken.gpus), allow_cpu=asked.allow_cpu)
+            launch = plan(chosen, asked.command, mig_minors=migs(), held=_held(chosen, dry_run=False))
+            require(launch.devices)
+            taken.pass_on()
+        _become(docker_run(launch, asked.docker))
+
+
+def _claim(host: Host, asked: Words) -> Claim:
+    """Return a claim on GPUs that nobody uses; docker's command keeps it as long as it lives."""
+    from imagematrix import engine
+    from imagematrix.select.gpus import candidates
+    from imagematrix.use.claim import claim
+    from imagematrix.use.survey import ask_nvml, survey
+
+    found, count = candidates(host.gpus, asked.gpus)
+
+    def look() -> Uses:
+        return survey(host.gpus, engine.running, ask_nvml)
+
+    return claim(found, count, look, wait_s=asked.wait_s, tell=say)
 
 
 def _held(chosen: Selection, *, dry_run: bool) -> frozenset[str] | None:

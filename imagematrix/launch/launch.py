@@ -6,6 +6,9 @@ from imagematrix import engine
 from imagematrix.errors import EngineError, UnknownImageError
 from imagematrix.launch.devices import migs, require
 from imagematrix.launch.plan import plan
+from imagematrix.select.gpus import candidates, exactly
+from imagematrix.use.claim import claim
+from imagematrix.use.survey import ask_nvml, survey
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,6 +20,8 @@ if TYPE_CHECKING:
 
     from imagematrix.launch.plan import Launch
     from imagematrix.select.selection import Selection
+    from imagematrix.use.claim import Claim
+    from imagematrix.use.uses import Uses
 
 __all__ = ["arguments", "launch"]
 
@@ -26,16 +31,18 @@ def launch(
     command: Sequence[str] = (),
     *,
     gpus: int | str | None = None,
+    wait: float = 0.0,
     client: DockerClient | None = None,
     **options: Any,
 ) -> Container:
     """Start the container of `selection`, made for this machine, and return it while it runs.
 
-    `gpus` narrows the selection's GPUs: a count, or what `--gpus` takes. `options` are those of docker-py's
+    `gpus` narrows the selection's GPUs: a count, or what `--gpus` takes. The container gets GPUs that nobody
+    uses; where too few are free, this waits for up to `wait` seconds. `options` are those of docker-py's
     `containers.create`; `devices`, `environment` and `labels` are added to the launch's own. An image of a
-    registry that is not in the engine is pulled by its digest. Raises DevicesError where a device node cannot
-    be used, UnknownImageError where neither engine nor registry has the image, EngineError where the engine
-    refuses or does not answer.
+    registry that is not in the engine is pulled by its digest. Raises GpusBusyError where GPUs are not free,
+    DevicesError where a device node cannot be used, UnknownImageError where neither engine nor registry has
+    the image, EngineError where the engine refuses or does not answer.
     """
     from docker.errors import DockerException, NotFound
     from requests.exceptions import RequestException
@@ -47,12 +54,27 @@ def launch(
         require(planned.devices)
         if "@" in planned.reference:
             reached.images.pull(planned.reference)
-        return _started(reached, planned, options)
+        if not planned.gpus:
+            return _started(reached, planned, options)
+        # Once the container runs, its own devices say that it has these GPUs.
+        with _claimed(reached, selection, gpus, wait) as taken:
+            planned = plan(selection, command, gpus=exactly(taken.gpus), mig_minors=migs(), held=held)
+            require(planned.devices)
+            return _started(reached, planned, options)
     except NotFound as error:
         name = str(selection.selected)
         raise UnknownImageError(f"the engine has no {name}", remedy=f"docker pull {name}") from error
     except (DockerException, RequestException) as error:
         raise EngineError(f"the engine did not start {selection.selected}: {error}") from error
+
+
+def _claimed(client: DockerClient, selection: Selection, gpus: int | str | None, wait: float) -> Claim:
+    found, count = candidates(selection.chosen_gpus, gpus)
+
+    def look() -> Uses:
+        return survey(selection.host.gpus, lambda: engine.running_of(client), ask_nvml)
+
+    return claim(found, count, look, wait_s=wait)
 
 
 def _held(client: DockerClient, reference: str) -> frozenset[str] | None:

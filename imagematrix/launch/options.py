@@ -14,7 +14,7 @@ __all__ = ["Words", "split"]
 
 USAGE = "imagematrix run [OPTIONS] IMAGE[:VERSION] [COMMAND...]"
 
-OWN_VALUES = frozenset({"--host", "--catalog", "--gpus", "--nvidia-smi"})
+OWN_VALUES = frozenset({"--host", "--catalog", "--gpus", "--nvidia-smi", "--wait"})
 OWN_FLAGS = frozenset({"--allow-cpu", "--dry-run"})
 
 # The options of `docker run` (29) that take no value. All others, also those of later engines, take one.
@@ -38,6 +38,7 @@ FLAGS = frozenset(
     }
 )
 SHORT_FLAGS = "diPqt"
+UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}  # seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +46,7 @@ class Words:
     """A command line of `imagematrix run`, taken apart.
 
     `docker` are the options for `docker run`, word for word. `image` is None only where `help` is asked for.
+    `wait_s` is how long to wait for GPUs that are in use, in seconds.
     """
 
     docker: tuple[str, ...]
@@ -54,6 +56,7 @@ class Words:
     catalog: str | None = None
     gpus: str | None = None
     nvidia_smi: str | None = None
+    wait_s: float = 0.0
     allow_cpu: bool = False
     dry_run: bool = False
     help: bool = False
@@ -91,6 +94,7 @@ def split(words: Sequence[str]) -> Words:
         catalog=values.get("--catalog"),
         gpus=values.get("--gpus"),
         nvidia_smi=values.get("--nvidia-smi"),
+        wait_s=_seconds(values["--wait"]) if "--wait" in values else 0.0,
         allow_cpu=flags.get("--allow-cpu", False),
         dry_run=flags.get("--dry-run", False),
         help="--help" in docker,
@@ -116,6 +120,13 @@ def _truth(name: str, value: str) -> bool:
     if value not in ("true", "false"):
         raise UsageError(f"{name}={value}: expected true or false")
     return value == "true"
+
+
+def _seconds(text: str) -> float:
+    number, unit = (text[:-1], text[-1]) if text[-1:] in UNITS else (text, "s")
+    if not (number.isascii() and number.isdecimal()):
+        raise UsageError(f"--wait {text}: expected a time such as 90s, 10m or 2h")
+    return float(int(number) * UNITS[unit])
 
 
 def _remedy(last: list[str]) -> str:

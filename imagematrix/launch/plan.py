@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Container, Mapping, Sequence
 
     from imagematrix.catalog.catalog import Variant
+    from imagematrix.probe.host import Gpu
     from imagematrix.select.selection import Selection
 
 __all__ = ["GPUS", "SELECTED", "Launch", "docker_run", "plan"]
@@ -31,7 +32,8 @@ class Launch:
     """A container to start.
 
     `devices` are the device nodes to pass. `injected` are the GPUs that the node's NVIDIA runtime shall bring
-    in together with the driver: only an image that carries no driver has any, and it has no `devices`.
+    in together with the driver: only an image that carries no driver has any, and it has no `devices`. `gpus`
+    are those that the container gets in either way.
     """
 
     reference: str
@@ -41,6 +43,7 @@ class Launch:
     labels: Mapping[str, str]
     command: tuple[str, ...]
     injected: tuple[str, ...] = ()
+    gpus: tuple[Gpu, ...] = ()
 
     @property
     def variant_platform(self) -> str | None:
@@ -80,6 +83,7 @@ def plan(
         labels=labels,
         command=tuple(command),
         injected=names(chosen) if driver == "host" else (),
+        gpus=chosen if driver else (),
     )
 
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from imagematrix.probe.host import Gpu, Host, MigDevice
 
-__all__ = ["among", "candidates", "choose", "names", "spec"]
+__all__ = ["among", "candidates", "choose", "exactly", "names", "spec"]
 
 
 def choose(host: Host, wanted: int | str | None) -> tuple[Gpu, ...]:
@@ -61,6 +61,11 @@ def names(gpus: Iterable[Gpu]) -> tuple[str, ...]:
         else:
             found.append(gpu.uuid or str(gpu.index))
     return tuple(found)
+
+
+def exactly(gpus: Iterable[Gpu]) -> str:
+    """Return what names `gpus`, and of those in MIG mode the MIG devices they have here, to `candidates`."""
+    return f"device={','.join(names(gpus))}"
 
 
 def spec(gpus: Iterable[Gpu]) -> str:

@@ -98,7 +98,8 @@ class Engine:
 
     @property
     def environment(self):
-        return {**os.environ, "DOCKER_HOST": self.host, "NO_COLOR": "1"}
+        locks = str(self.folder / "locks")
+        return {**os.environ, "DOCKER_HOST": self.host, "IMAGEMATRIX_LOCKS": locks, "NO_COLOR": "1"}
 
     def docker(self, *words, check=True):
         return subprocess.run(

@@ -136,6 +136,8 @@ def conforms():
 class FakeEngine:
     """What answers the Docker API's /images/json and few others: with `images` or, if set, with `raw` bytes.
 
+    `containers` run, as they are inspected; it lists one more, which has ended when it is asked for.
+
     `status` other than 200 comes with an error message. `asked` are the resources that were asked for. `told`
     are other answers, by method and the end of the path: a status with bytes, or None to hang up; `then` is
     called before they are given. `received` are the bodies of the requests that these answer.
@@ -143,6 +145,7 @@ class FakeEngine:
 
     def __init__(self):
         self.images = []
+        self.containers = []
         self.status = 200
         self.raw = None
         self.asked = []
@@ -181,6 +184,11 @@ class FakeEngine:
             return {"ApiVersion": "1.43", "Version": "26.1.5"}
         if parts.path.endswith("/_ping"):
             return "OK"
+        if parts.path.endswith("/containers/json"):
+            return [*({"Id": one["Id"]} for one in self.containers), {"Id": "gone"}]
+        if "/containers/" in parts.path:
+            name = parts.path.split("/")[-2]
+            return next((one for one in self.containers if one["Id"] == name), None)
         (filters,) = parse_qs(parts.query)["filters"]
         (label,) = json.loads(filters)["label"]
         key, given, value = label.partition("=")
@@ -206,8 +214,9 @@ def _handler(engine):
             ends = (given for given in engine.told if path.endswith(given[1]))
             given = next((given for given in ends if given[0] == self.command), None)
             if given is None:
-                body = json.dumps(engine.answer(self.path)).encode()
-                self.send(engine.status, body)
+                found = engine.answer(self.path)
+                body = json.dumps({"message": "no such thing"} if found is None else found).encode()
+                self.send(404 if found is None else engine.status, body)
             else:
                 engine.asked.append(self.path)
                 engine.received.append(self.rfile.read(int(self.headers.get("Content-Length", 0))))

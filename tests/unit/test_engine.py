@@ -191,3 +191,19 @@ def test_an_engine_that_dies_while_it_answers(remote_engine, monkeypatch):
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
     with pytest.raises(EngineError, match="no Docker engine answers"):
         module.images(LABEL)
+
+
+@pytest.mark.parametrize("where", ["engine", "remote_engine"])
+def test_running_containers_are_inspected_and_those_that_end_left_out(request, where):
+    found = request.getfixturevalue(where)
+    found.containers = [{"Id": "a1", "Name": "/web"}, {"Id": "b2", "Name": "/job"}]
+    assert module.running() == found.containers
+    found.containers = []
+    assert module.running() == []
+
+
+@pytest.mark.parametrize("where", ["engine", "remote_engine"])
+def test_running_containers_of_an_engine_that_refuses(request, where):
+    request.getfixturevalue(where).status = 500
+    with pytest.raises(EngineError):
+        module.running()

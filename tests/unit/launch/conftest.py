@@ -54,6 +54,13 @@ class Make:
         return explain(cls.host(*gpus, devices=devices), catalog, gpus=wanted)
 
 
+@pytest.fixture(autouse=True)
+def locks(monkeypatch, tmp_path):
+    """The folder of this test's own locks."""
+    monkeypatch.setenv("IMAGEMATRIX_LOCKS", str(tmp_path / "locks"))
+    return str(tmp_path / "locks")
+
+
 @pytest.fixture(scope="session")
 def make():
     return Make()

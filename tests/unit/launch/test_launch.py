@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
-from docker.errors import APIError, DockerException, ImageNotFound
+from docker.errors import APIError, DockerException, ImageNotFound, NotFound
 from requests.exceptions import ConnectionError as NoConnection
 
-from imagematrix.errors import EngineError, UnknownImageError
+from imagematrix.errors import EngineError, GpusBusyError, UnknownImageError
 from imagematrix.launch import launch as module
 from imagematrix.launch.devices import DevicesError
 from imagematrix.launch.launch import arguments, launch
 from imagematrix.launch.plan import plan
+from imagematrix.use.locks import Locks
 
 
 class Engine:
-    """An engine's client and its one container."""
+    """An engine's client and its one container; `running` are others that it runs."""
 
-    def __init__(self, create=None, start=None):
+    def __init__(self, create=None, start=None, running=()):
+        self.api = Listing(running)
         self.containers = self
         self.failures = {"create": create, "start": start}
         self.asked = []
@@ -35,6 +39,27 @@ class Engine:
 
     def remove(self, **arguments):
         return self._do("remove", **arguments)
+
+
+class Listing:
+    """The low-level API: what runs, of which the last has ended when it is asked for."""
+
+    def __init__(self, running):
+        self._running = {str(number): container for number, container in enumerate(running)}
+
+    def containers(self):
+        return [*({"Id": key} for key in self._running), {"Id": "gone"}]
+
+    def inspect_container(self, key):
+        if key not in self._running:
+            raise NotFound("it has ended")
+        return self._running[key]
+
+
+def container(*paths):
+    """A container as it is inspected, with these devices."""
+    devices = [{"PathOnHost": path, "PathInContainer": path} for path in paths]
+    return {"Name": "/web", "Config": {"Image": "serving:v2"}, "HostConfig": {"Devices": devices}}
 
 
 @pytest.fixture
@@ -117,6 +142,28 @@ def test_nodes_are_checked_first(make):
 def test_what_the_engine_refuses(make, failure, error):
     with pytest.raises(error, match="training:v1-x"):
         launch(make.selection(mode=None), client=Engine(create=failure))
+
+
+@pytest.mark.usefixtures("_nodes_work")
+def test_gpus_in_use_are_not_given_out(make):
+    engine = Engine(running=[container("/dev/nvidiactl", "/dev/nvidia3")])
+    selection = make.selection(make.gpu(0), make.gpu(1))
+    launch(selection, gpus=1, client=engine)
+    assert engine.asked[0][1]["labels"]["io.imagematrix.gpus"] == "GPU-1"
+    with pytest.raises(
+        GpusBusyError, match=r"2 GPUs asked for, 1 free: GPU 0 .* container web \(serving:v2\)"
+    ):
+        launch(selection, client=engine)
+
+
+@pytest.mark.usefixtures("_nodes_work")
+@pytest.mark.parametrize("failure", [None, APIError("no such device")])
+def test_a_launch_leaves_no_lease(make, locks, failure):
+    with contextlib.suppress(EngineError):
+        launch(make.selection(make.gpu(0)), client=Engine(start=failure))
+    with Locks(locks) as found:
+        assert found.holders() == {}
+        assert found.names() == ["nvidia3", "turn"]
 
 
 @pytest.mark.parametrize("failure", [APIError("no such device"), KeyboardInterrupt()])

@@ -134,3 +134,17 @@ def test_no_word_is_lost_or_changed(some):
     kept = [*found.docker, *([] if found.image is None else [found.image]), *found.command]
     left = iter(some)
     assert all(word in left for word in kept)  # in order, each once
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("0", 0), ("90", 90), ("90s", 90), ("10m", 600), ("2h", 7200), ("1d", 86400)]
+)
+def test_how_long_to_wait(text, seconds):
+    assert split(["--wait", text, "--rm", "IMAGE"]).wait_s == seconds
+    assert split([f"--wait={text}", "IMAGE"]).docker == ()
+
+
+@pytest.mark.parametrize("text", ["", "m", "-1", "1.5h", "ten", "10 m", "\u0663"])
+def test_what_is_no_time(text):
+    with pytest.raises(UsageError, match="such as 90s, 10m or 2h"):
+        split([f"--wait={text}", "IMAGE"])

@@ -1,0 +1,97 @@
+"""Which GPUs running containers have, whoever started them: from what the engine tells of each."""
+
+from __future__ import annotations
+
+import re
+
+from imagematrix.use.uses import Use, joined, keys, mig_key
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+    from typing import Any
+
+    from imagematrix.probe.host import Gpu
+    from imagematrix.use.uses import Uses
+
+__all__ = ["uses"]
+
+ALL = "all"
+NVIDIA_RUNTIME = "nvidia"
+VISIBLE = "NVIDIA_VISIBLE_DEVICES="
+CDI_KIND = "nvidia.com/gpu="
+NODE = re.compile(r"/dev/nvidia(\d+)", re.ASCII)
+CAPABILITY = re.compile(r"/dev/nvidia-caps/nvidia-cap(\d+)", re.ASCII)
+INSTANCE = re.compile(r"gpu(\d+)/gi(\d+)/ci(\d+)/access", re.ASCII)
+
+
+def uses(
+    containers: Iterable[Mapping[str, Any]], gpus: tuple[Gpu, ...], mig_minors: Mapping[str, int]
+) -> Uses:
+    """Return the uses by `containers`, each as `docker inspect` has it.
+
+    A container has the GPUs whose nodes are among its devices; those it asked NVIDIA's runtime for, by
+    `--gpus`, by CDI, or by the variable that this runtime reads. A privileged container could use all of them
+    and seldom uses one, so that alone counts for nothing.
+    """
+    found = []
+    for container in containers:
+        config = container.get("Config") or {}
+        name = str(container.get("Name") or container.get("Id") or "").lstrip("/")
+        use = (Use(kind="container", name=f"{name} ({config.get('Image')})"),)
+        had = {*_nodes(container, mig_minors), *_injected(container, gpus)}
+        found.append(dict.fromkeys(sorted(had), use))
+    return joined(*found)
+
+
+def _nodes(container: Mapping[str, Any], mig_minors: Mapping[str, int]) -> set[str]:
+    devices = (container.get("HostConfig") or {}).get("Devices") or ()
+    paths = [str(device.get("PathOnHost")) for device in devices]
+    minors = {int(match[1]) for path in paths if (match := NODE.fullmatch(path))}
+    passed = {int(match[1]) for path in paths if (match := CAPABILITY.fullmatch(path))}
+    instances = [
+        tuple(map(int, match.groups()))
+        for name, number in mig_minors.items()
+        if number in passed and (match := INSTANCE.fullmatch(name))
+    ]
+    # With MIG the node of the GPU is there too, and gives nothing by itself.
+    whole = minors - {minor for minor, _, _ in instances}
+    return {f"nvidia{minor}" for minor in whole} | {mig_key(*instance) for instance in instances}
+
+
+def _injected(container: Mapping[str, Any], gpus: tuple[Gpu, ...]) -> Iterator[str]:
+    host, config = container.get("HostConfig") or {}, container.get("Config") or {}
+    names: list[str] = []
+    for request in host.get("DeviceRequests") or ():
+        names += _requested(request)
+    if host.get("Runtime") == NVIDIA_RUNTIME:
+        values = [value for value in config.get("Env") or () if str(value).startswith(VISIBLE)]
+        names += values[-1].removeprefix(VISIBLE).split(",") if values else []
+    for name in names:
+        for gpu in gpus:
+            if gpu.minor is not None:
+                yield from _named(gpu, name)
+
+
+def _requested(request: Mapping[str, Any]) -> list[str]:
+    """Return the names of the GPUs in one of a container's device requests.
+
+    The engine turns a count into the first so many indices, and -1 into "all" (daemon/nvidia_linux.go).
+    """
+    ids = [str(name).removeprefix(CDI_KIND) for name in request.get("DeviceIDs") or ()]
+    driver, capabilities = request.get("Driver") or "", request.get("Capabilities") or ()
+    if driver not in ("", "nvidia", "cdi") or (
+        driver == "" and not any("gpu" in one for one in capabilities)
+    ):
+        return []
+    count = int(request.get("Count") or 0)
+    return ids + ([ALL] if count < 0 else [str(index) for index in range(count)])
+
+
+def _named(gpu: Gpu, name: str) -> tuple[str, ...]:
+    """Return the keys of what `name` means of `gpu`; "0:1" is the second MIG device of GPU 0."""
+    index, colon, _ = name.partition(":")
+    if name in (ALL, gpu.uuid) or index == str(gpu.index):
+        return (f"nvidia{gpu.minor}",) if colon else keys(gpu)
+    devices = [device for device in gpu.mig or () if device.uuid and device.uuid == name]
+    return tuple(mig_key(gpu.minor or 0, device.gpu_instance, device.compute_instance) for device in devices)

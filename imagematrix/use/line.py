@@ -1,0 +1,93 @@
+"""The line of those who wait for GPUs: first come, first served.
+
+Each has a ticket: a lock with a number, whose file says how many GPUs are wanted and which would do. Who
+comes later leaves as many of these free, so that nobody waits forever while others pass, and takes the rest.
+The ticket of a process that ended is not locked any more, and counts no more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from imagematrix.use.locks import release
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from imagematrix.use.locks import Locks
+
+__all__ = ["Line", "Ticket"]
+
+TICKET = "wait-"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ticket:
+    """What one launch waits for: `count` of the GPUs with these keys."""
+
+    count: int
+    keys: frozenset[str]
+
+    def __str__(self) -> str:
+        return " ".join([str(self.count), *sorted(self.keys)])
+
+
+class Line:
+    """The line in one folder of locks, and this launch's own place in it, if it has joined.
+
+    All but `leave` is done in turn.
+    """
+
+    def __init__(self, locks: Locks) -> None:
+        self._locks = locks
+        self._number: int | None = None
+        self._held: tuple[int, ...] = ()
+
+    @property
+    def joined(self) -> bool:
+        """Whether this launch has a place in the line."""
+        return self._number is not None
+
+    def join(self, ticket: Ticket) -> None:
+        """Stand at the end of the line."""
+        self._number = max((_number(name) for name in self._tickets()), default=0) + 1
+        name = f"{TICKET}{self._number:09d}"
+        self._locks.create(name, str(ticket))
+        self._held = self._locks.take(name) or ()
+
+    def earlier(self) -> list[Ticket]:
+        """Return the tickets of those who came earlier and still wait, in their order."""
+        found = []
+        for name in self._tickets():
+            if self._number is not None and _number(name) >= self._number:
+                break
+            text = self._locks.text_if_held(name)
+            if text is None:
+                self._locks.remove(name)
+            else:
+                found += _read(text)
+        return found
+
+    def leave(self) -> None:
+        """Give up this launch's place."""
+        if self._number is not None:
+            self._locks.remove(f"{TICKET}{self._number:09d}")
+            release(self._held)
+            self._number, self._held = None, ()
+
+    def _tickets(self) -> list[str]:
+        return sorted((name for name in self._locks.names() if _is_ticket(name)), key=_number)
+
+
+def _is_ticket(name: str) -> bool:
+    number = name.removeprefix(TICKET)
+    return number != name and number.isascii() and number.isdecimal()
+
+
+def _read(text: str) -> list[Ticket]:
+    count, *keys = text.split() or [""]
+    # Anybody can write one that is none.
+    return [Ticket(count=int(count), keys=frozenset(keys))] if count.isascii() and count.isdecimal() else []
+
+
+def _number(name: str) -> int:
+    return int(name[len(TICKET) :])

@@ -1,0 +1,227 @@
+"""Locks by name that all users of a node share, each of which the kernel drops with its last holder.
+
+A lock is flock(2)'s, on a file in one folder. It belongs to the open file, and so to every process that has
+inherited the descriptor: it survives exec, and needs nobody to clean up. The files stay where they are: if
+one were removed that another process is about to lock, two would hold the lock of that name.
+
+Everybody may write in the folder, so nothing in it is trusted: links are not followed, nothing but plain
+files is opened, and who holds a lock is what the kernel says.
+"""
+# Names are opened relative to the folder that was checked, which pathlib cannot do.
+# ruff: noqa: PTH102, PTH120, PTH123, PTH208
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import stat
+import time
+
+from imagematrix.errors import GpusBusyError, ProbeError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from typing import Self
+
+__all__ = ["Locks", "folder", "inherit", "release"]
+
+SHARED = "/run/lock/imagematrix"
+ANYBODY = 0o1777  # all may write, and each may remove only what is theirs
+TURN = "turn"
+TURN_S = 60.0  # to look who uses the GPUs takes about a tenth of a second, 20 with a sick driver
+RETRY_S = 0.02
+TEXT_LIMIT = 64 * 1024  # bytes
+
+
+def folder() -> str:
+    """Return where the locks of this node are.
+
+    That is IMAGEMATRIX_LOCKS, or a folder in /run/lock. Where there is none and this user may not make it,
+    it is one in XDG_RUNTIME_DIR, and then the locks are between this user's own processes.
+    """
+    own = os.environ.get("XDG_RUNTIME_DIR")
+    if named := os.environ.get("IMAGEMATRIX_LOCKS"):
+        return named
+    if own and not os.path.lexists(SHARED) and not os.access(os.path.dirname(SHARED), os.W_OK):
+        return f"{own}/imagematrix"
+    return SHARED
+
+
+class Locks:
+    """The locks in one folder, which is made where it is missing; close it after use."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._folder = _opened(path)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._folder)
+
+    def take(self, *names: str) -> tuple[int, ...] | None:
+        """Return descriptors that hold the locks of all of these names, or None where another has one."""
+        taken: list[int] = []
+        for name in names:
+            descriptor = self._open(name)
+            if not _locked(descriptor):
+                release([*taken, descriptor])
+                return None
+            taken.append(descriptor)
+        return tuple(taken)
+
+    @contextlib.contextmanager
+    def turn(self) -> Iterator[None]:
+        """Hold the lock under which GPUs are looked at and taken; raise GpusBusyError if nobody lets go."""
+        deadline = time.monotonic() + TURN_S
+        while not (taken := self.take(TURN)):
+            if time.monotonic() > deadline:
+                holder = self.holders().get(TURN)
+                raise GpusBusyError(
+                    f"another launch has been choosing its GPUs for {TURN_S:g} seconds"
+                    + (f": process {holder}" if holder else ""),
+                    remedy="see what it is waiting for, and end it if it is stuck",
+                )
+            time.sleep(RETRY_S)
+        try:
+            yield
+        finally:
+            release(taken)
+
+    def holders(self) -> dict[str, int]:
+        """Return the process that took each lock that is held, as far as this one may know."""
+        locked = _kernel_locks()
+        found = {}
+        for name in self.names():
+            with contextlib.suppress(OSError):  # gone meanwhile
+                file = os.stat(name, dir_fd=self._folder, follow_symlinks=False)
+                place = (os.major(file.st_dev), os.minor(file.st_dev), file.st_ino)
+                if place in locked:
+                    found[name] = locked[place]
+        return found
+
+    def names(self) -> list[str]:
+        """Return the names there are, held or not."""
+        return sorted(os.listdir(self._folder))
+
+    def create(self, name: str, text: str = "") -> None:
+        """Make the file of a name, with a text in it; one that is there stays as it is."""
+        # It appears whole, and for all users to read, whatever the umask.
+        draft = f".{os.urandom(8).hex()}"
+        descriptor = os.open(
+            draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600, dir_fd=self._folder
+        )
+        try:
+            os.write(descriptor, text.encode())
+            os.fchmod(descriptor, 0o444)
+            with contextlib.suppress(FileExistsError):
+                os.link(draft, name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
+        finally:
+            os.unlink(draft, dir_fd=self._folder)
+            os.close(descriptor)
+
+    def text_if_held(self, name: str) -> str | None:
+        """Return the text in the file of a name whose lock another process holds, else None."""
+        try:
+            descriptor = self._existing(name)
+        except FileNotFoundError:
+            return None
+        try:
+            if _locked(descriptor):
+                return None
+            return os.read(descriptor, TEXT_LIMIT).decode("utf-8", "replace")
+        finally:
+            os.close(descriptor)
+
+    def remove(self, name: str) -> None:
+        """Remove the file of a name, if it is this user's to remove."""
+        with contextlib.suppress(OSError):
+            os.unlink(name, dir_fd=self._folder)
+
+    def _open(self, name: str) -> int:
+        try:
+            try:
+                return self._existing(name)
+            except FileNotFoundError:
+                self.create(name)
+                return self._existing(name)
+        except OSError as error:
+            raise _unusable(f"{self.path}/{name}", error) from error
+
+    def _existing(self, name: str) -> int:
+        # Neither waits for the other side of a pipe nor follows a link that someone has put there.
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        descriptor = os.open(name, flags, dir_fd=self._folder)
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return descriptor
+        os.close(descriptor)
+        raise ProbeError(f"{self.path}/{name} is no plain file", remedy="remove it")
+
+
+def release(descriptors: Iterable[int]) -> None:
+    """Let go of locks."""
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+def inherit(descriptors: Iterable[int]) -> None:
+    """Let locks live on in the program that this process becomes through exec."""
+    for descriptor in descriptors:
+        os.set_inheritable(descriptor, True)
+
+
+def _opened(path: str) -> int:
+    made = False
+    try:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path, ANYBODY)
+            made = True
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        if made:
+            os.fchmod(descriptor, ANYBODY)  # whatever the umask
+    except OSError as error:
+        raise _unusable(path, error) from error
+    mode = os.fstat(descriptor).st_mode
+    if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+        os.close(descriptor)
+        raise ProbeError(
+            f"in {path} anybody may remove the locks of others", remedy=f"chmod {ANYBODY:o} {path}"
+        )
+    return descriptor
+
+
+def _unusable(path: str, error: OSError) -> ProbeError:
+    return ProbeError(
+        f"the locks that keep GPUs from being given out twice can't be used: {path}: {error.strerror}",
+        remedy=f"have root make it: `mkdir -m {ANYBODY:o} {SHARED}`, and remove what is in its place",
+    )
+
+
+def _locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _kernel_locks() -> dict[tuple[int, int, int], int]:
+    """Return the process of each flock by device and inode; see proc_locks(5).
+
+    A lock of a process that this one's PID namespace does not have is left out.
+    """
+    found = {}
+    try:
+        with open("/proc/locks", encoding="ascii", errors="replace") as file:
+            lines = [line.split() for line in file]
+    except OSError:
+        return {}
+    for words in lines:
+        # Of those who wait for a lock the line has a word more: "->".
+        if len(words) == 8 and words[1] == "FLOCK" and words[4].isdecimal() and words[4] != "0":  # noqa: PLR2004
+            major, minor, inode = words[5].split(":")
+            found[int(major, 16), int(minor, 16), int(inode)] = int(words[4])
+    return found

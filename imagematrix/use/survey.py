@@ -1,0 +1,64 @@
+"""A look at who uses this node's GPUs: running containers, processes, and leases."""
+
+from __future__ import annotations
+
+import os
+
+from imagematrix.launch.devices import migs
+from imagematrix.use import containers, processes
+from imagematrix.use.locks import TURN
+from imagematrix.use.uses import joined
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from typing import Any
+
+    from imagematrix.probe.host import Gpu
+    from imagematrix.probe.nvml import Nvml
+    from imagematrix.use.locks import Locks
+    from imagematrix.use.uses import Uses
+
+__all__ = ["ask_nvml", "leases", "survey"]
+
+MODULE = "/proc/driver/nvidia"
+
+
+def survey(
+    gpus: tuple[Gpu, ...],
+    running: Callable[[], Iterable[Mapping[str, Any]]],
+    ask: Callable[[], Nvml | None],
+) -> Uses:
+    """Return the uses of `gpus` by containers and processes.
+
+    `running` gives the containers as `imagematrix.engine.running` does; `ask` what NVML says, or None where
+    no driver is loaded, and so no process can use a GPU. Raises what `running` raises.
+    """
+    # Containers come last: one whose lease was let go when this look began is running by then.
+    answer = ask()
+    computing: Uses = {}
+    if answer is not None:
+        computing, told = processes.computing(answer)
+        untold = {gpu.minor for gpu in gpus if gpu.minor is not None} - told
+        computing = joined(computing, processes.opened(untold)) if untold else computing
+    return joined(computing, containers.uses(running(), gpus, migs()))
+
+
+def leases(locks: Locks) -> Uses:
+    """Return the leases in `locks`, with those who hold them; one who is just choosing holds none yet."""
+    holders = locks.holders()
+    chooser = holders.get(TURN)
+    return {
+        name: (processes.describe(pid, kind="lease"),)
+        for name, pid in holders.items()
+        if name.startswith("nvidia") and pid != chooser
+    }
+
+
+def ask_nvml() -> Nvml | None:
+    """Return what NVML says; None where NVIDIA's module is not loaded, because to ask might load it."""
+    if not os.path.isdir(MODULE):  # noqa: PTH112 - pathlib is slow to import
+        return None
+    from imagematrix.probe import nvml
+
+    return nvml.read()
