@@ -11,11 +11,26 @@ if TYPE_CHECKING:
     from imagematrix.catalog.catalog import Catalog
     from imagematrix.probe.host import Host
 
-__all__ = ["catalog_of", "host_of"]
+__all__ = ["catalog_of", "node_of"]
 
 
-def host_of(file: Path | None, root: Path | None, nvidia_smi: Path | None) -> Host:
-    """Return the host saved in `file`, or this one (or the captured tree `root`) as it is probed now."""
+def node_of(
+    file: Path | None, root: Path | None, nvidia_smi: Path | None, gpus: str | None
+) -> tuple[Host, str | None]:
+    """Return the host, and which of its GPUs are wanted: `gpus`, or else what the environment names.
+
+    The host is the one saved in `file`, or this one (or the captured tree `root`) as it is probed now. What
+    the environment says is about this machine and no other.
+    """
+    host = _host_of(file, root, nvidia_smi)
+    if gpus is not None or any(given is not None for given in (file, root, nvidia_smi)):
+        return host, gpus
+    from imagematrix.select.visible import visible
+
+    return host, visible(host.gpus, os.environ)
+
+
+def _host_of(file: Path | None, root: Path | None, nvidia_smi: Path | None) -> Host:
     if file is not None:
         from imagematrix.probe.host import Host
 

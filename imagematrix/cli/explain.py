@@ -8,7 +8,7 @@ from collections import Counter
 
 import typer
 
-from imagematrix.cli.choosing import catalog_of, host_of
+from imagematrix.cli.choosing import catalog_of, node_of
 from imagematrix.cli.options import AllowCpu, CatalogName, Gpus, HostFile, Image, Json, NvidiaSmi, Root
 from imagematrix.cli.output import answer, console
 from imagematrix.errors import NothingFits
@@ -39,8 +39,8 @@ def command(
     """Show every variant with what the rules say: those that fit, best first, then the others."""
     from imagematrix.select.select import explain
 
-    node = host_of(host, root, nvidia_smi)
-    found = explain(node, catalog_of(image, catalog), gpus=gpus, allow_cpu=allow_cpu)
+    node, wanted = node_of(host, root, nvidia_smi, gpus)
+    found = explain(node, catalog_of(image, catalog), gpus=wanted, allow_cpu=allow_cpu)
     if json:
         answer(found.to_json())
     else:

@@ -10,13 +10,12 @@ from typing import Annotated, Any
 
 import typer
 
-from imagematrix.cli.choosing import catalog_of, host_of
+from imagematrix.cli.choosing import catalog_of, node_of
 from imagematrix.cli.output import say
 from imagematrix.errors import EngineError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from imagematrix.launch.options import Words
     from imagematrix.probe.host import Host
     from imagematrix.select.selection import Selection
     from imagematrix.use.claim import Claim
@@ -53,9 +52,9 @@ def command(
     if asked.help or asked.image is None:
         print(context.get_help())
         return
-    host = host_of(_path(asked.host), None, _path(asked.nvidia_smi))
+    host, wanted = node_of(_path(asked.host), None, _path(asked.nvidia_smi), asked.gpus)
     catalog = catalog_of(asked.image, asked.catalog)
-    chosen = select(host, catalog, gpus=asked.gpus, allow_cpu=asked.allow_cpu)
+    chosen = select(host, catalog, gpus=wanted, allow_cpu=asked.allow_cpu)
     launch = plan(chosen, asked.command, mig_minors=migs(), held=_held(chosen, dry_run=asked.dry_run))
     if asked.dry_run:
         print(shlex.join(docker_run(launch, asked.docker)))
@@ -63,7 +62,7 @@ def command(
     require(launch.devices)  # before anybody waits for GPUs
     with ExitStack() as stack:
         if launch.gpus:
-            taken = stack.enter_context(_claim(host, asked))
+            taken = stack.enter_context(_claim(host, wanted, asked.wait_s))
             chosen = select(host, catalog, gpus=exactly(taken.gpus), allow_cpu=asked.allow_cpu)
             launch = plan(chosen, asked.command, mig_minors=migs(), held=_held(chosen, dry_run=False))
             require(launch.devices)
@@ -71,19 +70,19 @@ def command(
         _become(docker_run(launch, asked.docker))
 
 
-def _claim(host: Host, asked: Words) -> Claim:
+def _claim(host: Host, wanted: str | None, wait_s: float) -> Claim:
     """Return a claim on GPUs that nobody uses; docker's command keeps it as long as it lives."""
     from imagematrix import engine
     from imagematrix.select.gpus import candidates
     from imagematrix.use.claim import claim
     from imagematrix.use.survey import ask_nvml, survey
 
-    found, count = candidates(host.gpus, asked.gpus)
+    found, count = candidates(host.gpus, wanted)
 
     def look() -> Uses:
         return survey(host.gpus, engine.running, ask_nvml)
 
-    return claim(found, count, look, wait_s=asked.wait_s, tell=say)
+    return claim(found, count, look, wait_s=wait_s, tell=say)
 
 
 def _held(chosen: Selection, *, dry_run: bool) -> frozenset[str] | None:

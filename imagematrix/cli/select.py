@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from imagematrix.cli.choosing import catalog_of, host_of
+from imagematrix.cli.choosing import catalog_of, node_of
 from imagematrix.cli.output import answer
 
 TYPE_CHECKING = False
@@ -27,9 +27,8 @@ def command(
     from imagematrix.select.select import select
 
     try:
-        found = select(
-            host_of(host, root, nvidia_smi), catalog_of(image, catalog), gpus=gpus, allow_cpu=allow_cpu
-        )
+        node, wanted = node_of(host, root, nvidia_smi, gpus)
+        found = select(node, catalog_of(image, catalog), gpus=wanted, allow_cpu=allow_cpu)
     except NothingFits as error:
         if json:
             answer(error.selection.to_json())

@@ -3,8 +3,10 @@
 import base64
 import contextlib
 import json
+import shutil
 import signal
 import socketserver
+import subprocess
 import sys
 import tempfile
 import textwrap
@@ -317,6 +319,34 @@ def log_in(tmp_path):
         return f"Basic {secret}"
 
     return call
+
+
+@pytest.fixture(scope="session")
+def stub(tmp_path_factory):
+    """The folder of a libnvidia-ml.so.1 that plays what STUB_* tell it, named as one of driver 550.144.03."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no C compiler to build the NVML stub with")
+    folder = tmp_path_factory.mktemp("nvml")
+    library = folder / "libnvidia-ml.so.550.144.03"
+    subprocess.run(
+        [compiler, "-shared", "-fPIC", "-o", library, Path(__file__).parent / "probe" / "nvml_stub.c"],
+        check=True,
+    )
+    (folder / "libnvidia-ml.so.1").symlink_to(library.name)
+    return folder
+
+
+@pytest.fixture
+def play(stub, monkeypatch):
+    """Makes NVML, asked in a process of its own, answer as the stub is told: `play(init=18, gpus="...")`."""
+
+    def tell(**settings):
+        monkeypatch.setenv("LD_LIBRARY_PATH", str(stub))
+        for name, value in settings.items():
+            monkeypatch.setenv(f"STUB_{name.upper()}", str(value))
+
+    return tell
 
 
 class Said(NamedTuple):

@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from imagematrix.probe.host import Host
+
 # The variant that each host gets: first with its GPUs, then with --gpus none.
 CHOSEN = {
     "broadwell-m60": ("cuda11.8-drv535.261.03-sm52-broadwell", "cpu-broadwell"),
@@ -187,3 +189,18 @@ def test_names_that_no_terminal_can_show_are_shown_somehow(cli, profiles, catalo
     words = ("training:v1", "--host", path, "--catalog", catalog_file)
     assert r"A \ud800 [bold]CPU[/]" in cli("explain", *words).out
     assert json.loads(cli("select", *words, "--json").out)["gpus"][0] == "GPU-\udfff"
+
+
+def test_the_environment_names_gpus_of_this_machine_only(cli, profiles, catalog_file, monkeypatch):
+    words = ("select", "training:v1", "--catalog", catalog_file, "--json")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert len(json.loads(cli(*words, "--host", profiles["rome-a100"]).out)["gpus"]) == 8
+    monkeypatch.setattr("imagematrix.cli.choosing._host_of", lambda *_: Host.load(profiles["rome-a100"]))
+    assert len(json.loads(cli(*words).out)["gpus"]) == 1
+    assert len(json.loads(cli(*words, "--gpus", "2").out)["gpus"]) == 2
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert json.loads(cli(*words).out)["gpus"] == []
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "42")
+    said = cli("select", "training:v1", "--catalog", catalog_file)
+    assert (said.code, said.out) == (2, "")
+    assert "CUDA_VISIBLE_DEVICES=42: the host has no '42'" in said.err

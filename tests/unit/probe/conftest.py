@@ -2,8 +2,6 @@
 
 import importlib.util
 import json
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -67,31 +65,6 @@ def gpu():
         }
 
     return files
-
-
-@pytest.fixture(scope="session")
-def stub(tmp_path_factory):
-    """The folder of a libnvidia-ml.so.1 that plays what STUB_* tell it, named as one of driver 550.144.03."""
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        pytest.skip("no C compiler to build the NVML stub with")
-    folder = tmp_path_factory.mktemp("nvml")
-    library = folder / "libnvidia-ml.so.550.144.03"
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, HERE / "nvml_stub.c"], check=True)
-    (folder / "libnvidia-ml.so.1").symlink_to(library.name)
-    return folder
-
-
-@pytest.fixture
-def play(stub, monkeypatch):
-    """Makes NVML, asked in a process of its own, answer as the stub is told: `play(init=18, gpus="...")`."""
-
-    def tell(**settings):
-        monkeypatch.setenv("LD_LIBRARY_PATH", str(stub))
-        for name, value in settings.items():
-            monkeypatch.setenv(f"STUB_{name.upper()}", str(value))
-
-    return tell
 
 
 @pytest.fixture

@@ -1,0 +1,211 @@
+"""GPUs on a node that people share: each is given out once, and nothing is left behind.
+
+The GPUs are played: a profile with eight of them, and device nodes that open.
+"""
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+H200 = ROOT / "tests/hosts/genoa-h200.json"
+CONTROL = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
+NULL = os.makedev(1, 3)
+BUSY = 10
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _image(engine):
+    only = "cuda=12.4,compute=9.0,driver=550.163.01,march=x86-64-v3"
+    done = engine.imagematrix("build", "--only", only, "-f", ROOT / "matrix.yaml")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _nodes():
+    made = []
+    for path in (*(f"/dev/nvidia{minor}" for minor in range(8)), *CONTROL):
+        if not Path(path).exists():
+            os.mknod(path, stat.S_IFCHR | 0o666, NULL)
+            made.append(path)
+    yield
+    for path in made:
+        Path(path).unlink()
+
+
+@pytest.fixture(autouse=True)
+def _cleared(engine):
+    yield
+    for name in engine.docker("ps", "-aq").stdout.split():
+        engine.docker("rm", "-f", name)
+
+
+@pytest.fixture
+def start(engine):
+    """Starts `imagematrix run` with more words, and returns the process."""
+    started = []
+
+    def run(*words):
+        command = [*engine.inside, ROOT / ".venv/bin/imagematrix", "run", "--host", H200, *words]
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=engine.environment
+        )
+        started.append(process)
+        return process
+
+    yield run
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def run(engine, *words):
+    return engine.imagematrix("run", "--host", H200, *words)
+
+
+def had(engine, name):
+    """Return the minors of the GPUs of a container."""
+    paths = [device["PathOnHost"] for device in engine.inspect(name)["HostConfig"]["Devices"]]
+    return sorted(int(path[11:]) for path in paths if path[11:].isdigit())
+
+
+def gpus(engine):
+    """Return what `imagematrix gpus` says of each GPU."""
+    done = engine.imagematrix("gpus", "--host", H200, "--json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)["gpus"]
+
+
+def test_fifty_launches_at_once(engine, start):
+    """No GPU twice, none lost: each container says when it began and ended, by one clock."""
+    script = "cat /proc/uptime; ls /dev | grep '^nvidia[0-9]'; sleep 0.3; cat /proc/uptime"
+    processes = [
+        start("--gpus", "1", "--wait", "10m", "--rm", "training:v1", "sh", "-c", script) for _ in range(50)
+    ]
+    spans = {}
+    for process in processes:
+        out, err = process.communicate(timeout=500)
+        assert process.returncode == 0, err
+        begin, gpu, end = out.splitlines()
+        spans.setdefault(gpu, []).append((float(begin.split()[0]), float(end.split()[0])))
+    assert sum(map(len, spans.values())) == 50
+    assert sorted(spans) == [f"nvidia{minor}" for minor in range(8)]
+    for found in spans.values():
+        found.sort()
+        assert all(before[1] <= after[0] for before, after in pairwise(found))
+    assert all(gpu["free"] for gpu in gpus(engine))
+    assert engine.docker("ps", "-aq").stdout == ""
+
+
+def test_detached_containers_keep_their_gpus_without_a_lease(engine, start):
+    processes = [start("--gpus", "2", "-d", "training:v1", "sleep", "300") for _ in range(6)]
+    names = []
+    for process in processes:
+        out, err = process.communicate(timeout=100)
+        assert process.returncode in (0, BUSY), err
+        names += out.split()
+    assert len(names) == 4
+    assert sorted(minor for name in names for minor in had(engine, name)) == list(range(8))
+    done = run(engine, "--gpus", "1", "training:v1", "true")
+    assert done.returncode == BUSY
+    assert "1 GPU asked for, 0 free: GPU 0 (NVIDIA H200) is used by container " in done.stderr
+    assert all(use["kind"] == "container" for gpu in gpus(engine) for use in gpu["used_by"])
+    engine.docker("rm", "-f", names[0])
+    assert run(engine, "--gpus", "2", "--rm", "training:v1", "true").returncode == 0
+
+
+def test_named_gpus_in_use_are_refused_with_who_uses_them(engine):
+    engine.docker("run", "-d", "--name", "web", "--device", "/dev/nvidia0", "debian:trixie", "sleep", "300")
+    index = next(gpu["index"] for gpu in json.loads(H200.read_text())["gpus"] if gpu["minor"] == 0)
+    for spec in (f"device={index}", "all"):
+        done = run(engine, "--gpus", spec, "--rm", "training:v1", "true")
+        assert done.returncode == BUSY
+        assert f"GPU {index} (NVIDIA H200) is used by container web (debian:trixie)" in done.stderr
+    seen = run(
+        engine, "--gpus", "7", "--rm", "training:v1", "sh", "-c", "ls /dev | grep -c '^nvidia[0-9]'; ls /dev"
+    )
+    assert seen.stdout.splitlines()[0] == "7"
+    assert "nvidia0" not in seen.stdout.splitlines()
+    dry = run(engine, "--dry-run", "--gpus", f"device={index}", "training:v1")
+    assert dry.returncode == 0  # it takes nothing and looks at nobody
+
+
+def test_a_foreground_container_has_a_lease_that_dies_with_dockers_command(engine, start):
+    process = start("--gpus", "8", "--name", "job", "training:v1", "sh", "-c", "echo up; sleep 300")
+    assert process.stdout.readline() == "up\n"
+    for gpu in gpus(engine):
+        assert [(use["kind"], use["name"].split()[0]) for use in gpu["used_by"]] == [
+            ("lease", "docker"),
+            ("container", "job"),
+        ]
+        assert gpu["used_by"][0]["pid"] == process.pid
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    # The container runs on, and has its GPUs; the lease is gone.
+    assert [use["kind"] for gpu in gpus(engine) for use in gpu["used_by"]] == ["container"] * 8
+    assert run(engine, "--gpus", "1", "training:v1", "true").returncode == BUSY
+    engine.docker("rm", "-f", "job")
+    assert all(gpu["free"] for gpu in gpus(engine))
+
+
+def test_a_container_that_does_not_start_leaves_nothing(engine):
+    done = run(engine, "--gpus", "8", "--rm", "training:v1", "/no/such/program")
+    assert done.returncode == 127
+    done = run(engine, "--gpus", "8", "--rm", "--network", "nowhere", "training:v1", "true")
+    assert done.returncode == 125
+    assert all(gpu["free"] for gpu in gpus(engine))
+
+
+def test_who_waits_says_for_what_and_gets_it(engine, start):
+    run(engine, "--gpus", "8", "-d", "--name", "job", "training:v1", "sleep", "300")
+    waiting = start("--gpus", "1", "--wait", "2m", "--rm", "training:v1", "echo", "mine")
+    assert waiting.stderr.readline().startswith(
+        "waiting: 1 GPU asked for, 0 free: GPU 0 (NVIDIA H200) is used by container job (training:v1-"
+    )
+    gives_up = start("--gpus", "1", "--wait", "1m", "--rm", "training:v1", "true")
+    assert "waiting: " in gives_up.stderr.readline()
+    gives_up.send_signal(signal.SIGINT)
+    assert gives_up.wait(20) == 130
+    assert run(engine, "--gpus", "1", "--wait", "1s", "training:v1", "true").returncode == BUSY
+    engine.docker("rm", "-f", "job")
+    assert waiting.communicate(timeout=60)[0] == "mine\n"
+
+
+def test_a_killed_launcher_leaves_no_lease(engine, start):
+    processes = [start("--gpus", "8", "--wait", "5m", "--rm", "training:v1", "true") for _ in range(8)]
+    time.sleep(0.7)
+    for process in processes:  # some wait, some choose, some have become docker's command
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    deadline = time.monotonic() + 60
+    while engine.docker("ps", "-q").stdout and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert run(engine, "--gpus", "8", "--rm", "training:v1", "true").returncode == 0
+
+
+def test_the_library_takes_free_ones_too(engine):
+    import docker
+
+    import imagematrix as im
+
+    saved = engine.folder / "leases.json"
+    saved.write_text(engine.imagematrix("ls", "training:v1", "--json").stdout)
+    selection = im.select(im.Host.load(H200), im.Catalog.load(saved))
+    client = docker.DockerClient(base_url=engine.host)
+    os.environ["IMAGEMATRIX_LOCKS"] = engine.environment["IMAGEMATRIX_LOCKS"]
+    try:
+        first = im.launch(selection, ["sleep", "300"], gpus=5, client=client)
+        second = im.launch(selection, ["sleep", "300"], gpus=3, client=client)
+        assert sorted(had(engine, first.id) + had(engine, second.id)) == list(range(8))
+        with pytest.raises(im.GpusBusyError, match="1 GPU asked for, 0 free"):
+            im.launch(selection, gpus=1, client=client)
+    finally:
+        del os.environ["IMAGEMATRIX_LOCKS"]
+        client.close()

@@ -1,0 +1,94 @@
+"""`imagematrix gpus`: each GPU of the node, free or used, and by what."""
+
+import json
+import os
+
+import pytest
+
+from imagematrix.use import survey
+from imagematrix.use.locks import Locks, release
+
+
+@pytest.fixture(autouse=True)
+def locks(monkeypatch, tmp_path):
+    """The folder of this test's own locks, which is not there yet."""
+    monkeypatch.setenv("IMAGEMATRIX_LOCKS", str(tmp_path / "locks"))
+    return str(tmp_path / "locks")
+
+
+def container(name, *paths):
+    devices = [{"PathOnHost": path} for path in paths]
+    return {"Id": name, "Name": f"/{name}", "Config": {"Image": "[x]:1"}, "HostConfig": {"Devices": devices}}
+
+
+def test_free_and_used(cli, profiles, engine, locks, conforms):
+    host = json.loads(profiles["rome-a100"].read_text())
+    first, second, third = (gpu["minor"] for gpu in host["gpus"][:3])
+    engine.containers = [container("web", f"/dev/nvidia{first}", "/dev/nvidiactl")]
+    with Locks(locks) as held:
+        lease = held.take(f"nvidia{second}", f"nvidia{first}")
+    said = cli("gpus", "--host", profiles["rome-a100"], "--json")
+    table = cli("gpus", "--host", profiles["rome-a100"])
+    release(lease)
+    assert (said.code, said.err) == (0, "")
+    document = json.loads(said.out)
+    conforms(document)
+    gpus = document["gpus"]
+    assert [use["kind"] for use in gpus[0]["used_by"]] == ["lease", "container"]
+    assert gpus[0]["used_by"][1]["name"] == "web ([x]:1)"
+    assert [(use["kind"], use["pid"]) for use in gpus[1]["used_by"]] == [("lease", os.getpid())]
+    assert [gpu["free"] for gpu in gpus] == [False, False, *[True] * 6]
+    assert gpus[2]["minor"] == third
+    assert "container web ([x]:1)" in table.out
+    assert table.out.count(" free ") == 6
+
+
+@pytest.mark.usefixtures("engine")
+def test_what_nvml_says_of_now(cli, profiles, play, monkeypatch, conforms):
+    host = json.loads(profiles["mig"].read_text())
+    whole, parted = sorted(host["gpus"], key=lambda gpu: gpu["mig"] is not None)
+    device = parted["mig"][1]
+    process = f"{os.getpid()}:{device['gpu_instance']}:{device['compute_instance']}"
+    play(
+        gpus=f"minor={whole['minor']},used=1024,util=97,temp=61,procs={os.getpid()};"
+        f"minor={parted['minor']},util=-1,procs={process}"
+    )
+    monkeypatch.setattr(survey, "MODULE", "/")  # the module is taken for loaded
+    document = json.loads(cli("gpus", "--host", profiles["mig"], "--json").out)
+    conforms(document)
+    found = {gpu["minor"]: gpu for gpu in document["gpus"]}
+    one, other = found[whole["minor"]], found[parted["minor"]]
+    assert (one["utilization_percent"], one["memory_used_mib"], one["temperature_c"]) == (97, 1024, 61)
+    assert (one["free"], [use["pid"] for use in one["used_by"]]) == (False, [os.getpid()])
+    assert [part["free"] for part in other["mig"]] == [True, False, True]
+    assert (other["free"], other["utilization_percent"]) == (False, None)
+    table = cli("gpus", "--host", profiles["mig"]).out
+    assert "97 %" in table
+    assert "61 °C" in table
+    assert f"1024 of {whole['memory_mib']} MiB" in table
+    assert f" {device['profile']} " in table
+
+
+def test_without_an_engine_the_rest_is_told(cli, profiles, no_engine, conforms):  # noqa: ARG001
+    said = cli("gpus", "--host", profiles["driver-mismatch"], "--json")
+    assert said.code == 0
+    document = json.loads(said.out)
+    conforms(document)
+    assert document["warnings"][-1].startswith("no Docker engine answers at ")
+    assert "so the GPUs of containers are not known" in said.err
+
+
+def test_a_gpu_that_cannot_be_used_is_not_free(cli, profiles, engine, tmp_path):
+    assert engine.containers == []
+    host = json.loads(profiles["rome-a100"].read_text())
+    host["gpus"][0] |= {"state": "lost", "minor": None}
+    path = tmp_path / "host.json"
+    path.write_text(json.dumps(host))
+    first = json.loads(cli("gpus", "--host", path, "--json").out)["gpus"][0]
+    assert (first["free"], first["used_by"]) == (False, [])
+    assert " lost " in cli("gpus", "--host", path).out
+
+
+def test_a_node_without_gpus(cli, profiles, engine):
+    assert engine.containers == []
+    assert cli("gpus", "--host", profiles["laptop"]) == (0, "this node has no GPU\n", "")
