@@ -15,7 +15,17 @@ if TYPE_CHECKING:
 
     import docker
 
-__all__ = ["address", "client", "context", "digests", "images", "running", "running_of", "unreachable"]
+__all__ = [
+    "address",
+    "client",
+    "context",
+    "digests",
+    "images",
+    "info",
+    "running",
+    "running_of",
+    "unreachable",
+]
 
 DEFAULT = "unix:///var/run/docker.sock"
 START = "start one (`systemctl start docker`), or name it in DOCKER_HOST"
@@ -121,6 +131,17 @@ def digests(reference: str) -> frozenset[str]:
         return frozenset()
     names = answer.get("RepoDigests") or ()
     return frozenset([str(answer.get("Id")), *(str(name).rpartition("@")[2] for name in names)])
+
+
+def info() -> dict[str, Any]:
+    """Return what the engine tells of itself, as `docker info` does; raise EngineError."""
+    where = address()
+    if not where.startswith("unix://"):
+        return dict(_remote(where, lambda reached: reached.info()))
+    status, answer = _local(where, "/info")
+    if status != OK or not isinstance(answer, dict):
+        raise _refused(where, answer)
+    return answer
 
 
 def running() -> list[dict[str, Any]]:

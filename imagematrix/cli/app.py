@@ -9,6 +9,7 @@ import typer
 from imagematrix.cli import (
     build,
     coverage,
+    doctor,
     explain,
     export,
     gpus,
@@ -68,6 +69,7 @@ def _app() -> typer.Typer:
         "ls": ls,
         "probe": probe,
         "gpus": gpus,
+        "doctor": doctor,
         "select": select,
         "explain": explain,
         "coverage": coverage,

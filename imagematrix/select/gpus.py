@@ -104,7 +104,7 @@ def _filtered(gpus: tuple[Gpu, ...], wanted: str, words: list[str]) -> tuple[tup
     if not 0 < count <= len(meeting):
         raise UsageError(
             f"--gpus {wanted}: of {len(gpus)} GPUs {len(meeting)} can be used and meet this",
-            remedy=_there(gpus),
+            remedy=_kinds(gpus),
         )
     return meeting, count
 
@@ -143,6 +143,16 @@ def _joined(one: Gpu, other: Gpu) -> Gpu:
     if one.mig is None or other.mig is None:
         return one
     return replace(one, mig=tuple(dict.fromkeys(one.mig + other.mig)))
+
+
+def _kinds(gpus: tuple[Gpu, ...]) -> str:
+    kinds = [
+        f"{gpu.name or 'unknown'}, compute {gpu.compute or 'unknown'}, {gpu.memory_mib or 'unknown'} MiB"
+        for gpu in gpus
+    ]
+    counts = {kind: kinds.count(kind) for kind in kinds}
+    listed = "; ".join(f"{count} x {kind}" for kind, count in counts.items())
+    return f"it has {listed}" if listed else "it has no GPU"
 
 
 def _there(gpus: tuple[Gpu, ...]) -> str:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["Line", "Ticket"]
 
 TICKET = "wait-"
+DIGITS = 18  # what is longer was not made here
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +81,7 @@ class Line:
 
 def _is_ticket(name: str) -> bool:
     number = name.removeprefix(TICKET)
-    return number != name and number.isascii() and number.isdecimal()
+    return number != name and number.isascii() and number.isdecimal() and len(number) <= DIGITS
 
 
 def _read(text: str) -> list[Ticket]:

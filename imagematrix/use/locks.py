@@ -76,16 +76,7 @@ class Locks:
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
         """Hold the lock under which GPUs are looked at and taken; raise GpusBusyError if nobody lets go."""
-        deadline = time.monotonic() + TURN_S
-        while not (taken := self.take(TURN)):
-            if time.monotonic() > deadline:
-                holder = self.holders().get(TURN)
-                raise GpusBusyError(
-                    f"another launch has been choosing its GPUs for {TURN_S:g} seconds"
-                    + (f": process {holder}" if holder else ""),
-                    remedy="see what it is waiting for, and end it if it is stuck",
-                )
-            time.sleep(RETRY_S)
+        taken = self._in_turn()
         try:
             yield
         finally:
@@ -111,23 +102,25 @@ class Locks:
         """Make the file of a name, with a text in it; one that is there stays as it is."""
         # It appears whole, and for all users to read, whatever the umask.
         draft = f".{os.urandom(8).hex()}"
-        descriptor = os.open(
-            draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600, dir_fd=self._folder
-        )
+        flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
         try:
-            os.write(descriptor, text.encode())
-            os.fchmod(descriptor, 0o444)
-            with contextlib.suppress(FileExistsError):
-                os.link(draft, name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
-        finally:
-            os.unlink(draft, dir_fd=self._folder)
-            os.close(descriptor)
+            descriptor = os.open(draft, flags, 0o600, dir_fd=self._folder)
+            try:
+                os.write(descriptor, text.encode())
+                os.fchmod(descriptor, 0o444)
+                with contextlib.suppress(FileExistsError):
+                    os.link(draft, name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
+            finally:
+                os.unlink(draft, dir_fd=self._folder)
+                os.close(descriptor)
+        except OSError as error:
+            raise _unusable(f"{self.path}/{name}", error) from error
 
     def text_if_held(self, name: str) -> str | None:
         """Return the text in the file of a name whose lock another process holds, else None."""
         try:
             descriptor = self._existing(name)
-        except FileNotFoundError:
+        except (OSError, ProbeError):  # gone, or something that is no lock of ours
             return None
         try:
             if _locked(descriptor):
@@ -140,6 +133,22 @@ class Locks:
         """Remove the file of a name, if it is this user's to remove."""
         with contextlib.suppress(OSError):
             os.unlink(name, dir_fd=self._folder)
+
+    def _in_turn(self) -> tuple[int, ...]:
+        while True:
+            holder = self.holders().get(TURN)
+            deadline = time.monotonic() + TURN_S
+            while time.monotonic() < deadline:
+                if taken := self.take(TURN):
+                    return taken
+                time.sleep(RETRY_S)
+            # Many that are quick are no reason to give up.
+            if self.holders().get(TURN) == holder:
+                raise GpusBusyError(
+                    f"another launch has been choosing its GPUs for {TURN_S:g} seconds"
+                    + (f": process {holder}" if holder else ""),
+                    remedy="see what it is waiting for, and end it if it is stuck",
+                )
 
     def _open(self, name: str) -> int:
         try:

@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import tempfile
 import time
@@ -17,6 +18,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+CONTROL = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
+NULL = os.makedev(1, 3)
 NEEDED = ("dockerd", "docker", "docker-registry", "htpasswd", "slirp4netns", "unshare", "debootstrap")
 
 
@@ -120,6 +123,19 @@ class Engine:
         command = [*self.inside, ROOT / ".venv/bin/imagematrix", *words]
         return subprocess.run(command, check=False, **given)
 
+    def build_shipped(self, *expressions):
+        """Build cells of the shipped matrix, away from it: the bases of this engine get locked beside it."""
+        copy = self.folder / "shipped"
+        if not copy.exists():
+            shutil.copytree(ROOT / "templates", copy / "templates")
+            shutil.copy(ROOT / "matrix.yaml", copy)
+        built = []
+        for expression in expressions:
+            done = self.imagematrix("build", "--only", expression, "-f", copy / "matrix.yaml")
+            assert done.returncode == 0, done.stderr
+            built += done.stdout.split()
+        return built
+
     def seed(self):
         for suite in ("bookworm", "trixie"):
             archive = ROOT / f".cache/bases/{suite}.tar"
@@ -201,6 +217,19 @@ def start_engine():
 def engine(start_engine):
     """The engine that most tests share; it has the containerd image store."""
     return start_engine()
+
+
+@pytest.fixture
+def nodes():
+    """Device nodes as a GPU host has them: made here, with the number of /dev/null so that they open."""
+    made = []
+    for path in (*(f"/dev/nvidia{minor}" for minor in range(8)), *CONTROL):
+        if not Path(path).exists():
+            os.mknod(path, stat.S_IFCHR | 0o666, NULL)
+            made.append(path)
+    yield
+    for path in made:
+        Path(path).unlink()
 
 
 @pytest.fixture

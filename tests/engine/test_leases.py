@@ -6,7 +6,6 @@ The GPUs are played: a profile with eight of them, and device nodes that open.
 import json
 import os
 import signal
-import stat
 import subprocess
 import time
 from itertools import pairwise
@@ -16,28 +15,14 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 H200 = ROOT / "tests/hosts/genoa-h200.json"
-CONTROL = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
-NULL = os.makedev(1, 3)
 BUSY = 10
+
+pytestmark = pytest.mark.usefixtures("nodes")
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _image(engine):
-    only = "cuda=12.4,compute=9.0,driver=550.163.01,march=x86-64-v3"
-    done = engine.imagematrix("build", "--only", only, "-f", ROOT / "matrix.yaml")
-    assert done.returncode == 0, done.stderr
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _nodes():
-    made = []
-    for path in (*(f"/dev/nvidia{minor}" for minor in range(8)), *CONTROL):
-        if not Path(path).exists():
-            os.mknod(path, stat.S_IFCHR | 0o666, NULL)
-            made.append(path)
-    yield
-    for path in made:
-        Path(path).unlink()
+    engine.build_shipped("cuda=12.4,compute=9.0,driver=550.163.01,march=x86-64-v3")
 
 
 @pytest.fixture(autouse=True)

@@ -1,10 +1,8 @@
 """`imagematrix run`: exactly the right device nodes, no mounts, no privileges; else like `docker run`."""
 
 import json
-import os
 import shlex
 import signal
-import stat
 import subprocess
 from pathlib import Path
 
@@ -13,29 +11,13 @@ import pytest
 ROOT = Path(__file__).parents[2]
 L40S = ROOT / "tests/hosts/icelake-l40s.json"
 CONTROL = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
-NULL = os.makedev(1, 3)
 
 
 @pytest.fixture(scope="module")
 def images(engine):
     """The image of an L40S node, and one that this machine can run."""
     only = "cuda=12.4,compute=8.9,driver=550.163.01,march=icelake-server"
-    for expression in (only, "cuda=none,march=x86-64-v2"):
-        done = engine.imagematrix("build", "--only", expression, "-f", ROOT / "matrix.yaml")
-        assert done.returncode == 0, done.stderr
-
-
-@pytest.fixture
-def nodes():
-    """Device nodes as a GPU host has them: made here, with the number of /dev/null so that they open."""
-    made = []
-    for path in (*(f"/dev/nvidia{minor}" for minor in range(4)), *CONTROL):
-        if not Path(path).exists():
-            os.mknod(path, stat.S_IFCHR | 0o666, NULL)
-            made.append(path)
-    yield
-    for path in made:
-        Path(path).unlink()
+    engine.build_shipped(only, "cuda=none,march=x86-64-v2")
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 import base64
 import contextlib
 import json
+import os
 import shutil
 import signal
 import socketserver
@@ -148,6 +149,7 @@ class FakeEngine:
     def __init__(self):
         self.images = []
         self.containers = []
+        self.info = {"ServerVersion": "26.1.5", "Name": os.uname().nodename}
         self.status = 200
         self.raw = None
         self.asked = []
@@ -176,21 +178,26 @@ class FakeEngine:
         entry = {"Id": number, "RepoTags": [], "RepoDigests": [], "Labels": own, "Size": 81_000_000}
         self.images.append(entry | facts)
 
+    def _containers(self, path):
+        if path.endswith("/containers/json"):
+            return [*({"Id": one["Id"]} for one in self.containers), {"Id": "gone"}]
+        return next((one for one in self.containers if one["Id"] == path.split("/")[-2]), None)
+
     def answer(self, resource):
         """Return the JSON that answers a GET."""
         self.asked.append(resource)
         parts = urlsplit(resource)
         if self.status != 200:
             return {"message": "something about the daemon"}
-        if parts.path.endswith("/version"):
-            return {"ApiVersion": "1.43", "Version": "26.1.5"}
-        if parts.path.endswith("/_ping"):
-            return "OK"
-        if parts.path.endswith("/containers/json"):
-            return [*({"Id": one["Id"]} for one in self.containers), {"Id": "gone"}]
+        simple = {
+            "version": {"ApiVersion": "1.43", "Version": "26.1.5"},
+            "info": self.info,
+            "_ping": "OK",
+        }
+        if parts.path.rpartition("/")[2] in simple:
+            return simple[parts.path.rpartition("/")[2]]
         if "/containers/" in parts.path:
-            name = parts.path.split("/")[-2]
-            return next((one for one in self.containers if one["Id"] == name), None)
+            return self._containers(parts.path)
         (filters,) = parse_qs(parts.query)["filters"]
         (label,) = json.loads(filters)["label"]
         key, given, value = label.partition("=")
@@ -258,6 +265,12 @@ def docker_host(monkeypatch, tmp_path):
     monkeypatch.delenv("DOCKER_CONTEXT", raising=False)
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path / "docker-config"))
     return lambda address: monkeypatch.setenv("DOCKER_HOST", address)
+
+
+@pytest.fixture
+def no_engine(docker_host):
+    """No engine is where DOCKER_HOST points."""
+    docker_host("unix:///nowhere/docker.sock")
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import pytest
 from imagematrix.probe import probe as prober
 
 COMMANDS = ("init", "validate", "plan", "render", "build", "report", "export", "ls")
-COMMANDS += ("probe", "gpus", "select", "explain", "run")
+COMMANDS += ("probe", "gpus", "doctor", "select", "explain", "run")
 MAIN = [sys.executable, "-c", "from imagematrix.cli import main; main()"]
 
 

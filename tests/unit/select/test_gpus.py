@@ -205,3 +205,13 @@ def test_conditions_that_nothing_meets_or_that_are_none(mixed, wanted, words):
 def test_a_fact_that_is_not_known_meets_no_condition(make):
     for text in ("name!=T4", "compute!=7.5", "memory>=0M"):
         assert not parse(text).holds(make.gpu(0, name=None, compute=None, memory_mib=None))
+
+
+def test_the_error_about_conditions_names_the_kinds_there_are(mixed, make):
+    with pytest.raises(UsageError) as caught:
+        choose(mixed, "name=L4")
+    assert "2 x NVIDIA H100 80GB HBM3, compute 9.0, 81559 MiB" in caught.value.remedy
+    assert "1 x unknown, compute unknown, unknown MiB" in caught.value.remedy
+    with pytest.raises(UsageError) as caught:
+        choose(make.host(), "name=L4")
+    assert caught.value.remedy == "it has no GPU"

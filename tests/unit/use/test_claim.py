@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
@@ -152,7 +153,9 @@ def test_a_ticket_that_is_none_counts_for_nothing(locks):
     for number, text in enumerate(["", "many nvidia10", "-1 nvidia10", "\u0663 nvidia10"], 1):
         locks.create(f"wait-{number:09d}", text)
         held += locks.take(f"wait-{number:09d}")
-    locks.create("wait-x", "1 nvidia10")
+    for name in ("wait-x", "wait-" + "9" * 100):
+        locks.create(name, "1 nvidia10")
+    Path(locks.path, "wait-000000000").symlink_to("/nowhere")
     assert Line(locks).earlier() == []
     late = Line(locks)
     late.join(Ticket(count=1, keys=frozenset({"nvidia10"})))
@@ -161,7 +164,7 @@ def test_a_ticket_that_is_none_counts_for_nothing(locks):
     for descriptor in held:
         os.close(descriptor)
     assert Line(locks).earlier() == []
-    assert locks.names() == ["wait-x"]  # the tickets of who is gone go, too
+    assert locks.names() == ["wait-" + "9" * 100, "wait-x"]  # the tickets of who is gone go, too
 
 
 def test_first_come_first_served(gpu, folder, locks, monkeypatch):

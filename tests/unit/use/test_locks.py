@@ -5,6 +5,7 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -192,3 +193,15 @@ def test_without_the_kernels_list_nobody_is_named(locks, monkeypatch):
     )
     assert locks.holders() == {}
     release(held)
+
+
+def test_many_quick_turns_are_no_reason_to_give_up(locks, monkeypatch):
+    monkeypatch.setattr(module, "TURN_S", 0.05)
+    holders = iter([{"turn": 1}, {"turn": 2}, {"turn": 2}, {"turn": 3}])
+    monkeypatch.setattr(locks, "holders", lambda: next(holders))
+    held = locks.take("turn")
+    waiting = threading.Timer(0.08, release, [held])
+    waiting.start()
+    with locks.turn():
+        assert locks.take("turn") is None
+    waiting.join()

@@ -1,0 +1,1 @@
+"""What on this node would stop a launch, and the remedy."""

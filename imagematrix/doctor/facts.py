@@ -1,0 +1,133 @@
+"""What the doctor looks at: plain facts about node, engine and image, and how they are gathered."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+
+from imagematrix import engine
+from imagematrix.errors import EngineError, ProbeError
+from imagematrix.launch import devices
+from imagematrix.use import locks
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+    from imagematrix.probe.host import Host
+    from imagematrix.probe.nvml import Nvml
+
+__all__ = ["EngineFacts", "Facts", "ImageFacts", "gather"]
+
+MODULES = "/proc/modules"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineFacts:
+    """The engine at `address`: its version, the name of its machine, and its running containers.
+
+    Where it does not answer, `error` says why and `remedy` what to do, and the rest is empty.
+    """
+
+    address: str = ""
+    version: str = ""
+    machine: str = ""
+    containers: tuple[Mapping[str, Any], ...] = ()
+    error: str | None = None
+    remedy: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageFacts:
+    """The image that was named: what was selected, or `error` and `remedy` where nothing could be.
+
+    `mode` is the driver mode of the selected variant; `libcudas` are the paths of all user-mode drivers in
+    it, None where the engine does not have it yet.
+    """
+
+    name: str
+    selected: str | None = None
+    mode: str | None = None
+    libcudas: tuple[str, ...] | None = ()
+    error: str | None = None
+    remedy: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """All that the checks look at.
+
+    `modules` are the loaded kernel modules, None where they are not known. `problems` are those of the device
+    nodes that a launch with all GPUs passes, each with its remedy. `locks_error` says why GPUs could not be
+    kept from others.
+    """
+
+    host: Host
+    nvml: Nvml | None
+    modules: frozenset[str] | None
+    problems: tuple[tuple[str, str], ...]
+    machine: str
+    docker: str | None
+    engine: EngineFacts
+    locks: str = ""
+    locks_error: str | None = None
+    locks_remedy: str | None = None
+    image: ImageFacts | None = None
+
+
+def gather(host: Host, nvml: Nvml | None, image: ImageFacts | None = None) -> Facts:
+    """Return the facts about this node, whose Host is given with what NVML said, and about an image."""
+    locks_error = _locks_error() if host.gpus else None
+    return Facts(
+        host=host,
+        nvml=nvml,
+        modules=_modules(),
+        problems=_problems(host),
+        machine=os.uname().nodename,
+        docker=shutil.which("docker"),
+        engine=_engine(),
+        locks=locks.folder(),
+        locks_error=str(locks_error) if locks_error else None,
+        locks_remedy=locks_error.remedy if locks_error else None,
+        image=image,
+    )
+
+
+def _locks_error() -> ProbeError | None:
+    try:
+        with locks.Locks(locks.folder()):
+            return None
+    except ProbeError as error:
+        return error
+
+
+def _modules() -> frozenset[str] | None:
+    try:
+        with open(MODULES, encoding="ascii", errors="replace") as file:  # noqa: PTH123 - a file of /proc
+            return frozenset(line.split()[0] for line in file)
+    except OSError:
+        return None
+
+
+def _problems(host: Host) -> tuple[tuple[str, str], ...]:
+    usable = tuple(gpu for gpu in host.gpus if gpu.state == "ok")
+    try:
+        found = devices.check(devices.nodes(host, usable, devices.migs()))
+    except ProbeError as error:
+        return ((str(error), error.remedy or ""),)
+    return tuple((f"{problem.path} {problem.what}", problem.remedy) for problem in found)
+
+
+def _engine() -> EngineFacts:
+    try:
+        told = engine.info()
+        return EngineFacts(
+            address=engine.address(),
+            version=str(told.get("ServerVersion") or ""),
+            machine=str(told.get("Name") or ""),
+            containers=tuple(engine.running()),
+        )
+    except EngineError as error:
+        return EngineFacts(error=str(error), remedy=error.remedy)

@@ -1,0 +1,71 @@
+"""`imagematrix doctor`: what would stop a launch, held against launches."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+H200 = ROOT / "tests/hosts/genoa-h200.json"
+CELL = "cuda=12.4,compute=9.0,driver=550.163.01,march=x86-64-v3"
+
+
+@pytest.fixture(scope="module")
+def image(engine):
+    """The image of an H200 node."""
+    (name,) = engine.build_shipped(CELL)
+    return name
+
+
+def doctor(engine, *words):
+    done = engine.imagematrix("doctor", "--host", H200, "--json", *words)
+    return done.returncode, {one["check"]: one for one in json.loads(done.stdout)["findings"]}
+
+
+def launches(engine):
+    return engine.imagematrix("run", "--host", H200, "--rm", "training:v1", "true").returncode
+
+
+@pytest.mark.usefixtures("nodes")
+def test_where_it_finds_nothing_a_launch_works(engine, image):
+    code, found = doctor(engine, "training:v1")
+    assert (code, {one["severity"] for one in found.values()}) == (0, {"ok"})
+    assert found["image"]["saw"] == f"{image} fits this node"
+    assert launches(engine) == 0
+    assert engine.docker("ps", "-aq").stdout == ""
+
+
+@pytest.mark.usefixtures("image")
+def test_where_nodes_are_missing_a_launch_does_not(engine):
+    code, found = doctor(engine)
+    assert (code, found["device-nodes"]["severity"]) == (5, "error")
+    assert launches(engine) == 5
+
+
+@pytest.mark.usefixtures("nodes")
+def test_two_drivers_in_an_image_are_seen_in_its_bytes(engine, image, tmp_path):
+    engine.docker("tag", image, "original:1")  # which keeps it
+    (tmp_path / "Dockerfile").write_text(
+        f"FROM {image}\nRUN mkdir -p /opt/old && echo other > /opt/old/libcuda.so.470.256.02\n"
+    )
+    try:
+        engine.docker("build", "-t", image, str(tmp_path))
+        code, found = doctor(engine, "training:v1")
+        assert (code, found["image"]["severity"]) == (3, "error")
+        assert "/opt/old/libcuda.so.470.256.02" in found["image"]["saw"]
+    finally:
+        engine.docker("tag", "original:1", image)
+
+
+@pytest.mark.usefixtures("nodes", "image")
+def test_a_mount_over_a_driver_is_seen(engine, tmp_path):
+    (tmp_path / "libcuda.so.1").touch()
+    mount = f"{tmp_path}/libcuda.so.1:/opt/x/libcuda.so.1:ro"
+    words = ("--gpus", "1", "-d", "--name", "shadowed", "-v", mount, "training:v1", "sleep", "300")
+    assert engine.imagematrix("run", "--host", H200, *words).returncode == 0
+    try:
+        code, found = doctor(engine)
+        assert (code, found["mounts"]["severity"]) == (0, "warning")
+        assert f"{tmp_path}/libcuda.so.1 of the host lies over" in found["mounts"]["saw"]
+    finally:
+        engine.docker("rm", "-f", "shadowed")

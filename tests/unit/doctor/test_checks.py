@@ -1,0 +1,211 @@
+"""What the doctor says about nodes in good and in bad order."""
+
+from dataclasses import replace
+
+import pytest
+
+from imagematrix.doctor.checks import CHECKS, examine, to_json
+from imagematrix.doctor.facts import EngineFacts, Facts, ImageFacts
+from imagematrix.probe.host import Cpu, Driver, Gpu, Host
+from imagematrix.probe.nvml import Nvml, NvmlGpu
+
+CPU = Cpu(vendor=None, model=None, flags=frozenset(), level=None)
+DRIVER = Driver(version="550.163.01", kind=None, source="test")
+GOOD = Facts(
+    host=Host(arch="x86_64", cpu=CPU, driver=DRIVER, gpus=(Gpu(index=0, minor=3, name="L40S"),)),
+    nvml=Nvml(driver="550.163.01", gpus=(NvmlGpu(index=0, persistence=1),)),
+    modules=frozenset({"nvidia", "nvidia_uvm"}),
+    problems=(),
+    machine="node7",
+    docker="/usr/bin/docker",
+    engine=EngineFacts(address="unix:///run/docker.sock", version="20.10.24+dfsg1", machine="node7"),
+    locks="/run/lock/imagematrix",
+)
+
+
+def host(**facts):
+    given = {"arch": "x86_64", "cpu": CPU, "driver": DRIVER, "gpus": (Gpu(index=0, minor=3),)}
+    return Host(**(given | facts))
+
+
+def mounted(*places, labels=None):
+    return {
+        "Name": "/job",
+        "Config": {"Labels": {"io.imagematrix.selected": "t"} if labels is None else labels},
+        "Mounts": [{"Source": "/opt/x", "Destination": place} for place in places],
+    }
+
+
+def bad(facts):
+    """Return what is not all right: check, severity, what was seen, remedy."""
+    return [(one.check, one.severity, one.saw, one.remedy) for one in examine(facts) if one.severity != "ok"]
+
+
+def test_a_node_in_good_order(conforms):
+    findings = examine(GOOD)
+    assert {finding.severity for finding in findings} == {"ok"}
+    assert [finding.check for finding in findings] == [
+        "module", "library", "nvidia-uvm", "device-nodes", "docker-command", "engine", "locks",
+    ]  # fmt: skip
+    document = to_json(findings)
+    conforms(document)
+    assert document["launches"] is True
+
+
+def test_a_node_without_gpus_runs_what_needs_none():
+    plain = replace(GOOD, host=host(driver=None, gpus=()), nvml=None, modules=None)
+    assert bad(plain) == []
+    assert [finding.check for finding in examine(plain)] == ["module", "docker-command", "engine"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "check", "severity", "saw", "remedy"),
+    [
+        ({"host": host(driver=None)}, "module", "error", "no kernel module", "modprobe nvidia"),
+        (
+            {"nvml": Nvml(error=18, message="x", library="550.144.03")},
+            "library",
+            "warning",
+            "550.144.03",
+            "reboot",
+        ),
+        ({"nvml": Nvml(error=12, message="x")}, "library", "warning", "not installed", "libnvidia-ml"),
+        ({"nvml": Nvml(error=4, message="denied")}, "library", "warning", "denied", "nvidia-smi"),
+        ({"nvml": Nvml(message="it gave no answer")}, "library", "warning", "no answer", "nvidia-smi"),
+        ({"modules": frozenset({"nvidia"})}, "nvidia-uvm", "error", "not loaded", "modprobe nvidia-uvm"),
+        (
+            {"problems": (("/dev/nvidia3 is not there", "nvidia-modprobe -c 3"),)},
+            "device-nodes",
+            "error",
+            "/dev/nvidia3",
+            "nvidia-modprobe -c 3",
+        ),
+        (
+            {"nvml": Nvml(gpus=(NvmlGpu(index=0, persistence=0),))},
+            "persistence",
+            "warning",
+            "GPU 0",
+            "nvidia-smi -pm 1",
+        ),
+        ({"docker": None}, "docker-command", "error", "not on PATH", "apt-get install docker-cli"),
+        (
+            {"engine": EngineFacts(error="no engine", remedy="systemctl start docker")},
+            "engine",
+            "error",
+            "no engine",
+            "systemctl start docker",
+        ),
+        (
+            {"engine": EngineFacts(version="19.03.15", machine="node7")},
+            "engine",
+            "error",
+            "19.03.15",
+            "apt-get",
+        ),
+        (
+            {"engine": EngineFacts(version="26.1.5", machine="far")},
+            "engine",
+            "error",
+            "runs on far",
+            "default",
+        ),
+        ({"locks_error": "no", "locks_remedy": "mkdir"}, "locks", "error", "no", "mkdir"),
+        ({"locks": "/run/user/7/imagematrix"}, "locks", "warning", "other users", "tmpfiles.d"),
+        (
+            {"image": ImageFacts(name="t:v1", error="nothing fits")},
+            "image",
+            "error",
+            "nothing fits",
+            "imagematrix explain t:v1",
+        ),
+        ({"image": ImageFacts(name="t:v1", error="none", remedy="pass")}, "image", "error", "none", "pass"),
+        (
+            {"image": ImageFacts(name="t:v1", selected="t:x", mode="exact", libcudas=("/a", "/b"))},
+            "image",
+            "error",
+            "has /a, /b",
+            "docker run --rm t:x find /",
+        ),
+        (
+            {"image": ImageFacts(name="t:v1", selected="t:x", mode="compat")},
+            "image",
+            "error",
+            "no libcuda",
+            "t:x",
+        ),
+        (
+            {"image": ImageFacts(name="t:v1", selected="t:x", mode="host", libcudas=("/a",))},
+            "image",
+            "error",
+            "leaves the driver to the host",
+            "t:x",
+        ),
+        (
+            {"engine": EngineFacts(machine="node7", containers=(mounted("/usr/lib/x86_64-linux-gnu/"),))},
+            "mounts",
+            "warning",
+            "in the container job, /opt/x",
+            "start job again",
+        ),
+        (
+            {"engine": EngineFacts(machine="node7", containers=(mounted("/x/libcuda.so.1"),))},
+            "mounts",
+            "warning",
+            "/x/libcuda.so.1",
+            "-v",
+        ),
+    ],
+)
+def test_what_is_wrong(changes, check, severity, saw, remedy, conforms):
+    findings = examine(replace(GOOD, **changes))
+    (found,) = [finding for finding in findings if finding.severity != "ok"]
+    assert (found.check, found.severity) == (check, severity)
+    assert saw in found.saw
+    assert remedy in found.remedy
+    document = to_json(findings)
+    conforms(document)
+    assert document["launches"] is (severity == "warning")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"image": ImageFacts(name="t:v1", selected="t:x", mode="exact", libcudas=("/a",))},
+        {"image": ImageFacts(name="t:v1", selected="t:x", mode="exact", libcudas=None)},
+        {"image": ImageFacts(name="t:v1", selected="t:x", mode="host")},
+        {"image": ImageFacts(name="t:v1", selected="t:x")},
+        {"engine": EngineFacts(machine="node7", containers=(mounted("/data", "/usr/local"),))},
+        {"engine": EngineFacts(machine="node7", containers=(mounted("/usr/lib", labels={}),))},
+        {"engine": EngineFacts(machine="node7", version="29.0.0")},
+        {"engine": EngineFacts(machine="node7", version="dev")},
+        {"nvml": None},
+        {"modules": None},
+    ],
+)
+def test_what_is_not_wrong(changes):
+    assert bad(replace(GOOD, **changes)) == []
+
+
+@pytest.mark.parametrize(
+    ("state", "remedy"),
+    [
+        ("lost", "nvidia-smi --gpu-reset -i 0000:41:00.0"),
+        ("no-permission", "chmod 0666 /dev/nvidia3"),
+        ("no-node", "nvidia-modprobe -c 3"),
+        ("no-module", "drivers_probe"),
+        ("excluded", "NVreg_ExcludedGpus"),
+        ("vgpu", "--gpus"),
+        ("mig-empty", "nvidia-smi mig -i 0000:41:00.0 -cgi"),
+        ("new", "nvidia-smi"),
+    ],
+)
+def test_gpus_that_cannot_be_used(state, remedy):
+    gpu = Gpu(index=0, minor=3, name="L40S", pci_bus_id="0000:41:00.0", state=state)
+    ((check, severity, saw, cure),) = bad(replace(GOOD, host=host(gpus=(gpu,))))
+    assert (check, severity) == ("gpus", "error")
+    assert saw == f"GPU 0 (L40S) is in the state {state}"
+    assert remedy in cure
+
+
+def test_every_check_has_a_name():
+    assert all(name == name.lower() for name in CHECKS)

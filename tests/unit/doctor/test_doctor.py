@@ -1,0 +1,92 @@
+"""`imagematrix doctor` on this machine, with hosts that are played."""
+
+import json
+import sys
+
+import pytest
+
+from imagematrix.doctor import facts as module
+from imagematrix.doctor.facts import gather
+from imagematrix.probe.host import Host
+
+
+@pytest.fixture(autouse=True)
+def _locks(monkeypatch, tmp_path):
+    monkeypatch.setenv("IMAGEMATRIX_LOCKS", str(tmp_path / "locks"))
+
+
+@pytest.fixture
+def docker(monkeypatch, tmp_path):
+    """A command of docker's on PATH."""
+    (tmp_path / "docker").symlink_to(sys.executable)
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+
+@pytest.mark.usefixtures("docker", "engine")
+def test_a_machine_that_runs_images_for_cpus(cli, profiles, conforms):
+    said = cli("doctor", "--host", profiles["laptop"], "--json")
+    assert (said.code, said.err) == (0, "")
+    document = json.loads(said.out)
+    conforms(document)
+    assert document["launches"] is True
+    table = cli("doctor", "--host", profiles["laptop"])
+    assert table.out.startswith("ok       module          no NVIDIA GPU")
+
+
+@pytest.mark.usefixtures("docker", "engine")
+def test_device_nodes_that_are_missing(cli, profiles, conforms):
+    said = cli("doctor", "--host", profiles["rome-a100"], "--json")
+    assert said.code == 5
+    document = json.loads(said.out)
+    conforms(document)
+    assert not document["launches"]
+    (one,) = [one for one in document["findings"] if one["saw"].startswith("/dev/nvidiactl ")]
+    assert one["severity"] == "error"
+    table = cli("doctor", "--host", profiles["rome-a100"])
+    assert "-> load the driver and make the node: `modprobe nvidia`, `nvidia-modprobe -c 255`\n" in table.out
+
+
+@pytest.mark.usefixtures("docker", "engine")
+def test_mig_devices_that_this_machine_does_not_have(cli, profiles):
+    said = cli("doctor", "--host", profiles["mig"])
+    assert said.code == 5
+    assert "mig-minors has no gpu0/gi2/access" in said.out
+
+
+@pytest.mark.usefixtures("no_engine")
+def test_without_an_engine(cli, profiles):
+    said = cli("doctor", "--host", profiles["laptop"])
+    assert said.code == 8
+    assert "error    engine          no Docker engine answers at unix:///nowhere/docker.sock\n" in said.out
+
+
+@pytest.mark.usefixtures("docker")
+def test_an_image_that_fits_and_one_that_does_not(cli, profiles, engine, shipped_catalog):
+    engine.hold(shipped_catalog)
+    said = cli("doctor", "--host", profiles["laptop"], "training:v1")
+    assert said.code == 0
+    assert "ok       image           training:v1-cpu-broadwell-0123456789ab fits this node\n" in said.out
+    said = cli("doctor", "--host", profiles["laptop"], "training:v9")
+    assert said.code == 3
+    assert "error    image           the engine has no variant of training:v9" in said.out
+    assert "doctor" in cli("doctor", "--help").out
+
+
+def test_locks_that_cannot_be_made(profiles, engine, monkeypatch, tmp_path):
+    assert engine.containers == []
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("IMAGEMATRIX_LOCKS", str(tmp_path / "file"))
+    found = gather(Host.load(profiles["rome-a100"]), None)
+    assert "can't be used" in found.locks_error
+    assert "mkdir" in found.locks_remedy
+    assert gather(Host.load(profiles["laptop"]), None).locks_error is None
+
+
+def test_modules(profiles, engine, monkeypatch, tmp_path):
+    assert engine.containers == []
+    node = Host.load(profiles["laptop"])
+    (tmp_path / "modules").write_text("nvidia_uvm 1 0 - Live 0x0\nnvidia 2 1 nvidia_uvm, Live 0x0\n")
+    monkeypatch.setattr(module, "MODULES", str(tmp_path / "modules"))
+    assert gather(node, None).modules == {"nvidia", "nvidia_uvm"}
+    monkeypatch.setattr(module, "MODULES", str(tmp_path / "none"))
+    assert gather(node, None).modules is None
