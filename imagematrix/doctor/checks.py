@@ -8,6 +8,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from imagematrix.launch.plan import SELECTED
+from imagematrix.probe.nvml import MISMATCH, NO_LIBRARY
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -22,8 +25,6 @@ __all__ = ["CHECKS", "SCHEMA", "Finding", "examine", "to_json"]
 
 SCHEMA = "imagematrix.doctor/v1"
 OLDEST_ENGINE = (20, 10)  # from which on select and run work
-NO_PERMISSION, NOT_LOADED, NO_LIBRARY, MISMATCH = 4, 9, 12, 18  # of NVML
-SELECTED = "io.imagematrix.selected"
 DRIVER_FILE = re.compile(r"/lib(cuda|nvidia-[a-z-]+|nvcuvid)\.so", re.ASCII)
 DRIVER_FOLDERS = ("/usr", "/usr/lib", "/usr/lib64", "/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu")
 
@@ -102,7 +103,7 @@ def _library(facts: Facts) -> Seen:
             "NVML is not installed: memory, MIG mode and processes of the GPUs are not known",
             "install the package with libnvidia-ml.so.1 of this driver, such as libnvidia-ml1",
         )
-    elif answer.error in (NO_PERMISSION, NOT_LOADED) or answer.message:
+    elif answer.message:
         yield _warning(f"NVML gives no answer: {answer.message}", "nvidia-smi")
     else:
         yield _ok(f"NVML answers, and says that the driver is {answer.driver}")

@@ -55,9 +55,8 @@ def claim(
     """Return a claim on the first `count` of `gpus` that nobody uses.
 
     `look` says who uses which (`imagematrix.use.survey`). Where too few are free, this waits for up to
-    `wait_s` seconds, behind those who came earlier, and tells `tell` why. Raises GpusBusyError, which names
-    the users.
-    `path` is the folder of the locks, by default the one of this node.
+    `wait_s` seconds, behind those who came earlier, and tells `tell` why. `path` is the folder of the locks,
+    by default the one of this node. Raises GpusBusyError, which names the users, and what `look` raises.
     """
     ticket = Ticket(count=count, keys=frozenset(key for gpu in gpus for key in keys(gpu)))
     deadline = time.monotonic() + wait_s
@@ -88,23 +87,24 @@ def _try(
 ) -> Claim | str:
     """Return the claim, or why there is none now; it is this launch's turn."""
     if len(gpus) - sum(ticket.count for ticket in before) < count:
-        return f"{_counted(count)} asked for, and {len(before)} others came first and wait for the same"
-    held = {gpu.index: locks.take(*keys(gpu)) for gpu in gpus}
+        return f"{_counted(count, 'GPU')} asked for, and {_counted(len(before), 'other')} came first"
+    held: dict[int, tuple[int, ...]] = {}
     try:
+        for gpu in gpus:
+            held[gpu.index] = locks.take(*keys(gpu)) or ()
         # Only now: who has let go of a lease has a container by now, or wants no GPU any more.
         uses = joined(leases(locks), look())
         free = [gpu for gpu in gpus if held[gpu.index] and not users(uses, keys(gpu))]
         ours = _left(free, before)
         if len(ours) < count:
             busy = [_used(gpu, users(uses, keys(gpu))) for gpu in gpus if gpu not in free]
-            first = [f"{len(before)} others came first"] if before else []
-            return f"{_counted(count)} asked for, {len(free)} free: {'; '.join(busy + first)}"
-        return Claim(
-            tuple(ours[:count]), tuple(lock for gpu in ours[:count] for lock in held.pop(gpu.index) or ())
-        )
+            first = [f"{_counted(len(before), 'other')} came first"] if before else []
+            return f"{_counted(count, 'GPU')} asked for, {len(free)} free: {'; '.join(busy + first)}"
+        chosen = tuple(ours[:count])
+        return Claim(chosen, tuple(lock for gpu in chosen for lock in held.pop(gpu.index)))
     finally:
         for taken in held.values():
-            release(taken or ())
+            release(taken)
 
 
 def _left(free: list[Gpu], before: list[Ticket]) -> list[Gpu]:
@@ -120,5 +120,5 @@ def _used(gpu: Gpu, by: tuple[Use, ...]) -> str:
     return f"{gpu.label} is used by {', '.join(map(str, by)) or 'a lease that this process cannot look at'}"
 
 
-def _counted(number: int) -> str:
-    return f"{number} GPU" if number == 1 else f"{number} GPUs"
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -87,7 +87,9 @@ def _is_ticket(name: str) -> bool:
 def _read(text: str) -> list[Ticket]:
     count, *keys = text.split() or [""]
     # Anybody can write one that is none.
-    return [Ticket(count=int(count), keys=frozenset(keys))] if count.isascii() and count.isdecimal() else []
+    if not (count.isascii() and count.isdecimal() and len(count) <= DIGITS):
+        return []
+    return [Ticket(count=int(count), keys=frozenset(keys))]
 
 
 def _number(name: str) -> int:

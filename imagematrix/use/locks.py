@@ -65,12 +65,13 @@ class Locks:
     def take(self, *names: str) -> tuple[int, ...] | None:
         """Return descriptors that hold the locks of all of these names, or None where another has one."""
         taken: list[int] = []
-        for name in names:
-            descriptor = self._open(name)
-            if not _locked(descriptor):
-                release([*taken, descriptor])
-                return None
-            taken.append(descriptor)
+        with contextlib.ExitStack() as undo:
+            undo.callback(release, taken)
+            for name in names:
+                taken.append(self._open(name))
+                if not _locked(taken[-1]):
+                    return None
+            undo.pop_all()
         return tuple(taken)
 
     @contextlib.contextmanager

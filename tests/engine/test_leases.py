@@ -4,7 +4,6 @@ The GPUs are played: a profile with eight of them, and device nodes that open.
 """
 
 import json
-import os
 import signal
 import subprocess
 import time
@@ -175,7 +174,7 @@ def test_a_killed_launcher_leaves_no_lease(engine, start):
     assert run(engine, "--gpus", "8", "--rm", "training:v1", "true").returncode == 0
 
 
-def test_the_library_takes_free_ones_too(engine):
+def test_the_library_takes_free_ones_too(engine, monkeypatch):
     import docker
 
     import imagematrix as im
@@ -184,7 +183,7 @@ def test_the_library_takes_free_ones_too(engine):
     saved.write_text(engine.imagematrix("ls", "training:v1", "--json").stdout)
     selection = im.select(im.Host.load(H200), im.Catalog.load(saved))
     client = docker.DockerClient(base_url=engine.host)
-    os.environ["IMAGEMATRIX_LOCKS"] = engine.environment["IMAGEMATRIX_LOCKS"]
+    monkeypatch.setenv("IMAGEMATRIX_LOCKS", engine.environment["IMAGEMATRIX_LOCKS"])
     try:
         first = im.launch(selection, ["sleep", "300"], gpus=5, client=client)
         second = im.launch(selection, ["sleep", "300"], gpus=3, client=client)
@@ -192,5 +191,4 @@ def test_the_library_takes_free_ones_too(engine):
         with pytest.raises(im.GpusBusyError, match="1 GPU asked for, 0 free"):
             im.launch(selection, gpus=1, client=client)
     finally:
-        del os.environ["IMAGEMATRIX_LOCKS"]
         client.close()

@@ -164,13 +164,14 @@ def test_what_the_selector_refuses_dies_of_sigill_when_forced(engine, project):
 
 
 @pytest.mark.usefixtures("images")
-def test_the_library_starts_the_same_container(engine, nodes, host):  # noqa: ARG001 - they are on the machine
+def test_the_library_starts_the_same_container(engine, nodes, host, monkeypatch):  # noqa: ARG001 - they are on the machine
     import docker
 
     import imagematrix as im
 
     selection = im.select(im.Host.load(L40S), im.Catalog.load(_saved(engine)), gpus="device=3")
     client = docker.DockerClient(base_url=engine.host)
+    monkeypatch.setenv("IMAGEMATRIX_LOCKS", engine.environment["IMAGEMATRIX_LOCKS"])
     container = im.launch(selection, command=["sleep", "300"], client=client)
     try:
         devices = {device["PathOnHost"] for device in engine.inspect(container.id)["HostConfig"]["Devices"]}

@@ -133,13 +133,13 @@ def test_who_comes_later_leaves_what_others_wait_for(gpu, folder, locks):
     waiting = Line(locks)
     with claim(gpus[:1], 1, free, path=folder):
         waiting.join(Ticket(count=3, keys=frozenset({"nvidia10", "nvidia11", "nvidia12"})))
-        with pytest.raises(GpusBusyError, match="1 others came first"):
+        with pytest.raises(GpusBusyError, match="1 other came first"):
             claim(gpus, 1, free, path=folder)
         waiting.leave()
         waiting.join(Ticket(count=1, keys=frozenset({"nvidia10", "nvidia11", "nvidia12"})))
         with claim(gpus, 1, free, path=folder) as taken:
             assert indices(taken) == [2]  # 1 is for who came first
-        with pytest.raises(GpusBusyError, match=r"2 free: .*; 1 others came first"):
+        with pytest.raises(GpusBusyError, match=r"2 free: .*; 1 other came first"):
             claim(gpus, 2, free, path=folder)
         waiting.leave()
         waiting.join(Ticket(count=1, keys=frozenset({"nvidia10"})))
@@ -150,7 +150,7 @@ def test_who_comes_later_leaves_what_others_wait_for(gpu, folder, locks):
 
 def test_a_ticket_that_is_none_counts_for_nothing(locks):
     held = []
-    for number, text in enumerate(["", "many nvidia10", "-1 nvidia10", "\u0663 nvidia10"], 1):
+    for number, text in enumerate(["", "many nvidia10", "-1 nvidia10", "9" * 5000, "\u0663 nvidia10"], 1):
         locks.create(f"wait-{number:09d}", text)
         held += locks.take(f"wait-{number:09d}")
     for name in ("wait-x", "wait-" + "9" * 100):
@@ -159,7 +159,7 @@ def test_a_ticket_that_is_none_counts_for_nothing(locks):
     assert Line(locks).earlier() == []
     late = Line(locks)
     late.join(Ticket(count=1, keys=frozenset({"nvidia10"})))
-    assert "wait-000000005" in locks.names()
+    assert "wait-000000006" in locks.names()
     late.leave()
     for descriptor in held:
         os.close(descriptor)

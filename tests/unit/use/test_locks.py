@@ -142,6 +142,9 @@ def test_what_is_in_a_locks_place_is_not_opened(locks, folder, tmp_path, kind):
         locks.take("nvidia0")
     assert "remove" in caught.value.remedy
     assert not target.exists()
+    with pytest.raises(ProbeError, match="nvidia0"):
+        locks.take("nvidia1", "nvidia0")
+    assert locks.holders() == {}
 
 
 def test_a_folder_that_is_a_link_or_none_is_refused(tmp_path):
