@@ -8,7 +8,7 @@ Everybody may write in the folder, so nothing in it is trusted: links are not fo
 files is opened, and who holds a lock is what the kernel says.
 """
 # Names are opened relative to the folder that was checked, which pathlib cannot do.
-# ruff: noqa: PTH102, PTH120, PTH123, PTH208
+# ruff: noqa: PTH102, PTH103, PTH120, PTH123, PTH208
 
 from __future__ import annotations
 
@@ -186,6 +186,8 @@ def inherit(descriptors: Iterable[int]) -> None:
 def _opened(path: str) -> int:
     made = False
     try:
+        if path == SHARED:
+            os.makedirs(os.path.dirname(SHARED), exist_ok=True)  # small systems are without /run/lock
         with contextlib.suppress(FileExistsError):
             os.mkdir(path, ANYBODY)
             made = True

@@ -194,6 +194,14 @@ def _require():
         pytest.skip(f"the engine tests need {', '.join(missing)}: run `make engine` as root")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _interrupts():
+    """Let what the tests start hear SIGINT, also where a shell has the tests in its background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.fixture(scope="session")
 def start_engine():
     """Call it with a store to get a new engine with the base images."""

