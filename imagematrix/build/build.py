@@ -211,6 +211,9 @@ class _Session:
             {name: [need for need in item.needs if need in self._items] for name, item in self._items.items()}
         )
         order.prepare()
+        # Before anything is built: a base that is nowhere would fail every cell, one after the other.
+        bases = dict.fromkeys(name for item in self._items.values() for name in item.bases)
+        self._pins = {name: self._builder.pinned(name, self._bases[name]) for name in bases}
         futures: dict[Future[Result], str] = {}
         with ThreadPoolExecutor(max_workers=jobs, thread_name_prefix="build") as pool:
             try:
@@ -307,19 +310,13 @@ class _Session:
             raise BuildError(f"built twice, it is not the same: {found}")
 
     def _sources(self, item: Item) -> Sources:
-        found = {name: self._pin(name) for name in item.bases}
+        found = {name: self._pins[name] for name in item.bases}
         for name in item.needs:
             made = self._made.get(name)
             from_layout = made and made.layout and f"oci-layout://{made.layout}@{made.digest}"
             found[name] = from_layout or self._store.source(name)
         images = {name: where for name, where in found.items() if where}
         return Sources(context=item.cell.image.context, platform=item.cell.platform, images=images)
-
-    def _pin(self, base: str) -> str | None:
-        with self._lock:
-            if base not in self._pins:
-                self._pins[base] = self._builder.pinned(base, self._bases[base])
-            return self._pins[base]
 
     def _audit(self, image: layout.Image, promised: Variant) -> None:
         broken = contradictions(layers.contents(map(self._layer, image.layer_files)), promised)

@@ -306,3 +306,15 @@ def test_no_folder_for_logs_is_told_before_anything_is_built(planned, carry_out,
     with pytest.raises(UsageError, match=r"\.imagematrix.*: (Not a directory|File exists)"):
         carry_out(planned(only=CPU))
     assert not backend.called("make")
+
+
+def test_a_base_that_cannot_be_pinned_is_told_once_before_anything_is_built(planned, backend, logs):
+    plan = planned(only=CPU)
+
+    def nowhere(_name, _digest):
+        raise UsageError("no registry gives it", remedy="`imagematrix lock --upgrade`")
+
+    backend.pinned = nowhere
+    with pytest.raises(UsageError, match="no registry gives it"):
+        build(plan, backend, backend, jobs=2, logs=logs, reporter=None)
+    assert not backend.called("make")
