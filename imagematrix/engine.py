@@ -20,6 +20,7 @@ __all__ = [
     "client",
     "context",
     "digests",
+    "digests_of",
     "images",
     "info",
     "running",
@@ -125,12 +126,23 @@ def digests(reference: str) -> frozenset[str]:
             return frozenset()
         if status != OK or not isinstance(answer, dict):
             raise _refused(where, answer)
-    else:
-        answer = _remote(where, lambda reached: reached.images.get(reference).attrs)
-    if not answer:
+        return _digests(answer)
+    return frozenset(_remote(where, lambda reached: digests_of(reached, reference)))
+
+
+def digests_of(client: docker.DockerClient, reference: str) -> frozenset[str]:
+    """Return the same as `digests`, of the engine that a docker-py client has reached."""
+    from docker.errors import ImageNotFound
+
+    try:
+        return _digests(client.images.get(reference).attrs)
+    except ImageNotFound:
         return frozenset()
-    names = answer.get("RepoDigests") or ()
-    return frozenset([str(answer.get("Id")), *(str(name).rpartition("@")[2] for name in names)])
+
+
+def _digests(image: dict[str, Any]) -> frozenset[str]:
+    names = image.get("RepoDigests") or ()
+    return frozenset([str(image.get("Id")), *(str(name).rpartition("@")[2] for name in names)])
 
 
 def info() -> dict[str, Any]:
@@ -188,8 +200,6 @@ def _remote(where: str, ask: Callable[[docker.DockerClient], Any]) -> Any:
     reached = client()
     try:
         return ask(reached)
-    except docker.errors.ImageNotFound:
-        return {}
     except docker.errors.APIError as error:
         raise EngineError(f"the Docker engine at {where} refused: {error.explanation or error}") from error
     except (docker.errors.DockerException, requests.RequestException, OSError, ValueError) as error:

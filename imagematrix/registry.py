@@ -19,6 +19,7 @@ import requests
 from requests.adapters import HTTPAdapter
 
 from imagematrix import documents
+from imagematrix.catalog.catalog import names_registry
 from imagematrix.errors import EngineError, UnknownImageError, UsageError
 
 TYPE_CHECKING = False
@@ -73,8 +74,8 @@ class Reference:
             head, colon, last = name.rpartition(":")
             name, tag = (head, last) if colon and "/" not in last else (name, "latest")
         first, slash, rest = name.partition("/")
-        named = slash and ("." in first or ":" in first or first == "localhost")
-        registry, repository = (first, rest) if named else (DOCKER_HUB, name if slash else f"library/{name}")
+        own = names_registry(name)
+        registry, repository = (first, rest) if own else (DOCKER_HUB, name if slash else f"library/{name}")
         known = DIGEST if at else TAG
         if not registry.isprintable() or not REPOSITORY.fullmatch(repository) or not known.fullmatch(tag):
             raise UsageError(f"{text!r} is no image reference such as registry:5000/ml/training:v1")

@@ -6,6 +6,8 @@ import io
 import json
 import tarfile
 
+from imagematrix.catalog.catalog import names_registry
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -102,7 +104,6 @@ def _add(archive: tarfile.TarFile, name: str, data: bytes) -> None:
 
 def _qualified(reference: str) -> str:
     """Return `reference` with the registry and folder that docker leaves away."""
-    first, slash, _ = reference.partition("/")
-    if slash and ("." in first or ":" in first or first == "localhost"):
+    if names_registry(reference):
         return reference
-    return f"docker.io/{reference}" if slash else f"docker.io/library/{reference}"
+    return f"docker.io/{reference}" if "/" in reference else f"docker.io/library/{reference}"

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from imagematrix.documents import Fields
 
-__all__ = ["CRITERIA", "SCHEMA", "Catalog", "Ptx", "UserModeDriver", "Variant", "split"]
+__all__ = ["CRITERIA", "SCHEMA", "Catalog", "Ptx", "UserModeDriver", "Variant", "names_registry", "split"]
 
 SCHEMA = "imagematrix.catalog/v1"
 MODES = ("exact", "compat", "host")
@@ -184,6 +184,12 @@ def split(name: str) -> tuple[str, str | None]:
     if not image or not version:
         raise UsageError(f"{name!r} is no image such as training:v1")
     return image, version
+
+
+def names_registry(name: str) -> bool:
+    """Whether the name of an image begins with a registry, as docker tells one from a folder."""
+    first, slash, _ = name.partition("/")
+    return bool(slash) and ("." in first or ":" in first or first == "localhost")
 
 
 def _variant(fields: Fields, known: dict[str, Any]) -> Variant:

@@ -80,7 +80,8 @@ def catalog(raw: bytes, reference: Reference) -> Catalog:
     """Return the catalog that an index is; raise UnknownImageError or UsageError where it is none."""
     name = f"{reference.name}:{reference.tag}"
     variants: dict[str, Variant] = {}
-    for entry in (entry for entry in parse(raw, name) if entry.ours):
+    ours = [entry for entry in parse(raw, name) if entry.ours]
+    for entry in ours:
         variant = labels.read(
             entry.annotations,
             reference=f"{reference.name}:{entry.tag}",
@@ -92,7 +93,7 @@ def catalog(raw: bytes, reference: Reference) -> Catalog:
         variants[variant.reference] = variant
     if not variants:
         raise UnknownImageError(f"{name} is an index without variants of imagematrix")
-    stated = {labels.prefer(entry.annotations, name) for entry in parse(raw, name) if entry.ours}
+    stated = {labels.prefer(entry.annotations, name) for entry in ours}
     return Catalog(
         image=reference.name,
         version=reference.tag,

@@ -43,9 +43,8 @@ def _host_of(file: Path | None, root: Path | None, nvidia_smi: Path | None) -> H
 def catalog_of(image: str, catalog: str | None) -> Catalog:
     """Return the catalog of `image` from what `catalog` names, or from where the image lives.
 
-    An image whose name has a registry lives there, any other in the engine.
-    `catalog` is a file, or else a reference in a registry. Raises UnknownImageError where it is about another
-    image or version.
+    An image whose name has a registry lives there, any other in the engine. `catalog` is a file, or else a
+    reference in a registry. Raises UnknownImageError where it is about another image or version.
     """
     from imagematrix.catalog.catalog import Catalog, split
 
@@ -68,11 +67,10 @@ def _where_it_lives(image: str) -> Catalog:
     What was built and not published yet is in the engine only. A registry that can't be reached is an error:
     the engine may have no more than what this node pulled, and another choice would come of that.
     """
-    from imagematrix.catalog.catalog import Catalog
+    from imagematrix.catalog.catalog import Catalog, names_registry
     from imagematrix.errors import UnknownImageError
 
-    first, slash, _ = image.partition("/")
-    if not (slash and ("." in first or ":" in first or first == "localhost")):
+    if not names_registry(image):
         return Catalog.from_engine(image)
     try:
         return Catalog.from_registry(image)

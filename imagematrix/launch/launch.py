@@ -49,7 +49,8 @@ def launch(
 
     try:
         reached = client or engine.client()
-        held = _held(reached, str(selection.selected))
+        reference = str(selection.selected)
+        held = engine.digests_of(reached, reference) if "/" in reference else None
         planned = plan(selection, command, gpus=gpus, mig_minors=migs(), held=held)
         require(planned.devices)
         if "@" in planned.reference:
@@ -75,19 +76,6 @@ def _claimed(client: DockerClient, selection: Selection, gpus: int | str | None,
         return survey(selection.host.gpus, lambda: engine.running_of(client), ask_nvml)
 
     return claim(found, count, look, wait_s=wait)
-
-
-def _held(client: DockerClient, reference: str) -> frozenset[str] | None:
-    """Return the digests of the engine's image of this name; None where it can come from nowhere else."""
-    from docker.errors import ImageNotFound
-
-    if "/" not in reference:
-        return None
-    try:
-        found = client.images.get(reference).attrs
-    except ImageNotFound:
-        return frozenset()
-    return frozenset([found["Id"], *(name.rpartition("@")[2] for name in found.get("RepoDigests") or ())])
 
 
 def arguments(launch: Launch, options: Mapping[str, Any]) -> dict[str, Any]:
