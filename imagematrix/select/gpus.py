@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from imagematrix.probe.host import Gpu, Host, MigDevice
 
-__all__ = ["among", "candidates", "choose", "exactly", "names", "spec"]
+__all__ = ["among", "candidates", "choose", "exactly", "merged", "names", "spec"]
 
 
 def choose(host: Host, wanted: int | str | None) -> tuple[Gpu, ...]:
@@ -45,11 +45,16 @@ def candidates(gpus: tuple[Gpu, ...], wanted: int | str | None) -> tuple[tuple[G
     words = [word.strip() for word in wanted.removeprefix("device=").split(",")]
     if not wanted.startswith("device=") and any(char in wanted for char in "<>="):
         return _filtered(gpus, wanted, words)
-    picked: dict[int, Gpu] = {}
-    for name in words:
-        gpu = _find(gpus, name)
-        picked[gpu.index] = _joined(picked.get(gpu.index, gpu), gpu)
+    picked = {gpu.index: gpu for gpu in merged(_find(gpus, name) for name in words)}
     return tuple(picked[gpu.index] for gpu in gpus if gpu.index in picked), len(picked)
+
+
+def merged(gpus: Iterable[Gpu]) -> tuple[Gpu, ...]:
+    """Return `gpus` with each GPU once: with all the MIG devices that it has in any of them."""
+    found: dict[int, Gpu] = {}
+    for gpu in gpus:
+        found[gpu.index] = _joined(found.get(gpu.index, gpu), gpu)
+    return tuple(found.values())
 
 
 def names(gpus: Iterable[Gpu]) -> tuple[str, ...]:

@@ -1,23 +1,29 @@
-"""Claims: taking GPUs that nobody uses, and keeping them from all others."""
+"""Claims: taking GPUs that nobody uses, or shares of them, and keeping these from all others."""
 
 from __future__ import annotations
 
+import os
 import time
 from contextlib import ExitStack
+from dataclasses import dataclass
 
-from imagematrix.errors import GpusBusyError
+from imagematrix.errors import GpusBusyError, ProbeError, UsageError
+from imagematrix.select.gpus import merged
+from imagematrix.use import shares
+from imagematrix.use.containers import LEASE, VRAM
 from imagematrix.use.line import Line, Ticket
 from imagematrix.use.locks import Locks, folder, inherit, release
-from imagematrix.use.survey import leases
+from imagematrix.use.places import Place, best, left_over, reserved
+from imagematrix.use.survey import SHARE, leases
 from imagematrix.use.uses import joined, keys, overlap, users
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from typing import Self
 
     from imagematrix.probe.host import Gpu
-    from imagematrix.use.uses import Use, Uses
+    from imagematrix.use.uses import Uses
 
 __all__ = ["Claim", "claim"]
 
@@ -25,40 +31,55 @@ POLL_S = 1.0
 
 
 class Claim:
-    """GPUs that are this process's alone until it ends or releases them."""
+    """GPUs, or shares of them, that are this process's until it ends or releases them.
 
-    def __init__(self, gpus: tuple[Gpu, ...], held: tuple[int, ...]) -> None:
+    `labels` are for the container that gets them: of one with a share they say which, and under which lease.
+    `descriptors` hold the locks; they are for a child (`pass_fds`) that is to keep the claim as well.
+    """
+
+    def __init__(
+        self, gpus: tuple[Gpu, ...], descriptors: tuple[int, ...], labels: Mapping[str, str] | None = None
+    ) -> None:
         self.gpus = gpus
-        self._held = held
+        self.descriptors = descriptors
+        self.labels = labels or {}
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        release(self._held)
-        self._held = ()
+        release(self.descriptors)
+        self.descriptors = ()
 
     def pass_on(self) -> None:
         """Let the claim live on in the program that this process becomes through exec."""
-        inherit(self._held)
+        inherit(self.descriptors)
 
 
-def claim(
+def claim(  # noqa: PLR0913 - each says another thing about one wish
     gpus: tuple[Gpu, ...],
     count: int,
     look: Callable[[], Uses],
     *,
+    vram_mib: int | None = None,
+    mps: bool = False,
     wait_s: float = 0.0,
     tell: Callable[[str], None] = lambda _: None,
     path: str | None = None,
 ) -> Claim:
-    """Return a claim on the first `count` of `gpus` that nobody uses.
+    """Return a claim on the first `count` of `gpus` that nobody uses, or on a share of so many.
+
+    With `vram_mib`, at least 1, it is for a share of so many MiB on each. Shares go where others are already
+    and the least is left, so that whole GPUs stay free. With `mps` the server of MPS may run there.
 
     `look` says who uses which (`imagematrix.use.survey`). Where too few are free, this waits for up to
     `wait_s` seconds, behind those who came earlier, and tells `tell` why. `path` is the folder of the locks,
-    by default the one of this node. Raises GpusBusyError, which names the users, and what `look` raises.
+    by default the one of this node. Raises GpusBusyError, which names the users; UsageError where the GPUs
+    have less memory than the share; ProbeError where it is not known; and what `look` raises.
     """
-    ticket = Ticket(count=count, keys=frozenset(key for gpu in gpus for key in keys(gpu)))
+    asked = _Asked(gpus=_large_enough(gpus, count, vram_mib), count=count, vram_mib=vram_mib, mps=mps)
+    ticket = Ticket(count=count, gpus=tuple(map(keys, asked.gpus)))
+    wanted = frozenset(key for gpu in ticket.gpus for key in gpu)
     deadline = time.monotonic() + wait_s
     told = None
     with ExitStack() as stack:
@@ -67,8 +88,10 @@ def claim(
         stack.callback(line.leave)
         while True:
             with locks.turn():
-                before = [earlier for earlier in line.earlier() if overlap(ticket.keys, earlier.keys)]
-                found = _try(locks, gpus, count, look, before)
+                before = [
+                    earlier for earlier in line.earlier() if any(overlap(gpu, wanted) for gpu in earlier.gpus)
+                ]
+                found = _try(locks, asked, look, before)
                 if isinstance(found, Claim):
                     return found
                 if wait_s and not line.joined:
@@ -82,42 +105,95 @@ def claim(
             time.sleep(min(POLL_S, left))
 
 
-def _try(
-    locks: Locks, gpus: tuple[Gpu, ...], count: int, look: Callable[[], Uses], before: list[Ticket]
-) -> Claim | str:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """What a launch wants: `count` of `gpus`, whole or a share of `vram_mib` on each."""
+
+    gpus: tuple[Gpu, ...]
+    count: int
+    vram_mib: int | None
+    mps: bool
+
+    def __str__(self) -> str:
+        parted = all(len(gpu.mig or ()) == 1 for gpu in self.gpus)
+        gpus = _counted(self.count, "MIG device" if parted else "GPU")
+        return gpus if self.vram_mib is None else f"{gpus} with {self.vram_mib} MiB left"
+
+
+def _large_enough(gpus: tuple[Gpu, ...], count: int, vram_mib: int | None) -> tuple[Gpu, ...]:
+    """Return those of `gpus` that have the memory; raise where that can never be enough of them."""
+    if vram_mib is None:
+        return gpus
+    totals = {gpu: shares.total(gpu) for gpu in gpus}
+    large = tuple(gpu for gpu, total in totals.items() if total is not None and total >= vram_mib)
+    unknown = [gpu for gpu, total in totals.items() if total is None]
+    if len(large) >= count:
+        return large
+    if len(large) + len(unknown) >= count:
+        raise ProbeError(
+            f"no share can be given of {', '.join(map(_label, unknown))}: the memory is not known",
+            remedy="NVML tells it: see `imagematrix probe`; of a GPU with several MIG devices name one",
+        )
+    told = ", ".join(f"{_label(gpu)} has {total} MiB" for gpu, total in totals.items())
+    raise UsageError(
+        f"{_counted(count, 'GPU')} with {vram_mib} MiB asked for, and there are {len(large)}: {told}"
+    )
+
+
+def _try(locks: Locks, asked: _Asked, look: Callable[[], Uses], before: list[Ticket]) -> Claim | str:
     """Return the claim, or why there is none now; it is this launch's turn."""
-    if len(gpus) - sum(ticket.count for ticket in before) < count:
-        return f"{_counted(count, 'GPU')} asked for, and {_counted(len(before), 'other')} came first"
-    held: dict[int, tuple[int, ...]] = {}
+    others = f"{_counted(len(before), 'other')} came first"
+    if len(asked.gpus) - reserved((key for gpu in asked.gpus for key in keys(gpu)), before) < asked.count:
+        return f"{asked} asked for, and {others}"
+    held: dict[tuple[str, ...], tuple[int, ...]] = {}
     try:
-        for gpu in gpus:
-            held[gpu.index] = locks.take(*keys(gpu)) or ()
+        for gpu in asked.gpus:
+            held[keys(gpu)] = locks.take(*keys(gpu)) or ()
         # Only now: who has let go of a lease has a container by now, or wants no GPU any more.
         uses = joined(leases(locks), look())
-        free = [gpu for gpu in gpus if held[gpu.index] and not users(uses, keys(gpu))]
-        ours = _left(free, before)
-        if len(ours) < count:
-            busy = [_used(gpu, users(uses, keys(gpu))) for gpu in gpus if gpu not in free]
-            first = [f"{_counted(len(before), 'other')} came first"] if before else []
-            return f"{_counted(count, 'GPU')} asked for, {len(free)} free: {'; '.join(busy + first)}"
-        chosen = tuple(ours[:count])
-        return Claim(chosen, tuple(lock for gpu in chosen for lock in held.pop(gpu.index)))
+        places = [_place(gpu, uses, asked, leased=not held[keys(gpu)]) for gpu in asked.gpus]
+        ours = best(left_over(places, before), asked.vram_mib)
+        if len(ours) < asked.count:
+            free = [place for place in places if place.suits(asked.vram_mib)]
+            told = [_told(place) for place in places if place not in free] + ([others] if before else [])
+            return f"{asked} asked for, {len(free)} free: {'; '.join(told)}"
+        chosen = tuple(place.gpu for place in places if place in ours[: asked.count])
+        if asked.vram_mib is not None:
+            return _shared(locks, chosen, asked.vram_mib)
+        return Claim(merged(chosen), tuple(lock for gpu in chosen for lock in held.pop(keys(gpu))))
     finally:
         for taken in held.values():
             release(taken)
 
 
-def _left(free: list[Gpu], before: list[Ticket]) -> list[Gpu]:
-    """Return what those who came first leave over: each gets the first GPUs that would do for them."""
-    left = free
-    for ticket in before:
-        theirs = [gpu for gpu in left if overlap(keys(gpu), ticket.keys)][: ticket.count]
-        left = [gpu for gpu in left if gpu not in theirs]
-    return left
+def _place(gpu: Gpu, uses: Uses, asked: _Asked, *, leased: bool) -> Place:
+    by = users(uses, keys(gpu))
+    left = None if leased else shares.left(gpu, by, mps=asked.mps)
+    return Place(gpu=gpu, users=by, leased=leased, left_mib=left)
 
 
-def _used(gpu: Gpu, by: tuple[Use, ...]) -> str:
-    return f"{gpu.label} is used by {', '.join(map(str, by)) or 'a lease that this process cannot look at'}"
+def _shared(locks: Locks, gpus: tuple[Gpu, ...], vram_mib: int) -> Claim:
+    """Take a share on each GPU.
+
+    The GPUs' own locks are free again after this turn: who wants one whole sees the share, as all others do.
+    """
+    name = f"{SHARE}{os.urandom(8).hex()}"
+    text = " ".join([str(vram_mib), *(key for gpu in gpus for key in keys(gpu))])
+    return Claim(merged(gpus), locks.hold(name, text), {VRAM: str(vram_mib), LEASE: name})
+
+
+def _told(place: Place) -> str:
+    by = ", ".join(map(str, place.users)) or "a lease that this process cannot look at"
+    if place.left_mib is None:
+        return f"{_label(place.gpu)} is used by {by}"
+    return f"{_label(place.gpu)} has {place.left_mib} MiB left beside {by}"
+
+
+def _label(gpu: Gpu) -> str:
+    if len(gpu.mig or ()) != 1:
+        return gpu.label
+    (device,) = gpu.mig or ()
+    return f"{gpu.label}:{device.gpu_instance}:{device.compute_instance}"
 
 
 def _counted(number: int, noun: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from imagematrix.use.shares import size
 from imagematrix.use.uses import Use, joined, keys, mig_key
 
 TYPE_CHECKING = False
@@ -14,7 +15,11 @@ if TYPE_CHECKING:
     from imagematrix.probe.host import Gpu
     from imagematrix.use.uses import Uses
 
-__all__ = ["uses"]
+__all__ = ["LEASE", "VRAM", "uses"]
+
+# Labels: the share of each of its GPUs that a container declares, in MiB, and the lease it was started under.
+VRAM = "io.imagematrix.vram"
+LEASE = "io.imagematrix.lease"
 
 ALL = "all"
 NVIDIA_RUNTIME = "nvidia"
@@ -32,16 +37,27 @@ def uses(
 
     A container has the GPUs whose nodes are among its devices; those it asked NVIDIA's runtime for, by
     `--gpus`, by CDI, or by the variable that this runtime reads. A privileged container could use all of them
-    and seldom uses one, so that alone counts for nothing.
+    and seldom uses one, so that alone counts for nothing. One with the label VRAM has a share of each, and
+    where the label's value is no number of MiB, the whole.
     """
     found = []
     for container in containers:
-        config = container.get("Config") or {}
-        name = str(container.get("Name") or container.get("Id") or "").lstrip("/")
-        use = (Use(kind="container", name=f"{name} ({config.get('Image')})"),)
         had = {*_nodes(container, mig_minors), *_injected(container, gpus)}
-        found.append(dict.fromkeys(sorted(had), use))
+        found.append(dict.fromkeys(sorted(had), (_use(container),)))
     return joined(*found)
+
+
+def _use(container: Mapping[str, Any]) -> Use:
+    config = container.get("Config") or {}
+    labels = config.get("Labels") or {}
+    number = str(container.get("Id") or "")
+    name = str(container.get("Name") or number).lstrip("/")
+    return Use(
+        kind="container",
+        name=f"{name} ({config.get('Image')})",
+        vram_mib=size(str(labels.get(VRAM))),
+        marks=frozenset(filter(None, (number, labels.get(LEASE)))),
+    )
 
 
 def _nodes(container: Mapping[str, Any], mig_minors: Mapping[str, int]) -> set[str]:

@@ -23,13 +23,13 @@ DIGITS = 18  # what is longer was not made here
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ticket:
-    """What one launch waits for: `count` of the GPUs with these keys."""
+    """What one launch waits for: `count` of these GPUs, each of which goes by one or several keys."""
 
     count: int
-    keys: frozenset[str]
+    gpus: tuple[tuple[str, ...], ...]
 
     def __str__(self) -> str:
-        return " ".join([str(self.count), *sorted(self.keys)])
+        return " ".join([str(self.count), *map(",".join, self.gpus)])
 
 
 class Line:
@@ -51,9 +51,7 @@ class Line:
     def join(self, ticket: Ticket) -> None:
         """Stand at the end of the line."""
         self._number = max((_number(name) for name in self._tickets()), default=0) + 1
-        name = f"{TICKET}{self._number:09d}"
-        self._locks.create(name, str(ticket))
-        self._held = self._locks.take(name) or ()
+        self._held = self._locks.hold(f"{TICKET}{self._number:09d}", str(ticket))
 
     def earlier(self) -> list[Ticket]:
         """Return the tickets of those who came earlier and still wait, in their order."""
@@ -85,11 +83,11 @@ def _is_ticket(name: str) -> bool:
 
 
 def _read(text: str) -> list[Ticket]:
-    count, *keys = text.split() or [""]
+    count, *gpus = text.split() or [""]
     # Anybody can write one that is none.
     if not (count.isascii() and count.isdecimal() and len(count) <= DIGITS):
         return []
-    return [Ticket(count=int(count), keys=frozenset(keys))]
+    return [Ticket(count=int(count), gpus=tuple(tuple(gpu.split(",")) for gpu in gpus))]
 
 
 def _number(name: str) -> int:

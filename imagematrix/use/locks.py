@@ -99,32 +99,30 @@ class Locks:
         """Return the names there are, held or not."""
         return sorted(os.listdir(self._folder))
 
-    def create(self, name: str, text: str = "") -> None:
-        """Make the file of a name, with a text in it; one that is there stays as it is."""
-        # It appears whole, and for all users to read, whatever the umask.
-        draft = f".{os.urandom(8).hex()}"
-        flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
+    def create(self, name: str) -> None:
+        """Make the file of a name, which nobody holds; one that is there stays as it is."""
+        with contextlib.suppress(FileExistsError):
+            os.close(self._made(name, "", held=False))
+
+    def hold(self, name: str, text: str) -> tuple[int, ...]:
+        """Make the file of a new name, with a text in it, and return a descriptor that holds its lock.
+
+        Nobody finds it without the lock, so that a name made here whose lock is free is one of the past.
+        """
         try:
-            descriptor = os.open(draft, flags, 0o600, dir_fd=self._folder)
-            try:
-                os.write(descriptor, text.encode())
-                os.fchmod(descriptor, 0o444)
-                with contextlib.suppress(FileExistsError):
-                    os.link(draft, name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
-            finally:
-                os.unlink(draft, dir_fd=self._folder)
-                os.close(descriptor)
+            return (self._made(name, text, held=True),)
         except OSError as error:
             raise _unusable(f"{self.path}/{name}", error) from error
 
     def text_if_held(self, name: str) -> str | None:
-        """Return the text in the file of a name whose lock another process holds, else None."""
+        """Return the text in the file of a name whose lock is held, else None."""
         try:
             descriptor = self._existing(name)
         except (OSError, ProbeError):  # gone, or something that is no lock of ours
             return None
         try:
-            if _locked(descriptor):
+            # Shared, so that two who look at the same time do not take each other for the holder.
+            if _locked(descriptor, fcntl.LOCK_SH):
                 return None
             return os.read(descriptor, TEXT_LIMIT).decode("utf-8", "replace")
         finally:
@@ -160,6 +158,24 @@ class Locks:
                 return self._existing(name)
         except OSError as error:
             raise _unusable(f"{self.path}/{name}", error) from error
+
+    def _made(self, name: str, text: str, *, held: bool) -> int:
+        # It appears whole, and for all users to read, whatever the umask.
+        draft = f".{os.urandom(8).hex()}"
+        flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
+        descriptor = os.open(draft, flags, 0o600, dir_fd=self._folder)
+        with contextlib.ExitStack() as undo:
+            undo.callback(os.close, descriptor)
+            try:
+                os.write(descriptor, text.encode())
+                os.fchmod(descriptor, 0o444)
+                if held:
+                    _locked(descriptor)
+                os.link(draft, name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
+            finally:
+                os.unlink(draft, dir_fd=self._folder)
+            undo.pop_all()
+        return descriptor
 
     def _existing(self, name: str) -> int:
         # Neither waits for the other side of a pipe nor follows a link that someone has put there.
@@ -212,9 +228,9 @@ def _unusable(path: str, error: OSError) -> ProbeError:
     )
 
 
-def _locked(descriptor: int) -> bool:
+def _locked(descriptor: int, how: int = fcntl.LOCK_EX) -> bool:
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, how | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True

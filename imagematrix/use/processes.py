@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
+from dataclasses import replace
 
 from imagematrix.use.uses import Use, joined, mig_key
 
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 __all__ = ["computing", "describe", "opened"]
 
 MAJOR = 195  # of /dev/nvidia0 and on, in the kernel's list of device numbers (admin-guide/devices.txt)
+# In the names of a container's cgroups, whoever made them: docker-ID.scope, libpod-ID.scope, /docker/ID.
+CONTAINER = re.compile(r"[0-9a-f]{64}")
 # They keep GPUs awake, or look at them, and compute nothing. /proc/PID/comm has 15 characters.
 WATCHERS = frozenset({"nvidia-persiste", "nvidia-smi", "nv-hostengine", "dcgm-exporter", "nvidia-powerd"})
 
@@ -29,7 +33,7 @@ def computing(answer: Nvml) -> tuple[Uses, frozenset[int]]:
     for gpu in answer.gpus:
         if gpu.minor is not None and gpu.processes is not None:
             told.add(gpu.minor)
-            found += [{_key(gpu.minor, process): (describe(process.pid),)} for process in gpu.processes]
+            found += [{_key(gpu.minor, process): (_process(process.pid),)} for process in gpu.processes]
     return joined(*found), frozenset(told)
 
 
@@ -47,7 +51,7 @@ def held_open(numbers: Mapping[int, str], proc: str = "/proc") -> Uses:
     found = []
     for pid in (int(name) for name in os.listdir(proc) if name.isdecimal()):
         open_here = numbers.keys() & set(_devices(f"{proc}/{pid}/fd"))
-        if open_here and (use := describe(pid, proc)).name not in WATCHERS:
+        if open_here and (use := _process(pid, proc)).name not in WATCHERS:
             found += [{numbers[number]: (use,)} for number in sorted(open_here)]
     return joined(*found)
 
@@ -60,6 +64,17 @@ def describe(pid: int, proc: str = "/proc", *, kind: str = "process") -> Use:
             name = file.read().strip()
         user = _user(os.stat(f"{proc}/{pid}").st_uid)
     return Use(kind=kind, name=name or "unknown", pid=pid, user=user)
+
+
+def _process(pid: int, proc: str = "/proc") -> Use:
+    """Return the use by a process, marked with the containers that it runs in."""
+    text = ""
+    with (
+        contextlib.suppress(OSError),
+        open(f"{proc}/{pid}/cgroup", encoding="utf-8", errors="replace") as file,
+    ):
+        text = file.read()
+    return replace(describe(pid, proc), marks=frozenset(CONTAINER.findall(text)))
 
 
 def _key(minor: int, process: Process) -> str:

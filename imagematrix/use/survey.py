@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 from imagematrix.launch.devices import migs
 from imagematrix.use import containers, processes
 from imagematrix.use.locks import TURN
-from imagematrix.use.uses import joined
+from imagematrix.use.shares import size
+from imagematrix.use.uses import Use, joined
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,8 +21,11 @@ if TYPE_CHECKING:
     from imagematrix.use.locks import Locks
     from imagematrix.use.uses import Uses
 
-__all__ = ["ask_nvml", "leases", "survey"]
+__all__ = ["SHARE", "ask_nvml", "leases", "survey"]
 
+SHARE = (
+    "share-"  # begins the name of a lock that is a lease of a share: its file has the MiB and the GPUs' keys
+)
 MODULE = "/proc/driver/nvidia"
 
 
@@ -45,14 +50,35 @@ def survey(
 
 
 def leases(locks: Locks) -> Uses:
-    """Return the leases in `locks`, with those who hold them; one who is just choosing holds none yet."""
+    """Return the leases in `locks`, with those who hold them; one who is just choosing holds none yet.
+
+    Shares of those who are gone are removed, as far as they are this user's.
+    """
     holders = locks.holders()
     chooser = holders.get(TURN)
-    return {
+    whole = {
         name: (processes.describe(pid, kind="lease"),)
         for name, pid in holders.items()
         if name.startswith("nvidia") and pid != chooser
     }
+    shared = [_share(locks, name, holders) for name in locks.names() if name.startswith(SHARE)]
+    return joined(whole, *shared)
+
+
+def _share(locks: Locks, name: str, holders: Mapping[str, int]) -> Uses:
+    text = locks.text_if_held(name)
+    if text is None:
+        locks.remove(name)
+        return {}
+    declared, *keys = text.split() or [""]
+    found = (
+        processes.describe(holders[name], kind="lease")
+        if name in holders
+        else Use(kind="lease", name="unknown")
+    )
+    # Anybody can write one that is none: without a size it is of the whole GPU.
+    use = replace(found, vram_mib=size(declared), marks=frozenset({name}))
+    return dict.fromkeys(keys, (use,))
 
 
 def ask_nvml() -> Nvml | None:

@@ -25,22 +25,33 @@ Uses = dict[str, tuple["Use", ...]]
 class Use:
     """One use of a GPU: by a "lease", a "process" or a "container", with what to call it.
 
-    `pid` and `user` are those of the process, None where they are not known.
+    `pid` and `user` are those of the process, None where they are not known. `vram_mib` is the share of the
+    memory that was declared, in MiB, None where the GPU is used whole. `marks` are the ids of containers and
+    the name of a lease, by which the uses of one launch know each other.
     """
 
     kind: str
     name: str
     pid: int | None = None
     user: str | None = None
+    vram_mib: int | None = None
+    marks: frozenset[str] = frozenset()
 
     def __str__(self) -> str:
         facts = [f"pid {self.pid}"] if self.pid is not None else []
         facts += [self.user] if self.user else []
+        facts += [f"share of {self.vram_mib} MiB"] if self.vram_mib is not None else []
         return f"{self.kind} {self.name}" + (f" ({', '.join(facts)})" if facts else "")
 
     def to_json(self) -> dict[str, object]:
         """Return one element of the `used_by` of the Gpus document."""
-        return {"kind": self.kind, "name": self.name, "pid": self.pid, "user": self.user}
+        return {
+            "kind": self.kind,
+            "name": self.name,
+            "pid": self.pid,
+            "user": self.user,
+            "vram_mib": self.vram_mib,
+        }
 
 
 def mig_key(minor: int, gpu_instance: int, compute_instance: int) -> str:

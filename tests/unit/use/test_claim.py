@@ -19,6 +19,7 @@ from imagematrix.use.line import Line, Ticket
 from imagematrix.use.uses import Use
 
 WEB = Use(kind="container", name="web")
+THREE = (("nvidia10",), ("nvidia11",), ("nvidia12",))
 LAUNCH = """
 import json, sys, time
 from imagematrix.probe.host import Gpu
@@ -132,17 +133,17 @@ def test_who_comes_later_leaves_what_others_wait_for(gpu, folder, locks):
     gpus = tuple(gpu(index) for index in range(3))
     waiting = Line(locks)
     with claim(gpus[:1], 1, free, path=folder):
-        waiting.join(Ticket(count=3, keys=frozenset({"nvidia10", "nvidia11", "nvidia12"})))
+        waiting.join(Ticket(count=3, gpus=THREE))
         with pytest.raises(GpusBusyError, match="1 other came first"):
             claim(gpus, 1, free, path=folder)
         waiting.leave()
-        waiting.join(Ticket(count=1, keys=frozenset({"nvidia10", "nvidia11", "nvidia12"})))
+        waiting.join(Ticket(count=1, gpus=THREE))
         with claim(gpus, 1, free, path=folder) as taken:
             assert indices(taken) == [2]  # 1 is for who came first
         with pytest.raises(GpusBusyError, match=r"2 free: .*; 1 other came first"):
             claim(gpus, 2, free, path=folder)
         waiting.leave()
-        waiting.join(Ticket(count=1, keys=frozenset({"nvidia10"})))
+        waiting.join(Ticket(count=1, gpus=(("nvidia10",),)))
         with claim(gpus, 2, free, path=folder) as taken:
             assert indices(taken) == [1, 2]  # which are no use to who came first
         waiting.leave()
@@ -151,14 +152,13 @@ def test_who_comes_later_leaves_what_others_wait_for(gpu, folder, locks):
 def test_a_ticket_that_is_none_counts_for_nothing(locks):
     held = []
     for number, text in enumerate(["", "many nvidia10", "-1 nvidia10", "9" * 5000, "\u0663 nvidia10"], 1):
-        locks.create(f"wait-{number:09d}", text)
-        held += locks.take(f"wait-{number:09d}")
+        held += locks.hold(f"wait-{number:09d}", text)
     for name in ("wait-x", "wait-" + "9" * 100):
-        locks.create(name, "1 nvidia10")
+        held += locks.hold(name, "1 nvidia10")
     Path(locks.path, "wait-000000000").symlink_to("/nowhere")
     assert Line(locks).earlier() == []
     late = Line(locks)
-    late.join(Ticket(count=1, keys=frozenset({"nvidia10"})))
+    late.join(Ticket(count=1, gpus=(("nvidia10",),)))
     assert "wait-000000006" in locks.names()
     late.leave()
     for descriptor in held:
