@@ -23,6 +23,7 @@ __all__ = [
     "digests_of",
     "images",
     "info",
+    "remote",
     "running",
     "running_of",
     "unreachable",
@@ -154,6 +155,17 @@ def info() -> dict[str, Any]:
     if status != OK or not isinstance(answer, dict):
         raise _refused(where, answer)
     return answer
+
+
+def remote() -> str | None:
+    """Return the name of the machine that the engine runs on where it is another than this one.
+
+    A local socket leads to this machine, whatever container or namespace one looks from. Raises EngineError.
+    """
+    if address().startswith("unix://"):
+        return None
+    name = str(info().get("Name") or "")
+    return None if name == os.uname().nodename else name or address()
 
 
 def running() -> list[dict[str, Any]]:

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
     from imagematrix.errors import ImagematrixError
 
-__all__ = ["answer", "complain", "console", "counted", "say", "table"]
+__all__ = ["answer", "complain", "console", "counted", "say", "table", "warn"]
 
-RED, DIM, PLAIN = "\x1b[31m", "\x1b[2m", "\x1b[0m"
+RED, YELLOW, DIM, PLAIN = "\x1b[31m", "\x1b[33m", "\x1b[2m", "\x1b[0m"
 WIDE = 1_000  # columns of a table that nobody's terminal folds
 
 
@@ -40,10 +40,19 @@ def answer(document: object) -> None:
 
 def complain(error: ImagematrixError) -> None:
     """Tell a person what went wrong and what would mend it."""
-    red, dim, plain = (RED, DIM, PLAIN) if _coloured(sys.stderr) else ("", "", "")
-    say(f"{red}imagematrix:{plain} {error}")
-    if error.remedy:
-        say(f"  {dim}{error.remedy}{plain}")
+    _complain(RED, str(error), error.remedy)
+
+
+def warn(text: str, remedy: str | None = None) -> None:
+    """Tell a person what may be wrong, and what would mend it."""
+    _complain(YELLOW, text, remedy)
+
+
+def _complain(colour: str, text: str, remedy: str | None) -> None:
+    start, dim, plain = (colour, DIM, PLAIN) if _coloured(sys.stderr) else ("", "", "")
+    say(f"{start}imagematrix:{plain} {text}")
+    if remedy:
+        say(f"  {dim}{remedy}{plain}")
 
 
 def console(stream: TextIO) -> Console:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from imagematrix import engine
 from imagematrix.errors import EngineError, UnknownImageError
 from imagematrix.launch.devices import migs, require
+from imagematrix.launch.injection import through_cdi
 from imagematrix.launch.plan import plan
+from imagematrix.launch.share import Share
 from imagematrix.select.gpus import candidates, exactly
 from imagematrix.use.claim import claim
 from imagematrix.use.survey import ask_nvml, survey
@@ -31,6 +33,7 @@ def launch(
     command: Sequence[str] = (),
     *,
     gpus: int | str | None = None,
+    share: Share | None = None,
     wait: float = 0.0,
     client: DockerClient | None = None,
     **options: Any,
@@ -38,11 +41,11 @@ def launch(
     """Start the container of `selection`, made for this machine, and return it while it runs.
 
     `gpus` narrows the selection's GPUs: a count, or what `--gpus` takes. The container gets GPUs that nobody
-    uses; where too few are free, this waits for up to `wait` seconds. `options` are those of docker-py's
-    `containers.create`; `devices`, `environment` and `labels` are added to the launch's own. An image of a
-    registry that is not in the engine is pulled by its digest. Raises GpusBusyError where GPUs are not free,
-    DevicesError where a device node cannot be used, UnknownImageError where neither engine nor registry has
-    the image, EngineError where the engine refuses or does not answer.
+    uses, or the `share` of each; where too few are free, this waits for up to `wait` seconds. `options` are
+    those of docker-py's `containers.create`; `devices`, `environment` and `labels` are added to the launch's
+    own. An image of a registry that is not in the engine is pulled by its digest. Raises GpusBusyError where
+    GPUs are not free, DevicesError where a device node cannot be used, UnknownImageError where neither engine
+    nor registry has the image, EngineError where the engine refuses or does not answer.
     """
     from docker.errors import DockerException, NotFound
     from requests.exceptions import RequestException
@@ -51,17 +54,20 @@ def launch(
         reached = client or engine.client()
         reference = str(selection.selected)
         held = engine.digests_of(reached, reference) if "/" in reference else None
-        planned = plan(selection, command, gpus=gpus, mig_minors=migs(), held=held)
-        require(planned.devices)
-        if "@" in planned.reference:
-            reached.images.pull(planned.reference)
-        if not planned.gpus:
-            return _started(reached, planned, options)
+
+        def planned(which: int | str | None) -> Launch:
+            found = plan(selection, command, gpus=which, share=share, mig_minors=migs(), held=held)
+            require(found.devices)
+            return through_cdi(found, reached.info().get("CDISpecDirs") or ()) if found.injected else found
+
+        first = planned(gpus)
+        if "@" in first.reference:
+            reached.images.pull(first.reference)
+        if not first.gpus:
+            return _started(reached, first, options)
         # Once the container runs, its own devices say that it has these GPUs.
-        with _claimed(reached, selection, gpus, wait) as taken:
-            planned = plan(selection, command, gpus=exactly(taken.gpus), mig_minors=migs(), held=held)
-            require(planned.devices)
-            return _started(reached, planned, options)
+        with _claimed(reached, selection, gpus, share or Share(), wait) as taken:
+            return _started(reached, planned(exactly(taken.gpus)).labelled(taken.labels), options)
     except NotFound as error:
         name = str(selection.selected)
         raise UnknownImageError(f"the engine has no {name}", remedy=f"docker pull {name}") from error
@@ -69,29 +75,38 @@ def launch(
         raise EngineError(f"the engine did not start {selection.selected}: {error}") from error
 
 
-def _claimed(client: DockerClient, selection: Selection, gpus: int | str | None, wait: float) -> Claim:
+def _claimed(
+    client: DockerClient, selection: Selection, gpus: int | str | None, share: Share, wait: float
+) -> Claim:
     found, count = candidates(selection.chosen_gpus, gpus)
 
     def look() -> Uses:
         return survey(selection.host.gpus, lambda: engine.running_of(client), ask_nvml)
 
-    return claim(found, count, look, wait_s=wait)
+    through_mps = share.mps is not None
+    return claim(found, count, look, vram_mib=share.vram_mib, mps=through_mps, wait_s=wait)
 
 
 def arguments(launch: Launch, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of docker-py's `containers.create` for `launch`, with the caller's `options`."""
-    from docker.types import DeviceRequest
+    from docker.types import DeviceRequest, Mount
 
     own: dict[str, Any] = {"image": launch.reference, "command": list(launch.command) or None}
     if launch.variant_platform:
         own["platform"] = launch.variant_platform
     if launch.injected:
-        own["device_requests"] = [DeviceRequest(device_ids=list(launch.injected), capabilities=[["gpu"]])]
-    joined = {
+        how = {"driver": "cdi"} if launch.cdi else {"capabilities": [["gpu"]]}
+        own["device_requests"] = [DeviceRequest(device_ids=list(launch.injected), **how)]
+    if launch.ipc:
+        own["ipc_mode"] = launch.ipc
+    joined: dict[str, Any] = {
         "devices": [f"{path}:{path}:rwm" for path in launch.devices] + list(options.get("devices") or ()),
         "environment": {**launch.environment, **_mapping(options.get("environment"))},
         "labels": {**_mapping(options.get("labels")), **launch.labels},
     }
+    if launch.mounts:
+        mounts = [Mount(path, path, type="bind") for path in launch.mounts]
+        joined["mounts"] = mounts + list(options.get("mounts") or ())
     return own | dict(options) | joined
 
 

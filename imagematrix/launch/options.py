@@ -14,8 +14,10 @@ __all__ = ["Words", "split"]
 
 USAGE = "imagematrix run [OPTIONS] IMAGE[:VERSION] [COMMAND...]"
 
-OWN_VALUES = frozenset({"--host", "--catalog", "--gpus", "--nvidia-smi", "--wait"})
-OWN_FLAGS = frozenset({"--allow-cpu", "--dry-run"})
+OWN_VALUES = frozenset(
+    {"--host", "--catalog", "--gpus", "--nvidia-smi", "--wait", "--vram", "--mps-threads", "--print"}
+)
+OWN_FLAGS = frozenset({"--allow-cpu", "--dry-run", "--measure", "--mps"})
 
 # The options of `docker run` (29) that take no value. All others, also those of later engines, take one.
 FLAGS = frozenset(
@@ -39,17 +41,21 @@ FLAGS = frozenset(
 )
 SHORT_FLAGS = "diPqt"
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}  # seconds
+MIB = 1024 * 1024
+COMMAND, JSON = "command", "json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Words:
     """A command line of `imagematrix run`, taken apart.
 
-    `docker` are the options for `docker run`, word for word. `image` is None only where `help` is asked for.
-    `wait_s` is how long to wait for GPUs that are in use, in seconds.
+    `docker` are the options for `docker run`, word for word, `options` the same, each with its value.
+    `image` is None only where `help` is asked for. `wait_s` is how long to wait for GPUs that are in use, in
+    seconds. `vram_mib` is the memory of each GPU that the container shall share, `mps_threads` in percent.
+    `shown` is "command" or "json" where the launch is to be printed instead of started.
     """
 
-    docker: tuple[str, ...]
+    options: tuple[tuple[str, ...], ...]
     image: str | None
     command: tuple[str, ...]
     host: str | None = None
@@ -57,9 +63,33 @@ class Words:
     gpus: str | None = None
     nvidia_smi: str | None = None
     wait_s: float = 0.0
+    vram_mib: int | None = None
+    mps_threads: int | None = None
+    shown: str | None = None
+    mps: bool = False
+    measure: bool = False
     allow_cpu: bool = False
-    dry_run: bool = False
-    help: bool = False
+
+    @property
+    def docker(self) -> tuple[str, ...]:
+        """The options for `docker run`."""
+        return tuple(word for option in self.options for word in option)
+
+    @property
+    def help(self) -> bool:
+        """Whether help is asked for."""
+        return ("--help",) in self.options
+
+    @property
+    def detached(self) -> bool:
+        """Whether docker's command ends once the container runs."""
+        found = [_flag(option[0], "--detach", "d") for option in self.options]
+        return next((value for value in reversed(found) if value is not None), False)
+
+    def values(self, name: str, short: str = "") -> tuple[str, ...]:
+        """Return the values of one of docker's options: "--name", and its `short` form of one letter."""
+        found = (_value(option, name, short) for option in self.options)
+        return tuple(value for value in found if value is not None)
 
 
 def split(words: Sequence[str]) -> Words:
@@ -70,7 +100,7 @@ def split(words: Sequence[str]) -> Words:
     """
     values: dict[str, str] = {}
     flags: dict[str, bool] = {}
-    docker: list[str] = []
+    docker: list[tuple[str, ...]] = []
     left = list(words)
     option: list[str] = []
     while left and left[0].startswith("-") and left[0] not in ("-", "--"):
@@ -81,13 +111,14 @@ def split(words: Sequence[str]) -> Words:
         elif name in OWN_FLAGS:
             flags[name] = _truth(name, value) if given else True
         else:
-            docker += option
+            docker.append(tuple(option))
     if left[:1] == ["--"]:
         del left[0]
-    if "--help" not in docker and not any(left[:1]):
+    if ("--help",) not in docker and not any(left[:1]):
         raise UsageError("no image is named", remedy=_remedy(option))
+    dry_run = COMMAND if flags.get("--dry-run") else None
     return Words(
-        docker=tuple(docker),
+        options=tuple(docker),
         image=left[0] if left else None,
         command=tuple(left[1:]),
         host=values.get("--host"),
@@ -95,9 +126,12 @@ def split(words: Sequence[str]) -> Words:
         gpus=values.get("--gpus"),
         nvidia_smi=values.get("--nvidia-smi"),
         wait_s=_seconds(values["--wait"]) if "--wait" in values else 0.0,
+        vram_mib=_mib(values["--vram"]) if "--vram" in values else None,
+        mps_threads=_percent(values["--mps-threads"]) if "--mps-threads" in values else None,
+        shown=_form(values["--print"]) if "--print" in values else dry_run,
+        mps=flags.get("--mps", False) or "--mps-threads" in values,
+        measure=flags.get("--measure", False),
         allow_cpu=flags.get("--allow-cpu", False),
-        dry_run=flags.get("--dry-run", False),
-        help="--help" in docker,
     )
 
 
@@ -127,6 +161,47 @@ def _seconds(text: str) -> float:
     if not (number.isascii() and number.isdecimal()):
         raise UsageError(f"--wait {text}: expected a time such as 90s, 10m or 2h")
     return float(int(number) * UNITS[unit])
+
+
+def _mib(text: str) -> int:
+    from imagematrix.select.conditions import size
+
+    found = size(text)
+    if found is None or found < MIB:
+        raise UsageError(f"--vram {text}: expected an amount of memory such as 500M, 4G or 4Gi")
+    return int(found // MIB)
+
+
+def _percent(text: str) -> int:
+    number = text.removesuffix("%")
+    if not (number.isascii() and number.isdecimal() and 0 < int(number) <= 100):  # noqa: PLR2004 - percent
+        raise UsageError(f"--mps-threads {text}: expected a part of the GPU in percent, such as 25")
+    return int(number)
+
+
+def _form(text: str) -> str:
+    if text not in (COMMAND, JSON):
+        raise UsageError(f"--print {text}: expected {COMMAND} or {JSON}")
+    return text
+
+
+def _flag(word: str, name: str, short: str) -> bool | None:
+    """Return what a word says of one of docker's flags, None where it is about others."""
+    if word.startswith("--"):
+        own, _, value = word.partition("=")
+        return value != "false" if own == name else None
+    letters = word[1:].partition("=")[0]
+    joined = letters[: len(letters) - len(letters.lstrip(SHORT_FLAGS))]
+    return None if short not in joined else not word.endswith(f"{short}=false")
+
+
+def _value(option: tuple[str, ...], name: str, short: str) -> str | None:
+    word = option[0]
+    if word.startswith("--"):
+        own, given, value = word.partition("=")
+        return None if own != name else value if given else option[-1]
+    letter, rest = word[1:].lstrip(SHORT_FLAGS)[:1], word[1:].lstrip(SHORT_FLAGS)[1:]
+    return None if not short or letter != short else rest.removeprefix("=") if rest else option[-1]
 
 
 def _remedy(last: list[str]) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from imagematrix.errors import UsageError
 from imagematrix.launch.devices import nodes
+from imagematrix.launch.share import Share
 from imagematrix.select.gpus import among, names
 from imagematrix.select.needs import mode
+from imagematrix.use.containers import VRAM
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,10 +19,12 @@ if TYPE_CHECKING:
     from imagematrix.probe.host import Gpu
     from imagematrix.select.selection import Selection
 
-__all__ = ["GPUS", "SELECTED", "Launch", "docker_run", "plan"]
+__all__ = ["GPUS", "LAUNCH", "SCHEMA", "SELECTED", "Launch", "docker_run", "plan"]
 
+SCHEMA = "imagematrix.launch/v1"
 SELECTED = "io.imagematrix.selected"
 GPUS = "io.imagematrix.gpus"
+LAUNCH = "io.imagematrix.launch"  # of one launch alone, so that its container is found
 
 # A node whose default runtime is NVIDIA's would mount the host's driver over the baked one in images whose
 # base sets this variable to "all"; with "void" it leaves the container alone.
@@ -32,8 +36,10 @@ class Launch:
     """A container to start.
 
     `devices` are the device nodes to pass. `injected` are the GPUs that the node's NVIDIA runtime shall bring
-    in together with the driver: only an image that carries no driver has any, and it has no `devices`. `gpus`
-    are those that the container gets in either way.
+    in together with the driver: only an image that carries no driver has any, and it has no `devices`. Where
+    `cdi` is true these are names of CDI devices. `gpus` are those that the container gets in either way.
+    `mounts` are folders of the node, each for the same place in the container, and `ipc` the IPC namespace;
+    both are empty but for MPS. `digest` is the image's, None where the catalog has none.
     """
 
     reference: str
@@ -42,8 +48,36 @@ class Launch:
     environment: Mapping[str, str]
     labels: Mapping[str, str]
     command: tuple[str, ...]
+    digest: str | None = None
     injected: tuple[str, ...] = ()
+    cdi: bool = False
     gpus: tuple[Gpu, ...] = ()
+    mounts: tuple[str, ...] = ()
+    ipc: str | None = None
+
+    def labelled(self, labels: Mapping[str, str]) -> Launch:
+        """Return the same launch with more labels."""
+        return replace(self, labels={**self.labels, **labels})
+
+    def to_json(self, options: Sequence[str] = ()) -> dict[str, object]:
+        """Return the Launch document; `options` are the user's own for `docker run`."""
+        return {
+            "schema": SCHEMA,
+            "reference": self.reference,
+            "digest": self.digest,
+            "platform": self.platform,
+            "gpus": list(names(self.gpus)),
+            "devices": list(self.devices),
+            "injected": list(self.injected),
+            "cdi": self.cdi,
+            "environment": dict(self.environment),
+            "labels": dict(self.labels),
+            "mounts": list(self.mounts),
+            "ipc": self.ipc,
+            "options": list(options),
+            "command": list(self.command),
+            "docker": docker_run(self, options),
+        }
 
     @property
     def variant_platform(self) -> str | None:
@@ -56,6 +90,7 @@ def plan(
     command: Sequence[str] = (),
     *,
     gpus: int | str | None = None,
+    share: Share | None = None,
     mig_minors: Mapping[str, int] | None = None,
     held: Container[str] | None = None,
 ) -> Launch:
@@ -63,27 +98,36 @@ def plan(
 
     `held` are the digests that the engine's image of the selected name has (`engine.digests`); one that it
     does not have is pulled by its digest, and so it is named by it. Where it is None, nobody has looked.
-    `gpus` narrows the selection's GPUs, as `--gpus` does: what fits all of them fits each. `mig_minors` is
-    what `imagematrix.launch.devices.migs` reads on the node, needed where MIG devices are passed.
+    `gpus` narrows the selection's GPUs, as `--gpus` does: what fits all of them fits each. `share` is the
+    part that the container gets of each. `mig_minors` is what `imagematrix.launch.devices.migs` reads on the
+    node, needed where MIG devices are passed.
     """
     variant = selection.variant
     if variant is None:
         raise UsageError("nothing was selected, so that there is nothing to launch")
     chosen = among(selection.chosen_gpus, gpus)
+    driver = mode(variant)
+    used = chosen if driver else ()
+    part = share or Share()
+    joined = part.mps if used else None
     labels = {SELECTED: variant.reference}
     if chosen:
         labels[GPUS] = ",".join(names(chosen))
-    driver = mode(variant)
+    if used and part.vram_mib is not None:
+        labels[VRAM] = str(part.vram_mib)
     passed = driver in ("exact", "compat")
     return Launch(
         reference=_name(variant, held),
+        digest=variant.digest,
         platform=variant.platform,
         devices=nodes(selection.host, chosen, mig_minors or {}) if passed else (),
-        environment=NO_INJECTION if passed else {},
+        environment={**(NO_INJECTION if passed else {}), **part.environment(used)},
         labels=labels,
         command=tuple(command),
         injected=names(chosen) if driver == "host" else (),
-        gpus=chosen if driver else (),
+        gpus=used,
+        mounts=(joined.pipes,) if joined else (),
+        ipc="host" if joined else None,  # daemon and clients share memory in /dev/shm
     )
 
 
@@ -94,8 +138,14 @@ def docker_run(launch: Launch, options: Sequence[str] = ()) -> list[str]:
         words += ["--platform", launch.variant_platform]
     for device in launch.devices:
         words += ["--device", device]
-    if launch.injected:
+    for name in launch.injected if launch.cdi else ():
+        words += ["--device", name]
+    if launch.injected and not launch.cdi:
         words += ["--gpus", _gpus_option(launch.injected)]
+    for path in launch.mounts:
+        words += ["--volume", f"{path}:{path}"]
+    if launch.ipc:
+        words += ["--ipc", launch.ipc]
     for name, value in launch.environment.items():
         words += ["--env", f"{name}={value}"]
     for name, value in launch.labels.items():

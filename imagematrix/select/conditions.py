@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from imagematrix.probe.host import Gpu
 
-__all__ = ["Condition", "parse"]
+__all__ = ["Condition", "parse", "size"]
 
 FORM = re.compile(r"([a-z]+)\s*(>=|<=|!=|=|>|<)\s*(.+)", re.ASCII)
 COMPARE: dict[str, Callable[[Any, Any], bool]] = {
@@ -55,13 +55,19 @@ def parse(text: str) -> Condition:
         return Condition(fact=fact, comparison=comparison, value=value)
     if fact == "compute" and re.fullmatch(r"\d{1,2}\.\d", value, re.ASCII):
         return Condition(fact=fact, comparison=comparison, value=order(value))
-    size = re.fullmatch(r"(\d{1,9}(?:\.\d{1,3})?)([MGT]i?)B?", value, re.ASCII)
-    if fact == "memory" and size:
-        return Condition(fact=fact, comparison=comparison, value=float(size[1]) * UNITS[size[2]])
+    amount = size(value) if fact == "memory" else None
+    if amount is not None:
+        return Condition(fact=fact, comparison=comparison, value=amount)
     raise UsageError(
         f"--gpus: {text!r} is no condition",
         remedy="write such as compute>=8.0, memory>=40G (with < > = != as well) or name=L40S (or name!=)",
     )
+
+
+def size(text: str) -> float | None:
+    """Return an amount of memory such as "40G" or "4.5Gi" in bytes, or None where `text` is none."""
+    match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,3})?)([MGT]i?)B?", text, re.ASCII)
+    return float(match[1]) * UNITS[match[2]] if match else None
 
 
 def _number(gpu: Gpu, fact: str) -> Any:

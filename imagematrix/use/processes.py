@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from imagematrix.probe.nvml import Nvml, Process
     from imagematrix.use.uses import Uses
 
-__all__ = ["computing", "describe", "opened"]
+__all__ = ["computing", "containers", "describe", "opened"]
 
 MAJOR = 195  # of /dev/nvidia0 and on, in the kernel's list of device numbers (admin-guide/devices.txt)
 # In the names of a container's cgroups, whoever made them: docker-ID.scope, libpod-ID.scope, /docker/ID.
@@ -66,15 +66,18 @@ def describe(pid: int, proc: str = "/proc", *, kind: str = "process") -> Use:
     return Use(kind=kind, name=name or "unknown", pid=pid, user=user)
 
 
+def containers(pid: int, proc: str = "/proc") -> frozenset[str]:
+    """Return the ids of the containers that a process runs in."""
+    try:
+        with open(f"{proc}/{pid}/cgroup", encoding="utf-8", errors="replace") as file:
+            return frozenset(CONTAINER.findall(file.read()))
+    except OSError:
+        return frozenset()
+
+
 def _process(pid: int, proc: str = "/proc") -> Use:
     """Return the use by a process, marked with the containers that it runs in."""
-    text = ""
-    with (
-        contextlib.suppress(OSError),
-        open(f"{proc}/{pid}/cgroup", encoding="utf-8", errors="replace") as file,
-    ):
-        text = file.read()
-    return replace(describe(pid, proc), marks=frozenset(CONTAINER.findall(text)))
+    return replace(describe(pid, proc), marks=containers(pid, proc))
 
 
 def _key(minor: int, process: Process) -> str:

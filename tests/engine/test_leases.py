@@ -121,22 +121,74 @@ def test_named_gpus_in_use_are_refused_with_who_uses_them(engine):
     assert dry.returncode == 0  # it takes nothing and looks at nobody
 
 
-def test_a_foreground_container_has_a_lease_that_dies_with_dockers_command(engine, start):
-    process = start("--gpus", "8", "--name", "job", "training:v1", "sh", "-c", "echo up; sleep 300")
+def test_a_launcher_that_is_killed_takes_its_container_along(engine, start):
+    script = "trap 'exit 0' TERM; echo up; while :; do sleep 0.1; done"
+    process = start("--gpus", "8", "--rm", "--name", "job", "training:v1", "sh", "-c", script)
     assert process.stdout.readline() == "up\n"
     for gpu in gpus(engine):
         assert [(use["kind"], use["name"].split()[0]) for use in gpu["used_by"]] == [
-            ("lease", "docker"),
+            ("lease", "imagematrix"),
             ("container", "job"),
         ]
         assert gpu["used_by"][0]["pid"] == process.pid
     process.send_signal(signal.SIGKILL)
     process.wait()
-    # The container runs on, and has its GPUs; the lease is gone.
-    assert [use["kind"] for gpu in gpus(engine) for use in gpu["used_by"]] == ["container"] * 8
+    assert run(engine, "--gpus", "8", "--wait", "1m", "--rm", "training:v1", "true").returncode == 0
+    assert engine.docker("ps", "-aq").stdout == ""
+    assert all(gpu["free"] for gpu in gpus(engine))
+
+
+def test_a_container_that_does_not_want_to_end_keeps_its_gpus(engine, start):
+    process = start("--gpus", "8", "--name", "job", "training:v1", "sh", "-c", "echo up; sleep 300")
+    assert process.stdout.readline() == "up\n"
+    process.send_signal(signal.SIGKILL)  # docker's command asks the shell to end, which ignores it as PID 1
+    process.wait()
+    assert all("container" in {use["kind"] for use in gpu["used_by"]} for gpu in gpus(engine))
     assert run(engine, "--gpus", "1", "training:v1", "true").returncode == BUSY
     engine.docker("rm", "-f", "job")
+    assert run(engine, "--gpus", "8", "--wait", "1m", "--rm", "training:v1", "true").returncode == 0
+
+
+def test_fifty_shares_never_add_up_to_more_than_a_gpu_has(engine, start):
+    """Of 80 GB each: so five have room on one, and on eight forty at the same time."""
+    script = "cat /proc/uptime; ls /dev | grep '^nvidia[0-9]'; echo $IMAGEMATRIX_VRAM_MIB; sleep 3; cat /proc/uptime"
+    total = min(gpu["memory_mib"] for gpu in json.loads(H200.read_text())["gpus"])
+    share = total // 5
+    words = ("--vram", f"{share}Mi", "--wait", "10m", "--rm", "training:v1", "sh", "-c", script)
+    processes = [start(*words) for _ in range(50)]
+    spans = {}
+    for process in processes:
+        out, err = process.communicate(timeout=500)
+        assert process.returncode == 0, err
+        begin, gpu, told, end = out.splitlines()
+        assert told == str(share)
+        spans.setdefault(gpu, []).append((float(begin.split()[0]), float(end.split()[0])))
+    assert sum(map(len, spans.values())) == 50
+    for found in spans.values():
+        moments = [begin for begin, _ in found]
+        most = max(sum(begin <= moment < end for begin, end in found) for moment in moments)
+        assert 1 <= most <= 5
     assert all(gpu["free"] for gpu in gpus(engine))
+
+
+def test_shares_go_together_and_leave_whole_gpus_to_others(engine):
+    for name in ("one", "two"):
+        done = run(engine, "--vram", "40Gi", "-d", "--name", name, "training:v1", "sleep", "300")
+        assert done.returncode == 0, done.stderr
+    assert had(engine, "one") == had(engine, "two")
+    (shared,) = [gpu for gpu in gpus(engine) if not gpu["free"]]
+    assert [use["vram_mib"] for use in shared["used_by"]] == [40960, 40960]
+    assert shared["vram_free_mib"] == shared["memory_mib"] - 2 * 40960
+    whole = run(engine, "--gpus", "8", "--rm", "training:v1", "true")
+    assert whole.returncode == BUSY
+    assert "container one (training:v1-" in whole.stderr
+    assert run(engine, "--gpus", "7", "--rm", "training:v1", "true").returncode == 0
+    elsewhere = run(engine, "--vram", "100Gi", "-d", "--name", "three", "training:v1", "sleep", "300")
+    assert elsewhere.returncode == 0
+    assert had(engine, "three") != had(engine, "one")
+    too_much = run(engine, "--vram", "1T", "--rm", "training:v1", "true")
+    assert too_much.returncode == 2
+    assert "1 GPU with 953674 MiB asked for, and there are 0" in too_much.stderr
 
 
 def test_a_container_that_does_not_start_leaves_nothing(engine):

@@ -1,9 +1,14 @@
 """`imagematrix run`: exactly the right device nodes, no mounts, no privileges; else like `docker run`."""
 
+import contextlib
 import json
+import os
 import shlex
 import signal
+import socket
+import socketserver
 import subprocess
+import threading
 from pathlib import Path
 
 import pytest
@@ -186,3 +191,124 @@ def _saved(engine):
     path = engine.folder / "catalog.json"
     path.write_text(engine.imagematrix("ls", "training:v1", "--json").stdout)
     return path
+
+
+@pytest.mark.usefixtures("images")
+@pytest.mark.parametrize("options", [(), ("--rm",), ("-t",)])
+def test_what_the_container_died_of_is_told_with_the_rule_that_speaks_about_it(engine, options):
+    done = run(engine, *options, "training:v1", "sh", "-c", "kill -ILL $$")
+    assert done.returncode == 132
+    assert "the container died of SIGILL" in done.stderr
+    assert "by the rule cpu it should have run: the CPUs have every flag that the code needs" in done.stderr
+    fine = run(engine, *options, "training:v1", "sh", "-c", "echo CUDA error 803; exit 0")
+    assert (fine.returncode, fine.stderr) == (0, "")
+
+
+@pytest.mark.usefixtures("images", "nodes")
+@pytest.mark.parametrize("options", [(), ("--rm",), ("-t",), ("--rm", "--log-driver", "none")])
+def test_cuda_s_own_words_are_read_from_the_last_lines(engine, options):
+    script = (
+        "sleep 1; echo 'RuntimeError: CUDA error: no kernel image is available for execution on the device'"
+    )
+    words = ("--gpus", "1", *options, "training:v1", "sh", "-c", f"{script} >&2; exit 1")
+    done = run(engine, "--host", L40S, *words)
+    assert done.returncode == 1
+    told = "the container died of CUDA error 209: no kernel image is available for execution on the device"
+    if "none" in options:  # no log, nothing to read
+        assert "died of" not in done.stderr
+    else:
+        assert f"{told}; by the rule device-code it should have run" in done.stderr
+
+
+@pytest.mark.usefixtures("images", "nodes")
+def test_the_launch_as_data_is_what_is_started(engine, host):
+    words = ("--host", L40S, "--gpus", "0,2", "--name", "seen")
+    done = run(engine, *words, "--print", "json", "training:v1", "sleep", "300")
+    document = json.loads(done.stdout)
+    assert document["devices"][:2] == minors(host, 0, 2)
+    assert document["options"] == ["--name", "seen"]
+    assert run(engine, *words, "-d", "training:v1", "sleep", "300").returncode == 0
+    try:
+        seen = engine.inspect("seen")
+    finally:
+        engine.docker("rm", "-f", "seen")
+    assert [device["PathOnHost"] for device in seen["HostConfig"]["Devices"]] == document["devices"]
+    assert seen["Config"]["Labels"].items() >= document["labels"].items()
+    assert seen["Config"]["Image"] == document["reference"]
+    assert seen["Config"]["Cmd"] == document["command"]
+
+
+@pytest.mark.usefixtures("images", "nodes")
+def test_mps_is_joined_through_its_pipes_and_the_node_s_ipc(engine, tmp_path):
+    pipes = tmp_path / "mps"
+    pipes.mkdir()
+    environment = {**engine.environment, "CUDA_MPS_PIPE_DIRECTORY": str(pipes)}
+    words = ("--host", L40S, "--vram", "4Gi", "--mps-threads", "25", "--rm", "training:v1")
+    script = "test -p $CUDA_MPS_PIPE_DIRECTORY/control && env | grep -E 'CUDA_MPS|IMAGEMATRIX' | sort"
+    nobody = run(engine, *words, "true", env=environment)
+    assert nobody.returncode == 5
+    assert "nvidia-cuda-mps-control -d" in nobody.stderr
+    os.mkfifo(pipes / "control")
+    done = run(engine, *words, "sh", "-c", script, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25",
+        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=4096M",
+        f"CUDA_MPS_PIPE_DIRECTORY={pipes}",
+        "IMAGEMATRIX_VRAM_FRACTION=0.0780",
+        "IMAGEMATRIX_VRAM_MIB=4096",
+    ]
+
+
+@pytest.fixture
+def relayed(engine):
+    """The engine's address on a port of loopback."""
+
+    class Relay(socketserver.BaseRequestHandler):
+        def handle(self):
+            with socket.socket(socket.AF_UNIX) as there:
+                there.connect(engine.host.removeprefix("unix://"))
+                threading.Thread(target=self.copy, args=(there, self.request), daemon=True).start()
+                self.copy(self.request, there)
+
+        @staticmethod
+        def copy(one, other):
+            with contextlib.suppress(OSError):
+                while data := one.recv(65536):
+                    other.sendall(data)
+                other.shutdown(socket.SHUT_WR)
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Relay) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"tcp://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+
+
+@pytest.mark.usefixtures("images", "nodes")
+def test_an_engine_on_another_machine_is_refused_without_a_profile_of_it(engine, relayed):
+    def on_another_machine(*words):
+        command = ["unshare", "--uts", "sh", "-c", 'hostname elsewhere && exec "$@"', "sh"]
+        command += [ROOT / ".venv/bin/imagematrix", "run", *words]
+        environment = {**engine.environment, "DOCKER_HOST": relayed}
+        return subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
+
+    refused = on_another_machine("--rm", "training:v1", "true")
+    assert refused.returncode == 2
+    assert f"the engine runs on {os.uname().nodename}, and what is probed is this machine" in refused.stderr
+    assert "imagematrix probe --json" in refused.stderr
+    words = (
+        "--host",
+        L40S,
+        "--gpus",
+        "device=1",
+        "--rm",
+        "training:v1",
+        "sh",
+        "-c",
+        "ls /dev | grep -c nvidia[0-9]",
+    )
+    given = on_another_machine(*words)
+    assert (given.returncode, given.stdout) == (0, "1\n"), given.stderr
+    here = run(engine, "--rm", "training:v1", "true", env={**engine.environment, "DOCKER_HOST": relayed})
+    assert here.returncode != 2  # it is this machine's, whatever the address

@@ -52,7 +52,7 @@ def test_docker_s_options_are_kept_word_for_word(line, docker, command):
     assert list(words.docker) == shlex.split(docker)
     assert list(words.command) == shlex.split(command)
     assert (words.host, words.catalog, words.gpus, words.nvidia_smi) == (None, None, None, None)
-    assert not any((words.allow_cpu, words.dry_run, words.help))
+    assert not any((words.allow_cpu, words.shown, words.help, words.measure, words.mps))
 
 
 @pytest.mark.parametrize("form", ["{} {}", "{}={}"])
@@ -64,7 +64,7 @@ def test_our_own_options_are_taken_out(name, form):
     assert words.docker == ("--rm", "-e", "A")
 
 
-@pytest.mark.parametrize("name", ["allow-cpu", "dry-run"])
+@pytest.mark.parametrize("name", ["allow-cpu", "measure", "mps"])
 def test_our_own_flags_are_taken_out(name):
     field = name.replace("-", "_")
     words = split(["-it", f"--{name}", "IMAGE", f"--{name}"])
@@ -74,6 +74,82 @@ def test_our_own_flags_are_taken_out(name):
     assert getattr(split([f"--{name}=true", "IMAGE"]), field) is True
     with pytest.raises(UsageError, match="true or false"):
         split([f"--{name}=perhaps", "IMAGE"])
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        ("IMAGE", None),
+        ("--dry-run IMAGE", "command"),
+        ("--dry-run=false IMAGE", None),
+        ("--print command IMAGE", "command"),
+        ("--print=json IMAGE", "json"),
+        ("--dry-run --print json IMAGE", "json"),
+    ],
+)
+def test_what_is_shown_instead_of_started(line, shown):
+    assert split(line.split()).shown == shown
+
+
+def test_only_two_forms_are_printed():
+    with pytest.raises(UsageError, match="expected command or json"):
+        split(["--print", "xml", "IMAGE"])
+
+
+@pytest.mark.parametrize(
+    ("text", "mib"), [("4Gi", 4096), ("4G", 3814), ("4GB", 3814), ("500M", 476), ("1.5Gi", 1536), ("1Mi", 1)]
+)
+def test_a_share_of_memory(text, mib):
+    assert split(["--vram", text, "IMAGE"]).vram_mib == mib
+
+
+@pytest.mark.parametrize("text", ["", "4", "4g", "-1G", "0G", "1000000", "0.5Mi", "4 G"])
+def test_what_is_no_amount_of_memory(text):
+    with pytest.raises(UsageError, match="such as 500M, 4G or 4Gi"):
+        split([f"--vram={text}", "IMAGE"])
+
+
+@pytest.mark.parametrize("text", ["25", "25%", "1", "100"])
+def test_a_part_of_the_threads_goes_through_mps(text):
+    found = split(["--mps-threads", text, "IMAGE"])
+    assert (found.mps, found.mps_threads) == (True, int(text.rstrip("%")))
+
+
+@pytest.mark.parametrize("text", ["", "0", "101", "x", "2.5", "\u0663"])
+def test_what_is_no_percentage(text):
+    with pytest.raises(UsageError, match="in percent, such as 25"):
+        split([f"--mps-threads={text}", "IMAGE"])
+
+
+@pytest.mark.parametrize(
+    ("line", "detached"),
+    [
+        ("IMAGE -d", False),
+        ("-d IMAGE", True),
+        ("-itd IMAGE", True),
+        ("-dit IMAGE", True),
+        ("--detach IMAGE", True),
+        ("--detach=true IMAGE", True),
+        ("--detach=false IMAGE", False),
+        ("-d --detach=false IMAGE", False),
+        ("-d=false IMAGE", False),
+        ("-d=true IMAGE", True),
+        ("-e d IMAGE", False),
+        ("-ed IMAGE", False),
+        ("-ite d IMAGE", False),
+        ("--detach-keys x IMAGE", False),
+    ],
+)
+def test_whether_docker_s_command_waits(line, detached):
+    assert split(line.split()).detached is detached
+
+
+def test_the_values_of_docker_s_own_options():
+    line = "-e A=1 -eB=2 -it -te C=3 -e=D=4 --env E=5 --env=F=6 --envy G=7 -u 5 IMAGE -e H"
+    found = split(line.split())
+    assert found.values("--env", "e") == ("A=1", "B=2", "C=3", "D=4", "E=5", "F=6")
+    assert found.values("--user", "u") == ("5",)
+    assert found.values("--runtime") == ()
 
 
 def test_the_last_of_several_counts():

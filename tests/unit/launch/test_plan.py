@@ -6,7 +6,9 @@ import pytest
 
 from imagematrix.errors import ProbeError, UsageError
 from imagematrix.launch.plan import docker_run, plan
+from imagematrix.launch.share import Mps, Share
 
+PRESENT = ("/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
 NODES = ("/dev/nvidia3", "/dev/nvidia4", "/dev/nvidiactl", "/dev/nvidia-uvm")
 
 
@@ -94,3 +96,39 @@ def test_nodes_that_are_there_for_tools_are_passed(make):
 def test_nothing_selected_is_nothing_to_launch(make):
     with pytest.raises(UsageError, match="nothing was selected"):
         plan(make.selection(make.gpu(compute="7.0")))
+
+
+def test_the_launch_as_data(make, conforms):
+    selection = make.selection(make.gpu(), make.gpu(1), devices=PRESENT)
+    document = plan(selection, ["train", "--steps", "5"], gpus=1).to_json(["--rm"])
+    conforms(document)
+    assert document["devices"] == ["/dev/nvidia3", "/dev/nvidiactl", "/dev/nvidia-uvm", *PRESENT]
+    assert document["gpus"] == ["GPU-0"]
+    assert document["docker"][:2] == ["docker", "run"]
+    assert document["docker"][-5:] == ["--rm", "training:v1-x", "train", "--steps", "5"]
+    conforms(plan(make.selection(mode=None)).to_json())
+    injected = plan(make.selection(make.gpu(), mode="host")).to_json()
+    conforms(injected)
+    assert (injected["gpus"], injected["injected"], injected["devices"]) == (["GPU-0"], ["GPU-0"], [])
+
+
+def test_a_share_is_told_to_the_container_and_to_others(make):
+    share = Share(vram_mib=10_500)
+    found = plan(make.selection(make.gpu(memory_mib=20_000)), share=share)
+    assert found.labels["io.imagematrix.vram"] == "10500"
+    assert found.environment["IMAGEMATRIX_VRAM_FRACTION"] == "0.5000"
+    assert (found.mounts, found.ipc) == ((), None)
+    alone = plan(make.selection(mode=None), share=share)
+    assert (alone.labels, alone.environment) == ({"io.imagematrix.selected": "training:v1-x"}, {})
+
+
+def test_mps_is_the_one_exception_to_no_mounts(make, conforms):
+    share = Share(mps=Mps(pipes="/run/mps"))
+    found = plan(make.selection(make.gpu()), share=share)
+    conforms(found.to_json())
+    words = docker_run(found, ["--ipc", "private"])
+    assert words[words.index("--volume") + 1] == "/run/mps:/run/mps"
+    assert [words[at + 1] for at, word in enumerate(words) if word == "--ipc"] == ["host", "private"]
+    assert "CUDA_MPS_PIPE_DIRECTORY=/run/mps" in words
+    alone = plan(make.selection(mode=None), share=share)
+    assert (alone.mounts, alone.ipc) == ((), None)

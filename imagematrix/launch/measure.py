@@ -1,0 +1,77 @@
+"""The most memory that a container had on its GPUs while it ran, by many looks through NVML."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+from imagematrix import documents
+from imagematrix.errors import UsageError
+from imagematrix.probe import nvml_memory
+from imagematrix.use.processes import containers
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from typing import Any
+
+    from imagematrix.probe.host import Gpu
+
+__all__ = ["EVERY_S", "Measure", "told"]
+
+EVERY_S = nvml_memory.EVERY_S
+
+
+class Measure:
+    """A thread that looks at the memory of the container that `container` names, once it is known.
+
+    `peaks` has the most MiB at one time by the GPU's device minor. It is empty where NVML told nothing.
+    """
+
+    def __init__(self, container: Callable[[], str | None]) -> None:
+        self.peaks: dict[int, int] = {}
+        self._container = container
+        self._looking: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Begin to look."""
+        # -P: a pynvml.py in the folder where someone happens to stand is not the one to run.
+        command = [sys.executable, "-P", str(Path(nvml_memory.__file__))]
+        self._looking = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        )
+        threading.Thread(target=self._look, args=(self._looking.stdout,), daemon=True).start()
+
+    def stop(self) -> None:
+        """Look no more."""
+        if self._looking:
+            self._looking.kill()
+
+    def _look(self, lines: Iterable[bytes]) -> None:
+        for line in lines:
+            container = self._container()
+            if container:
+                self._take(line, container)
+
+    def _take(self, line: bytes, container: str) -> None:
+        try:
+            sample: Any = documents.parse(line, "NVML")
+        except UsageError:  # the last line, if it was cut off
+            return
+        for minor, processes in sample:
+            sizes = [size for pid, size in processes if size and container in containers(pid)]
+            if sizes:
+                self.peaks[minor] = max(self.peaks.get(minor, 0), sum(sizes))
+
+
+def told(peaks: dict[int, int], gpus: tuple[Gpu, ...]) -> str:
+    """Return what to say of the peaks on `gpus`."""
+    known = {gpu.label: peaks[gpu.minor] for gpu in gpus if gpu.minor in peaks}
+    if not known:
+        return "the GPU memory of the run is not known: NVML told nothing of its processes"
+    listed = ", ".join(f"{mib} MiB on {label}" for label, mib in known.items())
+    return (
+        f"peak GPU memory, seen every {EVERY_S} s: {listed}; ask for --vram {max(known.values())}Mi or more"
+    )
