@@ -1,4 +1,4 @@
-"""`imagematrix gpus`: the GPUs of this node, free or used, and by what."""
+"""`imagematrix gpus`: the GPUs of this node, free, shared or used, and by what."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COLUMNS = ("GPU", "name", "uuid", "", "used by", "load", "memory", "heat")
 
 
 def command(host: HostFile = None, json: Json = False) -> None:
-    """Tell which GPUs of this node are free, and who uses the others."""
+    """Tell which GPUs of this node are free or shared, and who uses them."""
     from imagematrix.probe.host import Host
     from imagematrix.probe.probe import assemble
     from imagematrix.probe.tree import Tree
@@ -89,7 +89,9 @@ def _use(status: Status) -> tuple[str, str]:
     from rich.markup import escape
 
     if status.used_by:
-        return "used", escape("\n".join(map(str, status.used_by)))
+        left = status.left_mib
+        state = "used" if left is None else f"shared, {left} MiB left"
+        return state, escape("\n".join(map(str, status.used_by)))
     return ("free" if status.free else status.gpu.state), ""
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from imagematrix.probe.host import Gpu
 
-__all__ = ["Condition", "parse", "size"]
+__all__ = ["Condition", "is_profile", "parse", "size"]
 
 FORM = re.compile(r"([a-z]+)\s*(>=|<=|!=|=|>|<)\s*(.+)", re.ASCII)
 COMPARE: dict[str, Callable[[Any, Any], bool]] = {
@@ -27,6 +27,8 @@ COMPARE: dict[str, Callable[[Any, Any], bool]] = {
     ">": operator.gt,
     "<": operator.lt,
 }
+# As NVML names them: 1g.10gb, 1c.3g.40gb (one compute slice of three), 1g.10gb+me (with media engines).
+PROFILE = re.compile(r"(\d+c\.)?\d+g\.\d+gb([+-][a-z.]+)*", re.ASCII)
 MIB = 1024 * 1024
 # A card that is sold with 80 GB has 79.6 GiB: "80G" means what is printed on the box.
 UNITS = {"M": 1000**2, "G": 1000**3, "T": 1000**4, "Mi": 1024**2, "Gi": 1024**3, "Ti": 1024**4}
@@ -40,7 +42,12 @@ class Condition(Record):
     value: Any
 
     def holds(self, gpu: Gpu) -> bool:
-        """Whether `gpu` meets it; a GPU whose fact is not known does not."""
+        """Whether `gpu` meets it; a GPU whose fact is not known does not.
+
+        One about a profile is met by a GPU in whose `mig` is a single MIG device of that profile.
+        """
+        if self.fact == "profile":
+            return [device.profile for device in gpu.mig or ()] == [self.value]
         if self.fact == "name":
             return gpu.name is not None and _named(gpu.name, self.value) is (self.comparison == "=")
         found = _number(gpu, self.fact)
@@ -53,6 +60,8 @@ def parse(text: str) -> Condition:
     fact, comparison, value = match.groups() if match else ("", "", "")
     if fact == "name" and comparison in ("=", "!=") and _words(value):
         return Condition(fact=fact, comparison=comparison, value=value)
+    if fact == "profile" and comparison == "=":
+        return Condition(fact=fact, comparison=comparison, value=value)
     if fact == "compute" and re.fullmatch(r"\d{1,2}\.\d", value, re.ASCII):
         return Condition(fact=fact, comparison=comparison, value=order(value))
     amount = size(value) if fact == "memory" else None
@@ -60,7 +69,8 @@ def parse(text: str) -> Condition:
         return Condition(fact=fact, comparison=comparison, value=amount)
     raise UsageError(
         f"--gpus: {text!r} is no condition",
-        remedy="write such as compute>=8.0, memory>=40G (with < > = != as well) or name=L40S (or name!=)",
+        remedy="write such as compute>=8.0, memory>=40G (with < > = != as well), name=L40S (or name!=) or "
+        "profile=1g.10gb",
     )
 
 
@@ -68,6 +78,11 @@ def size(text: str) -> float | None:
     """Return an amount of memory such as "40G" or "4.5Gi" in bytes, or None where `text` is none."""
     match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,3})?)([MGT]i?)B?", text, re.ASCII)
     return float(match[1]) * UNITS[match[2]] if match else None
+
+
+def is_profile(text: str) -> bool:
+    """Whether `text` has the form of a MIG profile's name."""
+    return PROFILE.fullmatch(text) is not None
 
 
 def _number(gpu: Gpu, fact: str) -> Any:

@@ -21,8 +21,10 @@ def choose(host: Host, wanted: int | str | None) -> tuple[Gpu, ...]:
 
 def among(gpus: tuple[Gpu, ...], wanted: int | str | None) -> tuple[Gpu, ...]:
     """Return those of `gpus` that `wanted` names, in their own order; of `candidates` the first."""
+    if wanted is None:  # as nearly always where many hosts are decided on
+        return gpus
     found, count = candidates(gpus, wanted)
-    return found[:count]
+    return merged(found[:count])
 
 
 def candidates(gpus: tuple[Gpu, ...], wanted: int | str | None) -> tuple[tuple[Gpu, ...], int]:
@@ -32,8 +34,11 @@ def candidates(gpus: tuple[Gpu, ...], wanted: int | str | None) -> tuple[tuple[G
     index, the start of a UUID, or a MIG device by its UUID or as GPU:INSTANCE:COMPUTE-INSTANCE. A single
     index is written "device=0", as for docker. Of a GPU of which only some MIG devices are named, these alone
     are in its `mig`. Instead of names there may be conditions ("memory>=40G", see
-    imagematrix.select.conditions), alone or with a count: those that work and meet all of them. Raises
-    UsageError where the GPUs are not there.
+    imagematrix.select.conditions), alone or with a count: those that work and meet all of them.
+
+    A MIG profile ("1g.10gb") means any MIG device of that profile. With one, and with a condition about it,
+    each MIG device is a candidate by itself: a GPU with this one in its `mig`, so that the same GPU may be
+    there several times (see `merged`). Raises UsageError where the GPUs are not there.
     """
     if wanted is None or wanted == "all":
         return gpus, len(gpus)
@@ -43,7 +48,7 @@ def candidates(gpus: tuple[Gpu, ...], wanted: int | str | None) -> tuple[tuple[G
     if _number(wanted):
         return _counted(gpus, wanted, int(wanted))
     words = [word.strip() for word in wanted.removeprefix("device=").split(",")]
-    if not wanted.startswith("device=") and any(char in wanted for char in "<>="):
+    if not wanted.startswith("device=") and any(char in wanted for char in "<>=."):
         return _filtered(gpus, wanted, words)
     picked = {gpu.index: gpu for gpu in merged(_find(gpus, name) for name in words)}
     return tuple(picked[gpu.index] for gpu in gpus if gpu.index in picked), len(picked)
@@ -95,8 +100,10 @@ def _counted(gpus: tuple[Gpu, ...], wanted: str, count: int) -> tuple[tuple[Gpu,
 
 
 def _filtered(gpus: tuple[Gpu, ...], wanted: str, words: list[str]) -> tuple[tuple[Gpu, ...], int]:
-    from imagematrix.select.conditions import parse
+    from imagematrix.select.conditions import is_profile, parse
 
+    if is_profile(wanted):
+        words = ["1", f"profile={wanted}"]
     numbers = [word for word in words if _number(word)]
     conditions = [parse(word) for word in words if not _number(word) and word != "all"]
     if len(words) - len(conditions) > 1:
@@ -104,14 +111,21 @@ def _filtered(gpus: tuple[Gpu, ...], wanted: str, words: list[str]) -> tuple[tup
             f"--gpus {wanted}: beside conditions there can be one number, of GPUs",
             remedy="write conditions with a number of GPUs, or the names of GPUs, but not both",
         )
-    meeting = tuple(gpu for gpu in _usable(gpus) if all(condition.holds(gpu) for condition in conditions))
+    profiled = any(condition.fact == "profile" for condition in conditions)
+    there = _devices(gpus) if profiled else gpus
+    meeting = tuple(gpu for gpu in _usable(there) if all(condition.holds(gpu) for condition in conditions))
     count = int(numbers[0]) if numbers else len(meeting)
     if not 0 < count <= len(meeting):
+        noun = "MIG devices" if profiled else "GPUs"
         raise UsageError(
-            f"--gpus {wanted}: of {len(gpus)} GPUs {len(meeting)} can be used and meet this",
-            remedy=_kinds(gpus),
+            f"--gpus {wanted}: of {len(there)} {noun} {len(meeting)} can be used and meet this",
+            remedy=_profiles(there) if profiled else _kinds(gpus),
         )
     return meeting, count
+
+
+def _devices(gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
+    return tuple(replace(gpu, mig=(device,)) for gpu in gpus for device in gpu.mig or ())
 
 
 def _usable(gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
@@ -155,9 +169,16 @@ def _kinds(gpus: tuple[Gpu, ...]) -> str:
         f"{gpu.name or 'unknown'}, compute {gpu.compute or 'unknown'}, {gpu.memory_mib or 'unknown'} MiB"
         for gpu in gpus
     ]
-    counts = {kind: kinds.count(kind) for kind in kinds}
-    listed = "; ".join(f"{count} x {kind}" for kind, count in counts.items())
-    return f"it has {listed}" if listed else "it has no GPU"
+    return f"it has {_tallied(kinds)}" if kinds else "it has no GPU"
+
+
+def _profiles(devices: tuple[Gpu, ...]) -> str:
+    profiles = [device.profile or "unknown" for gpu in devices for device in gpu.mig or ()]
+    return f"it has {_tallied(profiles)}" if profiles else "it has no MIG device, or NVML does not tell"
+
+
+def _tallied(words: list[str]) -> str:
+    return "; ".join(f"{words.count(word)} x {word}" for word in dict.fromkeys(words))
 
 
 def _there(gpus: tuple[Gpu, ...]) -> str:

@@ -6,9 +6,9 @@ from functools import lru_cache
 
 from imagematrix.errors import NothingFits, UsageError
 from imagematrix.select.decision import Decision
-from imagematrix.select.gpus import choose
+from imagematrix.select.gpus import candidates, choose
 from imagematrix.select.index import Index
-from imagematrix.select.node import Node, hardware
+from imagematrix.select.node import Node, hardware, kind
 from imagematrix.select.order import order
 from imagematrix.select.selection import Selection
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable
 
     from imagematrix.catalog.catalog import Catalog
-    from imagematrix.probe.host import Host
+    from imagematrix.probe.host import Gpu, Host
 
-__all__ = ["Selector", "explain", "select", "select_many"]
+__all__ = ["Selector", "explain", "select", "select_many", "serving"]
 
 CATALOGS = 8  # selectors kept by the functions below
 DECISIONS = 10_000  # kinds of hardware a selector keeps decisions for
@@ -58,6 +58,18 @@ def select_many(
     return answers
 
 
+def serving(
+    host: Host, catalog: Catalog, wanted: int | str | None
+) -> tuple[tuple[tuple[Gpu, ...], ...], int]:
+    """Return sets of the GPUs that can serve `wanted`, and how many of one set it takes.
+
+    Any so many of one set fit a variant for GPUs, and any so many that do are in one of the sets. That of the
+    first GPUs comes first. Where nothing fits, and where `wanted` leaves no choice, the only set has all that
+    `imagematrix.select.gpus.candidates` returns. Raises UsageError where the GPUs are not there.
+    """
+    return _selector(_Same(catalog)).serving(host, wanted)
+
+
 class Selector:
     """Chooses among the variants of one catalog; decides once for each kind of hardware it meets."""
 
@@ -87,6 +99,30 @@ class Selector:
             decision = Decision(self.catalog, self._index, Node(host=host, gpus=chosen, allow_cpu=allow_cpu))
             self._decisions[known] = decision
         return Selection(host=host, chosen_gpus=chosen, decision=decision)
+
+    def serving(self, host: Host, wanted: int | str | None) -> tuple[tuple[tuple[Gpu, ...], ...], int]:
+        """Return sets of GPUs that can serve `wanted`; see the function `serving`."""
+        found, count = candidates(host.gpus, wanted)
+        examples = {kind(gpu): gpu for gpu in found}
+        if count == len(found) or len(examples) == 1:
+            return (found,), count
+        # What fits each of several GPUs fits all of them: no rule looks at two together.
+        fitting = {
+            which: self._index.fitting(Node(host=host, gpus=(gpu,))) for which, gpu in examples.items()
+        }
+        if count == 1:
+            return (tuple(gpu for gpu in found if fitting[kind(gpu)]) or found,), count
+        served = {
+            frozenset(which for which, some in fitting.items() if some & one)
+            for one in (1 << number for number in range(len(self.catalog.variants)))
+        }
+        sets = [
+            tuple(gpu for gpu in found if kind(gpu) in some)
+            for some in served
+            if not any(some < other for other in served)
+        ]
+        enough = [some for some in sets if len(some) >= count]
+        return tuple(sorted(enough, key=lambda some: [found.index(gpu) for gpu in some])) or (found,), count
 
 
 class _Same:

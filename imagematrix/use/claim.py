@@ -19,13 +19,14 @@ from imagematrix.use.uses import joined, keys, overlap, users
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from typing import Self
 
+    from imagematrix.errors import ImagematrixError
     from imagematrix.probe.host import Gpu
     from imagematrix.use.uses import Uses
 
-__all__ = ["Claim", "claim"]
+__all__ = ["Claim", "claim", "claim_first"]
 
 POLL_S = 1.0
 
@@ -103,6 +104,31 @@ def claim(  # noqa: PLR0913 - each says another thing about one wish
                 told = len(before)
                 tell(f"waiting: {found}")
             time.sleep(min(POLL_S, left))
+
+
+def claim_first(
+    sets: Sequence[tuple[Gpu, ...]], take: Callable[[tuple[Gpu, ...], float], Claim], wait_s: float = 0.0
+) -> Claim:
+    """Return a claim on GPUs of the first of several sets that has them free.
+
+    `sets` are those of `imagematrix.select.select.serving`; `take` is `claim` with all but the GPUs and the
+    seconds to wait. Where none has them free, this waits up to `wait_s` seconds for the first that could.
+    Raises what `take` raises of that one, or of the last where none ever could.
+    """
+    if len(sets) == 1:
+        return take(sets[0], wait_s)
+    busy: list[tuple[Gpu, ...]] = []
+    unfit: ImagematrixError | None = None
+    for gpus in sets:
+        try:
+            return take(gpus, 0.0)
+        except GpusBusyError:
+            busy.append(gpus)
+        except (ProbeError, UsageError) as error:
+            unfit = error
+    if unfit and not busy:
+        raise unfit
+    return take(busy[0], wait_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from imagematrix.record import replace
+from imagematrix.use import shares
 from imagematrix.use.uses import keys, users
 
 TYPE_CHECKING = False
@@ -36,6 +37,14 @@ class Status:
     def free(self) -> bool:
         """Whether it can be used, and nobody does."""
         return self.gpu.state == "ok" and not self.used_by
+
+    @property
+    def left_mib(self) -> int | None:
+        """The MiB that can still be shared, None where somebody uses all of it or they are not known.
+
+        Where the server of MPS runs, it is for those who share by it.
+        """
+        return shares.left(self.gpu, self.used_by, mps=True) if self.gpu.state == "ok" else None
 
 
 def statuses(gpus: Iterable[Gpu], uses: Uses, answer: Nvml | None) -> tuple[Status, ...]:
@@ -86,4 +95,8 @@ def _mig_json(status: Status) -> dict[str, object]:
 
 
 def _use_json(status: Status) -> dict[str, object]:
-    return {"free": status.free, "used_by": [use.to_json() for use in status.used_by]}
+    return {
+        "free": status.free,
+        "used_by": [use.to_json() for use in status.used_by],
+        "vram_free_mib": status.left_mib,
+    }

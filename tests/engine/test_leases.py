@@ -150,8 +150,9 @@ def test_a_container_that_does_not_want_to_end_keeps_its_gpus(engine, start):
 
 
 def test_fifty_shares_never_add_up_to_more_than_a_gpu_has(engine, start):
-    """Of 80 GB each: so five have room on one, and on eight forty at the same time."""
-    script = "cat /proc/uptime; ls /dev | grep '^nvidia[0-9]'; echo $IMAGEMATRIX_VRAM_MIB; sleep 3; cat /proc/uptime"
+    """Five have room on one, and so forty on eight at the same time."""
+    script = "cat /proc/uptime; ls /dev | grep '^nvidia[0-9]'; echo $IMAGEMATRIX_VRAM_MIB; sleep 3"
+    script += "; cat /proc/uptime"
     total = min(gpu["memory_mib"] for gpu in json.loads(H200.read_text())["gpus"])
     share = total // 5
     words = ("--vram", f"{share}Mi", "--wait", "10m", "--rm", "training:v1", "sh", "-c", script)

@@ -196,7 +196,7 @@ def _saved(engine):
 @pytest.mark.usefixtures("images")
 @pytest.mark.parametrize("options", [(), ("--rm",), ("-t",)])
 def test_what_the_container_died_of_is_told_with_the_rule_that_speaks_about_it(engine, options):
-    done = run(engine, *options, "training:v1", "sh", "-c", "kill -ILL $$")
+    done = run(engine, *options, "training:v1", "sh", "-c", "sh -c 'kill -ILL $$'; exit $?")
     assert done.returncode == 132
     assert "the container died of SIGILL" in done.stderr
     assert "by the rule cpu it should have run: the CPUs have every flag that the code needs" in done.stderr

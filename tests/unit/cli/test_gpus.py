@@ -43,6 +43,31 @@ def test_free_and_used(cli, profiles, engine, locks, conforms):
     assert table.out.count(" free ") == 6
 
 
+def test_shares(cli, profiles, engine, locks, conforms):
+    """One GPU has a launch in the foreground and a container beside it, the next is used whole."""
+    host = json.loads(profiles["icelake-l40s"].read_text())
+    minor, other = (gpu["minor"] for gpu in host["gpus"][:2])
+    memory = host["gpus"][0]["memory_mib"]
+    job, web, whole = (container(name, f"/dev/nvidia{minor}") for name in ("job", "web", "whole"))
+    job["Config"]["Labels"] = {"io.imagematrix.vram": "4096", "io.imagematrix.lease": "share-1"}
+    web["Config"]["Labels"] = {"io.imagematrix.vram": "1024"}
+    whole["HostConfig"]["Devices"] = [{"PathOnHost": f"/dev/nvidia{other}"}]
+    engine.containers = [job, web, whole]
+    with Locks(locks) as held:
+        lease = held.hold("share-1", f"4096 nvidia{minor}")
+    document = json.loads(cli("gpus", "--host", profiles["icelake-l40s"], "--json").out)
+    table = cli("gpus", "--host", profiles["icelake-l40s"]).out
+    release(lease)
+    conforms(document)
+    shared, used, free = document["gpus"][:3]
+    assert [use["vram_mib"] for use in shared["used_by"]] == [4096, 4096, 1024]
+    assert (shared["free"], shared["vram_free_mib"]) == (False, memory - 4096 - 1024)
+    assert (used["free"], used["vram_free_mib"]) == (False, None)
+    assert (free["free"], free["vram_free_mib"]) == (True, memory)
+    assert f"shared, {memory - 5120} MiB left" in table
+    assert "share of 1024 MiB" in table
+
+
 @pytest.mark.usefixtures("engine")
 def test_what_nvml_says_of_now(cli, profiles, play, monkeypatch, conforms):
     host = json.loads(profiles["mig"].read_text())
@@ -61,6 +86,9 @@ def test_what_nvml_says_of_now(cli, profiles, play, monkeypatch, conforms):
     assert (one["utilization_percent"], one["memory_used_mib"], one["temperature_c"]) == (97, 1024, 61)
     assert (one["free"], [use["pid"] for use in one["used_by"]]) == (False, [os.getpid()])
     assert [part["free"] for part in other["mig"]] == [True, False, True]
+    memories = [part["memory_mib"] for part in parted["mig"]]
+    assert [part["vram_free_mib"] for part in other["mig"]] == [memories[0], None, memories[2]]
+    assert other["vram_free_mib"] is None
     assert (other["free"], other["utilization_percent"]) == (False, None)
     table = cli("gpus", "--host", profiles["mig"]).out
     assert "97 %" in table

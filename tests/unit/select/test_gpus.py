@@ -7,7 +7,7 @@ import pytest
 from imagematrix.errors import UsageError
 from imagematrix.probe.host import MigDevice
 from imagematrix.select.conditions import parse
-from imagematrix.select.gpus import among, candidates, choose, names, spec
+from imagematrix.select.gpus import among, candidates, choose, exactly, names, spec
 
 A, B, C = (
     MigDevice(uuid=uuid, profile="1g.10gb", gpu_instance=instance, compute_instance=0)
@@ -215,3 +215,79 @@ def test_the_error_about_conditions_names_the_kinds_there_are(mixed, make):
     with pytest.raises(UsageError) as caught:
         choose(make.host(), "name=L4")
     assert caught.value.remedy == "it has no GPU"
+
+
+@pytest.fixture
+def parted(make):
+    """Return a host with a whole GPU, two in MIG mode with devices of several profiles, and a lost one."""
+
+    def parts(index, *profiles, **facts):
+        devices = (
+            MigDevice(uuid=f"MIG-{index}{number}", profile=profile, gpu_instance=number, compute_instance=0)
+            for number, profile in enumerate(profiles)
+        )
+        return make.gpu(index, mig=tuple(devices), **facts)
+
+    return make.host(
+        make.gpu(0),
+        parts(1, "3g.40gb", "1g.10gb", "1g.10gb+me", compute="9.0"),
+        parts(2, "1g.10gb", None, "1g.10gb", "1c.3g.40gb", compute="10.0"),
+        parts(3, "1g.10gb", state="lost"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("wanted", "devices"),
+    [
+        ("1g.10gb", [(1, [1])]),
+        ("3g.40gb", [(1, [0])]),
+        ("1g.10gb+me", [(1, [2])]),
+        ("1c.3g.40gb", [(2, [3])]),
+        ("1,profile=1g.10gb", [(1, [1])]),
+        ("2,profile=1g.10gb", [(1, [1]), (2, [0])]),
+        ("profile=1g.10gb", [(1, [1]), (2, [0, 2])]),
+        ("profile=1g.10gb,compute>=10.0", [(2, [0, 2])]),
+        ("profile=1g.10gb+me,1", [(1, [2])]),
+    ],
+)
+def test_profiles(parted, wanted, devices):
+    chosen = choose(parted, wanted)
+    assert [(gpu.index, [device.gpu_instance for device in gpu.mig]) for gpu in chosen] == devices
+    assert choose(parted, exactly(chosen)) == chosen
+
+
+def test_each_mig_device_of_a_profile_is_a_candidate(parted):
+    found, count = candidates(parted.gpus, "2,profile=1g.10gb")
+    assert count == 2
+    assert [(gpu.index, gpu.mig[0].gpu_instance) for gpu in found] == [(1, 1), (2, 0), (2, 2)]
+    assert all(len(gpu.mig) == 1 for gpu in found)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "words"),
+    [
+        ("7g.80gb", "--gpus 7g.80gb: of 8 MIG devices 0 can be used and meet this"),
+        ("4,profile=1g.10gb", "of 8 MIG devices 3 can be used and meet this"),
+        ("profile=3g.40gb,profile=1g.10gb", "of 8 MIG devices 0"),
+    ],
+)
+def test_a_profile_that_is_not_there(parted, wanted, words):
+    with pytest.raises(UsageError) as caught:
+        choose(parted, wanted)
+    assert words in str(caught.value)
+    assert caught.value.remedy == (
+        "it has 1 x 3g.40gb; 4 x 1g.10gb; 1 x 1g.10gb+me; 1 x unknown; 1 x 1c.3g.40gb"
+    )
+
+
+@pytest.mark.parametrize("wanted", ["2,1g.10gb", "profile!=1g.10gb", "profile>1g.10gb"])
+def test_a_profile_is_named_alone_or_as_a_condition(parted, wanted):
+    with pytest.raises(UsageError, match="is no condition") as caught:
+        choose(parted, wanted)
+    assert "profile=1g.10gb" in caught.value.remedy
+
+
+def test_a_node_without_mig_devices_says_so(mixed):
+    with pytest.raises(UsageError) as caught:
+        choose(mixed, "1g.10gb")
+    assert caught.value.remedy == "it has no MIG device, or NVML does not tell"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import combinations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,11 +12,12 @@ from imagematrix.catalog.catalog import CRITERIA, Catalog, Ptx, UserModeDriver, 
 from imagematrix.errors import ImagematrixError, NothingFits
 from imagematrix.facts import marches
 from imagematrix.probe.host import Cpu, Driver, Gpu, Host
+from imagematrix.select.gpus import candidates, exactly
 from imagematrix.select.index import Index
 from imagematrix.select.node import Node, hardware, kinds
 from imagematrix.select.order import key, order
 from imagematrix.select.rules import RULES, results
-from imagematrix.select.select import explain, select, select_many
+from imagematrix.select.select import explain, select, select_many, serving
 
 MARCHES = ("x86-64", "x86-64-v3", "x86-64-v4", "haswell", "znver2", "znver4", "sapphirerapids")
 FLAGS = {march: marches.required(march, "gcc-14") for march in MARCHES}
@@ -217,3 +219,29 @@ def test_the_gpus_named_as_the_cure_are_one(host, catalog):
     remedy = getattr(outcome(host, catalog), "remedy", None) or ""
     if remedy.startswith("pass --gpus ") and ";" not in remedy:
         assert select(host, catalog, gpus=remedy.removeprefix("pass --gpus ")).selected
+
+
+@given(hosts, catalogs, st.integers(1, 3))
+def test_what_serves_a_count_is_all_that_a_variant_for_gpus_fits(host, catalog, count):
+    if count > sum(gpu.state == "ok" for gpu in host.gpus):
+        return
+    sets, same = serving(host, catalog, count)
+    assert same == count
+    possible = {
+        some
+        for some in combinations(candidates(host.gpus, count)[0], count)
+        if explain(host, catalog, gpus=exactly(some)).variant
+    }
+    offered = {some for gpus in sets for some in combinations(gpus, count)}
+    if possible:
+        assert offered == possible
+        assert sets[0][:count] == min(possible, key=lambda some: [gpu.index for gpu in some])
+    else:
+        assert sets == candidates(host.gpus, count)[:1]
+
+
+@given(hosts, catalogs)
+def test_where_there_is_no_choice_serving_makes_none(host, catalog):
+    for wanted in (None, "all", "none"):
+        found, count = candidates(host.gpus, wanted)
+        assert serving(host, catalog, wanted) == ((found,), count)

@@ -12,7 +12,7 @@ import pytest
 
 from imagematrix.errors import NothingFits, UsageError
 from imagematrix.select import select as module
-from imagematrix.select.select import Selector, explain, select, select_many
+from imagematrix.select.select import Selector, explain, select, select_many, serving
 
 DIGEST = f"sha256:{'0' * 64}"
 
@@ -221,3 +221,30 @@ def test_choosing_loads_nothing_heavy():
     command = [sys.executable, "-c", code]
     loaded = subprocess.run(command, env=plain, capture_output=True, text=True, check=True).stdout
     assert not heavy & set(loaded.split())
+
+
+T4 = {"compute": "7.5", "name": "Tesla T4", "memory_mib": 15360}
+A100 = {"compute": "8.0", "name": "NVIDIA A100-SXM4-40GB", "memory_mib": 40960}
+
+
+@pytest.mark.parametrize(
+    ("cubins", "wanted", "expected"),
+    [
+        ([("75",), ("80",)], "1", [[0, 1, 2, 3, 4]]),  # each alone gets one
+        ([("75",), ("80",)], "2", [[0, 2, 4], [1, 3]]),
+        ([("75",), ("80",)], "3", [[0, 2, 4]]),
+        ([("75",), ("80",)], "4", [[0, 1, 2, 3, 4]]),  # nothing fits, and select says why
+        ([("80",)], "1", [[1, 3]]),
+        ([("80",)], "2", [[1, 3]]),
+        ([("75",), ("80",), ("75", "80")], "2", [[0, 1, 2, 3, 4]]),
+        ([("75",), ("80",)], "2,memory>=20G", [[1, 3]]),
+        ([("75",), ("80",)], "0,1", [[0, 1]]),  # named: there is no choice
+        ([], "2", [[0, 1, 2, 3, 4]]),
+    ],
+)
+def test_serving(make, cubins, wanted, expected):
+    host = make.host(*(make.gpu(index, **(A100 if index % 2 else T4)) for index in range(5)))
+    variants = (make.variant(f"t:{number}", cubins=one) for number, one in enumerate(cubins))
+    sets, count = serving(host, make.catalog(*variants, make.cpu_variant()), wanted)
+    assert [[gpu.index for gpu in gpus] for gpus in sets] == expected
+    assert count == (2 if wanted == "0,1" else int(wanted[0]))

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from imagematrix.errors import GpusBusyError, ProbeError
+from imagematrix.errors import GpusBusyError, ProbeError, UsageError
 from imagematrix.use import claim as module
-from imagematrix.use.claim import claim
+from imagematrix.use.claim import claim, claim_first
 from imagematrix.use.line import Line, Ticket
 from imagematrix.use.uses import Use
 
@@ -83,6 +83,38 @@ def test_who_uses_them_is_told(gpu, folder):
         pass  # what could not be had is not kept
 
 
+def test_the_first_set_that_has_them_free(gpu, folder, monkeypatch):
+    monkeypatch.setattr(module, "POLL_S", 0.01)
+    memory = {"memory_mib": 16_000}
+    small, large = (
+        (gpu(0, **memory), gpu(1, **memory)),
+        (gpu(2, memory_mib=80_000), gpu(3, memory_mib=80_000)),
+    )
+    used, vram_mib = {}, None
+    waits = []
+
+    def take(gpus, wait_s):
+        waits.append(wait_s)
+        return claim(gpus, 2, lambda: used, vram_mib=vram_mib, wait_s=wait_s, path=folder)
+
+    for sets, expected in (((small,), [0, 1]), ((small, large), [0, 1]), ((large, small), [2, 3])):
+        with claim_first(sets, take, 60) as taken:
+            assert indices(taken) == expected
+    used["nvidia10"] = (WEB,)
+    with claim_first((small, large), take, 60) as taken:
+        assert indices(taken) == [2, 3]
+    assert waits == [60, 0, 0, 0, 0]  # a single set is waited for at once
+    used["nvidia12"] = (WEB,)
+    with pytest.raises(GpusBusyError, match="GPU 0"):
+        claim_first((small, large), take, 0.02)
+    vram_mib = 40_000
+    with pytest.raises(GpusBusyError, match="GPU 2"):  # of the small ones nothing can be expected
+        claim_first((small, large), take, 0.02)
+    vram_mib = 100_000
+    with pytest.raises(UsageError, match=r"GPU 3 .* has 80000 MiB"):
+        claim_first((small, large), take, 60)
+
+
 def test_mig_devices_are_given_out_one_by_one(gpu, folder):
     whole = gpu(0, mig=((1, 0), (2, 0)))
     first, second = gpu(0, mig=((1, 0),)), gpu(0, mig=((2, 0),))
@@ -99,6 +131,22 @@ def test_mig_devices_are_given_out_one_by_one(gpu, folder):
 def test_a_gpu_without_a_minor_is_no_guess(gpu, folder):
     with pytest.raises(ProbeError, match="GPU 0"):
         claim((gpu(0, minor=None),), 1, free, path=folder)
+
+
+def test_a_claim_lives_on_in_a_child(gpu, folder, locks):
+    with claim((gpu(),), 1, free, path=folder) as taken:
+        with subprocess.Popen(["sleep", "60"], pass_fds=taken.descriptors) as child:
+            taken.__exit__()
+            with pytest.raises(GpusBusyError):
+                claim((gpu(),), 1, free, path=folder)
+            child.kill()
+        with claim((gpu(),), 1, free, path=folder) as again:
+            again.pass_on()
+            with subprocess.Popen(["sleep", "60"], close_fds=False) as child:
+                again.__exit__()
+                assert locks.take("nvidia10") is None
+                child.kill()
+    assert locks.holders() == {}
 
 
 def test_an_error_while_looking_leaves_nothing(gpu, folder, locks):

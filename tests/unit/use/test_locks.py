@@ -62,6 +62,19 @@ def test_a_lock_is_held_once(locks):
     release(again)
 
 
+def test_a_name_is_made_once_with_its_lock_held(locks, folder):
+    held = locks.hold("share-1", "4096 nvidia0")
+    assert locks.text_if_held("share-1") == "4096 nvidia0"
+    assert locks.take("share-1") is None
+    with pytest.raises(ProbeError, match="share-1"):
+        locks.hold("share-1", "1 nvidia0")
+    locks.create("share-1")
+    release(held)
+    assert locks.text_if_held("share-1") is None
+    assert Path(folder, "share-1").read_text() == "4096 nvidia0"
+    assert locks.names() == ["share-1"]
+
+
 def test_a_killed_process_leaves_no_lock(locks, folder, start):
     process = start(HOLD, folder, "nvidia0")
     assert locks.holders() == {"nvidia0": process.pid}
