@@ -268,8 +268,10 @@ def relayed(engine):
         def handle(self):
             with socket.socket(socket.AF_UNIX) as there:
                 there.connect(engine.host.removeprefix("unix://"))
-                threading.Thread(target=self.copy, args=(there, self.request), daemon=True).start()
+                back = threading.Thread(target=self.copy, args=(there, self.request), daemon=True)
+                back.start()
                 self.copy(self.request, there)
+                back.join()  # one side may have nothing more to say before the other
 
         @staticmethod
         def copy(one, other):
