@@ -1,0 +1,81 @@
+"""Shares of a GPU among real containers: what they declare, and whose their processes are."""
+
+from pathlib import Path
+
+import pytest
+
+from imagematrix import engine as api
+from imagematrix.errors import GpusBusyError
+from imagematrix.probe.host import Host
+from imagematrix.probe.nvml import Nvml, NvmlGpu, Process
+from imagematrix.use.claim import claim
+from imagematrix.use.survey import survey
+
+H200 = Host.load(Path(__file__).parents[2] / "tests/hosts/genoa-h200.json")
+GPU = H200.gpus[0]
+HALF = GPU.memory_mib // 2
+
+pytestmark = pytest.mark.usefixtures("nodes")
+
+
+@pytest.fixture
+def start(engine):
+    """Starts a container that has the GPU, with more of docker's options, and returns its process."""
+    started = []
+
+    def run(*options):
+        node = f"/dev/nvidia{GPU.minor}"
+        done = engine.docker("run", "-d", "--device", node, *options, "debian:trixie", "sleep", "300")
+        started.append(done.stdout.strip())
+        return engine.inspect(started[-1])["State"]["Pid"]
+
+    yield run
+    engine.docker("rm", "-f", *started)
+
+
+@pytest.fixture
+def look(engine, monkeypatch):
+    """Looks at the engine's containers, with NVML played: these processes compute on the GPU."""
+    monkeypatch.setenv("DOCKER_HOST", engine.host)
+
+    def survey_with(*pids):
+        processes = tuple(Process(pid=pid) for pid in pids)
+        answer = Nvml(gpus=(NvmlGpu(index=0, minor=GPU.minor, processes=processes),))
+        return lambda: survey((GPU,), api.running, lambda: answer)
+
+    return survey_with
+
+
+def labels(taken):
+    return [word for name, value in taken.labels.items() for word in ("--label", f"{name}={value}")]
+
+
+def test_a_launch_counts_once_with_its_lease_its_container_and_its_process(start, look, tmp_path):
+    locks = str(tmp_path / "locks")
+
+    def share(mib, *pids):
+        return claim((GPU,), 1, look(*pids), vram_mib=mib, path=locks)
+
+    with share(HALF) as first:
+        pid = start(*labels(first))
+        with share(HALF, pid), pytest.raises(GpusBusyError, match=f"has {GPU.memory_mib % 2} MiB left"):
+            share(HALF, pid)
+    with pytest.raises(GpusBusyError):  # without the lease the container still has it
+        share(GPU.memory_mib, pid)
+    with share(HALF, pid), pytest.raises(GpusBusyError, match="share of"):
+        claim((GPU,), 1, look(pid), path=locks)
+
+
+def test_who_declares_nothing_has_the_gpu_whole(start, look, tmp_path):
+    start("--label", "io.imagematrix.vram=1024")
+    stranger = start()
+    with pytest.raises(GpusBusyError, match="is used by process sleep"):
+        claim((GPU,), 1, look(stranger), vram_mib=1, path=str(tmp_path / "locks"))
+
+
+def test_a_process_outside_of_all_containers_has_the_gpu_whole(start, look, tmp_path):
+    inside = start("--label", "io.imagematrix.vram=1024")
+    with claim((GPU,), 1, look(inside), vram_mib=1, path=str(tmp_path / "locks")):
+        pass
+    with pytest.raises(GpusBusyError, match="is used by process"):
+        claim((GPU,), 1, look(inside, 1), vram_mib=1, path=str(tmp_path / "locks"))
