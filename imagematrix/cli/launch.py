@@ -53,6 +53,8 @@ def command(
     --catalog FILE (decide for a saved host, choose from a saved catalog), --nvidia-smi XML.
     """
     from imagematrix.launch.options import split
+    from imagematrix.record import replace
+    from imagematrix.select.gpus import choose
 
     asked = split(words or [])
     if asked.help or asked.image is None:
@@ -62,6 +64,8 @@ def command(
         raise UsageError("--measure tells at the end of a run, and -d does not wait for it")
     remote = _remote(asked)
     host, wanted = node_of(_path(asked.host), None, _path(asked.nvidia_smi), asked.gpus)
+    if asked.vram_mib is not None and asked.gpus is None:  # of a GPU that is to be shared one will do
+        host, wanted = replace(host, gpus=choose(host, wanted)), "1"
     task = _Task(asked, host, catalog_of(asked.image, asked.catalog), _share(asked), remote)
     raise typer.Exit(task.run(wanted))
 
@@ -78,13 +82,12 @@ class _Task:
 
     def run(self, wanted: str | None) -> int:
         """Show the launch, or start it on GPUs that nobody uses; return the exit code."""
-        from imagematrix.select.gpus import candidates, exactly
+        from imagematrix.select.gpus import exactly
+        from imagematrix.select.select import serving
 
-        found, count = candidates(self._host.gpus, wanted)
-        if self._share.vram_mib is not None and self._asked.gpus is None:
-            count = min(1, len(found))  # of a GPU that is to be shared one will do
-            wanted = exactly(found[:count]) if found else wanted
-        chosen, launch = self._planned(wanted)
+        sets, count = serving(self._host, self._catalog, wanted)
+        first = exactly(sets[0][:count]) if len(sets[0]) > count else wanted
+        chosen, launch = self._planned(first)
         if self._asked.shown:
             self._show(launch)
             return 0
@@ -92,7 +95,7 @@ class _Task:
         self._require(launch)  # before anybody waits for GPUs
         with ExitStack() as stack:
             if launch.gpus:
-                taken = stack.enter_context(self._claim(found, count))
+                taken = stack.enter_context(self._claim(sets, count))
                 chosen, launch = self._planned(exactly(taken.gpus))
                 self._require(launch)
                 launch = launch.labelled(taken.labels)
@@ -141,9 +144,9 @@ class _Task:
         if self._remote is None:
             require(launch.devices)
 
-    def _claim(self, found: tuple[Gpu, ...], count: int) -> Claim:
-        """Return a claim on GPUs that nobody uses; docker's command keeps it as long as it lives."""
-        from imagematrix.use.claim import claim
+    def _claim(self, sets: tuple[tuple[Gpu, ...], ...], count: int) -> Claim:
+        """Return a claim on GPUs of one set that nobody uses; docker's command keeps it while it lives."""
+        from imagematrix.use.claim import claim, claim_first
         from imagematrix.use.locks import folder
         from imagematrix.use.survey import ask_nvml, survey
 
@@ -154,16 +157,11 @@ class _Task:
         def look() -> Uses:
             return survey(self._host.gpus, engine.running, ask)
 
-        return claim(
-            found,
-            count,
-            look,
-            vram_mib=self._share.vram_mib,
-            mps=self._share.mps is not None,
-            wait_s=self._asked.wait_s,
-            tell=say,
-            path=path,
-        )
+        def take(gpus: tuple[Gpu, ...], wait_s: float) -> Claim:
+            vram_mib, mps = self._share.vram_mib, self._share.mps is not None
+            return claim(gpus, count, look, vram_mib=vram_mib, mps=mps, wait_s=wait_s, tell=say, path=path)
+
+        return claim_first(sets, take, self._asked.wait_s)
 
 
 def _remote(asked: Words) -> str | None:

@@ -33,7 +33,11 @@ class Engine:
         self._processes = []
 
     def start(self):
-        config = {"features": {"containerd-snapshotter": self.store == "containerd"}}
+        config = {
+            "features": {"containerd-snapshotter": self.store == "containerd", "cdi": True},
+            "experimental": True,  # until Docker 27 this is what CDI is
+            "cdi-spec-dirs": [f"{self.folder}/cdi"],
+        }
         (self.folder / "daemon.json").write_text(json.dumps(config))
         command = [
             *(

@@ -11,7 +11,10 @@ import subprocess
 import threading
 from pathlib import Path
 
+import docker
 import pytest
+
+import imagematrix as im
 
 ROOT = Path(__file__).parents[2]
 L40S = ROOT / "tests/hosts/icelake-l40s.json"
@@ -258,6 +261,58 @@ def test_mps_is_joined_through_its_pipes_and_the_node_s_ipc(engine, tmp_path):
         "IMAGEMATRIX_VRAM_FRACTION=0.0780",
         "IMAGEMATRIX_VRAM_MIB=4096",
     ]
+
+
+@pytest.fixture
+def without_a_driver(engine, tmp_path):
+    """The catalog of an image that leaves the driver to the node."""
+    (tmp_path / "templates").mkdir()
+    (tmp_path / "templates" / "bare.j2").write_text(
+        "FROM debian:trixie\nLABEL com.nvidia.cuda.version={{ cuda }}\n"
+    )
+    (tmp_path / "matrix.yaml").write_text(
+        "schema: imagematrix.matrix/v1\nimages:\n  bare:\n    version: v1\n    template: bare.j2\n"
+        'axes:\n  cuda: ["12.4"]\n  compute: ["8.9"]\n  driver: [host]\n'
+    )
+    done = engine.imagematrix("build", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    return engine.imagematrix("select", "bare:v1", "--host", L40S).stdout.strip()
+
+
+@pytest.mark.usefixtures("nodes")
+def test_an_image_without_a_driver_gets_its_gpus_as_cdi_devices(engine, without_a_driver, host, tmp_path):
+    assert without_a_driver.startswith("bare:v1-")
+    # Probed as a tree is, so that it is this machine's: what CDI devices another has nobody knows here.
+    words = ("--gpus", "device=1", "--dry-run", "bare:v1")
+    elsewhere = run(engine, "--host", L40S, *words)
+    assert f"--gpus device={host['gpus'][1]['uuid']}" in elsewhere.stdout
+    spec = {
+        "cdiVersion": "0.5.0",
+        "kind": "nvidia.com/gpu",
+        "devices": [
+            {
+                "name": gpu["uuid"],
+                "containerEdits": {
+                    "deviceNodes": [{"path": f"/dev/nvidia{gpu['minor']}"}],
+                    "env": ["CDI=yes"],
+                },
+            }
+            for gpu in host["gpus"]
+        ],
+    }
+    (engine.folder / "cdi").mkdir(exist_ok=True)
+    (engine.folder / "cdi" / "nvidia.json").write_text(json.dumps(spec))
+    saved = tmp_path / "bare.json"
+    saved.write_text(engine.imagematrix("ls", "bare:v1", "--json").stdout)
+    selection = im.select(im.Host.load(L40S), im.Catalog.load(saved), gpus="device=1")
+    client = docker.DockerClient(base_url=engine.host)
+    try:
+        container = im.launch(selection, ["sh", "-c", "echo $CDI; ls -d /dev/nvidia[0-9]"], client=client)
+        container.wait()
+        assert container.logs().decode().split() == ["yes", *minors(host, 1)]
+        container.remove()
+    finally:
+        client.close()
 
 
 @pytest.fixture
