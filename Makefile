@@ -1,12 +1,13 @@
 # make quickstart   set everything up, build the shipped images, choose one for this machine and run it
 # make test         set everything up and run every test
+# make gpu-check    set everything up and check this machine's NVIDIA GPU; fails without one
 # make bench        set everything up and measure against the bars of docs/benchmarks.md
 # make clean        undo what quickstart did
 
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: quickstart test packages lint unit engine gpu coverage bench clean
+.PHONY: quickstart test packages lint unit engine gpu gpu-check coverage bench clean
 
 quickstart:
 	@ci/quickstart
@@ -31,6 +32,9 @@ engine: packages $(VENV)/.dev
 
 gpu: $(VENV)/.dev
 	$(BIN)/coverage run -m pytest tests/gpu
+
+gpu-check:
+	ci/gpu-check
 
 coverage: $(VENV)/.dev
 	$(BIN)/coverage combine -q

@@ -77,6 +77,14 @@ class _Asker:
         self.facts[name] = value
         return value
 
+    def ask_newest(self, name: str, newer: Callable[[], Any], older: Callable[[], Any]) -> Any:
+        """Ask `older` where the driver does not have `newer`, which came with branch 510."""
+        value = self.ask(name, newer)
+        if self.errors.get(name) == NO_FUNCTION:
+            del self.errors[name]
+            value = self.ask(name, older)
+        return value
+
     def refused(self) -> list[dict[str, object]]:
         return [{"fact": fact, "code": code} for fact, code in self.errors.items()]
 
@@ -92,13 +100,22 @@ def _gpu(nvml: Any, index: int) -> dict[str, Any]:
     asker.ask("minor", nvml.nvmlDeviceGetMinorNumber, handle)
     asker.ask("compute", nvml.nvmlDeviceGetCudaComputeCapability, handle)
     asker.ask("brand", nvml.nvmlDeviceGetBrand, handle)
-    asker.ask("memory", nvml.nvmlDeviceGetMemoryInfo, handle)
+    # What the driver keeps for itself is "used" in the older answer, and is not in what nvidia-smi shows.
+    asker.ask_newest(
+        "memory",
+        lambda: nvml.nvmlDeviceGetMemoryInfo(handle, nvml.nvmlMemory_v2),
+        lambda: nvml.nvmlDeviceGetMemoryInfo(handle),
+    )
     asker.ask("virtualization", nvml.nvmlDeviceGetVirtualizationMode, handle)
     mode = asker.ask("mig", nvml.nvmlDeviceGetMigMode, handle)
     asker.ask("temperature", nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU)
     asker.ask("persistence", nvml.nvmlDeviceGetPersistenceMode, handle)
     busy = asker.ask("utilization", nvml.nvmlDeviceGetUtilizationRates, handle)
-    processes = _processes(nvml, handle, asker)
+    processes = asker.ask_newest(
+        "processes",
+        lambda: nvml.nvmlDeviceGetComputeRunningProcesses_v3(handle),
+        lambda: nvml.nvmlDeviceGetComputeRunningProcesses_v2(handle),
+    )
     facts = asker.facts
     memory, compute = facts.pop("memory", None), facts.pop("compute", None)
     for name in ("handle", "pci", "mig"):
@@ -118,15 +135,6 @@ def _gpu(nvml: Any, index: int) -> dict[str, Any]:
     if mode is not None and mode[0]:
         facts["mig"] = _mig(nvml, handle, asker)
     return facts | {"index": index, "errors": asker.refused()}
-
-
-def _processes(nvml: Any, handle: Any, asker: _Asker) -> Any:
-    found = asker.ask("processes", nvml.nvmlDeviceGetComputeRunningProcesses_v3, handle)
-    if asker.errors.get("processes") == NO_FUNCTION:  # drivers before branch 510
-        found = asker.ask("processes", nvml.nvmlDeviceGetComputeRunningProcesses_v2, handle)
-        if found is not None:
-            del asker.errors["processes"]
-    return found
 
 
 def _process(process: Any) -> dict[str, int | None]:

@@ -24,10 +24,11 @@ NEEDED = ("dockerd", "docker", "docker-registry", "htpasswd", "slirp4netns", "un
 
 
 class Engine:
-    """A dockerd that the tests started; `store` is "containerd" or "classic"."""
+    """A dockerd that the tests started; `store` is "containerd" or "classic", `node` a GpuNode that it is on."""
 
-    def __init__(self, store):
+    def __init__(self, store, node=None):
         self.store = store
+        self.node = node
         self.folder = Path(tempfile.mkdtemp(prefix="imx-"))
         self.host = f"unix://{self.folder}/docker.sock"
         self._processes = []
@@ -40,15 +41,8 @@ class Engine:
         }
         (self.folder / "daemon.json").write_text(json.dumps(config))
         command = [
-            *(
-                "unshare",
-                "--net",
-                "dockerd",
-                "--config-file",
-                self.folder / "daemon.json",
-                "--host",
-                self.host,
-            ),
+            *("unshare", "--net", *(["--mount", *self.node.inside] if self.node else [])),
+            *("dockerd", "--config-file", self.folder / "daemon.json", "--host", self.host),
             *("--data-root", self.folder / "data", "--exec-root", self.folder / "run"),
             *("--pidfile", self.folder / "pid"),
         ]
@@ -106,7 +100,8 @@ class Engine:
     @property
     def environment(self):
         locks = str(self.folder / "locks")
-        return {**os.environ, "DOCKER_HOST": self.host, "IMAGEMATRIX_LOCKS": locks, "NO_COLOR": "1"}
+        machine = self.node.environment if self.node else os.environ
+        return {**machine, "DOCKER_HOST": self.host, "IMAGEMATRIX_LOCKS": locks, "NO_COLOR": "1"}
 
     def docker(self, *words, check=True):
         return subprocess.run(
@@ -118,8 +113,10 @@ class Engine:
 
     @property
     def inside(self):
-        """The words that start a command in the engine's network, where the registries of the tests are."""
-        return ["nsenter", f"--net=/proc/{self._processes[0].pid}/ns/net"]
+        """The words that start a command in the engine's network, with the tests' registries, on its node."""
+        spaces = f"/proc/{self._processes[0].pid}/ns"
+        node = [f"--mount={spaces}/mnt", f"--wdns={ROOT}"] if self.node else []
+        return ["nsenter", f"--net={spaces}/net", *node]
 
     def imagematrix(self, *words, **options):
         """Run our command line as a user does; what it covers is counted."""
@@ -208,16 +205,17 @@ def _interrupts():
 
 @pytest.fixture(scope="session")
 def start_engine():
-    """Call it with a store to get a new engine with the base images."""
+    """Call it with a store to get a new engine with the base images, or with a GpuNode for one without any."""
     _require()
     subprocess.run([ROOT / "ci/bases", "archives"], check=True)
     engines = []
 
-    def start(store="containerd"):
-        engine = Engine(store)
+    def start(store="containerd", node=None):
+        engine = Engine(store, node)
         engines.append(engine)
         engine.start()
-        engine.seed()
+        if not node:
+            engine.seed()
         return engine
 
     yield start

@@ -343,7 +343,7 @@ def stub(tmp_path_factory):
     folder = tmp_path_factory.mktemp("nvml")
     library = folder / "libnvidia-ml.so.550.144.03"
     subprocess.run(
-        [compiler, "-shared", "-fPIC", "-o", library, Path(__file__).parent / "probe" / "nvml_stub.c"],
+        [compiler, "-shared", "-fPIC", "-o", library, ROOT / "tests/doubles/nvml_stub.c"],
         check=True,
     )
     (folder / "libnvidia-ml.so.1").symlink_to(library.name)

@@ -93,7 +93,7 @@ def test_what_is_not_supported_is_none(ask):
 
 
 def test_what_a_gpu_does_right_now(ask):
-    (gpu,) = ask(gpus=f"{A100},used=1024,util=97,temp=61,persist=0,procs=41/42:2:0").gpus
+    (gpu,) = ask(gpus=f"{A100},used=1024,kept=600,util=97,temp=61,persist=0,procs=41/42:2:0").gpus
     assert (gpu.memory_used_mib, gpu.utilization, gpu.temperature, gpu.persistence) == (1024, 97, 61, 0)
     assert gpu.processes == (
         nvml.Process(pid=41),
@@ -103,7 +103,8 @@ def test_what_a_gpu_does_right_now(ask):
 
 
 def test_older_drivers_tell_of_processes_too(ask):
-    (gpu,) = ask(gpus=f"{A100},old=1,procs=41").gpus
+    (gpu,) = ask(gpus=f"{A100},old=1,procs=41,used=1024,kept=600").gpus
+    assert gpu.memory_used_mib == 1624
     assert gpu.processes == (nvml.Process(pid=41),)
     assert gpu.errors == {}
 

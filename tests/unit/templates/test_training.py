@@ -10,7 +10,7 @@ import jinja2
 import pytest
 
 TEMPLATES = Path(__file__).parents[3] / "templates"
-FAKE_CUDA = Path(__file__).with_name("fake_cuda.cpp")
+FAKE_CUDA = Path(__file__).parents[2] / "doubles/fake_cuda.cpp"
 
 CPU = {
     "platform": "linux/amd64",

@@ -7,9 +7,12 @@
  *              handle= and query= error codes of getting the GPU, and of anything asked of it,
  *              bus= dev= (hex) uuid= minor= name= cc=9.0 brand= mib= (-1: not supported) virt=
  *              mig= (-1: not supported), migs=GI:CI:MIB:PROFILE between '/', with a gap after each,
- *              used= (MiB) util= temp= persist= (each -1: not supported), procs=PID:GI:CI between '/' (GI and CI
- *              -1: on no MIG device; procs=-1: not supported), old=1: without the newer call for processes
+ *              used= (MiB) kept= (MiB, by the driver for itself), util= temp= persist= (each -1: not supported),
+ *              procs=PID:GI:CI between '/' (GI and CI -1: on no MIG device; procs=-1: not supported;
+ *              procs=open: who has the node open),
+ *              old=1: without the newer calls for processes and memory
  */
+#include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -31,6 +34,11 @@ typedef struct {
 typedef struct {
     unsigned long long total, free, used;
 } Memory;
+
+typedef struct {
+    unsigned version;
+    unsigned long long total, reserved, free, used;
+} MemoryV2;
 
 typedef struct {
     unsigned gpu, memory;
@@ -141,7 +149,17 @@ int nvmlDeviceGetMemoryInfo(Device *device, Memory *out) {
     unsigned mib = *device->mig ? part(device, 2) : 0;
     int code = *device->mig ? 0 : setting(device, "mib", 81559, &mib);
     out->total = (unsigned long long)mib << 20;
-    out->used = (unsigned long long)number(device, "used", 0) << 20;
+    out->used = (unsigned long long)(number(device, "used", 0) + number(device, "kept", 0)) << 20;
+    return code;
+}
+
+int nvmlDeviceGetMemoryInfo_v2(Device *device, MemoryV2 *out) {
+    Memory older = {0};
+    int code = nvmlDeviceGetMemoryInfo(device, &older);
+    if (number(device, "old", 0)) return FUNCTION_NOT_FOUND;
+    out->total = older.total;
+    out->reserved = (unsigned long long)number(device, "kept", 0) << 20;
+    out->used = older.used - out->reserved;
     return code;
 }
 
@@ -157,11 +175,33 @@ int nvmlDeviceGetTemperature(Device *device, unsigned sensor, unsigned *out) {
 
 int nvmlDeviceGetPersistenceMode(Device *device, unsigned *out) { return setting(device, "persist", 1, out); }
 
+/* The processes that have the device's node open, by its name, wherever they see it. */
+static unsigned openers(const Device *device, Process *out, unsigned room) {
+    char node[32], path[300], target[32];
+    unsigned count = 0;
+    DIR *processes = opendir("/proc"), *files;
+    snprintf(node, sizeof node, "/dev/nvidia%d", number(device, "minor", 0));
+    for (struct dirent *process, *file; (process = readdir(processes));) {
+        snprintf(path, sizeof path, "/proc/%s/fd", process->d_name);
+        if (!atoi(process->d_name) || !(files = opendir(path))) continue;
+        while ((file = readdir(files))) {
+            ssize_t length = readlinkat(dirfd(files), file->d_name, target, sizeof target);
+            if (length != (ssize_t)strlen(node) || memcmp(target, node, (size_t)length)) continue;
+            if (count++ < room) out[count - 1] = (Process){(unsigned)atoi(process->d_name), 0, ~0u, ~0u};
+            break;
+        }
+        closedir(files);
+    }
+    closedir(processes);
+    return count;
+}
+
 int nvmlDeviceGetComputeRunningProcesses_v2(Device *device, unsigned *count, Process *out) {
     const char *at = field(device, "procs", "");
     unsigned room = *count;
     if (number(device, "query", 0)) return number(device, "query", 0);
     if (!strcmp(at, "-1")) return NOT_SUPPORTED;
+    if (!strcmp(at, "open")) return (*count = openers(device, out, room)) > room ? INSUFFICIENT_SIZE : 0;
     for (*count = 0; *at; ++*count) {
         int pid = 0, gpu = -1, compute = -1;
         sscanf(at, "%d:%d:%d", &pid, &gpu, &compute);

@@ -3,6 +3,9 @@
 // behind every allocation cannot be touched, so a kernel that goes past the end dies.
 //
 // FAKE_CUDA=cuModuleLoadData=209 makes that function fail; FAKE_CUDA=idle makes kernels do nothing.
+//
+// -DDEVICE, -DMAJOR and -DMINOR make it another GPU. With -DNODES it wants the device nodes that CUDA wants, and
+// keeps them open as CUDA does.
 #include <csetjmp>
 #include <cstdio>
 #include <cstdlib>
@@ -11,8 +14,15 @@
 #include <string>
 #include <vector>
 
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <ucontext.h>
+
+#ifndef DEVICE
+#define DEVICE "Fake \"GPU\""
+#define MAJOR 8
+#define MINOR 9
+#endif
 
 struct Index {
     unsigned x;
@@ -119,6 +129,18 @@ int answer(const char* function) {
     return hit ? std::atoi(wish + length + 1) : 0;
 }
 
+bool has_nodes() {
+#ifdef NODES
+    bool gpu = false;
+    for (int minor = 0; minor < 8; ++minor) {
+        gpu = open(("/dev/nvidia" + std::to_string(minor)).c_str(), O_RDWR) >= 0 || gpu;
+    }
+    return gpu && open("/dev/nvidiactl", O_RDWR) >= 0 && open("/dev/nvidia-uvm", O_RDWR) >= 0;
+#else
+    return true;
+#endif
+}
+
 std::map<std::string, std::string> modules;
 
 }  // namespace
@@ -140,7 +162,7 @@ static float __shfl_down_sync(unsigned, float value, int distance) {
 
 extern "C" {
 
-int cuInit(unsigned) { return answer("cuInit"); }
+int cuInit(unsigned) { return has_nodes() ? answer("cuInit") : 100; }
 
 int cuDriverGetVersion(int* version) {
     *version = 12040;
@@ -164,12 +186,12 @@ int cuDeviceGet(int* device, int ordinal) {
 }
 
 int cuDeviceGetName(char* name, int size, int) {
-    std::snprintf(name, static_cast<std::size_t>(size), "Fake \"GPU\"");
+    std::snprintf(name, static_cast<std::size_t>(size), "%s", DEVICE);
     return answer("cuDeviceGetName");
 }
 
 int cuDeviceGetAttribute(int* value, int attribute, int) {
-    *value = attribute == 75 ? 8 : 9;
+    *value = attribute == 75 ? MAJOR : MINOR;
     return answer("cuDeviceGetAttribute");
 }
 

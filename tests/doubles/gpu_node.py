@@ -1,0 +1,107 @@
+"""A machine with NVIDIA GPUs, played at its lowest level: files of the kernel, device nodes, NVIDIA's libraries.
+
+It is a mount namespace: what runs in it sees the driver in /proc, GPUs on the PCI bus and nodes in /dev, and
+nothing else on the machine does. LD_LIBRARY_PATH leads it to an NVML and to a libcuda that runs kernels on the
+CPU, and PATH to an nvidia-smi and to an nvcc.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+DOUBLES = Path(__file__).parent
+ROOT = DOUBLES.parents[1]
+# No container may open this one unless it is passed in.
+OPENS = os.stat("/dev/fuse" if Path("/dev/fuse").exists() else "/dev/null").st_rdev
+
+MOUNT = """\
+set -eu
+own=$1; shift
+mount -t tmpfs -o mode=755 dev "$own/dev"
+cp -a /dev/null /dev/zero /dev/full /dev/random /dev/urandom /dev/tty /dev/ptmx \
+    /dev/fd /dev/stdin /dev/stdout /dev/stderr "$own/dev"
+mkdir "$own/dev/pts" "$own/dev/shm"
+mount --rbind /dev/pts "$own/dev/pts"
+mount --bind /dev/shm "$own/dev/shm"
+while read -r name major minor; do mknod -m 666 "$own/dev/$name" c "$major" "$minor"; done < "$own/nodes"
+mount --rbind "$own/dev" /dev
+mount --bind "$own/proc/driver" /proc/driver
+mount --bind "$own/pci" /proc/bus/pci/devices
+mount --bind "$own/sys/bus/pci/devices" /sys/bus/pci/devices
+exec "$@"
+"""
+NVCC = """\
+#!/bin/sh
+# There is no GPU to run a cubin, so this compiles none.
+case "$*" in
+    --version) echo "Cuda compilation tools, release 12.4, V12.4.131" ;;
+    *) while [ "$1" != -o ]; do shift; done; printf '\\177ELF' > "$2" ;;
+esac
+"""
+
+
+class GpuNode:
+    """The node `name` of the profiles, laid out in `folder`; `hosts` is the module that has them."""
+
+    def __init__(self, folder, name, hosts):
+        node, answer = hosts.NODES[name], hosts.answer(name)
+        hosts.capture(folder, name)
+        shutil.rmtree(folder / "dev")
+        (folder / "dev").mkdir()
+        names = [f"nvidia{card.minor}" for card in node.cards]
+        names += ["nvidiactl", "nvidia-modeset", "nvidia-uvm", "nvidia-uvm-tools"]
+        numbers = f"{os.major(OPENS)} {os.minor(OPENS)}"
+        (folder / "nodes").write_text("".join(f"{one} {numbers}\n" for one in names))
+        (folder / "pci").write_text("".join(map(_pci, answer.gpus)))
+        _libraries(folder / "lib", node.version, hosts.PRODUCTS[node.cards[0].product])
+        _programs(folder / "bin")
+        self.libcuda = folder / "lib" / f"libcuda.so.{node.version}"
+        # The words that start a command on it, in a mount namespace of its own.
+        self.inside = ["sh", "-c", MOUNT, "gpu-node", str(folder)]
+        self.environment = {
+            **os.environ,
+            "PATH": f"{folder}/bin:{os.environ['PATH']}",
+            "LD_LIBRARY_PATH": f"{folder}/lib",
+            "STUB_DRIVER": node.version,
+            "STUB_GPUS": ";".join(map(_told, answer.gpus)),
+        }
+
+
+def _pci(gpu):
+    _, bus, rest = gpu.bus_id.split(":")
+    device, _, function = rest.partition(".")
+    place = f"{bus}{int(device, 16) << 3 | int(function):02x}"
+    return "\t".join([place, f"10de{gpu.device_id}", *["0"] * 15, "nvidia"]) + "\n"
+
+
+def _told(gpu):
+    return (
+        f"bus={gpu.bus_id},dev={gpu.device_id},uuid={gpu.uuid},minor={gpu.minor},name={gpu.name},"
+        f"cc={gpu.compute},mib={gpu.memory_mib},used=4,kept=600,procs=open"
+    )
+
+
+def _libraries(folder, version, product):
+    folder.mkdir()
+    major, _, minor = product.compute.partition(".")
+    played = [f'-DDEVICE="{product.name}"', f"-DMAJOR={major}", f"-DMINOR={minor}", "-DNODES"]
+    common = ["-O2", "-shared", "-fPIC", "-o"]
+    cuda, nvml = folder / f"libcuda.so.{version}", folder / f"libnvidia-ml.so.{version}"
+    subprocess.run(
+        ["g++", "-std=c++17", "-static-libstdc++", "-static-libgcc", f"-I{ROOT}/templates/training", *played]
+        + [*common, cuda, DOUBLES / "fake_cuda.cpp"],
+        check=True,
+    )
+    subprocess.run(["gcc", *common, nvml, DOUBLES / "nvml_stub.c"], check=True)
+    for library in (cuda, nvml):
+        library.with_name(f"{library.name.removesuffix(version)}1").symlink_to(library.name)
+
+
+def _programs(folder):
+    folder.mkdir()
+    smi = f"#!{sys.executable}\n{(DOUBLES / 'nvidia_smi.py').read_text()}"
+    for name, text in (("nvidia-smi", smi), ("nvcc", NVCC)):
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)

@@ -1,0 +1,57 @@
+"""A Launch as a bundle of the Open Container Initiative: what runc and crun start, with no engine."""
+
+import json
+import os
+
+PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+NAMESPACES = ("pid", "ipc", "uts", "mount", "network")
+MOUNTS = (
+    ("/proc", "proc", []),
+    ("/sys", "sysfs", ["ro", "nosuid", "nodev", "noexec"]),
+    ("/dev", "tmpfs", ["nosuid", "mode=755"]),
+    ("/dev/shm", "tmpfs", ["nosuid", "nodev", "noexec", "mode=1777"]),
+)
+
+
+def write(folder, root, launch):
+    """Write the bundle of `launch` on the file system `root`: its device nodes, and no other device."""
+    devices = [_device(path) for path in launch.devices]
+    allowed = [
+        {"allow": True, "access": "rwm", **{key: one[key] for key in ("type", "major", "minor")}}
+        for one in devices
+    ]
+    config = {
+        "ociVersion": "1.0.2",
+        "process": {
+            "user": {"uid": 0, "gid": 0},
+            "args": list(launch.command),
+            "env": [PATH, *(f"{name}={value}" for name, value in launch.environment.items())],
+            "cwd": "/",
+            "noNewPrivileges": True,
+        },
+        "root": {"path": str(root), "readonly": True},
+        "mounts": [
+            {"destination": place, "type": kind, "source": kind, "options": options}
+            for place, kind, options in MOUNTS
+        ],
+        "annotations": dict(launch.labels),
+        "linux": {
+            "namespaces": [{"type": kind} for kind in NAMESPACES],
+            "devices": devices,
+            "resources": {"devices": [{"allow": False, "access": "rwm"}, *allowed]},
+        },
+    }
+    (folder / "config.json").write_text(json.dumps(config, indent=2))
+
+
+def _device(path):
+    number = os.stat(path).st_rdev
+    return {
+        "path": path,
+        "type": "c",
+        "major": os.major(number),
+        "minor": os.minor(number),
+        "fileMode": 0o666,
+        "uid": 0,
+        "gid": 0,
+    }
