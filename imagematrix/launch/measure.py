@@ -14,7 +14,7 @@ from imagematrix.use.processes import containers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
     from typing import Any
 
     from imagematrix.probe.host import Gpu
@@ -42,18 +42,19 @@ class Measure:
         self._looking = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
         )
-        threading.Thread(target=self._look, args=(self._looking.stdout,), daemon=True).start()
+        threading.Thread(target=self._look, args=(self._looking,), daemon=True).start()
 
     def stop(self) -> None:
         """Look no more."""
         if self._looking:
             self._looking.kill()
 
-    def _look(self, lines: Iterable[bytes]) -> None:
-        for line in lines:
-            container = self._container()
-            if container:
-                self._take(line, container)
+    def _look(self, looking: subprocess.Popen[bytes]) -> None:
+        with looking:  # in this thread: who is stuck inside the driver can't be waited for
+            for line in looking.stdout or ():
+                container = self._container()
+                if container:
+                    self._take(line, container)
 
     def _take(self, line: bytes, container: str) -> None:
         try:

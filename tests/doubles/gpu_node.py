@@ -79,7 +79,7 @@ def _pci(gpu):
 def _told(gpu):
     return (
         f"bus={gpu.bus_id},dev={gpu.device_id},uuid={gpu.uuid},minor={gpu.minor},name={gpu.name},"
-        f"cc={gpu.compute},mib={gpu.memory_mib},used=4,kept=600,procs=open"
+        f"cc={gpu.compute},mib={gpu.memory_mib},used=4,kept=600,procs=open,each=512"
     )
 
 

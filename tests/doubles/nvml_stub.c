@@ -9,7 +9,7 @@
  *              mig= (-1: not supported), migs=GI:CI:MIB:PROFILE between '/', with a gap after each,
  *              used= (MiB) kept= (MiB, by the driver for itself), util= temp= persist= (each -1: not supported),
  *              procs=PID:GI:CI between '/' (GI and CI -1: on no MIG device; procs=-1: not supported;
- *              procs=open: who has the node open),
+ *              procs=open: who has the node open, each= MiB with each),
  *              old=1: without the newer calls for processes and memory
  */
 #include <dirent.h>
@@ -177,6 +177,7 @@ int nvmlDeviceGetPersistenceMode(Device *device, unsigned *out) { return setting
 
 /* The processes that have the device's node open, by its name, wherever they see it. */
 static unsigned openers(const Device *device, Process *out, unsigned room) {
+    unsigned long long memory = (unsigned long long)number(device, "each", 0) << 20;
     char node[32], path[300], target[32];
     unsigned count = 0;
     DIR *processes = opendir("/proc"), *files;
@@ -187,7 +188,7 @@ static unsigned openers(const Device *device, Process *out, unsigned room) {
         while ((file = readdir(files))) {
             ssize_t length = readlinkat(dirfd(files), file->d_name, target, sizeof target);
             if (length != (ssize_t)strlen(node) || memcmp(target, node, (size_t)length)) continue;
-            if (count++ < room) out[count - 1] = (Process){(unsigned)atoi(process->d_name), 0, ~0u, ~0u};
+            if (count++ < room) out[count - 1] = (Process){(unsigned)atoi(process->d_name), memory, ~0u, ~0u};
             break;
         }
         closedir(files);

@@ -25,9 +25,7 @@ def node(engine, start_engine, tmp_path_factory):
     folder = tmp_path_factory.mktemp("node")
     machine = GpuNode(folder, NAME, _profiles())
     node = start_engine(node=machine)
-    with subprocess.Popen(
-        ["docker", "save", image], env=engine.environment, stdout=subprocess.PIPE
-    ) as saved:
+    with subprocess.Popen(["docker", "save", image], env=engine.environment, stdout=subprocess.PIPE) as saved:
         subprocess.run(["docker", "load"], env=node.environment, stdin=saved.stdout, check=True)
     # The driver in the image talks to a kernel module that isn't there.
     played = machine.libcuda
@@ -92,12 +90,44 @@ def test_who_trains_is_seen_and_left_alone(node):
         assert uses == [[("process", "train"), ("container", "job")] if n == 2 else [] for n in range(8)]
         refused = node.imagematrix("run", "--rm", "training:v1", "true")
         assert refused.returncode == 10
-        assert "8 GPUs asked for, 7 free: GPU 2 (NVIDIA H200) is used by process train (pid " in refused.stderr
+        assert (
+            "8 GPUs asked for, 7 free: GPU 2 (NVIDIA H200) is used by process train (pid " in refused.stderr
+        )
         others = node.imagematrix("run", "--rm", "--gpus", "7", "training:v1", "sh", "-c", "ls /dev")
         assert "nvidia2" not in others.stdout.split()
         assert others.stdout.count("nvidia") == 7 + 4
     finally:
         node.docker("rm", "-f", "job")
+
+
+def test_the_memory_that_a_run_took_is_measured(node):
+    words = ("--measure", "--gpus", "2", "--rm", "training:v1")
+    done = node.imagematrix("run", *words, "sh", "-c", "timeout 3 train --steps 1000000000; exit 7")
+    assert done.returncode == 7
+    assert done.stderr.splitlines()[-1] == (
+        "peak GPU memory, seen every 0.2 s: 512 MiB on GPU 0 (NVIDIA H200), 512 MiB on GPU 1 (NVIDIA H200); "
+        "ask for --vram 512Mi or more"
+    )
+    nothing = node.imagematrix("run", *words, "true")
+    assert nothing.returncode == 0
+    assert "the GPU memory of the run is not known" in nothing.stderr
+
+
+def test_who_shares_a_gpu_is_no_stranger_to_nvml(node):
+    """The process of one share does not keep others away; a process of its own does."""
+    share = ("--vram", "60Gi", "-d", "training:v1", "train", "--steps", "1000000000")
+    by_name = {name: [] for name in ("one", "two", "three")}
+    try:
+        for name in by_name:
+            done = node.imagematrix("run", "--name", name, *share)
+            assert done.returncode == 0, done.stderr
+        for number, gpu in enumerate(answer(node, "gpus")["gpus"]):
+            for use in gpu["used_by"]:
+                if use["kind"] == "container":
+                    by_name[use["name"].split()[0]].append(number)
+        assert by_name == {"one": [0], "two": [0], "three": [1]}
+    finally:
+        node.docker("rm", "-f", *by_name)
 
 
 def test_the_doctor_finds_it_in_order(node):

@@ -280,8 +280,11 @@ def without_a_driver(engine, tmp_path):
 
 
 @pytest.mark.usefixtures("nodes")
-def test_an_image_without_a_driver_gets_its_gpus_as_cdi_devices(engine, without_a_driver, host, tmp_path):
+def test_an_image_without_a_driver_gets_its_gpus_as_cdi_devices(
+    engine, without_a_driver, host, tmp_path, monkeypatch
+):
     assert without_a_driver.startswith("bare:v1-")
+    monkeypatch.setenv("IMAGEMATRIX_LOCKS", engine.environment["IMAGEMATRIX_LOCKS"])
     # Probed as a tree is, so that it is this machine's: what CDI devices another has nobody knows here.
     words = ("--gpus", "device=1", "--dry-run", "bare:v1")
     elsewhere = run(engine, "--host", L40S, *words)
