@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         UsageError,
     )
     from imagematrix.launch.launch import launch
+    from imagematrix.launch.share import Share
     from imagematrix.probe.host import Host
     from imagematrix.probe.probe import probe
     from imagematrix.select.select import explain, select, select_many
@@ -46,6 +47,7 @@ __all__ = [
     "ImagematrixError",
     "NothingFits",
     "ProbeError",
+    "Share",
     "TagMovedError",
     "UnknownImageError",
     "UsageError",
@@ -61,6 +63,7 @@ _HOMES = {
     "Host": "imagematrix.probe.host",
     "explain": "imagematrix.select.select",
     "launch": "imagematrix.launch.launch",
+    "Share": "imagematrix.launch.share",
     "probe": "imagematrix.probe.probe",
     "select": "imagematrix.select.select",
     "select_many": "imagematrix.select.select",

@@ -22,7 +22,9 @@ __all__ = ["Mps", "Share", "mps"]
 
 PIPES = "CUDA_MPS_PIPE_DIRECTORY"
 USUAL_PIPES = "/tmp/nvidia-mps"  # noqa: S108 - NVIDIA's default
-CONTEXT_MIB = 500  # what CUDA takes for itself before a program has allocated anything: 200 to 500 MB
+# What CUDA takes before a program has allocated anything: 200 to 500 MB, by Coding Sans, "GPU orchestration
+# using Docker" (codingsans.com/blog/gpu-orchestration-using-docker).
+CONTEXT_MIB = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
