@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 H200 = ROOT / "tests/hosts/genoa-h200.json"
-BUSY = 10
+NO_ENGINE, BUSY, DOCKER_FAILED = 8, 10, 125
 
 pytestmark = pytest.mark.usefixtures("nodes")
 
@@ -245,3 +245,22 @@ def test_the_library_takes_free_ones_too(engine, monkeypatch):
             im.launch(selection, gpus=1, client=client)
     finally:
         client.close()
+
+
+def test_the_engine_goes_away_under_those_who_run_and_those_who_wait(engine, start):
+    running = start("--gpus", "8", "--rm", "--name", "job", "training:v1", "sh", "-c", "echo up; sleep 300")
+    assert running.stdout.readline() == "up\n"
+    waiting = start("--gpus", "1", "--wait", "5m", "--rm", "training:v1", "true")
+    assert waiting.stderr.readline().startswith("waiting: ")
+    engine.stop(signal.SIGKILL)
+    try:
+        assert waiting.wait(60) == NO_ENGINE
+        assert running.wait(60) == DOCKER_FAILED
+        assert "no Docker engine answers at" in waiting.stderr.read()
+    finally:
+        engine.start()
+    # No lease and no ticket is left; a container that outlived its engine keeps what it has, and is seen.
+    for name in engine.docker("ps", "-q").stdout.split():
+        engine.docker("rm", "-f", name)
+    assert all(gpu["free"] for gpu in gpus(engine))
+    assert run(engine, "--gpus", "8", "--rm", "training:v1", "true").returncode == 0
