@@ -12,23 +12,15 @@ from typing import Annotated, Any
 
 import typer
 
-from imagematrix import engine
 from imagematrix.cli.choosing import catalog_of, node_of
 from imagematrix.cli.output import answer, say, warn
 from imagematrix.errors import EngineError, UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from imagematrix.catalog.catalog import Catalog
     from imagematrix.launch.options import Words
     from imagematrix.launch.plan import Launch
-    from imagematrix.launch.share import Share
-    from imagematrix.probe.host import Gpu, Host
     from imagematrix.select.selection import Selection
-    from imagematrix.use.claim import Claim
-    from imagematrix.use.uses import Uses
 
 __all__ = ["SETTINGS", "command"]
 
@@ -53,8 +45,6 @@ def command(
     --catalog FILE (decide for a saved host, choose from a saved catalog), --nvidia-smi XML.
     """
     from imagematrix.launch.options import split
-    from imagematrix.record import replace
-    from imagematrix.select.gpus import choose
 
     asked = split(words or [])
     if asked.help or asked.image is None:
@@ -62,162 +52,43 @@ def command(
         return
     if asked.measure and asked.detached:
         raise UsageError("--measure tells at the end of a run, and -d does not wait for it")
-    remote = _remote(asked)
+    raise typer.Exit(_run(asked, asked.image))
+
+
+def _run(asked: Words, image: str) -> int:
+    """Show the launch, or start it on GPUs that nobody uses; return the exit code."""
+    from imagematrix.launch.request import elsewhere, request
+
+    remote = elsewhere(asked)
     host, wanted = node_of(_path(asked.host), None, _path(asked.nvidia_smi), asked.gpus)
-    if asked.vram_mib is not None and asked.gpus is None:  # of a GPU that is to be shared one will do
-        host, wanted = replace(host, gpus=choose(host, wanted)), "1"
-    task = _Task(asked, host, catalog_of(asked.image, asked.catalog), _share(asked), remote)
-    raise typer.Exit(task.run(wanted))
+    found = request(asked, host, catalog_of(image, asked.catalog), wanted, remote)
+    chosen, launch = found.first()
+    if asked.shown:
+        _show(launch, asked)
+        return 0
+    for doubt, remedy in found.doubts(chosen):
+        warn(doubt, remedy)
+    with ExitStack() as stack:
+        if launch.gpus:
+            taken = stack.enter_context(found.claim(say))
+            chosen, launch = found.on(taken)
+            taken.pass_on()
+        if asked.detached:
+            _become(launch, asked)
+        return _attend(launch, asked, chosen)
 
 
-class _Task:
-    """What was asked for, on one host, from one catalog; `remote` is another machine whose engine it is."""
+def _show(launch: Launch, asked: Words) -> None:
+    from imagematrix.launch.options import JSON
+    from imagematrix.launch.plan import docker_run
 
-    def __init__(self, asked: Words, host: Host, catalog: Catalog, share: Share, remote: str | None) -> None:
-        self._asked = asked
-        self._host = host
-        self._catalog = catalog
-        self._share = share
-        self._remote = remote
-
-    def run(self, wanted: str | None) -> int:
-        """Show the launch, or start it on GPUs that nobody uses; return the exit code."""
-        from imagematrix.select.gpus import exactly
-        from imagematrix.select.select import serving
-
-        sets, count = serving(self._host, self._catalog, wanted)
-        first = exactly(sets[0][:count]) if len(sets[0]) > count else wanted
-        chosen, launch = self._planned(first)
-        if self._asked.shown:
-            self._show(launch)
-            return 0
-        self._warn(chosen)
-        self._require(launch)  # before anybody waits for GPUs
-        with ExitStack() as stack:
-            if launch.gpus:
-                taken = stack.enter_context(self._claim(sets, count))
-                chosen, launch = self._planned(exactly(taken.gpus))
-                self._require(launch)
-                launch = launch.labelled(taken.labels)
-                taken.pass_on()
-            start = _detached if self._asked.detached else _attended
-            return start(launch, self._asked, chosen)
-
-    def _planned(self, gpus: str | None) -> tuple[Selection, Launch]:
-        from imagematrix.launch.devices import migs
-        from imagematrix.launch.injection import through_cdi
-        from imagematrix.launch.plan import plan
-        from imagematrix.select.select import select
-
-        asked = self._asked
-        chosen = select(self._host, self._catalog, gpus=gpus, allow_cpu=asked.allow_cpu)
-        held = _held(chosen, dry_run=asked.shown is not None)
-        launch = plan(chosen, asked.command, share=self._share, mig_minors=migs(), held=held)
-        if launch.injected and asked.host is None:
-            launch = through_cdi(launch, _told(asked).get("CDISpecDirs") or ())
-        return chosen, launch
-
-    def _show(self, launch: Launch) -> None:
-        from imagematrix.launch.options import JSON
-        from imagematrix.launch.plan import docker_run
-
-        if self._asked.shown == JSON:
-            answer(launch.to_json(self._asked.docker))
-        else:
-            print(shlex.join(docker_run(launch, self._asked.docker)))
-
-    def _warn(self, chosen: Selection) -> None:
-        from imagematrix.launch.injection import second_driver
-        from imagematrix.select.needs import mode
-
-        if chosen.variant and mode(chosen.variant) in ("exact", "compat"):
-            by = second_driver(self._asked, engine.info)
-            if by:
-                warn(f"the image has its own driver, and {by} brings the node's into it, too")
-        daemon = self._share.mps
-        if daemon and daemon.user and not self._asked.values("--user", "u"):
-            warn("the MPS daemon serves its own user only", f"--user {daemon.user}")
-
-    def _require(self, launch: Launch) -> None:
-        from imagematrix.launch.devices import require
-
-        if self._remote is None:
-            require(launch.devices)
-
-    def _claim(self, sets: tuple[tuple[Gpu, ...], ...], count: int) -> Claim:
-        """Return a claim on GPUs of one set that nobody uses; docker's command keeps it while it lives."""
-        from imagematrix.use.claim import claim, claim_first
-        from imagematrix.use.locks import folder
-        from imagematrix.use.survey import ask_nvml, survey
-
-        # Of another machine only the containers can be seen; its GPUs are not those of the locks here.
-        ask = ask_nvml if self._remote is None else lambda: None
-        path = folder() if self._remote is None else f"{folder()}-{self._remote}"
-
-        def look() -> Uses:
-            return survey(self._host.gpus, engine.running, ask)
-
-        def take(gpus: tuple[Gpu, ...], wait_s: float) -> Claim:
-            vram_mib, mps = self._share.vram_mib, self._share.mps is not None
-            return claim(gpus, count, look, vram_mib=vram_mib, mps=mps, wait_s=wait_s, tell=say, path=path)
-
-        return claim_first(sets, take, self._asked.wait_s)
+    if asked.shown == JSON:
+        answer(launch.to_json(asked.docker))
+    else:
+        print(shlex.join(docker_run(launch, asked.docker)))
 
 
-def _remote(asked: Words) -> str | None:
-    """Return the name of the other machine that the engine runs on, or None; nobody guesses what it has."""
-    if asked.host and asked.shown:
-        return None
-    machine = engine.remote()
-    if machine and not asked.host:
-        raise UsageError(
-            f"the engine runs on {machine}, and what is probed is this machine",
-            remedy=f"`imagematrix probe --json > node.json` on {machine}, then --host node.json here",
-        )
-    return machine
-
-
-def _share(asked: Words) -> Share:
-    from imagematrix.launch.share import Mps, Share, mps
-
-    if not asked.mps:
-        return Share(vram_mib=asked.vram_mib)
-    if asked.host and asked.shown:  # the daemon of another node can't be asked
-        return Share(vram_mib=asked.vram_mib, mps=Mps(threads=asked.mps_threads))
-    return Share(vram_mib=asked.vram_mib, mps=mps(os.environ, asked.mps_threads))
-
-
-def _told(asked: Words) -> Mapping[str, Any]:
-    """Return what the engine tells of itself; nothing where a launch is only shown and there is no engine."""
-    try:
-        return engine.info()
-    except EngineError:
-        if asked.shown:
-            return {}
-        raise
-
-
-def _held(chosen: Selection, *, dry_run: bool) -> frozenset[str] | None:
-    """Return the digests of what the engine has under the selected name; what it lacks is pulled by digest.
-
-    A dry run takes place where there need not be an engine: it names an image of a registry by its digest.
-    """
-    reference = str(chosen.selected)
-    if "/" not in reference:
-        return None
-    try:
-        return engine.digests(reference)
-    except EngineError:
-        if dry_run:
-            return frozenset()
-        raise
-
-
-def _path(text: str | None) -> Path | None:
-    return None if text is None else Path(text)
-
-
-def _detached(launch: Launch, asked: Words, _: Selection) -> int:
+def _become(launch: Launch, asked: Words) -> None:
     """Become docker's command, which ends once the container runs."""
     from imagematrix.launch.plan import docker_run
 
@@ -228,7 +99,7 @@ def _detached(launch: Launch, asked: Words, _: Selection) -> int:
         raise _no_docker(error) from error
 
 
-def _attended(launch: Launch, asked: Words, chosen: Selection) -> int:
+def _attend(launch: Launch, asked: Words, chosen: Selection) -> int:
     """Run docker's command to its end, and say what the container died of, if a rule speaks about that."""
     from imagematrix.launch.death import death
     from imagematrix.launch.foreground import attend
@@ -238,11 +109,11 @@ def _attended(launch: Launch, asked: Words, chosen: Selection) -> int:
 
     token = secrets.token_hex(6)
     watch = Watch(f"{LAUNCH}={token}", time.time())
-    measure = Measure(lambda: watch.container)
+    measure = Measure(lambda: watch.container) if asked.measure and launch.gpus else None
 
     def meanwhile() -> None:
         watch.start()
-        if asked.measure and launch.gpus:
+        if measure:
             measure.start()
 
     line = docker_run(launch.labelled({LAUNCH: token}), asked.docker)
@@ -250,9 +121,8 @@ def _attended(launch: Launch, asked: Words, chosen: Selection) -> int:
         code = attend(line, meanwhile)
     except OSError as error:
         raise _no_docker(error) from error
-    finally:
+    if measure:
         measure.stop()
-    if asked.measure and launch.gpus:
         say(told(measure.peaks, launch.gpus))
     found = death(code, watch.last_lines(), chosen) if code else None
     if found:
@@ -265,3 +135,7 @@ def _no_docker(error: OSError) -> EngineError:
         f"docker's command can't be started: {error.strerror}",
         remedy="install it: the package is docker-cli or docker-ce-cli",
     )
+
+
+def _path(text: str | None) -> Path | None:
+    return None if text is None else Path(text)

@@ -1,0 +1,176 @@
+"""A launch that was asked for: what to start on which GPUs, and how these are claimed."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from imagematrix import engine
+from imagematrix.errors import EngineError, UsageError
+from imagematrix.launch.devices import migs, require
+from imagematrix.launch.injection import second_driver, through_cdi
+from imagematrix.launch.plan import plan
+from imagematrix.launch.share import Mps, Share, mps
+from imagematrix.record import replace
+from imagematrix.select.gpus import choose, exactly
+from imagematrix.select.needs import mode
+from imagematrix.select.select import select, serving
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from typing import Any, TypeVar
+
+    from imagematrix.catalog.catalog import Catalog
+    from imagematrix.launch.options import Words
+    from imagematrix.launch.plan import Launch
+    from imagematrix.probe.host import Gpu, Host
+    from imagematrix.select.selection import Selection
+    from imagematrix.use.claim import Claim
+    from imagematrix.use.uses import Uses
+
+    T = TypeVar("T")
+
+__all__ = ["Request", "elsewhere", "request"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What `words` ask for on `host`, from `catalog`.
+
+    `sets` are GPUs of which any `count` of one set will do. `remote` is the name of another machine, if the
+    engine is there.
+    """
+
+    words: Words
+    host: Host
+    catalog: Catalog
+    share: Share
+    remote: str | None
+    wanted: str | None
+    sets: tuple[tuple[Gpu, ...], ...]
+    count: int
+
+    def first(self) -> tuple[Selection, Launch]:
+        """Return what would be started if all GPUs were free.
+
+        Raises NothingFits, and DevicesError where its device nodes cannot be used; not if it is only shown.
+        """
+        choice = len(self.sets[0]) > self.count
+        return self._planned(exactly(self.sets[0][: self.count]) if choice else self.wanted)
+
+    def on(self, taken: Claim) -> tuple[Selection, Launch]:
+        """Return what to start on the GPUs that were taken; raises what `first` does."""
+        chosen, launch = self._planned(exactly(taken.gpus))
+        return chosen, launch.labelled(taken.labels)
+
+    def _planned(self, gpus: str | None) -> tuple[Selection, Launch]:
+        words = self.words
+        chosen = select(self.host, self.catalog, gpus=gpus, allow_cpu=words.allow_cpu)
+        nothing: frozenset[str] | None = frozenset()
+        held = self._ask(lambda: _held(chosen), nothing)
+        launch = plan(chosen, words.command, share=self.share, mig_minors=migs(), held=held)
+        if launch.injected and words.host is None:
+            told: Mapping[str, Any] = self._ask(engine.info, {})
+            launch = through_cdi(launch, told.get("CDISpecDirs") or ())
+        if words.shown is None and self.remote is None:
+            require(launch.devices)
+        return chosen, launch
+
+    def _ask(self, question: Callable[[], T], otherwise: T) -> T:
+        """Ask the engine; a launch is shown also where there is none."""
+        try:
+            return question()
+        except EngineError:
+            if self.words.shown:
+                return otherwise
+            raise
+
+    def doubts(self, chosen: Selection) -> Iterator[tuple[str, str | None]]:
+        """Yield what may go wrong with what was chosen, each with its remedy."""
+        if chosen.variant and mode(chosen.variant) in ("exact", "compat"):
+            by = second_driver(self.words, engine.info)
+            if by:
+                yield f"the image has its own driver, and {by} brings the node's into it, too", None
+        daemon = self.share.mps
+        if daemon and daemon.user and not self.words.values("--user", "u"):
+            yield "the MPS daemon serves its own user only", f"--user {daemon.user}"
+
+    def claim(self, tell: Callable[[str], None]) -> Claim:
+        """Return a claim on GPUs that nobody uses, or on shares of them; tell `tell` what it waits for."""
+        from imagematrix.use.claim import claim, claim_first
+        from imagematrix.use.locks import folder
+        from imagematrix.use.survey import ask_nvml, survey
+
+        # Of another machine only the containers can be seen; its GPUs are not those of the locks here.
+        ask = ask_nvml if self.remote is None else lambda: None
+        path = folder() if self.remote is None else f"{folder()}-{self.remote}"
+
+        def look() -> Uses:
+            return survey(self.host.gpus, engine.running, ask)
+
+        def take(gpus: tuple[Gpu, ...], wait_s: float) -> Claim:
+            vram_mib, through_mps = self.share.vram_mib, self.share.mps is not None
+            return claim(
+                gpus,
+                self.count,
+                look,
+                vram_mib=vram_mib,
+                mps=through_mps,
+                wait_s=wait_s,
+                tell=tell,
+                path=path,
+            )
+
+        return claim_first(self.sets, take, self.words.wait_s)
+
+
+def elsewhere(words: Words) -> str | None:
+    """Return the name of the other machine that the engine runs on, or None.
+
+    Raises UsageError where nobody knows what it has: a probe would describe this machine.
+    """
+    if words.host and words.shown:
+        return None
+    machine = engine.remote()
+    if machine and not words.host:
+        raise UsageError(
+            f"the engine runs on {machine}, and what is probed is this machine",
+            remedy=f"`imagematrix probe --json > node.json` on {machine}, then --host node.json here",
+        )
+    return machine
+
+
+def request(words: Words, host: Host, catalog: Catalog, wanted: str | None, remote: str | None) -> Request:
+    """Return what is asked for; `wanted` are the GPUs, as `--gpus` takes them.
+
+    Raises UsageError where the host has no such GPUs, ProbeError where there is no MPS daemon to join.
+    """
+    if words.vram_mib is not None and words.gpus is None:  # of a GPU that is to be shared one will do
+        host, wanted = replace(host, gpus=choose(host, wanted)), "1"
+    sets, count = serving(host, catalog, wanted)
+    share = Share(vram_mib=words.vram_mib, mps=_mps(words))
+    return Request(
+        words=words,
+        host=host,
+        catalog=catalog,
+        share=share,
+        remote=remote,
+        wanted=wanted,
+        sets=sets,
+        count=count,
+    )
+
+
+def _mps(words: Words) -> Mps | None:
+    if not words.mps:
+        return None
+    if words.host and words.shown:  # the daemon of another node can't be asked
+        return Mps(threads=words.mps_threads)
+    return mps(os.environ, words.mps_threads)
+
+
+def _held(chosen: Selection) -> frozenset[str] | None:
+    """Return the digests of what the engine has under the selected name; the rest is pulled by digest."""
+    reference = str(chosen.selected)
+    return engine.digests(reference) if "/" in reference else None
