@@ -232,7 +232,12 @@ def engine(start_engine):
 def node(engine, start_engine, tmp_path_factory):
     """The engine of a machine with eight GPUs, which are played, with images for them and for any CPU."""
     cell = "cuda=12.4,compute=9.0,driver=550.163.01,march=x86-64-v3"
-    image, cpu = engine.build_shipped(cell, "cuda=none,march=x86-64-v2")
+    engine.build_shipped(cell, "cuda=none,march=x86-64-v2")
+    listed = json.loads(engine.imagematrix("ls", "training:v1", "--json").stdout)["variants"]
+    image, cpu = (
+        next(one["reference"] for one in listed if part in one["reference"])
+        for part in ("-drv550.163.01-sm90-x86-64-v3-", "-cpu-x86-64-v2-")
+    )
     folder = tmp_path_factory.mktemp("node")
     played = GpuNode(folder, "genoa-h200", _profiles())
     node = start_engine(node=played)

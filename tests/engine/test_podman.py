@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-TRAIN = ("train", "--steps", "5")
+TRAIN = ("train", "--steps", "2")
 # runc starts containers also where a machine has both kinds of cgroups, and the limits take no privilege.
 SETTINGS = """\
 [containers]

@@ -12,7 +12,7 @@ from imagematrix import engine as connection
 from imagematrix.launch.devices import migs, require
 from imagematrix.launch.plan import plan
 
-TRAIN = ["train", "--steps", "5"]
+TRAIN = ["train", "--steps", "3"]
 
 
 @pytest.fixture
