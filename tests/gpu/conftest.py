@@ -36,7 +36,8 @@ def pytest_addoption(parser):
 @pytest.fixture(scope="session")
 def lacking(request):
     """Call it with what this machine lacks: it skips the test, and fails it with --gpu-required."""
-    end = pytest.fail if request.config.getoption("--gpu-required") else pytest.skip
+    required = request.config.getoption("--gpu-required", default=False)
+    end = pytest.fail if required else pytest.skip
     return lambda what: end(f"this machine has no {what}")
 
 
