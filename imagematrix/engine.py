@@ -23,15 +23,19 @@ __all__ = [
     "digests_of",
     "images",
     "info",
+    "is_podman",
     "remote",
     "running",
     "running_of",
+    "tells_system",
     "unreachable",
 ]
 
 DEFAULT = "unix:///var/run/docker.sock"
 START = "start one (`systemctl start docker`), or name it in DOCKER_HOST"
 OK, MISSING = b"200", b"404"  # of HTTP
+PODMAN = "Podman Engine"
+SYSTEM = b"\nostype:"  # a header, in lower case
 TIMEOUT = 600  # seconds of silence; a large image takes its time to load
 RESPONSE_LIMIT = 256 * 1024 * 1024  # bytes
 
@@ -168,6 +172,31 @@ def remote() -> str | None:
     return None if name == os.uname().nodename else name or address()
 
 
+def is_podman() -> bool:
+    """Whether it is podman that answers, which speaks the same language; raise EngineError."""
+    where = address()
+    if where.startswith("unix://"):
+        _, answer = _local(where, "/version")
+    else:
+        answer = _remote(where, lambda reached: reached.version())
+    parts = answer.get("Components") if isinstance(answer, dict) else None
+    return any(isinstance(part, dict) and part.get("Name") == PODMAN for part in parts or ())
+
+
+def tells_system() -> bool:
+    """Whether the engine tells its operating system where docker's command asks; raise EngineError.
+
+    Docker's command passes no device to an engine that does not, such as podman 4.3.
+    """
+    where = address()
+    if where.startswith("unix://"):
+        head, _ = _get_local(where, "/_ping")
+        return SYSTEM in head.lower()
+    return bool(
+        _remote(where, lambda reached: "Ostype" in reached.api.get(f"{reached.api.base_url}/_ping").headers)
+    )
+
+
 def running() -> list[dict[str, Any]]:
     """Return what the engine tells of each running container, as `docker inspect` does; raise EngineError.
 
@@ -226,15 +255,16 @@ def _refused(where: str, answer: object) -> EngineError:
 
 
 def _local(where: str, resource: str) -> tuple[bytes, object]:
-    status, body = _get_local(where, resource)
+    head, body = _get_local(where, resource)
+    words = head.split(None, 2)
     try:
-        return status, json.loads(body)
+        return words[1] if len(words) > 1 else b"", json.loads(body)
     except (ValueError, RecursionError) as error:
         raise EngineError(f"what answers at {where} is no Docker engine") from error
 
 
 def _get_local(where: str, resource: str) -> tuple[bytes, bytes]:
-    """Return status and body of a resource of the engine at a local socket; raise EngineError."""
+    """Return head and body of the engine's answer at a local socket; raise EngineError."""
     try:
         return _get(where.removeprefix("unix://"), resource)
     except OSError as error:
@@ -255,8 +285,7 @@ def _get(path: str, resource: str) -> tuple[bytes, bytes]:
             if size > RESPONSE_LIMIT:
                 raise EngineError(f"the engine's answer is larger than {RESPONSE_LIMIT // 2**20} MiB")
     head, _, body = b"".join(chunks).partition(b"\r\n\r\n")
-    words = head.split(None, 2)
-    return words[1] if len(words) > 1 else b"", body
+    return head, body
 
 
 def _quote(text: str) -> str:

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 
 __all__ = ["catalog", "catalogs"]
 
+# Podman writes a short name in full: with docker.io where it came through Docker's API, with localhost where
+# it is from an archive or from a build of podman's own. It finds both by the short name.
+FULL = ("docker.io/library/", "docker.io/", "localhost/")
+
 
 def catalog(name: str) -> Catalog:
     """Return the catalog of `name` (IMAGE:VERSION, or IMAGE where it has one version) in the local engine.
@@ -67,7 +71,7 @@ def _variants(item: object) -> Iterator[tuple[str, str, Variant, tuple[str, ...]
         return
     image, version = own[labels.IMAGE], own[labels.VERSION]
     reference = f"{image}:{labels.tag(version, own[labels.CELL], own[labels.INPUT])}"
-    if reference in (item.get("RepoTags") or ()):
+    if reference in _names(item.get("RepoTags")):
         digest = _digest(item, image)
         variant = labels.read(own, reference=reference, digest=digest, size=item.get("Size"))
         yield image, version, variant, labels.prefer(own, reference)
@@ -75,8 +79,13 @@ def _variants(item: object) -> Iterator[tuple[str, str, Variant, tuple[str, ...]
 
 def _digest(item: dict[str, object], image: str) -> str | None:
     """Return the manifest digest, or the image ID where the store keeps no manifests."""
-    digests = item.get("RepoDigests")
-    for name in digests if isinstance(digests, list) else ():
-        if str(name).startswith(f"{image}@"):
-            return str(name).removeprefix(f"{image}@")
+    for name in _names(item.get("RepoDigests")):
+        if name.startswith(f"{image}@"):
+            return name.removeprefix(f"{image}@")
     return str(item.get("Id"))
+
+
+def _names(listed: object) -> list[str]:
+    """Return the names in an engine's answer, those that podman wrote in full also as they were given."""
+    names = [str(name) for name in listed] if isinstance(listed, list) else []
+    return names + [name.removeprefix(full) for name in names for full in FULL if name.startswith(full)]

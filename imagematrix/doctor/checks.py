@@ -156,7 +156,8 @@ def _engine(facts: Facts) -> Seen:
         yield _error(found.error, found.remedy)
         return
     version = re.match(r"(\d+)\.(\d+)", found.version, re.ASCII)
-    if version and tuple(map(int, version.groups())) < OLDEST_ENGINE:
+    name = f"podman {found.version}" if found.podman else found.version
+    if not found.podman and version and tuple(map(int, version.groups())) < OLDEST_ENGINE:
         yield _error(
             f"the engine is {found.version}; selecting and running need 20.10 or newer",
             "apt-get install --only-upgrade docker.io",
@@ -167,8 +168,14 @@ def _engine(facts: Facts) -> Seen:
             f"that were probed are not the ones it has",
             "env -u DOCKER_HOST DOCKER_CONTEXT=default imagematrix doctor",
         )
+    elif not found.devices and facts.host.gpus:
+        yield _error(
+            f"the engine at {found.address} is {name}, and docker's command passes no devices to it, because "
+            f"it does not tell its system",
+            "install podman 5, or start with podman's own command what `imagematrix run --dry-run` prints",
+        )
     else:
-        yield _ok(f"the engine at {found.address} is {found.version}")
+        yield _ok(f"the engine at {found.address} is {name}")
 
 
 def _locks(facts: Facts) -> Seen:

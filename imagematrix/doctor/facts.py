@@ -28,12 +28,15 @@ MODULES = "/proc/modules"
 class EngineFacts:
     """The engine at `address`: its version, the name of its machine, and its running containers.
 
-    Where it does not answer, `error` says why and `remedy` what to do, and the rest is empty.
+    `podman` says that it is podman, `devices` that docker's own command can pass devices to it. Where it does
+    not answer, `error` says why and `remedy` what to do, and the rest is empty.
     """
 
     address: str = ""
     version: str = ""
     machine: str = ""
+    podman: bool = False
+    devices: bool = True
     containers: tuple[Mapping[str, Any], ...] = ()
     error: str | None = None
     remedy: str | None = None
@@ -127,6 +130,8 @@ def _engine() -> EngineFacts:
             address=engine.address(),
             version=str(told.get("ServerVersion") or ""),
             machine=str(told.get("Name") or ""),
+            podman=engine.is_podman(),
+            devices=engine.tells_system(),
             containers=tuple(engine.running()),
         )
     except EngineError as error:

@@ -1,20 +1,23 @@
-"""A machine with NVIDIA GPUs, played at its lowest level: files of the kernel, device nodes, NVIDIA's libraries.
+"""A machine with NVIDIA GPUs, played at its lowest level: files of the kernel, device nodes, libraries.
 
 It is a mount namespace: what runs in it sees the driver in /proc, GPUs on the PCI bus and nodes in /dev, and
-nothing else on the machine does. LD_LIBRARY_PATH leads it to an NVML and to a libcuda that runs kernels on the
-CPU, and PATH to an nvidia-smi and to an nvcc.
+nothing else on the machine does. LD_LIBRARY_PATH leads it to an NVML and to a libcuda that runs kernels on
+the CPU, and PATH to an nvidia-smi and to an nvcc.
 """
 
 import os
 import shutil
 import subprocess
 import sys
+from itertools import cycle
 from pathlib import Path
 
 DOUBLES = Path(__file__).parent
 ROOT = DOUBLES.parents[1]
-# No container may open this one unless it is passed in.
-OPENS = os.stat("/dev/fuse" if Path("/dev/fuse").exists() else "/dev/null").st_rdev
+# Devices to stand for GPUs: anybody may open them, and no container has them unless they are passed in. There
+# are several because podman tells a device by its number.
+GPUS = ("fuse", "loop-control", "net/tun", "btrfs-control", "autofs", "kvm", "userfaultfd")
+CONTROL = {"nvidiactl": "null", "nvidia-uvm": "zero", "nvidia-uvm-tools": "full", "nvidia-modeset": "urandom"}
 
 MOUNT = """\
 set -eu
@@ -50,10 +53,11 @@ class GpuNode:
         hosts.capture(folder, name)
         shutil.rmtree(folder / "dev")
         (folder / "dev").mkdir()
-        names = [f"nvidia{card.minor}" for card in node.cards]
-        names += ["nvidiactl", "nvidia-modeset", "nvidia-uvm", "nvidia-uvm-tools"]
-        numbers = f"{os.major(OPENS)} {os.minor(OPENS)}"
-        (folder / "nodes").write_text("".join(f"{one} {numbers}\n" for one in names))
+        found = [path for path in (Path("/dev") / name for name in GPUS) if path.exists()]
+        gpus = cycle(found or [Path("/dev/null")])
+        nodes = {f"nvidia{card.minor}": device for card, device in zip(node.cards, gpus, strict=False)}
+        nodes |= {name: Path("/dev") / device for name, device in CONTROL.items()}
+        (folder / "nodes").write_text("".join(f"{name} {_number(path)}\n" for name, path in nodes.items()))
         (folder / "pci").write_text("".join(map(_pci, answer.gpus)))
         _libraries(folder / "lib", node.version, hosts.PRODUCTS[node.cards[0].product])
         _programs(folder / "bin")
@@ -67,6 +71,11 @@ class GpuNode:
             "STUB_DRIVER": node.version,
             "STUB_GPUS": ";".join(map(_told, answer.gpus)),
         }
+
+
+def _number(path):
+    number = path.stat().st_rdev
+    return f"{os.major(number)} {os.minor(number)}"
 
 
 def _pci(gpu):
@@ -87,13 +96,10 @@ def _libraries(folder, version, product):
     folder.mkdir()
     major, _, minor = product.compute.partition(".")
     played = [f'-DDEVICE="{product.name}"', f"-DMAJOR={major}", f"-DMINOR={minor}", "-DNODES"]
-    common = ["-O2", "-shared", "-fPIC", "-o"]
+    common = ["-O2", "-shared", "-fPIC", "-static-libgcc", "-o"]
     cuda, nvml = folder / f"libcuda.so.{version}", folder / f"libnvidia-ml.so.{version}"
-    subprocess.run(
-        ["g++", "-std=c++17", "-static-libstdc++", "-static-libgcc", f"-I{ROOT}/templates/training", *played]
-        + [*common, cuda, DOUBLES / "fake_cuda.cpp"],
-        check=True,
-    )
+    cxx = ["g++", "-std=c++17", "-static-libstdc++", f"-I{ROOT}/templates/training", *played]
+    subprocess.run([*cxx, *common, cuda, DOUBLES / "fake_cuda.cpp"], check=True)
     subprocess.run(["gcc", *common, nvml, DOUBLES / "nvml_stub.c"], check=True)
     for library in (cuda, nvml):
         library.with_name(f"{library.name.removesuffix(version)}1").symlink_to(library.name)

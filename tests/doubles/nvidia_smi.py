@@ -34,7 +34,7 @@ def main():
     for index in range(nvml.nvmlDeviceGetCount()):
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
         for row in apps(handle) if query == "--query-compute-apps" else [gpu(handle)]:
-            print(", ".join(str(row[field]) for field in fields.split(",")))
+            sys.stdout.write(", ".join(str(row[field]) for field in fields.split(",")) + "\n")
 
 
 main()

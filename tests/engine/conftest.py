@@ -5,17 +5,20 @@ nor another engine on it is touched.
 """
 
 import contextlib
+import importlib.util
 import json
 import os
 import shutil
 import signal
 import stat
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
 
 import pytest
+from gpu_node import GpuNode
 
 ROOT = Path(__file__).parents[2]
 CONTROL = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
@@ -24,7 +27,7 @@ NEEDED = ("dockerd", "docker", "docker-registry", "htpasswd", "slirp4netns", "un
 
 
 class Engine:
-    """A dockerd that the tests started; `store` is "containerd" or "classic", `node` a GpuNode that it is on."""
+    """A dockerd that the tests started; `store` is "containerd" or "classic", `node` the GpuNode it is on."""
 
     def __init__(self, store, node=None):
         self.store = store
@@ -205,7 +208,7 @@ def _interrupts():
 
 @pytest.fixture(scope="session")
 def start_engine():
-    """Call it with a store to get a new engine with the base images, or with a GpuNode for one without any."""
+    """Call it with a store to get a new engine with the base images; one on a GpuNode comes without them."""
     _require()
     subprocess.run([ROOT / "ci/bases", "archives"], check=True)
     engines = []
@@ -227,6 +230,39 @@ def start_engine():
 def engine(start_engine):
     """The engine that most tests share; it has the containerd image store."""
     return start_engine()
+
+
+@pytest.fixture(scope="session")
+def node(engine, start_engine, tmp_path_factory):
+    """The engine of a machine with eight GPUs, which are played, with images for them and for any CPU."""
+    cell = "cuda=12.4,compute=9.0,driver=550.163.01,march=x86-64-v3"
+    engine.build_shipped(cell, "cuda=none,march=x86-64-v2")
+    listed = json.loads(engine.imagematrix("ls", "training:v1", "--json").stdout)["variants"]
+    image, cpu = (
+        next(one["reference"] for one in listed if part in one["reference"])
+        for part in ("-drv550.163.01-sm90-x86-64-v3-", "-cpu-x86-64-v2-")
+    )
+    folder = tmp_path_factory.mktemp("node")
+    played = GpuNode(folder, "genoa-h200", _profiles())
+    node = start_engine(node=played)
+    with subprocess.Popen(
+        ["docker", "save", image, cpu], env=engine.environment, stdout=subprocess.PIPE
+    ) as saved:
+        subprocess.run(["docker", "load"], env=node.environment, stdin=saved.stdout, check=True)
+    # The driver that is in the image looks for a kernel module.
+    name = played.libcuda.name
+    (folder / "Dockerfile").write_text(f"FROM {image}\nCOPY lib/{name} /usr/lib/x86_64-linux-gnu/{name}\n")
+    node.docker("build", "-t", image, str(folder))
+    return node
+
+
+def _profiles():
+    name = "tests_hosts_generate"
+    spec = importlib.util.spec_from_file_location(name, ROOT / "tests/hosts/generate.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 import json
 import os
+from pathlib import Path
 
 PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 NAMESPACES = ("pid", "ipc", "uts", "mount", "network")
@@ -45,7 +46,7 @@ def write(folder, root, launch):
 
 
 def _device(path):
-    number = os.stat(path).st_rdev
+    number = Path(path).stat().st_rdev
     return {
         "path": path,
         "type": "c",

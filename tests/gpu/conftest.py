@@ -1,4 +1,4 @@
-"""What the tests on a real GPU share. Without one they are skipped, and say so; with --gpu-required they fail."""
+"""What the tests on a GPU share. Without one they are skipped, and say so; with --gpu-required they fail."""
 
 import csv
 import hashlib
@@ -21,10 +21,10 @@ ROOT = Path(__file__).parents[2]
 
 
 class Image(NamedTuple):
-    """An image for this machine's first GPU: its file system, an archive of it, and its catalog entry."""
+    """An image for this machine's first GPU: as a file system, as what an engine builds, and described."""
 
     root: Path
-    archive: Path
+    context: Path
     variant: Variant
     labels: dict[str, str]
 
@@ -36,7 +36,8 @@ def pytest_addoption(parser):
 @pytest.fixture(scope="session")
 def lacking(request):
     """Call it with what this machine lacks: it skips the test, and fails it with --gpu-required."""
-    end = pytest.fail if request.config.getoption("--gpu-required") else pytest.skip
+    required = request.config.getoption("--gpu-required", default=False)
+    end = pytest.fail if required else pytest.skip
     return lambda what: end(f"this machine has no {what}")
 
 
@@ -78,8 +79,8 @@ def image(host, lacking, tmp_path_factory):
         release = rootfs.build(work / "root", host.driver.version, f"sm_{target}", work / "source")
     except rootfs.LackingError as error:
         lacking(error)
-    rootfs.archive(work / "root", work / "root.tar")
-    with (work / "root.tar").open("rb") as file:
+    archive = rootfs.archive(work / "root", work / "context")
+    with archive.open("rb") as file:
         digest = f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
     cell = f"cuda{release}-sm{target}"
     variant = Variant(
@@ -99,7 +100,7 @@ def image(host, lacking, tmp_path_factory):
         labels.INPUT: digest,
         labels.VARIANT: labels.write(variant),
     }
-    return Image(work / "root", work / "root.tar", variant, own)
+    return Image(work / "root", work / "context", variant, own)
 
 
 def has_engine():

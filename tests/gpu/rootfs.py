@@ -1,7 +1,7 @@
-"""The file system of a small image: the training program, its kernel for one GPU, and the driver's user-mode part.
+"""The file system of a small image: the training program, its kernel for one GPU, the driver's libcuda.
 
 It has what the image of the shipped template has, and is made of this machine's own files, so that nothing is
-fetched: the C library, and the libcuda of exactly the kernel module's version.
+fetched. The libcuda has to be of exactly the kernel module's version.
 """
 
 import ctypes
@@ -51,11 +51,14 @@ def build(root, driver, target, work):
     return release
 
 
-def archive(root, path):
-    """Write the file system as the tar archive `path`."""
+def archive(root, context):
+    """Write the file system as an archive, in a folder that builds an image of it; return its path."""
+    path = _made(context) / "root.tar"
     with tarfile.open(path, "w") as tar:
         for item in sorted(root.iterdir()):
             tar.add(item, item.name)
+    (context / "Dockerfile").write_text(f'FROM scratch\nADD {path.name} /\nCMD ["train"]\n')
+    return path
 
 
 def _driver_files(version):

@@ -2,28 +2,28 @@
 
 import json
 import os
-import shlex
 import subprocess
 
 import bundle
 import pytest
 
 import imagematrix as im
+from imagematrix import engine as connection
 from imagematrix.launch.devices import migs, require
 from imagematrix.launch.plan import plan
 
-TRAIN = ["train", "--steps", "50"]
+TRAIN = ["train", "--steps", "3"]
 
 
 @pytest.fixture
 def imported(engine, image):  # noqa: ARG001 - the engine has to be there
     """The name of the image, in the engine as long as the test takes."""
-    changes = [f"LABEL {name}={shlex.quote(value)}" for name, value in image.labels.items()]
-    words = [word for change in changes for word in ("--change", change)]
     reference = image.variant.reference
-    subprocess.run(["docker", "import", *words, image.archive, reference], check=True, capture_output=True)
+    client = connection.client()
+    client.images.build(path=str(image.context), tag=reference, labels=image.labels, rm=True)
     yield "gpu-check:v1"
-    subprocess.run(["docker", "rmi", reference], check=True, capture_output=True)
+    client.images.remove(reference)
+    client.close()
 
 
 def trained_on(gpu, host, done):

@@ -150,6 +150,8 @@ class FakeEngine:
         self.images = []
         self.containers = []
         self.info = {"ServerVersion": "26.1.5", "Name": os.uname().nodename}
+        self.version = {"ApiVersion": "1.43", "Version": "26.1.5", "Components": [{"Name": "Engine"}]}
+        self.headers = {"Ostype": "linux"}
         self.status = 200
         self.raw = None
         self.asked = []
@@ -190,7 +192,7 @@ class FakeEngine:
         if self.status != 200:
             return {"message": "something about the daemon"}
         simple = {
-            "version": {"ApiVersion": "1.43", "Version": "26.1.5"},
+            "version": self.version,
             "info": self.info,
             "_ping": "OK",
         }
@@ -239,6 +241,8 @@ def _handler(engine):
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(body)))
+            for name, value in engine.headers.items():
+                self.send_header(name, value)
             self.end_headers()
             self.wfile.write(body)
 

@@ -98,6 +98,17 @@ def test_images_of_a_remote_engine(remote_engine):
 
 
 @pytest.mark.parametrize("kind", ["engine", "remote_engine"])
+def test_podman_is_told_from_docker(request, kind):
+    answering = request.getfixturevalue(kind)
+    assert (module.is_podman(), module.tells_system()) == (False, True)
+    answering.version = {"ApiVersion": "1.41", "Version": "4.3.1", "Components": [{"Name": "Podman Engine"}]}
+    answering.headers = {"Libpod-Api-Version": "4.3.1"}
+    assert (module.is_podman(), module.tells_system()) == (True, False)
+    answering.version = {"ApiVersion": "1.24", "Version": "17.05.0"}
+    assert module.is_podman() is False
+
+
+@pytest.mark.parametrize("kind", ["engine", "remote_engine"])
 def test_a_client_for_all_the_rest(request, kind):
     answering = request.getfixturevalue(kind)
     answering.image({LABEL: "training"})

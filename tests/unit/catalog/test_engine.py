@@ -48,6 +48,15 @@ def test_everything_comes_back_but_what_only_the_engine_knows(engine, shipped_ca
     assert references == sorted(variant.reference for variant in shipped_catalog.variants)
 
 
+@pytest.mark.parametrize("full", ["docker.io/library/", "localhost/"])
+def test_podman_writes_short_names_in_full(engine, full):
+    engine.hold(one())
+    (reference,) = engine.images[0]["RepoTags"]
+    engine.images[0] |= {"RepoTags": [full + reference], "RepoDigests": [f"{full}training@{DIGEST}"]}
+    (variant,) = catalog("training:v1").variants
+    assert (variant.reference, variant.digest) == (reference, DIGEST)
+
+
 def test_the_digest_is_the_manifests_or_the_image_id_of_a_classic_store(engine):
     engine.hold(one(cell="cpu-znver3"))
     engine.hold(one())

@@ -109,6 +109,13 @@ def test_a_node_without_gpus_runs_what_needs_none():
             "runs on far",
             "default",
         ),
+        (
+            {"engine": EngineFacts(version="4.3.1", machine="node7", podman=True, devices=False)},
+            "engine",
+            "error",
+            "podman 4.3.1, and docker's command passes no devices to it",
+            "podman 5",
+        ),
         ({"locks_error": "no", "locks_remedy": "mkdir"}, "locks", "error", "no", "mkdir"),
         ({"locks": "/run/user/7/imagematrix"}, "locks", "warning", "other users", "tmpfiles.d"),
         (
@@ -178,6 +185,7 @@ def test_what_is_wrong(changes, check, severity, saw, remedy, conforms):
         {"engine": EngineFacts(machine="node7", containers=(mounted("/usr/lib", labels={}),))},
         {"engine": EngineFacts(machine="node7", version="29.0.0")},
         {"engine": EngineFacts(machine="node7", version="dev")},
+        {"engine": EngineFacts(machine="node7", version="5.4.2", podman=True)},
         {"nvml": None},
         {"modules": None},
     ],

@@ -1,0 +1,137 @@
+"""Podman as the engine, by its service that speaks Docker's API, on a machine whose GPUs are played."""
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TRAIN = ("train", "--steps", "2")
+# runc starts containers also where a machine has both kinds of cgroups, and the limits take no privilege.
+SETTINGS = """\
+[containers]
+default_ulimits = ["nofile=1024:1024", "nproc=4096:4096"]
+netns = "none"
+[engine]
+cgroup_manager = "cgroupfs"
+events_logger = "file"
+runtime = "runc"
+"""
+LAUNCH = """\
+import imagematrix as im
+choice = im.select(im.probe(), im.Catalog.from_engine("training:v1"))
+print(im.launch(choice, ["train", "--steps", "1000000000"], gpus="device=3", name="job").name)
+"""
+
+
+class Podman:
+    """A service of podman's on the machine of an Engine, with storage of its own."""
+
+    def __init__(self, node):
+        self.node = node
+        self.folder = Path(tempfile.mkdtemp(prefix="imx-podman-"))
+        self.host = f"unix://{self.folder}/podman.sock"
+        settings = self.folder / "containers.conf"
+        settings.write_text(SETTINGS)
+        self.environment = {**node.environment, "CONTAINERS_CONF": str(settings), "DOCKER_HOST": self.host}
+        stores = ["--root", self.folder / "data", "--runroot", self.folder / "run"]
+        command = [*node.inside, "podman", *stores, "system", "service", "--time=0", self.host]
+        with (self.folder / "log").open("wb") as log:
+            self._process = subprocess.Popen(command, env=self.environment, stdout=log, stderr=log)
+        for _ in range(300):
+            if self.on_node("docker", "version").returncode == 0:
+                return
+            time.sleep(0.1)
+        pytest.fail(f"no podman: {(self.folder / 'log').read_text()}")
+
+    def on_node(self, *words, **options):
+        command = [*self.node.inside, *words]
+        given = {"capture_output": True, "text": True, "env": self.environment, **options}
+        return subprocess.run(command, check=False, **given)
+
+    def imagematrix(self, *words):
+        return self.on_node(ROOT / ".venv/bin/imagematrix", *words)
+
+    def answer(self, *words):
+        return json.loads(self.imagematrix(*words, "--json").stdout)
+
+    def remove(self):
+        self._process.terminate()
+        self._process.wait(60)
+        shutil.rmtree(self.folder)
+
+
+@pytest.fixture(scope="module")
+def podman(node):
+    """Podman on the machine, with the images that Docker has there."""
+    if not shutil.which("podman"):
+        lacks = pytest.fail if os.environ.get("CI") else pytest.skip
+        lacks("podman is not installed")
+    names = node.docker("images", "--format", "{{.Repository}}:{{.Tag}}", "training").stdout.split()
+    service = Podman(node)
+    with subprocess.Popen(["docker", "save", *names], env=node.environment, stdout=subprocess.PIPE) as saved:
+        loaded = service.on_node("docker", "load", stdin=saved.stdout)
+    assert loaded.returncode == 0, loaded.stderr
+    yield service
+    service.remove()
+
+
+def test_its_images_are_a_catalog(podman):
+    references = [one["reference"] for one in podman.answer("ls", "training:v1")["variants"]]
+    gpu, cpu = sorted(references, key=lambda name: "-cpu-" in name)
+    assert gpu.startswith("training:v1-cuda12.4-drv550.163.01-sm90-")
+    assert podman.imagematrix("select", "training:v1").stdout.strip() == gpu
+    assert podman.imagematrix("select", "training:v1", "--gpus", "none").stdout.strip() == cpu
+    assert "<- selected" in podman.imagematrix("explain", "training:v1").stdout
+
+
+def test_dockers_own_command_starts_an_image_for_cpus(podman):
+    done = podman.imagematrix("run", "--rm", "--gpus", "none", "training:v1", *TRAIN)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["backend"] == "cpu"
+    # With --rm, podman 4.3 would say 0.
+    words = ("--gpus", "none", "training:v1", "sh", "-c", "exit 42")
+    assert podman.imagematrix("run", *words).returncode == 42
+
+
+def test_podmans_own_command_starts_what_a_dry_run_prints(podman):
+    dry = podman.imagematrix("run", "--dry-run", "--rm", "--gpus", "device=1", "training:v1", *TRAIN)
+    words = shlex.split(dry.stdout)
+    done = podman.on_node("podman", "--url", podman.host, *words[1:])
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert (report["backend"], report["device"]) == ("gpu", "NVIDIA H200")
+
+
+def test_the_doctor_says_whether_dockers_command_can_pass_gpus(podman):
+    """It can from some version on; whichever is installed, the doctor and a launch agree."""
+    (found,) = [one for one in podman.answer("doctor")["findings"] if one["check"] == "engine"]
+    assert "podman" in found["saw"]
+    done = podman.imagematrix("run", "--rm", "--gpus", "1", "training:v1", "true")
+    assert (done.returncode == 0) == (found["severity"] == "ok"), done.stderr
+
+
+def test_the_library_starts_it_and_its_gpu_is_in_use(podman):
+    done = podman.on_node(sys.executable, "-c", LAUNCH)
+    assert done.stdout == "job\n", done.stderr
+    try:
+        (busy,) = [gpu for gpu in podman.answer("gpus")["gpus"] if not gpu["free"]]
+        assert busy["index"] == 3
+        assert "container" in {use["kind"] for use in busy["used_by"]}
+        refused = podman.imagematrix("run", "--gpus", "device=3", "training:v1", "true")
+        assert refused.returncode == 10
+        assert "container job (" in refused.stderr
+    finally:
+        podman.on_node("docker", "rm", "-f", "job")
+
+
+def test_the_doctor_reads_its_images(podman):
+    (found,) = [one for one in podman.answer("doctor", "training:v1")["findings"] if one["check"] == "image"]
+    assert found["severity"] == "ok", found["saw"]
