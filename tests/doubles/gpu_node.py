@@ -25,7 +25,7 @@ own=$1; shift
 mount -t tmpfs -o mode=755 dev "$own/dev"
 cp -a /dev/null /dev/zero /dev/full /dev/random /dev/urandom /dev/tty /dev/ptmx \
     /dev/fd /dev/stdin /dev/stdout /dev/stderr "$own/dev"
-mkdir "$own/dev/pts" "$own/dev/shm"
+mkdir "$own/dev/pts" "$own/dev/shm" "$own/dev/nvidia-caps"
 mount --rbind /dev/pts "$own/dev/pts"
 mount --bind /dev/shm "$own/dev/shm"
 while read -r name major minor; do mknod -m 666 "$own/dev/$name" c "$major" "$minor"; done < "$own/nodes"
@@ -51,12 +51,14 @@ class GpuNode:
     def __init__(self, folder, name, hosts):
         node, answer = hosts.NODES[name], hosts.answer(name)
         hosts.capture(folder, name)
+        capabilities = [f"nvidia-caps/{path.name}" for path in (folder / "dev/nvidia-caps").glob("*")]
         shutil.rmtree(folder / "dev")
         (folder / "dev").mkdir()
         found = [path for path in (Path("/dev") / name for name in GPUS) if path.exists()]
         gpus = cycle(found or [Path("/dev/null")])
         nodes = {f"nvidia{card.minor}": device for card, device in zip(node.cards, gpus, strict=False)}
         nodes |= {name: Path("/dev") / device for name, device in CONTROL.items()}
+        nodes |= dict.fromkeys(capabilities, Path("/dev/random"))
         (folder / "nodes").write_text("".join(f"{name} {_number(path)}\n" for name, path in nodes.items()))
         (folder / "pci").write_text("".join(map(_pci, answer.gpus)))
         _libraries(folder / "lib", node.version, hosts.PRODUCTS[node.cards[0].product])
@@ -86,9 +88,14 @@ def _pci(gpu):
 
 
 def _told(gpu):
+    parts = (
+        f"{one.gpu_instance}:{one.compute_instance}:{one.memory_mib}:{one.profile}" for one in gpu.mig or ()
+    )
+    mig = f",mig=1,migs={'/'.join(parts)}" if gpu.mig else ""
     return (
         f"bus={gpu.bus_id},dev={gpu.device_id},uuid={gpu.uuid},minor={gpu.minor},name={gpu.name},"
         f"cc={gpu.compute},mib={gpu.memory_mib},used=4,kept=600,procs=open,each=512"
+        f"{mig}"
     )
 
 

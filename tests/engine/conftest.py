@@ -23,6 +23,7 @@ from gpu_node import GpuNode
 ROOT = Path(__file__).parents[2]
 CONTROL = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
 NULL = os.makedev(1, 3)
+LIBRARIES = "/usr/lib/x86_64-linux-gnu"
 NEEDED = ("dockerd", "docker", "docker-registry", "htpasswd", "slirp4netns", "unshare", "debootstrap")
 
 
@@ -233,8 +234,11 @@ def engine(start_engine):
 
 
 @pytest.fixture(scope="session")
-def node(engine, start_engine, tmp_path_factory):
-    """The engine of a machine with eight GPUs, which are played, with images for them and for any CPU."""
+def play(engine, start_engine, tmp_path_factory):
+    """Call it with a profile's name to get the engine of a machine with its GPUs, which are played.
+
+    It has an image for H100 and H200 with the driver 550.163.01, and one for any CPU.
+    """
     cell = "cuda=12.4,compute=9.0,driver=550.163.01,march=x86-64-v3"
     engine.build_shipped(cell, "cuda=none,march=x86-64-v2")
     listed = json.loads(engine.imagematrix("ls", "training:v1", "--json").stdout)["variants"]
@@ -242,18 +246,28 @@ def node(engine, start_engine, tmp_path_factory):
         next(one["reference"] for one in listed if part in one["reference"])
         for part in ("-drv550.163.01-sm90-x86-64-v3-", "-cpu-x86-64-v2-")
     )
-    folder = tmp_path_factory.mktemp("node")
-    played = GpuNode(folder, "genoa-h200", _profiles())
-    node = start_engine(node=played)
-    with subprocess.Popen(
-        ["docker", "save", image, cpu], env=engine.environment, stdout=subprocess.PIPE
-    ) as saved:
-        subprocess.run(["docker", "load"], env=node.environment, stdin=saved.stdout, check=True)
-    # The driver that is in the image looks for a kernel module.
-    name = played.libcuda.name
-    (folder / "Dockerfile").write_text(f"FROM {image}\nCOPY lib/{name} /usr/lib/x86_64-linux-gnu/{name}\n")
-    node.docker("build", "-t", image, str(folder))
-    return node
+
+    def start(name):
+        folder = tmp_path_factory.mktemp("node")
+        played = GpuNode(folder, name, _profiles())
+        node = start_engine(node=played)
+        with subprocess.Popen(
+            ["docker", "save", image, cpu], env=engine.environment, stdout=subprocess.PIPE
+        ) as saved:
+            subprocess.run(["docker", "load"], env=node.environment, stdin=saved.stdout, check=True)
+        # The driver that is in the image looks for a kernel module.
+        driver = played.libcuda.name
+        (folder / "Dockerfile").write_text(f"FROM {image}\nCOPY lib/{driver} {LIBRARIES}/{driver}\n")
+        node.docker("build", "-t", image, str(folder))
+        return node
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def node(play):
+    """The engine of a machine with eight GPUs, which are played."""
+    return play("genoa-h200")
 
 
 def _profiles():

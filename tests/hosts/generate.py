@@ -235,6 +235,7 @@ def capture(root: Path, name: str) -> None:
         files["proc/driver/nvidia/version"] = banner(node.version, node.kind, arch)
         for device in ("nvidiactl", "nvidia-modeset", "nvidia-uvm", "nvidia-uvm-tools"):
             files[f"dev/{device}"] = ""
+    minors: list[str] = []
     for card in node.cards:
         bus = f"sys/bus/pci/devices/{card.bus_id}"
         files[f"{bus}/vendor"], files[f"{bus}/class"] = "0x10de\n", "0x030200\n"
@@ -244,10 +245,14 @@ def capture(root: Path, name: str) -> None:
         for instance, _, _ in card.mig or ():
             # nvidia-caps numbers 15 GPU instances a GPU, each with its own node and 8 for compute instances.
             first = 3 + (card.minor * 15 + instance) * 9
-            folder = f"proc/driver/nvidia/capabilities/gpu{card.minor}/mig/gi{instance}"
-            for number, path in ((first, f"{folder}/access"), (first + 1, f"{folder}/ci0/access")):
+            gpu, parts = f"gpu{card.minor}", (f"gi{instance}/access", f"gi{instance}/ci0/access")
+            for number, part in enumerate(parts, first):
+                path = f"proc/driver/nvidia/capabilities/{gpu}/mig/{part}"
                 files[path] = f"DeviceFileMinor: {number}\nDeviceFileMode: 292\nDeviceFileModify: 1\n"
                 files[f"dev/nvidia-caps/nvidia-cap{number}"] = ""
+                minors.append(f"{gpu}/{part} {number}\n")
+    if minors:
+        files["proc/driver/nvidia-caps/mig-minors"] = "".join(["config 1\n", "monitor 2\n", *minors])
     for path, text in files.items():
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).write_text(text)
