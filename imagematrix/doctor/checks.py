@@ -178,6 +178,21 @@ def _engine(facts: Facts) -> Seen:
         yield _ok(f"the engine at {found.address} is {name}")
 
 
+def _cgroup(facts: Facts) -> Seen:
+    # https://github.com/NVIDIA/nvidia-container-toolkit/issues/48
+    if not facts.host.gpus or facts.engine.cgroup_driver != "systemd":
+        return
+    if facts.unlinked:
+        links = "; ".join(f"ln -s {path} {link}" for path, link in facts.unlinked)
+        yield _warning(
+            "systemd manages the containers' cgroups and does not find the GPUs' device nodes by number: "
+            "`systemctl daemon-reload` would take the GPUs from running containers",
+            f"at each start of the machine: {links}",
+        )
+    else:
+        yield _ok("systemd manages the containers' cgroups, and finds the GPUs' device nodes")
+
+
 def _locks(facts: Facts) -> Seen:
     if not facts.host.gpus:
         return
@@ -249,6 +264,7 @@ CHECKS: dict[str, Callable[[Facts], Seen]] = {
     "persistence": _persistence,
     "docker-command": _command,
     "engine": _engine,
+    "cgroup": _cgroup,
     "locks": _locks,
     "image": _image,
     "mounts": _mounts,

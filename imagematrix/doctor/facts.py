@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from dataclasses import dataclass
+from pathlib import Path
 
 from imagematrix import engine
 from imagematrix.errors import EngineError, ProbeError
@@ -13,7 +15,7 @@ from imagematrix.use import locks
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from typing import Any
 
     from imagematrix.probe.host import Host
@@ -28,13 +30,15 @@ MODULES = "/proc/modules"
 class EngineFacts:
     """The engine at `address`: its version, the name of its machine, and its running containers.
 
-    `podman` says that it is podman, `devices` that docker's own command can pass devices to it. Where it does
-    not answer, `error` says why and `remedy` what to do, and the rest is empty.
+    `cgroup_driver` is what manages their cgroups, "systemd" or "cgroupfs". `podman` says that it is podman,
+    `devices` that docker's own command can pass devices to it. Where it does not answer, `error` says why and
+    `remedy` what to do, and the rest is empty.
     """
 
     address: str = ""
     version: str = ""
     machine: str = ""
+    cgroup_driver: str = ""
     podman: bool = False
     devices: bool = True
     containers: tuple[Mapping[str, Any], ...] = ()
@@ -63,7 +67,8 @@ class Facts:
     """All that the checks look at.
 
     `modules` are the loaded kernel modules, None where they are not known. `problems` are those of the device
-    nodes that a launch with all GPUs passes, each with its remedy. `locks_error` says why GPUs could not be
+    nodes that a launch with all GPUs passes, each with its remedy; `unlinked` those that have no link in
+    /dev/char, each with what the link is to be called. `locks_error` says why GPUs could not be
     kept from others.
     """
 
@@ -71,6 +76,7 @@ class Facts:
     nvml: Nvml | None
     modules: frozenset[str] | None
     problems: tuple[tuple[str, str], ...]
+    unlinked: tuple[tuple[str, str], ...]
     machine: str
     docker: str | None
     engine: EngineFacts
@@ -88,6 +94,7 @@ def gather(host: Host, nvml: Nvml | None, image: ImageFacts | None = None) -> Fa
         nvml=nvml,
         modules=_modules(),
         problems=_problems(host),
+        unlinked=_unlinked(host.devices),
         machine=os.uname().nodename,
         docker=shutil.which("docker"),
         engine=_engine(),
@@ -123,6 +130,18 @@ def _problems(host: Host) -> tuple[tuple[str, str], ...]:
     return tuple((f"{problem.path} {problem.what}", problem.remedy) for problem in found)
 
 
+def _unlinked(paths: Iterable[str], root: str = "") -> tuple[tuple[str, str], ...]:
+    """Return the device nodes without a link by their numbers, which systemd wants to find them again."""
+    found = []
+    for path in paths:
+        with contextlib.suppress(OSError):
+            number = Path(root + path).stat().st_rdev
+            link = f"/dev/char/{os.major(number)}:{os.minor(number)}"
+            if not os.path.lexists(root + link):
+                found.append((path, link))
+    return tuple(found)
+
+
 def _engine() -> EngineFacts:
     try:
         told = engine.info()
@@ -130,6 +149,7 @@ def _engine() -> EngineFacts:
             address=engine.address(),
             version=str(told.get("ServerVersion") or ""),
             machine=str(told.get("Name") or ""),
+            cgroup_driver=str(told.get("CgroupDriver") or ""),
             podman=engine.is_podman(),
             devices=engine.tells_system(),
             containers=tuple(engine.running()),

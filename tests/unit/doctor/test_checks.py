@@ -16,6 +16,7 @@ GOOD = Facts(
     nvml=Nvml(driver="550.163.01", gpus=(NvmlGpu(index=0, persistence=1),)),
     modules=frozenset({"nvidia", "nvidia_uvm"}),
     problems=(),
+    unlinked=(),
     machine="node7",
     docker="/usr/bin/docker",
     engine=EngineFacts(address="unix:///run/docker.sock", version="20.10.24+dfsg1", machine="node7"),
@@ -50,6 +51,19 @@ def test_a_node_in_good_order(conforms):
     document = to_json(findings)
     conforms(document)
     assert document["launches"] is True
+
+
+def test_systemd_has_to_find_device_nodes_by_their_numbers():
+    by_systemd = replace(GOOD, engine=replace(GOOD.engine, cgroup_driver="systemd"))
+    assert bad(by_systemd) == []
+    assert "finds the GPUs' device nodes" in [one.saw for one in examine(by_systemd)][-2]
+    unlinked = (("/dev/nvidia3", "/dev/char/195:3"), ("/dev/nvidiactl", "/dev/char/195:255"))
+    ((check, severity, saw, remedy),) = bad(replace(by_systemd, unlinked=unlinked))
+    assert (check, severity) == ("cgroup", "warning")
+    assert "systemctl daemon-reload" in saw
+    assert remedy.endswith("ln -s /dev/nvidia3 /dev/char/195:3; ln -s /dev/nvidiactl /dev/char/195:255")
+    assert bad(replace(GOOD, unlinked=unlinked)) == []  # cgroupfs needs no links
+    assert bad(replace(by_systemd, unlinked=unlinked, host=host(driver=None, gpus=()))) == []
 
 
 def test_a_node_without_gpus_runs_what_needs_none():

@@ -90,3 +90,12 @@ def test_modules(profiles, engine, monkeypatch, tmp_path):
     assert gather(node, None).modules == {"nvidia", "nvidia_uvm"}
     monkeypatch.setattr(module, "MODULES", str(tmp_path / "none"))
     assert gather(node, None).modules is None
+
+
+def test_device_nodes_without_a_link_by_their_number(tmp_path):
+    (tmp_path / "dev/char").mkdir(parents=True)
+    (tmp_path / "dev/nvidia0").symlink_to("/dev/null")
+    paths = ["/dev/nvidia0", "/dev/nvidia1"]
+    assert module._unlinked(paths, str(tmp_path)) == (("/dev/nvidia0", "/dev/char/1:3"),)
+    (tmp_path / "dev/char/1:3").symlink_to("/dev/nvidia0")
+    assert module._unlinked(paths, str(tmp_path)) == ()
