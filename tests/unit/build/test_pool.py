@@ -73,7 +73,7 @@ def test_few_builds_are_spread_over_all():
     assert [builder.all for builder in builders] == [1, 1, 1]
 
 
-def test_an_image_made_while_another_is_held_takes_no_second_place():
+def test_an_image_that_is_made_has_no_place_any_more():
     pool = Pool([(Builder(), 1)])
     with pool.make("one", None, None) as one, pool.make("again", None, None) as again:
         assert (one, again) == ("one", "again")
