@@ -29,6 +29,7 @@ class Engine:
     def __init__(self, store):
         self.store = store
         self.folder = Path(tempfile.mkdtemp(prefix="imx-"))
+        (self.folder / "tmp").mkdir()
         self.host = f"unix://{self.folder}/docker.sock"
         self._processes = []
 
@@ -101,8 +102,9 @@ class Engine:
 
     @property
     def environment(self):
-        locks = str(self.folder / "locks")
-        return {**os.environ, "DOCKER_HOST": self.host, "IMAGEMATRIX_LOCKS": locks, "NO_COLOR": "1"}
+        # `docker buildx bake` of 0.13 leaves a folder behind for each Dockerfile.
+        places = {"IMAGEMATRIX_LOCKS": f"{self.folder}/locks", "TMPDIR": f"{self.folder}/tmp"}
+        return {**os.environ, **places, "DOCKER_HOST": self.host, "NO_COLOR": "1"}
 
     def docker(self, *words, check=True):
         return subprocess.run(
