@@ -12,7 +12,6 @@ import io
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import tempfile
@@ -24,6 +23,7 @@ from typing import Any, Self
 from imagematrix import engine
 from imagematrix.build import identity, layout
 from imagematrix.build.backend import Made
+from imagematrix.build.scratch import scratch
 from imagematrix.errors import BuildError, EngineError, UsageError
 
 TYPE_CHECKING = False
@@ -64,7 +64,8 @@ class Buildx:
             # The builder that an engine is by itself works in the docker context of its name only.
             self._environment.pop("DOCKER_HOST", None)
             self._environment["DOCKER_CONTEXT"] = str(builder)
-        self._scratch = Path(tempfile.mkdtemp(prefix="imagematrix-"))
+        self._open = contextlib.ExitStack()
+        self._scratch = self._open.enter_context(scratch())
         self._layouts: list[Path] = []
         self._running: set[subprocess.Popen[str]] = set()
         self._stopped = False
@@ -75,7 +76,7 @@ class Buildx:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
-        shutil.rmtree(self._scratch, ignore_errors=True)
+        self._open.close()
 
     def _require(self) -> str:
         """Return the command that buildx is: `docker buildx` only starts it, which takes 20 ms each time."""
@@ -136,10 +137,12 @@ class Buildx:
         done = subprocess.run(command, check=False, capture_output=True, text=True, env=self._environment)
         return done.stdout
 
-    def export(self, dockerfile: str, sources: Sources, destination: Path) -> None:
-        """Build `dockerfile` and write the files of its last stage to `destination`."""
-        output = ["--output", f"type=local,dest={destination}"]
-        self._solve(output, dockerfile, sources, io.StringIO(), lambda _: None)
+    def export(self, dockerfile: str, sources: Sources) -> dict[str, str]:
+        """Build `dockerfile` and return the text files that its last stage has, by name."""
+        with tempfile.TemporaryDirectory(dir=self._scratch) as folder:
+            output = ["--output", f"type=local,dest={folder}"]
+            self._solve(output, dockerfile, sources, io.StringIO(), lambda _: None)
+            return {path.name: path.read_text() for path in Path(folder).iterdir()}
 
     @contextlib.contextmanager
     def make(self, order: Order, log: TextIO, step: Callable[[str], None]) -> Iterator[Made]:

@@ -9,7 +9,6 @@ from queue import SimpleQueue
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
     from typing import TextIO
 
     from imagematrix.build.backend import Builder, Made, Order, Sources
@@ -36,10 +35,10 @@ class Pool:
         places = (builder.pinned(reference, digest) for builder in self._builders)
         return next(filter(None, places), None)
 
-    def export(self, dockerfile: str, sources: Sources, destination: Path) -> None:
-        """Build `dockerfile` and write the files of its last stage to `destination`."""
+    def export(self, dockerfile: str, sources: Sources) -> dict[str, str]:
+        """Build `dockerfile` and return the text files that its last stage has, by name."""
         with self._one() as builder:
-            builder.export(dockerfile, sources, destination)
+            return builder.export(dockerfile, sources)
 
     @contextlib.contextmanager
     def make(self, order: Order, log: TextIO, step: Callable[[str], None]) -> Iterator[Made]:
