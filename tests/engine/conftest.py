@@ -126,16 +126,19 @@ class Engine:
         return subprocess.run(command, check=False, **given)
 
     def build_shipped(self, *expressions):
-        """Build cells of the shipped matrix, away from it: the bases of this engine get locked beside it."""
+        """Build cells of the shipped matrix, and return the references of the images.
+
+        It is copied for that: the bases of this engine get locked beside it.
+        """
         copy = self.folder / "shipped"
         if not copy.exists():
             shutil.copytree(ROOT / "templates", copy / "templates")
             shutil.copy(ROOT / "matrix.yaml", copy)
         built = []
         for expression in expressions:
-            done = self.imagematrix("build", "--only", expression, "-f", copy / "matrix.yaml")
+            done = self.imagematrix("build", "--json", "--only", expression, "-f", copy / "matrix.yaml")
             assert done.returncode == 0, done.stderr
-            built += done.stdout.split()
+            built += [cell["reference"] for cell in json.loads(done.stdout)["cells"] if cell["reference"]]
         return built
 
     def seed(self):
