@@ -154,6 +154,24 @@ class FakeBackend:
         return [words[1] for words in self.calls if words[0] == name]
 
 
+class Silent:
+    """A Reporter that tells nobody."""
+
+    def started(self, item):
+        pass
+
+    def step(self, item, text):
+        pass
+
+    def finished(self, result):
+        pass
+
+
+@pytest.fixture
+def silent():
+    return Silent()
+
+
 @pytest.fixture(name="tar")
 def _tar():
     return tar
