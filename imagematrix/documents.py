@@ -96,7 +96,8 @@ class Fields:
 
     def text_or_none(self, key: str) -> str | None:
         """Return a string, or None where it is null or absent."""
-        return self.text(key) if self.present(key) else None
+        value = self._data.get(key)
+        return value if value is None or isinstance(value, str) else self._refuse(key, "a string")
 
     def integer(self, key: str) -> int:
         """Return an integer that must be there."""

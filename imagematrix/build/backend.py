@@ -74,8 +74,8 @@ class Builder(Protocol):
         """Return where a base image comes from if it is to have `digest`; None where its name finds it."""
         ...
 
-    def export(self, dockerfile: str, sources: Sources, destination: Path) -> None:
-        """Build `dockerfile` and write the files of its last stage to `destination`; raise BuildError."""
+    def export(self, dockerfile: str, sources: Sources) -> dict[str, str]:
+        """Build `dockerfile` and return the text files that its last stage has, by name; raise BuildError."""
         ...
 
     def make(self, order: Order, log: TextIO, step: Callable[[str], None]) -> AbstractContextManager[Made]:

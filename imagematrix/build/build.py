@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import threading
 import time
@@ -28,7 +29,7 @@ from imagematrix.errors import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
     from typing import TextIO
 
@@ -93,6 +94,7 @@ def build(  # noqa: PLR0913 - what to build, with what, where to, and the comman
 ) -> list[Result]:
     """Build or adopt what `plan` says, `jobs` at a time, each with a log in the folder `logs`.
 
+    With more than one, an image that is made is audited and stored while the next is built in its place.
     With `verify` everything is built twice, what is up to date too, and fails where the bytes differ.
     What an image builds on is built before it, and an image whose base was not built is skipped.
 
@@ -179,7 +181,7 @@ def _moved(refused: Sequence[Item]) -> TagMovedError:
 
 
 class _Session:
-    """One run of the pool."""
+    """One run of the pool. A thread has a place for as long as it builds, and works on without one."""
 
     def __init__(
         self,
@@ -205,20 +207,23 @@ class _Session:
         self._layers: dict[str, layers.Layer] = {}
         self._pins: dict[str, str | None] = {}
         self._lock = threading.Lock()
+        self._stopped = False
 
     def run(self, jobs: int, *, fail_fast: bool) -> list[Result]:
         order = TopologicalSorter(
             {name: [need for need in item.needs if need in self._items] for name, item in self._items.items()}
         )
         order.prepare()
+        places = threading.Semaphore(jobs)
         # Before anything is built: a base that is nowhere would fail every cell, one after the other.
         bases = dict.fromkeys(name for item in self._items.values() for name in item.bases)
         self._pins = {name: self._builder.pinned(name, self._bases[name]) for name in bases}
         futures: dict[Future[Result], str] = {}
-        with ThreadPoolExecutor(max_workers=jobs, thread_name_prefix="build") as pool:
+        with ThreadPoolExecutor(max_workers=2 * jobs - 1, thread_name_prefix="build") as pool:
             try:
                 while order.is_active():
-                    futures |= {pool.submit(self._one, self._items[name]): name for name in order.get_ready()}
+                    ready = order.get_ready()
+                    futures |= {pool.submit(self._one, self._items[name], places): name for name in ready}
                     done, _ = wait(futures, return_when=FIRST_COMPLETED)
                     finished = {futures.pop(future): future.result() for future in done}
                     self._results |= finished
@@ -238,17 +243,25 @@ class _Session:
         ]
 
     def _abandon(self, futures: Iterable[Future[Result]]) -> None:
+        self._stopped = True
         for future in futures:
             future.cancel()
         self._builder.stop()
 
-    def _one(self, item: Item) -> Result:
+    def _one(self, item: Item, places: threading.Semaphore) -> Result:
         lost = [name for name in item.needs if name in self._results and not self._results[name].there]
         if lost:
             error = BuildError(f"{lost[0]}, which it builds on, was not built")
             result = Result(item=item, status="skipped", seconds=0, error=error)
             self._reporter.finished(result)
             return result
+        with contextlib.ExitStack() as place:
+            place.enter_context(places)
+            if self._stopped:
+                return Result(item=item, status="stopped", seconds=0)
+            return self._carried_out(item, place.close)
+
+    def _carried_out(self, item: Item, give_place: Callable[[], None]) -> Result:
         begin = time.monotonic()
         image = item.cell.image
         log = self._logs / f"{re.sub('[/:]', '_', image.name)}-{image.version}-{item.cell.id}.log"
@@ -258,7 +271,7 @@ class _Session:
             if item.status == "adopt" and not self._verify:
                 result = self._adopted(item)
             else:
-                result = self._built(item, log)
+                result = self._built(item, log, give_place)
         except ImagematrixError as error:
             status = "stopped" if str(error) == "stopped" else "failed"
             result = Result(item=item, status=status, seconds=0, error=error)
@@ -273,7 +286,7 @@ class _Session:
         digest = self._store.adopt(str(item.reference))
         return Result(item=item, status="adopted", seconds=0, digest=digest)
 
-    def _built(self, item: Item, log: Path) -> Result:
+    def _built(self, item: Item, log: Path, give_place: Callable[[], None]) -> Result:
         sources = self._sources(item)
         flags = self._compilers.flags(item, sources)
         order = ordered(item, sources, flags)
@@ -282,6 +295,8 @@ class _Session:
             log.open("w", encoding="utf-8") as file,
             self._builder.make(order, file, lambda text: self._reporter.step(item, text)) as made,
         ):
+            if not self._verify:
+                give_place()
             if made.layout:
                 self._audit(layout.Image(made.layout, made.digest), promised)
             if self._verify:

@@ -12,7 +12,6 @@ import io
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import tempfile
@@ -24,6 +23,7 @@ from typing import Any, Self
 from imagematrix import engine
 from imagematrix.build import identity, layout
 from imagematrix.build.backend import Made
+from imagematrix.build.scratch import scratch
 from imagematrix.errors import BuildError, EngineError, UsageError
 
 TYPE_CHECKING = False
@@ -58,12 +58,14 @@ class Buildx:
         self._builder = builder
         self._attest = attest
         self._environment = {**os.environ, "BUILDX_METADATA_PROVENANCE": "disabled"}
-        self._elsewhere = bool(OWN.search(self._require())) and builder != engine.context()
+        self._command = self._require()
+        self._elsewhere = self._in_a_context() and builder != engine.context()
         if self._elsewhere:
             # The builder that an engine is by itself works in the docker context of its name only.
             self._environment.pop("DOCKER_HOST", None)
             self._environment["DOCKER_CONTEXT"] = str(builder)
-        self._scratch = Path(tempfile.mkdtemp(prefix="imagematrix-"))
+        self._open = contextlib.ExitStack()
+        self._scratch = self._open.enter_context(scratch())
         self._layouts: list[Path] = []
         self._running: set[subprocess.Popen[str]] = set()
         self._stopped = False
@@ -74,30 +76,41 @@ class Buildx:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
-        shutil.rmtree(self._scratch, ignore_errors=True)
+        self._open.close()
 
     def _require(self) -> str:
-        """Return what buildx says of the builder, if one is named."""
+        """Return the command that buildx is: `docker buildx` only starts it, which takes 20 ms each time."""
         version = self._docker.version
         if self._builder is None and int(version.partition(".")[0]) < OLDEST:
             remedy = f"install Docker {OLDEST} or newer; `select` and `run` work with this one"
             raise EngineError(f"Docker {version} is too old to build with", remedy=remedy)
-        asked = ["inspect", self._builder] if self._builder else ["version"]
-        try:
-            done = subprocess.run(["docker", "buildx", *asked], check=True, capture_output=True, text=True)
-        except OSError as error:
-            raise EngineError("docker is not installed", remedy="the package is docker-cli") from error
-        except subprocess.CalledProcessError as error:
-            if self._builder and "no builder" in error.stderr:
-                remedy = "see `docker buildx ls`"
-                raise UsageError(f"there is no builder {self._builder!r}", remedy=remedy) from error
-            message = f"docker buildx does not work: {error.stderr.strip()}"
-            remedy = "install it: the package is docker-buildx or docker-buildx-plugin"
-            raise EngineError(message, remedy=remedy) from error
         if self._attest and not self.reproducible:
             remedy = "use the containerd image store, or --builder"
             raise UsageError("the engine's classic image store keeps no attestations", remedy=remedy)
-        return done.stdout
+        asked = ["docker", "info", "--format", "{{json .ClientInfo.Plugins}}"]
+        try:
+            done = subprocess.run(asked, check=True, capture_output=True, text=True)
+            plugins: list[dict[str, Any]] = json.loads(done.stdout) or []
+        except OSError as error:
+            raise EngineError("docker is not installed", remedy="the package is docker-cli") from error
+        except subprocess.CalledProcessError as error:
+            raise _broken(error.stderr) from error
+        found = next((plugin for plugin in plugins if plugin["Name"] == "buildx"), {})
+        if "Err" in found or "Path" not in found:
+            raise _broken(str(found.get("Err", "docker has no such plugin")))
+        return str(found["Path"])
+
+    def _in_a_context(self) -> bool:
+        """Whether the builder that is named is the one that the engine of a docker context is by itself."""
+        if self._builder is None:
+            return False
+        asked = [self._command, "inspect", self._builder]
+        done = subprocess.run(asked, check=False, capture_output=True, text=True)
+        if "no builder" in done.stderr:
+            raise UsageError(f"there is no builder {self._builder!r}", remedy="see `docker buildx ls`")
+        if done.returncode:
+            raise _broken(done.stderr)
+        return bool(OWN.search(done.stdout))
 
     @property
     def reproducible(self) -> bool:
@@ -124,10 +137,12 @@ class Buildx:
         done = subprocess.run(command, check=False, capture_output=True, text=True, env=self._environment)
         return done.stdout
 
-    def export(self, dockerfile: str, sources: Sources, destination: Path) -> None:
-        """Build `dockerfile` and write the files of its last stage to `destination`."""
-        output = ["--output", f"type=local,dest={destination}"]
-        self._solve(output, dockerfile, sources, io.StringIO(), lambda _: None)
+    def export(self, dockerfile: str, sources: Sources) -> dict[str, str]:
+        """Build `dockerfile` and return the text files that its last stage has, by name."""
+        with tempfile.TemporaryDirectory(dir=self._scratch) as folder:
+            output = ["--output", f"type=local,dest={folder}"]
+            self._solve(output, dockerfile, sources, io.StringIO(), lambda _: None)
+            return {path.name: path.read_text() for path in Path(folder).iterdir()}
 
     @contextlib.contextmanager
     def make(self, order: Order, log: TextIO, step: Callable[[str], None]) -> Iterator[Made]:
@@ -182,7 +197,7 @@ class Buildx:
             own = [f"--builder={self._builder or engine.context()}", "--progress=plain", f"--file={file}"]
             own += [f"--platform={sources.platform}"]
             own += [f"--build-context={name}={where}" for name, where in sources.images.items()]
-            process = self._start(["docker", "buildx", "build", *own, *options, str(sources.context)])
+            process = self._start([self._command, "build", *own, *options, str(sources.context)])
             assert process.stdout is not None  # noqa: S101 - it is a pipe; this tells the type checker
             try:
                 for line in process.stdout:
@@ -248,7 +263,12 @@ class Buildx:
                 _signal(process, signal.SIGKILL)
 
 
+def _broken(said: str) -> EngineError:
+    remedy = "install it: the package is docker-buildx or docker-buildx-plugin"
+    return EngineError(f"docker buildx does not work: {said.strip()}", remedy=remedy)
+
+
 def _signal(process: subprocess.Popen[str], number: signal.Signals) -> None:
-    # docker's command starts buildx, so it is the group that is to end.
+    # It starts programs itself, for logins and for engines behind ssh, so it is the group that is to end.
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, number)

@@ -6,9 +6,7 @@ predefined macros (`cc -march=M -dM -E`) of all the marches it is to be used wit
 
 from __future__ import annotations
 
-import tempfile
 import threading
-from pathlib import Path
 
 from imagematrix.errors import BuildError
 from imagematrix.facts import marches
@@ -18,6 +16,7 @@ from imagematrix.render.dockerfile import through_stage
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+    from pathlib import Path
 
     from imagematrix.build.backend import Builder, Sources
     from imagematrix.build.plan import Item
@@ -98,9 +97,7 @@ class _Compiler:
             f"{self._stage}\nFROM {STAGE} AS imagematrix-macros\nRUN mkdir /macros && {script}\n"
             "FROM scratch\nCOPY --from=imagematrix-macros /macros /\n"
         )
-        with tempfile.TemporaryDirectory(prefix="imagematrix-") as folder:
-            self._builder.export(asked, sources, Path(folder))
-            return {path.name: path.read_text() for path in Path(folder).iterdir()}
+        return self._builder.export(asked, sources)
 
 
 def _from_table(cell: Cell, march: str) -> frozenset[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import tarfile
 
@@ -10,11 +9,14 @@ from imagematrix.catalog.catalog import names_registry
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
-    from typing import IO, Any
+    from typing import Any
 
 __all__ = ["Image", "Index"]
+
+VERSION = b'{"imageLayoutVersion":"1.0.0"}'
+PIECE = 1 << 20  # bytes that are read at once
 
 
 class Image:
@@ -56,8 +58,8 @@ class Image:
         """The files of its layers, the lowest first."""
         return tuple(map(self.blob, self.layers))
 
-    def archive(self, file: IO[bytes], reference: str, layers: Iterable[str]) -> None:
-        """Write it to `file` as `docker load` takes it, named `reference`, with only the `layers` given.
+    def archive(self, reference: str, layers: Iterable[str]) -> Iterator[bytes]:
+        """Yield the tar that `docker load` takes, piece by piece: named `reference`, with the `layers` given.
 
         An engine with the containerd image store finds the others among what it has.
         """
@@ -73,12 +75,16 @@ class Image:
                 }
             ],
         }
-        with tarfile.open(fileobj=file, mode="w") as archive:
-            for digest in (self.digest, self._manifest["config"]["digest"], *layers):
-                path = self.blob(digest)
-                archive.add(path, f"blobs/sha256/{path.name}")
-            _add(archive, "index.json", json.dumps(index).encode())
-            _add(archive, "oci-layout", b'{"imageLayoutVersion":"1.0.0"}')
+        for digest in (self.digest, self.config, *layers):
+            path = self.blob(digest)
+            yield _header(f"blobs/sha256/{path.name}", path.stat().st_size)
+            with path.open("rb") as file:
+                while piece := file.read(PIECE):
+                    yield piece
+                yield _padding(file.tell())
+        for name, data in (("index.json", json.dumps(index).encode()), ("oci-layout", VERSION)):
+            yield _header(name, len(data)) + data + _padding(len(data))
+        yield bytes(2 * tarfile.BLOCKSIZE)  # the end of a tar
 
     def blob(self, digest: str) -> Path:
         """Return the file of a blob."""
@@ -96,10 +102,14 @@ class Index:
         self.images = tuple(Image(folder, entry["digest"]) for entry in data["manifests"])
 
 
-def _add(archive: tarfile.TarFile, name: str, data: bytes) -> None:
+def _header(name: str, size: int) -> bytes:
     info = tarfile.TarInfo(name)
-    info.size = len(data)
-    archive.addfile(info, io.BytesIO(data))
+    info.size = size
+    return info.tobuf()
+
+
+def _padding(size: int) -> bytes:
+    return bytes(-size % tarfile.BLOCKSIZE)
 
 
 def _qualified(reference: str) -> str:

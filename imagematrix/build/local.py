@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import tempfile
 import threading
 from functools import cached_property
 from typing import Any, Self
@@ -32,7 +31,7 @@ class Engine:
     def __init__(self) -> None:
         self._client = engine.client()
         self._components: dict[str, Mapping[str, str]] = {}
-        self._loaded: set[str] = set()
+        self._layers: dict[str, threading.Event] = {}  # that were loaded, or are being loaded
         self._lock = threading.Lock()
 
     def __enter__(self) -> Self:
@@ -159,13 +158,21 @@ class Engine:
         return made.digest
 
     def _load(self, image: layout.Image, reference: str) -> None:
+        # Images have most of their layers in common: the first that has one loads it, the others wait. The
+        # classic store does not find a layer again, so it gets them all.
         with self._lock:
-            missing = [digest for digest in image.layers if digest not in self._loaded]
-        if not self._loads(image, reference, missing):
-            self._loads(image, reference, image.layers)
-        if self.has_manifests:  # the classic store does not find a layer again
-            with self._lock:
-                self._loaded.update(image.layers)
+            known = self._layers if self.has_manifests else {}
+            others = {digest: known[digest] for digest in image.layers if digest in known}
+            own = {digest: threading.Event() for digest in image.layers if digest not in others}
+            known.update(own)
+        for loading in others.values():
+            loading.wait()
+        try:
+            if not self._loads(image, reference, list(own)):
+                self._loads(image, reference, image.layers)
+        finally:
+            for loading in own.values():
+                loading.set()
         found = str(self._client.api.inspect_image(reference)["Id"])
         expected = image.digest if self.has_manifests else image.config
         if found != expected:
@@ -175,15 +182,11 @@ class Engine:
         """Load an image with some of its layers; return False where the engine misses others."""
         import docker
 
-        with tempfile.TemporaryFile() as archive:
-            image.archive(archive, reference, layers)
-            archive.seek(0)
-            try:
-                errors = [
-                    answer["error"] for answer in self._client.api.load_image(archive) if "error" in answer
-                ]
-            except docker.errors.APIError as error:
-                errors = [str(error.explanation or error)]
+        archive = image.archive(reference, layers)
+        try:
+            errors = [answer["error"] for answer in self._client.api.load_image(archive) if "error" in answer]
+        except docker.errors.APIError as error:
+            errors = [str(error.explanation or error)]
         if errors and "not found" in errors[0] and len(layers) < len(image.layers):
             return False
         if errors:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["Merged", "merge"]
 
 SHOWN = 20  # cells that a message names before it says how many more
+TELLING = {status: place for place, status in enumerate(STATUSES)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,18 +95,16 @@ def merge(reports: Iterable[Report]) -> Merged:
 
 
 def _contradictions(one: Outcome, other: Outcome) -> list[str]:
-    statuses = {one.status, other.status}
-    if statuses & set(UNBUILDABLE):
-        told = [(one.status, other.status)] if len(statuses) > 1 else []
-    elif statuses & set(OPEN):
+    if one.status in UNBUILDABLE or other.status in UNBUILDABLE:
+        told = [(one.status, other.status)] if one.status != other.status else []
+    elif one.status in OPEN or other.status in OPEN:
         # What a shard thinks of another's cells decides nothing: it may have other base images at hand.
         told = []
     else:
         told = [(f"input {one.input}", f"input {other.input}")] if _differ(one.input, other.input) else []
         if _differ(one.digest, other.digest):
             told.append((str(one.digest), str(other.digest)))
-    name = _name(one)
-    return [f"{name}: {left} in {one.where}, {right} in {other.where}" for left, right in told]
+    return [f"{_name(one)}: {left} in {one.where}, {right} in {other.where}" for left, right in told]
 
 
 def _differ(one: str | None, other: str | None) -> bool:
@@ -113,7 +112,7 @@ def _differ(one: str | None, other: str | None) -> bool:
 
 
 def _telling(one: Outcome, other: Outcome) -> Outcome:
-    return min(one, other, key=lambda outcome: STATUSES.index(outcome.status))
+    return one if TELLING[one.status] <= TELLING[other.status] else other
 
 
 def _name(outcome: Outcome) -> str:

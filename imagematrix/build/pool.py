@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from itertools import zip_longest
 from queue import SimpleQueue
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
     from typing import TextIO
 
     from imagematrix.build.backend import Builder, Made, Order, Sources
@@ -27,7 +25,6 @@ class Pool:
     def __init__(self, builders: Sequence[tuple[Builder, int]]) -> None:
         self._builders = tuple(builder for builder, _ in builders)
         self._free: SimpleQueue[Builder] = SimpleQueue()
-        self._held = threading.local()
         # In turn, so that few builds are spread over all.
         for turn in zip_longest(*([builder] * places for builder, places in builders)):
             for builder in filter(None, turn):
@@ -38,15 +35,17 @@ class Pool:
         places = (builder.pinned(reference, digest) for builder in self._builders)
         return next(filter(None, places), None)
 
-    def export(self, dockerfile: str, sources: Sources, destination: Path) -> None:
-        """Build `dockerfile` and write the files of its last stage to `destination`."""
+    def export(self, dockerfile: str, sources: Sources) -> dict[str, str]:
+        """Build `dockerfile` and return the text files that its last stage has, by name."""
         with self._one() as builder:
-            builder.export(dockerfile, sources, destination)
+            return builder.export(dockerfile, sources)
 
     @contextlib.contextmanager
     def make(self, order: Order, log: TextIO, step: Callable[[str], None]) -> Iterator[Made]:
-        """Build an image without naming it yet."""
-        with self._one() as builder, builder.make(order, log, step) as made:
+        """Build an image without naming it yet; its place is free again as soon as it is made."""
+        with contextlib.ExitStack() as kept:
+            with self._one() as builder:
+                made = kept.enter_context(builder.make(order, log, step))
             yield made
 
     def stop(self) -> None:
@@ -56,14 +55,8 @@ class Pool:
 
     @contextlib.contextmanager
     def _one(self) -> Iterator[Builder]:
-        # Who makes an image while it holds another, to compare them, has its place already.
-        held = getattr(self._held, "builder", None)
-        if held:
-            yield held
-            return
-        self._held.builder = builder = self._free.get()
+        builder = self._free.get()
         try:
             yield builder
         finally:
-            del self._held.builder
             self._free.put(builder)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from imagematrix.build.remote import Remote
     from imagematrix.matrix.matrix import Matrix
 
-__all__ = ["Workshop", "compared", "planned", "sharding", "workshop"]
+__all__ = ["Workshop", "compared", "never_pushed", "planned", "sharding", "workshop"]
 
 
 class Workshop:
@@ -141,13 +141,16 @@ def compared(file: Path, only: str | None, *, push: bool = False) -> Plan:
 def _require_pushable(matrix: Matrix) -> None:
     for image in matrix.images:
         if image.development:
-            remedy = "take `development` out of matrix.yaml, and give it a version to stay"
-            raise UsageError(
-                f"{image.name}:{image.version} is under development and never pushed", remedy=remedy
-            )
+            raise never_pushed(image.name, image.version)
         if "/" not in image.name:
             remedy = f"call it registry.example.com/ml/{image.name} in matrix.yaml"
             raise UsageError(f"the image {image.name} names no registry to push it to", remedy=remedy)
+
+
+def never_pushed(image: str, version: str) -> UsageError:
+    """Return the error that refuses to push a version that may still change."""
+    remedy = "take `development` out of matrix.yaml, and give it a version to stay"
+    return UsageError(f"{image}:{version} is under development and never pushed", remedy=remedy)
 
 
 def sharding(shard: str | None, durations: Sequence[Path] | None) -> Callable[[Plan], Plan]:

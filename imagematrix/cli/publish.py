@@ -8,6 +8,7 @@ import typer
 
 from imagematrix.cli.options import Json
 from imagematrix.cli.output import answer, counted, say
+from imagematrix.cli.planning import never_pushed
 from imagematrix.errors import EngineError, UsageError
 
 TYPE_CHECKING = False
@@ -60,8 +61,7 @@ def _push(image: str, version: str) -> None:
     with engine, Remote(engine) as remote:
         here = engine.present(image, version)
         if any(one.development for one in here):
-            remedy = "take `development` out of matrix.yaml, and give it a version to stay"
-            raise UsageError(f"{image}:{version} is under development and never pushed", remedy=remedy)
+            raise never_pushed(image, version)
         there = {one.reference for one in remote.present(image, version)}
         for one in here:
             if one.reference not in there:

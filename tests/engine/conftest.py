@@ -34,6 +34,7 @@ class Engine:
         self.store = store
         self.node = node
         self.folder = Path(tempfile.mkdtemp(prefix="imx-"))
+        (self.folder / "tmp").mkdir()
         self.host = f"unix://{self.folder}/docker.sock"
         self._processes = []
 
@@ -103,9 +104,10 @@ class Engine:
 
     @property
     def environment(self):
-        locks = str(self.folder / "locks")
+        # `docker buildx bake` of 0.13 leaves a folder behind for each Dockerfile.
+        places = {"IMAGEMATRIX_LOCKS": f"{self.folder}/locks", "TMPDIR": f"{self.folder}/tmp"}
         machine = self.node.environment if self.node else os.environ
-        return {**machine, "DOCKER_HOST": self.host, "IMAGEMATRIX_LOCKS": locks, "NO_COLOR": "1"}
+        return {**machine, **places, "DOCKER_HOST": self.host, "NO_COLOR": "1"}
 
     def docker(self, *words, check=True):
         return subprocess.run(
@@ -129,16 +131,19 @@ class Engine:
         return subprocess.run(command, check=False, **given)
 
     def build_shipped(self, *expressions):
-        """Build cells of the shipped matrix, away from it: the bases of this engine get locked beside it."""
+        """Build cells of the shipped matrix, and return the references of the images.
+
+        It is copied for that: the bases of this engine get locked beside it.
+        """
         copy = self.folder / "shipped"
         if not copy.exists():
             shutil.copytree(ROOT / "templates", copy / "templates")
             shutil.copy(ROOT / "matrix.yaml", copy)
         built = []
         for expression in expressions:
-            done = self.imagematrix("build", "--only", expression, "-f", copy / "matrix.yaml")
+            done = self.imagematrix("build", "--json", "--only", expression, "-f", copy / "matrix.yaml")
             assert done.returncode == 0, done.stderr
-            built += done.stdout.split()
+            built += [cell["reference"] for cell in json.loads(done.stdout)["cells"] if cell["reference"]]
         return built
 
     def seed(self):

@@ -90,6 +90,11 @@ def ls(engine, image):
     return {one["reference"]: one["digest"] for one in json.loads(said.stdout)["variants"]}
 
 
+def scratch(engine):
+    """Return the folders that builds have for what they write."""
+    return list(Path(engine.environment["TMPDIR"]).glob("imagematrix-build-*"))
+
+
 def uploading(registry):
     """Whether the registry has begun to write a big layer."""
     parts = registry.folder.glob("data/docker/registry/v2/repositories/**/_uploads/*/data")
@@ -148,10 +153,12 @@ def test_a_build_that_was_killed_goes_on_where_it_was(engine, big, endless):
     left = subprocess.run(["ps", "--ppid", str(process.pid), "-o", "pid="], capture_output=True, check=True)
     process.kill()
     process.communicate()
-    os.killpg(int(left.stdout), signal.SIGTERM)  # docker's command does not notice by itself
+    os.killpg(int(left.stdout), signal.SIGTERM)  # buildx does not notice by itself
     (folder / "templates/big.j2").write_text(TEMPLATE + "RUN true\n")
     assert statuses(engine, folder) == ["up-to-date", "build"]
+    assert scratch(engine), "nobody was there to take it away"
     assert engine.imagematrix("build", cwd=folder).returncode == 0
+    assert not scratch(engine)
     until(lambda: not running(endless))
 
 

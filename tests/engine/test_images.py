@@ -13,20 +13,13 @@ GPU = {"cuda": ["12.4"], "driver": ["550.163.01"], "compute": ['"8.9"'], "march"
 @pytest.fixture(scope="module")
 def variants(engine):
     """Three variants of their own image: CPU-only, 11.8 with 535, 12.4 with 550."""
-    built = {}
-    for name, (cuda, driver, compute) in {
-        "cpu": ("none", "550.163.01", '"8.9"'),
-        "old": ('"11.8"', "535.261.03", '"7.0"'),
-        "new": ('"12.4"', "550.163.01", '"8.9"'),
-    }.items():
-        only = f"cuda={cuda},march=x86-64-v3".replace('"', "")
-        if name != "cpu":
-            only += f",driver={driver},compute={compute}".replace('"', "")
-        done = engine.imagematrix("build", "--json", "--only", only, "-f", ROOT / "matrix.yaml")
-        assert done.returncode == 0, done.stderr
-        (cell,) = [cell for cell in json.loads(done.stdout)["cells"] if cell["reference"]]
-        built[name] = cell["reference"]
-    return built
+    wanted = {
+        "cpu": "cuda=none",
+        "old": "cuda=11.8,driver=535.261.03,compute=7.0",
+        "new": "cuda=12.4,driver=550.163.01,compute=8.9",
+    }
+    built = engine.build_shipped(*(f"{only},march=x86-64-v3" for only in wanted.values()))
+    return dict(zip(wanted, built, strict=True))
 
 
 def run(engine, reference, *command):

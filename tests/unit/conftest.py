@@ -211,6 +211,17 @@ class FakeEngine:
         ]
 
 
+def _body(request):
+    if request.headers.get("Transfer-Encoding") != "chunked":
+        return request.rfile.read(int(request.headers.get("Content-Length", 0)))
+    pieces = []
+    while size := int(request.rfile.readline(), 16):
+        pieces.append(request.rfile.read(size))
+        request.rfile.readline()
+    request.rfile.readline()
+    return b"".join(pieces)
+
+
 def _handler(engine):
     class Handler(BaseHTTPRequestHandler):
         def handle(self):
@@ -230,7 +241,7 @@ def _handler(engine):
                 self.send(404 if found is None else engine.status, body)
             else:
                 engine.asked.append(self.path)
-                engine.received.append(self.rfile.read(int(self.headers.get("Content-Length", 0))))
+                engine.received.append(_body(self))
                 engine.then.get(given, lambda: None)()
                 if engine.told[given] is not None:
                     self.send(*engine.told[given])

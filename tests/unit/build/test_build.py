@@ -1,5 +1,6 @@
 """Carrying out a plan: a failing cell costs no other, and nothing is stored that breaks its promise."""
 
+import itertools
 import signal
 import threading
 from dataclasses import replace
@@ -270,6 +271,24 @@ def test_a_layer_is_read_once_for_all_images(planned, carry_out, backend, tar, m
     assert len(read) == len(set(read)) == 2
 
 
+def test_the_next_is_built_while_an_image_is_stored(planned, carry_out, backend):
+    third = threading.Event()
+    make, store = backend.make, backend.store
+
+    def noted(*words):
+        if len(backend.called("make")) == 2:
+            third.set()
+        return make(*words)
+
+    def patient(*words):
+        assert third.wait(10)
+        return store(*words)
+
+    backend.make, backend.store = noted, patient
+    results, _ = carry_out(planned(), jobs=2)
+    assert set(statuses(results).values()) == {"built"}
+
+
 @pytest.fixture
 def ctrl_c():
     """Ctrl-C as Python has it, also in the background of a script, where it would mean nothing."""
@@ -279,17 +298,21 @@ def ctrl_c():
 
 
 @pytest.mark.usefixtures("ctrl_c")
-def test_an_interrupt_ends_what_runs_and_goes_on(planned, backend, logs):
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_an_interrupt_ends_what_runs_and_goes_on(planned, backend, logs, jobs):
+    steps = itertools.count(1)
+
     class Impatient(Recorder):
         def step(self, *_):
-            main = threading.main_thread().ident
-            threading.Timer(0.2, signal.pthread_kill, (main, signal.SIGINT)).start()
+            if next(steps) == jobs:
+                main = threading.main_thread().ident
+                threading.Timer(0.2, signal.pthread_kill, (main, signal.SIGINT)).start()
 
     backend.hold = True
     with pytest.raises(KeyboardInterrupt):
-        build(planned(only=CPU), backend, backend, jobs=1, logs=logs, reporter=Impatient())
+        build(planned(), backend, backend, jobs=jobs, logs=logs, reporter=Impatient())
     assert ("stop",) in backend.calls
-    assert backend.called("make") == ["cpu-x86-64-v3"]
+    assert len(backend.called("make")) == jobs
     assert not backend.images
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("build")]
 

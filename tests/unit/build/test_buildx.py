@@ -31,22 +31,29 @@ class Docker:
 
 @pytest.fixture
 def script(tmp_path, monkeypatch):
-    """Call it with what `docker buildx build` shall do; it returns the file that takes its words."""
+    """Call it with what buildx shall do, or with what docker says of its plugins.
+
+    It returns the file that takes the words that buildx is given.
+    """
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
 
-    def write(build="true", inspect="true"):
+    def write(build="true", inspect="true", plugin=None):
+        own = {"Name": "buildx", "Path": str(folder / "buildx")} | (plugin or {})
+        told = json.dumps([{"Name": "app", "Path": "/app"}, own])
+        (folder / "docker").write_text(f"#!/bin/sh\ncase $1 in info) echo '{told}';; *) {inspect};; esac\n")
         lines = [
             "#!/bin/sh",
             f'printf "%s\\n" "$@" >> {tmp_path}/asked',
             "for word; do case $word in --metadata-file=*) file=${word#*=};; esac; done",
-            f"case $2 in build) {build};; *) {inspect};; esac",
+            f"case $1 in build) {build};; *) {inspect};; esac",
         ]
-        (folder / "docker").write_text("\n".join(lines) + "\n")
-        (folder / "docker").chmod(0o755)
+        (folder / "buildx").write_text("\n".join(lines) + "\n")
+        for command in ("docker", "buildx"):
+            (folder / command).chmod(0o755)
         return tmp_path / "asked"
 
     return write
@@ -159,6 +166,28 @@ def test_a_builder_that_is_not_there(script, inspect, kind, message):
     with pytest.raises(kind, match=message) as caught:
         Buildx(Docker(), "mine")
     assert caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("plugin", "message"),
+    [
+        ({"Err": "failed to fetch metadata: exit status 3"}, "does not work: failed to fetch metadata"),
+        ({"Name": "compose"}, "docker has no such plugin"),
+    ],
+)
+def test_buildx_that_docker_does_not_find(script, plugin, message):
+    script(plugin=plugin)
+    with pytest.raises(EngineError, match=message) as caught:
+        Buildx(Docker())
+    assert "docker-buildx" in caught.value.remedy
+
+
+def test_a_docker_that_is_another_program(tmp_path, monkeypatch):
+    (tmp_path / "docker").write_text("#!/bin/sh\necho 'can not evaluate field ClientInfo' >&2\nexit 125\n")
+    (tmp_path / "docker").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(EngineError, match="does not work: can not evaluate field ClientInfo"):
+        Buildx(Docker())
 
 
 def test_no_docker_and_an_old_one(monkeypatch, tmp_path):

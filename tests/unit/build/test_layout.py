@@ -15,9 +15,7 @@ def image(layout, tmp_path):
 
 
 def unpacked(image, reference, layers):
-    file = io.BytesIO()
-    image.archive(file, reference, layers)
-    file.seek(0)
+    file = io.BytesIO(b"".join(image.archive(reference, layers)))
     with tarfile.open(fileobj=file) as archive:
         return {member.name: archive.extractfile(member).read() for member in archive}
 

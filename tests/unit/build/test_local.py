@@ -3,6 +3,9 @@
 import io
 import json
 import tarfile
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -122,6 +125,47 @@ def test_layers_that_it_has_lost_are_given_again(engine, docker, order):
     assert docker.store(asked, made) == made.digest
     first, second = (names(archive) for archive in engine.received if archive)
     assert len(second - first) == 2
+
+
+def test_a_layer_is_loaded_once_and_who_has_it_in_common_waits(engine, docker, order, tmp_path, layout):
+    asked, made = order
+    other = replace(made, digest=layout(tmp_path, b"lower", b"another"))
+    engine.told["POST", "/images/load"] = 200, b'{"stream": "Loaded"}'
+    tell(engine, "GET", "/images/t:v1-a/json", {"Id": made.digest})
+    tell(engine, "GET", "/images/t:v1-b/json", {"Id": other.digest})
+    begun, notes = threading.Event(), []
+
+    def load():
+        notes.append("begin")
+        begun.set()
+        time.sleep(0.1)  # in which the second would begin if it did not wait
+        notes.append("end")
+
+    engine.then["POST", "/images/load"] = load
+    with ThreadPoolExecutor() as threads:
+        first = threads.submit(docker.store, asked, made)
+        begun.wait(10)
+        second = threads.submit(docker.store, replace(asked, reference="t:v1-b"), other)
+        assert (first.result(), second.result()) == (made.digest, other.digest)
+    assert notes == ["begin", "end"] * 2
+    loaded = [names(archive) for archive in engine.received if archive]
+    lower = f"blobs/sha256/{Image(tmp_path, made.digest).layers[0][7:]}"
+    assert [lower in found for found in loaded] == [True, False]
+
+
+def test_a_layer_that_was_not_loaded_after_all_is_loaded_by_the_next(engine, docker, order):
+    asked, made = order
+    tell(engine, "GET", "/images/t:v1-a/json", {"Id": made.digest})
+    said = iter([b'{"error": "no space left"}', b'{"error": "digest not found"}', b'{"stream": "Loaded"}'])
+    engine.told["POST", "/images/load"] = None
+    engine.then["POST", "/images/load"] = lambda: engine.told.update(
+        {("POST", "/images/load"): (200, next(said))}
+    )
+    with pytest.raises(EngineError, match="no space left"):
+        docker.store(asked, made)
+    assert docker.store(asked, made) == made.digest
+    *_, last = filter(None, engine.received)
+    assert {f"blobs/sha256/{one[7:]}" for one in Image(made.layout, made.digest).layers} <= names(last)
 
 
 def names(archive):

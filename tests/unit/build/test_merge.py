@@ -15,17 +15,6 @@ from imagematrix.errors import BuildError, UsageError
 A, B = (f"sha256:{digit * 64}" for digit in "ab")
 
 
-class Silent:
-    def started(self, item):
-        pass
-
-    def step(self, item, text):
-        pass
-
-    def finished(self, result):
-        pass
-
-
 def cell(name, status, **more):
     found = {"image": "training", "version": "v1", "cell": name, "axes": {}, "status": status}
     found |= {"rule": None, "why": None, "reference": None, "input": None, "changed": []}
@@ -43,13 +32,13 @@ def statuses(merged):
 
 
 @pytest.fixture
-def sharded(planned, backend, tmp_path):
+def sharded(planned, backend, silent, tmp_path):
     """Call it with numbers of shards of 3 to get what each of them reports."""
 
     def call(*numbers):
         for number in numbers:
             plan = narrowed(planned(), Shard(number=number, count=3), {})
-            results = build(plan, backend, backend, jobs=1, logs=tmp_path / "logs", reporter=Silent())
+            results = build(plan, backend, backend, jobs=1, logs=tmp_path / "logs", reporter=silent)
             yield report(plan, results)
 
     return call

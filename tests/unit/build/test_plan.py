@@ -10,22 +10,11 @@ from imagematrix.matrix.load import load
 ONE = "cuda=12.4,compute=8.9,driver=550.163.01,march=znver4"
 
 
-class Silent:
-    def started(self, item):
-        pass
-
-    def step(self, item, text):
-        pass
-
-    def finished(self, result):
-        pass
-
-
 @pytest.fixture
-def built(backend, tmp_path_factory):
+def built(backend, silent, tmp_path_factory):
     """Call it with a plan to have it carried out."""
     logs = tmp_path_factory.mktemp("logs")
-    return lambda found: build(found, backend, backend, jobs=1, logs=logs, reporter=Silent())
+    return lambda found: build(found, backend, backend, jobs=1, logs=logs, reporter=silent)
 
 
 def test_what_is_not_there_is_to_be_built(planned, conforms):

@@ -17,17 +17,6 @@ axes:
 """
 
 
-class Silent:
-    def started(self, item):
-        pass
-
-    def step(self, item, text):
-        pass
-
-    def finished(self, result):
-        pass
-
-
 @pytest.fixture
 def stacked(tmp_path, backend):
     """Call it with both templates to get a plan, against the fake engine or without any."""
@@ -45,11 +34,11 @@ def stacked(tmp_path, backend):
 
 
 @pytest.fixture
-def carry_out(backend, tmp_path_factory):
+def carry_out(backend, silent, tmp_path_factory):
     logs = tmp_path_factory.mktemp("logs")
 
     def call(found, **options):
-        options = {"jobs": 4, "logs": logs, "reporter": Silent()} | options
+        options = {"jobs": 4, "logs": logs, "reporter": silent} | options
         results = build(found, backend, backend, **options)
         return {(one.item.cell.image.name, one.item.cell.id): one for one in results}, results
 
@@ -136,13 +125,13 @@ def test_without_an_engine_a_base_goes_by_its_cell(stacked):
     assert {(item.status, item.identity) for item in found.items} == {("build", None)}
 
 
-def test_what_another_store_has_is_adopted(stacked, carry_out, backend, tmp_path_factory):
+def test_what_another_store_has_is_adopted(stacked, carry_out, backend, silent, tmp_path_factory):
     carry_out(stacked())
     empty = type(backend)(tmp_path_factory.mktemp("empty"))
     found = stacked(against=Against(resolve=backend.resolve, store=empty, engine=backend))
     assert {item.status for item in found.items} == {"adopt"}
     results = build(
-        found, empty, empty, jobs=2, logs=tmp_path_factory.mktemp("logs"), reporter=Silent(), verify=False
+        found, empty, empty, jobs=2, logs=tmp_path_factory.mktemp("logs"), reporter=silent, verify=False
     )
     assert {one.status for one in results} == {"adopted"}
     assert sorted(empty.called("adopt")) == sorted(str(item.reference) for item in found.items)
