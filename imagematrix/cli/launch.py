@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import shlex
+import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,8 +14,9 @@ from typing import Annotated, Any
 import typer
 
 from imagematrix.cli.choosing import catalog_of, node_of
-from imagematrix.cli.output import answer, say, warn
+from imagematrix.cli.output import answer, console, say, warn
 from imagematrix.errors import EngineError, UsageError
+from imagematrix.launch.options import JSON, OWN, split
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,21 +40,28 @@ def command(
 ) -> None:
     """Run the variant that fits this node best, with the device nodes of its GPUs and nothing else.
 
-    Every option of `docker run` works before the image. Besides them: --gpus SPEC (all, none, a number,
-    indices, UUIDs, MIG profiles or conditions), --wait 10m (for GPUs that are in use), --vram 4G (a share of
-    a GPU), --mps and --mps-threads 25 (join the node's MPS daemon), --measure (tell the peak of GPU memory),
-    --allow-cpu, --dry-run (print the command, run nothing), --print json (the same as data), --host FILE and
-    --catalog FILE (decide for a saved host, choose from a saved catalog), --nvidia-smi XML.
+    Every option of `docker run` works before the image, and besides them those listed below.
     """
-    from imagematrix.launch.options import split
-
     asked = split(words or [])
     if asked.help or asked.image is None:
-        print(context.get_help())
+        _help(context)
         return
     if asked.measure and asked.detached:
         raise UsageError("--measure tells at the end of a run, and -d does not wait for it")
     raise typer.Exit(_run(asked, asked.image))
+
+
+def _help(context: typer.Context) -> None:
+    """Print the help, and beside what typer knows the options that we read ourselves."""
+    from rich.markup import escape
+    from rich.panel import Panel
+    from rich.table import Table
+
+    print(context.get_help().rstrip())
+    options = Table.grid(padding=(0, 2))
+    for name, (value, what) in OWN.items():
+        options.add_row(f"[bold cyan]{name}[/]", f"[bold yellow]{value or ''}[/]", escape(what))
+    console(sys.stdout).print(Panel.fit(options, title="Options", title_align="left", border_style="dim"))
 
 
 def _run(asked: Words, image: str) -> int:
@@ -79,7 +88,6 @@ def _run(asked: Words, image: str) -> int:
 
 
 def _show(launch: Launch, asked: Words) -> None:
-    from imagematrix.launch.options import JSON
     from imagematrix.launch.plan import docker_run
 
     if asked.shown == JSON:

@@ -10,14 +10,27 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Words", "split"]
+__all__ = ["OWN", "Words", "split"]
 
 USAGE = "imagematrix run [OPTIONS] IMAGE[:VERSION] [COMMAND...]"
 
-OWN_VALUES = frozenset(
-    {"--host", "--catalog", "--gpus", "--nvidia-smi", "--wait", "--vram", "--mps-threads", "--print"}
-)
-OWN_FLAGS = frozenset({"--allow-cpu", "--dry-run", "--measure", "--mps"})
+# Our own options: what the value of each is called, None for those that take none, and what it does.
+OWN: dict[str, tuple[str | None, str]] = {
+    "--gpus": ("SPEC", "all, none, a number, indices, UUIDs, MIG profiles or conditions such as memory>=40G"),
+    "--wait": ("TIME", "wait for GPUs that are in use: 90s, 10m, 2h"),
+    "--vram": ("AMOUNT", "a share of each GPU's memory: 4G, 4Gi; without --gpus, of one GPU"),
+    "--mps": (None, "compute through the node's MPS daemon"),
+    "--mps-threads": ("PERCENT", "the part of each GPU's threads to ask MPS for"),
+    "--measure": (None, "tell the peak of GPU memory when the container has ended"),
+    "--allow-cpu": (None, "where no image for GPUs fits, a CPU-only one will do"),
+    "--dry-run": (None, "print the command, start nothing"),
+    "--print": ("FORM", "print the launch as command or json, start nothing"),
+    "--host": ("FILE", "decide for a saved Host instead of this node"),
+    "--catalog": ("FILE|REF", "choose from a saved Catalog, or from that of a registry"),
+    "--nvidia-smi": ("XML", "take GPUs and driver from the output of `nvidia-smi -q -x`"),
+}
+OWN_VALUES = frozenset(name for name, (value, _) in OWN.items() if value)
+OWN_FLAGS = OWN.keys() - OWN_VALUES
 
 # The options of `docker run` (29) that take no value. All others, also those of later engines, take one.
 FLAGS = frozenset(

@@ -87,6 +87,8 @@ def _memory(vram_mib: int, gpus: tuple[Gpu, ...]) -> dict[str, str]:
             remedy="ask for more with --vram; --measure tells what a run took",
         )
     totals = [size for gpu in gpus for size in _sizes(gpu)]
+    if totals and vram_mib > min(totals):
+        raise UsageError(f"a share of {vram_mib} MiB is more than a GPU has: {min(totals)} MiB")
     # Of unlike GPUs the largest: so the program keeps to its share on all of them.
     fraction = (vram_mib - CONTEXT_MIB) / max(totals) if totals else None
     told = {} if fraction is None else {"IMAGEMATRIX_VRAM_FRACTION": f"{int(fraction * 10_000) / 10_000:.4f}"}

@@ -49,6 +49,12 @@ def test_a_share_that_cuda_alone_would_fill(make):
         Share(vram_mib=500).environment((make.gpu(memory_mib=20_000),))
 
 
+def test_a_share_that_no_gpu_has(make):
+    gpus = (make.gpu(0, memory_mib=40_000), make.gpu(1, memory_mib=20_000))
+    with pytest.raises(UsageError, match="20001 MiB is more than a GPU has: 20000 MiB"):
+        Share(vram_mib=20_001).environment(gpus)
+
+
 def test_mps_limits_each_gpu_as_the_container_counts_them(make):
     gpus = (make.gpu(4, memory_mib=20_000), make.gpu(7, memory_mib=20_000))
     share = Share(vram_mib=4096, mps=Mps(pipes="/run/mps", threads=25))
