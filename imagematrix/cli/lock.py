@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 from typing import Annotated
 
@@ -32,11 +34,16 @@ def command(
     path = lock.beside(file)
     known = lock.read(path)
     matrix = load(file)
-    with Engine() as engine:
-        against = Against(
-            resolve=engine.newest if upgrade else engine.resolve, locked={} if upgrade else known
-        )
-        bases = dict(plan(matrix, against).bases)
+    with ExitStack() as stack:
+
+        @cache
+        def engine() -> Engine:  # where the lock has all of them, none is needed
+            return stack.enter_context(Engine())
+
+        def resolve(name: str) -> str:
+            return engine().newest(name) if upgrade else engine().resolve(name)
+
+        bases = dict(plan(matrix, Against(resolve=resolve, locked={} if upgrade else known)).bases)
     if bases != known:
         lock.write(path, bases)
     for name in sorted({*bases, *known}):

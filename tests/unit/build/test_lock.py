@@ -107,3 +107,15 @@ def test_a_frozen_lock_has_to_have_all(project, backend):
     against = Against(resolve=backend.resolve, locked=locked | {"debian:bookworm": TWO}, frozen=True)
     assert plan(matrix, against).bases == against.locked
     assert not backend.calls
+
+
+@pytest.mark.usefixtures("no_engine")
+def test_where_the_lock_has_all_nobody_is_asked(project, cli):
+    path = project()
+    assert cli("lock", "-f", path).code == 8  # an engine has to tell
+    lock.write(lock.beside(path), {"debian:bookworm": ONE, "debian:trixie": TWO, "debian:sid": TWO})
+    said = cli("lock", "-f", path)
+    assert said.code == 0, said.err
+    assert "debian:sid" in said.err  # which no cell uses any more
+    assert lock.read(lock.beside(path)) == {"debian:bookworm": ONE, "debian:trixie": TWO}
+    assert cli("lock", "-f", path, "--upgrade").code == 8
