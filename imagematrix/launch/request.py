@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 
 from imagematrix import engine
@@ -15,6 +16,7 @@ from imagematrix.record import replace
 from imagematrix.select.gpus import choose, exactly
 from imagematrix.select.needs import mode
 from imagematrix.select.select import select, serving
+from imagematrix.use.shares import total
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -47,7 +49,6 @@ class Request:
     catalog: Catalog
     share: Share
     remote: str | None
-    wanted: str | None
     sets: tuple[tuple[Gpu, ...], ...]
     count: int
 
@@ -56,8 +57,8 @@ class Request:
 
         Raises NothingFits, and DevicesError where its device nodes cannot be used; not if it is only shown.
         """
-        choice = len(self.sets[0]) > self.count
-        return self._planned(exactly(self.sets[0][: self.count]) if choice else self.wanted)
+        gpus = self.sets[0][: self.count]
+        return self._planned(exactly(gpus) if gpus else "none")
 
     def on(self, taken: Claim) -> tuple[Selection, Launch]:
         """Return what to start on the GPUs that were taken; raises what `first` does."""
@@ -104,7 +105,7 @@ class Request:
 
         # Of another machine only the containers can be seen; its GPUs are not those of the locks here.
         ask = ask_nvml if self.remote is None else lambda: None
-        path = folder() if self.remote is None else f"{folder()}-{self.remote}"
+        path = folder() if self.remote is None else f"{folder()}-{re.sub('[^A-Za-z0-9.-]', '_', self.remote)}"
 
         def look() -> Uses:
             return survey(self.host.gpus, engine.running, ask)
@@ -149,6 +150,8 @@ def request(words: Words, host: Host, catalog: Catalog, wanted: str | None, remo
     if words.vram_mib is not None and words.gpus is None:  # of a GPU that is to be shared one will do
         host, wanted = replace(host, gpus=choose(host, wanted)), "1"
     sets, count = serving(host, catalog, wanted)
+    if words.vram_mib is not None:
+        sets = _large_enough(sets, count, words.vram_mib)
     share = Share(vram_mib=words.vram_mib, mps=_mps(words))
     return Request(
         words=words,
@@ -156,10 +159,17 @@ def request(words: Words, host: Host, catalog: Catalog, wanted: str | None, remo
         catalog=catalog,
         share=share,
         remote=remote,
-        wanted=wanted,
         sets=sets,
         count=count,
     )
+
+
+def _large_enough(
+    sets: tuple[tuple[Gpu, ...], ...], count: int, vram_mib: int
+) -> tuple[tuple[Gpu, ...], ...]:
+    """Return what of each set has the memory, or is not known to lack it; all where that is not enough."""
+    large = (tuple(gpu for gpu in some if (total(gpu) or vram_mib) >= vram_mib) for some in sets)
+    return tuple(some for some in large if len(some) >= count) or sets
 
 
 def _mps(words: Words) -> Mps | None:
