@@ -12,6 +12,7 @@ import io
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -67,6 +68,7 @@ class Buildx:
         self._open = contextlib.ExitStack()
         self._scratch = self._open.enter_context(scratch())
         self._layouts: list[Path] = []
+        self._idle: list[Path] = []
         self._running: set[subprocess.Popen[str]] = set()
         self._stopped = False
         self._lock = threading.Lock()
@@ -168,12 +170,21 @@ class Buildx:
     def _layout(self) -> Iterator[Path]:
         """Lend a layout nobody else writes to: BuildKit fails where two builds write the same blob."""
         with self._lock:
-            folder = self._layouts.pop() if self._layouts else Path(tempfile.mkdtemp(dir=self._scratch))
+            folder = self._idle.pop() if self._idle else self._new_layout()
         try:
             yield folder
         finally:
             with self._lock:
-                self._layouts.append(folder)
+                self._idle.append(folder)
+
+    def _new_layout(self) -> Path:
+        folder = Path(tempfile.mkdtemp(dir=self._scratch))
+        # What is in one layout already, the base layer above all, is neither sent nor kept twice.
+        blobs = self._layouts[0] / "blobs" if self._layouts else None
+        if blobs and blobs.is_dir():
+            shutil.copytree(blobs, folder / "blobs", copy_function=os.link)
+        self._layouts.append(folder)
+        return folder
 
     def _measured(
         self, options: list[str], order: Order, log: TextIO, step: Callable[[str], None]

@@ -95,6 +95,19 @@ def test_an_image_is_made_in_a_layout(script, order):
     assert "[2/3] RUN make" in log.getvalue()
 
 
+def test_builds_at_the_same_time_have_layouts_of_their_own_with_what_is_there(script, order):
+    script(written(**{"containerimage.digest": DIGEST}))
+    with Buildx(Docker()) as builder, builder.make(order, io.StringIO(), print) as first:
+        with builder.make(order, io.StringIO(), print) as second:
+            assert not list(second.layout.iterdir())
+        base = first.layout / "blobs/sha256/base"
+        base.parent.mkdir(parents=True)
+        base.touch()
+        with builder.make(order, io.StringIO(), print), builder.make(order, io.StringIO(), print) as third:
+            assert len({first.layout, second.layout, third.layout}) == 3
+            assert (third.layout / "blobs/sha256/base").samefile(base)
+
+
 def test_the_classic_store_takes_it_itself(script, order):
     script(written(**{"containerimage.config.digest": DIGEST}))
     docker = Docker()
