@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import samples
 from measure import Row, duration
 
+sys.path.insert(0, str(samples.ROOT / "tests" / "doubles"))
 sys.path.insert(0, str(samples.ROOT / "tests" / "engine"))
 from conftest import NEEDED, Engine, Registry  # the engines of the tests
 
