@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import shlex
 import sys
 import time
@@ -115,7 +114,7 @@ def _attend(launch: Launch, asked: Words, chosen: Selection) -> int:
     from imagematrix.launch.plan import LAUNCH, docker_run
     from imagematrix.launch.watch import Watch
 
-    token = secrets.token_hex(6)
+    token = os.urandom(6).hex()
     watch = Watch(f"{LAUNCH}={token}", time.time())
     measure = Measure(lambda: watch.container) if asked.measure and launch.gpus else None
 
