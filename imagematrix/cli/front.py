@@ -1,8 +1,8 @@
 """The way in: how a command is found and called, and how an error ends it.
 
-`select` is called on nodes, by jobs that wait for it, and to load typer takes longer than to choose an image.
-So its plain command lines are read here, by its own signature; typer reads all others, and says what is wrong
-with them.
+`select` and `run` are called on nodes, by jobs that wait for them, and to load typer takes longer than to
+choose an image. So plain command lines of `select` are read here, by its own signature, and those of `run` as
+they always are; typer reads all others, and says what is wrong with them.
 """
 
 from __future__ import annotations
@@ -79,6 +79,14 @@ def _call(words: Sequence[str]) -> None:
         if given is not None:
             command(**given)
             return
+    if words[:1] == ["run"]:
+        from imagematrix.launch.options import split
+
+        asked = split(words[1:])
+        if asked.image is not None and not asked.help:
+            from imagematrix.cli.starting import start
+
+            sys.exit(start(asked, asked.image))
     from imagematrix.cli.app import app
 
     app()
