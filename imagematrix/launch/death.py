@@ -18,8 +18,10 @@ __all__ = ["Death", "death"]
 
 SIGILL = 132  # 128 + the number of the signal
 OF_DOCKER = frozenset({0, 125, 126, 127})  # it ended well, or its program never ran
-# How programs name CUDA, its functions among them, and what came of a call.
-CUDA, ERROR = r"\bcu(?:da|[A-Z]|\b)", r"\b(?:error|code|result|status|returned|failed)\b"
+# How programs name CUDA or one of its functions, and what came of a call, both in one short sentence.
+CUDA = r"(?:(?i:\bcuda)|\bcu[A-Z])"
+ERROR = r"(?i:\b(?:error|code|result|status|returned|failed)\b)"
+BETWEEN, LONGEST = 200, 4096  # characters: of what is between, and of a line
 ILLEGAL = "SIGILL: an instruction that this CPU does not have"
 
 
@@ -42,8 +44,8 @@ class Failure:
 
     def found_in(self, line: str) -> bool:
         """Whether a line of output tells of it: by a name, its sentence, or the number as an error's."""
-        number = rf"{CUDA}.*{ERROR}\D{{0,20}}\b{self.code}\b"
-        return re.search(f"{self.names}|{re.escape(self.sentence)}|{number}", line, re.IGNORECASE) is not None
+        number = rf"{CUDA}.{{0,{BETWEEN}}}?{ERROR}\D{{0,20}}\b{self.code}\b"
+        return re.search(f"(?i:{self.names}|{re.escape(self.sentence)})|{number}", line) is not None
 
 
 FAILURES = (
@@ -130,7 +132,7 @@ def death(code: int, lines: Iterable[str], selection: Selection) -> Death | None
         return _death(ILLEGAL, ("cpu",), selection)
     for line in reversed(list(lines)):
         for failure in FAILURES:
-            if failure.found_in(line):
+            if failure.found_in(line[-LONGEST:]):
                 return _death(failure.text, failure.rules, selection)
     return None
 

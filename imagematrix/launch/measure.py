@@ -36,12 +36,14 @@ class Measure:
         self._looking: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Begin to look."""
+        """Begin to look, if that can be."""
         # -P: a pynvml.py in the folder where someone happens to stand is not the one to run.
         command = [sys.executable, "-P", str(Path(nvml_memory.__file__))]
-        self._looking = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-        )
+        quiet = subprocess.DEVNULL
+        try:
+            self._looking = subprocess.Popen(command, stdin=quiet, stdout=subprocess.PIPE, stderr=quiet)
+        except OSError:
+            return
         threading.Thread(target=self._look, args=(self._looking,), daemon=True).start()
 
     def stop(self) -> None:

@@ -23,9 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = ["SHARE", "ask_nvml", "leases", "survey"]
 
-SHARE = (
-    "share-"  # begins the name of a lock that is a lease of a share: its file has the MiB and the GPUs' keys
-)
+# Begins the name of a lock that is a lease of a share: its file has the MiB and the GPUs' keys.
+SHARE = "share-"
 MODULE = "/proc/driver/nvidia"
 
 

@@ -35,6 +35,9 @@ SILENT = [
     "",
     "CUDA error 700: an illegal memory access was encountered",
     "CUDA error 2222",
+    "customer 17: error 35",
+    "curl failed with 35",
+    f"cuda {'x' * 300} error 35",
 ]
 
 
@@ -94,6 +97,10 @@ def test_a_rule_that_does_not_apply_believed_nothing(make):
     found = death(1, ["CUDA error 803"], make.selection(make.gpu(), mode="host"))
     assert found.believed is None
     assert str(found).endswith("the rule driver-exact does not apply to this image, and said nothing")
+
+
+def test_a_flood_of_output_takes_no_time(selection):
+    assert death(1, ["cuda " * 13_000, "CUDA_" * 13_000, "cuInit error " * 5_000], selection) is None
 
 
 def test_a_long_need_is_cut():

@@ -68,3 +68,11 @@ def test_it_looks_until_it_is_stopped(play, monkeypatch):
     assert looking._looking.wait(20) == -9
     assert len(asked) >= 2
     Measure(lambda: None).stop()  # which never began
+
+
+def test_where_it_cannot_look_there_is_no_peak(monkeypatch):
+    monkeypatch.setattr(measure.sys, "executable", "/no/such/python")
+    looking = Measure(lambda: OURS)
+    looking.start()
+    looking.stop()
+    assert looking.peaks == {}
