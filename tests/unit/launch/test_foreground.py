@@ -4,23 +4,33 @@ from __future__ import annotations
 
 import os
 import pty
+import select
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 
 import pytest
 
 from imagematrix.launch.foreground import attend
 
+INTERRUPTS = (signal.SIGINT, signal.SIGQUIT)
 ATTEND = "import sys; from imagematrix.launch.foreground import attend; sys.exit(attend(sys.argv[1:]))"
 
 
-def attended(script, **options):
-    """Start an interpreter that attends to a shell script."""
-    command = [sys.executable, "-c", ATTEND, "sh", "-c", textwrap.dedent(script)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **options)
+@pytest.fixture(autouse=True)
+def _interrupts():
+    """Let what the tests start hear these, also where a shell has the tests in its background."""
+    before = {number: signal.signal(number, signal.default_int_handler) for number in INTERRUPTS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def attended(script):
+    """Start an interpreter without a terminal that attends to a shell script."""
+    command = [sys.executable, "-c", ATTEND, "sh", "-c", script]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
 
 
 @pytest.mark.parametrize("code", [0, 1, 42, 255])
@@ -48,7 +58,7 @@ def test_what_is_done_meanwhile():
 @pytest.mark.parametrize("name", ["TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "WINCH", "CONT"])
 def test_signals_reach_the_command_and_do_not_end_us(name):
     script = f"trap 'echo got {name}; exit 7' {name}; echo ready; while :; do sleep 0.05; done"
-    process = attended(script, start_new_session=True)
+    process = attended(script)
     assert process.stdout.readline() == "ready\n"
     process.send_signal(getattr(signal, f"SIG{name}"))
     assert process.communicate(timeout=20)[0] == f"got {name}\n"
@@ -58,7 +68,7 @@ def test_signals_reach_the_command_and_do_not_end_us(name):
 def test_a_signal_to_the_whole_group_reaches_it_once():
     """Without a terminal, as timeout(1) and batch systems send it."""
     script = "trap 'echo got it' TERM; echo ready; for i in 1 2 3 4 5 6 7 8; do sleep 0.1; done"
-    process = attended(script, start_new_session=True)
+    process = attended(script)
     assert process.stdout.readline() == "ready\n"
     os.killpg(process.pid, signal.SIGTERM)
     assert process.communicate(timeout=20)[0] == "got it\n"
@@ -66,7 +76,7 @@ def test_a_signal_to_the_whole_group_reaches_it_once():
 
 def test_who_kills_us_ends_the_command():
     script = "trap 'echo asked to end; exit' TERM; echo ready; while :; do sleep 0.05; done"
-    process = attended(script, start_new_session=True)
+    process = attended(script)
     assert process.stdout.readline() == "ready\n"
     process.kill()
     assert process.communicate(timeout=20)[0] == "asked to end\n"
@@ -93,8 +103,7 @@ class Terminal:
         self.seen = ""
 
     def until(self, text):
-        deadline = time.monotonic() + 20
-        while text not in self.seen and time.monotonic() < deadline:
+        while text not in self.seen and select.select([self.master], [], [], 20)[0]:
             try:
                 self.seen += os.read(self.master, 1000).decode()
             except OSError:  # the other side has closed
