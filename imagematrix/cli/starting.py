@@ -69,7 +69,7 @@ def _become(launch: Launch, asked: Words) -> None:
 
 def _attend(launch: Launch, asked: Words, chosen: Selection) -> int:
     """Run docker's command to its end, and say what the container died of, if a rule speaks about that."""
-    from imagematrix.launch.death import death
+    from imagematrix.launch.death import death, died
     from imagematrix.launch.foreground import attend
     from imagematrix.launch.measure import Measure, told
     from imagematrix.launch.plan import LAUNCH, docker_run
@@ -92,7 +92,7 @@ def _attend(launch: Launch, asked: Words, chosen: Selection) -> int:
     if measure:
         measure.stop()
         say(told(measure.peaks, launch.gpus))
-    found = death(code, watch.last_lines(), chosen) if code else None
+    found = death(code, watch.last_lines(), chosen) if died(code) else None
     if found:
         warn(f"the container died of {found}", found.remedy)
     return code

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from imagematrix.select.selection import RuleResult, Selection
 
-__all__ = ["Death", "death"]
+__all__ = ["Death", "death", "died"]
 
 SIGILL = 132  # 128 + the number of the signal
 OF_DOCKER = frozenset({0, 125, 126, 127})  # it ended well, or its program never ran
@@ -121,13 +121,16 @@ class Death:
         return ELSEWHERE.get(self.rule, DRIVER)
 
 
+def died(code: int) -> bool:
+    """Whether a container's program ran and failed, if docker's command ended with `code`."""
+    return code not in OF_DOCKER
+
+
 def death(code: int, lines: Iterable[str], selection: Selection) -> Death | None:
     """Return what a container of `selection` died of, or None where no rule speaks about it.
 
     `code` is its exit code, `lines` are what it said last.
     """
-    if code in OF_DOCKER:
-        return None
     if code == SIGILL:
         return _death(ILLEGAL, ("cpu",), selection)
     for line in reversed(list(lines)):
