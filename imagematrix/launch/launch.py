@@ -55,8 +55,8 @@ def launch(
         reference = str(selection.selected)
         held = engine.digests_of(reached, reference) if "/" in reference else None
 
-        def planned(which: int | str | None) -> Launch:
-            found = plan(selection, command, gpus=which, share=share, mig_minors=migs(), held=held)
+        def planned(which: int | str | None, part: Share | None = None) -> Launch:
+            found = plan(selection, command, gpus=which, share=part, mig_minors=migs(), held=held)
             require(found.devices)
             return through_cdi(found, reached.info().get("CDISpecDirs") or ()) if found.injected else found
 
@@ -67,7 +67,7 @@ def launch(
             return _started(reached, first, options)
         # Once the container runs, its own devices say that it has these GPUs.
         with _claimed(reached, selection, gpus, share or Share(), wait) as taken:
-            return _started(reached, planned(exactly(taken.gpus)).labelled(taken.labels), options)
+            return _started(reached, planned(exactly(taken.gpus), share).labelled(taken.labels), options)
     except NotFound as error:
         name = str(selection.selected)
         raise UnknownImageError(f"the engine has no {name}", remedy=f"docker pull {name}") from error

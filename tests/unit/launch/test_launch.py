@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 
 import pytest
 from docker.errors import APIError, DockerException, ImageNotFound, NotFound
+from docker.types import Mount
 from requests.exceptions import ConnectionError as NoConnection
 
 from imagematrix.errors import EngineError, GpusBusyError, UnknownImageError
@@ -13,6 +15,7 @@ from imagematrix.launch import launch as module
 from imagematrix.launch.devices import DevicesError
 from imagematrix.launch.launch import arguments, launch
 from imagematrix.launch.plan import plan
+from imagematrix.launch.share import Mps, Share
 from imagematrix.use.locks import Locks
 
 
@@ -82,6 +85,36 @@ def test_the_container_is_created_and_started(make):
         "environment": {"NVIDIA_VISIBLE_DEVICES": "void"},
         "labels": {"io.imagematrix.selected": "training:v1-x", "io.imagematrix.gpus": "GPU-0"},
     }
+
+
+@pytest.mark.usefixtures("_nodes_work")
+def test_a_share_is_taken_where_there_is_room_for_it(make):
+    engine = Engine()
+    selection = make.selection(make.gpu(0, memory_mib=10_000), make.gpu(1, memory_mib=80_000))
+    launch(selection, gpus="1,compute>=8.0", share=Share(vram_mib=40_500), client=engine)
+    (_, given), _ = engine.asked
+    assert given["devices"][0].startswith("/dev/nvidia4:")
+    assert given["environment"]["IMAGEMATRIX_VRAM_FRACTION"] == "0.5000"
+    assert given["labels"]["io.imagematrix.vram"] == "40500"
+    assert given["labels"]["io.imagematrix.lease"].startswith("share-")
+
+
+@pytest.mark.parametrize("mounts", [None, [Mount("/data", "/data", type="bind")]])
+def test_mps_brings_its_pipes_and_the_node_s_ipc(make, mounts):
+    planned = plan(make.selection(make.gpu()), share=Share(mps=Mps(pipes="/run/mps")))
+    given = arguments(planned, {"mounts": mounts})
+    assert given["ipc_mode"] == "host"
+    assert [mount["Target"] for mount in given["mounts"]] == ["/run/mps", *(["/data"] if mounts else [])]
+    assert arguments(planned, {"ipc_mode": "private"})["ipc_mode"] == "private"
+
+
+def test_cdi_devices_are_asked_for_as_such(make):
+    planned = plan(make.selection(make.gpu(), mode="host"))
+    (request,) = arguments(planned, {})["device_requests"]
+    assert (request["Driver"], request["Capabilities"]) == ("", [["gpu"]])
+    named = replace(planned, injected=("nvidia.com/gpu=0",), cdi=True)
+    (request,) = arguments(named, {})["device_requests"]
+    assert (request["Driver"], request["DeviceIDs"]) == ("cdi", ["nvidia.com/gpu=0"])
 
 
 @pytest.mark.usefixtures("_nodes_work")
