@@ -14,9 +14,10 @@ from pathlib import Path
 
 DOUBLES = Path(__file__).parent
 ROOT = DOUBLES.parents[1]
-# Devices to stand for GPUs: anybody may open them, and no container has them unless they are passed in. There
-# are several because podman tells a device by its number.
-GPUS = ("fuse", "loop-control", "net/tun", "btrfs-control", "autofs", "kvm", "userfaultfd")
+# Devices to stand for GPUs, by their names in /proc/misc: anybody may open them, and no container has them
+# unless they are passed in. There are several because podman tells a device by its number.
+GPUS = ("fuse", "loop-control", "tun", "btrfs-control", "autofs", "kvm", "userfaultfd", "vsock")
+MISC = 10  # their major number
 CONTROL = {"nvidiactl": "null", "nvidia-uvm": "zero", "nvidia-uvm-tools": "full", "nvidia-modeset": "urandom"}
 
 MOUNT = """\
@@ -54,12 +55,11 @@ class GpuNode:
         capabilities = [f"nvidia-caps/{path.name}" for path in (folder / "dev/nvidia-caps").glob("*")]
         shutil.rmtree(folder / "dev")
         (folder / "dev").mkdir()
-        found = [path for path in (Path("/dev") / name for name in GPUS) if path.exists()]
-        gpus = cycle(found or [Path("/dev/null")])
+        gpus = cycle(_registered() or [_number("null")])
         nodes = {f"nvidia{card.minor}": device for card, device in zip(node.cards, gpus, strict=False)}
-        nodes |= {name: Path("/dev") / device for name, device in CONTROL.items()}
-        nodes |= dict.fromkeys(capabilities, Path("/dev/random"))
-        (folder / "nodes").write_text("".join(f"{name} {_number(path)}\n" for name, path in nodes.items()))
+        nodes |= {name: _number(device) for name, device in CONTROL.items()}
+        nodes |= dict.fromkeys(capabilities, _number("random"))
+        (folder / "nodes").write_text("".join(f"{name} {number}\n" for name, number in nodes.items()))
         (folder / "pci").write_text("".join(map(_pci, answer.gpus)))
         _libraries(folder / "lib", node.version, hosts.PRODUCTS[node.cards[0].product])
         _programs(folder / "bin")
@@ -75,8 +75,14 @@ class GpuNode:
         }
 
 
-def _number(path):
-    number = path.stat().st_rdev
+def _registered():
+    """Return the numbers of those of GPUS that this kernel has, whether /dev has them or not."""
+    listed = dict(line.split()[::-1] for line in Path("/proc/misc").read_text().splitlines())
+    return [f"{MISC} {listed[name]}" for name in GPUS if name in listed]
+
+
+def _number(name):
+    number = (Path("/dev") / name).stat().st_rdev
     return f"{os.major(number)} {os.minor(number)}"
 
 

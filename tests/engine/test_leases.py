@@ -218,13 +218,11 @@ def test_who_waits_says_for_what_and_gets_it(engine, start):
 def test_a_killed_launcher_leaves_no_lease(engine, start):
     processes = [start("--gpus", "8", "--wait", "5m", "--rm", "training:v1", "true") for _ in range(8)]
     time.sleep(0.7)
-    for process in processes:  # some wait, some choose, some have become docker's command
+    for process in processes:  # some wait, some choose, some have started docker's command
         process.send_signal(signal.SIGKILL)
         process.wait()
-    deadline = time.monotonic() + 60
-    while engine.docker("ps", "-q").stdout and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert run(engine, "--gpus", "8", "--rm", "training:v1", "true").returncode == 0
+    # What was started ends by itself, and its lease with it; nobody waits in the line any more.
+    assert run(engine, "--gpus", "8", "--wait", "1m", "--rm", "training:v1", "true").returncode == 0
 
 
 def test_the_library_takes_free_ones_too(engine, monkeypatch):
