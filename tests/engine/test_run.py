@@ -211,7 +211,7 @@ def test_what_the_container_died_of_is_told_with_the_rule_that_speaks_about_it(e
 @pytest.mark.parametrize("options", [(), ("--rm",), ("-t",), ("--rm", "--log-driver", "none")])
 def test_cuda_s_own_words_are_read_from_the_last_lines(engine, options):
     script = (
-        "sleep 1; echo 'RuntimeError: CUDA error: no kernel image is available for execution on the device'"
+        "sleep 2; echo 'RuntimeError: CUDA error: no kernel image is available for execution on the device'"
     )
     words = ("--gpus", "1", *options, "training:v1", "sh", "-c", f"{script} >&2; exit 1")
     done = run(engine, "--host", L40S, *words)
