@@ -39,7 +39,7 @@ class Podman:
         self.folder = Path(tempfile.mkdtemp(prefix="imx-podman-"))
         self.host = f"unix://{self.folder}/podman.sock"
         settings = self.folder / "containers.conf"
-        settings.write_text(SETTINGS)
+        settings.write_text(f'{SETTINGS}[network]\nnetwork_config_dir = "{self.folder}/net"\n')
         self.environment = {**node.environment, "CONTAINERS_CONF": str(settings), "DOCKER_HOST": self.host}
         stores = ["--root", self.folder / "data", "--runroot", self.folder / "run"]
         command = [*node.inside, "podman", *stores, "system", "service", "--time=0", self.host]
