@@ -58,7 +58,7 @@ def launch(
         def planned(which: int | str | None, part: Share | None = None) -> Launch:
             found = plan(selection, command, gpus=which, share=part, mig_minors=migs(), held=held)
             require(found.devices)
-            return through_cdi(found, reached.info().get("CDISpecDirs") or ()) if found.injected else found
+            return found
 
         first = planned(gpus)
         if "@" in first.reference:
@@ -67,7 +67,10 @@ def launch(
             return _started(reached, first, options)
         # Once the container runs, its own devices say that it has these GPUs.
         with _claimed(reached, selection, gpus, share or Share(), wait) as taken:
-            return _started(reached, planned(exactly(taken.gpus), share).labelled(taken.labels), options)
+            second = planned(exactly(taken.gpus), share).labelled(taken.labels)
+            if second.injected:
+                second = through_cdi(second, reached.info().get("CDISpecDirs") or ())
+            return _started(reached, second, options)
     except NotFound as error:
         name = str(selection.selected)
         raise UnknownImageError(f"the engine has no {name}", remedy=f"docker pull {name}") from error

@@ -5,6 +5,7 @@ nothing else on the machine does. LD_LIBRARY_PATH leads it to an NVML and to a l
 the CPU, and PATH to an nvidia-smi and to an nvcc.
 """
 
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -73,6 +74,16 @@ class GpuNode:
             "STUB_DRIVER": node.version,
             "STUB_GPUS": ";".join(map(_told, answer.gpus)),
         }
+
+
+def profiles():
+    """Return the generator of the host profiles, with the nodes that it knows."""
+    name = "tests_hosts_generate"
+    spec = importlib.util.spec_from_file_location(name, ROOT / "tests/hosts/generate.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
 
 
 def _registered():

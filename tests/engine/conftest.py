@@ -5,20 +5,18 @@ nor another engine on it is touched.
 """
 
 import contextlib
-import importlib.util
 import json
 import os
 import shutil
 import signal
 import stat
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 
 import pytest
-from gpu_node import GpuNode
+from gpu_node import GpuNode, profiles
 
 ROOT = Path(__file__).parents[2]
 CONTROL = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
@@ -254,7 +252,7 @@ def play(engine, start_engine, tmp_path_factory):
 
     def start(name):
         folder = tmp_path_factory.mktemp("node")
-        played = GpuNode(folder, name, _profiles())
+        played = GpuNode(folder, name, profiles())
         node = start_engine(node=played)
         with subprocess.Popen(
             ["docker", "save", image, cpu], env=engine.environment, stdout=subprocess.PIPE
@@ -273,15 +271,6 @@ def play(engine, start_engine, tmp_path_factory):
 def node(play):
     """The engine of a machine with eight GPUs, which are played."""
     return play("genoa-h200")
-
-
-def _profiles():
-    name = "tests_hosts_generate"
-    spec = importlib.util.spec_from_file_location(name, ROOT / "tests/hosts/generate.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture

@@ -1,10 +1,9 @@
 """What the tests of the probe share: captured trees, and a libnvidia-ml that plays a host."""
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
 
+import gpu_node
 import pytest
 
 HERE = Path(__file__).parent
@@ -19,12 +18,7 @@ OPEN = (
 @pytest.fixture(scope="session")
 def hosts():
     """The generator of the host profiles, with the nodes that it knows."""
-    name = "tests_hosts_generate"
-    spec = importlib.util.spec_from_file_location(name, HOSTS / "generate.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
+    return gpu_node.profiles()
 
 
 @pytest.fixture
