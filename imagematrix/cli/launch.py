@@ -1,4 +1,4 @@
-"""`imagematrix run`: select, and start the container with docker's own command."""
+"""The help of `imagematrix run`; imagematrix.cli.front has read the line already when it is to be run."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from typing import Annotated, Any
 import typer
 
 from imagematrix.cli.output import console
-from imagematrix.cli.starting import start
-from imagematrix.launch.options import OWN, split
+from imagematrix.launch.options import OWN
 
 __all__ = ["SETTINGS", "command"]
 
-# Every word goes to our own reading: most options are docker's, and -h is one of them.
+# Every word is read by ourselves: most options are docker's, and -h is one of them.
 SETTINGS: dict[str, Any] = {
     "context_settings": {"ignore_unknown_options": True, "allow_interspersed_args": False},
     "add_help_option": False,
@@ -23,21 +22,12 @@ SETTINGS: dict[str, Any] = {
 
 def command(
     context: typer.Context,
-    words: Annotated[list[str] | None, typer.Argument(metavar="IMAGE[:VERSION] [COMMAND...]")] = None,
+    words: Annotated[list[str] | None, typer.Argument(metavar="IMAGE[:VERSION] [COMMAND...]")] = None,  # noqa: ARG001
 ) -> None:
     """Run the variant that fits this node best, with the device nodes of its GPUs and nothing else.
 
     Every option of `docker run` works before the image, and besides them those listed below.
     """
-    asked = split(words or [])
-    if asked.help or asked.image is None:
-        _help(context)
-        return
-    raise typer.Exit(start(asked, asked.image))
-
-
-def _help(context: typer.Context) -> None:
-    """Print the help, and beside what typer knows the options that we read ourselves."""
     from rich.markup import escape
     from rich.panel import Panel
     from rich.table import Table
