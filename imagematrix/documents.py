@@ -85,9 +85,10 @@ class Fields:
         """Whether the field is there and not null."""
         return self._data.get(key) is not None
 
-    def keys_of(self, kind: type) -> tuple[str, ...]:
-        """Return the names of the fields whose values are of a kind, such as str."""
-        return tuple(key for key, value in self._data.items() if type(value) is kind)
+    def named_texts(self, key: str) -> dict[str, str]:
+        """Return the strings in an object by their names; none where the object is absent."""
+        inner = self.object_or_none(key)
+        return {name: text for name, text in inner.data.items() if type(text) is str} if inner else {}
 
     def text(self, key: str) -> str:
         """Return a string that must be there."""

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "address",
+    "answers",
     "client",
     "context",
     "digests",
@@ -77,15 +78,26 @@ def _json(name: str) -> Any:
         return json.load(file)
 
 
+def answers() -> bool:
+    """Return whether something answers at the engine's socket; False where it is elsewhere, and not asked.
+
+    Raises EngineError where nobody does.
+    """
+    where = address()
+    if not where.startswith("unix://"):
+        return False
+    _get_local(where, "/_ping")
+    return True
+
+
 def client() -> docker.DockerClient:
     """Return a docker-py client that has reached the engine; raise EngineError."""
-    where = address()
-    if where.startswith("unix://"):
-        _get_local(where, "/_ping")  # where nobody answers, docker-py would be loaded for nothing
+    answers()  # where nobody does, docker-py would be loaded for nothing
 
     import docker
     import requests
 
+    where = address()
     try:
         if where.startswith("tcp"):
             return docker.from_env(version="auto", timeout=TIMEOUT)  # with the certificates, if any

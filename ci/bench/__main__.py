@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from measure import Row
 
 MET = {True: "yes", False: "NO", None: ""}
+# Bytecode is there after the first round, as it is where a package is installed, and nothing is counted.
+DROPPED = ("PYTHONDONTWRITEBYTECODE", "COVERAGE_PROCESS_CONFIG", "COVERAGE_PROCESS_START")
 COLUMNS = ("what", "ours", "ratio", "instead", "bar", "met")
 
 
@@ -39,6 +41,8 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=21, help="fresh processes for each row (default: 21)")
     asked = parser.parse_args()
+    for name in DROPPED:
+        os.environ.pop(name, None)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         # Planning comes first: what a process inherits from a large parent counts as its own memory.

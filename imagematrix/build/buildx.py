@@ -8,6 +8,7 @@ rewritten timestamps.
 from __future__ import annotations
 
 import contextlib
+import csv
 import io
 import json
 import os
@@ -25,11 +26,12 @@ from imagematrix import engine
 from imagematrix.build import identity, layout
 from imagematrix.build.backend import Made
 from imagematrix.build.scratch import scratch
+from imagematrix.catalog import labels
 from imagematrix.errors import BuildError, EngineError, UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from typing import TextIO
 
     from imagematrix.build.backend import Order, Sources
@@ -142,7 +144,7 @@ class Buildx:
     def export(self, dockerfile: str, sources: Sources) -> dict[str, str]:
         """Build `dockerfile` and return the text files that its last stage has, by name."""
         with tempfile.TemporaryDirectory(dir=self._scratch) as folder:
-            output = ["--output", f"type=local,dest={folder}"]
+            output = ["--output", _attributes({"type": "local", "dest": folder})]
             self._solve(output, dockerfile, sources, io.StringIO(), lambda _: None)
             return {path.name: path.read_text() for path in Path(folder).iterdir()}
 
@@ -157,8 +159,10 @@ class Buildx:
             made = self._measured([*options, "--output", "type=docker"], order, log, step)
             yield Made(digest=made["containerimage.config.digest"])
             return
+        told = {f"annotation.{key}": order.labels[key] for key in labels.ANNOTATED if key in order.labels}
         with self._layout() as folder:
-            options += ["--output", f"type=oci,tar=false,dest={folder},rewrite-timestamp=true"]
+            output = {"type": "oci", "tar": "false", "dest": str(folder), "rewrite-timestamp": "true"}
+            options += ["--output", _attributes(output | told)]
             digest = self._measured(options, order, log, step)["containerimage.digest"]
             if self._attest:
                 image = layout.Index(folder, digest).images[0]
@@ -272,6 +276,13 @@ class Buildx:
                 process.wait(max(0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
                 _signal(process, signal.SIGKILL)
+
+
+def _attributes(attributes: Mapping[str, str]) -> str:
+    """Return attributes as buildx reads them: as a line of CSV, so a value may hold what it likes."""
+    line = io.StringIO()
+    csv.writer(line, lineterminator="").writerow([f"{key}={value}" for key, value in attributes.items()])
+    return line.getvalue()
 
 
 def _broken(said: str) -> EngineError:

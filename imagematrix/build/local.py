@@ -17,6 +17,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    import docker
+
     from imagematrix.build.backend import Made, Order
 
 __all__ = ["Engine"]
@@ -29,7 +31,9 @@ class Engine:
     """
 
     def __init__(self) -> None:
-        self._client = engine.client()
+        # That nobody answers is to be known at once; to load docker-py for it can wait.
+        if not engine.answers():
+            self._client  # noqa: B018 - which raises EngineError
         self._components: dict[str, Mapping[str, str]] = {}
         self._layers: dict[str, threading.Event] = {}  # that were loaded, or are being loaded
         self._lock = threading.Lock()
@@ -38,7 +42,12 @@ class Engine:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._client.close()
+        if "_client" in self.__dict__:
+            self._client.close()
+
+    @cached_property
+    def _client(self) -> docker.DockerClient:
+        return engine.client()
 
     @cached_property
     def _info(self) -> dict[str, Any]:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from imagematrix import documents
 from imagematrix.build.identity import LOCK
+from imagematrix.catalog.catalog import DIGEST
 from imagematrix.errors import UsageError
-from imagematrix.registry import DIGEST
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

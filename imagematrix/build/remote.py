@@ -196,22 +196,34 @@ def entry(registry: Registry, tag: str) -> Entry | None:
     config = fields.object_or_none("config")
     if config is None or config.text_or_none("mediaType") not in CONFIGS:
         return None
+    told = fields.named_texts("annotations")
+    if labels.VARIANT in told:
+        variant = labels.read(told, reference=where, digest=None, size=None)
+        platform = dict(zip(("os", "architecture", "variant"), variant.platform.split("/"), strict=False))
+    else:  # an engine with the classic image store pushed it
+        told, platform = _configured(registry, config, where)
+    size = sum(layer.integer("size") for layer in fields.objects("layers"))
+    return index.Entry(
+        digest=manifest.digest,
+        size=len(manifest.raw),
+        media_type=manifest.media_type,
+        annotations={key: told[key] for key in labels.ANNOTATED if key in told} | {labels.SIZE: str(size)},
+        platform=platform,
+    )
+
+
+def _configured(
+    registry: Registry, config: documents.Fields, where: str
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the labels of an image, and its platform, from its configuration."""
     digest = config.text("digest")
     if not DIGEST.fullmatch(digest):
         raise config.fail("digest", f"{digest[:80]!r} is not a sha256 digest")
     image = documents.Fields(documents.parse(registry.blob(digest), where), where)
     inner = image.object_or_none("config")
-    own = inner.object_or_none("Labels") if inner else None
-    told = {key: own.text(key) for key in own.keys_of(str)} if own else {}
-    size = sum(layer.integer("size") for layer in fields.objects("layers"))
-    kept = (labels.VERSION, labels.CELL, labels.INPUT, labels.INPUTS, labels.PREFER, labels.VARIANT)
-    return index.Entry(
-        digest=manifest.digest,
-        size=len(manifest.raw),
-        media_type=manifest.media_type,
-        annotations={key: told[key] for key in kept if key in told} | {labels.SIZE: str(size)},
-        platform={key: image.text(key) for key in ("architecture", "os", "variant") if image.present(key)},
-    )
+    own = inner.named_texts("Labels") if inner else {}
+    platform = {key: image.text(key) for key in ("architecture", "os", "variant") if image.present(key)}
+    return own, platform
 
 
 def attestations(registry: Registry, tag: str) -> list[Entry]:

@@ -110,13 +110,9 @@ def _entry(fields: documents.Fields) -> Entry:
         digest=digest,
         size=fields.integer("size"),
         media_type=fields.text_or_none("mediaType") or "",
-        annotations=_texts(fields.object_or_none("annotations")),
-        platform=_texts(fields.object_or_none("platform")),
+        annotations=fields.named_texts("annotations"),
+        platform=fields.named_texts("platform"),
     )
-
-
-def _texts(fields: documents.Fields | None) -> dict[str, str]:
-    return {} if fields is None else {key: fields.text(key) for key in fields.keys_of(str)}
 
 
 def _place(entry: Entry) -> tuple[str, str]:

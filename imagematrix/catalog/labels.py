@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 __all__ = [
+    "ANNOTATED",
     "CELL",
     "DEVELOPMENT",
     "IMAGE",
@@ -41,6 +42,8 @@ DEVELOPMENT = "io.imagematrix.development"  # "true" where the image may be repl
 SIZE = "io.imagematrix.size"  # of the layers as a registry has them, in bytes; an annotation of an index
 VARIANT = "io.imagematrix.variant"  # the catalog entry, less what only the store knows
 
+# What a manifest has as annotations, too: a registry then tells it without another request for the labels.
+ANNOTATED = (VERSION, CELL, INPUT, INPUTS, PREFER, VARIANT)
 OF_THE_STORE = ("reference", "digest", "size")
 SHORT = 12  # digits of the input digest in a tag
 

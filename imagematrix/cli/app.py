@@ -2,33 +2,60 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Annotated
 
 import typer
 
-from imagematrix.cli import (
-    build,
-    coverage,
-    doctor,
-    explain,
-    export,
-    gpus,
-    init,
-    launch,
-    lock,
-    ls,
-    plan,
-    probe,
-    publish,
-    render,
-    report,
-    schema,
-    select,
-    validate,
-)
 from imagematrix.cli.options import resolved
 
-__all__ = ["app"]
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["COMMANDS", "app"]
+
+# In the order of --help. Each is the function `command` of the module of its name.
+COMMANDS = (
+    "init",
+    "validate",
+    "plan",
+    "render",
+    "lock",
+    "build",
+    "report",
+    "publish",
+    "export",
+    "ls",
+    "probe",
+    "gpus",
+    "doctor",
+    "select",
+    "explain",
+    "coverage",
+    "schema",
+    "run",
+)
+
+
+def app(words: Sequence[str] = ()) -> typer.Typer:
+    """Return the command line; where the first of `words` is a command, with that one alone.
+
+    To load the others takes longer than many a command takes to answer.
+    """
+    found = typer.Typer(
+        name="imagematrix",
+        help="Build one immutable image for each hardware configuration, and run the one that fits.",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    found.callback()(_options)
+    asked = words[0] if words else None
+    for name in [asked] if asked in COMMANDS else COMMANDS:
+        module = import_module(f"imagematrix.cli.{name}")
+        found.command(name, **getattr(module, "SETTINGS", {}))(resolved(module.command))
+    return found
 
 
 def _version(asked: bool) -> None:
@@ -45,39 +72,3 @@ def _options(
     ] = False,
 ) -> None:
     pass
-
-
-def _app() -> typer.Typer:
-    found = typer.Typer(
-        name="imagematrix",
-        help="Build one immutable image for each hardware configuration, and run the one that fits.",
-        no_args_is_help=True,
-        pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["-h", "--help"]},
-    )
-    found.callback()(_options)
-    for name, module in {
-        "init": init,
-        "validate": validate,
-        "plan": plan,
-        "render": render,
-        "lock": lock,
-        "build": build,
-        "report": report,
-        "publish": publish,
-        "export": export,
-        "ls": ls,
-        "probe": probe,
-        "gpus": gpus,
-        "doctor": doctor,
-        "select": select,
-        "explain": explain,
-        "coverage": coverage,
-        "schema": schema,
-    }.items():
-        found.command(name)(resolved(module.command))
-    found.command("run", **launch.SETTINGS)(launch.command)
-    return found
-
-
-app = _app()

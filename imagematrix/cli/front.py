@@ -89,7 +89,7 @@ def _call(words: Sequence[str]) -> None:
             sys.exit(start(asked, asked.image))
     from imagematrix.cli.app import app
 
-    app()
+    app(words)(list(words))
 
 
 def _terminated(_signal: int, _frame: FrameType | None) -> None:

@@ -43,7 +43,7 @@ class Repository:
             self.tags[tag] = digest(raw)
         return digest(raw)
 
-    def image(self, tag, labels, *, layer=b"layer", config=None, kind=CONFIG, **platform):
+    def image(self, tag, labels, *, layer=b"layer", config=None, kind=CONFIG, annotations=None, **platform):
         """Keep an image with labels, or with a `config` of other bytes; return its digest."""
         platform = platform or {"architecture": "amd64", "os": "linux"}
         raw = json.dumps({**platform, "config": {"Labels": labels}}).encode() if config is None else config
@@ -53,7 +53,7 @@ class Repository:
             "mediaType": MANIFEST,
             "config": {"mediaType": kind, "digest": digest(raw), "size": len(raw)},
             "layers": [{"mediaType": LAYER, "digest": digest(layer), "size": len(layer)}],
-        }
+        } | ({"annotations": annotations} if annotations else {})
         return self.put(tag, json.dumps(document).encode(), MANIFEST)
 
 

@@ -42,7 +42,10 @@ def test_from_the_matrix_to_a_container_by_way_of_the_registry(engine, folder, r
     assert image not in images(engine), "what is pushed need not be in the engine"
     assert (folder / "imagematrix.lock").is_file()
 
+    before = registry.log.count('"GET ')
     assert statuses(engine, folder, "--push") == ["up-to-date"] * 2
+    asked = registry.log.count('"GET ') - before
+    assert asked == 2 + len(references), "an index that is not there, the tags, and each image once"
     again = build(engine, folder)
     assert (again.returncode, again.stdout) == (0, "")
 

@@ -1,5 +1,6 @@
 """What `docker buildx` says when a build fails, and what kind of failure that is; docker is a script here."""
 
+import csv
 import io
 import json
 import os
@@ -9,6 +10,7 @@ import pytest
 
 from imagematrix.build.backend import Order, Sources
 from imagematrix.build.buildx import Buildx
+from imagematrix.catalog import labels
 from imagematrix.errors import BuildError, EngineError, UsageError
 
 DIGEST = f"sha256:{'1' * 64}"
@@ -65,7 +67,8 @@ def order(tmp_path):
     sources = Sources(
         context=tmp_path / "context", platform="linux/amd64", images={"a:1": "docker-image://b"}
     )
-    return Order(reference="t:v1", dockerfile="FROM a:1\n", sources=sources, labels={"cell": "one"})
+    own = {"by": "us", labels.CELL: "a=1, b", labels.VARIANT: '{"march":"x"}'}
+    return Order(reference="t:v1", dockerfile="FROM a:1\n", sources=sources, labels=own)
 
 
 def make(builder, order, log=None):
@@ -91,7 +94,11 @@ def test_an_image_is_made_in_a_layout(script, order):
     words = asked.read_text().splitlines()
     for word in ("--builder=mine", "--platform=linux/amd64", "--build-context=a:1=docker-image://b"):
         assert word in words
-    assert "--label=cell=one" in words
+    assert "--label=by=us" in words
+    assert f"--label={labels.CELL}=a=1, b" in words
+    (output,) = csv.reader(word for word in words if word.startswith("type=oci"))
+    annotations = [f"annotation.{labels.CELL}=a=1, b", f'annotation.{labels.VARIANT}={{"march":"x"}}']
+    assert output[-2:] == annotations, "what a registry is to tell of an image without its labels"
     assert "[2/3] RUN make" in log.getvalue()
 
 

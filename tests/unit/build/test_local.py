@@ -30,6 +30,7 @@ def tell(engine, method, path, document, status=200):
 def docker(engine):
     tell(engine, "GET", "/info", {"ServerVersion": "28.5.2", "DriverStatus": CONTAINERD})
     with Engine() as found:
+        found.require()  # it is reached when it is first asked
         yield found
 
 

@@ -59,7 +59,7 @@ def test_an_empty_word_is_not_plain():
 
 def test_both_know_the_same_options():
     (typers,) = (
-        command for name, command in typer.main.get_command(app).commands.items() if name == "select"
+        command for name, command in typer.main.get_command(app()).commands.items() if name == "select"
     )
     ours = {}
     for name, parameter in inspect.signature(select.command).parameters.items():

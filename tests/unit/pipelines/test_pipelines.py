@@ -14,7 +14,7 @@ from imagematrix.cli.app import app
 
 ROOT = Path(__file__).parents[3]
 PIPELINES = sorted((ROOT / "ci" / "pipelines").iterdir())
-COMMANDS = typer.main.get_command(app).commands
+COMMANDS = typer.main.get_command(app()).commands
 
 
 class Loader(yaml.SafeLoader):

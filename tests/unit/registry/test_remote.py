@@ -232,3 +232,22 @@ def test_labels_that_are_no_texts_do_not_count(registry, repository):
     repository.image("v1-a", {labels.CELL: 5, labels.VERSION: "v1"})
     assert entry(registry, "v1-a").annotations.keys() == {labels.VERSION, labels.SIZE}
     assert entries(registry, "v1") == []
+
+
+def test_a_manifest_tells_of_itself_what_its_image_has_as_labels(server, registry, repository, have, told):
+    labelled = have("a")
+    own = told("a") | {labels.VARIANT: told("a")[labels.VARIANT].replace("amd64", "arm64/v8")}
+    repository.image("annotated", own, annotations={**own, "by": "somebody"})
+    before = server.count("GET", "blobs")
+    found = entry(registry, "annotated")
+    assert server.count("GET", "blobs") == before, "one request is all it takes"
+    assert found.platform == {"os": "linux", "architecture": "arm64", "variant": "v8"}
+    assert found.annotations.keys() == entry(registry, labelled).annotations.keys()
+    assert found.tag == entry(registry, labelled).tag
+
+
+@pytest.mark.parametrize("variant", ["", "[]", '{"platform": 5}'])
+def test_damaged_annotations_name_their_image(registry, repository, image, told, variant):
+    repository.image("v1-a-0123456789ab", {}, annotations=told("a") | {labels.VARIANT: variant})
+    with pytest.raises(UsageError, match=f"{image}:v1-a-0123456789ab"):
+        entries(registry, "v1")
