@@ -78,6 +78,13 @@ class Builder(Protocol):
         """Build `dockerfile` and return the text files that its last stage has, by name; raise BuildError."""
         ...
 
+    def base_layers(self, base: str, sources: Sources) -> tuple[Path, ...]:
+        """Return the files of the layers that images will have which begin with `base`; raise BuildError.
+
+        Images made later find them there. A builder without layouts has none.
+        """
+        ...
+
     def make(self, order: Order, log: TextIO, step: Callable[[str], None]) -> AbstractContextManager[Made]:
         """Build an image without naming it yet; raise BuildError. On leaving, what was not stored may go.
 

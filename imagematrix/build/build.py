@@ -26,6 +26,7 @@ from imagematrix.errors import (
     TagMovedError,
     UsageError,
 )
+from imagematrix.render.dockerfile import beginning
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -216,11 +217,13 @@ class _Session:
         order.prepare()
         places = threading.Semaphore(jobs)
         # Before anything is built: a base that is nowhere would fail every cell, one after the other.
-        bases = dict.fromkeys(name for item in self._items.values() for name in item.bases)
-        self._pins = {name: self._builder.pinned(name, self._bases[name]) for name in bases}
+        names = dict.fromkeys(name for item in self._items.values() for name in item.bases)
+        self._pins = {name: self._builder.pinned(name, self._bases[name]) for name in names}
         futures: dict[Future[Result], str] = {}
-        with ThreadPoolExecutor(max_workers=2 * jobs - 1, thread_name_prefix="build") as pool:
+        idle = jobs > 1 and bool(self._compilers)  # while a compiler is asked
+        with ThreadPoolExecutor(max_workers=2 * jobs - 1 + idle, thread_name_prefix="build") as pool:
             try:
+                bases = pool.submit(self._export_bases) if idle else None
                 while order.is_active():
                     ready = order.get_ready()
                     futures |= {pool.submit(self._one, self._items[name], places): name for name in ready}
@@ -233,6 +236,8 @@ class _Session:
                     if any(fail_fast or isinstance(error, EngineError) for error in failed):
                         self._abandon(futures)
                         break
+                if bases and not bases.done():  # every cell has failed before, and nobody wants it
+                    self._builder.stop()
             except BaseException:
                 self._abandon(futures)
                 raise
@@ -241,6 +246,22 @@ class _Session:
             self._results.get(name) or Result(item=item, status="stopped", seconds=0)
             for name, item in self._items.items()
         ]
+
+    def _export_bases(self) -> None:
+        """Export and read what the images begin with, while they wait for the compilers to answer.
+
+        The first of them end at the same time, and otherwise each would export it. They say what is wrong.
+        """
+        done: set[str] = set()
+        for item in self._items.values():
+            base = beginning(item.dockerfile)
+            if base in item.bases and base not in done:
+                done.add(base)
+                images = {base: where} if (where := self._pins[base]) else {}
+                sources = Sources(context=item.cell.image.context, platform=item.cell.platform, images=images)
+                with contextlib.suppress(ImagematrixError, OSError):
+                    for path in self._builder.base_layers(base, sources):
+                        self._layer(path)
 
     def _abandon(self, futures: Iterable[Future[Result]]) -> None:
         self._stopped = True

@@ -13,7 +13,6 @@ import io
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import tempfile
@@ -24,7 +23,7 @@ from typing import Any, Self
 
 from imagematrix import engine
 from imagematrix.build import identity, layout
-from imagematrix.build.backend import Made
+from imagematrix.build.backend import Made, Order
 from imagematrix.build.scratch import scratch
 from imagematrix.catalog import labels
 from imagematrix.errors import BuildError, EngineError, UsageError
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from typing import TextIO
 
-    from imagematrix.build.backend import Order, Sources
+    from imagematrix.build.backend import Sources
     from imagematrix.build.local import Engine
 
 __all__ = ["Buildx"]
@@ -69,7 +68,7 @@ class Buildx:
             self._environment["DOCKER_CONTEXT"] = str(builder)
         self._open = contextlib.ExitStack()
         self._scratch = self._open.enter_context(scratch())
-        self._layouts: list[Path] = []
+        self._blobs = Path(tempfile.mkdtemp(dir=self._scratch))  # of all layouts
         self._idle: list[Path] = []
         self._running: set[subprocess.Popen[str]] = set()
         self._stopped = False
@@ -148,31 +147,48 @@ class Buildx:
             self._solve(output, dockerfile, sources, io.StringIO(), lambda _: None)
             return {path.name: path.read_text() for path in Path(folder).iterdir()}
 
+    def base_layers(self, base: str, sources: Sources) -> tuple[Path, ...]:
+        """Return the files of the layers that images will have which begin with `base`; none (classic store).
+
+        Images made later find them there, and need not wait for each other's to be exported.
+        """
+        if not self.reproducible:
+            return ()
+        order = Order(reference=base, dockerfile=f"FROM {base}\n", sources=sources, labels={})
+        with self._layout() as folder:
+            made = self._exported(["--provenance=false"], folder, order, io.StringIO(), lambda _: None)
+            return layout.Image(folder, made).layer_files
+
     @contextlib.contextmanager
     def make(self, order: Order, log: TextIO, step: Callable[[str], None]) -> Iterator[Made]:
         """Build an image into a layout (containerd store), or into the store (classic) without its name."""
-        options = [f"--build-arg=SOURCE_DATE_EPOCH={identity.EPOCH}"]
-        options += [f"--attest={spec}" for spec in self._attest] or ["--provenance=false"]
+        options = [f"--attest={spec}" for spec in self._attest] or ["--provenance=false"]
         options += [f"--label={key}={value}" for key, value in sorted(order.labels.items())]
         options += ["--no-cache"] if order.afresh else []
         if not self.reproducible:
             made = self._measured([*options, "--output", "type=docker"], order, log, step)
             yield Made(digest=made["containerimage.config.digest"])
             return
-        told = {f"annotation.{key}": order.labels[key] for key in labels.ANNOTATED if key in order.labels}
         with self._layout() as folder:
-            output = {"type": "oci", "tar": "false", "dest": str(folder), "rewrite-timestamp": "true"}
-            options += ["--output", _attributes(output | told)]
-            digest = self._measured(options, order, log, step)["containerimage.digest"]
+            digest = self._exported(options, folder, order, log, step)
             if self._attest:
                 image = layout.Index(folder, digest).images[0]
                 yield Made(digest=image.digest, layout=folder, attested=digest)
             else:
                 yield Made(digest=digest, layout=folder)
 
+    def _exported(
+        self, options: list[str], folder: Path, order: Order, log: TextIO, step: Callable[[str], None]
+    ) -> str:
+        """Build an image into the layout `folder`, and return its digest."""
+        output = {"type": "oci", "tar": "false", "dest": str(folder), "rewrite-timestamp": "true"}
+        output |= {f"annotation.{key}": order.labels[key] for key in labels.ANNOTATED if key in order.labels}
+        options = [*options, "--output", _attributes(output)]
+        return str(self._measured(options, order, log, step)["containerimage.digest"])
+
     @contextlib.contextmanager
     def _layout(self) -> Iterator[Path]:
-        """Lend a layout nobody else writes to: BuildKit fails where two builds write the same blob."""
+        """Lend a layout nobody else writes to: builds fail that write the same blob at the same time."""
         with self._lock:
             folder = self._idle.pop() if self._idle else self._new_layout()
         try:
@@ -183,11 +199,8 @@ class Buildx:
 
     def _new_layout(self) -> Path:
         folder = Path(tempfile.mkdtemp(dir=self._scratch))
-        # What is in one layout already, the base layer above all, is neither sent nor kept twice.
-        blobs = self._layouts[0] / "blobs" if self._layouts else None
-        if blobs and blobs.is_dir():
-            shutil.copytree(blobs, folder / "blobs", copy_function=os.link)
-        self._layouts.append(folder)
+        # What one layout has, the base's layers above all, is neither sent nor kept again for another.
+        (folder / "blobs").symlink_to(self._blobs)
         return folder
 
     def _measured(
@@ -195,7 +208,11 @@ class Buildx:
     ) -> dict[str, Any]:
         """Solve, and return what buildx says of the result."""
         with tempfile.NamedTemporaryFile(dir=self._scratch, suffix=".json") as metadata:
-            options = [*options, f"--metadata-file={metadata.name}"]
+            options = [
+                *options,
+                f"--build-arg=SOURCE_DATE_EPOCH={identity.EPOCH}",
+                f"--metadata-file={metadata.name}",
+            ]
             self._solve(options, order.dockerfile, order.sources, log, step)
             found: dict[str, Any] = json.loads(Path(metadata.name).read_text())
         return found

@@ -40,6 +40,10 @@ class Compilers:
                 made = self._compilers.setdefault(key, _Compiler(stage, builder))
                 made.options.add(item.cell.facts.option(march))
 
+    def __bool__(self) -> bool:
+        """Whether there is a compiler to be asked, which takes its time."""
+        return bool(self._compilers)
+
     def flags(self, item: Item, sources: Sources) -> frozenset[str]:
         """Return the flags that `item`'s code needs; raise BuildError where nobody can tell.
 

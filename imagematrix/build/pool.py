@@ -9,6 +9,7 @@ from queue import SimpleQueue
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
     from typing import TextIO
 
     from imagematrix.build.backend import Builder, Made, Order, Sources
@@ -39,6 +40,11 @@ class Pool:
         """Build `dockerfile` and return the text files that its last stage has, by name."""
         with self._one() as builder:
             return builder.export(dockerfile, sources)
+
+    def base_layers(self, base: str, sources: Sources) -> tuple[Path, ...]:
+        """Return the files of the layers that images have which begin with `base`, of one builder."""
+        with self._one() as builder:
+            return builder.base_layers(base, sources)
 
     @contextlib.contextmanager
     def make(self, order: Order, log: TextIO, step: Callable[[str], None]) -> Iterator[Made]:

@@ -12,7 +12,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["bases", "through_stage"]
+__all__ = ["bases", "beginning", "through_stage"]
 
 FROM = re.compile(r"FROM\s+(?:--\S+\s+)*(\S+)(?:\s+AS\s+(\S+))?\s*", re.IGNORECASE)
 FLAGS = re.compile(r"(?:COPY|ADD|RUN)((?:\s+--\S+)*)", re.IGNORECASE)
@@ -50,6 +50,16 @@ def through_stage(dockerfile: str, stage: str) -> str | None:
             return dockerfile[: step.start]
         inside = inside or step.stage == stage
     return dockerfile if inside else None
+
+
+def beginning(dockerfile: str) -> str | None:
+    """Return the external image that the last stage of `dockerfile` begins with; None for scratch."""
+    name, begins = "scratch", {"scratch": "scratch"}
+    for step in _read(dockerfile).steps:
+        if step.stage is not None:
+            name = begins.get(step.names[0].lower(), step.names[0])
+            begins[step.stage] = name
+    return None if name == "scratch" else name
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ import threading
 import pytest
 
 from imagematrix.build.backend import Made, Present
+from imagematrix.build.layout import Image
 from imagematrix.build.plan import Against, plan
 from imagematrix.catalog import labels
 from imagematrix.errors import BuildError, UsageError
@@ -115,6 +116,14 @@ class FakeBackend:
         if "export" in self.errors:
             raise self.errors["export"]
         return self.macros
+
+    def base_layers(self, base, sources):
+        self.calls.append(("base", base, sources))
+        if base in self.errors:
+            raise self.errors[base]
+        if self.hold:
+            self.stopped.wait(10)
+        return Image(self.folder, layout(self.folder, *self.layers)).layer_files if self.layers else ()
 
     @contextlib.contextmanager
     def make(self, order, log, step):

@@ -341,3 +341,42 @@ def test_a_base_that_cannot_be_pinned_is_told_once_before_anything_is_built(plan
     with pytest.raises(UsageError, match="no registry gives it"):
         build(plan, backend, backend, jobs=2, logs=logs, reporter=None)
     assert not backend.called("make")
+
+
+def test_bases_are_exported_while_the_compiler_is_asked(planned, carry_out, backend, tar, monkeypatch):
+    """All builds wait for it, and the first of them would export the same base at the same time."""
+    backend.layers = [tar(("bin/true", b""))]
+    backend.salt = "the engine has another, so its digest names the one that is locked"
+    plan = planned(only=CPU)
+    backend.salt = ""
+    read = []
+    monkeypatch.setattr(layers, "read", lambda path, real=layers.read: read.append(path.name) or real(path))
+    carry_out(plan, jobs=2)
+    ((_, base, sources),) = [call for call in backend.calls if call[0] == "base"]
+    assert base == "debian:trixie"
+    assert sources.images == {base: f"docker-image://{base}@{plan.bases[base]}"}
+    assert len(read) == 1, "what the images have in common is read before they are there"
+
+
+@pytest.mark.parametrize("error", [BuildError("no such base"), OSError("no space left on device")])
+def test_what_is_wrong_with_a_base_the_builds_say(planned, carry_out, backend, error):
+    backend.errors["debian:trixie"] = error
+    results, notes = carry_out(planned(only=CPU), jobs=2)
+    assert set(statuses(results).values()) == {"built"}
+    assert len(notes) == 6
+
+
+def test_bases_are_left_to_the_builds_where_nothing_is_waited_for(planned, carry_out, backend):
+    carry_out(planned(only=CPU), jobs=1)
+    backend.images.clear()
+    without = planned(only=CPU, template="FROM {{ base }}\n")
+    carry_out(without, jobs=2)
+    assert not backend.called("base")
+
+
+def test_nobody_waits_for_a_base_of_what_has_failed(planned, carry_out, backend):
+    backend.errors["export"] = BuildError("no compiler")
+    backend.hold = True
+    results, _ = carry_out(planned(only=CPU), jobs=2)
+    assert set(statuses(results).values()) == {"failed"}
+    assert backend.stopped.is_set()

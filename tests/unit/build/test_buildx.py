@@ -102,17 +102,29 @@ def test_an_image_is_made_in_a_layout(script, order):
     assert "[2/3] RUN make" in log.getvalue()
 
 
-def test_builds_at_the_same_time_have_layouts_of_their_own_with_what_is_there(script, order):
+def test_builds_at_the_same_time_have_layouts_of_their_own_and_all_blobs_in_common(script, order):
     script(written(**{"containerimage.digest": DIGEST}))
     with Buildx(Docker()) as builder, builder.make(order, io.StringIO(), print) as first:
-        with builder.make(order, io.StringIO(), print) as second:
-            assert not list(second.layout.iterdir())
-        base = first.layout / "blobs/sha256/base"
-        base.parent.mkdir(parents=True)
-        base.touch()
+        (first.layout / "blobs/base").touch()
         with builder.make(order, io.StringIO(), print), builder.make(order, io.StringIO(), print) as third:
-            assert len({first.layout, second.layout, third.layout}) == 3
-            assert (third.layout / "blobs/sha256/base").samefile(base)
+            assert first.layout != third.layout
+            assert (third.layout / "blobs/base").exists()
+
+
+def test_a_base_has_the_layers_that_images_will_have(script, order, layout, tmp_path):
+    digest = layout(tmp_path, b"lower", b"upper")
+    copied = f'cp -r {tmp_path}/blobs/* "$(ls -d "$TMPDIR"/imagematrix-build-*/*/blobs/)"'
+    asked = script(f"{copied}; {written(**{'containerimage.digest': digest})}")
+    with Buildx(Docker(), attest=["type=sbom"]) as builder:
+        files = builder.base_layers("a:1", order.sources)
+        assert [path.read_bytes() for path in files] == [b"lower", b"upper"]
+    words = asked.read_text().splitlines()
+    assert "--provenance=false" in words
+    assert not [word for word in words if "sbom" in word], "nobody wants to know of it alone"
+    docker = Docker()
+    docker.has_manifests = False
+    with Buildx(docker) as builder:
+        assert builder.base_layers("a:1", order.sources) == ()
 
 
 def test_the_classic_store_takes_it_itself(script, order):

@@ -28,6 +28,10 @@ class Builder:
         with self.make(dockerfile, sources, None):
             return {"from": dockerfile}
 
+    def base_layers(self, base, sources):
+        with self.make(base, sources, None):
+            return (base,)
+
     @contextlib.contextmanager
     def make(self, order, log, step):  # noqa: ARG002
         with self.lock:
@@ -71,6 +75,7 @@ def test_few_builds_are_spread_over_all():
             pass
     assert pool.export("FROM scratch", None) == {"from": "FROM scratch"}
     assert [builder.all for builder in builders] == [1, 1, 1]
+    assert pool.base_layers("debian", None) == ("debian",)
 
 
 def test_an_image_that_is_made_has_no_place_any_more():

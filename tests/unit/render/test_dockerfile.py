@@ -5,7 +5,7 @@ import textwrap
 import pytest
 
 from imagematrix.errors import UsageError
-from imagematrix.render.dockerfile import bases, through_stage
+from imagematrix.render.dockerfile import bases, beginning, through_stage
 
 
 @pytest.mark.parametrize(
@@ -87,3 +87,18 @@ def test_a_dockerfile_up_to_the_end_of_a_stage():
     assert through_stage(dockerfile, "program") == dockerfile
     assert through_stage(dockerfile, "other") is None
     assert through_stage("FROM debian\n", "compiler") is None
+
+
+@pytest.mark.parametrize(
+    ("dockerfile", "expected"),
+    [
+        ("FROM debian:trixie\n", "debian:trixie"),
+        ("FROM a AS one\nRUN x\nFROM b AS two\nFROM One\nCOPY --from=two /x /\n", "a"),
+        ("FROM a AS b\nFROM c\nFROM b\nFROM scratch\n", None),
+        ("FROM scratch AS empty\nFROM empty\n", None),
+        ("FROM a AS a\nFROM a AS b\nFROM b\n", "a"),
+        ("", None),
+    ],
+)
+def test_the_image_that_the_last_stage_begins_with(dockerfile, expected):
+    assert beginning(dockerfile) == expected
