@@ -30,7 +30,8 @@ class Sources:
     """What a build takes its files from: the folder it copies from, and where the images come from.
 
     `images` say where an image comes from that the builder would not find by its name alone, or would find in
-    another state: by the name that the Dockerfile has, as `docker buildx build --build-context` takes it.
+    another state: by the name that the Dockerfile has, "docker-image://" with a reference, or "oci-layout://"
+    with a folder and a digest.
     """
 
     context: Path
@@ -69,6 +70,11 @@ class Made:
 
 class Builder(Protocol):
     """What makes images. Every method raises EngineError where it can't be reached."""
+
+    @property
+    def local(self) -> bool:
+        """Whether it finds the images of the engine by their names."""
+        ...
 
     def pinned(self, reference: str, digest: str) -> str | None:
         """Return where a base image comes from if it is to have `digest`; None where its name finds it."""

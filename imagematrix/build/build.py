@@ -114,8 +114,8 @@ def build(  # noqa: PLR0913 - what to build, with what, where to, and the comman
         logs.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"{error.filename}: {error.strerror}") from error
-    session = _Session(items, plan.bases, builder, store, logs, reporter, verify=verify)
-    return session.run(jobs, fail_fast=fail_fast)
+    session = _Session(items, plan.bases, builder, store, logs, reporter, fail_fast=fail_fast, verify=verify)
+    return session.run(jobs)
 
 
 def ordered(item: Item, sources: Sources, flags: frozenset[str]) -> Order:
@@ -184,7 +184,7 @@ def _moved(refused: Sequence[Item]) -> TagMovedError:
 class _Session:
     """One run of the pool. A thread has a place for as long as it builds, and works on without one."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what `build` has
         self,
         items: Sequence[Item],
         bases: Mapping[str, str],
@@ -193,10 +193,12 @@ class _Session:
         logs: Path,
         reporter: Reporter,
         *,
+        fail_fast: bool,
         verify: bool,
     ) -> None:
         self._items = {str(item.reference): item for item in items}
         self._bases = bases
+        self._fail_fast = fail_fast
         self._verify = verify
         self._builder = builder
         self._store = store
@@ -210,7 +212,7 @@ class _Session:
         self._lock = threading.Lock()
         self._stopped = False
 
-    def run(self, jobs: int, *, fail_fast: bool) -> list[Result]:
+    def run(self, jobs: int) -> list[Result]:
         order = TopologicalSorter(
             {name: [need for need in item.needs if need in self._items] for name, item in self._items.items()}
         )
@@ -231,9 +233,7 @@ class _Session:
                     finished = {futures.pop(future): future.result() for future in done}
                     self._results |= finished
                     order.done(*finished)
-                    failed = [result.error for result in finished.values() if result.status == "failed"]
-                    # Without an engine nothing else can be built either.
-                    if any(fail_fast or isinstance(error, EngineError) for error in failed):
+                    if self._stopped:
                         self._abandon(futures)
                         break
                 if bases and not bases.done():  # every cell has failed before, and nobody wants it
@@ -300,6 +300,9 @@ class _Session:
             result = Result(item=item, status="failed", seconds=0, error=BuildError(str(error)))
         seconds = time.monotonic() - begin
         result = replace(result, seconds=seconds, log=log if log.is_file() else None)
+        # Without an engine nothing else can be built either.
+        if result.status == "failed" and (self._fail_fast or isinstance(result.error, EngineError)):
+            self._stopped = True
         self._reporter.finished(result)
         return result
 
@@ -348,9 +351,10 @@ class _Session:
     def _sources(self, item: Item) -> Sources:
         found = {name: self._pins[name] for name in item.bases}
         for name in item.needs:
+            found[name] = self._store.source(name)
             made = self._made.get(name)
-            from_layout = made and made.layout and f"oci-layout://{made.layout}@{made.digest}"
-            found[name] = from_layout or self._store.source(name)
+            if found[name] is None and not self._builder.local and made and made.layout:
+                found[name] = f"oci-layout://{made.layout}@{made.digest}"
         images = {name: where for name, where in found.items() if where}
         return Sources(context=item.cell.image.context, platform=item.cell.platform, images=images)
 

@@ -27,6 +27,7 @@ from imagematrix.build.backend import Made, Order
 from imagematrix.build.scratch import scratch
 from imagematrix.catalog import labels
 from imagematrix.errors import BuildError, EngineError, UsageError
+from imagematrix.render.dockerfile import replaced
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,9 +41,11 @@ __all__ = ["Buildx"]
 
 OLDEST = 23  # the first engine whose BuildKit knows COPY --link, SOURCE_DATE_EPOCH and OCI layouts
 STEP = re.compile(r"#\d+ \[(?!internal)([^]]+)\] (.+)")
+IMAGE = "docker-image://"  # what a place begins with that is an image of a registry or of the engine
 OWN = re.compile(r"^Driver: +docker$", re.MULTILINE)
 GRACE = 10  # seconds that a build has to end by itself
 GONE = "code = Unavailable"  # how gRPC puts it that nobody is there any more
+UNRESOLVED = "failed to resolve source metadata"
 FULL = "no space left on device"
 TAIL = 20  # lines of a failed build's log that its error shows
 
@@ -119,6 +122,11 @@ class Buildx:
     def reproducible(self) -> bool:
         """Whether images are made in OCI layouts, without which timestamps can't be rewritten."""
         return self._builder is not None or self._docker.has_manifests
+
+    @property
+    def local(self) -> bool:
+        """Whether a build finds the images of the engine by their names."""
+        return self._builder is None
 
     def pinned(self, reference: str, digest: str) -> str | None:
         """Return where a base image comes from if it is to have `digest`; None where its name finds it."""
@@ -223,12 +231,17 @@ class Buildx:
         tail: list[str] = []
         with tempfile.TemporaryDirectory(dir=self._scratch) as folder:
             file = Path(folder, "Dockerfile")
-            file.write_text(dockerfile, encoding="utf-8")
+            # Where a FROM names a base, BuildKit leaves its layers as they are. Where a context takes its
+            # place, their timestamps are rewritten, too: each is compressed anew, and no longer the base's.
+            images = sources.images.items()
+            named = {name: where.removeprefix(IMAGE) for name, where in images if where.startswith(IMAGE)}
+            contexts = {name: where for name, where in images if name not in named}
+            file.write_text(replaced(dockerfile, named), encoding="utf-8")
             # BuildKit takes this for the context's .dockerignore.
             Path(folder, "Dockerfile.dockerignore").write_text("\n".join(identity.ignored(sources.context)))
             own = [f"--builder={self._builder or engine.context()}", "--progress=plain", f"--file={file}"]
             own += [f"--platform={sources.platform}"]
-            own += [f"--build-context={name}={where}" for name, where in sources.images.items()]
+            own += [f"--build-context={name}={where}" for name, where in contexts.items()]
             process = self._start([self._command, "build", *own, *options, str(sources.context)])
             assert process.stdout is not None  # noqa: S101 - it is a pipe; this tells the type checker
             try:
@@ -276,8 +289,11 @@ class Buildx:
                 "the Docker engine went away in the middle of a build",
                 remedy="what is built stays; the same command goes on from here",
             )
-        room = f"a build takes room in {self._scratch.parent} (or where TMPDIR says) and in the engine"
-        remedy = room if FULL in said else None
+        remedy = None
+        if FULL in said:
+            remedy = f"a build takes room in {self._scratch.parent} (or where TMPDIR says) and in the engine"
+        elif UNRESOLVED in said and not self.local:
+            remedy = f"{self._builder} takes base images from registries: push this one where it can pull it"
         raise BuildError(said or "docker buildx failed without a word", remedy=remedy)
 
     def stop(self) -> None:

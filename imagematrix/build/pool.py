@@ -31,6 +31,11 @@ class Pool:
             for builder in filter(None, turn):
                 self._free.put(builder)
 
+    @property
+    def local(self) -> bool:
+        """Whether all of them find the images of the engine by their names."""
+        return all(builder.local for builder in self._builders)
+
     def pinned(self, reference: str, digest: str) -> str | None:
         """Return where a base image of a `digest` comes from; None where all find it by its name."""
         places = (builder.pinned(reference, digest) for builder in self._builders)

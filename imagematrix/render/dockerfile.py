@@ -10,9 +10,9 @@ from imagematrix.errors import UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
-__all__ = ["bases", "beginning", "through_stage"]
+__all__ = ["bases", "beginning", "replaced", "through_stage"]
 
 FROM = re.compile(r"FROM\s+(?:--\S+\s+)*(\S+)(?:\s+AS\s+(\S+))?\s*", re.IGNORECASE)
 FLAGS = re.compile(r"(?:COPY|ADD|RUN)((?:\s+--\S+)*)", re.IGNORECASE)
@@ -60,6 +60,24 @@ def beginning(dockerfile: str) -> str | None:
             name = begins.get(step.names[0].lower(), step.names[0])
             begins[step.stage] = name
     return None if name == "scratch" else name
+
+
+def replaced(dockerfile: str, images: Mapping[str, str]) -> str:
+    """Return `dockerfile` with other images in place of those that `images` has; stages keep their names."""
+    parts: list[str] = []
+    stages: set[str] = set()
+    end = 0
+    for step in _read(dockerfile).steps:
+        place = step.start
+        for name in step.names:
+            if name in images and name.lower() not in stages:
+                found = re.compile(rf"(?<![^\s=]){re.escape(name)}(?![^\s,])").search(dockerfile, place)
+                assert found is not None  # noqa: S101 - it was read there; this tells the type checker
+                parts += [dockerfile[end : found.start()], images[name]]
+                place = end = found.end()
+        if step.stage:
+            stages.add(step.stage)
+    return "".join([*parts, dockerfile[end:]])
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,11 @@
 """Building on other engines than the one that keeps the images."""
 
 import json
+import select
+import socket
+import socketserver
 import subprocess
+import threading
 
 import pytest
 
@@ -12,6 +16,7 @@ images:
 axes:
   part: [one, two, three, four]
 """
+UPGRADE = b"POST /grpc HTTP/1.1\r\nHost: docker\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n"
 TEMPLATE = "FROM debian:trixie\nRUN sleep 2 && uname -a > /dev/null && echo {{ part }} > /part\n"
 
 
@@ -77,3 +82,67 @@ def test_a_builder_that_is_not_there_ends_with_2(engine, folder):
     said = engine.imagematrix("build", "--builder", "nobody", cwd=folder)
     assert said.returncode == 2
     assert "there is no builder 'nobody'" in said.stderr
+
+
+class Wire(socketserver.BaseRequestHandler):
+    """Leads a connection to the BuildKit that is inside an engine."""
+
+    def handle(self):
+        with socket.socket(socket.AF_UNIX) as engine:
+            engine.connect(self.server.engine.host.removeprefix("unix://"))
+            engine.sendall(UPGRADE)
+            head = b""
+            while not head.endswith(b"\r\n\r\n"):
+                head += engine.recv(1)
+            ends = {self.request: engine, engine: self.request}
+            while True:
+                for end in select.select(list(ends), [], [])[0]:
+                    data = end.recv(1 << 16)
+                    if not data:
+                        return
+                    ends[end].sendall(data)
+
+
+@pytest.fixture
+def wire(engine, folder):
+    """A builder of buildx' remote driver: it has gRPC at a socket, and nothing else of the engine."""
+    place = f"{folder}/buildkit.sock"
+    with socketserver.ThreadingUnixStreamServer(place, Wire) as server:
+        server.engine = engine
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        engine.docker("buildx", "create", "--name", "wire", "--driver", "remote", f"unix://{place}")
+        yield "wire"
+        server.shutdown()
+        thread.join()
+
+
+def test_an_image_is_the_same_wherever_it_is_built_and_its_base_comes_from(engine, folder, wire, registry):
+    """In the engine or only in a registry, a base keeps its layers: nothing of it is made anew."""
+    base, image = f"{registry.address}/debian:trixie", f"{registry.address}/everywhere"
+    engine.docker("tag", "debian:trixie", base)
+    engine.docker("push", "--quiet", base)
+    (folder / "templates/small.j2").write_text(TEMPLATE.replace("debian:trixie", base))
+    (folder / "matrix.yaml").write_text(MATRIX.format(image=image))
+    digests = []
+    for options in ((), ("without",), ("--builder", wire), ("--push",)):
+        if options:
+            engine.docker("rmi", "--force", base, *engine.docker("images", "--quiet", image).stdout.split())
+            engine.docker("buildx", "prune", "--all", "--force")
+        words = [word for word in options if word != "without"]
+        built = engine.imagematrix("build", "--only", "part=one", "--json", *words, cwd=folder)
+        assert built.returncode == 0, built.stderr
+        (cell,) = (cell for cell in json.loads(built.stdout)["cells"] if cell["status"] == "built")
+        digests.append(cell["digest"])
+    assert len(set(digests)) == 1
+    assert layers(engine, cell["reference"])[:-1] == layers(engine, base)
+
+
+def layers(engine, reference):
+    """Return the digests of the layers that an image has in its registry."""
+    inspect = [*engine.inside, "docker", "buildx", "imagetools", "inspect", "--raw", reference]
+    done = subprocess.run(inspect, env=engine.environment, check=True, capture_output=True)
+    manifest = json.loads(done.stdout)
+    if "manifests" in manifest:
+        return layers(engine, f"{reference.rpartition(':')[0]}@{manifest['manifests'][0]['digest']}")
+    return [layer["digest"] for layer in manifest["layers"]]

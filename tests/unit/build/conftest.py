@@ -59,6 +59,7 @@ class FakeBackend:
 
     `errors` are raised for the cells they are keyed by; `layers` are those of every image, or None to make
     images without a layout, as the classic image store does. `hold` keeps every build waiting until stop().
+    It builds what it keeps where it is `local`.
     """
 
     def __init__(self, folder):
@@ -71,6 +72,7 @@ class FakeBackend:
         self.images = {}
         self.calls = []
         self.hold = False
+        self.local = True
         self.stopped = threading.Event()
 
     def __enter__(self):

@@ -51,6 +51,7 @@ def script(tmp_path, monkeypatch):
             "#!/bin/sh",
             f'printf "%s\\n" "$@" >> {tmp_path}/asked',
             "for word; do case $word in --metadata-file=*) file=${word#*=};; esac; done",
+            f"for word; do case $word in --file=*) cp ${{word#*=}} {tmp_path}/dockerfile;; esac; done",
             f"case $1 in build) {build};; *) {inspect};; esac",
         ]
         (folder / "buildx").write_text("\n".join(lines) + "\n")
@@ -65,7 +66,9 @@ def script(tmp_path, monkeypatch):
 def order(tmp_path):
     (tmp_path / "context").mkdir()
     sources = Sources(
-        context=tmp_path / "context", platform="linux/amd64", images={"a:1": "docker-image://b"}
+        context=tmp_path / "context",
+        platform="linux/amd64",
+        images={"a:1": "docker-image://a:1@b", "c": "oci-layout:///d@e"},
     )
     own = {"by": "us", labels.CELL: "a=1, b", labels.VARIANT: '{"march":"x"}'}
     return Order(reference="t:v1", dockerfile="FROM a:1\n", sources=sources, labels=own)
@@ -81,7 +84,7 @@ def written(**data):
     return f"echo '{json.dumps(data)}' > $file"
 
 
-def test_an_image_is_made_in_a_layout(script, order):
+def test_an_image_is_made_in_a_layout(script, order, tmp_path):
     metadata = written(**{"containerimage.digest": DIGEST})
     asked = script(f"echo '#5 [2/3] RUN make'; {metadata}")
     log = io.StringIO()
@@ -92,14 +95,28 @@ def test_an_image_is_made_in_a_layout(script, order):
         assert builder.pinned("a:1", DIGEST) == f"docker-image://a:1@{DIGEST}"
     assert not made.layout.exists(), "what was not stored goes"
     words = asked.read_text().splitlines()
-    for word in ("--builder=mine", "--platform=linux/amd64", "--build-context=a:1=docker-image://b"):
+    for word in ("--builder=mine", "--platform=linux/amd64", "--build-context=c=oci-layout:///d@e"):
         assert word in words
+    assert (tmp_path / "dockerfile").read_text() == "FROM a:1@b\n"
     assert "--label=by=us" in words
     assert f"--label={labels.CELL}=a=1, b" in words
     (output,) = csv.reader(word for word in words if word.startswith("type=oci"))
     annotations = [f"annotation.{labels.CELL}=a=1, b", f'annotation.{labels.VARIANT}={{"march":"x"}}']
     assert output[-2:] == annotations, "what a registry is to tell of an image without its labels"
     assert "[2/3] RUN make" in log.getvalue()
+
+
+def test_another_builder_knows_no_base_of_the_engine(script, order):
+    script("echo 'failed to resolve source metadata for docker.io/a:1'; exit 1")
+    for builder, remedy in (("mine", "mine takes base images from registries"), (None, None)):
+        with (
+            Buildx(Docker(), builder) as found,
+            pytest.raises(BuildError) as caught,
+            found.make(order, io.StringIO(), print),
+        ):
+            pass
+        assert (caught.value.remedy or "").startswith(remedy or "")
+        assert bool(caught.value.remedy) == bool(remedy)
 
 
 def test_builds_at_the_same_time_have_layouts_of_their_own_and_all_blobs_in_common(script, order):

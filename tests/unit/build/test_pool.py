@@ -14,8 +14,9 @@ from imagematrix.errors import BuildError, UsageError
 class Builder:
     """A builder that notes how many builds it had at a time; each waits for `together` to be there."""
 
-    def __init__(self, together=None, has=None):
+    def __init__(self, together=None, has=None, *, local=True):
         self.has = has
+        self.local = local
         self.together = together
         self.now = self.most = self.all = 0
         self.stopped = False
@@ -100,6 +101,11 @@ def test_a_base_goes_by_its_name_only_where_all_have_it():
     assert pool.pinned("a", "b") is None
     pool = Pool([(Builder(has="a"), 1), (Builder(), 1)])
     assert pool.pinned("a", "b") == "a@b"
+
+
+def test_it_finds_images_by_their_names_only_where_all_do():
+    assert Pool([(Builder(), 1), (Builder(), 2)]).local
+    assert not Pool([(Builder(), 1), (Builder(local=False), 1)]).local
 
 
 def test_all_are_stopped():

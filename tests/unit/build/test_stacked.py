@@ -56,11 +56,20 @@ def test_what_an_image_builds_on_is_made_first_and_is_part_of_its_identity(stack
     stored = backend.called("store")
     assert stored.index(base.reference) < stored.index(app.reference)
     orders = {call[2].reference: call[2] for call in backend.calls if call[0] == "make"}
-    where = orders[app.reference].sources.images[base.reference]
-    assert where.startswith("oci-layout://")
+    assert orders[app.reference].sources.images[base.reference] == backend.source(base.reference)
     again = stacked(base="FROM debian:{{ os }}\nRUN true\n")
     assert again.items[0].changed == (f"base {base.reference}",) or "dockerfile" in again.items[0].changed
     assert {item.status for item in again.items} == {"refused"}
+
+
+@pytest.mark.parametrize("local", [True, False])
+def test_another_builder_gets_a_base_that_only_the_engine_has(stacked, carry_out, backend, local):
+    backend.layers, backend.local, backend.source = [], local, lambda _: None
+    found = stacked()
+    carry_out(found)
+    orders = {call[2].reference: call[2] for call in backend.calls if call[0] == "make"}
+    images = orders[found.items[0].reference].sources.images
+    assert [where.partition(":")[0] for where in images.values()] == ([] if local else ["oci-layout"])
 
 
 def test_a_base_that_is_in_the_store_comes_from_there(stacked, carry_out, backend):

@@ -5,7 +5,7 @@ import textwrap
 import pytest
 
 from imagematrix.errors import UsageError
-from imagematrix.render.dockerfile import bases, beginning, through_stage
+from imagematrix.render.dockerfile import bases, beginning, replaced, through_stage
 
 
 @pytest.mark.parametrize(
@@ -102,3 +102,25 @@ def test_a_dockerfile_up_to_the_end_of_a_stage():
 )
 def test_the_image_that_the_last_stage_begins_with(dockerfile, expected):
     assert beginning(dockerfile) == expected
+
+
+@pytest.mark.parametrize(
+    ("dockerfile", "expected"),
+    [
+        ("FROM a:1 AS x\nFROM x\nFROM a:1\n", "FROM A AS x\nFROM x\nFROM A\n"),
+        (
+            "from  --platform=linux/arm64 \\\n  a:1 AS a:1\nFROM a:1",
+            "from  --platform=linux/arm64 \\\n  A AS a:1\nFROM a:1",
+        ),
+        ("FROM b\nCOPY --link --from=a:1 a:1 /a:1\n", "FROM B\nCOPY --link --from=A a:1 /a:1\n"),
+        (
+            "FROM c\nRUN --mount=from=a:1,target=/a --mount=type=bind,from=b,target=/b echo a:1 b\n",
+            "FROM c\nRUN --mount=from=A,target=/a --mount=type=bind,from=B,target=/b echo a:1 b\n",
+        ),
+        ("# FROM a:1\nFROM a:12\nRUN <<E\nFROM a:1\nE\n", "# FROM a:1\nFROM a:12\nRUN <<E\nFROM a:1\nE\n"),
+        ("FROM scratch\n", "FROM scratch\n"),
+    ],
+)
+def test_other_images_take_the_place_of_some(dockerfile, expected):
+    assert replaced(dockerfile, {"a:1": "A", "b": "B"}) == expected
+    assert replaced(dockerfile, {}) == dockerfile
