@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from imagematrix.catalog import labels
+from imagematrix.render.dockerfile import replaced
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -13,6 +16,8 @@ if TYPE_CHECKING:
     from typing import TextIO
 
 __all__ = ["Builder", "Made", "Order", "Present", "Sources", "Store"]
+
+IMAGE = "docker-image://"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +43,21 @@ class Sources:
     platform: str
     images: Mapping[str, str] = field(default_factory=dict)
 
+    def pinned(self, dockerfile: str) -> str:
+        """Return `dockerfile` with the references of those images that come from a registry or the engine.
+
+        Where a FROM names a base, BuildKit leaves its layers as they are. Where a named context replaces it,
+        their timestamps are rewritten, too: each is compressed anew, and is no longer that of the base.
+        """
+        images = self.images.items()
+        named = {name: where.removeprefix(IMAGE) for name, where in images if where.startswith(IMAGE)}
+        return replaced(dockerfile, named)
+
+    @property
+    def contexts(self) -> dict[str, str]:
+        """The other images, as named contexts of `docker buildx build --build-context`."""
+        return {name: where for name, where in self.images.items() if not where.startswith(IMAGE)}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
@@ -53,6 +73,11 @@ class Order:
     labels: Mapping[str, str]
     replaces: str | None = None
     afresh: bool = False
+
+    @property
+    def annotations(self) -> dict[str, str]:
+        """What the image's manifest is to say of it, as its labels do."""
+        return {key: self.labels[key] for key in labels.ANNOTATED if key in self.labels}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

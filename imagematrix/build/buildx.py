@@ -25,9 +25,7 @@ from imagematrix import engine
 from imagematrix.build import identity, layout
 from imagematrix.build.backend import Made, Order
 from imagematrix.build.scratch import scratch
-from imagematrix.catalog import labels
 from imagematrix.errors import BuildError, EngineError, UsageError
-from imagematrix.render.dockerfile import replaced
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -41,7 +39,6 @@ __all__ = ["Buildx"]
 
 OLDEST = 23  # the first engine whose BuildKit knows COPY --link, SOURCE_DATE_EPOCH and OCI layouts
 STEP = re.compile(r"#\d+ \[(?!internal)([^]]+)\] (.+)")
-IMAGE = "docker-image://"  # what a place begins with that is an image of a registry or of the engine
 OWN = re.compile(r"^Driver: +docker$", re.MULTILINE)
 GRACE = 10  # seconds that a build has to end by itself
 GONE = "code = Unavailable"  # how gRPC puts it that nobody is there any more
@@ -190,7 +187,7 @@ class Buildx:
     ) -> str:
         """Build an image into the layout `folder`, and return its digest."""
         output = {"type": "oci", "tar": "false", "dest": str(folder), "rewrite-timestamp": "true"}
-        output |= {f"annotation.{key}": order.labels[key] for key in labels.ANNOTATED if key in order.labels}
+        output |= {f"annotation.{key}": value for key, value in order.annotations.items()}
         options = [*options, "--output", _attributes(output)]
         return str(self._measured(options, order, log, step)["containerimage.digest"])
 
@@ -231,17 +228,12 @@ class Buildx:
         tail: list[str] = []
         with tempfile.TemporaryDirectory(dir=self._scratch) as folder:
             file = Path(folder, "Dockerfile")
-            # Where a FROM names a base, BuildKit leaves its layers as they are. Where a context takes its
-            # place, their timestamps are rewritten, too: each is compressed anew, and no longer the base's.
-            images = sources.images.items()
-            named = {name: where.removeprefix(IMAGE) for name, where in images if where.startswith(IMAGE)}
-            contexts = {name: where for name, where in images if name not in named}
-            file.write_text(replaced(dockerfile, named), encoding="utf-8")
+            file.write_text(sources.pinned(dockerfile), encoding="utf-8")
             # BuildKit takes this for the context's .dockerignore.
             Path(folder, "Dockerfile.dockerignore").write_text("\n".join(identity.ignored(sources.context)))
             own = [f"--builder={self._builder or engine.context()}", "--progress=plain", f"--file={file}"]
             own += [f"--platform={sources.platform}"]
-            own += [f"--build-context={name}={where}" for name, where in contexts.items()]
+            own += [f"--build-context={name}={where}" for name, where in sources.contexts.items()]
             process = self._start([self._command, "build", *own, *options, str(sources.context)])
             assert process.stdout is not None  # noqa: S101 - it is a pipe; this tells the type checker
             try:

@@ -101,9 +101,11 @@ def _bake(file: Path, only: str | None) -> Mapping[str, str]:
         if not items:
             raise UsageError("no cell can be built: there is nothing to export")
         compilers = Compilers(items, shop.builder)
+        pins = {base: shop.builder.pinned(base, digest) for base, digest in plan.bases.items()}
         orders = []
         for item in items:
-            images = {need: f"target:{name(need)}" for need in item.needs}
+            images = {base: where for base in item.bases if (where := pins[base])}
+            images |= {need: f"target:{name(need)}" for need in item.needs}
             image = item.cell.image
             sources = Sources(context=image.context, platform=item.cell.platform, images=images)
             orders.append(ordered(item, sources, compilers.flags(item, sources)))

@@ -39,13 +39,14 @@ def _target(order: Order) -> dict[str, object]:
     # The keys and values that imagematrix.build.buildx gives to `docker buildx build`.
     return {
         "context": _literal(str(order.sources.context)),
-        "dockerfile-inline": _literal(order.dockerfile),
+        "dockerfile-inline": _literal(order.sources.pinned(order.dockerfile)),
         "platforms": [order.sources.platform],
         "tags": [_literal(order.reference)],
         "labels": {key: _literal(value) for key, value in sorted(order.labels.items())},
+        "annotations": [f"{key}={_literal(value)}" for key, value in order.annotations.items()],
         "args": {"SOURCE_DATE_EPOCH": identity.EPOCH},
         "attest": ["type=provenance,disabled=true"],
-        **({"contexts": dict(order.sources.images)} if order.sources.images else {}),
+        **({"contexts": order.sources.contexts} if order.sources.contexts else {}),
     }
 
 

@@ -1,4 +1,4 @@
-"""What a rendered Dockerfile builds on: the images its FROM, COPY --from and RUN --mount name."""
+"""What a rendered Dockerfile builds on: the images its FROM, COPY --from, RUN --mount and syntax name."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ __all__ = ["bases", "beginning", "replaced", "through_stage"]
 FROM = re.compile(r"FROM\s+(?:--\S+\s+)*(\S+)(?:\s+AS\s+(\S+))?\s*", re.IGNORECASE)
 FLAGS = re.compile(r"(?:COPY|ADD|RUN)((?:\s+--\S+)*)", re.IGNORECASE)
 SOURCE = re.compile(r"\s--(?:from=|mount=(?:\S*?,)?from=)([^,\s]+)", re.IGNORECASE)
+# The image of the program that reads the rest; only directives may come before it (Dockerfile reference).
+SYNTAX = re.compile(r"(?:#[ \t]*(?!syntax)\w+[ \t]*=.*\n)*#[ \t]*syntax[ \t]*=[ \t]*(\S+)", re.IGNORECASE)
 WORD = re.compile(r"""(?:[^\s"'\\]|\\.|"(?:[^"\\]|\\.)*"|'[^']*')+""")
 HEREDOC = re.compile(r"""\d*<<(-?)(["']?)([^\s<"']+)\2""")
 
@@ -27,7 +29,8 @@ def bases(dockerfile: str) -> tuple[str, ...]:
     Raises UsageError where a FROM holds a variable: the base is part of an image's identity, so it has to be
     written out (a template can do that).
     """
-    found: dict[str, None] = {}
+    syntax = SYNTAX.match(dockerfile)
+    found: dict[str, None] = {syntax[1]: None} if syntax else {}
     stages = {"scratch"}
     for step in _steps(dockerfile):
         for name in step.names:
@@ -67,6 +70,10 @@ def replaced(dockerfile: str, images: Mapping[str, str]) -> str:
     parts: list[str] = []
     stages: set[str] = set()
     end = 0
+    syntax = SYNTAX.match(dockerfile)
+    if syntax and syntax[1] in images:
+        parts = [dockerfile[: syntax.start(1)], images[syntax[1]]]
+        end = syntax.end(1)
     for step in _read(dockerfile).steps:
         place = step.start
         for name in step.names:

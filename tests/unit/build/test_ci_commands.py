@@ -234,6 +234,16 @@ def test_bake_gets_the_tags_and_labels_of_our_own_build(command, backend):
     assert target["labels"] == backend.images[target["tags"][0]]
 
 
+def test_bake_builds_on_what_is_locked(command, backend):
+    command("lock")
+    locked = backend.resolve("debian:trixie")
+    backend.salt = "the tag has moved"
+    (target,) = json.loads(command("export", "bake", "--only", "cuda=none,march=znver4").out)[
+        "target"
+    ].values()
+    assert target["dockerfile-inline"].startswith(f"FROM debian:trixie@{locked} AS compiler\n")
+
+
 def test_a_folder_takes_the_files_of_an_export(command, tmp_path):
     for target, name in (
         ("github", "github.json"),

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from imagematrix.build.backend import Order, Sources
+from imagematrix.catalog import labels
 from imagematrix.errors import UsageError
 from imagematrix.export.bake import LIMIT, bake
 
@@ -61,6 +62,7 @@ def test_a_target_has_what_our_own_build_gives():
                 "platforms": ["linux/amd64"],
                 "tags": ["reg:5000/ml/training:v1-cpu-0123"],
                 "labels": {"one": "1"},
+                "annotations": [],
                 "args": {"SOURCE_DATE_EPOCH": "0"},
                 "attest": ["type=provenance,disabled=true"],
             }
@@ -98,12 +100,15 @@ def test_no_file_has_too_many_targets(count):
 @settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_bake_reads_every_byte_as_it_was(tmp_path, texts):
     texts += ["${X}", "$${X}", "$$${X}", "%{http_code}", "%%{x}", "\\${Y}", "${~ x ~}", "{{ x }}", "$%{{"]
-    orders = [order(f"FROM scratch\nRUN {text}", f"a:v{n}", text=text) for n, text in enumerate(texts)]
+    orders = [
+        order(f"FROM scratch\nRUN {text}", f"a:v{n}", **{labels.CELL: text}) for n, text in enumerate(texts)
+    ]
     found = printed(tmp_path, orders)
     for number, text in enumerate(texts):
         target = found[f"a_v{number}"]
         assert target["dockerfile-inline"] == f"FROM scratch\nRUN {text}"
-        assert target["labels"] == {"text": text}
+        assert target["labels"] == {labels.CELL: text}
+        assert target["annotations"] == [f"{labels.CELL}={text}"]
         assert target["args"] == {"SOURCE_DATE_EPOCH": "0"}
         assert target["tags"] == [f"a:v{number}"]
         assert target["attest"] == ["type=provenance,disabled=true"]

@@ -25,7 +25,11 @@ from imagematrix.render.dockerfile import bases, beginning, replaced, through_st
         ("FROM a\nRUN --mount=type=cache,target=/c --mount=type=bind,from=b,target=/b make\n", ("a", "b")),
         ("FROM a\nRUN --mount=from=b,target=/b make\n", ("a", "b")),
         ("FROM a\nRUN --mount=type=bind,source=from=x,target=/b make\n", ("a",)),
+        ("# syntax=docker/dockerfile:1\nFROM a\n", ("docker/dockerfile:1", "a")),
+        ("#escape=`\n# check = skip=all\n#\tSyntax = x:1  \nFROM x:1\n", ("x:1",)),
         # What only looks like it.
+        ("FROM a\n# syntax=b\n", ("a",)),
+        ("# a comment\n# syntax=b\nFROM a\n", ("a",)),
         ("FROM a\nRUN echo COPY --from=b\nRUN tool --from=b --mount=from=c\nCOPY x --from=d\n", ("a",)),
         ("FROM a\nENV FROM=b\nLABEL x='FROM c'\n", ("a",)),
     ],
@@ -118,6 +122,7 @@ def test_the_image_that_the_last_stage_begins_with(dockerfile, expected):
             "FROM c\nRUN --mount=from=A,target=/a --mount=type=bind,from=B,target=/b echo a:1 b\n",
         ),
         ("# FROM a:1\nFROM a:12\nRUN <<E\nFROM a:1\nE\n", "# FROM a:1\nFROM a:12\nRUN <<E\nFROM a:1\nE\n"),
+        ("# syntax=a:1\n# FROM a:1\nFROM b\n", "# syntax=A\n# FROM a:1\nFROM B\n"),
         ("FROM scratch\n", "FROM scratch\n"),
     ],
 )
