@@ -46,8 +46,8 @@ class Sources:
     def pinned(self, dockerfile: str) -> str:
         """Return `dockerfile` with the references of those images that come from a registry or the engine.
 
-        Where a FROM names a base, BuildKit leaves its layers as they are. Where a named context replaces it,
-        their timestamps are rewritten, too: each is compressed anew, and is no longer that of the base.
+        BuildKit leaves the history of a base as it is where a FROM names it, and changes its times where a
+        named context replaces it: the same inputs would give two images.
         """
         images = self.images.items()
         named = {name: where.removeprefix(IMAGE) for name, where in images if where.startswith(IMAGE)}

@@ -23,16 +23,18 @@ from typing import Any, Self
 
 from imagematrix import engine
 from imagematrix.build import identity, layout
-from imagematrix.build.backend import Made, Order
+from imagematrix.build.backend import Made, Order, Sources
+from imagematrix.build.once import Once
+from imagematrix.build.rewrite import Rewriter
 from imagematrix.build.scratch import scratch
 from imagematrix.errors import BuildError, EngineError, UsageError
+from imagematrix.render.dockerfile import beginning
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from typing import TextIO
 
-    from imagematrix.build.backend import Sources
     from imagematrix.build.local import Engine
 
 __all__ = ["Buildx"]
@@ -69,6 +71,8 @@ class Buildx:
         self._open = contextlib.ExitStack()
         self._scratch = self._open.enter_context(scratch())
         self._blobs = Path(tempfile.mkdtemp(dir=self._scratch))  # of all layouts
+        self._rewriter = Rewriter(self._blobs / "sha256", int(identity.EPOCH))
+        self._base_layers = Once(self._exported_base)
         self._idle: list[Path] = []
         self._running: set[subprocess.Popen[str]] = set()
         self._stopped = False
@@ -153,12 +157,17 @@ class Buildx:
             return {path.name: path.read_text() for path in Path(folder).iterdir()}
 
     def base_layers(self, base: str, sources: Sources) -> tuple[Path, ...]:
-        """Return the files of the layers that images will have which begin with `base`; none (classic store).
+        """Return the files of the layers that images have which begin with `base`; none (classic store).
 
         Images made later find them there, and need not wait for each other's to be exported.
         """
         if not self.reproducible:
             return ()
+        return self._base_layers((base, sources.images.get(base), sources.platform))
+
+    def _exported_base(self, asked: tuple[str, str | None, str]) -> tuple[Path, ...]:
+        base, where, platform = asked
+        sources = Sources(context=self._scratch, platform=platform, images={base: where} if where else {})
         order = Order(reference=base, dockerfile=f"FROM {base}\n", sources=sources, labels={})
         with self._layout() as folder:
             made = self._exported(["--provenance=false"], folder, order, io.StringIO(), lambda _: None)
@@ -176,17 +185,20 @@ class Buildx:
             return
         with self._layout() as folder:
             digest = self._exported(options, folder, order, log, step)
+            base = beginning(order.dockerfile)
+            files = self.base_layers(base, order.sources) if base else ()
+            kept = frozenset(f"sha256:{file.name}" for file in files)
             if self._attest:
-                image = layout.Index(folder, digest).images[0]
-                yield Made(digest=image.digest, layout=folder, attested=digest)
+                image, index = self._rewriter.index(digest, kept)
+                yield Made(digest=image, layout=folder, attested=index)
             else:
-                yield Made(digest=digest, layout=folder)
+                yield Made(digest=self._rewriter.image(digest, kept), layout=folder)
 
     def _exported(
         self, options: list[str], folder: Path, order: Order, log: TextIO, step: Callable[[str], None]
     ) -> str:
         """Build an image into the layout `folder`, and return its digest."""
-        output = {"type": "oci", "tar": "false", "dest": str(folder), "rewrite-timestamp": "true"}
+        output = {"type": "oci", "tar": "false", "dest": str(folder)}
         output |= {f"annotation.{key}": value for key, value in order.annotations.items()}
         options = [*options, "--output", _attributes(output)]
         return str(self._measured(options, order, log, step)["containerimage.digest"])

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
     from imagematrix.catalog.catalog import Variant
 
-ATTESTED = "vnd.docker.reference.digest"
+__all__ = ["ATTESTED", "Entry", "catalog", "parse", "write"]
 
-__all__ = ["Entry", "catalog", "parse", "write"]
+ATTESTED = "vnd.docker.reference.digest"  # an annotation of attestations: the image that they are of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

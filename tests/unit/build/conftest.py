@@ -48,7 +48,7 @@ def layout(folder, *layers):
 
     manifest = {
         "mediaType": "application/vnd.oci.image.manifest.v1+json",
-        "config": blob(b"{}"),
+        "config": blob(json.dumps({"rootfs": {"diff_ids": [digest(layer) for layer in layers]}}).encode()),
         "layers": [blob(layer) for layer in layers],
     }
     return blob(json.dumps(manifest).encode())["digest"]

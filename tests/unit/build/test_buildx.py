@@ -10,6 +10,7 @@ import pytest
 
 from imagematrix.build.backend import Order, Sources
 from imagematrix.build.buildx import Buildx
+from imagematrix.build.layout import Image
 from imagematrix.catalog import labels
 from imagematrix.errors import BuildError, EngineError, UsageError
 
@@ -84,13 +85,22 @@ def written(**data):
     return f"echo '{json.dumps(data)}' > $file"
 
 
-def test_an_image_is_made_in_a_layout(script, order, tmp_path):
-    metadata = written(**{"containerimage.digest": DIGEST})
-    asked = script(f"echo '#5 [2/3] RUN make'; {metadata}")
+@pytest.fixture
+def made(layout, tmp_path):
+    """What buildx does to make an image, of two layers, in the layout that it is told."""
+    digest = layout(tmp_path / "made", b"lower", b"upper")
+    folders = '"$(ls -d "$TMPDIR"/imagematrix-build-*/*/blobs/ | tail -1)"'
+    return f"cp -r {tmp_path}/made/blobs/* {folders}; {written(**{'containerimage.digest': digest})}"
+
+
+def test_an_image_is_made_in_a_layout(script, order, tmp_path, made):
+    asked = script(f"echo '#5 [2/3] RUN make'; {made}")
     log = io.StringIO()
     with Buildx(Docker(), "mine") as builder:
         made, steps = make(builder, order, log)
-        assert (made.digest, steps) == (DIGEST, ["2/3: RUN make"])
+        files = Image(made.layout, made.digest).layer_files
+        assert [path.read_bytes() for path in files] == [b"lower", b"upper"], "those of its base stay"
+        assert steps == ["2/3: RUN make"]
         assert made.layout.is_dir()
         assert builder.pinned("a:1", DIGEST) == f"docker-image://a:1@{DIGEST}"
     assert not made.layout.exists(), "what was not stored goes"
@@ -100,7 +110,8 @@ def test_an_image_is_made_in_a_layout(script, order, tmp_path):
     assert (tmp_path / "dockerfile").read_text() == "FROM a:1@b\n"
     assert "--label=by=us" in words
     assert f"--label={labels.CELL}=a=1, b" in words
-    (output,) = csv.reader(word for word in words if word.startswith("type=oci"))
+    output, base = csv.reader(word for word in words if word.startswith("type=oci"))
+    assert len(base) == 3
     annotations = [f"annotation.{labels.CELL}=a=1, b", f'annotation.{labels.VARIANT}={{"march":"x"}}']
     assert output[-2:] == annotations, "what a registry is to tell of an image without its labels"
     assert "[2/3] RUN make" in log.getvalue()
@@ -119,8 +130,8 @@ def test_another_builder_knows_no_base_of_the_engine(script, order):
         assert bool(caught.value.remedy) == bool(remedy)
 
 
-def test_builds_at_the_same_time_have_layouts_of_their_own_and_all_blobs_in_common(script, order):
-    script(written(**{"containerimage.digest": DIGEST}))
+def test_builds_at_the_same_time_have_layouts_of_their_own_and_all_blobs_in_common(script, order, made):
+    script(made)
     with Buildx(Docker()) as builder, builder.make(order, io.StringIO(), print) as first:
         (first.layout / "blobs/base").touch()
         with builder.make(order, io.StringIO(), print), builder.make(order, io.StringIO(), print) as third:
@@ -128,10 +139,8 @@ def test_builds_at_the_same_time_have_layouts_of_their_own_and_all_blobs_in_comm
             assert (third.layout / "blobs/base").exists()
 
 
-def test_a_base_has_the_layers_that_images_will_have(script, order, layout, tmp_path):
-    digest = layout(tmp_path, b"lower", b"upper")
-    copied = f'cp -r {tmp_path}/blobs/* "$(ls -d "$TMPDIR"/imagematrix-build-*/*/blobs/)"'
-    asked = script(f"{copied}; {written(**{'containerimage.digest': digest})}")
+def test_a_base_has_the_layers_that_images_will_have(script, order, made):
+    asked = script(made)
     with Buildx(Docker(), attest=["type=sbom"]) as builder:
         files = builder.base_layers("a:1", order.sources)
         assert [path.read_bytes() for path in files] == [b"lower", b"upper"]
@@ -249,12 +258,11 @@ def test_no_docker_and_an_old_one(monkeypatch, tmp_path):
         Buildx(docker)
 
 
-def test_a_docker_context_builds_as_what_it_is(script, order, monkeypatch, tmp_path):
+def test_a_docker_context_builds_as_what_it_is(script, order, monkeypatch, tmp_path, made):
     monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
-    metadata = written(**{"containerimage.digest": DIGEST})
     for driver, said in (("docker", "other -"), ("docker-container", "- unix:///nowhere/docker.sock")):
         script(
-            f'echo "${{DOCKER_CONTEXT:--}} ${{DOCKER_HOST:--}}" > {tmp_path}/where; {metadata}',
+            f'echo "${{DOCKER_CONTEXT:--}} ${{DOCKER_HOST:--}}" > {tmp_path}/where; {made}',
             inspect=f"echo 'Driver:        {driver}'; echo {DIGEST}",
         )
         with Buildx(Docker(), "other") as builder:

@@ -35,7 +35,7 @@ def test_the_archive_holds_the_image_and_the_layers_asked_for(image):
     assert entry["size"] == len(manifest)
     config = json.loads(manifest)["config"]["digest"]
     assert files == {
-        f"blobs/sha256/{config[7:]}": b"{}",
+        f"blobs/sha256/{config[7:]}": image.blob(config).read_bytes(),
         f"blobs/sha256/{image.layers[1][7:]}": b"upper",
         "oci-layout": b'{"imageLayoutVersion":"1.0.0"}',
     }

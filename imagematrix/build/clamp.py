@@ -1,0 +1,119 @@
+"""The times of a tar, none of them later than allowed; all its other bytes stay as they are.
+
+The formats are those of POSIX.1-2017, pax, "ustar Interchange Format" and "pax Extended Header", and of the
+GNU tar manual, "Basic Tar Format".
+"""
+
+from __future__ import annotations
+
+from imagematrix.errors import BuildError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from gzip import GzipFile
+    from typing import IO
+
+__all__ = ["clamped"]
+
+BLOCK = 512
+PIECE = 1 << 20  # bytes that are read at once
+KIND, MAGIC = slice(156, 157), slice(257, 265)
+SIZE, CHECKSUM, MTIME = slice(124, 136), slice(148, 156), slice(136, 148)
+GNU, GNU_TIMES = b"ustar  \0", (slice(345, 357), slice(357, 369))
+EXTENDED, GLOBAL = b"x", b"g"
+WITHOUT_DATA = b"123456"  # links, devices, folders and pipes, whatever their size says
+SPARSE = b"S"
+TIMES = (b"mtime", b"atime", b"ctime")
+BASE_256, NEGATIVE = 0x80, 0xFF  # the first byte of a number that is not written in octal digits
+
+
+def clamped(tar: IO[bytes] | GzipFile, latest: int) -> Iterator[bytes]:
+    """Yield `tar`, of which a time after `latest` (seconds since 1970) becomes that; raise BuildError."""
+    long: int | None = None  # the size of the next entry, where an extended header has it
+    late = False  # whether an extended header has its time, and that is after `latest`
+    while head := tar.read(BLOCK):
+        if not any(head):  # the end of the archive, and what pads it
+            yield head
+            yield from iter(lambda: tar.read(PIECE), b"")
+            return
+        if len(head) < BLOCK:
+            raise _damaged("it breaks off")
+        kind, size = head[KIND], _number(head[SIZE])
+        if kind == SPARSE:
+            raise _damaged("it has a sparse file in GNU's old format")
+        if kind in (EXTENDED, GLOBAL):
+            records = list(_records(b"".join(_data(tar, size))[:size]))
+            dropped = [(key, raw) for key, value, raw in records if _late(key, value, latest)]
+            kept = b"".join(raw for key, _, raw in records if (key, raw) not in dropped)
+            if kind == EXTENDED:
+                long = next((int(value) for key, value, _ in records if key == b"size"), None)
+                late = any(key == b"mtime" for key, _ in dropped)
+            if kept:
+                yield _header(head, latest, size=len(kept))
+                yield kept + bytes(-len(kept) % BLOCK)
+            continue
+        yield _header(head, latest, late=late)
+        if kind not in WITHOUT_DATA:
+            yield from _data(tar, size if long is None else long)
+        long, late = None, False
+
+
+def _header(head: bytes, latest: int, *, size: int | None = None, late: bool = False) -> bytes:
+    """Return a header with no later time, also where it is `late` and does not say so; or of another size."""
+    made = bytearray(head)
+    for place in (MTIME, *(GNU_TIMES if head[MAGIC] == GNU else ())):
+        if _number(head[place]) > latest or (late and place == MTIME):
+            made[place] = b"%011o\0" % latest
+    if size is not None and size != _number(head[SIZE]):
+        made[SIZE] = b"%011o\0" % size
+    if made != head:
+        made[CHECKSUM] = b" " * 8
+        made[CHECKSUM] = b"%06o\0 " % sum(made)
+    return bytes(made)
+
+
+def _data(tar: IO[bytes] | GzipFile, size: int) -> Iterator[bytes]:
+    """Yield the data of an entry, with what fills its last block."""
+    left = size + -size % BLOCK
+    while left:
+        piece = tar.read(min(left, PIECE))
+        if not piece:
+            raise _damaged("it breaks off")
+        left -= len(piece)
+        yield piece
+
+
+def _records(data: bytes) -> Iterator[tuple[bytes, bytes, bytes]]:
+    """Yield key, value and all bytes of each record of an extended header: its length, KEY=VALUE, newline."""
+    while data:
+        digits = data.partition(b" ")[0]
+        length = int(digits) if digits.isdigit() else 0
+        key, sign, value = data[len(digits) + 1 : length - 1].partition(b"=")
+        if not sign or data[length - 1 : length] != b"\n" or (key == b"size" and not value.isdigit()):
+            raise _damaged(f"it has no record of an extended header at {data[:20]!r}")
+        yield key, value, data[:length]
+        data = data[length:]
+
+
+def _late(key: bytes, value: bytes, latest: int) -> bool:
+    """Whether a record is a time after `latest`."""
+    try:
+        return key in TIMES and float(value) > latest
+    except ValueError as error:
+        raise _damaged(f"{value[:20]!r} is no time") from error
+
+
+def _number(field: bytes) -> int:
+    """Return a number of a header: octal digits, or where those don't suffice two's complement (GNU)."""
+    if field[0] & BASE_256:
+        sign = -1 if field[0] == NEGATIVE else 0
+        return (sign << 8 * len(field[1:])) | int.from_bytes(field[1:], "big")
+    try:
+        return int(field.strip(b" \0") or b"0", 8)
+    except ValueError as error:
+        raise _damaged(f"{field!r} is no number") from error
+
+
+def _damaged(why: str) -> BuildError:
+    return BuildError(f"a layer is no tar that can be read: {why}")

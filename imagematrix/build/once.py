@@ -1,0 +1,38 @@
+"""What several threads want and one works out."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future
+from typing import Generic, TypeVar
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
+
+__all__ = ["Once"]
+
+K = TypeVar("K", bound="Hashable")
+V = TypeVar("V")
+
+
+class Once(Generic[K, V]):
+    """A function whose every argument is worked out once; who asks meanwhile waits. An error is kept, too."""
+
+    def __init__(self, function: Callable[[K], V]) -> None:
+        self._function = function
+        self._known: dict[K, Future[V]] = {}
+        self._lock = threading.Lock()
+
+    def __call__(self, argument: K) -> V:
+        """Return what the function returns for `argument`, or raise what it raises."""
+        own: Future[V] = Future()
+        with self._lock:
+            known = self._known.setdefault(argument, own)
+        if known is own:
+            try:
+                own.set_result(self._function(argument))
+            except BaseException as error:
+                own.set_exception(error)
+                raise
+        return known.result()

@@ -1,0 +1,162 @@
+"""Images in an OCI layout with the times of their layers set back, each layer once for all that have it.
+
+BuildKit can do that itself (`rewrite-timestamp`), but for each image it compresses all of its layers anew: a
+driver, or a gigabyte of packages, as often as there are cells that share it.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import tempfile
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from imagematrix.build.clamp import clamped
+from imagematrix.build.once import Once
+from imagematrix.catalog.index import ATTESTED
+from imagematrix.errors import BuildError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Container, Iterable, Iterator, Mapping
+    from typing import IO, Any
+
+__all__ = ["Rewriter"]
+
+LAYER = "application/vnd.oci.image.layer.v1.tar+gzip"
+GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"  # how files begin that are compressed
+LEVEL = 6  # of compression, gzip's own default
+IN_GZIP = 31  # zlib's `wbits` for gzip's format; the header it writes has no time
+PIECE = 1 << 20  # bytes that are compressed at once
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Layer:
+    digest: str
+    size: int
+    diff_id: str  # the digest of the tar, uncompressed
+
+
+class Rewriter:
+    """Rewrites images whose blobs are in the folder `blobs` (blobs/sha256 of a layout) and writes them there.
+
+    No time is after `latest`, in seconds since 1970. Threads may share it.
+    """
+
+    def __init__(self, blobs: Path, latest: int) -> None:
+        self._blobs = blobs
+        self._latest = latest
+        self._layer = Once(self._rewritten)
+
+    def image(self, digest: str, kept: Container[str]) -> str:
+        """Return the digest of the image that the one with `digest` becomes; raise BuildError.
+
+        The layers `kept`, those of its base, stay as they are.
+        """
+        return self._image(digest, kept)[digest]
+
+    def index(self, digest: str, kept: Container[str]) -> tuple[str, str]:
+        """Return the digests that an image with attestations gets, and the index of both; raise BuildError.
+
+        What the attestations say of the image, they say of the new one.
+        """
+        index = self._json(digest)
+        (image,) = (one["digest"] for one in index["manifests"] if ATTESTED not in one.get("annotations", {}))
+        names = self._image(image, kept)
+        for entry in index["manifests"]:
+            if entry["digest"] != image:
+                manifest = self._json(entry["digest"])
+                for blob in (*manifest["layers"], manifest["config"], entry):
+                    names[blob["digest"]] = self._put(_renamed(self._read(blob["digest"]), names))
+                entry["annotations"][ATTESTED] = names[image]
+            entry["digest"] = names[entry["digest"]]
+            entry["size"] = len(self._read(entry["digest"]))
+        return names[image], self._put_json(index)
+
+    def _image(self, digest: str, kept: Container[str]) -> dict[str, str]:
+        """Rewrite an image, and return what became of its layers, its configuration and itself, by digest."""
+        manifest = self._json(digest)
+        config = self._json(manifest["config"]["digest"])
+        names = {}
+        for number, layer in enumerate(manifest["layers"]):
+            if layer["digest"] not in kept:
+                made = self._layer(layer["digest"])
+                names[layer["digest"]] = made.digest
+                manifest["layers"][number] = {"mediaType": LAYER, "digest": made.digest, "size": made.size}
+                config["rootfs"]["diff_ids"][number] = made.diff_id
+        own = manifest["config"]
+        names[own["digest"]] = self._put_json(config)
+        own["digest"] = names[own["digest"]]
+        own["size"] = len(self._read(own["digest"]))
+        return names | {digest: self._put_json(manifest)}
+
+    def _rewritten(self, digest: str) -> _Layer:
+        compress = zlib.compressobj(LEVEL, wbits=IN_GZIP)
+        tar = hashlib.sha256()
+        with self._path(digest).open("rb") as source, self._new() as target:
+            try:
+                for piece in _large(clamped(_uncompressed(source), self._latest)):
+                    tar.update(piece)
+                    target.write(compress.compress(piece))
+            except (gzip.BadGzipFile, zlib.error, EOFError) as error:
+                raise BuildError(f"the layer {digest} can't be read: {error}") from error
+            target.write(compress.flush())
+            size = target.tell()
+            return _Layer(digest=self._kept(target), size=size, diff_id=f"sha256:{tar.hexdigest()}")
+
+    def _path(self, digest: str) -> Path:
+        return self._blobs / digest.removeprefix("sha256:")
+
+    def _read(self, digest: str) -> bytes:
+        return self._path(digest).read_bytes()
+
+    def _json(self, digest: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self._read(digest))
+        return found
+
+    def _put(self, raw: bytes) -> str:
+        with self._new() as file:
+            file.write(raw)
+            return self._kept(file)
+
+    def _new(self) -> IO[bytes]:
+        return tempfile.NamedTemporaryFile(dir=self._blobs.parent, delete=False)
+
+    def _kept(self, file: IO[bytes]) -> str:
+        """Give a file that is written the name of its digest, and return that."""
+        file.seek(0)
+        digest = f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"  # type: ignore[arg-type]
+        Path(file.name).rename(self._path(digest))
+        return digest
+
+    def _put_json(self, value: object) -> str:
+        return self._put(json.dumps(value, separators=(",", ":")).encode())
+
+
+def _uncompressed(layer: IO[bytes]) -> IO[bytes] | gzip.GzipFile:
+    head = layer.read(len(ZSTD))
+    layer.seek(0)
+    if head == ZSTD:
+        raise BuildError("a layer is compressed with zstd, whose times can't be set back")
+    return gzip.open(layer) if head.startswith(GZIP) else layer
+
+
+def _large(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield the same bytes in pieces of a size that is worth a call of zlib."""
+    parts: list[bytes] = []
+    for piece in pieces:
+        parts.append(piece)
+        if sum(map(len, parts)) >= PIECE:
+            yield b"".join(parts)
+            parts = []
+    yield b"".join(parts)
+
+
+def _renamed(raw: bytes, names: Mapping[str, str]) -> bytes:
+    """Return JSON with other digests, which are as long."""
+    for old, new in names.items():
+        raw = raw.replace(old.removeprefix("sha256:").encode(), new.removeprefix("sha256:").encode())
+    return raw
