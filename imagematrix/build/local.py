@@ -35,8 +35,8 @@ class Engine:
         if not engine.answers():
             self._client  # noqa: B018 - which raises EngineError
         self._components: dict[str, Mapping[str, str]] = {}
-        self._layers: dict[str, threading.Event] = {}  # that were loaded, or are being loaded
-        self._lock = threading.Lock()
+        self._loaded: set[str] = set()  # layers
+        self._loading = threading.Lock()
 
     def __enter__(self) -> Self:
         return self
@@ -167,21 +167,15 @@ class Engine:
         return made.digest
 
     def _load(self, image: layout.Image, reference: str) -> None:
-        # Images have most of their layers in common: the first that has one loads it, the others wait. The
-        # classic store does not find a layer again, so it gets them all.
-        with self._lock:
-            known = self._layers if self.has_manifests else {}
-            others = {digest: known[digest] for digest in image.layers if digest in known}
-            own = {digest: threading.Event() for digest in image.layers if digest not in others}
-            known.update(own)
-        for loading in others.values():
-            loading.wait()
-        try:
-            if not self._loads(image, reference, list(own)):
+        # One at a time: containerd lets in only one archive, and who comes meanwhile waits for another try,
+        # seconds at a time. Images have most of their layers in common, and what one has loaded the next has;
+        # the classic store does not find a layer again, so it gets them all.
+        with self._loading:
+            known = self._loaded if self.has_manifests else set()
+            missing = [digest for digest in image.layers if digest not in known]
+            if not self._loads(image, reference, missing):
                 self._loads(image, reference, image.layers)
-        finally:
-            for loading in own.values():
-                loading.set()
+            self._loaded.update(image.layers)
         found = str(self._client.api.inspect_image(reference)["Id"])
         expected = image.digest if self.has_manifests else image.config
         if found != expected:

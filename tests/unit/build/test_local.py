@@ -157,16 +157,19 @@ def test_a_layer_is_loaded_once_and_who_has_it_in_common_waits(engine, docker, o
 def test_a_layer_that_was_not_loaded_after_all_is_loaded_by_the_next(engine, docker, order):
     asked, made = order
     tell(engine, "GET", "/images/t:v1-a/json", {"Id": made.digest})
-    said = iter([b'{"error": "no space left"}', b'{"error": "digest not found"}', b'{"stream": "Loaded"}'])
+    loaded = b'{"stream": "Loaded"}'
+    said = iter([b'{"error": "no space left"}', loaded, b'{"error": "digest not found"}', loaded])
     engine.told["POST", "/images/load"] = None
     engine.then["POST", "/images/load"] = lambda: engine.told.update(
         {("POST", "/images/load"): (200, next(said))}
     )
     with pytest.raises(EngineError, match="no space left"):
         docker.store(asked, made)
-    assert docker.store(asked, made) == made.digest
-    *_, last = filter(None, engine.received)
-    assert {f"blobs/sha256/{one[7:]}" for one in Image(made.layout, made.digest).layers} <= names(last)
+    layers = {f"blobs/sha256/{one[7:]}" for one in Image(made.layout, made.digest).layers}
+    for _ in range(2):  # the second time somebody has taken them out of the engine
+        assert docker.store(asked, made) == made.digest
+        *_, last = filter(None, engine.received)
+        assert layers <= names(last)
 
 
 def names(archive):
