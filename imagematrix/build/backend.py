@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Protocol
 
 from imagematrix.catalog import labels
@@ -10,12 +12,12 @@ from imagematrix.render.dockerfile import replaced
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
     from pathlib import Path
     from typing import TextIO
 
-__all__ = ["Builder", "Made", "Order", "Present", "Sources", "Store"]
+__all__ = ["Builder", "Later", "Made", "Order", "Present", "Sources", "Store"]
 
 IMAGE = "docker-image://"
 
@@ -59,10 +61,27 @@ class Sources:
         return {name: where for name, where in self.images.items() if not where.startswith(IMAGE)}
 
 
+class Later(Mapping[str, str]):
+    """A mapping that `make` gives when it is looked at for the first time."""
+
+    def __init__(self, make: Callable[[], Mapping[str, str]]) -> None:
+        self._made = cache(make)
+
+    def __getitem__(self, key: str) -> str:
+        return self._made()[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._made())
+
+    def __len__(self) -> int:
+        return len(self._made())
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
     """One image to make: the Dockerfile's text, what it takes its files from, its reference and labels.
 
+    The labels may be such that are worked out only when they are looked at, which then takes its time.
     `replaces` is the reference of the image in the store that is to go then. One that is `afresh` takes
     nothing from an earlier build.
     """

@@ -8,13 +8,14 @@ import threading
 import time
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
+from functools import cache
 from graphlib import TopologicalSorter
 from typing import Protocol
 
 from imagematrix.audit import layers
 from imagematrix.audit.audit import contradictions
 from imagematrix.build import labels, layout
-from imagematrix.build.backend import Order, Sources
+from imagematrix.build.backend import Later, Order, Sources
 from imagematrix.build.compiler import Compilers
 from imagematrix.build.naming import naming
 from imagematrix.build.reproducible import difference
@@ -118,13 +119,13 @@ def build(  # noqa: PLR0913 - what to build, with what, where to, and the comman
     return session.run(jobs)
 
 
-def ordered(item: Item, sources: Sources, flags: frozenset[str]) -> Order:
-    """Return the image to make for a planned item; `flags` are the CPU flags its code needs."""
+def ordered(item: Item, sources: Sources, flags: Callable[[], frozenset[str]]) -> Order:
+    """Return the image to make for a planned item; `flags` gives the CPU flags its code needs."""
     return Order(
         reference=str(item.reference),
         dockerfile=item.dockerfile,
         sources=sources,
-        labels=labels.for_item(item, flags),
+        labels=Later(lambda: labels.for_item(item, flags())),
         replaces=item.instead,
     )
 
@@ -222,10 +223,14 @@ class _Session:
         names = dict.fromkeys(name for item in self._items.values() for name in item.bases)
         self._pins = {name: self._builder.pinned(name, self._bases[name]) for name in names}
         futures: dict[Future[Result], str] = {}
-        idle = jobs > 1 and bool(self._compilers)  # while a compiler is asked
-        with ThreadPoolExecutor(max_workers=2 * jobs - 1 + idle, thread_name_prefix="build") as pool:
+        with (
+            ThreadPoolExecutor(max_workers=2, thread_name_prefix="ahead") as ahead,
+            ThreadPoolExecutor(max_workers=2 * jobs - 1, thread_name_prefix="build") as pool,
+        ):
             try:
-                bases = pool.submit(self._export_bases) if idle else None
+                shared = [ahead.submit(self._ask_compilers)]
+                if jobs > 1:
+                    shared.append(ahead.submit(self._export_bases))
                 while order.is_active():
                     ready = order.get_ready()
                     futures |= {pool.submit(self._one, self._items[name], places): name for name in ready}
@@ -236,7 +241,7 @@ class _Session:
                     if self._stopped:
                         self._abandon(futures)
                         break
-                if bases and not bases.done():  # every cell has failed before, and nobody wants it
+                if not all(one.done() for one in shared):  # every cell has failed, and nobody wants it
                     self._builder.stop()
             except BaseException:
                 self._abandon(futures)
@@ -247,10 +252,16 @@ class _Session:
             for name, item in self._items.items()
         ]
 
-    def _export_bases(self) -> None:
-        """Export and read what the images begin with, while they wait for the compilers to answer.
+    def _ask_compilers(self) -> None:
+        """Ask for the flags while the first images are built; these say what is wrong."""
+        for item in self._compilers.representatives():
+            with contextlib.suppress(ImagematrixError, OSError):
+                self._compilers.flags(item, self._sources(item))
 
-        The first of them end at the same time, and otherwise each would export it. They say what is wrong.
+    def _export_bases(self) -> None:
+        """Export and read what the images begin with, while the first are built.
+
+        These end at the same time, and otherwise each would export it. They say what is wrong.
         """
         done: set[str] = set()
         for item in self._items.values():
@@ -312,16 +323,22 @@ class _Session:
 
     def _built(self, item: Item, log: Path, give_place: Callable[[], None]) -> Result:
         sources = self._sources(item)
-        flags = self._compilers.flags(item, sources)
+        flags = cache(lambda: self._compilers.flags(item, sources))
+        if not self._compilers.asks(item):
+            flags()  # that nobody can tell is better known before the build
         order = ordered(item, sources, flags)
-        promised = labels.variant(item.cell, flags, order.reference)
-        with (
-            log.open("w", encoding="utf-8") as file,
-            self._builder.make(order, file, lambda text: self._reporter.step(item, text)) as made,
-        ):
+        with contextlib.ExitStack() as stack:
+            file = stack.enter_context(log.open("w", encoding="utf-8"))
+            try:
+                made = stack.enter_context(
+                    self._builder.make(order, file, lambda text: self._reporter.step(item, text))
+                )
+            except BuildError as error:
+                raise self._compilers.reason(item, error) from error
             if not self._verify:
                 give_place()
             if made.layout:
+                promised = labels.variant(item.cell, flags(), order.reference)
                 self._audit(layout.Image(made.layout, made.digest), promised)
             if self._verify:
                 self._built_again(order, made, file)

@@ -177,9 +177,9 @@ class Buildx:
     def make(self, order: Order, log: TextIO, step: Callable[[str], None]) -> Iterator[Made]:
         """Build an image into a layout (containerd store), or into the store (classic) without its name."""
         options = [f"--attest={spec}" for spec in self._attest] or ["--provenance=false"]
-        options += [f"--label={key}={value}" for key, value in sorted(order.labels.items())]
         options += ["--no-cache"] if order.afresh else []
         if not self.reproducible:
+            options += [f"--label={key}={value}" for key, value in sorted(order.labels.items())]
             made = self._measured([*options, "--output", "type=docker"], order, log, step)
             yield Made(digest=made["containerimage.config.digest"])
             return
@@ -189,18 +189,17 @@ class Buildx:
             files = self.base_layers(base, order.sources) if base else ()
             kept = frozenset(f"sha256:{file.name}" for file in files)
             if self._attest:
-                image, index = self._rewriter.index(digest, kept)
+                image, index = self._rewriter.index(digest, order, kept)
                 yield Made(digest=image, layout=folder, attested=index)
             else:
-                yield Made(digest=self._rewriter.image(digest, kept), layout=folder)
+                yield Made(digest=self._rewriter.image(digest, order, kept), layout=folder)
 
     def _exported(
         self, options: list[str], folder: Path, order: Order, log: TextIO, step: Callable[[str], None]
     ) -> str:
         """Build an image into the layout `folder`, and return its digest."""
-        output = {"type": "oci", "tar": "false", "dest": str(folder)}
-        output |= {f"annotation.{key}": value for key, value in order.annotations.items()}
-        options = [*options, "--output", _attributes(output)]
+        output = _attributes({"type": "oci", "tar": "false", "dest": str(folder)})
+        options = [*options, "--output", output]
         return str(self._measured(options, order, log, step)["containerimage.digest"])
 
     @contextlib.contextmanager

@@ -7,6 +7,7 @@ predefined macros (`cc -march=M -dM -E`) of all the marches it is to be used wit
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 
 from imagematrix.errors import BuildError
 from imagematrix.facts import marches
@@ -15,7 +16,7 @@ from imagematrix.render.dockerfile import through_stage
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
     from pathlib import Path
 
     from imagematrix.build.backend import Builder, Sources
@@ -39,10 +40,26 @@ class Compilers:
                 key = (stage, item.cell.image.context, item.cell.platform)
                 made = self._compilers.setdefault(key, _Compiler(stage, builder))
                 made.options.add(item.cell.facts.option(march))
+                if not item.needs:
+                    made.item = made.item or item
 
-    def __bool__(self) -> bool:
-        """Whether there is a compiler to be asked, which takes its time."""
-        return bool(self._compilers)
+    def representatives(self) -> list[Item]:
+        """Return for each compiler an item that has it, and that builds on no other image of the matrix."""
+        return [compiler.item for compiler in self._compilers.values() if compiler.item]
+
+    def reason(self, item: Item, error: BuildError) -> BuildError:
+        """Return why a build failed: `error`, or that the compiler is known not to know the march."""
+        march = item.cell.axes.get("march")
+        stage = through_stage(item.dockerfile, STAGE)
+        if march is None or stage is None:
+            return error
+        option = item.cell.facts.option(march)
+        known = self._compilers[stage, item.cell.image.context, item.cell.platform].known
+        return _unknown(item, option) if known is not None and option not in known else error
+
+    def asks(self, item: Item) -> bool:
+        """Whether it takes a build to tell which flags `item`'s code needs."""
+        return "march" in item.cell.axes and through_stage(item.dockerfile, STAGE) is not None
 
     def flags(self, item: Item, sources: Sources) -> frozenset[str]:
         """Return the flags that `item`'s code needs; raise BuildError where nobody can tell.
@@ -61,10 +78,7 @@ class Compilers:
         key = (stage, item.cell.image.context, item.cell.platform)
         macros = self._compilers[key].macros(sources).get(option)
         if macros is None:
-            raise BuildError(
-                f"the compiler of {item.cell.id} does not know {option}",
-                remedy="exclude these cells, or take a base with a newer compiler",
-            )
+            raise _unknown(item, option)
         own = item.cell.facts.flags(march) or frozenset()
         return marches.flags_from_macros(macros, ARCHES[item.cell.platform], march) | own
 
@@ -74,6 +88,7 @@ class _Compiler:
 
     def __init__(self, stage: str, builder: Builder) -> None:
         self.options: set[str] = set()
+        self.item: Item | None = None
         self._stage = stage
         self._builder = builder
         self._lock = threading.Lock()
@@ -91,6 +106,11 @@ class _Compiler:
                 raise self._answer
             return self._answer
 
+    @property
+    def known(self) -> Mapping[str, str] | None:
+        """Its answer, if there is one by now."""
+        return self._answer if isinstance(self._answer, Mapping) else None
+
     def _ask(self, sources: Sources) -> Mapping[str, str]:
         words = " ".join(sorted(self.options))
         script = (
@@ -102,6 +122,13 @@ class _Compiler:
             "FROM scratch\nCOPY --from=imagematrix-macros /macros /\n"
         )
         return self._builder.export(asked, sources)
+
+
+def _unknown(item: Item, option: str) -> BuildError:
+    return BuildError(
+        f"the compiler of {item.cell.id} does not know {option}",
+        remedy="exclude these cells, or take a base with a newer compiler",
+    )
 
 
 def _from_table(cell: Cell, march: str) -> frozenset[str]:

@@ -42,14 +42,15 @@ class Pool:
         return next(filter(None, places), None)
 
     def export(self, dockerfile: str, sources: Sources) -> dict[str, str]:
-        """Build `dockerfile` and return the text files that its last stage has, by name."""
-        with self._one() as builder:
-            return builder.export(dockerfile, sources)
+        """Build `dockerfile` and return the text files that its last stage has, by name.
+
+        What builds wait for takes no place of theirs.
+        """
+        return self._builders[0].export(dockerfile, sources)
 
     def base_layers(self, base: str, sources: Sources) -> tuple[Path, ...]:
-        """Return the files of the layers that images have which begin with `base`, of one builder."""
-        with self._one() as builder:
-            return builder.base_layers(base, sources)
+        """Return the files of the layers that images have which begin with `base`, of the first builder."""
+        return self._builders[0].base_layers(base, sources)
 
     @contextlib.contextmanager
     def make(self, order: Order, log: TextIO, step: Callable[[str], None]) -> Iterator[Made]:

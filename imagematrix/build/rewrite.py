@@ -1,7 +1,8 @@
-"""Images in an OCI layout with the times of their layers set back, each layer once for all that have it.
+"""Images in an OCI layout get their labels, and the times in their layers set back: each layer once for all.
 
-BuildKit can do that itself (`rewrite-timestamp`), but for each image it compresses all of its layers anew: a
-driver, or a gigabyte of packages, as often as there are cells that share it.
+BuildKit can do both (`--label`, `rewrite-timestamp`). But it compresses all layers anew for each image, a driver
+or a gigabyte of packages as often as there are cells that share it. And it wants the labels before the build,
+while the compiler is still asked for what they are to say.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Iterator, Mapping
     from typing import IO, Any
+
+    from imagematrix.build.backend import Order
 
 __all__ = ["Rewriter"]
 
@@ -51,21 +54,21 @@ class Rewriter:
         self._latest = latest
         self._layer = Once(self._rewritten)
 
-    def image(self, digest: str, kept: Container[str]) -> str:
+    def image(self, digest: str, order: Order, kept: Container[str]) -> str:
         """Return the digest of the image that the one with `digest` becomes; raise BuildError.
 
-        The layers `kept`, those of its base, stay as they are.
+        It gets the labels and annotations of `order`. The layers `kept`, those of its base, stay as they are.
         """
-        return self._image(digest, kept)[digest]
+        return self._image(digest, order, kept)[digest]
 
-    def index(self, digest: str, kept: Container[str]) -> tuple[str, str]:
+    def index(self, digest: str, order: Order, kept: Container[str]) -> tuple[str, str]:
         """Return the digests that an image with attestations gets, and the index of both; raise BuildError.
 
         What the attestations say of the image, they say of the new one.
         """
         index = self._json(digest)
         (image,) = (one["digest"] for one in index["manifests"] if ATTESTED not in one.get("annotations", {}))
-        names = self._image(image, kept)
+        names = self._image(image, order, kept)
         for entry in index["manifests"]:
             if entry["digest"] != image:
                 manifest = self._json(entry["digest"])
@@ -76,7 +79,7 @@ class Rewriter:
             entry["size"] = len(self._read(entry["digest"]))
         return names[image], self._put_json(index)
 
-    def _image(self, digest: str, kept: Container[str]) -> dict[str, str]:
+    def _image(self, digest: str, order: Order, kept: Container[str]) -> dict[str, str]:
         """Rewrite an image, and return what became of its layers, its configuration and itself, by digest."""
         manifest = self._json(digest)
         config = self._json(manifest["config"]["digest"])
@@ -87,6 +90,10 @@ class Rewriter:
                 names[layer["digest"]] = made.digest
                 manifest["layers"][number] = {"mediaType": LAYER, "digest": made.digest, "size": made.size}
                 config["rootfs"]["diff_ids"][number] = made.diff_id
+        inner = config.setdefault("config", {})
+        inner["Labels"] = {**(inner.get("Labels") or {}), **order.labels}
+        if order.annotations:
+            manifest["annotations"] = {**manifest.get("annotations", {}), **order.annotations}
         own = manifest["config"]
         names[own["digest"]] = self._put_json(config)
         own["digest"] = names[own["digest"]]
@@ -133,7 +140,7 @@ class Rewriter:
         return digest
 
     def _put_json(self, value: object) -> str:
-        return self._put(json.dumps(value, separators=(",", ":")).encode())
+        return self._put(json.dumps(value, sort_keys=True, separators=(",", ":")).encode())
 
 
 def _uncompressed(layer: IO[bytes]) -> IO[bytes] | gzip.GzipFile:

@@ -86,6 +86,8 @@ def _jobs(target: Target, file: Path, only: str | None, wanted: int | None) -> M
 
 
 def _bake(file: Path, only: str | None) -> Mapping[str, str]:
+    from functools import partial
+
     from imagematrix.build.backend import Sources
     from imagematrix.build.build import ordered
     from imagematrix.build.compiler import Compilers
@@ -108,5 +110,5 @@ def _bake(file: Path, only: str | None) -> Mapping[str, str]:
             images |= {need: f"target:{name(need)}" for need in item.needs}
             image = item.cell.image
             sources = Sources(context=image.context, platform=item.cell.platform, images=images)
-            orders.append(ordered(item, sources, compilers.flags(item, sources)))
+            orders.append(ordered(item, sources, partial(compilers.flags, item, sources)))
         return bake(orders)

@@ -1,8 +1,10 @@
 """Carrying out a plan: a failing cell costs no other, and nothing is stored that breaks its promise."""
 
+import contextlib
 import itertools
 import signal
 import threading
+import time
 from dataclasses import replace
 
 import pytest
@@ -343,8 +345,8 @@ def test_a_base_that_cannot_be_pinned_is_told_once_before_anything_is_built(plan
     assert not backend.called("make")
 
 
-def test_bases_are_exported_while_the_compiler_is_asked(planned, carry_out, backend, tar, monkeypatch):
-    """All builds wait for it, and the first of them would export the same base at the same time."""
+def test_bases_are_exported_while_the_first_are_built(planned, carry_out, backend, tar, monkeypatch):
+    """These would all export the same base at the same time."""
     backend.layers = [tar(("bin/true", b""))]
     backend.salt = "the engine has another, so its digest names the one that is locked"
     plan = planned(only=CPU)
@@ -366,12 +368,51 @@ def test_what_is_wrong_with_a_base_the_builds_say(planned, carry_out, backend, e
     assert len(notes) == 6
 
 
-def test_bases_are_left_to_the_builds_where_nothing_is_waited_for(planned, carry_out, backend):
+def test_one_at_a_time_nothing_is_exported_ahead(planned, carry_out, backend):
     carry_out(planned(only=CPU), jobs=1)
-    backend.images.clear()
-    without = planned(only=CPU, template="FROM {{ base }}\n")
-    carry_out(without, jobs=2)
     assert not backend.called("base")
+
+
+def test_the_compiler_is_asked_while_images_are_built(planned, carry_out, backend):
+    asked, built = threading.Event(), threading.Event()
+    export, make = backend.export, backend.make
+
+    def late(*words):
+        asked.set()
+        assert built.wait(10), "nothing is built before it answers"
+        return export(*words)
+
+    @contextlib.contextmanager
+    def early(order, log, step):
+        assert asked.wait(10)
+        built.set()
+        with make(order, log, step) as made:
+            yield made
+
+    backend.export, backend.make = late, early
+    assert set(statuses(carry_out(planned(only=CPU))[0]).values()) == {"built"}
+    assert len(backend.called("export")) == 1
+
+
+def test_a_failed_build_says_that_the_compiler_does_not_know_the_march(planned, carry_out, backend):
+    del backend.macros["-march=znver4"]
+    make = backend.make
+    known = threading.Event()
+    export = backend.export
+    backend.export = lambda *words: (export(*words), known.set())[0]
+
+    def fails(order, log, step):
+        assert known.wait(10)
+        time.sleep(0.1)  # the answer is taken down
+        if "znver4" in order.reference:
+            raise BuildError("cc1plus: error: bad value 'znver4' for '-march=' switch")
+        return make(order, log, step)
+
+    backend.make = fails
+    results, _ = carry_out(planned(only=CPU))
+    assert [str(result.error) for result in results if result.error] == [
+        "the compiler of cpu-znver4 does not know -march=znver4"
+    ]
 
 
 def test_nobody_waits_for_a_base_of_what_has_failed(planned, carry_out, backend):

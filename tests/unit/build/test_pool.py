@@ -74,9 +74,14 @@ def test_few_builds_are_spread_over_all():
     for number in range(2):
         with pool.make(number, None, None):
             pass
-    assert pool.export("FROM scratch", None) == {"from": "FROM scratch"}
-    assert [builder.all for builder in builders] == [1, 1, 1]
-    assert pool.base_layers("debian", None) == ("debian",)
+    assert [builder.all for builder in builders] == [1, 1, 0]
+
+
+def test_what_builds_wait_for_takes_no_place_of_theirs():
+    pool = Pool([(Builder(), 1)])
+    with pool._one():
+        assert pool.export("FROM scratch", None) == {"from": "FROM scratch"}
+        assert pool.base_layers("debian", None) == ("debian",)
 
 
 def test_an_image_that_is_made_has_no_place_any_more():

@@ -7,11 +7,14 @@ import json
 import tarfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from imagematrix.build import rewrite
+from imagematrix.build.backend import Order, Sources
 from imagematrix.build.rewrite import Rewriter
+from imagematrix.catalog import labels
 from imagematrix.catalog.index import ATTESTED
 from imagematrix.errors import BuildError
 
@@ -23,6 +26,10 @@ def tar(name, time, size=0):
         info.mtime, info.size = time, size
         archive.addfile(info, io.BytesIO(bytes(size)))
     return buffer.getvalue()
+
+
+OWN = {labels.CELL: "a", "by": "us"}
+ORDER = Order(reference="t:v1", dockerfile="", sources=Sources(context=Path(), platform="any"), labels=OWN)
 
 
 class Blobs:
@@ -41,7 +48,11 @@ class Blobs:
     def image(self, *layers, **more):
         """Write an image with layers as they are given, compressed or not, and return its descriptor."""
         diff_ids = [digest(gzip.decompress(raw) if raw[:1] == b"\x1f" else raw) for raw in layers]
-        config = {"architecture": "amd64", "rootfs": {"type": "layers", "diff_ids": diff_ids}}
+        config = {
+            "architecture": "amd64",
+            "config": {"Labels": {"of": "the base", "by": "somebody"}},
+            "rootfs": {"type": "layers", "diff_ids": diff_ids},
+        }
         return self.put(
             {"schemaVersion": 2, "config": self.put(config), "layers": list(map(self.put, layers)), **more}
         )
@@ -73,12 +84,13 @@ def test_an_image_says_what_its_layers_are_now(blobs, rewriter):
     base = gzip.compress(tar("base", 5))
     before = blobs.image(base, gzip.compress(tar("a", 7, 3_000_000)), tar("b", 0), annotations={"a": "b"})
     kept = {digest(base)}
-    after = blobs.json(rewriter.image(before["digest"], kept))
-    assert after["annotations"] == {"a": "b"}
+    after = blobs.json(rewriter.image(before["digest"], ORDER, kept))
+    assert after["annotations"] == {"a": "b", labels.CELL: "a"}
     assert after["layers"][0] == blobs.json(before["digest"])["layers"][0], "a base keeps its layers"
     config = blobs.json(after["config"]["digest"])
     assert after["config"]["size"] == len(blobs.read(after["config"]["digest"]))
     assert config["architecture"] == "amd64"
+    assert config["config"]["Labels"] == {"of": "the base", **OWN}
     for layer, diff_id in zip(after["layers"], config["rootfs"]["diff_ids"], strict=True):
         raw = blobs.read(layer["digest"])
         assert len(raw) == layer["size"]
@@ -96,10 +108,10 @@ def times_of(blobs, layer):
 def test_the_same_files_of_another_day_give_the_same_image(blobs, rewriter):
     first, second = (blobs.image(gzip.compress(tar("a", time), mtime=time)) for time in (5, 9))
     assert first["digest"] != second["digest"]
-    made = {rewriter.image(one["digest"], set()) for one in (first, second)}
+    made = {rewriter.image(one["digest"], ORDER, set()) for one in (first, second)}
     assert len(made) == 1
-    assert made == {Rewriter(blobs.folder, 0).image(first["digest"], set())}
-    assert made == {rewriter.image(made.copy().pop(), set())}, "there is nothing left to do"
+    assert made == {Rewriter(blobs.folder, 0).image(first["digest"], ORDER, set())}
+    assert made == {rewriter.image(made.copy().pop(), ORDER, set())}, "there is nothing left to do"
 
 
 def test_a_layer_is_rewritten_once_for_all_images(blobs, rewriter, monkeypatch):
@@ -116,7 +128,7 @@ def test_a_layer_is_rewritten_once_for_all_images(blobs, rewriter, monkeypatch):
 
     def make(image):
         together.wait(10)
-        return rewriter.image(image, set())
+        return rewriter.image(image, ORDER, set())
 
     with ThreadPoolExecutor(4) as pool:
         assert len(set(pool.map(make, images))) == 4
@@ -135,8 +147,8 @@ def test_attestations_are_of_the_new_image(blobs, rewriter):
     index = blobs.put(
         {"manifests": [image, attestation | {"annotations": {ATTESTED: image["digest"], "type": "x"}}]}
     )
-    made, index = rewriter.index(index["digest"], {digest(base)})
-    assert made == rewriter.image(image["digest"], {digest(base)}), "with and without attestations"
+    made, index = rewriter.index(index["digest"], ORDER, {digest(base)})
+    assert made == rewriter.image(image["digest"], ORDER, {digest(base)}), "with and without attestations"
     first, second = blobs.json(index)["manifests"]
     assert first["digest"] == made
     assert second["annotations"] == {ATTESTED: made, "type": "x"}
@@ -167,4 +179,4 @@ def test_a_layer_that_cannot_be_rewritten(blobs, rewriter, layer, why):
     image = blobs.put({"config": config, "layers": [blobs.put(layer)]})
     for _ in range(2):
         with pytest.raises(BuildError, match=why):
-            rewriter.image(image["digest"], set())
+            rewriter.image(image["digest"], ORDER, set())
