@@ -1,8 +1,8 @@
 """Images in an OCI layout get their labels, and the times in their layers set back: each layer once for all.
 
-BuildKit can do both (`--label`, `rewrite-timestamp`). But it compresses all layers anew for each image, a driver
-or a gigabyte of packages as often as there are cells that share it. And it wants the labels before the build,
-while the compiler is still asked for what they are to say.
+BuildKit can do both (`--label`, `rewrite-timestamp`). But it compresses all layers anew for each image: a
+driver, or a gigabyte of packages, as often as there are cells that share it. And it wants the labels before the
+build, when the compiler has not been asked yet what they are to say.
 """
 
 from __future__ import annotations
