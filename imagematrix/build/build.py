@@ -205,7 +205,8 @@ class _Session:
         self._store = store
         self._logs = logs
         self._reporter = reporter
-        self._compilers = Compilers(items, builder)
+        self._to_build = [item for item in items if verify or item.status == "build"]
+        self._compilers = Compilers(self._to_build, builder)
         self._results: dict[str, Result] = {}
         self._made: dict[str, Made] = {}
         self._layers: dict[str, layers.Layer] = {}
@@ -264,7 +265,7 @@ class _Session:
         These end at the same time, and otherwise each would export it. They say what is wrong.
         """
         done: set[str] = set()
-        for item in self._items.values():
+        for item in self._to_build:
             base = beginning(item.dockerfile)
             if base in item.bases and base not in done:
                 done.add(base)

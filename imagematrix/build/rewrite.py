@@ -1,7 +1,7 @@
 """Images in an OCI layout get their labels, and the times in their layers set back: each layer once for all.
 
 BuildKit can do both (`--label`, `rewrite-timestamp`). But it compresses all layers anew for each image: a
-driver, or a gigabyte of packages, as often as there are cells that share it. And it wants the labels before the
+driver, or a gigabyte of packages, as often as there are cells that share it. And it wants labels before the
 build, when the compiler has not been asked yet what they are to say.
 """
 

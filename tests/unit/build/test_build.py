@@ -263,6 +263,16 @@ def test_what_is_adopted_and_verified_is_built_but_not_stored(planned, carry_out
     assert [result.status for result in results] == ["adopted"]
     assert backend.called("adopt") == [plan.items[0].reference]
     assert not backend.called("store")
+    assert backend.called("export")
+
+
+def test_what_is_adopted_asks_for_nothing_else(planned, carry_out, backend):
+    plan = planned(only=CPU)
+    adopted = replace(plan, items=tuple(replace(item, status="adopt") for item in plan.items))
+    results, _ = carry_out(adopted, jobs=2)
+    assert set(statuses(results).values()) == {"adopted"}
+    assert not backend.called("export")
+    assert not backend.called("base")
 
 
 def test_a_layer_is_read_once_for_all_images(planned, carry_out, backend, tar, monkeypatch):
