@@ -1,4 +1,4 @@
-"""Which CPU flags a march needs: asked of the compiler in the image, before the image is built.
+"""Which CPU flags a march needs: asked of the compiler in the image, while the first images are built.
 
 A template's stage named `compiler` has the compiler its code is built with. That stage is asked once for the
 predefined macros (`cc -march=M -dM -E`) of all the marches it is to be used with; labels take the answer.

@@ -154,11 +154,13 @@ def _uncompressed(layer: IO[bytes]) -> IO[bytes] | gzip.GzipFile:
 def _large(pieces: Iterable[bytes]) -> Iterator[bytes]:
     """Yield the same bytes in pieces of a size that is worth a call of zlib."""
     parts: list[bytes] = []
+    size = 0
     for piece in pieces:
         parts.append(piece)
-        if sum(map(len, parts)) >= PIECE:
+        size += len(piece)
+        if size >= PIECE:
             yield b"".join(parts)
-            parts = []
+            parts, size = [], 0
     yield b"".join(parts)
 
 
