@@ -17,7 +17,10 @@ V = TypeVar("V")
 
 
 class Once(Generic[K, V]):
-    """A function whose every argument is worked out once; who asks meanwhile waits. An error is kept, too."""
+    """A function that is called once for each argument; who asks meanwhile waits.
+
+    An error is raised to all who wait for it, and the next who asks has it tried again.
+    """
 
     def __init__(self, function: Callable[[K], V]) -> None:
         self._function = function
@@ -33,6 +36,8 @@ class Once(Generic[K, V]):
             try:
                 own.set_result(self._function(argument))
             except BaseException as error:
+                with self._lock:
+                    del self._known[argument]
                 own.set_exception(error)
                 raise
         return known.result()
