@@ -18,6 +18,7 @@ from imagematrix.build import labels, layout
 from imagematrix.build.backend import Later, Order, Sources
 from imagematrix.build.compiler import Compilers
 from imagematrix.build.naming import naming
+from imagematrix.build.once import Once
 from imagematrix.build.reproducible import difference
 from imagematrix.errors import (
     AuditError,
@@ -209,9 +210,8 @@ class _Session:
         self._compilers = Compilers(self._to_build, builder)
         self._results: dict[str, Result] = {}
         self._made: dict[str, Made] = {}
-        self._layers: dict[str, layers.Layer] = {}
+        self._layers: Once[str, layers.Layer] = Once()
         self._pins: dict[str, str | None] = {}
-        self._lock = threading.Lock()
         self._stopped = False
 
     def run(self, jobs: int) -> list[Result]:
@@ -264,15 +264,13 @@ class _Session:
 
         These end at the same time, and otherwise each would export it. They say what is wrong.
         """
-        done: set[str] = set()
+        firsts: dict[tuple[str | None, str], Item] = {}
         for item in self._to_build:
-            base = beginning(item.dockerfile)
-            if base in item.bases and base not in done:
-                done.add(base)
-                images = {base: where} if (where := self._pins[base]) else {}
-                sources = Sources(context=item.cell.image.context, platform=item.cell.platform, images=images)
+            firsts.setdefault((beginning(item.dockerfile), item.cell.platform), item)
+        for (base, _), item in firsts.items():
+            if base in item.bases:
                 with contextlib.suppress(ImagematrixError, OSError):
-                    for path in self._builder.base_layers(base, sources):
+                    for path in self._builder.base_layers(base, self._sources(item)):
                         self._layer(path)
 
     def _abandon(self, futures: Iterable[Future[Result]]) -> None:
@@ -383,7 +381,4 @@ class _Session:
 
     def _layer(self, path: Path) -> layers.Layer:
         # Layers are shared by many images; each is read once.
-        with self._lock:
-            if path.name not in self._layers:
-                self._layers[path.name] = layers.read(path)
-            return self._layers[path.name]
+        return self._layers(path.name, lambda: layers.read(path))

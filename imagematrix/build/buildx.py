@@ -23,7 +23,7 @@ from typing import Any, Self
 
 from imagematrix import engine
 from imagematrix.build import identity, layout
-from imagematrix.build.backend import Made, Order, Sources
+from imagematrix.build.backend import Made, Order
 from imagematrix.build.once import Once
 from imagematrix.build.rewrite import Rewriter
 from imagematrix.build.scratch import scratch
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from typing import TextIO
 
+    from imagematrix.build.backend import Sources
     from imagematrix.build.local import Engine
 
 __all__ = ["Buildx"]
@@ -72,7 +73,7 @@ class Buildx:
         self._scratch = self._open.enter_context(scratch())
         self._blobs = Path(tempfile.mkdtemp(dir=self._scratch))  # of all layouts
         self._rewriter = Rewriter(self._blobs / "sha256", int(identity.EPOCH))
-        self._base_layers = Once(self._exported_base)
+        self._base_layers: Once[tuple[str, str | None, str], tuple[Path, ...]] = Once()
         self._idle: list[Path] = []
         self._running: set[subprocess.Popen[str]] = set()
         self._stopped = False
@@ -163,11 +164,10 @@ class Buildx:
         """
         if not self.reproducible:
             return ()
-        return self._base_layers((base, sources.images.get(base), sources.platform))
+        key = base, sources.images.get(base), sources.platform
+        return self._base_layers(key, lambda: self._exported_base(base, sources))
 
-    def _exported_base(self, asked: tuple[str, str | None, str]) -> tuple[Path, ...]:
-        base, where, platform = asked
-        sources = Sources(context=self._scratch, platform=platform, images={base: where} if where else {})
+    def _exported_base(self, base: str, sources: Sources) -> tuple[Path, ...]:
         order = Order(reference=base, dockerfile=f"FROM {base}\n", sources=sources, labels={})
         with self._layout() as folder:
             made = self._exported(["--provenance=false"], folder, order, io.StringIO(), lambda _: None)

@@ -44,11 +44,11 @@ def clamped(tar: IO[bytes] | GzipFile, latest: int) -> Iterator[bytes]:
             raise _damaged("it has a sparse file in GNU's old format")
         if kind in (EXTENDED, GLOBAL):
             records = list(_records(b"".join(_data(tar, size))[:size]))
-            dropped = [(key, raw) for key, value, raw in records if _late(key, value, latest)]
-            kept = b"".join(raw for key, _, raw in records if (key, raw) not in dropped)
+            in_time = [record for record in records if not _late(record[0], record[1], latest)]
+            kept = b"".join(raw for _, _, raw in in_time)
             if kind == EXTENDED:
                 long = next((int(value) for key, value, _ in records if key == b"size"), None)
-                late = any(key == b"mtime" for key, _ in dropped)
+                late = any(key == b"mtime" and _late(key, value, latest) for key, value, _ in records)
             if kept:
                 yield _header(head, latest, size=len(kept))
                 yield kept + bytes(-len(kept) % BLOCK)

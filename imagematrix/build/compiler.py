@@ -33,6 +33,7 @@ class Compilers:
 
     def __init__(self, items: Iterable[Item], builder: Builder) -> None:
         self._compilers: dict[tuple[str, Path, str], _Compiler] = {}
+        self._of: dict[str | None, _Compiler] = {}  # by the references of items
         for item in items:
             stage = through_stage(item.dockerfile, STAGE)
             march = item.cell.axes.get("march")
@@ -42,6 +43,7 @@ class Compilers:
                 made.options.add(item.cell.facts.option(march))
                 if not item.needs:
                     made.item = made.item or item
+                self._of[item.reference] = made
 
     def representatives(self) -> list[Item]:
         """Return for each compiler an item that has it, and that builds on no other image of the matrix."""
@@ -49,17 +51,15 @@ class Compilers:
 
     def reason(self, item: Item, error: BuildError) -> BuildError:
         """Return why a build failed: `error`, or that the compiler is known not to know the march."""
-        march = item.cell.axes.get("march")
-        stage = through_stage(item.dockerfile, STAGE)
-        if march is None or stage is None:
+        compiler = self._of.get(item.reference)
+        if compiler is None or compiler.known is None:
             return error
-        option = item.cell.facts.option(march)
-        known = self._compilers[stage, item.cell.image.context, item.cell.platform].known
-        return _unknown(item, option) if known is not None and option not in known else error
+        option = item.cell.facts.option(item.cell.axes["march"])
+        return error if option in compiler.known else _unknown(item, option)
 
     def asks(self, item: Item) -> bool:
         """Whether it takes a build to tell which flags `item`'s code needs."""
-        return "march" in item.cell.axes and through_stage(item.dockerfile, STAGE) is not None
+        return item.reference in self._of
 
     def flags(self, item: Item, sources: Sources) -> frozenset[str]:
         """Return the flags that `item`'s code needs; raise BuildError where nobody can tell.
@@ -71,12 +71,11 @@ class Compilers:
         march = item.cell.axes.get("march")
         if march is None:
             return frozenset()
-        stage = through_stage(item.dockerfile, STAGE)
-        if stage is None:
+        compiler = self._of.get(item.reference)
+        if compiler is None:
             return _from_table(item.cell, march)
         option = item.cell.facts.option(march)
-        key = (stage, item.cell.image.context, item.cell.platform)
-        macros = self._compilers[key].macros(sources).get(option)
+        macros = compiler.macros(sources).get(option)
         if macros is None:
             raise _unknown(item, option)
         own = item.cell.facts.flags(march) or frozenset()

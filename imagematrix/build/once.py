@@ -17,27 +17,26 @@ V = TypeVar("V")
 
 
 class Once(Generic[K, V]):
-    """A function that is called once for each argument; who asks meanwhile waits.
+    """What is worked out once for each key; who asks meanwhile waits.
 
     An error is raised to all who wait for it, and the next who asks has it tried again.
     """
 
-    def __init__(self, function: Callable[[K], V]) -> None:
-        self._function = function
+    def __init__(self) -> None:
         self._known: dict[K, Future[V]] = {}
         self._lock = threading.Lock()
 
-    def __call__(self, argument: K) -> V:
-        """Return what the function returns for `argument`, or raise what it raises."""
+    def __call__(self, key: K, work: Callable[[], V]) -> V:
+        """Return what the `work` of whoever came first with this key returns, or raise what it raises."""
         own: Future[V] = Future()
         with self._lock:
-            known = self._known.setdefault(argument, own)
+            known = self._known.setdefault(key, own)
         if known is own:
             try:
-                own.set_result(self._function(argument))
+                own.set_result(work())
             except BaseException as error:
                 with self._lock:
-                    del self._known[argument]
+                    del self._known[key]
                 own.set_exception(error)
                 raise
         return known.result()

@@ -13,6 +13,7 @@ import json
 import tempfile
 import zlib
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from imagematrix.build.clamp import clamped
@@ -52,7 +53,7 @@ class Rewriter:
     def __init__(self, blobs: Path, latest: int) -> None:
         self._blobs = blobs
         self._latest = latest
-        self._layer = Once(self._rewritten)
+        self._layers: Once[str, _Layer] = Once()
 
     def image(self, digest: str, order: Order, kept: Container[str]) -> str:
         """Return the digest of the image that the one with `digest` becomes; raise BuildError.
@@ -76,7 +77,7 @@ class Rewriter:
                     names[blob["digest"]] = self._put(_renamed(self._read(blob["digest"]), names))
                 entry["annotations"][ATTESTED] = names[image]
             entry["digest"] = names[entry["digest"]]
-            entry["size"] = len(self._read(entry["digest"]))
+            entry["size"] = self._size(entry["digest"])
         return names[image], self._put_json(index)
 
     def _image(self, digest: str, order: Order, kept: Container[str]) -> dict[str, str]:
@@ -86,7 +87,7 @@ class Rewriter:
         names = {}
         for number, layer in enumerate(manifest["layers"]):
             if layer["digest"] not in kept:
-                made = self._layer(layer["digest"])
+                made = self._layers(layer["digest"], partial(self._rewritten, layer["digest"]))
                 names[layer["digest"]] = made.digest
                 manifest["layers"][number] = {"mediaType": LAYER, "digest": made.digest, "size": made.size}
                 config["rootfs"]["diff_ids"][number] = made.diff_id
@@ -97,7 +98,7 @@ class Rewriter:
         own = manifest["config"]
         names[own["digest"]] = self._put_json(config)
         own["digest"] = names[own["digest"]]
-        own["size"] = len(self._read(own["digest"]))
+        own["size"] = self._size(own["digest"])
         return names | {digest: self._put_json(manifest)}
 
     def _rewritten(self, digest: str) -> _Layer:
@@ -119,6 +120,9 @@ class Rewriter:
 
     def _read(self, digest: str) -> bytes:
         return self._path(digest).read_bytes()
+
+    def _size(self, digest: str) -> int:
+        return self._path(digest).stat().st_size
 
     def _json(self, digest: str) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(self._read(digest))

@@ -36,7 +36,7 @@ def bake(orders: Sequence[Order]) -> dict[str, str]:
 
 
 def _target(order: Order) -> dict[str, object]:
-    # The keys and values that imagematrix.build.buildx gives to `docker buildx build`.
+    # The keys and values that imagematrix.build gives to `docker buildx build`, or to the image after it.
     return {
         "context": _literal(str(order.sources.context)),
         "dockerfile-inline": _literal(order.sources.pinned(order.dockerfile)),

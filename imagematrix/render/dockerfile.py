@@ -10,7 +10,7 @@ from imagematrix.errors import UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
 __all__ = ["bases", "beginning", "replaced", "through_stage"]
 
@@ -29,19 +29,13 @@ def bases(dockerfile: str) -> tuple[str, ...]:
     Raises UsageError where a FROM holds a variable: the base is part of an image's identity, so it has to be
     written out (a template can do that).
     """
-    syntax = SYNTAX.match(dockerfile)
-    found: dict[str, None] = {syntax[1]: None} if syntax else {}
-    stages = {"scratch"}
-    for step in _steps(dockerfile):
-        for name in step.names:
-            if "$" in name:
-                remedy = "write the base with the template's variables, not with ARG"
-                message = f"the Dockerfile takes a base from a variable: {step.instruction}"
-                raise UsageError(message, remedy=remedy)
-            if name.lower() not in stages and not name.isdigit():
-                found[name] = None
-        if step.stage:
-            stages.add(step.stage)
+    found: dict[str, None] = {}
+    for step, name in _external(dockerfile, _steps(dockerfile)):
+        if "$" in name:
+            remedy = "write the base with the template's variables, not with ARG"
+            message = f"the Dockerfile takes a base from a variable: {step.instruction}"
+            raise UsageError(message, remedy=remedy)
+        found[name] = None
     return tuple(found)
 
 
@@ -68,22 +62,14 @@ def beginning(dockerfile: str) -> str | None:
 def replaced(dockerfile: str, images: Mapping[str, str]) -> str:
     """Return `dockerfile` with other images in place of those that `images` has; stages keep their names."""
     parts: list[str] = []
-    stages: set[str] = set()
     end = 0
-    syntax = SYNTAX.match(dockerfile)
-    if syntax and syntax[1] in images:
-        parts = [dockerfile[: syntax.start(1)], images[syntax[1]]]
-        end = syntax.end(1)
-    for step in _read(dockerfile).steps:
-        place = step.start
-        for name in step.names:
-            if name in images and name.lower() not in stages:
-                found = re.compile(rf"(?<![^\s=]){re.escape(name)}(?![^\s,])").search(dockerfile, place)
-                assert found is not None  # noqa: S101 - it was read there; this tells the type checker
-                parts += [dockerfile[end : found.start()], images[name]]
-                place = end = found.end()
-        if step.stage:
-            stages.add(step.stage)
+    for step, name in _external(dockerfile, _read(dockerfile).steps):
+        if name in images:
+            token = re.compile(rf"(?<![^\s=]){re.escape(name)}(?![^\s,])")
+            found = token.search(dockerfile, max(step.start, end))
+            assert found is not None  # noqa: S101 - it was read there; this tells the type checker
+            parts += [dockerfile[end : found.start()], images[name]]
+            end = found.end()
     return "".join([*parts, dockerfile[end:]])
 
 
@@ -103,6 +89,20 @@ class _Part:
 
     steps: tuple[_Step, ...]
     cut: bool
+
+
+def _external(dockerfile: str, steps: Iterable[_Step]) -> Iterator[tuple[_Step, str]]:
+    """Yield the images that a Dockerfile's syntax line and its steps name, each with its step; no stages."""
+    syntax = SYNTAX.match(dockerfile)
+    if syntax:
+        yield _Step(syntax.start(1), syntax[0], (syntax[1],), None), syntax[1]
+    stages = {"scratch"}
+    for step in steps:
+        for name in step.names:
+            if "$" in name or (name.lower() not in stages and not name.isdigit()):
+                yield step, name
+        if step.stage:
+            stages.add(step.stage)
 
 
 def _steps(dockerfile: str) -> Iterator[_Step]:
