@@ -114,7 +114,7 @@ def _whole(folder: Path) -> Row:
         _shipped(folder / "ours")
         plan = json.loads(engine.imagematrix("plan", "--json", cwd=folder / "ours").stdout)
         count = sum(cell["status"] == "build" for cell in plan["cells"])
-        ours = _run(lambda: engine.imagematrix("build", "--jobs", "4", cwd=folder / "ours"))
+        ours = _run(lambda: engine.imagematrix("build", cwd=folder / "ours"))
     with _engine() as engine:
         _shipped(folder / "theirs")
         bake = _bake(engine, folder / "theirs", "--load")

@@ -20,6 +20,7 @@ from imagematrix.build.compiler import Compilers
 from imagematrix.build.naming import naming
 from imagematrix.build.once import Once
 from imagematrix.build.reproducible import difference
+from imagematrix.build.sequence import leaders_first
 from imagematrix.errors import (
     AuditError,
     BuildError,
@@ -215,8 +216,9 @@ class _Session:
         self._stopped = False
 
     def run(self, jobs: int) -> list[Result]:
+        leaders = leaders_first({name: item.dockerfile for name, item in self._items.items()})
         order = TopologicalSorter(
-            {name: [need for need in item.needs if need in self._items] for name, item in self._items.items()}
+            {name: [need for need in self._items[name].needs if need in self._items] for name in leaders}
         )
         order.prepare()
         places = threading.Semaphore(jobs)

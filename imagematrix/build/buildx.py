@@ -197,9 +197,12 @@ class Buildx:
     def _exported(
         self, options: list[str], folder: Path, order: Order, log: TextIO, step: Callable[[str], None]
     ) -> str:
-        """Build an image into the layout `folder`, and return its digest."""
-        output = _attributes({"type": "oci", "tar": "false", "dest": str(folder)})
-        options = [*options, "--output", output]
+        """Build an image into the layout `folder`, and return its digest.
+
+        Its own layers are not compressed: that is done once, when their times have been set back.
+        """
+        output = {"type": "oci", "tar": "false", "dest": str(folder), "compression": "uncompressed"}
+        options = [*options, "--output", _attributes(output)]
         return str(self._measured(options, order, log, step)["containerimage.digest"])
 
     @contextlib.contextmanager

@@ -15,7 +15,7 @@ from imagematrix.errors import EngineError, UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Generator, Iterator, Mapping
 
     import docker
 
@@ -36,7 +36,7 @@ class Engine:
             self._client  # noqa: B018 - which raises EngineError
         self._components: dict[str, Mapping[str, str]] = {}
         self._loaded: set[str] = set()  # layers
-        self._loading = threading.Lock()
+        self._sending = threading.Lock()
 
     def __enter__(self) -> Self:
         return self
@@ -167,34 +167,39 @@ class Engine:
         return made.digest
 
     def _load(self, image: layout.Image, reference: str) -> None:
-        # One at a time: containerd lets in only one archive, and who comes meanwhile waits for another try,
-        # seconds at a time. Images have most of their layers in common, and what one has loaded the next has;
-        # the classic store does not find a layer again, so it gets them all.
-        with self._loading:
-            known = self._loaded if self.has_manifests else set()
-            missing = [digest for digest in image.layers if digest not in known]
-            if not self._loads(image, reference, missing):
-                self._loads(image, reference, image.layers)
-            self._loaded.update(image.layers)
+        # Images have most of their layers in common, and what one has loaded the next has; the classic store
+        # does not find a layer again, so it gets them all.
+        if not self.has_manifests or not self._loads(image, reference, whole=False):
+            self._loads(image, reference, whole=True)
         found = str(self._client.api.inspect_image(reference)["Id"])
         expected = image.digest if self.has_manifests else image.config
         if found != expected:
             raise EngineError(f"{reference} was stored as {found}, but {expected} was built")
 
-    def _loads(self, image: layout.Image, reference: str, layers: Sequence[str]) -> bool:
-        """Load an image with some of its layers; return False where the engine misses others."""
+    def _loads(self, image: layout.Image, reference: str, *, whole: bool) -> bool:
+        """Load an image, all of it or what was not loaded yet; return False where the engine misses more."""
         import docker
 
-        archive = image.archive(reference, layers)
-        try:
-            errors = [answer["error"] for answer in self._client.api.load_image(archive) if "error" in answer]
-        except docker.errors.APIError as error:
-            errors = [str(error.explanation or error)]
-        if errors and "not found" in errors[0] and len(layers) < len(image.layers):
+        with contextlib.closing(self._archive(image, reference, whole=whole)) as archive:
+            try:
+                answers = self._client.api.load_image(archive)
+                errors = [answer["error"] for answer in answers if "error" in answer]
+            except docker.errors.APIError as error:
+                errors = [str(error.explanation or error)]
+        if errors and "not found" in errors[0] and not whole:
             return False
         if errors:
             raise EngineError(f"the Docker engine does not take {reference}: {errors[0]}")
         return True
+
+    def _archive(self, image: layout.Image, reference: str, *, whole: bool) -> Generator[bytes, None, None]:
+        # One at a time: containerd takes in only one archive, and who comes meanwhile waits for another try,
+        # seconds at a time. What it does then, to unpack the layers, it does for several at once.
+        with self._sending:
+            yield from image.archive(
+                reference, [layer for layer in image.layers if whole or layer not in self._loaded]
+            )
+            self._loaded.update(image.layers)
 
     def adopt(self, reference: str) -> str:
         """Return the digest of an image that is there already."""

@@ -2,7 +2,8 @@
 
 BuildKit can do both (`--label`, `rewrite-timestamp`). But it compresses all layers anew for each image: a
 driver, or a gigabyte of packages, as often as there are cells that share it. And it wants labels before the
-build, when the compiler has not been asked yet what they are to say.
+build, when the compiler has not been asked yet what they are to say. So it gives us tars, and here they are
+compressed, once.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Rewriter"]
 
-LAYER = "application/vnd.oci.image.layer.v1.tar+gzip"
+TAR = "application/vnd.oci.image.layer.v1.tar"
+LAYER = f"{TAR}+gzip"
 GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"  # how files begin that are compressed
 LEVEL = 6  # of compression, gzip's own default
 IN_GZIP = 31  # zlib's `wbits` for gzip's format; the header it writes has no time
@@ -53,12 +55,13 @@ class Rewriter:
     def __init__(self, blobs: Path, latest: int) -> None:
         self._blobs = blobs
         self._latest = latest
-        self._layers: Once[str, _Layer] = Once()
+        self._layers: Once[tuple[str, bool], _Layer] = Once()
 
     def image(self, digest: str, order: Order, kept: Container[str]) -> str:
         """Return the digest of the image that the one with `digest` becomes; raise BuildError.
 
-        It gets the labels and annotations of `order`. The layers `kept`, those of its base, stay as they are.
+        It gets the labels and annotations of `order`. The layers `kept`, those of its base, stay as they are;
+        they are compressed where they are not.
         """
         return self._image(digest, order, kept)[digest]
 
@@ -86,9 +89,10 @@ class Rewriter:
         config = self._json(manifest["config"]["digest"])
         names = {}
         for number, layer in enumerate(manifest["layers"]):
-            if layer["digest"] not in kept:
-                made = self._layers(layer["digest"], partial(self._rewritten, layer["digest"]))
-                names[layer["digest"]] = made.digest
+            own, clamp = layer["digest"], layer["digest"] not in kept
+            if clamp or layer["mediaType"] == TAR:
+                made = self._layers((own, clamp), partial(self._rewritten, own, clamp=clamp))
+                names[own] = made.digest
                 manifest["layers"][number] = {"mediaType": LAYER, "digest": made.digest, "size": made.size}
                 config["rootfs"]["diff_ids"][number] = made.diff_id
         inner = config.setdefault("config", {})
@@ -101,12 +105,14 @@ class Rewriter:
         own["size"] = self._size(own["digest"])
         return names | {digest: self._put_json(manifest)}
 
-    def _rewritten(self, digest: str) -> _Layer:
+    def _rewritten(self, digest: str, *, clamp: bool) -> _Layer:
         compress = zlib.compressobj(LEVEL, wbits=IN_GZIP)
         tar = hashlib.sha256()
         with self._path(digest).open("rb") as source, self._new() as target:
             try:
-                for piece in _large(clamped(_uncompressed(source), self._latest)):
+                layer = _uncompressed(source)
+                pieces = clamped(layer, self._latest) if clamp else iter(partial(layer.read, PIECE), b"")
+                for piece in _large(pieces):
                     tar.update(piece)
                     target.write(compress.compress(piece))
             except (gzip.BadGzipFile, zlib.error, EOFError) as error:

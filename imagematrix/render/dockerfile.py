@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 
 from imagematrix.errors import UsageError
 
@@ -12,7 +13,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-__all__ = ["bases", "beginning", "replaced", "through_stage"]
+__all__ = ["bases", "beginning", "replaced", "stages", "through_stage"]
 
 FROM = re.compile(r"FROM\s+(?:--\S+\s+)*(\S+)(?:\s+AS\s+(\S+))?\s*", re.IGNORECASE)
 FLAGS = re.compile(r"(?:COPY|ADD|RUN)((?:\s+--\S+)*)", re.IGNORECASE)
@@ -57,6 +58,19 @@ def beginning(dockerfile: str) -> str | None:
             name = begins.get(step.names[0].lower(), step.names[0])
             begins[step.stage] = name
     return None if name == "scratch" else name
+
+
+def stages(dockerfile: str) -> tuple[str, ...]:
+    """Return what each stage but the last is made of: its text, after that of the stage it begins with.
+
+    Dockerfiles that have one of these texts in common have that stage in common.
+    """
+    begins = [step for step in _read(dockerfile).steps if step.stage is not None]
+    found: dict[str, str] = {}
+    for step, following in pairwise(begins):
+        text = found.get(step.names[0].lower(), "") + dockerfile[step.start : following.start]
+        found[step.stage or text] = text
+    return tuple(found.values())
 
 
 def replaced(dockerfile: str, images: Mapping[str, str]) -> str:

@@ -12,6 +12,7 @@ import pytest
 from imagematrix.build.backend import Made, Present
 from imagematrix.build.layout import Image
 from imagematrix.build.plan import Against, plan
+from imagematrix.build.rewrite import TAR
 from imagematrix.catalog import labels
 from imagematrix.errors import BuildError, UsageError
 from imagematrix.matrix.load import load
@@ -49,7 +50,7 @@ def layout(folder, *layers):
     manifest = {
         "mediaType": "application/vnd.oci.image.manifest.v1+json",
         "config": blob(json.dumps({"rootfs": {"diff_ids": [digest(layer) for layer in layers]}}).encode()),
-        "layers": [blob(layer) for layer in layers],
+        "layers": [{"mediaType": TAR} | blob(layer) for layer in layers],
     }
     return blob(json.dumps(manifest).encode())["digest"]
 

@@ -1,5 +1,6 @@
 """What `docker buildx` says when a build fails, and what kind of failure that is; docker is a script here."""
 
+import gzip
 import io
 import json
 import os
@@ -98,7 +99,8 @@ def test_an_image_is_made_in_a_layout(script, order, tmp_path, made):
     with Buildx(Docker(), "mine") as builder:
         made, steps = make(builder, order, log)
         files = Image(made.layout, made.digest).layer_files
-        assert [path.read_bytes() for path in files] == [b"lower", b"upper"], "those of its base stay"
+        data = [gzip.decompress(path.read_bytes()) for path in files]
+        assert data == [b"lower", b"upper"], "no tars at all: those of its base are only compressed"
         manifest = json.loads(Image(made.layout, made.digest).raw)
         assert manifest["annotations"] == {key: order.labels[key] for key in (labels.CELL, labels.VARIANT)}
         assert steps == ["2/3: RUN make"]
@@ -110,6 +112,7 @@ def test_an_image_is_made_in_a_layout(script, order, tmp_path, made):
         assert word in words
     assert (tmp_path / "dockerfile").read_text() == "FROM a:1@b\n"
     assert not [word for word in words if word.startswith("--label")], "they may not be known yet"
+    assert "compression=uncompressed" in words[words.index("--output") + 1]
     assert "[2/3] RUN make" in log.getvalue()
 
 

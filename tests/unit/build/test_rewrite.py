@@ -54,8 +54,12 @@ class Blobs:
             "rootfs": {"type": "layers", "diff_ids": diff_ids},
         }
         return self.put(
-            {"schemaVersion": 2, "config": self.put(config), "layers": list(map(self.put, layers)), **more}
+            {"schemaVersion": 2, "config": self.put(config), "layers": list(map(self.layer, layers)), **more}
         )
+
+    def layer(self, raw):
+        kind = rewrite.LAYER if raw[:1] == b"\x1f" else rewrite.TAR
+        return {"mediaType": kind, **self.put(raw)}
 
     def read(self, digest):
         raw = (self.folder / digest.removeprefix("sha256:")).read_bytes()
@@ -103,6 +107,18 @@ def test_an_image_says_what_its_layers_are_now(blobs, rewriter):
 def times_of(blobs, layer):
     with tarfile.open(fileobj=io.BytesIO(blobs.read(layer["digest"]))) as archive:
         return [member.mtime for member in archive]
+
+
+def test_a_base_that_is_not_compressed_becomes_so_and_keeps_its_times(blobs, rewriter):
+    base, own = tar("base", 5), tar("own", 5)
+    before = blobs.image(base, own)
+    after = blobs.json(rewriter.image(before["digest"], ORDER, {digest(base)}))
+    assert [times_of(blobs, layer) for layer in after["layers"]] == [[5], [0]]
+    assert {layer["mediaType"] for layer in after["layers"]} == {rewrite.LAYER}
+    first = blobs.json(after["config"]["digest"])["rootfs"]["diff_ids"][0]
+    assert first == digest(base) == digest(gzip.decompress(blobs.read(after["layers"][0]["digest"])))
+    on_another = blobs.json(rewriter.image(before["digest"], ORDER, set()))
+    assert [times_of(blobs, layer) for layer in on_another["layers"]] == [[0], [0]], "here it is no base"
 
 
 def test_the_same_files_of_another_day_give_the_same_image(blobs, rewriter):
@@ -176,7 +192,7 @@ def test_attestations_are_of_the_new_image(blobs, rewriter):
 )
 def test_a_layer_that_cannot_be_rewritten(blobs, rewriter, layer, why):
     config = blobs.put({"rootfs": {"diff_ids": [digest(layer)]}})
-    image = blobs.put({"config": config, "layers": [blobs.put(layer)]})
+    image = blobs.put({"config": config, "layers": [blobs.layer(layer)]})
     for _ in range(2):
         with pytest.raises(BuildError, match=why):
             rewriter.image(image["digest"], ORDER, set())

@@ -5,7 +5,7 @@ import textwrap
 import pytest
 
 from imagematrix.errors import UsageError
-from imagematrix.render.dockerfile import bases, beginning, replaced, through_stage
+from imagematrix.render.dockerfile import bases, beginning, replaced, stages, through_stage
 
 
 @pytest.mark.parametrize(
@@ -129,3 +129,19 @@ def test_the_image_that_the_last_stage_begins_with(dockerfile, expected):
 def test_other_images_take_the_place_of_some(dockerfile, expected):
     assert replaced(dockerfile, {"a:1": "A", "b": "B"}) == expected
     assert replaced(dockerfile, {}) == dockerfile
+
+
+def test_what_stages_are_made_of():
+    dockerfile = "FROM a AS One\nRUN 1\n\nFROM one AS two\nRUN 2\n\nFROM b\nRUN 3\n\nFROM two\nRUN 4\n"
+    one, two, third = stages(dockerfile)
+    assert one == "FROM a AS One\nRUN 1\n\n"
+    assert two == f"{one}FROM one AS two\nRUN 2\n\n"
+    assert third == "FROM b\nRUN 3\n\n", "the last is the image itself"
+    assert stages(dockerfile.replace("RUN 4", "RUN 5")) == (one, two, third)
+    other = stages(dockerfile.replace("RUN 1", "RUN 0"))
+    assert [own == theirs for own, theirs in zip(other, stages(dockerfile), strict=True)] == [
+        False,
+        False,
+        True,
+    ]
+    assert stages("FROM a\nRUN 1\n") == ()

@@ -1,0 +1,39 @@
+"""In which sequence cells are built: first those that lead, and then those that find all their stages built.
+
+So what cells share is fetched and compiled early, different things at the same time, and a stage that fails
+does so at the beginning.
+"""
+
+from __future__ import annotations
+
+import heapq
+
+from imagematrix.render.dockerfile import stages
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["leaders_first"]
+
+
+def leaders_first(dockerfiles: Mapping[str, str]) -> list[str]:
+    """Return the names of `dockerfiles`: next is always the one with the most stages that none before it has.
+
+    Where several have as many, they stay as they were.
+    """
+    own = {name: frozenset(stages(text)) for name, text in dockerfiles.items()}
+    seen: set[str] = set()
+    # What a file would bring can only become less: so the first whose number holds is the next.
+    heap = [(-len(own[name]), place, name) for place, name in enumerate(own)]
+    heapq.heapify(heap)
+    found = []
+    while heap:
+        was, place, name = heapq.heappop(heap)
+        now = -len(own[name] - seen)
+        if now == was:
+            seen |= own[name]
+            found.append(name)
+        else:
+            heapq.heappush(heap, (now, place, name))
+    return found
