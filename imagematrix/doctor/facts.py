@@ -124,7 +124,7 @@ def _modules() -> frozenset[str] | None:
 def _problems(host: Host) -> tuple[tuple[str, str], ...]:
     usable = tuple(gpu for gpu in host.gpus if gpu.state == "ok")
     try:
-        found = devices.check(devices.nodes(host, usable, devices.migs()))
+        found = devices.check(devices.nodes(host, usable))
     except ProbeError as error:
         return ((str(error), error.remedy or ""),)
     return tuple((f"{problem.path} {problem.what}", problem.remedy) for problem in found)

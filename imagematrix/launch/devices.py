@@ -15,15 +15,14 @@ from imagematrix.errors import ProbeError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator
 
     from imagematrix.probe.host import Gpu, Host
 
-__all__ = ["DevicesError", "Problem", "check", "migs", "nodes", "require"]
+__all__ = ["DevicesError", "Problem", "check", "nodes", "require"]
 
 ALWAYS = ("/dev/nvidiactl", "/dev/nvidia-uvm")
 WHERE_PRESENT = ("/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
-MIG_MINORS = "/proc/driver/nvidia-caps/mig-minors"
 CAPABILITY = "/dev/nvidia-caps/nvidia-cap"
 
 APPEAR = {
@@ -56,27 +55,16 @@ class DevicesError(ProbeError):
         self.problems = problems
 
 
-def nodes(host: Host, gpus: Iterable[Gpu], mig_minors: Mapping[str, int]) -> tuple[str, ...]:
+def nodes(host: Host, gpus: Iterable[Gpu]) -> tuple[str, ...]:
     """Return the device nodes to pass for `gpus` of `host`, in a fixed order; none for no GPU.
 
-    A GPU's node bears its minor number, which is not its index. `mig_minors` is what `migs` reads; it is only
-    looked at for GPUs that have MIG devices. Raises ProbeError where a number is not known.
+    A GPU's node bears its minor number, which is not its index. Raises ProbeError where a number is unknown.
     """
-    own = [node for gpu in gpus for node in _own(gpu, mig_minors)]
+    own = [node for gpu in gpus for node in _own(gpu)]
     if not own:
         return ()
     present = [path for path in WHERE_PRESENT if path in host.devices]
     return tuple(dict.fromkeys([*own, *ALWAYS, *present]))
-
-
-def migs(root: str = "/") -> dict[str, int]:
-    """Return the minor numbers of MIG capabilities by their names ("gpu0/gi1/access"), empty without MIG."""
-    try:
-        with open(_under(root, MIG_MINORS), encoding="ascii", errors="replace") as file:  # noqa: PTH123 - pathlib is slow to import
-            lines = [line.split() for line in file]
-    except OSError:
-        return {}
-    return {words[0]: int(words[1]) for words in lines if len(words) > 1 and words[1].isdecimal()}
 
 
 def check(paths: Iterable[str], root: str = "/") -> tuple[Problem, ...]:
@@ -94,7 +82,7 @@ def require(paths: Iterable[str], root: str = "/") -> None:
         raise DevicesError(problems)
 
 
-def _own(gpu: Gpu, mig_minors: Mapping[str, int]) -> Iterator[str]:
+def _own(gpu: Gpu) -> Iterator[str]:
     if gpu.minor is None:
         raise ProbeError(
             f"the device minor of {gpu.label} is unknown, and so is its node",
@@ -102,14 +90,14 @@ def _own(gpu: Gpu, mig_minors: Mapping[str, int]) -> Iterator[str]:
         )
     yield f"/dev/nvidia{gpu.minor}"
     for device in gpu.mig or ():
-        instance = f"gpu{gpu.minor}/gi{device.gpu_instance}"
-        for capability in (f"{instance}/access", f"{instance}/ci{device.compute_instance}/access"):
-            if capability not in mig_minors:
-                raise ProbeError(
-                    f"{MIG_MINORS} has no {capability}, which a MIG device of {gpu.label} needs",
-                    remedy="load the driver and enable MIG, or pass a GPU without MIG devices",
-                )
-            yield f"{CAPABILITY}{mig_minors[capability]}"
+        if device.capabilities is None:
+            folder = f"/proc/driver/nvidia/capabilities/gpu{gpu.minor}/mig/gi{device.gpu_instance}"
+            raise ProbeError(
+                f"the nodes of a MIG device of {gpu.label} are unknown: its probe has found no {folder}",
+                remedy="probe the node again, with its driver loaded and MIG on; or pass a GPU without MIG",
+            )
+        for number in device.capabilities:
+            yield f"{CAPABILITY}{number}"
 
 
 def _problems(path: str, real: str) -> Iterator[Problem]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from imagematrix import engine
 from imagematrix.errors import EngineError, UnknownImageError
-from imagematrix.launch.devices import migs, require
+from imagematrix.launch.devices import require
 from imagematrix.launch.injection import through_cdi
 from imagematrix.launch.plan import plan
 from imagematrix.launch.share import Share
@@ -56,7 +56,7 @@ def launch(
         held = engine.digests_of(reached, reference) if "/" in reference else None
 
         def planned(which: int | str | None, part: Share | None = None) -> Launch:
-            found = plan(selection, command, gpus=which, share=part, mig_minors=migs(), held=held)
+            found = plan(selection, command, gpus=which, share=part, held=held)
             require(found.devices)
             return found
 

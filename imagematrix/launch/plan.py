@@ -91,7 +91,6 @@ def plan(
     *,
     gpus: int | str | None = None,
     share: Share | None = None,
-    mig_minors: Mapping[str, int] | None = None,
     held: Container[str] | None = None,
 ) -> Launch:
     """Return what to start for `selection`.
@@ -99,8 +98,7 @@ def plan(
     `held` are the digests that the engine's image of the selected name has (`engine.digests`); one that it
     does not have is pulled by its digest, and so it is named by it. Where it is None, nobody has looked.
     `gpus` narrows the selection's GPUs, as `--gpus` does: what fits all of them fits each. `share` is the
-    part that the container gets of each. `mig_minors` is what `imagematrix.launch.devices.migs` reads on the
-    node, needed where MIG devices are passed.
+    part that the container gets of each.
     """
     variant = selection.variant
     if variant is None:
@@ -120,7 +118,7 @@ def plan(
         reference=_name(variant, held),
         digest=variant.digest,
         platform=variant.platform,
-        devices=nodes(selection.host, chosen, mig_minors or {}) if passed else (),
+        devices=nodes(selection.host, chosen) if passed else (),
         environment={**(NO_INJECTION if passed else {}), **part.environment(used)},
         labels=labels,
         command=tuple(command),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from imagematrix import engine
 from imagematrix.errors import EngineError, UsageError
-from imagematrix.launch.devices import migs, require
+from imagematrix.launch.devices import require
 from imagematrix.launch.injection import second_driver, through_cdi
 from imagematrix.launch.plan import plan
 from imagematrix.launch.share import Mps, Share, mps
@@ -70,7 +70,7 @@ class Request:
         chosen = select(self.host, self.catalog, gpus=gpus, allow_cpu=words.allow_cpu)
         nothing: frozenset[str] | None = frozenset()
         held = self._ask(lambda: _held(chosen), nothing)
-        launch = plan(chosen, words.command, share=self.share, mig_minors=migs(), held=held)
+        launch = plan(chosen, words.command, share=self.share, held=held)
         if launch.injected and words.host is None:
             told: Mapping[str, Any] = self._ask(engine.info, {})
             launch = through_cdi(launch, told.get("CDISpecDirs") or ())

@@ -51,13 +51,18 @@ class Driver(Record):
 
 
 class MigDevice(Record):
-    """One MIG device of a GPU: its UUID and profile, and its GPU and compute instance numbers."""
+    """One MIG device of a GPU: its UUID and profile, and its GPU and compute instance numbers.
+
+    `capabilities` are the numbers of the device nodes /dev/nvidia-caps/nvidia-cap<number> that give access to
+    its GPU instance and its compute instance; None where they could not be read.
+    """
 
     uuid: str | None
     profile: str | None
     gpu_instance: int
     compute_instance: int
     memory_mib: int | None = None
+    capabilities: tuple[int, ...] | None = None
 
     def to_json(self) -> dict[str, object]:
         """Return one element of a GPU's `mig` list."""
@@ -67,6 +72,7 @@ class MigDevice(Record):
             "gpu_instance": self.gpu_instance,
             "compute_instance": self.compute_instance,
             "memory_mib": self.memory_mib,
+            "capabilities": None if self.capabilities is None else list(self.capabilities),
         }
 
 
@@ -213,6 +219,7 @@ def _mig(device: Fields) -> MigDevice:
         gpu_instance=_natural(device, "gpu_instance"),
         compute_instance=_natural(device, "compute_instance"),
         memory_mib=_natural_or_none(device, "memory_mib"),
+        capabilities=device.integers("capabilities") if device.present("capabilities") else None,
     )
 
 

@@ -11,16 +11,26 @@ from types import MappingProxyType
 
 from imagematrix.probe import pci
 from imagematrix.probe.host import Driver, MigDevice
-from imagematrix.record import Record
+from imagematrix.record import Record, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from imagematrix.probe.host import Gpu
     from imagematrix.probe.pci import PciGpu
     from imagematrix.probe.tree import Tree
 
-__all__ = ["Information", "Kernel", "is_version", "nodes", "parse_information", "parse_version", "read"]
+__all__ = [
+    "Information",
+    "Kernel",
+    "is_version",
+    "nodes",
+    "parse_information",
+    "parse_version",
+    "read",
+    "with_capabilities",
+]
 
 PROC = "/proc/driver/nvidia"
 MODULE = "/sys/module/nvidia"
@@ -30,6 +40,8 @@ VERSION = re.compile(r"\d{1,4}(?:\.\d{1,4}){1,3}", re.ASCII)
 BANNER = re.compile(
     rf"NVRM version:[^\n]*?(Open )?Kernel Module(?: for \S+)?[ \t]+({VERSION.pattern})(?!\S)", re.ASCII
 )
+# In the file `access` of a capability (MIG user guide, "Device nodes and capabilities").
+CAPABILITY = re.compile(r"^DeviceFileMinor:[ \t]*(\d{1,7})$", re.ASCII | re.MULTILINE)
 
 
 class Information(Record):
@@ -117,6 +129,23 @@ def nodes(tree: Tree) -> tuple[str, ...] | None:
         found += [f"/dev/nvidia-caps/{name}" for name in tree.names("/dev/nvidia-caps")]
     plain = (path for path in found if re.fullmatch(r"[\w/-]+", path, re.ASCII))
     return tuple(sorted(path for path in plain if tree.has_node(path)))
+
+
+def with_capabilities(tree: Tree, gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
+    """Return `gpus` with the numbers of their MIG devices' own nodes."""
+    return tuple(
+        replace(gpu, mig=tuple(replace(one, capabilities=_capabilities(tree, gpu, one)) for one in gpu.mig))
+        if gpu.mig
+        else gpu
+        for gpu in gpus
+    )
+
+
+def _capabilities(tree: Tree, gpu: Gpu, device: MigDevice) -> tuple[int, ...] | None:
+    instance = f"{PROC}/capabilities/gpu{gpu.minor}/mig/gi{device.gpu_instance}"
+    texts = (tree.text(f"{part}/access") for part in (instance, f"{instance}/ci{device.compute_instance}"))
+    found = [CAPABILITY.search(text or "") for text in texts]
+    return None if None in found else tuple(int(match[1]) for match in found if match)
 
 
 def _driver(tree: Tree) -> Driver | None:

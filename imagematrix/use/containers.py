@@ -27,13 +27,10 @@ VISIBLE = "NVIDIA_VISIBLE_DEVICES="
 CDI_KIND = "nvidia.com/gpu="
 NODE = re.compile(r"/dev/nvidia(\d+)", re.ASCII)
 CAPABILITY = re.compile(r"/dev/nvidia-caps/nvidia-cap(\d+)", re.ASCII)
-INSTANCE = re.compile(r"gpu(\d+)/gi(\d+)/ci(\d+)/access", re.ASCII)
 
 
-def uses(
-    containers: Iterable[Mapping[str, Any]], gpus: tuple[Gpu, ...], mig_minors: Mapping[str, int]
-) -> Uses:
-    """Return the uses by `containers`, each as `docker inspect` has it.
+def uses(containers: Iterable[Mapping[str, Any]], gpus: tuple[Gpu, ...]) -> Uses:
+    """Return the uses of `gpus` by `containers`, each as `docker inspect` has it.
 
     A container has the GPUs whose nodes are among its devices; those it asked NVIDIA's runtime for, by
     `--gpus`, by CDI, or by the variable that this runtime reads. A privileged container could use all of them
@@ -42,7 +39,7 @@ def uses(
     """
     found = []
     for container in containers:
-        had = {*_nodes(container, mig_minors), *_injected(container, gpus)}
+        had = {*_nodes(container, gpus), *_injected(container, gpus)}
         found.append(dict.fromkeys(sorted(had), (_use(container),)))
     return joined(*found)
 
@@ -60,16 +57,17 @@ def _use(container: Mapping[str, Any]) -> Use:
     )
 
 
-def _nodes(container: Mapping[str, Any], mig_minors: Mapping[str, int]) -> set[str]:
+def _nodes(container: Mapping[str, Any], gpus: tuple[Gpu, ...]) -> set[str]:
     devices = (container.get("HostConfig") or {}).get("Devices") or ()
     paths = [str(device.get("PathOnHost")) for device in devices]
     minors = {int(match[1]) for path in paths if (match := NODE.fullmatch(path))}
     passed = {int(match[1]) for path in paths if (match := CAPABILITY.fullmatch(path))}
-    instances = [
-        tuple(map(int, match.groups()))
-        for name, number in mig_minors.items()
-        if number in passed and (match := INSTANCE.fullmatch(name))
-    ]
+    instances = {
+        (gpu.minor, device.gpu_instance, device.compute_instance)
+        for gpu in gpus
+        for device in gpu.mig or ()
+        if gpu.minor is not None and device.capabilities and passed.issuperset(device.capabilities)
+    }
     # With MIG the node of the GPU is there too, and gives nothing by itself.
     whole = minors - {minor for minor, _, _ in instances}
     return {f"nvidia{minor}" for minor in whole} | {mig_key(*instance) for instance in instances}

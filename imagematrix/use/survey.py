@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
-from imagematrix.launch.devices import migs
 from imagematrix.use import containers, processes
 from imagematrix.use.locks import TURN
 from imagematrix.use.shares import size
@@ -45,7 +44,7 @@ def survey(
         computing, told = processes.computing(answer)
         untold = {gpu.minor for gpu in gpus if gpu.minor is not None} - told
         computing = joined(computing, processes.opened(untold)) if untold else computing
-    return joined(computing, containers.uses(running(), gpus, migs()))
+    return joined(computing, containers.uses(running(), gpus))
 
 
 def leases(locks: Locks) -> Uses:

@@ -9,7 +9,7 @@ import pytest
 
 import imagematrix as im
 from imagematrix import engine as connection
-from imagematrix.launch.devices import migs, require
+from imagematrix.launch.devices import require
 from imagematrix.launch.plan import plan
 
 TRAIN = ["train", "--steps", "3"]
@@ -48,7 +48,7 @@ def test_an_engine_starts_it(imported, image, host, imagematrix):
 
 def test_a_runtime_alone_starts_it(oci, image, host, tmp_path):
     catalog = im.Catalog(image="gpu-check", version="v1", variants=(image.variant,))
-    launch = plan(im.select(host, catalog, gpus="device=0"), TRAIN, mig_minors=migs())
+    launch = plan(im.select(host, catalog, gpus="device=0"), TRAIN)
     require(launch.devices)
     bundle.write(tmp_path, image.root, launch)
     words = [oci, "run", "--bundle", tmp_path, f"gpu-check-{os.getpid()}"]

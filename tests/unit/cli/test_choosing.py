@@ -49,12 +49,21 @@ def test_each_host_gets_its_variant(choose, name):
         assert said == (0, f"training:v1-{cell}-0123456789ab\n", "")
 
 
-@pytest.mark.parametrize("name", [name for name in CHOSEN if name != "mig"])  # whose devices are not here
+@pytest.mark.parametrize("name", CHOSEN)
 def test_explain_and_run_agree(cli, choose, profiles, catalog_file, name):
     variant = f"{CHOSEN[name][0]}-0123456789ab"
     assert f"    1  {variant} <- selected\n" in choose("explain", name).out
     words = ("--host", profiles[name], "--catalog", catalog_file, "--dry-run", "training:v1")
     assert cli("run", *words).out.endswith(f" training:v1-{variant}\n")
+
+
+def test_a_mig_device_of_another_node_has_the_nodes_that_it_has_there(cli, profiles, catalog_file):
+    words = ("--host", profiles["mig"], "--catalog", catalog_file, "--dry-run", "--gpus", "1g.10gb")
+    shown = cli("run", *words, "training:v1").out
+    assert [word for word in shown.split() if "nvidia-cap" in word] == [
+        "/dev/nvidia-caps/nvidia-cap84",
+        "/dev/nvidia-caps/nvidia-cap85",
+    ]
 
 
 @pytest.mark.parametrize("name", REFUSED)

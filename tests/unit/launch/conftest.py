@@ -26,8 +26,14 @@ class Make:
         return Gpu(index=index, **(defaults | facts))
 
     @staticmethod
-    def mig(instance=1, compute_instance=0, uuid="MIG-1"):
-        return MigDevice(uuid=uuid, profile=None, gpu_instance=instance, compute_instance=compute_instance)
+    def mig(instance=1, compute_instance=0, uuid="MIG-1", capabilities=None):
+        return MigDevice(
+            uuid=uuid,
+            profile=None,
+            gpu_instance=instance,
+            compute_instance=compute_instance,
+            capabilities=capabilities,
+        )
 
     @staticmethod
     def host(*gpus, devices=()):

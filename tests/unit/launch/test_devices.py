@@ -10,34 +10,12 @@ import pytest
 
 from imagematrix.errors import ProbeError
 from imagematrix.launch import devices
-from imagematrix.launch.devices import DevicesError, check, migs, nodes, require
+from imagematrix.launch.devices import DevicesError, check, nodes, require
 
 # As the driver writes it: 15 GPU instances of 8 compute instances each for every GPU.
-MINORS = """config 1
-monitor 2
-gpu0/gi0/access 3
-gpu0/gi0/ci0/access 4
-gpu0/gi1/access 12
-gpu0/gi1/ci0/access 13
-gpu0/gi1/ci1/access 14
-gpu3/gi1/access 417
-gpu3/gi1/ci0/access 418
-gpu3/gi2/access 426
-gpu3/gi2/ci0/access 427
-
-broken
-gpu9/gi9/access x
-"""
 NULL = os.makedev(1, 3)
 NOTHING = os.makedev(511, 77)  # no driver registers it
 mknod = pytest.mark.skipif(os.geteuid() != 0, reason="only root makes device nodes")
-
-
-@pytest.fixture
-def minors(tmp_path):
-    (tmp_path / "proc/driver/nvidia-caps").mkdir(parents=True)
-    (tmp_path / "proc/driver/nvidia-caps/mig-minors").write_text(MINORS)
-    return migs(str(tmp_path))
 
 
 @pytest.fixture
@@ -63,7 +41,7 @@ def node(tmp_path):
 
 def test_the_minor_names_the_node_and_not_the_index(make):
     one, two = make.gpu(0, minor=3), make.gpu(1, minor=0)
-    assert nodes(make.host(one, two), (one, two), {}) == (
+    assert nodes(make.host(one, two), (one, two)) == (
         "/dev/nvidia3",
         "/dev/nvidia0",
         "/dev/nvidiactl",
@@ -72,26 +50,26 @@ def test_the_minor_names_the_node_and_not_the_index(make):
 
 
 def test_no_gpu_needs_no_node(make):
-    assert nodes(make.host(devices=("/dev/nvidia-modeset",)), (), {}) == ()
+    assert nodes(make.host(devices=("/dev/nvidia-modeset",)), ()) == ()
 
 
 def test_some_nodes_are_passed_where_they_are_present(make):
     present = ("/dev/nvidia-modeset", "/dev/nvidia-uvm-tools", "/dev/nvidia0", "/dev/nvidia3")
     host = make.host(make.gpu(), devices=present)
-    assert nodes(host, host.gpus, {})[3:] == ("/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
+    assert nodes(host, host.gpus)[3:] == ("/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
     host = make.host(make.gpu(), devices=("/dev/nvidia-modeset",))
-    assert nodes(host, host.gpus, {})[3:] == ("/dev/nvidia-modeset",)
+    assert nodes(host, host.gpus)[3:] == ("/dev/nvidia-modeset",)
 
 
 def test_an_unknown_minor_is_no_guess(make):
     host = make.host(make.gpu(minor=None))
     with pytest.raises(ProbeError, match="GPU 0"):
-        nodes(host, host.gpus, {})
+        nodes(host, host.gpus)
 
 
-def test_mig_devices_add_their_capabilities(make, minors):
-    gpu = make.gpu(0, mig=(make.mig(1), make.mig(2)))
-    found = nodes(make.host(gpu), (gpu,), minors)
+def test_mig_devices_add_their_capabilities(make):
+    gpu = make.gpu(0, mig=(make.mig(1, capabilities=(417, 418)), make.mig(2, capabilities=(426, 427))))
+    found = nodes(make.host(gpu), (gpu,))
     assert found == (
         "/dev/nvidia3",
         "/dev/nvidia-caps/nvidia-cap417",
@@ -103,27 +81,17 @@ def test_mig_devices_add_their_capabilities(make, minors):
     )
 
 
-def test_compute_instances_of_one_gpu_instance_share_its_node(make, minors):
-    gpu = make.gpu(0, minor=0, mig=(make.mig(1, 0), make.mig(1, 1)))
-    found = nodes(make.host(gpu), (gpu,), minors)
+def test_compute_instances_of_one_gpu_instance_share_its_node(make):
+    mig = (make.mig(1, 0, capabilities=(12, 13)), make.mig(1, 1, capabilities=(12, 14)))
+    gpu = make.gpu(0, minor=0, mig=mig)
+    found = nodes(make.host(gpu), (gpu,))
     assert [path.rpartition("cap")[2] for path in found if "cap" in path] == ["12", "13", "14"]
 
 
-@pytest.mark.parametrize("instance", [(1, 9), (9, 0)])
-def test_an_unknown_capability_is_no_guess(make, minors, instance):
-    gpu = make.gpu(0, minor=0, mig=(make.mig(*instance),))
-    with pytest.raises(ProbeError, match="mig-minors has no gpu0/gi"):
-        nodes(make.host(gpu), (gpu,), minors)
-
-
-def test_mig_minors_of_a_machine_without_mig(tmp_path):
-    assert migs(str(tmp_path)) == {}
-
-
-def test_mig_minors_are_read_as_far_as_they_make_sense(minors):
-    assert minors["config"] == 1
-    assert minors["gpu0/gi1/ci0/access"] == 13
-    assert len(minors) == 11
+def test_an_unknown_capability_is_no_guess(make):
+    gpu = make.gpu(0, minor=0, mig=(make.mig(1, capabilities=(12, 13)), make.mig(9)))
+    with pytest.raises(ProbeError, match=r"found no /proc/driver/nvidia/capabilities/gpu0/mig/gi9$"):
+        nodes(make.host(gpu), (gpu,))
 
 
 def test_a_node_that_can_be_opened_is_no_problem():

@@ -72,10 +72,8 @@ def test_only_the_chosen_gpus_are_passed(make):
 
 
 def test_a_mig_device_is_passed_with_its_capabilities(make):
-    gpu = make.gpu(0, mig=(make.mig(1, uuid="MIG-1"), make.mig(2, uuid="MIG-2")))
-    selection = make.selection(gpu, wanted="MIG-2")
-    minors = {"gpu3/gi2/access": 426, "gpu3/gi2/ci0/access": 427}
-    launch = plan(selection, mig_minors=minors)
+    gpu = make.gpu(0, mig=(make.mig(1, uuid="MIG-1"), make.mig(2, uuid="MIG-2", capabilities=(426, 427))))
+    launch = plan(make.selection(gpu, wanted="MIG-2"))
     assert launch.devices == (
         "/dev/nvidia3",
         "/dev/nvidia-caps/nvidia-cap426",
@@ -84,8 +82,8 @@ def test_a_mig_device_is_passed_with_its_capabilities(make):
         "/dev/nvidia-uvm",
     )
     assert launch.labels["io.imagematrix.gpus"] == "MIG-2"
-    with pytest.raises(ProbeError, match="mig-minors"):
-        plan(selection)
+    with pytest.raises(ProbeError, match=r"gpu3/mig/gi1$"):
+        plan(make.selection(gpu, wanted="MIG-1"))
 
 
 def test_nodes_that_are_there_for_tools_are_passed(make):

@@ -3,6 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from imagematrix.probe import nvidia, pci
+from imagematrix.probe.host import Gpu, MigDevice
 from imagematrix.probe.tree import Tree
 
 GCC = "GCC version:  gcc version 12.2.0 (Debian 12.2.0-14)\n"
@@ -219,6 +220,25 @@ def test_mig_devices_by_their_capabilities(captured, gpu):
     files = gpu() | {f"{folder}/{path}": "" for path in paths}
     mig = nvidia.read(Tree(str(captured(files)))).mig[3]
     assert [(device.gpu_instance, device.compute_instance) for device in mig] == [(2, 0), (10, 0), (10, 1)]
+
+
+def test_mig_devices_have_nodes_of_their_own(captured, gpu):
+    folder = "proc/driver/nvidia/capabilities/gpu3/mig"
+    numbers = {"gi2": 21, "gi2/ci0": 22, "gi9": 84, "gi9/ci0": None}
+    files = {
+        f"{folder}/{name}/access": f"DeviceFileMinor: {number}\nDeviceFileMode: 292\n"
+        for name, number in numbers.items()
+    }
+    tree = Tree(str(captured(gpu() | files)))
+    devices = [
+        MigDevice(uuid=None, profile=None, gpu_instance=instance, compute_instance=0)
+        for instance in (2, 9, 5)
+    ]
+    plain = Gpu(index=1)
+    with_mig, without = nvidia.with_capabilities(tree, (Gpu(index=0, minor=3, mig=tuple(devices)), plain))
+    assert [one.capabilities for one in with_mig.mig] == [(21, 22), None, None]
+    assert without is plain
+    assert not tree.warnings
 
 
 def test_mig_without_compute_instances_and_without_instances(captured, gpu):

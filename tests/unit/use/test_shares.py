@@ -40,7 +40,7 @@ def look():
     for path in Path(table).glob("*.json"):
         with contextlib.suppress(FileNotFoundError):
             running.append(json.loads(path.read_text()))
-    return containers.uses(running, gpus, {{}})
+    return containers.uses(running, gpus)
 
 
 place = Path(table, f"{{number}}.json")
@@ -161,7 +161,7 @@ def test_what_a_container_declares(card):
         config = {"Image": "x:1", "Labels": labels}
         devices = [{"PathOnHost": "/dev/nvidia10"}]
         found = containers.uses(
-            [{"Id": ID, "Name": "/job", "Config": config, "HostConfig": {"Devices": devices}}], (card(),), {}
+            [{"Id": ID, "Name": "/job", "Config": config, "HostConfig": {"Devices": devices}}], (card(),)
         )
         ((use,),) = found.values()
         return use
