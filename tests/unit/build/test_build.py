@@ -55,6 +55,19 @@ def statuses(results):
     return {result.item.cell.id: result.status for result in results}
 
 
+def test_cells_that_find_all_stages_built_come_last(planned, carry_out):
+    plan = planned(only="march=znver4")
+    results, notes = carry_out(plan)
+    assert [cell for what, cell in notes if what == "started"] == [
+        "cpu-znver4",
+        "cuda12.4-sm70-drv535.261.03-znver4",
+        "cuda12.4-sm89-drv535.261.03-znver4",
+        "cuda12.4-sm70-drv550.163.01-znver4",
+        "cuda12.4-sm89-drv550.163.01-znver4",
+    ]
+    assert [result.item for result in results] == list(plan.with_status("build")), "in the matrix' order"
+
+
 def test_every_cell_is_made_stored_and_told(planned, carry_out, backend, logs, conforms):
     plan = planned(only=CPU)
     results, notes = carry_out(plan)
