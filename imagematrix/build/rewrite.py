@@ -89,10 +89,10 @@ class Rewriter:
         config = self._json(manifest["config"]["digest"])
         names = {}
         for number, layer in enumerate(manifest["layers"]):
-            own, clamp = layer["digest"], layer["digest"] not in kept
+            old, clamp = layer["digest"], layer["digest"] not in kept
             if clamp or layer["mediaType"] == TAR:
-                made = self._layers((own, clamp), partial(self._rewritten, own, clamp=clamp))
-                names[own] = made.digest
+                made = self._layers((old, clamp), partial(self._rewritten, old, clamp=clamp))
+                names[old] = made.digest
                 manifest["layers"][number] = {"mediaType": LAYER, "digest": made.digest, "size": made.size}
                 config["rootfs"]["diff_ids"][number] = made.diff_id
         inner = config.setdefault("config", {})

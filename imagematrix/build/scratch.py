@@ -20,12 +20,12 @@ PREFIX = "imagematrix-build-"
 
 @contextlib.contextmanager
 def scratch() -> Iterator[Path]:
-    """Yield a new folder under TMPDIR, and remove it in the end.
+    """Yield a new folder under TMPDIR or /var/tmp, and remove it in the end.
 
     What builds have left there that were killed is removed first. A lock on its folder tells a build that
     lives: the kernel drops it with the process.
     """
-    place = Path(tempfile.gettempdir())
+    place = _place()
     for left in place.glob(f"{PREFIX}*"):
         with _locked(left) as dead:
             if dead:
@@ -38,6 +38,14 @@ def scratch() -> Iterator[Path]:
             yield folder
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _place() -> Path:
+    # Layers may have gigabytes, and /tmp is in memory on many systems.
+    for path in (os.environ.get("TMPDIR"), "/var/tmp"):  # noqa: S108 - names there are made up and new
+        if path and os.access(path, os.W_OK | os.X_OK):
+            return Path(path).absolute()
+    return Path(tempfile.gettempdir())
 
 
 @contextlib.contextmanager

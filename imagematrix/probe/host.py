@@ -213,13 +213,16 @@ def _gpu(gpu: Fields) -> Gpu:
 
 
 def _mig(device: Fields) -> MigDevice:
+    capabilities = device.integers("capabilities") if device.present("capabilities") else None
+    if capabilities and min(capabilities) < 0:
+        raise device.fail("capabilities", f"{min(capabilities)} is negative")
     return MigDevice(
         uuid=device.text_or_none("uuid"),
         profile=device.text_or_none("profile"),
         gpu_instance=_natural(device, "gpu_instance"),
         compute_instance=_natural(device, "compute_instance"),
         memory_mib=_natural_or_none(device, "memory_mib"),
-        capabilities=device.integers("capabilities") if device.present("capabilities") else None,
+        capabilities=capabilities,
     )
 
 

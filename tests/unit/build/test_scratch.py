@@ -5,6 +5,7 @@ import fcntl
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -53,6 +54,23 @@ def test_that_of_a_build_that_was_killed_goes_with_the_next(place, another):
     assert list(left.iterdir())
     with scratch() as folder:
         assert list(place.iterdir()) == [folder]
+
+
+def test_it_is_on_a_disk_where_nobody_says_otherwise(place, monkeypatch):
+    monkeypatch.delenv("TMPDIR")
+    with scratch() as folder:
+        assert folder.parent == Path("/var/tmp")
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    monkeypatch.setattr("tempfile.tempdir", str(place))
+    with scratch() as folder:
+        assert folder.parent == place
+
+
+def test_a_relative_place_is_understood_from_here(place, monkeypatch):
+    monkeypatch.chdir(place)
+    monkeypatch.setenv("TMPDIR", ".")
+    with scratch() as folder:
+        assert folder.parent == place
 
 
 def test_what_somebody_else_left_stays(place, monkeypatch):

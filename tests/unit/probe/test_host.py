@@ -23,7 +23,15 @@ FULL = Host(
             brand="nvidia",
             memory_mib=46068,
             mig=(
-                MigDevice(uuid=None, profile="1g.10gb", gpu_instance=7, compute_instance=0, memory_mib=9984),
+                MigDevice(
+                    uuid=None,
+                    profile="1g.10gb",
+                    gpu_instance=7,
+                    compute_instance=0,
+                    memory_mib=9984,
+                    capabilities=(66, 67),
+                ),
+                MigDevice(uuid=None, profile=None, gpu_instance=9, compute_instance=0),
             ),
             state="ok",
         ),
@@ -83,6 +91,8 @@ def test_load(tmp_path):
         (["gpus", 0, "index"], -1, "index: -1 is negative"),
         (["gpus", 0, "memory_mib"], True, "memory_mib: expected an integer"),
         (["gpus", 0, "mig", 0, "gpu_instance"], -7, r"mig\[0\]: gpu_instance: -7 is negative"),
+        (["gpus", 0, "mig", 0, "capabilities"], [66, -1], r"mig\[0\]: capabilities: -1 is negative"),
+        (["gpus", 0, "mig", 0, "capabilities"], 66, r"capabilities: expected a list"),
     ],
 )
 def test_spoilt(path, value, message):
