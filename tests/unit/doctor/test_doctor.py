@@ -53,6 +53,17 @@ def test_mig_devices_that_this_machine_does_not_have(cli, profiles):
     assert "/dev/nvidia-caps/nvidia-cap21 is not there" in said.out
 
 
+@pytest.mark.usefixtures("docker", "engine")
+def test_mig_devices_whose_nodes_nobody_knows(cli, profiles, tmp_path):
+    node = json.loads(profiles["mig"].read_text())
+    node["gpus"][0]["mig"][0]["capabilities"] = None
+    (tmp_path / "node.json").write_text(json.dumps(node))
+    said = cli("doctor", "--host", tmp_path / "node.json")
+    assert said.code == 5
+    assert "has found no /proc/driver/nvidia/capabilities/gpu0/mig/gi2\n" in said.out
+    assert "-> probe the node again, with its driver loaded and MIG on" in said.out
+
+
 @pytest.mark.usefixtures("no_engine")
 def test_without_an_engine(cli, profiles):
     said = cli("doctor", "--host", profiles["laptop"])
