@@ -36,7 +36,7 @@ def find(tree: Tree, dump: Dump | None, ask: Callable[[], Nvml] | None, *, alway
     if dump is not None:
         driver, found = _dumped(dump, kernel, warnings)
         warnings += gpus.remarks(found, kernel, complete=True)
-        return driver, nvidia.with_capabilities(tree, found), nvidia.nodes(tree) or (), warnings
+        return driver, found, nvidia.nodes(tree) or (), warnings
     answer = ask() if ask and (always or kernel.loaded) else None
     nodes = nvidia.nodes(tree)  # only now: NVML makes those that are missing
     driver, found = _driver(kernel, answer, warnings), gpus.join(kernel, nodes, answer)
@@ -50,7 +50,7 @@ def find(tree: Tree, dump: Dump | None, ask: Callable[[], Nvml] | None, *, alway
     warnings += gpus.remarks(found, kernel, complete=complete)
     if kernel.loaded:
         warnings += _surroundings(found, nodes)
-    return driver, nvidia.with_capabilities(tree, found), nodes or (), warnings
+    return driver, found, nodes or (), warnings
 
 
 def _dumped(dump: Dump, kernel: Kernel, warnings: list[str]) -> tuple[Driver | None, tuple[Gpu, ...]]:

@@ -33,6 +33,7 @@ __all__ = [
 ]
 
 PROC = "/proc/driver/nvidia"
+MIG = PROC + "/capabilities/gpu{}/mig"  # of the GPU with a minor number
 MODULE = "/sys/module/nvidia"
 VERSION = re.compile(r"\d{1,4}(?:\.\d{1,4}){1,3}", re.ASCII)
 # Open:        NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build  (...)
@@ -142,7 +143,7 @@ def with_capabilities(tree: Tree, gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
 
 
 def _capabilities(tree: Tree, gpu: Gpu, device: MigDevice) -> tuple[int, ...] | None:
-    instance = f"{PROC}/capabilities/gpu{gpu.minor}/mig/gi{device.gpu_instance}"
+    instance = f"{MIG.format(gpu.minor)}/gi{device.gpu_instance}"
     texts = (tree.text(f"{part}/access") for part in (instance, f"{instance}/ci{device.compute_instance}"))
     found = [CAPABILITY.search(text or "") for text in texts]
     return None if None in found else tuple(int(match[1]) for match in found if match)
@@ -178,7 +179,7 @@ def _information(tree: Tree) -> tuple[Information, ...]:
 
 def _mig(tree: Tree, minor: int) -> tuple[MigDevice, ...] | None:
     # The folder is named by minor number, and is there, empty, on every GPU that could do MIG.
-    folder = f"{PROC}/capabilities/gpu{minor}/mig"
+    folder = MIG.format(minor)
     instances = _numbers(tree.names(folder), "gi")
     if not instances:
         return None

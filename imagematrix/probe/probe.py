@@ -58,9 +58,10 @@ def assemble(
     gpus: tuple[Gpu, ...] = ()
     devices: tuple[str, ...] = ()
     if dump is not None or always or shows_nvidia(tree):
-        from imagematrix.probe import accelerators
+        from imagematrix.probe import accelerators, nvidia
 
-        driver, gpus, devices, remarks = accelerators.find(tree, dump, ask, always=always)
+        driver, found, devices, remarks = accelerators.find(tree, dump, ask, always=always)
+        gpus = nvidia.with_capabilities(tree, found)
         warnings += remarks
     if not gpus and tree.has_node("/dev/dxg"):
         warnings.append("this is WSL 2: its GPUs are behind /dev/dxg, which imagematrix does not use")

@@ -235,7 +235,6 @@ def capture(root: Path, name: str) -> None:
         files["proc/driver/nvidia/version"] = banner(node.version, node.kind, arch)
         for device in ("nvidiactl", "nvidia-modeset", "nvidia-uvm", "nvidia-uvm-tools"):
             files[f"dev/{device}"] = ""
-    minors: list[str] = []
     for card in node.cards:
         bus = f"sys/bus/pci/devices/{card.bus_id}"
         files[f"{bus}/vendor"], files[f"{bus}/class"] = "0x10de\n", "0x030200\n"
@@ -250,9 +249,6 @@ def capture(root: Path, name: str) -> None:
                 path = f"proc/driver/nvidia/capabilities/{gpu}/mig/{part}"
                 files[path] = f"DeviceFileMinor: {number}\nDeviceFileMode: 292\nDeviceFileModify: 1\n"
                 files[f"dev/nvidia-caps/nvidia-cap{number}"] = ""
-                minors.append(f"{gpu}/{part} {number}\n")
-    if minors:
-        files["proc/driver/nvidia-caps/mig-minors"] = "".join(["config 1\n", "monitor 2\n", *minors])
     for path, text in files.items():
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).write_text(text)
