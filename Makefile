@@ -1,18 +1,20 @@
 # make quickstart   set everything up, build the shipped images, choose one for this machine and run it
 # make test         set everything up and run every test
-# make gpu-check    set everything up and check this machine's NVIDIA GPU; fails without one
+# make gpu-check    check this machine's NVIDIA GPU, with what can be had here; fails without one
+# make gpu-bundle   write dist/gpu-bundle.tar.gz, which does that on a machine that has nothing else
+# make zipapp       write what a node needs as one file, dist/imagematrix.pyz
 # make bench        set everything up and measure against the bars of docs/benchmarks.md
 # make clean        undo what quickstart did
 
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: quickstart test packages lint unit engine gpu gpu-check coverage bench clean
+.PHONY: quickstart test packages lint unit engine gpu gpu-check gpu-bundle wheel coverage bench zipapp clean
 
 quickstart:
 	@ci/quickstart
 
-test: packages lint unit gpu engine coverage
+test: packages lint unit gpu wheel engine coverage
 
 packages:
 	ci/engine packages
@@ -21,29 +23,41 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/deptry imagematrix
 
 # One line of results for each kind of test; what they covered is added up at the end.
 unit: $(VENV)/.dev
 	rm -f .coverage .coverage.*
-	$(BIN)/coverage run -m pytest tests/unit
+	$(BIN)/coverage run -m pytest -n auto tests/unit
 
+# Two at a time, each with engines of its own: builds wait for downloads more than for processors.
 engine: packages $(VENV)/.dev
-	$(BIN)/coverage run -m pytest tests/engine
+	$(BIN)/coverage run -m pytest -n 2 --dist loadfile tests/engine
 
 gpu: $(VENV)/.dev
-	$(BIN)/coverage run -m pytest tests/gpu
+	ci/gpu-check if-any
+
+# What the package declares has to be enough for every command.
+wheel: $(VENV)/.dev
+	$(BIN)/python ci/wheel.py
 
 gpu-check:
 	ci/gpu-check
+
+gpu-bundle: $(VENV)/.dev
+	$(BIN)/python ci/gpu_bundle dist/gpu-bundle.tar.gz
 
 coverage: $(VENV)/.dev
 	$(BIN)/coverage combine -q
 	$(BIN)/coverage report --fail-under=95
 	$(BIN)/coverage report --fail-under=100 --include='imagematrix/select/*'
 
-bench: $(VENV)/.dev
+bench: packages $(VENV)/.dev
 	$(BIN)/python -m pip install -q --group bench
 	$(BIN)/python ci/bench
+
+zipapp: $(VENV)/.dev
+	$(BIN)/python ci/make_zipapp.py dist/imagematrix.pyz
 
 $(VENV)/.dev: pyproject.toml
 	ci/venv dev

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from imagematrix.probe.host import Host
     from imagematrix.probe.probe import probe
     from imagematrix.select.select import explain, select, select_many
+    from imagematrix.select.visible import within
 
 __all__ = [
     "AuditError",
@@ -56,6 +57,7 @@ __all__ = [
     "probe",
     "select",
     "select_many",
+    "within",
 ]
 
 _HOMES = {
@@ -67,6 +69,7 @@ _HOMES = {
     "probe": "imagematrix.probe.probe",
     "select": "imagematrix.select.select",
     "select_many": "imagematrix.select.select",
+    "within": "imagematrix.select.visible",
 }
 
 

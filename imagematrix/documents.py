@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from functools import lru_cache
 
 from imagematrix.errors import UsageError
@@ -15,9 +16,11 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
 
-__all__ = ["Fields", "dump", "parse", "read"]
+__all__ = ["Fields", "dump", "natural", "parse", "read"]
 
+OBEYED = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")  # and not shown, by terminals
 LARGEST = 1e300  # numbers up to which sums and means stay finite
+DIGITS = 9  # of numbers that people write; Python refuses to convert thousands of them
 LIMIT = 64 * 1024 * 1024  # bytes; a catalog of 10,000 variants is about 10 MB
 
 
@@ -47,9 +50,20 @@ def parse(raw: bytes | str, where: str) -> object:
         raise UsageError(f"{where}: {error}") from error
 
 
+def natural(text: str) -> int | None:
+    """Return the number that decimal digits write, None where `text` is anything else or very long."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= DIGITS else None
+
+
 def dump(value: object) -> str:
     """Return `value` as the JSON text that commands print: indented, stable, one final newline."""
-    return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+    text = json.dumps(value, indent=2, ensure_ascii=False)
+    # JSON escapes the first 32 characters; a terminal obeys others, too.
+    return (text if text.isascii() and "\x7f" not in text else OBEYED.sub(_escaped, text)) + "\n"
+
+
+def _escaped(match: re.Match[str]) -> str:
+    return f"\\u{ord(match[0]):04x}"
 
 
 class Fields:

@@ -17,6 +17,9 @@ __all__ = [
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
     from imagematrix.select.selection import Selection
 
 
@@ -31,6 +34,15 @@ class ImagematrixError(Exception):
     def __init__(self, message: str, *, remedy: str | None = None) -> None:
         super().__init__(message)
         self.remedy = remedy
+
+    @property
+    def told(self) -> str:
+        """The message as a person is told it at length."""
+        return str(self)
+
+    def __reduce__(self) -> tuple[Callable[..., ImagematrixError], tuple[Any, ...], dict[str, Any]]:
+        # An exception is made anew of its `args`, which are not what the classes here are called with.
+        return _made, (type(self), *self.args), self.__dict__
 
 
 class UsageError(ImagematrixError):
@@ -89,3 +101,7 @@ class GpusBusyError(ImagematrixError):
     """The GPUs asked for are not free."""
 
     exit_code = 10
+
+
+def _made(kind: type[ImagematrixError], *args: object) -> ImagematrixError:
+    return kind.__new__(kind, *args)

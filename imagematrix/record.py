@@ -107,7 +107,12 @@ class Record(metaclass=_Slots):
         return f"{type(self).__qualname__}({fields})"
 
     def __replace__(self, **changes: object) -> Self:
-        return type(self)(**{name: getattr(self, name) for name in self.__slots__} | changes)
+        if not changes.keys() <= self._setters.keys():
+            return type(self)(**changes)  # which says what is wrong
+        made = object.__new__(type(self))
+        for name, put in self._setters.items():
+            put(made, changes[name] if name in changes else getattr(self, name))
+        return made
 
     def __reduce__(self) -> tuple[Callable[[], Self], tuple[()]]:
         from functools import partial

@@ -8,19 +8,21 @@ helpers. They go to the registry and to where it has its tokens issued, and nowh
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import re
 import time
 import warnings
 from dataclasses import dataclass
 from urllib.parse import urlencode, urljoin, urlsplit
+from urllib.request import parse_http_list, parse_keqv_list
 
 import requests
-from requests.adapters import HTTPAdapter
 
 from imagematrix import documents
 from imagematrix.catalog.catalog import names_registry
 from imagematrix.errors import EngineError, UnknownImageError, UsageError
+from imagematrix.transfer import Client, address, cause, passes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from typing import IO, Self
 
     from imagematrix.errors import ImagematrixError
+    from imagematrix.transfer import Answer
 
 __all__ = ["DIGEST", "DOCKER_LIST", "INDEX", "MANIFESTS", "TAG", "Manifest", "Reference", "Registry"]
 
@@ -44,10 +47,7 @@ LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
 TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}", re.ASCII)
 REPOSITORY = re.compile(r"[a-z0-9]+([._-]+[a-z0-9]+)*(/[a-z0-9]+([._-]+[a-z0-9]+)*)*", re.ASCII)
-LIMIT = 64 * 1024 * 1024  # bytes of a document
 PAGES = 1000  # of a list of tags
-TIMEOUT = 30  # seconds of silence
-CONNECTIONS = 16
 TRIES = 3
 PAUSE = 0.3  # seconds, doubled from one try to the next
 PATIENCE = 60  # seconds that a registry may ask us to wait
@@ -108,15 +108,13 @@ class Registry:
         self._reference = Reference.parse(name)
         self._base = f"{self._reference.url}/v2/{self._reference.repository}"
         self._authorization: str | None = None
-        self._session = requests.Session()
-        for scheme in ("http://", "https://"):
-            self._session.mount(scheme, HTTPAdapter(pool_maxsize=CONNECTIONS))
+        self._client = Client()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._session.close()
+        self._client.close()
 
     def tags(self) -> list[str]:
         """Return the repository's tags; none where there is no such repository."""
@@ -184,20 +182,32 @@ class Registry:
         answer = self._ask("PUT", f"{self._base}/manifests/{tag}", {"Content-Type": media_type}, raw)
         self._expect(answer, CREATED, tag)
 
-    def _upload(self, digest: str, file: IO[bytes]) -> _Answer:
+    def take_back(self, tag: str, digest: str) -> bool:
+        """Delete a tag, or else the manifest that it stands for; return whether the registry did it.
+
+        Few let a tag be deleted by itself, and many let nothing be deleted.
+        """
+        for name in (tag, digest):
+            with contextlib.suppress(EngineError):  # it gives no token for that, say
+                self._ask("DELETE", f"{self._base}/manifests/{name}")
+            if self.digest(tag) is None:
+                return True
+        return False
+
+    def _upload(self, digest: str, file: IO[bytes]) -> Answer:
         begun = self._authorized("POST", f"{self._base}/blobs/uploads/")
         if begun.status != ACCEPTED:
             return begun
-        where = urljoin(begun.url, begun.headers.get("Location", ""))
+        where = address(begun.url, begun.headers.get("Location", ""))
         url = f"{where}{'&' if urlsplit(where).query else '?'}digest={digest}"
         return self._authorized("PUT", url, {"Content-Type": "application/octet-stream"}, file)
 
     def _ask(
         self, method: str, url: str, headers: Mapping[str, str] | None = None, data: bytes | None = None
-    ) -> _Answer:
+    ) -> Answer:
         return self._tried(lambda: self._authorized(method, url, headers, data))
 
-    def _tried(self, ask: Callable[[], _Answer]) -> _Answer:
+    def _tried(self, ask: Callable[[], Answer]) -> Answer:
         """Ask, and ask again for as long as what went wrong may pass."""
         attempt = 1
         while True:
@@ -205,7 +215,7 @@ class Registry:
             try:
                 answer = ask()
             except requests.RequestException as error:
-                if attempt == TRIES or not _passes(error):
+                if attempt == TRIES or not passes(error):
                     raise self._unreachable(error) from error
             else:
                 if attempt == TRIES or answer.status not in PASSING or answer.wait > PATIENCE:
@@ -220,41 +230,18 @@ class Registry:
         url: str,
         headers: Mapping[str, str] | None = None,
         data: bytes | IO[bytes] | None = None,
-    ) -> _Answer:
+    ) -> Answer:
         """Send a request, and once more with what the registry's challenge asks for."""
         # An upload may be sent elsewhere, which has no use for our credentials and may not ask for them.
         given = self._authorization if self._ours(url) else None
-        answer = self._send(method, url, headers, data, given)
+        answer = self._client.send(method, url, headers, data, given)
         if answer.status != UNAUTHORIZED or not self._ours(url) or not self._ours(answer.url):
             return answer
         asked = self._answer(answer.headers.get("WWW-Authenticate", ""))
         if asked == given:
             return answer
         self._authorization = asked
-        return self._send(method, url, headers, data, asked)
-
-    def _send(
-        self,
-        method: str,
-        url: str,
-        headers: Mapping[str, str] | None,
-        data: bytes | IO[bytes] | None,
-        authorization: str | None,
-    ) -> _Answer:
-        def sign(request: requests.PreparedRequest) -> requests.PreparedRequest:
-            # Without an `auth` of ours, requests would take one from ~/.netrc.
-            if authorization:
-                request.headers["Authorization"] = authorization
-            return request
-
-        if data is not None and not isinstance(data, bytes):
-            data.seek(0)
-        with self._session.request(
-            method, url, headers=dict(headers or {}), data=data, auth=sign, timeout=TIMEOUT, stream=True
-        ) as answer:
-            return _Answer(
-                status=answer.status_code, url=answer.url, headers=answer.headers, body=_bounded(answer)
-            )
+        return self._client.send(method, url, headers, data, asked)
 
     def _ours(self, url: str) -> bool:
         return urlsplit(url)[:2] == urlsplit(self._base)[:2]
@@ -268,28 +255,34 @@ class Registry:
             if login is None:
                 raise self._refusal(UNAUTHORIZED, self._reference.name)
             return login
-        asked = requests.utils.parse_dict_header(parameters)
+        try:
+            asked = parse_keqv_list(parse_http_list(parameters))
+        except (ValueError, IndexError) as error:
+            raise EngineError(f"the registry {registry} asks for a login in a way of its own") from error
         realm = asked.pop("realm", None)
         if not realm:
             raise EngineError(f"the registry {registry} asks for a token and does not say where")
+        realm = address(self._base, realm)
         if urlsplit(realm).scheme not in ("https", urlsplit(self._base).scheme):
             raise EngineError(f"the registry {registry} wants the login sent to {realm}, without TLS")
         url = f"{realm}{'&' if urlsplit(realm).query else '?'}{urlencode(asked)}"
-        answer = self._tried(lambda: self._send("GET", url, None, None, login))
-        self._expect(answer, OK, "a token")
-        fields = documents.Fields(documents.parse(answer.body, realm), realm)
-        token = fields.text_or_none("token") or fields.text("access_token")
-        if not token.isascii() or not token.isprintable():
-            raise EngineError(f"what {realm} gives is no token")
-        return f"Bearer {token}"
+        answer = self._tried(lambda: self._client.send("GET", url, authorization=login))
+        if answer.status in (UNAUTHORIZED, FORBIDDEN):
+            raise self._refusal(answer.status, self._reference.name)
+        try:
+            return f"Bearer {_token(answer, realm)}"
+        except UsageError as error:
+            # It is about nothing that was asked for, least of all about whether there is such an image.
+            raise EngineError(f"the registry {registry} gets us no token: {error}") from error
 
-    def _next(self, answer: _Answer) -> str | None:
+    def _next(self, answer: Answer) -> str | None:
         """Return the address of the next page, which is in this registry whatever host it names."""
-        link = requests.utils.parse_header_links(answer.headers.get("Link", ""))
-        found = next((one["url"] for one in link if one.get("rel") == "next"), None)
-        return urljoin(self._base, urlsplit(found)._replace(scheme="", netloc="").geturl()) if found else None
+        if answer.next is None:
+            return None
+        found = urlsplit(address(self._base, answer.next))
+        return urljoin(self._base, found._replace(scheme="", netloc="").geturl())
 
-    def _expect(self, answer: _Answer, status: int, what: str) -> None:
+    def _expect(self, answer: Answer, status: int, what: str) -> None:
         if answer.status != status:
             raise self._refusal(answer.status, f"{self._reference.name}:{what}")
 
@@ -310,7 +303,7 @@ class Registry:
 
     def _unreachable(self, error: requests.RequestException) -> EngineError:
         registry = self._reference.registry
-        url = error.request.url if error.request is not None else None
+        url = str(error.request.url or "") if error.request is not None else ""
         elsewhere = f" (at {urlsplit(url).netloc})" if url and not self._ours(url) else ""
         what = "can't be reached"
         remedy = "is the name right, and is it running? The same command goes on from here"
@@ -318,50 +311,23 @@ class Registry:
             what = "breaks off its answers"
         if isinstance(error, requests.exceptions.SSLError):
             remedy = "name its authority in REQUESTS_CA_BUNDLE; a registry without TLS has to be on loopback"
-        message = f"the registry {registry} {what}{elsewhere}: {_cause(error)}"
+        message = f"the registry {registry} {what}{elsewhere}: {cause(error)}"
         return EngineError(message, remedy=remedy)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Answer:
-    """What a registry answered, read to its end."""
-
-    status: int
-    url: str
-    headers: Mapping[str, str]
-    body: bytes
-
-    @property
-    def wait(self) -> int:
-        """The seconds that it asks us to wait; 0 where it does not."""
-        text = self.headers.get("Retry-After", "")
-        return int(text) if text.isascii() and text.isdigit() else 0
 
 
 def _digest(raw: bytes) -> str:
     return f"sha256:{hashlib.sha256(raw).hexdigest()}"
 
 
-def _passes(error: requests.RequestException) -> bool:
-    """Whether the same request may succeed a moment later."""
-    passing = (requests.ConnectionError, requests.Timeout, requests.exceptions.ChunkedEncodingError)
-    return isinstance(error, passing) and not isinstance(error, requests.exceptions.SSLError)
-
-
-def _cause(error: BaseException) -> str:
-    """Return what lies beneath an error of requests, which repeats the address more than once."""
-    while error.__context__ is not None:
-        error = error.__context__
-    return str(getattr(error, "strerror", None) or error)
-
-
-def _bounded(answer: requests.Response) -> bytes:
-    raw = bytearray()
-    for chunk in answer.iter_content(1 << 16):
-        raw += chunk
-        if len(raw) > LIMIT:
-            raise UsageError(f"{answer.url}: larger than {LIMIT // 2**20} MiB, which no document is")
-    return bytes(raw)
+def _token(answer: Answer, realm: str) -> str:
+    """Return the token in an answer; raise UsageError where there is none."""
+    if answer.status != OK:
+        raise UsageError(f"{realm} answered {answer.status}")
+    fields = documents.Fields(documents.parse(answer.body, realm), realm)
+    token = fields.text_or_none("token") or fields.text("access_token")
+    if not token.isascii() or not token.isprintable():
+        raise UsageError(f"what {realm} gives is no token")
+    return token
 
 
 def _login(registry: str) -> str | None:

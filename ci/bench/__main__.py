@@ -1,8 +1,10 @@
 """Prints what imagematrix takes, beside its bars and beside what one would use instead.
 
-    python ci/bench [--quick] [--rounds N]
+    python ci/bench [--quick] [--rounds N] [--pairs N] [--only WORD]
 
-Every number is a median of this one run. A ratio holds on other machines too, a time does not.
+Every number is a median of this one run. Bars are ratios: to what one would use instead, or to what
+`python -c pass` takes here, so that they judge alike on fast and slow machines. A row is printed once it is
+measured; one that fails says why, and the others are measured all the same.
 """
 
 from __future__ import annotations
@@ -10,8 +12,9 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import sys
 import tempfile
-from itertools import chain
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,52 +22,87 @@ import building
 import choosing
 import planning
 import probing
+import running
+from measure import Pace, Row
 
 from imagematrix import probe
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
-    from measure import Row
+    Group = Callable[[Path, Pace], Iterable[Row]]  # rows, measured in a folder of their own
 
 MET = {True: "yes", False: "NO", None: ""}
 # Bytecode is there after the first round, as it is where a package is installed, and nothing is counted.
 DROPPED = ("PYTHONDONTWRITEBYTECODE", "COVERAGE_PROCESS_CONFIG", "COVERAGE_PROCESS_START")
-COLUMNS = ("what", "ours", "ratio", "instead", "bar", "met")
+COLUMNS = {"what": 61, "ours": 15, "ratio": 14, "instead": 38, "bar": 20, "met": 3}
 
 
-def main() -> None:
-    """Measure everything, and print the table."""
-    parser = argparse.ArgumentParser(description="Measure imagematrix against its bars.")
-    parser.add_argument(
-        "--quick", action="store_true", help="leave out builds and `docker buildx bake`, which take minutes"
-    )
-    parser.add_argument("--rounds", type=int, default=21, help="fresh processes for each row (default: 21)")
-    asked = parser.parse_args()
+def main() -> int:
+    """Measure everything, print each row as it is there, and return 1 where one failed."""
+    asked = _arguments()
     for name in DROPPED:
         os.environ.pop(name, None)
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        # Planning comes first: what a process inherits from a large parent counts as its own memory.
-        planned = list(planning.rows(folder, bake=not asked.quick))
-        started = list(choosing.started(folder, asked.rounds))
-        probed = list(probing.rows(asked.rounds))
-        decided = list(choosing.decided(folder, asked.rounds))
-        built = [] if asked.quick or not building.possible() else list(building.rows(folder))
     machine = f"{os.cpu_count()} x {probe(nvml=False).cpu.model}, {platform.system()} {platform.release()}"
     print(f"Python {platform.python_version()}, {machine}\n")
-    print("\n".join(_table(chain(started, decided, probed, planned, built))))
+    _print(COLUMNS.keys())
+    print(f"|{'|'.join('-' * (width + 2) for width in COLUMNS.values())}|", flush=True)
+    failed = False
+    with tempfile.TemporaryDirectory() as name:
+        for group, measure in _groups(asked).items():
+            if asked.only not in group:
+                continue
+            folder = Path(name, group)
+            folder.mkdir()
+            try:
+                for row in measure(folder, Pace.measure(asked.rounds)):
+                    _print((row.what, row.ours, row.ratio, row.instead, row.bar, MET[row.met]))
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - the other rows are to be measured
+                failed = True
+                _print((f"{group}: FAILED", *[""] * (len(COLUMNS) - 1)))
+                traceback.print_exception(error, file=sys.stderr)
+    return int(failed)
 
 
-def _table(rows: Iterable[Row]) -> list[str]:
-    cells = [COLUMNS] + [(row.what, row.ours, row.ratio, row.instead, row.bar, MET[row.met]) for row in rows]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = [
-        f"| {' | '.join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))} |"
-        for line in cells
-    ]
-    return [lines[0], f"|{'|'.join('-' * (width + 2) for width in widths)}|", *lines[1:]]
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Measure imagematrix against its bars.")
+    parser.add_argument(
+        "--quick", action="store_true", help="leave out engines and `docker buildx bake`, which take minutes"
+    )
+    parser.add_argument("--rounds", type=int, default=21, help="fresh processes for each row (default: 21)")
+    parser.add_argument("--pairs", type=int, default=5, help="builds beside bake's, in turn (default: 5)")
+    parser.add_argument(
+        "--only", default="", metavar="WORD", help="only groups of rows with WORD in the name"
+    )
+    return parser.parse_args()
+
+
+def _groups(asked: argparse.Namespace) -> dict[str, Group]:
+    """Return what measures the rows, by names.
+
+    Planning comes first: what a process inherits from a large parent counts as its own memory.
+    """
+    groups: dict[str, Group] = {
+        "plan": lambda folder, pace: planning.rows(folder, pace, bake=not asked.quick),
+        "start": lambda folder, _: choosing.started(folder, asked.rounds),
+        "probe": lambda *_: probing.rows(asked.rounds),
+        "select": lambda folder, pace: choosing.decided(folder, pace, asked.rounds),
+    }
+    if asked.quick:
+        return groups
+    return groups | {
+        "cell": building.cell,
+        "no-op": building.again,
+        "run": lambda folder, pace: running.rows(folder, pace, asked.rounds),
+        "small": lambda folder, _: building.small(folder, asked.pairs),
+        "shipped": lambda folder, _: building.shipped(folder, asked.pairs),
+    }
+
+
+def _print(cells: Iterable[str]) -> None:
+    padded = (cell.ljust(width) for cell, width in zip(cells, COLUMNS.values(), strict=True))
+    print(f"| {' | '.join(padded)} |", flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

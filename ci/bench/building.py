@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -13,43 +12,32 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 import samples
-from measure import Row, duration
+from measure import Row, duration, multiple, pairs
 
 sys.path.insert(0, str(samples.ROOT / "tests" / "doubles"))
 sys.path.insert(0, str(samples.ROOT / "tests" / "engine"))
-from conftest import NEEDED, Engine, Registry  # the engines of the tests
+from conftest import Engine, Registry  # the engines of the tests
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from measure import Pace
+
 PORT = 5099
 VARIANTS = 100
-AGAIN_BAR, CELL_BAR, WHOLE_BAR = 0.5, 0.060, 1.05  # seconds, seconds, times bake
+AGAIN_BAR, CELL_BAR = 0.5, 0.060  # seconds (see measure.REFERENCE)
+SMALL_BAR, SHIPPED_BAR = 1.15, 1.05  # times bake
 CELLS = 12
+LOCK = "imagematrix.lock"
 ROUNDS = 7
 SMALL = "FROM debian:trixie\nRUN echo {{ number }} {{ salt }} > /number\n"
 
 
-def possible() -> bool:
-    """Whether this is root, and what it takes is installed."""
-    return os.getuid() == 0 and all(map(shutil.which, NEEDED))
-
-
-def rows(folder: Path) -> Iterator[Row]:
-    """Yield what a build costs that does nothing, one of a cell, and one of all cells from an empty cache."""
-    # Each on an engine of its own: for seconds after `docker buildx bake` one is busy with what was built.
-    with _engine() as engine:
-        yield _cell(engine, folder / "cell")
-    with _engine() as engine, contextlib.ExitStack() as stack:
-        registry = Registry(engine, PORT)
-        stack.callback(registry.remove)
-        yield from _again(engine, folder / "again", f"{registry.address}/bench/small")
-    yield _whole(folder / "whole")
-
-
 @contextlib.contextmanager
-def _engine() -> Iterator[Engine]:
+def new_engine() -> Iterator[Engine]:
+    """Start an engine for one measurement: for seconds after `docker buildx bake` one is busy with images."""
+    subprocess.run([samples.ROOT / "ci" / "bases", "archives"], check=True)
     engine = Engine("containerd")
     try:
         engine.start()
@@ -59,87 +47,99 @@ def _engine() -> Iterator[Engine]:
         engine.remove()
 
 
-def _again(engine: Engine, folder: Path, image: str) -> Iterator[Row]:
-    _matrix(folder, image, VARIANTS)
+def cell(folder: Path, pace: Pace) -> Iterator[Row]:
+    """Yield what we add to the build of one cell."""
+    _matrix(folder, "bench-cell", CELLS, salt="ours")
+    theirs = []
+    with new_engine() as engine:
+        said = engine.imagematrix("build", "--jobs", "1", "--json", cwd=folder)
+        ours = median(cell["seconds"] for cell in json.loads(said.stdout)["cells"])
+        for number in range(CELLS):
+            file = folder / f"Dockerfile.{number}"
+            file.write_text(SMALL.replace("{{ number }}", str(number)).replace("{{ salt }}", "theirs"))
+            words = ("buildx", "build", "--provenance=false", "--tag", f"bench-bare:{number}", "--file")
+            bare = (*words, str(file), str(folder / "context"))
+            theirs.append(run(lambda bare=bare: engine.docker(*bare)))
+    added = ours - median(theirs)
+    yield Row(
+        what="a small cell built, audited and stored",
+        ours=duration(ours),
+        ratio=f"{added * 1e3:+.0f} ms",
+        instead=f"`docker buildx build --tag`: {duration(median(theirs))}",
+        bar=f"+{multiple(CELL_BAR)}",
+        met=added <= pace.limit(CELL_BAR),
+    )
+
+
+def again(folder: Path, pace: Pace) -> Iterator[Row]:
+    """Yield what a build costs that has nothing to do."""
     ours = ("build", "--push", "--jobs", "4")
-    _run(lambda: engine.imagematrix(*ours, cwd=folder))
-    pushed = _median(lambda: engine.imagematrix(*ours, cwd=folder), ROUNDS)
-    _run(lambda: engine.imagematrix("publish", f"{image}:v1", cwd=folder))
-    published = _median(lambda: engine.imagematrix(*ours, cwd=folder), ROUNDS)
-    bake = _bake(engine, folder, "--push")
-    _run(bake)
-    theirs = _median(bake, 3)
+    with new_engine() as engine, contextlib.ExitStack() as stack:
+        registry = Registry(engine, PORT)
+        stack.callback(registry.remove)
+        image = f"{registry.address}/bench/small"
+        _matrix(folder, image, VARIANTS)
+        run(lambda: engine.imagematrix(*ours, cwd=folder))
+        pushed = _median(lambda: engine.imagematrix(*ours, cwd=folder), ROUNDS)
+        run(lambda: engine.imagematrix("publish", f"{image}:v1", cwd=folder))
+        published = _median(lambda: engine.imagematrix(*ours, cwd=folder), ROUNDS)
+        bake = _bake(engine, folder, "--push")
+        run(bake)
+        theirs = _median(bake, 3)
     for what, taken in (("pushed", pushed), ("published", published)):
         yield Row(
             what=f"`build --push` of {VARIANTS} variants that are {what} already",
             ours=duration(taken),
             ratio=f"{theirs / taken:.1f} x faster",
             instead=f"`docker buildx bake --push`: {duration(theirs)}",
-            bar=duration(AGAIN_BAR),
-            met=taken <= AGAIN_BAR,
+            bar=multiple(AGAIN_BAR),
+            met=taken <= pace.limit(AGAIN_BAR),
         )
 
 
-def _cell(engine: Engine, folder: Path) -> Row:
-    _matrix(folder, "bench-cell", CELLS, salt="ours")
-    said = engine.imagematrix("build", "--jobs", "1", "--json", cwd=folder)
-    ours = median(cell["seconds"] for cell in json.loads(said.stdout)["cells"])
-    theirs = []
-    for number in range(CELLS):
-        file = folder / f"Dockerfile.{number}"
-        file.write_text(SMALL.replace("{{ number }}", str(number)).replace("{{ salt }}", "theirs"))
-        words = (
-            "buildx",
-            "build",
-            "--provenance=false",
-            "--tag",
-            f"bench-bare:{number}",
-            "--file",
-            str(file),
-        )
-        theirs.append(_run(lambda words=words: engine.docker(*words, str(folder / "context"))))
-    added = ours - median(theirs)
-    return Row(
-        what="a small cell built, audited and stored",
-        ours=duration(ours),
-        ratio=f"{added * 1e3:+.0f} ms",
-        instead=f"`docker buildx build --tag`: {duration(median(theirs))}",
-        bar=f"+{duration(CELL_BAR)}",
-        met=added <= CELL_BAR,
-    )
+def small(folder: Path, count: int) -> Iterator[Row]:
+    """Yield what the first build of a dozen small cells takes."""
+    _matrix(folder, "bench-small", CELLS)
+    yield _beside_bake(f"{CELLS} small cells from an empty cache", folder, count, SMALL_BAR)
 
 
-def _whole(folder: Path) -> Row:
-    with _engine() as engine:
-        _shipped(folder / "ours")
-        plan = json.loads(engine.imagematrix("plan", "--json", cwd=folder / "ours").stdout)
-        count = sum(cell["status"] == "build" for cell in plan["cells"])
-        ours = _run(lambda: engine.imagematrix("build", cwd=folder / "ours"))
-    with _engine() as engine:
-        _shipped(folder / "theirs")
-        bake = _bake(engine, folder / "theirs", "--load")
-        engine.docker("buildx", "prune", "--all", "--force")  # what the export has asked of the compiler
-        theirs = _run(bake)
-    return Row(
-        what=f"the shipped matrix from an empty cache ({count} cells)",
-        ours=duration(ours),
-        ratio=f"{ours / theirs:.2f} x bake",
-        instead=f"`docker buildx bake --load`: {duration(theirs)}",
-        bar=f"{WHOLE_BAR} x bake",
-        met=ours <= WHOLE_BAR * theirs,
-    )
-
-
-def _shipped(folder: Path) -> None:
-    """Copy the shipped matrix to a new folder, for an engine to have its bases locked beside it."""
+def shipped(folder: Path, count: int) -> Iterator[Row]:
+    """Yield what the first build of the shipped matrix takes."""
     shutil.copytree(samples.ROOT / "templates", folder / "templates")
     shutil.copy(samples.ROOT / "matrix.yaml", folder)
+    yield _beside_bake("the shipped matrix from an empty cache", folder, count, SHIPPED_BAR)
+
+
+def _beside_bake(what: str, folder: Path, count: int, bar: float) -> Row:
+    """Compare our build with bake's of the same Dockerfiles, each on a new engine."""
+
+    def ours() -> float:
+        with new_engine() as engine:
+            (folder / LOCK).unlink(missing_ok=True)  # it names the bases of another engine
+            return run(lambda: engine.imagematrix("build", cwd=folder))
+
+    def theirs() -> float:
+        with new_engine() as engine:
+            (folder / LOCK).unlink(missing_ok=True)
+            bake = _bake(engine, folder, "--load")
+            engine.docker("buildx", "prune", "--all", "--force")  # what the export has asked of the compiler
+            return run(bake)
+
+    taken, instead = pairs(ours, theirs, count)
+    return Row(
+        what=what,
+        ours=duration(taken),
+        ratio=f"{taken / instead:.2f} x bake",
+        instead=f"`docker buildx bake --load`: {duration(instead)}",
+        bar=f"{bar} x bake",
+        met=taken <= bar * instead,
+    )
 
 
 def _matrix(folder: Path, image: str, count: int, salt: str = "") -> None:
-    """Write a matrix of `count` small cells to a new folder."""
-    (folder / "templates").mkdir(parents=True)
-    (folder / "context").mkdir()
+    """Write a matrix of `count` small cells."""
+    for name in ("templates", "context"):
+        (folder / name).mkdir(exist_ok=True)
     (folder / "templates" / "small.j2").write_text(SMALL.replace("{{ salt }}", salt))
     document = {
         "schema": "imagematrix.matrix/v1",
@@ -160,7 +160,8 @@ def _bake(engine: Engine, folder: Path, option: str) -> Callable[[], subprocess.
     return lambda: subprocess.run(command, check=False, cwd=folder, env=engine.environment, **quiet)
 
 
-def _run(what: Callable[[], subprocess.CompletedProcess[str]]) -> float:
+def run(what: Callable[[], subprocess.CompletedProcess[str]]) -> float:
+    """Return the seconds that a command takes; raise SystemExit with what it said where it fails."""
     start = time.perf_counter()
     done = what()
     taken = time.perf_counter() - start
@@ -170,4 +171,4 @@ def _run(what: Callable[[], subprocess.CompletedProcess[str]]) -> float:
 
 
 def _median(what: Callable[[], subprocess.CompletedProcess[str]], rounds: int) -> float:
-    return median(_run(what) for _ in range(rounds))
+    return median(run(what) for _ in range(rounds))

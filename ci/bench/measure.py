@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 PASS = (sys.executable, "-c", "pass")
+REFERENCE = 8.6e-3  # seconds that PASS takes on the machine that bars in seconds are stated for
 KIB = 1024
 UNITS = (("s", 1.0), ("ms", 1e3), ("µs", 1e6))
 
@@ -29,6 +30,22 @@ class Row:
     instead: str = ""
     bar: str = ""
     met: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """How fast this machine is: the seconds that `python -c pass` takes."""
+
+    seconds: float
+
+    @classmethod
+    def measure(cls, rounds: int) -> Pace:
+        """Return the pace of this machine, now."""
+        return cls(seconds=processes({"pass": PASS}, rounds)["pass"].seconds)
+
+    def limit(self, bar: float) -> float:
+        """Return what a bar of `bar` seconds, as they are stated, is on this machine."""
+        return bar * self.seconds / REFERENCE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +77,20 @@ def calls(function: Callable[[], object], rounds: int) -> float:
         function()
         taken.append(time.perf_counter() - start)
     return median(taken)
+
+
+def multiple(bar: float) -> str:
+    """Return a bar in seconds as the multiple of PASS that it is."""
+    return f"{bar / REFERENCE:.3g} x pass"
+
+
+def pairs(ours: Callable[[], float], theirs: Callable[[], float], count: int) -> tuple[float, float]:
+    """Return the medians of two measurements, taken in turn, each time in the other order."""
+    taken: tuple[list[float], list[float]] = [], []
+    for number in range(count):
+        for which in (0, 1) if number % 2 == 0 else (1, 0):
+            taken[which].append((ours, theirs)[which]())
+    return median(taken[0]), median(taken[1])
 
 
 def duration(seconds: float) -> str:

@@ -24,12 +24,13 @@ IMAGE = "docker-image://"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Present:
-    """An image of ours that is already in a store."""
+    """An image of ours that is already in a store; one that is `lost` should be there, and is not."""
 
     reference: str
     cell: str
     input_digest: str
     development: bool = False
+    lost: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,12 +39,16 @@ class Sources:
 
     `images` say where an image comes from that the builder would not find by its name alone, or would find in
     another state: by the name that the Dockerfile has, "docker-image://" with a reference, or "oci-layout://"
-    with a folder and a digest.
+    with a folder and a digest. `args` are build arguments; `secrets` and `ssh` are what it may use, in the
+    words of buildx.
     """
 
     context: Path
     platform: str
     images: Mapping[str, str] = field(default_factory=dict)
+    args: Mapping[str, str] = field(default_factory=dict)
+    secrets: tuple[str, ...] = ()
+    ssh: tuple[str, ...] = ()
 
     def pinned(self, dockerfile: str) -> str:
         """Return `dockerfile` with the references of those images that come from a registry or the engine.
@@ -83,7 +88,7 @@ class Order:
 
     The labels may be such that are worked out only when they are looked at, which then takes its time.
     `replaces` is the reference of the image in the store that is to go then. One that is `afresh` takes
-    nothing from an earlier build.
+    nothing from an earlier build; one that is `apart` shares no bytes on disk with another.
     """
 
     reference: str
@@ -92,6 +97,7 @@ class Order:
     labels: Mapping[str, str]
     replaces: str | None = None
     afresh: bool = False
+    apart: bool = False
 
     @property
     def annotations(self) -> dict[str, str]:
@@ -122,6 +128,10 @@ class Builder(Protocol):
 
     def pinned(self, reference: str, digest: str) -> str | None:
         """Return where a base image comes from if it is to have `digest`; None where its name finds it."""
+        ...
+
+    def held(self, reference: str, digest: str) -> str | None:
+        """Return where a base image comes from as `pinned` does; here, by a name that nobody moves."""
         ...
 
     def export(self, dockerfile: str, sources: Sources) -> dict[str, str]:
@@ -158,8 +168,8 @@ class Store(Protocol):
         """Return what an image that is present was made of; nothing where it does not say."""
         ...
 
-    def source(self, reference: str) -> str | None:
-        """Return where a build finds an image of the store; None where its name finds it."""
+    def source(self, reference: str, *, local: bool) -> str | None:
+        """Return where a builder finds an image of the store, one with the engine's if `local`; or None."""
         ...
 
     def store(self, order: Order, made: Made) -> str:

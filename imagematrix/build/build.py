@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import contextlib
-import re
+import errno
+import os
 import threading
 import time
+import traceback
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from functools import cache
 from graphlib import TopologicalSorter
-from typing import Protocol
+from typing import Any, Protocol
 
 from imagematrix.audit import layers
 from imagematrix.audit.audit import contradictions
 from imagematrix.build import labels, layout
 from imagematrix.build.backend import Later, Order, Sources
 from imagematrix.build.compiler import Compilers
+from imagematrix.build.context import Snapshots, settle
+from imagematrix.build.logs import opened, where
 from imagematrix.build.naming import naming
 from imagematrix.build.once import Once
 from imagematrix.build.reproducible import difference
+from imagematrix.build.scratch import scratch
 from imagematrix.build.sequence import leaders_first
 from imagematrix.errors import (
     AuditError,
@@ -33,7 +38,7 @@ from imagematrix.render.dockerfile import beginning
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
     from typing import TextIO
 
@@ -41,10 +46,21 @@ if TYPE_CHECKING:
     from imagematrix.build.plan import Item, Plan
     from imagematrix.catalog.catalog import Variant
 
-__all__ = ["SCHEMA", "STATUSES", "Reporter", "Result", "build", "failure", "ordered", "report"]
+__all__ = [
+    "SCHEMA",
+    "STATUSES",
+    "Reporter",
+    "Result",
+    "build",
+    "complete",
+    "failure",
+    "ordered",
+    "report",
+]
 
 SCHEMA = "imagematrix.build/v1"
 STATUSES = ("built", "adopted", "verified", "failed", "skipped", "stopped")
+GRACE = 5  # seconds that what can't be stopped has to end, such as a push
 SHOWN = 5  # cells that a message names before it says how many more
 
 
@@ -105,20 +121,48 @@ def build(  # noqa: PLR0913 - what to build, with what, where to, and the comman
     Returns the results in the order of the plan. Raises TagMovedError before anything is built where an image
     of the same version and cell is there but made of something else. With `fail_fast` the first failure
     stops the rest, as the loss of the engine always does. Interrupted, it ends the builds that run before it
-    lets the interrupt through.
+    lets the interrupt through; the `reporter` knows the results then.
     """
     refused = plan.with_status("refused")
     if refused:
         raise _moved(refused)
+    failed = [
+        Result(item=item, status="failed", seconds=0, error=UsageError(str(item.why)))
+        for item in plan.with_status("failed")
+    ]
+    for result in failed:
+        reporter.finished(result)
     items = plan.with_status("build", "adopt", *(["up-to-date"] if verify else []))
     if not items:
-        return []
+        return failed
     try:
-        logs.mkdir(parents=True, exist_ok=True)
+        settle(logs.parent)
+        logs.mkdir(exist_ok=True)
     except OSError as error:
         raise UsageError(f"{error.filename}: {error.strerror}") from error
-    session = _Session(items, plan.bases, builder, store, logs, reporter, fail_fast=fail_fast, verify=verify)
-    return session.run(jobs)
+    plan.given.require_all(item.cell.image for item in items if verify or item.status == "build")
+    with scratch() as folder:
+        snapshots = Snapshots(folder, plan.contexts, logs.parent)
+        session = _Session(
+            items,
+            plan,
+            snapshots,
+            builder,
+            store,
+            logs,
+            reporter,
+            fail_fast=fail_fast,
+            verify=verify,
+        )
+        results = [*failed, *session.run(jobs)]
+    place = {id(item): number for number, item in enumerate(plan.items)}
+    return sorted(results, key=lambda result: place[id(result.item)])
+
+
+def complete(items: Iterable[Item], results: Iterable[Result]) -> list[Result]:
+    """Return the results of `items`, in their order; those that have none were stopped."""
+    known = {id(result.item): result for result in results}
+    return [known.get(id(item)) or Result(item=item, status="stopped", seconds=0) for item in items]
 
 
 def ordered(item: Item, sources: Sources, flags: Callable[[], frozenset[str]]) -> Order:
@@ -145,6 +189,8 @@ def failure(results: Sequence[Result]) -> ImagematrixError | None:
     more = ", …" if len(failed) > SHOWN else ""
     message = f"{len(failed)} of {len(results)} builds failed: {names}{more}"
     kinds = {type(result.error) for result in failed}
+    if ImagematrixError in kinds:  # which nobody foresaw
+        return ImagematrixError(message)
     kind = kinds.pop() if len(kinds) == 1 else BuildError
     return kind(message) if kind in (AuditError, TagMovedError) else BuildError(message)
 
@@ -172,9 +218,7 @@ def report(plan: Plan, results: Sequence[Result]) -> dict[str, object]:
 def _moved(refused: Sequence[Item]) -> TagMovedError:
     name = naming(refused)
     lines = [
-        f"{name(item)}: {', '.join(item.changed)} changed\n"
-        f"    there is   {item.instead}\n"
-        f"    this gives {item.reference}"
+        f"{name(item)}: {item.why}\n    there is   {item.instead}\n    this gives {item.reference}"
         for item in refused[:SHOWN]
     ]
     more = f"\n  and {len(refused) - SHOWN} more" if len(refused) > SHOWN else ""
@@ -184,13 +228,30 @@ def _moved(refused: Sequence[Item]) -> TagMovedError:
     )
 
 
+def _of_system(error: OSError) -> BuildError:
+    remedy = "make room there, or name another folder with TMPDIR" if error.errno == errno.ENOSPC else None
+    said = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+    return BuildError(said, remedy=remedy)
+
+
+def _unforeseen(error: Exception, log: Path) -> ImagematrixError:
+    """Return what stands for an error of our own, whose traceback goes into the log."""
+    with contextlib.suppress(OSError):
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("a", encoding="utf-8") as file:
+            traceback.print_exception(error, file=file)
+    message = f"unforeseen {type(error).__name__}: {error}".strip(": ")
+    return ImagematrixError(message, remedy="the log has the traceback: please report it")
+
+
 class _Session:
     """One run of the pool. A thread has a place for as long as it builds, and works on without one."""
 
     def __init__(  # noqa: PLR0913 - what `build` has
         self,
         items: Sequence[Item],
-        bases: Mapping[str, str],
+        plan: Plan,
+        snapshots: Snapshots,
         builder: Builder,
         store: Store,
         logs: Path,
@@ -200,7 +261,9 @@ class _Session:
         verify: bool,
     ) -> None:
         self._items = {str(item.reference): item for item in items}
-        self._bases = bases
+        self._bases = plan.bases
+        self._snapshots = snapshots
+        self._given = plan.given
         self._fail_fast = fail_fast
         self._verify = verify
         self._builder = builder
@@ -211,6 +274,8 @@ class _Session:
         self._compilers = Compilers(self._to_build, builder)
         self._results: dict[str, Result] = {}
         self._made: dict[str, Made] = {}
+        self._needed = {need for item in items for need in item.needs}
+        self._kept = contextlib.ExitStack()  # what was made, for what builds on it
         self._layers: Once[str, layers.Layer] = Once()
         self._pins: dict[str, str | None] = {}
         self._stopped = False
@@ -224,14 +289,19 @@ class _Session:
         places = threading.Semaphore(jobs)
         # Before anything is built: a base that is nowhere would fail every cell, one after the other.
         names = dict.fromkeys(name for item in self._items.values() for name in item.bases)
-        self._pins = {name: self._builder.pinned(name, self._bases[name]) for name in names}
+        self._pins = {name: self._builder.held(name, self._bases[name]) for name in names}
+        # All at once, for a person goes on working: an hour later, nothing may be as it was planned.
+        for context in dict.fromkeys(item.cell.image.context for item in self._to_build):
+            with contextlib.suppress(ImagematrixError, OSError):  # its cells say what is wrong
+                self._snapshots.of(context)
         futures: dict[Future[Result], str] = {}
-        with (
-            ThreadPoolExecutor(max_workers=2, thread_name_prefix="ahead") as ahead,
-            ThreadPoolExecutor(max_workers=2 * jobs - 1, thread_name_prefix="build") as pool,
-        ):
+        shared: list[Future[None]] = []
+        with self._kept, contextlib.ExitStack() as threads:
+            ahead = threads.enter_context(ThreadPoolExecutor(max_workers=2, thread_name_prefix="ahead"))
+            workers = ThreadPoolExecutor(max_workers=2 * jobs - 1, thread_name_prefix="build")
+            pool = threads.enter_context(workers)
             try:
-                shared = [ahead.submit(self._ask_compilers)]
+                shared.append(ahead.submit(self._ask_compilers))
                 if jobs > 1:
                     shared.append(ahead.submit(self._export_bases))
                 while order.is_active():
@@ -248,12 +318,15 @@ class _Session:
                     self._builder.stop()
             except BaseException:
                 self._abandon(futures)
+                # Who stops a build does not wait for long: what became of it is to be told before.
+                running: list[Future[Any]] = [*futures, *shared]
+                if wait(running, timeout=GRACE).not_done:
+                    threads.pop_all()
+                    ahead.shutdown(wait=False)
+                    pool.shutdown(wait=False)
                 raise
         self._results |= {name: future.result() for future, name in futures.items() if not future.cancelled()}
-        return [
-            self._results.get(name) or Result(item=item, status="stopped", seconds=0)
-            for name, item in self._items.items()
-        ]
+        return complete(self._items.values(), self._results.values())
 
     def _ask_compilers(self) -> None:
         """Ask for the flags while the first images are built; these say what is wrong."""
@@ -297,7 +370,7 @@ class _Session:
     def _carried_out(self, item: Item, give_place: Callable[[], None]) -> Result:
         begin = time.monotonic()
         image = item.cell.image
-        log = self._logs / f"{re.sub('[/:]', '_', image.name)}-{image.version}-{item.cell.id}.log"
+        log = where(self._logs, image.name, image.version, item.cell.id)
         self._reporter.started(item)
         try:
             log.unlink(missing_ok=True)  # that of an earlier build would tell of another failure
@@ -308,10 +381,13 @@ class _Session:
         except ImagematrixError as error:
             status = "stopped" if str(error) == "stopped" else "failed"
             result = Result(item=item, status=status, seconds=0, error=error)
-        except OSError as error:  # no space left for the log, say
-            result = Result(item=item, status="failed", seconds=0, error=BuildError(str(error)))
+        except OSError as error:
+            result = Result(item=item, status="failed", seconds=0, error=_of_system(error))
+        except Exception as error:  # noqa: BLE001 - one bad cell is one bad cell
+            result = Result(item=item, status="failed", seconds=0, error=_unforeseen(error, log))
         seconds = time.monotonic() - begin
-        result = replace(result, seconds=seconds, log=log if log.is_file() else None)
+        found = os.path.isfile(log)  # noqa: PTH113 - pathlib raises OSError for some names
+        result = replace(result, seconds=seconds, log=log if found else None)
         # Without an engine nothing else can be built either.
         if result.status == "failed" and (self._fail_fast or isinstance(result.error, EngineError)):
             self._stopped = True
@@ -328,22 +404,38 @@ class _Session:
         if not self._compilers.asks(item):
             flags()  # that nobody can tell is better known before the build
         order = ordered(item, sources, flags)
+        with opened(log) as file:
+            try:
+                return self._stored(item, order, flags, file, give_place)
+            except layout.HollowError:  # the store has lost a layer that it had, or another store wants it
+                return self._stored(item, replace(order, apart=True), flags, file, give_place)
+
+    def _stored(
+        self,
+        item: Item,
+        order: Order,
+        flags: Callable[[], frozenset[str]],
+        log: TextIO,
+        give_place: Callable[[], None],
+    ) -> Result:
         with contextlib.ExitStack() as stack:
-            file = stack.enter_context(log.open("w", encoding="utf-8"))
             try:
                 made = stack.enter_context(
-                    self._builder.make(order, file, lambda text: self._reporter.step(item, text))
+                    self._builder.make(order, log, lambda text: self._reporter.step(item, text))
                 )
             except BuildError as error:
                 raise self._compilers.reason(item, error) from error
+            self._snapshots.require(item.cell.image.context)
             if not self._verify:
                 give_place()
             if made.layout:
                 promised = labels.variant(item.cell, flags(), order.reference)
                 self._audit(layout.Image(made.layout, made.digest), promised)
             if self._verify:
-                self._built_again(order, made, file)
+                self._built_again(order, made, log)
             stored = self._put(item, order, made)
+            if order.reference in self._needed:  # what builds on it may take it from its layout
+                self._kept.push(stack.pop_all())
         self._made[order.reference] = made
         return replace(stored, reproducible=made.layout is not None)
 
@@ -369,12 +461,13 @@ class _Session:
     def _sources(self, item: Item) -> Sources:
         found = {name: self._pins[name] for name in item.bases}
         for name in item.needs:
-            found[name] = self._store.source(name)
+            found[name] = self._store.source(name, local=self._builder.local)
             made = self._made.get(name)
             if found[name] is None and not self._builder.local and made and made.layout:
                 found[name] = f"oci-layout://{made.layout}@{made.digest}"
         images = {name: where for name, where in found.items() if where}
-        return Sources(context=item.cell.image.context, platform=item.cell.platform, images=images)
+        context = self._snapshots.of(item.cell.image.context)
+        return self._given.sources(item.cell, context, images)
 
     def _audit(self, image: layout.Image, promised: Variant) -> None:
         broken = contradictions(layers.contents(map(self._layer, image.layer_files)), promised)
@@ -383,4 +476,4 @@ class _Session:
 
     def _layer(self, path: Path) -> layers.Layer:
         # Layers are shared by many images; each is read once.
-        return self._layers(path.name, lambda: layers.read(path))
+        return self._layers(path.name, lambda: layers.read(layout.solid(path)))

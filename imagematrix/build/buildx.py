@@ -18,15 +18,17 @@ import subprocess
 import tempfile
 import threading
 import time
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
 from imagematrix import engine
 from imagematrix.build import identity, layout
 from imagematrix.build.backend import Made, Order
+from imagematrix.build.environment import PROXIES, scrubbed
 from imagematrix.build.once import Once
 from imagematrix.build.rewrite import Rewriter
-from imagematrix.build.scratch import scratch
+from imagematrix.build.scratch import room, scratch
 from imagematrix.errors import BuildError, EngineError, UsageError
 from imagematrix.render.dockerfile import beginning
 
@@ -50,19 +52,40 @@ FULL = "no space left on device"
 TAIL = 20  # lines of a failed build's log that its error shows
 
 
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """An OCI layout, what rewrites the images in it, and its blobs, which others may have, too."""
+
+    folder: Path
+    rewriter: Rewriter
+    blobs: layout.Blobs
+
+    @classmethod
+    def of(cls, folder: Path, blobs: Path) -> _Layout:
+        names = blobs / "sha256"
+        return cls(folder, Rewriter(names, int(identity.EPOCH)), layout.Blobs(names))
+
+
 class Buildx:
     """The Builder that `docker buildx` is. Use it as a context manager.
 
     `builder` is the name of one of buildx' builders, or of a docker context. Where it is None, images are
     made by the engine `docker` itself, whose image store then decides whether timestamps are rewritten.
-    `attest` are the attestations that each image gets, in the words of `docker buildx build --attest`.
+    `attest` are the attestations that each image gets, in the words of `docker buildx build --attest`. With
+    `proxy` builds have the proxies of this process, and otherwise none, whatever docker's configuration says.
     """
 
-    def __init__(self, docker: Engine, builder: str | None = None, attest: Sequence[str] = ()) -> None:
+    def __init__(
+        self, docker: Engine, builder: str | None = None, attest: Sequence[str] = (), *, proxy: bool = False
+    ) -> None:
         self._docker = docker
         self._builder = builder
         self._attest = attest
-        self._environment = {**os.environ, "BUILDX_METADATA_PROVENANCE": "disabled"}
+        self._environment = scrubbed(os.environ)
+        names = [case for name in PROXIES for case in (name, name.lower())]
+        self._proxies = [
+            f"--build-arg={name}" + ("" if proxy and os.environ.get(name) else "=") for name in names
+        ]
         self._command = self._require()
         self._elsewhere = self._in_a_context() and builder != engine.context()
         if self._elsewhere:
@@ -71,10 +94,10 @@ class Buildx:
             self._environment["DOCKER_CONTEXT"] = str(builder)
         self._open = contextlib.ExitStack()
         self._scratch = self._open.enter_context(scratch())
-        self._blobs = Path(tempfile.mkdtemp(dir=self._scratch))  # of all layouts
-        self._rewriter = Rewriter(self._blobs / "sha256", int(identity.EPOCH))
+        blobs = Path(tempfile.mkdtemp(dir=self._scratch))
+        self._shared = _Layout.of(blobs, blobs)
         self._base_layers: Once[tuple[str, str | None, str], tuple[Path, ...]] = Once()
-        self._idle: list[Path] = []
+        self._idle: list[_Layout] = []
         self._running: set[subprocess.Popen[str]] = set()
         self._stopped = False
         self._lock = threading.Lock()
@@ -144,6 +167,15 @@ class Buildx:
             )
         return f"docker-image://{reference}@{digest}"
 
+    def held(self, reference: str, digest: str) -> str | None:
+        """Return where a base image comes from as `pinned` does, by a name that stays what it is."""
+        where = self.pinned(reference, digest)
+        if where is None and self.local:
+            where = self._docker.hold(reference, digest)
+            if where is None:
+                raise UsageError(f"the engine has another image as {reference} by now", remedy="build again")
+        return where
+
     def _digests(self, reference: str) -> str:
         """Return the digests that the engine of the builder's context has under a name, as docker says."""
         command = ["docker", "image", "inspect", "--format", "{{.Id}} {{.RepoDigests}}", reference]
@@ -169,9 +201,10 @@ class Buildx:
 
     def _exported_base(self, base: str, sources: Sources) -> tuple[Path, ...]:
         order = Order(reference=base, dockerfile=f"FROM {base}\n", sources=sources, labels={})
-        with self._layout() as folder:
-            made = self._exported(["--provenance=false"], folder, order, io.StringIO(), lambda _: None)
-            return layout.Image(folder, made).layer_files
+        with self._layout() as own:
+            made = self._exported(["--provenance=false"], own.folder, order, io.StringIO(), lambda _: None)
+            image = layout.Image(own.folder, made)
+            return tuple(map(image.blob, image.layers))
 
     @contextlib.contextmanager
     def make(self, order: Order, log: TextIO, step: Callable[[str], None]) -> Iterator[Made]:
@@ -183,16 +216,25 @@ class Buildx:
             made = self._measured([*options, "--output", "type=docker"], order, log, step)
             yield Made(digest=made["containerimage.config.digest"])
             return
-        with self._layout() as folder:
-            digest = self._exported(options, folder, order, log, step)
+        with contextlib.ExitStack() as stack:
+            own = stack.enter_context(self._layout(apart=order.apart))
+            digest = self._exported(options, own.folder, order, log, step)
+            # Docker's classic store wants every layer again with every image, so that they stay to the end.
+            users = stack if self._docker.has_manifests else self._open
+            users.enter_context(own.blobs.used(self._layers(own.folder, digest)))
             base = beginning(order.dockerfile)
             files = self.base_layers(base, order.sources) if base else ()
             kept = frozenset(f"sha256:{file.name}" for file in files)
             if self._attest:
-                image, index = self._rewriter.index(digest, order, kept)
-                yield Made(digest=image, layout=folder, attested=index)
+                image, attested = own.rewriter.index(digest, order, kept)
             else:
-                yield Made(digest=self._rewriter.image(digest, order, kept), layout=folder)
+                image, attested = own.rewriter.image(digest, order, kept), None
+            users.enter_context(own.blobs.used(layout.Image(own.folder, image).archives))
+            yield Made(digest=image, layout=own.folder, attested=attested)
+
+    def _layers(self, folder: Path, digest: str) -> list[str]:
+        images = layout.Index(folder, digest).images if self._attest else (layout.Image(folder, digest),)
+        return [layer for image in images for layer in image.archives]
 
     def _exported(
         self, options: list[str], folder: Path, order: Order, log: TextIO, step: Callable[[str], None]
@@ -206,20 +248,28 @@ class Buildx:
         return str(self._measured(options, order, log, step)["containerimage.digest"])
 
     @contextlib.contextmanager
-    def _layout(self) -> Iterator[Path]:
-        """Lend a layout nobody else writes to: builds fail that write the same blob at the same time."""
+    def _layout(self, *, apart: bool = False) -> Iterator[_Layout]:
+        """Lend a layout nobody else writes to: builds fail that write the same blob at the same time.
+
+        One that is not `apart` has its blobs in common with others.
+        """
+        if apart:
+            with tempfile.TemporaryDirectory(dir=self._scratch) as name:
+                (blobs := Path(name, "blobs")).mkdir()
+                yield _Layout.of(Path(name), blobs)
+            return
         with self._lock:
-            folder = self._idle.pop() if self._idle else self._new_layout()
+            found = self._idle.pop() if self._idle else replace(self._shared, folder=self._new_layout())
         try:
-            yield folder
+            yield found
         finally:
             with self._lock:
-                self._idle.append(folder)
+                self._idle.append(found)
 
     def _new_layout(self) -> Path:
         folder = Path(tempfile.mkdtemp(dir=self._scratch))
         # What one layout has, the base's layers above all, is neither sent nor kept again for another.
-        (folder / "blobs").symlink_to(self._blobs)
+        (folder / "blobs").symlink_to(self._shared.folder)
         return folder
 
     def _measured(
@@ -243,10 +293,14 @@ class Buildx:
         with tempfile.TemporaryDirectory(dir=self._scratch) as folder:
             file = Path(folder, "Dockerfile")
             file.write_text(sources.pinned(dockerfile), encoding="utf-8")
-            # BuildKit takes this for the context's .dockerignore.
-            Path(folder, "Dockerfile.dockerignore").write_text("\n".join(identity.ignored(sources.context)))
+            # BuildKit takes this for the context's .dockerignore, and what that leaves out is not there.
+            Path(folder, "Dockerfile.dockerignore").write_text("# nothing\n")
             own = [f"--builder={self._builder or engine.context()}", "--progress=plain", f"--file={file}"]
             own += [f"--platform={sources.platform}"]
+            own += self._proxies
+            own += [f"--build-arg={name}={value}" for name, value in sources.args.items()]
+            own += [f"--secret={spec}" for spec in sources.secrets]
+            own += [f"--ssh={spec}" for spec in sources.ssh]
             own += [f"--build-context={name}={where}" for name, where in sources.contexts.items()]
             process = self._start([self._command, "build", *own, *options, str(sources.context)])
             assert process.stdout is not None  # noqa: S101 - it is a pipe; this tells the type checker
@@ -297,7 +351,7 @@ class Buildx:
             )
         remedy = None
         if FULL in said:
-            remedy = f"a build takes room in {self._scratch.parent} (or where TMPDIR says) and in the engine"
+            remedy = room(self._scratch)
         elif UNRESOLVED in said and not self.local:
             remedy = f"{self._builder} takes base images from registries: push this one where it can pull it"
         raise BuildError(said or "docker buildx failed without a word", remedy=remedy)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from imagematrix.build.plan import Item
     from imagematrix.matrix.matrix import Cell
 
-__all__ = ["STAGE", "Compilers"]
+__all__ = ["STAGE", "Compilers", "unanswered"]
 
 STAGE = "compiler"
 
@@ -80,6 +80,20 @@ class Compilers:
             raise _unknown(item, option)
         own = item.cell.facts.flags(march) or frozenset()
         return marches.flags_from_macros(macros, ARCHES[item.cell.platform], march) | own
+
+
+def unanswered(items: Iterable[Item]) -> list[BuildError]:
+    """Return what the builds of those `items` would fail with whose CPU flags nobody can tell."""
+    found = []
+    for item in items:
+        march = item.cell.axes.get("march")
+        try:
+            if march:
+                _from_table(item.cell, march)
+        except BuildError as error:
+            if through_stage(item.dockerfile, STAGE) is None:
+                found.append(error)
+    return found
 
 
 class _Compiler:

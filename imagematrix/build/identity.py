@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import stat
 from dataclasses import dataclass
 from functools import cached_property
 
-from imagematrix.build import patterns
 from imagematrix.catalog import labels
 from imagematrix.errors import UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
+    from imagematrix.build.given import Given
     from imagematrix.matrix.matrix import Cell
 
-__all__ = ["EPOCH", "LOCK", "STATE", "Identity", "context_digest", "identify", "ignored", "tag"]
+__all__ = ["EPOCH", "Identity", "identify", "tag"]
 
-SCHEMA = "1"
+SCHEMA = "2"  # schema1.py has the one before
 EPOCH = "0"  # SOURCE_DATE_EPOCH: no time is an input, so none is in the image
-STATE = ".imagematrix"  # the folder beside the matrix that takes the logs
-LOCK = "imagematrix.lock"  # the file beside it with the digests of bases, which are in an identity themselves
 TAG_LIMIT = 128  # characters, of the distribution specification
 
 
@@ -47,11 +42,13 @@ class Identity:
         return tuple(name for name in names if self.components.get(name) != other.get(name))
 
 
-def identify(cell: Cell, dockerfile: str, bases: Mapping[str, str], context: str) -> Identity:
+def identify(
+    cell: Cell, dockerfile: str, bases: Mapping[str, str], context: str, given: Given | None = None
+) -> Identity:
     """Return the identity of the image that `dockerfile` makes.
 
     `bases` are the images it builds on with the digest each resolves to, `context` is the digest of the files
-    it can copy.
+    it can copy, `given` what the command line gives to its build.
     """
     facts = cell.facts.deciding(cell.axes)
     return Identity(
@@ -61,12 +58,15 @@ def identify(cell: Cell, dockerfile: str, bases: Mapping[str, str], context: str
             "context": context,
             "platform": cell.platform,
             "epoch": EPOCH,
-            # What only the labels show: the matrix' own facts and, where no stage of the template has the
-            # compiler, the one whose CPU flags they name.
+            # What only the labels show: the axes by name, the matrix' own facts and, where no stage of the
+            # template has the compiler, the one whose CPU flags they name.
+            **({"axes": ",".join(map("=".join, cell.own_axes))} if cell.own_axes else {}),
             **({"facts": facts} if facts else {}),
             **({"compiler": cell.properties["compiler"]} if "compiler" in cell.properties else {}),
-            # It decides for every node which of a version's images it gets, so a version can't change it.
+            # These decide for every node which of a version's images it gets, so a version can't change them.
             **({"prefer": ",".join(cell.image.prefer)} if cell.image.prefer else {}),
+            **({"defaults": ",".join(map("=".join, cell.image.defaults))} if cell.image.defaults else {}),
+            **(given.components(cell.image) if given else {}),
             **{f"base {name}": digest for name, digest in bases.items()},
         }
     )
@@ -79,37 +79,3 @@ def tag(cell: Cell, identity: Identity) -> str:
         remedy = "shorten the version or the values of its axes"
         raise UsageError(f"the tag {found} is longer than the {TAG_LIMIT} characters of a tag", remedy=remedy)
     return found
-
-
-def context_digest(folder: Path) -> str:
-    """Return the digest of the files under `folder` that a build can copy: path, mode, link target, content.
-
-    What .dockerignore leaves out does not count. Raises UsageError where a file can't be read.
-    """
-    digest = hashlib.sha256()
-    try:
-        for name in sorted(patterns.left(folder, ignored(folder))):
-            _add(digest, name, folder / name)
-    except OSError as error:
-        raise UsageError(f"{error.filename}: {error.strerror}") from error
-    return f"sha256:{digest.hexdigest()}"
-
-
-def _add(digest: hashlib._Hash, name: str, path: Path) -> None:
-    status = path.lstat()
-    digest.update(f"{name}\0{stat.S_IMODE(status.st_mode):o}\0".encode("utf-8", "surrogateescape"))
-    if path.is_symlink():
-        target = os.readlink(path)  # noqa: PTH115 - pathlib would tidy it up
-        digest.update(f"link {target}".encode("utf-8", "surrogateescape"))
-    elif path.is_file():
-        with path.open("rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
-    digest.update(b"\0")
-
-
-def ignored(folder: Path) -> list[str]:
-    """Return the patterns of what a build leaves out of `folder`: .dockerignore's, and what builds write."""
-    file = folder / ".dockerignore"
-    text = file.read_text(encoding="utf-8-sig", errors="surrogateescape") if file.is_file() else ""
-    lines = [line.strip() for line in text.splitlines() if not line.startswith("#")]
-    return [*filter(None, lines), f"**/{STATE}", f"**/*{LOCK}"]

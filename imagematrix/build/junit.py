@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["junit"]
 
-SHOWN = ("failed", "stopped", *BUILT)
+UNDONE = {"skipped": "what it builds on was not built", "stopped": "the build was stopped"}
+SHOWN = ("failed", *UNDONE, *BUILT)
 
 
 def junit(outcomes: Iterable[Outcome], said: Callable[[Outcome], str]) -> bytes:
@@ -34,7 +35,7 @@ def junit(outcomes: Iterable[Outcome], said: Callable[[Outcome], str]) -> bytes:
         "time": _seconds(sum(outcome.seconds or 0 for outcome in shown)),
     }
     root = ET.Element("testsuites", {"name": "imagematrix", **counts})
-    skipped = str(sum(outcome.status == "stopped" for outcome in shown))
+    skipped = str(sum(outcome.status in UNDONE for outcome in shown))
     suite = ET.SubElement(root, "testsuite", {"name": "imagematrix", **counts, "skipped": skipped})
     for outcome in shown:
         case = ET.SubElement(
@@ -49,8 +50,9 @@ def junit(outcomes: Iterable[Outcome], said: Callable[[Outcome], str]) -> bytes:
         if outcome.status == "failed":
             failure = ET.SubElement(case, "failure", {"message": headline(outcome.error or "")})
             failure.text = plain(said(outcome))
-        elif outcome.status == "stopped":
-            ET.SubElement(case, "skipped", {"message": "the build was stopped"})
+        elif outcome.status in UNDONE:
+            message = headline(outcome.error) if outcome.error else UNDONE[outcome.status]
+            ET.SubElement(case, "skipped", {"message": message})
     ET.indent(root)
     text = ET.tostring(root, encoding="unicode")
     return f"<?xml version='1.0' encoding='utf-8'?>\n{text}\n".encode()

@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 
 from imagematrix.catalog import labels
 from imagematrix.catalog.catalog import UserModeDriver, Variant
-from imagematrix.facts import device_code
+from imagematrix.facts import device_code, marches
 from imagematrix.matrix.words import HOST_DRIVER
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
     from imagematrix.build.plan import Item
     from imagematrix.matrix.matrix import Cell
 
-__all__ = ["for_item", "variant"]
+__all__ = ["content", "for_item", "variant"]
+
+
+def content(config: Mapping[str, Any]) -> str:
+    """Return the digest of an image's configuration, its layers among that, less the label that says it.
+
+    What is built on the image inherits the label, and has another configuration.
+    """
+    inner = dict(config.get("config") or {})
+    inner["Labels"] = {
+        key: value for key, value in (inner.get("Labels") or {}).items() if key != labels.CONTENT
+    }
+    text = json.dumps({**config, "config": inner}, sort_keys=True, separators=(",", ":"))
+    return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
 
 
 def for_item(item: Item, flags: frozenset[str]) -> dict[str, str]:
@@ -35,6 +52,8 @@ def for_item(item: Item, flags: frozenset[str]) -> dict[str, str]:
         found[labels.DEVELOPMENT] = "true"
     if cell.image.prefer:
         found[labels.PREFER] = ",".join(cell.image.prefer)
+    if cell.image.defaults:
+        found[labels.DEFAULTS] = json.dumps(dict(cell.image.defaults), separators=(",", ":"))
     base = cell.properties.get("base")
     digest = item.identity.components.get(f"base {base}")
     if base and digest:
@@ -57,8 +76,10 @@ def variant(cell: Cell, flags: frozenset[str], reference: str) -> Variant:
         driver=_driver(cell),
         march=march,
         cpu_flags=flags,
+        signed_returns=flags >= marches.SIGNING,
         vendor=cell.facts.vendor(march) if march else None,
         oldest_driver=cell.facts.oldest_driver(cell.cuda),
+        axes=cell.own_axes,
     )
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import tarfile
+import threading
+from collections import Counter
 
 from imagematrix.catalog.catalog import names_registry
 
@@ -13,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
-__all__ = ["Image", "Index"]
+__all__ = ["Blobs", "HollowError", "Image", "Index", "solid"]
 
 VERSION = b'{"imageLayoutVersion":"1.0.0"}'
 PIECE = 1 << 20  # bytes that are read at once
@@ -58,10 +62,16 @@ class Image:
         """The files of its layers, the lowest first."""
         return tuple(map(self.blob, self.layers))
 
+    @property
+    def archives(self) -> tuple[str, ...]:
+        """The digests of those layers that hold files: not what attestations have in their place."""
+        return tuple(layer["digest"] for layer in self._manifest["layers"] if ".tar" in layer["mediaType"])
+
     def archive(self, reference: str, layers: Iterable[str]) -> Iterator[bytes]:
         """Yield the tar that `docker load` takes, piece by piece: named `reference`, with the `layers` given.
 
-        An engine with the containerd image store finds the others among what it has.
+        An engine with the containerd image store finds the others among what it has. Raises HollowError where
+        one of those given has gone.
         """
         index = {
             "schemaVersion": 2,
@@ -76,7 +86,7 @@ class Image:
             ],
         }
         for digest in (self.digest, self.config, *layers):
-            path = self.blob(digest)
+            path = solid(self.blob(digest))
             yield _header(f"blobs/sha256/{path.name}", path.stat().st_size)
             with path.open("rb") as file:
                 while piece := file.read(PIECE):
@@ -100,6 +110,46 @@ class Index:
         data: dict[str, Any] = json.loads(self.raw)
         self.media_type = str(data["mediaType"])
         self.images = tuple(Image(folder, entry["digest"]) for entry in data["manifests"])
+
+
+class HollowError(Exception):
+    """The bytes of a layer are wanted that has gone from disk, because it was where images are kept."""
+
+
+class Blobs:
+    """The blobs of several layouts, in one folder: the bytes of a layer go with the last that uses them.
+
+    Its name stays, and BuildKit, which looks for no more, does not send it again for another image. A store
+    that has a layer does not want it again either. Threads may share this.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._users: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    @contextlib.contextmanager
+    def used(self, digests: Iterable[str]) -> Iterator[None]:
+        """Keep the bytes of these layers as long as this is entered."""
+        own = set(digests)
+        with self._lock:
+            self._users.update(own)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._users.subtract(own)
+                for digest in own:
+                    if not self._users[digest]:
+                        del self._users[digest]
+                        os.truncate(self._folder / digest.removeprefix("sha256:"), 0)
+
+
+def solid(path: Path) -> Path:
+    """Return the file of a layer; raise HollowError where only its name is left."""
+    if not path.stat().st_size:
+        raise HollowError(path.name)
+    return path
 
 
 def _header(name: str, size: int) -> bytes:

@@ -3,25 +3,49 @@
 from __future__ import annotations
 
 import contextlib
+import io
+import secrets
 import threading
+import time
 from functools import cached_property
 from typing import Any, Self
 
 from imagematrix import engine
 from imagematrix.build import layout
-from imagematrix.build.backend import Present
+from imagematrix.build.backend import IMAGE, Present
 from imagematrix.catalog import labels
-from imagematrix.errors import EngineError, UsageError
+from imagematrix.errors import EngineError, TagMovedError, UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Mapping
+    from collections.abc import Generator, Iterable, Iterator, Mapping
+    from typing import BinaryIO
 
     import docker
 
     from imagematrix.build.backend import Made, Order
 
 __all__ = ["Engine"]
+
+HELD = "imagematrix-held"  # the repository of names that images have while a build is on
+KEPT = (404, 409)  # how the engine answers who would remove an image that is gone, or in use
+
+
+class _Stream(io.RawIOBase):
+    """What comes in pieces, to be read as a file."""
+
+    def __init__(self, pieces: Iterable[bytes]) -> None:
+        self._pieces = iter(pieces)
+        self._left = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        self._left = self._left or next(self._pieces, b"")
+        taken, self._left = self._left[: len(buffer)], self._left[len(buffer) :]
+        buffer[: len(taken)] = taken
+        return len(taken)
 
 
 class Engine:
@@ -35,6 +59,9 @@ class Engine:
         if not engine.answers():
             self._client  # noqa: B018 - which raises EngineError
         self._components: dict[str, Mapping[str, str]] = {}
+        self._ids: dict[str, str] = {}  # of the images that are present
+        self._held: set[str] = set()  # tags
+        self._mark = f"{int(time.time()):x}-{secrets.token_hex(4)}"
         self._loaded: set[str] = set()  # layers
         self._sending = threading.Lock()
 
@@ -43,6 +70,7 @@ class Engine:
 
     def __exit__(self, *_: object) -> None:
         if "_client" in self.__dict__:
+            self._release()
             self._client.close()
 
     @cached_property
@@ -78,6 +106,10 @@ class Engine:
                 image = self._client.api.inspect_image(reference)
             except docker.errors.ImageNotFound:
                 return None
+        return self._digest(image, reference)
+
+    @staticmethod
+    def _digest(image: Mapping[str, Any], reference: str) -> str:
         repository = reference.partition("@")[0].rpartition(":")[0] or reference
         for name in image.get("RepoDigests") or ():
             if name.startswith(f"{repository}@"):
@@ -131,30 +163,65 @@ class Engine:
     def _present(self, entry: dict[str, Any], image: str) -> Iterator[Present]:
         own = entry.get("Labels") or {}
         components = labels.components(own)
-        if components is None or not {labels.CELL, labels.INPUT} <= own.keys():
+        if components is None or not {labels.VERSION, labels.CELL, labels.INPUT} <= own.keys():
             return
-        for reference in entry.get("RepoTags") or ():
-            if reference.startswith(f"{image}:"):
-                self._components[reference] = components
-                yield Present(
-                    reference=reference,
-                    cell=own[labels.CELL],
-                    input_digest=own[labels.INPUT],
-                    development=own.get(labels.DEVELOPMENT) == "true",
-                )
+        # What users build on an image of ours has its labels, too, but not the tag that they make.
+        reference = f"{image}:{labels.tag(own[labels.VERSION], own[labels.CELL], own[labels.INPUT])}"
+        if reference in (entry.get("RepoTags") or ()):
+            self._components[reference] = components
+            self._ids[reference] = str(entry["Id"])
+            yield Present(
+                reference=reference,
+                cell=own[labels.CELL],
+                input_digest=own[labels.INPUT],
+                development=own.get(labels.DEVELOPMENT) == "true",
+            )
 
     def components(self, reference: str) -> Mapping[str, str]:
         """Return what an image that is present was made of."""
         return self._components.get(reference, {})
 
-    def source(self, reference: str) -> str | None:  # noqa: ARG002 - a build finds what the engine has
-        """Return None: a build finds the engine's images by their names."""
-        return None
+    def source(self, reference: str, *, local: bool) -> str | None:
+        """Return where a build on this engine finds an image that is present; None for another builder."""
+        if not local or reference not in self._ids:
+            return None
+        held = self.hold(reference, self._ids[reference])
+        if held is None:
+            raise TagMovedError(f"{reference} is another image by now, which is not {self._ids[reference]}")
+        return held
+
+    def hold(self, reference: str, digest: str) -> str | None:
+        """Return where a build finds the image named `reference`, if that is the one with `digest`.
+
+        It gets a name of this process's own until that exits: `docker tag` may move any other during a build.
+        """
+        import docker
+
+        with self._reached():
+            try:
+                image = self._client.api.inspect_image(reference)
+            except docker.errors.ImageNotFound:
+                return None
+            if digest not in (image["Id"], self._digest(image, reference)):
+                return None
+            tag = f"{digest.removeprefix('sha256:')}-{self._mark}"
+            if tag not in self._held:
+                self._client.api.tag(image["Id"], HELD, tag)
+                self._held.add(tag)
+        return f"{IMAGE}{HELD}:{tag}"
+
+    def _release(self) -> None:
+        """Take away the names that this process has given, but none that is an image's last."""
+        import docker
+
+        for tag in self._held:
+            with contextlib.suppress(docker.errors.APIError, EngineError), self._reached():
+                names = self._client.api.inspect_image(f"{HELD}:{tag}").get("RepoTags") or ()
+                if any(not str(name).startswith(HELD) for name in names):
+                    self._client.api.remove_image(f"{HELD}:{tag}", noprune=True)
 
     def store(self, order: Order, made: Made) -> str:
         """Name the image; from a layout, load what the engine lacks of it first."""
-        import docker
-
         with self._reached():
             if made.layout:
                 self._load(layout.Image(made.layout, made.digest), order.reference)
@@ -162,9 +229,28 @@ class Engine:
                 repository, _, tag = order.reference.rpartition(":")
                 self._client.api.tag(made.digest, repository, tag)
             if order.replaces:
-                with contextlib.suppress(docker.errors.ImageNotFound):
-                    self._client.api.remove_image(order.replaces, force=True)
+                self._take_away(order.replaces, order.reference)
+        self._ids[order.reference] = made.digest
         return made.digest
+
+    def _take_away(self, old: str, new: str) -> None:
+        """Take the name `old` from the image that has it, and the image where nothing else needs it."""
+        import docker
+
+        api = self._client.api
+        try:
+            image = str(api.inspect_image(old)["Id"])
+        except docker.errors.ImageNotFound:
+            return
+        # The engine keeps a name that a container was started by; one that has moved on is none.
+        repository, _, tag = old.rpartition(":")
+        api.tag(new, repository, tag)
+        api.remove_image(old)
+        try:
+            api.remove_image(image)
+        except docker.errors.APIError as error:  # another name, an image or a container has it, or it is gone
+            if error.status_code not in KEPT:
+                raise
 
     def _load(self, image: layout.Image, reference: str) -> None:
         # Images have most of their layers in common, and what one has loaded the next has; the classic store
@@ -204,6 +290,16 @@ class Engine:
     def adopt(self, reference: str) -> str:
         """Return the digest of an image that is there already."""
         return str(self.digest(reference))
+
+    def image(self, reference: str) -> str:
+        """Return the ID of the image with this name."""
+        with self._reached():
+            return str(self._client.api.inspect_image(reference)["Id"])
+
+    def save(self, image: str) -> BinaryIO:
+        """Return an image, as `docker save` writes it."""
+        with self._reached():
+            return io.BufferedReader(_Stream(self._client.api.get_image(image)))
 
     def push(self, reference: str) -> None:
         """Push an image to the registry that its name says, with docker's own credentials."""

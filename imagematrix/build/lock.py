@@ -6,19 +6,22 @@ their tags have moved.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import os
 import tempfile
 from pathlib import Path
 
 from imagematrix import documents
-from imagematrix.build.identity import LOCK
+from imagematrix.build.context import LOCK
 from imagematrix.catalog.catalog import DIGEST
 from imagematrix.errors import UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
-__all__ = ["SCHEMA", "beside", "document", "extend", "read", "write"]
+__all__ = ["SCHEMA", "beside", "document", "extend", "read", "renew"]
 
 SCHEMA = "imagematrix.lock/v1"
 
@@ -48,14 +51,45 @@ def document(bases: Mapping[str, str]) -> dict[str, object]:
     return {"schema": SCHEMA, "bases": listed}
 
 
-def extend(path: Path, bases: Mapping[str, str]) -> None:
-    """Add to the lock file `path` what it does not have; what it has stays."""
+def extend(path: Path, bases: Mapping[str, str]) -> bool:
+    """Add to the lock file `path` what it does not have; what it has stays.
+
+    Return whether it has all of `bases` now: another build may have locked another digest meanwhile.
+    """
     known = read(path)
     if not bases.keys() <= known.keys():
-        write(path, {**bases, **known})
+        with _alone(path):
+            known = {**bases, **read(path)}
+            _write(path, known)
+    return bases.items() <= known.items()
 
 
-def write(path: Path, bases: Mapping[str, str]) -> None:
+def renew(path: Path, known: Mapping[str, str], bases: Mapping[str, str]) -> dict[str, str]:
+    """Write `bases` to the lock file `path`, and return what it has then.
+
+    `known` is what it had when they were found out: what was added since by somebody else stays.
+    """
+    with _alone(path):
+        there = read(path)
+        added = {name: digest for name, digest in there.items() if name not in known}
+        found = {**bases, **added}
+        if found != there:
+            _write(path, found)
+    return found
+
+
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Hold off who else changes a lock file beside `path`, as far as its file system can."""
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):  # what can't be written is told by who writes
+            folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+            stack.callback(os.close, folder)
+            fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+
+
+def _write(path: Path, bases: Mapping[str, str]) -> None:
     """Write the digests to `path`, all or nothing; raise UsageError where that can't be done."""
     text = documents.dump(document(bases))
     try:

@@ -1,21 +1,50 @@
-"""What a failed build said: the end of its log, as text that does no harm wherever it is shown."""
+"""The logs of builds: where they are, and what a failed one said, as text that does no harm."""
 
 from __future__ import annotations
 
+import io
 import re
 from pathlib import Path
 
-__all__ = ["headline", "plain", "said"]
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
+__all__ = ["headline", "opened", "plain", "said", "where"]
+
+# No name of an image has these: no two images share a folder, and no folder's name gets too long.
+QUOTED = str.maketrans("/:", "+=")
 KEPT = 64 * 1024  # bytes of a log's end: some 500 lines, and a small part of what CI systems keep of a job
 ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")  # colours and cursor movements (ECMA-48, 5.4)
 # What is no character of XML 1.0 (production 2), and the other controls, which move a terminal's cursor.
 CONTROLS = re.compile("[^\\t\\n\\x20-\\x7e\\xa0-\\ud7ff\\ue000-\\ufffd\\U00010000-\\U0010ffff]")
 
 
+def where(folder: Path, image: str, version: str, cell: str) -> Path:
+    """Return the file below `folder` that has the log of a cell."""
+    return folder / image.translate(QUOTED) / f"{version}-{cell}.log"
+
+
+def opened(path: Path) -> io.TextIOWrapper:
+    """Open a log to be written anew; an OSError of any later time names it, too."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return io.TextIOWrapper(io.BufferedWriter(_Named(path, "w")), encoding="utf-8", write_through=True)
+
+
+class _Named(io.FileIO):
+    """A file whose errors name it: where a disk is full, they don't."""
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            error.filename = self.name
+            raise
+
+
 def said(log: str | Path | None, error: str) -> str:
     """Return what there is to read of a failed cell: the end of its log, and the error where it lacks it."""
-    text, error = _end(Path(log)) if log else "", plain(error)
+    text, error = _trimmed(_end(Path(log)) if log else ""), _trimmed(plain(error))
     return text if error in text else f"{text}\n{error}".strip("\n")
 
 
@@ -28,6 +57,10 @@ def plain(text: str) -> str:
     """Return `text` without escape sequences; other control characters become replacement characters."""
     lines = ESCAPES.sub("", text.replace("\r\n", "\n"))
     return CONTROLS.sub("\N{REPLACEMENT CHARACTER}", lines)
+
+
+def _trimmed(text: str) -> str:
+    return "\n".join(line.rstrip() for line in text.split("\n"))
 
 
 def _end(path: Path) -> str:

@@ -23,6 +23,11 @@ __all__ = ["left"]
 WORD = re.compile(r"\*\*/?|\*|\?|\[\^?(?:\\.|[^\]\\])+\]|\\?.", re.DOTALL)
 WILD = re.compile(r"[*?\[\\]")
 IN_CLASS = re.compile(r"(?<!\\)[\[&~|]")  # what Python may come to read as more than itself
+# BuildKit hands what follows a backslash to RE2, for which a letter or digit is never itself. These mean the
+# same to Python, in ASCII; the others are refused.
+SPECIAL = re.compile(r"\\[A-Za-z0-9]")
+COMMON = frozenset("afnrtvdDwW")
+WILD_CLASS = re.compile(r"(?<!\\)[*?]")  # BuildKit ends the class there and begins another
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,31 +49,36 @@ def left(folder: Path, patterns: Sequence[str]) -> list[str]:
     OSError where a folder can't be read.
     """
     read = [_pattern(pattern) for pattern in patterns]
-    return _below(str(folder), "", read, [False] * len(read))
+    found: set[str] = set()
+    ahead = [("", [False] * len(read))]
+    while ahead:
+        below, matched = ahead.pop()
+        with os.scandir(f"{folder}/{below}") as entries:
+            for entry in entries:
+                name = below + entry.name
+                hits, out = _matched(name, read, matched)
+                if not out:
+                    while name and name not in found:
+                        found.add(name)
+                        name = name.rpartition("/")[0]
+                if entry.is_dir(follow_symlinks=False) and (
+                    not out or any(one.back and one.may_match_below(below + entry.name) for one in read)
+                ):
+                    ahead.append((f"{below}{entry.name}/", hits))
+    return list(found)
 
 
-def _below(root: str, folder: str, patterns: list[_Pattern], above: list[bool]) -> list[str]:
-    """Return what is left below `folder`; `above` tells which patterns match it, or a folder above it."""
-    found = []
-    with os.scandir(f"{root}/{folder}") as entries:
-        for entry in entries:
-            name = folder + entry.name
-            out = False
-            matched = []
-            for pattern, inherited in zip(patterns, above, strict=True):
-                # A pattern is only asked where it would change something; so BuildKit does.
-                hit = inherited or (pattern.back == out and bool(pattern.expression.fullmatch(name)))
-                matched.append(hit)
-                if hit:
-                    out = not pattern.back
-            inside = []
-            if entry.is_dir(follow_symlinks=False) and (
-                not out or any(pattern.back and pattern.may_match_below(name) for pattern in patterns)
-            ):
-                inside = _below(root, f"{name}/", patterns, matched)
-            if inside or not out:
-                found += [name, *inside]
-    return found
+def _matched(name: str, patterns: Sequence[_Pattern], above: Sequence[bool]) -> tuple[list[bool], bool]:
+    """Return which patterns match a path, and whether it is out; `above` tells which match a folder above."""
+    out = False
+    hits = []
+    for pattern, inherited in zip(patterns, above, strict=True):
+        # A pattern is only asked where it would change something; so BuildKit does.
+        hit = inherited or (pattern.back == out and bool(pattern.expression.fullmatch(name)))
+        hits.append(hit)
+        if hit:
+            out = not pattern.back
+    return hits, out
 
 
 def _pattern(text: str) -> _Pattern:
@@ -77,8 +87,8 @@ def _pattern(text: str) -> _Pattern:
     clean = posixpath.normpath(word.removeprefix("!").strip()).lstrip("/")
     wild = WILD.search(clean)
     try:
-        expression = re.compile(_expression(clean))
-    except re.error as error:
+        expression = re.compile(_expression(clean), re.ASCII)
+    except (re.error, ValueError) as error:
         raise UsageError(f"{text!r} in .dockerignore is no pattern: {error}") from error
     return _Pattern(expression=expression, back=back, start=clean[: wild.start()] if wild else clean)
 
@@ -91,6 +101,10 @@ def _expression(pattern: str) -> str:
 
 
 def _meaning(word: str, *, last: bool) -> str:
+    """Return the expression for one word of a pattern; raise ValueError where it has no safe one."""
+    for special in SPECIAL.findall(word):
+        if special[1] not in COMMON:
+            raise ValueError(f"{special} is not supported")
     if word.startswith("**"):
         return ".*" if last else "(.*/)?"
     if word == "*":
@@ -98,5 +112,7 @@ def _meaning(word: str, *, last: bool) -> str:
     if word == "?":
         return "[^/]"
     if len(word) > 1 and word[0] == "[":
+        if WILD_CLASS.search(word):
+            raise ValueError(f"a wildcard in {word} is not supported")
         return "[" + IN_CLASS.sub(r"\\\g<0>", word[1:])
-    return re.escape(word[-1])
+    return word if SPECIAL.fullmatch(word) else re.escape(word[-1])

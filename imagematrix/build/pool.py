@@ -41,6 +41,12 @@ class Pool:
         places = (builder.pinned(reference, digest) for builder in self._builders)
         return next(filter(None, places), None)
 
+    def held(self, reference: str, digest: str) -> str | None:
+        """Return where a base image of a `digest` comes from, by a name that stays what it is."""
+        if self.local:
+            return self._builders[0].held(reference, digest)
+        return self.pinned(reference, digest)
+
     def export(self, dockerfile: str, sources: Sources) -> dict[str, str]:
         """Build `dockerfile` and return the text files that its last stage has, by name.
 

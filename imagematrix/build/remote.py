@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Self
 
-from imagematrix import documents
 from imagematrix.build import layout
+from imagematrix.build.adoption import examine
 from imagematrix.build.backend import Present
 from imagematrix.catalog import index, labels
+from imagematrix.catalog.registry import entry
 from imagematrix.errors import TagMovedError
-from imagematrix.registry import DIGEST, DOCKER_LIST, INDEX, Registry
+from imagematrix.registry import INDEX, Registry
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,13 +24,9 @@ if TYPE_CHECKING:
     from imagematrix.catalog.index import Entry
     from imagematrix.registry import Manifest
 
-__all__ = ["Remote", "attestations", "entries"]
+__all__ = ["Remote", "Survey", "attestations", "survey"]
 
 REQUESTS = 8  # at the same time
-CONFIGS = (
-    "application/vnd.oci.image.config.v1+json",
-    "application/vnd.docker.container.image.v1+json",
-)
 
 
 class Remote:
@@ -60,12 +58,15 @@ class Remote:
 
     def present(self, image: str, version: str) -> list[Present]:
         """Return the images of `image`:`version` that its registry has, published or only pushed."""
+        there = survey(self.registry(image), version)
+        lost = {one.tag: one for one in there.listed if one.digest in there.lost}
         found = []
-        for own in entries(self.registry(image), version):
+        for own in ({one.tag: one for one in there.variants} | lost).values():
             cell, made_of = own.annotations[labels.CELL], own.annotations[labels.INPUT]
             reference = f"{image}:{own.tag}"
             self._digests[reference] = own.digest
-            found.append(Present(reference=reference, cell=cell, input_digest=made_of))
+            gone = own.tag in lost
+            found.append(Present(reference=reference, cell=cell, input_digest=made_of, lost=gone))
         return found
 
     def components(self, reference: str) -> Mapping[str, str]:
@@ -74,7 +75,7 @@ class Remote:
         own = entry(self.registry(image), self._digests[reference])
         return (own and labels.components(own.annotations)) or {}
 
-    def source(self, reference: str) -> str | None:
+    def source(self, reference: str, *, local: bool) -> str | None:  # noqa: ARG002 - any builder pulls it
         """Return where a build finds an image that is present: by its digest."""
         digest = self._digests.get(reference)
         return f"docker-image://{reference}@{digest}" if digest else None
@@ -107,15 +108,22 @@ class Remote:
         return made.digest if found == named.digest else found
 
     def adopt(self, reference: str) -> str:
-        """Push the image that the engine has under this name; return its digest.
+        """Push the image that the engine has under this name, after a look at its bytes; return its digest.
 
-        Where an image of the same input digest has the name by now, that one stays.
+        Where an image of the same input digest has the name by now, that one stays. Raises AuditError where
+        it is not what its labels say.
         """
         registry = self.registry(reference.rpartition(":")[0])
         there = self._there(registry, reference)
         if there:
             return there
+        image = self._docker.image(reference)
+        with self._docker.save(image) as archive:
+            examine(reference, archive)
         self._docker.push(reference)
+        if self._docker.image(reference) != image:
+            remedy = "take it out of the registry"
+            raise TagMovedError(f"{reference} became another image while it was pushed", remedy=remedy)
         expected = self._docker.digest(reference) if self._docker.has_manifests else None
         return self._read_back(registry, reference, expected)
 
@@ -125,7 +133,7 @@ class Remote:
             once = self._blobs.setdefault((registry.name, digest), threading.Lock())
         with once:
             if not registry.has_blob(digest):
-                with pushed.blob(digest).open("rb") as file:
+                with layout.solid(pushed.blob(digest)).open("rb") as file:
                     registry.push_blob(digest, file)
 
     def _there(self, registry: Registry, reference: str, expected: str | None = None) -> str | None:
@@ -160,70 +168,89 @@ class Remote:
             raise TagMovedError(f"{error}; {expected} was pushed a moment ago", remedy=remedy) from error
         if found is None:
             raise TagMovedError(f"{reference} was pushed, and the registry does not have it", remedy=remedy)
+        if expected in (None, found):
+            self._look_again(registry, reference, found)
         return found
 
+    def _look_again(self, registry: Registry, reference: str, digest: str) -> None:
+        """Raise TagMovedError where the cell is there made of something else by now, and take ours back.
 
-def entries(registry: Registry, version: str, published: Manifest | None = None) -> list[Entry]:
-    """Return the variants of a version in a registry: those of its index, and those only pushed.
+        Who pushes the same cell at the same time has another tag, so that nobody is in the other's way. But
+        both set their tags before they look: at least one of them sees the other.
+        """
+        tag = reference.rpartition(":")[2]
+        others = _others(registry, tag)
+        if not others:
+            return
+        version = tag.partition("-")[0]
+        published = registry.manifest(version)
+        known = index.parse(published.raw, f"{registry.name}:{version}") if published else ()
+        if any(one.digest == digest for one in known):
+            return  # the version has it: the others are too late
+        self._digests.pop(reference, None)
+        gone = registry.take_back(tag, digest)
+        ours = "ours is taken back" if gone else "the registry does not let ours be taken back"
+        raise TagMovedError(
+            f"{reference}: this cell was pushed made of something else, too: {', '.join(others)}; {ours}",
+            remedy="build the same, or raise the version; of two that are there `publish --choose` takes one",
+        )
 
-    `published` is the index, where it has been read already. Raises UsageError where one is damaged.
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Survey:
+    """What a registry has of a version.
+
+    `known` are the entries of its index, `listed` those that are its variants, `lost` the digests of those
+    that are gone. `variants` are the images that the index has, and those only pushed. `others` were pushed,
+    too, but the index has their cell made of something else.
     """
-    published = published or registry.manifest(version)
+
+    published: Manifest | None
+    known: tuple[Entry, ...]
+    listed: tuple[Entry, ...]
+    lost: frozenset[str]
+    variants: tuple[Entry, ...]
+    others: tuple[Entry, ...]
+
+    @property
+    def alive(self) -> list[Entry]:
+        """The entries of the index that are not lost, nor say something of what is."""
+        return [one for one in self.known if not {one.digest, one.attests} & self.lost]
+
+
+def survey(registry: Registry, version: str) -> Survey:
+    """Return what a registry has of a version; raise UsageError where an index or an image is damaged."""
+    published = registry.manifest(version)
     known = index.parse(published.raw, f"{registry.name}:{version}") if published else ()
-    found = {own.tag: own for own in known if own.ours and own.annotations[labels.VERSION] == version}
-    tags = [tag for tag in registry.tags() if tag.startswith(f"{version}-") and tag not in found]
     with ThreadPoolExecutor(max_workers=REQUESTS) as pool:
-        pushed = dict(zip(tags, pool.map(lambda tag: entry(registry, tag), tags), strict=True))
-    # A tag is what it says only if the image under it says the same.
-    found |= {tag: own for tag, own in pushed.items() if own and own.ours and own.tag == tag}
-    return [found[tag] for tag in sorted(found)]
-
-
-def entry(registry: Registry, tag: str) -> Entry | None:
-    """Return what an index says of the image with a tag or digest, read from the image.
-
-    Of an image with attestations it is the image. None where there is none, or something else: another index,
-    a signature. Raises UsageError where it is damaged.
-    """
-    manifest = registry.manifest(tag)
-    if manifest and manifest.media_type == INDEX:
-        attested = {one.attests for one in index.parse(manifest.raw, tag) if one.attests}
-        manifest = registry.manifest(attested.pop()) if len(attested) == 1 else None
-    if manifest is None or manifest.media_type in (INDEX, DOCKER_LIST):
-        return None
-    where = f"{registry.name}:{tag}"
-    fields = documents.Fields(documents.parse(manifest.raw, where), where)
-    config = fields.object_or_none("config")
-    if config is None or config.text_or_none("mediaType") not in CONFIGS:
-        return None
-    told = fields.named_texts("annotations")
-    if labels.VARIANT in told:
-        variant = labels.read(told, reference=where, digest=None, size=None)
-        platform = dict(zip(("os", "architecture", "variant"), variant.platform.split("/"), strict=False))
-    else:  # an engine with the classic image store pushed it
-        told, platform = _configured(registry, config, where)
-    size = sum(layer.integer("size") for layer in fields.objects("layers"))
-    return index.Entry(
-        digest=manifest.digest,
-        size=len(manifest.raw),
-        media_type=manifest.media_type,
-        annotations={key: told[key] for key in labels.ANNOTATED if key in told} | {labels.SIZE: str(size)},
-        platform=platform,
+        there = pool.map(lambda one: registry.digest(one.digest), known)
+        tags = [tag for tag in registry.tags() if tag.startswith(f"{version}-")]
+        lost = frozenset(one.digest for one, digest in zip(known, there, strict=True) if digest is None)
+        listed = tuple(one for one in known if one.ours and one.annotations[labels.VERSION] == version)
+        found = {one.tag: one for one in listed if one.digest not in lost}
+        rest = [tag for tag in tags if tag not in found]
+        pushed = zip(rest, pool.map(lambda tag: entry(registry, tag), rest), strict=True)
+        # A tag is what it says only if the image under it says the same.
+        found |= {tag: one for tag, one in pushed if one and one.ours and one.tag == tag}
+    frozen = {one.annotations[labels.CELL]: one.tag for one in listed}
+    found_in_order = [found[tag] for tag in sorted(found)]
+    late = [one for one in found_in_order if frozen.get(one.annotations[labels.CELL], one.tag) != one.tag]
+    return Survey(
+        published=published,
+        known=known,
+        listed=listed,
+        lost=lost,
+        variants=tuple(one for one in found_in_order if one not in late),
+        others=tuple(late),
     )
 
 
-def _configured(
-    registry: Registry, config: documents.Fields, where: str
-) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the labels of an image, and its platform, from its configuration."""
-    digest = config.text("digest")
-    if not DIGEST.fullmatch(digest):
-        raise config.fail("digest", f"{digest[:80]!r} is not a sha256 digest")
-    image = documents.Fields(documents.parse(registry.blob(digest), where), where)
-    inner = image.object_or_none("config")
-    own = inner.named_texts("Labels") if inner else {}
-    platform = {key: image.text(key) for key in ("architecture", "os", "variant") if image.present(key)}
-    return own, platform
+def _others(registry: Registry, tag: str) -> list[str]:
+    """Return the tags of images of the same version and cell that are made of something else."""
+    stem = tag.rpartition("-")[0]
+    alike = [one for one in registry.tags() if one.rpartition("-")[0] == stem and one != tag]
+    found = {one: entry(registry, one) for one in alike}
+    return sorted(one for one, own in found.items() if own and own.ours and own.tag == one)
 
 
 def attestations(registry: Registry, tag: str) -> list[Entry]:

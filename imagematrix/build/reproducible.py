@@ -7,6 +7,8 @@ import itertools
 import tarfile
 from dataclasses import dataclass
 
+from imagematrix.build.layout import solid
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,7 +58,7 @@ def _in_layer(one: Path, other: Path) -> str:
 
 
 def _files(layer: Path) -> Iterator[_File]:
-    with tarfile.open(layer, "r|*") as archive:
+    with tarfile.open(solid(layer), "r|*") as archive:
         for member in archive:
             file = archive.extractfile(member) if member.isfile() else None
             yield _File(

@@ -18,8 +18,11 @@ from functools import partial
 from pathlib import Path
 
 from imagematrix.build.clamp import clamped
+from imagematrix.build.labels import content
+from imagematrix.build.layout import solid
 from imagematrix.build.once import Once
 from imagematrix.catalog.index import ATTESTED
+from imagematrix.catalog.labels import CONTENT
 from imagematrix.errors import BuildError
 
 TYPE_CHECKING = False
@@ -61,7 +64,7 @@ class Rewriter:
         """Return the digest of the image that the one with `digest` becomes; raise BuildError.
 
         It gets the labels and annotations of `order`. The layers `kept`, those of its base, stay as they are;
-        they are compressed where they are not.
+        they are compressed where they are not. Raises HollowError where a layer is wanted that has gone.
         """
         return self._image(digest, order, kept)[digest]
 
@@ -97,6 +100,7 @@ class Rewriter:
                 config["rootfs"]["diff_ids"][number] = made.diff_id
         inner = config.setdefault("config", {})
         inner["Labels"] = {**(inner.get("Labels") or {}), **order.labels}
+        inner["Labels"][CONTENT] = content(config)
         if order.annotations:
             manifest["annotations"] = {**manifest.get("annotations", {}), **order.annotations}
         own = manifest["config"]
@@ -108,7 +112,7 @@ class Rewriter:
     def _rewritten(self, digest: str, *, clamp: bool) -> _Layer:
         compress = zlib.compressobj(LEVEL, wbits=IN_GZIP)
         tar = hashlib.sha256()
-        with self._path(digest).open("rb") as source, self._new() as target:
+        with solid(self._path(digest)).open("rb") as source, self._new() as target:
             try:
                 layer = _uncompressed(source)
                 pieces = clamped(layer, self._latest) if clamp else iter(partial(layer.read, PIECE), b"")

@@ -13,7 +13,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["scratch"]
+__all__ = ["room", "scratch"]
 
 PREFIX = "imagematrix-build-"
 
@@ -38,6 +38,11 @@ def scratch() -> Iterator[Path]:
             yield folder
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def room(folder: Path) -> str:
+    """Return what to do where the disk of a build's folder is full."""
+    return f"a build takes room in {folder.parent} (or where TMPDIR says) and in the engine"
 
 
 def _place() -> Path:

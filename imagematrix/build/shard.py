@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Durations", "Shard", "narrowed", "partition", "recorded"]
 
-BUILDABLE = ("build", "adopt", "up-to-date", "refused")
+BUILDABLE = ("build", "adopt", "up-to-date", "refused", "failed")
 UNKNOWN = 1.0  # seconds of every cell where no duration is known: all count alike
 
 Durations = dict[tuple[str, str], float]  # seconds by image and cell

@@ -6,7 +6,7 @@ import re
 
 from imagematrix import documents
 from imagematrix.errors import UsageError
-from imagematrix.record import Record
+from imagematrix.record import Record, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,16 +15,33 @@ if TYPE_CHECKING:
 
     from imagematrix.documents import Fields
 
-__all__ = ["CRITERIA", "SCHEMA", "Catalog", "Ptx", "UserModeDriver", "Variant", "names_registry", "split"]
+__all__ = [
+    "CRITERIA",
+    "HARDWARE",
+    "SCHEMA",
+    "Catalog",
+    "Ptx",
+    "UserModeDriver",
+    "Variant",
+    "names_registry",
+    "own_axes",
+    "preference",
+    "split",
+]
 
 SCHEMA = "imagematrix.catalog/v1"
 MODES = ("exact", "compat", "host")
+# The axes that say what a variant is for. All others are the image's own, and say what is in it.
+HARDWARE = ("platform", "cuda", "compute", "march", "driver")
 # What variants that fit are compared by, in the usual order; select/order.py says how.
 CRITERIA = ("gpu", "device-code", "driver", "cuda", "cpu-level", "cpu-vendor", "cpu-flags")
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
 RELEASE = re.compile(r"\d{1,2}\.\d{1,2}", re.ASCII)
 CODE = re.compile(r"\d{2,3}[af]?", re.ASCII)
 VERSION = re.compile(r"\d{1,4}(\.\d{1,4}){1,3}", re.ASCII)
+# An axis' name, and a value that can stand in a tag, a shell word and a Dockerfile without a thought.
+AXIS = re.compile(r"[a-z][a-z0-9_]{0,31}", re.ASCII)
+VALUE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}", re.ASCII)
 # A reference ends up on a command line: it never starts with a dash and has no blank in it.
 REFERENCE = re.compile(r"[a-z0-9][A-Za-z0-9._/:@-]{0,511}", re.ASCII)
 
@@ -68,7 +85,9 @@ class Variant(Record):
     ("89", "90a"). `cpu_flags` are the flags the code needs, by the kernel's names; `march` and `vendor`
     tell what it was compiled for and are only used to rank. `size` is in bytes. `digest` is None where the
     store keeps none. `oldest_driver` is the oldest that runs `cuda`, where its matrix had to say so because
-    no table knew the release.
+    no table knew the release. `axes` are the image's own, each with the variant's value, sorted: none of them
+    is about hardware. `signed_returns` says of code for aarch64 that it signs return addresses with
+    instructions which not every CPU has.
     """
 
     reference: str
@@ -84,6 +103,8 @@ class Variant(Record):
     vendor: str | None = None
     size: int | None = None
     oldest_driver: str | None = None
+    axes: tuple[tuple[str, str], ...] = ()
+    signed_returns: bool = False
 
     @property
     def gpu(self) -> bool:
@@ -106,6 +127,8 @@ class Variant(Record):
             "vendor": self.vendor,
             "size": self.size,
             **({"oldest_driver": self.oldest_driver} if self.oldest_driver else {}),
+            **({"signed_returns": True} if self.signed_returns else {}),
+            **({"axes": dict(self.axes)} if self.axes else {}),
         }
 
     @classmethod
@@ -117,13 +140,15 @@ class Variant(Record):
 class Catalog(Record):
     """The variants of `image`:`version`. No two have the same reference.
 
-    `prefer` are the CRITERIA by which those that fit are compared first, the others following.
+    `prefer` are the CRITERIA by which those that fit are compared first, the others following. `defaults` has
+    a value for some of the variants' own axes: it is taken where a question leaves the axis open.
     """
 
     image: str
     version: str
     variants: tuple[Variant, ...]
     prefer: tuple[str, ...] = ()
+    defaults: tuple[tuple[str, str], ...] = ()
 
     def to_json(self) -> dict[str, object]:
         """Return the Catalog document."""
@@ -132,6 +157,7 @@ class Catalog(Record):
             "image": self.image,
             "version": self.version,
             "prefer": list(self.prefer),
+            **({"defaults": dict(self.defaults)} if self.defaults else {}),
             "variants": [variant.to_json() for variant in self.variants],
         }
 
@@ -154,7 +180,22 @@ class Catalog(Record):
             version=fields.text("version"),
             variants=tuple(variants),
             prefer=preference(fields, "prefer"),
+            defaults=own_axes(fields, "defaults"),
         )
+
+    def named(self, name: str) -> Catalog | None:
+        """Return what `name` is of the catalog: all of it, or one variant by its reference or digest.
+
+        Who names a variant leaves nothing open, so that it comes without defaults. None where `name` is
+        something else.
+        """
+        image, version = split(name)
+        if image != self.image:
+            return None
+        if version in (None, self.version):
+            return self
+        found = tuple([one for one in self.variants if name == one.reference or version == one.digest])
+        return replace(self, variants=found, defaults=()) if found else None
 
     @classmethod
     def load(cls, path: str | Path) -> Catalog:
@@ -177,13 +218,17 @@ class Catalog(Record):
 
 
 def split(name: str) -> tuple[str, str | None]:
-    """Return image and version of `training:v1` or `registry:5000/ml/training:v1`."""
-    image, colon, version = name.rpartition(":")
+    """Return image and version of `training:v1` or `registry:5000/ml/training:v1`.
+
+    In place of a version there may be all else that comes behind a name: a variant's tag, or a digest.
+    """
+    whole, at, digest = name.partition("@")
+    image, colon, version = whole.rpartition(":")
     if not colon or "/" in version:
-        return name, None
-    if not image or not version:
+        image, version = whole, ""
+    if not image or (at and not digest) or (image != whole and not version):
         raise UsageError(f"{name!r} is no image such as training:v1")
-    return image, version
+    return image, digest or version or None
 
 
 def names_registry(name: str) -> bool:
@@ -210,6 +255,8 @@ def _variant(fields: Fields, known: dict[str, Any]) -> Variant:
         oldest_driver=_matching_or_none(
             fields, "oldest_driver", VERSION, "a driver version such as 550.163.01"
         ),
+        axes=fields.alike("axes", own_axes, known),
+        signed_returns=fields.truth("signed_returns"),
     )
 
 
@@ -222,6 +269,19 @@ def preference(fields: Fields, key: str) -> tuple[str, ...]:
     if len(set(names)) < len(names):
         raise fields.fail(key, "one is there twice")
     return names
+
+
+def own_axes(fields: Fields, key: str) -> tuple[tuple[str, str], ...]:
+    """Return an object's axes with their values, sorted; raise UsageError where one is about hardware."""
+    found = fields.object_or_none(key)
+    if found is None:
+        return ()
+    for axis in found.data:
+        if not AXIS.fullmatch(axis) or axis in HARDWARE:
+            raise fields.fail(key, f"{axis[:80]!r} is no axis of an image's own")
+    return tuple(
+        [(axis, _matching(found, axis, VALUE, "the value of an axis")) for axis in sorted(found.data)]
+    )
 
 
 def _codes(fields: Fields, key: str) -> tuple[str, ...]:

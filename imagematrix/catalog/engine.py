@@ -6,12 +6,14 @@ from imagematrix import engine
 from imagematrix.catalog import labels
 from imagematrix.catalog.catalog import Catalog, split
 from imagematrix.errors import UnknownImageError
+from imagematrix.spelling import SLIP, nearest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from imagematrix.catalog.catalog import Variant
+    from imagematrix.catalog.labels import Terms
 
 __all__ = ["catalog", "catalogs"]
 
@@ -23,42 +25,54 @@ FULL = ("docker.io/library/", "docker.io/", "localhost/")
 def catalog(name: str) -> Catalog:
     """Return the catalog of `name` (IMAGE:VERSION, or IMAGE where it has one version) in the local engine.
 
-    Raises UnknownImageError where the engine has no variant of it, EngineError where no engine answers.
+    It has one variant where `name` is a variant's reference or digest. Raises UnknownImageError where the
+    engine has no variant of it, EngineError where no engine answers.
     """
-    image, version = split(name)
-    found = [item for item in catalogs(image) if version in (None, item.version)]
+    image, _ = split(name)
+    own = catalogs(image)
+    found = [one for item in own if (one := item.named(name))]
     if not found:
-        there = ", ".join(f"{item.image}:{item.version}" for item in catalogs())
-        raise UnknownImageError(
-            f"the engine has no variant of {name}",
-            remedy=f"it has {there}" if there else "build some with `imagematrix build`",
-        )
+        raise UnknownImageError(f"the engine has no variant of {name}", remedy=_remedy(name, own))
     if len(found) > 1:
         versions = ", ".join(f"{image}:{item.version}" for item in found)
         raise UnknownImageError(f"{image} is there in several versions", remedy=f"say which: {versions}")
     return found[0]
 
 
+def _remedy(name: str, own: list[Catalog]) -> str:
+    """Return what may have been meant by `name`, which is not among its image's `own` catalogs, if any."""
+    there = own or catalogs()
+    versions = [f"{item.image}:{item.version}" for item in there]
+    variants = [one.reference for item in own for one in item.variants]
+    if not versions:
+        return "build some with `imagematrix build`"
+    told = versions if split(name)[1] else list(dict.fromkeys(item.image for item in there))
+    return nearest(name, [*told, *variants], likeness=SLIP) or f"it has {', '.join(versions)}"
+
+
 def catalogs(image: str | None = None) -> list[Catalog]:
     """Return the catalogs of all images in the engine, or of one image, sorted by name and version."""
     wanted = labels.IMAGE if image is None else f"{labels.IMAGE}={image}"
-    groups: dict[tuple[str, str], dict[str, tuple[Variant, tuple[str, ...]]]] = {}
+    groups: dict[tuple[str, str], dict[str, tuple[Variant, Terms]]] = {}
     for item in engine.images(wanted):
-        for name, version, variant, prefer in _variants(item):
-            groups.setdefault((name, version), {})[variant.reference] = variant, prefer
-    return [
-        Catalog(
-            image=name,
-            version=version,
-            variants=tuple(found[reference][0] for reference in sorted(found)),
-            prefer=labels.agreed(f"{name}:{version}", (prefer for _, prefer in found.values())),
-        )
-        for (name, version), found in sorted(groups.items())
-    ]
+        for name, version, variant, terms in _variants(item):
+            groups.setdefault((name, version), {})[variant.reference] = variant, terms
+    return [_catalog(name, version, found) for (name, version), found in sorted(groups.items())]
 
 
-def _variants(item: object) -> Iterator[tuple[str, str, Variant, tuple[str, ...]]]:
-    """Yield the variant that one element of the engine's list is, and what it prefers.
+def _catalog(name: str, version: str, found: dict[str, tuple[Variant, Terms]]) -> Catalog:
+    terms = labels.agreed(f"{name}:{version}", (stated for _, stated in found.values()))
+    return Catalog(
+        image=name,
+        version=version,
+        variants=tuple(found[reference][0] for reference in sorted(found)),
+        prefer=terms.prefer,
+        defaults=terms.defaults,
+    )
+
+
+def _variants(item: object) -> Iterator[tuple[str, str, Variant, Terms]]:
+    """Yield the variant that one element of the engine's list is, and the terms it states.
 
     None where it has no tag of its own.
     """
@@ -74,7 +88,7 @@ def _variants(item: object) -> Iterator[tuple[str, str, Variant, tuple[str, ...]
     if reference in _names(item.get("RepoTags")):
         digest = _digest(item, image)
         variant = labels.read(own, reference=reference, digest=digest, size=item.get("Size"))
-        yield image, version, variant, labels.prefer(own, reference)
+        yield image, version, variant, labels.terms(own, reference)
 
 
 def _digest(item: dict[str, object], image: str) -> str | None:

@@ -8,17 +8,18 @@ from dataclasses import dataclass
 from imagematrix import documents
 from imagematrix.catalog import labels
 from imagematrix.catalog.catalog import DIGEST, Catalog
-from imagematrix.errors import UnknownImageError, UsageError
-from imagematrix.registry import DOCKER_LIST, INDEX, Reference
+from imagematrix.errors import UsageError
+from imagematrix.registry import DOCKER_LIST, INDEX
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from imagematrix.catalog.catalog import Variant
 
-__all__ = ["ATTESTED", "Entry", "catalog", "parse", "write"]
+__all__ = ["ATTESTED", "Entry", "catalog", "parse", "platform", "write"]
 
+UNKNOWN = "unknown"  # the system and the architecture of what no engine is to take for its own
 ATTESTED = "vnd.docker.reference.digest"  # an annotation of attestations: the image that they are of
 
 
@@ -49,6 +50,18 @@ class Entry:
         """The digest of the image that it says something of, as BuildKit's attestations have it; or None."""
         return self.annotations.get(ATTESTED)
 
+    @property
+    def hidden(self) -> bool:
+        """Whether no engine takes it that chooses by platform."""
+        return self.platform.get("os") == UNKNOWN
+
+    @property
+    def plain(self) -> str | None:
+        """Its platform in one word, such as "linux/amd64"; None where it has a CPU level, or none at all."""
+        if not {"os", "architecture"} <= self.platform.keys() or "variant" in self.platform:
+            return None
+        return f"{self.platform['os']}/{self.platform['architecture']}"
+
     def to_json(self) -> dict[str, object]:
         """Return the descriptor."""
         return {
@@ -69,6 +82,12 @@ def parse(raw: bytes, name: str) -> tuple[Entry, ...]:
     return tuple(_entry(item) for item in fields.objects("manifests"))
 
 
+def platform(name: str | None) -> dict[str, str]:
+    """Return the platform of an entry: "linux/amd64" in parts, or the one that no engine has."""
+    system, _, architecture = (name or f"{UNKNOWN}/{UNKNOWN}").partition("/")
+    return {"architecture": architecture, "os": system}
+
+
 def write(entries: Iterable[Entry]) -> bytes:
     """Return an index of `entries`: the same entries always give the same bytes."""
     manifests = [entry.to_json() for entry in sorted(entries, key=_place)]
@@ -76,29 +95,27 @@ def write(entries: Iterable[Entry]) -> bytes:
     return json.dumps(data, indent=1, sort_keys=True).encode()
 
 
-def catalog(raw: bytes, reference: Reference) -> Catalog:
-    """Return the catalog that an index is; raise UnknownImageError or UsageError where it is none."""
-    name = f"{reference.name}:{reference.tag}"
+def catalog(image: str, version: str, entries: Sequence[Entry]) -> Catalog:
+    """Return the catalog of variants that are in an index; raise UsageError where one is damaged."""
+    name = f"{image}:{version}"
     variants: dict[str, Variant] = {}
-    ours = [entry for entry in parse(raw, name) if entry.ours]
-    for entry in ours:
+    for entry in entries:
         variant = labels.read(
             entry.annotations,
-            reference=f"{reference.name}:{entry.tag}",
+            reference=f"{image}:{entry.tag}",
             digest=entry.digest,
             size=labels.size(entry.annotations),
         )
         if variant.reference in variants:
             raise UsageError(f"{name}: {variant.reference} is there twice")
         variants[variant.reference] = variant
-    if not variants:
-        raise UnknownImageError(f"{name} is an index without variants of imagematrix")
-    stated = {labels.prefer(entry.annotations, name) for entry in ours}
+    terms = labels.agreed(name, (labels.terms(entry.annotations, name) for entry in entries))
     return Catalog(
-        image=reference.name,
-        version=reference.tag,
+        image=image,
+        version=version,
         variants=tuple(variants.values()),
-        prefer=labels.agreed(name, stated),
+        prefer=terms.prefer,
+        defaults=terms.defaults,
     )
 
 

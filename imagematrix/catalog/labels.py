@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 
 from imagematrix import documents
-from imagematrix.catalog.catalog import Variant, preference
+from imagematrix.catalog.catalog import Variant, own_axes, preference
 from imagematrix.errors import UsageError
+from imagematrix.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 __all__ = [
     "ANNOTATED",
     "CELL",
+    "CONTENT",
+    "DEFAULTS",
     "DEVELOPMENT",
     "IMAGE",
     "INPUT",
@@ -23,29 +26,42 @@ __all__ = [
     "SIZE",
     "VARIANT",
     "VERSION",
+    "Terms",
     "agreed",
     "components",
-    "prefer",
     "read",
     "size",
     "tag",
+    "terms",
     "write",
 ]
 
 IMAGE = "io.imagematrix.image"
 VERSION = "io.imagematrix.version"
 CELL = "io.imagematrix.cell"
+CONTENT = "io.imagematrix.content"  # the digest of all the rest of the image's configuration
 INPUT = "io.imagematrix.input"  # the input digest
 INPUTS = "io.imagematrix.inputs"  # its components, as JSON
 PREFER = "io.imagematrix.prefer"  # criteria with commas between them; absent where there are none
+DEFAULTS = "io.imagematrix.defaults"  # values of the image's own axes, as JSON; absent where there are none
 DEVELOPMENT = "io.imagematrix.development"  # "true" where the image may be replaced; absent elsewhere
 SIZE = "io.imagematrix.size"  # of the layers as a registry has them, in bytes; an annotation of an index
 VARIANT = "io.imagematrix.variant"  # the catalog entry, less what only the store knows
 
 # What a manifest has as annotations, too: a registry then tells it without another request for the labels.
-ANNOTATED = (VERSION, CELL, INPUT, INPUTS, PREFER, VARIANT)
+ANNOTATED = (VERSION, CELL, INPUT, INPUTS, PREFER, DEFAULTS, VARIANT)
 OF_THE_STORE = ("reference", "digest", "size")
 SHORT = 12  # digits of the input digest in a tag
+
+
+class Terms(Record):
+    """What every image of a version says alike of how to choose among them; see Catalog."""
+
+    prefer: tuple[str, ...] = ()
+    defaults: tuple[tuple[str, str], ...] = ()
+
+    def __str__(self) -> str:
+        return " ".join([",".join(self.prefer) or "the usual order", *map("=".join, self.defaults)])
 
 
 def tag(version: str, cell: str, input_digest: str) -> str:
@@ -61,12 +77,7 @@ def write(variant: Variant) -> str:
 
 def read(labels: Mapping[str, str], *, reference: str, digest: str | None, size: int | None) -> Variant:
     """Return the variant that an image's labels describe; raise UsageError where they are damaged."""
-    try:
-        data = json.loads(labels[VARIANT])
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
-        raise UsageError(f"{reference}: the label {VARIANT} is no JSON") from error
-    if not isinstance(data, dict):
-        raise UsageError(f"{reference}: the label {VARIANT} is no object")
+    data = _object(labels, VARIANT, reference)
     return Variant.from_json(data | {"reference": reference, "digest": digest, "size": size}, reference)
 
 
@@ -85,17 +96,31 @@ def components(labels: Mapping[str, str]) -> dict[str, str] | None:
     return {str(name): str(value) for name, value in data.items()} if isinstance(data, dict) else None
 
 
-def prefer(labels: Mapping[str, str], reference: str) -> tuple[str, ...]:
-    """Return the criteria that an image's labels prefer; raise UsageError where one is unknown."""
+def terms(labels: Mapping[str, str], reference: str) -> Terms:
+    """Return the terms that an image's labels state; raise UsageError where they are damaged or unknown."""
     text = labels.get(PREFER)
     names = str(text).split(",") if text else []
-    return preference(documents.Fields({PREFER: names}, reference), PREFER)
+    defaults = _object(labels, DEFAULTS, reference) if DEFAULTS in labels else {}
+    fields = documents.Fields({PREFER: names, DEFAULTS: defaults}, reference)
+    return Terms(prefer=preference(fields, PREFER), defaults=own_axes(fields, DEFAULTS))
 
 
-def agreed(name: str, preferences: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
-    """Return the preference that all the variants of `name` state; raise UsageError where they differ."""
-    first, *others = sorted(set(preferences)) or [()]
+def agreed(name: str, stated: Iterable[Terms]) -> Terms:
+    """Return the terms that all the variants of `name` state; raise UsageError where they differ."""
+    first, *others = sorted(set(stated), key=lambda terms: (terms.prefer, terms.defaults)) or [Terms()]
     if others:
-        stated = " and ".join(",".join(names) or "the usual order" for names in (first, *others))
-        raise UsageError(f"the variants of {name} prefer different things: {stated}", remedy="build all anew")
+        differing = " and ".join(map(str, (first, *others)))
+        raise UsageError(
+            f"the variants of {name} prefer different things: {differing}", remedy="build all anew"
+        )
     return first
+
+
+def _object(labels: Mapping[str, str], label: str, reference: str) -> dict[str, object]:
+    try:
+        data = json.loads(labels[label])
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise UsageError(f"{reference}: the label {label} is no JSON") from error
+    if not isinstance(data, dict):
+        raise UsageError(f"{reference}: the label {label} is no object")
+    return data

@@ -1,4 +1,4 @@
-"""The Catalog that a registry's image index is, read with one request.
+"""The Catalog of a registry: the image index that a version is, read with one request.
 
 Each manifest of the index has its variant in its annotations, under the names that images have in their
 labels.
@@ -6,26 +6,123 @@ labels.
 
 from __future__ import annotations
 
-from imagematrix.catalog import index
+from imagematrix import documents
+from imagematrix.catalog import index, labels
 from imagematrix.errors import UnknownImageError
-from imagematrix.registry import Reference, Registry
+from imagematrix.facts.versions import natural
+from imagematrix.record import replace
+from imagematrix.registry import DIGEST, DOCKER_LIST, INDEX, MANIFESTS, Reference, Registry
+from imagematrix.spelling import SLIP, nearest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from imagematrix.catalog.catalog import Catalog
+    from collections.abc import Iterable, Sequence
 
-__all__ = ["catalog"]
+    from imagematrix.catalog.catalog import Catalog
+    from imagematrix.catalog.index import Entry
+    from imagematrix.registry import Manifest
+
+__all__ = ["catalog", "catalogs", "entry"]
+
+REQUESTS = 8  # at the same time
+IMAGES = tuple(kind for kind in MANIFESTS if kind not in (INDEX, DOCKER_LIST))
+CONFIGS = (
+    "application/vnd.oci.image.config.v1+json",
+    "application/vnd.docker.container.image.v1+json",
+)
 
 
 def catalog(name: str) -> Catalog:
     """Return the catalog of `name`, such as registry:5000/ml/training:v1.
 
-    Raises UnknownImageError where the registry has none, EngineError where it can't be reached or refuses,
-    UsageError where what it has is no catalog.
+    It has one variant where `name` is a variant's reference or digest. Raises UnknownImageError where the
+    registry has none, EngineError where it can't be reached or refuses, UsageError where what it has is no
+    catalog.
     """
     reference = Reference.parse(name)
     with Registry(reference.name) as registry:
         found = registry.manifest(reference.tag)
-    if found is None:
-        raise UnknownImageError(f"the registry {reference.registry} has no {name}")
-    return index.catalog(found.raw, reference)
+        if found is None:
+            message = f"the registry {reference.registry} has no {name}"
+            raise UnknownImageError(message, remedy=_remedy(reference, registry.tags()))
+        listed = _listed(found, name)
+        one = None if listed else entry(registry, reference.tag)
+    if listed:
+        return index.catalog(reference.name, reference.tag, listed)
+    if one and one.ours:
+        # Who names a variant leaves nothing open for defaults to decide.
+        return replace(index.catalog(reference.name, one.annotations[labels.VERSION], [one]), defaults=())
+    index.parse(found.raw, name)
+    raise UnknownImageError(f"{name} is an index without variants of imagematrix")
+
+
+def catalogs(name: str) -> list[Catalog]:
+    """Return the catalogs of all versions that the repository `name` has; raise EngineError."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    with Registry(name) as registry, ThreadPoolExecutor(max_workers=REQUESTS) as pool:
+        versions = _versions(registry.tags())
+        found = zip(versions, pool.map(registry.manifest, versions), strict=True)
+        listed = [(version, _listed(one, f"{name}:{version}")) for version, one in found if one]
+    return [index.catalog(name, version, entries) for version, entries in listed if entries]
+
+
+def _listed(found: Manifest, name: str) -> list[Entry]:
+    """Return the variants in a manifest: none where it is an image by itself, or an index of others."""
+    if found.media_type in IMAGES:
+        return []
+    return [one for one in index.parse(found.raw, name) if one.ours]
+
+
+def _versions(tags: Iterable[str]) -> list[str]:
+    """Return the tags that can be versions, which have no dash."""
+    return sorted((tag for tag in tags if "-" not in tag), key=natural)
+
+
+def _remedy(reference: Reference, tags: Sequence[str]) -> str:
+    """Return what may have been meant by a reference that a registry does not have."""
+    versions = _versions(tags)
+    if not tags:
+        return "is the name right? It has nothing of this name"
+    there = f"it has {', '.join(versions)}" if versions else "what was built is there, and not published yet"
+    return nearest(reference.tag, tags, likeness=SLIP) or there
+
+
+def entry(registry: Registry, tag: str) -> Entry | None:
+    """Return what an index says of the image with a tag or digest, read from the image.
+
+    Of an image with attestations it is the image. None where there is none, or something else: another index,
+    a signature. Raises UsageError where it is damaged.
+    """
+    manifest = registry.manifest(tag)
+    if manifest and manifest.media_type == INDEX:
+        attested = {one.attests for one in index.parse(manifest.raw, tag) if one.attests}
+        manifest = registry.manifest(attested.pop()) if len(attested) == 1 else None
+    if manifest is None or manifest.media_type in (INDEX, DOCKER_LIST):
+        return None
+    where = f"{registry.name}:{tag}"
+    fields = documents.Fields(documents.parse(manifest.raw, where), where)
+    config = fields.object_or_none("config")
+    if config is None or config.text_or_none("mediaType") not in CONFIGS:
+        return None
+    told = fields.named_texts("annotations")
+    if labels.VARIANT not in told:  # an engine with the classic image store pushed it
+        told = _configured(registry, config, where)
+    size = sum(layer.integer("size") for layer in fields.objects("layers"))
+    return index.Entry(
+        digest=manifest.digest,
+        size=len(manifest.raw),
+        media_type=manifest.media_type,
+        annotations={key: told[key] for key in labels.ANNOTATED if key in told} | {labels.SIZE: str(size)},
+        platform=index.platform(None),
+    )
+
+
+def _configured(registry: Registry, config: documents.Fields, where: str) -> dict[str, str]:
+    """Return the labels of an image, from its configuration."""
+    digest = config.text("digest")
+    if not DIGEST.fullmatch(digest):
+        raise config.fail("digest", f"{digest[:80]!r} is not a sha256 digest")
+    image = documents.Fields(documents.parse(registry.blob(digest), where), where)
+    inner = image.object_or_none("config")
+    return inner.named_texts("Labels") if inner else {}

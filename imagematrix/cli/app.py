@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import Annotated
 
 import typer
 
+from imagematrix.cli import completing
 from imagematrix.cli.options import resolved
 
 TYPE_CHECKING = False
@@ -41,6 +43,8 @@ COMMANDS = (
 def app(words: Sequence[str] = ()) -> typer.Typer:
     """Return the command line; where the first of `words` is a command, with that one alone.
 
+    The words may also be those of a line that a shell wants to complete.
+
     To load the others takes longer than many a command takes to answer.
     """
     found = typer.Typer(
@@ -51,7 +55,7 @@ def app(words: Sequence[str] = ()) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     found.callback()(_options)
-    asked = words[0] if words else None
+    asked = next(iter(words or completing.asked(os.environ)), None)
     for name in [asked] if asked in COMMANDS else COMMANDS:
         module = import_module(f"imagematrix.cli.{name}")
         found.command(name, **getattr(module, "SETTINGS", {}))(resolved(module.command))

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from imagematrix.cli.options import DurationsFiles, File, Json, Only, ShardOf
-from imagematrix.cli.output import answer, complain, counted, say
-from imagematrix.cli.planning import planned, sharding, workshop
+from imagematrix.cli.options import BuildArgs, DurationsFiles, File, Json, Only, Proxy, ShardOf
+from imagematrix.cli.output import answer, complain, counted, say, say_raw, show
+from imagematrix.cli.planning import locked, sharding, workshop
 from imagematrix.errors import UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from imagematrix.build.build import Result
     from imagematrix.build.outcome import Outcome
-    from imagematrix.errors import ImagematrixError
+    from imagematrix.build.plan import Plan
 
 __all__ = ["command"]
 
@@ -55,6 +58,20 @@ def command(
         bool,
         typer.Option("--verify-reproducible", help="Build everything twice, and fail where bytes differ."),
     ] = False,
+    secret: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="id=ID[,src=FILE|,env=NAME]", help="A secret that the matrix names by its id; repeatable."
+        ),
+    ] = None,
+    ssh: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ID[=SOCKET|KEY]", help="An SSH agent or key that the matrix names; repeatable."
+        ),
+    ] = None,
+    build_arg: BuildArgs = None,
+    proxy: Proxy = False,
     shard: ShardOf = None,
     durations: DurationsFiles = None,
     junit: Annotated[
@@ -63,29 +80,26 @@ def command(
     json: Json = False,
 ) -> None:
     """Build, audit and tag the images that are not there yet; print the references of the new ones."""
-    from imagematrix.build import lock
-    from imagematrix.build.build import build, failure, report
-    from imagematrix.build.outcome import parse
-    from imagematrix.cli import ci
+    from imagematrix.build.build import build, complete, failure
+    from imagematrix.build.given import parse
     from imagematrix.cli.progress import progress
 
     narrow = sharding(shard, durations)
+    given = parse(secret or (), ssh or (), build_arg or (), proxy=proxy)
     if junit:
         _write(junit, ())  # that it can't be written is better known before an hour of builds
-    with workshop(jobs, push=push, builders=builder or (), attest=attest or ()) as shop:
-        whole = planned(file, shop.against, only, push=push, frozen=frozen)
-        lock.extend(lock.beside(file), whole.bases)
-        plan = narrow(whole)
-        todo = plan.with_status("build", "adopt", *(["up-to-date"] if verify else []))
+    with workshop(jobs, push=push, builders=builder or (), attest=attest or (), given=given) as shop:
+        plan = narrow(locked(file, shop.against, only, push=push, frozen=frozen))
+        todo = plan.with_status("build", "adopt", "failed", *(["up-to-date"] if verify else []))
         if todo and not shop.reproducible:
             say("the engine has the classic image store: timestamps stay, and a second build differs in them")
         logs = file.parent / ".imagematrix" / "logs"
-        results: list[Result] = []
-        try:
-            # Where there is nothing to do, nobody waits for builders to be found.
-            if todo or plan.with_status("refused"):
-                with progress(todo) as reporter:
-                    results = build(
+        cause: BaseException | None = None
+        with progress(todo) as reporter:
+            try:
+                # Where there is nothing to do, nobody waits for builders to be found.
+                if todo or plan.with_status("refused"):
+                    build(
                         plan,
                         shop.builder,
                         shop.store,
@@ -95,26 +109,58 @@ def command(
                         fail_fast=fail_fast,
                         verify=verify,
                     )
-        except (KeyboardInterrupt, SystemExit):
-            say("stopped: what is built stays, and the next build goes on from here")
-            raise
-    document = report(plan, results)
-    if json:
-        answer(document)
-    else:
-        for result in results:
-            if result.status in ("built", "adopted"):
-                print(result.item.reference)
-    done = {id(result.item) for result in results}
-    _conclude(len(results), sum(id(item) not in done for item in plan.with_status("up-to-date")))
-    error = failure(results)
-    _explain(results, told=error)
-    outcomes = parse(document, "build").outcomes
-    ci.write_summary(outcomes)
-    if junit:
-        _write(junit, outcomes)
+            except BaseException as ended:  # noqa: BLE001 - however it ends, what became of it is told
+                cause = ended
+        with _undisturbed():
+            results = complete(todo, reporter.results)
+            error = cause or failure(results)
+            _tell(plan, results, error, json=json, junit=junit)
     if error:
         raise error
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Let no further interrupt come between what has to be said at the end."""
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _tell(
+    plan: Plan, results: Sequence[Result], error: BaseException | None, *, json: bool, junit: Path | None
+) -> None:
+    """Tell everybody what became of a build: who called it, who looks on, and the CI system.
+
+    None of them misses it because it can't be told to another.
+    """
+    from imagematrix.build.build import report
+    from imagematrix.build.outcome import parse
+    from imagematrix.cli import ci
+
+    document = report(plan, results)
+    outcomes = parse(document, "build").outcomes
+    with contextlib.ExitStack() as others:
+        if junit:
+            others.callback(_write, junit, outcomes)
+        others.callback(ci.write_summary, outcomes)
+        others.callback(_explain, results, told=error)
+        if isinstance(error, (KeyboardInterrupt, SystemExit)):
+            others.callback(say, "stopped: what is built stays, and the next build goes on from here")
+        elif error is None or any(result.status != "stopped" for result in results):
+            done = {id(result.item) for result in results}
+            up_to_date = sum(id(item) not in done for item in plan.with_status("up-to-date"))
+            others.callback(_conclude, len(results), up_to_date)
+        if json:
+            answer(document)
+        else:
+            for result in results:
+                if result.status in ("built", "adopted"):
+                    show(str(result.item.reference))
+        sys.stdout.flush()
 
 
 def _conclude(done: int, up_to_date: int) -> None:
@@ -134,7 +180,7 @@ def _write(path: Path, outcomes: Sequence[Outcome]) -> None:
         raise UsageError(f"{path}: {error.strerror}") from error
 
 
-def _explain(results: Sequence[Result], *, told: ImagematrixError | None) -> None:
+def _explain(results: Sequence[Result], *, told: BaseException | None) -> None:
     """Say of each cell that failed why, in the words of the CI system that runs this, if one does.
 
     The error `told` is that of them all, and is said last.
@@ -150,8 +196,8 @@ def _explain(results: Sequence[Result], *, told: ImagematrixError | None) -> Non
         if result.status != "failed" or error is None or error is told:
             continue
         if system:
-            text = said(result.log, "\n".join(filter(None, (str(error), error.remedy))))
-            say(ci.failed(system, name(result.item), headline(str(error)), text))
+            text = "\n".join(filter(None, (said(result.log, str(error)), error.remedy)))
+            say_raw(ci.failed(system, name(result.item), headline(str(error)), text))
             continue
         log = f" (log: {result.log})" if result.log else ""
         say(f"\n{name(result.item)}{log}")

@@ -20,14 +20,14 @@ def node_of(
     """Return the host, and which of its GPUs are wanted: `gpus`, or else what the environment names.
 
     The host is the one saved in `file`, or this one (or the captured tree `root`) as it is probed now. What
-    the environment says is about this machine and no other.
+    the environment says is about this machine and no other. Where it names GPUs, the host has no others.
     """
     host = _host_of(file, root, nvidia_smi)
-    if gpus is not None or any(given is not None for given in (file, root, nvidia_smi)):
+    if any(given is not None for given in (file, root, nvidia_smi)):
         return host, gpus
-    from imagematrix.select.visible import visible
+    from imagematrix.select.visible import within
 
-    return host, visible(host.gpus, os.environ)
+    return within(host, gpus)
 
 
 def _host_of(file: Path | None, root: Path | None, nvidia_smi: Path | None) -> Host:
@@ -46,18 +46,23 @@ def catalog_of(image: str, catalog: str | None) -> Catalog:
     An image whose name has a registry lives there, any other in the engine. `catalog` is a file, or else a
     reference in a registry. Raises UnknownImageError where it is about another image or version.
     """
-    from imagematrix.catalog.catalog import Catalog, split
+    from imagematrix.catalog.catalog import Catalog
 
     if catalog is None:
         return _where_it_lives(image)
     if not os.path.exists(catalog) and not catalog.endswith(".json"):  # noqa: PTH110 - pathlib is slow to load
         return Catalog.from_registry(catalog)
-    found = Catalog.load(catalog)
-    name, version = split(image)
-    if name != found.image or version not in (None, found.version):
+    whole = Catalog.load(catalog)
+    found = whole.named(image)
+    if found is None:
         from imagematrix.errors import UnknownImageError
+        from imagematrix.spelling import SLIP, nearest
 
-        raise UnknownImageError(f"{catalog} is the catalog of {found.image}:{found.version}, not of {image}")
+        name = f"{whole.image}:{whole.version}"
+        remedy = nearest(
+            image, [name, whole.image, *(one.reference for one in whole.variants)], likeness=SLIP
+        )
+        raise UnknownImageError(f"{catalog} is the catalog of {name}, not of {image}", remedy=remedy)
     return found
 
 
@@ -68,14 +73,19 @@ def _where_it_lives(image: str) -> Catalog:
     the engine may have no more than what this node pulled, and another choice would come of that.
     """
     from imagematrix.catalog.catalog import Catalog, names_registry
-    from imagematrix.errors import UnknownImageError
+    from imagematrix.errors import EngineError, UnknownImageError
 
     if not names_registry(image):
         return Catalog.from_engine(image)
     try:
         return Catalog.from_registry(image)
     except UnknownImageError as error:
-        import sys
+        unknown = error
+    try:
+        found = Catalog.from_engine(image)
+    except (EngineError, UnknownImageError):
+        raise unknown from None
+    from imagematrix.cli.output import say
 
-        print(f"imagematrix: {error}: choosing from the engine's images", file=sys.stderr)
-        return Catalog.from_engine(image)
+    say(f"imagematrix: {unknown}: choosing from the engine's images")
+    return found

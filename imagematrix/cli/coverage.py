@@ -10,8 +10,9 @@ from typing import Annotated
 import typer
 
 from imagematrix.cli.choosing import catalog_of
-from imagematrix.cli.options import AllowCpu, CatalogName, Gpus, Json
-from imagematrix.cli.output import answer, console, say, table
+from imagematrix.cli.completing import images
+from imagematrix.cli.options import AllowCpu, CatalogName, Gpus, Json, Where
+from imagematrix.cli.output import answer, console, table
 from imagematrix.errors import NothingFits, UsageError
 
 TYPE_CHECKING = False
@@ -33,12 +34,18 @@ Hosts = Annotated[
     list[Path],
     typer.Argument(
         metavar="HOST.json...",
-        help="Hosts saved by `probe --json`: files, folders of them, or - for one on each line of stdin.",
+        help="Hosts saved by `probe --json`: files, folders of them, .ndjson files with one on each line, "
+        "or - for one on each line of stdin.",
     ),
 ]
 ImageName = Annotated[
     str | None,
-    typer.Option("--image", metavar="IMAGE[:VERSION]", help="The image, where no catalog is given."),
+    typer.Option(
+        "--image",
+        metavar="IMAGE[:VERSION]",
+        help="The image, where no catalog is given.",
+        autocompletion=images,
+    ),
 ]
 Drivers = Annotated[
     list[str] | None,
@@ -52,6 +59,7 @@ def command(
     image: ImageName = None,
     catalog: CatalogName = None,
     gpus: Gpus = None,
+    where: Where = None,
     allow_cpu: AllowCpu = False,
     driver: Drivers = None,
     json: Json = False,
@@ -60,20 +68,25 @@ def command(
     """Show which hosts have an image, which images a fleet has no use for, what a driver would break."""
     from imagematrix.fleet.coverage import coverage
     from imagematrix.fleet.hosts import load
-    from imagematrix.fleet.upgrade import parse
+    from imagematrix.fleet.upgrade import parse as replaced
+    from imagematrix.select.question import parse
 
-    drivers = parse(driver or ())
+    drivers = replaced(driver or ())
     fleet = load(hosts, sys.stdin.buffer)
-    found = coverage(fleet, _catalog(image, catalog), gpus=gpus, allow_cpu=allow_cpu, drivers=drivers)
+    found = coverage(
+        fleet,
+        _catalog(image, catalog),
+        gpus=gpus,
+        allow_cpu=allow_cpu,
+        drivers=drivers,
+        where=parse(where or ()),
+    )
     if html is not None:
         _write(html, found)
     if json:
         answer(found.to_json())
     else:
         _print(found)
-    for upgrade in found.upgrades:
-        if not upgrade.hosts:
-            say(f"no host has driver {upgrade.old}")
     if not found.complete:
         raise typer.Exit(NothingFits.exit_code)
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from typing import Annotated
 
 import typer
 
 from imagematrix.cli.choosing import catalog_of
-from imagematrix.cli.options import HostFile, Json
+from imagematrix.cli.completing import images
+from imagematrix.cli.options import HostFile, Json, Where
 from imagematrix.cli.output import answer
-from imagematrix.errors import EngineError, ImagematrixError, NothingFits, ProbeError, UnknownImageError
+from imagematrix.errors import EngineError, ImagematrixError, ProbeError, UnknownImageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping, Sequence
 
     from imagematrix.doctor.checks import Finding
     from imagematrix.doctor.facts import ImageFacts
@@ -24,46 +24,56 @@ __all__ = ["command"]
 
 COLOURS = {"ok": "green", "warning": "yellow", "error": "red"}
 # Whose fault the first error is decides the exit code; all others are the host's.
-CODES: dict[str, type[ImagematrixError]] = {
-    "engine": EngineError,
-    "docker-command": EngineError,
-    "image": NothingFits,
-}
+CODES = {"engine": EngineError.exit_code, "docker-command": EngineError.exit_code}
 
 
 def command(
-    image: Annotated[str | None, typer.Argument(metavar="[IMAGE[:VERSION]]")] = None,
+    image: Annotated[str | None, typer.Argument(metavar="[IMAGE[:VERSION]]", autocompletion=images)] = None,
     host: HostFile = None,
+    where: Where = None,
     json: Json = False,
 ) -> None:
-    """Examine this node, and an image if one is named: what would stop a launch, and what cures it."""
+    """Examine this node, and an image if one is named: what would stop a launch, and what cures it.
+
+    Of a host saved in a file it is what the file says, and nothing about this machine.
+    """
     from imagematrix.doctor.checks import ERROR, examine, to_json
-    from imagematrix.doctor.facts import gather
+    from imagematrix.doctor.facts import gather, saved
     from imagematrix.probe.host import Host
     from imagematrix.probe.probe import assemble
     from imagematrix.probe.tree import Tree
+    from imagematrix.select.question import parse
     from imagematrix.use.survey import ask_nvml
 
-    live = ask_nvml()
-    node = Host.load(host) if host else assemble(Tree("/"), ask=(lambda: live) if live else None)
-    findings = examine(gather(node, live, _image(node, image) if image else None))
+    asked = parse(where or ())
+    if host:
+        node = Host.load(host)
+        named = _image(node, image, asked, live=False) if image else None
+        findings = examine(saved(node, named))
+    else:
+        live = ask_nvml()
+        node = assemble(Tree("/"), ask=(lambda: live) if live else None)
+        named = _image(node, image, asked, live=True) if image else None
+        findings = examine(gather(node, live, named))
     if json:
         answer(to_json(findings))
     else:
         _show(findings)
     for finding in findings:
         if finding.severity == ERROR:
-            raise typer.Exit(CODES.get(finding.check, ProbeError).exit_code)
+            codes = CODES | ({"image": named.code} if named else {})
+            raise typer.Exit(codes.get(finding.check, ProbeError.exit_code))
 
 
-def _image(host: Host, name: str) -> ImageFacts:
+def _image(host: Host, name: str, where: Mapping[str, Sequence[str]], *, live: bool) -> ImageFacts:
     from imagematrix.doctor.facts import ImageFacts
     from imagematrix.doctor.image import libcudas
     from imagematrix.select.select import select
-    from imagematrix.select.visible import visible
+    from imagematrix.select.visible import within
 
     try:
-        chosen = select(host, catalog_of(name, None), gpus=visible(host.gpus, os.environ))
+        node, wanted = within(host) if live else (host, None)
+        chosen = select(node, catalog_of(name, None), gpus=wanted, where=where)
         driver = chosen.variant.driver if chosen.variant else None
         try:
             found = libcudas(str(chosen.selected)) if driver else ()
@@ -72,7 +82,7 @@ def _image(host: Host, name: str) -> ImageFacts:
         mode = driver.mode if driver else None
         return ImageFacts(name=name, selected=chosen.selected, mode=mode, libcudas=found)
     except ImagematrixError as error:
-        return ImageFacts(name=name, error=str(error), remedy=error.remedy)
+        return ImageFacts(name=name, error=str(error), remedy=error.remedy, code=error.exit_code)
 
 
 def _show(findings: Iterable[Finding]) -> None:

@@ -9,9 +9,19 @@ from collections import Counter
 import typer
 
 from imagematrix.cli.choosing import catalog_of, node_of
-from imagematrix.cli.options import AllowCpu, CatalogName, Gpus, HostFile, Image, Json, NvidiaSmi, Root
+from imagematrix.cli.options import (
+    AllowCpu,
+    CatalogName,
+    Gpus,
+    HostFile,
+    Image,
+    Json,
+    NvidiaSmi,
+    Root,
+    Where,
+)
 from imagematrix.cli.output import answer, console
-from imagematrix.errors import NothingFits
+from imagematrix.errors import NothingFits, UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,20 +41,27 @@ def command(
     host: HostFile = None,
     catalog: CatalogName = None,
     gpus: Gpus = None,
+    where: Where = None,
     allow_cpu: AllowCpu = False,
     root: Root = None,
     nvidia_smi: NvidiaSmi = None,
     json: Json = False,
 ) -> None:
     """Show every variant with what the rules say: those that fit, best first, then the others."""
+    from imagematrix.select.question import parse
     from imagematrix.select.select import explain
 
     node, wanted = node_of(host, root, nvidia_smi, gpus)
-    found = explain(node, catalog_of(image, catalog), gpus=wanted, allow_cpu=allow_cpu)
+    found = explain(
+        node, catalog_of(image, catalog), gpus=wanted, allow_cpu=allow_cpu, where=parse(where or ())
+    )
     if json:
         answer(found.to_json())
     else:
         console(sys.stdout).print("\n".join(_lines(node, found)), markup=True, soft_wrap=True)
+    doubt = found.decision.doubt
+    if doubt:
+        raise UsageError(doubt[0], remedy=doubt[1])
     if found.selected is None:
         raise typer.Exit(NothingFits.exit_code)
 
@@ -52,14 +69,16 @@ def command(
 def _lines(host: Host, selection: Selection) -> Iterator[str]:
     from rich.markup import escape
 
-    yield from map(escape, _folded("", f"{selection.image}:{selection.version} on {_host(host, selection)}"))
-    fitting = [candidate for candidate in selection.candidates if candidate.fits]
+    name = f"{selection.image}:{selection.version}{selection.decision.question.words}"
+    yield from map(escape, _folded("", f"{name} on {_host(host, selection)}"))
+    candidates = selection.candidates  # worked out anew each time
+    fitting = [candidate for candidate in candidates if candidate.fits]
     yield f"\n[green]{len(fitting)} fit[/], best first" if fitting else "\n[red]nothing fits[/]"
     for candidate in fitting:
         chosen = " <- selected" if candidate.reference == selection.selected else ""
         yield escape(f"  {candidate.rank:>3}  {_short(candidate, selection)}{chosen}")
     groups: dict[tuple[tuple[str, str], ...], list[Candidate]] = {}
-    for candidate in selection.candidates:
+    for candidate in candidates:
         if not candidate.fits:
             groups.setdefault(tuple((rule.rule, rule.why) for rule in candidate.failing), []).append(
                 candidate

@@ -88,17 +88,19 @@ def _jobs(target: Target, file: Path, only: str | None, wanted: int | None) -> M
 def _bake(file: Path, only: str | None) -> Mapping[str, str]:
     from functools import partial
 
-    from imagematrix.build.backend import Sources
     from imagematrix.build.build import ordered
     from imagematrix.build.compiler import Compilers
+    from imagematrix.build.given import Given
     from imagematrix.export.bake import bake, name
 
-    with workshop(push=False) as shop:
+    with workshop(push=False, given=Given()) as shop:
         plan = planned(file, shop.against, only)
         refused = plan.with_status("refused")
         if refused:
             remedy = "see `imagematrix plan`, and raise the version in matrix.yaml"
             raise TagMovedError(f"a version would change in {counted(len(refused), 'cell')}", remedy=remedy)
+        for item in plan.with_status("failed"):
+            raise UsageError(f"{item.cell.id}: {item.why}")
         items = plan.with_status("build", "up-to-date")
         if not items:
             raise UsageError("no cell can be built: there is nothing to export")
@@ -108,7 +110,6 @@ def _bake(file: Path, only: str | None) -> Mapping[str, str]:
         for item in items:
             images = {base: where for base in item.bases if (where := pins[base])}
             images |= {need: f"target:{name(need)}" for need in item.needs}
-            image = item.cell.image
-            sources = Sources(context=image.context, platform=item.cell.platform, images=images)
+            sources = plan.given.sources(item.cell, item.cell.image.context, images)
             orders.append(ordered(item, sources, partial(compilers.flags, item, sources)))
         return bake(orders)

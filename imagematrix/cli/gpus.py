@@ -34,14 +34,15 @@ def command(host: HostFile = None, json: Json = False) -> None:
     node = Host.load(host) if host else assemble(Tree("/"), ask=(lambda: live) if live else None)
     containers, warnings = _containers()
     uses = joined(_leases(), survey(node.gpus, lambda: containers, lambda: live))
-    found = statuses(node.gpus, uses, live)
+    found = statuses(node.gpus, uses, live, known=not warnings)
     if json:
         answer(to_json(found, (*node.warnings, *warnings)))
     elif found:
         table(COLUMNS, [row for status in found for row in _rows(status)])
     else:
         print("this node has no GPU")
-    for warning in (*node.warnings, *warnings):
+    told = (f"what can't be used: {accelerator.label}" for accelerator in node.accelerators)
+    for warning in (*node.warnings, *told, *warnings):
         say(f"warning: {warning}")
 
 
@@ -56,12 +57,13 @@ def _containers() -> tuple[list[dict[str, Any]], list[str]]:
 
 
 def _leases() -> Uses:
+    from imagematrix import engine
     from imagematrix.use.locks import Locks, folder
     from imagematrix.use.survey import leases
 
     if not os.path.isdir(folder()):  # noqa: PTH112 - it takes a string
         return {}
-    with Locks(folder()) as locks:
+    with Locks(folder(), engine.group()) as locks:
         return leases(locks)
 
 
@@ -92,6 +94,8 @@ def _use(status: Status) -> tuple[str, str]:
         left = status.left_mib
         state = "used" if left is None else f"shared, {left} MiB left"
         return state, escape("\n".join(map(str, status.used_by)))
+    if status.free is None:
+        return "unknown", ""
     return ("free" if status.free else status.gpu.state), ""
 
 

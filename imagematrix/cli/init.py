@@ -10,12 +10,12 @@ import typer
 
 from imagematrix.cli.output import say
 from imagematrix.errors import UsageError
-from imagematrix.matrix.problems import nearest
+from imagematrix.spelling import nearest
 
 __all__ = ["command"]
 
 STARTER = Path(__file__).parent.parent / "starter"
-TEMPLATES = ("training", "llama.cpp", "pytorch", "tensorflow")
+TEMPLATES = ("training", "llama.cpp", "pytorch", "tensorflow", "cpu")
 MACROS = "macros.j2"
 
 
@@ -29,13 +29,16 @@ def command(
     if template not in TEMPLATES:
         remedy = nearest(template, TEMPLATES) or f"there are {', '.join(TEMPLATES)}"
         raise UsageError(f"no template {template!r} to start from", remedy=remedy)
-    for name in ("matrix.yaml", "templates"):
-        if (folder / name).exists():
-            raise UsageError(f"{folder / name} is there already", remedy="name an empty folder")
     try:
+        for name in ("matrix.yaml", "templates"):
+            if (folder / name).exists():
+                raise UsageError(f"{folder / name} is there already", remedy="name an empty folder")
         shutil.copytree(STARTER / "templates" / template, folder / "templates" / template)
         shutil.copyfile(STARTER / "templates" / MACROS, folder / "templates" / MACROS)
         shutil.copyfile(STARTER / f"{template}.yaml", folder / "matrix.yaml")
+    except shutil.Error as error:  # of several files: each with source, target and what was wrong
+        (_, target, why), *_ = error.args[0]
+        raise UsageError(f"{target}: {why}") from error
     except OSError as error:
         raise UsageError(f"{error.filename}: {error.strerror}") from error
     say(f"wrote {folder / 'matrix.yaml'} and {folder / 'templates'}")

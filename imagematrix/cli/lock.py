@@ -44,8 +44,7 @@ def command(
             return engine().newest(name) if upgrade else engine().resolve(name)
 
         bases = dict(plan(matrix, Against(resolve=resolve, locked={} if upgrade else known)).bases)
-    if bases != known:
-        lock.write(path, bases)
+    bases = lock.renew(path, known, bases)
     for name in sorted({*bases, *known}):
         if bases.get(name) != known.get(name):
             say(f"{name}: {known.get(name, 'new')} -> {bases.get(name, 'gone')}")

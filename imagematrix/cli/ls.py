@@ -5,14 +5,20 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
-from imagematrix.cli.options import Json
+from imagematrix.cli.completing import images
+from imagematrix.cli.options import Json, Where
 from imagematrix.cli.output import answer, table
-from imagematrix.errors import UnknownImageError
+from imagematrix.errors import UsageError
+from imagematrix.facts.versions import natural
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from imagematrix.catalog.catalog import Variant
+    from collections.abc import Sequence
+
+    from imagematrix.catalog.catalog import Catalog, Variant
+    from imagematrix.select import question
 
 __all__ = ["command"]
 
@@ -20,34 +26,81 @@ MEGABYTE = 1_000_000
 
 
 def command(
-    image: Annotated[str | None, typer.Argument(metavar="[IMAGE[:VERSION]]")] = None, json: Json = False
+    image: Annotated[str | None, typer.Argument(metavar="[IMAGE[:VERSION]]", autocompletion=images)] = None,
+    where: Where = None,
+    json: Json = False,
 ) -> None:
-    """List the variants that the engine holds, of all images or of one; or a registry's of IMAGE:VERSION."""
-    from imagematrix.catalog.catalog import split
-    from imagematrix.catalog.engine import catalogs
+    """List the variants that the engine holds, of all images or of one, or a registry's of IMAGE:VERSION.
+
+    Of an image in a registry without a version, list the versions.
+    """
+    from imagematrix.catalog.catalog import names_registry, split
     from imagematrix.cli.choosing import catalog_of
+    from imagematrix.select.question import parse
 
     name, version = split(image) if image else (None, None)
-    if image and version and "/" in image:
-        found = [catalog_of(image, None)]
-    else:
-        found = [item for item in catalogs(name) if version in (None, item.version)]
-    if image and not found:
-        raise UnknownImageError(f"the engine has no variant of {image}", remedy="see `imagematrix ls`")
+    versions = name is not None and version is None and names_registry(name)
+    there = [catalog_of(image, None)] if image and version else _several(name)
+    found = _asked(there, parse(where or ()))
     if json:
         # Of one version it is the Catalog document itself, as `--catalog` reads it.
         documents = [item.to_json() for item in found]
         answer(documents[0] if version else documents)
-        return
-    table(
-        ("reference", "cuda", "driver", "cubins", "march", "size"),
-        [_row(variant) for item in found for variant in item.variants],
-    )
+    elif versions:
+        table(("version", "variants", "platforms", "axes"), map(_version, found))
+    else:
+        variants = [variant for item in found for variant in item.variants]
+        own = sorted({axis for variant in variants for axis, _ in variant.axes})
+        rows = [_row(variant, own) for variant in variants]
+        table(("reference", "cuda", "driver", "cubins", "march", *own, "size"), rows)
 
 
-def _row(variant: Variant) -> tuple[str, ...]:
-    from rich.markup import escape
+def _several(name: str | None) -> list[Catalog]:
+    """Return the catalogs of all images of the engine, or of all versions of one, wherever it lives.
 
+    Raises UnknownImageError where there is none of that name.
+    """
+    from imagematrix.catalog import engine
+    from imagematrix.catalog.catalog import names_registry
+
+    if name is None or not names_registry(name):
+        found = engine.catalogs(name)
+    else:
+        from imagematrix.catalog import registry
+
+        # What was built and not published yet is in the engine only.
+        found = registry.catalogs(name) or engine.catalogs(name)
+    return found if found or name is None else [engine.catalog(name)]
+
+
+def _asked(catalogs: Sequence[Catalog], where: question.Where) -> list[Catalog]:
+    """Return what `where` leaves of some catalogs; raise UsageError where it means nothing in any of them."""
+    from imagematrix.select.question import narrowed
+
+    found, errors = [], []
+    for catalog in catalogs:
+        try:
+            found.append(narrowed(catalog, where))
+        except UsageError as error:
+            errors.append(error)
+    if errors and not found:
+        raise errors[0]
+    return found
+
+
+def _version(catalog: Catalog) -> tuple[str, ...]:
+    """Return the row of a version: how many variants it has, for which platforms, and its own axes."""
+    platforms = sorted({variant.platform for variant in catalog.variants})
+    own: dict[str, set[str]] = {}
+    for variant in catalog.variants:
+        for axis, value in variant.axes:
+            own.setdefault(axis, set()).add(value)
+    axes = [f"{axis} {'|'.join(sorted(these, key=natural))}" for axis, these in sorted(own.items())]
+    name = f"{catalog.image}:{catalog.version}"
+    return escape(name), str(len(catalog.variants)), escape(", ".join(platforms)), ", ".join(axes) or "-"
+
+
+def _row(variant: Variant, own: Sequence[str]) -> tuple[str, ...]:
     driver = variant.driver
     return (
         escape(variant.reference),
@@ -55,5 +108,6 @@ def _row(variant: Variant) -> tuple[str, ...]:
         "-" if driver is None else escape(driver.version or driver.mode),
         ", ".join(f"sm_{cubin}" for cubin in variant.cubins) or "-",
         escape(variant.march or "-"),
+        *(dict(variant.axes).get(axis, "-") for axis in own),
         f"{variant.size / MEGABYTE:.0f} MB" if variant.size is not None else "?",
     )

@@ -7,12 +7,15 @@ from typing import Annotated
 
 import typer
 
+from imagematrix.cli import completing
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = [
     "AllowCpu",
+    "BuildArgs",
     "CatalogName",
     "DurationsFiles",
     "File",
@@ -22,16 +25,23 @@ __all__ = [
     "Json",
     "NvidiaSmi",
     "Only",
+    "Proxy",
     "Root",
     "ShardOf",
+    "Where",
     "resolved",
 ]
 
-Image = Annotated[str, typer.Argument(metavar="IMAGE[:VERSION]")]
+Image = Annotated[str, typer.Argument(metavar="IMAGE[:VERSION]", autocompletion=completing.images)]
 File = Annotated[Path, typer.Option("--file", "-f", metavar="FILE", help="The matrix.")]
 Only = Annotated[
     str | None,
-    typer.Option("--only", metavar="EXPR", help="Only these cells, such as 'cuda=12.4,march=znver*'."),
+    typer.Option(
+        "--only",
+        metavar="EXPR",
+        help="Only these cells, such as 'cuda=12.4,march=znver*'.",
+        autocompletion=completing.only,
+    ),
 ]
 ShardOf = Annotated[
     str | None,
@@ -44,6 +54,16 @@ DurationsFiles = Annotated[
         metavar="FILE",
         help="Balance the shards by what an earlier `build --json` or `report --json` recorded; repeatable.",
     ),
+]
+BuildArgs = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--build-arg", metavar="NAME=VALUE", help="A build argument that the matrix names; repeatable."
+    ),
+]
+Proxy = Annotated[
+    bool,
+    typer.Option("--proxy", help="Give builds the proxies of the environment, which count by their names."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Answer as JSON.")]
 HostFile = Annotated[
@@ -71,6 +91,15 @@ Gpus = Annotated[
         "--gpus",
         metavar="SPEC",
         help="all, none, a number, indices (0,2), UUIDs or conditions (2,memory>=40G).",
+    ),
+]
+Where = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--where",
+        metavar="EXPR",
+        help="Only variants such as 'python=3.13', in the words of `plan --only`; repeatable.",
+        autocompletion=completing.where,
     ),
 ]
 AllowCpu = Annotated[

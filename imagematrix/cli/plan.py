@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from imagematrix.cli.options import DurationsFiles, File, Json, Only, ShardOf
+from imagematrix.cli.options import BuildArgs, DurationsFiles, File, Json, Only, Proxy, ShardOf
 from imagematrix.cli.output import answer, counted, say, table
 from imagematrix.cli.planning import compared, sharding
-from imagematrix.errors import TagMovedError
+from imagematrix.errors import TagMovedError, UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ COLOURS = {
     "adopt": "green",
     "up-to-date": "dim",
     "refused": "red",
+    "failed": "red",
     "excluded": "dim",
     "infeasible": "yellow",
 }
@@ -35,17 +36,23 @@ def command(
     push: Annotated[bool, typer.Option("--push", help="Compare with the registry, as build --push.")] = False,
     shard: ShardOf = None,
     durations: DurationsFiles = None,
+    build_arg: BuildArgs = None,
+    proxy: Proxy = False,
     json: Json = False,
 ) -> None:
     """Tell for each cell what a build would do: build, adopt, up-to-date, excluded or infeasible, and why."""
+    from imagematrix.build.given import parse
+
     narrow = sharding(shard, durations)
-    found = narrow(compared(file, only, push=push))
+    found = narrow(compared(file, only, push=push, given=parse(args=build_arg or (), proxy=proxy)))
     if json:
         answer(found.to_json())
     else:
         _print(found)
     if found.with_status("refused"):
         raise typer.Exit(TagMovedError.exit_code)
+    if found.with_status("failed"):
+        raise typer.Exit(UsageError.exit_code)
 
 
 def _print(plan: Plan) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 
 from imagematrix.cli.output import say
+from imagematrix.documents import natural
 from imagematrix.errors import EngineError, UsageError
 
 TYPE_CHECKING = False
@@ -16,13 +17,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from imagematrix.build.buildx import Buildx
+    from imagematrix.build.given import Given
     from imagematrix.build.local import Engine
     from imagematrix.build.plan import Against, Plan
     from imagematrix.build.pool import Pool
     from imagematrix.build.remote import Remote
     from imagematrix.matrix.matrix import Matrix
 
-__all__ = ["Workshop", "compared", "never_pushed", "planned", "sharding", "workshop"]
+__all__ = ["Workshop", "compared", "locked", "never_pushed", "planned", "sharding", "workshop"]
 
 
 class Workshop:
@@ -35,6 +37,7 @@ class Workshop:
         self,
         wanted: Sequence[tuple[str | None, int]],
         attest: Sequence[str],
+        given: Given | None,
         engine: Engine,
         remote: Remote | None,
         stack: ExitStack,
@@ -43,6 +46,7 @@ class Workshop:
         self.store = remote or engine
         self._wanted = wanted
         self._attest = attest
+        self._given = given
         self._engine = engine
         self._adopting = engine if remote else None
         self._stack = stack
@@ -64,19 +68,30 @@ class Workshop:
         from imagematrix.build.buildx import Buildx
 
         enter = self._stack.enter_context
-        return [(enter(Buildx(self._engine, name, self._attest)), jobs) for name, jobs in self._wanted]
+        proxy = bool(self._given and self._given.proxies)
+        return [
+            (enter(Buildx(self._engine, name, self._attest, proxy=proxy)), jobs)
+            for name, jobs in self._wanted
+        ]
 
     @property
     def against(self) -> Against:
         """What a matrix is planned against here."""
         from imagematrix.build.plan import Against
 
-        return Against(resolve=self._engine.resolve, store=self.store, engine=self._adopting)
+        return Against(
+            resolve=self._engine.resolve, store=self.store, engine=self._adopting, given=self._given
+        )
 
 
 @contextlib.contextmanager
 def workshop(
-    jobs: int = 1, *, push: bool, builders: Sequence[str] = (), attest: Sequence[str] = ()
+    jobs: int = 1,
+    *,
+    push: bool,
+    builders: Sequence[str] = (),
+    attest: Sequence[str] = (),
+    given: Given | None = None,
 ) -> Iterator[Workshop]:
     """Yield what images are made with: for the engine, or to be pushed; raise EngineError.
 
@@ -92,14 +107,15 @@ def workshop(
     with contextlib.ExitStack() as stack:
         engine = stack.enter_context(Engine())
         remote = stack.enter_context(Remote(engine)) if push else None
-        yield Workshop(wanted, attest, engine, remote, stack)
+        yield Workshop(wanted, attest, given, engine, remote, stack)
 
 
 def _places(text: str, jobs: int) -> tuple[str | None, int]:
     name, given, number = text.partition("=")
-    if not name or (given and not (number.isascii() and number.isdigit() and int(number))):
+    own = natural(number) if given else jobs
+    if not name or not own:
         raise UsageError(f"--builder {text}: expected NAME or NAME=JOBS", remedy="such as --builder big=8")
-    return name, int(number) if given else jobs
+    return name, own
 
 
 def planned(
@@ -109,32 +125,51 @@ def planned(
 
     Raises UsageError where `--only` is bad, or where an image that is to be pushed can't be.
     """
-    from imagematrix.build import lock
+    from imagematrix.build import context, lock
     from imagematrix.build.plan import plan
-    from imagematrix.matrix.conditions import ConditionError
+    from imagematrix.conditions import ConditionError
     from imagematrix.matrix.load import load
 
     matrix = load(file)
+    if against.given:
+        against.given.require_known(matrix.images)
     if push:
         _require_pushable(matrix)
-    locked = lock.read(lock.beside(file))
+    against = replace(
+        against,
+        locked=lock.read(lock.beside(file)),
+        frozen=frozen,
+        recorded=partial(context.recorded, file.parent / context.STATE),
+    )
     try:
-        return plan(matrix, replace(against, locked=locked, frozen=frozen), expression=only)
+        return plan(matrix, against, expression=only)
     except ConditionError as error:
         raise UsageError(f"--only: {error}") from error
 
 
-def compared(file: Path, only: str | None, *, push: bool = False) -> Plan:
+def locked(file: Path, against: Against, only: str | None, *, push: bool, frozen: bool) -> Plan:
+    """Return the plan as `planned` does, after the lock has got the base images that it lacked."""
+    from imagematrix.build import lock
+
+    while True:
+        plan = planned(file, against, only, push=push, frozen=frozen)
+        if lock.extend(
+            lock.beside(file), plan.bases
+        ):  # else another build has locked another digest meanwhile
+            return plan
+
+
+def compared(file: Path, only: str | None, *, push: bool = False, given: Given | None = None) -> Plan:
     """Return the plan against the engine or the registries; where no engine answers, against nothing."""
     from imagematrix.build.plan import Against
 
     with contextlib.ExitStack() as stack:
         try:
-            against = stack.enter_context(workshop(push=push)).against
+            against = stack.enter_context(workshop(push=push, given=given)).against
         except EngineError as error:
             # A plan is worth having where nothing can be built, on a laptop say.
             say(f"{error}: nothing is compared, every feasible cell is to be built")
-            against = Against()
+            against = Against(given=given)
         return planned(file, against, only, push=push)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from imagematrix.cli.options import Json, NvidiaSmi, Root
-from imagematrix.cli.output import answer, say
+from imagematrix.cli.output import answer, say, show
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ def command(root: Root = None, nvidia_smi: NvidiaSmi = None, json: Json = False)
     if json:
         answer(host.to_json())
     else:
-        print("\n".join(_lines(host)))
+        show("\n".join(_lines(host)))
     for warning in host.warnings:
         say(f"warning: {warning}")
 
@@ -35,6 +35,7 @@ def _lines(host: Host) -> list[str]:
         f"driver        {driver}",
         *[f"GPU {gpu.index:<10}{_gpu(gpu)}" for gpu in host.gpus],
         *([] if host.gpus else ["GPUs          none"]),
+        *[f"accelerator   {accelerator.label}" for accelerator in host.accelerators],
         f"device nodes  {' '.join(host.devices) or 'none'}",
     ]
 

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 
+from imagematrix.build.logs import plain
 from imagematrix.build.naming import naming
 from imagematrix.cli.output import console, say
 
@@ -15,11 +16,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from rich.console import Console, RenderableType
+    from rich.text import Text
 
-    from imagematrix.build.build import Reporter, Result
+    from imagematrix.build.build import Result
     from imagematrix.build.plan import Item
 
-__all__ = ["progress"]
+__all__ = ["Progress", "progress"]
 
 MARKS = {
     "built": "[green]built[/]",
@@ -32,10 +34,10 @@ MARKS = {
 
 
 @contextlib.contextmanager
-def progress(items: Sequence[Item]) -> Iterator[Reporter]:
+def progress(items: Sequence[Item]) -> Iterator[Progress]:
     """Yield what is to be told of a build of `items`."""
     name = naming(items)
-    if not (sys.stderr.isatty() and items):
+    if not (sys.stderr and sys.stderr.isatty() and items):
         yield _Lines(len(items), name)
         return
     from rich.live import Live
@@ -46,43 +48,50 @@ def progress(items: Sequence[Item]) -> Iterator[Reporter]:
         yield board
 
 
-def _summary(name: str, result: Result, number: int, total: int) -> tuple[str, str]:
-    return f"[{number}/{total}]", f"{name} {result.seconds:.1f} s"
-
-
-class _Lines:
-    """Says one line when an image begins and one when it is done."""
+class Progress:
+    """A Reporter that keeps the `results` of what is done, whatever may come between."""
 
     def __init__(self, total: int, name: Callable[[Item], str]) -> None:
+        self.results: list[Result] = []
         self._total = total
         self._name = name
-        self._done = 0
         self._lock = threading.Lock()
+
+    def started(self, item: Item) -> None:
+        """Take note that the build of `item` has begun."""
+
+    def step(self, item: Item, text: str) -> None:
+        """Take note of the instruction `item` is at."""
+
+    def finished(self, result: Result) -> None:
+        """Take note of a result."""
+        with self._lock:
+            self.results.append(result)
+            count = f"[{len(self.results)}/{self._total}]"
+            self._finished(result, count, f"{self._name(result.item)} {result.seconds:.1f} s")
+
+    def _finished(self, result: Result, count: str, text: str) -> None:
+        raise NotImplementedError
+
+
+class _Lines(Progress):
+    """Says one line when an image begins and one when it is done; the steps are in the log."""
 
     def started(self, item: Item) -> None:
         say(f"{'adopting' if item.status == 'adopt' else 'building'} {self._name(item)}")
 
-    def step(self, item: Item, text: str) -> None:
-        """Say nothing: the steps are in the log."""
-
-    def finished(self, result: Result) -> None:
-        with self._lock:
-            self._done += 1
-            count, text = _summary(self._name(result.item), result, self._done, self._total)
-            say(f"{count} {result.status} {text}")
+    def _finished(self, result: Result, count: str, text: str) -> None:
+        say(f"{count} {result.status} {text}")
 
 
-class _Board:
+class _Board(Progress):
     """Shows what runs with the step it is at, and above it what is done."""
 
     def __init__(self, total: int, name: Callable[[Item], str], screen: Console) -> None:
-        self._total = total
-        self._name = name
+        super().__init__(total, name)
         self._screen = screen
-        self._done = 0
         self._running: dict[str, str] = {}
         self._begin = time.monotonic()
-        self._lock = threading.Lock()
 
     def started(self, item: Item) -> None:
         with self._lock:
@@ -91,33 +100,37 @@ class _Board:
     def step(self, item: Item, text: str) -> None:
         with self._lock:
             if self._name(item) in self._running:
-                self._running[self._name(item)] = text
+                self._running[self._name(item)] = plain(text)
 
-    def finished(self, result: Result) -> None:
+    def _finished(self, result: Result, count: str, text: str) -> None:
         from rich.markup import escape
 
-        with self._lock:
-            self._done += 1
-            name = self._name(result.item)
-            self._running.pop(name, None)
-            count, text = _summary(name, result, self._done, self._total)
-            self._screen.print(f"{escape(count)} {MARKS[result.status]} {escape(text)}")
+        self._running.pop(self._name(result.item), None)
+        self._screen.print(f"{escape(count)} {MARKS[result.status]} {escape(text)}")
 
     def render(self) -> RenderableType:
-        from rich.markup import escape
-        from rich.table import Table
+        from rich.console import Group
+        from rich.text import Text
 
         with self._lock:
-            board = Table.grid(padding=(0, 2))
-            board.add_column(no_wrap=True)
-            board.add_column(no_wrap=True, overflow="ellipsis")
-            for name, text in self._running.items():
-                board.add_row(name, escape(text), style="dim")
-            board.add_row(f"{self._done} of {self._total} done{self._left()}", "")
-            return board
+            longest = max(map(len, self._running), default=0)
+            rows = [self._row(name, text, longest) for name, text in self._running.items()]
+            return Group(*rows, Text(f"{len(self.results)} of {self._total} done{self._left()}"))
+
+    def _row(self, name: str, text: str, longest: int) -> Text:
+        """Return a row whose name is whole, for only so it can be told from others; its step is cut off."""
+        from rich.text import Text
+
+        # A line that ends at the edge would be two as soon as the terminal echoes Ctrl-C behind it.
+        width = self._screen.width - 3
+        row = Text(f"{name:<{longest}}  {text}" if longest < width else name, style="dim")
+        if longest < width:
+            row.truncate(width, overflow="ellipsis")
+        return row
 
     def _left(self) -> str:
-        if not self._done:
+        done = len(self.results)
+        if not done:
             return ""
-        left = (time.monotonic() - self._begin) / self._done * (self._total - self._done)
+        left = (time.monotonic() - self._begin) / done * (self._total - done)
         return f", about {left:.0f} s left"

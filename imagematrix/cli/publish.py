@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from imagematrix.cli.options import Json
-from imagematrix.cli.output import answer, counted, say
+from imagematrix.cli.output import answer, counted, say, show
 from imagematrix.cli.planning import never_pushed
-from imagematrix.errors import EngineError, UsageError
+from imagematrix.errors import EngineError, TagMovedError, UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from imagematrix.build.plain import Plain
     from imagematrix.build.publish import Published
 
 __all__ = ["command"]
@@ -24,6 +28,19 @@ def command(
         list[str] | None,
         typer.Option("--alias", metavar="TAG", help="Let this tag stand for the version, such as latest."),
     ] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option(
+            "--file", "-f", metavar="FILE", help="The matrix, for its plain_pull; matrix.yaml if it is there."
+        ),
+    ] = None,
+    choose: Annotated[
+        list[str] | None,
+        typer.Option(metavar="REF", help="Of several images of one cell, take this one; repeatable."),
+    ] = None,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Take out what the registry lost and nobody has any more.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Push what the engine has and the registry lacks, and write the index of all variants.
@@ -35,21 +52,64 @@ def command(
     from imagematrix.registry import Registry
 
     image, version = split(name)
-    if version is None or "/" not in image:
+    if version is None or "/" not in image or "@" in name:
         remedy = "such as registry.example.com/ml/training:v1"
         raise UsageError(f"{name} is no image with a registry and a version", remedy=remedy)
-    _push(image, version)
+    named = _named(image, version, file)
+    chosen = {reference.removeprefix(f"{image}:") for reference in choose or ()}
+    _push(image, version, chosen)
     with Registry(image) as registry:
-        done = publish(registry, version, alias or ())
-    say(f"{name}: {counted(done.variants, 'variant')}, {done.new} new")
+        done = publish(registry, version, alias or (), named=named, chosen=chosen, repair=repair)
+    _say(name, done)
     if json:
         answer(_document(image, version, alias or [], done))
     else:
-        print(f"{name}@{done.digest}")
+        show(f"{name}@{done.digest}")
 
 
-def _push(image: str, version: str) -> None:
-    """Push what the engine has and the registry lacks; without an engine, as in a pipeline, nothing."""
+def _named(image: str, version: str, file: Path | None) -> dict[str, str]:
+    """Return the cells, by platform, that the matrix names for a plain pull of this version."""
+    from imagematrix.matrix.expand import expand, plain_pull
+    from imagematrix.matrix.load import load
+
+    path = file or Path("matrix.yaml")
+    if file is None and not path.exists():
+        return {}
+    matrix = load(path)
+    found = next((one for one in matrix.images if (one.name, one.version) == (image, version)), None)
+    if found:
+        return plain_pull(matrix, expand(matrix), found)
+    if file:
+        there = ", ".join(f"{one.name}:{one.version}" for one in matrix.images)
+        raise UsageError(f"{path} has no {image}:{version}", remedy=f"it has {there}")
+    return {}
+
+
+def _say(name: str, done: Published) -> None:
+    say(f"{name}: {counted(done.variants, 'variant')}, {done.new} new")
+    for reference in done.dropped:
+        say(f"the registry lost {reference}: it is taken out")
+    for tag in done.others:
+        say(f"{tag} is not in it: its cell is there, made of something else")
+    for one in done.plain:
+        say(_answered(one))
+
+
+def _answered(one: Plain) -> str:
+    """Say what a plain pull gets on a platform, and what that needs which not every machine has."""
+    if one.variant is None:
+        return f"{one.platform}: `docker pull` of it gets nothing: {one.why}"
+    needs = ", ".join(filter(None, [one.variant.cuda and f"CUDA {one.variant.cuda} and a GPU", *one.needs]))
+    beyond = f"it needs {needs}" if needs else "it runs on every CPU"
+    tag = one.variant.reference.rpartition(":")[2]
+    return f"{one.platform}: `docker pull` of it gets {tag} ({one.why}); {beyond}"
+
+
+def _push(image: str, version: str, chosen: Collection[str]) -> None:
+    """Push what the engine has and the registry lacks; without an engine, as in a pipeline, nothing.
+
+    Raises TagMovedError where the registry has a cell made of something else, which was not chosen.
+    """
     from imagematrix.build.local import Engine
     from imagematrix.build.remote import Remote
 
@@ -62,11 +122,19 @@ def _push(image: str, version: str) -> None:
         here = engine.present(image, version)
         if any(one.development for one in here):
             raise never_pushed(image, version)
-        there = {one.reference for one in remote.present(image, version)}
+        there = remote.present(image, version)
+        has = {one.reference for one in there if not one.lost}
         for one in here:
-            if one.reference not in there:
-                say(f"pushing {one.reference}")
-                remote.adopt(one.reference)
+            others = {other.reference for other in there if other.cell == one.cell} - {one.reference}
+            if one.reference in has or any(f"{image}:{tag}" in others for tag in chosen):
+                continue
+            if others:
+                raise TagMovedError(
+                    f"{one.reference} is in the engine, but the registry has {', '.join(sorted(others))}",
+                    remedy="raise the version, or give --choose with the one in the registry",
+                )
+            say(f"pushing {one.reference}")
+            remote.adopt(one.reference)
 
 
 def _document(image: str, version: str, aliases: list[str], done: Published) -> dict[str, object]:
@@ -78,4 +146,7 @@ def _document(image: str, version: str, aliases: list[str], done: Published) -> 
         "variants": done.variants,
         "new": done.new,
         "aliases": aliases,
+        "plain_pull": [one.to_json() for one in done.plain],
+        "dropped": list(done.dropped),
+        "others": list(done.others),
     }

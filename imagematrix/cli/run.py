@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from imagematrix.cli.completing import run_words
 from imagematrix.cli.output import console
 from imagematrix.launch.options import OWN
 
@@ -22,7 +23,9 @@ SETTINGS: dict[str, Any] = {
 
 def command(
     context: typer.Context,
-    words: Annotated[list[str] | None, typer.Argument(metavar="IMAGE[:VERSION] [COMMAND...]")] = None,  # noqa: ARG001
+    words: Annotated[  # noqa: ARG001
+        list[str] | None, typer.Argument(metavar="IMAGE[:VERSION] [COMMAND...]", autocompletion=run_words)
+    ] = None,
 ) -> None:
     """Run the variant that fits this node best, with the device nodes of its GPUs and nothing else.
 

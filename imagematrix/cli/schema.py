@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from imagematrix.errors import UsageError
-from imagematrix.matrix.problems import nearest
+from imagematrix.spelling import nearest
 
 __all__ = ["command"]
 

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 from imagematrix.cli.choosing import catalog_of, node_of
-from imagematrix.cli.output import answer
+from imagematrix.cli.output import answer, show
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from imagematrix.cli.options import AllowCpu, CatalogName, Gpus, HostFile, Image, Json, NvidiaSmi, Root
+    from imagematrix.cli.options import (
+        AllowCpu,
+        CatalogName,
+        Gpus,
+        HostFile,
+        Image,
+        Json,
+        NvidiaSmi,
+        Root,
+        Where,
+    )
 
 __all__ = ["command"]
 
@@ -17,6 +27,7 @@ def command(
     host: HostFile = None,
     catalog: CatalogName = None,
     gpus: Gpus = None,
+    where: Where = None,
     allow_cpu: AllowCpu = False,
     root: Root = None,
     nvidia_smi: NvidiaSmi = None,
@@ -24,11 +35,14 @@ def command(
 ) -> None:
     """Print the reference of the variant that fits this node best."""
     from imagematrix.errors import NothingFits
+    from imagematrix.select.question import parse
     from imagematrix.select.select import select
 
     try:
         node, wanted = node_of(host, root, nvidia_smi, gpus)
-        found = select(node, catalog_of(image, catalog), gpus=wanted, allow_cpu=allow_cpu)
+        found = select(
+            node, catalog_of(image, catalog), gpus=wanted, allow_cpu=allow_cpu, where=parse(where or ())
+        )
     except NothingFits as error:
         if json:
             answer(error.selection.to_json())
@@ -36,4 +50,4 @@ def command(
     if json:
         answer(found.to_json())
     else:
-        print(found.selected)
+        show(str(found.selected))

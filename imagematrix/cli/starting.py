@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from imagematrix.cli.choosing import catalog_of, node_of
-from imagematrix.cli.output import answer, say, warn
+from imagematrix.cli.output import answer, say, show, warn
 from imagematrix.errors import EngineError, UsageError
 from imagematrix.launch.options import JSON
 
@@ -35,11 +35,11 @@ def start(asked: Words, image: str) -> int:
     if asked.shown:
         _show(launch, asked)
         return 0
-    for doubt, remedy in found.doubts(chosen):
+    for doubt, remedy in found.doubts(chosen, launch):
         warn(doubt, remedy)
     with ExitStack() as stack:
-        if launch.gpus:
-            taken = stack.enter_context(found.claim(say))
+        if launch.gpus or found.passed:
+            taken = stack.enter_context(found.claim(launch, say))
             chosen, launch = found.on(taken)
             taken.pass_on()
         if asked.detached:
@@ -53,7 +53,7 @@ def _show(launch: Launch, asked: Words) -> None:
     if asked.shown == JSON:
         answer(launch.to_json(asked.docker))
     else:
-        print(shlex.join(docker_run(launch, asked.docker)))
+        show(shlex.join(docker_run(launch, asked.docker)))
 
 
 def _become(launch: Launch, asked: Words) -> None:
@@ -76,7 +76,7 @@ def _attend(launch: Launch, asked: Words, chosen: Selection) -> int:
     from imagematrix.launch.watch import Watch
 
     token = os.urandom(6).hex()
-    watch = Watch(f"{LAUNCH}={token}", time.time())
+    watch = Watch(f"{LAUNCH}={token}", time.time(), removed=asked.removed)
     measure = Measure(lambda: watch.container) if asked.measure and launch.gpus else None
 
     def meanwhile() -> None:

@@ -6,17 +6,26 @@ from pathlib import Path
 
 from imagematrix.cli.options import File
 from imagematrix.cli.output import counted, say
+from imagematrix.errors import UsageError
 
 __all__ = ["command"]
+
+SHOWN = 5  # cells that a message names before it says how many more
 
 
 def command(file: File = Path("matrix.yaml")) -> None:
     """Check a matrix: every error with file, line, column and a suggestion."""
+    from imagematrix.build.compiler import unanswered
     from imagematrix.build.plan import Against, plan
     from imagematrix.matrix.load import load
 
     # A plan without an engine also renders every cell, which finds what is wrong in the templates.
     found = plan(load(file), Against())
+    errors = unanswered(found.with_status("build"))
+    if errors:
+        more = [f"and {counted(len(errors) - SHOWN, 'cell')} more"] if len(errors) > SHOWN else []
+        lines = [f"{file}: {error}" for error in errors[:SHOWN]] + more
+        raise UsageError("\n".join(lines), remedy=errors[0].remedy)
     say(
         f"{file}: {counted(len(found.with_status('build')), 'cell')} to build, "
         f"{len(found.with_status('excluded'))} excluded, {len(found.with_status('infeasible'))} infeasible"

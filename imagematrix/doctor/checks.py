@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from imagematrix.doctor.facts import Facts
+    from imagematrix.doctor.kernel import Kernel
     from imagematrix.probe.host import Gpu
 
     Verdict = tuple[str, str, str | None]  # severity, what was seen, remedy
@@ -27,6 +28,14 @@ SCHEMA = "imagematrix.doctor/v1"
 OLDEST_ENGINE = (20, 10)  # from which on select and run work
 DRIVER_FILE = re.compile(r"/lib(cuda|nvidia-[a-z-]+|nvcuvid)\.so", re.ASCII)
 DRIVER_FOLDERS = ("/usr", "/usr/lib", "/usr/lib64", "/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu")
+
+OF_A_SAVED_HOST = frozenset({"module", "gpus", "accelerators", "device-nodes", "probe", "image"})
+XIDS = "https://docs.nvidia.com/deploy/xid-errors/"
+FABRIC_READY = 3
+FABRIC = {1: "not started", 2: "in progress"}  # nvmlGpuFabricState_t
+MODULE_KEY = (
+    "mokutil --import the key that the module is signed with, reboot and enrol it, then: modprobe nvidia"
+)
 
 OK, WARNING, ERROR = "ok", "warning", "error"
 
@@ -50,6 +59,7 @@ def examine(facts: Facts) -> tuple[Finding, ...]:
     return tuple(
         Finding(check=name, severity=severity, saw=saw, remedy=remedy)
         for name, check in CHECKS.items()
+        if facts.live or name in OF_A_SAVED_HOST
         for severity, saw, remedy in check(facts)
     )
 
@@ -81,11 +91,23 @@ def _module(facts: Facts) -> Seen:
     if driver:
         yield _ok(f"the kernel module is {driver.version}")
     elif gpus:
-        yield _error(
-            f"{len(gpus)} NVIDIA GPUs, and no kernel module of NVIDIA's is loaded", "modprobe nvidia"
-        )
-    else:
+        yield _error(*_unloaded(facts))
+    elif not facts.host.accelerators:
         yield _ok("no NVIDIA GPU and no kernel module: images for CPUs only")
+
+
+def _unloaded(facts: Facts) -> tuple[str, str]:
+    """Return why no module of NVIDIA's is loaded, and what loads one."""
+    kernel = facts.kernel
+    saw = f"{len(facts.host.gpus)} NVIDIA GPUs, and no kernel module of NVIDIA's is loaded"
+    if kernel.refused:
+        return f"{saw}: the kernel refused one: {kernel.refused}", MODULE_KEY
+    for other in sorted({*kernel.drivers.values()} - {"nvidia"}):
+        away = f"echo blacklist {other} > /etc/modprobe.d/{other}.conf; update-initramfs -u; reboot"
+        return f"{saw}: {other} has them", away
+    if kernel.secure_boot:
+        return f"{saw}; Secure Boot refuses one that is not signed", f"modprobe nvidia; or {MODULE_KEY}"
+    return saw, "modprobe nvidia"
 
 
 def _library(facts: Facts) -> Seen:
@@ -123,15 +145,74 @@ def _uvm(facts: Facts) -> Seen:
 
 def _states(facts: Facts) -> Seen:
     for gpu in facts.host.gpus:
-        if gpu.state != "ok" and facts.host.driver:
-            yield _error(f"{gpu.label} is in the state {gpu.state}", _cure(gpu))
+        if gpu.state == "vgpu":
+            yield _warning(
+                f"{gpu.label} is a vGPU, and images with a driver of their own do not fit it",
+                "build the image without a driver of its own (driver: host)",
+            )
+        elif gpu.state != "ok" and facts.host.driver:
+            yield _error(f"{gpu.label} is in the state {gpu.state}", _cure(gpu, facts.kernel))
+
+
+def _accelerators(facts: Facts) -> Seen:
+    for accelerator in facts.host.accelerators:
+        yield _warning(
+            f"an accelerator that images can't use, {accelerator.label}",
+            "imagematrix run --gpus none, to leave it idle",
+        )
 
 
 def _nodes(facts: Facts) -> Seen:
     for saw, remedy in facts.problems if facts.host.driver else ():
         yield _error(saw, remedy)
+    for path, remedy in facts.kernel.stale:
+        yield _error(
+            f"{path} has the number of another driver: an earlier load of NVIDIA's module left it",
+            f"rm {path}; {remedy}",
+        )
     if facts.host.driver and facts.host.gpus and not facts.problems:
-        yield _ok("the device nodes can be opened")
+        yield _ok(f"the device nodes {'can be opened' if facts.live else 'are there'}")
+
+
+def _fabric(facts: Facts) -> Seen:
+    # https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/
+    states = {gpu.index: gpu.fabric for gpu in (facts.nvml.gpus if facts.nvml else ())}
+    waiting = [f"GPU {index} ({FABRIC[state]})" for index, state in states.items() if state in FABRIC]
+    remedy = "systemctl enable --now nvidia-fabricmanager, of the driver's version"
+    count = len(facts.kernel.switches)
+    if waiting:
+        yield _error(
+            f"NVLink's fabric is not ready, and CUDA ends with error 802: {', '.join(waiting)}", remedy
+        )
+    elif count and facts.host.driver and facts.host.gpus and FABRIC_READY not in states.values():
+        if facts.kernel.fabric_manager:
+            yield _ok(f"{count} NVSwitches, and the fabric manager runs")
+        else:
+            yield _error(f"{count} NVSwitches, and no fabric manager: CUDA ends with error 802", remedy)
+
+
+def _xids(facts: Facts) -> Seen:
+    for (address, number), count in sorted(facts.kernel.xids.items()):
+        times = f", {count} times" if count > 1 else ""
+        yield _warning(f"the kernel's log has Xid {number} of the GPU at {address}{times}", f"see {XIDS}")
+
+
+def _security(facts: Facts) -> Seen:
+    for path in facts.kernel.denied:
+        yield _warning(
+            f"SELinux or AppArmor kept {path} from a process, as the kernel's log says",
+            "find the profile in the log (dmesg | grep -i denied), and allow it the device",
+        )
+    if facts.engine.selinux and facts.kernel.selinux and facts.host.gpus:
+        yield _error(
+            "the engine labels containers for SELinux, which keeps device nodes from them",
+            "setsebool -P container_use_devices 1",
+        )
+
+
+def _probe(facts: Facts) -> Seen:
+    for warning in () if facts.live else facts.host.warnings:
+        yield _warning(warning, "imagematrix doctor, on that node")
 
 
 def _persistence(facts: Facts) -> Seen:
@@ -242,15 +323,20 @@ def _mounts(facts: Facts) -> Seen:
                 )
 
 
-def _cure(gpu: Gpu) -> str:
+def _cure(gpu: Gpu, kernel: Kernel) -> str:
     address = gpu.pci_bus_id or str(gpu.index)
+    instances = kernel.uncomputed.get(-1 if gpu.minor is None else gpu.minor)
+    if gpu.state == "mig-empty" and instances:
+        return f"nvidia-smi mig -i {address} -gi {','.join(map(str, instances))} -cci"
     return {
         "lost": f"nvidia-smi --gpu-reset -i {address}, or reboot",
         "no-permission": f"chmod 0666 /dev/nvidia{gpu.minor}, or allow it to this user's group or cgroup",
-        "no-node": f"nvidia-modprobe -c {gpu.minor if gpu.minor is not None else gpu.index}",
+        "no-node": "nvidia-smi" if gpu.minor is None else f"nvidia-modprobe -c {gpu.minor}",
         "no-module": f"unbind it from its driver, then: echo {address} > /sys/bus/pci/drivers_probe",
         "excluded": "take it off NVreg_ExcludedGpus in /etc/modprobe.d, then reload the module",
-        "vgpu": "pass another GPU with --gpus: a vGPU needs the driver of its own release",
+        "failed": f"dmesg | grep -e RmInitAdapter; nvidia-smi --gpu-reset -i {address}, or reboot",
+        "unconfirmed": "install the package with libnvidia-ml.so.1 of this driver, such as libnvidia-ml1",
+        "vgpu-host": "pass another GPU with --gpus: this one is given out to virtual machines",
         "mig-empty": f"nvidia-smi mig -i {address} -cgi PROFILE -C, or: nvidia-smi -i {address} -mig 0",
     }.get(gpu.state, "nvidia-smi")
 
@@ -260,7 +346,12 @@ CHECKS: dict[str, Callable[[Facts], Seen]] = {
     "library": _library,
     "nvidia-uvm": _uvm,
     "gpus": _states,
+    "accelerators": _accelerators,
     "device-nodes": _nodes,
+    "fabric": _fabric,
+    "xid": _xids,
+    "security": _security,
+    "probe": _probe,
     "persistence": _persistence,
     "docker-command": _command,
     "engine": _engine,

@@ -5,23 +5,25 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from imagematrix import engine
-from imagematrix.errors import EngineError, ProbeError
+from imagematrix.doctor import kernel
+from imagematrix.doctor.kernel import Kernel
+from imagematrix.errors import EngineError, NothingFits, ProbeError
 from imagematrix.launch import devices
 from imagematrix.use import locks
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from typing import Any
 
     from imagematrix.probe.host import Host
     from imagematrix.probe.nvml import Nvml
 
-__all__ = ["EngineFacts", "Facts", "ImageFacts", "gather"]
+__all__ = ["EngineFacts", "Facts", "ImageFacts", "gather", "saved"]
 
 MODULES = "/proc/modules"
 
@@ -31,8 +33,8 @@ class EngineFacts:
     """The engine at `address`: its version, the name of its machine, and its running containers.
 
     `cgroup_driver` is what manages their cgroups, "systemd" or "cgroupfs". `podman` says that it is podman,
-    `devices` that docker's own command can pass devices to it. Where it does not answer, `error` says why and
-    `remedy` what to do, and the rest is empty.
+    `devices` that docker's own command can pass devices to it, `selinux` that it labels containers. Where it
+    does not answer, `error` says why and `remedy` what to do, and the rest is empty.
     """
 
     address: str = ""
@@ -41,6 +43,7 @@ class EngineFacts:
     cgroup_driver: str = ""
     podman: bool = False
     devices: bool = True
+    selinux: bool = False
     containers: tuple[Mapping[str, Any], ...] = ()
     error: str | None = None
     remedy: str | None = None
@@ -51,7 +54,7 @@ class ImageFacts:
     """The image that was named: what was selected, or `error` and `remedy` where nothing could be.
 
     `mode` is the driver mode of the selected variant; `libcudas` are the paths of all user-mode drivers in
-    it, None where the engine does not have it yet.
+    it, None where the engine does not have it yet. `code` is the exit code of what went wrong.
     """
 
     name: str
@@ -60,6 +63,7 @@ class ImageFacts:
     libcudas: tuple[str, ...] | None = ()
     error: str | None = None
     remedy: str | None = None
+    code: int = NothingFits.exit_code
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +73,8 @@ class Facts:
     `modules` are the loaded kernel modules, None where they are not known. `problems` are those of the device
     nodes that a launch with all GPUs passes, each with its remedy; `unlinked` those that have no link in
     /dev/char, each with what the link is to be called. `locks_error` says why GPUs could not be
-    kept from others.
+    kept from others. `kernel` is what the kernel tells besides. Of a saved host that is not this machine,
+    `live` is false, and there is nothing but the host and the image.
     """
 
     host: Host
@@ -84,6 +89,24 @@ class Facts:
     locks_error: str | None = None
     locks_remedy: str | None = None
     image: ImageFacts | None = None
+    kernel: Kernel = field(default_factory=Kernel)
+    live: bool = True
+
+
+def saved(host: Host, image: ImageFacts | None = None) -> Facts:
+    """Return the facts about a saved host: what it says of itself, and nothing about this machine."""
+    return Facts(
+        host=host,
+        nvml=None,
+        modules=None,
+        problems=_missing(host),
+        unlinked=(),
+        machine="",
+        docker=None,
+        engine=EngineFacts(),
+        image=image,
+        live=False,
+    )
 
 
 def gather(host: Host, nvml: Nvml | None, image: ImageFacts | None = None) -> Facts:
@@ -102,12 +125,13 @@ def gather(host: Host, nvml: Nvml | None, image: ImageFacts | None = None) -> Fa
         locks_error=str(locks_error) if locks_error else None,
         locks_remedy=locks_error.remedy if locks_error else None,
         image=image,
+        kernel=kernel.read(host),
     )
 
 
 def _locks_error() -> ProbeError | None:
     try:
-        with locks.Locks(locks.folder()):
+        with locks.Locks(locks.folder(), engine.group()):
             return None
     except ProbeError as error:
         return error
@@ -122,9 +146,20 @@ def _modules() -> frozenset[str] | None:
 
 
 def _problems(host: Host) -> tuple[tuple[str, str], ...]:
-    usable = tuple(gpu for gpu in host.gpus if gpu.state == "ok")
+    return _told(host, devices.check)
+
+
+def _missing(host: Host) -> tuple[tuple[str, str], ...]:
+    """Return the problems of nodes that a saved host does not have."""
+    return _told(host, lambda paths: devices.absent(path for path in paths if path not in host.devices))
+
+
+def _told(
+    host: Host, look: Callable[[Iterable[str]], tuple[devices.Problem, ...]]
+) -> tuple[tuple[str, str], ...]:
+    usable = tuple(gpu for gpu in host.gpus if gpu.usable)
     try:
-        found = devices.check(devices.nodes(host, usable))
+        found = look(devices.nodes(host, usable))
     except ProbeError as error:
         return ((str(error), error.remedy or ""),)
     return tuple((f"{problem.path} {problem.what}", problem.remedy) for problem in found)
@@ -152,6 +187,7 @@ def _engine() -> EngineFacts:
             cgroup_driver=str(told.get("CgroupDriver") or ""),
             podman=engine.is_podman(),
             devices=engine.tells_system(),
+            selinux=any("name=selinux" in str(one) for one in told.get("SecurityOptions") or ()),
             containers=tuple(engine.running()),
         )
     except EngineError as error:

@@ -44,7 +44,10 @@ def _target(order: Order) -> dict[str, object]:
         "tags": [_literal(order.reference)],
         "labels": {key: _literal(value) for key, value in sorted(order.labels.items())},
         "annotations": [f"{key}={_literal(value)}" for key, value in order.annotations.items()],
-        "args": {"SOURCE_DATE_EPOCH": identity.EPOCH},
+        "args": {"SOURCE_DATE_EPOCH": identity.EPOCH}
+        | {key: _literal(value) for key, value in order.sources.args.items()},
+        **({"secret": list(map(_literal, order.sources.secrets))} if order.sources.secrets else {}),
+        **({"ssh": list(map(_literal, order.sources.ssh))} if order.sources.ssh else {}),
         "attest": ["type=provenance,disabled=true"],
         **({"contexts": order.sources.contexts} if order.sources.contexts else {}),
     }

@@ -15,7 +15,7 @@ __all__ = ["load"]
 @cache
 def load(name: str) -> dict[str, Any]:
     """Return the table in the file `name`. It is read once and shared: callers never change it."""
-    directory = __file__.rpartition("/")[0]
-    with open(f"{directory}/{name}", "rb") as file:  # noqa: PTH123 - pathlib is slow to import
-        table: dict[str, Any] = json.load(file)
+    # The loader knows how to read where the package is a zip archive; importlib.resources is slow to import.
+    loader: Any = __spec__.loader
+    table: dict[str, Any] = json.loads(loader.get_data(f"{__file__.rpartition('/')[0]}/{name}"))
     return table

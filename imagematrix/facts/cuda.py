@@ -38,9 +38,9 @@ class Release(Record):
 
     `toolkit_driver` is the oldest Linux driver that NVIDIA lists for one of its updates, and `floor` the
     oldest for the whole family of its major. `branch` is the driver branch that brought the release.
-    `targets` are the cubins that its ptxas makes ("86", "90a"), `ptx_isa` is the newest PTX ISA version it
-    writes and reads, `max_gcc` and `max_clang` are the newest major versions that nvcc takes as its host
-    compiler.
+    `targets` are the cubins that its ptxas makes ("86", "90a"), none of a release that only drivers have.
+    `ptx_isa` is the newest PTX ISA version it writes and reads, `max_gcc` and `max_clang` are the newest
+    major versions that nvcc takes as its host compiler.
     """
 
     name: str
@@ -69,11 +69,14 @@ def release(name: str) -> Release | None:
 def driver_cuda(driver: str) -> str | None:
     """Return the newest CUDA release that `driver` brought.
 
-    It is that of the driver's branch, or of the newest known branch below it; None below them all.
+    It is that of the driver's branch, or of the newest known branch below it; None below them all. Early
+    drivers of a branch may come before its release: what counts is the oldest that NVIDIA lists for it. Of a
+    Tegra's driver it is not known.
     """
-    own = versions.branch(driver)
-    known = [(row.branch, name) for name, row in releases().items() if row.branch and row.branch <= own]
-    return max(known)[1] if known else None
+    if versions.is_tegra(driver):
+        return None
+    known = [name for name, row in releases().items() if _brings(driver, row)]
+    return known[-1] if known else None
 
 
 @lru_cache(maxsize=4096)
@@ -82,6 +85,8 @@ def driver_runs(cuda: str, driver: str, told: str | None = None) -> bool:
 
     `told` is the oldest driver for it as a matrix states it, which counts where no table has the release.
     """
+    if versions.is_tegra(driver):
+        return False
     brought = driver_cuda(driver)
     if brought is not None and versions.order(brought) >= versions.order(cuda):
         return True
@@ -100,6 +105,12 @@ def ptx_isa(driver: str) -> str | None:
     """Return the newest PTX ISA version that `driver` compiles, or None where its CUDA is not known."""
     brought = driver_cuda(driver)
     return None if brought is None else releases()[brought].ptx_isa
+
+
+def _brings(driver: str, row: Release) -> bool:
+    oldest = row.toolkit_driver or row.floor or "0"
+    branch = row.branch is not None and row.branch <= versions.branch(driver)
+    return branch and versions.order(oldest) <= versions.order(driver)
 
 
 def _floor(cuda: str) -> str | None:

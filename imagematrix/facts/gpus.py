@@ -1,18 +1,32 @@
-"""NVIDIA's GPU products: by PCI device id, and by the brand that NVML reports. Sources are in gpus.json."""
+"""NVIDIA's GPU products: which drivers support one, and which are data-centre parts.
+
+Sources are in gpus.json.
+"""
 
 from __future__ import annotations
 
 import re
+from functools import cache, lru_cache
 from types import MappingProxyType
 
-from imagematrix.facts import _data
+from imagematrix.facts import _data, versions
 from imagematrix.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["BRANDS", "DATA_CENTRE_BRANDS", "Product", "brand", "data_centre", "product"]
+__all__ = [
+    "BRANDS",
+    "DATA_CENTRE_BRANDS",
+    "Product",
+    "brand",
+    "data_centre",
+    "drives",
+    "is_vgpu",
+    "last_branch",
+    "product",
+]
 
 # nvmlBrandType_t of nvml.h
 BRANDS: Mapping[int, str] = MappingProxyType(
@@ -41,7 +55,10 @@ BRANDS: Mapping[int, str] = MappingProxyType(
 DATA_CENTRE_BRANDS = frozenset({"tesla", "nvidia"})
 # Words in the names of others, which may report the same.
 OTHER_NAMES = ("geforce", "titan", "nvs", "gb10")
-VGPU = r"-\d+[ABCQ]\b"  # the profile of a virtual GPU, as in "NVIDIA A40-8Q"
+# The type of a virtual GPU ends its name, as in "NVIDIA A40-8Q", "GRID T4-1B4", "NVIDIA A100-1-5CME"; the
+# letter is for workstations (Q), computing (C), desktops (B) and applications (A). Source: the Virtual GPU
+# Software User Guide, "Virtual GPU Types for Supported GPUs".
+VGPU = re.compile(r"-\d+([AQ]|B4?|C(ME)?)\b", re.ASCII)
 
 
 class Product(Record):
@@ -78,6 +95,28 @@ def product(pci_device_id: str) -> Product | None:
     return None
 
 
+@lru_cache(maxsize=1024)
+def last_branch(pci_device_id: str | None, compute: str | None) -> int | None:
+    """Return the last driver branch that supports a GPU; None where the newest does or nothing is known.
+
+    Of a device that no table has, it is that of all chips of its compute capability.
+    """
+    known = product(pci_device_id) if pci_device_id else None
+    return known.last_branch if known else _last_branches().get(compute)
+
+
+def drives(kind: str | None, compute: str | None) -> bool:
+    """Whether kernel modules of a kind ("open", "proprietary") drive GPUs of a compute capability.
+
+    What is not known of either does not speak against it.
+    """
+    bounds: dict[str, str] = _data.load("gpus.json")["kernel_modules"]
+    if compute is None or kind not in bounds:
+        return True
+    bound, own = versions.order(bounds[kind]), versions.order(compute)
+    return own >= bound if kind == "open" else own <= bound
+
+
 def brand(name: str | None) -> str | None:
     """Return a brand that NVML reports for a data-centre part of this name; None for any other name.
 
@@ -85,12 +124,18 @@ def brand(name: str | None) -> str | None:
     products: what it does not list is not proved to be one. Where a driver calls a Tesla "nvidia", it makes
     no difference: the lists in cuda-compat have both.
     """
-    words = re.split("[ /-]+", (name or "").removeprefix("NVIDIA "))
-    if name is None or re.search(VGPU, name):
+    if name is None or is_vgpu(name):
         return None
+    words = re.split("[ /-]+", name.removeprefix("NVIDIA "))
     if words[0] == "Tesla":
         return "tesla"
-    return "nvidia" if words[0] in _data.load("gpus.json")["data_centre"].split() else None
+    listed = (known.split() for known in _data.load("gpus.json")["data_centre"])
+    return "nvidia" if any(words[: len(known)] == known for known in listed) else None
+
+
+def is_vgpu(name: str | None) -> bool:
+    """Whether this is the name of a virtual GPU."""
+    return name is not None and VGPU.search(name) is not None
 
 
 def data_centre(brand: str | None, name: str | None) -> bool:
@@ -104,3 +149,14 @@ def data_centre(brand: str | None, name: str | None) -> bool:
     if brand is None or brand.lower() == "unknown":
         return "tesla" in words
     return brand.lower() in DATA_CENTRE_BRANDS
+
+
+@cache
+def _last_branches() -> dict[str | None, int | None]:
+    """Return the last branch for each compute capability: that of the chip which drivers support longest."""
+    found: dict[str | None, int | None] = {}
+    for row in _data.load("gpus.json")["chips"].values():
+        compute, last = row["compute"], row["last_branch"]
+        other = found.get(compute, last)
+        found[compute] = last and other and max(last, other)
+    return found

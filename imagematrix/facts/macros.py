@@ -12,7 +12,7 @@ and no host is taken for one that runs it.
 
 from __future__ import annotations
 
-__all__ = ["FLAGS", "flags", "unannounced"]
+__all__ = ["FLAGS", "flags", "signs_returns", "unannounced"]
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -217,9 +217,12 @@ def flags(text: str, arch: str) -> frozenset[str]:
     `text` is the output of `cc -march=M -dM -E -x c /dev/null`, `arch` is "x86_64" or "aarch64".
     """
     names = FLAGS[arch]
-    lines = (line.split(maxsplit=2) for line in text.splitlines())
-    defined = {words[1] for words in lines if len(words) > 1 and words[0] == "#define"}
-    return frozenset(flag for macro in defined & names.keys() for flag in names[macro].split())
+    return frozenset(flag for macro in _defined(text) & names.keys() for flag in names[macro].split())
+
+
+def signs_returns(text: str) -> bool:
+    """Whether a compiler on aarch64 signs return addresses (-mbranch-protection): see the ACLE."""
+    return "__ARM_FEATURE_PAC_DEFAULT" in _defined(text)
 
 
 def unannounced(march: str) -> frozenset[str]:
@@ -237,3 +240,8 @@ def unannounced(march: str) -> frozenset[str]:
     step = int(minor or 0) + (5 if major == "9" else 0)
     since = ((4, "ilrcpc"), (4, "uscat"), (8, "mops"), (9, "cssc"), (10, "faminmax"), (11, "cmpbr"))
     return frozenset(flag for first, flag in since if step >= first)
+
+
+def _defined(text: str) -> set[str]:
+    lines = (line.split(maxsplit=2) for line in text.splitlines())
+    return {words[1] for words in lines if len(words) > 1 and words[0] == "#define"}

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "IGNORED",
+    "SIGNING",
     "arch",
     "compilers",
     "flags_from_macros",
@@ -56,6 +57,10 @@ IGNORED: Mapping[str, frozenset[str]] = MappingProxyType(
         "aarch64": frozenset(["bti", "mte", "paca", "pacg", "rng"]),
     }
 )
+
+# What code needs that signs return addresses where the architecture has instructions for that. Of one without
+# them, it signs by what is a hint to older CPUs.
+SIGNING = frozenset(["paca", "pacg"])
 
 # The levels of the x86-64 psABI, each with what it adds, without the flags that compilers have no macro for
 # (cmov, cx8, fpu, and osxsave, which a kernel that shows avx has turned on).
@@ -121,12 +126,17 @@ def required(march: str, compiler: str) -> frozenset[str] | None:
 def flags_from_macros(text: str, arch: str, march: str = "") -> frozenset[str]:
     """Return the flags that code needs whose compiler has these predefined macros, less `IGNORED`.
 
+    `SIGNING` is needed where return addresses are signed and the march has pointer authentication.
+
     `text` is the output of `cc -march=M -dM -E -x c /dev/null`, `arch` is "x86_64" or "aarch64". `march` is
     the M, which on aarch64 tells of instructions that no macro announces.
     """
     from imagematrix.facts import macros
 
-    return (macros.flags(text, arch) | macros.unannounced(march)) - IGNORED[arch]
+    told = macros.flags(text, arch) | macros.unannounced(march)
+    # gcc has a macro for pointer authentication from 13 on and clang from 16; both used it before.
+    signed = macros.signs_returns(text) and not SIGNING.isdisjoint(told | _by_any_compiler(arch, march))
+    return told - IGNORED[arch] | (SIGNING if signed else frozenset())
 
 
 def level(flags: AbstractSet[str]) -> str | None:
@@ -173,3 +183,8 @@ def option(march: str, arch: str) -> str:
     """Return the compiler option that selects `march` of `arch`: cores have their own on aarch64."""
     core = arch == "aarch64" and not march.startswith("armv")
     return f"-mcpu={march}" if core else f"-march={march}"
+
+
+def _by_any_compiler(arch: str, march: str) -> frozenset[str]:
+    sets: dict[str, str] = _data.load("marches.json")[arch].get(march, {})
+    return frozenset(" ".join(sets.values()).split())

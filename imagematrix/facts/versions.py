@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-__all__ = ["branch", "order"]
+import re
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+__all__ = ["branch", "is_tegra", "natural", "order"]
+
+# Tegra's board support numbers its drivers by its own releases: 35.4.1 (JetPack 5), 540.4.0 (6), 580.00 (7).
+# Those of computers are such as 384.81, 550.163.01 and 580.65.06.
+TEGRA = re.compile(r"\d{1,2}(\.\d+)+|\d{3}\.\d\.\d|\d{3}\.00", re.ASCII)
 
 
 def order(version: str) -> tuple[int, ...]:
@@ -13,6 +23,17 @@ def order(version: str) -> tuple[int, ...]:
     return tuple(map(int, version.split(".")))
 
 
+def is_tegra(driver: str) -> bool:
+    """Whether this is the number of a Tegra's driver: its CUDA is that of its JetPack, not of its branch."""
+    return TEGRA.fullmatch(driver) is not None
+
+
 def branch(driver: str) -> int:
     """Return the branch of a driver version: 550 of "550.163.01"."""
     return int(driver.partition(".")[0])
+
+
+def natural(word: str) -> tuple[Any, ...]:
+    """Return what sorts words as a person would: by the numbers in them, "3.9" before "3.10"."""
+    parts = re.split(r"0*([0-9]+)", word)
+    return tuple((len(part), part) if place % 2 else part for place, part in enumerate(parts))

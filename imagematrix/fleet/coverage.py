@@ -9,6 +9,7 @@ from imagematrix.fleet.cover import bits, cover
 from imagematrix.fleet.kinds import Judge, Kind
 from imagematrix.fleet.unserved import Unserved, gather
 from imagematrix.fleet.upgrade import Upgrade, upgrade
+from imagematrix.select.index import differing
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
     from imagematrix.catalog.catalog import Catalog
     from imagematrix.probe.host import Host
+    from imagematrix.select.question import Where
 
 __all__ = ["SCHEMA", "Coverage", "Service", "Smallest", "Unserved", "Upgrade", "coverage"]
 
@@ -130,19 +132,22 @@ def coverage(
     gpus: str | None = None,
     allow_cpu: bool = False,
     drivers: Mapping[str, str] | None = None,
+    where: Where | None = None,
 ) -> Coverage:
     """Return what `catalog` is for the fleet of `hosts`, which are given by their names.
 
-    `gpus` and `allow_cpu` are as for `select`. `drivers` has for drivers of the fleet those that shall take
-    their place. What is decided is decided once for each kind of hardware.
+    `gpus`, `allow_cpu` and `where` are as for `select`. `drivers` has for drivers of the fleet those that
+    shall take their place. What is decided is decided once for each kind of hardware. Raises UsageError where
+    the question leaves an axis of the image's own open, so that the fleet would get a mix of its values.
     """
     if not hosts:
         raise UsageError("there is no host to judge")
-    judge = Judge(catalog, gpus=gpus, allow_cpu=allow_cpu)
+    judge = Judge(catalog, gpus=gpus, allow_cpu=allow_cpu, where=where)
     kinds = judge.kinds(hosts)
-    variants = _services(kinds, catalog, len(hosts))
+    _require_one_kind(kinds)
+    variants = _services(kinds, judge.catalog, len(hosts))
     return Coverage(
-        catalog=catalog,
+        catalog=judge.catalog,
         hosts=len(hosts),
         kinds=kinds,
         unserved=gather((judge.miss(kind.answer), kind.hosts) for kind in kinds if kind.selected is None),
@@ -150,6 +155,23 @@ def coverage(
         smallest=_smallest({kind.fits for kind in kinds if kind.fits}, variants),
         upgrades=tuple(upgrade(kinds, judge, old, new) for old, new in sorted((drivers or {}).items())),
     )
+
+
+def _require_one_kind(kinds: Iterable[Kind]) -> None:
+    """Raise UsageError where hosts would get variants that differ in an axis of the image's own."""
+    chosen = []
+    for kind in kinds:
+        if isinstance(kind.answer, UsageError):
+            continue
+        doubt = kind.answer.decision.doubt
+        if doubt:
+            raise UsageError(f"{kind.hosts[0]}: {doubt[0]}", remedy=doubt[1])
+        chosen += [kind.answer.variant] if kind.answer.variant else []
+    for axis, values in differing(chosen).items():
+        raise UsageError(
+            f"the fleet would get a mix of {axis} ({', '.join(value or 'not told' for value in values)})",
+            remedy=f"say which, such as --where {axis}={values[-1]}",
+        )
 
 
 def _services(kinds: Iterable[Kind], catalog: Catalog, total: int) -> tuple[Service, ...]:

@@ -2,42 +2,41 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 from functools import partial
 from pathlib import Path
 
 from imagematrix import documents
 from imagematrix.errors import UsageError
 from imagematrix.probe.host import Host
-from imagematrix.record import replace
+from imagematrix.probe.many import ADVICE, Reader, joined, lines
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from typing import BinaryIO
 
-    from imagematrix.probe.host import Cpu
-
 __all__ = ["STREAM", "load"]
 
 STREAM = Path("-")
 STREAM_NAME = "stdin"
 SUFFIX = ".json"
-SHOWN = 20  # hosts that can't be read which are named before how many more there are
-ADVICE = "send one host on each line, as `jq -c . FILE...` writes them, or a JSON list of hosts"
+OF_LINES = (".ndjson", ".jsonl")  # the ends of files with a host on each line
 
 
 def load(paths: Iterable[Path], stream: BinaryIO) -> dict[str, Host]:
     """Return the saved hosts that `paths` name, by their names.
 
-    A path is a file, a folder with files that end in .json, or "-" for `stream`: one host on each line, or a
-    JSON list of hosts. A file's host has the path without .json as its name, one of the stream is "stdin:N",
-    N being its line or its place in the list. A file that is named twice counts once. Raises UsageError that
-    tells of every host which can't be read.
+    A path is a file, a folder with such files, or "-" for `stream`, which has one host on each line or a JSON
+    list of them. A file that ends in .ndjson or .jsonl has one on each line, any other is one host. Its name
+    is the path without .json, and NAME:N of one that is in line or place N. A file that is named twice counts
+    once. Raises UsageError that tells of every host which can't be read.
     """
     found: dict[str, Host] = {}
     errors: list[UsageError] = []
-    cpus: dict[Cpu, Cpu] = {}
-    for name, read in _sources(paths, stream):
+    reader = Reader()
+    for name, read in _sources(paths, stream, reader):
         try:
             host = read()
         except UsageError as error:
@@ -45,73 +44,70 @@ def load(paths: Iterable[Path], stream: BinaryIO) -> dict[str, Host]:
             continue
         if name in found:
             errors.append(UsageError(f"there are two hosts called {name}"))
-        # A fleet has few kinds of CPU, and their flags are most of what a host takes in memory.
-        found[name] = replace(host, cpu=cpus.setdefault(host.cpu, host.cpu))
+        found[name] = host
     if errors:
-        raise _joined(errors)
+        raise joined(errors)
     return found
 
 
-def _sources(paths: Iterable[Path], stream: BinaryIO) -> Iterator[tuple[str, Callable[[], Host]]]:
+def _sources(
+    paths: Iterable[Path], stream: BinaryIO, reader: Reader
+) -> Iterator[tuple[str, Callable[[], Host]]]:
     """Yield for each host its name and what reads it."""
     seen: set[Path] = set()
     for path in paths:
         if path == STREAM:
-            yield from _streamed(stream)
+            yield from _streamed(stream, STREAM_NAME, reader)
             continue
         for file in _files(path):
-            if file.absolute() not in seen:
-                seen.add(file.absolute())
-                yield str(file).removesuffix(SUFFIX), partial(Host.load, file)
+            if file.absolute() in seen:
+                continue
+            seen.add(file.absolute())
+            if file.suffix in OF_LINES:
+                with _opened(file) as opened:
+                    yield from _streamed(opened, str(file), reader)
+            else:
+                yield str(file).removesuffix(SUFFIX), partial(_saved, file, reader)
 
 
 def _files(path: Path) -> list[Path]:
-    if not path.is_dir():
+    if not os.path.isdir(path):  # noqa: PTH112 - pathlib raises for a name that is too long
         return [path]
-    files = sorted(path.glob(f"*{SUFFIX}"))
+    files = sorted(file for file in path.iterdir() if file.suffix in (SUFFIX, *OF_LINES))
     if not files:
         raise UsageError(f"{path}: there is no file *{SUFFIX} in this folder")
     return files
 
 
-def _streamed(stream: BinaryIO) -> Iterator[tuple[str, Callable[[], Host]]]:
-    for number, line in enumerate(iter(partial(stream.readline, documents.LIMIT + 1), b""), 1):
-        if len(line) > documents.LIMIT:
-            raise _too_long(f"{STREAM_NAME}:{number}")
-        if number == 1 and line.lstrip().startswith(b"["):
-            yield from _listed(line + stream.read(documents.LIMIT))
-            return
-        if line.strip():
-            name = f"{STREAM_NAME}:{number}"
-            yield name, partial(_line, line, name)
-
-
-def _listed(raw: bytes) -> Iterator[tuple[str, Callable[[], Host]]]:
-    if len(raw) > documents.LIMIT:
-        raise _too_long(STREAM_NAME)
-    items = documents.parse(raw, STREAM_NAME)
-    for number, item in enumerate(items if isinstance(items, list) else (), 1):
-        name = f"{STREAM_NAME}:{number}"
-        yield name, partial(Host.from_json, item, name)
-
-
-def _line(raw: bytes, name: str) -> Host:
+def _opened(file: Path) -> BinaryIO:
     try:
-        data = documents.parse(raw, name)
-    except UsageError as error:
-        raise UsageError(str(error), remedy=ADVICE) from error
-    return Host.from_json(data, name)
+        return file.open("rb")
+    except OSError as error:
+        raise UsageError(f"{file}: {error.strerror}") from error
 
 
-def _too_long(where: str) -> UsageError:
-    return UsageError(f"{where}: longer than {documents.LIMIT // 2**20} MiB", remedy=ADVICE)
+def _saved(file: Path, reader: Reader) -> Host:
+    return reader.share(Host.load(file))
 
 
-def _joined(errors: list[UsageError]) -> UsageError:
-    """Return one error for all; each keeps a line of its own."""
-    if len(errors) == 1:
-        return errors[0]
-    lines = [f"{len(errors)} hosts can't be read:", *map(str, errors[:SHOWN])]
-    if len(errors) > SHOWN:
-        lines.append(f"and {len(errors) - SHOWN} more")
-    return UsageError("\n  ".join(lines), remedy=next((one.remedy for one in errors if one.remedy), None))
+def _streamed(stream: BinaryIO, name: str, reader: Reader) -> Iterator[tuple[str, Callable[[], Host]]]:
+    found = lines(stream, name)
+    first = next(found, None)
+    if first and first[1].lstrip().startswith(b"["):
+        yield from _listed(first[1] + stream.read(documents.LIMIT), name, reader)
+        return
+    for where, raw in itertools.chain([first] if first else [], found):
+        yield where, partial(reader.read, raw, where)
+
+
+def _listed(raw: bytes, name: str, reader: Reader) -> Iterator[tuple[str, Callable[[], Host]]]:
+    if len(raw) > documents.LIMIT:
+        raise UsageError(f"{name}: longer than {documents.LIMIT // 2**20} MiB", remedy=ADVICE)
+    items = documents.parse(raw, name)
+    for number, item in enumerate(items if isinstance(items, list) else (), 1):
+        where = f"{name}:{number}"
+        yield where, partial(_item, item, where, reader)
+
+
+def _item(item: object, where: str, reader: Reader) -> Host:
+    return reader.share(Host.from_json(item, where))

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 from imagematrix.errors import UsageError
 from imagematrix.fleet.unserved import Miss
-from imagematrix.select.gpus import choose
-from imagematrix.select.index import Index
+from imagematrix.select.gpus import NONE, choose
 from imagematrix.select.node import Node, hardware, kinds
-from imagematrix.select.order import order
+from imagematrix.select.question import asked
 from imagematrix.select.rules import results
 from imagematrix.select.select import Selector
 
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
 
     from imagematrix.catalog.catalog import Catalog
     from imagematrix.probe.host import Gpu, Host
+    from imagematrix.select.question import Where
     from imagematrix.select.selection import Selection
 
 __all__ = ["Judge", "Kind"]
@@ -47,7 +47,8 @@ class Kind:
     def gpus(self) -> str:
         """The hosts' GPUs in words."""
         counts = Counter(_gpu(gpu) for gpu in self.sample.gpus)
-        return ", ".join(f"{count} x {gpu}" for gpu, count in counts.items()) or "no GPU"
+        others = [accelerator.where for accelerator in self.sample.accelerators]
+        return ", ".join([*(f"{count} x {gpu}" for gpu, count in counts.items()), *others]) or "no GPU"
 
     @property
     def driver(self) -> str:
@@ -66,15 +67,26 @@ class Kind:
 
 
 class Judge:
-    """Says what one catalog has for hosts of which the same GPUs are passed."""
+    """Says what one catalog has for hosts of which the same GPUs are passed.
 
-    def __init__(self, catalog: Catalog, *, gpus: str | None = None, allow_cpu: bool = False) -> None:
-        self._selector = Selector(catalog)
-        self._index = Index(catalog.variants, order(catalog.prefer))
-        self._references = sorted(variant.reference for variant in catalog.variants)
+    `catalog` has those of its variants that are asked for.
+    """
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        *,
+        gpus: str | None = None,
+        allow_cpu: bool = False,
+        where: Where | None = None,
+    ) -> None:
+        self._selector = Selector(catalog, asked(where))
+        self.catalog = self._selector.question.catalog
+        self._index = self._selector.question.index
+        self._references = sorted(variant.reference for variant in self.catalog.variants)
         self._sets: dict[int, frozenset[str]] = {}
         self._gpus = gpus
-        self._allow_cpu = allow_cpu
+        self._allow_cpu = allow_cpu or gpus == NONE
 
     def kinds(self, hosts: Mapping[str, Host]) -> tuple[Kind, ...]:
         """Return the kinds of hardware among `hosts`, in the order of their first hosts' names."""
@@ -94,12 +106,13 @@ class Judge:
         """Return why nothing fits the host of `answer`."""
         if isinstance(answer, UsageError):
             return Miss(nearest=None, why=str(answer), fix=answer.remedy)
-        why, fix = answer.decision.refusal
-        if not self._references:
+        doubt = answer.decision.doubt
+        why, fix = doubt or answer.decision.refusal
+        if doubt or not self._references:
             return Miss(nearest=None, why=why, fix=fix)
         # What the answer's candidates begin with, without the reasons of all the others.
         sample = self._node(answer, kinds(answer.chosen_gpus))
-        nearest = self._index.best(sample, self._index.nearest(sample))
+        nearest = self._index.nearest(sample)
         told = results(self._node(answer, answer.chosen_gpus), nearest)
         failing = tuple(result for result in told if not result.ok)
         return Miss(nearest=nearest.reference, why=why, fix=fix, rules=failing)
@@ -119,8 +132,8 @@ class Judge:
         try:
             gpus = choose(host, self._gpus)
         except UsageError as error:
-            return str(error), error.remedy, _products(host.gpus), host.driver and host.driver.version
-        return hardware(host, gpus, allow_cpu=self._allow_cpu), _products(gpus)
+            return str(error), error.remedy, host.driver and host.driver.version
+        return hardware(host, gpus, allow_cpu=self._allow_cpu)
 
     def _named(self, some: int) -> frozenset[str]:
         """Return the references of a set of the index; the same object for the same set."""
@@ -129,11 +142,6 @@ class Judge:
             found = frozenset(name for number, name in enumerate(self._references) if some >> number & 1)
             self._sets[some] = found
         return found
-
-
-def _products(gpus: tuple[Gpu, ...]) -> tuple[str | None, ...]:
-    # No rule looks at these, but they tell which drivers support a GPU.
-    return tuple([gpu.pci_device_id for gpu in gpus])
 
 
 def _gpu(gpu: Gpu) -> str:

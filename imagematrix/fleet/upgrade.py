@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import lru_cache
 
 from imagematrix.errors import UsageError
-from imagematrix.facts import gpus as products
 from imagematrix.facts import versions
-from imagematrix.fleet.unserved import Miss
 from imagematrix.record import replace
+from imagematrix.spelling import nearest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
     from imagematrix.fleet.kinds import Judge, Kind
-    from imagematrix.probe.host import Gpu, Host
+    from imagematrix.fleet.unserved import Miss
+    from imagematrix.probe.host import Host
 
 __all__ = ["Change", "Loss", "Upgrade", "parse", "upgrade"]
 
@@ -91,12 +90,16 @@ def parse(texts: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def upgrade(kinds: Iterable[Kind], judge: Judge, old: str, new: str) -> Upgrade:
+def upgrade(kinds: Collection[Kind], judge: Judge, old: str, new: str) -> Upgrade:
     """Return what becomes of those of `kinds` that have driver `old` when they get driver `new`.
 
-    A GPU that the new driver no longer supports counts as one without a kernel module.
+    Raises UsageError where none has it: a slip in its version would make a rollout look harmless.
     """
     _check(new)
+    there = dict.fromkeys(kind.sample.driver.version for kind in kinds if kind.sample.driver)
+    if old not in there:
+        known = f"the fleet has {', '.join(sorted(there, key=versions.order)) or 'no driver'}"
+        raise UsageError(f"no host has driver {old}", remedy=nearest(old, there) or known)
     losses: dict[tuple[str, Miss], list[str]] = {}
     changes: dict[tuple[str | None, str], list[str]] = {}
     unchanged = hosts = 0
@@ -105,14 +108,14 @@ def upgrade(kinds: Iterable[Kind], judge: Judge, old: str, new: str) -> Upgrade:
         if driver is None or driver.version != old:
             continue
         hosts += len(kind.hosts)
-        was, answer = kind.selected, judge.answer(_upgraded(kind.sample, old, new))
+        was, answer = kind.selected, judge.answer(_upgraded(kind.sample, new))
         becomes = getattr(answer, "selected", None)
         if becomes == was:
             unchanged += len(kind.hosts)
         elif becomes is not None:
             changes.setdefault((was, becomes), []).extend(kind.hosts)
         elif was is not None:
-            losses.setdefault((was, _dropped(kind, old, new) or judge.miss(answer)), []).extend(kind.hosts)
+            losses.setdefault((was, judge.miss(answer)), []).extend(kind.hosts)
     lost = [Loss(old=was, hosts=tuple(sorted(names)), miss=reason) for (was, reason), names in losses.items()]
     moved = [
         Change(old=was, new=becomes, hosts=tuple(sorted(names))) for (was, becomes), names in changes.items()
@@ -140,38 +143,5 @@ def _most_hosts(some: Loss | Change) -> tuple[int, tuple[str, ...]]:
     return -len(some.hosts), some.hosts
 
 
-def _upgraded(host: Host, old: str, new: str) -> Host:
-    driver = host.driver and replace(host.driver, version=new)
-    gpus = tuple(replace(gpu, state="no-module") if _leaves(gpu, old, new) else gpu for gpu in host.gpus)
-    return replace(host, driver=driver, gpus=gpus)
-
-
-def _dropped(kind: Kind, old: str, new: str) -> Miss | None:
-    """Return the miss that is due to GPUs which the new driver leaves without support, if there are any."""
-    chosen = getattr(kind.answer, "chosen_gpus", ())
-    dropped = [gpu for gpu in chosen if _leaves(gpu, old, new)]
-    if not dropped:
-        return None
-    labels = ", ".join(dict.fromkeys(gpu.name or gpu.label for gpu in dropped))
-    last = min(filter(None, map(_last_branch, dropped)))
-    return Miss(
-        nearest=None,
-        why=f"driver {new} does not support {labels}: branch {last} is the last that does",
-        fix=f"leave these hosts at branch {last} or older",
-    )
-
-
-def _leaves(gpu: Gpu, old: str, new: str) -> bool:
-    """Whether the step from one driver to the other leaves a GPU behind."""
-    last = _last_branch(gpu)
-    return last is not None and versions.branch(old) <= last < versions.branch(new)
-
-
-def _last_branch(gpu: Gpu) -> int | None:
-    return _last_branch_of(gpu.pci_device_id) if gpu.pci_device_id else None
-
-
-@lru_cache(maxsize=1024)
-def _last_branch_of(pci_device_id: str) -> int | None:
-    product = products.product(pci_device_id)
-    return product.last_branch if product else None
+def _upgraded(host: Host, new: str) -> Host:
+    return replace(host, driver=host.driver and replace(host.driver, version=new))

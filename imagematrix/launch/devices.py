@@ -12,6 +12,7 @@ import stat
 from dataclasses import dataclass
 
 from imagematrix.errors import ProbeError
+from imagematrix.probe import device
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     from imagematrix.probe.host import Gpu, Host
 
-__all__ = ["DevicesError", "Problem", "check", "nodes", "require"]
+__all__ = ["DevicesError", "Problem", "absent", "check", "nodes", "require"]
 
 ALWAYS = ("/dev/nvidiactl", "/dev/nvidia-uvm")
 WHERE_PRESENT = ("/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
@@ -37,11 +38,15 @@ UNANSWERED = "load the driver (`modprobe nvidia`), and see the kernel's log for 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """A device node that cannot be passed to a container: what is wrong with it, and what would cure that."""
+    """A device node that cannot be passed to a container: what is wrong with it, and what would cure that.
+
+    It is a `doubt` where only this user may not open it: the engine, which is another, may all the same.
+    """
 
     path: str
     what: str
     remedy: str
+    doubt: bool = False
 
 
 class DevicesError(ProbeError):
@@ -70,16 +75,23 @@ def nodes(host: Host, gpus: Iterable[Gpu]) -> tuple[str, ...]:
 def check(paths: Iterable[str], root: str = "/") -> tuple[Problem, ...]:
     """Return what keeps device nodes from being used.
 
-    That a node is there proves nothing: each must be a character device that can be opened.
+    That a node is there proves nothing: each must be a character device with a driver behind it that may be
+    opened. The node of a GPU is not opened for that (see imagematrix.probe.device).
     """
     return tuple(problem for path in paths for problem in _problems(path, _under(root, path)))
 
 
-def require(paths: Iterable[str], root: str = "/") -> None:
-    """Raise DevicesError where one of the device nodes cannot be used."""
+def absent(paths: Iterable[str]) -> tuple[Problem, ...]:
+    """Return the problems of device nodes that are not there."""
+    return tuple(Problem(path=path, what="is not there", remedy=_appear(path)) for path in paths)
+
+
+def require(paths: Iterable[str], root: str = "/") -> tuple[Problem, ...]:
+    """Return the doubts about device nodes; raise DevicesError where one of them cannot be used."""
     problems = check(paths, root)
-    if problems:
+    if not all(problem.doubt for problem in problems):
         raise DevicesError(problems)
+    return problems
 
 
 def _own(gpu: Gpu) -> Iterator[str]:
@@ -89,14 +101,14 @@ def _own(gpu: Gpu) -> Iterator[str]:
             remedy="it is in /proc/driver/nvidia/gpus/*/information once the driver is loaded",
         )
     yield f"/dev/nvidia{gpu.minor}"
-    for device in gpu.mig or ():
-        if device.capabilities is None:
-            folder = f"/proc/driver/nvidia/capabilities/gpu{gpu.minor}/mig/gi{device.gpu_instance}"
+    for part in gpu.mig or ():
+        if part.capabilities is None:
+            folder = f"/proc/driver/nvidia/capabilities/gpu{gpu.minor}/mig/gi{part.gpu_instance}"
             raise ProbeError(
                 f"the nodes of a MIG device of {gpu.label} are unknown: its probe has found no {folder}",
                 remedy="probe the node again, with its driver loaded and MIG on; or pass a GPU without MIG",
             )
-        for number in device.capabilities:
+        for number in part.capabilities:
             yield f"{CAPABILITY}{number}"
 
 
@@ -109,19 +121,24 @@ def _problems(path: str, real: str) -> Iterator[Problem]:
     if not stat.S_ISCHR(kind):
         yield Problem(path=path, what="is no character device", remedy=f"remove it; {_appear(path)}")
         return
-    # Capabilities are only ever read. Without O_NONBLOCK the driver would set up the GPU before it answers.
-    access = os.O_RDONLY if path.startswith(CAPABILITY) else os.O_RDWR
     try:
-        os.close(os.open(real, access | os.O_NONBLOCK))
+        if path.removeprefix("/dev/nvidia").isdigit():
+            device.require(real)
+        else:
+            # No GPU is behind these. Capabilities are only ever read.
+            access = os.O_RDONLY if path.startswith(CAPABILITY) else os.O_RDWR
+            os.close(os.open(real, access | os.O_NONBLOCK | os.O_CLOEXEC))
     except OSError as error:
         yield _problem(path, error)
 
 
 def _problem(path: str, error: OSError) -> Problem:
     if error.errno in (errno.ENOENT, errno.ENOTDIR):
-        return Problem(path=path, what="is not there", remedy=_appear(path))
+        return absent([path])[0]
     if error.errno in (errno.EACCES, errno.EPERM):
-        return Problem(path=path, what="may not be opened by this user", remedy=PERMISSION)
+        # Root is kept from it by more than its mode, and so is an engine that runs as root.
+        doubt = os.geteuid() != 0
+        return Problem(path=path, what="may not be opened by this user", remedy=PERMISSION, doubt=doubt)
     if error.errno in (errno.ENXIO, errno.ENODEV):
         return Problem(path=path, what="has no driver behind it", remedy=UNANSWERED)
     return Problem(path=path, what=f"cannot be opened: {error.strerror}", remedy=UNANSWERED)

@@ -61,8 +61,7 @@ def _names(text: str, variable: str) -> bool:
 
 def _devices(folder: str) -> Iterator[str]:
     """Yield the names of NVIDIA's devices in the CDI specifications in a folder."""
-    from ruamel.yaml import YAML
-    from ruamel.yaml.error import YAMLError
+    import yaml
 
     try:
         files = sorted(os.listdir(folder))  # noqa: PTH208 - this way it is one error for all
@@ -73,8 +72,8 @@ def _devices(folder: str) -> Iterator[str]:
             continue
         try:
             with open(f"{folder}/{file}", encoding="utf-8") as opened:  # noqa: PTH123 - see above
-                spec = YAML(typ="safe", pure=True).load(opened)
-        except (OSError, UnicodeDecodeError, YAMLError):
+                spec = yaml.safe_load(opened)
+        except (OSError, ValueError, RecursionError, yaml.YAMLError):
             continue
         if isinstance(spec, dict) and spec.get("kind") == KIND:
             yield from (str(one.get("name")) for one in spec.get("devices") or () if isinstance(one, dict))

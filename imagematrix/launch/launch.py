@@ -6,6 +6,7 @@ from imagematrix import engine
 from imagematrix.errors import EngineError, UnknownImageError
 from imagematrix.launch.devices import require
 from imagematrix.launch.injection import through_cdi
+from imagematrix.launch.passed import passed_by
 from imagematrix.launch.plan import plan
 from imagematrix.launch.share import Share
 from imagematrix.select.gpus import candidates, exactly
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from docker.models.containers import Container
 
     from imagematrix.launch.plan import Launch
+    from imagematrix.probe.host import Gpu
     from imagematrix.select.selection import Selection
     from imagematrix.use.claim import Claim
     from imagematrix.use.uses import Uses
@@ -43,9 +45,10 @@ def launch(
     `gpus` narrows the selection's GPUs: a count, or what `--gpus` takes. The container gets GPUs that nobody
     uses, or the `share` of each; where too few are free, this waits for up to `wait` seconds. `options` are
     those of docker-py's `containers.create`; `devices`, `environment` and `labels` are added to the launch's
-    own. An image of a registry that is not in the engine is pulled by its digest. Raises GpusBusyError where
-    GPUs are not free, DevicesError where a device node cannot be used, UnknownImageError where neither engine
-    nor registry has the image, EngineError where the engine refuses or does not answer.
+    own, and GPUs that they pass are claimed as well. An image of a registry that is not in the engine is
+    pulled by its digest. Raises GpusBusyError where GPUs are not free, DevicesError where a device node
+    cannot be used, UnknownImageError where neither engine nor registry has the image, EngineError where the
+    engine refuses or does not answer.
     """
     from docker.errors import DockerException, NotFound
     from requests.exceptions import RequestException
@@ -63,11 +66,13 @@ def launch(
         first = planned(gpus)
         if "@" in first.reference:
             reached.images.pull(first.reference)
-        if not first.gpus:
+        own = passed_by(options, selection.host.gpus)
+        if not (first.gpus or own):
             return _started(reached, first, options)
+        which = gpus if first.gpus else "none"
         # Once the container runs, its own devices say that it has these GPUs.
-        with _claimed(reached, selection, gpus, share or Share(), wait) as taken:
-            second = planned(exactly(taken.gpus), share).labelled(taken.labels)
+        with _claimed(reached, selection, which, own, share or Share(), wait) as taken:
+            second = planned(exactly(taken.gpus) if taken.gpus else gpus, share).labelled(taken.labels)
             if second.injected:
                 second = through_cdi(second, reached.info().get("CDISpecDirs") or ())
             return _started(reached, second, options)
@@ -79,15 +84,22 @@ def launch(
 
 
 def _claimed(
-    client: DockerClient, selection: Selection, gpus: int | str | None, share: Share, wait: float
+    client: DockerClient,
+    selection: Selection,
+    gpus: int | str | None,
+    own: tuple[Gpu, ...],
+    share: Share,
+    wait: float,
 ) -> Claim:
     found, count = candidates(selection.chosen_gpus, gpus)
 
     def look() -> Uses:
         return survey(selection.host.gpus, lambda: engine.running_of(client), ask_nvml)
 
-    through_mps = share.mps is not None
-    return claim(found, count, look, vram_mib=share.vram_mib, mps=through_mps, wait_s=wait)
+    through_mps, group = share.mps is not None, engine.group()
+    return claim(
+        found, count, look, also=own, vram_mib=share.vram_mib, mps=through_mps, wait_s=wait, group=group
+    )
 
 
 def arguments(launch: Launch, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 import threading
-from pathlib import Path
 
 from imagematrix import documents
 from imagematrix.errors import UsageError
 from imagematrix.probe import nvml_memory
+from imagematrix.probe.nvml import asking
 from imagematrix.use.processes import containers
 
 TYPE_CHECKING = False
@@ -37,9 +36,7 @@ class Measure:
 
     def start(self) -> None:
         """Begin to look, if that can be."""
-        # -P: a pynvml.py in the folder where someone happens to stand is not the one to run.
-        command = [sys.executable, "-P", str(Path(nvml_memory.__file__))]
-        quiet = subprocess.DEVNULL
+        command, quiet = asking("nvml_memory"), subprocess.DEVNULL
         try:
             self._looking = subprocess.Popen(command, stdin=quiet, stdout=subprocess.PIPE, stderr=quiet)
         except OSError:

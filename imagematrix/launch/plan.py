@@ -9,7 +9,7 @@ from imagematrix.launch.devices import nodes
 from imagematrix.launch.share import Share
 from imagematrix.select.gpus import among, names
 from imagematrix.select.needs import mode
-from imagematrix.use.containers import VRAM
+from imagematrix.use.containers import VRAM, WHOLE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -58,6 +58,14 @@ class Launch:
     def labelled(self, labels: Mapping[str, str]) -> Launch:
         """Return the same launch with more labels."""
         return replace(self, labels={**self.labels, **labels})
+
+    def passing(self, devices: Sequence[str]) -> Launch:
+        """Return the same launch with more device nodes."""
+        return replace(self, devices=tuple(dict.fromkeys([*self.devices, *devices])))
+
+    def told(self, environment: Mapping[str, str]) -> Launch:
+        """Return the same launch with more variables."""
+        return replace(self, environment={**self.environment, **environment})
 
     def to_json(self, options: Sequence[str] = ()) -> dict[str, object]:
         """Return the Launch document; `options` are the user's own for `docker run`."""
@@ -108,11 +116,9 @@ def plan(
     used = chosen if driver else ()
     part = share or Share()
     joined = part.mps if used else None
-    labels = {SELECTED: variant.reference}
+    labels = {SELECTED: variant.reference, VRAM: str(part.vram_mib or WHOLE)}
     if chosen:
         labels[GPUS] = ",".join(names(chosen))
-    if used and part.vram_mib is not None:
-        labels[VRAM] = str(part.vram_mib)
     passed = driver in ("exact", "compat")
     return Launch(
         reference=_name(variant, held),
@@ -130,7 +136,10 @@ def plan(
 
 
 def docker_run(launch: Launch, options: Sequence[str] = ()) -> list[str]:
-    """Return the command line that starts `launch`, with the user's own `options` before the image."""
+    """Return the command line that starts `launch`, with the user's own `options` among the words.
+
+    Labels come after these: of two with the same name docker takes the last.
+    """
     words = ["docker", "run"]
     if launch.variant_platform:
         words += ["--platform", launch.variant_platform]
@@ -146,9 +155,10 @@ def docker_run(launch: Launch, options: Sequence[str] = ()) -> list[str]:
         words += ["--ipc", launch.ipc]
     for name, value in launch.environment.items():
         words += ["--env", f"{name}={value}"]
+    words += options
     for name, value in launch.labels.items():
         words += ["--label", f"{name}={value}"]
-    return [*words, *options, launch.reference, *launch.command]
+    return [*words, launch.reference, *launch.command]
 
 
 def _name(variant: Variant, held: Container[str] | None) -> str:

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from imagematrix import engine
 from imagematrix.errors import EngineError, UsageError
-from imagematrix.launch.devices import require
+from imagematrix.launch.devices import check, nodes, require
 from imagematrix.launch.injection import second_driver, through_cdi
+from imagematrix.launch.passed import passed
 from imagematrix.launch.plan import plan
 from imagematrix.launch.share import Mps, Share, mps
 from imagematrix.record import replace
@@ -40,8 +41,9 @@ __all__ = ["Request", "elsewhere", "request"]
 class Request:
     """What `words` ask for on `host`, from `catalog`.
 
-    `sets` are GPUs of which any `count` of one set will do. `remote` is the name of another machine, if the
-    engine is there.
+    `sets` are GPUs of which any `count` of one set will do; `wanted` is what was asked for. `passed` are
+    those that the user's own options for docker pass. `remote` is the name of another machine, if the engine
+    is there.
     """
 
     words: Words
@@ -51,6 +53,8 @@ class Request:
     remote: str | None
     sets: tuple[tuple[Gpu, ...], ...]
     count: int
+    wanted: str | None
+    passed: tuple[Gpu, ...] = ()
 
     def first(self) -> tuple[Selection, Launch]:
         """Return what would be started if all GPUs were free.
@@ -58,22 +62,27 @@ class Request:
         Raises NothingFits, and DevicesError where its device nodes cannot be used; not if it is only shown.
         """
         gpus = self.sets[0][: self.count]
-        return self._planned(exactly(gpus) if gpus else "none")
+        return self._planned(exactly(gpus) if gpus else self.wanted)
 
     def on(self, taken: Claim) -> tuple[Selection, Launch]:
         """Return what to start on the GPUs that were taken; raises what `first` does."""
-        chosen, launch = self._planned(exactly(taken.gpus))
+        chosen, launch = self._planned(exactly(taken.gpus)) if taken.gpus else self.first()
+        if self.words.privileged:  # a list of devices says to others what this container has
+            launch = launch.passing(nodes(self.host, self.passed))
         return chosen, launch.labelled(taken.labels)
 
     def _planned(self, gpus: str | None) -> tuple[Selection, Launch]:
         words = self.words
-        chosen = select(self.host, self.catalog, gpus=gpus, allow_cpu=words.allow_cpu)
+        chosen = select(self.host, self.catalog, gpus=gpus, allow_cpu=words.allow_cpu, where=words.where)
         nothing: frozenset[str] | None = frozenset()
         held = self._ask(lambda: _held(chosen), nothing)
         launch = plan(chosen, words.command, share=self.share, held=held)
         if launch.injected and words.host is None:
-            told: Mapping[str, Any] = self._ask(engine.info, {})
-            launch = through_cdi(launch, told.get("CDISpecDirs") or ())
+            engine_s: Mapping[str, Any] = self._ask(engine.info, {})
+            launch = through_cdi(launch, engine_s.get("CDISpecDirs") or ())
+        if launch.injected and words.capabilities:
+            # What docker makes of the capabilities in its --gpus (daemon/nvidia_linux.go).
+            launch = launch.told({"NVIDIA_DRIVER_CAPABILITIES": words.capabilities})
         if words.shown is None and self.remote is None:
             require(launch.devices)
         return chosen, launch
@@ -87,8 +96,11 @@ class Request:
                 return otherwise
             raise
 
-    def doubts(self, chosen: Selection) -> Iterator[tuple[str, str | None]]:
+    def doubts(self, chosen: Selection, launch: Launch) -> Iterator[tuple[str, str | None]]:
         """Yield what may go wrong with what was chosen, each with its remedy."""
+        if self.remote is None and os.geteuid() != 0:
+            for problem in check(launch.devices):
+                yield f"{problem.path} {problem.what}; the engine may open it", problem.remedy
         if chosen.variant and mode(chosen.variant) in ("exact", "compat"):
             by = second_driver(self.words, engine.info)
             if by:
@@ -97,8 +109,11 @@ class Request:
         if daemon and daemon.user and not self.words.values("--user", "u"):
             yield "the MPS daemon serves its own user only", f"--user {daemon.user}"
 
-    def claim(self, tell: Callable[[str], None]) -> Claim:
-        """Return a claim on GPUs that nobody uses, or on shares of them; tell `tell` what it waits for."""
+    def claim(self, launch: Launch, tell: Callable[[str], None]) -> Claim:
+        """Return a claim on GPUs that nobody uses, or on shares of them; tell `tell` what it waits for.
+
+        If `launch`, the first that was planned, has none, it is on those that the user's own options pass.
+        """
         from imagematrix.use.claim import claim, claim_first
         from imagematrix.use.locks import folder
         from imagematrix.use.survey import ask_nvml, survey
@@ -114,16 +129,18 @@ class Request:
             vram_mib, through_mps = self.share.vram_mib, self.share.mps is not None
             return claim(
                 gpus,
-                self.count,
+                self.count if launch.gpus else 0,
                 look,
+                also=self.passed,
                 vram_mib=vram_mib,
                 mps=through_mps,
                 wait_s=wait_s,
                 tell=tell,
                 path=path,
+                group=engine.group() if self.remote is None else None,
             )
 
-        return claim_first(self.sets, take, self.words.wait_s)
+        return claim_first(self.sets if launch.gpus else ((),), take, self.words.wait_s)
 
 
 def elsewhere(words: Words) -> str | None:
@@ -133,7 +150,12 @@ def elsewhere(words: Words) -> str | None:
     """
     if words.host and words.shown:
         return None
-    machine = engine.remote()
+    try:
+        machine = engine.remote()
+    except EngineError:
+        if words.shown:  # a launch is shown also where there is no engine
+            return None
+        raise
     if machine and not words.host:
         raise UsageError(
             f"the engine runs on {machine}, and what is probed is this machine",
@@ -147,9 +169,13 @@ def request(words: Words, host: Host, catalog: Catalog, wanted: str | None, remo
 
     Raises UsageError where the host has no such GPUs, ProbeError where there is no MPS daemon to join.
     """
+    own = passed(words, host.gpus, _info)
+    there = {gpu.minor for gpu in host.gpus}
+    if own.named and words.gpus is None and there.issuperset(gpu.minor for gpu in own.gpus):
+        wanted = exactly(own.gpus)
     if words.vram_mib is not None and words.gpus is None:  # of a GPU that is to be shared one will do
         host, wanted = replace(host, gpus=choose(host, wanted)), "1"
-    sets, count = serving(host, catalog, wanted)
+    sets, count = serving(host, catalog, wanted, words.where)
     if words.vram_mib is not None:
         sets = _large_enough(sets, count, words.vram_mib)
     share = Share(vram_mib=words.vram_mib, mps=_mps(words))
@@ -161,7 +187,16 @@ def request(words: Words, host: Host, catalog: Catalog, wanted: str | None, remo
         remote=remote,
         sets=sets,
         count=count,
+        wanted=wanted,
+        passed=own.gpus,
     )
+
+
+def _info() -> Mapping[str, Any]:
+    try:
+        return engine.info()
+    except EngineError:  # a launch is shown also without one, and without one none is started
+        return {}
 
 
 def _large_enough(

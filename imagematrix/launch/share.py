@@ -91,8 +91,14 @@ def _memory(vram_mib: int, gpus: tuple[Gpu, ...]) -> dict[str, str]:
         raise UsageError(f"a share of {vram_mib} MiB is more than a GPU has: {min(totals)} MiB")
     # Of unlike GPUs the largest: so the program keeps to its share on all of them.
     fraction = (vram_mib - CONTEXT_MIB) / max(totals) if totals else None
-    told = {} if fraction is None else {"IMAGEMATRIX_VRAM_FRACTION": f"{int(fraction * 10_000) / 10_000:.4f}"}
+    told = {} if fraction is None else {"IMAGEMATRIX_VRAM_FRACTION": _rounded_down(fraction)}
     return {"IMAGEMATRIX_VRAM_MIB": str(vram_mib), **told}
+
+
+def _rounded_down(fraction: float) -> str:
+    """Return at least four digits, and as many as there have to be for two that count."""
+    digits = next(number for number in range(4, 12) if fraction * 10**number >= 10)  # noqa: PLR2004 - two digits
+    return f"{int(fraction * 10**digits) / 10**digits:.{digits}f}"
 
 
 def _sizes(gpu: Gpu) -> tuple[int, ...]:

@@ -56,14 +56,14 @@ Node = Scalar | Sequence | Mapping
 def parse(text: str, where: str) -> Node:
     """Return the one document in `text`; raise MatrixError naming `where`, line and column."""
     try:
-        return _Composer(where).compose(yaml.parse(text, Loader=_loader()))
+        return _Composer(where, text).compose(yaml.parse(text, Loader=_loader()))
     except yaml.reader.ReaderError as error:
         message = f"the character {error.character!r} is not allowed in YAML"
         raise MatrixError(
             where, [Problem(message, Mark(text.count("\n", 0, error.position) + 1, 1))]
         ) from error
     except yaml.MarkedYAMLError as error:
-        raise MatrixError(where, [_syntax_problem(error, text)]) from error
+        raise MatrixError(where, [_syntax_problem(error, text)], text) from error
 
 
 def _loader() -> type[yaml.SafeLoader]:
@@ -87,8 +87,9 @@ def _mark(mark: Any) -> Mark:
 class _Composer:
     """Builds the tree from the parser's events, with its own stack."""
 
-    def __init__(self, where: str) -> None:
+    def __init__(self, where: str, text: str) -> None:
         self._where = where
+        self._text = text
         self._anchors: dict[str, Node] = {}
         self._stack: list[_Open] = []
 
@@ -170,7 +171,7 @@ class _Composer:
             mapping.entries[str(key.text)] = (key.mark, node)
 
     def _error(self, message: str, mark: Mark, remedy: str | None = None) -> MatrixError:
-        return MatrixError(self._where, [Problem(message, mark, remedy)])
+        return MatrixError(self._where, [Problem(message, mark, remedy)], self._text)
 
 
 @dataclass(slots=True)

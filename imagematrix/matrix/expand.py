@@ -10,9 +10,10 @@ import itertools
 from collections import Counter
 from dataclasses import dataclass, replace
 
-from imagematrix.matrix import conditions
+from imagematrix import conditions
+from imagematrix.matrix.feasibility import infeasible
 from imagematrix.matrix.matrix import GPU_AXES, NO_CUDA, Cell
-from imagematrix.matrix.problems import Mark, MatrixError, Problem, nearest
+from imagematrix.matrix.problems import Mark, MatrixError, Problem
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,7 +21,9 @@ if TYPE_CHECKING:
 
     from imagematrix.matrix.matrix import Exclude, Image, Include, Matrix
 
-__all__ = ["Excluded", "Expansion", "expand", "only"]
+__all__ = ["Excluded", "Expansion", "expand", "only", "plain_pull"]
+
+SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +45,8 @@ class Expansion:
 def expand(matrix: Matrix) -> Expansion:
     """Return the cells of `matrix`.
 
-    Raises MatrixError for a rule that drops nothing of its own, and for cells that would have one name.
+    Raises MatrixError for a rule that drops nothing of its own, for cells that would have one name, and where
+    a plain pull is to have several answers, or none.
     """
     points = list(_points(matrix.axes))
     kept, dropped = _exclude(matrix, points)
@@ -53,7 +57,10 @@ def expand(matrix: Matrix) -> Expansion:
         cells += [_cell(matrix, image, point, extra) for point, extra in merged]
         excluded += [Excluded(cell=_cell(matrix, image, point, {}), rule=rule) for point, rule in dropped]
     _told_apart(matrix, cells[: len(merged)])
-    return Expansion(cells=tuple(cells), excluded=tuple(excluded))
+    found = Expansion(cells=tuple(cells), excluded=tuple(excluded))
+    for image in matrix.images:
+        plain_pull(matrix, found, image)
+    return found
 
 
 def only(expansion: Expansion, expression: str, matrix: Matrix) -> Expansion:
@@ -68,16 +75,7 @@ def only(expansion: Expansion, expression: str, matrix: Matrix) -> Expansion:
         for axis, value in cell.axes.items():
             if value not in values[axis]:
                 values[axis] += (value,)
-    wanted = {}
-    for axis, words in conditions.parse_only(expression).items():
-        if axis not in values:
-            hint = nearest(axis, values) or f"the axes are {', '.join(values)}"
-            raise conditions.ConditionError(f"{axis!r} is no axis of this matrix: {hint}")
-        wanted[axis] = conditions.matching(words, values[axis])
-        if not wanted[axis]:
-            raise conditions.ConditionError(
-                f"no value of the axis {axis} matches {', '.join(words)}: it has {', '.join(values[axis])}"
-            )
+    wanted = conditions.among(values, conditions.parse_only(expression), "this matrix")
 
     def asked(cell: Cell) -> bool:
         point = {**cell.axes, "image": cell.image.name}
@@ -88,6 +86,36 @@ def only(expansion: Expansion, expression: str, matrix: Matrix) -> Expansion:
         cells=tuple(cell for cell in expansion.cells if asked(cell)),
         excluded=tuple(item for item in expansion.excluded if asked(item.cell)),
     )
+
+
+def plain_pull(matrix: Matrix, expansion: Expansion, image: Image) -> dict[str, str]:
+    """Return by platform the id of the cell that `image` names under `plain_pull`; nothing where it has none.
+
+    Raises MatrixError where it does not name one cell for each platform.
+    """
+    stated = image.plain_pull
+    if stated is None:
+        return {}
+    named: dict[str, list[str]] = {}
+    for cell in expansion.cells:
+        if cell.image.name == image.name and not infeasible(cell):
+            ids = named.setdefault(cell.platform, [])
+            if all(cell.axes.get(axis) in found for axis, found in stated.matches.items()):
+                ids.append(cell.id)
+    problems = [
+        _plain_problem(platform, ids, stated.mark) for platform, ids in named.items() if len(ids) != 1
+    ]
+    if problems:
+        raise MatrixError(str(matrix.path), problems, matrix.text)
+    return {platform: cell for platform, (cell,) in named.items()}
+
+
+def _plain_problem(platform: str, ids: Sequence[str], mark: Mark) -> Problem:
+    if not ids:
+        return Problem(f"plain_pull names no cell for {platform}", mark, "`imagematrix plan` lists them")
+    shown = ", ".join(ids[:SHOWN]) + (", …" if len(ids) > SHOWN else "")
+    remedy = "name more of its axes, until one is left"
+    return Problem(f"plain_pull names {len(ids)} cells for {platform}: {shown}", mark, remedy)
 
 
 def _points(axes: Mapping[str, Sequence[str]]) -> Iterator[dict[str, str]]:
@@ -121,7 +149,7 @@ def _exclude(
             kept.append(point)
     idle = [matrix.exclude[number] for number, count in counts.items() if not count]
     if idle:
-        raise MatrixError(str(matrix.path), [_idle_problem(rule, points) for rule in idle])
+        raise MatrixError(str(matrix.path), [_idle_problem(rule, points) for rule in idle], matrix.text)
     return kept, dropped
 
 
@@ -149,7 +177,7 @@ def _whole(matrix: Matrix, entry: Include) -> dict[str, str]:
     missing = [axis for axis in needed if axis not in entry.axes]
     if missing:
         message = f"this entry matches no cell, and to add one it lacks {', '.join(missing)}"
-        raise MatrixError(str(matrix.path), [Problem(message, entry.mark)])
+        raise MatrixError(str(matrix.path), [Problem(message, entry.mark)], matrix.text)
     return {axis: entry.axes[axis] for axis in needed}
 
 
@@ -165,7 +193,7 @@ def _told_apart(matrix: Matrix, cells: Sequence[Cell]) -> None:
         if count > 1
     ]
     if problems:
-        raise MatrixError(str(matrix.path), problems)
+        raise MatrixError(str(matrix.path), problems, matrix.text)
 
 
 def _cell(matrix: Matrix, image: Image, point: dict[str, str], extra: Mapping[str, str]) -> Cell:

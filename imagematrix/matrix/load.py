@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import math
+import os
 import re
 from pathlib import Path
 
-from imagematrix.catalog.catalog import CRITERIA
+from imagematrix import conditions
+from imagematrix.catalog.catalog import AXIS, CRITERIA, HARDWARE
 from imagematrix.errors import UsageError
-from imagematrix.matrix import conditions, document, words
+from imagematrix.matrix import document, words
 from imagematrix.matrix.facts import Facts
-from imagematrix.matrix.matrix import Exclude, Image, Include, Matrix
-from imagematrix.matrix.problems import SLIP, Mark, MatrixError, Problem, nearest
+from imagematrix.matrix.folders import inside
+from imagematrix.matrix.matrix import Exclude, Image, Include, Matrix, PlainPull
+from imagematrix.matrix.problems import Mark, MatrixError, Problem
 from imagematrix.matrix.read_facts import FactsReader
 from imagematrix.matrix.shapes import Shapes
+from imagematrix.spelling import SLIP, nearest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
 __all__ = ["SCHEMA", "load"]
 
@@ -26,9 +31,12 @@ LIMIT = 16 * 1024 * 1024  # bytes
 PART = r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"
 NAME = re.compile(rf"(?:[a-z0-9]+(?:[.-][a-z0-9]+)*:\d+/)?{PART}(?:/{PART})*", re.ASCII)
 NAME_LIMIT = 200
+CELLS = 250_000  # before rules exclude some; a plan holds all of them, with their Dockerfiles
 TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.]{0,40}", re.ASCII)
+OUTSIDE = "absolute names, .. and links that lead out are refused"
 TOP = ("schema", "templates", "images", "axes", "properties", "exclude", "include", "facts")
-IMAGE = ("version", "template", "context", "development", "prefer")
+GIVEN = ("secrets", "ssh", "build_args")
+IMAGE = ("version", "template", "context", "development", "prefer", "defaults", "plain_pull", *GIVEN)
 
 
 def load(path: str | Path) -> Matrix:
@@ -49,19 +57,20 @@ def load(path: str | Path) -> Matrix:
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
         raise MatrixError(str(path), [Problem("not UTF-8 text", Mark(line, 1))]) from error
-    reader = _Reader(path)
+    reader = _Reader(path, text)
     matrix = reader.matrix(document.parse(text, str(path)))
     if reader.problems:
-        raise MatrixError(str(path), reader.problems)
+        raise MatrixError(str(path), reader.problems, text)
     return matrix
 
 
 class _Reader(Shapes):
     """Walks the tree once; what is wrong is noted in `problems` and the walk goes on."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, text: str) -> None:
         super().__init__([])
         self.path = path
+        self.text = text
         self.facts = Facts()
 
     def matrix(self, root: document.Node) -> Matrix:
@@ -76,16 +85,23 @@ class _Reader(Shapes):
             for axis in axes
         }
         facts.needed(top.get("facts"), values)
-        templates = self.path.parent / (self._text(top.get("templates"), "templates") or "templates")
+        templates = self._templates(top.get("templates"), root.mark)
+        images = self._images(self._required(root, top, "images"), templates, values)
+        cells = math.prod(map(len, axes.values())) * len(images)
+        if cells > CELLS:
+            remedy = "split it: what never goes together belongs into matrices of its own"
+            message = f"these are {cells:,} cells, excluded ones too, and a matrix has {CELLS:,} at most"
+            self._problem(message, top["axes"].mark, remedy)
         return Matrix(
             path=self.path,
-            templates=templates,
-            images=self._images(self._required(root, top, "images"), templates),
+            templates=templates or self.path.parent,
+            images=images,
             axes=axes,
             properties=self._properties(top.get("properties"), axes),
             exclude=tuple(self._exclude(top.get("exclude"), axes)),
             include=include,
             facts=self.facts,
+            text=self.text,
         )
 
     def _schema(self, root: document.Node, top: dict[str, document.Node]) -> None:
@@ -94,8 +110,20 @@ class _Reader(Shapes):
             remedy = f"this release reads {SCHEMA!r}"
             self._problem(f"the schema is {schema!r}", top["schema"].mark, remedy)
 
-    def _images(self, node: document.Node | None, templates: Path) -> tuple[Image, ...]:
+    def _templates(self, node: document.Node | None, mark: Mark) -> Path | None:
+        """Return the folder of the templates, whose files are read and shown; None where it is elsewhere."""
+        name = self._text(node, "templates") or "templates"
+        if inside(str(self.path.parent), name) is None:
+            message = f"the folder of templates {name} is outside of the matrix' own folder"
+            self._problem(message, node.mark if node else mark, f"put it beside the matrix; {OUTSIDE}")
+            return None
+        return self.path.parent / name
+
+    def _images(
+        self, node: document.Node | None, templates: Path | None, values: Mapping[str, tuple[str, ...]]
+    ) -> tuple[Image, ...]:
         images = []
+        # A name that no file system takes is one of nothing; pathlib raises OSError for it.
         for name, mark, value in self._entries(node, "images"):
             if len(name) > NAME_LIMIT or not NAME.fullmatch(name):
                 self._problem(f"{name!r} is no image name such as training or registry/ml/training", mark)
@@ -107,10 +135,10 @@ class _Reader(Shapes):
             if version is not None and not TAG.fullmatch(version):
                 remedy = "letters, digits, dots and underscores; a dash ends the version in a tag"
                 self._problem(f"{version!r} is no version such as v1", fields["version"].mark, remedy)
-            if template is not None and not (templates / template).is_file():
-                self._missing_template(template, templates, fields["template"].mark)
+            if template is not None and templates is not None:
+                self._template(template, templates, fields["template"].mark)
             folder = self.path.parent / (context or ".")
-            if not folder.is_dir():
+            if not os.path.isdir(folder):  # noqa: PTH112
                 at = fields["context"].mark if "context" in fields else mark
                 self._problem(f"the context {folder} is no folder", at)
             if development not in ("true", "false"):
@@ -123,6 +151,11 @@ class _Reader(Shapes):
                     context=folder,
                     development=development == "true",
                     prefer=self._prefer(fields.get("prefer")),
+                    defaults=self._defaults(fields.get("defaults"), values),
+                    plain_pull=self._plain_pull(fields.get("plain_pull"), values),
+                    secrets=self._ids(fields.get("secrets"), "secrets"),
+                    ssh=self._ids(fields.get("ssh"), "ssh"),
+                    build_args=self._build_args(fields.get("build_args")),
                 )
             )
         return tuple(images)
@@ -138,16 +171,67 @@ class _Reader(Shapes):
             found.append(word)
         return tuple(found)
 
-    def _missing_template(self, template: str, templates: Path, mark: Mark) -> None:
-        there = (str(path.relative_to(templates)) for path in sorted(templates.rglob("*")) if path.is_file())
-        self._problem(f"no template {template} in {templates}", mark, nearest(template, there))
+    def _ids(self, node: document.Node | None, what: str) -> tuple[str, ...]:
+        found = set()
+        for word, mark in self._items(node, what) if node else ():
+            if not words.GIVEN_ID.fullmatch(word):
+                self._problem(f"{word!r} is no id such as pip-token", mark)
+            found.add(word)
+        return tuple(sorted(found))
+
+    def _build_args(self, node: document.Node | None) -> tuple[tuple[str, str | None], ...]:
+        found = {}
+        for name, mark, value in self._entries(node, "build_args"):
+            if not words.ARGUMENT.fullmatch(name) or words.BUILDKITS.fullmatch(name):
+                remedy = "a proxy is given by `build --proxy`" if "PROXY" in name.upper() else None
+                self._problem(f"{name!r} can't be a build argument of an image", mark, remedy)
+            empty = isinstance(value, document.Scalar) and value.text is None
+            found[name] = None if empty else self._text(value, name)
+        return tuple(sorted(found.items()))
+
+    def _defaults(
+        self, node: document.Node | None, values: Mapping[str, tuple[str, ...]]
+    ) -> tuple[tuple[str, str], ...]:
+        found = {}
+        for axis, mark, value in self._entries(node, "defaults"):
+            text = self._text(value, f"the default of {axis}")
+            if axis in HARDWARE:
+                remedy = "take it out; what nodes prefer among what fits is said by `prefer`"
+                self._problem(f"{axis} is decided by the node's hardware, and has no default", mark, remedy)
+            elif self._is_axis(axis, mark, values) and text is not None:
+                if text not in values[axis]:
+                    remedy = nearest(text, values[axis]) or f"it has {', '.join(values[axis])}"
+                    self._problem(f"the axis {axis} has no value {text!r}", value.mark, remedy)
+                found[axis] = text
+        return tuple(sorted(found.items()))
+
+    def _plain_pull(
+        self, node: document.Node | None, values: Mapping[str, tuple[str, ...]]
+    ) -> PlainPull | None:
+        if node is None:
+            return None
+        matches = {
+            axis: self._condition(axis, value, values[axis])
+            for axis, mark, value in self._entries(node, "plain_pull")
+            if self._is_axis(axis, mark, values)
+        }
+        return PlainPull(matches=matches, mark=node.mark)
+
+    def _template(self, name: str, templates: Path, mark: Mark) -> None:
+        found = inside(str(templates), name)
+        if found is None:
+            self._problem(f"the template {name} is outside of {templates}", mark, OUTSIDE)
+        elif not os.path.isfile(found):  # noqa: PTH113
+            files = (path for path in sorted(templates.rglob("*")) if path.is_file())
+            there = (str(path.relative_to(templates)) for path in files)
+            self._problem(f"no template {name} in {templates}", mark, nearest(name, there))
 
     def _axes(self, node: document.Node | None) -> dict[str, tuple[str, ...]]:
         axes: dict[str, tuple[str, ...]] = {}
         for name, mark, value in self._entries(node, "axes"):
-            if not words.AXIS_NAME.fullmatch(name):
+            if not AXIS.fullmatch(name):
                 self._problem(f"{name!r} is no name for an axis", mark, "letters, digits and underscores")
-            elif name not in words.AXES and (guess := nearest(name, words.AXES, likeness=SLIP)):
+            elif name not in HARDWARE and (guess := nearest(name, HARDWARE, likeness=SLIP)):
                 self._problem(f"{name!r} is not an axis that imagematrix knows", mark, guess)
             elif name in words.RESERVED:
                 self._problem(f"{name!r} is a name that templates already have", mark)
@@ -191,7 +275,7 @@ class _Reader(Shapes):
         return found
 
     def _is_property(self, name: str, mark: Mark, text: str, at: Mark, axes: Iterable[str]) -> bool:
-        if not words.AXIS_NAME.fullmatch(name) or name in {*words.RESERVED, *words.AXES, *axes}:
+        if not AXIS.fullmatch(name) or name in {*words.RESERVED, *HARDWARE, *axes}:
             self._problem(f"{name!r} can't be the name of a property", mark)
         elif bad := words.unsafe(text):
             remedy = "write it in the template, where it can be seen for what it is"

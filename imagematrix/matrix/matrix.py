@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
+from imagematrix.catalog.catalog import HARDWARE
 from imagematrix.facts import device_code
 from imagematrix.matrix.facts import Facts
 
@@ -14,10 +16,18 @@ if TYPE_CHECKING:
 
     from imagematrix.matrix.problems import Mark
 
-__all__ = ["GPU_AXES", "NO_CUDA", "Cell", "Exclude", "Image", "Include", "Matrix"]
+__all__ = ["GPU_AXES", "NO_CUDA", "Cell", "Exclude", "Image", "Include", "Matrix", "PlainPull"]
 
 GPU_AXES = ("compute", "driver")  # they mean nothing in a cell without CUDA
 NO_CUDA = "none"  # the value of the axis cuda that makes CPU-only cells
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlainPull:
+    """The cells, by the values of their axes, that answer those who pull a version and choose nothing."""
+
+    matches: Mapping[str, frozenset[str]]
+    mark: Mark
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +36,10 @@ class Image:
 
     `template` is relative to the matrix' templates folder, `context` an existing folder. An image under
     `development` may be replaced locally under the same version and is never pushed. `prefer` are the
-    criteria of the selector (catalog.CRITERIA) that come first for this image.
+    criteria of the selector (catalog.CRITERIA) that come first for this image. `defaults` are the values,
+    sorted by axis, of those of its own axes that a question may leave open. `plain_pull` is None where the
+    variants that need least answer. `secrets` and `ssh` are the ids of what its build may use, `build_args`
+    are its arguments with their values, None where one has to be given.
     """
 
     name: str
@@ -35,6 +48,11 @@ class Image:
     context: Path
     development: bool = False
     prefer: tuple[str, ...] = ()
+    defaults: tuple[tuple[str, str], ...] = ()
+    plain_pull: PlainPull | None = None
+    secrets: tuple[str, ...] = ()
+    ssh: tuple[str, ...] = ()
+    build_args: tuple[tuple[str, str | None], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +77,8 @@ class Include:
 class Matrix:
     """A whole matrix.yaml. `axes` keep the order of the file, as do their values.
 
-    `properties` are those of each value, by axis and value: `properties["cuda"]["12.4"]["base"]`.
+    `properties` are those of each value, by axis and value: `properties["cuda"]["12.4"]["base"]`. `text` is
+    what the file has, to tell what is wrong with it.
     """
 
     path: Path
@@ -70,9 +89,10 @@ class Matrix:
     exclude: tuple[Exclude, ...] = ()
     include: tuple[Include, ...] = ()
     facts: Facts = field(default_factory=Facts)
+    text: str = field(default="", repr=False)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # without slots, so that it can keep its id
 class Cell:
     """One point of the matrix for one image.
 
@@ -85,7 +105,7 @@ class Cell:
     properties: Mapping[str, str]
     facts: Facts = field(default_factory=Facts)
 
-    @property
+    @cached_property
     def id(self) -> str:
         """The cell in one word, as its tag has it: `cuda12.4-drv550.163.01-sm89-znver4`."""
         words = []
@@ -99,6 +119,11 @@ class Cell:
             else:
                 words.append(value.replace("/", "-"))
         return "-".join(words)
+
+    @property
+    def own_axes(self) -> tuple[tuple[str, str], ...]:
+        """The axes that are about no hardware, each with its value here, sorted."""
+        return tuple(sorted((axis, value) for axis, value in self.axes.items() if axis not in HARDWARE))
 
     @property
     def cuda(self) -> str | None:

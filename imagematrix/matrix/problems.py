@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 
 from imagematrix.errors import UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
-__all__ = ["SLIP", "Mark", "MatrixError", "Problem", "nearest"]
+__all__ = ["Mark", "MatrixError", "Problem"]
 
-SLIP = 0.75  # the likeness of two words that says that one of them was meant to be the other
+WIDTH = 100  # of a line that is shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +33,25 @@ class Problem:
 
 
 class MatrixError(UsageError):
-    """A matrix that is not valid; `problems` are in the order of the file."""
+    """A matrix that is not valid; `problems` are in the order of the file, whose `text` may be known."""
 
-    def __init__(self, where: str, problems: Sequence[Problem]) -> None:
+    def __init__(self, where: str, problems: Sequence[Problem], text: str = "") -> None:
         ordered = sorted(problems, key=lambda problem: (problem.mark.line, problem.mark.column))
         super().__init__("\n".join(_line(where, problem) for problem in ordered))
         self.where = where
         self.problems = tuple(ordered)
+        self.text = text
+
+    @property
+    def told(self) -> str:
+        """The message with the line that each problem is about."""
+        lines = self.text.splitlines()
+        told: list[str] = []
+        for problem in self.problems:
+            told.append(_line(self.where, problem))
+            if 0 < problem.mark.line <= len(lines):
+                told += _excerpt(lines[problem.mark.line - 1], problem.mark)
+        return "\n".join(told)
 
 
 def _line(where: str, problem: Problem) -> str:
@@ -48,10 +59,12 @@ def _line(where: str, problem: Problem) -> str:
     return f"{text}\n  {problem.remedy}" if problem.remedy else text
 
 
-def nearest(word: str, known: Iterable[str], *, likeness: float = 0.5) -> str | None:
-    """Return "did you mean 'x'?" for the known word nearest to `word`, or None where none is near.
-
-    `likeness` is how near, from 0 to 1: where nothing else speaks for a slip, it had better be `SLIP`.
-    """
-    matches = difflib.get_close_matches(word, list(known), n=1, cutoff=likeness)
-    return f"did you mean {matches[0]!r}?" if matches else None
+def _excerpt(line: str, mark: Mark) -> list[str]:
+    """Return a line, as far as it is near a place in it, with a caret below the place."""
+    start = max(0, mark.column - 1 - WIDTH // 2)
+    shown = "".join(
+        letter if letter.isprintable() else " " if letter == "\t" else "\N{REPLACEMENT CHARACTER}"
+        for letter in line[start : start + WIDTH]
+    )
+    number = f"{mark.line:>5}"
+    return [f"{number} | {shown}".rstrip(), f"{' ' * len(number)} | {' ' * (mark.column - 1 - start)}^"]

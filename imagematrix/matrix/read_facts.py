@@ -8,8 +8,8 @@ from imagematrix.facts import cuda, marches
 from imagematrix.matrix import document, words
 from imagematrix.matrix.facts import Facts, March, Release
 from imagematrix.matrix.feasibility import ARCHES
-from imagematrix.matrix.problems import nearest
 from imagematrix.matrix.shapes import Shapes
+from imagematrix.spelling import nearest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

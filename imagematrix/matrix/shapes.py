@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from imagematrix.matrix import document
 from imagematrix.matrix.matrix import NO_CUDA
-from imagematrix.matrix.problems import Mark, Problem, nearest
+from imagematrix.matrix.problems import Mark, Problem
+from imagematrix.spelling import nearest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 import string
 
+from imagematrix.catalog.catalog import VALUE
 from imagematrix.facts import cuda, macros, marches, versions
-from imagematrix.matrix.problems import nearest
+from imagematrix.spelling import nearest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,8 +16,6 @@ if TYPE_CHECKING:
     from imagematrix.matrix.facts import Facts
 
 __all__ = [
-    "AXES",
-    "AXIS_NAME",
     "COMPUTE",
     "DRIVER",
     "HOST_DRIVER",
@@ -27,17 +26,19 @@ __all__ = [
     "unsafe",
 ]
 
-AXES = ("platform", "cuda", "compute", "march", "driver")
 # The names that templates have besides axes and properties, and words of the matrix and of jinja2.
 RESERVED = frozenset(
     {"image", "images", "version", "arch", "march_option", "cflags", "why", "loop", "self", "none", "true"}
     | {"sm", "cudaarchs", "torch_cuda_arch_list", "tf_cuda_compute_capabilities", "nvcc_gencode"}
 )
-AXIS_NAME = re.compile(r"[a-z][a-z0-9_]{0,31}", re.ASCII)
 HOST_DRIVER = "host"  # nothing baked in: the node's own NVIDIA runtime injects its driver
 PLATFORMS = ("linux/amd64", "linux/arm64")
-# What may stand in a tag, a shell word and a Dockerfile without a thought.
-VALUE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}", re.ASCII)
+GIVEN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}", re.ASCII)  # of secrets and agents
+ARGUMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}", re.ASCII)
+# What BuildKit itself makes something of: the frontend, the time, proxies, attestations.
+BUILDKITS = re.compile(
+    r"BUILD(KIT|X)_.*|SOURCE_DATE_EPOCH|(ALL|FTP|HTTPS?|NO)_PROXY", re.ASCII | re.IGNORECASE
+)
 SAFE = re.compile(r"[A-Za-z0-9 ._:/@+=,~%-]*", re.ASCII)
 DRIVER = re.compile(r"\d{3}(\.\d{1,4}){1,2}", re.ASCII)
 RELEASE = re.compile(r"\d{1,2}\.\d{1,2}", re.ASCII)
@@ -110,7 +111,7 @@ def _series(flag: str) -> str:
 def _cuda(value: str, facts: Facts) -> Complaint | None:
     if value == "none":
         return None
-    known = cuda.releases()
+    known = [name for name, release in cuda.releases().items() if release.targets]
     if not RELEASE.fullmatch(value):
         return f"{value!r} is no CUDA release such as 12.4", nearest(value, ["none", *known])
     newest = max(known, key=versions.order)

@@ -1,4 +1,4 @@
-"""The driver, the GPUs and the device nodes of a host, from all that tells of them."""
+"""NVIDIA's driver, GPUs and device nodes of a host, from all that tells of them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from imagematrix.probe.host import Gpu
     from imagematrix.probe.nvidia import Kernel
     from imagematrix.probe.nvml import Nvml
+    from imagematrix.probe.pci import Function
     from imagematrix.probe.tree import Tree
 
 __all__ = ["UNASKED", "Dump", "find"]
@@ -20,26 +21,36 @@ Dump = tuple["Driver | None", "tuple[Gpu, ...]", "tuple[str, ...]"]
 Found = tuple["Driver | None", "tuple[Gpu, ...]", "tuple[str, ...]", "list[str]"]
 
 NEEDED = ("/dev/nvidiactl", "/dev/nvidia-uvm")  # beside each GPU's own node, for any use of CUDA
+SANDBOX = (
+    "the kernel shows no NVIDIA module, as in a sandbox (gVisor): of the driver and the GPUs only what NVML "
+    "says is known"
+)
 UNASKED = (
     "NVML was not asked, so the memory and MIG mode of the GPUs are not known, and the brand of data-centre "
     "parts only; a dump of `nvidia-smi -q -x` tells them"
 )
 
 
-def find(tree: Tree, dump: Dump | None, ask: Callable[[], Nvml] | None, *, always: bool) -> Found:
+def find(
+    tree: Tree, functions: tuple[Function, ...], dump: Dump | None, ask: Callable[[], Nvml] | None
+) -> Found:
     """Return the driver, the GPUs, the device nodes, and sentences about what is wrong or unknown.
 
-    The arguments are those of `imagematrix.probe.probe.assemble`.
+    `functions` are those on the PCI bus. Of `dump` and `ask`, see `imagematrix.probe.probe.assemble`, one at
+    most is there; `ask` is called.
     """
     warnings: list[str] = []
-    kernel = nvidia.read(tree)
+    kernel = nvidia.read(tree, functions)
     if dump is not None:
         driver, found = _dumped(dump, kernel, warnings)
         warnings += gpus.remarks(found, kernel, complete=True)
         return driver, found, nvidia.nodes(tree) or (), warnings
-    answer = ask() if ask and (always or kernel.loaded) else None
+    answer = ask() if ask else None
     nodes = nvidia.nodes(tree)  # only now: NVML makes those that are missing
-    driver, found = _driver(kernel, answer, warnings), gpus.join(kernel, nodes, answer)
+    driver = _driver(kernel, answer, warnings)
+    found, withheld = gpus.join(tree, kernel, nodes, answer)
+    if withheld:
+        warnings.append(f"{', '.join(withheld)}: not given to this container or job, and left out")
     if answer is not None and answer.message:
         from imagematrix.probe.nvml import explain
 
@@ -48,7 +59,9 @@ def find(tree: Tree, dump: Dump | None, ask: Callable[[], Nvml] | None, *, alway
         warnings.append(UNASKED)
     complete = answer is not None and not answer.message
     warnings += gpus.remarks(found, kernel, complete=complete)
-    if kernel.loaded:
+    if driver is not None and not kernel.loaded:
+        warnings.append(SANDBOX)
+    if driver is not None or kernel.loaded:
         warnings += _surroundings(found, nodes)
     return driver, found, nodes or (), warnings
 

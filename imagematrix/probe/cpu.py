@@ -1,10 +1,14 @@
-"""The processors of a host, from the text of /proc/cpuinfo or of `lscpu`."""
+"""The processors of a host, from the text of /proc/cpuinfo, or of `lscpu` and `lscpu -J` in any language."""
 
 from __future__ import annotations
 
 import re
 
 from imagematrix.probe.host import Cpu
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 __all__ = ["arch", "level", "parse"]
 
@@ -50,6 +54,15 @@ PARTS = {
     (0xC0, 0xAC3): "Ampere-1",
     (0xC0, 0xAC4): "Ampere-1a",
 }
+PROCESSOR = re.compile(r"^processor[ \t]*:", re.MULTILINE)
+FLAGS = re.compile(r"^(?:flags|Features)[ \t]*:[ \t]*\S", re.MULTILINE)
+KEYS = frozenset({"flags", "features", "processor"})  # one is in all that tells flags, but in translations
+ARCHITECTURES = frozenset({"x86_64", "aarch64", "i686", "ppc64le", "riscv64", "s390x"})
+VENDORS = frozenset({"GenuineIntel", "AuthenticAMD", "HygonGenuine", *IMPLEMENTERS.values()})
+FLAG_LISTS = (
+    frozenset({"fpu", "sse2", "lm"}),
+    frozenset({"fp", "asimd"}),
+)  # what a list of flags begins with
 MODELS_NAMED = 4  # more kinds of cores than this in one machine are not spelled out
 
 
@@ -60,10 +73,18 @@ def parse(text: str) -> tuple[Cpu, tuple[str, ...]]:
     """
     fields = _fields(text)
     flags = _flags(fields)
+    silent = bool(flags) and _has_silent(text)
+    if silent:
+        flags = frozenset()
     vendor = _vendor(fields)
     model = _model(fields)
     warnings = []
-    if not flags:
+    if silent:
+        warnings.append(
+            "the flags of some CPUs are not told, so that none is known to be on all of them: "
+            "only code for the plain architecture is known to run"
+        )
+    elif not flags:
         warnings.append(
             "the CPU's flags are not told (no `flags` or `Features` line), "
             "so only code for the plain architecture is known to run"
@@ -92,11 +113,52 @@ def level(flags: frozenset[str]) -> str | None:
 def _fields(text: str) -> dict[str, list[str]]:
     # The CPUs of a host repeat the same lines: 192 of them write 272 kB, of which 20 kB differ.
     fields: dict[str, list[str]] = {}
-    for line in dict.fromkeys(text.splitlines()):
-        key, _, value = line.partition(":")
+    lines = _lscpu_json(text) if text.lstrip().startswith("{") else text.splitlines()
+    for line in dict.fromkeys(lines):
+        key, _, value = line.replace("\N{FULLWIDTH COLON}", ":").partition(":")
         if value := value.strip():
             fields.setdefault(key.strip().lower(), []).append(value)
-    return fields
+    return fields if fields.keys() & KEYS else fields | _translated(fields)
+
+
+def _lscpu_json(text: str) -> Iterator[str]:
+    """Yield what `lscpu -J` says as the lines of `lscpu`; none where it is no such JSON."""
+    from imagematrix import documents
+    from imagematrix.errors import UsageError
+
+    try:
+        data = documents.parse(text, "lscpu -J")
+    except UsageError:
+        return
+    left = [data.get("lscpu")] if isinstance(data, dict) else []
+    while left:
+        for item in found if isinstance(found := left.pop(0), list) else ():
+            if isinstance(item, dict):
+                yield f"{item.get('field')}".rstrip(":") + f": {item.get('data') or ''}"
+                left.append(item.get("children"))
+
+
+def _translated(fields: dict[str, list[str]]) -> dict[str, list[str]]:
+    """Return what values say for themselves where lscpu wrote its keys in another language."""
+    values = [value for some in fields.values() for value in some]
+    found = {
+        "architecture": [value for value in values if value in ARCHITECTURES],
+        "vendor id": [value for value in values if value in VENDORS],
+        "flags": [
+            value for value in values if any(proof <= {*value.lower().split()} for proof in FLAG_LISTS)
+        ],
+    }
+    return {key: some for key, some in found.items() if some}
+
+
+def _has_silent(text: str) -> bool:
+    """Whether the part of /proc/cpuinfo about some CPU has no flags; what it has is not known, then."""
+    written = f"\n{text}"
+    told = written.count("\nflags\t\t: ") + written.count("\nFeatures\t: ")
+    if told and told == written.count("\nprocessor\t: "):  # as kernels write it, of which there can be much
+        return False
+    parts = text.replace("\r\n", "\n").split("\n\n")
+    return any(PROCESSOR.search(part) and not FLAGS.search(part) for part in parts)
 
 
 def _flags(fields: dict[str, list[str]]) -> frozenset[str]:

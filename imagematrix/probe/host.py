@@ -8,13 +8,23 @@ from imagematrix.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from imagematrix.documents import Fields
+    from imagematrix.errors import UsageError
 
-__all__ = ["SCHEMA", "Cpu", "Driver", "Gpu", "Host", "MigDevice"]
+__all__ = ["SCHEMA", "Accelerator", "Cpu", "Driver", "Gpu", "Host", "MigDevice", "machine"]
 
 SCHEMA = "imagematrix.host/v1"
+# What macOS, FreeBSD, Windows and images call an architecture, by the name that Linux has for it.
+MACHINES = {"amd64": "x86_64", "arm64": "aarch64", "x64": "x86_64", "x86-64": "x86_64"}
+UNIQUE = ("index", "minor", "uuid", "pci_bus_id")  # what no two GPUs of a host have in common
+
+
+def machine(name: str) -> str:
+    """Return the name that Linux has for an architecture ("aarch64" of "arm64")."""
+    return MACHINES.get(name.lower(), name)
 
 
 class Cpu(Record):
@@ -82,8 +92,9 @@ class Gpu(Record):
     `index` is the position in PCI bus order, `minor` the number of its device node /dev/nvidia<minor>.
     `compute` is the compute capability ("8.9"), `brand` one of imagematrix.facts.gpus.BRANDS ("nvidia",
     "geforce", "tesla", ...) as NVML tells it, or as the name of a data-centre part does. `mig` is None where
-    MIG is off or unknown, a tuple (perhaps empty) where it is on. `state` is "ok" or what is wrong: "lost",
-    "no-permission", "no-node", "no-module", "excluded", "vgpu", "mig-empty".
+    MIG is off or unknown, a tuple (perhaps empty) where it is on. `state` is "ok", "vgpu" (which takes the
+    node's own driver), or what keeps it from being used: "lost", "failed", "unconfirmed", "no-permission",
+    "no-node", "no-module", "excluded", "vgpu-host", "mig-empty".
     """
 
     index: int
@@ -97,6 +108,11 @@ class Gpu(Record):
     memory_mib: int | None = None
     mig: tuple[MigDevice, ...] | None = None
     state: str = "ok"
+
+    @property
+    def usable(self) -> bool:
+        """Whether a container can have it."""
+        return self.state in {"ok", "vgpu"}
 
     @property
     def label(self) -> str:
@@ -120,11 +136,34 @@ class Gpu(Record):
         }
 
 
+class Accelerator(Record):
+    """A sign of an accelerator that is none of the host's GPUs.
+
+    `kind` is what was seen: a function on the PCI bus ("pci"), a kernel module ("module"), a device node
+    ("device"), "wsl", "tegra", or a variable that names GPUs ("environment"). `where` says where, and `why`
+    why it can't be used, None where nobody knows.
+    """
+
+    kind: str
+    where: str
+    why: str | None = None
+
+    @property
+    def label(self) -> str:
+        """What to say of it in a message."""
+        return f"{self.where}: {self.why}" if self.why else self.where
+
+    def to_json(self) -> dict[str, object]:
+        """Return one element of the Host document's `accelerators`."""
+        return {"kind": self.kind, "where": self.where, "why": self.why}
+
+
 class Host(Record):
     """What a node is: architecture, processors, driver, GPUs and their device nodes.
 
     `arch` is the machine name of uname(2). `devices` are the device nodes that exist and belong to GPUs,
-    sorted. `warnings` are sentences about what could not be read, or what looks wrong.
+    sorted. `accelerators` are the signs of others, with which a node does not pass for one without a GPU.
+    `warnings` are sentences about what could not be read, or what looks wrong.
     """
 
     arch: str
@@ -132,6 +171,7 @@ class Host(Record):
     driver: Driver | None = None
     gpus: tuple[Gpu, ...] = ()
     devices: tuple[str, ...] = ()
+    accelerators: tuple[Accelerator, ...] = ()
     warnings: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, object]:
@@ -143,6 +183,7 @@ class Host(Record):
             "driver": self.driver.to_json() if self.driver else None,
             "gpus": [gpu.to_json() for gpu in self.gpus],
             "devices": list(self.devices),
+            "accelerators": [accelerator.to_json() for accelerator in self.accelerators],
             "warnings": list(self.warnings),
         }
 
@@ -154,11 +195,12 @@ class Host(Record):
         fields = Fields(data, where)
         fields.schema(SCHEMA)
         return cls(
-            arch=fields.text("arch"),
+            arch=machine(fields.text("arch")),
             cpu=_cpu(fields),
             driver=_driver(fields),
-            gpus=tuple(_gpu(gpu) for gpu in fields.objects("gpus")),
+            gpus=_gpus(fields),
             devices=fields.texts("devices"),
+            accelerators=tuple(_accelerator(sign) for sign in fields.objects("accelerators")),
             warnings=fields.texts("warnings"),
         )
 
@@ -168,6 +210,17 @@ class Host(Record):
         from imagematrix import documents
 
         return cls.from_json(documents.read(path), str(path))
+
+    @classmethod
+    def load_all(cls, path: str | Path, bad: list[UsageError] | None = None) -> Iterator[Host]:
+        """Yield the Host on each line of the file `path`, as `jq -c . FILE...` writes many saved hosts.
+
+        One line is read after the other, when its Host is asked for. An error for each line that can't be
+        read goes to `bad`, and names it; without `bad`, UsageError with all of them is raised at the end.
+        """
+        from imagematrix.probe.many import load_all
+
+        return load_all(path, bad)
 
 
 def _cpu(fields: Fields) -> Cpu:
@@ -193,6 +246,17 @@ def _driver(fields: Fields) -> Driver | None:
     return Driver(version=version, kind=driver.text_or_none("kind"), source=source)
 
 
+def _gpus(fields: Fields) -> tuple[Gpu, ...]:
+    gpus = tuple(_gpu(gpu) for gpu in fields.objects("gpus"))
+    for name in UNIQUE if len(gpus) > 1 else ():
+        seen: set[object] = set()
+        for value in (getattr(gpu, name) for gpu in gpus):
+            if value is not None and value in seen:
+                raise fields.fail("gpus", f"two of them have the {name} {value}")
+            seen.add(value)
+    return gpus
+
+
 def _gpu(gpu: Fields) -> Gpu:
     compute = gpu.text_or_none("compute")
     if compute is not None and not re.fullmatch(r"\d{1,2}\.\d", compute, re.ASCII):
@@ -210,6 +274,10 @@ def _gpu(gpu: Fields) -> Gpu:
         mig=tuple(_mig(device) for device in gpu.objects("mig")) if gpu.present("mig") else None,
         state=gpu.text_or_none("state") or "ok",
     )
+
+
+def _accelerator(sign: Fields) -> Accelerator:
+    return Accelerator(kind=sign.text("kind"), where=sign.text("where"), why=sign.text_or_none("why"))
 
 
 def _mig(device: Fields) -> MigDevice:

@@ -15,15 +15,16 @@ from imagematrix.record import Record, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from imagematrix.probe.host import Gpu
-    from imagematrix.probe.pci import PciGpu
+    from imagematrix.probe.pci import Function
     from imagematrix.probe.tree import Tree
 
 __all__ = [
     "Information",
     "Kernel",
+    "has_own_nodes",
     "is_version",
     "nodes",
     "parse_information",
@@ -67,7 +68,7 @@ class Kernel(Record):
 
     loaded: bool = False
     driver: Driver | None = None
-    pci: tuple[PciGpu, ...] = ()
+    pci: tuple[Function, ...] = ()
     information: tuple[Information, ...] = ()
     mig: Mapping[int, tuple[MigDevice, ...]] = MappingProxyType({})
 
@@ -107,18 +108,19 @@ def parse_information(text: str) -> Information:
     )
 
 
-def read(tree: Tree) -> Kernel:
-    """Return what the kernel tells of NVIDIA in `tree`."""
+def read(tree: Tree, functions: Iterable[Function] = ()) -> Kernel:
+    """Return what the kernel tells of NVIDIA in `tree`; `functions` are those on the PCI bus."""
+    found = tuple(function for function in functions if function.gpu)
     entries = tree.names(PROC)
     loaded = bool(entries) or tree.has_folder(MODULE)
     if not loaded:
-        return Kernel(pci=pci.scan(tree))
+        return Kernel(pci=found)
     information = _information(tree)
     mig = {}
     for gpu in information:
         if gpu.minor is not None and (devices := _mig(tree, gpu.minor)) is not None:
             mig[gpu.minor] = devices
-    return Kernel(loaded=True, driver=_driver(tree), pci=pci.scan(tree), information=information, mig=mig)
+    return Kernel(loaded=True, driver=_driver(tree), pci=found, information=information, mig=mig)
 
 
 def nodes(tree: Tree) -> tuple[str, ...] | None:
@@ -130,6 +132,20 @@ def nodes(tree: Tree) -> tuple[str, ...] | None:
         found += [f"/dev/nvidia-caps/{name}" for name in tree.names("/dev/nvidia-caps")]
     plain = (path for path in found if re.fullmatch(r"[\w/-]+", path, re.ASCII))
     return tuple(sorted(path for path in plain if tree.has_node(path)))
+
+
+def has_own_nodes(tree: Tree) -> bool:
+    """Whether /dev is a container's own, with what that was given, and not the kernel's (devtmpfs).
+
+    In /proc/self/mountinfo a line has the place as its fifth field, and the type after a dash (proc(5)); of
+    several mounts on one place the last counts.
+    """
+    kinds = [
+        line.partition(" - ")[2].split(" ")[0]
+        for line in (tree.text("/proc/self/mountinfo") or "").splitlines()
+        if line.split(" ")[4:5] == ["/dev"]
+    ]
+    return kinds[-1:] == ["tmpfs"]
 
 
 def with_capabilities(tree: Tree, gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:

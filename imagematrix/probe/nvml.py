@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from imagematrix.documents import Fields
     from imagematrix.probe.host import Driver
 
-__all__ = ["TIMEOUT_S", "Nvml", "NvmlGpu", "Process", "decode", "explain", "read"]
+__all__ = ["TIMEOUT_S", "Nvml", "NvmlGpu", "Process", "asking", "decode", "explain", "read"]
 
 TIMEOUT_S = 20.0  # eight GPUs that have to be woken up take about ten
 
@@ -47,7 +47,8 @@ class NvmlGpu:
 
     `index` is NVML's, in PCI bus order. `virtualization` is an nvmlGpuVirtualizationMode_t: 0 none,
     1 passed through, 2 a vGPU in a guest, 3 and 4 a host that gives out vGPUs. `utilization` is in percent,
-    `temperature` in degrees Celsius; `persistence` is 0 where the driver lets go of an idle GPU. `errors` has
+    `temperature` in degrees Celsius; `persistence` is 0 where the driver lets go of an idle GPU. `fabric` is
+    an nvmlGpuFabricState_t: 0 there is none, 1 not started, 2 in progress, 3 completed. `errors` has
     NVML's error code for each fact that it refused; under "handle" for the GPU as a whole.
     """
 
@@ -67,6 +68,7 @@ class NvmlGpu:
     utilization: int | None = None
     temperature: int | None = None
     persistence: int | None = None
+    fabric: int | None = None
     errors: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -98,11 +100,9 @@ def read(timeout_s: float = TIMEOUT_S) -> Nvml:
 
     if not sys.executable:
         return Nvml(message="this Python does not know its own program file")
-    script = f"{__file__.rpartition('/')[0]}/nvml_query.py"
     try:
-        # -P: a pynvml.py in the folder where someone happens to stand is not the one to run.
         child = subprocess.Popen(
-            [sys.executable, "-P", script],
+            asking("nvml_query"),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -119,6 +119,20 @@ def read(timeout_s: float = TIMEOUT_S) -> Nvml:
     except (ValueError, UsageError):
         last = complaint.decode("utf-8", "replace").strip().splitlines()[-1:] or [f"exit {child.returncode}"]
         return Nvml(message=f"the process that asks it failed: {last[0]}")
+
+
+def asking(module: str) -> list[str]:
+    """Return the command that runs the function main of a module beside this one, in a process of its own.
+
+    It imports from where this process does, be that folders or an archive.
+    """
+    import os
+    import sys
+
+    # "" is the folder where someone happens to stand, with a pynvml.py perhaps that is not the one to run.
+    places = [os.path.abspath(place) for place in sys.path if place]  # noqa: PTH100 - strings, not paths
+    program = f"import sys; sys.path[:] = {places!r}; from imagematrix.probe import {module}; {module}.main()"
+    return [sys.executable, "-P", "-c", program]
 
 
 def decode(document: object) -> Nvml:
@@ -139,6 +153,8 @@ def decode(document: object) -> Nvml:
 def explain(answer: Nvml, driver: Driver | None) -> str:
     """Return the sentence that says why NVML gave no answer, what that means and what would fix it."""
     missing = "so the memory and MIG mode of the GPUs are not known, and the brand of data-centre parts only"
+    if driver is None:
+        missing = "so nothing tells of the driver and its GPUs"
     kernel = driver.version if driver else "another version"
     if answer.error == MISMATCH:
         return (
@@ -149,8 +165,8 @@ def explain(answer: Nvml, driver: Driver | None) -> str:
         )
     if answer.error == NO_LIBRARY:
         return (
-            f"NVML is not installed (no libnvidia-ml.so.1), {missing}; nothing else needs it, "
-            f"and the output of `nvidia-smi -q -x` of such a node tells the same"
+            f"NVML is not installed (no libnvidia-ml.so.1), {missing}; "
+            f"the output of `nvidia-smi -q -x` of such a node tells the same"
         )
     if answer.error == NOT_LOADED:
         return (
@@ -199,6 +215,7 @@ def _gpu(gpu: Fields) -> NvmlGpu:
         utilization=gpu.integer_or_none("utilization"),
         temperature=gpu.integer_or_none("temperature"),
         persistence=gpu.integer_or_none("persistence"),
+        fabric=gpu.integer_or_none("fabric"),
         errors={error.text("fact"): error.integer("code") for error in gpu.objects("errors")},
     )
 

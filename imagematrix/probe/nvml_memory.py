@@ -1,8 +1,8 @@
 """Prints what processes have of each GPU's memory, again and again, until its reader is gone.
 
 Each line is a JSON list with [minor, [[pid, MiB], …]] for each GPU; MiB is null where NVML does not tell.
-imagematrix.launch.measure runs this file in a process of its own, because a call into a sick driver may never
-return. It imports nothing of imagematrix, so that it runs wherever the interpreter does.
+imagematrix.launch.measure runs this in a process of its own, because a call into a sick driver may never
+return.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 import json
 import sys
 import time
+
+from imagematrix.probe import nvml_library
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,6 +40,7 @@ def main() -> None:
     """Look and print until nobody reads."""
     import pynvml
 
+    nvml_library.load()
     pynvml.nvmlInit()
     while True:
         try:
@@ -51,7 +54,3 @@ def main() -> None:
 def _process(process: Any) -> list[int | None]:
     used = process.usedGpuMemory
     return [process.pid, None if used is None else used // MIB]
-
-
-if __name__ == "__main__":
-    main()

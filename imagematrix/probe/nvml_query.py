@@ -1,13 +1,14 @@
 """Asks NVML what it knows and prints it as one JSON object.
 
-imagematrix.probe.nvml runs this file in a process of its own, because a call into a sick driver may never
-return. It imports nothing of imagematrix, so that it runs wherever the interpreter does.
+imagematrix.probe.nvml runs this in a process of its own, because a call into a sick driver may never return.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+
+from imagematrix.probe import nvml_library
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ def main() -> None:
     except ImportError as error:
         sys.stdout.write(json.dumps({"error": None, "message": f"pynvml is not installed ({error})"}))
         return
+    nvml_library.load()
     answer = query(pynvml)
     with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:  # noqa: PTH123 - no pathlib
         answer["library"] = library(maps.read())
@@ -110,6 +112,8 @@ def _gpu(nvml: Any, index: int) -> dict[str, Any]:
     mode = asker.ask("mig", nvml.nvmlDeviceGetMigMode, handle)
     asker.ask("temperature", nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU)
     asker.ask("persistence", nvml.nvmlDeviceGetPersistenceMode, handle)
+    asker.ask("fabric", _fabric, nvml, handle)
+    asker.errors.pop("fabric", None)  # drivers before branch 530 and most GPUs know of none
     busy = asker.ask("utilization", nvml.nvmlDeviceGetUtilizationRates, handle)
     processes = asker.ask_newest(
         "processes",
@@ -135,6 +139,14 @@ def _gpu(nvml: Any, index: int) -> dict[str, Any]:
     if mode is not None and mode[0]:
         facts["mig"] = _mig(nvml, handle, asker)
     return facts | {"index": index, "errors": asker.refused()}
+
+
+def _fabric(nvml: Any, handle: Any) -> int | None:
+    import ctypes
+
+    info = nvml.c_nvmlGpuFabricInfo_t()
+    nvml.nvmlDeviceGetGpuFabricInfo(handle, ctypes.byref(info))
+    return int(info.state)
 
 
 def _process(process: Any) -> dict[str, int | None]:
@@ -169,7 +181,3 @@ def _mig(nvml: Any, handle: Any, parent: _Asker) -> list[dict[str, Any]]:
 
 def _ascii(text: Any) -> str:
     return text.decode("ascii", "replace") if isinstance(text, bytes) else str(text)
-
-
-if __name__ == "__main__":
-    main()

@@ -6,8 +6,8 @@ import os
 
 from imagematrix.errors import ProbeError, UsageError
 from imagematrix.probe import cpu
-from imagematrix.probe.host import Host
-from imagematrix.probe.signs import shows_nvidia
+from imagematrix.probe.host import Host, machine
+from imagematrix.probe.signs import look
 from imagematrix.probe.tree import Tree
 
 TYPE_CHECKING = False
@@ -16,22 +16,24 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from imagematrix.probe.accelerators import Dump
-    from imagematrix.probe.host import Cpu, Driver, Gpu
+    from imagematrix.probe.host import Accelerator, Cpu, Driver, Gpu
     from imagematrix.probe.nvml import Nvml
+    from imagematrix.probe.pci import Function
 
 __all__ = ["assemble", "probe"]
 
 CPUINFO = "/proc/cpuinfo"
+LSCPU = ("/lscpu.json", "/lscpu.txt")  # in a captured tree, what `lscpu -J` or `lscpu` printed in its place
 CPUINFO_LIMIT = 16 * 1024 * 1024  # bytes; about 11,000 CPUs
 
 
 def probe(root: str | Path = "/", *, nvml: bool | None = None, smi: str | Path | None = None) -> Host:
     """Return what the node is whose files are below `root`.
 
-    NVML is asked where `root` is `/` and NVIDIA's module is loaded; `nvml` true asks it in any case, false
-    never. `smi` is a file that holds what `nvidia-smi -q -x` printed: the driver and the GPUs come from
-    there, the rest from `root`. What can't be read is None and has a sentence in the Host's `warnings`;
-    ProbeError is raised only where there is no host to read at all.
+    NVML is asked where `root` is `/` and something shows a driver of NVIDIA's; `nvml` true asks it in any
+    case, false never. `smi` is a file that holds what `nvidia-smi -q -x` printed: the driver and the GPUs
+    come from there, the rest from `root`. What can't be read is None and has a sentence in the Host's
+    `warnings`; ProbeError is raised only where there is no host to read at all.
     """
     tree = Tree(os.fspath(root))
     if nvml and smi is not None:
@@ -50,27 +52,39 @@ def assemble(
 ) -> Host:
     """Return the host that `tree` describes, with the GPUs of `dump`, or with what `ask` learns from NVML.
 
-    Without a loaded module `ask` is called only if `always` is set: to NVML it would be a failure, and
+    Without a sign of a driver `ask` is called only if `always` is set: to NVML it would be a failure, and
     looking for a driver can load one and leave device nodes behind.
     """
     machine, processors, warnings = _processors(tree)
+    signs = look(tree)
+    functions: tuple[Function, ...] = ()
     driver: Driver | None = None
     gpus: tuple[Gpu, ...] = ()
     devices: tuple[str, ...] = ()
-    if dump is not None or always or shows_nvidia(tree):
+    idle: tuple[Accelerator, ...] = ()
+    if signs.functions or signs.functions is None:
+        from imagematrix.probe import pci
+
+        functions = pci.scan(tree, signs.functions)
+    if dump is not None or always or signs.nvidia or any(function.gpu for function in functions):
         from imagematrix.probe import accelerators, nvidia
 
-        driver, found, devices, remarks = accelerators.find(tree, dump, ask, always=always)
+        asked = ask if always or signs.driver else None
+        driver, found, devices, remarks = accelerators.find(tree, functions, dump, asked)
         gpus = nvidia.with_capabilities(tree, found)
         warnings += remarks
-    if not gpus and tree.has_node("/dev/dxg"):
-        warnings.append("this is WSL 2: its GPUs are behind /dev/dxg, which imagematrix does not use")
+    if functions or signs.modules or signs.nodes or signs.tegra:
+        from imagematrix.probe import others
+
+        idle, remarks = others.find(signs, functions, gpus)
+        warnings += remarks
     return Host(
         arch=machine,
         cpu=processors,
         driver=driver,
         gpus=gpus,
         devices=devices,
+        accelerators=idle,
         warnings=tuple(dict.fromkeys(tree.warnings + warnings)),
     )
 
@@ -83,6 +97,8 @@ def _ask() -> Nvml:
 
 def _processors(tree: Tree) -> tuple[str, Cpu, list[str]]:
     text = tree.text(CPUINFO, limit=CPUINFO_LIMIT)
+    for path in LSCPU if text is None and not tree.live else ():
+        text = text or tree.text(path)
     if text is not None:
         processors, warnings = cpu.parse(text)
     elif tree.live:
@@ -93,21 +109,22 @@ def _processors(tree: Tree) -> tuple[str, Cpu, list[str]]:
         reason = tree.warnings[-1] if tree.warnings else f"it has no {CPUINFO[1:]}"
         raise ProbeError(
             f"no host was captured there: {reason}",
-            remedy="copy at least /proc/cpuinfo, /proc/driver/nvidia and /dev's listing of nvidia* into it",
+            remedy="copy at least /proc/cpuinfo (or write what `lscpu -J` prints to lscpu.json), "
+            "/proc/driver/nvidia and /dev's listing of nvidia* into it",
         )
     return _arch(tree, text or ""), processors, list(warnings)
 
 
 def _arch(tree: Tree, text: str) -> str:
     if tree.live:
-        return os.uname().machine
+        return machine(os.uname().machine)
     told = (tree.text("/proc/sys/kernel/arch") or "").strip()  # there from Linux 6.1 on
     if told.isidentifier() and told.isascii():
-        return told
+        return machine(told)
     guess = cpu.arch(text)
     if guess is None:
         raise ProbeError(
             f"the captured {CPUINFO[1:]} does not tell the architecture",
             remedy="write the output of `uname -m` into proc/sys/kernel/arch of the captured tree",
         )
-    return guess
+    return machine(guess)

@@ -26,6 +26,8 @@ ROOT = "nvidia_smi_log"
 VERSIONS = ("kmd_version", "driver_version")
 SOURCE = "nvidia-smi -q -x"
 LOST = "gpu is lost"
+# What it writes for a vGPU in a guest, and for hosts that give out vGPUs or shared graphics.
+GUEST, HOSTS = "vgpu", frozenset({"host vgpu", "host vsga"})
 
 # From an element's path below <gpu> to the name it has here.
 WANTED = {
@@ -196,9 +198,14 @@ def _gpu(index: int, facts: _Facts) -> Gpu:
 
 
 def _state(facts: _Facts, mig: tuple[MigDevice, ...] | None) -> str:
+    from imagematrix.facts.gpus import is_vgpu
+
     if facts.lost:
         return "lost"
-    if "vgpu" in facts.values.get("virtualization", "").lower():
+    virtualization = facts.values.get("virtualization", "").lower()
+    if virtualization in HOSTS:
+        return "vgpu-host"
+    if virtualization == GUEST or is_vgpu(facts.values.get("name")):
         return "vgpu"
     return "mig-empty" if mig == () else "ok"
 

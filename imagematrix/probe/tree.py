@@ -82,6 +82,18 @@ class Tree:
         mode = self._mode(path)
         return mode is not None and (stat.S_ISCHR(mode) or (not self.live and stat.S_ISREG(mode)))
 
+    def refusal(self, path: str) -> int:
+        """Return the error number with which a device of the running host may not be used, or 0."""
+        if not self.live:
+            return 0
+        from imagematrix.probe import device
+
+        try:
+            device.require(path)
+        except OSError as error:
+            return error.errno or 0
+        return 0
+
     def _mode(self, path: str) -> int | None:
         try:
             return os.stat(self._locate(path)).st_mode

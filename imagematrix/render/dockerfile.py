@@ -1,7 +1,14 @@
-"""What a rendered Dockerfile builds on: the images its FROM, COPY --from, RUN --mount and syntax name."""
+"""What a rendered Dockerfile builds on: the images its FROM, COPY --from, RUN --mount and syntax name.
+
+It is read as BuildKit does (frontend/dockerfile, parser and shell, of its sources). What its releases read
+differently is refused, and so is a name that is not written as it is: a base that nobody saw would be in the
+image and not in its identity.
+"""
 
 from __future__ import annotations
 
+import csv
+import json
 import re
 from dataclasses import dataclass
 from functools import lru_cache
@@ -15,29 +22,42 @@ if TYPE_CHECKING:
 
 __all__ = ["bases", "beginning", "replaced", "stages", "through_stage"]
 
-FROM = re.compile(r"FROM\s+(?:--\S+\s+)*(\S+)(?:\s+AS\s+(\S+))?\s*", re.IGNORECASE)
-FLAGS = re.compile(r"(?:COPY|ADD|RUN)((?:\s+--\S+)*)", re.IGNORECASE)
-SOURCE = re.compile(r"\s--(?:from=|mount=(?:\S*?,)?from=)([^,\s]+)", re.IGNORECASE)
-# The image of the program that reads the rest; only directives may come before it (Dockerfile reference).
-SYNTAX = re.compile(r"(?:#[ \t]*(?!syntax)\w+[ \t]*=.*\n)*#[ \t]*syntax[ \t]*=[ \t]*(\S+)", re.IGNORECASE)
-WORD = re.compile(r"""(?:[^\s"'\\]|\\.|"(?:[^"\\]|\\.)*"|'[^']*')+""")
-HEREDOC = re.compile(r"""\d*<<(-?)(["']?)([^\s<"']+)\2""")
+WITHOUT_IMAGES = (
+    *(
+        "arg",
+        "cmd",
+        "entrypoint",
+        "env",
+        "expose",
+        "healthcheck",
+        "label",
+        "maintainer",
+        "shell",
+        "stopsignal",
+    ),
+    *("user", "volume", "workdir"),
+)
+WITH_HEREDOCS = ("add", "copy", "run")
+DIRECTIVE = re.compile(r"#\s*([a-zA-Z][a-zA-Z0-9]*)\s*=\s*(\S+)", re.ASCII)
+DIRECTIVES = ("syntax", "escape", "check")
+# A line goes on in the next. Two backslashes at its end go on in some releases, and end it in others.
+GOES_ON = re.compile(r"\\[ \t]*$")
+UNCLEAR = re.compile(r"\\\\[ \t]*$")
+BLANKS = re.compile(r"[\t\v\f\r ]+")
+SPACE = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
+FLAG_VALUE = r"""(?:(?<=--mount=)|(?<=--mount=["'])|(?<![^\s,"'-]))from=["']?({})(?=[\s,"'\\]|$)"""
+HEREDOC = re.compile(r"(\d*)<<(-?)([^<]*)")
+# A variable that every release reads alike; the others end a release's search for heredocs, or don't.
+VARIABLE = re.compile(r"""\$\{\w+(?::?[-+?][^\s"'$<{}\\]*)?\}""", re.ASCII)
 
 
 def bases(dockerfile: str) -> tuple[str, ...]:
     """Return the external images that `dockerfile` names, in order, each once.
 
-    Raises UsageError where a FROM holds a variable: the base is part of an image's identity, so it has to be
-    written out (a template can do that).
+    Raises UsageError where a FROM holds a variable, for the base is part of an image's identity, so it has to
+    be written out (a template can do that); and for what can't be read for sure.
     """
-    found: dict[str, None] = {}
-    for step, name in _external(dockerfile, _steps(dockerfile)):
-        if "$" in name:
-            remedy = "write the base with the template's variables, not with ARG"
-            message = f"the Dockerfile takes a base from a variable: {step.instruction}"
-            raise UsageError(message, remedy=remedy)
-        found[name] = None
-    return tuple(found)
+    return tuple(dict.fromkeys(name.text for name in _external(dockerfile, _steps(dockerfile))))
 
 
 def through_stage(dockerfile: str, stage: str) -> str | None:
@@ -55,7 +75,8 @@ def beginning(dockerfile: str) -> str | None:
     name, begins = "scratch", {"scratch": "scratch"}
     for step in _read(dockerfile).steps:
         if step.stage is not None:
-            name = begins.get(step.names[0].lower(), step.names[0])
+            base = step.names[0].text
+            name = begins.get(base.lower(), base)
             begins[step.stage] = name
     return None if name == "scratch" else name
 
@@ -68,7 +89,7 @@ def stages(dockerfile: str) -> tuple[str, ...]:
     begins = [step for step in _read(dockerfile).steps if step.stage is not None]
     found: dict[str, str] = {}
     for step, following in pairwise(begins):
-        text = found.get(step.names[0].lower(), "") + dockerfile[step.start : following.start]
+        text = found.get(step.names[0].text.lower(), "") + dockerfile[step.start : following.start]
         found[step.stage or text] = text
     return tuple(found.values())
 
@@ -77,14 +98,20 @@ def replaced(dockerfile: str, images: Mapping[str, str]) -> str:
     """Return `dockerfile` with other images in place of those that `images` has; stages keep their names."""
     parts: list[str] = []
     end = 0
-    for step, name in _external(dockerfile, _read(dockerfile).steps):
-        if name in images:
-            token = re.compile(rf"(?<![^\s=]){re.escape(name)}(?![^\s,])")
-            found = token.search(dockerfile, max(step.start, end))
-            assert found is not None  # noqa: S101 - it was read there; this tells the type checker
-            parts += [dockerfile[end : found.start()], images[name]]
-            end = found.end()
+    for name in _external(dockerfile, _read(dockerfile).steps):
+        if name.text in images:
+            parts += [dockerfile[end : name.at], images[name.text]]
+            end = name.at + len(name.text)
     return "".join([*parts, dockerfile[end:]])
+
+
+@dataclass(frozen=True, slots=True)
+class _Name:
+    """A name of an image or a stage, and where it stands; `numbered` where a number is that of a stage."""
+
+    text: str
+    at: int
+    numbered: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +119,7 @@ class _Step:
     """An instruction that names images or begins a stage ("" is one without a name), and where it starts."""
 
     start: int
-    instruction: str
-    names: tuple[str, ...]
+    names: tuple[_Name, ...]
     stage: str | None
 
 
@@ -105,18 +131,44 @@ class _Part:
     cut: bool
 
 
-def _external(dockerfile: str, steps: Iterable[_Step]) -> Iterator[tuple[_Step, str]]:
-    """Yield the images that a Dockerfile's syntax line and its steps name, each with its step; no stages."""
-    syntax = SYNTAX.match(dockerfile)
-    if syntax:
-        yield _Step(syntax.start(1), syntax[0], (syntax[1],), None), syntax[1]
-    stages = {"scratch"}
+def _external(dockerfile: str, steps: Iterable[_Step]) -> Iterator[_Name]:
+    """Yield the images that a Dockerfile's syntax line and its steps name; no stages."""
+    yield from _syntax(dockerfile)
+    steps = list(steps)
+    later = {step.stage for step in steps if step.stage}
+    known = {"scratch"}
     for step in steps:
         for name in step.names:
-            if "$" in name or (name.lower() not in stages and not name.isdigit()):
-                yield step, name
+            low = name.text.lower()
+            if step.stage is None and low in later and low not in known:
+                raise _unreadable(f"{name.text}, which begins later, as a source", "put its stage first")
+            if low not in known and not (name.numbered and name.text.isdigit()):
+                yield name
         if step.stage:
-            stages.add(step.stage)
+            known.add(step.stage)
+
+
+def _syntax(dockerfile: str) -> Iterator[_Name]:
+    """Yield the image of the program that reads the rest, if its first lines name one."""
+    at = 0
+    if dockerfile.startswith("\ufeff"):
+        raise _unreadable("a byte order mark", "save it as UTF-8 without one")
+    if dockerfile.startswith("#!"):
+        at = dockerfile.find("\n") + 1 or len(dockerfile)
+    found = None
+    while dockerfile.startswith("#", at):
+        end = dockerfile.find("\n", at)
+        line = DIRECTIVE.match(dockerfile, at, end if end >= 0 else len(dockerfile))
+        key = line[1].lower() if line else ""
+        if line is None or key not in DIRECTIVES:
+            break
+        if key == "escape" and line[2] != "\\":
+            raise _unreadable(f"the directive escape={line[2]}", "write it with backslashes")
+        if key == "syntax" and not found:
+            found = _Name(line[2], line.start(2))
+        at = end + 1 if end >= 0 else len(dockerfile)
+    if found:
+        yield found
 
 
 def _steps(dockerfile: str) -> Iterator[_Step]:
@@ -132,10 +184,10 @@ def _steps(dockerfile: str) -> Iterator[_Step]:
 
 @lru_cache(maxsize=4096)
 def _paragraph(text: str) -> _Part:
-    return _read(text)
+    return _read(text, whole=False)
 
 
-def _read(text: str) -> _Part:
+def _read(text: str, *, whole: bool = True) -> _Part:
     """Read a Dockerfile, or a part of one that begins with an instruction."""
     steps: list[_Step] = []
     start = offset = 0
@@ -145,35 +197,160 @@ def _read(text: str) -> _Part:
         begin, offset = offset, offset + len(raw) + 1
         if heredocs:
             dash, last = heredocs[0]
-            if (raw.lstrip("\t") if dash else raw).rstrip("\r") == last:
+            if (raw.rstrip("\r").lstrip("\t") if dash else raw.rstrip("\r")) == last:
                 heredocs.pop(0)
             continue
-        line = raw.strip()
-        if not line or line[0] == "#":
+        bare = raw.lstrip(SPACE)
+        if not bare or bare[0] == "#":
             continue
         if not parts:
             start = begin
-        if line[-1] == "\\":
-            parts.append(line[:-1])
+        line = (raw if parts else bare).removesuffix("\r")
+        if UNCLEAR.search(line):
+            raise _unreadable(f"a line that ends in two backslashes: {line}", "write it otherwise")
+        ahead = GOES_ON.sub("", line)
+        parts.append(ahead)
+        if ahead != line:
             continue
-        instruction = " ".join([*parts, line])
-        parts = []
-        heredocs = _heredocs(instruction) if "<<" in instruction and FLAGS.match(instruction) else []
-        steps += _step(start, instruction)
-    if parts:
-        steps += _step(start, " ".join(parts))
+        instruction, parts = "".join(parts), []
+        step, heredocs = _instruction(instruction, text[start:offset], start)
+        steps += step
+    if parts and whole:
+        steps += _instruction("".join(parts), text[start:], start)[0]
     return _Part(tuple(steps), cut=bool(parts or heredocs))
 
 
-def _step(start: int, instruction: str) -> Iterator[_Step]:
-    line = FROM.fullmatch(instruction)
-    flags = FLAGS.match(instruction)
-    if line:
-        yield _Step(start, instruction, (line[1],), (line[2] or "").lower())
-    elif flags and flags[1]:
-        yield _Step(start, instruction, tuple(SOURCE.findall(flags[1])), None)
+def _instruction(text: str, raw: str, start: int) -> tuple[list[_Step], list[tuple[str, str]]]:
+    """Return the step that an instruction is, if it is one, and its heredocs; `raw` is how it is written."""
+    word, *rest = BLANKS.split(text.strip(SPACE), maxsplit=1)
+    command = word.lower()
+    if command in WITHOUT_IMAGES:
+        return [], []
+    if command == "onbuild":  # for the builds of others; but its lines are here
+        inner, *more = BLANKS.split(rest[0].strip(SPACE), maxsplit=1) if rest else [""]
+        return [], _heredocs(inner.lower(), rest[0] if rest else "", more[0] if more else "")
+    if command != "from" and command not in WITH_HEREDOCS:
+        raise _unreadable(f"{word!r}, which is no instruction", "see the Dockerfile reference")
+    if command != "from" and "--" not in text and "<<" not in text:  # as most are
+        return [], []
+    flags, arguments = _flags(rest[0] if rest else "")
+    if command == "from":
+        return [_stage(arguments, raw, start)], []
+    names = tuple(_sources(flags, raw, start))
+    return [_Step(start, names, None)] if names else [], _heredocs(command, text, arguments)
 
 
-def _heredocs(instruction: str) -> list[tuple[str, str]]:
-    words = (HEREDOC.fullmatch(word) for word in WORD.findall(instruction))
-    return [(found[1], found[3]) for found in words if found]
+def _stage(arguments: str, raw: str, start: int) -> _Step:
+    words = BLANKS.split(arguments.strip(SPACE))
+    if len(words) not in (1, 3) or not words[0] or (len(words) > 1 and words[1].lower() != "as"):
+        raise _unreadable(f"FROM {arguments}", "write FROM IMAGE, or FROM IMAGE AS NAME")
+    return _Step(
+        start,
+        (_named(words[0], rf"(?<=\s)({re.escape(words[0])})(?=\s|\\|$)", raw, start),),
+        words[2].lower() if len(words) > 1 else "",
+    )
+
+
+def _sources(flags: Iterable[str], raw: str, start: int) -> Iterator[_Name]:
+    """Yield what the flags of COPY and RUN name as the sources of files."""
+    at = 0
+    for flag in flags:
+        key, _, value = flag.partition("=")
+        if key == "--from":
+            found = [value]
+        elif key == "--mount":
+            fields = (field.partition("=") for field in next(csv.reader([value]), []))
+            found = [value for key, _, value in fields if key.lower() == "from"]
+        else:
+            continue
+        for name in filter(None, found):
+            place = _named(
+                name, FLAG_VALUE.format(re.escape(name)), raw[at:], start + at, numbered=key == "--from"
+            )
+            at = place.at + len(name) - start
+            yield place
+
+
+def _named(name: str, pattern: str, raw: str, start: int, *, numbered: bool = False) -> _Name:
+    """Return a name with its place; raise UsageError where it is no plain one."""
+    if "$" in name:
+        remedy = "write the base with the template's variables, not with ARG"
+        raise UsageError(f"the Dockerfile takes a base from a variable: {raw.strip()}", remedy=remedy)
+    found = re.search(pattern, raw)
+    if found is None or set(name) & set("\"'\\"):
+        raise _unreadable(f"the image {name} in another spelling: {raw.strip()}", "write its name as it is")
+    return _Name(name, start + found.start(1), numbered)
+
+
+def _flags(text: str) -> tuple[list[str], str]:
+    """Split what follows an instruction's name into its flags, without quotes and escapes, and the rest."""
+    flags: list[str] = []
+    while (text := text.lstrip(SPACE)).startswith("--"):
+        flag, text = _flag(text)
+        if flag == "--":
+            break
+        flags.append(flag)
+    return flags, text
+
+
+def _flag(text: str) -> tuple[str, str]:
+    """Return the flag that `text` begins with, and what follows."""
+    word, quote, at = "", "", 0
+    while at < len(text) and (quote or text[at] not in SPACE):
+        char = text[at]
+        if char == quote or (not quote and char in "\"'"):
+            quote = "" if quote else char
+        else:
+            at += char == "\\"
+            word += text[at : at + 1]
+        at += 1
+    return word, text[at:]
+
+
+def _heredocs(command: str, text: str, arguments: str) -> list[tuple[str, str]]:
+    if command not in WITH_HEREDOCS or "<<" not in text or _is_json(arguments):
+        return []
+    words = (HEREDOC.fullmatch(word) for word in _words(text, raw=True))
+    found = [(word[2], _words(word[3], raw=False)) for word in words if word]
+    heredocs = [(dash, names[0]) for dash, names in found if len(names) == 1]
+    if heredocs and "${" in VARIABLE.sub("", text):
+        raise _unreadable(f"a heredoc beside such a variable: {text}", "give the variable to another line")
+    return heredocs
+
+
+def _is_json(arguments: str) -> bool:
+    text = arguments.strip(SPACE)
+    if not text.startswith("["):
+        return False
+    try:
+        found, end = json.JSONDecoder().raw_decode(text)
+    except (ValueError, RecursionError):
+        return False
+    if end < len(text) and "<<" in text:  # older releases read the list, newer ones a command
+        raise _unreadable(f"a heredoc after a list: {arguments}", "write the command without brackets")
+    return all(isinstance(word, str) for word in found)
+
+
+def _words(text: str, *, raw: bool) -> list[str]:
+    """Return a line's words, with quotes and escapes if these are to stay `raw`; none where it is damaged."""
+    words = [""]
+    quote, at = "", 0
+    while at < len(text):
+        char = text[at]
+        at += 1
+        if char == quote or (not quote and char in "\"'"):
+            quote = "" if quote else char
+            words[-1] += char if raw else ""
+        elif char == "\\" and quote != "'":
+            following = text[at : at + 1]
+            at += 1
+            words[-1] += ("\\" if raw or (quote and following not in '"$\\') else "") + following
+        elif not quote and char in SPACE:
+            words += [""] if words[-1] else []
+        else:
+            words[-1] += char
+    return [] if quote else [word for word in words if word]
+
+
+def _unreadable(what: str, remedy: str) -> UsageError:
+    return UsageError(f"the Dockerfile has {what}", remedy=remedy)

@@ -1,145 +1,168 @@
-"""Cells to Dockerfiles, with jinja2: to write an unknown variable, or one without a value, is an error."""
+"""Cells to Dockerfiles, in a process of their own: to write a name that is unknown or empty is an error."""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import json
+import signal
+import subprocess
+import sys
+from collections import deque
 from functools import lru_cache
-
-import jinja2
-import jinja2.sandbox
+from typing import Self
 
 from imagematrix.errors import ImagematrixError, UsageError
 from imagematrix.facts import device_code
 from imagematrix.matrix.feasibility import ARCHES
-from imagematrix.matrix.problems import nearest
+from imagematrix.spelling import nearest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, MutableMapping
+    from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
-    from typing import Any
+    from typing import IO, Any
 
     from imagematrix.matrix.matrix import Cell
 
 __all__ = ["Renderer", "variables"]
 
+Key = tuple[str, str]  # image and cell
+
+SECONDS = 10  # of processor time for one rendering: the shipped templates take a thousandth of one
+START = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); "
+    "from imagematrix.render.worker import main; main()"
+)
+
 
 class Renderer:
-    """Renders the templates of one folder; a template is compiled once for all its cells.
+    """Renders the templates of one folder. Use it as a context manager.
 
-    Templates come with the matrix, perhaps from a pull request, so they run in jinja's sandbox: rendering
-    can't touch this machine.
+    `images` are the names of all images of the matrix. One process renders one cell after the other, and goes
+    on with those that are named `ahead` while their Dockerfiles are worked on here.
     """
 
-    def __init__(self, templates: Path) -> None:
-        self._environment = _Environment(
-            loader=jinja2.FileSystemLoader(templates),
-            undefined=_Unknown,
-            finalize=_present,
-            autoescape=False,
-            trim_blocks=True,
-            lstrip_blocks=True,
-            keep_trailing_newline=True,
-            auto_reload=False,
-        )
-        self._environment.tests["none"] = lambda value: value is None or isinstance(value, _NoValue)
+    def __init__(self, templates: Path, images: Iterable[str] = ()) -> None:
         self._folder = templates
+        self._images = list(images)
+        command = [sys.executable, "-I", "-c", START, json.dumps(sys.path), str(templates), str(SECONDS)]
+        # In a session of its own: Ctrl-C is for who waits for it.
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+        )
+        assert self._process.stdin is not None  # noqa: S101 - they are pipes; this tells the type checker
+        assert self._process.stdout is not None  # noqa: S101
+        self._to: IO[bytes] = self._process.stdin
+        self._from: IO[bytes] = self._process.stdout
+        # As much as may be on its way: half of what the pipe takes, so that to write never waits for an
+        # answer to be read.
+        self._room = fcntl.fcntl(self._to, fcntl.F_GETPIPE_SZ) // 2
+        self._waiting: deque[tuple[Key, Cell, dict[str, str]]] = deque()
+        self._next: tuple[Key, Cell, bytes] | None = None
+        self._sent: deque[tuple[Key, Cell, bytes]] = deque()
+        self._answers: dict[Key, dict[str, Any]] = {}
+        self._expected: set[Key] = set()
 
-    def render(self, cell: Cell, images: Mapping[str, str]) -> str:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._sent:
+            self._process.kill()
+        self._from.close()
+        with contextlib.suppress(BrokenPipeError):  # it has ended before
+            self._to.close()
+        self._process.wait()
+
+    def ahead(self, cells: Iterable[Cell]) -> None:
+        """Take note that these cells are to be rendered, about in this order."""
+        for cell in cells:
+            key = _key(cell)
+            self._waiting.append((key, cell, {}))
+            self._expected.add(key)
+
+    def render(self, cell: Cell, look_up: Callable[[str], str]) -> str:
         """Return the Dockerfile of `cell`; raise UsageError naming template and line.
 
-        `images` are the references of the other images of the same cell, by name.
+        `look_up` returns the reference of another image of the same cell by its name.
         """
-        name = cell.image.template
-        try:
-            return self._environment.get_template(name).render(_named(variables(cell)), images=images)
-        except ImagematrixError:  # of an image that this one builds on
-            raise
-        except jinja2.TemplateNotFound as error:
-            raise UsageError(f"{self._folder / name}: no template {error.name!r}") from error
-        except jinja2.TemplateSyntaxError as error:
-            where = f"{error.filename or self._folder / name}:{error.lineno}"
-            raise UsageError(f"{where}: {error.message}") from error
-        except Exception as error:  # what a template does with filters can end in any of Python's errors
-            raise self._error(cell, error) from error
+        key = _key(cell)
+        images: dict[str, str] = {}
+        if key not in self._expected:
+            self._waiting.appendleft((key, cell, images))
+        while "image" in (answer := self._answer(key)):
+            name = str(answer["image"])
+            images = {**images, name: look_up(name)}
+            self._waiting.appendleft((key, cell, images))
+        if "error" in answer:
+            raise self._error(cell, answer)
+        return str(answer["text"])
 
-    def _error(self, cell: Cell, error: Exception) -> UsageError:
-        where = self._where(error, cell.image.template)
-        message = f"{where}: {error} (in the cell {cell.id})"
-        known = variables(cell)
-        words = str(error).split("'")
-        name = words[1] if isinstance(error, jinja2.UndefinedError) and len(words) > 1 else None
-        if isinstance(error, _NoValueError):
+    def _answer(self, key: Key) -> dict[str, Any]:
+        while key not in self._answers:
+            self._send()
+            line = self._from.readline()
+            if not line:
+                raise self._ended()
+            answered, _, request = self._sent.popleft()
+            self._room += len(request)
+            self._answers[answered] = json.loads(line)
+        self._expected.discard(key)
+        return self._answers.pop(key)
+
+    def _send(self) -> None:
+        while self._next or self._waiting:
+            self._next = self._next or self._request(*self._waiting.popleft())
+            _, _, line = self._next
+            if self._sent and len(line) > self._room:
+                return
+            self._sent.append(self._next)
+            self._next = None
+            self._room -= len(line)
+            try:
+                self._to.write(line)
+                self._to.flush()
+            except BrokenPipeError:  # it has ended, and the answer says so
+                return
+
+    def _request(self, key: Key, cell: Cell, images: Mapping[str, str]) -> tuple[Key, Cell, bytes]:
+        request = {
+            "template": cell.image.template,
+            "values": variables(cell),
+            "images": images,
+            "names": self._images,
+        }
+        return key, cell, f"{json.dumps(request)}\n".encode()
+
+    def _ended(self) -> ImagematrixError:
+        """Return why the process has ended; what it was at is to blame."""
+        code = self._process.wait()
+        _, cell, _ = self._sent[0]
+        where = f"{self._folder / cell.image.template}"
+        if code == -signal.SIGXCPU:
+            return UsageError(f"{where}: it takes more than {SECONDS} s to render (in the cell {cell.id})")
+        if code < 0:
+            name = signal.Signals(-code).name
+            return UsageError(f"{where}: it ends what renders it with {name} (in the cell {cell.id})")
+        return ImagematrixError(f"{where}: what renders it has ended with the code {code}")
+
+    def _error(self, cell: Cell, answer: Mapping[str, Any]) -> UsageError:
+        if not answer.get("of_cell"):
+            return UsageError(str(answer["error"]))
+        known, name = variables(cell), answer.get("name")
+        if answer.get("empty"):
             remedy = f"ask for it first: {{% if {name} %}}...{{% endif %}}"
         else:
             remedy = (nearest(name, known) if name else None) or f"templates see {', '.join(sorted(known))}"
-        return UsageError(message, remedy=remedy)
-
-    def _where(self, error: Exception, name: str) -> str:
-        """Return file and line of the innermost template frame."""
-        place = str(self._folder / name)
-        trace = error.__traceback__
-        while trace:
-            file = trace.tb_frame.f_code.co_filename
-            if file.startswith(str(self._folder)):
-                place = f"{file}:{trace.tb_lineno}"
-            trace = trace.tb_next
-        return place
+        return UsageError(f"{answer['error']} (in the cell {cell.id})", remedy=remedy)
 
 
-class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """Jinja's sandbox, where a template's globals are a plain dictionary.
-
-    Jinja copies them for every rendering, and to copy its own ChainMap takes a quarter of all the time.
-    """
-
-    def make_globals(self, d: MutableMapping[str, Any] | None) -> MutableMapping[str, Any]:
-        return {**self.globals, **(d or {})}
+def _key(cell: Cell) -> Key:
+    return cell.image.name, cell.id
 
 
-class _NoValueError(jinja2.UndefinedError):
-    """What has no value in this cell was used as if it had one."""
-
-
-class _Unknown(jinja2.StrictUndefined):
-    """A name that templates don't have: nothing can be done with it, nor with a list that holds it."""
-
-    __slots__ = ()
-    __repr__ = jinja2.Undefined._fail_with_undefined_error  # noqa: SLF001 - what jinja's own kinds do
-
-
-class _NoValue(jinja2.Undefined):
-    """A name without a value in this cell: a template may ask for it, but can't write it or compute with it.
-
-    None would not do: `"x" ~ cuda` would write xNone.
-    """
-
-    __slots__ = ()
-    __str__ = __repr__ = __iter__ = __len__ = jinja2.Undefined._fail_with_undefined_error  # noqa: SLF001
-
-    def __eq__(self, other: object) -> bool:
-        return other is None or isinstance(other, _NoValue)
-
-    def __hash__(self) -> int:
-        return hash(None)
-
-
-@lru_cache(maxsize=64)
-def _no_value(name: str) -> _NoValue:
-    return _NoValue(hint=f"'{name}' has no value here", name=name, exc=_NoValueError)
-
-
-def _named(found: dict[str, object]) -> dict[str, object]:
-    """Return `found` with something that knows its name in place of each None."""
-    return {name: _no_value(name) if value is None else value for name, value in found.items()}
-
-
-def _present(value: object) -> object:
-    if value is None:  # a template's own, such as what a dict has not
-        raise jinja2.TemplateRuntimeError("none would be written here")
-    return value
-
-
-def variables(cell: Cell) -> dict[str, object]:
+def variables(cell: Cell) -> dict[str, str | None]:
     """Return what a template sees of `cell`.
 
     Every axis by its name (None where it means nothing in this cell), the properties of the cell's values,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from imagematrix.documents import natural
 from imagematrix.errors import UsageError
 from imagematrix.record import replace
 
@@ -11,7 +12,9 @@ if TYPE_CHECKING:
 
     from imagematrix.probe.host import Gpu, Host, MigDevice
 
-__all__ = ["among", "candidates", "choose", "exactly", "merged", "names", "spec"]
+__all__ = ["NONE", "among", "candidates", "choose", "exactly", "merged", "names", "spec"]
+
+NONE = "none"  # the wish for no GPU
 
 
 def choose(host: Host, wanted: int | str | None) -> tuple[Gpu, ...]:
@@ -43,10 +46,11 @@ def candidates(gpus: tuple[Gpu, ...], wanted: int | str | None) -> tuple[tuple[G
     if wanted is None or wanted == "all":
         return gpus, len(gpus)
     wanted = str(wanted)
-    if wanted == "none":
+    if wanted == NONE:
         return (), 0
-    if _number(wanted):
-        return _counted(gpus, wanted, int(wanted))
+    count = natural(wanted)
+    if count is not None:
+        return _counted(gpus, wanted, count)
     words = [word.strip() for word in wanted.removeprefix("device=").split(",")]
     if not wanted.startswith("device=") and any(char in wanted for char in "<>=."):
         return _filtered(gpus, wanted, words)
@@ -84,10 +88,6 @@ def spec(gpus: Iterable[Gpu]) -> str:
     return ",".join(indices) if len(indices) > 1 else f"device={indices[0]}"
 
 
-def _number(text: str) -> bool:
-    return text.isascii() and text.isdigit()
-
-
 def _counted(gpus: tuple[Gpu, ...], wanted: str, count: int) -> tuple[tuple[Gpu, ...], int]:
     if count == 0:
         raise UsageError("--gpus 0 asks for no GPU", remedy="write --gpus none, or --gpus device=0 for GPU 0")
@@ -104,8 +104,8 @@ def _filtered(gpus: tuple[Gpu, ...], wanted: str, words: list[str]) -> tuple[tup
 
     if is_profile(wanted):
         words = ["1", f"profile={wanted}"]
-    numbers = [word for word in words if _number(word)]
-    conditions = [parse(word) for word in words if not _number(word) and word != "all"]
+    numbers = [number for word in words if (number := natural(word)) is not None]
+    conditions = [parse(word) for word in words if natural(word) is None and word != "all"]
     if len(words) - len(conditions) > 1:
         raise UsageError(
             f"--gpus {wanted}: beside conditions there can be one number, of GPUs",
@@ -114,7 +114,7 @@ def _filtered(gpus: tuple[Gpu, ...], wanted: str, words: list[str]) -> tuple[tup
     profiled = any(condition.fact == "profile" for condition in conditions)
     there = _devices(gpus) if profiled else gpus
     meeting = tuple(gpu for gpu in _usable(there) if all(condition.holds(gpu) for condition in conditions))
-    count = int(numbers[0]) if numbers else len(meeting)
+    count = numbers[0] if numbers else len(meeting)
     if not 0 < count <= len(meeting):
         noun = "MIG devices" if profiled else "GPUs"
         raise UsageError(
@@ -129,7 +129,7 @@ def _devices(gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
 
 
 def _usable(gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
-    return tuple(gpu for gpu in gpus if gpu.state == "ok")
+    return tuple(gpu for gpu in gpus if gpu.usable)
 
 
 def _find(gpus: tuple[Gpu, ...], name: str) -> Gpu:

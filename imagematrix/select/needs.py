@@ -4,16 +4,32 @@ from __future__ import annotations
 
 from operator import attrgetter
 
+from imagematrix.catalog.catalog import Variant
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
-    from imagematrix.catalog.catalog import Variant
-
-__all__ = ["code", "compat", "cpu", "cuda", "exact", "fatbin", "mode", "own_driver", "platform"]
+__all__ = [
+    "code",
+    "compat",
+    "cpu",
+    "cuda",
+    "everything",
+    "exact",
+    "fatbin",
+    "gpu_driver",
+    "mode",
+    "own_driver",
+    "platform",
+]
 
 platform: Callable[[Variant], Hashable] = attrgetter("platform")
-cpu: Callable[[Variant], Hashable] = attrgetter("cpu_flags")
+cpu: Callable[[Variant], Hashable] = attrgetter("cpu_flags", "signed_returns")
+# All that a variant says of itself, which is all but what the store says of it.
+everything: Callable[[Variant], Hashable] = attrgetter(
+    *(name for name in Variant.__slots__ if name not in ("reference", "digest", "size"))
+)
 
 
 def exact(variant: Variant) -> str | None:
@@ -24,6 +40,13 @@ def exact(variant: Variant) -> str | None:
 def compat(variant: Variant) -> Hashable:
     """Return the cuda-compat that must support the kernel's driver, or None."""
     return variant.driver if variant.driver and variant.driver.mode == "compat" else None
+
+
+def gpu_driver(variant: Variant) -> str | None:
+    """Return the user-mode driver that must support the GPUs ("" for the node's), or None without one."""
+    if variant.driver:
+        return variant.driver.version or ""
+    return "" if variant.gpu or variant.cubins or variant.ptx else None
 
 
 def cuda(variant: Variant) -> Hashable:

@@ -20,7 +20,7 @@ class Node(Record):
     """A host as one container sees it.
 
     `gpus` are those passed to the container. `allow_cpu` says that an image without device code may leave
-    them unused.
+    unused what there is of GPUs and other accelerators.
     """
 
     host: Host
@@ -33,6 +33,17 @@ class Node(Record):
         return self.host.driver.version if self.host.driver else None
 
     @property
+    def idle(self) -> tuple[str, ...]:
+        """What an image without device code would leave unused, in words."""
+        gpus = (f"{gpu.label} (state {gpu.state})" if not gpu.usable else gpu.label for gpu in self.gpus)
+        return *gpus, *(accelerator.label for accelerator in self.host.accelerators)
+
+    @property
+    def virtual(self) -> tuple[Gpu, ...]:
+        """The GPUs passed that are virtual ones."""
+        return tuple(gpu for gpu in self.gpus if gpu.state == "vgpu")
+
+    @property
     def platform(self) -> str:
         """The platform of images that this host executes, without the CPU variant: "linux/amd64"."""
         return f"linux/{ARCHITECTURES.get(self.host.arch, self.host.arch)}"
@@ -41,13 +52,14 @@ class Node(Record):
 def hardware(host: Host, gpus: tuple[Gpu, ...], *, allow_cpu: bool) -> Hashable:
     """Return all that a decision and its reasons depend on: where it is equal, they are equal."""
     cpu, driver = host.cpu, host.driver
-    facts = tuple([(gpu.index, gpu.compute, gpu.brand, gpu.name, gpu.state) for gpu in gpus])
-    return host.arch, cpu.vendor, cpu.flags, driver.version if driver else None, facts, allow_cpu
+    module = (driver.version, driver.kind) if driver else None
+    facts = tuple([(gpu.index, *kind(gpu)) for gpu in gpus])
+    return host.arch, cpu.vendor, cpu.flags, module, facts, host.accelerators, allow_cpu
 
 
-def kind(gpu: Gpu) -> Hashable:
+def kind(gpu: Gpu) -> tuple[Hashable, ...]:
     """Return all that a rule looks at in a GPU."""
-    return gpu.compute, gpu.brand, gpu.name, gpu.state
+    return gpu.pci_device_id, gpu.compute, gpu.brand, gpu.name, gpu.state
 
 
 def kinds(gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:

@@ -5,7 +5,7 @@ Every function takes the verdict, and returns need, have, why and fix; the fix i
 
 from __future__ import annotations
 
-from imagematrix.facts import cuda, marches
+from imagematrix.facts import cuda, marches, versions
 from imagematrix.facts.device_code import ptx_runs
 from imagematrix.select import needs, verdicts
 from imagematrix.select.gpus import spec
@@ -28,8 +28,18 @@ if TYPE_CHECKING:
             """Tell about a variant whose verdict is `ok`."""
 
 
-__all__ = ["cpu", "device_code", "driver_compat", "driver_cuda", "driver_exact", "fatbin", "platform"]
+__all__ = [
+    "cpu",
+    "device_code",
+    "driver_compat",
+    "driver_cuda",
+    "driver_exact",
+    "driver_gpu",
+    "fatbin",
+    "platform",
+]
 
+SHOWN = 4  # things in a sentence before how many more there are
 NO_DRIVER = "no NVIDIA kernel module is loaded, or its version could not be read"
 STATES = {
     "lost": "has fallen off the bus",
@@ -37,7 +47,9 @@ STATES = {
     "no-node": "has no device node",
     "no-module": "has no kernel module",
     "excluded": "is excluded from use by the driver",
-    "vgpu": "is a virtual GPU, whose driver must match its hypervisor's",
+    "vgpu-host": "is given out to virtual machines",
+    "failed": "could not be set up by the driver, and NVML leaves it out",
+    "unconfirmed": "is confirmed neither by the driver nor by NVML",
     "mig-empty": "is in MIG mode and has no MIG device",
 }
 
@@ -57,8 +69,10 @@ def driver_exact(node: Node, variant: Variant, *, ok: bool) -> Reason:
         return need, have, "the driver in the image is the one that the kernel has loaded", None
     if have is None:
         return need, have, NO_DRIVER, f"load the NVIDIA driver {need}"
+    if node.virtual:
+        return need, have, *_own_driver(node)
     why = f"the image carries driver {need}, which talks to its own kernel module only; the host has {have}"
-    return need, have, why, f"build a variant with driver {have}"
+    return need, have, why, _with_driver(node, have)
 
 
 def driver_compat(node: Node, variant: Variant, *, ok: bool) -> Reason:
@@ -70,12 +84,38 @@ def driver_compat(node: Node, variant: Variant, *, ok: bool) -> Reason:
         return need, have, f"cuda-compat {compat} supports the kernel's driver and the GPUs", None
     if have is None:
         return need, have, NO_DRIVER, f"load an NVIDIA driver of branch {branches}"
+    if node.virtual:
+        return need, have, *_own_driver(node)
     unsupported = [gpu.label for gpu in node.gpus if not verdicts.compat_supports(variant, gpu)]
     if unsupported:
         why = f"cuda-compat is not supported on {_listed(unsupported)}, as far as brand and name tell"
     else:
         why = f"cuda-compat {compat} does not support kernel driver {have}: only an older one of its branches"
-    return need, have, why, f"build a variant with driver {have}"
+    return need, have, why, _with_driver(node, have)
+
+
+def driver_gpu(node: Node, variant: Variant, *, ok: bool) -> Reason:
+    """Tell about GPUs that newer drivers dropped; the driver then finds no device (CUDA error 100).
+
+    The kernel's kind of module is told of here as well: the open one drives Turing and newer GPUs, the
+    proprietary one none from Blackwell on.
+    """
+    driver = needs.gpu_driver(variant) or node.kernel_driver
+    need = "a driver that supports every GPU passed"
+    if ok:
+        return need, driver, f"driver {driver} is not known to have dropped a GPU that is passed", None
+    if driver is None:
+        return need, driver, NO_DRIVER, "load an NVIDIA driver"
+    if left := verdicts.left_behind(node, driver):
+        last = min(filter(None, map(verdicts.last_branch, left)))
+        labels = _listed([gpu.label for gpu in left])
+        why = f"driver {driver} does not support {labels}: branch {last} is the last that does"
+        return f"a driver of branch {last} or older", driver, why, _older(node, last)
+    kind = node.host.driver.kind if node.host.driver else None
+    labels = _listed([gpu.label for gpu in verdicts.undriven(node)])
+    why = f"the {kind} kernel modules of NVIDIA's driver do not drive {labels}"
+    other = "proprietary" if kind == "open" else "open"
+    return f"the {other} kernel modules", f"{driver} ({kind})", why, f"install the {other} kernel modules"
 
 
 def driver_cuda(node: Node, variant: Variant, *, ok: bool) -> Reason:
@@ -86,6 +126,9 @@ def driver_cuda(node: Node, variant: Variant, *, ok: bool) -> Reason:
     have = f"{driver} (CUDA {cuda.driver_cuda(driver) or 'unknown'})"
     if ok:
         return need, have, f"driver {driver} runs {need}", None
+    if versions.is_tegra(driver):
+        why = f"driver {driver} is a Tegra's, whose CUDA is that of its JetPack, and is not known"
+        return need, have, why, "use a container made for this JetPack"
     lowest = cuda.lowest_driver(variant.cuda or "", variant.oldest_driver)
     if lowest is None:
         why = f"this release of imagematrix does not know which drivers run {need}"
@@ -100,12 +143,13 @@ def device_code(node: Node, variant: Variant, *, ok: bool) -> Reason:
         return need, _computes(node.gpus), "there is device code for every GPU passed", None
     if ok:
         return need, _computes(node.gpus), "the image has no device code and may leave GPUs unused", None
-    if not node.gpus:
-        why = "the image is for GPUs and none is passed to it"
-        return need, None, why, "run it on a node with a GPU, and pass one with --gpus"
     if need == "no GPU":
-        why = "the image has no device code, and would leave the GPUs that are passed unused"
+        why = f"the image has no device code, and would leave unused what this host has: {_some(node.idle)}"
         return need, _computes(node.gpus), why, "pass --allow-cpu, or --gpus none"
+    if not node.gpus:
+        seen = f"; what this host has can't be passed: {_some(node.idle)}" if node.idle else ""
+        why = f"the image is for GPUs and none is passed to it{seen}"
+        return need, None, why, "run it on a node with a GPU, and pass one with --gpus"
     driver = verdicts.effective_driver(node, variant)
     served = [gpu for gpu in node.gpus if verdicts.code(variant, gpu, driver) is not None]
     lacking = [gpu for gpu in node.gpus if gpu not in served]
@@ -141,6 +185,22 @@ def _baked(variant: Variant) -> str:
     return (variant.driver and variant.driver.version) or ""
 
 
+def _with_driver(node: Node, kernel: str) -> str:
+    """Return what to do about a driver in an image that the kernel's does not go with."""
+    left = verdicts.left_behind(node, kernel)
+    if left:
+        return _older(node, min(filter(None, map(verdicts.last_branch, left))))
+    return f"build a variant with driver {kernel}"
+
+
+def _older(node: Node, last: int) -> str:
+    """Return what to do where a driver dropped a GPU that branch `last` was the last to support."""
+    kernel = node.kernel_driver
+    if kernel is not None and verdicts.left_behind(node, kernel):
+        return f"keep this host at a driver of branch {last} or older"
+    return f"build a variant with a driver of branch {last} or older, or with none of its own (driver: host)"
+
+
 def _newer(variant: Variant, driver: str) -> str:
     own = needs.own_driver(variant)
     return f"build a variant with cuda-compat {driver} or newer" if own else f"driver {driver} or newer"
@@ -159,7 +219,7 @@ def _computes(gpus: Iterable[Gpu]) -> str | None:
 
 def _lack(variant: Variant, gpu: Gpu, driver: str | None) -> tuple[str, str]:
     """Return why none of the variant's code runs on `gpu`, and what would change it."""
-    if gpu.state != "ok":
+    if not gpu.usable:
         state = STATES.get(gpu.state, f"is in the state {gpu.state}")
         return f"{gpu.label} {state}", "see the warnings of `imagematrix probe`"
     if gpu.compute is None:
@@ -175,6 +235,17 @@ def _lack(variant: Variant, gpu: Gpu, driver: str | None) -> tuple[str, str]:
             )
             return f"for {gpu.label} the image has only PTX of ISA {ptx.isa}, and {able}", fix
     return f"no device code in the image runs on {gpu.label}, compute capability {gpu.compute}", fix
+
+
+def _own_driver(node: Node) -> tuple[str, str]:
+    labels = _listed([gpu.label for gpu in node.virtual])
+    why = f"{labels}: a virtual GPU needs the driver of its vGPU release, which its node brings"
+    return why, "build a variant with no driver of its own (driver: host)"
+
+
+def _some(words: tuple[str, ...]) -> str:
+    more = f"; and {len(words) - SHOWN} more" if len(words) > SHOWN else ""
+    return f"{'; '.join(words[:SHOWN])}{more}"
 
 
 def _listed(words: list[str]) -> str:

@@ -74,8 +74,8 @@ class Selection(Record):
     """The answer for one host: the chosen image and GPUs.
 
     `chosen_gpus` are the GPUs to pass to the container; of one in MIG mode, its `mig` are the MIG devices to
-    pass. `decision` is shared by all hosts of the same hardware; it works out the reasons once they are asked
-    for.
+    pass. `decision` is shared by all hosts of the same hardware; it works out the reasons each time they are
+    asked for.
     """
 
     host: Host
@@ -122,6 +122,7 @@ class Selection(Record):
 
     def to_json(self) -> dict[str, object]:
         """Return the Selection document."""
+        differing = self.decision.differing
         return {
             "schema": SCHEMA,
             "image": self.image,
@@ -129,5 +130,6 @@ class Selection(Record):
             "selected": self.selected,
             "digest": self.digest,
             "gpus": list(self.gpus),
+            **({"open": {axis: list(values) for axis, values in differing.items()}} if differing else {}),
             "candidates": [candidate.to_json() for candidate in self.candidates],
         }

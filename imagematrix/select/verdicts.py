@@ -26,11 +26,15 @@ __all__ = [
     "driver_compat",
     "driver_cuda",
     "driver_exact",
+    "driver_gpu",
     "effective_driver",
     "fatbin",
+    "last_branch",
+    "left_behind",
     "missing_flags",
     "needed_flags",
     "platform",
+    "undriven",
 ]
 
 CUBIN, PTX = 0, 1
@@ -47,8 +51,12 @@ def platform(node: Node, variant: Variant) -> bool:
 
 
 def driver_exact(node: Node, variant: Variant) -> bool:
-    """Whether the baked driver is the kernel's, as the kernel compares them: the whole string."""
-    return node.kernel_driver is not None and needs.exact(variant) == node.kernel_driver
+    """Whether the baked driver is the kernel's, as the kernel compares them: the whole string.
+
+    A virtual GPU needs the driver of its vGPU release, which only its node has.
+    """
+    kernel = node.kernel_driver
+    return kernel is not None and needs.exact(variant) == kernel and not node.virtual
 
 
 def driver_compat(node: Node, variant: Variant) -> bool:
@@ -57,7 +65,8 @@ def driver_compat(node: Node, variant: Variant) -> bool:
     if kernel is None or compat is None or compat.version is None:
         return False
     return (
-        versions.branch(kernel) in compat.branches
+        not (versions.is_tegra(kernel) or node.virtual)
+        and versions.branch(kernel) in compat.branches
         and versions.order(compat.version) > versions.order(kernel)
         and all(compat_supports(variant, gpu) for gpu in node.gpus)
     )
@@ -69,6 +78,29 @@ def compat_supports(variant: Variant, gpu: Gpu) -> bool:
     return gpu.brand in brands and gpus.data_centre(gpu.brand, gpu.name)
 
 
+def driver_gpu(node: Node, variant: Variant) -> bool:
+    """Whether the user-mode driver still supports every GPU, and the kind of kernel module drives it."""
+    driver = needs.gpu_driver(variant) or node.kernel_driver
+    return driver is not None and not left_behind(node, driver) and not undriven(node)
+
+
+def left_behind(node: Node, driver: str) -> list[Gpu]:
+    """Return the GPUs passed that `driver` no longer supports."""
+    own = versions.branch(driver)
+    return [gpu for gpu in node.gpus if (last := last_branch(gpu)) is not None and last < own]
+
+
+def last_branch(gpu: Gpu) -> int | None:
+    """Return the last driver branch that supports a GPU; None where the newest does or nothing is known."""
+    return gpus.last_branch(gpu.pci_device_id, gpu.compute)
+
+
+def undriven(node: Node) -> list[Gpu]:
+    """Return the GPUs passed that kernel modules of the kind that is loaded, open or not, do not drive."""
+    driver = node.host.driver
+    return [gpu for gpu in node.gpus if driver and not gpus.drives(driver.kind, gpu.compute)]
+
+
 def driver_cuda(node: Node, variant: Variant) -> bool:
     """Whether the effective driver runs the variant's CUDA release."""
     driver = effective_driver(node, variant)
@@ -78,9 +110,12 @@ def driver_cuda(node: Node, variant: Variant) -> bool:
 
 
 def device_code(node: Node, variant: Variant) -> bool:
-    """Whether there is code for every GPU passed; a CPU-only image wants none, or leave to ignore them."""
+    """Whether there is code for every GPU passed.
+
+    A CPU-only image wants a node that has nothing of an accelerator, or leave to ignore what it has.
+    """
     if not (variant.gpu or variant.cubins or variant.ptx):
-        return node.allow_cpu or not node.gpus
+        return node.allow_cpu or not (node.gpus or node.host.accelerators)
     driver = effective_driver(node, variant)
     return bool(node.gpus) and all(code(variant, gpu, driver) is not None for gpu in node.gpus)
 
@@ -91,7 +126,7 @@ def code(variant: Variant, gpu: Gpu, driver: str | None) -> tuple[int, int] | No
     A cubin goes before PTX, and the nearest of several cubins decides.
     """
     compute = gpu.compute
-    if compute is None or gpu.state != "ok":
+    if compute is None or not gpu.usable:
         return None
     distances = [distance(cubin, compute) for cubin in variant.cubins if cubin_runs(cubin, compute)]
     if distances:
@@ -111,7 +146,9 @@ def compiles(driver: str | None, isa: str) -> bool:
 def fatbin(node: Node, variant: Variant) -> bool:
     """Whether the effective driver reads compressed fatbins."""
     driver = effective_driver(node, variant)
-    return driver is not None and versions.order(driver) >= versions.order(cuda.COMPRESSED_FATBIN_DRIVER)
+    if driver is None or versions.is_tegra(driver):
+        return False
+    return versions.order(driver) >= versions.order(cuda.COMPRESSED_FATBIN_DRIVER)
 
 
 def cpu(node: Node, variant: Variant) -> bool:
@@ -120,8 +157,13 @@ def cpu(node: Node, variant: Variant) -> bool:
 
 
 def needed_flags(node: Node, variant: Variant) -> frozenset[str]:
-    """Return the flags that the code needs, without those that user code never depends on."""
-    return variant.cpu_flags - marches.IGNORED.get(node.host.arch, frozenset())
+    """Return the flags that the code needs, without those that user code never depends on.
+
+    Labels have listed the flags for signing return addresses of every march that has them: they count where
+    a label says that the code does sign.
+    """
+    needed = variant.cpu_flags - marches.IGNORED.get(node.host.arch, frozenset())
+    return needed | marches.SIGNING if variant.signed_returns else needed
 
 
 def missing_flags(node: Node, variant: Variant) -> list[str]:

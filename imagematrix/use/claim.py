@@ -62,33 +62,38 @@ def claim(  # noqa: PLR0913 - each says another thing about one wish
     count: int,
     look: Callable[[], Uses],
     *,
+    also: tuple[Gpu, ...] = (),
     vram_mib: int | None = None,
     mps: bool = False,
     wait_s: float = 0.0,
     tell: Callable[[str], None] = lambda _: None,
     path: str | None = None,
+    group: int | None = None,
 ) -> Claim:
     """Return a claim on the first `count` of `gpus` that nobody uses, or on a share of so many.
 
-    With `vram_mib`, at least 1, it is for a share of so many MiB on each. Shares go where others are already
-    and the least is left, so that whole GPUs stay free. With `mps` the server of MPS may run there.
+    With it go all GPUs in `also`, which the container gets anyway: they are not among the claim's, and those
+    of `gpus` that are in it come first. With `vram_mib`, at least 1, it is for a share of so many MiB on
+    each. Shares go where others are already and the least is left, so that whole GPUs stay free. With `mps`
+    the server of MPS may run there.
 
     `look` says who uses which (`imagematrix.use.survey`). Where too few are free, this waits for up to
-    `wait_s` seconds, behind those who came earlier, and tells `tell` why. `path` is the folder of the locks,
-    by default the one of this node. Raises GpusBusyError, which names the users; UsageError where the GPUs
-    have less memory than the share; ProbeError where it is not known; and what `look` raises.
+    `wait_s` seconds in all, behind those who came earlier, and tells `tell` why. `path` is the folder of the
+    locks, by default the one of this node, and `group` the group whose members may start containers. Raises
+    GpusBusyError, which names the users; UsageError where the GPUs have less memory than the share;
+    ProbeError where it is not known; and what `look` raises.
     """
-    asked = _Asked(gpus=_large_enough(gpus, count, vram_mib), count=count, vram_mib=vram_mib, mps=mps)
-    ticket = Ticket(count=count, gpus=tuple(map(keys, asked.gpus)))
+    asked = _asked(_large_enough(gpus, count, vram_mib), count, also, vram_mib, mps=mps)
+    ticket = Ticket(count=len(asked.also) + asked.count, gpus=tuple(map(keys, asked.also + asked.gpus)))
     wanted = frozenset(key for gpu in ticket.gpus for key in gpu)
     deadline = time.monotonic() + wait_s
     told = None
     with ExitStack() as stack:
-        locks = stack.enter_context(Locks(path or folder()))
+        locks = stack.enter_context(Locks(path or folder(), group))
         line = Line(locks)
         stack.callback(line.leave)
         while True:
-            with locks.turn():
+            with locks.turn(max(0.0, deadline - time.monotonic()) if wait_s else None):
                 before = [
                     earlier for earlier in line.earlier() if any(overlap(gpu, wanted) for gpu in earlier.gpus)
                 ]
@@ -133,17 +138,35 @@ def claim_first(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Asked:
-    """What a launch wants: `count` of `gpus`, whole or a share of `vram_mib` on each."""
+    """What a launch wants: `count` of `gpus` and all of `also`, whole or a share of `vram_mib` on each.
+
+    `given` are those in `also` that were to be chosen from, and are the claim's as well.
+    """
 
     gpus: tuple[Gpu, ...]
     count: int
+    also: tuple[Gpu, ...]
+    given: tuple[Gpu, ...]
     vram_mib: int | None
     mps: bool
 
     def __str__(self) -> str:
-        parted = all(len(gpu.mig or ()) == 1 for gpu in self.gpus)
-        gpus = _counted(self.count, "MIG device" if parted else "GPU")
+        parted = all(len(gpu.mig or ()) == 1 for gpu in self.also + self.gpus)
+        gpus = _counted(len(self.also) + self.count, "MIG device" if parted else "GPU")
         return gpus if self.vram_mib is None else f"{gpus} with {self.vram_mib} MiB left"
+
+
+def _asked(
+    gpus: tuple[Gpu, ...], count: int, also: tuple[Gpu, ...], vram_mib: int | None, *, mps: bool
+) -> _Asked:
+    own = [key for gpu in also for key in keys(gpu)]
+    given = tuple(gpu for gpu in gpus if own and overlap(keys(gpu), own))[:count]
+    parts = tuple(gpu for gpu in gpus if not (own and overlap(keys(gpu), own)))
+    # A whole GPU that was to be chosen from, and of which `also` has a part, is wanted whole.
+    whole = tuple(gpu for gpu in given if not set(keys(gpu)) <= set(own))
+    return _Asked(
+        gpus=parts, count=count - len(given), also=also + whole, given=given, vram_mib=vram_mib, mps=mps
+    )
 
 
 def _large_enough(gpus: tuple[Gpu, ...], count: int, vram_mib: int | None) -> tuple[Gpu, ...]:
@@ -168,25 +191,32 @@ def _large_enough(gpus: tuple[Gpu, ...], count: int, vram_mib: int | None) -> tu
 
 def _try(locks: Locks, asked: _Asked, look: Callable[[], Uses], before: list[Ticket]) -> Claim | str:
     """Return the claim, or why there is none now; it is this launch's turn."""
-    others = f"{_counted(len(before), 'other')} came first"
-    if len(asked.gpus) - reserved((key for gpu in asked.gpus for key in keys(gpu)), before) < asked.count:
+    named = ", ".join(ticket.by for ticket in before if ticket.by)
+    others = f"{_counted(len(before), 'other')} came first" + (f" ({named})" if named else "")
+    every = asked.also + asked.gpus
+    count = len(asked.also) + asked.count
+    if len(every) - reserved((key for gpu in every for key in keys(gpu)), before) < count:
         return f"{asked} asked for, and {others}"
     held: dict[tuple[str, ...], tuple[int, ...]] = {}
     try:
-        for gpu in asked.gpus:
+        for gpu in every:
             held[keys(gpu)] = locks.take(*keys(gpu)) or ()
         # Only now: who has let go of a lease has a container by now, or wants no GPU any more.
         uses = joined(leases(locks), look())
-        places = [_place(gpu, uses, asked, leased=not held[keys(gpu)]) for gpu in asked.gpus]
+        places = [_place(gpu, uses, asked, leased=not held[keys(gpu)]) for gpu in every]
         ours = best(left_over(places, before), asked.vram_mib)
-        if len(ours) < asked.count:
-            free = [place for place in places if place.suits(asked.vram_mib)]
-            told = [_told(place) for place in places if place not in free] + ([others] if before else [])
-            return f"{asked} asked for, {len(free)} free: {'; '.join(told)}"
-        chosen = tuple(place.gpu for place in places if place in ours[: asked.count])
+        must = [place for place in ours if place.gpu in asked.also]
+        free = [place for place in ours if place.gpu in asked.gpus]
+        if len(must) < len(asked.also) or len(free) < asked.count:
+            there = [place for place in places if place.suits(asked.vram_mib)]
+            told = [_told(place) for place in places if place not in there] + ([others] if before else [])
+            return f"{asked} asked for, {len(there)} free: {'; '.join(told)}"
+        picked = [place for place in places if place in free[: asked.count]]
+        chosen = tuple(place.gpu for place in picked)
+        claimed = merged(sorted(asked.given + chosen, key=lambda gpu: gpu.index))
         if asked.vram_mib is not None:
-            return _shared(locks, chosen, asked.vram_mib)
-        return Claim(merged(chosen), tuple(lock for gpu in chosen for lock in held.pop(keys(gpu))))
+            return _shared(locks, claimed, asked.also + chosen, asked.vram_mib)
+        return Claim(claimed, tuple(lock for gpu in asked.also + chosen for lock in held.pop(keys(gpu))))
     finally:
         for taken in held.values():
             release(taken)
@@ -198,14 +228,14 @@ def _place(gpu: Gpu, uses: Uses, asked: _Asked, *, leased: bool) -> Place:
     return Place(gpu=gpu, users=by, leased=leased, left_mib=left)
 
 
-def _shared(locks: Locks, gpus: tuple[Gpu, ...], vram_mib: int) -> Claim:
-    """Take a share on each GPU.
+def _shared(locks: Locks, claimed: tuple[Gpu, ...], gpus: tuple[Gpu, ...], vram_mib: int) -> Claim:
+    """Take a share on each of `gpus`, of which a launch has `claimed`.
 
     The GPUs' own locks are free again after this turn: who wants one whole sees the share, as all others do.
     """
     name = f"{SHARE}{os.urandom(8).hex()}"
     text = " ".join([str(vram_mib), *(key for gpu in gpus for key in keys(gpu))])
-    return Claim(merged(gpus), locks.hold(name, text), {VRAM: str(vram_mib), LEASE: name})
+    return Claim(claimed, locks.hold(name, text), {VRAM: str(vram_mib), LEASE: name})
 
 
 def _told(place: Place) -> str:

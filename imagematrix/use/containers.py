@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
+import stat
 
+from imagematrix.use.processes import MAJOR
 from imagematrix.use.shares import size
 from imagematrix.use.uses import Use, joined, keys, mig_key
 
@@ -15,33 +18,39 @@ if TYPE_CHECKING:
     from imagematrix.probe.host import Gpu
     from imagematrix.use.uses import Uses
 
-__all__ = ["LEASE", "VRAM", "uses"]
+__all__ = ["CDI_KIND", "LEASE", "VISIBLE", "VRAM", "WHOLE", "had", "uses"]
 
-# Labels: the share of each of its GPUs that a container declares, in MiB, and the lease it was started under.
+# Labels: the share of each of its GPUs that a container declares, in MiB or WHOLE, and the lease it was
+# started under. A launch always says the first, so that no image does.
 VRAM = "io.imagematrix.vram"
+WHOLE = "whole"
 LEASE = "io.imagematrix.lease"
 
 ALL = "all"
+CONTROL = 254  # from here on, minors are those of nvidia-modeset and nvidiactl
 NVIDIA_RUNTIME = "nvidia"
 VISIBLE = "NVIDIA_VISIBLE_DEVICES="
 CDI_KIND = "nvidia.com/gpu="
 NODE = re.compile(r"/dev/nvidia(\d+)", re.ASCII)
+NUMBERED = re.compile(r"c\s+195:(\d+|\*)(\s.*)?", re.ASCII)  # a rule of the devices cgroup about GPUs' nodes
 CAPABILITY = re.compile(r"/dev/nvidia-caps/nvidia-cap(\d+)", re.ASCII)
 
 
 def uses(containers: Iterable[Mapping[str, Any]], gpus: tuple[Gpu, ...]) -> Uses:
-    """Return the uses of `gpus` by `containers`, each as `docker inspect` has it.
+    """Return the uses of `gpus` by `containers`, each as `imagematrix.engine.running` has it.
 
     A container has the GPUs whose nodes are among its devices; those it asked NVIDIA's runtime for, by
     `--gpus`, by CDI, or by the variable that this runtime reads. A privileged container could use all of them
     and seldom uses one, so that alone counts for nothing. One with the label VRAM has a share of each, and
     where the label's value is no number of MiB, the whole.
     """
-    found = []
-    for container in containers:
-        had = {*_nodes(container, gpus), *_injected(container, gpus)}
-        found.append(dict.fromkeys(sorted(had), (_use(container),)))
+    found = [dict.fromkeys(had(container, gpus), (_use(container),)) for container in containers]
     return joined(*found)
+
+
+def had(container: Mapping[str, Any], gpus: tuple[Gpu, ...]) -> list[str]:
+    """Return the keys of what one container has of `gpus`, and of others."""
+    return sorted({*_nodes(container, gpus), *_injected(container, gpus)})
 
 
 def _use(container: Mapping[str, Any]) -> Use:
@@ -58,9 +67,17 @@ def _use(container: Mapping[str, Any]) -> Use:
 
 
 def _nodes(container: Mapping[str, Any], gpus: tuple[Gpu, ...]) -> set[str]:
-    devices = (container.get("HostConfig") or {}).get("Devices") or ()
-    paths = [str(device.get("PathOnHost")) for device in devices]
-    minors = {int(match[1]) for path in paths if (match := NODE.fullmatch(path))}
+    host = container.get("HostConfig") or {}
+    paths = [str(device.get("PathOnHost")) for device in host.get("Devices") or ()]
+    numbers = [
+        match[1] for rule in host.get("DeviceCgroupRules") or () if (match := NUMBERED.fullmatch(rule))
+    ]
+    minors = {minor for path in paths if (minor := _minor(path)) is not None}
+    minors |= {int(number) for number in numbers if number != "*"}
+    if "*" in numbers or any(
+        os.path.normpath(path) == "/dev" for path in paths
+    ):  # the engine passes all in it
+        minors |= {gpu.minor for gpu in gpus if gpu.minor is not None}
     passed = {int(match[1]) for path in paths if (match := CAPABILITY.fullmatch(path))}
     instances = {
         (gpu.minor, device.gpu_instance, device.compute_instance)
@@ -71,6 +88,20 @@ def _nodes(container: Mapping[str, Any], gpus: tuple[Gpu, ...]) -> set[str]:
     # With MIG the node of the GPU is there too, and gives nothing by itself.
     whole = minors - {minor for minor, _, _ in instances}
     return {f"nvidia{minor}" for minor in whole} | {mig_key(*instance) for instance in instances}
+
+
+def _minor(path: str) -> int | None:
+    """Return the number of the GPU whose node a path leads to, by whatever name."""
+    match = NODE.fullmatch(path)
+    if match:
+        return int(match[1])
+    try:
+        found = os.stat(path)  # noqa: PTH116 - pathlib is slow to import
+    except (OSError, ValueError):
+        return None
+    minor = os.minor(found.st_rdev)
+    is_gpu = stat.S_ISCHR(found.st_mode) and os.major(found.st_rdev) == MAJOR and minor < CONTROL
+    return minor if is_gpu else None
 
 
 def _injected(container: Mapping[str, Any], gpus: tuple[Gpu, ...]) -> Iterator[str]:

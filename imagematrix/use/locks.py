@@ -4,8 +4,9 @@ A lock is flock(2)'s, on a file in one folder. It belongs to the open file, and 
 inherited the descriptor: it survives exec, and needs nobody to clean up. The files stay where they are: if
 one were removed that another process is about to lock, two would hold the lock of that name.
 
-Everybody may write in the folder, so nothing in it is trusted: links are not followed, nothing but plain
-files is opened, and who holds a lock is what the kernel says.
+Where only some users may start containers, because the engine's socket is a group's, the folder is for that
+group: nobody else can hold a lock there. Otherwise everybody may write in it. Nothing in it is trusted: links
+are not followed, nothing but plain files is opened, and who holds a lock is what the kernel says.
 """
 # Names are opened relative to the folder that was checked, which pathlib cannot do.
 # ruff: noqa: PTH102, PTH103, PTH120, PTH123, PTH208
@@ -19,6 +20,7 @@ import stat
 import time
 
 from imagematrix.errors import GpusBusyError, ProbeError
+from imagematrix.use.processes import describe
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,6 +31,7 @@ __all__ = ["Locks", "folder", "inherit", "release"]
 
 SHARED = "/run/lock/imagematrix"
 ANYBODY = 0o1777  # all may write, and each may remove only what is theirs
+MEMBERS = 0o3770  # the same for a group, whose the files are
 TURN = "turn"
 TURN_S = 60.0  # to look who uses the GPUs takes about a tenth of a second, 20 with a sick driver
 RETRY_S = 0.02
@@ -50,11 +53,14 @@ def folder() -> str:
 
 
 class Locks:
-    """The locks in one folder, which is made where it is missing; close it after use."""
+    """The locks in one folder, which is made where it is missing; close it after use.
 
-    def __init__(self, path: str) -> None:
+    `group` is the number of the group whose members may start containers, None where nobody knows of such.
+    """
+
+    def __init__(self, path: str, group: int | None = None) -> None:
         self.path = path
-        self._folder = _opened(path)
+        self._folder = _opened(path, group)
 
     def __enter__(self) -> Self:
         return self
@@ -75,9 +81,12 @@ class Locks:
         return tuple(taken)
 
     @contextlib.contextmanager
-    def turn(self) -> Iterator[None]:
-        """Hold the lock under which GPUs are looked at and taken; raise GpusBusyError if nobody lets go."""
-        taken = self._in_turn()
+    def turn(self, wait_s: float | None = None) -> Iterator[None]:
+        """Hold the lock under which GPUs are looked at and taken; raise GpusBusyError if nobody lets go.
+
+        That is after `wait_s` seconds, by default when one process has held it for TURN_S.
+        """
+        taken = self._in_turn(wait_s)
         try:
             yield
         finally:
@@ -128,24 +137,36 @@ class Locks:
         finally:
             os.close(descriptor)
 
+    def age(self, name: str) -> float:
+        """Return for how many seconds nobody has touched the file of a name; endless where it is gone."""
+        try:
+            touched = os.stat(name, dir_fd=self._folder, follow_symlinks=False).st_mtime
+        except OSError:
+            return float("inf")
+        return abs(time.time() - touched)  # who sets a time to come has not touched it, either
+
     def remove(self, name: str) -> None:
         """Remove the file of a name, if it is this user's to remove."""
         with contextlib.suppress(OSError):
             os.unlink(name, dir_fd=self._folder)
 
-    def _in_turn(self) -> tuple[int, ...]:
+    def _in_turn(self, wait_s: float | None) -> tuple[int, ...]:
         while True:
             holder = self.holders().get(TURN)
-            deadline = time.monotonic() + TURN_S
-            while time.monotonic() < deadline:
+            deadline = time.monotonic() + (TURN_S if wait_s is None else wait_s)
+            while True:
                 if taken := self.take(TURN):
                     return taken
+                if time.monotonic() >= deadline:
+                    break
                 time.sleep(RETRY_S)
-            # Many that are quick are no reason to give up.
-            if self.holders().get(TURN) == holder:
+            last = self.holders().get(TURN)
+            # Many that are quick are no reason to give up before the time.
+            if last == holder or wait_s is not None:
+                by = describe(last) if last else "one that this process cannot look at"
                 raise GpusBusyError(
-                    f"another launch has been choosing its GPUs for {TURN_S:g} seconds"
-                    + (f": process {holder}" if holder else ""),
+                    f"another launch has been choosing its GPUs for {TURN_S if wait_s is None else wait_s:g} "
+                    f"seconds: {by}",
                     remedy="see what it is waiting for, and end it if it is stuck",
                 )
 
@@ -199,32 +220,69 @@ def inherit(descriptors: Iterable[int]) -> None:
         os.set_inheritable(descriptor, True)
 
 
-def _opened(path: str) -> int:
+def _opened(path: str, group: int | None) -> int:
     made = False
     try:
         if path == SHARED:
             os.makedirs(os.path.dirname(SHARED), exist_ok=True)  # small systems are without /run/lock
         with contextlib.suppress(FileExistsError):
-            os.mkdir(path, ANYBODY)
+            os.mkdir(path, 0o700)
             made = True
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        if made:
-            os.fchmod(descriptor, ANYBODY)  # whatever the umask
+        found = os.fstat(descriptor)
+        # One that was made for all by an earlier release, or by hand, is for all no more.
+        if made or (path == SHARED and group is not None and _is_ours(found) and found.st_mode & 0o007):
+            _give(descriptor, group)
     except OSError as error:
         raise _unusable(path, error) from error
-    mode = os.fstat(descriptor).st_mode
-    if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+    try:
+        _check(path, os.fstat(descriptor), group)
+    except ProbeError:
         os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _give(descriptor: int, group: int | None) -> None:
+    """Let the folder be the group's, or everybody's; whatever the umask."""
+    if group is not None:
+        os.fchown(descriptor, -1, group)
+    os.fchmod(descriptor, ANYBODY if group is None else MEMBERS)
+
+
+def _is_ours(folder: os.stat_result) -> bool:
+    return os.geteuid() in (0, folder.st_uid)
+
+
+def _check(path: str, folder: os.stat_result, group: int | None) -> None:
+    """Raise ProbeError where somebody could make locks hold for nothing."""
+    if folder.st_mode & stat.S_IWOTH and not folder.st_mode & stat.S_ISVTX:
         raise ProbeError(
             f"in {path} anybody may remove the locks of others", remedy=f"chmod {ANYBODY:o} {path}"
         )
-    return descriptor
+    if group is None or folder.st_uid in (0, os.geteuid()):
+        return
+    import grp
+    import pwd
+
+    try:
+        owner = pwd.getpwuid(folder.st_uid)
+        name, trusted = owner.pw_name, group == owner.pw_gid or owner.pw_name in grp.getgrgid(group).gr_mem
+    except KeyError:
+        name, trusted = str(folder.st_uid), False
+    if not trusted:
+        raise ProbeError(
+            f"{path}, which has the locks that keep GPUs from being given out twice, is of the user {name}, "
+            "who may not start containers",
+            remedy=f"have root remove it; the next launch makes it, or `mkdir -m {MEMBERS:o} {path}`",
+        )
 
 
 def _unusable(path: str, error: OSError) -> ProbeError:
     return ProbeError(
         f"the locks that keep GPUs from being given out twice can't be used: {path}: {error.strerror}",
-        remedy=f"have root make it: `mkdir -m {ANYBODY:o} {SHARED}`, and remove what is in its place",
+        remedy=f"have root make it: `install -d -m {MEMBERS:o} -g docker {SHARED}`, or `mkdir -m {ANYBODY:o} "
+        f"{SHARED}` where no group may start containers; and remove what is in its place",
     )
 
 

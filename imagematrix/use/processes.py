@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from imagematrix.probe.nvml import Nvml, Process
     from imagematrix.use.uses import Uses
 
-__all__ = ["computing", "containers", "describe", "opened"]
+__all__ = ["MAJOR", "computing", "containers", "describe", "opened"]
 
 MAJOR = 195  # of /dev/nvidia0 and on, in the kernel's list of device numbers (admin-guide/devices.txt)
 # In the names of a container's cgroups, whoever made them: docker-ID.scope, libpod-ID.scope, /docker/ID.
@@ -61,7 +61,7 @@ def describe(pid: int, proc: str = "/proc", *, kind: str = "process") -> Use:
     name, user = "", None
     with contextlib.suppress(OSError):
         with open(f"{proc}/{pid}/comm", encoding="utf-8", errors="replace") as file:
-            name = file.read().strip()
+            name = " ".join(file.read().split())  # any, lines included, if the process wants
         user = _user(os.stat(f"{proc}/{pid}").st_uid)
     return Use(kind=kind, name=name or "unknown", pid=pid, user=user)
 

@@ -25,18 +25,22 @@ SCHEMA = "imagematrix.gpus/v1"
 class Status:
     """One GPU, or with a single device in its `mig` that MIG device, and who uses it.
 
-    `live` is what NVML says of it right now, None where it says nothing. `parts` are its MIG devices.
+    `live` is what NVML says of it right now, None where it says nothing. `parts` are its MIG devices. `known`
+    is false where somebody could not be asked, so that there may be users beyond `used_by`.
     """
 
     gpu: Gpu
     used_by: tuple[Use, ...]
+    known: bool = True
     live: NvmlGpu | None = None
     parts: tuple[Status, ...] = ()
 
     @property
-    def free(self) -> bool:
-        """Whether it can be used, and nobody does."""
-        return self.gpu.state == "ok" and not self.used_by
+    def free(self) -> bool | None:
+        """Whether it can be used, and nobody does; None where nobody knows."""
+        if not self.gpu.usable or self.used_by:
+            return False
+        return True if self.known else None
 
     @property
     def left_mib(self) -> int | None:
@@ -44,13 +48,19 @@ class Status:
 
         Where the server of MPS runs, it is for those who share by it.
         """
-        return shares.left(self.gpu, self.used_by, mps=True) if self.gpu.state == "ok" else None
+        known = self.known and self.gpu.usable
+        return shares.left(self.gpu, self.used_by, mps=True) if known else None
 
 
-def statuses(gpus: Iterable[Gpu], uses: Uses, answer: Nvml | None) -> tuple[Status, ...]:
-    """Return the status of each of `gpus`."""
+def statuses(
+    gpus: Iterable[Gpu], uses: Uses, answer: Nvml | None, *, known: bool = True
+) -> tuple[Status, ...]:
+    """Return the status of each of `gpus`; `known` says that `uses` are all there are."""
     live = {one.minor: one for one in answer.gpus} if answer else {}
-    return tuple(_status(gpu, uses, live.get(gpu.minor) if gpu.minor is not None else None) for gpu in gpus)
+    return tuple(
+        _status(gpu, uses, live.get(gpu.minor) if gpu.minor is not None else None, known=known)
+        for gpu in gpus
+    )
 
 
 def to_json(found: Iterable[Status], warnings: Iterable[str]) -> dict[str, object]:
@@ -58,13 +68,14 @@ def to_json(found: Iterable[Status], warnings: Iterable[str]) -> dict[str, objec
     return {"schema": SCHEMA, "gpus": [_gpu_json(status) for status in found], "warnings": list(warnings)}
 
 
-def _status(gpu: Gpu, uses: Uses, live: NvmlGpu | None) -> Status:
+def _status(gpu: Gpu, uses: Uses, live: NvmlGpu | None, *, known: bool) -> Status:
     parts = (replace(gpu, mig=(device,)) for device in gpu.mig or ())
     return Status(
         gpu=gpu,
         used_by=_users(gpu, uses),
+        known=known,
         live=live,
-        parts=tuple(Status(gpu=part, used_by=_users(part, uses)) for part in parts),
+        parts=tuple(Status(gpu=part, used_by=_users(part, uses), known=known) for part in parts),
     )
 
 

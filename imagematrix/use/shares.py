@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from imagematrix.documents import natural
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -12,13 +14,11 @@ if TYPE_CHECKING:
 __all__ = ["left", "size", "total"]
 
 MPS = "nvidia-cuda-mps"  # of nvidia-cuda-mps-server; /proc/PID/comm has 15 characters
-DIGITS = 9  # no GPU has so many MiB
 
 
 def size(text: str) -> int | None:
     """Return the MiB that a label or a lease declares, None where it is no number of them."""
-    decimal = text.isascii() and text.isdecimal() and len(text) <= DIGITS
-    return (int(text) or None) if decimal else None
+    return natural(text) or None
 
 
 def total(gpu: Gpu) -> int | None:

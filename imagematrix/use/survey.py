@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 
 from imagematrix.use import containers, processes
@@ -24,7 +23,6 @@ __all__ = ["SHARE", "ask_nvml", "leases", "survey"]
 
 # Begins the name of a lock that is a lease of a share: its file has the MiB and the GPUs' keys.
 SHARE = "share-"
-MODULE = "/proc/driver/nvidia"
 
 
 def survey(
@@ -80,9 +78,12 @@ def _share(locks: Locks, name: str, holders: Mapping[str, int]) -> Uses:
 
 
 def ask_nvml() -> Nvml | None:
-    """Return what NVML says; None where NVIDIA's module is not loaded, because to ask might load it."""
-    if not os.path.isdir(MODULE):  # noqa: PTH112 - pathlib is slow to import
-        return None
+    """Return what NVML says; None where nothing shows a driver, because to ask might load it."""
     from imagematrix.probe import nvml
+    from imagematrix.probe.signs import look
+    from imagematrix.probe.tree import Tree
+
+    if not look(Tree("/")).driver:
+        return None
 
     return nvml.read()

@@ -1,8 +1,10 @@
 """A registry that keeps all in memory, and fails when it is told to: the distribution API on loopback."""
 
+import contextlib
 import hashlib
 import json
 import re
+import socketserver
 import threading
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -12,6 +14,7 @@ from urllib.parse import parse_qs, urlsplit
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 CONFIG = "application/vnd.oci.image.config.v1+json"
 LAYER = "application/vnd.oci.image.layer.v1.tar+gzip"
+DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 RESOURCE = re.compile(r"/v2/(.+)/(manifests|blobs|tags)/(.*)")
 
 
@@ -61,8 +64,9 @@ class Repository:
 class Fault:
     """What goes wrong with the next requests of a kind, `times` of them after `after` that go well.
 
-    `status` is answered instead; `drop` hangs up without an answer, or in the middle of an upload; `cut`
-    leaves away the end of the answer; `then` is called before the request is served as usual.
+    `status` is answered instead, with `headers` and `body`; `drop` hangs up without an answer, or in the
+    middle of an upload; `cut` leaves away the end of the answer; `then` is called before the request is
+    served as usual.
     """
 
     method: str
@@ -71,6 +75,7 @@ class Fault:
     after: int = 0
     status: int | None = None
     headers: dict = field(default_factory=dict)
+    body: bytes = b"{}"
     drop: bool = False
     cut: bool = False
     then: object = None
@@ -85,12 +90,44 @@ class Fault:
         return True
 
 
+class Dripping:
+    """A registry that answers every request with `begin`, and then a byte now and then, without end."""
+
+    def __init__(self, begin):
+        self.connections = 0
+        dripping = self
+
+        class Handler(socketserver.BaseRequestHandler):
+            def handle(self):
+                dripping.connections += 1
+                self.request.recv(65536)
+                with contextlib.suppress(OSError):
+                    self.request.sendall(begin)
+                    while not dripping.closed.wait(0.01):
+                        self.request.sendall(b"x")
+
+        self.closed = threading.Event()
+        self._server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler)
+        self.address = f"127.0.0.1:{self._server.server_address[1]}"
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
+        self._thread.start()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.closed.set()
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
 class Server:
     """The registry at `address`.
 
     `asked` are the requests. With a `basic` Authorization it wants that; with `uses` it wants tokens of its
     own, each good for so many requests. `page` is how many tags it lists at a time, `silent` leaves
-    Docker-Content-Digest away, and uploads go `elsewhere` where that is set.
+    Docker-Content-Digest away, uploads go `elsewhere` where that is set, and nothing goes without `deletes`.
     """
 
     def __init__(self):
@@ -101,6 +138,7 @@ class Server:
         self.uses = None
         self.page = 1000
         self.silent = False
+        self.deletes = True
         self.elsewhere = ""
         self._tokens = []  # how often each may still be used
         self._lock = threading.Lock()
@@ -168,7 +206,7 @@ def _handler(server):  # noqa: C901 - one method for each of HTTP's
             if fault and fault.then:
                 fault.then()
             if fault and fault.status:
-                self.answer(fault.status, b"{}", fault.headers)
+                self.answer(fault.status, fault.body, fault.headers)
                 return
             self.cut = bool(fault and fault.cut)
             challenge = server.challenge(login) if self.path.startswith("/v2/") else None
@@ -180,7 +218,7 @@ def _handler(server):  # noqa: C901 - one method for each of HTTP's
                 name, kind, what = RESOURCE.fullmatch(urlsplit(self.path).path).groups()
                 getattr(self, f"{self.command.lower()}_{kind}")(server.repository(name), name, what)
 
-        do_GET = do_HEAD = do_PUT = do_POST = serve  # noqa: N815 - names of the standard library
+        do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = serve  # noqa: N815 - names of the standard library
 
         def get_manifests(self, repository, _, tag):
             found = repository.manifests.get(repository.tags.get(tag, tag))
@@ -204,6 +242,15 @@ def _handler(server):  # noqa: C901 - one method for each of HTTP's
                 return
             repository.put(tag, self.body, self.headers["Content-Type"])
             self.answer(201)
+
+        def delete_manifests(self, repository, _, tag):
+            """Delete as docker-registry does: by digest only, and then with all tags of it; or not at all."""
+            if not server.deletes or tag not in repository.manifests:
+                self.answer(404 if DIGEST.fullmatch(tag) and server.deletes else 400)
+                return
+            del repository.manifests[tag]
+            repository.tags = {name: there for name, there in repository.tags.items() if there != tag}
+            self.answer(202)
 
         def get_blobs(self, repository, _, wanted):
             found = repository.blobs.get(wanted)
@@ -242,7 +289,8 @@ def _handler(server):  # noqa: C901 - one method for each of HTTP's
             if self.cut:
                 body, self.close_connection = body[: len(body) // 2], True
             if self.command != "HEAD":
-                self.wfile.write(body)
+                with contextlib.suppress(ConnectionError):  # who has read enough hangs up
+                    self.wfile.write(body)
 
         def log_message(self, *_):
             pass

@@ -32,9 +32,11 @@ mount --rbind /dev/pts "$own/dev/pts"
 mount --bind /dev/shm "$own/dev/shm"
 while read -r name major minor; do mknod -m 666 "$own/dev/$name" c "$major" "$minor"; done < "$own/nodes"
 mount --rbind "$own/dev" /dev
-mount --bind "$own/proc/driver" /proc/driver
-mount --bind "$own/pci" /proc/bus/pci/devices
-mount --bind "$own/sys/bus/pci/devices" /sys/bus/pci/devices
+[ -e "$own/sandboxed" ] || {
+    mount --bind "$own/proc/driver" /proc/driver
+    mount --bind "$own/pci" /proc/bus/pci/devices
+    mount --bind "$own/sys/bus/pci/devices" /sys/bus/pci/devices
+}
 exec "$@"
 """
 NVCC = """\
@@ -48,9 +50,12 @@ esac
 
 
 class GpuNode:
-    """The node `name` of the profiles, laid out in `folder`; `hosts` is the module that has them."""
+    """The node `name` of the profiles, laid out in `folder`; `hosts` is the module that has them.
 
-    def __init__(self, folder, name, hosts):
+    Where it is `sandboxed`, its kernel shows nothing of the driver and of the PCI bus.
+    """
+
+    def __init__(self, folder, name, hosts, *, sandboxed=False):
         node, answer = hosts.NODES[name], hosts.answer(name)
         hosts.capture(folder, name)
         capabilities = [f"nvidia-caps/{path.name}" for path in (folder / "dev/nvidia-caps").glob("*")]
@@ -64,6 +69,8 @@ class GpuNode:
         (folder / "pci").write_text("".join(map(_pci, answer.gpus)))
         _libraries(folder / "lib", node.version, hosts.PRODUCTS[node.cards[0].product])
         _programs(folder / "bin")
+        if sandboxed:
+            (folder / "sandboxed").touch()
         self.libcuda = folder / "lib" / f"libcuda.so.{node.version}"
         # The words that start a command on it, in a mount namespace of its own.
         self.inside = ["sh", "-c", MOUNT, "gpu-node", str(folder)]
@@ -124,7 +131,9 @@ def _libraries(folder, version, product):
     cuda, nvml = folder / f"libcuda.so.{version}", folder / f"libnvidia-ml.so.{version}"
     cxx = ["g++", "-std=c++17", "-static-libstdc++", f"-I{ROOT}/templates/training", *played]
     subprocess.run([*cxx, *common, cuda, DOUBLES / "fake_cuda.cpp"], check=True)
-    subprocess.run(["gcc", *common, nvml, DOUBLES / "nvml_stub.c"], check=True)
+    subprocess.run(
+        ["gcc", "-Wl,-soname,libnvidia-ml.so.1", *common, nvml, DOUBLES / "nvml_stub.c"], check=True
+    )
     for library in (cuda, nvml):
         library.with_name(f"{library.name.removesuffix(version)}1").symlink_to(library.name)
 

@@ -1,4 +1,4 @@
-"""An nvidia-smi that answers the queries of the tests, from what NVML says."""
+"""An nvidia-smi that prints its XML dump, from what NVML says."""
 
 import sys
 
@@ -7,34 +7,31 @@ import pynvml as nvml
 MIB = 1024 * 1024
 
 
-def gpu(handle):
-    """Return the fields of --query-gpu for one GPU."""
-    memory = nvml.nvmlDeviceGetMemoryInfo(handle, nvml.nvmlMemory_v2)
-    return {
-        "uuid": nvml.nvmlDeviceGetUUID(handle),
-        "name": nvml.nvmlDeviceGetName(handle),
-        "compute_cap": "{}.{}".format(*nvml.nvmlDeviceGetCudaComputeCapability(handle)),
-        "driver_version": nvml.nvmlSystemGetDriverVersion(),
-        "pci.bus_id": nvml.nvmlDeviceGetPciInfo(handle).busId,
-        "memory.total": memory.total // MIB,
-        "memory.used": memory.used // MIB,
-    }
-
-
-def apps(handle):
-    """Return the fields of --query-compute-apps for each process on one GPU."""
-    uuid = nvml.nvmlDeviceGetUUID(handle)
-    return [{"gpu_uuid": uuid, "pid": one.pid} for one in nvml.nvmlDeviceGetComputeRunningProcesses(handle)]
+def dump():
+    """Return what -q -x prints, as far as anybody here reads it."""
+    lines = ['<?xml version="1.0" ?>', "<nvidia_smi_log>"]
+    lines.append(f"<driver_version>{nvml.nvmlSystemGetDriverVersion()}</driver_version>")
+    for index in range(nvml.nvmlDeviceGetCount()):
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        memory = nvml.nvmlDeviceGetMemoryInfo(handle, nvml.nvmlMemory_v2)
+        bus = nvml.nvmlDeviceGetPciInfo(handle).busId
+        lines.append(
+            f'<gpu id="{bus}"><product_name>{nvml.nvmlDeviceGetName(handle)}</product_name>'
+            f"<uuid>{nvml.nvmlDeviceGetUUID(handle)}</uuid><serial>1652922003123</serial>"
+            f"<minor_number>{nvml.nvmlDeviceGetMinorNumber(handle)}</minor_number>"
+            f"<pci><pci_bus_id>{bus}</pci_bus_id></pci>"
+            f"<fb_memory_usage><total>{memory.total // MIB} MiB</total>"
+            f"<used>{memory.used // MIB} MiB</used></fb_memory_usage></gpu>"
+        )
+    return "\n".join([*lines, "</nvidia_smi_log>", ""])
 
 
 def main():
-    """Print the rows of the one query in the arguments."""
-    query, _, fields = sys.argv[1].partition("=")
+    """Print the dump: nothing else is asked of it."""
+    if sys.argv[1:] != ["-q", "-x"]:
+        sys.exit(f"nvidia-smi: {sys.argv[1:]}")
     nvml.nvmlInit()
-    for index in range(nvml.nvmlDeviceGetCount()):
-        handle = nvml.nvmlDeviceGetHandleByIndex(index)
-        for row in apps(handle) if query == "--query-compute-apps" else [gpu(handle)]:
-            sys.stdout.write(", ".join(str(row[field]) for field in fields.split(",")) + "\n")
+    sys.stdout.write(dump())
 
 
 main()

@@ -9,7 +9,8 @@
  *              mig= (-1: not supported), migs=GI:CI:MIB:PROFILE between '/', with a gap after each,
  *              used= (MiB) kept= (MiB, by the driver for itself), util= temp= persist= (each -1: not supported),
  *              procs=PID:GI:CI between '/' (GI and CI -1: on no MIG device; procs=-1: not supported;
- *              procs=open: who has the node open, each= MiB with each),
+ *              procs=open: who has the node open, each= MiB with each; apart= is added to their PIDs, as where
+ *              these are of another PID namespace),
  *              old=1: without the newer calls for processes and memory
  */
 #include <dirent.h>
@@ -179,7 +180,7 @@ int nvmlDeviceGetPersistenceMode(Device *device, unsigned *out) { return setting
 static unsigned openers(const Device *device, Process *out, unsigned room) {
     unsigned long long memory = (unsigned long long)number(device, "each", 0) << 20;
     char node[32], path[300], target[32];
-    unsigned count = 0;
+    unsigned count = 0, pid;
     DIR *processes = opendir("/proc"), *files;
     snprintf(node, sizeof node, "/dev/nvidia%d", number(device, "minor", 0));
     for (struct dirent *process, *file; (process = readdir(processes));) {
@@ -188,7 +189,8 @@ static unsigned openers(const Device *device, Process *out, unsigned room) {
         while ((file = readdir(files))) {
             ssize_t length = readlinkat(dirfd(files), file->d_name, target, sizeof target);
             if (length != (ssize_t)strlen(node) || memcmp(target, node, (size_t)length)) continue;
-            if (count++ < room) out[count - 1] = (Process){(unsigned)atoi(process->d_name), memory, ~0u, ~0u};
+            pid = (unsigned)(atoi(process->d_name) + number(device, "apart", 0));
+            if (count++ < room) out[count - 1] = (Process){pid, memory, ~0u, ~0u};
             break;
         }
         closedir(files);

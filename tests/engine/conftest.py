@@ -5,23 +5,33 @@ nor another engine on it is touched.
 """
 
 import contextlib
+import ctypes
 import json
 import os
 import shutil
 import signal
 import stat
 import subprocess
-import tempfile
 import time
 from pathlib import Path
 
 import pytest
 from gpu_node import GpuNode, profiles
+from processes import END_WITH_US, new_folder, remove_folder, remove_leftovers
 
 ROOT = Path(__file__).parents[2]
 CONTROL = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
 NULL = os.makedev(1, 3)
 LIBRARIES = "/usr/lib/x86_64-linux-gnu"
+CLONE_NEWNS = 0x20000  # of linux/sched.h
+OWN_DEV = """\
+mount --make-rprivate /
+mount -t tmpfs -o mode=755 dev /mnt
+cp -ax /dev/. /mnt
+mount --rbind /dev/pts /mnt/pts
+mount --rbind /dev/shm /mnt/shm
+mount --move /mnt /dev
+"""
 NEEDED = ("dockerd", "docker", "docker-registry", "htpasswd", "slirp4netns", "unshare", "debootstrap")
 
 
@@ -31,7 +41,7 @@ class Engine:
     def __init__(self, store, node=None):
         self.store = store
         self.node = node
-        self.folder = Path(tempfile.mkdtemp(prefix="imx-"))
+        self.folder = new_folder()
         (self.folder / "tmp").mkdir()
         self.host = f"unix://{self.folder}/docker.sock"
         self._processes = []
@@ -44,6 +54,7 @@ class Engine:
         }
         (self.folder / "daemon.json").write_text(json.dumps(config))
         command = [
+            *END_WITH_US,
             *("unshare", "--net", *(["--mount", *self.node.inside] if self.node else [])),
             *("dockerd", "--config-file", self.folder / "daemon.json", "--host", self.host),
             *("--data-root", self.folder / "data", "--exec-root", self.folder / "run"),
@@ -54,6 +65,7 @@ class Engine:
             self._processes = [dockerd]
             self._wait(lambda: self._inode(dockerd.pid) != self._inode("self"))
             slirp = [
+                *END_WITH_US,
                 "slirp4netns",
                 "--configure",
                 "--mtu=65520",
@@ -95,10 +107,7 @@ class Engine:
 
     def remove(self):
         self.stop()
-        mounts = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
-        for mount in reversed([path for path in mounts if path.startswith(f"{self.folder}/")]):
-            subprocess.run(["umount", "--lazy", mount], check=False)
-        shutil.rmtree(self.folder)
+        remove_folder(self.folder)
 
     @property
     def environment(self):
@@ -156,7 +165,7 @@ class Registry:
     def __init__(self, engine, port, login=None):
         self.engine = engine
         self.address = f"127.0.0.1:{port}"
-        self.folder = Path(tempfile.mkdtemp(prefix="imx-registry-"))
+        self.folder = new_folder()
         lines = ["version: 0.1", "log: {level: info}", f"http: {{addr: '{self.address}'}}"]
         lines += [
             f"storage: {{filesystem: {{rootdirectory: {self.folder}/data}}, delete: {{enabled: true}}}}"
@@ -170,7 +179,13 @@ class Registry:
 
     def start(self):
         self._log = (self.folder / "log").open("wb")
-        command = [*self.engine.inside, "docker-registry", "serve", str(self.folder / "config.yml")]
+        command = [
+            *END_WITH_US,
+            *self.engine.inside,
+            "docker-registry",
+            "serve",
+            str(self.folder / "config.yml"),
+        ]
         self._process = subprocess.Popen(command, stdout=self._log, stderr=subprocess.STDOUT)
         for _ in range(100):
             if "listening on" in self.log:
@@ -189,7 +204,7 @@ class Registry:
 
     def remove(self):
         self.kill()
-        shutil.rmtree(self.folder)
+        remove_folder(self.folder)
 
 
 def _require():
@@ -203,17 +218,22 @@ def _require():
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _interrupts():
-    """Let what the tests start hear SIGINT, also where a shell has the tests in its background."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
+def _own_dev():
+    """Give these tests a /dev of their own, in a mount namespace that ends with them.
+
+    The nodes of GPUs that some tests make are on no other test's machine, and stay on none.
+    """
+    _require()
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(CLONE_NEWNS) != 0:
+        raise OSError(ctypes.get_errno(), "unshare(CLONE_NEWNS)")
+    subprocess.run(["sh", "-euc", OWN_DEV], check=True)
 
 
 @pytest.fixture(scope="session")
 def start_engine():
     """Call it with a store to get a new engine with the base images; one on a GpuNode comes without them."""
-    _require()
+    remove_leftovers()
     subprocess.run([ROOT / "ci/bases", "archives"], check=True)
     engines = []
 

@@ -1,5 +1,6 @@
 """What goes wrong in the middle: whatever it is, nothing is lost, and the same command goes on from there."""
 
+import contextlib
 import json
 import os
 import random
@@ -195,6 +196,26 @@ def test_a_full_disk_fails_the_build_and_says_what_to_do(engine, big, small_disk
     assert not list(small_disk.iterdir()), "what is left of it is gone"
     assert statuses(engine, folder) == ["build"] * 2
     assert engine.imagematrix("build", cwd=folder).returncode == 0
+
+
+def test_a_build_takes_room_for_those_at_work_and_not_for_all(engine, big):
+    """Six cells with 60 MB each, one at a time: two layers each, and not a dozen."""
+    folder, _ = big()
+    for number in range(2, 6):
+        (folder / f"files/part{number}").write_bytes(random.Random(number).randbytes(LAYER))  # noqa: S311
+    matrix = folder / "matrix.yaml"
+    matrix.write_text(matrix.read_text().replace("[one, two]", "[one, two, part2, part3, part4, part5]"))
+    process = start(engine, folder, "build", "--jobs", "1")
+    most = 0
+    while process.poll() is None:
+        blobs = [path for found in scratch(engine) for path in found.glob("*/sha256/*")]
+        with contextlib.suppress(FileNotFoundError):
+            most = max(most, sum(path.stat().st_blocks * 512 for path in blobs))
+        time.sleep(0.02)
+    code, out, err = ended(process)
+    assert code == 0, err
+    assert len(out.splitlines()) == 6
+    assert 2 * LAYER < most < 6 * LAYER
 
 
 def test_a_tag_that_somebody_else_pushed_meanwhile(engine, registry, big):

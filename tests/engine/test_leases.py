@@ -80,7 +80,6 @@ def test_fifty_launches_at_once(engine, start):
         begin, gpu, end = out.splitlines()
         spans.setdefault(gpu, []).append((float(begin.split()[0]), float(end.split()[0])))
     assert sum(map(len, spans.values())) == 50
-    assert sorted(spans) == [f"nvidia{minor}" for minor in range(8)]
     for found in spans.values():
         found.sort()
         assert all(before[1] <= after[0] for before, after in pairwise(found))

@@ -6,11 +6,11 @@ import shlex
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
 import pytest
+from processes import END_WITH_US, new_folder, remove_folder
 
 ROOT = Path(__file__).parents[2]
 TRAIN = ("train", "--steps", "2")
@@ -36,13 +36,13 @@ class Podman:
 
     def __init__(self, node):
         self.node = node
-        self.folder = Path(tempfile.mkdtemp(prefix="imx-podman-"))
+        self.folder = new_folder()
         self.host = f"unix://{self.folder}/podman.sock"
         settings = self.folder / "containers.conf"
         settings.write_text(f'{SETTINGS}[network]\nnetwork_config_dir = "{self.folder}/net"\n')
         self.environment = {**node.environment, "CONTAINERS_CONF": str(settings), "DOCKER_HOST": self.host}
         stores = ["--root", self.folder / "data", "--runroot", self.folder / "run"]
-        command = [*node.inside, "podman", *stores, "system", "service", "--time=0", self.host]
+        command = [*END_WITH_US, *node.inside, "podman", *stores, "system", "service", "--time=0", self.host]
         with (self.folder / "log").open("wb") as log:
             self._process = subprocess.Popen(command, env=self.environment, stdout=log, stderr=log)
         for _ in range(300):
@@ -65,7 +65,7 @@ class Podman:
     def remove(self):
         self._process.terminate()
         self._process.wait(60)
-        shutil.rmtree(self.folder)
+        remove_folder(self.folder)
 
 
 @pytest.fixture(scope="module")

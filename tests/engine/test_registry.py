@@ -1,10 +1,14 @@
 """Pushing, publishing, choosing and running with a real registry beside the engine."""
 
 import json
+import shutil
 import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
+ROOT = Path(__file__).parents[2]
 CPU = {"cuda": ["none"], "march": ["x86-64-v2", "x86-64-v3"]}
 HOST = ("--host", "tests/hosts/laptop.json")
 
@@ -71,6 +75,61 @@ def test_from_the_matrix_to_a_container_by_way_of_the_registry(engine, folder, r
     digest = next(one["digest"] for one in listed["variants"] if one["reference"] == best)
     assert images(engine).count(image) == 1, "only the chosen variant is pulled, by its digest"
     engine.docker("rmi", f"{image}@{digest}")
+
+
+def test_an_engine_that_knows_nothing_of_us_pulls_what_needs_least(engine, folder, image):
+    build(engine, folder)
+    published = json.loads(engine.imagematrix("publish", f"{image}:v1", "--json").stdout)
+    (answer,) = published["plain_pull"]
+    assert "-x86-64-v2-" in answer["reference"]
+    assert "popcnt" in answer["needs"]
+    engine.docker("pull", f"{image}:v1")
+    label = '{{index .Config.Labels "io.imagematrix.cell"}}'
+    assert engine.docker("inspect", "--format", label, f"{image}:v1").stdout == "cpu-x86-64-v2\n"
+    assert engine.docker("run", "--rm", f"{image}:v1", "train", "--steps", "1").returncode == 0
+    listed = json.loads(engine.imagematrix("ls", f"{image}:v1", "--json").stdout)["variants"]
+    (other,) = (one["digest"] for one in listed if one["digest"] != answer["digest"])
+    engine.docker("pull", f"{image}@{other}")
+    assert engine.docker("inspect", "--format", label, f"{image}@{other}").stdout == "cpu-x86-64-v3\n"
+    engine.docker("rmi", f"{image}:v1", f"{image}@{other}")
+
+
+def test_what_the_registry_lost_is_found_and_made_again(engine, folder, registry, image):
+    build(engine, folder)
+    engine.imagematrix("publish", f"{image}:v1")
+    (lost, *_) = json.loads(engine.imagematrix("ls", f"{image}:v1", "--json").stdout)["variants"]
+    repository = image.partition("/")[2]
+    revision = f"{registry.folder}/data/docker/registry/v2/repositories/{repository}/_manifests/revisions"
+    shutil.rmtree(f"{revision}/sha256/{lost['digest'].removeprefix('sha256:')}")
+    assert statuses(engine, folder, "--push").count("up-to-date") == 1
+    refused = engine.imagematrix("publish", f"{image}:v1")
+    assert refused.returncode == 4
+    assert lost["digest"] in refused.stderr
+    rebuilt = build(engine, folder)
+    assert rebuilt.stdout.splitlines() == [lost["reference"]], rebuilt.stderr
+    assert statuses(engine, folder, "--push") == ["up-to-date"] * 2
+    published = json.loads(engine.imagematrix("publish", f"{image}:v1", "--json").stdout)
+    assert (published["variants"], published["new"]) == (2, 0)
+    engine.docker("pull", f"{image}@{lost['digest']}")
+    engine.docker("rmi", f"{image}@{lost['digest']}")
+
+
+def test_of_two_who_push_one_cell_at_once_at_least_one_is_refused(engine, registry, image, tmp_path):
+    script = [*engine.inside, sys.executable, ROOT / "tests/doubles/pushing.py"]
+    pushing = [
+        subprocess.Popen(
+            [*script, image, *made_of, tmp_path, "10"], env=engine.environment, stdout=subprocess.PIPE
+        )
+        for made_of in (("one", "two"), ("two", "one"))
+    ]
+    codes = [process.communicate()[0].split() for process in pushing]
+    rounds = list(zip(*codes, strict=True))
+    assert len(rounds) == 10
+    assert {tuple(sorted(both)) for both in rounds} <= {(b"0", b"7"), (b"7", b"7")}
+    kept = sum(both.count(b"0") for both in rounds)
+    there = Path(f"{registry.folder}/data/docker/registry/v2/repositories/{image.partition('/')[2]}")
+    tags = list((there / "_manifests/tags").iterdir())
+    assert len(tags) == kept, "who is refused leaves nothing behind"
 
 
 def test_what_is_in_the_engine_is_adopted(engine, folder):

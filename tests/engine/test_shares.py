@@ -23,9 +23,9 @@ def start(engine):
     """Starts a container that has the GPU, with more of docker's options, and returns its process."""
     started = []
 
-    def run(*options):
+    def run(*options, image="debian:trixie"):
         node = f"/dev/nvidia{GPU.minor}"
-        done = engine.docker("run", "-d", "--device", node, *options, "debian:trixie", "sleep", "300")
+        done = engine.docker("run", "-d", "--device", node, *options, image, "sleep", "300")
         started.append(done.stdout.strip())
         return engine.inspect(started[-1])["State"]["Pid"]
 
@@ -79,3 +79,15 @@ def test_a_process_outside_of_all_containers_has_the_gpu_whole(start, look, tmp_
         pass
     with pytest.raises(GpusBusyError, match="is used by process"):
         claim((GPU,), 1, look(inside, 1), vram_mib=1, path=str(tmp_path / "locks"))
+
+
+def test_an_image_says_nothing_of_a_share(engine, start, look, tmp_path):
+    engine.docker("create", "--name", "lying", "debian:trixie")
+    engine.docker("commit", "--change", "LABEL io.imagematrix.vram=1", "lying", "lying:v1")
+    engine.docker("rm", "lying")
+    start("--label", "io.imagematrix.vram=1024", image="lying:v1")
+    with claim((GPU,), 1, look(), vram_mib=1, path=str(tmp_path / "locks")):
+        pass
+    start(image="lying:v1")
+    with pytest.raises(GpusBusyError, match="is used by container"):
+        claim((GPU,), 1, look(), vram_mib=1, path=str(tmp_path / "locks"))

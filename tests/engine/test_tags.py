@@ -54,6 +54,46 @@ def test_a_changed_template_under_the_same_version_is_refused_and_named(engine, 
     assert len(build(engine, folder).stdout.split()) == 2
 
 
+def test_what_is_edited_or_tagged_during_a_build_is_not_in_it(engine, project):
+    folder = project({"cuda": ["none"], "march": ["x86-64-v2"]}, image="steady")
+    template = folder / "templates/training/Dockerfile.j2"
+    template.write_text("FROM debian:trixie\nRUN sleep 5; cat /etc/debian_version > /base\nCOPY note /note\n")
+    matrix, note = folder / "matrix.yaml", folder / "templates/training/note"
+    matrix.write_text(
+        matrix.read_text().replace("march:\n", "march:\n    x86-64-v2: {compiler: gcc-14}\n", 1)
+    )
+    note.write_text("one")
+    (note.parent / ".dockerignore").unlink()
+    own = engine.inspect("debian:trixie")["Id"]
+    process = subprocess.Popen(
+        [ROOT / ".venv/bin/imagematrix", "build", "-f", matrix],
+        env={**engine.environment, "EXPERIMENTAL_BUILDKIT_SOURCE_POLICY": "/nowhere"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        for line in process.stderr:
+            if "building" in line:
+                break
+        time.sleep(2)
+        engine.docker("tag", "debian:bookworm", "debian:trixie")
+        note.write_text("two")
+        out, err = process.communicate(timeout=120)
+    finally:
+        engine.docker("tag", own, "debian:trixie")
+    assert process.returncode == 0, err
+    shown = engine.docker("run", "--rm", out.strip(), "cat", "/base", "/note").stdout
+    assert re.fullmatch(r"(13\S*|trixie\S*)\none", shown)
+    refused = build(engine, folder)
+    assert refused.returncode == 7
+    assert "context changed: note" in refused.stderr
+    # Of the same size and, in a snapshot, of the same time: BuildKit sends it again all the same.
+    matrix.write_text(matrix.read_text().replace("version: v1", "version: v2"))
+    second = build(engine, folder).stdout.strip()
+    assert engine.docker("run", "--rm", second, "cat", "/note").stdout == "two"
+
+
 def test_cells_may_be_added_to_a_version(engine, project):
     build(engine, project({"cuda": ["none"], "march": ["x86-64-v2"]}, image="grows"))
     added = build(engine, project(CPU, image="grows"))
@@ -68,6 +108,25 @@ def test_a_version_under_development_is_replaced(engine, project):
     assert len(set(old + new)) == 4
     listed = json.loads(engine.imagematrix("ls", "dev", "--json").stdout)[0]["variants"]
     assert [variant["reference"] for variant in listed] == sorted(new)
+
+
+def test_what_is_built_on_a_version_under_development_stays(engine, project):
+    """Images of the user's have the labels of the one below them, and containers its name."""
+    folder = project(
+        {"cuda": ["none"], "march": ["x86-64-v2"]}, image="dev2", extra="    development: true\n"
+    )
+    (old,) = build(engine, folder).stdout.split()
+    mine = {"text": True, "input": f"FROM {old}\nENV MINE=yes\n", "env": engine.environment}
+    subprocess.run(["docker", "build", "-t", "dev2:mine", "-"], check=True, capture_output=True, **mine)
+    engine.docker("tag", old, "dev2:kept")
+    container = engine.docker("run", "-d", old, "sleep", "60").stdout.strip()
+    add_to_template(folder, "ENV CHANGED=yes")
+    done = build(engine, folder)
+    assert done.returncode == 0, done.stderr
+    tags = engine.docker("images", "dev2", "--format", "{{.Tag}}").stdout.split()
+    assert sorted(f"dev2:{tag}" for tag in tags) == sorted(["dev2:mine", "dev2:kept", done.stdout.strip()])
+    assert engine.docker("rm", "-f", container).stdout.strip() == container
+    assert "MINE=yes" in engine.inspect("dev2:mine")["Config"]["Env"]
 
 
 def test_a_cell_that_fails_costs_no_other(engine, project):

@@ -37,6 +37,29 @@ def llama_cpp(tmp_path_factory):
     return place / "llama.cpp.tar.gz"
 
 
+def test_the_plain_starter_is_built_and_chosen_from(engine, tmp_path):
+    folder = tmp_path / "project"
+    assert engine.imagematrix("init", folder, "--template", "cpu").returncode == 0
+    done = engine.imagematrix("build", "-f", folder / "matrix.yaml")
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.split()) == 3
+    said = engine.imagematrix("run", "--rm", "--gpus", "none", "hello:v1")
+    assert said.stdout.startswith("hello from x86-64-v"), said.stderr
+
+    # The same with an axis of the image's own: the question decides, or else the default.
+    matrix = folder / "matrix.yaml"
+    text = matrix.read_text().replace("version: v1", "defaults: {taste: sweet}\n    version: v2")
+    matrix.write_text(text.replace("axes:\n", "axes:\n  taste: [sweet, sour]\n"))
+    done = engine.imagematrix("build", "-f", matrix)
+    assert done.returncode == 0, done.stderr
+    words = ("--gpus", "none", "hello:v2")
+    assert "hello:v2-sweet-x86-64-v" in engine.imagematrix("select", *words).stdout
+    sour = engine.imagematrix("select", "--where", "taste=sour", *words).stdout.strip()
+    assert sour.startswith("hello:v2-sour-x86-64-v")
+    said = engine.imagematrix("run", "--rm", "--gpus", "none", sour)
+    assert said.stdout.startswith("hello from x86-64-v"), said.stderr
+
+
 def test_llama_cpp_is_built_for_the_cpu_that_its_labels_name(engine, llama_cpp, tmp_path):
     folder = tmp_path / "project"
     assert engine.imagematrix("init", folder, "--template", "llama.cpp").returncode == 0

@@ -95,9 +95,12 @@ def shipped():
 
 
 @pytest.fixture(scope="session")
-def starters():
-    """The matrices that `init` writes, by the name of their template: their paths."""
-    return {path.stem: path for path in sorted((ROOT / "imagematrix" / "starter").glob("*.yaml"))}
+def starters(tmp_path_factory):
+    """The matrices that `init` writes, by the name of their template: their paths, all in one folder."""
+    folder = tmp_path_factory.mktemp("starters")
+    shutil.copytree(ROOT / "templates", folder / "templates")
+    written = sorted((ROOT / "imagematrix" / "starter").glob("*.yaml"))
+    return {path.stem: Path(shutil.copy(path, folder)) for path in written}
 
 
 @pytest.fixture(scope="session")
@@ -200,6 +203,10 @@ class FakeEngine:
             return simple[parts.path.rpartition("/")[2]]
         if "/containers/" in parts.path:
             return self._containers(parts.path)
+        if parts.path.endswith("/json") and not parts.query:
+            name = unquote(parts.path.split("/images/")[1].removesuffix("/json"))
+            found = next((one for one in self.images if one["Id"] == name), None)
+            return found and {"Id": name, "Config": {"Labels": found["Labels"]}}
         (filters,) = parse_qs(parts.query)["filters"]
         (label,) = json.loads(filters)["label"]
         key, given, value = label.partition("=")
@@ -358,7 +365,15 @@ def stub(tmp_path_factory):
     folder = tmp_path_factory.mktemp("nvml")
     library = folder / "libnvidia-ml.so.550.144.03"
     subprocess.run(
-        [compiler, "-shared", "-fPIC", "-o", library, ROOT / "tests/doubles/nvml_stub.c"],
+        [
+            compiler,
+            "-shared",
+            "-fPIC",
+            "-Wl,-soname,libnvidia-ml.so.1",
+            "-o",
+            library,
+            ROOT / "tests/doubles/nvml_stub.c",
+        ],
         check=True,
     )
     (folder / "libnvidia-ml.so.1").symlink_to(library.name)

@@ -44,6 +44,22 @@ def test_a_file_is_bounded(tmp_path):
         documents.read(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("0", 0),
+        ("007", 7),
+        ("9" * 9, 10**9 - 1),
+        ("9" * 10, None),
+        ("", None),
+        ("-1", None),
+        ("\u0663", None),
+    ],
+)
+def test_numbers_as_people_write_them(text, number):
+    assert documents.natural(text) == number
+
+
 def test_what_is_dumped_is_for_people_too():
     assert documents.dump({"b": "é", "a": []}) == '{\n  "b": "é",\n  "a": []\n}\n'
 
@@ -63,6 +79,9 @@ def test_what_is_dumped_is_for_people_too():
         ({"gpus": [{"index": 0, "compute": "9"}]}, "'9' is no compute capability such as 8.6"),
         ({"gpus": [{"index": 0, "compute": 9.0}]}, "compute: expected a string, found a number"),
         ({"gpus": [{"index": 0, "mig": [{"gpu_instance": 1}]}]}, "mig[0]: compute_instance is missing"),
+        ({"gpus": [{"index": 0}, {"index": 0}]}, "gpus: two of them have the index 0"),
+        ({"gpus": [{"index": 0, "uuid": "GPU-a"}, {"index": 1, "uuid": "GPU-a"}]}, "have the uuid GPU-a"),
+        ({"gpus": [{"index": 0, "minor": 3}, {"index": 1, "minor": 3}]}, "have the minor 3"),
         ({"devices": [None]}, "devices[0]: expected a string, found null"),
         ({"warnings": "none"}, "warnings: expected a list, found a string"),
     ],
@@ -99,7 +118,7 @@ def spoil(value, path, junk):
     return junk
 
 
-@settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_no_host_ends_in_another_error(data, profiles, shipped_catalog):
     good = json.loads(profiles[data.draw(st.sampled_from(["mig", "mixed", "laptop"]))].read_text())
@@ -112,7 +131,7 @@ def test_no_host_ends_in_another_error(data, profiles, shipped_catalog):
     assert len(found["candidates"]) == len(shipped_catalog.variants)
 
 
-@settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_no_catalog_ends_in_another_error(data, profiles, shipped_catalog):
     few = shipped_catalog.variants[-2:]
@@ -126,14 +145,12 @@ def test_no_catalog_ends_in_another_error(data, profiles, shipped_catalog):
     assert explain(Host.load(profiles["mig"]), found).to_json()["image"] == found.image
 
 
-@settings(deadline=None)
 @given(st.text(max_size=20) | JSON.map(json.dumps))
 def test_no_label_ends_in_another_error(text):
     with pytest.raises(UsageError, match=r"^t:x: "):
         labels.read({labels.VARIANT: text}, reference="t:x", digest=None, size=None)
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=40) | JSON.map(lambda value: json.dumps(value).encode()))
 def test_no_bytes_end_in_another_error(raw):
     try:

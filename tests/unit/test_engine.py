@@ -2,8 +2,10 @@
 
 import hashlib
 import json
+import os
 import socket
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -179,6 +181,13 @@ def test_no_engine_says_how_to_start_one(docker_host, address):
     assert caught.value.exit_code == 8
 
 
+def test_an_engine_on_another_machine_is_no_service_of_this_one(docker_host):
+    docker_host("ssh://me@nowhere.invalid")
+    error = module.unreachable(module.address(), OSError("Permission denied (publickey)"))
+    assert error.remedy.startswith("`ssh ssh://me@nowhere.invalid docker version` tells whether")
+    assert "on that machine" in module.unreachable("tcp://far:2375", OSError("no route")).remedy
+
+
 def test_no_permission_says_who_has_it(docker_host, monkeypatch):
     docker_host("unix:///run/docker.sock")
 
@@ -214,7 +223,97 @@ def test_running_containers_are_inspected_and_those_that_end_left_out(request, w
 
 
 @pytest.mark.parametrize("where", ["engine", "remote_engine"])
+def test_labels_are_those_of_the_launch(request, where):
+    found = request.getfixturevalue(where)
+    found.image({"from": "image", "both": "image"})
+    found.image(None)
+    labelled, bare = (image["Id"] for image in found.images)
+    cases = [
+        (labelled, {"from": "image", "both": "launch", "own": "launch"}, {"both": "launch", "own": "launch"}),
+        (bare, {"own": "launch"}, {"own": "launch"}),
+        (labelled, {}, {}),
+        ("sha256:gone", {"own": "launch"}, {}),
+        (None, {"own": "launch"}, {}),
+    ]
+    found.containers = [
+        {"Id": f"c{number}", "Image": image, "Config": {"Labels": labels}}
+        for number, (image, labels, _) in enumerate(cases)
+    ]
+    assert [one["Config"]["Labels"] for one in module.running()] == [own for _, _, own in cases]
+
+
+@pytest.mark.parametrize("where", ["engine", "remote_engine"])
 def test_running_containers_of_an_engine_that_refuses(request, where):
     request.getfixturevalue(where).status = 500
     with pytest.raises(EngineError):
         module.running()
+
+
+def test_an_engine_that_listens_by_itself_is_on_this_machine(engine, monkeypatch):
+    engine.info["Name"] = "elsewhere"
+    monkeypatch.setattr(module, "_listener", lambda _: "dockerd")
+    assert module.remote() is None
+    assert engine.asked == []
+
+
+@pytest.mark.parametrize("kind", ["engine", "remote_engine"])
+def test_an_engine_is_known_by_the_machine_s_name(request, kind):
+    """A socket that ssh forwards is one at which ssh listens: here it is this process."""
+    answering = request.getfixturevalue(kind)
+    assert module.remote() is None
+    answering.info["Name"] = "node7"
+    assert module.remote() == "node7"
+    answering.info["Name"] = ""
+    assert module.remote() == module.address()
+
+
+def test_an_engine_that_runs_this_container_is_on_this_machine(engine, monkeypatch, tmp_path):
+    engine.info["Name"] = "node7"
+    engine.containers = [{"Id": "ab" * 32}]
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text(f"600 590 8:1 /var/lib/docker/containers/{'ab' * 32}/hostname /etc/hostname rw\n")
+    monkeypatch.setattr(
+        module, "open", lambda path, **_: mounts.open() if "mount" in path else 1, raising=False
+    )
+    monkeypatch.setattr(module, "_listener", lambda _: None)
+    assert module.remote() is None
+    engine.containers = []
+    assert module.remote() == "node7"
+    mounts.unlink()
+    assert module.remote() == "node7"
+
+
+@pytest.mark.usefixtures("engine")
+def test_who_listens_is_not_known_in_another_pid_namespace(monkeypatch):
+    assert module._listener(module.address()) == Path("/proc/self/comm").read_text().strip()
+    monkeypatch.setattr(module.sys, "byteorder", "little")
+    monkeypatch.setattr(socket.socket, "getsockopt", lambda *_: bytes(4))
+    assert module._listener(module.address()) is None
+
+
+def test_an_engine_that_hangs_is_given_up(docker_host, monkeypatch, tmp_path):
+    monkeypatch.setattr(module, "ANSWER_S", 0.01)
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(f"{tmp_path}/docker.sock")
+        listening.listen()
+        docker_host(f"unix://{tmp_path}/docker.sock")
+        for ask in (module.running, module.answers):
+            with pytest.raises(EngineError, match=r"gave no answer within 0\.01 seconds") as caught:
+                ask()
+            assert "systemctl status docker" in caught.value.remedy
+
+
+def test_the_group_whose_members_may_talk_to_the_engine(docker_host, tmp_path, monkeypatch):
+    path = tmp_path / "docker.sock"
+    docker_host(f"unix://{path}")
+    assert module.group() is None
+    path.touch(mode=0o660)
+    root, mine = (
+        os.stat_result([0o660, 0, 0, 0, 0, 42, *[0] * 4]),
+        os.stat_result([0o660, *[0] * 3, 7, 42, *[0] * 4]),
+    )
+    for found, expected in ((root, 42), (mine, None), (os.stat_result([0o666, *[0] * 9]), None)):
+        monkeypatch.setattr(module.os, "stat", lambda _, found=found: found)
+        assert module.group() == expected
+    docker_host("tcp://far:2376")
+    assert module.group() is None

@@ -11,7 +11,7 @@ import imagematrix as im
 from imagematrix import errors
 
 SLOW = ("dataclasses", "inspect", "pathlib", "socket", "subprocess", "typing", "urllib")
-HEAVY = ("docker", "elftools", "jinja2", "packaging", "pynvml", "requests", "rich", "typer", "yaml")
+HEAVY = ("docker", "jinja2", "packaging", "pynvml", "requests", "rich", "typer", "yaml")
 
 
 def python(code, *words):

@@ -4,6 +4,7 @@ import gzip
 import io
 import struct
 import tarfile
+import tracemalloc
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -13,6 +14,13 @@ from imagematrix.audit.layers import Contents, Layer, contents, read
 from imagematrix.errors import AuditError
 
 EM_CUDA, EM_X86_64 = 190, 62
+
+
+def elf32(target):
+    """Return the header of device code for machines of 32 bits, which toolkits up to 6.5 made."""
+    ident = b"\x7fELF" + bytes([1, 1, 1, 51, 7]) + bytes(7)
+    head = struct.pack("<16sHHIIIIIHHHHHH", ident, 2, EM_CUDA, 1, 0, 0, 0, target, 52, 32, 0, 40, 0, 0)
+    return head + bytes(12)
 
 
 def elf(target=89, abi=7, machine=EM_CUDA):
@@ -85,6 +93,7 @@ def test_links_and_folders_are_no_drivers(layer):
         (elf(120), "120"),
         (elf(90, abi=8), "90"),
         (elf(103, abi=8), "103"),
+        (elf32(35), "35"),
         (elf(0), None),
         (elf(machine=EM_X86_64), None),
         (elf()[:30], None),
@@ -125,7 +134,7 @@ def test_a_layer_that_is_gone(tmp_path):
 WHOLE = tar("usr/lib/libcuda.so.550.163.01", "usr/.wh.bin", ("k", elf(89)), ("k8", elf(90, abi=8)))
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(st.integers(0, len(WHOLE) - 1), st.integers(0, 255)), min_size=1, max_size=8))
 def test_no_damage_ends_in_another_error(tmp_path, changes):
     raw = bytearray(WHOLE)
@@ -168,6 +177,66 @@ def test_what_is_left_to_see(layer, upper, left):
     assert contents([layer(f".{LIBCUDA}"), layer(*upper)]).drivers == left
 
 
+SYM, HARD, FOLDER = tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.DIRTYPE
+
+
+@pytest.mark.parametrize(
+    ("upper", "left"),
+    [
+        # What takes the place of a driver hides it, of whatever kind it is.
+        ([special(LIBCUDA, SYM, "libcuda.so.535.261.03")], []),
+        ([special(LIBCUDA, FOLDER)], []),
+        ([special(LIBCUDA, tarfile.FIFOTYPE)], []),
+        ([special("usr/lib", SYM, "lib64"), "usr/lib64/x"], []),
+        (["usr"], []),
+        ([special("usr/lib", FOLDER)], [LIBCUDA]),
+        # Another name of the same file is no second driver, and one of another place is.
+        ([special("usr/lib/libcuda.so.1", SYM, "libcuda.so.550.163.01")], [LIBCUDA]),
+        ([special("opt/libcuda.so.550.163.01", SYM, f"..{LIBCUDA}")], [LIBCUDA]),
+        (
+            [special("opt/libcuda.so.550.163.01", HARD, f".{LIBCUDA}")],
+            [LIBCUDA, "/opt/libcuda.so.550.163.01"],
+        ),
+        # A link makes a driver of a file with any name, where that is there.
+        (
+            [special("opt/libcuda.so.535.261.03", SYM, "blob"), "opt/blob"],
+            [LIBCUDA, "/opt/libcuda.so.535.261.03"],
+        ),
+        ([special("opt/libcuda.so.535.261.03", SYM, "blob")], [LIBCUDA]),
+        ([special("opt/libcuda.so.535.261.03", SYM, "blob"), special("opt/blob", FOLDER)], [LIBCUDA]),
+        ([special("opt/libcuda.so.535.261.03", SYM, "libcuda.so.535.261.03")], [LIBCUDA]),
+        (
+            [
+                special("lib", SYM, "usr/lib"),
+                special("opt/libcuda.so.550.163.01", SYM, "/lib/sub/../libcuda.so.550.163.01"),
+            ],
+            [LIBCUDA],
+        ),
+    ],
+)
+def test_drivers_are_seen_as_a_container_sees_them(layer, upper, left):
+    assert sorted(contents([layer(f".{LIBCUDA}"), layer(*upper)]).drivers) == sorted(left)
+
+
+def test_a_file_that_is_hidden_makes_no_driver_of_a_link(layer):
+    lower = layer("opt/blob", special("opt/libcuda.so.535.261.03", SYM, "blob"))
+    assert contents([lower, layer("usr/x")]).drivers == {"/opt/libcuda.so.535.261.03": "535.261.03"}
+    assert contents([lower, layer("opt/.wh.blob")]).drivers == {}
+
+
+def test_the_last_entry_of_a_path_counts(layer):
+    twice = layer(f".{LIBCUDA}", special(f".{LIBCUDA}", SYM, "nowhere"), special("opt", FOLDER), "opt")
+    assert contents([twice]).drivers == {}
+    assert contents([layer("opt/libcuda.so.535.1"), twice]).drivers == {}
+
+
+def test_device_code_with_two_names_has_both(layer):
+    both = contents([layer(("a", elf(80)), special("b", HARD, "a")), layer(".wh.a")])
+    assert both.cubins == {"/b": "80"}
+    lower, upper = layer(("a", elf(80))), layer(special("b", HARD, "/a"))
+    assert contents([lower, upper]).cubins == {"/a": "80", "/b": "80"}
+
+
 def test_device_code_is_hidden_and_replaced_like_any_file(layer):
     lower, upper = layer(("a", elf(80)), ("b", elf(80))), layer(".wh.a", ("b", elf(90)))
     assert contents([lower, upper]) == Contents(drivers={}, cubins={"/b": "90"})
@@ -190,3 +259,19 @@ def test_programs_are_told_by_their_machine(layer):
     found = layer(raw=buffer.getvalue())
     assert found.programs == {"/bin/sh": EM_X86_64}
     assert contents([found, layer("bin/.wh.sh")]).programs == {}
+
+
+def test_device_code_of_any_size_takes_no_memory(tmp_path):
+    """All that is told of it is in the header."""
+    info = tarfile.TarInfo("kernel")
+    info.size = 1 << 28
+    path = tmp_path / "layer"
+    with path.open("wb") as file:
+        file.write(info.tobuf() + elf(90))
+        file.truncate(tarfile.BLOCKSIZE + info.size + 2 * tarfile.BLOCKSIZE)
+    tracemalloc.start()
+    try:
+        assert read(path).cubins == {"/kernel": "90"}
+        assert tracemalloc.get_traced_memory()[1] < 10 << 20
+    finally:
+        tracemalloc.stop()

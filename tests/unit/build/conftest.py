@@ -108,7 +108,10 @@ class FakeBackend:
     def components(self, reference):
         return labels.components(self.images[reference])
 
-    def source(self, reference):
+    def held(self, reference, digest):
+        return self.pinned(reference, digest)
+
+    def source(self, reference, *, local):  # noqa: ARG002
         return f"docker-image://{reference}@{digest(reference.encode())}"
 
     def pinned(self, reference, digest):

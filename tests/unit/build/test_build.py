@@ -1,16 +1,19 @@
 """Carrying out a plan: a failing cell costs no other, and nothing is stored that breaks its promise."""
 
 import contextlib
+import errno
 import itertools
 import signal
 import threading
 import time
+from concurrent.futures import wait
 from dataclasses import replace
 
 import pytest
 
 from imagematrix.audit import layers
-from imagematrix.build.build import build, failure, report
+from imagematrix.build.build import build, complete, failure, report
+from imagematrix.build.layout import HollowError
 from imagematrix.errors import AuditError, BuildError, EngineError, TagMovedError, UsageError
 
 CPU = "cuda=none"
@@ -78,7 +81,8 @@ def test_every_cell_is_made_stored_and_told(planned, carry_out, backend, logs, c
         ("1/1 RUN true", "cpu-x86-64-v3"),
         ("built", "cpu-x86-64-v3"),
     ]
-    assert (logs / "training-v1-cpu-znver4.log").read_text() == "making cpu-znver4\n"
+    assert (logs / "training" / "v1-cpu-znver4.log").read_text() == "making cpu-znver4\n"
+    assert (logs.parent / ".gitignore").read_text() == "*\n"
     assert failure(results) is None
     document = report(plan, results)
     conforms(document)
@@ -115,6 +119,70 @@ def test_a_failing_cell_costs_no_other(planned, carry_out, backend):
     assert len(backend.images) == 1
     error = failure(results)
     assert (type(error), str(error)) == (BuildError, "1 of 2 builds failed: cpu-x86-64-v3")
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("surrogates not allowed"), RecursionError("too deep"), MemoryError(), KeyError("x")]
+)
+def test_whatever_a_cell_raises_is_its_own_result(planned, carry_out, backend, logs, conforms, error):
+    backend.errors["cpu-x86-64-v3"] = error
+    plan = planned(only=CPU)
+    results, notes = carry_out(plan)
+    assert statuses(results) == {"cpu-x86-64-v3": "failed", "cpu-znver4": "built"}
+    assert ("failed", "cpu-x86-64-v3") in notes
+    conforms(report(plan, results))
+    assert type(error).__name__ in str(results[0].error)
+    assert results[0].log == logs / "training" / "v1-cpu-x86-64-v3.log"
+    said = results[0].log.read_text()
+    assert said.startswith("making cpu-x86-64-v3\nTraceback (most recent call last):\n")
+    whole = failure(results)
+    assert (str(whole), whole.exit_code) == ("1 of 2 builds failed: cpu-x86-64-v3", 1)
+
+
+def test_what_the_system_refuses_names_the_file_and_a_remedy(planned, carry_out, backend):
+    backend.errors["cpu-x86-64-v3"] = OSError(errno.ENOSPC, "No space left on device", "/scratch")
+    backend.errors["cpu-znver4"] = OSError("something else")
+    results, _ = carry_out(planned(only=CPU))
+    first, second = (result.error for result in results)
+    assert str(first) == "/scratch: No space left on device"
+    assert "TMPDIR" in first.remedy
+    assert (str(second), second.remedy) == ("something else", None)
+    assert failure(results).exit_code == 6
+
+
+def test_what_takes_its_time_to_end_holds_up_no_interrupt(planned, backend, logs, monkeypatch):
+    """A push can't be stopped; what became of the other cells is told all the same."""
+    monkeypatch.setattr("imagematrix.build.build.GRACE", 0.1)
+    pushing, pushed = threading.Event(), threading.Event()
+
+    class Impatient(Recorder):
+        def __init__(self):
+            super().__init__()
+            self.results = []
+
+        def finished(self, result):
+            self.results.append(result)
+
+    def store(*_):
+        pushing.set()
+        assert pushed.wait(10)
+        raise BuildError("too late")
+
+    def interrupted(_):
+        assert pushing.wait(10)
+        raise KeyboardInterrupt
+
+    backend.store = store
+    monkeypatch.setattr(
+        "imagematrix.build.build.wait",
+        lambda futures, **options: wait(futures, **options) if "timeout" in options else interrupted(futures),
+    )
+    plan, reporter = planned(only=CPU), Impatient()
+    with pytest.raises(KeyboardInterrupt):
+        build(plan, backend, backend, jobs=1, logs=logs, reporter=reporter)
+    found = complete(plan.items, reporter.results)
+    assert [result.status for result in found] == ["stopped", "stopped"]
+    pushed.set()
 
 
 def test_a_march_unknown_to_the_compiler_costs_its_own_cells_only(planned, carry_out, backend):
@@ -296,6 +364,23 @@ def test_a_layer_is_read_once_for_all_images(planned, carry_out, backend, tar, m
     assert len(read) == len(set(read)) == 2
 
 
+def test_an_image_whose_layers_have_gone_is_made_apart(planned, carry_out, backend, tar):
+    """The store wants one that it had a moment ago, or it is another store."""
+    backend.layers = [tar(("bin/true", b""))]
+    store = backend.store
+
+    def forgetful(order, made):
+        if not order.apart:
+            raise HollowError("a layer")
+        return store(order, made)
+
+    backend.store = forgetful
+    results, _ = carry_out(planned(only=CPU))
+    assert set(statuses(results).values()) == {"built"}
+    orders = [call[2] for call in backend.calls if call[0] == "make"]
+    assert [order.apart for order in orders] == [False, True] * 2
+
+
 def test_the_next_is_built_while_an_image_is_stored(planned, carry_out, backend):
     third = threading.Event()
     make, store = backend.make, backend.store
@@ -343,7 +428,7 @@ def test_an_interrupt_ends_what_runs_and_goes_on(planned, backend, logs, jobs):
 
 
 def test_a_log_that_cannot_be_written_costs_its_own_cell(planned, carry_out, logs):
-    (logs / "training-v1-cpu-znver4.log").mkdir(parents=True)
+    (logs / "training" / "v1-cpu-znver4.log").mkdir(parents=True)
     results, _ = carry_out(planned(only=CPU))
     assert statuses(results) == {"cpu-x86-64-v3": "built", "cpu-znver4": "failed"}
     assert "Is a directory" in str(results[1].error)
@@ -444,3 +529,54 @@ def test_nobody_waits_for_a_base_of_what_has_failed(planned, carry_out, backend)
     results, _ = carry_out(planned(only=CPU), jobs=2)
     assert set(statuses(results).values()) == {"failed"}
     assert backend.stopped.is_set()
+
+
+def test_what_is_edited_during_a_build_is_not_built(planned, carry_out, backend, tmp_path):
+    """The first cell's build takes its time; the next has the files of the plan all the same."""
+    (tmp_path / "main.c").write_text("planned")
+    plan = planned(only=CPU)
+    seen = []
+    make = backend.make
+
+    def making(order, log, step):
+        (tmp_path / "main.c").write_text("edited")
+        seen.append((order.sources.context / "main.c").read_text())
+        return make(order, log, step)
+
+    backend.make = making
+    results, _ = carry_out(plan)
+    assert set(statuses(results).values()) == {"built"}
+    assert seen == ["planned", "planned"]
+    assert not order_contexts(backend) & {tmp_path}
+    assert planned(only=CPU).with_status("refused")
+
+
+def order_contexts(backend):
+    return {order[2].sources.context for order in backend.calls if order[0] == "make"}
+
+
+def test_what_was_edited_since_the_plan_fails_its_cells(planned, carry_out, tmp_path):
+    plan = planned(only=CPU)
+    (tmp_path / "new.c").touch()
+    results, _ = carry_out(plan)
+    assert set(statuses(results).values()) == {"failed"}
+    assert "have changed since the plan was made: new.c" in str(results[0].error)
+
+
+def test_an_image_of_a_snapshot_that_somebody_wrote_to_is_not_stored(planned, carry_out, backend):
+    make = backend.make
+
+    def making(order, log, step):
+        (order.sources.context / "new.c").touch()
+        return make(order, log, step)
+
+    backend.make = making
+    results, _ = carry_out(planned(only="cuda=none,march=znver4"))
+    assert "somebody has changed" in str(results[0].error)
+    assert not backend.images
+
+
+def test_a_folder_that_was_there_is_left_as_it_is(planned, carry_out, logs):
+    logs.parent.mkdir()
+    carry_out(planned())
+    assert not (logs.parent / ".gitignore").exists()

@@ -5,12 +5,13 @@ import io
 import json
 import os
 import threading
+from dataclasses import replace
 
 import pytest
 
 from imagematrix.build.backend import Order, Sources
 from imagematrix.build.buildx import Buildx
-from imagematrix.build.layout import Image
+from imagematrix.build.layout import HollowError, Image
 from imagematrix.catalog import labels
 from imagematrix.errors import BuildError, EngineError, UsageError
 
@@ -52,6 +53,7 @@ def script(tmp_path, monkeypatch):
             "#!/bin/sh",
             f'printf "%s\\n" "$@" >> {tmp_path}/asked',
             "for word; do case $word in --metadata-file=*) file=${word#*=};; esac; done",
+            "for word; do case $word in type=oci*) dest=${word#*dest=} dest=${dest%%,*};; esac; done",
             f"for word; do case $word in --file=*) cp ${{word#*=}} {tmp_path}/dockerfile;; esac; done",
             f"case $1 in build) {build};; *) {inspect};; esac",
         ]
@@ -89,24 +91,69 @@ def written(**data):
 def made(layout, tmp_path):
     """What buildx does to make an image, of two layers, in the layout that it is told."""
     digest = layout(tmp_path / "made", b"lower", b"upper")
-    folders = '"$(ls -d "$TMPDIR"/imagematrix-build-*/*/blobs/ | tail -1)"'
-    return f"cp -r {tmp_path}/made/blobs/* {folders}; {written(**{'containerimage.digest': digest})}"
+    return f"cp -r {tmp_path}/made/blobs/* $dest/blobs/; {written(**{'containerimage.digest': digest})}"
+
+
+def contents(made):
+    return [gzip.decompress(path.read_bytes()) for path in Image(made.layout, made.digest).layer_files]
+
+
+def test_the_bytes_of_layers_go_with_the_last_image_that_uses_them(script, order, made):
+    """Their names stay, for BuildKit sends nothing that has its name there."""
+    script(made.replace("cp -r", "cp -rn"))
+    with Buildx(Docker(), "mine") as builder:
+        with builder.make(order, io.StringIO(), lambda _: None) as first:
+            with builder.make(order, io.StringIO(), lambda _: None) as second:
+                assert second.digest == first.digest
+            assert contents(first) == [b"lower", b"upper"], "one still has them"
+        blobs = list(first.layout.glob("blobs/sha256/*"))
+        assert sum(path.stat().st_size == 0 for path in blobs) == 4
+        with builder.make(order, io.StringIO(), lambda _: None) as third:
+            image = Image(third.layout, third.digest)
+            assert third.digest == first.digest
+            assert list(image.archive("t:v1", ())), "an engine that has the layers wants no more"
+            with pytest.raises(HollowError):
+                list(image.archive("t:v1", image.layers))
+        with builder.make(replace(order, apart=True), io.StringIO(), lambda _: None) as alone:
+            assert alone.digest == first.digest
+            assert contents(alone) == [b"lower", b"upper"]
+        assert not alone.layout.exists()
+
+
+def test_a_layer_whose_bytes_have_gone_is_not_rewritten_to_an_empty_one(script, order, made):
+    script(made.replace("cp -r", "cp -rn"))
+    with Buildx(Docker(), "mine") as builder:
+        with builder.make(order, io.StringIO(), lambda _: None):
+            pass
+        lower = replace(
+            order, dockerfile="FROM scratch\n"
+        )  # whose layers are not the base's, and get new times
+        with pytest.raises(HollowError), builder.make(lower, io.StringIO(), lambda _: None):
+            pass
+
+
+def test_the_classic_store_wants_every_layer_again(script, order, made):
+    script(made.replace("cp -r", "cp -rn"))
+    docker = Docker()
+    docker.has_manifests = False
+    with Buildx(docker, "mine") as builder:
+        first, _ = make(builder, order)
+        assert contents(first) == [b"lower", b"upper"]
 
 
 def test_an_image_is_made_in_a_layout(script, order, tmp_path, made):
     asked = script(f"echo '#5 [2/3] RUN make'; {made}")
     log = io.StringIO()
     with Buildx(Docker(), "mine") as builder:
-        made, steps = make(builder, order, log)
-        files = Image(made.layout, made.digest).layer_files
-        data = [gzip.decompress(path.read_bytes()) for path in files]
-        assert data == [b"lower", b"upper"], "no tars at all: those of its base are only compressed"
-        manifest = json.loads(Image(made.layout, made.digest).raw)
+        steps = []
+        with builder.make(order, log, steps.append) as image:
+            assert contents(image) == [b"lower", b"upper"], "no tars: those of its base are only compressed"
+        manifest = json.loads(Image(image.layout, image.digest).raw)
         assert manifest["annotations"] == {key: order.labels[key] for key in (labels.CELL, labels.VARIANT)}
         assert steps == ["2/3: RUN make"]
-        assert made.layout.is_dir()
+        assert image.layout.is_dir()
         assert builder.pinned("a:1", DIGEST) == f"docker-image://a:1@{DIGEST}"
-    assert not made.layout.exists(), "what was not stored goes"
+    assert not image.layout.exists(), "what was not stored goes"
     words = asked.read_text().splitlines()
     for word in ("--builder=mine", "--platform=linux/amd64", "--build-context=c=oci-layout:///d@e"):
         assert word in words
@@ -114,6 +161,57 @@ def test_an_image_is_made_in_a_layout(script, order, tmp_path, made):
     assert not [word for word in words if word.startswith("--label")], "they may not be known yet"
     assert "compression=uncompressed" in words[words.index("--output") + 1]
     assert "[2/3] RUN make" in log.getvalue()
+
+
+def test_a_base_of_the_engine_is_held(script):
+    script()
+    docker = Docker()
+    docker.hold = lambda name, _: "docker-image://held:1" if name == "a:1" else None
+    with Buildx(docker) as builder:
+        assert builder.pinned("a:1", DIGEST) is None
+        assert builder.held("a:1", DIGEST) == "docker-image://held:1"
+        with pytest.raises(UsageError, match="another image as b:1 by now"):
+            builder.held("b:1", DIGEST)
+    with Buildx(Docker(), "mine") as builder:
+        assert builder.held("a:1", DIGEST) == f"docker-image://a:1@{DIGEST}"
+
+
+DECIDING = {
+    "EXPERIMENTAL_BUILDKIT_SOURCE_POLICY": "/policy.json",
+    "BUILDX_GIT_LABELS": "full",
+    "BUILDKIT_SYNTAX": "x",
+    "SOURCE_DATE_EPOCH": "1",
+}
+
+
+def test_the_callers_variables_decide_nothing(script, order, made, tmp_path, monkeypatch):
+    asked = script(f"env > {tmp_path}/environment; {made}")
+    for name, value in {
+        **DECIDING,
+        "BUILDX_CONFIG": "/builders",
+        "HTTPS_PROXY": "http://user:word@p",
+    }.items():
+        monkeypatch.setenv(name, value)
+    with Buildx(Docker()) as builder:
+        make(builder, order)
+    environment = (tmp_path / "environment").read_text().splitlines()
+    assert not [line for line in environment if line.partition("=")[0] in DECIDING]
+    assert "BUILDX_CONFIG=/builders" in environment
+    words = asked.read_text().splitlines()
+    assert "--build-arg=HTTPS_PROXY=" in words, "none, also where docker's configuration has one"
+    assert "--build-arg=no_proxy=" in words
+
+
+def test_proxies_are_given_by_name(script, order, made, monkeypatch):
+    asked = script(made)
+    monkeypatch.setenv("https_proxy", "http://user:word@p")
+    monkeypatch.setenv("HTTP_PROXY", "")
+    with Buildx(Docker(), proxy=True) as builder:
+        make(builder, order)
+    words = asked.read_text().splitlines()
+    assert "--build-arg=https_proxy" in words
+    assert {"--build-arg=HTTP_PROXY=", "--build-arg=HTTPS_PROXY="} <= set(words)
+    assert not [word for word in words if "user:word" in word], "whoever lists processes would see it"
 
 
 def test_another_builder_knows_no_base_of_the_engine(script, order):

@@ -17,7 +17,7 @@ TWO_IMAGES = ("axes:", "  base:\n    version: v7\n    template: training.j2\naxe
 @pytest.fixture
 def command(cli, project, backend, monkeypatch):
     """Call it with a command and its options, to run it on the good matrix or on a spoilt one."""
-    monkeypatch.setattr(buildx, "Buildx", lambda *_: backend)
+    monkeypatch.setattr(buildx, "Buildx", lambda *_, **__: backend)
     monkeypatch.setattr(local, "Engine", lambda: backend)
     (project().parent / ".dockerignore").write_text("*\n")  # what the tests write beside it is no input
 
@@ -127,7 +127,7 @@ def test_cells_of_several_images_are_told_apart(command, backend):
 
 
 def test_no_log_is_named_that_is_not_there(command, tmp_path):
-    log = tmp_path / ".imagematrix" / "logs" / "training-v1-cpu-znver4.log"
+    log = tmp_path / ".imagematrix" / "logs" / "training" / "v1-cpu-znver4.log"
     log.parent.mkdir(parents=True)
     log.write_text("of an earlier build\n")
     unknown = ('none: {base: "debian:trixie", compiler: gcc-14}', 'none: {base: "debian:trixie"}')

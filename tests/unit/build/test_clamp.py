@@ -68,7 +68,7 @@ def read(raw):
 
 
 @given(MEMBERS, st.sampled_from(FORMATS), st.sampled_from((0, 1, 2**31)))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_no_time_is_later_and_all_else_is_as_it_was(members, form, latest):
     before = written(members, form)
     after = b"".join(clamped(io.BytesIO(before), latest))
@@ -91,7 +91,7 @@ def test_bytes_that_are_no_tar_end_with_an_error_or_as_they_were(raw):
 
 
 @given(MEMBERS, st.sampled_from(FORMATS), st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_a_damaged_tar_ends(members, form, data):
     raw = bytearray(written(members, form))
     for _ in range(data.draw(st.integers(1, 4))):

@@ -15,6 +15,7 @@ CELLS = [
     {"cell": "b", "status": "failed", "seconds": 2, "error": "step 3\nERROR: exit code: 1"},
     {"cell": "c", "status": "stopped", "seconds": 0},
     {"cell": "d", "status": "up-to-date"},
+    {"cell": "h", "status": "skipped", "seconds": 0, "error": "base:v1-h, which it builds on, was not built"},
     {"cell": "e", "status": "other-shard"},
     {"cell": "f", "status": "excluded"},
     {"cell": "g", "status": "infeasible"},
@@ -40,19 +41,25 @@ def suites(tmp_path):
 
 def test_a_test_case_for_each_cell_of_this_build(suites):
     (suite,) = suites(junit(outcomes(CELLS), lambda _: "the log"))
-    assert (suite.tests, suite.failures, suite.errors, suite.skipped, suite.time) == (4, 1, 0, 1, 3.25)
+    assert (suite.tests, suite.failures, suite.errors, suite.skipped, suite.time) == (5, 1, 0, 2, 3.25)
     cases = list(suite)
     assert [(case.classname, case.name, case.time) for case in cases] == [
         ("ml/training:v1", "a", 1.25),
         ("ml/training:v1", "b", 2.0),
         ("ml/training:v1", "c", 0.0),
         ("ml/training:v1", "d", 0.0),
+        ("ml/training:v1", "h", 0.0),
     ]
     assert [[type(result).__name__ for result in case.result] for case in cases] == [
         [],
         ["Failure"],
         ["Skipped"],
         [],
+        ["Skipped"],
+    ]
+    assert [case.result[0].message for case in (cases[2], cases[4])] == [
+        "the build was stopped",
+        "base:v1-h, which it builds on, was not built",
     ]
     (failure,) = cases[1].result
     assert (failure.message, failure.text) == ("ERROR: exit code: 1", "the log")

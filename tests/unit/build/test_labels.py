@@ -7,6 +7,7 @@ import pytest
 from imagematrix.build import labels as written
 from imagematrix.catalog import labels
 from imagematrix.catalog.catalog import UserModeDriver
+from imagematrix.facts import marches
 from imagematrix.matrix.expand import expand
 from imagematrix.matrix.load import load
 
@@ -20,6 +21,15 @@ def test_the_entry_comes_back(planned, only):
     own = written.for_item(item, FLAGS)
     found = labels.read(own, reference=item.reference, digest=None, size=None)
     assert found == written.variant(item.cell, FLAGS, item.reference)
+
+
+def test_an_image_that_signs_return_addresses_says_so(planned):
+    (item,) = planned(only="cuda=none,march=znver4").with_status("build")
+    for flags in (FLAGS, FLAGS | marches.SIGNING):
+        label = written.for_item(item, flags)[labels.VARIANT]
+        assert ("signed_returns" in json.loads(label)) is (flags != FLAGS)
+        found = labels.read({labels.VARIANT: label}, reference=item.reference, digest=None, size=None)
+        assert found.signed_returns is (flags != FLAGS)
 
 
 def test_what_they_say(planned):
@@ -53,9 +63,41 @@ def test_what_they_say(planned):
 def test_what_the_image_prefers_is_told_and_is_part_of_its_identity(planned):
     (usual,) = planned(only=GPU).with_status("build")
     (item,) = planned(("context: .", "context: .\n    prefer: [cuda, driver]"), only=GPU).with_status("build")
-    assert labels.prefer(written.for_item(item, FLAGS), item.reference) == ("cuda", "driver")
-    assert labels.prefer(written.for_item(usual, FLAGS), item.reference) == ()
+    assert labels.terms(written.for_item(item, FLAGS), item.reference).prefer == ("cuda", "driver")
+    assert labels.terms(written.for_item(usual, FLAGS), item.reference) == labels.Terms()
     assert "prefer" in item.identity.changed(usual.identity.components)
+
+
+OWN = ("  march:", "  python: ['3.11', '3.13']\n  cc: [gcc-14]\n  march:")
+
+
+def test_axes_that_are_not_hardware_are_told(planned):
+    found = [
+        labels.read(written.for_item(item, FLAGS), reference=item.reference, digest=None, size=None).axes
+        for item in planned(OWN, only=f"{GPU},cc=gcc-14").with_status("build")
+    ]
+    assert found == [(("cc", "gcc-14"), ("python", python)) for python in ("3.11", "3.13")]
+
+
+def test_defaults_are_told_and_are_part_of_the_identity_where_stated(planned):
+    usual, _ = planned(OWN, only=GPU).with_status("build")
+    stated = ("context: .", "context: .\n    defaults: {python: '3.13', cc: gcc-14}")
+    item, _ = planned(OWN, stated, only=GPU).with_status("build")
+    assert labels.terms(written.for_item(item, FLAGS), item.reference).defaults == (
+        ("cc", "gcc-14"),
+        ("python", "3.13"),
+    )
+    assert labels.DEFAULTS not in written.for_item(usual, FLAGS)
+    assert item.identity.components["defaults"] == "cc=gcc-14,python=3.13"
+    assert "defaults" not in usual.identity.components
+
+
+def test_an_axis_by_another_name_is_another_image(planned):
+    first, _ = planned(OWN, only=f"{GPU},cc=gcc-14").with_status("build")
+    renamed = tuple(text.replace("  cc:", "  compiled:") for text in OWN)
+    other, _ = planned(renamed, only=GPU).with_status("build")
+    assert first.cell.id == other.cell.id
+    assert "axes" in first.identity.changed(other.identity.components)
 
 
 def test_a_cpu_only_image_says_nothing_of_gpus(planned):

@@ -7,18 +7,20 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
 
 from imagematrix.build.backend import Made, Order, Sources
 from imagematrix.build.layout import Image
-from imagematrix.build.local import Engine
+from imagematrix.build.local import HELD, Engine
 from imagematrix.catalog import labels
-from imagematrix.errors import EngineError, UsageError
+from imagematrix.errors import EngineError, TagMovedError, UsageError
 
 DIGEST, OTHER = f"sha256:{'1' * 64}", f"sha256:{'2' * 64}"
 CONTAINERD = [["driver-type", "io.containerd.snapshotter.v1"]]
 OWN = {labels.CELL: "a", labels.INPUT: DIGEST, labels.INPUTS: '{"dockerfile": "x"}', labels.IMAGE: "t"}
+TAG = labels.tag("v1", "a", DIGEST)
 REFUSED = (500, b'{"message": "something about the daemon"}')
 
 
@@ -84,21 +86,63 @@ def test_a_base_that_is_not_here_is_asked_for_in_its_registry(engine, docker):
 
 
 def test_what_it_has_of_a_version(engine, docker):
-    engine.image({**OWN, labels.VERSION: "v1"}, RepoTags=["t:v1-a", "copy:1"])
-    engine.image({**OWN, labels.INPUTS: "{", labels.CELL: "b"}, RepoTags=["t:v1-b"])
-    engine.image(OWN | {labels.DEVELOPMENT: "true"}, RepoTags=["t:v1-c"])
+    own = {**OWN, labels.VERSION: "v1"}
+    engine.image(own, RepoTags=[f"t:{TAG}", "copy:1"])
+    engine.image({**own, labels.INPUTS: "{", labels.CELL: "b"}, RepoTags=[f"t:v1-b-{'1' * 12}"])
+    engine.image(own | {labels.CELL: "c", labels.DEVELOPMENT: "true"}, RepoTags=[f"t:v1-c-{'1' * 12}"])
     engine.image({labels.IMAGE: "t", labels.INPUTS: "{}"}, RepoTags=["t:v1-d"])
-    engine.image(OWN, RepoTags=None)
+    engine.image(own, RepoTags=None)
+    engine.image(own, RepoTags=["t:mine", "t:v1-mine"])  # what somebody built on one of ours
     # The filter is the engine's own business; this one gives all it has.
     engine.answer = lambda _: engine.images
     found = docker.present("t", "v1")
     assert [(one.reference, one.cell, one.development) for one in found] == [
-        ("t:v1-a", "a", False),
-        ("t:v1-c", "a", True),
+        (f"t:{TAG}", "a", False),
+        (f"t:v1-c-{'1' * 12}", "c", True),
     ]
-    assert docker.components("t:v1-a") == {"dockerfile": "x"}
-    assert docker.components("t:v1-b") == {}
-    assert docker.source("t:v1-a") is None
+    assert docker.components(f"t:{TAG}") == {"dockerfile": "x"}
+    assert docker.components(f"t:v1-b-{'1' * 12}") == {}
+    assert docker.source(f"t:{TAG}", local=False) is None
+    assert docker.source("t:another", local=True) is None
+
+
+def test_an_image_is_held_while_builds_are_on(engine, docker):
+    """`docker tag` of another image over its name changes nothing any more."""
+    tell(engine, "GET", "/images/base:1/json", {"Id": OTHER, "RepoDigests": [f"base@{DIGEST}"]})
+    engine.told["POST", "/tag"] = 201, b""
+    held = docker.hold("base:1", DIGEST)
+    assert held.startswith(f"docker-image://{HELD}:{DIGEST[7:]}-")
+    (tag,) = {parse_qs(urlsplit(one).query)["tag"][0] for one in engine.asked if "/tag?" in one}
+    assert held == f"docker-image://{HELD}:{tag}"
+    assert any(f"/images/{OTHER}/tag" in unquote(one) for one in engine.asked), "by what never moves"
+    assert docker.hold("base:1", DIGEST) == held
+    assert docker.hold("base:1", f"sha256:{'3' * 64}") is None
+    tell(engine, "GET", "/images/base:2/json", {"message": "no such image"}, 404)
+    assert docker.hold("base:2", DIGEST) is None
+
+
+@pytest.mark.parametrize(("names", "goes"), [(["base:1"], True), ([], False)])
+def test_held_names_go_with_the_process(engine, names, goes):
+    tell(engine, "GET", "/images/base:1/json", {"Id": OTHER})
+    engine.told["POST", "/tag"] = 201, b""
+    with Engine() as docker:
+        held = docker.hold("base:1", OTHER).removeprefix("docker-image://")
+        tell(engine, "GET", f"/images/{held}/json", {"Id": OTHER, "RepoTags": [*names, held]})
+        tell(engine, "DELETE", f"/images/{held}", [])
+    assert any(f"/images/{held}?" in unquote(one) for one in engine.asked) == goes, "the last name stays"
+
+
+def test_a_base_of_the_matrix_is_held_too(engine, docker):
+    engine.image({**OWN, labels.VERSION: "v1"}, RepoTags=[f"t:{TAG}"], Id=OTHER)
+    engine.answer = lambda _: engine.images
+    docker.present("t", "v1")
+    engine.told["POST", "/tag"] = 201, b""
+    tell(engine, "GET", f"/images/t:{TAG}/json", {"Id": OTHER})
+    assert docker.source(f"t:{TAG}", local=True) == docker.hold(f"t:{TAG}", OTHER)
+    tell(engine, "GET", f"/images/t:{TAG}/json", {"Id": DIGEST})
+    with pytest.raises(TagMovedError, match="another image by now"):
+        docker.source(f"t:{TAG}", local=True)
+    engine.answer = lambda _: {}
 
 
 def test_it_is_given_only_the_layers_it_lacks(engine, docker, order):
@@ -221,12 +265,43 @@ def test_without_a_layout_it_names_what_it_has(engine, docker, order):
         docker.store(asked, Made(digest=DIGEST))
 
 
-def test_what_it_replaces_may_be_gone(engine, docker, order):
-    asked, _ = order
-    engine.told["POST", "/tag"] = 201, b""
-    tell(engine, "DELETE", "/images/t:v1-old", {"message": "no such image"}, 404)
-    assert docker.store(replace(asked, replaces="t:v1-old"), Made(digest=DIGEST)) == DIGEST
-    assert engine.asked[-1].partition("?")[0].endswith("/images/t:v1-old")
+@pytest.fixture
+def replaced(engine, docker, order):
+    """Call it to store an image in another's place; it returns the tags and removals that the engine saw."""
+
+    def call():
+        engine.told["POST", "/tag"] = 201, b""
+        asked = replace(order[0], replaces="t:v1-old")
+        assert docker.store(asked, Made(digest=DIGEST)) == DIGEST
+        asked = [unquote(resource.partition("/images/")[2]) for resource in engine.asked]
+        return [words for words in asked if words and not words.endswith("/json")]
+
+    return call
+
+
+def test_what_it_replaces_may_be_gone(engine, replaced):
+    tell(engine, "GET", "/images/t:v1-old/json", {"message": "no such image"}, 404)
+    assert replaced() == [f"{DIGEST}/tag?tag=v1-a&repo=t&force=0"]
+
+
+@pytest.mark.parametrize("status", [200, 404, 409])
+def test_what_it_replaces_goes_where_nothing_else_has_it(engine, replaced, status):
+    tell(engine, "GET", "/images/t:v1-old/json", {"Id": OTHER})
+    tell(engine, "DELETE", "/images/t:v1-old", [])
+    tell(engine, "DELETE", f"/images/{OTHER}", {"message": "no"}, status)
+    assert replaced()[1:] == [
+        "t:v1-a/tag?tag=v1-old&repo=t&force=0",
+        "t:v1-old?force=False&noprune=False",
+        f"{OTHER}?force=False&noprune=False",
+    ]
+
+
+def test_an_engine_that_fails_to_remove_is_told(engine, replaced):
+    tell(engine, "GET", "/images/t:v1-old/json", {"Id": OTHER})
+    tell(engine, "DELETE", "/images/t:v1-old", [])
+    engine.told["DELETE", f"/images/{OTHER}"] = REFUSED
+    with pytest.raises(EngineError, match="refused: something about the daemon"):
+        replaced()
 
 
 def test_a_push_that_the_registry_refuses(engine, docker):

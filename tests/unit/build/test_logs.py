@@ -1,12 +1,13 @@
 """The end of a failed build's log, fit to be shown anywhere."""
 
+from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from imagematrix.build.logs import KEPT, headline, plain, said
+from imagematrix.build.logs import KEPT, headline, opened, plain, said, where
 
 
 @pytest.fixture
@@ -67,3 +68,36 @@ def test_what_is_plain_is_xml_and_stays_plain(text):
 )
 def test_an_error_in_one_line(error, expected):
     assert headline(error) == expected
+
+
+def test_no_two_cells_have_one_log(tmp_path):
+    names = [
+        ("x/app", "v1", "a"),
+        ("x_app", "v1", "a"),
+        ("x:5000/app", "v1", "a"),
+        ("x", "v1", "app-a"),
+        ("x-v1", "app", "a"),
+        ("x/v1-a.log", "v1", "a"),
+        ("x", "v1", "a"),
+    ]
+    files = [where(tmp_path, *name) for name in names]
+    for file in files:
+        with opened(file) as log:
+            log.write("x")
+    assert len({file.resolve() for file in files}) == len(names)
+
+
+def test_the_longest_names_have_a_log(tmp_path):
+    image = "/".join(["a"] * 100)
+    with opened(where(tmp_path, image, "v" * 41, "c" * 73)) as log:
+        log.write("x")
+
+
+def test_a_full_disk_names_the_log():
+    with pytest.raises(OSError, match="/dev/full"), opened(Path("/dev/full")) as log:
+        log.write("x")
+
+
+def test_an_error_that_the_log_has_but_for_blanks_is_said_once(tmp_path):
+    (tmp_path / "x").write_text("#1 RUN make   \n#1 ERROR: no\n")
+    assert said(tmp_path / "x", "#1 RUN make\n#1 ERROR: no") == "#1 RUN make\n#1 ERROR: no"

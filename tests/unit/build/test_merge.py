@@ -38,7 +38,9 @@ def sharded(planned, backend, silent, tmp_path):
     def call(*numbers):
         for number in numbers:
             plan = narrowed(planned(), Shard(number=number, count=3), {})
-            results = build(plan, backend, backend, jobs=1, logs=tmp_path / "logs", reporter=silent)
+            results = build(
+                plan, backend, backend, jobs=1, logs=tmp_path / ".imagematrix" / "logs", reporter=silent
+            )
             yield report(plan, results)
 
     return call

@@ -1,6 +1,7 @@
 """What the patterns of a .dockerignore leave of a folder, as BuildKit reads them."""
 
 import os
+import re
 
 import pytest
 
@@ -45,6 +46,8 @@ def leave(tmp_path):
         (r"a[\]]e", ["a]e"], ["a[e"]),
         (r"a\*e", ["a*e"], ["abe"]),
         (r"a\\", ["a\\"], ["a"]),
+        (r"x\a", ["x\a"], ["xa", "x\\a"]),
+        (r"x[\d]\d", ["x11"], ["xd", "xdd", "x\u0661\u0661"]),
         ("a.(b)+{c}|$^", ["a.(b)+{c}|$^"], ["ab"]),
         ("[", ["["], ["x"]),
         (".", [], ["x"]),
@@ -88,6 +91,7 @@ def test_a_folder_that_is_out_is_not_opened(leave, tmp_path, monkeypatch):
     assert opened == [f"{tmp_path}/", f"{tmp_path}/in/"]
 
 
-def test_what_is_no_pattern(leave):
-    with pytest.raises(UsageError, match=r"'\[b-a\]' in .dockerignore is no pattern"):
-        leave([], ["[b-a]"])
+@pytest.mark.parametrize("pattern", ["[b-a]", r"x\q", r"x\Qy\E", r"\1", r"[\pL]", "[*]", "x[a?]"])
+def test_what_is_no_pattern(leave, pattern):
+    with pytest.raises(UsageError, match=rf"{re.escape(repr(pattern))} in .dockerignore is no pattern"):
+        leave([], [pattern])

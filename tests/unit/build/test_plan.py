@@ -1,10 +1,17 @@
 """The plan: what becomes of each cell, and why."""
 
+import shutil
+from dataclasses import replace
+from functools import partial
+
 import pytest
 
+from imagematrix.build import identity, labels, schema1
 from imagematrix.build.build import build
+from imagematrix.build.context import STATE, recorded
+from imagematrix.build.identity import Identity
 from imagematrix.build.plan import STATUSES, Against, plan
-from imagematrix.errors import UsageError
+from imagematrix.errors import TagMovedError, UsageError
 from imagematrix.matrix.load import load
 
 ONE = "cuda=12.4,compute=8.9,driver=550.163.01,march=znver4"
@@ -24,6 +31,7 @@ def test_what_is_not_there_is_to_be_built(planned, conforms):
         ("adopt", 0),
         ("up-to-date", 0),
         ("refused", 0),
+        ("failed", 0),
         ("other-shard", 0),
         ("excluded", 4),
         ("infeasible", 2),
@@ -43,6 +51,7 @@ def test_what_is_not_there_is_to_be_built(planned, conforms):
         "reference": item.reference,
         "input": item.identity.digest,
         "changed": [],
+        "files": [],
     }
     conforms(found.to_json())
 
@@ -124,6 +133,55 @@ def test_what_is_there_of_something_else_is_refused(planned, built, backend, tmp
     assert item.changed == changed
     assert item.why == f"{', '.join(changed)} changed"
     assert item.instead == before.items[0].reference
+
+
+def test_the_files_that_changed_are_named(project, backend, tmp_path, silent):
+    """Who built it here has what it was made of beside its log."""
+    (tmp_path / ".dockerignore").write_text("matrix.yaml\ntemplates\n*.log\n")
+    (tmp_path / "main.c").write_text("int main;")
+    state = tmp_path / STATE
+
+    def found():
+        against = Against(resolve=backend.resolve, store=backend, recorded=partial(recorded, state))
+        return plan(load(project()), against, expression=ONE)
+
+    build(found(), backend, backend, jobs=1, logs=state / "logs", reporter=silent)
+    (tmp_path / "main.c").write_text("int main();")
+    for number in range(6):
+        (tmp_path / f"{number}.h").touch()
+    (item,) = found().with_status("refused")
+    assert item.files == ("0.h", "1.h", "2.h", "3.h", "4.h", "5.h", "main.c")
+    assert item.why == "context changed: 0.h, 1.h, 2.h, 3.h, 4.h, …"
+    with pytest.raises(TagMovedError, match=r"context changed: 0\.h, 1\.h"):
+        build(found(), backend, backend, jobs=1, logs=state / "logs", reporter=silent)
+    shutil.rmtree(state)
+    (item,) = found().with_status("refused")
+    assert (item.files, item.why) == ((), "context changed")
+
+
+def before_schema_2(item, folder):
+    """Return the identity that releases before schema 2 gave an item."""
+    return Identity(components=schema1.components(item.identity.components, schema1.context_digest(folder)))
+
+
+def test_what_was_built_under_schema_1_is_up_to_date_under_its_own_tag(planned, backend, tmp_path):
+    (item,) = [one for one in planned(only=ONE).items if one.status == "build"]
+    old = before_schema_2(item, tmp_path)
+    tag = f"{item.cell.image.name}:{identity.tag(item.cell, old)}"
+    backend.images[tag] = labels.for_item(replace(item, identity=old, reference=tag), frozenset())
+    (found,) = planned(only=ONE).with_status("up-to-date")
+    assert (found.reference, found.identity.digest) == (tag, old.digest)
+    (tmp_path / "new.c").touch()
+    (refused,) = planned(only=ONE).with_status("refused")
+    assert (refused.changed, refused.instead) == (("context",), tag)
+    assert refused.identity.components["schema"] == "2"
+
+
+def test_nothing_of_schema_1_stated_defaults():
+    assert schema1.components({"schema": "2", "defaults": "python=3.13"}, "sha256:a") is None
+    untold = schema1.components({"schema": "2", "axes": "python=3.13"}, "sha256:a")
+    assert untold == {"schema": "1", "context": "sha256:a"}
+    assert schema1.components({"schema": "2", "arg X": "y"}, "sha256:a") is None
 
 
 def test_in_development_it_is_built_again(planned, built, backend):

@@ -13,6 +13,7 @@ import pytest
 
 from imagematrix.build import rewrite
 from imagematrix.build.backend import Order, Sources
+from imagematrix.build.labels import content
 from imagematrix.build.rewrite import Rewriter
 from imagematrix.catalog import labels
 from imagematrix.catalog.index import ATTESTED
@@ -94,7 +95,8 @@ def test_an_image_says_what_its_layers_are_now(blobs, rewriter):
     config = blobs.json(after["config"]["digest"])
     assert after["config"]["size"] == len(blobs.read(after["config"]["digest"]))
     assert config["architecture"] == "amd64"
-    assert config["config"]["Labels"] == {"of": "the base", **OWN}
+    own = {"of": "the base", **OWN, labels.CONTENT: content(config)}
+    assert config["config"]["Labels"] == own, "and what all the rest of it is"
     for layer, diff_id in zip(after["layers"], config["rootfs"]["diff_ids"], strict=True):
         raw = blobs.read(layer["digest"])
         assert len(raw) == layer["size"]
@@ -189,6 +191,7 @@ def test_attestations_are_of_the_new_image(blobs, rewriter):
         (b"\x1f\x8b\x00 no gzip", "can't be read"),
         (b"x" * 600, "no tar"),
     ],
+    ids=["zstd", "cut off", "damaged", "no gzip", "no tar"],
 )
 def test_a_layer_that_cannot_be_rewritten(blobs, rewriter, layer, why):
     config = blobs.put({"rootfs": {"diff_ids": [digest(layer)]}})

@@ -56,7 +56,7 @@ def test_what_an_image_builds_on_is_made_first_and_is_part_of_its_identity(stack
     stored = backend.called("store")
     assert stored.index(base.reference) < stored.index(app.reference)
     orders = {call[2].reference: call[2] for call in backend.calls if call[0] == "make"}
-    assert orders[app.reference].sources.images[base.reference] == backend.source(base.reference)
+    assert orders[app.reference].sources.images[base.reference] == backend.source(base.reference, local=True)
     again = stacked(base="FROM debian:{{ os }}\nRUN true\n")
     assert again.items[0].changed == (f"base {base.reference}",) or "dockerfile" in again.items[0].changed
     assert {item.status for item in again.items} == {"refused"}
@@ -64,7 +64,7 @@ def test_what_an_image_builds_on_is_made_first_and_is_part_of_its_identity(stack
 
 @pytest.mark.parametrize("local", [True, False])
 def test_another_builder_gets_a_base_that_only_the_engine_has(stacked, carry_out, backend, local):
-    backend.layers, backend.local, backend.source = [], local, lambda _: None
+    backend.layers, backend.local, backend.source = [], local, lambda _, **__: None
     found = stacked()
     carry_out(found)
     orders = {call[2].reference: call[2] for call in backend.calls if call[0] == "make"}
@@ -81,7 +81,7 @@ def test_a_base_that_is_in_the_store_comes_from_there(stacked, carry_out, backen
     assert set(results) == {("app", "one"), ("app", "two")}
     orders = {call[2].reference: call[2] for call in backend.calls if call[0] == "make"}
     app = found.items[0]
-    assert orders[app.reference].sources.images == {app.needs[0]: backend.source(app.needs[0])}
+    assert orders[app.reference].sources.images == {app.needs[0]: backend.source(app.needs[0], local=True)}
 
 
 def test_without_its_base_an_image_is_skipped(stacked, carry_out, backend):

@@ -1,11 +1,12 @@
 """The Catalog document: what is written is read, and whatever else comes is refused with its place."""
 
 import json
+import re
 
 import pytest
 
 from imagematrix import documents
-from imagematrix.catalog.catalog import Catalog, Ptx, UserModeDriver, Variant
+from imagematrix.catalog.catalog import Catalog, Ptx, UserModeDriver, Variant, split
 from imagematrix.errors import UsageError
 
 DIGEST = f"sha256:{'a' * 64}"
@@ -22,6 +23,7 @@ ENTRY = {
     "cpu_flags": ["avx2", "fma"],
     "vendor": "amd",
     "size": 681574400,
+    "axes": {"cc": "gcc-14", "python": "3.13"},
 }
 
 
@@ -55,6 +57,7 @@ def test_the_document_is_the_contract():
             cpu_flags=frozenset({"avx2", "fma"}),
             vendor="amd",
             size=681574400,
+            axes=(("cc", "gcc-14"), ("python", "3.13")),
         ),
     )
 
@@ -188,3 +191,49 @@ def test_equal_parts_are_one():
     assert one.driver is other.driver
     assert one.ptx is other.ptx
     assert one.cpu_flags is other.cpu_flags
+
+
+@pytest.mark.parametrize(
+    ("axes", "complaint"),
+    [
+        ({"cuda": "12.4"}, "axes: 'cuda' is no axis of an image's own"),
+        ({"Python": "3.13"}, "axes: 'Python' is no axis"),
+        ({"python": "3 13"}, "axes: python: '3 13' is not the value of an axis"),
+        ({"python": "\x1b[31m"}, "is not the value of an axis"),
+        ({"python": 3}, "python: expected a string, found a number"),
+        (["python"], "axes: expected an object, found a list"),
+    ],
+)
+def test_axes_and_defaults_are_words_about_no_hardware(axes, complaint):
+    with pytest.raises(UsageError, match=re.escape(complaint)):
+        parsed(ENTRY | {"axes": axes})
+    with pytest.raises(UsageError, match=re.escape(complaint.replace("axes:", "defaults:"))):
+        parsed(ENTRY, defaults=axes)
+
+
+def test_a_document_of_before_has_neither_axes_nor_defaults():
+    found = parsed({key: value for key, value in ENTRY.items() if key != "axes"})
+    assert (found.defaults, found.variants[0].axes) == ((), ())
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("training", ("training", None)),
+        ("training:v1", ("training", "v1")),
+        ("reg:5000/ml/training", ("reg:5000/ml/training", None)),
+        ("reg:5000/ml/training:v1-cpu", ("reg:5000/ml/training", "v1-cpu")),
+        (f"reg:5000/training@{DIGEST}", ("reg:5000/training", DIGEST)),
+        (f"training:v1@{DIGEST}", ("training", DIGEST)),
+    ],
+)
+def test_the_parts_of_a_name(name, parts):
+    assert split(name) == parts
+
+
+@pytest.mark.parametrize(
+    "name", ["", ":v1", "training:", "@", f"@{DIGEST}", "training@", f"training:@{DIGEST}"]
+)
+def test_what_is_no_name(name):
+    with pytest.raises(UsageError, match="is no image such as training:v1"):
+        split(name)

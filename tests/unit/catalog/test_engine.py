@@ -160,6 +160,44 @@ def test_what_the_images_prefer_is_the_catalogs(engine):
     del engine.images[0]["Labels"][labels.PREFER]
     with pytest.raises(UsageError, match="prefer different things: the usual order and cuda,driver"):
         catalog("training:v1")
+    engine.images[0]["Labels"] |= {labels.PREFER: "cuda,driver", labels.DEFAULTS: '{"python":"3.13"}'}
+    with pytest.raises(UsageError, match=r"different things: cuda,driver and cuda,driver python=3\.13"):
+        catalog("training:v1")
+    engine.images[1]["Labels"][labels.DEFAULTS] = '{"python":"3.13"}'
+    assert catalog("training:v1").defaults == (("python", "3.13"),)
+    for damaged in ("3.13", "[]", '{"cuda": "12.4"}', '{"python": 3}', "[" * 100_000):
+        engine.images[0]["Labels"][labels.DEFAULTS] = damaged
+        with pytest.raises(UsageError, match=r"io\.imagematrix\.defaults"):
+            catalog("training:v1")
+    del engine.images[0]["Labels"][labels.DEFAULTS]
     engine.images[0]["Labels"][labels.PREFER] = "speed"
     with pytest.raises(UsageError, match="'speed' is none of gpu, device-code"):
         catalog("training:v1")
+
+
+def test_a_variant_is_named_by_its_reference_or_its_digest(engine):
+    engine.hold(one(cell="cpu-znver3"))
+    engine.hold(one())
+    own = catalog("training:v1").variants[0]
+    for name in (own.reference, f"training@{own.digest}", f"{own.reference}@{own.digest}"):
+        found = catalog(name)
+        assert (found.version, found.variants) == ("v1", (own,))
+    with pytest.raises(UnknownImageError):
+        catalog(f"other@{own.digest}")
+
+
+def test_a_slip_is_answered_with_what_was_meant(engine):
+    engine.hold(one())
+    engine.hold(one(image="serving"))
+
+    def remedy(name):
+        with pytest.raises(UnknownImageError) as caught:
+            catalog(name)
+        return caught.value.remedy
+
+    (variant,) = catalog("training").variants
+    assert remedy("trainign") == "did you mean 'training'?"
+    assert remedy("trainign:v1") == "did you mean 'training:v1'?"
+    assert remedy("training:v9") == "did you mean 'training:v1'?"
+    assert remedy(variant.reference[:-1]) == f"did you mean {variant.reference!r}?"
+    assert remedy("x") == "it has serving:v1, training:v1"

@@ -224,9 +224,9 @@ def test_an_answer_that_breaks_off(registry):
 
 
 def test_an_answer_without_end_is_not_read_to_its_end(registry, monkeypatch):
-    monkeypatch.setattr("imagematrix.registry.LIMIT", 1000)
+    monkeypatch.setattr("imagematrix.transfer.LIMIT", 1000)
     registry.has(b" " * 2000)
-    with pytest.raises(UsageError, match="larger than"):
+    with pytest.raises(EngineError, match="no document of a registry"):
         Catalog.from_registry(registry.name)
 
 

@@ -168,3 +168,11 @@ def test_a_reader_that_goes_away_is_no_reason_to_cry(words, profiles, catalog_fi
         os.close(theirs)
     assert "Traceback" not in said.stderr
     assert "BrokenPipe" not in said.stderr
+
+
+def test_python_runs_the_package(catalog_file, profiles):
+    words = ["training:v1", "--host", profiles["rome-a100"], "--catalog", catalog_file, "--gpus", "none"]
+    said = subprocess.run(
+        [sys.executable, "-m", "imagematrix", "select", *words], stdout=subprocess.PIPE, text=True, check=True
+    )
+    assert said.stdout == "training:v1-cpu-znver2-0123456789ab\n"

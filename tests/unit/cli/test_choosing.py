@@ -127,8 +127,9 @@ def test_run_says_what_it_would_do(cli, profiles, catalog_file):
     line = said.out.split()
     assert line[:2] == ["docker", "run"]
     assert said.out.endswith(
-        " --rm -it training:v1-cuda12.4-drv550.163.01-sm80-znver2-0123456789ab train --epochs '3 or 4'\n"
+        " training:v1-cuda12.4-drv550.163.01-sm80-znver2-0123456789ab train --epochs '3 or 4'\n"
     )
+    assert " --rm -it --label " in said.out
     # The minors of the first two GPUs of this node.
     assert [word for word in line if word.startswith("/dev/nvidia") and word[11:].isdigit()] == [
         "/dev/nvidia2",
@@ -144,6 +145,7 @@ def test_run_without_an_image_says_how(cli):
     assert "--dry-run" in cli("run", "--help").out
 
 
+@pytest.mark.usefixtures("engine")
 def test_run_does_not_start_what_has_no_devices(cli, profiles, catalog_file, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     host = json.loads(profiles["rome-a100"].read_text())
@@ -156,6 +158,7 @@ def test_run_does_not_start_what_has_no_devices(cli, profiles, catalog_file, mon
     assert "/dev/nvidia2" in said.err
 
 
+@pytest.mark.usefixtures("engine")
 def test_run_without_dockers_command_says_what_to_install(cli, profiles, catalog_file, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     said = cli("run", "--host", profiles["laptop"], "--catalog", catalog_file, "training:v1")
@@ -200,16 +203,114 @@ def test_names_that_no_terminal_can_show_are_shown_somehow(cli, profiles, catalo
     assert json.loads(cli("select", *words, "--json").out)["gpus"][0] == "GPU-\udfff"
 
 
+def test_a_variable_that_names_gpus_where_there_is_none(cli, profiles, catalog_file, monkeypatch):
+    words = ("select", "training:v1", "--catalog", catalog_file)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert cli(*words, "--host", profiles["laptop"]).code == 0
+    monkeypatch.setattr("imagematrix.cli.choosing._host_of", lambda *_: Host.load(profiles["laptop"]))
+    for options in ((), ("--gpus", "all")):
+        said = cli(*words, *options)
+        assert (said.code, said.out) == (3, "")
+        assert "CUDA_VISIBLE_DEVICES=0: it names GPUs, and none was found on this node" in said.err
+        assert "--allow-cpu" in said.err
+    assert cli(*words, "--allow-cpu").code == 0
+    assert cli(*words, "--gpus", "none").code == 0
+    monkeypatch.setenv("NVIDIA_VISIBLE_DEVICES", "none")
+    assert cli(*words).code == 0
+
+
+@pytest.mark.usefixtures("no_engine")
+@pytest.mark.parametrize("command", [("select",), ("explain",), ("run", "--dry-run")])
+def test_an_accelerator_that_cannot_be_used_stops_a_cpu_image(cli, profiles, catalog_file, tmp_path, command):
+    host = json.loads(profiles["laptop"].read_text())
+    host["accelerators"] = [{"kind": "wsl", "where": "/dev/dxg", "why": "it is behind it"}]
+    path = tmp_path / "host.json"
+    path.write_text(json.dumps(host))
+    words = ("--host", path, "--catalog", catalog_file, "training:v1")
+    said = cli(*command, *words)
+    assert said.code == 3
+    assert "/dev/dxg: it is behind it" in said.out + said.err
+    for wish in (("--allow-cpu",), ("--gpus", "none")):
+        assert cli(*command, *wish, *words).code == 0
+
+
 def test_the_environment_names_gpus_of_this_machine_only(cli, profiles, catalog_file, monkeypatch):
     words = ("select", "training:v1", "--catalog", catalog_file, "--json")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     assert len(json.loads(cli(*words, "--host", profiles["rome-a100"]).out)["gpus"]) == 8
     monkeypatch.setattr("imagematrix.cli.choosing._host_of", lambda *_: Host.load(profiles["rome-a100"]))
     assert len(json.loads(cli(*words).out)["gpus"]) == 1
-    assert len(json.loads(cli(*words, "--gpus", "2").out)["gpus"]) == 2
+    assert len(json.loads(cli(*words, "--gpus", "1").out)["gpus"]) == 1
+    said = cli(*words, "--gpus", "2")
+    assert (said.code, said.out) == (2, "")
+    assert "within what CUDA_VISIBLE_DEVICES=0 names" in said.err
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    taken = json.loads(cli(*words, "--gpus", "1").out)["gpus"]
+    assert taken == [json.loads(profiles["rome-a100"].read_text())["gpus"][3]["uuid"]]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert json.loads(cli(*words).out)["gpus"] == []
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "42")
     said = cli("select", "training:v1", "--catalog", catalog_file)
     assert (said.code, said.out) == (2, "")
     assert "CUDA_VISIBLE_DEVICES=42: the host has no '42'" in said.err
+
+
+def test_a_variant_of_a_file_is_named_by_its_reference(cli, profiles, catalog_file):
+    words = ("--host", profiles["rome-a100"], "--catalog", catalog_file)
+    name = "training:v1-cpu-znver2-0123456789ab"
+    assert cli("select", name, *words, "--gpus", "none").out == f"{name}\n"
+    said = cli("select", "training:v1-cpu-znver4-0123456789ab", *words, "--gpus", "none")
+    assert said.code == 3
+    said = cli("select", "training:v1-cpu-znver9-0123456789ab", *words)
+    assert (said.code, said.out) == (4, "")
+    assert "did you mean 'training:v1-cpu-znver" in said.err
+
+
+@pytest.fixture
+def pythons(tmp_path):
+    """The file of a catalog with an image for each of two versions of Python."""
+    variants = [
+        {
+            "reference": f"hello:v1-{python}",
+            "digest": None,
+            "platform": "linux/amd64",
+            "axes": {"python": python},
+        }
+        for python in ("3.9", "3.13")
+    ]
+    path = tmp_path / "hello.json"
+    document = {"schema": "imagematrix.catalog/v1", "image": "hello", "version": "v1", "variants": variants}
+    path.write_text(json.dumps(document))
+    return path
+
+
+@pytest.mark.parametrize("command", [("select",), ("explain",), ("run", "--dry-run")])
+def test_an_axis_of_the_images_own_is_asked_for(cli, profiles, pythons, command):
+    words = (*command, "--host", profiles["laptop"], "--catalog", pythons)
+    said = cli(*words, "hello")
+    assert said.code == 2
+    assert "variants of hello:v1 that fit this host differ in python (3.9, 3.13)" in said.err
+    assert "--where python=" in said.err
+    said = cli(*words, "--where", "python=3.9", "hello")
+    assert (said.code, said.err) == (0, "")
+    assert "hello:v1-3.13" not in said.out
+    if command[0] == "explain":
+        assert said.out.startswith("hello:v1 with python 3.9 on 12th Gen Intel")
+    else:
+        assert said.out.endswith("hello:v1-3.9\n")
+    for expression in ("pyton=3.9", "python=3.10", "python"):
+        assert cli(*words, "--where", expression, "hello").code == 2
+
+
+def test_an_answer_that_is_open_as_json(cli, profiles, pythons, conforms):
+    said = cli("explain", "--host", profiles["laptop"], "--catalog", pythons, "--json", "hello")
+    assert said.code == 2
+    document = json.loads(said.out)
+    conforms(document)
+    assert (document["selected"], document["open"]) == (None, {"python": ["3.9", "3.13"]})
+
+
+def test_a_fleet_is_asked_about_one_value(cli, profiles, pythons):
+    words = ("coverage", "--catalog", pythons, profiles["laptop"])
+    assert cli(*words).code == 2
+    assert "serves 1 of 1 host" in cli(*words, "--where", "python=3.13").out

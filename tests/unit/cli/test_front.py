@@ -24,6 +24,7 @@ from imagematrix.cli.front import plain
             "--host h --catalog c t:v1 --root r --nvidia-smi x",
             {"host": "h", "catalog": "c", "image": "t:v1", "root": "r", "nvidia_smi": "x"},
         ),
+        ("--where a=1 t --where b!=2", {"image": "t", "where": ["a=1", "b!=2"]}),
     ],
 )
 def test_a_plain_command_line(words, given):
@@ -42,6 +43,8 @@ def test_a_plain_command_line(words, given):
         "training --gpus=2",
         "training --gpus --json",
         "training --gpus 1 --gpus 2",
+        "training --where",
+        "training --where -a",
         "training --json --json",
         "training --unknown",
         "-- training",
@@ -64,9 +67,10 @@ def test_both_know_the_same_options():
     ours = {}
     for name, parameter in inspect.signature(select.command).parameters.items():
         if parameter.default is not inspect.Parameter.empty:
-            ours[name] = [f"--{name.replace('_', '-')}"], parameter.default is False
+            option = f"--{name.replace('_', '-')}"
+            ours[name] = [option], parameter.default is False, name in front.REPEATABLE
     theirs = {
-        parameter.name: (parameter.opts, parameter.is_flag)
+        parameter.name: (parameter.opts, parameter.is_flag, parameter.multiple)
         for parameter in typers.params
         if parameter.param_type_name == "option" and parameter.name != "help"
     }
@@ -110,3 +114,19 @@ def test_a_reader_that_goes_away(buffered, profiles, catalog_file):
     )
     os.close(theirs)
     assert (said.returncode, said.stderr) == (1, "")
+
+
+STREAMS = """
+import os, sys
+from imagematrix.cli.front import run
+code = run(["run", "--wait", "never"])
+with open(sys.argv[1], "w") as file:
+    links = [os.readlink(f"/proc/self/fd/{number}") for number in range(3)]
+    print(code, *links, file.fileno() > 2, file=file)
+"""
+
+
+def test_closed_streams_are_no_place_for_other_files(tmp_path):
+    command = f"exec {sys.executable} -c '{STREAMS}' {tmp_path}/told <&- >&- 2>&-"
+    assert subprocess.run(["sh", "-c", command], check=False).returncode == 0
+    assert (tmp_path / "told").read_text() == "2 /dev/null /dev/null /dev/null True\n"

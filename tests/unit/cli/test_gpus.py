@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from imagematrix.use import survey
+from imagematrix.probe import signs
 from imagematrix.use.locks import Locks, release
 
 
@@ -52,7 +52,10 @@ def test_shares(cli, profiles, engine, locks, conforms):
     job["Config"]["Labels"] = {"io.imagematrix.vram": "4096", "io.imagematrix.lease": "share-1"}
     web["Config"]["Labels"] = {"io.imagematrix.vram": "1024"}
     whole["HostConfig"]["Devices"] = [{"PathOnHost": f"/dev/nvidia{other}"}]
-    engine.containers = [job, web, whole]
+    engine.image({"io.imagematrix.vram": "1"})
+    engine.containers = [one | {"Image": engine.images[0]["Id"]} for one in (job, web, whole)]
+    # What the image says of it is no share.
+    whole["Config"]["Labels"] = {"io.imagematrix.vram": "1"}
     with Locks(locks) as held:
         lease = held.hold("share-1", f"4096 nvidia{minor}")
     document = json.loads(cli("gpus", "--host", profiles["icelake-l40s"], "--json").out)
@@ -78,7 +81,7 @@ def test_what_nvml_says_of_now(cli, profiles, play, monkeypatch, conforms):
         gpus=f"minor={whole['minor']},used=1024,util=97,temp=61,procs={os.getpid()};"
         f"minor={parted['minor']},util=-1,procs={process}"
     )
-    monkeypatch.setattr(survey, "MODULE", "/")  # the module is taken for loaded
+    monkeypatch.setattr(signs.Signs, "driver", True)
     document = json.loads(cli("gpus", "--host", profiles["mig"], "--json").out)
     conforms(document)
     found = {gpu["minor"]: gpu for gpu in document["gpus"]}
@@ -104,6 +107,10 @@ def test_without_an_engine_the_rest_is_told(cli, profiles, no_engine, conforms):
     conforms(document)
     assert document["warnings"][-1].startswith("no Docker engine answers at ")
     assert "so the GPUs of containers are not known" in said.err
+    assert {(gpu["free"], gpu["vram_free_mib"]) for gpu in document["gpus"]} == {(None, None)}
+    table = cli("gpus", "--host", profiles["driver-mismatch"]).out
+    assert " unknown " in table
+    assert " free " not in table
 
 
 def test_a_gpu_that_cannot_be_used_is_not_free(cli, profiles, engine, tmp_path):

@@ -57,3 +57,49 @@ def test_a_size_that_nobody_knows(cli, engine, shipped_catalog):
     engine.hold(Catalog(image="training", version="v1", variants=shipped_catalog.variants[:1]))
     del engine.images[0]["Size"]
     assert cli("ls").out.splitlines()[2].split()[-1] == "?"
+
+
+def pythons(image="training"):
+    variants = [
+        Variant(
+            reference=f"{image}:v1-cpu-{python}-0123456789ab",
+            digest=None,
+            platform="linux/amd64",
+            axes=(("python", python),),
+        )
+        for python in ("3.11", "3.13")
+    ]
+    return Catalog(image=image, version="v1", variants=tuple(variants))
+
+
+def test_the_images_own_axes_are_columns(cli, engine, shipped_catalog):
+    engine.hold(shipped_catalog)
+    engine.hold(pythons("serving"))
+    head, _, first, *_ = cli("ls").out.splitlines()
+    assert head.split() == ["reference", "cuda", "driver", "cubins", "march", "python", "size"]
+    assert first.split()[5] == "3.11"
+    assert cli("ls", "training").out.split()[5] == "size"
+    document = json.loads(cli("ls", "serving:v1", "--json").out)
+    assert [variant["axes"] for variant in document["variants"]] == [{"python": "3.11"}, {"python": "3.13"}]
+
+
+def test_where_leaves_what_is_asked_for(cli, engine, shipped_catalog):
+    engine.hold(shipped_catalog)
+    engine.hold(pythons("serving"))
+    rows = cli("ls", "--where", "python=3.13").out.splitlines()[2:]
+    assert [row.split()[0] for row in rows] == ["serving:v1-cpu-3.13-0123456789ab"]
+    rows = cli(
+        "ls", "training", "--where", "cuda=12.4,driver=550*", "--where", "march=znver*,compute=9.0"
+    ).out.splitlines()[2:]
+    assert [row.split()[0] for row in rows] == ["training:v1-cuda12.4-drv550.163.01-sm90-znver4-0123456789ab"]
+    said = cli("ls", "--where", "pyton=3.13")
+    assert (said.code, said.out) == (2, "")
+    assert "did you mean 'python'?" in said.err or "the axes are" in said.err
+
+
+def test_references_stay_in_one_piece_in_a_narrow_terminal(cli, engine, shipped_catalog, monkeypatch):
+    engine.hold(shipped_catalog)
+    monkeypatch.setattr("imagematrix.cli.output.WIDE", 30)
+    out = cli("ls").out
+    for variant in shipped_catalog.variants:
+        assert any(line.startswith(f"{variant.reference} ") for line in out.splitlines())

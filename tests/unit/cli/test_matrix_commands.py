@@ -1,6 +1,7 @@
 """init, validate, plan, render and build, up to where an engine is needed."""
 
 import json
+import shutil
 
 import pytest
 
@@ -93,6 +94,31 @@ def test_a_bad_matrix_ends_every_command_before_it_writes(cli, project, tmp_path
         assert f"{path}:11:22: no compiler knows -march=znvr4\n  did you mean 'znver4'?" in said.err
 
 
+def test_init_in_a_folder_that_it_may_not_look_into_is_one_error(cli, tmp_path, monkeypatch):
+    long = tmp_path / ("x" * 300)
+    assert cli("init", long) == (2, "", f"imagematrix: {long / 'matrix.yaml'}: File name too long\n")
+
+    def full(_source, target):
+        raise shutil.Error([("a", f"{target}/a", "No space left on device"), ("b", "c", "d")])
+
+    monkeypatch.setattr(shutil, "copytree", full)
+    said = cli("init", tmp_path / "new")
+    assert said == (2, "", f"imagematrix: {tmp_path}/new/templates/training/a: No space left on device\n")
+
+
+def test_validate_refuses_what_every_build_would_fail_on(cli, project):
+    """Nobody can tell what the marches of these cells need: no stage, and no property."""
+    path = project(template="FROM {{ base }}\nRUN cc {{ march_option }}\n")
+    assert cli("validate", "-f", path).code == 0, "the table answers for the property"
+    changes = [(", compiler: gcc-14}", "}"), (", compiler: gcc-12}", "}")]
+    said = cli("validate", "-f", project(*changes, template="FROM {{ base }}\nRUN cc {{ march_option }}\n"))
+    assert said.code == 2
+    assert said.err.startswith(f"imagematrix: {path}: nobody can tell which CPU flags cpu-x86-64-v3 needs\n")
+    assert "cells more\n  name the template's stage that has the compiler 'compiler'" in said.err
+    path = project(*changes, template="FROM {{ base }} AS compiler\nRUN cc {{ march_option }}\n")
+    assert cli("validate", "-f", path).code == 0, "the stage answers"
+
+
 def test_validate_tells_what_is_wrong_in_a_template(cli, project, tmp_path):
     path = project(template="FROM {{ bsae }}\n")
     said = cli("validate", "-f", path)
@@ -177,3 +203,36 @@ def test_schemas_are_printed_for_editors_and_other_programs(cli):
     said = cli("schema", "martix")
     assert (said.code, said.out) == (2, "")
     assert "did you mean 'matrix'?" in said.err
+
+
+def test_what_is_wrong_is_shown_in_its_line(cli, project):
+    path = project(("znver4]", "znvr4]"), ('"8.9"', '"8.7x"'))
+    said = cli("validate", "-f", path)
+    assert said.code == 2
+    assert said.err.splitlines()[-2:] == [
+        "   11 |   march: [x86-64-v3, znvr4]",
+        "      |                      ^",
+    ]
+    assert '    9 |   compute: ["7.0", "8.7x"]\n      |                    ^\n' in said.err
+
+
+@pytest.mark.parametrize(
+    ("change", "excerpt"),
+    [
+        (("axes:", "axes: ["), "    9 |   compute: "),
+        (
+            ("- {cuda", "- {cuda: none, march: znver4, why: x}\n  - {march: znver4, cuda: none}\n  - {cuda"),
+            "^",
+        ),
+        (("    version: v1", "    version: *x"), "    4 |     version: *x\n      |              ^"),
+        (("images:", "images: \x1b[31m"), ""),
+        (("march: [x86-64-v3, znver4]", f"march: [x86-64-v3, {'z' * 300}]"), "x86-64-v3, zzz"),
+        (("march: [x86-64-v3, znver4]", f"march: [{'x86-64-v3, ' * 300}znvr4]"), ", znvr4]\n      |"),
+    ],
+)
+def test_excerpts_do_no_harm(cli, project, change, excerpt):
+    said = cli("validate", "-f", project(change))
+    assert said.code == 2
+    assert excerpt in said.err
+    assert "\x1b" not in said.err
+    assert all(len(line) < 120 for line in said.err.splitlines() if " | " in line)

@@ -6,7 +6,8 @@ import pytest
 
 from imagematrix.doctor.checks import CHECKS, examine, to_json
 from imagematrix.doctor.facts import EngineFacts, Facts, ImageFacts
-from imagematrix.probe.host import Cpu, Driver, Gpu, Host
+from imagematrix.doctor.kernel import Kernel
+from imagematrix.probe.host import Accelerator, Cpu, Driver, Gpu, Host
 from imagematrix.probe.nvml import Nvml, NvmlGpu
 
 CPU = Cpu(vendor=None, model=None, flags=frozenset(), level=None)
@@ -216,7 +217,9 @@ def test_what_is_not_wrong(changes):
         ("no-node", "nvidia-modprobe -c 3"),
         ("no-module", "drivers_probe"),
         ("excluded", "NVreg_ExcludedGpus"),
-        ("vgpu", "--gpus"),
+        ("failed", "RmInitAdapter"),
+        ("unconfirmed", "libnvidia-ml1"),
+        ("vgpu-host", "--gpus"),
         ("mig-empty", "nvidia-smi mig -i 0000:41:00.0 -cgi"),
         ("new", "nvidia-smi"),
     ],
@@ -229,5 +232,105 @@ def test_gpus_that_cannot_be_used(state, remedy):
     assert remedy in cure
 
 
+def test_a_node_of_unknown_number_has_no_command_that_makes_it():
+    gpu = Gpu(index=5, name="L40S", state="no-node")
+    ((_, _, _, cure),) = bad(replace(GOOD, host=host(gpus=(gpu,))))
+    assert "nvidia-modprobe" not in cure
+
+
+def test_a_vgpu_takes_images_without_a_driver():
+    gpu = Gpu(index=0, minor=3, name="NVIDIA A10-24Q", state="vgpu")
+    ((check, severity, _, cure),) = bad(replace(GOOD, host=host(gpus=(gpu,))))
+    assert (check, severity) == ("gpus", "warning")
+    assert "driver: host" in cure
+
+
+def test_accelerators_that_images_cannot_use():
+    sign = Accelerator(kind="wsl", where="/dev/dxg", why="they are behind it")
+    node = host(driver=None, gpus=(), accelerators=(sign,))
+    ((check, severity, saw, cure),) = bad(replace(GOOD, host=node))
+    assert (check, severity) == ("accelerators", "warning")
+    assert "/dev/dxg: they are behind it" in saw
+    assert "--gpus none" in cure
+
+
 def test_every_check_has_a_name():
     assert all(name == name.lower() for name in CHECKS)
+
+
+ADDRESS = "0000:41:00.0"
+
+
+def kernel(**facts):
+    return replace(GOOD, kernel=Kernel(**facts))
+
+
+def test_why_no_module_is_loaded():
+    idle = {"host": host(driver=None), "nvml": None}
+
+    def told(**facts):
+        ((check, severity, saw, remedy),) = bad(replace(kernel(**facts), **idle))
+        assert (check, severity) == ("module", "error")
+        return saw, remedy
+
+    saw, remedy = told(drivers={ADDRESS: "nouveau"})
+    assert saw.endswith("is loaded: nouveau has them")
+    assert remedy.startswith("echo blacklist nouveau > /etc/modprobe.d/nouveau.conf")
+    saw, remedy = told(refused="Loading of unsigned module is rejected", secure_boot=True)
+    assert saw.endswith("the kernel refused one: Loading of unsigned module is rejected")
+    assert remedy.startswith("mokutil --import")
+    saw, remedy = told(secure_boot=True)
+    assert "Secure Boot refuses" in saw
+    assert remedy.startswith("modprobe nvidia; or mokutil")
+    assert told(drivers={ADDRESS: "nvidia"})[1] == "modprobe nvidia"
+
+
+def test_a_gpu_instance_without_a_compute_instance():
+    parted = host(gpus=(Gpu(index=0, minor=3, pci_bus_id=ADDRESS, state="mig-empty", mig=()),))
+    remedies = [
+        bad(replace(kernel(uncomputed=some), host=parted))[0][3] for some in ({}, {3: (1, 2)}, {0: (1,)})
+    ]
+    make = f"nvidia-smi mig -i {ADDRESS} -cgi PROFILE -C, or: nvidia-smi -i {ADDRESS} -mig 0"
+    assert remedies == [make, f"nvidia-smi mig -i {ADDRESS} -gi 1,2 -cci", make]
+
+
+@pytest.mark.parametrize(
+    ("fabric", "switches", "manager", "severity"),
+    [
+        (1, (), False, "error"),
+        (2, (), True, "error"),
+        (3, ("0000:c1:00.0",), False, None),
+        (0, (), False, None),
+        (None, (), False, None),
+        (None, ("0000:c1:00.0",), False, "error"),
+        (0, ("0000:c1:00.0",), False, "error"),
+        (None, ("0000:c1:00.0",), True, "ok"),
+    ],
+)
+def test_nvlink_s_fabric(fabric, switches, manager, severity):
+    facts = kernel(switches=switches, fabric_manager=manager)
+    facts = replace(facts, nvml=Nvml(driver="550.163.01", gpus=(NvmlGpu(index=0, fabric=fabric),)))
+    found = [one for one in examine(facts) if one.check == "fabric"]
+    assert [one.severity for one in found] == ([severity] if severity else [])
+    if severity == "error":
+        assert "802" in found[0].saw
+        assert "nvidia-fabricmanager" in found[0].remedy
+
+
+def test_what_the_kernel_s_log_says():
+    found = bad(kernel(xids={("0000:41:00", 79): 2, ("0000:41:00", 31): 1}, denied=("/dev/nvidia0",)))
+    assert [saw for _, _, saw, _ in found] == [
+        "the kernel's log has Xid 31 of the GPU at 0000:41:00",
+        "the kernel's log has Xid 79 of the GPU at 0000:41:00, 2 times",
+        "SELinux or AppArmor kept /dev/nvidia0 from a process, as the kernel's log says",
+    ]
+
+
+def test_nodes_and_labels_that_keep_containers_out():
+    ((check, severity, saw, remedy),) = bad(kernel(stale=(("/dev/nvidia-uvm", "nvidia-modprobe -u -c 0"),)))
+    assert (check, severity) == ("device-nodes", "error")
+    assert saw.startswith("/dev/nvidia-uvm has the number of another driver")
+    assert remedy == "rm /dev/nvidia-uvm; nvidia-modprobe -u -c 0"
+    labelled = replace(kernel(selinux=True), engine=replace(GOOD.engine, selinux=True))
+    assert bad(labelled)[0][3] == "setsebool -P container_use_devices 1"
+    assert bad(kernel(selinux=True)) == []

@@ -7,6 +7,7 @@ import pytest
 
 from imagematrix.doctor import facts as module
 from imagematrix.doctor.facts import gather
+from imagematrix.probe import probe
 from imagematrix.probe.host import Host
 
 
@@ -22,6 +23,18 @@ def docker(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
 
 
+@pytest.fixture
+def on_node(monkeypatch, cli, profiles):
+    """Run the doctor on this machine, played by one of the profiles."""
+
+    def run(name, *words):
+        node = Host.load(profiles[name])
+        monkeypatch.setattr(probe, "assemble", lambda *_, **__: node)
+        return cli("doctor", *words)
+
+    return run
+
+
 @pytest.mark.usefixtures("docker", "engine")
 def test_a_machine_that_runs_images_for_cpus(cli, profiles, conforms):
     said = cli("doctor", "--host", profiles["laptop"], "--json")
@@ -34,21 +47,21 @@ def test_a_machine_that_runs_images_for_cpus(cli, profiles, conforms):
 
 
 @pytest.mark.usefixtures("docker", "engine")
-def test_device_nodes_that_are_missing(cli, profiles, conforms):
-    said = cli("doctor", "--host", profiles["rome-a100"], "--json")
+def test_device_nodes_that_are_missing(on_node, conforms):
+    said = on_node("rome-a100", "--json")
     assert said.code == 5
     document = json.loads(said.out)
     conforms(document)
     assert not document["launches"]
     (one,) = [one for one in document["findings"] if one["saw"].startswith("/dev/nvidiactl ")]
     assert one["severity"] == "error"
-    table = cli("doctor", "--host", profiles["rome-a100"])
+    table = on_node("rome-a100")
     assert "-> load the driver and make the node: `modprobe nvidia`, `nvidia-modprobe -c 255`\n" in table.out
 
 
 @pytest.mark.usefixtures("docker", "engine")
-def test_mig_devices_that_this_machine_does_not_have(cli, profiles):
-    said = cli("doctor", "--host", profiles["mig"])
+def test_mig_devices_that_this_machine_does_not_have(on_node):
+    said = on_node("mig")
     assert said.code == 5
     assert "/dev/nvidia-caps/nvidia-cap21 is not there" in said.out
 
@@ -65,8 +78,8 @@ def test_mig_devices_whose_nodes_nobody_knows(cli, profiles, tmp_path):
 
 
 @pytest.mark.usefixtures("no_engine")
-def test_without_an_engine(cli, profiles):
-    said = cli("doctor", "--host", profiles["laptop"])
+def test_without_an_engine(on_node):
+    said = on_node("laptop")
     assert said.code == 8
     assert "error    engine          no Docker engine answers at unix:///nowhere/docker.sock\n" in said.out
 
@@ -78,9 +91,46 @@ def test_an_image_that_fits_and_one_that_does_not(cli, profiles, engine, shipped
     assert said.code == 0
     assert "ok       image           training:v1-cpu-broadwell-0123456789ab fits this node\n" in said.out
     said = cli("doctor", "--host", profiles["laptop"], "training:v9")
-    assert said.code == 3
+    assert said.code == 4
     assert "error    image           the engine has no variant of training:v9" in said.out
     assert "doctor" in cli("doctor", "--help").out
+    said = cli("doctor", "--host", profiles["grace-hopper"], "training:v1")
+    assert said.code == 3
+    assert "error    image           none of the" in said.out
+
+
+@pytest.mark.usefixtures("no_engine")
+def test_a_saved_host_is_not_this_machine(cli, profiles, conforms, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "99")
+    for name in ("driver-mismatch", "rome-a100", "mig"):
+        said = cli("doctor", "--host", profiles[name], "--json")
+        document = json.loads(said.out)
+        conforms(document)
+        assert said.code == 0
+        assert {one["check"] for one in document["findings"]} <= {"module", "device-nodes", "probe"}
+    table = cli("doctor", "--host", profiles["driver-mismatch"]).out
+    assert "ok       device-nodes    the device nodes are there\n" in table
+    assert "warning  probe           NVML refuses (error 18): the user-mode driver on this host is" in table
+
+
+def test_what_a_saved_host_lacks(cli, profiles, tmp_path):
+    node = json.loads(profiles["rome-a100"].read_text())
+    node["devices"].remove("/dev/nvidia-uvm")
+    (tmp_path / "node.json").write_text(json.dumps(node))
+    said = cli("doctor", "--host", tmp_path / "node.json")
+    assert said.code == 5
+    assert "error    device-nodes    /dev/nvidia-uvm is not there\n" in said.out
+
+
+@pytest.mark.usefixtures("engine")
+def test_an_image_is_chosen_for_a_saved_host_whatever_this_environment_says(
+    cli, profiles, engine, shipped_catalog, monkeypatch
+):
+    engine.hold(shipped_catalog)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "99")
+    said = cli("doctor", "--host", profiles["laptop"], "training:v1")
+    assert said.code == 0
 
 
 def test_locks_that_cannot_be_made(profiles, engine, monkeypatch, tmp_path):

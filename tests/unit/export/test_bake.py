@@ -84,7 +84,7 @@ def test_an_image_of_the_matrix_is_taken_from_its_own_target():
 
 
 @given(st.integers(0, 3 * LIMIT + 1))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_no_file_has_too_many_targets(count):
     files = bake([order(reference=f"a:v{number}") for number in range(count)])
     parts = [json.loads(text) for text in files.values()]
@@ -97,16 +97,17 @@ def test_no_file_has_too_many_targets(count):
 
 @needs_buildx
 @given(st.lists(st.text(st.sampled_from("$%{}~\\\"'\n\ta é\u2028"), min_size=1), min_size=20, max_size=60))
-@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_bake_reads_every_byte_as_it_was(tmp_path, texts):
     texts += ["${X}", "$${X}", "$$${X}", "%{http_code}", "%%{x}", "\\${Y}", "${~ x ~}", "{{ x }}", "$%{{"]
     orders = [
-        order(f"FROM scratch\nRUN {text}", f"a:v{n}", **{labels.CELL: text}) for n, text in enumerate(texts)
+        order(f"FROM scratch\nRUN <<E\n{text}\nE", f"a:v{n}", **{labels.CELL: text})
+        for n, text in enumerate(texts)
     ]
     found = printed(tmp_path, orders)
     for number, text in enumerate(texts):
         target = found[f"a_v{number}"]
-        assert target["dockerfile-inline"] == f"FROM scratch\nRUN {text}"
+        assert target["dockerfile-inline"] == f"FROM scratch\nRUN <<E\n{text}\nE"
         assert target["labels"] == {labels.CELL: text}
         assert target["annotations"] == [f"{labels.CELL}={text}"]
         assert target["args"] == {"SOURCE_DATE_EPOCH": "0"}

@@ -19,23 +19,31 @@ DRIVERS = st.tuples(st.integers(340, 640), st.integers(0, 200), st.integers(0, 9
         ("366.99", None),
         ("367.48", "8.0"),
         ("375.26", "8.0"),
+        ("384.59", "8.0"),
         ("384.81", "9.0"),
+        ("390.12", "9.0"),
         ("390.46", "9.1"),
+        ("440.31", "10.1"),
+        ("440.33", "10.2"),
+        ("450.36.06", "10.2"),
         ("450.51.05", "11.0"),
+        ("525.60.11", "11.8"),
+        ("525.60.13", "12.0"),
         ("535.274.02", "12.2"),
         ("549.99.99", "12.3"),
         ("550.54.14", "12.4"),
-        ("565.57.01", "12.6"),
+        ("565.57.01", "12.7"),
         ("570.26", "12.8"),
         ("579.99", "12.9"),
+        ("580.65.05", "12.9"),
         ("580.65.06", "13.0"),
         ("589.1", "13.0"),
         ("590.44.01", "13.1"),
         ("615.31", "13.4"),
-        ("999.1.2", "13.4"),
+        ("999.10.2", "13.4"),
     ],
 )
-def test_a_driver_brings_the_cuda_of_its_branch(driver, release):
+def test_a_driver_brings_the_cuda_of_its_branch_from_the_listed_driver_on(driver, release):
     assert cuda.driver_cuda(driver) == release
 
 
@@ -50,10 +58,13 @@ def test_a_driver_brings_the_cuda_of_its_branch(driver, release):
         ("12.9", "525.60.13", True),
         ("12.9", "525.60.12", False),
         ("12.0", "525.60.13", True),
+        ("12.0", "525.60.12", False),
+        ("12.0", "525.60.11", False),
         ("12.0", "520.61.05", False),
         ("12.0", "615.31", True),
         # 11.x: the driver of 11.0 is older than the floor of its family
         ("11.0", "450.51.05", True),
+        ("11.0", "450.36.06", False),
         ("11.0", "440.33", False),
         ("11.1", "450.51.05", False),
         ("11.1", "450.80.01", False),
@@ -64,7 +75,7 @@ def test_a_driver_brings_the_cuda_of_its_branch(driver, release):
         # 13.x: no driver is listed for its releases, only for the family
         ("13.0", "580.65.06", True),
         ("13.0", "575.57.08", False),
-        ("13.0", "580.65.05", True),  # the branch tells what CUDA a driver has, not its place within it
+        ("13.0", "580.65.05", False),  # of its own branch, and older than what is listed
         ("13.1", "580.65.06", True),
         ("13.1", "580.65.05", False),
         ("13.5", "580.65.06", True),
@@ -76,11 +87,15 @@ def test_a_driver_brings_the_cuda_of_its_branch(driver, release):
         ("10.0", "410.48", True),
         ("10.1", "410.48", False),
         ("10.2", "418.39", False),
+        ("10.2", "440.31", False),
         ("10.2", "440.33", True),
-        # releases that are not in the table
+        ("9.0", "384.59", False),
+        ("9.0", "384.81", True),
+        # a release that drivers have, and no toolkit
         ("12.7", "525.60.13", True),
         ("12.7", "525.60.12", False),
         ("12.7", "565.57.01", True),
+        # releases that are not in the table
         ("10.9", "440.33", False),
         ("10.9", "450.51.05", True),
         ("14.0", "615.31", False),
@@ -134,6 +149,8 @@ def test_lowest_driver(release, driver):
         ("535.274.02", "8.2"),
         ("550.54.14", "8.4"),
         ("560.35.05", "8.5"),
+        ("565.57.01", "8.6"),
+        ("525.60.11", "7.8"),
         ("570.26", "8.7"),
         ("580.65.06", "9.0"),
         ("615.31", "9.4"),
@@ -162,7 +179,8 @@ def test_a_release():
 
 
 def test_what_is_not_known_is_none():
-    assert cuda.release("12.7") is None
+    assert cuda.release("12.10") is None
+    assert (cuda.release("12.7").toolkit_driver, cuda.release("12.7").targets) == (None, frozenset())
     assert cuda.release("13.5").branch is None
     assert cuda.release("13.0").toolkit_driver is None
     assert cuda.release("10.2").floor is None

@@ -53,6 +53,24 @@ def test_a_branch_that_was_the_last_for_a_chip_is_one_that_cuda_knows_or_older()
 
 
 @pytest.mark.parametrize(
+    ("number", "compute", "last"),
+    [
+        ("1db6", None, 580),
+        ("1db6", "9.0", 580),
+        ("0ff2", "3.0", 367),
+        ("ffff", "3.0", 470),
+        (None, "2.1", 390),
+        (None, "6.1", 580),
+        (None, "7.2", None),
+        (None, "8.9", None),
+        (None, None, None),
+    ],
+)
+def test_the_last_branch_of_a_gpu(number, compute, last):
+    assert gpus.last_branch(number, compute) == last
+
+
+@pytest.mark.parametrize(
     ("brand", "name", "expected"),
     [
         ("tesla", "Tesla V100-SXM2-16GB", True),
@@ -92,7 +110,12 @@ def test_data_centre_parts(brand, name, expected):
         ("Tesla T4", "tesla"),
         ("NVIDIA A40-8Q", None),
         ("GRID T4-16Q", None),
-        ("NVIDIA A10G", None),
+        ("NVIDIA A10G", "nvidia"),
+        ("NVIDIA A800-SXM4-80GB", "nvidia"),
+        ("NVIDIA H20", "nvidia"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "nvidia"),
+        ("RTX PRO 6000 Blackwell Workstation Edition", None),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition-96Q", None),
         ("L40 CNX-4C", None),
         ("NVIDIA GeForce RTX 4090", None),
         ("NVIDIA RTX A6000", None),
@@ -112,16 +135,10 @@ def test_the_brand_of_a_data_centre_part_by_its_name(name, brand):
 def test_each_name_of_a_data_centre_part_is_that_of_some_product():
     names = {gpus.product(number).name for chip in CHIPS.values() for number in chip["devices"]}
     words = {word for name in names for word in name.replace("/", " ").replace("-", " ").split()}
-    assert set(load("gpus.json")["data_centre"].split()) <= words
+    assert {word for name in load("gpus.json")["data_centre"] for word in name.split()} <= words
     branded = {name for name in names if gpus.brand(name)}
-    assert {name.split()[0] for name in branded} & {
-        "GeForce",
-        "Quadro",
-        "RTX",
-        "NVS",
-        "TITAN",
-        "CMP",
-    } == set()
+    others = ("GeForce", "Quadro", "RTX", "NVS", "TITAN", "CMP")
+    assert [name for name in branded if name.startswith(others)] == ["RTX PRO 6000 Blackwell Server Edition"]
 
 
 def test_the_brands_are_those_of_nvml():

@@ -229,6 +229,28 @@ def test_flags_from_macros_leave_out_what_is_ignored():
     assert marches.flags_from_macros(text, "x86_64") == {"avx"}
 
 
+PAUTH, SIGNED = "#define __ARM_FEATURE_PAUTH 1\n", "#define __ARM_FEATURE_PAC_DEFAULT 1\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "march", "needed"),
+    [
+        (PAUTH, "armv8.3-a", False),
+        (PAUTH + SIGNED, "armv8.3-a", True),
+        (PAUTH + SIGNED, "armv8-a+pauth", True),
+        (SIGNED, "armv8.3-a", True),  # gcc 12 writes retaa for it, and has no macro to say so
+        (SIGNED, "neoverse-v1", True),
+        (SIGNED, "armv8-a", False),  # by hints, which older CPUs pass over
+        (SIGNED, "neoverse-n1", False),
+        ("", "armv8.3-a", False),
+    ],
+)
+def test_signing_return_addresses_needs_pointer_authentication(text, march, needed):
+    found = marches.flags_from_macros(text, "aarch64", march)
+    assert (found >= marches.SIGNING) is needed
+    assert marches.SIGNING.isdisjoint(found) is not needed
+
+
 def test_flags_from_macros_take_the_name_into_account():
     text = "#define __ARM_FEATURE_ATOMICS 1\n#define __ARM_FEATURE_PAUTH 1\n"
     assert marches.flags_from_macros(text, "aarch64") == {"atomics"}

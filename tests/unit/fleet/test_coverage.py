@@ -7,6 +7,7 @@ import pytest
 from imagematrix.errors import UsageError
 from imagematrix.fleet.coverage import coverage
 from imagematrix.probe.host import Host
+from imagematrix.record import replace
 from imagematrix.select.select import explain
 from imagematrix.select.selection import Selection
 
@@ -156,3 +157,46 @@ def test_words_for_a_kind(make, catalog):
     assert (two.cpu, two.level) == ("unknown CPU", "x86_64")
     (bare,) = coverage({"1": make.host()}, catalog).kinds
     assert bare.gpus == "no GPU"
+
+
+@pytest.fixture
+def pythons(make):
+    """Images for two versions of Python; the CPU-only ones are for the older alone."""
+    return make.catalog(
+        make.variant("t:v1-3.9", axes=(("python", "3.9"),)),
+        make.variant("t:v1-3.13", axes=(("python", "3.13"),)),
+        make.cpu_variant("t:v1-cpu", axes=(("python", "3.9"),)),
+    )
+
+
+def test_a_fleet_never_gets_a_mix(make, pythons):
+    both = {"gpu": make.host(make.gpu(0)), "cpu": make.host()}
+    with pytest.raises(
+        UsageError, match=r"^gpu: variants of t:v1 that fit this host differ in python \(3\.9, 3\.13\)"
+    ):
+        coverage(both, pythons)
+    newer = replace(pythons, variants=pythons.variants[1:])
+    with pytest.raises(UsageError, match=r"^the fleet would get a mix of python \(3\.9, 3\.13\)") as caught:
+        coverage(both, newer)
+    assert caught.value.remedy == "say which, such as --where python=3.13"
+    assert coverage({"cpu": both["cpu"]}, newer).complete
+
+
+def test_each_value_of_an_axis_is_a_question_of_its_own(make, pythons, conforms):
+    both = {"gpu": make.host(make.gpu(0)), "cpu": make.host()}
+    old = coverage(both, pythons, where={"python": "3.9"})
+    assert (old.served, old.unused, old.catalog.variants) == (2, (), pythons.variants[::2])
+    found = coverage(both, replace(pythons, defaults=(("python", "3.13"),)))
+    conforms(found.to_json())
+    assert [service.reference for service in found.variants] == ["t:v1-3.13"]
+    (unserved,) = found.unserved
+    assert (unserved.hosts, unserved.miss.fix) == (("cpu",), "--where python=3.9")
+
+
+def test_a_driver_after_which_nobody_knows_which_image_is_lost(make, pythons):
+    new = make.variant("t:v1-new", driver=make.NEW, axes=(("python", "3.9"),))
+    other = make.variant("t:v1-other", driver=make.NEW, axes=(("python", "3.13"),))
+    catalog = make.catalog(pythons.variants[0], new, other)
+    (upgrade,) = coverage({"a": make.host(make.gpu(0))}, catalog, drivers={make.OLD: make.NEW}).upgrades
+    (lost,) = upgrade.lost
+    assert "differ in python (3.9, 3.13)" in lost.miss.why

@@ -11,8 +11,8 @@ import pytest
 
 from imagematrix import documents
 from imagematrix.errors import UsageError
-from imagematrix.fleet import hosts as module
 from imagematrix.fleet.hosts import load
+from imagematrix.probe import many
 from imagematrix.probe.host import Host
 
 
@@ -40,7 +40,15 @@ def test_nothing_of_a_host_is_lost(profiles):
     for path in profiles.values():
         (host,) = read(path).values()
         assert host == Host.load(path)
-    assert {one.name for one in fields(Host)} == {"arch", "cpu", "driver", "gpus", "devices", "warnings"}
+    assert {one.name for one in fields(Host)} == {
+        "arch",
+        "cpu",
+        "driver",
+        "gpus",
+        "devices",
+        "accelerators",
+        "warnings",
+    }
 
 
 def test_a_file_that_is_named_twice_counts_once(saved, monkeypatch):
@@ -59,6 +67,24 @@ def test_the_stream_has_a_host_on_each_line(make):
     found = read("-", stream=f"{lines[0]}\n\n{lines[1]}".encode())
     assert {name: host.cpu.model for name, host in found.items()} == {"stdin:1": "a", "stdin:3": "b"}
     assert read("-", stream=b"\n") == {}
+
+
+@pytest.mark.parametrize("name", ["fleet.ndjson", "fleet.jsonl"])
+def test_a_file_has_a_host_on_each_line(make, saved, name):
+    lines = [json.dumps(make.host(model=model).to_json()) for model in "xy"]
+    (saved / name).write_text("\n".join(lines))
+    found = read(saved / name, saved)
+    assert list(found) == [f"{saved}/{name}:1", f"{saved}/{name}:2", *(f"{saved}/{one}" for one in "abc")]
+    (saved / name).write_text("\n".join([lines[0], "{", lines[1], "[]"]))
+    with pytest.raises(UsageError, match="2 hosts can't be read") as raised:
+        read(saved / name)
+    assert f"{saved}/{name}:2:1:2: not JSON" in str(raised.value)
+    assert f"{saved}/{name}:4: expected an object" in str(raised.value)
+
+
+def test_a_file_of_lines_that_is_not_there(saved):
+    with pytest.raises(UsageError, match=r"no\.ndjson: No such file"):
+        read(saved / "no.ndjson", saved)
 
 
 def test_or_it_is_a_list(make, saved):
@@ -98,7 +124,7 @@ def test_an_indented_document_is_told_how_to_be_sent(make):
     assert "jq -c" in raised.value.remedy
 
 
-@pytest.mark.parametrize("stream", [b"[" + b" " * 60 + b"]", b"\n" + b" " * 60, b"[\n" + b" " * 60 + b"\n]"])
+@pytest.mark.parametrize("stream", [b"[" + b" " * 60 + b"]", b"\n" + b"{" * 60, b"[\n" + b" " * 60 + b"\n]"])
 def test_what_is_too_long(monkeypatch, stream):
     monkeypatch.setattr(documents, "LIMIT", 50)
     with pytest.raises(UsageError, match=r"stdin(:[12])?: longer than") as raised:
@@ -124,7 +150,7 @@ def test_every_bad_file_is_named(saved, monkeypatch):
     assert first.startswith(f"  {saved}/a.json: schema is missing")
     assert second.startswith(f"  {saved}/b.json: schema 'imagematrix.host/v2' is not the one")
     assert "release" in raised.value.remedy
-    monkeypatch.setattr(module, "SHOWN", 1)
+    monkeypatch.setattr(many, "SHOWN", 1)
     with pytest.raises(UsageError) as raised:
         read(saved)
     assert str(raised.value).splitlines()[2:] == ["  and 1 more"]

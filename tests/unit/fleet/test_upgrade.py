@@ -61,14 +61,22 @@ def test_several_at_once_each_for_the_driver_a_host_has_now(make, fleet, catalog
 
 
 def test_the_same_driver_changes_nothing(make, fleet, catalog):
-    for driver in (make.OLD, "550.163.01", "595.45"):
+    for driver in (make.OLD, "550.163.01"):
         found = one(fleet, catalog, driver, driver)
         assert (found.lost, found.changed, found.gained) == ((), (), ())
         assert found.unchanged == found.hosts
 
 
 def test_a_driver_that_no_host_has(fleet, catalog, make):
-    assert one(fleet, catalog, "535.261.3", make.NEW).hosts == 0
+    with pytest.raises(UsageError, match=r"no host has driver 535\.261\.3$") as raised:
+        one(fleet, catalog, "535.261.3", make.NEW)
+    assert raised.value.remedy == "did you mean '535.261.03'?"
+    with pytest.raises(UsageError, match="no host has driver") as raised:
+        one(fleet, catalog, "1.2", make.NEW)
+    assert raised.value.remedy == "the fleet has 535.261.03, 550.163.01"
+    with pytest.raises(UsageError, match="no host has driver") as raised:
+        one({"bare": fleet["bare"]}, catalog, "1.2", make.NEW)
+    assert raised.value.remedy == "the fleet has no driver"
 
 
 @pytest.mark.parametrize("gpus", [None, "1"])
@@ -78,12 +86,13 @@ def test_a_gpu_that_the_new_driver_leaves_behind(make, gpus):
         "v100": make.host(make.gpu(0, **V100)),
         "no-name": make.host(make.gpu(0, **(V100 | {"name": None}))),
     }
-    (loss,) = one(fleet, make.catalog(host), make.OLD, "595.45", gpus=gpus).lost[:1]
-    assert loss.miss.nearest is None
-    labels = {"v100": "Tesla V100", "no-name": "GPU 0"}
-    label = labels[loss.hosts[0]]
-    assert loss.miss.why == f"driver 595.45 does not support {label}: branch 580 is the last that does"
-    assert loss.miss.fix == "leave these hosts at branch 580 or older"
+    losses = one(fleet, make.catalog(host), make.OLD, "595.45", gpus=gpus).lost
+    assert [loss.hosts for loss in losses] == [("no-name",), ("v100",)]
+    for loss, label in zip(losses, ("GPU 0", "GPU 0 (Tesla V100)"), strict=True):
+        (rule,) = loss.miss.rules
+        assert rule.rule == "driver-gpu"
+        assert rule.why == f"driver 595.45 does not support {label}: branch 580 is the last that does"
+        assert loss.miss.fix == rule.fix == "keep this host at a driver of branch 580 or older"
 
 
 def test_a_host_that_passes_no_such_gpu_does_not_mind(make, catalog):
@@ -92,7 +101,6 @@ def test_a_host_that_passes_no_such_gpu_does_not_mind(make, catalog):
 
 
 def test_what_the_old_driver_did_not_support_either_is_no_news(make):
-    # a table may be wrong about a GPU that is there and works
     host = make.variant("t:v1-host", cubins=("70",), driver=None)
     fleet = {"v100": make.host(make.gpu(0, **V100), driver="590.1")}
     assert one(fleet, make.catalog(host), "590.1", "595.45").unchanged == 1

@@ -14,6 +14,13 @@ SAID = {
         "RuntimeError: cudaGetDeviceCount() failed with error code 35",
         "terminate called: cudaErrorInsufficientDriver",
         "checkCudaErrors(cudaSetDevice(0)) returned 35",
+        "cudaDeviceSynchronize returned error code 35 after launching addKernel!",
+        "cuda runtime error (35) at main.cu:3",
+        "CUDA error code: 35",
+        "CUDA Error 35.",
+        "[12:00:01] cudaMalloc(&p, 200) failed: status=35",
+        "CUDA driver error: 35",
+        "cuInit: CUDA error #35",
     ],
     "device-code": [
         "RuntimeError: CUDA error: no kernel image is available for execution on the device",
@@ -38,6 +45,27 @@ SILENT = [
     "customer 17: error 35",
     "curl failed with 35",
     f"cuda {'x' * 300} error 35",
+    '127.0.0.1 - - [21/Nov/2026] "GET /cuda/status" 200 -',
+    '"GET /cuda/status HTTP/1.1" 200 35',
+    "[cuda] result: 35 samples/s",
+    "[CUDA] status 200 OK",
+    "cuda result: 35",
+    "CUDA errors: 35",
+    "cuda: failed 35 of 209 tests",
+    "CUDA error rate 0.35",
+    "CUDA error: 35.2 ppm",
+    "CUDA error 35% of the time",
+    "cudaBench result: 35 samples/s",
+    "cuDNN status 200",
+    "cuBLAS returned 35",
+    "cudaGetDeviceCount: 35",
+    "libcuda.so.550: 200 symbols, error 0",
+    "barracuda error 35",
+    "accuInit returned 35",
+    "/opt/cuda/bin/nvcc returned 200",
+    "test_cudaErrorInvalidKernelImageX passed",
+    "unknown error",
+    "status 999",
 ]
 
 
@@ -75,6 +103,29 @@ def test_an_illegal_instruction_is_the_cpu_s(selection):
     assert "wheel" in found.remedy
 
 
+@pytest.mark.parametrize(
+    ("line", "cause", "remedy"),
+    [
+        ("CUDA error: system not yet initialized", "CUDA error 802: system not yet init", "fabricmanager"),
+        ("cuInit returned 802", "CUDA error 802", "fabricmanager"),
+        ("CUDA error: unknown error", "CUDA error 999: unknown error", "doctor"),
+        ("cudaErrorUnknown", "CUDA error 999", "dmesg"),
+        ("CUDA error 46", "CUDA error 46: CUDA-capable device", "imagematrix gpus"),
+        (
+            "RuntimeError: CUDA error: CUDA-capable device(s) is/are busy or unavailable",
+            "CUDA error 46",
+            "mode",
+        ),
+    ],
+)
+def test_what_comes_from_the_node_is_told_with_where_to_look(selection, line, cause, remedy):
+    found = death(1, [line], selection)
+    assert (found.rule, found.believed) == (None, None)
+    assert str(found).startswith(cause)
+    assert str(found).endswith("it comes from the node, and no rule speaks about it")
+    assert remedy in found.remedy
+
+
 def test_the_last_error_counts(selection):
     lines = ["CUDA error 803 (ignored)", "CUDA error 209"]
     assert death(1, lines, selection).rule == "device-code"
@@ -106,5 +157,5 @@ def test_a_flood_of_output_takes_no_time(selection):
 
 def test_a_long_need_is_cut():
     result = RuleResult(rule="cpu", ok=True, need="x" * 200, have=None, why="why", fix=None)
-    told = str(Death(cause="cause", rule="cpu", believed=result))
+    told = str(Death(cause="cause", rule="cpu", believed=result, remedy="look"))
     assert told == f"cause; by the rule cpu it should have run: why (need {'x' * 99}…; have nothing)"

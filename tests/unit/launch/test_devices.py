@@ -182,3 +182,20 @@ def test_every_problem_is_named(tmp_path):
     assert error.remedy.count("nvidia-modprobe -u") == 1
     assert error.problems[0].path == "/dev/nvidia0"
     assert error.exit_code == 5
+
+
+def test_what_only_this_user_may_not_open_is_a_doubt(monkeypatch):
+    """The engine, which opens it for the container, is root."""
+
+    def refuse(*_):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(os, "open", refuse)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    with pytest.raises(DevicesError):  # root is kept from it by more than its mode
+        require(["/dev/null"])
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    (doubt,) = require(["/dev/null"])
+    assert (doubt.path, doubt.what, doubt.doubt) == ("/dev/null", "may not be opened by this user", True)
+    with pytest.raises(DevicesError, match="/dev/nvidia199 is not there"):
+        require(["/dev/null", "/dev/nvidia199"])

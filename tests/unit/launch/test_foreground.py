@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -74,6 +75,48 @@ def test_a_signal_to_the_whole_group_reaches_it_once():
     assert process.communicate(timeout=20)[0] == "got it\n"
 
 
+@pytest.mark.parametrize("times", [1, 2, 3])
+def test_what_both_the_group_and_we_get_reaches_it_as_often_as_it_would_without_us(times):
+    """timeout(1) signals its child and then its own group."""
+    script = "trap 'echo got it' TERM; echo ready; for i in 1 2 3 4 5 6 7 8 9 10 11 12; do sleep 0.1; done"
+    process = attended(script)
+    assert process.stdout.readline() == "ready\n"
+    for _ in range(times):
+        os.killpg(process.pid, signal.SIGTERM)
+        time.sleep(0.2)
+    process.send_signal(signal.SIGTERM)
+    assert process.communicate(timeout=20)[0] == "got it\n" * (times + 1)
+
+
+def test_a_command_that_is_stopped_stops_us_and_goes_on_with_us():
+    process = attended("echo ready; kill -STOP $$; echo on; exit 5")
+    assert process.stdout.readline() == "ready\n"
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+    process.send_signal(signal.SIGCONT)
+    assert process.communicate(timeout=20)[0] == "on\n"
+    assert process.returncode == 5
+
+
+def test_nobody_is_left_behind():
+    process = attended("echo ready; sleep 60; true")
+    assert process.stdout.readline() == "ready\n"
+    group = [int(path.name) for path in Path("/proc").iterdir() if _is_in_group(path, process.pid)]
+    assert len(group) >= 3
+    process.kill()
+    process.wait()
+    while any(_is_in_group(Path(f"/proc/{pid}"), process.pid) for pid in group):
+        time.sleep(0.01)
+    process.stdout.close()
+
+
+def _is_in_group(process, number):
+    try:
+        state, _, group = (process / "stat").read_text().rpartition(")")[2].split()[:3]
+    except (OSError, ValueError):
+        return False
+    return state != "Z" and int(group) == number
+
+
 def test_who_kills_us_ends_the_command():
     script = "trap 'echo asked to end; exit' TERM; echo ready; while :; do sleep 0.05; done"
     process = attended(script)
@@ -111,11 +154,32 @@ class Terminal:
         assert text in self.seen
         return self
 
+    def rest(self):
+        while select.select([self.master], [], [], 0)[0]:
+            try:
+                self.seen += os.read(self.master, 1000).decode()
+            except OSError:
+                return
+
     def type(self, text):
         os.write(self.master, text)
 
     def code(self):
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_signal_to_the_whole_group_on_a_terminal_arrives_once(count):
+    terminal = Terminal(
+        f"n=0; trap 'n=$((n+1)); echo asked $n' TERM; echo ready; {'sleep 0.1; ' * 15} exit 9"
+    )
+    terminal.until("ready")
+    for number in range(1, count + 1):
+        os.killpg(terminal.pid, signal.SIGTERM)
+        terminal.until(f"asked {number}")
+    assert terminal.code() == 9
+    terminal.rest()
+    assert terminal.seen.count("asked") == count
 
 
 def test_what_is_typed_at_a_terminal_arrives_once():

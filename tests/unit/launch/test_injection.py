@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 
@@ -57,7 +58,14 @@ def test_damaged_specifications_are_passed_over(launch, specs, tmp_path):
     (tmp_path / "g.json").write_text('{"kind": "nvidia.com/gpu", "devices": [1, {"name": "0"}]}')
     (tmp_path / "h.json").write_text('{"kind": "nvidia.com/gpu", "devices": null}')
     (tmp_path / "i.json").mkdir()
+    (tmp_path / "j.json").write_text("[" * 5_000)
+    (tmp_path / "k.yaml").write_text("date: 2026-99-99\n")
     assert through_cdi(launch, folders).cdi
+
+
+def test_specifications_are_read_with_what_the_package_depends_on(launch, specs, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ruamel", None)
+    assert through_cdi(launch, specs("nvidia.yaml", "0", "1")).cdi
 
 
 def test_a_launch_without_gpus_stays(make, specs):

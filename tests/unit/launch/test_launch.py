@@ -16,7 +16,7 @@ from imagematrix.launch.devices import DevicesError
 from imagematrix.launch.launch import arguments, launch
 from imagematrix.launch.plan import plan
 from imagematrix.launch.share import Mps, Share
-from imagematrix.use.locks import Locks
+from imagematrix.use.locks import Locks, release
 
 
 class Engine:
@@ -83,7 +83,11 @@ def test_the_container_is_created_and_started(make):
         "name": "job",
         "devices": [f"{path}:{path}:rwm" for path in ("/dev/nvidia3", "/dev/nvidiactl", "/dev/nvidia-uvm")],
         "environment": {"NVIDIA_VISIBLE_DEVICES": "void"},
-        "labels": {"io.imagematrix.selected": "training:v1-x", "io.imagematrix.gpus": "GPU-0"},
+        "labels": {
+            "io.imagematrix.selected": "training:v1-x",
+            "io.imagematrix.vram": "whole",
+            "io.imagematrix.gpus": "GPU-0",
+        },
     }
 
 
@@ -205,3 +209,17 @@ def test_a_container_that_never_ran_is_removed(make, failure):
     with pytest.raises((EngineError, KeyboardInterrupt)):
         launch(make.selection(mode=None), client=engine)
     assert engine.asked[-1] == ("remove", {"force": True})
+
+
+@pytest.mark.usefixtures("_nodes_work")
+@pytest.mark.parametrize("mode", ["exact", None])
+def test_gpus_that_the_caller_s_options_pass_are_claimed(make, locks, mode):
+    gpus = (make.gpu(0), make.gpu(1))
+    selection = make.selection(*gpus, mode=mode, wanted="device=0" if mode else "none")
+    with Locks(locks) as found:
+        held = found.take("nvidia4")
+        with pytest.raises(GpusBusyError, match="GPU 1"):
+            launch(selection, client=Engine(), devices=["/dev/nvidia4"])
+        release(held)
+    engine = Engine()
+    assert launch(selection, client=engine, devices=["/dev/nvidia4"]) is engine

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from pathlib import Path
 
@@ -71,7 +72,7 @@ def test_it_looks_until_it_is_stopped(play, monkeypatch):
 
 
 def test_where_it_cannot_look_there_is_no_peak(monkeypatch):
-    monkeypatch.setattr(measure.sys, "executable", "/no/such/python")
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
     looking = Measure(lambda: OURS)
     looking.start()
     looking.stop()

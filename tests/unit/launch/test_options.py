@@ -97,16 +97,70 @@ def test_only_two_forms_are_printed():
 
 
 @pytest.mark.parametrize(
-    ("text", "mib"), [("4Gi", 4096), ("4G", 3814), ("4GB", 3814), ("500M", 476), ("1.5Gi", 1536), ("1Mi", 1)]
+    ("text", "mib"),
+    [
+        ("4Gi", 4096),
+        ("4G", 3814),
+        ("4GB", 3814),
+        ("500M", 476),
+        ("1.5Gi", 1536),
+        ("1Mi", 1),
+        ("4g", 4096),
+        ("4gb", 4096),
+        ("500m", 500),
+        ("1.5t", 1572864),
+    ],
 )
 def test_a_share_of_memory(text, mib):
     assert split(["--vram", text, "IMAGE"]).vram_mib == mib
 
 
-@pytest.mark.parametrize("text", ["", "4", "4g", "-1G", "0G", "1000000", "0.5Mi", "4 G"])
+@pytest.mark.parametrize(
+    "text", ["", "4", "4k", "g", "gb", "4gi", "-1g", "-1G", "0G", "1000000", "0.5Mi", "4 G"]
+)
 def test_what_is_no_amount_of_memory(text):
-    with pytest.raises(UsageError, match="such as 500M, 4G or 4Gi"):
+    with pytest.raises(UsageError, match="such as 500M, 4g, 4G or 4Gi"):
         split([f"--vram={text}", "IMAGE"])
+
+
+@pytest.mark.parametrize(
+    ("text", "gpus", "capabilities"),
+    [
+        ('"device=0,1"', "device=0,1", None),
+        ('"device=GPU-1,MIG-2"', "device=GPU-1,MIG-2", None),
+        ("device=0", "device=0", None),
+        ("device=0,2", "device=0,2", None),  # ours, which docker refuses
+        ("all,capabilities=utility", "all", "utility"),
+        ('all,"capabilities=compute,utility"', "all", "compute,utility"),
+        ('"device=0,1","capabilities=compute,utility"', "device=0,1", "compute,utility"),
+        ("device=0,capabilities=utility", "device=0", "utility"),
+        ("count=2", "2", None),
+        ("count=all,driver=nvidia", "all", None),
+        ("driver=nvidia", "1", None),
+        ("2,driver=nvidia", "2", None),
+        ("-1", "all", None),
+        ("count=-1", "all", None),
+        ("none", "none", None),
+        ("2,memory>=40G", "2,memory>=40G", None),
+        ("name=L40S", "name=L40S", None),
+    ],
+)
+def test_docker_s_own_forms_of_gpus(text, gpus, capabilities):
+    for words in (["--gpus", text, "IMAGE"], [f"--gpus={text}", "IMAGE"]):
+        found = split(words)
+        assert (found.gpus, found.capabilities) == (gpus, capabilities)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *('"', '"device=0', "all,driver=amd", "count=1,count=2", "count=1,more=2", '"device=0",2'),
+        *('""x', "driver=nvidia,1,2"),
+    ],
+)
+def test_what_docker_would_not_take_either(text):
+    with pytest.raises(UsageError, match=r"^--gpus "):
+        split(["--gpus", text, "IMAGE"])
 
 
 @pytest.mark.parametrize("text", ["25", "25%", "1", "100"])
@@ -115,7 +169,7 @@ def test_a_part_of_the_threads_goes_through_mps(text):
     assert (found.mps, found.mps_threads) == (True, int(text.rstrip("%")))
 
 
-@pytest.mark.parametrize("text", ["", "0", "101", "x", "2.5", "\u0663"])
+@pytest.mark.parametrize("text", ["", "0", "101", "x", "2.5", "\u0663", "9" * 5000])
 def test_what_is_no_percentage(text):
     with pytest.raises(UsageError, match="in percent, such as 25"):
         split([f"--mps-threads={text}", "IMAGE"])
@@ -144,12 +198,31 @@ def test_whether_docker_s_command_waits(line, detached):
     assert split(line.split()).detached is detached
 
 
+def test_other_flags_of_docker_s():
+    assert (split(["IMAGE", "--rm"]).removed, split(["-d", "IMAGE"]).privileged) == (False, False)
+    found = split(["--rm", "--privileged", "IMAGE"])
+    assert (found.removed, found.privileged) == (True, True)
+    found = split(["--rm", "--rm=false", "--privileged=false", "IMAGE"])
+    assert (found.removed, found.privileged) == (False, False)
+
+
 def test_the_values_of_docker_s_own_options():
     line = "-e A=1 -eB=2 -it -te C=3 -e=D=4 --env E=5 --env=F=6 --envy G=7 -u 5 IMAGE -e H"
     found = split(line.split())
     assert found.values("--env", "e") == ("A=1", "B=2", "C=3", "D=4", "E=5", "F=6")
     assert found.values("--user", "u") == ("5",)
     assert found.values("--runtime") == ()
+
+
+def test_conditions_on_axes_add_up():
+    words = split(
+        ["--where", "python=3.13", "--rm", "--where=cc!=gcc-14,python=3.9", "IMAGE", "--where", "x"]
+    )
+    assert words.where == {"python": ["3.13", "3.9"], "cc": ["!gcc-14"]}
+    assert (words.docker, words.command) == (("--rm",), ("--where", "x"))
+    assert split(["IMAGE"]).where is None
+    with pytest.raises(UsageError, match="--where: 'python' is no condition such as"):
+        split(["--where", "python", "IMAGE"])
 
 
 def test_the_last_of_several_counts():
@@ -220,7 +293,7 @@ def test_how_long_to_wait(text, seconds):
     assert split([f"--wait={text}", "IMAGE"]).docker == ()
 
 
-@pytest.mark.parametrize("text", ["", "m", "-1", "1.5h", "ten", "10 m", "\u0663"])
+@pytest.mark.parametrize("text", ["", "m", "-1", "1.5h", "ten", "10 m", "\u0663", "9" * 400, "9" * 5000])
 def test_what_is_no_time(text):
     with pytest.raises(UsageError, match="such as 90s, 10m or 2h"):
         split([f"--wait={text}", "IMAGE"])

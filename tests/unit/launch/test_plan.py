@@ -20,17 +20,27 @@ def test_a_baked_driver_gets_device_nodes_and_nothing_else(make, mode):
         "--device", "/dev/nvidia3", "--device", "/dev/nvidia4",
         "--device", "/dev/nvidiactl", "--device", "/dev/nvidia-uvm",
         "--env", "NVIDIA_VISIBLE_DEVICES=void",
-        "--label", "io.imagematrix.selected=training:v1-x",
-        "--label", "io.imagematrix.gpus=GPU-0,GPU-1",
         "--rm", "-v", "/data:/data",
+        "--label", "io.imagematrix.selected=training:v1-x",
+        "--label", "io.imagematrix.vram=whole",
+        "--label", "io.imagematrix.gpus=GPU-0,GPU-1",
         "training:v1-x", "train", "--lr", "1",
     ]  # fmt: skip
+
+
+def test_what_a_launch_has_is_said_last(make):
+    """So neither a label of the image nor one of the user's own options says it."""
+    words = docker_run(plan(make.selection(make.gpu(0))), ["--label", "io.imagematrix.vram=1"])
+    given = [word for word in words if word.startswith("io.imagematrix.vram=")]
+    assert given == ["io.imagematrix.vram=1", "io.imagematrix.vram=whole"]
 
 
 def test_a_cpu_only_image_gets_no_device(make):
     launch = plan(make.selection(mode=None))
     assert docker_run(launch) == [
-        "docker", "run", "--label", "io.imagematrix.selected=training:v1-x", "training:v1-x",
+        "docker", "run",
+        "--label", "io.imagematrix.selected=training:v1-x", "--label", "io.imagematrix.vram=whole",
+        "training:v1-x",
     ]  # fmt: skip
     node = make.selection(make.gpu(), mode=None, wanted="none")
     assert plan(node) == launch
@@ -52,7 +62,7 @@ def test_the_host_s_driver_comes_with_the_runtime(make):
 def test_an_image_of_a_cpu_variant_is_named_as_such(make, platform, words):
     launch = plan(make.selection(mode=None, platform=platform))
     assert launch.platform == platform
-    assert docker_run(launch)[2:-3] == words
+    assert docker_run(launch)[2:-5] == words
 
 
 def test_gpus_narrow_the_selection(make):
@@ -103,7 +113,8 @@ def test_the_launch_as_data(make, conforms):
     assert document["devices"] == ["/dev/nvidia3", "/dev/nvidiactl", "/dev/nvidia-uvm", *PRESENT]
     assert document["gpus"] == ["GPU-0"]
     assert document["docker"][:2] == ["docker", "run"]
-    assert document["docker"][-5:] == ["--rm", "training:v1-x", "train", "--steps", "5"]
+    assert document["docker"][-4:] == ["training:v1-x", "train", "--steps", "5"]
+    assert "--rm" in document["docker"]
     conforms(plan(make.selection(mode=None)).to_json())
     injected = plan(make.selection(make.gpu(), mode="host")).to_json()
     conforms(injected)
@@ -117,7 +128,10 @@ def test_a_share_is_told_to_the_container_and_to_others(make):
     assert found.environment["IMAGEMATRIX_VRAM_FRACTION"] == "0.5000"
     assert (found.mounts, found.ipc) == ((), None)
     alone = plan(make.selection(mode=None), share=share)
-    assert (alone.labels, alone.environment) == ({"io.imagematrix.selected": "training:v1-x"}, {})
+    assert (alone.labels, alone.environment) == (
+        {"io.imagematrix.selected": "training:v1-x", "io.imagematrix.vram": "10500"},
+        {},
+    )
 
 
 def test_mps_is_the_one_exception_to_no_mounts(make, conforms):

@@ -7,9 +7,11 @@ import pytest
 from imagematrix.catalog.catalog import Catalog, UserModeDriver, Variant
 from imagematrix.errors import EngineError, NothingFits, ProbeError, UsageError
 from imagematrix.launch import request as module
+from imagematrix.launch.devices import Problem
 from imagematrix.launch.options import split
 from imagematrix.launch.request import elsewhere, request
 from imagematrix.launch.share import Mps
+from imagematrix.record import replace
 
 BAKED = UserModeDriver(mode="exact", version="550.163.01")
 
@@ -42,6 +44,31 @@ def asked(make):
 
 def devices(found):
     return [path for path in found.first()[1].devices if path[11:].isdecimal()]
+
+
+def test_where_decides_among_the_images_own_axes(asked, make):
+    variants = [
+        Variant(
+            reference=f"t:v1-{python}",
+            digest=None,
+            platform="linux/amd64",
+            cuda="12.4",
+            cubins=(cubin,),
+            driver=BAKED,
+            axes=(("python", python),),
+        )
+        for python, cubin in (("3.9", "80"), ("3.13", "90"))
+    ]
+    own = Catalog(image="t", version="v1", variants=tuple(variants))
+    gpus = make.gpu(0), make.gpu(1, compute="9.0")
+    for python, node in (("3.9", "/dev/nvidia3"), ("3.13", "/dev/nvidia4")):
+        found = asked(f"--gpus 1 --where python={python}", *gpus, catalog=own)
+        assert devices(found) == [node]
+        assert found.first()[0].selected == f"t:v1-{python}"
+    both = replace(own, variants=tuple(replace(one, cubins=("80", "90")) for one in variants))
+    found = asked("--gpus 1", *gpus, catalog=both)
+    with pytest.raises(UsageError, match="differ in python"):
+        found.first()
 
 
 def test_all_gpus_are_asked_for_where_nothing_is_said(asked, make):
@@ -88,6 +115,15 @@ def test_mps_of_this_node_has_to_be_there(make, monkeypatch, tmp_path):
 
 
 @pytest.mark.usefixtures("no_engine")
+def test_the_driver_s_capabilities_are_for_images_that_leave_it_to_the_node(asked, make):
+    bare = catalog("80", driver=UserModeDriver(mode="host"))
+    line = "--gpus all,capabilities=utility"
+    launch = asked(line, make.gpu(), catalog=bare).first()[1]
+    assert launch.environment == {"NVIDIA_DRIVER_CAPABILITIES": "utility"}
+    assert "NVIDIA_DRIVER_CAPABILITIES" not in asked(line, make.gpu()).first()[1].environment
+
+
+@pytest.mark.usefixtures("no_engine")
 def test_a_launch_is_shown_also_without_an_engine(asked, make):
     there = catalog("80", name="registry.example.com/training")
     assert asked("", make.gpu(), catalog=there).first()[1].reference.endswith(f"-sm80@sha256:{'0' * 64}")
@@ -95,7 +131,10 @@ def test_a_launch_is_shown_also_without_an_engine(asked, make):
     bare = catalog("80", driver=UserModeDriver(mode="host"))
     launch = request(words, make.host(make.gpu()), bare, None, None).first()[1]
     assert (launch.injected, launch.cdi) == (("GPU-0",), False)
+    assert elsewhere(words) is None
     words = split(["--host", "node.json", "IMAGE"])
+    with pytest.raises(EngineError):
+        elsewhere(words)
     with pytest.raises(EngineError):
         request(words, make.host(make.gpu()), there, None, None).first()
 
@@ -106,13 +145,27 @@ def test_what_may_go_wrong_is_told(make, monkeypatch):
         monkeypatch.setattr(module.engine, "info", lambda: {"DefaultRuntime": "nvidia"})
         words = split(f"--host node.json --dry-run {line} IMAGE".split())
         found = request(words, make.host(make.gpu()), catalog("80"), None, None)
-        return [doubt for doubt, _ in found.doubts(found.first()[0])]
+        monkeypatch.setattr(module, "check", lambda _: ())
+        return [doubt for doubt, _ in found.doubts(*found.first())]
 
     assert doubts("-e NVIDIA_VISIBLE_DEVICES=none") == []
     assert "brings the node's into it, too" in doubts("-e NVIDIA_VISIBLE_DEVICES=all")[0]
     assert doubts("--mps", Mps(user=0)) == []
     assert doubts("--mps --user 1000", Mps(user=1000)) == []
     assert doubts("--mps", Mps(user=1000)) == ["the MPS daemon serves its own user only"]
+
+
+def test_a_node_that_this_user_may_not_open_is_told(make, monkeypatch):
+    words = split(["--host", "node.json", "--dry-run", "IMAGE"])
+    found = request(words, make.host(make.gpu()), catalog("80"), None, None)
+    kept = Problem(path="/dev/nvidia3", what="may not be opened by this user", remedy="do", doubt=True)
+    monkeypatch.setattr(module, "check", lambda _: (kept,))
+    for user, expected in (
+        (0, []),
+        (1000, ["/dev/nvidia3 may not be opened by this user; the engine may open it"]),
+    ):
+        monkeypatch.setattr(module.os, "geteuid", lambda user=user: user)
+        assert [doubt for doubt, _ in found.doubts(*found.first())] == expected
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,21 @@ def test_the_fraction_is_rounded_down(make):
     assert Share(vram_mib=20_500).environment((gpu,))["IMAGEMATRIX_VRAM_FRACTION"] == "0.6666"
 
 
+@pytest.mark.parametrize(
+    ("mib", "total", "fraction"),
+    [
+        (501, 46_068, "0.000021"),
+        (510, 20_000, "0.00050"),
+        (600, 20_000, "0.0050"),
+        (501, 999_999, "0.0000010"),
+    ],
+)
+def test_a_small_share_is_more_than_none(make, mib, total, fraction):
+    found = Share(vram_mib=mib).environment((make.gpu(memory_mib=total),))["IMAGEMATRIX_VRAM_FRACTION"]
+    assert found == fraction
+    assert 0 < float(found) <= (mib - 500) / total
+
+
 def test_of_unlike_gpus_the_largest_decides(make):
     gpus = (make.gpu(0, memory_mib=10_000), make.gpu(1, memory_mib=40_000))
     assert Share(vram_mib=4_500).environment(gpus)["IMAGEMATRIX_VRAM_FRACTION"] == "0.1000"

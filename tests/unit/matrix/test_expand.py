@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from imagematrix.matrix.conditions import ConditionError
-from imagematrix.matrix.expand import expand, only
+from imagematrix.conditions import ConditionError
+from imagematrix.matrix.expand import expand, only, plain_pull
 from imagematrix.matrix.load import load
 from imagematrix.matrix.matrix import Exclude, Image, Include, Matrix
 from imagematrix.matrix.problems import Mark, MatrixError
@@ -169,3 +169,36 @@ def test_a_cell_for_another_platform_says_so(project):
         ("cpu-linux-amd64-znver4", "linux/amd64"),
         ("cpu-linux-arm64-x86-64-v3", "linux/arm64"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("stated", "message"),
+    [
+        (
+            "march: znver4",
+            r"plain_pull names 5 cells for linux/amd64: cpu-znver4, .*, …\n  name more of its axes",
+        ),
+        ("cuda: none", "plain_pull names 2 cells for linux/amd64: cpu-x86-64-v3, cpu-znver4\n"),
+        ("cuda: none, compute: '8.9'", r"plain_pull names no cell for linux/amd64\n  `imagematrix plan`"),
+        ("", "plain_pull names 12 cells"),
+    ],
+)
+def test_a_plain_pull_has_one_answer(project, stated, message):
+    with pytest.raises(MatrixError, match=f":7:17: {message}"):
+        expand(load(project(("context: .", f"context: .\n    plain_pull: {{{stated}}}"))))
+
+
+def test_a_plain_pull_has_one_answer_for_each_platform(project):
+    platforms = ("  march:", "  platform: [linux/amd64, linux/arm64]\n  march:")
+    arm = ("[x86-64-v3, znver4]", "[x86-64-v3, znver4, armv8-a]")
+    stated = ("context: .", "context: .\n    plain_pull: {cuda: none, march: [x86-64-v3, armv8-a]}")
+    matrix = load(project(platforms, arm, stated))
+    found = plain_pull(matrix, expand(matrix), matrix.images[0])
+    assert found == {
+        "linux/amd64": "cpu-linux-amd64-x86-64-v3",
+        "linux/arm64": "cpu-linux-arm64-armv8-a",
+    }
+    with pytest.raises(MatrixError, match="plain_pull names no cell for linux/arm64"):
+        expand(load(project(platforms, arm, (stated[0], stated[1].replace(", armv8-a", "")))))
+    matrix = load(project())
+    assert plain_pull(matrix, expand(matrix), matrix.images[0]) == {}

@@ -55,11 +55,26 @@ def test_an_unquoted_version_keeps_its_zero(project):
         (("version: v1\n", "version:\n"), "version: expected a word, found nothing"),
         (("  training:", "  Training:"), "'Training' is no image name"),
         (("training.j2", "trainin.j2"), "did you mean 'training.j2'?"),
+        (("training.j2", f"{'a' * 300}.j2"), f"no template {'a' * 300}.j2"),
         (("context: .", "context: nowhere"), "nowhere is no folder"),
+        (("context: .", f"context: {'a' * 300}"), "is no folder"),
         (("context: .", "context: .\n    prefer: [cuda, drivr]"), "did you mean 'driver'?"),
         (("context: .", "context: .\n    prefer: [cuda, cuda]"), "'cuda' is here twice"),
         (("context: .", "context: .\n    prefer: {cuda: 1}"), "prefer: expected a list, found a map"),
         (("context: .", "context: .\n    development: maybe"), "'maybe' is neither true nor false"),
+        (("context: .", "context: .\n    defaults: {pyton: '3.13'}"), "'pyton' is no axis of this matrix"),
+        (
+            ("context: .", "context: .\n    defaults: {march: znver4}"),
+            "march is decided by the node's hardware",
+        ),
+        (("context: .", "context: .\n    defaults: [python]"), "defaults: expected a map, found a list"),
+        (
+            ("context: .", "context: .\n    defaults: {march: [znver4]}"),
+            "the default of march: expected a word",
+        ),
+        (("context: .", "context: .\n    plain_pull: znver4"), "plain_pull: expected a map"),
+        (("context: .", "context: .\n    plain_pull: {marhc: znver4}"), "did you mean 'march'?"),
+        (("context: .", "context: .\n    plain_pull: {march: znver5}"), "did you mean 'znver4'?"),
         (
             ("version: v1", "version: v1\n    version: v2"),
             "the key 'version' is here twice (first in line 4)",
@@ -207,10 +222,44 @@ def test_a_file_that_is_not_there_or_no_text(tmp_path):
         load(binary)
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=st.text(alphabet="ab:-[]{}&*!|>'\"#\n\t ,?%@`<0.", max_size=60))
 def test_no_text_makes_the_reader_fail_otherwise(text):
     try:
         document.parse(text, "fuzz")
     except ImagematrixError as error:
         assert str(error).startswith("fuzz:")  # noqa: PT017 - most texts are refused, some are fine
+
+
+OWN = ("  march:", '  python: ["3.11", "3.13"]\n  march:')
+
+
+def test_defaults_are_values_of_an_axis_of_the_images_own(project):
+    (image,) = load(project(OWN, ("context: .", "context: .\n    defaults: {python: 3.13}"))).images
+    assert image.defaults == (("python", "3.13"),)
+    with pytest.raises(MatrixError, match=r"the axis python has no value '3\.12'\n  did you mean '3\.13'\?"):
+        load(project(OWN, ("context: .", "context: .\n    defaults: {python: 3.12}")))
+
+
+def test_a_default_may_be_a_value_that_an_include_adds(project):
+    added = "include:\n  - {cuda: none, python: '3.14', march: znver4}\nproperties:"
+    stated = ("context: .", "context: .\n    defaults: {python: 3.14}")
+    (image,) = load(project(OWN, stated, ("properties:", added))).images
+    assert image.defaults == (("python", "3.14"),)
+
+
+def test_axes_that_multiply_to_more_than_anybody_builds_are_refused(project):
+    """At once: their product alone would take all memory."""
+    axes = "".join(
+        f"  axis{number}: [{', '.join(f'v{value}' for value in range(10))}]\n" for number in range(9)
+    )
+    assert message(project(("axes:\n", f"axes:\n{axes}"))) == (
+        "8:3: these are 24,000,000,000 cells, excluded ones too, and a matrix has 250,000 at most\n"
+        "  split it: what never goes together belongs into matrices of its own"
+    )
+
+
+def test_a_condition_of_thousands_of_digits_is_no_version(project):
+    digits = "9" * 6000
+    said = message(project(('{cuda: "11.8", driver', f'{{cuda: ">={digits}", driver')))
+    assert f"'{digits[:80]}' is no version to compare with" in said

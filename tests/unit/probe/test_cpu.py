@@ -1,9 +1,12 @@
+import json
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from imagematrix.errors import ProbeError
 from imagematrix.probe import cpu, foreign
+from imagematrix.probe.probe import probe
 
 V2 = "fpu lm cmov cx8 fxsr mmx syscall sse sse2 cx16 lahf_lm popcnt pni sse4_1 sse4_2 ssse3"
 
@@ -178,6 +181,93 @@ def test_other_systems_flags_get_the_kernels_names():
     assert found.flags == {"pni", "sse4_1", "rdrand", "sha_ni", "lm", "avx", "avx512_vnni", "avx2", "7"}
     assert (found.vendor, found.model, found.level) == ("GenuineIntel", "Intel(R) Core(TM) i9", None)
     assert warnings == ()
+
+
+X86 = "processor\t: {}\nmodel name\t: x\nflags\t\t: lm avx avx2\n\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        X86.format(0) + "processor\t: 1\nmodel name\t: x\n\n",
+        X86.format(0) + "processor\t: 1\nflags\t\t:\n\n" + X86.format(2),
+        X86.format(0) + "processor\t: 1\nvmx flags\t: vnmi\n\n",
+        (X86.format(0) + "processor\t: 1\nmodel name\t: x\n\n").replace("\n", "\r\n"),
+        "processor : 0\nflags : lm\n\nprocessor : 1\nflags : \n\nprocessor : 2\nflags : lm avx",
+    ],
+)
+def test_a_cpu_without_flags_has_not_those_of_the_others(text):
+    found, warnings = cpu.parse(text)
+    assert (found.flags, found.level) == (frozenset(), None)
+    assert "the flags of some CPUs are not told" in warnings[0]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        X86.format(0) + X86.format(1),
+        (X86.format(0) + X86.format(1)).replace("\t", " "),
+        # old kernels on arm64 write all CPUs and then what they have in common
+        "Processor\t: AArch64\nprocessor\t: 0\nprocessor\t: 1\nFeatures\t: fp asimd\n\nHardware\t: x\n",
+        "Architecture: x86_64\nFlags: lm avx\n",
+    ],
+)
+def test_cpus_that_all_tell_their_flags(text):
+    found, warnings = cpu.parse(text)
+    assert found.flags
+    assert not any("flags" in warning for warning in warnings)
+
+
+GERMAN = """\
+Architektur:                  x86_64
+CPU Operationsmodus:          32-bit, 64-bit
+Herstellerkennung:            GenuineIntel
+Modellname:                   Intel(R) Xeon(R) Platinum 8375C CPU @ 2.90GHz
+Markierungen:                 fpu lm sse sse2 AVX2
+"""
+
+
+@pytest.mark.parametrize("colon", [":", "\N{FULLWIDTH COLON}"])
+def test_lscpu_in_another_language(colon):
+    found, warnings = cpu.parse(GERMAN.replace(":", colon))
+    assert (found.vendor, found.flags) == ("GenuineIntel", {"fpu", "lm", "sse", "sse2", "avx2"})
+    assert cpu.arch(GERMAN) == "x86_64"
+    assert warnings == ("the CPU's model is not told",)
+
+
+def as_json(text):
+    items = [line.split(":", 1) for line in text.splitlines()]
+    found = [{"field": f"{key.strip()}:", "data": value.strip()} for key, value in items]
+    return json.dumps({"lscpu": [found[0] | {"children": found[1:]}]})
+
+
+FRENCH = "Architecture : x86_64\nDrapeaux : fpu lm sse sse2\nIdentifiant constructeur : AuthenticAMD\n"
+
+
+def test_a_language_that_has_some_words_of_english():
+    assert cpu.parse(FRENCH)[0].flags == {"fpu", "lm", "sse", "sse2"}
+    assert cpu.arch(FRENCH) == "x86_64"
+
+
+@pytest.mark.parametrize("name", ["lscpu.json", "lscpu.txt"])
+def test_a_captured_tree_may_have_lscpu_in_the_place_of_cpuinfo(tmp_path, name):
+    (tmp_path / name).write_text(as_json(LSCPU) if name.endswith("json") else LSCPU)
+    host = probe(tmp_path)
+    assert (host.arch, host.cpu) == ("x86_64", cpu.parse(LSCPU)[0])
+
+
+@pytest.mark.parametrize("text", [LSCPU, LSCPU_ARM, GERMAN])
+def test_lscpu_as_json(text):
+    assert cpu.parse(as_json(text)) == cpu.parse(text)
+    assert cpu.arch(as_json(text)) == cpu.arch(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["{", "{}", '{"lscpu": 1}', '{"lscpu": [1, {"field": 2}, {"data": []}]}', "{" * 100_000, '{"lscpu": {}}'],
+)
+def test_what_is_no_json_of_lscpu_tells_nothing(text):
+    assert cpu.parse(text)[0].flags == frozenset()
 
 
 def test_other_systems_may_tell_nothing():

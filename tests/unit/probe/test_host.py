@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from imagematrix.errors import ImagematrixError, UsageError
-from imagematrix.probe.host import Cpu, Driver, Gpu, Host, MigDevice
+from imagematrix.probe.host import Accelerator, Cpu, Driver, Gpu, Host, MigDevice
 
 FULL = Host(
     arch="x86_64",
@@ -38,6 +38,10 @@ FULL = Host(
         Gpu(index=1, state="lost"),
     ),
     devices=("/dev/nvidia3",),
+    accelerators=(
+        Accelerator(kind="wsl", where="/dev/dxg", why="it can't be passed"),
+        Accelerator(kind="x", where="y"),
+    ),
     warnings=("a sentence",),
 )
 
@@ -54,12 +58,45 @@ def spoilt(path, value):
 
 def test_round_trip():
     assert Host.from_json(json.loads(json.dumps(FULL.to_json()))) == FULL
-    assert list(FULL.to_json()) == ["schema", "arch", "cpu", "driver", "gpus", "devices", "warnings"]
+    assert list(FULL.to_json()) == [
+        "schema",
+        "arch",
+        "cpu",
+        "driver",
+        "gpus",
+        "devices",
+        "accelerators",
+        "warnings",
+    ]
+    older = {key: value for key, value in FULL.to_json().items() if key != "accelerators"}
+    assert Host.from_json(older).accelerators == ()
 
 
 def test_the_least_document():
     host = Host.from_json({"schema": "imagematrix.host/v1", "arch": "aarch64", "cpu": {}})
     assert host == Host(arch="aarch64", cpu=Cpu(vendor=None, model=None, flags=frozenset(), level=None))
+
+
+@pytest.mark.parametrize(
+    ("told", "arch"),
+    [
+        ("arm64", "aarch64"),
+        ("ARM64", "aarch64"),
+        ("aarch64", "aarch64"),
+        ("amd64", "x86_64"),
+        ("AMD64", "x86_64"),
+        ("x86_64", "x86_64"),
+        ("riscv64", "riscv64"),
+        ("other", "other"),
+    ],
+)
+def test_an_architecture_has_one_name(told, arch):
+    assert Host.from_json(spoilt(["arch"], told)).arch == arch
+
+
+def test_gpus_of_which_something_is_not_known_are_told_apart_by_their_index():
+    two = [{"index": 0}, {"index": 1}]
+    assert [gpu.uuid for gpu in Host.from_json(spoilt(["gpus"], two)).gpus] == [None, None]
 
 
 def test_labels():

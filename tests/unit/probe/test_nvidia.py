@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from imagematrix.probe import nvidia, pci
+from imagematrix.probe import nvidia, pci, signs
 from imagematrix.probe.host import Gpu, MigDevice
 from imagematrix.probe.tree import Tree
 
@@ -53,7 +53,8 @@ def test_any_text_is_read(text):
         assert driver is None or nvidia.is_version(driver.version)
     nvidia.parse_information(text)
     nvidia.parse_information(f"Device Minor: {text}\nBus Location: {text}")
-    pci.slots(text)
+    signs.slots(text)
+    signs.slots(f"0008\t10de26b9\t{text}")
     found = pci.canonical(text)
     assert found is None or pci.order(found)
 
@@ -128,6 +129,8 @@ def test_scan(captured):
         | device("0000:41:00.1", kind="0x040300", number="0x228b")  # the sound of its HDMI
         | device("0000:42:00.0", kind="0x068000", number="0x22a3")  # an NVSwitch
         | device("0000:43:00.0", vendor="0x1002")
+        | device("0000:45:00.0", vendor="", number="")  # of which /sys tells no more than the class
+        | device("0000:46:00.0", vendor="0x8086", kind="")
         | device("0000:44:00.0", kind="0x030000", number="0x1eb8")
         | {"sys/bus/pci/devices/junk/vendor": "0x10de"}
     )
@@ -135,30 +138,51 @@ def test_scan(captured):
     root = captured(files)
     (root / "sys/bus/pci/devices/0000:c1:00.4/physfn").symlink_to("../0000:c1:00.0")
     (root / "sys/bus/pci/devices/0000:44:00.0/driver").symlink_to("../../../../bus/pci/drivers/nouveau")
-    found = pci.scan(Tree(str(root)))
-    assert [(gpu.bus_id, gpu.device_id, gpu.driver) for gpu in found] == [
-        ("0000:41:00.0", "26b9", None),
-        ("0000:44:00.0", "1eb8", "nouveau"),
-        ("0000:c1:00.0", "2236", None),
+    found = pci.scan(Tree(str(root)), None)
+    assert [(one.bus_id, one.device_id, one.driver, one.gpu) for one in found] == [
+        ("0000:41:00.0", "26b9", None, True),
+        ("0000:43:00.0", "26b9", None, False),
+        ("0000:44:00.0", "1eb8", "nouveau", True),
+        ("0000:45:00.0", None, None, False),
+        ("0000:c1:00.0", "2236", None, True),
     ]
+    assert found[3].label == "0000:45:00.0 (????:????, class 0302)"
 
 
 def test_the_list_of_all_devices_saves_the_rest(captured):
-    line = "{:02x}{:02x}\t{}26b9\t1f\t 0\n"
-    files = device("0000:41:00.0") | device("0000:c1:02.1")
-    listing = line.format(0x00, 0, "8086") + line.format(0xC1, 0x11, "10de")
+    def line(place, vendor, *sizes):
+        regions = (f"{size:16x}" for size in [0] * 7 + [*sizes, *[0] * 7][:7])
+        return "\t".join([place, f"{vendor}26b9", "1f", *regions, "driver"]) + "\n"
+
+    places = ["0000:41:00.0", "0000:c1:02.1", "0000:05:00.0", "0001:05:00.0", "0000:06:00.0"]
+    files = {}
+    for place in places:
+        files |= device(place, vendor="0x8086")
+    listing = (
+        line("4100", "8086", 2**19)
+        + line("c111", "10de")
+        + line("0500", "8086", 0, 2**20)
+        + line("0500", "8086", 2**34)
+        + line("0600", "8086", 0, 0, 0, 0, 0, 0, 2**24)  # a ROM
+        + "junk\nzzzz\t10de26b9\n"
+    )
     root = captured(files | {"proc/bus/pci/devices": listing})
-    assert [gpu.bus_id for gpu in pci.scan(Tree(str(root)))] == ["0000:c1:02.1"]
-    captured({"proc/bus/pci/devices": line.format(0, 0, "8086")})
-    assert pci.scan(Tree(str(root))) == ()
-
-
-def test_a_device_that_does_not_tell_its_class(captured):
-    tree = Tree(str(captured(device("0000:41:00.0", kind=""))))
-    assert pci.scan(tree) == ()
-    assert tree.warnings == [
-        "/sys/bus/pci/devices/0000:41:00.0 does not tell whether this NVIDIA device is a GPU"
+    seen = signs.look(Tree(str(root))).functions
+    assert seen == {"c1:02.1": 0, "05:00.0": 2**34}
+    assert [one.bus_id for one in pci.scan(Tree(str(root)), seen)] == [
+        "0000:05:00.0",
+        "0000:c1:02.1",
+        "0001:05:00.0",
     ]
+    assert pci.scan(Tree(str(root)), {}) == ()
+
+
+def test_memory_by_the_file_of_a_function(captured):
+    regions = "0xfb000000 0xfbffffff 0x00040200\n0x1000 0x1fff 0x00040101\njunk\n"
+    lines = f"{regions}0x20000000000 0x27fffffffff 0x0014220c\n"
+    root = captured(device("0000:41:00.0") | {"sys/bus/pci/devices/0000:41:00.0/resource": lines})
+    (one,) = pci.scan(Tree(str(root)), None)
+    assert one.memory == 2**39
 
 
 def test_read(captured, gpu):

@@ -3,6 +3,8 @@ import json
 import subprocess
 import sys
 import time
+import zipfile
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -192,6 +194,38 @@ def test_no_library(tmp_path, monkeypatch):
     answer = nvml.read()
     assert answer.error in {9, 12}
     assert answer.gpus == ()
+
+
+def test_a_library_where_the_loader_does_not_look(stub, tmp_path, monkeypatch):
+    # pynvml asks for it by name, and gets what was loaded from elsewhere.
+    program = (
+        "import sys; from imagematrix.probe import nvml_library, nvml_query; "
+        "nvml_library.FOLDERS = sys.argv[1:]; nvml_query.main()"
+    )
+    monkeypatch.setenv("STUB_GPUS", A100)
+    command = [sys.executable, "-c", program, tmp_path, stub]
+    done = subprocess.run(command, capture_output=True, check=True)
+    answer = nvml.decode(json.loads(done.stdout))
+    assert (answer.message, answer.library) == ("", "550.144.03")
+    assert [gpu.uuid for gpu in answer.gpus] == ["GPU-a"]
+
+
+def test_it_is_asked_from_an_archive(stub, tmp_path, monkeypatch):
+    import pynvml
+
+    archive = tmp_path / "imagematrix.pyz"
+    package = Path(nvml.__file__).parents[1]
+    with zipfile.ZipFile(archive, "w") as made:
+        made.write(pynvml.__file__, "pynvml.py")
+        for file in package.rglob("*.py"):
+            made.write(file, file.relative_to(package.parent))
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(stub))
+    monkeypatch.setenv("PYTHONPATH", archive.name)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("STUB_GPUS", A100)
+    program = "from imagematrix.probe import nvml; print(nvml.__file__, nvml.read().gpus[0].uuid)"
+    done = subprocess.run([sys.executable, "-S", "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [f"{archive}/imagematrix/probe/nvml.py", "GPU-a"]
 
 
 def test_hanging_is_cut_short(play):

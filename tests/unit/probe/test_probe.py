@@ -1,3 +1,4 @@
+import errno
 import os
 import subprocess
 import sys
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 
 from imagematrix.errors import ImagematrixError, ProbeError, UsageError
 from imagematrix.probe import foreign, nvml
-from imagematrix.probe.accelerators import UNASKED
+from imagematrix.probe.accelerators import SANDBOX, UNASKED
 from imagematrix.probe.host import Cpu, Host
 from imagematrix.probe.nvml import Nvml, NvmlGpu
 from imagematrix.probe.probe import assemble, probe
@@ -153,9 +154,117 @@ def test_a_module_without_gpus(captured, gpu):
 def test_a_node_without_information_files(captured, gpu):
     files = without(gpu(), "proc/driver/nvidia/gpus")
     host = probe(captured(files))
-    assert only(host).state == "ok"
-    assert "the device minor, the UUID" in host.warnings[1]
-    assert only(asked(captured(files), GOOD)).minor == 3
+    assert only(host).state == "unconfirmed"
+    assert "neither /proc/driver/nvidia/gpus nor NVML confirms" in host.warnings[1]
+    assert "the device minor, the UUID" in host.warnings[2]
+    found = only(asked(captured(files), GOOD))
+    assert (found.minor, found.state) == (3, "ok")
+    silent = Nvml(error=18, message="mismatch")
+    assert only(asked(captured(files), silent)).state == "unconfirmed"
+
+
+@pytest.mark.parametrize("listed", [(), (1,)])
+def test_a_gpu_that_nvml_leaves_out(captured, gpu, listed):
+    files = gpu() | gpu(bus="0000:42:00.0", minor=4)
+    others = tuple(replaced(L40S, bus_id="0000:42:00.0", minor=4) for _ in listed)
+    host = asked(captured(files), replaced(GOOD, gpus=others))
+    assert host.gpus[0].state == "failed"
+    assert [found.state for found in host.gpus[1:]] == ["ok" if listed else "failed"]
+    assert "RmInitAdapter" in host.warnings[0]
+
+
+def granted(gpu, *minors):
+    """Return the files of a container that NVIDIA's runtime gave some of eight GPUs, and NVML's answer."""
+    files, answers = {}, []
+    for minor in range(8):
+        bus = f"0000:{minor + 0x41:02x}:00.0"
+        own = gpu(bus=bus, minor=minor)
+        files |= own if minor in minors else without(own, "proc/driver/nvidia/gpus", f"dev/nvidia{minor}")
+        if minor in minors:
+            answers.append(replaced(L40S, index=len(answers), bus_id=bus, minor=minor))
+    return files, replaced(GOOD, gpus=tuple(answers))
+
+
+def bound(root):
+    for folder in (root / "sys/bus/pci/devices").iterdir():
+        (folder / "driver").symlink_to("../../drivers/nvidia")
+    return root
+
+
+def test_a_container_with_one_of_eight(captured, gpu):
+    files, answer = granted(gpu, 5)
+    host = asked(bound(captured(files)), answer)
+    found = only(host)
+    assert (found.index, found.minor, found.state) == (0, 5, "ok")
+    assert host.accelerators == ()
+    (warning,) = host.warnings
+    assert warning.startswith("0000:41:00.0, 0000:42:00.0,")
+    assert warning.endswith(": not given to this container or job, and left out")
+
+
+MOUNTS = "20 1 0:30 / / rw - overlay overlay rw\n21 20 0:31 / /dev rw,nosuid - {} {} rw,size=65536k\n"
+
+
+@pytest.mark.parametrize(("kind", "states"), [("tmpfs", ["ok"]), ("devtmpfs", ["ok", "no-node"])])
+@pytest.mark.parametrize("listed", [True, False])
+def test_devices_that_were_passed_alone(captured, gpu, kind, states, listed):
+    # docker run --device hides nothing: what is missing are the nodes of the others.
+    second = without(gpu(bus="0000:42:00.0", minor=4), "dev/")
+    files = gpu() | second | {"proc/self/mountinfo": MOUNTS.format(kind, kind)}
+    answer = GOOD if listed else Nvml(error=12, message="none")
+    host = asked(bound(captured(files)), answer)
+    assert [found.state for found in host.gpus] == states
+
+
+def test_a_sandbox_with_one_of_two_on_the_bus(captured, gpu):
+    files = gpu() | gpu(bus="0000:42:00.0", minor=4) | {"proc/self/mountinfo": MOUNTS.format("tmpfs", "x")}
+    host = asked(captured(without(files, "proc/driver", "dev/nvidia4")), GOOD)
+    assert [found.pci_bus_id for found in host.gpus] == [BUS]
+
+
+def test_a_broken_gpu_of_a_bare_node_is_not_hidden(captured, gpu):
+    # The module has it, so that it is listed and has a node; NVML can't have it.
+    files = gpu() | gpu(bus="0000:42:00.0", minor=4)
+    host = asked(bound(captured(files)), GOOD)
+    assert [found.state for found in host.gpus] == ["ok", "failed"]
+    # The module does not have it.
+    root = bound(
+        captured(without(files, "proc/driver/nvidia/gpus/0000:42", "dev/nvidia4"), captured({}).parent / "b")
+    )
+    (root / "sys/bus/pci/devices/0000:42:00.0/driver").unlink()
+    host = asked(root, GOOD)
+    assert [found.state for found in host.gpus] == ["ok", "no-node"]
+
+
+@pytest.mark.parametrize(
+    ("error", "states"),
+    [
+        (errno.EPERM, ["ok"]),  # a job's cgroup forbids it
+        (errno.EACCES, ["no-permission", "ok"]),
+        (errno.EIO, ["failed", "ok"]),  # the driver can't set it up
+        (0, ["failed", "ok"]),
+    ],
+)
+@pytest.mark.parametrize("code", [None, 4])
+def test_a_node_that_refuses_to_be_opened(captured, gpu, monkeypatch, error, states, code):
+    monkeypatch.setattr(Tree, "refusal", lambda _, path: error if path == "/dev/nvidia3" else 0)
+    files = gpu() | gpu(bus="0000:42:00.0", minor=4)
+    reached = replaced(L40S, bus_id="0000:42:00.0", minor=4)
+    unreached = () if code is None else (NvmlGpu(index=0, errors={"handle": code}),)
+    host = asked(captured(files), replaced(GOOD, gpus=(*unreached, reached)))
+    if code:
+        states = ["no-permission", "ok"] if error != errno.EPERM else states
+    assert [found.state for found in host.gpus] == states
+    monkeypatch.setattr(Tree, "refusal", lambda *_: error)
+    host = asked(captured(files), replaced(GOOD, gpus=()))
+    denied = error in {errno.EPERM, errno.EACCES}
+    assert [found.state for found in host.gpus] == ["no-permission" if denied else "failed"] * 2
+
+
+def test_a_container_with_none_of_two(captured, gpu):
+    files, answer = granted(gpu)
+    host = asked(bound(captured(files | {"proc/self/mountinfo": MOUNTS.format("tmpfs", "x")})), answer)
+    assert [found.usable for found in host.gpus] == [False] * 8
 
 
 def test_excluded(captured, gpu):
@@ -203,11 +312,19 @@ def test_lost_later(captured, gpu):
     assert only(asked(captured(gpu()), answer)).state == "lost"
 
 
-@pytest.mark.parametrize("mode", [2, 3, 4])
-def test_vgpu(captured, gpu, mode):
+@pytest.mark.parametrize(("mode", "state"), [(2, "vgpu"), (3, "vgpu-host"), (4, "vgpu-host")])
+def test_vgpu(captured, gpu, mode, state):
     host = asked(captured(gpu()), Nvml(gpus=(replaced(L40S, virtualization=mode),)))
-    assert only(host).state == "vgpu"
+    assert only(host).state == state
+    assert only(host).usable is (state == "vgpu")
     assert "vGPU" in host.warnings[0]
+
+
+@pytest.mark.parametrize("name", ["NVIDIA A10-24Q", "GRID V100D-16Q", "GRID T4-1B4", "NVIDIA A100-1-5CME"])
+def test_vgpu_by_name(captured, gpu, name):
+    information = f"proc/driver/nvidia/gpus/{BUS}/information"
+    files = gpu() | {information: gpu()[information].replace("NVIDIA L40S", name)}
+    assert only(probe(captured(files))).state == "vgpu"
 
 
 def test_passed_through_is_like_bare_metal(captured, gpu):
@@ -259,10 +376,30 @@ def test_nvml_that_names_another_driver(captured, gpu):
 
 def test_the_driver_is_nvmls_where_the_kernel_hides_it(captured, gpu):
     files = without(gpu(), "proc/driver")
-    assert asked(captured(files), GOOD).driver is None  # nothing is loaded, so it is not even asked
-    host = asked(captured(files), GOOD, always=True)
+    bare = without(files, "dev/") | {"dev/nvidiactl": ""}
+    assert asked(captured(bare), GOOD).driver is None  # nothing shows a driver, so it is not even asked
+    host = asked(captured(files), GOOD)
     assert (host.driver.version, host.driver.source) == ("550.163.01", "NVML")
     assert only(host).state == "ok"
+
+
+def test_a_sandbox_shows_nodes_and_nvml_alone(captured, gpu):
+    files = without(gpu(), "proc/driver", "sys/")
+    host = asked(captured(files), GOOD)
+    assert (host.driver.version, host.driver.source) == ("550.163.01", "NVML")
+    found = only(host)
+    assert (found.pci_bus_id, found.pci_device_id, found.minor, found.state) == (BUS, "26b9", 3, "ok")
+    assert host.devices == ("/dev/nvidia-uvm", "/dev/nvidia3", "/dev/nvidiactl")
+    assert host.warnings == (SANDBOX,)
+
+
+def test_a_sandbox_without_a_node(captured, gpu):
+    files = without(gpu(), "proc/driver", "sys/", "dev/nvidia3") | {"dev/nvidia4": ""}
+    host = asked(captured(without(files, "dev/nvidia-uvm")), GOOD)
+    assert only(host).state == "no-node"
+    assert host.warnings[0] == "GPU 0 (NVIDIA L40S): /dev/nvidia3 is missing; `nvidia-modprobe -c 3` makes it"
+    assert host.warnings[1] == SANDBOX
+    assert "CUDA can't start without /dev/nvidia-uvm" in host.warnings[2]
 
 
 def test_nvml_is_not_asked_without_a_module(captured):
@@ -305,11 +442,6 @@ def test_order_is_that_of_the_bus_whatever_the_minors(captured, gpu):
     )
     host = probe(captured(files))
     assert [(found.index, found.minor) for found in host.gpus] == [(0, 1), (1, 0), (2, 2)]
-
-
-def test_wsl(captured):
-    host = probe(captured({"proc/cpuinfo": CPUINFO, "dev/dxg": ""}))
-    assert "WSL 2" in host.warnings[0]
 
 
 def test_a_dump_gives_the_gpus(captured, gpu, dumps):
@@ -400,7 +532,18 @@ def test_only_what_is_needed_is_imported():
 
 
 CONTENT = st.binary(max_size=60) | st.sampled_from(
-    [CPUINFO.encode(), b"0x10de\n", b"0x030200", b"0x26b9", b"Device Minor: 3\nGPU UUID: x\n", b"580.65.06"]
+    [
+        CPUINFO.encode(),
+        b"0x10de\n",
+        b"0x030200",
+        b"0x26b9",
+        b"Device Minor: 3\nGPU UUID: x\n",
+        b"580.65.06",
+        b"0x120000",
+        b"4118\t10de26b9\t1f\t" + b"\t".join([b" 40000000000"] * 14),
+        b"nvgpu 1 0",
+        b"nvidia,tegra234",
+    ]
 )
 PATHS = [
     "proc/cpuinfo",
@@ -413,7 +556,14 @@ PATHS = [
     f"sys/bus/pci/devices/{BUS}/vendor",
     f"sys/bus/pci/devices/{BUS}/class",
     f"sys/bus/pci/devices/{BUS}/device",
+    f"sys/bus/pci/devices/{BUS}/resource",
+    "sys/bus/pci/devices/0000:03:00.0/class",
+    "proc/modules",
+    "proc/self/mountinfo",
+    "proc/device-tree/compatible",
     "dev/nvidia3",
+    "dev/nvhost-gpu",
+    "dev/dxg",
 ]
 
 

@@ -49,6 +49,27 @@ def test_535(dumps):
     assert (only.compute, only.brand, only.memory_mib) == ("8.9", "geforce", 24564)
 
 
+@pytest.mark.parametrize(
+    ("told", "state"),
+    [
+        ("None", "ok"),
+        ("Pass-Through", "ok"),
+        ("VGPU", "vgpu"),
+        ("Host VGPU", "vgpu-host"),
+        ("Host VSGA", "vgpu-host"),
+    ],
+)
+def test_virtualization(told, state):
+    mode = f"<virtualization_mode>{told}</virtualization_mode>"
+    _, (found,), _ = smi.parse(dump(gpu(f"<gpu_virtualization_mode>{mode}</gpu_virtualization_mode>")), "x")
+    assert found.state == state
+
+
+def test_a_vgpu_by_its_name():
+    _, (found,), _ = smi.parse(dump(gpu("<product_name>NVIDIA A10-24Q</product_name>")), "x")
+    assert found.state == "vgpu"
+
+
 def test_550_with_a_lost_gpu_and_a_vgpu(dumps):
     _, gpus, _ = smi.read(dumps / "550-lost.xml")
     assert [gpu.state for gpu in gpus] == ["ok", "lost", "vgpu"]

@@ -1,3 +1,4 @@
+import errno
 import os
 import socket
 
@@ -126,3 +127,12 @@ def test_unreadable(captured, monkeypatch):
     tree = Tree(str(root))
     assert tree.text("/secret") is None
     assert tree.warnings == ["could not read /secret: Permission denied"]
+
+
+def test_a_device_that_refuses_to_be_opened(tmp_path, monkeypatch):
+    live = Tree("/")
+    assert live.refusal("/dev/null") == 0
+    assert live.refusal(str(tmp_path / "none")) == errno.ENOENT
+    assert Tree(str(tmp_path)).refusal("/none") == 0
+    monkeypatch.setattr(os, "open", lambda *_: (_ for _ in ()).throw(OSError("of no number")))
+    assert live.refusal("/dev/null") == 0

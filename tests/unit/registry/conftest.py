@@ -1,6 +1,8 @@
 """Images of ours in a registry in memory, and in layouts that are to be pushed there."""
 
+import io
 import json
+import tarfile
 from types import SimpleNamespace
 
 import pytest
@@ -9,6 +11,7 @@ from distribution import CONFIG, LAYER, MANIFEST, digest
 from imagematrix.build.backend import Made, Order, Sources
 from imagematrix.build.remote import Remote
 from imagematrix.catalog import labels
+from imagematrix.facts import marches
 from imagematrix.registry import Registry
 
 VARIANT = {"platform": "linux/amd64", "march": "znver4", "cpu_flags": ["avx2"]}
@@ -31,6 +34,17 @@ def tag(own):
     return labels.tag(own[labels.VERSION], own[labels.CELL], own[labels.INPUT])
 
 
+def archive(*files):
+    """Return a tar of files, each a path with its bytes."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as found:
+        for path, data in files:
+            info = tarfile.TarInfo(path)
+            info.size = len(data)
+            found.addfile(info, io.BytesIO(data))
+    return buffer.getvalue()
+
+
 class Docker:
     """An engine that has images by reference, and can push them; with `has_manifests` it knows digests."""
 
@@ -40,6 +54,7 @@ class Docker:
         self.repository = repository
         self.images = {}
         self.pushed = []
+        self.saved = {}  # by reference, where it is to be special: a configuration and layers
 
     def store(self, order, made):
         self.images[order.reference] = order.labels, made.digest
@@ -48,6 +63,18 @@ class Docker:
         self.pushed.append(reference)
         own, _ = self.images[reference]
         self.repository.image(reference.rpartition(":")[2], own)
+
+    def image(self, reference):
+        return self.images[reference][1]
+
+    def save(self, image):
+        (reference,) = (name for name, found in self.images.items() if found[1] == image)
+        plain = {"config": {"Labels": self.images[reference][0]}}, [archive()]
+        config, layers = self.saved.get(reference, plain)
+        names = [f"blobs/sha256/{digest(layer)[7:]}" for layer in layers]
+        listed = json.dumps([{"Config": "config.json", "RepoTags": [reference], "Layers": names}])
+        files = [("config.json", json.dumps(config).encode()), *zip(names, layers, strict=True)]
+        return io.BytesIO(archive(*files, ("manifest.json", listed.encode())))
 
     def digest(self, reference):
         return self.images[reference][1]
@@ -118,6 +145,23 @@ def make(image, tmp_path):
     return call
 
 
+@pytest.fixture(name="archive")
+def _archive():
+    return archive
+
+
 @pytest.fixture(name="told")
 def _told():
     return told
+
+
+@pytest.fixture
+def variant():
+    """Call it with a march, and perhaps a CUDA release, to get the label of a variant of them."""
+
+    def call(march, cuda=None, platform="linux/amd64", **more):
+        flags = sorted(marches.required(march, "gcc-14"))
+        gpu = {"cuda": cuda, "cubins": ["89"], "driver": {"mode": "host"}} if cuda else {}
+        return json.dumps({"platform": platform, "march": march, "cpu_flags": flags} | gpu | more)
+
+    return call

@@ -1,6 +1,7 @@
 """publish, lock, plan --push and build --push from the outside; where select and run look for an image."""
 
 import contextlib
+import io
 import json
 
 import pytest
@@ -21,7 +22,7 @@ EMPTY = bytes(10240)  # a layer without files
 class Backend:
     """An engine and a builder in one, as the FakeBackend of the builds' tests, that makes real layouts."""
 
-    reproducible = has_manifests = True
+    reproducible = has_manifests = local = True
 
     def __init__(self, make):
         self.make_layout = make
@@ -45,6 +46,15 @@ class Backend:
     def present(self, image, version):
         return [one for one in self.images.values() if one.reference.startswith(f"{image}:{version}-")]
 
+    def held(self, reference, digest):  # noqa: ARG002
+        return None
+
+    def image(self, reference):
+        return digest(reference.encode())
+
+    def save(self, image):
+        return io.BytesIO(image.encode())
+
     def push(self, reference):
         self.pushed.append(reference)
 
@@ -52,7 +62,8 @@ class Backend:
 @pytest.fixture
 def backend(make, monkeypatch):
     found = Backend(make)
-    monkeypatch.setattr(buildx, "Buildx", lambda *_: found)
+    monkeypatch.setattr(buildx, "Buildx", lambda *_, **__: found)
+    monkeypatch.setattr("imagematrix.build.remote.examine", lambda *_: None)
     monkeypatch.setattr(local, "Engine", lambda: found)
     return found
 
@@ -92,6 +103,59 @@ def test_a_plan_is_compared_with_the_registry(cli, backend, matrix, repository, 
     assert said == (0, "", "nothing to build: 2 images up to date\n")
 
 
+def test_what_the_registry_lost_is_made_again(cli, backend, matrix, image, repository, registry, told):
+    document = json.loads(cli("plan", "-f", matrix, "--push", "--json", *CPU).out)
+    push_all(repository, document, told)
+    publish(registry, "v1")
+    assert cli("plan", "-f", matrix, "--push", *CPU).err == "2 up-to-date\n"
+    tag = document["cells"][0]["reference"].rpartition(":")[2]
+    raw = repository.manifests.pop(repository.tags[tag])
+    for where in ("the tag, too", "its manifest"):
+        said = cli("plan", "-f", matrix, "--push", "--json", *CPU)
+        cells = json.loads(said.out)["cells"]
+        assert [cell["status"] for cell in cells] == ["build", "up-to-date"], where
+        assert cells[0]["why"] == "the registry lost it"
+        repository.tags.pop(tag, None)
+    said = cli("publish", f"{image}:v1")
+    assert said.code == 4
+    assert "the registry lost images" in said.err
+    said = cli("publish", f"{image}:v1", "--repair", "--json")
+    assert said.code == 0
+    assert "it is taken out" in said.err
+    assert len(json.loads(said.out)["dropped"]) == 1
+    # What the engine has goes back to where it was.
+    reference = f"{image}:{tag}"
+    own = told("cpu-x86-64-v3") | {labels.INPUT: document["cells"][0]["input"]}
+    backend.push = lambda _: repository.put(tag, raw[1], raw[0])
+    backend.digest = lambda _: repository.tags[tag]
+    backend.images[reference] = Present(
+        reference=reference, cell="cpu-x86-64-v3", input_digest=own[labels.INPUT]
+    )
+    assert json.loads(cli("publish", f"{image}:v1", "--json").out)["variants"] == 2
+
+
+def test_a_cell_that_is_there_twice_is_a_conflict(cli, backend, matrix, image, repository, have, told):  # noqa: ARG001
+    document = json.loads(cli("plan", "-f", matrix, "--push", "--json", *CPU).out)
+    push_all(repository, document, told)
+    own = document["cells"][0]["reference"].rpartition(":")[2]
+    have("cpu-x86-64-v3", "another input")
+    other = labels.tag("v1", "cpu-x86-64-v3", digest(b"another input"))
+    said = cli("plan", "-f", matrix, "--push", "--json", *CPU)
+    assert said.code == 7
+    cells = json.loads(said.out)["cells"]
+    assert [cell["status"] for cell in cells] == ["refused", "up-to-date"]
+    assert f"there are both {image}:{own} and {image}:{other}" in cells[0]["why"]
+    said = cli("build", "-f", matrix, "--push", *CPU)
+    assert said.code == 7
+    assert f"there are both {image}:{own} and {image}:{other}" in said.err
+    assert cli("publish", f"{image}:v1").code == 7
+    said = cli("publish", f"{image}:v1", "--choose", f"{image}:{own}")
+    assert said.code == 0, said.err
+    assert f"{other} is not in it: its cell is there, made of something else" in said.err
+    said = cli("build", "-f", matrix, "--push", *CPU)
+    assert said == (0, "", "nothing to build: 2 images up to date\n")
+
+
 def test_what_the_registry_has_of_something_else_ends_with_7(cli, backend, matrix, have, told):  # noqa: ARG001
     have("cpu-znver4", "another input")
     said = cli("plan", "-f", matrix, "--push", "--json", *CPU)
@@ -124,7 +188,7 @@ def test_what_is_never_pushed_is_told_first(cli, backend, project, server, chang
 
 
 def test_publish_prints_the_index_by_its_digest(cli, no_engine, image, repository, have, conforms):  # noqa: ARG001
-    have("a")
+    there = have("a")
     said = cli("publish", f"{image}:v1", "--alias", "latest")
     assert said.code == 0
     assert said.out == f"{image}:v1@{repository.tags['v1']}\n"
@@ -140,7 +204,49 @@ def test_publish_prints_the_index_by_its_digest(cli, no_engine, image, repositor
         "variants": 1,
         "new": 0,
         "aliases": [],
+        "plain_pull": [
+            {
+                "platform": "linux/amd64",
+                "reference": f"{image}:v1-a-{digest(b'1')[7:19]}",
+                "digest": there,
+                "cuda": None,
+                "needs": ["avx2"],
+                "why": "the CPU-only variant that needs least",
+            }
+        ],
+        "dropped": [],
+        "others": [],
     }
+
+
+def test_publish_reads_what_the_matrix_names(cli, no_engine, matrix, image, have, variant, monkeypatch):  # noqa: ARG001
+    have("cpu-x86-64-v3", VARIANT=variant("x86-64-v3"))
+    have("cpu-znver4", VARIANT=variant("znver4"))
+    stated = "context: .\n    plain_pull: {cuda: none, march: znver4}"
+    matrix.write_text(matrix.read_text().replace("context: .", stated).replace("version: v1", "version: v2"))
+    monkeypatch.chdir(matrix.parent)
+    said = cli("publish", f"{image}:v1", "-f", matrix)
+    assert said.code == 2
+    assert f"has no {image}:v1" in said.err
+    assert f"it has {image}:v2" in said.err
+    matrix.write_text(matrix.read_text().replace("version: v2", "version: v1"))
+    said = cli("publish", f"{image}:v1")
+    assert said.code == 0, said.err
+    assert "linux/amd64: `docker pull` of it gets v1-cpu-znver4-" in said.err
+    assert "(plain_pull names it); it needs abm, adx" in said.err
+    monkeypatch.chdir("/")
+    assert "a version's default stays" in cli("publish", f"{image}:v1").err
+
+
+@pytest.mark.usefixtures("no_engine")
+def test_publish_says_that_a_version_for_gpus_alone_answers_nothing(cli, image, have, variant, conforms):
+    have("gpu", VARIANT=variant("x86-64-v3", cuda="12.4"))
+    said = cli("publish", f"{image}:v1", "--json")
+    assert "linux/amd64: `docker pull` of it gets nothing: there is no CPU-only variant" in said.err
+    document = json.loads(said.out)
+    conforms(document)
+    assert document["plain_pull"][0]["reference"] is None
+    assert document["plain_pull"][0]["needs"] == []
 
 
 def test_publish_pushes_what_only_the_engine_has(cli, backend, image, repository, have, told):
@@ -157,6 +263,21 @@ def test_publish_pushes_what_only_the_engine_has(cli, backend, image, repository
     assert said.code == 0, said.err
     assert json.loads(said.out)["variants"] == 2
     assert list(there) == [f"{image}:{tag}"]
+
+
+def test_publish_pushes_nothing_whose_cell_the_registry_has_made_of_something_else(
+    cli, backend, image, have, server
+):
+    have("a", "1")
+    theirs, ours = (f"{image}:v1-a-{digest(made_of)[7:19]}" for made_of in (b"1", b"2"))
+    backend.images[ours] = Present(reference=ours, cell="a", input_digest=digest(b"2"))
+    said = cli("publish", f"{image}:v1")
+    assert said.code == 7
+    assert f"{ours} is in the engine, but the registry has {theirs}" in said.err
+    assert not server.count("PUT")
+    for _ in range(2):
+        assert cli("publish", f"{image}:v1", "--choose", theirs).code == 0
+    assert not backend.pushed
 
 
 def test_publish_pushes_nothing_of_a_version_under_development(cli, backend, image, server):
@@ -272,7 +393,7 @@ def test_a_build_pushes_what_it_made_and_says_when_the_tag_moved(
     cli, backend, matrix, make, repository, image, monkeypatch
 ):
     monkeypatch.setattr(Compilers, "flags", lambda *_: frozenset())
-    backend.pinned = lambda *_: None
+    backend.held = lambda *_: None
     backend.stop = lambda: None
 
     @contextlib.contextmanager

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 import requests
-from distribution import MANIFEST, digest
+from distribution import MANIFEST, Dripping, digest
 
 from imagematrix.errors import EngineError, UnknownImageError, UsageError
 from imagematrix.registry import INDEX, TRIES, Registry
@@ -193,18 +193,47 @@ def test_where_tokens_come_from_may_fail_for_a_moment(server, registry, reposito
 
 
 @pytest.mark.parametrize(
-    ("token", "error", "message"),
+    ("token", "message"),
     [
-        (b'{"token": "a\\nb"}', EngineError, "gives is no token"),
-        (b'{"token": "\\u2713"}', EngineError, "gives is no token"),
-        (b"{}", UsageError, "access_token is missing"),
-        (b"<html>", UsageError, "not JSON"),
+        (b'{"token": "a\\nb"}', "gives is no token"),
+        (b'{"token": "\\u2713"}', "gives is no token"),
+        (b"{}", "access_token is missing"),
+        (b"<html>", "not JSON"),
     ],
 )
-def test_what_is_no_token(server, registry, monkeypatch, token, error, message):
+def test_what_is_no_token(server, registry, monkeypatch, token, message):
     server.uses = 1
     monkeypatch.setattr(server, "token", lambda: token)
-    with pytest.raises(error, match=message):
+    with pytest.raises(EngineError, match=message):
+        registry.digest("v1")
+
+
+@pytest.mark.parametrize("status", [404, 400, 410, 500])
+def test_where_tokens_come_from_does_not_tell_whether_there_is_an_image(server, registry, repository, status):
+    repository.put("v1", RAW, INDEX)
+    server.uses = 1
+    server.fails("GET", "/token", status=status, times=TRIES)
+    with pytest.raises(
+        EngineError, match=f"gets us no token: http://{server.address}/token answered {status}"
+    ):
+        registry.manifest("v1")
+
+
+@pytest.mark.parametrize(
+    ("challenge", "message"),
+    [
+        ("Bearer", "does not say where"),
+        ("Bearer realm", "in a way of its own"),
+        ("Bearer realm=", "in a way of its own"),
+        ('Bearer realm="http://["', "an address that is none"),
+        ('Bearer realm="ftp://x/"', "without TLS"),
+        ('Bearer realm="/token"', "answered 404"),
+    ],
+)
+def test_what_is_no_challenge(server, registry, challenge, message):
+    server.fails("HEAD", "v1", status=401, headers={"WWW-Authenticate": challenge})
+    server.fails("GET", "/token", status=404)
+    with pytest.raises(EngineError, match=message):
         registry.digest("v1")
 
 
@@ -236,7 +265,7 @@ def test_a_login_is_not_sent_without_tls_where_the_registry_has_it(log_in, monke
     sent = []
 
     class Answer:
-        status_code, url = 401, "https://reg.example/v2/training/manifests/v1"
+        status_code, url, links = 401, "https://reg.example/v2/training/manifests/v1", {}
         headers = requests.structures.CaseInsensitiveDict(
             {"WWW-Authenticate": 'Bearer realm="http://reg.example/token"'}
         )
@@ -295,3 +324,74 @@ def test_a_manifest_is_put_with_its_kind(registry, repository):
     raw = json.dumps({"mediaType": MANIFEST, "config": {"digest": digest(b"{}")}, "layers": []}).encode()
     registry.push_manifest("v1", raw, MANIFEST)
     assert repository.manifests == {digest(raw): (MANIFEST, raw)}
+
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n"
+
+
+@pytest.mark.parametrize(
+    "begin",
+    [b"", HEAD, HEAD + b"\r\n", HEAD + b"Content-Length: 999999\r\n\r\n"],
+    ids=["status", "headers", "body", "length"],
+)
+def test_who_sends_a_byte_now_and_then_does_not_hold_us(begin, monkeypatch):
+    monkeypatch.setattr("imagematrix.transfer.TIMEOUT", 0.2)
+    with Dripping(begin) as dripping, Registry(f"{dripping.address}/ml/training") as registry:
+        with pytest.raises(EngineError) as caught:
+            registry.manifest("v1")
+        assert dripping.connections == TRIES
+    assert caught.value.exit_code == 8
+    assert "it is too slow: " in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["manifests/v1", "blobs/x", "tags"])
+def test_no_answer_is_larger_than_a_document(server, registry, monkeypatch, kind):
+    monkeypatch.setattr("imagematrix.transfer.LIMIT", 1000)
+    for status in (200, 307, 401, 404):
+        server.fails("GET", kind, status=status, headers={"Location": "/x"}, body=b" " * 1_000_000)
+    asks = {"m": lambda: registry.manifest("v1"), "b": lambda: registry.blob("x"), "t": registry.tags}
+    for _ in range(4):
+        with pytest.raises(EngineError, match=f"{server.address} answers more than"):
+            asks[kind[0]]()
+
+
+@pytest.mark.parametrize("where", ["/v2/ml/training/manifests/v1", "http://["])
+def test_a_redirection_without_end_or_to_nowhere(server, registry, where):
+    server.fails("GET", "manifests", status=307, headers={"Location": where}, times=99)
+    with pytest.raises(EngineError, match=r"more than 5 redirections|an address that is none"):
+        registry.manifest("v1")
+
+
+def test_a_redirection_is_followed(server, registry, repository):
+    repository.put("v1", RAW, INDEX)
+    server.fails("GET", "manifests/v2", status=307, headers={"Location": "v1"})
+    assert registry.manifest("v2").raw == RAW
+    server.fails("PUT", "manifests/v3", status=308, headers={"Location": "v4"})
+    registry.push_manifest("v3", RAW, INDEX)
+    assert repository.tags.keys() == {"v1", "v4"}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "name"), [("GET", "tags", "Link"), ("POST", "uploads", "Location")]
+)
+def test_an_address_that_is_none(server, registry, method, path, name):
+    told = {name: '<http://[>; rel="next"' if name == "Link" else "http://["}
+    server.fails(method, path, status=202 if method == "POST" else 200, headers=told)
+    with pytest.raises(EngineError, match="an address that is none"):
+        registry.tags() if method == "GET" else push(registry)
+
+
+def test_the_environment_says_where_a_proxy_is_for_each_host(
+    start_server, server, registry, repository, monkeypatch
+):
+    other = start_server()
+    monkeypatch.setenv("http_proxy", f"http://{other.address}")
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    repository.put("v1", RAW, INDEX)
+    assert registry.digest("v1") == registry.digest("v1") == digest(RAW)
+    assert not other.asked
+    server.elsewhere = "http://reg.example"
+    push(registry)
+    assert {one.path.partition("?")[0] for one in other.asked} == {
+        "http://reg.example/v2/ml/training/blobs/uploads/1"
+    }

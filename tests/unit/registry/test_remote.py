@@ -1,5 +1,8 @@
 """A registry as a store: what is pushed is named last, and a name never moves."""
 
+import io
+import json
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -7,10 +10,12 @@ import pytest
 from distribution import MANIFEST, digest
 
 from imagematrix.build.backend import Present
-from imagematrix.build.remote import entries, entry
+from imagematrix.build.labels import content
+from imagematrix.build.publish import publish
+from imagematrix.build.remote import Remote, entry, survey
 from imagematrix.catalog import index as indexes
 from imagematrix.catalog import labels
-from imagematrix.errors import EngineError, TagMovedError, UnknownImageError, UsageError
+from imagematrix.errors import AuditError, EngineError, TagMovedError, UnknownImageError, UsageError
 from imagematrix.registry import INDEX, TRIES
 
 
@@ -24,8 +29,11 @@ def test_an_image_is_named_after_all_of_it_is_there(server, remote, repository, 
     assert repository.tags == {one.tag: one.made.digest}
     assert set(repository.blobs) >= {digest(b"one"), digest(b"two")}
     assert [asked.path for asked in server.asked if asked.method == "PUT"][-1].endswith(one.tag)
-    assert remote.source(one.order.reference) == f"docker-image://{one.order.reference}@{one.made.digest}"
-    assert remote.source("another") is None
+    assert (
+        remote.source(one.order.reference, local=True)
+        == f"docker-image://{one.order.reference}@{one.made.digest}"
+    )
+    assert remote.source("another", local=True) is None
 
 
 def test_layers_that_are_there_are_not_pushed(server, remote, make):
@@ -50,7 +58,7 @@ def test_an_image_of_the_same_inputs_stays(server, remote, repository, make):
     assert store(remote, second) == first.made.digest
     assert repository.tags == {first.tag: first.made.digest}
     assert server.count("POST") == 2
-    assert remote.source(first.order.reference).endswith(first.made.digest)
+    assert remote.source(first.order.reference, local=True).endswith(first.made.digest)
 
 
 def test_a_tag_that_something_else_has_is_refused(remote, repository, make, told):
@@ -138,6 +146,55 @@ def test_what_the_engine_has_is_adopted(remote, docker, repository, make):
     assert docker.pushed == [one.order.reference]
 
 
+def test_what_is_built_on_an_image_of_ours_is_not_adopted_for_it(remote, docker, repository, make, archive):
+    """It has all of its labels, and with `docker tag` its name."""
+    one = make("a")
+    docker.store(one.order, one.made)
+    config = {"architecture": "amd64", "config": {"Labels": one.order.labels}, "rootfs": {"diff_ids": ["x"]}}
+    made = {**config, "config": {"Labels": {**one.order.labels, labels.CONTENT: content(config)}}}
+    docker.saved[one.order.reference] = {**made, "rootfs": {"diff_ids": ["x", "y"]}}, [archive(), archive()]
+    with pytest.raises(AuditError, match="something was built on that"):
+        remote.adopt(one.order.reference)
+    docker.saved[one.order.reference] = {**made, "config": {**made["config"], "Env": ["X=y"]}}, [archive()]
+    with pytest.raises(AuditError, match="something was built on that"):
+        remote.adopt(one.order.reference)
+    assert not docker.pushed
+    docker.saved[one.order.reference] = made, [archive()]
+    assert remote.adopt(one.order.reference) == repository.tags[one.tag]
+
+
+def test_what_is_adopted_is_audited(remote, docker, make, archive):
+    one = make("a")
+    docker.store(one.order, one.made)
+    layer = archive(("usr/lib/libcuda.so.550.163.01", b""))
+    docker.saved[one.order.reference] = {"config": {"Labels": one.order.labels}}, [archive(), layer]
+    with pytest.raises(AuditError, match="promise no user-mode driver, but there is"):
+        remote.adopt(one.order.reference)
+    assert not docker.pushed
+
+
+@pytest.mark.parametrize("name", ["../../etc/passwd", "/etc/passwd", "nowhere", "a/../../b"])
+def test_an_archive_that_is_none_is_told(remote, docker, make, name, archive):
+    one = make("a")
+    docker.store(one.order, one.made)
+    listed = json.dumps([{"Config": name, "Layers": []}]).encode()
+    docker.save = lambda _: io.BytesIO(archive(("manifest.json", listed), ("../x", b"")))
+    with pytest.raises(AuditError, match="can't be read from the engine"):
+        remote.adopt(one.order.reference)
+    docker.save = lambda _: io.BytesIO(b"no archive")
+    with pytest.raises(AuditError, match="can't be read from the engine"):
+        remote.adopt(one.order.reference)
+
+
+def test_what_becomes_another_image_meanwhile_is_told(remote, docker, make):
+    one = make("a")
+    docker.store(one.order, one.made)
+    ids = iter([one.made.digest, "sha256:other"])
+    docker.image = lambda _: next(ids)
+    with pytest.raises(TagMovedError, match="became another image while it was pushed"):
+        remote.adopt(one.order.reference)
+
+
 def test_what_is_adopted_does_not_replace_another(remote, docker, repository, make, told):
     one = make("a")
     docker.store(one.order, one.made)
@@ -180,7 +237,7 @@ def test_an_image_that_went_has_no_components(remote, repository, have, image):
 
 def test_an_index_may_name_variants_of_other_versions(registry, repository, have):
     repository.put("v1", index(registry, have("a"), have("b", version="v2")), INDEX)
-    assert [one.annotations[labels.CELL] for one in entries(registry, "v1")] == ["a"]
+    assert [one.annotations[labels.CELL] for one in survey(registry, "v1").variants] == ["a"]
 
 
 def test_what_is_no_image_is_none(registry, repository, have):
@@ -199,13 +256,12 @@ def test_what_is_no_image_is_none(registry, repository, have):
         (b"<html>", "not JSON"),
         (b"[]", "expected an object"),
         (b'{"config": []}', "expected an object"),
-        (b'{"architecture": 5}', "expected a string"),
     ],
 )
 def test_a_damaged_configuration_names_its_image(registry, repository, image, config, message):
     repository.image("v1-a-0123456789ab", None, config=config)
     with pytest.raises(UsageError, match=message) as caught:
-        entries(registry, "v1")
+        survey(registry, "v1")
     assert f"{image}:v1-a-0123456789ab" in str(caught.value)
 
 
@@ -214,40 +270,118 @@ def test_a_configuration_of_other_bytes_or_none(registry, repository, have):
     (config,) = (one for one, raw in repository.blobs.items() if b"Labels" in raw)
     repository.blobs[config] = b"{}"
     with pytest.raises(EngineError, match=f"something else than {config}"):
-        entries(registry, "v1")
+        survey(registry, "v1")
     del repository.blobs[config]
     with pytest.raises(UnknownImageError, match=config):
-        entries(registry, "v1")
+        survey(registry, "v1")
 
 
 def test_a_configuration_is_not_asked_for_by_any_name(server, registry, repository):
     raw = b'{"config": {"mediaType": "application/vnd.oci.image.config.v1+json", "digest": "../../x"}}'
     repository.put("v1-a", raw, MANIFEST)
     with pytest.raises(UsageError, match="is not a sha256 digest"):
-        entries(registry, "v1")
+        survey(registry, "v1")
     assert not server.count("GET", "blobs")
 
 
 def test_labels_that_are_no_texts_do_not_count(registry, repository):
     repository.image("v1-a", {labels.CELL: 5, labels.VERSION: "v1"})
     assert entry(registry, "v1-a").annotations.keys() == {labels.VERSION, labels.SIZE}
-    assert entries(registry, "v1") == []
+    assert survey(registry, "v1").variants == ()
 
 
 def test_a_manifest_tells_of_itself_what_its_image_has_as_labels(server, registry, repository, have, told):
     labelled = have("a")
-    own = told("a") | {labels.VARIANT: told("a")[labels.VARIANT].replace("amd64", "arm64/v8")}
+    own = told("a")
     repository.image("annotated", own, annotations={**own, "by": "somebody"})
     before = server.count("GET", "blobs")
     found = entry(registry, "annotated")
     assert server.count("GET", "blobs") == before, "one request is all it takes"
-    assert found.platform == {"os": "linux", "architecture": "arm64", "variant": "v8"}
     assert found.annotations.keys() == entry(registry, labelled).annotations.keys()
     assert found.tag == entry(registry, labelled).tag
 
 
-@pytest.mark.parametrize("variant", ["", "[]", '{"platform": 5}'])
-def test_damaged_annotations_name_their_image(registry, repository, image, told, variant):
-    repository.image("v1-a-0123456789ab", {}, annotations=told("a") | {labels.VARIANT: variant})
-    with pytest.raises(UsageError, match=f"{image}:v1-a-0123456789ab"):
-        entries(registry, "v1")
+def test_who_pushes_the_same_cell_made_of_something_else_takes_it_back(
+    server, remote, repository, make, have
+):
+    one = make("a", "1")
+    rival = f"v1-a-{digest(b'2')[7:19]}"
+    # It comes after we looked, and before our tag is set.
+    server.fails("PUT", f"manifests/{one.tag}", then=lambda: have("a", "2"))
+    with pytest.raises(
+        TagMovedError, match=f"made of something else, too: {rival}; ours is taken back"
+    ) as caught:
+        store(remote, one)
+    assert caught.value.exit_code == 7
+    assert "--choose" in caught.value.remedy
+    assert repository.tags.keys() == {rival}
+    assert remote.source(one.order.reference, local=True) is None
+
+
+def test_what_a_registry_keeps_is_told(server, remote, repository, make, have):
+    server.deletes = False
+    one = make("a", "1")
+    have("a", "2")
+    with pytest.raises(TagMovedError, match="does not let ours be taken back"):
+        store(remote, one)
+    assert len(repository.tags) == 2
+
+
+def test_what_is_published_is_not_taken_back(server, remote, repository, make, have, registry):
+    one = make("a", "1")
+
+    def other():
+        publish(registry, "v1")
+        have("a", "2")
+
+    server.fails("GET", "tags/list", then=other)
+    assert store(remote, one) == repository.tags[one.tag]
+    assert len(repository.tags) == 3
+
+
+@pytest.mark.parametrize("status", [404, 405, 401, 403, 202])
+def test_what_a_registry_says_of_deleting_is_not_taken_for_granted(server, remote, make, have, status):
+    one = make("a", "1")
+    have("a", "2")
+    server.fails("DELETE", "manifests", status=status, times=99, headers={"WWW-Authenticate": "Basic"})
+    with pytest.raises(TagMovedError, match="does not let ours be taken back"):
+        store(remote, one)
+
+
+@pytest.mark.parametrize("rival", ["b", "a-b", "a-"])
+def test_other_cells_are_no_rivals(remote, repository, make, have, told, rival):
+    have(rival, "2")
+    repository.image("v1-a-by-somebody", None)
+    repository.image("v1-a-somebody", told("y"))
+    repository.image("v10-a-0123456789ab", told("a", version="v10"))
+    one = make("a", "1")
+    assert store(remote, one) == repository.tags[one.tag]
+
+
+def test_what_the_engine_pushes_is_looked_at_again_too(server, remote, docker, repository, make, have):
+    one = make("a", "1")
+    docker.store(one.order, one.made)
+    docker.has_manifests = False
+    server.fails("GET", "tags/list", then=lambda: have("a", "2"))
+    with pytest.raises(TagMovedError, match="ours is taken back"):
+        remote.adopt(one.order.reference)
+    assert one.tag not in repository.tags
+
+
+@pytest.mark.parametrize("number", range(5))
+def test_of_two_at_once_at_least_one_is_refused(docker, image, repository, make, registry, number):  # noqa: ARG001
+    made = [make("a", made_of) for made_of in ("1", "2")]
+    barrier = threading.Barrier(2)
+
+    def push(one):
+        with Remote(docker) as remote:
+            barrier.wait()
+            try:
+                return store(remote, one)
+            except TagMovedError:
+                return None
+
+    with ThreadPoolExecutor(2) as pool:
+        done = list(pool.map(push, made))
+    assert None in done
+    assert repository.tags.keys() == {one.tag for one, there in zip(made, done, strict=True) if there}

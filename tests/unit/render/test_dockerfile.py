@@ -26,7 +26,19 @@ from imagematrix.render.dockerfile import bases, beginning, replaced, stages, th
         ("FROM a\nRUN --mount=from=b,target=/b make\n", ("a", "b")),
         ("FROM a\nRUN --mount=type=bind,source=from=x,target=/b make\n", ("a",)),
         ("# syntax=docker/dockerfile:1\nFROM a\n", ("docker/dockerfile:1", "a")),
-        ("#escape=`\n# check = skip=all\n#\tSyntax = x:1  \nFROM x:1\n", ("x:1",)),
+        ("#escape=\\\n# check = skip=all\n#\tSyntax = x:1  \nFROM x:1\n", ("x:1",)),
+        ('FROM a\nCOPY --from="b" /x /\nRUN "--mount=from=c" --mount=\'type=bind,from=d\' x\n', ("a", "b")),
+        ("FROM a\nRUN --mount='type=bind,from=d' x\n", ("a", "d")),
+        ('FROM a\nRUN --mount=type=bind,"from=b",target=/b make\n', ("a", "b")),
+        ("FROM a\nRUN --mount=from=0,target=/b make\n", ("a", "0")),
+        ("FR\\\nOM a\n", ("a",)),
+        ('FROM a\nRUN ["cat", "<<EOF"]\nFROM b\n', ("a", "b")),
+        ("FROM a\nONBUILD RUN <<EOF\nFROM b\nEOF\nFROM c\n", ("a", "c")),
+        ('FROM a\nRUN echo it\\\'s <<E"O"F ${X:-y}\nFROM b\nEOF\nFROM c\n', ("a", "c")),
+        ("FROM a\nRUN echo 'it <<EOF\nFROM b\n", ("a", "b")),
+        ("FROM a\nCOPY --link --from=b -- --from=c /\n", ("a", "b")),
+        ("FROM a\n\u00a0FROM b\n", ("a", "b")),
+        ("FROM a\nRUN [ -e <<EOF ]\nFROM b\nEOF\n", ("a",)),
         # What only looks like it.
         ("FROM a\n# syntax=b\n", ("a",)),
         ("# a comment\n# syntax=b\nFROM a\n", ("a",)),
@@ -145,3 +157,44 @@ def test_what_stages_are_made_of():
         True,
     ]
     assert stages("FROM a\nRUN 1\n") == ()
+
+
+@pytest.mark.parametrize(
+    "dockerfile",
+    [
+        "# escape=`\nFROM a\nCOPY `\n --from=b /x /\n",
+        "#!/bin/x\n# escape=`\nFROM a\n",
+        "// syntax=x\nFROM a\n",
+        '{"syntax": "x"}',
+        "FROM a\nINCLUDE b\n",
+        "\ufeffFROM a\n",
+        'FROM a\nCOPY --fr"om=b" /x /\n',
+        "FROM a\nCOPY --fr\\om=b /x /\n",
+        "FROM a\nCOPY --from=b\\c /bc /\n",
+        "FROM a\nCOPY --from=to\\\nol tool /\n",
+        'FROM "a"\n',
+        "FROM a\nCOPY --from=b /x /\nFROM c AS b\n",
+        "FROM a AS b\nRUN --mount=from=c,target=/c true\nFROM a AS c\n",
+        "FROM a b\n",
+        "FROM\n",
+        "FROM a\nRUN echo \\\\\nFROM b\n",
+        "FROM a\nRUN echo ${x[@]} <<EOF\nFROM b\nEOF\n",
+        "FROM a\nRUN echo \"${X:-' <<EOF '}\"  <<EOF\nFROM b\nEOF\n",
+        'FROM a\nRUN ["sh"] <<EOF\nFROM b\nEOF\n',
+    ],
+)
+def test_what_releases_of_buildkit_read_differently_is_refused(dockerfile):
+    with pytest.raises(UsageError) as caught:
+        bases(dockerfile)
+    assert caught.value.remedy
+
+
+def test_a_shebang_may_come_before_the_syntax():
+    assert bases("#!/usr/bin/env docker\n# syntax=x:1\nFROM a\n") == ("x:1", "a")
+    assert bases("#!/usr/bin/env docker") == ()
+
+
+def test_a_quoted_name_is_replaced_too():
+    dockerfile = 'FROM a\nCOPY --from="b" from=b /\nRUN --mount=source=from=b,"from=b" true\n'
+    expected = dockerfile.replace('="b"', '="B"').replace('"from=b"', '"from=B"')
+    assert replaced(dockerfile, {"b": "B"}) == expected

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from imagematrix.catalog.catalog import HARDWARE
 from imagematrix.errors import UsageError
 from imagematrix.matrix import words
 from imagematrix.matrix.expand import expand
@@ -24,6 +25,7 @@ CELLS = {
     "pytorch/2.6.0-cpu-x86-64-v3": "cuda=none,march=x86-64-v3",
     "pytorch/2.6.0-cuda12.4-drv550.163.01-sm89-x86-64-v3": "compute=8.9,march=x86-64-v3",
     "tensorflow/2.20.0-cpu-x86-64-v3": "cuda=none,march=x86-64-v3",
+    "cpu/x86-64-v3": "march=x86-64-v3",
     "tensorflow/2.20.0-cuda12.5-drv550.163.01-sm89-x86-64-v3": "compute=8.9,march=x86-64-v3",
 }
 EVERYTHING = """
@@ -34,9 +36,9 @@ from imagematrix.render.render import Renderer
 digest = hashlib.sha256()
 for path in sys.argv[1:]:
     matrix = load(path)
-    renderer = Renderer(matrix.templates)
-    for cell in expand(matrix).cells:
-        digest.update(renderer.render(cell, {}).encode())
+    with Renderer(matrix.templates) as renderer:
+        for cell in expand(matrix).cells:
+            digest.update(renderer.render(cell, {}.get).encode())
 print(digest.hexdigest())
 """
 
@@ -45,7 +47,8 @@ def render(path, name=None):
     """Return the Dockerfile of the cell called `name`, or of the first."""
     matrix = load(path)
     cells = {cell.id: cell for cell in expand(matrix).cells}
-    return Renderer(matrix.templates).render(cells[name] if name else next(iter(cells.values())), {})
+    with Renderer(matrix.templates) as renderer:
+        return renderer.render(cells[name] if name else next(iter(cells.values())), {}.get)
 
 
 def refusal(path, name=None):
@@ -59,7 +62,9 @@ def refusal(path, name=None):
 def test_the_shipped_templates_give_what_they_gave(name, starters):
     template, _, cell = name.partition("/")
     path = GOLDEN / f"{name}.Dockerfile"
-    again = f"imagematrix render -f imagematrix/starter/{template}.yaml --only '{CELLS[name]}' > {path}"
+    again = (
+        f"`imagematrix init -t {template}`, and there `imagematrix render --only '{CELLS[name]}' > {path}`"
+    )
     assert render(starters[template], cell) == path.read_text(), f"if this is meant: {again}"
 
 
@@ -146,7 +151,7 @@ def test_every_name_that_templates_have_is_taken(project):
             """,
     )
     (cell,) = expand(load(path)).cells
-    assert set(variables(cell)) - {"stage"} <= words.RESERVED | set(words.AXES)
+    assert set(variables(cell)) - {"stage"} <= words.RESERVED | set(HARDWARE)
 
 
 def test_the_compiler_of_a_core_of_arm_wants_another_option(project):
@@ -252,23 +257,6 @@ def test_an_unknown_name_is_written_in_no_way(project, use):
 def test_what_has_no_value_in_a_cell_can_be_asked_for(project, question, cpu, gpu):
     path = project(template=question)
     assert (render(path), render(path, "cuda12.4-sm89-drv550.163.01-znver4")) == (cpu, gpu)
-
-
-@pytest.mark.parametrize(
-    "trick",
-    [
-        "{{ ''.__class__.__mro__ }}",
-        "{{ ().__class__.__base__.__subclasses__() }}",
-        "{{ cycler.__init__.__globals__ }}",
-        "{{ '{0.__class__}'.format(1) }}",
-        "{{ ''|attr('__class__') }}",
-        "{{ [].append(1) }}",
-    ],
-)
-def test_a_template_gets_no_hold_of_python(project, trick):
-    message, _ = refusal(project(template=trick))
-    assert message.startswith("training.j2:1: ")
-    assert any(word in message for word in ("unsafe", "is not safely callable"))
 
 
 def test_a_template_that_is_no_text(project, tmp_path):

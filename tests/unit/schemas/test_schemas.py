@@ -59,8 +59,9 @@ def test_catalogs(shipped_catalog, conforms, driver):
         ptx=(Ptx(target="90", isa="8.4"),),
         driver=driver,
         size=1,
+        axes=(("python", "3.13"),),
     )
-    conforms(Catalog(image="training", version="v1", variants=(variant,)).to_json())
+    conforms(Catalog(image="training", version="v1", variants=(variant,), defaults=variant.axes).to_json())
 
 
 def test_plans(shipped, conforms):
@@ -89,6 +90,7 @@ def test_the_shipped_matrix(shipped, conforms, loader):
         ("- {cuda", "- {why: x}\n  - {CUDA"),
         ('base: "debian:trixie"', 'base: "a\\nRUN b"'),
         ("march: [x86-64-v3, znver4]", "march: []"),
+        ("context: .", "context: .\n    defaults: {march: znver4}"),
     ],
 )
 def test_an_editor_is_told_what_validate_would_say(project, conforms, change):

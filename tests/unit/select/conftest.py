@@ -27,7 +27,7 @@ class Make:
     def host(cls, *gpus, driver="550.163.01", march="x86-64-v4", without=(), **facts):
         vendor, arch = facts.get("vendor", "GenuineIntel"), facts.get("arch", "x86_64")
         cpu = Cpu(vendor=vendor, model=None, flags=cls.flags(march) - set(without), level=None)
-        loaded = Driver(version=driver, kind=None, source="test") if driver else None
+        loaded = Driver(version=driver, kind=facts.get("kind"), source="test") if driver else None
         return Host(arch=arch, cpu=cpu, driver=loaded, gpus=gpus)
 
     @staticmethod

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from imagematrix.catalog.catalog import CRITERIA, Catalog, Ptx, UserModeDriver, Variant
 from imagematrix.errors import ImagematrixError, NothingFits
 from imagematrix.facts import marches
-from imagematrix.probe.host import Cpu, Driver, Gpu, Host
+from imagematrix.probe.host import Accelerator, Cpu, Driver, Gpu, Host
 from imagematrix.select.gpus import candidates, exactly
 from imagematrix.select.index import Index
 from imagematrix.select.node import Node, hardware, kinds
@@ -21,7 +21,8 @@ from imagematrix.select.select import explain, select, select_many, serving
 
 MARCHES = ("x86-64", "x86-64-v3", "x86-64-v4", "haswell", "znver2", "znver4", "sapphirerapids")
 FLAGS = {march: marches.required(march, "gcc-14") for march in MARCHES}
-DRIVERS = ("525.60.13", "535.261.03", "550.54.13", "550.163.01", "580.65.06")
+DRIVERS = ("525.60.13", "535.261.03", "540.4.0", "550.54.13", "550.163.01", "580.65.06")
+SIGNS = (Accelerator(kind="wsl", where="/dev/dxg", why="it is behind it"),)
 COMPUTES = ("7.0", "8.0", "8.6", "8.7", "8.9", "9.0")
 TARGETS = ("70", "80", "86", "87", "89", "90", "90a")
 
@@ -44,6 +45,7 @@ common = {
     "platform": platforms,
     "cpu_flags": st.sampled_from(MARCHES).map(FLAGS.__getitem__),
     "vendor": st.sampled_from([None, "amd", "intel"]),
+    "march": st.uuids().map(str),  # no two of one matrix are alike in everything
 }
 gpu_variants = st.builds(
     Variant,
@@ -67,7 +69,7 @@ facts = st.fixed_dictionaries(
         "compute": st.sampled_from([*COMPUTES, None]),
         "brand": st.sampled_from(["nvidia", "tesla", "geforce", None]),
         "name": st.sampled_from(["NVIDIA L40S", None]),
-        "state": st.sampled_from(["ok"] * 5 + ["lost"]),
+        "state": st.sampled_from(["ok"] * 6 + ["vgpu", "lost", "unconfirmed"]),
     }
 )
 gpus = st.one_of(
@@ -88,6 +90,7 @@ hosts = st.builds(
         st.none(), st.builds(Driver, version=st.sampled_from(DRIVERS), kind=st.none(), source=st.just("test"))
     ),
     gpus=gpus,
+    accelerators=st.sampled_from([(), (), SIGNS]),
 )
 allowed = st.booleans()
 
@@ -104,6 +107,21 @@ def outcome(host, catalog, **options):
         return select(host, catalog, **options)
     except ImagematrixError as error:
         return error
+
+
+@given(hosts, catalogs)
+def test_what_has_an_accelerator_gets_an_image_for_cpus_on_demand_alone(host, catalog):
+    chosen = explain(host, catalog).variant
+    if host.gpus or host.accelerators:
+        assert chosen is None or chosen.gpu
+    if chosen and chosen.gpu:
+        assert all(gpu.usable for gpu in host.gpus)
+        own = chosen.driver and chosen.driver.mode != "host"
+        assert not (own and any(gpu.state == "vgpu" for gpu in host.gpus))
+    assert (
+        explain(host, catalog, gpus="none").variant
+        == explain(replace(host, gpus=(), accelerators=()), catalog).variant
+    )
 
 
 def plus(catalog, *more):
@@ -210,7 +228,7 @@ def test_a_nearest_variant_fails_as_few_rules_as_any(host, catalog, allow_cpu):
     if found.selected is None and catalog.variants:
         index = Index(catalog.variants, order(catalog.prefer))
         node = Node(host=host, gpus=kinds(host.gpus), allow_cpu=allow_cpu)
-        assert index.best(node, index.nearest(node)).reference == found.candidates[0].reference
+        assert index.nearest(node).reference == found.candidates[0].reference
 
 
 @given(hosts, catalogs)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from imagematrix.probe.host import Accelerator
+from imagematrix.record import replace
 from imagematrix.select.node import Node
 from imagematrix.select.rules import RULES, results
+from imagematrix.select.select import select
 
 
 @pytest.fixture(scope="module")
@@ -21,8 +24,8 @@ def judge():
 
 
 def test_the_rules_are_those_of_the_contract():
-    names = ["platform", "driver-exact", "driver-compat", "driver-cuda", "device-code", "fatbin", "cpu"]
-    assert [rule.name for rule in RULES] == names
+    driver = ["driver-exact", "driver-compat", "driver-gpu", "driver-cuda"]
+    assert [rule.name for rule in RULES] == ["platform", *driver, "device-code", "fatbin", "cpu"]
 
 
 @pytest.mark.parametrize(
@@ -73,6 +76,104 @@ def test_driver_exact(judge, make, kernel, baked, ok):
         assert result.fix == (
             f"build a variant with driver {kernel}" if kernel else f"load the NVIDIA driver {baked or ''}"
         )
+
+
+V100 = {"compute": "7.0", "name": "Tesla V100", "pci_device_id": "1db5", "brand": "tesla"}
+
+
+@pytest.mark.parametrize(
+    ("mode", "kernel", "own", "ok"),
+    [
+        ("compat", "535.261.03", "580.95.05", True),
+        ("compat", "535.261.03", "590.44.01", False),
+        ("exact", "580.95.05", "580.95.05", True),
+        ("exact", "590.44.01", "590.44.01", False),
+        ("exact", "535.261.03", "590.44.01", False),
+        ("host", "580.95.05", None, True),
+        ("host", "590.44.01", None, False),
+        ("host", None, None, False),
+    ],
+)
+def test_driver_gpu_asks_the_user_mode_driver(judge, make, mode, kernel, own, ok):
+    host = make.host(make.gpu(), make.gpu(1, **V100), driver=kernel)
+    variant = make.variant(driver=make.umd(mode, own, (535, 580, 590)), cubins=("70",))
+    result = judge("driver-gpu", host, variant)
+    assert result.ok is ok
+    assert result.have == (own or kernel)
+    if not ok and kernel:
+        assert result.need == "a driver of branch 580 or older"
+        assert result.why == (
+            "driver 590.44.01 does not support GPU 1 (Tesla V100): branch 580 is the last that does"
+        )
+        dropped = "keep this host at a driver of branch 580 or older"
+        other = "build a variant with a driver of branch 580 or older, or with none of its own (driver: host)"
+        assert result.fix == (dropped if kernel.startswith("590") else other)
+
+
+def test_a_newer_cuda_compat_that_dropped_the_gpu_is_not_chosen(make):
+    host = make.host(make.gpu(**V100), driver="535.261.03")
+    compat = make.variant("t:compat", cubins=("70",), driver=make.umd("compat", "590.44.01"))
+    plain = make.variant("t:host", cubins=("70",), cuda="12.2", driver=make.umd("host"))
+    assert select(host, make.catalog(compat, plain)).selected == "t:host"
+
+
+@pytest.mark.parametrize(
+    ("facts", "driver", "ok"),
+    [
+        ({"pci_device_id": "102d", "compute": "3.7"}, "470.256.02", True),
+        ({"pci_device_id": "102d", "compute": "3.7"}, "495.46", False),
+        ({"pci_device_id": "06c0", "compute": "2.0"}, "396.26", False),
+        ({"pci_device_id": "0ff2", "compute": "3.0"}, "390.46", False),  # dropped before its chip
+        # an id that no table has, or none: the chips of the capability tell
+        ({"pci_device_id": "ffff", "compute": "7.0"}, "580.95.05", True),
+        ({"pci_device_id": "ffff", "compute": "7.0"}, "590.44.01", False),
+        ({"pci_device_id": None, "compute": "5.2"}, "590.44.01", False),
+        ({"pci_device_id": None, "compute": "3.5"}, "495.46", False),
+        ({"pci_device_id": None, "compute": "7.5"}, "999.1", True),
+        ({"pci_device_id": None, "compute": "7.2"}, "590.44.01", True),  # its driver is JetPack's
+        ({"pci_device_id": None, "compute": "99.0"}, "590.44.01", True),
+        ({"pci_device_id": None, "compute": None}, "590.44.01", True),
+    ],
+)
+def test_driver_gpu_knows_chips_by_device_and_by_capability(judge, make, facts, driver, ok):
+    host = make.host(make.gpu(**facts), driver=driver)
+    assert judge("driver-gpu", host, make.variant(driver=make.umd("exact", driver))).ok is ok
+
+
+@pytest.mark.parametrize(
+    ("kind", "compute", "ok"),
+    [
+        ("open", "6.0", False),
+        ("open", "7.0", False),
+        ("open", "7.5", True),
+        ("open", "10.0", True),
+        ("proprietary", "6.0", True),
+        ("proprietary", "9.0", True),
+        ("proprietary", "10.0", False),
+        ("proprietary", "12.0", False),
+        (None, "6.0", True),
+        (None, "10.0", True),
+        ("other", "10.0", True),
+        ("open", None, True),
+    ],
+)
+def test_driver_gpu_knows_which_kernel_modules_drive_a_gpu(judge, make, kind, compute, ok):
+    host = make.host(make.gpu(compute=compute), driver="570.124.06", kind=kind)
+    result = judge("driver-gpu", host, make.variant(driver=make.umd("exact", "570.124.06")))
+    assert result.ok is ok
+    if not ok:
+        other = "proprietary" if kind == "open" else "open"
+        assert result.why == (
+            f"the {kind} kernel modules of NVIDIA's driver do not drive GPU 0 (NVIDIA L40S)"
+        )
+        assert (result.have, result.fix) == (f"570.124.06 ({kind})", f"install the {other} kernel modules")
+
+
+@pytest.mark.parametrize(("mode", "own"), [("exact", "580.95.05"), ("compat", "580.95.05")])
+def test_no_variant_with_a_driver_that_dropped_the_gpu_is_advised(judge, make, mode, own):
+    host = make.host(make.gpu(**V100), driver="590.44.01")
+    result = judge(f"driver-{mode}", host, make.variant(driver=make.umd(mode, own), cubins=("70",)))
+    assert result.fix == "keep this host at a driver of branch 580 or older"
 
 
 @pytest.mark.parametrize(
@@ -148,7 +249,7 @@ def test_driver_compat_names_every_unsupported_gpu(judge, make):
     [
         ("12.4", "550.54.14", True),
         ("12.0", "525.60.13", True),
-        ("12.0", "525.60.12", True),  # a branch stands for the CUDA release it brought
+        ("12.0", "525.60.12", False),
         ("12.9", "525.60.13", True),  # minor-version compatibility
         ("12.9", "525.60.12", False),
         ("12.4", "520.61.05", False),
@@ -158,7 +259,7 @@ def test_driver_compat_names_every_unsupported_gpu(judge, make):
         ("11.0", "450.80.02", True),
         ("11.1", "450.51.05", False),
         ("13.0", "580.65.06", True),
-        ("13.0", "580.65.05", True),
+        ("13.0", "580.65.05", False),
         ("13.1", "580.65.06", True),
         ("13.1", "580.65.05", False),
         ("13.0", "575.57.08", False),
@@ -337,7 +438,9 @@ def test_device_code_of_several_capabilities(judge, make):
         ({"state": "no-node"}, "has no device node"),
         ({"state": "no-permission"}, "may not be opened"),
         ({"state": "excluded"}, "is excluded"),
-        ({"state": "vgpu"}, "is a virtual GPU"),
+        ({"state": "vgpu-host"}, "is given out to virtual machines"),
+        ({"state": "failed"}, "could not be set up"),
+        ({"state": "unconfirmed"}, "is confirmed neither by"),
         ({"state": "mig-empty"}, "no MIG device"),
         ({"state": "on-fire"}, "is in the state on-fire"),
     ],
@@ -347,6 +450,62 @@ def test_what_cannot_be_proved_is_refused(judge, make, facts, words):
     assert not result.ok
     assert words in result.why
     assert result.fix
+
+
+MODES = {"exact": "550.163.01", "compat": "560.35.05", "host": None}
+
+
+def test_a_virtual_gpu_takes_its_nodes_driver_alone(judge, make):
+    host = make.host(make.gpu(), make.gpu(1, name="NVIDIA L40S-24Q", state="vgpu"))
+    variants = {mode: make.variant(driver=make.umd(mode, version)) for mode, version in MODES.items()}
+    assert judge("device-code", host, variants["host"]).ok
+    for mode in ("exact", "compat"):
+        rule = f"driver-{mode}"
+        assert judge(rule, host, variants[mode], gpus=host.gpus[:1]).ok
+        result = judge(rule, host, variants[mode])
+        assert not result.ok
+        assert result.why.startswith("GPU 1 (NVIDIA L40S-24Q): a virtual GPU needs the driver")
+        assert "driver: host" in result.fix
+
+
+SIGNS = tuple(Accelerator(kind="x", where=f"/dev/x{number}", why=None) for number in range(6))
+
+
+def test_a_cpu_variant_wants_a_node_without_any_accelerator(judge, make):
+    host, variant = make.host(), make.cpu_variant()
+    assert judge("device-code", host, variant).ok
+    seen = replace(host, accelerators=(Accelerator(kind="wsl", where="/dev/dxg", why="it is behind it"),))
+    result = judge("device-code", seen, variant)
+    assert not result.ok
+    assert result.why.endswith("would leave unused what this host has: /dev/dxg: it is behind it")
+    assert result.fix == "pass --allow-cpu, or --gpus none"
+    assert judge("device-code", seen, variant, allow_cpu=True).ok
+    broken = make.host(make.gpu(state="lost"))
+    assert judge("device-code", broken, variant).why.endswith("GPU 0 (NVIDIA L40S) (state lost)")
+    many = judge("device-code", replace(host, accelerators=SIGNS), variant)
+    assert many.why.endswith("/dev/x0; /dev/x1; /dev/x2; /dev/x3; and 2 more")
+
+
+def test_a_gpu_variant_is_not_for_other_accelerators(judge, make):
+    result = judge("device-code", replace(make.host(), accelerators=SIGNS[:1]), make.variant())
+    assert result.why.endswith("none is passed to it; what this host has can't be passed: /dev/x0")
+
+
+TEGRA = ["35.4.1", "36.4.3", "540.4.0", "580.00"]
+
+
+@pytest.mark.parametrize("driver", TEGRA)
+def test_what_a_tegras_driver_runs_is_not_known(judge, make, driver):
+    host = make.host(make.gpu(compute="8.7"), driver=driver)
+    for mode in ("exact", "host"):
+        result = judge("driver-cuda", host, make.variant(cuda="11.8", driver=make.umd(mode, driver)))
+        assert not result.ok
+        assert "JetPack" in result.why
+        assert result.fix
+    compat = make.umd("compat", "590.44.01", branches=(35, 36, 540, 580))
+    assert not judge("driver-compat", host, make.variant(driver=compat)).ok
+    packed = make.variant(compressed_fatbin=True, driver=make.umd("host"))
+    assert not judge("fatbin", host, packed).ok
 
 
 def test_a_gpu_variant_wants_a_gpu(judge, make):
@@ -455,6 +614,18 @@ def test_cpu_of_arm(judge, make):
     assert result.fix == "build a variant that needs no sve2"
 
 
+@pytest.mark.parametrize("signed", [True, False])
+def test_cpu_of_arm_that_signs_return_addresses(judge, make, signed):
+    arm = {"arch": "aarch64", "vendor": None, "driver": None}
+    flags = make.flags("neoverse-v2")
+    variant = make.cpu_variant(platform="linux/arm64", cpu_flags=flags, signed_returns=signed)
+    result = judge("cpu", make.host(march="neoverse-v2", without=("paca", "pacg"), **arm), variant)
+    assert result.ok is not signed
+    assert judge("cpu", make.host(march="neoverse-v2", **arm), variant).ok
+    if signed:
+        assert result.why == "the host's CPUs lack paca pacg, which the code needs"
+
+
 def test_cpu_names_the_level_that_would_do(judge, make):
     result = judge("cpu", make.host(march="haswell"), make.cpu_variant(cpu_flags=make.flags("x86-64-v4")))
     assert result.fix == "build a variant for march x86-64-v3"
@@ -476,7 +647,7 @@ def test_rules_that_do_not_apply_say_nothing(judge, make):
         for rule in RULES
         if judge(rule.name, make.host(make.gpu()), make.variant(driver=make.umd("host")))
     }
-    assert told == {"platform", "driver-cuda", "device-code", "cpu"}
+    assert told == {"platform", "driver-gpu", "driver-cuda", "device-code", "cpu"}
 
 
 def test_a_host_without_a_driver(judge, make):

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import multiprocessing
 import os
 import pickle
 import subprocess
 import sys
+import tracemalloc
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 
 import pytest
 
+from imagematrix.catalog.catalog import Catalog
 from imagematrix.errors import NothingFits, UsageError
 from imagematrix.select import select as module
 from imagematrix.select.select import Selector, explain, select, select_many, serving
 
+PATIENCE = 300  # seconds, for a pool that would never answer
 DIGEST = f"sha256:{'0' * 64}"
 
 
@@ -105,6 +112,103 @@ def test_nothing_fits_names_the_nearest_and_its_cure(make):
     assert caught.value.selection.digest is None
     assert [one.reference for one in caught.value.selection.candidates] == ["t:b", "t:a"]
     assert caught.value.exit_code == 3
+
+
+EXACT = ("470.256.02", "535.261.03", "550.163.01", "580.95.05")
+
+
+def nearest(host, *variants):
+    found = explain(host, Catalog(image="t", version="v1", variants=variants))
+    assert found.selected is None
+    first = found.candidates[0].reference
+    told = found.decision.refusal[0]
+    assert f"the nearest is {first}, but" in told or "one fits GPU" in told
+    return first
+
+
+@pytest.mark.parametrize(
+    ("kernel", "expected"),
+    [
+        ("550.54.14", "t:550.163.01"),
+        ("535.54.03", "t:535.261.03"),
+        ("530.30.02", "t:535.261.03"),
+        ("615.31", "t:580.95.05"),
+        ("418.39", "t:470.256.02"),
+    ],
+)
+def test_the_nearest_driver(make, kernel, expected):
+    variants = [make.variant(f"t:{own}", cuda="11.0", driver=make.umd("exact", own)) for own in EXACT]
+    assert nearest(make.host(make.gpu(), driver=kernel), *variants) == expected
+
+
+def test_the_nearest_of_each_rule(make):
+    l40s, compat = make.gpu(), make.umd("compat", "580.95.05", (535, 550))
+    assert (
+        nearest(
+            make.host(l40s, march="x86-64-v2"),
+            make.variant("t:a", cpu_flags=make.flags("x86-64-v4")),
+            make.variant("t:b", cpu_flags=make.flags("x86-64-v3")),
+        )
+        == "t:b"
+    )
+    codes = [make.variant(f"t:{code}", cubins=(code,)) for code in ("70", "75", "90")]
+    assert nearest(make.host(l40s), *codes, make.variant("t:none", cubins=())) == "t:75"
+    two = make.host(l40s, make.gpu(1, compute="9.0"))
+    assert nearest(two, make.variant("t:70", cubins=("70",)), make.variant("t:90", cubins=("90",))) == "t:90"
+    assert (
+        nearest(
+            make.host(l40s, driver="570.124.06"),
+            make.variant("t:a", driver=make.umd("compat", "580.95.05", (470,))),
+            make.variant("t:b", driver=compat),
+        )
+        == "t:b"
+    )
+    assert (
+        nearest(
+            make.host(l40s, driver="470.256.02"),
+            make.variant("t:12.4", driver=make.umd("host")),
+            make.variant("t:13.0", cuda="13.0", driver=make.umd("host")),
+            make.variant("t:14.0", cuda="14.0", driver=make.umd("host")),
+        )
+        == "t:12.4"
+    )
+    packed = {"driver": make.umd("host"), "cuda": "11.8", "compressed_fatbin": True}
+    both = [make.variant("t:z", **packed), make.variant("t:y", **packed, cubins=("70",))]
+    assert nearest(make.host(l40s, driver="535.54.03"), *both) == "t:z"
+    old = {"compute": "7.0", "pci_device_id": "1db5"}
+    host = {"driver": make.umd("host"), "cubins": ("70",)}
+    assert (
+        nearest(make.host(make.gpu(**old), driver="595.45"), make.variant("t:x", **host), make.variant("t:w"))
+        == "t:x"
+    )
+    assert nearest(make.host(make.gpu(), driver=None), make.variant("t:v"), make.variant("t:u")) == "t:u"
+
+
+def test_what_hardware_lacks_is_farther_than_another_driver(make):
+    driver = make.variant("t:z", driver=make.umd("exact", "470.256.02"), cuda="11.0")
+    code = make.variant("t:a", cubins=("90",))
+    assert nearest(make.host(make.gpu()), driver, code) == "t:z"
+
+
+def test_no_variant_is_advised_that_there_is(make):
+    v4, v3 = make.flags("x86-64-v4"), make.flags("x86-64-v3")
+    znver = make.variant("t:znver5", cpu_flags=v4 | {"avx512_vp2intersect"})
+    other = make.variant("t:v4-new", cpu_flags=v4, driver=make.umd("exact", "580.95.05"))
+    found = explain(make.host(make.gpu()), make.catalog(znver, make.variant("t:v4", cpu_flags=v4), other))
+    fixes = {one.reference: [rule.fix for rule in one.failing] for one in found.candidates}
+    assert fixes["t:znver5"] == ["t:v4 is the same but for this"]
+    assert fixes["t:v4-new"] == ["t:v4 is the same but for this"]
+    # one that the host's driver blocks is the same but for the CPU, too
+    found = explain(
+        make.host(make.gpu(), march="x86-64-v3"),
+        make.catalog(other, make.variant("t:v3-new", cpu_flags=v3, driver=make.umd("exact", "580.95.05"))),
+    )
+    fixes = {one.reference: [rule.fix for rule in one.failing] for one in found.candidates}
+    assert fixes["t:v3-new"] == ["build a variant with driver 550.163.01"]
+    assert fixes["t:v4-new"] == [
+        "build a variant with driver 550.163.01",
+        "t:v3-new is the same but for this",
+    ]
 
 
 def test_the_nearest_is_never_for_another_architecture(make):
@@ -211,6 +315,58 @@ def test_a_selector_forgets_before_it_grows_without_end(make, monkeypatch):
 def test_selections_can_be_pickled(make):
     found = select(make.host(make.gpu()), make.catalog(make.variant()))
     assert pickle.loads(pickle.dumps(found)).to_json() == found.to_json()  # noqa: S301 - our own bytes
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])  # noqa: S301
+def test_a_refusal_is_copied_with_every_reason(make, copied):
+    (error,) = select_many([make.host(make.gpu())], make.catalog(make.variant(cubins=("90",))))
+    found = copied(error)
+    assert (str(found), found.remedy) == (str(error), error.remedy)
+    assert found.selection.to_json() == error.selection.to_json()
+
+
+def pools():
+    """Return what starts workers, as a user of the library would, and asks them."""
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(2) as pool:
+        yield lambda ask, hosts: pool.map_async(ask, hosts).get(timeout=PATIENCE)
+    with ProcessPoolExecutor(2, mp_context=context) as executor:
+        yield lambda ask, hosts: list(executor.map(ask, hosts, timeout=PATIENCE))
+
+
+def test_workers_of_a_pool_send_choices_and_refusals_back(make):
+    catalog = make.catalog(make.variant(), *(make.variant(f"t:{n}", cubins=("90",)) for n in range(500)))
+    hosts = [[make.host(make.gpu(compute=compute))] for compute in ("8.9", "7.0", "8.9", "7.0")]
+    here = [select_many(one, catalog)[0] for one in hosts]
+    for ask in pools():
+        there = [one for (one,) in ask(partial(select_many, catalog=catalog), hosts)]
+        assert [str(one) for one in there] == [str(one) for one in here]
+        assert [isinstance(one, NothingFits) for one in there] == [False, True, False, True]
+        decisions = [there[0].decision, there[1].selection.decision]
+        assert decisions[0].catalog is decisions[1].catalog  # one for all that come back
+        assert len(decisions[1].candidates) == 501
+
+
+def test_a_choice_is_sent_with_its_catalog_and_no_more(make):
+    catalog = make.catalog(*(make.variant(f"t:{n}", march=f"m{n}") for n in range(200)))
+    found = select(make.host(make.gpu()), catalog)
+    assert len(pickle.dumps(found)) < len(pickle.dumps(catalog)) + 10_000
+
+
+def test_decisions_that_are_kept_hold_no_reasons(make):
+    catalog = make.catalog(*(make.variant(f"t:{n}", cubins=("90",)) for n in range(1000)))
+    hosts = [make.host(make.gpu(name=f"NVIDIA L40S {n}")) for n in range(100)]
+    selector = Selector(catalog)
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        found = [selector.explain(host) for host in hosts]
+        assert all(len(one.candidates) == 1000 for one in found[:3])
+        assert all(one.decision.refusal for one in found)
+        held = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert held < 1024 * 1024
 
 
 def test_choosing_loads_nothing_heavy():

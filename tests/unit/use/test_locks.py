@@ -196,10 +196,88 @@ def test_a_turn_is_taken_by_one_and_let_go(locks, folder, start, monkeypatch):
     process = start(HOLD, folder, "turn")
     monkeypatch.setattr(module, "TURN_S", 0.1)
     with (
-        pytest.raises(GpusBusyError, match=rf"choosing its GPUs for 0.1 seconds: process {process.pid}"),
+        pytest.raises(GpusBusyError, match=rf"GPUs for 0\.1 seconds: process python.* \(pid {process.pid}, "),
         locks.turn(),
     ):
         pass
+
+
+def test_a_turn_takes_no_longer_than_the_launch_would_wait(locks, folder, start):
+    process = start(HOLD, folder, "turn")
+    begin = time.monotonic()
+    with (
+        pytest.raises(GpusBusyError, match=rf"for 0\.05 seconds: process python.* \(pid {process.pid}, "),
+        locks.turn(0.05),
+    ):
+        pass
+    assert time.monotonic() - begin < module.TURN_S / 2
+    process.kill()
+    process.wait()
+    with locks.turn(0.0):
+        pass
+
+
+def test_a_folder_for_a_group(tmp_path):
+    old = os.umask(0)
+    try:
+        with Locks(f"{tmp_path}/locks", os.getgid()) as locks:
+            release(locks.take("nvidia0"))
+    finally:
+        os.umask(old)
+    found = Path(tmp_path, "locks").stat()
+    assert (stat.S_IMODE(found.st_mode), found.st_gid) == (0o3770, os.getgid())
+
+
+def test_the_node_s_folder_that_was_for_all_is_the_group_s(monkeypatch, tmp_path):
+    monkeypatch.setattr(module, "SHARED", f"{tmp_path}/locks")
+    with Locks(f"{tmp_path}/locks"):
+        assert stat.S_IMODE(Path(tmp_path, "locks").stat().st_mode) == 0o1777
+    with Locks(f"{tmp_path}/locks", os.getgid()):
+        assert stat.S_IMODE(Path(tmp_path, "locks").stat().st_mode) == 0o3770
+    other = tmp_path / "other"  # which somebody has named: its mode is theirs
+    other.mkdir(mode=0o755)
+    with Locks(str(other), os.getgid()):
+        assert stat.S_IMODE(other.stat().st_mode) == 0o755
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes folders of others")
+@pytest.mark.parametrize(("user", "name"), [(65534, "nobody"), (54321, "54321")])
+def test_a_folder_of_somebody_who_may_start_no_container_is_refused(tmp_path, user, name):
+    (tmp_path / "locks").mkdir(mode=0o1777)
+    os.chown(tmp_path / "locks", user, -1)
+    with pytest.raises(ProbeError, match=f"is of the user {name}, who may not start containers") as caught:
+        Locks(f"{tmp_path}/locks", 0)
+    assert "have root remove it" in caught.value.remedy
+    with Locks(f"{tmp_path}/locks"):
+        pass  # where there is no such group, all may start some
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes somebody else")
+def test_who_is_not_of_the_group_holds_no_lock(tmp_path):
+    tmp_path.chmod(0o755)
+    for above in tmp_path.parents:
+        if "pytest" in above.name:
+            above.chmod(0o755)
+    path = f"{tmp_path}/locks"
+    with Locks(path, 0) as locks:
+        release(locks.take("turn"))
+        code = f"open({path!r} + '/turn')"
+        done = subprocess.run(
+            ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "/usr/bin/python3", "-c", code],
+            check=False,
+            capture_output=True,
+            text=True,
+        )
+    assert "PermissionError" in done.stderr
+
+
+def test_the_age_of_a_name(locks, folder):
+    release(locks.hold("share-1", ""))
+    assert locks.age("share-1") < 60
+    for when in (0, time.time() + 10_000):
+        os.utime(f"{folder}/share-1", (when, when))
+        assert locks.age("share-1") > 1000
+    assert locks.age("share-2") == float("inf")
 
 
 def test_without_the_kernels_list_nobody_is_named(locks, monkeypatch):

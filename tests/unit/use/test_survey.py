@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from imagematrix.probe import nvml
+from imagematrix.probe import nvml, signs
 from imagematrix.probe.nvml import Nvml, NvmlGpu, Process
+from imagematrix.probe.signs import Signs
+from imagematrix.record import replace
 from imagematrix.use import processes, survey
 from imagematrix.use.uses import Use, joined, keys, overlap, users
 
@@ -104,10 +106,11 @@ def test_nodes_are_looked_at_where_nvml_says_nothing(gpu, monkeypatch):
     assert len(asked) == 2
 
 
-def test_nvml_is_asked_only_where_the_module_is_loaded(monkeypatch, tmp_path):
-    monkeypatch.setattr(survey, "MODULE", str(tmp_path / "none"))
+def test_nvml_is_asked_only_where_something_shows_a_driver(monkeypatch):
+    shows = Signs(modules=("nvidia",), nodes=(), tegra=False, functions={})
+    monkeypatch.setattr(signs, "look", lambda _: replace(shows, modules=("nvgpu",), nodes=("nvidiactl",)))
     assert survey.ask_nvml() is None
-    monkeypatch.setattr(survey, "MODULE", str(tmp_path))
+    monkeypatch.setattr(signs, "look", lambda _: shows)
     monkeypatch.setattr(nvml, "read", lambda: "asked")
     assert survey.ask_nvml() == "asked"
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from imagematrix.matrix.conditions import ConditionError, matching, parse_only
+from imagematrix.conditions import ConditionError, matching, parse_only
 
 CUDA = ("none", "11.8", "12.4", "12.10")
 MARCH = ("x86-64-v3", "znver3", "znver4", "haswell")

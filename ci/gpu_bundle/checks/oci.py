@@ -1,8 +1,11 @@
 """A Launch as a bundle of the Open Container Initiative: what runc and crun start, with no engine."""
 
+from __future__ import annotations
+
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 NAMESPACES = ("pid", "ipc", "uts", "mount", "network")
@@ -10,13 +13,13 @@ MOUNTS = (
     ("/proc", "proc", []),
     ("/sys", "sysfs", ["ro", "nosuid", "nodev", "noexec"]),
     ("/dev", "tmpfs", ["nosuid", "mode=755"]),
-    ("/dev/shm", "tmpfs", ["nosuid", "nodev", "noexec", "mode=1777"]),
+    ("/dev/shm", "tmpfs", ["nosuid", "nodev", "noexec", "mode=1777"]),  # noqa: S108 - the container's own
 )
 
 
-def write(folder, root, launch):
-    """Write the bundle of `launch` on the file system `root`: its device nodes, and no other device."""
-    devices = [_device(path) for path in launch.devices]
+def write(folder: Path, root: Path, launch: dict[str, Any]) -> None:
+    """Write the bundle of a Launch document on the file system `root`: with its device nodes and no other."""
+    devices = [_device(path) for path in launch["devices"]]
     allowed = [
         {"allow": True, "access": "rwm", **{key: one[key] for key in ("type", "major", "minor")}}
         for one in devices
@@ -25,8 +28,8 @@ def write(folder, root, launch):
         "ociVersion": "1.0.2",
         "process": {
             "user": {"uid": 0, "gid": 0},
-            "args": list(launch.command),
-            "env": [PATH, *(f"{name}={value}" for name, value in launch.environment.items())],
+            "args": launch["command"],
+            "env": [PATH, *(f"{name}={value}" for name, value in launch["environment"].items())],
             "cwd": "/",
             "noNewPrivileges": True,
         },
@@ -35,7 +38,7 @@ def write(folder, root, launch):
             {"destination": place, "type": kind, "source": kind, "options": options}
             for place, kind, options in MOUNTS
         ],
-        "annotations": dict(launch.labels),
+        "annotations": launch["labels"],
         "linux": {
             "namespaces": [{"type": kind} for kind in NAMESPACES],
             "devices": devices,
@@ -45,7 +48,7 @@ def write(folder, root, launch):
     (folder / "config.json").write_text(json.dumps(config, indent=2))
 
 
-def _device(path):
+def _device(path: str) -> dict[str, Any]:
     number = Path(path).stat().st_rdev
     return {
         "path": path,

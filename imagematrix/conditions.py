@@ -6,17 +6,18 @@ where one of its words does (any value, if all of them are negations) and none o
 
 from __future__ import annotations
 
-import fnmatch
 import operator
 import re
 
-from packaging.version import InvalidVersion, Version
+from imagematrix.spelling import nearest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
-__all__ = ["ConditionError", "matching", "parse_only"]
+    from packaging.version import Version
+
+__all__ = ["ConditionError", "among", "matching", "parse_only"]
 
 COMPARISONS: dict[str, Callable[[Version, Version], bool]] = {
     ">=": operator.ge,
@@ -42,6 +43,25 @@ def matching(words: Sequence[str], values: Iterable[str]) -> frozenset[str]:
         for value in values
         if (not wanted or any(test(value) for test in wanted)) and not any(test(value) for test in unwanted)
     )
+
+
+def among(
+    values: Mapping[str, Sequence[str]], wanted: Mapping[str, Sequence[str]], what: str
+) -> dict[str, frozenset[str]]:
+    """Return by axis those of its `values` that the condition `wanted` on it matches.
+
+    Raises ConditionError that tells what there is where `what` has no such axis, or no value matches.
+    """
+    found = {}
+    for axis, words in wanted.items():
+        if axis not in values:
+            hint = nearest(axis, values) or f"the axes are {', '.join(values)}"
+            raise ConditionError(f"{axis!r} is no axis of {what}: {hint}")
+        found[axis] = matching(words, values[axis])
+        if not found[axis]:
+            there = ", ".join(values[axis])
+            raise ConditionError(f"no value of the axis {axis} matches {', '.join(words)}: it has {there}")
+    return found
 
 
 def parse_only(expression: str) -> dict[str, list[str]]:
@@ -71,19 +91,25 @@ def _negated(word: str) -> bool:
 def _predicate(word: str) -> Callable[[str], bool]:
     found = COMPARISON.fullmatch(word)
     if not found:
+        import fnmatch
+
         pattern = re.compile(fnmatch.translate(word))
         return lambda value: pattern.match(value) is not None
+    from packaging.version import Version
+
     compare = COMPARISONS[found[1]]
     try:
         bound = Version(found[2])
-    except InvalidVersion as error:
-        raise ConditionError(f"{found[2]!r} is no version to compare with") from error
+    except ValueError as error:  # InvalidVersion is one, and what Python says of thousands of digits
+        raise ConditionError(f"{found[2][:80]!r} is no version to compare with") from error
     return lambda value: (version := _version(value)) is not None and compare(version, bound)
 
 
 def _version(value: str) -> Version | None:
     # "none" and other words of an axis are no versions, and no comparison matches them. The letter of 9.0a
     # and 10.0f names a kind of device code; to a version it would be an alpha release, lower than 9.0.
+    from packaging.version import InvalidVersion, Version
+
     try:
         return Version(re.sub(r"(?<=\d)[af]$", "", value))
     except InvalidVersion:

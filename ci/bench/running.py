@@ -1,0 +1,88 @@
+"""What `imagematrix run` adds to docker's own command."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import building
+from measure import Row, duration, multiple, pairs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from conftest import Engine
+    from measure import Pace
+
+TIME_BAR, PROCESSOR_BAR = 0.080, 0.3  # seconds more than docker's command (see measure.REFERENCE)
+NOTHING = ("true",)
+MEGABYTES = 100
+OUTPUT = ("sh", "-c", f"yes | head -c {MEGABYTES}000000")
+OUTPUT_ROUNDS = 5
+MATRIX = {
+    "schema": "imagematrix.matrix/v1",
+    "images": {"bench-run": {"version": "v1", "template": "run.j2", "context": "context"}},
+    "axes": {"cuda": ["none"]},
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taken:
+    """Seconds of a command: by the clock, and of processors, with those of what it started."""
+
+    wall: float
+    processor: float
+
+
+def rows(folder: Path, pace: Pace, rounds: int) -> Iterator[Row]:
+    """Yield the time of a container that does nothing, and the processor time of one that writes a lot."""
+    (folder / "templates").mkdir()
+    (folder / "context").mkdir()
+    (folder / "templates" / "run.j2").write_text("FROM debian:trixie\n")
+    (folder / "matrix.yaml").write_text(json.dumps(MATRIX))
+    with building.new_engine() as engine:
+        building.run(lambda: engine.imagematrix("build", cwd=folder))
+        reference = engine.imagematrix("select", "bench-run:v1").stdout.strip()
+        ours = (str(building.samples.ROOT / ".venv/bin/imagematrix"), "run", "--rm", "bench-run:v1")
+        theirs = ("docker", "run", "--rm", reference)
+        idle = pairs(
+            lambda: _taken(engine, (*ours, *NOTHING)).wall,
+            lambda: _taken(engine, (*theirs, *NOTHING)).wall,
+            rounds,
+        )
+        yield _row("`run` of a container that does nothing", idle, TIME_BAR, pace)
+        output = pairs(
+            lambda: _taken(engine, (*ours, *OUTPUT)).processor,
+            lambda: _taken(engine, (*theirs, *OUTPUT)).processor,
+            OUTPUT_ROUNDS,
+        )
+        yield _row(f"processor time of `run`, {MEGABYTES} MB of output", output, PROCESSOR_BAR, pace)
+
+
+def _row(what: str, taken: tuple[float, float], bar: float, pace: Pace) -> Row:
+    ours, theirs = taken
+    return Row(
+        what=what,
+        ours=duration(ours),
+        ratio=f"{(ours - theirs) * 1e3:+.0f} ms",
+        instead=f"`docker run`: {duration(theirs)}",
+        bar=f"+{multiple(bar)}",
+        met=ours - theirs <= pace.limit(bar),
+    )
+
+
+def _taken(engine: Engine, words: tuple[str, ...]) -> Taken:
+    start = time.perf_counter()
+    with subprocess.Popen(
+        [*engine.inside, *words], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=engine.environment
+    ) as process:
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise SystemExit(f"{' '.join(words)} ended with {process.returncode}")
+    return Taken(wall=time.perf_counter() - start, processor=usage.ru_utime + usage.ru_stime)

@@ -1,0 +1,29 @@
+"""Claims a GPU as a launch does, and becomes the command that keeps it: claim.py INDEX COMMAND..."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from imagematrix import ImagematrixError, probe
+from imagematrix.select.gpus import among
+from imagematrix.use.claim import claim
+from imagematrix.use.survey import ask_nvml, survey
+
+
+def main() -> int:
+    """Claim it, or say who has it."""
+    host = probe()
+    try:
+        taken = claim(
+            among(host.gpus, f"device={sys.argv[1]}"), 1, lambda: survey(host.gpus, lambda: (), ask_nvml)
+        )
+    except ImagematrixError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    taken.pass_on()
+    return os.execvp(sys.argv[2], sys.argv[2:])  # noqa: S606 - there is no shell, and none is wanted
+
+
+if __name__ == "__main__":
+    sys.exit(main())

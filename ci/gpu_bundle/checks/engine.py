@@ -1,0 +1,108 @@
+"""What is checked where an engine answers: `imagematrix run`, as a user does."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tarfile
+from typing import TYPE_CHECKING
+
+from machine import FailedError, NotTriedError
+from shared import BUSY, FOREVER, IMAGE, device, same, train, trained
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from machine import Done, Machine
+    from shared import Check
+
+
+def selects(machine: Machine, show: Callable[[str], None]) -> None:
+    """Check that `select` finds the image in the engine."""
+    reference = machine.once(_imported)
+    done = machine.imagematrix("select", IMAGE, "--gpus", device(machine))
+    show(done.text)
+    same("selected", done.out.strip() or done.err, reference)
+
+
+def runs(machine: Machine, show: Callable[[str], None]) -> None:
+    """Check that `run` starts it, and it trains."""
+    machine.once(_imported)
+    done = _run(machine, "--rm", steps=machine.steps)
+    show(done.text)
+    trained(machine, done.json())
+
+
+def refuses_a_second(machine: Machine, show: Callable[[str], None]) -> None:
+    """Check that a second `run` is refused the GPU of a container."""
+    machine.once(_imported)
+    name = f"gpu-check-{os.getpid()}"
+    machine.at_end.callback(machine.try_to_run, "docker", "rm", "--force", name)
+    first = _run(machine, "--detach", "--name", name, steps=FOREVER)
+    if first.code:
+        raise FailedError(first.why)
+    done = _run(machine, "--rm", steps=machine.steps)
+    show(done.text)
+    machine.run("docker", "rm", "--force", name)
+    same("exit code", done.code, BUSY)
+
+
+def doctor(machine: Machine, show: Callable[[str], None]) -> None:
+    """Check that `doctor` says that the image fits this node."""
+    machine.once(_imported)
+    done = machine.imagematrix("doctor", IMAGE)
+    show(done.text)
+    same("exit code", done.code, 0)
+
+
+CHECKS: tuple[Check, ...] = (selects, runs, refuses_a_second, doctor)
+
+
+def _imported(machine: Machine) -> str:
+    """Import the image into the engine; return its reference."""
+    from imagematrix.catalog import labels
+    from imagematrix.catalog.catalog import UserModeDriver, Variant
+
+    if not shutil.which("docker"):
+        raise NotTriedError("this machine has no docker")
+    version = machine.run("docker", "version")
+    if version.code:
+        raise NotTriedError(f"no engine answers: {version.why}")
+    archive = machine.work / "root.tar"
+    with tarfile.open(archive, "w") as tar:
+        for item in sorted(machine.image.iterdir()):
+            tar.add(item, item.name)
+    with archive.open("rb") as file:
+        digest = f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
+    cuda = machine.about["kernels"]["cuda"]
+    cell = f"cuda{cuda}-sm{machine.target}"
+    variant = Variant(
+        reference=f"gpu-check:{labels.tag('v1', cell, digest)}",
+        digest=None,
+        platform=machine.platform,
+        cuda=cuda,
+        cubins=(machine.target,),
+        driver=UserModeDriver(mode="exact", version=machine.driver),
+    )
+    own = {
+        labels.IMAGE: "gpu-check",
+        labels.VERSION: "v1",
+        labels.CELL: cell,
+        labels.INPUT: digest,
+        labels.VARIANT: labels.write(variant),
+    }
+    changes = [
+        word for name, value in own.items() for word in ("--change", f"LABEL {name}={json.dumps(value)}")
+    ]
+    machine.at_end.callback(machine.try_to_run, "docker", "rmi", "--force", variant.reference)
+    done = machine.run("docker", "import", *changes, archive, variant.reference)
+    if done.code:
+        raise FailedError(done.why)
+    return variant.reference
+
+
+def _run(machine: Machine, *options: str, steps: int) -> Done:
+    words = ("run", *options, "--gpus", device(machine), IMAGE, *train(machine, steps))
+    return machine.imagematrix(*words)

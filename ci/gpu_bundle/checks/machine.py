@@ -1,0 +1,296 @@
+"""The machine that is checked: commands on it with limits of time, and what several checks ask of it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+from xml.etree import ElementTree as ET
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import TypeVar
+
+    T = TypeVar("T")
+
+FOR_ANY_COMMAND_S = 60.0
+GIVE_UP_S = 5.0  # a process that is stuck in the kernel can't be waited for
+SYSTEM = ("/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib", "/lib64")
+# Says where the loader finds the driver's library, if it does.
+FIND = """\
+import ctypes, re
+ctypes.CDLL("libcuda.so.1")
+print(re.search(r"/\\S*/libcuda\\.so\\S*", open("/proc/self/maps").read())[0])
+"""
+# The driver's libraries for computing, with the number by which they are asked for.
+DRIVER = {
+    "libcuda.so": 1,
+    "libnvidia-ptxjitcompiler.so": 1,
+    "libnvidia-nvvm.so": 4,
+    "libnvidia-gpucomp.so": 1,
+}
+FAMILY = {"x86_64": "linux/amd64", "aarch64": "linux/arm64"}
+FLOOR = (525, 60, 13)  # the first driver that runs code of any CUDA 12
+
+
+class NotTriedError(Exception):
+    """Why a check cannot be made on this machine."""
+
+
+class FailedError(Exception):
+    """What a check found wrong."""
+
+
+class Done(NamedTuple):
+    """A command that has ended."""
+
+    words: tuple[str, ...]
+    code: int
+    out: str
+    err: str
+
+    @property
+    def text(self) -> str:
+        """What it printed, behind its command line."""
+        return "\n".join(filter(None, [f"$ {self.line}", self.out.strip(), self.err.strip()]))
+
+    @property
+    def line(self) -> str:
+        """The command line, as one would type it."""
+        words = list(self.words)
+        for position, word in enumerate(words):
+            if word.endswith(".pyz"):
+                words[: position + 1] = ["imagematrix"]
+                break
+        return " ".join(words)
+
+    @property
+    def why(self) -> str:
+        """What it ended with, in one line."""
+        lines = (self.err.strip() or self.out.strip() or "no output").splitlines()
+        # Where a program of Go's panics, a trace of where it was follows.
+        told = next((line for line in lines if line.startswith("panic: ")), lines[-1])
+        return f"`{self.line}` ended with {self.code}: {told}"
+
+    def json(self) -> Any:
+        """Return the document that it printed; raise FailedError where it is none, or where it failed."""
+        if self.code:
+            raise FailedError(self.why)
+        return self.document
+
+    @property
+    def document(self) -> Any:
+        """The document that it printed, however it ended."""
+        try:
+            return json.loads(self.out)
+        except ValueError as error:
+            raise FailedError(f"{self.why}; that is no JSON") from error
+
+
+class Machine:
+    """This machine, the bundle beside these checks, and a folder to work in."""
+
+    def __init__(self, bundle: Path, work: Path, steps: int) -> None:
+        self.bundle = bundle
+        self.work = work
+        self.steps = steps
+        self.about: dict[str, Any] = json.loads((bundle / "about.json").read_text())
+        self.app = bundle / "imagematrix.pyz"
+        self.rootfs = bundle / "rootfs"
+        self.root = os.geteuid() == 0
+        self.environment = {**os.environ, "IMAGEMATRIX_LOCKS": str(work / "locks"), "NO_COLOR": "1"}
+        self.environment.pop("LD_PRELOAD", None)  # it is of another C library than the bundle's
+        self.at_end = contextlib.ExitStack()  # what undoes what a check left behind
+        self._running: set[subprocess.Popen[str]] = set()
+        self._made: dict[object, Any] = {}
+
+    def lacks(self, part: str) -> None:
+        """Raise NotTriedError where the bundle was made without a part."""
+        if part in self.about["lacking"]:
+            raise NotTriedError(f"the bundle has no {part}: {self.about['lacking'][part]}")
+
+    def run(self, *words: object, limit: float = FOR_ANY_COMMAND_S, **environment: str) -> Done:
+        """Run a command to its end; raise FailedError where that takes longer than `limit` seconds."""
+        with self.start(*words, **environment) as process:
+            try:
+                out, err = process.communicate(timeout=limit)
+            except subprocess.TimeoutExpired:
+                raise FailedError(f"`{words[0]}` did not end within {limit:g} seconds") from None
+        return Done(tuple(map(str, words)), process.returncode, out, err)
+
+    def try_to_run(self, *words: object) -> None:
+        """Run a command whatever comes of it."""
+        with contextlib.suppress(FailedError):
+            self.run(*words)
+
+    @contextlib.contextmanager
+    def start(self, *words: object, **environment: str) -> Iterator[subprocess.Popen[str]]:
+        """Start a command, which is killed with all that it started at the end of the block."""
+        try:
+            process = subprocess.Popen(
+                [str(word) for word in words],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                errors="replace",
+                env={**self.environment, **environment},
+                cwd=self.work,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise FailedError(f"`{words[0]}` can't be started: {error.strerror}") from error
+        self._running.add(process)
+        try:
+            yield process
+        finally:
+            self._end(process)
+
+    def once(self, make: Callable[[Machine], T]) -> T:
+        """Return what `make` makes of this machine; it is called again only if it failed."""
+        if make not in self._made:
+            self._made[make] = make(self)
+        made: T = self._made[make]
+        return made
+
+    def end_all(self) -> None:
+        """Kill what runs, and undo what is to be undone."""
+        for process in tuple(self._running):
+            self._end(process)
+        self.at_end.close()
+
+    def _end(self, process: subprocess.Popen[str]) -> None:
+        self._running.discard(process)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(GIVE_UP_S)
+        for pipe in (process.stdout, process.stderr):
+            if pipe:
+                pipe.close()
+
+    def imagematrix(self, *words: object, limit: float = FOR_ANY_COMMAND_S, **environment: str) -> Done:
+        """Run the package's command line."""
+        return self.run(sys.executable, "-B", self.app, *words, limit=limit, **environment)
+
+    @cached_property
+    def host(self) -> dict[str, Any]:
+        """The Host document."""
+        done = self.imagematrix("probe", "--json")
+        if done.code:
+            raise NotTriedError(f"the probe failed: {done.why}")
+        return done.document
+
+    @cached_property
+    def gpu(self) -> dict[str, Any]:
+        """The first GPU that works and that the environment leaves to this process."""
+        from imagematrix import Host, UsageError
+        from imagematrix.select.gpus import among
+        from imagematrix.select.visible import visible
+
+        gpus = Host.from_json(self.host).gpus
+        try:
+            allowed = visible(gpus, os.environ)
+            left = {gpu.index for gpu in (among(gpus, allowed) if allowed else gpus)}
+        except UsageError as error:
+            raise NotTriedError(str(error)) from error
+        works = [gpu for gpu in self.host["gpus"] if gpu["state"] == "ok"]
+        found = [gpu for gpu in works if gpu["index"] in left]
+        if not found:
+            raise NotTriedError(f"the probe finds no GPU that works{', within the job' if works else ''}")
+        return found[0]
+
+    @cached_property
+    def driver(self) -> str:
+        """The version of the kernel-mode driver; it is new enough for the kernels of the bundle."""
+        version = (self.host["driver"] or {}).get("version")
+        if not version:
+            raise NotTriedError("the probe does not find the driver's version")
+        if tuple(map(int, version.split("."))) < FLOOR:
+            raise NotTriedError(f"the driver {version} is too old for code of CUDA 12")
+        return version
+
+    @cached_property
+    def target(self) -> str:
+        """The target among the bundle's kernels whose code the GPU runs best."""
+        self.lacks("kernels")
+        major, minor = map(int, (self.gpu["compute"] or "0.0").split("."))
+        targets = sorted(map(int, self.about["kernels"]["targets"]))
+        found = [target for target in targets if target // 10 == major and target % 10 <= minor]
+        if not found:
+            raise NotTriedError(f"the bundle has no kernel for compute capability {self.gpu['compute']}")
+        return str(found[-1])
+
+    @cached_property
+    def smi(self) -> ET.Element:
+        """What nvidia-smi says of all."""
+        program = next(
+            filter(None, map(shutil.which, ("nvidia-smi", "/usr/local/nvidia/bin/nvidia-smi"))), None
+        )
+        if not program:
+            raise NotTriedError("this machine has no nvidia-smi")
+        done = self.run(program, "-q", "-x")
+        if done.code:
+            raise NotTriedError(done.why)
+        (self.work / "smi.xml").write_text(done.out)
+        return ET.fromstring(done.out)  # noqa: S314 - this machine's own nvidia-smi
+
+    @cached_property
+    def libcuda(self) -> Path:
+        """The machine's own libcuda.so.1: that of the kernel's driver, if there are several."""
+        from imagematrix.probe.nvml_library import FOLDERS
+
+        found = self.run(sys.executable, "-c", FIND)
+        places = [Path(folder, "libcuda.so.1") for folder in (*FOLDERS, *SYSTEM)]
+        if found.code == 0:
+            places.insert(0, Path(found.out.strip()))
+        present = [path for path in places if path.exists()]
+        if not present:
+            raise NotTriedError("this machine has no libcuda.so.1 where one looks for it")
+        # A CUDA toolkit may bring a newer one, for other kernels.
+        own = [path for path in present if path.resolve().name == f"libcuda.so.{self.driver}"]
+        return (own or present)[0]
+
+    @cached_property
+    def image(self) -> Path:
+        """The file system of an image for this machine: the bundle's, and this machine's driver."""
+        self.lacks("program")
+        real, root = self.libcuda.resolve(), self.work / "image"
+        suffix = real.name.removeprefix("libcuda.so.")
+        # A file that is itself named libcuda.so.1 does not tell its version.
+        version = self.driver if suffix == "1" else suffix
+        if version != self.driver:
+            raise NotTriedError(f"libcuda is of {version}, and the kernel module of {self.driver}")
+        shutil.copytree(self.rootfs, root, symlinks=True)
+        (libc,) = root.rglob("libc.so.6")
+        for stem, soname in DRIVER.items():
+            if (path := real.with_name(f"{stem}.{suffix}")).exists():
+                shutil.copy(path, libc.with_name(f"{stem}.{version}"))
+                libc.with_name(f"{stem}.{soname}").symlink_to(f"{stem}.{version}")
+        return root
+
+    @cached_property
+    def platform(self) -> str:
+        """The platform of images for this machine."""
+        return FAMILY[platform.machine()]
+
+    def training(self, cubin: Path, steps: int) -> list[object]:
+        """Return the words that run the program with the bundle's C library and this machine's driver."""
+        self.lacks("program")
+        (libc,) = self.rootfs.rglob("libc.so.6")
+        (loader,) = self.rootfs.rglob("ld-linux-*")
+        folders = f"{libc.parent}:{self.libcuda.parent}:{self.libcuda.resolve().parent}"
+        program = self.rootfs / "usr/local/bin/train"
+        return [loader, "--library-path", folders, program, "--steps", steps, "--cubin", cubin]
+
+    def cubin(self, root: Path = Path("/")) -> Path:
+        """Return where the kernel for the GPU is, below `root`."""
+        return root / f"usr/local/share/training/sm_{self.target}/kernel.cubin"

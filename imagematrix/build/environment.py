@@ -1,0 +1,27 @@
+"""The environment that buildx has, less what would change an image behind its identity's back."""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["PROXIES", "proxies", "scrubbed"]
+
+# Source policies, labels from git, attestations, another frontend: see docs.docker.com, "Build variables".
+DECIDING = ("BUILDX_", "BUILDKIT_", "EXPERIMENTAL_BUILDKIT_", "SOURCE_DATE_EPOCH", "DOCKER_DEFAULT_PLATFORM")
+KEPT = ("BUILDX_CONFIG",)  # where the builders are that --builder names
+# What every build gets from docker's own configuration unless it is told otherwise (config.json, "proxies").
+PROXIES = ("ALL_PROXY", "FTP_PROXY", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
+
+
+def scrubbed(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return `environment` without the variables by which buildx and BuildKit make other images."""
+    return {
+        name: value for name, value in environment.items() if name in KEPT or not name.startswith(DECIDING)
+    } | {"BUILDX_METADATA_PROVENANCE": "disabled"}
+
+
+def proxies(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the names, in capitals, of the proxies that `environment` has."""
+    return tuple(name for name in PROXIES if environment.get(name) or environment.get(name.lower()))

@@ -1,0 +1,123 @@
+"""What a version answers an engine that knows nothing of us: one image for each architecture, or none.
+
+Such an engine takes the first entry of an index that is for its platform, on every CPU of it alike. So one
+entry of an architecture has a plain platform, the default; all others have one that no engine takes for its
+own, as BuildKit marks attestations.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from imagematrix.catalog import labels
+from imagematrix.facts import marches
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from imagematrix.catalog.catalog import Variant
+    from imagematrix.catalog.index import Entry
+
+__all__ = ["Plain", "answers", "kept"]
+
+# What every CPU of an architecture has.
+BASELINE = {"linux/amd64": "x86-64", "linux/arm64": "armv8-a"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plain:
+    """What who pulls a version on a `platform`, and chooses nothing, gets: a variant, or nothing."""
+
+    platform: str
+    variant: Variant | None
+    why: str
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """The CPU flags that the variant's code needs beyond what every CPU of the platform has."""
+        if self.variant is None:
+            return ()
+        march = BASELINE.get(self.platform)
+        common = (marches.required(march, "gcc") if march else None) or frozenset()
+        return tuple(sorted(self.variant.cpu_flags - common))
+
+    def to_json(self) -> dict[str, object]:
+        """Return one element of the Published document's `plain_pull`."""
+        return {
+            "platform": self.platform,
+            "reference": self.variant.reference if self.variant else None,
+            "digest": self.variant.digest if self.variant else None,
+            "cuda": self.variant.cuda if self.variant else None,
+            "needs": list(self.needs),
+            "why": self.why,
+        }
+
+
+def kept(known: Sequence[Entry]) -> frozenset[str]:
+    """Return the digests of the defaults that the entries of an index have.
+
+    None where they were written before there were defaults: with a platform for each, of CPU levels even.
+    """
+    ours = [one for one in known if one.ours and not one.hidden]
+    platforms = [one.plain for one in ours]
+    if None in platforms or len(set(platforms)) < len(platforms):
+        return frozenset()
+    return frozenset(one.digest for one in ours)
+
+
+def answers(
+    name: str, entries: Iterable[Entry], before: frozenset[str], named: Mapping[str, str]
+) -> list[Plain]:
+    """Return what the version `name` answers, for each platform that it has variants for.
+
+    `before` are the digests of its defaults so far, which stay. `named` are the cells, by platform, that the
+    matrix names. Raises UsageError where the entries are damaged, or don't agree on what they prefer.
+    """
+    image = name.rpartition(":")[0]
+    found: dict[str, list[tuple[Variant, str]]] = {}
+    terms = set()
+    for one in entries:
+        variant = labels.read(one.annotations, reference=f"{image}:{one.tag}", digest=one.digest, size=None)
+        terms.add(labels.terms(one.annotations, variant.reference))
+        platform = "/".join(variant.platform.split("/")[:2])  # engines of arm64/v8 are for arm64, too
+        found.setdefault(platform, []).append((variant, one.annotations[labels.CELL]))
+    defaults = dict(labels.agreed(name, terms).defaults)
+    return [
+        _answer(platform, variants, before, named.get(platform), defaults)
+        for platform, variants in sorted(found.items())
+    ]
+
+
+def _answer(
+    platform: str,
+    variants: Sequence[tuple[Variant, str]],
+    before: frozenset[str],
+    named: str | None,
+    defaults: Mapping[str, str],
+) -> Plain:
+    there = next((variant for variant, _ in variants if variant.digest in before), None)
+    wanted, why = _wanted(variants, named, defaults)
+    if there and there != wanted:
+        wanted, why = there, "a version's default stays once it is published"
+    return Plain(platform=platform, variant=wanted, why=why)
+
+
+def _wanted(
+    variants: Sequence[tuple[Variant, str]], named: str | None, defaults: Mapping[str, str]
+) -> tuple[Variant | None, str]:
+    """Return the variant that would be the default of a version that has none yet, and why."""
+    if named:
+        found = next((variant for variant, cell in variants if cell == named), None)
+        missing = f"plain_pull names the cell {named}, which is not there yet"
+        return found, "plain_pull names it" if found else missing
+    cpu = [variant for variant, _ in variants if not variant.gpu]
+    if not cpu:
+        return None, "there is no CPU-only variant"
+    return min(cpu, key=lambda variant: _needs(variant, defaults)), "the CPU-only variant that needs least"
+
+
+def _needs(variant: Variant, defaults: Mapping[str, str]) -> tuple[int, int, str]:
+    """Return what the default is the least by: values of axes that are no defaults, flags, the reference."""
+    others = sum(value != defaults.get(axis, value) for axis, value in variant.axes)
+    return others, len(variant.cpu_flags), variant.reference

@@ -1,0 +1,172 @@
+"""What the kernel tells of a node's GPUs beside the probe: log, drivers, Secure Boot, NVSwitches, SELinux."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import stat
+from dataclasses import dataclass, field
+from pathlib import Path
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from imagematrix.probe.host import Host
+
+__all__ = ["Kernel", "read"]
+
+KMSG = "dev/kmsg"
+LOG_LIMIT = 100_000  # messages; a kernel's buffer seldom has a tenth of them
+MESSAGE = 8192  # bytes, the most that one read of /dev/kmsg gives
+# https://docs.nvidia.com/deploy/xid-errors/
+XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d{1,4})")
+# Of a module without a signature that the kernel trusts: kernel/module/signing.c and security/lockdown.
+REFUSED = re.compile(
+    r"Loading of (?:unsigned module|module with un\S+ \w+) is rejected|unsigned module loading is restricted"
+    r"|Loading of module with unavailable key is rejected"
+)
+DENIED = re.compile(r"(?:apparmor=\"DENIED\"|avc: +denied).*(?:name|path)=\"(/dev/nvidia[^\"]*)\"")
+SECURE_BOOT = "sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
+PCI_DEVICES = "sys/bus/pci/devices"
+NVIDIA, BRIDGE = "0x10de", "0x0680"  # NVSwitches are bridges of no other kind
+FABRIC_MANAGER = "nv-fabricmanage"  # /proc/PID/comm has 15 characters
+SELINUX = "sys/fs/selinux/booleans/container_use_devices"
+DEVICE = re.compile(r"^ *(\d{1,9}) (\S+)$", re.MULTILINE)
+# The drivers of device nodes by their names in /proc/devices, and who makes the nodes anew.
+MAJORS = (
+    (re.compile(r"/dev/nvidia(\d+|ctl|-modeset)"), ("nvidia", "nvidia-frontend"), "nvidia-modprobe -c 0"),
+    (re.compile(r"/dev/nvidia-uvm(-tools)?"), ("nvidia-uvm",), "nvidia-modprobe -u -c 0"),
+    (re.compile(r"/dev/nvidia-caps/.*"), ("nvidia-caps",), "nvidia-modprobe -f FILE"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernel:
+    """What the kernel tells.
+
+    `drivers` are those that have GPUs, by bus address. `secure_boot` says whether the firmware checks what is
+    loaded, `refused` has the message about a module that was not. `xids` counts errors by bus address and
+    number, `denied` names device nodes that a security module kept from somebody; all three are empty where
+    the log can't be read. `stale` are device nodes with another major number than their driver's, each with
+    the command that makes it. `switches` are the NVSwitches, `fabric_manager` whether it runs. `uncomputed`
+    are the MIG GPU instances without a compute instance, by the GPU's minor. `selinux` says that SELinux
+    keeps device nodes from containers where the engine asks it.
+    """
+
+    drivers: Mapping[str, str] = field(default_factory=dict)
+    secure_boot: bool = False
+    refused: str | None = None
+    xids: Mapping[tuple[str, int], int] = field(default_factory=dict)
+    denied: tuple[str, ...] = ()
+    stale: tuple[tuple[str, str], ...] = ()
+    switches: tuple[str, ...] = ()
+    fabric_manager: bool = False
+    uncomputed: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    selinux: bool = False
+
+
+def read(host: Host, root: str = "/") -> Kernel:
+    """Return what the kernel of this machine tells of `host`'s GPUs; what can't be read is not there."""
+    top = Path(root)
+    log = list(_log(top / KMSG))
+    xids: dict[tuple[str, int], int] = {}
+    for message in log:
+        if found := XID.search(message):
+            at = found[1].lower(), int(found[2])
+            xids[at] = xids.get(at, 0) + 1
+    return Kernel(
+        drivers={
+            gpu.pci_bus_id: driver
+            for gpu in host.gpus
+            if gpu.pci_bus_id and (driver := _driver(top / PCI_DEVICES / gpu.pci_bus_id))
+        },
+        secure_boot=_bytes(top / SECURE_BOOT)[-1:] == b"\1",
+        refused=next((message for message in log if REFUSED.search(message)), None),
+        xids=xids,
+        denied=tuple(dict.fromkeys(found[1] for message in log if (found := DENIED.search(message)))),
+        stale=tuple(_stale(host, top)),
+        switches=tuple(_switches(top / PCI_DEVICES)),
+        fabric_manager=any(
+            _text(comm).strip() == FABRIC_MANAGER for comm in (top / "proc").glob("[0-9]*/comm")
+        ),
+        uncomputed={
+            gpu.minor: none
+            for gpu in host.gpus
+            if gpu.minor is not None and (none := _uncomputed(gpu.minor, top))
+        },
+        selinux=_text(top / SELINUX).startswith("0"),
+    )
+
+
+def _log(path: Path) -> Iterator[str]:
+    """Yield the messages of the kernel that are still kept; none where this user may not read them."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return
+    try:
+        for _ in range(LOG_LIMIT):
+            try:
+                raw = os.read(descriptor, MESSAGE)
+            except BrokenPipeError:  # a message went while we read; the next one is there
+                continue
+            except OSError:  # EAGAIN: that was the last
+                return
+            if not raw:
+                return
+            # "6,1234,5678,-;TEXT", then lines about the device (Documentation/ABI/testing/dev-kmsg)
+            yield raw.decode("utf-8", "replace").partition("\n")[0].partition(";")[2]
+    finally:
+        os.close(descriptor)
+
+
+def _stale(host: Host, top: Path) -> Iterator[tuple[str, str]]:
+    """Yield device nodes that an earlier load of the driver left, whose number is another's by now."""
+    majors = {name: int(number) for number, name in DEVICE.findall(_text(top / "proc/devices"))}
+    for path in host.devices:
+        names, remedy = next(
+            ((names, remedy) for form, names, remedy in MAJORS if form.fullmatch(path)), ((), "")
+        )
+        own = {majors[name] for name in names if name in majors}
+        with contextlib.suppress(OSError):
+            found = (top / path.lstrip("/")).stat()
+            if own and stat.S_ISCHR(found.st_mode) and os.major(found.st_rdev) not in own:
+                yield path, remedy
+
+
+def _switches(folder: Path) -> Iterator[str]:
+    for function in sorted(folder.glob("*")):
+        if _text(function / "vendor").strip() == NVIDIA and _text(function / "class").startswith(BRIDGE):
+            yield function.name
+
+
+def _uncomputed(minor: int, top: Path) -> tuple[int, ...]:
+    instances = (top / f"proc/driver/nvidia/capabilities/gpu{minor}/mig").glob("gi[0-9]*")
+    return tuple(
+        sorted(
+            int(one.name[2:])
+            for one in instances
+            if one.name[2:].isdecimal() and not list(one.glob("ci[0-9]*"))
+        )
+    )
+
+
+def _driver(function: Path) -> str | None:
+    try:
+        return (function / "driver").readlink().name
+    except OSError:
+        return None
+
+
+def _text(path: Path) -> str:
+    return _bytes(path).decode("utf-8", "replace")
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(1024 * 1024)
+    except OSError:
+        return b""

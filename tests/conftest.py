@@ -1,0 +1,34 @@
+"""What all tests share: the same conditions wherever they run, under nohup and in a background job too."""
+
+import signal
+
+import pytest
+from hypothesis import settings
+
+# Python itself ignores these, and subprocess gives them back to what it starts.
+PYTHONS_OWN = {signal.SIGPIPE, signal.SIGXFSZ}
+
+settings.register_profile("imagematrix", deadline=None)  # a busy machine is no failure
+settings.load_profile("imagematrix")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _signals():
+    """Let the programs that tests start receive every signal, whatever this process inherited.
+
+    An ignored signal stays ignored across exec, one with a handler gets its default back (signal(7)). So a
+    handler that does nothing leaves this process as deaf as it was, and its children as they usually are.
+    """
+    mask = signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    ignored = {
+        number
+        for number in signal.valid_signals() - PYTHONS_OWN
+        if signal.getsignal(number) == signal.SIG_IGN
+    }
+    for number in ignored:
+        interrupt = number == signal.SIGINT
+        signal.signal(number, signal.default_int_handler if interrupt else lambda _number, _frame: None)
+    yield
+    for number in ignored:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)

@@ -1,0 +1,32 @@
+"""What long-lived processes of the tests leave behind: nothing, also where the tests are killed."""
+
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+# Words before a command: it gets SIGTERM when the tests end, also where they are killed and can't end it.
+END_WITH_US = ("setpriv", "--pdeathsig", "TERM")
+PREFIX = "imx-"
+
+
+def new_folder():
+    """Make a folder whose name tells which process it belongs to."""
+    return Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-"))
+
+
+def remove_folder(folder):
+    """Remove a folder, with what an engine has mounted in it."""
+    mounts = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
+    for mount in reversed([path for path in mounts if path.startswith(f"{folder}/")]):
+        subprocess.run(["umount", "--lazy", mount], check=False)
+    shutil.rmtree(folder)
+
+
+def remove_leftovers():
+    """Remove the folders of test runs that were killed."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*-*"):
+        owner = folder.name.removeprefix(PREFIX).partition("-")[0]
+        if owner.isdigit() and not Path("/proc", owner).exists():
+            remove_folder(folder)

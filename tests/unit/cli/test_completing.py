@@ -1,0 +1,105 @@
+"""What a shell offers: names from the engine, axes from matrix or catalog, nothing where nobody answers."""
+
+import socket
+
+import pytest
+
+from imagematrix.catalog.catalog import Catalog, Variant
+from imagematrix.cli import completing
+
+
+@pytest.fixture
+def bash(cli, monkeypatch):
+    """Call it with words as bash takes them apart, the last one being written, to get what it would offer."""
+
+    def ask(*words):
+        monkeypatch.setenv("_IMAGEMATRIX_COMPLETE", "complete_bash")
+        monkeypatch.setenv("COMP_WORDS", "\n".join(["imagematrix", *map(str, words)]))
+        monkeypatch.setenv("COMP_CWORD", str(len(words)))
+        said = cli()
+        assert said.err == ""
+        return said.out.split()
+
+    return ask
+
+
+@pytest.fixture
+def held(engine):
+    variants = [
+        Variant(
+            reference=f"training:v1-cpu-{python}-0123456789ab",
+            digest=None,
+            platform="linux/amd64",
+            axes=(("python", python),),
+        )
+        for python in ("3.9", "3.13")
+    ]
+    engine.hold(Catalog(image="training", version="v1", variants=tuple(variants)))
+    engine.hold(Catalog(image="tools", version="v2", variants=(Variant(**TOOLS),)))
+
+
+TOOLS = {"reference": "tools:v2-cpu-0123456789ab", "digest": None, "platform": "linux/amd64"}
+
+
+@pytest.mark.usefixtures("held")
+@pytest.mark.parametrize(
+    "command", [("select",), ("explain",), ("ls",), ("doctor",), ("run",), ("run", "--rm")]
+)
+def test_images(bash, command):
+    assert bash(*command, "t") == ["tools:v2", "training:v1"]
+    assert bash(*command, "") == ["tools:v2", "training:v1"]
+    assert bash(*command, "training", ":", "v") == ["v1"]
+    assert bash(*command, "training", ":") == ["v1"]
+    assert bash(*command, "training", ":", "v1-cpu-3.1") == ["v1-cpu-3.13-0123456789ab"]
+    assert bash(*command, "x") == []
+
+
+@pytest.mark.usefixtures("held")
+def test_conditions_on_the_axes_of_an_image(bash):
+    for command in ("select", "run"):
+        assert bash(command, "--where", "py") == ["python=3.9", "python=3.13"]
+        assert bash(command, "--where", "python", "=", "3.1") == ["3.13"]
+    assert bash("select", "--where", "=", "python", "=", "3.1") == ["3.13"]
+    assert bash("select", "training", ":", "v1", "--where", "python", "=") == ["3.9", "3.13"]
+    assert bash("select", "tools", "--where", "py") == []
+    assert bash("select", "tools", "--where", "cuda", "=", "none,plat") == ["none,platform=linux/amd64"]
+
+
+def test_conditions_on_a_catalog_s_axes_and_on_a_matrix_s(bash, catalog_file, shipped, tmp_path):
+    line = ("select", "--catalog", catalog_file, "training", "--where", "driver")
+    assert bash(*line) == ["driver=535.261.03", "driver=550.163.01"]
+    assert bash("plan", "-f", shipped, "--only", "march", "=", "znver*,ima") == ["znver*,image=training"]
+    assert bash("plan", "--file", shipped, "--only", "cuda") == ["cuda=none", "cuda=11.8", "cuda=12.4"]
+    assert bash("plan", "-f", tmp_path / "nothing.yaml", "--only", "cuda") == []
+
+
+@pytest.mark.usefixtures("held")
+def test_of_a_command_in_the_container_nothing_is_known(bash):
+    for line in (("run", "training:v1", "t"), ("run", "--gpus", "t"), ("run", "--host", "x", "y", "t")):
+        assert bash(*line) == []
+
+
+@pytest.mark.usefixtures("no_engine")
+def test_without_an_engine_nothing_is_said(bash):
+    assert bash("select", "t") == []
+    assert bash("run", "--where", "p") == []
+    assert bash("sel") == ["select"]
+
+
+def test_nobody_waits_for_an_engine_that_hangs(bash, docker_host, tmp_path, monkeypatch):
+    monkeypatch.setattr(completing, "LIMIT_S", 0.01)
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(tmp_path / "s"))
+        silent.listen()
+        docker_host(f"unix://{tmp_path / 's'}")
+        assert bash("select", "t") == []
+
+
+@pytest.mark.usefixtures("held")
+def test_other_shells_take_no_word_apart(cli, monkeypatch):
+    monkeypatch.setenv("_IMAGEMATRIX_COMPLETE", "complete_fish")
+    monkeypatch.setenv("_TYPER_COMPLETE_FISH_ACTION", "get-args")
+    monkeypatch.setenv("_TYPER_COMPLETE_ARGS", "imagematrix select training:v1-cpu-3.9")
+    assert cli().out.split() == ["training:v1-cpu-3.9-0123456789ab"]
+    monkeypatch.setenv("_TYPER_COMPLETE_ARGS", "imagematrix select training --where python=3.1")
+    assert cli().out.split() == ["python=3.13"]

@@ -1,0 +1,61 @@
+"""What others have chosen reaches a terminal as something to read, and never as something to obey."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from imagematrix import documents
+from imagematrix.cli import output
+from imagematrix.errors import ImagematrixError
+
+# The title of the window, colours, C1's shorter form of both, the screen's end, and text from right to left.
+HOSTILE = "a\x1b]0;b\x07\x1b[31mc\x9b2J\x9dd\r\x08\x7f\u202ee\u2066f"
+OBEYED = {letter for letter in HOSTILE if not letter.isalnum() and letter not in "]0;[312J"}
+
+
+def is_safe(text):
+    return not OBEYED & set(text) and "a" in text and "f" in text
+
+
+def test_what_is_said(capsys):
+    output.say(HOSTILE)
+    output.warn(HOSTILE, HOSTILE)
+    output.complain(ImagematrixError(HOSTILE, remedy=HOSTILE))
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 5
+    assert all(map(is_safe, lines))
+
+
+def test_our_own_colours_stay(capsys, monkeypatch):
+    monkeypatch.setattr(output, "_coloured", lambda _: True)
+    output.warn(HOSTILE)
+    begin = "\x1b[33mimagematrix:\x1b[0m "
+    said = capsys.readouterr().err
+    assert said.startswith(begin)
+    assert is_safe(said.removeprefix(begin))
+    output.say_raw("\x1b[0Ksection")
+    assert capsys.readouterr().err == "\x1b[0Ksection\n"
+
+
+def test_what_is_shown(capsys):
+    output.show(HOSTILE)
+    output.table(("one", "two"), [(HOSTILE, "x"), ("two\nlines", "\t")])
+    output.console(sys.stdout).print(HOSTILE)
+    out = capsys.readouterr().out
+    assert not OBEYED & set(out)
+    assert out.count("\N{REPLACEMENT CHARACTER}") >= 3
+    assert "lines" in out
+
+
+def test_documents(capsys):
+    output.answer({"name": HOSTILE, "plain": "\u00e9\u4e2d"})
+    out = capsys.readouterr().out
+    assert not OBEYED & set(out)
+    assert json.loads(out) == {"name": HOSTILE, "plain": "\u00e9\u4e2d"}
+    assert "\u00e9\u4e2d" in out
+    assert documents.dump(["\x7f"]) == '[\n  "\\u007f"\n]\n'
+
+
+def test_lines_and_tabs_are_meant():
+    assert output.visible("a\tb\nc \u00e9") == "a\tb\nc \u00e9"

@@ -1,0 +1,110 @@
+"""What the kernel tells of a node, from a tree that looks like one."""
+
+import os
+
+import pytest
+
+from imagematrix.doctor import kernel
+from imagematrix.doctor.kernel import Kernel, read
+from imagematrix.probe.host import Cpu, Gpu, Host
+
+CPU = Cpu(vendor=None, model=None, flags=frozenset(), level=None)
+ADDRESS = "0000:41:00.0"
+NODE = Host(
+    arch="x86_64",
+    cpu=CPU,
+    gpus=(Gpu(index=0, minor=3, pci_bus_id=ADDRESS), Gpu(index=1)),
+    devices=("/dev/nvidia3", "/dev/nvidia-uvm", "/dev/nvidia-caps/nvidia-cap1", "/dev/other"),
+)
+XID = "NVRM: Xid (PCI:0000:41:00): {}, pid=7, name=train, GPU has fallen off the bus."
+LOG = [
+    "usb 1-1: new device",
+    XID.format(79),
+    XID.format(79),
+    XID.format(31),
+    'audit: type=1400 apparmor="DENIED" operation="open" profile="docker-default" name="/dev/nvidia0" pid=9',
+    'audit: type=1400 avc:  denied  { read } for  pid=9 comm="x" path="/dev/nvidiactl" dev="devtmpfs"',
+    "Loading of unsigned module is rejected",
+]
+
+
+@pytest.fixture
+def put(tmp_path):
+    def make(path, text=""):
+        place = tmp_path / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(text.encode() if isinstance(text, str) else text)
+
+    return make
+
+
+def test_where_nothing_can_be_read(tmp_path):
+    assert read(NODE, str(tmp_path)) == Kernel()
+
+
+def test_the_log(monkeypatch, tmp_path):
+    monkeypatch.setattr(kernel, "_log", lambda _: iter(LOG))
+    found = read(NODE, str(tmp_path))
+    assert found.xids == {("0000:41:00", 79): 2, ("0000:41:00", 31): 1}
+    assert found.denied == ("/dev/nvidia0", "/dev/nvidiactl")
+    assert found.refused == "Loading of unsigned module is rejected"
+
+
+def test_messages_come_one_by_one_and_some_are_gone(monkeypatch):
+    reading, writing = os.pipe()
+    told = iter(
+        [b"6,1,2,-;one\n SUBSYSTEM=pci\n", BrokenPipeError(), b"4,2,3,-;two \xff\n", BlockingIOError()]
+    )
+
+    def next_one(*_):
+        one = next(told)
+        if isinstance(one, bytes):
+            return one
+        raise one
+
+    monkeypatch.setattr(os, "open", lambda *_: reading)
+    monkeypatch.setattr(os, "read", next_one)
+    assert list(kernel._log("kmsg")) == ["one", "two \N{REPLACEMENT CHARACTER}"]
+    os.close(writing)
+
+
+def test_a_log_that_ends(put, tmp_path):
+    put("kmsg")
+    assert list(kernel._log(tmp_path / "kmsg")) == []
+
+
+def test_the_rest(put, tmp_path):
+    functions = tmp_path / "sys/bus/pci/devices"
+    for name, vendor, kind in (
+        ("0000:41:00.0", "10de", "030200"),
+        ("0000:c1:00.0", "10de", "068000"),
+        ("0000:c2:00.0", "8086", "068000"),
+    ):
+        put(f"sys/bus/pci/devices/{name}/vendor", f"0x{vendor}\n")
+        put(f"sys/bus/pci/devices/{name}/class", f"0x{kind}\n")
+    (functions / ADDRESS / "driver").symlink_to("../../../bus/pci/drivers/nouveau")
+    put(kernel.SECURE_BOOT, b"\6\0\0\0\1")
+    put(kernel.SELINUX, "0 0")
+    put("proc/77/comm", "nv-fabricmanage\n")
+    put("proc/driver/nvidia/capabilities/gpu3/mig/gi1/access")
+    put("proc/driver/nvidia/capabilities/gpu3/mig/gi2/ci0/access")
+    found = read(NODE, str(tmp_path))
+    assert found.drivers == {ADDRESS: "nouveau"}
+    assert found.switches == ("0000:c1:00.0",)
+    assert (found.secure_boot, found.selinux, found.fabric_manager) == (True, True, True)
+    assert found.uncomputed == {3: (1,)}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes device nodes")
+def test_nodes_of_an_earlier_driver(put, tmp_path):
+    put(
+        "proc/devices",
+        "Character devices:\n  1 mem\n195 nvidia\n195 nvidia-modeset\n510 nvidia-uvm\n\nBlock devices:\n",
+    )
+    (tmp_path / "dev").mkdir()
+    for name, major, minor in (("nvidia3", 195, 3), ("nvidia-uvm", 511, 0)):
+        try:
+            os.mknod(tmp_path / "dev" / name, 0o20600, os.makedev(major, minor))
+        except PermissionError:
+            pytest.skip("this container may not make device nodes")
+    assert read(NODE, str(tmp_path)).stale == (("/dev/nvidia-uvm", "nvidia-modprobe -u -c 0"),)

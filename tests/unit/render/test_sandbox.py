@@ -1,0 +1,278 @@
+"""What a template can get hold of, read and use up: text, files of its own folder, a limited process."""
+
+import os
+
+import pytest
+
+from imagematrix.errors import ImagematrixError, UsageError
+from imagematrix.matrix.expand import expand
+from imagematrix.matrix.load import load
+from imagematrix.matrix.problems import MatrixError
+from imagematrix.render import render
+from imagematrix.render.worker import Templates
+
+VALUES = {"base": "debian:trixie", "cuda": None}
+DATA = (str, int, float, bool, list, tuple, dict, bytes, type(None))
+# Everything that jinja hands to a template, by way of a filter that only the test has.
+EVERYTHING = """\
+{% import "macros.j2" as module %}
+{% macro own(x) %}{{ caller | seen }}{{ own | seen }}{{ varargs | seen }}{% endmacro %}
+{% call own(1) %}{% endcall %}
+{% for x in [1] recursive %}{{ loop | seen }}{% endfor %}
+{% block b %}{{ self | seen }}{{ self.b | seen }}{% endblock %}
+{{ module | seen }}{{ module.m | seen }}
+{{ images | seen }}{{ images["base"] | seen }}{{ base | seen }}{{ cuda | seen }}{{ nothing | seen }}
+{{ range | seen }}{{ dict | seen }}{{ cycler | seen }}{{ joiner | seen }}{{ namespace | seen }}
+{{ cycler(1) | seen }}{{ joiner() | seen }}{{ namespace(a=1) | seen }}{{ range(2) | seen }}
+{{ [1] | map("string") | seen }}{{ ["a"] | groupby(0) | seen }}{{ "<" | escape | seen }}
+{{ {1: 2} | items | seen }}{{ {1: 2}.items() | seen }}
+{{ {"a": 1}.keys() | seen }}{{ "a".encode() | seen }}{{ 1.5 | seen }}{{ true | seen }}{{ none | seen }}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "macros.j2").write_text("{% macro m() %}{% endmacro %}{% set value = 1 %}")
+    return tmp_path
+
+
+@pytest.fixture
+def answer(folder):
+    """Call it with a template to get what becomes of it in this process."""
+
+    def call(text):
+        (folder / "t.j2").write_text(text)
+        return Templates(str(folder)).answer("t.j2", VALUES, {"base": "base:v1"}, ["base", "app"])
+
+    return call
+
+
+def test_all_that_a_template_can_reach_is_data_and_jinja_s_own(folder):
+    (folder / "t.j2").write_text(EVERYTHING)
+    templates = Templates(str(folder))
+    environment = templates._environment
+    waiting = []
+    environment.filters["seen"] = lambda value: waiting.append(value) or ""
+    assert templates.answer("t.j2", VALUES, {"base": "base:v1"}, ["base"]).keys() == {"text"}
+    del environment.filters["seen"]
+    assert len(waiting) > 25
+    known = set()
+    while waiting:
+        value = waiting.pop()
+        mark = type(value) if isinstance(value, DATA) else id(value)
+        if mark in known:
+            continue
+        known.add(mark)
+        assert_harmless(value)
+        for name in dir(value):
+            found = environment.getattr(value, name)
+            if not environment.is_safe_attribute(value, name, found):
+                assert name.startswith("_") or "unsafe" in str(found._undefined_message)
+            elif not isinstance(found, environment.undefined):
+                waiting.append(found)
+
+
+def assert_harmless(value):
+    """Hold that neither a value nor its kind is of our making, but for those that have no attributes."""
+    kind = value if isinstance(value, type) else type(value)
+    if kind.__module__.startswith("imagematrix."):
+        own = [name for name in dir(kind) if not name.startswith("_") and name not in dir(dict)]
+        assert own == [], kind
+        return
+    assert kind.__module__.partition(".")[0] in ("builtins", "jinja2", "markupsafe", "functools"), kind
+    if callable(value):
+        module = getattr(value, "__module__", None) or "builtins"
+        assert module.partition(".")[0] in ("builtins", "jinja2", "markupsafe"), value
+
+
+@pytest.mark.parametrize(
+    "trick",
+    [
+        "{{ ''.__class__.__mro__ }}",
+        "{{ ''['__class__'] }}",
+        "{{ ().__class__.__base__.__subclasses__() }}",
+        "{{ cycler.__init__.__globals__ }}",
+        "{{ joiner.__init__.__globals__.os }}",
+        "{{ namespace.__init__.__globals__ }}",
+        "{{ self.__init__.__globals__ }}",
+        "{{ self._TemplateReference__context }}",
+        "{% macro m() %}{% endmacro %}{{ m.__call__.__globals__ }}",
+        "{% macro m() %}{% endmacro %}{{ m._func }}",
+        "{% macro m() %}{{ caller.__class__ }}{% endmacro %}{% call m() %}{% endcall %}",
+        "{% for x in [1] %}{{ loop.__class__ }}{% endfor %}",
+        "{% for x in [1] %}{{ loop._iterator }}{% endfor %}",
+        "{{ (range(2) | map('string')).gi_frame }}",
+        "{{ '{0.__class__}'.format(1) }}",
+        "{{ '{a.__class__}'.format_map({'a': 1}) }}",
+        "{{ ('{0.__class__}' ~ '').format(1) }}",
+        "{{ ''|attr('__class__') }}",
+        "{{ [''] | map(attribute='__class__') | list }}",
+        "{{ [''] | map('attr', '__class__') | list }}",
+        "{{ [''] | selectattr('__class__.__name__', 'eq', 'str') | list }}",
+        "{{ [''] | groupby('__class__') }}",
+        "{{ [''] | sum(attribute='__class__') }}",
+        "{{ cuda.__init__.__globals__ }}",
+        "{{ cuda._undefined_exception }}",
+        "{{ images._known }}",
+        "{{ images.__class__ }}",
+        "{{ images | attr('_known') }}",
+        "{{ '{0._known}'.format(images) }}",
+        "{{ [].append(1) }}",
+        "{{ {}.update({}) }}",
+        "{{ dict.mro() }}",
+        "{{ images.__getitem__.__globals__ }}",
+        "{{ lipsum.__globals__ }}",
+        "{{ [1, 2] | random }}",
+    ],
+)
+def test_a_template_gets_no_hold_of_python(answer, trick):
+    found = answer(trick)
+    assert "image" in found or any(
+        word in found["error"]
+        for word in ("unsafe", "not safely callable", "undefined", "No filter", "no attribute")
+    ), found
+
+
+@pytest.mark.parametrize("name", ["named", "values", "get", "_planner", "other"])
+def test_images_have_no_attributes_but_images(answer, name):
+    assert answer(f"{{{{ images.{name} }}}}") == {"image": name}
+
+
+def test_images_are_a_mapping(answer):
+    assert answer('{{ images["base"] }} {{ images.base }}') == {"text": "base:v1 base:v1"}
+    listed = answer(
+        '{{ "base" in images }} {{ images | length }} {% for one in images %}{{ one }},{% endfor %}'
+    )
+    assert listed == {"text": "True 2 base,app,"}
+    assert answer("{{ images[1] }}") == {"image": "1"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{{ images }}",
+        '{{ "%s" % images }}',
+        "{{ [images] }}",
+        "{{ base.upper }}",
+        "{{ [1] | map('string') }}",
+    ],
+)
+def test_what_python_would_write_otherwise_each_time_is_not_written(answer, text):
+    assert any(word in answer(text)["error"] for word in ("can't be written", "written one by one"))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["/etc/passwd", "../outside.j2", "link.j2", "folder/outside.j2", "sub/../t.j2", "{{ folder }}/t.j2"],
+)
+def test_a_template_includes_only_what_is_in_its_folder(tmp_path, name):
+    folder = tmp_path / "templates"
+    folder.mkdir()
+    (tmp_path / "outside.j2").write_text("secret")
+    (folder / "t.j2").write_text(f'{{% include "{name.replace("{{ folder }}", str(folder))}" %}}')
+    (folder / "link.j2").symlink_to("../outside.j2")
+    (folder / "folder").symlink_to(tmp_path)
+    (folder / "sub").mkdir()
+    assert "no template" in Templates(str(folder)).answer("t.j2", {}, {}, [])["error"]
+
+
+def test_a_link_inside_of_the_folder_is_followed(folder, answer):
+    (folder / "link.j2").symlink_to("macros.j2")
+    os.mkfifo(folder / "pipe.j2")
+    assert answer('{% import "link.j2" as m %}{{ m.value }}') == {"text": "1"}
+    assert "no template" in answer('{% include "pipe.j2" %}')["error"]
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (
+            ("images:", "templates: /etc\nimages:"),
+            "2:12: the folder of templates /etc is outside of the matrix' own",
+        ),
+        (("images:", "templates: ../x\nimages:"), "2:12: the folder of templates ../x is outside"),
+        (("images:", "templates: link\nimages:"), "2:12: the folder of templates link is outside"),
+        (("training.j2", "/etc/shadow"), "5:15: the template /etc/shadow is outside of"),
+        (("training.j2", "../matrix.yaml"), "5:15: the template ../matrix.yaml is outside of"),
+        (("training.j2", "link.j2"), "5:15: the template link.j2 is outside of"),
+    ],
+)
+def test_a_matrix_names_only_templates_of_its_own(project, tmp_path, change, expected):
+    (tmp_path / "link").symlink_to("/etc")
+    (tmp_path / "templates" / "link.j2").symlink_to("/etc/passwd")
+    with pytest.raises(MatrixError) as caught:
+        load(project(change))
+    assert expected in str(caught.value)
+    assert "links that lead out are refused" in str(caught.value)
+
+
+def test_a_folder_of_templates_that_is_a_link_out(project, tmp_path):
+    path = project()
+    (tmp_path / "templates").rename(tmp_path.parent / "elsewhere")
+    (tmp_path / "templates").symlink_to("../elsewhere")
+    with pytest.raises(MatrixError, match="1:1: the folder of templates templates is outside"):
+        load(path)
+
+
+@pytest.fixture
+def cells(project):
+    """Call it with a template to get the renderer of its folder, and the cells."""
+    renderers = []
+
+    def call(template):
+        matrix = load(project(template=template))
+        renderers.append(render.Renderer(matrix.templates))
+        return renderers[-1], expand(matrix).cells
+
+    yield call
+    for one in renderers:
+        one.__exit__()
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        (
+            "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+            "more than 1 s to render",
+        ),
+        ("{% set n = 7 ** (10 ** 9) %}", "more than 1 s to render"),
+        ("{{ 'a' * 10 ** 7 }}", "it makes more than 1,048,576 characters"),
+        ("{{ 'a' * 10 ** 10 }}", "it takes too much memory"),
+        ("{{ '%99999999999d' % 1 }}", "training.j2:1: "),
+    ],
+)
+def test_a_template_has_limits_of_time_memory_and_output(cells, monkeypatch, template, expected):
+    monkeypatch.setattr(render, "SECONDS", 1)
+    renderer, found = cells(template)
+    with pytest.raises(UsageError) as caught:
+        renderer.render(found[0], {}.get)
+    assert expected in str(caught.value)
+    assert str(caught.value).endswith("(in the cell cpu-x86-64-v3)")
+
+
+def test_what_renders_may_be_killed(cells):
+    renderer, found = cells("FROM x\n")
+    assert renderer.render(found[0], {}.get) == "FROM x\n"
+    renderer._process.kill()
+    with pytest.raises(UsageError, match="it ends what renders it with SIGKILL"):
+        renderer.render(found[1], {}.get)
+
+
+def test_what_renders_may_not_even_start(cells, monkeypatch):
+    monkeypatch.setattr(render, "START", "raise SystemExit(3)")
+    renderer, found = cells("FROM x\n")
+    with pytest.raises(ImagematrixError, match="has ended with the code 3"):
+        renderer.render(found[0], {}.get)
+
+
+def test_long_requests_and_long_answers_wait_for_each_other_never(cells):
+    renderer, found = cells("{% for n in range(1000) %}{{ base }} and much more text {% endfor %}")
+    renderer.ahead(found)
+    assert {len(renderer.render(cell, {}.get)) > 30_000 for cell in reversed(found)} == {True}
+
+
+def test_ctrl_c_is_not_for_what_renders(cells):
+    renderer, found = cells("FROM x\n")
+    assert os.getsid(renderer._process.pid) == renderer._process.pid != os.getsid(0)
+    assert renderer.render(found[0], {}.get) == "FROM x\n"

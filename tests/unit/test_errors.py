@@ -1,0 +1,45 @@
+"""The tree of errors: whatever is raised can be sent to another process and copied."""
+
+import copy
+import importlib
+import pickle
+import pkgutil
+
+import pytest
+
+import imagematrix
+from imagematrix.errors import ImagematrixError, NothingFits
+from imagematrix.launch.devices import DevicesError, Problem
+from imagematrix.matrix import problems
+from imagematrix.matrix.problems import Mark, MatrixError
+
+NODE = Problem(path="/dev/nvidia0", what="is not there", remedy="nvidia-modprobe -c 0")
+OWN = {
+    NothingFits: lambda: NothingFits("none fits", selection={"any": "thing"}, remedy="build one"),
+    DevicesError: lambda: DevicesError((NODE,)),
+    MatrixError: lambda: MatrixError("matrix.yaml", [problems.Problem(message="bad", mark=Mark(1, 2))]),
+}
+
+
+def kinds(base=ImagematrixError):
+    """Return all errors of the package."""
+    for module in pkgutil.walk_packages(imagematrix.__path__, "imagematrix."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+    yield base
+    for kind in base.__subclasses__():
+        yield from kinds(kind)
+
+
+@pytest.mark.parametrize("kind", dict.fromkeys(kinds()), ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize(
+    "copied",
+    [copy.copy, copy.deepcopy, lambda error: pickle.loads(pickle.dumps(error))],  # noqa: S301
+)
+def test_every_error_can_be_copied(kind, copied):
+    error = OWN.get(kind, lambda: kind("it is so", remedy="do this"))()
+    error.add_note("and more")
+    found = copied(error)
+    assert type(found) is kind
+    assert (str(found), found.args, vars(found)) == (str(error), error.args, vars(error))
+    assert found.remedy == error.remedy
