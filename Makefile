@@ -50,7 +50,7 @@ gpu-bundle: $(VENV)/.dev
 coverage: $(VENV)/.dev
 	$(BIN)/coverage combine -q
 	$(BIN)/coverage report --fail-under=95
-	$(BIN)/coverage report --fail-under=100 --include='imagematrix/select/*'
+	$(BIN)/coverage report --fail-under=100 --include='imagematrix/selection/*,imagematrix/gpus/*'
 
 bench: packages $(VENV)/.dev
 	$(BIN)/python -m pip install -q --group bench

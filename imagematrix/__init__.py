@@ -13,9 +13,6 @@ loads no library but Python's own.
 
 from __future__ import annotations
 
-import sys
-from types import ModuleType
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from imagematrix.catalog.catalog import Catalog
@@ -25,18 +22,18 @@ if TYPE_CHECKING:
         EngineError,
         GpusBusyError,
         ImagematrixError,
-        NothingFits,
         ProbeError,
         TagMovedError,
         UnknownImageError,
         UsageError,
     )
-    from imagematrix.launch.launch import launch
-    from imagematrix.launch.share import Share
-    from imagematrix.probe.host import Host
-    from imagematrix.probe.probe import probe
-    from imagematrix.select.select import explain, select, select_many
-    from imagematrix.select.visible import within
+    from imagematrix.gpus.visible import within
+    from imagematrix.launcher.launch import launch
+    from imagematrix.launcher.share import Share
+    from imagematrix.node.host import Host
+    from imagematrix.node.probe import probe
+    from imagematrix.selection.select import explain, select, select_many
+    from imagematrix.selection.selection import NothingFits
 
 __all__ = [
     "AuditError",
@@ -62,29 +59,17 @@ __all__ = [
 
 _HOMES = {
     "Catalog": "imagematrix.catalog.catalog",
-    "Host": "imagematrix.probe.host",
-    "explain": "imagematrix.select.select",
-    "launch": "imagematrix.launch.launch",
-    "Share": "imagematrix.launch.share",
-    "probe": "imagematrix.probe.probe",
-    "select": "imagematrix.select.select",
-    "select_many": "imagematrix.select.select",
-    "within": "imagematrix.select.visible",
+    "Host": "imagematrix.node.host",
+    "NothingFits": "imagematrix.selection.selection",
+    "explain": "imagematrix.selection.select",
+    "launch": "imagematrix.launcher.launch",
+    "Share": "imagematrix.launcher.share",
+    "probe": "imagematrix.node.probe",
+    "select": "imagematrix.selection.select",
+    "select_many": "imagematrix.selection.select",
+    "within": "imagematrix.gpus.visible",
 }
 
-
-class _Package(ModuleType):
-    """This module: here `select` is the function, though there is a package of that name as well.
-
-    Python puts a package into its parent once it is loaded, and would put it in the function's place.
-    """
-
-    def __setattr__(self, name: str, value: object) -> None:
-        if not (name in _HOMES and isinstance(value, ModuleType)):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package
 
 if not TYPE_CHECKING:  # a type checker shall see the names above, and no others
 

@@ -8,7 +8,6 @@ __all__ = [
     "EngineError",
     "GpusBusyError",
     "ImagematrixError",
-    "NothingFits",
     "ProbeError",
     "TagMovedError",
     "UnknownImageError",
@@ -19,8 +18,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
-
-    from imagematrix.select.selection import Selection
 
 
 class ImagematrixError(Exception):
@@ -49,16 +46,6 @@ class UsageError(ImagematrixError):
     """A command, a document or a matrix that is not valid."""
 
     exit_code = 2
-
-
-class NothingFits(ImagematrixError):  # noqa: N818 - the name is part of the library's contract
-    """No variant fits the host; `selection` holds every candidate with its reasons."""
-
-    exit_code = 3
-
-    def __init__(self, message: str, *, selection: Selection, remedy: str | None = None) -> None:
-        super().__init__(message, remedy=remedy)
-        self.selection = selection
 
 
 class UnknownImageError(ImagematrixError):

@@ -12,7 +12,7 @@ import samples
 from measure import PASS, Row, calls, duration, multiple, processes
 
 from imagematrix.catalog.catalog import Catalog
-from imagematrix.select.select import Selector, select_many
+from imagematrix.selection.select import Selector, select_many
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 import samples
 from measure import Row, duration, multiple, processes
 
-from imagematrix.build.plan import Against, plan
 from imagematrix.matrix.load import load
+from imagematrix.planning.plan import Against, plan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from measure import Pace
 
-    from imagematrix.build.backend import Present
+    from imagematrix.planning.backend import Present
 
 TIME_BAR, MEMORY_BAR = 1.0, 150  # seconds (see measure.REFERENCE), MiB
 ROUNDS = 5

@@ -10,7 +10,7 @@ from pathlib import Path
 from imagematrix.catalog.catalog import Catalog, Ptx, UserModeDriver, Variant
 from imagematrix.documents import dump
 from imagematrix.facts import marches
-from imagematrix.probe.host import Host
+from imagematrix.node.host import Host
 from imagematrix.record import replace
 
 ROOT = Path(__file__).parents[2]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 from imagematrix import documents
-from imagematrix.errors import UsageError
 from imagematrix.record import Record, replace
+from imagematrix.reference import DIGEST, split
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,10 +23,8 @@ __all__ = [
     "Ptx",
     "UserModeDriver",
     "Variant",
-    "names_registry",
     "own_axes",
     "preference",
-    "split",
 ]
 
 SCHEMA = "imagematrix.catalog/v1"
@@ -35,7 +33,6 @@ MODES = ("exact", "compat", "host")
 HARDWARE = ("platform", "cuda", "compute", "march", "driver")
 # What variants that fit are compared by, in the usual order; select/order.py says how.
 CRITERIA = ("gpu", "device-code", "driver", "cuda", "cpu-level", "cpu-vendor", "cpu-flags")
-DIGEST = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
 RELEASE = re.compile(r"\d{1,2}\.\d{1,2}", re.ASCII)
 CODE = re.compile(r"\d{2,3}[af]?", re.ASCII)
 VERSION = re.compile(r"\d{1,4}(\.\d{1,4}){1,3}", re.ASCII)
@@ -215,26 +212,6 @@ class Catalog(Record):
         from imagematrix.catalog.registry import catalog
 
         return catalog(name)
-
-
-def split(name: str) -> tuple[str, str | None]:
-    """Return image and version of `training:v1` or `registry:5000/ml/training:v1`.
-
-    In place of a version there may be all else that comes behind a name: a variant's tag, or a digest.
-    """
-    whole, at, digest = name.partition("@")
-    image, colon, version = whole.rpartition(":")
-    if not colon or "/" in version:
-        image, version = whole, ""
-    if not image or (at and not digest) or (image != whole and not version):
-        raise UsageError(f"{name!r} is no image such as training:v1")
-    return image, digest or version or None
-
-
-def names_registry(name: str) -> bool:
-    """Whether the name of an image begins with a registry, as docker tells one from a folder."""
-    first, slash, _ = name.partition("/")
-    return bool(slash) and ("." in first or ":" in first or first == "localhost")
 
 
 def _variant(fields: Fields, known: dict[str, Any]) -> Variant:

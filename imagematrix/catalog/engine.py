@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from imagematrix import engine
 from imagematrix.catalog import labels
-from imagematrix.catalog.catalog import Catalog, split
+from imagematrix.catalog.catalog import Catalog
 from imagematrix.errors import UnknownImageError
+from imagematrix.reference import split
 from imagematrix.spelling import SLIP, nearest
 
 TYPE_CHECKING = False

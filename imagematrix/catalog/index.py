@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from imagematrix import documents
 from imagematrix.catalog import labels
-from imagematrix.catalog.catalog import DIGEST, Catalog
+from imagematrix.catalog.catalog import Catalog
 from imagematrix.errors import UsageError
-from imagematrix.registry import DOCKER_LIST, INDEX
+from imagematrix.oci.registry import DOCKER_LIST, INDEX
+from imagematrix.reference import DIGEST
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -12,6 +12,7 @@ from imagematrix.record import Record
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+    from typing import Any
 
 __all__ = [
     "ANNOTATED",
@@ -29,6 +30,7 @@ __all__ = [
     "Terms",
     "agreed",
     "components",
+    "content",
     "read",
     "size",
     "tag",
@@ -124,3 +126,16 @@ def _object(labels: Mapping[str, str], label: str, reference: str) -> dict[str, 
     if not isinstance(data, dict):
         raise UsageError(f"{reference}: the label {label} is no object")
     return data
+
+
+def content(config: Mapping[str, Any]) -> str:
+    """Return the digest of an image's configuration, its layers among that, less the label that says it.
+
+    What is built on the image inherits the label, and has another configuration.
+    """
+    import hashlib
+
+    inner = dict(config.get("config") or {})
+    inner["Labels"] = {key: value for key, value in (inner.get("Labels") or {}).items() if key != CONTENT}
+    text = json.dumps({**config, "config": inner}, sort_keys=True, separators=(",", ":"))
+    return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"

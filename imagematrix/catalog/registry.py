@@ -10,8 +10,9 @@ from imagematrix import documents
 from imagematrix.catalog import index, labels
 from imagematrix.errors import UnknownImageError
 from imagematrix.facts.versions import natural
+from imagematrix.oci.registry import DOCKER_LIST, INDEX, MANIFESTS, Registry
 from imagematrix.record import replace
-from imagematrix.registry import DIGEST, DOCKER_LIST, INDEX, MANIFESTS, Reference, Registry
+from imagematrix.reference import DIGEST, Reference
 from imagematrix.spelling import SLIP, nearest
 
 TYPE_CHECKING = False
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     from imagematrix.catalog.catalog import Catalog
     from imagematrix.catalog.index import Entry
-    from imagematrix.registry import Manifest
+    from imagematrix.oci.registry import Manifest
 
 __all__ = ["catalog", "catalogs", "entry"]
 

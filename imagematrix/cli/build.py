@@ -20,9 +20,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from imagematrix.build.build import Result
-    from imagematrix.build.outcome import Outcome
-    from imagematrix.build.plan import Plan
+    from imagematrix.builder.build import Result
+    from imagematrix.planning.plan import Plan
+    from imagematrix.reports.outcome import Outcome
 
 __all__ = ["command"]
 
@@ -80,9 +80,9 @@ def command(
     json: Json = False,
 ) -> None:
     """Build, audit and tag the images that are not there yet; print the references of the new ones."""
-    from imagematrix.build.build import build, complete, failure
-    from imagematrix.build.given import parse
+    from imagematrix.builder.build import build, complete, failure
     from imagematrix.cli.progress import progress
+    from imagematrix.planning.given import parse
 
     narrow = sharding(shard, durations)
     given = parse(secret or (), ssh or (), build_arg or (), proxy=proxy)
@@ -137,9 +137,9 @@ def _tell(
 
     None of them misses it because it can't be told to another.
     """
-    from imagematrix.build.build import report
-    from imagematrix.build.outcome import parse
+    from imagematrix.builder.build import report
     from imagematrix.cli import ci
+    from imagematrix.reports.outcome import parse
 
     document = report(plan, results)
     outcomes = parse(document, "build").outcomes
@@ -171,8 +171,8 @@ def _conclude(done: int, up_to_date: int) -> None:
 
 
 def _write(path: Path, outcomes: Sequence[Outcome]) -> None:
-    from imagematrix.build.junit import junit
-    from imagematrix.build.logs import said
+    from imagematrix.builder.logs import said
+    from imagematrix.reports.junit import junit
 
     try:
         path.write_bytes(junit(outcomes, lambda outcome: said(outcome.log, outcome.error or "")))
@@ -185,9 +185,10 @@ def _explain(results: Sequence[Result], *, told: BaseException | None) -> None:
 
     The error `told` is that of them all, and is said last.
     """
-    from imagematrix.build.logs import headline, said
-    from imagematrix.build.naming import naming
+    from imagematrix.builder.logs import said
     from imagematrix.cli import ci
+    from imagematrix.planning.naming import naming
+    from imagematrix.text import headline
 
     name = naming(result.item for result in results)
     system = ci.system()

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from imagematrix.catalog.catalog import Catalog
-    from imagematrix.probe.host import Host
+    from imagematrix.node.host import Host
 
 __all__ = ["catalog_of", "node_of"]
 
@@ -25,17 +25,17 @@ def node_of(
     host = _host_of(file, root, nvidia_smi)
     if any(given is not None for given in (file, root, nvidia_smi)):
         return host, gpus
-    from imagematrix.select.visible import within
+    from imagematrix.gpus.visible import within
 
     return within(host, gpus)
 
 
 def _host_of(file: Path | None, root: Path | None, nvidia_smi: Path | None) -> Host:
     if file is not None:
-        from imagematrix.probe.host import Host
+        from imagematrix.node.host import Host
 
         return Host.load(file)
-    from imagematrix.probe.probe import probe
+    from imagematrix.node.probe import probe
 
     return probe(root or "/", smi=nvidia_smi)
 
@@ -72,8 +72,9 @@ def _where_it_lives(image: str) -> Catalog:
     What was built and not published yet is in the engine only. A registry that can't be reached is an error:
     the engine may have no more than what this node pulled, and another choice would come of that.
     """
-    from imagematrix.catalog.catalog import Catalog, names_registry
+    from imagematrix.catalog.catalog import Catalog
     from imagematrix.errors import EngineError, UnknownImageError
+    from imagematrix.reference import names_registry
 
     if not names_registry(image):
         return Catalog.from_engine(image)

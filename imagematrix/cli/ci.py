@@ -13,15 +13,15 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from imagematrix.build.logs import plain
-from imagematrix.build.outcome import UNBUILDABLE
 from imagematrix.cli.output import say
+from imagematrix.reports.outcome import UNBUILDABLE
+from imagematrix.text import plain
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from imagematrix.build.outcome import Outcome
+    from imagematrix.reports.outcome import Outcome
 
 __all__ = ["failed", "system", "table", "write_summary"]
 

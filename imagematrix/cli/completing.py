@@ -103,7 +103,7 @@ def only(ctx: typer.Context, incomplete: str) -> list[str]:
 
 def run_words(ctx: typer.Context, incomplete: str) -> list[str]:
     """Return what may follow the words of `imagematrix run`: the image, or a condition after --where."""
-    from imagematrix.launch.options import split
+    from imagematrix.launcher.options import split
 
     before = [str(word) for word in ctx.params.get("words") or ()]
     if before[-1:] == ["--where"]:
@@ -133,7 +133,7 @@ def _image(ctx: typer.Context) -> str | None:
 def _where(image: str | None, catalog: str | None, incomplete: str) -> list[str]:
     def axes() -> Mapping[str, Sequence[str]]:
         from imagematrix.cli.choosing import catalog_of
-        from imagematrix.select.question import axes
+        from imagematrix.selection.question import axes
 
         found = [catalog_of(image, catalog)] if image else _of_the_engine()
         return axes(variant for one in found for variant in one.variants)

@@ -13,7 +13,8 @@ from imagematrix.cli.choosing import catalog_of
 from imagematrix.cli.completing import images
 from imagematrix.cli.options import AllowCpu, CatalogName, Gpus, Json, Where
 from imagematrix.cli.output import answer, console, table
-from imagematrix.errors import NothingFits, UsageError
+from imagematrix.errors import UsageError
+from imagematrix.selection.selection import NothingFits
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def command(
     from imagematrix.fleet.coverage import coverage
     from imagematrix.fleet.hosts import load
     from imagematrix.fleet.upgrade import parse as replaced
-    from imagematrix.select.question import parse
+    from imagematrix.selection.question import parse
 
     drivers = replaced(driver or ())
     fleet = load(hosts, sys.stdin.buffer)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from imagematrix.doctor.checks import Finding
     from imagematrix.doctor.facts import ImageFacts
-    from imagematrix.probe.host import Host
+    from imagematrix.node.host import Host
 
 __all__ = ["command"]
 
@@ -37,13 +37,13 @@ def command(
 
     Of a host saved in a file it is what the file says, and nothing about this machine.
     """
+    from imagematrix.allocation.survey import ask_nvml
     from imagematrix.doctor.checks import ERROR, examine, to_json
     from imagematrix.doctor.facts import gather, saved
-    from imagematrix.probe.host import Host
-    from imagematrix.probe.probe import assemble
-    from imagematrix.probe.tree import Tree
-    from imagematrix.select.question import parse
-    from imagematrix.use.survey import ask_nvml
+    from imagematrix.node.host import Host
+    from imagematrix.node.probe import assemble
+    from imagematrix.node.tree import Tree
+    from imagematrix.selection.question import parse
 
     asked = parse(where or ())
     if host:
@@ -68,8 +68,8 @@ def command(
 def _image(host: Host, name: str, where: Mapping[str, Sequence[str]], *, live: bool) -> ImageFacts:
     from imagematrix.doctor.facts import ImageFacts
     from imagematrix.doctor.image import libcudas
-    from imagematrix.select.select import select
-    from imagematrix.select.visible import within
+    from imagematrix.gpus.visible import within
+    from imagematrix.selection.select import select
 
     try:
         node, wanted = within(host) if live else (host, None)

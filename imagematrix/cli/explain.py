@@ -21,14 +21,15 @@ from imagematrix.cli.options import (
     Where,
 )
 from imagematrix.cli.output import answer, console
-from imagematrix.errors import NothingFits, UsageError
+from imagematrix.errors import UsageError
+from imagematrix.selection.selection import NothingFits
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from imagematrix.probe.host import Gpu, Host
-    from imagematrix.select.selection import Candidate, Selection
+    from imagematrix.node.host import Gpu, Host
+    from imagematrix.selection.selection import Candidate, Selection
 
 __all__ = ["command"]
 
@@ -48,8 +49,8 @@ def command(
     json: Json = False,
 ) -> None:
     """Show every variant with what the rules say: those that fit, best first, then the others."""
-    from imagematrix.select.question import parse
-    from imagematrix.select.select import explain
+    from imagematrix.selection.question import parse
+    from imagematrix.selection.select import explain
 
     node, wanted = node_of(host, root, nvidia_smi, gpus)
     found = explain(

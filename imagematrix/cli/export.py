@@ -74,8 +74,8 @@ def command(
 
 
 def _jobs(target: Target, file: Path, only: str | None, wanted: int | None) -> Mapping[str, str]:
-    from imagematrix.build.plan import Against
     from imagematrix.export import jobs
+    from imagematrix.planning.plan import Against
 
     cells = [item.cell for item in planned(file, Against(), only).with_status("build")]
     limit = jobs.GITHUB_LIMIT if target is Target.GITHUB else jobs.GITLAB_LIMIT
@@ -88,10 +88,10 @@ def _jobs(target: Target, file: Path, only: str | None, wanted: int | None) -> M
 def _bake(file: Path, only: str | None) -> Mapping[str, str]:
     from functools import partial
 
-    from imagematrix.build.build import ordered
-    from imagematrix.build.compiler import Compilers
-    from imagematrix.build.given import Given
+    from imagematrix.builder.build import ordered
+    from imagematrix.builder.compiler import Compilers
     from imagematrix.export.bake import bake, name
+    from imagematrix.planning.given import Given
 
     with workshop(push=False, given=Given()) as shop:
         plan = planned(file, shop.against, only)

@@ -121,7 +121,7 @@ def _call(words: Sequence[str]) -> None:
             command(**given)
             return
     if words[:1] == ["run"]:
-        from imagematrix.launch.options import split
+        from imagematrix.launcher.options import split
 
         asked = split(words[1:])
         if asked.image is not None and not asked.help:

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-    from imagematrix.use.report import Status
-    from imagematrix.use.uses import Uses
+    from imagematrix.allocation.report import Status
+    from imagematrix.allocation.usage import Uses
 
 __all__ = ["command"]
 
@@ -22,12 +22,12 @@ COLUMNS = ("GPU", "name", "uuid", "", "used by", "load", "memory", "heat")
 
 def command(host: HostFile = None, json: Json = False) -> None:
     """Tell which GPUs of this node are free or shared, and who uses them."""
-    from imagematrix.probe.host import Host
-    from imagematrix.probe.probe import assemble
-    from imagematrix.probe.tree import Tree
-    from imagematrix.use.report import statuses, to_json
-    from imagematrix.use.survey import ask_nvml, survey
-    from imagematrix.use.uses import joined
+    from imagematrix.allocation.report import statuses, to_json
+    from imagematrix.allocation.survey import ask_nvml, survey
+    from imagematrix.allocation.usage import joined
+    from imagematrix.node.host import Host
+    from imagematrix.node.probe import assemble
+    from imagematrix.node.tree import Tree
 
     live = ask_nvml()
     # NVML is asked once: some of what it says is about the host, some about now.
@@ -58,8 +58,8 @@ def _containers() -> tuple[list[dict[str, Any]], list[str]]:
 
 def _leases() -> Uses:
     from imagematrix import engine
-    from imagematrix.use.locks import Locks, folder
-    from imagematrix.use.survey import leases
+    from imagematrix.allocation.locks import Locks, folder
+    from imagematrix.allocation.survey import leases
 
     if not os.path.isdir(folder()):  # noqa: PTH112 - it takes a string
         return {}

@@ -26,10 +26,10 @@ def command(
 
     What the lock has stays, and what no cell uses any more goes.
     """
-    from imagematrix.build import lock
-    from imagematrix.build.local import Engine
-    from imagematrix.build.plan import Against, plan
     from imagematrix.matrix.load import load
+    from imagematrix.planning import lock
+    from imagematrix.planning.plan import Against, plan
+    from imagematrix.stores.engine import Engine
 
     path = lock.beside(file)
     known = lock.read(path)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from imagematrix.catalog.catalog import Catalog, Variant
-    from imagematrix.select import question
+    from imagematrix.selection import question
 
 __all__ = ["command"]
 
@@ -34,9 +34,9 @@ def command(
 
     Of an image in a registry without a version, list the versions.
     """
-    from imagematrix.catalog.catalog import names_registry, split
     from imagematrix.cli.choosing import catalog_of
-    from imagematrix.select.question import parse
+    from imagematrix.reference import names_registry, split
+    from imagematrix.selection.question import parse
 
     name, version = split(image) if image else (None, None)
     versions = name is not None and version is None and names_registry(name)
@@ -61,7 +61,7 @@ def _several(name: str | None) -> list[Catalog]:
     Raises UnknownImageError where there is none of that name.
     """
     from imagematrix.catalog import engine
-    from imagematrix.catalog.catalog import names_registry
+    from imagematrix.reference import names_registry
 
     if name is None or not names_registry(name):
         found = engine.catalogs(name)
@@ -75,7 +75,7 @@ def _several(name: str | None) -> list[Catalog]:
 
 def _asked(catalogs: Sequence[Catalog], where: question.Where) -> list[Catalog]:
     """Return what `where` leaves of some catalogs; raise UsageError where it means nothing in any of them."""
-    from imagematrix.select.question import narrowed
+    from imagematrix.selection.question import narrowed
 
     found, errors = [], []
     for catalog in catalogs:

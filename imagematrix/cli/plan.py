@@ -15,7 +15,7 @@ from imagematrix.errors import TagMovedError, UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from imagematrix.build.plan import Item, Plan
+    from imagematrix.planning.plan import Item, Plan
 
 __all__ = ["command"]
 
@@ -41,7 +41,7 @@ def command(
     json: Json = False,
 ) -> None:
     """Tell for each cell what a build would do: build, adopt, up-to-date, excluded or infeasible, and why."""
-    from imagematrix.build.given import parse
+    from imagematrix.planning.given import parse
 
     narrow = sharding(shard, durations)
     found = narrow(compared(file, only, push=push, given=parse(args=build_arg or (), proxy=proxy)))
@@ -58,8 +58,8 @@ def command(
 def _print(plan: Plan) -> None:
     from rich.markup import escape
 
-    from imagematrix.build.naming import naming
-    from imagematrix.build.plan import STATUSES
+    from imagematrix.planning.naming import naming
+    from imagematrix.planning.plan import STATUSES
 
     name = naming(plan.items)
     rows = [

@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from contextlib import ExitStack
     from pathlib import Path
 
-    from imagematrix.build.buildx import Buildx
-    from imagematrix.build.given import Given
-    from imagematrix.build.local import Engine
-    from imagematrix.build.plan import Against, Plan
-    from imagematrix.build.pool import Pool
-    from imagematrix.build.remote import Remote
+    from imagematrix.builder.buildx import Buildx
+    from imagematrix.builder.pool import Pool
     from imagematrix.matrix.matrix import Matrix
+    from imagematrix.planning.given import Given
+    from imagematrix.planning.plan import Against, Plan
+    from imagematrix.stores.engine import Engine
+    from imagematrix.stores.registry import Remote
 
 __all__ = ["Workshop", "compared", "locked", "never_pushed", "planned", "sharding", "workshop"]
 
@@ -54,7 +54,7 @@ class Workshop:
     @cached_property
     def builder(self) -> Pool:
         """What makes images; raise EngineError, and UsageError where a builder is not there."""
-        from imagematrix.build.pool import Pool
+        from imagematrix.builder.pool import Pool
 
         return Pool(self._builders)
 
@@ -65,7 +65,7 @@ class Workshop:
 
     @cached_property
     def _builders(self) -> list[tuple[Buildx, int]]:
-        from imagematrix.build.buildx import Buildx
+        from imagematrix.builder.buildx import Buildx
 
         enter = self._stack.enter_context
         proxy = bool(self._given and self._given.proxies)
@@ -77,7 +77,7 @@ class Workshop:
     @property
     def against(self) -> Against:
         """What a matrix is planned against here."""
-        from imagematrix.build.plan import Against
+        from imagematrix.planning.plan import Against
 
         return Against(
             resolve=self._engine.resolve, store=self.store, engine=self._adopting, given=self._given
@@ -100,8 +100,8 @@ def workshop(
     """
     if attest and not push:
         raise UsageError("attestations are kept in a registry", remedy="give --push as well")
-    from imagematrix.build.local import Engine
-    from imagematrix.build.remote import Remote
+    from imagematrix.stores.engine import Engine
+    from imagematrix.stores.registry import Remote
 
     wanted = [_places(text, jobs) for text in builders] or [(None, jobs)]
     with contextlib.ExitStack() as stack:
@@ -125,10 +125,10 @@ def planned(
 
     Raises UsageError where `--only` is bad, or where an image that is to be pushed can't be.
     """
-    from imagematrix.build import context, lock
-    from imagematrix.build.plan import plan
     from imagematrix.conditions import ConditionError
     from imagematrix.matrix.load import load
+    from imagematrix.planning import context, lock
+    from imagematrix.planning.plan import plan
 
     matrix = load(file)
     if against.given:
@@ -149,7 +149,7 @@ def planned(
 
 def locked(file: Path, against: Against, only: str | None, *, push: bool, frozen: bool) -> Plan:
     """Return the plan as `planned` does, after the lock has got the base images that it lacked."""
-    from imagematrix.build import lock
+    from imagematrix.planning import lock
 
     while True:
         plan = planned(file, against, only, push=push, frozen=frozen)
@@ -161,7 +161,7 @@ def locked(file: Path, against: Against, only: str | None, *, push: bool, frozen
 
 def compared(file: Path, only: str | None, *, push: bool = False, given: Given | None = None) -> Plan:
     """Return the plan against the engine or the registries; where no engine answers, against nothing."""
-    from imagematrix.build.plan import Against
+    from imagematrix.planning.plan import Against
 
     with contextlib.ExitStack() as stack:
         try:
@@ -194,8 +194,8 @@ def sharding(shard: str | None, durations: Sequence[Path] | None) -> Callable[[P
         if durations:
             raise UsageError("--durations balances shards: it goes with --shard I/N")
         return lambda plan: plan
-    from imagematrix.build import outcome
-    from imagematrix.build.shard import Shard, narrowed, recorded
+    from imagematrix.planning.shard import Shard, narrowed, recorded
+    from imagematrix.reports import outcome
 
     part = Shard.parse(shard)
     known = recorded(map(outcome.load, durations or ()))

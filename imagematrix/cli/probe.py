@@ -7,14 +7,14 @@ from imagematrix.cli.output import answer, say, show
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from imagematrix.probe.host import Gpu, Host
+    from imagematrix.node.host import Gpu, Host
 
 __all__ = ["command"]
 
 
 def command(root: Root = None, nvidia_smi: NvidiaSmi = None, json: Json = False) -> None:
     """Tell what this node is, as far as choosing an image goes."""
-    from imagematrix.probe.probe import probe
+    from imagematrix.node.probe import probe
 
     host = probe(root or "/", smi=nvidia_smi)
     if json:

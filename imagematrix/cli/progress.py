@@ -7,9 +7,9 @@ import sys
 import threading
 import time
 
-from imagematrix.build.logs import plain
-from imagematrix.build.naming import naming
 from imagematrix.cli.output import console, say
+from imagematrix.planning.naming import naming
+from imagematrix.text import plain
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.text import Text
 
-    from imagematrix.build.build import Result
-    from imagematrix.build.plan import Item
+    from imagematrix.builder.build import Result
+    from imagematrix.planning.plan import Item
 
 __all__ = ["Progress", "progress"]
 

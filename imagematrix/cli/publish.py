@@ -16,8 +16,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from imagematrix.build.plain import Plain
-    from imagematrix.build.publish import Published
+    from imagematrix.stores.plain_pull import Plain
+    from imagematrix.stores.publish import Published
 
 __all__ = ["command"]
 
@@ -47,9 +47,9 @@ def command(
 
     Prints the index by its digest. What an index had stays in it: variants are only ever added.
     """
-    from imagematrix.build.publish import publish
-    from imagematrix.catalog.catalog import split
-    from imagematrix.registry import Registry
+    from imagematrix.oci.registry import Registry
+    from imagematrix.reference import split
+    from imagematrix.stores.publish import publish
 
     image, version = split(name)
     if version is None or "/" not in image or "@" in name:
@@ -110,8 +110,8 @@ def _push(image: str, version: str, chosen: Collection[str]) -> None:
 
     Raises TagMovedError where the registry has a cell made of something else, which was not chosen.
     """
-    from imagematrix.build.local import Engine
-    from imagematrix.build.remote import Remote
+    from imagematrix.stores.engine import Engine
+    from imagematrix.stores.registry import Remote
 
     try:
         engine = Engine()

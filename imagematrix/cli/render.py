@@ -25,7 +25,7 @@ def command(
     ] = None,
 ) -> None:
     """Write the Dockerfiles to a folder, or the one of a single cell to stdout."""
-    from imagematrix.build.plan import Against
+    from imagematrix.planning.plan import Against
 
     items = planned(file, Against(), only).with_status("build")
     if output is None:

@@ -13,7 +13,7 @@ from imagematrix.cli.output import answer, say, table
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from imagematrix.build.outcome import Outcome
+    from imagematrix.reports.outcome import Outcome
 
 __all__ = ["command"]
 
@@ -31,9 +31,9 @@ def command(
     json: Json = False,
 ) -> None:
     """Merge the reports of several builds, and tell which images are built, failed or missing."""
-    from imagematrix.build import outcome
-    from imagematrix.build.merge import merge
     from imagematrix.cli.ci import write_summary
+    from imagematrix.reports import outcome
+    from imagematrix.reports.merge import merge
 
     merged = merge(map(outcome.load, files))
     document = merged.to_json()
@@ -51,7 +51,7 @@ def command(
 def _print(outcomes: tuple[Outcome, ...]) -> None:
     from rich.markup import escape
 
-    from imagematrix.build.logs import plain
+    from imagematrix.text import plain
 
     table(
         ("image", "cell", "status", "seconds"),

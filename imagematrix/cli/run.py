@@ -9,7 +9,7 @@ import typer
 
 from imagematrix.cli.completing import run_words
 from imagematrix.cli.output import console
-from imagematrix.launch.options import OWN
+from imagematrix.launcher.options import OWN
 
 __all__ = ["SETTINGS", "command"]
 

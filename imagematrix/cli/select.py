@@ -34,9 +34,9 @@ def command(
     json: Json = False,
 ) -> None:
     """Print the reference of the variant that fits this node best."""
-    from imagematrix.errors import NothingFits
-    from imagematrix.select.question import parse
-    from imagematrix.select.select import select
+    from imagematrix.selection.question import parse
+    from imagematrix.selection.select import select
+    from imagematrix.selection.selection import NothingFits
 
     try:
         node, wanted = node_of(host, root, nvidia_smi, gpus)

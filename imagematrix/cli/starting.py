@@ -11,20 +11,20 @@ from pathlib import Path
 from imagematrix.cli.choosing import catalog_of, node_of
 from imagematrix.cli.output import answer, say, show, warn
 from imagematrix.errors import EngineError, UsageError
-from imagematrix.launch.options import JSON
+from imagematrix.launcher.options import JSON
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from imagematrix.launch.options import Words
-    from imagematrix.launch.plan import Launch
-    from imagematrix.select.selection import Selection
+    from imagematrix.launcher.options import Words
+    from imagematrix.launcher.plan import Launch
+    from imagematrix.selection.selection import Selection
 
 __all__ = ["start"]
 
 
 def start(asked: Words, image: str) -> int:
     """Show the launch, or start it on GPUs that nobody uses; return the exit code."""
-    from imagematrix.launch.request import elsewhere, request
+    from imagematrix.launcher.request import elsewhere, request
 
     if asked.measure and asked.detached:
         raise UsageError("--measure tells at the end of a run, and -d does not wait for it")
@@ -48,7 +48,7 @@ def start(asked: Words, image: str) -> int:
 
 
 def _show(launch: Launch, asked: Words) -> None:
-    from imagematrix.launch.plan import docker_run
+    from imagematrix.launcher.plan import docker_run
 
     if asked.shown == JSON:
         answer(launch.to_json(asked.docker))
@@ -58,7 +58,7 @@ def _show(launch: Launch, asked: Words) -> None:
 
 def _become(launch: Launch, asked: Words) -> None:
     """Become docker's command, which ends once the container runs."""
-    from imagematrix.launch.plan import docker_run
+    from imagematrix.launcher.plan import docker_run
 
     line = docker_run(launch, asked.docker)
     try:
@@ -69,11 +69,11 @@ def _become(launch: Launch, asked: Words) -> None:
 
 def _attend(launch: Launch, asked: Words, chosen: Selection) -> int:
     """Run docker's command to its end, and say what the container died of, if a rule speaks about that."""
-    from imagematrix.launch.death import death, died
-    from imagematrix.launch.foreground import attend
-    from imagematrix.launch.measure import Measure, told
-    from imagematrix.launch.plan import LAUNCH, docker_run
-    from imagematrix.launch.watch import Watch
+    from imagematrix.launcher.death import death, died
+    from imagematrix.launcher.foreground import attend
+    from imagematrix.launcher.measure import Measure, told
+    from imagematrix.launcher.plan import LAUNCH, docker_run
+    from imagematrix.launcher.watch import Watch
 
     token = os.urandom(6).hex()
     watch = Watch(f"{LAUNCH}={token}", time.time(), removed=asked.removed)

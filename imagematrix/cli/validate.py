@@ -15,9 +15,9 @@ SHOWN = 5  # cells that a message names before it says how many more
 
 def command(file: File = Path("matrix.yaml")) -> None:
     """Check a matrix: every error with file, line, column and a suggestion."""
-    from imagematrix.build.compiler import unanswered
-    from imagematrix.build.plan import Against, plan
+    from imagematrix.builder.compiler import unanswered
     from imagematrix.matrix.load import load
+    from imagematrix.planning.plan import Against, plan
 
     # A plan without an engine also renders every cell, which finds what is wrong in the templates.
     found = plan(load(file), Against())

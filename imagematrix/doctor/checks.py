@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from imagematrix.launch.plan import SELECTED
-from imagematrix.probe.nvml import MISMATCH, NO_LIBRARY
+from imagematrix.launcher.plan import SELECTED
+from imagematrix.node.nvml import MISMATCH, NO_LIBRARY
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from imagematrix.doctor.facts import Facts
     from imagematrix.doctor.kernel import Kernel
-    from imagematrix.probe.host import Gpu
+    from imagematrix.node.host import Gpu
 
     Verdict = tuple[str, str, str | None]  # severity, what was seen, remedy
     Seen = Iterator[Verdict]

@@ -9,19 +9,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from imagematrix import engine
+from imagematrix.allocation import locks
 from imagematrix.doctor import kernel
 from imagematrix.doctor.kernel import Kernel
-from imagematrix.errors import EngineError, NothingFits, ProbeError
-from imagematrix.launch import devices
-from imagematrix.use import locks
+from imagematrix.errors import EngineError, ProbeError
+from imagematrix.launcher import devices
+from imagematrix.selection.selection import NothingFits
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from typing import Any
 
-    from imagematrix.probe.host import Host
-    from imagematrix.probe.nvml import Nvml
+    from imagematrix.node.host import Host
+    from imagematrix.node.nvml import Nvml
 
 __all__ = ["EngineFacts", "Facts", "ImageFacts", "gather", "saved"]
 

@@ -13,7 +13,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from imagematrix.probe.host import Host
+    from imagematrix.node.host import Host
 
 __all__ = ["Kernel", "read"]
 

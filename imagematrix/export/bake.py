@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 
 from imagematrix import documents
-from imagematrix.build import identity
 from imagematrix.errors import UsageError
+from imagematrix.planning import identity
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from imagematrix.build.backend import Order
+    from imagematrix.planning.backend import Order
 
 __all__ = ["LIMIT", "bake", "name"]
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from imagematrix.build.shard import Shard
 from imagematrix.errors import UsageError
+from imagematrix.planning.shard import Shard
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -9,15 +9,15 @@ from imagematrix.fleet.cover import bits, cover
 from imagematrix.fleet.kinds import Judge, Kind
 from imagematrix.fleet.unserved import Unserved, gather
 from imagematrix.fleet.upgrade import Upgrade, upgrade
-from imagematrix.select.index import differing
+from imagematrix.selection.index import differing
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from imagematrix.catalog.catalog import Catalog
-    from imagematrix.probe.host import Host
-    from imagematrix.select.question import Where
+    from imagematrix.node.host import Host
+    from imagematrix.selection.question import Where
 
 __all__ = ["SCHEMA", "Coverage", "Service", "Smallest", "Unserved", "Upgrade", "coverage"]
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from imagematrix import documents
 from imagematrix.errors import UsageError
-from imagematrix.probe.host import Host
-from imagematrix.probe.many import ADVICE, Reader, joined, lines
+from imagematrix.node.host import Host
+from imagematrix.node.many import ADVICE, Reader, joined, lines
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

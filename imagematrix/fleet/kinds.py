@@ -7,20 +7,20 @@ from dataclasses import dataclass
 
 from imagematrix.errors import UsageError
 from imagematrix.fleet.unserved import Miss
-from imagematrix.select.gpus import NONE, choose
-from imagematrix.select.node import Node, hardware, kinds
-from imagematrix.select.question import asked
-from imagematrix.select.rules import results
-from imagematrix.select.select import Selector
+from imagematrix.gpus.spec import NONE, choose
+from imagematrix.selection.node import Node, hardware, kinds
+from imagematrix.selection.question import asked
+from imagematrix.selection.rules import results
+from imagematrix.selection.select import Selector
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping
 
     from imagematrix.catalog.catalog import Catalog
-    from imagematrix.probe.host import Gpu, Host
-    from imagematrix.select.question import Where
-    from imagematrix.select.selection import Selection
+    from imagematrix.node.host import Gpu, Host
+    from imagematrix.selection.question import Where
+    from imagematrix.selection.selection import Selection
 
 __all__ = ["Judge", "Kind"]
 

@@ -8,7 +8,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from imagematrix.select.selection import RuleResult
+    from imagematrix.selection.selection import RuleResult
 
 __all__ = ["Miss", "Unserved", "gather"]
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from imagematrix.fleet.kinds import Judge, Kind
     from imagematrix.fleet.unserved import Miss
-    from imagematrix.probe.host import Host
+    from imagematrix.node.host import Host
 
 __all__ = ["Change", "Loss", "Upgrade", "parse", "upgrade"]
 

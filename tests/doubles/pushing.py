@@ -10,10 +10,10 @@ import sys
 import time
 from pathlib import Path
 
-from imagematrix.build.backend import Made, Order, Sources
-from imagematrix.build.remote import Remote
 from imagematrix.catalog import labels
 from imagematrix.errors import ImagematrixError
+from imagematrix.planning.backend import Made, Order, Sources
+from imagematrix.stores.registry import Remote
 
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 CONFIG = "application/vnd.oci.image.config.v1+json"

@@ -12,8 +12,8 @@ H200 = ROOT / "tests/hosts/genoa-h200.json"
 PLAYED = """
 import sys
 from imagematrix.cli import main
-from imagematrix.probe import probe
-from imagematrix.probe.host import Host
+from imagematrix.node import probe
+from imagematrix.node.host import Host
 node = Host.load(sys.argv.pop(1))
 probe.assemble = lambda *_, **__: node
 main()

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from imagematrix import engine as api
+from imagematrix.allocation.claim import claim
+from imagematrix.allocation.survey import survey
 from imagematrix.errors import GpusBusyError
-from imagematrix.probe.host import Host
-from imagematrix.probe.nvml import Nvml, NvmlGpu, Process
-from imagematrix.use.claim import claim
-from imagematrix.use.survey import survey
+from imagematrix.node.host import Host
+from imagematrix.node.nvml import Nvml, NvmlGpu, Process
 
 H200 = Host.load(Path(__file__).parents[2] / "tests/hosts/genoa-h200.json")
 GPU = H200.gpus[0]

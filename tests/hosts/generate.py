@@ -14,10 +14,10 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-from imagematrix.probe.host import Host, MigDevice
-from imagematrix.probe.nvml import Nvml, NvmlGpu
-from imagematrix.probe.probe import assemble
-from imagematrix.probe.tree import Tree
+from imagematrix.node.host import Host, MigDevice
+from imagematrix.node.nvml import Nvml, NvmlGpu
+from imagematrix.node.probe import assemble
+from imagematrix.node.tree import Tree
 
 FOLDER = Path(__file__).parent
 

@@ -22,13 +22,13 @@ import pytest
 from distribution import Server
 
 from imagematrix import documents
-from imagematrix.build import labels
-from imagematrix.build.plan import Against, plan
 from imagematrix.catalog import labels as names
 from imagematrix.catalog.catalog import Catalog
 from imagematrix.cli import main
 from imagematrix.facts import marches
 from imagematrix.matrix.load import load
+from imagematrix.planning import labels
+from imagematrix.planning.plan import Against, plan
 
 ROOT = Path(__file__).parents[2]
 GOOD = """\
@@ -319,7 +319,7 @@ def remote_engine(docker_host):
 @pytest.fixture
 def no_pause(monkeypatch):
     """What may pass is tried again at once."""
-    monkeypatch.setattr("imagematrix.registry.PAUSE", 0)
+    monkeypatch.setattr("imagematrix.oci.registry.PAUSE", 0)
 
 
 @pytest.fixture

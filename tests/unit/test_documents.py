@@ -10,8 +10,8 @@ from imagematrix import documents
 from imagematrix.catalog import labels
 from imagematrix.catalog.catalog import Catalog
 from imagematrix.errors import UsageError
-from imagematrix.probe.host import Host
-from imagematrix.select.select import explain
+from imagematrix.node.host import Host
+from imagematrix.selection.select import explain
 
 
 @pytest.mark.parametrize(

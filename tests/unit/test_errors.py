@@ -8,10 +8,11 @@ import pkgutil
 import pytest
 
 import imagematrix
-from imagematrix.errors import ImagematrixError, NothingFits
-from imagematrix.launch.devices import DevicesError, Problem
+from imagematrix.errors import ImagematrixError
+from imagematrix.launcher.devices import DevicesError, Problem
 from imagematrix.matrix import problems
 from imagematrix.matrix.problems import Mark, MatrixError
+from imagematrix.selection.selection import NothingFits
 
 NODE = Problem(path="/dev/nvidia0", what="is not there", remedy="nvidia-modprobe -c 0")
 OWN = {

@@ -40,8 +40,8 @@ def test_star_brings_the_names():
 def test_a_package_does_not_take_a_functions_place():
     code = """
         import json
-        import imagematrix.launch.plan, imagematrix.probe.tree, imagematrix.select.order
-        from imagematrix.select import rules
+        import imagematrix.launcher.plan, imagematrix.node.tree, imagematrix.selection.order
+        from imagematrix.selection import rules
         import imagematrix as im
         print(json.dumps([type(getattr(im, name)).__name__ for name in ("launch", "probe", "select")]))
     """
@@ -88,7 +88,7 @@ def test_the_command_loads_no_library_either(profiles, catalog_file):
 
 def nothing_heavy(modules):
     """Assert that there is neither a library among `modules` nor what is slow to load of Python's own."""
-    assert "imagematrix.select.select" in modules
+    assert "imagematrix.selection.select" in modules
     tops = {module.partition(".")[0] for module in modules}
     assert not tops & {*HEAVY, *SLOW}
     assert tops <= {*sys.stdlib_module_names, "imagematrix"}
@@ -122,6 +122,6 @@ def test_a_type_checker_sees_the_types(tmp_path):
     command = [sys.executable, "-m", "mypy", "--strict", "--config-file=", f"--cache-dir={tmp_path}", user]
     said = subprocess.run(command, check=False, capture_output=True, text=True).stdout.splitlines()
     assert [line.partition(": ")[2] for line in said[:-1]] == [
-        'note: Revealed type is "imagematrix.probe.host.Host"',
+        'note: Revealed type is "imagematrix.node.host.Host"',
         'error: Module has no attribute "zzzzzzzz"  [attr-defined]',
     ]

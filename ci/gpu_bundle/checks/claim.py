@@ -6,9 +6,9 @@ import os
 import sys
 
 from imagematrix import ImagematrixError, probe
-from imagematrix.select.gpus import among
-from imagematrix.use.claim import claim
-from imagematrix.use.survey import ask_nvml, survey
+from imagematrix.allocation.claim import claim
+from imagematrix.allocation.survey import ask_nvml, survey
+from imagematrix.gpus.spec import among
 
 
 def main() -> int:

@@ -193,8 +193,8 @@ class Machine:
     def gpu(self) -> dict[str, Any]:
         """The first GPU that works and that the environment leaves to this process."""
         from imagematrix import Host, UsageError
-        from imagematrix.select.gpus import among
-        from imagematrix.select.visible import visible
+        from imagematrix.gpus.spec import among
+        from imagematrix.gpus.visible import visible
 
         gpus = Host.from_json(self.host).gpus
         try:
@@ -246,7 +246,7 @@ class Machine:
     @cached_property
     def libcuda(self) -> Path:
         """The machine's own libcuda.so.1: that of the kernel's driver, if there are several."""
-        from imagematrix.probe.nvml_library import FOLDERS
+        from imagematrix.node.nvml_library import FOLDERS
 
         found = self.run(sys.executable, "-c", FIND)
         places = [Path(folder, "libcuda.so.1") for folder in (*FOLDERS, *SYSTEM)]

@@ -6,8 +6,9 @@ import re
 import pytest
 
 from imagematrix import documents
-from imagematrix.catalog.catalog import Catalog, Ptx, UserModeDriver, Variant, split
+from imagematrix.catalog.catalog import Catalog, Ptx, UserModeDriver, Variant
 from imagematrix.errors import UsageError
+from imagematrix.reference import split
 
 DIGEST = f"sha256:{'a' * 64}"
 ENTRY = {

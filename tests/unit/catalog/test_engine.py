@@ -4,9 +4,10 @@ import pytest
 
 from imagematrix import Catalog
 from imagematrix.catalog import labels
-from imagematrix.catalog.catalog import Variant, split
+from imagematrix.catalog.catalog import Variant
 from imagematrix.catalog.engine import catalog, catalogs
 from imagematrix.errors import EngineError, UnknownImageError, UsageError
+from imagematrix.reference import split
 
 SHORT = "0123456789ab"
 DIGEST = f"sha256:{'d' * 64}"

@@ -10,7 +10,7 @@ import pytest
 
 from imagematrix.catalog.catalog import Catalog
 from imagematrix.errors import EngineError, UnknownImageError, UsageError
-from imagematrix.registry import Reference
+from imagematrix.reference import Reference
 
 DIGEST = f"sha256:{'a' * 64}"
 INPUT = f"sha256:{'0123456789ab' + 'c' * 52}"
@@ -93,7 +93,7 @@ class Registry:
 @pytest.fixture
 def registry(tmp_path, monkeypatch):
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
-    monkeypatch.setattr("imagematrix.registry.PAUSE", 0)
+    monkeypatch.setattr("imagematrix.oci.registry.PAUSE", 0)
     found = Registry()
     yield found
     found.close()
@@ -224,7 +224,7 @@ def test_an_answer_that_breaks_off(registry):
 
 
 def test_an_answer_without_end_is_not_read_to_its_end(registry, monkeypatch):
-    monkeypatch.setattr("imagematrix.transfer.LIMIT", 1000)
+    monkeypatch.setattr("imagematrix.oci.transfer.LIMIT", 1000)
     registry.has(b" " * 2000)
     with pytest.raises(EngineError, match="no document of a registry"):
         Catalog.from_registry(registry.name)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from imagematrix.probe import probe as prober
+from imagematrix.node import probe as prober
 
 COMMANDS = ("init", "validate", "plan", "render", "build", "report", "export", "ls")
 COMMANDS += ("probe", "gpus", "doctor", "select", "explain", "run")
@@ -101,7 +101,7 @@ def test_the_probe_of_this_machine_is_a_host(cli, conforms):
     ],
 )
 def test_the_probe_tells_of_each_gpu(cli, dump, expected):
-    path = Path(__file__).parents[1] / "probe" / "dumps" / f"{dump}.xml"
+    path = Path(__file__).parents[1] / "node" / "dumps" / f"{dump}.xml"
     said = cli("probe", "--nvidia-smi", path)
     assert said.code == 0
     assert re.search(expected, said.out)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from imagematrix.probe.host import Host
+from imagematrix.node.host import Host
 
 # The variant that each host gets: first with its GPUs, then with --gpus none.
 CHOSEN = {

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from imagematrix.build.outcome import parse
 from imagematrix.cli import ci
+from imagematrix.reports.outcome import parse
 
 HOSTILE = "\x1b[0Ksection_end:1:x\r\x1b[0K\n::error::pwned\n##[error]x\n::endgroup::\n%0A::set-output"
 

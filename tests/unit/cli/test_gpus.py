@@ -5,8 +5,8 @@ import os
 
 import pytest
 
-from imagematrix.probe import signs
-from imagematrix.use.locks import Locks, release
+from imagematrix.allocation.locks import Locks, release
+from imagematrix.node import signs
 
 
 @pytest.fixture(autouse=True)

@@ -7,8 +7,8 @@ import pytest
 from imagematrix.doctor.checks import CHECKS, examine, to_json
 from imagematrix.doctor.facts import EngineFacts, Facts, ImageFacts
 from imagematrix.doctor.kernel import Kernel
-from imagematrix.probe.host import Accelerator, Cpu, Driver, Gpu, Host
-from imagematrix.probe.nvml import Nvml, NvmlGpu
+from imagematrix.node.host import Accelerator, Cpu, Driver, Gpu, Host
+from imagematrix.node.nvml import Nvml, NvmlGpu
 
 CPU = Cpu(vendor=None, model=None, flags=frozenset(), level=None)
 DRIVER = Driver(version="550.163.01", kind=None, source="test")

@@ -7,8 +7,8 @@ import pytest
 
 from imagematrix.doctor import facts as module
 from imagematrix.doctor.facts import gather
-from imagematrix.probe import probe
-from imagematrix.probe.host import Host
+from imagematrix.node import probe
+from imagematrix.node.host import Host
 
 
 @pytest.fixture(autouse=True)

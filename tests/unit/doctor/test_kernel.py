@@ -6,7 +6,7 @@ import pytest
 
 from imagematrix.doctor import kernel
 from imagematrix.doctor.kernel import Kernel, read
-from imagematrix.probe.host import Cpu, Gpu, Host
+from imagematrix.node.host import Cpu, Gpu, Host
 
 CPU = Cpu(vendor=None, model=None, flags=frozenset(), level=None)
 ADDRESS = "0000:41:00.0"

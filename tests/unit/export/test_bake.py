@@ -11,10 +11,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from imagematrix.build.backend import Order, Sources
 from imagematrix.catalog import labels
 from imagematrix.errors import UsageError
 from imagematrix.export.bake import LIMIT, bake
+from imagematrix.planning.backend import Order, Sources
 
 
 def _buildx():

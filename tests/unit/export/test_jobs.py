@@ -9,12 +9,12 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from imagematrix.build.plan import Against, plan
-from imagematrix.build.shard import Shard, narrowed
 from imagematrix.errors import UsageError
 from imagematrix.export.jobs import GITHUB_LIMIT, GITLAB_LIMIT, github, gitlab, jobs
 from imagematrix.matrix.load import load
 from imagematrix.matrix.matrix import Cell, Image
+from imagematrix.planning.plan import Against, plan
+from imagematrix.planning.shard import Shard, narrowed
 
 TWO_IMAGES = ("axes:", "  base:\n    version: v7\n    template: training.j2\naxes:")
 PLATFORMS = ("axes:", "axes:\n  platform: [linux/amd64, linux/arm64]")

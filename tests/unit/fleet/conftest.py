@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from imagematrix.catalog.catalog import Catalog, UserModeDriver, Variant
-from imagematrix.probe.host import Cpu, Driver, Gpu, Host
+from imagematrix.node.host import Cpu, Driver, Gpu, Host
 
 NEW, OLD = "580.95.05", "535.261.03"
 

@@ -6,10 +6,10 @@ import pytest
 
 from imagematrix.errors import UsageError
 from imagematrix.fleet.coverage import coverage
-from imagematrix.probe.host import Host
+from imagematrix.node.host import Host
 from imagematrix.record import replace
-from imagematrix.select.select import explain
-from imagematrix.select.selection import Selection
+from imagematrix.selection.select import explain
+from imagematrix.selection.selection import Selection
 
 
 @pytest.fixture

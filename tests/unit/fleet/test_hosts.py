@@ -12,8 +12,8 @@ import pytest
 from imagematrix import documents
 from imagematrix.errors import UsageError
 from imagematrix.fleet.hosts import load
-from imagematrix.probe import many
-from imagematrix.probe.host import Host
+from imagematrix.node import many
+from imagematrix.node.host import Host
 
 
 def read(*paths, stream=b""):

@@ -12,7 +12,7 @@ from imagematrix.catalog.catalog import Ptx, UserModeDriver
 from imagematrix.fleet import page as module
 from imagematrix.fleet.coverage import Smallest, coverage
 from imagematrix.fleet.page import page
-from imagematrix.probe.host import Host
+from imagematrix.node.host import Host
 
 EVIL = '<script>alert(\'1\')</script>"><img src=x onerror="alert(2)"> {{ 7 * 7 }} &amp;'
 VOID = {"meta", "br", "img", "link", "input"}

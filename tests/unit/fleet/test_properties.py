@@ -12,8 +12,8 @@ from imagematrix.catalog.catalog import Catalog, UserModeDriver, Variant
 from imagematrix.errors import ImagematrixError
 from imagematrix.fleet.coverage import coverage
 from imagematrix.fleet.page import page
-from imagematrix.probe.host import Cpu, Driver, Gpu, Host
-from imagematrix.select.select import select_many
+from imagematrix.node.host import Cpu, Driver, Gpu, Host
+from imagematrix.selection.select import select_many
 
 DRIVERS = ("535.261.03", "550.163.01", "595.45")
 PRODUCTS = (("7.0", "1db6"), ("8.0", "20b0"), ("8.9", "26b9"), (None, None))

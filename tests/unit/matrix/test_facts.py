@@ -5,10 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from imagematrix import select
-from imagematrix.build import labels
-from imagematrix.build.identity import identify
 from imagematrix.catalog.catalog import Catalog, Variant
-from imagematrix.errors import NothingFits
 from imagematrix.facts import cuda, macros, marches
 from imagematrix.matrix.expand import expand
 from imagematrix.matrix.facts import Facts, March, Release
@@ -16,7 +13,10 @@ from imagematrix.matrix.feasibility import infeasible
 from imagematrix.matrix.load import load
 from imagematrix.matrix.matrix import Cell, Image
 from imagematrix.matrix.problems import MatrixError
-from imagematrix.probe.host import Cpu, Driver, Gpu, Host
+from imagematrix.node.host import Cpu, Driver, Gpu, Host
+from imagematrix.planning import labels
+from imagematrix.planning.identity import identify
+from imagematrix.selection.selection import NothingFits
 
 FACTS = """\
 facts:

@@ -7,11 +7,11 @@ import jsonschema
 import pytest
 import yaml
 
-from imagematrix.build.plan import Against, plan
 from imagematrix.catalog.catalog import Catalog, Ptx, UserModeDriver, Variant
 from imagematrix.matrix.load import load
-from imagematrix.probe.host import Host
-from imagematrix.select.select import explain
+from imagematrix.node.host import Host
+from imagematrix.planning.plan import Against, plan
+from imagematrix.selection.select import explain
 
 SCHEMAS = {path.name.removesuffix(".json"): path for path in (files("imagematrix") / "schemas").iterdir()}
 DIGEST = f"sha256:{'0' * 64}"

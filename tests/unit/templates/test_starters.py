@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from imagematrix.build.compiler import STAGE
+from imagematrix.builder.compiler import STAGE
 from imagematrix.cli.init import TEMPLATES
 from imagematrix.matrix.expand import expand
 from imagematrix.matrix.load import load

@@ -1,0 +1,142 @@
+"""Which GPUs running containers have, whoever started them: from what the engine tells of each."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+
+from imagematrix.allocation.processes import MAJOR
+from imagematrix.allocation.shares import size
+from imagematrix.allocation.usage import Use, joined, keys, mig_key
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+    from typing import Any
+
+    from imagematrix.allocation.usage import Uses
+    from imagematrix.node.host import Gpu
+
+__all__ = ["CDI_KIND", "LEASE", "VISIBLE", "VRAM", "WHOLE", "had", "uses"]
+
+# Labels: the share of each of its GPUs that a container declares, in MiB or WHOLE, and the lease it was
+# started under. A launch always says the first, so that no image does.
+VRAM = "io.imagematrix.vram"
+WHOLE = "whole"
+LEASE = "io.imagematrix.lease"
+
+ALL = "all"
+CONTROL = 254  # from here on, minors are those of nvidia-modeset and nvidiactl
+NVIDIA_RUNTIME = "nvidia"
+VISIBLE = "NVIDIA_VISIBLE_DEVICES="
+CDI_KIND = "nvidia.com/gpu="
+NODE = re.compile(r"/dev/nvidia(\d+)", re.ASCII)
+NUMBERED = re.compile(r"c\s+195:(\d+|\*)(\s.*)?", re.ASCII)  # a rule of the devices cgroup about GPUs' nodes
+CAPABILITY = re.compile(r"/dev/nvidia-caps/nvidia-cap(\d+)", re.ASCII)
+
+
+def uses(containers: Iterable[Mapping[str, Any]], gpus: tuple[Gpu, ...]) -> Uses:
+    """Return the uses of `gpus` by `containers`, each as `imagematrix.engine.running` has it.
+
+    A container has the GPUs whose nodes are among its devices; those it asked NVIDIA's runtime for, by
+    `--gpus`, by CDI, or by the variable that this runtime reads. A privileged container could use all of them
+    and seldom uses one, so that alone counts for nothing. One with the label VRAM has a share of each, and
+    where the label's value is no number of MiB, the whole.
+    """
+    found = [dict.fromkeys(had(container, gpus), (_use(container),)) for container in containers]
+    return joined(*found)
+
+
+def had(container: Mapping[str, Any], gpus: tuple[Gpu, ...]) -> list[str]:
+    """Return the keys of what one container has of `gpus`, and of others."""
+    return sorted({*_nodes(container, gpus), *_injected(container, gpus)})
+
+
+def _use(container: Mapping[str, Any]) -> Use:
+    config = container.get("Config") or {}
+    labels = config.get("Labels") or {}
+    number = str(container.get("Id") or "")
+    name = str(container.get("Name") or number).lstrip("/")
+    return Use(
+        kind="container",
+        name=f"{name} ({config.get('Image')})",
+        vram_mib=size(str(labels.get(VRAM))),
+        marks=frozenset(filter(None, (number, labels.get(LEASE)))),
+    )
+
+
+def _nodes(container: Mapping[str, Any], gpus: tuple[Gpu, ...]) -> set[str]:
+    host = container.get("HostConfig") or {}
+    paths = [str(device.get("PathOnHost")) for device in host.get("Devices") or ()]
+    numbers = [
+        match[1] for rule in host.get("DeviceCgroupRules") or () if (match := NUMBERED.fullmatch(rule))
+    ]
+    minors = {minor for path in paths if (minor := _minor(path)) is not None}
+    minors |= {int(number) for number in numbers if number != "*"}
+    if "*" in numbers or any(
+        os.path.normpath(path) == "/dev" for path in paths
+    ):  # the engine passes all in it
+        minors |= {gpu.minor for gpu in gpus if gpu.minor is not None}
+    passed = {int(match[1]) for path in paths if (match := CAPABILITY.fullmatch(path))}
+    instances = {
+        (gpu.minor, device.gpu_instance, device.compute_instance)
+        for gpu in gpus
+        for device in gpu.mig or ()
+        if gpu.minor is not None and device.capabilities and passed.issuperset(device.capabilities)
+    }
+    # With MIG the node of the GPU is there too, and gives nothing by itself.
+    whole = minors - {minor for minor, _, _ in instances}
+    return {f"nvidia{minor}" for minor in whole} | {mig_key(*instance) for instance in instances}
+
+
+def _minor(path: str) -> int | None:
+    """Return the number of the GPU whose node a path leads to, by whatever name."""
+    match = NODE.fullmatch(path)
+    if match:
+        return int(match[1])
+    try:
+        found = os.stat(path)  # noqa: PTH116 - pathlib is slow to import
+    except (OSError, ValueError):
+        return None
+    minor = os.minor(found.st_rdev)
+    is_gpu = stat.S_ISCHR(found.st_mode) and os.major(found.st_rdev) == MAJOR and minor < CONTROL
+    return minor if is_gpu else None
+
+
+def _injected(container: Mapping[str, Any], gpus: tuple[Gpu, ...]) -> Iterator[str]:
+    host, config = container.get("HostConfig") or {}, container.get("Config") or {}
+    names: list[str] = []
+    for request in host.get("DeviceRequests") or ():
+        names += _requested(request)
+    if host.get("Runtime") == NVIDIA_RUNTIME:
+        values = [value for value in config.get("Env") or () if str(value).startswith(VISIBLE)]
+        names += values[-1].removeprefix(VISIBLE).split(",") if values else []
+    for name in names:
+        for gpu in gpus:
+            if gpu.minor is not None:
+                yield from _named(gpu, name)
+
+
+def _requested(request: Mapping[str, Any]) -> list[str]:
+    """Return the names of the GPUs in one of a container's device requests.
+
+    The engine turns a count into the first so many indices, and -1 into "all" (daemon/nvidia_linux.go).
+    """
+    ids = [str(name).removeprefix(CDI_KIND) for name in request.get("DeviceIDs") or ()]
+    driver, capabilities = request.get("Driver") or "", request.get("Capabilities") or ()
+    if driver not in ("", "nvidia", "cdi") or (
+        driver == "" and not any("gpu" in one for one in capabilities)
+    ):
+        return []
+    count = int(request.get("Count") or 0)
+    return ids + ([ALL] if count < 0 else [str(index) for index in range(count)])
+
+
+def _named(gpu: Gpu, name: str) -> tuple[str, ...]:
+    """Return the keys of what `name` means of `gpu`; "0:1" is the second MIG device of GPU 0."""
+    index, colon, _ = name.partition(":")
+    if name in (ALL, gpu.uuid) or index == str(gpu.index):
+        return (f"nvidia{gpu.minor}",) if colon else keys(gpu)
+    devices = [device for device in gpu.mig or () if device.uuid and device.uuid == name]
+    return tuple(mig_key(gpu.minor or 0, device.gpu_instance, device.compute_instance) for device in devices)

@@ -1,1 +1,0 @@
-"""Dockerfiles to images: identity, plan, engine, scheduling."""

@@ -1,0 +1,1 @@
+"""Carrying out a plan: BuildKit, the compiler in the image, a bounded pool."""

@@ -1,0 +1,390 @@
+"""Making images with `docker buildx`: one BuildKit solve for each.
+
+BuildKit writes images into OCI layouts on disk, which keep a layer once however many images share it. With
+the classic image store, which knows no OCI layout, it puts the image into the engine's store itself, without
+rewritten timestamps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+from imagematrix import engine
+from imagematrix.builder.rewrite import Rewriter
+from imagematrix.errors import BuildError, EngineError, UsageError
+from imagematrix.oci import layout
+from imagematrix.once import Once
+from imagematrix.planning import identity
+from imagematrix.planning.backend import Made, Order
+from imagematrix.planning.environment import PROXIES, scrubbed
+from imagematrix.render.dockerfile import beginning
+from imagematrix.scratch import room, scratch
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from typing import TextIO
+
+    from imagematrix.planning.backend import Sources
+    from imagematrix.stores.engine import Engine
+
+__all__ = ["Buildx"]
+
+OLDEST = 23  # the first engine whose BuildKit knows COPY --link, SOURCE_DATE_EPOCH and OCI layouts
+STEP = re.compile(r"#\d+ \[(?!internal)([^]]+)\] (.+)")
+OWN = re.compile(r"^Driver: +docker$", re.MULTILINE)
+GRACE = 10  # seconds that a build has to end by itself
+GONE = "code = Unavailable"  # how gRPC puts it that nobody is there any more
+UNRESOLVED = "failed to resolve source metadata"
+FULL = "no space left on device"
+TAIL = 20  # lines of a failed build's log that its error shows
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """An OCI layout, what rewrites the images in it, and its blobs, which others may have, too."""
+
+    folder: Path
+    rewriter: Rewriter
+    blobs: layout.Blobs
+
+    @classmethod
+    def of(cls, folder: Path, blobs: Path) -> _Layout:
+        names = blobs / "sha256"
+        return cls(folder, Rewriter(names, int(identity.EPOCH)), layout.Blobs(names))
+
+
+class Buildx:
+    """The Builder that `docker buildx` is. Use it as a context manager.
+
+    `builder` is the name of one of buildx' builders, or of a docker context. Where it is None, images are
+    made by the engine `docker` itself, whose image store then decides whether timestamps are rewritten.
+    `attest` are the attestations that each image gets, in the words of `docker buildx build --attest`. With
+    `proxy` builds have the proxies of this process, and otherwise none, whatever docker's configuration says.
+    """
+
+    def __init__(
+        self, docker: Engine, builder: str | None = None, attest: Sequence[str] = (), *, proxy: bool = False
+    ) -> None:
+        self._docker = docker
+        self._builder = builder
+        self._attest = attest
+        self._environment = scrubbed(os.environ)
+        names = [case for name in PROXIES for case in (name, name.lower())]
+        self._proxies = [
+            f"--build-arg={name}" + ("" if proxy and os.environ.get(name) else "=") for name in names
+        ]
+        self._command = self._require()
+        self._elsewhere = self._in_a_context() and builder != engine.context()
+        if self._elsewhere:
+            # The builder that an engine is by itself works in the docker context of its name only.
+            self._environment.pop("DOCKER_HOST", None)
+            self._environment["DOCKER_CONTEXT"] = str(builder)
+        self._open = contextlib.ExitStack()
+        self._scratch = self._open.enter_context(scratch())
+        blobs = Path(tempfile.mkdtemp(dir=self._scratch))
+        self._shared = _Layout.of(blobs, blobs)
+        self._base_layers: Once[tuple[str, str | None, str], tuple[Path, ...]] = Once()
+        self._idle: list[_Layout] = []
+        self._running: set[subprocess.Popen[str]] = set()
+        self._stopped = False
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+        self._open.close()
+
+    def _require(self) -> str:
+        """Return the command that buildx is: `docker buildx` only starts it, which takes 20 ms each time."""
+        version = self._docker.version
+        if self._builder is None and int(version.partition(".")[0]) < OLDEST:
+            remedy = f"install Docker {OLDEST} or newer; `select` and `run` work with this one"
+            raise EngineError(f"Docker {version} is too old to build with", remedy=remedy)
+        if self._attest and not self.reproducible:
+            remedy = "use the containerd image store, or --builder"
+            raise UsageError("the engine's classic image store keeps no attestations", remedy=remedy)
+        asked = ["docker", "info", "--format", "{{json .ClientInfo.Plugins}}"]
+        try:
+            done = subprocess.run(asked, check=True, capture_output=True, text=True)
+            plugins: list[dict[str, Any]] = json.loads(done.stdout) or []
+        except OSError as error:
+            raise EngineError("docker is not installed", remedy="the package is docker-cli") from error
+        except subprocess.CalledProcessError as error:
+            raise _broken(error.stderr) from error
+        found = next((plugin for plugin in plugins if plugin["Name"] == "buildx"), {})
+        if "Err" in found or "Path" not in found:
+            raise _broken(str(found.get("Err", "docker has no such plugin")))
+        return str(found["Path"])
+
+    def _in_a_context(self) -> bool:
+        """Whether the builder that is named is the one that the engine of a docker context is by itself."""
+        if self._builder is None:
+            return False
+        asked = [self._command, "inspect", self._builder]
+        done = subprocess.run(asked, check=False, capture_output=True, text=True)
+        if "no builder" in done.stderr:
+            raise UsageError(f"there is no builder {self._builder!r}", remedy="see `docker buildx ls`")
+        if done.returncode:
+            raise _broken(done.stderr)
+        return bool(OWN.search(done.stdout))
+
+    @property
+    def reproducible(self) -> bool:
+        """Whether images are made in OCI layouts, without which timestamps can't be rewritten."""
+        return self._builder is not None or self._docker.has_manifests
+
+    @property
+    def local(self) -> bool:
+        """Whether a build finds the images of the engine by their names."""
+        return self._builder is None
+
+    def pinned(self, reference: str, digest: str) -> str | None:
+        """Return where a base image comes from if it is to have `digest`; None where its name finds it."""
+        here = self._docker.digest(reference)
+        if self._builder is None and here == digest:
+            return None
+        if self._elsewhere and digest in self._digests(reference):
+            return None
+        if here not in (None, digest) and not self._docker.is_published(f"{reference}@{digest}"):
+            raise UsageError(
+                f"the lock has {reference} as {digest}, the engine as {here}; no registry gives the first",
+                remedy="`imagematrix lock --upgrade` to build on what is here",
+            )
+        return f"docker-image://{reference}@{digest}"
+
+    def held(self, reference: str, digest: str) -> str | None:
+        """Return where a base image comes from as `pinned` does, by a name that stays what it is."""
+        where = self.pinned(reference, digest)
+        if where is None and self.local:
+            where = self._docker.hold(reference, digest)
+            if where is None:
+                raise UsageError(f"the engine has another image as {reference} by now", remedy="build again")
+        return where
+
+    def _digests(self, reference: str) -> str:
+        """Return the digests that the engine of the builder's context has under a name, as docker says."""
+        command = ["docker", "image", "inspect", "--format", "{{.Id}} {{.RepoDigests}}", reference]
+        done = subprocess.run(command, check=False, capture_output=True, text=True, env=self._environment)
+        return done.stdout
+
+    def export(self, dockerfile: str, sources: Sources) -> dict[str, str]:
+        """Build `dockerfile` and return the text files that its last stage has, by name."""
+        with tempfile.TemporaryDirectory(dir=self._scratch) as folder:
+            output = ["--output", _attributes({"type": "local", "dest": folder})]
+            self._solve(output, dockerfile, sources, io.StringIO(), lambda _: None)
+            return {path.name: path.read_text() for path in Path(folder).iterdir()}
+
+    def base_layers(self, base: str, sources: Sources) -> tuple[Path, ...]:
+        """Return the files of the layers that images have which begin with `base`; none (classic store).
+
+        Images made later find them there, and need not wait for each other's to be exported.
+        """
+        if not self.reproducible:
+            return ()
+        key = base, sources.images.get(base), sources.platform
+        return self._base_layers(key, lambda: self._exported_base(base, sources))
+
+    def _exported_base(self, base: str, sources: Sources) -> tuple[Path, ...]:
+        order = Order(reference=base, dockerfile=f"FROM {base}\n", sources=sources, labels={})
+        with self._layout() as own:
+            made = self._exported(["--provenance=false"], own.folder, order, io.StringIO(), lambda _: None)
+            image = layout.Image(own.folder, made)
+            return tuple(map(image.blob, image.layers))
+
+    @contextlib.contextmanager
+    def make(self, order: Order, log: TextIO, step: Callable[[str], None]) -> Iterator[Made]:
+        """Build an image into a layout (containerd store), or into the store (classic) without its name."""
+        options = [f"--attest={spec}" for spec in self._attest] or ["--provenance=false"]
+        options += ["--no-cache"] if order.afresh else []
+        if not self.reproducible:
+            options += [f"--label={key}={value}" for key, value in sorted(order.labels.items())]
+            made = self._measured([*options, "--output", "type=docker"], order, log, step)
+            yield Made(digest=made["containerimage.config.digest"])
+            return
+        with contextlib.ExitStack() as stack:
+            own = stack.enter_context(self._layout(apart=order.apart))
+            digest = self._exported(options, own.folder, order, log, step)
+            # Docker's classic store wants every layer again with every image, so that they stay to the end.
+            users = stack if self._docker.has_manifests else self._open
+            users.enter_context(own.blobs.used(self._layers(own.folder, digest)))
+            base = beginning(order.dockerfile)
+            files = self.base_layers(base, order.sources) if base else ()
+            kept = frozenset(f"sha256:{file.name}" for file in files)
+            if self._attest:
+                image, attested = own.rewriter.index(digest, order, kept)
+            else:
+                image, attested = own.rewriter.image(digest, order, kept), None
+            users.enter_context(own.blobs.used(layout.Image(own.folder, image).archives))
+            yield Made(digest=image, layout=own.folder, attested=attested)
+
+    def _layers(self, folder: Path, digest: str) -> list[str]:
+        images = layout.Index(folder, digest).images if self._attest else (layout.Image(folder, digest),)
+        return [layer for image in images for layer in image.archives]
+
+    def _exported(
+        self, options: list[str], folder: Path, order: Order, log: TextIO, step: Callable[[str], None]
+    ) -> str:
+        """Build an image into the layout `folder`, and return its digest.
+
+        Its own layers are not compressed: that is done once, when their times have been set back.
+        """
+        output = {"type": "oci", "tar": "false", "dest": str(folder), "compression": "uncompressed"}
+        options = [*options, "--output", _attributes(output)]
+        return str(self._measured(options, order, log, step)["containerimage.digest"])
+
+    @contextlib.contextmanager
+    def _layout(self, *, apart: bool = False) -> Iterator[_Layout]:
+        """Lend a layout nobody else writes to: builds fail that write the same blob at the same time.
+
+        One that is not `apart` has its blobs in common with others.
+        """
+        if apart:
+            with tempfile.TemporaryDirectory(dir=self._scratch) as name:
+                (blobs := Path(name, "blobs")).mkdir()
+                yield _Layout.of(Path(name), blobs)
+            return
+        with self._lock:
+            found = self._idle.pop() if self._idle else replace(self._shared, folder=self._new_layout())
+        try:
+            yield found
+        finally:
+            with self._lock:
+                self._idle.append(found)
+
+    def _new_layout(self) -> Path:
+        folder = Path(tempfile.mkdtemp(dir=self._scratch))
+        # What one layout has, the base's layers above all, is neither sent nor kept again for another.
+        (folder / "blobs").symlink_to(self._shared.folder)
+        return folder
+
+    def _measured(
+        self, options: list[str], order: Order, log: TextIO, step: Callable[[str], None]
+    ) -> dict[str, Any]:
+        """Solve, and return what buildx says of the result."""
+        with tempfile.NamedTemporaryFile(dir=self._scratch, suffix=".json") as metadata:
+            options = [
+                *options,
+                f"--build-arg=SOURCE_DATE_EPOCH={identity.EPOCH}",
+                f"--metadata-file={metadata.name}",
+            ]
+            self._solve(options, order.dockerfile, order.sources, log, step)
+            found: dict[str, Any] = json.loads(Path(metadata.name).read_text())
+        return found
+
+    def _solve(
+        self, options: list[str], dockerfile: str, sources: Sources, log: TextIO, step: Callable[[str], None]
+    ) -> None:
+        tail: list[str] = []
+        with tempfile.TemporaryDirectory(dir=self._scratch) as folder:
+            file = Path(folder, "Dockerfile")
+            file.write_text(sources.pinned(dockerfile), encoding="utf-8")
+            # BuildKit takes this for the context's .dockerignore, and what that leaves out is not there.
+            Path(folder, "Dockerfile.dockerignore").write_text("# nothing\n")
+            own = [f"--builder={self._builder or engine.context()}", "--progress=plain", f"--file={file}"]
+            own += [f"--platform={sources.platform}"]
+            own += self._proxies
+            own += [f"--build-arg={name}={value}" for name, value in sources.args.items()]
+            own += [f"--secret={spec}" for spec in sources.secrets]
+            own += [f"--ssh={spec}" for spec in sources.ssh]
+            own += [f"--build-context={name}={where}" for name, where in sources.contexts.items()]
+            process = self._start([self._command, "build", *own, *options, str(sources.context)])
+            assert process.stdout is not None  # noqa: S101 - it is a pipe; this tells the type checker
+            try:
+                for line in process.stdout:
+                    log.write(line)
+                    tail = [*tail[1 - TAIL :], line.rstrip()]
+                    found = STEP.match(line)
+                    if found:
+                        step(f"{found[1]}: {found[2]}")
+            except BaseException:
+                _signal(process, signal.SIGKILL)
+                raise
+            finally:
+                process.stdout.close()
+                code = process.wait()
+                with self._lock:
+                    self._running.discard(process)
+        if code:
+            self._failed(tail)
+
+    def _start(self, command: list[str]) -> subprocess.Popen[str]:
+        with self._lock:
+            if self._stopped:
+                raise BuildError("stopped")
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                env=self._environment,
+                start_new_session=True,
+            )
+            self._running.add(process)
+        return process
+
+    def _failed(self, tail: list[str]) -> None:
+        if self._stopped:
+            raise BuildError("stopped")
+        self._docker.require()
+        said = "\n".join(tail)
+        if GONE in said:
+            raise EngineError(
+                "the Docker engine went away in the middle of a build",
+                remedy="what is built stays; the same command goes on from here",
+            )
+        remedy = None
+        if FULL in said:
+            remedy = room(self._scratch)
+        elif UNRESOLVED in said and not self.local:
+            remedy = f"{self._builder} takes base images from registries: push this one where it can pull it"
+        raise BuildError(said or "docker buildx failed without a word", remedy=remedy)
+
+    def stop(self) -> None:
+        """End every build that runs; those that don't end by themselves when asked to are killed."""
+        with self._lock:
+            self._stopped = True
+            running = list(self._running)
+        for process in running:
+            _signal(process, signal.SIGTERM)
+        deadline = time.monotonic() + GRACE
+        for process in running:
+            try:
+                process.wait(max(0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                _signal(process, signal.SIGKILL)
+
+
+def _attributes(attributes: Mapping[str, str]) -> str:
+    """Return attributes as buildx reads them: as a line of CSV, so a value may hold what it likes."""
+    line = io.StringIO()
+    csv.writer(line, lineterminator="").writerow([f"{key}={value}" for key, value in attributes.items()])
+    return line.getvalue()
+
+
+def _broken(said: str) -> EngineError:
+    remedy = "install it: the package is docker-buildx or docker-buildx-plugin"
+    return EngineError(f"docker buildx does not work: {said.strip()}", remedy=remedy)
+
+
+def _signal(process: subprocess.Popen[str], number: signal.Signals) -> None:
+    # It starts programs itself, for logins and for engines behind ssh, so it is the group that is to end.
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, number)

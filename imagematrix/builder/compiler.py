@@ -1,0 +1,157 @@
+"""Which CPU flags a march needs: asked of the compiler in the image, while the first images are built.
+
+A template's stage named `compiler` has the compiler its code is built with. That stage is asked once for the
+predefined macros (`cc -march=M -dM -E`) of all the marches it is to be used with; labels take the answer.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+
+from imagematrix.errors import BuildError
+from imagematrix.facts import marches
+from imagematrix.matrix.feasibility import ARCHES
+from imagematrix.render.dockerfile import through_stage
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from imagematrix.matrix.matrix import Cell
+    from imagematrix.planning.backend import Builder, Sources
+    from imagematrix.planning.plan import Item
+
+__all__ = ["STAGE", "Compilers", "unanswered"]
+
+STAGE = "compiler"
+
+
+class Compilers:
+    """The compilers that a build's items use; safe to be asked from several threads."""
+
+    def __init__(self, items: Iterable[Item], builder: Builder) -> None:
+        self._compilers: dict[tuple[str, Path, str], _Compiler] = {}
+        self._of: dict[str | None, _Compiler] = {}  # by the references of items
+        for item in items:
+            stage = through_stage(item.dockerfile, STAGE)
+            march = item.cell.axes.get("march")
+            if stage and march:
+                key = (stage, item.cell.image.context, item.cell.platform)
+                made = self._compilers.setdefault(key, _Compiler(stage, builder))
+                made.options.add(item.cell.facts.option(march))
+                if not item.needs:
+                    made.item = made.item or item
+                self._of[item.reference] = made
+
+    def representatives(self) -> list[Item]:
+        """Return for each compiler an item that has it, and that builds on no other image of the matrix."""
+        return [compiler.item for compiler in self._compilers.values() if compiler.item]
+
+    def reason(self, item: Item, error: BuildError) -> BuildError:
+        """Return why a build failed: `error`, or that the compiler is known not to know the march."""
+        compiler = self._of.get(item.reference)
+        if compiler is None or compiler.known is None:
+            return error
+        option = item.cell.facts.option(item.cell.axes["march"])
+        return error if option in compiler.known else _unknown(item, option)
+
+    def asks(self, item: Item) -> bool:
+        """Whether it takes a build to tell which flags `item`'s code needs."""
+        return item.reference in self._of
+
+    def flags(self, item: Item, sources: Sources) -> frozenset[str]:
+        """Return the flags that `item`'s code needs; raise BuildError where nobody can tell.
+
+        `sources` are those of its build. Where a template has no stage `compiler`, the shipped table answers
+        for the property `compiler`. What the matrix states about a march is needed in any case: it may be of
+        an instruction set whose macro this release does not know.
+        """
+        march = item.cell.axes.get("march")
+        if march is None:
+            return frozenset()
+        compiler = self._of.get(item.reference)
+        if compiler is None:
+            return _from_table(item.cell, march)
+        option = item.cell.facts.option(march)
+        macros = compiler.macros(sources).get(option)
+        if macros is None:
+            raise _unknown(item, option)
+        own = item.cell.facts.flags(march) or frozenset()
+        return marches.flags_from_macros(macros, ARCHES[item.cell.platform], march) | own
+
+
+def unanswered(items: Iterable[Item]) -> list[BuildError]:
+    """Return what the builds of those `items` would fail with whose CPU flags nobody can tell."""
+    found = []
+    for item in items:
+        march = item.cell.axes.get("march")
+        try:
+            if march:
+                _from_table(item.cell, march)
+        except BuildError as error:
+            if through_stage(item.dockerfile, STAGE) is None:
+                found.append(error)
+    return found
+
+
+class _Compiler:
+    """One stage's compiler. It is asked when its first answer is wanted, for all its marches at once."""
+
+    def __init__(self, stage: str, builder: Builder) -> None:
+        self.options: set[str] = set()
+        self.item: Item | None = None
+        self._stage = stage
+        self._builder = builder
+        self._lock = threading.Lock()
+        self._answer: Mapping[str, str] | BuildError | None = None
+
+    def macros(self, sources: Sources) -> Mapping[str, str]:
+        """Return the macros by option, without those options that the compiler does not know."""
+        with self._lock:
+            if self._answer is None:
+                try:
+                    self._answer = self._ask(sources)
+                except BuildError as error:
+                    self._answer = error  # the next cell would fail alike
+            if isinstance(self._answer, BuildError):
+                raise self._answer
+            return self._answer
+
+    @property
+    def known(self) -> Mapping[str, str] | None:
+        """Its answer, if there is one by now."""
+        return self._answer if isinstance(self._answer, Mapping) else None
+
+    def _ask(self, sources: Sources) -> Mapping[str, str]:
+        words = " ".join(sorted(self.options))
+        script = (
+            f"for option in {words}; do "
+            'cc "$option" -dM -E -x c /dev/null > "/macros/$option" || rm "/macros/$option"; done'
+        )
+        asked = (
+            f"{self._stage}\nFROM {STAGE} AS imagematrix-macros\nRUN mkdir /macros && {script}\n"
+            "FROM scratch\nCOPY --from=imagematrix-macros /macros /\n"
+        )
+        return self._builder.export(asked, sources)
+
+
+def _unknown(item: Item, option: str) -> BuildError:
+    return BuildError(
+        f"the compiler of {item.cell.id} does not know {option}",
+        remedy="exclude these cells, or take a base with a newer compiler",
+    )
+
+
+def _from_table(cell: Cell, march: str) -> frozenset[str]:
+    flags = cell.facts.flags(march)
+    if flags is None:
+        flags = marches.required(march, cell.properties.get("compiler", ""))
+    if flags is None:
+        raise BuildError(
+            f"nobody can tell which CPU flags {cell.id} needs",
+            remedy=f"name the template's stage that has the compiler {STAGE!r}, "
+            "or give the cell a property `compiler` such as gcc-14",
+        )
+    return flags

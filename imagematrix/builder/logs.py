@@ -1,0 +1,63 @@
+"""The logs of builds: where they are, and what a failed one said, as text that does no harm."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+from imagematrix.text import plain
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+__all__ = ["opened", "said", "where"]
+
+# No name of an image has these: no two images share a folder, and no folder's name gets too long.
+QUOTED = str.maketrans("/:", "+=")
+KEPT = 64 * 1024  # bytes of a log's end: some 500 lines, and a small part of what CI systems keep of a job
+
+
+def where(folder: Path, image: str, version: str, cell: str) -> Path:
+    """Return the file below `folder` that has the log of a cell."""
+    return folder / image.translate(QUOTED) / f"{version}-{cell}.log"
+
+
+def opened(path: Path) -> io.TextIOWrapper:
+    """Open a log to be written anew; an OSError of any later time names it, too."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return io.TextIOWrapper(io.BufferedWriter(_Named(path, "w")), encoding="utf-8", write_through=True)
+
+
+class _Named(io.FileIO):
+    """A file whose errors name it: where a disk is full, they don't."""
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            error.filename = self.name
+            raise
+
+
+def said(log: str | Path | None, error: str) -> str:
+    """Return what there is to read of a failed cell: the end of its log, and the error where it lacks it."""
+    text, error = _trimmed(_end(Path(log)) if log else ""), _trimmed(plain(error))
+    return text if error in text else f"{text}\n{error}".strip("\n")
+
+
+def _trimmed(text: str) -> str:
+    return "\n".join(line.rstrip() for line in text.split("\n"))
+
+
+def _end(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - KEPT))
+            raw = file.read()
+    except OSError as error:
+        return f"{path}: {error.strerror}"
+    text = raw.decode(errors="replace")
+    # The first line is whole only where nothing was left out, or where there is no other.
+    return plain(text if size <= KEPT else text.partition("\n")[2] or text).strip("\n")

@@ -1,0 +1,80 @@
+"""Several builders as one."""
+
+from __future__ import annotations
+
+import contextlib
+from itertools import zip_longest
+from queue import SimpleQueue
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+    from typing import TextIO
+
+    from imagematrix.planning.backend import Builder, Made, Order, Sources
+
+__all__ = ["Pool"]
+
+
+class Pool:
+    """The Builder that several are: whatever is to be made is made by one that has a place free.
+
+    `builders` come with the number of places that each has.
+    """
+
+    def __init__(self, builders: Sequence[tuple[Builder, int]]) -> None:
+        self._builders = tuple(builder for builder, _ in builders)
+        self._free: SimpleQueue[Builder] = SimpleQueue()
+        # In turn, so that few builds are spread over all.
+        for turn in zip_longest(*([builder] * places for builder, places in builders)):
+            for builder in filter(None, turn):
+                self._free.put(builder)
+
+    @property
+    def local(self) -> bool:
+        """Whether all of them find the images of the engine by their names."""
+        return all(builder.local for builder in self._builders)
+
+    def pinned(self, reference: str, digest: str) -> str | None:
+        """Return where a base image of a `digest` comes from; None where all find it by its name."""
+        places = (builder.pinned(reference, digest) for builder in self._builders)
+        return next(filter(None, places), None)
+
+    def held(self, reference: str, digest: str) -> str | None:
+        """Return where a base image of a `digest` comes from, by a name that stays what it is."""
+        if self.local:
+            return self._builders[0].held(reference, digest)
+        return self.pinned(reference, digest)
+
+    def export(self, dockerfile: str, sources: Sources) -> dict[str, str]:
+        """Build `dockerfile` and return the text files that its last stage has, by name.
+
+        What builds wait for takes no place of theirs.
+        """
+        return self._builders[0].export(dockerfile, sources)
+
+    def base_layers(self, base: str, sources: Sources) -> tuple[Path, ...]:
+        """Return the files of the layers that images have which begin with `base`, of the first builder."""
+        return self._builders[0].base_layers(base, sources)
+
+    @contextlib.contextmanager
+    def make(self, order: Order, log: TextIO, step: Callable[[str], None]) -> Iterator[Made]:
+        """Build an image without naming it yet; its place is free again as soon as it is made."""
+        with contextlib.ExitStack() as kept:
+            with self._one() as builder:
+                made = kept.enter_context(builder.make(order, log, step))
+            yield made
+
+    def stop(self) -> None:
+        """End every build that runs."""
+        for builder in self._builders:
+            builder.stop()
+
+    @contextlib.contextmanager
+    def _one(self) -> Iterator[Builder]:
+        builder = self._free.get()
+        try:
+            yield builder
+        finally:
+            self._free.put(builder)

@@ -1,0 +1,72 @@
+"""Whether two builds of an image gave the same bytes, and if not, the first file that differs."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import tarfile
+from dataclasses import dataclass
+
+from imagematrix.oci.layout import solid
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from imagematrix.oci.layout import Image
+
+__all__ = ["difference"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _File:
+    """What a layer says of a file."""
+
+    name: str
+    kind: bytes
+    mode: int
+    owner: tuple[int, int]
+    time: float
+    target: str
+    content: str
+
+
+def difference(first: Image, second: Image) -> str | None:
+    """Return what differs between two images of one input; None where their manifests are the same."""
+    if first.digest == second.digest:
+        return None
+    pairs = itertools.zip_longest(first.layer_files, second.layer_files)
+    for number, (one, other) in enumerate(pairs, 1):
+        if one is None or other is None:
+            return f"one has {len(first.layers)} layers, the other {len(second.layers)}"
+        if one.name != other.name:
+            return f"layer {number} of {len(first.layers)}: {_in_layer(one, other)}"
+    return "the layers are the same, the configuration is not"
+
+
+def _in_layer(one: Path, other: Path) -> str:
+    for mine, its in itertools.zip_longest(_files(one), _files(other)):
+        if mine == its:
+            continue
+        if mine is None or its is None or mine.name != its.name:
+            names = (file.name if file else "nothing more" for file in (mine, its))
+            return f"in one there is {' where the other has '.join(names)}"
+        facts = [fact for fact in _File.__slots__ if getattr(mine, fact) != getattr(its, fact)]
+        return f"{mine.name} has another {' and '.join(facts)}"
+    return "the files are the same, they are compressed or ordered otherwise"
+
+
+def _files(layer: Path) -> Iterator[_File]:
+    with tarfile.open(solid(layer), "r|*") as archive:
+        for member in archive:
+            file = archive.extractfile(member) if member.isfile() else None
+            yield _File(
+                name=member.name,
+                kind=member.type,
+                mode=member.mode,
+                owner=(member.uid, member.gid),
+                time=member.mtime,
+                target=member.linkname,
+                content=hashlib.file_digest(file, "sha256").hexdigest() if file else "",  # type: ignore[arg-type]
+            )

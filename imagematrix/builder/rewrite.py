@@ -1,0 +1,184 @@
+"""Images in an OCI layout get their labels, and the times in their layers set back: each layer once for all.
+
+BuildKit can do both (`--label`, `rewrite-timestamp`). But it compresses all layers anew for each image: a
+driver, or a gigabyte of packages, as often as there are cells that share it. And it wants labels before the
+build, when the compiler has not been asked yet what they are to say. So it gives us tars, and here they are
+compressed, once.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import tempfile
+import zlib
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from imagematrix.catalog.index import ATTESTED
+from imagematrix.catalog.labels import CONTENT, content
+from imagematrix.errors import BuildError
+from imagematrix.oci.clamp import clamped
+from imagematrix.oci.layout import solid
+from imagematrix.once import Once
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Container, Iterable, Iterator, Mapping
+    from typing import IO, Any
+
+    from imagematrix.planning.backend import Order
+
+__all__ = ["Rewriter"]
+
+TAR = "application/vnd.oci.image.layer.v1.tar"
+LAYER = f"{TAR}+gzip"
+GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"  # how files begin that are compressed
+LEVEL = 6  # of compression, gzip's own default
+IN_GZIP = 31  # zlib's `wbits` for gzip's format; the header it writes has no time
+PIECE = 1 << 20  # bytes that are compressed at once
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Layer:
+    digest: str
+    size: int
+    diff_id: str  # the digest of the tar, uncompressed
+
+
+class Rewriter:
+    """Rewrites images whose blobs are in the folder `blobs` (blobs/sha256 of a layout) and writes them there.
+
+    No time is after `latest`, in seconds since 1970. Threads may share it.
+    """
+
+    def __init__(self, blobs: Path, latest: int) -> None:
+        self._blobs = blobs
+        self._latest = latest
+        self._layers: Once[tuple[str, bool], _Layer] = Once()
+
+    def image(self, digest: str, order: Order, kept: Container[str]) -> str:
+        """Return the digest of the image that the one with `digest` becomes; raise BuildError.
+
+        It gets the labels and annotations of `order`. The layers `kept`, those of its base, stay as they are;
+        they are compressed where they are not. Raises HollowError where a layer is wanted that has gone.
+        """
+        return self._image(digest, order, kept)[digest]
+
+    def index(self, digest: str, order: Order, kept: Container[str]) -> tuple[str, str]:
+        """Return the digests that an image with attestations gets, and the index of both; raise BuildError.
+
+        What the attestations say of the image, they say of the new one.
+        """
+        index = self._json(digest)
+        (image,) = (one["digest"] for one in index["manifests"] if ATTESTED not in one.get("annotations", {}))
+        names = self._image(image, order, kept)
+        for entry in index["manifests"]:
+            if entry["digest"] != image:
+                manifest = self._json(entry["digest"])
+                for blob in (*manifest["layers"], manifest["config"], entry):
+                    names[blob["digest"]] = self._put(_renamed(self._read(blob["digest"]), names))
+                entry["annotations"][ATTESTED] = names[image]
+            entry["digest"] = names[entry["digest"]]
+            entry["size"] = self._size(entry["digest"])
+        return names[image], self._put_json(index)
+
+    def _image(self, digest: str, order: Order, kept: Container[str]) -> dict[str, str]:
+        """Rewrite an image, and return what became of its layers, its configuration and itself, by digest."""
+        manifest = self._json(digest)
+        config = self._json(manifest["config"]["digest"])
+        names = {}
+        for number, layer in enumerate(manifest["layers"]):
+            old, clamp = layer["digest"], layer["digest"] not in kept
+            if clamp or layer["mediaType"] == TAR:
+                made = self._layers((old, clamp), partial(self._rewritten, old, clamp=clamp))
+                names[old] = made.digest
+                manifest["layers"][number] = {"mediaType": LAYER, "digest": made.digest, "size": made.size}
+                config["rootfs"]["diff_ids"][number] = made.diff_id
+        inner = config.setdefault("config", {})
+        inner["Labels"] = {**(inner.get("Labels") or {}), **order.labels}
+        inner["Labels"][CONTENT] = content(config)
+        if order.annotations:
+            manifest["annotations"] = {**manifest.get("annotations", {}), **order.annotations}
+        own = manifest["config"]
+        names[own["digest"]] = self._put_json(config)
+        own["digest"] = names[own["digest"]]
+        own["size"] = self._size(own["digest"])
+        return names | {digest: self._put_json(manifest)}
+
+    def _rewritten(self, digest: str, *, clamp: bool) -> _Layer:
+        compress = zlib.compressobj(LEVEL, wbits=IN_GZIP)
+        tar = hashlib.sha256()
+        with solid(self._path(digest)).open("rb") as source, self._new() as target:
+            try:
+                layer = _uncompressed(source)
+                pieces = clamped(layer, self._latest) if clamp else iter(partial(layer.read, PIECE), b"")
+                for piece in _large(pieces):
+                    tar.update(piece)
+                    target.write(compress.compress(piece))
+            except (gzip.BadGzipFile, zlib.error, EOFError) as error:
+                raise BuildError(f"the layer {digest} can't be read: {error}") from error
+            target.write(compress.flush())
+            size = target.tell()
+            return _Layer(digest=self._kept(target), size=size, diff_id=f"sha256:{tar.hexdigest()}")
+
+    def _path(self, digest: str) -> Path:
+        return self._blobs / digest.removeprefix("sha256:")
+
+    def _read(self, digest: str) -> bytes:
+        return self._path(digest).read_bytes()
+
+    def _size(self, digest: str) -> int:
+        return self._path(digest).stat().st_size
+
+    def _json(self, digest: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self._read(digest))
+        return found
+
+    def _put(self, raw: bytes) -> str:
+        with self._new() as file:
+            file.write(raw)
+            return self._kept(file)
+
+    def _new(self) -> IO[bytes]:
+        return tempfile.NamedTemporaryFile(dir=self._blobs.parent, delete=False)
+
+    def _kept(self, file: IO[bytes]) -> str:
+        """Give a file that is written the name of its digest, and return that."""
+        file.seek(0)
+        digest = f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"  # type: ignore[arg-type]
+        Path(file.name).rename(self._path(digest))
+        return digest
+
+    def _put_json(self, value: object) -> str:
+        return self._put(json.dumps(value, sort_keys=True, separators=(",", ":")).encode())
+
+
+def _uncompressed(layer: IO[bytes]) -> IO[bytes] | gzip.GzipFile:
+    head = layer.read(len(ZSTD))
+    layer.seek(0)
+    if head == ZSTD:
+        raise BuildError("a layer is compressed with zstd, whose times can't be set back")
+    return gzip.open(layer) if head.startswith(GZIP) else layer
+
+
+def _large(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield the same bytes in pieces of a size that is worth a call of zlib."""
+    parts: list[bytes] = []
+    size = 0
+    for piece in pieces:
+        parts.append(piece)
+        size += len(piece)
+        if size >= PIECE:
+            yield b"".join(parts)
+            parts, size = [], 0
+    yield b"".join(parts)
+
+
+def _renamed(raw: bytes, names: Mapping[str, str]) -> bytes:
+    """Return JSON with other digests, which are as long."""
+    for old, new in names.items():
+        raw = raw.replace(old.removeprefix("sha256:").encode(), new.removeprefix("sha256:").encode())
+    return raw

@@ -1,0 +1,1 @@
+"""Sets of GPUs: what `--gpus` says, and what the environment names."""

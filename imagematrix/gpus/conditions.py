@@ -1,0 +1,101 @@
+"""Conditions that a GPU meets or not, such as "memory>=40G": what `--gpus` takes beside numbers and names."""
+
+from __future__ import annotations
+
+import operator
+import re
+
+from imagematrix.errors import UsageError
+from imagematrix.facts.versions import order
+from imagematrix.record import Record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from imagematrix.node.host import Gpu
+
+__all__ = ["Condition", "is_profile", "parse", "size"]
+
+FORM = re.compile(r"([a-z]+)\s*(>=|<=|!=|=|>|<)\s*(.+)", re.ASCII)
+COMPARE: dict[str, Callable[[Any, Any], bool]] = {
+    ">=": operator.ge,
+    "<=": operator.le,
+    "!=": operator.ne,
+    "=": operator.eq,
+    ">": operator.gt,
+    "<": operator.lt,
+}
+# As NVML names them: 1g.10gb, 1c.3g.40gb (one compute slice of three), 1g.10gb+me (with media engines).
+PROFILE = re.compile(r"(\d+c\.)?\d+g\.\d+gb([+-][a-z.]+)*", re.ASCII)
+MIB = 1024 * 1024
+# A card that is sold with 80 GB has 79.6 GiB: "80G" means what is printed on the box.
+UNITS = {"M": 1000**2, "G": 1000**3, "T": 1000**4, "Mi": 1024**2, "Gi": 1024**3, "Ti": 1024**4}
+
+
+class Condition(Record):
+    """One condition: a fact of a GPU, how it is compared, and with what."""
+
+    fact: str
+    comparison: str
+    value: Any
+
+    def holds(self, gpu: Gpu) -> bool:
+        """Whether `gpu` meets it; a GPU whose fact is not known does not.
+
+        One about a profile is met by a GPU in whose `mig` is a single MIG device of that profile.
+        """
+        if self.fact == "profile":
+            return [device.profile for device in gpu.mig or ()] == [self.value]
+        if self.fact == "name":
+            return gpu.name is not None and _named(gpu.name, self.value) is (self.comparison == "=")
+        found = _number(gpu, self.fact)
+        return found is not None and COMPARE[self.comparison](found, self.value)
+
+
+def parse(text: str) -> Condition:
+    """Return the condition that `text` states; raise UsageError saying what is wrong with it."""
+    match = FORM.fullmatch(text)
+    fact, comparison, value = match.groups() if match else ("", "", "")
+    if fact == "name" and comparison in ("=", "!=") and _words(value):
+        return Condition(fact=fact, comparison=comparison, value=value)
+    if fact == "profile" and comparison == "=":
+        return Condition(fact=fact, comparison=comparison, value=value)
+    if fact == "compute" and re.fullmatch(r"\d{1,2}\.\d", value, re.ASCII):
+        return Condition(fact=fact, comparison=comparison, value=order(value))
+    amount = size(value) if fact == "memory" else None
+    if amount is not None:
+        return Condition(fact=fact, comparison=comparison, value=amount)
+    raise UsageError(
+        f"--gpus: {text!r} is no condition",
+        remedy="write such as compute>=8.0, memory>=40G (with < > = != as well), name=L40S (or name!=) or "
+        "profile=1g.10gb",
+    )
+
+
+def size(text: str) -> float | None:
+    """Return an amount of memory such as "40G" or "4.5Gi" in bytes, or None where `text` is none."""
+    match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,3})?)([MGT]i?)B?", text, re.ASCII)
+    return float(match[1]) * UNITS[match[2]] if match else None
+
+
+def is_profile(text: str) -> bool:
+    """Whether `text` has the form of a MIG profile's name."""
+    return PROFILE.fullmatch(text) is not None
+
+
+def _number(gpu: Gpu, fact: str) -> Any:
+    if fact == "compute":
+        return None if gpu.compute is None else order(gpu.compute)
+    return None if gpu.memory_mib is None else gpu.memory_mib * MIB
+
+
+def _named(name: str, wanted: str) -> bool:
+    """Whether the words of `wanted` stand in `name` one after the other: L4 is not in "NVIDIA L40S"."""
+    there, words = _words(name), _words(wanted)
+    return any(there[start : start + len(words)] == words for start in range(len(there)))
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"[a-z0-9]+", text.lower(), re.ASCII)

@@ -1,0 +1,188 @@
+"""Which of a host's GPUs a container gets: what `--gpus` says, applied to a host."""
+
+from __future__ import annotations
+
+from imagematrix.documents import natural
+from imagematrix.errors import UsageError
+from imagematrix.record import replace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from imagematrix.node.host import Gpu, Host, MigDevice
+
+__all__ = ["NONE", "among", "candidates", "choose", "exactly", "merged", "names", "spec"]
+
+NONE = "none"  # the wish for no GPU
+
+
+def choose(host: Host, wanted: int | str | None) -> tuple[Gpu, ...]:
+    """Return the GPUs of `host` that `wanted` names; see `among`."""
+    return among(host.gpus, wanted)
+
+
+def among(gpus: tuple[Gpu, ...], wanted: int | str | None) -> tuple[Gpu, ...]:
+    """Return those of `gpus` that `wanted` names, in their own order; of `candidates` the first."""
+    if wanted is None:  # as nearly always where many hosts are decided on
+        return gpus
+    found, count = candidates(gpus, wanted)
+    return merged(found[:count])
+
+
+def candidates(gpus: tuple[Gpu, ...], wanted: int | str | None) -> tuple[tuple[Gpu, ...], int]:
+    """Return those of `gpus` that can serve `wanted`, in their own order, and how many of them it takes.
+
+    `wanted` is "all" (or None), "none", a count ("2": any two that work), or names joined by commas: an
+    index, the start of a UUID, or a MIG device by its UUID or as GPU:INSTANCE:COMPUTE-INSTANCE. A single
+    index is written "device=0", as for docker. Of a GPU of which only some MIG devices are named, these alone
+    are in its `mig`. Instead of names there may be conditions ("memory>=40G", see
+    imagematrix.gpus.conditions), alone or with a count: those that work and meet all of them.
+
+    A MIG profile ("1g.10gb") means any MIG device of that profile. With one, and with a condition about it,
+    each MIG device is a candidate by itself: a GPU with this one in its `mig`, so that the same GPU may be
+    there several times (see `merged`). Raises UsageError where the GPUs are not there.
+    """
+    if wanted is None or wanted == "all":
+        return gpus, len(gpus)
+    wanted = str(wanted)
+    if wanted == NONE:
+        return (), 0
+    count = natural(wanted)
+    if count is not None:
+        return _counted(gpus, wanted, count)
+    words = [word.strip() for word in wanted.removeprefix("device=").split(",")]
+    if not wanted.startswith("device=") and any(char in wanted for char in "<>=."):
+        return _filtered(gpus, wanted, words)
+    picked = {gpu.index: gpu for gpu in merged(_find(gpus, name) for name in words)}
+    return tuple(picked[gpu.index] for gpu in gpus if gpu.index in picked), len(picked)
+
+
+def merged(gpus: Iterable[Gpu]) -> tuple[Gpu, ...]:
+    """Return `gpus` with each GPU once: with all the MIG devices that it has in any of them."""
+    found: dict[int, Gpu] = {}
+    for gpu in gpus:
+        found[gpu.index] = _joined(found.get(gpu.index, gpu), gpu)
+    return tuple(found.values())
+
+
+def names(gpus: Iterable[Gpu]) -> tuple[str, ...]:
+    """Return a name for each of `gpus`, or for its MIG devices: the UUID, or a number where it is unknown."""
+    found: list[str] = []
+    for gpu in gpus:
+        if gpu.mig:
+            found.extend(device.uuid or _instance(gpu, device) for device in gpu.mig)
+        else:
+            found.append(gpu.uuid or str(gpu.index))
+    return tuple(found)
+
+
+def exactly(gpus: Iterable[Gpu]) -> str:
+    """Return what names `gpus`, and of those in MIG mode the MIG devices they have here, to `candidates`."""
+    return f"device={','.join(names(gpus))}"
+
+
+def spec(gpus: Iterable[Gpu]) -> str:
+    """Return what to write after `--gpus` for exactly `gpus`."""
+    indices = [str(gpu.index) for gpu in gpus]
+    return ",".join(indices) if len(indices) > 1 else f"device={indices[0]}"
+
+
+def _counted(gpus: tuple[Gpu, ...], wanted: str, count: int) -> tuple[tuple[Gpu, ...], int]:
+    if count == 0:
+        raise UsageError("--gpus 0 asks for no GPU", remedy="write --gpus none, or --gpus device=0 for GPU 0")
+    usable = _usable(gpus)
+    if count > len(usable):
+        raise UsageError(
+            f"--gpus {wanted}: the host has {len(gpus)} GPUs, of which {len(usable)} can be used"
+        )
+    return usable, count
+
+
+def _filtered(gpus: tuple[Gpu, ...], wanted: str, words: list[str]) -> tuple[tuple[Gpu, ...], int]:
+    from imagematrix.gpus.conditions import is_profile, parse
+
+    if is_profile(wanted):
+        words = ["1", f"profile={wanted}"]
+    numbers = [number for word in words if (number := natural(word)) is not None]
+    conditions = [parse(word) for word in words if natural(word) is None and word != "all"]
+    if len(words) - len(conditions) > 1:
+        raise UsageError(
+            f"--gpus {wanted}: beside conditions there can be one number, of GPUs",
+            remedy="write conditions with a number of GPUs, or the names of GPUs, but not both",
+        )
+    profiled = any(condition.fact == "profile" for condition in conditions)
+    there = _devices(gpus) if profiled else gpus
+    meeting = tuple(gpu for gpu in _usable(there) if all(condition.holds(gpu) for condition in conditions))
+    count = numbers[0] if numbers else len(meeting)
+    if not 0 < count <= len(meeting):
+        noun = "MIG devices" if profiled else "GPUs"
+        raise UsageError(
+            f"--gpus {wanted}: of {len(there)} {noun} {len(meeting)} can be used and meet this",
+            remedy=_profiles(there) if profiled else _kinds(gpus),
+        )
+    return meeting, count
+
+
+def _devices(gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
+    return tuple(replace(gpu, mig=(device,)) for gpu in gpus for device in gpu.mig or ())
+
+
+def _usable(gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
+    return tuple(gpu for gpu in gpus if gpu.usable)
+
+
+def _find(gpus: tuple[Gpu, ...], name: str) -> Gpu:
+    found = [match for gpu in gpus for match in _matches(gpu, name)]
+    if not found:
+        raise UsageError(f"--gpus: the host has no {name!r}", remedy=_there(gpus))
+    if len(found) > 1:
+        raise UsageError(f"--gpus: {name!r} is the start of several UUIDs", remedy=_there(gpus))
+    return found[0]
+
+
+def _matches(gpu: Gpu, name: str) -> list[Gpu]:
+    if name in (str(gpu.index), gpu.uuid):
+        return [gpu]
+    if name.startswith("GPU-"):
+        return [gpu] if (gpu.uuid or "").startswith(name) else []
+    return [replace(gpu, mig=(device,)) for device in gpu.mig or () if _is_mig(gpu, device, name)]
+
+
+def _is_mig(gpu: Gpu, device: MigDevice, name: str) -> bool:
+    by_uuid = name.startswith("MIG-") and (device.uuid or "").startswith(name)
+    return by_uuid or name == _instance(gpu, device)
+
+
+def _instance(gpu: Gpu, device: MigDevice) -> str:
+    return f"{gpu.index}:{device.gpu_instance}:{device.compute_instance}"
+
+
+def _joined(one: Gpu, other: Gpu) -> Gpu:
+    if one.mig is None or other.mig is None:
+        return one
+    return replace(one, mig=tuple(dict.fromkeys(one.mig + other.mig)))
+
+
+def _kinds(gpus: tuple[Gpu, ...]) -> str:
+    kinds = [
+        f"{gpu.name or 'unknown'}, compute {gpu.compute or 'unknown'}, {gpu.memory_mib or 'unknown'} MiB"
+        for gpu in gpus
+    ]
+    return f"it has {_tallied(kinds)}" if kinds else "it has no GPU"
+
+
+def _profiles(devices: tuple[Gpu, ...]) -> str:
+    profiles = [device.profile or "unknown" for gpu in devices for device in gpu.mig or ()]
+    return f"it has {_tallied(profiles)}" if profiles else "it has no MIG device, or NVML does not tell"
+
+
+def _tallied(words: list[str]) -> str:
+    return "; ".join(f"{words.count(word)} x {word}" for word in dict.fromkeys(words))
+
+
+def _there(gpus: tuple[Gpu, ...]) -> str:
+    if not gpus:
+        return "it has no GPU"
+    listed = (f"{gpu.label}: {', '.join(names([gpu]))}" for gpu in gpus)
+    return f"it has {'; '.join(listed)}"

@@ -1,0 +1,216 @@
+"""Which GPUs the environment names: the variables of NVIDIA's runtime, of CUDA, and of batch systems.
+
+A job of a batch system finds its share of the node in them, and may use no other GPUs. How their values are
+written is told in the CUDA C++ Programming Guide ("CUDA Environment Variables"), the MIG user guide ("CUDA
+device enumeration"), the Container Device Interface, and nvidia-container-toolkit (internal/config/image).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+
+from imagematrix.errors import UsageError
+from imagematrix.gpus.spec import NONE, among, candidates, exactly
+from imagematrix.node.host import Accelerator
+from imagematrix.record import replace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Never
+
+    from imagematrix.node.host import Gpu, Host
+
+__all__ = ["CUDA", "MOUNTED", "RUNTIME", "bounded", "named", "visible", "within"]
+
+RUNTIME = "NVIDIA_VISIBLE_DEVICES"
+CUDA = "CUDA_VISIBLE_DEVICES"
+# Slurm numbers GPUs as their device files are, whatever its cgroups leave of them (sbatch(1), under
+# SLURM_JOB_GPUS); the step's are some of the job's. HTCondor names them by UUID, shortened, or as CUDA0.
+SLURM = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS")
+CONDOR = "_CONDOR_AssignedGPUs"
+HIDDEN = frozenset({"", "-1", "NoDevFiles"})  # CUDA sees no GPU from there on
+ALL, VOID = "all", "void"  # "void" says that something else, such as CDI, brings the GPUs: nothing of which
+MOUNTED = "/var/run/nvidia-container-devices"  # as a value: the devices are named by the files in it
+CDI = re.compile(r"[\w.-]*nvidia\.com/[\w.-]+=", re.ASCII)  # nvidia.com/gpu=, before a device's own name
+NUMBER = re.compile(r"(?:gpu)?(\d{1,4})", re.ASCII)
+# A MIG device by the numbers of GPU and device, by those in CDI, and as drivers before branch 470 name it.
+MIG = re.compile(r"(?:mig)?(\d{1,4}):(\d{1,4})", re.ASCII)
+OLD_MIG = re.compile(r"MIG-(GPU-[\w-]+)/(\d{1,4})/(\d{1,4})", re.ASCII)
+NOT_FOUND = "it names GPUs, and none was found on this node"
+
+
+def bounded(gpus: tuple[Gpu, ...], wanted: str, environment: Mapping[str, str]) -> tuple[Gpu, ...]:
+    """Return those of `gpus` that `wanted`, as `--gpus` has it, may choose from: what `environment` leaves.
+
+    Raises UsageError where they can't serve it, with the variables that say so.
+    """
+    allowed = visible(gpus, environment)
+    if allowed is None or wanted == NONE:
+        return gpus
+    found = among(gpus, allowed)
+    try:
+        candidates(found, wanted)
+        if found:
+            return found
+        message = f"--gpus {wanted}: there are none to use"
+    except UsageError as error:
+        message = str(error)
+    told = " and ".join(f"{name}={environment[name]}" for name in _told(environment, MOUNTED))
+    raise UsageError(
+        f"{message}, within what {told} names",
+        remedy="ask for GPUs of this job; if it is none, unset what names them",
+    )
+
+
+def visible(gpus: tuple[Gpu, ...], environment: Mapping[str, str], mounted: str = MOUNTED) -> str | None:
+    """Return what `--gpus` would have to say for the GPUs that `environment` names; None where it names none.
+
+    Numbers count the GPUs that work, in PCI bus order, because those that do not are not there for CUDA and
+    NVIDIA's runtime. What all variables name is visible; one that names no GPU wants none. `mounted` is the
+    folder MOUNTED. Raises UsageError where a GPU is not there, but not where there are none at all: see
+    `named`.
+    """
+    told = _told(environment, mounted)
+    if [] in told.values():
+        return NONE
+    usable = found = tuple(gpu for gpu in gpus if gpu.usable)
+    if not told or not gpus:
+        return None
+    numbers = _numbered(usable)
+    for variable, names in told.items():
+        if variable in SLURM:
+            found = _found(found, variable, environment, _files(found, names))
+            # Where a cgroup hides all others, CUDA's numbers count what the job has.
+            ours = {str(gpu.index) for gpu in found}
+            others = {number for number, index in numbers.items() if index not in ours}
+            numbers = _numbered(found) if others.intersection(told.get(CUDA, ())) else numbers
+        elif names != [ALL]:
+            words = [_word(name, usable, numbers, variable) for name in names]
+            found = _found(found, variable, environment, list(zip(names, words, strict=True)))
+    return exactly(found) if found else None
+
+
+def within(
+    host: Host, gpus: str | None = None, environment: Mapping[str, str] | None = None
+) -> tuple[Host, str | None]:
+    """Return `host`, this machine, as a process with this environment has it, and which GPUs are wanted.
+
+    These are `gpus`, as `--gpus` has it, or else those that the environment names, by default this process's.
+    Where it names GPUs, the host has no others; and where it has none, that is a sign of an accelerator.
+    Raises UsageError where a GPU is not there.
+    """
+    environment = os.environ if environment is None else environment
+    if not host.gpus:
+        host = replace(host, accelerators=host.accelerators + named(environment))
+    if gpus is None:
+        return host, visible(host.gpus, environment)
+    return replace(host, gpus=bounded(host.gpus, gpus, environment)), gpus
+
+
+def named(environment: Mapping[str, str], mounted: str = MOUNTED) -> tuple[Accelerator, ...]:
+    """Return the variables of `environment` that name GPUs: a sign of some where a probe finds none."""
+    return tuple(
+        Accelerator(kind="environment", where=f"{variable}={environment[variable]}", why=NOT_FOUND)
+        for variable, names in _told(environment, mounted).items()
+        if names not in ([], [ALL])
+    )
+
+
+def _told(environment: Mapping[str, str], mounted: str) -> dict[str, list[str]]:
+    """Return what each variable that says something names, in the order in which they count."""
+    read: dict[str, Callable[[str], list[str] | None]] = {
+        RUNTIME: lambda value: _runtime(value, mounted),
+        next((name for name in SLURM if environment.get(name)), SLURM[0]): _split,
+        CONDOR: _split,
+    }
+    told = {name: names(value) for name, names in read.items() if (value := environment.get(name))}
+    if CUDA in environment:
+        told[CUDA] = _until_hidden(environment[CUDA])
+    return {name: names for name, names in told.items() if names is not None}
+
+
+def _split(value: str) -> list[str]:
+    return [name.strip() for name in value.split(",")]
+
+
+def _runtime(value: str, mounted: str) -> list[str] | None:
+    """Return the names in NVIDIA_VISIBLE_DEVICES, None where it says nothing."""
+    found = _mounted(mounted) if value == MOUNTED else _split(value)
+    names = [CDI.sub("", name, count=1) for name in found if name not in {"", VOID}]
+    if NONE in names:
+        return []
+    return [ALL] if ALL in names else names or None
+
+
+def _mounted(folder: str) -> list[str]:
+    """Return the names of the files in a folder; below cdi/VENDOR/CLASS they are those of CDI devices."""
+    try:
+        return sorted(name for _, _, files in os.walk(folder, onerror=_fail) for name in files)
+    except OSError as error:
+        raise _wrong(RUNTIME, folder, str(error.strerror)) from error
+
+
+def _fail(error: OSError) -> Never:
+    raise error
+
+
+def _until_hidden(value: str) -> list[str]:
+    """Return the names in CUDA_VISIBLE_DEVICES that count."""
+    names = _split(value)
+    return names[: next((place for place, name in enumerate(names) if name in HIDDEN), None)]
+
+
+def _numbered(gpus: tuple[Gpu, ...]) -> dict[str, str]:
+    return {str(number): str(gpu.index) for number, gpu in enumerate(gpus)}
+
+
+def _files(gpus: tuple[Gpu, ...], names: list[str]) -> list[tuple[str, str | None]]:
+    """Return the index of the GPU for each number of a device file in `names`."""
+    there = {str(gpu.index if gpu.minor is None else gpu.minor): str(gpu.index) for gpu in gpus}
+    return [(f"/dev/nvidia{name}", there.get(name)) for name in names]
+
+
+def _word(name: str, usable: tuple[Gpu, ...], numbers: Mapping[str, str], variable: str) -> str | None:
+    """Return what `--gpus` calls the GPU or MIG device `name`, or None where there is none."""
+    if variable == CONDOR:
+        return numbers.get(name.removeprefix("CUDA")) if name.startswith("CUDA") else name
+    if match := NUMBER.fullmatch(name):
+        return numbers.get(match[1])
+    if match := OLD_MIG.fullmatch(name):
+        return next((f"{gpu.index}:{match[2]}:{match[3]}" for gpu in usable if gpu.uuid == match[1]), None)
+    if match := MIG.fullmatch(name):
+        return _by_number(numbers.get(match[1]), int(match[2]), usable)
+    return name
+
+
+def _by_number(index: str | None, number: int, usable: tuple[Gpu, ...]) -> str | None:
+    """Return what `--gpus` calls a MIG device that is named by its number on a GPU."""
+    devices = next((gpu.mig or () for gpu in usable if str(gpu.index) == index), ())
+    # Of several the order is known where NVML has told of them, and so their UUIDs, too.
+    if number >= len(devices) or (len(devices) > 1 and devices[number].uuid is None):
+        return None
+    return f"{index}:{devices[number].gpu_instance}:{devices[number].compute_instance}"
+
+
+def _found(
+    gpus: tuple[Gpu, ...],
+    variable: str,
+    environment: Mapping[str, str],
+    words: list[tuple[str, str | None]],
+) -> tuple[Gpu, ...]:
+    """Return those of `gpus` that a variable names; `words` has each name with what `--gpus` calls it."""
+    value = environment[variable]
+    missing = next((name for name, word in words if word is None), None)
+    if missing is not None:
+        raise _wrong(variable, value, f"the host has no {missing!r}")
+    try:
+        return among(gpus, f"device={','.join(word for _, word in words if word)}")
+    except UsageError as error:
+        raise _wrong(variable, value, str(error).removeprefix("--gpus: ")) from error
+
+
+def _wrong(variable: str, value: str, what: str) -> UsageError:
+    remedy = f"unset {variable}, or say with --gpus which GPUs to use"
+    return UsageError(f"{variable}={value}: {what}", remedy=remedy)

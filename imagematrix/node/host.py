@@ -1,0 +1,305 @@
+"""The Host: what a node is, as far as choosing and launching an image goes."""
+
+from __future__ import annotations
+
+import re
+
+from imagematrix.record import Record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from imagematrix.documents import Fields
+    from imagematrix.errors import UsageError
+
+__all__ = ["SCHEMA", "Accelerator", "Cpu", "Driver", "Gpu", "Host", "MigDevice", "machine"]
+
+SCHEMA = "imagematrix.host/v1"
+# What macOS, FreeBSD, Windows and images call an architecture, by the name that Linux has for it.
+MACHINES = {"amd64": "x86_64", "arm64": "aarch64", "x64": "x86_64", "x86-64": "x86_64"}
+UNIQUE = ("index", "minor", "uuid", "pci_bus_id")  # what no two GPUs of a host have in common
+
+
+def machine(name: str) -> str:
+    """Return the name that Linux has for an architecture ("aarch64" of "arm64")."""
+    return MACHINES.get(name.lower(), name)
+
+
+class Cpu(Record):
+    """The processors of a host, seen as one.
+
+    `flags` are those that all of them have, by the kernel's names in lower case. `level` is the highest
+    psABI level that the flags reach ("x86-64-v3"), or None on other architectures.
+    """
+
+    vendor: str | None
+    model: str | None
+    flags: frozenset[str]
+    level: str | None
+
+    def to_json(self) -> dict[str, object]:
+        """Return the `cpu` object of the Host document."""
+        return {"vendor": self.vendor, "model": self.model, "flags": sorted(self.flags), "level": self.level}
+
+
+class Driver(Record):
+    """The kernel-mode driver that is loaded.
+
+    `version` is kept as it was read: "580.65.06" is not "580.65.6". `kind` is "open" or "proprietary", or
+    None where the source does not tell. `source` is the file or interface it was read from.
+    """
+
+    version: str
+    kind: str | None
+    source: str
+
+    def to_json(self) -> dict[str, object]:
+        """Return the `driver` object of the Host document."""
+        return {"version": self.version, "kind": self.kind, "source": self.source}
+
+
+class MigDevice(Record):
+    """One MIG device of a GPU: its UUID and profile, and its GPU and compute instance numbers.
+
+    `capabilities` are the numbers of the device nodes /dev/nvidia-caps/nvidia-cap<number> that give access to
+    its GPU instance and its compute instance; None where they could not be read.
+    """
+
+    uuid: str | None
+    profile: str | None
+    gpu_instance: int
+    compute_instance: int
+    memory_mib: int | None = None
+    capabilities: tuple[int, ...] | None = None
+
+    def to_json(self) -> dict[str, object]:
+        """Return one element of a GPU's `mig` list."""
+        return {
+            "uuid": self.uuid,
+            "profile": self.profile,
+            "gpu_instance": self.gpu_instance,
+            "compute_instance": self.compute_instance,
+            "memory_mib": self.memory_mib,
+            "capabilities": None if self.capabilities is None else list(self.capabilities),
+        }
+
+
+class Gpu(Record):
+    """One GPU. A fact that could not be read is None and the Host has a warning about it.
+
+    `index` is the position in PCI bus order, `minor` the number of its device node /dev/nvidia<minor>.
+    `compute` is the compute capability ("8.9"), `brand` one of imagematrix.facts.gpus.BRANDS ("nvidia",
+    "geforce", "tesla", ...) as NVML tells it, or as the name of a data-centre part does. `mig` is None where
+    MIG is off or unknown, a tuple (perhaps empty) where it is on. `state` is "ok", "vgpu" (which takes the
+    node's own driver), or what keeps it from being used: "lost", "failed", "unconfirmed", "no-permission",
+    "no-node", "no-module", "excluded", "vgpu-host", "mig-empty".
+    """
+
+    index: int
+    minor: int | None = None
+    uuid: str | None = None
+    name: str | None = None
+    pci_bus_id: str | None = None
+    pci_device_id: str | None = None
+    compute: str | None = None
+    brand: str | None = None
+    memory_mib: int | None = None
+    mig: tuple[MigDevice, ...] | None = None
+    state: str = "ok"
+
+    @property
+    def usable(self) -> bool:
+        """Whether a container can have it."""
+        return self.state in {"ok", "vgpu"}
+
+    @property
+    def label(self) -> str:
+        """What to call this GPU in a message: its index and, where known, its name."""
+        return f"GPU {self.index}" + (f" ({self.name})" if self.name else "")
+
+    def to_json(self) -> dict[str, object]:
+        """Return one element of the Host document's `gpus`."""
+        return {
+            "index": self.index,
+            "minor": self.minor,
+            "uuid": self.uuid,
+            "name": self.name,
+            "pci_bus_id": self.pci_bus_id,
+            "pci_device_id": self.pci_device_id,
+            "compute": self.compute,
+            "brand": self.brand,
+            "memory_mib": self.memory_mib,
+            "mig": None if self.mig is None else [device.to_json() for device in self.mig],
+            "state": self.state,
+        }
+
+
+class Accelerator(Record):
+    """A sign of an accelerator that is none of the host's GPUs.
+
+    `kind` is what was seen: a function on the PCI bus ("pci"), a kernel module ("module"), a device node
+    ("device"), "wsl", "tegra", or a variable that names GPUs ("environment"). `where` says where, and `why`
+    why it can't be used, None where nobody knows.
+    """
+
+    kind: str
+    where: str
+    why: str | None = None
+
+    @property
+    def label(self) -> str:
+        """What to say of it in a message."""
+        return f"{self.where}: {self.why}" if self.why else self.where
+
+    def to_json(self) -> dict[str, object]:
+        """Return one element of the Host document's `accelerators`."""
+        return {"kind": self.kind, "where": self.where, "why": self.why}
+
+
+class Host(Record):
+    """What a node is: architecture, processors, driver, GPUs and their device nodes.
+
+    `arch` is the machine name of uname(2). `devices` are the device nodes that exist and belong to GPUs,
+    sorted. `accelerators` are the signs of others, with which a node does not pass for one without a GPU.
+    `warnings` are sentences about what could not be read, or what looks wrong.
+    """
+
+    arch: str
+    cpu: Cpu
+    driver: Driver | None = None
+    gpus: tuple[Gpu, ...] = ()
+    devices: tuple[str, ...] = ()
+    accelerators: tuple[Accelerator, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, object]:
+        """Return the Host document."""
+        return {
+            "schema": SCHEMA,
+            "arch": self.arch,
+            "cpu": self.cpu.to_json(),
+            "driver": self.driver.to_json() if self.driver else None,
+            "gpus": [gpu.to_json() for gpu in self.gpus],
+            "devices": list(self.devices),
+            "accelerators": [accelerator.to_json() for accelerator in self.accelerators],
+            "warnings": list(self.warnings),
+        }
+
+    @classmethod
+    def from_json(cls, data: object, where: str = "host") -> Host:
+        """Return the Host a document describes; raise UsageError naming what is wrong with it."""
+        from imagematrix.documents import Fields
+
+        fields = Fields(data, where)
+        fields.schema(SCHEMA)
+        return cls(
+            arch=machine(fields.text("arch")),
+            cpu=_cpu(fields),
+            driver=_driver(fields),
+            gpus=_gpus(fields),
+            devices=fields.texts("devices"),
+            accelerators=tuple(_accelerator(sign) for sign in fields.objects("accelerators")),
+            warnings=fields.texts("warnings"),
+        )
+
+    @classmethod
+    def load(cls, path: str | Path) -> Host:
+        """Return the Host saved in the file `path` by `imagematrix probe --json`."""
+        from imagematrix import documents
+
+        return cls.from_json(documents.read(path), str(path))
+
+    @classmethod
+    def load_all(cls, path: str | Path, bad: list[UsageError] | None = None) -> Iterator[Host]:
+        """Yield the Host on each line of the file `path`, as `jq -c . FILE...` writes many saved hosts.
+
+        One line is read after the other, when its Host is asked for. An error for each line that can't be
+        read goes to `bad`, and names it; without `bad`, UsageError with all of them is raised at the end.
+        """
+        from imagematrix.node.many import load_all
+
+        return load_all(path, bad)
+
+
+def _cpu(fields: Fields) -> Cpu:
+    cpu = fields.object_or_none("cpu")
+    if cpu is None:
+        raise fields.fail("cpu", "is missing (expected an object)")
+    return Cpu(
+        vendor=cpu.text_or_none("vendor"),
+        model=cpu.text_or_none("model"),
+        flags=frozenset(flag.lower() for flag in cpu.texts("flags")),
+        level=cpu.text_or_none("level"),
+    )
+
+
+def _driver(fields: Fields) -> Driver | None:
+    driver = fields.object_or_none("driver")
+    if driver is None:
+        return None
+    version = driver.text("version")
+    if not re.fullmatch(r"\d{1,4}(\.\d{1,4}){1,3}", version, re.ASCII):
+        raise driver.fail("version", f"{version!r} is no driver version such as 550.163.01")
+    source = driver.text_or_none("source") or ""
+    return Driver(version=version, kind=driver.text_or_none("kind"), source=source)
+
+
+def _gpus(fields: Fields) -> tuple[Gpu, ...]:
+    gpus = tuple(_gpu(gpu) for gpu in fields.objects("gpus"))
+    for name in UNIQUE if len(gpus) > 1 else ():
+        seen: set[object] = set()
+        for value in (getattr(gpu, name) for gpu in gpus):
+            if value is not None and value in seen:
+                raise fields.fail("gpus", f"two of them have the {name} {value}")
+            seen.add(value)
+    return gpus
+
+
+def _gpu(gpu: Fields) -> Gpu:
+    compute = gpu.text_or_none("compute")
+    if compute is not None and not re.fullmatch(r"\d{1,2}\.\d", compute, re.ASCII):
+        raise gpu.fail("compute", f"{compute!r} is no compute capability such as 8.6")
+    return Gpu(
+        index=_natural(gpu, "index"),
+        minor=_natural_or_none(gpu, "minor"),
+        uuid=gpu.text_or_none("uuid"),
+        name=gpu.text_or_none("name"),
+        pci_bus_id=gpu.text_or_none("pci_bus_id"),
+        pci_device_id=gpu.text_or_none("pci_device_id"),
+        compute=compute,
+        brand=gpu.text_or_none("brand"),
+        memory_mib=_natural_or_none(gpu, "memory_mib"),
+        mig=tuple(_mig(device) for device in gpu.objects("mig")) if gpu.present("mig") else None,
+        state=gpu.text_or_none("state") or "ok",
+    )
+
+
+def _accelerator(sign: Fields) -> Accelerator:
+    return Accelerator(kind=sign.text("kind"), where=sign.text("where"), why=sign.text_or_none("why"))
+
+
+def _mig(device: Fields) -> MigDevice:
+    capabilities = device.integers("capabilities") if device.present("capabilities") else None
+    if capabilities and min(capabilities) < 0:
+        raise device.fail("capabilities", f"{min(capabilities)} is negative")
+    return MigDevice(
+        uuid=device.text_or_none("uuid"),
+        profile=device.text_or_none("profile"),
+        gpu_instance=_natural(device, "gpu_instance"),
+        compute_instance=_natural(device, "compute_instance"),
+        memory_mib=_natural_or_none(device, "memory_mib"),
+        capabilities=capabilities,
+    )
+
+
+def _natural(fields: Fields, key: str) -> int:
+    number = fields.integer(key)
+    if number < 0:
+        raise fields.fail(key, f"{number} is negative")
+    return number
+
+
+def _natural_or_none(fields: Fields, key: str) -> int | None:
+    return _natural(fields, key) if fields.present(key) else None

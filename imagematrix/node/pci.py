@@ -1,0 +1,116 @@
+"""The GPUs and other accelerators on the PCI bus, which are there whether or not a driver is."""
+
+from __future__ import annotations
+
+import re
+
+from imagematrix.node.signs import PCI_DEVICES
+from imagematrix.record import Record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from imagematrix.node.tree import Tree
+
+__all__ = ["CONTROLLER_3D", "NVIDIA", "OTHER_DISPLAY", "PROCESSING", "Function", "canonical", "order", "scan"]
+
+NVIDIA = "10de"
+# Classes (pci_ids.h of Linux); the sound of a GPU's HDMI is 0403.
+DISPLAY, VGA, CONTROLLER_3D, OTHER_DISPLAY, PROCESSING = "03", "0300", "0302", "0380", "1200"
+ADDRESS = re.compile(r"([0-9a-f]{4,8}):([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])", re.ASCII)
+# A line of a function's file `resource`: where a region begins and ends, and its flags.
+REGION = re.compile(r"0x([0-9a-f]{1,16}) 0x([0-9a-f]{1,16}) 0x([0-9a-f]{1,16})", re.ASCII)
+REGIONS = 6
+MEMORY = 0x200  # IORESOURCE_MEM
+
+
+class Function(Record):
+    """One function that is a display adapter or a processing accelerator.
+
+    `vendor` and `device_id` are its ids ("10de", "26b9") and `kind` its class ("0302"), each None where it
+    could not be read. `driver` is the kernel driver that has it, if any. `memory` is the largest region of
+    memory that it maps, in bytes, or None where that is not known.
+    """
+
+    bus_id: str
+    vendor: str | None = None
+    device_id: str | None = None
+    kind: str | None = None
+    driver: str | None = None
+    memory: int | None = None
+
+    @property
+    def gpu(self) -> bool:
+        """Whether it is a GPU of NVIDIA's."""
+        return self.vendor == NVIDIA and self.kind in {VGA, CONTROLLER_3D}
+
+    @property
+    def label(self) -> str:
+        """What to call it in a message: its address, ids and class."""
+        ids = f"{self.vendor or '????'}:{self.device_id or '????'}"
+        return f"{self.bus_id} ({ids}, class {self.kind or 'unknown'})"
+
+
+def canonical(address: str) -> str | None:
+    """Return a PCI address as the kernel writes it: "00000000:41:00.0" is "0000:41:00.0"."""
+    match = ADDRESS.fullmatch(address.strip().lower())
+    if match is None:
+        return None
+    domain, bus, device, function = match.groups()
+    return f"{int(domain, 16):04x}:{bus}:{device}.{function}"
+
+
+def order(bus_id: str) -> tuple[int, ...]:
+    """Return what sorts canonical addresses by domain, bus, device and function."""
+    return tuple(int(part, 16) for part in re.split("[:.]", bus_id))
+
+
+def scan(tree: Tree, wanted: Mapping[str, int] | None) -> tuple[Function, ...]:
+    """Return the functions among `wanted` (see `signs.Signs.functions`), in bus order."""
+    if wanted is not None and not wanted:
+        return ()
+    found = []
+    for name in tree.names(PCI_DEVICES):
+        bus_id = canonical(name)
+        # A large node has several hundred functions, each with files of its own.
+        slot = (bus_id or "").partition(":")[2]
+        if bus_id is None or (wanted is not None and slot not in wanted):
+            continue
+        function = _function(tree, f"{PCI_DEVICES}/{name}", bus_id, (wanted or {}).get(slot, 0))
+        if function is not None:
+            found.append(function)
+    return tuple(sorted(found, key=lambda function: order(function.bus_id)))
+
+
+def _function(tree: Tree, folder: str, bus_id: str, listed: int) -> Function | None:
+    kind = (_hex(tree.text(f"{folder}/class"), 6) or "")[:4] or None
+    if kind is not None and not (kind.startswith(DISPLAY) or kind == PROCESSING):
+        return None
+    vendor = _hex(tree.text(f"{folder}/vendor"), 4)
+    if kind is None and vendor != NVIDIA:
+        return None
+    # A virtual function beside its physical one is for a virtual machine; inside of that it stands alone.
+    if tree.link(f"{folder}/physfn"):
+        return None
+    return Function(
+        bus_id=bus_id,
+        vendor=vendor,
+        device_id=_hex(tree.text(f"{folder}/device"), 4),
+        kind=kind,
+        driver=tree.link(f"{folder}/driver"),
+        memory=listed or _memory(tree.text(f"{folder}/resource")),
+    )
+
+
+def _memory(text: str | None) -> int | None:
+    if text is None:
+        return None
+    regions = [REGION.fullmatch(line.strip()) for line in text.splitlines()[:REGIONS]]
+    numbers = [[int(part, 16) for part in region.groups()] for region in regions if region]
+    return max((end - start + 1 for start, end, flags in numbers if flags & MEMORY), default=0)
+
+
+def _hex(text: str | None, digits: int) -> str | None:
+    match = re.fullmatch(rf"0x([0-9a-f]{{{digits}}})", (text or "").strip().lower(), re.ASCII)
+    return match[1] if match else None

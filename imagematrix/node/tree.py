@@ -1,0 +1,129 @@
+"""The files of a host: those under `/`, or a captured copy of some of them under another folder."""
+# pathlib costs more to import than a whole probe takes.
+# ruff: noqa: PTH112, PTH115, PTH116, PTH208
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+from imagematrix.errors import ProbeError
+
+__all__ = ["LIMIT", "Tree"]
+
+LIMIT = 1024 * 1024  # bytes; the files read here are a few kB, but for /proc/cpuinfo
+ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR})
+CHUNK = 64 * 1024
+
+
+class Tree:
+    """Reads below one root: bounded in size, never waiting, and never failing because of one file.
+
+    Paths are written as they are on the host ("/proc/cpuinfo"), whatever the root. What is not there is
+    None, false or empty. So is what is there and can't be read, with a sentence about it in `warnings`.
+    `live` is true for `/`. A link that leads out of a captured tree is not followed: it would give the
+    facts of another host.
+    """
+
+    __slots__ = ("_root", "live", "warnings")
+
+    def __init__(self, root: str) -> None:
+        try:
+            real = os.path.realpath(root)
+            found = os.path.isdir(real)
+        except ValueError:  # a NUL in the name
+            real, found = root, False
+        if not found:
+            raise ProbeError(
+                f"{root!r} is no folder to probe",
+                remedy="give the folder that holds the captured proc, sys and dev folders",
+            )
+        self.live = real == "/"
+        self._root = "" if self.live else real
+        self.warnings: list[str] = []
+
+    def text(self, path: str, *, limit: int = LIMIT) -> str | None:
+        """Return the text of a file, at most its first `limit` bytes; other bytes than UTF-8 are replaced."""
+        try:
+            raw = self._read(path, limit)
+        except OSError as error:
+            self._say(path, error)
+            return None
+        if len(raw) > limit:
+            self.warnings.append(f"{path} is larger than {limit // 1024} KiB; only its beginning was read")
+            raw = raw[:limit]
+        return raw.decode("utf-8", "replace")
+
+    def names(self, path: str) -> list[str]:
+        """Return the names in a folder, sorted."""
+        try:
+            return sorted(os.listdir(self._locate(path)))
+        except OSError as error:
+            self._say(path, error)
+            return []
+
+    def link(self, path: str) -> str | None:
+        """Return the last part of what a symbolic link points to."""
+        folder, _, name = path.rpartition("/")
+        try:
+            target = os.readlink(f"{self._locate(folder)}/{name}")
+        except OSError:  # not there, or no link: nothing that a reader could act on
+            return None
+        return target.rpartition("/")[2] or None
+
+    def has_folder(self, path: str) -> bool:
+        """Whether the folder is there."""
+        mode = self._mode(path)
+        return mode is not None and stat.S_ISDIR(mode)
+
+    def has_node(self, path: str) -> bool:
+        """Whether a character device is there; a captured tree may hold a plain file in its place."""
+        mode = self._mode(path)
+        return mode is not None and (stat.S_ISCHR(mode) or (not self.live and stat.S_ISREG(mode)))
+
+    def refusal(self, path: str) -> int:
+        """Return the error number with which a device of the running host may not be used, or 0."""
+        if not self.live:
+            return 0
+        from imagematrix.node import device
+
+        try:
+            device.require(path)
+        except OSError as error:
+            return error.errno or 0
+        return 0
+
+    def _mode(self, path: str) -> int | None:
+        try:
+            return os.stat(self._locate(path)).st_mode
+        except OSError:
+            return None
+
+    def _read(self, path: str, limit: int) -> bytes:
+        place = self._locate(path)
+        # Opening a device or a pipe can do things or wait forever, so look first.
+        if not stat.S_ISREG(os.stat(place).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file")
+        descriptor = os.open(place, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            chunks = []
+            left = limit + 1
+            while left > 0 and (chunk := os.read(descriptor, min(left, CHUNK))):
+                chunks.append(chunk)
+                left -= len(chunk)
+        finally:
+            os.close(descriptor)
+        return b"".join(chunks)
+
+    def _locate(self, path: str) -> str:
+        if self.live:
+            return path
+        place = os.path.realpath(self._root + path)
+        if not place.startswith(f"{self._root}/"):
+            raise OSError(errno.EXDEV, "the link leads out of the captured tree")
+        return place
+
+    def _say(self, path: str, error: OSError) -> None:
+        if error.errno not in ABSENT:
+            self.warnings.append(f"could not read {path}: {error.strerror}")

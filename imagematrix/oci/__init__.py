@@ -1,0 +1,1 @@
+"""Image layouts, layers and registries, as the OCI specifications have them."""

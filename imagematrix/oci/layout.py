@@ -1,0 +1,169 @@
+"""An image in an OCI layout on disk (image-layout.md of the OCI image specification)."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tarfile
+import threading
+from collections import Counter
+
+from imagematrix.reference import names_registry
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+    from typing import Any
+
+__all__ = ["Blobs", "HollowError", "Image", "Index", "solid"]
+
+VERSION = b'{"imageLayoutVersion":"1.0.0"}'
+PIECE = 1 << 20  # bytes that are read at once
+
+
+class Image:
+    """The image with the manifest `digest` in the layout `folder`."""
+
+    def __init__(self, folder: Path, digest: str) -> None:
+        self._folder = folder
+        self.digest = digest
+        self.raw = self.blob(digest).read_bytes()
+        self._manifest: dict[str, Any] = json.loads(self.raw)
+
+    @property
+    def media_type(self) -> str:
+        """The media type of its manifest."""
+        return str(self._manifest["mediaType"])
+
+    @property
+    def images(self) -> tuple[Image, ...]:
+        """The image itself; see Index."""
+        return (self,)
+
+    @property
+    def config(self) -> str:
+        """The digest of its configuration."""
+        return str(self._manifest["config"]["digest"])
+
+    @property
+    def blobs(self) -> tuple[str, ...]:
+        """The digests of its layers and its configuration."""
+        return *self.layers, self.config
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """The digests of its layers, the lowest first."""
+        return tuple(layer["digest"] for layer in self._manifest["layers"])
+
+    @property
+    def layer_files(self) -> tuple[Path, ...]:
+        """The files of its layers, the lowest first."""
+        return tuple(map(self.blob, self.layers))
+
+    @property
+    def archives(self) -> tuple[str, ...]:
+        """The digests of those layers that hold files: not what attestations have in their place."""
+        return tuple(layer["digest"] for layer in self._manifest["layers"] if ".tar" in layer["mediaType"])
+
+    def archive(self, reference: str, layers: Iterable[str]) -> Iterator[bytes]:
+        """Yield the tar that `docker load` takes, piece by piece: named `reference`, with the `layers` given.
+
+        An engine with the containerd image store finds the others among what it has. Raises HollowError where
+        one of those given has gone.
+        """
+        index = {
+            "schemaVersion": 2,
+            "mediaType": "application/vnd.oci.image.index.v1+json",
+            "manifests": [
+                {
+                    "mediaType": self._manifest["mediaType"],
+                    "digest": self.digest,
+                    "size": self.blob(self.digest).stat().st_size,
+                    "annotations": {"io.containerd.image.name": _qualified(reference)},
+                }
+            ],
+        }
+        for digest in (self.digest, self.config, *layers):
+            path = solid(self.blob(digest))
+            yield _header(f"blobs/sha256/{path.name}", path.stat().st_size)
+            with path.open("rb") as file:
+                while piece := file.read(PIECE):
+                    yield piece
+                yield _padding(file.tell())
+        for name, data in (("index.json", json.dumps(index).encode()), ("oci-layout", VERSION)):
+            yield _header(name, len(data)) + data + _padding(len(data))
+        yield bytes(2 * tarfile.BLOCKSIZE)  # the end of a tar
+
+    def blob(self, digest: str) -> Path:
+        """Return the file of a blob."""
+        return self._folder / "blobs" / "sha256" / digest.removeprefix("sha256:")
+
+
+class Index:
+    """The image index with the digest `digest` in the layout `folder`: an image with its attestations."""
+
+    def __init__(self, folder: Path, digest: str) -> None:
+        self.digest = digest
+        self.raw = (folder / "blobs" / "sha256" / digest.removeprefix("sha256:")).read_bytes()
+        data: dict[str, Any] = json.loads(self.raw)
+        self.media_type = str(data["mediaType"])
+        self.images = tuple(Image(folder, entry["digest"]) for entry in data["manifests"])
+
+
+class HollowError(Exception):
+    """The bytes of a layer are wanted that has gone from disk, because it was where images are kept."""
+
+
+class Blobs:
+    """The blobs of several layouts, in one folder: the bytes of a layer go with the last that uses them.
+
+    Its name stays, and BuildKit, which looks for no more, does not send it again for another image. A store
+    that has a layer does not want it again either. Threads may share this.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._users: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    @contextlib.contextmanager
+    def used(self, digests: Iterable[str]) -> Iterator[None]:
+        """Keep the bytes of these layers as long as this is entered."""
+        own = set(digests)
+        with self._lock:
+            self._users.update(own)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._users.subtract(own)
+                for digest in own:
+                    if not self._users[digest]:
+                        del self._users[digest]
+                        os.truncate(self._folder / digest.removeprefix("sha256:"), 0)
+
+
+def solid(path: Path) -> Path:
+    """Return the file of a layer; raise HollowError where only its name is left."""
+    if not path.stat().st_size:
+        raise HollowError(path.name)
+    return path
+
+
+def _header(name: str, size: int) -> bytes:
+    info = tarfile.TarInfo(name)
+    info.size = size
+    return info.tobuf()
+
+
+def _padding(size: int) -> bytes:
+    return bytes(-size % tarfile.BLOCKSIZE)
+
+
+def _qualified(reference: str) -> str:
+    """Return `reference` with the registry and folder that docker leaves away."""
+    if names_registry(reference):
+        return reference
+    return f"docker.io/{reference}" if "/" in reference else f"docker.io/library/{reference}"

@@ -1,0 +1,308 @@
+"""A registry's API, as the OCI distribution specification has it, for one repository.
+
+What passes (a connection that drops, a 5xx, an answer or an upload that breaks off) is tried again; what
+does not (a login that is refused) is not. Credentials are docker's own, from its configuration or its
+helpers. They go to the registry and to where it has its tokens issued, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import time
+import warnings
+from dataclasses import dataclass
+from urllib.parse import urlencode, urljoin, urlsplit
+from urllib.request import parse_http_list, parse_keqv_list
+
+import requests
+
+from imagematrix import documents
+from imagematrix.errors import EngineError, UnknownImageError, UsageError
+from imagematrix.oci.transfer import Client, address, cause, passes
+from imagematrix.reference import DIGEST, DOCKER_HUB, Reference
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import IO, Self
+
+    from imagematrix.errors import ImagematrixError
+    from imagematrix.oci.transfer import Answer
+
+__all__ = ["DOCKER_LIST", "INDEX", "MANIFESTS", "Manifest", "Registry"]
+
+INDEX = "application/vnd.oci.image.index.v1+json"
+DOCKER_LIST = "application/vnd.docker.distribution.manifest.list.v2+json"
+MANIFESTS = (
+    INDEX,
+    DOCKER_LIST,
+    "application/vnd.oci.image.manifest.v1+json",
+    "application/vnd.docker.distribution.manifest.v2+json",
+)
+PAGES = 1000  # of a list of tags
+TRIES = 3
+PAUSE = 0.3  # seconds, doubled from one try to the next
+PATIENCE = 60  # seconds that a registry may ask us to wait
+OK, CREATED, ACCEPTED = 200, 201, 202  # of HTTP
+UNAUTHORIZED, FORBIDDEN, MISSING = 401, 403, 404
+PASSING = (408, 429, 500, 502, 503, 504)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """A manifest or an index as the registry has it: its bytes, and what they are."""
+
+    digest: str
+    media_type: str
+    raw: bytes
+
+
+class Registry:
+    """The repository `name`, such as registry:5000/ml/training, without a tag. Threads may share it.
+
+    Every method raises EngineError where the registry can't be reached or refuses. It is a context manager.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._reference = Reference.parse(name)
+        self._base = f"{self._reference.url}/v2/{self._reference.repository}"
+        self._authorization: str | None = None
+        self._client = Client()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.close()
+
+    def tags(self) -> list[str]:
+        """Return the repository's tags; none where there is no such repository."""
+        url: str | None = f"{self._base}/tags/list?n=1000"
+        found: list[str] = []
+        for _ in range(PAGES):
+            answer = self._ask("GET", str(url))
+            if answer.status == MISSING and not found:
+                return []
+            self._expect(answer, OK, "the list of tags")
+            fields = documents.Fields(documents.parse(answer.body, str(url)), str(url))
+            found += fields.texts("tags") if fields.present("tags") else ()
+            url = self._next(answer)
+            if url is None:
+                return found
+        raise EngineError(f"the registry {self._reference.registry} lists tags without end")
+
+    def manifest(self, tag: str) -> Manifest | None:
+        """Return the manifest or the index with a tag or a digest; None where there is none."""
+        answer = self._ask("GET", f"{self._base}/manifests/{tag}", {"Accept": ", ".join(MANIFESTS)})
+        if answer.status == MISSING:
+            return None
+        self._expect(answer, OK, tag)
+        digest = _digest(answer.body)
+        if DIGEST.fullmatch(tag) and tag != digest:
+            raise self._other(tag)
+        media_type = answer.headers.get("Content-Type", "").partition(";")[0]
+        return Manifest(digest=digest, media_type=media_type, raw=answer.body)
+
+    def digest(self, tag: str) -> str | None:
+        """Return the digest that a tag stands for; None where there is no such tag."""
+        answer = self._ask("HEAD", f"{self._base}/manifests/{tag}", {"Accept": ", ".join(MANIFESTS)})
+        if answer.status == MISSING:
+            return None
+        self._expect(answer, OK, tag)
+        told = answer.headers.get("Docker-Content-Digest", "")
+        if DIGEST.fullmatch(told):
+            return told
+        found = self.manifest(tag)
+        return found.digest if found else None
+
+    def blob(self, digest: str) -> bytes:
+        """Return a small blob, such as an image's configuration."""
+        answer = self._ask("GET", f"{self._base}/blobs/{digest}")
+        self._expect(answer, OK, digest)
+        if digest != _digest(answer.body):
+            raise self._other(digest)
+        return answer.body
+
+    def has_blob(self, digest: str) -> bool:
+        """Whether the repository has a blob."""
+        answer = self._ask("HEAD", f"{self._base}/blobs/{digest}")
+        if answer.status == MISSING:
+            return False
+        self._expect(answer, OK, digest)
+        return True
+
+    def push_blob(self, digest: str, file: IO[bytes]) -> None:
+        """Upload what `file` has from its beginning."""
+        # An upload is two requests: what broke off in the second starts with the first again.
+        self._expect(self._tried(lambda: self._upload(digest, file)), CREATED, digest)
+
+    def push_manifest(self, tag: str, raw: bytes, media_type: str) -> None:
+        """Put a manifest or an index under a tag; an older one of that tag is replaced."""
+        answer = self._ask("PUT", f"{self._base}/manifests/{tag}", {"Content-Type": media_type}, raw)
+        self._expect(answer, CREATED, tag)
+
+    def take_back(self, tag: str, digest: str) -> bool:
+        """Delete a tag, or else the manifest that it stands for; return whether the registry did it.
+
+        Few let a tag be deleted by itself, and many let nothing be deleted.
+        """
+        for name in (tag, digest):
+            with contextlib.suppress(EngineError):  # it gives no token for that, say
+                self._ask("DELETE", f"{self._base}/manifests/{name}")
+            if self.digest(tag) is None:
+                return True
+        return False
+
+    def _upload(self, digest: str, file: IO[bytes]) -> Answer:
+        begun = self._authorized("POST", f"{self._base}/blobs/uploads/")
+        if begun.status != ACCEPTED:
+            return begun
+        where = address(begun.url, begun.headers.get("Location", ""))
+        url = f"{where}{'&' if urlsplit(where).query else '?'}digest={digest}"
+        return self._authorized("PUT", url, {"Content-Type": "application/octet-stream"}, file)
+
+    def _ask(
+        self, method: str, url: str, headers: Mapping[str, str] | None = None, data: bytes | None = None
+    ) -> Answer:
+        return self._tried(lambda: self._authorized(method, url, headers, data))
+
+    def _tried(self, ask: Callable[[], Answer]) -> Answer:
+        """Ask, and ask again for as long as what went wrong may pass."""
+        attempt = 1
+        while True:
+            pause = PAUSE * 2 ** (attempt - 1)
+            try:
+                answer = ask()
+            except requests.RequestException as error:
+                if attempt == TRIES or not passes(error):
+                    raise self._unreachable(error) from error
+            else:
+                if attempt == TRIES or answer.status not in PASSING or answer.wait > PATIENCE:
+                    return answer
+                pause = max(pause, answer.wait)
+            time.sleep(pause)
+            attempt += 1
+
+    def _authorized(
+        self,
+        method: str,
+        url: str,
+        headers: Mapping[str, str] | None = None,
+        data: bytes | IO[bytes] | None = None,
+    ) -> Answer:
+        """Send a request, and once more with what the registry's challenge asks for."""
+        # An upload may be sent elsewhere, which has no use for our credentials and may not ask for them.
+        given = self._authorization if self._ours(url) else None
+        answer = self._client.send(method, url, headers, data, given)
+        if answer.status != UNAUTHORIZED or not self._ours(url) or not self._ours(answer.url):
+            return answer
+        asked = self._answer(answer.headers.get("WWW-Authenticate", ""))
+        if asked == given:
+            return answer
+        self._authorization = asked
+        return self._client.send(method, url, headers, data, asked)
+
+    def _ours(self, url: str) -> bool:
+        return urlsplit(url)[:2] == urlsplit(self._base)[:2]
+
+    def _answer(self, challenge: str) -> str:
+        """Return the Authorization that a challenge asks for: Basic, or a token from where it says."""
+        registry = self._reference.registry
+        login = _login(registry)
+        kind, _, parameters = challenge.partition(" ")
+        if kind.lower() != "bearer":
+            if login is None:
+                raise self._refusal(UNAUTHORIZED, self._reference.name)
+            return login
+        try:
+            asked = parse_keqv_list(parse_http_list(parameters))
+        except (ValueError, IndexError) as error:
+            raise EngineError(f"the registry {registry} asks for a login in a way of its own") from error
+        realm = asked.pop("realm", None)
+        if not realm:
+            raise EngineError(f"the registry {registry} asks for a token and does not say where")
+        realm = address(self._base, realm)
+        if urlsplit(realm).scheme not in ("https", urlsplit(self._base).scheme):
+            raise EngineError(f"the registry {registry} wants the login sent to {realm}, without TLS")
+        url = f"{realm}{'&' if urlsplit(realm).query else '?'}{urlencode(asked)}"
+        answer = self._tried(lambda: self._client.send("GET", url, authorization=login))
+        if answer.status in (UNAUTHORIZED, FORBIDDEN):
+            raise self._refusal(answer.status, self._reference.name)
+        try:
+            return f"Bearer {_token(answer, realm)}"
+        except UsageError as error:
+            # It is about nothing that was asked for, least of all about whether there is such an image.
+            raise EngineError(f"the registry {registry} gets us no token: {error}") from error
+
+    def _next(self, answer: Answer) -> str | None:
+        """Return the address of the next page, which is in this registry whatever host it names."""
+        if answer.next is None:
+            return None
+        found = urlsplit(address(self._base, answer.next))
+        return urljoin(self._base, found._replace(scheme="", netloc="").geturl())
+
+    def _expect(self, answer: Answer, status: int, what: str) -> None:
+        if answer.status != status:
+            raise self._refusal(answer.status, f"{self._reference.name}:{what}")
+
+    def _refusal(self, status: int, what: str) -> ImagematrixError:
+        registry = self._reference.registry
+        if status == MISSING:
+            return UnknownImageError(f"the registry {registry} has no {what}")
+        if status in (UNAUTHORIZED, FORBIDDEN):
+            remedy = f"`docker login {registry}` with an account that may"
+            return EngineError(f"the registry {registry} does not let us read or write {what}", remedy=remedy)
+        remedy = "the registry's log says why; what is there stays, and the same command goes on from here"
+        return EngineError(f"the registry {registry} answered {status} for {what}", remedy=remedy)
+
+    def _other(self, digest: str) -> EngineError:
+        remedy = "its storage or a proxy before it is damaged"
+        registry = self._reference.registry
+        return EngineError(f"the registry {registry} answered something else than {digest}", remedy=remedy)
+
+    def _unreachable(self, error: requests.RequestException) -> EngineError:
+        registry = self._reference.registry
+        url = str(error.request.url or "") if error.request is not None else ""
+        elsewhere = f" (at {urlsplit(url).netloc})" if url and not self._ours(url) else ""
+        what = "can't be reached"
+        remedy = "is the name right, and is it running? The same command goes on from here"
+        if isinstance(error, requests.exceptions.ChunkedEncodingError):
+            what = "breaks off its answers"
+        if isinstance(error, requests.exceptions.SSLError):
+            remedy = "name its authority in REQUESTS_CA_BUNDLE; a registry without TLS has to be on loopback"
+        message = f"the registry {registry} {what}{elsewhere}: {cause(error)}"
+        return EngineError(message, remedy=remedy)
+
+
+def _digest(raw: bytes) -> str:
+    return f"sha256:{hashlib.sha256(raw).hexdigest()}"
+
+
+def _token(answer: Answer, realm: str) -> str:
+    """Return the token in an answer; raise UsageError where there is none."""
+    if answer.status != OK:
+        raise UsageError(f"{realm} answered {answer.status}")
+    fields = documents.Fields(documents.parse(answer.body, realm), realm)
+    token = fields.text_or_none("token") or fields.text("access_token")
+    if not token.isascii() or not token.isprintable():
+        raise UsageError(f"what {realm} gives is no token")
+    return token
+
+
+def _login(registry: str) -> str | None:
+    """Return the Authorization that docker's configuration or its credential helper has, if any."""
+    from docker import auth, errors
+
+    name = auth.INDEX_NAME if registry == DOCKER_HUB else registry
+    try:
+        with warnings.catch_warnings(action="ignore"):  # a helper that is missing is an error, too
+            found = auth.load_config().resolve_authconfig(name)
+    except (errors.DockerException, OSError) as error:
+        raise EngineError(f"docker's credentials for {name} can't be read: {error}") from error
+    if not found or not found.get("username"):
+        return None
+    pair = f"{found['username']}:{found.get('password', '')}"
+    return f"Basic {base64.b64encode(pair.encode()).decode()}"

@@ -1,0 +1,1 @@
+"""What a build would do: identities, the plan, the lock, shards."""

@@ -1,0 +1,230 @@
+"""The files that a build can copy: what they are, and a snapshot of them that nobody else writes to.
+
+A file counts with its path, its content and whether its owner may execute it, as in git: what else there is
+to a file (a umask, a time, a second name) differs from clone to clone. A snapshot has just that, so that the
+same listing always gives the same layers.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import stat
+import tempfile
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from imagematrix.errors import BuildError, UsageError
+from imagematrix.once import Once
+from imagematrix.planning import patterns
+from imagematrix.scratch import room
+from imagematrix.text import plain
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["LOCK", "STATE", "Listing", "Snapshots", "ignored", "listing", "record", "recorded", "settle"]
+
+STATE = ".imagematrix"  # the folder beside the matrix that takes the logs
+LOCK = "imagematrix.lock"  # the file beside it with the digests of bases, which are in an identity themselves
+FILE, PROGRAM, LINK, FOLDER = "100644", "100755", "120000", "040000"  # modes in git's words
+# Of everything in a snapshot: zip files, of which Python's wheels are some, have no times before 1980.
+TIME = 315_619_200
+FULL = (errno.ENOSPC, errno.EDQUOT)
+PIECE = 1 << 20  # bytes that are read at once
+
+
+@dataclass(frozen=True)  # without slots, so that it can keep its digest
+class Listing:
+    """What a context holds: by path the mode, in git's words, and the digest of content or target."""
+
+    entries: Mapping[str, tuple[str, str]]
+
+    @cached_property
+    def raw(self) -> bytes:
+        """All of it, as it is hashed and kept."""
+        lines = (f"{mode} {digest} {path}\0" for path, (mode, digest) in self.entries.items())
+        return "".join(lines).encode("utf-8", "surrogateescape")
+
+    @cached_property
+    def digest(self) -> str:
+        """Its digest, `sha256:` and 64 hexadecimal digits."""
+        return f"sha256:{hashlib.sha256(self.raw).hexdigest()}"
+
+    def changed(self, other: Listing) -> tuple[str, ...]:
+        """Return the paths that `other` has differently, and those that only one has, to be read."""
+        paths = sorted({*self.entries, *other.entries})
+        return tuple(
+            plain(os.fsencode(path).decode(errors="replace"))
+            for path in paths
+            if self.entries.get(path) != other.entries.get(path)
+        )
+
+
+def listing(folder: Path) -> Listing:
+    """Return what a build can copy of `folder`; what .dockerignore leaves out does not count.
+
+    Raises UsageError where a file can't be read, or is none that an image can have.
+    """
+    return _read(folder, None)
+
+
+def ignored(folder: Path) -> list[str]:
+    """Return the patterns of what a build leaves out of `folder`: .dockerignore's, and what builds write."""
+    file = folder / ".dockerignore"
+    text = file.read_text(encoding="utf-8-sig", errors="surrogateescape") if file.is_file() else ""
+    lines = [line.strip() for line in text.split("\n") if not line.startswith("#")]
+    return [*filter(None, lines), f"**/{STATE}", f"**/*{LOCK}"]
+
+
+def settle(state: Path) -> None:
+    """Make the folder `state`; git ignores one that was made here, wherever the matrix is kept."""
+    try:
+        state.mkdir(parents=True)
+    except FileExistsError:
+        return
+    (state / ".gitignore").write_text("*\n")
+
+
+def record(state: Path, found: Listing) -> None:
+    """Keep a listing in the folder `state`, for whoever wants to know later what has changed since."""
+    path = _kept(state, found.digest)
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(found.raw)
+
+
+def recorded(state: Path, digest: str) -> Listing | None:
+    """Return the listing with this digest, if the folder `state` has it as it was kept."""
+    try:
+        raw = _kept(state, digest).read_bytes()
+    except (OSError, ValueError):
+        return None
+    if f"sha256:{hashlib.sha256(raw).hexdigest()}" != digest:
+        return None
+    lines = (line.split(" ", 2) for line in raw.decode("utf-8", "surrogateescape").split("\0") if line)
+    return Listing({path: (mode, own) for mode, own, path in lines})
+
+
+def _kept(state: Path, digest: str) -> Path:
+    return state / "contexts" / Path(digest.removeprefix("sha256:")).name
+
+
+class Snapshots:
+    """Snapshots in `folder` of the contexts that a plan has listed, each taken once; threads may share them.
+
+    BuildKit keeps what it was sent by the folder's last name, and has a file sent again whose size or time
+    differs. All times being one, a snapshot's folder has its digest for a name.
+    """
+
+    def __init__(self, folder: Path, planned: Mapping[Path, Listing], state: Path) -> None:
+        self._folder = folder
+        self._planned = planned
+        self._state = state
+        self._taken: Once[Path, Path] = Once()
+        self._stamps: dict[Path, object] = {}
+
+    def of(self, context: Path) -> Path:
+        """Return the snapshot of a context; raise BuildError where it is not what the plan has listed."""
+        return self._taken(context, lambda: self._take(context))
+
+    def require(self, context: Path) -> None:
+        """Raise BuildError where somebody has written to the snapshot of a context."""
+        taken = self.of(context)
+        if _stamps(taken) != self._stamps[taken]:
+            raise BuildError(
+                f"somebody has changed {taken}, the snapshot of {context}, while an image was built of it"
+            )
+
+    def _take(self, context: Path) -> Path:
+        planned = self._planned[context]
+        taken = Path(tempfile.mkdtemp(dir=self._folder), planned.digest.removeprefix("sha256:"))
+        taken.mkdir()
+        try:
+            found = _read(context, taken)
+        except OSError as error:
+            message = f"no space left on device for a snapshot of {context}"
+            raise BuildError(message, remedy=room(self._folder)) from error
+        if found.digest != planned.digest:
+            names = ", ".join(found.changed(planned))
+            raise BuildError(
+                f"the files of {context} have changed since the plan was made: {names}",
+                remedy="build again: what is built stays",
+            )
+        record(self._state, found)
+        self._stamps[taken] = _stamps(taken)
+        return taken
+
+
+def _stamps(folder: Path) -> list[tuple[str, int, int]]:
+    """Return what the kernel changes whenever somebody writes to a file: its inode's own time."""
+    found = []
+    for root, folders, names in os.walk(folder):
+        for name in (".", *folders, *names):
+            path = Path(root, name)
+            status = path.lstat()
+            found.append((str(path), status.st_ino, status.st_ctime_ns))
+    return sorted(found)
+
+
+def _read(folder: Path, target: Path | None) -> Listing:
+    """List a context, and copy it to the folder `target` while it is read.
+
+    Raises OSError where the target's disk is full, UsageError where the context can't be read.
+    """
+    entries: dict[str, tuple[str, str]] = {}
+    try:
+        for name in sorted(patterns.left(folder, ignored(folder))):
+            found = _entry(folder / name, target / name if target else None)
+            if found:
+                entries[name] = found
+        if target:
+            target.chmod(0o755)
+            for name in reversed(["", *entries]):  # what is put into a folder changes its time
+                os.utime(target / name, (TIME, TIME), follow_symlinks=False)
+    except OSError as error:
+        if target and error.errno in FULL:
+            raise
+        raise UsageError(f"{error.filename or folder}: {error.strerror}") from error
+    return Listing(entries)
+
+
+def _entry(source: Path, target: Path | None) -> tuple[str, str] | None:
+    """Return mode and digest of one file; None for a socket, which is no input of builds (nor docker's)."""
+    kind = source.lstat().st_mode
+    if stat.S_ISREG(kind):
+        return _file(source, target)
+    if stat.S_ISLNK(kind):
+        link = os.readlink(source)  # noqa: PTH115 - pathlib would tidy it up
+        if target:
+            os.symlink(link, target)  # noqa: PTH211 - as above
+        return LINK, hashlib.sha256(os.fsencode(link)).hexdigest()
+    if stat.S_ISDIR(kind):
+        if target:
+            target.mkdir()
+            target.chmod(0o755)
+        return FOLDER, "-"
+    if stat.S_ISSOCK(kind):
+        return None
+    raise UsageError(
+        f"{source} is neither a file, a folder nor a link", remedy="take it away, or name it in .dockerignore"
+    )
+
+
+def _file(source: Path, target: Path | None) -> tuple[str, str]:
+    # What has become a pipe or a link since is not opened as one, and an empty file at worst.
+    number = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(number, "rb") as file:  # noqa: PTH123 - it is open
+        mode = PROGRAM if os.fstat(number).st_mode & stat.S_IXUSR else FILE
+        if target is None:
+            return mode, hashlib.file_digest(file, "sha256").hexdigest()
+        digest = hashlib.sha256()
+        with target.open("wb") as copy:
+            while piece := file.read(PIECE):
+                digest.update(piece)
+                copy.write(piece)
+    target.chmod(0o755 if mode == PROGRAM else 0o644)
+    return mode, digest.hexdigest()

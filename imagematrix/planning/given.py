@@ -1,0 +1,145 @@
+"""What the command line gives to builds: secrets and agents by their ids, values of arguments, proxies.
+
+The matrix says which of them an image takes. Ids, arguments with their values and the names of proxies are
+part of the image's identity; what is behind an id, and where a proxy is, is nobody's business.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from imagematrix.errors import UsageError
+from imagematrix.planning.backend import Sources
+from imagematrix.planning.environment import proxies
+from imagematrix.spelling import nearest
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from imagematrix.matrix.matrix import Cell, Image
+
+__all__ = ["Given", "parse"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """What is given: `secrets` and `ssh` by id in the words of buildx, `args` by name, `proxies` by name."""
+
+    secrets: Mapping[str, str] = field(default_factory=dict)
+    ssh: Mapping[str, str] = field(default_factory=dict)
+    args: Mapping[str, str] = field(default_factory=dict)
+    proxies: tuple[str, ...] = ()
+
+    def values(self, image: Image) -> dict[str, str] | None:
+        """Return the build arguments of an image; None where one has no value."""
+        found = {name: self.args.get(name, default) for name, default in image.build_args}
+        known = {name: value for name, value in found.items() if value is not None}
+        return known if len(known) == len(found) else None
+
+    def components(self, image: Image) -> dict[str, str]:
+        """Return what an image's identity has of this."""
+        return {
+            **({"secrets": ",".join(image.secrets)} if image.secrets else {}),
+            **({"ssh": ",".join(image.ssh)} if image.ssh else {}),
+            **({"proxy": ",".join(self.proxies)} if self.proxies else {}),
+            **{f"arg {name}": value for name, value in (self.values(image) or {}).items()},
+        }
+
+    def sources(self, cell: Cell, context: Path, images: Mapping[str, str]) -> Sources:
+        """Return what a cell's build takes its files from, the `context` and the `images` among it."""
+        image = cell.image
+        return Sources(
+            context=context,
+            platform=cell.platform,
+            images=images,
+            args=self.values(image) or {},
+            secrets=tuple(self.secrets.get(name, f"id={name}") for name in image.secrets),
+            ssh=tuple(self.ssh.get(name, name) for name in image.ssh),
+        )
+
+    def require_known(self, images: Sequence[Image]) -> None:
+        """Raise UsageError where something is given that no image takes, or an argument has no value."""
+        for option, given, taken in (
+            ("--secret", self.secrets, {name for image in images for name in image.secrets}),
+            ("--ssh", self.ssh, {name for image in images for name in image.ssh}),
+            ("--build-arg", self.args, {name for image in images for name, _ in image.build_args}),
+        ):
+            for name in sorted(given.keys() - taken):
+                remedy = nearest(name, taken) or "name it in matrix.yaml, at the image that takes it"
+                raise UsageError(f"{option}: no image takes {name!r}", remedy=remedy)
+        for image in images:
+            for name, default in image.build_args:
+                if default is None and name not in self.args:
+                    raise UsageError(
+                        f"{image.name} takes the build argument {name}, which has no value",
+                        remedy=f"give --build-arg {name}=VALUE, or a value in matrix.yaml",
+                    )
+
+    def require_all(self, images: Iterable[Image]) -> None:
+        """Raise UsageError where a secret or agent is missing that one of the images to be built takes."""
+        for image in images:
+            missing = [f"--secret id={name}" for name in image.secrets if name not in self.secrets]
+            missing += [f"--ssh {name}" for name in image.ssh if name not in self.ssh]
+            if missing:
+                remedy = "see `imagematrix build --help` for what may follow"
+                raise UsageError(f"{image.name} can't be built without {', '.join(missing)}", remedy=remedy)
+
+
+def parse(
+    secrets: Iterable[str] = (), ssh: Iterable[str] = (), args: Iterable[str] = (), *, proxy: bool = False
+) -> Given:
+    """Return what options of the command line give; raise UsageError where one can't be used."""
+    names = proxies(os.environ) if proxy else ()
+    if proxy and not names:
+        raise UsageError(
+            "--proxy: the environment has no proxy", remedy="such as HTTPS_PROXY=http://proxy:3128"
+        )
+    return Given(
+        secrets=dict(map(_secret, secrets)),
+        ssh=dict(map(_agent, ssh)),
+        args=dict(map(_arg, args)),
+        proxies=names,
+    )
+
+
+def _secret(text: str) -> tuple[str, str]:
+    fields = dict(part.partition("=")[::2] for part in next(csv.reader([text]), []))
+    name, file, variable = fields.pop("id", ""), fields.pop("src", ""), fields.pop("env", "")
+    if not name or fields or (file and variable):
+        remedy = "such as --secret id=token,env=TOKEN or --secret id=ca,src=ca.pem"
+        raise UsageError(f"--secret {text}: expected id=NAME with src=FILE or env=NAME", remedy=remedy)
+    if not file and (variable or name in os.environ):
+        variable = variable or name
+        if variable not in os.environ:
+            raise UsageError(f"--secret {text}: the environment has no {variable}")
+        return name, _line(id=name, type="env", env=variable)
+    path = Path(file or name)
+    if not path.is_file() or not os.access(path, os.R_OK):
+        raise UsageError(f"--secret {text}: {path} is no file that can be read")
+    return name, _line(id=name, type="file", src=str(path))
+
+
+def _agent(text: str) -> tuple[str, str]:
+    name, _, keys = text.partition("=")
+    if not keys and not os.environ.get("SSH_AUTH_SOCK"):
+        raise UsageError(f"--ssh {text}: no agent runs", remedy="start ssh-agent, or give --ssh ID=KEYFILE")
+    return name, text
+
+
+def _arg(text: str) -> tuple[str, str]:
+    name, given, value = text.partition("=")
+    if not given:
+        raise UsageError(f"--build-arg {text}: expected NAME=VALUE")
+    return name, value
+
+
+def _line(**fields: str) -> str:
+    """Return fields as buildx reads them: one line of CSV."""
+    words = (f"{key}={value}" for key, value in fields.items())
+    return ",".join(
+        '"{}"'.format(word.replace('"', '""')) if set(word) & set(',"') else word for word in words
+    )

@@ -1,0 +1,81 @@
+"""The identity of an image: a digest over all that decides its bytes, and the tag that holds it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from functools import cached_property
+
+from imagematrix.catalog import labels
+from imagematrix.errors import UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from imagematrix.matrix.matrix import Cell
+    from imagematrix.planning.given import Given
+
+__all__ = ["EPOCH", "Identity", "identify", "tag"]
+
+SCHEMA = "2"  # schema1.py has the one before
+EPOCH = "0"  # SOURCE_DATE_EPOCH: no time is an input, so none is in the image
+TAG_LIMIT = 128  # characters, of the distribution specification
+
+
+@dataclass(frozen=True, kw_only=True)  # without slots, so that it can keep its digest
+class Identity:
+    """What decides an image's bytes: each component by name with its digest or value."""
+
+    components: Mapping[str, str]
+
+    @cached_property
+    def digest(self) -> str:
+        """The input digest, `sha256:` and 64 hexadecimal digits."""
+        text = json.dumps(dict(self.components), sort_keys=True, separators=(",", ":"))
+        return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+
+    def changed(self, other: Mapping[str, str]) -> tuple[str, ...]:
+        """Return the names of the components that `other` has differently, or not at all."""
+        names = sorted({*self.components, *other})
+        return tuple(name for name in names if self.components.get(name) != other.get(name))
+
+
+def identify(
+    cell: Cell, dockerfile: str, bases: Mapping[str, str], context: str, given: Given | None = None
+) -> Identity:
+    """Return the identity of the image that `dockerfile` makes.
+
+    `bases` are the images it builds on with the digest each resolves to, `context` is the digest of the files
+    it can copy, `given` what the command line gives to its build.
+    """
+    facts = cell.facts.deciding(cell.axes)
+    return Identity(
+        components={
+            "schema": SCHEMA,
+            "dockerfile": f"sha256:{hashlib.sha256(dockerfile.encode()).hexdigest()}",
+            "context": context,
+            "platform": cell.platform,
+            "epoch": EPOCH,
+            # What only the labels show: the axes by name, the matrix' own facts and, where no stage of the
+            # template has the compiler, the one whose CPU flags they name.
+            **({"axes": ",".join(map("=".join, cell.own_axes))} if cell.own_axes else {}),
+            **({"facts": facts} if facts else {}),
+            **({"compiler": cell.properties["compiler"]} if "compiler" in cell.properties else {}),
+            # These decide for every node which of a version's images it gets, so a version can't change them.
+            **({"prefer": ",".join(cell.image.prefer)} if cell.image.prefer else {}),
+            **({"defaults": ",".join(map("=".join, cell.image.defaults))} if cell.image.defaults else {}),
+            **(given.components(cell.image) if given else {}),
+            **{f"base {name}": digest for name, digest in bases.items()},
+        }
+    )
+
+
+def tag(cell: Cell, identity: Identity) -> str:
+    """Return the tag of the cell's image; raise UsageError where it is too long for one."""
+    found = labels.tag(cell.image.version, cell.id, identity.digest)
+    if len(found) > TAG_LIMIT:
+        remedy = "shorten the version or the values of its axes"
+        raise UsageError(f"the tag {found} is longer than the {TAG_LIMIT} characters of a tag", remedy=remedy)
+    return found

@@ -1,0 +1,113 @@
+"""imagematrix.lock: the digest of every base image, found out once and kept beside the matrix.
+
+Like every lock file it is committed: whoever builds the same matrix builds on the same bases, also after
+their tags have moved.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import tempfile
+from pathlib import Path
+
+from imagematrix import documents
+from imagematrix.errors import UsageError
+from imagematrix.planning.context import LOCK
+from imagematrix.reference import DIGEST
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+__all__ = ["SCHEMA", "beside", "document", "extend", "read", "renew"]
+
+SCHEMA = "imagematrix.lock/v1"
+
+
+def beside(matrix: Path) -> Path:
+    """Return the lock file of a matrix: matrix.yaml has imagematrix.lock, x.yaml has x.imagematrix.lock."""
+    return matrix.with_name(LOCK if matrix.stem == "matrix" else f"{matrix.stem}.{LOCK}")
+
+
+def read(path: Path) -> dict[str, str]:
+    """Return the digests by the references of base images; none where there is no such file.
+
+    Raises UsageError where it is damaged.
+    """
+    if not path.exists():
+        return {}
+    try:
+        return _bases(documents.Fields(documents.read(path), str(path)))
+    except UsageError as error:
+        remedy = error.remedy or "take it from version control, or delete it for `imagematrix lock` to write"
+        raise UsageError(str(error), remedy=remedy) from error
+
+
+def document(bases: Mapping[str, str]) -> dict[str, object]:
+    """Return the Lock document."""
+    listed = [{"name": name, "digest": digest} for name, digest in sorted(bases.items())]
+    return {"schema": SCHEMA, "bases": listed}
+
+
+def extend(path: Path, bases: Mapping[str, str]) -> bool:
+    """Add to the lock file `path` what it does not have; what it has stays.
+
+    Return whether it has all of `bases` now: another build may have locked another digest meanwhile.
+    """
+    known = read(path)
+    if not bases.keys() <= known.keys():
+        with _alone(path):
+            known = {**bases, **read(path)}
+            _write(path, known)
+    return bases.items() <= known.items()
+
+
+def renew(path: Path, known: Mapping[str, str], bases: Mapping[str, str]) -> dict[str, str]:
+    """Write `bases` to the lock file `path`, and return what it has then.
+
+    `known` is what it had when they were found out: what was added since by somebody else stays.
+    """
+    with _alone(path):
+        there = read(path)
+        added = {name: digest for name, digest in there.items() if name not in known}
+        found = {**bases, **added}
+        if found != there:
+            _write(path, found)
+    return found
+
+
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Hold off who else changes a lock file beside `path`, as far as its file system can."""
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):  # what can't be written is told by who writes
+            folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+            stack.callback(os.close, folder)
+            fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+
+
+def _write(path: Path, bases: Mapping[str, str]) -> None:
+    """Write the digests to `path`, all or nothing; raise UsageError where that can't be done."""
+    text = documents.dump(document(bases))
+    try:
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+            written = Path(folder, path.name)
+            written.write_text(text, encoding="utf-8")
+            written.replace(path)
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from error
+
+
+def _bases(fields: documents.Fields) -> dict[str, str]:
+    fields.schema(SCHEMA)
+    bases: dict[str, str] = {}
+    for item in fields.objects("bases"):
+        digest = item.text("digest")
+        if not DIGEST.fullmatch(digest):
+            raise item.fail("digest", f"{digest[:80]!r} is not a sha256 digest")
+        if bases.setdefault(item.text("name"), digest) != digest:
+            raise item.fail("name", f"{item.text('name')} is there twice")
+    return bases

@@ -1,0 +1,19 @@
+"""What a cell is called where a person reads it."""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from imagematrix.planning.plan import Item
+
+__all__ = ["naming"]
+
+
+def naming(items: Iterable[Item]) -> Callable[[Item], str]:
+    """Return what names each of `items`: its cell; where they are of several images, the image as well."""
+    images = {(item.cell.image.name, item.cell.image.version) for item in items}
+    if len(images) > 1:
+        return lambda item: f"{item.cell.image.name}:{item.cell.image.version} {item.cell.id}"
+    return lambda item: item.cell.id

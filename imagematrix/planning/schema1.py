@@ -1,0 +1,60 @@
+"""Identities as they were until schema 2, so that a version published then is still known for what it is.
+
+Nothing is built under one any more. They differ in the context: files counted with all bits of their modes,
+so that another umask was another input.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+
+from imagematrix.errors import UsageError
+from imagematrix.planning import patterns
+from imagematrix.planning.context import ignored
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+__all__ = ["SCHEMA", "components", "context_digest"]
+
+SCHEMA = "1"
+SINCE = ("defaults", "secrets", "ssh", "proxy")  # what no image of schema 1 can have
+UNTOLD = ("axes",)  # what images of schema 1 could have, and did not tell
+
+
+def components(now: Mapping[str, str], context: str) -> dict[str, str] | None:
+    """Return the components of schema 1 for what has the components `now`; None where it had no such images.
+
+    `context` is the digest of its context by `context_digest`.
+    """
+    if any(name in SINCE or name.startswith("arg ") for name in now):
+        return None
+    told = {name: value for name, value in now.items() if name not in UNTOLD}
+    return {**told, "schema": SCHEMA, "context": context}
+
+
+def context_digest(folder: Path) -> str:
+    """Return the digest of what a build can copy of `folder`: paths, modes, link targets, content."""
+    digest = hashlib.sha256()
+    try:
+        for name in sorted(patterns.left(folder, ignored(folder))):
+            _add(digest, name, folder / name)
+    except OSError as error:
+        raise UsageError(f"{error.filename}: {error.strerror}") from error
+    return f"sha256:{digest.hexdigest()}"
+
+
+def _add(digest: hashlib._Hash, name: str, path: Path) -> None:
+    status = path.lstat()
+    digest.update(f"{name}\0{stat.S_IMODE(status.st_mode):o}\0".encode("utf-8", "surrogateescape"))
+    if path.is_symlink():
+        target = os.readlink(path)  # noqa: PTH115 - pathlib would tidy it up
+        digest.update(f"link {target}".encode("utf-8", "surrogateescape"))
+    elif path.is_file():
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    digest.update(b"\0")

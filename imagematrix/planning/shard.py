@@ -1,0 +1,99 @@
+"""Shards: a matrix in parts of about equal duration, the same parts on every machine that computes them.
+
+A shard is a part of what can be built, not of what is still to be built: that changes while other shards run.
+All images of one cell go to the same shard, for an image may build on that of another.
+"""
+
+from __future__ import annotations
+
+import heapq
+import re
+import statistics
+from dataclasses import dataclass, replace
+
+from imagematrix.errors import UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from imagematrix.planning.plan import Plan
+    from imagematrix.reports.outcome import Report
+
+__all__ = ["Durations", "Shard", "narrowed", "partition", "recorded"]
+
+BUILDABLE = ("build", "adopt", "up-to-date", "refused", "failed")
+UNKNOWN = 1.0  # seconds of every cell where no duration is known: all count alike
+
+Durations = dict[tuple[str, str], float]  # seconds by image and cell
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shard:
+    """Part `number` of `count`; the first is number 1."""
+
+    number: int
+    count: int
+
+    @classmethod
+    def parse(cls, text: str) -> Shard:
+        """Return the shard that "2/8" means; raise UsageError for what means none."""
+        found = re.fullmatch(r"(\d{1,4})/(\d{1,4})", text, re.ASCII)
+        shard = cls(number=int(found[1]), count=int(found[2])) if found else None
+        if shard is None or not 1 <= shard.number <= shard.count:
+            remedy = "write I/N: 1/8 is the first of eight, 8/8 the last"
+            raise UsageError(f"{text!r} is no shard", remedy=remedy)
+        return shard
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.count}"
+
+
+def narrowed(plan: Plan, shard: Shard, durations: Durations) -> Plan:
+    """Return `plan` for one shard: what can be built but is another shard's has the status "other-shard"."""
+    unknown = statistics.median(durations.values()) if durations else UNKNOWN
+    weights: dict[str, float] = {}
+    for item in plan.items:
+        if item.status in BUILDABLE:
+            cell = item.cell
+            weights.setdefault(cell.id, 0)
+            weights[cell.id] += durations.get((cell.image.name, cell.id), unknown)
+    parts = partition(weights, shard.count)
+    return replace(
+        plan,
+        shard=str(shard),
+        items=tuple(
+            item
+            if item.status not in BUILDABLE or parts[item.cell.id] == shard.number
+            else replace(item, status="other-shard")
+            for item in plan.items
+        ),
+    )
+
+
+def partition(weights: Mapping[str, float], count: int) -> dict[str, int]:
+    """Return for each cell the number of its shard, 1 to `count`, so that sums of weights are about equal.
+
+    The longest goes first, to the shard that has least so far (Graham 1969: at most 4/3 - 1/(3 `count`) times
+    the best there is). Ties are broken by the order of `weights`.
+    """
+    shards = [(0.0, 0, number) for number in range(1, count + 1)]  # a heap: load, cells, number
+    found = {}
+    for cell in sorted(weights, key=lambda name: -weights[name]):
+        load, cells, number = shards[0]
+        heapq.heapreplace(shards, (load + weights[cell], cells + 1, number))
+        found[cell] = number
+    return found
+
+
+def recorded(reports: Iterable[Report]) -> Durations:
+    """Return how long each cell took to build: the median of what `reports` say, in whatever order they are.
+
+    The version does not matter: a raised one takes about as long.
+    """
+    known: dict[tuple[str, str], list[float]] = {}
+    for report in reports:
+        for outcome in report.outcomes:
+            if outcome.status == "built" and outcome.seconds is not None:
+                known.setdefault((outcome.image, outcome.cell), []).append(outcome.seconds)
+    return {key: statistics.median(seconds) for key, seconds in known.items()}

@@ -1,0 +1,67 @@
+"""The names of images: registry, repository, and tag or digest."""
+
+from __future__ import annotations
+
+import re
+
+from imagematrix.errors import UsageError
+from imagematrix.record import Record
+
+__all__ = ["DIGEST", "DOCKER_HUB", "TAG", "Reference", "names_registry", "split"]
+
+DOCKER_HUB = "registry-1.docker.io"
+LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
+DIGEST = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
+TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}", re.ASCII)
+REPOSITORY = re.compile(r"[a-z0-9]+([._-]+[a-z0-9]+)*(/[a-z0-9]+([._-]+[a-z0-9]+)*)*", re.ASCII)
+
+
+class Reference(Record):
+    """A reference taken apart: "reg:5000/ml/training:v1" is registry, repository and tag (or a digest)."""
+
+    registry: str
+    repository: str
+    tag: str
+    name: str  # all before the tag, as it was written
+
+    @classmethod
+    def parse(cls, text: str) -> Reference:
+        """Return the parts of `text`, with docker's defaults for what is left out; raise UsageError."""
+        name, at, digest = text.partition("@")
+        tag = digest
+        if not at:
+            head, colon, last = name.rpartition(":")
+            name, tag = (head, last) if colon and "/" not in last else (name, "latest")
+        first, slash, rest = name.partition("/")
+        own = names_registry(name)
+        registry, repository = (first, rest) if own else (DOCKER_HUB, name if slash else f"library/{name}")
+        known = DIGEST if at else TAG
+        if not registry.isprintable() or not REPOSITORY.fullmatch(repository) or not known.fullmatch(tag):
+            raise UsageError(f"{text!r} is no image reference such as registry:5000/ml/training:v1")
+        return cls(registry=registry, repository=repository, tag=tag, name=name)
+
+    @property
+    def url(self) -> str:
+        """The registry's address. One on this machine is spoken to without TLS, as docker does."""
+        host = self.registry.rpartition(":")[0] or self.registry
+        return f"{'http' if host in LOOPBACK else 'https'}://{self.registry}"
+
+
+def split(name: str) -> tuple[str, str | None]:
+    """Return image and version of `training:v1` or `registry:5000/ml/training:v1`.
+
+    In place of a version there may be all else that comes behind a name: a variant's tag, or a digest.
+    """
+    whole, at, digest = name.partition("@")
+    image, colon, version = whole.rpartition(":")
+    if not colon or "/" in version:
+        image, version = whole, ""
+    if not image or (at and not digest) or (image != whole and not version):
+        raise UsageError(f"{name!r} is no image such as training:v1")
+    return image, digest or version or None
+
+
+def names_registry(name: str) -> bool:
+    """Whether the name of an image begins with a registry, as docker tells one from a folder."""
+    first, slash, _ = name.partition("/")
+    return bool(slash) and ("." in first or ":" in first or first == "localhost")

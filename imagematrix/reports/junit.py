@@ -1,0 +1,62 @@
+"""JUnit XML of a build, which CI systems show: one test case for each cell.
+
+The format has no standard; this keeps to what junit-10.xsd of Jenkins' xUnit plugin allows.
+"""
+
+from __future__ import annotations
+
+from xml.etree import ElementTree as ET
+
+from imagematrix.reports.outcome import BUILT
+from imagematrix.text import headline, plain
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from imagematrix.reports.outcome import Outcome
+
+__all__ = ["junit"]
+
+UNDONE = {"skipped": "what it builds on was not built", "stopped": "the build was stopped"}
+SHOWN = ("failed", *UNDONE, *BUILT)
+
+
+def junit(outcomes: Iterable[Outcome], said: Callable[[Outcome], str]) -> bytes:
+    """Return the JUnit document of `outcomes`; `said` gives the end of a failed cell's log.
+
+    Excluded and infeasible cells, and those of other shards, are no test cases.
+    """
+    shown = [outcome for outcome in outcomes if outcome.status in SHOWN]
+    counts = {
+        "tests": str(len(shown)),
+        "failures": str(sum(outcome.status == "failed" for outcome in shown)),
+        "errors": "0",
+        "time": _seconds(sum(outcome.seconds or 0 for outcome in shown)),
+    }
+    root = ET.Element("testsuites", {"name": "imagematrix", **counts})
+    skipped = str(sum(outcome.status in UNDONE for outcome in shown))
+    suite = ET.SubElement(root, "testsuite", {"name": "imagematrix", **counts, "skipped": skipped})
+    for outcome in shown:
+        case = ET.SubElement(
+            suite,
+            "testcase",
+            {
+                "classname": plain(f"{outcome.image}:{outcome.version}"),
+                "name": plain(outcome.cell),
+                "time": _seconds(outcome.seconds or 0),
+            },
+        )
+        if outcome.status == "failed":
+            failure = ET.SubElement(case, "failure", {"message": headline(outcome.error or "")})
+            failure.text = plain(said(outcome))
+        elif outcome.status in UNDONE:
+            message = headline(outcome.error) if outcome.error else UNDONE[outcome.status]
+            ET.SubElement(case, "skipped", {"message": message})
+    ET.indent(root)
+    text = ET.tostring(root, encoding="unicode")
+    return f"<?xml version='1.0' encoding='utf-8'?>\n{text}\n".encode()
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.3f}"

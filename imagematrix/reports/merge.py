@@ -1,0 +1,128 @@
+"""Many Build documents to one: what became of every cell, wherever it was built."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from imagematrix.builder import build
+from imagematrix.errors import BuildError
+from imagematrix.planning.shard import Shard
+from imagematrix.reports.outcome import BUILT, OPEN, STATUSES, UNBUILDABLE
+from imagematrix.text import plain
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from imagematrix.reports.outcome import Outcome, Report
+
+__all__ = ["Merged", "merge"]
+
+SHOWN = 20  # cells that a message names before it says how many more
+TELLING = {status: place for place, status in enumerate(STATUSES)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Merged:
+    """What became of every cell, in the order in which the documents name them.
+
+    `missing` are the shards, such as "3/8", of which there is no document though there are some of others.
+    """
+
+    outcomes: tuple[Outcome, ...]
+    missing: tuple[str, ...]
+
+    def to_json(self) -> dict[str, object]:
+        """Return the Build document; a cell of which nobody says what became of it is "missing" there."""
+        return {
+            "schema": build.SCHEMA,
+            "shard": None,
+            "cells": [
+                {**outcome.data, "status": "missing"} if outcome.status in OPEN else dict(outcome.data)
+                for outcome in self.outcomes
+            ],
+        }
+
+    def failure(self) -> BuildError | None:
+        """Return the error that names the cells that were to be built and are not, or None."""
+        buildable = [outcome for outcome in self.outcomes if outcome.status not in UNBUILDABLE]
+        absent = [outcome for outcome in buildable if outcome.status in OPEN]
+        failed = [outcome for outcome in buildable if outcome.status not in (*BUILT, *OPEN)]
+        if not (failed or absent or self.missing):
+            return None
+        lines = [f"{len(failed) + len(absent)} of {len(buildable)} images are not built"]
+        if failed:
+            lines.append(f"failed or stopped: {_names(failed)}")
+        if absent:
+            lines.append(f"no document says what became of: {_names(absent)}")
+        if self.missing:
+            lines.append(f"there is no document of the shards: {_listed(self.missing)}")
+        remedy = "run those again, and give the documents they write as well"
+        return BuildError("\n  ".join(lines), remedy=remedy)
+
+
+def merge(reports: Iterable[Report]) -> Merged:
+    """Return what all `reports` together say; of a cell that failed and was built later, that it is built.
+
+    Each report may be dropped as soon as the next is asked for. Raises BuildError where two documents
+    contradict each other: a cell was built of different inputs or into different images, or it is excluded
+    in one and built in another.
+    """
+    best: dict[tuple[str, str, str], Outcome] = {}
+    contradictions: list[str] = []
+    seen: set[Shard] = set()
+    for report in reports:
+        if report.shard is not None:
+            seen.add(Shard.parse(report.shard))
+        for outcome in report.outcomes:
+            known = best.setdefault(outcome.key, outcome)
+            if known is not outcome:
+                contradictions += _contradictions(known, outcome)
+                best[outcome.key] = _telling(known, outcome)
+    if contradictions:
+        more = f"\n  and {len(contradictions) - SHOWN} more" if len(contradictions) > SHOWN else ""
+        raise BuildError(
+            "the documents contradict each other:\n  " + "\n  ".join(contradictions[:SHOWN]) + more,
+            remedy="take the documents of one run only",
+        )
+    numbers = {
+        Shard(number=number, count=count)
+        for count in {shard.count for shard in seen}
+        for number in range(1, count + 1)
+    }
+    absent = sorted(numbers - seen, key=lambda shard: (shard.count, shard.number))
+    return Merged(outcomes=tuple(best.values()), missing=tuple(map(str, absent)))
+
+
+def _contradictions(one: Outcome, other: Outcome) -> list[str]:
+    if one.status in UNBUILDABLE or other.status in UNBUILDABLE:
+        told = [(one.status, other.status)] if one.status != other.status else []
+    elif one.status in OPEN or other.status in OPEN:
+        # What a shard thinks of another's cells decides nothing: it may have other base images at hand.
+        told = []
+    else:
+        told = [(f"input {one.input}", f"input {other.input}")] if _differ(one.input, other.input) else []
+        if _differ(one.digest, other.digest):
+            told.append((str(one.digest), str(other.digest)))
+    return [f"{_name(one)}: {left} in {one.where}, {right} in {other.where}" for left, right in told]
+
+
+def _differ(one: str | None, other: str | None) -> bool:
+    return None not in (one, other) and one != other
+
+
+def _telling(one: Outcome, other: Outcome) -> Outcome:
+    return one if TELLING[one.status] <= TELLING[other.status] else other
+
+
+def _name(outcome: Outcome) -> str:
+    return plain(f"{outcome.image}:{outcome.version} {outcome.cell}")
+
+
+def _names(outcomes: Sequence[Outcome]) -> str:
+    return _listed([_name(outcome) for outcome in outcomes])
+
+
+def _listed(words: Sequence[str]) -> str:
+    more = f" and {len(words) - SHOWN} more" if len(words) > SHOWN else ""
+    return ", ".join(words[:SHOWN]) + more

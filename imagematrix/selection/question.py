@@ -1,0 +1,164 @@
+"""What a question leaves of a catalog: it is narrowed by axes before any host is looked at."""
+
+from __future__ import annotations
+
+from functools import cached_property, lru_cache
+
+from imagematrix.catalog.catalog import HARDWARE
+from imagematrix.errors import UsageError
+from imagematrix.facts.versions import natural
+from imagematrix.record import replace
+from imagematrix.selection.index import Index
+from imagematrix.selection.order import order
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from imagematrix.catalog.catalog import Catalog, Variant
+
+    Where = Mapping[str, str | Sequence[str]]
+    Asked = tuple[tuple[str, tuple[str, ...]], ...]  # the same, as a key
+
+__all__ = ["Question", "asked", "axes", "narrowed", "parse", "values"]
+
+QUESTIONS = 8  # that answers from other processes share
+
+
+class Question:
+    """The variants that `where` and the defaults of a catalog leave of it.
+
+    An axis that `where` is about, or that has a default, is in `wanted` with the values that will do.
+    """
+
+    def __init__(self, whole: Catalog, where: Asked) -> None:
+        self._whole = whole
+        self._where = where
+        self.wanted = _wanted(whole, where)
+        self.catalog = _left(whole, self.wanted)
+        self.index = Index(self.catalog.variants, order(whole.prefer))
+
+    def __reduce__(self) -> tuple[Callable[[Catalog, Asked], Question], tuple[Catalog, Asked]]:
+        return _shared, (self._whole, self._where)
+
+    @cached_property
+    def left_out(self) -> Index:
+        """The variants of the catalog that nobody asked for."""
+        left = frozenset(variant.reference for variant in self.catalog.variants)
+        others = tuple(variant for variant in self._whole.variants if variant.reference not in left)
+        return Index(others, order(self._whole.prefer))
+
+    @property
+    def words(self) -> str:
+        """What was asked for, to put behind the word for variants."""
+        wanted = [f"{axis} {' or '.join(sorted(these, key=natural))}" for axis, these in self.wanted.items()]
+        return f" with {', '.join(wanted)}" if wanted else ""
+
+    def remedy(self, variant: Variant) -> str:
+        """Return how to ask for a variant that is left out."""
+        own = values(variant)
+        differing = [axis for axis, these in self.wanted.items() if not these & {*own.get(axis, ())}]
+        if all(axis in own for axis in differing):
+            return " ".join(f"--where {axis}={own[axis][0]}" for axis in differing)
+        return f"name it: {variant.reference}"
+
+
+@lru_cache(maxsize=QUESTIONS)
+def _shared(whole: Catalog, where: Asked) -> Question:
+    """Return one question for all that are equal to it, as the answers of a pool's workers have them."""
+    return Question(whole, where)
+
+
+def parse(texts: Sequence[str]) -> dict[str, list[str]]:
+    """Return the conditions that the values of `--where` state; raise UsageError where one states none."""
+    if not texts:
+        return {}
+    # A question without conditions, as nearly all are, does not wait for what reads them.
+    from imagematrix.conditions import ConditionError, parse_only
+
+    try:
+        return parse_only(",".join(texts))
+    except ConditionError as error:
+        raise UsageError(f"--where: {error}") from error
+
+
+def asked(where: Where | None) -> Asked:
+    """Return conditions on axes, each a word or several as `--only` takes them, in a form that is a key."""
+    if not where:
+        return ()
+    return tuple(
+        sorted((axis, (words,) if isinstance(words, str) else tuple(words)) for axis, words in where.items())
+    )
+
+
+def narrowed(catalog: Catalog, where: Where | None) -> Catalog:
+    """Return a catalog with those variants alone that `where` asks for, whatever the defaults.
+
+    Raises UsageError that tells what there is where no variant has such an axis or value.
+    """
+    return _left(catalog, _conditions(catalog, asked(where)))
+
+
+def values(variant: Variant) -> dict[str, tuple[str, ...]]:
+    """Return the values that a variant has on each axis, those of hardware as matrix.yaml writes them.
+
+    A CPU-only variant has no compute capability and no driver.
+    """
+    driver = variant.driver
+    hardware = {
+        "platform": (variant.platform,),
+        "cuda": (variant.cuda or "none",),
+        "compute": tuple(map(_compute, variant.cubins)),
+        "march": (variant.march,) if variant.march else (),
+        "driver": (driver.version or driver.mode,) if driver else (),
+    }
+    own = {axis: (value,) for axis, value in variant.axes}
+    return own | {axis: found for axis, found in hardware.items() if found}
+
+
+def _compute(target: str) -> str:
+    """Return the compute capability that a target such as "90a" is for."""
+    number = target.rstrip("af")
+    return f"{number[:-1]}.{number[-1]}{target[len(number) :]}"
+
+
+def _wanted(catalog: Catalog, where: Asked) -> dict[str, frozenset[str]]:
+    found = _conditions(catalog, where)
+    for axis, value in catalog.defaults:
+        # A default decides what the question leaves open, and what it says goes before.
+        if value in found.get(axis, (value,)):
+            found[axis] = frozenset([value])
+    return found
+
+
+def _conditions(catalog: Catalog, where: Asked) -> dict[str, frozenset[str]]:
+    if not where:
+        return {}
+    from imagematrix.conditions import ConditionError, among
+
+    name = f"{catalog.image}:{catalog.version}"
+    try:
+        return among(axes(catalog.variants), dict(where), name)
+    except ConditionError as error:
+        raise UsageError(f"--where: {error}") from error
+
+
+def _left(catalog: Catalog, wanted: Mapping[str, frozenset[str]]) -> Catalog:
+    if not wanted:
+        return catalog
+    left = []
+    for variant in catalog.variants:
+        own = values(variant)
+        if all(not these.isdisjoint(own.get(axis, ())) for axis, these in wanted.items()):
+            left.append(variant)
+    return replace(catalog, variants=tuple(left))
+
+
+def axes(variants: Iterable[Variant]) -> dict[str, tuple[str, ...]]:
+    """Return the axes of all variants with their values, the image's own first."""
+    found: dict[str, set[str]] = {}
+    for variant in variants:
+        for axis, these in values(variant).items():
+            found.setdefault(axis, set()).update(these)
+    own = sorted(found.keys() - {*HARDWARE})
+    return {axis: tuple(sorted(found[axis], key=natural)) for axis in (*own, *HARDWARE) if axis in found}

@@ -1,0 +1,167 @@
+"""Choosing the image for a host: the same host and the same catalog always give the same answer."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from imagematrix.errors import UsageError
+from imagematrix.gpus.spec import NONE, candidates, choose
+from imagematrix.selection.decision import Decision
+from imagematrix.selection.node import Node, hardware, kind
+from imagematrix.selection.question import Question, asked
+from imagematrix.selection.selection import NothingFits, Selection
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterable
+
+    from imagematrix.catalog.catalog import Catalog
+    from imagematrix.node.host import Gpu, Host
+    from imagematrix.selection.question import Asked, Where
+
+__all__ = ["Selector", "explain", "select", "select_many", "serving"]
+
+CATALOGS = 8  # selectors kept by the functions below
+DECISIONS = 10_000  # kinds of hardware a selector keeps decisions for
+
+
+def select(
+    host: Host,
+    catalog: Catalog,
+    *,
+    gpus: int | str | None = None,
+    allow_cpu: bool = False,
+    where: Where | None = None,
+) -> Selection:
+    """Return the variant that fits `host` best.
+
+    `gpus` says which GPUs to pass, a count or what `--gpus` takes; None passes all. A host with any sign of
+    an accelerator gets a CPU-only variant only with `allow_cpu`, or where `gpus` is "none". `where` has
+    conditions on axes, such as {"python": "3.13"}, each a word or several as `--only` takes them: only
+    variants that meet them are chosen from. The catalog's defaults decide about axes that it leaves open.
+
+    Raises NothingFits with every reason where none fits. Raises UsageError where the host has no such GPUs,
+    where no variant has such an axis or value, and where variants that fit still differ in an axis of the
+    image's own.
+    """
+    return _selector(_Same(catalog), asked(where)).select(host, gpus=gpus, allow_cpu=allow_cpu)
+
+
+def explain(
+    host: Host,
+    catalog: Catalog,
+    *,
+    gpus: int | str | None = None,
+    allow_cpu: bool = False,
+    where: Where | None = None,
+) -> Selection:
+    """Return what `select` finds, with `selected` None where nothing fits or the question leaves it open."""
+    return _selector(_Same(catalog), asked(where)).explain(host, gpus=gpus, allow_cpu=allow_cpu)
+
+
+def select_many(
+    hosts: Iterable[Host],
+    catalog: Catalog,
+    *,
+    gpus: int | str | None = None,
+    allow_cpu: bool = False,
+    where: Where | None = None,
+) -> list[Selection | NothingFits | UsageError]:
+    """Return for each host, in their order, what `select` returns or raises."""
+    selector = _selector(_Same(catalog), asked(where))
+    answers: list[Selection | NothingFits | UsageError] = []
+    for host in hosts:
+        try:
+            answers.append(selector.select(host, gpus=gpus, allow_cpu=allow_cpu))
+        except (NothingFits, UsageError) as error:
+            answers.append(error)
+    return answers
+
+
+def serving(
+    host: Host, catalog: Catalog, wanted: int | str | None, where: Where | None = None
+) -> tuple[tuple[tuple[Gpu, ...], ...], int]:
+    """Return sets of the GPUs that can serve `wanted`, and how many of one set it takes.
+
+    Any so many of one set fit a variant for GPUs, and any so many that do are in one of the sets. That of the
+    first GPUs comes first. Where nothing fits, and where `wanted` leaves no choice, the only set has all that
+    `imagematrix.gpus.spec.candidates` returns. Raises UsageError where the GPUs are not there.
+    """
+    return _selector(_Same(catalog), asked(where)).serving(host, wanted)
+
+
+class Selector:
+    """Answers one question to a catalog; decides once for each kind of hardware it meets."""
+
+    __slots__ = ("_decisions", "question")
+
+    def __init__(self, catalog: Catalog, where: Asked = ()) -> None:
+        self.question = Question(catalog, where)
+        self._decisions: dict[Hashable, Decision] = {}
+
+    def select(self, host: Host, *, gpus: int | str | None = None, allow_cpu: bool = False) -> Selection:
+        """Return the variant that fits `host` best; see the function `select`."""
+        selection = self.explain(host, gpus=gpus, allow_cpu=allow_cpu)
+        if selection.variant is None:
+            doubt = selection.decision.doubt
+            if doubt:
+                raise UsageError(doubt[0], remedy=doubt[1])
+            message, fix = selection.decision.refusal
+            raise NothingFits(message, selection=selection, remedy=fix)
+        return selection
+
+    def explain(self, host: Host, *, gpus: int | str | None = None, allow_cpu: bool = False) -> Selection:
+        """Return what `select` finds, with `selected` None where it raises; see the function `explain`."""
+        chosen = choose(host, gpus)
+        allow_cpu = allow_cpu or gpus == NONE
+        known = hardware(host, chosen, allow_cpu=allow_cpu)
+        decision = self._decisions.get(known)
+        if decision is None:
+            if len(self._decisions) >= DECISIONS:
+                self._decisions.clear()
+            decision = Decision(self.question, Node(host=host, gpus=chosen, allow_cpu=allow_cpu))
+            self._decisions[known] = decision
+        return Selection(host=host, chosen_gpus=chosen, decision=decision)
+
+    def serving(self, host: Host, wanted: int | str | None) -> tuple[tuple[tuple[Gpu, ...], ...], int]:
+        """Return sets of GPUs that can serve `wanted`; see the function `serving`."""
+        found, count = candidates(host.gpus, wanted)
+        examples = {kind(gpu): gpu for gpu in found}
+        if count == len(found) or len(examples) == 1:
+            return (found,), count
+        # What fits each of several GPUs fits all of them: no rule looks at two together.
+        index = self.question.index
+        fitting = {which: index.fitting(Node(host=host, gpus=(gpu,))) for which, gpu in examples.items()}
+        if count == 1:
+            return (tuple(gpu for gpu in found if fitting[kind(gpu)]) or found,), count
+        served = {
+            frozenset(which for which, some in fitting.items() if some & one)
+            for one in (1 << number for number in range(len(self.question.catalog.variants)))
+        }
+        sets = [
+            tuple(gpu for gpu in found if kind(gpu) in some)
+            for some in served
+            if not any(some < other for other in served)
+        ]
+        enough = [some for some in sets if len(some) >= count]
+        return tuple(sorted(enough, key=lambda some: [found.index(gpu) for gpu in some])) or (found,), count
+
+
+class _Same:
+    """A catalog that equals itself only: to compare a thousand variants takes longer than to decide."""
+
+    __slots__ = ("catalog",)
+
+    def __init__(self, catalog: Catalog) -> None:
+        self.catalog = catalog
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.catalog is other.catalog
+
+    def __hash__(self) -> int:
+        return id(self.catalog)
+
+
+@lru_cache(maxsize=CATALOGS)
+def _selector(same: _Same, where: Asked) -> Selector:
+    return Selector(same.catalog, where)

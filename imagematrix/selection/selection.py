@@ -1,0 +1,146 @@
+"""The Selection: the image that a host gets, and what every rule says about every candidate."""
+
+from __future__ import annotations
+
+from imagematrix.errors import ImagematrixError
+from imagematrix.gpus.spec import names
+from imagematrix.record import Record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from imagematrix.catalog.catalog import Variant
+    from imagematrix.node.host import Gpu, Host
+    from imagematrix.selection.decision import Decision
+
+__all__ = ["SCHEMA", "Candidate", "RuleResult", "Selection"]
+
+SCHEMA = "imagematrix.selection/v1"
+
+
+class RuleResult(Record):
+    """What one rule says about one variant: `why` in a sentence, `fix` what would change it, or None."""
+
+    rule: str
+    ok: bool
+    need: str
+    have: str | None
+    why: str
+    fix: str | None
+
+    def to_json(self) -> dict[str, object]:
+        """Return one element of a candidate's `rules`."""
+        return {
+            "rule": self.rule,
+            "ok": self.ok,
+            "need": self.need,
+            "have": self.have,
+            "why": self.why,
+            "fix": self.fix,
+        }
+
+
+class Candidate(Record):
+    """One variant as the rules see it; `rank` is its place among those that fit, from 1, or None."""
+
+    variant: Variant
+    rank: int | None
+    rules: tuple[RuleResult, ...]
+
+    @property
+    def reference(self) -> str:
+        """The variant's image reference."""
+        return self.variant.reference
+
+    @property
+    def fits(self) -> bool:
+        """Whether every rule holds."""
+        return self.rank is not None
+
+    @property
+    def failing(self) -> tuple[RuleResult, ...]:
+        """The rules that do not hold."""
+        return tuple(rule for rule in self.rules if not rule.ok)
+
+    def to_json(self) -> dict[str, object]:
+        """Return one element of the Selection document's `candidates`."""
+        return {
+            "reference": self.reference,
+            "rank": self.rank,
+            "fits": self.fits,
+            "rules": [rule.to_json() for rule in self.rules],
+        }
+
+
+class Selection(Record):
+    """The answer for one host: the chosen image and GPUs.
+
+    `chosen_gpus` are the GPUs to pass to the container; of one in MIG mode, its `mig` are the MIG devices to
+    pass. `decision` is shared by all hosts of the same hardware; it works out the reasons each time they are
+    asked for.
+    """
+
+    host: Host
+    chosen_gpus: tuple[Gpu, ...]
+    decision: Decision
+
+    def __repr__(self) -> str:
+        return f"<Selection {self.selected} for GPUs {list(self.gpus)}>"
+
+    @property
+    def image(self) -> str:
+        """The image's name, as the catalog has it."""
+        return self.decision.catalog.image
+
+    @property
+    def version(self) -> str:
+        """The image's version, as the catalog has it."""
+        return self.decision.catalog.version
+
+    @property
+    def variant(self) -> Variant | None:
+        """The variant that fits best, or None where none fits."""
+        return self.decision.variant
+
+    @property
+    def selected(self) -> str | None:
+        """The reference of the variant that fits best."""
+        return self.variant.reference if self.variant else None
+
+    @property
+    def digest(self) -> str | None:
+        """Its digest, where the catalog has one."""
+        return self.variant.digest if self.variant else None
+
+    @property
+    def gpus(self) -> tuple[str, ...]:
+        """A name for each GPU or MIG device passed: its UUID, or its index where the UUID is unknown."""
+        return names(self.chosen_gpus)
+
+    @property
+    def candidates(self) -> tuple[Candidate, ...]:
+        """Every variant with what every rule says: those that fit by rank, then the others, nearest first."""
+        return self.decision.candidates
+
+    def to_json(self) -> dict[str, object]:
+        """Return the Selection document."""
+        differing = self.decision.differing
+        return {
+            "schema": SCHEMA,
+            "image": self.image,
+            "version": self.version,
+            "selected": self.selected,
+            "digest": self.digest,
+            "gpus": list(self.gpus),
+            **({"open": {axis: list(values) for axis, values in differing.items()}} if differing else {}),
+            "candidates": [candidate.to_json() for candidate in self.candidates],
+        }
+
+
+class NothingFits(ImagematrixError):  # noqa: N818 - the name is part of the library's contract
+    """No variant fits the host; `selection` holds every candidate with its reasons."""
+
+    exit_code = 3
+
+    def __init__(self, message: str, *, selection: Selection, remedy: str | None = None) -> None:
+        super().__init__(message, remedy=remedy)
+        self.selection = selection

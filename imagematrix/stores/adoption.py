@@ -1,0 +1,76 @@
+"""What an engine has under the name of an image of ours: found to be that, before it is pushed.
+
+Labels are inherited by every image that is built on one of ours, and `docker tag` gives any image any name.
+So a label says what all the rest of the image's configuration is, its layers among that, and the bytes of the
+layers are audited as after a build. That proves that nobody has built something on it; who writes that label
+himself proves what he likes, and against him there are signatures. Images of the classic image store, and
+those of before, have no such label: of them the audit is all.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tarfile
+
+from imagematrix import documents
+from imagematrix.audit.audit import contradictions
+from imagematrix.audit.layers import contents, read
+from imagematrix.catalog import labels
+from imagematrix.catalog.labels import content
+from imagematrix.errors import AuditError, UsageError
+from imagematrix.scratch import scratch
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+    from typing import Any, BinaryIO
+
+__all__ = ["examine"]
+
+PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*){0,3}", re.ASCII)
+
+
+def examine(reference: str, archive: BinaryIO) -> None:
+    """Raise AuditError where an image, in an `archive` as of `docker save`, is not what its labels say."""
+    try:
+        with scratch() as folder:
+            _unpack(archive, folder)
+            saved = documents.Fields({"images": documents.read(folder / "manifest.json")}, reference)
+            (image,) = saved.objects("images")
+            config = json.loads(_file(folder, image.text("Config")).read_bytes())
+            _examine(reference, config, [_file(folder, name) for name in image.texts("Layers")])
+    except (OSError, tarfile.TarError, ValueError, UsageError) as error:
+        raise AuditError(f"{reference} can't be read from the engine: {error}") from error
+
+
+def _examine(reference: str, config: Mapping[str, Any], layers: Iterable[Path]) -> None:
+    own = (config.get("config") or {}).get("Labels") or {}
+    if own.get(labels.CONTENT, content(config)) != content(config):
+        raise AuditError(
+            f"{reference} is not the image that was built under this name: something was built on that",
+            remedy=f"`docker image rm {reference}`, and build it again",
+        )
+    promised = labels.read(own, reference=reference, digest=None, size=None)
+    broken = contradictions(contents(map(read, layers)), promised)
+    if broken:
+        raise AuditError(f"{reference}: {'; '.join(broken)}")
+
+
+def _unpack(archive: BinaryIO, folder: Path) -> None:
+    with tarfile.open(fileobj=archive, mode="r|*") as found:
+        for member in found:
+            file = found.extractfile(member) if member.isfile() and PLAIN.fullmatch(member.name) else None
+            if file:
+                target = folder / member.name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                with target.open("wb") as copy:
+                    while piece := file.read(1 << 20):
+                        copy.write(piece)
+
+
+def _file(folder: Path, name: str) -> Path:
+    if not PLAIN.fullmatch(name) or ".." in name:
+        raise UsageError(f"{name[:80]!r} is no name of a file in an archive")
+    return folder / name

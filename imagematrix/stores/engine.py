@@ -1,0 +1,324 @@
+"""The Docker engine as a store of images: what it has, what it is given, what it pushes."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import secrets
+import threading
+import time
+from functools import cached_property
+from typing import Any, Self
+
+from imagematrix import engine
+from imagematrix.catalog import labels
+from imagematrix.errors import EngineError, TagMovedError, UsageError
+from imagematrix.oci import layout
+from imagematrix.planning.backend import IMAGE, Present
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterable, Iterator, Mapping
+    from typing import BinaryIO
+
+    import docker
+
+    from imagematrix.planning.backend import Made, Order
+
+__all__ = ["Engine"]
+
+HELD = "imagematrix-held"  # the repository of names that images have while a build is on
+KEPT = (404, 409)  # how the engine answers who would remove an image that is gone, or in use
+
+
+class _Stream(io.RawIOBase):
+    """What comes in pieces, to be read as a file."""
+
+    def __init__(self, pieces: Iterable[bytes]) -> None:
+        self._pieces = iter(pieces)
+        self._left = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        self._left = self._left or next(self._pieces, b"")
+        taken, self._left = self._left[: len(buffer)], self._left[len(buffer) :]
+        buffer[: len(taken)] = taken
+        return len(taken)
+
+
+class Engine:
+    """The Store that the Docker engine is which `engine.address` finds. Use it as a context manager.
+
+    Of an image in an OCI layout it loads what it lacks.
+    """
+
+    def __init__(self) -> None:
+        # That nobody answers is to be known at once; to load docker-py for it can wait.
+        if not engine.answers():
+            self._client  # noqa: B018 - which raises EngineError
+        self._components: dict[str, Mapping[str, str]] = {}
+        self._ids: dict[str, str] = {}  # of the images that are present
+        self._held: set[str] = set()  # tags
+        self._mark = f"{int(time.time()):x}-{secrets.token_hex(4)}"
+        self._loaded: set[str] = set()  # layers
+        self._sending = threading.Lock()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if "_client" in self.__dict__:
+            self._release()
+            self._client.close()
+
+    @cached_property
+    def _client(self) -> docker.DockerClient:
+        return engine.client()
+
+    @cached_property
+    def _info(self) -> dict[str, Any]:
+        with self._reached():
+            return dict(self._client.info())
+
+    @property
+    def version(self) -> str:
+        """The version of Docker."""
+        return str(self._info.get("ServerVersion", "0"))
+
+    @property
+    def has_manifests(self) -> bool:
+        """Whether it has the containerd image store, which keeps images as they are in a registry."""
+        return ["driver-type", "io.containerd.snapshotter.v1"] in (self._info.get("DriverStatus") or [])
+
+    def require(self) -> None:
+        """Raise EngineError where it does not answer any more."""
+        with self._reached():
+            self._client.ping()
+
+    def digest(self, reference: str) -> str | None:
+        """Return the digest of the image with this name in the engine; None where there is none."""
+        import docker
+
+        with self._reached():
+            try:
+                image = self._client.api.inspect_image(reference)
+            except docker.errors.ImageNotFound:
+                return None
+        return self._digest(image, reference)
+
+    @staticmethod
+    def _digest(image: Mapping[str, Any], reference: str) -> str:
+        repository = reference.partition("@")[0].rpartition(":")[0] or reference
+        for name in image.get("RepoDigests") or ():
+            if name.startswith(f"{repository}@"):
+                return str(name).rpartition("@")[2]
+        return str(image["Id"])
+
+    def resolve(self, reference: str) -> str:
+        """Return the digest that a base image's name stands for: here, or else in its registry.
+
+        Raises UsageError where it is nowhere.
+        """
+        return self.digest(reference) or self._newest(reference)
+
+    def newest(self, reference: str) -> str:
+        """Return the digest that a base image's name stands for in its registry, or else here."""
+        try:
+            return self._newest(reference)
+        except (EngineError, UsageError):
+            found = self.digest(reference)
+            if found is None:
+                raise
+            return found
+
+    def is_published(self, reference: str) -> bool:
+        """Whether a registry has this image, as the engine reaches it."""
+        try:
+            self._newest(reference)
+        except (EngineError, UsageError):
+            return False
+        return True
+
+    def _newest(self, reference: str) -> str:
+        import docker
+
+        with self._reached():
+            try:
+                return str(self._client.api.inspect_distribution(reference)["Descriptor"]["digest"])
+            except docker.errors.APIError as error:
+                message = f"the base image {reference} is not in the engine, and no registry gives it"
+                remedy = f"`docker pull {reference}`, or import one of that name"
+                kind = EngineError if error.is_server_error() else UsageError
+                raise kind(f"{message}: {error.explanation}", remedy=remedy) from error
+
+    def present(self, image: str, version: str) -> list[Present]:
+        """Return the images of `image`:`version` that it has."""
+        wanted = [f"{labels.IMAGE}={image}", f"{labels.VERSION}={version}"]
+        with self._reached():
+            found = self._client.api.images(filters={"label": wanted})
+        return [item for entry in found for item in self._present(entry, image)]
+
+    def _present(self, entry: dict[str, Any], image: str) -> Iterator[Present]:
+        own = entry.get("Labels") or {}
+        components = labels.components(own)
+        if components is None or not {labels.VERSION, labels.CELL, labels.INPUT} <= own.keys():
+            return
+        # What users build on an image of ours has its labels, too, but not the tag that they make.
+        reference = f"{image}:{labels.tag(own[labels.VERSION], own[labels.CELL], own[labels.INPUT])}"
+        if reference in (entry.get("RepoTags") or ()):
+            self._components[reference] = components
+            self._ids[reference] = str(entry["Id"])
+            yield Present(
+                reference=reference,
+                cell=own[labels.CELL],
+                input_digest=own[labels.INPUT],
+                development=own.get(labels.DEVELOPMENT) == "true",
+            )
+
+    def components(self, reference: str) -> Mapping[str, str]:
+        """Return what an image that is present was made of."""
+        return self._components.get(reference, {})
+
+    def source(self, reference: str, *, local: bool) -> str | None:
+        """Return where a build on this engine finds an image that is present; None for another builder."""
+        if not local or reference not in self._ids:
+            return None
+        held = self.hold(reference, self._ids[reference])
+        if held is None:
+            raise TagMovedError(f"{reference} is another image by now, which is not {self._ids[reference]}")
+        return held
+
+    def hold(self, reference: str, digest: str) -> str | None:
+        """Return where a build finds the image named `reference`, if that is the one with `digest`.
+
+        It gets a name of this process's own until that exits: `docker tag` may move any other during a build.
+        """
+        import docker
+
+        with self._reached():
+            try:
+                image = self._client.api.inspect_image(reference)
+            except docker.errors.ImageNotFound:
+                return None
+            if digest not in (image["Id"], self._digest(image, reference)):
+                return None
+            tag = f"{digest.removeprefix('sha256:')}-{self._mark}"
+            if tag not in self._held:
+                self._client.api.tag(image["Id"], HELD, tag)
+                self._held.add(tag)
+        return f"{IMAGE}{HELD}:{tag}"
+
+    def _release(self) -> None:
+        """Take away the names that this process has given, but none that is an image's last."""
+        import docker
+
+        for tag in self._held:
+            with contextlib.suppress(docker.errors.APIError, EngineError), self._reached():
+                names = self._client.api.inspect_image(f"{HELD}:{tag}").get("RepoTags") or ()
+                if any(not str(name).startswith(HELD) for name in names):
+                    self._client.api.remove_image(f"{HELD}:{tag}", noprune=True)
+
+    def store(self, order: Order, made: Made) -> str:
+        """Name the image; from a layout, load what the engine lacks of it first."""
+        with self._reached():
+            if made.layout:
+                self._load(layout.Image(made.layout, made.digest), order.reference)
+            else:
+                repository, _, tag = order.reference.rpartition(":")
+                self._client.api.tag(made.digest, repository, tag)
+            if order.replaces:
+                self._take_away(order.replaces, order.reference)
+        self._ids[order.reference] = made.digest
+        return made.digest
+
+    def _take_away(self, old: str, new: str) -> None:
+        """Take the name `old` from the image that has it, and the image where nothing else needs it."""
+        import docker
+
+        api = self._client.api
+        try:
+            image = str(api.inspect_image(old)["Id"])
+        except docker.errors.ImageNotFound:
+            return
+        # The engine keeps a name that a container was started by; one that has moved on is none.
+        repository, _, tag = old.rpartition(":")
+        api.tag(new, repository, tag)
+        api.remove_image(old)
+        try:
+            api.remove_image(image)
+        except docker.errors.APIError as error:  # another name, an image or a container has it, or it is gone
+            if error.status_code not in KEPT:
+                raise
+
+    def _load(self, image: layout.Image, reference: str) -> None:
+        # Images have most of their layers in common, and what one has loaded the next has; the classic store
+        # does not find a layer again, so it gets them all.
+        if not self.has_manifests or not self._loads(image, reference, whole=False):
+            self._loads(image, reference, whole=True)
+        found = str(self._client.api.inspect_image(reference)["Id"])
+        expected = image.digest if self.has_manifests else image.config
+        if found != expected:
+            raise EngineError(f"{reference} was stored as {found}, but {expected} was built")
+
+    def _loads(self, image: layout.Image, reference: str, *, whole: bool) -> bool:
+        """Load an image, all of it or what was not loaded yet; return False where the engine misses more."""
+        import docker
+
+        with contextlib.closing(self._archive(image, reference, whole=whole)) as archive:
+            try:
+                answers = self._client.api.load_image(archive)
+                errors = [answer["error"] for answer in answers if "error" in answer]
+            except docker.errors.APIError as error:
+                errors = [str(error.explanation or error)]
+        if errors and "not found" in errors[0] and not whole:
+            return False
+        if errors:
+            raise EngineError(f"the Docker engine does not take {reference}: {errors[0]}")
+        return True
+
+    def _archive(self, image: layout.Image, reference: str, *, whole: bool) -> Generator[bytes, None, None]:
+        # One at a time: containerd takes in only one archive, and who comes meanwhile waits for another try,
+        # seconds at a time. What it does then, to unpack the layers, it does for several at once.
+        with self._sending:
+            yield from image.archive(
+                reference, [layer for layer in image.layers if whole or layer not in self._loaded]
+            )
+            self._loaded.update(image.layers)
+
+    def adopt(self, reference: str) -> str:
+        """Return the digest of an image that is there already."""
+        return str(self.digest(reference))
+
+    def image(self, reference: str) -> str:
+        """Return the ID of the image with this name."""
+        with self._reached():
+            return str(self._client.api.inspect_image(reference)["Id"])
+
+    def save(self, image: str) -> BinaryIO:
+        """Return an image, as `docker save` writes it."""
+        with self._reached():
+            return io.BufferedReader(_Stream(self._client.api.get_image(image)))
+
+    def push(self, reference: str) -> None:
+        """Push an image to the registry that its name says, with docker's own credentials."""
+        repository, _, tag = reference.rpartition(":")
+        with self._reached():
+            for answer in self._client.api.push(repository, tag=tag, stream=True, decode=True):
+                if "error" in answer:
+                    raise EngineError(f"{reference} was not pushed: {answer['error']}")
+
+    @contextlib.contextmanager
+    def _reached(self) -> Iterator[None]:
+        """Turn what docker-py raises when the engine is gone into EngineError."""
+        import docker
+        import requests
+        import urllib3
+
+        try:
+            yield
+        except docker.errors.APIError as error:  # which is one of requests' errors, too
+            raise EngineError(f"the Docker engine refused: {error.explanation or error}") from error
+        except (requests.RequestException, urllib3.exceptions.HTTPError, ConnectionError) as error:
+            raise engine.unreachable(engine.address(), error) from error

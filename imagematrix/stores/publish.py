@@ -1,0 +1,182 @@
+"""Publishing a version: an image index of all its variants, which is only ever added to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from imagematrix.catalog import index, labels
+from imagematrix.errors import EngineError, TagMovedError, UnknownImageError, UsageError
+from imagematrix.oci.registry import DOCKER_LIST, INDEX
+from imagematrix.oci.transfer import LIMIT
+from imagematrix.reference import TAG
+from imagematrix.stores import plain_pull as plain
+from imagematrix.stores.registry import attestations, survey
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+    from imagematrix.catalog.index import Entry
+    from imagematrix.oci.registry import Registry
+    from imagematrix.stores.plain_pull import Plain
+    from imagematrix.stores.registry import Survey
+
+__all__ = ["Published", "publish"]
+
+TRIES = 5
+SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """An index that is there now: its digest, how many variants it has, and how many of them are new.
+
+    `plain` is what who chooses nothing gets of it. `dropped` are the references of images that the registry
+    lost, and the index does not have any more. `others` are the tags of images that are not in the version,
+    because it has another of their cells.
+    """
+
+    digest: str
+    variants: int
+    new: int
+    plain: tuple[Plain, ...] = ()
+    dropped: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
+
+
+def publish(
+    registry: Registry,
+    version: str,
+    aliases: Sequence[str] = (),
+    *,
+    named: Mapping[str, str] | None = None,
+    chosen: Collection[str] = (),
+    repair: bool = False,
+) -> Published:
+    """Write the index of all variants of a version that the registry has, under its version.
+
+    What an index had stays in it, except for what the registry lost, with `repair`. The `aliases` are tags
+    that then stand for the same index; only they move. `named` are the cells, by platform, that are to answer
+    a plain pull. Of several images of a cell, made of different things, that of the `chosen` tag is taken.
+
+    Raises UnknownImageError where there is no variant, or where the registry lost one. Raises TagMovedError
+    where two variants of one cell are made of different things and none is chosen, or where an alias is the
+    tag of an image or of another version.
+    """
+    name = f"{registry.name}:{version}"
+    for alias in aliases:
+        _movable(registry, alias)
+    first: frozenset[str] | None = None
+    dropped: set[str] = set()
+    for _ in range(TRIES):
+        there = survey(registry, version)
+        dropped |= _lost(name, there, repair=repair)
+        variants, others = _settled(name, there, chosen)
+        known = {entry.digest: entry for entry in there.alive}
+        first = frozenset(known) if first is None else first
+        own = {entry.digest: _described(entry) for entry in variants}
+        new = [entry for digest, entry in own.items() if digest not in known]
+        said = {one.digest: one for entry in new for one in attestations(registry, entry.tag)}
+        whole = own | known | said
+        answers = plain.answers(name, (whole[digest] for digest in own), plain.kept(there.known), named or {})
+        raw = index.write(_placed(whole.values(), answers))
+        if len(raw) > LIMIT:
+            remedy = "spread the cells over several images"
+            raise UsageError(
+                f"{name}: an index of {len(own)} variants is too large for a registry", remedy=remedy
+            )
+        # Somebody else may publish at the same time, with an older list of what there is: it is published
+        # what is still there after a look at that list.
+        before = there.published.digest if there.published else None
+        if there.published and there.published.raw == raw:
+            for alias in aliases:
+                registry.push_manifest(alias, raw, INDEX)
+            return Published(
+                digest=there.published.digest,
+                variants=len(own),
+                new=len(own.keys() - first),
+                plain=tuple(answers),
+                dropped=tuple(sorted(dropped)),
+                others=tuple(sorted(others)),
+            )
+        if registry.digest(version) == before:
+            registry.push_manifest(version, raw, INDEX)
+    raise EngineError(
+        f"{name} is published by somebody else again and again", remedy="nothing is lost; publish it later"
+    )
+
+
+def _movable(registry: Registry, alias: str) -> None:
+    """Raise UsageError where an alias is no tag, TagMovedError where its tag never moves."""
+    if not TAG.fullmatch(alias):
+        raise UsageError(f"--alias: {alias!r} is no tag", remedy="such as latest or stable")
+    there = registry.manifest(alias)
+    if there is None:
+        return
+    name = f"{registry.name}:{alias}"
+    if there.media_type not in (INDEX, DOCKER_LIST):
+        raise TagMovedError(f"{name} is an image and no alias", remedy="choose another alias")
+    if any(own.annotations.get(labels.VERSION) == alias for own in index.parse(there.raw, name)):
+        raise TagMovedError(f"{name} is a version, and versions never move", remedy="choose another alias")
+
+
+def _lost(name: str, there: Survey, *, repair: bool) -> set[str]:
+    """Return what the registry lost of a version, as references; raise UnknownImageError without `repair`."""
+    image = name.rpartition(":")[0]
+    gone = [one for one in there.known if one.digest in there.lost]
+    references = sorted(
+        f"{image}:{one.tag}@{one.digest}" if one.ours else f"{image}@{one.digest}" for one in gone
+    )
+    if gone and not repair:
+        shown = "".join(f"\n    {reference}" for reference in references[:SHOWN])
+        more = f"\n    and {len(gone) - SHOWN} more" if len(gone) > SHOWN else ""
+        raise UnknownImageError(
+            f"the registry lost images that {name} names:{shown}{more}",
+            remedy="`imagematrix build --push` makes them again; `publish --repair` takes out what is left",
+        )
+    return set(references)
+
+
+def _settled(name: str, there: Survey, chosen: Collection[str]) -> tuple[list[Entry], list[str]]:
+    """Return the variants of a version, one for each cell, and the tags of the images that lost theirs."""
+    unknown = set(chosen) - {one.tag for one in (*there.variants, *there.others)}
+    if unknown:
+        remedy = "name one by its tag, as it is in the registry"
+        raise UnknownImageError(f"{name} has no variant {', '.join(sorted(unknown))}", remedy=remedy)
+    late = sorted(one.tag for one in there.others if one.tag in chosen)
+    if late:
+        raise TagMovedError(
+            f"{name} was published with another image for the cell of {', '.join(late)}",
+            remedy="a version never changes: raise it",
+        )
+    cells: dict[str, list[Entry]] = {}
+    for entry in there.variants:
+        cells.setdefault(entry.annotations[labels.CELL], []).append(entry)
+    kept, others = [], [one.tag for one in there.others]
+    for entries in cells.values():
+        wanted = [one for one in entries if one.tag in chosen] or entries
+        if len({one.annotations[labels.INPUT] for one in wanted}) > 1:
+            raise TagMovedError(
+                f"{name} has several images for one cell: {' and '.join(one.tag for one in wanted)}",
+                remedy=f"`imagematrix publish {name} --choose TAG` ends the tie, or raise the version",
+            )
+        kept += wanted
+        others += [one.tag for one in entries if one not in wanted]
+    if not kept:
+        raise UnknownImageError(f"the registry has no variant of {name}", remedy="`imagematrix build --push`")
+    return kept, others
+
+
+def _described(entry: Entry) -> Entry:
+    """Return an entry as an index has it: without what only a build wants."""
+    told = {key: value for key, value in entry.annotations.items() if key != labels.INPUTS}
+    return replace(entry, annotations=told)
+
+
+def _placed(entries: Collection[Entry], answers: Sequence[Plain]) -> list[Entry]:
+    """Return the entries with their platforms: a plain one for those that answer a plain pull."""
+    plain_ones = {one.variant.digest: one.platform for one in answers if one.variant}
+    return [
+        replace(one, platform=index.platform(plain_ones.get(one.digest))) if one.ours else one
+        for one in entries
+    ]

@@ -1,0 +1,213 @@
+"""An engine that only remembers, and images whose layers are written by hand."""
+
+import contextlib
+import hashlib
+import io
+import json
+import tarfile
+import threading
+
+import pytest
+
+from imagematrix.builder.rewrite import TAR
+from imagematrix.catalog import labels
+from imagematrix.errors import BuildError, UsageError
+from imagematrix.matrix.load import load
+from imagematrix.oci.layout import Image
+from imagematrix.planning.backend import Made, Present
+from imagematrix.planning.plan import Against, plan
+
+MACROS = {
+    "-march=x86-64-v3": "#define __AVX2__ 1\n",
+    "-march=znver4": "#define __AVX2__ 1\n#define __AVX512F__ 1\n",
+}
+
+
+def digest(data):
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+def tar(*files):
+    """Return a layer with `files`, each a path with its bytes."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for path, data in files:
+            info = tarfile.TarInfo(path)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    return buffer.getvalue()
+
+
+def layout(folder, *layers):
+    """Write an image with `layers` into the OCI layout `folder` and return its manifest's digest."""
+    blobs = folder / "blobs" / "sha256"
+    blobs.mkdir(parents=True, exist_ok=True)
+
+    def blob(data):
+        (blobs / digest(data).removeprefix("sha256:")).write_bytes(data)
+        return {"digest": digest(data), "size": len(data)}
+
+    manifest = {
+        "mediaType": "application/vnd.oci.image.manifest.v1+json",
+        "config": blob(json.dumps({"rootfs": {"diff_ids": [digest(layer) for layer in layers]}}).encode()),
+        "layers": [{"mediaType": TAR} | blob(layer) for layer in layers],
+    }
+    return blob(json.dumps(manifest).encode())["digest"]
+
+
+class FakeBackend:
+    """A Backend without an engine: it makes what it is told to, and keeps what is stored.
+
+    `errors` are raised for the cells they are keyed by; `layers` are those of every image, or None to make
+    images without a layout, as the classic image store does. `hold` keeps every build waiting until stop().
+    It builds what it keeps where it is `local`.
+    """
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.macros = dict(MACROS)
+        self.layers = None
+        self.errors = {}
+        self.missing = set()
+        self.salt = ""
+        self.images = {}
+        self.calls = []
+        self.hold = False
+        self.local = True
+        self.stopped = threading.Event()
+
+    def __enter__(self):
+        self.stopped.clear()
+        return self
+
+    def __exit__(self, *_):
+        self.calls.append(("left",))
+
+    @property
+    def reproducible(self):
+        return self.layers is not None
+
+    def resolve(self, reference):
+        self.calls.append(("resolve", reference))
+        if reference in self.missing:
+            raise UsageError(f"{reference} is nowhere")
+        return digest(f"{reference}{self.salt}".encode())
+
+    def present(self, image, version):
+        self.calls.append(("present", image, version))
+        return [
+            Present(
+                reference=reference,
+                cell=found[labels.CELL],
+                input_digest=found[labels.INPUT],
+            )
+            for reference, found in self.images.items()
+            if (found[labels.IMAGE], found[labels.VERSION]) == (image, version)
+        ]
+
+    def components(self, reference):
+        return labels.components(self.images[reference])
+
+    def held(self, reference, digest):
+        return self.pinned(reference, digest)
+
+    def source(self, reference, *, local):  # noqa: ARG002
+        return f"docker-image://{reference}@{digest(reference.encode())}"
+
+    def pinned(self, reference, digest):
+        return None if digest == self.resolve(reference) else f"docker-image://{reference}@{digest}"
+
+    def export(self, dockerfile, sources):
+        self.calls.append(("export", dockerfile, sources.context))
+        if "export" in self.errors:
+            raise self.errors["export"]
+        return self.macros
+
+    def base_layers(self, base, sources):
+        self.calls.append(("base", base, sources))
+        if base in self.errors:
+            raise self.errors[base]
+        if self.hold:
+            self.stopped.wait(10)
+        return Image(self.folder, layout(self.folder, *self.layers)).layer_files if self.layers else ()
+
+    @contextlib.contextmanager
+    def make(self, order, log, step):
+        cell = order.labels[labels.CELL]
+        self.calls.append(("make", cell, order))
+        log.write(f"making {cell}\n")
+        step("1/1 RUN true")
+        if self.hold:
+            self.stopped.wait(10)
+        if self.stopped.is_set():
+            raise BuildError("stopped")
+        if cell in self.errors:
+            raise self.errors[cell]
+        if self.layers is None:
+            yield Made(digest=digest(order.dockerfile.encode()))
+        else:
+            folder = self.folder / cell
+            yield Made(digest=layout(folder, *self.layers), layout=folder)
+
+    def store(self, order, made):
+        self.calls.append(("store", order.reference, made.digest))
+        self.images[order.reference] = order.labels
+        if order.replaces:
+            del self.images[order.replaces]
+        return made.digest
+
+    def adopt(self, reference):
+        self.calls.append(("adopt", reference))
+        return digest(reference.encode())
+
+    def stop(self):
+        self.calls.append(("stop",))
+        self.stopped.set()
+
+    def called(self, name):
+        """Return what `name` was called with, call by call."""
+        return [words[1] for words in self.calls if words[0] == name]
+
+
+class Silent:
+    """A Reporter that tells nobody."""
+
+    def started(self, item):
+        pass
+
+    def step(self, item, text):
+        pass
+
+    def finished(self, result):
+        pass
+
+
+@pytest.fixture
+def silent():
+    return Silent()
+
+
+@pytest.fixture(name="tar")
+def _tar():
+    return tar
+
+
+@pytest.fixture(name="layout")
+def _layout():
+    return layout
+
+
+@pytest.fixture
+def backend(tmp_path_factory):
+    return FakeBackend(tmp_path_factory.mktemp("layout"))
+
+
+@pytest.fixture
+def planned(project, backend):
+    """Call it with changes of the good matrix to get its plan against the fake engine."""
+
+    def call(*changes, only=None, **files):
+        against = Against(resolve=backend.resolve, store=backend)
+        return plan(load(project(*changes, **files)), against, expression=only)
+
+    return call

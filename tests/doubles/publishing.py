@@ -1,0 +1,167 @@
+"""Images of ours in a registry in memory, and in layouts that are to be pushed there."""
+
+import io
+import json
+import tarfile
+from types import SimpleNamespace
+
+import pytest
+from distribution import CONFIG, LAYER, MANIFEST, digest
+
+from imagematrix.catalog import labels
+from imagematrix.facts import marches
+from imagematrix.oci.registry import Registry
+from imagematrix.planning.backend import Made, Order, Sources
+from imagematrix.stores.registry import Remote
+
+VARIANT = {"platform": "linux/amd64", "march": "znver4", "cpu_flags": ["avx2"]}
+
+
+def told(cell, made_of="1", version="v1", **changes):
+    """Return the labels of an image of `cell`; those that are None in `changes` are left away."""
+    own = {
+        labels.IMAGE: "training",
+        labels.VERSION: version,
+        labels.CELL: cell,
+        labels.INPUT: digest(made_of.encode()),
+        labels.INPUTS: json.dumps({"dockerfile": made_of}),
+        labels.VARIANT: json.dumps(VARIANT),
+    } | {getattr(labels, name): value for name, value in changes.items()}
+    return {name: value for name, value in own.items() if value is not None}
+
+
+def tag(own):
+    return labels.tag(own[labels.VERSION], own[labels.CELL], own[labels.INPUT])
+
+
+def archive(*files):
+    """Return a tar of files, each a path with its bytes."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as found:
+        for path, data in files:
+            info = tarfile.TarInfo(path)
+            info.size = len(data)
+            found.addfile(info, io.BytesIO(data))
+    return buffer.getvalue()
+
+
+class Docker:
+    """An engine that has images by reference, and can push them; with `has_manifests` it knows digests."""
+
+    has_manifests = True
+
+    def __init__(self, repository):
+        self.repository = repository
+        self.images = {}
+        self.pushed = []
+        self.saved = {}  # by reference, where it is to be special: a configuration and layers
+
+    def store(self, order, made):
+        self.images[order.reference] = order.labels, made.digest
+
+    def push(self, reference):
+        self.pushed.append(reference)
+        own, _ = self.images[reference]
+        self.repository.image(reference.rpartition(":")[2], own)
+
+    def image(self, reference):
+        return self.images[reference][1]
+
+    def save(self, image):
+        (reference,) = (name for name, found in self.images.items() if found[1] == image)
+        plain = {"config": {"Labels": self.images[reference][0]}}, [archive()]
+        config, layers = self.saved.get(reference, plain)
+        names = [f"blobs/sha256/{digest(layer)[7:]}" for layer in layers]
+        listed = json.dumps([{"Config": "config.json", "RepoTags": [reference], "Layers": names}])
+        files = [("config.json", json.dumps(config).encode()), *zip(names, layers, strict=True)]
+        return io.BytesIO(archive(*files, ("manifest.json", listed.encode())))
+
+    def digest(self, reference):
+        return self.images[reference][1]
+
+
+@pytest.fixture
+def image(server):
+    return f"{server.address}/ml/training"
+
+
+@pytest.fixture
+def registry(image):
+    with Registry(image) as found:
+        yield found
+
+
+@pytest.fixture
+def repository(server):
+    return server.repository("ml/training")
+
+
+@pytest.fixture
+def docker(repository):
+    return Docker(repository)
+
+
+@pytest.fixture
+def remote(docker):
+    with Remote(docker) as found:
+        yield found
+
+
+@pytest.fixture
+def have(repository):
+    """Call it with a cell, and perhaps more of `told`, to let the registry have its image."""
+
+    def call(cell, made_of="1", *, layer=b"layer", **changes):
+        own = told(cell, made_of, **changes)
+        return repository.image(tag(own), own, layer=layer)
+
+    return call
+
+
+@pytest.fixture
+def make_image(image, tmp_path):
+    """Call it with a cell to get an order for its image, and the image in a layout."""
+
+    def call(cell, made_of="1", *, layers=(b"one", b"two"), **changes):
+        blobs = tmp_path / "layout" / "blobs" / "sha256"
+        blobs.mkdir(parents=True, exist_ok=True)
+
+        def blob(raw, kind):
+            (blobs / digest(raw)[7:]).write_bytes(raw)
+            return {"mediaType": kind, "digest": digest(raw), "size": len(raw)}
+
+        own = told(cell, made_of, **changes)
+        config = {"architecture": "amd64", "os": "linux", "config": {"Labels": own}}
+        manifest = {
+            "mediaType": MANIFEST,
+            "config": blob(json.dumps(config).encode(), CONFIG),
+            "layers": [blob(layer, LAYER) for layer in layers],
+        }
+        there = blob(json.dumps(manifest).encode(), MANIFEST)["digest"]
+        sources = Sources(context=tmp_path, platform="linux/amd64")
+        order = Order(reference=f"{image}:{tag(own)}", dockerfile="", sources=sources, labels=own)
+        return SimpleNamespace(order=order, made=Made(digest=there, layout=tmp_path / "layout"), tag=tag(own))
+
+    return call
+
+
+@pytest.fixture(name="archive")
+def _archive():
+    return archive
+
+
+@pytest.fixture(name="told")
+def _told():
+    return told
+
+
+@pytest.fixture
+def variant():
+    """Call it with a march, and perhaps a CUDA release, to get the label of a variant of them."""
+
+    def call(march, cuda=None, platform="linux/amd64", **more):
+        flags = sorted(marches.required(march, "gcc-14"))
+        gpu = {"cuda": cuda, "cubins": ["89"], "driver": {"mode": "host"}} if cuda else {}
+        return json.dumps({"platform": platform, "march": march, "cpu_flags": flags} | gpu | more)
+
+    return call

@@ -1,0 +1,318 @@
+"""Claims: no GPU twice, none lost, first come first served."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from imagematrix.allocation import claim as module
+from imagematrix.allocation.claim import claim, claim_first
+from imagematrix.allocation.queue import Line, Ticket
+from imagematrix.allocation.usage import Use
+from imagematrix.errors import GpusBusyError, ProbeError, UsageError
+
+WEB = Use(kind="container", name="web")
+THREE = (("nvidia10",), ("nvidia11",), ("nvidia12",))
+LAUNCH = """
+import json, sys, time
+from imagematrix.node.host import Gpu
+from imagematrix.allocation.claim import claim
+folder, total, count, wait, hold = sys.argv[1], *map(float, sys.argv[2:])
+gpus = tuple(Gpu(index=index, minor=index) for index in range(int(total)))
+with claim(gpus, int(count), dict, wait_s=wait, path=folder) as taken:
+    start = time.monotonic()
+    print(json.dumps([gpu.index for gpu in taken.gpus]), flush=True)
+    time.sleep(hold)
+    print(json.dumps([start, time.monotonic()]), flush=True)
+"""
+
+
+@pytest.fixture
+def start(folder):
+    """Starts a process that claims `count` of `total` GPUs and holds them."""
+    started = []
+
+    def run(total, count, wait=0, hold=60):
+        words = [folder, *map(str, (total, count, wait, hold))]
+        process = subprocess.Popen([sys.executable, "-c", LAUNCH, *words], stdout=subprocess.PIPE, text=True)
+        started.append(process)
+        return process
+
+    yield run
+    for process in started:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def free():
+    return {}
+
+
+def indices(taken):
+    return [gpu.index for gpu in taken.gpus]
+
+
+def test_the_first_that_are_free(gpu, folder):
+    gpus = tuple(gpu(index) for index in range(4))
+    used = {"nvidia10": (WEB,), "nvidia12": (WEB,)}
+    with claim(gpus, 2, lambda: used, path=folder) as taken:
+        assert indices(taken) == [1, 3]
+    with claim(gpus, 1, free, path=folder) as taken, claim(gpus, 1, free, path=folder) as other:
+        assert (indices(taken), indices(other)) == ([0], [1])
+    with claim(gpus, 4, free, path=folder) as taken:
+        assert indices(taken) == [0, 1, 2, 3]
+
+
+def test_who_uses_them_is_told(gpu, folder):
+    gpus = (gpu(0), gpu(1))
+    with claim(gpus[:1], 1, free, path=folder), pytest.raises(GpusBusyError) as caught:
+        claim(gpus, 2, lambda: {"nvidia11": (WEB,)}, path=folder)
+    assert str(caught.value).startswith("2 GPUs asked for, 0 free: GPU 0 (L40S) is used by ")
+    assert str(caught.value).endswith("; GPU 1 (L40S) is used by container web")
+    assert "--wait" in caught.value.remedy
+    assert caught.value.exit_code == 10
+    with claim(gpus, 2, free, path=folder):
+        pass  # what could not be had is not kept
+
+
+def test_the_first_set_that_has_them_free(gpu, folder, monkeypatch):
+    monkeypatch.setattr(module, "POLL_S", 0.01)
+    memory = {"memory_mib": 16_000}
+    small, large = (
+        (gpu(0, **memory), gpu(1, **memory)),
+        (gpu(2, memory_mib=80_000), gpu(3, memory_mib=80_000)),
+    )
+    used, vram_mib = {}, None
+    waits = []
+
+    def take(gpus, wait_s):
+        waits.append(wait_s)
+        return claim(gpus, 2, lambda: used, vram_mib=vram_mib, wait_s=wait_s, path=folder)
+
+    for sets, expected in (((small,), [0, 1]), ((small, large), [0, 1]), ((large, small), [2, 3])):
+        with claim_first(sets, take, 60) as taken:
+            assert indices(taken) == expected
+    used["nvidia10"] = (WEB,)
+    with claim_first((small, large), take, 60) as taken:
+        assert indices(taken) == [2, 3]
+    assert waits == [60, 0, 0, 0, 0]  # a single set is waited for at once
+    used["nvidia12"] = (WEB,)
+    with pytest.raises(GpusBusyError, match="GPU 0"):
+        claim_first((small, large), take, 0.02)
+    vram_mib = 40_000
+    with pytest.raises(GpusBusyError, match="GPU 2"):  # of the small ones nothing can be expected
+        claim_first((small, large), take, 0.02)
+    vram_mib = 100_000
+    with pytest.raises(UsageError, match=r"GPU 3 .* has 80000 MiB"):
+        claim_first((small, large), take, 60)
+
+
+def test_mig_devices_are_given_out_one_by_one(gpu, folder):
+    whole = gpu(0, mig=((1, 0), (2, 0)))
+    first, second = gpu(0, mig=((1, 0),)), gpu(0, mig=((2, 0),))
+    with claim((first,), 1, free, path=folder), claim((second,), 1, free, path=folder):
+        for taken in (first, whole):
+            with pytest.raises(GpusBusyError):
+                claim((taken,), 1, free, path=folder)
+    with pytest.raises(GpusBusyError, match="container web"):
+        claim((first,), 1, lambda: {"nvidia10": (WEB,)}, path=folder)  # the GPU as a whole
+    with claim((first,), 1, lambda: {"nvidia10-gi2-ci0": (WEB,)}, path=folder):
+        pass
+
+
+def test_a_gpu_without_a_minor_is_no_guess(gpu, folder):
+    with pytest.raises(ProbeError, match="GPU 0"):
+        claim((gpu(0, minor=None),), 1, free, path=folder)
+
+
+def test_a_claim_lives_on_in_a_child(gpu, folder, locks):
+    with claim((gpu(),), 1, free, path=folder) as taken:
+        with subprocess.Popen(["sleep", "60"], pass_fds=taken.descriptors) as child:
+            taken.__exit__()
+            with pytest.raises(GpusBusyError):
+                claim((gpu(),), 1, free, path=folder)
+            child.kill()
+        with claim((gpu(),), 1, free, path=folder) as again:
+            again.pass_on()
+            with subprocess.Popen(["sleep", "60"], close_fds=False) as child:
+                again.__exit__()
+                assert locks.take("nvidia10") is None
+                child.kill()
+    assert locks.holders() == {}
+
+
+def test_an_error_while_looking_leaves_nothing(gpu, folder, locks):
+    def fail():
+        raise ProbeError("no")
+
+    with pytest.raises(ProbeError):
+        claim((gpu(),), 1, fail, wait_s=5, path=folder)
+    assert locks.holders() == {}
+
+
+def test_waiting_ends_when_a_gpu_gets_free(gpu, folder, locks, monkeypatch):
+    monkeypatch.setattr(module, "POLL_S", 0.01)
+    said = []
+    uses = [{"nvidia10": (WEB,)}] * 3 + [{}]
+    with claim((gpu(),), 1, lambda: uses.pop(0), wait_s=30, tell=said.append, path=folder) as taken:
+        assert indices(taken) == [0]
+        assert set(locks.holders()) == {"nvidia10"}
+        assert not [name for name in locks.names() if name.startswith("wait")]
+    assert said == ["waiting: 1 GPU asked for, 0 free: GPU 0 (L40S) is used by container web"]
+
+
+def test_waiting_ends_after_its_time(gpu, folder, locks, monkeypatch):
+    monkeypatch.setattr(module, "POLL_S", 0.01)
+    with pytest.raises(GpusBusyError, match="container web"):
+        claim((gpu(),), 1, lambda: {"nvidia10": (WEB,)}, wait_s=0.1, path=folder)
+    assert locks.holders() == {}
+    assert locks.names() == ["nvidia10", "turn"]
+
+
+def test_who_comes_later_leaves_what_others_wait_for(gpu, folder, locks):
+    gpus = tuple(gpu(index) for index in range(3))
+    waiting = Line(locks)
+    with claim(gpus[:1], 1, free, path=folder):
+        waiting.join(Ticket(count=3, gpus=THREE))
+        with pytest.raises(GpusBusyError, match="1 other came first"):
+            claim(gpus, 1, free, path=folder)
+        waiting.leave()
+        waiting.join(Ticket(count=1, gpus=THREE))
+        with claim(gpus, 1, free, path=folder) as taken:
+            assert indices(taken) == [2]  # 1 is for who came first
+        with pytest.raises(GpusBusyError, match=r"2 free: .*; 1 other came first"):
+            claim(gpus, 2, free, path=folder)
+        waiting.leave()
+        waiting.join(Ticket(count=1, gpus=(("nvidia10",),)))
+        with claim(gpus, 2, free, path=folder) as taken:
+            assert indices(taken) == [1, 2]  # which are no use to who came first
+        waiting.leave()
+
+
+def test_a_ticket_that_is_none_counts_for_nothing(locks):
+    held = []
+    for number, text in enumerate(
+        ["", "many nvidia10", "-1 nvidia10", "9" * 5000, "\u0663 nvidia10", "0 nvidia10", "2 nvidia10"], 1
+    ):
+        held += locks.hold(f"wait-{number:09d}", text)
+    for name in ("wait-x", "wait-" + "9" * 100):
+        held += locks.hold(name, "1 nvidia10")
+    Path(locks.path, "wait-000000000").symlink_to("/nowhere")
+    assert Line(locks).earlier() == []
+    late = Line(locks)
+    late.join(Ticket(count=1, gpus=(("nvidia10",),)))
+    assert "wait-000000008" in locks.names()
+    late.leave()
+    for descriptor in held:
+        os.close(descriptor)
+    assert Line(locks).earlier() == []
+    assert locks.names() == ["wait-" + "9" * 100, "wait-x"]  # the tickets of who is gone go, too
+
+
+def test_nobody_waits_behind_who_does_not_try(gpu, folder, locks):
+    """A place that is held and not touched, whatever its number, keeps nothing for anybody."""
+    gpus = tuple(gpu(index) for index in range(3))
+    held = locks.hold("wait-000000000", str(Ticket(count=3, gpus=THREE)))
+    with pytest.raises(GpusBusyError, match=rf"1 other came first \(process .* \(pid {os.getpid()}, "):
+        claim(gpus, 1, free, path=folder)
+    for when in (time.time() - 100, time.time() + 100_000):
+        os.utime(f"{folder}/wait-000000000", (when, when))
+        with claim(gpus, 1, free, path=folder) as taken:
+            assert indices(taken) == [0]
+    os.close(*held)
+
+
+def test_who_waits_touches_the_own_place(gpu, folder, locks, monkeypatch):
+    monkeypatch.setattr(module, "POLL_S", 0.01)
+    ages = []
+
+    def look():
+        names = [name for name in locks.names() if name.startswith("wait-")]
+        if names:
+            ages.append(locks.age(names[0]))
+            os.utime(f"{folder}/{names[0]}", (0, 0))
+        return {} if len(ages) == 3 else {"nvidia10": (WEB,)}
+
+    with claim((gpu(),), 1, look, wait_s=30, path=folder):
+        assert max(ages) < 60
+
+
+def test_a_turn_that_is_held_takes_no_longer_than_was_to_be_waited(gpu, folder, locks):
+    held = locks.take("turn")
+    begin = time.monotonic()
+    with pytest.raises(GpusBusyError, match=rf"process .* \(pid {os.getpid()}, "):
+        claim((gpu(),), 1, free, wait_s=0.05, path=folder)
+    assert time.monotonic() - begin < 30
+    os.close(*held)
+
+
+def test_first_come_first_served(gpu, folder, locks, monkeypatch):
+    monkeypatch.setattr(module, "POLL_S", 0.01)
+    order = []
+    gpus = (gpu(0), gpu(1))
+
+    def wait(number, count):
+        with claim(gpus, count, free, wait_s=60, path=folder):
+            order.append(number)
+            time.sleep(0.05)
+
+    threads = []
+    with claim(gpus, 2, free, path=folder):
+        for number, count in enumerate([2, 1, 2, 1, 1, 2], 1):
+            threads.append(threading.Thread(target=wait, args=(number, count)))
+            threads[-1].start()
+            while len([name for name in locks.names() if name.startswith("wait-")]) < number:
+                time.sleep(0.001)
+    for thread in threads:
+        thread.join()
+    # 4 and 5 fit together; their order among themselves is the moment's.
+    assert order[:3] == [1, 2, 3]
+    assert sorted(order[3:5]) == [4, 5]
+    assert order[5] == 6
+
+
+def test_fifty_launches_at_once(start):
+    """On eight GPUs, each of which is given to one at a time."""
+    processes = [start(8, 1, wait=120, hold=0.2) for _ in range(50)]
+    spans = {}
+    for process in processes:
+        gpus, span = map(json.loads, process.communicate(timeout=120)[0].splitlines())
+        assert process.returncode == 0
+        for index in gpus:
+            spans.setdefault(index, []).append(span)
+    assert sum(map(len, spans.values())) == 50
+    for found in spans.values():
+        found.sort()
+        assert all(before[1] <= after[0] for before, after in pairwise(found))
+
+
+def test_those_who_do_not_wait_get_what_there_is(start):
+    processes = [start(8, 1) for _ in range(20)]
+    lines = [process.stdout.readline() for process in processes]
+    assert sorted(json.loads(line)[0] for line in lines if line) == list(range(8))
+    assert [process.wait(60) for process, line in zip(processes, lines, strict=True) if not line] == [1] * 12
+
+
+def test_a_killed_launch_leaves_neither_lease_nor_place(start, gpu, folder, locks):
+    gpus = (gpu(0, minor=0),)
+    holder = start(1, 1)
+    assert holder.stdout.readline() == "[0]\n"
+    with pytest.raises(GpusBusyError, match=f"lease python.* .pid {holder.pid}, "):
+        claim(gpus, 1, free, path=folder)
+    waiting = start(1, 1, wait=60)
+    while not any(name.startswith("wait-") for name in locks.names()):
+        time.sleep(0.01)
+    for process in (waiting, holder):
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    with claim(gpus, 1, free, path=folder) as taken:
+        assert indices(taken) == [0]
+    assert locks.names() == ["nvidia0", "turn"]

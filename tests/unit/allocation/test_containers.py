@@ -1,0 +1,81 @@
+"""Which GPUs a container has, from what the engine tells of it."""
+
+import pytest
+
+from imagematrix.allocation.containers import uses
+from imagematrix.allocation.usage import Use
+
+
+def devices(*paths):
+    return {"HostConfig": {"Devices": [{"PathOnHost": path} for path in paths]}}
+
+
+def requests(**request):
+    return {"HostConfig": {"Devices": None, "DeviceRequests": [request]}}
+
+
+def runtime(*environment, runtime="nvidia"):
+    return {"HostConfig": {"Runtime": runtime}, "Config": {"Env": list(environment)}}
+
+
+@pytest.fixture
+def gpus(gpu):
+    """Two GPUs with the minors 10 and 11, the second in MIG mode, and one whose minor is unknown."""
+    return (gpu(0), gpu(1, mig=((1, 0), (2, 0))), gpu(2, minor=None))
+
+
+@pytest.mark.parametrize(
+    ("container", "keys"),
+    [
+        ({}, []),
+        ({"HostConfig": None, "Config": None}, []),
+        (devices("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-modeset", "/dev/fuse"), []),
+        (devices("/dev/nvidiactl", "/dev/nvidia10"), ["nvidia10"]),
+        (devices("/dev/nvidia7"), ["nvidia7"]),  # that the host does not know of it is no reason
+        (devices("/dev/nvidia11"), ["nvidia11"]),
+        (
+            devices("/dev/nvidia11", "/dev/nvidia-caps/nvidia-cap10", "/dev/nvidia-caps/nvidia-cap11"),
+            ["nvidia11-gi1-ci0"],
+        ),
+        (devices("/dev/nvidia10", "/dev/nvidia-caps/nvidia-cap1"), ["nvidia10"]),
+        (
+            requests(Driver="", Count=-1, Capabilities=[["gpu"]]),
+            ["nvidia10", "nvidia11-gi1-ci0", "nvidia11-gi2-ci0"],
+        ),
+        (requests(Driver="nvidia", Count=1), ["nvidia10"]),
+        (
+            requests(Count=2, Capabilities=[["compute", "gpu"]]),
+            ["nvidia10", "nvidia11-gi1-ci0", "nvidia11-gi2-ci0"],
+        ),
+        (requests(DeviceIDs=["GPU-0"], Capabilities=[["gpu"]]), ["nvidia10"]),
+        (requests(DeviceIDs=["MIG-2-0"], Capabilities=[["gpu"]]), ["nvidia11-gi2-ci0"]),
+        (requests(DeviceIDs=["1:0"], Capabilities=[["gpu"]]), ["nvidia11"]),
+        (requests(DeviceIDs=["2", "9", "GPU-x"], Capabilities=[["gpu"]]), []),
+        (requests(Driver="cdi", DeviceIDs=["nvidia.com/gpu=0"]), ["nvidia10"]),
+        (
+            requests(Driver="cdi", DeviceIDs=["nvidia.com/gpu=all"]),
+            ["nvidia10", "nvidia11-gi1-ci0", "nvidia11-gi2-ci0"],
+        ),
+        (requests(Driver="cdi", DeviceIDs=["vendor.com/net=0"]), []),
+        (requests(Driver="amd", Count=-1, Capabilities=[["gpu"]]), []),
+        (requests(Count=-1, Capabilities=[["tpu"]]), []),
+        (runtime("A=1", "NVIDIA_VISIBLE_DEVICES=0"), ["nvidia10"]),
+        (runtime("NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_VISIBLE_DEVICES=GPU-0"), ["nvidia10"]),
+        (runtime("NVIDIA_VISIBLE_DEVICES=void"), []),
+        (runtime("NVIDIA_VISIBLE_DEVICES=none"), []),
+        (runtime("NVIDIA_VISIBLE_DEVICES="), []),
+        (runtime(), []),
+        (runtime("NVIDIA_VISIBLE_DEVICES=all", runtime="runc"), []),
+    ],
+)
+def test_what_a_container_has(gpus, container, keys):
+    assert sorted(uses([container], gpus)) == keys
+
+
+def test_several_may_have_the_same(gpus):
+    web, job = (
+        {"Name": name, "Config": {"Image": "x:1"}} | devices("/dev/nvidia10") for name in ("/web", "/job")
+    )
+    assert uses([web, job], gpus) == {
+        "nvidia10": (Use(kind="container", name="web (x:1)"), Use(kind="container", name="job (x:1)"))
+    }

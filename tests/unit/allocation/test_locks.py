@@ -1,0 +1,301 @@
+"""Locks that all users of a node share: the kernel drops them, and nobody can bend them."""
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from imagematrix.allocation import locks as module
+from imagematrix.allocation.locks import Locks, folder, inherit, release
+from imagematrix.errors import GpusBusyError, ProbeError
+
+HOLD = """
+import sys, time
+from imagematrix.allocation.locks import Locks
+with Locks(sys.argv[1]) as locks:
+    held = locks.take(*sys.argv[2:])
+    print("held", flush=True)
+    time.sleep(60)
+"""
+EXEC = """
+import os, sys
+from imagematrix.allocation.locks import Locks, inherit
+inherit(Locks(sys.argv[1]).take("nvidia0"))
+print("held", flush=True)
+os.execvp("sleep", ["sleep", "60"])
+"""
+
+
+@pytest.fixture
+def start():
+    """Starts Python with a program that says when it holds its locks, and returns the process."""
+    started = []
+
+    def run(program, *words):
+        process = subprocess.Popen([sys.executable, "-c", program, *words], stdout=subprocess.PIPE, text=True)
+        started.append(process)
+        assert process.stdout.readline() == "held\n"
+        return process
+
+    yield run
+    for process in started:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def test_a_lock_is_held_once(locks):
+    held = locks.take("nvidia0")
+    assert locks.take("nvidia0") is None
+    assert locks.take("nvidia1", "nvidia0") is None
+    assert locks.holders() == {"nvidia0": os.getpid()}  # what was taken on the way is let go
+    release(held)
+    assert locks.holders() == {}
+    again = locks.take("nvidia0", "nvidia1")
+    assert set(locks.holders()) == {"nvidia0", "nvidia1"}
+    release(again)
+
+
+def test_a_name_is_made_once_with_its_lock_held(locks, folder):
+    held = locks.hold("share-1", "4096 nvidia0")
+    assert locks.text_if_held("share-1") == "4096 nvidia0"
+    assert locks.take("share-1") is None
+    with pytest.raises(ProbeError, match="share-1"):
+        locks.hold("share-1", "1 nvidia0")
+    locks.create("share-1")
+    release(held)
+    assert locks.text_if_held("share-1") is None
+    assert Path(folder, "share-1").read_text() == "4096 nvidia0"
+    assert locks.names() == ["share-1"]
+
+
+def test_a_killed_process_leaves_no_lock(locks, folder, start):
+    process = start(HOLD, folder, "nvidia0")
+    assert locks.holders() == {"nvidia0": process.pid}
+    assert locks.take("nvidia0") is None
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    release(locks.take("nvidia0"))
+
+
+def test_a_lock_lives_on_in_what_the_process_becomes(locks, folder, start):
+    process = start(EXEC, folder)
+    while Path(f"/proc/{process.pid}/comm").read_text() != "sleep\n":
+        time.sleep(0.01)
+    assert locks.take("nvidia0") is None
+    assert locks.holders() == {"nvidia0": process.pid}
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    release(locks.take("nvidia0"))
+
+
+def test_processes_that_are_started_meanwhile_hold_nothing(locks):
+    held = locks.take("nvidia0")
+    with subprocess.Popen(["sleep", "60"], close_fds=False) as child:
+        release(held)
+        release(locks.take("nvidia0"))
+        held = locks.take("nvidia0")
+        inherit(held)
+        with subprocess.Popen(["sleep", "60"], close_fds=False) as heir:
+            release(held)
+            assert locks.take("nvidia0") is None
+            heir.kill()
+        child.kill()
+    release(locks.take("nvidia0"))
+
+
+def test_all_users_may_lock_and_nobody_may_remove_what_is_not_theirs(locks, folder):
+    old = os.umask(0o077)
+    try:
+        release(locks.take("nvidia0"))
+        with Locks(f"{folder}/other"):
+            pass
+    finally:
+        os.umask(old)
+    assert stat.S_IMODE(Path(folder).stat().st_mode) == 0o1777
+    assert stat.S_IMODE(Path(folder, "other").stat().st_mode) == 0o1777
+    assert stat.S_IMODE(Path(folder, "nvidia0").stat().st_mode) == 0o444
+    assert sorted(path.name for path in Path(folder).iterdir()) == ["nvidia0", "other"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes somebody else")
+def test_a_lock_of_root_holds_for_another_user(locks, monkeypatch, folder):
+    held = locks.take("nvidia0")
+    monkeypatch.chdir(folder)  # the folders above are for their owner only
+    os.seteuid(65534)
+    try:
+        with Locks(".") as theirs:
+            assert theirs.take("nvidia0") is None
+            own = theirs.take("nvidia1")
+            theirs.remove("nvidia0")
+    finally:
+        os.seteuid(0)
+    assert locks.names() == ["nvidia0", "nvidia1"]
+    assert locks.take("nvidia1") is None
+    release([*held, *own])
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
+def test_what_is_in_a_locks_place_is_not_opened(locks, folder, tmp_path, kind):
+    place = Path(folder, "nvidia0")
+    target = tmp_path / "target"
+    if kind == "link":
+        place.symlink_to(target)
+    elif kind == "pipe":
+        os.mkfifo(place)
+    else:
+        place.mkdir()
+    with pytest.raises(ProbeError, match="nvidia0") as caught:
+        locks.take("nvidia0")
+    assert "remove" in caught.value.remedy
+    assert not target.exists()
+    with pytest.raises(ProbeError, match="nvidia0"):
+        locks.take("nvidia1", "nvidia0")
+    assert locks.holders() == {}
+
+
+def test_a_folder_that_is_a_link_or_none_is_refused(tmp_path):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    (tmp_path / "file").touch()
+    for name in ("link", "file", "nowhere/deep"):
+        with pytest.raises(ProbeError, match="can't be used") as caught:
+            Locks(str(tmp_path / name))
+        assert "mkdir -m 1777" in caught.value.remedy
+
+
+def test_a_folder_where_anybody_removes_anything_is_refused(tmp_path):
+    tmp_path.chmod(0o777)
+    with pytest.raises(ProbeError, match="remove the locks of others") as caught:
+        Locks(str(tmp_path))
+    assert caught.value.remedy == f"chmod 1777 {tmp_path}"
+
+
+def test_the_folder(monkeypatch, tmp_path):
+    monkeypatch.delenv("IMAGEMATRIX_LOCKS", raising=False)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/7")
+    monkeypatch.setattr(module, "SHARED", f"{tmp_path}/imagematrix")
+    assert folder() == f"{tmp_path}/imagematrix"
+    monkeypatch.setattr(module, "SHARED", "/nowhere/imagematrix")  # where nobody may make it
+    assert folder() == "/run/user/7/imagematrix"
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    assert folder() == "/nowhere/imagematrix"
+    monkeypatch.setenv("IMAGEMATRIX_LOCKS", "/mine")
+    assert folder() == "/mine"
+
+
+def test_a_turn_is_taken_by_one_and_let_go(locks, folder, start, monkeypatch):
+    with locks.turn():
+        assert locks.take("turn") is None
+    process = start(HOLD, folder, "turn")
+    monkeypatch.setattr(module, "TURN_S", 0.1)
+    with (
+        pytest.raises(GpusBusyError, match=rf"GPUs for 0\.1 seconds: process python.* \(pid {process.pid}, "),
+        locks.turn(),
+    ):
+        pass
+
+
+def test_a_turn_takes_no_longer_than_the_launch_would_wait(locks, folder, start):
+    process = start(HOLD, folder, "turn")
+    begin = time.monotonic()
+    with (
+        pytest.raises(GpusBusyError, match=rf"for 0\.05 seconds: process python.* \(pid {process.pid}, "),
+        locks.turn(0.05),
+    ):
+        pass
+    assert time.monotonic() - begin < module.TURN_S / 2
+    process.kill()
+    process.wait()
+    with locks.turn(0.0):
+        pass
+
+
+def test_a_folder_for_a_group(tmp_path):
+    old = os.umask(0)
+    try:
+        with Locks(f"{tmp_path}/locks", os.getgid()) as locks:
+            release(locks.take("nvidia0"))
+    finally:
+        os.umask(old)
+    found = Path(tmp_path, "locks").stat()
+    assert (stat.S_IMODE(found.st_mode), found.st_gid) == (0o3770, os.getgid())
+
+
+def test_the_node_s_folder_that_was_for_all_is_the_group_s(monkeypatch, tmp_path):
+    monkeypatch.setattr(module, "SHARED", f"{tmp_path}/locks")
+    with Locks(f"{tmp_path}/locks"):
+        assert stat.S_IMODE(Path(tmp_path, "locks").stat().st_mode) == 0o1777
+    with Locks(f"{tmp_path}/locks", os.getgid()):
+        assert stat.S_IMODE(Path(tmp_path, "locks").stat().st_mode) == 0o3770
+    other = tmp_path / "other"  # which somebody has named: its mode is theirs
+    other.mkdir(mode=0o755)
+    with Locks(str(other), os.getgid()):
+        assert stat.S_IMODE(other.stat().st_mode) == 0o755
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes folders of others")
+@pytest.mark.parametrize(("user", "name"), [(65534, "nobody"), (54321, "54321")])
+def test_a_folder_of_somebody_who_may_start_no_container_is_refused(tmp_path, user, name):
+    (tmp_path / "locks").mkdir(mode=0o1777)
+    os.chown(tmp_path / "locks", user, -1)
+    with pytest.raises(ProbeError, match=f"is of the user {name}, who may not start containers") as caught:
+        Locks(f"{tmp_path}/locks", 0)
+    assert "have root remove it" in caught.value.remedy
+    with Locks(f"{tmp_path}/locks"):
+        pass  # where there is no such group, all may start some
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes somebody else")
+def test_who_is_not_of_the_group_holds_no_lock(tmp_path):
+    tmp_path.chmod(0o755)
+    for above in tmp_path.parents:
+        if "pytest" in above.name:
+            above.chmod(0o755)
+    path = f"{tmp_path}/locks"
+    with Locks(path, 0) as locks:
+        release(locks.take("turn"))
+        code = f"open({path!r} + '/turn')"
+        done = subprocess.run(
+            ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "/usr/bin/python3", "-c", code],
+            check=False,
+            capture_output=True,
+            text=True,
+        )
+    assert "PermissionError" in done.stderr
+
+
+def test_the_age_of_a_name(locks, folder):
+    release(locks.hold("share-1", ""))
+    assert locks.age("share-1") < 60
+    for when in (0, time.time() + 10_000):
+        os.utime(f"{folder}/share-1", (when, when))
+        assert locks.age("share-1") > 1000
+    assert locks.age("share-2") == float("inf")
+
+
+def test_without_the_kernels_list_nobody_is_named(locks, monkeypatch):
+    held = locks.take("nvidia0")
+    monkeypatch.setattr(
+        module, "open", lambda *_, **__: (_ for _ in ()).throw(FileNotFoundError()), raising=False
+    )
+    assert locks.holders() == {}
+    release(held)
+
+
+def test_many_quick_turns_are_no_reason_to_give_up(locks, monkeypatch):
+    monkeypatch.setattr(module, "TURN_S", 0.05)
+    holders = iter([{"turn": 1}, {"turn": 2}, {"turn": 2}, {"turn": 3}])
+    monkeypatch.setattr(locks, "holders", lambda: next(holders))
+    held = locks.take("turn")
+    waiting = threading.Timer(0.08, release, [held])
+    waiting.start()
+    with locks.turn():
+        assert locks.take("turn") is None
+    waiting.join()

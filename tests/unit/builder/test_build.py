@@ -1,0 +1,582 @@
+"""Carrying out a plan: a failing cell costs no other, and nothing is stored that breaks its promise."""
+
+import contextlib
+import errno
+import itertools
+import signal
+import threading
+import time
+from concurrent.futures import wait
+from dataclasses import replace
+
+import pytest
+
+from imagematrix.audit import layers
+from imagematrix.builder.build import build, complete, failure, report
+from imagematrix.errors import AuditError, BuildError, EngineError, TagMovedError, UsageError
+from imagematrix.oci.layout import HollowError
+
+CPU = "cuda=none"
+TWO = "cuda=12.4,compute=8.9,march=znver4"  # two drivers
+GOOD = ("usr/lib/libcuda.so.550.163.01", b"")
+
+
+class Recorder:
+    """A Reporter that takes notes."""
+
+    def __init__(self):
+        self.notes = []
+
+    def started(self, item):
+        self.notes.append(("started", item.cell.id))
+
+    def step(self, item, text):
+        self.notes.append((text, item.cell.id))
+
+    def finished(self, result):
+        self.notes.append((result.status, result.item.cell.id))
+
+
+@pytest.fixture
+def logs(tmp_path_factory):
+    return tmp_path_factory.mktemp("project") / ".imagematrix" / "logs"
+
+
+@pytest.fixture
+def carry_out(backend, logs):
+    """Call it with a plan, to get what became of its cells and the notes of the reporter."""
+
+    def call(plan, *, jobs=1, **options):
+        recorder = Recorder()
+        results = build(plan, backend, backend, jobs=jobs, logs=logs, reporter=recorder, **options)
+        return results, recorder.notes
+
+    return call
+
+
+def statuses(results):
+    return {result.item.cell.id: result.status for result in results}
+
+
+def test_cells_that_find_all_stages_built_come_last(planned, carry_out):
+    plan = planned(only="march=znver4")
+    results, notes = carry_out(plan)
+    assert [cell for what, cell in notes if what == "started"] == [
+        "cpu-znver4",
+        "cuda12.4-sm70-drv535.261.03-znver4",
+        "cuda12.4-sm89-drv535.261.03-znver4",
+        "cuda12.4-sm70-drv550.163.01-znver4",
+        "cuda12.4-sm89-drv550.163.01-znver4",
+    ]
+    assert [result.item for result in results] == list(plan.with_status("build")), "in the matrix' order"
+
+
+def test_every_cell_is_made_stored_and_told(planned, carry_out, backend, logs, conforms):
+    plan = planned(only=CPU)
+    results, notes = carry_out(plan)
+    assert statuses(results) == {"cpu-x86-64-v3": "built", "cpu-znver4": "built"}
+    assert backend.called("store") == [item.reference for item in plan.items]
+    assert notes[:3] == [
+        ("started", "cpu-x86-64-v3"),
+        ("1/1 RUN true", "cpu-x86-64-v3"),
+        ("built", "cpu-x86-64-v3"),
+    ]
+    assert (logs / "training" / "v1-cpu-znver4.log").read_text() == "making cpu-znver4\n"
+    assert (logs.parent / ".gitignore").read_text() == "*\n"
+    assert failure(results) is None
+    document = report(plan, results)
+    conforms(document)
+    assert [(cell["status"], cell["reproducible"], cell["error"]) for cell in document["cells"]] == [
+        ("built", False, None)
+    ] * 2
+
+
+def test_the_report_has_every_cell_of_the_plan(planned, carry_out, backend, conforms):
+    carry_out(planned(only="march=znver4"))
+    backend.errors["cpu-x86-64-v3"] = BuildError("no")
+    plan = planned()
+    document = report(plan, carry_out(plan)[0])
+    conforms(document)
+    assert len(document["cells"]) == len(plan.items)
+    assert {cell["status"] for cell in document["cells"]} == {
+        *("built", "failed", "up-to-date", "excluded", "infeasible"),
+    }
+    assert document["cells"][0]["error"] == "no"
+    assert document["cells"][0]["digest"] is None
+
+
+def test_nothing_to_build_asks_for_nothing(planned, carry_out, backend, logs):
+    plan = planned(("znver4]", "znver5]"), only="cuda=11.8,march=znver5")
+    assert carry_out(plan) == ([], [])
+    assert not backend.calls
+    assert not logs.exists()
+
+
+def test_a_failing_cell_costs_no_other(planned, carry_out, backend):
+    backend.errors["cpu-x86-64-v3"] = BuildError("the compiler said no")
+    results, _ = carry_out(planned(only=CPU))
+    assert statuses(results) == {"cpu-x86-64-v3": "failed", "cpu-znver4": "built"}
+    assert len(backend.images) == 1
+    error = failure(results)
+    assert (type(error), str(error)) == (BuildError, "1 of 2 builds failed: cpu-x86-64-v3")
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("surrogates not allowed"), RecursionError("too deep"), MemoryError(), KeyError("x")]
+)
+def test_whatever_a_cell_raises_is_its_own_result(planned, carry_out, backend, logs, conforms, error):
+    backend.errors["cpu-x86-64-v3"] = error
+    plan = planned(only=CPU)
+    results, notes = carry_out(plan)
+    assert statuses(results) == {"cpu-x86-64-v3": "failed", "cpu-znver4": "built"}
+    assert ("failed", "cpu-x86-64-v3") in notes
+    conforms(report(plan, results))
+    assert type(error).__name__ in str(results[0].error)
+    assert results[0].log == logs / "training" / "v1-cpu-x86-64-v3.log"
+    said = results[0].log.read_text()
+    assert said.startswith("making cpu-x86-64-v3\nTraceback (most recent call last):\n")
+    whole = failure(results)
+    assert (str(whole), whole.exit_code) == ("1 of 2 builds failed: cpu-x86-64-v3", 1)
+
+
+def test_what_the_system_refuses_names_the_file_and_a_remedy(planned, carry_out, backend):
+    backend.errors["cpu-x86-64-v3"] = OSError(errno.ENOSPC, "No space left on device", "/scratch")
+    backend.errors["cpu-znver4"] = OSError("something else")
+    results, _ = carry_out(planned(only=CPU))
+    first, second = (result.error for result in results)
+    assert str(first) == "/scratch: No space left on device"
+    assert "TMPDIR" in first.remedy
+    assert (str(second), second.remedy) == ("something else", None)
+    assert failure(results).exit_code == 6
+
+
+def test_what_takes_its_time_to_end_holds_up_no_interrupt(planned, backend, logs, monkeypatch):
+    """A push can't be stopped; what became of the other cells is told all the same."""
+    monkeypatch.setattr("imagematrix.builder.build.GRACE", 0.1)
+    pushing, pushed = threading.Event(), threading.Event()
+
+    class Impatient(Recorder):
+        def __init__(self):
+            super().__init__()
+            self.results = []
+
+        def finished(self, result):
+            self.results.append(result)
+
+    def store(*_):
+        pushing.set()
+        assert pushed.wait(10)
+        raise BuildError("too late")
+
+    def interrupted(_):
+        assert pushing.wait(10)
+        raise KeyboardInterrupt
+
+    backend.store = store
+    monkeypatch.setattr(
+        "imagematrix.builder.build.wait",
+        lambda futures, **options: wait(futures, **options) if "timeout" in options else interrupted(futures),
+    )
+    plan, reporter = planned(only=CPU), Impatient()
+    with pytest.raises(KeyboardInterrupt):
+        build(plan, backend, backend, jobs=1, logs=logs, reporter=reporter)
+    found = complete(plan.items, reporter.results)
+    assert [result.status for result in found] == ["stopped", "stopped"]
+    pushed.set()
+
+
+def test_a_march_unknown_to_the_compiler_costs_its_own_cells_only(planned, carry_out, backend):
+    del backend.macros["-march=znver4"]
+    results, _ = carry_out(planned(only=CPU))
+    assert statuses(results) == {"cpu-x86-64-v3": "built", "cpu-znver4": "failed"}
+    assert "does not know -march=znver4" in str(results[1].error)
+
+
+def test_fail_fast_stops_the_rest(planned, carry_out, backend):
+    plan = planned()
+    first = plan.with_status("build")[0].cell.id
+    backend.errors[first] = BuildError("no")
+    results, notes = carry_out(plan, fail_fast=True)
+    assert statuses(results)[first] == "failed"
+    assert len(results) == 12
+    assert [status for status in statuses(results).values() if status == "stopped"]
+    assert ("failed", first) in notes
+    assert ("stop",) in backend.calls
+    assert "1 of 12 builds failed" in str(failure(results))
+
+
+def test_the_loss_of_the_engine_stops_the_rest_too(planned, carry_out, backend):
+    plan = planned()
+    gone = EngineError("no engine")
+    backend.errors[plan.with_status("build")[0].cell.id] = gone
+    results, _ = carry_out(plan)
+    assert "stopped" in statuses(results).values()
+    assert failure(results) is gone
+
+
+def test_many_failures_are_counted_not_listed(planned, carry_out, backend):
+    plan = planned()
+    for item in plan.with_status("build")[:6]:
+        backend.errors[item.cell.id] = BuildError("no")
+    error = failure(carry_out(plan)[0])
+    assert str(error).startswith("6 of 12 builds failed: cpu-x86-64-v3, cpu-znver4, ")
+    assert str(error).endswith(", …")
+    assert str(error).count(", ") == 5
+
+
+def test_results_come_in_the_order_of_the_plan(planned, carry_out):
+    plan = planned()
+    results, _ = carry_out(plan, jobs=4)
+    assert [result.item for result in results] == list(plan.with_status("build"))
+
+
+def test_a_version_never_changes(planned, carry_out, backend):
+    old = planned()
+    carry_out(old)
+    backend.calls.clear()
+    with pytest.raises(TagMovedError) as caught:
+        carry_out(planned(template="FROM {{ base }}\n"))
+    assert caught.value.exit_code == 7
+    assert {words[0] for words in backend.calls} == {"resolve", "present"}
+    lines = str(caught.value).splitlines()
+    assert lines[0] == "a version never changes, and these cells would:"
+    assert lines[1] == "  cpu-x86-64-v3: context, dockerfile changed"
+    assert lines[2] == f"    there is   {old.items[0].reference}"
+    assert lines[3].startswith("    this gives training:v1-cpu-x86-64-v3-")
+    assert lines[-1] == "  and 7 more"
+    assert "raise the version" in caught.value.remedy
+
+
+def test_in_development_the_new_image_takes_the_old_ones_place(planned, carry_out, backend):
+    development = ("version: v1", "version: v1\n    development: true")
+    carry_out(planned(development, only=CPU))
+    old = list(backend.images)
+    backend.errors["cpu-znver4"] = BuildError("no")
+    plan = planned(development, only=CPU, template="FROM {{ base }}\n")
+    carry_out(plan)
+    assert list(backend.images) == [old[1], plan.items[0].reference]  # the one that failed is still there
+
+
+def test_an_image_with_a_layout_is_reproducible_and_audited(planned, carry_out, backend, tar):
+    backend.layers = [tar(GOOD)]
+    results, _ = carry_out(planned(only=f"{TWO},driver=550.163.01"))
+    assert [(result.status, result.reproducible) for result in results] == [("built", True)]
+
+
+def test_an_image_that_breaks_its_promise_is_not_stored(planned, carry_out, backend, tar):
+    backend.layers = [tar(GOOD)]
+    plan = planned(only=TWO)
+    results, _ = carry_out(plan)
+    assert [result.status for result in results] == ["failed", "built"]
+    assert backend.called("store") == [plan.items[1].reference]
+    error = failure(results)
+    assert isinstance(error, AuditError)
+    assert error.exit_code == 9
+    assert "the labels promise the user-mode driver 535.261.03" in str(results[0].error)
+    assert "libcuda.so.550.163.01" in str(results[0].error)
+
+
+def test_other_failures_beside_it_make_it_a_failed_build(planned, carry_out, backend, tar):
+    backend.layers = [tar(GOOD)]
+    backend.errors["cuda12.4-sm89-drv550.163.01-znver4"] = BuildError("no")
+    error = failure(carry_out(planned(only=TWO))[0])
+    assert (type(error), error.exit_code) == (BuildError, 6)
+
+
+@pytest.mark.parametrize(
+    ("errors", "kind", "code"),
+    [
+        ([TagMovedError("moved"), TagMovedError("moved")], TagMovedError, 7),
+        ([AuditError("no"), AuditError("no")], AuditError, 9),
+        ([TagMovedError("moved"), BuildError("no")], BuildError, 6),
+        ([TagMovedError("moved"), EngineError("gone")], EngineError, 8),
+        ([UsageError("what?"), UsageError("what?")], BuildError, 6),
+    ],
+)
+def test_the_error_of_all_is_that_of_each_or_a_failed_build(planned, carry_out, backend, errors, kind, code):
+    backend.errors = dict(zip(("cpu-x86-64-v3", "cpu-znver4"), errors, strict=True))
+    error = failure(carry_out(planned(only=CPU))[0])
+    assert (type(error), error.exit_code) == (kind, code)
+
+
+def test_what_is_verified_is_built_twice_and_stays(planned, carry_out, backend, tar):
+    backend.layers = [tar(("a", b"1"))]
+    carry_out(planned(only="march=znver4,cuda=none"))
+    backend.calls.clear()
+    results, _ = carry_out(planned(only=CPU), verify=True)
+    assert statuses(results) == {"cpu-x86-64-v3": "built", "cpu-znver4": "verified"}
+    assert sorted((call[1], call[2].afresh) for call in backend.calls if call[0] == "make") == [
+        ("cpu-x86-64-v3", False),
+        ("cpu-x86-64-v3", True),
+        ("cpu-znver4", False),
+        ("cpu-znver4", True),
+    ]
+    assert len(backend.called("store")) == 1
+
+
+def test_what_is_not_the_same_twice_fails_and_is_not_stored(planned, carry_out, backend, tar):
+    backend.layers = [tar(("a", b"1"))]
+    real = backend.make
+
+    def make(order, log, step):
+        if order.afresh:
+            backend.layers = [tar(("a", b"2"))]
+        return real(order, log, step)
+
+    backend.make = make
+    results, _ = carry_out(planned(only="cuda=none,march=znver4"), verify=True)
+    assert "it is not the same: layer 1 of 1: a has another content" in str(results[0].error)
+    assert not backend.images
+
+
+def test_the_classic_store_cannot_verify(planned, carry_out, backend):
+    results, _ = carry_out(planned(only=CPU), verify=True)
+    assert set(statuses(results).values()) == {"failed"}
+    assert "can't tell whether an image is reproducible" in str(results[0].error)
+    assert not backend.images
+
+
+def test_what_is_adopted_and_verified_is_built_but_not_stored(planned, carry_out, backend, tar):
+    backend.layers = [tar(("a", b"1"))]
+    plan = planned(only="cuda=none,march=znver4")
+    adopted = replace(plan, items=tuple(replace(item, status="adopt") for item in plan.items))
+    results, _ = carry_out(adopted, verify=True)
+    assert [result.status for result in results] == ["adopted"]
+    assert backend.called("adopt") == [plan.items[0].reference]
+    assert not backend.called("store")
+    assert backend.called("export")
+
+
+def test_what_is_adopted_asks_for_nothing_else(planned, carry_out, backend):
+    plan = planned(only=CPU)
+    adopted = replace(plan, items=tuple(replace(item, status="adopt") for item in plan.items))
+    results, _ = carry_out(adopted, jobs=2)
+    assert set(statuses(results).values()) == {"adopted"}
+    assert not backend.called("export")
+    assert not backend.called("base")
+
+
+def test_a_layer_is_read_once_for_all_images(planned, carry_out, backend, tar, monkeypatch):
+    read = []
+    monkeypatch.setattr(layers, "read", lambda path, real=layers.read: read.append(path.name) or real(path))
+    backend.layers = [tar(("bin/true", b"")), tar()]
+    assert set(statuses(carry_out(planned(only=CPU), jobs=2)[0]).values()) == {"built"}
+    assert len(read) == len(set(read)) == 2
+
+
+def test_an_image_whose_layers_have_gone_is_made_apart(planned, carry_out, backend, tar):
+    """The store wants one that it had a moment ago, or it is another store."""
+    backend.layers = [tar(("bin/true", b""))]
+    store = backend.store
+
+    def forgetful(order, made):
+        if not order.apart:
+            raise HollowError("a layer")
+        return store(order, made)
+
+    backend.store = forgetful
+    results, _ = carry_out(planned(only=CPU))
+    assert set(statuses(results).values()) == {"built"}
+    orders = [call[2] for call in backend.calls if call[0] == "make"]
+    assert [order.apart for order in orders] == [False, True] * 2
+
+
+def test_the_next_is_built_while_an_image_is_stored(planned, carry_out, backend):
+    third = threading.Event()
+    make, store = backend.make, backend.store
+
+    def noted(*words):
+        if len(backend.called("make")) == 2:
+            third.set()
+        return make(*words)
+
+    def patient(*words):
+        assert third.wait(10)
+        return store(*words)
+
+    backend.make, backend.store = noted, patient
+    results, _ = carry_out(planned(), jobs=2)
+    assert set(statuses(results).values()) == {"built"}
+
+
+@pytest.fixture
+def ctrl_c():
+    """Ctrl-C as Python has it, also in the background of a script, where it would mean nothing."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c")
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_an_interrupt_ends_what_runs_and_goes_on(planned, backend, logs, jobs):
+    steps = itertools.count(1)
+
+    class Impatient(Recorder):
+        def step(self, *_):
+            if next(steps) == jobs:
+                main = threading.main_thread().ident
+                threading.Timer(0.2, signal.pthread_kill, (main, signal.SIGINT)).start()
+
+    backend.hold = True
+    with pytest.raises(KeyboardInterrupt):
+        build(planned(), backend, backend, jobs=jobs, logs=logs, reporter=Impatient())
+    assert ("stop",) in backend.calls
+    assert len(backend.called("make")) == jobs
+    assert not backend.images
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("build")]
+
+
+def test_a_log_that_cannot_be_written_costs_its_own_cell(planned, carry_out, logs):
+    (logs / "training" / "v1-cpu-znver4.log").mkdir(parents=True)
+    results, _ = carry_out(planned(only=CPU))
+    assert statuses(results) == {"cpu-x86-64-v3": "built", "cpu-znver4": "failed"}
+    assert "Is a directory" in str(results[1].error)
+
+
+def test_no_folder_for_logs_is_told_before_anything_is_built(planned, carry_out, backend, logs):
+    logs.parent.touch()
+    with pytest.raises(UsageError, match=r"\.imagematrix.*: (Not a directory|File exists)"):
+        carry_out(planned(only=CPU))
+    assert not backend.called("make")
+
+
+def test_a_base_that_cannot_be_pinned_is_told_once_before_anything_is_built(planned, backend, logs):
+    plan = planned(only=CPU)
+
+    def nowhere(_name, _digest):
+        raise UsageError("no registry gives it", remedy="`imagematrix lock --upgrade`")
+
+    backend.pinned = nowhere
+    with pytest.raises(UsageError, match="no registry gives it"):
+        build(plan, backend, backend, jobs=2, logs=logs, reporter=None)
+    assert not backend.called("make")
+
+
+def test_bases_are_exported_while_the_first_are_built(planned, carry_out, backend, tar, monkeypatch):
+    """These would all export the same base at the same time."""
+    backend.layers = [tar(("bin/true", b""))]
+    backend.salt = "the engine has another, so its digest names the one that is locked"
+    plan = planned(only=CPU)
+    backend.salt = ""
+    read = []
+    monkeypatch.setattr(layers, "read", lambda path, real=layers.read: read.append(path.name) or real(path))
+    carry_out(plan, jobs=2)
+    ((_, base, sources),) = [call for call in backend.calls if call[0] == "base"]
+    assert base == "debian:trixie"
+    assert sources.images == {base: f"docker-image://{base}@{plan.bases[base]}"}
+    assert len(read) == 1, "what the images have in common is read before they are there"
+
+
+@pytest.mark.parametrize("error", [BuildError("no such base"), OSError("no space left on device")])
+def test_what_is_wrong_with_a_base_the_builds_say(planned, carry_out, backend, error):
+    backend.errors["debian:trixie"] = error
+    results, notes = carry_out(planned(only=CPU), jobs=2)
+    assert set(statuses(results).values()) == {"built"}
+    assert len(notes) == 6
+
+
+def test_one_at_a_time_nothing_is_exported_ahead(planned, carry_out, backend):
+    carry_out(planned(only=CPU), jobs=1)
+    assert not backend.called("base")
+
+
+def test_the_compiler_is_asked_while_images_are_built(planned, carry_out, backend):
+    asked, built = threading.Event(), threading.Event()
+    export, make = backend.export, backend.make
+
+    def late(*words):
+        asked.set()
+        assert built.wait(10), "nothing is built before it answers"
+        return export(*words)
+
+    @contextlib.contextmanager
+    def early(order, log, step):
+        assert asked.wait(10)
+        built.set()
+        with make(order, log, step) as made:
+            yield made
+
+    backend.export, backend.make = late, early
+    assert set(statuses(carry_out(planned(only=CPU))[0]).values()) == {"built"}
+    assert len(backend.called("export")) == 1
+
+
+def test_a_failed_build_says_that_the_compiler_does_not_know_the_march(planned, carry_out, backend):
+    del backend.macros["-march=znver4"]
+    make = backend.make
+    known = threading.Event()
+    export = backend.export
+    backend.export = lambda *words: (export(*words), known.set())[0]
+
+    def fails(order, log, step):
+        assert known.wait(10)
+        time.sleep(0.1)  # the answer is taken down
+        if "znver4" in order.reference:
+            raise BuildError("cc1plus: error: bad value 'znver4' for '-march=' switch")
+        return make(order, log, step)
+
+    backend.make = fails
+    results, _ = carry_out(planned(only=CPU))
+    assert [str(result.error) for result in results if result.error] == [
+        "the compiler of cpu-znver4 does not know -march=znver4"
+    ]
+
+
+def test_nobody_waits_for_a_base_of_what_has_failed(planned, carry_out, backend):
+    backend.errors["export"] = BuildError("no compiler")
+    backend.hold = True
+    results, _ = carry_out(planned(only=CPU), jobs=2)
+    assert set(statuses(results).values()) == {"failed"}
+    assert backend.stopped.is_set()
+
+
+def test_what_is_edited_during_a_build_is_not_built(planned, carry_out, backend, tmp_path):
+    """The first cell's build takes its time; the next has the files of the plan all the same."""
+    (tmp_path / "main.c").write_text("planned")
+    plan = planned(only=CPU)
+    seen = []
+    make = backend.make
+
+    def making(order, log, step):
+        (tmp_path / "main.c").write_text("edited")
+        seen.append((order.sources.context / "main.c").read_text())
+        return make(order, log, step)
+
+    backend.make = making
+    results, _ = carry_out(plan)
+    assert set(statuses(results).values()) == {"built"}
+    assert seen == ["planned", "planned"]
+    assert not order_contexts(backend) & {tmp_path}
+    assert planned(only=CPU).with_status("refused")
+
+
+def order_contexts(backend):
+    return {order[2].sources.context for order in backend.calls if order[0] == "make"}
+
+
+def test_what_was_edited_since_the_plan_fails_its_cells(planned, carry_out, tmp_path):
+    plan = planned(only=CPU)
+    (tmp_path / "new.c").touch()
+    results, _ = carry_out(plan)
+    assert set(statuses(results).values()) == {"failed"}
+    assert "have changed since the plan was made: new.c" in str(results[0].error)
+
+
+def test_an_image_of_a_snapshot_that_somebody_wrote_to_is_not_stored(planned, carry_out, backend):
+    make = backend.make
+
+    def making(order, log, step):
+        (order.sources.context / "new.c").touch()
+        return make(order, log, step)
+
+    backend.make = making
+    results, _ = carry_out(planned(only="cuda=none,march=znver4"))
+    assert "somebody has changed" in str(results[0].error)
+    assert not backend.images
+
+
+def test_a_folder_that_was_there_is_left_as_it_is(planned, carry_out, logs):
+    logs.parent.mkdir()
+    carry_out(planned())
+    assert not (logs.parent / ".gitignore").exists()

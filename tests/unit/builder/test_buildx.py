@@ -1,0 +1,370 @@
+"""What `docker buildx` says when a build fails, and what kind of failure that is; docker is a script here."""
+
+import gzip
+import io
+import json
+import os
+import threading
+from dataclasses import replace
+
+import pytest
+
+from imagematrix.builder.buildx import Buildx
+from imagematrix.catalog import labels
+from imagematrix.errors import BuildError, EngineError, UsageError
+from imagematrix.oci.layout import HollowError, Image
+from imagematrix.planning.backend import Order, Sources
+
+DIGEST = f"sha256:{'1' * 64}"
+
+
+class Docker:
+    """The engine behind the builder, as far as a builder asks it."""
+
+    version = "28.5.2"
+    has_manifests = True
+    gone = False
+
+    def require(self):
+        if self.gone:
+            raise EngineError("no Docker engine answers")
+
+    def digest(self, _):
+        return DIGEST
+
+
+@pytest.fixture
+def script(tmp_path, monkeypatch):
+    """Call it with what buildx shall do, or with what docker says of its plugins.
+
+    It returns the file that takes the words that buildx is given.
+    """
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+
+    def write(build="true", inspect="true", plugin=None):
+        own = {"Name": "buildx", "Path": str(folder / "buildx")} | (plugin or {})
+        told = json.dumps([{"Name": "app", "Path": "/app"}, own])
+        (folder / "docker").write_text(f"#!/bin/sh\ncase $1 in info) echo '{told}';; *) {inspect};; esac\n")
+        lines = [
+            "#!/bin/sh",
+            f'printf "%s\\n" "$@" >> {tmp_path}/asked',
+            "for word; do case $word in --metadata-file=*) file=${word#*=};; esac; done",
+            "for word; do case $word in type=oci*) dest=${word#*dest=} dest=${dest%%,*};; esac; done",
+            f"for word; do case $word in --file=*) cp ${{word#*=}} {tmp_path}/dockerfile;; esac; done",
+            f"case $1 in build) {build};; *) {inspect};; esac",
+        ]
+        (folder / "buildx").write_text("\n".join(lines) + "\n")
+        for command in ("docker", "buildx"):
+            (folder / command).chmod(0o755)
+        return tmp_path / "asked"
+
+    return write
+
+
+@pytest.fixture
+def order(tmp_path):
+    (tmp_path / "context").mkdir()
+    sources = Sources(
+        context=tmp_path / "context",
+        platform="linux/amd64",
+        images={"a:1": "docker-image://a:1@b", "c": "oci-layout:///d@e"},
+    )
+    own = {"by": "us", labels.CELL: "a=1, b", labels.VARIANT: '{"march":"x"}'}
+    return Order(reference="t:v1", dockerfile="FROM a:1\n", sources=sources, labels=own)
+
+
+def make(builder, order, log=None):
+    steps = []
+    with builder.make(order, log or io.StringIO(), steps.append) as made:
+        return made, steps
+
+
+def written(**data):
+    return f"echo '{json.dumps(data)}' > $file"
+
+
+@pytest.fixture
+def made(layout, tmp_path):
+    """What buildx does to make an image, of two layers, in the layout that it is told."""
+    digest = layout(tmp_path / "made", b"lower", b"upper")
+    return f"cp -r {tmp_path}/made/blobs/* $dest/blobs/; {written(**{'containerimage.digest': digest})}"
+
+
+def contents(made):
+    return [gzip.decompress(path.read_bytes()) for path in Image(made.layout, made.digest).layer_files]
+
+
+def test_the_bytes_of_layers_go_with_the_last_image_that_uses_them(script, order, made):
+    """Their names stay, for BuildKit sends nothing that has its name there."""
+    script(made.replace("cp -r", "cp -rn"))
+    with Buildx(Docker(), "mine") as builder:
+        with builder.make(order, io.StringIO(), lambda _: None) as first:
+            with builder.make(order, io.StringIO(), lambda _: None) as second:
+                assert second.digest == first.digest
+            assert contents(first) == [b"lower", b"upper"], "one still has them"
+        blobs = list(first.layout.glob("blobs/sha256/*"))
+        assert sum(path.stat().st_size == 0 for path in blobs) == 4
+        with builder.make(order, io.StringIO(), lambda _: None) as third:
+            image = Image(third.layout, third.digest)
+            assert third.digest == first.digest
+            assert list(image.archive("t:v1", ())), "an engine that has the layers wants no more"
+            with pytest.raises(HollowError):
+                list(image.archive("t:v1", image.layers))
+        with builder.make(replace(order, apart=True), io.StringIO(), lambda _: None) as alone:
+            assert alone.digest == first.digest
+            assert contents(alone) == [b"lower", b"upper"]
+        assert not alone.layout.exists()
+
+
+def test_a_layer_whose_bytes_have_gone_is_not_rewritten_to_an_empty_one(script, order, made):
+    script(made.replace("cp -r", "cp -rn"))
+    with Buildx(Docker(), "mine") as builder:
+        with builder.make(order, io.StringIO(), lambda _: None):
+            pass
+        lower = replace(
+            order, dockerfile="FROM scratch\n"
+        )  # whose layers are not the base's, and get new times
+        with pytest.raises(HollowError), builder.make(lower, io.StringIO(), lambda _: None):
+            pass
+
+
+def test_the_classic_store_wants_every_layer_again(script, order, made):
+    script(made.replace("cp -r", "cp -rn"))
+    docker = Docker()
+    docker.has_manifests = False
+    with Buildx(docker, "mine") as builder:
+        first, _ = make(builder, order)
+        assert contents(first) == [b"lower", b"upper"]
+
+
+def test_an_image_is_made_in_a_layout(script, order, tmp_path, made):
+    asked = script(f"echo '#5 [2/3] RUN make'; {made}")
+    log = io.StringIO()
+    with Buildx(Docker(), "mine") as builder:
+        steps = []
+        with builder.make(order, log, steps.append) as image:
+            assert contents(image) == [b"lower", b"upper"], "no tars: those of its base are only compressed"
+        manifest = json.loads(Image(image.layout, image.digest).raw)
+        assert manifest["annotations"] == {key: order.labels[key] for key in (labels.CELL, labels.VARIANT)}
+        assert steps == ["2/3: RUN make"]
+        assert image.layout.is_dir()
+        assert builder.pinned("a:1", DIGEST) == f"docker-image://a:1@{DIGEST}"
+    assert not image.layout.exists(), "what was not stored goes"
+    words = asked.read_text().splitlines()
+    for word in ("--builder=mine", "--platform=linux/amd64", "--build-context=c=oci-layout:///d@e"):
+        assert word in words
+    assert (tmp_path / "dockerfile").read_text() == "FROM a:1@b\n"
+    assert not [word for word in words if word.startswith("--label")], "they may not be known yet"
+    assert "compression=uncompressed" in words[words.index("--output") + 1]
+    assert "[2/3] RUN make" in log.getvalue()
+
+
+def test_a_base_of_the_engine_is_held(script):
+    script()
+    docker = Docker()
+    docker.hold = lambda name, _: "docker-image://held:1" if name == "a:1" else None
+    with Buildx(docker) as builder:
+        assert builder.pinned("a:1", DIGEST) is None
+        assert builder.held("a:1", DIGEST) == "docker-image://held:1"
+        with pytest.raises(UsageError, match="another image as b:1 by now"):
+            builder.held("b:1", DIGEST)
+    with Buildx(Docker(), "mine") as builder:
+        assert builder.held("a:1", DIGEST) == f"docker-image://a:1@{DIGEST}"
+
+
+DECIDING = {
+    "EXPERIMENTAL_BUILDKIT_SOURCE_POLICY": "/policy.json",
+    "BUILDX_GIT_LABELS": "full",
+    "BUILDKIT_SYNTAX": "x",
+    "SOURCE_DATE_EPOCH": "1",
+}
+
+
+def test_the_callers_variables_decide_nothing(script, order, made, tmp_path, monkeypatch):
+    asked = script(f"env > {tmp_path}/environment; {made}")
+    for name, value in {
+        **DECIDING,
+        "BUILDX_CONFIG": "/builders",
+        "HTTPS_PROXY": "http://user:word@p",
+    }.items():
+        monkeypatch.setenv(name, value)
+    with Buildx(Docker()) as builder:
+        make(builder, order)
+    environment = (tmp_path / "environment").read_text().splitlines()
+    assert not [line for line in environment if line.partition("=")[0] in DECIDING]
+    assert "BUILDX_CONFIG=/builders" in environment
+    words = asked.read_text().splitlines()
+    assert "--build-arg=HTTPS_PROXY=" in words, "none, also where docker's configuration has one"
+    assert "--build-arg=no_proxy=" in words
+
+
+def test_proxies_are_given_by_name(script, order, made, monkeypatch):
+    asked = script(made)
+    monkeypatch.setenv("https_proxy", "http://user:word@p")
+    monkeypatch.setenv("HTTP_PROXY", "")
+    with Buildx(Docker(), proxy=True) as builder:
+        make(builder, order)
+    words = asked.read_text().splitlines()
+    assert "--build-arg=https_proxy" in words
+    assert {"--build-arg=HTTP_PROXY=", "--build-arg=HTTPS_PROXY="} <= set(words)
+    assert not [word for word in words if "user:word" in word], "whoever lists processes would see it"
+
+
+def test_another_builder_knows_no_base_of_the_engine(script, order):
+    script("echo 'failed to resolve source metadata for docker.io/a:1'; exit 1")
+    for builder, remedy in (("mine", "mine takes base images from registries"), (None, None)):
+        with (
+            Buildx(Docker(), builder) as found,
+            pytest.raises(BuildError) as caught,
+            found.make(order, io.StringIO(), print),
+        ):
+            pass
+        assert (caught.value.remedy or "").startswith(remedy or "")
+        assert bool(caught.value.remedy) == bool(remedy)
+
+
+def test_builds_at_the_same_time_have_layouts_of_their_own_and_all_blobs_in_common(script, order, made):
+    script(made)
+    with Buildx(Docker()) as builder, builder.make(order, io.StringIO(), print) as first:
+        (first.layout / "blobs/base").touch()
+        with builder.make(order, io.StringIO(), print), builder.make(order, io.StringIO(), print) as third:
+            assert first.layout != third.layout
+            assert (third.layout / "blobs/base").exists()
+
+
+def test_a_base_has_the_layers_that_images_will_have(script, order, made):
+    asked = script(made)
+    with Buildx(Docker(), attest=["type=sbom"]) as builder:
+        files = builder.base_layers("a:1", order.sources)
+        assert [path.read_bytes() for path in files] == [b"lower", b"upper"]
+    words = asked.read_text().splitlines()
+    assert "--provenance=false" in words
+    assert not [word for word in words if "sbom" in word], "nobody wants to know of it alone"
+    docker = Docker()
+    docker.has_manifests = False
+    with Buildx(docker) as builder:
+        assert builder.base_layers("a:1", order.sources) == ()
+
+
+def test_the_classic_store_takes_it_itself(script, order):
+    asked = script(written(**{"containerimage.config.digest": DIGEST}))
+    docker = Docker()
+    docker.has_manifests = False
+    with Buildx(docker) as builder:
+        made, _ = make(builder, order)
+        assert not builder.reproducible
+        assert builder.pinned("a:1", DIGEST) is None
+    assert (made.digest, made.layout) == (DIGEST, None)
+    assert "--label=by=us" in asked.read_text().splitlines()
+
+
+@pytest.mark.parametrize(
+    ("said", "gone", "kind", "message", "remedy"),
+    [
+        ("ld: cannot find -lm", False, BuildError, "ld: cannot find -lm", None),
+        ("", False, BuildError, "failed without a word", None),
+        ("write x: no space left on device", False, BuildError, "no space left", "a build takes room in"),
+        ("rpc error: code = Unavailable desc = EOF", False, EngineError, "went away", "goes on from here"),
+        ("rpc error: code = Canceled", True, EngineError, "no Docker engine answers", None),
+    ],
+)
+def test_why_a_build_failed(script, order, said, gone, kind, message, remedy):
+    script(f"echo '{said}'; exit 1" if said else "exit 1")
+    docker = Docker()
+    docker.gone = gone
+    with Buildx(docker) as builder, pytest.raises(kind, match=message) as caught:
+        make(builder, order)
+    assert (remedy in caught.value.remedy) if remedy else caught.value.remedy is None
+
+
+def test_a_build_that_is_stopped_says_so(script, order):
+    script("echo begun; exec sleep 60")
+    with Buildx(Docker()) as builder:
+        threading.Timer(0.3, builder.stop).start()
+        with pytest.raises(BuildError, match="stopped"):
+            make(builder, order)
+        with pytest.raises(BuildError, match="stopped"):
+            make(builder, order)
+
+
+def test_a_build_that_does_not_end_is_killed(script, order, monkeypatch):
+    monkeypatch.setattr("imagematrix.builder.buildx.GRACE", 0.2)
+    script("trap '' TERM; echo begun; while true; do sleep 0.1; done")
+    with Buildx(Docker()) as builder:
+        threading.Timer(0.3, builder.stop).start()
+        with pytest.raises(BuildError, match="stopped"):
+            make(builder, order)
+
+
+def test_a_log_that_cannot_be_written_ends_the_build(script, order):
+    class Full(io.StringIO):
+        def write(self, _):
+            raise OSError(28, "No space left on device")
+
+    script("echo begun; exec sleep 60")
+    with Buildx(Docker()) as builder, pytest.raises(OSError, match="No space left"):
+        make(builder, order, Full())
+
+
+@pytest.mark.parametrize(
+    ("inspect", "kind", "message"),
+    [
+        ("echo 'ERROR: no builder \"mine\" found' >&2; exit 1", UsageError, "there is no builder 'mine'"),
+        ("echo 'unknown command' >&2; exit 1", EngineError, "buildx does not work: unknown command"),
+    ],
+)
+def test_a_builder_that_is_not_there(script, inspect, kind, message):
+    script(inspect=inspect)
+    with pytest.raises(kind, match=message) as caught:
+        Buildx(Docker(), "mine")
+    assert caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("plugin", "message"),
+    [
+        ({"Err": "failed to fetch metadata: exit status 3"}, "does not work: failed to fetch metadata"),
+        ({"Name": "compose"}, "docker has no such plugin"),
+    ],
+)
+def test_buildx_that_docker_does_not_find(script, plugin, message):
+    script(plugin=plugin)
+    with pytest.raises(EngineError, match=message) as caught:
+        Buildx(Docker())
+    assert "docker-buildx" in caught.value.remedy
+
+
+def test_a_docker_that_is_another_program(tmp_path, monkeypatch):
+    (tmp_path / "docker").write_text("#!/bin/sh\necho 'can not evaluate field ClientInfo' >&2\nexit 125\n")
+    (tmp_path / "docker").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(EngineError, match="does not work: can not evaluate field ClientInfo"):
+        Buildx(Docker())
+
+
+def test_no_docker_and_an_old_one(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(EngineError, match="docker is not installed"):
+        Buildx(Docker())
+    docker = Docker()
+    docker.version = "20.10.24+dfsg1"
+    with pytest.raises(EngineError, match="too old to build with"):
+        Buildx(docker)
+
+
+def test_a_docker_context_builds_as_what_it_is(script, order, monkeypatch, tmp_path, made):
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
+    for driver, said in (("docker", "other -"), ("docker-container", "- unix:///nowhere/docker.sock")):
+        script(
+            f'echo "${{DOCKER_CONTEXT:--}} ${{DOCKER_HOST:--}}" > {tmp_path}/where; {made}',
+            inspect=f"echo 'Driver:        {driver}'; echo {DIGEST}",
+        )
+        with Buildx(Docker(), "other") as builder:
+            make(builder, order)
+            own = builder.pinned("a:1", DIGEST)
+        assert (tmp_path / "where").read_text().strip() == said
+        assert own == (None if driver == "docker" else f"docker-image://a:1@{DIGEST}")

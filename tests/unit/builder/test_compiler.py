@@ -1,0 +1,96 @@
+"""Which CPU flags code needs is asked of the compiler that is in the image."""
+
+import pytest
+
+from imagematrix.builder.compiler import Compilers
+from imagematrix.errors import BuildError
+from imagematrix.facts import marches
+from imagematrix.planning.backend import Sources
+
+NO_COMPILER = "FROM {{ base }}\nRUN cc {{ march_option }}\n"
+
+
+def sources(item):
+    return Sources(context=item.cell.image.context, platform=item.cell.platform)
+
+
+@pytest.fixture
+def flags(planned, backend):
+    """Call it as `planned`, to get each cell's flags."""
+
+    def call(*changes, **options):
+        items = planned(*changes, **options).with_status("build")
+        compilers = Compilers(items, backend)
+        return {item.cell.id: compilers.flags(item, sources(item)) for item in items}
+
+    return call
+
+
+def test_they_are_those_of_the_compilers_macros(flags):
+    assert flags(only="cuda=none") == {
+        "cpu-x86-64-v3": frozenset({"avx2"}),
+        "cpu-znver4": frozenset({"avx2", "avx512f"}),
+    }
+
+
+ASKED = """\
+FROM debian:{suite} AS compiler
+RUN apt-get install g++
+
+FROM compiler AS imagematrix-macros
+RUN mkdir /macros && for option in {options}; do \
+cc "$option" -dM -E -x c /dev/null > "/macros/$option" || rm "/macros/$option"; done
+FROM scratch
+COPY --from=imagematrix-macros /macros /
+"""
+
+
+def test_each_compiler_is_asked_once_for_all_its_marches(flags, backend):
+    assert len(flags()) == 12
+    assert backend.called("export") == [
+        ASKED.format(suite="trixie", options="-march=x86-64-v3 -march=znver4"),
+        ASKED.format(suite="bookworm", options="-march=x86-64-v3"),
+    ]
+
+
+def test_a_march_that_the_compiler_does_not_know(flags, backend):
+    del backend.macros["-march=znver4"]
+    with pytest.raises(BuildError, match="the compiler of cpu-znver4 does not know -march=znver4") as caught:
+        flags(only="cuda=none")
+    assert "a base with a newer compiler" in caught.value.remedy
+
+
+def test_a_compiler_that_cannot_be_asked_is_not_asked_again(planned, backend):
+    backend.errors["export"] = BuildError("no such package")
+    items = planned(only="cuda=none").with_status("build")
+    compilers = Compilers(items, backend)
+    for item in items:
+        with pytest.raises(BuildError, match="no such package"):
+            compilers.flags(item, sources(item))
+    assert len(backend.called("export")) == 1
+
+
+def test_without_a_stage_for_it_the_table_answers(flags, backend):
+    found = flags(only="cuda=none", template=NO_COMPILER)
+    assert found["cpu-znver4"] == marches.required("znver4", "gcc-14")
+    assert not backend.called("export")
+
+
+def test_without_a_table_nobody_can_tell(flags):
+    with pytest.raises(BuildError, match="nobody can tell which CPU flags cpu-x86-64-v3 needs") as caught:
+        flags(
+            ('base: "debian:trixie", compiler: gcc-14}\n    "11', 'base: "x"}\n    "11'), template=NO_COMPILER
+        )
+    assert "stage that has the compiler 'compiler'" in caught.value.remedy
+
+
+def test_without_a_march_the_code_needs_nothing(flags):
+    found = flags(
+        text="""\
+            schema: imagematrix.matrix/v1
+            images: {training: {version: v1, template: training.j2}}
+            axes: {cuda: [none]}
+            """,
+        template="FROM debian AS compiler\n",
+    )
+    assert found == {"cpu": frozenset()}

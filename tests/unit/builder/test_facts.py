@@ -1,0 +1,55 @@
+"""What a matrix states about a march: in the labels beside what the compiler says, and in the identity."""
+
+import json
+
+import pytest
+
+from imagematrix.builder.compiler import Compilers
+from imagematrix.planning.backend import Sources
+
+NO_COMPILER = "FROM {{ base }}\nRUN cc {{ march_option }}\n"
+NEWLAKE = (
+    ("properties:", "facts: {march: {newlake: {vendor: intel, flags: [avx2, avx1024f, pku]}}}\nproperties:"),
+    ("exclude:", "include:\n  - {cuda: none, march: newlake, compiler: gcc-17}\nexclude:"),
+)
+
+
+@pytest.fixture
+def newlake(planned, backend):
+    """Call it with more changes to get the item of the cell cpu-newlake, and its flags."""
+    backend.macros["-march=newlake"] = "#define __AVX2__ 1\n#define __AVX512F__ 1\n"
+
+    def call(*changes, **options):
+        (item,) = planned(*NEWLAKE, *changes, only="march=newlake", **options).items
+        sources = Sources(context=item.cell.image.context, platform=item.cell.platform)
+        return item, Compilers([item], backend).flags(item, sources)
+
+    return call
+
+
+def test_the_code_needs_what_the_compiler_says_and_what_is_stated(newlake):
+    assert newlake()[1] == {"avx2", "avx512f", "avx1024f"}
+
+
+def test_without_a_compiler_to_ask_it_needs_what_is_stated(newlake):
+    assert newlake(template=NO_COMPILER)[1] == {"avx2", "avx1024f"}
+
+
+def test_another_meaning_is_another_image(newlake):
+    item, _ = newlake()
+    other, _ = newlake(("avx1024f, ", ""))
+    assert item.cell.id == other.cell.id
+    assert item.reference != other.reference
+    assert item.identity.changed(other.identity.components) == ("context", "facts")
+
+
+def test_a_fact_is_no_input_of_the_cells_that_do_not_need_it(planned):
+    before = {item.cell.id: item.identity for item in planned().items if item.identity}
+    after = {item.cell.id: item.identity for item in planned(*NEWLAKE).items if item.identity}
+    # The file itself lies in the context here.
+    assert {after[name].changed(before[name].components) for name in before} == {("context",)}
+    (new,) = after.keys() - before.keys()
+    assert json.loads(after[new].components["facts"]) == {
+        "cpu_flags": ["avx1024f", "avx2"],
+        "vendor": "intel",
+    }

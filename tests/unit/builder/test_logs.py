@@ -1,0 +1,104 @@
+"""The end of a failed build's log, fit to be shown anywhere."""
+
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from imagematrix.builder.logs import KEPT, opened, said, where
+from imagematrix.text import headline, plain
+
+
+@pytest.fixture
+def log(tmp_path):
+    return tmp_path / "log"
+
+
+def test_a_log_that_has_the_error_is_enough(log):
+    log.write_text("step\nERROR: no\n")
+    assert said(log, "ERROR: no") == "step\nERROR: no"
+
+
+def test_an_error_that_the_log_lacks_comes_after_it(log):
+    log.write_text("all went well\n")
+    assert (
+        said(log, "the labels promise another driver") == "all went well\nthe labels promise another driver"
+    )
+
+
+def test_without_a_log_there_is_the_error(log):
+    assert said(None, "nobody can tell") == "nobody can tell"
+    assert said(log, "no") == f"{log}: No such file or directory\nno"
+
+
+def test_of_a_long_log_there_are_the_last_whole_lines(log):
+    log.write_text("".join(f"line {number}\n" for number in range(100_000)))
+    lines = said(log, "").split("\n")
+    assert lines[-1] == "line 99999"
+    assert lines[0].startswith("line ")
+    assert KEPT - 20 < len("\n".join(lines)) <= KEPT
+
+
+def test_a_line_without_an_end_is_cut(log):
+    log.write_bytes(b"x" * 3 * KEPT)
+    assert said(log, "") == "x" * KEPT
+
+
+def test_no_control_gets_through():
+    assert plain("\x1b[1;31mred\x1b[0m\r\n\x1b]0;title\x07 \x00\x9b\x7f\ufffe\ud800") == (
+        "red\n\ufffd]0;title\ufffd \ufffd\ufffd\ufffd\ufffd\ufffd"
+    )
+    assert plain("tab\tnew\nline \N{GRINNING FACE} é") == "tab\tnew\nline \N{GRINNING FACE} é"
+
+
+@given(st.text(st.characters(exclude_categories=())))
+def test_what_is_plain_is_xml_and_stays_plain(text):
+    shown = plain(text)
+    assert plain(shown) == shown
+    assert not {"\x1b", "\r", "\x00", "\x9b"} & set(shown)
+    element = ET.Element("a")
+    element.text = shown
+    assert (ET.fromstring(ET.tostring(element, encoding="utf-8")).text or "") == shown  # noqa: S314 - ours
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [("one", "one"), ("a\nERROR: b\n\n", "ERROR: b"), ("", "failed"), ("a\r\nb\x1b[0m\r\n", "b")],
+)
+def test_an_error_in_one_line(error, expected):
+    assert headline(error) == expected
+
+
+def test_no_two_cells_have_one_log(tmp_path):
+    names = [
+        ("x/app", "v1", "a"),
+        ("x_app", "v1", "a"),
+        ("x:5000/app", "v1", "a"),
+        ("x", "v1", "app-a"),
+        ("x-v1", "app", "a"),
+        ("x/v1-a.log", "v1", "a"),
+        ("x", "v1", "a"),
+    ]
+    files = [where(tmp_path, *name) for name in names]
+    for file in files:
+        with opened(file) as log:
+            log.write("x")
+    assert len({file.resolve() for file in files}) == len(names)
+
+
+def test_the_longest_names_have_a_log(tmp_path):
+    image = "/".join(["a"] * 100)
+    with opened(where(tmp_path, image, "v" * 41, "c" * 73)) as log:
+        log.write("x")
+
+
+def test_a_full_disk_names_the_log():
+    with pytest.raises(OSError, match="/dev/full"), opened(Path("/dev/full")) as log:
+        log.write("x")
+
+
+def test_an_error_that_the_log_has_but_for_blanks_is_said_once(tmp_path):
+    (tmp_path / "x").write_text("#1 RUN make   \n#1 ERROR: no\n")
+    assert said(tmp_path / "x", "#1 RUN make\n#1 ERROR: no") == "#1 RUN make\n#1 ERROR: no"

@@ -1,0 +1,130 @@
+"""Several builders as one: each takes as many builds at a time as it has places."""
+
+import contextlib
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from imagematrix.builder.pool import Pool
+from imagematrix.cli.planning import _places
+from imagematrix.errors import BuildError, UsageError
+
+
+class Builder:
+    """A builder that notes how many builds it had at a time; each waits for `together` to be there."""
+
+    def __init__(self, together=None, has=None, *, local=True):
+        self.has = has
+        self.local = local
+        self.together = together
+        self.now = self.most = self.all = 0
+        self.stopped = False
+        self.lock = threading.Lock()
+
+    def pinned(self, reference, digest):
+        return None if self.has == reference else f"{reference}@{digest}"
+
+    def export(self, dockerfile, sources):
+        with self.make(dockerfile, sources, None):
+            return {"from": dockerfile}
+
+    def base_layers(self, base, sources):
+        with self.make(base, sources, None):
+            return (base,)
+
+    @contextlib.contextmanager
+    def make(self, order, log, step):  # noqa: ARG002
+        with self.lock:
+            self.now += 1
+            self.all += 1
+            self.most = max(self.most, self.now)
+        try:
+            if order == "bad":
+                raise BuildError("no")
+            if self.together:
+                self.together.wait(10)
+            yield order
+        finally:
+            with self.lock:
+                self.now -= 1
+
+    def stop(self):
+        self.stopped = True
+
+
+def test_every_place_is_used_and_none_twice():
+    together = threading.Barrier(4)
+    one, three = Builder(together), Builder(together)
+    pool = Pool([(one, 1), (three, 3)])
+
+    def build(number):
+        with pool.make(number, None, None) as made:
+            return made
+
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(build, range(8))) == list(range(8))
+    assert (one.most, three.most) == (1, 3)
+    assert (one.all, three.all) == (2, 6)
+
+
+def test_few_builds_are_spread_over_all():
+    builders = [Builder() for _ in range(3)]
+    pool = Pool([(builder, 5) for builder in builders])
+    for number in range(2):
+        with pool.make(number, None, None):
+            pass
+    assert [builder.all for builder in builders] == [1, 1, 0]
+
+
+def test_what_builds_wait_for_takes_no_place_of_theirs():
+    pool = Pool([(Builder(), 1)])
+    with pool._one():
+        assert pool.export("FROM scratch", None) == {"from": "FROM scratch"}
+        assert pool.base_layers("debian", None) == ("debian",)
+
+
+def test_an_image_that_is_made_has_no_place_any_more():
+    pool = Pool([(Builder(), 1)])
+    with pool.make("one", None, None) as one, pool.make("again", None, None) as again:
+        assert (one, again) == ("one", "again")
+    with pool.make("next", None, None) as made:
+        assert made == "next"
+
+
+def test_a_build_that_fails_gives_its_place_back():
+    pool = Pool([(Builder(), 1)])
+    for _ in range(2):
+        with pytest.raises(BuildError), pool.make("bad", None, None):
+            pass
+    with pool.make("good", None, None) as made:
+        assert made == "good"
+
+
+def test_a_base_goes_by_its_name_only_where_all_have_it():
+    pool = Pool([(Builder(has="a"), 1), (Builder(has="a"), 1)])
+    assert pool.pinned("a", "b") is None
+    pool = Pool([(Builder(has="a"), 1), (Builder(), 1)])
+    assert pool.pinned("a", "b") == "a@b"
+
+
+def test_it_finds_images_by_their_names_only_where_all_do():
+    assert Pool([(Builder(), 1), (Builder(), 2)]).local
+    assert not Pool([(Builder(), 1), (Builder(local=False), 1)]).local
+
+
+def test_all_are_stopped():
+    builders = [Builder(), Builder()]
+    Pool([(builder, 1) for builder in builders]).stop()
+    assert all(builder.stopped for builder in builders)
+
+
+def test_what_a_builder_is_called_on_the_command_line():
+    assert _places("big=8", 2) == ("big", 8)
+    assert _places("small", 2) == ("small", 2)
+
+
+@pytest.mark.parametrize("text", ["", "=2", "big=", "big=0", "big=-1", "big=x", "big=\u00b2"])
+def test_what_is_no_builder(text):
+    with pytest.raises(UsageError, match="expected NAME or NAME=JOBS"):
+        _places(text, 2)

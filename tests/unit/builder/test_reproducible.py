@@ -1,0 +1,89 @@
+"""Two builds of an image: what differs is named, and where."""
+
+import gzip
+import io
+import json
+import tarfile
+
+import pytest
+from distribution import digest
+
+from imagematrix.builder.reproducible import difference
+from imagematrix.oci.layout import Image
+
+
+def layer(*files):
+    """Return a layer of `files`: each a name, its bytes, and what else the archive says of it."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for name, data, facts in files:
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            for fact, value in facts.items():
+                setattr(info, fact, value)
+            archive.addfile(info, io.BytesIO(data))
+    return buffer.getvalue()
+
+
+@pytest.fixture
+def image(tmp_path):
+    """Call it with layers, and perhaps a configuration, to get an image."""
+
+    def call(*layers, config=b"{}"):
+        blobs = tmp_path / "blobs" / "sha256"
+        blobs.mkdir(parents=True, exist_ok=True)
+        manifest = {
+            "config": {"digest": digest(config)},
+            "layers": [{"digest": digest(layer)} for layer in layers],
+        }
+        raw = json.dumps(manifest).encode()
+        for blob in (*layers, config, raw):
+            (blobs / digest(blob)[7:]).write_bytes(blob)
+        return Image(tmp_path, digest(raw))
+
+    return call
+
+
+A, B = ("a", b"1", {}), ("b", b"2", {})
+
+
+def test_the_same_is_the_same(image):
+    assert difference(image(layer(A, B)), image(layer(A, B))) is None
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ([A, ("b", b"3", {})], "b has another content"),
+        ([A, ("b", b"2", {"mode": 0o755})], "b has another mode"),
+        ([A, ("b", b"2", {"mtime": 5})], "b has another time"),
+        ([A, ("b", b"2", {"uid": 5})], "b has another owner"),
+        ([A, ("b", b"2", {"gid": 5})], "b has another owner"),
+        ([A, ("b", b"3", {"mode": 0, "mtime": 5})], "b has another mode and time and content"),
+        ([A, ("b", b"", {"type": tarfile.SYMTYPE, "linkname": "a"})], "kind and target and content"),
+        ([A], "in one there is b where the other has nothing more"),
+        ([A, B, ("c", b"", {})], "in one there is nothing more where the other has c"),
+        ([B, A], "in one there is a where the other has b"),
+    ],
+)
+def test_the_first_file_that_differs_is_named(image, other, said):
+    base = layer(("base", b"", {}))
+    found = difference(image(base, layer(A, B)), image(base, layer(*other)))
+    assert found.startswith("layer 2 of 2: ")
+    assert found.endswith(said)
+
+
+def test_the_same_files_compressed_otherwise(image):
+    plain = layer(A)
+    found = difference(image(gzip.compress(plain, 1, mtime=0)), image(gzip.compress(plain, 9, mtime=0)))
+    assert found == "layer 1 of 1: the files are the same, they are compressed or ordered otherwise"
+
+
+def test_another_number_of_layers(image):
+    assert difference(image(layer(A)), image(layer(A), layer(B))) == "one has 1 layers, the other 2"
+    assert difference(image(layer(A), layer(B)), image(layer(A))) == "one has 2 layers, the other 1"
+
+
+def test_another_configuration(image):
+    found = difference(image(layer(A)), image(layer(A), config=b'{"a": 1}'))
+    assert found == "the layers are the same, the configuration is not"

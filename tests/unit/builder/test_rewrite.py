@@ -1,0 +1,201 @@
+"""Images with the times of their layers set back: each layer once, those of the base never."""
+
+import gzip
+import hashlib
+import io
+import json
+import tarfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from imagematrix.builder import rewrite
+from imagematrix.builder.rewrite import Rewriter
+from imagematrix.catalog import labels
+from imagematrix.catalog.index import ATTESTED
+from imagematrix.catalog.labels import content
+from imagematrix.errors import BuildError
+from imagematrix.planning.backend import Order, Sources
+
+
+def tar(name, time, size=0):
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        info = tarfile.TarInfo(name)
+        info.mtime, info.size = time, size
+        archive.addfile(info, io.BytesIO(bytes(size)))
+    return buffer.getvalue()
+
+
+OWN = {labels.CELL: "a", "by": "us"}
+ORDER = Order(reference="t:v1", dockerfile="", sources=Sources(context=Path(), platform="any"), labels=OWN)
+
+
+class Blobs:
+    """The blobs of a layout."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        folder.mkdir(parents=True)
+
+    def put(self, raw):
+        raw = raw if isinstance(raw, bytes) else json.dumps(raw).encode()
+        digest = hashlib.sha256(raw).hexdigest()
+        (self.folder / digest).write_bytes(raw)
+        return {"digest": f"sha256:{digest}", "size": len(raw)}
+
+    def image(self, *layers, **more):
+        """Write an image with layers as they are given, compressed or not, and return its descriptor."""
+        diff_ids = [digest(gzip.decompress(raw) if raw[:1] == b"\x1f" else raw) for raw in layers]
+        config = {
+            "architecture": "amd64",
+            "config": {"Labels": {"of": "the base", "by": "somebody"}},
+            "rootfs": {"type": "layers", "diff_ids": diff_ids},
+        }
+        return self.put(
+            {"schemaVersion": 2, "config": self.put(config), "layers": list(map(self.layer, layers)), **more}
+        )
+
+    def layer(self, raw):
+        kind = rewrite.LAYER if raw[:1] == b"\x1f" else rewrite.TAR
+        return {"mediaType": kind, **self.put(raw)}
+
+    def read(self, digest):
+        raw = (self.folder / digest.removeprefix("sha256:")).read_bytes()
+        assert digest == f"sha256:{hashlib.sha256(raw).hexdigest()}"
+        return raw
+
+    def json(self, digest):
+        return json.loads(self.read(digest))
+
+
+def digest(raw):
+    return f"sha256:{hashlib.sha256(raw).hexdigest()}"
+
+
+@pytest.fixture
+def blobs(tmp_path):
+    return Blobs(tmp_path / "blobs" / "sha256")
+
+
+@pytest.fixture
+def rewriter(blobs):
+    return Rewriter(blobs.folder, 0)
+
+
+def test_an_image_says_what_its_layers_are_now(blobs, rewriter):
+    base = gzip.compress(tar("base", 5))
+    before = blobs.image(base, gzip.compress(tar("a", 7, 3_000_000)), tar("b", 0), annotations={"a": "b"})
+    kept = {digest(base)}
+    after = blobs.json(rewriter.image(before["digest"], ORDER, kept))
+    assert after["annotations"] == {"a": "b", labels.CELL: "a"}
+    assert after["layers"][0] == blobs.json(before["digest"])["layers"][0], "a base keeps its layers"
+    config = blobs.json(after["config"]["digest"])
+    assert after["config"]["size"] == len(blobs.read(after["config"]["digest"]))
+    assert config["architecture"] == "amd64"
+    own = {"of": "the base", **OWN, labels.CONTENT: content(config)}
+    assert config["config"]["Labels"] == own, "and what all the rest of it is"
+    for layer, diff_id in zip(after["layers"], config["rootfs"]["diff_ids"], strict=True):
+        raw = blobs.read(layer["digest"])
+        assert len(raw) == layer["size"]
+        assert digest(gzip.decompress(raw)) == diff_id
+    times = [times_of(blobs, layer) for layer in after["layers"]]
+    assert times == [[5], [0], [0]]
+    assert all("gzip" in layer["mediaType"] for layer in after["layers"][1:])
+
+
+def times_of(blobs, layer):
+    with tarfile.open(fileobj=io.BytesIO(blobs.read(layer["digest"]))) as archive:
+        return [member.mtime for member in archive]
+
+
+def test_a_base_that_is_not_compressed_becomes_so_and_keeps_its_times(blobs, rewriter):
+    base, own = tar("base", 5), tar("own", 5)
+    before = blobs.image(base, own)
+    after = blobs.json(rewriter.image(before["digest"], ORDER, {digest(base)}))
+    assert [times_of(blobs, layer) for layer in after["layers"]] == [[5], [0]]
+    assert {layer["mediaType"] for layer in after["layers"]} == {rewrite.LAYER}
+    first = blobs.json(after["config"]["digest"])["rootfs"]["diff_ids"][0]
+    assert first == digest(base) == digest(gzip.decompress(blobs.read(after["layers"][0]["digest"])))
+    on_another = blobs.json(rewriter.image(before["digest"], ORDER, set()))
+    assert [times_of(blobs, layer) for layer in on_another["layers"]] == [[0], [0]], "here it is no base"
+
+
+def test_the_same_files_of_another_day_give_the_same_image(blobs, rewriter):
+    first, second = (blobs.image(gzip.compress(tar("a", time), mtime=time)) for time in (5, 9))
+    assert first["digest"] != second["digest"]
+    made = {rewriter.image(one["digest"], ORDER, set()) for one in (first, second)}
+    assert len(made) == 1
+    assert made == {Rewriter(blobs.folder, 0).image(first["digest"], ORDER, set())}
+    assert made == {rewriter.image(made.copy().pop(), ORDER, set())}, "there is nothing left to do"
+
+
+def test_a_layer_is_rewritten_once_for_all_images(blobs, rewriter, monkeypatch):
+    asked = []
+    together = threading.Barrier(4)
+
+    def clamped(file, latest, real=rewrite.clamped):
+        asked.append(latest)
+        return real(file, latest)
+
+    monkeypatch.setattr(rewrite, "clamped", clamped)
+    shared = tar("shared", 5)
+    images = [blobs.image(shared, tar(f"own{number}", 5))["digest"] for number in range(4)]
+
+    def make(image):
+        together.wait(10)
+        return rewriter.image(image, ORDER, set())
+
+    with ThreadPoolExecutor(4) as pool:
+        assert len(set(pool.map(make, images))) == 4
+    assert len(asked) == 1 + 4
+
+
+def test_attestations_are_of_the_new_image(blobs, rewriter):
+    base = tar("base", 5)
+    image = blobs.image(base, tar("a", 5))
+    layer = blobs.json(image["digest"])["layers"][1]["digest"]
+    statement = {"subject": [{"digest": {"sha256": image["digest"][7:]}}], "predicate": {"layer": layer}}
+    said = blobs.put(statement)
+    attestation = blobs.put(
+        {"config": blobs.put({"rootfs": {"diff_ids": [said["digest"]]}}), "layers": [said]}
+    )
+    index = blobs.put(
+        {"manifests": [image, attestation | {"annotations": {ATTESTED: image["digest"], "type": "x"}}]}
+    )
+    made, index = rewriter.index(index["digest"], ORDER, {digest(base)})
+    assert made == rewriter.image(image["digest"], ORDER, {digest(base)}), "with and without attestations"
+    first, second = blobs.json(index)["manifests"]
+    assert first["digest"] == made
+    assert second["annotations"] == {ATTESTED: made, "type": "x"}
+    for one in (first, second):
+        assert one["size"] == len(blobs.read(one["digest"]))
+    manifest = blobs.json(second["digest"])
+    (said,) = manifest["layers"]
+    assert said["size"] == len(blobs.read(said["digest"]))
+    assert blobs.json(said["digest"]) == {
+        "subject": [{"digest": {"sha256": made[7:]}}],
+        "predicate": {"layer": blobs.json(made)["layers"][1]["digest"]},
+    }
+    assert blobs.json(manifest["config"]["digest"])["rootfs"]["diff_ids"] == [said["digest"]]
+
+
+@pytest.mark.parametrize(
+    ("layer", "why"),
+    [
+        (b"\x28\xb5\x2f\xfd rest", "zstd"),
+        (gzip.compress(tar("a", 5))[:-20], "can't be read"),
+        (gzip.compress(tar("a", 5))[:40] + b"xxxxxxx" + bytes(99), "can't be read"),
+        (b"\x1f\x8b\x00 no gzip", "can't be read"),
+        (b"x" * 600, "no tar"),
+    ],
+    ids=["zstd", "cut off", "damaged", "no gzip", "no tar"],
+)
+def test_a_layer_that_cannot_be_rewritten(blobs, rewriter, layer, why):
+    config = blobs.put({"rootfs": {"diff_ids": [digest(layer)]}})
+    image = blobs.put({"config": config, "layers": [blobs.layer(layer)]})
+    for _ in range(2):
+        with pytest.raises(BuildError, match=why):
+            rewriter.image(image["digest"], ORDER, set())

@@ -1,0 +1,151 @@
+"""Images of one matrix that build on each other: what comes first, and what is lost with what."""
+
+import pytest
+
+from imagematrix.builder.build import build, failure
+from imagematrix.errors import BuildError, UsageError
+from imagematrix.matrix.load import load
+from imagematrix.planning.plan import Against, plan
+
+MATRIX = """\
+schema: imagematrix.matrix/v1
+images:
+  app: {version: v1, template: app.j2}
+  base: {version: v1, template: base.j2}
+axes:
+  os: [one, two]
+"""
+
+
+@pytest.fixture
+def stacked(tmp_path, backend):
+    """Call it with both templates to get a plan, against the fake engine or without any."""
+    (tmp_path / "templates").mkdir()
+    (tmp_path / ".dockerignore").write_text("*\n")
+    (tmp_path / "matrix.yaml").write_text(MATRIX)
+
+    def call(app="FROM {{ images['base'] }}\n", base="FROM debian:{{ os }}\n", against=None):
+        (tmp_path / "templates" / "app.j2").write_text(app)
+        (tmp_path / "templates" / "base.j2").write_text(base)
+        against = against or Against(resolve=backend.resolve, store=backend)
+        return plan(load(tmp_path / "matrix.yaml"), against)
+
+    return call
+
+
+@pytest.fixture
+def carry_out(backend, silent, tmp_path_factory):
+    logs = tmp_path_factory.mktemp("logs")
+
+    def call(found, **options):
+        options = {"jobs": 4, "logs": logs, "reporter": silent} | options
+        results = build(found, backend, backend, **options)
+        return {(one.item.cell.image.name, one.item.cell.id): one for one in results}, results
+
+    return call
+
+
+def test_what_an_image_builds_on_is_made_first_and_is_part_of_its_identity(stacked, carry_out, backend):
+    found = stacked()
+    app, base = found.items[0], found.items[2]
+    assert (app.cell.image.name, app.bases, app.needs) == ("app", (), (base.reference,))
+    assert app.identity.components[f"base {base.reference}"] == base.identity.digest
+    assert sorted(found.bases) == ["debian:one", "debian:two"]
+    backend.layers = []
+    carry_out(found)
+    stored = backend.called("store")
+    assert stored.index(base.reference) < stored.index(app.reference)
+    orders = {call[2].reference: call[2] for call in backend.calls if call[0] == "make"}
+    assert orders[app.reference].sources.images[base.reference] == backend.source(base.reference, local=True)
+    again = stacked(base="FROM debian:{{ os }}\nRUN true\n")
+    assert again.items[0].changed == (f"base {base.reference}",) or "dockerfile" in again.items[0].changed
+    assert {item.status for item in again.items} == {"refused"}
+
+
+@pytest.mark.parametrize("local", [True, False])
+def test_another_builder_gets_a_base_that_only_the_engine_has(stacked, carry_out, backend, local):
+    backend.layers, backend.local, backend.source = [], local, lambda _, **__: None
+    found = stacked()
+    carry_out(found)
+    orders = {call[2].reference: call[2] for call in backend.calls if call[0] == "make"}
+    images = orders[found.items[0].reference].sources.images
+    assert [where.partition(":")[0] for where in images.values()] == ([] if local else ["oci-layout"])
+
+
+def test_a_base_that_is_in_the_store_comes_from_there(stacked, carry_out, backend):
+    carry_out(stacked(app="FROM scratch\n"))
+    backend.images = {name: own for name, own in backend.images.items() if name.startswith("base:")}
+    found = stacked()
+    backend.calls.clear()
+    results, _ = carry_out(found)
+    assert set(results) == {("app", "one"), ("app", "two")}
+    orders = {call[2].reference: call[2] for call in backend.calls if call[0] == "make"}
+    app = found.items[0]
+    assert orders[app.reference].sources.images == {app.needs[0]: backend.source(app.needs[0], local=True)}
+
+
+def test_without_its_base_an_image_is_skipped(stacked, carry_out, backend):
+    found = stacked()
+    real = backend.make
+
+    def make(order, log, step):
+        if order.reference == found.items[2].reference:
+            raise BuildError("no")
+        return real(order, log, step)
+
+    backend.make = make
+    results, listed = carry_out(found)
+    statuses = {key: result.status for key, result in results.items()}
+    assert statuses == {
+        ("app", "one"): "skipped",
+        ("app", "two"): "built",
+        ("base", "one"): "failed",
+        ("base", "two"): "built",
+    }
+    assert f"{found.items[2].reference}, which it builds on" in str(results["app", "one"].error)
+    assert "1 of 4 builds failed" in str(failure(listed))
+
+
+def test_an_image_that_builds_on_itself(stacked):
+    with pytest.raises(UsageError, match=r"the image (app|base) builds on itself \(in the cell one\)"):
+        stacked(base="FROM {{ images['app'] }}\n")
+    with pytest.raises(UsageError, match="the image app builds on itself"):
+        stacked(app="FROM {{ images['app'] }}\n")
+
+
+def test_an_image_that_the_matrix_does_not_have(stacked):
+    with pytest.raises(UsageError, match=r"app\.j2.*the matrix has no image 'bass'") as caught:
+        stacked(app="FROM {{ images['bass'] }}\n")
+    assert caught.value.remedy == "did you mean 'base'?"
+    with pytest.raises(UsageError) as caught:
+        stacked(app="FROM {{ images['something'] }}\n")
+    assert caught.value.remedy == "it has app, base"
+
+
+def test_a_template_may_look_at_all_images(stacked):
+    found = stacked(app="FROM {{ images.base }}\n# {{ images | length }}: {{ images | join(' ') }}\n")
+    assert found.items[0].dockerfile.endswith("# 2: app base\n")
+
+
+def test_without_an_engine_a_base_goes_by_its_cell(stacked):
+    found = stacked(against=Against())
+    assert found.items[0].dockerfile == "FROM base:v1-one\n"
+    assert found.items[0].needs == ("base:v1-one",)
+    assert {(item.status, item.identity) for item in found.items} == {("build", None)}
+
+
+def test_what_another_store_has_is_adopted(stacked, carry_out, backend, silent, tmp_path_factory):
+    carry_out(stacked())
+    empty = type(backend)(tmp_path_factory.mktemp("empty"))
+    found = stacked(against=Against(resolve=backend.resolve, store=empty, engine=backend))
+    assert {item.status for item in found.items} == {"adopt"}
+    results = build(
+        found, empty, empty, jobs=2, logs=tmp_path_factory.mktemp("logs"), reporter=silent, verify=False
+    )
+    assert {one.status for one in results} == {"adopted"}
+    assert sorted(empty.called("adopt")) == sorted(str(item.reference) for item in found.items)
+    changed = stacked(
+        app="FROM {{ images.base }}\nRUN true\n",
+        against=Against(resolve=backend.resolve, store=empty, engine=backend),
+    )
+    assert [item.status for item in changed.items] == ["build", "build", "adopt", "adopt"]

@@ -1,0 +1,310 @@
+"""`imagematrix build` and `imagematrix plan` from the outside, with the fake engine behind them."""
+
+import io
+import json
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import building
+import pytest
+from rich.console import Console
+
+from imagematrix.builder import buildx
+from imagematrix.builder.build import Result
+from imagematrix.cli.progress import _Lines as Reporter
+from imagematrix.cli.progress import progress
+from imagematrix.errors import BuildError, EngineError
+from imagematrix.planning import context
+from imagematrix.stores import engine as local
+
+CPU = ("--only", "cuda=none")
+
+
+@pytest.fixture
+def command(cli, project, backend, monkeypatch):
+    """Call it with a command and its options, to run it on the good matrix or on a spoilt one."""
+    monkeypatch.setattr(buildx, "Buildx", lambda *_, **__: backend)
+    monkeypatch.setattr(local, "Engine", lambda: backend)
+    path = project()
+    (path.parent / ".dockerignore").write_text("*\n")
+
+    def call(name, *options, changes=(), **files):
+        return cli(name, "-f", project(*changes, **files), *options)
+
+    return call
+
+
+def test_build_prints_the_new_references_and_tells_the_rest(command, backend, tmp_path):
+    said = command("build", *CPU, "--jobs", "1")
+    assert said.code == 0
+    assert said.out.splitlines() == list(backend.images)
+    note, *lines = said.err.splitlines()
+    assert note.startswith("the engine has the classic image store")
+    assert [re.sub(r" [0-9.]+ s$", "", line) for line in lines] == [
+        "building cpu-x86-64-v3",
+        "[1/2] built cpu-x86-64-v3",
+        "building cpu-znver4",
+        "[2/2] built cpu-znver4",
+    ]
+    assert (tmp_path / ".imagematrix" / "logs" / "training" / "v1-cpu-znver4.log").is_file()
+    assert ("left",) in backend.calls
+
+    again = command("build", *CPU)
+    assert again == (0, "", "nothing to build: 2 images up to date\n")
+    more = command("build", "--only", "march=znver4")
+    assert more.code == 0
+    assert "1 image more up to date" in more.err
+
+
+def test_a_failed_build_ends_with_6_and_what_was_said(command, backend, tmp_path):
+    backend.layers = []
+    backend.errors["cpu-x86-64-v3"] = BuildError("ld: cannot find -lm", remedy="install it")
+    said = command("build", *CPU, "--jobs", "1")
+    assert said.code == 6
+    assert said.out.splitlines() == list(backend.images)
+    log = tmp_path / ".imagematrix" / "logs" / "training" / "v1-cpu-x86-64-v3.log"
+    assert f"cpu-x86-64-v3 (log: {log})\nimagematrix: ld: cannot find -lm\n  install it\n" in said.err
+    assert said.err.endswith("imagematrix: 1 of 2 builds failed: cpu-x86-64-v3\n")
+
+
+def test_an_image_that_breaks_its_promise_ends_with_9(command, backend, tar):
+    backend.layers = [tar(("usr/lib/libcuda.so.550.163.01", b""))]
+    said = command("build", *CPU)
+    assert (said.code, said.out) == (9, "")
+    assert "the labels promise no user-mode driver, but there is /usr/lib/libcuda.so.550.163.01" in said.err
+    assert not backend.images
+
+
+def test_the_loss_of_the_engine_ends_with_8_and_is_told_once(command, backend):
+    backend.errors["cpu-x86-64-v3"] = EngineError("the engine is gone", remedy="start it")
+    said = command("build", *CPU)
+    assert said.code == 8
+    assert said.err.count("the engine is gone") == 1
+
+
+def test_a_version_that_would_change_ends_both_commands_with_7(command, backend, conforms):
+    command("build", *CPU)
+    kept = dict(backend.images)
+    changed = {"template": "FROM {{ base }}\n"}
+    built, planned = command("build", *CPU, **changed), command("plan", *CPU, **changed)
+    assert (built.code, built.out) == (7, "")
+    assert "a version never changes, and these cells would:" in built.err
+    assert planned.code == 7
+    assert planned.out.count(" refused ") == 2
+    assert "dockerfile changed" in planned.out
+    assert "2 refused" in planned.err
+    document = json.loads(command("plan", *CPU, "--json", **changed).out)
+    conforms(document)
+    assert {cell["status"] for cell in document["cells"]} == {"refused"}
+    assert backend.images == kept
+
+
+def test_the_report_is_the_document(command, backend, conforms):
+    backend.errors["cpu-znver4"] = BuildError("no")
+    said = command("build", *CPU, "--json")
+    assert said.code == 6
+    document = json.loads(said.out)
+    conforms(document)
+    assert [cell["status"] for cell in document["cells"]] == ["built", "failed"]
+
+
+@pytest.mark.parametrize("signal", [KeyboardInterrupt, SystemExit(143), ZeroDivisionError])
+def test_however_a_build_ends_everybody_is_told(command, backend, tmp_path, conforms, signal, monkeypatch):
+    """What is done is done, what is not was stopped: for the caller, JUnit and GitHub."""
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
+
+    class Ended(Reporter):
+        def finished(self, result):
+            super().finished(result)
+            raise signal
+
+    make = backend.make
+
+    def second(order, *words):
+        if "znver4" in order.reference:
+            assert backend.stopped.wait(10)
+        return make(order, *words)
+
+    backend.make = second
+    monkeypatch.setattr("imagematrix.cli.progress._Lines", Ended)
+    words = ("build", *CPU, "--jobs", "1", "--json", "--junit", tmp_path / "junit.xml")
+    if signal is ZeroDivisionError:
+        with pytest.raises(ZeroDivisionError):
+            command(*words)
+        return
+    said = command(*words)
+    assert said.code == (143 if isinstance(signal, SystemExit) else 130)
+    document = json.loads(said.out)
+    conforms(document)
+    assert [cell["status"] for cell in document["cells"]] == ["built", "stopped"]
+    assert "stopped: what is built stays, and the next build goes on from here" in said.err
+    assert (tmp_path / "junit.xml").read_text().count("<testcase") == 2
+    assert ("stop",) in backend.calls
+    assert ("left",) in backend.calls
+
+
+def test_a_context_that_cannot_be_read_costs_its_own_image_only(command, conforms, monkeypatch, tmp_path):
+    (tmp_path / "deep").mkdir()
+    real = context.listing
+
+    def listing(folder):
+        if folder.name == "deep":
+            raise RecursionError("too deep")
+        return real(folder)
+
+    monkeypatch.setattr(context, "listing", listing)
+    other = "  app: {version: v1, template: training.j2, context: deep}\n"
+    other += "  on: {version: v1, template: on.j2}\naxes:"
+    (tmp_path / "templates" / "on.j2").write_text("FROM {{ images['app'] }}\n")
+    changes = [("axes:", other)]
+    planned = command("plan", *CPU, "--json", changes=changes)
+    assert planned.code == 2
+    conforms(json.loads(planned.out))
+    said = command("build", *CPU, "--json", changes=changes)
+    assert said.code == 6
+    document = json.loads(said.out)
+    conforms(document)
+    found = {(cell["image"], cell["status"]) for cell in document["cells"]}
+    assert found == {("training", "built"), ("app", "failed"), ("on", "failed")}
+    assert f"{tmp_path / 'deep'} can't be read: too deep" in said.err
+    assert "it builds on app: " in said.err
+    assert command("export", "bake", *CPU, changes=changes).code == 2
+    assert " failed " in command("plan", *CPU, changes=changes).out
+
+
+def test_a_version_that_would_change_is_reported_too(command, conforms, tmp_path):
+    command("build", *CPU)
+    words = ("build", "--json", "--junit", tmp_path / "junit.xml")
+    said = command(*words, template="FROM {{ base }}\n")
+    assert said.code == 7
+    document = json.loads(said.out)
+    conforms(document)
+    assert {"refused", "stopped"} <= {cell["status"] for cell in document["cells"]}
+
+
+PROCESS = """\
+import pathlib, sys
+sys.path.insert(0, {doubles!r})
+import building
+from imagematrix.builder import buildx
+from imagematrix.stores import engine as local
+from imagematrix.cli import main
+backend = building.FakeBackend(pathlib.Path(sys.argv.pop(1)))
+backend.hold = True
+buildx.Buildx = lambda *_, **__: backend
+local.Engine = lambda: backend
+main()
+"""
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_real_signal_to_a_real_process(project, tmp_path, tmp_path_factory, conforms, number, code):
+    path = project()
+    (tmp_path / ".dockerignore").write_text("*\n")
+    script = PROCESS.format(doubles=str(Path(building.__file__).parent))
+    layouts = tmp_path_factory.mktemp("layouts")
+    options = ["build", "-f", path, "--json", "--jobs", "2", "--junit", tmp_path / "junit.xml"]
+    with subprocess.Popen(
+        [sys.executable, "-c", script, layouts, *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        for line in process.stderr:
+            if line.startswith("building"):
+                break
+        process.send_signal(number)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == code, err
+    document = json.loads(out)
+    conforms(document)
+    assert {cell["status"] for cell in document["cells"]} == {"stopped", "excluded", "infeasible"}
+    assert (tmp_path / "junit.xml").read_text().count("<skipped") == 12
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("words", [("build", "--json"), ("build",), ("plan",), ("plan", "--json")])
+def test_a_full_disk_behind_stdout_is_one_error(command, words, monkeypatch):
+    said = []
+    with open("/dev/full", "w") as full:  # noqa: PTH123
+        monkeypatch.setattr(sys, "stdout", full)
+        said = command(*words)
+    assert said.code == 1
+    assert said.err.endswith(
+        "imagematrix: can't write: No space left on device\n"
+        "  make room where the answer goes, or where TMPDIR says\n"
+    )
+
+
+def test_a_plan_compares_with_what_is_there(command):
+    command("build", "--only", "march=znver4,cuda=none")
+    said = command("plan", *CPU)
+    assert said.code == 0
+    assert [line.split()[:2] for line in said.out.splitlines()[2:]] == [
+        ["cpu-x86-64-v3", "build"],
+        ["cpu-znver4", "up-to-date"],
+    ]
+    assert said.err == "1 build, 1 up-to-date\n"
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_on_a_terminal_a_board_shows_what_runs(planned, monkeypatch):
+    one, other = planned(only="cuda=none").items
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    monkeypatch.setenv("TERM", "xterm")
+    for name in ("COLORTERM", "FORCE_COLOR", "NO_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    with progress((one, other)) as board:
+        board.started(one)
+        board.started(other)
+        board.step(one, "2/3 RUN [bold] make")
+        running = io.StringIO()
+        Console(file=running, width=60).print(board.render())
+        board.finished(Result(item=one, status="built", seconds=1.25))
+        board.step(one, "too late")
+        board.finished(Result(item=other, status="failed", seconds=2))
+    lines = [" ".join(line.split()) for line in running.getvalue().splitlines()]
+    assert lines == ["cpu-x86-64-v3 2/3 RUN [bold] make", "cpu-znver4 begins", "0 of 2 done"]
+    said = sys.stderr.getvalue()
+    assert "[1/2]" in said
+    assert "cpu-x86-64-v3 1.2 s" in said
+    assert "\x1b[31mfailed\x1b[0m cpu-znver4 2.0 s" in said
+    assert "2 of 2 done" in said
+    assert "too late" not in said
+
+
+@pytest.mark.parametrize("width", [100, 80, 40, 12])
+def test_a_board_keeps_names_and_the_time_left_whole(planned, monkeypatch, width):
+    items = planned(only="cuda=12.4,march=znver4").with_status("build")
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", str(width))
+    with progress(items) as board:
+        for item in items:
+            board.started(item)
+            board.step(item, f"2/3: RUN {'make ' * 99}")
+        board.finished(Result(item=items[0], status="built", seconds=60))
+        running = io.StringIO()
+        Console(file=running, width=width).print(board.render())
+    shown = running.getvalue()
+    *rows, last = shown.splitlines()
+    joined = shown.replace("\n", "")
+    assert all(item.cell.id in joined for item in items[1:])
+    assert "s left" in last.replace("\n", "") or width == 12
+    if width >= 80:
+        assert len(rows) == len(items) - 1
+        assert all(len(row) < width - 2 and row.endswith("…") for row in rows)
+
+
+def test_without_anything_to_build_there_is_no_board(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    with progress(()):
+        pass
+    assert sys.stderr.getvalue() == ""

@@ -1,0 +1,130 @@
+"""A variant by its own reference, and the versions that a registry has: read from the registry, and told."""
+
+import json
+
+import pytest
+
+from imagematrix.catalog import labels
+from imagematrix.catalog.catalog import Catalog
+from imagematrix.cli.choosing import catalog_of
+from imagematrix.errors import UnknownImageError, UsageError
+from imagematrix.stores.publish import publish
+
+V2 = {"platform": "linux/amd64", "march": "x86-64-v2", "cpu_flags": []}
+
+
+def own(python, **more):
+    return {"VARIANT": json.dumps(V2 | {"axes": {"python": python}} | more), "DEFAULTS": '{"python":"3.13"}'}
+
+
+@pytest.fixture
+def published(have, registry):
+    """Two images of v1, for two versions of Python of which one is the default; their digests."""
+    digests = {python: have(f"cpu-{python}", **own(python)) for python in ("3.9", "3.13")}
+    publish(registry, "v1")
+    return digests
+
+
+def reference(image, python, made_of="6b86b273ff34"):
+    return f"{image}:v1-cpu-{python}-{made_of}"
+
+
+@pytest.mark.usefixtures("docker_host")
+def test_a_variant_is_named_by_its_reference_or_its_digest(image, published):
+    for name in (reference(image, "3.9"), f"{image}@{published['3.9']}"):
+        found = catalog_of(name, None)
+        assert (found.image, found.version, found.defaults) == (image, "v1", ())
+        assert [one.reference for one in found.variants] == [reference(image, "3.9")]
+        assert found.variants[0].digest == published["3.9"]
+
+
+def test_one_that_was_only_pushed_as_well(image, have):
+    there = have("cpu-3.9", **own("3.9"))
+    found = Catalog.from_registry(reference(image, "3.9"))
+    assert [one.digest for one in found.variants] == [there]
+
+
+def test_its_rules_are_checked(cli, profiles, image, have, published):
+    have("arm", VARIANT=json.dumps(V2 | {"platform": "linux/arm64"}))
+    host = ("--host", profiles["laptop"])
+    assert cli("select", reference(image, "3.9"), *host).out == f"{reference(image, '3.9')}\n"
+    assert cli("select", f"{image}:v1", *host).out == f"{reference(image, '3.13')}\n"
+    shown = cli("run", "--dry-run", *host, reference(image, "3.9"))
+    assert shown.out.endswith(f" {reference(image, '3.9')}@{published['3.9']}\n")
+    said = cli("explain", f"{image}:v1-arm-6b86b273ff34", *host)
+    assert said.code == 3
+    assert "its programs are for linux/arm64" in said.out
+
+
+def test_an_image_of_somebody_else_is_no_variant(image, repository):
+    repository.image("v1-x", {"some": "label"})
+    with pytest.raises(UsageError, match="is one image and no index of variants"):
+        Catalog.from_registry(f"{image}:v1-x")
+
+
+@pytest.mark.usefixtures("published", "no_engine")
+def test_what_is_not_there_is_told_with_what_is(cli, image, have, registry):
+    have("cpu", version="v2.1")
+    publish(registry, "v2.1")
+
+    def remedy(name):
+        with pytest.raises(UnknownImageError) as caught:
+            catalog_of(name, None)
+        assert str(caught.value).endswith(f"has no {name}")
+        return caught.value.remedy
+
+    assert remedy(f"{image}:v9") == "it has v1, v2.1"
+    assert remedy(f"{image}:v2.2") == "did you mean 'v2.1'?"
+    assert remedy(reference(image, "3.8")) == "did you mean 'v1-cpu-3.9-6b86b273ff34'?"
+    assert remedy(f"{image}s:v1") == "is the name right? It has nothing of this name"
+    assert cli("select", f"{image}:v9").code == 4
+
+
+@pytest.mark.usefixtures("no_engine")
+def test_what_is_pushed_and_not_published(image, have):
+    have("cpu")
+    with pytest.raises(UnknownImageError) as caught:
+        catalog_of(f"{image}:v1", None)
+    assert caught.value.remedy == "what was built is there, and not published yet"
+
+
+@pytest.mark.usefixtures("published", "no_engine")
+def test_ls_of_a_name_lists_its_versions(cli, image, have, registry, repository, conforms):
+    have("cpu", version="v10", VARIANT=json.dumps(V2 | {"platform": "linux/arm64"}))
+    publish(registry, "v10", aliases=("latest",))
+    repository.image("other", {"some": "label"})
+    head, _, *rows = cli("ls", image).out.splitlines()
+    assert head.split() == ["version", "variants", "platforms", "axes"]
+    assert [row.split() for row in rows] == [
+        [f"{image}:latest", "1", "linux/arm64", "-"],
+        [f"{image}:v1", "2", "linux/amd64", "python", "3.9|3.13"],
+        [f"{image}:v10", "1", "linux/arm64", "-"],
+    ]
+    (row,) = cli("ls", image, "--where", "python=3.9").out.splitlines()[2:]
+    assert row.split()[:2] == [f"{image}:v1", "1"]
+    documents = json.loads(cli("ls", image, "--json").out)
+    for document in documents:
+        conforms(document)
+    assert [document["version"] for document in documents] == ["latest", "v1", "v10"]
+    rows = cli("ls", reference(image, "3.9")).out.splitlines()[2:]
+    assert [row.split()[0] for row in rows] == [reference(image, "3.9")]
+
+
+def test_ls_of_a_name_that_only_the_engine_has(cli, image, engine, server):
+    found = {
+        labels.IMAGE: image,
+        labels.VERSION: "v1",
+        labels.CELL: "cpu",
+        labels.INPUT: f"sha256:{'0' * 64}",
+        labels.VARIANT: json.dumps(V2),
+    }
+    engine.image(found, RepoTags=[f"{image}:v1-cpu-000000000000"])
+    assert f"{image}:v1 " in cli("ls", image).out
+    said = cli("ls", f"{server.address}/ml/nothing")
+    assert (said.code, said.out) == (4, "")
+    assert "the engine has no variant of" in said.err
+
+
+def test_no_index_is_written_under_a_digest(cli, image, published):
+    said = cli("publish", f"{image}@{published['3.9']}")
+    assert (said.code, said.out) == (2, "")

@@ -1,0 +1,311 @@
+"""report, plan --shard and export from the outside; what build says where a CI system runs it."""
+
+import json
+import re
+
+import junitparser
+import pytest
+import yaml
+
+from imagematrix.builder import buildx
+from imagematrix.errors import BuildError
+from imagematrix.stores import engine as local
+
+CPU = ("--only", "cuda=none")
+TWO_IMAGES = ("axes:", "  base:\n    version: v7\n    template: training.j2\naxes:")
+
+
+@pytest.fixture
+def command(cli, project, backend, monkeypatch):
+    """Call it with a command and its options, to run it on the good matrix or on a spoilt one."""
+    monkeypatch.setattr(buildx, "Buildx", lambda *_, **__: backend)
+    monkeypatch.setattr(local, "Engine", lambda: backend)
+    (project().parent / ".dockerignore").write_text("*\n")  # what the tests write beside it is no input
+
+    def call(name, *options, changes=(), **files):
+        return cli(name, *options, "-f", project(*changes, **files))
+
+    return call
+
+
+@pytest.fixture
+def saved(command, tmp_path):
+    """Call it with the options of a build to get the file with what it reports."""
+
+    def call(name, *options, **files):
+        path = tmp_path / name
+        path.write_text(command("build", "--json", *options, **files).out)
+        return path
+
+    return call
+
+
+def test_shards_build_each_their_part_and_report_has_all(command, saved, cli, conforms):
+    parts = [saved(f"{number}.json", "--shard", f"{number}/3") for number in (1, 2, 3)]
+    for number, part in enumerate(parts, start=1):
+        document = json.loads(part.read_text())
+        conforms(document)
+        assert document["shard"] == f"{number}/3"
+        assert [cell["status"] for cell in document["cells"]].count("built") == 4
+        assert [cell["status"] for cell in document["cells"]].count("other-shard") == 8
+    said = cli("report", *parts)
+    assert said.code == 0
+    assert said.out.count(" built ") == 12
+    assert said.err == "12 built, 2 infeasible, 4 excluded\n"
+    merged = cli("report", "--json", *parts)
+    conforms(json.loads(merged.out))
+    assert (merged.code, merged.err) == (0, "")
+    assert command("build").err == "nothing to build: 12 images up to date\n"
+
+
+def test_report_ends_with_6_where_something_is_missing_or_failed(backend, saved, cli):
+    backend.errors["cpu-znver4"] = BuildError("no")
+    part = saved("1.json", "--shard", "1/2", *CPU)
+    said = cli("report", part)
+    assert said.code == 6
+    assert [line.split()[1:3] for line in said.out.splitlines()[2:]] == [
+        ["cpu-x86-64-v3", "built"],
+        ["cpu-znver4", "missing"],
+    ]
+    assert "no document says what became of: training:v1 cpu-znver4" in said.err
+    assert "there is no document of the shards: 2/2" in said.err
+    said = cli("report", "--json", part, saved("2.json", "--shard", "2/2", *CPU))
+    assert said.code == 6
+    assert [cell["status"] for cell in json.loads(said.out)["cells"]] == ["built", "failed"]
+    assert "failed or stopped: training:v1 cpu-znver4" in said.err
+
+
+def test_report_refuses_documents_of_different_runs(saved, backend, cli):
+    one = saved("1.json", *CPU)
+    backend.images.clear()
+    other = saved("2.json", *CPU, template="FROM {{ base }}\nRUN other\n")
+    said = cli("report", "--json", one, other)
+    assert (said.code, said.out) == (6, "")
+    assert "the documents contradict each other:\n  training:v1 cpu-x86-64-v3: input sha256:" in said.err
+
+
+def test_a_plan_of_a_shard(command, conforms, tmp_path):
+    said = command("plan", "--shard", "2/4")
+    assert said.code == 0
+    assert said.out.count(" build ") == 3
+    assert said.err == "3 build, 9 other-shard, 4 excluded, 2 infeasible\n"
+    conforms(json.loads(command("plan", "--shard", "2/4", "--json").out))
+    record = tmp_path / "last.json"
+    record.write_text(command("build", "--json").out)
+    document = json.loads(record.read_text())
+    for cell in document["cells"]:
+        if cell["status"] == "built":
+            cell["seconds"] = 1000 if cell["cell"] == "cpu-znver4" else 1
+    record.write_text(json.dumps(document))
+    said = command("plan", "--shard", "1/4", "--durations", record, "--durations", record)
+    assert re.search(r"^cpu-znver4 +up-to-date", said.out, re.MULTILINE)
+    assert said.err.startswith("1 up-to-date, 11 other-shard")
+
+
+@pytest.mark.parametrize("name", ["plan", "build"])
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (("--shard", "9/8"), "'9/8' is no shard write I/N"),
+        (("--shard", "1/2", "--durations", "nowhere.json"), "nowhere.json: No such file"),
+        (("--durations", "nowhere.json"), "it goes with --shard I/N"),
+    ],
+)
+def test_what_is_no_shard_is_said_before_an_engine_is_asked(command, backend, name, options, expected):
+    said = command(name, *options)
+    assert (said.code, said.out) == (2, "")
+    assert expected in " ".join(said.err.split())
+    assert not backend.calls
+
+
+def test_cells_of_several_images_are_told_apart(command, backend):
+    backend.errors["cpu-znver4"] = BuildError("no")
+    said = command("build", *CPU, "--jobs", "1", changes=[TWO_IMAGES])
+    assert "building training:v1 cpu-x86-64-v3\n" in said.err
+    assert re.search(r"\[4/4\] failed base:v7 cpu-znver4 ", said.err)
+    assert "\nbase:v7 cpu-znver4 (log: " in said.err
+    assert said.err.endswith("2 of 4 builds failed: training:v1 cpu-znver4, base:v7 cpu-znver4\n")
+
+
+def test_no_log_is_named_that_is_not_there(command, tmp_path):
+    log = tmp_path / ".imagematrix" / "logs" / "training" / "v1-cpu-znver4.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("of an earlier build\n")
+    unknown = ('none: {base: "debian:trixie", compiler: gcc-14}', 'none: {base: "debian:trixie"}')
+    said = command("build", *CPU, "--json", changes=[unknown], template="FROM {{ base }}\n")
+    assert said.code == 6
+    assert "\ncpu-znver4\nimagematrix: nobody can tell which CPU flags cpu-znver4 needs\n" in said.err
+    assert [cell["log"] for cell in json.loads(said.out)["cells"]] == [None, None]
+    assert not log.exists()
+
+
+def test_junit_is_written_also_where_cells_fail(command, backend, tmp_path):
+    backend.errors["cpu-znver4"] = BuildError("said before\nERROR: exit code: 1")
+    path = tmp_path / "junit.xml"
+    assert command("build", *CPU, "--junit", path).code == 6
+    (suite,) = junitparser.JUnitXml.fromfile(str(path))
+    assert (suite.tests, suite.failures) == (2, 1)
+    (failure,) = next(case for case in suite if case.name == "cpu-znver4").result
+    assert failure.message == "ERROR: exit code: 1"
+    assert failure.text == "making cpu-znver4\nsaid before\nERROR: exit code: 1"
+
+
+@pytest.mark.parametrize(("name", "expected"), [("no/j.xml", "No such file"), (".", "Is a directory")])
+def test_that_junit_cannot_be_written_is_said_before_anything_is_built(
+    command, backend, tmp_path, name, expected
+):
+    said = command("build", *CPU, "--junit", tmp_path / name)
+    assert (said.code, said.out) == (2, "")
+    assert f"{tmp_path / name}: {expected}" in said.err
+    assert not backend.calls
+
+
+def test_in_github_a_failed_cell_is_an_error_with_its_log_folded(command, backend, tmp_path, monkeypatch):
+    page = tmp_path / "summary.md"
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(page))
+    backend.errors["cpu-znver4"] = BuildError("::error::pwned\nERROR: exit code: 1", remedy="mend it")
+    said = command("build", *CPU)
+    assert said.code == 6
+    found = re.search(
+        r"^::group::cpu-znver4: failed\n::stop-commands::(\w+)\nmaking cpu-znver4\n::error::pwned\n"
+        r"ERROR: exit code: 1\nmend it\n::\1::\n::endgroup::\n"
+        r"::error title=cpu-znver4::ERROR: exit code: 1\nimagematrix: 1 of 2 builds failed",
+        said.err,
+        re.MULTILINE,
+    )
+    assert found
+    assert page.read_text().startswith("### imagematrix: 1 failed, 1 built\n")
+    assert "| training:v1 | cpu-znver4 | failed | 0.0 |\n" in page.read_text()
+
+
+def test_in_gitlab_it_is_folded_too(command, backend, monkeypatch):
+    monkeypatch.setenv("GITLAB_CI", "true")
+    backend.errors["cpu-znver4"] = BuildError("ERROR: exit code: 1")
+    said = command("build", *CPU)
+    assert "[collapsed=true]\r\x1b[0Kcpu-znver4: failed\nmaking cpu-znver4\nERROR: exit code: 1\n" in said.err
+    assert "\x1b[0K\ncpu-znver4: ERROR: exit code: 1\n" in said.err
+
+
+def test_github_gets_a_job_for_each_cell(command):
+    said = command("export", "github")
+    assert (said.code, said.err, said.out.count("\n")) == (0, "", 1)
+    matrix = json.loads(said.out)
+    assert len(matrix["include"]) == 12
+    assert matrix["include"][0] == {
+        "name": "cpu-x86-64-v3",
+        "only": "cuda=none,march=x86-64-v3",
+        "shard": "1/1",
+        "platforms": "linux/amd64",
+    }
+    for job in matrix["include"][::5]:
+        planned = command("plan", "--only", job["only"], "--shard", job["shard"], "--json")
+        cells = [cell["cell"] for cell in json.loads(planned.out)["cells"] if cell["status"] == "build"]
+        assert cells == [job["name"]]
+
+
+def test_fewer_jobs_are_shards(command):
+    matrix = json.loads(command("export", "github", "--jobs", "5", "--only", "march=*").out)
+    assert [job["shard"] for job in matrix["include"]] == ["1/5", "2/5", "3/5", "4/5", "5/5"]
+    assert {job["only"] for job in matrix["include"]} == {"march=*"}
+    assert matrix["include"][4]["name"] == "shard-5-of-5"
+
+
+def test_gitlab_gets_a_child_pipeline(command):
+    pipeline = yaml.safe_load(command("export", "gitlab", *CPU).out)
+    assert pipeline == {
+        "build": {
+            "extends": ".build",
+            "parallel": {
+                "matrix": [
+                    {"ONLY": "cuda=none,march=x86-64-v3", "SHARD": "1/1"},
+                    {"ONLY": "cuda=none,march=znver4", "SHARD": "1/1"},
+                ]
+            },
+        }
+    }
+
+
+def test_bake_gets_the_tags_and_labels_of_our_own_build(command, backend):
+    (target,) = json.loads(command("export", "bake", "--only", "cuda=none,march=znver4").out)[
+        "target"
+    ].values()
+    built = command("build", "--only", "cuda=none,march=znver4")
+    assert target["tags"] == built.out.split()
+    assert target["labels"] == backend.images[target["tags"][0]]
+
+
+def test_bake_builds_on_what_is_locked(command, backend):
+    command("lock")
+    locked = backend.resolve("debian:trixie")
+    backend.salt = "the tag has moved"
+    (target,) = json.loads(command("export", "bake", "--only", "cuda=none,march=znver4").out)[
+        "target"
+    ].values()
+    assert target["dockerfile-inline"].startswith(f"FROM debian:trixie@{locked} AS compiler\n")
+
+
+def test_a_folder_takes_the_files_of_an_export(command, tmp_path):
+    for target, name in (
+        ("github", "github.json"),
+        ("gitlab", "gitlab.yml"),
+        ("bake", "docker-bake.json"),
+    ):
+        said = command("export", target, "-o", tmp_path / "new" / "out")
+        assert said == (0, "", f"1 file written to {tmp_path / 'new' / 'out'}\n")
+        assert (tmp_path / "new" / "out" / name).read_text() == command("export", target).out
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "expected"),
+    [
+        (("jenkins",), 2, "'jenkins' is not one of 'github', 'gitlab', 'bake'"),
+        (("github", "--jobs", "257"), 2, "257 jobs are more than the 256 that one matrix can have"),
+        (("gitlab", "--jobs", "201"), 2, "201 jobs are more than the 200"),
+        (("github", "--jobs", "0"), 2, "greater than or equal to 1"),
+        (("bake", "--jobs", "2"), 2, "--jobs is for CI systems"),
+        (("github", "--only", "cuda=11.8,driver=550.163.01"), 2, "no cell can be built"),
+        (("bake", "--only", "cuda=11.8,driver=550.163.01"), 2, "there is nothing to export"),
+        (("github", "--only", "x"), 2, "'x' is no condition"),
+    ],
+)
+def test_an_export_that_is_refused(command, options, code, expected):
+    said = command("export", *options)
+    assert (said.code, said.out) == (code, "")
+    assert expected in " ".join(said.err.replace("│", " ").split())
+
+
+def test_an_export_to_a_folder_that_cannot_be_written(command, tmp_path):
+    (tmp_path / "file").touch()
+    said = command("export", "github", "-o", tmp_path / "file")
+    assert (said.code, said.out) == (2, "")
+    assert f"{tmp_path}/file: File exists" in said.err
+
+
+def test_bake_does_not_move_a_version(command):
+    command("build", *CPU)
+    said = command("export", "bake", *CPU, template="FROM {{ base }}\nRUN other\n")
+    assert (said.code, said.out) == (7, "")
+    assert "a version would change in 2 cells" in said.err
+
+
+def test_more_targets_than_one_file_has(command, tmp_path):
+    values = ", ".join(f"v{number}" for number in range(300))
+    text = f"""\
+        schema: imagematrix.matrix/v1
+        images:
+          training: {{version: v1, template: training.j2, context: .}}
+        axes:
+          site: [{values}]
+    """
+    said = command("export", "bake", text=text, template="FROM debian:trixie\n")
+    assert (said.code, said.out) == (2, "")
+    assert "this takes 2 files, and stdout takes one" in said.err
+    assert "-o DIR" in said.err
+    said = command("export", "bake", "-o", tmp_path / "out", text=text)
+    assert said.code == 0
+    files = sorted((tmp_path / "out").iterdir())
+    assert [path.name for path in files] == ["docker-bake-1.json", "docker-bake-2.json"]
+    assert [len(json.loads(path.read_text())["target"]) for path in files] == [250, 50]
+    matrix = json.loads(command("export", "github", text=text).out)
+    assert [job["shard"] for job in matrix["include"]] == [f"{number}/256" for number in range(1, 257)]

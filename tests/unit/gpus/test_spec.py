@@ -1,0 +1,295 @@
+"""What --gpus means."""
+
+from __future__ import annotations
+
+import pytest
+
+from imagematrix.errors import UsageError
+from imagematrix.gpus.conditions import parse
+from imagematrix.gpus.spec import among, candidates, choose, exactly, names, spec
+from imagematrix.node.host import MigDevice
+
+A, B, C = (
+    MigDevice(uuid=uuid, profile="1g.10gb", gpu_instance=instance, compute_instance=0)
+    for uuid, instance in (("MIG-aa11", 7), ("MIG-aa22", 8), (None, 9))
+)
+
+
+@pytest.fixture
+def node(make):
+    """Return a host with five GPUs: 1 is lost, 3 is in MIG mode, 4 has no known UUID."""
+    lost = make.gpu(1, state="lost")
+    return make.host(make.gpu(0), lost, make.gpu(2), make.gpu(3, mig=(A, B, C)), make.gpu(4))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "indices"),
+    [
+        (None, [0, 1, 2, 3, 4]),
+        ("all", [0, 1, 2, 3, 4]),
+        ("none", []),
+        ("1", [0]),
+        ("2", [0, 2]),  # the first two that work
+        ("4", [0, 2, 3, 4]),
+        (4, [0, 2, 3, 4]),  # a library's caller has a number
+        ("0,2", [0, 2]),
+        ("2,0", [0, 2]),
+        ("2, 0", [0, 2]),
+        ("0,0", [0]),
+        ("device=2", [2]),
+        ("device=1,2", [1, 2]),
+        ("GPU-2", [2]),
+        ("GPU-2,GPU-0", [0, 2]),
+        ("device=GPU-4", [4]),
+        ("0,GPU-2", [0, 2]),
+    ],
+)
+def test_choose(node, wanted, indices):
+    assert [gpu.index for gpu in choose(node, wanted)] == indices
+
+
+@pytest.mark.parametrize(
+    ("wanted", "words"),
+    [
+        ("0", "asks for no GPU"),
+        ("5", "has 5 GPUs, of which 4 can be used"),
+        ("999999999", "of which 4"),
+        ("9" * 5000, "no '999"),
+        ("device=9", "'9'"),
+        ("0,9", "'9'"),
+        ("0,", "''"),
+        ("", "''"),
+        ("-1", "'-1'"),
+        ("GPU-x", "'GPU-x'"),
+        ("GPU-", "several"),
+        ("MIG-aa", "several"),
+        ("MIG-x", "'MIG-x'"),
+        ("foo", "'foo'"),
+        ("3:1:0", "'3:1:0'"),
+        ("٣", "'٣'"),
+    ],
+)
+def test_what_is_not_there(node, wanted, words):
+    with pytest.raises(UsageError) as caught:
+        choose(node, wanted)
+    assert words in str(caught.value)
+
+
+def test_the_error_names_what_there_is(node, make):
+    with pytest.raises(UsageError) as caught:
+        choose(node, "device=9")
+    assert "GPU 2 (NVIDIA L40S): GPU-2" in caught.value.remedy
+    assert "MIG-aa11, MIG-aa22, 3:9:0" in caught.value.remedy
+    with pytest.raises(UsageError) as caught:
+        choose(make.host(), "device=0")
+    assert caught.value.remedy == "it has no GPU"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "devices"),
+    [
+        ("MIG-aa11", (A,)),
+        ("MIG-aa2", (B,)),
+        ("3:9:0", (C,)),
+        ("MIG-aa22,3:9:0", (B, C)),
+        ("MIG-aa22,MIG-aa22", (B,)),
+        ("GPU-3", (A, B, C)),
+        ("device=3", (A, B, C)),
+    ],
+)
+def test_mig_devices(node, wanted, devices):
+    (chosen,) = choose(node, wanted)
+    assert chosen.index == 3
+    assert set(chosen.mig) == set(devices)
+
+
+def test_names_can_be_asked_for_again(node):
+    for wanted in ("all", "0,2", "MIG-aa11", "3:9:0", "MIG-aa11,3:9:0"):
+        chosen = choose(node, wanted)
+        assert choose(node, ",".join(names(chosen))) == chosen
+
+
+def test_names_without_uuids(make):
+    node = make.host(make.gpu(0, mig=()), make.gpu(1))
+    assert names(node.gpus) == ("GPU-0", "GPU-1")
+
+
+@pytest.mark.parametrize("wanted", ["device=2", "0,2", "0,2,3"])
+def test_spec(node, wanted):
+    chosen = choose(node, wanted)
+    assert spec(chosen) == wanted
+    assert among(chosen, None) == chosen
+
+
+def test_among_narrows(node):
+    chosen = choose(node, "2,3,4")
+    assert [gpu.index for gpu in among(chosen, "1")] == [2]
+    with pytest.raises(UsageError):
+        among(chosen, "device=0")
+
+
+def test_candidates_are_more_than_a_count_takes(node):
+    found, count = candidates(node.gpus, "2")
+    assert ([gpu.index for gpu in found], count) == ([0, 2, 3, 4], 2)
+    assert candidates(node.gpus, "none") == ((), 0)
+    assert candidates(node.gpus, None) == (node.gpus, 5)
+    found, count = candidates(node.gpus, "MIG-aa11,0")
+    assert ([gpu.index for gpu in found], count) == ([0, 3], 2)
+
+
+@pytest.fixture
+def mixed(make):
+    return make.host(
+        make.gpu(0, name="Tesla T4", compute="7.5", memory_mib=15360),
+        make.gpu(1, name="NVIDIA A100-SXM4-40GB", compute="8.0", memory_mib=40960),
+        make.gpu(2, name="NVIDIA L40S", compute="8.9", memory_mib=46068),
+        make.gpu(3, name="NVIDIA H100 80GB HBM3", compute="9.0", memory_mib=81559),
+        make.gpu(4, name="NVIDIA H100 80GB HBM3", compute="9.0", memory_mib=81559, state="lost"),
+        make.gpu(5, name=None, compute=None, memory_mib=None),
+        make.gpu(6, name="NVIDIA B200", compute="10.0", memory_mib=183359),
+    )
+
+
+@pytest.mark.parametrize(
+    ("wanted", "indices"),
+    [
+        ("compute>=8.0", [1, 2, 3, 6]),
+        ("compute > 9.0", [6]),  # 10.0 is more than 9.0
+        ("compute<8.0", [0]),
+        ("compute!=7.5", [1, 2, 3, 6]),
+        ("name=L40S", [2]),
+        ("name=l40s", [2]),
+        ("name=A100-SXM4", [1]),
+        ("name=H100 80GB", [3]),
+        ("name!=H100", [0, 1, 2, 6]),
+        ("memory>=40G", [1, 2, 3, 6]),
+        ("memory>=80G", [3, 6]),  # what is sold as 80 GB
+        ("memory>=80GiB", [6]),
+        ("memory<=15Gi", [0]),
+        ("memory=15360MiB", [0]),
+        ("memory<0.1T", [0, 1, 2, 3]),
+        ("2,memory>=40G", [1, 2]),
+        ("memory>=40G,2", [1, 2]),
+        ("all,memory>=40G", [1, 2, 3, 6]),
+        ("1,compute>=8.0,compute<9.0,memory>=45G", [2]),
+    ],
+)
+def test_conditions(mixed, wanted, indices):
+    assert [gpu.index for gpu in choose(mixed, wanted)] == indices
+
+
+@pytest.mark.parametrize(
+    ("wanted", "words"),
+    [
+        ("name=L4", "of 7 GPUs 0 can be used and meet this"),
+        ("5,memory>=40G", "of 7 GPUs 4 can be used"),
+        ("0,memory>=40G", "of 7 GPUs 4"),
+        ("0,2,memory>=40G", "one number"),
+        (f"{'9' * 5000},memory>=40G", "is no condition"),
+        ("GPU-0,memory>=40G", "'GPU-0' is no condition"),
+        ("memory>=40", "'memory>=40' is no condition"),
+        ("memory>=G", "no condition"),
+        ("compute>=8", "no condition"),
+        ("name>L40S", "no condition"),
+        ("name=-", "no condition"),
+        ("size>=4G", "no condition"),
+        ("=", "no condition"),
+        ("1,,memory>=1G", "'' is no condition"),
+    ],
+)
+def test_conditions_that_nothing_meets_or_that_are_none(mixed, wanted, words):
+    with pytest.raises(UsageError) as caught:
+        choose(mixed, wanted)
+    assert words in str(caught.value)
+    assert caught.value.remedy
+
+
+def test_a_fact_that_is_not_known_meets_no_condition(make):
+    for text in ("name!=T4", "compute!=7.5", "memory>=0M"):
+        assert not parse(text).holds(make.gpu(0, name=None, compute=None, memory_mib=None))
+
+
+def test_the_error_about_conditions_names_the_kinds_there_are(mixed, make):
+    with pytest.raises(UsageError) as caught:
+        choose(mixed, "name=L4")
+    assert "2 x NVIDIA H100 80GB HBM3, compute 9.0, 81559 MiB" in caught.value.remedy
+    assert "1 x unknown, compute unknown, unknown MiB" in caught.value.remedy
+    with pytest.raises(UsageError) as caught:
+        choose(make.host(), "name=L4")
+    assert caught.value.remedy == "it has no GPU"
+
+
+@pytest.fixture
+def parted(make):
+    """Return a host with a whole GPU, two in MIG mode with devices of several profiles, and a lost one."""
+
+    def parts(index, *profiles, **facts):
+        devices = (
+            MigDevice(uuid=f"MIG-{index}{number}", profile=profile, gpu_instance=number, compute_instance=0)
+            for number, profile in enumerate(profiles)
+        )
+        return make.gpu(index, mig=tuple(devices), **facts)
+
+    return make.host(
+        make.gpu(0),
+        parts(1, "3g.40gb", "1g.10gb", "1g.10gb+me", compute="9.0"),
+        parts(2, "1g.10gb", None, "1g.10gb", "1c.3g.40gb", compute="10.0"),
+        parts(3, "1g.10gb", state="lost"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("wanted", "devices"),
+    [
+        ("1g.10gb", [(1, [1])]),
+        ("3g.40gb", [(1, [0])]),
+        ("1g.10gb+me", [(1, [2])]),
+        ("1c.3g.40gb", [(2, [3])]),
+        ("1,profile=1g.10gb", [(1, [1])]),
+        ("2,profile=1g.10gb", [(1, [1]), (2, [0])]),
+        ("profile=1g.10gb", [(1, [1]), (2, [0, 2])]),
+        ("profile=1g.10gb,compute>=10.0", [(2, [0, 2])]),
+        ("profile=1g.10gb+me,1", [(1, [2])]),
+    ],
+)
+def test_profiles(parted, wanted, devices):
+    chosen = choose(parted, wanted)
+    assert [(gpu.index, [device.gpu_instance for device in gpu.mig]) for gpu in chosen] == devices
+    assert choose(parted, exactly(chosen)) == chosen
+
+
+def test_each_mig_device_of_a_profile_is_a_candidate(parted):
+    found, count = candidates(parted.gpus, "2,profile=1g.10gb")
+    assert count == 2
+    assert [(gpu.index, gpu.mig[0].gpu_instance) for gpu in found] == [(1, 1), (2, 0), (2, 2)]
+    assert all(len(gpu.mig) == 1 for gpu in found)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "words"),
+    [
+        ("7g.80gb", "--gpus 7g.80gb: of 8 MIG devices 0 can be used and meet this"),
+        ("4,profile=1g.10gb", "of 8 MIG devices 3 can be used and meet this"),
+        ("profile=3g.40gb,profile=1g.10gb", "of 8 MIG devices 0"),
+    ],
+)
+def test_a_profile_that_is_not_there(parted, wanted, words):
+    with pytest.raises(UsageError) as caught:
+        choose(parted, wanted)
+    assert words in str(caught.value)
+    assert caught.value.remedy == (
+        "it has 1 x 3g.40gb; 4 x 1g.10gb; 1 x 1g.10gb+me; 1 x unknown; 1 x 1c.3g.40gb"
+    )
+
+
+@pytest.mark.parametrize("wanted", ["2,1g.10gb", "profile!=1g.10gb", "profile>1g.10gb"])
+def test_a_profile_is_named_alone_or_as_a_condition(parted, wanted):
+    with pytest.raises(UsageError, match="is no condition") as caught:
+        choose(parted, wanted)
+    assert "profile=1g.10gb" in caught.value.remedy
+
+
+def test_a_node_without_mig_devices_says_so(mixed):
+    with pytest.raises(UsageError) as caught:
+        choose(mixed, "1g.10gb")
+    assert caught.value.remedy == "it has no MIG device, or NVML does not tell"

@@ -1,0 +1,253 @@
+"""What the environment names where --gpus says nothing, and what it leaves where it does."""
+
+from __future__ import annotations
+
+import pytest
+
+from imagematrix.errors import UsageError
+from imagematrix.gpus.spec import choose
+from imagematrix.gpus.visible import CONDOR, CUDA, MOUNTED, RUNTIME, bounded, named, visible, within
+from imagematrix.node.host import MigDevice
+from imagematrix.record import replace
+
+
+@pytest.fixture
+def node(make):
+    """Return a host with five GPUs: 1 is lost, 4 is in MIG mode."""
+    parts = tuple(
+        MigDevice(uuid=f"MIG-{instance}", profile=None, gpu_instance=instance, compute_instance=0)
+        for instance in (1, 2)
+    )
+    return make.host(
+        make.gpu(0), make.gpu(1, state="lost"), make.gpu(2), make.gpu(3, uuid=None), make.gpu(4, mig=parts)
+    )
+
+
+@pytest.mark.parametrize(
+    ("runtime", "cuda", "indices"),
+    [
+        ("all", None, [0, 2, 3, 4]),
+        ("none", None, []),
+        ("void", None, [0, 1, 2, 3, 4]),  # another brings them
+        ("void", "1", [2]),
+        ("0", None, [0]),
+        ("1", None, [2]),  # the second that works
+        ("2", None, [3]),  # whose UUID is unknown
+        ("0, 3", None, [0, 4]),
+        ("GPU-2", None, [2]),
+        ("", "0,1", [0, 2]),
+        (None, "1,0", [0, 2]),
+        (None, "", []),
+        (None, "-1", []),
+        (None, "NoDevFiles", []),
+        (None, "1,-1,0", [2]),
+        (None, "GPU-0", [0]),
+        ("0,1", "1", [2]),
+        ("all", "2", [3]),
+        ("none", "", []),
+    ],
+)
+def test_what_is_visible(node, runtime, cuda, indices):
+    told = {name: value for name, value in ((RUNTIME, runtime), (CUDA, cuda)) if value is not None}
+    assert [gpu.index for gpu in choose(node, visible(node.gpus, told))] == indices
+
+
+def test_mig_devices(node):
+    (gpu,) = choose(node, visible(node.gpus, {CUDA: "MIG-2"}))
+    assert [device.uuid for device in gpu.mig] == ["MIG-2"]
+
+
+@pytest.fixture
+def parted(make):
+    """Return a host with two GPUs in MIG mode, of which NVML told about the first alone, and a third."""
+
+    def parts(*uuids):
+        return tuple(
+            MigDevice(uuid=uuid, profile=None, gpu_instance=7 - number, compute_instance=0)
+            for number, uuid in enumerate(uuids)
+        )
+
+    return make.host(
+        make.gpu(0, state="lost"),
+        make.gpu(1, mig=parts("MIG-a", "MIG-b")),
+        make.gpu(2, mig=parts(None, None)),
+        make.gpu(3, mig=parts(None)),
+        make.gpu(4),
+    )
+
+
+@pytest.mark.parametrize("variable", [RUNTIME, CUDA])
+@pytest.mark.parametrize(
+    ("value", "devices"),
+    [
+        ("0:0", {1: [7]}),  # the first GPU that works, and of its MIG devices the first
+        ("0:1", {1: [6]}),
+        ("0:1,3", {1: [6], 4: None}),
+        ("mig0:1", {1: [6]}),
+        ("2:0", {3: [7]}),  # of one the order is known
+        ("MIG-GPU-1/6/0", {1: [6]}),
+        ("MIG-b", {1: [6]}),
+        ("gpu3", {4: None}),
+    ],
+)
+def test_names_of_mig_devices(parted, variable, value, devices):
+    assert instances(parted, {variable: value}) == devices
+
+
+@pytest.mark.parametrize(
+    ("value", "devices"),
+    [
+        ("nvidia.com/gpu=0:0", {1: [7]}),
+        ("nvidia.com/gpu=MIG-a, nvidia.com/gpu=gpu3", {1: [7], 4: None}),
+        ("k8s.device-plugin.nvidia.com/gpu=GPU-4", {4: None}),
+    ],
+)
+def test_names_of_cdi(parted, value, devices):
+    assert instances(parted, {RUNTIME: value}) == devices
+
+
+def instances(node, told):
+    chosen = choose(node, visible(node.gpus, told))
+    return {gpu.index: gpu.mig and [device.gpu_instance for device in gpu.mig] for gpu in chosen}
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["0:2", "1:0", "3:0", "9:0", "MIG-GPU-0/1/0", "MIG-GPU-1/1/0", "gpu9", "4", "99999", "0:0:0:0", "é"],
+)
+def test_names_of_what_is_not_there(parted, value):
+    with pytest.raises(UsageError, match=f"^{CUDA}={value}: the host has no "):
+        visible(parted.gpus, {CUDA: value})
+
+
+def test_devices_by_files_that_are_mounted(parted, tmp_path):
+    told = {RUNTIME: MOUNTED}
+    with pytest.raises(UsageError, match="No such file or directory") as caught:
+        visible(parted.gpus, told, str(tmp_path / "none"))
+    assert "unset" in caught.value.remedy
+    assert visible(parted.gpus, told, str(tmp_path)) is None
+    (tmp_path / "GPU-4").touch()
+    (tmp_path / "cdi/nvidia.com/gpu").mkdir(parents=True)
+    (tmp_path / "cdi/nvidia.com/gpu/1:0").touch()
+    (tmp_path / "cdi/nvidia.com/gpu/0:0").touch()
+    with pytest.raises(UsageError, match="has no '1:0'"):
+        visible(parted.gpus, told, str(tmp_path))
+    (tmp_path / "cdi/nvidia.com/gpu/1:0").unlink()
+    assert visible(parted.gpus, told, str(tmp_path)) == "device=MIG-a,GPU-4"
+    assert [sign.where for sign in named(told, str(tmp_path))] == [f"{RUNTIME}={MOUNTED}"]
+
+
+def test_what_names_gpus_is_a_sign_of_some():
+    told = {RUNTIME: "GPU-1", CUDA: "0,1", "SLURM_JOB_GPUS": "0", CONDOR: "CUDA0"}
+    signs = named(told)
+    assert [sign.where for sign in signs] == [
+        f"{name}={told[name]}" for name in (RUNTIME, "SLURM_JOB_GPUS", CONDOR, CUDA)
+    ]
+    assert {sign.kind for sign in signs} == {"environment"}
+    for none in ({}, {RUNTIME: "void"}, {RUNTIME: "none"}, {RUNTIME: "all"}, {CUDA: ""}, {CUDA: "-1"}):
+        assert named(none) == ()
+
+
+def test_a_host_as_a_process_has_it(make, node):
+    bare = make.host()
+    assert within(bare, None, {}) == (bare, None)
+    seen, wanted = within(bare, None, {CUDA: "0"})
+    assert ([sign.where for sign in seen.accelerators], wanted) == ([f"{CUDA}=0"], None)
+    seen, wanted = within(bare, "none", {CUDA: "0"})
+    assert (len(seen.accelerators), wanted) == (1, "none")
+    assert within(node, None, {CUDA: "0"}) == (node, "device=GPU-0")
+    seen, wanted = within(node, "1", {CUDA: "1"})
+    assert ([gpu.index for gpu in seen.gpus], wanted) == ([2], "1")
+
+
+def test_where_no_gpu_is_found_at_all():
+    assert visible((), {CUDA: "0"}) is None
+    assert visible((), {RUNTIME: "all"}) is None
+    assert visible((), {RUNTIME: "none"}) == "none"
+    assert visible((), {CUDA: "-1"}) == "none"
+
+
+def test_all_of_which_none_works_are_not_none(make):
+    assert visible(make.host(make.gpu(state="lost")).gpus, {RUNTIME: "all"}) is None
+
+
+def test_nothing_is_said(node):
+    assert visible(node.gpus, {}) is None
+    assert visible(node.gpus, {RUNTIME: "", "OTHER": "1"}) is None
+
+
+@pytest.mark.parametrize(
+    ("told", "words"),
+    [
+        ({RUNTIME: "9"}, "NVIDIA_VISIBLE_DEVICES=9: the host has no '9'"),
+        ({CUDA: "0,x"}, "CUDA_VISIBLE_DEVICES=0,x: the host has no 'x'"),
+        ({"SLURM_JOB_GPUS": "1,9"}, "SLURM_JOB_GPUS=1,9: the host has no '/dev/nvidia1'"),
+        ({RUNTIME: "0", CUDA: "1"}, "CUDA_VISIBLE_DEVICES=1: the host has no '2'"),
+    ],
+)
+def test_what_is_not_there(node, told, words):
+    with pytest.raises(UsageError) as caught:
+        visible(node.gpus, told)
+    assert str(caught.value) == words
+    assert "unset" in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("told", "indices"),
+    [
+        ({"SLURM_JOB_GPUS": "7"}, [2]),  # by the device file's number
+        ({"SLURM_JOB_GPUS": "9,7"}, [0, 2]),
+        ({"SLURM_JOB_GPUS": "9,7", "SLURM_STEP_GPUS": "7"}, [2]),
+        ({"SLURM_JOB_GPUS": "", "SLURM_STEP_GPUS": ""}, None),
+        ({"SLURM_JOB_GPUS": "3"}, [3]),  # whose file nobody knows
+        ({"SLURM_JOB_GPUS": "7", CUDA: "1"}, [2]),  # the second of the node
+        ({"SLURM_JOB_GPUS": "7", CUDA: "0"}, [2]),  # the first of the job
+        ({"SLURM_JOB_GPUS": "9,7", CUDA: "0,1"}, [0, 2]),
+        ({"SLURM_JOB_GPUS": "7,3", CUDA: "0,1"}, [2, 3]),
+        ({"SLURM_JOB_GPUS": "7,3", CUDA: "GPU-2"}, [2]),
+        ({"SLURM_JOB_GPUS": "7", CUDA: ""}, []),
+        ({CONDOR: "GPU-2"}, [2]),
+        ({CONDOR: "CUDA1,CUDA0"}, [0, 2]),
+        ({CONDOR: "GPU-2", CUDA: "GPU-2"}, [2]),
+        ({RUNTIME: "all", CONDOR: "GPU-2"}, [2]),
+        ({CONDOR: ""}, None),
+    ],
+)
+def test_the_share_of_a_job(make, told, indices):
+    facts = ({"minor": 9}, {"minor": 8, "state": "lost"}, {"minor": 7}, {"minor": None})
+    node = make.host(*(replace(make.gpu(index), **some) for index, some in enumerate(facts)))
+    named = visible(node.gpus, told)
+    assert indices == (None if named is None else [gpu.index for gpu in choose(node, named)])
+
+
+@pytest.mark.parametrize(
+    ("told", "wanted", "indices"),
+    [
+        ({}, "1", [0, 1, 2, 3, 4]),
+        ({CUDA: "2"}, "1", [3]),
+        ({CUDA: "1,2"}, "1", [2, 3]),
+        ({CUDA: "1,2"}, "all", [2, 3]),
+        ({CUDA: "1,2"}, "device=2", [2, 3]),
+        ({CUDA: "1,2"}, "compute>=8.0", [2, 3]),
+        ({CUDA: ""}, "none", [0, 1, 2, 3, 4]),
+    ],
+)
+def test_what_a_job_may_choose_from(node, told, wanted, indices):
+    assert [gpu.index for gpu in bounded(node.gpus, wanted, told)] == indices
+
+
+@pytest.mark.parametrize(
+    ("told", "wanted", "words"),
+    [
+        ({CUDA: "2"}, "device=0", "the host has no '0', within what CUDA_VISIBLE_DEVICES=2 names"),
+        ({CUDA: "2"}, "2", "has 1 GPUs, of which 1 can be used, within what CUDA_VISIBLE_DEVICES=2 names"),
+        ({RUNTIME: "all", CUDA: ""}, "1", "VISIBLE_DEVICES=all and CUDA_VISIBLE_DEVICES= names"),
+        ({CUDA: "-1"}, "all", "--gpus all: there are none to use, within what CUDA_VISIBLE_DEVICES=-1 names"),
+        ({"SLURM_JOB_GPUS": "0"}, "device=3", "within what SLURM_JOB_GPUS=0 names"),
+    ],
+)
+def test_what_a_job_may_not_have(node, told, wanted, words):
+    with pytest.raises(UsageError) as caught:
+        bounded(node.gpus, wanted, told)
+    assert words in str(caught.value)
+    assert "of this job" in caught.value.remedy

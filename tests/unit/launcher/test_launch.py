@@ -1,0 +1,225 @@
+"""Starting containers through docker-py, with an engine that only writes down what it is asked."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+
+import pytest
+from docker.errors import APIError, DockerException, ImageNotFound, NotFound
+from docker.types import Mount
+from requests.exceptions import ConnectionError as NoConnection
+
+from imagematrix.allocation.locks import Locks, release
+from imagematrix.errors import EngineError, GpusBusyError, UnknownImageError
+from imagematrix.launcher import launch as module
+from imagematrix.launcher.devices import DevicesError
+from imagematrix.launcher.launch import arguments, launch
+from imagematrix.launcher.plan import plan
+from imagematrix.launcher.share import Mps, Share
+
+
+class Engine:
+    """An engine's client and its one container; `running` are others that it runs."""
+
+    def __init__(self, create=None, start=None, running=()):
+        self.api = Listing(running)
+        self.containers = self
+        self.failures = {"create": create, "start": start}
+        self.asked = []
+
+    def _do(self, what, **arguments):
+        self.asked.append((what, arguments))
+        if self.failures.get(what):
+            raise self.failures[what]
+        return self
+
+    def create(self, **arguments):
+        return self._do("create", **arguments)
+
+    def start(self):
+        return self._do("start")
+
+    def remove(self, **arguments):
+        return self._do("remove", **arguments)
+
+
+class Listing:
+    """The low-level API: what runs, of which the last has ended when it is asked for."""
+
+    def __init__(self, running):
+        self._running = {str(number): container for number, container in enumerate(running)}
+
+    def containers(self):
+        return [*({"Id": key} for key in self._running), {"Id": "gone"}]
+
+    def inspect_container(self, key):
+        if key not in self._running:
+            raise NotFound("it has ended")
+        return self._running[key]
+
+
+def container(*paths):
+    """A container as it is inspected, with these devices."""
+    devices = [{"PathOnHost": path, "PathInContainer": path} for path in paths]
+    return {"Name": "/web", "Config": {"Image": "serving:v2"}, "HostConfig": {"Devices": devices}}
+
+
+@pytest.fixture
+def _nodes_work(monkeypatch):
+    monkeypatch.setattr(module, "require", lambda _: None)
+
+
+@pytest.mark.usefixtures("_nodes_work")
+def test_the_container_is_created_and_started(make):
+    engine = Engine()
+    selection = make.selection(make.gpu(0), make.gpu(1))
+    assert launch(selection, ["train"], gpus=1, client=engine, name="job") is engine
+    (created, given), started = engine.asked
+    assert (created, started) == ("create", ("start", {}))
+    assert given == {
+        "image": "training:v1-x",
+        "command": ["train"],
+        "name": "job",
+        "devices": [f"{path}:{path}:rwm" for path in ("/dev/nvidia3", "/dev/nvidiactl", "/dev/nvidia-uvm")],
+        "environment": {"NVIDIA_VISIBLE_DEVICES": "void"},
+        "labels": {
+            "io.imagematrix.selected": "training:v1-x",
+            "io.imagematrix.vram": "whole",
+            "io.imagematrix.gpus": "GPU-0",
+        },
+    }
+
+
+@pytest.mark.usefixtures("_nodes_work")
+def test_a_share_is_taken_where_there_is_room_for_it(make):
+    engine = Engine()
+    selection = make.selection(make.gpu(0, memory_mib=10_000), make.gpu(1, memory_mib=80_000))
+    launch(selection, gpus="1,compute>=8.0", share=Share(vram_mib=40_500), client=engine)
+    (_, given), _ = engine.asked
+    assert given["devices"][0].startswith("/dev/nvidia4:")
+    assert given["environment"]["IMAGEMATRIX_VRAM_FRACTION"] == "0.5000"
+    assert given["labels"]["io.imagematrix.vram"] == "40500"
+    assert given["labels"]["io.imagematrix.lease"].startswith("share-")
+
+
+@pytest.mark.parametrize("mounts", [None, [Mount("/data", "/data", type="bind")]])
+def test_mps_brings_its_pipes_and_the_node_s_ipc(make, mounts):
+    planned = plan(make.selection(make.gpu()), share=Share(mps=Mps(pipes="/run/mps")))
+    given = arguments(planned, {"mounts": mounts})
+    assert given["ipc_mode"] == "host"
+    assert [mount["Target"] for mount in given["mounts"]] == ["/run/mps", *(["/data"] if mounts else [])]
+    assert arguments(planned, {"ipc_mode": "private"})["ipc_mode"] == "private"
+
+
+def test_cdi_devices_are_asked_for_as_such(make):
+    planned = plan(make.selection(make.gpu(), mode="host"))
+    (request,) = arguments(planned, {})["device_requests"]
+    assert (request["Driver"], request["Capabilities"]) == ("", [["gpu"]])
+    named = replace(planned, injected=("nvidia.com/gpu=0",), cdi=True)
+    (request,) = arguments(named, {})["device_requests"]
+    assert (request["Driver"], request["DeviceIDs"]) == ("cdi", ["nvidia.com/gpu=0"])
+
+
+@pytest.mark.usefixtures("_nodes_work")
+def test_the_engine_is_that_of_the_environment(make, monkeypatch):
+    engine = Engine()
+    monkeypatch.setattr("imagematrix.engine.client", lambda: engine)
+    assert launch(make.selection(mode=None)) is engine
+
+
+@pytest.mark.parametrize(
+    ("environment", "labels"),
+    [({"A": "1"}, {"job": "7"}), (["A=1"], ["job=7"])],
+)
+def test_the_caller_s_options_are_added(make, environment, labels):
+    planned = plan(make.selection(make.gpu()))
+    given = arguments(
+        planned, {"environment": environment, "labels": labels, "devices": ["/dev/fuse"], "command": ["x"]}
+    )
+    assert given["environment"] == {"NVIDIA_VISIBLE_DEVICES": "void", "A": "1"}
+    assert given["labels"]["job"] == "7"
+    assert given["labels"]["io.imagematrix.gpus"] == "GPU-0"
+    assert given["devices"][-1] == "/dev/fuse"
+    assert len(given["devices"]) == 4
+    assert given["command"] == ["x"]
+
+
+def test_the_runtime_is_asked_for_gpus_of_images_without_a_driver(make):
+    given = arguments(plan(make.selection(make.gpu(), mode="host")), {})
+    (request,) = given["device_requests"]
+    assert request["DeviceIDs"] == ["GPU-0"]
+    assert request["Capabilities"] == [["gpu"]]
+    assert given["devices"] == []
+    assert given["command"] is None
+
+
+def test_a_cpu_variant_is_named(make):
+    given = arguments(plan(make.selection(mode=None, platform="linux/amd64/v2")), {})
+    assert given["platform"] == "linux/amd64/v2"
+    assert "platform" not in arguments(plan(make.selection(mode=None)), {})
+
+
+def test_nodes_are_checked_first(make):
+    engine = Engine()
+    with pytest.raises(DevicesError, match="/dev/nvidia254 is not there"):
+        launch(make.selection(make.gpu(minor=254)), client=engine)
+    assert engine.asked == []
+
+
+@pytest.mark.parametrize(
+    ("failure", "error"),
+    [
+        (ImageNotFound("gone"), UnknownImageError),
+        (APIError("no"), EngineError),
+        (DockerException("no engine"), EngineError),
+        (NoConnection("refused"), EngineError),
+    ],
+)
+def test_what_the_engine_refuses(make, failure, error):
+    with pytest.raises(error, match="training:v1-x"):
+        launch(make.selection(mode=None), client=Engine(create=failure))
+
+
+@pytest.mark.usefixtures("_nodes_work")
+def test_gpus_in_use_are_not_given_out(make):
+    engine = Engine(running=[container("/dev/nvidiactl", "/dev/nvidia3")])
+    selection = make.selection(make.gpu(0), make.gpu(1))
+    launch(selection, gpus=1, client=engine)
+    assert engine.asked[0][1]["labels"]["io.imagematrix.gpus"] == "GPU-1"
+    with pytest.raises(
+        GpusBusyError, match=r"2 GPUs asked for, 1 free: GPU 0 .* container web \(serving:v2\)"
+    ):
+        launch(selection, client=engine)
+
+
+@pytest.mark.usefixtures("_nodes_work")
+@pytest.mark.parametrize("failure", [None, APIError("no such device")])
+def test_a_launch_leaves_no_lease(make, locks, failure):
+    with contextlib.suppress(EngineError):
+        launch(make.selection(make.gpu(0)), client=Engine(start=failure))
+    with Locks(locks) as found:
+        assert found.holders() == {}
+        assert found.names() == ["nvidia3", "turn"]
+
+
+@pytest.mark.parametrize("failure", [APIError("no such device"), KeyboardInterrupt()])
+def test_a_container_that_never_ran_is_removed(make, failure):
+    engine = Engine(start=failure)
+    with pytest.raises((EngineError, KeyboardInterrupt)):
+        launch(make.selection(mode=None), client=engine)
+    assert engine.asked[-1] == ("remove", {"force": True})
+
+
+@pytest.mark.usefixtures("_nodes_work")
+@pytest.mark.parametrize("mode", ["exact", None])
+def test_gpus_that_the_caller_s_options_pass_are_claimed(make, locks, mode):
+    gpus = (make.gpu(0), make.gpu(1))
+    selection = make.selection(*gpus, mode=mode, wanted="device=0" if mode else "none")
+    with Locks(locks) as found:
+        held = found.take("nvidia4")
+        with pytest.raises(GpusBusyError, match="GPU 1"):
+            launch(selection, client=Engine(), devices=["/dev/nvidia4"])
+        release(held)
+    engine = Engine()
+    assert launch(selection, client=engine, devices=["/dev/nvidia4"]) is engine

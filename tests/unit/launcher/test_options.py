@@ -1,0 +1,299 @@
+"""Taking a command line of `imagematrix run` apart."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from imagematrix.errors import UsageError
+from imagematrix.launcher.options import split
+
+
+@pytest.mark.parametrize(
+    ("line", "docker", "command"),
+    [
+        ("IMAGE", "", ""),
+        ("IMAGE train --lr 1 --rm", "", "train --lr 1 --rm"),
+        ("--rm IMAGE", "--rm", ""),
+        ("-it IMAGE sh", "-it", "sh"),
+        ("-itd IMAGE", "-itd", ""),
+        ("-diPqt IMAGE", "-diPqt", ""),
+        ("-e A=1 IMAGE", "-e A=1", ""),
+        ("-eA=1 IMAGE", "-eA=1", ""),
+        ("-e=A IMAGE", "-e=A", ""),
+        ("-p 80:80 -p81:81 IMAGE", "-p 80:80 -p81:81", ""),
+        ("-itp 80:80 IMAGE", "-itp 80:80", ""),
+        ("-itp80:80 IMAGE", "-itp80:80", ""),
+        ("-i=false IMAGE", "-i=false", ""),
+        ("-h name IMAGE", "-h name", ""),  # a host name for docker, no cry for help
+        ("-v /a:/b --name x IMAGE", "-v /a:/b --name x", ""),
+        ("--name=x IMAGE", "--name=x", ""),
+        ("--privileged --read-only --init IMAGE", "--privileged --read-only --init", ""),
+        ("--sig-proxy=false IMAGE", "--sig-proxy=false", ""),
+        ("--no-healthcheck --oom-kill-disable IMAGE", "--no-healthcheck --oom-kill-disable", ""),
+        ("--publish-all --quiet --detach IMAGE", "--publish-all --quiet --detach", ""),
+        ("--interactive --tty IMAGE", "--interactive --tty", ""),
+        ("--disable-content-trust --use-api-socket IMAGE", "--disable-content-trust --use-api-socket", ""),
+        ("--from-the-future value IMAGE", "--from-the-future value", ""),
+        ("--from-the-future=true IMAGE", "--from-the-future=true", ""),
+        ("--entrypoint '' IMAGE", "--entrypoint ''", ""),
+        ("--env -x IMAGE", "--env -x", ""),
+        ("--memory 1g -- IMAGE --help", "--memory 1g", "--help"),
+        ("IMAGE -- x", "", "-- x"),
+        ("IMAGE --gpus 1 --dry-run", "", "--gpus 1 --dry-run"),
+    ],
+)
+def test_docker_s_options_are_kept_word_for_word(line, docker, command):
+    words = split(shlex.split(line))
+    assert words.image == "IMAGE"
+    assert list(words.docker) == shlex.split(docker)
+    assert list(words.command) == shlex.split(command)
+    assert (words.host, words.catalog, words.gpus, words.nvidia_smi) == (None, None, None, None)
+    assert not any((words.allow_cpu, words.shown, words.help, words.measure, words.mps))
+
+
+@pytest.mark.parametrize("form", ["{} {}", "{}={}"])
+@pytest.mark.parametrize("name", ["host", "catalog", "gpus", "nvidia-smi"])
+def test_our_own_options_are_taken_out(name, form):
+    option = form.format(f"--{name}", "VALUE")
+    words = split(f"--rm {option} -e A IMAGE".split())
+    assert getattr(words, name.replace("-", "_")) == "VALUE"
+    assert words.docker == ("--rm", "-e", "A")
+
+
+@pytest.mark.parametrize("name", ["allow-cpu", "measure", "mps"])
+def test_our_own_flags_are_taken_out(name):
+    field = name.replace("-", "_")
+    words = split(["-it", f"--{name}", "IMAGE", f"--{name}"])
+    assert getattr(words, field) is True
+    assert (words.docker, words.command) == (("-it",), (f"--{name}",))
+    assert getattr(split([f"--{name}", f"--{name}=false", "IMAGE"]), field) is False
+    assert getattr(split([f"--{name}=true", "IMAGE"]), field) is True
+    with pytest.raises(UsageError, match="true or false"):
+        split([f"--{name}=perhaps", "IMAGE"])
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        ("IMAGE", None),
+        ("--dry-run IMAGE", "command"),
+        ("--dry-run=false IMAGE", None),
+        ("--print command IMAGE", "command"),
+        ("--print=json IMAGE", "json"),
+        ("--dry-run --print json IMAGE", "json"),
+    ],
+)
+def test_what_is_shown_instead_of_started(line, shown):
+    assert split(line.split()).shown == shown
+
+
+def test_only_two_forms_are_printed():
+    with pytest.raises(UsageError, match="expected command or json"):
+        split(["--print", "xml", "IMAGE"])
+
+
+@pytest.mark.parametrize(
+    ("text", "mib"),
+    [
+        ("4Gi", 4096),
+        ("4G", 3814),
+        ("4GB", 3814),
+        ("500M", 476),
+        ("1.5Gi", 1536),
+        ("1Mi", 1),
+        ("4g", 4096),
+        ("4gb", 4096),
+        ("500m", 500),
+        ("1.5t", 1572864),
+    ],
+)
+def test_a_share_of_memory(text, mib):
+    assert split(["--vram", text, "IMAGE"]).vram_mib == mib
+
+
+@pytest.mark.parametrize(
+    "text", ["", "4", "4k", "g", "gb", "4gi", "-1g", "-1G", "0G", "1000000", "0.5Mi", "4 G"]
+)
+def test_what_is_no_amount_of_memory(text):
+    with pytest.raises(UsageError, match="such as 500M, 4g, 4G or 4Gi"):
+        split([f"--vram={text}", "IMAGE"])
+
+
+@pytest.mark.parametrize(
+    ("text", "gpus", "capabilities"),
+    [
+        ('"device=0,1"', "device=0,1", None),
+        ('"device=GPU-1,MIG-2"', "device=GPU-1,MIG-2", None),
+        ("device=0", "device=0", None),
+        ("device=0,2", "device=0,2", None),  # ours, which docker refuses
+        ("all,capabilities=utility", "all", "utility"),
+        ('all,"capabilities=compute,utility"', "all", "compute,utility"),
+        ('"device=0,1","capabilities=compute,utility"', "device=0,1", "compute,utility"),
+        ("device=0,capabilities=utility", "device=0", "utility"),
+        ("count=2", "2", None),
+        ("count=all,driver=nvidia", "all", None),
+        ("driver=nvidia", "1", None),
+        ("2,driver=nvidia", "2", None),
+        ("-1", "all", None),
+        ("count=-1", "all", None),
+        ("none", "none", None),
+        ("2,memory>=40G", "2,memory>=40G", None),
+        ("name=L40S", "name=L40S", None),
+    ],
+)
+def test_docker_s_own_forms_of_gpus(text, gpus, capabilities):
+    for words in (["--gpus", text, "IMAGE"], [f"--gpus={text}", "IMAGE"]):
+        found = split(words)
+        assert (found.gpus, found.capabilities) == (gpus, capabilities)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *('"', '"device=0', "all,driver=amd", "count=1,count=2", "count=1,more=2", '"device=0",2'),
+        *('""x', "driver=nvidia,1,2"),
+    ],
+)
+def test_what_docker_would_not_take_either(text):
+    with pytest.raises(UsageError, match=r"^--gpus "):
+        split(["--gpus", text, "IMAGE"])
+
+
+@pytest.mark.parametrize("text", ["25", "25%", "1", "100"])
+def test_a_part_of_the_threads_goes_through_mps(text):
+    found = split(["--mps-threads", text, "IMAGE"])
+    assert (found.mps, found.mps_threads) == (True, int(text.rstrip("%")))
+
+
+@pytest.mark.parametrize("text", ["", "0", "101", "x", "2.5", "\u0663", "9" * 5000])
+def test_what_is_no_percentage(text):
+    with pytest.raises(UsageError, match="in percent, such as 25"):
+        split([f"--mps-threads={text}", "IMAGE"])
+
+
+@pytest.mark.parametrize(
+    ("line", "detached"),
+    [
+        ("IMAGE -d", False),
+        ("-d IMAGE", True),
+        ("-itd IMAGE", True),
+        ("-dit IMAGE", True),
+        ("--detach IMAGE", True),
+        ("--detach=true IMAGE", True),
+        ("--detach=false IMAGE", False),
+        ("-d --detach=false IMAGE", False),
+        ("-d=false IMAGE", False),
+        ("-d=true IMAGE", True),
+        ("-e d IMAGE", False),
+        ("-ed IMAGE", False),
+        ("-ite d IMAGE", False),
+        ("--detach-keys x IMAGE", False),
+    ],
+)
+def test_whether_docker_s_command_waits(line, detached):
+    assert split(line.split()).detached is detached
+
+
+def test_other_flags_of_docker_s():
+    assert (split(["IMAGE", "--rm"]).removed, split(["-d", "IMAGE"]).privileged) == (False, False)
+    found = split(["--rm", "--privileged", "IMAGE"])
+    assert (found.removed, found.privileged) == (True, True)
+    found = split(["--rm", "--rm=false", "--privileged=false", "IMAGE"])
+    assert (found.removed, found.privileged) == (False, False)
+
+
+def test_the_values_of_docker_s_own_options():
+    line = "-e A=1 -eB=2 -it -te C=3 -e=D=4 --env E=5 --env=F=6 --envy G=7 -u 5 IMAGE -e H"
+    found = split(line.split())
+    assert found.values("--env", "e") == ("A=1", "B=2", "C=3", "D=4", "E=5", "F=6")
+    assert found.values("--user", "u") == ("5",)
+    assert found.values("--runtime") == ()
+
+
+def test_conditions_on_axes_add_up():
+    words = split(
+        ["--where", "python=3.13", "--rm", "--where=cc!=gcc-14,python=3.9", "IMAGE", "--where", "x"]
+    )
+    assert words.where == {"python": ["3.13", "3.9"], "cc": ["!gcc-14"]}
+    assert (words.docker, words.command) == (("--rm",), ("--where", "x"))
+    assert split(["IMAGE"]).where is None
+    with pytest.raises(UsageError, match="--where: 'python' is no condition such as"):
+        split(["--where", "python", "IMAGE"])
+
+
+def test_the_last_of_several_counts():
+    assert split(["--gpus", "1", "--gpus=0,2", "IMAGE"]).gpus == "0,2"
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("", "no image"),
+        ("--rm", "no image"),
+        ("-e A=1", "no image"),
+        ("--", "no image"),
+        ("--rm --", "no image"),
+        ("'' x", "no image"),
+        ("--gpus", "--gpus wants a value"),
+        ("--rm --name", "--name wants a value"),
+        ("-it -e", "-e wants a value"),
+        ("-ite", "-ite wants a value"),
+    ],
+)
+def test_what_is_missing(line, words):
+    with pytest.raises(UsageError, match=words) as caught:
+        split(shlex.split(line))
+    assert "imagematrix run [OPTIONS] IMAGE" in caught.value.remedy
+
+
+def test_an_unknown_flag_that_took_the_image():
+    with pytest.raises(UsageError) as caught:
+        split(["--from-the-future", "IMAGE"])
+    assert "write --from-the-future=true" in caught.value.remedy
+    with pytest.raises(UsageError) as caught:
+        split(["--gpus", "IMAGE"])
+    assert "=true" not in caught.value.remedy
+
+
+def test_help_needs_no_image():
+    assert split(["--help"]).help
+    assert split(["--help"]).image is None
+    assert split(["-it", "--help", "IMAGE"]).help
+    assert not split(["IMAGE", "--help"]).help
+
+
+def test_a_dash_is_no_option():
+    assert split(["--rm", "-", "x"]).image == "-"
+
+
+usual = st.sampled_from(["-it", "-e", "--rm", "--name", "--gpus=1", "--", "-", "IMAGE", "a=b"])
+words = st.lists(st.one_of(usual, st.text(max_size=5)))
+
+
+@given(words)
+def test_no_word_is_lost_or_changed(some):
+    try:
+        found = split(some)
+    except UsageError:
+        return
+    kept = [*found.docker, *([] if found.image is None else [found.image]), *found.command]
+    left = iter(some)
+    assert all(word in left for word in kept)  # in order, each once
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("0", 0), ("90", 90), ("90s", 90), ("10m", 600), ("2h", 7200), ("1d", 86400)]
+)
+def test_how_long_to_wait(text, seconds):
+    assert split(["--wait", text, "--rm", "IMAGE"]).wait_s == seconds
+    assert split([f"--wait={text}", "IMAGE"]).docker == ()
+
+
+@pytest.mark.parametrize("text", ["", "m", "-1", "1.5h", "ten", "10 m", "\u0663", "9" * 400, "9" * 5000])
+def test_what_is_no_time(text):
+    with pytest.raises(UsageError, match="such as 90s, 10m or 2h"):
+        split([f"--wait={text}", "IMAGE"])

@@ -1,0 +1,162 @@
+"""Which GPUs the user's own options for docker pass, and that they are taken like all others."""
+
+from __future__ import annotations
+
+import pytest
+
+from imagematrix.allocation.usage import Use, keys
+from imagematrix.errors import GpusBusyError
+from imagematrix.launcher import request as module
+from imagematrix.launcher.options import split
+from imagematrix.launcher.passed import passed, passed_by
+from imagematrix.launcher.request import request
+
+CAPABILITY = "/dev/nvidia-caps/nvidia-cap"
+WEB = Use(kind="container", name="web")
+
+
+@pytest.fixture
+def gpus(make):
+    """GPUs with the minors 3, 4 and 5, the last in MIG mode."""
+    parts = tuple(
+        make.mig(number, uuid=f"MIG-{number}", capabilities=(10 * number, 10 * number + 1))
+        for number in (1, 2)
+    )
+    return (make.gpu(0), make.gpu(1), make.gpu(2, mig=parts))
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("--rm IMAGE --device /dev/nvidia3", []),
+        ("--device /dev/nvidia3 IMAGE", ["nvidia3"]),
+        ("--device=/dev/nvidia4:/dev/x:rwm --device /dev/fuse IMAGE", ["nvidia4"]),
+        ("--device /dev/nvidia3 --device /dev/nvidia4 IMAGE", ["nvidia3", "nvidia4"]),
+        ("--device /dev/nvidia7 IMAGE", ["nvidia7"]),  # that the host does not know of it is no reason
+        ("--device /dev/nvidia5 IMAGE", ["nvidia5-gi1-ci0", "nvidia5-gi2-ci0"]),
+        (
+            f"--device /dev/nvidia5 --device {CAPABILITY}20 --device {CAPABILITY}21 IMAGE",
+            ["nvidia5-gi2-ci0"],
+        ),
+        ("--device nvidia.com/gpu=1 IMAGE", ["nvidia4"]),
+        ("--device nvidia.com/gpu=GPU-0 IMAGE", ["nvidia3"]),
+        ("--device nvidia.com/gpu=all IMAGE", ["nvidia3", "nvidia4", "nvidia5-gi1-ci0", "nvidia5-gi2-ci0"]),
+        ("--device /dev IMAGE", ["nvidia3", "nvidia4", "nvidia5-gi1-ci0", "nvidia5-gi2-ci0"]),
+        ("--device /dev/ IMAGE", ["nvidia3", "nvidia4", "nvidia5-gi1-ci0", "nvidia5-gi2-ci0"]),
+        ("--privileged IMAGE", ["nvidia3", "nvidia4", "nvidia5-gi1-ci0", "nvidia5-gi2-ci0"]),
+        ("--privileged=false IMAGE", []),
+        ("-v /dev:/dev IMAGE", []),
+        (["--device-cgroup-rule", "c 195:4 rw", "IMAGE"], ["nvidia4"]),
+        (
+            ["--device-cgroup-rule=c 195:* rwm", "IMAGE"],
+            ["nvidia3", "nvidia4", "nvidia5-gi1-ci0", "nvidia5-gi2-ci0"],
+        ),
+        (["--device-cgroup-rule=c 10:* rwm", "IMAGE"], []),
+        ("-e NVIDIA_VISIBLE_DEVICES=1 IMAGE", ["nvidia4"]),
+        ("-e NVIDIA_VISIBLE_DEVICES IMAGE", ["nvidia3"]),
+        ("-e NVIDIA_VISIBLE_DEVICES=1 --runtime runc IMAGE", []),
+    ],
+)
+def test_what_is_passed(gpus, monkeypatch, line, expected):
+    monkeypatch.setenv("NVIDIA_VISIBLE_DEVICES", "0")
+    words = split(line.split() if isinstance(line, str) else line)
+    found = passed(words, gpus, lambda: {"DefaultRuntime": "nvidia"})
+    assert sorted(key for gpu in found.gpus for key in keys(gpu)) == expected
+    assert found.named == (bool(expected) and not words.privileged)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, []),
+        ({"devices": ["/dev/nvidia4:/dev/x:rwm", "/dev/fuse"]}, ["nvidia4"]),
+        ({"device_cgroup_rules": ["c 195:3 rwm"]}, ["nvidia3"]),
+        ({"device_requests": [{"Driver": "cdi", "DeviceIDs": ["nvidia.com/gpu=1"]}]}, ["nvidia4"]),
+        ({"runtime": "nvidia", "environment": {"NVIDIA_VISIBLE_DEVICES": "0"}}, ["nvidia3"]),
+        ({"runtime": "nvidia", "environment": ["NVIDIA_VISIBLE_DEVICES=1"]}, ["nvidia4"]),
+        ({"environment": {"NVIDIA_VISIBLE_DEVICES": "0"}}, []),
+        ({"privileged": True}, ["nvidia3", "nvidia4", "nvidia5-gi1-ci0", "nvidia5-gi2-ci0"]),
+    ],
+)
+def test_what_docker_py_is_told_to_pass(gpus, options, expected):
+    assert sorted(key for gpu in passed_by(options, gpus) for key in keys(gpu)) == expected
+
+
+def test_the_engine_is_asked_only_where_it_matters(gpus):
+    assert passed(split(["--device", "/dev/fuse", "IMAGE"]), gpus, pytest.fail).gpus == ()
+
+
+def test_a_node_by_another_name(gpus, monkeypatch, tmp_path):
+    (tmp_path / "gpu").symlink_to("/dev/null")
+    words = split(["--device", f"{tmp_path}/gpu", "IMAGE"])
+    assert passed(words, gpus, dict).gpus == ()
+    monkeypatch.setattr("imagematrix.allocation.containers.MAJOR", 1)  # of /dev/null, whose minor is 3
+    assert passed(words, gpus, dict).gpus == gpus[:1]
+
+
+@pytest.fixture
+def start(make, monkeypatch):
+    """Returns what a command line takes on a node with three GPUs, of which `used` have users."""
+
+    def run(line, used=(), mode="exact"):
+        uses = {f"nvidia{minor}": (WEB,) for minor in used}
+        monkeypatch.setattr("imagematrix.allocation.survey.survey", lambda *_: uses)
+        monkeypatch.setattr(module.engine, "info", dict)
+        monkeypatch.setattr(module, "require", lambda _: None)
+        gpus = [make.gpu(number, memory_mib=40_000) for number in range(3)]
+        catalog = make.selection(*gpus, mode=mode).decision.catalog
+        words = split(line.split())
+        found = request(words, make.host(*gpus), catalog, words.gpus, None)
+        _, first = found.first()
+        with found.claim(first, lambda _: None) as taken:
+            return found.on(taken)[1]
+
+    return run
+
+
+def devices(launch):
+    return [path for path in launch.devices if path[11:].isdecimal()]
+
+
+def test_a_device_that_is_passed_is_asked_for(start):
+    assert devices(start("--device /dev/nvidia4 IMAGE")) == ["/dev/nvidia4"]
+    assert devices(start("--gpus 1 --device /dev/nvidia4 IMAGE")) == ["/dev/nvidia4"]
+    assert devices(start("--gpus 2 --device /dev/nvidia5 IMAGE")) == ["/dev/nvidia3", "/dev/nvidia5"]
+    assert devices(start("--gpus device=0 --device /dev/nvidia5 IMAGE")) == ["/dev/nvidia3"]
+    assert devices(start("--gpus 1 IMAGE", used=[3])) == ["/dev/nvidia4"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--device /dev/nvidia4 IMAGE",
+        "--gpus 1 --device /dev/nvidia4 IMAGE",
+        "--gpus device=0 --device=/dev/nvidia4:/dev/x IMAGE",
+        "--gpus device=0 --privileged IMAGE",
+        "--vram 4Gi --device nvidia.com/gpu=1 IMAGE",
+    ],
+)
+def test_one_that_is_in_use_is_refused(start, line):
+    with pytest.raises(
+        GpusBusyError, match=r"GPU 1 \(NVIDIA A100\) (is used by|has .* left beside) container web"
+    ):
+        start(line, used=[4])
+
+
+def test_also_without_a_gpu_for_the_image(start):
+    launch = start("--gpus none --device /dev/nvidia4 IMAGE", mode=None)
+    assert (launch.gpus, launch.devices) == ((), ())
+    with pytest.raises(GpusBusyError, match="GPU 1"):
+        start("--gpus none --device /dev/nvidia4 IMAGE", used=[4], mode=None)
+
+
+def test_a_privileged_container_says_what_it_has(start):
+    launch = start("--gpus device=0 --privileged IMAGE")
+    assert devices(launch) == ["/dev/nvidia3", "/dev/nvidia4", "/dev/nvidia5"]
+    assert [gpu.index for gpu in launch.gpus] == [0]
+
+
+def test_a_share_goes_with_it(start):
+    launch = start("--vram 4Gi --device /dev/nvidia4 IMAGE")
+    assert devices(launch) == ["/dev/nvidia4"]
+    assert launch.labels["io.imagematrix.vram"] == "4096"

@@ -1,0 +1,146 @@
+"""What is started, and the exact command that starts it."""
+
+from __future__ import annotations
+
+import pytest
+
+from imagematrix.errors import ProbeError, UsageError
+from imagematrix.launcher.plan import docker_run, plan
+from imagematrix.launcher.share import Mps, Share
+
+PRESENT = ("/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
+NODES = ("/dev/nvidia3", "/dev/nvidia4", "/dev/nvidiactl", "/dev/nvidia-uvm")
+
+
+@pytest.mark.parametrize("mode", ["exact", "compat"])
+def test_a_baked_driver_gets_device_nodes_and_nothing_else(make, mode):
+    launch = plan(make.selection(make.gpu(0), make.gpu(1), mode=mode), ["train", "--lr", "1"])
+    assert docker_run(launch, ["--rm", "-v", "/data:/data"]) == [
+        "docker", "run",
+        "--device", "/dev/nvidia3", "--device", "/dev/nvidia4",
+        "--device", "/dev/nvidiactl", "--device", "/dev/nvidia-uvm",
+        "--env", "NVIDIA_VISIBLE_DEVICES=void",
+        "--rm", "-v", "/data:/data",
+        "--label", "io.imagematrix.selected=training:v1-x",
+        "--label", "io.imagematrix.vram=whole",
+        "--label", "io.imagematrix.gpus=GPU-0,GPU-1",
+        "training:v1-x", "train", "--lr", "1",
+    ]  # fmt: skip
+
+
+def test_what_a_launch_has_is_said_last(make):
+    """So neither a label of the image nor one of the user's own options says it."""
+    words = docker_run(plan(make.selection(make.gpu(0))), ["--label", "io.imagematrix.vram=1"])
+    given = [word for word in words if word.startswith("io.imagematrix.vram=")]
+    assert given == ["io.imagematrix.vram=1", "io.imagematrix.vram=whole"]
+
+
+def test_a_cpu_only_image_gets_no_device(make):
+    launch = plan(make.selection(mode=None))
+    assert docker_run(launch) == [
+        "docker", "run",
+        "--label", "io.imagematrix.selected=training:v1-x", "--label", "io.imagematrix.vram=whole",
+        "training:v1-x",
+    ]  # fmt: skip
+    node = make.selection(make.gpu(), mode=None, wanted="none")
+    assert plan(node) == launch
+
+
+def test_the_host_s_driver_comes_with_the_runtime(make):
+    launch = plan(make.selection(make.gpu(0), make.gpu(1), mode="host"))
+    assert (launch.devices, launch.environment, launch.injected) == ((), {}, ("GPU-0", "GPU-1"))
+    words = docker_run(launch)
+    assert words[2:4] == ["--gpus", '"device=GPU-0,GPU-1"']  # docker reads it as CSV
+    assert "--device" not in words
+    assert docker_run(plan(make.selection(make.gpu(0), mode="host")))[2:4] == ["--gpus", "device=GPU-0"]
+
+
+@pytest.mark.parametrize(
+    ("platform", "words"),
+    [("linux/amd64", []), ("linux/amd64/v3", ["--platform", "linux/amd64/v3"])],
+)
+def test_an_image_of_a_cpu_variant_is_named_as_such(make, platform, words):
+    launch = plan(make.selection(mode=None, platform=platform))
+    assert launch.platform == platform
+    assert docker_run(launch)[2:-5] == words
+
+
+def test_gpus_narrow_the_selection(make):
+    selection = make.selection(make.gpu(0), make.gpu(1))
+    assert plan(selection).devices == NODES
+    assert plan(selection, gpus="1").devices == (NODES[0], *NODES[2:])
+    second = plan(selection, gpus="device=1")
+    assert second.devices == NODES[1:]
+    assert second.labels["io.imagematrix.gpus"] == "GPU-1"
+    with pytest.raises(UsageError, match="has 2 GPUs"):
+        plan(selection, gpus="3")
+
+
+def test_only_the_chosen_gpus_are_passed(make):
+    launch = plan(make.selection(make.gpu(0), make.gpu(1), wanted="device=1"))
+    assert launch.devices == NODES[1:]
+
+
+def test_a_mig_device_is_passed_with_its_capabilities(make):
+    gpu = make.gpu(0, mig=(make.mig(1, uuid="MIG-1"), make.mig(2, uuid="MIG-2", capabilities=(426, 427))))
+    launch = plan(make.selection(gpu, wanted="MIG-2"))
+    assert launch.devices == (
+        "/dev/nvidia3",
+        "/dev/nvidia-caps/nvidia-cap426",
+        "/dev/nvidia-caps/nvidia-cap427",
+        "/dev/nvidiactl",
+        "/dev/nvidia-uvm",
+    )
+    assert launch.labels["io.imagematrix.gpus"] == "MIG-2"
+    with pytest.raises(ProbeError, match=r"gpu3/mig/gi1$"):
+        plan(make.selection(gpu, wanted="MIG-1"))
+
+
+def test_nodes_that_are_there_for_tools_are_passed(make):
+    selection = make.selection(make.gpu(), devices=("/dev/nvidia-modeset", "/dev/nvidia-uvm-tools"))
+    assert plan(selection).devices[-2:] == ("/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
+
+
+def test_nothing_selected_is_nothing_to_launch(make):
+    with pytest.raises(UsageError, match="nothing was selected"):
+        plan(make.selection(make.gpu(compute="7.0")))
+
+
+def test_the_launch_as_data(make, conforms):
+    selection = make.selection(make.gpu(), make.gpu(1), devices=PRESENT)
+    document = plan(selection, ["train", "--steps", "5"], gpus=1).to_json(["--rm"])
+    conforms(document)
+    assert document["devices"] == ["/dev/nvidia3", "/dev/nvidiactl", "/dev/nvidia-uvm", *PRESENT]
+    assert document["gpus"] == ["GPU-0"]
+    assert document["docker"][:2] == ["docker", "run"]
+    assert document["docker"][-4:] == ["training:v1-x", "train", "--steps", "5"]
+    assert "--rm" in document["docker"]
+    conforms(plan(make.selection(mode=None)).to_json())
+    injected = plan(make.selection(make.gpu(), mode="host")).to_json()
+    conforms(injected)
+    assert (injected["gpus"], injected["injected"], injected["devices"]) == (["GPU-0"], ["GPU-0"], [])
+
+
+def test_a_share_is_told_to_the_container_and_to_others(make):
+    share = Share(vram_mib=10_500)
+    found = plan(make.selection(make.gpu(memory_mib=20_000)), share=share)
+    assert found.labels["io.imagematrix.vram"] == "10500"
+    assert found.environment["IMAGEMATRIX_VRAM_FRACTION"] == "0.5000"
+    assert (found.mounts, found.ipc) == ((), None)
+    alone = plan(make.selection(mode=None), share=share)
+    assert (alone.labels, alone.environment) == (
+        {"io.imagematrix.selected": "training:v1-x", "io.imagematrix.vram": "10500"},
+        {},
+    )
+
+
+def test_mps_is_the_one_exception_to_no_mounts(make, conforms):
+    share = Share(mps=Mps(pipes="/run/mps"))
+    found = plan(make.selection(make.gpu()), share=share)
+    conforms(found.to_json())
+    words = docker_run(found, ["--ipc", "private"])
+    assert words[words.index("--volume") + 1] == "/run/mps:/run/mps"
+    assert [words[at + 1] for at, word in enumerate(words) if word == "--ipc"] == ["host", "private"]
+    assert "CUDA_MPS_PIPE_DIRECTORY=/run/mps" in words
+    alone = plan(make.selection(mode=None), share=share)
+    assert (alone.mounts, alone.ipc) == ((), None)

@@ -1,0 +1,95 @@
+"""What a container is told of its share of a GPU, and joining an MPS daemon."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from imagematrix.errors import ProbeError, UsageError
+from imagematrix.launcher.share import Mps, Share, mps
+from imagematrix.node.host import MigDevice
+
+
+def test_the_whole_gpu_needs_no_words(make):
+    assert Share().environment((make.gpu(),)) == {}
+    assert Share(vram_mib=4096, mps=Mps()).environment(()) == {}  # CPU-only images
+
+
+def test_the_fraction_leaves_room_for_cuda_itself(make):
+    gpu = make.gpu(memory_mib=20_000)
+    assert Share(vram_mib=10_500).environment((gpu,)) == {
+        "IMAGEMATRIX_VRAM_MIB": "10500",
+        "IMAGEMATRIX_VRAM_FRACTION": "0.5000",
+    }
+
+
+def test_the_fraction_is_rounded_down(make):
+    gpu = make.gpu(memory_mib=30_000)
+    assert Share(vram_mib=20_500).environment((gpu,))["IMAGEMATRIX_VRAM_FRACTION"] == "0.6666"
+
+
+@pytest.mark.parametrize(
+    ("mib", "total", "fraction"),
+    [
+        (501, 46_068, "0.000021"),
+        (510, 20_000, "0.00050"),
+        (600, 20_000, "0.0050"),
+        (501, 999_999, "0.0000010"),
+    ],
+)
+def test_a_small_share_is_more_than_none(make, mib, total, fraction):
+    found = Share(vram_mib=mib).environment((make.gpu(memory_mib=total),))["IMAGEMATRIX_VRAM_FRACTION"]
+    assert found == fraction
+    assert 0 < float(found) <= (mib - 500) / total
+
+
+def test_of_unlike_gpus_the_largest_decides(make):
+    gpus = (make.gpu(0, memory_mib=10_000), make.gpu(1, memory_mib=40_000))
+    assert Share(vram_mib=4_500).environment(gpus)["IMAGEMATRIX_VRAM_FRACTION"] == "0.1000"
+
+
+def test_of_a_mig_device_its_own_memory_counts(make):
+    device = MigDevice(uuid="MIG-1", profile="1g.10gb", gpu_instance=1, compute_instance=0, memory_mib=10_000)
+    gpu = make.gpu(memory_mib=80_000, mig=(device,))
+    assert Share(vram_mib=5_500).environment((gpu,))["IMAGEMATRIX_VRAM_FRACTION"] == "0.5000"
+
+
+def test_where_the_memory_is_not_known_there_is_no_fraction(make):
+    assert Share(vram_mib=1000).environment((make.gpu(),)) == {"IMAGEMATRIX_VRAM_MIB": "1000"}
+
+
+def test_a_share_that_cuda_alone_would_fill(make):
+    with pytest.raises(UsageError, match="500 MiB leaves a program nothing"):
+        Share(vram_mib=500).environment((make.gpu(memory_mib=20_000),))
+
+
+def test_a_share_that_no_gpu_has(make):
+    gpus = (make.gpu(0, memory_mib=40_000), make.gpu(1, memory_mib=20_000))
+    with pytest.raises(UsageError, match="20001 MiB is more than a GPU has: 20000 MiB"):
+        Share(vram_mib=20_001).environment(gpus)
+
+
+def test_mps_limits_each_gpu_as_the_container_counts_them(make):
+    gpus = (make.gpu(4, memory_mib=20_000), make.gpu(7, memory_mib=20_000))
+    share = Share(vram_mib=4096, mps=Mps(pipes="/run/mps", threads=25))
+    told = share.environment(gpus)
+    assert told["CUDA_MPS_PIPE_DIRECTORY"] == "/run/mps"
+    assert told["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=4096M,1=4096M"
+    assert told["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "25"
+    assert Share(mps=Mps()).environment(gpus) == {"CUDA_MPS_PIPE_DIRECTORY": "/tmp/nvidia-mps"}
+
+
+def test_the_daemon_is_found_by_its_pipe(tmp_path):
+    os.mkfifo(tmp_path / "control")
+    found = mps({"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)}, 30)
+    assert found == Mps(pipes=str(tmp_path), user=os.getuid(), threads=30)
+
+
+def test_without_a_daemon(tmp_path):
+    with pytest.raises(ProbeError, match=r"control: No such file") as caught:
+        mps({"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)})
+    assert "nvidia-cuda-mps-control -d" in caught.value.remedy
+    (tmp_path / "control").touch()
+    with pytest.raises(ProbeError, match="is no pipe"):
+        mps({"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)})

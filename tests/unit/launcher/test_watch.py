@@ -1,0 +1,190 @@
+"""Reading a container's last lines: from no engine, or from one that has little, much or nothing to tell."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import struct
+import threading
+import time
+
+import pytest
+
+from imagematrix import engine as module
+from imagematrix.launcher import watch
+from imagematrix.launcher.watch import Watch
+
+HEAD = b"HTTP/1.0 200 OK\r\nContent-Type: text/plain\r\n\r\n"
+STARTED = json.dumps({"Type": "container", "Action": "start", "Actor": {"ID": "c1"}}).encode() + b"\n"
+
+
+def piece(said):
+    return struct.pack(">BxxxL", 1, len(said)) + said
+
+
+class Engine:
+    """What answers at a socket: each resource that begins with a key of `answers` gets pieces of bytes.
+
+    A function among the pieces is called instead. `asked` are the resources that were asked for.
+    """
+
+    def __init__(self, path):
+        self.answers = {"/events": [HEAD, STARTED, self.wait]}
+        self.asked = []
+        self.over = threading.Event()
+        self._listening = socket.socket(socket.AF_UNIX)
+        self._listening.bind(str(path))
+        self._listening.listen()
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def wait(self):
+        self.over.wait(60)
+
+    def _serve(self):
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = self._listening.accept()
+                threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
+
+    def _answer(self, connection):
+        with connection, contextlib.suppress(OSError):
+            resource = connection.recv(4096).decode().split()[1]
+            self.asked.append(resource)
+            for part in next(parts for start, parts in self.answers.items() if resource.startswith(start)):
+                part() if callable(part) else connection.sendall(part)
+
+    def close(self):
+        self.over.set()
+        self._listening.shutdown(socket.SHUT_RDWR)
+        self._listening.close()
+
+
+@pytest.fixture
+def engine(tmp_path, monkeypatch):
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/docker.sock")
+    monkeypatch.setattr(watch, "EVERY_S", 0.01)
+    found = Engine(tmp_path / "docker.sock")
+    yield found
+    found.close()
+
+
+def watched(*, removed=True):
+    found = Watch("a=b", 5.9, removed=removed)
+    found.start()
+    return found
+
+
+def until(holds):
+    while not holds():
+        time.sleep(0.001)
+
+
+def test_the_last_lines_of_what_is_removed_are_read_while_it_runs(engine):
+    engine.answers["/containers/c1/logs"] = [HEAD, piece(b"one\ntw"), engine.wait, piece(b"o\n\xff\n")]
+    found = watched()
+    until(lambda: len(engine.asked) == 2)
+    assert found.container == "c1"
+    engine.over.set()
+    assert found.last_lines() == ["one", "two", "\ufffd"]
+    events, logs = engine.asked
+    assert events.startswith("/events?since=5&filters=")
+    assert "follow=1" in logs
+
+
+def test_what_has_said_all_is_not_read_again(engine):
+    engine.answers["/containers/c1/logs"] = [HEAD, piece(b"one\n")]
+    found = watched()
+    until(lambda: not found._thread.is_alive())
+    assert found.last_lines() == ["one"]
+
+
+def test_who_says_much_is_not_followed(engine):
+    """The log's end is opened again, and what came before is skipped."""
+    opened = []
+
+    def flood():
+        opened.append(engine.asked[-1])
+
+    lines = [piece(b"x" * 1000 + b"\n") for _ in range(100)] * 50
+    engine.answers["/containers/c1/logs"] = [flood, HEAD, *lines, engine.wait, piece(b"end\n")]
+    found = watched()
+    until(lambda: len(opened) > 3)
+    engine.over.set()
+    said = found.last_lines()
+    assert sum(map(len, said)) <= watch.KEPT
+
+
+def test_the_end_of_much_is_found(engine):
+    lines = [piece(b"x" * 1000 + b"\n") for _ in range(1000)]
+    engine.answers["/containers/c1/logs"] = [engine.wait, HEAD, *lines, piece(b"end\n")]
+    found = watched()
+    until(lambda: len(engine.asked) == 2)
+    engine.over.set()
+    assert found.last_lines()[-1] == "end"
+
+
+def test_a_log_that_does_not_end_is_read_for_a_while(engine, monkeypatch):
+    monkeypatch.setattr(watch, "PATIENCE_S", 1)
+    engine.answers["/containers/c1/logs"] = [HEAD, piece(b"one\n"), engine.wait]
+    found = watched()
+    until(lambda: len(engine.asked) == 2)
+    assert found.last_lines() in (["one"], [])
+
+
+def test_what_stays_is_asked_when_it_has_ended(engine):
+    engine.answers["/containers/json"] = [HEAD, b'[{"Id": "c1"}]']
+    engine.answers["/containers/c1/logs"] = [HEAD, piece(b"one\n"), piece(b"two\n")]
+    found = watched(removed=False)
+    until(lambda: found.container == "c1")
+    assert found.last_lines() == ["one", "two"]
+    assert "follow" not in engine.asked[-1]
+
+
+@pytest.mark.parametrize("removed", [True, False])
+def test_a_container_that_is_gone(engine, removed):
+    engine.answers["/containers/json"] = [HEAD, b"[]"]
+    engine.answers["/containers/c1/logs"] = []
+    assert watched(removed=removed).last_lines() == []
+
+
+@pytest.mark.parametrize(
+    "answer", [b"", b"HTTP/1.0 500 Oops\r\n\r\n", HEAD + b"[]\n", HEAD + b"{}\n", b"\xff"]
+)
+def test_what_is_no_event(engine, answer):
+    engine.answers["/events"] = [answer]
+    found = watched()
+    assert found.last_lines() == []
+    assert found.container is None
+
+
+@pytest.mark.parametrize("removed", [True, False])
+def test_no_engine(monkeypatch, tmp_path, removed):
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
+    found = watched(removed=removed)
+    assert found.last_lines() == []
+    assert found.container is None
+
+
+def test_an_engine_elsewhere_is_asked_in_the_end(monkeypatch):
+    class Client:
+        def __init__(self, *found):
+            self.api, self._found = self, found
+
+        def containers(self, **asked):
+            assert asked == {"all": True, "filters": {"label": "a=b"}}
+            return [{"Id": one} for one in self._found]
+
+        def logs(self, name, **asked):
+            assert (name, asked) == ("c1", {"tail": watch.LINES})
+            return b"one\ntwo\n"
+
+        def close(self):
+            pass
+
+    monkeypatch.setenv("DOCKER_HOST", "tcp://far:2376")
+    monkeypatch.setattr(module, "client", lambda: Client("c1"))
+    assert watched(removed=False).last_lines() == ["one", "two"]
+    assert watched(removed=True).last_lines() == []  # it is gone by then
+    monkeypatch.setattr(module, "client", Client)
+    assert watched(removed=False).last_lines() == []

@@ -1,0 +1,49 @@
+"""What is known of a device without opening it."""
+
+import errno
+import os
+import stat
+
+import pytest
+
+from imagematrix.node import device
+from imagematrix.node.tree import Tree
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root makes device nodes")
+NOBODY = 65534
+refusal = Tree("/").refusal
+
+
+def test_what_may_be_used_is_not_opened(monkeypatch):
+    monkeypatch.setattr(device.os, "open", lambda *_: pytest.fail("it was opened"))
+    assert refusal("/dev/null") == 0
+
+
+def test_a_mode_that_refuses(tmp_path, monkeypatch):
+    os.mknod(tmp_path / "node", stat.S_IFCHR | 0o640, os.makedev(1, 3))
+    tmp_path.chmod(0o755)
+    monkeypatch.chdir(tmp_path)  # the folders above are for their owner only
+    os.seteuid(NOBODY)
+    try:
+        assert refusal("node") == errno.EACCES
+    finally:
+        os.seteuid(0)
+    assert refusal("node") == 0
+
+
+def test_a_number_that_no_driver_has(tmp_path, monkeypatch):
+    os.mknod(tmp_path / "node", stat.S_IFCHR | 0o666, os.makedev(511, 0))
+    assert refusal(str(tmp_path / "node")) == errno.ENXIO
+    os.mknod(tmp_path / "block", stat.S_IFCHR | 0o666, os.makedev(259, 0))  # only block devices have it
+    assert refusal(str(tmp_path / "block")) == errno.ENXIO
+    monkeypatch.setattr(device, "DRIVERS", str(tmp_path / "none"))
+    assert refusal(str(tmp_path / "node")) == 0
+
+
+def test_a_node_that_has_gone(tmp_path):
+    assert refusal(str(tmp_path / "node")) == errno.ENOENT
+
+
+def test_a_refusal_that_ends_meanwhile(monkeypatch):
+    monkeypatch.setattr(device.os, "access", lambda *_, **__: False)
+    assert refusal("/dev/null") == 0

@@ -1,0 +1,157 @@
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from imagematrix.errors import ImagematrixError, UsageError
+from imagematrix.node.host import Accelerator, Cpu, Driver, Gpu, Host, MigDevice
+
+FULL = Host(
+    arch="x86_64",
+    cpu=Cpu(vendor="AuthenticAMD", model="EPYC", flags=frozenset({"avx2", "lm"}), level="x86-64-v3"),
+    driver=Driver(version="580.65.06", kind="open", source="/proc/driver/nvidia/version"),
+    gpus=(
+        Gpu(
+            index=0,
+            minor=3,
+            uuid="GPU-1",
+            name="NVIDIA L40S",
+            pci_bus_id="0000:41:00.0",
+            pci_device_id="26b9",
+            compute="8.9",
+            brand="nvidia",
+            memory_mib=46068,
+            mig=(
+                MigDevice(
+                    uuid=None,
+                    profile="1g.10gb",
+                    gpu_instance=7,
+                    compute_instance=0,
+                    memory_mib=9984,
+                    capabilities=(66, 67),
+                ),
+                MigDevice(uuid=None, profile=None, gpu_instance=9, compute_instance=0),
+            ),
+            state="ok",
+        ),
+        Gpu(index=1, state="lost"),
+    ),
+    devices=("/dev/nvidia3",),
+    accelerators=(
+        Accelerator(kind="wsl", where="/dev/dxg", why="it can't be passed"),
+        Accelerator(kind="x", where="y"),
+    ),
+    warnings=("a sentence",),
+)
+
+
+def spoilt(path, value):
+    document = json.loads(json.dumps(FULL.to_json()))
+    *parents, last = path
+    place = document
+    for step in parents:
+        place = place[step]
+    place[last] = value
+    return document
+
+
+def test_round_trip():
+    assert Host.from_json(json.loads(json.dumps(FULL.to_json()))) == FULL
+    assert list(FULL.to_json()) == [
+        "schema",
+        "arch",
+        "cpu",
+        "driver",
+        "gpus",
+        "devices",
+        "accelerators",
+        "warnings",
+    ]
+    older = {key: value for key, value in FULL.to_json().items() if key != "accelerators"}
+    assert Host.from_json(older).accelerators == ()
+
+
+def test_the_least_document():
+    host = Host.from_json({"schema": "imagematrix.host/v1", "arch": "aarch64", "cpu": {}})
+    assert host == Host(arch="aarch64", cpu=Cpu(vendor=None, model=None, flags=frozenset(), level=None))
+
+
+@pytest.mark.parametrize(
+    ("told", "arch"),
+    [
+        ("arm64", "aarch64"),
+        ("ARM64", "aarch64"),
+        ("aarch64", "aarch64"),
+        ("amd64", "x86_64"),
+        ("AMD64", "x86_64"),
+        ("x86_64", "x86_64"),
+        ("riscv64", "riscv64"),
+        ("other", "other"),
+    ],
+)
+def test_an_architecture_has_one_name(told, arch):
+    assert Host.from_json(spoilt(["arch"], told)).arch == arch
+
+
+def test_gpus_of_which_something_is_not_known_are_told_apart_by_their_index():
+    two = [{"index": 0}, {"index": 1}]
+    assert [gpu.uuid for gpu in Host.from_json(spoilt(["gpus"], two)).gpus] == [None, None]
+
+
+def test_labels():
+    assert [gpu.label for gpu in FULL.gpus] == ["GPU 0 (NVIDIA L40S)", "GPU 1"]
+
+
+def test_load(tmp_path):
+    path = tmp_path / "node.json"
+    path.write_text(json.dumps(FULL.to_json()))
+    assert Host.load(path) == FULL
+    assert Host.load(str(path)) == FULL
+    path.write_text("{")
+    with pytest.raises(UsageError, match=r"node\.json:1:"):
+        Host.load(path)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (["schema"], "imagematrix.host/v2", "is not the one this release reads"),
+        (["arch"], None, "arch: expected a string"),
+        (["cpu"], None, "cpu: is missing"),
+        (["cpu", "flags"], "avx2", "flags: expected a list"),
+        (["driver", "version"], "550", "no driver version"),
+        (["driver", "version"], "550.163.01\n", "no driver version"),
+        (["gpus", 0, "compute"], "89", "no compute capability"),
+        (["gpus", 0, "minor"], -1, "minor: -1 is negative"),
+        (["gpus", 0, "minor"], "3", "minor: expected an integer"),
+        (["gpus", 0, "index"], -1, "index: -1 is negative"),
+        (["gpus", 0, "memory_mib"], True, "memory_mib: expected an integer"),
+        (["gpus", 0, "mig", 0, "gpu_instance"], -7, r"mig\[0\]: gpu_instance: -7 is negative"),
+        (["gpus", 0, "mig", 0, "capabilities"], [66, -1], r"mig\[0\]: capabilities: -1 is negative"),
+        (["gpus", 0, "mig", 0, "capabilities"], 66, r"capabilities: expected a list"),
+    ],
+)
+def test_spoilt(path, value, message):
+    with pytest.raises(UsageError, match=message):
+        Host.from_json(spoilt(path, value), "node.json")
+
+
+KEYS = st.sampled_from(
+    ["schema", "arch", "cpu", "driver", "gpus", "flags", "version", "mig", "index", "compute"]
+)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(JSON, st.dictionaries(KEYS, JSON))
+def test_any_document(value, fields):
+    start = {"schema": "imagematrix.host/v1", "arch": "x86_64", "cpu": {}}
+    for document in (value, start | fields, start | {"gpus": value}):
+        try:
+            Host.from_json(document)
+        except ImagematrixError:
+            continue

@@ -1,0 +1,397 @@
+"""The distribution API: what may pass is tried again, what can't is not, and credentials stay at home."""
+
+import io
+import json
+import socket
+
+import pytest
+import requests
+from distribution import MANIFEST, Dripping, digest
+
+from imagematrix.errors import EngineError, UnknownImageError, UsageError
+from imagematrix.oci.registry import INDEX, TRIES, Registry
+
+BLOB = b"blob" * 100_000
+RAW = json.dumps({"mediaType": INDEX, "manifests": []}).encode()
+
+
+@pytest.fixture
+def registry(server):
+    with Registry(f"{server.address}/ml/training") as found:
+        yield found
+
+
+@pytest.fixture
+def repository(server):
+    return server.repository("ml/training")
+
+
+def push(registry, raw=BLOB):
+    registry.push_blob(digest(raw), io.BytesIO(raw))
+
+
+def test_what_is_pushed_is_there(registry, repository):
+    assert not registry.has_blob(digest(BLOB))
+    push(registry)
+    assert registry.has_blob(digest(BLOB))
+    assert registry.blob(digest(BLOB)) == repository.blobs[digest(BLOB)] == BLOB
+    assert registry.tags() == []
+    assert registry.manifest("v1") is None
+    assert registry.digest("v1") is None
+    registry.push_manifest("v1", RAW, INDEX)
+    found = registry.manifest("v1")
+    assert (found.raw, found.media_type, found.digest) == (RAW, INDEX, digest(RAW))
+    assert registry.manifest(digest(RAW)) == found
+    assert registry.digest("v1") == digest(RAW)
+    assert registry.tags() == ["v1"]
+
+
+@pytest.mark.parametrize("how", [{"status": 500}, {"status": 429}, {"status": 503}, {"drop": True}])
+@pytest.mark.parametrize(
+    ("method", "path", "ask", "result"),
+    [
+        ("HEAD", "manifests/v1", lambda registry: registry.digest("v1"), digest(RAW)),
+        ("GET", "manifests/v1", lambda registry: registry.manifest("v1").raw, RAW),
+        ("GET", "tags/list", lambda registry: registry.tags(), ["v1"]),
+        ("HEAD", "blobs/sha256", lambda registry: registry.has_blob(digest(b"1")), True),
+        ("GET", "blobs/sha256", lambda registry: registry.blob(digest(b"1")), b"1"),
+        ("PUT", "manifests/v2", lambda registry: registry.push_manifest("v2", RAW, INDEX), None),
+        ("POST", "blobs/uploads", push, None),
+        ("PUT", "blobs/uploads", push, None),
+    ],
+)
+def test_what_may_pass_is_tried_again(server, registry, repository, method, path, ask, result, how):
+    repository.put("v1", RAW, INDEX)
+    repository.blobs[digest(b"1")] = b"1"
+    server.fails(method, path, times=TRIES - 1, **how)
+    assert ask(registry) == result
+    assert server.count(method, path) == TRIES
+    server.fails(method, path, times=TRIES, **how)
+    with pytest.raises(EngineError) as caught:
+        ask(registry)
+    assert "same command goes on from here" in caught.value.remedy
+    assert server.count(method, path) == 2 * TRIES
+
+
+def test_an_answer_that_breaks_off_is_asked_for_again(server, registry, repository):
+    repository.put("v1", RAW, INDEX)
+    server.fails("GET", "manifests", cut=True, times=TRIES - 1)
+    assert registry.manifest("v1").raw == RAW
+    assert server.count("GET") == TRIES
+
+
+def test_an_upload_that_breaks_off_starts_from_its_beginning(server, registry, repository):
+    server.fails("PUT", "uploads", drop=True)
+    push(registry)
+    assert repository.blobs == {digest(BLOB): BLOB}
+    assert [one.method for one in server.asked] == ["POST", "PUT", "POST", "PUT"]
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 405, 413])
+@pytest.mark.parametrize(("method", "path"), [("POST", "uploads"), ("PUT", "uploads")])
+def test_what_cannot_pass_is_not_tried_again(server, registry, status, method, path):
+    server.fails(method, path, status=status, times=TRIES)
+    with pytest.raises((EngineError, UnknownImageError)) as caught:
+        push(registry)
+    assert server.count(method, path) == 1
+    if status == 404:
+        assert isinstance(caught.value, UnknownImageError)
+    elif status in (401, 403):
+        assert caught.value.remedy == f"`docker login {server.address}` with an account that may"
+    else:
+        assert f"answered {status} for" in str(caught.value)
+
+
+def test_a_registry_says_how_long_to_wait(server, registry, repository, monkeypatch):
+    repository.put("v1", RAW, INDEX)
+    slept = []
+    monkeypatch.setattr("imagematrix.oci.registry.time.sleep", slept.append)
+    for told in ("7", "soon", "-1"):
+        server.fails("HEAD", "v1", status=429, headers={"Retry-After": told})
+        assert registry.digest("v1") == digest(RAW)
+    assert slept == [7, 0, 0]
+    server.fails("HEAD", "v1", status=429, headers={"Retry-After": "86400"})
+    with pytest.raises(EngineError, match="answered 429"):
+        registry.digest("v1")
+    assert len(slept) == 3, "nobody waits for a day"
+
+
+def test_a_digest_that_is_not_told_is_computed(server, registry, repository):
+    repository.put("v1", RAW, INDEX)
+    server.silent = True
+    assert registry.digest("v1") == digest(RAW)
+    server.fails("HEAD", "v1", status=200, headers={"Docker-Content-Digest": "../../etc"})
+    assert registry.digest("v1") == digest(RAW)
+    server.fails("HEAD", "v1", status=200, then=repository.tags.clear)
+    assert registry.digest("v1") is None, "it went between the two requests"
+
+
+def test_what_a_digest_does_not_match_is_refused(registry, repository):
+    repository.blobs[digest(BLOB)] = b"something else"
+    with pytest.raises(EngineError, match="answered something else than sha256:"):
+        registry.blob(digest(BLOB))
+    with pytest.raises(EngineError, match="answered 400 for"):
+        registry.push_blob(digest(b"promised"), io.BytesIO(b"sent"))
+
+
+def test_all_pages_of_tags_are_read_from_this_registry(server, registry, repository):
+    # The pages' links name another host, as they do behind a proxy that does not tell the registry its name.
+    for number in range(25):
+        repository.put(f"v{number:02}", RAW, INDEX)
+    server.page = 10
+    assert registry.tags() == [f"v{number:02}" for number in range(25)]
+    assert server.count("GET") == 3
+    server.fails("GET", "tags", status=404, after=1)
+    with pytest.raises(UnknownImageError):
+        registry.tags()
+
+
+def test_pages_without_end(server, registry, repository, monkeypatch):
+    monkeypatch.setattr("imagematrix.oci.registry.PAGES", 3)
+    for number in range(5):
+        repository.put(f"v{number}", RAW, INDEX)
+    server.page = 1
+    with pytest.raises(EngineError, match="without end"):
+        registry.tags()
+
+
+def test_a_login_is_sent_where_it_is_asked_for(server, registry, log_in):
+    server.basic = log_in(server.address)
+    push(registry)
+    assert [one.login for one in server.asked] == [None, server.basic, server.basic]
+
+
+def test_a_login_that_is_wrong_is_sent_once(server, registry, log_in):
+    log_in(server.address)
+    server.basic = "Basic of somebody else"
+    for asked in (2, 3):
+        with pytest.raises(EngineError, match="does not let us"):
+            registry.digest("v1")
+        assert len(server.asked) == asked
+
+
+@pytest.mark.parametrize("uses", [1, 2, 3])
+def test_a_token_may_expire_in_the_middle(server, registry, repository, uses):
+    server.uses = uses
+    for raw in (b"1", b"2", b"3"):
+        push(registry, raw)
+    registry.push_manifest("v1", RAW, INDEX)
+    assert repository.blobs.keys() == {digest(b"1"), digest(b"2"), digest(b"3")}
+    assert registry.digest("v1") == digest(RAW)
+    assert server.count("GET", "/token") == -(-8 // uses)
+
+
+def test_where_tokens_come_from_may_fail_for_a_moment(server, registry, repository):
+    repository.put("v1", RAW, INDEX)
+    server.uses = 9
+    server.fails("GET", "/token", status=503, times=2)
+    assert registry.digest("v1") == digest(RAW)
+    assert server.count("HEAD") == 2
+    server.basic, server.uses = "nobody's", None
+    with pytest.raises(EngineError, match="does not let us"):
+        registry.digest("v1")
+
+
+@pytest.mark.parametrize(
+    ("token", "message"),
+    [
+        (b'{"token": "a\\nb"}', "gives is no token"),
+        (b'{"token": "\\u2713"}', "gives is no token"),
+        (b"{}", "access_token is missing"),
+        (b"<html>", "not JSON"),
+    ],
+)
+def test_what_is_no_token(server, registry, monkeypatch, token, message):
+    server.uses = 1
+    monkeypatch.setattr(server, "token", lambda: token)
+    with pytest.raises(EngineError, match=message):
+        registry.digest("v1")
+
+
+@pytest.mark.parametrize("status", [404, 400, 410, 500])
+def test_where_tokens_come_from_does_not_tell_whether_there_is_an_image(server, registry, repository, status):
+    repository.put("v1", RAW, INDEX)
+    server.uses = 1
+    server.fails("GET", "/token", status=status, times=TRIES)
+    with pytest.raises(
+        EngineError, match=f"gets us no token: http://{server.address}/token answered {status}"
+    ):
+        registry.manifest("v1")
+
+
+@pytest.mark.parametrize(
+    ("challenge", "message"),
+    [
+        ("Bearer", "does not say where"),
+        ("Bearer realm", "in a way of its own"),
+        ("Bearer realm=", "in a way of its own"),
+        ('Bearer realm="http://["', "an address that is none"),
+        ('Bearer realm="ftp://x/"', "without TLS"),
+        ('Bearer realm="/token"', "answered 404"),
+    ],
+)
+def test_what_is_no_challenge(server, registry, challenge, message):
+    server.fails("HEAD", "v1", status=401, headers={"WWW-Authenticate": challenge})
+    server.fails("GET", "/token", status=404)
+    with pytest.raises(EngineError, match=message):
+        registry.digest("v1")
+
+
+def test_an_upload_elsewhere_sees_no_credentials(start_server, server, registry, log_in):
+    other = start_server()
+    server.basic = log_in(server.address)
+    server.elsewhere = f"http://{other.address}"
+    push(registry)
+    assert [one.login for one in server.asked] == [None, server.basic]
+    assert [one.login for one in other.asked] == [None]
+    assert other.repository("ml/training").blobs.keys() == {digest(BLOB)}
+
+
+@pytest.mark.parametrize("redirect", [False, True])
+def test_elsewhere_may_not_ask_for_credentials(start_server, server, registry, log_in, redirect):
+    other = start_server()
+    other.uses = 9  # it wants a token, and says where from: itself
+    server.basic = log_in(server.address)
+    server.elsewhere = f"http://{other.address}"
+    if redirect:
+        server.fails("GET", "blobs", status=307, headers={"Location": f"http://{other.address}/v2/a/blobs/b"})
+    with pytest.raises(EngineError, match="does not let us"):
+        registry.blob(digest(BLOB)) if redirect else push(registry)
+    assert [(one.path.partition("?")[0][:4], one.login) for one in other.asked] == [("/v2/", None)]
+
+
+def test_a_login_is_not_sent_without_tls_where_the_registry_has_it(log_in, monkeypatch):
+    log_in("reg.example")
+    sent = []
+
+    class Answer:
+        status_code, url, links = 401, "https://reg.example/v2/training/manifests/v1", {}
+        headers = requests.structures.CaseInsensitiveDict(
+            {"WWW-Authenticate": 'Bearer realm="http://reg.example/token"'}
+        )
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+        def iter_content(self, _):
+            return ()
+
+    monkeypatch.setattr(requests.Session, "request", lambda *words, **_: sent.append(words[2]) or Answer())
+    with pytest.raises(EngineError, match=r"sent to http://reg\.example/token, without TLS"):
+        Registry("reg.example/training").digest("v1")
+    assert len(sent) == 1
+
+
+def test_netrc_is_not_asked(server, registry, repository, tmp_path, monkeypatch):
+    repository.put("v1", RAW, INDEX)
+    (tmp_path / "netrc").write_text("machine 127.0.0.1 login me password secret\n")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    assert registry.digest("v1") == digest(RAW)
+    assert {one.login for one in server.asked} == {None}
+
+
+def test_who_cannot_be_reached_is_named(server, registry):
+    server.elsewhere = "http://127.0.0.1:1"
+    with pytest.raises(EngineError) as caught:
+        push(registry)
+    place = f"the registry {server.address} can't be reached (at 127.0.0.1:1): Connection refused"
+    assert str(caught.value) == place
+    assert caught.value.exit_code == 8
+
+
+def test_without_tls_a_registry_has_to_be_on_loopback(server, monkeypatch):
+    # The name of another host that leads here all the same.
+    real = socket.getaddrinfo
+    monkeypatch.setattr(socket, "getaddrinfo", lambda _, *words, **more: real("127.0.0.1", *words, **more))
+    port = server.address.rpartition(":")[2]
+    with Registry(f"reg.example:{port}/training") as registry, pytest.raises(EngineError) as caught:
+        registry.digest("v1")
+    assert "has to be on loopback" in caught.value.remedy
+    assert not server.asked
+
+
+@pytest.mark.parametrize("tag", ["a/b", "v1?x", "v1#x", "..", "-v", "v" * 129, "v1@latest", "é"])
+def test_what_is_no_tag(tag):
+    with pytest.raises(UsageError, match="is no image reference"):
+        Registry(f"reg.example/training:{tag}")
+
+
+def test_a_manifest_is_put_with_its_kind(registry, repository):
+    repository.blobs |= {digest(b"{}"): b"{}"}
+    raw = json.dumps({"mediaType": MANIFEST, "config": {"digest": digest(b"{}")}, "layers": []}).encode()
+    registry.push_manifest("v1", raw, MANIFEST)
+    assert repository.manifests == {digest(raw): (MANIFEST, raw)}
+
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n"
+
+
+@pytest.mark.parametrize(
+    "begin",
+    [b"", HEAD, HEAD + b"\r\n", HEAD + b"Content-Length: 999999\r\n\r\n"],
+    ids=["status", "headers", "body", "length"],
+)
+def test_who_sends_a_byte_now_and_then_does_not_hold_us(begin, monkeypatch):
+    monkeypatch.setattr("imagematrix.oci.transfer.TIMEOUT", 0.2)
+    with Dripping(begin) as dripping, Registry(f"{dripping.address}/ml/training") as registry:
+        with pytest.raises(EngineError) as caught:
+            registry.manifest("v1")
+        assert dripping.connections == TRIES
+    assert caught.value.exit_code == 8
+    assert "it is too slow: " in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["manifests/v1", "blobs/x", "tags"])
+def test_no_answer_is_larger_than_a_document(server, registry, monkeypatch, kind):
+    monkeypatch.setattr("imagematrix.oci.transfer.LIMIT", 1000)
+    for status in (200, 307, 401, 404):
+        server.fails("GET", kind, status=status, headers={"Location": "/x"}, body=b" " * 1_000_000)
+    asks = {"m": lambda: registry.manifest("v1"), "b": lambda: registry.blob("x"), "t": registry.tags}
+    for _ in range(4):
+        with pytest.raises(EngineError, match=f"{server.address} answers more than"):
+            asks[kind[0]]()
+
+
+@pytest.mark.parametrize("where", ["/v2/ml/training/manifests/v1", "http://["])
+def test_a_redirection_without_end_or_to_nowhere(server, registry, where):
+    server.fails("GET", "manifests", status=307, headers={"Location": where}, times=99)
+    with pytest.raises(EngineError, match=r"more than 5 redirections|an address that is none"):
+        registry.manifest("v1")
+
+
+def test_a_redirection_is_followed(server, registry, repository):
+    repository.put("v1", RAW, INDEX)
+    server.fails("GET", "manifests/v2", status=307, headers={"Location": "v1"})
+    assert registry.manifest("v2").raw == RAW
+    server.fails("PUT", "manifests/v3", status=308, headers={"Location": "v4"})
+    registry.push_manifest("v3", RAW, INDEX)
+    assert repository.tags.keys() == {"v1", "v4"}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "name"), [("GET", "tags", "Link"), ("POST", "uploads", "Location")]
+)
+def test_an_address_that_is_none(server, registry, method, path, name):
+    told = {name: '<http://[>; rel="next"' if name == "Link" else "http://["}
+    server.fails(method, path, status=202 if method == "POST" else 200, headers=told)
+    with pytest.raises(EngineError, match="an address that is none"):
+        registry.tags() if method == "GET" else push(registry)
+
+
+def test_the_environment_says_where_a_proxy_is_for_each_host(
+    start_server, server, registry, repository, monkeypatch
+):
+    other = start_server()
+    monkeypatch.setenv("http_proxy", f"http://{other.address}")
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    repository.put("v1", RAW, INDEX)
+    assert registry.digest("v1") == registry.digest("v1") == digest(RAW)
+    assert not other.asked
+    server.elsewhere = "http://reg.example"
+    push(registry)
+    assert {one.path.partition("?")[0] for one in other.asked} == {
+        "http://reg.example/v2/ml/training/blobs/uploads/1"
+    }

@@ -1,0 +1,77 @@
+"""The identity: everything that decides an image's bytes changes it, and nothing else does."""
+
+import pytest
+
+from imagematrix.errors import UsageError
+from imagematrix.matrix.matrix import Cell, Image
+from imagematrix.planning.identity import Identity, identify, tag
+
+
+def cell(version="v1", **axes):
+    image = Image(name="training", version=version, template="t", context=None)
+    return Cell(image=image, axes=axes or {"cuda": "none", "march": "znver4"}, properties={})
+
+
+SAME = {
+    "cell": cell(),
+    "dockerfile": "FROM debian\n",
+    "bases": {"debian": "sha256:a"},
+    "context": "sha256:c",
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "names"),
+    [
+        ({"dockerfile": "FROM debian \n"}, ("dockerfile",)),
+        ({"context": "sha256:d"}, ("context",)),
+        ({"bases": {"debian": "sha256:b"}}, ("base debian",)),
+        ({"bases": {"debian": "sha256:a", "tool": "sha256:a"}}, ("base tool",)),
+        ({"bases": {"ubuntu": "sha256:a"}}, ("base debian", "base ubuntu")),
+        ({"cell": cell(platform="linux/arm64")}, ("platform",)),
+    ],
+)
+def test_each_component_changes_it_and_is_named(change, names):
+    one, other = identify(**SAME), identify(**(SAME | change))
+    assert one.digest != other.digest
+    assert one.changed(other.components) == names
+    assert other.changed(one.components) == names
+
+
+def test_nothing_else_changes_it():
+    renamed = cell(cuda="none", march="znver3")  # what differs in the bytes differs in the Dockerfile
+    assert identify(**SAME).digest == identify(**(SAME | {"cell": renamed})).digest
+    assert identify(**SAME).changed(identify(**SAME).components) == ()
+    turned = Identity(components=dict(reversed(identify(**SAME).components.items())))
+    assert turned.digest == identify(**SAME).digest
+
+
+def test_a_digest_once_given_stays():
+    """Who changes this sends every image of every user to be built again: raise SCHEMA, and say so."""
+    assert identify(**SAME).components == {
+        "schema": "2",
+        "dockerfile": "sha256:2e82491658394d2a150ac8f92efb200f230f6f97b7a6d5b7707893fa495c0b63",
+        "context": "sha256:c",
+        "platform": "linux/amd64",
+        "epoch": "0",
+        "base debian": "sha256:a",
+    }
+    assert (
+        identify(**SAME).digest == "sha256:19a66770174391ba964d70db69d1638eef766c56ef272db973819a6113a2f3e5"
+    )
+
+
+def test_a_tag_can_be_read():
+    made = identify(**SAME)
+    assert tag(cell(), made) == f"v1-cpu-znver4-{made.digest[7:19]}"
+    gpu = cell(cuda="12.4", driver="550.163.01", compute="9.0a", march="znver4", os="trixie")
+    assert tag(gpu, made) == f"v1-cuda12.4-drv550.163.01-sm90a-znver4-trixie-{made.digest[7:19]}"
+
+
+def test_a_tag_has_its_limit():
+    made = identify(**SAME)
+    rest = len(tag(cell(version="", march="a"), made)) - 1
+    assert len(tag(cell(version="", march="a" * (128 - rest)), made)) == 128
+    with pytest.raises(UsageError, match="longer than the 128 characters of a tag") as caught:
+        tag(cell(version="", march="a" * (129 - rest)), made)
+    assert "shorten" in caught.value.remedy

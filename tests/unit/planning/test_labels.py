@@ -1,0 +1,123 @@
+"""Labels: what a build writes is what the selector reads."""
+
+import json
+
+import pytest
+
+from imagematrix.catalog import labels
+from imagematrix.catalog.catalog import UserModeDriver
+from imagematrix.facts import marches
+from imagematrix.matrix.expand import expand
+from imagematrix.matrix.load import load
+from imagematrix.planning import labels as written
+
+FLAGS = frozenset({"avx2", "avx512f"})
+GPU = "cuda=12.4,compute=8.9,driver=550.163.01,march=znver4"
+
+
+@pytest.mark.parametrize("only", ["cuda=none,march=znver4", GPU])
+def test_the_entry_comes_back(planned, only):
+    (item,) = planned(only=only).with_status("build")
+    own = written.for_item(item, FLAGS)
+    found = labels.read(own, reference=item.reference, digest=None, size=None)
+    assert found == written.variant(item.cell, FLAGS, item.reference)
+
+
+def test_an_image_that_signs_return_addresses_says_so(planned):
+    (item,) = planned(only="cuda=none,march=znver4").with_status("build")
+    for flags in (FLAGS, FLAGS | marches.SIGNING):
+        label = written.for_item(item, flags)[labels.VARIANT]
+        assert ("signed_returns" in json.loads(label)) is (flags != FLAGS)
+        found = labels.read({labels.VARIANT: label}, reference=item.reference, digest=None, size=None)
+        assert found.signed_returns is (flags != FLAGS)
+
+
+def test_what_they_say(planned):
+    (item,) = planned(only=GPU).with_status("build")
+    own = written.for_item(item, FLAGS)
+    assert json.loads(own.pop(labels.INPUTS)) == item.identity.components
+    assert json.loads(own.pop(labels.VARIANT)) == {
+        "platform": "linux/amd64",
+        "cuda": "12.4",
+        "cubins": ["89"],
+        "ptx": [],
+        "compressed_fatbin": False,
+        "driver": {"mode": "exact", "version": "550.163.01"},
+        "march": "znver4",
+        "cpu_flags": ["avx2", "avx512f"],
+        "vendor": "amd",
+    }
+    assert own == {
+        "io.imagematrix.image": "training",
+        "io.imagematrix.version": "v1",
+        "io.imagematrix.cell": "cuda12.4-sm89-drv550.163.01-znver4",
+        "io.imagematrix.input": item.identity.digest,
+        "org.opencontainers.image.title": "training",
+        "org.opencontainers.image.version": "v1",
+        "org.opencontainers.image.base.name": "debian:trixie",
+        "org.opencontainers.image.base.digest": item.identity.components["base debian:trixie"],
+        "com.nvidia.cuda.version": "12.4",
+    }
+
+
+def test_what_the_image_prefers_is_told_and_is_part_of_its_identity(planned):
+    (usual,) = planned(only=GPU).with_status("build")
+    (item,) = planned(("context: .", "context: .\n    prefer: [cuda, driver]"), only=GPU).with_status("build")
+    assert labels.terms(written.for_item(item, FLAGS), item.reference).prefer == ("cuda", "driver")
+    assert labels.terms(written.for_item(usual, FLAGS), item.reference) == labels.Terms()
+    assert "prefer" in item.identity.changed(usual.identity.components)
+
+
+OWN = ("  march:", "  python: ['3.11', '3.13']\n  cc: [gcc-14]\n  march:")
+
+
+def test_axes_that_are_not_hardware_are_told(planned):
+    found = [
+        labels.read(written.for_item(item, FLAGS), reference=item.reference, digest=None, size=None).axes
+        for item in planned(OWN, only=f"{GPU},cc=gcc-14").with_status("build")
+    ]
+    assert found == [(("cc", "gcc-14"), ("python", python)) for python in ("3.11", "3.13")]
+
+
+def test_defaults_are_told_and_are_part_of_the_identity_where_stated(planned):
+    usual, _ = planned(OWN, only=GPU).with_status("build")
+    stated = ("context: .", "context: .\n    defaults: {python: '3.13', cc: gcc-14}")
+    item, _ = planned(OWN, stated, only=GPU).with_status("build")
+    assert labels.terms(written.for_item(item, FLAGS), item.reference).defaults == (
+        ("cc", "gcc-14"),
+        ("python", "3.13"),
+    )
+    assert labels.DEFAULTS not in written.for_item(usual, FLAGS)
+    assert item.identity.components["defaults"] == "cc=gcc-14,python=3.13"
+    assert "defaults" not in usual.identity.components
+
+
+def test_an_axis_by_another_name_is_another_image(planned):
+    first, _ = planned(OWN, only=f"{GPU},cc=gcc-14").with_status("build")
+    renamed = tuple(text.replace("  cc:", "  compiled:") for text in OWN)
+    other, _ = planned(renamed, only=GPU).with_status("build")
+    assert first.cell.id == other.cell.id
+    assert "axes" in first.identity.changed(other.identity.components)
+
+
+def test_a_cpu_only_image_says_nothing_of_gpus(planned):
+    (item,) = planned(only="cuda=none,march=znver4", template="FROM scratch\n").with_status("build")
+    own = written.for_item(item, FLAGS)
+    assert "com.nvidia.cuda.version" not in own
+    assert "org.opencontainers.image.base.name" not in own
+    found = labels.read(own, reference=item.reference, digest=None, size=None)
+    assert (found.cuda, found.cubins, found.driver, found.gpu) == (None, (), None, False)
+
+
+@pytest.mark.parametrize(
+    ("change", "driver"),
+    [
+        (("[535.261.03, 550.163.01]", "[host, 550.163.01]"), UserModeDriver(mode="host")),
+        (("  driver: [535.261.03, 550.163.01]\n", ""), UserModeDriver(mode="host")),
+    ],
+)
+def test_without_a_driver_of_its_own_an_image_takes_the_hosts(project, change, driver):
+    rule = '- {cuda: "11.8", driver: 550.163.01, why: they have the newer toolkit}'
+    cells = expand(load(project(change, (rule, '- {cuda: "11.8"}')))).cells
+    cell = next(cell for cell in cells if cell.cuda and cell.axes.get("driver") in (None, "host"))
+    assert written.variant(cell, FLAGS, "training:x").driver == driver

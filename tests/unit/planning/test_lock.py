@@ -1,0 +1,169 @@
+"""imagematrix.lock: what it has stays until somebody locks anew."""
+
+import json
+import stat
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import replace
+
+import pytest
+
+from imagematrix.cli import planning
+from imagematrix.errors import UsageError
+from imagematrix.matrix.load import load
+from imagematrix.planning import lock
+from imagematrix.planning.plan import Against, plan
+
+ONE, TWO = f"sha256:{'1' * 64}", f"sha256:{'2' * 64}"
+
+
+class Shop:
+    """A workshop of the fake engine."""
+
+    jobs = 1
+    reproducible = True
+
+    def __init__(self, backend):
+        self.builder = self.store = backend
+        self.against = Against(store=backend)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "imagematrix.lock"
+
+
+def test_what_is_written_is_read(path, conforms):
+    assert lock.extend(path, {"b:1": TWO, "a:1": ONE})
+    assert lock.read(path) == {"a:1": ONE, "b:1": TWO}
+    document = json.loads(path.read_text())
+    conforms(document)
+    assert [base["name"] for base in document["bases"]] == ["a:1", "b:1"]
+    assert list(path.parent.iterdir()) == [path], "nothing is left behind"
+    lock.renew(path, lock.read(path), {})
+    assert lock.read(path) == {}
+
+
+def test_its_name_is_the_matrixs(tmp_path):
+    assert lock.beside(tmp_path / "matrix.yaml") == tmp_path / "imagematrix.lock"
+    assert lock.beside(tmp_path / "other.yaml") == tmp_path / "other.imagematrix.lock"
+
+
+def test_without_a_file_nothing_is_locked(path):
+    assert lock.read(path) == {}
+
+
+def test_what_it_has_stays(path):
+    lock.extend(path, {"a:1": ONE})
+    assert stat.S_IMODE(path.stat().st_mode) & 0o600 == 0o600
+    assert not lock.extend(path, {"a:1": TWO, "b:1": TWO}), "who wanted another digest has to plan anew"
+    assert lock.read(path) == {"a:1": ONE, "b:1": TWO}
+    written = path.stat().st_mtime_ns
+    lock.extend(path, {"a:1": TWO})
+    assert path.stat().st_mtime_ns == written
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "not JSON"),
+        ("[]", "expected an object"),
+        ('{"schema": "imagematrix.lock/v2"}', "not the one this release reads"),
+        ('{"schema": "imagematrix.host/v1"}', "expected 'imagematrix.lock/v1'"),
+        ("<<<<<<< ours", "not JSON"),
+    ],
+)
+def test_a_damaged_lock_is_told_with_what_to_do(path, text, message):
+    path.write_text(text)
+    with pytest.raises(UsageError, match=message) as caught:
+        lock.read(path)
+    assert str(path) in str(caught.value)
+    assert caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("bases", "message"),
+    [
+        ([{"name": "a", "digest": "latest"}], "'latest' is not a sha256 digest"),
+        ([{"name": "a", "digest": ONE}, {"name": "a", "digest": TWO}], "a is there twice"),
+        ([{"name": "a"}], r"bases\[0\]: digest is missing"),
+        ({}, "expected a list"),
+    ],
+)
+def test_damaged_digests_are_told(path, bases, message):
+    path.write_text(json.dumps({"schema": lock.SCHEMA, "bases": bases}))
+    with pytest.raises(UsageError, match=message) as caught:
+        lock.read(path)
+    assert "from version control" in caught.value.remedy
+
+
+def test_where_it_cannot_be_written(tmp_path):
+    with pytest.raises(UsageError, match="No such file or directory"):
+        lock.extend(tmp_path / "nowhere" / "imagematrix.lock", {"a:1": ONE})
+    (tmp_path / "imagematrix.lock").mkdir()
+    with pytest.raises(UsageError, match="Is a directory"):
+        lock.extend(tmp_path / "imagematrix.lock", {"a:1": ONE})
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_many_that_add_to_it_at_once_lose_nothing(path):
+    names = [f"base:{number}" for number in range(40)]
+    with ThreadPoolExecutor(max_workers=8) as pool:
+        assert all(pool.map(lambda name: lock.extend(path, {name: ONE}), names))
+    assert lock.read(path) == dict.fromkeys(names, ONE)
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_what_was_added_while_bases_were_looked_up_stays(path):
+    lock.extend(path, {"old:1": ONE, "a:1": ONE})
+    known = lock.read(path)
+    lock.extend(path, {"b:1": ONE})
+    assert lock.renew(path, known, {"a:1": TWO}) == lock.read(path) == {"a:1": TWO, "b:1": ONE}
+
+
+def test_a_build_whose_base_is_locked_otherwise_meanwhile_plans_anew(project, cli, monkeypatch, backend):
+    """Else the image would be of another base than the lock says, and the next plan would refuse it."""
+    path = project()
+    planned = planning.planned
+
+    def raced(file, against, only, **options):
+        found = planned(file, replace(against, resolve=backend.resolve), only, **options)
+        lock.extend(lock.beside(path), dict.fromkeys(found.bases, ONE))
+        return found
+
+    monkeypatch.setattr("imagematrix.cli.planning.planned", raced)
+    monkeypatch.setattr("imagematrix.cli.build.workshop", lambda *_, **__: nullcontext(Shop(backend)))
+    seen = []
+    monkeypatch.setattr("imagematrix.builder.build.build", lambda plan, *_, **__: seen.append(plan) or [])
+    assert cli("build", "-f", path).code == 0
+    assert set(seen[0].bases.values()) == {ONE}
+
+
+def test_a_plan_takes_what_is_locked(project, backend):
+    locked = {"debian:trixie": ONE}
+    found = plan(load(project()), Against(resolve=backend.resolve, locked=locked))
+    assert found.bases["debian:trixie"] == ONE
+    assert backend.called("resolve") == ["debian:bookworm"]
+
+
+def test_a_frozen_lock_has_to_have_all(project, backend):
+    matrix = load(project())
+    locked = {"debian:trixie": ONE}
+    with pytest.raises(UsageError, match="the lock does not have debian:bookworm") as caught:
+        plan(matrix, Against(resolve=backend.resolve, locked=locked, frozen=True))
+    assert caught.value.remedy.startswith("`imagematrix lock`")
+    against = Against(resolve=backend.resolve, locked=locked | {"debian:bookworm": TWO}, frozen=True)
+    assert plan(matrix, against).bases == against.locked
+    assert not backend.calls
+
+
+@pytest.mark.usefixtures("no_engine")
+def test_where_the_lock_has_all_nobody_is_asked(project, cli):
+    path = project()
+    assert cli("lock", "-f", path).code == 8  # an engine has to tell
+    lock.extend(lock.beside(path), {"debian:bookworm": ONE, "debian:trixie": TWO, "debian:sid": TWO})
+    said = cli("lock", "-f", path)
+    assert said.code == 0, said.err
+    assert "debian:sid" in said.err  # which no cell uses any more
+    assert lock.read(lock.beside(path)) == {"debian:bookworm": ONE, "debian:trixie": TWO}
+    assert cli("lock", "-f", path, "--upgrade").code == 8

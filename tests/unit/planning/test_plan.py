@@ -1,0 +1,209 @@
+"""The plan: what becomes of each cell, and why."""
+
+import shutil
+from dataclasses import replace
+from functools import partial
+
+import pytest
+
+from imagematrix.builder.build import build
+from imagematrix.errors import TagMovedError, UsageError
+from imagematrix.matrix.load import load
+from imagematrix.planning import identity, labels, schema1
+from imagematrix.planning.context import STATE, recorded
+from imagematrix.planning.identity import Identity
+from imagematrix.planning.plan import STATUSES, Against, plan
+
+ONE = "cuda=12.4,compute=8.9,driver=550.163.01,march=znver4"
+
+
+@pytest.fixture
+def built(backend, silent, tmp_path_factory):
+    """Call it with a plan to have it carried out."""
+    logs = tmp_path_factory.mktemp("logs")
+    return lambda found: build(found, backend, backend, jobs=1, logs=logs, reporter=silent)
+
+
+def test_what_is_not_there_is_to_be_built(planned, conforms):
+    found = planned()
+    assert [(status, len(found.with_status(status))) for status in STATUSES] == [
+        ("build", 12),
+        ("adopt", 0),
+        ("up-to-date", 0),
+        ("refused", 0),
+        ("failed", 0),
+        ("other-shard", 0),
+        ("excluded", 4),
+        ("infeasible", 2),
+    ]
+    item = found.items[-5]
+    assert item.cell.id == "cuda12.4-sm89-drv550.163.01-znver4"
+    assert item.reference == f"training:v1-{item.cell.id}-{item.identity.digest[7:19]}"
+    assert item.dockerfile.startswith("FROM debian:trixie AS compiler")
+    assert found.to_json()["cells"][-5] == {
+        "image": "training",
+        "version": "v1",
+        "cell": item.cell.id,
+        "axes": {"cuda": "12.4", "compute": "8.9", "driver": "550.163.01", "march": "znver4"},
+        "status": "build",
+        "rule": None,
+        "why": None,
+        "reference": item.reference,
+        "input": item.identity.digest,
+        "changed": [],
+        "files": [],
+    }
+    conforms(found.to_json())
+
+
+def test_the_engine_is_asked_once_for_what_cells_share(planned, backend):
+    planned()
+    assert sorted(backend.calls) == [
+        ("present", "training", "v1"),
+        ("resolve", "debian:bookworm"),
+        ("resolve", "debian:trixie"),
+    ]
+
+
+def test_an_excluded_cell_names_its_rule(planned, tmp_path):
+    excluded = planned().with_status("excluded")
+    assert {item.rule for item in excluded} == {f"{tmp_path / 'matrix.yaml'}:18"}
+    assert {item.why for item in excluded} == {"they have the newer toolkit"}
+    assert {item.reference for item in excluded} == {None}
+
+
+@pytest.mark.parametrize(
+    ("change", "cells", "rule", "why"),
+    [
+        (('"8.9"]', '"10.0"]'), "compute=10.0,cuda=11.8", "toolkit-target", "CUDA 11.8 cannot target"),
+        (
+            ("[535.261.03,", "[470.256.02,"),
+            "cuda=12.4,driver=470.256.02",
+            "driver-cuda",
+            "is too old for CUDA 12.4",
+        ),
+        (
+            ("znver4]", "znver5]"),
+            "cuda=11.8,march=znver5",
+            "march-compiler",
+            "gcc-12 does not know -march=znver5",
+        ),
+        (
+            ("  march:", "  platform: [linux/arm64]\n  march:"),
+            "march=znver4",
+            "march-platform",
+            "march znver4 is for x86_64, not for linux/arm64",
+        ),
+    ],
+)
+def test_an_infeasible_cell_names_the_vendors_rule(planned, backend, change, cells, rule, why, conforms):
+    found = planned(change, only=cells)
+    kept = [item for item in found.items if item.status != "excluded"]
+    assert {(item.status, item.rule) for item in kept} == {("infeasible", rule)}
+    assert all(why in item.why for item in kept)
+    assert not backend.calls
+    conforms(found.to_json())
+
+
+def test_what_is_there_is_up_to_date_and_what_is_not_is_built(planned, built):
+    built(planned(only="march=znver4"))
+    found = planned()
+    assert {item.cell.axes["march"] for item in found.with_status("up-to-date")} == {"znver4"}
+    assert {item.cell.axes["march"] for item in found.with_status("build")} == {"x86-64-v3"}
+
+
+@pytest.mark.parametrize(
+    ("change", "changed"),
+    [
+        ({"template": "FROM {{ base }}\n"}, ("dockerfile",)),
+        ({"file": "new.c"}, ("context",)),
+        ({"salt": "a newer one"}, ("base debian:trixie",)),
+        ({"base": "debian:sid"}, ("base debian:sid", "base debian:trixie", "dockerfile")),
+    ],
+)
+def test_what_is_there_of_something_else_is_refused(planned, built, backend, tmp_path, change, changed):
+    (tmp_path / ".dockerignore").write_text("matrix.yaml\ntemplates\n")
+    before = planned(only=ONE)
+    built(before)
+    if "file" in change:
+        (tmp_path / change["file"]).touch()
+    backend.salt = change.get("salt", "")
+    base = ('"12.4": {base: "debian:trixie"', f'"12.4": {{base: "{change.get("base", "debian:trixie")}"')
+    (item,) = planned(base, only=ONE, template=change.get("template")).with_status("refused")
+    assert item.changed == changed
+    assert item.why == f"{', '.join(changed)} changed"
+    assert item.instead == before.items[0].reference
+
+
+def test_the_files_that_changed_are_named(project, backend, tmp_path, silent):
+    """Who built it here has what it was made of beside its log."""
+    (tmp_path / ".dockerignore").write_text("matrix.yaml\ntemplates\n*.log\n")
+    (tmp_path / "main.c").write_text("int main;")
+    state = tmp_path / STATE
+
+    def found():
+        against = Against(resolve=backend.resolve, store=backend, recorded=partial(recorded, state))
+        return plan(load(project()), against, expression=ONE)
+
+    build(found(), backend, backend, jobs=1, logs=state / "logs", reporter=silent)
+    (tmp_path / "main.c").write_text("int main();")
+    for number in range(6):
+        (tmp_path / f"{number}.h").touch()
+    (item,) = found().with_status("refused")
+    assert item.files == ("0.h", "1.h", "2.h", "3.h", "4.h", "5.h", "main.c")
+    assert item.why == "context changed: 0.h, 1.h, 2.h, 3.h, 4.h, …"
+    with pytest.raises(TagMovedError, match=r"context changed: 0\.h, 1\.h"):
+        build(found(), backend, backend, jobs=1, logs=state / "logs", reporter=silent)
+    shutil.rmtree(state)
+    (item,) = found().with_status("refused")
+    assert (item.files, item.why) == ((), "context changed")
+
+
+def before_schema_2(item, folder):
+    """Return the identity that releases before schema 2 gave an item."""
+    return Identity(components=schema1.components(item.identity.components, schema1.context_digest(folder)))
+
+
+def test_what_was_built_under_schema_1_is_up_to_date_under_its_own_tag(planned, backend, tmp_path):
+    (item,) = [one for one in planned(only=ONE).items if one.status == "build"]
+    old = before_schema_2(item, tmp_path)
+    tag = f"{item.cell.image.name}:{identity.tag(item.cell, old)}"
+    backend.images[tag] = labels.for_item(replace(item, identity=old, reference=tag), frozenset())
+    (found,) = planned(only=ONE).with_status("up-to-date")
+    assert (found.reference, found.identity.digest) == (tag, old.digest)
+    (tmp_path / "new.c").touch()
+    (refused,) = planned(only=ONE).with_status("refused")
+    assert (refused.changed, refused.instead) == (("context",), tag)
+    assert refused.identity.components["schema"] == "2"
+
+
+def test_nothing_of_schema_1_stated_defaults():
+    assert schema1.components({"schema": "2", "defaults": "python=3.13"}, "sha256:a") is None
+    untold = schema1.components({"schema": "2", "axes": "python=3.13"}, "sha256:a")
+    assert untold == {"schema": "1", "context": "sha256:a"}
+    assert schema1.components({"schema": "2", "arg X": "y"}, "sha256:a") is None
+
+
+def test_in_development_it_is_built_again(planned, built, backend):
+    development = ("version: v1", "version: v1\n    development: true")
+    built(planned(development, only=ONE))
+    (old,) = backend.images
+    again = planned(development, only=ONE, template="FROM {{ base }}\n")
+    (item,) = again.with_status("build")
+    assert item.instead == old
+    built(again)
+    assert list(backend.images) == [item.reference]
+
+
+def test_without_an_engine_every_feasible_cell_is_to_be_built(project, conforms):
+    found = plan(load(project(('"8.9"]', '"10.0"]'))), Against())
+    assert len(found.with_status("build")) == 7
+    assert len(found.with_status("infeasible")) == 7
+    assert all(item.reference is None and item.identity is None for item in found.items)
+    conforms(found.to_json())
+
+
+def test_a_base_that_is_nowhere_ends_the_plan(planned, backend):
+    backend.missing = {"debian:trixie"}
+    with pytest.raises(UsageError, match="debian:trixie is nowhere"):
+        planned()

@@ -1,0 +1,80 @@
+"""JUnit XML: a test case for each cell, well-formed whatever a log says."""
+
+from xml.etree import ElementTree as ET
+
+import junitparser
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from imagematrix.reports.junit import junit
+from imagematrix.reports.outcome import parse
+
+CELLS = [
+    {"cell": "a", "status": "built", "seconds": 1.25},
+    {"cell": "b", "status": "failed", "seconds": 2, "error": "step 3\nERROR: exit code: 1"},
+    {"cell": "c", "status": "stopped", "seconds": 0},
+    {"cell": "d", "status": "up-to-date"},
+    {"cell": "h", "status": "skipped", "seconds": 0, "error": "base:v1-h, which it builds on, was not built"},
+    {"cell": "e", "status": "other-shard"},
+    {"cell": "f", "status": "excluded"},
+    {"cell": "g", "status": "infeasible"},
+]
+
+
+def outcomes(cells):
+    whole = [{"image": "ml/training", "version": "v1"} | cell for cell in cells]
+    return parse({"schema": "imagematrix.build/v1", "cells": whole}, "x").outcomes
+
+
+@pytest.fixture
+def suites(tmp_path):
+    """Call it with a JUnit document to get the suites that a reader of such finds in it."""
+
+    def read(document):
+        path = tmp_path / "junit.xml"
+        path.write_bytes(document)
+        return list(junitparser.JUnitXml.fromfile(str(path)))
+
+    return read
+
+
+def test_a_test_case_for_each_cell_of_this_build(suites):
+    (suite,) = suites(junit(outcomes(CELLS), lambda _: "the log"))
+    assert (suite.tests, suite.failures, suite.errors, suite.skipped, suite.time) == (5, 1, 0, 2, 3.25)
+    cases = list(suite)
+    assert [(case.classname, case.name, case.time) for case in cases] == [
+        ("ml/training:v1", "a", 1.25),
+        ("ml/training:v1", "b", 2.0),
+        ("ml/training:v1", "c", 0.0),
+        ("ml/training:v1", "d", 0.0),
+        ("ml/training:v1", "h", 0.0),
+    ]
+    assert [[type(result).__name__ for result in case.result] for case in cases] == [
+        [],
+        ["Failure"],
+        ["Skipped"],
+        [],
+        ["Skipped"],
+    ]
+    assert [case.result[0].message for case in (cases[2], cases[4])] == [
+        "the build was stopped",
+        "base:v1-h, which it builds on, was not built",
+    ]
+    (failure,) = cases[1].result
+    assert (failure.message, failure.text) == ("ERROR: exit code: 1", "the log")
+
+
+def test_a_build_of_nothing_is_a_document_too(suites):
+    (suite,) = suites(junit((), lambda _: ""))
+    assert (suite.tests, suite.time) == (0, 0.0)
+
+
+@given(st.text(st.characters(exclude_categories=())))
+def test_hostile_text_stays_text(text):
+    text += ']]></failure><failure message="x">&amp;<![CDATA[\x1b[0m\x00'
+    failed = [{"cell": text, "status": "failed", "seconds": 1, "error": text}]
+    document = ET.fromstring(junit(outcomes(failed), lambda _: text))  # noqa: S314 - what is to be tested
+    assert [element.tag for element in document.iter()] == ["testsuites", "testsuite", "testcase", "failure"]
+    (failure,) = document.iter("failure")
+    assert failure.text.endswith(']]></failure><failure message="x">&amp;<![CDATA[\ufffd')

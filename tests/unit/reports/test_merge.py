@@ -1,0 +1,176 @@
+"""Reading Build documents back, and many to one: nothing is lost, nothing contradicts, nothing is missing."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from imagematrix.builder.build import build, report
+from imagematrix.errors import BuildError, UsageError
+from imagematrix.planning.shard import Shard, narrowed
+from imagematrix.reports.merge import merge
+from imagematrix.reports.outcome import load, parse
+
+A, B = (f"sha256:{digit * 64}" for digit in "ab")
+
+
+def cell(name, status, **more):
+    found = {"image": "training", "version": "v1", "cell": name, "axes": {}, "status": status}
+    found |= {"rule": None, "why": None, "reference": None, "input": None, "changed": []}
+    if status in ("built", "failed", "stopped"):
+        found |= {"seconds": 1.0, "digest": None, "reproducible": True, "log": None, "error": None}
+    return found | more
+
+
+def document(*cells, shard=None, where="x.json", kind="build"):
+    return parse({"schema": f"imagematrix.{kind}/v1", "shard": shard, "cells": list(cells)}, where)
+
+
+def statuses(merged):
+    return {outcome.cell: outcome.status for outcome in merged.outcomes}
+
+
+@pytest.fixture
+def sharded(planned, backend, silent, tmp_path):
+    """Call it with numbers of shards of 3 to get what each of them reports."""
+
+    def call(*numbers):
+        for number in numbers:
+            plan = narrowed(planned(), Shard(number=number, count=3), {})
+            results = build(
+                plan, backend, backend, jobs=1, logs=tmp_path / ".imagematrix" / "logs", reporter=silent
+            )
+            yield report(plan, results)
+
+    return call
+
+
+def test_all_shards_together_are_the_whole(sharded, planned, conforms):
+    documents = list(sharded(3, 1, 2))
+    for one in documents:
+        conforms(one)
+    merged = merge(parse(one, "x") for one in documents)
+    assert merged.failure() is None
+    whole = merged.to_json()
+    conforms(whole)
+    assert whole["shard"] is None
+    became = [(one["cell"], one["status"]) for one in whole["cells"]]
+    assert [name for name, _ in became] == [item.cell.id for item in planned().items]
+    assert Counter(status for _, status in became) == {"built": 12, "excluded": 4, "infeasible": 2}
+    assert merge([parse(whole, "x")]).to_json() == whole
+
+
+def test_a_missing_shard_is_named_with_its_cells(sharded, conforms):
+    merged = merge(parse(one, "x") for one in sharded(1, 3))
+    error = merged.failure()
+    assert (type(error), error.exit_code) == (BuildError, 6)
+    lines = str(error).splitlines()
+    assert lines[0] == "4 of 12 images are not built"
+    assert lines[1].startswith("  no document says what became of: training:v1 cpu-")
+    assert lines[1].count("training:v1 ") == 4
+    assert lines[2] == "  there is no document of the shards: 2/3"
+    conforms(merged.to_json())
+    assert [one["status"] for one in merged.to_json()["cells"]].count("missing") == 4
+
+
+def test_a_plan_tells_what_is_missing_where_jobs_are_not_shards():
+    planned = document(cell("a", "build"), cell("b", "build"), cell("c", "up-to-date"), kind="plan")
+    merged = merge([planned, document(cell("a", "built"))])
+    assert statuses(merged) == {"a": "built", "b": "build", "c": "build"}
+    assert "2 of 3 images are not built" in str(merged.failure())
+    assert "what became of: training:v1 b, training:v1 c" in str(merged.failure())
+    rest = document(cell("b", "built"), cell("c", "failed"))
+    assert statuses(merge([planned, document(cell("a", "built")), rest]))["c"] == "failed"
+
+
+def test_what_failed_is_named():
+    merged = merge([document(cell("a", "built"), cell("b", "failed"), cell("c", "stopped"))])
+    assert "2 of 3 images are not built\n  failed or stopped: training:v1 b, training:v1 c" in str(
+        merged.failure()
+    )
+
+
+def test_a_second_try_mends_the_first():
+    tries = [
+        document(cell("a", "failed", error="no"), cell("b", "other-shard"), shard="1/2"),
+        document(cell("a", "other-shard"), cell("b", "built", digest=A), shard="2/2"),
+        document(cell("a", "built", digest=B), cell("b", "other-shard"), shard="1/2"),
+    ]
+    merged = merge(tries)
+    assert statuses(merged) == {"a": "built", "b": "built"}
+    assert merged.failure() is None
+
+
+def test_many_are_counted():
+    merged = merge([document(*(cell(f"c{number}", "failed") for number in range(25)))])
+    assert str(merged.failure()).endswith("c19 and 5 more")
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "expected"),
+    [
+        (cell("a", "built", digest=A), cell("a", "built", digest=B), f"{A} in 1.json, {B} in 2.json"),
+        (
+            cell("a", "built", input=A),
+            cell("a", "up-to-date", input=B),
+            f"input {A} in 1.json, input {B} in 2.json",
+        ),
+        (cell("a", "excluded"), cell("a", "built"), "excluded in 1.json, built in 2.json"),
+        (cell("a", "infeasible"), cell("a", "other-shard"), "infeasible in 1.json, other-shard in 2.json"),
+    ],
+)
+def test_contradictions_are_refused(one, other, expected):
+    with pytest.raises(BuildError, match="contradict") as caught:
+        merge([document(one, where="1.json"), document(other, where="2.json")])
+    assert f"training:v1 a: {expected}" in str(caught.value)
+    assert caught.value.remedy
+
+
+def test_what_a_shard_thinks_of_anothers_cells_is_no_contradiction():
+    mine = document(cell("a", "built", input=A), cell("b", "other-shard", input=A), shard="1/2")
+    theirs = document(cell("a", "other-shard", input=B), cell("b", "built", input=B), shard="2/2")
+    assert merge([mine, theirs]).failure() is None
+
+
+STATUS = st.sampled_from(["built", "failed", "stopped", "up-to-date", "other-shard"])
+
+
+@given(st.lists(st.dictionaries(st.sampled_from("abcd"), STATUS), max_size=5), st.randoms())
+def test_the_order_of_the_documents_means_nothing(cells, random):
+    reports = [document(*(cell(name, status) for name, status in some.items())) for some in cells]
+    shuffled = list(reports)
+    random.shuffle(shuffled)
+    assert statuses(merge(reports)) == statuses(merge(shuffled))
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        ([], "expected an object"),
+        ({"schema": "imagematrix.host/v1"}, "schema is 'imagematrix.host/v1'"),
+        ({"schema": "imagematrix.build/v2"}, "is not the one this release reads"),
+        ({"schema": "imagematrix.build/v1"}, "cells: is missing"),
+        ({"schema": "imagematrix.build/v1", "cells": [1]}, r"cells\[0\]: expected an object"),
+        ({"schema": "imagematrix.build/v1", "cells": [cell("a", "maybe")]}, "'maybe' is none of"),
+        ({"schema": "imagematrix.build/v1", "cells": [cell("a", "built", seconds=-1)]}, "seconds"),
+        ({"schema": "imagematrix.build/v1", "cells": [cell("a", "built", seconds="1")]}, "seconds"),
+        ({"schema": "imagematrix.build/v1", "cells": [cell("a", "built", seconds=float("nan"))]}, "seconds"),
+        ({"schema": "imagematrix.build/v1", "cells": [cell("a", "built", seconds=10**400)]}, "seconds"),
+        ({"schema": "imagematrix.build/v1", "cells": [cell("a", "built", seconds=True)]}, "seconds"),
+    ],
+)
+def test_what_is_no_document(data, expected):
+    with pytest.raises(UsageError, match=expected) as caught:
+        parse(data, "x.json")
+    assert str(caught.value).startswith("x.json: ")
+
+
+def test_a_shard_that_is_none():
+    with pytest.raises(UsageError, match="is no shard"):
+        merge([document(shard="0/0")])
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    with pytest.raises(UsageError, match="No such file"):
+        load(tmp_path / "nowhere.json")

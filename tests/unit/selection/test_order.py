@@ -1,0 +1,166 @@
+"""The order of the variants that fit, one criterion at a time."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from imagematrix.catalog.catalog import Catalog
+from imagematrix.errors import UsageError
+from imagematrix.record import replace
+from imagematrix.selection.index import Index
+from imagematrix.selection.node import Node
+from imagematrix.selection.order import key, order
+from imagematrix.selection.select import select
+
+
+@pytest.fixture(scope="module")
+def first():
+    """Return the best of some variants, and check that the sort key and the index agree about it."""
+
+    def ask(node, *variants):
+        found = {
+            min(some, key=lambda variant: key(order(), node, variant))
+            for some in itertools.permutations(variants)
+        }
+        (best,) = found
+        index = Index(variants, order())
+        assert index.best(node, index.everything) is best
+        return best.reference
+
+    return ask
+
+
+@pytest.fixture
+def node(make):
+    one = make.host(make.gpu(), march="znver4", vendor="AuthenticAMD", driver="580.65.06")
+    return Node(host=one, gpus=one.gpus, allow_cpu=True)
+
+
+def test_gpu_before_cpu(first, node, make):
+    worst = make.variant("z", cubins=(), ptx=[("50", "7.7")], driver=make.umd("host"), cuda="11.8")
+    assert first(node, worst, make.cpu_variant("a", cpu_flags=make.flags("znver4"), vendor="amd")) == "z"
+
+
+def test_native_then_the_nearest_minor_then_ptx(first, node, make):
+    native, near, far = (
+        make.variant("z", cubins=("89",)),
+        make.variant("y", cubins=("86",)),
+        make.variant("x", cubins=("80",)),
+    )
+    ptx = make.variant("w", cubins=(), ptx=[("89", "8.4")])
+    assert first(node, native, near, far, ptx) == "z"
+    assert first(node, near, far, ptx) == "y"
+    assert first(node, far, ptx) == "x"
+    assert first(node, make.variant("z", cubins=("80", "86", "89")), near) == "z"
+
+
+def test_the_worst_served_gpu_decides(first, make):
+    mixed = make.host(make.gpu(0, compute="8.0"), make.gpu(1, compute="8.9"))
+    node = Node(host=mixed, gpus=mixed.gpus)
+    assert first(node, make.variant("a", cubins=("80",)), make.variant("b", cubins=("80", "86"))) == "b"
+    assert (
+        first(node, make.variant("a", cubins=("80",)), make.variant("b", cubins=("80",), ptx=[("89", "8.4")]))
+        == "a"
+    )
+
+
+def test_device_code_before_the_driver_mode(first, node, make):
+    assert first(node, make.variant("z", driver=make.umd("host")), make.variant("a", cubins=("86",))) == "z"
+
+
+def test_exact_then_compat_then_host(first, node, make):
+    exact = make.variant("z", driver=make.umd("exact", "580.65.06"), cuda="11.8")
+    compat, by_host = (
+        make.variant("y", driver=make.umd("compat", "590.44.01")),
+        make.variant("x", driver=make.umd("host")),
+    )
+    assert first(node, exact, compat, by_host) == "z"
+    assert first(node, compat, by_host) == "y"
+
+
+def test_the_newest_cuda_by_number(first, node, make):
+    assert (
+        first(
+            node,
+            make.variant("z", cuda="12.10"),
+            make.variant("a", cuda="12.9"),
+            make.variant("b", cuda="9.2"),
+        )
+        == "z"
+    )
+
+
+def test_cuda_before_the_cpu(first, node, make):
+    assert (
+        first(
+            node,
+            make.variant("z", cuda="12.4"),
+            make.variant("a", cuda="12.2", cpu_flags=make.flags("znver4")),
+        )
+        == "z"
+    )
+
+
+def test_the_level_of_the_cpu_before_vendor_and_number_of_flags(first, node, make):
+    level_4 = make.cpu_variant("z", cpu_flags=make.flags("x86-64-v4"))
+    other_4 = make.cpu_variant("y", cpu_flags=make.flags("skylake-avx512"), vendor="intel")
+    own_3 = make.cpu_variant("a", cpu_flags=make.flags("znver3"), vendor="amd")
+    assert first(node, level_4, own_3) == "z"
+    assert first(node, other_4, own_3) == "y"
+    goldmont = make.cpu_variant("a", cpu_flags=make.flags("goldmont"), vendor="intel")  # many flags, no AVX
+    assert first(node, make.cpu_variant("z", cpu_flags=make.flags("x86-64-v3")), goldmont) == "z"
+
+
+def test_own_vendor_then_none_then_another(first, node, make):
+    need = make.flags("x86-64-v3")
+    own, other = (
+        make.cpu_variant("z", cpu_flags=need, vendor="amd"),
+        make.cpu_variant("a", cpu_flags=need, vendor="intel"),
+    )
+    none, generic = (
+        make.cpu_variant("y", cpu_flags=need),
+        make.cpu_variant("x", cpu_flags=need, vendor="generic"),
+    )
+    assert first(node, own, none, generic, other) == "z"
+    assert first(node, none, generic, other) == "x"
+    assert first(node, none, other) == "y"
+
+
+def test_an_unknown_vendor_prefers_generic_code(first, make):
+    unknown = Node(host=make.host(vendor=None), gpus=())
+    assert first(unknown, make.cpu_variant("z"), make.cpu_variant("a", vendor="intel")) == "z"
+
+
+def test_the_most_required_flags(first, node, make):
+    more, less = make.flags("znver4"), make.flags("x86-64-v4")
+    assert first(node, make.cpu_variant("z", cpu_flags=more), make.cpu_variant("a", cpu_flags=less)) == "z"
+    ignored = less | {"sgx", "pku", "mwaitx"}  # flags that no code depends on count for nothing
+    assert first(node, make.cpu_variant("z", cpu_flags=ignored), make.cpu_variant("a", cpu_flags=less)) == "a"
+
+
+def test_the_reference_at_last(first, node, make):
+    assert first(node, make.variant("b"), make.variant("a"), make.variant("c")) == "a"
+    assert first(node, make.cpu_variant("b"), make.cpu_variant("a")) == "a"
+
+
+def test_a_catalog_can_prefer_another_criterion(node, make):
+    native = make.variant("t:native", cubins=("89",), cuda="12.4", driver=make.umd("host"))
+    newest = make.variant("t:newest", cubins=("80",), cuda="13.0", driver=make.umd("host"))
+    usual = Catalog(image="t", version="v1", variants=(native, newest))
+    assert select(node.host, usual).selected == "t:native"
+    prefers = replace(usual, prefer=("cuda",))
+    assert select(node.host, prefers).selected == "t:newest"
+    assert Catalog.from_json(prefers.to_json()) == prefers
+
+
+def test_what_is_not_preferred_keeps_its_place():
+    assert [order().index(criterion) for criterion in order(("cpu-flags", "cuda"))] == [6, 3, 0, 1, 2, 4, 5]
+
+
+@pytest.mark.parametrize("prefer", [["cdua"], ["cuda", "cuda"], [1], "cuda"])
+def test_a_preference_that_is_none(prefer):
+    data = {"schema": "imagematrix.catalog/v1", "image": "t", "version": "v1", "variants": []}
+    with pytest.raises(UsageError, match="prefer"):
+        Catalog.from_json(data | {"prefer": prefer})

@@ -1,0 +1,274 @@
+"""What a question says of a catalog's axes: it narrows, defaults follow, nothing goes by alphabet."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from imagematrix.catalog.catalog import Catalog, UserModeDriver, Variant
+from imagematrix.errors import ImagematrixError, UsageError
+from imagematrix.node.host import Cpu, Driver, Gpu, Host
+from imagematrix.selection.question import narrowed, values
+from imagematrix.selection.select import explain, select, select_many, serving
+from imagematrix.selection.selection import NothingFits
+
+PYTHONS = ("3.9", "3.13")
+
+
+def build(make, python, **facts):
+    """Return a CPU-only variant for one value of the axis python."""
+    return make.cpu_variant(f"t:v1-cpu-{python}", axes=(("python", python),), **facts)
+
+
+@pytest.fixture
+def pythons(make):
+    """A catalog of one image for each version of Python."""
+    return make.catalog(*(build(make, python) for python in PYTHONS))
+
+
+def refused(*question, **options):
+    with pytest.raises(UsageError) as caught:
+        select(*question, **options)
+    assert caught.value.exit_code == 2
+    return caught.value
+
+
+def test_an_axis_that_the_question_leaves_open_is_never_decided_by_alphabet(make, pythons):
+    error = refused(make.host(), pythons)
+    assert str(error) == "variants of t:v1 that fit this host differ in python (3.9, 3.13)"
+    assert "--where python=" in error.remedy
+    found = explain(make.host(), pythons)
+    assert (found.selected, found.variant, found.digest) == (None, None, None)
+    assert found.to_json()["open"] == {"python": ["3.9", "3.13"]}
+    assert [candidate.rank for candidate in found.candidates] == [1, 2]
+
+
+def test_the_remedy_is_one(make, pythons):
+    axis, _, value = (
+        refused(make.host(), pythons).remedy.partition("--where ")[2].partition(";")[0].partition("=")
+    )
+    assert select(make.host(), pythons, where={axis: value}).selected == f"t:v1-cpu-{value}"
+
+
+@pytest.mark.parametrize(
+    ("where", "selected"),
+    [
+        ({"python": "3.9"}, "3.9"),
+        ({"python": "3.1*"}, "3.13"),
+        ({"python": ">=3.10"}, "3.13"),
+        ({"python": "!3.9"}, "3.13"),
+        ({"python": ["3.9", "3.8"]}, "3.9"),
+        ({"python": ["*", "!3.13"], "cuda": "none"}, "3.9"),
+    ],
+)
+def test_where_takes_the_words_of_only(make, pythons, where, selected):
+    found = select(make.host(), pythons, where=where)
+    assert found.selected == f"t:v1-cpu-{selected}"
+    assert [candidate.reference for candidate in found.candidates] == [found.selected]
+    assert "open" not in found.to_json()
+
+
+@pytest.mark.parametrize(
+    ("where", "told"),
+    [
+        ({"pyton": "3.9"}, "--where: 'pyton' is no axis of t:v1: did you mean 'python'?"),
+        ({"zone": "3.9"}, "--where: 'zone' is no axis of t:v1: the axes are python, platform, cuda"),
+        ({"python": "3.12"}, "--where: no value of the axis python matches 3.12: it has 3.9, 3.13"),
+        ({"python": ">=x"}, "--where: 'x' is no version to compare with"),
+    ],
+)
+def test_what_there_is_none_of_is_said_with_what_there_is(make, pythons, where, told):
+    assert str(refused(make.host(), pythons, where=where)) == told
+    with pytest.raises(UsageError):
+        select_many([make.host()], pythons, where=where)
+
+
+def test_defaults_decide_what_the_question_leaves_open(make, pythons):
+    catalog = replace(pythons, defaults=(("python", "3.13"),))
+    assert select(make.host(), catalog).selected == "t:v1-cpu-3.13"
+    assert select(make.host(), catalog, where={"python": "3.9"}).selected == "t:v1-cpu-3.9"
+    assert select(make.host(), catalog, where={"python": "3.*"}).selected == "t:v1-cpu-3.13"
+    assert select(make.host(), catalog, where={"python": "!3.13"}).selected == "t:v1-cpu-3.9"
+
+
+def test_where_a_default_fits_nothing_and_another_value_would_the_remedy_says_so(make):
+    catalog = replace(
+        make.catalog(build(make, "3.9"), build(make, "3.13", cpu_flags=frozenset({"avx512f"}))),
+        defaults=(("python", "3.13"),),
+    )
+    host = make.host(march="x86-64-v2")
+    with pytest.raises(
+        NothingFits, match=r"of t:v1 with python 3\.13 fits this host; .*; t:v1-cpu-3.9 fits"
+    ) as caught:
+        select(host, catalog)
+    assert caught.value.remedy == "--where python=3.9"
+    assert select(host, catalog, where={"python": "3.9"}).selected == "t:v1-cpu-3.9"
+
+
+def test_where_no_variant_is_left_that_is_said(make, pythons):
+    catalog = make.catalog(build(make, "3.9", march="a"), build(make, "3.13", march="b"))
+    with pytest.raises(
+        NothingFits, match=r"t:v1 has no variants with march a, python 3\.13; t:v1-cpu-3\.13 fits"
+    ):
+        select(make.host(), catalog, where={"python": "3.13", "march": "a"})
+    with pytest.raises(NothingFits) as caught:
+        select(make.host(), replace(pythons, defaults=(("python", "3.14"), ("cc", "gcc-14"))))
+    assert caught.value.remedy == "name it: t:v1-cpu-3.13"
+
+
+def test_hardware_is_asked_for_by_the_same_words(make):
+    exact = make.variant("t:exact", cubins=("89", "90a", "100"), march="znver4")
+    host = make.variant("t:host", driver=make.umd("host"), axes=(("python", "3.9"),))
+    catalog = make.catalog(exact, host, make.cpu_variant("t:cpu"))
+
+    def left(**where):
+        return [variant.reference for variant in narrowed(catalog, where).variants]
+
+    assert left(cuda="none") == ["t:cpu"]
+    assert left(cuda=">=12") == ["t:exact", "t:host"]
+    assert left(driver="550*") == ["t:exact"]
+    assert left(driver="host") == ["t:host"]
+    assert left(compute="9.0a") == left(compute="10.0") == left(march="znver*") == ["t:exact"]
+    assert left(platform="linux/amd64") == ["t:exact", "t:host", "t:cpu"]
+    assert values(exact)["compute"] == ("8.9", "9.0a", "10.0")
+    assert narrowed(catalog, None) is catalog
+
+
+def test_images_that_do_not_tell_their_axes_are_named(make):
+    old = [make.cpu_variant(f"t:v1-{number}", digest=None, size=number) for number in range(12)]
+    host = make.host()
+    error = refused(host, make.catalog(*old[:2]))
+    assert str(error) == "nothing tells these variants of t:v1 apart: t:v1-0, t:v1-1"
+    assert error.remedy == "name the one to take"
+    assert str(refused(host, make.catalog(*old))).endswith("t:v1-4, t:v1-5 and 4 more")
+    assert select(host, make.catalog(old[0])).selected == "t:v1-0"
+    better = make.cpu_variant("t:v1-x", cpu_flags=frozenset({"avx2"}))
+    assert select(host, make.catalog(*old, better)).selected == "t:v1-x"
+    assert select(host, make.catalog(old[0], replace(old[1], march="raptorlake"))).selected == "t:v1-0"
+
+
+def test_an_axis_that_some_variants_lack_is_open_too(make):
+    catalog = make.catalog(make.cpu_variant("t:v1-0"), build(make, "3.9"))
+    error = refused(make.host(), catalog)
+    assert str(error) == "variants of t:v1 that fit this host differ in python (not told, 3.9)"
+
+
+def test_variants_for_other_nodes_leave_nothing_open(make, pythons):
+    catalog = replace(
+        pythons, variants=(pythons.variants[0], replace(pythons.variants[1], platform="linux/arm64"))
+    )
+    assert select(make.host(), catalog).selected == "t:v1-cpu-3.9"
+
+
+def test_gpus_are_looked_for_among_what_is_asked_for(make):
+    new = make.variant("t:new", cubins=("90",), axes=(("python", "3.13"),))
+    catalog = make.catalog(new, make.variant("t:old", axes=(("python", "3.9"),)))
+    host = make.host(make.gpu(0), make.gpu(1, compute="9.0"))
+    for python, index in (("3.9", 0), ("3.13", 1)):
+        assert serving(host, catalog, 1, {"python": python}) == ((host.gpus[index : index + 1],), 1)
+
+
+def test_an_answer_to_a_question_is_sent_with_it(make, pythons):
+    sent = pickle.dumps(select(make.host(), pythons, where={"python": "3.9"}))
+    found = pickle.loads(sent)  # noqa: S301 - our own bytes
+    assert found.selected == "t:v1-cpu-3.9"
+    assert found.to_json() == select(make.host(), pythons, where={"python": "3.9"}).to_json()
+
+
+def test_a_question_is_worked_out_once(make, pythons):
+    one, two = (explain(make.host(), pythons, where={"python": "3.9"}) for _ in range(2))
+    assert one.decision is two.decision
+    assert one.decision is not explain(make.host(), pythons).decision
+
+
+axes = st.fixed_dictionaries(
+    {}, optional={"python": st.sampled_from(PYTHONS), "cc": st.sampled_from(["gcc-14", "clang-19"])}
+).map(lambda own: tuple(sorted(own.items())))
+common = {
+    "reference": st.uuids().map(lambda uuid: f"t:{uuid}"),
+    "digest": st.none(),
+    "platform": st.sampled_from(["linux/amd64"] * 3 + ["linux/arm64"]),
+    "cpu_flags": st.frozensets(st.sampled_from(["avx", "avx2"])),
+    "axes": axes,
+}
+variants = st.one_of(
+    st.builds(Variant, **common),
+    st.builds(
+        Variant,
+        cuda=st.sampled_from(["12.0", "12.4"]),
+        cubins=st.sampled_from([("80",), ("89",)]),
+        driver=st.just(UserModeDriver(mode="host")),
+        **common,
+    ),
+)
+catalogs = st.builds(
+    Catalog,
+    image=st.just("t"),
+    version=st.just("v1"),
+    variants=st.lists(variants, max_size=8, unique_by=lambda variant: variant.reference).map(tuple),
+    defaults=st.one_of(st.just(()), axes),
+)
+gpus = st.sampled_from(["8.0", "8.9"]).map(lambda compute: (Gpu(index=0, uuid="GPU-0", compute=compute),))
+hosts = st.builds(
+    Host,
+    arch=st.just("x86_64"),
+    cpu=st.builds(
+        Cpu, vendor=st.none(), model=st.none(), flags=st.just(frozenset({"avx", "avx2"})), level=st.none()
+    ),
+    driver=st.just(Driver(version="550.163.01", kind=None, source="test")),
+    gpus=st.one_of(st.just(()), gpus),
+)
+wheres = st.sampled_from([None, {"python": "3.13"}, {"python": "!3.13"}, {"cuda": ["none", ">=12.4"]}])
+
+
+def outcome(host, catalog, where):
+    try:
+        return select(host, catalog, where=where).to_json()
+    except ImagematrixError as error:
+        return type(error), str(error), error.remedy
+
+
+@given(hosts, catalogs, wheres, st.randoms())
+def test_the_same_question_has_the_same_answer_whatever_the_order(host, catalog, where, random):
+    other = replace(catalog, variants=tuple(random.sample(catalog.variants, len(catalog.variants))))
+    assert outcome(host, catalog, where) == outcome(host, other, where)
+
+
+@given(hosts, catalogs)
+def test_a_doubt_there_is_exactly_where_fitting_variants_differ_or_are_alike(host, catalog):
+    found = explain(host, catalog)
+    fitting = [candidate.variant for candidate in found.candidates if candidate.fits]
+    stated = dict(catalog.defaults).items()
+    assert all(stated <= dict(variant.axes).items() for variant in fitting)
+    differ = len({variant.axes for variant in fitting}) > 1
+    alike = [one for one in fitting if replace(one, reference="") == replace(fitting[0], reference="")]
+    assert (found.decision.doubt is not None) == (differ or len(alike) > 1)
+    assert (found.selected is not None) == (len(fitting) > 0 and not differ and len(alike) == 1)
+
+
+@given(hosts, catalogs, wheres, variants)
+def test_an_image_for_other_hardware_changes_no_answer(host, catalog, where, more):
+    foreign = replace(more, platform="linux/arm64")
+    before = outcome(host, catalog, where)
+    if isinstance(before, dict):
+        after = outcome(host, replace(catalog, variants=(*catalog.variants, foreign)), where)
+        assert after["selected"] == before["selected"]
+
+
+@given(hosts, catalogs, wheres)
+def test_a_remedy_that_names_axes_leads_to_a_variant(host, catalog, where):
+    try:
+        select(host, catalog, where=where)
+    except NothingFits as error:
+        if (error.remedy or "").startswith("--where "):
+            more = dict(word.split("=") for word in error.remedy.split() if "=" in word)
+            assert any(
+                candidate.fits
+                for candidate in explain(host, catalog, where={**(where or {}), **more}).candidates
+            )
+    except UsageError:
+        pass

@@ -1,0 +1,407 @@
+"""Selections, their reasons, and what is said where nothing fits."""
+
+from __future__ import annotations
+
+import copy
+import json
+import multiprocessing
+import os
+import pickle
+import subprocess
+import sys
+import tracemalloc
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+
+import pytest
+
+from imagematrix.catalog.catalog import Catalog
+from imagematrix.errors import UsageError
+from imagematrix.selection import select as module
+from imagematrix.selection.select import Selector, explain, select, select_many, serving
+from imagematrix.selection.selection import NothingFits
+
+PATIENCE = 300  # seconds, for a pool that would never answer
+DIGEST = f"sha256:{'0' * 64}"
+
+
+@pytest.fixture
+def fleet(make):
+    """Return hosts of several kinds, some with equal hardware."""
+    return [
+        make.host(make.gpu(0)),
+        make.host(make.gpu(0, uuid="GPU-other")),
+        make.host(),
+        make.host(make.gpu(0, compute="7.0", name="Tesla V100")),
+        make.host(make.gpu(0), make.gpu(1)),
+        make.host(make.gpu(0)),
+    ]
+
+
+def test_the_document_is_the_contract(make):
+    fits = make.variant("t:b", digest=DIGEST, cpu_flags=make.flags("x86-64-v3"))
+    found = select(make.host(make.gpu(0), make.gpu(1)), make.catalog(make.cpu_variant("t:a"), fits))
+    document = found.to_json()
+    assert {key: document[key] for key in list(document)[:6]} == {
+        "schema": "imagematrix.selection/v1",
+        "image": "t",
+        "version": "v1",
+        "selected": "t:b",
+        "digest": DIGEST,
+        "gpus": ["GPU-0", "GPU-1"],
+    }
+    assert list(document) == ["schema", "image", "version", "selected", "digest", "gpus", "candidates"]
+    best, other = document["candidates"]
+    assert list(best) == ["reference", "rank", "fits", "rules"]
+    assert (best["reference"], best["rank"], best["fits"]) == ("t:b", 1, True)
+    assert best["rules"][1] == {
+        "rule": "driver-exact",
+        "ok": True,
+        "need": "550.163.01",
+        "have": "550.163.01",
+        "why": "the driver in the image is the one that the kernel has loaded",
+        "fix": None,
+    }
+    assert (other["reference"], other["rank"], other["fits"]) == ("t:a", None, False)
+    assert json.loads(json.dumps(document)) == document
+
+
+def test_the_selection_keeps_what_a_launch_needs(make):
+    node = make.host(make.gpu(0), make.gpu(1))
+    fits = make.variant()
+    found = select(node, make.catalog(fits), gpus="device=1")
+    assert found.variant is fits
+    assert found.chosen_gpus == (node.gpus[1],)
+    assert found.host is node
+    assert repr(found) == "<Selection t:gpu for GPUs ['GPU-1']>"
+
+
+def test_ranks(make):
+    found = select(
+        make.host(make.gpu()),
+        make.catalog(
+            make.variant("t:80", cubins=("80",)), make.variant("t:no", cubins=("90",)), make.variant()
+        ),
+    )
+    assert [(one.reference, one.rank, one.fits) for one in found.candidates] == [
+        ("t:gpu", 1, True),
+        ("t:80", 2, True),
+        ("t:no", None, False),
+    ]
+
+
+def test_cpu_only_images_are_for_hosts_that_pass_no_gpu(make):
+    both = make.catalog(make.cpu_variant(), make.variant(cubins=("90",)))
+    assert select(make.host(), both).selected == "t:cpu"
+    assert select(make.host(make.gpu()), both, gpus="none").selected == "t:cpu"
+    assert select(make.host(make.gpu()), both, allow_cpu=True).selected == "t:cpu"
+    with pytest.raises(NothingFits) as caught:
+        select(make.host(make.gpu()), both)
+    assert "t:gpu" in str(caught.value)
+    assert select(make.host(make.gpu(compute="9.0")), both, allow_cpu=True).selected == "t:gpu"
+
+
+def test_nothing_fits_names_the_nearest_and_its_cure(make):
+    far = make.variant("t:a", driver=make.umd("exact", "535.261.03"), cubins=("90",))
+    near = make.variant("t:b", driver=make.umd("exact", "535.261.03"))
+    with pytest.raises(NothingFits) as caught:
+        select(make.host(make.gpu()), make.catalog(far, near))
+    assert "none of the 2 variants of t:v1 fits this host; the nearest is t:b" in str(caught.value)
+    assert "driver 535.261.03" in str(caught.value)
+    assert caught.value.remedy == "build a variant with driver 550.163.01"
+    assert caught.value.selection.selected is None
+    assert caught.value.selection.digest is None
+    assert [one.reference for one in caught.value.selection.candidates] == ["t:b", "t:a"]
+    assert caught.value.exit_code == 3
+
+
+EXACT = ("470.256.02", "535.261.03", "550.163.01", "580.95.05")
+
+
+def nearest(host, *variants):
+    found = explain(host, Catalog(image="t", version="v1", variants=variants))
+    assert found.selected is None
+    first = found.candidates[0].reference
+    told = found.decision.refusal[0]
+    assert f"the nearest is {first}, but" in told or "one fits GPU" in told
+    return first
+
+
+@pytest.mark.parametrize(
+    ("kernel", "expected"),
+    [
+        ("550.54.14", "t:550.163.01"),
+        ("535.54.03", "t:535.261.03"),
+        ("530.30.02", "t:535.261.03"),
+        ("615.31", "t:580.95.05"),
+        ("418.39", "t:470.256.02"),
+    ],
+)
+def test_the_nearest_driver(make, kernel, expected):
+    variants = [make.variant(f"t:{own}", cuda="11.0", driver=make.umd("exact", own)) for own in EXACT]
+    assert nearest(make.host(make.gpu(), driver=kernel), *variants) == expected
+
+
+def test_the_nearest_of_each_rule(make):
+    l40s, compat = make.gpu(), make.umd("compat", "580.95.05", (535, 550))
+    assert (
+        nearest(
+            make.host(l40s, march="x86-64-v2"),
+            make.variant("t:a", cpu_flags=make.flags("x86-64-v4")),
+            make.variant("t:b", cpu_flags=make.flags("x86-64-v3")),
+        )
+        == "t:b"
+    )
+    codes = [make.variant(f"t:{code}", cubins=(code,)) for code in ("70", "75", "90")]
+    assert nearest(make.host(l40s), *codes, make.variant("t:none", cubins=())) == "t:75"
+    two = make.host(l40s, make.gpu(1, compute="9.0"))
+    assert nearest(two, make.variant("t:70", cubins=("70",)), make.variant("t:90", cubins=("90",))) == "t:90"
+    assert (
+        nearest(
+            make.host(l40s, driver="570.124.06"),
+            make.variant("t:a", driver=make.umd("compat", "580.95.05", (470,))),
+            make.variant("t:b", driver=compat),
+        )
+        == "t:b"
+    )
+    assert (
+        nearest(
+            make.host(l40s, driver="470.256.02"),
+            make.variant("t:12.4", driver=make.umd("host")),
+            make.variant("t:13.0", cuda="13.0", driver=make.umd("host")),
+            make.variant("t:14.0", cuda="14.0", driver=make.umd("host")),
+        )
+        == "t:12.4"
+    )
+    packed = {"driver": make.umd("host"), "cuda": "11.8", "compressed_fatbin": True}
+    both = [make.variant("t:z", **packed), make.variant("t:y", **packed, cubins=("70",))]
+    assert nearest(make.host(l40s, driver="535.54.03"), *both) == "t:z"
+    old = {"compute": "7.0", "pci_device_id": "1db5"}
+    host = {"driver": make.umd("host"), "cubins": ("70",)}
+    assert (
+        nearest(make.host(make.gpu(**old), driver="595.45"), make.variant("t:x", **host), make.variant("t:w"))
+        == "t:x"
+    )
+    assert nearest(make.host(make.gpu(), driver=None), make.variant("t:v"), make.variant("t:u")) == "t:u"
+
+
+def test_what_hardware_lacks_is_farther_than_another_driver(make):
+    driver = make.variant("t:z", driver=make.umd("exact", "470.256.02"), cuda="11.0")
+    code = make.variant("t:a", cubins=("90",))
+    assert nearest(make.host(make.gpu()), driver, code) == "t:z"
+
+
+def test_no_variant_is_advised_that_there_is(make):
+    v4, v3 = make.flags("x86-64-v4"), make.flags("x86-64-v3")
+    znver = make.variant("t:znver5", cpu_flags=v4 | {"avx512_vp2intersect"})
+    other = make.variant("t:v4-new", cpu_flags=v4, driver=make.umd("exact", "580.95.05"))
+    found = explain(make.host(make.gpu()), make.catalog(znver, make.variant("t:v4", cpu_flags=v4), other))
+    fixes = {one.reference: [rule.fix for rule in one.failing] for one in found.candidates}
+    assert fixes["t:znver5"] == ["t:v4 is the same but for this"]
+    assert fixes["t:v4-new"] == ["t:v4 is the same but for this"]
+    # one that the host's driver blocks is the same but for the CPU, too
+    found = explain(
+        make.host(make.gpu(), march="x86-64-v3"),
+        make.catalog(other, make.variant("t:v3-new", cpu_flags=v3, driver=make.umd("exact", "580.95.05"))),
+    )
+    fixes = {one.reference: [rule.fix for rule in one.failing] for one in found.candidates}
+    assert fixes["t:v3-new"] == ["build a variant with driver 550.163.01"]
+    assert fixes["t:v4-new"] == [
+        "build a variant with driver 550.163.01",
+        "t:v3-new is the same but for this",
+    ]
+
+
+def test_the_nearest_is_never_for_another_architecture(make):
+    arm = make.cpu_variant("t:arm", platform="linux/arm64")
+    bad = make.variant("t:bad", driver=make.umd("exact", "535.261.03"), cubins=("90",), cuda="13.0")
+    for variants in ((arm, bad, make.cpu_variant("t:cpu")), (make.cpu_variant("t:cpu"), bad, arm)):
+        with pytest.raises(NothingFits) as caught:
+            select(make.host(make.gpu()), make.catalog(*variants))
+        assert "nearest is t:bad" in str(caught.value)
+        references = [one.reference for one in caught.value.selection.candidates]
+        assert references == ["t:bad", "t:cpu", "t:arm"]
+    with pytest.raises(NothingFits, match="nearest is t:arm"):
+        select(make.host(), make.catalog(arm))
+    with pytest.raises(NothingFits, match="nearest is t:cpu"):
+        select(make.host(make.gpu()), make.catalog(make.cpu_variant()))
+
+
+def test_an_empty_catalog(make):
+    with pytest.raises(NothingFits, match="t:v1 has no variants") as caught:
+        select(make.host(), make.catalog())
+    assert caught.value.selection.to_json()["candidates"] == []
+
+
+def test_a_mixed_node_is_told_which_gpus_would_do(make):
+    v100 = {"compute": "7.0", "name": "Tesla V100", "brand": "tesla"}
+    mixed = make.host(make.gpu(0), make.gpu(1, **v100), make.gpu(2), make.gpu(3, compute="9.0"))
+    two = make.catalog(make.variant("t:89"), make.variant("t:70", cubins=("70",)))
+    with pytest.raises(NothingFits) as caught:
+        select(mixed, two)
+    assert caught.value.remedy == "pass --gpus 0,2"
+    assert "GPU 0 (NVIDIA L40S), GPU 2 (NVIDIA L40S)" in str(caught.value)
+    assert select(mixed, two, gpus="0,2").selected == "t:89"
+    assert select(mixed, two, gpus="device=1").selected == "t:70"
+    with pytest.raises(NothingFits) as caught:
+        select(mixed, two, gpus="1,3")
+    assert caught.value.remedy == "pass --gpus device=1"
+    fat = make.variant("t:fat", cubins=("70", "86", "90"))
+    assert select(mixed, make.catalog(fat)).selected == "t:fat"
+
+
+def test_gpus_of_one_variant_are_named_even_if_another_would_serve_the_rest(make):
+    mixed = make.host(make.gpu(0, compute="7.0"), make.gpu(1, compute="7.5"), make.gpu(2, compute="9.0"))
+    with pytest.raises(NothingFits) as caught:
+        select(mixed, make.catalog(make.variant("t:7", cubins=("70",)), make.variant("t:9", cubins=("90",))))
+    assert caught.value.remedy == "pass --gpus 0,1"
+
+
+def test_explain_raises_nothing(make):
+    found = explain(make.host(make.gpu(compute="7.0")), make.catalog(make.variant()))
+    assert found.selected is None
+    (candidate,) = found.candidates
+    assert [result.rule for result in candidate.failing] == ["device-code"]
+
+
+def test_unknown_gpus_are_a_usage_error(make):
+    with pytest.raises(UsageError):
+        select(make.host(), make.catalog(make.variant()), gpus="1")
+
+
+def test_select_many_answers_in_order(fleet, make):
+    answers = select_many(fleet, make.catalog(make.variant()))
+    assert [None if isinstance(one, NothingFits) else one.selected for one in answers] == [
+        "t:gpu", "t:gpu", None, None, "t:gpu", "t:gpu",
+    ]  # fmt: skip
+    assert [one.host for one in answers if not isinstance(one, NothingFits)] == [
+        fleet[0], fleet[1], fleet[4], fleet[5],
+    ]  # fmt: skip
+    assert answers[0].decision is answers[5].decision
+
+
+def test_select_many_answers_for_hosts_without_the_gpus(fleet, make):
+    answers = select_many(fleet, make.catalog(make.variant()), gpus="2")
+    assert [type(one).__name__ for one in answers] == ["UsageError"] * 4 + ["Selection", "UsageError"]
+
+
+def test_equal_hardware_is_decided_once_and_keeps_its_own_gpus(make):
+    selector = Selector(make.catalog(make.variant()))
+    one, other = (
+        selector.select(make.host(make.gpu(0, uuid="GPU-a"))),
+        selector.select(make.host(make.gpu(0, uuid="GPU-b"))),
+    )
+    assert one.decision is other.decision
+    assert (one.gpus, other.gpus) == (("GPU-a",), ("GPU-b",))
+    different = selector.explain(make.host(make.gpu(0, state="lost")))
+    assert different.decision is not one.decision
+
+
+def test_catalogs_are_told_apart_by_identity(make):
+    a, b = make.catalog(make.cpu_variant("t:a")), make.catalog(make.cpu_variant("t:b"))
+    assert [select(make.host(), one).selected for one in (a, b, a)] == ["t:a", "t:b", "t:a"]
+    assert module._Same(a) == module._Same(a)
+    assert module._Same(a) != module._Same(b)
+    assert module._Same(a) != a
+
+
+def test_a_selector_forgets_before_it_grows_without_end(make, monkeypatch):
+    monkeypatch.setattr(module, "DECISIONS", 2)
+    selector = Selector(make.catalog(make.variant()))
+    for index in range(5):
+        assert selector.select(make.host(make.gpu(index))).selected == "t:gpu"
+        assert len(selector._decisions) <= 2
+
+
+def test_selections_can_be_pickled(make):
+    found = select(make.host(make.gpu()), make.catalog(make.variant()))
+    assert pickle.loads(pickle.dumps(found)).to_json() == found.to_json()  # noqa: S301 - our own bytes
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])  # noqa: S301
+def test_a_refusal_is_copied_with_every_reason(make, copied):
+    (error,) = select_many([make.host(make.gpu())], make.catalog(make.variant(cubins=("90",))))
+    found = copied(error)
+    assert (str(found), found.remedy) == (str(error), error.remedy)
+    assert found.selection.to_json() == error.selection.to_json()
+
+
+def pools():
+    """Return what starts workers, as a user of the library would, and asks them."""
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(2) as pool:
+        yield lambda ask, hosts: pool.map_async(ask, hosts).get(timeout=PATIENCE)
+    with ProcessPoolExecutor(2, mp_context=context) as executor:
+        yield lambda ask, hosts: list(executor.map(ask, hosts, timeout=PATIENCE))
+
+
+def test_workers_of_a_pool_send_choices_and_refusals_back(make):
+    catalog = make.catalog(make.variant(), *(make.variant(f"t:{n}", cubins=("90",)) for n in range(500)))
+    hosts = [[make.host(make.gpu(compute=compute))] for compute in ("8.9", "7.0", "8.9", "7.0")]
+    here = [select_many(one, catalog)[0] for one in hosts]
+    for ask in pools():
+        there = [one for (one,) in ask(partial(select_many, catalog=catalog), hosts)]
+        assert [str(one) for one in there] == [str(one) for one in here]
+        assert [isinstance(one, NothingFits) for one in there] == [False, True, False, True]
+        decisions = [there[0].decision, there[1].selection.decision]
+        assert decisions[0].catalog is decisions[1].catalog  # one for all that come back
+        assert len(decisions[1].candidates) == 501
+
+
+def test_a_choice_is_sent_with_its_catalog_and_no_more(make):
+    catalog = make.catalog(*(make.variant(f"t:{n}", march=f"m{n}") for n in range(200)))
+    found = select(make.host(make.gpu()), catalog)
+    assert len(pickle.dumps(found)) < len(pickle.dumps(catalog)) + 10_000
+
+
+def test_decisions_that_are_kept_hold_no_reasons(make):
+    catalog = make.catalog(*(make.variant(f"t:{n}", cubins=("90",)) for n in range(1000)))
+    hosts = [make.host(make.gpu(name=f"NVIDIA L40S {n}")) for n in range(100)]
+    selector = Selector(catalog)
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        found = [selector.explain(host) for host in hosts]
+        assert all(len(one.candidates) == 1000 for one in found[:3])
+        assert all(one.decision.refusal for one in found)
+        held = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert held < 1024 * 1024
+
+
+def test_choosing_loads_nothing_heavy():
+    heavy = {"docker", "jinja2", "yaml", "rich", "typer", "pathlib", "subprocess", "requests", "pynvml"}
+    code = "import sys, imagematrix.selection.select; print(*sys.modules)"
+    # What counts coverage loads a good deal of its own.
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE")}
+    command = [sys.executable, "-c", code]
+    loaded = subprocess.run(command, env=plain, capture_output=True, text=True, check=True).stdout
+    assert not heavy & set(loaded.split())
+
+
+T4 = {"compute": "7.5", "name": "Tesla T4", "memory_mib": 15360}
+A100 = {"compute": "8.0", "name": "NVIDIA A100-SXM4-40GB", "memory_mib": 40960}
+
+
+@pytest.mark.parametrize(
+    ("cubins", "wanted", "expected"),
+    [
+        ([("75",), ("80",)], "1", [[0, 1, 2, 3, 4]]),  # each alone gets one
+        ([("75",), ("80",)], "2", [[0, 2, 4], [1, 3]]),
+        ([("75",), ("80",)], "3", [[0, 2, 4]]),
+        ([("75",), ("80",)], "4", [[0, 1, 2, 3, 4]]),  # nothing fits, and select says why
+        ([("80",)], "1", [[1, 3]]),
+        ([("80",)], "2", [[1, 3]]),
+        ([("75",), ("80",), ("75", "80")], "2", [[0, 1, 2, 3, 4]]),
+        ([("75",), ("80",)], "2,memory>=20G", [[1, 3]]),
+        ([("75",), ("80",)], "0,1", [[0, 1]]),  # named: there is no choice
+        ([], "2", [[0, 1, 2, 3, 4]]),
+    ],
+)
+def test_serving(make, cubins, wanted, expected):
+    host = make.host(*(make.gpu(index, **(A100 if index % 2 else T4)) for index in range(5)))
+    variants = (make.variant(f"t:{number}", cubins=one) for number, one in enumerate(cubins))
+    sets, count = serving(host, make.catalog(*variants, make.cpu_variant()), wanted)
+    assert [[gpu.index for gpu in gpus] for gpus in sets] == expected
+    assert count == (2 if wanted == "0,1" else int(wanted[0]))

@@ -1,0 +1,315 @@
+"""The engine as a store, over its API: what it refuses, and what it is when it goes away."""
+
+import io
+import json
+import tarfile
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import pytest
+
+from imagematrix.catalog import labels
+from imagematrix.errors import EngineError, TagMovedError, UsageError
+from imagematrix.oci.layout import Image
+from imagematrix.planning.backend import Made, Order, Sources
+from imagematrix.stores.engine import HELD, Engine
+
+DIGEST, OTHER = f"sha256:{'1' * 64}", f"sha256:{'2' * 64}"
+CONTAINERD = [["driver-type", "io.containerd.snapshotter.v1"]]
+OWN = {labels.CELL: "a", labels.INPUT: DIGEST, labels.INPUTS: '{"dockerfile": "x"}', labels.IMAGE: "t"}
+TAG = labels.tag("v1", "a", DIGEST)
+REFUSED = (500, b'{"message": "something about the daemon"}')
+
+
+def tell(engine, method, path, document, status=200):
+    engine.told[method, path] = status, json.dumps(document).encode()
+
+
+@pytest.fixture
+def docker(engine):
+    tell(engine, "GET", "/info", {"ServerVersion": "28.5.2", "DriverStatus": CONTAINERD})
+    with Engine() as found:
+        found.require()  # it is reached when it is first asked
+        yield found
+
+
+@pytest.fixture
+def order(tmp_path, layout):
+    """An order for t:v1-a, and its image in a layout."""
+    sources = Sources(context=tmp_path, platform="linux/amd64")
+    made = Made(digest=layout(tmp_path, b"lower", b"upper"), layout=tmp_path)
+    return Order(reference="t:v1-a", dockerfile="", sources=sources, labels=OWN), made
+
+
+def test_it_says_what_it_is(engine, docker):
+    assert docker.version == "28.5.2"
+    assert docker.has_manifests
+    docker.require()
+    tell(engine, "GET", "/info", {"ServerVersion": "26.1.5", "DriverStatus": None})
+    assert not Engine().has_manifests
+
+
+@pytest.mark.parametrize("told", [None, REFUSED])
+def test_an_engine_that_goes_away_at_the_first_question(engine, told):
+    engine.told["GET", "/info"] = told
+    with pytest.raises(EngineError):
+        _ = Engine().version
+
+
+def test_the_digest_of_a_name(engine, docker):
+    names = [f"other@{OTHER}", f"reg:5000/t@{DIGEST}"]
+    tell(engine, "GET", "/images/reg:5000/t:v1/json", {"Id": OTHER, "RepoDigests": names})
+    assert docker.digest("reg:5000/t:v1") == DIGEST
+    assert docker.resolve("reg:5000/t:v1") == DIGEST
+    tell(engine, "GET", "/images/t:v1/json", {"Id": OTHER})
+    assert docker.digest("t:v1") == docker.adopt("t:v1") == OTHER
+    tell(engine, "GET", "/images/t:v2/json", {"message": "no such image"}, 404)
+    assert docker.digest("t:v2") is None
+
+
+def test_a_base_that_is_not_here_is_asked_for_in_its_registry(engine, docker):
+    tell(engine, "GET", "/images/base:1/json", {"message": "no such image"}, 404)
+    tell(engine, "GET", "/distribution/base:1/json", {"Descriptor": {"digest": DIGEST}})
+    assert docker.resolve("base:1") == docker.newest("base:1") == DIGEST
+    tell(engine, "GET", "/distribution/base:1/json", {"message": "denied"}, 403)
+    with pytest.raises(UsageError, match=r"base:1 is not in the engine.*denied") as caught:
+        docker.resolve("base:1")
+    assert caught.value.remedy.startswith("`docker pull base:1`")
+    tell(engine, "GET", "/distribution/base:1/json", {"message": "timeout"}, 500)
+    with pytest.raises(EngineError, match="timeout"):
+        docker.newest("base:1")
+    tell(engine, "GET", "/images/base:1/json", {"Id": OTHER})
+    assert docker.newest("base:1") == OTHER, "better than none"
+
+
+def test_what_it_has_of_a_version(engine, docker):
+    own = {**OWN, labels.VERSION: "v1"}
+    engine.image(own, RepoTags=[f"t:{TAG}", "copy:1"])
+    engine.image({**own, labels.INPUTS: "{", labels.CELL: "b"}, RepoTags=[f"t:v1-b-{'1' * 12}"])
+    engine.image(own | {labels.CELL: "c", labels.DEVELOPMENT: "true"}, RepoTags=[f"t:v1-c-{'1' * 12}"])
+    engine.image({labels.IMAGE: "t", labels.INPUTS: "{}"}, RepoTags=["t:v1-d"])
+    engine.image(own, RepoTags=None)
+    engine.image(own, RepoTags=["t:mine", "t:v1-mine"])  # what somebody built on one of ours
+    # The filter is the engine's own business; this one gives all it has.
+    engine.answer = lambda _: engine.images
+    found = docker.present("t", "v1")
+    assert [(one.reference, one.cell, one.development) for one in found] == [
+        (f"t:{TAG}", "a", False),
+        (f"t:v1-c-{'1' * 12}", "c", True),
+    ]
+    assert docker.components(f"t:{TAG}") == {"dockerfile": "x"}
+    assert docker.components(f"t:v1-b-{'1' * 12}") == {}
+    assert docker.source(f"t:{TAG}", local=False) is None
+    assert docker.source("t:another", local=True) is None
+
+
+def test_an_image_is_held_while_builds_are_on(engine, docker):
+    """`docker tag` of another image over its name changes nothing any more."""
+    tell(engine, "GET", "/images/base:1/json", {"Id": OTHER, "RepoDigests": [f"base@{DIGEST}"]})
+    engine.told["POST", "/tag"] = 201, b""
+    held = docker.hold("base:1", DIGEST)
+    assert held.startswith(f"docker-image://{HELD}:{DIGEST[7:]}-")
+    (tag,) = {parse_qs(urlsplit(one).query)["tag"][0] for one in engine.asked if "/tag?" in one}
+    assert held == f"docker-image://{HELD}:{tag}"
+    assert any(f"/images/{OTHER}/tag" in unquote(one) for one in engine.asked), "by what never moves"
+    assert docker.hold("base:1", DIGEST) == held
+    assert docker.hold("base:1", f"sha256:{'3' * 64}") is None
+    tell(engine, "GET", "/images/base:2/json", {"message": "no such image"}, 404)
+    assert docker.hold("base:2", DIGEST) is None
+
+
+@pytest.mark.parametrize(("names", "goes"), [(["base:1"], True), ([], False)])
+def test_held_names_go_with_the_process(engine, names, goes):
+    tell(engine, "GET", "/images/base:1/json", {"Id": OTHER})
+    engine.told["POST", "/tag"] = 201, b""
+    with Engine() as docker:
+        held = docker.hold("base:1", OTHER).removeprefix("docker-image://")
+        tell(engine, "GET", f"/images/{held}/json", {"Id": OTHER, "RepoTags": [*names, held]})
+        tell(engine, "DELETE", f"/images/{held}", [])
+    assert any(f"/images/{held}?" in unquote(one) for one in engine.asked) == goes, "the last name stays"
+
+
+def test_a_base_of_the_matrix_is_held_too(engine, docker):
+    engine.image({**OWN, labels.VERSION: "v1"}, RepoTags=[f"t:{TAG}"], Id=OTHER)
+    engine.answer = lambda _: engine.images
+    docker.present("t", "v1")
+    engine.told["POST", "/tag"] = 201, b""
+    tell(engine, "GET", f"/images/t:{TAG}/json", {"Id": OTHER})
+    assert docker.source(f"t:{TAG}", local=True) == docker.hold(f"t:{TAG}", OTHER)
+    tell(engine, "GET", f"/images/t:{TAG}/json", {"Id": DIGEST})
+    with pytest.raises(TagMovedError, match="another image by now"):
+        docker.source(f"t:{TAG}", local=True)
+    engine.answer = lambda _: {}
+
+
+def test_it_is_given_only_the_layers_it_lacks(engine, docker, order):
+    asked, made = order
+    engine.told["POST", "/images/load"] = 200, b'{"stream": "Loaded"}'
+    tell(engine, "GET", "/images/t:v1-a/json", {"Id": made.digest})
+    assert docker.store(asked, made) == made.digest
+    assert docker.store(asked, made) == made.digest
+    first, second = (names(archive) for archive in engine.received if archive)
+    lower, upper = (f"blobs/sha256/{one[7:]}" for one in Image(made.layout, made.digest).layers)
+    assert {lower, upper} <= first
+    assert second == first - {lower, upper}
+
+
+def test_layers_that_it_has_lost_are_given_again(engine, docker, order):
+    asked, made = order
+    engine.told["POST", "/images/load"] = 200, b'{"stream": "Loaded"}'
+    tell(engine, "GET", "/images/t:v1-a/json", {"Id": made.digest})
+    docker.store(asked, made)
+    engine.received.clear()
+    answers = iter([(200, b'{"error": "content digest not found"}'), (200, b'{"stream": "Loaded"}')])
+    engine.then["POST", "/images/load"] = lambda: engine.told.update(
+        {("POST", "/images/load"): next(answers)}
+    )
+    assert docker.store(asked, made) == made.digest
+    first, second = (names(archive) for archive in engine.received if archive)
+    assert len(second - first) == 2
+
+
+def test_a_layer_is_sent_once_and_images_are_unpacked_side_by_side(engine, docker, order, tmp_path, layout):
+    asked, made = order
+    other = replace(made, digest=layout(tmp_path, b"lower", b"another"))
+    engine.told["POST", "/images/load"] = 200, b'{"stream": "Loaded"}'
+    tell(engine, "GET", "/images/t:v1-a/json", {"Id": made.digest})
+    tell(engine, "GET", "/images/t:v1-b/json", {"Id": other.digest})
+    together = threading.Barrier(2)
+    engine.then["POST", "/images/load"] = lambda: together.wait(10)  # it has read the archive by then
+    with ThreadPoolExecutor() as threads:
+        first = threads.submit(docker.store, asked, made)
+        second = threads.submit(docker.store, replace(asked, reference="t:v1-b"), other)
+        assert (first.result(), second.result()) == (made.digest, other.digest)
+    loaded = [names(archive) for archive in engine.received if archive]
+    lower = f"blobs/sha256/{Image(tmp_path, made.digest).layers[0][7:]}"
+    assert sorted(lower in found for found in loaded) == [False, True]
+
+
+def test_one_archive_is_sent_at_a_time(engine, docker, order, monkeypatch):
+    asked, made = order
+    engine.told["POST", "/images/load"] = 200, b'{"stream": "Loaded"}'
+    tell(engine, "GET", "/images/t:v1-a/json", {"Id": made.digest})
+    notes = []
+
+    def archive(self, reference, layers, real=Image.archive):
+        notes.append("begin")
+        yield from real(self, reference, layers)
+        time.sleep(0.05)  # in which another would begin if it did not wait
+        notes.append("end")
+
+    monkeypatch.setattr(Image, "archive", archive)
+    with ThreadPoolExecutor() as threads:
+        stored = [threads.submit(docker.store, asked, made) for _ in range(3)]
+        assert {one.result() for one in stored} == {made.digest}
+    assert notes == ["begin", "end"] * 3
+
+
+@pytest.mark.parametrize("said", [None, b'{"error": "no space left"}'])
+def test_a_layer_that_was_not_loaded_after_all_is_loaded_by_the_next(engine, docker, order, said):
+    asked, made = order
+    tell(engine, "GET", "/images/t:v1-a/json", {"Id": made.digest})
+    engine.told["POST", "/images/load"] = (200, said) if said else None
+    with pytest.raises(EngineError):
+        docker.store(asked, made)
+    layers = {f"blobs/sha256/{one[7:]}" for one in Image(made.layout, made.digest).layers}
+
+    def load():
+        *_, last = filter(None, engine.received)
+        answer = b'{"stream": "Loaded"}' if layers <= names(last) else b'{"error": "digest not found"}'
+        engine.told["POST", "/images/load"] = 200, answer
+
+    engine.then["POST", "/images/load"] = load
+    for _ in range(2):  # the second time somebody has taken them out of the engine
+        assert docker.store(asked, made) == made.digest
+        *_, last = filter(None, engine.received)
+        assert layers <= names(last)
+
+
+def names(archive):
+    with tarfile.open(fileobj=io.BytesIO(archive)) as found:
+        return set(found.getnames())
+
+
+def test_what_it_stores_must_be_what_was_built(engine, docker, order):
+    asked, made = order
+    engine.told["POST", "/images/load"] = 200, b'{"stream": "Loaded"}'
+    tell(engine, "GET", "/images/t:v1-a/json", {"Id": OTHER})
+    with pytest.raises(EngineError, match=f"was stored as {OTHER}, but {made.digest} was built"):
+        docker.store(asked, made)
+
+
+@pytest.mark.parametrize(
+    ("told", "message"),
+    [
+        ((200, b'{"error": "no space left on device"}'), "does not take t:v1-a: no space left on device"),
+        (REFUSED, "does not take t:v1-a: something about the daemon"),
+        (None, "no Docker engine answers"),
+    ],
+)
+def test_an_image_that_it_does_not_take(engine, docker, order, told, message):
+    engine.told["POST", "/images/load"] = told
+    with pytest.raises(EngineError, match=message):
+        docker.store(*order)
+
+
+def test_without_a_layout_it_names_what_it_has(engine, docker, order):
+    asked, _ = order
+    engine.told["POST", "/tag"] = 201, b""
+    assert docker.store(asked, Made(digest=DIGEST)) == DIGEST
+    engine.told["POST", "/tag"] = REFUSED
+    with pytest.raises(EngineError, match="refused: something about the daemon"):
+        docker.store(asked, Made(digest=DIGEST))
+
+
+@pytest.fixture
+def replaced(engine, docker, order):
+    """Call it to store an image in another's place; it returns the tags and removals that the engine saw."""
+
+    def call():
+        engine.told["POST", "/tag"] = 201, b""
+        asked = replace(order[0], replaces="t:v1-old")
+        assert docker.store(asked, Made(digest=DIGEST)) == DIGEST
+        asked = [unquote(resource.partition("/images/")[2]) for resource in engine.asked]
+        return [words for words in asked if words and not words.endswith("/json")]
+
+    return call
+
+
+def test_what_it_replaces_may_be_gone(engine, replaced):
+    tell(engine, "GET", "/images/t:v1-old/json", {"message": "no such image"}, 404)
+    assert replaced() == [f"{DIGEST}/tag?tag=v1-a&repo=t&force=0"]
+
+
+@pytest.mark.parametrize("status", [200, 404, 409])
+def test_what_it_replaces_goes_where_nothing_else_has_it(engine, replaced, status):
+    tell(engine, "GET", "/images/t:v1-old/json", {"Id": OTHER})
+    tell(engine, "DELETE", "/images/t:v1-old", [])
+    tell(engine, "DELETE", f"/images/{OTHER}", {"message": "no"}, status)
+    assert replaced()[1:] == [
+        "t:v1-a/tag?tag=v1-old&repo=t&force=0",
+        "t:v1-old?force=False&noprune=False",
+        f"{OTHER}?force=False&noprune=False",
+    ]
+
+
+def test_an_engine_that_fails_to_remove_is_told(engine, replaced):
+    tell(engine, "GET", "/images/t:v1-old/json", {"Id": OTHER})
+    tell(engine, "DELETE", "/images/t:v1-old", [])
+    engine.told["DELETE", f"/images/{OTHER}"] = REFUSED
+    with pytest.raises(EngineError, match="refused: something about the daemon"):
+        replaced()
+
+
+def test_a_push_that_the_registry_refuses(engine, docker):
+    engine.told["POST", "/push"] = 200, b'{"status": "Preparing"}\r\n'
+    docker.push("reg:5000/t:v1-a")
+    engine.told["POST", "/push"] = 200, b'{"error": "denied: not yours"}'
+    with pytest.raises(EngineError, match="reg:5000/t:v1-a was not pushed: denied: not yours"):
+        docker.push("reg:5000/t:v1-a")
+    engine.told["POST", "/push"] = None
+    with pytest.raises(EngineError, match="no Docker engine answers"):
+        docker.push("reg:5000/t:v1-a")

@@ -1,0 +1,172 @@
+"""What a published version answers who knows nothing of us: one image for each architecture, which stays."""
+
+import itertools
+import json
+
+import pytest
+from distribution import MANIFEST, digest
+
+from imagematrix.catalog import index, labels
+from imagematrix.catalog.catalog import Catalog
+from imagematrix.errors import UsageError
+from imagematrix.matrix.load import load
+from imagematrix.oci.registry import INDEX
+from imagematrix.planning.plan import Against, plan
+from imagematrix.stores.publish import publish
+
+UNKNOWN = {"architecture": "unknown", "os": "unknown"}
+AMD64 = {"architecture": "amd64", "os": "linux"}
+ARM64 = {"architecture": "arm64", "os": "linux"}
+
+
+def platforms(repository, tag="v1"):
+    """Return by cell the platforms that an index gives."""
+    _, raw = repository.manifests[repository.tags[tag]]
+    return {one.annotations.get(labels.CELL): one.platform for one in index.parse(raw, tag)}
+
+
+def test_the_cpu_only_variant_that_needs_least_answers(registry, repository, have, variant, image):
+    have("gpu", VARIANT=variant("x86-64", cuda="12.4"))
+    have("a", VARIANT=variant("znver4"))
+    have("b", VARIANT=variant("x86-64-v2"))
+    have("c", VARIANT=variant("x86-64-v3"))
+    have("d", VARIANT=variant("neoverse-n1", platform="linux/arm64"))
+    have("e", VARIANT=variant("armv8-a", platform="linux/arm64"))
+    done = publish(registry, "v1", ["latest"])
+    assert platforms(repository) == platforms(repository, "latest")
+    assert platforms(repository) == {
+        **dict.fromkeys(("gpu", "a", "c", "d"), UNKNOWN),
+        "b": AMD64,
+        "e": ARM64,
+    }
+    amd64, arm64 = done.plain
+    assert (amd64.platform, arm64.platform) == ("linux/amd64", "linux/arm64")
+    assert amd64.needs == ("cx16", "lahf_lm", "pni", "popcnt", "sse4_1", "sse4_2", "ssse3")
+    assert arm64.needs == ()
+    # The rules look at what a variant says of itself, whatever its platform in the index.
+    assert {one.platform for one in Catalog.from_registry(f"{image}:v1").variants} == {
+        "linux/amd64",
+        "linux/arm64",
+    }
+
+
+def test_once_published_it_stays(registry, repository, have, variant):
+    have("c", VARIANT=variant("x86-64-v3"))
+    publish(registry, "v1")
+    have("b", VARIANT=variant("x86-64"))
+    done = publish(registry, "v1", named={"linux/amd64": "b"})
+    assert platforms(repository) == {"b": UNKNOWN, "c": AMD64}
+    (one,) = done.plain
+    assert (one.variant.march, one.why) == ("x86-64-v3", "a version's default stays once it is published")
+
+
+def test_what_the_matrix_names_answers(registry, repository, have, variant):
+    have("a", VARIANT=variant("x86-64"))
+    done = publish(registry, "v1", named={"linux/amd64": "gpu"})
+    assert platforms(repository) == {"a": UNKNOWN}
+    assert done.plain[0].variant is None
+    assert done.plain[0].why == "plain_pull names the cell gpu, which is not there yet"
+    have("gpu", VARIANT=variant("x86-64-v3", cuda="12.4"))
+    for _ in range(2):
+        done = publish(registry, "v1", named={"linux/amd64": "gpu"})
+        assert platforms(repository) == {"a": UNKNOWN, "gpu": AMD64}
+        assert done.plain[0].why == "plain_pull names it"
+        assert done.plain[0].to_json()["cuda"] == "12.4"
+
+
+def test_a_version_for_gpus_alone_answers_nothing(registry, repository, have, variant):
+    have("gpu", VARIANT=variant("x86-64", cuda="12.4"))
+    done = publish(registry, "v1")
+    assert platforms(repository) == {"gpu": UNKNOWN}
+    assert done.plain[0].why == "there is no CPU-only variant"
+    have("a", VARIANT=variant("znver4"))
+    publish(registry, "v1")
+    assert platforms(repository) == {"gpu": UNKNOWN, "a": AMD64}
+
+
+def test_axes_of_its_own_are_as_the_image_has_them_by_default(registry, repository, have, variant):
+    defaults = {"DEFAULTS": json.dumps({"python": "3.13"})}
+    for march, python in itertools.product(("x86-64", "x86-64-v2"), ("3.11", "3.13")):
+        have(f"{python}-{march}", VARIANT=variant(march, axes={"python": python}), **defaults)
+    publish(registry, "v1")
+    assert [cell for cell, platform in platforms(repository).items() if platform == AMD64] == ["3.13-x86-64"]
+
+
+def test_the_order_of_pushes_decides_nothing(registry, have, variant):
+    answers = set()
+    for number, cells in enumerate(itertools.permutations("abc")):
+        for cell in cells:
+            have(cell, version=f"v{number}", VARIANT=variant("x86-64-v2"))
+        answers.add(publish(registry, f"v{number}").plain[0].variant.reference.split("-")[1])
+    assert answers == {"a"}
+
+
+def old(repository, *entries):
+    """Let the registry have an index as they were written before, each entry with a platform of its own."""
+    manifests = []
+    for there, own, platform in entries:
+        _, raw = repository.manifests[there]
+        told = {key: own[key] for key in labels.ANNOTATED if key in own and key != labels.INPUTS}
+        manifests.append(
+            {
+                "mediaType": MANIFEST,
+                "digest": there,
+                "size": len(raw),
+                "annotations": told,
+                "platform": platform,
+            }
+        )
+    repository.put("v1", json.dumps({"mediaType": INDEX, "manifests": manifests}).encode(), INDEX)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        [AMD64 | {"variant": "v3"}, AMD64 | {"variant": "v2"}],
+        [AMD64 | {"variant": "v3"}, AMD64],
+        [AMD64, AMD64],
+        [AMD64, {}],
+    ],
+)
+def test_an_index_written_before_gets_the_platforms(registry, repository, have, told, variant, image, given):
+    marks = [variant("x86-64-v3"), variant("x86-64-v2")]
+    entries = [
+        (have(cell, VARIANT=mark), told(cell, VARIANT=mark), platform)
+        for cell, mark, platform in zip("ab", marks, given, strict=True)
+    ]
+    old(repository, *entries)
+    before = Catalog.from_registry(f"{image}:v1")
+    done = publish(registry, "v1")
+    assert (done.variants, done.new) == (2, 0)
+    assert platforms(repository) == {"a": UNKNOWN, "b": AMD64}
+    assert Catalog.from_registry(f"{image}:v1").variants == before.variants
+    assert publish(registry, "v1").digest == done.digest
+
+
+def test_variants_that_prefer_different_things_are_not_published(registry, repository, have):
+    have("a")
+    publish(registry, "v1")
+    before = repository.tags["v1"]
+    have("b", PREFER="cuda")
+    with pytest.raises(UsageError, match="prefer different things"):
+        publish(registry, "v1")
+    assert repository.tags["v1"] == before
+
+
+def test_an_index_that_no_registry_takes_is_not_pushed(server, registry, have, monkeypatch):
+    monkeypatch.setattr("imagematrix.stores.publish.LIMIT", 100)
+    have("a")
+    with pytest.raises(UsageError, match="an index of 1 variants is too large"):
+        publish(registry, "v1")
+    assert not server.count("PUT")
+
+
+def test_what_a_plain_pull_gets_is_no_part_of_an_identity(project):
+    stated = ("context: .", "context: .\n    plain_pull: {cuda: none, march: znver4}")
+    identities = []
+    for changes in ((), (stated,)):
+        path = project(*changes)
+        (path.parent / ".dockerignore").write_text("*\n")
+        planned = plan(load(path), Against(resolve=lambda name: digest(name.encode())))
+        identities.append([item.identity for item in planned.with_status("build")])
+    assert identities[0] == identities[1] != []

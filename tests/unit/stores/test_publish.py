@@ -1,0 +1,354 @@
+"""Publishing: an index is only added to, whoever publishes how often and in what order."""
+
+import json
+
+import pytest
+from distribution import MANIFEST, Server, digest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from imagematrix.catalog import index, labels
+from imagematrix.catalog.catalog import Catalog
+from imagematrix.errors import EngineError, TagMovedError, UnknownImageError, UsageError
+from imagematrix.facts import marches
+from imagematrix.oci.registry import DOCKER_LIST, INDEX, Registry
+from imagematrix.stores.publish import publish
+
+
+def cells(repository, tag="v1"):
+    _, raw = repository.manifests[repository.tags[tag]]
+    return [one.annotations[labels.CELL] for one in index.parse(raw, tag)]
+
+
+def test_all_that_is_pushed_is_published(registry, repository, have, image):
+    have("b")
+    flags = sorted(marches.required("x86-64-v2", "gcc-14"))
+    entry = {"platform": "linux/amd64", "march": "x86-64-v2", "cpu_flags": flags}
+    have("a", layer=b"123456", VARIANT=json.dumps(entry))
+    done = publish(registry, "v1")
+    assert (done.digest, done.variants, done.new) == (repository.tags["v1"], 2, 2)
+    assert cells(repository) == ["a", "b"]
+    found = Catalog.from_registry(f"{image}:v1")
+    assert [(one.march, one.size, one.platform) for one in found.variants] == [
+        ("x86-64-v2", 6, "linux/amd64"),
+        ("znver4", 5, "linux/amd64"),
+    ]
+    first, second = index.parse(repository.manifests[done.digest][1], "v1")
+    assert labels.INPUTS not in first.annotations
+    assert first.platform == {"architecture": "unknown", "os": "unknown"}
+    assert second.platform == {"architecture": "amd64", "os": "linux"}, "it needs less"
+
+
+def test_publishing_again_changes_nothing_and_writes_nothing(server, registry, have):
+    have("a")
+    first = publish(registry, "v1")
+    written = server.count("PUT")
+    again = publish(registry, "v1")
+    assert (again.digest, again.variants, again.new) == (first.digest, 1, 0)
+    assert server.count("PUT") == written
+
+
+def test_what_an_index_had_stays(registry, repository, have):
+    foreign = {
+        "mediaType": MANIFEST,
+        "digest": repository.image(None, {"by": "somebody"}),
+        "size": 5,
+        "annotations": {"vnd.docker.reference.type": "attestation-manifest"},
+        "platform": {"architecture": "unknown", "os": "unknown"},
+    }
+    repository.put("v1", json.dumps({"mediaType": DOCKER_LIST, "manifests": [foreign]}).encode(), DOCKER_LIST)
+    have("a")
+    done = publish(registry, "v1")
+    assert (done.variants, done.new) == (1, 1)
+    assert foreign in json.loads(repository.manifests[done.digest][1])["manifests"]
+    repository.tags.pop(f"v1-a-{digest(b'1')[7:19]}")
+    assert publish(registry, "v1").digest == done.digest
+    have("b")
+    done = publish(registry, "v1")
+    assert (done.variants, done.new) == (2, 1)
+    assert foreign in json.loads(repository.manifests[done.digest][1])["manifests"]
+
+
+def test_aliases_move_and_nothing_else_does(registry, repository, have):
+    have("a")
+    publish(registry, "v1", ["stable", "latest"])
+    have("a", version="v2")
+    done = publish(registry, "v2", ["latest"])
+    assert repository.tags["latest"] == repository.tags["v2"] == done.digest
+    assert repository.tags["stable"] == repository.tags["v1"] != done.digest
+    assert repository.moved == ["latest"]
+
+
+@pytest.mark.parametrize("alias", ["v2", "v1-a-6b86b273ff34", "of-others"])
+def test_an_alias_takes_no_tag_that_never_moves(server, registry, repository, have, alias):
+    have("a")
+    have("a", version="v2")
+    publish(registry, "v2")
+    repository.image("of-others", None)
+    before, written = dict(repository.tags), server.count("PUT")
+    with pytest.raises(TagMovedError, match=alias) as caught:
+        publish(registry, "v1", ["latest", alias])
+    assert caught.value.remedy == "choose another alias"
+    assert (repository.tags, server.count("PUT")) == (before, written)
+
+
+@pytest.mark.parametrize("alias", ["", "a/b", "v1?x", "../v2", "-"])
+def test_an_alias_that_is_no_tag(server, registry, alias):
+    with pytest.raises(UsageError, match="--alias"):
+        publish(registry, "v1", [alias])
+    assert not server.asked
+
+
+def test_nothing_to_publish(registry, have):
+    have("a", version="v2")
+    with pytest.raises(UnknownImageError, match="has no variant of") as caught:
+        publish(registry, "v1")
+    assert "build --push" in caught.value.remedy
+
+
+def test_two_images_for_one_cell(registry, repository, have):
+    have("a", "1")
+    have("a", "2")
+    with pytest.raises(TagMovedError) as caught:
+        publish(registry, "v1")
+    for made_of in (b"1", b"2"):
+        assert f"v1-a-{digest(made_of)[7:19]}" in str(caught.value)
+    assert "v1" not in repository.tags
+
+
+@pytest.mark.parametrize("kind", [MANIFEST, None])
+def test_an_image_that_has_the_versions_tag_is_not_replaced(registry, repository, have, kind):
+    have("a")
+    there = repository.image("v1", {"by": "somebody"})
+    if kind is None:  # the media type in a manifest may be left away
+        _, raw = repository.manifests[there]
+        document = json.loads(raw)
+        del document["mediaType"]
+        there = repository.tags["v1"] = repository.put(None, json.dumps(document).encode(), MANIFEST)
+    with pytest.raises(UsageError, match="is one image and no index") as caught:
+        publish(registry, "v1")
+    assert caught.value.remedy
+    assert repository.tags["v1"] == there
+
+
+@pytest.mark.parametrize("variant", ["", "{", "[]", '{"platform": 5}'])
+@pytest.mark.parametrize("annotated", [False, True])
+def test_a_damaged_label_names_its_image(registry, repository, told, image, variant, annotated):
+    own = told("a", VARIANT=variant)
+    repository.image(labels.tag("v1", "a", own[labels.INPUT]), own, annotations=own if annotated else None)
+    with pytest.raises(UsageError, match=f"{image}:v1-a-.*"):
+        publish(registry, "v1")
+    assert "v1" not in repository.tags
+
+
+def test_an_index_that_somebody_overwrites_with_less_is_completed(server, registry, repository, have):
+    """Who publishes with an older list of tags takes a variant away, and puts it back on the next look."""
+    have("a")
+    publish(registry, "v1")
+    older = repository.tags["v1"]
+    have("b")
+    # After our index is written, somebody writes the one without it.
+    server.fails("GET", "manifests/v1$", after=1, then=lambda: repository.tags.update(v1=older))
+    done = publish(registry, "v1")
+    assert cells(repository) == ["a", "b"]
+    assert (done.digest, done.new) == (repository.tags["v1"], 1)
+
+
+def test_a_variant_pushed_while_we_publish_is_not_lost(server, registry, repository, have):
+    """It is there after the tags were listed; somebody publishes it, and our index has it not."""
+    have("a")
+
+    def other():
+        have("b")
+        with Registry(registry.name) as another:
+            publish(another, "v1")
+
+    server.fails("PUT", "manifests/v1$", then=other)
+    done = publish(registry, "v1")
+    assert cells(repository) == ["a", "b"]
+    assert done.variants == 2
+
+
+def test_who_is_always_overwritten_gives_up(server, registry, repository, have):
+    have("a")
+    have("b")
+    publish(registry, "v1")
+    older = repository.tags["v1"]
+    have("c")
+    server.fails("GET", "manifests/v1$", times=99, then=lambda: repository.tags.update(v1=older))
+    with pytest.raises(EngineError, match="again and again") as caught:
+        publish(registry, "v1")
+    assert "publish it later" in caught.value.remedy
+
+
+@pytest.mark.parametrize(("method", "path"), [("GET", "manifests"), ("GET", "tags"), ("PUT", "manifests")])
+@pytest.mark.parametrize("after", [0, 1])
+def test_where_publishing_breaks_off_the_next_completes_it(
+    server, registry, repository, have, method, path, after
+):
+    have("a")
+    publish(registry, "v1", ["latest"])
+    have("b")
+    server.fails(method, path, after=after, times=3, status=500)
+    with pytest.raises(EngineError):
+        publish(registry, "v1", ["latest"])
+    assert set(cells(repository)) >= {"a"}
+    done = publish(registry, "v1", ["latest"])
+    assert cells(repository) == ["a", "b"]
+    assert repository.tags["latest"] == done.digest
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("push"), st.sampled_from("abcdef"), st.sampled_from(["v1", "v2"])),
+        st.tuples(st.just("publish"), st.sampled_from(["v1", "v2"]), st.sampled_from(["latest", "stable"])),
+    ),
+    max_size=12,
+)
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(STEPS)
+def test_any_order_of_pushes_and_publishes_only_adds(docker_host, told, steps):  # noqa: ARG001
+    server = Server()
+    try:
+        repository = server.repository("ml/training")
+        pushed, published = {"v1": set(), "v2": set()}, {"v1": {}, "v2": {}}
+        with Registry(f"{server.address}/ml/training") as registry:
+            for kind, first, second in steps:
+                if kind == "push":
+                    own = told(first, version=second)
+                    repository.image(labels.tag(second, first, own[labels.INPUT]), own)
+                    pushed[second].add(first)
+                elif not pushed[first]:
+                    with pytest.raises(UnknownImageError):
+                        publish(registry, first)
+                else:
+                    done = publish(registry, first, [second])
+                    _, raw = repository.manifests[repository.tags[first]]
+                    now = {one.annotations[labels.CELL]: one.to_json() for one in index.parse(raw, first)}
+                    assert now.keys() == pushed[first]
+                    assert published[first].items() <= now.items(), "what was there is as it was"
+                    assert done.new == len(now) - len(published[first])
+                    assert publish(registry, first).digest == done.digest == repository.tags[second]
+                    assert index.write(index.parse(raw, first)) == raw
+                    published[first] = now
+    finally:
+        server.close()
+
+
+TEXTS = st.text(max_size=5)
+ENTRIES = st.lists(
+    st.builds(
+        index.Entry,
+        digest=st.binary(max_size=4).map(digest),
+        size=st.integers(0, 2**60),
+        media_type=st.sampled_from([INDEX, MANIFEST, ""]),
+        annotations=st.dictionaries(st.sampled_from([labels.CELL, labels.INPUT, "other"]), TEXTS),
+        platform=st.dictionaries(TEXTS, TEXTS, max_size=2),
+    ),
+    unique_by=lambda one: one.digest,
+)
+
+
+@given(ENTRIES, st.randoms())
+def test_an_index_is_the_same_however_often_it_is_read_and_written(entries, random):
+    raw = index.write(entries)
+    assert index.write(index.parse(raw, "x")) == raw
+    random.shuffle(entries)
+    assert index.write(entries) == raw
+    assert sorted(index.parse(raw, "x"), key=lambda one: one.digest) == sorted(
+        entries, key=lambda one: one.digest
+    )
+
+
+def lose(repository, there):
+    """Let the registry lose a manifest, but not the tags that name it."""
+    del repository.manifests[there]
+
+
+def test_a_version_that_lost_an_image_is_not_published_again(server, registry, repository, have):
+    have("a")
+    publish(registry, "v1")
+    lost = have("b")
+    done = publish(registry, "v1")
+    lose(repository, lost)
+    written = server.count("PUT")
+    with pytest.raises(UnknownImageError, match=f"the registry lost images .*\n.*-b-.*@{lost}") as caught:
+        publish(registry, "v1")
+    assert "publish --repair" in caught.value.remedy
+    assert (repository.tags["v1"], server.count("PUT")) == (done.digest, written)
+
+
+def test_what_is_lost_is_taken_out_with_what_is_said_of_it(registry, repository, have, image):
+    have("a")
+    lost = have("b")
+    said = repository.image(None, {"by": "BuildKit"})
+    publish(registry, "v1")
+    _, raw = repository.manifests[repository.tags["v1"]]
+    document = json.loads(raw)
+    unknown = {"architecture": "unknown", "os": "unknown"}
+    document["manifests"].append(
+        {"digest": said, "size": 1, "annotations": {index.ATTESTED: lost}, "platform": unknown}
+    )
+    repository.put("v1", json.dumps(document).encode(), INDEX)
+    lose(repository, lost)
+    done = publish(registry, "v1", repair=True)
+    assert cells(repository) == ["a"]
+    assert (done.variants, done.new, done.dropped) == (1, 0, (f"{image}:v1-b-{digest(b'1')[7:19]}@{lost}",))
+    assert publish(registry, "v1") == publish(registry, "v1", repair=True)
+
+
+def test_what_is_lost_and_was_made_again_is_put_back(registry, repository, have):
+    """An engine with the classic store gives the same inputs another digest."""
+    lost = have("a", layer=b"once")
+    publish(registry, "v1")
+    lose(repository, lost)
+    again = have("a", layer=b"twice")
+    with pytest.raises(UnknownImageError):
+        publish(registry, "v1")
+    done = publish(registry, "v1", repair=True)
+    assert (done.variants, done.new, len(done.dropped)) == (1, 1, 1)
+    (entry,) = index.parse(repository.manifests[done.digest][1], "v1")
+    assert entry.digest == again
+    assert entry.plain == "linux/amd64", "the default was lost, and there is another"
+
+
+def test_a_tie_is_ended_by_a_choice(registry, repository, have):
+    have("a", "1")
+    wanted = have("a", "2")
+    first, second = (f"v1-a-{digest(made_of)[7:19]}" for made_of in (b"1", b"2"))
+    with pytest.raises(TagMovedError) as caught:
+        publish(registry, "v1")
+    assert f"{first} and {second}" in str(caught.value) or f"{second} and {first}" in str(caught.value)
+    assert "--choose" in caught.value.remedy
+    with pytest.raises(TagMovedError, match="several images for one cell"):
+        publish(registry, "v1", chosen=[first, second])
+    with pytest.raises(UnknownImageError, match="has no variant v1-x"):
+        publish(registry, "v1", chosen=["v1-x"])
+    assert "v1" not in repository.tags
+    done = publish(registry, "v1", chosen=[second])
+    assert done.others == (first,)
+    (entry,) = index.parse(repository.manifests[done.digest][1], "v1")
+    assert entry.digest == wanted
+    again = publish(registry, "v1")
+    assert (again.digest, again.others) == (done.digest, (first,))
+    with pytest.raises(TagMovedError, match="was published with another image") as caught:
+        publish(registry, "v1", chosen=[first])
+    assert repository.tags["v1"] == done.digest
+
+
+def test_of_two_who_choose_differently_one_is_refused(server, registry, repository, have):
+    have("a", "1")
+    have("a", "2")
+    first, second = (f"v1-a-{digest(made_of)[7:19]}" for made_of in (b"1", b"2"))
+
+    def other():
+        with Registry(registry.name) as another:
+            publish(another, "v1", chosen=[second])
+
+    server.fails("GET", "tags/list", then=other)
+    with pytest.raises(TagMovedError, match="was published with another image"):
+        publish(registry, "v1", chosen=[first])
+    (entry,) = index.parse(repository.manifests[repository.tags["v1"]][1], "v1")
+    assert entry.tag == second

@@ -1,0 +1,391 @@
+"""A registry as a store: what is pushed is named last, and a name never moves."""
+
+import io
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+from distribution import MANIFEST, digest
+
+from imagematrix.catalog import index as indexes
+from imagematrix.catalog import labels
+from imagematrix.catalog.labels import content
+from imagematrix.errors import AuditError, EngineError, TagMovedError, UnknownImageError, UsageError
+from imagematrix.oci.registry import INDEX, TRIES
+from imagematrix.planning.backend import Present
+from imagematrix.stores.publish import publish
+from imagematrix.stores.registry import Remote, entry, survey
+
+
+def store(remote, one):
+    return remote.store(one.order, one.made)
+
+
+def test_an_image_is_named_after_all_of_it_is_there(server, remote, repository, make_image):
+    one = make_image("a")
+    assert store(remote, one) == one.made.digest
+    assert repository.tags == {one.tag: one.made.digest}
+    assert set(repository.blobs) >= {digest(b"one"), digest(b"two")}
+    assert [asked.path for asked in server.asked if asked.method == "PUT"][-1].endswith(one.tag)
+    assert (
+        remote.source(one.order.reference, local=True)
+        == f"docker-image://{one.order.reference}@{one.made.digest}"
+    )
+    assert remote.source("another", local=True) is None
+
+
+def test_layers_that_are_there_are_not_pushed(server, remote, make_image):
+    store(remote, make_image("a"))
+    before = server.count("POST")
+    store(remote, make_image("b"))
+    assert server.count("POST") == before + 1  # its configuration
+
+
+def test_images_pushed_at_once_push_their_layers_once(server, remote, repository, make_image):
+    made = [make_image(f"cell{number}") for number in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(lambda one: store(remote, one), made)) == [one.made.digest for one in made]
+    assert server.count("POST") == 2 + 8
+    assert len(repository.tags) == 8
+    assert not repository.moved
+
+
+def test_an_image_of_the_same_inputs_stays(server, remote, repository, make_image):
+    first, second = make_image("a", layers=[b"first"]), make_image("a", layers=[b"second"])
+    store(remote, first)
+    assert store(remote, second) == first.made.digest
+    assert repository.tags == {first.tag: first.made.digest}
+    assert server.count("POST") == 2
+    assert remote.source(first.order.reference, local=True).endswith(first.made.digest)
+
+
+def test_a_tag_that_something_else_has_is_refused(remote, repository, make_image, told):
+    one = make_image("a")
+    other = repository.image(one.tag, told("a", "2"))
+    with pytest.raises(TagMovedError) as caught:
+        store(remote, one)
+    assert one.order.reference in str(caught.value)
+    assert other in str(caught.value)
+    assert f"v1-a-{digest(b'2')[7:19]}" in str(caught.value)
+    assert "raise the version" in caught.value.remedy
+    assert repository.tags == {one.tag: other}
+    repository.tags[one.tag] = repository.image(None, {"by": "somebody"})
+    with pytest.raises(TagMovedError, match="no image of imagematrix"):
+        store(remote, one)
+
+
+def test_who_was_quicker_stays(server, remote, repository, make_image):
+    """Somebody pushes an image of the same inputs and other bytes while our layers are on their way."""
+    ours, theirs = make_image("a", layers=[b"ours"]), make_image("a", layers=[b"theirs"])
+    repository.image("theirs", ours.order.labels, layer=b"theirs")
+    there = repository.tags["theirs"]
+    server.fails("PUT", "uploads", then=lambda: repository.tags.update({ours.tag: there}))
+    assert store(remote, ours) == there
+    assert repository.tags[theirs.tag] == there
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_a_tag_that_moves_after_the_push(server, remote, repository, make_image, told, same):
+    one = make_image("a")
+    other = repository.image("other", told("a", "1" if same else "2"))
+    # The third look at the tag is the one that reads back what was pushed.
+    server.fails("HEAD", one.tag, after=2, then=lambda: repository.tags.update({one.tag: other}))
+    if same:
+        assert store(remote, one) == other
+        return
+    with pytest.raises(TagMovedError) as caught:
+        store(remote, one)
+    assert caught.value.exit_code == 7
+    assert other in str(caught.value)
+    assert one.made.digest in str(caught.value)
+    assert "who pushes" in caught.value.remedy
+
+
+def test_a_tag_that_goes_after_the_push(server, remote, repository, make_image):
+    one = make_image("a")
+    server.fails("HEAD", one.tag, after=2, then=repository.tags.clear)
+    with pytest.raises(TagMovedError, match="the registry does not have it"):
+        store(remote, one)
+
+
+@pytest.mark.parametrize(("method", "path"), [("PUT", "uploads"), ("PUT", "manifests"), ("HEAD", "blobs")])
+@pytest.mark.parametrize("after", range(3))
+def test_where_a_push_breaks_off_the_next_completes_it(
+    server, remote, repository, make_image, method, path, after
+):
+    if path == "manifests" and after > 1:
+        after = 1  # one by digest, one by tag
+    one = make_image("a")
+    server.fails(method, path, after=after, times=TRIES, drop=True)
+    with pytest.raises(EngineError):
+        store(remote, one)
+    assert not repository.tags, "what is not all there has no name"
+    kept = dict(repository.blobs)
+    assert store(remote, one) == one.made.digest
+    assert repository.tags == {one.tag: one.made.digest}
+    assert kept.items() <= repository.blobs.items()
+
+
+def test_without_a_layout_the_engine_pushes(remote, docker, repository, make_image):
+    one = make_image("a")
+    made = replace(one.made, layout=None)
+    assert remote.store(one.order, made) == repository.tags[one.tag]
+    assert docker.pushed == [one.order.reference]
+    assert remote.store(one.order, made) == repository.tags[one.tag]
+    assert docker.pushed == [one.order.reference]
+
+
+def test_what_the_engine_has_is_adopted(remote, docker, repository, make_image):
+    one = make_image("a")
+    docker.store(one.order, one.made)
+    docker.has_manifests = False
+    assert remote.adopt(one.order.reference) == repository.tags[one.tag]
+    assert docker.pushed == [one.order.reference]
+    # It is there by now, and the engine would push over it.
+    assert remote.adopt(one.order.reference) == repository.tags[one.tag]
+    assert docker.pushed == [one.order.reference]
+
+
+def test_what_is_built_on_an_image_of_ours_is_not_adopted_for_it(
+    remote, docker, repository, make_image, archive
+):
+    """It has all of its labels, and with `docker tag` its name."""
+    one = make_image("a")
+    docker.store(one.order, one.made)
+    config = {"architecture": "amd64", "config": {"Labels": one.order.labels}, "rootfs": {"diff_ids": ["x"]}}
+    made = {**config, "config": {"Labels": {**one.order.labels, labels.CONTENT: content(config)}}}
+    docker.saved[one.order.reference] = {**made, "rootfs": {"diff_ids": ["x", "y"]}}, [archive(), archive()]
+    with pytest.raises(AuditError, match="something was built on that"):
+        remote.adopt(one.order.reference)
+    docker.saved[one.order.reference] = {**made, "config": {**made["config"], "Env": ["X=y"]}}, [archive()]
+    with pytest.raises(AuditError, match="something was built on that"):
+        remote.adopt(one.order.reference)
+    assert not docker.pushed
+    docker.saved[one.order.reference] = made, [archive()]
+    assert remote.adopt(one.order.reference) == repository.tags[one.tag]
+
+
+def test_what_is_adopted_is_audited(remote, docker, make_image, archive):
+    one = make_image("a")
+    docker.store(one.order, one.made)
+    layer = archive(("usr/lib/libcuda.so.550.163.01", b""))
+    docker.saved[one.order.reference] = {"config": {"Labels": one.order.labels}}, [archive(), layer]
+    with pytest.raises(AuditError, match="promise no user-mode driver, but there is"):
+        remote.adopt(one.order.reference)
+    assert not docker.pushed
+
+
+@pytest.mark.parametrize("name", ["../../etc/passwd", "/etc/passwd", "nowhere", "a/../../b"])
+def test_an_archive_that_is_none_is_told(remote, docker, make_image, name, archive):
+    one = make_image("a")
+    docker.store(one.order, one.made)
+    listed = json.dumps([{"Config": name, "Layers": []}]).encode()
+    docker.save = lambda _: io.BytesIO(archive(("manifest.json", listed), ("../x", b"")))
+    with pytest.raises(AuditError, match="can't be read from the engine"):
+        remote.adopt(one.order.reference)
+    docker.save = lambda _: io.BytesIO(b"no archive")
+    with pytest.raises(AuditError, match="can't be read from the engine"):
+        remote.adopt(one.order.reference)
+
+
+def test_what_becomes_another_image_meanwhile_is_told(remote, docker, make_image):
+    one = make_image("a")
+    docker.store(one.order, one.made)
+    ids = iter([one.made.digest, "sha256:other"])
+    docker.image = lambda _: next(ids)
+    with pytest.raises(TagMovedError, match="became another image while it was pushed"):
+        remote.adopt(one.order.reference)
+
+
+def test_what_is_adopted_does_not_replace_another(remote, docker, repository, make_image, told):
+    one = make_image("a")
+    docker.store(one.order, one.made)
+    other = repository.image(one.tag, told("b"))
+    with pytest.raises(TagMovedError, match="made of something else"):
+        remote.adopt(one.order.reference)
+    assert not docker.pushed
+    assert repository.tags == {one.tag: other}
+
+
+def test_what_is_there_is_found_published_or_not(remote, repository, have, image, told, registry):
+    first = have("a")
+    repository.put("v1", index(registry, first), INDEX)
+    del repository.tags[f"v1-a-{digest(b'1')[7:19]}"]
+    have("b", "2")
+    have("c", version="v10")
+    have("d", version="v2")
+    repository.image("v1-x-0123456789ab", told("y"))  # it says that it is something else
+    repository.image("v1-by-others", {"by": "somebody"})
+    repository.image("v1-without", None)
+    found = remote.present(image, "v1")
+    assert found == [
+        Present(reference=f"{image}:v1-{cell}-{digest(inputs)[7:19]}", cell=cell, input_digest=digest(inputs))
+        for cell, inputs in (("a", b"1"), ("b", b"2"))
+    ]
+    assert remote.components(found[1].reference) == {"dockerfile": "2"}
+    assert remote.components(found[0].reference) == {"dockerfile": "1"}
+
+
+def index(registry, *digests):
+    return indexes.write([entry(registry, one) for one in digests])
+
+
+def test_an_image_that_went_has_no_components(remote, repository, have, image):
+    have("a")
+    (found,) = remote.present(image, "v1")
+    repository.manifests.clear()
+    assert remote.components(found.reference) == {}
+
+
+def test_an_index_may_name_variants_of_other_versions(registry, repository, have):
+    repository.put("v1", index(registry, have("a"), have("b", version="v2")), INDEX)
+    assert [one.annotations[labels.CELL] for one in survey(registry, "v1").variants] == ["a"]
+
+
+def test_what_is_no_image_is_none(registry, repository, have):
+    assert entry(registry, "nothing") is None
+    repository.put("index", index(registry, have("a")), INDEX)
+    assert entry(registry, "index") is None
+    repository.image("chart", None, config=b"not JSON", kind="application/vnd.cncf.helm.config.v1+json")
+    assert entry(registry, "chart") is None
+    repository.put("odd", b"{}", MANIFEST)
+    assert entry(registry, "odd") is None
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (b"<html>", "not JSON"),
+        (b"[]", "expected an object"),
+        (b'{"config": []}', "expected an object"),
+    ],
+)
+def test_a_damaged_configuration_names_its_image(registry, repository, image, config, message):
+    repository.image("v1-a-0123456789ab", None, config=config)
+    with pytest.raises(UsageError, match=message) as caught:
+        survey(registry, "v1")
+    assert f"{image}:v1-a-0123456789ab" in str(caught.value)
+
+
+def test_a_configuration_of_other_bytes_or_none(registry, repository, have):
+    have("a")
+    (config,) = (one for one, raw in repository.blobs.items() if b"Labels" in raw)
+    repository.blobs[config] = b"{}"
+    with pytest.raises(EngineError, match=f"something else than {config}"):
+        survey(registry, "v1")
+    del repository.blobs[config]
+    with pytest.raises(UnknownImageError, match=config):
+        survey(registry, "v1")
+
+
+def test_a_configuration_is_not_asked_for_by_any_name(server, registry, repository):
+    raw = b'{"config": {"mediaType": "application/vnd.oci.image.config.v1+json", "digest": "../../x"}}'
+    repository.put("v1-a", raw, MANIFEST)
+    with pytest.raises(UsageError, match="is not a sha256 digest"):
+        survey(registry, "v1")
+    assert not server.count("GET", "blobs")
+
+
+def test_labels_that_are_no_texts_do_not_count(registry, repository):
+    repository.image("v1-a", {labels.CELL: 5, labels.VERSION: "v1"})
+    assert entry(registry, "v1-a").annotations.keys() == {labels.VERSION, labels.SIZE}
+    assert survey(registry, "v1").variants == ()
+
+
+def test_a_manifest_tells_of_itself_what_its_image_has_as_labels(server, registry, repository, have, told):
+    labelled = have("a")
+    own = told("a")
+    repository.image("annotated", own, annotations={**own, "by": "somebody"})
+    before = server.count("GET", "blobs")
+    found = entry(registry, "annotated")
+    assert server.count("GET", "blobs") == before, "one request is all it takes"
+    assert found.annotations.keys() == entry(registry, labelled).annotations.keys()
+    assert found.tag == entry(registry, labelled).tag
+
+
+def test_who_pushes_the_same_cell_made_of_something_else_takes_it_back(
+    server, remote, repository, make_image, have
+):
+    one = make_image("a", "1")
+    rival = f"v1-a-{digest(b'2')[7:19]}"
+    # It comes after we looked, and before our tag is set.
+    server.fails("PUT", f"manifests/{one.tag}", then=lambda: have("a", "2"))
+    with pytest.raises(
+        TagMovedError, match=f"made of something else, too: {rival}; ours is taken back"
+    ) as caught:
+        store(remote, one)
+    assert caught.value.exit_code == 7
+    assert "--choose" in caught.value.remedy
+    assert repository.tags.keys() == {rival}
+    assert remote.source(one.order.reference, local=True) is None
+
+
+def test_what_a_registry_keeps_is_told(server, remote, repository, make_image, have):
+    server.deletes = False
+    one = make_image("a", "1")
+    have("a", "2")
+    with pytest.raises(TagMovedError, match="does not let ours be taken back"):
+        store(remote, one)
+    assert len(repository.tags) == 2
+
+
+def test_what_is_published_is_not_taken_back(server, remote, repository, make_image, have, registry):
+    one = make_image("a", "1")
+
+    def other():
+        publish(registry, "v1")
+        have("a", "2")
+
+    server.fails("GET", "tags/list", then=other)
+    assert store(remote, one) == repository.tags[one.tag]
+    assert len(repository.tags) == 3
+
+
+@pytest.mark.parametrize("status", [404, 405, 401, 403, 202])
+def test_what_a_registry_says_of_deleting_is_not_taken_for_granted(server, remote, make_image, have, status):
+    one = make_image("a", "1")
+    have("a", "2")
+    server.fails("DELETE", "manifests", status=status, times=99, headers={"WWW-Authenticate": "Basic"})
+    with pytest.raises(TagMovedError, match="does not let ours be taken back"):
+        store(remote, one)
+
+
+@pytest.mark.parametrize("rival", ["b", "a-b", "a-"])
+def test_other_cells_are_no_rivals(remote, repository, make_image, have, told, rival):
+    have(rival, "2")
+    repository.image("v1-a-by-somebody", None)
+    repository.image("v1-a-somebody", told("y"))
+    repository.image("v10-a-0123456789ab", told("a", version="v10"))
+    one = make_image("a", "1")
+    assert store(remote, one) == repository.tags[one.tag]
+
+
+def test_what_the_engine_pushes_is_looked_at_again_too(server, remote, docker, repository, make_image, have):
+    one = make_image("a", "1")
+    docker.store(one.order, one.made)
+    docker.has_manifests = False
+    server.fails("GET", "tags/list", then=lambda: have("a", "2"))
+    with pytest.raises(TagMovedError, match="ours is taken back"):
+        remote.adopt(one.order.reference)
+    assert one.tag not in repository.tags
+
+
+@pytest.mark.parametrize("number", range(5))
+def test_of_two_at_once_at_least_one_is_refused(docker, image, repository, make_image, registry, number):  # noqa: ARG001
+    made = [make_image("a", made_of) for made_of in ("1", "2")]
+    barrier = threading.Barrier(2)
+
+    def push(one):
+        with Remote(docker) as remote:
+            barrier.wait()
+            try:
+                return store(remote, one)
+            except TagMovedError:
+                return None
+
+    with ThreadPoolExecutor(2) as pool:
+        done = list(pool.map(push, made))
+    assert None in done
+    assert repository.tags.keys() == {one.tag for one, there in zip(made, done, strict=True) if there}

@@ -1,0 +1,54 @@
+"""What several threads want is worked out once."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import pytest
+
+from imagematrix.errors import BuildError
+from imagematrix.once import Once
+
+
+def test_who_asks_meanwhile_waits():
+    asked, may = [], threading.Event()
+
+    def work(argument):
+        asked.append(argument)
+        assert may.wait(10)
+        return [argument]
+
+    once = Once()
+    with ThreadPoolExecutor(4) as pool:
+        found = [pool.submit(once, "a", partial(work, "a")) for _ in range(3)]
+        other = pool.submit(once, "b", partial(work, "b"))
+        may.set()
+        assert len({id(one.result()) for one in found}) == 1
+        assert other.result() == ["b"]
+    assert sorted(asked) == ["a", "b"]
+    assert once("a", partial(work, "a")) is found[0].result()
+
+
+def test_an_error_is_for_all_who_wait_and_not_for_the_next():
+    waiting, begun = threading.Event(), threading.Event()
+    errors = [BuildError("the network")]
+
+    def work(argument):
+        begun.set()
+        assert waiting.wait(10)
+        if errors:
+            raise errors.pop()
+        return argument
+
+    once = Once()
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(once, "a", partial(work, "a"))
+        assert begun.wait(10)
+        second = pool.submit(once, "a", partial(work, "a"))
+        while not second.running():
+            pass
+        waiting.set()
+        with pytest.raises(BuildError, match="the network"):
+            first.result()
+        assert second.exception() is None or "the network" in str(second.exception())
+    assert once("a", partial(work, "a")) == "a"

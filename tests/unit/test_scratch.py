@@ -1,0 +1,104 @@
+"""The folder of a build goes with it; that of one that was killed goes with the next."""
+
+import contextlib
+import fcntl
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from imagematrix.scratch import scratch
+
+ANOTHER = """\
+import sys
+from imagematrix.scratch import scratch
+with scratch() as folder:
+    (folder / "blob").write_text("data")
+    print(folder, flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    return tmp_path
+
+
+@pytest.fixture
+def another(place):
+    """Another build, with its folder, in a process of its own."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", ANOTHER], **pipes) as process:
+        yield process, place / process.stdout.readline().strip()
+        process.kill()
+
+
+def test_it_goes_in_the_end(place):
+    with contextlib.suppress(KeyboardInterrupt), scratch() as folder:
+        (folder / "blob").write_text("data")
+        assert list(place.iterdir()) == [folder]
+        raise KeyboardInterrupt
+    assert not list(place.iterdir())
+
+
+def test_that_of_a_build_that_was_killed_goes_with_the_next(place, another):
+    process, left = another
+    with scratch() as folder:
+        assert set(place.iterdir()) == {folder, left}, "it lives"
+    process.kill()
+    process.wait()
+    assert list(left.iterdir())
+    with scratch() as folder:
+        assert list(place.iterdir()) == [folder]
+
+
+def test_it_is_on_a_disk_where_nobody_says_otherwise(place, monkeypatch):
+    monkeypatch.delenv("TMPDIR")
+    with scratch() as folder:
+        assert folder.parent == Path("/var/tmp")
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    monkeypatch.setattr("tempfile.tempdir", str(place))
+    with scratch() as folder:
+        assert folder.parent == place
+
+
+def test_a_relative_place_is_understood_from_here(place, monkeypatch):
+    monkeypatch.chdir(place)
+    monkeypatch.setenv("TMPDIR", ".")
+    with scratch() as folder:
+        assert folder.parent == place
+
+
+def test_what_somebody_else_left_stays(place, monkeypatch):
+    left = place / "imagematrix-build-left"
+    left.mkdir()
+    somebody = os.getuid() + 1
+    monkeypatch.setattr(os, "getuid", lambda: somebody)
+    with scratch():
+        pass
+    assert list(place.iterdir()) == [left]
+
+
+def test_what_only_looks_like_one_stays(place):
+    (place / "imagematrix-build-link").symlink_to(place)
+    (place / "imagematrix-build-file").touch()
+    with scratch() as folder:
+        pass
+    assert not folder.exists()
+    assert {path.name for path in place.iterdir()} == {"imagematrix-build-link", "imagematrix-build-file"}
+
+
+def test_where_nothing_can_be_locked_nothing_is_taken_away(place, monkeypatch):
+    def flock(*_):
+        raise OSError(9, "Bad file descriptor")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    left = place / "imagematrix-build-left"
+    left.mkdir()
+    with scratch() as folder:
+        assert set(place.iterdir()) == {folder, left}
+    assert list(place.iterdir()) == [left]
