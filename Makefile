@@ -24,6 +24,7 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/deptry imagematrix
+	$(BIN)/lint-imports
 
 # One line of results for each kind of test; what they covered is added up at the end.
 unit: $(VENV)/.dev

@@ -194,9 +194,9 @@ def sharding(shard: str | None, durations: Sequence[Path] | None) -> Callable[[P
         if durations:
             raise UsageError("--durations balances shards: it goes with --shard I/N")
         return lambda plan: plan
-    from imagematrix.planning.shard import Shard, narrowed, recorded
+    from imagematrix.planning.shard import Shard, narrowed
     from imagematrix.reports import outcome
 
     part = Shard.parse(shard)
-    known = recorded(map(outcome.load, durations or ()))
+    known = outcome.durations(map(outcome.load, durations or ()))
     return lambda plan: narrowed(plan, part, known)

@@ -15,12 +15,11 @@ from imagematrix.errors import UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     from imagematrix.planning.plan import Plan
-    from imagematrix.reports.outcome import Report
 
-__all__ = ["Durations", "Shard", "narrowed", "partition", "recorded"]
+__all__ = ["Durations", "Shard", "narrowed", "partition"]
 
 BUILDABLE = ("build", "adopt", "up-to-date", "refused", "failed")
 UNKNOWN = 1.0  # seconds of every cell where no duration is known: all count alike
@@ -84,16 +83,3 @@ def partition(weights: Mapping[str, float], count: int) -> dict[str, int]:
         heapq.heapreplace(shards, (load + weights[cell], cells + 1, number))
         found[cell] = number
     return found
-
-
-def recorded(reports: Iterable[Report]) -> Durations:
-    """Return how long each cell took to build: the median of what `reports` say, in whatever order they are.
-
-    The version does not matter: a raised one takes about as long.
-    """
-    known: dict[tuple[str, str], list[float]] = {}
-    for report in reports:
-        for outcome in report.outcomes:
-            if outcome.status == "built" and outcome.seconds is not None:
-                known.setdefault((outcome.image, outcome.cell), []).append(outcome.seconds)
-    return {key: statistics.median(seconds) for key, seconds in known.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import dataclass
 
 from imagematrix import documents
@@ -10,11 +11,13 @@ from imagematrix.planning import plan
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
     from typing import Any
 
-__all__ = ["BUILT", "OPEN", "STATUSES", "UNBUILDABLE", "Outcome", "Report", "load", "parse"]
+    from imagematrix.planning.shard import Durations
+
+__all__ = ["BUILT", "OPEN", "STATUSES", "UNBUILDABLE", "Outcome", "Report", "durations", "load", "parse"]
 
 BUILT = ("built", "adopted", "verified", "up-to-date")
 OPEN = ("build", "adopt", "refused", "other-shard", "missing")  # it is not said what became of the cell
@@ -92,3 +95,16 @@ def _outcome(fields: documents.Fields, where: str, *, planned: bool) -> Outcome:
         where=where,
         data=fields.data,
     )
+
+
+def durations(reports: Iterable[Report]) -> Durations:
+    """Return how long each cell took to build: the median of what `reports` say, in whatever order they are.
+
+    The version does not matter: a raised one takes about as long.
+    """
+    known: dict[tuple[str, str], list[float]] = {}
+    for report in reports:
+        for outcome in report.outcomes:
+            if outcome.status == "built" and outcome.seconds is not None:
+                known.setdefault((outcome.image, outcome.cell), []).append(outcome.seconds)
+    return {key: statistics.median(seconds) for key, seconds in known.items()}

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from imagematrix.errors import UsageError
-from imagematrix.planning.shard import Shard, narrowed, partition, recorded
-from imagematrix.reports.outcome import parse
+from imagematrix.planning.shard import Shard, narrowed, partition
+from imagematrix.reports.outcome import durations, parse
 
 WEIGHTS = st.lists(st.floats(0, 1e6), max_size=40).map(
     lambda weights: {f"cell{number}": weight for number, weight in enumerate(weights)}
@@ -93,14 +93,14 @@ def test_the_order_of_the_records_means_nothing(cells, random):
     reports = [parse(document(*some), "x") for some in cells]
     shuffled = list(reports)
     random.shuffle(shuffled)
-    assert recorded(reports) == recorded(shuffled)
+    assert durations(reports) == durations(shuffled)
 
 
 def test_only_what_was_built_has_a_duration():
     some = document(("training", "a", 3), ("training", "b", 0.1), ("base", "a", 9))
     some["cells"][1]["status"] = "failed"
     more = document(("training", "a", 5))
-    assert recorded([parse(some, "x"), parse(more, "x")]) == {("training", "a"): 4, ("base", "a"): 9}
+    assert durations([parse(some, "x"), parse(more, "x")]) == {("training", "a"): 4, ("base", "a"): 9}
 
 
 def test_a_plan_for_one_shard_tells_whose_the_other_cells_are(planned, conforms):
