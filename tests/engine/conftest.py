@@ -121,6 +121,19 @@ class Engine:
             ["docker", *words], check=check, capture_output=True, text=True, env=self.environment
         )
 
+    def has_no_containers(self):
+        """Whether there is none left; the engine may still be removing those that ended."""
+        for _ in range(300):
+            if not self.docker("ps", "-aq").stdout:
+                return True
+            time.sleep(0.1)
+        return False
+
+    def remove_containers(self):
+        if self._processes and (names := self.docker("ps", "-aq").stdout.split()):
+            self.docker("rm", "-f", *names, check=False)  # some may be gone meanwhile
+            assert self.has_no_containers()
+
     def inspect(self, name):
         return json.loads(self.docker("inspect", name).stdout)[0]
 
@@ -231,11 +244,27 @@ def _own_dev():
 
 
 @pytest.fixture(scope="session")
-def start_engine():
+def engines():
+    """All engines that the tests have started."""
+    started = []
+    yield started
+    for engine in started:
+        engine.remove()
+
+
+@pytest.fixture(autouse=True)
+def _no_container_outlives_its_test(engines):
+    """Start every test on engines without containers, whatever ran before: files come in any order."""
+    yield
+    for engine in engines:
+        engine.remove_containers()
+
+
+@pytest.fixture(scope="session")
+def start_engine(engines):
     """Call it with a store to get a new engine with the base images; one on a GpuNode comes without them."""
     remove_leftovers()
     subprocess.run([ROOT / "ci/bases", "archives"], check=True)
-    engines = []
 
     def start(store="containerd", node=None):
         engine = Engine(store, node)
@@ -245,9 +274,7 @@ def start_engine():
             engine.seed()
         return engine
 
-    yield start
-    for engine in engines:
-        engine.remove()
+    return start
 
 
 @pytest.fixture(scope="session")

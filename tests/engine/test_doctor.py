@@ -47,7 +47,7 @@ def test_where_it_finds_nothing_a_launch_works(engine, image):
     assert [one["check"] for one in bad] in ([], ["library"])  # what plays the node has no NVML
     assert found["image"]["saw"] == f"{image} fits this node"
     assert launches(engine) == 0
-    assert engine.docker("ps", "-aq").stdout == ""
+    assert engine.has_no_containers()
 
 
 @pytest.mark.usefixtures("image")

@@ -24,13 +24,6 @@ def _image(engine):
     engine.build_shipped("cuda=12.4,compute=9.0,driver=550.163.01,march=x86-64-v3")
 
 
-@pytest.fixture(autouse=True)
-def _cleared(engine):
-    yield
-    for name in engine.docker("ps", "-aq").stdout.split():
-        engine.docker("rm", "-f", name)
-
-
 @pytest.fixture
 def start(engine):
     """Starts `imagematrix run` with more words, and returns the process."""
@@ -84,7 +77,7 @@ def test_fifty_launches_at_once(engine, start):
         found.sort()
         assert all(before[1] <= after[0] for before, after in pairwise(found))
     assert all(gpu["free"] for gpu in gpus(engine))
-    assert engine.docker("ps", "-aq").stdout == ""
+    assert engine.has_no_containers()
 
 
 def test_detached_containers_keep_their_gpus_without_a_lease(engine, start):
@@ -133,7 +126,7 @@ def test_a_launcher_that_is_killed_takes_its_container_along(engine, start):
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert run(engine, "--gpus", "8", "--wait", "1m", "--rm", "training:v1", "true").returncode == 0
-    assert engine.docker("ps", "-aq").stdout == ""
+    assert engine.has_no_containers()
     assert all(gpu["free"] for gpu in gpus(engine))
 
 

@@ -14,13 +14,6 @@ def node(play):
     return play("mig")
 
 
-@pytest.fixture(autouse=True)
-def _cleared(node):
-    yield
-    for name in node.docker("ps", "-aq").stdout.split():
-        node.docker("rm", "-f", name)
-
-
 def run(node, *words):
     return node.imagematrix("run", *words)
 

@@ -104,7 +104,7 @@ def test_a_node_that_is_missing_is_named_with_its_remedy(engine):
     assert done.returncode == 5
     assert "/dev/nvidia-uvm" in done.stderr
     assert "nvidia-modprobe" in done.stderr
-    assert engine.docker("ps", "-aq").stdout == ""
+    assert engine.has_no_containers()
 
 
 @pytest.mark.usefixtures("images")
