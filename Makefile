@@ -2,6 +2,7 @@
 # make test         set everything up and run every test
 # make gpu-check    check this machine's NVIDIA GPU, with what can be had here; fails without one
 # make gpu-bundle   write dist/gpu-bundle.tar.gz, which does that on a machine that has nothing else
+# make docs         build the documentation as a site, docs/_build/index.html
 # make zipapp       write what a node needs as one file, dist/imagematrix.pyz
 # make bench        set everything up and measure against the bars of docs/benchmarks.md
 # make clean        undo what quickstart did
@@ -9,12 +10,12 @@
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: quickstart test packages lint unit engine gpu gpu-check gpu-bundle wheel coverage bench zipapp clean
+.PHONY: quickstart test packages lint unit engine gpu gpu-check gpu-bundle wheel coverage docs bench zipapp clean
 
 quickstart:
 	@ci/quickstart
 
-test: packages lint unit gpu wheel engine coverage
+test: packages lint docs unit gpu wheel engine coverage
 
 packages:
 	ci/engine packages
@@ -47,6 +48,10 @@ gpu-check:
 
 gpu-bundle: $(VENV)/.dev
 	$(BIN)/python ci/gpu_bundle dist/gpu-bundle.tar.gz
+
+# A link that leads nowhere, and any other warning, fails it. It needs no network.
+docs: $(VENV)/.dev
+	$(BIN)/sphinx-build -q -W -n --keep-going -b html -d .cache/docs docs docs/_build
 
 coverage: $(VENV)/.dev
 	$(BIN)/coverage combine -q

@@ -38,17 +38,17 @@ __all__ = [
     "write",
 ]
 
-IMAGE = "io.imagematrix.image"
-VERSION = "io.imagematrix.version"
-CELL = "io.imagematrix.cell"
-CONTENT = "io.imagematrix.content"  # the digest of all the rest of the image's configuration
+IMAGE = "io.imagematrix.image"  # the image's name, without a version
+VERSION = "io.imagematrix.version"  # the image's version
+CELL = "io.imagematrix.cell"  # the cell in one word, as the tag has it
+CONTENT = "io.imagematrix.content"  # the digest of the rest of the image's configuration
 INPUT = "io.imagematrix.input"  # the input digest
-INPUTS = "io.imagematrix.inputs"  # its components, as JSON
-PREFER = "io.imagematrix.prefer"  # criteria with commas between them; absent where there are none
-DEFAULTS = "io.imagematrix.defaults"  # values of the image's own axes, as JSON; absent where there are none
-DEVELOPMENT = "io.imagematrix.development"  # "true" where the image may be replaced; absent elsewhere
-SIZE = "io.imagematrix.size"  # of the layers as a registry has them, in bytes; an annotation of an index
-VARIANT = "io.imagematrix.variant"  # the catalog entry, less what only the store knows
+INPUTS = "io.imagematrix.inputs"  # the components of the input digest, as JSON
+PREFER = "io.imagematrix.prefer"  # `prefer` of the matrix, separated by commas; absent if not set
+DEFAULTS = "io.imagematrix.defaults"  # `defaults` of the matrix, as JSON; absent if not set
+DEVELOPMENT = "io.imagematrix.development"  # `true` if the image may be replaced; absent otherwise
+SIZE = "io.imagematrix.size"  # the size of the layers in the registry, in bytes; only in an index
+VARIANT = "io.imagematrix.variant"  # the catalog entry as JSON, without reference, digest and size
 
 # What a manifest has as annotations, too: a registry then tells it without another request for the labels.
 ANNOTATED = (VERSION, CELL, INPUT, INPUTS, PREFER, DEFAULTS, VARIANT)

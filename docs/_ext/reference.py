@@ -1,0 +1,235 @@
+"""The reference pages' generated parts, as Markdown: one function for each, read from the code alone."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import io
+import json
+import tokenize
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+import typer
+from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
+
+from imagematrix import errors
+from imagematrix.catalog import labels
+from imagematrix.cli.app import COMMANDS, app
+from imagematrix.cli.front import INTERRUPTED, TERMINATED
+from imagematrix.launcher.options import OWN
+from imagematrix.selection.selection import NothingFits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+__all__ = ["PARTS"]
+
+SIGNALS = {INTERRUPTED: "Interrupted by SIGINT (Ctrl-C).", TERMINATED: "Terminated by SIGTERM."}
+SCHEMAS = files("imagematrix") / "schemas"
+INSIDE = ("properties", "required", "items", "additionalProperties")  # what says what is inside of a value
+MATRIX = "matrix"  # the one schema that is of no JSON document
+
+
+def commands() -> str:
+    """Return every command with its arguments and options."""
+    group = typer.main.get_command(app())
+    assert isinstance(group, TyperGroup)  # noqa: S101 - it has several commands; this tells the type checker
+    return "\n".join(_command(name, group.commands[name]) for name in COMMANDS)
+
+
+def exit_codes() -> str:
+    """Return all exit codes, with the error that a program gets in place of each."""
+    rows = [("0", "", "Done.")]
+    rows += [
+        (
+            str(error.exit_code),
+            f"`{error.__name__}`",
+            "Any other error." if error.exit_code == 1 else _summary(error),
+        )
+        for error in _errors()
+    ]
+    rows += [(str(code), "", text) for code, text in SIGNALS.items()]
+    return _table(("Code", "Exception", "Meaning"), rows)
+
+
+def label_table() -> str:
+    """Return the labels of an image, each with the comment beside its constant."""
+    values = {
+        target.id: node.value.value
+        for node in ast.parse(inspect.getsource(labels)).body
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
+        for target in node.targets
+        if isinstance(target, ast.Name) and str(node.value.value).startswith("io.imagematrix.")
+    }
+    comments = _comments(inspect.getsource(labels))
+    rows = [(f"`{value}`", _sentence(comments.get(name, ""))) for name, value in values.items()]
+    return _table(("Label", "Content"), rows)
+
+
+def matrix_keys() -> str:
+    """Return every key of matrix.yaml."""
+    return _keys(_schema(MATRIX))
+
+
+def documents() -> str:
+    """Return every JSON document with its keys."""
+    names = sorted(path.name.removesuffix(".json") for path in SCHEMAS.iterdir())
+    parts: list[str] = []
+    for name in names:
+        if name != MATRIX:
+            schema = _schema(name)
+            parts += [f"## {schema['title']}\n", _escape(schema["description"]) + "\n", _keys(schema)]
+    return "\n".join(parts)
+
+
+# What a page has in place of `<!-- generated: NAME -->`.
+PARTS: Mapping[str, Callable[[], str]] = {
+    "commands": commands,
+    "documents": documents,
+    "exit-codes": exit_codes,
+    "labels": label_table,
+    "matrix-keys": matrix_keys,
+}
+
+
+def _command(name: str, command: TyperCommand) -> str:
+    arguments = [_metavar(parameter) for parameter in command.params if isinstance(parameter, TyperArgument)]
+    usage = " ".join(["imagematrix", name, "[OPTIONS]", *arguments])
+    lines = [f"(command-{name})=", f"## {name}", "", inspect.cleandoc(command.help or ""), ""]
+    lines += ["```text", usage, "```", ""]
+    rows = [row for parameter in command.params if (row := _parameter(parameter))]
+    if name == "run":
+        rows = [
+            (f"`{option}{f' {value}' if value else ''}`", _sentence(what))
+            for option, (value, what) in OWN.items()
+        ]
+    if rows:
+        lines += [_table(("Option", "Meaning"), rows)]
+    return "\n".join(lines)
+
+
+def _parameter(parameter: TyperArgument | TyperOption) -> tuple[str, str] | None:
+    help_text = getattr(parameter, "help", None) or ""
+    if isinstance(parameter, TyperArgument):
+        return (f"`{_metavar(parameter)}`", _sentence(help_text)) if help_text else None
+    names = ", ".join(f"`{name}`" for name in (*parameter.opts, *parameter.secondary_opts))
+    value = "" if parameter.is_flag else f" `{_metavar(parameter)}`"
+    default = f" Default: `{parameter.default}`." if isinstance(parameter.default, str) else ""
+    return names + value, _sentence(help_text) + default
+
+
+def _metavar(parameter: TyperArgument | TyperOption) -> str:
+    return parameter.metavar or str(parameter.name).upper()
+
+
+def _errors() -> Iterator[type[errors.ImagematrixError]]:
+    found = [getattr(errors, name) for name in errors.__all__]
+    yield from sorted([*found, NothingFits], key=lambda error: int(error.exit_code))
+
+
+def _summary(documented: object) -> str:
+    return (inspect.getdoc(documented) or "").partition("\n\n")[0].replace("\n", " ")
+
+
+def _comments(source: str) -> dict[str, str]:
+    """Return what stands behind each assignment of a constant, by its name."""
+    lines = source.splitlines()
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    return {
+        lines[token.start[0] - 1].split(" = ")[0]: token.string.removeprefix("# ")
+        for token in tokens
+        if token.type == tokenize.COMMENT and " = " in lines[token.start[0] - 1][: token.start[1]]
+    }
+
+
+def _schema(name: str) -> dict[str, Any]:
+    schema: dict[str, Any] = json.loads((SCHEMAS / f"{name}.json").read_text(encoding="utf-8"))
+    return schema
+
+
+def _keys(schema: Mapping[str, Any]) -> str:
+    rows = [
+        (f"`{path}`", "yes" if required else "", _kind(schema, part), _describe(part))
+        for path, required, part in _walk(schema, schema, "")
+    ]
+    return _table(("Key", "Required", "Type", "Meaning"), rows)
+
+
+def _walk(
+    whole: Mapping[str, Any], part: Mapping[str, Any], path: str
+) -> Iterator[tuple[str, bool, Mapping[str, Any]]]:
+    required = part.get("required", ())
+    for name, found in part.get("properties", {}).items():
+        yield from _below(whole, found, f"{path}.{name}".removeprefix("."), name in required)
+    others = part.get("additionalProperties")
+    if isinstance(others, dict):
+        merged = _resolve(whole, others)
+        if any(key in merged for key in ("description", "properties", "additionalProperties")) and path:
+            yield from _below(whole, others, f"{path}.NAME", required=False)
+
+
+def _below(
+    whole: Mapping[str, Any],
+    part: Mapping[str, Any],
+    path: str,
+    required: bool,  # noqa: FBT001
+) -> Iterator[tuple[str, bool, Mapping[str, Any]]]:
+    found = _resolve(whole, part)
+    yield path, required, found
+    while "items" in found and not found.get("properties"):
+        found, path = _resolve(whole, found["items"]), f"{path}[]"
+    yield from _walk(whole, found, path)
+
+
+def _resolve(whole: Mapping[str, Any], part: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `part` with what it refers to: its own words first, and the keys of all its alternatives."""
+    found = dict(part)
+    if "$ref" in part:
+        target: Any = whole
+        for step in part["$ref"].removeprefix("#/").split("/"):
+            target = target[step]
+        found = _resolve(whole, target) | {key: value for key, value in part.items() if key != "$ref"}
+    for one in (*found.get("anyOf", ()), *found.get("allOf", ())):
+        inside = {key: value for key, value in _resolve(whole, one).items() if key in INSIDE}
+        found |= inside | {"properties": {**found.get("properties", {}), **inside.get("properties", {})}}
+    return found
+
+
+def _kind(whole: Mapping[str, Any], part: Mapping[str, Any]) -> str:
+    """Return what a value may be, in a word or a few."""
+    if "const" in part:
+        return f"`{part['const']}`"
+    if "enum" in part:
+        return ", ".join(dict.fromkeys(f"`{json.dumps(value).strip(chr(34))}`" for value in part["enum"]))
+    if "anyOf" in part:
+        return " or ".join(dict.fromkeys(_kind(whole, _resolve(whole, one)) for one in part["anyOf"]))
+    kinds = part.get("type", "")
+    return " or ".join([kinds] if isinstance(kinds, str) else kinds)
+
+
+def _describe(part: Mapping[str, Any]) -> str:
+    examples = ", ".join(f"`{json.dumps(example)}`" for example in part.get("examples", ()))
+    return " ".join(
+        filter(None, [_escape(part.get("description", "")), f"Example: {examples}." if examples else ""])
+    )
+
+
+def _sentence(text: str) -> str:
+    """Return `text` with a capital at its start and a full stop at its end."""
+    return _escape(text[:1].upper() + text[1:].rstrip(".") + ".") if text else ""
+
+
+def _escape(text: str) -> str:
+    """Return `text` with nothing in it that Markdown takes for markup, but for code between backticks."""
+    pieces = " ".join(text.split()).split("`")
+    pieces[::2] = [piece.replace("*", r"\*").replace("<", r"\<").replace("$", r"\$") for piece in pieces[::2]]
+    return "`".join(pieces)
+
+
+def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [columns, ["---"] * len(columns), *rows]
+    return (
+        "".join("| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |\n" for line in lines)
+        + "\n"
+    )

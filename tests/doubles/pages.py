@@ -1,0 +1,137 @@
+"""The pages of the documentation as tests read them: their commands with the output, and the files they show.
+
+Blocks of the language `console` have commands, each after "$ ", with its output, stderr among it. A
+comment before a block says what is special about it:
+
+    <!-- file: PATH -->           the block is a file, which is written where the commands run
+    <!-- not tested: REASON -->   the commands cannot run in a test
+    <!-- commands: engine -->     anywhere in a page: its commands need a Docker engine
+
+In an output, "…" stands for any text within a line, or for any lines where it is the whole line. The digits
+of digests stand for any others: base images are made anew on each machine.
+"""
+
+import base64
+import os
+import re
+import shlex
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from markdown_it import MarkdownIt
+
+ROOT = Path(__file__).parents[2]
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+MARK = re.compile(r"<!-- (file|not tested|commands): (.+) -->")
+DIGESTS = re.compile(r"\b(?:[0-9a-f]{64}|[0-9a-f]{12})\b")
+MARKER = "---- command"
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block of code: language, text, line in the page, and the mark before it, if there is one."""
+
+    language: str
+    text: str
+    line: int
+    mark: tuple[str, str] | None
+
+
+@dataclass(frozen=True)
+class Step:
+    """What is done at one place of a page: a command with its output, or a file to write."""
+
+    line: int
+    script: str
+    output: str | None
+
+
+def blocks(text):
+    """Yield the blocks of code in a page."""
+    mark = None
+    for token in MarkdownIt("commonmark").parse(text):
+        if token.type == "fence":
+            language = token.info.split(" ")[0]
+            yield Block(language=language, text=token.content, line=token.map[0] + 1, mark=mark)
+        if token.type == "html_block":
+            found = MARK.match(token.content)
+            mark = found and (found[1], found[2])
+        elif token.nesting >= 0:
+            mark = None
+
+
+def needs_engine(text):
+    return "\n<!-- commands: engine -->\n" in text
+
+
+def steps(text):
+    """Yield what a reader of the page does, in order."""
+    for block in blocks(text):
+        kind, value = block.mark or (None, None)
+        if kind == "file":
+            data = base64.b64encode(block.text.encode()).decode()
+            path = shlex.quote(value)
+            yield Step(block.line, f"mkdir -p $(dirname {path}) && echo {data} | base64 -d > {path}", None)
+        elif block.language == "console" and kind != "not tested":
+            yield from commands(block)
+
+
+def commands(block):
+    """Yield the commands of a block with their outputs."""
+    parts = re.split(r"^\$ ", block.text, flags=re.MULTILINE)
+    assert not parts[0], f"line {block.line}: a block of the language console begins with a command"
+    line = block.line + 1
+    for part in parts[1:]:
+        command, *rest = part.splitlines()
+        while rest and rest[0].startswith("> "):
+            command += "\n" + rest.pop(0)[2:]
+        yield Step(line, command, "\n".join(rest))
+        line += part.count("\n")
+
+
+def follow(text, folder, environment):
+    """Do what a page says, in `folder`; return what went otherwise than it says, one text for each step."""
+    done = list(steps(text))
+    script = folder / ".steps"
+    script.write_text(
+        "".join(f"{step.script}\n_status=$?; echo; echo {MARKER}; (exit $_status)\n" for step in done)
+    )
+    ran = subprocess.run(
+        ["bash", script],
+        cwd=folder,
+        env=environment,
+        check=False,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    said = ran.stdout.decode().split(f"\n{MARKER}\n")
+    return [
+        f"line {step.line}: $ {step.script}\n--- the page has\n{step.output}\n--- it says\n{output}"
+        for step, output in zip(done, said, strict=False)
+        if step.output is not None and not matches(step.output, output)
+    ]
+
+
+def matches(expected, output):
+    """Whether a command said what the page has."""
+    pattern = ""
+    for line in expected.rstrip().splitlines():
+        if line.strip() == "…":
+            pattern += r"(?:.*\n)*?"
+            continue
+        anonymous = DIGESTS.sub(lambda digest: "\0" * len(digest[0]), line.rstrip())
+        pattern += re.escape(anonymous).replace("…", ".*").replace("\0", "[0-9a-f]") + r"[ ]*\n"
+    return re.fullmatch(pattern, output.rstrip() + "\n" if output.strip() else "") is not None
+
+
+def environment(**variables):
+    """Return an environment for the commands: the package's own, plain output."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("DOCKER_", "CUDA_", "NVIDIA_", "SLURM_"))
+    }
+    path = f"{ROOT / '.venv/bin'}:{kept['PATH']}"
+    return {**kept, "PATH": path, "NO_COLOR": "1", "LC_ALL": "C.UTF-8", **variables}

@@ -1,0 +1,93 @@
+"""The generated parts of the reference have all that the code has, and words for it."""
+
+import json
+import re
+from pathlib import Path
+
+import imagematrix_docs
+import pytest
+import reference
+from imagematrix_docs import expand
+
+from imagematrix.cli.app import COMMANDS
+from imagematrix.launcher.options import OWN
+
+ROOT = Path(__file__).parents[3]
+
+
+def rows(text):
+    """Yield the rows of all tables, as lists of their cells."""
+    for line in text.splitlines():
+        if line.startswith("| ") and not line.startswith("| ---"):
+            yield [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+
+
+def test_every_command_is_there_in_the_order_of_help():
+    assert re.findall(r"^## (\S+)$", reference.commands(), re.MULTILINE) == list(COMMANDS)
+
+
+def test_an_option_has_its_value_and_meaning():
+    found = dict(row for row in rows(reference.commands()) if len(row) == 2)
+    assert found["`--only` `EXPR`"].startswith("Only these cells")
+    assert found["`--template`, `-t` `NAME`"].endswith("Default: `training`.")
+    assert all(found.values())
+
+
+def test_run_has_its_own_options():
+    page = reference.commands().partition("## run\n")[2]
+    assert [row[0].strip("`").split()[0] for row in rows(page)][1:] == list(OWN)
+
+
+def test_every_error_has_its_code():
+    found = {row[0]: row[1:] for row in rows(reference.exit_codes())}
+    assert found["3"] == ["`NothingFits`", found["3"][1]]
+    assert list(found)[1:] == ["0", *map(str, range(1, 11)), "130", "143"]
+    assert all(meaning for _, meaning in found.values())
+
+
+def test_every_label_says_what_it_holds():
+    found = dict(rows(reference.label_table()))
+    assert "`io.imagematrix.variant`" in found
+    assert all(found.values())
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "imagematrix/schemas").glob("*.json")), ids=lambda path: path.stem
+)
+def test_every_key_of_a_document_is_there(path):
+    schema = json.loads(path.read_text())
+    page = reference.matrix_keys() if path.stem == "matrix" else reference.documents()
+    section = (
+        page if path.stem == "matrix" else page.partition(f"## {schema['title']}\n")[2].partition("\n## ")[0]
+    )
+    last = {row[0].strip("`").split(".")[-1].removesuffix("[]") for row in rows(section)}
+    assert properties(schema) <= last
+
+
+def properties(schema):
+    """Return the names of all properties anywhere in a schema."""
+    if isinstance(schema, list):
+        return set().union(*map(properties, schema))
+    if not isinstance(schema, dict):
+        return set()
+    own = set(schema.get("properties", ())) if "type" in schema or "$ref" in schema else set()
+    return own.union(*map(properties, schema.values()))
+
+
+def test_marks_become_words():
+    file = "<!-- file: src/a.c -->\n```c\nint a;\n```\n\n"
+    command = "<!-- not tested: it needs a GPU -->\n```console\n$ x\n```\n"
+    assert expand(file + command) == (
+        "```{code-block} c\n:caption: src/a.c\n\nint a;\n```\n\n"
+        "*Not run by the tests: it needs a GPU.*\n```console\n$ x\n```\n"
+    )
+
+
+def test_an_unknown_part_ends_the_build():
+    with pytest.raises(KeyError, match="nothing"):
+        expand("<!-- generated: nothing -->")
+
+
+def test_every_part_is_on_a_page():
+    pages = "".join(path.read_text() for path in (ROOT / "docs").rglob("*.md"))
+    assert set(imagematrix_docs.GENERATED.findall(pages)) == set(reference.PARTS)
