@@ -1,4 +1,4 @@
-"""Claims: taking GPUs that nobody uses, or shares of them, and keeping these from all others."""
+"""Claims: reserving unused GPUs, or shares of GPUs, for one launch."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from imagematrix.allocation import shares
 from imagematrix.allocation.containers import LEASE, VRAM
 from imagematrix.allocation.locks import Locks, folder, inherit, release
-from imagematrix.allocation.places import Place, best, left_over, reserved
-from imagematrix.allocation.queue import Line, Ticket
+from imagematrix.allocation.queue import Queue, Ticket
+from imagematrix.allocation.slots import Slot, ranked, reserved, unreserved
 from imagematrix.allocation.survey import SHARE, leases
-from imagematrix.allocation.usage import joined, keys, overlap, users
+from imagematrix.allocation.usage import combined, consumers, keys, overlap
 from imagematrix.errors import GpusBusyError, ProbeError, UsageError
 from imagematrix.gpus.spec import merged
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Self
 
-    from imagematrix.allocation.usage import Uses
+    from imagematrix.allocation.usage import Usage
     from imagematrix.errors import ImagematrixError
     from imagematrix.node.host import Gpu
 
@@ -32,10 +32,10 @@ POLL_S = 1.0
 
 
 class Claim:
-    """GPUs, or shares of them, that are this process's until it ends or releases them.
+    """GPUs, or shares of GPUs, reserved for this process until it ends or releases them.
 
-    `labels` are for the container that gets them: of one with a share they say which, and under which lease.
-    `descriptors` hold the locks; they are for a child (`pass_fds`) that is to keep the claim as well.
+    `labels` are for the container that gets them: they state the size of a share and its lease. `descriptors`
+    hold the locks; pass them to a child (`pass_fds`) that keeps the claim too.
     """
 
     def __init__(
@@ -53,72 +53,74 @@ class Claim:
         self.descriptors = ()
 
     def pass_on(self) -> None:
-        """Let the claim live on in the program that this process becomes through exec."""
+        """Keep the claim across the exec of another program in this process."""
         inherit(self.descriptors)
 
 
-def claim(  # noqa: PLR0913 - each says another thing about one wish
+def claim(  # noqa: PLR0913 - each is one aspect of the demand
     gpus: tuple[Gpu, ...],
     count: int,
-    look: Callable[[], Uses],
+    survey: Callable[[], Usage],
     *,
     also: tuple[Gpu, ...] = (),
     vram_mib: int | None = None,
     mps: bool = False,
     wait_s: float = 0.0,
-    tell: Callable[[str], None] = lambda _: None,
+    report: Callable[[str], None] = lambda _: None,
     path: str | None = None,
     group: int | None = None,
 ) -> Claim:
-    """Return a claim on the first `count` of `gpus` that nobody uses, or on a share of so many.
+    """Return a claim on the first `count` unused ones of `gpus`, or on a share of `count` GPUs.
 
-    With it go all GPUs in `also`, which the container gets anyway: they are not among the claim's, and those
-    of `gpus` that are in it come first. With `vram_mib`, at least 1, it is for a share of so many MiB on
-    each. Shares go where others are already and the least is left, so that whole GPUs stay free. With `mps`
-    the server of MPS may run there.
+    The GPUs in `also` are claimed too, because the container gets them anyway: they are not among
+    `Claim.gpus`, except those that are in `gpus`, which are chosen first. With `vram_mib`, at least 1, the
+    claim is a share of that many MiB on each GPU. Shares are packed onto GPUs that are shared already and
+    have the least memory left, so that whole GPUs stay free. With `mps` an MPS server may run on the GPUs.
 
-    `look` says who uses which (`imagematrix.allocation.survey`). Where too few are free, this waits for up to
-    `wait_s` seconds in all, behind those who came earlier, and tells `tell` why. `path` is the folder of the
-    locks, by default the one of this node, and `group` the group whose members may start containers. Raises
-    GpusBusyError, which names the users; UsageError where the GPUs have less memory than the share;
-    ProbeError where it is not known; and what `look` raises.
+    `survey` returns the current usage (`imagematrix.allocation.survey`). If too few GPUs are free, this waits
+    up to `wait_s` seconds behind earlier launches and passes the reason to `report`. `path` is the folder of
+    the locks, by default this node's, and `group` the group whose members may start containers. Raises
+    GpusBusyError, which names the consumers; UsageError if the GPUs have less memory than the share;
+    ProbeError if their memory is unknown; and what `survey` raises.
     """
-    asked = _asked(_large_enough(gpus, count, vram_mib), count, also, vram_mib, mps=mps)
-    ticket = Ticket(count=len(asked.also) + asked.count, gpus=tuple(map(keys, asked.also + asked.gpus)))
-    wanted = frozenset(key for gpu in ticket.gpus for key in gpu)
+    demand = _demand(_large_enough(gpus, count, vram_mib), count, also, vram_mib, mps=mps)
+    ticket = Ticket(count=len(demand.also) + demand.count, gpus=tuple(map(keys, demand.also + demand.gpus)))
+    eligible = frozenset(key for gpu in ticket.gpus for key in gpu)
     deadline = time.monotonic() + wait_s
-    told = None
+    reported = None
     with ExitStack() as stack:
         locks = stack.enter_context(Locks(path or folder(), group))
-        line = Line(locks)
-        stack.callback(line.leave)
+        queue = Queue(locks)
+        stack.callback(queue.leave)
         while True:
             with locks.turn(max(0.0, deadline - time.monotonic()) if wait_s else None):
-                before = [
-                    earlier for earlier in line.earlier() if any(overlap(gpu, wanted) for gpu in earlier.gpus)
+                ahead = [
+                    other for other in queue.ahead() if any(overlap(gpu, eligible) for gpu in other.gpus)
                 ]
-                found = _try(locks, asked, look, before)
-                if isinstance(found, Claim):
-                    return found
-                if wait_s and not line.joined:
-                    line.join(ticket)
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise GpusBusyError(found, remedy="see `imagematrix gpus`, or wait for them with --wait 10m")
-            if told != len(before):
-                told = len(before)
-                tell(f"waiting: {found}")
-            time.sleep(min(POLL_S, left))
+                outcome = _try(locks, demand, survey, ahead)
+                if isinstance(outcome, Claim):
+                    return outcome
+                if wait_s and not queue.joined:
+                    queue.join(ticket)
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                raise GpusBusyError(
+                    outcome, remedy="run `imagematrix gpus` for details, or wait with --wait 10m"
+                )
+            if reported != len(ahead):
+                reported = len(ahead)
+                report(f"waiting: {outcome}")
+            time.sleep(min(POLL_S, left_s))
 
 
 def claim_first(
     sets: Sequence[tuple[Gpu, ...]], take: Callable[[tuple[Gpu, ...], float], Claim], wait_s: float = 0.0
 ) -> Claim:
-    """Return a claim on GPUs of the first of several sets that has them free.
+    """Return a claim on GPUs of the first set that has enough of them free.
 
-    `sets` are those of `imagematrix.selection.select.serving`; `take` is `claim` with all but the GPUs and
-    the seconds to wait. Where none has them free, this waits up to `wait_s` seconds for the first that could.
-    Raises what `take` raises of that one, or of the last where none ever could.
+    `sets` are those of `imagematrix.selection.select.serving`; `take` is `claim` with everything bound but
+    the GPUs and the seconds to wait. If no set has enough, this waits up to `wait_s` seconds for the first
+    that could ever serve. Raises what `take` raises for that set, or for the last set if none could.
     """
     if len(sets) == 1:
         return take(sets[0], wait_s)
@@ -137,40 +139,40 @@ def claim_first(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
-    """What a launch wants: `count` of `gpus` and all of `also`, whole or a share of `vram_mib` on each.
+class _Demand:
+    """What a launch needs: `count` of `gpus` and all of `also`, whole or a share of `vram_mib` on each.
 
-    `given` are those in `also` that were to be chosen from, and are the claim's as well.
+    `chosen` are those in `also` that were eligible too; they are part of the claim.
     """
 
     gpus: tuple[Gpu, ...]
     count: int
     also: tuple[Gpu, ...]
-    given: tuple[Gpu, ...]
+    chosen: tuple[Gpu, ...]
     vram_mib: int | None
     mps: bool
 
     def __str__(self) -> str:
-        parted = all(len(gpu.mig or ()) == 1 for gpu in self.also + self.gpus)
-        gpus = _counted(len(self.also) + self.count, "MIG device" if parted else "GPU")
-        return gpus if self.vram_mib is None else f"{gpus} with {self.vram_mib} MiB left"
+        mig_only = all(len(gpu.mig or ()) == 1 for gpu in self.also + self.gpus)
+        gpus = _counted(len(self.also) + self.count, "MIG device" if mig_only else "GPU")
+        return gpus if self.vram_mib is None else f"{gpus} with {self.vram_mib} MiB free"
 
 
-def _asked(
+def _demand(
     gpus: tuple[Gpu, ...], count: int, also: tuple[Gpu, ...], vram_mib: int | None, *, mps: bool
-) -> _Asked:
-    own = [key for gpu in also for key in keys(gpu)]
-    given = tuple(gpu for gpu in gpus if own and overlap(keys(gpu), own))[:count]
-    parts = tuple(gpu for gpu in gpus if not (own and overlap(keys(gpu), own)))
-    # A whole GPU that was to be chosen from, and of which `also` has a part, is wanted whole.
-    whole = tuple(gpu for gpu in given if not set(keys(gpu)) <= set(own))
-    return _Asked(
-        gpus=parts, count=count - len(given), also=also + whole, given=given, vram_mib=vram_mib, mps=mps
+) -> _Demand:
+    also_keys = [key for gpu in also for key in keys(gpu)]
+    chosen = tuple(gpu for gpu in gpus if also_keys and overlap(keys(gpu), also_keys))[:count]
+    others = tuple(gpu for gpu in gpus if not (also_keys and overlap(keys(gpu), also_keys)))
+    # An eligible whole GPU of which `also` has only a part is claimed whole.
+    whole = tuple(gpu for gpu in chosen if not set(keys(gpu)) <= set(also_keys))
+    return _Demand(
+        gpus=others, count=count - len(chosen), also=also + whole, chosen=chosen, vram_mib=vram_mib, mps=mps
     )
 
 
 def _large_enough(gpus: tuple[Gpu, ...], count: int, vram_mib: int | None) -> tuple[Gpu, ...]:
-    """Return those of `gpus` that have the memory; raise where that can never be enough of them."""
+    """Return those of `gpus` that have the memory; raise if they can never be enough."""
     if vram_mib is None:
         return gpus
     totals = {gpu: shares.total(gpu) for gpu in gpus}
@@ -180,69 +182,67 @@ def _large_enough(gpus: tuple[Gpu, ...], count: int, vram_mib: int | None) -> tu
         return large
     if len(large) + len(unknown) >= count:
         raise ProbeError(
-            f"no share can be given of {', '.join(map(_label, unknown))}: the memory is not known",
-            remedy="NVML tells it: see `imagematrix probe`; of a GPU with several MIG devices name one",
+            f"cannot share {', '.join(map(_label, unknown))}: memory size unknown",
+            remedy="check with `imagematrix probe` that NVML works; name one device of a GPU in MIG mode",
         )
-    told = ", ".join(f"{_label(gpu)} has {total} MiB" for gpu, total in totals.items())
-    raise UsageError(
-        f"{_counted(count, 'GPU')} with {vram_mib} MiB asked for, and there are {len(large)}: {told}"
-    )
+    sizes = ", ".join(f"{_label(gpu)} has {total} MiB" for gpu, total in totals.items())
+    raise UsageError(f"requested {_counted(count, 'GPU')} with {vram_mib} MiB, {len(large)} present: {sizes}")
 
 
-def _try(locks: Locks, asked: _Asked, look: Callable[[], Uses], before: list[Ticket]) -> Claim | str:
-    """Return the claim, or why there is none now; it is this launch's turn."""
-    named = ", ".join(ticket.by for ticket in before if ticket.by)
-    others = f"{_counted(len(before), 'other')} came first" + (f" ({named})" if named else "")
-    every = asked.also + asked.gpus
-    count = len(asked.also) + asked.count
-    if len(every) - reserved((key for gpu in every for key in keys(gpu)), before) < count:
-        return f"{asked} asked for, and {others}"
+def _try(locks: Locks, demand: _Demand, survey: Callable[[], Usage], ahead: list[Ticket]) -> Claim | str:
+    """Return the claim, or the reason why there is none now; call it while holding the turn."""
+    holders = ", ".join(ticket.holder for ticket in ahead if ticket.holder)
+    queued = f"{_counted(len(ahead), 'launch', 'launches')} ahead in the queue"
+    queued += f" ({holders})" if holders else ""
+    eligible = demand.also + demand.gpus
+    count = len(demand.also) + demand.count
+    if len(eligible) - reserved((key for gpu in eligible for key in keys(gpu)), ahead) < count:
+        return f"requested {demand}, {queued}"
     held: dict[tuple[str, ...], tuple[int, ...]] = {}
     try:
-        for gpu in every:
+        for gpu in eligible:
             held[keys(gpu)] = locks.take(*keys(gpu)) or ()
-        # Only now: who has let go of a lease has a container by now, or wants no GPU any more.
-        uses = joined(leases(locks), look())
-        places = [_place(gpu, uses, asked, leased=not held[keys(gpu)]) for gpu in every]
-        ours = best(left_over(places, before), asked.vram_mib)
-        must = [place for place in ours if place.gpu in asked.also]
-        free = [place for place in ours if place.gpu in asked.gpus]
-        if len(must) < len(asked.also) or len(free) < asked.count:
-            there = [place for place in places if place.suits(asked.vram_mib)]
-            told = [_told(place) for place in places if place not in there] + ([others] if before else [])
-            return f"{asked} asked for, {len(there)} free: {'; '.join(told)}"
-        picked = [place for place in places if place in free[: asked.count]]
-        chosen = tuple(place.gpu for place in picked)
-        claimed = merged(sorted(asked.given + chosen, key=lambda gpu: gpu.index))
-        if asked.vram_mib is not None:
-            return _shared(locks, claimed, asked.also + chosen, asked.vram_mib)
-        return Claim(claimed, tuple(lock for gpu in asked.also + chosen for lock in held.pop(keys(gpu))))
+        # Only now: a launch that has released its lease has its container by now, or needs no GPU any more.
+        usage = combined(leases(locks), survey())
+        slots = [_slot(gpu, usage, demand, leased=not held[keys(gpu)]) for gpu in eligible]
+        available = ranked(unreserved(slots, ahead), demand.vram_mib)
+        required = [slot for slot in available if slot.gpu in demand.also]
+        free = [slot for slot in available if slot.gpu in demand.gpus]
+        if len(required) < len(demand.also) or len(free) < demand.count:
+            roomy = [slot for slot in slots if slot.has_room(demand.vram_mib)]
+            reasons = [_reason(slot) for slot in slots if slot not in roomy] + ([queued] if ahead else [])
+            return f"requested {demand}, {len(roomy)} free: {'; '.join(reasons)}"
+        picked = tuple(slot.gpu for slot in slots if slot in free[: demand.count])
+        claimed = merged(sorted(demand.chosen + picked, key=lambda gpu: gpu.index))
+        if demand.vram_mib is not None:
+            return _share(locks, claimed, demand.also + picked, demand.vram_mib)
+        return Claim(claimed, tuple(lock for gpu in demand.also + picked for lock in held.pop(keys(gpu))))
     finally:
-        for taken in held.values():
-            release(taken)
+        for descriptors in held.values():
+            release(descriptors)
 
 
-def _place(gpu: Gpu, uses: Uses, asked: _Asked, *, leased: bool) -> Place:
-    by = users(uses, keys(gpu))
-    left = None if leased else shares.left(gpu, by, mps=asked.mps)
-    return Place(gpu=gpu, users=by, leased=leased, left_mib=left)
+def _slot(gpu: Gpu, usage: Usage, demand: _Demand, *, leased: bool) -> Slot:
+    using = consumers(usage, keys(gpu))
+    free_mib = None if leased else shares.remaining(gpu, using, mps=demand.mps)
+    return Slot(gpu=gpu, consumers=using, leased=leased, free_mib=free_mib)
 
 
-def _shared(locks: Locks, claimed: tuple[Gpu, ...], gpus: tuple[Gpu, ...], vram_mib: int) -> Claim:
-    """Take a share on each of `gpus`, of which a launch has `claimed`.
+def _share(locks: Locks, claimed: tuple[Gpu, ...], gpus: tuple[Gpu, ...], vram_mib: int) -> Claim:
+    """Take a share on each of `gpus`; those in `claimed` become the claim's.
 
-    The GPUs' own locks are free again after this turn: who wants one whole sees the share, as all others do.
+    The GPUs' own locks are released after this turn: a launch that needs a whole GPU sees the share instead.
     """
     name = f"{SHARE}{os.urandom(8).hex()}"
     text = " ".join([str(vram_mib), *(key for gpu in gpus for key in keys(gpu))])
     return Claim(claimed, locks.hold(name, text), {VRAM: str(vram_mib), LEASE: name})
 
 
-def _told(place: Place) -> str:
-    by = ", ".join(map(str, place.users)) or "a lease that this process cannot look at"
-    if place.left_mib is None:
-        return f"{_label(place.gpu)} is used by {by}"
-    return f"{_label(place.gpu)} has {place.left_mib} MiB left beside {by}"
+def _reason(slot: Slot) -> str:
+    using = ", ".join(map(str, slot.consumers)) or "a lease whose holder is not visible from here"
+    if slot.free_mib is None:
+        return f"{_label(slot.gpu)} is in use by {using}"
+    return f"{_label(slot.gpu)} has {slot.free_mib} MiB free, shared with {using}"
 
 
 def _label(gpu: Gpu) -> str:
@@ -252,5 +252,5 @@ def _label(gpu: Gpu) -> str:
     return f"{gpu.label}:{device.gpu_instance}:{device.compute_instance}"
 
 
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+def _counted(number: int, noun: str, plural: str = "") -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {plural or f'{noun}s'}"

@@ -1,4 +1,4 @@
-"""Which GPUs running containers have, whoever started them: from what the engine tells of each."""
+"""Usage of GPUs by running containers, however they were started: from the engine's description of each."""
 
 from __future__ import annotations
 
@@ -7,61 +7,62 @@ import re
 import stat
 
 from imagematrix.allocation.processes import MAJOR
-from imagematrix.allocation.shares import size
-from imagematrix.allocation.usage import Use, joined, keys, mig_key
+from imagematrix.allocation.shares import parse_mib
+from imagematrix.allocation.usage import Consumer, combined, keys, mig_key
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from typing import Any
 
-    from imagematrix.allocation.usage import Uses
+    from imagematrix.allocation.usage import Usage
     from imagematrix.node.host import Gpu
 
-__all__ = ["CDI_KIND", "LEASE", "VISIBLE", "VRAM", "WHOLE", "had", "uses"]
+__all__ = ["CDI_KIND", "LEASE", "VISIBLE", "VRAM", "WHOLE", "gpu_keys", "usage"]
 
-# Labels: the share of each of its GPUs that a container declares, in MiB or WHOLE, and the lease it was
-# started under. A launch always says the first, so that no image does.
+# Labels: the share that a container declares of each of its GPUs, in MiB or WHOLE, and the lease it was
+# started under. A launch always sets the first, so that a label of the image never takes effect.
 VRAM = "io.imagematrix.vram"
 WHOLE = "whole"
 LEASE = "io.imagematrix.lease"
 
 ALL = "all"
-CONTROL = 254  # from here on, minors are those of nvidia-modeset and nvidiactl
+CONTROL = 254  # minors from here on are those of nvidia-modeset and nvidiactl
 NVIDIA_RUNTIME = "nvidia"
 VISIBLE = "NVIDIA_VISIBLE_DEVICES="
 CDI_KIND = "nvidia.com/gpu="
 NODE = re.compile(r"/dev/nvidia(\d+)", re.ASCII)
-NUMBERED = re.compile(r"c\s+195:(\d+|\*)(\s.*)?", re.ASCII)  # a rule of the devices cgroup about GPUs' nodes
+NUMBERED = re.compile(r"c\s+195:(\d+|\*)(\s.*)?", re.ASCII)  # a devices cgroup rule for GPU nodes
 CAPABILITY = re.compile(r"/dev/nvidia-caps/nvidia-cap(\d+)", re.ASCII)
 
 
-def uses(containers: Iterable[Mapping[str, Any]], gpus: tuple[Gpu, ...]) -> Uses:
-    """Return the uses of `gpus` by `containers`, each as `imagematrix.engine.running` has it.
+def usage(containers: Iterable[Mapping[str, Any]], gpus: tuple[Gpu, ...]) -> Usage:
+    """Return the usage of `gpus` by `containers`, each as `imagematrix.engine.running` returns it.
 
-    A container has the GPUs whose nodes are among its devices; those it asked NVIDIA's runtime for, by
-    `--gpus`, by CDI, or by the variable that this runtime reads. A privileged container could use all of them
-    and seldom uses one, so that alone counts for nothing. One with the label VRAM has a share of each, and
-    where the label's value is no number of MiB, the whole.
+    A container uses the GPUs whose nodes are among its devices, and those requested from NVIDIA's runtime
+    with `--gpus`, through CDI, or by the variable that this runtime reads. Privilege alone does not count:
+    such a container could use all GPUs and seldom uses one. With the label VRAM it uses a share of each GPU;
+    if the label is not a number of MiB, the whole GPU.
     """
-    found = [dict.fromkeys(had(container, gpus), (_use(container),)) for container in containers]
-    return joined(*found)
+    return combined(
+        *(dict.fromkeys(gpu_keys(container, gpus), (_consumer(container),)) for container in containers)
+    )
 
 
-def had(container: Mapping[str, Any], gpus: tuple[Gpu, ...]) -> list[str]:
-    """Return the keys of what one container has of `gpus`, and of others."""
+def gpu_keys(container: Mapping[str, Any], gpus: tuple[Gpu, ...]) -> list[str]:
+    """Return the keys of the GPUs that one container has, also of GPUs that are not in `gpus`."""
     return sorted({*_nodes(container, gpus), *_injected(container, gpus)})
 
 
-def _use(container: Mapping[str, Any]) -> Use:
+def _consumer(container: Mapping[str, Any]) -> Consumer:
     config = container.get("Config") or {}
     labels = config.get("Labels") or {}
     number = str(container.get("Id") or "")
     name = str(container.get("Name") or number).lstrip("/")
-    return Use(
+    return Consumer(
         kind="container",
         name=f"{name} ({config.get('Image')})",
-        vram_mib=size(str(labels.get(VRAM))),
+        vram_mib=parse_mib(str(labels.get(VRAM))),
         marks=frozenset(filter(None, (number, labels.get(LEASE)))),
     )
 
@@ -74,9 +75,8 @@ def _nodes(container: Mapping[str, Any], gpus: tuple[Gpu, ...]) -> set[str]:
     ]
     minors = {minor for path in paths if (minor := _minor(path)) is not None}
     minors |= {int(number) for number in numbers if number != "*"}
-    if "*" in numbers or any(
-        os.path.normpath(path) == "/dev" for path in paths
-    ):  # the engine passes all in it
+    # For a folder the engine passes all device nodes in it.
+    if "*" in numbers or any(os.path.normpath(path) == "/dev" for path in paths):
         minors |= {gpu.minor for gpu in gpus if gpu.minor is not None}
     passed = {int(match[1]) for path in paths if (match := CAPABILITY.fullmatch(path))}
     instances = {
@@ -85,22 +85,22 @@ def _nodes(container: Mapping[str, Any], gpus: tuple[Gpu, ...]) -> set[str]:
         for device in gpu.mig or ()
         if gpu.minor is not None and device.capabilities and passed.issuperset(device.capabilities)
     }
-    # With MIG the node of the GPU is there too, and gives nothing by itself.
+    # A MIG device comes with the node of its GPU, which by itself grants no access.
     whole = minors - {minor for minor, _, _ in instances}
     return {f"nvidia{minor}" for minor in whole} | {mig_key(*instance) for instance in instances}
 
 
 def _minor(path: str) -> int | None:
-    """Return the number of the GPU whose node a path leads to, by whatever name."""
+    """Return the minor of the GPU whose node `path` is, under whatever name."""
     match = NODE.fullmatch(path)
     if match:
         return int(match[1])
     try:
-        found = os.stat(path)  # noqa: PTH116 - pathlib is slow to import
+        node = os.stat(path)  # noqa: PTH116 - pathlib is slow to import
     except (OSError, ValueError):
         return None
-    minor = os.minor(found.st_rdev)
-    is_gpu = stat.S_ISCHR(found.st_mode) and os.major(found.st_rdev) == MAJOR and minor < CONTROL
+    minor = os.minor(node.st_rdev)
+    is_gpu = stat.S_ISCHR(node.st_mode) and os.major(node.st_rdev) == MAJOR and minor < CONTROL
     return minor if is_gpu else None
 
 
@@ -119,14 +119,14 @@ def _injected(container: Mapping[str, Any], gpus: tuple[Gpu, ...]) -> Iterator[s
 
 
 def _requested(request: Mapping[str, Any]) -> list[str]:
-    """Return the names of the GPUs in one of a container's device requests.
+    """Return the names of the GPUs in one device request of a container.
 
-    The engine turns a count into the first so many indices, and -1 into "all" (daemon/nvidia_linux.go).
+    The engine turns a count of N into the first N indices, and -1 into "all" (daemon/nvidia_linux.go).
     """
     ids = [str(name).removeprefix(CDI_KIND) for name in request.get("DeviceIDs") or ()]
     driver, capabilities = request.get("Driver") or "", request.get("Capabilities") or ()
     if driver not in ("", "nvidia", "cdi") or (
-        driver == "" and not any("gpu" in one for one in capabilities)
+        driver == "" and not any("gpu" in alternative for alternative in capabilities)
     ):
         return []
     count = int(request.get("Count") or 0)
@@ -134,7 +134,10 @@ def _requested(request: Mapping[str, Any]) -> list[str]:
 
 
 def _named(gpu: Gpu, name: str) -> tuple[str, ...]:
-    """Return the keys of what `name` means of `gpu`; "0:1" is the second MIG device of GPU 0."""
+    """Return the keys of the devices of `gpu` that `name` stands for.
+
+    "0:1" is the second MIG device of GPU 0.
+    """
     index, colon, _ = name.partition(":")
     if name in (ALL, gpu.uuid) or index == str(gpu.index):
         return (f"nvidia{gpu.minor}",) if colon else keys(gpu)

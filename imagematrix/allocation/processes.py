@@ -1,5 +1,5 @@
-"""Which processes use the GPUs: as NVML says, or, where it says nothing, who has their nodes open."""
-# One look at /proc costs little with os alone.
+"""Usage of the GPUs by processes: from NVML, or where it lists none, from the open device nodes in /proc."""
+# With os alone, a scan of /proc is cheap.
 # ruff: noqa: PTH116, PTH123, PTH208
 
 from __future__ import annotations
@@ -9,64 +9,64 @@ import os
 import re
 from dataclasses import replace
 
-from imagematrix.allocation.usage import Use, joined, mig_key
+from imagematrix.allocation.usage import Consumer, combined, mig_key
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
-    from imagematrix.allocation.usage import Uses
+    from imagematrix.allocation.usage import Usage
     from imagematrix.node.nvml import Nvml, Process
 
-__all__ = ["MAJOR", "computing", "containers", "describe", "opened"]
+__all__ = ["MAJOR", "computing", "container_ids", "describe", "with_open_nodes"]
 
-MAJOR = 195  # of /dev/nvidia0 and on, in the kernel's list of device numbers (admin-guide/devices.txt)
-# In the names of a container's cgroups, whoever made them: docker-ID.scope, libpod-ID.scope, /docker/ID.
+MAJOR = 195  # of /dev/nvidia*, from the kernel's list of device numbers (admin-guide/devices.txt)
+# The id in the cgroup names of any engine: docker-ID.scope, libpod-ID.scope, /docker/ID.
 CONTAINER = re.compile(r"[0-9a-f]{64}")
-# They keep GPUs awake, or look at them, and compute nothing. /proc/PID/comm has 15 characters.
+# Daemons and monitors that open GPUs and compute nothing. /proc/PID/comm is cut to 15 characters.
 WATCHERS = frozenset({"nvidia-persiste", "nvidia-smi", "nv-hostengine", "dcgm-exporter", "nvidia-powerd"})
 
 
-def computing(answer: Nvml) -> tuple[Uses, frozenset[int]]:
-    """Return the uses by processes that compute, and the minors of the GPUs that NVML told them of."""
-    found, told = [], set()
-    for gpu in answer.gpus:
+def computing(nvml: Nvml) -> tuple[Usage, frozenset[int]]:
+    """Return the usage by compute processes, and the minors of the GPUs whose processes NVML listed."""
+    usages, covered = [], set()
+    for gpu in nvml.gpus:
         if gpu.minor is not None and gpu.processes is not None:
-            told.add(gpu.minor)
-            found += [{_key(gpu.minor, process): (_process(process.pid),)} for process in gpu.processes]
-    return joined(*found), frozenset(told)
+            covered.add(gpu.minor)
+            usages += [{_key(gpu.minor, process): (_process(process.pid),)} for process in gpu.processes]
+    return combined(*usages), frozenset(covered)
 
 
-def opened(minors: Collection[int], proc: str = "/proc") -> Uses:
-    """Return the uses by processes that have the node of a GPU open, as far as this user may see.
+def with_open_nodes(minors: Collection[int], proc: str = "/proc") -> Usage:
+    """Return the usage by processes that have a GPU's node open, as far as this user may read /proc.
 
-    A program opens the nodes of all GPUs that it could use, so this says more than NVML would.
+    A program opens the nodes of all GPUs that it could use, so this reports more than NVML would.
     """
-    numbers = {os.makedev(MAJOR, minor): f"nvidia{minor}" for minor in minors}
-    return held_open(numbers, proc)
+    devices = {os.makedev(MAJOR, minor): f"nvidia{minor}" for minor in minors}
+    return with_open_devices(devices, proc)
 
 
-def held_open(numbers: Mapping[int, str], proc: str = "/proc") -> Uses:
-    """Return the uses by processes that have a device open, given the keys by device number."""
-    found = []
+def with_open_devices(keys: Mapping[int, str], proc: str = "/proc") -> Usage:
+    """Return the usage by processes that have a device open; `keys` are by device number."""
+    usages = []
     for pid in (int(name) for name in os.listdir(proc) if name.isdecimal()):
-        open_here = numbers.keys() & set(_devices(f"{proc}/{pid}/fd"))
-        if open_here and (use := _process(pid, proc)).name not in WATCHERS:
-            found += [{numbers[number]: (use,)} for number in sorted(open_here)]
-    return joined(*found)
+        numbers = keys.keys() & set(_devices(f"{proc}/{pid}/fd"))
+        if numbers and (process := _process(pid, proc)).name not in WATCHERS:
+            usages += [{keys[number]: (process,)} for number in sorted(numbers)]
+    return combined(*usages)
 
 
-def describe(pid: int, proc: str = "/proc", *, kind: str = "process") -> Use:
-    """Return what to call a process: its command and its user, as far as they are there to be read."""
+def describe(pid: int, proc: str = "/proc", *, kind: str = "process") -> Consumer:
+    """Return a process with its command and user, as far as they can be read."""
     name, user = "", None
     with contextlib.suppress(OSError):
         with open(f"{proc}/{pid}/comm", encoding="utf-8", errors="replace") as file:
-            name = " ".join(file.read().split())  # any, lines included, if the process wants
+            name = " ".join(file.read().split())  # the process can set any, with line breaks too
         user = _user(os.stat(f"{proc}/{pid}").st_uid)
-    return Use(kind=kind, name=name or "unknown", pid=pid, user=user)
+    return Consumer(kind=kind, name=name or "unknown", pid=pid, user=user)
 
 
-def containers(pid: int, proc: str = "/proc") -> frozenset[str]:
+def container_ids(pid: int, proc: str = "/proc") -> frozenset[str]:
     """Return the ids of the containers that a process runs in."""
     try:
         with open(f"{proc}/{pid}/cgroup", encoding="utf-8", errors="replace") as file:
@@ -75,9 +75,9 @@ def containers(pid: int, proc: str = "/proc") -> frozenset[str]:
         return frozenset()
 
 
-def _process(pid: int, proc: str = "/proc") -> Use:
-    """Return the use by a process, marked with the containers that it runs in."""
-    return replace(describe(pid, proc), marks=containers(pid, proc))
+def _process(pid: int, proc: str = "/proc") -> Consumer:
+    """Return a process, marked with the containers that it runs in."""
+    return replace(describe(pid, proc), marks=container_ids(pid, proc))
 
 
 def _key(minor: int, process: Process) -> str:
@@ -89,7 +89,7 @@ def _key(minor: int, process: Process) -> str:
 def _devices(folder: str) -> Iterable[int]:
     try:
         names = os.listdir(folder)
-    except OSError:  # another user's, or gone
+    except OSError:  # owned by another user, or ended
         return
     for name in names:
         with contextlib.suppress(OSError):

@@ -1,18 +1,18 @@
-"""The GPUs of a node with their users and what they do: the answer of `imagematrix gpus`."""
+"""The status of a node's GPUs, with usage and load: the answer of `imagematrix gpus`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from imagematrix.allocation import shares
-from imagematrix.allocation.usage import keys, users
+from imagematrix.allocation.usage import consumers, keys
 from imagematrix.record import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from imagematrix.allocation.usage import Use, Uses
+    from imagematrix.allocation.usage import Consumer, Usage
     from imagematrix.node.host import Gpu
     from imagematrix.node.nvml import Nvml, NvmlGpu
 
@@ -23,64 +23,64 @@ SCHEMA = "imagematrix.gpus/v1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """One GPU, or with a single device in its `mig` that MIG device, and who uses it.
+    """One GPU, or the MIG device that is the only one in its `mig`, and its consumers.
 
-    `live` is what NVML says of it right now, None where it says nothing. `parts` are its MIG devices. `known`
-    is false where somebody could not be asked, so that there may be users beyond `used_by`.
+    `live` is NVML's current reading, None where there is none. `parts` are its MIG devices. `complete` is
+    false where a source of usage did not answer, so that `used_by` may miss some.
     """
 
     gpu: Gpu
-    used_by: tuple[Use, ...]
-    known: bool = True
+    used_by: tuple[Consumer, ...]
+    complete: bool = True
     live: NvmlGpu | None = None
     parts: tuple[Status, ...] = ()
 
     @property
     def free(self) -> bool | None:
-        """Whether it can be used, and nobody does; None where nobody knows."""
+        """Whether it is usable and unused; None where unknown."""
         if not self.gpu.usable or self.used_by:
             return False
-        return True if self.known else None
+        return True if self.complete else None
 
     @property
-    def left_mib(self) -> int | None:
-        """The MiB that can still be shared, None where somebody uses all of it or they are not known.
+    def free_mib(self) -> int | None:
+        """The MiB that can still be shared, None where the whole GPU is in use or that is unknown.
 
-        Where the server of MPS runs, it is for those who share by it.
+        A running MPS server is not counted: with it, the memory is for shares that use MPS.
         """
-        known = self.known and self.gpu.usable
-        return shares.left(self.gpu, self.used_by, mps=True) if known else None
+        known = self.complete and self.gpu.usable
+        return shares.remaining(self.gpu, self.used_by, mps=True) if known else None
 
 
 def statuses(
-    gpus: Iterable[Gpu], uses: Uses, answer: Nvml | None, *, known: bool = True
+    gpus: Iterable[Gpu], usage: Usage, nvml: Nvml | None, *, complete: bool = True
 ) -> tuple[Status, ...]:
-    """Return the status of each of `gpus`; `known` says that `uses` are all there are."""
-    live = {one.minor: one for one in answer.gpus} if answer else {}
+    """Return the status of each of `gpus`; `complete` states whether `usage` covers all sources."""
+    live = {gpu.minor: gpu for gpu in nvml.gpus} if nvml else {}
     return tuple(
-        _status(gpu, uses, live.get(gpu.minor) if gpu.minor is not None else None, known=known)
+        _status(gpu, usage, live.get(gpu.minor) if gpu.minor is not None else None, complete=complete)
         for gpu in gpus
     )
 
 
-def to_json(found: Iterable[Status], warnings: Iterable[str]) -> dict[str, object]:
+def to_json(gpus: Iterable[Status], warnings: Iterable[str]) -> dict[str, object]:
     """Return the Gpus document."""
-    return {"schema": SCHEMA, "gpus": [_gpu_json(status) for status in found], "warnings": list(warnings)}
+    return {"schema": SCHEMA, "gpus": [_gpu_json(status) for status in gpus], "warnings": list(warnings)}
 
 
-def _status(gpu: Gpu, uses: Uses, live: NvmlGpu | None, *, known: bool) -> Status:
+def _status(gpu: Gpu, usage: Usage, live: NvmlGpu | None, *, complete: bool) -> Status:
     parts = (replace(gpu, mig=(device,)) for device in gpu.mig or ())
     return Status(
         gpu=gpu,
-        used_by=_users(gpu, uses),
-        known=known,
+        used_by=_consumers(gpu, usage),
+        complete=complete,
         live=live,
-        parts=tuple(Status(gpu=part, used_by=_users(part, uses), known=known) for part in parts),
+        parts=tuple(Status(gpu=part, used_by=_consumers(part, usage), complete=complete) for part in parts),
     )
 
 
-def _users(gpu: Gpu, uses: Uses) -> tuple[Use, ...]:
-    return () if gpu.minor is None else users(uses, keys(gpu))  # nobody can use what has no node
+def _consumers(gpu: Gpu, usage: Usage) -> tuple[Consumer, ...]:
+    return () if gpu.minor is None else consumers(usage, keys(gpu))  # without a node nothing can use it
 
 
 def _gpu_json(status: Status) -> dict[str, object]:
@@ -91,7 +91,7 @@ def _gpu_json(status: Status) -> dict[str, object]:
         "uuid": gpu.uuid,
         "name": gpu.name,
         "state": gpu.state,
-        **_use_json(status),
+        **_usage_json(status),
         "utilization_percent": live.utilization if live else None,
         "memory_used_mib": live.memory_used_mib if live else None,
         "memory_mib": gpu.memory_mib,
@@ -102,12 +102,12 @@ def _gpu_json(status: Status) -> dict[str, object]:
 
 def _mig_json(status: Status) -> dict[str, object]:
     (device,) = status.gpu.mig or ()
-    return {**device.to_json(), **_use_json(status)}
+    return {**device.to_json(), **_usage_json(status)}
 
 
-def _use_json(status: Status) -> dict[str, object]:
+def _usage_json(status: Status) -> dict[str, object]:
     return {
         "free": status.free,
-        "used_by": [use.to_json() for use in status.used_by],
-        "vram_free_mib": status.left_mib,
+        "used_by": [consumer.to_json() for consumer in status.used_by],
+        "vram_free_mib": status.free_mib,
     }

@@ -1,4 +1,4 @@
-"""A look at who uses this node's GPUs: running containers, processes, and leases."""
+"""A survey of the usage of this node's GPUs: by running containers, processes, and leases."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from imagematrix.allocation import containers, processes
 from imagematrix.allocation.locks import TURN
-from imagematrix.allocation.shares import size
-from imagematrix.allocation.usage import Use, joined
+from imagematrix.allocation.shares import parse_mib
+from imagematrix.allocation.usage import Consumer, combined
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,40 +15,40 @@ if TYPE_CHECKING:
     from typing import Any
 
     from imagematrix.allocation.locks import Locks
-    from imagematrix.allocation.usage import Uses
+    from imagematrix.allocation.usage import Usage
     from imagematrix.node.host import Gpu
     from imagematrix.node.nvml import Nvml
 
-__all__ = ["SHARE", "ask_nvml", "leases", "survey"]
+__all__ = ["SHARE", "leases", "query_nvml", "survey"]
 
-# Begins the name of a lock that is a lease of a share: its file has the MiB and the GPUs' keys.
+# Prefix of the locks that are leases of a share: the file has the MiB and the keys of the GPUs.
 SHARE = "share-"
 
 
 def survey(
     gpus: tuple[Gpu, ...],
     running: Callable[[], Iterable[Mapping[str, Any]]],
-    ask: Callable[[], Nvml | None],
-) -> Uses:
-    """Return the uses of `gpus` by containers and processes.
+    query: Callable[[], Nvml | None],
+) -> Usage:
+    """Return the usage of `gpus` by containers and processes.
 
-    `running` gives the containers as `imagematrix.engine.running` does; `ask` what NVML says, or None where
-    no driver is loaded, and so no process can use a GPU. Raises what `running` raises.
+    `running` returns the containers as `imagematrix.engine.running` does. `query` returns the state from
+    NVML, or None where no driver is loaded and so no process can use a GPU. Raises what `running` raises.
     """
-    # Containers come last: one whose lease was let go when this look began is running by then.
-    answer = ask()
-    computing: Uses = {}
-    if answer is not None:
-        computing, told = processes.computing(answer)
-        untold = {gpu.minor for gpu in gpus if gpu.minor is not None} - told
-        computing = joined(computing, processes.opened(untold)) if untold else computing
-    return joined(computing, containers.uses(running(), gpus))
+    # Containers come last: one whose lease was released before the survey began is running by then.
+    nvml = query()
+    computing: Usage = {}
+    if nvml is not None:
+        computing, covered = processes.computing(nvml)
+        uncovered = {gpu.minor for gpu in gpus if gpu.minor is not None} - covered
+        computing = combined(computing, processes.with_open_nodes(uncovered)) if uncovered else computing
+    return combined(computing, containers.usage(running(), gpus))
 
 
-def leases(locks: Locks) -> Uses:
-    """Return the leases in `locks`, with those who hold them; one who is just choosing holds none yet.
+def leases(locks: Locks) -> Usage:
+    """Return the leases in `locks` with their holders; a launch that is still choosing has no lease yet.
 
-    Shares of those who are gone are removed, as far as they are this user's.
+    Removes the files of shares whose process has ended, where this user may.
     """
     holders = locks.holders()
     chooser = holders.get(TURN)
@@ -58,27 +58,27 @@ def leases(locks: Locks) -> Uses:
         if name.startswith("nvidia") and pid != chooser
     }
     shared = [_share(locks, name, holders) for name in locks.names() if name.startswith(SHARE)]
-    return joined(whole, *shared)
+    return combined(whole, *shared)
 
 
-def _share(locks: Locks, name: str, holders: Mapping[str, int]) -> Uses:
+def _share(locks: Locks, name: str, holders: Mapping[str, int]) -> Usage:
     text = locks.text_if_held(name)
     if text is None:
         locks.remove(name)
         return {}
     declared, *keys = text.split() or [""]
-    found = (
+    holder = (
         processes.describe(holders[name], kind="lease")
         if name in holders
-        else Use(kind="lease", name="unknown")
+        else Consumer(kind="lease", name="unknown")
     )
-    # Anybody can write one that is none: without a size it is of the whole GPU.
-    use = replace(found, vram_mib=size(declared), marks=frozenset({name}))
-    return dict.fromkeys(keys, (use,))
+    # Any user can write a malformed file: without a valid size the lease is of the whole GPU.
+    lease = replace(holder, vram_mib=parse_mib(declared), marks=frozenset({name}))
+    return dict.fromkeys(keys, (lease,))
 
 
-def ask_nvml() -> Nvml | None:
-    """Return what NVML says; None where nothing shows a driver, because to ask might load it."""
+def query_nvml() -> Nvml | None:
+    """Return the state from NVML; None where no driver is loaded, because a query might load it."""
     from imagematrix.node import nvml
     from imagematrix.node.signs import look
     from imagematrix.node.tree import Tree

@@ -1,7 +1,7 @@
-"""Uses: who has which GPU, as data.
+"""Usage of GPUs as data: which lease, process or container uses which GPU.
 
-What can be given out is a GPU, or each MIG device of a GPU that has some. It goes by the number of the device
-node, because that is the same for everybody on the node: "nvidia3", "nvidia3-gi2-ci0".
+The unit of allocation is a GPU, or each MIG device of a GPU in MIG mode. Its key is made of the minor number
+of the device node, because all users of a node see the same one: "nvidia3", "nvidia3-gi2-ci0".
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
 
     from imagematrix.node.host import Gpu
 
-__all__ = ["Use", "Uses", "joined", "keys", "mig_key", "overlap", "users"]
+__all__ = ["Consumer", "Usage", "combined", "consumers", "keys", "mig_key", "overlap"]
 
-Uses = dict[str, tuple["Use", ...]]
+Usage = dict[str, tuple["Consumer", ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Use:
-    """One use of a GPU: by a "lease", a "process" or a "container", with what to call it.
+class Consumer:
+    """A "lease", "process" or "container" (its `kind`) that uses a GPU; `name` is how messages refer to it.
 
-    `pid` and `user` are those of the process, None where they are not known. `vram_mib` is the share of the
-    memory that was declared, in MiB, None where the GPU is used whole. `marks` are the ids of containers and
-    the name of a lease, by which the uses of one launch know each other.
+    `pid` and `user` are those of the process, None where unknown. `vram_mib` is the declared share of the
+    memory in MiB, None where the whole GPU is used. `marks` are container ids and the name of a lease:
+    consumers with a common mark belong to the same launch.
     """
 
     kind: str
@@ -60,35 +60,37 @@ def mig_key(minor: int, gpu_instance: int, compute_instance: int) -> str:
 
 
 def keys(gpu: Gpu) -> tuple[str, ...]:
-    """Return the key of `gpu`, or those of its MIG devices; raise ProbeError where its minor is unknown."""
+    """Return the key of `gpu`, or those of its MIG devices; raise ProbeError if its minor is unknown."""
     if gpu.minor is None:
         raise ProbeError(
-            f"the device minor of {gpu.label} is unknown, so that nobody can tell who uses it",
-            remedy="it is in /proc/driver/nvidia/gpus/*/information once the driver is loaded",
+            f"device minor of {gpu.label} unknown: cannot determine what uses it",
+            remedy="load the driver; the minor is in /proc/driver/nvidia/gpus/*/information then",
         )
     if not gpu.mig:
         return (f"nvidia{gpu.minor}",)
     return tuple(mig_key(gpu.minor, device.gpu_instance, device.compute_instance) for device in gpu.mig)
 
 
-def users(uses: Mapping[str, tuple[Use, ...]], wanted: Iterable[str]) -> tuple[Use, ...]:
-    """Return all that use one of the keys `wanted`."""
-    keys = tuple(wanted)
-    return tuple(dict.fromkeys(use for key, found in uses.items() if overlap([key], keys) for use in found))
-
-
-def overlap(some: Iterable[str], others: Iterable[str]) -> bool:
-    """Whether keys have something in common; who has a GPU has its MIG devices, and the reverse."""
-    keys = tuple(others)
-    return any(
-        one == key or one.startswith(f"{key}-") or key.startswith(f"{one}-") for one in some for key in keys
+def consumers(usage: Mapping[str, tuple[Consumer, ...]], keys: Iterable[str]) -> tuple[Consumer, ...]:
+    """Return the consumers of everything that overlaps with one of `keys`."""
+    wanted = tuple(keys)
+    return tuple(
+        dict.fromkeys(
+            consumer for key, using in usage.items() if overlap([key], wanted) for consumer in using
+        )
     )
 
 
-def joined(*several: Mapping[str, tuple[Use, ...]]) -> Uses:
-    """Return the uses of `several` sources as one."""
-    found: Uses = {}
-    for uses in several:
-        for key, added in uses.items():
-            found[key] = tuple(dict.fromkeys(found.get(key, ()) + added))
-    return found
+def overlap(left: Iterable[str], right: Iterable[str]) -> bool:
+    """Whether two lists of keys share a device; a GPU overlaps with each of its MIG devices."""
+    keys = tuple(right)
+    return any(a == b or a.startswith(f"{b}-") or b.startswith(f"{a}-") for a in left for b in keys)
+
+
+def combined(*usages: Mapping[str, tuple[Consumer, ...]]) -> Usage:
+    """Return the usage from several sources as one, without repetition."""
+    result: Usage = {}
+    for usage in usages:
+        for key, using in usage.items():
+            result[key] = tuple(dict.fromkeys(result.get(key, ()) + using))
+    return result

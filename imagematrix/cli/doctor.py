@@ -37,7 +37,7 @@ def command(
 
     Of a host saved in a file it is what the file says, and nothing about this machine.
     """
-    from imagematrix.allocation.survey import ask_nvml
+    from imagematrix.allocation.survey import query_nvml
     from imagematrix.doctor.checks import ERROR, examine, to_json
     from imagematrix.doctor.facts import gather, saved
     from imagematrix.node.host import Host
@@ -51,7 +51,7 @@ def command(
         named = _image(node, image, asked, live=False) if image else None
         findings = examine(saved(node, named))
     else:
-        live = ask_nvml()
+        live = query_nvml()
         node = assemble(Tree("/"), ask=(lambda: live) if live else None)
         named = _image(node, image, asked, live=True) if image else None
         findings = examine(gather(node, live, named))

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from imagematrix.allocation.report import Status
-    from imagematrix.allocation.usage import Uses
+    from imagematrix.allocation.usage import Usage
 
 __all__ = ["command"]
 
@@ -23,18 +23,18 @@ COLUMNS = ("GPU", "name", "uuid", "", "used by", "load", "memory", "heat")
 def command(host: HostFile = None, json: Json = False) -> None:
     """Tell which GPUs of this node are free or shared, and who uses them."""
     from imagematrix.allocation.report import statuses, to_json
-    from imagematrix.allocation.survey import ask_nvml, survey
-    from imagematrix.allocation.usage import joined
+    from imagematrix.allocation.survey import query_nvml, survey
+    from imagematrix.allocation.usage import combined
     from imagematrix.node.host import Host
     from imagematrix.node.probe import assemble
     from imagematrix.node.tree import Tree
 
-    live = ask_nvml()
+    live = query_nvml()
     # NVML is asked once: some of what it says is about the host, some about now.
     node = Host.load(host) if host else assemble(Tree("/"), ask=(lambda: live) if live else None)
     containers, warnings = _containers()
-    uses = joined(_leases(), survey(node.gpus, lambda: containers, lambda: live))
-    found = statuses(node.gpus, uses, live, known=not warnings)
+    uses = combined(_leases(), survey(node.gpus, lambda: containers, lambda: live))
+    found = statuses(node.gpus, uses, live, complete=not warnings)
     if json:
         answer(to_json(found, (*node.warnings, *warnings)))
     elif found:
@@ -56,7 +56,7 @@ def _containers() -> tuple[list[dict[str, Any]], list[str]]:
         return [], [f"{error}, so the GPUs of containers are not known"]
 
 
-def _leases() -> Uses:
+def _leases() -> Usage:
     from imagematrix import engine
     from imagematrix.allocation.locks import Locks, folder
     from imagematrix.allocation.survey import leases
@@ -91,7 +91,7 @@ def _use(status: Status) -> tuple[str, str]:
     from rich.markup import escape
 
     if status.used_by:
-        left = status.left_mib
+        left = status.free_mib
         state = "used" if left is None else f"shared, {left} MiB left"
         return state, escape("\n".join(map(str, status.used_by)))
     if status.free is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from imagematrix import engine
 from imagematrix.allocation.claim import claim
-from imagematrix.allocation.survey import ask_nvml, survey
+from imagematrix.allocation.survey import query_nvml, survey
 from imagematrix.errors import EngineError, UnknownImageError
 from imagematrix.gpus.spec import candidates, exactly
 from imagematrix.launcher.devices import require
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from docker.models.containers import Container
 
     from imagematrix.allocation.claim import Claim
-    from imagematrix.allocation.usage import Uses
+    from imagematrix.allocation.usage import Usage
     from imagematrix.launcher.plan import Launch
     from imagematrix.node.host import Gpu
     from imagematrix.selection.selection import Selection
@@ -93,8 +93,8 @@ def _claimed(
 ) -> Claim:
     found, count = candidates(selection.chosen_gpus, gpus)
 
-    def look() -> Uses:
-        return survey(selection.host.gpus, lambda: engine.running_of(client), ask_nvml)
+    def look() -> Usage:
+        return survey(selection.host.gpus, lambda: engine.running_of(client), query_nvml)
 
     through_mps, group = share.mps is not None, engine.group()
     return claim(

@@ -6,7 +6,7 @@ import subprocess
 import threading
 
 from imagematrix import documents
-from imagematrix.allocation.processes import containers
+from imagematrix.allocation.processes import container_ids
 from imagematrix.errors import UsageError
 from imagematrix.node import nvml_memory
 from imagematrix.node.nvml import asking
@@ -61,7 +61,7 @@ class Measure:
         except UsageError:  # the last line, if it was cut off
             return
         for minor, processes in sample:
-            sizes = [size for pid, size in processes if size and container in containers(pid)]
+            sizes = [size for pid, size in processes if size and container in container_ids(pid)]
             if sizes:
                 self.peaks[minor] = max(self.peaks.get(minor, 0), sum(sizes))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from imagematrix.allocation.containers import CDI_KIND, VISIBLE, had
+from imagematrix.allocation.containers import CDI_KIND, VISIBLE, gpu_keys
 from imagematrix.allocation.usage import keys
 from imagematrix.node.host import Gpu
 from imagematrix.record import replace
@@ -73,7 +73,7 @@ def _all(gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
 
 def _had(host: Mapping[str, Any], environment: list[str], gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
     container = {"HostConfig": host, "Config": {"Env": environment}}
-    return tuple(_gpu(key, gpus) for key in had(container, gpus))
+    return tuple(_gpu(key, gpus) for key in gpu_keys(container, gpus))
 
 
 def _gpu(key: str, gpus: tuple[Gpu, ...]) -> Gpu:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from typing import Any, TypeVar
 
     from imagematrix.allocation.claim import Claim
-    from imagematrix.allocation.usage import Uses
+    from imagematrix.allocation.usage import Usage
     from imagematrix.catalog.catalog import Catalog
     from imagematrix.launcher.options import Words
     from imagematrix.launcher.plan import Launch
@@ -116,13 +116,13 @@ class Request:
         """
         from imagematrix.allocation.claim import claim, claim_first
         from imagematrix.allocation.locks import folder
-        from imagematrix.allocation.survey import ask_nvml, survey
+        from imagematrix.allocation.survey import query_nvml, survey
 
         # Of another machine only the containers can be seen; its GPUs are not those of the locks here.
-        ask = ask_nvml if self.remote is None else lambda: None
+        ask = query_nvml if self.remote is None else lambda: None
         path = folder() if self.remote is None else f"{folder()}-{re.sub('[^A-Za-z0-9.-]', '_', self.remote)}"
 
-        def look() -> Uses:
+        def look() -> Usage:
             return survey(self.host.gpus, engine.running, ask)
 
         def take(gpus: tuple[Gpu, ...], wait_s: float) -> Claim:
@@ -135,7 +135,7 @@ class Request:
                 vram_mib=vram_mib,
                 mps=through_mps,
                 wait_s=wait_s,
-                tell=tell,
+                report=tell,
                 path=path,
                 group=engine.group() if self.remote is None else None,
             )

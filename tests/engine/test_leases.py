@@ -91,7 +91,7 @@ def test_detached_containers_keep_their_gpus_without_a_lease(engine, start):
     assert sorted(minor for name in names for minor in had(engine, name)) == list(range(8))
     done = run(engine, "--gpus", "1", "training:v1", "true")
     assert done.returncode == BUSY
-    assert "1 GPU asked for, 0 free: GPU 0 (NVIDIA H200) is used by container " in done.stderr
+    assert "requested 1 GPU, 0 free: GPU 0 (NVIDIA H200) is in use by container " in done.stderr
     assert all(use["kind"] == "container" for gpu in gpus(engine) for use in gpu["used_by"])
     engine.docker("rm", "-f", names[0])
     assert run(engine, "--gpus", "2", "--rm", "training:v1", "true").returncode == 0
@@ -103,7 +103,7 @@ def test_named_gpus_in_use_are_refused_with_who_uses_them(engine):
     for spec in (f"device={index}", "all"):
         done = run(engine, "--gpus", spec, "--rm", "training:v1", "true")
         assert done.returncode == BUSY
-        assert f"GPU {index} (NVIDIA H200) is used by container web (debian:trixie)" in done.stderr
+        assert f"GPU {index} (NVIDIA H200) is in use by container web (debian:trixie)" in done.stderr
     seen = run(
         engine, "--gpus", "7", "--rm", "training:v1", "sh", "-c", "ls /dev | grep -c '^nvidia[0-9]'; ls /dev"
     )
@@ -196,7 +196,7 @@ def test_who_waits_says_for_what_and_gets_it(engine, start):
     run(engine, "--gpus", "8", "-d", "--name", "job", "training:v1", "sleep", "300")
     waiting = start("--gpus", "1", "--wait", "2m", "--rm", "training:v1", "echo", "mine")
     assert waiting.stderr.readline().startswith(
-        "waiting: 1 GPU asked for, 0 free: GPU 0 (NVIDIA H200) is used by container job (training:v1-"
+        "waiting: requested 1 GPU, 0 free: GPU 0 (NVIDIA H200) is in use by container job (training:v1-"
     )
     gives_up = start("--gpus", "1", "--wait", "1m", "--rm", "training:v1", "true")
     assert "waiting: " in gives_up.stderr.readline()
@@ -231,7 +231,7 @@ def test_the_library_takes_free_ones_too(engine, monkeypatch):
         first = im.launch(selection, ["sleep", "300"], gpus=5, client=client)
         second = im.launch(selection, ["sleep", "300"], gpus=3, client=client)
         assert sorted(had(engine, first.id) + had(engine, second.id)) == list(range(8))
-        with pytest.raises(im.GpusBusyError, match="1 GPU asked for, 0 free"):
+        with pytest.raises(im.GpusBusyError, match="requested 1 GPU, 0 free"):
             im.launch(selection, gpus=1, client=client)
     finally:
         client.close()

@@ -49,7 +49,7 @@ def test_each_device_is_given_out_once(node):
         assert parts(node) == [True, *taken]
     refused = run(node, "--gpus", "1g.10gb", "--rm", "training:v1", "true")
     assert refused.returncode == BUSY
-    assert "1 MIG device asked for, 0 free" in refused.stderr
+    assert "requested 1 MIG device, 0 free" in refused.stderr
     assert seen(node, "--gpus", "3g.40gb") == ((0,), LARGE)
     whole = run(node, "--gpus", "device=0", "--rm", "training:v1", "true")
     assert whole.returncode == BUSY

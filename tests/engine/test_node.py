@@ -61,7 +61,7 @@ def test_who_trains_is_seen_and_left_alone(node):
         assert uses == [[("process", "train"), ("container", "job")] if n == 2 else [] for n in range(8)]
         refused = node.imagematrix("run", "--rm", "training:v1", "true")
         assert refused.returncode == 10
-        told = "8 GPUs asked for, 7 free: GPU 2 (NVIDIA H200) is used by process train (pid "
+        told = "requested 8 GPUs, 7 free: GPU 2 (NVIDIA H200) is in use by process train (pid "
         assert told in refused.stderr
         others = node.imagematrix("run", "--rm", "--gpus", "7", "training:v1", "sh", "-c", "ls /dev")
         assert "nvidia2" not in others.stdout.split()

@@ -69,7 +69,7 @@ def test_a_launch_counts_once_with_its_lease_its_container_and_its_process(start
 def test_who_declares_nothing_has_the_gpu_whole(start, look, tmp_path):
     start("--label", "io.imagematrix.vram=1024")
     stranger = start()
-    with pytest.raises(GpusBusyError, match="is used by process sleep"):
+    with pytest.raises(GpusBusyError, match="is in use by process sleep"):
         claim((GPU,), 1, look(stranger), vram_mib=1, path=str(tmp_path / "locks"))
 
 
@@ -77,7 +77,7 @@ def test_a_process_outside_of_all_containers_has_the_gpu_whole(start, look, tmp_
     inside = start("--label", "io.imagematrix.vram=1024")
     with claim((GPU,), 1, look(inside), vram_mib=1, path=str(tmp_path / "locks")):
         pass
-    with pytest.raises(GpusBusyError, match="is used by process"):
+    with pytest.raises(GpusBusyError, match="is in use by process"):
         claim((GPU,), 1, look(inside, 1), vram_mib=1, path=str(tmp_path / "locks"))
 
 
@@ -89,5 +89,5 @@ def test_an_image_says_nothing_of_a_share(engine, start, look, tmp_path):
     with claim((GPU,), 1, look(), vram_mib=1, path=str(tmp_path / "locks")):
         pass
     start(image="lying:v1")
-    with pytest.raises(GpusBusyError, match="is used by container"):
+    with pytest.raises(GpusBusyError, match="is in use by container"):
         claim((GPU,), 1, look(), vram_mib=1, path=str(tmp_path / "locks"))

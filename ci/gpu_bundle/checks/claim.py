@@ -7,7 +7,7 @@ import sys
 
 from imagematrix import ImagematrixError, probe
 from imagematrix.allocation.claim import claim
-from imagematrix.allocation.survey import ask_nvml, survey
+from imagematrix.allocation.survey import query_nvml, survey
 from imagematrix.gpus.spec import among
 
 
@@ -16,7 +16,7 @@ def main() -> int:
     host = probe()
     try:
         taken = claim(
-            among(host.gpus, f"device={sys.argv[1]}"), 1, lambda: survey(host.gpus, lambda: (), ask_nvml)
+            among(host.gpus, f"device={sys.argv[1]}"), 1, lambda: survey(host.gpus, lambda: (), query_nvml)
         )
     except ImagematrixError as error:
         print(error, file=sys.stderr)

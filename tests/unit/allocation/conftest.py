@@ -1,4 +1,4 @@
-"""What the tests of uses and claims share."""
+"""Fixtures for the tests of usage and claims."""
 
 import pytest
 
@@ -13,15 +13,15 @@ def folder(tmp_path):
 
 @pytest.fixture
 def locks(folder):
-    with Locks(folder) as found:
-        yield found
+    with Locks(folder) as opened:
+        yield opened
 
 
 @pytest.fixture(scope="session")
 def gpu():
-    """Makes a GPU whose minor is its index and ten more; `mig` are pairs of instance numbers.
+    """Makes a GPU whose minor is its index plus ten; `mig` are pairs of instance numbers.
 
-    The capability of GPU instance i has the number 10 i, that of its compute instance j one more than j.
+    The capability number of GPU instance i is 10 i, that of its compute instance j is 10 i + j + 1.
     """
 
     def make(index=0, mig=None, **facts):

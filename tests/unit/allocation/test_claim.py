@@ -1,4 +1,4 @@
-"""Claims: no GPU twice, none lost, first come first served."""
+"""Claims: no GPU is given out twice, none is lost, first come first served."""
 
 import json
 import os
@@ -14,11 +14,11 @@ import pytest
 
 from imagematrix.allocation import claim as module
 from imagematrix.allocation.claim import claim, claim_first
-from imagematrix.allocation.queue import Line, Ticket
-from imagematrix.allocation.usage import Use
+from imagematrix.allocation.queue import Queue, Ticket
+from imagematrix.allocation.usage import Consumer
 from imagematrix.errors import GpusBusyError, ProbeError, UsageError
 
-WEB = Use(kind="container", name="web")
+WEB = Consumer(kind="container", name="web")
 THREE = (("nvidia10",), ("nvidia11",), ("nvidia12",))
 LAUNCH = """
 import json, sys, time
@@ -60,7 +60,7 @@ def indices(taken):
     return [gpu.index for gpu in taken.gpus]
 
 
-def test_the_first_that_are_free(gpu, folder):
+def test_the_first_free_gpus_are_claimed(gpu, folder):
     gpus = tuple(gpu(index) for index in range(4))
     used = {"nvidia10": (WEB,), "nvidia12": (WEB,)}
     with claim(gpus, 2, lambda: used, path=folder) as taken:
@@ -71,19 +71,19 @@ def test_the_first_that_are_free(gpu, folder):
         assert indices(taken) == [0, 1, 2, 3]
 
 
-def test_who_uses_them_is_told(gpu, folder):
+def test_the_error_names_the_consumers(gpu, folder):
     gpus = (gpu(0), gpu(1))
     with claim(gpus[:1], 1, free, path=folder), pytest.raises(GpusBusyError) as caught:
         claim(gpus, 2, lambda: {"nvidia11": (WEB,)}, path=folder)
-    assert str(caught.value).startswith("2 GPUs asked for, 0 free: GPU 0 (L40S) is used by ")
-    assert str(caught.value).endswith("; GPU 1 (L40S) is used by container web")
+    assert str(caught.value).startswith("requested 2 GPUs, 0 free: GPU 0 (L40S) is in use by ")
+    assert str(caught.value).endswith("; GPU 1 (L40S) is in use by container web")
     assert "--wait" in caught.value.remedy
     assert caught.value.exit_code == 10
     with claim(gpus, 2, free, path=folder):
-        pass  # what could not be had is not kept
+        pass  # the failed claim keeps nothing
 
 
-def test_the_first_set_that_has_them_free(gpu, folder, monkeypatch):
+def test_the_first_set_with_enough_free_gpus(gpu, folder, monkeypatch):
     monkeypatch.setattr(module, "POLL_S", 0.01)
     memory = {"memory_mib": 16_000}
     small, large = (
@@ -103,19 +103,19 @@ def test_the_first_set_that_has_them_free(gpu, folder, monkeypatch):
     used["nvidia10"] = (WEB,)
     with claim_first((small, large), take, 60) as taken:
         assert indices(taken) == [2, 3]
-    assert waits == [60, 0, 0, 0, 0]  # a single set is waited for at once
+    assert waits == [60, 0, 0, 0, 0]  # for a single set it waits immediately
     used["nvidia12"] = (WEB,)
     with pytest.raises(GpusBusyError, match="GPU 0"):
         claim_first((small, large), take, 0.02)
     vram_mib = 40_000
-    with pytest.raises(GpusBusyError, match="GPU 2"):  # of the small ones nothing can be expected
+    with pytest.raises(GpusBusyError, match="GPU 2"):  # the small ones could never serve
         claim_first((small, large), take, 0.02)
     vram_mib = 100_000
     with pytest.raises(UsageError, match=r"GPU 3 .* has 80000 MiB"):
         claim_first((small, large), take, 60)
 
 
-def test_mig_devices_are_given_out_one_by_one(gpu, folder):
+def test_mig_devices_are_claimed_individually(gpu, folder):
     whole = gpu(0, mig=((1, 0), (2, 0)))
     first, second = gpu(0, mig=((1, 0),)), gpu(0, mig=((2, 0),))
     with claim((first,), 1, free, path=folder), claim((second,), 1, free, path=folder):
@@ -128,12 +128,12 @@ def test_mig_devices_are_given_out_one_by_one(gpu, folder):
         pass
 
 
-def test_a_gpu_without_a_minor_is_no_guess(gpu, folder):
+def test_a_gpu_without_a_minor_is_refused(gpu, folder):
     with pytest.raises(ProbeError, match="GPU 0"):
         claim((gpu(0, minor=None),), 1, free, path=folder)
 
 
-def test_a_claim_lives_on_in_a_child(gpu, folder, locks):
+def test_a_child_keeps_a_claim(gpu, folder, locks):
     with claim((gpu(),), 1, free, path=folder) as taken:
         with subprocess.Popen(["sleep", "60"], pass_fds=taken.descriptors) as child:
             taken.__exit__()
@@ -149,7 +149,7 @@ def test_a_claim_lives_on_in_a_child(gpu, folder, locks):
     assert locks.holders() == {}
 
 
-def test_an_error_while_looking_leaves_nothing(gpu, folder, locks):
+def test_an_error_of_the_survey_leaves_no_lock(gpu, folder, locks):
     def fail():
         raise ProbeError("no")
 
@@ -158,18 +158,18 @@ def test_an_error_while_looking_leaves_nothing(gpu, folder, locks):
     assert locks.holders() == {}
 
 
-def test_waiting_ends_when_a_gpu_gets_free(gpu, folder, locks, monkeypatch):
+def test_waiting_ends_when_a_gpu_becomes_free(gpu, folder, locks, monkeypatch):
     monkeypatch.setattr(module, "POLL_S", 0.01)
-    said = []
-    uses = [{"nvidia10": (WEB,)}] * 3 + [{}]
-    with claim((gpu(),), 1, lambda: uses.pop(0), wait_s=30, tell=said.append, path=folder) as taken:
+    reports = []
+    usages = [{"nvidia10": (WEB,)}] * 3 + [{}]
+    with claim((gpu(),), 1, lambda: usages.pop(0), wait_s=30, report=reports.append, path=folder) as taken:
         assert indices(taken) == [0]
         assert set(locks.holders()) == {"nvidia10"}
         assert not [name for name in locks.names() if name.startswith("wait")]
-    assert said == ["waiting: 1 GPU asked for, 0 free: GPU 0 (L40S) is used by container web"]
+    assert reports == ["waiting: requested 1 GPU, 0 free: GPU 0 (L40S) is in use by container web"]
 
 
-def test_waiting_ends_after_its_time(gpu, folder, locks, monkeypatch):
+def test_waiting_times_out(gpu, folder, locks, monkeypatch):
     monkeypatch.setattr(module, "POLL_S", 0.01)
     with pytest.raises(GpusBusyError, match="container web"):
         claim((gpu(),), 1, lambda: {"nvidia10": (WEB,)}, wait_s=0.1, path=folder)
@@ -177,27 +177,27 @@ def test_waiting_ends_after_its_time(gpu, folder, locks, monkeypatch):
     assert locks.names() == ["nvidia10", "turn"]
 
 
-def test_who_comes_later_leaves_what_others_wait_for(gpu, folder, locks):
+def test_later_launches_leave_what_earlier_ones_wait_for(gpu, folder, locks):
     gpus = tuple(gpu(index) for index in range(3))
-    waiting = Line(locks)
+    waiting = Queue(locks)
     with claim(gpus[:1], 1, free, path=folder):
         waiting.join(Ticket(count=3, gpus=THREE))
-        with pytest.raises(GpusBusyError, match="1 other came first"):
+        with pytest.raises(GpusBusyError, match="1 launch ahead in the queue"):
             claim(gpus, 1, free, path=folder)
         waiting.leave()
         waiting.join(Ticket(count=1, gpus=THREE))
         with claim(gpus, 1, free, path=folder) as taken:
-            assert indices(taken) == [2]  # 1 is for who came first
-        with pytest.raises(GpusBusyError, match=r"2 free: .*; 1 other came first"):
+            assert indices(taken) == [2]  # 1 is reserved for the launch ahead
+        with pytest.raises(GpusBusyError, match=r"2 free: .*; 1 launch ahead in the queue"):
             claim(gpus, 2, free, path=folder)
         waiting.leave()
         waiting.join(Ticket(count=1, gpus=(("nvidia10",),)))
         with claim(gpus, 2, free, path=folder) as taken:
-            assert indices(taken) == [1, 2]  # which are no use to who came first
+            assert indices(taken) == [1, 2]  # the launch ahead needs neither
         waiting.leave()
 
 
-def test_a_ticket_that_is_none_counts_for_nothing(locks):
+def test_malformed_tickets_are_ignored(locks):
     held = []
     for number, text in enumerate(
         ["", "many nvidia10", "-1 nvidia10", "9" * 5000, "\u0663 nvidia10", "0 nvidia10", "2 nvidia10"], 1
@@ -206,22 +206,24 @@ def test_a_ticket_that_is_none_counts_for_nothing(locks):
     for name in ("wait-x", "wait-" + "9" * 100):
         held += locks.hold(name, "1 nvidia10")
     Path(locks.path, "wait-000000000").symlink_to("/nowhere")
-    assert Line(locks).earlier() == []
-    late = Line(locks)
+    assert Queue(locks).ahead() == []
+    late = Queue(locks)
     late.join(Ticket(count=1, gpus=(("nvidia10",),)))
     assert "wait-000000008" in locks.names()
     late.leave()
     for descriptor in held:
         os.close(descriptor)
-    assert Line(locks).earlier() == []
-    assert locks.names() == ["wait-" + "9" * 100, "wait-x"]  # the tickets of who is gone go, too
+    assert Queue(locks).ahead() == []
+    assert locks.names() == ["wait-" + "9" * 100, "wait-x"]  # tickets of ended processes are removed
 
 
-def test_nobody_waits_behind_who_does_not_try(gpu, folder, locks):
-    """A place that is held and not touched, whatever its number, keeps nothing for anybody."""
+def test_a_stale_ticket_blocks_nobody(gpu, folder, locks):
+    """A ticket that is locked but no longer touched reserves nothing, whatever its number."""
     gpus = tuple(gpu(index) for index in range(3))
     held = locks.hold("wait-000000000", str(Ticket(count=3, gpus=THREE)))
-    with pytest.raises(GpusBusyError, match=rf"1 other came first \(process .* \(pid {os.getpid()}, "):
+    with pytest.raises(
+        GpusBusyError, match=rf"1 launch ahead in the queue \(process .* \(pid {os.getpid()}, "
+    ):
         claim(gpus, 1, free, path=folder)
     for when in (time.time() - 100, time.time() + 100_000):
         os.utime(f"{folder}/wait-000000000", (when, when))
@@ -230,7 +232,7 @@ def test_nobody_waits_behind_who_does_not_try(gpu, folder, locks):
     os.close(*held)
 
 
-def test_who_waits_touches_the_own_place(gpu, folder, locks, monkeypatch):
+def test_a_waiting_launch_touches_its_ticket(gpu, folder, locks, monkeypatch):
     monkeypatch.setattr(module, "POLL_S", 0.01)
     ages = []
 
@@ -245,7 +247,7 @@ def test_who_waits_touches_the_own_place(gpu, folder, locks, monkeypatch):
         assert max(ages) < 60
 
 
-def test_a_turn_that_is_held_takes_no_longer_than_was_to_be_waited(gpu, folder, locks):
+def test_waiting_for_the_turn_counts_toward_the_wait(gpu, folder, locks):
     held = locks.take("turn")
     begin = time.monotonic()
     with pytest.raises(GpusBusyError, match=rf"process .* \(pid {os.getpid()}, "):
@@ -273,14 +275,14 @@ def test_first_come_first_served(gpu, folder, locks, monkeypatch):
                 time.sleep(0.001)
     for thread in threads:
         thread.join()
-    # 4 and 5 fit together; their order among themselves is the moment's.
+    # 4 and 5 fit together; their relative order varies.
     assert order[:3] == [1, 2, 3]
     assert sorted(order[3:5]) == [4, 5]
     assert order[5] == 6
 
 
 def test_fifty_launches_at_once(start):
-    """On eight GPUs, each of which is given to one at a time."""
+    """On eight GPUs, each given to one launch at a time."""
     processes = [start(8, 1, wait=120, hold=0.2) for _ in range(50)]
     spans = {}
     for process in processes:
@@ -289,19 +291,19 @@ def test_fifty_launches_at_once(start):
         for index in gpus:
             spans.setdefault(index, []).append(span)
     assert sum(map(len, spans.values())) == 50
-    for found in spans.values():
-        found.sort()
-        assert all(before[1] <= after[0] for before, after in pairwise(found))
+    for held in spans.values():
+        held.sort()
+        assert all(before[1] <= after[0] for before, after in pairwise(held))
 
 
-def test_those_who_do_not_wait_get_what_there_is(start):
+def test_launches_that_do_not_wait_get_the_free_gpus(start):
     processes = [start(8, 1) for _ in range(20)]
     lines = [process.stdout.readline() for process in processes]
     assert sorted(json.loads(line)[0] for line in lines if line) == list(range(8))
     assert [process.wait(60) for process, line in zip(processes, lines, strict=True) if not line] == [1] * 12
 
 
-def test_a_killed_launch_leaves_neither_lease_nor_place(start, gpu, folder, locks):
+def test_a_killed_launch_leaves_neither_lease_nor_ticket(start, gpu, folder, locks):
     gpus = (gpu(0, minor=0),)
     holder = start(1, 1)
     assert holder.stdout.readline() == "[0]\n"

@@ -1,9 +1,9 @@
-"""Which GPUs a container has, from what the engine tells of it."""
+"""Which GPUs a container uses, from the engine's description of it."""
 
 import pytest
 
-from imagematrix.allocation.containers import uses
-from imagematrix.allocation.usage import Use
+from imagematrix.allocation.containers import usage
+from imagematrix.allocation.usage import Consumer
 
 
 def devices(*paths):
@@ -31,7 +31,7 @@ def gpus(gpu):
         ({"HostConfig": None, "Config": None}, []),
         (devices("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-modeset", "/dev/fuse"), []),
         (devices("/dev/nvidiactl", "/dev/nvidia10"), ["nvidia10"]),
-        (devices("/dev/nvidia7"), ["nvidia7"]),  # that the host does not know of it is no reason
+        (devices("/dev/nvidia7"), ["nvidia7"]),  # also a GPU that the probe did not find
         (devices("/dev/nvidia11"), ["nvidia11"]),
         (
             devices("/dev/nvidia11", "/dev/nvidia-caps/nvidia-cap10", "/dev/nvidia-caps/nvidia-cap11"),
@@ -68,14 +68,17 @@ def gpus(gpu):
         (runtime("NVIDIA_VISIBLE_DEVICES=all", runtime="runc"), []),
     ],
 )
-def test_what_a_container_has(gpus, container, keys):
-    assert sorted(uses([container], gpus)) == keys
+def test_the_gpus_of_a_container(gpus, container, keys):
+    assert sorted(usage([container], gpus)) == keys
 
 
-def test_several_may_have_the_same(gpus):
+def test_several_containers_can_use_the_same_gpu(gpus):
     web, job = (
         {"Name": name, "Config": {"Image": "x:1"}} | devices("/dev/nvidia10") for name in ("/web", "/job")
     )
-    assert uses([web, job], gpus) == {
-        "nvidia10": (Use(kind="container", name="web (x:1)"), Use(kind="container", name="job (x:1)"))
+    assert usage([web, job], gpus) == {
+        "nvidia10": (
+            Consumer(kind="container", name="web (x:1)"),
+            Consumer(kind="container", name="job (x:1)"),
+        )
     }

@@ -1,4 +1,4 @@
-"""Locks that all users of a node share: the kernel drops them, and nobody can bend them."""
+"""Locks shared by all users of a node: the kernel releases them, and no user can break them."""
 
 import os
 import signal
@@ -34,7 +34,7 @@ os.execvp("sleep", ["sleep", "60"])
 
 @pytest.fixture
 def start():
-    """Starts Python with a program that says when it holds its locks, and returns the process."""
+    """Starts a Python program, waits until it reports that it holds its locks, and returns the process."""
     started = []
 
     def run(program, *words):
@@ -50,11 +50,11 @@ def start():
         process.stdout.close()
 
 
-def test_a_lock_is_held_once(locks):
+def test_a_lock_has_one_holder(locks):
     held = locks.take("nvidia0")
     assert locks.take("nvidia0") is None
     assert locks.take("nvidia1", "nvidia0") is None
-    assert locks.holders() == {"nvidia0": os.getpid()}  # what was taken on the way is let go
+    assert locks.holders() == {"nvidia0": os.getpid()}  # the partial result is released
     release(held)
     assert locks.holders() == {}
     again = locks.take("nvidia0", "nvidia1")
@@ -62,7 +62,7 @@ def test_a_lock_is_held_once(locks):
     release(again)
 
 
-def test_a_name_is_made_once_with_its_lock_held(locks, folder):
+def test_a_name_is_created_once_with_its_lock_held(locks, folder):
     held = locks.hold("share-1", "4096 nvidia0")
     assert locks.text_if_held("share-1") == "4096 nvidia0"
     assert locks.take("share-1") is None
@@ -84,7 +84,7 @@ def test_a_killed_process_leaves_no_lock(locks, folder, start):
     release(locks.take("nvidia0"))
 
 
-def test_a_lock_lives_on_in_what_the_process_becomes(locks, folder, start):
+def test_a_lock_survives_exec(locks, folder, start):
     process = start(EXEC, folder)
     while Path(f"/proc/{process.pid}/comm").read_text() != "sleep\n":
         time.sleep(0.01)
@@ -95,7 +95,7 @@ def test_a_lock_lives_on_in_what_the_process_becomes(locks, folder, start):
     release(locks.take("nvidia0"))
 
 
-def test_processes_that_are_started_meanwhile_hold_nothing(locks):
+def test_children_inherit_only_on_request(locks):
     held = locks.take("nvidia0")
     with subprocess.Popen(["sleep", "60"], close_fds=False) as child:
         release(held)
@@ -110,7 +110,7 @@ def test_processes_that_are_started_meanwhile_hold_nothing(locks):
     release(locks.take("nvidia0"))
 
 
-def test_all_users_may_lock_and_nobody_may_remove_what_is_not_theirs(locks, folder):
+def test_all_users_may_lock_and_only_owners_remove(locks, folder):
     old = os.umask(0o077)
     try:
         release(locks.take("nvidia0"))
@@ -124,33 +124,33 @@ def test_all_users_may_lock_and_nobody_may_remove_what_is_not_theirs(locks, fold
     assert sorted(path.name for path in Path(folder).iterdir()) == ["nvidia0", "other"]
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes somebody else")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can change its user")
 def test_a_lock_of_root_holds_for_another_user(locks, monkeypatch, folder):
     held = locks.take("nvidia0")
-    monkeypatch.chdir(folder)  # the folders above are for their owner only
+    monkeypatch.chdir(folder)  # the parent folders are private to their owner
     os.seteuid(65534)
     try:
         with Locks(".") as theirs:
             assert theirs.take("nvidia0") is None
-            own = theirs.take("nvidia1")
+            second = theirs.take("nvidia1")
             theirs.remove("nvidia0")
     finally:
         os.seteuid(0)
     assert locks.names() == ["nvidia0", "nvidia1"]
     assert locks.take("nvidia1") is None
-    release([*held, *own])
+    release([*held, *second])
 
 
 @pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
-def test_what_is_in_a_locks_place_is_not_opened(locks, folder, tmp_path, kind):
-    place = Path(folder, "nvidia0")
+def test_only_regular_files_are_opened_as_locks(locks, folder, tmp_path, kind):
+    path = Path(folder, "nvidia0")
     target = tmp_path / "target"
     if kind == "link":
-        place.symlink_to(target)
+        path.symlink_to(target)
     elif kind == "pipe":
-        os.mkfifo(place)
+        os.mkfifo(path)
     else:
-        place.mkdir()
+        path.mkdir()
     with pytest.raises(ProbeError, match="nvidia0") as caught:
         locks.take("nvidia0")
     assert "remove" in caught.value.remedy
@@ -160,19 +160,19 @@ def test_what_is_in_a_locks_place_is_not_opened(locks, folder, tmp_path, kind):
     assert locks.holders() == {}
 
 
-def test_a_folder_that_is_a_link_or_none_is_refused(tmp_path):
+def test_a_link_or_a_file_instead_of_the_folder_is_refused(tmp_path):
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
     (tmp_path / "file").touch()
     for name in ("link", "file", "nowhere/deep"):
-        with pytest.raises(ProbeError, match="can't be used") as caught:
+        with pytest.raises(ProbeError, match="cannot use the GPU locks") as caught:
             Locks(str(tmp_path / name))
         assert "mkdir -m 1777" in caught.value.remedy
 
 
-def test_a_folder_where_anybody_removes_anything_is_refused(tmp_path):
+def test_a_world_writable_folder_without_the_sticky_bit_is_refused(tmp_path):
     tmp_path.chmod(0o777)
-    with pytest.raises(ProbeError, match="remove the locks of others") as caught:
+    with pytest.raises(ProbeError, match="any user can remove the locks of others") as caught:
         Locks(str(tmp_path))
     assert caught.value.remedy == f"chmod 1777 {tmp_path}"
 
@@ -182,7 +182,7 @@ def test_the_folder(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/7")
     monkeypatch.setattr(module, "SHARED", f"{tmp_path}/imagematrix")
     assert folder() == f"{tmp_path}/imagematrix"
-    monkeypatch.setattr(module, "SHARED", "/nowhere/imagematrix")  # where nobody may make it
+    monkeypatch.setattr(module, "SHARED", "/nowhere/imagematrix")  # cannot be created
     assert folder() == "/run/user/7/imagematrix"
     monkeypatch.delenv("XDG_RUNTIME_DIR")
     assert folder() == "/nowhere/imagematrix"
@@ -190,7 +190,7 @@ def test_the_folder(monkeypatch, tmp_path):
     assert folder() == "/mine"
 
 
-def test_a_turn_is_taken_by_one_and_let_go(locks, folder, start, monkeypatch):
+def test_a_turn_has_one_holder_and_is_released(locks, folder, start, monkeypatch):
     with locks.turn():
         assert locks.take("turn") is None
     process = start(HOLD, folder, "turn")
@@ -224,36 +224,36 @@ def test_a_folder_for_a_group(tmp_path):
             release(locks.take("nvidia0"))
     finally:
         os.umask(old)
-    found = Path(tmp_path, "locks").stat()
-    assert (stat.S_IMODE(found.st_mode), found.st_gid) == (0o3770, os.getgid())
+    status = Path(tmp_path, "locks").stat()
+    assert (stat.S_IMODE(status.st_mode), status.st_gid) == (0o3770, os.getgid())
 
 
-def test_the_node_s_folder_that_was_for_all_is_the_group_s(monkeypatch, tmp_path):
+def test_the_default_folder_is_restricted_to_the_group(monkeypatch, tmp_path):
     monkeypatch.setattr(module, "SHARED", f"{tmp_path}/locks")
     with Locks(f"{tmp_path}/locks"):
         assert stat.S_IMODE(Path(tmp_path, "locks").stat().st_mode) == 0o1777
     with Locks(f"{tmp_path}/locks", os.getgid()):
         assert stat.S_IMODE(Path(tmp_path, "locks").stat().st_mode) == 0o3770
-    other = tmp_path / "other"  # which somebody has named: its mode is theirs
+    other = tmp_path / "other"  # configured explicitly: its mode is left alone
     other.mkdir(mode=0o755)
     with Locks(str(other), os.getgid()):
         assert stat.S_IMODE(other.stat().st_mode) == 0o755
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes folders of others")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can change the owner")
 @pytest.mark.parametrize(("user", "name"), [(65534, "nobody"), (54321, "54321")])
-def test_a_folder_of_somebody_who_may_start_no_container_is_refused(tmp_path, user, name):
+def test_a_folder_owned_by_a_user_outside_the_group_is_refused(tmp_path, user, name):
     (tmp_path / "locks").mkdir(mode=0o1777)
     os.chown(tmp_path / "locks", user, -1)
-    with pytest.raises(ProbeError, match=f"is of the user {name}, who may not start containers") as caught:
+    with pytest.raises(ProbeError, match=f"is owned by user {name}, who may not start containers") as caught:
         Locks(f"{tmp_path}/locks", 0)
-    assert "have root remove it" in caught.value.remedy
+    assert "as root, remove it" in caught.value.remedy
     with Locks(f"{tmp_path}/locks"):
-        pass  # where there is no such group, all may start some
+        pass  # without such a group, all users may start containers
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes somebody else")
-def test_who_is_not_of_the_group_holds_no_lock(tmp_path):
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can change its user")
+def test_users_outside_the_group_cannot_hold_locks(tmp_path):
     tmp_path.chmod(0o755)
     for above in tmp_path.parents:
         if "pytest" in above.name:
@@ -271,7 +271,7 @@ def test_who_is_not_of_the_group_holds_no_lock(tmp_path):
     assert "PermissionError" in done.stderr
 
 
-def test_the_age_of_a_name(locks, folder):
+def test_the_age_of_a_lock_file(locks, folder):
     release(locks.hold("share-1", ""))
     assert locks.age("share-1") < 60
     for when in (0, time.time() + 10_000):
@@ -280,7 +280,7 @@ def test_the_age_of_a_name(locks, folder):
     assert locks.age("share-2") == float("inf")
 
 
-def test_without_the_kernels_list_nobody_is_named(locks, monkeypatch):
+def test_without_proc_locks_no_holder_is_known(locks, monkeypatch):
     held = locks.take("nvidia0")
     monkeypatch.setattr(
         module, "open", lambda *_, **__: (_ for _ in ()).throw(FileNotFoundError()), raising=False
@@ -289,7 +289,7 @@ def test_without_the_kernels_list_nobody_is_named(locks, monkeypatch):
     release(held)
 
 
-def test_many_quick_turns_are_no_reason_to_give_up(locks, monkeypatch):
+def test_many_quick_turns_do_not_time_out(locks, monkeypatch):
     monkeypatch.setattr(module, "TURN_S", 0.05)
     holders = iter([{"turn": 1}, {"turn": 2}, {"turn": 2}, {"turn": 3}])
     monkeypatch.setattr(locks, "holders", lambda: next(holders))

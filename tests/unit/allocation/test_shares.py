@@ -1,4 +1,4 @@
-"""Shares of a GPU: declared memory, never above what the GPU has, and what takes part in the sum."""
+"""Shares of a GPU: declared memory never exceeds what the GPU has, and which consumers count."""
 
 import json
 import os
@@ -15,9 +15,9 @@ from imagematrix.allocation import claim as module
 from imagematrix.allocation import containers, survey
 from imagematrix.allocation import processes as running
 from imagematrix.allocation.claim import claim
-from imagematrix.allocation.queue import Line, Ticket
-from imagematrix.allocation.shares import left, size, total
-from imagematrix.allocation.usage import Use
+from imagematrix.allocation.queue import Queue, Ticket
+from imagematrix.allocation.shares import parse_mib, remaining, total
+from imagematrix.allocation.usage import Consumer
 from imagematrix.errors import GpusBusyError, ProbeError, UsageError
 from imagematrix.node.host import MigDevice
 
@@ -29,7 +29,7 @@ from pathlib import Path
 from imagematrix.node.host import Gpu
 from imagematrix.allocation import containers
 from imagematrix.allocation.claim import claim
-from imagematrix.allocation.usage import joined
+from imagematrix.allocation.usage import combined
 
 locks, table, number, vram, hold = *sys.argv[1:4], *map(int, sys.argv[4:])
 gpus = tuple(Gpu(index=index, minor=index, memory_mib={TOTAL}) for index in range(8))
@@ -40,7 +40,7 @@ def look():
     for path in Path(table).glob("*.json"):
         with contextlib.suppress(FileNotFoundError):
             running.append(json.loads(path.read_text()))
-    return containers.uses(running, gpus)
+    return containers.usage(running, gpus)
 
 
 place = Path(table, f"{{number}}.json")
@@ -65,15 +65,15 @@ print(json.dumps([taken.gpus[0].index, start, end]))
 
 
 def lease(vram_mib, *marks):
-    return Use(kind="lease", name="docker", pid=7, vram_mib=vram_mib, marks=frozenset(marks))
+    return Consumer(kind="lease", name="docker", pid=7, vram_mib=vram_mib, marks=frozenset(marks))
 
 
 def container(vram_mib, *marks):
-    return Use(kind="container", name="job", vram_mib=vram_mib, marks=frozenset(marks))
+    return Consumer(kind="container", name="job", vram_mib=vram_mib, marks=frozenset(marks))
 
 
 def process(*marks, name="python"):
-    return Use(kind="process", name=name, pid=8, marks=frozenset(marks))
+    return Consumer(kind="process", name=name, pid=8, marks=frozenset(marks))
 
 
 @pytest.fixture
@@ -112,8 +112,8 @@ def indices(taken):
         *((text, None) for text in ("0", "", "None", "-1", "4G", " 4", "٤", "9" * 10, "9" * 5000)),
     ],
 )
-def test_size(text, mib):
-    assert size(text) == mib
+def test_parse_mib(text, mib):
+    assert parse_mib(text) == mib
 
 
 def test_total(card, part, gpu):
@@ -124,7 +124,7 @@ def test_total(card, part, gpu):
 
 
 @pytest.mark.parametrize(
-    ("users", "expected"),
+    ("consumers", "expected"),
     [
         ([], TOTAL),
         ([lease(4000, "share-a")], 6000),
@@ -135,43 +135,43 @@ def test_total(card, part, gpu):
         ([container(4000, ID), process(ID)], 6000),
         ([container(4000, ID), process("outer", ID)], 6000),
         ([container(4000, ID), process("other")], None),
-        # A launch in the foreground has a lease and a container, which are one share.
+        # A launch in the foreground has a lease and a container, which count as one share.
         ([lease(4000, "share-a"), container(4000, ID, "share-a"), process(ID)], 6000),
         ([lease(4000, "share-b"), container(4000, ID, "share-a")], 2000),
-        # Who copies a label does not get the memory twice.
+        # A copied label does not hide the memory of a second container.
         ([container(4000, "1", "share-a"), container(4000, "2", "share-a"), lease(4000, "share-a")], 2000),
         ([container(8000, "1"), container(8000, "2")], 0),
     ],
 )
-def test_left(card, users, expected):
-    assert left(card(), users) == expected
-    assert left(card(memory_mib=None), users) is None
+def test_remaining(card, consumers, expected):
+    assert remaining(card(), consumers) == expected
+    assert remaining(card(memory_mib=None), consumers) is None
 
 
-def test_the_server_of_mps_is_no_user_for_those_who_share_by_it(card):
+def test_the_mps_server_is_not_counted_for_shares_that_use_mps(card):
     server = process(name="nvidia-cuda-mps")
-    assert left(card(), [server, lease(4000, "share-a")]) is None
-    assert left(card(), [server, lease(4000, "share-a")], mps=True) == 6000
-    assert left(card(), [server, process()], mps=True) is None
-    assert left(card(), [container(None, "nvidia-cuda-mps")], mps=True) is None
+    assert remaining(card(), [server, lease(4000, "share-a")]) is None
+    assert remaining(card(), [server, lease(4000, "share-a")], mps=True) == 6000
+    assert remaining(card(), [server, process()], mps=True) is None
+    assert remaining(card(), [container(None, "nvidia-cuda-mps")], mps=True) is None
 
 
-def test_what_a_container_declares(card):
-    def told(**labels):
+def test_the_share_that_a_container_declares(card):
+    def consumer(**labels):
         config = {"Image": "x:1", "Labels": labels}
         devices = [{"PathOnHost": "/dev/nvidia10"}]
-        found = containers.uses(
+        usage = containers.usage(
             [{"Id": ID, "Name": "/job", "Config": config, "HostConfig": {"Devices": devices}}], (card(),)
         )
-        ((use,),) = found.values()
-        return use
+        ((job,),) = usage.values()
+        return job
 
-    use = told(**{containers.VRAM: "4096", containers.LEASE: "share-a"})
-    assert (use.vram_mib, use.marks) == (4096, {ID, "share-a"})
-    assert str(use) == "container job (x:1) (share of 4096 MiB)"
-    assert use.to_json()["vram_mib"] == 4096
-    assert told().vram_mib is None
-    assert told(**{containers.VRAM: "much"}).vram_mib is None
+    job = consumer(**{containers.VRAM: "4096", containers.LEASE: "share-a"})
+    assert (job.vram_mib, job.marks) == (4096, {ID, "share-a"})
+    assert str(job) == "container job (x:1) (share of 4096 MiB)"
+    assert job.to_json()["vram_mib"] == 4096
+    assert consumer().vram_mib is None
+    assert consumer(**{containers.VRAM: "much"}).vram_mib is None
 
 
 @pytest.mark.parametrize(
@@ -184,23 +184,27 @@ def test_what_a_container_declares(card):
         f"0::/docker/{'f' * 64}/docker/{ID}",
     ],
 )
-def test_the_container_of_a_process_is_in_its_cgroup(tmp_path, line):
+def test_the_container_of_a_process_is_read_from_its_cgroup(tmp_path, line):
     (tmp_path / "7/fd").mkdir(parents=True)
     (tmp_path / "7/fd/3").symlink_to("/dev/full")
     (tmp_path / "7/cgroup").write_text(f"3:cpu:/\n{line}\n")
-    (use,) = running.held_open({Path("/dev/full").stat().st_rdev: "nvidia10"}, str(tmp_path))["nvidia10"]
+    (use,) = running.with_open_devices({Path("/dev/full").stat().st_rdev: "nvidia10"}, str(tmp_path))[
+        "nvidia10"
+    ]
     assert ID in use.marks
     (tmp_path / "7/cgroup").write_text("0::/user.slice/user-1000.slice/session-2.scope\n")
-    (use,) = running.held_open({Path("/dev/full").stat().st_rdev: "nvidia10"}, str(tmp_path))["nvidia10"]
+    (use,) = running.with_open_devices({Path("/dev/full").stat().st_rdev: "nvidia10"}, str(tmp_path))[
+        "nvidia10"
+    ]
     assert use.marks == frozenset()
 
 
 def test_shares_fill_one_gpu_before_the_next(card, folder):
     gpus = tuple(card(index) for index in range(3))
     taken = [claim(gpus, 1, dict, vram_mib=4000, path=folder) for _ in range(5)]
-    assert [indices(one) for one in taken] == [[0], [0], [1], [1], [2]]
+    assert [indices(share) for share in taken] == [[0], [0], [1], [1], [2]]
     with claim(gpus, 1, dict, vram_mib=1500, path=folder) as small:
-        assert indices(small) == [0]  # where the least is left
+        assert indices(small) == [0]  # the least memory is left there
     with claim(gpus, 2, dict, vram_mib=2000, path=folder) as both:
         assert indices(both) == [0, 1]
     taken[4].__exit__()
@@ -210,16 +214,16 @@ def test_shares_fill_one_gpu_before_the_next(card, folder):
         claim(gpus, 2, dict, vram_mib=4000, path=folder)
     text = str(caught.value)
     assert text.startswith(
-        "2 GPUs with 4000 MiB left asked for, 1 free: GPU 0 (L40S) has 2000 MiB left beside"
+        "requested 2 GPUs with 4000 MiB free, 1 free: GPU 0 (L40S) has 2000 MiB free, shared with"
     )
     assert text.count("share of 4000 MiB") == 4
-    for one in taken[:4]:
-        one.__exit__()
+    for share in taken[:4]:
+        share.__exit__()
     with claim(gpus, 3, dict, path=folder) as whole:
         assert indices(whole) == [0, 1, 2]
 
 
-def test_who_needs_a_whole_gpu_sees_the_shares(card, folder, locks):
+def test_a_launch_that_needs_a_whole_gpu_sees_the_shares(card, folder, locks):
     with claim((card(),), 1, dict, vram_mib=4096, path=folder) as taken:
         (name,) = (name for name in locks.names() if name.startswith("share-"))
         assert taken.labels == {"io.imagematrix.vram": "4096", "io.imagematrix.lease": name}
@@ -231,50 +235,50 @@ def test_who_needs_a_whole_gpu_sees_the_shares(card, folder, locks):
     assert locks.names() == ["nvidia10", "turn"]
     with claim((card(),), 1, dict, path=folder) as whole:
         assert whole.labels == {}
-        with pytest.raises(GpusBusyError, match=r"GPU 0 \(L40S\) is used by "):
+        with pytest.raises(GpusBusyError, match=r"GPU 0 \(L40S\) is in use by "):
             claim((card(),), 1, dict, vram_mib=1, path=folder)
 
 
-def test_what_can_never_fit_is_not_waited_for(card, folder):
+def test_a_share_that_can_never_fit_fails_immediately(card, folder):
     gpus = (card(0), card(1, memory_mib=20_000), card(2, memory_mib=None))
     with claim(gpus, 1, dict, vram_mib=15_000, path=folder) as taken:
         assert indices(taken) == [1]
-    with pytest.raises(ProbeError, match=r"share can be given of GPU 2 \(L40S\): the memory is not known"):
+    with pytest.raises(ProbeError, match=r"cannot share GPU 2 \(L40S\): memory size unknown"):
         claim(gpus, 2, dict, vram_mib=15_000, wait_s=60, path=folder)
-    with pytest.raises(UsageError, match="3 GPUs with 15000 MiB asked for, and there are 1: GPU 0"):
+    with pytest.raises(UsageError, match="requested 3 GPUs with 15000 MiB, 1 present: GPU 0"):
         claim(gpus, 3, dict, vram_mib=15_000, wait_s=60, path=folder)
     with pytest.raises(UsageError):
         claim(gpus[:1], 1, dict, vram_mib=10_001, wait_s=60, path=folder)
 
 
-def test_mig_devices_are_shared_one_by_one(part, gpu, folder):
+def test_mig_devices_are_shared_individually(part, gpu, folder):
     devices = (part(1), part(2))
     first, second, third = (claim(devices, 1, dict, vram_mib=2000, path=folder) for _ in range(3))
     assert [taken.gpus[0].mig[0].gpu_instance for taken in (first, second, third)] == [1, 1, 2]
-    with pytest.raises(GpusBusyError, match="2 MIG devices with 2000 MiB left asked for, 1 free"):
+    with pytest.raises(GpusBusyError, match="requested 2 MIG devices with 2000 MiB free, 1 free"):
         claim(devices, 2, dict, vram_mib=2000, path=folder)
     first.__exit__()
     with claim(devices, 2, dict, vram_mib=2000, path=folder) as both:
         (whole,) = both.gpus
         assert [device.gpu_instance for device in whole.mig] == [1, 2]
-    with pytest.raises(ProbeError, match="the memory is not known"):
+    with pytest.raises(ProbeError, match="memory size unknown"):
         claim((gpu(0, mig=((1, 0), (2, 0)), memory_mib=TOTAL),), 1, dict, vram_mib=1, path=folder)
     for taken in (second, third):
         taken.__exit__()
 
 
-def test_several_devices_of_one_gpu_are_one_gpu_of_the_claim(part, folder):
+def test_several_devices_of_a_gpu_form_one_gpu_of_the_claim(part, folder):
     devices = (part(1), part(2), part(3))
     with claim(devices, 1, lambda: {"nvidia10-gi1-ci0": (container(None),)}, path=folder) as taken:
         assert [device.gpu_instance for device in taken.gpus[0].mig] == [2]
-        with pytest.raises(GpusBusyError, match=r"GPU 0 \(L40S\):2:0 is used by"):
+        with pytest.raises(GpusBusyError, match=r"GPU 0 \(L40S\):2:0 is in use by"):
             claim(devices, 3, dict, path=folder)
         with claim(devices, 2, dict, path=folder) as others:
             (whole,) = others.gpus
             assert [device.gpu_instance for device in whole.mig] == [1, 3]
 
 
-def test_a_lease_that_is_none_counts_for_nothing_or_for_all(locks, folder, card):
+def test_a_malformed_lease_is_ignored_or_counts_for_the_whole_gpu(locks, folder, card):
     held = [*locks.hold("share-a", ""), *locks.hold("share-b", "much nvidia10")]
     (use,) = survey.leases(locks)["nvidia10"]
     assert use.vram_mib is None
@@ -287,21 +291,21 @@ def test_a_lease_that_is_none_counts_for_nothing_or_for_all(locks, folder, card)
     assert locks.names() == ["nvidia10", "share-c", "turn"]
 
 
-def test_a_lease_of_a_process_that_is_not_seen_counts(locks, monkeypatch):
+def test_a_lease_of_an_invisible_process_counts(locks, monkeypatch):
     held = locks.hold("share-a", "4000 nvidia10 nvidia11")
     monkeypatch.setattr(locks, "holders", dict)
-    found = survey.leases(locks)
-    assert set(found) == {"nvidia10", "nvidia11"}
-    assert str(found["nvidia10"][0]) == "lease unknown (share of 4000 MiB)"
+    usage = survey.leases(locks)
+    assert set(usage) == {"nvidia10", "nvidia11"}
+    assert str(usage["nvidia10"][0]) == "lease unknown (share of 4000 MiB)"
     os.close(*held)
 
 
-def test_a_whole_gpu_is_not_waited_for_in_vain(card, folder, locks, monkeypatch):
-    """Sharers keep coming, and yet one of the GPUs empties for who waits for a whole one."""
+def test_a_launch_that_waits_for_a_whole_gpu_does_not_starve(card, folder, locks, monkeypatch):
+    """New shares keep coming, and still one GPU drains for a launch that waits for a whole one."""
     monkeypatch.setattr(module, "POLL_S", 0.01)
     gpus = (card(0), card(1))
-    sharers = [claim(gpus, 1, dict, vram_mib=3000, path=folder) for _ in range(5)]
-    assert [indices(one) for one in sharers] == [[0], [0], [0], [1], [1]]
+    claims = [claim(gpus, 1, dict, vram_mib=3000, path=folder) for _ in range(5)]
+    assert [indices(share) for share in claims] == [[0], [0], [0], [1], [1]]
     got = []
 
     def wait():
@@ -312,35 +316,35 @@ def test_a_whole_gpu_is_not_waited_for_in_vain(card, folder, locks, monkeypatch)
     thread.start()
     while not any(name.startswith("wait-") for name in locks.names()):
         time.sleep(0.001)
-    with pytest.raises(GpusBusyError, match=r"1 free: GPU 0 .* beside .*; 1 other came first"):
+    with pytest.raises(GpusBusyError, match=r"1 free: GPU 0 .* shared with .*; 1 launch ahead"):
         claim(gpus, 1, dict, vram_mib=3000, path=folder)
-    sharers.pop(0).__exit__()
-    # Now GPU 0 is as empty as GPU 1 is, and before it: others may join GPU 1.
-    sharers.append(claim(gpus, 1, dict, vram_mib=3000, path=folder))
-    assert indices(sharers[-1]) == [1]
-    sharers.pop(0).__exit__()
+    claims.pop(0).__exit__()
+    # GPU 0 is now as empty as GPU 1, and first in order: others may join GPU 1.
+    claims.append(claim(gpus, 1, dict, vram_mib=3000, path=folder))
+    assert indices(claims[-1]) == [1]
+    claims.pop(0).__exit__()
     with pytest.raises(GpusBusyError):
         claim(gpus, 1, dict, vram_mib=3000, path=folder)
-    sharers.pop(0).__exit__()
+    claims.pop(0).__exit__()
     thread.join()
     assert got == [[0]]
-    for one in sharers:
-        one.__exit__()
+    for share in claims:
+        share.__exit__()
 
 
-def test_who_waits_for_a_gpu_in_mig_mode_waits_for_all_its_devices(part, folder, locks):
-    line = Line(locks)
-    line.join(Ticket(count=1, gpus=(("nvidia10-gi1-ci0", "nvidia10-gi2-ci0"),)))
-    with pytest.raises(GpusBusyError, match="2 free: 1 other came first"):
+def test_a_ticket_for_a_gpu_in_mig_mode_reserves_all_its_devices(part, folder, locks):
+    queue = Queue(locks)
+    queue.join(Ticket(count=1, gpus=(("nvidia10-gi1-ci0", "nvidia10-gi2-ci0"),)))
+    with pytest.raises(GpusBusyError, match="2 free: 1 launch ahead"):
         claim((part(1), part(2)), 1, dict, path=folder)
     with claim((part(1), part(2), part(3)), 1, dict, path=folder) as taken:
         assert taken.gpus[0].mig[0].gpu_instance == 3
-    line.leave()
+    queue.leave()
 
 
 @pytest.fixture
 def start(folder, tmp_path):
-    """Starts a process that takes a share and plays a container with it."""
+    """Starts a process that takes a share and simulates a container with it."""
     started = []
     table = tmp_path / "containers"
     table.mkdir()
@@ -357,8 +361,8 @@ def start(folder, tmp_path):
         process.communicate()
 
 
-def test_fifty_who_share_at_once(start):
-    """On eight GPUs, none of which is ever promised twice; half of them are in the background."""
+def test_fifty_shares_at_once(start):
+    """On eight GPUs, none of which is ever overcommitted; half of the launches are in the background."""
     sizes = [1000 + 700 * (number % 7) for number in range(50)]
     processes = [start(number, vram_mib, 1000) for number, vram_mib in enumerate(sizes)]
     events = {index: [] for index in range(8)}

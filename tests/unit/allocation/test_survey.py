@@ -1,4 +1,4 @@
-"""Who uses the GPUs: processes that NVML names, those that have a node open, containers and leases."""
+"""Usage of the GPUs: processes listed by NVML, processes with an open node, containers and leases."""
 
 import os
 import subprocess
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from imagematrix.allocation import processes, survey
-from imagematrix.allocation.usage import Use, joined, keys, overlap, users
+from imagematrix.allocation.usage import Consumer, combined, consumers, keys, overlap
 from imagematrix.node import nvml, signs
 from imagematrix.node.nvml import Nvml, NvmlGpu, Process
 from imagematrix.node.signs import Signs
@@ -16,13 +16,13 @@ from imagematrix.record import replace
 ME = os.getpid()
 
 
-def answer(**facts):
+def nvml_of(**facts):
     return Nvml(gpus=(NvmlGpu(index=0, **({"minor": 10} | facts)),))
 
 
 @pytest.fixture
 def opener():
-    """A process that has a device open that nothing else here has."""
+    """A process with a device open that no other process has open."""
     with Path("/dev/full").open("rb") as device:
         process = subprocess.Popen(["sleep", "60"], stdin=device)
     with process:
@@ -31,43 +31,43 @@ def opener():
 
 
 def test_processes_that_compute():
-    found, told = processes.computing(
-        answer(processes=(Process(pid=ME), Process(pid=ME, gpu_instance=2, compute_instance=0)))
+    usage, covered = processes.computing(
+        nvml_of(processes=(Process(pid=ME), Process(pid=ME, gpu_instance=2, compute_instance=0)))
     )
-    assert set(found) == {"nvidia10", "nvidia10-gi2-ci0"}
-    (use,) = found["nvidia10"]
-    assert (use.kind, use.pid) == ("process", ME)
-    assert use.name == Path("/proc/self/comm").read_text().strip()
-    assert use.user
-    assert told == {10}
+    assert set(usage) == {"nvidia10", "nvidia10-gi2-ci0"}
+    (process,) = usage["nvidia10"]
+    assert (process.kind, process.pid) == ("process", ME)
+    assert process.name == Path("/proc/self/comm").read_text().strip()
+    assert process.user
+    assert covered == {10}
 
 
 @pytest.mark.parametrize("facts", [{"processes": None}, {"minor": None, "processes": (Process(pid=1),)}])
-def test_what_nvml_does_not_tell_is_not_told(facts):
-    assert processes.computing(answer(**facts)) == ({}, frozenset())
+def test_gpus_that_nvml_does_not_cover(facts):
+    assert processes.computing(nvml_of(**facts)) == ({}, frozenset())
 
 
-def test_a_process_that_has_ended_is_named_as_far_as_possible(tmp_path):
+def test_an_ended_process_is_described_as_far_as_possible(tmp_path):
     assert str(processes.describe(7, str(tmp_path))) == "process unknown (pid 7)"
     (tmp_path / "7").mkdir()
     (tmp_path / "7/comm").write_text("train\n")
     try:
         os.chown(tmp_path / "7", 54321, 54321)
     except PermissionError:
-        pytest.skip("only root can play somebody else")
+        pytest.skip("only root can change the owner")
     assert str(processes.describe(7, str(tmp_path))) == "process train (pid 7, 54321)"
 
 
-def test_who_has_a_node_open(opener):
+def test_processes_with_an_open_node(opener):
     number = Path("/dev/full").stat().st_rdev
-    found = processes.held_open({number: "nvidia10"})
-    assert opener.pid in {use.pid for use in found["nvidia10"]}
-    assert ME not in {use.pid for use in found["nvidia10"]}
-    assert processes.held_open({os.makedev(511, 77): "nvidia10"}) == {}
-    assert processes.opened([250]) == {}
+    usage = processes.with_open_devices({number: "nvidia10"})
+    assert opener.pid in {process.pid for process in usage["nvidia10"]}
+    assert ME not in {process.pid for process in usage["nvidia10"]}
+    assert processes.with_open_devices({os.makedev(511, 77): "nvidia10"}) == {}
+    assert processes.with_open_nodes([250]) == {}
 
 
-def test_who_only_watches_uses_nothing(tmp_path):
+def test_monitoring_processes_do_not_count(tmp_path):
     for pid, name in (("7", "nvidia-persiste"), ("8", "train")):
         (tmp_path / pid / "fd").mkdir(parents=True)
         (tmp_path / pid / "fd/3").symlink_to("/dev/full")
@@ -75,54 +75,54 @@ def test_who_only_watches_uses_nothing(tmp_path):
         (tmp_path / pid / "comm").write_text(f"{name}\n")
     (tmp_path / "9").mkdir()
     (tmp_path / "self").mkdir()
-    found = processes.held_open({Path("/dev/full").stat().st_rdev: "nvidia10"}, str(tmp_path))
-    assert [use.pid for use in found["nvidia10"]] == [8]
+    usage = processes.with_open_devices({Path("/dev/full").stat().st_rdev: "nvidia10"}, str(tmp_path))
+    assert [process.pid for process in usage["nvidia10"]] == [8]
 
 
-def test_all_sources_are_joined(gpu):
+def test_a_survey_combines_all_sources(gpu):
     container = {
         "Name": "/web",
         "Config": {"Image": "x"},
         "HostConfig": {"Devices": [{"PathOnHost": "/dev/nvidia10"}]},
     }
-    found = survey.survey((gpu(0),), lambda: [container], lambda: answer(processes=(Process(pid=ME),)))
-    assert [use.kind for use in found["nvidia10"]] == ["process", "container"]
+    usage = survey.survey((gpu(0),), lambda: [container], lambda: nvml_of(processes=(Process(pid=ME),)))
+    assert [consumer.kind for consumer in usage["nvidia10"]] == ["process", "container"]
 
 
-def test_nodes_are_looked_at_where_nvml_says_nothing(gpu, monkeypatch):
+def test_open_nodes_are_scanned_where_nvml_lists_no_processes(gpu, monkeypatch):
     asked = []
     monkeypatch.setattr(
         processes,
-        "opened",
-        lambda minors: asked.append(set(minors)) or {"nvidia11": (Use(kind="process", name="x"),)},
+        "with_open_nodes",
+        lambda minors: asked.append(set(minors)) or {"nvidia11": (Consumer(kind="process", name="x"),)},
     )
     both = (gpu(0), gpu(1), gpu(2, minor=None))
-    found = survey.survey(both, list, lambda: answer(processes=()))
-    assert set(found) == {"nvidia11"}
+    usage = survey.survey(both, list, lambda: nvml_of(processes=()))
+    assert set(usage) == {"nvidia11"}
     survey.survey(both, list, lambda: Nvml(error=18, message="mismatch"))
     assert asked == [{11}, {10, 11}]
     assert survey.survey(both, list, lambda: None) == {}  # no driver, no process
-    survey.survey(both[:1], list, lambda: answer(processes=()))
+    survey.survey(both[:1], list, lambda: nvml_of(processes=()))
     assert len(asked) == 2
 
 
-def test_nvml_is_asked_only_where_something_shows_a_driver(monkeypatch):
-    shows = Signs(modules=("nvidia",), nodes=(), tegra=False, functions={})
-    monkeypatch.setattr(signs, "look", lambda _: replace(shows, modules=("nvgpu",), nodes=("nvidiactl",)))
-    assert survey.ask_nvml() is None
-    monkeypatch.setattr(signs, "look", lambda _: shows)
-    monkeypatch.setattr(nvml, "read", lambda: "asked")
-    assert survey.ask_nvml() == "asked"
+def test_nvml_is_queried_only_where_a_driver_is_loaded(monkeypatch):
+    loaded = Signs(modules=("nvidia",), nodes=(), tegra=False, functions={})
+    monkeypatch.setattr(signs, "look", lambda _: replace(loaded, modules=("nvgpu",), nodes=("nvidiactl",)))
+    assert survey.query_nvml() is None
+    monkeypatch.setattr(signs, "look", lambda _: loaded)
+    monkeypatch.setattr(nvml, "read", lambda: "reading")
+    assert survey.query_nvml() == "reading"
 
 
 def test_leases(locks):
     held = locks.take("nvidia10", "wait-000000001")
-    found = survey.leases(locks)
-    assert {key: [(use.kind, use.pid) for use in uses] for key, uses in found.items()} == {
+    usage = survey.leases(locks)
+    assert {key: [(lease.kind, lease.pid) for lease in leases] for key, leases in usage.items()} == {
         "nvidia10": [("lease", ME)]
     }
     with locks.turn():
-        assert survey.leases(locks) == {}  # who is choosing holds more than it will get
+        assert survey.leases(locks) == {}  # a launch that is choosing holds more than it will get
     for descriptor in held:
         os.close(descriptor)
     assert survey.leases(locks) == {}
@@ -135,7 +135,7 @@ def test_keys(gpu):
 
 
 @pytest.mark.parametrize(
-    ("some", "others", "together"),
+    ("left", "right", "expected"),
     [
         (["nvidia1"], ["nvidia1"], True),
         (["nvidia1"], ["nvidia10"], False),
@@ -147,12 +147,12 @@ def test_keys(gpu):
         (["nvidia1", "nvidia2"], ["nvidia3", "nvidia2"], True),
     ],
 )
-def test_overlap(some, others, together):
-    assert overlap(some, others) is together
+def test_overlap(left, right, expected):
+    assert overlap(left, right) is expected
 
 
-def test_uses_are_joined_without_repeating():
-    web, job = Use(kind="container", name="web"), Use(kind="container", name="job")
-    found = joined({"nvidia1": (web,)}, {"nvidia1": (web, job), "nvidia2": (job,)}, {})
-    assert found == {"nvidia1": (web, job), "nvidia2": (job,)}
-    assert users(found, ["nvidia1", "nvidia2"]) == (web, job)
+def test_usage_is_combined_without_repetition():
+    web, job = Consumer(kind="container", name="web"), Consumer(kind="container", name="job")
+    usage = combined({"nvidia1": (web,)}, {"nvidia1": (web, job), "nvidia2": (job,)}, {})
+    assert usage == {"nvidia1": (web, job), "nvidia2": (job,)}
+    assert consumers(usage, ["nvidia1", "nvidia2"]) == (web, job)

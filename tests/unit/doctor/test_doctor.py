@@ -138,7 +138,7 @@ def test_locks_that_cannot_be_made(profiles, engine, monkeypatch, tmp_path):
     (tmp_path / "file").touch()
     monkeypatch.setenv("IMAGEMATRIX_LOCKS", str(tmp_path / "file"))
     found = gather(Host.load(profiles["rome-a100"]), None)
-    assert "can't be used" in found.locks_error
+    assert "cannot use the GPU locks" in found.locks_error
     assert "mkdir" in found.locks_remedy
     assert gather(Host.load(profiles["laptop"]), None).locks_error is None
 

@@ -188,7 +188,7 @@ def test_gpus_in_use_are_not_given_out(make):
     launch(selection, gpus=1, client=engine)
     assert engine.asked[0][1]["labels"]["io.imagematrix.gpus"] == "GPU-1"
     with pytest.raises(
-        GpusBusyError, match=r"2 GPUs asked for, 1 free: GPU 0 .* container web \(serving:v2\)"
+        GpusBusyError, match=r"requested 2 GPUs, 1 free: GPU 0 .* container web \(serving:v2\)"
     ):
         launch(selection, client=engine)
 

@@ -18,7 +18,7 @@ OURS, OTHERS = "a" * 64, "b" * 64
 @pytest.fixture
 def looks(monkeypatch):
     """Returns the peaks after looks at GPUs; of the processes 1 and 2 are in our container, 3 in another."""
-    monkeypatch.setattr(measure, "containers", {1: {OURS}, 2: {OURS}, 3: {OTHERS}, 4: set()}.__getitem__)
+    monkeypatch.setattr(measure, "container_ids", {1: {OURS}, 2: {OURS}, 3: {OTHERS}, 4: set()}.__getitem__)
 
     def look(*lines):
         found = Measure(lambda: OURS)
@@ -56,7 +56,7 @@ def test_the_peaks_are_told_with_what_to_ask_for(make):
 
 def test_it_looks_until_it_is_stopped(play, monkeypatch):
     play(gpus="minor=3,procs=open")
-    monkeypatch.setattr(measure, "containers", lambda _: {OURS})
+    monkeypatch.setattr(measure, "container_ids", lambda _: {OURS})
     asked = []
     looking = Measure(lambda: asked.append(1) or OURS)
     looking.start()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from imagematrix.allocation.usage import Use, keys
+from imagematrix.allocation.usage import Consumer, keys
 from imagematrix.errors import GpusBusyError
 from imagematrix.launcher import request as module
 from imagematrix.launcher.options import split
@@ -12,7 +12,7 @@ from imagematrix.launcher.passed import passed, passed_by
 from imagematrix.launcher.request import request
 
 CAPABILITY = "/dev/nvidia-caps/nvidia-cap"
-WEB = Use(kind="container", name="web")
+WEB = Consumer(kind="container", name="web")
 
 
 @pytest.fixture
@@ -138,7 +138,7 @@ def test_a_device_that_is_passed_is_asked_for(start):
 )
 def test_one_that_is_in_use_is_refused(start, line):
     with pytest.raises(
-        GpusBusyError, match=r"GPU 1 \(NVIDIA A100\) (is used by|has .* left beside) container web"
+        GpusBusyError, match=r"GPU 1 \(NVIDIA A100\) (is in use by|has .* free, shared with) container web"
     ):
         start(line, used=[4])
 
