@@ -11,7 +11,7 @@ import samples
 from measure import Row, duration, multiple, processes
 
 from imagematrix.matrix.load import load
-from imagematrix.planning.plan import Against, plan
+from imagematrix.planning.planner import Against, plan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

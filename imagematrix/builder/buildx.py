@@ -28,7 +28,7 @@ from imagematrix.errors import BuildError, EngineError, UsageError
 from imagematrix.oci import layout
 from imagematrix.once import Once
 from imagematrix.planning import identity
-from imagematrix.planning.backend import Made, Order
+from imagematrix.planning.backend import Made, Order, StoppedError
 from imagematrix.planning.environment import PROXIES, scrubbed
 from imagematrix.render.dockerfile import beginning
 from imagematrix.scratch import room, scratch
@@ -326,7 +326,7 @@ class Buildx:
     def _start(self, command: list[str]) -> subprocess.Popen[str]:
         with self._lock:
             if self._stopped:
-                raise BuildError("stopped")
+                raise StoppedError("stopped")
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -342,7 +342,7 @@ class Buildx:
 
     def _failed(self, tail: list[str]) -> None:
         if self._stopped:
-            raise BuildError("stopped")
+            raise StoppedError("stopped")
         self._docker.require()
         said = "\n".join(tail)
         if GONE in said:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from imagematrix.matrix.matrix import Cell
     from imagematrix.planning.backend import Builder, Sources
-    from imagematrix.planning.plan import Item
+    from imagematrix.planning.plan import Planned
 
 __all__ = ["STAGE", "Compilers", "unanswered"]
 
@@ -31,9 +31,9 @@ STAGE = "compiler"
 class Compilers:
     """The compilers that a build's items use; safe to be asked from several threads."""
 
-    def __init__(self, items: Iterable[Item], builder: Builder) -> None:
+    def __init__(self, items: Iterable[Planned], builder: Builder) -> None:
         self._compilers: dict[tuple[str, Path, str], _Compiler] = {}
-        self._of: dict[str | None, _Compiler] = {}  # by the references of items
+        self._of: dict[str, _Compiler] = {}  # by the references of items
         for item in items:
             stage = through_stage(item.dockerfile, STAGE)
             march = item.cell.axes.get("march")
@@ -45,11 +45,11 @@ class Compilers:
                     made.item = made.item or item
                 self._of[item.reference] = made
 
-    def representatives(self) -> list[Item]:
+    def representatives(self) -> list[Planned]:
         """Return for each compiler an item that has it, and that builds on no other image of the matrix."""
         return [compiler.item for compiler in self._compilers.values() if compiler.item]
 
-    def reason(self, item: Item, error: BuildError) -> BuildError:
+    def reason(self, item: Planned, error: BuildError) -> BuildError:
         """Return why a build failed: `error`, or that the compiler is known not to know the march."""
         compiler = self._of.get(item.reference)
         if compiler is None or compiler.known is None:
@@ -57,11 +57,11 @@ class Compilers:
         option = item.cell.facts.option(item.cell.axes["march"])
         return error if option in compiler.known else _unknown(item, option)
 
-    def asks(self, item: Item) -> bool:
+    def asks(self, item: Planned) -> bool:
         """Whether it takes a build to tell which flags `item`'s code needs."""
         return item.reference in self._of
 
-    def flags(self, item: Item, sources: Sources) -> frozenset[str]:
+    def flags(self, item: Planned, sources: Sources) -> frozenset[str]:
         """Return the flags that `item`'s code needs; raise BuildError where nobody can tell.
 
         `sources` are those of its build. Where a template has no stage `compiler`, the shipped table answers
@@ -82,7 +82,7 @@ class Compilers:
         return marches.flags_from_macros(macros, ARCHES[item.cell.platform], march) | own
 
 
-def unanswered(items: Iterable[Item]) -> list[BuildError]:
+def unanswered(items: Iterable[Planned]) -> list[BuildError]:
     """Return what the builds of those `items` would fail with whose CPU flags nobody can tell."""
     found = []
     for item in items:
@@ -101,7 +101,7 @@ class _Compiler:
 
     def __init__(self, stage: str, builder: Builder) -> None:
         self.options: set[str] = set()
-        self.item: Item | None = None
+        self.item: Planned | None = None
         self._stage = stage
         self._builder = builder
         self._lock = threading.Lock()
@@ -137,7 +137,7 @@ class _Compiler:
         return self._builder.export(asked, sources)
 
 
-def _unknown(item: Item, option: str) -> BuildError:
+def _unknown(item: Planned, option: str) -> BuildError:
     return BuildError(
         f"the compiler of {item.cell.id} does not know {option}",
         remedy="exclude these cells, or take a base with a newer compiler",

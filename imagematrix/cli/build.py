@@ -20,7 +20,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from imagematrix.builder.build import Result
+    from imagematrix.builder.result import Result
     from imagematrix.planning.plan import Plan
     from imagematrix.reports.outcome import Outcome
 
@@ -80,9 +80,11 @@ def command(
     json: Json = False,
 ) -> None:
     """Build, audit and tag the images that are not there yet; print the references of the new ones."""
-    from imagematrix.builder.build import build, complete, failure
+    from imagematrix.builder.build import build
+    from imagematrix.builder.result import complete, failure
     from imagematrix.cli.progress import progress
     from imagematrix.planning.given import parse
+    from imagematrix.planning.plan import PlanStatus
 
     narrow = sharding(shard, durations)
     given = parse(secret or (), ssh or (), build_arg or (), proxy=proxy)
@@ -90,7 +92,8 @@ def command(
         _write(junit, ())  # that it can't be written is better known before an hour of builds
     with workshop(jobs, push=push, builders=builder or (), attest=attest or (), given=given) as shop:
         plan = narrow(locked(file, shop.against, only, push=push, frozen=frozen))
-        todo = plan.with_status("build", "adopt", "failed", *(["up-to-date"] if verify else []))
+        verified = [PlanStatus.UP_TO_DATE] if verify else []
+        todo = plan.with_status(PlanStatus.BUILD, PlanStatus.ADOPT, PlanStatus.FAILED, *verified)
         if todo and not shop.reproducible:
             say("the engine has the classic image store: timestamps stay, and a second build differs in them")
         logs = file.parent / ".imagematrix" / "logs"
@@ -98,7 +101,7 @@ def command(
         with progress(todo) as reporter:
             try:
                 # Where there is nothing to do, nobody waits for builders to be found.
-                if todo or plan.with_status("refused"):
+                if todo or plan.with_status(PlanStatus.REFUSED):
                     build(
                         plan,
                         shop.builder,
@@ -137,8 +140,9 @@ def _tell(
 
     None of them misses it because it can't be told to another.
     """
-    from imagematrix.builder.build import report
+    from imagematrix.builder.result import BuildStatus, report
     from imagematrix.cli import ci
+    from imagematrix.planning.plan import PlanStatus
     from imagematrix.reports.outcome import parse
 
     document = report(plan, results)
@@ -150,16 +154,16 @@ def _tell(
         others.callback(_explain, results, told=error)
         if isinstance(error, (KeyboardInterrupt, SystemExit)):
             others.callback(say, "stopped: what is built stays, and the next build goes on from here")
-        elif error is None or any(result.status != "stopped" for result in results):
+        elif error is None or any(result.status is not BuildStatus.STOPPED for result in results):
             done = {id(result.item) for result in results}
-            up_to_date = sum(id(item) not in done for item in plan.with_status("up-to-date"))
+            up_to_date = sum(id(item) not in done for item in plan.with_status(PlanStatus.UP_TO_DATE))
             others.callback(_conclude, len(results), up_to_date)
         if json:
             answer(document)
         else:
             for result in results:
-                if result.status in ("built", "adopted"):
-                    show(str(result.item.reference))
+                if result.status in (BuildStatus.BUILT, BuildStatus.ADOPTED):
+                    show(result.item.reference)
         sys.stdout.flush()
 
 
@@ -186,6 +190,7 @@ def _explain(results: Sequence[Result], *, told: BaseException | None) -> None:
     The error `told` is that of them all, and is said last.
     """
     from imagematrix.builder.logs import said
+    from imagematrix.builder.result import BuildStatus
     from imagematrix.cli import ci
     from imagematrix.planning.naming import naming
     from imagematrix.text import headline
@@ -194,7 +199,7 @@ def _explain(results: Sequence[Result], *, told: BaseException | None) -> None:
     system = ci.system()
     for result in results:
         error = result.error
-        if result.status != "failed" or error is None or error is told:
+        if result.status is not BuildStatus.FAILED or error is None or error is told:
             continue
         if system:
             text = "\n".join(filter(None, (said(result.log, str(error)), error.remedy)))

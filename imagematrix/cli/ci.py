@@ -13,8 +13,10 @@ import time
 from collections import Counter
 from pathlib import Path
 
+from imagematrix.builder.result import BuildStatus
 from imagematrix.cli.output import say
-from imagematrix.reports.outcome import UNBUILDABLE
+from imagematrix.planning.plan import PlanStatus
+from imagematrix.reports.outcome import DROPPED, MISSING
 from imagematrix.text import plain
 
 TYPE_CHECKING = False
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["failed", "system", "table", "write_summary"]
 
 SUMMARY = 256 * 1024  # bytes of rows; GitHub drops the summary of a step that is larger than 1 MiB
-ORDER = ("failed", "missing", "stopped", "built", "up-to-date")
+ORDER = (BuildStatus.FAILED, MISSING, BuildStatus.STOPPED, BuildStatus.BUILT, PlanStatus.UP_TO_DATE)
 
 
 def system() -> str | None:
@@ -73,8 +75,8 @@ def table(outcomes: Sequence[Outcome]) -> str:
     shown = [outcome for outcome in outcomes if outcome.status in ORDER]
     shown.sort(key=lambda outcome: ORDER.index(outcome.status))
     counts = Counter(outcome.status for outcome in shown)
-    counts |= Counter(outcome.status for outcome in outcomes if outcome.status in UNBUILDABLE)
-    told = ", ".join(f"{count} {status}" for status, count in counts.items()) or "no cell at all"
+    counts |= Counter(outcome.status for outcome in outcomes if outcome.status in DROPPED)
+    told = ", ".join(f"{count} {status}" for status, count in counts.items()) or "no cells"
     lines = [f"### imagematrix: {told}"]
     rows = [_row(outcome) for outcome in shown]
     sizes = itertools.accumulate(len(row.encode(errors="replace")) for row in rows)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import enum
 import sys
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -13,27 +14,27 @@ from imagematrix.cli.options import File, Only
 from imagematrix.cli.output import counted, say
 from imagematrix.cli.planning import planned, workshop
 from imagematrix.errors import TagMovedError, UsageError
+from imagematrix.export.targets import TARGETS
+from imagematrix.planning.plan import PlanStatus
+from imagematrix.spelling import nearest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable
 
-__all__ = ["Target", "command"]
+    from imagematrix.matrix.matrix import Cell
+    from imagematrix.planning.backend import Order
 
-
-class Target(enum.StrEnum):
-    """What can be written."""
-
-    GITHUB = "github"
-    GITLAB = "gitlab"
-    BAKE = "bake"
+__all__ = ["command"]
 
 
 def command(
     target: Annotated[
-        Target,
+        str,
         typer.Argument(
-            help="github: JSON for a job matrix; gitlab: a child pipeline; bake: JSON for docker buildx bake."
+            metavar=f"{{{'|'.join(TARGETS)}}}",
+            help=f"{'; '.join(f'{name}: {target.help}' for name, target in TARGETS.items())}.",
+            autocompletion=lambda: list(TARGETS),
         ),
     ],
     file: File = Path("matrix.yaml"),
@@ -44,7 +45,7 @@ def command(
             "--jobs",
             min=1,
             metavar="N",
-            help="At most N jobs, each a shard; without it one for each cell, if the CI has as many.",
+            help="At most N jobs, each a shard; without it one for each cell, up to the CI system's limit.",
         ),
     ] = None,
     output: Annotated[
@@ -52,16 +53,14 @@ def command(
     ] = None,
 ) -> None:
     """Write the matrix as the jobs of a CI system, or for docker buildx bake."""
-    if target is Target.BAKE:
-        if jobs is not None:
-            raise UsageError("--jobs is for CI systems: bake decides itself what it builds at the same time")
-        files = _bake(file, only)
-    else:
-        files = _jobs(target, file, only, jobs)
+    if target not in TARGETS:
+        remedy = nearest(target, TARGETS) or f"one of {', '.join(TARGETS)}"
+        raise UsageError(f"invalid export target: {target!r}", remedy=remedy)
+    files = TARGETS[target].files(_Matrix(file, only), jobs)
     if output is None:
         if len(files) > 1:
-            remedy = "write them to a folder with -o DIR, or narrow the cells down with --only"
-            raise UsageError(f"this takes {len(files)} files, and stdout takes one", remedy=remedy)
+            remedy = "write them to a folder with -o DIR, or select fewer cells with --only"
+            raise UsageError(f"{len(files)} files do not fit on stdout", remedy=remedy)
         sys.stdout.write("".join(files.values()))
         return
     try:
@@ -73,43 +72,45 @@ def command(
     say(f"{counted(len(files), 'file')} written to {output}")
 
 
-def _jobs(target: Target, file: Path, only: str | None, wanted: int | None) -> Mapping[str, str]:
-    from imagematrix.export import jobs
-    from imagematrix.planning.plan import Against
+class _Matrix:
+    """The Source that a matrix file is."""
 
-    cells = [item.cell for item in planned(file, Against(), only).with_status("build")]
-    limit = jobs.GITHUB_LIMIT if target is Target.GITHUB else jobs.GITLAB_LIMIT
-    found = jobs.jobs(cells, limit, expression=only or "", wanted=wanted)
-    if target is Target.GITHUB:
-        return {"github.json": jobs.github(found)}
-    return {"gitlab.yml": jobs.gitlab(found)}
+    def __init__(self, file: Path, only: str | None) -> None:
+        self.expression = only or ""
+        self._file = file
+        self._only = only
 
+    def cells(self) -> list[Cell]:
+        from imagematrix.planning.planner import Against
 
-def _bake(file: Path, only: str | None) -> Mapping[str, str]:
-    from functools import partial
+        plan = planned(self._file, Against(), self._only)
+        return [item.cell for item in plan.with_status(PlanStatus.BUILD)]
 
-    from imagematrix.builder.build import ordered
-    from imagematrix.builder.compiler import Compilers
-    from imagematrix.export.bake import bake, name
-    from imagematrix.planning.given import Given
+    def orders(self, place: Callable[[str], str]) -> list[Order]:
+        from imagematrix.builder.compiler import Compilers
+        from imagematrix.builder.maker import ordered
+        from imagematrix.planning.given import Given
 
-    with workshop(push=False, given=Given()) as shop:
-        plan = planned(file, shop.against, only)
-        refused = plan.with_status("refused")
-        if refused:
-            remedy = "see `imagematrix plan`, and raise the version in matrix.yaml"
-            raise TagMovedError(f"a version would change in {counted(len(refused), 'cell')}", remedy=remedy)
-        for item in plan.with_status("failed"):
-            raise UsageError(f"{item.cell.id}: {item.why}")
-        items = plan.with_status("build", "up-to-date")
-        if not items:
-            raise UsageError("no cell can be built: there is nothing to export")
-        compilers = Compilers(items, shop.builder)
-        pins = {base: shop.builder.pinned(base, digest) for base, digest in plan.bases.items()}
-        orders = []
-        for item in items:
-            images = {base: where for base in item.bases if (where := pins[base])}
-            images |= {need: f"target:{name(need)}" for need in item.needs}
-            sources = plan.given.sources(item.cell, item.cell.image.context, images)
-            orders.append(ordered(item, sources, partial(compilers.flags, item, sources)))
-        return bake(orders)
+        with workshop(push=False, given=Given()) as shop:
+            plan = planned(self._file, shop.against, self._only)
+            refused = plan.with_status(PlanStatus.REFUSED)
+            if refused:
+                remedy = "see `imagematrix plan`, and raise the version in matrix.yaml"
+                message = f"a version would change in {counted(len(refused), 'cell')}"
+                raise TagMovedError(message, remedy=remedy)
+            for item in plan.with_status(PlanStatus.FAILED):
+                raise UsageError(f"{item.cell.id}: {item.why}")
+            items = plan.with_status(PlanStatus.BUILD, PlanStatus.UP_TO_DATE)
+            if not items:
+                raise UsageError("no cell can be built: there is nothing to export")
+            compilers = Compilers(items, shop.builder)
+            pins = {base: shop.builder.pinned(base, digest) for base, digest in plan.bases.items()}
+            orders = []
+            for item in items:
+                images = {base: where for base in item.bases if (where := pins[base])}
+                images |= {need: place(need) for need in item.needs}
+                sources = plan.given.sources(item.cell, item.cell.image.context, images)
+                order = ordered(item, sources, partial(compilers.flags, item, sources))
+                # The labels are needed while there is a builder to ask for them.
+                orders.append(replace(order, labels=dict(order.labels)))
+            return orders

@@ -28,7 +28,7 @@ def command(
     """
     from imagematrix.matrix.load import load
     from imagematrix.planning import lock
-    from imagematrix.planning.plan import Against, plan
+    from imagematrix.planning.planner import Against, plan
     from imagematrix.stores.engine import Engine
 
     path = lock.beside(file)

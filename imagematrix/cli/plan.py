@@ -12,21 +12,22 @@ from imagematrix.cli.options import BuildArgs, DurationsFiles, File, Json, Only,
 from imagematrix.cli.output import answer, counted, say, table
 from imagematrix.cli.planning import compared, sharding
 from imagematrix.errors import TagMovedError, UsageError
+from imagematrix.planning.plan import Dropped, DropStatus, PlanStatus
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from imagematrix.planning.plan import Item, Plan
+    from imagematrix.planning.plan import Plan, Planned
 
 __all__ = ["command"]
 
 COLOURS = {
-    "build": "green",
-    "adopt": "green",
-    "up-to-date": "dim",
-    "refused": "red",
-    "failed": "red",
-    "excluded": "dim",
-    "infeasible": "yellow",
+    PlanStatus.BUILD: "green",
+    PlanStatus.ADOPT: "green",
+    PlanStatus.UP_TO_DATE: "dim",
+    PlanStatus.REFUSED: "red",
+    PlanStatus.FAILED: "red",
+    DropStatus.EXCLUDED: "dim",
+    DropStatus.INFEASIBLE: "yellow",
 }
 
 
@@ -49,9 +50,9 @@ def command(
         answer(found.to_json())
     else:
         _print(found)
-    if found.with_status("refused"):
+    if found.with_status(PlanStatus.REFUSED):
         raise typer.Exit(TagMovedError.exit_code)
-    if found.with_status("failed"):
+    if found.with_status(PlanStatus.FAILED):
         raise typer.Exit(UsageError.exit_code)
 
 
@@ -59,26 +60,25 @@ def _print(plan: Plan) -> None:
     from rich.markup import escape
 
     from imagematrix.planning.naming import naming
-    from imagematrix.planning.plan import STATUSES
 
     name = naming(plan.items)
-    rows = [
+    rows: list[tuple[str, PlanStatus | DropStatus, str]] = [
         (name(item), item.status, _why(item))
         for item in plan.items
-        if item.status not in ("excluded", "other-shard")
+        if item.status not in (DropStatus.EXCLUDED, PlanStatus.OTHER_SHARD)
     ]
     # Excluded cells are many and alike: one line for each rule. --json has them one by one.
-    dropped = Counter(_why(item) for item in plan.with_status("excluded"))
-    rows += [(counted(count, "cell"), "excluded", why) for why, count in dropped.items()]
+    excluded = Counter(map(_why, plan.dropped(DropStatus.EXCLUDED)))
+    rows += [(counted(count, "cell"), DropStatus.EXCLUDED, why) for why, count in excluded.items()]
     table(
         ("cell", "status", "why"),
         [(escape(cell), f"[{COLOURS[status]}]{status}[/]", escape(why)) for cell, status, why in rows],
     )
-    counts = ((status, len(plan.with_status(status))) for status in STATUSES)
-    say(", ".join(f"{count} {status}" for status, count in counts if count) or "no cell at all")
+    counts = Counter[PlanStatus | DropStatus](item.status for item in plan.items)
+    statuses = (*PlanStatus, *DropStatus)
+    say(", ".join(f"{counts[status]} {status}" for status in statuses if counts[status]) or "no cells")
 
 
-def _why(item: Item) -> str:
-    if item.rule and item.why:
-        return f"{item.rule}: {item.why}"
-    return item.rule or item.why or ""
+def _why(item: Planned | Dropped) -> str:
+    rule = item.rule if isinstance(item, Dropped) else None
+    return ": ".join(filter(None, (rule, item.why)))

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from imagematrix.builder.pool import Pool
     from imagematrix.matrix.matrix import Matrix
     from imagematrix.planning.given import Given
-    from imagematrix.planning.plan import Against, Plan
+    from imagematrix.planning.plan import Plan
+    from imagematrix.planning.planner import Against
     from imagematrix.stores.engine import Engine
     from imagematrix.stores.registry import Remote
 
@@ -77,7 +78,7 @@ class Workshop:
     @property
     def against(self) -> Against:
         """What a matrix is planned against here."""
-        from imagematrix.planning.plan import Against
+        from imagematrix.planning.planner import Against
 
         return Against(
             resolve=self._engine.resolve, store=self.store, engine=self._adopting, given=self._given
@@ -128,7 +129,7 @@ def planned(
     from imagematrix.conditions import ConditionError
     from imagematrix.matrix.load import load
     from imagematrix.planning import context, lock
-    from imagematrix.planning.plan import plan
+    from imagematrix.planning.planner import plan
 
     matrix = load(file)
     if against.given:
@@ -161,14 +162,14 @@ def locked(file: Path, against: Against, only: str | None, *, push: bool, frozen
 
 def compared(file: Path, only: str | None, *, push: bool = False, given: Given | None = None) -> Plan:
     """Return the plan against the engine or the registries; where no engine answers, against nothing."""
-    from imagematrix.planning.plan import Against
+    from imagematrix.planning.planner import Against
 
     with contextlib.ExitStack() as stack:
         try:
             against = stack.enter_context(workshop(push=push, given=given)).against
         except EngineError as error:
             # A plan is worth having where nothing can be built, on a laptop say.
-            say(f"{error}: nothing is compared, every feasible cell is to be built")
+            say(f"{error}: nothing is compared, and every feasible cell is shown as to build")
             against = Against(given=given)
         return planned(file, against, only, push=push)
 

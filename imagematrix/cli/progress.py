@@ -7,8 +7,10 @@ import sys
 import threading
 import time
 
+from imagematrix.builder.result import BuildStatus
 from imagematrix.cli.output import console, say
 from imagematrix.planning.naming import naming
+from imagematrix.planning.plan import PlanStatus
 from imagematrix.text import plain
 
 TYPE_CHECKING = False
@@ -18,24 +20,24 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.text import Text
 
-    from imagematrix.builder.build import Result
-    from imagematrix.planning.plan import Item
+    from imagematrix.builder.result import Result
+    from imagematrix.planning.plan import Planned
 
 __all__ = ["Progress", "progress"]
 
-MARKS = {
-    "built": "[green]built[/]",
-    "adopted": "[green]adopted[/]",
-    "verified": "[green]verified[/]",
-    "failed": "[red]failed[/]",
-    "skipped": "[yellow]skipped[/]",
-    "stopped": "[yellow]stopped[/]",
+COLOURS = {
+    BuildStatus.BUILT: "green",
+    BuildStatus.ADOPTED: "green",
+    BuildStatus.VERIFIED: "green",
+    BuildStatus.FAILED: "red",
+    BuildStatus.SKIPPED: "yellow",
+    BuildStatus.STOPPED: "yellow",
 }
 
 
 @contextlib.contextmanager
-def progress(items: Sequence[Item]) -> Iterator[Progress]:
-    """Yield what is to be told of a build of `items`."""
+def progress(items: Sequence[Planned]) -> Iterator[Progress]:
+    """Yield a Reporter for a build of `items`: a live board on a terminal, else plain lines."""
     name = naming(items)
     if not (sys.stderr and sys.stderr.isatty() and items):
         yield _Lines(len(items), name)
@@ -49,18 +51,18 @@ def progress(items: Sequence[Item]) -> Iterator[Progress]:
 
 
 class Progress:
-    """A Reporter that keeps the `results` of what is done, whatever may come between."""
+    """A Reporter that keeps the `results` so far, also where the build is interrupted."""
 
-    def __init__(self, total: int, name: Callable[[Item], str]) -> None:
+    def __init__(self, total: int, name: Callable[[Planned], str]) -> None:
         self.results: list[Result] = []
         self._total = total
         self._name = name
         self._lock = threading.Lock()
 
-    def started(self, item: Item) -> None:
+    def started(self, item: Planned) -> None:
         """Take note that the build of `item` has begun."""
 
-    def step(self, item: Item, text: str) -> None:
+    def step(self, item: Planned, text: str) -> None:
         """Take note of the instruction `item` is at."""
 
     def finished(self, result: Result) -> None:
@@ -75,29 +77,29 @@ class Progress:
 
 
 class _Lines(Progress):
-    """Says one line when an image begins and one when it is done; the steps are in the log."""
+    """Prints a line when a build starts and one when it ends; the steps are in the log."""
 
-    def started(self, item: Item) -> None:
-        say(f"{'adopting' if item.status == 'adopt' else 'building'} {self._name(item)}")
+    def started(self, item: Planned) -> None:
+        say(f"{'adopting' if item.status is PlanStatus.ADOPT else 'building'} {self._name(item)}")
 
     def _finished(self, result: Result, count: str, text: str) -> None:
         say(f"{count} {result.status} {text}")
 
 
 class _Board(Progress):
-    """Shows what runs with the step it is at, and above it what is done."""
+    """Shows running builds with the step each is at, and above them the finished ones."""
 
-    def __init__(self, total: int, name: Callable[[Item], str], screen: Console) -> None:
+    def __init__(self, total: int, name: Callable[[Planned], str], screen: Console) -> None:
         super().__init__(total, name)
         self._screen = screen
         self._running: dict[str, str] = {}
         self._begin = time.monotonic()
 
-    def started(self, item: Item) -> None:
+    def started(self, item: Planned) -> None:
         with self._lock:
             self._running[self._name(item)] = "begins"
 
-    def step(self, item: Item, text: str) -> None:
+    def step(self, item: Planned, text: str) -> None:
         with self._lock:
             if self._name(item) in self._running:
                 self._running[self._name(item)] = plain(text)
@@ -106,7 +108,8 @@ class _Board(Progress):
         from rich.markup import escape
 
         self._running.pop(self._name(result.item), None)
-        self._screen.print(f"{escape(count)} {MARKS[result.status]} {escape(text)}")
+        status = f"[{COLOURS[result.status]}]{result.status}[/]"
+        self._screen.print(f"{escape(count)} {status} {escape(text)}")
 
     def render(self) -> RenderableType:
         from rich.console import Group
@@ -118,7 +121,7 @@ class _Board(Progress):
             return Group(*rows, Text(f"{len(self.results)} of {self._total} done{self._left()}"))
 
     def _row(self, name: str, text: str, longest: int) -> Text:
-        """Return a row whose name is whole, for only so it can be told from others; its step is cut off."""
+        """Return a row with the whole name, which tells it from others; the step is cut to fit."""
         from rich.text import Text
 
         # A line that ends at the edge would be two as soon as the terminal echoes Ctrl-C behind it.

@@ -25,9 +25,10 @@ def command(
     ] = None,
 ) -> None:
     """Write the Dockerfiles to a folder, or the one of a single cell to stdout."""
-    from imagematrix.planning.plan import Against
+    from imagematrix.planning.plan import PlanStatus
+    from imagematrix.planning.planner import Against
 
-    items = planned(file, Against(), only).with_status("build")
+    items = planned(file, Against(), only).with_status(PlanStatus.BUILD)
     if output is None:
         if len(items) != 1:
             remedy = "narrow it down with --only, or write them to a folder with -o DIR"

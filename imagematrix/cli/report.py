@@ -8,8 +8,11 @@ from typing import Annotated
 
 import typer
 
+from imagematrix.builder.result import BuildStatus
 from imagematrix.cli.options import Json
 from imagematrix.cli.output import answer, say, table
+from imagematrix.planning.plan import PlanStatus
+from imagematrix.reports.outcome import MISSING
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,7 +20,13 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
-COLOURS = {"built": "green", "up-to-date": "dim", "failed": "red", "stopped": "yellow", "missing": "red"}
+COLOURS: dict[str, str] = {
+    BuildStatus.BUILT: "green",
+    PlanStatus.UP_TO_DATE: "dim",
+    BuildStatus.FAILED: "red",
+    BuildStatus.STOPPED: "yellow",
+    MISSING: "red",
+}
 
 
 def command(
@@ -67,4 +76,4 @@ def _print(outcomes: tuple[Outcome, ...]) -> None:
         ],
     )
     counts = Counter(outcome.status for outcome in outcomes)
-    say(", ".join(f"{count} {status}" for status, count in counts.items()) or "no cell at all")
+    say(", ".join(f"{count} {status}" for status, count in counts.items()) or "no cells")

@@ -17,16 +17,16 @@ def command(file: File = Path("matrix.yaml")) -> None:
     """Check a matrix: every error with file, line, column and a suggestion."""
     from imagematrix.builder.compiler import unanswered
     from imagematrix.matrix.load import load
-    from imagematrix.planning.plan import Against, plan
+    from imagematrix.planning.plan import DropStatus, PlanStatus
+    from imagematrix.planning.planner import Against, plan
 
     # A plan without an engine also renders every cell, which finds what is wrong in the templates.
     found = plan(load(file), Against())
-    errors = unanswered(found.with_status("build"))
+    buildable = found.with_status(PlanStatus.BUILD)
+    errors = unanswered(buildable)
     if errors:
         more = [f"and {counted(len(errors) - SHOWN, 'cell')} more"] if len(errors) > SHOWN else []
         lines = [f"{file}: {error}" for error in errors[:SHOWN]] + more
         raise UsageError("\n".join(lines), remedy=errors[0].remedy)
-    say(
-        f"{file}: {counted(len(found.with_status('build')), 'cell')} to build, "
-        f"{len(found.with_status('excluded'))} excluded, {len(found.with_status('infeasible'))} infeasible"
-    )
+    dropped = [f"{len(found.dropped(status))} {status}" for status in DropStatus]
+    say(f"{file}: {', '.join([counted(len(buildable), 'cell') + ' to build', *dropped])}")

@@ -6,15 +6,17 @@ import re
 
 from imagematrix import documents
 from imagematrix.errors import UsageError
+from imagematrix.export.target import Target
 from imagematrix.planning import identity
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from imagematrix.export.target import Source
     from imagematrix.planning.backend import Order
 
-__all__ = ["LIMIT", "bake", "name"]
+__all__ = ["LIMIT", "TARGET", "bake", "name"]
 
 LIMIT = 250  # targets of one file: the time that bake takes to read one grows with their square
 
@@ -23,7 +25,7 @@ def bake(orders: Sequence[Order]) -> dict[str, str]:
     """Return the files by name, each with at most LIMIT of `orders` as targets of its default group."""
     targets = {name(order.reference): _target(order) for order in orders}
     if len(targets) < len(orders):
-        raise UsageError("names of images that differ in / and _ only are one name for bake")
+        raise UsageError("image names that differ only in / and _ are the same name for bake")
     names = list(targets)
     parts = [names[start : start + LIMIT] for start in range(0, len(names), LIMIT)]
     digits = len(str(len(parts)))
@@ -36,7 +38,7 @@ def bake(orders: Sequence[Order]) -> dict[str, str]:
 
 
 def _target(order: Order) -> dict[str, object]:
-    # The keys and values that imagematrix.build gives to `docker buildx build`, or to the image after it.
+    # The keys and values that our own build gives to `docker buildx build`, or to the image after it.
     return {
         "context": _literal(str(order.sources.context)),
         "dockerfile-inline": _literal(order.sources.pinned(order.dockerfile)),
@@ -64,3 +66,12 @@ def name(reference: str) -> str:
 def _literal(text: str) -> str:
     """Return `text` for a string of the file, in which bake evaluates templates (HCL specification, JSON)."""
     return text.replace("${", "$${").replace("%{", "%%{")
+
+
+def _files(source: Source, wanted: int | None) -> dict[str, str]:
+    if wanted is not None:
+        raise UsageError("--jobs is for CI systems: bake decides itself how many targets it builds at once")
+    return bake(source.orders(lambda reference: f"target:{name(reference)}"))
+
+
+TARGET = Target(name="bake", help="JSON for docker buildx bake", files=_files)

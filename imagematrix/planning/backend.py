@@ -8,6 +8,7 @@ from functools import cache
 from typing import Protocol
 
 from imagematrix.catalog import labels
+from imagematrix.errors import BuildError
 from imagematrix.render.dockerfile import replaced
 
 TYPE_CHECKING = False
@@ -17,9 +18,13 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import TextIO
 
-__all__ = ["Builder", "Later", "Made", "Order", "Present", "Sources", "Store"]
+__all__ = ["Builder", "Later", "Made", "Order", "Present", "Sources", "StoppedError", "Store"]
 
 IMAGE = "docker-image://"
+
+
+class StoppedError(BuildError):
+    """A build was stopped before it ended: by the user, or because another failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +158,7 @@ class Builder(Protocol):
         ...
 
     def stop(self) -> None:
-        """End every build that runs; those raise BuildError."""
+        """End every build that runs; those raise StoppedError."""
         ...
 
 

@@ -12,12 +12,12 @@ from imagematrix.matrix.words import HOST_DRIVER
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from imagematrix.matrix.matrix import Cell
-    from imagematrix.planning.plan import Item
+    from imagematrix.planning.plan import Planned
 
 __all__ = ["for_item", "variant"]
 
 
-def for_item(item: Item, flags: frozenset[str]) -> dict[str, str]:
+def for_item(item: Planned, flags: frozenset[str]) -> dict[str, str]:
     """Return the labels of `item`'s image; `flags` are the CPU flags its code needs."""
     cell = item.cell
     assert item.identity is not None  # noqa: S101 - a planned build has one; this tells the type checker
@@ -27,7 +27,7 @@ def for_item(item: Item, flags: frozenset[str]) -> dict[str, str]:
         labels.CELL: cell.id,
         labels.INPUT: item.identity.digest,
         labels.INPUTS: json.dumps(dict(item.identity.components), sort_keys=True, separators=(",", ":")),
-        labels.VARIANT: labels.write(variant(cell, flags, str(item.reference))),
+        labels.VARIANT: labels.write(variant(cell, flags, item.reference)),
         "org.opencontainers.image.title": cell.image.name,
         "org.opencontainers.image.version": cell.image.version,
     }

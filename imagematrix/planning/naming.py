@@ -6,12 +6,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from imagematrix.planning.plan import Item
+    from imagematrix.planning.plan import Dropped, Planned
 
 __all__ = ["naming"]
 
 
-def naming(items: Iterable[Item]) -> Callable[[Item], str]:
+def naming(items: Iterable[Planned | Dropped]) -> Callable[[Planned | Dropped], str]:
     """Return what names each of `items`: its cell; where they are of several images, the image as well."""
     images = {(item.cell.image.name, item.cell.image.version) for item in items}
     if len(images) > 1:

@@ -12,6 +12,7 @@ import statistics
 from dataclasses import dataclass, replace
 
 from imagematrix.errors import UsageError
+from imagematrix.planning.plan import Dropped, Planned, PlanStatus
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Durations", "Shard", "narrowed", "partition"]
 
-BUILDABLE = ("build", "adopt", "up-to-date", "refused", "failed")
 UNKNOWN = 1.0  # seconds of every cell where no duration is known: all count alike
 
 Durations = dict[tuple[str, str], float]  # seconds by image and cell
@@ -36,12 +36,12 @@ class Shard:
 
     @classmethod
     def parse(cls, text: str) -> Shard:
-        """Return the shard that "2/8" means; raise UsageError for what means none."""
-        found = re.fullmatch(r"(\d{1,4})/(\d{1,4})", text, re.ASCII)
-        shard = cls(number=int(found[1]), count=int(found[2])) if found else None
+        """Return the shard that `text`, such as "2/8", names; raise UsageError where it names none."""
+        match = re.fullmatch(r"(\d{1,4})/(\d{1,4})", text, re.ASCII)
+        shard = cls(number=int(match[1]), count=int(match[2])) if match else None
         if shard is None or not 1 <= shard.number <= shard.count:
             remedy = "write I/N: 1/8 is the first of eight, 8/8 the last"
-            raise UsageError(f"{text!r} is no shard", remedy=remedy)
+            raise UsageError(f"invalid shard: {text!r}", remedy=remedy)
         return shard
 
     def __str__(self) -> str:
@@ -49,25 +49,22 @@ class Shard:
 
 
 def narrowed(plan: Plan, shard: Shard, durations: Durations) -> Plan:
-    """Return `plan` for one shard: what can be built but is another shard's has the status "other-shard"."""
+    """Return `plan` for one shard: cells that belong to another shard have the status "other-shard"."""
     unknown = statistics.median(durations.values()) if durations else UNKNOWN
     weights: dict[str, float] = {}
     for item in plan.items:
-        if item.status in BUILDABLE:
+        if isinstance(item, Planned):
             cell = item.cell
             weights.setdefault(cell.id, 0)
             weights[cell.id] += durations.get((cell.image.name, cell.id), unknown)
     parts = partition(weights, shard.count)
-    return replace(
-        plan,
-        shard=str(shard),
-        items=tuple(
-            item
-            if item.status not in BUILDABLE or parts[item.cell.id] == shard.number
-            else replace(item, status="other-shard")
-            for item in plan.items
-        ),
-    )
+
+    def own(item: Planned | Dropped) -> Planned | Dropped:
+        if isinstance(item, Dropped) or parts[item.cell.id] == shard.number:
+            return item
+        return replace(item, status=PlanStatus.OTHER_SHARD)
+
+    return replace(plan, shard=str(shard), items=tuple(map(own, plan.items)))
 
 
 def partition(weights: Mapping[str, float], count: int) -> dict[str, int]:
@@ -77,9 +74,9 @@ def partition(weights: Mapping[str, float], count: int) -> dict[str, int]:
     the best there is). Ties are broken by the order of `weights`.
     """
     shards = [(0.0, 0, number) for number in range(1, count + 1)]  # a heap: load, cells, number
-    found = {}
+    parts = {}
     for cell in sorted(weights, key=lambda name: -weights[name]):
         load, cells, number = shards[0]
         heapq.heapreplace(shards, (load + weights[cell], cells + 1, number))
-        found[cell] = number
-    return found
+        parts[cell] = number
+    return parts

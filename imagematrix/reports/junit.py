@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from xml.etree import ElementTree as ET
 
+from imagematrix.builder.result import BuildStatus
 from imagematrix.reports.outcome import BUILT
 from imagematrix.text import headline, plain
 
@@ -18,8 +19,11 @@ if TYPE_CHECKING:
 
 __all__ = ["junit"]
 
-UNDONE = {"skipped": "what it builds on was not built", "stopped": "the build was stopped"}
-SHOWN = ("failed", *UNDONE, *BUILT)
+SKIPPED: dict[str, str] = {
+    BuildStatus.SKIPPED: "an image it builds on was not built",
+    BuildStatus.STOPPED: "the build was stopped",
+}
+SHOWN = (BuildStatus.FAILED, *SKIPPED, *BUILT)
 
 
 def junit(outcomes: Iterable[Outcome], said: Callable[[Outcome], str]) -> bytes:
@@ -30,12 +34,12 @@ def junit(outcomes: Iterable[Outcome], said: Callable[[Outcome], str]) -> bytes:
     shown = [outcome for outcome in outcomes if outcome.status in SHOWN]
     counts = {
         "tests": str(len(shown)),
-        "failures": str(sum(outcome.status == "failed" for outcome in shown)),
+        "failures": str(sum(outcome.status == BuildStatus.FAILED for outcome in shown)),
         "errors": "0",
         "time": _seconds(sum(outcome.seconds or 0 for outcome in shown)),
     }
     root = ET.Element("testsuites", {"name": "imagematrix", **counts})
-    skipped = str(sum(outcome.status in UNDONE for outcome in shown))
+    skipped = str(sum(outcome.status in SKIPPED for outcome in shown))
     suite = ET.SubElement(root, "testsuite", {"name": "imagematrix", **counts, "skipped": skipped})
     for outcome in shown:
         case = ET.SubElement(
@@ -47,11 +51,11 @@ def junit(outcomes: Iterable[Outcome], said: Callable[[Outcome], str]) -> bytes:
                 "time": _seconds(outcome.seconds or 0),
             },
         )
-        if outcome.status == "failed":
+        if outcome.status == BuildStatus.FAILED:
             failure = ET.SubElement(case, "failure", {"message": headline(outcome.error or "")})
             failure.text = plain(said(outcome))
-        elif outcome.status in UNDONE:
-            message = headline(outcome.error) if outcome.error else UNDONE[outcome.status]
+        elif outcome.status in SKIPPED:
+            message = headline(outcome.error) if outcome.error else SKIPPED[outcome.status]
             ET.SubElement(case, "skipped", {"message": message})
     ET.indent(root)
     text = ET.tostring(root, encoding="unicode")

@@ -1,13 +1,13 @@
-"""Many Build documents to one: what became of every cell, wherever it was built."""
+"""Merging Build documents: what became of every cell, wherever it was built."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from imagematrix.builder import build
+from imagematrix.builder.result import SCHEMA
 from imagematrix.errors import BuildError
 from imagematrix.planning.shard import Shard
-from imagematrix.reports.outcome import BUILT, OPEN, STATUSES, UNBUILDABLE
+from imagematrix.reports.outcome import BUILT, DROPPED, MISSING, OPEN, STATUSES
 from imagematrix.text import plain
 
 TYPE_CHECKING = False
@@ -19,54 +19,53 @@ if TYPE_CHECKING:
 __all__ = ["Merged", "merge"]
 
 SHOWN = 20  # cells that a message names before it says how many more
-TELLING = {status: place for place, status in enumerate(STATUSES)}
+PRECEDENCE = {status: place for place, status in enumerate(STATUSES)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Merged:
-    """What became of every cell, in the order in which the documents name them.
+    """What became of every cell, in the order of the documents.
 
-    `missing` are the shards, such as "3/8", of which there is no document though there are some of others.
+    `missing` are the shards, such as "3/8", without a document where other shards have one.
     """
 
     outcomes: tuple[Outcome, ...]
     missing: tuple[str, ...]
 
     def to_json(self) -> dict[str, object]:
-        """Return the Build document; a cell of which nobody says what became of it is "missing" there."""
+        """Return the Build document; a cell whose outcome is still open is "missing" there."""
         return {
-            "schema": build.SCHEMA,
+            "schema": SCHEMA,
             "shard": None,
             "cells": [
-                {**outcome.data, "status": "missing"} if outcome.status in OPEN else dict(outcome.data)
+                {**outcome.data, "status": MISSING} if outcome.status in OPEN else dict(outcome.data)
                 for outcome in self.outcomes
             ],
         }
 
     def failure(self) -> BuildError | None:
-        """Return the error that names the cells that were to be built and are not, or None."""
-        buildable = [outcome for outcome in self.outcomes if outcome.status not in UNBUILDABLE]
+        """Return the error that names the cells that were not built, or None."""
+        buildable = [outcome for outcome in self.outcomes if outcome.status not in DROPPED]
         absent = [outcome for outcome in buildable if outcome.status in OPEN]
         failed = [outcome for outcome in buildable if outcome.status not in (*BUILT, *OPEN)]
         if not (failed or absent or self.missing):
             return None
-        lines = [f"{len(failed) + len(absent)} of {len(buildable)} images are not built"]
+        lines = [f"{len(failed) + len(absent)} of {len(buildable)} images were not built"]
         if failed:
             lines.append(f"failed or stopped: {_names(failed)}")
         if absent:
-            lines.append(f"no document says what became of: {_names(absent)}")
+            lines.append(f"no document has the outcome of: {_names(absent)}")
         if self.missing:
-            lines.append(f"there is no document of the shards: {_listed(self.missing)}")
-        remedy = "run those again, and give the documents they write as well"
+            lines.append(f"no document for the shards: {_listed(self.missing)}")
+        remedy = "run these again, and add the documents that they write"
         return BuildError("\n  ".join(lines), remedy=remedy)
 
 
 def merge(reports: Iterable[Report]) -> Merged:
-    """Return what all `reports` together say; of a cell that failed and was built later, that it is built.
+    """Return the outcomes of all `reports`; a cell that failed in one and was built in another is built.
 
-    Each report may be dropped as soon as the next is asked for. Raises BuildError where two documents
-    contradict each other: a cell was built of different inputs or into different images, or it is excluded
-    in one and built in another.
+    Reads one report at a time. Raises BuildError where two documents contradict each other: a cell was built
+    from different inputs or into different images, or it is excluded in one and built in another.
     """
     best: dict[tuple[str, str, str], Outcome] = {}
     contradictions: list[str] = []
@@ -75,15 +74,15 @@ def merge(reports: Iterable[Report]) -> Merged:
         if report.shard is not None:
             seen.add(Shard.parse(report.shard))
         for outcome in report.outcomes:
-            known = best.setdefault(outcome.key, outcome)
-            if known is not outcome:
-                contradictions += _contradictions(known, outcome)
-                best[outcome.key] = _telling(known, outcome)
+            other = best.setdefault(outcome.key, outcome)
+            if other is not outcome:
+                contradictions += _contradictions(other, outcome)
+                best[outcome.key] = min(other, outcome, key=lambda one: PRECEDENCE[one.status])
     if contradictions:
         more = f"\n  and {len(contradictions) - SHOWN} more" if len(contradictions) > SHOWN else ""
         raise BuildError(
             "the documents contradict each other:\n  " + "\n  ".join(contradictions[:SHOWN]) + more,
-            remedy="take the documents of one run only",
+            remedy="merge the documents of one run only",
         )
     numbers = {
         Shard(number=number, count=count)
@@ -95,24 +94,20 @@ def merge(reports: Iterable[Report]) -> Merged:
 
 
 def _contradictions(one: Outcome, other: Outcome) -> list[str]:
-    if one.status in UNBUILDABLE or other.status in UNBUILDABLE:
-        told = [(one.status, other.status)] if one.status != other.status else []
+    if one.status in DROPPED or other.status in DROPPED:
+        pairs = [(one.status, other.status)] if one.status != other.status else []
     elif one.status in OPEN or other.status in OPEN:
-        # What a shard thinks of another's cells decides nothing: it may have other base images at hand.
-        told = []
+        # A shard does not decide about the cells of another: it may have other base images.
+        pairs = []
     else:
-        told = [(f"input {one.input}", f"input {other.input}")] if _differ(one.input, other.input) else []
+        pairs = [(f"input {one.input}", f"input {other.input}")] if _differ(one.input, other.input) else []
         if _differ(one.digest, other.digest):
-            told.append((str(one.digest), str(other.digest)))
-    return [f"{_name(one)}: {left} in {one.where}, {right} in {other.where}" for left, right in told]
+            pairs.append((str(one.digest), str(other.digest)))
+    return [f"{_name(one)}: {left} in {one.where}, {right} in {other.where}" for left, right in pairs]
 
 
 def _differ(one: str | None, other: str | None) -> bool:
     return None not in (one, other) and one != other
-
-
-def _telling(one: Outcome, other: Outcome) -> Outcome:
-    return one if TELLING[one.status] <= TELLING[other.status] else other
 
 
 def _name(outcome: Outcome) -> str:

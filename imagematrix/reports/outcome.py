@@ -1,4 +1,4 @@
-"""What a Build document says of each cell, read back; a Plan document says which cells there are."""
+"""Outcomes: what a Build document says of each cell. A Plan document says which cells there are."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import statistics
 from dataclasses import dataclass
 
 from imagematrix import documents
-from imagematrix.builder import build
+from imagematrix.builder import result
+from imagematrix.builder.result import BuildStatus
 from imagematrix.planning import plan
+from imagematrix.planning.plan import DropStatus, PlanStatus
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,17 +19,38 @@ if TYPE_CHECKING:
 
     from imagematrix.planning.shard import Durations
 
-__all__ = ["BUILT", "OPEN", "STATUSES", "UNBUILDABLE", "Outcome", "Report", "durations", "load", "parse"]
+__all__ = [
+    "BUILT",
+    "DROPPED",
+    "MISSING",
+    "OPEN",
+    "STATUSES",
+    "Outcome",
+    "Report",
+    "durations",
+    "load",
+    "parse",
+]
 
-BUILT = ("built", "adopted", "verified", "up-to-date")
-OPEN = ("build", "adopt", "refused", "other-shard", "missing")  # it is not said what became of the cell
-UNBUILDABLE = ("excluded", "infeasible")
-STATUSES = (*BUILT, "failed", "skipped", "stopped", *OPEN, *UNBUILDABLE)  # what says most of a cell first
+MISSING = "missing"  # in a merged document: no report has an outcome of the cell
+BUILT = (BuildStatus.BUILT, BuildStatus.ADOPTED, BuildStatus.VERIFIED, PlanStatus.UP_TO_DATE)
+# The outcome is still open.
+OPEN = (PlanStatus.BUILD, PlanStatus.ADOPT, PlanStatus.REFUSED, PlanStatus.OTHER_SHARD, MISSING)
+DROPPED = tuple(DropStatus)
+# Every status, the most conclusive first.
+STATUSES: tuple[str, ...] = (
+    *BUILT,
+    BuildStatus.FAILED,
+    BuildStatus.SKIPPED,
+    BuildStatus.STOPPED,
+    *OPEN,
+    *DROPPED,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What the document `where` says of one cell; `data` is all of it, as it stands there."""
+    """What the document `where` says of one cell; `data` is its JSON object, unchanged."""
 
     image: str
     version: str
@@ -43,7 +66,7 @@ class Outcome:
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """What tells it from all other cells of a matrix."""
+        """What identifies the cell in its matrix: image, version and cell."""
         return self.image, self.version, self.cell
 
 
@@ -57,7 +80,7 @@ class Report:
 
 
 def load(path: str | Path) -> Report:
-    """Return the document in the file `path`; raise UsageError where it is none, or damaged."""
+    """Return the document in the file `path`; raise UsageError where it is invalid."""
     return parse(documents.read(path), str(path))
 
 
@@ -66,7 +89,7 @@ def parse(data: object, where: str) -> Report:
     fields = documents.Fields(data, where)
     planned = fields.text("schema") == plan.SCHEMA
     if not planned:
-        fields.schema(build.SCHEMA)
+        fields.schema(result.SCHEMA)
     if not fields.present("cells"):
         raise fields.fail("cells", "is missing")
     return Report(
@@ -79,9 +102,9 @@ def parse(data: object, where: str) -> Report:
 def _outcome(fields: documents.Fields, where: str, *, planned: bool) -> Outcome:
     status = fields.text("status")
     if status not in STATUSES:
-        raise fields.fail("status", f"{status!r} is none of {', '.join(STATUSES)}")
-    if planned and status == "up-to-date":
-        status = "build"  # in the engine of who planned; a job that builds may have another, and fail
+        raise fields.fail("status", f"{status!r} is not one of {', '.join(STATUSES)}")
+    if planned and status == PlanStatus.UP_TO_DATE:
+        status = PlanStatus.BUILD  # in the engine that was planned against; the job that builds has another
     return Outcome(
         image=fields.text("image"),
         version=fields.text("version"),
@@ -98,13 +121,13 @@ def _outcome(fields: documents.Fields, where: str, *, planned: bool) -> Outcome:
 
 
 def durations(reports: Iterable[Report]) -> Durations:
-    """Return how long each cell took to build: the median of what `reports` say, in whatever order they are.
+    """Return how many seconds each cell took to build: the median over `reports`, in any order.
 
-    The version does not matter: a raised one takes about as long.
+    Versions are ignored: a new version takes about as long.
     """
-    known: dict[tuple[str, str], list[float]] = {}
+    times: dict[tuple[str, str], list[float]] = {}
     for report in reports:
         for outcome in report.outcomes:
-            if outcome.status == "built" and outcome.seconds is not None:
-                known.setdefault((outcome.image, outcome.cell), []).append(outcome.seconds)
-    return {key: statistics.median(seconds) for key, seconds in known.items()}
+            if outcome.status == BuildStatus.BUILT and outcome.seconds is not None:
+                times.setdefault((outcome.image, outcome.cell), []).append(outcome.seconds)
+    return {key: statistics.median(seconds) for key, seconds in times.items()}

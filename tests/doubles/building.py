@@ -11,11 +11,11 @@ import pytest
 
 from imagematrix.builder.rewrite import TAR
 from imagematrix.catalog import labels
-from imagematrix.errors import BuildError, UsageError
+from imagematrix.errors import UsageError
 from imagematrix.matrix.load import load
 from imagematrix.oci.layout import Image
-from imagematrix.planning.backend import Made, Present
-from imagematrix.planning.plan import Against, plan
+from imagematrix.planning.backend import Made, Present, StoppedError
+from imagematrix.planning.planner import Against, plan
 
 MACROS = {
     "-march=x86-64-v3": "#define __AVX2__ 1\n",
@@ -140,7 +140,7 @@ class FakeBackend:
         if self.hold:
             self.stopped.wait(10)
         if self.stopped.is_set():
-            raise BuildError("stopped")
+            raise StoppedError("stopped")
         if cell in self.errors:
             raise self.errors[cell]
         if self.layers is None:

@@ -30,7 +30,7 @@ def test_shards_at_the_same_time_build_every_cell_once(engine, project):
     assert all(engine.inspect(cell["reference"])["Id"] == cell["digest"] for cell in cells)
     alone = engine.imagematrix("report", files[0])
     assert alone.returncode == 6
-    assert "there is no document of the shards: 2/2" in alone.stderr
+    assert "no document for the shards: 2/2" in alone.stderr
 
 
 def test_bake_makes_the_image_that_we_make(engine, project, tmp_path):

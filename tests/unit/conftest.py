@@ -28,7 +28,7 @@ from imagematrix.cli import main
 from imagematrix.facts import marches
 from imagematrix.matrix.load import load
 from imagematrix.planning import labels
-from imagematrix.planning.plan import Against, plan
+from imagematrix.planning.planner import Against, plan
 
 ROOT = Path(__file__).parents[2]
 GOOD = """\

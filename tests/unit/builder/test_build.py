@@ -12,9 +12,11 @@ from dataclasses import replace
 import pytest
 
 from imagematrix.audit import layers
-from imagematrix.builder.build import build, complete, failure, report
+from imagematrix.builder.build import build
+from imagematrix.builder.result import complete, failure, report
 from imagematrix.errors import AuditError, BuildError, EngineError, TagMovedError, UsageError
 from imagematrix.oci.layout import HollowError
+from imagematrix.planning.plan import PlanStatus
 
 CPU = "cuda=none"
 TWO = "cuda=12.4,compute=8.9,march=znver4"  # two drivers
@@ -152,7 +154,7 @@ def test_what_the_system_refuses_names_the_file_and_a_remedy(planned, carry_out,
 
 def test_what_takes_its_time_to_end_holds_up_no_interrupt(planned, backend, logs, monkeypatch):
     """A push can't be stopped; what became of the other cells is told all the same."""
-    monkeypatch.setattr("imagematrix.builder.build.GRACE", 0.1)
+    monkeypatch.setattr("imagematrix.builder.session.GRACE", 0.1)
     pushing, pushed = threading.Event(), threading.Event()
 
     class Impatient(Recorder):
@@ -174,7 +176,7 @@ def test_what_takes_its_time_to_end_holds_up_no_interrupt(planned, backend, logs
 
     backend.store = store
     monkeypatch.setattr(
-        "imagematrix.builder.build.wait",
+        "imagematrix.builder.session.wait",
         lambda futures, **options: wait(futures, **options) if "timeout" in options else interrupted(futures),
     )
     plan, reporter = planned(only=CPU), Impatient()
@@ -239,10 +241,10 @@ def test_a_version_never_changes(planned, carry_out, backend):
     assert caught.value.exit_code == 7
     assert {words[0] for words in backend.calls} == {"resolve", "present"}
     lines = str(caught.value).splitlines()
-    assert lines[0] == "a version never changes, and these cells would:"
+    assert lines[0] == "a version never changes, and these cells would change:"
     assert lines[1] == "  cpu-x86-64-v3: context, dockerfile changed"
-    assert lines[2] == f"    there is   {old.items[0].reference}"
-    assert lines[3].startswith("    this gives training:v1-cpu-x86-64-v3-")
+    assert lines[2] == f"    existing  {old.items[0].reference}"
+    assert lines[3].startswith("    new       training:v1-cpu-x86-64-v3-")
     assert lines[-1] == "  and 7 more"
     assert "raise the version" in caught.value.remedy
 
@@ -325,21 +327,21 @@ def test_what_is_not_the_same_twice_fails_and_is_not_stored(planned, carry_out, 
 
     backend.make = make
     results, _ = carry_out(planned(only="cuda=none,march=znver4"), verify=True)
-    assert "it is not the same: layer 1 of 1: a has another content" in str(results[0].error)
+    assert "the second build differs: layer 1 of 1: a has another content" in str(results[0].error)
     assert not backend.images
 
 
 def test_the_classic_store_cannot_verify(planned, carry_out, backend):
     results, _ = carry_out(planned(only=CPU), verify=True)
     assert set(statuses(results).values()) == {"failed"}
-    assert "can't tell whether an image is reproducible" in str(results[0].error)
+    assert "cannot verify that an image is reproducible" in str(results[0].error)
     assert not backend.images
 
 
 def test_what_is_adopted_and_verified_is_built_but_not_stored(planned, carry_out, backend, tar):
     backend.layers = [tar(("a", b"1"))]
     plan = planned(only="cuda=none,march=znver4")
-    adopted = replace(plan, items=tuple(replace(item, status="adopt") for item in plan.items))
+    adopted = replace(plan, items=tuple(replace(item, status=PlanStatus.ADOPT) for item in plan.items))
     results, _ = carry_out(adopted, verify=True)
     assert [result.status for result in results] == ["adopted"]
     assert backend.called("adopt") == [plan.items[0].reference]
@@ -349,7 +351,7 @@ def test_what_is_adopted_and_verified_is_built_but_not_stored(planned, carry_out
 
 def test_what_is_adopted_asks_for_nothing_else(planned, carry_out, backend):
     plan = planned(only=CPU)
-    adopted = replace(plan, items=tuple(replace(item, status="adopt") for item in plan.items))
+    adopted = replace(plan, items=tuple(replace(item, status=PlanStatus.ADOPT) for item in plan.items))
     results, _ = carry_out(adopted, jobs=2)
     assert set(statuses(results).values()) == {"adopted"}
     assert not backend.called("export")

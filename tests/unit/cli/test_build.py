@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from imagematrix.builder import buildx
-from imagematrix.builder.build import Result
+from imagematrix.builder.result import BuildStatus, Result
 from imagematrix.cli.progress import _Lines as Reporter
 from imagematrix.cli.progress import progress
 from imagematrix.errors import BuildError, EngineError
@@ -91,7 +91,7 @@ def test_a_version_that_would_change_ends_both_commands_with_7(command, backend,
     changed = {"template": "FROM {{ base }}\n"}
     built, planned = command("build", *CPU, **changed), command("plan", *CPU, **changed)
     assert (built.code, built.out) == (7, "")
-    assert "a version never changes, and these cells would:" in built.err
+    assert "a version never changes, and these cells would change:" in built.err
     assert planned.code == 7
     assert planned.out.count(" refused ") == 2
     assert "dockerfile changed" in planned.out
@@ -169,7 +169,7 @@ def test_a_context_that_cannot_be_read_costs_its_own_image_only(command, conform
     conforms(document)
     found = {(cell["image"], cell["status"]) for cell in document["cells"]}
     assert found == {("training", "built"), ("app", "failed"), ("on", "failed")}
-    assert f"{tmp_path / 'deep'} can't be read: too deep" in said.err
+    assert f"{tmp_path / 'deep'}: cannot be read: too deep" in said.err
     assert "it builds on app: " in said.err
     assert command("export", "bake", *CPU, changes=changes).code == 2
     assert " failed " in command("plan", *CPU, changes=changes).out
@@ -267,9 +267,9 @@ def test_on_a_terminal_a_board_shows_what_runs(planned, monkeypatch):
         board.step(one, "2/3 RUN [bold] make")
         running = io.StringIO()
         Console(file=running, width=60).print(board.render())
-        board.finished(Result(item=one, status="built", seconds=1.25))
+        board.finished(Result(item=one, status=BuildStatus.BUILT, seconds=1.25))
         board.step(one, "too late")
-        board.finished(Result(item=other, status="failed", seconds=2))
+        board.finished(Result(item=other, status=BuildStatus.FAILED, seconds=2))
     lines = [" ".join(line.split()) for line in running.getvalue().splitlines()]
     assert lines == ["cpu-x86-64-v3 2/3 RUN [bold] make", "cpu-znver4 begins", "0 of 2 done"]
     said = sys.stderr.getvalue()
@@ -290,7 +290,7 @@ def test_a_board_keeps_names_and_the_time_left_whole(planned, monkeypatch, width
         for item in items:
             board.started(item)
             board.step(item, f"2/3: RUN {'make ' * 99}")
-        board.finished(Result(item=items[0], status="built", seconds=60))
+        board.finished(Result(item=items[0], status=BuildStatus.BUILT, seconds=60))
         running = io.StringIO()
         Console(file=running, width=width).print(board.render())
     shown = running.getvalue()

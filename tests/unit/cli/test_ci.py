@@ -98,7 +98,7 @@ def test_the_summary_has_what_went_wrong_first():
         "| training:v1 | a | built | 12.3 |\n"
         "| training:v1 | b | up-to-date |  |\n\n"
     )
-    assert ci.table(()) == "### imagematrix: no cell at all\n\n"
+    assert ci.table(()) == "### imagematrix: no cells\n\n"
 
 
 def test_a_cell_is_no_markdown():
@@ -126,7 +126,7 @@ def test_the_summary_goes_where_github_asks_for_it(monkeypatch, tmp_path, capsys
     assert page.read_text() == "before\n"
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     ci.write_summary(())
-    assert page.read_text() == "before\n### imagematrix: no cell at all\n\n"
+    assert page.read_text() == "before\n### imagematrix: no cells\n\n"
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path))
     ci.write_summary(())
     assert capsys.readouterr().err == f"no summary for GitHub: {tmp_path}: Is a directory\n"

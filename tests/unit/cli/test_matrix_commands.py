@@ -156,7 +156,7 @@ def test_no_cell_at_all_is_said(cli, project):
     said = cli("plan", "-f", project(("images:\n  training:", "images: {}\nimage:\n  x:")))
     assert said.code == 2
     path = project(text="schema: imagematrix.matrix/v1\nimages: {}\naxes: {cuda: [none]}\n")
-    assert "no cell at all" in cli("plan", "-f", path).err
+    assert "no cells" in cli("plan", "-f", path).err
 
 
 @pytest.mark.parametrize("command", ["plan", "render"])

@@ -67,8 +67,8 @@ def test_report_ends_with_6_where_something_is_missing_or_failed(backend, saved,
         ["cpu-x86-64-v3", "built"],
         ["cpu-znver4", "missing"],
     ]
-    assert "no document says what became of: training:v1 cpu-znver4" in said.err
-    assert "there is no document of the shards: 2/2" in said.err
+    assert "no document has the outcome of: training:v1 cpu-znver4" in said.err
+    assert "no document for the shards: 2/2" in said.err
     said = cli("report", "--json", part, saved("2.json", "--shard", "2/2", *CPU))
     assert said.code == 6
     assert [cell["status"] for cell in json.loads(said.out)["cells"]] == ["built", "failed"]
@@ -106,7 +106,7 @@ def test_a_plan_of_a_shard(command, conforms, tmp_path):
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        (("--shard", "9/8"), "'9/8' is no shard write I/N"),
+        (("--shard", "9/8"), "invalid shard: '9/8' write I/N"),
         (("--shard", "1/2", "--durations", "nowhere.json"), "nowhere.json: No such file"),
         (("--durations", "nowhere.json"), "it goes with --shard I/N"),
     ],
@@ -259,9 +259,9 @@ def test_a_folder_takes_the_files_of_an_export(command, tmp_path):
 @pytest.mark.parametrize(
     ("options", "code", "expected"),
     [
-        (("jenkins",), 2, "'jenkins' is not one of 'github', 'gitlab', 'bake'"),
-        (("github", "--jobs", "257"), 2, "257 jobs are more than the 256 that one matrix can have"),
-        (("gitlab", "--jobs", "201"), 2, "201 jobs are more than the 200"),
+        (("jenkins",), 2, "invalid export target: 'jenkins' one of github, gitlab, bake"),
+        (("github", "--jobs", "257"), 2, "257 exceeds the limit of 256"),
+        (("gitlab", "--jobs", "201"), 2, "201 exceeds the limit of 200"),
         (("github", "--jobs", "0"), 2, "greater than or equal to 1"),
         (("bake", "--jobs", "2"), 2, "--jobs is for CI systems"),
         (("github", "--only", "cuda=11.8,driver=550.163.01"), 2, "no cell can be built"),
@@ -300,7 +300,7 @@ def test_more_targets_than_one_file_has(command, tmp_path):
     """
     said = command("export", "bake", text=text, template="FROM debian:trixie\n")
     assert (said.code, said.out) == (2, "")
-    assert "this takes 2 files, and stdout takes one" in said.err
+    assert "2 files do not fit on stdout" in said.err
     assert "-o DIR" in said.err
     said = command("export", "bake", "-o", tmp_path / "out", text=text)
     assert said.code == 0

@@ -71,7 +71,7 @@ def test_a_target_has_what_our_own_build_gives():
 
 
 def test_targets_that_would_have_one_name_are_refused():
-    with pytest.raises(UsageError, match="one name for bake"):
+    with pytest.raises(UsageError, match="the same name for bake"):
         bake([order(reference=f"a{sign}b:v1") for sign in "/_"])
 
 

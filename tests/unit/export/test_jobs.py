@@ -10,10 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from imagematrix.errors import UsageError
-from imagematrix.export.jobs import GITHUB_LIMIT, GITLAB_LIMIT, github, gitlab, jobs
+from imagematrix.export.github import LIMIT as GITHUB_LIMIT
+from imagematrix.export.github import github
+from imagematrix.export.gitlab import LIMIT as GITLAB_LIMIT
+from imagematrix.export.gitlab import gitlab
+from imagematrix.export.jobs import jobs
 from imagematrix.matrix.load import load
 from imagematrix.matrix.matrix import Cell, Image
-from imagematrix.planning.plan import Against, plan
+from imagematrix.planning.planner import Against, plan
 from imagematrix.planning.shard import Shard, narrowed
 
 TWO_IMAGES = ("axes:", "  base:\n    version: v7\n    template: training.j2\naxes:")
@@ -64,7 +68,7 @@ def test_shards_of_a_part_of_the_matrix_are_shards_of_that_part(project):
 def test_what_is_refused():
     with pytest.raises(UsageError, match="no cell can be built"):
         jobs([], GITHUB_LIMIT, expression="")
-    with pytest.raises(UsageError, match="300 jobs are more than the 256"):
+    with pytest.raises(UsageError, match="300 exceeds the limit of 256"):
         jobs(cells(3), GITHUB_LIMIT, expression="", wanted=300)
 
 

@@ -7,7 +7,7 @@ from imagematrix.errors import UsageError
 from imagematrix.matrix.load import load
 from imagematrix.matrix.problems import MatrixError
 from imagematrix.planning.given import Given, parse
-from imagematrix.planning.plan import Against, plan
+from imagematrix.planning.planner import Against, plan
 
 TAKES = (
     "version: v1",

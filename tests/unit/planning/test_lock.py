@@ -12,7 +12,7 @@ from imagematrix.cli import planning
 from imagematrix.errors import UsageError
 from imagematrix.matrix.load import load
 from imagematrix.planning import lock
-from imagematrix.planning.plan import Against, plan
+from imagematrix.planning.planner import Against, plan
 
 ONE, TWO = f"sha256:{'1' * 64}", f"sha256:{'2' * 64}"
 
@@ -149,9 +149,9 @@ def test_a_plan_takes_what_is_locked(project, backend):
 def test_a_frozen_lock_has_to_have_all(project, backend):
     matrix = load(project())
     locked = {"debian:trixie": ONE}
-    with pytest.raises(UsageError, match="the lock does not have debian:bookworm") as caught:
+    with pytest.raises(UsageError, match="debian:bookworm not found in the lock") as caught:
         plan(matrix, Against(resolve=backend.resolve, locked=locked, frozen=True))
-    assert caught.value.remedy.startswith("`imagematrix lock`")
+    assert caught.value.remedy.startswith("run `imagematrix lock`")
     against = Against(resolve=backend.resolve, locked=locked | {"debian:bookworm": TWO}, frozen=True)
     assert plan(matrix, against).bases == against.locked
     assert not backend.calls

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from imagematrix.builder.build import build, report
+from imagematrix.builder.build import build
+from imagematrix.builder.result import report
 from imagematrix.errors import BuildError, UsageError
 from imagematrix.planning.shard import Shard, narrowed
 from imagematrix.reports.merge import merge
@@ -66,10 +67,10 @@ def test_a_missing_shard_is_named_with_its_cells(sharded, conforms):
     error = merged.failure()
     assert (type(error), error.exit_code) == (BuildError, 6)
     lines = str(error).splitlines()
-    assert lines[0] == "4 of 12 images are not built"
-    assert lines[1].startswith("  no document says what became of: training:v1 cpu-")
+    assert lines[0] == "4 of 12 images were not built"
+    assert lines[1].startswith("  no document has the outcome of: training:v1 cpu-")
     assert lines[1].count("training:v1 ") == 4
-    assert lines[2] == "  there is no document of the shards: 2/3"
+    assert lines[2] == "  no document for the shards: 2/3"
     conforms(merged.to_json())
     assert [one["status"] for one in merged.to_json()["cells"]].count("missing") == 4
 
@@ -78,15 +79,15 @@ def test_a_plan_tells_what_is_missing_where_jobs_are_not_shards():
     planned = document(cell("a", "build"), cell("b", "build"), cell("c", "up-to-date"), kind="plan")
     merged = merge([planned, document(cell("a", "built"))])
     assert statuses(merged) == {"a": "built", "b": "build", "c": "build"}
-    assert "2 of 3 images are not built" in str(merged.failure())
-    assert "what became of: training:v1 b, training:v1 c" in str(merged.failure())
+    assert "2 of 3 images were not built" in str(merged.failure())
+    assert "outcome of: training:v1 b, training:v1 c" in str(merged.failure())
     rest = document(cell("b", "built"), cell("c", "failed"))
     assert statuses(merge([planned, document(cell("a", "built")), rest]))["c"] == "failed"
 
 
 def test_what_failed_is_named():
     merged = merge([document(cell("a", "built"), cell("b", "failed"), cell("c", "stopped"))])
-    assert "2 of 3 images are not built\n  failed or stopped: training:v1 b, training:v1 c" in str(
+    assert "2 of 3 images were not built\n  failed or stopped: training:v1 b, training:v1 c" in str(
         merged.failure()
     )
 
@@ -152,7 +153,7 @@ def test_the_order_of_the_documents_means_nothing(cells, random):
         ({"schema": "imagematrix.build/v2"}, "is not the one this release reads"),
         ({"schema": "imagematrix.build/v1"}, "cells: is missing"),
         ({"schema": "imagematrix.build/v1", "cells": [1]}, r"cells\[0\]: expected an object"),
-        ({"schema": "imagematrix.build/v1", "cells": [cell("a", "maybe")]}, "'maybe' is none of"),
+        ({"schema": "imagematrix.build/v1", "cells": [cell("a", "maybe")]}, "'maybe' is not one of"),
         ({"schema": "imagematrix.build/v1", "cells": [cell("a", "built", seconds=-1)]}, "seconds"),
         ({"schema": "imagematrix.build/v1", "cells": [cell("a", "built", seconds="1")]}, "seconds"),
         ({"schema": "imagematrix.build/v1", "cells": [cell("a", "built", seconds=float("nan"))]}, "seconds"),
@@ -167,7 +168,7 @@ def test_what_is_no_document(data, expected):
 
 
 def test_a_shard_that_is_none():
-    with pytest.raises(UsageError, match="is no shard"):
+    with pytest.raises(UsageError, match="invalid shard"):
         merge([document(shard="0/0")])
 
 

@@ -10,7 +10,7 @@ import yaml
 from imagematrix.catalog.catalog import Catalog, Ptx, UserModeDriver, Variant
 from imagematrix.matrix.load import load
 from imagematrix.node.host import Host
-from imagematrix.planning.plan import Against, plan
+from imagematrix.planning.planner import Against, plan
 from imagematrix.selection.select import explain
 
 SCHEMAS = {path.name.removesuffix(".json"): path for path in (files("imagematrix") / "schemas").iterdir()}

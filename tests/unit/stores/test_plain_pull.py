@@ -11,7 +11,7 @@ from imagematrix.catalog.catalog import Catalog
 from imagematrix.errors import UsageError
 from imagematrix.matrix.load import load
 from imagematrix.oci.registry import INDEX
-from imagematrix.planning.plan import Against, plan
+from imagematrix.planning.planner import Against, plan
 from imagematrix.stores.publish import publish
 
 UNKNOWN = {"architecture": "unknown", "os": "unknown"}

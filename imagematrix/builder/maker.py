@@ -1,0 +1,208 @@
+"""Making the image of one cell: build, audit, store. What cells share is worked out once for all."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+from functools import cache
+from typing import Self
+
+from imagematrix.audit import layers
+from imagematrix.audit.audit import contradictions
+from imagematrix.builder.compiler import Compilers
+from imagematrix.builder.logs import opened
+from imagematrix.builder.reproducible import difference
+from imagematrix.builder.result import BuildStatus, Result
+from imagematrix.errors import AuditError, BuildError, ImagematrixError
+from imagematrix.oci import layout
+from imagematrix.once import Once
+from imagematrix.planning import labels
+from imagematrix.planning.backend import Later, Order
+from imagematrix.planning.plan import PlanStatus
+from imagematrix.render.dockerfile import beginning
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+    from typing import TextIO
+
+    from imagematrix.catalog.catalog import Variant
+    from imagematrix.planning.backend import Builder, Made, Sources, Store
+    from imagematrix.planning.context import Snapshots
+    from imagematrix.planning.plan import Plan, Planned
+
+    Flags = Callable[[], frozenset[str]]
+
+__all__ = ["Maker", "ordered"]
+
+
+def ordered(item: Planned, sources: Sources, flags: Flags) -> Order:
+    """Return the image to make for a planned item; `flags` gives the CPU flags its code needs."""
+    return Order(
+        reference=item.reference,
+        dockerfile=item.dockerfile,
+        sources=sources,
+        labels=Later(lambda: labels.for_item(item, flags())),
+        replaces=item.difference.reference if item.difference else None,
+    )
+
+
+class Maker:
+    """Makes the images of a plan; threads may share it. Use it as a context manager.
+
+    With `verify` it makes each image twice, also those that are up to date.
+    """
+
+    def __init__(
+        self,
+        items: Sequence[Planned],
+        plan: Plan,
+        snapshots: Snapshots,
+        builder: Builder,
+        store: Store,
+        *,
+        verify: bool,
+    ) -> None:
+        self._items = items
+        self._to_build = [item for item in items if verify or item.status is PlanStatus.BUILD]
+        self._bases = plan.bases
+        self._given = plan.given
+        self._snapshots = snapshots
+        self._builder = builder
+        self._store = store
+        self._verify = verify
+        self._compilers = Compilers(self._to_build, builder)
+        self._made: dict[str, Made] = {}
+        self._needed = {need for item in items for need in item.needs}
+        self._kept = contextlib.ExitStack()  # layouts that other images build on
+        self._layers: Once[str, layers.Layer] = Once()
+        self._pins: dict[str, str | None] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._kept.close()
+
+    def prepare(self) -> None:
+        """Pin the bases and copy the contexts; raise UsageError or EngineError where a base is not found.
+
+        A missing base would fail every cell, one after the other. The contexts are copied all at once because
+        people go on working: an hour later, nothing may be as it was planned.
+        """
+        names = dict.fromkeys(name for item in self._items for name in item.bases)
+        self._pins = {name: self._builder.held(name, self._bases[name]) for name in names}
+        for context in dict.fromkeys(item.cell.image.context for item in self._to_build):
+            with contextlib.suppress(ImagematrixError, OSError):  # reported by its cells
+                self._snapshots.of(context)
+
+    def ask_compilers(self) -> None:
+        """Ask for the CPU flags while the first images are built; these report what is wrong."""
+        for item in self._compilers.representatives():
+            with contextlib.suppress(ImagematrixError, OSError):
+                self._compilers.flags(item, self._sources(item))
+
+    def export_bases(self) -> None:
+        """Export and read what the images begin with, while the first are built; these report what is wrong.
+
+        The first images end at the same time, and without this each would export its base.
+        """
+        firsts: dict[tuple[str | None, str], Planned] = {}
+        for item in self._to_build:
+            firsts.setdefault((beginning(item.dockerfile), item.cell.platform), item)
+        for (base, _), item in firsts.items():
+            if base in item.bases:
+                with contextlib.suppress(ImagematrixError, OSError):
+                    for path in self._builder.base_layers(base, self._sources(item)):
+                        self._layer(path)
+
+    def make(
+        self, item: Planned, log: Path, step: Callable[[str], None], give_place: Callable[[], None]
+    ) -> Result:
+        """Make and store one image, or adopt it; `give_place` is called when the next can be built.
+
+        Raises ImagematrixError or OSError where it cannot be made.
+        """
+        if item.status is PlanStatus.ADOPT and not self._verify:
+            return self._adopted(item)
+        sources = self._sources(item)
+        flags = cache(lambda: self._compilers.flags(item, sources))
+        if not self._compilers.asks(item):
+            flags()  # that nobody knows them is better reported before the build
+        order = ordered(item, sources, flags)
+        with opened(log) as file:
+            try:
+                return self._stored(item, order, flags, file, step, give_place)
+            except layout.HollowError:  # the store lost a layer that it had, or another store needs it
+                return self._stored(item, replace(order, apart=True), flags, file, step, give_place)
+
+    def _adopted(self, item: Planned) -> Result:
+        return Result(item=item, status=BuildStatus.ADOPTED, digest=self._store.adopt(item.reference))
+
+    def _stored(
+        self,
+        item: Planned,
+        order: Order,
+        flags: Flags,
+        log: TextIO,
+        step: Callable[[str], None],
+        give_place: Callable[[], None],
+    ) -> Result:
+        with contextlib.ExitStack() as stack:
+            try:
+                made = stack.enter_context(self._builder.make(order, log, step))
+            except BuildError as error:
+                raise self._compilers.reason(item, error) from error
+            self._snapshots.require(item.cell.image.context)
+            if not self._verify:
+                give_place()
+            if made.layout:
+                promised = labels.variant(item.cell, flags(), order.reference)
+                self._audit(layout.Image(made.layout, made.digest), promised)
+            if self._verify:
+                self._built_again(order, made, log)
+            result = self._put(item, order, made)
+            if order.reference in self._needed:  # what builds on it may take it from its layout
+                self._kept.push(stack.pop_all())
+        self._made[order.reference] = made
+        return replace(result, reproducible=made.layout is not None)
+
+    def _put(self, item: Planned, order: Order, made: Made) -> Result:
+        """Store what was made; an existing image that was only verified stays as it is."""
+        if item.status is PlanStatus.UP_TO_DATE:
+            return Result(item=item, status=BuildStatus.VERIFIED, digest=made.digest)
+        if item.status is PlanStatus.ADOPT:
+            return self._adopted(item)
+        return Result(item=item, status=BuildStatus.BUILT, digest=self._store.store(order, made))
+
+    def _built_again(self, order: Order, made: Made, log: TextIO) -> None:
+        if made.layout is None:
+            raise BuildError("the engine's classic image store cannot verify that an image is reproducible")
+        with self._builder.make(replace(order, afresh=True), log, lambda _: None) as again:
+            assert again.layout is not None  # noqa: S101 - the same builder made it; for the type checker
+            differs = difference(
+                layout.Image(made.layout, made.digest), layout.Image(again.layout, again.digest)
+            )
+        if differs:
+            raise BuildError(f"not reproducible: the second build differs: {differs}")
+
+    def _sources(self, item: Planned) -> Sources:
+        places = {name: self._pins[name] for name in item.bases}
+        for name in item.needs:
+            places[name] = self._store.source(name, local=self._builder.local)
+            made = self._made.get(name)
+            if places[name] is None and not self._builder.local and made and made.layout:
+                places[name] = f"oci-layout://{made.layout}@{made.digest}"
+        images = {name: place for name, place in places.items() if place}
+        context = self._snapshots.of(item.cell.image.context)
+        return self._given.sources(item.cell, context, images)
+
+    def _audit(self, image: layout.Image, promised: Variant) -> None:
+        broken = contradictions(layers.contents(map(self._layer, image.layer_files)), promised)
+        if broken:
+            raise AuditError("; ".join(broken))
+
+    def _layer(self, path: Path) -> layers.Layer:
+        # Layers are shared by many images; each is read once.
+        return self._layers(path.name, lambda: layers.read(layout.solid(path)))

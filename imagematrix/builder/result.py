@@ -1,0 +1,98 @@
+"""What became of the cells of a build, as results, as one error, and as the Build document."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from imagematrix.errors import AuditError, BuildError, EngineError, ImagematrixError, TagMovedError
+from imagematrix.planning.naming import naming
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+    from imagematrix.planning.plan import Plan, Planned
+
+__all__ = ["SCHEMA", "BuildStatus", "Result", "complete", "failure", "report"]
+
+SCHEMA = "imagematrix.build/v1"
+SHOWN = 5  # cells that a message names before it says how many more
+
+
+class BuildStatus(StrEnum):
+    """What became of a cell that was to be built."""
+
+    BUILT = "built"
+    ADOPTED = "adopted"
+    VERIFIED = "verified"
+    FAILED = "failed"
+    SKIPPED = "skipped"  # an image it builds on was not built
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What became of one cell, after how many `seconds`.
+
+    `log` is None where the cell failed before its build began.
+    """
+
+    item: Planned
+    status: BuildStatus
+    seconds: float = 0
+    digest: str | None = None
+    reproducible: bool = False
+    log: Path | None = None
+    error: ImagematrixError | None = None
+
+    @property
+    def stored(self) -> bool:
+        """Whether the image is in the store now."""
+        return self.status in (BuildStatus.BUILT, BuildStatus.ADOPTED, BuildStatus.VERIFIED)
+
+
+def complete(items: Iterable[Planned], results: Iterable[Result]) -> list[Result]:
+    """Return the results of `items`, in their order; those that have none were stopped."""
+    by_item = {id(result.item): result for result in results}
+    return [by_item.get(id(item)) or Result(item=item, status=BuildStatus.STOPPED) for item in items]
+
+
+def failure(results: Sequence[Result]) -> ImagematrixError | None:
+    """Return the error that stands for all failed results, or None."""
+    failed = [result for result in results if result.status is BuildStatus.FAILED]
+    if not failed:
+        return None
+    for result in failed:
+        if isinstance(result.error, EngineError):
+            return result.error
+    name = naming(result.item for result in results)
+    names = ", ".join(name(result.item) for result in failed[:SHOWN])
+    more = ", …" if len(failed) > SHOWN else ""
+    message = f"{len(failed)} of {len(results)} builds failed: {names}{more}"
+    kinds = {type(result.error) for result in failed}
+    if ImagematrixError in kinds:  # an unexpected error
+        return ImagematrixError(message)
+    kind = kinds.pop() if len(kinds) == 1 else BuildError
+    return kind(message) if kind in (AuditError, TagMovedError) else BuildError(message)
+
+
+def report(plan: Plan, results: Sequence[Result]) -> dict[str, object]:
+    """Return the Build document: every cell of the plan with what became of it."""
+    by_item = {id(result.item): result for result in results}
+    cells = []
+    for item in plan.items:
+        entry = item.to_json()
+        result = by_item.get(id(item))
+        if result:
+            entry |= {
+                "status": result.status,
+                "seconds": round(result.seconds, 3),
+                "digest": result.digest,
+                "reproducible": result.reproducible,
+                "log": str(result.log) if result.log else None,
+                "error": str(result.error) if result.error else None,
+            }
+        cells.append(entry)
+    return {"schema": SCHEMA, "shard": plan.shard, "cells": cells}

@@ -1,0 +1,180 @@
+"""One run of builds: a bounded pool of threads, where a cell that fails costs no other cell."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import threading
+import time
+import traceback
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import replace
+from functools import partial
+from graphlib import TopologicalSorter
+from typing import Any, Protocol
+
+from imagematrix.builder.logs import where
+from imagematrix.builder.result import BuildStatus, Result, complete
+from imagematrix.errors import BuildError, EngineError, ImagematrixError
+from imagematrix.planning.backend import StoppedError
+from imagematrix.planning.sequence import leaders_first
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from pathlib import Path
+
+    from imagematrix.builder.maker import Maker
+    from imagematrix.planning.backend import Builder
+    from imagematrix.planning.plan import Planned
+
+__all__ = ["Reporter", "Session"]
+
+GRACE = 5  # seconds that what can't be stopped has to end, such as a push
+
+
+class Reporter(Protocol):
+    """Is told of the build's progress, from several threads."""
+
+    def started(self, item: Planned) -> None:
+        """Take note that the build of `item` has begun."""
+        ...
+
+    def step(self, item: Planned, text: str) -> None:
+        """Take note of the instruction `item` is at."""
+        ...
+
+    def finished(self, result: Result) -> None:
+        """Take note of a result."""
+        ...
+
+
+class Session:
+    """One run of the pool. A thread has a place for as long as it builds, and works on without one."""
+
+    def __init__(
+        self,
+        items: Sequence[Planned],
+        maker: Maker,
+        builder: Builder,
+        reporter: Reporter,
+        logs: Path,
+        *,
+        fail_fast: bool,
+    ) -> None:
+        self._items = {item.reference: item for item in items}
+        self._maker = maker
+        self._builder = builder
+        self._reporter = reporter
+        self._logs = logs
+        self._fail_fast = fail_fast
+        self._results: dict[str, Result] = {}
+        self._stopped = False
+
+    def run(self, jobs: int) -> list[Result]:
+        """Make all images, `jobs` at a time, and return their results in the order of the items.
+
+        Raises what `Maker.prepare` does. Interrupted, it ends the running builds first.
+        """
+        leaders = leaders_first({name: item.dockerfile for name, item in self._items.items()})
+        order = TopologicalSorter(
+            {name: [need for need in self._items[name].needs if need in self._items] for name in leaders}
+        )
+        order.prepare()
+        self._maker.prepare()
+        places = threading.Semaphore(jobs)
+        futures: dict[Future[Result], str] = {}
+        shared: list[Future[None]] = []
+        with contextlib.ExitStack() as threads:
+            ahead = threads.enter_context(ThreadPoolExecutor(max_workers=2, thread_name_prefix="ahead"))
+            workers = ThreadPoolExecutor(max_workers=2 * jobs - 1, thread_name_prefix="build")
+            pool = threads.enter_context(workers)
+            try:
+                shared.append(ahead.submit(self._maker.ask_compilers))
+                if jobs > 1:
+                    shared.append(ahead.submit(self._maker.export_bases))
+                while order.is_active():
+                    ready = order.get_ready()
+                    futures |= {pool.submit(self._one, self._items[name], places): name for name in ready}
+                    done, _ = wait(futures, return_when=FIRST_COMPLETED)
+                    finished = {futures.pop(future): future.result() for future in done}
+                    self._results |= finished
+                    order.done(*finished)
+                    if self._stopped:
+                        self._abandon(futures)
+                        break
+                if not all(one.done() for one in shared):  # every cell has failed, and nobody needs it
+                    self._builder.stop()
+            except BaseException:
+                self._abandon(futures)
+                # Whoever stops a build does not wait for long: the results are to be reported before.
+                running: list[Future[Any]] = [*futures, *shared]
+                if wait(running, timeout=GRACE).not_done:
+                    threads.pop_all()
+                    ahead.shutdown(wait=False)
+                    pool.shutdown(wait=False)
+                raise
+        self._results |= {name: future.result() for future, name in futures.items() if not future.cancelled()}
+        return complete(self._items.values(), self._results.values())
+
+    def _abandon(self, futures: Iterable[Future[Result]]) -> None:
+        self._stopped = True
+        for future in futures:
+            future.cancel()
+        self._builder.stop()
+
+    def _one(self, item: Planned, places: threading.Semaphore) -> Result:
+        lost = [name for name in item.needs if name in self._results and not self._results[name].stored]
+        if lost:
+            error = BuildError(f"{lost[0]}, which it builds on, was not built")
+            result = Result(item=item, status=BuildStatus.SKIPPED, error=error)
+            self._reporter.finished(result)
+            return result
+        with contextlib.ExitStack() as place:
+            place.enter_context(places)
+            if self._stopped:
+                return Result(item=item, status=BuildStatus.STOPPED)
+            return self._carried_out(item, place.close)
+
+    def _carried_out(self, item: Planned, give_place: Callable[[], None]) -> Result:
+        begin = time.monotonic()
+        image = item.cell.image
+        log = where(self._logs, image.name, image.version, item.cell.id)
+        self._reporter.started(item)
+        try:
+            log.unlink(missing_ok=True)  # the log of an earlier build would show another failure
+            result = self._maker.make(item, log, partial(self._reporter.step, item), give_place)
+        except StoppedError as error:
+            result = Result(item=item, status=BuildStatus.STOPPED, error=error)
+        except ImagematrixError as error:
+            result = Result(item=item, status=BuildStatus.FAILED, error=error)
+        except OSError as error:
+            result = Result(item=item, status=BuildStatus.FAILED, error=_of_system(error))
+        except Exception as error:  # noqa: BLE001 - one bad cell is one bad cell
+            result = Result(item=item, status=BuildStatus.FAILED, error=_unexpected(error, log))
+        seconds = time.monotonic() - begin
+        logged = os.path.isfile(log)  # noqa: PTH113 - pathlib raises OSError for some names
+        result = replace(result, seconds=seconds, log=log if logged else None)
+        # Without an engine nothing else can be built either.
+        lost = isinstance(result.error, EngineError)
+        if result.status is BuildStatus.FAILED and (self._fail_fast or lost):
+            self._stopped = True
+        self._reporter.finished(result)
+        return result
+
+
+def _of_system(error: OSError) -> BuildError:
+    remedy = "free some space, or set TMPDIR to another folder" if error.errno == errno.ENOSPC else None
+    message = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+    return BuildError(message, remedy=remedy)
+
+
+def _unexpected(error: Exception, log: Path) -> ImagematrixError:
+    """Return the error that stands for a bug of ours, whose traceback goes into the log."""
+    with contextlib.suppress(OSError):
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("a", encoding="utf-8") as file:
+            traceback.print_exception(error, file=file)
+    message = f"unexpected {type(error).__name__}: {error}".strip(": ")
+    return ImagematrixError(message, remedy="please report this with the traceback in the log")

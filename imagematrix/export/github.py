@@ -1,0 +1,40 @@
+"""A matrix as the job matrix of a GitHub Actions workflow."""
+
+from __future__ import annotations
+
+import json
+
+from imagematrix.export.jobs import jobs
+from imagematrix.export.target import Target
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from imagematrix.export.jobs import Job
+    from imagematrix.export.target import Source
+
+__all__ = ["LIMIT", "TARGET", "github"]
+
+LIMIT = 256  # jobs of a matrix: docs.github.com, "Workflow syntax", jobs.<job_id>.strategy.matrix
+
+
+def github(jobs: Iterable[Job]) -> str:
+    """Return the JSON that `strategy.matrix` takes through `fromJSON`, on one line as outputs need it."""
+    include = [
+        {
+            "name": job.name,
+            "only": job.only,
+            "shard": str(job.shard),
+            "platforms": ",".join(job.platforms),
+        }
+        for job in jobs
+    ]
+    return json.dumps({"include": include}, separators=(",", ":")) + "\n"
+
+
+def _files(source: Source, wanted: int | None) -> dict[str, str]:
+    return {"github.json": github(jobs(source.cells(), LIMIT, expression=source.expression, wanted=wanted))}
+
+
+TARGET = Target(name="github", help="JSON for a job matrix", files=_files)

@@ -1,0 +1,48 @@
+"""What an export target is, and what it exports."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from imagematrix.matrix.matrix import Cell
+    from imagematrix.planning.backend import Order
+
+__all__ = ["Source", "Target"]
+
+
+class Source(Protocol):
+    """The matrix to export. Its methods raise UsageError where it is invalid."""
+
+    @property
+    def expression(self) -> str:
+        """The value of `--only`, which selects the cells; empty for all."""
+        ...
+
+    def cells(self) -> Sequence[Cell]:
+        """Return the cells that can be built, without an engine."""
+        ...
+
+    def orders(self, place: Callable[[str], str]) -> Sequence[Order]:
+        """Return what this machine's engine would be asked to build.
+
+        `place` returns where an image that others build on comes from, by its reference. Raises EngineError
+        where no engine answers, and TagMovedError where a version would change.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A tool that a matrix is exported for: its name on the command line, and what it gets in a few words.
+
+    `files` returns the files by name; it is called with the matrix and the number of jobs wanted, or None.
+    """
+
+    name: str
+    help: str
+    files: Callable[[Source, int | None], Mapping[str, str]]

@@ -1,0 +1,20 @@
+"""All export targets, by name, in the order of `--help`. A new one is a module and a line here."""
+
+from __future__ import annotations
+
+from imagematrix.export import bake, github, gitlab
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from imagematrix.export.target import Target
+
+__all__ = ["TARGETS"]
+
+TARGETS: dict[str, Target] = {
+    target.name: target
+    for target in (
+        github.TARGET,
+        gitlab.TARGET,
+        bake.TARGET,
+    )
+}

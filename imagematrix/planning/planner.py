@@ -1,0 +1,260 @@
+"""Planning: comparing what a matrix gives with the images that are there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import NamedTuple
+
+from imagematrix.errors import UsageError
+from imagematrix.matrix.expand import Excluded, expand, only
+from imagematrix.matrix.feasibility import infeasible
+from imagematrix.planning import context, identity, schema1
+from imagematrix.planning.given import Given
+from imagematrix.planning.identity import Identity
+from imagematrix.planning.plan import Difference, Dropped, DropStatus, Plan, Planned, PlanStatus
+from imagematrix.render import dockerfile as dockerfiles
+from imagematrix.render.render import Renderer
+from imagematrix.spelling import nearest
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
+
+    from imagematrix.matrix.expand import Expansion
+    from imagematrix.matrix.matrix import Cell, Image, Matrix
+    from imagematrix.planning.backend import Present, Store
+    from imagematrix.planning.context import Listing
+
+__all__ = ["Against", "plan"]
+
+SHOWN = 5  # files that a reason names
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Against:
+    """What a matrix is planned against.
+
+    Images belong in `store`; what it lacks is adopted from `engine`, if that has it, or built. `locked` are
+    the digests of base images that are known already. `resolve` returns those of the others, or raises
+    UsageError; without it, or where the lock is `frozen`, nothing is resolved. `recorded` returns the listing
+    of the context that had a digest, where there is a record of it. `given` is what the command line gives to
+    builds.
+    """
+
+    resolve: Callable[[str], str] | None = None
+    store: Store | None = None
+    engine: Store | None = None
+    locked: Mapping[str, str] = field(default_factory=dict)
+    frozen: bool = False
+    recorded: Callable[[str], Listing | None] | None = None
+    given: Given | None = None
+
+
+def plan(matrix: Matrix, against: Against, *, expression: str | None = None) -> Plan:
+    """Return what a build of `matrix` would do; `expression` selects cells as `--only` does.
+
+    Raises UsageError where a base image does not exist, or is missing in a lock that is frozen.
+    """
+    with Renderer(matrix.templates, (image.name for image in matrix.images)) as renderer:
+        expansion = expand(matrix)
+        if expression:
+            expansion = only(expansion, expression, matrix)
+        planner = _Planner(matrix, against, renderer)
+        items = tuple(planner.items(expansion))
+    return Plan(items=items, bases=planner.bases, contexts=planner.contexts, given=against.given or Given())
+
+
+class _Verdict(NamedTuple):
+    """What the stores say of a cell."""
+
+    identity: Identity
+    reference: str
+    status: PlanStatus
+    why: str | None = None
+    difference: Difference | None = None
+
+
+class _Planner:
+    """Looks up once what cells share: their contexts, the digests of bases, the images in the stores."""
+
+    def __init__(self, matrix: Matrix, against: Against, renderer: Renderer) -> None:
+        self.bases: dict[str, str] = {}
+        self.contexts: dict[Path, Listing] = {}
+        self._unread: dict[Path, UsageError] = {}
+        self._images = {image.name: image for image in matrix.images}
+        self._where = matrix.path
+        self._against = against
+        self._given = against.given or Given()
+        self._renderer = renderer
+        self._schema1_contexts: dict[Path, str] = {}  # digests of contexts by schema 1
+        self._changed_files: dict[tuple[Path, str], tuple[str, ...]] = {}
+        self._present: dict[tuple[int, str], dict[str, list[Present]]] = {}
+        self._planned: dict[tuple[str, str], Planned | None] = {}  # None while it is being worked out
+
+    def items(self, expansion: Expansion) -> Iterator[Planned | Dropped]:
+        verdicts = [(cell, infeasible(cell)) for cell in expansion.cells]
+        self._renderer.ahead(cell for cell, impossible in verdicts if not impossible)
+        for cell, impossible in verdicts:
+            if impossible:
+                rule, why = impossible.rule, impossible.why
+                yield Dropped(cell=cell, status=DropStatus.INFEASIBLE, rule=rule, why=why)
+            else:
+                yield self._item(cell)
+        for dropped in expansion.excluded:
+            yield self._excluded(dropped)
+
+    def _excluded(self, dropped: Excluded) -> Dropped:
+        rule = f"{self._where}:{dropped.rule.mark.line}"
+        return Dropped(cell=dropped.cell, status=DropStatus.EXCLUDED, rule=rule, why=dropped.rule.why)
+
+    def _item(self, cell: Cell) -> Planned:
+        """Return what becomes of a feasible cell; raise UsageError where its image builds on itself."""
+        if len(self._images) == 1:
+            return self._worked_out(cell)
+        key = cell.image.name, cell.id
+        if key not in self._planned:
+            self._planned[key] = None
+            self._planned[key] = self._worked_out(cell)
+        item = self._planned[key]
+        if item is None:
+            raise UsageError(f"the image {cell.image.name} builds on itself (in the cell {cell.id})")
+        return item
+
+    def _worked_out(self, cell: Cell) -> Planned:
+        own: dict[str, Planned] = {}  # images of this matrix that it may build on, by their references
+        text = self._renderer.render(cell, partial(self._reference, cell, own))
+        names = dockerfiles.bases(text)
+        item = Planned(
+            cell=cell,
+            status=PlanStatus.BUILD,
+            # Without the bases' digests, this is all that can be said of its name.
+            reference=f"{cell.image.name}:{cell.image.version}-{cell.id}",
+            dockerfile=text,
+            bases=tuple(name for name in names if name not in own),
+            needs=tuple(name for name in names if name in own),
+        )
+        digests = {name: self._base(name) for name in item.bases}
+        digests |= {name: need.digest if (need := own[name].identity) else None for name in item.needs}
+        for other in own.values():
+            if other.status is PlanStatus.FAILED:
+                return _failed(item, f"it builds on {other.cell.image.name}: {other.why}")
+        resolved = {name: digests[name] for name in names}
+        bases = {name: digest for name, digest in resolved.items() if digest}
+        if len(bases) < len(resolved) or self._given.values(cell.image) is None:
+            return item
+        try:
+            context_digest = self._context(cell.image).digest
+        except UsageError as error:  # which fails no cell of another image
+            return _failed(item, str(error))
+        made = identity.identify(cell, text, bases, context_digest, self._given)
+        return replace(item, **self._compared(cell, made)._asdict())
+
+    def _reference(self, cell: Cell, own: dict[str, Planned], name: str) -> str:
+        """Return the reference of the image `name` of the same cell, and add it to `own`."""
+        if name not in self._images:
+            remedy = nearest(name, self._images) or f"it has {', '.join(self._images)}"
+            raise UsageError(f"{cell.image.template}: the matrix has no image {name!r}", remedy=remedy)
+        item = self._item(replace(cell, image=self._images[name]))
+        own[item.reference] = item
+        return item.reference
+
+    def _compared(self, cell: Cell, made: Identity) -> _Verdict:
+        """Return what the store, or else the engine, says of a cell with the identity `made`."""
+        present = self._present_of(self._against.store, cell)
+        same, verdict = self._same(present, cell, made)
+        others = [one for one in present if one is not same]
+        if same and not same.lost and (cell.image.development or not others):
+            return verdict._replace(status=PlanStatus.UP_TO_DATE)
+        if others and self._against.store:
+            difference, why = self._difference(self._against.store, others[0].reference, cell, made)
+            if same:
+                why += f", and there are both {same.reference} and {difference.reference}"
+            status = PlanStatus.BUILD if cell.image.development else PlanStatus.REFUSED
+            return verdict._replace(status=status, why=why, difference=difference)
+        in_engine, local = None, verdict
+        if engine := self._present_of(self._against.engine, cell):
+            in_engine, local = self._same(engine, cell, made)
+        return (verdict if same else local)._replace(
+            status=PlanStatus.ADOPT if in_engine else PlanStatus.BUILD,
+            why="the registry lost it" if same else None,
+        )
+
+    def _difference(self, store: Store, reference: str, cell: Cell, made: Identity) -> tuple[Difference, str]:
+        """Return how a cell differs from the image `reference`, and the same in a sentence."""
+        before = store.components(reference)
+        old = self._by_schema1(cell.image, made) if before.get("schema") == schema1.SCHEMA else None
+        changed = (old or made).changed(before)
+        files = self._files(cell.image, before.get("context", "")) if "context" in changed else ()
+        named = f": {', '.join(files[:SHOWN])}{', …' * (len(files) > SHOWN)}" if files else ""
+        difference = Difference(reference=reference, components=changed, files=files)
+        return difference, f"{', '.join(changed)} changed{named}"
+
+    def _same(self, present: list[Present], cell: Cell, made: Identity) -> tuple[Present | None, _Verdict]:
+        """Return which of the images was built from the same inputs, if one was, and the cell's name then."""
+        by_input = {one.input_digest: one for one in reversed(present)}
+        candidate: Identity | None = made
+        if present and made.digest not in by_input:
+            candidate = self._by_schema1(cell.image, made)
+        if candidate and candidate.digest in by_input:
+            one = by_input[candidate.digest]
+            return one, _Verdict(candidate, one.reference, PlanStatus.BUILD)
+        reference = f"{cell.image.name}:{identity.tag(cell, made)}"
+        return None, _Verdict(made, reference, PlanStatus.BUILD)
+
+    def _by_schema1(self, image: Image, made: Identity) -> Identity | None:
+        if image.context not in self._schema1_contexts:
+            self._schema1_contexts[image.context] = schema1.context_digest(image.context)
+        components = schema1.components(made.components, self._schema1_contexts[image.context])
+        return Identity(components=components) if components else None
+
+    def _files(self, image: Image, before: str) -> tuple[str, ...]:
+        """Return which files differ from those of the context with the digest `before`, if that is known."""
+        key = image.context, before
+        if key not in self._changed_files:
+            recorded = self._against.recorded and self._against.recorded(before)
+            self._changed_files[key] = self._context(image).changed(recorded) if recorded else ()
+        return self._changed_files[key]
+
+    def _context(self, image: Image) -> Listing:
+        if image.context in self._unread:
+            raise self._unread[image.context]
+        if image.context not in self.contexts:
+            try:
+                self.contexts[image.context] = context.listing(image.context)
+            except UsageError as error:
+                self._unread[image.context] = error
+                raise
+            except (OSError, ValueError, RecursionError) as error:
+                self._unread[image.context] = UsageError(f"{image.context}: cannot be read: {error}")
+                raise self._unread[image.context] from error
+        return self.contexts[image.context]
+
+    def _base(self, name: str) -> str | None:
+        if name not in self.bases:
+            digest = self._against.locked.get(name)
+            if digest is None and self._against.frozen:
+                remedy = "run `imagematrix lock`, and commit the file"
+                raise UsageError(f"{name} not found in the lock file", remedy=remedy)
+            if digest is None and self._against.resolve:
+                digest = self._against.resolve(name)
+            if digest is None:
+                return None
+            self.bases[name] = digest
+        return self.bases[name]
+
+    def _present_of(self, store: Store | None, cell: Cell) -> list[Present]:
+        if store is None:
+            return []
+        key = id(store), cell.image.name
+        if key not in self._present:
+            by_cell: dict[str, list[Present]] = {}
+            for one in store.present(cell.image.name, cell.image.version):
+                by_cell.setdefault(one.cell, []).append(one)
+            self._present[key] = by_cell
+        return self._present[key].get(cell.id, [])
+
+
+def _failed(item: Planned, why: str) -> Planned:
+    return replace(item, status=PlanStatus.FAILED, why=why)
