@@ -11,7 +11,7 @@ from imagematrix.planning.plan import DropStatus
 from imagematrix.planning.shard import Shard, narrowed, partition
 from imagematrix.reports.outcome import durations, parse
 
-WEIGHTS = st.lists(st.floats(0, 1e6), max_size=40).map(
+WEIGHTS = st.lists(st.floats(0, 1e6, allow_subnormal=False), max_size=40).map(
     lambda weights: {f"cell{number}": weight for number, weight in enumerate(weights)}
 )
 COUNTS = st.integers(1, 12)
