@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from imagematrix.catalog.catalog import Catalog
     from imagematrix.fleet.coverage import Coverage
-    from imagematrix.fleet.unserved import Miss
     from imagematrix.fleet.upgrade import Upgrade
+    from imagematrix.selection.miss import Miss
 
 __all__ = ["command"]
 

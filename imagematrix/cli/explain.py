@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from imagematrix.node.host import Gpu, Host
-    from imagematrix.selection.selection import Candidate, Selection
+    from imagematrix.selection.candidate import Candidate
+    from imagematrix.selection.selection import Selection
 
 __all__ = ["command"]
 

@@ -6,16 +6,19 @@ from dataclasses import dataclass
 
 from imagematrix.errors import UsageError
 from imagematrix.fleet.cover import bits, cover
-from imagematrix.fleet.kinds import Judge, Kind
+from imagematrix.fleet.kinds import Kind, kinds, miss
 from imagematrix.fleet.unserved import Unserved, gather
 from imagematrix.fleet.upgrade import Upgrade, upgrade
 from imagematrix.selection.index import differing
+from imagematrix.selection.question import asked
+from imagematrix.selection.select import Selector
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from imagematrix.catalog.catalog import Catalog
+    from imagematrix.fleet.kinds import Answer
     from imagematrix.node.host import Host
     from imagematrix.selection.question import Where
 
@@ -136,24 +139,32 @@ def coverage(
 ) -> Coverage:
     """Return what `catalog` is for the fleet of `hosts`, which are given by their names.
 
-    `gpus`, `allow_cpu` and `where` are as for `select`. `drivers` has for drivers of the fleet those that
-    shall take their place. What is decided is decided once for each kind of hardware. Raises UsageError where
-    the question leaves an axis of the image's own open, so that the fleet would get a mix of its values.
+    `gpus`, `allow_cpu` and `where` are as for `select`. `drivers` has the new driver for each driver of the
+    fleet that is to be replaced. Each kind of hardware is decided on once. Raises UsageError if the question
+    leaves an axis of the image's own open, so that the fleet would get a mix of its values.
     """
     if not hosts:
-        raise UsageError("there is no host to judge")
-    judge = Judge(catalog, gpus=gpus, allow_cpu=allow_cpu, where=where)
-    kinds = judge.kinds(hosts)
-    _require_one_kind(kinds)
-    variants = _services(kinds, judge.catalog, len(hosts))
+        raise UsageError("no hosts given")
+    selector = Selector(catalog, asked(where), keep=len(hosts))
+
+    def answer(host: Host) -> Answer:
+        try:
+            return selector.explain(host, gpus=gpus, allow_cpu=allow_cpu)
+        except UsageError as error:
+            return error
+
+    there = kinds(hosts, answer)
+    _require_one_kind(there)
+    catalog = selector.question.catalog
+    variants = _services(there, catalog, len(hosts))
     return Coverage(
-        catalog=judge.catalog,
+        catalog=catalog,
         hosts=len(hosts),
-        kinds=kinds,
-        unserved=gather((judge.miss(kind.answer), kind.hosts) for kind in kinds if kind.selected is None),
+        kinds=there,
+        unserved=gather((why, kind.hosts) for kind in there if (why := miss(kind.answer))),
         variants=variants,
-        smallest=_smallest({kind.fits for kind in kinds if kind.fits}, variants),
-        upgrades=tuple(upgrade(kinds, judge, old, new) for old, new in sorted((drivers or {}).items())),
+        smallest=_smallest({kind.fits for kind in there if kind.fits}, variants),
+        upgrades=tuple(upgrade(there, answer, old, new) for old, new in sorted((drivers or {}).items())),
     )
 
 

@@ -6,42 +6,41 @@ from collections import Counter
 from dataclasses import dataclass
 
 from imagematrix.errors import UsageError
-from imagematrix.fleet.unserved import Miss
-from imagematrix.gpus.spec import NONE, choose
-from imagematrix.selection.node import Node, hardware, kinds
-from imagematrix.selection.question import asked
-from imagematrix.selection.rules import results
-from imagematrix.selection.select import Selector
+from imagematrix.selection.miss import Miss
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping
+    from collections.abc import Callable, Hashable, Mapping
 
-    from imagematrix.catalog.catalog import Catalog
     from imagematrix.node.host import Gpu, Host
-    from imagematrix.selection.question import Where
     from imagematrix.selection.selection import Selection
 
-__all__ = ["Judge", "Kind"]
+    Answer = Selection | UsageError  # what `explain` returns or raises
+
+__all__ = ["Kind", "kinds", "miss"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Kind:
     """The hosts of one hardware, and what a catalog has for them.
 
-    `hosts` are their names, sorted; `sample` is the first of them. `answer` is what `explain` returns or
-    raises for it, `fits` are the references of all variants that fit.
+    `hosts` are their names, sorted; `sample` is the first of them. `answer` is what `explain` returns for it,
+    or the error it raises if the host does not have the GPUs asked for.
     """
 
     hosts: tuple[str, ...]
     sample: Host
-    answer: Selection | UsageError
-    fits: frozenset[str]
+    answer: Answer
 
     @property
     def selected(self) -> str | None:
         """The reference of the variant that the hosts get, or None where nothing fits."""
         return None if isinstance(self.answer, UsageError) else self.answer.selected
+
+    @property
+    def fits(self) -> frozenset[str]:
+        """The references of all variants that fit."""
+        return frozenset() if isinstance(self.answer, UsageError) else self.answer.fits
 
     @property
     def gpus(self) -> str:
@@ -66,82 +65,30 @@ class Kind:
         return self.sample.cpu.level or self.sample.arch
 
 
-class Judge:
-    """Says what one catalog has for hosts of which the same GPUs are passed.
+def kinds(hosts: Mapping[str, Host], answer: Callable[[Host], Answer]) -> tuple[Kind, ...]:
+    """Return the kinds of hardware among `hosts`, in the order of their first hosts' names."""
+    groups: dict[Hashable, tuple[Host, Answer, list[str]]] = {}
+    for name in sorted(hosts):
+        host = hosts[name]
+        answered = answer(host)
+        groups.setdefault(_key(host, answered), (host, answered, []))[2].append(name)
+    return tuple(
+        Kind(hosts=tuple(names), sample=sample, answer=answered)
+        for sample, answered, names in groups.values()
+    )
 
-    `catalog` has those of its variants that are asked for.
-    """
 
-    def __init__(
-        self,
-        catalog: Catalog,
-        *,
-        gpus: str | None = None,
-        allow_cpu: bool = False,
-        where: Where | None = None,
-    ) -> None:
-        self._selector = Selector(catalog, asked(where))
-        self.catalog = self._selector.question.catalog
-        self._index = self._selector.question.index
-        self._references = sorted(variant.reference for variant in self.catalog.variants)
-        self._sets: dict[int, frozenset[str]] = {}
-        self._gpus = gpus
-        self._allow_cpu = allow_cpu or gpus == NONE
+def miss(answer: Answer) -> Miss | None:
+    """Return why a host gets nothing, or None if it gets an image."""
+    if isinstance(answer, UsageError):
+        return Miss(why=str(answer), fix=answer.remedy)
+    return answer.miss
 
-    def kinds(self, hosts: Mapping[str, Host]) -> tuple[Kind, ...]:
-        """Return the kinds of hardware among `hosts`, in the order of their first hosts' names."""
-        groups: dict[Hashable, list[str]] = {}
-        for name in sorted(hosts):
-            groups.setdefault(self._hardware(hosts[name]), []).append(name)
-        return tuple(self._kind(hosts[names[0]], names) for names in groups.values())
 
-    def answer(self, host: Host) -> Selection | UsageError:
-        """Return what `explain` returns for `host`, or raises where it has no such GPUs."""
-        try:
-            return self._selector.explain(host, gpus=self._gpus, allow_cpu=self._allow_cpu)
-        except UsageError as error:
-            return error
-
-    def miss(self, answer: Selection | UsageError) -> Miss:
-        """Return why nothing fits the host of `answer`."""
-        if isinstance(answer, UsageError):
-            return Miss(nearest=None, why=str(answer), fix=answer.remedy)
-        doubt = answer.decision.doubt
-        why, fix = doubt or answer.decision.refusal
-        if doubt or not self._references:
-            return Miss(nearest=None, why=why, fix=fix)
-        # What the answer's candidates begin with, without the reasons of all the others.
-        sample = self._node(answer, kinds(answer.chosen_gpus))
-        nearest = self._index.nearest(sample)
-        told = results(self._node(answer, answer.chosen_gpus), nearest)
-        failing = tuple(result for result in told if not result.ok)
-        return Miss(nearest=nearest.reference, why=why, fix=fix, rules=failing)
-
-    def _kind(self, sample: Host, names: list[str]) -> Kind:
-        answer = self.answer(sample)
-        if isinstance(answer, UsageError):
-            fits = frozenset[str]()
-        else:
-            fits = self._named(self._index.fitting(self._node(answer, kinds(answer.chosen_gpus))))
-        return Kind(hosts=tuple(names), sample=sample, answer=answer, fits=fits)
-
-    def _node(self, answer: Selection, gpus: tuple[Gpu, ...]) -> Node:
-        return Node(host=answer.host, gpus=gpus, allow_cpu=self._allow_cpu)
-
-    def _hardware(self, host: Host) -> Hashable:
-        try:
-            gpus = choose(host, self._gpus)
-        except UsageError as error:
-            return str(error), error.remedy, host.driver and host.driver.version
-        return hardware(host, gpus, allow_cpu=self._allow_cpu)
-
-    def _named(self, some: int) -> frozenset[str]:
-        """Return the references of a set of the index; the same object for the same set."""
-        found = self._sets.get(some)
-        if found is None:
-            found = frozenset(name for number, name in enumerate(self._references) if some >> number & 1)
-            self._sets[some] = found
-        return found
+def _key(host: Host, answer: Answer) -> Hashable:
+    if isinstance(answer, UsageError):
+        return str(answer), answer.remedy, host.driver and host.driver.version
+    return answer.decision.hardware
 
 
 def _gpu(gpu: Gpu) -> str:

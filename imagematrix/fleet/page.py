@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from imagematrix.catalog.catalog import Variant
     from imagematrix.fleet.coverage import Coverage, Service
     from imagematrix.fleet.kinds import Kind
-    from imagematrix.selection.selection import Candidate
+    from imagematrix.selection.candidate import Candidate
 
 __all__ = ["page"]
 

@@ -7,16 +7,17 @@ from dataclasses import dataclass
 
 from imagematrix.errors import UsageError
 from imagematrix.facts import versions
+from imagematrix.fleet.kinds import miss
 from imagematrix.record import replace
 from imagematrix.spelling import nearest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable
 
-    from imagematrix.fleet.kinds import Judge, Kind
-    from imagematrix.fleet.unserved import Miss
+    from imagematrix.fleet.kinds import Answer, Kind
     from imagematrix.node.host import Host
+    from imagematrix.selection.miss import Miss
 
 __all__ = ["Change", "Loss", "Upgrade", "parse", "upgrade"]
 
@@ -90,10 +91,10 @@ def parse(texts: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def upgrade(kinds: Collection[Kind], judge: Judge, old: str, new: str) -> Upgrade:
-    """Return what becomes of those of `kinds` that have driver `old` when they get driver `new`.
+def upgrade(kinds: Collection[Kind], answer: Callable[[Host], Answer], old: str, new: str) -> Upgrade:
+    """Return what changes for those of `kinds` with driver `old` when they get driver `new`.
 
-    Raises UsageError where none has it: a slip in its version would make a rollout look harmless.
+    Raises UsageError if none has it: a typo in the version would make a rollout look harmless.
     """
     _check(new)
     there = dict.fromkeys(kind.sample.driver.version for kind in kinds if kind.sample.driver)
@@ -108,15 +109,15 @@ def upgrade(kinds: Collection[Kind], judge: Judge, old: str, new: str) -> Upgrad
         if driver is None or driver.version != old:
             continue
         hosts += len(kind.hosts)
-        was, answer = kind.selected, judge.answer(_upgraded(kind.sample, new))
-        becomes = getattr(answer, "selected", None)
+        was, upgraded = kind.selected, answer(_upgraded(kind.sample, new))
+        becomes, why = getattr(upgraded, "selected", None), miss(upgraded)
         if becomes == was:
             unchanged += len(kind.hosts)
         elif becomes is not None:
             changes.setdefault((was, becomes), []).extend(kind.hosts)
-        elif was is not None:
-            losses.setdefault((was, judge.miss(answer)), []).extend(kind.hosts)
-    lost = [Loss(old=was, hosts=tuple(sorted(names)), miss=reason) for (was, reason), names in losses.items()]
+        elif was is not None and why is not None:
+            losses.setdefault((was, why), []).extend(kind.hosts)
+    lost = [Loss(old=was, hosts=tuple(sorted(names)), miss=why) for (was, why), names in losses.items()]
     moved = [
         Change(old=was, new=becomes, hosts=tuple(sorted(names))) for (was, becomes), names in changes.items()
     ]

@@ -12,7 +12,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from imagematrix.selection.selection import RuleResult, Selection
+    from imagematrix.selection.rule import RuleResult
+    from imagematrix.selection.selection import Selection
 
 __all__ = ["Death", "death", "died"]
 

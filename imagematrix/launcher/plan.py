@@ -9,7 +9,7 @@ from imagematrix.errors import UsageError
 from imagematrix.gpus.spec import among, names
 from imagematrix.launcher.devices import nodes
 from imagematrix.launcher.share import Share
-from imagematrix.selection.needs import mode
+from imagematrix.selection.drivers import mode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from imagematrix.launcher.passed import passed
 from imagematrix.launcher.plan import plan
 from imagematrix.launcher.share import Mps, Share, mps
 from imagematrix.record import replace
-from imagematrix.selection.needs import mode
+from imagematrix.selection.drivers import mode
 from imagematrix.selection.select import select, serving
 
 TYPE_CHECKING = False

@@ -4,63 +4,77 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import cached_property
+from operator import attrgetter
 
+from imagematrix.catalog.catalog import Variant
 from imagematrix.gpus.spec import spec
 from imagematrix.record import replace
-from imagematrix.selection import needs
-from imagematrix.selection.node import kind, kinds
+from imagematrix.selection.candidate import Candidate, distances, results, without
+from imagematrix.selection.hardware import hardware, kind, kinds
+from imagematrix.selection.miss import Miss
 from imagematrix.selection.order import key
-from imagematrix.selection.rules import apart, results, without
-from imagematrix.selection.selection import Candidate
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping
     from typing import Any
 
-    from imagematrix.catalog.catalog import Variant
     from imagematrix.node.host import Gpu
-    from imagematrix.selection.node import Node
     from imagematrix.selection.question import Question
-    from imagematrix.selection.selection import RuleResult
+    from imagematrix.selection.rule import RuleResult
+    from imagematrix.selection.target import Target
 
 __all__ = ["Decision"]
 
-SHOWN = 8  # variants that nothing tells apart which are named
+SHOWN = 8  # indistinguishable variants that are named
+# All that a variant says of itself, which is all but what the store says of it.
+_content: Callable[[Variant], Hashable] = attrgetter(
+    *(name for name in Variant.__slots__ if name not in ("reference", "digest", "size"))
+)
 
 
 class Decision:
-    """The variant that fits a node best, and what there is to say about the others.
+    """The variant that fits a target best, and what there is to say about the others.
 
-    It holds for every host of the same hardware, and is kept for the next. What is said about the others is
-    worked out each time it is asked for: of a thousand variants it takes two megabytes.
+    It holds for every host of the same `hardware`, and is kept for the next. The candidates are computed each
+    time: those of a thousand variants take two megabytes.
     """
 
-    def __init__(self, question: Question, node: Node) -> None:
+    def __init__(self, question: Question, target: Target) -> None:
         self.catalog = question.catalog
         self.question = question
         self._index = question.index
-        self._node = node
-        self._sample = replace(node, gpus=kinds(node.gpus))
-        fitting = self._index.fitting(self._sample)
-        self.differing = self._index.differing(fitting)
-        self._leading = _alike(self._index.leading(self._sample, fitting)) if fitting else []
+        self._target = target
+        self._sample = replace(target, gpus=kinds(target.gpus))
+        self._fitting = self._index.fitting(self._sample)
+        self.differing = self._index.differing(self._fitting)
+        self._leading = _alike(self._index.leading(self._sample, self._fitting)) if self._fitting else []
         self.variant = self._leading[0] if len(self._leading) == 1 and not self.differing else None
 
-    def __reduce__(self) -> tuple[Callable[[Question, Node], Decision], tuple[Question, Node]]:
-        return Decision, (self.question, self._node)
+    def __reduce__(self) -> tuple[Callable[[Question, Target], Decision], tuple[Question, Target]]:
+        return Decision, (self.question, self._target)
+
+    @property
+    def hardware(self) -> Hashable:
+        """What identifies the kind of hardware that it is about."""
+        return hardware(self._target)
+
+    @property
+    def fits(self) -> frozenset[str]:
+        """The references of all variants that fit."""
+        return self._index.references(self._fitting)
 
     @property
     def candidates(self) -> tuple[Candidate, ...]:
         """Every variant with every rule's result: those that fit by rank, then the others, nearest first."""
-        told = [
-            Candidate(variant=variant, rank=None, rules=results(self._node, variant))
+        candidates = [
+            Candidate(variant=variant, rank=None, rules=results(self._target, variant))
             for variant in self.catalog.variants
         ]
-        told.sort(key=self._place)
+        candidates.sort(key=self._place)
         built = {
             without(result.rule, candidate.variant): candidate.reference
-            for candidate in reversed(told)
+            for candidate in reversed(candidates)
             for result in candidate.rules
             if result.ok
         }
@@ -68,12 +82,12 @@ class Decision:
             replace(candidate, rules=tuple(_cured(candidate, result, built) for result in candidate.rules))
             if candidate.failing
             else replace(candidate, rank=place)
-            for place, candidate in enumerate(told, 1)
+            for place, candidate in enumerate(candidates, 1)
         )
 
     @cached_property
     def doubt(self) -> tuple[str, str] | None:
-        """What to tell where several variants fit that only the question can decide among, and how it can."""
+        """Why the question leaves several variants that fit, and how to decide; None if it does not."""
         if self.variant or not self._leading:
             return None
         name = f"{self.catalog.image}:{self.catalog.version}"
@@ -94,40 +108,53 @@ class Decision:
         return f"nothing tells these variants of {name} apart: {references}", "name the one to take"
 
     @cached_property
-    def refusal(self) -> tuple[str, str | None]:
-        """What to tell where nothing fits: a sentence with the nearest miss, and what would change it."""
-        name = f"{self.catalog.image}:{self.catalog.version}"
-        message, remedy = self._refusal(name)
+    def miss(self) -> Miss | None:
+        """Why nothing is selected, and what would change it; None if something is."""
+        if self.variant:
+            return None
+        if self.doubt:
+            why, fix = self.doubt
+            return Miss(why=why, fix=fix)
+        miss = self._nearest()
         others = self.question.left_out
         fitting = others.fitting(self._sample)
         if not fitting:
-            return message, remedy
+            return miss
         other = others.best(self._sample, fitting)
-        return f"{message}; {other.reference} fits, which was not asked for", self.question.remedy(other)
+        return replace(
+            miss,
+            why=f"{miss.why}; {other.reference} fits, which was not asked for",
+            fix=self.question.remedy(other),
+        )
 
-    def _refusal(self, name: str) -> tuple[str, str | None]:
+    def _nearest(self) -> Miss:
+        name = f"{self.catalog.image}:{self.catalog.version}"
         if not self.catalog.variants:
-            return f"{name} has no variants{self.question.words}", None
+            return Miss(why=f"{name} has no variants{self.question.words}", fix=None)
         variant = self._index.nearest(self._sample)
-        failing = next(result for result in results(self._node, variant) if not result.ok)
+        failing = tuple(result for result in results(self._target, variant) if not result.ok)
         number = len(self.catalog.variants)
-        message = f"none of the {number} variants of {name}{self.question.words} fits this host"
+        why = f"none of the {number} variants of {name}{self.question.words} fits this host"
         served = self._served()
         if served:
             labels = ", ".join(gpu.label for gpu in served)
-            return f"{message} with all the GPUs passed; one fits {labels}", f"pass --gpus {spec(served)}"
-        return f"{message}; the nearest is {variant.reference}, but {failing.why}", failing.fix
+            why += f" with all the GPUs passed; one fits {labels}"
+            fix: str | None = f"pass --gpus {spec(served)}"
+        else:
+            why += f"; the nearest is {variant.reference}, but {failing[0].why}"
+            fix = failing[0].fix
+        return Miss(why=why, fix=fix, nearest=variant.reference, rules=failing)
 
     def _place(self, candidate: Candidate) -> tuple[Any, ...]:
         failing = candidate.failing
         foreign = any(result.rule == "platform" for result in failing)
-        mistaken = bool(failing and bool(self._node.gpus) is not candidate.variant.gpu)
+        mistaken = bool(failing and bool(self._target.gpus) is not candidate.variant.gpu)
         return (
             bool(failing),
             foreign,
             mistaken,
             len(failing),
-            apart(self._sample, candidate.variant),
+            distances(self._sample, candidate.variant),
             *key(self._index.criteria, self._sample, candidate.variant),
         )
 
@@ -135,13 +162,13 @@ class Decision:
         """Return GPUs that one variant would fit, where none fits all: the most numerous kinds first."""
         together = self._index.everything
         served = set()
-        examples = {kind(gpu): gpu for gpu in self._node.gpus}
-        for which, _ in Counter(map(kind, self._node.gpus)).most_common():
-            fitting = together & self._index.fitting(replace(self._node, gpus=(examples[which],)))
+        examples = {kind(gpu): gpu for gpu in self._target.gpus}
+        for which, _ in Counter(map(kind, self._target.gpus)).most_common():
+            fitting = together & self._index.fitting(replace(self._target, gpus=(examples[which],)))
             if fitting:
                 together = fitting
                 served.add(which)
-        return tuple(gpu for gpu in self._node.gpus if kind(gpu) in served)
+        return tuple(gpu for gpu in self._target.gpus if kind(gpu) in served)
 
 
 def _cured(candidate: Candidate, result: RuleResult, built: Mapping[Hashable, str]) -> RuleResult:
@@ -156,5 +183,5 @@ def _alike(leading: list[Variant]) -> list[Variant]:
     No two cells of a matrix do, unless their images were built when labels lacked the image's own axes.
     """
     first, *others = leading
-    said = needs.everything(first)
-    return [first, *(one for one in others if needs.everything(one) == said)]
+    content = _content(first)
+    return [first, *(one for one in others if _content(one) == content)]

@@ -1,4 +1,4 @@
-"""Which of several variants is best: a total order of the variants, for a node and by nothing else."""
+"""Which of several variants is best: a total order of the variants, for a target and by nothing else."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from operator import attrgetter
 from imagematrix.catalog.catalog import CRITERIA
 from imagematrix.facts import marches, versions
 from imagematrix.record import Record
-from imagematrix.selection import needs, verdicts
+from imagematrix.selection import drivers
+from imagematrix.selection.rules import cpu, device_code
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from imagematrix.catalog.catalog import Variant
-    from imagematrix.selection.node import Node
+    from imagematrix.selection.target import Target
 
 __all__ = ["Criterion", "key", "order"]
 
@@ -26,11 +27,13 @@ NO_CODE = (2, 0)
 class Criterion(Record):
     """One thing by which variants are compared: the less its score, the better.
 
-    `needs` returns all that it looks at in a variant: variants with equal needs have one score on a node.
+    `facts` are all facts of a host that the score reads, named as those of a Rule. `need` returns everything
+    that it reads in a variant: variants with equal needs have the same score on a target.
     """
 
-    needs: Callable[[Variant], Hashable]
-    score: Callable[[Node, Variant], Any]
+    facts: tuple[str, ...]
+    need: Callable[[Variant], Hashable]
+    score: Callable[[Target, Variant], Any]
 
 
 def order(prefer: Sequence[str] = ()) -> tuple[Criterion, ...]:
@@ -38,59 +41,61 @@ def order(prefer: Sequence[str] = ()) -> tuple[Criterion, ...]:
     return tuple(BY_NAME[name] for name in dict.fromkeys((*prefer, *CRITERIA)))
 
 
-def key(criteria: Sequence[Criterion], node: Node, variant: Variant) -> tuple[Any, ...]:
-    """Return the sort key of a variant on a node: criterion by criterion, and its reference at last.
+def key(criteria: Sequence[Criterion], target: Target, variant: Variant) -> tuple[Any, ...]:
+    """Return the sort key of a variant on a target: criterion by criterion, and its reference at last.
 
     No two variants of a catalog have the same reference, so that no two have the same key.
     """
-    return (*(criterion.score(node, variant) for criterion in criteria), variant.reference)
+    return (*(criterion.score(target, variant) for criterion in criteria), variant.reference)
 
 
-def _cpu_only(_: Node, variant: Variant) -> bool:
+def _cpu_only(_: Target, variant: Variant) -> bool:
     return not variant.gpu
 
 
-def _device_code(node: Node, variant: Variant) -> tuple[int, int]:
-    driver = verdicts.effective_driver(node, variant)
-    return max((verdicts.code(variant, gpu, driver) or NO_CODE for gpu in node.gpus), default=NO_CODE)
+def _device_code(target: Target, variant: Variant) -> tuple[int, int]:
+    driver = drivers.effective(target, variant)
+    return max((device_code.code(variant, gpu, driver) or NO_CODE for gpu in target.gpus), default=NO_CODE)
 
 
-def _driver_mode(_: Node, variant: Variant) -> int:
-    return MODES[needs.mode(variant)]
+def _driver_mode(_: Target, variant: Variant) -> int:
+    return MODES[drivers.mode(variant)]
 
 
-def _cuda(_: Node, variant: Variant) -> tuple[int, ...]:
+def _cuda(_: Target, variant: Variant) -> tuple[int, ...]:
     return tuple(-part for part in versions.order(variant.cuda)) if variant.cuda else ()
 
 
-def _cpu_level(_: Node, variant: Variant) -> int:
+def _cpu_level(_: Target, variant: Variant) -> int:
     return -marches.level_rank(marches.level(variant.cpu_flags))
 
 
-def _cpu_vendor(node: Node, variant: Variant) -> int:
+def _cpu_vendor(target: Target, variant: Variant) -> int:
     if variant.vendor in (None, "generic"):
         return 1
-    return 0 if variant.vendor == marches.host_vendor(node.host.cpu.vendor) else 2
+    return 0 if variant.vendor == marches.host_vendor(target.host.cpu.vendor) else 2
 
 
-def _cpu_flags(node: Node, variant: Variant) -> int:
-    return -len(verdicts.needed_flags(node, variant))
+def _cpu_flags(target: Target, variant: Variant) -> int:
+    return -len(cpu.needed_flags(target, variant))
 
 
 # By their names in CRITERIA, which has their usual order.
 BY_NAME = {
     # GPU variants before CPU-only ones
-    "gpu": Criterion(needs=attrgetter("gpu"), score=_cpu_only),
+    "gpu": Criterion(facts=(), need=attrgetter("gpu"), score=_cpu_only),
     # a native cubin, then the nearest lower minor, then PTX; of several GPUs the worst served decides
-    "device-code": Criterion(needs=needs.code, score=_device_code),
+    "device-code": Criterion(
+        facts=("driver.version", "gpus.compute", "gpus.state"), need=device_code.need, score=_device_code
+    ),
     # the exact driver, then cuda-compat, then the host's
-    "driver": Criterion(needs=needs.mode, score=_driver_mode),
+    "driver": Criterion(facts=(), need=drivers.mode, score=_driver_mode),
     # the newest CUDA release
-    "cuda": Criterion(needs=attrgetter("cuda"), score=_cuda),
+    "cuda": Criterion(facts=(), need=attrgetter("cuda"), score=_cuda),
     # the highest psABI level among the flags that the code needs
-    "cpu-level": Criterion(needs=needs.cpu, score=_cpu_level),
+    "cpu-level": Criterion(facts=(), need=cpu.need, score=_cpu_level),
     # tuned for the host's CPU vendor, then for none, then for another
-    "cpu-vendor": Criterion(needs=attrgetter("vendor"), score=_cpu_vendor),
+    "cpu-vendor": Criterion(facts=("cpu.vendor",), need=attrgetter("vendor"), score=_cpu_vendor),
     # the most flags that the code needs
-    "cpu-flags": Criterion(needs=needs.cpu, score=_cpu_flags),
+    "cpu-flags": Criterion(facts=("arch",), need=cpu.need, score=_cpu_flags),
 }

@@ -7,9 +7,10 @@ from functools import lru_cache
 from imagematrix.errors import UsageError
 from imagematrix.gpus.spec import NONE, candidates, choose
 from imagematrix.selection.decision import Decision
-from imagematrix.selection.node import Node, hardware, kind
+from imagematrix.selection.hardware import hardware, kind
 from imagematrix.selection.question import Question, asked
 from imagematrix.selection.selection import NothingFits, Selection
+from imagematrix.selection.target import Target
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["Selector", "explain", "select", "select_many", "serving"]
 
 CATALOGS = 8  # selectors kept by the functions below
-DECISIONS = 10_000  # kinds of hardware a selector keeps decisions for
+DECISIONS = 10_000  # kinds of hardware that a selector keeps decisions for, by default
 
 
 def select(
@@ -91,36 +92,38 @@ def serving(
 
 
 class Selector:
-    """Answers one question to a catalog; decides once for each kind of hardware it meets."""
+    """Answers one question to a catalog; decides once for each kind of hardware it meets.
 
-    __slots__ = ("_decisions", "question")
+    It keeps the decisions for `keep` kinds.
+    """
 
-    def __init__(self, catalog: Catalog, where: Asked = ()) -> None:
+    __slots__ = ("_decisions", "_keep", "question")
+
+    def __init__(self, catalog: Catalog, where: Asked = (), *, keep: int = DECISIONS) -> None:
         self.question = Question(catalog, where)
         self._decisions: dict[Hashable, Decision] = {}
+        self._keep = keep
 
     def select(self, host: Host, *, gpus: int | str | None = None, allow_cpu: bool = False) -> Selection:
         """Return the variant that fits `host` best; see the function `select`."""
         selection = self.explain(host, gpus=gpus, allow_cpu=allow_cpu)
-        if selection.variant is None:
-            doubt = selection.decision.doubt
-            if doubt:
-                raise UsageError(doubt[0], remedy=doubt[1])
-            message, fix = selection.decision.refusal
-            raise NothingFits(message, selection=selection, remedy=fix)
-        return selection
+        miss = selection.miss
+        if miss is None:
+            return selection
+        if selection.decision.doubt:
+            raise UsageError(miss.why, remedy=miss.fix)
+        raise NothingFits(miss.why, selection=selection, remedy=miss.fix)
 
     def explain(self, host: Host, *, gpus: int | str | None = None, allow_cpu: bool = False) -> Selection:
         """Return what `select` finds, with `selected` None where it raises; see the function `explain`."""
         chosen = choose(host, gpus)
-        allow_cpu = allow_cpu or gpus == NONE
-        known = hardware(host, chosen, allow_cpu=allow_cpu)
-        decision = self._decisions.get(known)
+        target = Target(host=host, gpus=chosen, allow_cpu=allow_cpu or gpus == NONE)
+        key = hardware(target)
+        decision = self._decisions.get(key)
         if decision is None:
-            if len(self._decisions) >= DECISIONS:
+            if len(self._decisions) >= self._keep:
                 self._decisions.clear()
-            decision = Decision(self.question, Node(host=host, gpus=chosen, allow_cpu=allow_cpu))
-            self._decisions[known] = decision
+            decision = self._decisions[key] = Decision(self.question, target)
         return Selection(host=host, chosen_gpus=chosen, decision=decision)
 
     def serving(self, host: Host, wanted: int | str | None) -> tuple[tuple[tuple[Gpu, ...], ...], int]:
@@ -131,7 +134,7 @@ class Selector:
             return (found,), count
         # What fits each of several GPUs fits all of them: no rule looks at two together.
         index = self.question.index
-        fitting = {which: index.fitting(Node(host=host, gpus=(gpu,))) for which, gpu in examples.items()}
+        fitting = {which: index.fitting(Target(host=host, gpus=(gpu,))) for which, gpu in examples.items()}
         if count == 1:
             return (tuple(gpu for gpu in found if fitting[kind(gpu)]) or found,), count
         served = {

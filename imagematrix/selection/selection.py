@@ -10,73 +10,20 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from imagematrix.catalog.catalog import Variant
     from imagematrix.node.host import Gpu, Host
+    from imagematrix.selection.candidate import Candidate
     from imagematrix.selection.decision import Decision
+    from imagematrix.selection.miss import Miss
 
-__all__ = ["SCHEMA", "Candidate", "RuleResult", "Selection"]
+__all__ = ["SCHEMA", "NothingFits", "Selection"]
 
 SCHEMA = "imagematrix.selection/v1"
-
-
-class RuleResult(Record):
-    """What one rule says about one variant: `why` in a sentence, `fix` what would change it, or None."""
-
-    rule: str
-    ok: bool
-    need: str
-    have: str | None
-    why: str
-    fix: str | None
-
-    def to_json(self) -> dict[str, object]:
-        """Return one element of a candidate's `rules`."""
-        return {
-            "rule": self.rule,
-            "ok": self.ok,
-            "need": self.need,
-            "have": self.have,
-            "why": self.why,
-            "fix": self.fix,
-        }
-
-
-class Candidate(Record):
-    """One variant as the rules see it; `rank` is its place among those that fit, from 1, or None."""
-
-    variant: Variant
-    rank: int | None
-    rules: tuple[RuleResult, ...]
-
-    @property
-    def reference(self) -> str:
-        """The variant's image reference."""
-        return self.variant.reference
-
-    @property
-    def fits(self) -> bool:
-        """Whether every rule holds."""
-        return self.rank is not None
-
-    @property
-    def failing(self) -> tuple[RuleResult, ...]:
-        """The rules that do not hold."""
-        return tuple(rule for rule in self.rules if not rule.ok)
-
-    def to_json(self) -> dict[str, object]:
-        """Return one element of the Selection document's `candidates`."""
-        return {
-            "reference": self.reference,
-            "rank": self.rank,
-            "fits": self.fits,
-            "rules": [rule.to_json() for rule in self.rules],
-        }
 
 
 class Selection(Record):
     """The answer for one host: the chosen image and GPUs.
 
-    `chosen_gpus` are the GPUs to pass to the container; of one in MIG mode, its `mig` are the MIG devices to
-    pass. `decision` is shared by all hosts of the same hardware; it works out the reasons each time they are
-    asked for.
+    `chosen_gpus` are the GPUs to pass to the container; the `mig` of one in MIG mode are the MIG devices to
+    pass. `decision` is shared by all hosts of the same hardware.
     """
 
     host: Host
@@ -117,8 +64,21 @@ class Selection(Record):
         return names(self.chosen_gpus)
 
     @property
+    def fits(self) -> frozenset[str]:
+        """The references of all variants that fit."""
+        return self.decision.fits
+
+    @property
+    def miss(self) -> Miss | None:
+        """Why nothing is selected, and what would change it; None if something is."""
+        return self.decision.miss
+
+    @property
     def candidates(self) -> tuple[Candidate, ...]:
-        """Every variant with what every rule says: those that fit by rank, then the others, nearest first."""
+        """Every variant with what every rule says: those that fit by rank, then the others, nearest first.
+
+        It is computed each time.
+        """
         return self.decision.candidates
 
     def to_json(self) -> dict[str, object]:

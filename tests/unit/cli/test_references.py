@@ -53,7 +53,7 @@ def test_its_rules_are_checked(cli, profiles, image, have, published):
     assert shown.out.endswith(f" {reference(image, '3.9')}@{published['3.9']}\n")
     said = cli("explain", f"{image}:v1-arm-6b86b273ff34", *host)
     assert said.code == 3
-    assert "its programs are for linux/arm64" in said.out
+    assert "the image is for linux/arm64" in said.out
 
 
 def test_an_image_of_somebody_else_is_no_variant(image, repository):

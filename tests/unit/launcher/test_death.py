@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from imagematrix.launcher.death import Death, death, died
-from imagematrix.selection.selection import RuleResult
+from imagematrix.selection.rule import RuleResult
 
 # As programs, frameworks and tools put it.
 SAID = {

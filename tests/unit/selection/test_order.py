@@ -10,9 +10,9 @@ from imagematrix.catalog.catalog import Catalog
 from imagematrix.errors import UsageError
 from imagematrix.record import replace
 from imagematrix.selection.index import Index
-from imagematrix.selection.node import Node
 from imagematrix.selection.order import key, order
 from imagematrix.selection.select import select
+from imagematrix.selection.target import Target
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def first():
 @pytest.fixture
 def node(make):
     one = make.host(make.gpu(), march="znver4", vendor="AuthenticAMD", driver="580.65.06")
-    return Node(host=one, gpus=one.gpus, allow_cpu=True)
+    return Target(host=one, gpus=one.gpus, allow_cpu=True)
 
 
 def test_gpu_before_cpu(first, node, make):
@@ -58,7 +58,7 @@ def test_native_then_the_nearest_minor_then_ptx(first, node, make):
 
 def test_the_worst_served_gpu_decides(first, make):
     mixed = make.host(make.gpu(0, compute="8.0"), make.gpu(1, compute="8.9"))
-    node = Node(host=mixed, gpus=mixed.gpus)
+    node = Target(host=mixed, gpus=mixed.gpus)
     assert first(node, make.variant("a", cubins=("80",)), make.variant("b", cubins=("80", "86"))) == "b"
     assert (
         first(node, make.variant("a", cubins=("80",)), make.variant("b", cubins=("80",), ptx=[("89", "8.4")]))
@@ -129,7 +129,7 @@ def test_own_vendor_then_none_then_another(first, node, make):
 
 
 def test_an_unknown_vendor_prefers_generic_code(first, make):
-    unknown = Node(host=make.host(vendor=None), gpus=())
+    unknown = Target(host=make.host(vendor=None), gpus=())
     assert first(unknown, make.cpu_variant("z"), make.cpu_variant("a", vendor="intel")) == "z"
 
 

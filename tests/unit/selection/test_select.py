@@ -122,7 +122,7 @@ def nearest(host, *variants):
     found = explain(host, Catalog(image="t", version="v1", variants=variants))
     assert found.selected is None
     first = found.candidates[0].reference
-    told = found.decision.refusal[0]
+    told = found.miss.why
     assert f"the nearest is {first}, but" in told or "one fits GPU" in told
     return first
 
@@ -305,9 +305,8 @@ def test_catalogs_are_told_apart_by_identity(make):
     assert module._Same(a) != a
 
 
-def test_a_selector_forgets_before_it_grows_without_end(make, monkeypatch):
-    monkeypatch.setattr(module, "DECISIONS", 2)
-    selector = Selector(make.catalog(make.variant()))
+def test_a_selector_forgets_before_it_grows_without_end(make):
+    selector = Selector(make.catalog(make.variant()), keep=2)
     for index in range(5):
         assert selector.select(make.host(make.gpu(index))).selected == "t:gpu"
         assert len(selector._decisions) <= 2
@@ -363,7 +362,7 @@ def test_decisions_that_are_kept_hold_no_reasons(make):
         before = tracemalloc.get_traced_memory()[0]
         found = [selector.explain(host) for host in hosts]
         assert all(len(one.candidates) == 1000 for one in found[:3])
-        assert all(one.decision.refusal for one in found)
+        assert all(one.miss for one in found)
         held = tracemalloc.get_traced_memory()[0] - before
     finally:
         tracemalloc.stop()

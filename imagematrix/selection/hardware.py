@@ -1,0 +1,48 @@
+"""What identifies a kind of hardware: the facts of a host that a rule or a criterion of the order reads.
+
+Decisions are kept by it. It is derived from what rules and criteria declare, so that none can be forgotten.
+"""
+
+from __future__ import annotations
+
+from operator import attrgetter
+
+from imagematrix.selection.order import BY_NAME
+from imagematrix.selection.rules import RULES
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterable
+    from typing import Any
+
+    from imagematrix.node.host import Gpu
+    from imagematrix.selection.target import Target
+
+__all__ = ["FACTS", "LABEL", "hardware", "kind", "kinds"]
+
+LABEL = frozenset({"gpus.index", "gpus.name"})  # what any reason may read besides: it is in `Gpu.label`
+FACTS = frozenset(fact for some in (RULES, BY_NAME.values()) for one in some for fact in one.facts)
+DRIVER, GPUS = "driver.", "gpus."
+
+
+def _facts(names: Iterable[str], owner: str = "") -> Callable[[Any], Hashable]:
+    """Return a function that returns the facts which `names` has of a host's driver, a GPU or the host."""
+    return attrgetter(*sorted(name.removeprefix(owner) for name in names if name.startswith(owner)))
+
+
+_host = _facts(fact for fact in FACTS if not fact.startswith((DRIVER, GPUS)))
+_driver = _facts(FACTS, DRIVER)
+_gpu = _facts(FACTS | LABEL, GPUS)
+# All that a rule or a criterion reads of a GPU: GPUs of one kind have the same verdicts.
+kind: Callable[[Gpu], Hashable] = _facts(FACTS, GPUS)
+
+
+def hardware(target: Target) -> Hashable:
+    """Return all that a decision and its reasons depend on: where it is equal, they are equal."""
+    host, driver = target.host, target.host.driver
+    return _host(host), driver and _driver(driver), tuple(map(_gpu, target.gpus)), target.allow_cpu
+
+
+def kinds(gpus: Iterable[Gpu]) -> tuple[Gpu, ...]:
+    """Return one GPU of each kind."""
+    return tuple({kind(gpu): gpu for gpu in gpus}.values())

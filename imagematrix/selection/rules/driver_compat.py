@@ -1,0 +1,92 @@
+"""`driver-compat`: cuda-compat in the image supports the kernel module's branch and every GPU.
+
+Otherwise CUDA ends with error 803 or 804. Source:
+https://docs.nvidia.com/deploy/cuda-compatibility/forward-compatibility.html.
+"""
+
+from __future__ import annotations
+
+from imagematrix.facts import gpus, versions
+from imagematrix.selection import drivers
+from imagematrix.selection.rule import Rule
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+    from imagematrix.catalog.catalog import Variant
+    from imagematrix.node.host import Gpu
+    from imagematrix.selection.rule import Gap, Reason
+    from imagematrix.selection.target import Target
+
+__all__ = ["RULE"]
+
+
+def need(variant: Variant) -> Hashable:
+    """Return the cuda-compat, or None."""
+    return variant.driver if variant.driver and variant.driver.mode == "compat" else None
+
+
+def holds(target: Target, variant: Variant) -> bool:
+    """Whether cuda-compat supports the kernel's branch, is newer than its driver, and supports every GPU."""
+    kernel, compat = target.kernel_driver, variant.driver
+    if kernel is None or compat is None or compat.version is None:
+        return False
+    return (
+        not (versions.is_tegra(kernel) or target.virtual)
+        and versions.branch(kernel) in compat.branches
+        and versions.order(compat.version) > versions.order(kernel)
+        and all(_supports(variant, gpu) for gpu in target.gpus)
+    )
+
+
+def reason(target: Target, variant: Variant, *, ok: bool) -> Reason:
+    """Return need, have, why and fix."""
+    compat, have = drivers.baked(variant), target.kernel_driver
+    branches = ", ".join(str(branch) for branch in variant.driver.branches) if variant.driver else ""
+    wanted = f"a kernel driver older than {compat}, of branch {branches or 'none'}, and data-centre GPUs"
+    if ok:
+        return wanted, have, f"cuda-compat {compat} supports the kernel's driver and the GPUs", None
+    if have is None:
+        return wanted, have, drivers.NO_DRIVER, f"load an NVIDIA driver of branch {branches}"
+    if target.virtual:
+        return wanted, have, *drivers.vgpu(target)
+    unsupported = [gpu.label for gpu in target.gpus if not _supports(variant, gpu)]
+    if unsupported:
+        labels = drivers.listed(unsupported)
+        why = f"cuda-compat is not supported on {labels}, as far as brand and name tell"
+    else:
+        why = f"cuda-compat {compat} does not support kernel driver {have}: only an older one of its branches"
+    return wanted, have, why, drivers.with_driver(target, have)
+
+
+def gap(target: Target, variant: Variant) -> Gap:
+    """Return how far off the kernel's branch is, and how many GPUs cuda-compat does not support."""
+    branches = variant.driver.branches if variant.driver else ()
+    own = target.kernel_driver and versions.branch(target.kernel_driver)
+    apart = min((abs(branch - own) for branch in branches), default=drivers.FAR) if own else drivers.FAR
+    return apart, sum(not _supports(variant, gpu) for gpu in target.gpus)
+
+
+def _supports(variant: Variant, gpu: Gpu) -> bool:
+    """Whether cuda-compat supports a GPU: its ELF note lists the brand, and it is a data-centre part."""
+    brands = variant.driver.brands if variant.driver else ()
+    return gpu.brand in brands and gpus.data_centre(gpu.brand, gpu.name)
+
+
+RULE = Rule(
+    name="driver-compat",
+    facts=(
+        "driver.version",
+        "gpus.state",
+        "gpus.brand",
+        "gpus.name",
+        "gpus.pci_device_id",
+        "gpus.compute",
+    ),
+    parts=("driver",),
+    need=need,
+    holds=holds,
+    reason=reason,
+    gap=gap,
+)

@@ -1,0 +1,69 @@
+"""`driver-cuda`: the effective driver runs the image's CUDA release. Otherwise CUDA ends with error 35.
+
+Sources: https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html,
+https://docs.nvidia.com/cuda/cuda-toolkit-release-notes/index.html.
+"""
+
+from __future__ import annotations
+
+from imagematrix.facts import cuda, versions
+from imagematrix.selection import drivers
+from imagematrix.selection.rule import Rule
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+    from imagematrix.catalog.catalog import Variant
+    from imagematrix.selection.rule import Gap, Reason
+    from imagematrix.selection.target import Target
+
+__all__ = ["RULE"]
+
+
+def need(variant: Variant) -> Hashable:
+    """Return the CUDA release and what the variant says of the driver to run it, or None if CPU-only."""
+    return (variant.cuda, drivers.own(variant), variant.oldest_driver) if variant.cuda else None
+
+
+def holds(target: Target, variant: Variant) -> bool:
+    """Whether the driver brought this release or a later one, or is at or above the floor of its major."""
+    driver = drivers.effective(target, variant)
+    if driver is None or variant.cuda is None:
+        return False
+    return cuda.driver_runs(variant.cuda, driver, variant.oldest_driver)
+
+
+def reason(target: Target, variant: Variant, *, ok: bool) -> Reason:
+    """Return need, have, why and fix."""
+    release, driver = f"CUDA {variant.cuda}", drivers.effective(target, variant)
+    if driver is None:
+        return release, None, drivers.NO_DRIVER, f"load an NVIDIA driver that runs {release}"
+    have = f"{driver} (CUDA {cuda.driver_cuda(driver) or 'unknown'})"
+    if ok:
+        return release, have, f"driver {driver} runs {release}", None
+    if versions.is_tegra(driver):
+        why = f"driver {driver} is a Tegra's, whose CUDA is that of its JetPack, and is not known"
+        return release, have, why, "use a container made for this JetPack"
+    lowest = cuda.lowest_driver(variant.cuda or "", variant.oldest_driver)
+    if lowest is None:
+        why = f"this release of imagematrix does not know which drivers run {release}"
+        return release, have, why, "use a newer release of imagematrix"
+    return release, have, f"driver {driver} is too old for {release}", drivers.newer(variant, lowest)
+
+
+def gap(target: Target, variant: Variant) -> Gap:
+    """Return how much older the driver is than the oldest that would do."""
+    lowest = cuda.lowest_driver(variant.cuda or "", variant.oldest_driver)
+    return drivers.between(drivers.effective(target, variant), lowest)
+
+
+RULE = Rule(
+    name="driver-cuda",
+    facts=("driver.version",),
+    parts=("cuda",),
+    need=need,
+    holds=holds,
+    reason=reason,
+    gap=gap,
+)

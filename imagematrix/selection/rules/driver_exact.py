@@ -1,0 +1,61 @@
+"""`driver-exact`: the driver in the image has the version of the kernel module.
+
+Otherwise it refuses to work: NVML error 18, CUDA error 803. Source: NVIDIA open GPU kernel modules,
+https://github.com/NVIDIA/open-gpu-kernel-modules#how-to-build.
+"""
+
+from __future__ import annotations
+
+from imagematrix.selection import drivers
+from imagematrix.selection.rule import Rule
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from imagematrix.catalog.catalog import Variant
+    from imagematrix.selection.rule import Gap, Reason
+    from imagematrix.selection.target import Target
+
+__all__ = ["RULE"]
+
+
+def need(variant: Variant) -> str | None:
+    """Return the version that the kernel module must have ("" if it is unknown), or None."""
+    return (variant.driver.version or "") if variant.driver and variant.driver.mode == "exact" else None
+
+
+def holds(target: Target, variant: Variant) -> bool:
+    """Whether the versions are the same text, which is how the kernel module compares them.
+
+    A virtual GPU needs the driver of its vGPU release, which only its node has.
+    """
+    kernel = target.kernel_driver
+    return kernel is not None and need(variant) == kernel and not target.virtual
+
+
+def reason(target: Target, variant: Variant, *, ok: bool) -> Reason:
+    """Return need, have, why and fix."""
+    version, have = drivers.baked(variant), target.kernel_driver
+    if ok:
+        return version, have, "the driver in the image is the one that the kernel has loaded", None
+    if have is None:
+        return version, have, drivers.NO_DRIVER, f"load the NVIDIA driver {version}"
+    if target.virtual:
+        return version, have, *drivers.vgpu(target)
+    why = f"the image carries driver {version}, which works only with its own kernel module"
+    return version, have, f"{why}; the host has {have}", drivers.with_driver(target, have)
+
+
+def gap(target: Target, variant: Variant) -> Gap:
+    """Return how far the driver is from the kernel's: by branch, then within it."""
+    return drivers.between(need(variant), target.kernel_driver)
+
+
+RULE = Rule(
+    name="driver-exact",
+    facts=("driver.version", "gpus.state", "gpus.pci_device_id", "gpus.compute"),
+    parts=("driver",),
+    need=need,
+    holds=holds,
+    reason=reason,
+    gap=gap,
+)

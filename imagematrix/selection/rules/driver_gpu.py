@@ -1,0 +1,79 @@
+"""`driver-gpu`: the user-mode driver still supports every GPU, and the loaded kernel modules drive it.
+
+Otherwise CUDA finds no device (error 100) or ends with error 803, though the kernel's driver works. Sources:
+NVIDIA's supported-gpus.json, https://download.nvidia.com/XFree86/Linux-x86_64/560.28.03/README/kernel_open.html.
+"""
+
+from __future__ import annotations
+
+from imagematrix.facts import gpus
+from imagematrix.selection import drivers
+from imagematrix.selection.rule import Rule
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from imagematrix.catalog.catalog import Variant
+    from imagematrix.node.host import Gpu
+    from imagematrix.selection.rule import Gap, Reason
+    from imagematrix.selection.target import Target
+
+__all__ = ["RULE"]
+
+
+def need(variant: Variant) -> str | None:
+    """Return the user-mode driver ("" for the node's), or None if the variant needs none."""
+    if variant.driver:
+        return variant.driver.version or ""
+    return "" if variant.gpu or variant.cubins or variant.ptx else None
+
+
+def holds(target: Target, variant: Variant) -> bool:
+    """Whether the driver supports every GPU, and the kind of kernel module drives it."""
+    driver = need(variant) or target.kernel_driver
+    return driver is not None and not drivers.left_behind(target, driver) and not _undriven(target)
+
+
+def reason(target: Target, variant: Variant, *, ok: bool) -> Reason:
+    """Return need, have, why and fix."""
+    driver = need(variant) or target.kernel_driver
+    wanted = "a driver that supports every GPU passed"
+    if ok:
+        return wanted, driver, f"driver {driver} is not known to have dropped a GPU that is passed", None
+    if driver is None:
+        return wanted, driver, drivers.NO_DRIVER, "load an NVIDIA driver"
+    if left := drivers.left_behind(target, driver):
+        last = min(filter(None, map(drivers.last_branch, left)))
+        labels = drivers.listed([gpu.label for gpu in left])
+        why = f"driver {driver} does not support {labels}: branch {last} is the last that does"
+        return f"a driver of branch {last} or older", driver, why, drivers.older(target, last)
+    kind = target.host.driver.kind if target.host.driver else None
+    labels = drivers.listed([gpu.label for gpu in _undriven(target)])
+    why = f"the {kind} kernel modules of NVIDIA's driver do not drive {labels}"
+    other = "proprietary" if kind == "open" else "open"
+    return f"the {other} kernel modules", f"{driver} ({kind})", why, f"install the {other} kernel modules"
+
+
+def gap(target: Target, variant: Variant) -> Gap:
+    """Return how many GPUs the driver left behind."""
+    driver = need(variant) or target.kernel_driver
+    return (len(drivers.left_behind(target, driver)) if driver else drivers.FAR,)
+
+
+def _undriven(target: Target) -> list[Gpu]:
+    """Return the GPUs that kernel modules of the kind that is loaded, open or proprietary, do not drive.
+
+    The open ones drive Turing and newer GPUs, the proprietary ones none from Blackwell on.
+    """
+    driver = target.host.driver
+    return [gpu for gpu in target.gpus if driver and not gpus.drives(driver.kind, gpu.compute)]
+
+
+RULE = Rule(
+    name="driver-gpu",
+    facts=("driver.version", "driver.kind", "gpus.pci_device_id", "gpus.compute"),
+    parts=("driver",),
+    need=need,
+    holds=holds,
+    reason=reason,
+    gap=gap,
+)

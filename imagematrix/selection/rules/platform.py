@@ -1,0 +1,50 @@
+"""`platform`: the image is for the host's CPU architecture. Otherwise it ends with "exec format error".
+
+Source: OCI image index, https://github.com/opencontainers/image-spec/blob/main/image-index.md.
+"""
+
+from __future__ import annotations
+
+from imagematrix.selection.rule import Rule
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from imagematrix.catalog.catalog import Variant
+    from imagematrix.selection.rule import Gap, Reason
+    from imagematrix.selection.target import Target
+
+__all__ = ["RULE"]
+
+
+def need(variant: Variant) -> str:
+    """Return the platform."""
+    return variant.platform
+
+
+def holds(target: Target, variant: Variant) -> bool:
+    """Whether the architecture is the host's. Its variants (amd64/v3) are for the rule `cpu`."""
+    return variant.platform == target.platform or variant.platform.startswith(f"{target.platform}/")
+
+
+def reason(target: Target, variant: Variant, *, ok: bool) -> Reason:
+    """Return need, have, why and fix."""
+    if ok:
+        return variant.platform, target.platform, "the image is for the host's CPU architecture", None
+    why = f"the image is for {variant.platform}, and the host runs {target.platform}"
+    return variant.platform, target.platform, why, f"build a variant for {target.platform}"
+
+
+def gap(_: Target, __: Variant) -> Gap:
+    """Return the same for all: no architecture is nearer than another."""
+    return (1,)
+
+
+RULE = Rule(
+    name="platform",
+    facts=("arch",),
+    parts=("platform",),
+    need=need,
+    holds=holds,
+    reason=reason,
+    gap=gap,
+)

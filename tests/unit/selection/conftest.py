@@ -1,0 +1,20 @@
+"""What tests of the selection share."""
+
+from __future__ import annotations
+
+import pytest
+
+from imagematrix.selection.candidate import results
+from imagematrix.selection.target import Target
+
+
+@pytest.fixture(scope="module")
+def judge():
+    """Return what one rule says about a variant on a host that passes all its GPUs."""
+
+    def ask(rule, host, variant, **options):
+        node = Target(host=host, gpus=options.pop("gpus", host.gpus), **options)
+        said = {result.rule: result for result in results(node, variant)}
+        return said.get(rule)
+
+    return ask

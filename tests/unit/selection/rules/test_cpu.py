@@ -1,0 +1,75 @@
+"""Both sides of every boundary of the rule `cpu`."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.mark.parametrize(
+    ("march", "need", "without", "missing"),
+    [
+        ("sapphirerapids", "sapphirerapids", (), None),
+        ("sapphirerapids", "sapphirerapids", ("avx512_fp16",), "avx512_fp16"),
+        ("sapphirerapids", "icelake-server", ("avx512_fp16", "avx_vnni"), None),
+        (
+            "sapphirerapids",
+            "sapphirerapids",
+            ("sgx", "enqcmd", "tsxldtrk", "pku"),
+            None,
+        ),  # hidden by a hypervisor
+        ("haswell", "haswell", ("aes",), None),  # compilers use no AES for haswell
+        ("skylake", "skylake", ("aes",), "aes"),
+        ("znver4", "znver4", ("pku",), None),
+        ("znver4", "znver2", ("pku", "flush_l1d"), None),
+        ("znver4", "znver4", ("avx512_bf16", "vaes"), "avx512_bf16 vaes"),
+        ("znver2", "znver2", ("rdpid", "xsaves", "wbnoinvd", "mwaitx"), None),  # an old kernel's names
+        ("znver4", "sapphirerapids", (), "amx_"),
+        ("x86-64-v3", "x86-64-v4", (), "avx512f"),
+        ("x86-64-v4", "x86-64-v3", (), None),
+    ],
+)
+def test_cpu(judge, make, march, need, without, missing):
+    result = judge(
+        "cpu",
+        make.host(march=march, without=without),
+        make.cpu_variant(march=need, cpu_flags=make.flags(need)),
+    )
+    assert result.ok is (missing is None)
+    assert missing is None or missing in result.why
+    assert (result.fix is None) is result.ok
+
+
+def test_cpu_of_arm(judge, make):
+    arm = {"arch": "aarch64", "vendor": None}
+    grace = make.cpu_variant(platform="linux/arm64", cpu_flags=make.flags("neoverse-v2"))
+    assert judge(
+        "cpu", make.host(march="neoverse-v2", without=("paca", "pacg", "bti", "mte", "rng"), **arm), grace
+    ).ok
+    result = judge("cpu", make.host(march="neoverse-v2", without=("sve2",), **arm), grace)
+    assert not result.ok
+    assert result.fix == "build a variant that needs no sve2"
+
+
+@pytest.mark.parametrize("signed", [True, False])
+def test_cpu_of_arm_that_signs_return_addresses(judge, make, signed):
+    arm = {"arch": "aarch64", "vendor": None, "driver": None}
+    flags = make.flags("neoverse-v2")
+    variant = make.cpu_variant(platform="linux/arm64", cpu_flags=flags, signed_returns=signed)
+    result = judge("cpu", make.host(march="neoverse-v2", without=("paca", "pacg"), **arm), variant)
+    assert result.ok is not signed
+    assert judge("cpu", make.host(march="neoverse-v2", **arm), variant).ok
+    if signed:
+        assert result.why == "the host's CPUs lack paca pacg, which the code needs"
+
+
+def test_cpu_names_the_level_that_would_do(judge, make):
+    result = judge("cpu", make.host(march="haswell"), make.cpu_variant(cpu_flags=make.flags("x86-64-v4")))
+    assert result.fix == "build a variant for march x86-64-v3"
+    assert result.have == "all but avx512bw avx512cd avx512dq avx512f avx512vl"
+
+
+def test_cpu_flags_that_could_not_be_read(judge, make):
+    blind = make.host(march="x86-64-v2", without=make.flags("x86-64-v2"))
+    result = judge("cpu", blind, make.cpu_variant(cpu_flags=make.flags("x86-64-v2")))
+    assert (result.ok, result.have) == (False, None)
+    assert judge("cpu", blind, make.cpu_variant()).ok

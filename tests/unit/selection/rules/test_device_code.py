@@ -1,0 +1,206 @@
+"""Both sides of every boundary of the rule `device-code`."""
+
+from __future__ import annotations
+
+import pytest
+
+from imagematrix.node.host import Accelerator
+from imagematrix.record import replace
+
+
+@pytest.mark.parametrize(
+    ("cubin", "compute", "ok"),
+    [
+        ("86", "8.6", True),
+        ("80", "8.6", True),
+        ("80", "8.9", True),
+        ("86", "8.9", True),
+        ("89", "8.6", False),
+        ("75", "8.0", False),
+        ("90", "8.9", False),
+        ("90", "9.0", True),
+        ("90a", "9.0", True),
+        ("90a", "10.0", False),
+        ("90", "10.0", False),
+        ("100", "10.0", True),
+        ("100", "10.3", True),
+        ("103", "10.0", False),
+        ("100a", "10.0", True),
+        ("100a", "10.3", False),
+        ("100f", "10.0", True),
+        ("100f", "10.3", True),
+        ("100f", "11.0", False),
+        ("103f", "10.3", True),
+        ("103f", "10.0", False),
+        ("110f", "11.0", True),
+        ("120f", "12.0", True),
+        ("120f", "12.1", True),
+        ("121f", "12.1", True),
+        ("121f", "12.0", False),
+        ("86", "8.7", False),  # not from desktop to Tegra
+        ("80", "8.7", False),
+        ("87", "8.7", True),
+        ("87", "8.9", False),  # nor back
+        ("72", "7.5", False),
+        ("70", "7.2", False),
+        ("53", "5.3", True),
+        ("52", "5.3", False),
+        ("110", "11.0", True),
+    ],
+)
+def test_device_code_of_cubins(judge, make, cubin, compute, ok):
+    node = make.host(make.gpu(compute=compute), driver="595.45.04")
+    result = judge("device-code", node, make.variant(cubins=(cubin,), driver=make.umd("host")))
+    assert result.ok is ok
+    assert result.need == f"sm_{cubin}"
+    if not ok:
+        assert result.have == f"GPU 0 (NVIDIA L40S): {compute}"
+        assert result.fix == f"add compute {compute} to the matrix"
+
+
+@pytest.mark.parametrize(
+    ("ptx", "compute", "driver", "ok"),
+    [
+        (("89", "8.4"), "9.0", "550.54.14", True),
+        (("89", "8.4"), "9.0", "545.23.08", False),
+        (("89", "8.4"), "9.0", "535.104.05", False),  # minor-version compatibility does not cover PTX
+        (("89", "8.2"), "9.0", "535.104.05", True),
+        (("89", "8.3"), "9.0", "535.104.05", False),
+        (("90", "8.4"), "8.9", "550.54.14", False),
+        (("50", "8.4"), "12.1", "590.44.01", True),
+        (("75", "8.5"), "9.0", "555.42.02", True),  # CUDA 12.5 and 12.6 share an ISA version
+        (("75", "8.5"), "9.0", "550.163.01", False),
+        (("90a", "8.4"), "10.0", "595.45.04", False),
+        (("90a", "8.4"), "9.0", "595.45.04", True),
+        (("100f", "8.8"), "10.3", "595.45.04", True),
+        (("100f", "8.8"), "12.0", "595.45.04", False),
+        (("75", "8.4"), "8.7", "550.54.14", True),  # PTX runs on Tegra, too
+        (("89", "8.4"), "9.0", "367.48", False),  # no ISA version is known for it
+        (("89", "8.4"), "9.0", "300.1", False),
+        (("89", "8.4"), "9.0", None, False),
+    ],
+)
+@pytest.mark.parametrize("mode", ["exact", "host"])
+def test_device_code_of_ptx(judge, make, mode, ptx, compute, driver, ok):
+    baked = make.umd(mode, "550.54.14" if mode == "exact" else None)
+    node = make.host(make.gpu(compute=compute), driver=driver)
+    result = judge("device-code", node, make.variant(cubins=("75",), ptx=[ptx], driver=baked))
+    assert result.ok is ok
+    assert result.need == "sm_75, PTX {} (ISA {})".format(*ptx)
+
+
+def test_device_code_in_mode_compat_is_compiled_by_the_baked_driver(judge, make):
+    node = make.host(make.gpu(compute="9.0"), driver="535.104.05")
+    ptx = {"cubins": (), "ptx": [("89", "8.4")]}
+    assert judge("device-code", node, make.variant(driver=make.umd("compat", "550.54.14"), **ptx)).ok
+    assert not judge("device-code", node, make.variant(driver=make.umd("compat", "545.23.08"), **ptx)).ok
+
+
+def test_ptx_too_new_for_the_driver_is_told_from_no_code(judge, make):
+    node = make.host(make.gpu(compute="9.0"), driver="535.104.05")
+    result = judge("device-code", node, make.variant(ptx=[("89", "8.4")], driver=make.umd("host")))
+    assert "PTX of ISA 8.4" in result.why
+    assert "8.2" in result.why
+    assert "PTX" not in judge("device-code", node, make.variant(driver=make.umd("host"))).why
+    nowhere = judge(
+        "device-code", make.host(make.gpu(compute="9.0"), driver=None), make.variant(ptx=[("89", "8.4")])
+    )
+    assert "PTX of ISA 8.4" in nowhere.why
+
+
+def test_device_code_wants_code_for_every_gpu(judge, make):
+    node = make.host(
+        make.gpu(0),
+        make.gpu(1, compute="7.0", name="Tesla V100"),
+        make.gpu(2),
+        make.gpu(3, compute="6.1", name=None),
+    )
+    result = judge("device-code", node, make.variant())
+    assert not result.ok
+    assert result.have == "GPU 1 (Tesla V100): 7.0; GPU 3: 6.1"
+    assert result.fix == "pass --gpus 0,2; or add compute 7.0 to the matrix"
+    assert judge("device-code", node, make.variant(cubins=("61", "70", "86"))).ok
+    assert judge("device-code", node, make.variant(), gpus=node.gpus[:1]).ok
+
+
+def test_device_code_of_several_capabilities(judge, make):
+    result = judge(
+        "device-code",
+        make.host(make.gpu(0), make.gpu(1, compute="9.0"), make.gpu(2)),
+        make.variant(cubins=("80", "90a")),
+    )
+    assert (result.ok, result.have) == (True, "8.9, 9.0")
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        ({"compute": None}, "compute capability of GPU 0 (NVIDIA L40S) is unknown"),
+        ({"state": "lost"}, "has fallen off the bus"),
+        ({"state": "no-module"}, "has no kernel module"),
+        ({"state": "no-node"}, "has no device node"),
+        ({"state": "no-permission"}, "may not be opened"),
+        ({"state": "excluded"}, "is excluded"),
+        ({"state": "vgpu-host"}, "is given out to virtual machines"),
+        ({"state": "failed"}, "could not be set up"),
+        ({"state": "unconfirmed"}, "is confirmed neither by"),
+        ({"state": "mig-empty"}, "no MIG device"),
+        ({"state": "on-fire"}, "is in the state on-fire"),
+    ],
+)
+def test_what_cannot_be_proved_is_refused(judge, make, facts, words):
+    result = judge("device-code", make.host(make.gpu(**facts)), make.variant(ptx=[("50", "7.7")]))
+    assert not result.ok
+    assert words in result.why
+    assert result.fix
+
+
+SIGNS = tuple(Accelerator(kind="x", where=f"/dev/x{number}", why=None) for number in range(6))
+
+
+def test_a_cpu_variant_wants_a_node_without_any_accelerator(judge, make):
+    host, variant = make.host(), make.cpu_variant()
+    assert judge("device-code", host, variant).ok
+    seen = replace(host, accelerators=(Accelerator(kind="wsl", where="/dev/dxg", why="it is behind it"),))
+    result = judge("device-code", seen, variant)
+    assert not result.ok
+    assert result.why.endswith("would leave unused what this host has: /dev/dxg: it is behind it")
+    assert result.fix == "pass --allow-cpu, or --gpus none"
+    assert judge("device-code", seen, variant, allow_cpu=True).ok
+    broken = make.host(make.gpu(state="lost"))
+    assert judge("device-code", broken, variant).why.endswith("GPU 0 (NVIDIA L40S) (state lost)")
+    many = judge("device-code", replace(host, accelerators=SIGNS), variant)
+    assert many.why.endswith("/dev/x0; /dev/x1; /dev/x2; /dev/x3; and 2 more")
+
+
+def test_a_gpu_variant_is_not_for_other_accelerators(judge, make):
+    result = judge("device-code", replace(make.host(), accelerators=SIGNS[:1]), make.variant())
+    assert result.why.endswith("none is passed to it; what this host has can't be passed: /dev/x0")
+
+
+def test_a_gpu_variant_wants_a_gpu(judge, make):
+    result = judge("device-code", make.host(), make.variant())
+    assert (result.ok, result.have) == (False, None)
+    assert "none is passed" in result.why
+
+
+def test_a_gpu_variant_without_device_code_proves_nothing(judge, make):
+    result = judge("device-code", make.host(make.gpu()), make.variant(cubins=()))
+    assert (result.ok, result.need) == (False, "device code")
+
+
+def test_cubins_want_a_gpu_even_where_no_cuda_release_is_named(judge, make):
+    driverless = make.variant(cuda=None, driver=None)
+    assert judge("device-code", make.host(make.gpu()), driverless).ok
+    assert not judge("device-code", make.host(), driverless).ok
+    assert not judge("device-code", make.host(make.gpu(compute="7.0")), driverless).ok
+
+
+def test_a_cpu_only_variant_leaves_no_gpu_unused(judge, make):
+    node = make.host(make.gpu())
+    result = judge("device-code", node, make.cpu_variant())
+    assert (result.ok, result.need, result.have) == (False, "no GPU", "8.9")
+    assert result.fix == "pass --allow-cpu, or --gpus none"
+    assert judge("device-code", node, make.cpu_variant(), allow_cpu=True).ok
+    assert judge("device-code", node, make.cpu_variant(), gpus=()).ok
+    assert judge("device-code", make.host(), make.cpu_variant()).ok

@@ -1,0 +1,66 @@
+"""Both sides of every boundary of the rule `driver-cuda`."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.mark.parametrize(
+    ("cuda", "driver", "ok"),
+    [
+        ("12.4", "550.54.14", True),
+        ("12.0", "525.60.13", True),
+        ("12.0", "525.60.12", False),
+        ("12.9", "525.60.13", True),  # minor-version compatibility
+        ("12.9", "525.60.12", False),
+        ("12.4", "520.61.05", False),
+        ("11.8", "450.80.02", True),
+        ("11.8", "450.80.01", False),
+        ("11.0", "450.51.05", True),  # its own driver, though below the family's floor
+        ("11.0", "450.80.02", True),
+        ("11.1", "450.51.05", False),
+        ("13.0", "580.65.06", True),
+        ("13.0", "580.65.05", False),
+        ("13.1", "580.65.06", True),
+        ("13.1", "580.65.05", False),
+        ("13.0", "575.57.08", False),
+        ("11.8", "590.44.01", True),
+        ("10.2", "440.33", True),
+        ("10.2", "418.39", False),  # no minor-version compatibility before 11
+        ("12.4", "999.1", True),
+        ("99.0", "615.31", False),
+        ("12.4", None, False),
+    ],
+)
+@pytest.mark.parametrize("mode", ["exact", "host"])
+def test_driver_cuda(judge, make, mode, cuda, driver, ok):
+    baked = make.umd(mode, "1.2.3" if mode == "exact" else None)
+    result = judge("driver-cuda", make.host(make.gpu(), driver=driver), make.variant(cuda=cuda, driver=baked))
+    assert result.ok is ok
+    assert (result.have or "").startswith(driver or "")
+    assert (result.fix is None) is ok
+
+
+@pytest.mark.parametrize(("compat", "ok"), [("525.60.13", True), ("520.61.05", False)])
+def test_driver_cuda_in_mode_compat_asks_the_baked_driver(judge, make, compat, ok):
+    result = judge(
+        "driver-cuda",
+        make.host(make.gpu(), driver="470.256.02"),
+        make.variant(cuda="12.4", driver=make.umd("compat", compat)),
+    )
+    assert result.ok is ok
+    assert result.have.startswith(compat)
+    assert ok or result.fix == "build a variant with cuda-compat 525.60.13 or newer"
+
+
+def test_driver_cuda_says_which_driver_would_do(judge, make):
+    result = judge(
+        "driver-cuda", make.host(make.gpu(), driver="470.256.02"), make.variant(driver=make.umd("host"))
+    )
+    assert (result.need, result.have) == ("CUDA 12.4", "470.256.02 (CUDA 11.4)")
+    assert result.fix == "driver 525.60.13 or newer"
+
+
+def test_a_gpu_variant_that_names_no_driver_needs_one_of_the_host(judge, make):
+    assert judge("driver-cuda", make.host(make.gpu()), make.variant(driver=None)).ok
+    assert not judge("driver-cuda", make.host(make.gpu(), driver=None), make.variant(driver=None)).ok

@@ -1,0 +1,104 @@
+"""Both sides of every boundary of the rule `driver-gpu`."""
+
+from __future__ import annotations
+
+import pytest
+
+from imagematrix.selection.select import select
+
+V100 = {"compute": "7.0", "name": "Tesla V100", "pci_device_id": "1db5", "brand": "tesla"}
+
+
+@pytest.mark.parametrize(
+    ("mode", "kernel", "own", "ok"),
+    [
+        ("compat", "535.261.03", "580.95.05", True),
+        ("compat", "535.261.03", "590.44.01", False),
+        ("exact", "580.95.05", "580.95.05", True),
+        ("exact", "590.44.01", "590.44.01", False),
+        ("exact", "535.261.03", "590.44.01", False),
+        ("host", "580.95.05", None, True),
+        ("host", "590.44.01", None, False),
+        ("host", None, None, False),
+    ],
+)
+def test_driver_gpu_asks_the_user_mode_driver(judge, make, mode, kernel, own, ok):
+    host = make.host(make.gpu(), make.gpu(1, **V100), driver=kernel)
+    variant = make.variant(driver=make.umd(mode, own, (535, 580, 590)), cubins=("70",))
+    result = judge("driver-gpu", host, variant)
+    assert result.ok is ok
+    assert result.have == (own or kernel)
+    if not ok and kernel:
+        assert result.need == "a driver of branch 580 or older"
+        assert result.why == (
+            "driver 590.44.01 does not support GPU 1 (Tesla V100): branch 580 is the last that does"
+        )
+        dropped = "keep this host at a driver of branch 580 or older"
+        other = "build a variant with a driver of branch 580 or older, or with none of its own (driver: host)"
+        assert result.fix == (dropped if kernel.startswith("590") else other)
+
+
+def test_a_newer_cuda_compat_that_dropped_the_gpu_is_not_chosen(make):
+    host = make.host(make.gpu(**V100), driver="535.261.03")
+    compat = make.variant("t:compat", cubins=("70",), driver=make.umd("compat", "590.44.01"))
+    plain = make.variant("t:host", cubins=("70",), cuda="12.2", driver=make.umd("host"))
+    assert select(host, make.catalog(compat, plain)).selected == "t:host"
+
+
+@pytest.mark.parametrize(
+    ("facts", "driver", "ok"),
+    [
+        ({"pci_device_id": "102d", "compute": "3.7"}, "470.256.02", True),
+        ({"pci_device_id": "102d", "compute": "3.7"}, "495.46", False),
+        ({"pci_device_id": "06c0", "compute": "2.0"}, "396.26", False),
+        ({"pci_device_id": "0ff2", "compute": "3.0"}, "390.46", False),  # dropped before its chip
+        # an id that no table has, or none: the chips of the capability tell
+        ({"pci_device_id": "ffff", "compute": "7.0"}, "580.95.05", True),
+        ({"pci_device_id": "ffff", "compute": "7.0"}, "590.44.01", False),
+        ({"pci_device_id": None, "compute": "5.2"}, "590.44.01", False),
+        ({"pci_device_id": None, "compute": "3.5"}, "495.46", False),
+        ({"pci_device_id": None, "compute": "7.5"}, "999.1", True),
+        ({"pci_device_id": None, "compute": "7.2"}, "590.44.01", True),  # its driver is JetPack's
+        ({"pci_device_id": None, "compute": "99.0"}, "590.44.01", True),
+        ({"pci_device_id": None, "compute": None}, "590.44.01", True),
+    ],
+)
+def test_driver_gpu_knows_chips_by_device_and_by_capability(judge, make, facts, driver, ok):
+    host = make.host(make.gpu(**facts), driver=driver)
+    assert judge("driver-gpu", host, make.variant(driver=make.umd("exact", driver))).ok is ok
+
+
+@pytest.mark.parametrize(
+    ("kind", "compute", "ok"),
+    [
+        ("open", "6.0", False),
+        ("open", "7.0", False),
+        ("open", "7.5", True),
+        ("open", "10.0", True),
+        ("proprietary", "6.0", True),
+        ("proprietary", "9.0", True),
+        ("proprietary", "10.0", False),
+        ("proprietary", "12.0", False),
+        (None, "6.0", True),
+        (None, "10.0", True),
+        ("other", "10.0", True),
+        ("open", None, True),
+    ],
+)
+def test_driver_gpu_knows_which_kernel_modules_drive_a_gpu(judge, make, kind, compute, ok):
+    host = make.host(make.gpu(compute=compute), driver="570.124.06", kind=kind)
+    result = judge("driver-gpu", host, make.variant(driver=make.umd("exact", "570.124.06")))
+    assert result.ok is ok
+    if not ok:
+        other = "proprietary" if kind == "open" else "open"
+        assert result.why == (
+            f"the {kind} kernel modules of NVIDIA's driver do not drive GPU 0 (NVIDIA L40S)"
+        )
+        assert (result.have, result.fix) == (f"570.124.06 ({kind})", f"install the {other} kernel modules")
+
+
+@pytest.mark.parametrize(("mode", "own"), [("exact", "580.95.05"), ("compat", "580.95.05")])
+def test_no_variant_with_a_driver_that_dropped_the_gpu_is_advised(judge, make, mode, own):
+    host = make.host(make.gpu(**V100), driver="590.44.01")
+    result = judge(f"driver-{mode}", host, make.variant(driver=make.umd(mode, own), cubins=("70",)))
+    assert result.fix == "keep this host at a driver of branch 580 or older"

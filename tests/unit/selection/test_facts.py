@@ -1,0 +1,211 @@
+"""What rules and the order read of a host and of a variant is what they declare: decisions are kept by it."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from made import allowed, catalogs, hosts, variants
+
+from imagematrix.node.host import Accelerator, Cpu, Driver, Gpu, Host, MigDevice
+from imagematrix.record import Record, replace
+from imagematrix.selection.decision import Decision
+from imagematrix.selection.hardware import FACTS, LABEL, hardware
+from imagematrix.selection.order import BY_NAME
+from imagematrix.selection.question import Question
+from imagematrix.selection.rules import RULES
+from imagematrix.selection.target import Target
+
+# Something else for each fact of a host that no rule, reason or criterion may read.
+UNREAD = {
+    "devices": ("/dev/nvidia9",),
+    "warnings": ("something",),
+    "cpu.model": "Some CPU",
+    "cpu.level": "x86-64-v9",
+    "driver.source": "somewhere",
+    "gpus.minor": 9,
+    "gpus.uuid": "GPU-9",
+    "gpus.pci_bus_id": "0000:99:00.0",
+    "gpus.memory_mib": 9,
+    "gpus.mig": (MigDevice(uuid=None, profile=None, gpu_instance=9, compute_instance=9),),
+}
+OWNERS = {"": Host, "cpu": Cpu, "driver": Driver, "gpus": Gpu}
+
+
+class Recorder:
+    """Stands in for a record, and adds to `reads` the path of every field that is read of it.
+
+    A field that is a record is not a fact by itself, but its fields are.
+    """
+
+    def __init__(self, record, path, reads):
+        self.record = record
+        self.path = path
+        self.reads = reads
+
+    def __getattr__(self, name):
+        if name not in type(self.record).__slots__:
+            return getattr(type(self.record), name).fget(self)  # a property reads fields
+        value = getattr(self.record, name)
+        path = f"{self.path}.{name}" if self.path else name
+        if isinstance(value, Record):
+            return Recorder(value, path, self.reads)
+        self.reads.add(path)
+        return value
+
+
+def recorded(host, *, allow_cpu=False):
+    """Return a target, and the set of facts of its host to which each one that is read is added."""
+    reads = set()
+    gpus = tuple(Recorder(gpu, "gpus", reads) for gpu in host.gpus)
+    return Target(host=Recorder(host, "", reads), gpus=gpus, allow_cpu=allow_cpu), reads
+
+
+def ask(rule, target, variant):
+    """Ask a rule that applies to a variant for all but its reason; return the verdict."""
+    ok = rule.holds(target, variant)
+    if not ok:
+        rule.gap(target, variant)
+    return ok
+
+
+def undeclared(host, variant, *, allow_cpu):
+    """Return what is read of a host and not declared, by the names of rules and criteria."""
+    found = {}
+    for rule in RULES:
+        if rule.need(variant) is None:
+            continue
+        target, reads = recorded(host, allow_cpu=allow_cpu)
+        declared = {*rule.facts, "driver"}  # no driver at all is known by its version
+        ok = ask(rule, target, variant)
+        found[rule.name] = reads - declared
+        reads.clear()
+        rule.reason(target, variant, ok=ok)
+        found[f"{rule.name}, reason"] = reads - declared - LABEL
+    for name, criterion in BY_NAME.items():
+        target, reads = recorded(host)
+        criterion.score(target, variant)
+        found[f"order, {name}"] = reads - {*criterion.facts, "driver"}
+    return {name: facts for name, facts in found.items() if facts}
+
+
+@given(hosts, variants, allowed)
+def test_only_declared_facts_are_read(host, variant, allow_cpu):
+    assert undeclared(host, variant, allow_cpu=allow_cpu) == {}
+
+
+def test_only_declared_facts_are_read_of_the_profiles(profiles, shipped_catalog):
+    for path in profiles.values():
+        for variant in shipped_catalog.variants:
+            assert undeclared(Host.load(path), variant, allow_cpu=False) == {}
+
+
+def test_a_fact_that_is_not_declared_is_noticed(make):
+    (fatbin,) = (rule for rule in RULES if rule.name == "fatbin")
+    careless = replace(fatbin, holds=lambda target, _: target.gpus[0].memory_mib > 80_000, facts=())
+    target, reads = recorded(make.host(make.gpu(memory_mib=46_068)))
+    assert not ask(careless, target, make.variant(compressed_fatbin=True))
+    assert reads == {"gpus.memory_mib", "driver.version"}
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_every_declared_fact_is_read(rule, make):
+    gpus = [make.gpu(), make.gpu(brand="geforce"), make.gpu(state="vgpu"), make.gpu(compute="7.0")]
+    drivers = [make.umd("exact", "590.44.01"), make.umd("compat", "590.44.01", (550,)), make.umd("host")]
+    some = [make.variant(driver=driver, compressed_fatbin=True) for driver in drivers]
+    every = set()
+    for host in (make.host(), *(make.host(gpu, kind="open") for gpu in gpus)):
+        for variant in (make.cpu_variant(), *some):
+            target, reads = recorded(host)
+            if rule.need(variant) is not None:
+                rule.reason(target, variant, ok=ask(rule, target, variant))
+            every |= reads
+    assert every >= set(rule.facts)
+
+
+def test_every_fact_of_a_host_is_read_or_is_not():
+    fields = {
+        f"{path}.{name}" if path else name for path, owner in OWNERS.items() for name in owner.__slots__
+    }
+    assert fields - OWNERS.keys() == FACTS | LABEL | UNREAD.keys()
+    assert not (FACTS | LABEL) & UNREAD.keys()
+
+
+def changed(host, facts):
+    """Return `host` with something else for each of `facts` that it has."""
+    values = {path: {} for path in OWNERS}
+    for fact in facts:
+        path, _, name = fact.rpartition(".")
+        values[path][name] = UNREAD[fact]
+    return replace(
+        host,
+        cpu=replace(host.cpu, **values["cpu"]),
+        driver=host.driver and replace(host.driver, **values["driver"]),
+        gpus=tuple(replace(gpu, **values["gpus"]) for gpu in host.gpus),
+        **values[""],
+    )
+
+
+def answer(host, catalog, *, allow_cpu):
+    """Return all that is said about a host, by a decision of its own."""
+    decision = Decision(Question(catalog, ()), Target(host=host, gpus=host.gpus, allow_cpu=allow_cpu))
+    why = decision.doubt, decision.miss, decision.candidates
+    return decision.variant, decision.fits, decision.differing, why
+
+
+@given(hosts, catalogs, allowed)
+def test_hosts_with_equal_facts_get_equal_answers(host, catalog, allow_cpu):
+    twin = changed(host, UNREAD)
+    one, other = (Target(host=some, gpus=some.gpus, allow_cpu=allow_cpu) for some in (host, twin))
+    assert hardware(one) == hardware(other)
+    assert answer(host, catalog, allow_cpu=allow_cpu) == answer(twin, catalog, allow_cpu=allow_cpu)
+
+
+def test_hosts_that_differ_in_a_fact_are_not_one_kind(make):
+    host = make.host(make.gpu(), kind="open")
+    others = {
+        "arch": replace(host, arch="other"),
+        "accelerators": replace(host, accelerators=(Accelerator(kind="wsl", where="/dev/dxg"),)),
+    }
+    for fact in (FACTS | LABEL) - others.keys():
+        path, _, name = fact.rpartition(".")
+        if path == "gpus":
+            others[fact] = replace(host, gpus=tuple(replace(gpu, **{name: "other"}) for gpu in host.gpus))
+        else:
+            others[fact] = replace(host, **{path: replace(getattr(host, path), **{name: "other"})})
+    keys = {hardware(Target(host=one, gpus=one.gpus)) for one in (host, *others.values())}
+    assert len(keys) == 1 + len(others)
+
+
+def covered(path, reads, need):
+    """Whether a field of a variant is in what `need` read or returned whole."""
+    return path in reads or (isinstance(need, Recorder) and path.startswith(f"{need.path}."))
+
+
+@given(hosts, variants, allowed)
+def test_only_what_a_need_has_is_read_of_a_variant(host, variant, allow_cpu):
+    target = Target(host=host, gpus=host.gpus, allow_cpu=allow_cpu)
+    for rule in (*RULES, *BY_NAME.values()):
+        reads = set()
+        variant_ = Recorder(variant, "", reads)
+        need = rule.need(variant_)
+        needed = set(reads)
+        reads.clear()
+        if rule in BY_NAME.values():
+            rule.score(target, variant_)
+        elif need is not None:
+            ask(rule, target, variant_)
+        assert [path for path in reads if not covered(path, needed, need)] == []
+
+
+@given(hosts, variants, variants, allowed)
+def test_equal_needs_have_equal_verdicts(host, variant, other, allow_cpu):
+    target = Target(host=host, gpus=host.gpus, allow_cpu=allow_cpu)
+    for field in variant.__slots__:
+        twin = replace(variant, **{field: getattr(other, field)})
+        for rule in RULES:
+            if rule.need(variant) == rule.need(twin) is not None:
+                assert rule.holds(target, variant) is rule.holds(target, twin)
+                assert rule.distance(target, variant) == rule.distance(target, twin)
+        for criterion in BY_NAME.values():
+            if criterion.need(variant) == criterion.need(twin):
+                assert criterion.score(target, variant) == criterion.score(target, twin)
