@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from imagematrix import documents
+from imagematrix.facts.versions import DRIVER, RELEASE
 from imagematrix.record import Record, replace
 from imagematrix.reference import DIGEST, split
 
@@ -33,9 +34,7 @@ MODES = ("exact", "compat", "host")
 HARDWARE = ("platform", "cuda", "compute", "march", "driver")
 # What variants that fit are compared by, in the usual order; select/order.py says how.
 CRITERIA = ("gpu", "device-code", "driver", "cuda", "cpu-level", "cpu-vendor", "cpu-flags")
-RELEASE = re.compile(r"\d{1,2}\.\d{1,2}", re.ASCII)
 CODE = re.compile(r"\d{2,3}[af]?", re.ASCII)
-VERSION = re.compile(r"\d{1,4}(\.\d{1,4}){1,3}", re.ASCII)
 # An axis' name, and a value that can stand in a tag, a shell word and a Dockerfile without a thought.
 AXIS = re.compile(r"[a-z][a-z0-9_]{0,31}", re.ASCII)
 VALUE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}", re.ASCII)
@@ -230,7 +229,7 @@ def _variant(fields: Fields, known: dict[str, Any]) -> Variant:
         vendor=fields.text_or_none("vendor"),
         size=fields.integer_or_none("size"),
         oldest_driver=_matching_or_none(
-            fields, "oldest_driver", VERSION, "a driver version such as 550.163.01"
+            fields, "oldest_driver", DRIVER, "a driver version such as 550.163.01"
         ),
         axes=fields.alike("axes", own_axes, known),
         signed_returns=fields.truth("signed_returns"),
@@ -286,7 +285,7 @@ def _driver(fields: Fields, key: str) -> UserModeDriver | None:
     mode = driver.text("mode")
     if mode not in MODES:
         raise driver.fail("mode", f"{mode!r} is none of {', '.join(MODES)}")
-    version = _matching_or_none(driver, "version", VERSION, "a driver version such as 550.163.01")
+    version = _matching_or_none(driver, "version", DRIVER, "a driver version such as 550.163.01")
     if (version is None) != (mode == "host"):
         raise driver.fail("version", "belongs to the modes exact and compat, and only to them")
     return UserModeDriver(

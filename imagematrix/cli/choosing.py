@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+from imagematrix.catalog.sources import open_catalog
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,53 +40,12 @@ def _host_of(file: Path | None, root: Path | None, nvidia_smi: Path | None) -> H
     return probe(root or "/", smi=nvidia_smi)
 
 
-def catalog_of(image: str, catalog: str | None) -> Catalog:
-    """Return the catalog of `image` from what `catalog` names, or from where the image lives.
-
-    An image whose name has a registry lives there, any other in the engine. `catalog` is a file, or else a
-    reference in a registry. Raises UnknownImageError where it is about another image or version.
-    """
-    from imagematrix.catalog.catalog import Catalog
-
-    if catalog is None:
-        return _where_it_lives(image)
-    if not os.path.exists(catalog) and not catalog.endswith(".json"):  # noqa: PTH110 - pathlib is slow to load
-        return Catalog.from_registry(catalog)
-    whole = Catalog.load(catalog)
-    found = whole.named(image)
-    if found is None:
-        from imagematrix.errors import UnknownImageError
-        from imagematrix.spelling import SLIP, nearest
-
-        name = f"{whole.image}:{whole.version}"
-        remedy = nearest(
-            image, [name, whole.image, *(one.reference for one in whole.variants)], likeness=SLIP
-        )
-        raise UnknownImageError(f"{catalog} is the catalog of {name}, not of {image}", remedy=remedy)
-    return found
+def catalog_of(image: str | None, name: str | None) -> Catalog:
+    """Return the catalog that `open_catalog` opens; where it is not the usual one, say so."""
+    return open_catalog(image, name, note=_say)
 
 
-def _where_it_lives(image: str) -> Catalog:
-    """Return the catalog of the registry that an image's name has, or of the engine.
-
-    What was built and not published yet is in the engine only. A registry that can't be reached is an error:
-    the engine may have no more than what this node pulled, and another choice would come of that.
-    """
-    from imagematrix.catalog.catalog import Catalog
-    from imagematrix.errors import EngineError, UnknownImageError
-    from imagematrix.reference import names_registry
-
-    if not names_registry(image):
-        return Catalog.from_engine(image)
-    try:
-        return Catalog.from_registry(image)
-    except UnknownImageError as error:
-        unknown = error
-    try:
-        found = Catalog.from_engine(image)
-    except (EngineError, UnknownImageError):
-        raise unknown from None
+def _say(text: str) -> None:
     from imagematrix.cli.output import say
 
-    say(f"imagematrix: {unknown}: choosing from the engine's images")
-    return found
+    say(f"imagematrix: {text}")

@@ -142,9 +142,9 @@ def _where(image: str | None, catalog: str | None, incomplete: str) -> list[str]
 
 
 def _of_the_engine() -> list[Catalog]:
-    from imagematrix.catalog.engine import catalogs
+    from imagematrix.catalog.sources import list_catalogs
 
-    return catalogs()
+    return list_catalogs()
 
 
 def _conditions(axes: Mapping[str, Sequence[str]], incomplete: str) -> list[str]:

@@ -20,7 +20,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from imagematrix.catalog.catalog import Catalog
     from imagematrix.fleet.coverage import Coverage
     from imagematrix.fleet.upgrade import Upgrade
     from imagematrix.selection.miss import Miss
@@ -72,11 +71,13 @@ def command(
     from imagematrix.fleet.upgrade import parse as replaced
     from imagematrix.selection.question import parse
 
+    if image is None and catalog is None:
+        raise UsageError("no image given", remedy="give --image IMAGE[:VERSION], or --catalog FILE|REF")
     drivers = replaced(driver or ())
     fleet = load(hosts, sys.stdin.buffer)
     found = coverage(
         fleet,
-        _catalog(image, catalog),
+        catalog_of(image, catalog),
         gpus=gpus,
         allow_cpu=allow_cpu,
         drivers=drivers,
@@ -90,18 +91,6 @@ def command(
         _print(found)
     if not found.complete:
         raise typer.Exit(NothingFits.exit_code)
-
-
-def _catalog(image: str | None, catalog: str | None) -> Catalog:
-    if image is not None:
-        return catalog_of(image, catalog)
-    if catalog is None:
-        raise UsageError("say which image: --image IMAGE[:VERSION], or --catalog FILE|REF")
-    from imagematrix.catalog.catalog import Catalog
-
-    if Path(catalog).exists() or catalog.endswith(".json"):
-        return Catalog.load(catalog)
-    return Catalog.from_registry(catalog)
 
 
 def _write(path: Path, found: Coverage) -> None:

@@ -34,14 +34,15 @@ def command(
 
     Of an image in a registry without a version, list the versions.
     """
+    from imagematrix.catalog.sources import list_catalogs
     from imagematrix.cli.choosing import catalog_of
     from imagematrix.reference import names_registry, split
     from imagematrix.selection.question import parse
 
     name, version = split(image) if image else (None, None)
     versions = name is not None and version is None and names_registry(name)
-    there = [catalog_of(image, None)] if image and version else _several(name)
-    found = _asked(there, parse(where or ()))
+    catalogs = [catalog_of(image, None)] if version else list_catalogs(name)
+    found = _asked(catalogs, parse(where or ()))
     if json:
         # Of one version it is the Catalog document itself, as `--catalog` reads it.
         documents = [item.to_json() for item in found]
@@ -53,24 +54,6 @@ def command(
         own = sorted({axis for variant in variants for axis, _ in variant.axes})
         rows = [_row(variant, own) for variant in variants]
         table(("reference", "cuda", "driver", "cubins", "march", *own, "size"), rows)
-
-
-def _several(name: str | None) -> list[Catalog]:
-    """Return the catalogs of all images of the engine, or of all versions of one, wherever it lives.
-
-    Raises UnknownImageError where there is none of that name.
-    """
-    from imagematrix.catalog import engine
-    from imagematrix.reference import names_registry
-
-    if name is None or not names_registry(name):
-        found = engine.catalogs(name)
-    else:
-        from imagematrix.catalog import registry
-
-        # What was built and not published yet is in the engine only.
-        found = registry.catalogs(name) or engine.catalogs(name)
-    return found if found or name is None else [engine.catalog(name)]
 
 
 def _asked(catalogs: Sequence[Catalog], where: question.Where) -> list[Catalog]:

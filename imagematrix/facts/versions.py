@@ -1,4 +1,7 @@
-"""Comparing versions of drivers, CUDA releases and PTX ISAs: equality is of strings, order of numbers."""
+"""Versions of drivers, CUDA releases and PTX ISAs: how they are written, and how they compare.
+
+They are equal as strings, and ordered by their numbers.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = ["branch", "is_tegra", "natural", "order"]
+__all__ = ["CAPABILITY", "DRIVER", "RELEASE", "branch", "is_tegra", "natural", "order"]
+
+DRIVER = re.compile(r"\d{1,4}(?:\.\d{1,4}){1,3}", re.ASCII)  # of a driver, such as 550.163.01
+RELEASE = re.compile(r"\d{1,2}\.\d{1,2}", re.ASCII)  # of CUDA or of PTX' ISA, such as 12.4
+CAPABILITY = re.compile(r"\d{1,2}\.\d", re.ASCII)  # a compute capability, such as 8.9
 
 # Tegra's board support numbers its drivers by its own releases: 35.4.1 (JetPack 5), 540.4.0 (6), 580.00 (7).
 # Those of computers are such as 384.81, 550.163.01 and 580.65.06.

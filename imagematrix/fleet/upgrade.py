@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 from imagematrix.errors import UsageError
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
     from imagematrix.selection.miss import Miss
 
 __all__ = ["Change", "Loss", "Upgrade", "parse", "upgrade"]
-
-VERSION = re.compile(r"\d{1,4}(\.\d{1,4}){1,3}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +131,7 @@ def upgrade(kinds: Collection[Kind], answer: Callable[[Host], Answer], old: str,
 
 
 def _check(version: str) -> None:
-    if not VERSION.fullmatch(version):
+    if not versions.DRIVER.fullmatch(version):
         raise UsageError(
             f"{version!r} is no driver version", remedy="write OLD=NEW, such as 535.261.03=580.95.05"
         )

@@ -6,7 +6,7 @@ import operator
 import re
 
 from imagematrix.errors import UsageError
-from imagematrix.facts.versions import order
+from imagematrix.facts.versions import CAPABILITY, order
 from imagematrix.record import Record
 
 TYPE_CHECKING = False
@@ -62,7 +62,7 @@ def parse(text: str) -> Condition:
         return Condition(fact=fact, comparison=comparison, value=value)
     if fact == "profile" and comparison == "=":
         return Condition(fact=fact, comparison=comparison, value=value)
-    if fact == "compute" and re.fullmatch(r"\d{1,2}\.\d", value, re.ASCII):
+    if fact == "compute" and CAPABILITY.fullmatch(value):
         return Condition(fact=fact, comparison=comparison, value=order(value))
     amount = size(value) if fact == "memory" else None
     if amount is not None:

@@ -1,4 +1,4 @@
-"""The last lines of a container's output, read from the engine while docker's command runs, or afterwards."""
+"""The last lines of a container, read from the engine while docker's command runs it, or afterwards."""
 
 from __future__ import annotations
 
@@ -16,23 +16,24 @@ from imagematrix.errors import EngineError
 __all__ = ["Watch"]
 
 KEPT = 64 * 1024  # bytes
-LINES = 500  # requested of a log, at most
-EVERY_S = 0.25  # between two reads
-AT_ONCE = KEPT  # bytes in one read: a container that writes more is too fast to follow
-TIMEVAL = struct.Struct("ll")  # struct timeval of the C library
-PATIENCE_S = 2  # to read the last output of a container
-# Frame header of a container without a terminal: stream and length (POST attach in Docker's Engine API).
+LINES = 500  # that are asked for of a log, at most
+EVERY_S = 0.25  # between two looks
+AT_ONCE = KEPT  # bytes in one look: who writes more is too fast to be followed
+TIMEVAL = struct.Struct("ll")  # of the C library
+PATIENCE_S = 2  # to read what a container said at its end
+# Before each piece, where the container has no terminal: the stream, and the length (POST attach in Docker's
+# Engine API).
 HEADER = re.compile(rb"[\x01\x02]\0\0\0[\0-\xff]{4}")
 
 
 class Watch:
-    """The output of the container with `label` (NAME=VALUE), and its id.
+    """What the container with `label` (NAME=VALUE) says, and its id.
 
-    `since` is a time before its start, in seconds since 1970. `removed` states that its log is gone once it
-    has ended: the log is then kept open meanwhile. It is not followed, because a log can have gigabytes: if
-    it grows fast, its end is reopened again and again.
+    `since` is the time, in seconds since 1970, before which nobody can have started it. `removed` says that
+    its log is gone when it has ended: then the log is held open meanwhile. It is not followed, because a log
+    may have gigabytes: of one that grows fast, the end is opened again and again.
 
-    `container` is the id, None until it is known, and if the engine is not at a local socket.
+    `container` is the id, None until it is known, and where the engine is not at a local socket.
     """
 
     def __init__(self, label: str, since: float, *, removed: bool) -> None:
@@ -40,33 +41,31 @@ class Watch:
         self._since = int(since)
         self._removed = removed
         self.container: str | None = None
-        self._output = b""
+        self._said = b""
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread = threading.Thread(target=self._look, daemon=True)
 
     def start(self) -> None:
-        """Start watching."""
+        """Begin to watch."""
         self._thread.start()
 
     def last_lines(self) -> list[str]:
-        """Return the last lines of the ended container's output, as far as the engine still has them."""
+        """Return what the container that has ended said last, as far as an engine could tell."""
         with contextlib.suppress(EngineError):
             if not self._removed:
-                self._output = engine.last_said(self._label, LINES)
+                self._said = engine.last_said(self._label, LINES)
         self._ended.set()
         self._thread.join(PATIENCE_S)
-        output = self._output
-        if output.startswith(b"HTTP/"):
-            output = output.partition(b"\r\n\r\n")[2]
-        return HEADER.sub(b"", output[-KEPT:]).decode("utf-8", "replace").splitlines()
+        said = self._said.partition(b"\r\n\r\n")[2] if self._said.startswith(b"HTTP/") else self._said
+        return HEADER.sub(b"", said[-KEPT:]).decode("utf-8", "replace").splitlines()
 
-    def _run(self) -> None:
+    def _look(self) -> None:
         with contextlib.suppress(EngineError, OSError, ValueError, LookupError, TypeError):
-            self.container = self._started_id()
+            self.container = self._started()
             if self._removed and self.container:
-                self._read(self.container)
+                self._hold(self.container)
 
-    def _started_id(self) -> str | None:
+    def _started(self) -> str | None:
         filters = {"type": ["container"], "event": ["start"], "label": [self._label]}
         connection = engine.connected(
             f"/events?since={self._since}&filters={engine.quote(json.dumps(filters))}"
@@ -80,55 +79,55 @@ class Watch:
                     pass  # the head
                 return str(json.loads(lines.readline())["Actor"]["ID"])
 
-    def _read(self, container: str) -> None:
-        connection = self._open_log(container)
+    def _hold(self, container: str) -> None:
+        connection = self._opened(container)
         try:
             while not self._ended.wait(EVERY_S):
-                output, ended = _received(connection)
-                self._output = (self._output + output)[-KEPT:]
-                if ended:
+                said, is_all = _received(connection)
+                self._said = (self._said + said)[-KEPT:]
+                if is_all:
                     return
-                if len(output) >= AT_ONCE:
-                    reopened = self._open_log(container)
+                if len(said) >= AT_ONCE:
+                    following = self._opened(container)
                     connection.close()
-                    connection, self._output = reopened, b""
-            self._output += _rest(connection)
+                    connection, self._said = following, b""
+            self._said += _rest(connection)
         finally:
             connection.close()
 
-    def _open_log(self, container: str) -> socket.socket:
+    def _opened(self, container: str) -> socket.socket:
         query = f"stdout=1&stderr=1&follow=1&tail={LINES}"
         connection = engine.connected(f"/containers/{container}/logs?{query}")
         if connection is None:
-            raise EngineError("the engine is no longer at a local socket")
+            raise EngineError("the engine is not at a local socket any more")
         return connection
 
 
 def _received(connection: socket.socket) -> tuple[bytes, bool]:
-    """Return the bytes available now, up to AT_ONCE, and whether the stream has ended."""
+    """Return what has come by now, up to AT_ONCE, and whether that was the end."""
     connection.setblocking(False)
-    received = b""
+    said = b""
     try:
-        while len(received) < AT_ONCE:
-            chunk = connection.recv(KEPT)
-            if not chunk:
-                return received, True
-            received += chunk
+        while len(said) < AT_ONCE:
+            more = connection.recv(KEPT)
+            if not more:
+                return said, True
+            said += more
     except BlockingIOError:
         pass
-    return received, False
+    return said, False
 
 
 def _rest(connection: socket.socket) -> bytes:
-    """Return the end of the stream, as far as it arrives in time."""
+    """Return the end of what is still to come, as far as it comes in time."""
     deadline = time.monotonic() + PATIENCE_S
-    # Each line arrives on its own; blocking for a full buffer is cheaper than one call per line.
+    # Each line comes by itself, and to be called for each takes longer than to read them.
     connection.setblocking(True)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, TIMEVAL.pack(int(PATIENCE_S), 0))
-    received = b""
+    said = b""
     while time.monotonic() < deadline:
-        chunk = connection.recv(KEPT, socket.MSG_WAITALL)
-        received = (received + chunk)[-KEPT:]
-        if len(chunk) < KEPT:
+        more = connection.recv(KEPT, socket.MSG_WAITALL)
+        said = (said + more)[-KEPT:]
+        if len(more) < KEPT:
             break
-    return received
+    return said

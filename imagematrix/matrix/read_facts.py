@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from imagematrix.facts import cuda, marches
+from imagematrix.facts import cuda, marches, versions
 from imagematrix.matrix import document, words
 from imagematrix.matrix.facts import Facts, March, Release
 from imagematrix.matrix.feasibility import ARCHES
@@ -43,7 +43,7 @@ class FactsReader(Shapes):
 
     def _release(self, name: str, mark: Mark, node: document.Node) -> Release:
         fields = self._map(node, f"the facts on CUDA {name}", known=RELEASE)
-        if not words.RELEASE.fullmatch(name):
+        if not versions.RELEASE.fullmatch(name):
             self._problem(f"{name!r} is no CUDA release such as 14.0", mark)
         elif name in cuda.releases():
             self._problem(f"the table has CUDA {name}, and knows better", mark, "take it out")

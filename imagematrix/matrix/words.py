@@ -19,7 +19,6 @@ __all__ = [
     "COMPUTE",
     "DRIVER",
     "HOST_DRIVER",
-    "RELEASE",
     "RESERVED",
     "check",
     "check_flag",
@@ -40,8 +39,8 @@ BUILDKITS = re.compile(
     r"BUILD(KIT|X)_.*|SOURCE_DATE_EPOCH|(ALL|FTP|HTTPS?|NO)_PROXY", re.ASCII | re.IGNORECASE
 )
 SAFE = re.compile(r"[A-Za-z0-9 ._:/@+=,~%-]*", re.ASCII)
+# Stricter than what nodes report: the branch of a driver that images are built with has three digits.
 DRIVER = re.compile(r"\d{3}(\.\d{1,4}){1,2}", re.ASCII)
-RELEASE = re.compile(r"\d{1,2}\.\d{1,2}", re.ASCII)
 COMPUTE = re.compile(r"\d{1,2}\.\d[af]?", re.ASCII)
 FLAG = re.compile(r"[a-z0-9][a-z0-9_]{0,31}", re.ASCII)
 
@@ -112,7 +111,7 @@ def _cuda(value: str, facts: Facts) -> Complaint | None:
     if value == "none":
         return None
     known = [name for name, release in cuda.releases().items() if release.targets]
-    if not RELEASE.fullmatch(value):
+    if not versions.RELEASE.fullmatch(value):
         return f"{value!r} is no CUDA release such as 12.4", nearest(value, ["none", *known])
     newest = max(known, key=versions.order)
     if value in known or value in facts.cuda or versions.order(value) > versions.order(newest):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-
+from imagematrix.facts.versions import CAPABILITY, DRIVER
 from imagematrix.record import Record
 
 TYPE_CHECKING = False
@@ -240,7 +239,7 @@ def _driver(fields: Fields) -> Driver | None:
     if driver is None:
         return None
     version = driver.text("version")
-    if not re.fullmatch(r"\d{1,4}(\.\d{1,4}){1,3}", version, re.ASCII):
+    if not DRIVER.fullmatch(version):
         raise driver.fail("version", f"{version!r} is no driver version such as 550.163.01")
     source = driver.text_or_none("source") or ""
     return Driver(version=version, kind=driver.text_or_none("kind"), source=source)
@@ -259,7 +258,7 @@ def _gpus(fields: Fields) -> tuple[Gpu, ...]:
 
 def _gpu(gpu: Fields) -> Gpu:
     compute = gpu.text_or_none("compute")
-    if compute is not None and not re.fullmatch(r"\d{1,2}\.\d", compute, re.ASCII):
+    if compute is not None and not CAPABILITY.fullmatch(compute):
         raise gpu.fail("compute", f"{compute!r} is no compute capability such as 8.6")
     return Gpu(
         index=_natural(gpu, "index"),

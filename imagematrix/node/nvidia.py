@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from types import MappingProxyType
 
+from imagematrix.facts.versions import DRIVER
 from imagematrix.node import pci
 from imagematrix.node.host import Driver, MigDevice
 from imagematrix.record import Record, replace
@@ -36,11 +37,10 @@ __all__ = [
 PROC = "/proc/driver/nvidia"
 MIG = PROC + "/capabilities/gpu{}/mig"  # of the GPU with a minor number
 MODULE = "/sys/module/nvidia"
-VERSION = re.compile(r"\d{1,4}(?:\.\d{1,4}){1,3}", re.ASCII)
 # Open:        NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build  (...)
 # Proprietary: NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.261.03  Tue Jun ...
 BANNER = re.compile(
-    rf"NVRM version:[^\n]*?(Open )?Kernel Module(?: for \S+)?[ \t]+({VERSION.pattern})(?!\S)", re.ASCII
+    rf"NVRM version:[^\n]*?(Open )?Kernel Module(?: for \S+)?[ \t]+({DRIVER.pattern})(?!\S)", re.ASCII
 )
 # In the file `access` of a capability (MIG user guide, "Device nodes and capabilities").
 CAPABILITY = re.compile(r"^DeviceFileMinor:[ \t]*(\d{1,7})$", re.ASCII | re.MULTILINE)
@@ -75,7 +75,7 @@ class Kernel(Record):
 
 def is_version(text: str) -> bool:
     """Whether `text` is a driver version such as 550.163.01."""
-    return VERSION.fullmatch(text) is not None
+    return DRIVER.fullmatch(text) is not None
 
 
 def parse_version(text: str) -> Driver | None:

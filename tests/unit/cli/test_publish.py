@@ -352,7 +352,7 @@ def test_an_image_lives_where_its_name_says(engine, image, have, registry, capsy
     assert local_one.reference == reference
     said = capsys.readouterr().err
     assert "has no" in said
-    assert "choosing from the engine's images" in said
+    assert "using the engine's images" in said
     have("a")
     there = publish(registry, "v1")
     (variant,) = catalog_of(f"{image}:v1", None).variants

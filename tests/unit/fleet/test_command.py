@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from imagematrix import documents
-from imagematrix.catalog.catalog import Catalog
+from imagematrix.catalog import registry
 from imagematrix.cli import coverage as module
 
 
@@ -200,7 +200,7 @@ def test_every_bad_host_is_named(ask, saved):
 def test_what_is_missing(ask, cli, saved):
     said = cli("coverage", saved / "fleet")
     assert said.code == 2
-    assert "say which image" in said.err
+    assert "no image given" in said.err
     assert ask().code == 2
     assert ask("fleet", "--driver", "550").code == 2
 
@@ -215,7 +215,7 @@ def test_the_image_is_checked_where_a_catalog_is_given(ask):
 
 def test_a_catalog_in_a_registry(cli, saved, monkeypatch, make):
     asked = []
-    monkeypatch.setattr(Catalog, "from_registry", lambda name: asked.append(name) or make.catalog())
+    monkeypatch.setattr(registry, "catalog", lambda name: asked.append(name) or make.catalog())
     said = cli("coverage", saved / "fleet", "--catalog", "reg:5000/t:v1")
     assert (said.code, asked) == (3, ["reg:5000/t:v1"])
     assert "t:v1 has no variants" in said.out

@@ -1,0 +1,133 @@
+"""Where catalogs come from, and which source a name means.
+
+A new source is a module beside this one and a line in SOURCES. The module has a function `catalog`, which
+returns the Catalog of a name, and, where images live there, `catalogs`, which returns those of all versions
+of an image.
+"""
+
+from __future__ import annotations
+
+import os
+from importlib import import_module
+
+from imagematrix.errors import EngineError, UnknownImageError
+from imagematrix.record import Record
+from imagematrix.reference import names_registry
+from imagematrix.spelling import SLIP, nearest
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Protocol
+
+    from imagematrix.catalog.catalog import Catalog
+
+    class Module(Protocol):
+        """What the module of a source has."""
+
+        def catalog(self, name: str, /) -> Catalog:
+            """Return the catalog of `name`; raise UnknownImageError, EngineError or UsageError."""
+            ...
+
+        def catalogs(self, image: str | None = None, /) -> list[Catalog]:
+            """Return the catalogs of all versions of an image, or of all images."""
+            ...
+
+
+__all__ = ["list_catalogs", "open_catalog"]
+
+
+class Source(Record):
+    """A source of catalogs; `name` is that of its module.
+
+    `takes` tells whether a catalog of a name is here, `keeps` whether images of a name live here. In some
+    sources images have `own_names`, which are not those that they have on a node.
+    """
+
+    name: str
+    takes: Callable[[str], bool]
+    keeps: Callable[[str], bool]
+    own_names: bool = False
+
+    @property
+    def module(self) -> Module:
+        """The source's module, loaded when it is needed."""
+        found: Module = import_module(f"imagematrix.catalog.{self.name}")
+        return found
+
+
+def _saved(name: str) -> bool:
+    return name.endswith(".json") or os.path.exists(name)  # noqa: PTH110 - pathlib is slow to load
+
+
+def _always(_: str) -> bool:
+    return True
+
+
+def _never(_: str) -> bool:
+    return False
+
+
+# The first that takes or keeps a name counts.
+SOURCES = (
+    Source(name="file", takes=_saved, keeps=_never),
+    Source(name="registry", takes=_always, keeps=names_registry, own_names=True),
+    Source(name="engine", takes=_never, keeps=_always),
+)
+
+
+def open_catalog(
+    image: str | None, name: str | None = None, *, note: Callable[[str], object] = str
+) -> Catalog:
+    """Return the catalog `name`, or where that is None, the catalog of `image` from where the image lives.
+
+    A catalog is a file or a reference in a registry. An image whose name has a registry lives there, any
+    other in the engine; one that was built and not published yet is in the engine only, and `note` is told
+    so. A registry that cannot be reached is an error: the engine may have no more than what this node pulled,
+    which would change the choice. Raises UnknownImageError where a file is the catalog of another image.
+    """
+    if name is None:
+        return _at_home(image or "", note)
+    source = next(source for source in SOURCES if source.takes(name))
+    found = source.module.catalog(name)
+    return found if image is None or source.own_names else _of(found, image, name)
+
+
+def list_catalogs(image: str | None = None) -> list[Catalog]:
+    """Return the catalogs of all versions of `image`, or where that is None, of all images of the engine.
+
+    Raises UnknownImageError where there is none of `image`.
+    """
+    homes = [source for source in SOURCES if source.keeps(image or "")]
+    for source in homes:
+        found = source.module.catalogs(image)
+        if found or image is None:
+            return found
+    return [homes[-1].module.catalog(str(image))]  # which raises, and says what there is
+
+
+def _at_home(image: str, note: Callable[[str], object]) -> Catalog:
+    first, *others = [source for source in SOURCES if source.keeps(image)]
+    try:
+        return first.module.catalog(image)
+    except UnknownImageError as error:
+        unknown = error
+    for source in others:
+        try:
+            found = source.module.catalog(image)
+        except (EngineError, UnknownImageError):
+            continue
+        note(f"{unknown}: using the {source.name}'s images")
+        return found
+    raise unknown
+
+
+def _of(whole: Catalog, image: str, name: str) -> Catalog:
+    """Return what `image` names of a catalog."""
+    found = whole.named(image)
+    if found is None:
+        own = f"{whole.image}:{whole.version}"
+        names = [own, whole.image, *(variant.reference for variant in whole.variants)]
+        remedy = nearest(image, names, likeness=SLIP)
+        raise UnknownImageError(f"{name} is the catalog of {own}, not of {image}", remedy=remedy)
+    return found
