@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from operator import attrgetter
 
-from imagematrix.record import Record
+from imagematrix.record import Record, replace
+from imagematrix.selection.hardware import sample
+from imagematrix.selection.order import key
 from imagematrix.selection.rules import RULES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Hashable, Iterable, Mapping, Sequence
+    from typing import Any
 
     from imagematrix.catalog.catalog import Variant
+    from imagematrix.selection.order import Criterion
     from imagematrix.selection.rule import Gap, RuleResult
     from imagematrix.selection.target import Target
 
-__all__ = ["Candidate", "distances", "results", "without"]
+__all__ = ["Candidate", "candidates", "results"]
 
 # All that tells variants apart; about their own axes no rule speaks.
 PARTS = frozenset({"axes"}).union(*(rule.parts for rule in RULES))
@@ -53,12 +57,50 @@ class Candidate(Record):
         }
 
 
+def candidates(
+    variants: Iterable[Variant], criteria: Sequence[Criterion], target: Target
+) -> tuple[Candidate, ...]:
+    """Return every variant with every rule's result: those that fit by rank, then the others, nearest first.
+
+    The remedy of a rule that does not hold names the variant that differs in this alone, if there is one.
+    """
+    one_of_each = sample(target)
+
+    def place(candidate: Candidate) -> tuple[Any, ...]:
+        failing, variant = candidate.failing, candidate.variant
+        return (
+            bool(failing),
+            any(result.rule == "platform" for result in failing),
+            bool(failing and bool(target.gpus) is not variant.gpu),
+            len(failing),
+            _distances(one_of_each, variant),
+            *key(criteria, one_of_each, variant),
+        )
+
+    placed = sorted(
+        (Candidate(variant=variant, rank=None, rules=results(target, variant)) for variant in variants),
+        key=place,
+    )
+    built = {
+        _without(result.rule, candidate.variant): candidate.reference
+        for candidate in reversed(placed)
+        for result in candidate.rules
+        if result.ok
+    }
+    return tuple(
+        replace(candidate, rules=tuple(_cured(candidate, result, built) for result in candidate.rules))
+        if candidate.failing
+        else replace(candidate, rank=rank)
+        for rank, candidate in enumerate(placed, 1)
+    )
+
+
 def results(target: Target, variant: Variant) -> tuple[RuleResult, ...]:
     """Return what every rule that applies to `variant` says about it."""
     return tuple(rule.result(target, variant) for rule in RULES if rule.need(variant) is not None)
 
 
-def distances(target: Target, variant: Variant) -> tuple[Gap, ...]:
+def _distances(target: Target, variant: Variant) -> tuple[Gap, ...]:
     """Return how far off a variant is, by every rule.
 
     The last rules come first: they are about hardware, while a driver is changed on a node, or in the last
@@ -67,7 +109,12 @@ def distances(target: Target, variant: Variant) -> tuple[Gap, ...]:
     return tuple(rule.distance(target, variant) for rule in reversed(RULES))
 
 
-def without(name: str, variant: Variant) -> Hashable:
+def _cured(candidate: Candidate, result: RuleResult, built: Mapping[Hashable, str]) -> RuleResult:
+    reference = None if result.ok else built.get(_without(result.rule, candidate.variant))
+    return replace(result, fix=f"{reference} is the same but for this") if reference else result
+
+
+def _without(name: str, variant: Variant) -> Hashable:
     """Return all that a variant is, except what another build would change to make the rule `name` hold."""
     return name, _OTHERS[name](variant)
 

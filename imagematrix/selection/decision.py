@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from functools import cached_property
 from operator import attrgetter
 
 from imagematrix.catalog.catalog import Variant
-from imagematrix.gpus.spec import spec
-from imagematrix.record import replace
-from imagematrix.selection.candidate import Candidate, distances, results, without
-from imagematrix.selection.hardware import hardware, kind, kinds
-from imagematrix.selection.miss import Miss
-from imagematrix.selection.order import key
+from imagematrix.selection.hardware import hardware, sample
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Mapping
-    from typing import Any
+    from collections.abc import Callable, Hashable
 
-    from imagematrix.node.host import Gpu
+    from imagematrix.selection.candidate import Candidate
+    from imagematrix.selection.miss import Miss
     from imagematrix.selection.question import Question
-    from imagematrix.selection.rule import RuleResult
     from imagematrix.selection.target import Target
 
 __all__ = ["Decision"]
@@ -45,10 +38,10 @@ class Decision:
         self.question = question
         self._index = question.index
         self._target = target
-        self._sample = replace(target, gpus=kinds(target.gpus))
-        self._fitting = self._index.fitting(self._sample)
+        one_of_each = sample(target)
+        self._fitting = self._index.fitting(one_of_each)
         self.differing = self._index.differing(self._fitting)
-        self._leading = _alike(self._index.leading(self._sample, self._fitting)) if self._fitting else []
+        self._leading = _alike(self._index.leading(one_of_each, self._fitting)) if self._fitting else []
         self.variant = self._leading[0] if len(self._leading) == 1 and not self.differing else None
 
     def __reduce__(self) -> tuple[Callable[[Question, Target], Decision], tuple[Question, Target]]:
@@ -57,7 +50,8 @@ class Decision:
     @property
     def hardware(self) -> Hashable:
         """What identifies the kind of hardware that it is about."""
-        return hardware(self._target)
+        target = self._target
+        return hardware(target.host, target.gpus, allow_cpu=target.allow_cpu)
 
     @property
     def fits(self) -> frozenset[str]:
@@ -67,23 +61,9 @@ class Decision:
     @property
     def candidates(self) -> tuple[Candidate, ...]:
         """Every variant with every rule's result: those that fit by rank, then the others, nearest first."""
-        candidates = [
-            Candidate(variant=variant, rank=None, rules=results(self._target, variant))
-            for variant in self.catalog.variants
-        ]
-        candidates.sort(key=self._place)
-        built = {
-            without(result.rule, candidate.variant): candidate.reference
-            for candidate in reversed(candidates)
-            for result in candidate.rules
-            if result.ok
-        }
-        return tuple(
-            replace(candidate, rules=tuple(_cured(candidate, result, built) for result in candidate.rules))
-            if candidate.failing
-            else replace(candidate, rank=place)
-            for place, candidate in enumerate(candidates, 1)
-        )
+        from imagematrix.selection.candidate import candidates
+
+        return candidates(self.catalog.variants, self._index.criteria, self._target)
 
     @cached_property
     def doubt(self) -> tuple[str, str] | None:
@@ -112,69 +92,12 @@ class Decision:
         """Why nothing is selected, and what would change it; None if something is."""
         if self.variant:
             return None
+        from imagematrix.selection.miss import Miss, miss
+
         if self.doubt:
             why, fix = self.doubt
             return Miss(why=why, fix=fix)
-        miss = self._nearest()
-        others = self.question.left_out
-        fitting = others.fitting(self._sample)
-        if not fitting:
-            return miss
-        other = others.best(self._sample, fitting)
-        return replace(
-            miss,
-            why=f"{miss.why}; {other.reference} fits, which was not asked for",
-            fix=self.question.remedy(other),
-        )
-
-    def _nearest(self) -> Miss:
-        name = f"{self.catalog.image}:{self.catalog.version}"
-        if not self.catalog.variants:
-            return Miss(why=f"{name} has no variants{self.question.words}", fix=None)
-        variant = self._index.nearest(self._sample)
-        failing = tuple(result for result in results(self._target, variant) if not result.ok)
-        number = len(self.catalog.variants)
-        why = f"none of the {number} variants of {name}{self.question.words} fits this host"
-        served = self._served()
-        if served:
-            labels = ", ".join(gpu.label for gpu in served)
-            why += f" with all the GPUs passed; one fits {labels}"
-            fix: str | None = f"pass --gpus {spec(served)}"
-        else:
-            why += f"; the nearest is {variant.reference}, but {failing[0].why}"
-            fix = failing[0].fix
-        return Miss(why=why, fix=fix, nearest=variant.reference, rules=failing)
-
-    def _place(self, candidate: Candidate) -> tuple[Any, ...]:
-        failing = candidate.failing
-        foreign = any(result.rule == "platform" for result in failing)
-        mistaken = bool(failing and bool(self._target.gpus) is not candidate.variant.gpu)
-        return (
-            bool(failing),
-            foreign,
-            mistaken,
-            len(failing),
-            distances(self._sample, candidate.variant),
-            *key(self._index.criteria, self._sample, candidate.variant),
-        )
-
-    def _served(self) -> tuple[Gpu, ...]:
-        """Return GPUs that one variant would fit, where none fits all: the most numerous kinds first."""
-        together = self._index.everything
-        served = set()
-        examples = {kind(gpu): gpu for gpu in self._target.gpus}
-        for which, _ in Counter(map(kind, self._target.gpus)).most_common():
-            fitting = together & self._index.fitting(replace(self._target, gpus=(examples[which],)))
-            if fitting:
-                together = fitting
-                served.add(which)
-        return tuple(gpu for gpu in self._target.gpus if kind(gpu) in served)
-
-
-def _cured(candidate: Candidate, result: RuleResult, built: Mapping[Hashable, str]) -> RuleResult:
-    """Return a result whose cure names the variant that differs in this alone, where the catalog has it."""
-    there = None if result.ok else built.get(without(result.rule, candidate.variant))
-    return replace(result, fix=f"{there} is the same but for this") if there else result
+        return miss(self.question, self._target)
 
 
 def _alike(leading: list[Variant]) -> list[Variant]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from operator import attrgetter
 
+from imagematrix.record import replace
 from imagematrix.selection.order import BY_NAME
 from imagematrix.selection.rules import RULES
 
@@ -15,10 +16,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable
     from typing import Any
 
-    from imagematrix.node.host import Gpu
+    from imagematrix.node.host import Gpu, Host
     from imagematrix.selection.target import Target
 
-__all__ = ["FACTS", "LABEL", "hardware", "kind", "kinds"]
+__all__ = ["FACTS", "LABEL", "hardware", "kind", "sample"]
 
 LABEL = frozenset({"gpus.index", "gpus.name"})  # what any reason may read besides: it is in `Gpu.label`
 FACTS = frozenset(fact for some in (RULES, BY_NAME.values()) for one in some for fact in one.facts)
@@ -37,12 +38,12 @@ _gpu = _facts(FACTS | LABEL, GPUS)
 kind: Callable[[Gpu], Hashable] = _facts(FACTS, GPUS)
 
 
-def hardware(target: Target) -> Hashable:
-    """Return all that a decision and its reasons depend on: where it is equal, they are equal."""
-    host, driver = target.host, target.host.driver
-    return _host(host), driver and _driver(driver), tuple(map(_gpu, target.gpus)), target.allow_cpu
+def hardware(host: Host, gpus: tuple[Gpu, ...], *, allow_cpu: bool) -> Hashable:
+    """Return all that a decision about a Target and its reasons depend on: if it is equal, so are they."""
+    driver = host.driver
+    return _host(host), driver and _driver(driver), tuple(map(_gpu, gpus)), allow_cpu
 
 
-def kinds(gpus: Iterable[Gpu]) -> tuple[Gpu, ...]:
-    """Return one GPU of each kind."""
-    return tuple({kind(gpu): gpu for gpu in gpus}.values())
+def sample(target: Target) -> Target:
+    """Return a target with one GPU of each kind, for which every rule has the same verdict."""
+    return replace(target, gpus=tuple({kind(gpu): gpu for gpu in target.gpus}.values()))

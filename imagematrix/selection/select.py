@@ -117,12 +117,13 @@ class Selector:
     def explain(self, host: Host, *, gpus: int | str | None = None, allow_cpu: bool = False) -> Selection:
         """Return what `select` finds, with `selected` None where it raises; see the function `explain`."""
         chosen = choose(host, gpus)
-        target = Target(host=host, gpus=chosen, allow_cpu=allow_cpu or gpus == NONE)
-        key = hardware(target)
+        allow_cpu = allow_cpu or gpus == NONE
+        key = hardware(host, chosen, allow_cpu=allow_cpu)
         decision = self._decisions.get(key)
         if decision is None:
             if len(self._decisions) >= self._keep:
                 self._decisions.clear()
+            target = Target(host=host, gpus=chosen, allow_cpu=allow_cpu)
             decision = self._decisions[key] = Decision(self.question, target)
         return Selection(host=host, chosen_gpus=chosen, decision=decision)
 

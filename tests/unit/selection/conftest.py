@@ -13,8 +13,8 @@ def judge():
     """Return what one rule says about a variant on a host that passes all its GPUs."""
 
     def ask(rule, host, variant, **options):
-        node = Target(host=host, gpus=options.pop("gpus", host.gpus), **options)
-        said = {result.rule: result for result in results(node, variant)}
+        target = Target(host=host, gpus=options.pop("gpus", host.gpus), **options)
+        said = {result.rule: result for result in results(target, variant)}
         return said.get(rule)
 
     return ask

@@ -19,71 +19,73 @@ from imagematrix.selection.target import Target
 def first():
     """Return the best of some variants, and check that the sort key and the index agree about it."""
 
-    def ask(node, *variants):
+    def ask(target, *variants):
         found = {
-            min(some, key=lambda variant: key(order(), node, variant))
+            min(some, key=lambda variant: key(order(), target, variant))
             for some in itertools.permutations(variants)
         }
         (best,) = found
         index = Index(variants, order())
-        assert index.best(node, index.everything) is best
+        assert index.best(target, index.everything) is best
         return best.reference
 
     return ask
 
 
 @pytest.fixture
-def node(make):
+def target(make):
     one = make.host(make.gpu(), march="znver4", vendor="AuthenticAMD", driver="580.65.06")
     return Target(host=one, gpus=one.gpus, allow_cpu=True)
 
 
-def test_gpu_before_cpu(first, node, make):
+def test_gpu_before_cpu(first, target, make):
     worst = make.variant("z", cubins=(), ptx=[("50", "7.7")], driver=make.umd("host"), cuda="11.8")
-    assert first(node, worst, make.cpu_variant("a", cpu_flags=make.flags("znver4"), vendor="amd")) == "z"
+    assert first(target, worst, make.cpu_variant("a", cpu_flags=make.flags("znver4"), vendor="amd")) == "z"
 
 
-def test_native_then_the_nearest_minor_then_ptx(first, node, make):
+def test_native_then_the_nearest_minor_then_ptx(first, target, make):
     native, near, far = (
         make.variant("z", cubins=("89",)),
         make.variant("y", cubins=("86",)),
         make.variant("x", cubins=("80",)),
     )
     ptx = make.variant("w", cubins=(), ptx=[("89", "8.4")])
-    assert first(node, native, near, far, ptx) == "z"
-    assert first(node, near, far, ptx) == "y"
-    assert first(node, far, ptx) == "x"
-    assert first(node, make.variant("z", cubins=("80", "86", "89")), near) == "z"
+    assert first(target, native, near, far, ptx) == "z"
+    assert first(target, near, far, ptx) == "y"
+    assert first(target, far, ptx) == "x"
+    assert first(target, make.variant("z", cubins=("80", "86", "89")), near) == "z"
 
 
 def test_the_worst_served_gpu_decides(first, make):
     mixed = make.host(make.gpu(0, compute="8.0"), make.gpu(1, compute="8.9"))
-    node = Target(host=mixed, gpus=mixed.gpus)
-    assert first(node, make.variant("a", cubins=("80",)), make.variant("b", cubins=("80", "86"))) == "b"
+    target = Target(host=mixed, gpus=mixed.gpus)
+    assert first(target, make.variant("a", cubins=("80",)), make.variant("b", cubins=("80", "86"))) == "b"
     assert (
-        first(node, make.variant("a", cubins=("80",)), make.variant("b", cubins=("80",), ptx=[("89", "8.4")]))
+        first(
+            target, make.variant("a", cubins=("80",)), make.variant("b", cubins=("80",), ptx=[("89", "8.4")])
+        )
         == "a"
     )
 
 
-def test_device_code_before_the_driver_mode(first, node, make):
-    assert first(node, make.variant("z", driver=make.umd("host")), make.variant("a", cubins=("86",))) == "z"
+def test_device_code_before_the_driver_mode(first, target, make):
+    assert first(target, make.variant("z", driver=make.umd("host")), make.variant("a", cubins=("86",))) == "z"
 
 
-def test_exact_then_compat_then_host(first, node, make):
+def test_exact_then_compat_then_host(first, target, make):
     exact = make.variant("z", driver=make.umd("exact", "580.65.06"), cuda="11.8")
     compat, by_host = (
         make.variant("y", driver=make.umd("compat", "590.44.01")),
         make.variant("x", driver=make.umd("host")),
     )
-    assert first(node, exact, compat, by_host) == "z"
-    assert first(node, compat, by_host) == "y"
+    assert first(target, exact, compat, by_host) == "z"
+    assert first(target, compat, by_host) == "y"
 
 
-def test_the_newest_cuda_by_number(first, node, make):
+def test_the_newest_cuda_by_number(first, target, make):
     assert (
         first(
-            node,
+            target,
             make.variant("z", cuda="12.10"),
             make.variant("a", cuda="12.9"),
             make.variant("b", cuda="9.2"),
@@ -92,10 +94,10 @@ def test_the_newest_cuda_by_number(first, node, make):
     )
 
 
-def test_cuda_before_the_cpu(first, node, make):
+def test_cuda_before_the_cpu(first, target, make):
     assert (
         first(
-            node,
+            target,
             make.variant("z", cuda="12.4"),
             make.variant("a", cuda="12.2", cpu_flags=make.flags("znver4")),
         )
@@ -103,17 +105,17 @@ def test_cuda_before_the_cpu(first, node, make):
     )
 
 
-def test_the_level_of_the_cpu_before_vendor_and_number_of_flags(first, node, make):
+def test_the_level_of_the_cpu_before_vendor_and_number_of_flags(first, target, make):
     level_4 = make.cpu_variant("z", cpu_flags=make.flags("x86-64-v4"))
     other_4 = make.cpu_variant("y", cpu_flags=make.flags("skylake-avx512"), vendor="intel")
     own_3 = make.cpu_variant("a", cpu_flags=make.flags("znver3"), vendor="amd")
-    assert first(node, level_4, own_3) == "z"
-    assert first(node, other_4, own_3) == "y"
+    assert first(target, level_4, own_3) == "z"
+    assert first(target, other_4, own_3) == "y"
     goldmont = make.cpu_variant("a", cpu_flags=make.flags("goldmont"), vendor="intel")  # many flags, no AVX
-    assert first(node, make.cpu_variant("z", cpu_flags=make.flags("x86-64-v3")), goldmont) == "z"
+    assert first(target, make.cpu_variant("z", cpu_flags=make.flags("x86-64-v3")), goldmont) == "z"
 
 
-def test_own_vendor_then_none_then_another(first, node, make):
+def test_own_vendor_then_none_then_another(first, target, make):
     need = make.flags("x86-64-v3")
     own, other = (
         make.cpu_variant("z", cpu_flags=need, vendor="amd"),
@@ -123,9 +125,9 @@ def test_own_vendor_then_none_then_another(first, node, make):
         make.cpu_variant("y", cpu_flags=need),
         make.cpu_variant("x", cpu_flags=need, vendor="generic"),
     )
-    assert first(node, own, none, generic, other) == "z"
-    assert first(node, none, generic, other) == "x"
-    assert first(node, none, other) == "y"
+    assert first(target, own, none, generic, other) == "z"
+    assert first(target, none, generic, other) == "x"
+    assert first(target, none, other) == "y"
 
 
 def test_an_unknown_vendor_prefers_generic_code(first, make):
@@ -133,25 +135,27 @@ def test_an_unknown_vendor_prefers_generic_code(first, make):
     assert first(unknown, make.cpu_variant("z"), make.cpu_variant("a", vendor="intel")) == "z"
 
 
-def test_the_most_required_flags(first, node, make):
+def test_the_most_required_flags(first, target, make):
     more, less = make.flags("znver4"), make.flags("x86-64-v4")
-    assert first(node, make.cpu_variant("z", cpu_flags=more), make.cpu_variant("a", cpu_flags=less)) == "z"
+    assert first(target, make.cpu_variant("z", cpu_flags=more), make.cpu_variant("a", cpu_flags=less)) == "z"
     ignored = less | {"sgx", "pku", "mwaitx"}  # flags that no code depends on count for nothing
-    assert first(node, make.cpu_variant("z", cpu_flags=ignored), make.cpu_variant("a", cpu_flags=less)) == "a"
+    assert (
+        first(target, make.cpu_variant("z", cpu_flags=ignored), make.cpu_variant("a", cpu_flags=less)) == "a"
+    )
 
 
-def test_the_reference_at_last(first, node, make):
-    assert first(node, make.variant("b"), make.variant("a"), make.variant("c")) == "a"
-    assert first(node, make.cpu_variant("b"), make.cpu_variant("a")) == "a"
+def test_the_reference_at_last(first, target, make):
+    assert first(target, make.variant("b"), make.variant("a"), make.variant("c")) == "a"
+    assert first(target, make.cpu_variant("b"), make.cpu_variant("a")) == "a"
 
 
-def test_a_catalog_can_prefer_another_criterion(node, make):
+def test_a_catalog_can_prefer_another_criterion(target, make):
     native = make.variant("t:native", cubins=("89",), cuda="12.4", driver=make.umd("host"))
     newest = make.variant("t:newest", cubins=("80",), cuda="13.0", driver=make.umd("host"))
     usual = Catalog(image="t", version="v1", variants=(native, newest))
-    assert select(node.host, usual).selected == "t:native"
+    assert select(target.host, usual).selected == "t:native"
     prefers = replace(usual, prefer=("cuda",))
-    assert select(node.host, prefers).selected == "t:newest"
+    assert select(target.host, prefers).selected == "t:newest"
     assert Catalog.from_json(prefers.to_json()) == prefers
 
 

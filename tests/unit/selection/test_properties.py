@@ -12,7 +12,7 @@ from made import FLAGS, allowed, catalogs, hosts, variants
 from imagematrix.errors import ImagematrixError
 from imagematrix.gpus.spec import candidates, exactly
 from imagematrix.selection.candidate import results
-from imagematrix.selection.hardware import kinds
+from imagematrix.selection.hardware import sample
 from imagematrix.selection.index import Index
 from imagematrix.selection.order import key, order
 from imagematrix.selection.select import explain, select, select_many, serving
@@ -22,8 +22,8 @@ from imagematrix.selection.target import Target
 
 def fits(host, variant, *, allow_cpu):
     """Whether a variant fits, by asking every rule about it alone."""
-    node = Target(host=host, gpus=host.gpus, allow_cpu=allow_cpu)
-    return all(result.ok for result in results(node, variant))
+    target = Target(host=host, gpus=host.gpus, allow_cpu=allow_cpu)
+    return all(result.ok for result in results(target, variant))
 
 
 def outcome(host, catalog, **options):
@@ -56,8 +56,8 @@ def plus(catalog, *more):
 @given(hosts, catalogs, allowed)
 def test_the_selected_variant_is_the_least_of_those_that_fit(host, catalog, allow_cpu):
     fitting = [variant for variant in catalog.variants if fits(host, variant, allow_cpu=allow_cpu)]
-    node = Target(host=host, gpus=host.gpus, allow_cpu=allow_cpu)
-    expected = min(fitting, key=lambda variant: key(order(catalog.prefer), node, variant), default=None)
+    target = Target(host=host, gpus=host.gpus, allow_cpu=allow_cpu)
+    expected = min(fitting, key=lambda variant: key(order(catalog.prefer), target, variant), default=None)
     assert explain(host, catalog, allow_cpu=allow_cpu).variant is expected
 
 
@@ -125,8 +125,8 @@ def test_a_nearest_variant_fails_as_few_rules_as_any(host, catalog, allow_cpu):
     found = explain(host, catalog, allow_cpu=allow_cpu)
     if found.selected is None and catalog.variants:
         index = Index(catalog.variants, order(catalog.prefer))
-        node = Target(host=host, gpus=kinds(host.gpus), allow_cpu=allow_cpu)
-        assert index.nearest(node).reference == found.candidates[0].reference
+        target = sample(Target(host=host, gpus=host.gpus, allow_cpu=allow_cpu))
+        assert index.nearest(target).reference == found.candidates[0].reference
 
 
 @given(hosts, catalogs)

@@ -59,14 +59,14 @@ def test_rules_that_do_not_apply_say_nothing(judge, make):
 
 
 def test_every_reason_is_one_line(make):
-    node = Target(
+    target = Target(
         host=make.host(make.gpu(compute="7.0", brand=None), driver="470.256.02"),
         gpus=(make.gpu(compute="7.0", brand=None),),
     )
     for driver in (make.umd("exact", "550.163.01"), make.umd("compat", "550.163.01"), make.umd("host")):
         ptx = [("89", "8.4")]
         for result in results(
-            node, make.variant(driver=driver, ptx=ptx, compressed_fatbin=True, cpu_flags=frozenset("z"))
+            target, make.variant(driver=driver, ptx=ptx, compressed_fatbin=True, cpu_flags=frozenset("z"))
         ):
             assert "\n" not in result.why
             assert result.why
