@@ -58,7 +58,7 @@ OTHER_NAMES = ("geforce", "titan", "nvs", "gb10")
 # The type of a virtual GPU ends its name, as in "NVIDIA A40-8Q", "GRID T4-1B4", "NVIDIA A100-1-5CME"; the
 # letter is for workstations (Q), computing (C), desktops (B) and applications (A). Source: the Virtual GPU
 # Software User Guide, "Virtual GPU Types for Supported GPUs".
-VGPU = re.compile(r"-\d+([AQ]|B4?|C(ME)?)\b", re.ASCII)
+VGPU = r"-\d+([AQ]|B4?|C(ME)?)\b"  # compiled when it is needed: a selection loads this module
 
 
 class Product(Record):
@@ -135,7 +135,7 @@ def brand(name: str | None) -> str | None:
 
 def is_vgpu(name: str | None) -> bool:
     """Whether this is the name of a virtual GPU."""
-    return name is not None and VGPU.search(name) is not None
+    return name is not None and re.search(VGPU, name, re.ASCII) is not None
 
 
 def data_centre(brand: str | None, name: str | None) -> bool:
