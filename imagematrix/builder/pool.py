@@ -1,4 +1,4 @@
-"""Several builders as one."""
+"""A pool of builders, used as one."""
 
 from __future__ import annotations
 
@@ -18,18 +18,23 @@ __all__ = ["Pool"]
 
 
 class Pool:
-    """The Builder that several are: whatever is to be made is made by one that has a place free.
+    """A Builder that passes each image to one of several builders that has a free place.
 
-    `builders` come with the number of places that each has.
+    `builders` come with the number of places of each.
     """
 
     def __init__(self, builders: Sequence[tuple[Builder, int]]) -> None:
         self._builders = tuple(builder for builder, _ in builders)
         self._free: SimpleQueue[Builder] = SimpleQueue()
-        # In turn, so that few builds are spread over all.
+        # In turn, so that a few builds are spread over all builders.
         for turn in zip_longest(*([builder] * places for builder, places in builders)):
             for builder in filter(None, turn):
                 self._free.put(builder)
+
+    @property
+    def reproducible(self) -> bool:
+        """Whether all of them set back timestamps."""
+        return all(builder.reproducible for builder in self._builders)
 
     @property
     def local(self) -> bool:
@@ -50,7 +55,7 @@ class Pool:
     def export(self, dockerfile: str, sources: Sources) -> dict[str, str]:
         """Build `dockerfile` and return the text files that its last stage has, by name.
 
-        What builds wait for takes no place of theirs.
+        Builds wait for it, so it takes no place of theirs.
         """
         return self._builders[0].export(dockerfile, sources)
 

@@ -94,7 +94,7 @@ def command(
         plan = narrow(locked(file, shop.against, only, push=push, frozen=frozen))
         verified = [PlanStatus.UP_TO_DATE] if verify else []
         todo = plan.with_status(PlanStatus.BUILD, PlanStatus.ADOPT, PlanStatus.FAILED, *verified)
-        if todo and not shop.reproducible:
+        if todo and not shop.builder.reproducible:
             say("the engine has the classic image store: timestamps stay, and a second build differs in them")
         logs = file.parent / ".imagematrix" / "logs"
         cause: BaseException | None = None

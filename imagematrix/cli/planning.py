@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from contextlib import ExitStack
     from pathlib import Path
 
-    from imagematrix.builder.buildx import Buildx
     from imagematrix.builder.pool import Pool
     from imagematrix.matrix.matrix import Matrix
+    from imagematrix.planning.backend import Builder
     from imagematrix.planning.given import Given
     from imagematrix.planning.plan import Plan
     from imagematrix.planning.planner import Against
@@ -29,9 +29,9 @@ __all__ = ["Workshop", "compared", "locked", "never_pushed", "planned", "shardin
 
 
 class Workshop:
-    """What images are made with, `jobs` at a time, and where they go.
+    """The builders of images, `jobs` at a time, and the store that the images go to.
 
-    The builders are made when they are first asked for: where nothing is to be built, nobody waits for them.
+    The builders are started when they are first needed: where nothing is to be built, nobody waits for them.
     """
 
     def __init__(
@@ -54,30 +54,21 @@ class Workshop:
 
     @cached_property
     def builder(self) -> Pool:
-        """What makes images; raise EngineError, and UsageError where a builder is not there."""
+        """The pool of builders; raise EngineError, or UsageError where a builder is not found."""
         from imagematrix.builder.pool import Pool
 
-        return Pool(self._builders)
+        return Pool([(self._made(name), jobs) for name, jobs in self._wanted])
 
-    @property
-    def reproducible(self) -> bool:
-        """Whether timestamps are rewritten."""
-        return all(builder.reproducible for builder, _ in self._builders)
-
-    @cached_property
-    def _builders(self) -> list[tuple[Buildx, int]]:
+    def _made(self, name: str | None) -> Builder:
+        """Return the builder that is called `name`; the engine itself where that is None."""
         from imagematrix.builder.buildx import Buildx
 
-        enter = self._stack.enter_context
         proxy = bool(self._given and self._given.proxies)
-        return [
-            (enter(Buildx(self._engine, name, self._attest, proxy=proxy)), jobs)
-            for name, jobs in self._wanted
-        ]
+        return self._stack.enter_context(Buildx(self._engine, name, self._attest, proxy=proxy))
 
     @property
     def against(self) -> Against:
-        """What a matrix is planned against here."""
+        """What a matrix is planned against in this workshop."""
         from imagematrix.planning.planner import Against
 
         return Against(

@@ -124,7 +124,12 @@ class Made:
 
 
 class Builder(Protocol):
-    """What makes images. Every method raises EngineError where it can't be reached."""
+    """What makes images. Every method raises EngineError where it cannot be reached."""
+
+    @property
+    def reproducible(self) -> bool:
+        """Whether it sets back timestamps, so that the same inputs give the same image."""
+        ...
 
     @property
     def local(self) -> bool:

@@ -234,8 +234,8 @@ def test_a_full_disk_behind_stdout_is_one_error(command, words, monkeypatch):
         said = command(*words)
     assert said.code == 1
     assert said.err.endswith(
-        "imagematrix: can't write: No space left on device\n"
-        "  make room where the answer goes, or where TMPDIR says\n"
+        "imagematrix: cannot write the answer: No space left on device\n"
+        "  free some space where stdout goes, or set TMPDIR to another folder\n"
     )
 
 
