@@ -1,4 +1,4 @@
-"""Carrying out `imagematrix run`: show the launch, or start it. It loads no typer: jobs wait for it."""
+"""Execution of `imagematrix run`: print the launch, or start it. Without typer, because jobs wait for it."""
 
 from __future__ import annotations
 
@@ -15,93 +15,94 @@ from imagematrix.launcher.options import JSON
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from imagematrix.launcher.options import Words
+    from imagematrix.launcher.options import RunArgs
     from imagematrix.launcher.plan import Launch
     from imagematrix.selection.selection import Selection
 
 __all__ = ["start"]
 
 
-def start(asked: Words, image: str) -> int:
-    """Show the launch, or start it on GPUs that nobody uses; return the exit code."""
-    from imagematrix.launcher.request import elsewhere, request
+def start(args: RunArgs, image: str) -> int:
+    """Print the launch, or start it on unused GPUs; return the exit code."""
+    from imagematrix.launcher.request import remote_machine, request
 
-    if asked.measure and asked.detached:
-        raise UsageError("--measure tells at the end of a run, and -d does not wait for it")
-    remote = elsewhere(asked)
-    host, wanted = node_of(_path(asked.host), None, _path(asked.nvidia_smi), asked.gpus)
-    found = request(asked, host, catalog_of(image, asked.catalog), wanted, remote)
-    chosen, launch = found.first()
-    if asked.shown:
-        _show(launch, asked)
+    if args.measure and args.detached:
+        raise UsageError(
+            "--measure and --detach are mutually exclusive: the report follows the end of the run"
+        )
+    remote = remote_machine(args)
+    host, wanted = node_of(_path(args.host), None, _path(args.nvidia_smi), args.gpus)
+    requested = request(args, host, catalog_of(image, args.catalog), wanted, remote)
+    chosen, launch = requested.first()
+    if args.shown:
+        _print(launch, args)
         return 0
-    for doubt, remedy in found.doubts(chosen, launch):
+    for doubt, remedy in requested.doubts(chosen, launch):
         warn(doubt, remedy)
     with ExitStack() as stack:
-        if launch.gpus or found.passed:
-            taken = stack.enter_context(found.claim(launch, say))
-            chosen, launch = found.on(taken)
-            taken.pass_on()
-        if asked.detached:
-            _become(launch, asked)
-        return _attend(launch, asked, chosen)
+        if launch.gpus or requested.passed:
+            claimed = stack.enter_context(requested.claim(launch, say))
+            chosen, launch = requested.on(claimed)
+            claimed.pass_on()
+        if args.detached:
+            _exec(launch, args)
+        return _run(launch, args, chosen)
 
 
-def _show(launch: Launch, asked: Words) -> None:
+def _print(launch: Launch, args: RunArgs) -> None:
     from imagematrix.launcher.plan import docker_run
 
-    if asked.shown == JSON:
-        answer(launch.to_json(asked.docker))
+    if args.shown == JSON:
+        answer(launch.to_json(args.docker))
     else:
-        show(shlex.join(docker_run(launch, asked.docker)))
+        show(shlex.join(docker_run(launch, args.docker)))
 
 
-def _become(launch: Launch, asked: Words) -> None:
-    """Become docker's command, which ends once the container runs."""
+def _exec(launch: Launch, args: RunArgs) -> None:
+    """Exec docker's command, which ends once the container runs."""
     from imagematrix.launcher.plan import docker_run
 
-    line = docker_run(launch, asked.docker)
+    command = docker_run(launch, args.docker)
     try:
-        os.execvp(line[0], line)  # noqa: S606 - there is no shell, and none is wanted
+        os.execvp(command[0], command)  # noqa: S606 - without a shell, on purpose
     except OSError as error:
         raise _no_docker(error) from error
 
 
-def _attend(launch: Launch, asked: Words, chosen: Selection) -> int:
-    """Run docker's command to its end, and say what the container died of, if a rule speaks about that."""
-    from imagematrix.launcher.death import death, died
-    from imagematrix.launcher.foreground import attend
-    from imagematrix.launcher.measure import Measure, told
+def _run(launch: Launch, args: RunArgs, chosen: Selection) -> int:
+    """Run docker's command to its end, and print why the container failed if that is known."""
+    from imagematrix.launcher import foreground
+    from imagematrix.launcher.diagnosis import diagnose, program_failed
+    from imagematrix.launcher.measure import Measure, summary
     from imagematrix.launcher.plan import LAUNCH, docker_run
     from imagematrix.launcher.watch import Watch
 
     token = os.urandom(6).hex()
-    watch = Watch(f"{LAUNCH}={token}", time.time(), removed=asked.removed)
-    measure = Measure(lambda: watch.container) if asked.measure and launch.gpus else None
+    watch = Watch(f"{LAUNCH}={token}", time.time(), removed=args.removed)
+    measure = Measure(lambda: watch.container) if args.measure and launch.gpus else None
 
-    def meanwhile() -> None:
+    def on_start() -> None:
         watch.start()
         if measure:
             measure.start()
 
-    line = docker_run(launch.labelled({LAUNCH: token}), asked.docker)
     try:
-        code = attend(line, meanwhile)
+        code = foreground.run(docker_run(launch.with_labels({LAUNCH: token}), args.docker), on_start)
     except OSError as error:
         raise _no_docker(error) from error
     if measure:
         measure.stop()
-        say(told(measure.peaks, launch.gpus))
-    found = death(code, watch.last_lines(), chosen) if died(code) else None
-    if found:
-        warn(f"the container died of {found}", found.remedy)
+        say(summary(measure.peaks, launch.gpus))
+    diagnosis = diagnose(code, watch.last_lines(), chosen) if program_failed(code) else None
+    if diagnosis:
+        warn(f"the container failed: {diagnosis}", diagnosis.remedy)
     return code
 
 
 def _no_docker(error: OSError) -> EngineError:
     return EngineError(
-        f"docker's command can't be started: {error.strerror}",
-        remedy="install it: the package is docker-cli or docker-ce-cli",
+        f"cannot start `docker`: {error.strerror}",
+        remedy="install the package docker-cli or docker-ce-cli",
     )
 
 

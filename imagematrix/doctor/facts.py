@@ -163,7 +163,7 @@ def _told(
         found = look(devices.nodes(host, usable))
     except ProbeError as error:
         return ((str(error), error.remedy or ""),)
-    return tuple((f"{problem.path} {problem.what}", problem.remedy) for problem in found)
+    return tuple((str(problem), problem.remedy) for problem in found)
 
 
 def _unlinked(paths: Iterable[str], root: str = "") -> tuple[tuple[str, str], ...]:

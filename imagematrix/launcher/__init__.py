@@ -1,1 +1,1 @@
-"""Starting the chosen variant with nothing but device nodes."""
+"""Starting the selected variant with nothing but device nodes."""

@@ -1,12 +1,12 @@
-"""Running docker's command as if this process had become it: its terminal, its signals, its exit code.
+"""Running docker's command in the foreground: with this terminal, its signals, and its exit code.
 
-Exec would do that with no code at all, but leave nobody to say what the container died of.
+Exec would need no code at all, but then no process would be left to diagnose a failed container.
 
-Docker's command is a member of this process's group, as it would be without us: so it has the terminal in the
-foreground or not, whatever pager is beside it, and gets what is sent to the group. What is sent to this
-process alone has to be passed on, and only that: docker's command counts the signals it gets, and ends by
-force at the third. kill(2) does not tell the two apart, but a third member of the group does: a signal that
-the witness got as well was for all.
+Docker's command runs in this process's group, as it would without us: it shares the terminal's foreground
+state whatever pager runs beside it, and gets the signals sent to the group. Signals sent to this process
+alone must be forwarded, and only those: docker's command counts signals and exits by force at the third. A
+receiver cannot tell the two kinds apart, but a third member of the group can: what this witness got too was
+sent to the group.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Self
 
-__all__ = ["attend"]
+__all__ = ["run"]
 
-# Also those of job control: docker's command takes them for the container, and does not stop.
-PASSED = frozenset(
+# Job control included: docker's command forwards those to the container and does not stop itself.
+FORWARDED = frozenset(
     {
         signal.SIGHUP,
         signal.SIGINT,
@@ -41,19 +41,19 @@ PASSED = frozenset(
     }
 )
 PR_SET_PDEATHSIG = 1  # of prctl(2)
-SIGNALLED = 128  # a shell's exit code for a command that a signal ended is this more than the signal
+SIGNALLED = 128  # the shell's exit code for a command that signal N ended is this plus N
 
 
-def attend(line: Sequence[str], meanwhile: Callable[[], None] = lambda: None) -> int:
-    """Run a command to its end and return its exit code, 128 + N where signal N ended it.
+def run(command: Sequence[str], on_start: Callable[[], None] = lambda: None) -> int:
+    """Run a command to its end and return its exit code, 128 + N if signal N ended it.
 
-    `meanwhile` is called once it runs; threads that it starts are left alone by signals.
+    `on_start` is called once it runs; threads that it starts receive no signals.
 
-    Each signal to this process or to its group reaches the command once. When it is stopped, so is this
-    process, for a shell to see. It is asked to end where this process is killed. Raises OSError where it
-    can't be started.
+    Each signal to this process or to its group reaches the command once. When the command stops, so does this
+    process, so that a shell sees it. If this process is killed, the command gets SIGTERM. Raises OSError if
+    the command cannot be started.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, *PASSED})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, *FORWARDED})
 
     def prepare() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
@@ -63,38 +63,38 @@ def attend(line: Sequence[str], meanwhile: Callable[[], None] = lambda: None) ->
         with (
             _Witness() as witness,
             subprocess.Popen(
-                line,
-                close_fds=False,  # leases are passed on
-                preexec_fn=prepare,  # noqa: PLW1509 - there is no other thread yet
-            ) as command,
+                command,
+                close_fds=False,  # leases are inherited
+                preexec_fn=prepare,  # noqa: PLW1509 - no other thread exists yet
+            ) as process,
         ):
-            meanwhile()
-            while (code := command.poll()) is None:
-                got = signal.sigwaitinfo({signal.SIGCHLD, *PASSED}).si_signo
-                if got == signal.SIGCHLD:
-                    _stop_with(command)
-                elif not witness.saw(got):
-                    command.send_signal(got)
+            on_start()
+            while (code := process.poll()) is None:
+                received = signal.sigwaitinfo({signal.SIGCHLD, *FORWARDED}).si_signo
+                if received == signal.SIGCHLD:
+                    _stop_with(process)
+                elif not witness.saw(received):
+                    process.send_signal(received)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return SIGNALLED - code if code < 0 else code
 
 
-def _stop_with(command: subprocess.Popen[bytes]) -> None:
-    """Stop where the command has stopped, until somebody continues this process."""
+def _stop_with(process: subprocess.Popen[bytes]) -> None:
+    """If the command has stopped, stop this process too until it is continued."""
     try:
-        stopped = os.waitid(os.P_PID, command.pid, os.WSTOPPED | os.WNOHANG)
+        stopped = os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOHANG)
     except ChildProcessError:  # it has ended
         return
     if stopped is not None:
         os.kill(os.getpid(), signal.SIGSTOP)
-        command.send_signal(signal.SIGCONT)
+        process.send_signal(signal.SIGCONT)
 
 
 class _Witness:
-    """A process of this group in which signals stay pending, so that the kernel tells which ones it got.
+    """A process of this group in which signals stay pending, so that /proc shows which ones it received.
 
-    It ends when this process does. Raises OSError where it can't be started.
+    It ends when this process does. Raises OSError if it cannot be started.
     """
 
     def __enter__(self) -> Self:
@@ -105,21 +105,21 @@ class _Witness:
         self._end(self._process)
 
     def saw(self, number: int) -> bool:
-        """Whether the group got this signal since this was asked last.
+        """Whether the group has received this signal since the last call.
 
-        The kernel gives a group's signal to who joined last first, so the witness has it by now.
+        The kernel delivers a group's signal to its newest member first, so the witness has it by now.
         """
         lines = Path(f"/proc/{self._process.pid}/status").read_text("ascii", "replace").splitlines()
         pending = next(line for line in lines if line.startswith("ShdPnd:"))
-        found = bool(int(pending.split()[1], 16) >> (number - 1) & 1)
-        if found:  # it stays pending: the next one would not show
+        received = bool(int(pending.split()[1], 16) >> (number - 1) & 1)
+        if received:  # it stays pending, which would hide the next one
             before, self._process = self._process, self._started()
             self._end(before)
-        return found
+        return received
 
     @staticmethod
     def _started() -> subprocess.Popen[bytes]:
-        # It waits for the end of a pipe that nobody writes to.
+        # It reads from a pipe that stays open and empty.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
             quiet = subprocess.DEVNULL

@@ -1,6 +1,6 @@
-"""Drivers that come from the node: through CDI or NVIDIA's runtime.
+"""Injection of the node's driver, through CDI or NVIDIA's runtime.
 
-An image without a driver needs that; into one that has a driver it would bring a second.
+An image without a driver needs it; an image with a driver would get a second one.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from typing import Any
 
-    from imagematrix.launcher.options import Words
+    from imagematrix.launcher.options import RunArgs
     from imagematrix.launcher.plan import Launch
 
 __all__ = ["second_driver", "through_cdi"]
@@ -21,41 +21,41 @@ __all__ = ["second_driver", "through_cdi"]
 KIND = "nvidia.com/gpu"
 RUNTIME = "nvidia"
 VISIBLE = "NVIDIA_VISIBLE_DEVICES"
-NOTHING = ("", "void", "none")  # with "none" the runtime still brings the driver, but no GPU to use it with
+NOTHING = ("", "void", "none")  # with "none" the runtime still injects the driver, but no GPU to use it with
 
 
 def through_cdi(launch: Launch, folders: Iterable[str]) -> Launch:
-    """Return `launch` with its injected GPUs as CDI devices, or as it is where not all of them are such.
+    """Return `launch` with its injected GPUs as CDI devices, or unchanged if CDI does not list all of them.
 
     `folders` are those in which the engine looks for CDI specifications (`CDISpecDirs` of `docker info`). See
     https://github.com/cncf-tags/container-device-interface/blob/main/SPEC.md.
     """
-    there = {name for folder in folders for name in _devices(folder)}
+    specified = {name for folder in folders for name in _devices(folder)}
     indices = [str(gpu.index) for gpu in launch.gpus]
-    for found in (launch.injected, tuple(indices)):
-        if found and there.issuperset(found):
-            return replace(launch, injected=tuple(f"{KIND}={name}" for name in found), cdi=True)
+    for names in (launch.injected, tuple(indices)):
+        if names and specified.issuperset(names):
+            return replace(launch, injected=tuple(f"{KIND}={name}" for name in names), cdi=True)
     return launch
 
 
-def second_driver(words: Words, info: Callable[[], Mapping[str, Any]]) -> str | None:
-    """Return what would bring the node's driver into an image that has its own, or None.
+def second_driver(args: RunArgs, info: Callable[[], Mapping[str, Any]]) -> str | None:
+    """Return the option that would inject the node's driver into an image that has its own, or None.
 
-    `words` are the user's; `info` is what the engine tells of itself, asked only where that matters.
+    `info` returns the engine's information, and is called only where needed.
     """
-    if any(name.startswith(f"{KIND}=") for name in words.values("--device")):
+    if any(name.startswith(f"{KIND}=") for name in args.values("--device")):
         return f"--device {KIND}=…"
-    given = [value.partition("=")[2] for value in words.values("--env", "e") if _names(value, VISIBLE)]
-    visible = given[-1] if given else ""
+    values = [value.partition("=")[2] for value in args.values("--env", "e") if _sets(value, VISIBLE)]
+    visible = values[-1] if values else ""
     if visible in NOTHING:
         return None
-    runtime = ["", *words.values("--runtime")][-1]
+    runtime = ["", *args.values("--runtime")][-1]
     if (runtime or info().get("DefaultRuntime")) != RUNTIME:
         return None
     return f"{VISIBLE}={visible} with the runtime {RUNTIME}"
 
 
-def _names(text: str, variable: str) -> bool:
+def _sets(text: str, variable: str) -> bool:
     return text.partition("=")[0] == variable and "=" in text
 
 
@@ -64,7 +64,7 @@ def _devices(folder: str) -> Iterator[str]:
     import yaml
 
     try:
-        files = sorted(os.listdir(folder))  # noqa: PTH208 - this way it is one error for all
+        files = sorted(os.listdir(folder))  # noqa: PTH208 - it raises at once, not while iterating
     except OSError:
         return
     for file in files:
@@ -76,4 +76,5 @@ def _devices(folder: str) -> Iterator[str]:
         except (OSError, ValueError, RecursionError, yaml.YAMLError):
             continue
         if isinstance(spec, dict) and spec.get("kind") == KIND:
-            yield from (str(one.get("name")) for one in spec.get("devices") or () if isinstance(one, dict))
+            devices = spec.get("devices") or ()
+            yield from (str(device.get("name")) for device in devices if isinstance(device, dict))

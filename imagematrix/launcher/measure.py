@@ -1,4 +1,4 @@
-"""The most memory that a container had on its GPUs while it ran, by many looks through NVML."""
+"""The peak GPU memory of a container, sampled through NVML while it runs."""
 
 from __future__ import annotations
 
@@ -18,44 +18,44 @@ if TYPE_CHECKING:
 
     from imagematrix.node.host import Gpu
 
-__all__ = ["EVERY_S", "Measure", "told"]
+__all__ = ["EVERY_S", "Measure", "summary"]
 
 EVERY_S = nvml_memory.EVERY_S
 
 
 class Measure:
-    """A thread that looks at the memory of the container that `container` names, once it is known.
+    """A thread that samples the memory of a container; `container` returns its id once that is known.
 
-    `peaks` has the most MiB at one time by the GPU's device minor. It is empty where NVML told nothing.
+    `peaks` has the peak in MiB by device minor of the GPU. It is empty if NVML reported nothing.
     """
 
     def __init__(self, container: Callable[[], str | None]) -> None:
         self.peaks: dict[int, int] = {}
         self._container = container
-        self._looking: subprocess.Popen[bytes] | None = None
+        self._sampler: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Begin to look, if that can be."""
+        """Start sampling, if possible."""
         command, quiet = asking("nvml_memory"), subprocess.DEVNULL
         try:
-            self._looking = subprocess.Popen(command, stdin=quiet, stdout=subprocess.PIPE, stderr=quiet)
+            self._sampler = subprocess.Popen(command, stdin=quiet, stdout=subprocess.PIPE, stderr=quiet)
         except OSError:
             return
-        threading.Thread(target=self._look, args=(self._looking,), daemon=True).start()
+        threading.Thread(target=self._read, args=(self._sampler,), daemon=True).start()
 
     def stop(self) -> None:
-        """Look no more."""
-        if self._looking:
-            self._looking.kill()
+        """Stop sampling."""
+        if self._sampler:
+            self._sampler.kill()
 
-    def _look(self, looking: subprocess.Popen[bytes]) -> None:
-        with looking:  # in this thread: who is stuck inside the driver can't be waited for
-            for line in looking.stdout or ():
+    def _read(self, sampler: subprocess.Popen[bytes]) -> None:
+        with sampler:  # in this thread: waiting for a process that hangs in the driver may take forever
+            for line in sampler.stdout or ():
                 container = self._container()
                 if container:
-                    self._take(line, container)
+                    self._record(line, container)
 
-    def _take(self, line: bytes, container: str) -> None:
+    def _record(self, line: bytes, container: str) -> None:
         try:
             sample: Any = documents.parse(line, "NVML")
         except UsageError:  # the last line, if it was cut off
@@ -66,12 +66,12 @@ class Measure:
                 self.peaks[minor] = max(self.peaks.get(minor, 0), sum(sizes))
 
 
-def told(peaks: dict[int, int], gpus: tuple[Gpu, ...]) -> str:
-    """Return what to say of the peaks on `gpus`."""
-    known = {gpu.label: peaks[gpu.minor] for gpu in gpus if gpu.minor in peaks}
-    if not known:
-        return "the GPU memory of the run is not known: NVML told nothing of its processes"
-    listed = ", ".join(f"{mib} MiB on {label}" for label, mib in known.items())
+def summary(peaks: dict[int, int], gpus: tuple[Gpu, ...]) -> str:
+    """Return a sentence with the peaks on `gpus`."""
+    by_gpu = {gpu.label: peaks[gpu.minor] for gpu in gpus if gpu.minor in peaks}
+    if not by_gpu:
+        return "peak GPU memory unknown: NVML did not report the processes of the container"
+    listed = ", ".join(f"{mib} MiB on {label}" for label, mib in by_gpu.items())
     return (
-        f"peak GPU memory, seen every {EVERY_S} s: {listed}; ask for --vram {max(known.values())}Mi or more"
+        f"peak GPU memory, sampled every {EVERY_S} s: {listed}; pass --vram {max(by_gpu.values())}Mi or more"
     )

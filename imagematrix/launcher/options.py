@@ -1,4 +1,4 @@
-"""The words after `imagematrix run`: our own options, those for `docker run`, the image, its command."""
+"""The arguments of `imagematrix run`: its own options, those for `docker run`, the image, the command."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["OWN", "Words", "split"]
+__all__ = ["OWN", "RunArgs", "split"]
 
 USAGE = "imagematrix run [OPTIONS] IMAGE[:VERSION] [COMMAND...]"
 
-# Our own options: what the value of each is called, None for those that take none, and what it does.
+# Our own options: the placeholder of the value, None for flags, and the help text.
 OWN: dict[str, tuple[str | None, str]] = {
     "--gpus": ("SPEC", "all, none, a number, indices, UUIDs, MIG profiles or conditions such as memory>=40G"),
     "--wait": ("TIME", "wait for GPUs that are in use: 90s, 10m, 2h"),
     "--vram": ("AMOUNT", "a share of each GPU's memory: 4g, 4G, 4Gi; without --gpus, of one GPU"),
-    "--mps": (None, "compute through the node's MPS daemon"),
-    "--mps-threads": ("PERCENT", "the part of each GPU's threads to ask MPS for"),
-    "--measure": (None, "tell the peak of GPU memory when the container has ended"),
-    "--where": ("EXPR", "only variants such as 'python=3.13', as --only has it; repeatable"),
-    "--allow-cpu": (None, "where no image for GPUs fits, a CPU-only one will do"),
+    "--mps": (None, "use the node's MPS daemon"),
+    "--mps-threads": ("PERCENT", "fraction of each GPU's threads to request from MPS"),
+    "--measure": (None, "report the peak GPU memory when the container has ended"),
+    "--where": ("EXPR", "only variants that match, such as 'python=3.13' (syntax of --only); repeatable"),
+    "--allow-cpu": (None, "if no GPU image fits, use a CPU-only one"),
     "--dry-run": (None, "print the command, start nothing"),
     "--print": ("FORM", "print the launch as command or json, start nothing"),
-    "--host": ("FILE", "decide for a saved Host instead of this node"),
-    "--catalog": ("FILE|REF", "choose from a saved Catalog, or from that of a registry"),
-    "--nvidia-smi": ("XML", "take GPUs and driver from the output of `nvidia-smi -q -x`"),
+    "--host": ("FILE", "select for a saved Host instead of this node"),
+    "--catalog": ("FILE|REF", "select from a saved Catalog, or from a registry"),
+    "--nvidia-smi": ("XML", "read GPUs and driver from the output of `nvidia-smi -q -x`"),
 }
 OWN_VALUES = frozenset(name for name, (value, _) in OWN.items() if value)
 OWN_FLAGS = OWN.keys() - OWN_VALUES
 
-# The options of `docker run` (29) that take no value. All others, also those of later engines, take one.
+# The options of `docker run` (29) that take no value. All others, those of later engines included, take one.
 FLAGS = frozenset(
     {
         "--detach",
@@ -57,20 +57,19 @@ FLAGS = frozenset(
 SHORT_FLAGS = "diPqt"
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}  # seconds
 MIB = 1024 * 1024
-DOCKER_S = ("count", "driver", "capabilities", "options")  # what docker's --gpus has beside devices
+DOCKER_KEYS = ("count", "driver", "capabilities", "options")  # keys of docker's --gpus besides device
 COMMAND, JSON = "command", "json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Words:
-    """A command line of `imagematrix run`, taken apart.
+class RunArgs:
+    """The parsed arguments of `imagematrix run`.
 
-    `docker` are the options for `docker run`, word for word, `options` the same, each with its value.
-    `image` is None only where `help` is asked for. `wait_s` is how long to wait for GPUs that are in use, in
-    seconds. `capabilities` are those of the driver that a `--gpus` in docker's form names, for an image that
-    leaves the driver to the node. `where` are conditions on axes. `vram_mib` is the memory of each GPU that
-    the container shall share, `mps_threads` in percent.
-    `shown` is "command" or "json" where the launch is to be printed instead of started.
+    `docker` are the options for `docker run`, verbatim; `options` are the same, each with its value. `image`
+    is None only with `help`. `wait_s` is the time to wait for GPUs that are in use. `capabilities` are the
+    driver capabilities in a `--gpus` in docker's form, for images without a driver. `where` are conditions on
+    axes. `vram_mib` is the share of each GPU's memory, `mps_threads` is in percent. `shown` is "command" or
+    "json" if the launch is to be printed instead of started.
     """
 
     options: tuple[tuple[str, ...], ...]
@@ -97,39 +96,41 @@ class Words:
 
     @property
     def help(self) -> bool:
-        """Whether help is asked for."""
+        """Whether help is requested."""
         return ("--help",) in self.options
 
     @property
     def detached(self) -> bool:
         """Whether docker's command ends once the container runs."""
-        found = [_flag(option[0], "--detach", "d") for option in self.options]
-        return next((value for value in reversed(found) if value is not None), False)
+        return self._is_set("--detach", "d")
 
     @property
     def privileged(self) -> bool:
         """Whether the container may use all devices."""
-        found = [_flag(option[0], "--privileged") for option in self.options]
-        return next((value for value in reversed(found) if value is not None), False)
+        return self._is_set("--privileged")
 
     @property
     def removed(self) -> bool:
         """Whether the engine removes the container, with its log, when it has ended."""
-        found = [_flag(option[0], "--rm") for option in self.options]
-        return next((value for value in reversed(found) if value is not None), False)
+        return self._is_set("--rm")
 
     def values(self, name: str, short: str = "") -> tuple[str, ...]:
         """Return the values of one of docker's options: "--name", and its `short` form of one letter."""
-        found = (_value(option, name, short) for option in self.options)
-        return tuple(value for value in found if value is not None)
+        values = (_value(option, name, short) for option in self.options)
+        return tuple(value for value in values if value is not None)
+
+    def _is_set(self, name: str, short: str = "-") -> bool:
+        """Whether one of docker's flags is set; the last occurrence counts."""
+        values = [_flag(option[0], name, short) for option in self.options]
+        return next((value for value in reversed(values) if value is not None), False)
 
 
-def split(words: Sequence[str]) -> Words:
-    """Take apart the words after `imagematrix run`; raise UsageError where no image is among them.
+def split(words: Sequence[str]) -> RunArgs:
+    """Parse the words after `imagematrix run`; raise UsageError if they are invalid or name no image.
 
-    Options end at the first word that is none, the image, or after "--". What follows the image is the
-    command's, whatever it looks like. Of an option of ours that is given twice the last counts; `--where`
-    adds up.
+    Options end at the first word that is not one, which is the image, or after "--". Everything after the
+    image is the command. If one of our options is repeated the last counts, except that `--where`
+    accumulates.
     """
     values: dict[str, str] = {}
     flags: dict[str, bool] = {}
@@ -139,22 +140,22 @@ def split(words: Sequence[str]) -> Words:
     option: list[str] = []
     while left and left[0].startswith("-") and left[0] not in ("-", "--"):
         option, left = _first(left)
-        name, given, value = option[0].partition("=")
+        name, equals, value = option[0].partition("=")
         if name == "--where":
-            where.append(value if given else option[1])
+            where.append(value if equals else option[1])
         elif name in OWN_VALUES:
-            values[name] = value if given else option[1]
+            values[name] = value if equals else option[1]
         elif name in OWN_FLAGS:
-            flags[name] = _truth(name, value) if given else True
+            flags[name] = _boolean(name, value) if equals else True
         else:
             docker.append(tuple(option))
     if left[:1] == ["--"]:
         del left[0]
     if ("--help",) not in docker and not any(left[:1]):
-        raise UsageError("no image is named", remedy=_remedy(option))
+        raise UsageError("missing argument: IMAGE", remedy=_remedy(option))
     gpus, capabilities = _gpus(values["--gpus"]) if "--gpus" in values else (None, None)
     dry_run = COMMAND if flags.get("--dry-run") else None
-    return Words(
+    return RunArgs(
         options=tuple(docker),
         image=left[0] if left else None,
         command=tuple(left[1:]),
@@ -175,51 +176,51 @@ def split(words: Sequence[str]) -> Words:
 
 
 def _first(words: list[str]) -> tuple[list[str], list[str]]:
-    """Return the option that `words` start with, with its value where that is the next word, and the rest."""
+    """Return the first option of `words`, with its value if that is the next word, and the rest."""
     count = 2 if _takes_next(words[0]) else 1
     if len(words) < count:
-        raise UsageError(f"{words[0]} wants a value, and none follows", remedy=f"the form is {USAGE}")
+        raise UsageError(f"missing value of {words[0]}", remedy=f"usage: {USAGE}")
     return words[:count], words[count:]
 
 
 def _takes_next(word: str) -> bool:
     if word.startswith("--"):
         return "=" not in word and word not in FLAGS and word not in OWN_FLAGS
-    # Of joined short options ("-itp80:80") the first that takes a value takes all that is left of the word.
+    # Of combined short options ("-itp80:80") the first that takes a value takes the rest of the word.
     return len(word[1:].lstrip(SHORT_FLAGS)) == 1
 
 
-def _truth(name: str, value: str) -> bool:
+def _boolean(name: str, value: str) -> bool:
     if value not in ("true", "false"):
-        raise UsageError(f"{name}={value}: expected true or false")
+        raise UsageError(f"invalid value of {name}: expected true or false, got {value!r}")
     return value == "true"
 
 
 def _gpus(text: str) -> tuple[str, str | None]:
-    """Return what `--gpus` asks for in our own words, and the driver's capabilities in what is for docker.
+    """Return the value of `--gpus` in our syntax, and the driver capabilities if it is in docker's.
 
-    Docker reads the value as a line of CSV (opts/gpus.go of docker/cli): a count, "all" or -1, or fields such
-    as "device=0,1" in quotes, count=2, driver=nvidia and "capabilities=compute,utility".
+    Docker parses the value as one line of CSV (opts/gpus.go of docker/cli): a count, "all" or -1, or fields
+    such as "device=0,1" in quotes, count=2, driver=nvidia and "capabilities=compute,utility".
     """
-    if text != "-1" and '"' not in text and not any(f"{key}=" in text for key in DOCKER_S):
+    if text != "-1" and '"' not in text and not any(f"{key}=" in text for key in DOCKER_KEYS):
         return text, None
     import csv
 
     try:
         fields = [field.partition("=") for field in next(csv.reader([text], strict=True))]
     except csv.Error as error:
-        raise UsageError(f"--gpus {text}: {error}") from error
-    given = {key if equals else "count": value if equals else key for key, equals, value in fields}
-    unknown = given.keys() - {*DOCKER_S, "device"}
-    if unknown or len(given) < len(fields) or given.get("driver", "nvidia") != "nvidia":
+        raise UsageError(f"invalid --gpus {text}: {error}") from error
+    by_key = {key if equals else "count": value if equals else key for key, equals, value in fields}
+    unknown = by_key.keys() - {*DOCKER_KEYS, "device"}
+    if unknown or len(by_key) < len(fields) or by_key.get("driver", "nvidia") != "nvidia":
         raise UsageError(
-            f"--gpus {text}: expected what docker takes for NVIDIA's GPUs",
+            f"invalid --gpus {text}: expected docker's syntax for NVIDIA GPUs",
             remedy="""such as all, 2, '"device=0,1"' or 'all,"capabilities=compute,utility"'""",
         )
-    if "device" in given and "count" in given:
-        raise UsageError(f"--gpus {text}: a number of GPUs, or their names, and not both")
-    wanted = f"device={given['device']}" if "device" in given else given.get("count", "1")
-    return "all" if wanted == "-1" else wanted, given.get("capabilities")
+    if "device" in by_key and "count" in by_key:
+        raise UsageError(f"invalid --gpus {text}: count and device are mutually exclusive")
+    spec = f"device={by_key['device']}" if "device" in by_key else by_key.get("count", "1")
+    return "all" if spec == "-1" else spec, by_key.get("capabilities")
 
 
 def _where(texts: Sequence[str]) -> Mapping[str, Sequence[str]]:
@@ -232,21 +233,21 @@ def _seconds(text: str) -> float:
     number, unit = (text[:-1], text[-1]) if text[-1:] in UNITS else (text, "s")
     count = natural(number)
     if count is None:
-        raise UsageError(f"--wait {text}: expected a time such as 90s, 10m or 2h")
+        raise UsageError(f"invalid --wait {text}: expected a time such as 90s, 10m or 2h")
     return float(count * UNITS[unit])
 
 
 def _mib(text: str) -> int:
     from imagematrix.gpus.conditions import size
 
-    found = size(text) or _docker_s_size(text)
-    if found is None or found < MIB:
-        raise UsageError(f"--vram {text}: expected an amount of memory such as 500M, 4g, 4G or 4Gi")
-    return int(found // MIB)
+    amount = size(text) or _docker_size(text)
+    if amount is None or amount < MIB:
+        raise UsageError(f"invalid --vram {text}: expected an amount of memory such as 500M, 4g, 4G or 4Gi")
+    return int(amount // MIB)
 
 
-def _docker_s_size(text: str) -> float | None:
-    """Return an amount as docker's --memory takes it, 4g or 500m; its units are powers of 1024."""
+def _docker_size(text: str) -> float | None:
+    """Return the bytes of an amount in the syntax of docker's --memory, 4g or 500m: powers of 1024."""
     from imagematrix.gpus.conditions import size
 
     unit = text.removesuffix("b")[-1:]
@@ -256,36 +257,36 @@ def _docker_s_size(text: str) -> float | None:
 def _percent(text: str) -> int:
     number = natural(text.removesuffix("%"))
     if number is None or not 0 < number <= 100:  # noqa: PLR2004 - percent
-        raise UsageError(f"--mps-threads {text}: expected a part of the GPU in percent, such as 25")
+        raise UsageError(f"invalid --mps-threads {text}: expected a percentage from 1 to 100")
     return number
 
 
 def _form(text: str) -> str:
     if text not in (COMMAND, JSON):
-        raise UsageError(f"--print {text}: expected {COMMAND} or {JSON}")
+        raise UsageError(f"invalid --print {text}: expected {COMMAND} or {JSON}")
     return text
 
 
 def _flag(word: str, name: str, short: str = "-") -> bool | None:
-    """Return what a word says of one of docker's flags, None where it is about others."""
+    """Return the value of one of docker's flags in a word, None if the word does not set it."""
     if word.startswith("--"):
-        own, _, value = word.partition("=")
-        return value != "false" if own == name else None
+        option, _, value = word.partition("=")
+        return value != "false" if option == name else None
     letters = word[1:].partition("=")[0]
-    joined = letters[: len(letters) - len(letters.lstrip(SHORT_FLAGS))]
-    return None if short not in joined else not word.endswith(f"{short}=false")
+    flags = letters[: len(letters) - len(letters.lstrip(SHORT_FLAGS))]
+    return None if short not in flags else not word.endswith(f"{short}=false")
 
 
 def _value(option: tuple[str, ...], name: str, short: str) -> str | None:
     word = option[0]
     if word.startswith("--"):
-        own, given, value = word.partition("=")
-        return None if own != name else value if given else option[-1]
+        long_name, equals, value = word.partition("=")
+        return None if long_name != name else value if equals else option[-1]
     letter, rest = word[1:].lstrip(SHORT_FLAGS)[:1], word[1:].lstrip(SHORT_FLAGS)[1:]
     return None if not short or letter != short else rest.removeprefix("=") if rest else option[-1]
 
 
 def _remedy(last: list[str]) -> str:
     if len(last) > 1 and last[0] not in OWN_VALUES:
-        return f"the form is {USAGE}; if {last[0]} takes no value, write {last[0]}=true"
-    return f"the form is {USAGE}"
+        return f"usage: {USAGE}; if {last[0]} takes no value, write {last[0]}=true"
+    return f"usage: {USAGE}"

@@ -1,4 +1,4 @@
-"""The Launch: what will be started for a Selection, as data, and as the exact `docker run` that does it."""
+"""The Launch: the container to start for a Selection, as data and as the exact `docker run` command."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ __all__ = ["GPUS", "LAUNCH", "SCHEMA", "SELECTED", "Launch", "docker_run", "plan
 SCHEMA = "imagematrix.launch/v1"
 SELECTED = "io.imagematrix.selected"
 GPUS = "io.imagematrix.gpus"
-LAUNCH = "io.imagematrix.launch"  # of one launch alone, so that its container is found
+LAUNCH = "io.imagematrix.launch"  # unique to one launch, to find its container
 
-# A node whose default runtime is NVIDIA's would mount the host's driver over the baked one in images whose
+# If the node's default runtime is NVIDIA's, it mounts the host's driver over the baked one in images whose
 # base sets this variable to "all"; with "void" it leaves the container alone.
 NO_INJECTION = {"NVIDIA_VISIBLE_DEVICES": "void"}
 
@@ -35,11 +35,11 @@ NO_INJECTION = {"NVIDIA_VISIBLE_DEVICES": "void"}
 class Launch:
     """A container to start.
 
-    `devices` are the device nodes to pass. `injected` are the GPUs that the node's NVIDIA runtime shall bring
-    in together with the driver: only an image that carries no driver has any, and it has no `devices`. Where
-    `cdi` is true these are names of CDI devices. `gpus` are those that the container gets in either way.
-    `mounts` are folders of the node, each for the same place in the container, and `ipc` the IPC namespace;
-    both are empty but for MPS. `digest` is the image's, None where the catalog has none.
+    `devices` are the device nodes to pass. `injected` are the GPUs that the node's NVIDIA runtime injects
+    along with the driver: only an image without a driver has them, and it has no `devices`. With `cdi` they
+    are names of CDI devices. `gpus` are those that the container gets either way. `mounts` are folders of the
+    node, each mounted at the same path, and `ipc` is the IPC namespace; both are set only for MPS. `digest`
+    is the image's, None if the catalog has none.
     """
 
     reference: str
@@ -55,16 +55,16 @@ class Launch:
     mounts: tuple[str, ...] = ()
     ipc: str | None = None
 
-    def labelled(self, labels: Mapping[str, str]) -> Launch:
-        """Return the same launch with more labels."""
+    def with_labels(self, labels: Mapping[str, str]) -> Launch:
+        """Return the same launch with additional labels."""
         return replace(self, labels={**self.labels, **labels})
 
-    def passing(self, devices: Sequence[str]) -> Launch:
-        """Return the same launch with more device nodes."""
+    def with_devices(self, devices: Sequence[str]) -> Launch:
+        """Return the same launch with additional device nodes."""
         return replace(self, devices=tuple(dict.fromkeys([*self.devices, *devices])))
 
-    def told(self, environment: Mapping[str, str]) -> Launch:
-        """Return the same launch with more variables."""
+    def with_environment(self, environment: Mapping[str, str]) -> Launch:
+        """Return the same launch with additional variables."""
         return replace(self, environment={**self.environment, **environment})
 
     def to_json(self, options: Sequence[str] = ()) -> dict[str, object]:
@@ -89,7 +89,7 @@ class Launch:
 
     @property
     def variant_platform(self) -> str | None:
-        """The platform where it names a CPU variant (linux/amd64/v3): engines want to be told of it."""
+        """The platform if it names a CPU variant (linux/amd64/v3): engines need it as an option."""
         return self.platform if self.platform.count("/") > 1 else None
 
 
@@ -101,21 +101,21 @@ def plan(
     share: Share | None = None,
     held: Container[str] | None = None,
 ) -> Launch:
-    """Return what to start for `selection`.
+    """Return the launch for `selection`.
 
-    `held` are the digests that the engine's image of the selected name has (`engine.digests`); one that it
-    does not have is pulled by its digest, and so it is named by it. Where it is None, nobody has looked.
-    `gpus` narrows the selection's GPUs, as `--gpus` does: what fits all of them fits each. `share` is the
-    part that the container gets of each.
+    `held` are the digests of the engine's image with the selected name (`engine.digests`), None if unknown.
+    If the variant's digest is not among them, the launch names the image by digest, so that it is pulled by
+    it. `gpus` narrows the selection's GPUs, as `--gpus` does: an image that fits all of them fits each.
+    `share` is the container's share of each. Raises UsageError if nothing was selected.
     """
     variant = selection.variant
     if variant is None:
-        raise UsageError("nothing was selected, so that there is nothing to launch")
+        raise UsageError("cannot launch: nothing was selected")
     chosen = among(selection.chosen_gpus, gpus)
     driver = mode(variant)
     used = chosen if driver else ()
     part = share or Share()
-    joined = part.mps if used else None
+    mps = part.mps if used else None
     labels = {SELECTED: variant.reference, VRAM: str(part.vram_mib or WHOLE)}
     if chosen:
         labels[GPUS] = ",".join(names(chosen))
@@ -130,13 +130,13 @@ def plan(
         command=tuple(command),
         injected=names(chosen) if driver == "host" else (),
         gpus=used,
-        mounts=(joined.pipes,) if joined else (),
-        ipc="host" if joined else None,  # daemon and clients share memory in /dev/shm
+        mounts=(mps.pipes,) if mps else (),
+        ipc="host" if mps else None,  # daemon and clients share memory in /dev/shm
     )
 
 
 def docker_run(launch: Launch, options: Sequence[str] = ()) -> list[str]:
-    """Return the command line that starts `launch`, with the user's own `options` among the words.
+    """Return the command line that starts `launch`, with the user's own `options`.
 
     Labels come after these: of two with the same name docker takes the last.
     """
@@ -168,6 +168,6 @@ def _name(variant: Variant, held: Container[str] | None) -> str:
 
 
 def _gpus_option(gpus: tuple[str, ...]) -> str:
-    # Docker reads the value as a line of CSV: commas within a field want quotes.
+    # Docker parses the value as one line of CSV: a field with commas needs quotes.
     value = f"device={','.join(gpus)}"
     return f'"{value}"' if len(gpus) > 1 else value

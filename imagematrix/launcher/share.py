@@ -1,4 +1,4 @@
-"""A part of a GPU: what a container is told of its share, and how it joins NVIDIA's MPS.
+"""A share of a GPU: the variables that describe it to a container, and how the container joins NVIDIA's MPS.
 
 MPS (Multi-Process Service) lets processes of several containers compute on a GPU at the same time, through a
 daemon of the node: https://docs.nvidia.com/deploy/mps/.
@@ -29,9 +29,9 @@ CONTEXT_MIB = 500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mps:
-    """A running MPS daemon: the folder of its pipes, its user, and the part of each GPU's threads to ask for.
+    """A running MPS daemon: the folder of its pipes, its user, and the threads to request of each GPU.
 
-    `threads` is in percent, None for all. Only a daemon of root serves the users of all containers.
+    `threads` is in percent, None for all. Only a daemon that runs as root serves containers of all users.
     """
 
     pipes: str = USUAL_PIPES
@@ -47,56 +47,58 @@ class Share:
     mps: Mps | None = None
 
     def environment(self, gpus: tuple[Gpu, ...]) -> dict[str, str]:
-        """Return the variables that tell the container of its share of `gpus`.
+        """Return the variables that describe the share of `gpus` to the container.
 
-        Raises UsageError where the share has no room for CUDA itself.
+        Raises UsageError if the share has no room for CUDA itself.
         """
-        found: dict[str, str] = {}
+        variables: dict[str, str] = {}
         if self.vram_mib is not None and gpus:
-            found |= _memory(self.vram_mib, gpus)
+            variables |= _memory(self.vram_mib, gpus)
         if self.mps is not None and gpus:
-            found |= {PIPES: self.mps.pipes}
+            variables |= {PIPES: self.mps.pipes}
             if self.vram_mib is not None:
                 limits = (f"{number}={self.vram_mib}M" for number in range(len(gpus)))
-                found["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = ",".join(limits)
+                variables["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = ",".join(limits)
             if self.mps.threads is not None:
-                found["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(self.mps.threads)
-        return found
+                variables["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(self.mps.threads)
+        return variables
 
 
 def mps(environment: Mapping[str, str], threads: int | None = None) -> Mps:
-    """Return the MPS daemon of this node; raise ProbeError where none runs, or not for this user."""
+    """Return the MPS daemon of this node; raise ProbeError if none runs, or not for this user."""
     pipes = environment.get(PIPES) or USUAL_PIPES
     control = os.path.join(pipes, "control")  # noqa: PTH118 - pathlib is slow to import
     try:
-        found = os.stat(control)  # noqa: PTH116 - see above
+        status = os.stat(control)  # noqa: PTH116 - see above
     except OSError as error:
         raise ProbeError(
-            f"no MPS daemon is there: {control}: {error.strerror}",
-            remedy=f"start it: `nvidia-cuda-mps-control -d`, or name the folder of its pipes in {PIPES}",
+            f"MPS daemon not found: {control}: {error.strerror}",
+            remedy=f"start it with `nvidia-cuda-mps-control -d`, or set {PIPES} to the folder of its pipes",
         ) from error
-    if not stat.S_ISFIFO(found.st_mode):
-        raise ProbeError(f"{control} is no pipe of an MPS daemon", remedy=f"name the folder in {PIPES}")
-    return Mps(pipes=pipes, user=found.st_uid, threads=threads)
+    if not stat.S_ISFIFO(status.st_mode):
+        raise ProbeError(
+            f"{control} is not a pipe of an MPS daemon", remedy=f"set {PIPES} to the folder of its pipes"
+        )
+    return Mps(pipes=pipes, user=status.st_uid, threads=threads)
 
 
 def _memory(vram_mib: int, gpus: tuple[Gpu, ...]) -> dict[str, str]:
     if vram_mib <= CONTEXT_MIB:
         raise UsageError(
-            f"a share of {vram_mib} MiB leaves a program nothing: CUDA takes up to {CONTEXT_MIB} MiB itself",
-            remedy="ask for more with --vram; --measure tells what a run took",
+            f"share of {vram_mib} MiB too small: CUDA itself takes up to {CONTEXT_MIB} MiB",
+            remedy="pass a larger --vram; --measure reports what a run used",
         )
     totals = [size for gpu in gpus for size in _sizes(gpu)]
     if totals and vram_mib > min(totals):
-        raise UsageError(f"a share of {vram_mib} MiB is more than a GPU has: {min(totals)} MiB")
-    # Of unlike GPUs the largest: so the program keeps to its share on all of them.
+        raise UsageError(f"share of {vram_mib} MiB exceeds the memory of a GPU: {min(totals)} MiB")
+    # Of different GPUs the largest counts, so that the program stays within its share on all of them.
     fraction = (vram_mib - CONTEXT_MIB) / max(totals) if totals else None
-    told = {} if fraction is None else {"IMAGEMATRIX_VRAM_FRACTION": _rounded_down(fraction)}
-    return {"IMAGEMATRIX_VRAM_MIB": str(vram_mib), **told}
+    variables = {} if fraction is None else {"IMAGEMATRIX_VRAM_FRACTION": _rounded_down(fraction)}
+    return {"IMAGEMATRIX_VRAM_MIB": str(vram_mib), **variables}
 
 
 def _rounded_down(fraction: float) -> str:
-    """Return at least four digits, and as many as there have to be for two that count."""
+    """Return at least four decimals, and as many as two significant digits need."""
     digits = next(number for number in range(4, 12) if fraction * 10**number >= 10)  # noqa: PLR2004 - two digits
     return f"{int(fraction * 10**digits) / 10**digits:.{digits}f}"
 

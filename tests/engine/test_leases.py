@@ -181,7 +181,7 @@ def test_shares_go_together_and_leave_whole_gpus_to_others(engine):
     assert had(engine, "three") != had(engine, "one")
     too_much = run(engine, "--vram", "1T", "--rm", "training:v1", "true")
     assert too_much.returncode == 2
-    assert "a share of 953674 MiB is more than a GPU has: 143771 MiB" in too_much.stderr
+    assert "share of 953674 MiB exceeds the memory of a GPU: 143771 MiB" in too_much.stderr
 
 
 def test_a_container_that_does_not_start_leaves_nothing(engine):

@@ -75,12 +75,13 @@ def test_the_memory_that_a_run_took_is_measured(node):
     done = node.imagematrix("run", *words, "sh", "-c", "timeout 3 train --steps 1000000000; exit 7")
     assert done.returncode == 7
     assert done.stderr.splitlines()[-1] == (
-        "peak GPU memory, seen every 0.2 s: 512 MiB on GPU 0 (NVIDIA H200), 512 MiB on GPU 1 (NVIDIA H200); "
-        "ask for --vram 512Mi or more"
+        "peak GPU memory, sampled every 0.2 s: 512 MiB on GPU 0 (NVIDIA H200), "
+        "512 MiB on GPU 1 (NVIDIA H200); "
+        "pass --vram 512Mi or more"
     )
     nothing = node.imagematrix("run", *words, "true")
     assert nothing.returncode == 0
-    assert "the GPU memory of the run is not known" in nothing.stderr
+    assert "peak GPU memory unknown" in nothing.stderr
 
 
 def test_who_shares_a_gpu_is_no_stranger_to_nvml(node):

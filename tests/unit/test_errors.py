@@ -14,7 +14,7 @@ from imagematrix.matrix import problems
 from imagematrix.matrix.problems import Mark, MatrixError
 from imagematrix.selection.selection import NothingFits
 
-NODE = Problem(path="/dev/nvidia0", what="is not there", remedy="nvidia-modprobe -c 0")
+NODE = Problem(path="/dev/nvidia0", what="not found", remedy="nvidia-modprobe -c 0")
 OWN = {
     NothingFits: lambda: NothingFits("none fits", selection={"any": "thing"}, remedy="build one"),
     DevicesError: lambda: DevicesError((NODE,)),

@@ -140,7 +140,7 @@ def test_run_says_what_it_would_do(cli, profiles, catalog_file):
 def test_run_without_an_image_says_how(cli):
     said = cli("run")
     assert (said.code, said.out) == (2, "")
-    assert "no image is named" in said.err
+    assert "missing argument: IMAGE" in said.err
     assert "imagematrix run [OPTIONS] IMAGE[:VERSION] [COMMAND...]" in said.err
     assert "--dry-run" in cli("run", "--help").out
 
@@ -163,7 +163,7 @@ def test_run_without_dockers_command_says_what_to_install(cli, profiles, catalog
     monkeypatch.setenv("PATH", str(tmp_path))
     said = cli("run", "--host", profiles["laptop"], "--catalog", catalog_file, "training:v1")
     assert (said.code, said.out) == (8, "")
-    assert "docker's command can't be started: No such file or directory" in said.err
+    assert "cannot start `docker`: No such file or directory" in said.err
     assert "docker-cli" in said.err
 
 

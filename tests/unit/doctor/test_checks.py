@@ -89,7 +89,7 @@ def test_a_node_without_gpus_runs_what_needs_none():
         ({"nvml": Nvml(message="it gave no answer")}, "library", "warning", "no answer", "nvidia-smi"),
         ({"modules": frozenset({"nvidia"})}, "nvidia-uvm", "error", "not loaded", "modprobe nvidia-uvm"),
         (
-            {"problems": (("/dev/nvidia3 is not there", "nvidia-modprobe -c 3"),)},
+            {"problems": (("/dev/nvidia3: not found", "nvidia-modprobe -c 3"),)},
             "device-nodes",
             "error",
             "/dev/nvidia3",

@@ -53,17 +53,19 @@ def test_device_nodes_that_are_missing(on_node, conforms):
     document = json.loads(said.out)
     conforms(document)
     assert not document["launches"]
-    (one,) = [one for one in document["findings"] if one["saw"].startswith("/dev/nvidiactl ")]
+    (one,) = [one for one in document["findings"] if one["saw"].startswith("/dev/nvidiactl: ")]
     assert one["severity"] == "error"
     table = on_node("rome-a100")
-    assert "-> load the driver and make the node: `modprobe nvidia`, `nvidia-modprobe -c 255`\n" in table.out
+    assert (
+        "-> load the driver and create the node: `modprobe nvidia`, `nvidia-modprobe -c 255`\n" in table.out
+    )
 
 
 @pytest.mark.usefixtures("docker", "engine")
 def test_mig_devices_that_this_machine_does_not_have(on_node):
     said = on_node("mig")
     assert said.code == 5
-    assert "/dev/nvidia-caps/nvidia-cap21 is not there" in said.out
+    assert "/dev/nvidia-caps/nvidia-cap21: not found" in said.out
 
 
 @pytest.mark.usefixtures("docker", "engine")
@@ -73,8 +75,8 @@ def test_mig_devices_whose_nodes_nobody_knows(cli, profiles, tmp_path):
     (tmp_path / "node.json").write_text(json.dumps(node))
     said = cli("doctor", "--host", tmp_path / "node.json")
     assert said.code == 5
-    assert "has found no /proc/driver/nvidia/capabilities/gpu0/mig/gi2\n" in said.out
-    assert "-> probe the node again, with its driver loaded and MIG on" in said.out
+    assert "did not find /proc/driver/nvidia/capabilities/gpu0/mig/gi2\n" in said.out
+    assert "-> probe the node again with driver loaded and MIG enabled" in said.out
 
 
 @pytest.mark.usefixtures("no_engine")
@@ -120,7 +122,7 @@ def test_what_a_saved_host_lacks(cli, profiles, tmp_path):
     (tmp_path / "node.json").write_text(json.dumps(node))
     said = cli("doctor", "--host", tmp_path / "node.json")
     assert said.code == 5
-    assert "error    device-nodes    /dev/nvidia-uvm is not there\n" in said.out
+    assert "error    device-nodes    /dev/nvidia-uvm: not found\n" in said.out
 
 
 @pytest.mark.usefixtures("engine")

@@ -1,4 +1,4 @@
-"""Selections to launch, each as small as a test wants it."""
+"""Minimal selections to launch."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Make:
 
     @classmethod
     def selection(cls, *gpus, mode="exact", platform="linux/amd64", devices=(), wanted=None):
-        """Return the selection of a host whose catalog has one variant, CPU-only where `mode` is None."""
+        """Return the selection of a host whose catalog has one variant, CPU-only if `mode` is None."""
         drivers = {
             None: None,
             "exact": UserModeDriver(mode="exact", version="550.163.01"),

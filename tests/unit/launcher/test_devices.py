@@ -1,4 +1,4 @@
-"""Which device nodes a container gets, and what is said about those that can't be used."""
+"""Which device nodes a container gets, and the messages about those that cannot be used."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from imagematrix.errors import ProbeError
 from imagematrix.launcher import devices
 from imagematrix.launcher.devices import DevicesError, check, nodes, require
 
-# As the driver writes it: 15 GPU instances of 8 compute instances each for every GPU.
+# The driver's format: 15 GPU instances of 8 compute instances each for every GPU.
 NULL = os.makedev(1, 3)
 NOTHING = os.makedev(511, 77)  # no driver registers it
 mknod = pytest.mark.skipif(os.geteuid() != 0, reason="only root makes device nodes")
@@ -20,7 +20,7 @@ mknod = pytest.mark.skipif(os.geteuid() != 0, reason="only root makes device nod
 
 @pytest.fixture
 def node(tmp_path):
-    """Return a maker of character devices in a tree of their own."""
+    """Return a function that creates character devices in a separate tree."""
 
     def make(path, device=NULL, mode=0o666):
         there = tmp_path / path.removeprefix("/")
@@ -39,7 +39,7 @@ def node(tmp_path):
     return make
 
 
-def test_the_minor_names_the_node_and_not_the_index(make):
+def test_nodes_are_named_by_minor_not_by_index(make):
     one, two = make.gpu(0, minor=3), make.gpu(1, minor=0)
     assert nodes(make.host(one, two), (one, two)) == (
         "/dev/nvidia3",
@@ -49,11 +49,11 @@ def test_the_minor_names_the_node_and_not_the_index(make):
     )
 
 
-def test_no_gpu_needs_no_node(make):
+def test_no_gpu_no_nodes(make):
     assert nodes(make.host(devices=("/dev/nvidia-modeset",)), ()) == ()
 
 
-def test_some_nodes_are_passed_where_they_are_present(make):
+def test_optional_nodes_are_passed_if_present(make):
     present = ("/dev/nvidia-modeset", "/dev/nvidia-uvm-tools", "/dev/nvidia0", "/dev/nvidia3")
     host = make.host(make.gpu(), devices=present)
     assert nodes(host, host.gpus)[3:] == ("/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
@@ -61,7 +61,7 @@ def test_some_nodes_are_passed_where_they_are_present(make):
     assert nodes(host, host.gpus)[3:] == ("/dev/nvidia-modeset",)
 
 
-def test_an_unknown_minor_is_no_guess(make):
+def test_an_unknown_minor_is_refused(make):
     host = make.host(make.gpu(minor=None))
     with pytest.raises(ProbeError, match="GPU 0"):
         nodes(host, host.gpus)
@@ -88,13 +88,13 @@ def test_compute_instances_of_one_gpu_instance_share_its_node(make):
     assert [path.rpartition("cap")[2] for path in found if "cap" in path] == ["12", "13", "14"]
 
 
-def test_an_unknown_capability_is_no_guess(make):
+def test_an_unknown_capability_is_refused(make):
     gpu = make.gpu(0, minor=0, mig=(make.mig(1, capabilities=(12, 13)), make.mig(9)))
-    with pytest.raises(ProbeError, match=r"found no /proc/driver/nvidia/capabilities/gpu0/mig/gi9$"):
+    with pytest.raises(ProbeError, match=r"did not find /proc/driver/nvidia/capabilities/gpu0/mig/gi9$"):
         nodes(make.host(gpu), (gpu,))
 
 
-def test_a_node_that_can_be_opened_is_no_problem():
+def test_working_nodes_have_no_problem():
     assert check(["/dev/null", "/dev/zero"]) == ()
     require(["/dev/null"])
 
@@ -110,60 +110,58 @@ def test_a_node_that_can_be_opened_is_no_problem():
         ("/dev/nvidia-caps/nvidia-cap12", "nvidia-modprobe -f"),
     ],
 )
-def test_a_missing_node_comes_with_what_makes_it(tmp_path, path, remedy):
+def test_the_remedy_of_a_missing_node_creates_it(tmp_path, path, remedy):
     (problem,) = check([path], str(tmp_path))
-    assert (problem.path, problem.what) == (path, "is not there")
+    assert (problem.path, problem.what) == (path, "not found")
     assert remedy in problem.remedy
 
 
-def test_a_file_is_no_device(tmp_path):
+def test_a_regular_file_is_refused(tmp_path):
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/nvidiactl").touch()
     (problem,) = check(["/dev/nvidiactl"], f"{tmp_path}/")
-    assert problem.what == "is no character device"
+    assert problem.what == "not a character device"
     (problem,) = check(["/dev/nvidiactl/x"], str(tmp_path))
-    assert problem.what == "is not there"
+    assert problem.what == "not found"
 
 
 @mknod
 def test_real_nodes(node, tmp_path):
     assert check([node("/dev/nvidia0")], str(tmp_path)) == ()
     (problem,) = check([node("/dev/nvidia1", NOTHING)], str(tmp_path))
-    assert problem.what == "has no driver behind it"
+    assert problem.what == "no driver attached"
     assert "modprobe nvidia" in problem.remedy
 
 
 @mknod
-def test_a_node_that_is_not_for_this_user(node, tmp_path, monkeypatch):
+def test_a_node_without_permission(node, tmp_path, monkeypatch):
     node("/dev/nvidia0", mode=0o600)
     node("/dev/nvidia-caps/nvidia-cap12", mode=0o444)  # capabilities are only ever read
     (tmp_path / "dev/nvidia1").symlink_to("/dev/null")
     tmp_path.chmod(0o755)
-    monkeypatch.chdir(tmp_path)  # the folders above are for their owner only
+    monkeypatch.chdir(tmp_path)  # the parent folders are private to their owner
     os.seteuid(65534)
     try:
         problems = check(["/dev/nvidia0", "/dev/nvidia1", "/dev/nvidia-caps/nvidia-cap12"], ".")
     finally:
         os.seteuid(0)
-    assert [(problem.path, problem.what) for problem in problems] == [
-        ("/dev/nvidia0", "may not be opened by this user")
-    ]
+    assert [(problem.path, problem.what) for problem in problems] == [("/dev/nvidia0", "permission denied")]
     assert "udev" in problems[0].remedy
 
 
 @pytest.mark.parametrize(
     ("number", "words"),
     [
-        (errno.EACCES, "may not be opened by this user"),
-        (errno.EPERM, "may not be opened by this user"),
-        (errno.ENXIO, "has no driver behind it"),
-        (errno.ENODEV, "has no driver behind it"),
-        (errno.ENOENT, "is not there"),
-        (errno.EIO, "cannot be opened: Input/output error"),
-        (errno.EBUSY, "cannot be opened: Device or resource busy"),
+        (errno.EACCES, "permission denied"),
+        (errno.EPERM, "permission denied"),
+        (errno.ENXIO, "no driver attached"),
+        (errno.ENODEV, "no driver attached"),
+        (errno.ENOENT, "not found"),
+        (errno.EIO, "cannot open: Input/output error"),
+        (errno.EBUSY, "cannot open: Device or resource busy"),
     ],
 )
-def test_what_the_kernel_answers(monkeypatch, number, words):
+def test_errors_of_the_kernel(monkeypatch, number, words):
     def refuse(*_):
         raise OSError(number, os.strerror(number))
 
@@ -172,30 +170,30 @@ def test_what_the_kernel_answers(monkeypatch, number, words):
     assert problem.what == words
 
 
-def test_every_problem_is_named(tmp_path):
+def test_the_error_lists_every_problem(tmp_path):
     with pytest.raises(DevicesError) as caught:
         require(["/dev/nvidia0", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"], str(tmp_path))
     error = caught.value
     assert str(error) == (
-        "/dev/nvidia0 is not there; /dev/nvidia-uvm is not there; /dev/nvidia-uvm-tools is not there"
+        "/dev/nvidia0: not found; /dev/nvidia-uvm: not found; /dev/nvidia-uvm-tools: not found"
     )
     assert error.remedy.count("nvidia-modprobe -u") == 1
     assert error.problems[0].path == "/dev/nvidia0"
     assert error.exit_code == 5
 
 
-def test_what_only_this_user_may_not_open_is_a_doubt(monkeypatch):
-    """The engine, which opens it for the container, is root."""
+def test_a_node_denied_to_this_user_is_a_doubt(monkeypatch):
+    """The engine opens it for the container, as root."""
 
     def refuse(*_):
         raise PermissionError(errno.EACCES, "Permission denied")
 
     monkeypatch.setattr(os, "open", refuse)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    with pytest.raises(DevicesError):  # root is kept from it by more than its mode
+    with pytest.raises(DevicesError):  # not the mode denies root
         require(["/dev/null"])
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     (doubt,) = require(["/dev/null"])
-    assert (doubt.path, doubt.what, doubt.doubt) == ("/dev/null", "may not be opened by this user", True)
-    with pytest.raises(DevicesError, match="/dev/nvidia199 is not there"):
+    assert (doubt.path, doubt.what, doubt.doubt) == ("/dev/null", "permission denied", True)
+    with pytest.raises(DevicesError, match="/dev/nvidia199: not found"):
         require(["/dev/null", "/dev/nvidia199"])

@@ -1,4 +1,4 @@
-"""Drivers that come from the node: through CDI where it is set up, and never beside one in the image."""
+"""Injection of the node's driver: through CDI if configured, and never next to a driver in the image."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ def test_gpus_are_cdi_devices_by_uuid(launch, specs, file):
     assert "--gpus" not in words
 
 
-def test_or_by_index(launch, specs):
+def test_gpus_are_cdi_devices_by_index(launch, specs):
     assert through_cdi(launch, specs("a.json", "0", "1")).injected == ("nvidia.com/gpu=0", "nvidia.com/gpu=1")
 
 
-def test_where_one_is_missing_the_runtime_is_asked_for_all(launch, specs):
+def test_if_one_is_missing_the_runtime_injects_all(launch, specs):
     for folders in ([], ["/no/such/folder"], specs("a.json", "0"), specs("a.json", "0", "1", kind="x.y/gpu")):
         assert through_cdi(launch, folders) == launch
     assert "--gpus" in docker_run(launch)
 
 
-def test_damaged_specifications_are_passed_over(launch, specs, tmp_path):
+def test_invalid_specifications_are_skipped(launch, specs, tmp_path):
     folders = specs("z.json", "0", "1")
     for name, text in {"a.json": "{", "b.yaml": "a: [", "c.json": "[]", "d.txt": "x", "e.yaml": "\t"}.items():
         (tmp_path / name).write_text(text)
@@ -63,12 +63,12 @@ def test_damaged_specifications_are_passed_over(launch, specs, tmp_path):
     assert through_cdi(launch, folders).cdi
 
 
-def test_specifications_are_read_with_what_the_package_depends_on(launch, specs, monkeypatch):
+def test_specifications_are_read_with_declared_dependencies(launch, specs, monkeypatch):
     monkeypatch.setitem(sys.modules, "ruamel", None)
     assert through_cdi(launch, specs("nvidia.yaml", "0", "1")).cdi
 
 
-def test_a_launch_without_gpus_stays(make, specs):
+def test_a_launch_without_gpus_is_unchanged(make, specs):
     alone = plan(make.selection(mode=None))
     assert through_cdi(alone, specs("a.json")) == alone
 
@@ -95,9 +95,9 @@ def test_a_launch_without_gpus_stays(make, specs):
         ("--device /dev/fuse IMAGE", DEFAULT, None),
     ],
 )
-def test_what_would_bring_a_second_driver(line, info, by):
+def test_options_that_inject_a_second_driver(line, info, by):
     assert second_driver(split(line.split()), lambda: info) == by
 
 
-def test_the_engine_is_asked_only_where_it_matters():
+def test_the_engine_is_queried_only_if_needed():
     assert second_driver(split(["--rm", "IMAGE"]), pytest.fail) is None

@@ -1,4 +1,4 @@
-"""Starting containers through docker-py, with an engine that only writes down what it is asked."""
+"""Starting containers through docker-py, with an engine that only records its calls."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Engine:
 
 
 class Listing:
-    """The low-level API: what runs, of which the last has ended when it is asked for."""
+    """The low-level API: the running containers, of which the last ends before it is inspected."""
 
     def __init__(self, running):
         self._running = {str(number): container for number, container in enumerate(running)}
@@ -60,7 +60,7 @@ class Listing:
 
 
 def container(*paths):
-    """A container as it is inspected, with these devices."""
+    """An inspected container with these devices."""
     devices = [{"PathOnHost": path, "PathInContainer": path} for path in paths]
     return {"Name": "/web", "Config": {"Image": "serving:v2"}, "HostConfig": {"Devices": devices}}
 
@@ -92,7 +92,7 @@ def test_the_container_is_created_and_started(make):
 
 
 @pytest.mark.usefixtures("_nodes_work")
-def test_a_share_is_taken_where_there_is_room_for_it(make):
+def test_a_share_is_placed_where_it_has_room(make):
     engine = Engine()
     selection = make.selection(make.gpu(0, memory_mib=10_000), make.gpu(1, memory_mib=80_000))
     launch(selection, gpus="1,compute>=8.0", share=Share(vram_mib=40_500), client=engine)
@@ -104,7 +104,7 @@ def test_a_share_is_taken_where_there_is_room_for_it(make):
 
 
 @pytest.mark.parametrize("mounts", [None, [Mount("/data", "/data", type="bind")]])
-def test_mps_brings_its_pipes_and_the_node_s_ipc(make, mounts):
+def test_mps_adds_its_pipes_and_the_host_ipc(make, mounts):
     planned = plan(make.selection(make.gpu()), share=Share(mps=Mps(pipes="/run/mps")))
     given = arguments(planned, {"mounts": mounts})
     assert given["ipc_mode"] == "host"
@@ -112,7 +112,7 @@ def test_mps_brings_its_pipes_and_the_node_s_ipc(make, mounts):
     assert arguments(planned, {"ipc_mode": "private"})["ipc_mode"] == "private"
 
 
-def test_cdi_devices_are_asked_for_as_such(make):
+def test_cdi_devices_are_requested(make):
     planned = plan(make.selection(make.gpu(), mode="host"))
     (request,) = arguments(planned, {})["device_requests"]
     assert (request["Driver"], request["Capabilities"]) == ("", [["gpu"]])
@@ -122,7 +122,7 @@ def test_cdi_devices_are_asked_for_as_such(make):
 
 
 @pytest.mark.usefixtures("_nodes_work")
-def test_the_engine_is_that_of_the_environment(make, monkeypatch):
+def test_the_engine_comes_from_the_environment(make, monkeypatch):
     engine = Engine()
     monkeypatch.setattr("imagematrix.engine.client", lambda: engine)
     assert launch(make.selection(mode=None)) is engine
@@ -132,7 +132,7 @@ def test_the_engine_is_that_of_the_environment(make, monkeypatch):
     ("environment", "labels"),
     [({"A": "1"}, {"job": "7"}), (["A=1"], ["job=7"])],
 )
-def test_the_caller_s_options_are_added(make, environment, labels):
+def test_the_caller_s_options_are_merged(make, environment, labels):
     planned = plan(make.selection(make.gpu()))
     given = arguments(
         planned, {"environment": environment, "labels": labels, "devices": ["/dev/fuse"], "command": ["x"]}
@@ -145,7 +145,7 @@ def test_the_caller_s_options_are_added(make, environment, labels):
     assert given["command"] == ["x"]
 
 
-def test_the_runtime_is_asked_for_gpus_of_images_without_a_driver(make):
+def test_the_runtime_injects_gpus_into_images_without_a_driver(make):
     given = arguments(plan(make.selection(make.gpu(), mode="host")), {})
     (request,) = given["device_requests"]
     assert request["DeviceIDs"] == ["GPU-0"]
@@ -154,7 +154,7 @@ def test_the_runtime_is_asked_for_gpus_of_images_without_a_driver(make):
     assert given["command"] is None
 
 
-def test_a_cpu_variant_is_named(make):
+def test_the_platform_of_a_cpu_variant_is_passed(make):
     given = arguments(plan(make.selection(mode=None, platform="linux/amd64/v2")), {})
     assert given["platform"] == "linux/amd64/v2"
     assert "platform" not in arguments(plan(make.selection(mode=None)), {})
@@ -162,7 +162,7 @@ def test_a_cpu_variant_is_named(make):
 
 def test_nodes_are_checked_first(make):
     engine = Engine()
-    with pytest.raises(DevicesError, match="/dev/nvidia254 is not there"):
+    with pytest.raises(DevicesError, match="/dev/nvidia254: not found"):
         launch(make.selection(make.gpu(minor=254)), client=engine)
     assert engine.asked == []
 
@@ -176,13 +176,13 @@ def test_nodes_are_checked_first(make):
         (NoConnection("refused"), EngineError),
     ],
 )
-def test_what_the_engine_refuses(make, failure, error):
+def test_errors_of_the_engine(make, failure, error):
     with pytest.raises(error, match="training:v1-x"):
         launch(make.selection(mode=None), client=Engine(create=failure))
 
 
 @pytest.mark.usefixtures("_nodes_work")
-def test_gpus_in_use_are_not_given_out(make):
+def test_gpus_in_use_are_not_claimed(make):
     engine = Engine(running=[container("/dev/nvidiactl", "/dev/nvidia3")])
     selection = make.selection(make.gpu(0), make.gpu(1))
     launch(selection, gpus=1, client=engine)
@@ -195,7 +195,7 @@ def test_gpus_in_use_are_not_given_out(make):
 
 @pytest.mark.usefixtures("_nodes_work")
 @pytest.mark.parametrize("failure", [None, APIError("no such device")])
-def test_a_launch_leaves_no_lease(make, locks, failure):
+def test_a_launch_releases_its_lease(make, locks, failure):
     with contextlib.suppress(EngineError):
         launch(make.selection(make.gpu(0)), client=Engine(start=failure))
     with Locks(locks) as found:
@@ -213,7 +213,7 @@ def test_a_container_that_never_ran_is_removed(make, failure):
 
 @pytest.mark.usefixtures("_nodes_work")
 @pytest.mark.parametrize("mode", ["exact", None])
-def test_gpus_that_the_caller_s_options_pass_are_claimed(make, locks, mode):
+def test_gpus_in_the_caller_s_options_are_claimed(make, locks, mode):
     gpus = (make.gpu(0), make.gpu(1))
     selection = make.selection(*gpus, mode=mode, wanted="device=0" if mode else "none")
     with Locks(locks) as found:

@@ -1,4 +1,4 @@
-"""Taking a command line of `imagematrix run` apart."""
+"""Parsing the arguments of `imagematrix run`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from imagematrix.launcher.options import split
         ("-itp 80:80 IMAGE", "-itp 80:80", ""),
         ("-itp80:80 IMAGE", "-itp80:80", ""),
         ("-i=false IMAGE", "-i=false", ""),
-        ("-h name IMAGE", "-h name", ""),  # a host name for docker, no cry for help
+        ("-h name IMAGE", "-h name", ""),  # docker's host name, not help
         ("-v /a:/b --name x IMAGE", "-v /a:/b --name x", ""),
         ("--name=x IMAGE", "--name=x", ""),
         ("--privileged --read-only --init IMAGE", "--privileged --read-only --init", ""),
@@ -46,7 +46,7 @@ from imagematrix.launcher.options import split
         ("IMAGE --gpus 1 --dry-run", "", "--gpus 1 --dry-run"),
     ],
 )
-def test_docker_s_options_are_kept_word_for_word(line, docker, command):
+def test_docker_s_options_are_kept_verbatim(line, docker, command):
     words = split(shlex.split(line))
     assert words.image == "IMAGE"
     assert list(words.docker) == shlex.split(docker)
@@ -57,7 +57,7 @@ def test_docker_s_options_are_kept_word_for_word(line, docker, command):
 
 @pytest.mark.parametrize("form", ["{} {}", "{}={}"])
 @pytest.mark.parametrize("name", ["host", "catalog", "gpus", "nvidia-smi"])
-def test_our_own_options_are_taken_out(name, form):
+def test_own_options_are_parsed(name, form):
     option = form.format(f"--{name}", "VALUE")
     words = split(f"--rm {option} -e A IMAGE".split())
     assert getattr(words, name.replace("-", "_")) == "VALUE"
@@ -65,14 +65,14 @@ def test_our_own_options_are_taken_out(name, form):
 
 
 @pytest.mark.parametrize("name", ["allow-cpu", "measure", "mps"])
-def test_our_own_flags_are_taken_out(name):
+def test_own_flags_are_parsed(name):
     field = name.replace("-", "_")
     words = split(["-it", f"--{name}", "IMAGE", f"--{name}"])
     assert getattr(words, field) is True
     assert (words.docker, words.command) == (("-it",), (f"--{name}",))
     assert getattr(split([f"--{name}", f"--{name}=false", "IMAGE"]), field) is False
     assert getattr(split([f"--{name}=true", "IMAGE"]), field) is True
-    with pytest.raises(UsageError, match="true or false"):
+    with pytest.raises(UsageError, match="expected true or false"):
         split([f"--{name}=perhaps", "IMAGE"])
 
 
@@ -87,11 +87,11 @@ def test_our_own_flags_are_taken_out(name):
         ("--dry-run --print json IMAGE", "json"),
     ],
 )
-def test_what_is_shown_instead_of_started(line, shown):
+def test_forms_of_printing(line, shown):
     assert split(line.split()).shown == shown
 
 
-def test_only_two_forms_are_printed():
+def test_an_invalid_form_is_refused():
     with pytest.raises(UsageError, match="expected command or json"):
         split(["--print", "xml", "IMAGE"])
 
@@ -118,7 +118,7 @@ def test_a_share_of_memory(text, mib):
 @pytest.mark.parametrize(
     "text", ["", "4", "4k", "g", "gb", "4gi", "-1g", "-1G", "0G", "1000000", "0.5Mi", "4 G"]
 )
-def test_what_is_no_amount_of_memory(text):
+def test_invalid_amounts_of_memory(text):
     with pytest.raises(UsageError, match="such as 500M, 4g, 4G or 4Gi"):
         split([f"--vram={text}", "IMAGE"])
 
@@ -145,7 +145,7 @@ def test_what_is_no_amount_of_memory(text):
         ("name=L40S", "name=L40S", None),
     ],
 )
-def test_docker_s_own_forms_of_gpus(text, gpus, capabilities):
+def test_docker_s_syntax_of_gpus(text, gpus, capabilities):
     for words in (["--gpus", text, "IMAGE"], [f"--gpus={text}", "IMAGE"]):
         found = split(words)
         assert (found.gpus, found.capabilities) == (gpus, capabilities)
@@ -158,20 +158,20 @@ def test_docker_s_own_forms_of_gpus(text, gpus, capabilities):
         *('""x', "driver=nvidia,1,2"),
     ],
 )
-def test_what_docker_would_not_take_either(text):
-    with pytest.raises(UsageError, match=r"^--gpus "):
+def test_invalid_values_of_gpus(text):
+    with pytest.raises(UsageError, match=r"^invalid --gpus "):
         split(["--gpus", text, "IMAGE"])
 
 
 @pytest.mark.parametrize("text", ["25", "25%", "1", "100"])
-def test_a_part_of_the_threads_goes_through_mps(text):
+def test_a_thread_percentage_implies_mps(text):
     found = split(["--mps-threads", text, "IMAGE"])
     assert (found.mps, found.mps_threads) == (True, int(text.rstrip("%")))
 
 
 @pytest.mark.parametrize("text", ["", "0", "101", "x", "2.5", "\u0663", "9" * 5000])
-def test_what_is_no_percentage(text):
-    with pytest.raises(UsageError, match="in percent, such as 25"):
+def test_invalid_percentages(text):
+    with pytest.raises(UsageError, match="percentage from 1 to 100"):
         split([f"--mps-threads={text}", "IMAGE"])
 
 
@@ -194,11 +194,11 @@ def test_what_is_no_percentage(text):
         ("--detach-keys x IMAGE", False),
     ],
 )
-def test_whether_docker_s_command_waits(line, detached):
+def test_detached(line, detached):
     assert split(line.split()).detached is detached
 
 
-def test_other_flags_of_docker_s():
+def test_rm_and_privileged():
     assert (split(["IMAGE", "--rm"]).removed, split(["-d", "IMAGE"]).privileged) == (False, False)
     found = split(["--rm", "--privileged", "IMAGE"])
     assert (found.removed, found.privileged) == (True, True)
@@ -206,7 +206,7 @@ def test_other_flags_of_docker_s():
     assert (found.removed, found.privileged) == (False, False)
 
 
-def test_the_values_of_docker_s_own_options():
+def test_values_of_docker_s_options():
     line = "-e A=1 -eB=2 -it -te C=3 -e=D=4 --env E=5 --env=F=6 --envy G=7 -u 5 IMAGE -e H"
     found = split(line.split())
     assert found.values("--env", "e") == ("A=1", "B=2", "C=3", "D=4", "E=5", "F=6")
@@ -214,7 +214,7 @@ def test_the_values_of_docker_s_own_options():
     assert found.values("--runtime") == ()
 
 
-def test_conditions_on_axes_add_up():
+def test_conditions_on_axes_accumulate():
     words = split(
         ["--where", "python=3.13", "--rm", "--where=cc!=gcc-14,python=3.9", "IMAGE", "--where", "x"]
     )
@@ -225,32 +225,32 @@ def test_conditions_on_axes_add_up():
         split(["--where", "python", "IMAGE"])
 
 
-def test_the_last_of_several_counts():
+def test_the_last_occurrence_counts():
     assert split(["--gpus", "1", "--gpus=0,2", "IMAGE"]).gpus == "0,2"
 
 
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("", "no image"),
-        ("--rm", "no image"),
-        ("-e A=1", "no image"),
-        ("--", "no image"),
-        ("--rm --", "no image"),
-        ("'' x", "no image"),
-        ("--gpus", "--gpus wants a value"),
-        ("--rm --name", "--name wants a value"),
-        ("-it -e", "-e wants a value"),
-        ("-ite", "-ite wants a value"),
+        ("", "missing argument: IMAGE"),
+        ("--rm", "missing argument: IMAGE"),
+        ("-e A=1", "missing argument: IMAGE"),
+        ("--", "missing argument: IMAGE"),
+        ("--rm --", "missing argument: IMAGE"),
+        ("'' x", "missing argument: IMAGE"),
+        ("--gpus", "missing value of --gpus"),
+        ("--rm --name", "missing value of --name"),
+        ("-it -e", "missing value of -e"),
+        ("-ite", "missing value of -ite"),
     ],
 )
-def test_what_is_missing(line, words):
+def test_missing_values_and_images(line, words):
     with pytest.raises(UsageError, match=words) as caught:
         split(shlex.split(line))
     assert "imagematrix run [OPTIONS] IMAGE" in caught.value.remedy
 
 
-def test_an_unknown_flag_that_took_the_image():
+def test_an_unknown_flag_that_consumed_the_image():
     with pytest.raises(UsageError) as caught:
         split(["--from-the-future", "IMAGE"])
     assert "write --from-the-future=true" in caught.value.remedy
@@ -266,7 +266,7 @@ def test_help_needs_no_image():
     assert not split(["IMAGE", "--help"]).help
 
 
-def test_a_dash_is_no_option():
+def test_a_dash_is_an_image():
     assert split(["--rm", "-", "x"]).image == "-"
 
 
@@ -275,7 +275,7 @@ words = st.lists(st.one_of(usual, st.text(max_size=5)))
 
 
 @given(words)
-def test_no_word_is_lost_or_changed(some):
+def test_every_word_is_kept_unchanged(some):
     try:
         found = split(some)
     except UsageError:
@@ -288,12 +288,12 @@ def test_no_word_is_lost_or_changed(some):
 @pytest.mark.parametrize(
     ("text", "seconds"), [("0", 0), ("90", 90), ("90s", 90), ("10m", 600), ("2h", 7200), ("1d", 86400)]
 )
-def test_how_long_to_wait(text, seconds):
+def test_times_to_wait(text, seconds):
     assert split(["--wait", text, "--rm", "IMAGE"]).wait_s == seconds
     assert split([f"--wait={text}", "IMAGE"]).docker == ()
 
 
 @pytest.mark.parametrize("text", ["", "m", "-1", "1.5h", "ten", "10 m", "\u0663", "9" * 400, "9" * 5000])
-def test_what_is_no_time(text):
+def test_invalid_times(text):
     with pytest.raises(UsageError, match="such as 90s, 10m or 2h"):
         split([f"--wait={text}", "IMAGE"])

@@ -1,4 +1,4 @@
-"""Which GPUs the user's own options for docker pass, and that they are taken like all others."""
+"""Which GPUs the user's own options for docker pass, and that they are claimed like all others."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def gpus(make):
         ("--device /dev/nvidia3 IMAGE", ["nvidia3"]),
         ("--device=/dev/nvidia4:/dev/x:rwm --device /dev/fuse IMAGE", ["nvidia4"]),
         ("--device /dev/nvidia3 --device /dev/nvidia4 IMAGE", ["nvidia3", "nvidia4"]),
-        ("--device /dev/nvidia7 IMAGE", ["nvidia7"]),  # that the host does not know of it is no reason
+        ("--device /dev/nvidia7 IMAGE", ["nvidia7"]),  # also a GPU that the probe did not find
         ("--device /dev/nvidia5 IMAGE", ["nvidia5-gi1-ci0", "nvidia5-gi2-ci0"]),
         (
             f"--device /dev/nvidia5 --device {CAPABILITY}20 --device {CAPABILITY}21 IMAGE",
@@ -57,7 +57,7 @@ def gpus(make):
         ("-e NVIDIA_VISIBLE_DEVICES=1 --runtime runc IMAGE", []),
     ],
 )
-def test_what_is_passed(gpus, monkeypatch, line, expected):
+def test_gpus_that_docker_s_options_pass(gpus, monkeypatch, line, expected):
     monkeypatch.setenv("NVIDIA_VISIBLE_DEVICES", "0")
     words = split(line.split() if isinstance(line, str) else line)
     found = passed(words, gpus, lambda: {"DefaultRuntime": "nvidia"})
@@ -78,15 +78,15 @@ def test_what_is_passed(gpus, monkeypatch, line, expected):
         ({"privileged": True}, ["nvidia3", "nvidia4", "nvidia5-gi1-ci0", "nvidia5-gi2-ci0"]),
     ],
 )
-def test_what_docker_py_is_told_to_pass(gpus, options, expected):
+def test_gpus_that_docker_py_s_options_pass(gpus, options, expected):
     assert sorted(key for gpu in passed_by(options, gpus) for key in keys(gpu)) == expected
 
 
-def test_the_engine_is_asked_only_where_it_matters(gpus):
+def test_the_engine_is_queried_only_if_needed(gpus):
     assert passed(split(["--device", "/dev/fuse", "IMAGE"]), gpus, pytest.fail).gpus == ()
 
 
-def test_a_node_by_another_name(gpus, monkeypatch, tmp_path):
+def test_a_node_under_another_name(gpus, monkeypatch, tmp_path):
     (tmp_path / "gpu").symlink_to("/dev/null")
     words = split(["--device", f"{tmp_path}/gpu", "IMAGE"])
     assert passed(words, gpus, dict).gpus == ()
@@ -96,7 +96,7 @@ def test_a_node_by_another_name(gpus, monkeypatch, tmp_path):
 
 @pytest.fixture
 def start(make, monkeypatch):
-    """Returns what a command line takes on a node with three GPUs, of which `used` have users."""
+    """Returns the launch of a command line on a node with three GPUs, of which `used` are in use."""
 
     def run(line, used=(), mode="exact"):
         uses = {f"nvidia{minor}": (WEB,) for minor in used}
@@ -118,7 +118,7 @@ def devices(launch):
     return [path for path in launch.devices if path[11:].isdecimal()]
 
 
-def test_a_device_that_is_passed_is_asked_for(start):
+def test_a_passed_device_decides_the_selection(start):
     assert devices(start("--device /dev/nvidia4 IMAGE")) == ["/dev/nvidia4"]
     assert devices(start("--gpus 1 --device /dev/nvidia4 IMAGE")) == ["/dev/nvidia4"]
     assert devices(start("--gpus 2 --device /dev/nvidia5 IMAGE")) == ["/dev/nvidia3", "/dev/nvidia5"]
@@ -136,27 +136,27 @@ def test_a_device_that_is_passed_is_asked_for(start):
         "--vram 4Gi --device nvidia.com/gpu=1 IMAGE",
     ],
 )
-def test_one_that_is_in_use_is_refused(start, line):
+def test_a_passed_device_in_use_is_refused(start, line):
     with pytest.raises(
         GpusBusyError, match=r"GPU 1 \(NVIDIA A100\) (is in use by|has .* free, shared with) container web"
     ):
         start(line, used=[4])
 
 
-def test_also_without_a_gpu_for_the_image(start):
+def test_a_passed_device_is_claimed_for_a_cpu_image(start):
     launch = start("--gpus none --device /dev/nvidia4 IMAGE", mode=None)
     assert (launch.gpus, launch.devices) == ((), ())
     with pytest.raises(GpusBusyError, match="GPU 1"):
         start("--gpus none --device /dev/nvidia4 IMAGE", used=[4], mode=None)
 
 
-def test_a_privileged_container_says_what_it_has(start):
+def test_a_privileged_container_lists_its_devices(start):
     launch = start("--gpus device=0 --privileged IMAGE")
     assert devices(launch) == ["/dev/nvidia3", "/dev/nvidia4", "/dev/nvidia5"]
     assert [gpu.index for gpu in launch.gpus] == [0]
 
 
-def test_a_share_goes_with_it(start):
+def test_a_share_of_a_passed_device(start):
     launch = start("--vram 4Gi --device /dev/nvidia4 IMAGE")
     assert devices(launch) == ["/dev/nvidia4"]
     assert launch.labels["io.imagematrix.vram"] == "4096"

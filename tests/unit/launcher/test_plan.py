@@ -1,4 +1,4 @@
-"""What is started, and the exact command that starts it."""
+"""The container to start, and the exact command that starts it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NODES = ("/dev/nvidia3", "/dev/nvidia4", "/dev/nvidiactl", "/dev/nvidia-uvm")
 
 
 @pytest.mark.parametrize("mode", ["exact", "compat"])
-def test_a_baked_driver_gets_device_nodes_and_nothing_else(make, mode):
+def test_an_image_with_a_driver_gets_device_nodes_only(make, mode):
     launch = plan(make.selection(make.gpu(0), make.gpu(1), mode=mode), ["train", "--lr", "1"])
     assert docker_run(launch, ["--rm", "-v", "/data:/data"]) == [
         "docker", "run",
@@ -28,8 +28,8 @@ def test_a_baked_driver_gets_device_nodes_and_nothing_else(make, mode):
     ]  # fmt: skip
 
 
-def test_what_a_launch_has_is_said_last(make):
-    """So neither a label of the image nor one of the user's own options says it."""
+def test_labels_of_the_launch_come_last(make):
+    """So neither a label of the image nor one of the user's own options replaces them."""
     words = docker_run(plan(make.selection(make.gpu(0))), ["--label", "io.imagematrix.vram=1"])
     given = [word for word in words if word.startswith("io.imagematrix.vram=")]
     assert given == ["io.imagematrix.vram=1", "io.imagematrix.vram=whole"]
@@ -46,11 +46,11 @@ def test_a_cpu_only_image_gets_no_device(make):
     assert plan(node) == launch
 
 
-def test_the_host_s_driver_comes_with_the_runtime(make):
+def test_the_host_s_driver_is_injected_by_the_runtime(make):
     launch = plan(make.selection(make.gpu(0), make.gpu(1), mode="host"))
     assert (launch.devices, launch.environment, launch.injected) == ((), {}, ("GPU-0", "GPU-1"))
     words = docker_run(launch)
-    assert words[2:4] == ["--gpus", '"device=GPU-0,GPU-1"']  # docker reads it as CSV
+    assert words[2:4] == ["--gpus", '"device=GPU-0,GPU-1"']  # docker parses it as CSV
     assert "--device" not in words
     assert docker_run(plan(make.selection(make.gpu(0), mode="host")))[2:4] == ["--gpus", "device=GPU-0"]
 
@@ -59,7 +59,7 @@ def test_the_host_s_driver_comes_with_the_runtime(make):
     ("platform", "words"),
     [("linux/amd64", []), ("linux/amd64/v3", ["--platform", "linux/amd64/v3"])],
 )
-def test_an_image_of_a_cpu_variant_is_named_as_such(make, platform, words):
+def test_the_platform_of_a_cpu_variant_is_passed(make, platform, words):
     launch = plan(make.selection(mode=None, platform=platform))
     assert launch.platform == platform
     assert docker_run(launch)[2:-5] == words
@@ -81,7 +81,7 @@ def test_only_the_chosen_gpus_are_passed(make):
     assert launch.devices == NODES[1:]
 
 
-def test_a_mig_device_is_passed_with_its_capabilities(make):
+def test_mig_devices_are_passed_with_their_capabilities(make):
     gpu = make.gpu(0, mig=(make.mig(1, uuid="MIG-1"), make.mig(2, uuid="MIG-2", capabilities=(426, 427))))
     launch = plan(make.selection(gpu, wanted="MIG-2"))
     assert launch.devices == (
@@ -96,12 +96,12 @@ def test_a_mig_device_is_passed_with_its_capabilities(make):
         plan(make.selection(gpu, wanted="MIG-1"))
 
 
-def test_nodes_that_are_there_for_tools_are_passed(make):
+def test_optional_nodes_are_passed_if_present(make):
     selection = make.selection(make.gpu(), devices=("/dev/nvidia-modeset", "/dev/nvidia-uvm-tools"))
     assert plan(selection).devices[-2:] == ("/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
 
 
-def test_nothing_selected_is_nothing_to_launch(make):
+def test_an_empty_selection_is_refused(make):
     with pytest.raises(UsageError, match="nothing was selected"):
         plan(make.selection(make.gpu(compute="7.0")))
 
@@ -121,7 +121,7 @@ def test_the_launch_as_data(make, conforms):
     assert (injected["gpus"], injected["injected"], injected["devices"]) == (["GPU-0"], ["GPU-0"], [])
 
 
-def test_a_share_is_told_to_the_container_and_to_others(make):
+def test_a_share_is_in_environment_and_labels(make):
     share = Share(vram_mib=10_500)
     found = plan(make.selection(make.gpu(memory_mib=20_000)), share=share)
     assert found.labels["io.imagematrix.vram"] == "10500"
@@ -134,7 +134,7 @@ def test_a_share_is_told_to_the_container_and_to_others(make):
     )
 
 
-def test_mps_is_the_one_exception_to_no_mounts(make, conforms):
+def test_only_mps_adds_mounts(make, conforms):
     share = Share(mps=Mps(pipes="/run/mps"))
     found = plan(make.selection(make.gpu()), share=share)
     conforms(found.to_json())

@@ -1,4 +1,4 @@
-"""What a launch that was asked for comes to, before anything is started."""
+"""Requested launches, before anything is started."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from imagematrix.errors import EngineError, ProbeError, UsageError
 from imagematrix.launcher import request as module
 from imagematrix.launcher.devices import Problem
 from imagematrix.launcher.options import split
-from imagematrix.launcher.request import elsewhere, request
+from imagematrix.launcher.request import remote_machine, request
 from imagematrix.launcher.share import Mps
 from imagematrix.record import replace
 from imagematrix.selection.selection import NothingFits
@@ -34,7 +34,7 @@ def catalog(*cubins, name="training", driver=BAKED):
 
 @pytest.fixture
 def asked(make):
-    """Returns what the words of a command line ask for on a node with GPUs of these kinds, not started."""
+    """Returns the request of a command line on a node with GPUs of these kinds."""
 
     def ask(line, *gpus, catalog=catalog("80", "90"), wanted=None):  # noqa: B008 - it is frozen
         words = split(f"--host node.json --dry-run {line} IMAGE".split())
@@ -47,7 +47,7 @@ def devices(found):
     return [path for path in found.first()[1].devices if path[11:].isdecimal()]
 
 
-def test_where_decides_among_the_images_own_axes(asked, make):
+def test_conditions_select_among_the_image_s_own_axes(asked, make):
     variants = [
         Variant(
             reference=f"t:v1-{python}",
@@ -72,20 +72,20 @@ def test_where_decides_among_the_images_own_axes(asked, make):
         found.first()
 
 
-def test_all_gpus_are_asked_for_where_nothing_is_said(asked, make):
+def test_all_gpus_are_the_default(asked, make):
     assert devices(asked("", make.gpu(0), make.gpu(1))) == ["/dev/nvidia3", "/dev/nvidia4"]
 
 
-def test_of_unlike_gpus_some_that_one_image_fits(asked, make):
+def test_of_different_gpus_those_that_one_image_fits(asked, make):
     gpus = (make.gpu(0), make.gpu(1, compute="9.0"), make.gpu(2), make.gpu(3, compute="9.0"))
     found = asked("--gpus 2", *gpus)
     assert devices(found) == ["/dev/nvidia3", "/dev/nvidia5"]
-    assert [[gpu.index for gpu in some] for some in found.sets] == [[0, 2], [1, 3]]
+    assert [[gpu.index for gpu in gpus] for gpus in found.sets] == [[0, 2], [1, 3]]
     with pytest.raises(NothingFits):
         asked("--gpus 3", *gpus).first()
 
 
-def test_a_share_is_of_one_gpu_unless_more_are_asked_for(asked, make):
+def test_a_share_is_of_one_gpu_by_default(asked, make):
     gpus = [make.gpu(number, memory_mib=40_000) for number in range(3)]
     assert devices(asked("--vram 4Gi", *gpus)) == ["/dev/nvidia3"]
     assert devices(asked("--vram 4Gi", *gpus, wanted="device=1,2")) == ["/dev/nvidia4"]
@@ -94,29 +94,29 @@ def test_a_share_is_of_one_gpu_unless_more_are_asked_for(asked, make):
         asked("--vram 4Gi")
 
 
-def test_a_share_goes_where_there_is_room_for_it(asked, make):
+def test_a_share_needs_a_large_enough_gpu(asked, make):
     small, large = make.gpu(0, memory_mib=10_000), make.gpu(1, memory_mib=80_000)
     assert devices(asked("--vram 20Gi", small, large)) == ["/dev/nvidia4"]
     unknown = make.gpu(0)
     assert devices(asked("--vram 20Gi", unknown, large)) == ["/dev/nvidia3"]
-    with pytest.raises(UsageError, match="more than a GPU has"):
+    with pytest.raises(UsageError, match="exceeds the memory of a GPU"):
         asked("--vram 200Gi", small, large).first()
 
 
-def test_mps_of_another_node_is_taken_as_usual(asked, make):
+def test_mps_of_another_node_uses_the_defaults(asked, make):
     assert asked("--mps-threads 25", make.gpu()).share.mps == Mps(threads=25)
     assert asked("", make.gpu()).share.mps is None
 
 
-def test_mps_of_this_node_has_to_be_there(make, monkeypatch, tmp_path):
+def test_mps_needs_a_running_daemon(make, monkeypatch, tmp_path):
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
     words = split(["--mps", "--host", "node.json", "IMAGE"])
-    with pytest.raises(ProbeError, match="no MPS daemon"):
+    with pytest.raises(ProbeError, match="MPS daemon not found"):
         request(words, make.host(make.gpu()), catalog("80"), None, None)
 
 
 @pytest.mark.usefixtures("no_engine")
-def test_the_driver_s_capabilities_are_for_images_that_leave_it_to_the_node(asked, make):
+def test_driver_capabilities_are_for_images_without_a_driver(asked, make):
     bare = catalog("80", driver=UserModeDriver(mode="host"))
     line = "--gpus all,capabilities=utility"
     launch = asked(line, make.gpu(), catalog=bare).first()[1]
@@ -125,22 +125,22 @@ def test_the_driver_s_capabilities_are_for_images_that_leave_it_to_the_node(aske
 
 
 @pytest.mark.usefixtures("no_engine")
-def test_a_launch_is_shown_also_without_an_engine(asked, make):
+def test_printing_a_launch_needs_no_engine(asked, make):
     there = catalog("80", name="registry.example.com/training")
     assert asked("", make.gpu(), catalog=there).first()[1].reference.endswith(f"-sm80@sha256:{'0' * 64}")
     words = split(["--print", "json", "IMAGE"])
     bare = catalog("80", driver=UserModeDriver(mode="host"))
     launch = request(words, make.host(make.gpu()), bare, None, None).first()[1]
     assert (launch.injected, launch.cdi) == (("GPU-0",), False)
-    assert elsewhere(words) is None
+    assert remote_machine(words) is None
     words = split(["--host", "node.json", "IMAGE"])
     with pytest.raises(EngineError):
-        elsewhere(words)
+        remote_machine(words)
     with pytest.raises(EngineError):
         request(words, make.host(make.gpu()), there, None, None).first()
 
 
-def test_what_may_go_wrong_is_told(make, monkeypatch):
+def test_doubts_about_a_launch(make, monkeypatch):
     def doubts(line, mps=None):
         monkeypatch.setattr(module, "_mps", lambda _: mps)
         monkeypatch.setattr(module.engine, "info", lambda: {"DefaultRuntime": "nvidia"})
@@ -150,20 +150,20 @@ def test_what_may_go_wrong_is_told(make, monkeypatch):
         return [doubt for doubt, _ in found.doubts(*found.first())]
 
     assert doubts("-e NVIDIA_VISIBLE_DEVICES=none") == []
-    assert "brings the node's into it, too" in doubts("-e NVIDIA_VISIBLE_DEVICES=all")[0]
+    assert "injects the node's as well" in doubts("-e NVIDIA_VISIBLE_DEVICES=all")[0]
     assert doubts("--mps", Mps(user=0)) == []
     assert doubts("--mps --user 1000", Mps(user=1000)) == []
-    assert doubts("--mps", Mps(user=1000)) == ["the MPS daemon serves its own user only"]
+    assert doubts("--mps", Mps(user=1000)) == ["the MPS daemon serves only its own user"]
 
 
-def test_a_node_that_this_user_may_not_open_is_told(make, monkeypatch):
+def test_a_node_without_permission_is_a_doubt(make, monkeypatch):
     words = split(["--host", "node.json", "--dry-run", "IMAGE"])
     found = request(words, make.host(make.gpu()), catalog("80"), None, None)
-    kept = Problem(path="/dev/nvidia3", what="may not be opened by this user", remedy="do", doubt=True)
+    kept = Problem(path="/dev/nvidia3", what="permission denied", remedy="do", doubt=True)
     monkeypatch.setattr(module, "check", lambda _: (kept,))
     for user, expected in (
         (0, []),
-        (1000, ["/dev/nvidia3 may not be opened by this user; the engine may open it"]),
+        (1000, ["/dev/nvidia3: permission denied; the engine may still have access"]),
     ):
         monkeypatch.setattr(module.os, "geteuid", lambda user=user: user)
         assert [doubt for doubt, _ in found.doubts(*found.first())] == expected
@@ -177,14 +177,14 @@ def test_a_node_that_this_user_may_not_open_is_told(make, monkeypatch):
         ("--host node.json --dry-run IMAGE", "node7", None),
     ],
 )
-def test_where_the_engine_is(monkeypatch, line, machine, is_remote):
+def test_the_machine_of_the_engine(monkeypatch, line, machine, is_remote):
     monkeypatch.setattr(module.engine, "remote", lambda: machine)
-    assert elsewhere(split(line.split())) == is_remote
+    assert remote_machine(split(line.split())) == is_remote
 
 
-def test_nobody_guesses_what_another_machine_has(monkeypatch):
+def test_a_remote_engine_needs_a_saved_host(monkeypatch):
     monkeypatch.setattr(module.engine, "remote", lambda: "node7")
     for line in ("IMAGE", "--dry-run IMAGE"):
         with pytest.raises(UsageError, match="the engine runs on node7") as caught:
-            elsewhere(split(line.split()))
-        assert "on node7, then --host node.json here" in caught.value.remedy
+            remote_machine(split(line.split()))
+        assert "on node7, then pass --host node.json" in caught.value.remedy

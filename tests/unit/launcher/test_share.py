@@ -1,4 +1,4 @@
-"""What a container is told of its share of a GPU, and joining an MPS daemon."""
+"""The variables that describe a share to its container, and use of an MPS daemon."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from imagematrix.launcher.share import Mps, Share, mps
 from imagematrix.node.host import MigDevice
 
 
-def test_the_whole_gpu_needs_no_words(make):
+def test_a_whole_gpu_needs_no_variables(make):
     assert Share().environment((make.gpu(),)) == {}
     assert Share(vram_mib=4096, mps=Mps()).environment(()) == {}  # CPU-only images
 
 
-def test_the_fraction_leaves_room_for_cuda_itself(make):
+def test_the_fraction_leaves_room_for_the_cuda_context(make):
     gpu = make.gpu(memory_mib=20_000)
     assert Share(vram_mib=10_500).environment((gpu,)) == {
         "IMAGEMATRIX_VRAM_MIB": "10500",
@@ -38,35 +38,35 @@ def test_the_fraction_is_rounded_down(make):
         (501, 999_999, "0.0000010"),
     ],
 )
-def test_a_small_share_is_more_than_none(make, mib, total, fraction):
+def test_a_small_share_is_not_rounded_to_zero(make, mib, total, fraction):
     found = Share(vram_mib=mib).environment((make.gpu(memory_mib=total),))["IMAGEMATRIX_VRAM_FRACTION"]
     assert found == fraction
     assert 0 < float(found) <= (mib - 500) / total
 
 
-def test_of_unlike_gpus_the_largest_decides(make):
+def test_of_different_gpus_the_largest_decides(make):
     gpus = (make.gpu(0, memory_mib=10_000), make.gpu(1, memory_mib=40_000))
     assert Share(vram_mib=4_500).environment(gpus)["IMAGEMATRIX_VRAM_FRACTION"] == "0.1000"
 
 
-def test_of_a_mig_device_its_own_memory_counts(make):
+def test_the_memory_of_a_mig_device_counts(make):
     device = MigDevice(uuid="MIG-1", profile="1g.10gb", gpu_instance=1, compute_instance=0, memory_mib=10_000)
     gpu = make.gpu(memory_mib=80_000, mig=(device,))
     assert Share(vram_mib=5_500).environment((gpu,))["IMAGEMATRIX_VRAM_FRACTION"] == "0.5000"
 
 
-def test_where_the_memory_is_not_known_there_is_no_fraction(make):
+def test_unknown_memory_gives_no_fraction(make):
     assert Share(vram_mib=1000).environment((make.gpu(),)) == {"IMAGEMATRIX_VRAM_MIB": "1000"}
 
 
-def test_a_share_that_cuda_alone_would_fill(make):
-    with pytest.raises(UsageError, match="500 MiB leaves a program nothing"):
+def test_a_share_smaller_than_the_cuda_context(make):
+    with pytest.raises(UsageError, match="500 MiB too small"):
         Share(vram_mib=500).environment((make.gpu(memory_mib=20_000),))
 
 
-def test_a_share_that_no_gpu_has(make):
+def test_a_share_larger_than_a_gpu(make):
     gpus = (make.gpu(0, memory_mib=40_000), make.gpu(1, memory_mib=20_000))
-    with pytest.raises(UsageError, match="20001 MiB is more than a GPU has: 20000 MiB"):
+    with pytest.raises(UsageError, match="20001 MiB exceeds the memory of a GPU: 20000 MiB"):
         Share(vram_mib=20_001).environment(gpus)
 
 
@@ -80,7 +80,7 @@ def test_mps_limits_each_gpu_as_the_container_counts_them(make):
     assert Share(mps=Mps()).environment(gpus) == {"CUDA_MPS_PIPE_DIRECTORY": "/tmp/nvidia-mps"}
 
 
-def test_the_daemon_is_found_by_its_pipe(tmp_path):
+def test_the_daemon_is_detected_by_its_pipe(tmp_path):
     os.mkfifo(tmp_path / "control")
     found = mps({"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)}, 30)
     assert found == Mps(pipes=str(tmp_path), user=os.getuid(), threads=30)
@@ -91,5 +91,5 @@ def test_without_a_daemon(tmp_path):
         mps({"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)})
     assert "nvidia-cuda-mps-control -d" in caught.value.remedy
     (tmp_path / "control").touch()
-    with pytest.raises(ProbeError, match="is no pipe"):
+    with pytest.raises(ProbeError, match="is not a pipe"):
         mps({"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)})

@@ -1,4 +1,4 @@
-"""Reading a container's last lines: from no engine, or from one that has little, much or nothing to tell."""
+"""Reading a container's last lines: without an engine, and from one with little, much or no output."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def until(holds):
         time.sleep(0.001)
 
 
-def test_the_last_lines_of_what_is_removed_are_read_while_it_runs(engine):
+def test_the_log_of_a_removed_container_is_read_while_it_runs(engine):
     engine.answers["/containers/c1/logs"] = [HEAD, piece(b"one\ntw"), engine.wait, piece(b"o\n\xff\n")]
     found = watched()
     until(lambda: len(engine.asked) == 2)
@@ -92,15 +92,15 @@ def test_the_last_lines_of_what_is_removed_are_read_while_it_runs(engine):
     assert "follow=1" in logs
 
 
-def test_what_has_said_all_is_not_read_again(engine):
+def test_a_finished_log_is_not_read_again(engine):
     engine.answers["/containers/c1/logs"] = [HEAD, piece(b"one\n")]
     found = watched()
     until(lambda: not found._thread.is_alive())
     assert found.last_lines() == ["one"]
 
 
-def test_who_says_much_is_not_followed(engine):
-    """The log's end is opened again, and what came before is skipped."""
+def test_a_fast_log_is_not_followed(engine):
+    """The end of the log is reopened, and what came before is skipped."""
     opened = []
 
     def flood():
@@ -115,7 +115,7 @@ def test_who_says_much_is_not_followed(engine):
     assert sum(map(len, said)) <= watch.KEPT
 
 
-def test_the_end_of_much_is_found(engine):
+def test_the_end_of_a_long_log_is_read(engine):
     lines = [piece(b"x" * 1000 + b"\n") for _ in range(1000)]
     engine.answers["/containers/c1/logs"] = [engine.wait, HEAD, *lines, piece(b"end\n")]
     found = watched()
@@ -124,7 +124,7 @@ def test_the_end_of_much_is_found(engine):
     assert found.last_lines()[-1] == "end"
 
 
-def test_a_log_that_does_not_end_is_read_for_a_while(engine, monkeypatch):
+def test_reading_an_endless_log_times_out(engine, monkeypatch):
     monkeypatch.setattr(watch, "PATIENCE_S", 1)
     engine.answers["/containers/c1/logs"] = [HEAD, piece(b"one\n"), engine.wait]
     found = watched()
@@ -132,7 +132,7 @@ def test_a_log_that_does_not_end_is_read_for_a_while(engine, monkeypatch):
     assert found.last_lines() in (["one"], [])
 
 
-def test_what_stays_is_asked_when_it_has_ended(engine):
+def test_the_log_of_a_kept_container_is_read_afterwards(engine):
     engine.answers["/containers/json"] = [HEAD, b'[{"Id": "c1"}]']
     engine.answers["/containers/c1/logs"] = [HEAD, piece(b"one\n"), piece(b"two\n")]
     found = watched(removed=False)
@@ -151,7 +151,7 @@ def test_a_container_that_is_gone(engine, removed):
 @pytest.mark.parametrize(
     "answer", [b"", b"HTTP/1.0 500 Oops\r\n\r\n", HEAD + b"[]\n", HEAD + b"{}\n", b"\xff"]
 )
-def test_what_is_no_event(engine, answer):
+def test_invalid_events(engine, answer):
     engine.answers["/events"] = [answer]
     found = watched()
     assert found.last_lines() == []
@@ -166,7 +166,7 @@ def test_no_engine(monkeypatch, tmp_path, removed):
     assert found.container is None
 
 
-def test_an_engine_elsewhere_is_asked_in_the_end(monkeypatch):
+def test_a_remote_engine_is_queried_afterwards(monkeypatch):
     class Client:
         def __init__(self, *found):
             self.api, self._found = self, found

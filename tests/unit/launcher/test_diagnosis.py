@@ -1,14 +1,14 @@
-"""What a container died of, from its exit code and what it said last."""
+"""Why a container failed, from its exit code and its last lines."""
 
 from __future__ import annotations
 
 import pytest
 
-from imagematrix.launcher.death import Death, death, died
+from imagematrix.launcher.diagnosis import Diagnosis, diagnose, program_failed
 from imagematrix.selection.rule import RuleResult
 
-# As programs, frameworks and tools put it.
-SAID = {
+# As programs, frameworks and tools print it.
+REPORTED = {
     "driver-cuda": [
         "CUDA error: CUDA driver version is insufficient for CUDA runtime version",
         "RuntimeError: cudaGetDeviceCount() failed with error code 35",
@@ -35,7 +35,7 @@ SAID = {
         "train: cuInit: error 803",
     ],
 }
-SILENT = [
+UNRELATED = [
     "epoch 35 of 209, loss 0.803",
     "cuda: trained 222 steps",
     "error 35: no such file",
@@ -74,33 +74,35 @@ def selection(make):
     return make.selection(make.gpu())
 
 
-@pytest.mark.parametrize(("rule", "line"), [(rule, line) for rule, lines in SAID.items() for line in lines])
-def test_cuda_errors_are_known_by_what_programs_say(selection, rule, line):
-    found = death(1, ["starting", line, "Traceback (most recent call last):"], selection)
-    assert found.rule == rule
-    assert found.believed.ok
-    assert f"by the rule {rule} it should have run" in str(found)
-    assert found.remedy
+@pytest.mark.parametrize(
+    ("rule", "line"), [(rule, line) for rule, lines in REPORTED.items() for line in lines]
+)
+def test_cuda_errors_are_recognised_in_output(selection, rule, line):
+    diagnosis = diagnose(1, ["starting", line, "Traceback (most recent call last):"], selection)
+    assert diagnosis.rule == rule
+    assert diagnosis.prediction.ok
+    assert f"rule {rule} expected it to run" in str(diagnosis)
+    assert diagnosis.remedy
 
 
-@pytest.mark.parametrize("line", SILENT)
-def test_other_lines_say_nothing(selection, line):
-    assert death(1, [line], selection) is None
+@pytest.mark.parametrize("line", UNRELATED)
+def test_unrelated_lines_are_ignored(selection, line):
+    assert diagnose(1, [line], selection) is None
 
 
-def test_what_was_believed_is_told(selection):
-    assert str(death(1, ["cuInit returned 803"], selection)) == (
-        "CUDA error 803: system has unsupported display driver / cuda driver combination; by the rule "
-        "driver-exact it should have run: the driver in the image is the one that the kernel has loaded "
+def test_the_prediction_is_printed(selection):
+    assert str(diagnose(1, ["cuInit returned 803"], selection)) == (
+        "CUDA error 803: system has unsupported display driver / cuda driver combination; rule "
+        "driver-exact expected it to run: the driver in the image is the one that the kernel has loaded "
         "(need 550.163.01; have 550.163.01)"
     )
 
 
-def test_an_illegal_instruction_is_the_cpu_s(selection):
-    found = death(132, [], selection)
-    assert (found.rule, found.believed.ok) == ("cpu", True)
-    assert "SIGILL" in found.cause
-    assert "wheel" in found.remedy
+def test_an_illegal_instruction_points_at_the_cpu_rule(selection):
+    diagnosis = diagnose(132, [], selection)
+    assert (diagnosis.rule, diagnosis.prediction.ok) == ("cpu", True)
+    assert "SIGILL" in diagnosis.cause
+    assert "wheel" in diagnosis.remedy
 
 
 @pytest.mark.parametrize(
@@ -118,44 +120,44 @@ def test_an_illegal_instruction_is_the_cpu_s(selection):
         ),
     ],
 )
-def test_what_comes_from_the_node_is_told_with_where_to_look(selection, line, cause, remedy):
-    found = death(1, [line], selection)
-    assert (found.rule, found.believed) == (None, None)
-    assert str(found).startswith(cause)
-    assert str(found).endswith("it comes from the node, and no rule speaks about it")
-    assert remedy in found.remedy
+def test_node_failures_come_with_a_remedy(selection, line, cause, remedy):
+    diagnosis = diagnose(1, [line], selection)
+    assert (diagnosis.rule, diagnosis.prediction) == (None, None)
+    assert str(diagnosis).startswith(cause)
+    assert str(diagnosis).endswith("the cause is on the node, which no rule covers")
+    assert remedy in diagnosis.remedy
 
 
 def test_the_last_error_counts(selection):
     lines = ["CUDA error 803 (ignored)", "CUDA error 209"]
-    assert death(1, lines, selection).rule == "device-code"
+    assert diagnose(1, lines, selection).rule == "device-code"
 
 
 @pytest.mark.parametrize("code", [0, 125, 126, 127])
-def test_where_the_program_did_not_fail_or_never_ran_nobody_looks(code):
-    assert not died(code)
-    assert died(1)
+def test_success_and_docker_s_own_codes_are_not_diagnosed(code):
+    assert not program_failed(code)
+    assert program_failed(1)
 
 
-def test_of_two_rules_the_one_that_applies_speaks(make):
+def test_of_two_rules_the_applicable_one_is_named(make):
     compat = make.selection(make.gpu(), mode="compat")
-    assert death(1, ["CUDA error 803"], compat).rule == "driver-compat"
-    assert death(1, ["CUDA error 804"], compat).rule == "driver-compat"
+    assert diagnose(1, ["CUDA error 803"], compat).rule == "driver-compat"
+    assert diagnose(1, ["CUDA error 804"], compat).rule == "driver-compat"
     exact = make.selection(make.gpu())
-    assert death(1, ["CUDA error 804"], exact).rule == "driver-exact"
+    assert diagnose(1, ["CUDA error 804"], exact).rule == "driver-exact"
 
 
-def test_a_rule_that_does_not_apply_believed_nothing(make):
-    found = death(1, ["CUDA error 803"], make.selection(make.gpu(), mode="host"))
-    assert found.believed is None
-    assert str(found).endswith("the rule driver-exact does not apply to this image, and said nothing")
+def test_a_rule_that_does_not_apply_has_no_prediction(make):
+    diagnosis = diagnose(1, ["CUDA error 803"], make.selection(make.gpu(), mode="host"))
+    assert diagnosis.prediction is None
+    assert str(diagnosis).endswith("rule driver-exact does not apply to this image and was not checked")
 
 
-def test_a_flood_of_output_takes_no_time(selection):
-    assert death(1, ["cuda " * 13_000, "CUDA_" * 13_000, "cuInit error " * 5_000], selection) is None
+def test_long_lines_are_searched_quickly(selection):
+    assert diagnose(1, ["cuda " * 13_000, "CUDA_" * 13_000, "cuInit error " * 5_000], selection) is None
 
 
-def test_a_long_need_is_cut():
+def test_a_long_need_is_truncated():
     result = RuleResult(rule="cpu", ok=True, need="x" * 200, have=None, why="why", fix=None)
-    told = str(Death(cause="cause", rule="cpu", believed=result, remedy="look"))
-    assert told == f"cause; by the rule cpu it should have run: why (need {'x' * 99}…; have nothing)"
+    text = str(Diagnosis(cause="cause", rule="cpu", prediction=result, remedy="look"))
+    assert text == f"cause; rule cpu expected it to run: why (need {'x' * 99}…; have nothing)"
