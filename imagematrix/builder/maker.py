@@ -103,19 +103,25 @@ class Maker:
             with contextlib.suppress(ImagematrixError, OSError):
                 self._compilers.flags(item, self._sources(item))
 
-    def export_bases(self) -> None:
-        """Export and read what the images begin with, while the first are built; these report what is wrong.
+    def export_bases(self, exported: Callable[[], object]) -> None:
+        """Export the bases of the images, call `exported`, and read them; the images report what is wrong.
 
         The first images end at the same time, and without this each would export its base.
         """
         firsts: dict[tuple[str | None, str], Planned] = {}
         for item in self._to_build:
             firsts.setdefault((beginning(item.dockerfile), item.cell.platform), item)
-        for (base, _), item in firsts.items():
-            if base in item.bases:
-                with contextlib.suppress(ImagematrixError, OSError):
-                    for path in self._builder.base_layers(base, self._sources(item)):
-                        self._layer(path)
+        paths: list[Path] = []
+        try:
+            for (base, _), item in firsts.items():
+                if base in item.bases:
+                    with contextlib.suppress(ImagematrixError, OSError):
+                        paths += self._builder.base_layers(base, self._sources(item))
+        finally:
+            exported()
+        for path in paths:
+            with contextlib.suppress(ImagematrixError, OSError):
+                self._layer(path)
 
     def make(
         self, item: Planned, log: Path, step: Callable[[str], None], give_place: Callable[[], None]

@@ -3,7 +3,7 @@
 BuildKit can do both (`--label`, `rewrite-timestamp`). But it compresses all layers anew for each image: a
 driver, or a gigabyte of packages, as often as there are cells that share it. And it wants labels before the
 build, when the compiler has not been asked yet what they are to say. So it gives us tars, and here they are
-compressed, once.
+compressed, once. The layers of a base stay byte for byte what they are in the base.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ class Rewriter:
     def __init__(self, blobs: Path, latest: int) -> None:
         self._blobs = blobs
         self._latest = latest
-        self._layers: Once[tuple[str, bool], _Layer] = Once()
+        self._layers: Once[str, _Layer] = Once()
 
     def image(self, digest: str, order: Order, kept: Container[str]) -> str:
         """Return the digest of the image that the one with `digest` becomes; raise BuildError.
 
-        It gets the labels and annotations of `order`. The layers `kept`, those of its base, stay as they are;
-        they are compressed where they are not. Raises HollowError where a layer is wanted that has gone.
+        It gets the labels and annotations of `order`. The layers `kept`, those of its base, stay as they are.
+        Raises HollowError where a layer is wanted that has gone.
         """
         return self._image(digest, order, kept)[digest]
 
@@ -91,9 +91,9 @@ class Rewriter:
         config = self._json(manifest["config"]["digest"])
         names = {}
         for number, layer in enumerate(manifest["layers"]):
-            old, clamp = layer["digest"], layer["digest"] not in kept
-            if clamp or layer["mediaType"] == TAR:
-                made = self._layers((old, clamp), partial(self._rewritten, old, clamp=clamp))
+            old = layer["digest"]
+            if old not in kept:
+                made = self._layers(old, partial(self._rewritten, old))
                 names[old] = made.digest
                 manifest["layers"][number] = {"mediaType": LAYER, "digest": made.digest, "size": made.size}
                 config["rootfs"]["diff_ids"][number] = made.diff_id
@@ -108,14 +108,12 @@ class Rewriter:
         own["size"] = self._size(own["digest"])
         return names | {digest: self._put_json(manifest)}
 
-    def _rewritten(self, digest: str, *, clamp: bool) -> _Layer:
+    def _rewritten(self, digest: str) -> _Layer:
         compress = zlib.compressobj(LEVEL, wbits=IN_GZIP)
         tar = hashlib.sha256()
         with solid(self._path(digest)).open("rb") as source, self._new() as target:
             try:
-                layer = _uncompressed(source)
-                pieces = clamped(layer, self._latest) if clamp else iter(partial(layer.read, PIECE), b"")
-                for piece in _large(pieces):
+                for piece in _large(clamped(_uncompressed(source), self._latest)):
                     tar.update(piece)
                     target.write(compress.compress(piece))
             except (gzip.BadGzipFile, zlib.error, EOFError) as error:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["Reporter", "Session"]
 
 GRACE = 5  # seconds that what can't be stopped has to end, such as a push
+HEAD_START = 1.0  # seconds for the export of bases, so that the first images need not export a small one
 
 
 class Reporter(Protocol):
@@ -93,7 +94,9 @@ class Session:
             try:
                 shared.append(ahead.submit(self._maker.ask_compilers))
                 if jobs > 1:
-                    shared.append(ahead.submit(self._maker.export_bases))
+                    exported = threading.Event()
+                    shared.append(ahead.submit(self._maker.export_bases, exported.set))
+                    exported.wait(HEAD_START)
                 while order.is_active():
                     ready = order.get_ready()
                     futures |= {pool.submit(self._one, self._items[name], places): name for name in ready}

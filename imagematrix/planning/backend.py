@@ -115,11 +115,13 @@ class Made:
     """An image that was made, and the OCI layout that holds it; None where only the engine's store does.
 
     Without a layout its timestamps are not rewritten, so the same inputs give another digest next time.
-    `attested` is the digest of an index in the layout that has the image with its attestations, if any.
+    `base_layers` are the digests of those layers that the engine has as those of its base. `attested` is the
+    digest of an index in the layout that has the image with its attestations, if any.
     """
 
     digest: str
     layout: Path | None = None
+    base_layers: frozenset[str] = frozenset()
     attested: str | None = None
 
 

@@ -18,14 +18,14 @@ from imagematrix.planning.backend import IMAGE, Present
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Iterator, Mapping
+    from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
     from typing import BinaryIO
 
     import docker
 
     from imagematrix.planning.backend import Made, Order
 
-__all__ = ["Engine"]
+__all__ = ["HELD", "Engine"]
 
 HELD = "imagematrix-held"  # the repository of names that images have while a build is on
 KEPT = (404, 409)  # how the engine answers who would remove an image that is gone, or in use
@@ -63,6 +63,8 @@ class Engine:
         self._held: set[str] = set()  # tags
         self._mark = f"{int(time.time()):x}-{secrets.token_hex(4)}"
         self._loaded: set[str] = set()  # layers
+        self._loading: set[str] = set()  # layers
+        self._changed = threading.Condition()  # of the two
         self._sending = threading.Lock()
 
     def __enter__(self) -> Self:
@@ -224,7 +226,7 @@ class Engine:
         """Name the image; from a layout, load what the engine lacks of it first."""
         with self._reached():
             if made.layout:
-                self._load(layout.Image(made.layout, made.digest), order.reference)
+                self._load(layout.Image(made.layout, made.digest), made.base_layers, order.reference)
             else:
                 repository, _, tag = order.reference.rpartition(":")
                 self._client.api.tag(made.digest, repository, tag)
@@ -252,40 +254,59 @@ class Engine:
             if error.status_code not in KEPT:
                 raise
 
-    def _load(self, image: layout.Image, reference: str) -> None:
-        # Images have most of their layers in common, and what one has loaded the next has; the classic store
-        # does not find a layer again, so it gets them all.
-        if not self.has_manifests or not self._loads(image, reference, whole=False):
-            self._loads(image, reference, whole=True)
+    def _load(self, image: layout.Image, present: frozenset[str], reference: str) -> None:
+        """Load an image; the engine has the layers `present` as another image's."""
+        with self._unpacking(image.layers) as new:
+            # The classic store does not find a layer again, so it gets them all.
+            missing = [layer for layer in new if layer not in present]
+            if not self.has_manifests or not self._loads(image, reference, missing):
+                self._loads(image, reference, image.layers)
         found = str(self._client.api.inspect_image(reference)["Id"])
         expected = image.digest if self.has_manifests else image.config
         if found != expected:
             raise EngineError(f"{reference} was stored as {found}, but {expected} was built")
 
-    def _loads(self, image: layout.Image, reference: str, *, whole: bool) -> bool:
-        """Load an image, all of it or what was not loaded yet; return False where the engine misses more."""
+    @contextlib.contextmanager
+    def _unpacking(self, layers: Sequence[str]) -> Iterator[list[str]]:
+        """Yield those of `layers` that were not loaded yet, when no other image with one of them is loading.
+
+        containerd unpacks a layer as often as it is asked to until it has it: at the same time, for each.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._loading.isdisjoint(layers))
+            new = [layer for layer in layers if layer not in self._loaded]
+            self._loading.update(new)
+        try:
+            yield new
+            self._loaded.update(new)
+        finally:
+            with self._changed:
+                self._loading.difference_update(new)
+                self._changed.notify_all()
+
+    def _loads(self, image: layout.Image, reference: str, layers: Sequence[str]) -> bool:
+        """Load an image of which `layers` are sent; return False where the engine misses another."""
         import docker
 
-        with contextlib.closing(self._archive(image, reference, whole=whole)) as archive:
+        with contextlib.closing(self._archive(image, reference, layers)) as archive:
             try:
                 answers = self._client.api.load_image(archive)
                 errors = [answer["error"] for answer in answers if "error" in answer]
             except docker.errors.APIError as error:
                 errors = [str(error.explanation or error)]
-        if errors and "not found" in errors[0] and not whole:
+        if errors and "not found" in errors[0] and len(layers) < len(image.layers):
             return False
         if errors:
             raise EngineError(f"the Docker engine does not take {reference}: {errors[0]}")
         return True
 
-    def _archive(self, image: layout.Image, reference: str, *, whole: bool) -> Generator[bytes, None, None]:
+    def _archive(
+        self, image: layout.Image, reference: str, layers: Sequence[str]
+    ) -> Generator[bytes, None, None]:
         # One at a time: containerd takes in only one archive, and who comes meanwhile waits for another try,
         # seconds at a time. What it does then, to unpack the layers, it does for several at once.
         with self._sending:
-            yield from image.archive(
-                reference, [layer for layer in image.layers if whole or layer not in self._loaded]
-            )
-            self._loaded.update(image.layers)
+            yield from image.archive(reference, layers)
 
     def adopt(self, reference: str) -> str:
         """Return the digest of an image that is there already."""

@@ -172,9 +172,47 @@ def test_layers_that_it_has_lost_are_given_again(engine, docker, order):
     assert len(second - first) == 2
 
 
-def test_a_layer_is_sent_once_and_images_are_unpacked_side_by_side(engine, docker, order, tmp_path, layout):
+def test_layers_of_the_base_that_it_has_are_not_sent(engine, docker, order):
+    asked, made = order
+    lower, upper = Image(made.layout, made.digest).layers
+    engine.told["POST", "/images/load"] = 200, b'{"stream": "Loaded"}'
+    tell(engine, "GET", "/images/t:v1-a/json", {"Id": made.digest})
+    docker.store(asked, replace(made, base_layers=frozenset({lower})))
+    (loaded,) = (names(archive) for archive in engine.received if archive)
+    assert {lower, upper} & {f"sha256:{name[13:]}" for name in loaded} == {upper}
+
+
+def test_an_image_waits_while_another_with_a_layer_of_its_own_is_loaded(
+    engine, docker, order, tmp_path, layout
+):
+    """The engine would unpack the layer for both; the second finds it unpacked, and gets what is missing."""
     asked, made = order
     other = replace(made, digest=layout(tmp_path, b"lower", b"another"))
+    engine.told["POST", "/images/load"] = 200, b'{"stream": "Loaded"}'
+    tell(engine, "GET", "/images/t:v1-a/json", {"Id": made.digest})
+    tell(engine, "GET", "/images/t:v1-b/json", {"Id": other.digest})
+    loading, most = [], []
+
+    def load():
+        loading.append(1)
+        most.append(len(loading))
+        time.sleep(0.1)  # in which the other would be loaded if it did not wait
+        loading.pop()
+
+    engine.then["POST", "/images/load"] = load
+    with ThreadPoolExecutor() as threads:
+        first = threads.submit(docker.store, asked, made)
+        second = threads.submit(docker.store, replace(asked, reference="t:v1-b"), other)
+        assert (first.result(), second.result()) == (made.digest, other.digest)
+    assert most == [1, 1]
+    loaded = [names(archive) for archive in engine.received if archive]
+    lower = f"blobs/sha256/{Image(tmp_path, made.digest).layers[0][7:]}"
+    assert sorted(lower in found for found in loaded) == [False, True]
+
+
+def test_images_without_a_layer_in_common_are_unpacked_side_by_side(engine, docker, order, tmp_path, layout):
+    asked, made = order
+    other = replace(made, digest=layout(tmp_path, b"third", b"another"))
     engine.told["POST", "/images/load"] = 200, b'{"stream": "Loaded"}'
     tell(engine, "GET", "/images/t:v1-a/json", {"Id": made.digest})
     tell(engine, "GET", "/images/t:v1-b/json", {"Id": other.digest})
@@ -184,15 +222,14 @@ def test_a_layer_is_sent_once_and_images_are_unpacked_side_by_side(engine, docke
         first = threads.submit(docker.store, asked, made)
         second = threads.submit(docker.store, replace(asked, reference="t:v1-b"), other)
         assert (first.result(), second.result()) == (made.digest, other.digest)
-    loaded = [names(archive) for archive in engine.received if archive]
-    lower = f"blobs/sha256/{Image(tmp_path, made.digest).layers[0][7:]}"
-    assert sorted(lower in found for found in loaded) == [False, True]
 
 
-def test_one_archive_is_sent_at_a_time(engine, docker, order, monkeypatch):
+def test_one_archive_is_sent_at_a_time(engine, docker, order, tmp_path, layout, monkeypatch):
     asked, made = order
     engine.told["POST", "/images/load"] = 200, b'{"stream": "Loaded"}'
-    tell(engine, "GET", "/images/t:v1-a/json", {"Id": made.digest})
+    images = {f"t:v1-{name}": layout(tmp_path, name, name * 2) for name in (b"a", b"b", b"c")}
+    for reference, digest in images.items():
+        tell(engine, "GET", f"/images/{reference}/json", {"Id": digest})
     notes = []
 
     def archive(self, reference, layers, real=Image.archive):
@@ -203,8 +240,11 @@ def test_one_archive_is_sent_at_a_time(engine, docker, order, monkeypatch):
 
     monkeypatch.setattr(Image, "archive", archive)
     with ThreadPoolExecutor() as threads:
-        stored = [threads.submit(docker.store, asked, made) for _ in range(3)]
-        assert {one.result() for one in stored} == {made.digest}
+        stored = [
+            threads.submit(docker.store, replace(asked, reference=reference), replace(made, digest=digest))
+            for reference, digest in images.items()
+        ]
+        assert {one.result() for one in stored} == set(images.values())
     assert notes == ["begin", "end"] * 3
 
 
