@@ -79,11 +79,10 @@ def _share(locks: Locks, name: str, holders: Mapping[str, int]) -> Usage:
 
 def query_nvml() -> Nvml | None:
     """Return the state from NVML; None where no driver is loaded, because a query might load it."""
-    from imagematrix.node import nvml
-    from imagematrix.node.signs import look
+    from imagematrix.node import nvml, signs
     from imagematrix.node.tree import Tree
 
-    if not look(Tree("/")).driver:
+    if not signs.find(Tree("/")).driver:
         return None
 
     return nvml.read()

@@ -52,7 +52,7 @@ def command(
         findings = examine(saved(node, named))
     else:
         live = query_nvml()
-        node = assemble(Tree("/"), ask=(lambda: live) if live else None)
+        node = assemble(Tree("/"), query=(lambda: live) if live else None)
         named = _image(node, image, asked, live=True) if image else None
         findings = examine(gather(node, live, named))
     if json:

@@ -31,7 +31,7 @@ def command(host: HostFile = None, json: Json = False) -> None:
 
     live = query_nvml()
     # NVML is asked once: some of what it says is about the host, some about now.
-    node = Host.load(host) if host else assemble(Tree("/"), ask=(lambda: live) if live else None)
+    node = Host.load(host) if host else assemble(Tree("/"), query=(lambda: live) if live else None)
     containers, warnings = _containers()
     uses = combined(_leases(), survey(node.gpus, lambda: containers, lambda: live))
     found = statuses(node.gpus, uses, live, complete=not warnings)

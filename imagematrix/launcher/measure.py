@@ -9,7 +9,7 @@ from imagematrix import documents
 from imagematrix.allocation.processes import container_ids
 from imagematrix.errors import UsageError
 from imagematrix.node import nvml_memory
-from imagematrix.node.nvml import asking
+from imagematrix.node.nvml import child_command
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class Measure:
 
     def start(self) -> None:
         """Start sampling, if possible."""
-        command, quiet = asking("nvml_memory"), subprocess.DEVNULL
+        command, quiet = child_command("nvml_memory"), subprocess.DEVNULL
         try:
             self._sampler = subprocess.Popen(command, stdin=quiet, stdout=subprocess.PIPE, stderr=quiet)
         except OSError:

@@ -1,1 +1,1 @@
-"""What a node is: the Host, from /proc, /sys, NVML or a saved document."""
+"""The description of a node: the Host, from /proc, /sys, NVML or a saved document."""

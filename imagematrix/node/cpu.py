@@ -56,49 +56,49 @@ PARTS = {
 }
 PROCESSOR = re.compile(r"^processor[ \t]*:", re.MULTILINE)
 FLAGS = re.compile(r"^(?:flags|Features)[ \t]*:[ \t]*\S", re.MULTILINE)
-KEYS = frozenset({"flags", "features", "processor"})  # one is in all that tells flags, but in translations
+KEYS = frozenset({"flags", "features", "processor"})  # untranslated output with flags has one of these
 ARCHITECTURES = frozenset({"x86_64", "aarch64", "i686", "ppc64le", "riscv64", "s390x"})
 VENDORS = frozenset({"GenuineIntel", "AuthenticAMD", "HygonGenuine", *IMPLEMENTERS.values()})
 FLAG_LISTS = (
     frozenset({"fpu", "sse2", "lm"}),
     frozenset({"fp", "asimd"}),
-)  # what a list of flags begins with
-MODELS_NAMED = 4  # more kinds of cores than this in one machine are not spelled out
+)  # a list of flags contains one of these
+MODELS_NAMED = 4  # further kinds of cores in one machine are not listed
 
 
 def parse(text: str) -> tuple[Cpu, tuple[str, ...]]:
-    """Return the processors that `text` describes, and sentences about what it does not tell.
+    """Return the processors that `text` describes, and warnings about missing facts.
 
     The flags are those that every CPU has.
     """
     fields = _fields(text)
     flags = _flags(fields)
-    silent = bool(flags) and _has_silent(text)
-    if silent:
+    incomplete = bool(flags) and _lacks_flags(text)
+    if incomplete:
         flags = frozenset()
     vendor = _vendor(fields)
     model = _model(fields)
     warnings = []
-    if silent:
+    if incomplete:
         warnings.append(
-            "the flags of some CPUs are not told, so that none is known to be on all of them: "
-            "only code for the plain architecture is known to run"
+            "flags of some CPUs unknown, so that no flag is known to be on all of them: "
+            "only code for the baseline architecture is known to run"
         )
     elif not flags:
         warnings.append(
-            "the CPU's flags are not told (no `flags` or `Features` line), "
-            "so only code for the plain architecture is known to run"
+            "CPU flags unknown (no `flags` or `Features` line): "
+            "only code for the baseline architecture is known to run"
         )
     if vendor is None:
-        warnings.append("the CPU's vendor is not told")
+        warnings.append("CPU vendor unknown")
     if model is None:
-        warnings.append("the CPU's model is not told")
-    known = level(flags) if _arch(fields, flags) == "x86_64" else None
-    return Cpu(vendor=vendor, model=model, flags=flags, level=known), tuple(warnings)
+        warnings.append("CPU model unknown")
+    psabi = level(flags) if _arch(fields, flags) == "x86_64" else None
+    return Cpu(vendor=vendor, model=model, flags=flags, level=psabi), tuple(warnings)
 
 
 def arch(text: str) -> str | None:
-    """Return the machine name of uname(2) that `text` gives away, or None."""
+    """Return the machine name of uname(2) that `text` implies, or None."""
     fields = _fields(text)
     return _arch(fields, _flags(fields))
 
@@ -111,7 +111,7 @@ def level(flags: frozenset[str]) -> str | None:
 
 
 def _fields(text: str) -> dict[str, list[str]]:
-    # The CPUs of a host repeat the same lines: 192 of them write 272 kB, of which 20 kB differ.
+    # The CPUs of a host repeat the same lines: for 192 of them it is 272 kB, of which 20 kB are distinct.
     fields: dict[str, list[str]] = {}
     lines = _lscpu_json(text) if text.lstrip().startswith("{") else text.splitlines()
     for line in dict.fromkeys(lines):
@@ -122,7 +122,7 @@ def _fields(text: str) -> dict[str, list[str]]:
 
 
 def _lscpu_json(text: str) -> Iterator[str]:
-    """Yield what `lscpu -J` says as the lines of `lscpu`; none where it is no such JSON."""
+    """Yield the output of `lscpu -J` as lines of `lscpu`; none if it is not such JSON."""
     from imagematrix import documents
     from imagematrix.errors import UsageError
 
@@ -130,32 +130,32 @@ def _lscpu_json(text: str) -> Iterator[str]:
         data = documents.parse(text, "lscpu -J")
     except UsageError:
         return
-    left = [data.get("lscpu")] if isinstance(data, dict) else []
-    while left:
-        for item in found if isinstance(found := left.pop(0), list) else ():
+    pending = [data.get("lscpu")] if isinstance(data, dict) else []
+    while pending:
+        for item in items if isinstance(items := pending.pop(0), list) else ():
             if isinstance(item, dict):
                 yield f"{item.get('field')}".rstrip(":") + f": {item.get('data') or ''}"
-                left.append(item.get("children"))
+                pending.append(item.get("children"))
 
 
 def _translated(fields: dict[str, list[str]]) -> dict[str, list[str]]:
-    """Return what values say for themselves where lscpu wrote its keys in another language."""
-    values = [value for some in fields.values() for value in some]
-    found = {
+    """Return the fields that are recognisable by value, where lscpu wrote its keys in another language."""
+    values = [value for group in fields.values() for value in group]
+    recognised = {
         "architecture": [value for value in values if value in ARCHITECTURES],
         "vendor id": [value for value in values if value in VENDORS],
         "flags": [
             value for value in values if any(proof <= {*value.lower().split()} for proof in FLAG_LISTS)
         ],
     }
-    return {key: some for key, some in found.items() if some}
+    return {key: group for key, group in recognised.items() if group}
 
 
-def _has_silent(text: str) -> bool:
-    """Whether the part of /proc/cpuinfo about some CPU has no flags; what it has is not known, then."""
-    written = f"\n{text}"
-    told = written.count("\nflags\t\t: ") + written.count("\nFeatures\t: ")
-    if told and told == written.count("\nprocessor\t: "):  # as kernels write it, of which there can be much
+def _lacks_flags(text: str) -> bool:
+    """Whether a CPU in the text of /proc/cpuinfo has no line with flags."""
+    lines = f"\n{text}"
+    with_flags = lines.count("\nflags\t\t: ") + lines.count("\nFeatures\t: ")
+    if with_flags and with_flags == lines.count("\nprocessor\t: "):  # fast path for the kernel's own format
         return False
     parts = text.replace("\r\n", "\n").split("\n\n")
     return any(PROCESSOR.search(part) and not FLAGS.search(part) for part in parts)
@@ -168,12 +168,12 @@ def _flags(fields: dict[str, list[str]]) -> frozenset[str]:
 
 
 def _arch(fields: dict[str, list[str]], flags: frozenset[str]) -> str | None:
-    told = fields.get("architecture", [""])[0]
-    if told.isidentifier() and told.isascii():
-        return told
+    name = fields.get("architecture", [""])[0]
+    if name.isidentifier() and name.isascii():
+        return name
     if "lm" in flags:  # long mode
         return "x86_64"
-    if "asimd" in flags:  # the 64-bit name; a 32-bit kernel says "neon"
+    if "asimd" in flags:  # the 64-bit name; a 32-bit kernel has "neon"
         return "aarch64"
     return None
 

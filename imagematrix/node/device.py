@@ -1,8 +1,8 @@
-"""Whether this process may use a device, asked without opening it.
+"""Access to a device, checked without opening it.
 
-nvidia.ko sets up a GPU when its node is opened, with O_NONBLOCK after it has answered (nvidia_open() in nv.c
-of NVIDIA's open GPU kernel modules). So an open that succeeds proves little, and without persistence mode it
-costs an initialisation.
+nvidia.ko initialises a GPU when its node is opened, with O_NONBLOCK after the call has returned
+(nvidia_open() in nv.c of NVIDIA's open GPU kernel modules). A successful open therefore proves little, and
+without persistence mode it costs an initialisation.
 """
 # pathlib costs more to import than a whole probe takes.
 # ruff: noqa: PTH116, PTH123
@@ -18,20 +18,19 @@ DRIVERS = "/proc/devices"  # the major numbers that drivers have registered
 
 
 def require(path: str) -> None:
-    """Raise the OSError with which the kernel refuses to have the character device `path` read and written.
+    """Raise the OSError with which the kernel denies reading and writing the character device `path`.
 
-    Its answer to access(2) covers the file's mode, ACLs and the devices cgroup (inode_permission() in
-    fs/namei.c).
+    access(2) covers the file's mode, ACLs and the devices cgroup (inode_permission() in fs/namei.c).
     """
     if not os.access(path, os.R_OK | os.W_OK, effective_ids=True):
-        # The same check refuses this, before the driver hears of it, and here its reason is told.
+        # The same check fails here too, before the driver is called, and open(2) reports the reason.
         os.close(os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC))
     elif not _driven(os.major(os.stat(path).st_rdev)):
         raise OSError(errno.ENXIO, os.strerror(errno.ENXIO), path)
 
 
 def _driven(major: int) -> bool:
-    """Whether a driver has registered a major number for character devices; true where nobody tells."""
+    """Whether a driver has registered a major number for character devices; true if that is unknown."""
     try:
         with open(DRIVERS, encoding="ascii", errors="replace") as file:
             listed = file.read().partition("Block devices:")[0]

@@ -1,6 +1,6 @@
-"""The processors of a host that has no /proc/cpuinfo, as the py-cpuinfo library finds them.
+"""The processors of a host without /proc/cpuinfo, from the py-cpuinfo library.
 
-That takes over a second, because it sleeps and starts processes, so it is the last resort.
+The library sleeps and starts processes, which takes over a second, so it is the last resort.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["ask", "translate"]
+__all__ = ["read", "translate"]
 
-# py-cpuinfo's names, from CPUID and from macOS's sysctl, where the Linux kernel has others (cpufeatures.h).
+# py-cpuinfo's names, from CPUID and from macOS's sysctl, that differ from the Linux kernel's (cpufeatures.h).
 KERNEL_NAMES = {
     "1gbpage": "pdpe1gb",
     "avx1.0": "avx",
@@ -41,25 +41,25 @@ KERNEL_NAMES = {
 }
 
 
-def ask() -> tuple[Cpu, tuple[str, ...]]:
-    """Return the processors that py-cpuinfo finds; raise ProbeError where it finds nothing."""
+def read() -> tuple[Cpu, tuple[str, ...]]:
+    """Return the processors that py-cpuinfo reports; raise ProbeError if it reports none."""
     try:
         import cpuinfo
 
         info = cpuinfo.get_cpu_info()
     except Exception as error:  # it runs machine code and the tools of several systems
-        raise ProbeError(f"there is no /proc/cpuinfo, and py-cpuinfo failed: {error}") from error
+        raise ProbeError(f"/proc/cpuinfo not found, and py-cpuinfo failed: {error}") from error
     if not info:
-        raise ProbeError("there is no /proc/cpuinfo, and py-cpuinfo found no CPU")
+        raise ProbeError("/proc/cpuinfo not found, and py-cpuinfo detected no CPU")
     return translate(info)
 
 
 def translate(info: Mapping[str, object]) -> tuple[Cpu, tuple[str, ...]]:
-    """Return the processors of a py-cpuinfo answer, with the kernel's names for their flags."""
-    found = info.get("flags")
-    names = [str(flag).lower() for flag in found] if isinstance(found, list) else []
+    """Return the processors from py-cpuinfo's result, with the kernel's names of their flags."""
+    listed = info.get("flags")
+    names = [str(flag).lower() for flag in listed] if isinstance(listed, list) else []
     flags = frozenset(KERNEL_NAMES.get(name, name) for name in names)
-    warnings = () if flags else ("the CPU's flags are not told by py-cpuinfo",)
+    warnings = () if flags else ("CPU flags unknown: py-cpuinfo reported none",)
     return (
         Cpu(
             vendor=_text(info.get("vendor_id_raw")),

@@ -1,4 +1,4 @@
-"""The GPUs of a host, joined from the PCI bus, the kernel module and NVML, each of which may be silent."""
+"""The GPUs of a host, merged from the PCI bus, the kernel module and NVML, each of which may be missing."""
 
 from __future__ import annotations
 
@@ -23,33 +23,32 @@ __all__ = ["join", "remarks"]
 
 NVIDIA = "nvidia"  # the kernel driver's name in /sys/bus/pci/drivers
 DENIED = frozenset({4, 17})  # NVML_ERROR_NO_PERMISSION, _OPERATING_SYSTEM: a cgroup or the node's mode
-# nvmlGpuVirtualizationMode_t: a vGPU in a guest; hosts that give out vGPUs, and shared graphics (vSGA).
+# nvmlGpuVirtualizationMode_t: a vGPU in a guest; hosts that provide vGPUs or shared graphics (vSGA).
 GUEST, HOSTS = 2, frozenset({3, 4})
-SILENT = frozenset({"excluded", "lost", "no-permission", "no-module"})  # states in which facts are missing
+INCOMPLETE = frozenset({"excluded", "lost", "no-permission", "no-module"})  # states that hide facts
 
-SENTENCES = {
-    "excluded": "excluded in the driver's configuration (NVreg_ExcludedGpus); to use it, take it off that "
+MESSAGES = {
+    "excluded": "excluded in the driver's configuration (NVreg_ExcludedGpus); to use it, remove it from that "
     "list and reload the nvidia module",
-    "lost": "it does not answer (fallen off the bus, or waiting for a reset); `nvidia-smi --gpu-reset` or a "
-    "reboot may bring it back",
-    "no-permission": "NVML may not open it; allow its device node to this user and cgroup",
-    "vgpu": "it is a vGPU, which needs the user-mode driver of its vGPU release: the node's own, and not one "
-    "in an image",
-    "vgpu-host": "it gives out vGPUs, or shared graphics, to virtual machines; use it inside of one",
-    "failed": "NVML leaves it out: the driver could not set it up; see the kernel's log (RmInitAdapter), and "
-    "reset it with `nvidia-smi --gpu-reset` or reboot",
-    "unconfirmed": "neither /proc/driver/nvidia/gpus nor NVML confirms that the driver has it; install NVML "
-    "(libnvidia-ml.so.1), or see the kernel's log",
-    "mig-empty": "MIG is on but there is no MIG device; create some with `nvidia-smi mig -cgi PROFILE -C`, "
-    "or turn MIG off with `nvidia-smi -mig 0`",
+    "lost": "not responding (fallen off the bus, or waiting for a reset); run `nvidia-smi --gpu-reset` or "
+    "reboot",
+    "no-permission": "permission denied for NVML; grant this user and cgroup access to its device node",
+    "vgpu": "a vGPU, which needs the user-mode driver of its vGPU release: the node's, not one in an image",
+    "vgpu-host": "provides vGPUs or shared graphics to virtual machines; use it inside of one",
+    "failed": "not listed by NVML: the driver could not initialise it; check the kernel log (RmInitAdapter), "
+    "and run `nvidia-smi --gpu-reset` or reboot",
+    "unconfirmed": "confirmed neither by /proc/driver/nvidia/gpus nor by NVML; install NVML "
+    "(libnvidia-ml.so.1), or check the kernel log",
+    "mig-empty": "MIG is enabled without any MIG device; create some with `nvidia-smi mig -cgi PROFILE -C`, "
+    "or disable MIG with `nvidia-smi -mig 0`",
 }
 
 
 class _Sources(Record):
-    """What each source tells of the GPU at one address, or of one whose address nobody tells.
+    """The facts of each source about one GPU; `bus_id` is None where its address is unknown.
 
-    `listed` says that NVML gave a list of GPUs. `refusal` is the error number with which the device node of
-    one that it did not reach refuses to be opened, or 0.
+    `listed` states that NVML returned a list of GPUs. `refusal` is the error number of its device node if
+    NVML did not reach the GPU, else 0.
     """
 
     bus_id: str | None
@@ -61,14 +60,14 @@ class _Sources(Record):
 
     @property
     def minor(self) -> int | None:
-        """The number of its device node."""
+        """The minor number of its device node."""
         if self.information is not None and self.information.minor is not None:
             return self.information.minor
         return self.nvml.minor if self.nvml else None
 
     @property
     def node(self) -> str | None:
-        """Its device node, whether that is there or not."""
+        """The path of its device node, whether that exists or not."""
         return None if self.minor is None else f"/dev/nvidia{self.minor}"
 
     @property
@@ -77,77 +76,76 @@ class _Sources(Record):
         return self.nvml is not None and self.nvml.reached
 
     @property
-    def given(self) -> bool:
-        """Whether no cgroup forbids its device node."""
+    def permitted(self) -> bool:
+        """Whether no cgroup denies its device node."""
         return self.refusal != errno.EPERM
 
 
 def join(
-    tree: Tree, kernel: Kernel, nodes: tuple[str, ...] | None, answer: Nvml | None
+    tree: Tree, kernel: Kernel, nodes: tuple[str, ...] | None, nvml: Nvml | None
 ) -> tuple[tuple[Gpu, ...], tuple[str, ...]]:
-    """Return the GPUs in PCI bus order, and the addresses of those that this process was not given.
+    """Return the GPUs in PCI bus order, and the addresses of those that are withheld from this process.
 
-    `nodes` are the device nodes, None where they are not known; `answer` is NVML's, None where it was not
-    asked.
+    `nodes` are the device nodes, None where unknown; `nvml` is None where NVML was not queried.
     """
-    found = _match(kernel, answer.gpus if answer else ())
-    if answer is not None and not answer.message:
-        found = [replace(one, listed=True, refusal=_refusal(tree, one)) for one in found]
-    withheld = _withheld(tree, found, kernel, nodes) if nodes else ()
-    given = (one for one in found if one.bus_id not in withheld)
-    return tuple(_gpu(index, one, kernel, nodes) for index, one in enumerate(given)), withheld
+    matched = _match(kernel, nvml.gpus if nvml else ())
+    if nvml is not None and not nvml.message:
+        matched = [replace(gpu, listed=True, refusal=_refusal(tree, gpu)) for gpu in matched]
+    withheld = _withheld(tree, matched, kernel, nodes) if nodes else ()
+    remaining = (gpu for gpu in matched if gpu.bus_id not in withheld)
+    return tuple(_gpu(index, gpu, kernel, nodes) for index, gpu in enumerate(remaining)), withheld
 
 
 def remarks(gpus: tuple[Gpu, ...], kernel: Kernel, *, complete: bool) -> list[str]:
-    """Return a sentence for each thing that is wrong or unknown, with the GPUs it holds for.
+    """Return a warning for each problem or unknown fact, with the GPUs it applies to.
 
-    `complete` says that a source was heard which tells brand and memory.
+    `complete` states that a source answered which has brand and memory.
     """
     groups: dict[str, list[str]] = {}
     bound = {gpu.bus_id: gpu.driver for gpu in kernel.pci}
     for gpu in gpus:
-        for sentence in _sentences(gpu, bound, complete=complete):
-            groups.setdefault(sentence, []).append(gpu.label)
-    return [f"{', '.join(labels)}: {sentence}" for sentence, labels in groups.items()]
+        for message in _messages(gpu, bound, complete=complete):
+            groups.setdefault(message, []).append(gpu.label)
+    return [f"{', '.join(labels)}: {message}" for message, labels in groups.items()]
 
 
-def _match(kernel: Kernel, answers: tuple[NvmlGpu, ...]) -> list[_Sources]:
+def _match(kernel: Kernel, readings: tuple[NvmlGpu, ...]) -> list[_Sources]:
     on_bus = {gpu.bus_id: gpu for gpu in kernel.pci}
-    informed = {gpu.bus_id: gpu for gpu in kernel.information if gpu.bus_id}
-    answered = {gpu.bus_id: gpu for gpu in answers if gpu.bus_id}
-    buses = sorted(on_bus.keys() | informed.keys() | answered.keys(), key=pci.order)
-    # NVML does not tell the address of a GPU that it can't reach. Its order is that of the bus, so those
-    # are, in turn, the GPUs that it told nothing of.
-    nameless = [gpu for gpu in answers if not gpu.bus_id]
-    found: list[_Sources] = []
+    by_module = {gpu.bus_id: gpu for gpu in kernel.information if gpu.bus_id}
+    by_nvml = {gpu.bus_id: gpu for gpu in readings if gpu.bus_id}
+    buses = sorted(on_bus.keys() | by_module.keys() | by_nvml.keys(), key=pci.order)
+    # NVML has no address for a GPU that it cannot reach. Its order is that of the bus, so these are, in turn,
+    # the GPUs that have no reading.
+    unaddressed = [gpu for gpu in readings if not gpu.bus_id]
+    matched: list[_Sources] = []
     for bus_id in buses:
-        information, nvml = informed.get(bus_id), answered.get(bus_id)
-        in_use = not information.excluded if information else not informed
-        if nvml is None and nameless and in_use:
-            nvml = nameless.pop(0)
-        found.append(_Sources(bus_id=bus_id, pci=on_bus.get(bus_id), information=information, nvml=nvml))
-    return found + [_Sources(bus_id=None, nvml=gpu) for gpu in nameless]
+        information, nvml = by_module.get(bus_id), by_nvml.get(bus_id)
+        in_use = not information.excluded if information else not by_module
+        if nvml is None and unaddressed and in_use:
+            nvml = unaddressed.pop(0)
+        matched.append(_Sources(bus_id=bus_id, pci=on_bus.get(bus_id), information=information, nvml=nvml))
+    return matched + [_Sources(bus_id=None, nvml=gpu) for gpu in unaddressed]
 
 
-def _withheld(tree: Tree, found: list[_Sources], kernel: Kernel, nodes: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the addresses of the GPUs that this process was not given, where it was given others.
+def _withheld(tree: Tree, gpus: list[_Sources], kernel: Kernel, nodes: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the addresses of the GPUs that are withheld from this process, if it has others.
 
-    /sys shows all GPUs of a machine to every container. Those that it can't use are not reached by NVML; and
-    a cgroup forbids their device node, or they have none, and either /dev is the container's own, or NVIDIA's
-    runtime has hidden them in /proc/driver/nvidia: on the machine itself each GPU is listed there that the
-    module has. A GPU that fails on the machine itself keeps its node, or the module does not have it.
+    /sys shows all GPUs of a machine to every container. NVML does not reach the withheld ones, and one of
+    these holds: a cgroup denies their device node; they have no node and /dev is the container's own; they
+    have no node and NVIDIA's runtime hides them in /proc/driver/nvidia, where the machine itself lists every
+    GPU of the module. A GPU that fails on the machine itself keeps its node, or is not bound to the module.
     """
-    if not any(one.given and one.node in nodes for one in found):
+    if not any(gpu.permitted and gpu.node in nodes for gpu in gpus):
         return ()
-    spare = _numbered(nodes) - {one.node for one in found}
-    absent = [one for one in found if not (one.reached or (one.node in nodes if one.node else spare))]
-    hidden = [one for one in absent if one.pci and one.pci.driver == NVIDIA and not one.information]
+    spare = _numbered(nodes) - {gpu.node for gpu in gpus}
+    absent = [gpu for gpu in gpus if not (gpu.reached or (gpu.node in nodes if gpu.node else spare))]
+    hidden = [gpu for gpu in absent if gpu.pci and gpu.pci.driver == NVIDIA and not gpu.information]
     withheld = absent if absent and nvidia.has_own_nodes(tree) else hidden if kernel.information else []
-    return tuple(one.bus_id for one in found if one.bus_id and (one in withheld or not one.given))
+    return tuple(gpu.bus_id for gpu in gpus if gpu.bus_id and (gpu in withheld or not gpu.permitted))
 
 
-def _refusal(tree: Tree, one: _Sources) -> int:
-    return tree.refusal(one.node) if one.node and not one.reached else 0
+def _refusal(tree: Tree, gpu: _Sources) -> int:
+    return tree.refusal(gpu.node) if gpu.node and not gpu.reached else 0
 
 
 def _gpu(index: int, sources: _Sources, kernel: Kernel, nodes: tuple[str, ...] | None) -> Gpu:
@@ -172,15 +170,15 @@ def _gpu(index: int, sources: _Sources, kernel: Kernel, nodes: tuple[str, ...] |
         brand=nvml.brand if nvml else gpus.brand(name),
         memory_mib=nvml.memory_mib if nvml else None,
         mig=mig,
-        state=_state(sources, kernel, nodes) or _kind_of_use(nvml, name, mig),
+        state=_problem(sources, kernel, nodes) or _mode(nvml, name, mig),
     )
 
 
-def _state(sources: _Sources, kernel: Kernel, nodes: tuple[str, ...] | None) -> str | None:
-    """Return what is wrong with a GPU, or None."""
+def _problem(sources: _Sources, kernel: Kernel, nodes: tuple[str, ...] | None) -> str | None:
+    """Return the state of a GPU with a problem, or None."""
     nvml, node, information = sources.nvml, sources.node, sources.information
     lost = nvml is not None and not nvml.reached
-    # The first that holds is the one to tell: a GPU that is excluded has no device node either.
+    # The first that holds is reported: an excluded GPU, for example, has no device node either.
     states = (
         ("excluded", information is not None and information.excluded),
         ("no-permission", nvml is not None and lost and nvml.errors.get("handle") in DENIED),
@@ -190,14 +188,14 @@ def _state(sources: _Sources, kernel: Kernel, nodes: tuple[str, ...] | None) -> 
         ("no-module", sources.pci is not None and sources.pci.driver not in {None, NVIDIA}),
         ("no-node", nodes is not None and node is not None and node not in nodes),
         ("no-node", node is None and (bool(kernel.information) or not (nodes is None or _numbered(nodes)))),
-        # Somebody has to confirm a GPU: NVML, or the module where NVML can't be asked.
+        # A GPU must be confirmed by NVML, or by the module if NVML is not available.
         ("failed", sources.listed and nvml is None),
         ("unconfirmed", nvml is None and information is None),
     )
     return next((state for state, holds in states if holds), None)
 
 
-def _kind_of_use(nvml: NvmlGpu | None, name: str | None, mig: tuple[MigDevice, ...] | None) -> str:
+def _mode(nvml: NvmlGpu | None, name: str | None, mig: tuple[MigDevice, ...] | None) -> str:
     from imagematrix.facts import gpus
 
     if nvml is not None and nvml.virtualization in HOSTS:
@@ -208,39 +206,39 @@ def _kind_of_use(nvml: NvmlGpu | None, name: str | None, mig: tuple[MigDevice, .
 
 
 def _numbered(nodes: Iterable[str]) -> set[str]:
-    """Return those of the device nodes that are each a GPU's own."""
+    """Return the device nodes of individual GPUs."""
     return {node for node in nodes if re.fullmatch(r"/dev/nvidia\d+", node, re.ASCII)}
 
 
-def _sentences(gpu: Gpu, bound: Mapping[str, str | None], *, complete: bool) -> Iterator[str]:
+def _messages(gpu: Gpu, bound: Mapping[str, str | None], *, complete: bool) -> Iterator[str]:
     driver = bound.get(gpu.pci_bus_id or "")
     if gpu.state == "no-module" and driver not in {None, NVIDIA}:
-        yield f"bound to {driver}, not to the nvidia module; bind it to that to use it"
+        yield f"bound to {driver} instead of the nvidia module; to use it, bind it to nvidia"
     elif gpu.state == "no-module":
-        yield "no NVIDIA kernel module is loaded; install the driver, or load it with `modprobe nvidia`"
+        yield "NVIDIA kernel module not loaded; install the driver, or run `modprobe nvidia`"
     elif gpu.state == "no-node" and gpu.minor is None:
-        yield "the nvidia module does not list it (in a container it lists only those passed in)"
+        yield "not listed by the nvidia module (in a container it lists only the GPUs passed in)"
     elif gpu.state == "no-node":
-        yield f"/dev/nvidia{gpu.minor} is missing; `nvidia-modprobe -c {gpu.minor}` makes it"
-    elif gpu.state in SENTENCES:
-        yield SENTENCES[gpu.state]
+        yield f"/dev/nvidia{gpu.minor} not found; `nvidia-modprobe -c {gpu.minor}` creates it"
+    elif gpu.state in MESSAGES:
+        yield MESSAGES[gpu.state]
     if gpu.compute is None:
         yield (
-            f"the compute capability of PCI device 10de:{gpu.pci_device_id or '????'} is not known "
-            f"to this release, and NVML did not tell it"
+            f"compute capability unknown: PCI device 10de:{gpu.pci_device_id or '????'} is unknown to "
+            f"this release, and NVML did not report it"
         )
-    if gpu.state not in SILENT and (unknown := list(_unknown(gpu, complete=complete))):
-        yield f"{', '.join(unknown)} could not be read"
+    if gpu.state not in INCOMPLETE and (unknown := list(_unknown(gpu, complete=complete))):
+        yield f"could not read {', '.join(unknown)}"
 
 
 def _unknown(gpu: Gpu, *, complete: bool) -> Iterator[str]:
     if gpu.minor is None:
-        yield "the device minor"
+        yield "device minor"
     if gpu.uuid is None:
-        yield "the UUID (known once something has opened the GPU)"
+        yield "UUID (known once a process has opened the GPU)"
     if gpu.name is None:
-        yield "the name"
+        yield "name"
     if complete and gpu.brand is None:
-        yield "the brand"
+        yield "brand"
     if complete and gpu.memory_mib is None:
-        yield "the memory"
+        yield "memory size"

@@ -1,4 +1,4 @@
-"""The Host: what a node is, as far as choosing and launching an image goes."""
+"""The Host: the facts about a node that matter for selecting and launching an image."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ if TYPE_CHECKING:
 __all__ = ["SCHEMA", "Accelerator", "Cpu", "Driver", "Gpu", "Host", "MigDevice", "machine"]
 
 SCHEMA = "imagematrix.host/v1"
-# What macOS, FreeBSD, Windows and images call an architecture, by the name that Linux has for it.
+# The Linux names of architectures by those of macOS, FreeBSD, Windows and images.
 MACHINES = {"amd64": "x86_64", "arm64": "aarch64", "x64": "x86_64", "x86-64": "x86_64"}
-UNIQUE = ("index", "minor", "uuid", "pci_bus_id")  # what no two GPUs of a host have in common
+UNIQUE = ("index", "minor", "uuid", "pci_bus_id")  # unique among the GPUs of a host
 
 
 def machine(name: str) -> str:
-    """Return the name that Linux has for an architecture ("aarch64" of "arm64")."""
+    """Return the Linux name of an architecture ("aarch64" for "arm64")."""
     return MACHINES.get(name.lower(), name)
 
 
 class Cpu(Record):
-    """The processors of a host, seen as one.
+    """The processors of a host, taken as one.
 
-    `flags` are those that all of them have, by the kernel's names in lower case. `level` is the highest
-    psABI level that the flags reach ("x86-64-v3"), or None on other architectures.
+    `flags` are those that all CPUs have, by the kernel's names in lower case. `level` is the highest psABI
+    level that the flags reach ("x86-64-v3"), None on other architectures.
     """
 
     vendor: str | None
@@ -44,10 +44,10 @@ class Cpu(Record):
 
 
 class Driver(Record):
-    """The kernel-mode driver that is loaded.
+    """The loaded kernel-mode driver.
 
-    `version` is kept as it was read: "580.65.06" is not "580.65.6". `kind` is "open" or "proprietary", or
-    None where the source does not tell. `source` is the file or interface it was read from.
+    `version` is kept as it was read: "580.65.06" is not "580.65.6". `kind` is "open" or "proprietary", None
+    where unknown. `source` is the file or interface it was read from.
     """
 
     version: str
@@ -86,14 +86,14 @@ class MigDevice(Record):
 
 
 class Gpu(Record):
-    """One GPU. A fact that could not be read is None and the Host has a warning about it.
+    """One GPU. A fact that could not be read is None, and the Host has a warning about it.
 
     `index` is the position in PCI bus order, `minor` the number of its device node /dev/nvidia<minor>.
     `compute` is the compute capability ("8.9"), `brand` one of imagematrix.facts.gpus.BRANDS ("nvidia",
-    "geforce", "tesla", ...) as NVML tells it, or as the name of a data-centre part does. `mig` is None where
-    MIG is off or unknown, a tuple (perhaps empty) where it is on. `state` is "ok", "vgpu" (which takes the
-    node's own driver), or what keeps it from being used: "lost", "failed", "unconfirmed", "no-permission",
-    "no-node", "no-module", "excluded", "vgpu-host", "mig-empty".
+    "geforce", "tesla", ...), from NVML or from the name of a data-centre part. `mig` is None where MIG is off
+    or unknown, a tuple (perhaps empty) where it is on. `state` is "ok", "vgpu" (which needs the node's own
+    driver), or the reason why it cannot be used: "lost", "failed", "unconfirmed", "no-permission", "no-node",
+    "no-module", "excluded", "vgpu-host", "mig-empty".
     """
 
     index: int
@@ -110,12 +110,12 @@ class Gpu(Record):
 
     @property
     def usable(self) -> bool:
-        """Whether a container can have it."""
+        """Whether a container can use it."""
         return self.state in {"ok", "vgpu"}
 
     @property
     def label(self) -> str:
-        """What to call this GPU in a message: its index and, where known, its name."""
+        """The GPU in a message: its index and, where known, its name."""
         return f"GPU {self.index}" + (f" ({self.name})" if self.name else "")
 
     def to_json(self) -> dict[str, object]:
@@ -136,11 +136,11 @@ class Gpu(Record):
 
 
 class Accelerator(Record):
-    """A sign of an accelerator that is none of the host's GPUs.
+    """A sign of an accelerator that is not among the host's GPUs.
 
-    `kind` is what was seen: a function on the PCI bus ("pci"), a kernel module ("module"), a device node
-    ("device"), "wsl", "tegra", or a variable that names GPUs ("environment"). `where` says where, and `why`
-    why it can't be used, None where nobody knows.
+    `kind` is what was detected: a function on the PCI bus ("pci"), a kernel module ("module"), a device node
+    ("device"), "wsl", "tegra", or a variable that names GPUs ("environment"). `where` is its location, and
+    `why` the reason why it cannot be used, None where unknown.
     """
 
     kind: str
@@ -149,7 +149,7 @@ class Accelerator(Record):
 
     @property
     def label(self) -> str:
-        """What to say of it in a message."""
+        """The accelerator in a message: its location and the reason."""
         return f"{self.where}: {self.why}" if self.why else self.where
 
     def to_json(self) -> dict[str, object]:
@@ -158,11 +158,11 @@ class Accelerator(Record):
 
 
 class Host(Record):
-    """What a node is: architecture, processors, driver, GPUs and their device nodes.
+    """A node: architecture, processors, driver, GPUs and their device nodes.
 
-    `arch` is the machine name of uname(2). `devices` are the device nodes that exist and belong to GPUs,
-    sorted. `accelerators` are the signs of others, with which a node does not pass for one without a GPU.
-    `warnings` are sentences about what could not be read, or what looks wrong.
+    `arch` is the machine name of uname(2). `devices` are the existing device nodes of GPUs, sorted.
+    `accelerators` are the signs of others: with any, the node does not count as one without a GPU. `warnings`
+    are sentences about facts that could not be read or look wrong.
     """
 
     arch: str
@@ -188,7 +188,7 @@ class Host(Record):
 
     @classmethod
     def from_json(cls, data: object, where: str = "host") -> Host:
-        """Return the Host a document describes; raise UsageError naming what is wrong with it."""
+        """Return the Host that a document describes; raise UsageError if it is invalid."""
         from imagematrix.documents import Fields
 
         fields = Fields(data, where)
@@ -212,10 +212,10 @@ class Host(Record):
 
     @classmethod
     def load_all(cls, path: str | Path, bad: list[UsageError] | None = None) -> Iterator[Host]:
-        """Yield the Host on each line of the file `path`, as `jq -c . FILE...` writes many saved hosts.
+        """Yield the Host on each line of the file `path`, as `jq -c . FILE...` writes saved hosts.
 
-        One line is read after the other, when its Host is asked for. An error for each line that can't be
-        read goes to `bad`, and names it; without `bad`, UsageError with all of them is raised at the end.
+        Lines are read lazily. An invalid line appends an error that names it to `bad`; without `bad`,
+        UsageError with all of them is raised at the end.
         """
         from imagematrix.node.many import load_all
 
@@ -240,7 +240,7 @@ def _driver(fields: Fields) -> Driver | None:
         return None
     version = driver.text("version")
     if not DRIVER.fullmatch(version):
-        raise driver.fail("version", f"{version!r} is no driver version such as 550.163.01")
+        raise driver.fail("version", f"invalid driver version {version!r} (expected such as 550.163.01)")
     source = driver.text_or_none("source") or ""
     return Driver(version=version, kind=driver.text_or_none("kind"), source=source)
 
@@ -251,7 +251,7 @@ def _gpus(fields: Fields) -> tuple[Gpu, ...]:
         seen: set[object] = set()
         for value in (getattr(gpu, name) for gpu in gpus):
             if value is not None and value in seen:
-                raise fields.fail("gpus", f"two of them have the {name} {value}")
+                raise fields.fail("gpus", f"duplicate {name} {value}")
             seen.add(value)
     return gpus
 
@@ -259,7 +259,7 @@ def _gpus(fields: Fields) -> tuple[Gpu, ...]:
 def _gpu(gpu: Fields) -> Gpu:
     compute = gpu.text_or_none("compute")
     if compute is not None and not CAPABILITY.fullmatch(compute):
-        raise gpu.fail("compute", f"{compute!r} is no compute capability such as 8.6")
+        raise gpu.fail("compute", f"invalid compute capability {compute!r} (expected such as 8.6)")
     return Gpu(
         index=_natural(gpu, "index"),
         minor=_natural_or_none(gpu, "minor"),

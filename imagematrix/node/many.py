@@ -1,4 +1,4 @@
-"""Reading very many Host documents: those of nodes of one kind differ in UUIDs, and all else is read once."""
+"""Reading very many Host documents: nodes of one kind differ in UUIDs only, so the rest is parsed once."""
 
 from __future__ import annotations
 
@@ -20,48 +20,48 @@ if TYPE_CHECKING:
 
 __all__ = ["ADVICE", "Reader", "joined", "lines", "load_all"]
 
-# A whole JSON string: within another one the quotes have backslashes.
+# A whole JSON string: inside another string the quotes are escaped.
 UUID = re.compile(rb'"((?:GPU|MIG)-[0-9A-Za-z/-]{8,64})"')
-KNOWN = 4096  # kinds of documents that are kept
-SHOWN = 20  # documents that can't be read which are named before how many more there are
-ADVICE = "write one host on each line, as `jq -c . FILE...` does"
+CACHED = 4096  # kinds of documents
+SHOWN = 20  # invalid documents that are listed; further ones are counted
+ADVICE = "write one host per line, as `jq -c . FILE...` does"
 
 
 class Reader:
-    """Reads Host documents, and keeps what it made of those that differ in nothing but UUIDs."""
+    """Reads Host documents, and caches the result for documents that differ only in UUIDs."""
 
-    __slots__ = ("_cpus", "_known")
+    __slots__ = ("_cache", "_cpus")
 
     def __init__(self) -> None:
-        self._known: dict[tuple[bytes, ...], tuple[Host, tuple[int, ...]]] = {}
+        self._cache: dict[tuple[bytes, ...], tuple[Host, tuple[int, ...]]] = {}
         self._cpus: dict[Cpu, Cpu] = {}
 
     def read(self, raw: bytes, where: str) -> Host:
-        """Return the Host that the document `raw` describes; raise UsageError, in which `where` names it."""
+        """Return the Host that the document `raw` describes; `where` names it in a UsageError."""
         if len(raw) > documents.LIMIT:
             raise UsageError(f"{where}: longer than {documents.LIMIT // 2**20} MiB", remedy=ADVICE)
         parts = UUID.split(raw)
         kind, uuids = tuple(parts[::2]), parts[1::2]
-        known = self._known.get(kind)
-        if known is not None and len(set(uuids)) == len(uuids):
-            host, places = known
-            return _with(host, [uuids[place].decode() for place in places]) if uuids else host
+        cached = self._cache.get(kind)
+        if cached is not None and len(set(uuids)) == len(uuids):
+            host, positions = cached
+            return _with_uuids(host, [uuids[position].decode() for position in positions]) if uuids else host
         host = self.share(Host.from_json(_parsed(raw, where), where))
-        if known is None:
-            self._keep(kind, host, [uuid.decode() for uuid in uuids])
+        if cached is None:
+            self._store(kind, host, [uuid.decode() for uuid in uuids])
         return host
 
     def share(self, host: Host) -> Host:
-        """Return `host` with a CPU that all hosts with an equal one have: its flags are most of a host."""
+        """Return `host` with the Cpu object of an earlier equal host: the flags are most of its memory."""
         return replace(host, cpu=self._cpus.setdefault(host.cpu, host.cpu))
 
-    def _keep(self, kind: tuple[bytes, ...], host: Host, uuids: list[str]) -> None:
-        """Keep a host where each of the strings that look like UUIDs is one of a GPU or of a MIG device."""
-        own = _uuids(host)
-        if len(set(uuids)) == len(uuids) and sorted(uuids) == sorted(uuid for uuid in own if uuid):
-            if len(self._known) >= KNOWN:
-                self._known.clear()
-            self._known[kind] = host, tuple(uuids.index(uuid) for uuid in own if uuid)
+    def _store(self, kind: tuple[bytes, ...], host: Host, uuids: list[str]) -> None:
+        """Cache a host if each string that looks like a UUID is that of a GPU or of a MIG device."""
+        expected = _uuids(host)
+        if len(set(uuids)) == len(uuids) and sorted(uuids) == sorted(uuid for uuid in expected if uuid):
+            if len(self._cache) >= CACHED:
+                self._cache.clear()
+            self._cache[kind] = host, tuple(uuids.index(uuid) for uuid in expected if uuid)
 
 
 def load_all(path: str | Path, bad: list[UsageError] | None = None) -> Iterator[Host]:
@@ -83,7 +83,7 @@ def load_all(path: str | Path, bad: list[UsageError] | None = None) -> Iterator[
 
 
 def lines(file: BinaryIO, name: str) -> Iterator[tuple[str, bytes]]:
-    """Yield each line that is not empty, as NAME:NUMBER and its bytes, of which there may be one too many."""
+    """Yield each non-empty line as NAME:NUMBER and its bytes; an oversized one is cut after LIMIT + 1."""
     for number, line in enumerate(iter(partial(file.readline, documents.LIMIT + 1), b""), 1):
         rest = line
         while len(rest) > documents.LIMIT and not rest.endswith(b"\n"):
@@ -93,13 +93,15 @@ def lines(file: BinaryIO, name: str) -> Iterator[tuple[str, bytes]]:
 
 
 def joined(errors: list[UsageError]) -> UsageError:
-    """Return one error for all; each keeps a line of its own."""
+    """Return one error for all, with a line for each."""
     if len(errors) == 1:
         return errors[0]
-    told = [f"{len(errors)} hosts can't be read:", *map(str, errors[:SHOWN])]
+    text = [f"cannot read {len(errors)} hosts:", *map(str, errors[:SHOWN])]
     if len(errors) > SHOWN:
-        told.append(f"and {len(errors) - SHOWN} more")
-    return UsageError("\n  ".join(told), remedy=next((one.remedy for one in errors if one.remedy), None))
+        text.append(f"and {len(errors) - SHOWN} more")
+    return UsageError(
+        "\n  ".join(text), remedy=next((error.remedy for error in errors if error.remedy), None)
+    )
 
 
 def _parsed(raw: bytes, where: str) -> object:
@@ -110,19 +112,19 @@ def _parsed(raw: bytes, where: str) -> object:
 
 
 def _uuids(host: Host) -> list[str | None]:
-    """Return the UUIDs of a host's GPUs, each before those of its MIG devices."""
+    """Return the UUIDs of a host's GPUs, each followed by those of its MIG devices."""
     return [uuid for gpu in host.gpus for uuid in (gpu.uuid, *(device.uuid for device in gpu.mig or ()))]
 
 
-def _with(host: Host, uuids: list[str]) -> Host:
-    """Return `host` with other UUIDs, wherever it has some."""
-    left = iter(uuids)
+def _with_uuids(host: Host, uuids: list[str]) -> Host:
+    """Return `host` with its UUIDs replaced, in order."""
+    following = iter(uuids)
 
-    def own(one: Gpu) -> Gpu:
-        gpu = replace(one, uuid=next(left)) if one.uuid else one
-        return replace(gpu, mig=tuple(map(device, gpu.mig))) if gpu.mig else gpu
+    def new_gpu(old: Gpu) -> Gpu:
+        gpu = replace(old, uuid=next(following)) if old.uuid else old
+        return replace(gpu, mig=tuple(map(new_device, gpu.mig))) if gpu.mig else gpu
 
-    def device(one: MigDevice) -> MigDevice:
-        return replace(one, uuid=next(left)) if one.uuid else one
+    def new_device(old: MigDevice) -> MigDevice:
+        return replace(old, uuid=next(following)) if old.uuid else old
 
-    return replace(host, gpus=tuple([own(gpu) for gpu in host.gpus]))
+    return replace(host, gpus=tuple([new_gpu(gpu) for gpu in host.gpus]))

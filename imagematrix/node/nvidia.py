@@ -1,7 +1,7 @@
-"""What the kernel tells of NVIDIA's driver without any library: its version, GPUs and device nodes.
+"""The kernel's facts about NVIDIA's driver, without any library: version, GPUs and device nodes.
 
-The files are those of the open kernel modules (kernel-open/nvidia/nv-procfs.c, nv-caps.c); the proprietary
-ones write the same, but for the words before the version.
+The formats are those of the open kernel modules (kernel-open/nvidia/nv-procfs.c, nv-caps.c); those of the
+proprietary ones differ only in the words before the version.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ CAPABILITY = re.compile(r"^DeviceFileMinor:[ \t]*(\d{1,7})$", re.ASCII | re.MULT
 
 
 class Information(Record):
-    """What the driver tells of one GPU in /proc/driver/nvidia/gpus/ADDRESS/information.
+    """The driver's facts about one GPU, from /proc/driver/nvidia/gpus/ADDRESS/information.
 
-    The UUID is unknown until something has opened the GPU once.
+    The UUID is unknown until a process has opened the GPU once.
     """
 
     bus_id: str | None = None
@@ -60,10 +60,10 @@ class Information(Record):
 
 
 class Kernel(Record):
-    """What the kernel tells of NVIDIA: whether a module is loaded, which, and the GPUs.
+    """The kernel's facts about NVIDIA: whether a module is loaded, its driver, and the GPUs.
 
-    `mig` has the MIG devices of the GPUs that have GPU instances, by minor number. Without instances
-    nothing here tells whether MIG is on.
+    `mig` has the MIG devices of the GPUs with GPU instances, by minor number. Without instances these facts
+    do not show whether MIG is on.
     """
 
     loaded: bool = False
@@ -79,7 +79,7 @@ def is_version(text: str) -> bool:
 
 
 def parse_version(text: str) -> Driver | None:
-    """Return the driver that the text of /proc/driver/nvidia/version names, or None."""
+    """Return the driver in the text of /proc/driver/nvidia/version, or None."""
     match = BANNER.search(text)
     if match is None:
         return None
@@ -89,15 +89,15 @@ def parse_version(text: str) -> Driver | None:
 
 
 def parse_information(text: str) -> Information:
-    """Return what the text of one GPU's information file tells."""
+    """Return the facts in the text of a GPU's information file."""
     fields = {}
     for line in text.splitlines():
         key, _, value = line.partition(":")
-        # "??" and "N/A" stand for what the driver does not know yet.
+        # "??" and "N/A" stand for facts that the driver does not know yet.
         if (value := value.strip()) and "??" not in value and value != "N/A":
             fields[key.strip().lower()] = value
     minor = fields.get("device minor", "")
-    # "Blacklisted" is what drivers before branch 460 wrote.
+    # Drivers before branch 460 wrote "Blacklisted".
     excluded = fields.get("gpu excluded") or fields.get("gpu blacklisted") or fields.get("blacklisted") or ""
     return Information(
         bus_id=pci.canonical(fields.get("bus location", "")),
@@ -109,36 +109,36 @@ def parse_information(text: str) -> Information:
 
 
 def read(tree: Tree, functions: Iterable[Function] = ()) -> Kernel:
-    """Return what the kernel tells of NVIDIA in `tree`; `functions` are those on the PCI bus."""
-    found = tuple(function for function in functions if function.gpu)
+    """Return the kernel's facts about NVIDIA in `tree`; `functions` are those on the PCI bus."""
+    gpus = tuple(function for function in functions if function.gpu)
     entries = tree.names(PROC)
     loaded = bool(entries) or tree.has_folder(MODULE)
     if not loaded:
-        return Kernel(pci=found)
+        return Kernel(pci=gpus)
     information = _information(tree)
     mig = {}
     for gpu in information:
         if gpu.minor is not None and (devices := _mig(tree, gpu.minor)) is not None:
             mig[gpu.minor] = devices
-    return Kernel(loaded=True, driver=_driver(tree), pci=found, information=information, mig=mig)
+    return Kernel(loaded=True, driver=_driver(tree), pci=gpus, information=information, mig=mig)
 
 
 def nodes(tree: Tree) -> tuple[str, ...] | None:
-    """Return the device nodes of NVIDIA's driver, sorted; None where a captured tree has no dev folder."""
+    """Return the device nodes of NVIDIA's driver, sorted; None if a captured tree has no dev folder."""
     if not tree.has_folder("/dev"):
         return None
-    found = [f"/dev/{name}" for name in tree.names("/dev") if name.startswith("nvidia")]
-    if "/dev/nvidia-caps" in found:
-        found += [f"/dev/nvidia-caps/{name}" for name in tree.names("/dev/nvidia-caps")]
-    plain = (path for path in found if re.fullmatch(r"[\w/-]+", path, re.ASCII))
+    paths = [f"/dev/{name}" for name in tree.names("/dev") if name.startswith("nvidia")]
+    if "/dev/nvidia-caps" in paths:
+        paths += [f"/dev/nvidia-caps/{name}" for name in tree.names("/dev/nvidia-caps")]
+    plain = (path for path in paths if re.fullmatch(r"[\w/-]+", path, re.ASCII))
     return tuple(sorted(path for path in plain if tree.has_node(path)))
 
 
 def has_own_nodes(tree: Tree) -> bool:
-    """Whether /dev is a container's own, with what that was given, and not the kernel's (devtmpfs).
+    """Whether /dev belongs to a container and has only its nodes, instead of the kernel's devtmpfs.
 
-    In /proc/self/mountinfo a line has the place as its fifth field, and the type after a dash (proc(5)); of
-    several mounts on one place the last counts.
+    A line of /proc/self/mountinfo has the mount point as its fifth field, and the type after a dash
+    (proc(5)); of several mounts on one point the last counts.
     """
     kinds = [
         line.partition(" - ")[2].split(" ")[0]
@@ -149,9 +149,12 @@ def has_own_nodes(tree: Tree) -> bool:
 
 
 def with_capabilities(tree: Tree, gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
-    """Return `gpus` with the numbers of their MIG devices' own nodes."""
+    """Return `gpus` with the capability numbers of their MIG devices."""
     return tuple(
-        replace(gpu, mig=tuple(replace(one, capabilities=_capabilities(tree, gpu, one)) for one in gpu.mig))
+        replace(
+            gpu,
+            mig=tuple(replace(device, capabilities=_capabilities(tree, gpu, device)) for device in gpu.mig),
+        )
         if gpu.mig
         else gpu
         for gpu in gpus
@@ -161,8 +164,8 @@ def with_capabilities(tree: Tree, gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
 def _capabilities(tree: Tree, gpu: Gpu, device: MigDevice) -> tuple[int, ...] | None:
     instance = f"{MIG.format(gpu.minor)}/gi{device.gpu_instance}"
     texts = (tree.text(f"{part}/access") for part in (instance, f"{instance}/ci{device.compute_instance}"))
-    found = [CAPABILITY.search(text or "") for text in texts]
-    return None if None in found else tuple(int(match[1]) for match in found if match)
+    matches = [CAPABILITY.search(text or "") for text in texts]
+    return None if None in matches else tuple(int(match[1]) for match in matches if match)
 
 
 def _driver(tree: Tree) -> Driver | None:
@@ -173,28 +176,28 @@ def _driver(tree: Tree) -> Driver | None:
     if is_version(version):
         return Driver(version=version, kind=None, source=f"{MODULE}/version")
     tree.warnings.append(
-        f"the nvidia module is loaded, but neither {PROC}/version nor {MODULE}/version tells its version"
+        f"driver version unknown: nvidia is loaded, but neither {PROC}/version nor {MODULE}/version has it"
     )
     return None
 
 
 def _information(tree: Tree) -> tuple[Information, ...]:
-    found = []
+    gpus = []
     for name in tree.names(f"{PROC}/gpus"):
         text = tree.text(f"{PROC}/gpus/{name}/information")
         gpu = parse_information(text or "")
         bus_id = pci.canonical(name) or gpu.bus_id
         if bus_id is not None:
-            found.append(
+            gpus.append(
                 Information(
                     bus_id=bus_id, minor=gpu.minor, uuid=gpu.uuid, name=gpu.name, excluded=gpu.excluded
                 )
             )
-    return tuple(found)
+    return tuple(gpus)
 
 
 def _mig(tree: Tree, minor: int) -> tuple[MigDevice, ...] | None:
-    # The folder is named by minor number, and is there, empty, on every GPU that could do MIG.
+    # The folder is named by minor number, and exists, empty, for every GPU that supports MIG.
     folder = MIG.format(minor)
     instances = _numbers(tree.names(folder), "gi")
     if not instances:

@@ -1,6 +1,6 @@
-"""What NVML, the driver's user-mode library, tells beyond what the kernel does.
+"""Readings from NVML, the driver's user-mode library, which has more facts than the kernel shows.
 
-It is asked in a process of its own with a time limit: a call into a sick driver may never return, and the
+It is queried in a separate process with a time limit: a call into a faulty driver may never return, and the
 first call on a node without persistence mode takes seconds. Starting that process costs about 40 ms.
 """
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from imagematrix.documents import Fields
     from imagematrix.node.host import Driver
 
-__all__ = ["TIMEOUT_S", "Nvml", "NvmlGpu", "Process", "asking", "decode", "explain", "read"]
+__all__ = ["TIMEOUT_S", "Nvml", "NvmlGpu", "Process", "child_command", "decode", "explain", "read"]
 
-TIMEOUT_S = 20.0  # eight GPUs that have to be woken up take about ten
+TIMEOUT_S = 20.0  # initialising eight idle GPUs takes about ten
 
 NO_PERMISSION = 4
 NOT_LOADED = 9
@@ -34,7 +34,7 @@ LOST = frozenset({15, 16})  # NVML_ERROR_GPU_IS_LOST, NVML_ERROR_RESET_REQUIRED
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
-    """A process that computes on a GPU, or on the MIG device that the two instance numbers name."""
+    """A compute process on a GPU, or on the MIG device with the two instance numbers."""
 
     pid: int
     gpu_instance: int | None = None
@@ -43,13 +43,13 @@ class Process:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NvmlGpu:
-    """What NVML tells of one GPU.
+    """NVML's reading of one GPU.
 
-    `index` is NVML's, in PCI bus order. `virtualization` is an nvmlGpuVirtualizationMode_t: 0 none,
-    1 passed through, 2 a vGPU in a guest, 3 and 4 a host that gives out vGPUs. `utilization` is in percent,
-    `temperature` in degrees Celsius; `persistence` is 0 where the driver lets go of an idle GPU. `fabric` is
-    an nvmlGpuFabricState_t: 0 there is none, 1 not started, 2 in progress, 3 completed. `errors` has
-    NVML's error code for each fact that it refused; under "handle" for the GPU as a whole.
+    `index` is NVML's, in PCI bus order. `virtualization` is an nvmlGpuVirtualizationMode_t: 0 none, 1 passed
+    through, 2 a vGPU in a guest, 3 and 4 a host that provides vGPUs. `utilization` is in percent,
+    `temperature` in degrees Celsius; `persistence` is 0 where the driver releases an idle GPU. `fabric` is an
+    nvmlGpuFabricState_t: 0 not supported, 1 not started, 2 in progress, 3 completed. `errors` has NVML's
+    error code by fact; under "handle" for the GPU as a whole.
     """
 
     index: int
@@ -73,16 +73,16 @@ class NvmlGpu:
 
     @property
     def reached(self) -> bool:
-        """Whether the GPU answered; it may fail as a whole, or with GPU_IS_LOST or RESET_REQUIRED later."""
+        """Whether the GPU responded; it may fail as a whole, or later with GPU_IS_LOST or RESET_REQUIRED."""
         return "handle" not in self.errors and LOST.isdisjoint(self.errors.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nvml:
-    """NVML's answer.
+    """The result of a query of NVML.
 
-    `message` says why there is none, and is empty where there is one. `error` is NVML's own code for it,
-    None where NVML was not reached. `driver` is the version NVML tells, `library` that of its own file.
+    `message` is the reason why it failed, empty if it succeeded. `error` is NVML's code for it, None if NVML
+    was not reached. `driver` is the version that NVML reports, `library` that of its own file.
     """
 
     error: int | None = None
@@ -93,50 +93,50 @@ class Nvml:
 
 
 def read(timeout_s: float = TIMEOUT_S) -> Nvml:
-    """Ask NVML, for at most `timeout_s` seconds."""
+    """Query NVML, for at most `timeout_s` seconds."""
     import json
     import subprocess
     import sys
 
     if not sys.executable:
-        return Nvml(message="this Python does not know its own program file")
+        return Nvml(message="cannot start a process: sys.executable is not set")
     try:
         child = subprocess.Popen(
-            asking("nvml_query"),
+            child_command("nvml_query"),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
     except OSError as error:
-        return Nvml(message=f"the process that asks it can't be started: {error.strerror}")
+        return Nvml(message=f"cannot start a process: {error.strerror}")
     try:
-        output, complaint = child.communicate(timeout=timeout_s)
+        output, stderr = child.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
         _abandon(child)
-        return Nvml(message=f"it gave no answer within {timeout_s:g} seconds")
+        return Nvml(message=f"no response within {timeout_s:g} seconds")
     try:
         return decode(json.loads(output))
     except (ValueError, UsageError):
-        last = complaint.decode("utf-8", "replace").strip().splitlines()[-1:] or [f"exit {child.returncode}"]
-        return Nvml(message=f"the process that asks it failed: {last[0]}")
+        last = stderr.decode("utf-8", "replace").strip().splitlines()[-1:] or [f"exit {child.returncode}"]
+        return Nvml(message=f"the query process failed: {last[0]}")
 
 
-def asking(module: str) -> list[str]:
-    """Return the command that runs the function main of a module beside this one, in a process of its own.
+def child_command(module: str) -> list[str]:
+    """Return the command that runs `main` of a module of this package in a separate process.
 
     It imports from where this process does, be that folders or an archive.
     """
     import os
     import sys
 
-    # "" is the folder where someone happens to stand, with a pynvml.py perhaps that is not the one to run.
-    places = [os.path.abspath(place) for place in sys.path if place]  # noqa: PTH100 - strings, not paths
-    program = f"import sys; sys.path[:] = {places!r}; from imagematrix.node import {module}; {module}.main()"
+    # "" is the working directory, which may contain a foreign pynvml.py.
+    path = [os.path.abspath(entry) for entry in sys.path if entry]  # noqa: PTH100 - strings, not paths
+    program = f"import sys; sys.path[:] = {path!r}; from imagematrix.node import {module}; {module}.main()"
     return [sys.executable, "-P", "-c", program]
 
 
 def decode(document: object) -> Nvml:
-    """Return the answer that nvml_query printed; raise UsageError where it is another thing."""
+    """Return the result that nvml_query printed; raise UsageError if it is malformed."""
     from imagematrix.documents import Fields
 
     fields = Fields(document, "NVML")
@@ -150,32 +150,35 @@ def decode(document: object) -> Nvml:
     )
 
 
-def explain(answer: Nvml, driver: Driver | None) -> str:
-    """Return the sentence that says why NVML gave no answer, what that means and what would fix it."""
-    missing = "so the memory and MIG mode of the GPUs are not known, and the brand of data-centre parts only"
+def explain(nvml: Nvml, driver: Driver | None) -> str:
+    """Return a warning with the reason why the query failed, its effect and its remedy."""
+    effect = "memory and MIG mode of the GPUs are unknown, and the brand except of data-centre parts"
     if driver is None:
-        missing = "so nothing tells of the driver and its GPUs"
+        effect = "driver and GPUs are unknown"
     kernel = driver.version if driver else "another version"
-    if answer.error == MISMATCH:
+    if nvml.error == MISMATCH:
         return (
-            f"NVML refuses (error {MISMATCH}): the user-mode driver on this host is "
-            f"{answer.library or 'of another version'} and the kernel module is {kernel}, {missing}; reboot "
-            f"or reload the nvidia module to finish the driver upgrade (images bring their own user-mode "
-            f"driver, which has to be {kernel})"
+            f"NVML driver mismatch (error {MISMATCH}): the host's user-mode driver is "
+            f"{nvml.library or 'another version'}, the kernel module is {kernel}; {effect}; reboot or reload "
+            f"the nvidia module to complete the driver upgrade (images have their own user-mode driver, "
+            f"which must match it)"
         )
-    if answer.error == NO_LIBRARY:
+    if nvml.error == NO_LIBRARY:
         return (
-            f"NVML is not installed (no libnvidia-ml.so.1), {missing}; "
-            f"the output of `nvidia-smi -q -x` of such a node tells the same"
+            f"NVML not found (libnvidia-ml.so.1); {effect}; the output of `nvidia-smi -q -x` on such a node "
+            f"has the same facts"
         )
-    if answer.error == NOT_LOADED:
+    if nvml.error == NOT_LOADED:
         return (
-            f"NVML finds no driver (error {NOT_LOADED}), {missing}; `nvidia-modprobe` makes its device nodes"
+            f"NVML found no driver (error {NOT_LOADED}); {effect}; `nvidia-modprobe` creates its device nodes"
         )
-    if answer.error == NO_PERMISSION:
-        return f"NVML may not open the driver (error {NO_PERMISSION}), {missing}; allow /dev/nvidiactl"
-    code = f" (error {answer.error})" if answer.error is not None else ""
-    return f"NVML gave no answer{code}: {answer.message}, {missing}"
+    if nvml.error == NO_PERMISSION:
+        return (
+            f"NVML cannot open the driver: permission denied (error {NO_PERMISSION}); {effect}; grant access "
+            f"to /dev/nvidiactl"
+        )
+    code = f" (error {nvml.error})" if nvml.error is not None else ""
+    return f"NVML query failed{code}: {nvml.message}; {effect}"
 
 
 def _abandon(child: Popen[bytes]) -> None:
@@ -188,7 +191,7 @@ def _abandon(child: Popen[bytes]) -> None:
     try:
         child.wait(0.5)
     except subprocess.TimeoutExpired:
-        # Stuck inside the kernel: it can't be waited for, and ends when the driver lets go of it.
+        # It hangs in the kernel, cannot be waited for, and ends once the driver returns.
         child.returncode = -9
 
 
@@ -208,7 +211,7 @@ def _gpu(gpu: Fields) -> NvmlGpu:
         memory_mib=gpu.integer_or_none("memory_mib"),
         mig=tuple(_mig(gpu)) if gpu.present("mig") else None,
         virtualization=gpu.integer_or_none("virtualization"),
-        processes=tuple(_process(one) for one in gpu.objects("processes"))
+        processes=tuple(_process(process) for process in gpu.objects("processes"))
         if gpu.present("processes")
         else None,
         memory_used_mib=gpu.integer_or_none("memory_used_mib"),

@@ -1,11 +1,11 @@
-"""Finding NVML's library also where the loader does not look for it."""
+"""Loading NVML's library, also from folders where the loader does not search."""
 
 from __future__ import annotations
 
 __all__ = ["FOLDERS", "NAME", "load"]
 
 NAME = "libnvidia-ml.so.1"
-# Where a node brings its driver's files into a container or a virtual machine as one folder.
+# Folders in which nodes mount the driver's files into a container or a virtual machine.
 FOLDERS = (
     "/usr/local/nvidia/lib64",  # Google's and other sandboxes
     "/usr/local/nvidia/lib",
@@ -19,7 +19,7 @@ FOLDERS = (
 def load() -> None:
     """Load the library, so that pynvml finds it.
 
-    pynvml asks the loader for it by its name alone, and that finds what is loaded under this name already.
+    pynvml loads it by its name alone, for which the loader returns a library already loaded under that name.
     """
     import ctypes
 

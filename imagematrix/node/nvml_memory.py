@@ -1,8 +1,8 @@
-"""Prints what processes have of each GPU's memory, again and again, until its reader is gone.
+"""Prints samples of the GPU memory of processes until its reader is gone.
 
-Each line is a JSON list with [minor, [[pid, MiB], …]] for each GPU; MiB is null where NVML does not tell.
-imagematrix.launcher.measure runs this in a process of its own, because a call into a sick driver may never
-return.
+Each line is a JSON list with [minor, [[pid, MiB], …]] for each GPU; MiB is null where NVML does not report
+it. imagematrix.launcher.measure runs this in a separate process, because a call into a faulty driver may
+never return.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ EVERY_S = 0.2
 
 
 def sample(nvml: Any) -> list[list[Any]]:
-    """Return one look at all GPUs through the module `nvml` (pynvml); those that refuse are left out."""
-    found = []
+    """Return one sample of all GPUs through the module `nvml` (pynvml); GPUs with errors are left out."""
+    gpus = []
     for index in range(nvml.nvmlDeviceGetCount()):
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
             processes = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
-            found.append([nvml.nvmlDeviceGetMinorNumber(handle), [_process(one) for one in processes]])
+            gpus.append([nvml.nvmlDeviceGetMinorNumber(handle), [_process(entry) for entry in processes]])
         except nvml.NVMLError:
             continue
-    return found
+    return gpus
 
 
 def main() -> None:
-    """Look and print until nobody reads."""
+    """Print samples until the reader is gone."""
     import pynvml
 
     nvml_library.load()

@@ -1,6 +1,6 @@
-"""Asks NVML what it knows and prints it as one JSON object.
+"""Queries NVML and prints the result as one JSON object.
 
-imagematrix.node.nvml runs this in a process of its own, because a call into a sick driver may never return.
+imagematrix.node.nvml runs this in a separate process, because a call into a faulty driver may never return.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ __all__ = ["library", "main", "query"]
 MIB = 1024 * 1024
 OTHER = 999  # NVML_ERROR_UNKNOWN
 NO_FUNCTION = 13  # NVML_ERROR_FUNCTION_NOT_FOUND: the driver is older than the function
-NO_INSTANCE = 0xFFFFFFFF  # nvmlProcessInfo_t: the process is on no MIG device
+NO_INSTANCE = 0xFFFFFFFF  # nvmlProcessInfo_t: the process is not on a MIG device
 
 
 def query(nvml: Any) -> dict[str, object]:
-    """Return what the module `nvml` (pynvml) answers, error codes included; see imagematrix.node.nvml."""
+    """Return the readings of the module `nvml` (pynvml) with error codes; see imagematrix.node.nvml."""
     answer: dict[str, object] = {"error": None, "message": "", "driver": None, "gpus": []}
     try:
         nvml.nvmlInit()
         count = nvml.nvmlDeviceGetCount()
     except nvml.NVMLError as error:
         return answer | {"error": error.value, "message": str(error)}
-    host = _Asker(nvml.NVMLError)
-    host.ask("driver", nvml.nvmlSystemGetDriverVersion)
+    host = _Reader(nvml.NVMLError)
+    host.get("driver", nvml.nvmlSystemGetDriverVersion)
     return answer | host.facts | {"gpus": [_gpu(nvml, index) for index in range(count)]}
 
 
 def library(maps: str) -> str | None:
-    """Return the path of the NVML library in the text of /proc/self/maps: its name ends in its version."""
+    """Return the path of the NVML library in the text of /proc/self/maps; its name ends in the version."""
     for line in maps.splitlines():
         path = line.partition("/")[2]
         if "libnvidia-ml.so" in path.rpartition("/")[2]:
@@ -46,7 +46,7 @@ def library(maps: str) -> str | None:
 
 
 def main() -> None:
-    """Print what NVML answers, and which library answered."""
+    """Print the readings of NVML and the path of its library."""
     try:
         import pynvml
     except ImportError as error:
@@ -59,15 +59,15 @@ def main() -> None:
     sys.stdout.write(json.dumps(answer))
 
 
-class _Asker:
-    """Facts asked one by one: each is a value, or the code of the error that came instead."""
+class _Reader:
+    """Facts read one by one: each is a value, or an error code."""
 
     def __init__(self, failure: type[Exception]) -> None:
         self._failure = failure
         self.facts: dict[str, Any] = {}
         self.errors: dict[str, int] = {}
 
-    def ask(self, name: str, call: Callable[..., Any], *arguments: object) -> Any:
+    def get(self, name: str, call: Callable[..., Any], *arguments: object) -> Any:
         try:
             value = call(*arguments)
         except self._failure as error:
@@ -79,48 +79,48 @@ class _Asker:
         self.facts[name] = value
         return value
 
-    def ask_newest(self, name: str, newer: Callable[[], Any], older: Callable[[], Any]) -> Any:
-        """Ask `older` where the driver does not have `newer`, which came with branch 510."""
-        value = self.ask(name, newer)
+    def get_newest(self, name: str, newer: Callable[[], Any], older: Callable[[], Any]) -> Any:
+        """Call `older` if the driver lacks `newer`, which branch 510 introduced."""
+        value = self.get(name, newer)
         if self.errors.get(name) == NO_FUNCTION:
             del self.errors[name]
-            value = self.ask(name, older)
+            value = self.get(name, older)
         return value
 
-    def refused(self) -> list[dict[str, object]]:
+    def failures(self) -> list[dict[str, object]]:
         return [{"fact": fact, "code": code} for fact, code in self.errors.items()]
 
 
 def _gpu(nvml: Any, index: int) -> dict[str, Any]:
-    asker = _Asker(nvml.NVMLError)
-    handle = asker.ask("handle", nvml.nvmlDeviceGetHandleByIndex, index)
+    reader = _Reader(nvml.NVMLError)
+    handle = reader.get("handle", nvml.nvmlDeviceGetHandleByIndex, index)
     if handle is None:
-        return {"index": index, "errors": asker.refused()}
-    pci = asker.ask("pci", nvml.nvmlDeviceGetPciInfo, handle)
-    asker.ask("uuid", nvml.nvmlDeviceGetUUID, handle)
-    asker.ask("name", nvml.nvmlDeviceGetName, handle)
-    asker.ask("minor", nvml.nvmlDeviceGetMinorNumber, handle)
-    asker.ask("compute", nvml.nvmlDeviceGetCudaComputeCapability, handle)
-    asker.ask("brand", nvml.nvmlDeviceGetBrand, handle)
-    # What the driver keeps for itself is "used" in the older answer, and is not in what nvidia-smi shows.
-    asker.ask_newest(
+        return {"index": index, "errors": reader.failures()}
+    pci = reader.get("pci", nvml.nvmlDeviceGetPciInfo, handle)
+    reader.get("uuid", nvml.nvmlDeviceGetUUID, handle)
+    reader.get("name", nvml.nvmlDeviceGetName, handle)
+    reader.get("minor", nvml.nvmlDeviceGetMinorNumber, handle)
+    reader.get("compute", nvml.nvmlDeviceGetCudaComputeCapability, handle)
+    reader.get("brand", nvml.nvmlDeviceGetBrand, handle)
+    # The older function counts the driver's reserved memory as "used", unlike nvidia-smi.
+    reader.get_newest(
         "memory",
         lambda: nvml.nvmlDeviceGetMemoryInfo(handle, nvml.nvmlMemory_v2),
         lambda: nvml.nvmlDeviceGetMemoryInfo(handle),
     )
-    asker.ask("virtualization", nvml.nvmlDeviceGetVirtualizationMode, handle)
-    mode = asker.ask("mig", nvml.nvmlDeviceGetMigMode, handle)
-    asker.ask("temperature", nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU)
-    asker.ask("persistence", nvml.nvmlDeviceGetPersistenceMode, handle)
-    asker.ask("fabric", _fabric, nvml, handle)
-    asker.errors.pop("fabric", None)  # drivers before branch 530 and most GPUs know of none
-    busy = asker.ask("utilization", nvml.nvmlDeviceGetUtilizationRates, handle)
-    processes = asker.ask_newest(
+    reader.get("virtualization", nvml.nvmlDeviceGetVirtualizationMode, handle)
+    mode = reader.get("mig", nvml.nvmlDeviceGetMigMode, handle)
+    reader.get("temperature", nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU)
+    reader.get("persistence", nvml.nvmlDeviceGetPersistenceMode, handle)
+    reader.get("fabric", _fabric, nvml, handle)
+    reader.errors.pop("fabric", None)  # drivers before branch 530 and most GPUs lack it
+    busy = reader.get("utilization", nvml.nvmlDeviceGetUtilizationRates, handle)
+    processes = reader.get_newest(
         "processes",
         lambda: nvml.nvmlDeviceGetComputeRunningProcesses_v3(handle),
         lambda: nvml.nvmlDeviceGetComputeRunningProcesses_v2(handle),
     )
-    facts = asker.facts
+    facts = reader.facts
     memory, compute = facts.pop("memory", None), facts.pop("compute", None)
     for name in ("handle", "pci", "mig"):
         facts.pop(name, None)
@@ -137,8 +137,8 @@ def _gpu(nvml: Any, index: int) -> dict[str, Any]:
     if compute is not None:
         facts["compute"] = f"{compute[0]}.{compute[1]}"
     if mode is not None and mode[0]:
-        facts["mig"] = _mig(nvml, handle, asker)
-    return facts | {"index": index, "errors": asker.refused()}
+        facts["mig"] = _mig(nvml, handle, reader)
+    return facts | {"index": index, "errors": reader.failures()}
 
 
 def _fabric(nvml: Any, handle: Any) -> int | None:
@@ -158,21 +158,21 @@ def _process(process: Any) -> dict[str, int | None]:
     }
 
 
-def _mig(nvml: Any, handle: Any, parent: _Asker) -> list[dict[str, Any]]:
+def _mig(nvml: Any, handle: Any, parent: _Reader) -> list[dict[str, Any]]:
     devices = []
-    count = parent.ask("mig-count", nvml.nvmlDeviceGetMaxMigDeviceCount, handle)
+    count = parent.get("mig-count", nvml.nvmlDeviceGetMaxMigDeviceCount, handle)
     parent.facts.pop("mig-count", None)
     for index in range(count or 0):
-        asker = _Asker(nvml.NVMLError)
-        device = asker.ask("handle", nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, index)
+        reader = _Reader(nvml.NVMLError)
+        device = reader.get("handle", nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, index)
         if device is None:  # not every index has a device
             continue
-        asker.ask("gpu_instance", nvml.nvmlDeviceGetGpuInstanceId, device)
-        asker.ask("compute_instance", nvml.nvmlDeviceGetComputeInstanceId, device)
-        asker.ask("uuid", nvml.nvmlDeviceGetUUID, device)
-        memory = asker.ask("memory", nvml.nvmlDeviceGetMemoryInfo, device)
-        name = asker.ask("name", nvml.nvmlDeviceGetName, device) or ""
-        facts = {key: asker.facts.get(key) for key in ("gpu_instance", "compute_instance", "uuid")}
+        reader.get("gpu_instance", nvml.nvmlDeviceGetGpuInstanceId, device)
+        reader.get("compute_instance", nvml.nvmlDeviceGetComputeInstanceId, device)
+        reader.get("uuid", nvml.nvmlDeviceGetUUID, device)
+        memory = reader.get("memory", nvml.nvmlDeviceGetMemoryInfo, device)
+        name = reader.get("name", nvml.nvmlDeviceGetName, device) or ""
+        facts = {key: reader.facts.get(key) for key in ("gpu_instance", "compute_instance", "uuid")}
         facts["memory_mib"] = memory.total // MIB if memory is not None else None
         facts["profile"] = name.rpartition(" MIG ")[2] or None if " MIG " in name else None
         devices.append(facts)

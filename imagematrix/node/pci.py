@@ -1,4 +1,4 @@
-"""The GPUs and other accelerators on the PCI bus, which are there whether or not a driver is."""
+"""The GPUs and other accelerators on the PCI bus, which shows them with or without a driver."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 __all__ = ["CONTROLLER_3D", "NVIDIA", "OTHER_DISPLAY", "PROCESSING", "Function", "canonical", "order", "scan"]
 
 NVIDIA = "10de"
-# Classes (pci_ids.h of Linux); the sound of a GPU's HDMI is 0403.
+# Classes (pci_ids.h of Linux); the audio function of a GPU is 0403.
 DISPLAY, VGA, CONTROLLER_3D, OTHER_DISPLAY, PROCESSING = "03", "0300", "0302", "0380", "1200"
 ADDRESS = re.compile(r"([0-9a-f]{4,8}):([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])", re.ASCII)
-# A line of a function's file `resource`: where a region begins and ends, and its flags.
+# A line of a function's file `resource`: start and end of a region, and its flags.
 REGION = re.compile(r"0x([0-9a-f]{1,16}) 0x([0-9a-f]{1,16}) 0x([0-9a-f]{1,16})", re.ASCII)
 REGIONS = 6
 MEMORY = 0x200  # IORESOURCE_MEM
@@ -28,9 +28,9 @@ MEMORY = 0x200  # IORESOURCE_MEM
 class Function(Record):
     """One function that is a display adapter or a processing accelerator.
 
-    `vendor` and `device_id` are its ids ("10de", "26b9") and `kind` its class ("0302"), each None where it
-    could not be read. `driver` is the kernel driver that has it, if any. `memory` is the largest region of
-    memory that it maps, in bytes, or None where that is not known.
+    `vendor` and `device_id` are its ids ("10de", "26b9") and `kind` its class ("0302"), each None if it could
+    not be read. `driver` is the kernel driver bound to it, if any. `memory` is the largest memory region that
+    it maps, in bytes, None if unknown.
     """
 
     bus_id: str
@@ -42,12 +42,12 @@ class Function(Record):
 
     @property
     def gpu(self) -> bool:
-        """Whether it is a GPU of NVIDIA's."""
+        """Whether it is an NVIDIA GPU."""
         return self.vendor == NVIDIA and self.kind in {VGA, CONTROLLER_3D}
 
     @property
     def label(self) -> str:
-        """What to call it in a message: its address, ids and class."""
+        """The function in a message: its address, ids and class."""
         ids = f"{self.vendor or '????'}:{self.device_id or '????'}"
         return f"{self.bus_id} ({ids}, class {self.kind or 'unknown'})"
 
@@ -62,7 +62,7 @@ def canonical(address: str) -> str | None:
 
 
 def order(bus_id: str) -> tuple[int, ...]:
-    """Return what sorts canonical addresses by domain, bus, device and function."""
+    """Return the sort key of a canonical address: domain, bus, device and function."""
     return tuple(int(part, 16) for part in re.split("[:.]", bus_id))
 
 
@@ -70,17 +70,17 @@ def scan(tree: Tree, wanted: Mapping[str, int] | None) -> tuple[Function, ...]:
     """Return the functions among `wanted` (see `signs.Signs.functions`), in bus order."""
     if wanted is not None and not wanted:
         return ()
-    found = []
+    selected = []
     for name in tree.names(PCI_DEVICES):
         bus_id = canonical(name)
-        # A large node has several hundred functions, each with files of its own.
+        # A large node has several hundred functions, each with its own files.
         slot = (bus_id or "").partition(":")[2]
         if bus_id is None or (wanted is not None and slot not in wanted):
             continue
         function = _function(tree, f"{PCI_DEVICES}/{name}", bus_id, (wanted or {}).get(slot, 0))
         if function is not None:
-            found.append(function)
-    return tuple(sorted(found, key=lambda function: order(function.bus_id)))
+            selected.append(function)
+    return tuple(sorted(selected, key=lambda function: order(function.bus_id)))
 
 
 def _function(tree: Tree, folder: str, bus_id: str, listed: int) -> Function | None:
@@ -90,7 +90,7 @@ def _function(tree: Tree, folder: str, bus_id: str, listed: int) -> Function | N
     vendor = _hex(tree.text(f"{folder}/vendor"), 4)
     if kind is None and vendor != NVIDIA:
         return None
-    # A virtual function beside its physical one is for a virtual machine; inside of that it stands alone.
+    # A virtual function next to its physical one is for a virtual machine, inside of which it appears alone.
     if tree.link(f"{folder}/physfn"):
         return None
     return Function(

@@ -1,4 +1,4 @@
-"""Finding out what a node is: from /proc, /sys and /dev, NVML where it helps, or a captured copy of them."""
+"""Probing a node: from /proc, /sys and /dev, NVML where it has more, or a captured copy of these files."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 from imagematrix.errors import ProbeError, UsageError
 from imagematrix.node import cpu
 from imagematrix.node.host import Host, machine
-from imagematrix.node.signs import look
+from imagematrix.node.signs import find
 from imagematrix.node.tree import Tree
 
 TYPE_CHECKING = False
@@ -28,40 +28,40 @@ CPUINFO_LIMIT = 16 * 1024 * 1024  # bytes; about 11,000 CPUs
 
 
 def probe(root: str | Path = "/", *, nvml: bool | None = None, smi: str | Path | None = None) -> Host:
-    """Return what the node is whose files are below `root`.
+    """Return the Host whose files are below `root`.
 
-    NVML is asked where `root` is `/` and something shows a driver of NVIDIA's; `nvml` true asks it in any
-    case, false never. `smi` is a file that holds what `nvidia-smi -q -x` printed: the driver and the GPUs
-    come from there, the rest from `root`. What can't be read is None and has a sentence in the Host's
-    `warnings`; ProbeError is raised only where there is no host to read at all.
+    NVML is queried if `root` is `/` and NVIDIA's driver is detected; with `nvml` true always, with false
+    never. `smi` is a file with the output of `nvidia-smi -q -x`: driver and GPUs come from there, the rest
+    from `root`. A fact that cannot be read is None and has a sentence in the Host's `warnings`; ProbeError is
+    raised only if `root` has no host at all.
     """
     tree = Tree(os.fspath(root))
     if nvml and smi is not None:
-        raise UsageError("the GPUs come either from NVML or from an nvidia-smi dump, not from both")
+        raise UsageError("NVML and an nvidia-smi dump are mutually exclusive")
     if nvml and not tree.live:
-        raise UsageError("NVML tells of the running host, not of a captured tree")
+        raise UsageError("cannot query NVML for a captured tree: it describes the running host")
     if smi is not None:
         from imagematrix.node.smi import read
 
         return assemble(tree, dump=read(smi))
-    return assemble(tree, ask=_ask if tree.live and nvml is not False else None, always=nvml is True)
+    return assemble(tree, query=_query if tree.live and nvml is not False else None, always=nvml is True)
 
 
 def assemble(
-    tree: Tree, *, dump: Dump | None = None, ask: Callable[[], Nvml] | None = None, always: bool = False
+    tree: Tree, *, dump: Dump | None = None, query: Callable[[], Nvml] | None = None, always: bool = False
 ) -> Host:
-    """Return the host that `tree` describes, with the GPUs of `dump`, or with what `ask` learns from NVML.
+    """Return the host that `tree` describes, with the GPUs of `dump`, or with the readings of `query` (NVML).
 
-    Without a sign of a driver `ask` is called only if `always` is set: to NVML it would be a failure, and
-    looking for a driver can load one and leave device nodes behind.
+    Without a sign of a driver `query` is called only with `always`: NVML would fail, and its search for a
+    driver can load one and leave device nodes behind.
     """
     machine, processors, warnings = _processors(tree)
-    signs = look(tree)
+    signs = find(tree)
     functions: tuple[Function, ...] = ()
     driver: Driver | None = None
     gpus: tuple[Gpu, ...] = ()
     devices: tuple[str, ...] = ()
-    idle: tuple[Accelerator, ...] = ()
+    other: tuple[Accelerator, ...] = ()
     if signs.functions or signs.functions is None:
         from imagematrix.node import pci
 
@@ -69,14 +69,14 @@ def assemble(
     if dump is not None or always or signs.nvidia or any(function.gpu for function in functions):
         from imagematrix.node import accelerators, nvidia
 
-        asked = ask if always or signs.driver else None
-        driver, found, devices, remarks = accelerators.find(tree, functions, dump, asked)
-        gpus = nvidia.with_capabilities(tree, found)
+        permitted = query if always or signs.driver else None
+        driver, detected, devices, remarks = accelerators.find(tree, functions, dump, permitted)
+        gpus = nvidia.with_capabilities(tree, detected)
         warnings += remarks
     if functions or signs.modules or signs.nodes or signs.tegra:
-        from imagematrix.node import others
+        from imagematrix.node import unsupported
 
-        idle, remarks = others.find(signs, functions, gpus)
+        other, remarks = unsupported.find(signs, functions, gpus)
         warnings += remarks
     return Host(
         arch=machine,
@@ -84,12 +84,12 @@ def assemble(
         driver=driver,
         gpus=gpus,
         devices=devices,
-        accelerators=idle,
+        accelerators=other,
         warnings=tuple(dict.fromkeys(tree.warnings + warnings)),
     )
 
 
-def _ask() -> Nvml:
+def _query() -> Nvml:
     from imagematrix.node import nvml
 
     return nvml.read()
@@ -104,13 +104,13 @@ def _processors(tree: Tree) -> tuple[str, Cpu, list[str]]:
     elif tree.live:
         from imagematrix.node import foreign
 
-        processors, warnings = foreign.ask()
+        processors, warnings = foreign.read()
     else:
-        reason = tree.warnings[-1] if tree.warnings else f"it has no {CPUINFO[1:]}"
+        reason = tree.warnings[-1] if tree.warnings else f"{CPUINFO[1:]} not found"
         raise ProbeError(
-            f"no host was captured there: {reason}",
-            remedy="copy at least /proc/cpuinfo (or write what `lscpu -J` prints to lscpu.json), "
-            "/proc/driver/nvidia and /dev's listing of nvidia* into it",
+            f"not a captured host: {reason}",
+            remedy="copy at least /proc/cpuinfo (or the output of `lscpu -J` as lscpu.json), "
+            "/proc/driver/nvidia and the names of /dev/nvidia* into it",
         )
     return _arch(tree, text or ""), processors, list(warnings)
 
@@ -118,13 +118,13 @@ def _processors(tree: Tree) -> tuple[str, Cpu, list[str]]:
 def _arch(tree: Tree, text: str) -> str:
     if tree.live:
         return machine(os.uname().machine)
-    told = (tree.text("/proc/sys/kernel/arch") or "").strip()  # there from Linux 6.1 on
-    if told.isidentifier() and told.isascii():
-        return machine(told)
+    name = (tree.text("/proc/sys/kernel/arch") or "").strip()  # exists from Linux 6.1 on
+    if name.isidentifier() and name.isascii():
+        return machine(name)
     guess = cpu.arch(text)
     if guess is None:
         raise ProbeError(
-            f"the captured {CPUINFO[1:]} does not tell the architecture",
+            f"architecture unknown: the captured {CPUINFO[1:]} does not show it",
             remedy="write the output of `uname -m` into proc/sys/kernel/arch of the captured tree",
         )
     return machine(guess)

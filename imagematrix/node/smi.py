@@ -1,7 +1,7 @@
-"""The GPUs and the driver of a host, from what `nvidia-smi -q -x` printed on it.
+"""The GPUs and the driver of a host, from the output of `nvidia-smi -q -x`.
 
-Drivers from 410 on are read. Up to 605 the version is in `driver_version`; from 610 it is in `kmd_version`,
-and the old field is on its way out: its text may be a version or "Deprecated, see ...".
+Output of drivers from 410 on is supported. Up to 605 the version is in `driver_version`; from 610 it is in
+`kmd_version`, and the old field is deprecated: its text may be a version or "Deprecated, see ...".
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ ROOT = "nvidia_smi_log"
 VERSIONS = ("kmd_version", "driver_version")
 SOURCE = "nvidia-smi -q -x"
 LOST = "gpu is lost"
-# What it writes for a vGPU in a guest, and for hosts that give out vGPUs or shared graphics.
+# Its words for a vGPU in a guest, and for hosts that provide vGPUs or shared graphics.
 GUEST, HOSTS = "vgpu", frozenset({"host vgpu", "host vsga"})
 
-# From an element's path below <gpu> to the name it has here.
+# Our name of an element by its path below <gpu>.
 WANTED = {
     "product_name": "name",
     "product_brand": "brand",
@@ -42,7 +42,7 @@ WANTED = {
     "mig_mode/current_mig": "mig",
     "gpu_virtualization_mode/virtualization_mode": "virtualization",
 }
-# What nvidia-smi writes for a brand, without spaces and in lower case, where that is not its name in facts.
+# Brands as nvidia-smi writes them, lower case without spaces, that differ from the names in facts.
 BRANDS = {
     "nvidiavirtualapplications": "vapps",
     "nvidiavirtualpc": "vpc",
@@ -59,7 +59,7 @@ WANTED_MIG = {
 
 
 def read(path: str | Path) -> tuple[Driver | None, tuple[Gpu, ...], tuple[str, ...]]:
-    """Return what the dump in the file `path` tells: the driver, the GPUs, and sentences about the rest."""
+    """Return the driver and the GPUs of the dump in the file `path`, and warnings."""
     try:
         with open(path, "rb") as file:  # noqa: PTH123 - no pathlib on the way to a probe
             raw = file.read(LIMIT + 1)
@@ -70,24 +70,27 @@ def read(path: str | Path) -> tuple[Driver | None, tuple[Gpu, ...], tuple[str, .
 
 
 def parse(raw: bytes, where: str) -> tuple[Driver | None, tuple[Gpu, ...], tuple[str, ...]]:
-    """Return what the dump `raw` tells; raise UsageError where it is none. `where` names it in messages."""
+    """Return the driver and the GPUs of the dump `raw`, and warnings; `where` names it in messages.
+
+    Raises UsageError if it is not a dump.
+    """
     if len(raw) > LIMIT:
-        raise UsageError(f"{where}: larger than {LIMIT // 2**20} MiB, which no dump of `{SOURCE}` is")
+        raise UsageError(f"{where}: not the output of `{SOURCE}`: larger than {LIMIT // 2**20} MiB")
     dump = _Dump(where)
     dump.feed(raw)
     warnings: list[str] = []
     version = next((text for key in VERSIONS if nvidia.is_version(text := dump.versions.get(key, ""))), None)
     driver = Driver(version=version, kind=None, source=SOURCE) if version else None
     if driver is None:
-        warnings.append(f"{where} does not tell the version of the kernel-mode driver")
-    found = sorted(dump.gpus, key=_order)
-    if any(_instances(values) is None for facts in found for values in facts.mig):
-        warnings.append(f"{where} has MIG devices without their instance numbers, which were left out")
-    return driver, tuple(_gpu(index, facts) for index, facts in enumerate(found)), tuple(warnings)
+        warnings.append(f"{where}: version of the kernel-mode driver not found")
+    gpus = sorted(dump.gpus, key=_order)
+    if any(_instances(values) is None for facts in gpus for values in facts.mig):
+        warnings.append(f"{where}: ignored MIG devices without instance numbers")
+    return driver, tuple(_gpu(index, facts) for index, facts in enumerate(gpus)), tuple(warnings)
 
 
 class _Facts:
-    """What one <gpu> element tells."""
+    """The facts of one <gpu> element."""
 
     def __init__(self, identity: str) -> None:
         self.values: dict[str, str] = {"bus_id": identity}
@@ -96,7 +99,7 @@ class _Facts:
 
 
 class _Dump:
-    """A dump as it streams past: only what is wanted is kept, so its size can't hurt."""
+    """A streaming parser of a dump: it keeps only the wanted elements, so that size does no harm."""
 
     def __init__(self, where: str) -> None:
         self.versions: dict[str, str] = {}
@@ -118,21 +121,21 @@ class _Dump:
             parser.Parse(raw, True)
         except (expat.ExpatError, ValueError, LookupError) as error:  # the latter two from odd encodings
             raise UsageError(
-                f"{self._where}: not XML: {error}", remedy=f"make it with `{SOURCE} > FILE` on the node"
+                f"{self._where}: invalid XML: {error}", remedy=f"run `{SOURCE} > FILE` on the node"
             ) from error
 
     def _entity(self, name: str, *_: object) -> None:
-        raise UsageError(f"{self._where}: declares the entity {name!r}, which no dump of `{SOURCE}` does")
+        raise UsageError(f"{self._where}: not the output of `{SOURCE}`: it declares the entity {name!r}")
 
     def _start(self, name: str, attributes: dict[str, str]) -> None:
         if not self._path and name != ROOT:
             raise UsageError(
-                f"{self._where}: not the output of `{SOURCE}`: its root element is {name!r}, not {ROOT!r}"
+                f"{self._where}: not the output of `{SOURCE}`: expected root element {ROOT!r}, got {name!r}"
             )
         self._path.append(name)
         self._text, self._length = [], 0
         if len(self._path) > DEPTH:
-            raise UsageError(f"{self._where}: nested too deeply for the output of `{SOURCE}`")
+            raise UsageError(f"{self._where}: not the output of `{SOURCE}`: nested too deeply")
         if self._path == [ROOT, "gpu"]:
             self._count(self.gpus)
             self.gpus.append(_Facts(attributes.get("id", "")))
@@ -142,7 +145,7 @@ class _Dump:
 
     def _count(self, items: list[_Facts] | list[dict[str, str]]) -> None:
         if len(items) >= COUNT:
-            raise UsageError(f"{self._where}: more GPUs or MIG devices than a node has")
+            raise UsageError(f"{self._where}: not the output of `{SOURCE}`: too many GPUs or MIG devices")
 
     def _data(self, text: str) -> None:
         if self._length < TEXT:
@@ -154,7 +157,7 @@ class _Dump:
         self._text = []
         if path[1:2] == ["gpu"]:
             self._take(path[2:], text)
-        elif len(path) == 2:  # noqa: PLR2004 - a field beside the GPUs
+        elif len(path) == 2:  # noqa: PLR2004 - a field next to the GPUs
             self.versions.setdefault(path[1], text)
         path.pop()
 
@@ -165,7 +168,7 @@ class _Dump:
             values, key = gpu.mig[-1], WANTED_MIG.get("/".join(path[2:]))
         else:
             values, key = gpu.values, WANTED.get("/".join(path))
-        # Beside values there are "N/A", "[Not Supported]", "Unknown Error", "Insufficient Permissions" ...
+        # Besides values there are "N/A", "[Not Supported]", "Unknown Error", "Insufficient Permissions" ...
         if key and text and not re.match(r"\[|N/A|Unknown Error|GPU |Insufficient|Requested|Not ", text):
             values[key] = text
 

@@ -1,4 +1,4 @@
-"""The files of a host: those under `/`, or a captured copy of some of them under another folder."""
+"""The files of a host: those under `/`, or a captured copy of some of them in another folder."""
 # pathlib costs more to import than a whole probe takes.
 # ruff: noqa: PTH112, PTH115, PTH116, PTH208
 
@@ -12,18 +12,17 @@ from imagematrix.errors import ProbeError
 
 __all__ = ["LIMIT", "Tree"]
 
-LIMIT = 1024 * 1024  # bytes; the files read here are a few kB, but for /proc/cpuinfo
+LIMIT = 1024 * 1024  # bytes; the files read here have a few kB, except /proc/cpuinfo
 ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR})
 CHUNK = 64 * 1024
 
 
 class Tree:
-    """Reads below one root: bounded in size, never waiting, and never failing because of one file.
+    """Reads files below one root: bounded in size, without blocking, and without failing because of one file.
 
-    Paths are written as they are on the host ("/proc/cpuinfo"), whatever the root. What is not there is
-    None, false or empty. So is what is there and can't be read, with a sentence about it in `warnings`.
-    `live` is true for `/`. A link that leads out of a captured tree is not followed: it would give the
-    facts of another host.
+    Paths are those of the host ("/proc/cpuinfo"), whatever the root. A missing file is None, false or empty.
+    So is one that cannot be read, with a sentence in `warnings`. `live` is true for `/`. A link that leads
+    out of a captured tree is not followed: it would give the facts of another host.
     """
 
     __slots__ = ("_root", "live", "warnings")
@@ -31,27 +30,27 @@ class Tree:
     def __init__(self, root: str) -> None:
         try:
             real = os.path.realpath(root)
-            found = os.path.isdir(real)
+            is_folder = os.path.isdir(real)
         except ValueError:  # a NUL in the name
-            real, found = root, False
-        if not found:
+            real, is_folder = root, False
+        if not is_folder:
             raise ProbeError(
-                f"{root!r} is no folder to probe",
-                remedy="give the folder that holds the captured proc, sys and dev folders",
+                f"not a folder: {root!r}",
+                remedy="pass the folder with the captured folders proc, sys and dev",
             )
         self.live = real == "/"
         self._root = "" if self.live else real
         self.warnings: list[str] = []
 
     def text(self, path: str, *, limit: int = LIMIT) -> str | None:
-        """Return the text of a file, at most its first `limit` bytes; other bytes than UTF-8 are replaced."""
+        """Return the text of a file, at most its first `limit` bytes; invalid UTF-8 is replaced."""
         try:
             raw = self._read(path, limit)
         except OSError as error:
-            self._say(path, error)
+            self._warn(path, error)
             return None
         if len(raw) > limit:
-            self.warnings.append(f"{path} is larger than {limit // 1024} KiB; only its beginning was read")
+            self.warnings.append(f"{path} is larger than {limit // 1024} KiB; the rest was ignored")
             raw = raw[:limit]
         return raw.decode("utf-8", "replace")
 
@@ -60,30 +59,30 @@ class Tree:
         try:
             return sorted(os.listdir(self._locate(path)))
         except OSError as error:
-            self._say(path, error)
+            self._warn(path, error)
             return []
 
     def link(self, path: str) -> str | None:
-        """Return the last part of what a symbolic link points to."""
+        """Return the last component of a symbolic link's target, None if it is not a link."""
         folder, _, name = path.rpartition("/")
         try:
             target = os.readlink(f"{self._locate(folder)}/{name}")
-        except OSError:  # not there, or no link: nothing that a reader could act on
+        except OSError:  # missing, or not a link: no reader could act on it
             return None
         return target.rpartition("/")[2] or None
 
     def has_folder(self, path: str) -> bool:
-        """Whether the folder is there."""
+        """Whether the folder exists."""
         mode = self._mode(path)
         return mode is not None and stat.S_ISDIR(mode)
 
     def has_node(self, path: str) -> bool:
-        """Whether a character device is there; a captured tree may hold a plain file in its place."""
+        """Whether a character device exists; a captured tree may have a regular file in its place."""
         mode = self._mode(path)
         return mode is not None and (stat.S_ISCHR(mode) or (not self.live and stat.S_ISREG(mode)))
 
     def refusal(self, path: str) -> int:
-        """Return the error number with which a device of the running host may not be used, or 0."""
+        """Return the error number with which access to a device of the running host fails, or 0."""
         if not self.live:
             return 0
         from imagematrix.node import device
@@ -101,11 +100,11 @@ class Tree:
             return None
 
     def _read(self, path: str, limit: int) -> bytes:
-        place = self._locate(path)
-        # Opening a device or a pipe can do things or wait forever, so look first.
-        if not stat.S_ISREG(os.stat(place).st_mode):
+        real = self._locate(path)
+        # Opening a device or a pipe can have effects or block forever, so check first.
+        if not stat.S_ISREG(os.stat(real).st_mode):
             raise OSError(errno.EINVAL, "not a regular file")
-        descriptor = os.open(place, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = os.open(real, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             chunks = []
             left = limit + 1
@@ -119,11 +118,11 @@ class Tree:
     def _locate(self, path: str) -> str:
         if self.live:
             return path
-        place = os.path.realpath(self._root + path)
-        if not place.startswith(f"{self._root}/"):
+        real = os.path.realpath(self._root + path)
+        if not real.startswith(f"{self._root}/"):
             raise OSError(errno.EXDEV, "the link leads out of the captured tree")
-        return place
+        return real
 
-    def _say(self, path: str, error: OSError) -> None:
+    def _warn(self, path: str, error: OSError) -> None:
         if error.errno not in ABSENT:
             self.warnings.append(f"could not read {path}: {error.strerror}")

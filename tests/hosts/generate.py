@@ -297,7 +297,7 @@ def profile(name: str) -> Host:
     """Return the host that the probe finds on the node `name`."""
     with tempfile.TemporaryDirectory() as folder:
         capture(Path(folder), name)
-        return assemble(Tree(folder), ask=lambda: answer(name))
+        return assemble(Tree(folder), query=lambda: answer(name))
 
 
 def main() -> None:

@@ -108,9 +108,9 @@ def test_open_nodes_are_scanned_where_nvml_lists_no_processes(gpu, monkeypatch):
 
 def test_nvml_is_queried_only_where_a_driver_is_loaded(monkeypatch):
     loaded = Signs(modules=("nvidia",), nodes=(), tegra=False, functions={})
-    monkeypatch.setattr(signs, "look", lambda _: replace(loaded, modules=("nvgpu",), nodes=("nvidiactl",)))
+    monkeypatch.setattr(signs, "find", lambda _: replace(loaded, modules=("nvgpu",), nodes=("nvidiactl",)))
     assert survey.query_nvml() is None
-    monkeypatch.setattr(signs, "look", lambda _: loaded)
+    monkeypatch.setattr(signs, "find", lambda _: loaded)
     monkeypatch.setattr(nvml, "read", lambda: "reading")
     assert survey.query_nvml() == "reading"
 

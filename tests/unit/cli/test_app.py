@@ -60,7 +60,7 @@ def test_help_asks_nobody(cli, engine, command, monkeypatch):
         (("explain", "training:v1"), 4, "the engine has no variant of training:v1"),
         (("run", "training:v1"), 4, "the engine has no variant of training:v1"),
         (("run", "--dry-run=perhaps", "training:v1"), 2, "expected true or false"),
-        (("probe", "--root", "nowhere"), 5, "'nowhere' is no folder to probe"),
+        (("probe", "--root", "nowhere"), 5, "not a folder: 'nowhere'"),
         (("probe", "--nvidia-smi", "nowhere.xml"), 2, "nowhere.xml"),
     ],
 )

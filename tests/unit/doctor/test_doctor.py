@@ -113,7 +113,7 @@ def test_a_saved_host_is_not_this_machine(cli, profiles, conforms, tmp_path, mon
         assert {one["check"] for one in document["findings"]} <= {"module", "device-nodes", "probe"}
     table = cli("doctor", "--host", profiles["driver-mismatch"]).out
     assert "ok       device-nodes    the device nodes are there\n" in table
-    assert "warning  probe           NVML refuses (error 18): the user-mode driver on this host is" in table
+    assert "warning  probe           NVML driver mismatch (error 18): the host's user-mode driver is" in table
 
 
 def test_what_a_saved_host_lacks(cli, profiles, tmp_path):

@@ -76,7 +76,7 @@ def test_a_file_has_a_host_on_each_line(make, saved, name):
     found = read(saved / name, saved)
     assert list(found) == [f"{saved}/{name}:1", f"{saved}/{name}:2", *(f"{saved}/{one}" for one in "abc")]
     (saved / name).write_text("\n".join([lines[0], "{", lines[1], "[]"]))
-    with pytest.raises(UsageError, match="2 hosts can't be read") as raised:
+    with pytest.raises(UsageError, match="cannot read 2 hosts") as raised:
         read(saved / name)
     assert f"{saved}/{name}:2:1:2: not JSON" in str(raised.value)
     assert f"{saved}/{name}:4: expected an object" in str(raised.value)
@@ -146,7 +146,7 @@ def test_every_bad_file_is_named(saved, monkeypatch):
     with pytest.raises(UsageError) as raised:
         read(saved)
     head, first, second = str(raised.value).splitlines()
-    assert head == "2 hosts can't be read:"
+    assert head == "cannot read 2 hosts:"
     assert first.startswith(f"  {saved}/a.json: schema is missing")
     assert second.startswith(f"  {saved}/b.json: schema 'imagematrix.host/v2' is not the one")
     assert "release" in raised.value.remedy

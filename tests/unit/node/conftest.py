@@ -1,4 +1,4 @@
-"""What the tests of the probe share: captured trees, and a libnvidia-ml that plays a host."""
+"""Fixtures for the tests of the probe: captured trees, and a libnvidia-ml that simulates a host."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ OPEN = (
 
 @pytest.fixture(scope="session")
 def hosts():
-    """The generator of the host profiles, with the nodes that it knows."""
+    """The generator of the host profiles, with its nodes."""
     return gpu_node.profiles()
 
 
@@ -40,7 +40,7 @@ def captured(tmp_path):
 
 @pytest.fixture
 def gpu():
-    """The files of a node with a driver and one L40S at 41:00.0, minor 3, in good order."""
+    """The files of a working node with a driver and one L40S at 41:00.0, minor 3."""
 
     def files(bus="0000:41:00.0", minor=3, excluded="No", uuid="GPU-1"):
         return {

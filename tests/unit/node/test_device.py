@@ -1,4 +1,4 @@
-"""What is known of a device without opening it."""
+"""Access to a device, checked without opening it."""
 
 import errno
 import os
@@ -14,12 +14,12 @@ NOBODY = 65534
 refusal = Tree("/").refusal
 
 
-def test_what_may_be_used_is_not_opened(monkeypatch):
+def test_an_accessible_device_is_not_opened(monkeypatch):
     monkeypatch.setattr(device.os, "open", lambda *_: pytest.fail("it was opened"))
     assert refusal("/dev/null") == 0
 
 
-def test_a_mode_that_refuses(tmp_path, monkeypatch):
+def test_a_mode_that_denies_access(tmp_path, monkeypatch):
     os.mknod(tmp_path / "node", stat.S_IFCHR | 0o640, os.makedev(1, 3))
     tmp_path.chmod(0o755)
     monkeypatch.chdir(tmp_path)  # the folders above are for their owner only
@@ -31,7 +31,7 @@ def test_a_mode_that_refuses(tmp_path, monkeypatch):
     assert refusal("node") == 0
 
 
-def test_a_number_that_no_driver_has(tmp_path, monkeypatch):
+def test_a_major_number_without_a_driver(tmp_path, monkeypatch):
     os.mknod(tmp_path / "node", stat.S_IFCHR | 0o666, os.makedev(511, 0))
     assert refusal(str(tmp_path / "node")) == errno.ENXIO
     os.mknod(tmp_path / "block", stat.S_IFCHR | 0o666, os.makedev(259, 0))  # only block devices have it
@@ -40,10 +40,10 @@ def test_a_number_that_no_driver_has(tmp_path, monkeypatch):
     assert refusal(str(tmp_path / "node")) == 0
 
 
-def test_a_node_that_has_gone(tmp_path):
+def test_a_missing_node(tmp_path):
     assert refusal(str(tmp_path / "node")) == errno.ENOENT
 
 
-def test_a_refusal_that_ends_meanwhile(monkeypatch):
+def test_access_granted_meanwhile(monkeypatch):
     monkeypatch.setattr(device.os, "access", lambda *_, **__: False)
     assert refusal("/dev/null") == 0

@@ -72,7 +72,7 @@ def test_round_trip():
     assert Host.from_json(older).accelerators == ()
 
 
-def test_the_least_document():
+def test_a_minimal_document():
     host = Host.from_json({"schema": "imagematrix.host/v1", "arch": "aarch64", "cpu": {}})
     assert host == Host(arch="aarch64", cpu=Cpu(vendor=None, model=None, flags=frozenset(), level=None))
 
@@ -90,11 +90,11 @@ def test_the_least_document():
         ("other", "other"),
     ],
 )
-def test_an_architecture_has_one_name(told, arch):
+def test_architectures_are_normalised(told, arch):
     assert Host.from_json(spoilt(["arch"], told)).arch == arch
 
 
-def test_gpus_of_which_something_is_not_known_are_told_apart_by_their_index():
+def test_incomplete_gpus_differ_by_index():
     two = [{"index": 0}, {"index": 1}]
     assert [gpu.uuid for gpu in Host.from_json(spoilt(["gpus"], two)).gpus] == [None, None]
 
@@ -120,9 +120,9 @@ def test_load(tmp_path):
         (["arch"], None, "arch: expected a string"),
         (["cpu"], None, "cpu: is missing"),
         (["cpu", "flags"], "avx2", "flags: expected a list"),
-        (["driver", "version"], "550", "no driver version"),
-        (["driver", "version"], "550.163.01\n", "no driver version"),
-        (["gpus", 0, "compute"], "89", "no compute capability"),
+        (["driver", "version"], "550", "invalid driver version"),
+        (["driver", "version"], "550.163.01\n", "invalid driver version"),
+        (["gpus", 0, "compute"], "89", "invalid compute capability"),
         (["gpus", 0, "minor"], -1, "minor: -1 is negative"),
         (["gpus", 0, "minor"], "3", "minor: expected an integer"),
         (["gpus", 0, "index"], -1, "index: -1 is negative"),
@@ -132,7 +132,7 @@ def test_load(tmp_path):
         (["gpus", 0, "mig", 0, "capabilities"], 66, r"capabilities: expected a list"),
     ],
 )
-def test_spoilt(path, value, message):
+def test_invalid_documents(path, value, message):
     with pytest.raises(UsageError, match=message):
         Host.from_json(spoilt(path, value), "node.json")
 

@@ -1,4 +1,4 @@
-"""Reading very many hosts: what is taken from another document is what it would have read itself."""
+"""Reading very many hosts: cached results equal parsed ones."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ from imagematrix import documents
 from imagematrix.catalog.catalog import Catalog
 from imagematrix.errors import UsageError
 from imagematrix.node.host import Host
-from imagematrix.node.many import KNOWN, Reader, load_all
+from imagematrix.node.many import CACHED, Reader, load_all
 from imagematrix.selection.select import select_many
 
 MIG = {"gpu_instance": 1, "compute_instance": 0, "profile": "1g.10gb"}
@@ -63,7 +63,7 @@ gpus = st.fixed_dictionaries(
 
 
 @given(st.lists(st.tuples(st.lists(gpus, max_size=3), st.lists(words, max_size=2)), min_size=2, max_size=6))
-def test_what_is_shared_is_what_would_have_been_read(some):
+def test_cached_hosts_equal_parsed_ones(some):
     reader = Reader()
     for found, warnings in some:
         data = document(warnings=warnings) | {"gpus": [gpu | {"index": n} for n, gpu in enumerate(found)]}
@@ -72,25 +72,25 @@ def test_what_is_shared_is_what_would_have_been_read(some):
         )
 
 
-def test_a_key_that_is_there_twice_is_read_as_ever():
+def test_duplicate_keys_are_parsed_as_before():
     reader = Reader()
     raw = line(document("GPU-00000001")).replace(b'"index": 0', b'"index": 0, "uuid": "GPU-00000009"')
     for again in (raw, raw.replace(b"00000009", b"00000008"), raw.replace(b"00000001", b"00000007")):
         assert reader.read(again, "x") == Host.from_json(json.loads(again))
 
 
-def test_two_gpus_of_one_uuid_are_refused_in_a_known_kind():
+def test_duplicate_uuids_are_refused_in_a_cached_kind():
     reader = Reader()
     reader.read(line(document("GPU-00000001", "GPU-00000002")), "x")
-    with pytest.raises(UsageError, match="x: gpus: two of them have the uuid GPU-00000003"):
+    with pytest.raises(UsageError, match="x: gpus: duplicate uuid GPU-00000003"):
         reader.read(line(document("GPU-00000003", "GPU-00000003")), "x")
 
 
-def test_kinds_that_never_come_again_are_forgotten():
+def test_the_cache_is_bounded():
     reader = Reader()
-    for number in range(KNOWN + 2):
+    for number in range(CACHED + 2):
         reader.read(line(document("GPU-00000001", warnings=[f"w{number}"])), "x")
-    assert len(reader._known) <= KNOWN
+    assert len(reader._cache) <= CACHED
 
 
 @pytest.fixture
@@ -109,15 +109,15 @@ def test_a_file_of_hosts_is_read_line_by_line(fleet):
     assert [str(error).partition(": ")[0] for error in bad] == [f"{fleet}:4:1:2", f"{fleet}:5"]
 
 
-def test_bad_lines_are_told_at_the_end(fleet):
+def test_invalid_lines_are_reported_at_the_end(fleet):
     found = load_all(str(fleet))
     assert [next(found).gpus[0].uuid for _ in range(4)] == [f"GPU-0000000{number}" for number in range(4)]
-    with pytest.raises(UsageError, match="2 hosts can't be read") as raised:
+    with pytest.raises(UsageError, match="cannot read 2 hosts") as raised:
         next(found)
     assert f"{fleet}:5: arch: expected a string" in str(raised.value)
 
 
-def test_a_file_that_is_not_there(tmp_path):
+def test_a_missing_file(tmp_path):
     with pytest.raises(UsageError, match="No such file"):
         next(Host.load_all(tmp_path / "no.ndjson"))
 
@@ -134,7 +134,7 @@ def test_a_line_without_end(tmp_path, monkeypatch):
     ]
 
 
-def test_what_is_read_lazily_is_decided_on():
+def test_hosts_are_read_lazily():
     hosts = Path(__file__).parents[2] / "hosts"
     read = [Reader().read(path.read_bytes(), path.name) for path in sorted(hosts.glob("*.json"))]
     assert read == [Host.load(path) for path in sorted(hosts.glob("*.json"))]

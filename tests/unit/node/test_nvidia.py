@@ -79,7 +79,7 @@ def test_odd_minors(minor):
     assert nvidia.parse_information(f"Device Minor: {minor}\n").minor is None
 
 
-def test_a_uuid_that_is_not_known_yet():
+def test_an_unknown_uuid():
     text = "GPU UUID: \t GPU-????????-????-????-????-????????????\nVideo BIOS: \t ??.??.??.??.??\n"
     assert nvidia.parse_information(text).uuid is None
 
@@ -149,7 +149,7 @@ def test_scan(captured):
     assert found[3].label == "0000:45:00.0 (????:????, class 0302)"
 
 
-def test_the_list_of_all_devices_saves_the_rest(captured):
+def test_the_list_of_devices_limits_the_scan(captured):
     def line(place, vendor, *sizes):
         regions = (f"{size:16x}" for size in [0] * 7 + [*sizes, *[0] * 7][:7])
         return "\t".join([place, f"{vendor}26b9", "1f", *regions, "driver"]) + "\n"
@@ -167,7 +167,7 @@ def test_the_list_of_all_devices_saves_the_rest(captured):
         + "junk\nzzzz\t10de26b9\n"
     )
     root = captured(files | {"proc/bus/pci/devices": listing})
-    seen = signs.look(Tree(str(root))).functions
+    seen = signs.find(Tree(str(root))).functions
     assert seen == {"c1:02.1": 0, "05:00.0": 2**34}
     assert [one.bus_id for one in pci.scan(Tree(str(root)), seen)] == [
         "0000:05:00.0",
@@ -246,7 +246,7 @@ def test_mig_devices_by_their_capabilities(captured, gpu):
     assert [(device.gpu_instance, device.compute_instance) for device in mig] == [(2, 0), (10, 0), (10, 1)]
 
 
-def test_mig_devices_have_nodes_of_their_own(captured, gpu):
+def test_mig_devices_have_their_own_nodes(captured, gpu):
     folder = "proc/driver/nvidia/capabilities/gpu3/mig"
     numbers = {"gi2": 21, "gi2/ci0": 22, "gi9": 84, "gi9/ci0": None}
     files = {
@@ -294,5 +294,5 @@ def test_nodes(captured):
     )
 
 
-def test_nodes_that_were_not_captured(captured):
+def test_a_tree_without_nodes(captured):
     assert nvidia.nodes(Tree(str(captured({"proc/cpuinfo": ""})))) is None

@@ -24,7 +24,7 @@ M60 = "bus=00000000:05:00.0,dev=13f2,uuid=GPU-m,minor=1,name=Tesla M60,cc=5.2,mi
 
 @pytest.fixture
 def ask(stub, monkeypatch):
-    """Asks the real pynvml in this process, over the stub."""
+    """Queries the real pynvml in this process, over the stub."""
     import pynvml
 
     monkeypatch.setattr(pynvml, "nvmlLib", ctypes.CDLL(str(stub / "libnvidia-ml.so.1")))
@@ -38,7 +38,7 @@ def ask(stub, monkeypatch):
     return query
 
 
-def test_a_process_of_its_own(play):
+def test_the_separate_process(play):
     play(gpus=f"{A100};{H100_MIG}", driver="550.163.01")
     answer = nvml.read()
     assert (answer.error, answer.message) == (None, "")
@@ -86,7 +86,7 @@ def test_mig_without_devices(ask):
     assert gpu.mig == ()
 
 
-def test_what_is_not_supported_is_none(ask):
+def test_unsupported_facts_are_none(ask):
     (gpu,) = ask(gpus="mib=-1,brand=-1,virt=-1,mig=-1").gpus
     assert (gpu.memory_mib, gpu.brand, gpu.virtualization, gpu.mig) == (None, None, None, None)
     assert gpu.errors == {"memory": 3, "brand": 3, "virtualization": 3, "mig": 3}
@@ -94,7 +94,7 @@ def test_what_is_not_supported_is_none(ask):
     assert gpu.uuid == "GPU-1"
 
 
-def test_what_a_gpu_does_right_now(ask):
+def test_current_readings(ask):
     (gpu,) = ask(gpus=f"{A100},used=1024,kept=600,util=97,temp=61,persist=0,procs=41/42:2:0").gpus
     assert (gpu.memory_used_mib, gpu.utilization, gpu.temperature, gpu.persistence) == (1024, 97, 61, 0)
     assert gpu.processes == (
@@ -104,14 +104,14 @@ def test_what_a_gpu_does_right_now(ask):
     assert gpu.errors == {}
 
 
-def test_older_drivers_tell_of_processes_too(ask):
+def test_processes_with_older_drivers(ask):
     (gpu,) = ask(gpus=f"{A100},old=1,procs=41,used=1024,kept=600").gpus
     assert gpu.memory_used_mib == 1624
     assert gpu.processes == (nvml.Process(pid=41),)
     assert gpu.errors == {}
 
 
-def test_without_its_processes_a_gpu_is_not_taken_for_idle(ask):
+def test_unknown_processes_do_not_mean_idle(ask):
     (gpu,) = ask(gpus=f"{A100},procs=-1,util=-1,temp=-1,persist=-1").gpus
     assert (gpu.processes, gpu.utilization, gpu.temperature, gpu.persistence) == (None, None, None, None)
     assert gpu.errors == {"processes": 3, "utilization": 3, "temperature": 3, "persistence": 3}
@@ -120,21 +120,21 @@ def test_without_its_processes_a_gpu_is_not_taken_for_idle(ask):
 
 
 @pytest.mark.parametrize("code", [15, 16, 4, 17, 999])
-def test_a_gpu_that_can_not_be_had(ask, code):
+def test_an_unreachable_gpu(ask, code):
     bad, good = ask(gpus=f"handle={code};{A100}").gpus
     assert bad == nvml.NvmlGpu(index=0, errors={"handle": code})
     assert not bad.reached
     assert good.reached
 
 
-def test_a_gpu_that_is_lost_while_it_is_asked(ask):
+def test_a_gpu_that_is_lost_during_the_query(ask):
     (gpu,) = ask(gpus="query=15").gpus
     assert not gpu.reached
     assert gpu.errors["uuid"] == 15
     assert gpu.bus_id is None
 
 
-def test_a_name_that_is_no_text(ask, monkeypatch):
+def test_a_name_that_is_not_utf_8(ask, monkeypatch):
     import os
 
     monkeypatch.setitem(os.environb, b"STUB_GPUS", b"name=\xff\xfe")
@@ -154,7 +154,7 @@ def test_no_gpus(ask):
 
 
 @pytest.mark.parametrize("code", [4, 9, 12, 13, 17, 18, 999])
-def test_no_answer_at_all(ask, code):
+def test_a_failed_initialisation(ask, code):
     answer = ask(init=code)
     assert answer.error == code
     assert answer.message
@@ -169,7 +169,7 @@ def test_mismatch_names_the_library(play):
     assert "550.144.03" in sentence
     assert "550.163.01" in sentence
     assert "reboot" in sentence
-    assert "of another version" in nvml.explain(nvml.Nvml(error=18, message="x"), None)
+    assert "driver is another version" in nvml.explain(nvml.Nvml(error=18, message="x"), None)
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_mismatch_names_the_library(play):
         (nvml.Nvml(error=9, message="x"), "nvidia-modprobe"),
         (nvml.Nvml(error=4, message="x"), "/dev/nvidiactl"),
         (nvml.Nvml(error=999, message="Unknown Error"), r"\(error 999\): Unknown Error"),
-        (nvml.Nvml(message="too slow"), "gave no answer: too slow"),
+        (nvml.Nvml(message="too slow"), "query failed: too slow"),
     ],
 )
 def test_explanations(answer, words):
@@ -196,7 +196,7 @@ def test_no_library(tmp_path, monkeypatch):
     assert answer.gpus == ()
 
 
-def test_a_library_where_the_loader_does_not_look(stub, tmp_path, monkeypatch):
+def test_a_library_outside_the_loader_s_path(stub, tmp_path, monkeypatch):
     # pynvml asks for it by name, and gets what was loaded from elsewhere.
     program = (
         "import sys; from imagematrix.node import nvml_library, nvml_query; "
@@ -210,7 +210,7 @@ def test_a_library_where_the_loader_does_not_look(stub, tmp_path, monkeypatch):
     assert [gpu.uuid for gpu in answer.gpus] == ["GPU-a"]
 
 
-def test_it_is_asked_from_an_archive(stub, tmp_path, monkeypatch):
+def test_the_query_runs_from_an_archive(stub, tmp_path, monkeypatch):
     import pynvml
 
     archive = tmp_path / "imagematrix.pyz"
@@ -228,16 +228,16 @@ def test_it_is_asked_from_an_archive(stub, tmp_path, monkeypatch):
     assert done.stdout.split() == [f"{archive}/imagematrix/node/nvml.py", "GPU-a"]
 
 
-def test_hanging_is_cut_short(play):
+def test_a_hanging_query_times_out(play):
     play(sleep=60)
     started = time.monotonic()
     answer = nvml.read(0.3)
     assert time.monotonic() - started < 30
     assert answer.error is None
-    assert answer.message == "it gave no answer within 0.3 seconds"
+    assert answer.message == "no response within 0.3 seconds"
 
 
-def test_a_process_that_can_not_be_killed(monkeypatch):
+def test_a_process_that_cannot_be_killed(monkeypatch):
     class Stuck:
         stdout = None
         stderr = None
@@ -259,9 +259,9 @@ def test_a_process_that_can_not_be_killed(monkeypatch):
     assert "within 5 seconds" in nvml.read(5).message
 
 
-def test_a_process_that_can_not_be_started(monkeypatch):
+def test_a_process_that_cannot_be_started(monkeypatch):
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    assert "can't be started: No such file" in nvml.read().message
+    assert "cannot start a process: No such file" in nvml.read().message
     monkeypatch.setattr(sys, "executable", "")
     assert nvml.read().message
 

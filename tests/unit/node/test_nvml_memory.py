@@ -1,4 +1,4 @@
-"""Looking again and again at what processes have of the memory."""
+"""Sampling the GPU memory of processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GPUS = "minor=3,procs=17:-1:-1/18:-1:-1;minor=4,procs=-1;minor=5,handle=15;minor
 
 
 class Reader(io.StringIO):
-    """Reads a number of lines and goes."""
+    """Reads a number of lines and closes."""
 
     def __init__(self, lines):
         super().__init__()
@@ -37,19 +37,19 @@ def pynvml(play, stub, monkeypatch):
     return pynvml
 
 
-def test_what_refuses_is_left_out(pynvml):
+def test_gpus_with_errors_are_left_out(pynvml):
     pynvml.nvmlInit()
     assert nvml_memory.sample(pynvml) == [[3, [[17, 0], [18, 0]]], [7, []]]
 
 
-def test_it_looks_until_nobody_reads(pynvml, monkeypatch):
+def test_it_samples_until_the_reader_is_gone(pynvml, monkeypatch):
     monkeypatch.setattr(nvml_memory, "EVERY_S", 0.001)
     monkeypatch.setattr(sys, "stdout", reader := Reader(3))
     nvml_memory.main()
     assert [json.loads(line) for line in reader.getvalue().splitlines()] == [nvml_memory.sample(pynvml)] * 4
 
 
-def test_memory_that_is_not_told():
+def test_unreported_memory():
     class Process:
         pid, usedGpuMemory = 5, None  # noqa: N815 - NVML's name
 

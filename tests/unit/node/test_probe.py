@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from imagematrix.errors import ImagematrixError, ProbeError, UsageError
 from imagematrix.node import foreign, nvml
-from imagematrix.node.accelerators import SANDBOX, UNASKED
+from imagematrix.node.accelerators import NOT_QUERIED, SANDBOX
 from imagematrix.node.host import Cpu, Host
 from imagematrix.node.nvml import Nvml, NvmlGpu
 from imagematrix.node.probe import assemble, probe
@@ -40,7 +40,7 @@ def only(host):
 
 
 def asked(root, answer, **options):
-    return assemble(Tree(str(root)), ask=lambda: answer, **options)
+    return assemble(Tree(str(root)), query=lambda: answer, **options)
 
 
 def without(files, *starts):
@@ -77,7 +77,7 @@ def test_a_captured_tree_is_read_without_nvml(captured, gpu, monkeypatch):
     found = only(host)
     assert (found.name, found.compute, found.uuid, found.state) == ("NVIDIA L40S", "8.9", "GPU-1", "ok")
     assert (found.brand, found.memory_mib, found.mig) == ("nvidia", None, None)
-    assert host.warnings == (UNASKED,)
+    assert host.warnings == (NOT_QUERIED,)
 
 
 def test_a_cpu_only_node(captured):
@@ -93,7 +93,7 @@ def test_pci_without_a_module(captured, gpu):
     assert (only(host).state, only(host).compute, only(host).minor) == ("no-module", "8.9", None)
     (warning,) = host.warnings
     assert warning.startswith("GPU 0 (")
-    assert warning.endswith("load it with `modprobe nvidia`")
+    assert warning.endswith("or run `modprobe nvidia`")
 
 
 def test_pci_bound_to_another_driver(captured, gpu):
@@ -117,7 +117,7 @@ def test_a_gpu_that_the_module_does_not_list(captured, gpu):
     second = without(gpu(bus="0000:42:00.0", minor=4), "proc/driver", "dev/")
     host = asked(captured(gpu() | second), GOOD)
     assert [found.state for found in host.gpus] == ["ok", "no-node"]
-    assert "does not list it" in host.warnings[0]
+    assert "not listed by the nvidia module" in host.warnings[0]
 
 
 def test_a_module_without_device_nodes(captured, gpu):
@@ -126,21 +126,24 @@ def test_a_module_without_device_nodes(captured, gpu):
     assert only(host).state == "no-node"
     assert host.devices == ()
     assert host.warnings == (
-        "GPU 0 (NVIDIA L40S): /dev/nvidia3 is missing; `nvidia-modprobe -c 3` makes it",
-        "CUDA can't start without /dev/nvidiactl and /dev/nvidia-uvm; `nvidia-modprobe -u -c 0` makes them",
+        "GPU 0 (NVIDIA L40S): /dev/nvidia3 not found; `nvidia-modprobe -c 3` creates it",
+        (
+            "missing device nodes: /dev/nvidiactl, /dev/nvidia-uvm; CUDA needs them, "
+            "`nvidia-modprobe -u -c 0` creates them"
+        ),
     )
 
 
 def test_uvm_alone_is_missing(captured, gpu):
     host = asked(captured(without(gpu(), "dev/nvidia-uvm")), GOOD)
     assert only(host).state == "ok"
-    assert "without /dev/nvidia-uvm;" in host.warnings[0]
+    assert "missing device nodes: /dev/nvidia-uvm;" in host.warnings[0]
 
 
 def test_a_tree_without_dev(captured, gpu):
     host = asked(captured(without(gpu(), "dev/")), GOOD)
     assert only(host).state == "ok"
-    assert host.warnings == ("the captured tree has no dev folder, so the device nodes are not known",)
+    assert host.warnings == ("device nodes unknown: the captured tree has no dev folder",)
 
 
 def test_a_module_without_gpus(captured, gpu):
@@ -155,8 +158,8 @@ def test_a_node_without_information_files(captured, gpu):
     files = without(gpu(), "proc/driver/nvidia/gpus")
     host = probe(captured(files))
     assert only(host).state == "unconfirmed"
-    assert "neither /proc/driver/nvidia/gpus nor NVML confirms" in host.warnings[1]
-    assert "the device minor, the UUID" in host.warnings[2]
+    assert "confirmed neither by /proc/driver/nvidia/gpus nor by NVML" in host.warnings[1]
+    assert "device minor, UUID" in host.warnings[2]
     found = only(asked(captured(files), GOOD))
     assert (found.minor, found.state) == (3, "ok")
     silent = Nvml(error=18, message="mismatch")
@@ -164,7 +167,7 @@ def test_a_node_without_information_files(captured, gpu):
 
 
 @pytest.mark.parametrize("listed", [(), (1,)])
-def test_a_gpu_that_nvml_leaves_out(captured, gpu, listed):
+def test_a_gpu_that_nvml_does_not_list(captured, gpu, listed):
     files = gpu() | gpu(bus="0000:42:00.0", minor=4)
     others = tuple(replaced(L40S, bus_id="0000:42:00.0", minor=4) for _ in listed)
     host = asked(captured(files), replaced(GOOD, gpus=others))
@@ -174,7 +177,7 @@ def test_a_gpu_that_nvml_leaves_out(captured, gpu, listed):
 
 
 def granted(gpu, *minors):
-    """Return the files of a container that NVIDIA's runtime gave some of eight GPUs, and NVML's answer."""
+    """Return the files of a container that has some of eight GPUs, and NVML's readings."""
     files, answers = {}, []
     for minor in range(8):
         bus = f"0000:{minor + 0x41:02x}:00.0"
@@ -199,7 +202,7 @@ def test_a_container_with_one_of_eight(captured, gpu):
     assert host.accelerators == ()
     (warning,) = host.warnings
     assert warning.startswith("0000:41:00.0, 0000:42:00.0,")
-    assert warning.endswith(": not given to this container or job, and left out")
+    assert warning.endswith(": not assigned to this container or job, ignored")
 
 
 MOUNTS = "20 1 0:30 / / rw - overlay overlay rw\n21 20 0:31 / /dev rw,nosuid - {} {} rw,size=65536k\n"
@@ -207,7 +210,7 @@ MOUNTS = "20 1 0:30 / / rw - overlay overlay rw\n21 20 0:31 / /dev rw,nosuid - {
 
 @pytest.mark.parametrize(("kind", "states"), [("tmpfs", ["ok"]), ("devtmpfs", ["ok", "no-node"])])
 @pytest.mark.parametrize("listed", [True, False])
-def test_devices_that_were_passed_alone(captured, gpu, kind, states, listed):
+def test_devices_passed_individually(captured, gpu, kind, states, listed):
     # docker run --device hides nothing: what is missing are the nodes of the others.
     second = without(gpu(bus="0000:42:00.0", minor=4), "dev/")
     files = gpu() | second | {"proc/self/mountinfo": MOUNTS.format(kind, kind)}
@@ -222,7 +225,7 @@ def test_a_sandbox_with_one_of_two_on_the_bus(captured, gpu):
     assert [found.pci_bus_id for found in host.gpus] == [BUS]
 
 
-def test_a_broken_gpu_of_a_bare_node_is_not_hidden(captured, gpu):
+def test_a_broken_gpu_of_a_bare_node_is_reported(captured, gpu):
     # The module has it, so that it is listed and has a node; NVML can't have it.
     files = gpu() | gpu(bus="0000:42:00.0", minor=4)
     host = asked(bound(captured(files)), GOOD)
@@ -246,7 +249,7 @@ def test_a_broken_gpu_of_a_bare_node_is_not_hidden(captured, gpu):
     ],
 )
 @pytest.mark.parametrize("code", [None, 4])
-def test_a_node_that_refuses_to_be_opened(captured, gpu, monkeypatch, error, states, code):
+def test_a_node_without_access(captured, gpu, monkeypatch, error, states, code):
     monkeypatch.setattr(Tree, "refusal", lambda _, path: error if path == "/dev/nvidia3" else 0)
     files = gpu() | gpu(bus="0000:42:00.0", minor=4)
     reached = replaced(L40S, bus_id="0000:42:00.0", minor=4)
@@ -274,7 +277,7 @@ def test_excluded(captured, gpu):
     assert len(host.warnings) == 1
 
 
-def test_lost_among_others_is_the_one_that_told_nothing(captured, gpu):
+def test_the_lost_gpu_is_the_one_without_readings(captured, gpu):
     files = gpu() | gpu(bus="0000:42:00.0", minor=4) | gpu(bus="0000:c1:00.0", minor=5, excluded="Yes")
     answer = Nvml(
         driver="550.163.01",
@@ -284,7 +287,7 @@ def test_lost_among_others_is_the_one_that_told_nothing(captured, gpu):
     assert [found.state for found in host.gpus] == ["lost", "ok", "excluded"]
     assert [found.pci_bus_id for found in host.gpus] == [BUS, "0000:42:00.0", "0000:c1:00.0"]
     assert host.gpus[0].label == "GPU 0 (NVIDIA L40S)"
-    assert "does not answer" in host.warnings[0]
+    assert "not responding" in host.warnings[0]
 
 
 def test_lost_where_the_module_lists_nothing(captured, gpu):
@@ -292,7 +295,7 @@ def test_lost_where_the_module_lists_nothing(captured, gpu):
     assert only(asked(captured(files), Nvml(gpus=(NvmlGpu(index=0, errors={"handle": 15}),)))).state == "lost"
 
 
-def test_lost_with_nothing_left_of_it(captured):
+def test_lost_and_gone_from_the_bus(captured):
     files = {"proc/cpuinfo": CPUINFO, "sys/module/nvidia/version": "550.163.01"}
     host = asked(captured(files), Nvml(gpus=(NvmlGpu(index=0, errors={"handle": 15}),)))
     assert (only(host).state, only(host).pci_bus_id) == ("lost", None)
@@ -356,25 +359,25 @@ def test_mismatch(captured, gpu):
 
 def test_nvml_that_hangs(captured, gpu, play):
     play(sleep=60, gpus="bus=00000000:41:00.0")
-    host = assemble(Tree(str(captured(gpu()))), ask=lambda: nvml.read(0.2))
+    host = assemble(Tree(str(captured(gpu()))), query=lambda: nvml.read(0.2))
     assert only(host).compute == "8.9"
-    assert "no answer within 0.2 seconds" in host.warnings[0]
+    assert "no response within 0.2 seconds" in host.warnings[0]
 
 
 def test_nvml_in_a_process_of_its_own(captured, gpu, play):
     play(gpus="bus=00000000:41:00.0,dev=26b9,minor=3,cc=8.9,mib=46068,name=NVIDIA L40S,uuid=GPU-7")
-    host = assemble(Tree(str(captured(gpu(uuid="GPU-????????")))), ask=nvml.read)
+    host = assemble(Tree(str(captured(gpu(uuid="GPU-????????")))), query=nvml.read)
     assert (only(host).uuid, only(host).memory_mib) == ("GPU-7", 46068)
     assert host.warnings == ()
 
 
-def test_nvml_that_names_another_driver(captured, gpu):
+def test_nvml_reports_another_driver(captured, gpu):
     host = asked(captured(gpu()), replaced(GOOD, driver="550.144.03"))
     assert host.driver.version == "550.163.01"
     assert "550.144.03" in host.warnings[0]
 
 
-def test_the_driver_is_nvmls_where_the_kernel_hides_it(captured, gpu):
+def test_the_driver_comes_from_nvml_if_the_kernel_hides_it(captured, gpu):
     files = without(gpu(), "proc/driver")
     bare = without(files, "dev/") | {"dev/nvidiactl": ""}
     assert asked(captured(bare), GOOD).driver is None  # nothing shows a driver, so it is not even asked
@@ -383,7 +386,7 @@ def test_the_driver_is_nvmls_where_the_kernel_hides_it(captured, gpu):
     assert only(host).state == "ok"
 
 
-def test_a_sandbox_shows_nodes_and_nvml_alone(captured, gpu):
+def test_a_sandbox_with_nodes_and_nvml_only(captured, gpu):
     files = without(gpu(), "proc/driver", "sys/")
     host = asked(captured(files), GOOD)
     assert (host.driver.version, host.driver.source) == ("550.163.01", "NVML")
@@ -397,36 +400,38 @@ def test_a_sandbox_without_a_node(captured, gpu):
     files = without(gpu(), "proc/driver", "sys/", "dev/nvidia3") | {"dev/nvidia4": ""}
     host = asked(captured(without(files, "dev/nvidia-uvm")), GOOD)
     assert only(host).state == "no-node"
-    assert host.warnings[0] == "GPU 0 (NVIDIA L40S): /dev/nvidia3 is missing; `nvidia-modprobe -c 3` makes it"
+    assert (
+        host.warnings[0] == "GPU 0 (NVIDIA L40S): /dev/nvidia3 not found; `nvidia-modprobe -c 3` creates it"
+    )
     assert host.warnings[1] == SANDBOX
-    assert "CUDA can't start without /dev/nvidia-uvm" in host.warnings[2]
+    assert "missing device nodes: /dev/nvidia-uvm" in host.warnings[2]
 
 
-def test_nvml_is_not_asked_without_a_module(captured):
+def test_nvml_is_not_queried_without_a_module(captured):
     tree = Tree(str(captured({"proc/cpuinfo": CPUINFO})))
-    assert assemble(tree, ask=lambda: pytest.fail("asked")).gpus == ()
+    assert assemble(tree, query=lambda: pytest.fail("asked")).gpus == ()
 
 
-def test_facts_that_nvml_does_not_tell(captured, gpu):
+def test_facts_that_nvml_does_not_report(captured, gpu):
     host = asked(
         captured(gpu(uuid="??")), Nvml(gpus=(replaced(L40S, uuid=None, brand=None, memory_mib=None),))
     )
     (warning,) = host.warnings
     assert warning.endswith(
-        "the UUID (known once something has opened the GPU), the brand, the memory could not be read"
+        "could not read UUID (known once a process has opened the GPU), brand, memory size"
     )
 
 
-def test_a_product_that_is_not_known(captured, gpu):
+def test_an_unknown_product(captured, gpu):
     files = gpu() | {f"sys/bus/pci/devices/{BUS}/device": "0xffff\n"}
     files[f"proc/driver/nvidia/gpus/{BUS}/information"] = "Device Minor: 3\nGPU UUID: GPU-1\n"
     host = probe(captured(files))
     assert (only(host).compute, only(host).name) == (None, None)
-    assert "PCI device 10de:ffff is not known" in host.warnings[1]
-    assert "the name could not be read" in host.warnings[2]
+    assert "PCI device 10de:ffff is unknown to this release" in host.warnings[1]
+    assert "could not read name" in host.warnings[2]
 
 
-def test_the_same_trouble_is_told_once(captured, gpu):
+def test_equal_problems_are_reported_once(captured, gpu):
     files = {}
     for minor in range(4):
         files |= gpu(bus=f"0000:4{minor}:00.0", minor=minor)
@@ -436,7 +441,7 @@ def test_the_same_trouble_is_told_once(captured, gpu):
     assert warning.count("GPU ") == 4
 
 
-def test_order_is_that_of_the_bus_whatever_the_minors(captured, gpu):
+def test_gpus_are_in_bus_order_whatever_the_minors(captured, gpu):
     files = (
         gpu(bus="0000:c1:00.0", minor=0) | gpu(bus="0000:41:00.0", minor=1) | gpu(bus="0001:01:00.0", minor=2)
     )
@@ -462,11 +467,11 @@ def test_a_dump_of_another_driver(captured, gpu, dumps):
 def test_a_dump_on_a_host_without_a_driver(captured, dumps):
     host = probe(captured({"proc/cpuinfo": CPUINFO}), smi=str(dumps / "615-gb10.xml"))
     assert host.driver.version == "615.23"
-    assert host.warnings == ("GPU 0 (NVIDIA GB10): the memory could not be read",)
+    assert host.warnings == ("GPU 0 (NVIDIA GB10): could not read memory size",)
 
 
-def test_options_that_contradict_each_other(captured, dumps):
-    with pytest.raises(UsageError, match="not from both"):
+def test_contradictory_options(captured, dumps):
+    with pytest.raises(UsageError, match="mutually exclusive"):
         probe(nvml=True, smi=dumps / "615-gb10.xml")
     with pytest.raises(UsageError, match="captured tree"):
         probe(captured({"proc/cpuinfo": CPUINFO}), nvml=True)
@@ -476,7 +481,7 @@ def test_no_host_at_all(captured, tmp_path):
     with pytest.raises(ProbeError) as caught:
         probe(tmp_path / "nowhere")
     assert caught.value.exit_code == 5
-    with pytest.raises(ProbeError, match="it has no proc/cpuinfo"):
+    with pytest.raises(ProbeError, match="not a captured host: proc/cpuinfo not found"):
         probe(captured({"etc/passwd": ""}))
     (tmp_path / "captured/proc").mkdir()
     (tmp_path / "captured/proc/cpuinfo").symlink_to("cpuinfo")
@@ -502,7 +507,7 @@ def test_the_running_host():
     assert Host.from_json(host.to_json()) == host
 
 
-def test_the_running_host_asks_nvml_only_when_told(monkeypatch):
+def test_nvml_of_the_running_host_is_optional(monkeypatch):
     calls = []
     monkeypatch.setattr(nvml, "read", lambda: calls.append(1) or Nvml(error=12, message="none"))
     probe(nvml=False)
@@ -514,7 +519,7 @@ def test_the_running_host_asks_nvml_only_when_told(monkeypatch):
 
 def test_a_system_without_cpuinfo(monkeypatch):
     other = Cpu(vendor="Apple", model="M3", flags=frozenset({"asimd"}), level=None)
-    monkeypatch.setattr(foreign, "ask", lambda: (other, ("slow",)))
+    monkeypatch.setattr(foreign, "read", lambda: (other, ("slow",)))
     monkeypatch.setattr(Tree, "text", lambda *_, **__: None)
     host = probe(nvml=False)
     assert host.cpu == other

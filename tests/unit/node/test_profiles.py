@@ -20,17 +20,17 @@ MARCHES = {
 }
 
 
-def test_each_is_made_by_the_generator(hosts):
+def test_the_generator_makes_every_profile(hosts):
     assert sorted(hosts.NODES) == NAMES
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_each_is_what_the_probe_says_today(hosts, load, name):
+def test_every_profile_is_up_to_date(hosts, load, name):
     assert hosts.profile(name).to_json() == load(name), "run python tests/hosts/generate.py"
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_each_is_sound(name, load):
+def test_every_profile_is_consistent(name, load):
     host = Host.load(HOSTS / f"{name}.json")
     assert host.to_json() == load(name)
     assert [gpu.index for gpu in host.gpus] == list(range(len(host.gpus)))
@@ -42,20 +42,20 @@ def test_each_is_sound(name, load):
 
 
 @pytest.mark.parametrize(("name", "march"), MARCHES.items())
-def test_each_runs_the_code_of_its_own_march(name, march):
+def test_every_profile_runs_code_of_its_march(name, march):
     host = Host.load(HOSTS / f"{name}.json")
     needed = marches.required(march, "gcc-14")
     assert needed
     assert needed <= host.cpu.flags
 
 
-def test_the_masked_one_runs_less():
+def test_the_masked_profile_runs_less():
     flags = Host.load(HOSTS / "masked.json").cpu.flags
     assert marches.required("znver4", "gcc-14") - flags == {"avx512_bf16"}
     assert marches.required("x86-64-v4", "gcc-14") <= flags
 
 
-def test_what_makes_some_special():
+def test_special_profiles():
     rome, mig, mixed, mismatch = (
         Host.load(HOSTS / f"{name}.json") for name in ("rome-a100", "mig", "mixed", "driver-mismatch")
     )

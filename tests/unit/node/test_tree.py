@@ -19,7 +19,7 @@ def test_reads_below_the_root(captured):
     assert tree.warnings == []
 
 
-def test_what_is_absent_is_no_warning(captured):
+def test_missing_files_cause_no_warning(captured):
     tree = Tree(str(captured({"proc/cpuinfo": ""})))
     assert tree.text("/proc/driver/nvidia/version") is None
     assert tree.text("/proc/cpuinfo/below/a/file") is None
@@ -44,7 +44,7 @@ def test_no_such_root(root, tmp_path, monkeypatch):
         (tmp_path / "loop").symlink_to("loop")
         monkeypatch.chdir(tmp_path)
         root = "loop"
-    with pytest.raises(ProbeError, match="no folder to probe") as caught:
+    with pytest.raises(ProbeError, match="not a folder") as caught:
         Tree(root)
     assert caught.value.remedy
 
@@ -53,7 +53,7 @@ def test_size_is_bounded(captured):
     tree = Tree(str(captured({"big": "x" * 200_000, "fits": "y" * 2048})))
     assert tree.text("/big", limit=100_000) == "x" * 100_000
     assert tree.text("/fits", limit=2048) == "y" * 2048
-    assert tree.warnings == ["/big is larger than 97 KiB; only its beginning was read"]
+    assert tree.warnings == ["/big is larger than 97 KiB; the rest was ignored"]
 
 
 def test_binary_junk_is_replaced(captured):
@@ -129,7 +129,7 @@ def test_unreadable(captured, monkeypatch):
     assert tree.warnings == ["could not read /secret: Permission denied"]
 
 
-def test_a_device_that_refuses_to_be_opened(tmp_path, monkeypatch):
+def test_a_device_without_access(tmp_path, monkeypatch):
     live = Tree("/")
     assert live.refusal("/dev/null") == 0
     assert live.refusal(str(tmp_path / "none")) == errno.ENOENT

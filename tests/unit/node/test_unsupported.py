@@ -1,4 +1,4 @@
-"""Accelerators that the probe makes no GPU of, and what is none, on nodes of the kinds that there are."""
+"""Accelerators that images do not support, and ignored devices, on real kinds of nodes."""
 
 import pytest
 
@@ -16,7 +16,7 @@ L4T = "NVRM version: NVIDIA UNIX Open Kernel Module for aarch64  {}  Release Bui
 
 
 def function(ids, kind, memory=16 * 2**20, bus="0000:03:00.0", *, driver=None):
-    """Return the files of a function on the PCI bus that maps memory; None leaves out how much."""
+    """Return the files of a function on the PCI bus that maps memory; None leaves out the size."""
     vendor, device = ids.split(":")
     folder = f"sys/bus/pci/devices/{bus}"
     files = {"vendor": f"0x{vendor}\n", "device": f"0x{device}\n", "class": f"0x{kind}00\n"}
@@ -28,7 +28,7 @@ def function(ids, kind, memory=16 * 2**20, bus="0000:03:00.0", *, driver=None):
 
 
 def listed(files):
-    """Return the files without those of memory, which the list of all functions has instead."""
+    """Return the files without the memory sizes, which the list of all functions has instead."""
     lines = {}
     for path, text in files.items():
         if path.startswith("sys/bus/pci/devices/"):
@@ -57,7 +57,7 @@ JETSON = {
 }
 ASPEED = function("1a03:2000", "0300", 64 * 2**20, "0000:02:00.0")
 
-# What stops a CPU-only image: files of the node, and kind and place of each sign.
+# Signs that rule out a CPU-only image: files of the node, and kind and location of each sign.
 STOPPED = {
     "jetson-orin": (
         JETSON
@@ -122,7 +122,7 @@ STOPPED = {
         [("device", "/dev/nvidia-uvm"), ("device", "/dev/nvidia0")],
     ),
 }
-# What does not: a laptop, a virtual machine or a server with a display adapter runs the CPU image.
+# Ignored devices: a laptop, a virtual machine or a server with a display adapter runs the CPU image.
 LEFT_ALONE = {
     "laptop-with-an-apu": X86 | function("1002:1638", "0300", 256 * 2**20, "0000:05:00.0") | {"dev/kfd": ""},
     "laptop-with-a-display-controller": X86 | function("1002:164e", "0380", 256 * 2**20, "0000:05:00.0"),
@@ -154,7 +154,7 @@ def catalog():
     ("name", "form"),
     [(name, dict) for name in STOPPED] + [(name, listed) for name in STOPPED if name != "intel-flex-unread"],
 )
-def test_what_stops_a_cpu_image(captured, catalog, name, form):
+def test_accelerators_that_rule_out_a_cpu_image(captured, catalog, name, form):
     files, signs = STOPPED[name]
     host = probe(captured(form(files)))
     assert [(one.kind, one.where) for one in host.accelerators] == signs
@@ -170,54 +170,54 @@ def test_what_stops_a_cpu_image(captured, catalog, name, form):
 
 @pytest.mark.parametrize("form", [dict, listed])
 @pytest.mark.parametrize("name", LEFT_ALONE)
-def test_what_does_not(captured, catalog, name, form):
+def test_devices_that_are_ignored(captured, catalog, name, form):
     host = probe(captured(form(LEFT_ALONE[name])))
     assert (host.accelerators, host.gpus) == ((), ())
     (warning,) = host.warnings
-    assert warning.endswith("images leave it alone")
+    assert warning.endswith(": ignored, integrated or for display only")
     assert ("/dev/kfd" in warning) is (name == "laptop-with-an-apu")
     assert not select(host, catalog).variant.gpu
 
 
-def test_a_node_for_control_alone_shows_nothing(captured, catalog):
+def test_the_control_node_alone_proves_nothing(captured, catalog):
     host = probe(captured(X86 | {"dev/nvidiactl": ""}))
     assert (host.accelerators, host.warnings) == ((), ())
     assert not select(host, catalog).variant.gpu
 
 
-def test_a_virtual_function_beside_its_physical_one(captured):
+def test_a_virtual_function_next_to_its_physical_one(captured):
     root = captured(X86 | function("1002:74b5", "1200", GIB))
     (root / "sys/bus/pci/devices/0000:03:00.0/physfn").symlink_to("../0000:01:00.0")
     assert probe(root).accelerators == ()
 
 
-def test_what_is_of_nvidia_and_does_not_say_what(captured):
+def test_an_nvidia_function_of_unknown_class(captured):
     files = X86 | function("10de:26b9", "0302")
     del files["sys/bus/pci/devices/0000:03:00.0/class"]
     (sign,) = probe(captured(files)).accelerators
     assert (sign.where, sign.why) == (
         "0000:03:00.0 (10de:26b9, class unknown)",
-        "what it is could not be read",
+        "could not read its class",
     )
 
 
-def test_nothing_of_a_driver_is_a_sign_where_its_gpus_are_found(captured, gpu):
+def test_traces_of_the_driver_do_not_count_next_to_its_gpus(captured, gpu):
     host = probe(captured(gpu() | ASPEED))
     assert len(host.gpus) == 1
     assert host.accelerators == ()
     assert not any("1a03" in warning for warning in host.warnings)
 
 
-def test_another_accelerator_beside_gpus_of_nvidia(captured, gpu):
+def test_another_accelerator_next_to_nvidia_gpus(captured, gpu):
     host = probe(captured(gpu() | function("1da3:1060", "1200", 128 * GIB)))
     assert [one.where for one in host.accelerators] == ["0000:03:00.0 (1da3:1060, class 1200)"]
     assert host.gpus[0].state == "ok"
 
 
-def test_a_sandbox_in_which_nobody_tells_of_the_driver(captured):
+def test_a_sandbox_without_any_trace_of_the_driver(captured):
     silent = Nvml(error=12, message="NVML Shared Library Not Found")
     tree = Tree(str(captured(X86 | {"dev/nvidia0": "", "dev/nvidiactl": ""})))
-    host = assemble(tree, ask=lambda: silent)
+    host = assemble(tree, query=lambda: silent)
     assert (host.driver, host.gpus) == (None, ())
     assert [one.where for one in host.accelerators] == ["/dev/nvidia0"]
     assert "libnvidia-ml.so.1" in host.warnings[0]
