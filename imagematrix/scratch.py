@@ -13,7 +13,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["room", "scratch"]
+__all__ = ["disk", "room", "scratch"]
 
 PREFIX = "imagematrix-build-"
 
@@ -25,7 +25,7 @@ def scratch() -> Iterator[Path]:
     What builds have left there that were killed is removed first. A lock on its folder tells a build that
     lives: the kernel drops it with the process.
     """
-    place = _place()
+    place = disk()
     for left in place.glob(f"{PREFIX}*"):
         with _locked(left) as dead:
             if dead:
@@ -45,7 +45,8 @@ def room(folder: Path) -> str:
     return f"a build takes room in {folder.parent} (or where TMPDIR says) and in the engine"
 
 
-def _place() -> Path:
+def disk() -> Path:
+    """Return the folder for what may be too large for memory: TMPDIR, or /var/tmp."""
     # Layers may have gigabytes, and /tmp is in memory on many systems.
     for path in (os.environ.get("TMPDIR"), "/var/tmp"):  # noqa: S108 - names there are made up and new
         if path and os.access(path, os.W_OK | os.X_OK):

@@ -27,6 +27,7 @@ COMMANDS = (
     "build",
     "report",
     "publish",
+    "verify",
     "export",
     "ls",
     "probe",

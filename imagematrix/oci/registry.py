@@ -17,6 +17,7 @@ from urllib.parse import urlencode, urljoin, urlsplit
 from urllib.request import parse_http_list, parse_keqv_list
 
 import requests
+import urllib3
 
 from imagematrix import documents
 from imagematrix.errors import EngineError, UnknownImageError, UsageError
@@ -25,10 +26,11 @@ from imagematrix.reference import DIGEST, DOCKER_HUB, Reference
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from typing import IO, Self
 
     from imagematrix.errors import ImagematrixError
+    from imagematrix.oci.expanded import Stream
     from imagematrix.oci.transfer import Answer
 
 __all__ = ["DOCKER_LIST", "INDEX", "MANIFESTS", "Manifest", "Registry"]
@@ -125,6 +127,24 @@ class Registry:
         if digest != _digest(answer.body):
             raise self._other(digest)
         return answer.body
+
+    @contextlib.contextmanager
+    def open(self, digest: str) -> Iterator[Stream]:
+        """Yield a blob of any size, to be read in pieces: what is read is not compared with its digest.
+
+        Raises UnknownImageError where there is none. What breaks off while it is read is an EngineError.
+        """
+        if not self.has_blob(digest):  # which also gets us a token
+            raise self._refusal(MISSING, f"{self._reference.name}@{digest}")
+        try:
+            with self._client.stream(f"{self._base}/blobs/{digest}", self._authorization) as (status, body):
+                if status != OK:
+                    raise self._refusal(status, f"{self._reference.name}@{digest}")
+                yield body
+        except requests.RequestException as error:
+            raise self._unreachable(error) from error
+        except urllib3.exceptions.HTTPError as error:
+            raise self._unreachable(requests.exceptions.ChunkedEncodingError(error)) from error
 
     def has_blob(self, digest: str) -> bool:
         """Whether the repository has a blob."""

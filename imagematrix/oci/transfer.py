@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import io
 import time
@@ -19,10 +20,12 @@ from imagematrix.errors import EngineError
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from typing import IO, Any
 
     from _typeshed import WriteableBuffer
+
+    from imagematrix.oci.expanded import Stream
 
 __all__ = ["Answer", "Client", "address", "cause", "passes"]
 
@@ -83,6 +86,22 @@ class Client:
             url = address(url, answer.headers["Location"])
         raise requests.TooManyRedirects(f"more than {REDIRECTS} redirections")
 
+    @contextlib.contextmanager
+    def stream(self, url: str, authorization: str | None = None) -> Iterator[tuple[int, Stream]]:
+        """Yield the status of what is at `url`, and its body, which may be of any size, to be read in pieces.
+
+        Raises requests.RequestException where none comes.
+        """
+        first = urlsplit(url)[:2]
+        for _ in range(REDIRECTS):
+            given = authorization if urlsplit(url)[:2] == first else None
+            with self._asked("GET", url, None, None, given) as answer:
+                if answer.status_code not in MOVED or "Location" not in answer.headers:
+                    yield answer.status_code, answer.raw
+                    return
+                url = address(url, answer.headers["Location"])
+        raise requests.TooManyRedirects(f"more than {REDIRECTS} redirections")
+
     def _once(
         self,
         method: str,
@@ -91,6 +110,25 @@ class Client:
         data: bytes | IO[bytes] | None,
         authorization: str | None,
     ) -> Answer:
+        with self._asked(method, url, headers, data, authorization) as answer:
+            return Answer(
+                status=answer.status_code,
+                url=answer.url,
+                headers=answer.headers,
+                body=_bounded(answer),
+                next=answer.links.get("next", {}).get("url"),
+            )
+
+    def _asked(
+        self,
+        method: str,
+        url: str,
+        headers: Mapping[str, str] | None,
+        data: bytes | IO[bytes] | None,
+        authorization: str | None,
+    ) -> requests.Response:
+        """Return an answer that is yet to be read."""
+
         def sign(request: requests.PreparedRequest) -> requests.PreparedRequest:
             # Without an `auth` of ours, requests would take one from ~/.netrc.
             if authorization:
@@ -99,7 +137,7 @@ class Client:
 
         if data is not None and not isinstance(data, bytes):
             data.seek(0)
-        with self._session.request(
+        return self._session.request(
             method,
             url,
             headers=dict(headers or {}),
@@ -107,14 +145,7 @@ class Client:
             auth=sign,
             timeout=TIMEOUT,
             stream=True,
-        ) as answer:
-            return Answer(
-                status=answer.status_code,
-                url=answer.url,
-                headers=answer.headers,
-                body=_bounded(answer),
-                next=answer.links.get("next", {}).get("url"),
-            )
+        )
 
 
 class _Session(requests.Session):

@@ -1,0 +1,83 @@
+"""Files in files: static libraries and wheels."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import tempfile
+import zipfile
+from functools import partial
+
+from imagematrix.audit.window import Window
+from imagematrix.scratch import disk
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
+    from typing import BinaryIO
+
+    from imagematrix.oci.expanded import Stream
+
+__all__ = ["AR", "ZIP", "ZIPPED", "copied", "members", "zipped"]
+
+AR = b"!<arch>\n"
+ZIP = b"PK\x03\x04"
+ZIPPED = (".whl", ".zip", ".egg", ".jar")
+MEMBER = 60  # bytes of a header in a static library
+END = b"`\n"  # of one
+ELF = b"\x7fELF"
+MOST = 200_000  # members
+IN_MEMORY = 16 << 20  # bytes of a file that is not written to disk
+INFLATED = 8 << 30  # bytes that all members of a zip may have
+PIECE = 1 << 20
+
+
+def members(window: Window) -> Iterator[tuple[str, Window]]:
+    """Yield name and bytes of each ELF object in a static library, up to the first damaged header."""
+    at = len(AR)
+    for _ in range(MOST):
+        head = window.at(at, MEMBER)
+        size = head[48:58].strip()
+        if head[58:60] != END or not size.isdigit():
+            return
+        part = window.part(at + MEMBER, int(size))
+        if part.at(0, len(ELF)) == ELF:
+            yield head[:16].decode("ascii", "replace").rstrip(" /"), part
+        at += MEMBER + int(size) + int(size) % 2
+
+
+def zipped(window: Window) -> Iterator[tuple[str, Callable[[], AbstractContextManager[Window]]]]:
+    """Yield each file in a zip, with what opens it; raise zipfile.BadZipFile and its like, or ValueError."""
+    with zipfile.ZipFile(io.BufferedReader(window)) as archive:
+        listed = archive.infolist()
+        if len(listed) > MOST or sum(one.file_size for one in listed) > INFLATED:
+            raise ValueError("too large")
+        for one in listed:
+            if not one.is_dir() and one.file_size:
+                yield one.filename, partial(_opened, archive, one)
+
+
+@contextlib.contextmanager
+def _opened(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Iterator[Window]:
+    # zipfile gives no more bytes than the list says.
+    with archive.open(member) as file, copied(file, member.file_size) as window:
+        yield window
+
+
+@contextlib.contextmanager
+def copied(file: Stream, size: int, head: bytes = b"") -> Iterator[Window]:
+    """Yield a window on the next `size` bytes of a stream, which are on disk where they are many.
+
+    `head` are those of them that were read already.
+    """
+    with contextlib.ExitStack() as stack:
+        copy: BinaryIO = io.BytesIO()
+        if size > IN_MEMORY:
+            copy = stack.enter_context(tempfile.TemporaryFile(dir=disk()))
+        copy.write(head)
+        left = size - len(head)
+        while left > 0 and (piece := file.read(min(PIECE, left))):
+            copy.write(piece)
+            left -= len(piece)
+        yield Window(copy, 0, size - max(left, 0))

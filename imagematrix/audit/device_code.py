@@ -1,0 +1,63 @@
+"""The device code of one file: what it is made for, whoever will run it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import reduce
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["NONE", "DeviceCode", "merged"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceCode:
+    """Targets of device code: cubins ("90a"), PTX (target and ISA version: "90", "8.4"), code objects.
+
+    `objects` are the targets of AMD's code objects, with the features they were made for or without:
+    "gfx90a:sramecc+:xnack-". `linked` is False of what a device linker has yet to make cubins of, which no
+    driver loads. `compressed` says whether some of it is compressed in the way that needs a driver from
+    550.54.14 on (Zstandard: nvcc --compress-mode). `damaged` says whether some of it is cut off.
+    """
+
+    cubins: frozenset[str] = frozenset()
+    ptx: frozenset[tuple[str, str]] = frozenset()
+    objects: frozenset[str] = frozenset()
+    linked: bool = True
+    compressed: bool = False
+    damaged: bool = False
+
+    @property
+    def cuda(self) -> bool:
+        """Whether some of it is for NVIDIA's GPUs."""
+        return bool(self.cubins or self.ptx)
+
+    def __bool__(self) -> bool:
+        """Whether there is any."""
+        return bool(self.cubins or self.ptx or self.objects or self.damaged)
+
+
+NONE = DeviceCode()
+
+
+def merged(parts: Iterable[DeviceCode]) -> DeviceCode:
+    """Return the device code of several parts of a file; what is linked hides what is not."""
+    known = [part for part in parts if part]
+    linked = any(part.linked for part in known) or not known
+    return reduce(_both, (part for part in known if part.linked == linked), NONE if linked else UNLINKED)
+
+
+def _both(one: DeviceCode, other: DeviceCode) -> DeviceCode:
+    return DeviceCode(
+        cubins=one.cubins | other.cubins,
+        ptx=one.ptx | other.ptx,
+        objects=one.objects | other.objects,
+        linked=one.linked,
+        compressed=one.compressed or other.compressed,
+        damaged=one.damaged or other.damaged,
+    )
+
+
+UNLINKED = DeviceCode(linked=False)

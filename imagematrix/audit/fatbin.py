@@ -1,0 +1,128 @@
+"""NVIDIA's device code as toolkits store it: fatbins, cubins and PTX.
+
+A fatbin is a header (magic, version, size of the header, size of what follows) and entries, each with a
+header of its own. That of an entry tells all there is to know, so nothing is decompressed. NVIDIA documents
+neither; the layout was read from what fatbinary of CUDA 12.4 to 13.5 writes, and cuobjdump judges it.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+
+from imagematrix.audit.device_code import NONE, DeviceCode
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from imagematrix.audit.window import Window
+
+__all__ = ["EM_CUDA", "MAGIC", "cubin", "fatbins", "ptx"]
+
+MAGIC = b"\x50\xed\x55\xba"
+HEADER = struct.Struct("<IHHQ")  # magic, version, size of the header, bytes behind it
+ENTRY = struct.Struct("<HHIQ8sHHI8sQ")  # kind, version, size of header and payload, -, ISA, target, -, flags
+SMALLEST = 48  # bytes of an entry's header that `ENTRY` is
+PTX, CUBIN = 1, 2  # kinds; others are intermediate code, which no driver loads
+SPECIFIC = 1 << 20  # flags: "a", of exactly one capability
+FAMILY = 1 << 21  # "f", of a family
+ZSTD = 1 << 15
+TARGETS = range(10, 1000)
+ALIGNED = 8
+PIECE = 1 << 16
+
+EM_CUDA = 190  # machine number of NVIDIA's device code in ELF headers
+ELF_HEADER = 64
+FLAGS = {1: 36, 2: 48}  # where e_flags are in an ELF header, by its class
+NEW_ABI = 8  # of cubins, from CUDA 13's compilers on and for targets from 100 on
+NOTE = re.compile(rb"-arch[ =](?:sm|compute)_(\d{2,3}f)\b")  # how ptxas was called, in .note.nv.tkinfo
+# What is before them are comments and empty lines.
+DIRECTIVES = re.compile(
+    rb"^\s*\.version\s+(\d+\.\d+)\s.*?^\s*\.target\s+sm_(\d{2,3}[af]?)\b", re.MULTILINE | re.DOTALL
+)
+
+
+def fatbins(window: Window) -> DeviceCode:
+    """Return what the fatbins in a section or a file have; those of older toolkits have gaps between them."""
+    cubins: set[str] = set()
+    texts: set[tuple[str, str]] = set()
+    compressed = damaged = False
+    for kind, target, isa, flags, whole in _entries(window):
+        damaged = damaged or not whole
+        if not whole:
+            continue
+        if kind == CUBIN:
+            cubins.add(target)
+        elif kind == PTX:
+            texts.add((target, isa))
+        else:
+            continue
+        compressed = compressed or bool(flags & ZSTD)
+    return DeviceCode(cubins=frozenset(cubins), ptx=frozenset(texts), compressed=compressed, damaged=damaged)
+
+
+def _entries(window: Window) -> Iterator[tuple[int, str, str, int, bool]]:
+    """Yield kind, target, ISA version and flags of each entry, and whether it is all there."""
+    at = 0
+    while at < window.size:
+        head = window.at(at, HEADER.size)
+        if head[:4] != MAGIC:
+            at = _next(window, at)
+            continue
+        if len(head) < HEADER.size:
+            yield 0, "", "", 0, False
+            return
+        _, _, skipped, size = HEADER.unpack(head)
+        entry, end = at + max(skipped, HEADER.size), at + skipped + size
+        if end > window.size:
+            yield 0, "", "", 0, False
+            end = window.size
+        while entry + SMALLEST <= end:
+            head = window.at(entry, SMALLEST)
+            kind, _, own, payload, _, minor, major, number, _, flags = ENTRY.unpack(head)
+            whole = own >= SMALLEST and entry + own + payload <= end and number in TARGETS
+            suffix = "a" if flags & SPECIFIC else "f" if flags & FAMILY else ""
+            yield kind, f"{number}{suffix}", f"{major}.{minor}", flags, whole
+            entry += max(own, SMALLEST) + payload
+        at = -(-max(end, at + HEADER.size) // ALIGNED) * ALIGNED
+
+
+def _next(window: Window, at: int) -> int:
+    """Return where the next fatbin begins, from `at` on, or the end."""
+    while at < window.size:
+        piece = window.at(at, PIECE + len(MAGIC) - 1)
+        found = piece.find(MAGIC)
+        while found != -1 and (at + found) % ALIGNED:
+            found = piece.find(MAGIC, found + 1)
+        if found != -1:
+            return at + found
+        at += PIECE
+    return window.size
+
+
+def cubin(window: Window) -> DeviceCode:
+    """Return the target of a cubin that is a file of its own."""
+    head = window.at(0, ELF_HEADER)
+    place = FLAGS.get(head[4]) if len(head) == ELF_HEADER else None
+    if place is None:
+        return DeviceCode(damaged=True)
+    flags = int.from_bytes(head[place : place + 4], "little")
+    if head[8] >= NEW_ABI:
+        number, specific = flags >> 8 & 0xFFFF, flags & 1 << 3
+    else:
+        number, specific = flags & 0xFF, flags & 1 << 11
+    if number not in TARGETS:
+        return DeviceCode(damaged=True)
+    # The flags of a family's code are those of plain code.
+    family = NOTE.search(window.at(0, PIECE)) if head[8] >= NEW_ABI and not specific else None
+    target = family[1].decode() if family else f"{number}{'a' if specific else ''}"
+    return DeviceCode(cubins=frozenset([target]))
+
+
+def ptx(window: Window) -> DeviceCode:
+    """Return what a file of PTX is made for; none where it is something else."""
+    found = DIRECTIVES.search(window.at(0, PIECE))
+    if found is None:
+        return NONE
+    return DeviceCode(ptx=frozenset([(found[2].decode(), found[1].decode())]))

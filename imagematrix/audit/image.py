@@ -1,0 +1,186 @@
+"""Images as sources have them: manifests, configurations and layers, none of which anybody vouches for."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from imagematrix import documents
+from imagematrix.catalog import labels
+from imagematrix.documents import Fields
+from imagematrix.errors import AuditError, UnknownImageError, UsageError
+from imagematrix.reference import DIGEST
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from imagematrix.audit.layer import Layer
+    from imagematrix.oci.expanded import Stream
+
+__all__ = ["Hashed", "Image", "Source", "digest", "image", "images"]
+
+ATTESTATION = "vnd.docker.reference.type"  # annotation of a manifest that is about another one
+DEEPEST = 3  # indexes in indexes
+MOST = 1000  # manifests of an index
+
+
+class Source(Protocol):
+    """Where the blobs of images are."""
+
+    def small(self, digest: str) -> bytes:
+        """Return a manifest or a configuration; raise UnknownImageError or AuditError."""
+
+    def layer(self, digest: str) -> Layer:
+        """Return a layer; raise AuditError where it is damaged."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Image:
+    """An image: its layers, the lowest first, and what its configuration says.
+
+    `digest` is that of its manifest, or of its configuration where there is no manifest. `sizes` are those of
+    its layers in a registry, by digest, as far as they are known. `environment` and `labels` are what a
+    container has of it.
+    """
+
+    reference: str
+    digest: str
+    platform: str
+    layers: tuple[Layer, ...]
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+class Hashed:
+    """A stream of bytes that are to have a digest."""
+
+    def __init__(self, stream: Stream, expected: str) -> None:
+        self._stream = stream
+        self._expected = expected
+        self._hash = hashlib.sha256()
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Return the next bytes; raise AuditError at the end where they have another digest."""
+        found = self._stream.read(size)
+        self._hash.update(found)
+        if not found and size and f"sha256:{self._hash.hexdigest()}" != self._expected:
+            raise AuditError(f"the blob {self._expected} has other bytes than its digest says")
+        return found
+
+
+def digest(raw: bytes) -> str:
+    """Return the digest of a manifest or a configuration."""
+    return f"sha256:{hashlib.sha256(raw).hexdigest()}"
+
+
+def images(source: Source, raw: bytes, reference: str, platform: str) -> Iterator[Image]:
+    """Yield the images that a manifest or an index stands for.
+
+    Of an index these are the variants of imagematrix in it, or else the image for `platform`, such as
+    linux/amd64. Raises UnknownImageError where there is none, AuditError where something is damaged.
+    """
+    try:
+        found = _chosen(list(_manifests(source, raw, reference, DEEPEST)), reference, platform)
+        for manifest in found:
+            own = digest(manifest.raw)
+            name = reference if len(found) == 1 else f"{reference.partition('@')[0]}@{own}"
+            layers = list(manifest.fields.objects("layers"))
+            config = manifest.fields.object_or_none("config")
+            if config is None:
+                raise AuditError(f"{name} has no configuration")
+            yield image(
+                source,
+                source.small(_digest(config, "digest")),
+                [_digest(layer, "digest") for layer in layers],
+                reference=name,
+                own=own,
+                sizes={layer.text("digest"): layer.integer("size") for layer in layers},
+            )
+    except UsageError as error:
+        raise AuditError(str(error)) from error
+
+
+def image(
+    source: Source,
+    config: bytes,
+    layers: Sequence[str],
+    *,
+    reference: str,
+    own: str,
+    sizes: Mapping[str, int] | None = None,
+) -> Image:
+    """Return the image with the digest `own`, a configuration and layers; raise AuditError, UsageError."""
+    fields = Fields(documents.parse(config, reference), reference)
+    inner = fields.object_or_none("config") or Fields({}, reference)
+    pairs = (word.partition("=") for word in (inner.texts("Env") if inner.present("Env") else ()))
+    platform = [
+        fields.text_or_none("os"),
+        fields.text_or_none("architecture"),
+        fields.text_or_none("variant"),
+    ]
+    return Image(
+        reference=reference,
+        digest=own,
+        platform="/".join(part for part in platform if part),
+        layers=tuple(source.layer(layer) for layer in layers),
+        sizes=sizes or {},
+        environment={name: value for name, _, value in pairs},
+        labels=inner.named_texts("Labels"),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Manifest:
+    """The manifest of an image, and what the index says of it that it is in, if any."""
+
+    raw: bytes
+    fields: Fields
+    platform: str | None
+    annotations: Mapping[str, str]
+
+
+def _manifests(
+    source: Source, raw: bytes, reference: str, deep: int, entry: Fields | None = None
+) -> Iterator[_Manifest]:
+    fields = Fields(documents.parse(raw, reference), reference)
+    if not fields.present("manifests"):
+        if fields.present("layers"):  # and not an artifact
+            yield _Manifest(
+                raw=raw,
+                fields=fields,
+                platform=_platform(entry),
+                annotations=entry.named_texts("annotations") if entry else {},
+            )
+        return
+    listed = list(fields.objects("manifests"))
+    if not deep or len(listed) > MOST:
+        raise AuditError(f"{reference} has indexes in indexes without end, or too many images")
+    for one in listed:
+        if ATTESTATION not in one.named_texts("annotations"):
+            yield from _manifests(source, source.small(_digest(one, "digest")), reference, deep - 1, one)
+
+
+def _chosen(listed: list[_Manifest], reference: str, platform: str) -> list[_Manifest]:
+    ours = [one for one in listed if labels.VARIANT in one.annotations]
+    if ours or len(listed) == 1:
+        return ours or listed
+    found = [one for one in listed if one.platform == platform]
+    if not found:
+        there = ", ".join(sorted({one.platform for one in listed if one.platform})) or "none"
+        raise UnknownImageError(f"{reference} has no image for {platform}", remedy=f"it has {there}")
+    return found[:1]
+
+
+def _platform(entry: Fields | None) -> str | None:
+    told = entry.object_or_none("platform") if entry else None
+    return f"{told.text_or_none('os')}/{told.text_or_none('architecture')}" if told else None
+
+
+def _digest(fields: Fields, key: str) -> str:
+    found = fields.text(key)
+    if not DIGEST.fullmatch(found):
+        raise fields.fail(key, f"{found[:80]!r} is not a sha256 digest")
+    return found

@@ -1,0 +1,175 @@
+"""One layer of an image, read from its archive: once, from the beginning to the end, in little memory."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+import tarfile
+from dataclasses import dataclass
+
+from imagematrix.audit import archives, objects
+from imagematrix.audit.objects import HEAD, File
+from imagematrix.errors import AuditError
+from imagematrix.oci.expanded import Expanded
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import IO
+
+    from imagematrix.oci.expanded import Stream
+
+__all__ = ["FOLDER", "OTHER", "Folder", "Hardlink", "Layer", "Plain", "Symlink", "opened", "read"]
+
+WHITEOUT = ".wh."
+OPAQUE = ".wh..wh..opq"
+PIECE = 1 << 20
+MOST = 4_000_000  # entries of a layer
+LONGEST = 1 << 20  # bytes of an extended header: names have 4096
+# Headers that hold what belongs to the next one, and are read in one piece.
+EXTENDED = (
+    tarfile.XHDTYPE,
+    tarfile.XGLTYPE,
+    tarfile.SOLARIS_XHDTYPE,
+    tarfile.GNUTYPE_LONGNAME,
+    tarfile.GNUTYPE_LONGLINK,
+)
+# Texts that an audit reads: what the loader goes by, and what Python's packages say of themselves.
+TEXTS = re.compile(
+    r"/etc/ld\.so\.(?:cache|conf|conf\.d/[^/]+\.conf)"
+    r"|/.*\.dist-info/(?:METADATA|RECORD)"
+    r"|/.*/(?:torch|jaxlib|tensorflow)/version\.py",
+)
+LONGEST_TEXT = 8 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """A folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class Symlink:
+    """A symbolic link."""
+
+    target: str
+
+
+@dataclass(frozen=True, slots=True)
+class Hardlink:
+    """Another name of the file at the path `target`."""
+
+    target: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plain:
+    """Anything else: a file with what it is to an audit, and its bytes where they are a text for it."""
+
+    file: File | None = None
+    text: bytes | None = None
+    layer: str = ""
+
+
+FOLDER = Folder()
+OTHER = Plain()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """A layer: its entries by path, the last of each path, and the paths and folders that it takes away."""
+
+    digest: str
+    entries: Mapping[str, Folder | Symlink | Hardlink | Plain]
+    removed: frozenset[str]
+    emptied: frozenset[str]
+
+
+class _Member(tarfile.TarInfo):
+    """A member whose header is sound. tarfile takes one that is not for the end of the archive."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _Member:
+        try:
+            found = super().frombuf(buf, encoding, errors)
+        except (tarfile.EmptyHeaderError, tarfile.EOFHeaderError):  # type: ignore[attr-defined]
+            raise
+        except tarfile.HeaderError as error:
+            raise tarfile.ReadError(str(error)) from error
+        if found.size < 0 or (found.type in EXTENDED and found.size > LONGEST):
+            raise tarfile.ReadError(f"a header of {found.size} bytes")
+        return found
+
+
+def opened(stream: Stream) -> tarfile.TarFile:
+    """Return the archive that a stream is, to be read in order; raise tarfile.TarError, also later."""
+    return tarfile.open(  # type: ignore[call-overload,no-any-return]  # it only reads
+        fileobj=stream, mode="r|", bufsize=PIECE, tarinfo=_Member
+    )
+
+
+def read(stream: Stream, digest: str) -> Layer:
+    """Return the layer that `stream` has the archive of, a tar, perhaps compressed; raise AuditError."""
+    entries: dict[str, Folder | Symlink | Hardlink | Plain] = {}
+    removed: set[str] = set()
+    emptied: set[str] = set()
+    try:
+        expanded = Expanded(stream)
+        with opened(expanded) as archive:
+            for number, member in enumerate(archive):
+                archive.members = []  # type: ignore[attr-defined]  # it keeps them all
+                if number > MOST:
+                    raise tarfile.ReadError(f"more than {MOST} files")
+                path = _absolute(member.name)
+                folder, name = posixpath.split(path)
+                if name == OPAQUE:
+                    emptied.add(folder)
+                elif name.startswith(WHITEOUT):
+                    removed.add(posixpath.join(folder, name.removeprefix(WHITEOUT)))
+                elif path != "/":
+                    entries.pop(path, None)  # the last of several counts, at its own place
+                    entries[path] = _entry(archive, member, path, digest)
+            _ended(archive, expanded)
+    except (tarfile.TarError, OSError, EOFError, ValueError) as error:
+        raise AuditError(f"the layer {digest} can't be read: {error}") from error
+    return Layer(digest=digest, entries=entries, removed=frozenset(removed), emptied=frozenset(emptied))
+
+
+def _ended(archive: tarfile.TarFile, expanded: Expanded) -> None:
+    """Read what is left, so that all of it is seen to be whole; tarfile takes any end for a good one."""
+    if archive.offset > expanded.produced:
+        raise EOFError("it ends within a file")
+    while expanded.read(PIECE):
+        pass
+
+
+def _entry(
+    archive: tarfile.TarFile, member: tarfile.TarInfo, path: str, digest: str
+) -> Folder | Symlink | Hardlink | Plain:
+    if member.isdir():
+        return FOLDER
+    if member.issym():
+        return Symlink(member.linkname)
+    if member.islnk():
+        return Hardlink(_absolute(member.linkname))
+    file = archive.extractfile(member) if member.isfile() else None
+    return _plain(file, path, member.size, digest) if file else OTHER
+
+
+def _plain(file: IO[bytes], path: str, size: int, digest: str) -> Plain:
+    if TEXTS.fullmatch(path):
+        return Plain(text=file.read(LONGEST_TEXT), layer=digest)
+    head = file.read(HEAD)
+    if not objects.interesting(path, head):
+        return OTHER
+    with archives.copied(file, size, head) as window:
+        if window.size < size:
+            raise EOFError(f"{path} is cut short")
+        found = objects.examine(path, window)
+    return Plain(file=found, layer=digest) if found else OTHER
+
+
+def _absolute(name: str) -> str:
+    if ".." in name.split("/"):
+        raise tarfile.ReadError(f"the path {name[:200]!r} leads out of it")
+    return posixpath.normpath("/" + name.lstrip("/"))

@@ -1,0 +1,161 @@
+"""What one file is to an audit, by its bytes: a program, a library, an archive of objects, device code."""
+
+from __future__ import annotations
+
+import re
+import zipfile
+from dataclasses import dataclass, replace
+
+from imagematrix.audit import archives, device_code, driver_file, elf, fatbin, hip, notes
+from imagematrix.audit.device_code import NONE, DeviceCode
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from imagematrix.audit.driver_file import Driver
+    from imagematrix.audit.elf import Elf
+    from imagematrix.audit.window import Window
+
+__all__ = ["HEAD", "File", "examine", "interesting"]
+
+HEAD = 64  # bytes of a file that tell whether it is of interest
+# The versions of libraries that tell theirs themselves, by the beginning of their names.
+TOLD = (("libnccl", re.compile(rb"NCCL version (\d+\.\d+\.\d+)")),)
+SEARCHED = 64 << 20  # bytes
+REGISTERED = ".nvFatBinSegment"  # a section that names the fatbins to the runtime
+CUDART = b"cudaErrorCudartUnloading"  # among the names of its errors
+PIECE = 8 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class File:
+    """A file with machine code or device code in it.
+
+    `machine` is that of its ELF header, None of other files; `linked` is False of objects and of archives of
+    them. `inner` are the files in it that are of interest, by path, where it is a wheel or another zip.
+    `version` is the one it tells itself, `static_cudart` says whether it has CUDA's runtime in it. `isa` is
+    the psABI level that its notes say it needs.
+    """
+
+    size: int
+    machine: int | None = None
+    linked: bool = True
+    code: DeviceCode = NONE
+    driver: Driver | None = None
+    soname: str | None = None
+    needed: tuple[str, ...] = ()
+    rpath: tuple[str, ...] = ()
+    runpath: tuple[str, ...] = ()
+    version: str | None = None
+    static_cudart: bool = False
+    isa: str | None = None
+    inner: tuple[tuple[str, File], ...] = ()
+    damaged: bool = False
+
+
+def interesting(path: str, head: bytes) -> bool:
+    """Whether a file that begins with `head` is worth examining."""
+    if head.startswith((elf.MAGIC, archives.AR, fatbin.MAGIC)) or driver_file.named(path):
+        return True
+    return path.endswith(".ptx") or (path.endswith(archives.ZIPPED) and head.startswith(archives.ZIP))
+
+
+def examine(path: str, window: Window) -> File | None:
+    """Return what a file is; None where it has nothing of interest."""
+    head = window.at(0, HEAD)
+    if head.startswith(elf.MAGIC):
+        return _elf(path, window)
+    if head.startswith(archives.AR):
+        return _archive(window)
+    if head.startswith(fatbin.MAGIC):
+        return File(size=window.size, code=fatbin.fatbins(window))
+    if head.startswith(archives.ZIP) and path.endswith(archives.ZIPPED):
+        return _zipped(window)
+    code = fatbin.ptx(window) if path.endswith(".ptx") else NONE
+    found = driver_file.driver(path, None, window)
+    return File(size=window.size, code=code, driver=found) if code or found else None
+
+
+def _elf(path: str, window: Window) -> File | None:
+    headers = elf.read(window)
+    if headers is None:
+        return File(size=window.size, damaged=True)
+    code = _code(headers, window)
+    return File(
+        size=window.size,
+        machine=headers.machine,
+        linked=headers.linked or headers.machine == fatbin.EM_CUDA,
+        code=code,
+        driver=driver_file.driver(path, headers, window) if headers.linked else None,
+        soname=headers.soname,
+        needed=headers.needed,
+        rpath=headers.rpath,
+        runpath=headers.runpath,
+        version=_version(headers.soname or path.rpartition("/")[2], window),
+        static_cudart=_has_cudart(headers, window),
+        isa=notes.isa_needed(headers, window),
+        damaged=headers.damaged or code.damaged,
+    )
+
+
+def _code(headers: Elf, window: Window) -> DeviceCode:
+    if headers.machine == fatbin.EM_CUDA:
+        return fatbin.cubin(window)
+    found: list[DeviceCode] = []
+    for section in headers.sections:
+        part = window.part(section.offset, section.size)
+        if section.name == ".nv_fatbin":
+            found.append(fatbin.fatbins(part))
+        elif section.name == "__nv_relfatbin":
+            found.append(replace(fatbin.fatbins(part), linked=False))
+        elif section.name == ".hip_fatbin":
+            found.append(hip.bundles(part))
+    if not headers.sections:  # they were stripped, which takes nothing from what runs
+        found.append(fatbin.fatbins(window))
+    return device_code.merged(found)
+
+
+def _has_cudart(headers: Elf, window: Window) -> bool:
+    """Whether a program or a library has CUDA's runtime linked into it."""
+    name = (headers.soname or "").startswith("libcudart") or any("libcudart" in one for one in headers.needed)
+    if name or not headers.linked or not any(headers.named(REGISTERED)):
+        return False
+    return any(CUDART in window.at(one.offset, min(one.size, SEARCHED)) for one in headers.named(".rodata"))
+
+
+def _archive(window: Window) -> File | None:
+    """Return what the objects of a static library have together; None where none has device code."""
+    members = [_elf(name, part) for name, part in archives.members(window)]
+    known = [one for one in members if one is not None]
+    code = device_code.merged(one.code for one in known)
+    if not code:
+        return None
+    return File(size=window.size, linked=False, code=code, damaged=any(one.damaged for one in known))
+
+
+def _zipped(window: Window) -> File | None:
+    try:
+        inner = tuple(_inner(window))
+    except (zipfile.BadZipFile, OSError, EOFError, ValueError, NotImplementedError, RuntimeError):
+        return File(size=window.size, damaged=True)
+    return File(size=window.size, linked=False, inner=inner) if inner else None
+
+
+def _inner(window: Window) -> Iterator[tuple[str, File]]:
+    for name, open_part in archives.zipped(window):
+        with open_part() as part:
+            found = examine(name, part) if interesting(name, part.at(0, HEAD)) else None
+        if found:
+            yield name, found
+
+
+def _version(name: str, window: Window) -> str | None:
+    pattern = next((pattern for start, pattern in TOLD if name.startswith(start)), None)
+    if pattern is None:
+        return None
+    for at in range(0, min(window.size, SEARCHED), PIECE):
+        found = pattern.search(window.at(at, PIECE + HEAD))
+        if found:
+            return found[1].decode()
+    return None

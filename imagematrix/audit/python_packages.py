@@ -1,0 +1,85 @@
+"""Python's packages in an image: which installed what, and what those with device code say of themselves."""
+
+from __future__ import annotations
+
+import csv
+import posixpath
+import re
+from dataclasses import dataclass
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from imagematrix.audit.tree import Tree
+
+__all__ = ["STACKS", "Package", "packages", "stack"]
+
+# Those that people choose an image for.
+STACKS = re.compile(
+    r"torch|torchvision|torchaudio|jaxlib|jax-cuda\d+-(?:plugin|pjrt)|cupy(?:-cuda\d+\w*)?|tensorflow"
+    r"|onnxruntime-gpu|bitsandbytes|triton|vllm|flash-attn|xformers|sglang|sgl-kernel|flashinfer-python"
+    r"|tensorrt(?:-cu\d+)?|faiss-gpu(?:-cu\d+)?|llama-cpp-python|ctranslate2|numba-cuda|cudf-cu\d+|cuml-cu\d+"
+)
+RECORDS = re.compile(r"(.*)/([^/]+)\.dist-info/(METADATA|RECORD)")
+HEADER = re.compile(rb"^(Name|Version):[ \t]*([^\r\n]{1,200})", re.MULTILINE)
+LOCAL = re.compile(r"\+(?:\w+\.)?cu(\d{2})(\d)\b")  # 2.8.0+cu128
+MAJOR = re.compile(r"(?:cuda|-cu)(\d{2})(\d)?", re.ASCII)  # cupy-cuda12x, jax-cuda12-plugin
+TORCH = re.compile(rb"^cuda(?:: [^=\n]+)? = '(\d{1,2}\.\d{1,2})'", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Package:
+    """A package: its normalised name, its version, and the paths of the files that it installed."""
+
+    name: str
+    version: str
+    files: frozenset[str]
+
+
+def packages(tree: Tree) -> Iterator[Package]:
+    """Yield the packages that have metadata as pip leaves it."""
+    texts: dict[str, dict[str, bytes]] = {}
+    for path, file in tree.files():
+        found = RECORDS.fullmatch(path) if file.text is not None else None
+        if found:
+            texts.setdefault(posixpath.dirname(path), {})[found[3]] = file.text or b""
+    for folder, own in sorted(texts.items()):
+        told = {name.decode(): value.decode("utf-8", "replace") for name, value in _header(own)}
+        if {"Name", "Version"} <= told.keys():
+            yield Package(
+                name=re.sub(r"[-_.]+", "-", told["Name"].strip()).lower(),
+                version=told["Version"].strip(),
+                files=frozenset(_files(posixpath.dirname(folder), own.get("RECORD", b""))),
+            )
+
+
+def stack(package: Package, tree: Tree) -> str | None:
+    """Return the CUDA release that a package was built with, as it tells it: "12.8", or "12"; None if not."""
+    local = LOCAL.search(package.version)
+    if local:
+        return f"{local[1]}.{local[2]}"
+    for path in package.files:
+        if path.endswith("/torch/version.py"):
+            found = tree.find(path)
+            release = TORCH.search(found[1].text or b"") if found else None
+            if release:
+                return release[1].decode()
+    named = MAJOR.search(package.name)
+    return (f"{named[1]}.{named[2]}" if named[2] else named[1]) if named else None
+
+
+def _header(own: dict[str, bytes]) -> list[tuple[bytes, bytes]]:
+    head = own.get("METADATA", b"").partition(b"\n\n")[0]
+    return HEADER.findall(head)
+
+
+def _files(folder: str, record: bytes) -> Iterator[str]:
+    """Yield the paths that a RECORD lists, whose first column they are."""
+    lines = record.decode("utf-8", "replace").splitlines()
+    try:
+        for row in csv.reader(lines):
+            if row:
+                yield posixpath.normpath(posixpath.join(folder, row[0]))
+    except csv.Error:
+        return

@@ -1,0 +1,174 @@
+"""What the bytes of an image say: the Audit, of which the document is made."""
+
+from __future__ import annotations
+
+import posixpath
+from dataclasses import dataclass
+
+from imagematrix.audit import libraries, promise
+from imagematrix.audit.device_code import NONE
+from imagematrix.audit.driver_file import LIBRARIES, Driver, named
+from imagematrix.audit.loader import Loader
+from imagematrix.audit.python_packages import STACKS, packages, stack
+from imagematrix.audit.tree import Tree
+from imagematrix.facts import marches
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from imagematrix.audit.device_code import DeviceCode
+    from imagematrix.audit.image import Image
+    from imagematrix.audit.libraries import Library
+    from imagematrix.audit.objects import File
+    from imagematrix.audit.python_packages import Package
+
+__all__ = ["Audit", "DriverFile", "Found", "Stack", "audit"]
+
+BASELINE = "x86-64-v1"
+HWCAPS = "glibc-hwcaps"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A file of interest: its path, its layer, and what it is. `own`: it is no library of NVIDIA's."""
+
+    path: str
+    layer: str
+    file: File
+    own: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriverFile:
+    """A library of the user-mode driver, at a path. `loaded`: the loader takes it for that library."""
+
+    path: str
+    driver: Driver
+    loaded: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stack:
+    """A framework: what its package says, and the targets of the cubins in its files."""
+
+    name: str
+    version: str
+    cuda: str | None
+    arch_list: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Audit:
+    """What an image contains. Files and the like are sorted by path.
+
+    `cubins` and `ptx` hold for all files with device code, NVIDIA's libraries aside: see `promise`.
+    """
+
+    image: Image
+    files: tuple[Found, ...]
+    drivers: tuple[DriverFile, ...]
+    libraries: tuple[Library, ...]
+    stacks: tuple[Stack, ...]
+    cubins: tuple[str, ...]
+    ptx: tuple[tuple[str, str], ...]
+    compressed: bool
+    objects: tuple[str, ...]
+    isa: tuple[tuple[str, str], ...]
+
+    @property
+    def coded(self) -> Iterator[Found]:
+        """The files whose device code counts for what the image promises."""
+        return (one for one in self.files if one.own and _loadable(one.file))
+
+    @property
+    def flags(self) -> dict[str, str]:
+        """The flags of the CPU that notes say are needed, each with a file that says so."""
+        levels = dict(marches.LEVELS)
+        proof: dict[str, str] = {}
+        for level, path in self.isa:
+            reached = marches.level_rank(level)
+            for name, added in levels.items():
+                if marches.level_rank(name) <= reached:
+                    proof.update(dict.fromkeys(added - proof.keys(), path))
+        return proof
+
+
+def audit(image: Image) -> Audit:
+    """Return what the files of an image are, as a container of it would see them; raise AuditError."""
+    tree = Tree(image.layers)
+    installed = list(packages(tree))
+    versions = {path: package.version for package in installed for path in package.files}
+    found = sorted(_found(tree), key=lambda one: one.path)
+    codes = [one.file.code for one in found if one.own and _loadable(one.file)]
+    return Audit(
+        image=image,
+        files=tuple(found),
+        drivers=tuple(_drivers(tree, found, image.environment)),
+        libraries=tuple(
+            library for one in found if (library := libraries.library(one.path, one.file, versions))
+        ),
+        stacks=tuple(sorted(_stacks(installed, found, tree), key=lambda one: (one.name, one.version))),
+        cubins=tuple(promise.cubins([code for code in codes if code.cuda])),
+        ptx=tuple(promise.ptx([code for code in codes if code.cuda])),
+        compressed=any(code.compressed for code in codes),
+        objects=tuple(sorted({target for code in codes for target in code.objects})),
+        isa=tuple((one.file.isa, one.path) for one in found if one.file.isa and _needed(one)),
+    )
+
+
+def _found(tree: Tree) -> Iterator[Found]:
+    for path, node in tree.files():
+        if node.file is None:
+            continue
+        own = not libraries.of_nvidia(path, node.file)
+        yield Found(path=path, layer=node.layer, file=node.file, own=own)
+        for inner, file in node.file.inner:
+            # What is in an archive is not loaded from there, but it is what will be installed.
+            name = f"{path}!/{inner}"
+            yield Found(path=name, layer=node.layer, file=file, own=not libraries.of_nvidia(inner, file))
+
+
+def _loadable(file: File) -> bool:
+    """Whether a driver is given the device code of a file: not that of objects, which are linked first."""
+    return file.linked and file.code.linked and bool(file.code.cubins or file.code.ptx or file.code.objects)
+
+
+def _needed(one: Found) -> bool:
+    """Whether the level that a file notes is one for the image.
+
+    The first level is that of every CPU; what is in a folder of glibc-hwcaps is loaded where it runs.
+    """
+    return one.file.isa != BASELINE and HWCAPS not in one.path.split("/")
+
+
+def _drivers(tree: Tree, found: Sequence[Found], environment: Mapping[str, str]) -> Iterator[DriverFile]:
+    files = {one.path: one.file.driver for one in found if one.file.driver}
+    for link in tree.links():
+        # A link to a file that is the driver by this name alone.
+        told = named(link)
+        led = tree.find(link) if told and told[1] else None
+        if told and led and led[0] not in files:
+            files[link] = Driver(name=told[0], kind="exact", version=told[1])
+    loader = Loader(tree, environment.get("LD_LIBRARY_PATH", ""))
+    taken = {file[0] for name in LIBRARIES if (file := loader.find(f"{name}.so.1"))}
+    for one in found:
+        for name in one.file.needed:
+            folder = posixpath.dirname(one.path)
+            if named(name) and (file := loader.find(name, one.file.runpath or one.file.rpath, origin=folder)):
+                taken.add(file[0])
+    for path, driver in sorted(files.items()):
+        yield DriverFile(path=path, driver=driver, loaded=path in taken)
+
+
+def _stacks(installed: Sequence[Package], found: Sequence[Found], tree: Tree) -> Iterator[Stack]:
+    codes: dict[str, DeviceCode] = {one.path: one.file.code for one in found if _loadable(one.file)}
+    for package in installed:
+        if STACKS.fullmatch(package.name):
+            own = {target for path in package.files for target in codes.get(path, NONE).cubins}
+            yield Stack(
+                name=package.name,
+                version=package.version,
+                cuda=stack(package, tree),
+                arch_list=tuple(sorted(f"sm_{target}" for target in own)),
+            )

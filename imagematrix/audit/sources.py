@@ -1,0 +1,306 @@
+"""Where images are read from: an engine, a registry, an OCI layout, an archive of `docker save` or of OCI.
+
+Nothing is started, and nothing of an image is written but files that are too large for memory, while they are
+looked at.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import posixpath
+import re
+import tarfile
+from pathlib import Path
+
+from imagematrix import documents, engine
+from imagematrix.audit import layer as layers
+from imagematrix.audit.image import Hashed, Image, digest, image, images
+from imagematrix.documents import Fields
+from imagematrix.errors import AuditError, EngineError, UnknownImageError, UsageError
+from imagematrix.oci.registry import Registry
+from imagematrix.reference import Reference, names_registry
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
+
+    from imagematrix.audit.layer import Layer
+    from imagematrix.oci.expanded import Stream
+
+__all__ = ["Layers", "read"]
+
+LAYOUT = "oci-layout"  # the file that makes a folder a layout
+INDEX = "index.json"
+SAVED = "manifest.json"
+BLOB = re.compile(r"blobs/sha256/[0-9a-f]{64}", re.ASCII)
+SMALL = 4 << 20  # bytes of a manifest or a configuration
+MOST = 10_000  # files of an archive
+TEXTS = (b"{", b"[")
+
+
+class Layers:
+    """The layers that were read so far, each once. `watch` is called with the bytes of each as they come."""
+
+    def __init__(self, watch: Callable[[int], None] = lambda _: None) -> None:
+        self._known: dict[str, Layer] = {}
+        self._watch = watch
+
+    def read(self, digest: str, opened: Callable[[], AbstractContextManager[Stream]]) -> Layer:
+        """Return a layer whose bytes are to have this digest; raise AuditError."""
+        if digest not in self._known:
+            with opened() as stream:
+                self._known[digest] = layers.read(_Watched(Hashed(stream, digest), self._watch), digest)
+        return self._known[digest]
+
+    def unnamed(self, stream: Stream, name: str) -> Layer:
+        """Return a layer of which only its name in an archive is known; raise AuditError."""
+        return layers.read(_Watched(stream, self._watch), name)
+
+
+class _Watched:
+    def __init__(self, stream: Stream, watch: Callable[[int], None]) -> None:
+        self._stream = stream
+        self._watch = watch
+
+    def read(self, size: int = -1, /) -> bytes:
+        found = self._stream.read(size)
+        self._watch(len(found))
+        return found
+
+
+def read(reference: str, platform: str, known: Layers) -> Iterator[Image]:
+    """Yield the images that a name stands for: of a layout or an archive, of the engine, of a registry.
+
+    `platform`, such as linux/amd64, decides where it stands for several of other people's. Raises
+    UnknownImageError where there is none, EngineError where neither engine nor registry can be reached,
+    AuditError where what there is can't be read.
+    """
+    path = Path(reference)
+    if (path / LAYOUT).is_file():
+        source = _Layout(path, known)
+        yield from images(source, source.index(), reference, platform)
+    elif path.is_file():
+        with path.open("rb") as file:
+            yield from _Archive(file, known).images(reference, platform)
+    elif path.exists():
+        raise UnknownImageError(f"{reference} is no image: it has no file {LAYOUT}")
+    else:
+        yield from _named(reference, platform, known)
+
+
+def _named(reference: str, platform: str, known: Layers) -> Iterator[Image]:
+    """Yield the image of the engine with this name, or else what the registry has that it names."""
+    remote = names_registry(reference)
+    try:
+        saved = _saved(reference)
+    except EngineError:
+        if not remote:
+            raise
+        saved = None
+    if saved is not None:
+        with contextlib.closing(saved):
+            yield from _Archive(saved, known).images(reference, platform)
+        return
+    if not remote:
+        raise UnknownImageError(f"the engine has no image {reference}", remedy=f"docker pull {reference}")
+    name = Reference.parse(reference)
+    with Registry(name.name) as registry:
+        found = registry.manifest(name.tag)
+        if found is None:
+            raise UnknownImageError(f"the registry {name.registry} has no {reference}")
+        yield from images(_Remote(registry, known), found.raw, reference, platform)
+
+
+def _saved(reference: str) -> _Pieces | None:
+    """Return an image of the engine as `docker save` writes it; None where it has none of this name."""
+    if not engine.digests(reference):
+        return None
+    from docker.errors import DockerException
+    from requests.exceptions import RequestException
+
+    client = engine.client()
+    try:
+        pieces = client.api.get_image(reference)
+    except (DockerException, RequestException) as error:
+        client.close()
+        raise EngineError(f"{reference} can't be read from the engine: {error}") from error
+    return _Pieces(pieces, client.close)
+
+
+class _Pieces:
+    """A stream of pieces that come one after the other."""
+
+    def __init__(self, pieces: Iterator[bytes], close: Callable[[], None]) -> None:
+        self._pieces = pieces
+        self._left = b""
+        self.close = close
+
+    def read(self, size: int = -1, /) -> bytes:
+        from requests.exceptions import RequestException
+        from urllib3.exceptions import HTTPError
+
+        parts = [self._left]
+        length = len(self._left)
+        try:
+            while length < size and (piece := next(self._pieces, b"")):
+                parts.append(piece)
+                length += len(piece)
+        except (RequestException, HTTPError) as error:
+            raise EngineError(f"the engine broke off: {error}") from error
+        whole = b"".join(parts)
+        found, self._left = whole[:size], whole[size:]
+        return found
+
+
+class _Layout:
+    """The Source that a folder with an OCI layout is."""
+
+    def __init__(self, folder: Path, known: Layers) -> None:
+        self._folder = folder
+        self._known = known
+
+    def index(self) -> bytes:
+        return self._bytes(self._folder / INDEX)
+
+    def small(self, own: str) -> bytes:
+        raw = self._bytes(self._path(own))
+        if digest(raw) != own:
+            raise AuditError(f"the blob {own} has other bytes than its digest says")
+        return raw
+
+    def layer(self, own: str) -> Layer:
+        try:
+            return self._known.read(own, lambda: self._path(own).open("rb"))
+        except OSError as error:
+            raise AuditError(f"the layout {self._folder} lacks {own}: {error.strerror}") from error
+
+    def _path(self, own: str) -> Path:
+        return self._folder / "blobs" / "sha256" / own.removeprefix("sha256:")
+
+    def _bytes(self, path: Path) -> bytes:
+        try:
+            with path.open("rb") as file:
+                raw = file.read(SMALL + 1)
+        except OSError as error:
+            raise AuditError(f"the layout {self._folder} can't be read: {error}") from error
+        if len(raw) > SMALL:
+            raise AuditError(f"{path} is too large for a manifest")
+        return raw
+
+
+class _Remote:
+    """The Source that a repository of a registry is."""
+
+    def __init__(self, registry: Registry, known: Layers) -> None:
+        self._registry = registry
+        self._known = known
+
+    def small(self, own: str) -> bytes:
+        found = self._registry.manifest(own)
+        return found.raw if found else self._registry.blob(own)
+
+    def layer(self, own: str) -> Layer:
+        return self._known.read(own, lambda: self._registry.open(own))
+
+
+class _Archive:
+    """The Source that an archive of `docker save`, or one with an OCI layout, is: read in one go.
+
+    Layers come before what says whose they are, so each is read as it comes.
+    """
+
+    def __init__(self, file: Stream, known: Layers) -> None:
+        self._known = known
+        self._texts: dict[str, bytes] = {}
+        self._layers: dict[str, Layer | AuditError] = {}
+        self._links: dict[str, str] = {}
+        try:
+            with layers.opened(file) as archive:
+                for number, member in enumerate(archive):
+                    if number > MOST:
+                        raise tarfile.ReadError(f"more than {MOST} files")
+                    self._take(archive, member)
+        except (tarfile.TarError, OSError, EOFError) as error:
+            raise AuditError(f"the archive can't be read: {error}") from error
+
+    def _take(self, archive: tarfile.TarFile, member: tarfile.TarInfo) -> None:
+        name = posixpath.normpath(member.name)
+        if member.issym() or member.islnk():
+            base = posixpath.dirname(name) if member.issym() else ""
+            self._links[name] = posixpath.normpath(posixpath.join(base, member.linkname))
+        file = archive.extractfile(member) if member.isfile() else None
+        if file is None:
+            return
+        head = file.read(1)
+        if head in TEXTS and member.size <= SMALL:
+            self._texts[name] = head + file.read()
+        elif head:
+            stream = _Prefixed(head, file)
+            try:
+                if BLOB.fullmatch(name):
+                    own = f"sha256:{name.rpartition('/')[2]}"
+                    self._layers[name] = self._known.read(own, lambda: contextlib.nullcontext(stream))
+                else:
+                    self._layers[name] = self._known.unnamed(stream, name)
+            except AuditError as error:  # it may be something else, which nobody asks for
+                self._layers[name] = error
+
+    def images(self, reference: str, platform: str) -> Iterator[Image]:
+        """Yield the images in it; see `image.images`."""
+        if SAVED not in self._texts:
+            if INDEX not in self._texts:
+                raise UnknownImageError(f"{reference} is no archive of `docker save` or with an OCI layout")
+            yield from images(self, self._texts[INDEX], reference, platform)
+            return
+        try:
+            listed = list(
+                Fields({"images": documents.parse(self._texts[SAVED], SAVED)}, SAVED).objects("images")
+            )
+            for one in listed:
+                names = one.texts("RepoTags") if one.present("RepoTags") else ()
+                config = self._text(one.text("Config"))
+                own = self._manifest(digest(config))
+                name = names[0] if len(listed) > 1 and names else reference
+                yield image(self, config, one.texts("Layers"), reference=name, own=own)
+        except UsageError as error:
+            raise AuditError(str(error)) from error
+
+    def small(self, own: str) -> bytes:
+        return self._text(f"blobs/sha256/{own.removeprefix('sha256:')}")
+
+    def layer(self, name: str) -> Layer:
+        name = f"blobs/sha256/{name.removeprefix('sha256:')}" if name.startswith("sha256:") else name
+        found = self._layers.get(self._links.get(name, name))
+        if found is None:
+            raise AuditError(f"the archive lacks {name}")
+        if isinstance(found, AuditError):
+            raise found
+        return found
+
+    def _text(self, name: str) -> bytes:
+        raw = self._texts.get(name)
+        if raw is None:
+            raise AuditError(f"the archive lacks {name[:200]}")
+        return raw
+
+    def _manifest(self, config: str) -> str:
+        """Return the digest of the manifest with this configuration, or else that of the configuration."""
+        for raw in self._texts.values():
+            with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
+                if json.loads(raw)["config"]["digest"] == config:
+                    return digest(raw)
+        return config
+
+
+class _Prefixed:
+    """A stream whose first bytes were read already."""
+
+    def __init__(self, head: bytes, stream: Stream) -> None:
+        self._head = head
+        self._stream = stream
+
+    def read(self, size: int = -1, /) -> bytes:
+        found, self._head = self._head, b""
+        return found or self._stream.read(size)

@@ -1,0 +1,60 @@
+"""A part of a file's bytes, to be read at any place, never beyond its end."""
+
+from __future__ import annotations
+
+import io
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import BinaryIO, Self
+
+    from _typeshed import WriteableBuffer
+
+__all__ = ["Window"]
+
+
+class Window(io.RawIOBase):
+    """The `size` bytes of a seekable file from `start` on, as a file of its own.
+
+    Nobody vouches for what is in it: what a caller asks for beyond its end is not there.
+    """
+
+    def __init__(self, file: BinaryIO, start: int, size: int) -> None:
+        self._file = file
+        self._start = start
+        self.size = size
+        self._at = 0
+
+    def readable(self) -> bool:  # noqa: D102 - as of every file
+        return True
+
+    def seekable(self) -> bool:  # noqa: D102 - as of every file
+        return True
+
+    def tell(self) -> int:  # noqa: D102 - as of every file
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:  # noqa: D102 - as of every file
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self.size}[whence]
+        self._at = max(0, base + offset)
+        return self._at
+
+    def readinto(self, buffer: WriteableBuffer, /) -> int:  # noqa: D102 - as of every file
+        place = memoryview(buffer)
+        found = self.at(self._at, len(place))
+        place[: len(found)] = found
+        self._at += len(found)
+        return len(found)
+
+    def at(self, offset: int, size: int) -> bytes:
+        """Return up to `size` bytes from `offset` on."""
+        size = min(size, self.size - offset)
+        if offset < 0 or size <= 0:
+            return b""
+        self._file.seek(self._start + offset)
+        return self._file.read(size)
+
+    def part(self, offset: int, size: int) -> Self:
+        """Return the window of up to `size` bytes from `offset` on."""
+        offset = min(max(offset, 0), self.size)
+        return type(self)(self._file, self._start + offset, max(0, min(size, self.size - offset)))

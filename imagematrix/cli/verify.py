@@ -1,0 +1,141 @@
+"""`imagematrix verify`: what the bytes of images say, against what their labels claim."""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+import sys
+from typing import Annotated
+
+import typer
+
+from imagematrix.cli.options import Json
+from imagematrix.cli.output import answer, console, counted, show
+from imagematrix.errors import AuditError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from imagematrix.audit.claims import Contradiction
+    from imagematrix.audit.report import Audit
+
+__all__ = ["command"]
+
+ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+MIB = 1 << 20
+
+
+def command(
+    references: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="REF…",
+            help="Images of the engine or of a registry, OCI layouts, archives of `docker save`.",
+        ),
+    ],
+    platform_: Annotated[
+        str | None,
+        typer.Option(
+            "--platform",
+            metavar="OS/ARCH",
+            help="Which image of an index of others; without it, the one for this machine.",
+        ),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Audit what images contain, by their bytes; exit with 9 where that contradicts what their labels claim.
+
+    Nothing is started. It works on images of others, too.
+    """
+    from imagematrix.audit.claims import claimed, contradictions
+    from imagematrix.audit.document import document
+    from imagematrix.audit.report import audit
+    from imagematrix.audit.sources import Layers, read
+
+    with _progress() as watch:
+        layers = Layers(watch)
+        wanted = platform_ or f"linux/{ARCHITECTURES.get(platform.machine(), platform.machine())}"
+        audits = [audit(image) for one in references for image in read(one, wanted, layers)]
+    judged: list[tuple[Audit, list[Contradiction]]] = []
+    for one in audits:
+        variant = claimed(one)
+        judged.append((one, contradictions(one, variant) if variant else []))
+    if json:
+        found = [document(one, broken, audits) for one, broken in judged]
+        answer(found[0] if len(found) == 1 else found)
+    else:
+        show("\n\n".join(_text(one, broken) for one, broken in judged))
+    broken = [item for _, several in judged for item in several]
+    if broken:
+        wrong = sum(1 for _, several in judged if several)
+        raise AuditError(f"the bytes of {counted(wrong, 'image')} contradict the labels")
+
+
+def _text(audit: Audit, broken: Sequence[Contradiction]) -> str:
+    image = audit.image
+    rows = [
+        ("image", f"{image.reference}"),
+        ("digest", image.digest),
+        ("platform", image.platform),
+        ("device code", _code(audit)),
+        *(("driver", line) for line in _drivers(audit)),
+        *(("library", line) for line in _libraries(audit)),
+        *(("python", line) for line in _stacks(audit)),
+        ("CPU needs", " ".join(sorted(audit.flags)) or "nothing beyond the baseline, by its notes"),
+        *(("damaged", one.path) for one in audit.files if one.file.damaged or one.file.code.damaged),
+        *(("contradiction", str(one)) for one in broken),
+    ]
+    return "\n".join(f"{name:<13}  {line}" for name, line in rows)
+
+
+def _code(audit: Audit) -> str:
+    words = [f"sm_{target}" for target in audit.cubins]
+    words += [f"PTX {target} (ISA {isa})" for target, isa in audit.ptx]
+    words += list(audit.objects)
+    files = sum(1 for _ in audit.coded)
+    if not files:
+        return "none"
+    return f"{', '.join(words) or 'for no GPU in all'}; {counted(files, 'file')}"
+
+
+def _drivers(audit: Audit) -> Iterator[str]:
+    for one in audit.drivers:
+        loaded = ", which the loader takes" if one.loaded else ""
+        yield f"{one.driver.name} {one.driver.version or ''} {one.driver.kind} {one.path}{loaded}"
+
+
+def _libraries(audit: Audit) -> Iterator[str]:
+    for one in audit.libraries:
+        oldest = f", driver {one.oldest_driver} or newer" if one.oldest_driver else ""
+        yield f"{one.name} {one.version or 'static' if one.static else one.version or '?'} {one.path}{oldest}"
+
+
+def _stacks(audit: Audit) -> Iterator[str]:
+    for one in audit.stacks:
+        yield f"{one.name} {one.version}, CUDA {one.cuda or '?'}: {' '.join(one.arch_list) or 'no cubins'}"
+
+
+@contextlib.contextmanager
+def _progress() -> Iterator[Callable[[int], None]]:
+    """Yield what is told of the bytes that are read; a terminal shows them."""
+    if not (sys.stderr and sys.stderr.isatty()):
+        yield lambda _: None
+        return
+    from rich.live import Live
+    from rich.text import Text
+
+    read = 0
+
+    def count(more: int) -> None:
+        nonlocal read
+        read += more
+
+    screen = console(sys.stderr)
+    with Live(
+        console=screen,
+        get_renderable=lambda: Text(f"read {read // MIB} MiB of layers", style="dim"),
+        refresh_per_second=4,
+        transient=True,
+    ):
+        yield count

@@ -1,0 +1,100 @@
+"""Layers as they were before compression, whichever it is, for as long as their size stays within reason."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from typing import Protocol
+
+__all__ = ["Expanded", "Stream"]
+
+GZIP = b"\x1f\x8b"
+ZSTD = b"\x28\xb5\x2f\xfd"
+SKIPPABLE = range(0x50, 0x60)  # first bytes of frames that only some readers know, which Zstandard skips
+WINDOW = 128 << 20  # bytes that a Zstandard stream may want to look back
+FREE = 16 << 30  # bytes to which a stream may expand whatever it has; beyond them, RATIO counts
+RATIO = 100
+PIECE = 1 << 20
+
+
+class Stream(Protocol):
+    """What bytes can be read from, in order."""
+
+    def read(self, size: int = ..., /) -> bytes:
+        """Return the next bytes, none at the end."""
+
+
+class Expanded:
+    """The bytes that a stream compresses with gzip or Zstandard, or has as they are.
+
+    `read` raises ValueError where they are damaged or out of all proportion to what is there, EOFError where
+    they are cut short.
+    """
+
+    def __init__(self, stream: Stream) -> None:
+        self._raw = _Counted(stream)
+        self._file = _opened(self._raw)
+        self.produced = 0
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Return the next `size` bytes, fewer at the end."""
+        try:
+            found = self._file.read(size)
+        except (OSError, zlib.error) as error:
+            if type(error) not in (gzip.BadGzipFile, zlib.error):
+                raise
+            raise ValueError(str(error)) from error
+        self.produced += len(found)
+        if self.produced > max(FREE, RATIO * self._raw.read_so_far):
+            raise ValueError(f"{self._raw.read_so_far} bytes expand to more than {self.produced}")
+        return found
+
+
+class _Counted:
+    """A stream that knows how much of it was read, and gives its first bytes once more."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self.head = b""
+        while len(self.head) < len(ZSTD) and (piece := stream.read(len(ZSTD) - len(self.head))):
+            self.head += piece
+        self._ahead = self.head
+        self.read_so_far = len(self.head)
+
+    def read(self, size: int = -1, /) -> bytes:
+        if self._ahead:
+            end = len(self._ahead) if size < 0 else size
+            found, self._ahead = self._ahead[:end], self._ahead[end:]
+            return found
+        found = self._stream.read(size)
+        self.read_so_far += len(found)
+        return found
+
+
+class _Zstandard:
+    """A stream of frames, read with errors of one kind."""
+
+    def __init__(self, raw: _Counted) -> None:
+        import zstandard
+
+        self._error = zstandard.ZstdError
+        decompressor = zstandard.ZstdDecompressor(max_window_size=WINDOW)
+        self._reader = decompressor.stream_reader(raw, read_across_frames=True)  # type: ignore[arg-type]
+
+    def read(self, size: int = PIECE, /) -> bytes:
+        parts: list[bytes] = []
+        try:
+            while size > 0 and (piece := self._reader.read(size)):
+                parts.append(piece)
+                size -= len(piece)
+        except self._error as error:
+            raise ValueError(str(error)) from error
+        return b"".join(parts)
+
+
+def _opened(raw: _Counted) -> Stream:
+    if raw.head.startswith(GZIP):
+        return gzip.GzipFile(fileobj=raw)  # type: ignore[call-overload,no-any-return]  # it only reads
+    if raw.head == ZSTD or (raw.head[1:] == b"\x2a\x4d\x18" and raw.head[0] in SKIPPABLE):
+        return _Zstandard(raw)
+    return raw

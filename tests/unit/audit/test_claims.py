@@ -1,0 +1,204 @@
+"""Images that lie about themselves, and others: each lie is found, with the file that proves it."""
+
+import io
+import struct
+import subprocess
+import zipfile
+from pathlib import Path
+
+import pytest
+from images import Parts, hardlink, layout, link, tar
+
+from imagematrix.audit.claims import claimed, contradictions
+from imagematrix.audit.document import document
+from imagematrix.audit.report import audit
+from imagematrix.audit.sources import Layers, read
+from imagematrix.catalog import labels
+from imagematrix.catalog.catalog import Ptx, UserModeDriver, Variant
+from imagematrix.errors import AuditError
+
+DATA = Path(__file__).parent / "data"
+CUBIN, OTHER_CUBIN = (DATA / "80.cubin").read_bytes(), (DATA / "90a.cubin").read_bytes()
+FATBIN = (DATA / "zstd.fatbin").read_bytes()
+EXACT = UserModeDriver(mode="exact", version="550.163.01")
+REAL = "usr/lib/libcuda.so.550.163.01"
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory):
+    """Call it with options of gcc, a source or the text that it has in it, to get the bytes of a library."""
+    folder = tmp_path_factory.mktemp("built")
+
+    def call(*options, text="", source="int it(void) { return 1; }"):
+        (folder / "it.c").write_text(f'const char text[] = "\\0" "{text}";\n{source}\n')
+        words = ["gcc", "-shared", "-fPIC", *options, folder / "it.c", "-o", folder / "it.so"]
+        subprocess.run(words, check=True)
+        return (folder / "it.so").read_bytes()
+
+    return call
+
+
+@pytest.fixture(scope="session")
+def libcuda(built):
+    return lambda version="550.163.01": built("-Wl,-soname,libcuda.so.1", text=version)
+
+
+@pytest.fixture
+def judged(tmp_path, conforms):
+    """Call it with a variant and layers: what contradicts it, each as fact, what was found and path."""
+
+    def call(variant, *layers, env=()):
+        image = Parts(
+            *(tar(*members) for members in layers), labels={labels.VARIANT: labels.write(variant)}, env=env
+        )
+        place = tmp_path / image.digest[7:19]
+        path = str(place) if place.exists() else layout(place, image)
+        (found,) = read(path, "linux/amd64", Layers())
+        judged = audit(found)
+        broken = contradictions(judged, claimed(judged))
+        written = document(judged, broken, [judged])
+        conforms(written)
+        assert [one["path"] for one in written["contradictions"]] == [one.path for one in broken]
+        return [(one.fact, " ".join(one.found), one.path) for one in broken]
+
+    return call
+
+
+def gpu(**more):
+    return Variant(
+        **{"reference": "t:x", "digest": None, "platform": "linux/amd64", "cuda": "12.4", "cubins": ("80",)}
+        | more
+    )
+
+
+CPU = Variant(reference="t:x", digest=None, platform="linux/amd64")
+
+
+def test_promises_that_are_kept(judged, libcuda, built):
+    driver, short = (REAL, libcuda()), link("usr/lib/libcuda.so.1", "libcuda.so.550.163.01")
+    assert judged(gpu(driver=EXACT), [driver, ("opt/k.cubin", CUBIN)], [short]) == []
+    assert judged(gpu(), [("opt/k.cubin", CUBIN), ("opt/more.fatbin", FATBIN)]) == []
+    family = gpu(cubins=("90a",), ptx=(Ptx(target="90a", isa="8.8"),))
+    assert judged(family, [("opt/more.fatbin", FATBIN)]) == []
+    assert judged(CPU, [("opt/k.cubin", CUBIN), ("usr/lib/it.so", built())]) == []
+    assert judged(gpu(), [("opt/readme", b"device code comes at run time")]) == []
+
+
+def test_labels_that_are_damaged(tmp_path):
+    (found,) = read(layout(tmp_path / "x", Parts(labels={labels.VARIANT: "{"})), "linux/amd64", Layers())
+    with pytest.raises(AuditError, match="the labels are damaged"):
+        claimed(audit(found))
+    (found,) = read(layout(tmp_path / "y", Parts()), "linux/amd64", Layers())
+    assert claimed(audit(found)) is None
+
+
+def test_a_driver_that_a_later_layer_takes_away(judged, libcuda):
+    old = ("opt/libcuda.so.535.261.03", libcuda("535.261.03"))
+    assert judged(gpu(driver=EXACT), [old], ["opt/.wh.libcuda.so.535.261.03", (REAL, libcuda())]) == []
+
+
+def test_a_stub_is_no_driver(judged, libcuda, built):
+    stub = ("usr/local/cuda/lib64/stubs/libcuda.so", built("-Wl,-soname,libcuda.so.1"))
+    assert judged(gpu(driver=EXACT), [stub, (REAL, libcuda())]) == []
+    assert judged(gpu(), [stub]) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "data", "found"),
+    [
+        ("opt/k.cubin", OTHER_CUBIN, ("cubins", "90a")),
+        ("opt/bad.fatbin", FATBIN[:3000], ("device code", "damaged")),
+    ],
+)
+def test_device_code_for_another_gpu(judged, path, data, found):
+    assert (*found, f"/{path}") in judged(gpu(), [("opt/good.cubin", CUBIN), (path, data)])
+
+
+def test_a_cubin_that_nothing_has(judged):
+    assert judged(gpu(cubins=("86",)), [("k.cubin", CUBIN)]) == [("cubins", "80", "/k.cubin")]
+
+
+def test_one_library_that_lacks_what_all_others_have(judged):
+    broken = judged(gpu(cubins=("80", "90a")), [("a.fatbin", FATBIN), ("b.cubin", CUBIN)])
+    assert broken == [("cubins", "80", "/b.cubin")]
+
+
+def test_nvidia_libraries_carry_what_they_carry(judged):
+    assert judged(gpu(), [("a.cubin", CUBIN), ("usr/lib/libcublas.so.12.4.5.8", OTHER_CUBIN)]) == []
+
+
+def test_a_library_in_a_wheel(judged):
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as wheel:
+        wheel.writestr("pkg/k.cubin", OTHER_CUBIN)
+    broken = judged(gpu(), [("a.cubin", CUBIN), ("opt/p.whl", buffer.getvalue())])
+    assert broken == [("cubins", "90a", "/opt/p.whl!/pkg/k.cubin")]
+
+
+def test_ptx_that_a_driver_may_not_compile(judged):
+    broken = judged(gpu(cubins=(), ptx=(Ptx(target="80", isa="8.4"),)), [("k.fatbin", FATBIN)])
+    assert broken == [("ptx", "100f ISA 8.8 50 ISA 8.8 90a ISA 8.8", "/k.fatbin")]
+
+
+@pytest.mark.parametrize(
+    ("more", "path"),
+    [
+        (lambda driver: [("opt/libcuda.so.550.163.01", driver())], "/usr/lib/libcuda.so.550.163.01"),
+        (lambda _: [hardlink("opt/libcuda.so.550.163.01", REAL)], "/usr/lib/libcuda.so.550.163.01"),
+        (lambda driver: [("opt/plugin.bin", driver("535.261.03"))], "/opt/plugin.bin"),
+        (lambda driver: [("opt/libcuda.so.550.163.01", driver("535.261.03"))], "/opt/libcuda.so.550.163.01"),
+        (lambda _: [("opt/libcuda.so.535.261.03", b"text")], "/opt/libcuda.so.535.261.03"),
+        (
+            lambda _: [("opt/blob", b"text"), link("opt/libcuda.so.535.261.03", "blob")],
+            "/opt/libcuda.so.535.261.03",
+        ),
+    ],
+)
+def test_a_second_driver(judged, libcuda, more, path):
+    for layers in ([[(REAL, libcuda()), *more(libcuda)]], [[(REAL, libcuda())], more(libcuda)]):
+        assert {(fact, where) for fact, _, where in judged(gpu(driver=EXACT), *layers)} == {("driver", path)}
+
+
+def test_a_driver_that_nobody_stated(judged, libcuda):
+    for variant in (CPU, gpu(), gpu(driver=UserModeDriver(mode="host"))):
+        assert judged(variant, [(REAL, libcuda())]) == [("driver", "550.163.01", f"/{REAL}")]
+
+
+def test_a_part_of_the_driver_of_another_version(judged, libcuda, built):
+    nvml = ("usr/lib/libnvidia-ml.so.535.261.03", built("-Wl,-soname,libnvidia-ml.so.1", text="535.261.03"))
+    assert judged(gpu(driver=EXACT), [(REAL, libcuda()), nvml]) == [("driver", "535.261.03", f"/{nvml[0]}")]
+
+
+def test_a_driver_that_is_not_there(judged):
+    assert judged(gpu(driver=EXACT), [("k.cubin", CUBIN)]) == [("driver", "", None)]
+
+
+def test_the_level_that_a_note_says_is_needed(judged, built):
+    v3 = ("usr/lib/it.so", built("-Wl,-z,x86-64-v3"))
+    flags = frozenset(
+        ["sse", "sse2", "mmx", "fxsr", "cx16", "lahf_lm", "pni", "popcnt", "sse4_1", "sse4_2", "ssse3"]
+    )
+    variant = Variant(reference="t:x", digest=None, platform="linux/amd64", cpu_flags=flags)
+    assert judged(variant, [v3]) == [("cpu_flags", "abm avx avx2 bmi1 bmi2 f16c fma movbe", "/usr/lib/it.so")]
+    assert judged(variant, [("usr/lib/glibc-hwcaps/x86-64-v3/it.so", v3[1])]) == []
+    assert judged(CPU, [v3]) == []
+
+
+def test_an_image_for_another_platform(judged, built):
+    arm = bytearray(built())
+    arm[18:20] = struct.pack("<H", 183)
+    assert judged(CPU, [("bin/a", bytes(arm)), ("bin/b", bytes(arm)), ("bin/c", built())]) == [
+        ("platform", "aarch64", "/bin/a")
+    ]
+    assert judged(CPU, [("bin/a", bytes(arm)), ("bin/b", built()), ("bin/c", built())]) == []
+
+
+def test_contradictions_are_told_in_sentences(tmp_path):
+    own = {labels.VARIANT: labels.write(gpu(driver=EXACT, cubins=("90",)))}
+    image = Parts(tar(("k.cubin", CUBIN)), labels=own)
+    (found,) = read(layout(tmp_path / "told", image), "linux/amd64", Layers())
+    told = [str(one) for one in contradictions(audit(found), claimed(audit(found)))]
+    assert told == [
+        "the labels say driver 550.163.01, but there is none",
+        "the labels say cubins 90, but /k.cubin has 80",
+    ]

@@ -1,0 +1,110 @@
+"""The headers of ELF files: as readelf sees them, and whatever they say."""
+
+import io
+import os
+import random
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from imagematrix.audit import elf
+from imagematrix.audit.elf import Elf
+from imagematrix.audit.window import Window
+
+FUZZED = int(os.environ.get("IMAGEMATRIX_FUZZ", "10000"))
+
+
+def read(raw):
+    return elf.read(Window(io.BytesIO(raw), 0, len(raw)))
+
+
+def compiled(folder, *options):
+    path = folder / "built"
+    (folder / "it.c").write_text("int it(void) { return 1; }\n")
+    subprocess.run(["gcc", str(folder / "it.c"), "-o", str(path), *options], check=True)
+    return path
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("library")
+    options = [
+        "-shared",
+        "-fPIC",
+        "-Wl,-soname,libcuda.so.1",
+        "-Wl,-rpath,/opt/a:$ORIGIN/b",
+        "-Wl,--no-as-needed",
+    ]
+    return compiled(folder, *options, "-lm")
+
+
+def test_what_a_library_is_called_and_what_it_loads(library):
+    found = read(library.read_bytes())
+    assert found.soname == "libcuda.so.1"
+    assert found.needed == ("libm.so.6", "libc.so.6")
+    assert found.runpath == ("/opt/a", "$ORIGIN/b")
+    assert (found.machine, found.linked, found.damaged) == (elf.X86_64, True, False)
+
+
+def test_the_older_path_of_the_loader(tmp_path):
+    found = read(compiled(tmp_path, "-shared", "-fPIC", "-Wl,--disable-new-dtags,-rpath,/opt/a").read_bytes())
+    assert (found.rpath, found.runpath) == (("/opt/a",), ())
+
+
+def test_an_object_is_not_linked(tmp_path):
+    assert not read(compiled(tmp_path, "-c").read_bytes()).linked
+
+
+def test_the_headers_of_sections_may_be_stripped(library):
+    raw = bytearray(library.read_bytes())
+    raw[40:48] = bytes(8)
+    found = read(bytes(raw))
+    assert (found.soname, found.sections) == ("libcuda.so.1", ())
+
+
+def test_sections_are_those_that_readelf_sees(library):
+    said = subprocess.run(["readelf", "-SW", library], capture_output=True, text=True, check=True).stdout
+    rows = [line.split("]")[1].split() for line in said.splitlines() if re.match(r" *\[ *[1-9]", line)]
+    seen = {row[0]: row for row in rows if row[1] not in ("STRTAB", "NOBITS")}
+    found = {one.name: (one.offset, one.size) for one in read(library.read_bytes()).sections}
+    assert found == {name: (int(row[3], 16), int(row[4], 16)) for name, row in seen.items()}
+
+
+@pytest.mark.parametrize("path", ["/bin/sh", sys.executable, "/lib/x86_64-linux-gnu/libc.so.6"])
+def test_files_of_the_system(path):
+    raw = Path(path).read_bytes()
+    assert not read(raw).damaged
+
+
+@pytest.mark.parametrize("raw", [b"", b"\x7fELF", b"\x7fELF" + bytes(60), b"MZ" + bytes(100)])
+def test_what_is_no_elf_file(raw):
+    assert read(raw) is None
+
+
+def test_headers_may_point_anywhere(library):
+    """Every mutated header is read in little time, and nothing is raised; `make fuzz` tries more of them."""
+    raw = library.read_bytes()
+    chance = random.Random(14)  # noqa: S311 - nothing is secret
+    tables = int.from_bytes(raw[40:48], "little")
+    damaged = 0
+    for _ in range(FUZZED):
+        spoilt = bytearray(raw)
+        for _ in range(chance.randint(1, 6)):
+            parts = ((16, 64), (64, 1024), (tables, len(raw)))
+            place = chance.randrange(*chance.choice(parts))
+            spoilt[place] = chance.choice((0, 1, 0x7F, 0xFF, chance.randrange(256)))
+        found = read(bytes(spoilt))
+        damaged += found is None or found.damaged
+    assert 0 < damaged < FUZZED
+
+
+@settings(max_examples=300)
+@given(st.binary(min_size=48, max_size=600), st.sampled_from([1, 2]), st.sampled_from([1, 2]))
+def test_anything_behind_a_magic(raw, bits, order):
+    head = b"\x7fELF" + bytes([bits, order, 1]) + bytes(9)
+    assert isinstance(read((head + raw).ljust(64, b"\0")), Elf)

@@ -1,0 +1,102 @@
+"""Fatbins, cubins and PTX: real ones, made by NVRTC 12.9 and fatbinary 12.4 and 13.5, and damaged ones.
+
+The kernel is `extern "C" __global__ void k(float *x) { x[threadIdx.x] *= 2.0f; }`.
+"""
+
+import io
+import struct
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from imagematrix.audit import fatbin
+from imagematrix.audit.device_code import NONE, DeviceCode, merged
+from imagematrix.audit.window import Window
+
+DATA = Path(__file__).parent / "data"
+
+
+def window(raw):
+    return Window(io.BytesIO(raw), 0, len(raw))
+
+
+def data(name):
+    return window((DATA / name).read_bytes())
+
+
+def entry(kind=2, target=90, payload=b"", own=64):
+    isa = (4, 8)  # minor and major
+    head = struct.pack("<HHIQ8sHHI8sQ", kind, 0x101, own, len(payload), b"", *isa, target, b"", 0x11)
+    return head.ljust(own, b"\0") + payload
+
+
+def fat(*entries):
+    body = b"".join(entries)
+    return struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(body)) + body
+
+
+def test_a_fatbin_of_cuda_13_with_zstandard():
+    assert fatbin.fatbins(data("zstd.fatbin")) == DeviceCode(
+        cubins=frozenset({"80", "90a", "100", "100a", "100f"}),
+        ptx=frozenset({("50", "8.8"), ("90a", "8.8"), ("100f", "8.8")}),
+        compressed=True,
+    )
+
+
+def test_a_fatbin_of_cuda_12_4_whose_compression_every_driver_reads():
+    assert fatbin.fatbins(data("lz4.fatbin")) == DeviceCode(
+        cubins=frozenset({"80", "90a"}), ptx=frozenset({("90a", "8.8")})
+    )
+
+
+@pytest.mark.parametrize("target", ["80", "90a", "100a", "100f"])
+def test_a_cubin_by_itself(target):
+    assert fatbin.cubin(data(f"{target}.cubin")) == DeviceCode(cubins=frozenset({target}))
+
+
+def test_ptx_by_itself():
+    assert fatbin.ptx(data("100f.ptx")) == DeviceCode(ptx=frozenset({("100f", "8.8")}))
+    assert fatbin.ptx(window(b"// no code\n")) == NONE
+
+
+def test_several_with_gaps_between_them():
+    raw = fat(entry(target=80)) + bytes(40) + fat(entry(1, 90, b".version"), entry(8, 70))
+    found = fatbin.fatbins(window(raw))
+    assert found == DeviceCode(cubins=frozenset({"80"}), ptx=frozenset({("90", "8.4")}))
+
+
+@pytest.mark.parametrize("left", [16, 40, 79, 90])
+def test_a_fatbin_that_was_cut_short_is_damaged(left):
+    raw = fat(entry(payload=bytes(32)))
+    assert not fatbin.fatbins(window(raw)).damaged
+    assert fatbin.fatbins(window(raw[:left])).damaged
+
+
+@pytest.mark.parametrize(
+    "raw", [fat(entry(own=0)), fat(entry(target=0)), fat(entry(target=70000)), b"\x50\xed\x55\xba"]
+)
+def test_an_entry_without_sense_is_damage_and_no_code(raw):
+    assert fatbin.fatbins(window(raw)) == DeviceCode(damaged=True)
+
+
+@pytest.mark.parametrize("raw", [b"\x7fELF\x02", bytes(64), b"\x7fELF\x02" + bytes(100)])
+def test_a_cubin_without_a_target_is_damaged(raw):
+    assert fatbin.cubin(window(raw)) == DeviceCode(damaged=True)
+
+
+@given(st.binary(max_size=400), st.integers(0, 300))
+def test_whatever_is_behind_a_magic_ends(raw, place):
+    whole = fat(entry(payload=bytes(100)), entry(1))
+    spoilt = whole[:place] + raw + whole[place + len(raw) :]
+    for read in (fatbin.fatbins, fatbin.cubin, fatbin.ptx):
+        assert isinstance(read(window(spoilt)), DeviceCode)
+
+
+def test_what_is_linked_hides_what_is_not():
+    objects = DeviceCode(cubins=frozenset({"80"}), ptx=frozenset({("80", "8.4")}), linked=False)
+    whole = DeviceCode(cubins=frozenset({"90"}))
+    assert merged([objects, whole]) == whole
+    assert merged([objects, NONE]) == objects
+    assert merged([]) == NONE

@@ -1,0 +1,189 @@
+"""Layers read once and in little memory, and those that nobody should unpack."""
+
+import gzip
+import io
+import subprocess
+import tarfile
+import tracemalloc
+import zipfile
+from pathlib import Path
+
+import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+from images import hardlink, link, special, tar
+
+from imagematrix.audit import archives, layer
+from imagematrix.audit.layer import FOLDER, OTHER, Hardlink, Symlink
+from imagematrix.errors import AuditError
+from imagematrix.oci import expanded
+
+DATA = Path(__file__).parent / "data"
+CUBIN = (DATA / "80.cubin").read_bytes()
+
+
+def read(raw):
+    return layer.read(io.BytesIO(raw), "sha256:0")
+
+
+def code(raw, path):
+    return read(raw).entries[path].file.code
+
+
+@pytest.mark.parametrize("packed", [bytes, gzip.compress, zstandard.compress])
+def test_a_layer_compressed_or_not(packed):
+    raw = packed(tar(("opt/k.cubin", CUBIN), ("opt/readme", b"text")))
+    found = read(raw)
+    assert found.entries["/opt/readme"] is OTHER
+    assert found.entries["/opt/k.cubin"].file.code.cubins == {"80"}
+
+
+def test_streams_of_several_parts():
+    whole = tar(("opt/k.cubin", CUBIN))
+    for packed in (gzip.compress, zstandard.compress):
+        raw = packed(whole[:700]) + packed(whole[700:])
+        assert code(raw, "/opt/k.cubin").cubins == {"80"}
+
+
+def test_entries_of_all_kinds():
+    found = read(
+        tar(
+            special("etc", tarfile.DIRTYPE),
+            link("etc/l", "../x"),
+            hardlink("etc/h", "./etc/l"),
+            special("dev/null", tarfile.CHRTYPE),
+            "etc/.wh.gone",
+            "opt/.wh..wh..opq",
+        )
+    )
+    assert found.entries["/etc"] is FOLDER
+    assert found.entries["/etc/l"] == Symlink("../x")
+    assert found.entries["/etc/h"] == Hardlink("/etc/l")
+    assert found.entries["/dev/null"] is OTHER
+    assert (found.removed, found.emptied) == ({"/etc/gone"}, {"/opt"})
+
+
+def test_a_static_library(tmp_path):
+    (tmp_path / "a.cubin").write_bytes(CUBIN)
+    (tmp_path / "odd").write_bytes(b"odd")
+    subprocess.run(["ar", "rc", "libk.a", "odd", "a.cubin"], cwd=tmp_path, check=True)
+    raw = (tmp_path / "libk.a").read_bytes()
+    found = read(tar(("usr/lib/libk.a", raw), ("usr/lib/cut.a", raw[:-2000]), ("usr/lib/none.a", raw[:80])))
+    assert found.entries["/usr/lib/libk.a"].file.code.cubins == {"80"}
+    assert not found.entries["/usr/lib/libk.a"].file.linked
+    assert found.entries["/usr/lib/none.a"] is OTHER
+
+
+def test_a_library_in_a_wheel():
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as wheel:
+        wheel.writestr("pkg/k.cubin", CUBIN)
+        wheel.writestr("pkg/__init__.py", "")
+        wheel.writestr("pkg/note.txt", "text")
+    raw = buffer.getvalue()
+    found = read(tar(("w/p-1-py3-none-any.whl", raw), ("w/bad.whl", raw[:-30]), ("w/p.bin", raw)))
+    ((path, inner),) = found.entries["/w/p-1-py3-none-any.whl"].file.inner
+    assert (path, inner.code.cubins) == ("pkg/k.cubin", {"80"})
+    assert found.entries["/w/bad.whl"].file.damaged
+    assert found.entries["/w/p.bin"] is OTHER
+
+
+def test_a_zip_that_expands_beyond_reason_is_damaged(monkeypatch):
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as wheel:
+        wheel.writestr("pkg/zeros", bytes(2 << 20))
+    monkeypatch.setattr(archives, "INFLATED", 1 << 20)
+    assert read(tar(("p.whl", buffer.getvalue()))).entries["/p.whl"].file.damaged
+
+
+def test_a_large_file_is_not_kept_in_memory(monkeypatch, tmp_path):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    elf = b"\x7fELF\x02\x01\x01" + bytes(57)
+    raw = io.BytesIO()
+    with tarfile.open(fileobj=raw, mode="w") as archive:
+        info = tarfile.TarInfo("large")
+        info.size = 64 << 20
+        archive.addfile(info, io.BytesIO(elf + bytes(info.size - len(elf))))
+    tracemalloc.start()
+    try:
+        assert read(raw.getvalue()).entries["/large"].file.size == 64 << 20
+        assert tracemalloc.get_traced_memory()[1] < 64 << 20 + 24 << 20
+    finally:
+        tracemalloc.stop()
+    assert not list(tmp_path.iterdir())
+
+
+def sparse(size):
+    """Return a layer with a file that says to be so large, and has one byte."""
+    info = tarfile.TarInfo("giant")
+    info.size = 1
+    info.pax_headers = {"GNU.sparse.size": str(size), "GNU.sparse.map": "0,1", "GNU.sparse.numblocks": "1"}
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        archive.addfile(info, io.BytesIO(b"\x7f"))
+    return buffer.getvalue()
+
+
+WHOLE = tar(("a", b"x" * 3000), ("b", b"y" * 3000))
+
+
+@pytest.mark.parametrize(
+    ("raw", "why"),
+    [
+        (tar("../../etc/passwd"), "leads out"),
+        (tar(hardlink("a", "../../etc/passwd")), "leads out"),
+        (WHOLE[:2000], "unexpected end of data|ends within a file|cut short"),
+        (WHOLE[:3600] + b"\xff" * 512 + WHOLE[4096:], "bad checksum|invalid header"),
+        (gzip.compress(WHOLE)[:-20], "end"),
+        (gzip.compress(WHOLE)[:-8] + bytes(8), "CRC"),
+        (zstandard.compress(WHOLE)[:-4], "empty|end"),
+        (b"\x28\xb5\x2f\xfd" + bytes(20), "zstd|empty"),
+        (b"", "empty"),
+        (b"no archive", "truncated"),
+    ],
+)
+def test_what_no_engine_should_unpack(raw, why):
+    with pytest.raises(AuditError, match=why) as raised:
+        read(raw)
+    assert "the layer sha256:0" in str(raised.value)
+
+
+def test_a_bomb_ends_in_an_error(monkeypatch):
+    monkeypatch.setattr(expanded, "FREE", 1 << 20)
+    info = tarfile.TarInfo("zeros")
+    info.size = 32 << 20
+    raw = io.BytesIO()
+    with tarfile.open(fileobj=raw, mode="w") as archive:
+        archive.addfile(info, io.BytesIO(bytes(info.size)))
+    for packed in (gzip.compress, zstandard.compress):
+        with pytest.raises(AuditError, match="expand to more"):
+            read(packed(raw.getvalue()))
+
+
+def test_names_are_not_longer_than_any_file_system_has_them():
+    info = tarfile.TarInfo("x" * (3 << 20))
+    with pytest.raises(AuditError, match="a header of"):
+        read(tar(info))
+
+
+def test_a_sparse_giant_is_no_more_than_a_file():
+    assert read(sparse(1 << 60)).entries["/giant"] is OTHER
+
+
+def test_more_entries_than_a_layer_has(monkeypatch):
+    monkeypatch.setattr(layer, "MOST", 2)
+    with pytest.raises(AuditError, match="more than 2 files"):
+        read(tar("a", "b", "c", "d"))
+
+
+@given(st.binary(max_size=600), st.integers(0, 2000))
+def test_whatever_is_in_a_layer_ends_in_one_error_or_none(raw, place):
+    whole = tar(("k.cubin", CUBIN), link("l", "k"), ("w.whl", b"PK\x03\x04"))
+    for packed in (bytes, gzip.compress):
+        spoilt = packed(whole)
+        spoilt = spoilt[:place] + raw + spoilt[place + len(raw) :]
+        try:
+            read(spoilt)
+        except AuditError:
+            continue

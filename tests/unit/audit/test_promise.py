@@ -1,0 +1,75 @@
+"""What files promise together: never what one of them lacks."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from imagematrix.audit import promise
+from imagematrix.audit.device_code import DeviceCode
+from imagematrix.facts import device_code
+
+COMPUTES = [word for word in device_code.known() if word[-1].isdigit()]
+TARGETS = [device_code.target(word) for word in device_code.known()]
+
+
+def code(cubins="", *ptx):
+    return DeviceCode(cubins=frozenset(cubins.split()), ptx=frozenset(ptx))
+
+
+@pytest.mark.parametrize(
+    ("codes", "held"),
+    [
+        ([], []),
+        ([code("80 90")], ["80", "90"]),
+        ([code("80 90"), code("90")], ["90"]),
+        ([code("80"), code("86")], ["86"]),
+        ([code("80"), code("90")], []),
+        ([code("90a"), code("90")], ["90", "90a"]),
+        ([code("100f"), code("100a")], ["100a"]),
+        ([code("80", ("80", "8.4")), code("80 90")], ["80"]),
+        ([code("", ("80", "8.4")), code("80")], []),
+        ([code("101")], ["101"]),
+    ],
+)
+def test_cubins_that_hold_for_all(codes, held):
+    assert promise.cubins(codes) == held
+
+
+@pytest.mark.parametrize(
+    ("codes", "held"),
+    [
+        ([code("80", ("80", "8.4"))], [("80", "8.4")]),
+        ([code("", ("80", "8.4")), code("", ("90", "7.8"))], [("90", "8.4")]),
+        ([code("", ("80", "8.4"), ("80", "8.1")), code("", ("80", "7.8"))], [("80", "8.1")]),
+        ([code("", ("80", "8.4")), code("80")], []),
+        ([code("", ("90a", "8.4")), code("", ("90", "8.4"))], []),
+        ([code("", ("90a", "8.4")), code("", ("90a", "8.5"))], [("90a", "8.5")]),
+    ],
+)
+def test_ptx_that_holds_for_all(codes, held):
+    assert promise.ptx(codes) == held
+
+
+ISAS = st.sampled_from(["7.8", "8.4", "9.0"])
+CODES = st.builds(
+    DeviceCode,
+    cubins=st.frozensets(st.sampled_from(TARGETS), max_size=4),
+    ptx=st.frozensets(
+        st.tuples(st.sampled_from(TARGETS), st.sampled_from(["7.8", "8.4", "9.0"])), max_size=3
+    ),
+)
+
+
+@given(st.lists(CODES, min_size=1, max_size=4))
+def test_a_promise_is_kept_by_every_file(codes):
+    for target in promise.cubins(codes):
+        for compute in COMPUTES:
+            if device_code.cubin_runs(target, compute):
+                assert all(any(device_code.cubin_runs(own, compute) for own in one.cubins) for one in codes)
+    for target, isa in promise.ptx(codes):
+        for compute in COMPUTES:
+            if device_code.ptx_runs(target, compute):
+                assert all(
+                    any(device_code.ptx_runs(own, compute) and written <= isa for own, written in one.ptx)
+                    for one in codes
+                )

@@ -1,0 +1,182 @@
+"""What an image contains: drivers and who loads them, NVIDIA's libraries, Python's packages."""
+
+import struct
+import subprocess
+from pathlib import Path
+
+import pytest
+from images import Parts, layout, link, tar
+
+from imagematrix.audit.document import document
+from imagematrix.audit.loader import CACHE
+from imagematrix.audit.report import audit
+from imagematrix.audit.sources import Layers, read
+
+CUBIN = (Path(__file__).parent / "data" / "80.cubin").read_bytes()
+SITE = "usr/lib/python3/dist-packages"
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    """Call it with a soname and options of gcc to get the bytes of a library."""
+    folder = tmp_path_factory.mktemp("library")
+
+    def call(soname, *options, text=""):
+        (folder / "it.c").write_text(f'const char text[] = "\\0" "{text}"; int it(void) {{ return 1; }}\n')
+        words = ["gcc", "-shared", "-fPIC", f"-Wl,-soname,{soname}", folder / "it.c", *options]
+        subprocess.run([*words, "-o", folder / "it.so"], check=True)
+        return (folder / "it.so").read_bytes()
+
+    return call
+
+
+@pytest.fixture
+def seen(tmp_path, conforms):
+    """Call it with the members of a layer to get the document of an image that has it."""
+
+    def call(*members, env=()):
+        image = Parts(tar(*members), env=env)
+        place = tmp_path / image.digest[7:19]
+        path = str(place) if place.exists() else layout(place, image)
+        (found,) = read(path, "linux/amd64", Layers())
+        written = document(audit(found), [], [])
+        conforms(written)
+        return written
+
+    return call
+
+
+def cached(*pairs):
+    """Return an ld.so.cache that has names with their paths."""
+    start = 48 + 24 * len(pairs)
+    texts, rows = b"", b""
+    for name, path, hardware in pairs:
+        rows += struct.pack("<iIIIQ", 3, start + len(texts), start + len(texts) + len(name) + 1, 0, hardware)
+        texts += f"{name}\0{path}\0".encode()
+    return b"glibc-ld.so.cache1.1" + struct.pack("<II", len(pairs), len(texts)) + bytes(20) + rows + texts
+
+
+def loaded(document):
+    return [one["path"] for one in document["drivers"] if one["loaded"]]
+
+
+A, B = "opt/a/libcuda.so.550.163.01", "opt/b/libcuda.so.535.261.03"
+
+
+@pytest.fixture(scope="module")
+def two(library):
+    """Two drivers in folders that the loader does not know."""
+    return (
+        (A, library("libcuda.so.1", text="550.163.01")),
+        link("opt/a/libcuda.so.1", "libcuda.so.550.163.01"),
+        (B, library("libcuda.so.1", text="535.261.03")),
+        link("opt/b/libcuda.so.1", "libcuda.so.535.261.03"),
+    )
+
+
+def test_which_driver_the_loader_takes(seen, two):
+    both = cached(("libcuda.so.1", "/opt/a/libcuda.so.1", 0), ("libcuda.so.1", "/opt/b/libcuda.so.1", 0))
+    assert loaded(seen(*two)) == []
+    assert loaded(seen(*two, (CACHE[1:], both))) == [f"/{A}"]
+    assert loaded(seen(*two, (CACHE[1:], both), env=["LD_LIBRARY_PATH=/none:/opt/b"])) == [f"/{B}"]
+    assert loaded(seen(*two, link("usr/lib/libcuda.so.1", "/opt/b/libcuda.so.1"))) == [f"/{B}"]
+
+
+def test_the_path_in_a_program_counts_for_what_it_asks_for(seen, two, library, tmp_path):
+    (tmp_path / "libcuda.so.1").write_bytes(library("libcuda.so.1"))
+    options = ("-Wl,--no-as-needed", f"-L{tmp_path}", "-l:libcuda.so.1")
+    asks = library("libit.so", *options, "-Wl,-rpath,$ORIGIN/../b")
+    assert loaded(seen(*two, ("opt/x/libit.so", asks))) == [f"/{B}"]
+    assert loaded(seen(*two, ("opt/elsewhere/x/libit.so", asks))) == []
+
+
+@pytest.mark.parametrize(
+    "raw", [b"", b"glibc-ld.so.cache1.1", cached(("l", "/opt/a/x", 0))[:60], b"\xff" * 400]
+)
+def test_a_cache_that_makes_no_sense(seen, two, raw):
+    assert loaded(seen(*two, (CACHE[1:], raw))) == []
+
+
+def test_hardware_of_its_own_comes_second(seen, two):
+    pairs = (("libcuda.so.1", "/opt/b/libcuda.so.1", 1 << 62), ("libcuda.so.1", "/opt/a/libcuda.so.1", 0))
+    assert loaded(seen(*two, (CACHE[1:], cached(*pairs)))) == [f"/{A}"]
+
+
+def test_kinds_of_drivers(seen, library):
+    found = seen(
+        ("usr/local/cuda/compat/libcuda.so.575.57.08", library("libcuda.so.1", text="575.57.08")),
+        ("usr/local/cuda/lib64/stubs/libcuda.so", library("libcuda.so.1")),
+        ("usr/lib/libnvidia-ml.so.550.163.01", library("libnvidia-ml.so.1", text="550.163.01")),
+        ("opt/libnvidia-ptxjitcompiler.so.550.163.01", b"text"),
+    )["drivers"]
+    assert [(one["name"], one["kind"], one["version"]) for one in found] == [
+        ("libnvidia-ptxjitcompiler", "exact", "550.163.01"),
+        ("libnvidia-ml", "exact", "550.163.01"),
+        ("libcuda", "compat", "575.57.08"),
+        ("libcuda", "stub", None),
+    ]
+
+
+def test_libraries_and_the_driver_they_imply(seen, library):
+    record = ("nvidia_cudnn_cu12-9.1.0.70.dist-info/RECORD", b"nvidia/cudnn/lib/libcudnn.so.9,sha256=x,1\n")
+    metadata = (
+        "nvidia_cudnn_cu12-9.1.0.70.dist-info/METADATA",
+        b"Name: nvidia-cudnn-cu12\nVersion: 9.1.0.70\n\n",
+    )
+    found = seen(
+        ("usr/lib/libcudart.so.12.4.127", library("libcudart.so.12")),
+        link("usr/lib/libcudart.so.12", "libcudart.so.12.4.127"),
+        ("usr/lib/libcudart.so.11.0", library("libcudart.so.11.0")),
+        ("usr/lib/libcublas.so.99.9.9", library("libcublas.so.99")),
+        ("usr/lib/libnccl.so.2", library("libnccl.so.2", text="NCCL version 2.20.5+cuda12.4")),
+        ("usr/lib/libother.so.1.2.3", library("libother.so.1")),
+        (f"{SITE}/nvidia/cudnn/lib/libcudnn.so.9", library("libcudnn.so.9")),
+        *((f"{SITE}/{name}", data) for name, data in (record, metadata)),
+    )["libraries"]
+    assert [(one["name"], one["version"], one["oldest_driver"]) for one in found] == [
+        ("cublas", "99.9.9", None),
+        ("cudart", "11.0", "450.51.05"),
+        ("cudart", "12.4.127", "525.60.13"),
+        ("cudnn", "9.1.0.70", None),
+        ("nccl", "2.20.5", None),
+    ]
+
+
+def test_the_runtime_that_is_linked_into_a_program(seen, library, tmp_path):
+    path = tmp_path / "it.so"
+    path.write_bytes(library("libit.so", text="cudaErrorCudartUnloading"))
+    subprocess.run(["objcopy", "--add-section", f".nvFatBinSegment={__file__}", path], check=True)
+    (found,) = seen(("usr/bin/it", path.read_bytes()), ("usr/bin/not", library("libit.so")))["libraries"]
+    assert (found["name"], found["static"], found["version"]) == ("cudart", True, None)
+
+
+def packaged(name, version, *files):
+    folder = f"{SITE}/{name}-{version}.dist-info"
+    record = "".join(f"{file},,\n" for file in files)
+    told = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n\nVersion: 9\n"
+    return (f"{folder}/METADATA", told.encode()), (f"{folder}/RECORD", record.encode())
+
+
+def test_python_packages_beside_their_bytes(seen):
+    found = seen(
+        *packaged("torch", "2.8.0", "torch/lib/k.cubin", "torch/version.py"),
+        (f"{SITE}/torch/lib/k.cubin", CUBIN),
+        (f"{SITE}/torch/version.py", b"__version__ = '2.8.0'\ncuda: Optional[str] = '12.8'\n"),
+        *packaged("Torchvision", "0.23.0+cu126"),
+        *packaged("cupy_cuda12x", "13.4.1"),
+        *packaged("onnxruntime-gpu", "1.22", '"unclosed'),
+        *packaged("requests", "2.32"),
+        (f"{SITE}/broken-1.dist-info/METADATA", b"\xff\xfe"),
+    )["python"]
+    assert [(one["name"], one["version"], one["cuda"], one["arch_list"]) for one in found] == [
+        ("cupy-cuda12x", "13.4.1", "12", []),
+        ("onnxruntime-gpu", "1.22", None, []),
+        ("torch", "2.8.0", "12.8", ["sm_80"]),
+        ("torchvision", "0.23.0+cu126", "12.6", []),
+    ]
+
+
+def test_an_image_with_nothing_of_interest(seen):
+    found = seen(("etc/motd", b"hello"))
+    assert found["facts"]["cubins"] == "claim"
+    assert not any(found[key] for key in ("cubins", "ptx", "drivers", "libraries", "files", "python"))

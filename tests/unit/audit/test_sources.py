@@ -1,0 +1,253 @@
+"""Images wherever they are: layouts, archives, an engine, a registry."""
+
+import contextlib
+import json
+import tarfile
+from pathlib import Path
+
+import pytest
+from distribution import Server
+from images import Parts, archived, digest, index, layout, link, saved, tar
+
+from imagematrix.audit.report import audit
+from imagematrix.audit.sources import Layers, read
+from imagematrix.errors import AuditError, EngineError, UnknownImageError, UsageError
+
+CUBIN = (Path(__file__).parent / "data" / "80.cubin").read_bytes()
+LAYER = tar(("k.cubin", CUBIN))
+OTHER = tar(("opt/text", b"text"))
+PLATFORM = "linux/amd64"
+
+
+@pytest.fixture
+def one():
+    return Parts(LAYER, OTHER, labels={"a": "b"}, env=["LD_LIBRARY_PATH=/opt:/usr/lib", "EMPTY"])
+
+
+def images(reference, known=None, platform=PLATFORM):
+    return list(read(reference, platform, known or Layers()))
+
+
+def only(reference):
+    (found,) = images(reference)
+    assert audit(found).cubins == ("80",)
+    return found
+
+
+def test_a_layout(one, tmp_path):
+    found = only(layout(tmp_path / "oci", one))
+    assert (found.digest, found.platform) == (one.digest, PLATFORM)
+    assert found.labels == {"a": "b"}
+    assert found.environment == {"LD_LIBRARY_PATH": "/opt:/usr/lib", "EMPTY": ""}
+    assert list(found.sizes) == one.layers
+
+
+def test_an_archive_with_a_layout(one, tmp_path):
+    assert only(archived(tmp_path / "a.tar", one)).digest == one.digest
+
+
+def test_an_archive_of_docker_save(one, tmp_path):
+    found = only(saved(tmp_path / "a.tar", one, LAYER, OTHER))
+    assert (found.digest, found.sizes) == (one.config, {})
+
+
+def test_docker_save_of_today_has_manifests_too(one, tmp_path):
+    blobs = [(f"blobs/sha256/{own[7:]}", raw) for own, raw in one.blobs.items()]
+    path = tmp_path / "a.tar"
+    listed = [{"Config": f"blobs/sha256/{one.config[7:]}", "RepoTags": None}]
+    listed[0]["Layers"] = [f"blobs/sha256/{own[7:]}" for own in one.layers]
+    manifest = ("manifest.json", json.dumps(listed).encode())
+    path.write_bytes(tar(*blobs, ("index.json", index(one.entry())), manifest))
+    assert only(str(path)).digest == one.digest
+
+
+def test_layers_of_docker_save_may_be_links(one, tmp_path):
+    path = tmp_path / "a.tar"
+    listed = [{"Config": "c.json", "RepoTags": [], "Layers": ["1/layer.tar", "2/layer.tar"]}]
+    path.write_bytes(
+        tar(
+            ("1/layer.tar", LAYER),
+            link("2/layer.tar", "../1/layer.tar"),
+            ("c.json", one.blobs[one.config]),
+            ("manifest.json", json.dumps(listed).encode()),
+        )
+    )
+    assert len(only(str(path)).layers) == 2
+
+
+def test_a_layer_is_read_once_for_all_images(one, tmp_path):
+    seen = []
+    known = Layers(seen.append)
+    images(layout(tmp_path / "1", one), known)
+    first = sum(seen)
+    images(layout(tmp_path / "2", one, Parts(LAYER), entries=[one.entry()]), known)
+    assert sum(seen) == first == sum(len(one.blobs[layer]) for layer in one.layers)
+
+
+@pytest.fixture
+def several():
+    return Parts(LAYER), Parts(OTHER, architecture="arm64")
+
+
+def test_an_index_of_others_is_one_image_for_each_platform(several, tmp_path):
+    entries = [
+        image.entry(platform={"os": "linux", "architecture": arch})
+        for image, arch in zip(several, ("amd64", "arm64"), strict=True)
+    ]
+    attestation = several[0].entry(annotations={"vnd.docker.reference.type": "attestation-manifest"})
+    path = layout(tmp_path / "oci", *several, entries=[*entries, attestation])
+    assert [found.platform for found in images(path)] == ["linux/amd64"]
+    assert [found.platform for found in images(path, platform="linux/arm64")] == ["linux/arm64"]
+    with pytest.raises(UnknownImageError, match="no image for linux/s390x"):
+        images(path, platform="linux/s390x")
+
+
+def test_an_index_of_ours_is_all_its_variants(several, tmp_path):
+    entries = [image.entry(annotations={"io.imagematrix.variant": "{}"}) for image in several]
+    path = layout(tmp_path / "oci", *several, entries=entries)
+    assert [found.reference for found in images(path)] == [f"{path}@{image.digest}" for image in several]
+
+
+def test_indexes_in_indexes(one, tmp_path):
+    inner = index(one.entry())
+    one.blobs[digest(inner)] = inner
+    entry = {"mediaType": "application/vnd.oci.image.index.v1+json", "digest": digest(inner), "size": 1}
+    assert only(layout(tmp_path / "oci", one, entries=[entry])).digest == one.digest
+
+
+@pytest.mark.usefixtures("no_engine", "no_pause")
+def test_a_registry(one):
+    with contextlib.closing(Server()) as server:
+        repository = server.repository("ml/t")
+        repository.blobs |= one.blobs
+        repository.put("v1", one.raw, "application/vnd.oci.image.manifest.v1+json")
+        reference = f"{server.address}/ml/t:v1"
+        assert only(reference).digest == one.digest
+        server.basic = "Basic never"
+        with pytest.raises(EngineError, match="does not let us read"):
+            images(reference)
+        server.basic = None
+        with pytest.raises(UnknownImageError, match="has no"):
+            images(f"{server.address}/ml/t:v2")
+        server.fails("GET", f"blobs/{one.layers[0]}", cut=True)
+        with pytest.raises(EngineError, match="breaks off"):
+            images(reference)
+        server.fails("GET", f"blobs/{one.layers[0]}", status=500)
+        with pytest.raises(EngineError, match="answered 500"):
+            images(reference)
+        server.fails("GET", f"blobs/{one.layers[0]}", drop=True)
+        with pytest.raises(EngineError, match="can't be reached"):
+            images(reference)
+        del repository.blobs[one.layers[0]]
+        with pytest.raises(UnknownImageError, match="has no"):
+            images(reference)
+
+
+def test_other_bytes_than_the_digest_says(one, tmp_path):
+    one.blobs[one.layers[0]] = one.blobs[one.layers[1]]
+    with pytest.raises(AuditError, match="other bytes than its digest says"):
+        images(layout(tmp_path / "oci", one))
+    with pytest.raises(AuditError, match="other bytes than its digest says"):
+        images(archived(tmp_path / "a.tar", one))
+    one.blobs[one.config] = b"{}"
+    with pytest.raises(AuditError, match="other bytes than its digest says"):
+        images(layout(tmp_path / "other", one))
+
+
+@pytest.mark.parametrize("lost", ["config", "layers"])
+def test_a_blob_that_is_not_there(one, tmp_path, lost):
+    del one.blobs[one.config if lost == "config" else one.layers[0]]
+    with pytest.raises(AuditError, match=r"can't be read|lacks"):
+        images(layout(tmp_path / "oci", one))
+    with pytest.raises(AuditError, match="the archive lacks"):
+        images(archived(tmp_path / "a.tar", one))
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"[]",
+        b"{",
+        b'{"manifests": 1}',
+        b'{"manifests": [{"digest": "sha256:../../etc/passwd"}]}',
+        b'{"layers": [], "config": null}',
+        b'{"layers": [{"digest": 1}], "config": {"digest": "x"}}',
+        json.dumps({"manifests": [{"digest": digest(b"")}] * 2000}).encode(),
+        b" " * (5 << 20),
+    ],
+)
+def test_an_index_that_makes_no_sense(one, tmp_path, raw):
+    path = Path(layout(tmp_path / "oci", one))
+    (path / "index.json").write_bytes(raw)
+    with pytest.raises(AuditError):
+        images(str(path))
+
+
+def test_an_index_that_holds_itself_ends(one, tmp_path):
+    entry = one.entry()
+    for _ in range(6):
+        raw = index(entry)
+        one.blobs[digest(raw)] = raw
+        entry = {"mediaType": "index", "digest": digest(raw), "size": len(raw)}
+    with pytest.raises(AuditError, match="without end"):
+        images(layout(tmp_path / "oci", one, entries=[entry]))
+
+
+@pytest.mark.parametrize("raw", [b"", b"text" * 1000, tar("a/b"), tar(("manifest.json", b"{}"))])
+def test_a_file_that_is_no_image(tmp_path, raw):
+    path = tmp_path / "file"
+    path.write_bytes(raw)
+    with pytest.raises((AuditError, UnknownImageError)):
+        images(str(path))
+
+
+def test_a_folder_that_is_no_layout(tmp_path):
+    with pytest.raises(UnknownImageError, match="no file oci-layout"):
+        images(str(tmp_path))
+
+
+def test_an_archive_that_was_cut_short(one, tmp_path):
+    path = Path(archived(tmp_path / "a.tar", one))
+    path.write_bytes(path.read_bytes()[:900])
+    with pytest.raises((AuditError, UnknownImageError)):
+        images(str(path))
+
+
+def test_an_archive_of_too_many_files(tmp_path, monkeypatch):
+    monkeypatch.setattr("imagematrix.audit.sources.MOST", 3)
+    path = tmp_path / "a.tar"
+    path.write_bytes(tar(*map(str, range(9))))
+    with pytest.raises(AuditError, match="more than 3 files"):
+        images(str(path))
+
+
+def test_a_blob_that_is_no_layer_matters_where_it_is_one(one, tmp_path):
+    junk = b"\x01junk"
+    one.blobs[digest(junk)] = junk
+    assert only(archived(tmp_path / "a.tar", one)).digest == one.digest
+    bad = Parts(tarfile.NUL * 3, packed=lambda _: junk)
+    with pytest.raises(AuditError, match="the layer"):
+        images(archived(tmp_path / "b.tar", bad))
+
+
+@pytest.mark.usefixtures("no_engine")
+def test_no_engine_and_no_registry():
+    with pytest.raises(EngineError):
+        images("training:v1")
+    with pytest.raises(EngineError):
+        images("127.0.0.1:1/training:v1")
+    with pytest.raises(UsageError):
+        images("127.0.0.1:1/Training:v1")
+
+
+def test_an_engine_that_has_none(engine):
+    engine.images = []
+    with pytest.raises(UnknownImageError, match="the engine has no image"):
+        images("training:v1")
+
+
+def test_an_image_of_the_engine(engine, one, tmp_path):
+    path = Path(saved(tmp_path / "a.tar", one, LAYER, OTHER))
+    engine.told["GET", "/json"] = 200, json.dumps({"Id": one.config}).encode()
+    engine.told["GET", "/get"] = 200, path.read_bytes()
+    assert only("training:v1").digest == one.config

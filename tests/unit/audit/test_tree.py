@@ -1,0 +1,93 @@
+"""Layers upon each other, as a container sees them."""
+
+import io
+import tarfile
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from images import hardlink, link, special, tar
+
+from imagematrix.audit import layer
+from imagematrix.audit.tree import Tree
+from imagematrix.errors import AuditError
+
+LIB = ("opt/libcuda.so.550.163.01", b"driver")
+
+
+def tree(*layers):
+    return Tree(layer.read(io.BytesIO(tar(*members)), f"{place}") for place, members in enumerate(layers))
+
+
+def paths(*layers):
+    return [path for path, _ in tree(*layers).files()]
+
+
+@pytest.mark.parametrize(
+    ("layers", "left"),
+    [
+        ([["a/b", "a/c"]], ["/a/b", "/a/c"]),
+        ([["a/b", "a/c"], ["a/.wh.b"]], ["/a/c"]),
+        ([["a/b", "a/c"], [".wh.a", "a/d"]], ["/a/d"]),
+        ([["a/b", "a/c"], ["a/d", "a/.wh..wh..opq"]], ["/a/d"]),
+        ([["a/b"], ["a"]], ["/a"]),
+        ([["a"], ["a/b"]], ["/a/b"]),
+        ([["a/b"], [special("a", tarfile.DIRTYPE)]], ["/a/b"]),
+        ([["a/b"], [link("a", "c")]], []),
+        ([["a"], [hardlink("b", "a")]], ["/a", "/b"]),
+        ([["x/a", link("y", "x")], ["y/b"]], ["/x/a", "/x/b"]),
+        ([["x/a", link("y", "x")], [special("y", tarfile.DIRTYPE), "y/b"]], ["/x/a", "/y/b"]),
+        ([[link("y", "nowhere")], ["y/b"]], ["/nowhere/b"]),
+        ([[link("a", "b"), link("b", "a")], ["a/c"]], ["/a/c"]),
+        ([[".wh.none", "none/.wh..wh..opq"]], []),
+    ],
+)
+def test_what_is_left(layers, left):
+    assert paths(*layers) == left
+
+
+@pytest.mark.parametrize(
+    ("path", "found"),
+    [
+        ("/usr/lib/l", "/opt/libcuda.so.550.163.01"),
+        ("/lib/../lib/l", "/opt/libcuda.so.550.163.01"),
+        ("/../../opt/./libcuda.so.550.163.01", "/opt/libcuda.so.550.163.01"),
+        ("/loop", None),
+        ("/opt", None),
+        ("/opt/none", None),
+        ("/opt/libcuda.so.550.163.01/x", None),
+    ],
+)
+def test_links_are_followed(path, found):
+    links = (link("usr/lib/l", "../../opt/libcuda.so.550.163.01"), link("lib", "/usr/lib"))
+    whole = tree([LIB, *links, link("loop", "loop")])
+    led = whole.find(path)
+    assert (led and led[0]) == found
+
+
+def test_a_hard_link_is_the_same_file():
+    whole = tree([LIB], [hardlink("lib/other", LIB[0])])
+    assert whole.find("/lib/other")[1] is whole.find(f"/{LIB[0]}")[1]
+
+
+def test_a_link_to_no_file_is_an_error():
+    with pytest.raises(AuditError, match="the layer 0 has /b as a link to /none, which is no file"):
+        tree([hardlink("b", "none")])
+
+
+def test_names_in_a_folder():
+    whole = tree(["a/x", "a/b/y"])
+    assert whole.names("/a") == ["b", "x"]
+    assert whole.names("/a/x") == whole.names("/none") == []
+
+
+NAMES = st.lists(st.sampled_from(["a", "b", "c", ".", ".wh.a", ".wh..wh..opq"]), min_size=1, max_size=4)
+MEMBERS = st.tuples(NAMES.map("/".join), st.sampled_from(["file", "folder", "link"]), NAMES.map("/".join))
+
+
+@given(st.lists(st.lists(MEMBERS, max_size=5), max_size=4))
+def test_any_layers_make_a_tree_whose_files_are_found(layers):
+    kinds = {"folder": tarfile.DIRTYPE, "link": tarfile.SYMTYPE, "file": tarfile.REGTYPE}
+    whole = tree(*([special(name, kinds[kind], target) for name, kind, target in one] for one in layers))
+    for path, file in whole.files():
+        assert whole.find(path) == (path, file)

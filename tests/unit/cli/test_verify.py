@@ -1,0 +1,82 @@
+"""`imagematrix verify`: what it says of images, and the codes it ends with."""
+
+import json
+from pathlib import Path
+
+import pytest
+from images import Parts, archived, layout, link, tar
+
+from imagematrix.catalog import labels
+from imagematrix.catalog.catalog import Variant
+from imagematrix.cli import verify
+
+DATA = Path(__file__).parents[1] / "audit" / "data"
+CUBIN = tar(("opt/k.cubin", (DATA / "80.cubin").read_bytes()))
+DRIVER = tar(("usr/lib/libcuda.so.550.163.01", b"x"), ("usr/lib/libcudart.so.12.4.127", b"\x7fELF"))
+LIES = Variant(reference="t:x", digest=None, platform="linux/amd64", cuda="12.4", cubins=("90",))
+
+
+def lying(*layers):
+    return Parts(*layers, labels={labels.VARIANT: labels.write(LIES)})
+
+
+def test_a_table_for_a_person(cli, tmp_path):
+    path = layout(tmp_path / "oci", Parts(CUBIN, DRIVER))
+    out = cli("verify", path).out
+    assert "device code    sm_80; 1 file" in out
+    assert "driver         libcuda 550.163.01 exact /usr/lib/libcuda.so.550.163.01" in out
+    assert "library        cudart 12.4.127 /usr/lib/libcudart.so.12.4.127, driver 525.60.13 or newer" in out
+    assert "damaged        /usr/lib/libcudart.so.12.4.127" in out
+
+
+def test_a_contradiction_is_exit_9(cli, tmp_path):
+    said = cli("verify", layout(tmp_path / "oci", lying(CUBIN)))
+    assert said.code == 9
+    assert "contradiction  the labels say cubins 90, but /opt/k.cubin has 80" in said.out
+    assert "the bytes of 1 image contradict the labels" in said.err
+
+
+def test_a_document_for_a_program(cli, tmp_path, conforms):
+    path = layout(tmp_path / "oci", lying(CUBIN))
+    said = cli("verify", "--json", path)
+    document = json.loads(said.out)
+    conforms(document)
+    assert said.code == 9
+    assert document["contradictions"] == [
+        {"fact": "cubins", "claimed": ["90"], "found": ["80"], "path": "/opt/k.cubin"}
+    ]
+
+
+def test_several_images_and_what_they_share(cli, tmp_path, conforms):
+    one, other = Parts(CUBIN, DRIVER), Parts(CUBIN)
+    paths = [layout(tmp_path / "oci", one), archived(tmp_path / "a.tar", other)]
+    documents = json.loads(cli("verify", "--json", *paths).out)
+    shared = len(one.blobs[one.layers[0]])
+    for document in documents:
+        conforms(document)
+    assert [document["size"]["shared"] for document in documents] == [shared, shared]
+    assert [document["size"]["compressed"] for document in documents] == [
+        sum(len(image.blobs[layer]) for layer in image.layers) for image in (one, other)
+    ]
+
+
+@pytest.mark.usefixtures("no_engine")
+def test_no_such_image_and_no_engine(cli, tmp_path):
+    said = cli("verify", tmp_path)
+    assert said.code == 4
+    assert "is no image" in said.err
+    assert cli("verify", "training:v1").code == 8
+
+
+def test_what_can_not_be_read_is_one_error(cli, tmp_path):
+    path = layout(tmp_path / "oci", Parts(tar(("a", b"x")), tar(link("a", "../../b"), "../c")))
+    said = cli("verify", path)
+    assert said.code == 9
+    assert "leads out" in said.err
+
+
+def test_a_terminal_is_told_how_far_it_is(monkeypatch, capsys):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    with verify._progress() as watch:
+        watch(5 << 20)
+    assert "read 5 MiB of layers" in capsys.readouterr().err
