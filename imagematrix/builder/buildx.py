@@ -116,10 +116,10 @@ class Buildx:
         version = self._docker.version
         if self._builder is None and int(version.partition(".")[0]) < OLDEST:
             remedy = f"install Docker {OLDEST} or newer; `select` and `run` work with this one"
-            raise EngineError(f"Docker {version} is too old to build with", remedy=remedy)
+            raise EngineError(f"Docker {version} is too old for builds", remedy=remedy)
         if self._attest and not self.reproducible:
             remedy = "use the containerd image store, or --builder"
-            raise UsageError("the engine's classic image store keeps no attestations", remedy=remedy)
+            raise UsageError("the engine's classic image store cannot keep attestations", remedy=remedy)
         asked = ["docker", "info", "--format", "{{json .ClientInfo.Plugins}}"]
         try:
             done = subprocess.run(asked, check=True, capture_output=True, text=True)
@@ -140,7 +140,7 @@ class Buildx:
         asked = [self._command, "inspect", self._builder]
         done = subprocess.run(asked, check=False, capture_output=True, text=True)
         if "no builder" in done.stderr:
-            raise UsageError(f"there is no builder {self._builder!r}", remedy="see `docker buildx ls`")
+            raise UsageError(f"builder {self._builder!r} not found", remedy="see `docker buildx ls`")
         if done.returncode:
             raise _broken(done.stderr)
         return bool(OWN.search(done.stdout))
@@ -164,8 +164,8 @@ class Buildx:
             return None
         if here not in (None, digest) and not self._docker.is_published(f"{reference}@{digest}"):
             raise UsageError(
-                f"the lock has {reference} as {digest}, the engine as {here}; no registry gives the first",
-                remedy="`imagematrix lock --upgrade` to build on what is here",
+                f"the lock has {reference} as {digest}, which no registry has; the engine has {here}",
+                remedy="`imagematrix lock --upgrade` to build on the engine's image",
             )
         return f"docker-image://{reference}@{digest}"
 
@@ -175,7 +175,7 @@ class Buildx:
         if where is None and self.local:
             where = self._docker.hold(reference, digest)
             if where is None:
-                raise UsageError(f"the engine has another image as {reference} by now", remedy="build again")
+                raise UsageError(f"{reference} is another image in the engine now", remedy="build again")
         return where
 
     def _digests(self, reference: str) -> str:
@@ -349,15 +349,15 @@ class Buildx:
         said = "\n".join(tail)
         if GONE in said:
             raise EngineError(
-                "the Docker engine went away in the middle of a build",
-                remedy="what is built stays; the same command goes on from here",
+                "the Docker engine stopped during a build",
+                remedy="what is built already is kept; run the same command again to continue",
             )
         remedy = None
         if FULL in said:
             remedy = room(self._scratch)
         elif UNRESOLVED in said and not self.local:
-            remedy = f"{self._builder} takes base images from registries: push this one where it can pull it"
-        raise BuildError(said or "docker buildx failed without a word", remedy=remedy)
+            remedy = f"{self._builder} pulls base images from registries: push it to one that it can reach"
+        raise BuildError(said or "docker buildx failed without a message", remedy=remedy)
 
     def stop(self) -> None:
         """End every build that runs; those that don't end by themselves when asked to are killed."""

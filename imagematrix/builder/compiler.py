@@ -140,7 +140,7 @@ class _Compiler:
 def _unknown(item: Planned, option: str) -> BuildError:
     return BuildError(
         f"the compiler of {item.cell.id} does not know {option}",
-        remedy="exclude these cells, or take a base with a newer compiler",
+        remedy="exclude these cells, or use a base image with a newer compiler",
     )
 
 
@@ -150,7 +150,7 @@ def _from_table(cell: Cell, march: str) -> frozenset[str]:
         flags = marches.required(march, cell.properties.get("compiler", ""))
     if flags is None:
         raise BuildError(
-            f"nobody can tell which CPU flags {cell.id} needs",
+            f"the CPU flags that {cell.id} needs are unknown",
             remedy=f"name the template's stage that has the compiler {STAGE!r}, "
             "or give the cell a property `compiler` such as gcc-14",
         )

@@ -42,7 +42,7 @@ def difference(first: Image, second: Image) -> str | None:
             return f"one has {len(first.layers)} layers, the other {len(second.layers)}"
         if one.name != other.name:
             return f"layer {number} of {len(first.layers)}: {_in_layer(one, other)}"
-    return "the layers are the same, the configuration is not"
+    return "the layers are the same, but the configuration differs"
 
 
 def _in_layer(one: Path, other: Path) -> str:
@@ -53,8 +53,8 @@ def _in_layer(one: Path, other: Path) -> str:
             names = (file.name if file else "nothing more" for file in (mine, its))
             return f"in one there is {' where the other has '.join(names)}"
         facts = [fact for fact in _File.__slots__ if getattr(mine, fact) != getattr(its, fact)]
-        return f"{mine.name} has another {' and '.join(facts)}"
-    return "the files are the same, they are compressed or ordered otherwise"
+        return f"{mine.name} differs in {' and '.join(facts)}"
+    return "the files are the same, but in another order or compression"
 
 
 def _files(layer: Path) -> Iterator[_File]:

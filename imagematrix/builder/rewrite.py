@@ -117,7 +117,7 @@ class Rewriter:
                     tar.update(piece)
                     target.write(compress.compress(piece))
             except (gzip.BadGzipFile, zlib.error, EOFError) as error:
-                raise BuildError(f"the layer {digest} can't be read: {error}") from error
+                raise BuildError(f"the layer {digest} cannot be read: {error}") from error
             target.write(compress.flush())
             size = target.tell()
             return _Layer(digest=self._kept(target), size=size, diff_id=f"sha256:{tar.hexdigest()}")
@@ -158,7 +158,7 @@ def _uncompressed(layer: IO[bytes]) -> IO[bytes] | gzip.GzipFile:
     head = layer.read(len(ZSTD))
     layer.seek(0)
     if head == ZSTD:
-        raise BuildError("a layer is compressed with zstd, whose times can't be set back")
+        raise BuildError("a layer is compressed with zstd, so its timestamps cannot be rewritten")
     return gzip.open(layer) if head.startswith(GZIP) else layer
 
 

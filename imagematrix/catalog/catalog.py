@@ -168,7 +168,7 @@ class Catalog(Record):
         for item in fields.objects("variants"):
             variant = _variant(item, known)
             if variant.reference in seen:
-                raise item.fail("reference", f"{variant.reference} is there twice")
+                raise item.fail("reference", f"{variant.reference} occurs twice")
             seen.add(variant.reference)
             variants.append(variant)
         return cls(
@@ -241,9 +241,9 @@ def preference(fields: Fields, key: str) -> tuple[str, ...]:
     names = fields.texts(key)
     for name in names:
         if name not in CRITERIA:
-            raise fields.fail(key, f"{name[:80]!r} is none of {', '.join(CRITERIA)}")
+            raise fields.fail(key, f"{name[:80]!r} is not one of {', '.join(CRITERIA)}")
     if len(set(names)) < len(names):
-        raise fields.fail(key, "one is there twice")
+        raise fields.fail(key, "one occurs twice")
     return names
 
 
@@ -254,7 +254,7 @@ def own_axes(fields: Fields, key: str) -> tuple[tuple[str, str], ...]:
         return ()
     for axis in found.data:
         if not AXIS.fullmatch(axis) or axis in HARDWARE:
-            raise fields.fail(key, f"{axis[:80]!r} is no axis of an image's own")
+            raise fields.fail(key, f"{axis[:80]!r} is not an image's own axis")
     return tuple(
         [(axis, _matching(found, axis, VALUE, "the value of an axis")) for axis in sorted(found.data)]
     )
@@ -264,7 +264,7 @@ def _codes(fields: Fields, key: str) -> tuple[str, ...]:
     codes = fields.texts(key)
     for code in codes:
         if not CODE.fullmatch(code):
-            raise fields.fail(key, f"{code!r} is no target such as 89 or 90a")
+            raise fields.fail(key, f"{code!r} is not a target such as 89 or 90a")
     return codes
 
 
@@ -284,7 +284,7 @@ def _driver(fields: Fields, key: str) -> UserModeDriver | None:
         return None
     mode = driver.text("mode")
     if mode not in MODES:
-        raise driver.fail("mode", f"{mode!r} is none of {', '.join(MODES)}")
+        raise driver.fail("mode", f"{mode!r} is not one of {', '.join(MODES)}")
     version = _matching_or_none(driver, "version", DRIVER, "a driver version such as 550.163.01")
     if (version is None) != (mode == "host"):
         raise driver.fail("version", "belongs to the modes exact and compat, and only to them")

@@ -36,7 +36,7 @@ def catalog(name: str) -> Catalog:
         raise UnknownImageError(f"the engine has no variant of {name}", remedy=_remedy(name, own))
     if len(found) > 1:
         versions = ", ".join(f"{image}:{item.version}" for item in found)
-        raise UnknownImageError(f"{image} is there in several versions", remedy=f"say which: {versions}")
+        raise UnknownImageError(f"{image} has several versions", remedy=f"name one of {versions}")
     return found[0]
 
 

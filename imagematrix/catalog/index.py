@@ -78,8 +78,8 @@ def parse(raw: bytes, name: str) -> tuple[Entry, ...]:
     """Return the entries of the index `raw`; raise UsageError where it is none. `name` is for messages."""
     fields = documents.Fields(documents.parse(raw, name), name)
     if fields.text_or_none("mediaType") not in (INDEX, DOCKER_LIST, None) or not fields.present("manifests"):
-        remedy = "name a version as its variants have it, such as v1; no image by itself can have that tag"
-        raise UsageError(f"{name} is one image and no index of variants", remedy=remedy)
+        remedy = "name a version such as v1, which is an index of variants"
+        raise UsageError(f"{name} is a single image, not an index of variants", remedy=remedy)
     return tuple(_entry(item) for item in fields.objects("manifests"))
 
 
@@ -108,7 +108,7 @@ def catalog(image: str, version: str, entries: Sequence[Entry]) -> Catalog:
             size=labels.size(entry.annotations),
         )
         if variant.reference in variants:
-            raise UsageError(f"{name}: {variant.reference} is there twice")
+            raise UsageError(f"{name}: {variant.reference} occurs twice")
         variants[variant.reference] = variant
     terms = labels.agreed(name, (labels.terms(entry.annotations, name) for entry in entries))
     return Catalog(

@@ -113,7 +113,8 @@ def agreed(name: str, stated: Iterable[Terms]) -> Terms:
     if others:
         differing = " and ".join(map(str, (first, *others)))
         raise UsageError(
-            f"the variants of {name} prefer different things: {differing}", remedy="build all anew"
+            f"the variants of {name} differ in what they prefer: {differing}",
+            remedy="build all of them again",
         )
     return first
 
@@ -122,9 +123,9 @@ def _object(labels: Mapping[str, str], label: str, reference: str) -> dict[str, 
     try:
         data = json.loads(labels[label])
     except (KeyError, TypeError, ValueError, RecursionError) as error:
-        raise UsageError(f"{reference}: the label {label} is no JSON") from error
+        raise UsageError(f"{reference}: the label {label} is not JSON") from error
     if not isinstance(data, dict):
-        raise UsageError(f"{reference}: the label {label} is no object")
+        raise UsageError(f"{reference}: the label {label} is not an object")
     return data
 
 

@@ -37,7 +37,7 @@ def catalog(name: str) -> Catalog:
     """Return the catalog of `name`, such as registry:5000/ml/training:v1.
 
     It has one variant where `name` is a variant's reference or digest. Raises UnknownImageError where the
-    registry has none, EngineError where it can't be reached or refuses, UsageError where what it has is no
+    registry has none, EngineError where it cannot be reached or refuses, UsageError where what it has is no
     catalog.
     """
     reference = Reference.parse(name)
@@ -84,7 +84,7 @@ def _remedy(reference: Reference, tags: Sequence[str]) -> str:
     """Return what may have been meant by a reference that a registry does not have."""
     versions = _versions(tags)
     if not tags:
-        return "is the name right? It has nothing of this name"
+        return "check the name: it has nothing of this name"
     there = f"it has {', '.join(versions)}" if versions else "what was built is there, and not published yet"
     return nearest(reference.tag, tags, likeness=SLIP) or there
 

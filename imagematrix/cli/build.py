@@ -95,7 +95,7 @@ def command(
         verified = [PlanStatus.UP_TO_DATE] if verify else []
         todo = plan.with_status(PlanStatus.BUILD, PlanStatus.ADOPT, PlanStatus.FAILED, *verified)
         if todo and not shop.builder.reproducible:
-            say("the engine has the classic image store: timestamps stay, and a second build differs in them")
+            say("the engine has the classic image store: timestamps are kept, so a second build differs")
         logs = file.parent / ".imagematrix" / "logs"
         cause: BaseException | None = None
         with progress(todo) as reporter:
@@ -153,7 +153,7 @@ def _tell(
         others.callback(ci.write_summary, outcomes)
         others.callback(_explain, results, told=error)
         if isinstance(error, (KeyboardInterrupt, SystemExit)):
-            others.callback(say, "stopped: what is built stays, and the next build goes on from here")
+            others.callback(say, "stopped: finished images are kept, and the next build continues from here")
         elif error is None or any(result.status is not BuildStatus.STOPPED for result in results):
             done = {id(result.item) for result in results}
             up_to_date = sum(id(item) not in done for item in plan.with_status(PlanStatus.UP_TO_DATE))

@@ -27,12 +27,12 @@ def command(
 ) -> None:
     """Write a commented matrix.yaml and the templates it uses to start from; overwrites nothing."""
     if template not in TEMPLATES:
-        remedy = nearest(template, TEMPLATES) or f"there are {', '.join(TEMPLATES)}"
-        raise UsageError(f"no template {template!r} to start from", remedy=remedy)
+        remedy = nearest(template, TEMPLATES) or f"one of {', '.join(TEMPLATES)}"
+        raise UsageError(f"template {template!r} not found", remedy=remedy)
     try:
         for name in ("matrix.yaml", "templates"):
             if (folder / name).exists():
-                raise UsageError(f"{folder / name} is there already", remedy="name an empty folder")
+                raise UsageError(f"{folder / name} exists already", remedy="choose an empty folder")
         shutil.copytree(STARTER / "templates" / template, folder / "templates" / template)
         shutil.copyfile(STARTER / "templates" / MACROS, folder / "templates" / MACROS)
         shutil.copyfile(STARTER / f"{template}.yaml", folder / "matrix.yaml")

@@ -91,7 +91,7 @@ def workshop(
     the engine builds. Each image gets the attestations `attest`.
     """
     if attest and not push:
-        raise UsageError("attestations are kept in a registry", remedy="give --push as well")
+        raise UsageError("attestations need a registry", remedy="give --push as well")
     from imagematrix.stores.engine import Engine
     from imagematrix.stores.registry import Remote
 
@@ -170,21 +170,21 @@ def _require_pushable(matrix: Matrix) -> None:
         if image.development:
             raise never_pushed(image.name, image.version)
         if "/" not in image.name:
-            remedy = f"call it registry.example.com/ml/{image.name} in matrix.yaml"
-            raise UsageError(f"the image {image.name} names no registry to push it to", remedy=remedy)
+            remedy = f"name it registry.example.com/ml/{image.name} in matrix.yaml"
+            raise UsageError(f"the image {image.name} has no registry in its name", remedy=remedy)
 
 
 def never_pushed(image: str, version: str) -> UsageError:
     """Return the error that refuses to push a version that may still change."""
-    remedy = "take `development` out of matrix.yaml, and give it a version to stay"
-    return UsageError(f"{image}:{version} is under development and never pushed", remedy=remedy)
+    remedy = "remove `development` from matrix.yaml, and set a final version"
+    return UsageError(f"{image}:{version} is a development version, which is never pushed", remedy=remedy)
 
 
 def sharding(shard: str | None, durations: Sequence[Path] | None) -> Callable[[Plan], Plan]:
     """Return what narrows a plan down to `--shard`; what is wrong with the options is said before a plan."""
     if shard is None:
         if durations:
-            raise UsageError("--durations balances shards: it goes with --shard I/N")
+            raise UsageError("--durations needs --shard I/N")
         return lambda plan: plan
     from imagematrix.planning.shard import Shard, narrowed
     from imagematrix.reports import outcome

@@ -54,7 +54,7 @@ def command(
     image, version = split(name)
     if version is None or "/" not in image or "@" in name:
         remedy = "such as registry.example.com/ml/training:v1"
-        raise UsageError(f"{name} is no image with a registry and a version", remedy=remedy)
+        raise UsageError(f"{name} is not an image with a registry and a version", remedy=remedy)
     named = _named(image, version, file)
     chosen = {reference.removeprefix(f"{image}:") for reference in choose or ()}
     _push(image, version, chosen)
@@ -88,9 +88,9 @@ def _named(image: str, version: str, file: Path | None) -> dict[str, str]:
 def _say(name: str, done: Published) -> None:
     say(f"{name}: {counted(done.variants, 'variant')}, {done.new} new")
     for reference in done.dropped:
-        say(f"the registry lost {reference}: it is taken out")
+        say(f"the registry lost {reference}: it is removed")
     for tag in done.others:
-        say(f"{tag} is not in it: its cell is there, made of something else")
+        say(f"{tag} is left out: its cell is published, built from other inputs")
     for one in done.plain:
         say(_answered(one))
 
@@ -98,11 +98,11 @@ def _say(name: str, done: Published) -> None:
 def _answered(one: Plain) -> str:
     """Say what a plain pull gets on a platform, and what that needs which not every machine has."""
     if one.variant is None:
-        return f"{one.platform}: `docker pull` of it gets nothing: {one.why}"
+        return f"{one.platform}: `docker pull` gets nothing: {one.why}"
     needs = ", ".join(filter(None, [one.variant.cuda and f"CUDA {one.variant.cuda} and a GPU", *one.needs]))
     beyond = f"it needs {needs}" if needs else "it runs on every CPU"
     tag = one.variant.reference.rpartition(":")[2]
-    return f"{one.platform}: `docker pull` of it gets {tag} ({one.why}); {beyond}"
+    return f"{one.platform}: `docker pull` gets {tag} ({one.why}); {beyond}"
 
 
 def _push(image: str, version: str, chosen: Collection[str]) -> None:
@@ -116,7 +116,7 @@ def _push(image: str, version: str, chosen: Collection[str]) -> None:
     try:
         engine = Engine()
     except EngineError as error:
-        say(f"{error}: only what is in the registry is published")
+        say(f"{error}: publishing only what is in the registry")
         return
     with engine, Remote(engine) as remote:
         here = engine.present(image, version)

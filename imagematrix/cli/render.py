@@ -31,8 +31,8 @@ def command(
     items = planned(file, Against(), only).with_status(PlanStatus.BUILD)
     if output is None:
         if len(items) != 1:
-            remedy = "narrow it down with --only, or write them to a folder with -o DIR"
-            raise UsageError(f"{len(items)} cells are to be rendered, and stdout takes one", remedy=remedy)
+            remedy = "select one with --only, or write them to a folder with -o DIR"
+            raise UsageError(f"{len(items)} Dockerfiles do not fit on stdout", remedy=remedy)
         sys.stdout.write(items[0].dockerfile)
         return
     try:

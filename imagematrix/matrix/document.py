@@ -77,7 +77,7 @@ def _syntax_problem(error: yaml.MarkedYAMLError, text: str) -> Problem:
     message = f"not valid YAML: {error.problem}" + (f" ({error.context})" if error.context else "")
     line = (text.splitlines() or [""])[min(at.line, text.count("\n")) - 1]
     indent = line[: len(line) - len(line.lstrip())]
-    return Problem(message, at, "indent with blanks: YAML takes no tabs" if "\t" in indent else None)
+    return Problem(message, at, "indent with spaces: YAML does not allow tabs" if "\t" in indent else None)
 
 
 def _mark(mark: Any) -> Mark:
@@ -130,7 +130,7 @@ class _Composer:
 
     def _untagged(self, event: yaml.ScalarEvent | yaml.CollectionStartEvent, mark: Mark) -> None:
         if event.tag not in (None, "", "!", "tag:yaml.org,2002:str"):
-            raise self._error(f"the tag {event.tag} has no meaning here", mark, "leave the tag away")
+            raise self._error(f"the tag {event.tag} is not supported", mark, "remove the tag")
 
     def _complete(self, node: Node, anchor: str | None) -> Node | None:
         if anchor:
@@ -155,7 +155,7 @@ class _Composer:
             raise self._error("a key must be a word", node.mark)
         if node.text in top.own:
             first = mapping.entries[node.text][0]
-            raise self._error(f"the key {node.text!r} is here twice (first in line {first.line})", node.mark)
+            raise self._error(f"the key {node.text!r} occurs twice (first on line {first.line})", node.mark)
         if node.text != "<<":
             top.own.add(node.text)
         return node

@@ -156,7 +156,7 @@ def _exclude(
 def _idle_problem(rule: Exclude, points: list[dict[str, str]]) -> Problem:
     shadowed = any(all(point.get(axis) in found for axis, found in rule.matches.items()) for point in points)
     message = "drops nothing: earlier rules drop all it matches" if shadowed else "matches no cell"
-    return Problem(f"this exclude rule {message}", rule.mark, "take it out, or mend its conditions")
+    return Problem(f"this exclude rule {message}", rule.mark, "remove it, or correct its conditions")
 
 
 def _include(matrix: Matrix, points: list[dict[str, str]]) -> list[tuple[dict[str, str], Mapping[str, str]]]:
@@ -187,7 +187,7 @@ def _told_apart(matrix: Matrix, cells: Sequence[Cell]) -> None:
         Problem(
             f"{count} cells would be called {name}",
             Mark(1, 1),
-            "change a value of an axis, or take out an include entry that adds the same cell again",
+            "change a value of an axis, or remove the include entry that adds the cell again",
         )
         for name, count in names.items()
         if count > 1

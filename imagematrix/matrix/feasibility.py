@@ -57,7 +57,7 @@ def _driver_cuda(cell: Cell) -> str | None:
         return None
     lowest = cuda.lowest_driver(cell.cuda, told)
     if lowest is None:  # no host would choose the image: the selector could not tell either
-        return f"no table tells which driver runs CUDA {cell.cuda}; state it under `facts` in matrix.yaml"
+        return f"the driver that CUDA {cell.cuda} needs is unknown; state it under `facts` in matrix.yaml"
     return f"driver {driver} is too old for CUDA {cell.cuda}, which needs {lowest}"
 
 

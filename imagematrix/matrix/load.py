@@ -33,7 +33,7 @@ NAME = re.compile(rf"(?:[a-z0-9]+(?:[.-][a-z0-9]+)*:\d+/)?{PART}(?:/{PART})*", r
 NAME_LIMIT = 200
 CELLS = 250_000  # before rules exclude some; a plan holds all of them, with their Dockerfiles
 TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.]{0,40}", re.ASCII)
-OUTSIDE = "absolute names, .. and links that lead out are refused"
+OUTSIDE = "absolute names, .. and links that lead outside are rejected"
 TOP = ("schema", "templates", "images", "axes", "properties", "exclude", "include", "facts")
 GIVEN = ("secrets", "ssh", "build_args")
 IMAGE = ("version", "template", "context", "development", "prefer", "defaults", "plain_pull", *GIVEN)
@@ -51,7 +51,7 @@ def load(path: str | Path) -> Matrix:
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from error
     if len(raw) > LIMIT:
-        raise UsageError(f"{path}: larger than {LIMIT // 2**20} MiB, which no matrix is")
+        raise UsageError(f"{path}: larger than the limit of {LIMIT // 2**20} MiB")
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -89,8 +89,8 @@ class _Reader(Shapes):
         images = self._images(self._required(root, top, "images"), templates, values)
         cells = math.prod(map(len, axes.values())) * len(images)
         if cells > CELLS:
-            remedy = "split it: what never goes together belongs into matrices of its own"
-            message = f"these are {cells:,} cells, excluded ones too, and a matrix has {CELLS:,} at most"
+            remedy = "split it: values that never occur together belong in separate matrices"
+            message = f"{cells:,} cells, including excluded ones, exceed the limit of {CELLS:,}"
             self._problem(message, top["axes"].mark, remedy)
         return Matrix(
             path=self.path,
@@ -114,7 +114,7 @@ class _Reader(Shapes):
         """Return the folder of the templates, whose files are read and shown; None where it is elsewhere."""
         name = self._text(node, "templates") or "templates"
         if inside(str(self.path.parent), name) is None:
-            message = f"the folder of templates {name} is outside of the matrix' own folder"
+            message = f"the folder of templates {name} is outside the matrix's folder"
             self._problem(message, node.mark if node else mark, f"put it beside the matrix; {OUTSIDE}")
             return None
         return self.path.parent / name
@@ -126,7 +126,7 @@ class _Reader(Shapes):
         # A name that no file system takes is one of nothing; pathlib raises OSError for it.
         for name, mark, value in self._entries(node, "images"):
             if len(name) > NAME_LIMIT or not NAME.fullmatch(name):
-                self._problem(f"{name!r} is no image name such as training or registry/ml/training", mark)
+                self._problem(f"{name!r} is not an image name such as training or registry/ml/training", mark)
             fields = self._map(value, f"the image {name}", known=IMAGE)
             version = self._text(self._required(value, fields, "version"), "version")
             template = self._text(self._required(value, fields, "template"), "template")
@@ -134,13 +134,13 @@ class _Reader(Shapes):
             development = self._text(fields.get("development"), "development") or "false"
             if version is not None and not TAG.fullmatch(version):
                 remedy = "letters, digits, dots and underscores; a dash ends the version in a tag"
-                self._problem(f"{version!r} is no version such as v1", fields["version"].mark, remedy)
+                self._problem(f"{version!r} is not a version such as v1", fields["version"].mark, remedy)
             if template is not None and templates is not None:
                 self._template(template, templates, fields["template"].mark)
             folder = self.path.parent / (context or ".")
             if not os.path.isdir(folder):  # noqa: PTH112
                 at = fields["context"].mark if "context" in fields else mark
-                self._problem(f"the context {folder} is no folder", at)
+                self._problem(f"the context {folder} is not a folder", at)
             if development not in ("true", "false"):
                 self._problem(f"{development!r} is neither true nor false", fields["development"].mark)
             images.append(
@@ -165,9 +165,9 @@ class _Reader(Shapes):
         for word, mark in self._items(node, "prefer") if node else ():
             if word not in CRITERIA:
                 remedy = nearest(word, CRITERIA) or f"there are {', '.join(CRITERIA)}"
-                self._problem(f"{word!r} is nothing that images are compared by", mark, remedy)
+                self._problem(f"{word!r} is not a criterion that images are compared by", mark, remedy)
             elif word in found:
-                self._problem(f"{word!r} is here twice", mark)
+                self._problem(f"{word!r} occurs twice", mark)
             found.append(word)
         return tuple(found)
 
@@ -175,7 +175,7 @@ class _Reader(Shapes):
         found = set()
         for word, mark in self._items(node, what) if node else ():
             if not words.GIVEN_ID.fullmatch(word):
-                self._problem(f"{word!r} is no id such as pip-token", mark)
+                self._problem(f"{word!r} is not an id such as pip-token", mark)
             found.add(word)
         return tuple(sorted(found))
 
@@ -183,8 +183,8 @@ class _Reader(Shapes):
         found = {}
         for name, mark, value in self._entries(node, "build_args"):
             if not words.ARGUMENT.fullmatch(name) or words.BUILDKITS.fullmatch(name):
-                remedy = "a proxy is given by `build --proxy`" if "PROXY" in name.upper() else None
-                self._problem(f"{name!r} can't be a build argument of an image", mark, remedy)
+                remedy = "pass proxies with `build --proxy`" if "PROXY" in name.upper() else None
+                self._problem(f"{name!r} cannot be a build argument of an image", mark, remedy)
             empty = isinstance(value, document.Scalar) and value.text is None
             found[name] = None if empty else self._text(value, name)
         return tuple(sorted(found.items()))
@@ -196,7 +196,7 @@ class _Reader(Shapes):
         for axis, mark, value in self._entries(node, "defaults"):
             text = self._text(value, f"the default of {axis}")
             if axis in HARDWARE:
-                remedy = "take it out; what nodes prefer among what fits is said by `prefer`"
+                remedy = "remove it; `prefer` sets the order among images that fit"
                 self._problem(f"{axis} is decided by the node's hardware, and has no default", mark, remedy)
             elif self._is_axis(axis, mark, values) and text is not None:
                 if text not in values[axis]:
@@ -220,26 +220,28 @@ class _Reader(Shapes):
     def _template(self, name: str, templates: Path, mark: Mark) -> None:
         found = inside(str(templates), name)
         if found is None:
-            self._problem(f"the template {name} is outside of {templates}", mark, OUTSIDE)
+            self._problem(f"the template {name} is outside {templates}", mark, OUTSIDE)
         elif not os.path.isfile(found):  # noqa: PTH113
             files = (path for path in sorted(templates.rglob("*")) if path.is_file())
             there = (str(path.relative_to(templates)) for path in files)
-            self._problem(f"no template {name} in {templates}", mark, nearest(name, there))
+            self._problem(f"template {name} not found in {templates}", mark, nearest(name, there))
 
     def _axes(self, node: document.Node | None) -> dict[str, tuple[str, ...]]:
         axes: dict[str, tuple[str, ...]] = {}
         for name, mark, value in self._entries(node, "axes"):
             if not AXIS.fullmatch(name):
-                self._problem(f"{name!r} is no name for an axis", mark, "letters, digits and underscores")
+                self._problem(
+                    f"{name!r} is not a valid name for an axis", mark, "letters, digits and underscores"
+                )
             elif name not in HARDWARE and (guess := nearest(name, HARDWARE, likeness=SLIP)):
                 self._problem(f"{name!r} is not an axis that imagematrix knows", mark, guess)
             elif name in words.RESERVED:
-                self._problem(f"{name!r} is a name that templates already have", mark)
+                self._problem(f"{name!r} is a name that templates use already", mark)
             values = self._items(value, f"the axis {name}")
             seen: set[str] = set()
             for word, at in values:
                 if word in seen:
-                    self._problem(f"the value {word!r} is here twice", at)
+                    self._problem(f"the value {word!r} occurs twice", at)
                 seen.add(word)
                 problem = words.check(name, word, self.facts)
                 if problem:
@@ -276,9 +278,9 @@ class _Reader(Shapes):
 
     def _is_property(self, name: str, mark: Mark, text: str, at: Mark, axes: Iterable[str]) -> bool:
         if not AXIS.fullmatch(name) or name in {*words.RESERVED, *HARDWARE, *axes}:
-            self._problem(f"{name!r} can't be the name of a property", mark)
+            self._problem(f"{name!r} cannot be the name of a property", mark)
         elif bad := words.unsafe(text):
-            remedy = "write it in the template, where it can be seen for what it is"
+            remedy = "write it in the template itself"
             self._problem(f"{name}: {bad!r} could break out of a Dockerfile instruction", at, remedy)
         else:
             return True
@@ -324,7 +326,7 @@ class _Reader(Shapes):
                         self._problem(problem[0], value.mark, problem[1])
                     chosen[name] = text
                 elif guess := nearest(name, axes, likeness=SLIP):
-                    self._problem(f"{name!r} is no axis of this matrix", mark, guess)
+                    self._problem(f"{name!r} is not an axis of this matrix", mark, guess)
                 elif self._is_property(name, mark, text, value.mark, axes):
                     extra[name] = text
             yield Include(axes=chosen, properties=extra, mark=item.mark)
@@ -333,5 +335,5 @@ class _Reader(Shapes):
         if name in axes:
             return True
         remedy = nearest(name, [*axes, *also]) or f"its axes are {', '.join(axes)}"
-        self._problem(f"{name!r} is no axis of this matrix", mark, remedy)
+        self._problem(f"{name!r} is not an axis of this matrix", mark, remedy)
         return False

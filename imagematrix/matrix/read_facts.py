@@ -44,19 +44,19 @@ class FactsReader(Shapes):
     def _release(self, name: str, mark: Mark, node: document.Node) -> Release:
         fields = self._map(node, f"the facts on CUDA {name}", known=RELEASE)
         if not versions.RELEASE.fullmatch(name):
-            self._problem(f"{name!r} is no CUDA release such as 14.0", mark)
+            self._problem(f"{name!r} is not a CUDA release such as 14.0", mark)
         elif name in cuda.releases():
-            self._problem(f"the table has CUDA {name}, and knows better", mark, "take it out")
+            self._problem(f"CUDA {name} is in the table already", mark, "remove it")
         compute = self._words(fields["compute"], "compute", _compute) if "compute" in fields else []
         driver = self._text(fields.get("driver"), "driver")
         if driver is not None:
             at = fields["driver"].mark
             family = cuda.lowest_driver(name)
             if not words.DRIVER.fullmatch(driver):
-                self._problem(f"{driver!r} is no driver version such as 640.10.02", at)
+                self._problem(f"{driver!r} is not a driver version such as 640.10.02", at)
             elif family and name not in cuda.releases():
                 message = f"the table has the drivers of its family: CUDA {name} runs on {family} or newer"
-                self._problem(message, at, "take it out")
+                self._problem(message, at, "remove it")
         elif not fields:
             self._problem(
                 f"the facts on CUDA {name} say nothing", node.mark, f"it can have {', '.join(RELEASE)}"
@@ -66,19 +66,19 @@ class FactsReader(Shapes):
     def _march(self, name: str, mark: Mark, node: document.Node) -> March:
         fields = self._map(node, f"the facts on march {name}", known=MARCH)
         if name in marches.names():
-            self._problem(f"the table has march {name}, and knows better", mark, "take it out")
+            self._problem(f"march {name} is in the table already", mark, "remove it")
         platform = self._text(fields.get("platform"), "platform") or "linux/amd64"
         if platform not in ARCHES:
             self._problem(
-                f"{platform!r} is no platform imagematrix can plan for",
+                f"{platform!r} is not a supported platform",
                 fields["platform"].mark,
-                nearest(platform, ARCHES) or f"it knows {', '.join(ARCHES)}",
+                nearest(platform, ARCHES) or f"one of {', '.join(ARCHES)}",
             )
         arch = ARCHES.get(platform, "x86_64")
         vendor = self._text(fields.get("vendor"), "vendor")
         if vendor is not None and (vendor not in VENDORS or arch != "x86_64"):
-            remedy = nearest(vendor, VENDORS) if arch == "x86_64" else "take it out: it ranks x86 CPUs only"
-            self._problem(f"{vendor!r} is no vendor of {arch} CPUs", fields["vendor"].mark, remedy)
+            remedy = nearest(vendor, VENDORS) if arch == "x86_64" else "remove it: it ranks x86 CPUs only"
+            self._problem(f"{vendor!r} is not a vendor of {arch} CPUs", fields["vendor"].mark, remedy)
         needed = self._required(node, fields, "flags")
         check = partial(words.check_flag, arch=arch)
         flags = self._words(needed, "flags", check) if needed else []
@@ -94,7 +94,7 @@ class FactsReader(Shapes):
             if problem:
                 self._problem(problem[0], at, problem[1])
             elif word in found:
-                self._problem(f"{what}: {word!r} is here twice", at)
+                self._problem(f"{what}: {word!r} occurs twice", at)
             found.append(word)
         if not found:
             self._problem(f"{what} has no values", node.mark)
@@ -108,11 +108,11 @@ class FactsReader(Shapes):
             there = values.get(axis, ())
             for name, (mark, _) in facts.entries.items() if isinstance(facts, document.Mapping) else ():
                 if axis in PARTS and name not in there:
-                    remedy = nearest(name, there) or "take it out"
+                    remedy = nearest(name, there) or "remove it"
                     self._problem(f"no value of the axis {axis} is {name}", mark, remedy)
 
 
 def _compute(word: str) -> words.Complaint | None:
     if words.COMPUTE.fullmatch(word):
         return None
-    return f"{word!r} is no compute capability such as 13.0 or 9.0a", None
+    return f"{word!r} is not a compute capability such as 13.0 or 9.0a", None

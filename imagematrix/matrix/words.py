@@ -58,11 +58,11 @@ def check(axis: str, value: str, facts: Facts) -> Complaint | None:
     if axis == "platform":
         if value in PLATFORMS:
             return None
-        return f"{value!r} is no platform imagematrix can plan for", f"it knows {', '.join(PLATFORMS)}"
+        return f"{value!r} is not a supported platform", f"one of {', '.join(PLATFORMS)}"
     if not VALUE.fullmatch(value):
         return (
-            f"{value[:80]!r} can't be the value of an axis",
-            "up to 64 letters, digits, dots, dashes, underscores and plus signs, for it ends up in a tag",
+            f"{value[:80]!r} cannot be the value of an axis",
+            "up to 64 letters, digits, dots, dashes, underscores and plus signs: it is part of a tag",
         )
     checks: dict[str, Callable[[str, Facts], Complaint | None]] = {
         "cuda": _cuda,
@@ -83,7 +83,7 @@ def check_flag(flag: str, arch: str) -> Complaint | None:
     if flag in known:
         return None
     if not FLAG.fullmatch(flag):
-        return f"{flag[:80]!r} is no CPU flag as /proc/cpuinfo has it", nearest(flag.lower(), known)
+        return f"{flag[:80]!r} is not a CPU flag of /proc/cpuinfo", nearest(flag.lower(), known)
     compilers = names.get(f"__{flag.upper()}__")
     if compilers:
         return (
@@ -92,7 +92,7 @@ def check_flag(flag: str, arch: str) -> Complaint | None:
         )
     others = [word for word in known if _series(word) != _series(flag)]
     guess = nearest(flag, others, likeness=FLAG_SLIP)
-    return (f"no CPU flag {flag!r} is known", guess) if guess else None
+    return (f"unknown CPU flag {flag!r}", guess) if guess else None
 
 
 def unsafe(text: str) -> str | None:
@@ -112,11 +112,11 @@ def _cuda(value: str, facts: Facts) -> Complaint | None:
         return None
     known = [name for name, release in cuda.releases().items() if release.targets]
     if not versions.RELEASE.fullmatch(value):
-        return f"{value!r} is no CUDA release such as 12.4", nearest(value, ["none", *known])
+        return f"{value!r} is not a CUDA release such as 12.4", nearest(value, ["none", *known])
     newest = max(known, key=versions.order)
     if value in known or value in facts.cuda or versions.order(value) > versions.order(newest):
         return None
-    return f"there is no CUDA {value}", nearest(value, known)
+    return f"unknown CUDA release {value}", nearest(value, known)
 
 
 def _compute(value: str, facts: Facts) -> Complaint | None:
@@ -129,20 +129,20 @@ def _compute(value: str, facts: Facts) -> Complaint | None:
     elif guess.isdigit():
         guess = f"{guess}.0"
     found = nearest(guess, known)
-    message = f"{value!r} is no compute capability such as 8.6 or 9.0a"
+    message = f"{value!r} is not a compute capability such as 8.6 or 9.0a"
     return message, _or_new(found) if COMPUTE.fullmatch(value) else found
 
 
 def _march(value: str, facts: Facts) -> Complaint | None:
     if value == "native":
         return (
-            "march native means another CPU on every builder, so its images can't be told apart",
+            "march native means another CPU on every builder, so images with it cannot be told apart",
             "name the CPU, such as x86-64-v3 or znver4",
         )
     known = sorted({*facts.march, *marches.names()})
     if value in known:
         return None
-    return f"no compiler knows -march={value}", _or_new(nearest(value, known))
+    return f"unknown -march={value}", _or_new(nearest(value, known))
 
 
 def _or_new(remedy: str | None) -> str:
@@ -152,4 +152,7 @@ def _or_new(remedy: str | None) -> str:
 def _driver(value: str, _: Facts) -> Complaint | None:
     if value == HOST_DRIVER or DRIVER.fullmatch(value):
         return None
-    return f"{value!r} is no driver version such as 550.163.01", f"or {HOST_DRIVER!r}, to bake none in"
+    return (
+        f"{value!r} is not a driver version such as 550.163.01",
+        f"or {HOST_DRIVER!r}, for none in the image",
+    )

@@ -38,7 +38,7 @@ def clamped(tar: IO[bytes] | GzipFile, latest: int) -> Iterator[bytes]:
             yield from iter(lambda: tar.read(PIECE), b"")
             return
         if len(head) < BLOCK:
-            raise _damaged("it breaks off")
+            raise _damaged("it is truncated")
         kind, size = head[KIND], _number(head[SIZE])
         if kind == SPARSE:
             raise _damaged("it has a sparse file in GNU's old format")
@@ -79,7 +79,7 @@ def _data(tar: IO[bytes] | GzipFile, size: int) -> Iterator[bytes]:
     while left:
         piece = tar.read(min(left, PIECE))
         if not piece:
-            raise _damaged("it breaks off")
+            raise _damaged("it is truncated")
         left -= len(piece)
         yield piece
 
@@ -91,7 +91,7 @@ def _records(data: bytes) -> Iterator[tuple[bytes, bytes, bytes]]:
         length = int(digits) if digits.isdigit() else 0
         key, sign, value = data[len(digits) + 1 : length - 1].partition(b"=")
         if not sign or data[length - 1 : length] != b"\n" or (key == b"size" and not value.isdigit()):
-            raise _damaged(f"it has no record of an extended header at {data[:20]!r}")
+            raise _damaged(f"it has an invalid record in an extended header at {data[:20]!r}")
         yield key, value, data[:length]
         data = data[length:]
 
@@ -101,7 +101,7 @@ def _late(key: bytes, value: bytes, latest: int) -> bool:
     try:
         return key in TIMES and float(value) > latest
     except ValueError as error:
-        raise _damaged(f"{value[:20]!r} is no time") from error
+        raise _damaged(f"{value[:20]!r} is not a time") from error
 
 
 def _number(field: bytes) -> int:
@@ -112,8 +112,8 @@ def _number(field: bytes) -> int:
     try:
         return int(field.strip(b" \0") or b"0", 8)
     except ValueError as error:
-        raise _damaged(f"{field!r} is no number") from error
+        raise _damaged(f"{field!r} is not a number") from error
 
 
 def _damaged(why: str) -> BuildError:
-    return BuildError(f"a layer is no tar that can be read: {why}")
+    return BuildError(f"a layer is not a readable tar: {why}")

@@ -64,7 +64,7 @@ class Manifest:
 class Registry:
     """The repository `name`, such as registry:5000/ml/training, without a tag. Threads may share it.
 
-    Every method raises EngineError where the registry can't be reached or refuses. It is a context manager.
+    Every method raises EngineError where the registry cannot be reached or refuses. It is a context manager.
     """
 
     def __init__(self, name: str) -> None:
@@ -240,10 +240,10 @@ class Registry:
         try:
             asked = parse_keqv_list(parse_http_list(parameters))
         except (ValueError, IndexError) as error:
-            raise EngineError(f"the registry {registry} asks for a login in a way of its own") from error
+            raise EngineError(f"the registry {registry} asks for a login in an unsupported way") from error
         realm = asked.pop("realm", None)
         if not realm:
-            raise EngineError(f"the registry {registry} asks for a token and does not say where")
+            raise EngineError(f"the registry {registry} asks for a token without saying where to get one")
         realm = address(self._base, realm)
         if urlsplit(realm).scheme not in ("https", urlsplit(self._base).scheme):
             raise EngineError(f"the registry {registry} wants the login sent to {realm}, without TLS")
@@ -255,7 +255,7 @@ class Registry:
             return f"Bearer {_token(answer, realm)}"
         except UsageError as error:
             # It is about nothing that was asked for, least of all about whether there is such an image.
-            raise EngineError(f"the registry {registry} gets us no token: {error}") from error
+            raise EngineError(f"the registry {registry} did not issue a token: {error}") from error
 
     def _next(self, answer: Answer) -> str | None:
         """Return the address of the next page, which is in this registry whatever host it names."""
@@ -273,26 +273,30 @@ class Registry:
         if status == MISSING:
             return UnknownImageError(f"the registry {registry} has no {what}")
         if status in (UNAUTHORIZED, FORBIDDEN):
-            remedy = f"`docker login {registry}` with an account that may"
-            return EngineError(f"the registry {registry} does not let us read or write {what}", remedy=remedy)
-        remedy = "the registry's log says why; what is there stays, and the same command goes on from here"
+            remedy = f"`docker login {registry}` with an account that has access"
+            return EngineError(f"the registry {registry} denies access to {what}", remedy=remedy)
+        remedy = "see the registry's log; what was pushed is kept, and the same command continues from here"
         return EngineError(f"the registry {registry} answered {status} for {what}", remedy=remedy)
 
     def _other(self, digest: str) -> EngineError:
-        remedy = "its storage or a proxy before it is damaged"
+        remedy = "its storage, or a proxy in front of it, is damaged"
         registry = self._reference.registry
-        return EngineError(f"the registry {registry} answered something else than {digest}", remedy=remedy)
+        return EngineError(
+            f"the registry {registry} answered with other content than {digest}", remedy=remedy
+        )
 
     def _unreachable(self, error: requests.RequestException) -> EngineError:
         registry = self._reference.registry
         url = str(error.request.url or "") if error.request is not None else ""
         elsewhere = f" (at {urlsplit(url).netloc})" if url and not self._ours(url) else ""
-        what = "can't be reached"
-        remedy = "is the name right, and is it running? The same command goes on from here"
+        what = "cannot be reached"
+        remedy = "check the name, and that it is running; the same command continues from here"
         if isinstance(error, requests.exceptions.ChunkedEncodingError):
-            what = "breaks off its answers"
+            what = "ends its answers too early"
         if isinstance(error, requests.exceptions.SSLError):
-            remedy = "name its authority in REQUESTS_CA_BUNDLE; a registry without TLS has to be on loopback"
+            remedy = (
+                "set REQUESTS_CA_BUNDLE to its authority's file; only on loopback does it work without TLS"
+            )
         message = f"the registry {registry} {what}{elsewhere}: {cause(error)}"
         return EngineError(message, remedy=remedy)
 
@@ -308,7 +312,7 @@ def _token(answer: Answer, realm: str) -> str:
     fields = documents.Fields(documents.parse(answer.body, realm), realm)
     token = fields.text_or_none("token") or fields.text("access_token")
     if not token.isascii() or not token.isprintable():
-        raise UsageError(f"what {realm} gives is no token")
+        raise UsageError(f"the answer of {realm} is not a token")
     return token
 
 
@@ -321,7 +325,7 @@ def _login(registry: str) -> str | None:
         with warnings.catch_warnings(action="ignore"):  # a helper that is missing is an error, too
             found = auth.load_config().resolve_authconfig(name)
     except (errors.DockerException, OSError) as error:
-        raise EngineError(f"docker's credentials for {name} can't be read: {error}") from error
+        raise EngineError(f"docker's credentials for {name} cannot be read: {error}") from error
     if not found or not found.get("username"):
         return None
     pair = f"{found['username']}:{found.get('password', '')}"

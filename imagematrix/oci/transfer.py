@@ -226,7 +226,7 @@ def address(base: str, url: str) -> str:
         return urlsplit(urljoin(base, url)).geturl()
     except ValueError as error:
         place = urlsplit(base).netloc
-        raise EngineError(f"{place} names an address that is none: {url[:200]!r}") from error
+        raise EngineError(f"{place} names an invalid address: {url[:200]!r}") from error
 
 
 def passes(error: requests.RequestException) -> bool:
@@ -250,6 +250,6 @@ def _bounded(answer: requests.Response) -> bytes:
             place = urlsplit(answer.url).netloc
             raise EngineError(
                 f"{place} answers more than {LIMIT // 2**20} MiB, which no document of a registry has",
-                remedy="is the name right, and is it a registry?",
+                remedy="check the name, and that it is a registry",
             )
     return bytes(raw)

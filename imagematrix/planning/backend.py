@@ -170,7 +170,7 @@ class Builder(Protocol):
 
 
 class Store(Protocol):
-    """Where images are kept. Every method raises EngineError where it can't be reached."""
+    """Where images are kept. Every method raises EngineError where it cannot be reached."""
 
     def present(self, image: str, version: str) -> list[Present]:
         """Return the images of `image`:`version` that the store has."""

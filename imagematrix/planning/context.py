@@ -136,7 +136,7 @@ class Snapshots:
         taken = self.of(context)
         if _stamps(taken) != self._stamps[taken]:
             raise BuildError(
-                f"somebody has changed {taken}, the snapshot of {context}, while an image was built of it"
+                f"{taken}, the snapshot of {context}, was changed while an image was built from it"
             )
 
     def _take(self, context: Path) -> Path:
@@ -151,8 +151,8 @@ class Snapshots:
         if found.digest != planned.digest:
             names = ", ".join(found.changed(planned))
             raise BuildError(
-                f"the files of {context} have changed since the plan was made: {names}",
-                remedy="build again: what is built stays",
+                f"the files of {context} changed after the plan was made: {names}",
+                remedy="build again; what is built already is kept",
             )
         record(self._state, found)
         self._stamps[taken] = _stamps(taken)
@@ -210,7 +210,7 @@ def _entry(source: Path, target: Path | None) -> tuple[str, str] | None:
     if stat.S_ISSOCK(kind):
         return None
     raise UsageError(
-        f"{source} is neither a file, a folder nor a link", remedy="take it away, or name it in .dockerignore"
+        f"{source} is not a file, a folder or a link", remedy="remove it, or list it in .dockerignore"
     )
 
 

@@ -69,14 +69,14 @@ class Given:
             ("--build-arg", self.args, {name for image in images for name, _ in image.build_args}),
         ):
             for name in sorted(given.keys() - taken):
-                remedy = nearest(name, taken) or "name it in matrix.yaml, at the image that takes it"
-                raise UsageError(f"{option}: no image takes {name!r}", remedy=remedy)
+                remedy = nearest(name, taken) or "declare it in matrix.yaml, at the image that uses it"
+                raise UsageError(f"{option}: no image declares {name!r}", remedy=remedy)
         for image in images:
             for name, default in image.build_args:
                 if default is None and name not in self.args:
                     raise UsageError(
-                        f"{image.name} takes the build argument {name}, which has no value",
-                        remedy=f"give --build-arg {name}=VALUE, or a value in matrix.yaml",
+                        f"{image.name} needs a value for the build argument {name}",
+                        remedy=f"give --build-arg {name}=VALUE, or set it in matrix.yaml",
                     )
 
     def require_all(self, images: Iterable[Image]) -> None:
@@ -85,8 +85,8 @@ class Given:
             missing = [f"--secret id={name}" for name in image.secrets if name not in self.secrets]
             missing += [f"--ssh {name}" for name in image.ssh if name not in self.ssh]
             if missing:
-                remedy = "see `imagematrix build --help` for what may follow"
-                raise UsageError(f"{image.name} can't be built without {', '.join(missing)}", remedy=remedy)
+                remedy = "see `imagematrix build --help` for their values"
+                raise UsageError(f"{image.name} cannot be built without {', '.join(missing)}", remedy=remedy)
 
 
 def parse(
@@ -95,9 +95,7 @@ def parse(
     """Return what options of the command line give; raise UsageError where one can't be used."""
     names = proxies(os.environ) if proxy else ()
     if proxy and not names:
-        raise UsageError(
-            "--proxy: the environment has no proxy", remedy="such as HTTPS_PROXY=http://proxy:3128"
-        )
+        raise UsageError("--proxy: no proxy variable is set", remedy="such as HTTPS_PROXY=http://proxy:3128")
     return Given(
         secrets=dict(map(_secret, secrets)),
         ssh=dict(map(_agent, ssh)),
@@ -115,18 +113,20 @@ def _secret(text: str) -> tuple[str, str]:
     if not file and (variable or name in os.environ):
         variable = variable or name
         if variable not in os.environ:
-            raise UsageError(f"--secret {text}: the environment has no {variable}")
+            raise UsageError(f"--secret {text}: the variable {variable} is not set")
         return name, _line(id=name, type="env", env=variable)
     path = Path(file or name)
     if not path.is_file() or not os.access(path, os.R_OK):
-        raise UsageError(f"--secret {text}: {path} is no file that can be read")
+        raise UsageError(f"--secret {text}: {path} is not a readable file")
     return name, _line(id=name, type="file", src=str(path))
 
 
 def _agent(text: str) -> tuple[str, str]:
     name, _, keys = text.partition("=")
     if not keys and not os.environ.get("SSH_AUTH_SOCK"):
-        raise UsageError(f"--ssh {text}: no agent runs", remedy="start ssh-agent, or give --ssh ID=KEYFILE")
+        raise UsageError(
+            f"--ssh {text}: no SSH agent is running", remedy="start ssh-agent, or give --ssh ID=KEYFILE"
+        )
     return name, text
 
 

@@ -41,7 +41,7 @@ def read(path: Path) -> dict[str, str]:
     try:
         return _bases(documents.Fields(documents.read(path), str(path)))
     except UsageError as error:
-        remedy = error.remedy or "take it from version control, or delete it for `imagematrix lock` to write"
+        remedy = error.remedy or "restore it from version control, or delete it and run `imagematrix lock`"
         raise UsageError(str(error), remedy=remedy) from error
 
 
@@ -109,5 +109,5 @@ def _bases(fields: documents.Fields) -> dict[str, str]:
         if not DIGEST.fullmatch(digest):
             raise item.fail("digest", f"{digest[:80]!r} is not a sha256 digest")
         if bases.setdefault(item.text("name"), digest) != digest:
-            raise item.fail("name", f"{item.text('name')} is there twice")
+            raise item.fail("name", f"{item.text('name')} occurs twice")
     return bases

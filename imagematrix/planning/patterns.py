@@ -89,7 +89,7 @@ def _pattern(text: str) -> _Pattern:
     try:
         expression = re.compile(_expression(clean), re.ASCII)
     except (re.error, ValueError) as error:
-        raise UsageError(f"{text!r} in .dockerignore is no pattern: {error}") from error
+        raise UsageError(f"{text!r} in .dockerignore is not a valid pattern: {error}") from error
     return _Pattern(expression=expression, back=back, start=clean[: wild.start()] if wild else clean)
 
 

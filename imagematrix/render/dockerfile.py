@@ -141,7 +141,7 @@ def _external(dockerfile: str, steps: Iterable[_Step]) -> Iterator[_Name]:
         for name in step.names:
             low = name.text.lower()
             if step.stage is None and low in later and low not in known:
-                raise _unreadable(f"{name.text}, which begins later, as a source", "put its stage first")
+                raise _unreadable(f"{name.text}as a source before its stage", "put its stage first")
             if low not in known and not (name.numbered and name.text.isdigit()):
                 yield name
         if step.stage:
@@ -230,7 +230,7 @@ def _instruction(text: str, raw: str, start: int) -> tuple[list[_Step], list[tup
         inner, *more = BLANKS.split(rest[0].strip(SPACE), maxsplit=1) if rest else [""]
         return [], _heredocs(inner.lower(), rest[0] if rest else "", more[0] if more else "")
     if command != "from" and command not in WITH_HEREDOCS:
-        raise _unreadable(f"{word!r}, which is no instruction", "see the Dockerfile reference")
+        raise _unreadable(f"{word!r}, which is not an instruction", "see the Dockerfile reference")
     if command != "from" and "--" not in text and "<<" not in text:  # as most are
         return [], []
     flags, arguments = _flags(rest[0] if rest else "")
@@ -275,10 +275,12 @@ def _named(name: str, pattern: str, raw: str, start: int, *, numbered: bool = Fa
     """Return a name with its place; raise UsageError where it is no plain one."""
     if "$" in name:
         remedy = "write the base with the template's variables, not with ARG"
-        raise UsageError(f"the Dockerfile takes a base from a variable: {raw.strip()}", remedy=remedy)
+        raise UsageError(f"the Dockerfile takes a base image from a variable: {raw.strip()}", remedy=remedy)
     found = re.search(pattern, raw)
     if found is None or set(name) & set("\"'\\"):
-        raise _unreadable(f"the image {name} in another spelling: {raw.strip()}", "write its name as it is")
+        raise _unreadable(
+            f"the image {name} in a different spelling: {raw.strip()}", "write its name unchanged"
+        )
     return _Name(name, start + found.start(1), numbered)
 
 

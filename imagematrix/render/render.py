@@ -141,18 +141,18 @@ class Renderer:
         _, cell, _ = self._sent[0]
         where = f"{self._folder / cell.image.template}"
         if code == -signal.SIGXCPU:
-            return UsageError(f"{where}: it takes more than {SECONDS} s to render (in the cell {cell.id})")
+            return UsageError(f"{where}: rendering takes more than {SECONDS} s (in the cell {cell.id})")
         if code < 0:
             name = signal.Signals(-code).name
-            return UsageError(f"{where}: it ends what renders it with {name} (in the cell {cell.id})")
-        return ImagematrixError(f"{where}: what renders it has ended with the code {code}")
+            return UsageError(f"{where}: rendering was killed by {name} (in the cell {cell.id})")
+        return ImagematrixError(f"{where}: the renderer exited with code {code}")
 
     def _error(self, cell: Cell, answer: Mapping[str, Any]) -> UsageError:
         if not answer.get("of_cell"):
             return UsageError(str(answer["error"]))
         known, name = variables(cell), answer.get("name")
         if answer.get("empty"):
-            remedy = f"ask for it first: {{% if {name} %}}...{{% endif %}}"
+            remedy = f"test for it first: {{% if {name} %}}...{{% endif %}}"
         else:
             remedy = (nearest(name, known) if name else None) or f"templates see {', '.join(sorted(known))}"
         return UsageError(f"{answer['error']} (in the cell {cell.id})", remedy=remedy)

@@ -83,7 +83,7 @@ class Templates:
         except _AskedError as asked:
             return {"image": asked.name}
         except jinja2.TemplateNotFound as error:
-            return {"error": f"{self._path(template)}: no template {error.name!r}"}
+            return {"error": f"{self._path(template)}: template {error.name!r} not found"}
         except jinja2.TemplateSyntaxError as error:
             where = f"{error.filename or self._path(template)}:{error.lineno}"
             return {"error": f"{where}: {error.message}"}
@@ -93,7 +93,7 @@ class Templates:
     def _rendered(self, template: str, values: Mapping[str, object], images: _Images) -> str:
         text = self._environment.get_template(template).render(values, images=images)
         if len(text) > OUTPUT:
-            raise jinja2.TemplateRuntimeError(f"it makes more than {OUTPUT:,} characters")
+            raise jinja2.TemplateRuntimeError(f"the output exceeds {OUTPUT:,} characters")
         return text
 
     def _source(self, name: str) -> tuple[str, str, None] | None:
@@ -116,7 +116,7 @@ class Templates:
                 place = f"{file}:{trace.tb_lineno}"
             trace = trace.tb_next
         if isinstance(error, MemoryError):
-            return f"{place}: it takes too much memory"
+            return f"{place}: it needs too much memory"
         return f"{place}: {error}"
 
 
@@ -169,7 +169,7 @@ class _Images:
         return name in self._names
 
     def __repr__(self) -> str:
-        raise TypeError('images are written one by one, such as images["base"]')
+        raise TypeError('images cannot be listed: write one, such as images["base"]')
 
 
 class _NoValueError(jinja2.UndefinedError):
@@ -213,8 +213,8 @@ def _present(value: object) -> object:
     if type(value) is str:  # as nearly always: a Dockerfile has dozens, and a matrix thousands of Dockerfiles
         return value
     if value is None:  # a template's own, such as what a dict has not
-        raise jinja2.TemplateRuntimeError("none would be written here")
+        raise jinja2.TemplateRuntimeError("this would write None")
     if not isinstance(value, (str, int, float, list, tuple, dict, jinja2.Undefined)):
         # Python would write where in memory it is, which is another place each time.
-        raise jinja2.TemplateRuntimeError(f"a {type(value).__name__} can't be written")
+        raise jinja2.TemplateRuntimeError(f"a value of type {type(value).__name__} cannot be written")
     return value

@@ -42,7 +42,7 @@ def examine(reference: str, archive: BinaryIO) -> None:
             config = json.loads(_file(folder, image.text("Config")).read_bytes())
             _examine(reference, config, [_file(folder, name) for name in image.texts("Layers")])
     except (OSError, tarfile.TarError, ValueError, UsageError) as error:
-        raise AuditError(f"{reference} can't be read from the engine: {error}") from error
+        raise AuditError(f"{reference} cannot be read from the engine: {error}") from error
 
 
 def _examine(reference: str, config: Mapping[str, Any], layers: Iterable[Path]) -> None:
@@ -72,5 +72,5 @@ def _unpack(archive: BinaryIO, folder: Path) -> None:
 
 def _file(folder: Path, name: str) -> Path:
     if not PLAIN.fullmatch(name) or ".." in name:
-        raise UsageError(f"{name[:80]!r} is no name of a file in an archive")
+        raise UsageError(f"{name[:80]!r} is not a valid file name in an archive")
     return folder / name

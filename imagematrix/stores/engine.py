@@ -189,7 +189,7 @@ class Engine:
             return None
         held = self.hold(reference, self._ids[reference])
         if held is None:
-            raise TagMovedError(f"{reference} is another image by now, which is not {self._ids[reference]}")
+            raise TagMovedError(f"{reference} is another image now, not {self._ids[reference]}")
         return held
 
     def hold(self, reference: str, digest: str) -> str | None:
@@ -297,7 +297,7 @@ class Engine:
         if errors and "not found" in errors[0] and len(layers) < len(image.layers):
             return False
         if errors:
-            raise EngineError(f"the Docker engine does not take {reference}: {errors[0]}")
+            raise EngineError(f"the Docker engine rejected {reference}: {errors[0]}")
         return True
 
     def _archive(

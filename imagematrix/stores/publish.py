@@ -102,20 +102,21 @@ def publish(
         if registry.digest(version) == before:
             registry.push_manifest(version, raw, INDEX)
     raise EngineError(
-        f"{name} is published by somebody else again and again", remedy="nothing is lost; publish it later"
+        f"{name} is being published by another process over and over",
+        remedy="nothing is lost; publish it again later",
     )
 
 
 def _movable(registry: Registry, alias: str) -> None:
     """Raise UsageError where an alias is no tag, TagMovedError where its tag never moves."""
     if not TAG.fullmatch(alias):
-        raise UsageError(f"--alias: {alias!r} is no tag", remedy="such as latest or stable")
+        raise UsageError(f"--alias: {alias!r} is not a valid tag", remedy="such as latest or stable")
     there = registry.manifest(alias)
     if there is None:
         return
     name = f"{registry.name}:{alias}"
     if there.media_type not in (INDEX, DOCKER_LIST):
-        raise TagMovedError(f"{name} is an image and no alias", remedy="choose another alias")
+        raise TagMovedError(f"{name} is an image, not an alias", remedy="choose another alias")
     if any(own.annotations.get(labels.VERSION) == alias for own in index.parse(there.raw, name)):
         raise TagMovedError(f"{name} is a version, and versions never move", remedy="choose another alias")
 
@@ -132,7 +133,7 @@ def _lost(name: str, there: Survey, *, repair: bool) -> set[str]:
         more = f"\n    and {len(gone) - SHOWN} more" if len(gone) > SHOWN else ""
         raise UnknownImageError(
             f"the registry lost images that {name} names:{shown}{more}",
-            remedy="`imagematrix build --push` makes them again; `publish --repair` takes out what is left",
+            remedy="`imagematrix build --push` makes them again; `publish --repair` removes the remains",
         )
     return set(references)
 
@@ -141,7 +142,7 @@ def _settled(name: str, there: Survey, chosen: Collection[str]) -> tuple[list[En
     """Return the variants of a version, one for each cell, and the tags of the images that lost theirs."""
     unknown = set(chosen) - {one.tag for one in (*there.variants, *there.others)}
     if unknown:
-        remedy = "name one by its tag, as it is in the registry"
+        remedy = "give its tag as it is in the registry"
         raise UnknownImageError(f"{name} has no variant {', '.join(sorted(unknown))}", remedy=remedy)
     late = sorted(one.tag for one in there.others if one.tag in chosen)
     if late:

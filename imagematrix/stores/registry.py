@@ -122,8 +122,8 @@ class Remote:
             examine(reference, archive)
         self._docker.push(reference)
         if self._docker.image(reference) != image:
-            remedy = "take it out of the registry"
-            raise TagMovedError(f"{reference} became another image while it was pushed", remedy=remedy)
+            remedy = "delete it from the registry"
+            raise TagMovedError(f"{reference} became another image during the push", remedy=remedy)
         expected = self._docker.digest(reference) if self._docker.has_manifests else None
         return self._read_back(registry, reference, expected)
 
@@ -151,7 +151,7 @@ class Remote:
                 made_of = own.tag if own and own.ours else "no image of imagematrix"
                 raise TagMovedError(
                     f"{reference} is there, and made of something else: {found}, by its labels {made_of}",
-                    remedy="a tag never moves: take that out of the registry, or raise the version",
+                    remedy="a tag never moves: delete that from the registry, or raise the version",
                 )
         self._digests[reference] = found
         return found
@@ -161,13 +161,13 @@ class Remote:
 
         Another than we pushed is as good where it is made of the same: two build the same matrix at once.
         """
-        remedy = "somebody else moves it; look at who pushes to this repository"
+        remedy = "another client moves it; check who pushes to this repository"
         try:
             found = self._there(registry, reference, expected)
         except TagMovedError as error:
-            raise TagMovedError(f"{error}; {expected} was pushed a moment ago", remedy=remedy) from error
+            raise TagMovedError(f"{error}; {expected} was just pushed", remedy=remedy) from error
         if found is None:
-            raise TagMovedError(f"{reference} was pushed, and the registry does not have it", remedy=remedy)
+            raise TagMovedError(f"{reference} was pushed, but the registry does not have it", remedy=remedy)
         if expected in (None, found):
             self._look_again(registry, reference, found)
         return found

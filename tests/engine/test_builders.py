@@ -81,7 +81,7 @@ def test_a_builder_that_is_not_there_ends_with_2(engine, folder):
     (folder / "matrix.yaml").write_text(MATRIX.format(image="nowhere"))
     said = engine.imagematrix("build", "--builder", "nobody", cwd=folder)
     assert said.returncode == 2
-    assert "there is no builder 'nobody'" in said.stderr
+    assert "builder 'nobody' not found" in said.stderr
 
 
 class Wire(socketserver.BaseRequestHandler):

@@ -109,8 +109,8 @@ def test_the_registry_is_killed_in_the_middle_of_a_push(engine, registry, big):
     registry.kill()
     code, out, err = ended(process)
     assert (code, out) == (8, ""), err
-    assert f"the registry {registry.address} can't be reached: Connection refused" in err
-    assert "goes on from here" in err
+    assert f"the registry {registry.address} cannot be reached: Connection refused" in err
+    assert "continues from here" in err
 
     registry.start()
     assert statuses(engine, folder, "--push") == ["build", "build"], "what is not all there has no name"

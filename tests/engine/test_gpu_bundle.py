@@ -232,7 +232,7 @@ def test_the_package_is_one_file_that_a_bare_python_runs(machine):
         (("run", "--dry-run", "--gpus", "1", "--catalog", "t.json", "t:v1", "x"), 0, "docker run --device"),
         (("gpus",), 0, "NVIDIA H200"),
         (("doctor",), 8, "docker-command"),
-        (("select", of_a_registry), 8, "can't be reached"),
+        (("select", of_a_registry), 8, "cannot be reached"),
         (("plan",), 2, "install the whole: pip install imagematrix"),
     ):
         done = tree.run(app, *words)

@@ -327,7 +327,7 @@ def test_what_is_not_the_same_twice_fails_and_is_not_stored(planned, carry_out, 
 
     backend.make = make
     results, _ = carry_out(planned(only="cuda=none,march=znver4"), verify=True)
-    assert "the second build differs: layer 1 of 1: a has another content" in str(results[0].error)
+    assert "the second build differs: layer 1 of 1: a differs in content" in str(results[0].error)
     assert not backend.images
 
 
@@ -562,7 +562,7 @@ def test_what_was_edited_since_the_plan_fails_its_cells(planned, carry_out, tmp_
     (tmp_path / "new.c").touch()
     results, _ = carry_out(plan)
     assert set(statuses(results).values()) == {"failed"}
-    assert "have changed since the plan was made: new.c" in str(results[0].error)
+    assert "changed after the plan was made: new.c" in str(results[0].error)
 
 
 def test_an_image_of_a_snapshot_that_somebody_wrote_to_is_not_stored(planned, carry_out, backend):
@@ -574,7 +574,7 @@ def test_an_image_of_a_snapshot_that_somebody_wrote_to_is_not_stored(planned, ca
 
     backend.make = making
     results, _ = carry_out(planned(only="cuda=none,march=znver4"))
-    assert "somebody has changed" in str(results[0].error)
+    assert "was changed while an image was built from it" in str(results[0].error)
     assert not backend.images
 
 

@@ -181,7 +181,7 @@ def test_a_base_of_the_engine_is_held(script):
     with Buildx(docker) as builder:
         assert builder.pinned("a:1", DIGEST) is None
         assert builder.held("a:1", DIGEST) == "docker-image://held:1"
-        with pytest.raises(UsageError, match="another image as b:1 by now"):
+        with pytest.raises(UsageError, match="b:1 is another image in the engine now"):
             builder.held("b:1", DIGEST)
     with Buildx(Docker(), "mine") as builder:
         assert builder.held("a:1", DIGEST) == f"docker-image://a:1@{DIGEST}"
@@ -227,7 +227,7 @@ def test_proxies_are_given_by_name(script, order, made, monkeypatch):
 
 def test_another_builder_knows_no_base_of_the_engine(script, order):
     script("echo 'failed to resolve source metadata for docker.io/a:1'; exit 1")
-    for builder, remedy in (("mine", "mine takes base images from registries"), (None, None)):
+    for builder, remedy in (("mine", "mine pulls base images from registries"), (None, None)):
         with (
             Buildx(Docker(), builder) as found,
             pytest.raises(BuildError) as caught,
@@ -277,9 +277,15 @@ def test_the_classic_store_takes_it_itself(script, order):
     ("said", "gone", "kind", "message", "remedy"),
     [
         ("ld: cannot find -lm", False, BuildError, "ld: cannot find -lm", None),
-        ("", False, BuildError, "failed without a word", None),
+        ("", False, BuildError, "failed without a message", None),
         ("write x: no space left on device", False, BuildError, "no space left", "a build takes room in"),
-        ("rpc error: code = Unavailable desc = EOF", False, EngineError, "went away", "goes on from here"),
+        (
+            "rpc error: code = Unavailable desc = EOF",
+            False,
+            EngineError,
+            "stopped during a build",
+            "what is built already is kept",
+        ),
         ("rpc error: code = Canceled", True, EngineError, "no Docker engine answers", None),
     ],
 )
@@ -324,7 +330,7 @@ def test_a_log_that_cannot_be_written_ends_the_build(script, order):
 @pytest.mark.parametrize(
     ("inspect", "kind", "message"),
     [
-        ("echo 'ERROR: no builder \"mine\" found' >&2; exit 1", UsageError, "there is no builder 'mine'"),
+        ("echo 'ERROR: no builder \"mine\" found' >&2; exit 1", UsageError, "builder 'mine' not found"),
         ("echo 'unknown command' >&2; exit 1", EngineError, "buildx does not work: unknown command"),
     ],
 )
@@ -363,7 +369,7 @@ def test_no_docker_and_an_old_one(monkeypatch, tmp_path):
         Buildx(Docker())
     docker = Docker()
     docker.version = "20.10.24+dfsg1"
-    with pytest.raises(EngineError, match="too old to build with"):
+    with pytest.raises(EngineError, match="too old for builds"):
         Buildx(docker)
 
 

@@ -57,7 +57,7 @@ def test_a_march_that_the_compiler_does_not_know(flags, backend):
     del backend.macros["-march=znver4"]
     with pytest.raises(BuildError, match="the compiler of cpu-znver4 does not know -march=znver4") as caught:
         flags(only="cuda=none")
-    assert "a base with a newer compiler" in caught.value.remedy
+    assert "a base image with a newer compiler" in caught.value.remedy
 
 
 def test_a_compiler_that_cannot_be_asked_is_not_asked_again(planned, backend):
@@ -77,7 +77,7 @@ def test_without_a_stage_for_it_the_table_answers(flags, backend):
 
 
 def test_without_a_table_nobody_can_tell(flags):
-    with pytest.raises(BuildError, match="nobody can tell which CPU flags cpu-x86-64-v3 needs") as caught:
+    with pytest.raises(BuildError, match="the CPU flags that cpu-x86-64-v3 needs are unknown") as caught:
         flags(
             ('base: "debian:trixie", compiler: gcc-14}\n    "11', 'base: "x"}\n    "11'), template=NO_COMPILER
         )

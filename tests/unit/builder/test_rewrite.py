@@ -187,10 +187,10 @@ def test_attestations_are_of_the_new_image(blobs, rewriter):
     ("layer", "why"),
     [
         (b"\x28\xb5\x2f\xfd rest", "zstd"),
-        (gzip.compress(tar("a", 5))[:-20], "can't be read"),
-        (gzip.compress(tar("a", 5))[:40] + b"xxxxxxx" + bytes(99), "can't be read"),
-        (b"\x1f\x8b\x00 no gzip", "can't be read"),
-        (b"x" * 600, "no tar"),
+        (gzip.compress(tar("a", 5))[:-20], "cannot be read"),
+        (gzip.compress(tar("a", 5))[:40] + b"xxxxxxx" + bytes(99), "cannot be read"),
+        (b"\x1f\x8b\x00 no gzip", "cannot be read"),
+        (b"x" * 600, "not a readable tar"),
     ],
     ids=["zstd", "cut off", "damaged", "no gzip", "no tar"],
 )

@@ -107,7 +107,7 @@ def test_a_file_is_loaded_and_named_in_errors(tmp_path):
         ({"variants": {}}, "variants: expected a list, found an object"),
         ({"variants": None}, "variants: expected a list, found null"),
         ({"variants": [[]]}, "variants[0]: expected an object, found a list"),
-        ({"variants": [ENTRY, ENTRY]}, "variants[1]: reference: training:v1-x is there twice"),
+        ({"variants": [ENTRY, ENTRY]}, "variants[1]: reference: training:v1-x occurs twice"),
     ],
 )
 def test_a_catalog_that_is_refused(changes, expected):
@@ -137,14 +137,14 @@ def test_a_later_version_says_what_to_do():
         ({"cuda": "twelve"}, "cuda: 'twelve' is not a CUDA release such as 12.4"),
         ({"cuda": 12.4}, "cuda: expected a string, found a number"),
         ({"cuda": "١٢.٤"}, "is not a CUDA release"),
-        ({"cubins": ["sm_89"]}, "cubins: 'sm_89' is no target such as 89 or 90a"),
+        ({"cubins": ["sm_89"]}, "cubins: 'sm_89' is not a target such as 89 or 90a"),
         ({"cubins": [89]}, "cubins[0]: expected a string, found a number"),
         ({"ptx": [{"target": "90"}]}, "variants[0]: ptx[0]: isa is missing (expected a string)"),
         ({"ptx": [{"target": "90", "isa": "8"}]}, "'8' is not a PTX ISA version such as 8.4"),
         ({"ptx": ["90"]}, "ptx[0]: expected an object, found a string"),
         ({"compressed_fatbin": 1}, "compressed_fatbin: expected true or false, found a number"),
         ({"driver": "550.163.01"}, "driver: expected an object, found a string"),
-        ({"driver": {"mode": "other"}}, "mode: 'other' is none of exact, compat, host"),
+        ({"driver": {"mode": "other"}}, "mode: 'other' is not one of exact, compat, host"),
         ({"driver": {"mode": "exact"}}, "version: belongs to the modes exact and compat, and only to them"),
         ({"driver": {"mode": "host", "version": "550.163.01"}}, "version: belongs to the modes"),
         ({"driver": {"mode": "exact", "version": "550"}}, "'550' is not a driver version such as 550.163.01"),
@@ -197,8 +197,8 @@ def test_equal_parts_are_one():
 @pytest.mark.parametrize(
     ("axes", "complaint"),
     [
-        ({"cuda": "12.4"}, "axes: 'cuda' is no axis of an image's own"),
-        ({"Python": "3.13"}, "axes: 'Python' is no axis"),
+        ({"cuda": "12.4"}, "axes: 'cuda' is not an image's own axis"),
+        ({"Python": "3.13"}, "axes: 'Python' is not an image's own axis"),
         ({"python": "3 13"}, "axes: python: '3 13' is not the value of an axis"),
         ({"python": "\x1b[31m"}, "is not the value of an axis"),
         ({"python": 3}, "python: expected a string, found a number"),

@@ -94,10 +94,10 @@ def test_what_is_no_image_at_all_is_passed_over(engine):
 @pytest.mark.parametrize(
     ("label", "expected"),
     [
-        ("{", "is no JSON"),
-        (None, "is no JSON"),
-        ("[]", "is no object"),
-        ("[" * 100_000, "is no JSON"),
+        ("{", "is not JSON"),
+        (None, "is not JSON"),
+        ("[]", "is not an object"),
+        ("[" * 100_000, "is not JSON"),
         ('{"platform": "linux/amd64", "cuda": "x"}', "cuda: 'x' is not a CUDA release"),
         ("{}", "platform is missing"),
     ],
@@ -127,9 +127,9 @@ def test_several_versions_want_a_choice(engine):
         ("training", "v2"),
     ]
     assert catalog("training:v2").version == "v2"
-    with pytest.raises(UnknownImageError, match="training is there in several versions") as caught:
+    with pytest.raises(UnknownImageError, match="training has several versions") as caught:
         catalog("training")
-    assert caught.value.remedy == "say which: training:v1, training:v2"
+    assert caught.value.remedy == "name one of training:v1, training:v2"
     assert caught.value.exit_code == 4
 
 
@@ -159,10 +159,12 @@ def test_what_the_images_prefer_is_the_catalogs(engine):
         item["Labels"][labels.PREFER] = "cuda,driver"
     assert catalog("training:v1").prefer == ("cuda", "driver")
     del engine.images[0]["Labels"][labels.PREFER]
-    with pytest.raises(UsageError, match="prefer different things: the usual order and cuda,driver"):
+    with pytest.raises(UsageError, match="differ in what they prefer: the usual order and cuda,driver"):
         catalog("training:v1")
     engine.images[0]["Labels"] |= {labels.PREFER: "cuda,driver", labels.DEFAULTS: '{"python":"3.13"}'}
-    with pytest.raises(UsageError, match=r"different things: cuda,driver and cuda,driver python=3\.13"):
+    with pytest.raises(
+        UsageError, match=r"differ in what they prefer: cuda,driver and cuda,driver python=3\.13"
+    ):
         catalog("training:v1")
     engine.images[1]["Labels"][labels.DEFAULTS] = '{"python":"3.13"}'
     assert catalog("training:v1").defaults == (("python", "3.13"),)
@@ -172,7 +174,7 @@ def test_what_the_images_prefer_is_the_catalogs(engine):
             catalog("training:v1")
     del engine.images[0]["Labels"][labels.DEFAULTS]
     engine.images[0]["Labels"][labels.PREFER] = "speed"
-    with pytest.raises(UsageError, match="'speed' is none of gpu, device-code"):
+    with pytest.raises(UsageError, match="'speed' is not one of gpu, device-code"):
         catalog("training:v1")
 
 

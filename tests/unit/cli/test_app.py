@@ -56,7 +56,11 @@ def test_help_asks_nobody(cli, engine, command, monkeypatch):
         ),
         (("select", ":v1"), 2, "':v1' is no image such as training:v1"),
         (("select", "training:v1"), 4, "the engine has no variant of training:v1"),
-        (("select", "x:v1", "--catalog", "127.0.0.1:1/x:v1"), 8, "the registry 127.0.0.1:1 can't be reached"),
+        (
+            ("select", "x:v1", "--catalog", "127.0.0.1:1/x:v1"),
+            8,
+            "the registry 127.0.0.1:1 cannot be reached",
+        ),
         (("explain", "training:v1"), 4, "the engine has no variant of training:v1"),
         (("run", "training:v1"), 4, "the engine has no variant of training:v1"),
         (("run", "--dry-run=perhaps", "training:v1"), 2, "expected true or false"),

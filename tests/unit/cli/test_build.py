@@ -140,7 +140,7 @@ def test_however_a_build_ends_everybody_is_told(command, backend, tmp_path, conf
     document = json.loads(said.out)
     conforms(document)
     assert [cell["status"] for cell in document["cells"]] == ["built", "stopped"]
-    assert "stopped: what is built stays, and the next build goes on from here" in said.err
+    assert "stopped: finished images are kept, and the next build continues from here" in said.err
     assert (tmp_path / "junit.xml").read_text().count("<testcase") == 2
     assert ("stop",) in backend.calls
     assert ("left",) in backend.calls

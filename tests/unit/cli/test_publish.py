@@ -122,7 +122,7 @@ def test_what_the_registry_lost_is_made_again(cli, backend, matrix, image, repos
     assert "the registry lost images" in said.err
     said = cli("publish", f"{image}:v1", "--repair", "--json")
     assert said.code == 0
-    assert "it is taken out" in said.err
+    assert "it is removed" in said.err
     assert len(json.loads(said.out)["dropped"]) == 1
     # What the engine has goes back to where it was.
     reference = f"{image}:{tag}"
@@ -152,7 +152,7 @@ def test_a_cell_that_is_there_twice_is_a_conflict(cli, backend, matrix, image, r
     assert cli("publish", f"{image}:v1").code == 7
     said = cli("publish", f"{image}:v1", "--choose", f"{image}:{own}")
     assert said.code == 0, said.err
-    assert f"{other} is not in it: its cell is there, made of something else" in said.err
+    assert f"{other} is left out: its cell is published, built from other inputs" in said.err
     said = cli("build", "-f", matrix, "--push", *CPU)
     assert said == (0, "", "nothing to build: 2 images up to date\n")
 
@@ -170,14 +170,17 @@ def test_a_registry_that_is_away_ends_with_8(cli, backend, matrix, server):  # n
     said = cli("build", "-f", matrix, "--push", *CPU)
     assert (said.code, said.out) == (8, "")
     assert "answered 503" in said.err
-    assert "same command goes on" in said.err
+    assert "same command continues" in said.err
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (("version: v1", "version: v1\n    development: true"), "under development and never pushed"),
-        (("matrix/v1", "matrix/v1"), "names no registry to push it to"),
+        (
+            ("version: v1", "version: v1\n    development: true"),
+            "is a development version, which is never pushed",
+        ),
+        (("matrix/v1", "matrix/v1"), "has no registry in its name"),
     ],
 )
 def test_what_is_never_pushed_is_told_first(cli, backend, project, server, change, message):  # noqa: ARG001
@@ -193,7 +196,7 @@ def test_publish_prints_the_index_by_its_digest(cli, no_engine, image, repositor
     said = cli("publish", f"{image}:v1", "--alias", "latest")
     assert said.code == 0
     assert said.out == f"{image}:v1@{repository.tags['v1']}\n"
-    assert "only what is in the registry is published" in said.err
+    assert "publishing only what is in the registry" in said.err
     assert f"{image}:v1: 1 variant, 1 new" in said.err
     document = json.loads(cli("publish", f"{image}:v1", "--json").out)
     conforms(document)
@@ -233,7 +236,7 @@ def test_publish_reads_what_the_matrix_names(cli, no_engine, matrix, image, have
     matrix.write_text(matrix.read_text().replace("version: v2", "version: v1"))
     said = cli("publish", f"{image}:v1")
     assert said.code == 0, said.err
-    assert "linux/amd64: `docker pull` of it gets v1-cpu-znver4-" in said.err
+    assert "linux/amd64: `docker pull` gets v1-cpu-znver4-" in said.err
     assert "(plain_pull names it); it needs abm, adx" in said.err
     monkeypatch.chdir("/")
     assert "a version's default stays" in cli("publish", f"{image}:v1").err
@@ -243,7 +246,7 @@ def test_publish_reads_what_the_matrix_names(cli, no_engine, matrix, image, have
 def test_publish_says_that_a_version_for_gpus_alone_answers_nothing(cli, image, have, variant, conforms):
     have("gpu", VARIANT=variant("x86-64-v3", cuda="12.4"))
     said = cli("publish", f"{image}:v1", "--json")
-    assert "linux/amd64: `docker pull` of it gets nothing: there is no CPU-only variant" in said.err
+    assert "linux/amd64: `docker pull` gets nothing: there is no CPU-only variant" in said.err
     document = json.loads(said.out)
     conforms(document)
     assert document["plain_pull"][0]["reference"] is None
@@ -289,7 +292,7 @@ def test_publish_pushes_nothing_of_a_version_under_development(cli, backend, ima
         )
     said = cli("publish", f"{image}:v1")
     assert said.code == 2
-    assert "under development and never pushed" in said.err
+    assert "is a development version, which is never pushed" in said.err
     assert not backend.pushed
     assert not server.asked
 
@@ -298,7 +301,7 @@ def test_publish_pushes_nothing_of_a_version_under_development(cli, backend, ima
 def test_publish_wants_a_registry_and_a_version(cli, name):
     said = cli("publish", name)
     assert said.code == 2
-    assert "no image with a registry and a version" in said.err
+    assert "is not an image with a registry and a version" in said.err
     assert "such as registry.example.com" in said.err
 
 

@@ -58,7 +58,7 @@ def test_its_rules_are_checked(cli, profiles, image, have, published):
 
 def test_an_image_of_somebody_else_is_no_variant(image, repository):
     repository.image("v1-x", {"some": "label"})
-    with pytest.raises(UsageError, match="is one image and no index of variants"):
+    with pytest.raises(UsageError, match="is a single image, not an index of variants"):
         Catalog.from_registry(f"{image}:v1-x")
 
 
@@ -76,7 +76,7 @@ def test_what_is_not_there_is_told_with_what_is(cli, image, have, registry):
     assert remedy(f"{image}:v9") == "it has v1, v2.1"
     assert remedy(f"{image}:v2.2") == "did you mean 'v2.1'?"
     assert remedy(reference(image, "3.8")) == "did you mean 'v1-cpu-3.9-6b86b273ff34'?"
-    assert remedy(f"{image}s:v1") == "is the name right? It has nothing of this name"
+    assert remedy(f"{image}s:v1") == "check the name: it has nothing of this name"
     assert cli("select", f"{image}:v9").code == 4
 
 

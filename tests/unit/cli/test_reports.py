@@ -108,7 +108,7 @@ def test_a_plan_of_a_shard(command, conforms, tmp_path):
     [
         (("--shard", "9/8"), "invalid shard: '9/8' write I/N"),
         (("--shard", "1/2", "--durations", "nowhere.json"), "nowhere.json: No such file"),
-        (("--durations", "nowhere.json"), "it goes with --shard I/N"),
+        (("--durations", "nowhere.json"), "needs --shard I/N"),
     ],
 )
 def test_what_is_no_shard_is_said_before_an_engine_is_asked(command, backend, name, options, expected):
@@ -134,7 +134,7 @@ def test_no_log_is_named_that_is_not_there(command, tmp_path):
     unknown = ('none: {base: "debian:trixie", compiler: gcc-14}', 'none: {base: "debian:trixie"}')
     said = command("build", *CPU, "--json", changes=[unknown], template="FROM {{ base }}\n")
     assert said.code == 6
-    assert "\ncpu-znver4\nimagematrix: nobody can tell which CPU flags cpu-znver4 needs\n" in said.err
+    assert "\ncpu-znver4\nimagematrix: the CPU flags that cpu-znver4 needs are unknown\n" in said.err
     assert [cell["log"] for cell in json.loads(said.out)["cells"]] == [None, None]
     assert not log.exists()
 

@@ -41,28 +41,34 @@ def test_an_unquoted_version_keeps_its_zero(project):
         ),
         (("march: [x86-64-v3, znver4]", "march: [x86-64-v3, znvr4]"), "did you mean 'znver4'?"),
         (("znver4]", "native]"), "march native means another CPU on every builder"),
-        (('"8.9"', '"9"'), "'9' is no compute capability such as 8.6 or 9.0a\n  did you mean '9.0'?"),
-        (('"8.9"', "sm_90"), "'sm_90' is no compute capability such as 8.6 or 9.0a\n  did you mean '9.0'?"),
-        (('"8.9"', "9.0b"), "'9.0b' is no compute capability"),
-        (('"12.4"]', '"12.7"]'), "there is no CUDA 12.7"),
-        (('"12.4"]', "12]"), "'12' is no CUDA release such as 12.4"),
-        (("550.163.01]", "550]"), "'550' is no driver version such as 550.163.01"),
-        (("znver4]", "znver4, znver4]"), "the value 'znver4' is here twice"),
+        (('"8.9"', '"9"'), "'9' is not a compute capability such as 8.6 or 9.0a\n  did you mean '9.0'?"),
+        (
+            ('"8.9"', "sm_90"),
+            "'sm_90' is not a compute capability such as 8.6 or 9.0a\n  did you mean '9.0'?",
+        ),
+        (('"8.9"', "9.0b"), "'9.0b' is not a compute capability"),
+        (('"12.4"]', '"12.7"]'), "unknown CUDA release 12.7"),
+        (('"12.4"]', "12]"), "'12' is not a CUDA release such as 12.4"),
+        (("550.163.01]", "550]"), "'550' is not a driver version such as 550.163.01"),
+        (("znver4]", "znver4, znver4]"), "the value 'znver4' occurs twice"),
         (("[x86-64-v3, znver4]", "[]"), "the axis march has no values"),
         (("[x86-64-v3, znver4]", "{a: b}"), "the axis march: expected a list, found a map"),
         (("images:\n  training:", "images:\n- training:"), "images: expected a map, found a list"),
-        (("version: v1", "version: v1-2"), "'v1-2' is no version such as v1"),
+        (("version: v1", "version: v1-2"), "'v1-2' is not a version such as v1"),
         (("version: v1\n", "version:\n"), "version: expected a word, found nothing"),
-        (("  training:", "  Training:"), "'Training' is no image name"),
+        (("  training:", "  Training:"), "'Training' is not an image name"),
         (("training.j2", "trainin.j2"), "did you mean 'training.j2'?"),
-        (("training.j2", f"{'a' * 300}.j2"), f"no template {'a' * 300}.j2"),
-        (("context: .", "context: nowhere"), "nowhere is no folder"),
-        (("context: .", f"context: {'a' * 300}"), "is no folder"),
+        (("training.j2", f"{'a' * 300}.j2"), f"template {'a' * 300}.j2 not found"),
+        (("context: .", "context: nowhere"), "nowhere is not a folder"),
+        (("context: .", f"context: {'a' * 300}"), "is not a folder"),
         (("context: .", "context: .\n    prefer: [cuda, drivr]"), "did you mean 'driver'?"),
-        (("context: .", "context: .\n    prefer: [cuda, cuda]"), "'cuda' is here twice"),
+        (("context: .", "context: .\n    prefer: [cuda, cuda]"), "'cuda' occurs twice"),
         (("context: .", "context: .\n    prefer: {cuda: 1}"), "prefer: expected a list, found a map"),
         (("context: .", "context: .\n    development: maybe"), "'maybe' is neither true nor false"),
-        (("context: .", "context: .\n    defaults: {pyton: '3.13'}"), "'pyton' is no axis of this matrix"),
+        (
+            ("context: .", "context: .\n    defaults: {pyton: '3.13'}"),
+            "'pyton' is not an axis of this matrix",
+        ),
         (
             ("context: .", "context: .\n    defaults: {march: znver4}"),
             "march is decided by the node's hardware",
@@ -77,40 +83,40 @@ def test_an_unquoted_version_keeps_its_zero(project):
         (("context: .", "context: .\n    plain_pull: {march: znver5}"), "did you mean 'znver4'?"),
         (
             ("version: v1", "version: v1\n    version: v2"),
-            "the key 'version' is here twice (first in line 4)",
+            "the key 'version' occurs twice (first on line 4)",
         ),
-        (("    version: v1", "\tversion: v1"), "indent with blanks: YAML takes no tabs"),
+        (("    version: v1", "\tversion: v1"), "indent with spaces: YAML does not allow tabs"),
         (('"12.4": {', '"12.5": {'), "the axis cuda has no value '12.5'"),
         (
             ("  cuda:\n    none: {", "  cudda:\n    none: {"),
-            "'cudda' is no axis of this matrix\n  did you mean 'cuda'?",
+            "'cudda' is not an axis of this matrix\n  did you mean 'cuda'?",
         ),
         (
             ('base: "debian:trixie"', 'base: "debian\\nRUN evil"'),
             "'\\n' could break out of a Dockerfile instruction",
         ),
         (('base: "debian:trixie"', "base: 'debian\"'"), "'\"' could break out of a Dockerfile instruction"),
-        (('base: "debian:trixie"', 'march: "x"'), "'march' can't be the name of a property"),
-        (("[x86-64-v3, znver4]", '["x86\\nRUN evil"]'), "can't be the value of an axis"),
+        (('base: "debian:trixie"', 'march: "x"'), "'march' cannot be the name of a property"),
+        (("[x86-64-v3, znver4]", '["x86\\nRUN evil"]'), "cannot be the value of an axis"),
         (('{cuda: "11.8", driver', '{cuda: "11.9", driver'), "no value of the axis cuda matches 11.9"),
         (
             ('{cuda: "11.8", driver', '{cuba: "11.8", driver'),
-            "'cuba' is no axis of this matrix\n  did you mean 'cuda'?",
+            "'cuba' is not an axis of this matrix\n  did you mean 'cuda'?",
         ),
         (('{cuda: "11.8", driver', '{cuda: ">=x", driver'), "'x' is no version to compare with"),
         (('- {cuda: "11.8", driver: 550.163.01, why', "- {why"), "needs a condition on at least one axis"),
-        (("exclude:", "include:\n  - {cuda: '9.9'}\nexclude:"), "there is no CUDA 9.9"),
+        (("exclude:", "include:\n  - {cuda: '9.9'}\nexclude:"), "unknown CUDA release 9.9"),
         (("exclude:", "include:\n  - {cudas: '9.2'}\nexclude:"), "did you mean 'cuda'?"),
         (("exclude:", "exclude: nothing\nexcl:"), "exclude: expected a list, found the word 'nothing'"),
-        (("schema:", "schema: !!python/object:os.system x\nschemas:"), "has no meaning here"),
+        (("schema:", "schema: !!python/object:os.system x\nschemas:"), "is not supported"),
         (("exclude:", "platforms:\nexclude:"), "the matrix has no 'platforms'"),
-        (("  march:", "  platform: [linux/riscv]\n  march:"), "'linux/riscv' is no platform"),
-        (("  march:", "  loop: [a]\n  march:"), "'loop' is a name that templates already have"),
-        (("  march:", "  X-Y: [a]\n  march:"), "'X-Y' is no name for an axis"),
-        (("  training:", "  training:v2:"), "'training:v2' is no image name"),
-        (("  training:", "  ml..training:"), "'ml..training' is no image name"),
-        (('base: "debian:trixie"', "platform: linux/arm64"), "'platform' can't be the name of a property"),
-        (("exclude:", "include:\n  - {cuda: '12.4', sm: '89'}\nexclude:"), "'sm' can't be the name of"),
+        (("  march:", "  platform: [linux/riscv]\n  march:"), "'linux/riscv' is not a supported platform"),
+        (("  march:", "  loop: [a]\n  march:"), "'loop' is a name that templates use already"),
+        (("  march:", "  X-Y: [a]\n  march:"), "'X-Y' is not a valid name for an axis"),
+        (("  training:", "  training:v2:"), "'training:v2' is not an image name"),
+        (("  training:", "  ml..training:"), "'ml..training' is not an image name"),
+        (('base: "debian:trixie"', "platform: linux/arm64"), "'platform' cannot be the name of a property"),
+        (("exclude:", "include:\n  - {cuda: '12.4', sm: '89'}\nexclude:"), "'sm' cannot be the name of"),
         (("exclude:", "include:\n  - {cuda: }\nexclude:"), 'found nothing\n  for no CUDA write "none"'),
         (
             ("march: [x86-64-v3, znver4]", "march: [x86-64-v3, ]\n  tune: [[a]]"),
@@ -203,7 +209,7 @@ def test_what_stands_in_a_map_goes_before_what_it_merges(project, own):
 
 def test_a_merged_key_may_come_once_of_its_own(project):
     text = message(project(text="x: &x {a: 1}\ny: {<<: *x, a: 2, a: 3}\n"))
-    assert text == "2:19: the key 'a' is here twice (first in line 2)"
+    assert text == "2:19: the key 'a' occurs twice (first on line 2)"
 
 
 def test_a_file_that_is_not_there_or_no_text(tmp_path):
@@ -218,7 +224,7 @@ def test_a_file_that_is_not_there_or_no_text(tmp_path):
         load(binary)
     with binary.open("wb") as file:
         file.truncate(17 * 2**20)
-    with pytest.raises(UsageError, match="larger than"):
+    with pytest.raises(UsageError, match="larger than the limit of"):
         load(binary)
 
 
@@ -254,8 +260,8 @@ def test_axes_that_multiply_to_more_than_anybody_builds_are_refused(project):
         f"  axis{number}: [{', '.join(f'v{value}' for value in range(10))}]\n" for number in range(9)
     )
     assert message(project(("axes:\n", f"axes:\n{axes}"))) == (
-        "8:3: these are 24,000,000,000 cells, excluded ones too, and a matrix has 250,000 at most\n"
-        "  split it: what never goes together belongs into matrices of its own"
+        "8:3: 24,000,000,000 cells, including excluded ones, exceed the limit of 250,000\n"
+        "  split it: values that never occur together belong in separate matrices"
     )
 
 

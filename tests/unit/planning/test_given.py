@@ -106,7 +106,7 @@ def test_a_build_gets_what_its_image_takes(planned, backend, silent, tmp_path):
 
 def test_what_is_missing_is_told_before_anything_is_built(planned, backend, silent, tmp_path):
     given = Given(secrets={"token": "id=token"}, args={"INDEX": "x"})
-    with pytest.raises(UsageError, match="can't be built without --secret id=ca, --ssh default"):
+    with pytest.raises(UsageError, match="cannot be built without --secret id=ca, --ssh default"):
         build(planned(given), backend, backend, jobs=1, logs=tmp_path / "logs", reporter=silent)
     assert not backend.called("make")
 
@@ -114,10 +114,10 @@ def test_what_is_missing_is_told_before_anything_is_built(planned, backend, sile
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (Given(secrets={"tokens": "x"}, args={"INDEX": "x"}), "--secret: no image takes 'tokens'"),
-        (Given(ssh={"other": "x"}, args={"INDEX": "x"}), "--ssh: no image takes 'other'"),
-        (Given(args={"INDEX": "x", "TOPS": "y"}), "--build-arg: no image takes 'TOPS'"),
-        (Given(), "takes the build argument INDEX, which has no value"),
+        (Given(secrets={"tokens": "x"}, args={"INDEX": "x"}), "--secret: no image declares 'tokens'"),
+        (Given(ssh={"other": "x"}, args={"INDEX": "x"}), "--ssh: no image declares 'other'"),
+        (Given(args={"INDEX": "x", "TOPS": "y"}), "--build-arg: no image declares 'TOPS'"),
+        (Given(), "needs a value for the build argument INDEX"),
     ],
 )
 def test_what_no_image_takes_is_told(project, given, message):
@@ -149,5 +149,5 @@ def test_plan_takes_what_is_in_the_identity(project, cli):
     path = project(TAKES)
     assert cli("plan", "-f", path).code == 2
     assert cli("plan", "-f", path, "--build-arg", "INDEX=x").code == 0
-    assert "no image takes 'Z'" in cli("plan", "-f", path, "--build-arg", "Z=x").err
-    assert "has no proxy" in cli("plan", "-f", path, "--proxy").err
+    assert "no image declares 'Z'" in cli("plan", "-f", path, "--build-arg", "Z=x").err
+    assert "no proxy variable is set" in cli("plan", "-f", path, "--proxy").err

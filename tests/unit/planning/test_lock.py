@@ -85,7 +85,7 @@ def test_a_damaged_lock_is_told_with_what_to_do(path, text, message):
     ("bases", "message"),
     [
         ([{"name": "a", "digest": "latest"}], "'latest' is not a sha256 digest"),
-        ([{"name": "a", "digest": ONE}, {"name": "a", "digest": TWO}], "a is there twice"),
+        ([{"name": "a", "digest": ONE}, {"name": "a", "digest": TWO}], "a occurs twice"),
         ([{"name": "a"}], r"bases\[0\]: digest is missing"),
         ({}, "expected a list"),
     ],

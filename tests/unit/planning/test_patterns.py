@@ -93,5 +93,7 @@ def test_a_folder_that_is_out_is_not_opened(leave, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("pattern", ["[b-a]", r"x\q", r"x\Qy\E", r"\1", r"[\pL]", "[*]", "x[a?]"])
 def test_what_is_no_pattern(leave, pattern):
-    with pytest.raises(UsageError, match=rf"{re.escape(repr(pattern))} in .dockerignore is no pattern"):
+    with pytest.raises(
+        UsageError, match=rf"{re.escape(repr(pattern))} in .dockerignore is not a valid pattern"
+    ):
         leave([], [pattern])

@@ -81,7 +81,7 @@ def test_what_a_heredoc_holds_is_no_instruction(heredoc):
     ["FROM $BASE", "FROM debian:${TAG}", "COPY --from=$STAGE /x /", "RUN --mount=from=$STAGE,target=/x true"],
 )
 def test_a_base_from_a_variable_is_refused(line):
-    with pytest.raises(UsageError, match="takes a base from a variable") as caught:
+    with pytest.raises(UsageError, match="takes a base image from a variable") as caught:
         bases(f"ARG BASE=x\nFROM debian\n{line}\n")
     assert "the template's variables" in caught.value.remedy
 

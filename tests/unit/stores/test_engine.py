@@ -140,7 +140,7 @@ def test_a_base_of_the_matrix_is_held_too(engine, docker):
     tell(engine, "GET", f"/images/t:{TAG}/json", {"Id": OTHER})
     assert docker.source(f"t:{TAG}", local=True) == docker.hold(f"t:{TAG}", OTHER)
     tell(engine, "GET", f"/images/t:{TAG}/json", {"Id": DIGEST})
-    with pytest.raises(TagMovedError, match="another image by now"):
+    with pytest.raises(TagMovedError, match="is another image now"):
         docker.source(f"t:{TAG}", local=True)
     engine.answer = lambda _: {}
 
@@ -285,8 +285,8 @@ def test_what_it_stores_must_be_what_was_built(engine, docker, order):
 @pytest.mark.parametrize(
     ("told", "message"),
     [
-        ((200, b'{"error": "no space left on device"}'), "does not take t:v1-a: no space left on device"),
-        (REFUSED, "does not take t:v1-a: something about the daemon"),
+        ((200, b'{"error": "no space left on device"}'), "rejected t:v1-a: no space left on device"),
+        (REFUSED, "rejected t:v1-a: something about the daemon"),
         (None, "no Docker engine answers"),
     ],
 )

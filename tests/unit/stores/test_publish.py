@@ -125,7 +125,7 @@ def test_an_image_that_has_the_versions_tag_is_not_replaced(registry, repository
         document = json.loads(raw)
         del document["mediaType"]
         there = repository.tags["v1"] = repository.put(None, json.dumps(document).encode(), MANIFEST)
-    with pytest.raises(UsageError, match="is one image and no index") as caught:
+    with pytest.raises(UsageError, match="is a single image, not an index") as caught:
         publish(registry, "v1")
     assert caught.value.remedy
     assert repository.tags["v1"] == there
@@ -176,9 +176,9 @@ def test_who_is_always_overwritten_gives_up(server, registry, repository, have):
     older = repository.tags["v1"]
     have("c")
     server.fails("GET", "manifests/v1$", times=99, then=lambda: repository.tags.update(v1=older))
-    with pytest.raises(EngineError, match="again and again") as caught:
+    with pytest.raises(EngineError, match="over and over") as caught:
         publish(registry, "v1")
-    assert "publish it later" in caught.value.remedy
+    assert "publish it again later" in caught.value.remedy
 
 
 @pytest.mark.parametrize(("method", "path"), [("GET", "manifests"), ("GET", "tags"), ("PUT", "manifests")])

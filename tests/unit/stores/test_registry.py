@@ -183,10 +183,10 @@ def test_an_archive_that_is_none_is_told(remote, docker, make_image, name, archi
     docker.store(one.order, one.made)
     listed = json.dumps([{"Config": name, "Layers": []}]).encode()
     docker.save = lambda _: io.BytesIO(archive(("manifest.json", listed), ("../x", b"")))
-    with pytest.raises(AuditError, match="can't be read from the engine"):
+    with pytest.raises(AuditError, match="cannot be read from the engine"):
         remote.adopt(one.order.reference)
     docker.save = lambda _: io.BytesIO(b"no archive")
-    with pytest.raises(AuditError, match="can't be read from the engine"):
+    with pytest.raises(AuditError, match="cannot be read from the engine"):
         remote.adopt(one.order.reference)
 
 
@@ -195,7 +195,7 @@ def test_what_becomes_another_image_meanwhile_is_told(remote, docker, make_image
     docker.store(one.order, one.made)
     ids = iter([one.made.digest, "sha256:other"])
     docker.image = lambda _: next(ids)
-    with pytest.raises(TagMovedError, match="became another image while it was pushed"):
+    with pytest.raises(TagMovedError, match="became another image during the push"):
         remote.adopt(one.order.reference)
 
 
@@ -273,7 +273,7 @@ def test_a_configuration_of_other_bytes_or_none(registry, repository, have):
     have("a")
     (config,) = (one for one, raw in repository.blobs.items() if b"Labels" in raw)
     repository.blobs[config] = b"{}"
-    with pytest.raises(EngineError, match=f"something else than {config}"):
+    with pytest.raises(EngineError, match=f"other content than {config}"):
         survey(registry, "v1")
     del repository.blobs[config]
     with pytest.raises(UnknownImageError, match=config):
