@@ -208,13 +208,15 @@ class FakeEngine:
             found = next((one for one in self.images if one["Id"] == name), None)
             return found and {"Id": name, "Config": {"Labels": found["Labels"]}}
         (filters,) = parse_qs(parts.query)["filters"]
-        (label,) = json.loads(filters)["label"]
-        key, given, value = label.partition("=")
+        wanted = [label.partition("=") for label in json.loads(filters)["label"]]
         return [
             entry
             for entry in self.images
             if not isinstance(entry, dict)
-            or (key in (entry["Labels"] or {}) and (not given or entry["Labels"][key] == value))
+            or all(
+                key in (entry["Labels"] or {}) and (not given or entry["Labels"][key] == value)
+                for key, given, value in wanted
+            )
         ]
 
 

@@ -1,0 +1,137 @@
+"""What the pages show is so: their commands are run, and their command lines have no option that is none."""
+
+import json
+import os
+import re
+import shlex
+import shutil
+
+import pages
+import pytest
+import typer
+import yaml
+
+from imagematrix.cli.app import app
+from imagematrix.launcher.options import OWN
+
+ROOT = pages.ROOT
+COMMANDS = typer.main.get_command(app()).commands
+NAMED = [pytest.param(path, id=str(path.relative_to(ROOT))) for path in pages.PAGES]
+WITH_COMMANDS = [
+    name
+    for name in NAMED
+    if any(pages.steps(name.values[0].read_text())) and not pages.needs_engine(name.values[0].read_text())
+]
+
+
+@pytest.fixture
+def folder(tmp_path, catalog_file):
+    """A folder with what a clone of the repository has, and a catalog."""
+    made = tmp_path / "clone"
+    made.mkdir()
+    (made / "tests").symlink_to(ROOT / "tests")
+    shutil.copytree(ROOT / "templates", made / "templates")
+    for path in (ROOT / "matrix.yaml", catalog_file):
+        (made / path.name).write_bytes(path.read_bytes())
+    return made
+
+
+@pytest.mark.parametrize("page", WITH_COMMANDS)
+def test_the_commands_say_what_the_page_has(page, folder, engine, shipped_catalog, tmp_path):
+    engine.hold(shipped_catalog)
+    for base in ("debian:bookworm", "debian:trixie"):
+        known = {"Id": f"sha256:{base.encode().hex():0<64}", "RepoDigests": [], "RepoTags": [base]}
+        engine.told["GET", f"/images/{base}/json"] = (200, json.dumps(known).encode())
+    places = {name: os.environ[name] for name in ("DOCKER_HOST", "DOCKER_CONFIG")}
+    environment = pages.environment(**places, IMAGEMATRIX_LOCKS=str(tmp_path / "locks"))
+    different = pages.follow(page.read_text(), folder, environment)
+    assert not different, "\n\n".join(different)
+
+
+@pytest.mark.parametrize("page", NAMED)
+def test_the_command_lines_have_options_that_exist(page):
+    unknown = []
+    for block in pages.blocks(page.read_text()):
+        for words in command_lines(block.text):
+            command = COMMANDS.get(words[0])
+            if command is None:
+                unknown.append(words)
+                continue
+            # What stands after the image is the container's, and before it may be docker's.
+            options = {word.split("=")[0] for word in words if word.startswith("--")}
+            known = {name for parameter in command.params for name in parameter.opts} | {"--help"}
+            if words[0] != "run" and options - known:
+                unknown.append(words)
+    assert not unknown
+
+
+def command_lines(text):
+    """Yield our command lines in a block, as lists of words without the program's name."""
+    for line in text.splitlines():
+        for command in re.findall(r"(?:^|\$ |[(|] ?|&& )imagematrix ([a-z].*)", line):
+            yield shlex.split(re.split(r" [>|] | && |; |\)|  +#", command)[0])
+
+
+@pytest.mark.parametrize("page", NAMED)
+def test_no_command_is_named_that_does_not_exist(page):
+    named = re.findall(r"`imagematrix ([a-z]+)", page.read_text())
+    assert {name for name in named if name not in COMMANDS} == set()
+
+
+@pytest.mark.parametrize("page", NAMED)
+def test_every_matrix_that_is_shown_whole_is_valid_yaml(page):
+    for block in pages.blocks(page.read_text()):
+        if block.language in ("yaml", "json"):
+            assert yaml.safe_load(block.text) is not None or block.text.startswith("#")
+
+
+def test_the_options_of_run_on_the_pages_exist():
+    text = "".join(path.read_text() for path in pages.PAGES)
+    ours = set(re.findall(r"`run (--[a-z-]+)", text))
+    assert ours <= OWN.keys()
+
+
+class TestTheReader:
+    """How pages are read."""
+
+    def test_commands_and_their_outputs(self):
+        text = "# Page\n\n```console\n$ one\n1\n2\n$ two \\\n> more\n```\n"
+        assert [(step.line, step.script, step.output) for step in pages.steps(text)] == [
+            (4, "one", "1\n2"),
+            (7, "two \\\nmore", ""),
+        ]
+
+    def test_what_is_not_tested_is_left_out(self):
+        assert not list(pages.steps("<!-- not tested: why -->\n```console\n$ one\n```\n"))
+
+    def test_a_mark_is_for_the_next_block_alone(self):
+        text = "<!-- not tested: why -->\n```console\n$ one\n```\n\n```console\n$ two\n```\n"
+        assert [step.script for step in pages.steps(text)] == ["two"]
+
+    def test_commands_run_in_one_shell_after_the_files_are_written(self, tmp_path):
+        text = (
+            "<!-- file: a/b.txt -->\n```text\nhello\n```\n\n"
+            "```console\n$ cd a\n$ cat b.txt\nhello\n$ false\n$ echo $?\n1\n$ echo other\nthis\n```\n"
+        )
+        (difference,) = pages.follow(text, tmp_path, os.environ)
+        assert difference.startswith("line 13: $ echo other")
+
+    @pytest.mark.parametrize(
+        ("expected", "output", "equal"),
+        [
+            ("a", "a", True),
+            ("a", "b", False),
+            ("a …", "a b c", True),
+            ("a …", "b", False),
+            ("…\nb", "a\na\nb", True),
+            ("a\n…", "a", True),
+            ("a\n…\nc", "a\nb", False),
+            ("x-0123456789ab", "x-fedcba987654", True),
+            ("x-0123456789ab", "x-fedcba98765", False),
+            ("", "", True),
+            ("", "a", False),
+            ("a.c", "abc", False),
+        ],
+    )
+    def test_an_output_matches(self, expected, output, equal):
+        assert pages.matches(expected, output) == equal
