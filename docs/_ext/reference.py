@@ -6,7 +6,9 @@ import ast
 import inspect
 import io
 import json
+import re
 import tokenize
+from importlib import import_module
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +20,7 @@ from imagematrix.catalog import labels
 from imagematrix.cli.app import COMMANDS, app
 from imagematrix.cli.front import INTERRUPTED, TERMINATED
 from imagematrix.launcher.options import OWN
+from imagematrix.selection.rules import RULES
 from imagematrix.selection.selection import NothingFits
 
 if TYPE_CHECKING:
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["PARTS"]
 
 SIGNALS = {INTERRUPTED: "Interrupted by SIGINT (Ctrl-C).", TERMINATED: "Terminated by SIGTERM."}
+URL = re.compile(r"https://[^\s,]+[^\s,.]")
 SCHEMAS = files("imagematrix") / "schemas"
 INSIDE = ("properties", "required", "items", "additionalProperties")  # what says what is inside of a value
 MATRIX = "matrix"  # the one schema that is of no JSON document
@@ -67,6 +71,17 @@ def label_table() -> str:
     return _table(("Label", "Content"), rows)
 
 
+def rules() -> str:
+    """Return the selector's rules, each with what the docstring of its module says."""
+    rows = []
+    for rule in RULES:
+        module = import_module(f"imagematrix.selection.rules.{rule.name.replace('-', '_')}")
+        name, _, text = " ".join((module.__doc__ or "").split()).partition(": ")
+        holds, _, otherwise = text.partition(". ")
+        rows.append((name, _sentence(holds), URL.sub(r"<\g<0>>", _escape(otherwise))))
+    return _table(("Rule", "Holds if", "Otherwise"), rows)
+
+
 def matrix_keys() -> str:
     """Return every key of matrix.yaml."""
     return _keys(_schema(MATRIX))
@@ -90,6 +105,7 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "exit-codes": exit_codes,
     "labels": label_table,
     "matrix-keys": matrix_keys,
+    "rules": rules,
 }
 
 

@@ -11,6 +11,7 @@ from imagematrix_docs import expand
 
 from imagematrix.cli.app import COMMANDS
 from imagematrix.launcher.options import OWN
+from imagematrix.selection.rules import RULES
 
 ROOT = Path(__file__).parents[3]
 
@@ -43,6 +44,12 @@ def test_every_error_has_its_code():
     assert found["3"] == ["`NothingFits`", found["3"][1]]
     assert list(found)[1:] == ["0", *map(str, range(1, 11)), "130", "143"]
     assert all(meaning for _, meaning in found.values())
+
+
+def test_every_rule_says_when_it_holds_and_what_happens_otherwise():
+    found = list(rows(reference.rules()))[1:]
+    assert [row[0].strip("`") for row in found] == [rule.name for rule in RULES]
+    assert all("<https://" in otherwise and holds.endswith(".") for _, holds, otherwise in found)
 
 
 def test_every_label_says_what_it_holds():
