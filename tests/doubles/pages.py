@@ -134,4 +134,4 @@ def environment(**variables):
         if not name.startswith(("DOCKER_", "CUDA_", "NVIDIA_", "SLURM_"))
     }
     path = f"{ROOT / '.venv/bin'}:{kept['PATH']}"
-    return {**kept, "PATH": path, "NO_COLOR": "1", "LC_ALL": "C.UTF-8", **variables}
+    return {**kept, **variables, "PATH": path, "NO_COLOR": "1", "LC_ALL": "C.UTF-8"}

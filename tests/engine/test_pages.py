@@ -1,0 +1,22 @@
+"""The pages whose commands need a Docker engine: they say what the page has, in an empty folder."""
+
+import shutil
+
+import pages
+import pytest
+
+PAGES = [
+    pytest.param(path, id=str(path.relative_to(pages.ROOT)))
+    for path in pages.PAGES
+    if pages.needs_engine(path.read_text())
+]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_commands_say_what_the_page_has(page, engine, tmp_path):
+    hosts = tmp_path / "my"
+    hosts.mkdir()
+    for name in ("icelake-l40s.json", "genoa-h200.json"):
+        shutil.copy(pages.ROOT / "tests" / "hosts" / name, hosts)
+    different = pages.follow(page.read_text(), tmp_path, pages.environment(**engine.environment))
+    assert not different, "\n\n".join(different)
