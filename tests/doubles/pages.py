@@ -16,6 +16,7 @@ import os
 import re
 import shlex
 import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -133,5 +134,5 @@ def environment(**variables):
         for name, value in os.environ.items()
         if not name.startswith(("DOCKER_", "CUDA_", "NVIDIA_", "SLURM_"))
     }
-    path = f"{ROOT / '.venv/bin'}:{kept['PATH']}"
+    path = f"{Path(sys.executable).parent}:{kept['PATH']}"
     return {**kept, **variables, "PATH": path, "NO_COLOR": "1", "LC_ALL": "C.UTF-8"}

@@ -73,7 +73,9 @@ def test_each_goes_from_a_plan_to_what_is_published(path):
     assert sorted(order, key=wanted.index) == wanted
 
 
-@pytest.mark.parametrize("path", [*PIPELINES, ROOT / "docs" / "ci.md"], ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path", [*PIPELINES, ROOT / "docs" / "how-to" / "build-in-ci.md"], ids=lambda path: path.name
+)
 def test_no_command_line_has_what_the_command_does_not_know(path):
     found = [words for words in lines(path) if not words[0].startswith("`")]
     assert found
