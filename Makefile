@@ -10,7 +10,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: quickstart test packages lint unit engine gpu gpu-check gpu-bundle wheel coverage docs bench zipapp clean
+.PHONY: quickstart test packages lint unit unit-lowest engine gpu gpu-check gpu-bundle wheel coverage docs bench zipapp clean
 
 quickstart:
 	@ci/quickstart
@@ -26,11 +26,23 @@ lint: $(VENV)/.dev
 	$(BIN)/mypy
 	$(BIN)/deptry imagematrix
 	$(BIN)/lint-imports
+	$(BIN)/typos
+	$(BIN)/zizmor --offline --quiet .github ci/pipelines
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/[!c]*.yml
 
 # One line of results for each kind of test; what they covered is added up at the end.
 unit: $(VENV)/.dev
 	rm -f .coverage .coverage.*
 	$(BIN)/coverage run -m pytest -n auto tests/unit
+
+# The same with the oldest releases of its dependencies that pyproject.toml allows.
+unit-lowest: $(VENV)/.dev
+	$(BIN)/uv pip compile -q --resolution lowest-direct pyproject.toml -o .cache/lowest.txt
+	$(BIN)/uv venv -q --clear --python $(BIN)/python .cache/lowest
+	$(BIN)/uv pip install -q --python .cache/lowest --group dev -r .cache/lowest.txt -e .
+	.cache/lowest/bin/python -m pytest -q -n auto tests/unit
 
 # Two at a time, each with engines of its own: builds wait for downloads more than for processors.
 engine: packages $(VENV)/.dev

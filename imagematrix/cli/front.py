@@ -136,7 +136,7 @@ def _call(words: Sequence[str]) -> None:
     from imagematrix.cli.completing import answering
 
     with answering(os.environ):
-        app(words)(list(words))
+        app(words)(list(words), prog_name="imagematrix")
 
 
 def _terminated(_signal: int, _frame: FrameType | None) -> None:

@@ -120,6 +120,7 @@ def test_a_layer_may_be_compressed(layer):
         gzip.compress(tar(("k", elf() * 100)))[:-20],
         gzip.compress(tar(("k", elf())))[:60] + b"\xff" * 60,
     ],
+    ids=["empty", "no-tar", "cut-tar", "cut-gzip", "broken-gzip"],
 )
 def test_a_damaged_layer_cannot_be_audited(layer, raw):
     with pytest.raises(AuditError, match="the layer layer can't be read"):

@@ -42,7 +42,7 @@ def test_help_asks_nobody(cli, engine, command, monkeypatch):
         (("selekt",), 2, "No such command 'selekt'"),
         (("select",), 2, "Missing argument"),
         (("select", "training:v1", "--hots", "x"), 2, "No such option: --hots"),
-        (("build", "--jobs", "0"), 2, "greater than or equal to 1"),
+        (("build", "--jobs", "0"), 2, "Invalid value for '--jobs'"),
         (
             ("validate", "-f", "nowhere.yaml"),
             2,
