@@ -108,7 +108,7 @@ def _answered(one: Plain) -> str:
 def _push(image: str, version: str, chosen: Collection[str]) -> None:
     """Push what the engine has and the registry lacks; without an engine, as in a pipeline, nothing.
 
-    Raises TagMovedError where the registry has a cell made of something else, which was not chosen.
+    Raises TagMovedError where the registry has a cell from other inputs, which was not chosen.
     """
     from imagematrix.stores.engine import Engine
     from imagematrix.stores.registry import Remote

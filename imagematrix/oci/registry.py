@@ -1,8 +1,8 @@
-"""A registry's API, as the OCI distribution specification has it, for one repository.
+"""A client of a registry's API (OCI distribution specification), for one repository.
 
-What passes (a connection that drops, a 5xx, an answer or an upload that breaks off) is tried again; what
-does not (a login that is refused) is not. Credentials are docker's own, from its configuration or its
-helpers. They go to the registry and to where it has its tokens issued, and nowhere else.
+Transient errors (a dropped connection, a 5xx, a truncated answer or upload) are retried; others, such as a
+refused login, are not. Credentials are docker's own, from its configuration or its helpers. They are sent to
+the registry and to its token service, and nowhere else.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ MANIFESTS = (
 PAGES = 1000  # of a list of tags
 TRIES = 3
 PAUSE = 0.3  # seconds, doubled from one try to the next
-PATIENCE = 60  # seconds that a registry may ask us to wait
+PATIENCE = 60  # seconds that a registry may ask a client to wait
 OK, CREATED, ACCEPTED = 200, 201, 202  # of HTTP
 UNAUTHORIZED, FORBIDDEN, MISSING = 401, 403, 404
 PASSING = (408, 429, 500, 502, 503, 504)
@@ -83,18 +83,18 @@ class Registry:
     def tags(self) -> list[str]:
         """Return the repository's tags; none where there is no such repository."""
         url: str | None = f"{self._base}/tags/list?n=1000"
-        found: list[str] = []
+        tags: list[str] = []
         for _ in range(PAGES):
             answer = self._ask("GET", str(url))
-            if answer.status == MISSING and not found:
+            if answer.status == MISSING and not tags:
                 return []
             self._expect(answer, OK, "the list of tags")
             fields = documents.Fields(documents.parse(answer.body, str(url)), str(url))
-            found += fields.texts("tags") if fields.present("tags") else ()
+            tags += fields.texts("tags") if fields.present("tags") else ()
             url = self._next(answer)
             if url is None:
-                return found
-        raise EngineError(f"the registry {self._reference.registry} lists tags without end")
+                return tags
+        raise EngineError(f"the registry {self._reference.registry} has more than {PAGES} pages of tags")
 
     def manifest(self, tag: str) -> Manifest | None:
         """Return the manifest or the index with a tag or a digest; None where there is none."""
@@ -114,11 +114,11 @@ class Registry:
         if answer.status == MISSING:
             return None
         self._expect(answer, OK, tag)
-        told = answer.headers.get("Docker-Content-Digest", "")
-        if DIGEST.fullmatch(told):
-            return told
-        found = self.manifest(tag)
-        return found.digest if found else None
+        digest = answer.headers.get("Docker-Content-Digest", "")
+        if DIGEST.fullmatch(digest):
+            return digest
+        manifest = self.manifest(tag)
+        return manifest.digest if manifest else None
 
     def blob(self, digest: str) -> bytes:
         """Return a small blob, such as an image's configuration."""
@@ -155,8 +155,8 @@ class Registry:
         return True
 
     def push_blob(self, digest: str, file: IO[bytes]) -> None:
-        """Upload what `file` has from its beginning."""
-        # An upload is two requests: what broke off in the second starts with the first again.
+        """Upload the content of `file` from its beginning."""
+        # An upload is two requests: one that fails in the second starts with the first again.
         self._expect(self._tried(lambda: self._upload(digest, file)), CREATED, digest)
 
     def push_manifest(self, tag: str, raw: bytes, media_type: str) -> None:
@@ -170,7 +170,7 @@ class Registry:
         Few let a tag be deleted by itself, and many let nothing be deleted.
         """
         for name in (tag, digest):
-            with contextlib.suppress(EngineError):  # it gives no token for that, say
+            with contextlib.suppress(EngineError):  # for example, it issues no token for that
                 self._ask("DELETE", f"{self._base}/manifests/{name}")
             if self.digest(tag) is None:
                 return True
@@ -190,7 +190,7 @@ class Registry:
         return self._tried(lambda: self._authorized(method, url, headers, data))
 
     def _tried(self, ask: Callable[[], Answer]) -> Answer:
-        """Ask, and ask again for as long as what went wrong may pass."""
+        """Send a request, and send it again while the error is transient."""
         attempt = 1
         while True:
             pause = PAUSE * 2 ** (attempt - 1)
@@ -214,7 +214,7 @@ class Registry:
         data: bytes | IO[bytes] | None = None,
     ) -> Answer:
         """Send a request, and once more with what the registry's challenge asks for."""
-        # An upload may be sent elsewhere, which has no use for our credentials and may not ask for them.
+        # An upload may be redirected to another host, which must not get our credentials.
         given = self._authorization if self._ours(url) else None
         answer = self._client.send(method, url, headers, data, given)
         if answer.status != UNAUTHORIZED or not self._ours(url) or not self._ours(answer.url):
@@ -229,7 +229,7 @@ class Registry:
         return urlsplit(url)[:2] == urlsplit(self._base)[:2]
 
     def _answer(self, challenge: str) -> str:
-        """Return the Authorization that a challenge asks for: Basic, or a token from where it says."""
+        """Return the Authorization that a challenge asks for: Basic, or a token of the service it names."""
         registry = self._reference.registry
         login = _login(registry)
         kind, _, parameters = challenge.partition(" ")
@@ -254,7 +254,7 @@ class Registry:
         try:
             return f"Bearer {_token(answer, realm)}"
         except UsageError as error:
-            # It is about nothing that was asked for, least of all about whether there is such an image.
+            # The error says nothing about the request itself, least of all that there is no such image.
             raise EngineError(f"the registry {registry} did not issue a token: {error}") from error
 
     def _next(self, answer: Answer) -> str | None:

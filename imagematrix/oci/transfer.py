@@ -1,4 +1,4 @@
-"""HTTP as registries need it: every answer is read to its end, and bounded in size and in time."""
+"""HTTP for registries: every answer is read to its end, and bounded in size and in time."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ MOVED = (301, 302, 307, 308)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What was answered, read to its end; `next` is the address of the next page, where it names one."""
+    """An answer, read to its end; `next` is the address of the next page, if it has one."""
 
     status: int
     url: str
@@ -49,7 +49,7 @@ class Answer:
 
     @property
     def wait(self) -> int:
-        """The seconds that it asks us to wait; 0 where it does not."""
+        """The seconds that it asks the client to wait; 0 if it does not."""
         return natural(self.headers.get("Retry-After", "")) or 0
 
 
@@ -165,13 +165,13 @@ class _Session(requests.Session):
         return self._environment[host]
 
     def get_redirect_target(self, resp: requests.Response) -> None:
-        """Follow none: requests would read all of an answer that redirects, however much it is."""
+        """Follow no redirect: requests would read the whole answer that redirects, however large it is."""
 
 
 class _Paced(io.RawIOBase):
-    """What a socket receives, for as long as it is not too slow.
+    """What a socket receives, as long as it is not too slow.
 
-    The timeout of a socket is one of silence: who sends a byte now and then would hold us for ever.
+    The timeout of a socket is one of silence: a server that sends a byte now and then would never hit it.
     """
 
     def __init__(self, inner: io.RawIOBase) -> None:
@@ -216,12 +216,12 @@ class _Adapter(HTTPAdapter):
     def get_connection_with_tls_context(self, *words: Any, **named: Any) -> HTTPConnectionPool:
         pool: Any = super().get_connection_with_tls_context(*words, **named)  # its annotations differ
         pool.ConnectionCls = _Https if isinstance(pool, HTTPSConnectionPool) else _Http
-        found: HTTPConnectionPool = pool
-        return found
+        typed: HTTPConnectionPool = pool
+        return typed
 
 
 def address(base: str, url: str) -> str:
-    """Return the address that `url` is, seen from `base`; raise EngineError where it is none."""
+    """Return the address of `url` relative to `base`; raise EngineError where it is invalid."""
     try:
         return urlsplit(urljoin(base, url)).geturl()
     except ValueError as error:

@@ -1,10 +1,10 @@
-"""What an engine has under the name of an image of ours: found to be that, before it is pushed.
+"""Checking that what an engine has under the name of an image of ours is that image, before it is pushed.
 
-Labels are inherited by every image that is built on one of ours, and `docker tag` gives any image any name.
-So a label says what all the rest of the image's configuration is, its layers among that, and the bytes of the
-layers are audited as after a build. That proves that nobody has built something on it; who writes that label
-himself proves what he likes, and against him there are signatures. Images of the classic image store, and
-those of before, have no such label: of them the audit is all.
+Every image that is built on one of ours inherits its labels, and `docker tag` gives any image any name. So a
+label has the digest of all the rest of the image's configuration, including its layers, and the bytes of the
+layers are audited as after a build. That proves that nothing was built on the image. It is no protection from
+someone who writes that label himself: that takes signatures. Images of the classic image store, and of older
+releases, have no such label: they are only audited.
 """
 
 from __future__ import annotations

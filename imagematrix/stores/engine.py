@@ -1,4 +1,4 @@
-"""The Docker engine as a store of images: what it has, what it is given, what it pushes."""
+"""The Docker engine as a store of images: listing, loading, tagging and pushing them."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 __all__ = ["HELD", "Engine"]
 
-HELD = "imagematrix-held"  # the repository of names that images have while a build is on
-KEPT = (404, 409)  # how the engine answers who would remove an image that is gone, or in use
+HELD = "imagematrix-held"  # the repository of names that images have during a build
+KEPT = (404, 409)  # the engine's answers to the removal of an image that is gone, or in use
 
 
 class _Stream(io.RawIOBase):
-    """What comes in pieces, to be read as a file."""
+    """Pieces of bytes, to be read as a file."""
 
     def __init__(self, pieces: Iterable[bytes]) -> None:
         self._pieces = iter(pieces)
@@ -49,13 +49,13 @@ class _Stream(io.RawIOBase):
 
 
 class Engine:
-    """The Store that the Docker engine is which `engine.address` finds. Use it as a context manager.
+    """The Store of the Docker engine at `engine.address`. Use it as a context manager.
 
-    Of an image in an OCI layout it loads what it lacks.
+    From an OCI layout it loads only those layers that the engine lacks.
     """
 
     def __init__(self) -> None:
-        # That nobody answers is to be known at once; to load docker-py for it can wait.
+        # An engine that does not answer is reported at once; loading docker-py can wait.
         if not engine.answers():
             self._client  # noqa: B018 - which raises EngineError
         self._components: dict[str, Mapping[str, str]] = {}
@@ -95,7 +95,7 @@ class Engine:
         return ["driver-type", "io.containerd.snapshotter.v1"] in (self._info.get("DriverStatus") or [])
 
     def require(self) -> None:
-        """Raise EngineError where it does not answer any more."""
+        """Raise EngineError where the engine no longer answers."""
         with self._reached():
             self._client.ping()
 
@@ -121,7 +121,7 @@ class Engine:
     def resolve(self, reference: str) -> str:
         """Return the digest that a base image's name stands for: here, or else in its registry.
 
-        Raises UsageError where it is nowhere.
+        Raises UsageError where neither has it.
         """
         return self.digest(reference) or self._newest(reference)
 
@@ -150,8 +150,8 @@ class Engine:
             try:
                 return str(self._client.api.inspect_distribution(reference)["Descriptor"]["digest"])
             except docker.errors.APIError as error:
-                message = f"the base image {reference} is not in the engine, and no registry gives it"
-                remedy = f"`docker pull {reference}`, or import one of that name"
+                message = f"the base image {reference} is neither in the engine nor in its registry"
+                remedy = f"`docker pull {reference}`, or import it under that name"
                 kind = EngineError if error.is_server_error() else UsageError
                 raise kind(f"{message}: {error.explanation}", remedy=remedy) from error
 
@@ -180,7 +180,7 @@ class Engine:
             )
 
     def components(self, reference: str) -> Mapping[str, str]:
-        """Return what an image that is present was made of."""
+        """Return the components of the identity of an image that is present."""
         return self._components.get(reference, {})
 
     def source(self, reference: str, *, local: bool) -> str | None:
@@ -195,7 +195,7 @@ class Engine:
     def hold(self, reference: str, digest: str) -> str | None:
         """Return where a build finds the image named `reference`, if that is the one with `digest`.
 
-        It gets a name of this process's own until that exits: `docker tag` may move any other during a build.
+        It gets a name of its own until this process exits: `docker tag` may move any other during a build.
         """
         import docker
 
@@ -213,7 +213,7 @@ class Engine:
         return f"{IMAGE}{HELD}:{tag}"
 
     def _release(self) -> None:
-        """Take away the names that this process has given, but none that is an image's last."""
+        """Remove the names that this process has given, except where one is the last of its image."""
         import docker
 
         for tag in self._held:
@@ -223,7 +223,7 @@ class Engine:
                     self._client.api.remove_image(f"{HELD}:{tag}", noprune=True)
 
     def store(self, order: Order, made: Made) -> str:
-        """Name the image; from a layout, load what the engine lacks of it first."""
+        """Tag an image; where it is in a layout, load what the engine lacks of it first."""
         with self._reached():
             if made.layout:
                 self._load(layout.Image(made.layout, made.digest), made.base_layers, order.reference)
@@ -236,7 +236,7 @@ class Engine:
         return made.digest
 
     def _take_away(self, old: str, new: str) -> None:
-        """Take the name `old` from the image that has it, and the image where nothing else needs it."""
+        """Remove the name `old`, and its image where nothing else needs it."""
         import docker
 
         api = self._client.api
@@ -332,7 +332,7 @@ class Engine:
 
     @contextlib.contextmanager
     def _reached(self) -> Iterator[None]:
-        """Turn what docker-py raises when the engine is gone into EngineError."""
+        """Raise EngineError for what docker-py raises when the engine is gone."""
         import docker
         import requests
         import urllib3

@@ -1,8 +1,8 @@
-"""What a version answers an engine that knows nothing of us: one image for each architecture, or none.
+"""What a version answers a plain `docker pull`: one image for each architecture, or none.
 
-Such an engine takes the first entry of an index that is for its platform, on every CPU of it alike. So one
-entry of an architecture has a plain platform, the default; all others have one that no engine takes for its
-own, as BuildKit marks attestations.
+An engine takes the first entry of an index that is for its platform, whatever CPU it has. So one entry of an
+architecture, the default, has a plain platform; all others have a platform that no engine takes for its own,
+as BuildKit marks attestations.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BASELINE = {"linux/amd64": "x86-64", "linux/arm64": "armv8-a"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plain:
-    """What who pulls a version on a `platform`, and chooses nothing, gets: a variant, or nothing."""
+    """What a plain pull of a version gets on a `platform`: a variant, or nothing."""
 
     platform: str
     variant: Variant | None
@@ -54,12 +54,12 @@ class Plain:
         }
 
 
-def kept(known: Sequence[Entry]) -> frozenset[str]:
-    """Return the digests of the defaults that the entries of an index have.
+def kept(entries: Sequence[Entry]) -> frozenset[str]:
+    """Return the digests of the defaults among the entries of an index.
 
-    None where they were written before there were defaults: with a platform for each, of CPU levels even.
+    There are none in an index from before there were defaults, in which each entry has a platform of its own.
     """
-    ours = [one for one in known if one.ours and not one.hidden]
+    ours = [one for one in entries if one.ours and not one.hidden]
     platforms = [one.plain for one in ours]
     if None in platforms or len(set(platforms)) < len(platforms):
         return frozenset()
@@ -72,20 +72,20 @@ def answers(
     """Return what the version `name` answers, for each platform that it has variants for.
 
     `before` are the digests of its defaults so far, which stay. `named` are the cells, by platform, that the
-    matrix names. Raises UsageError where the entries are damaged, or don't agree on what they prefer.
+    matrix names. Raises UsageError where the entries are damaged, or differ in what they prefer.
     """
     image = name.rpartition(":")[0]
-    found: dict[str, list[tuple[Variant, str]]] = {}
+    by_platform: dict[str, list[tuple[Variant, str]]] = {}
     terms = set()
     for one in entries:
         variant = labels.read(one.annotations, reference=f"{image}:{one.tag}", digest=one.digest, size=None)
         terms.add(labels.terms(one.annotations, variant.reference))
         platform = "/".join(variant.platform.split("/")[:2])  # engines of arm64/v8 are for arm64, too
-        found.setdefault(platform, []).append((variant, one.annotations[labels.CELL]))
+        by_platform.setdefault(platform, []).append((variant, one.annotations[labels.CELL]))
     defaults = dict(labels.agreed(name, terms).defaults)
     return [
         _answer(platform, variants, before, named.get(platform), defaults)
-        for platform, variants in sorted(found.items())
+        for platform, variants in sorted(by_platform.items())
     ]
 
 
@@ -96,10 +96,10 @@ def _answer(
     named: str | None,
     defaults: Mapping[str, str],
 ) -> Plain:
-    there = next((variant for variant, _ in variants if variant.digest in before), None)
+    published = next((variant for variant, _ in variants if variant.digest in before), None)
     wanted, why = _wanted(variants, named, defaults)
-    if there and there != wanted:
-        wanted, why = there, "a version's default stays once it is published"
+    if published and published != wanted:
+        wanted, why = published, "a version's default stays once it is published"
     return Plain(platform=platform, variant=wanted, why=why)
 
 
@@ -108,9 +108,9 @@ def _wanted(
 ) -> tuple[Variant | None, str]:
     """Return the variant that would be the default of a version that has none yet, and why."""
     if named:
-        found = next((variant for variant, cell in variants if cell == named), None)
+        variant = next((variant for variant, cell in variants if cell == named), None)
         missing = f"plain_pull names the cell {named}, which is not there yet"
-        return found, "plain_pull names it" if found else missing
+        return variant, "plain_pull names it" if variant else missing
     cpu = [variant for variant, _ in variants if not variant.gpu]
     if not cpu:
         return None, "there is no CPU-only variant"
@@ -118,6 +118,6 @@ def _wanted(
 
 
 def _needs(variant: Variant, defaults: Mapping[str, str]) -> tuple[int, int, str]:
-    """Return what the default is the least by: values of axes that are no defaults, flags, the reference."""
+    """Return what the default has least of: axes without their default value, flags; then the reference."""
     others = sum(value != defaults.get(axis, value) for axis, value in variant.axes)
     return others, len(variant.cpu_flags), variant.reference

@@ -1,4 +1,4 @@
-"""Publishing a version: an image index of all its variants, which is only ever added to."""
+"""Publishing a version: an image index of all its variants, to which entries are only ever added."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ SHOWN = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
-    """An index that is there now: its digest, how many variants it has, and how many of them are new.
+    """A published index: its digest, the number of its variants, and how many of them are new.
 
-    `plain` is what who chooses nothing gets of it. `dropped` are the references of images that the registry
-    lost, and the index does not have any more. `others` are the tags of images that are not in the version,
-    because it has another of their cells.
+    `plain` are its answers to a plain pull. `dropped` are the references of images that the registry lost and
+    that were removed from the index. `others` are the tags of images that are left out, because the version
+    has another image of their cells.
     """
 
     digest: str
@@ -53,15 +53,15 @@ def publish(
     chosen: Collection[str] = (),
     repair: bool = False,
 ) -> Published:
-    """Write the index of all variants of a version that the registry has, under its version.
+    """Write the index of all variants of a version that the registry has, and tag it with the version.
 
-    What an index had stays in it, except for what the registry lost, with `repair`. The `aliases` are tags
-    that then stand for the same index; only they move. `named` are the cells, by platform, that are to answer
-    a plain pull. Of several images of a cell, made of different things, that of the `chosen` tag is taken.
+    Entries stay in an index, except, with `repair`, those whose images the registry lost. The `aliases` are
+    tags that are moved to the index; only they ever move. `named` are the cells, by platform, that answer a
+    plain pull. Of several images of a cell with different inputs, that of the `chosen` tag is taken.
 
     Raises UnknownImageError where there is no variant, or where the registry lost one. Raises TagMovedError
-    where two variants of one cell are made of different things and none is chosen, or where an alias is the
-    tag of an image or of another version.
+    where two variants of one cell have different inputs and none is chosen, or where an alias is the tag of
+    an image or of another version.
     """
     name = f"{registry.name}:{version}"
     for alias in aliases:
@@ -69,37 +69,39 @@ def publish(
     first: frozenset[str] | None = None
     dropped: set[str] = set()
     for _ in range(TRIES):
-        there = survey(registry, version)
-        dropped |= _lost(name, there, repair=repair)
-        variants, others = _settled(name, there, chosen)
-        known = {entry.digest: entry for entry in there.alive}
-        first = frozenset(known) if first is None else first
+        surveyed = survey(registry, version)
+        dropped |= _lost(name, surveyed, repair=repair)
+        variants, others = _settled(name, surveyed, chosen)
+        before = {entry.digest: entry for entry in surveyed.alive}
+        first = frozenset(before) if first is None else first
         own = {entry.digest: _described(entry) for entry in variants}
-        new = [entry for digest, entry in own.items() if digest not in known]
-        said = {one.digest: one for entry in new for one in attestations(registry, entry.tag)}
-        whole = own | known | said
-        answers = plain.answers(name, (whole[digest] for digest in own), plain.kept(there.known), named or {})
+        new = [entry for digest, entry in own.items() if digest not in before]
+        attested = {one.digest: one for entry in new for one in attestations(registry, entry.tag)}
+        whole = own | before | attested
+        answers = plain.answers(
+            name, (whole[digest] for digest in own), plain.kept(surveyed.entries), named or {}
+        )
         raw = index.write(_placed(whole.values(), answers))
         if len(raw) > LIMIT:
             remedy = "spread the cells over several images"
             raise UsageError(
                 f"{name}: an index of {len(own)} variants is too large for a registry", remedy=remedy
             )
-        # Somebody else may publish at the same time, with an older list of what there is: it is published
-        # what is still there after a look at that list.
-        before = there.published.digest if there.published else None
-        if there.published and there.published.raw == raw:
+        # Another client may publish at the same time, from an older list of images: so the index counts as
+        # published only once it is found to be the registry's.
+        published = surveyed.published
+        if published and published.raw == raw:
             for alias in aliases:
                 registry.push_manifest(alias, raw, INDEX)
             return Published(
-                digest=there.published.digest,
+                digest=published.digest,
                 variants=len(own),
                 new=len(own.keys() - first),
                 plain=tuple(answers),
                 dropped=tuple(sorted(dropped)),
                 others=tuple(sorted(others)),
             )
-        if registry.digest(version) == before:
+        if registry.digest(version) == (published.digest if published else None):
             registry.push_manifest(version, raw, INDEX)
     raise EngineError(
         f"{name} is being published by another process over and over",
@@ -108,23 +110,23 @@ def publish(
 
 
 def _movable(registry: Registry, alias: str) -> None:
-    """Raise UsageError where an alias is no tag, TagMovedError where its tag never moves."""
+    """Raise UsageError where an alias is not a tag, TagMovedError where its tag never moves."""
     if not TAG.fullmatch(alias):
         raise UsageError(f"--alias: {alias!r} is not a valid tag", remedy="such as latest or stable")
-    there = registry.manifest(alias)
-    if there is None:
+    manifest = registry.manifest(alias)
+    if manifest is None:
         return
     name = f"{registry.name}:{alias}"
-    if there.media_type not in (INDEX, DOCKER_LIST):
+    if manifest.media_type not in (INDEX, DOCKER_LIST):
         raise TagMovedError(f"{name} is an image, not an alias", remedy="choose another alias")
-    if any(own.annotations.get(labels.VERSION) == alias for own in index.parse(there.raw, name)):
+    if any(own.annotations.get(labels.VERSION) == alias for own in index.parse(manifest.raw, name)):
         raise TagMovedError(f"{name} is a version, and versions never move", remedy="choose another alias")
 
 
-def _lost(name: str, there: Survey, *, repair: bool) -> set[str]:
-    """Return what the registry lost of a version, as references; raise UnknownImageError without `repair`."""
+def _lost(name: str, surveyed: Survey, *, repair: bool) -> set[str]:
+    """Return the references of lost images of a version; raise UnknownImageError without `repair`."""
     image = name.rpartition(":")[0]
-    gone = [one for one in there.known if one.digest in there.lost]
+    gone = [one for one in surveyed.entries if one.digest in surveyed.lost]
     references = sorted(
         f"{image}:{one.tag}@{one.digest}" if one.ours else f"{image}@{one.digest}" for one in gone
     )
@@ -138,28 +140,28 @@ def _lost(name: str, there: Survey, *, repair: bool) -> set[str]:
     return set(references)
 
 
-def _settled(name: str, there: Survey, chosen: Collection[str]) -> tuple[list[Entry], list[str]]:
-    """Return the variants of a version, one for each cell, and the tags of the images that lost theirs."""
-    unknown = set(chosen) - {one.tag for one in (*there.variants, *there.others)}
+def _settled(name: str, surveyed: Survey, chosen: Collection[str]) -> tuple[list[Entry], list[str]]:
+    """Return the variants of a version, one for each cell, and the tags of images that are left out."""
+    unknown = set(chosen) - {one.tag for one in (*surveyed.variants, *surveyed.others)}
     if unknown:
         remedy = "give its tag as it is in the registry"
         raise UnknownImageError(f"{name} has no variant {', '.join(sorted(unknown))}", remedy=remedy)
-    late = sorted(one.tag for one in there.others if one.tag in chosen)
+    late = sorted(one.tag for one in surveyed.others if one.tag in chosen)
     if late:
         raise TagMovedError(
             f"{name} was published with another image for the cell of {', '.join(late)}",
             remedy="a version never changes: raise it",
         )
     cells: dict[str, list[Entry]] = {}
-    for entry in there.variants:
+    for entry in surveyed.variants:
         cells.setdefault(entry.annotations[labels.CELL], []).append(entry)
-    kept, others = [], [one.tag for one in there.others]
+    kept, others = [], [one.tag for one in surveyed.others]
     for entries in cells.values():
         wanted = [one for one in entries if one.tag in chosen] or entries
         if len({one.annotations[labels.INPUT] for one in wanted}) > 1:
             raise TagMovedError(
                 f"{name} has several images for one cell: {' and '.join(one.tag for one in wanted)}",
-                remedy=f"`imagematrix publish {name} --choose TAG` ends the tie, or raise the version",
+                remedy=f"`imagematrix publish {name} --choose TAG` chooses one, or raise the version",
             )
         kept += wanted
         others += [one.tag for one in entries if one not in wanted]
@@ -169,9 +171,9 @@ def _settled(name: str, there: Survey, chosen: Collection[str]) -> tuple[list[En
 
 
 def _described(entry: Entry) -> Entry:
-    """Return an entry as an index has it: without what only a build wants."""
-    told = {key: value for key, value in entry.annotations.items() if key != labels.INPUTS}
-    return replace(entry, annotations=told)
+    """Return an entry as an index has it: without what only builds need."""
+    annotations = {key: value for key, value in entry.annotations.items() if key != labels.INPUTS}
+    return replace(entry, annotations=annotations)
 
 
 def _placed(entries: Collection[Entry], answers: Sequence[Plain]) -> list[Entry]:

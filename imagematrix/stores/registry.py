@@ -1,4 +1,4 @@
-"""Registries as a store of images: pushed by digest, named once, and never named anew."""
+"""Registries as a store of images: an image is pushed by digest, and tagged once."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ REQUESTS = 8  # at the same time
 
 
 class Remote:
-    """The Store that registries are, each image in the one that its name says. Use it as a context manager.
+    """The Store of registries: an image is kept in the one its name begins with. Use it as a context manager.
 
-    What an image was built without a layout, or long ago, the engine `docker` pushes.
+    Images that have no layout, such as those of earlier builds, are pushed by the engine `docker`.
     """
 
     def __init__(self, docker: Engine) -> None:
         self._docker = docker
         self._registries: dict[str, Registry] = {}
-        self._digests: dict[str, str] = {}  # of the references that were seen there
+        self._digests: dict[str, str] = {}  # by the references seen in registries
         self._blobs: dict[tuple[str, str], threading.Lock] = {}
         self._lock = threading.Lock()
 
@@ -58,22 +58,27 @@ class Remote:
 
     def present(self, image: str, version: str) -> list[Present]:
         """Return the images of `image`:`version` that its registry has, published or only pushed."""
-        there = survey(self.registry(image), version)
-        lost = {one.tag: one for one in there.listed if one.digest in there.lost}
-        found = []
-        for own in ({one.tag: one for one in there.variants} | lost).values():
-            cell, made_of = own.annotations[labels.CELL], own.annotations[labels.INPUT]
-            reference = f"{image}:{own.tag}"
-            self._digests[reference] = own.digest
-            gone = own.tag in lost
-            found.append(Present(reference=reference, cell=cell, input_digest=made_of, lost=gone))
-        return found
+        surveyed = survey(self.registry(image), version)
+        lost = {one.tag: one for one in surveyed.listed if one.digest in surveyed.lost}
+        images = []
+        for variant in ({one.tag: one for one in surveyed.variants} | lost).values():
+            reference = f"{image}:{variant.tag}"
+            self._digests[reference] = variant.digest
+            images.append(
+                Present(
+                    reference=reference,
+                    cell=variant.annotations[labels.CELL],
+                    input_digest=variant.annotations[labels.INPUT],
+                    lost=variant.tag in lost,
+                )
+            )
+        return images
 
     def components(self, reference: str) -> Mapping[str, str]:
-        """Return what an image that is present was made of."""
+        """Return the components of the identity of an image that is present."""
         image, _, _ = reference.rpartition(":")
-        own = entry(self.registry(image), self._digests[reference])
-        return (own and labels.components(own.annotations)) or {}
+        variant = entry(self.registry(image), self._digests[reference])
+        return (variant and labels.components(variant.annotations)) or {}
 
     def source(self, reference: str, *, local: bool) -> str | None:  # noqa: ARG002 - any builder pulls it
         """Return where a build finds an image that is present: by its digest."""
@@ -81,14 +86,14 @@ class Remote:
         return f"docker-image://{reference}@{digest}" if digest else None
 
     def store(self, order: Order, made: Made) -> str:
-        """Push what was made, from its layout or else from the engine, and name it.
+        """Push an image from its layout, or else from the engine, and tag it.
 
-        Where an image of the same input digest has the name by now, that one stays.
+        If another client has tagged an image with the same input digest meanwhile, that image stays.
         """
         registry = self.registry(order.reference.rpartition(":")[0])
-        there = self._there(registry, order.reference)
-        if there:
-            return there
+        present = self._present(registry, order.reference)
+        if present:
+            return present
         if made.layout is None:
             self._docker.store(order, made)
             self._docker.push(order.reference)
@@ -99,24 +104,24 @@ class Remote:
             for digest in one.blobs:
                 self._push_blob(registry, digest, one)
             registry.push_manifest(one.digest, one.raw, one.media_type)
-        # The layers took their time: somebody else may have pushed an image of the same name.
-        there = self._there(registry, order.reference)
-        if there:
-            return there
+        # Meanwhile another client may have pushed an image of the same name.
+        present = self._present(registry, order.reference)
+        if present:
+            return present
         registry.push_manifest(order.reference.rpartition(":")[2], named.raw, named.media_type)
-        found = self._read_back(registry, order.reference, named.digest)
-        return made.digest if found == named.digest else found
+        tagged = self._read_back(registry, order.reference, named.digest)
+        return made.digest if tagged == named.digest else tagged
 
     def adopt(self, reference: str) -> str:
-        """Push the image that the engine has under this name, after a look at its bytes; return its digest.
+        """Audit the image that the engine has under this name, push it, and return its digest.
 
-        Where an image of the same input digest has the name by now, that one stays. Raises AuditError where
-        it is not what its labels say.
+        If another client has tagged an image with the same input digest meanwhile, that image stays. Raises
+        AuditError where the image contradicts its labels.
         """
         registry = self.registry(reference.rpartition(":")[0])
-        there = self._there(registry, reference)
-        if there:
-            return there
+        present = self._present(registry, reference)
+        if present:
+            return present
         image = self._docker.image(reference)
         with self._docker.save(image) as archive:
             examine(reference, archive)
@@ -136,47 +141,47 @@ class Remote:
                 with layout.solid(pushed.blob(digest)).open("rb") as file:
                     registry.push_blob(digest, file)
 
-    def _there(self, registry: Registry, reference: str, expected: str | None = None) -> str | None:
-        """Return the digest of the image that has a reference: the `expected` one, or one made of the same.
+    def _present(self, registry: Registry, reference: str, expected: str | None = None) -> str | None:
+        """Return the digest of the image with a reference: `expected`, or an image with the same inputs.
 
-        None where there is none. Raises TagMovedError where something else has it.
+        None where there is none. Raises TagMovedError where another image has the reference.
         """
         tag = reference.rpartition(":")[2]
-        found = registry.digest(tag)
-        if found is None:
+        digest = registry.digest(tag)
+        if digest is None:
             return None
-        if found != expected:
-            own = entry(registry, found)
-            if own is None or not own.ours or own.tag != tag:
-                made_of = own.tag if own and own.ours else "no image of imagematrix"
+        if digest != expected:
+            image = entry(registry, digest)
+            if image is None or not image.ours or image.tag != tag:
+                what = image.tag if image and image.ours else "no image of imagematrix"
                 raise TagMovedError(
-                    f"{reference} is there, and made of something else: {found}, by its labels {made_of}",
+                    f"{reference} exists, built from other inputs: {digest}, by its labels {what}",
                     remedy="a tag never moves: delete that from the registry, or raise the version",
                 )
-        self._digests[reference] = found
-        return found
+        self._digests[reference] = digest
+        return digest
 
     def _read_back(self, registry: Registry, reference: str, expected: str | None) -> str:
         """Return the digest that the registry now has under a reference.
 
-        Another than we pushed is as good where it is made of the same: two build the same matrix at once.
+        It may be another than was pushed, if it has the same inputs: two builds of one matrix at a time.
         """
         remedy = "another client moves it; check who pushes to this repository"
         try:
-            found = self._there(registry, reference, expected)
+            digest = self._present(registry, reference, expected)
         except TagMovedError as error:
             raise TagMovedError(f"{error}; {expected} was just pushed", remedy=remedy) from error
-        if found is None:
+        if digest is None:
             raise TagMovedError(f"{reference} was pushed, but the registry does not have it", remedy=remedy)
-        if expected in (None, found):
-            self._look_again(registry, reference, found)
-        return found
+        if expected in (None, digest):
+            self._look_again(registry, reference, digest)
+        return digest
 
     def _look_again(self, registry: Registry, reference: str, digest: str) -> None:
-        """Raise TagMovedError where the cell is there made of something else by now, and take ours back.
+        """Withdraw our image and raise TagMovedError if the cell was also pushed from other inputs.
 
-        Who pushes the same cell at the same time has another tag, so that nobody is in the other's way. But
-        both set their tags before they look: at least one of them sees the other.
+        Two clients that push one cell at the same time use different tags, so neither overwrites the other.
+        Both set their tags before they look: at least one of them sees the other.
         """
         tag = reference.rpartition(":")[2]
         others = _others(registry, tag)
@@ -184,15 +189,15 @@ class Remote:
             return
         version = tag.partition("-")[0]
         published = registry.manifest(version)
-        known = index.parse(published.raw, f"{registry.name}:{version}") if published else ()
-        if any(one.digest == digest for one in known):
+        entries = index.parse(published.raw, f"{registry.name}:{version}") if published else ()
+        if any(one.digest == digest for one in entries):
             return  # the version has it: the others are too late
         self._digests.pop(reference, None)
-        gone = registry.take_back(tag, digest)
-        ours = "ours is taken back" if gone else "the registry does not let ours be taken back"
+        withdrawn = registry.take_back(tag, digest)
+        ours = "ours is withdrawn" if withdrawn else "the registry does not allow ours to be deleted"
         raise TagMovedError(
-            f"{reference}: this cell was pushed made of something else, too: {', '.join(others)}; {ours}",
-            remedy="build the same, or raise the version; of two that are there `publish --choose` takes one",
+            f"{reference}: this cell was also pushed from other inputs: {', '.join(others)}; {ours}",
+            remedy="build from the same inputs, or raise the version; `publish --choose` takes one of both",
         )
 
 
@@ -200,13 +205,13 @@ class Remote:
 class Survey:
     """What a registry has of a version.
 
-    `known` are the entries of its index, `listed` those that are its variants, `lost` the digests of those
-    that are gone. `variants` are the images that the index has, and those only pushed. `others` were pushed,
-    too, but the index has their cell made of something else.
+    `entries` are those of its index, `listed` those among them that are variants, `lost` the digests of those
+    whose images are gone. `variants` are the images in the index, and those only pushed. `others` were pushed
+    as well, but the index has their cell from other inputs.
     """
 
     published: Manifest | None
-    known: tuple[Entry, ...]
+    entries: tuple[Entry, ...]
     listed: tuple[Entry, ...]
     lost: frozenset[str]
     variants: tuple[Entry, ...]
@@ -214,43 +219,43 @@ class Survey:
 
     @property
     def alive(self) -> list[Entry]:
-        """The entries of the index that are not lost, nor say something of what is."""
-        return [one for one in self.known if not {one.digest, one.attests} & self.lost]
+        """The entries of the index that are not lost, and do not attest a lost one."""
+        return [one for one in self.entries if not {one.digest, one.attests} & self.lost]
 
 
 def survey(registry: Registry, version: str) -> Survey:
     """Return what a registry has of a version; raise UsageError where an index or an image is damaged."""
     published = registry.manifest(version)
-    known = index.parse(published.raw, f"{registry.name}:{version}") if published else ()
+    entries = index.parse(published.raw, f"{registry.name}:{version}") if published else ()
     with ThreadPoolExecutor(max_workers=REQUESTS) as pool:
-        there = pool.map(lambda one: registry.digest(one.digest), known)
+        digests = pool.map(lambda one: registry.digest(one.digest), entries)
         tags = [tag for tag in registry.tags() if tag.startswith(f"{version}-")]
-        lost = frozenset(one.digest for one, digest in zip(known, there, strict=True) if digest is None)
-        listed = tuple(one for one in known if one.ours and one.annotations[labels.VERSION] == version)
-        found = {one.tag: one for one in listed if one.digest not in lost}
-        rest = [tag for tag in tags if tag not in found]
+        lost = frozenset(one.digest for one, digest in zip(entries, digests, strict=True) if digest is None)
+        listed = tuple(one for one in entries if one.ours and one.annotations[labels.VERSION] == version)
+        by_tag = {one.tag: one for one in listed if one.digest not in lost}
+        rest = [tag for tag in tags if tag not in by_tag]
         pushed = zip(rest, pool.map(lambda tag: entry(registry, tag), rest), strict=True)
         # A tag is what it says only if the image under it says the same.
-        found |= {tag: one for tag, one in pushed if one and one.ours and one.tag == tag}
+        by_tag |= {tag: one for tag, one in pushed if one and one.ours and one.tag == tag}
     frozen = {one.annotations[labels.CELL]: one.tag for one in listed}
-    found_in_order = [found[tag] for tag in sorted(found)]
-    late = [one for one in found_in_order if frozen.get(one.annotations[labels.CELL], one.tag) != one.tag]
+    images = [by_tag[tag] for tag in sorted(by_tag)]
+    late = [one for one in images if frozen.get(one.annotations[labels.CELL], one.tag) != one.tag]
     return Survey(
         published=published,
-        known=known,
+        entries=entries,
         listed=listed,
         lost=lost,
-        variants=tuple(one for one in found_in_order if one not in late),
+        variants=tuple(one for one in images if one not in late),
         others=tuple(late),
     )
 
 
 def _others(registry: Registry, tag: str) -> list[str]:
-    """Return the tags of images of the same version and cell that are made of something else."""
+    """Return the tags of images of the same version and cell that have other inputs."""
     stem = tag.rpartition("-")[0]
     alike = [one for one in registry.tags() if one.rpartition("-")[0] == stem and one != tag]
-    found = {one: entry(registry, one) for one in alike}
-    return sorted(one for one, own in found.items() if own and own.ours and own.tag == one)
+    images = {one: entry(registry, one) for one in alike}
+    return sorted(one for one, image in images.items() if image and image.ours and image.tag == one)
 
 
 def attestations(registry: Registry, tag: str) -> list[Entry]:

@@ -151,7 +151,7 @@ def test_pages_without_end(server, registry, repository, monkeypatch):
     for number in range(5):
         repository.put(f"v{number}", RAW, INDEX)
     server.page = 1
-    with pytest.raises(EngineError, match="without end"):
+    with pytest.raises(EngineError, match="pages of tags"):
         registry.tags()
 
 

@@ -75,7 +75,7 @@ def test_a_base_that_is_not_here_is_asked_for_in_its_registry(engine, docker):
     tell(engine, "GET", "/distribution/base:1/json", {"Descriptor": {"digest": DIGEST}})
     assert docker.resolve("base:1") == docker.newest("base:1") == DIGEST
     tell(engine, "GET", "/distribution/base:1/json", {"message": "denied"}, 403)
-    with pytest.raises(UsageError, match=r"base:1 is not in the engine.*denied") as caught:
+    with pytest.raises(UsageError, match=r"base:1 is neither in the engine.*denied") as caught:
         docker.resolve("base:1")
     assert caught.value.remedy.startswith("`docker pull base:1`")
     tell(engine, "GET", "/distribution/base:1/json", {"message": "timeout"}, 500)

@@ -203,7 +203,7 @@ def test_what_is_adopted_does_not_replace_another(remote, docker, repository, ma
     one = make_image("a")
     docker.store(one.order, one.made)
     other = repository.image(one.tag, told("b"))
-    with pytest.raises(TagMovedError, match="made of something else"):
+    with pytest.raises(TagMovedError, match="built from other inputs"):
         remote.adopt(one.order.reference)
     assert not docker.pushed
     assert repository.tags == {one.tag: other}
@@ -313,7 +313,7 @@ def test_who_pushes_the_same_cell_made_of_something_else_takes_it_back(
     # It comes after we looked, and before our tag is set.
     server.fails("PUT", f"manifests/{one.tag}", then=lambda: have("a", "2"))
     with pytest.raises(
-        TagMovedError, match=f"made of something else, too: {rival}; ours is taken back"
+        TagMovedError, match=f"also pushed from other inputs: {rival}; ours is withdrawn"
     ) as caught:
         store(remote, one)
     assert caught.value.exit_code == 7
@@ -326,7 +326,7 @@ def test_what_a_registry_keeps_is_told(server, remote, repository, make_image, h
     server.deletes = False
     one = make_image("a", "1")
     have("a", "2")
-    with pytest.raises(TagMovedError, match="does not let ours be taken back"):
+    with pytest.raises(TagMovedError, match="does not allow ours to be deleted"):
         store(remote, one)
     assert len(repository.tags) == 2
 
@@ -348,7 +348,7 @@ def test_what_a_registry_says_of_deleting_is_not_taken_for_granted(server, remot
     one = make_image("a", "1")
     have("a", "2")
     server.fails("DELETE", "manifests", status=status, times=99, headers={"WWW-Authenticate": "Basic"})
-    with pytest.raises(TagMovedError, match="does not let ours be taken back"):
+    with pytest.raises(TagMovedError, match="does not allow ours to be deleted"):
         store(remote, one)
 
 
@@ -367,7 +367,7 @@ def test_what_the_engine_pushes_is_looked_at_again_too(server, remote, docker, r
     docker.store(one.order, one.made)
     docker.has_manifests = False
     server.fails("GET", "tags/list", then=lambda: have("a", "2"))
-    with pytest.raises(TagMovedError, match="ours is taken back"):
+    with pytest.raises(TagMovedError, match="ours is withdrawn"):
         remote.adopt(one.order.reference)
     assert one.tag not in repository.tags
 
