@@ -1,4 +1,4 @@
-"""The command line as typer reads it: all commands with their options."""
+"""The typer application: all commands with their options."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["COMMANDS", "app"]
 
-# In the order of --help. Each is the function `command` of the module of its name.
+# In the order of --help. Each is the function `command` in the module of that name.
 COMMANDS = (
     "init",
     "validate",
@@ -42,29 +42,27 @@ COMMANDS = (
 
 
 def app(words: Sequence[str] = ()) -> typer.Typer:
-    """Return the command line; where the first of `words` is a command, with that one alone.
+    """Return the application; if the first of `words` is a command, with that command only.
 
-    The words may also be those of a line that a shell wants to complete.
-
-    To load the others takes longer than many a command takes to answer.
+    Loading the others takes longer than many commands run. For completion, the words come from the shell.
     """
-    found = typer.Typer(
+    application = typer.Typer(
         name="imagematrix",
         help="Build one immutable image for each hardware configuration, and run the one that fits.",
         no_args_is_help=True,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    found.callback()(_options)
-    asked = next(iter(words or completing.asked(os.environ)), None)
-    for name in [asked] if asked in COMMANDS else COMMANDS:
+    application.callback()(_options)
+    first = next(iter(words or completing.words(os.environ)), None)
+    for name in [first] if first in COMMANDS else COMMANDS:
         module = import_module(f"imagematrix.cli.{name}")
-        found.command(name, **getattr(module, "SETTINGS", {}))(resolved(module.command))
-    return found
+        application.command(name, **getattr(module, "SETTINGS", {}))(resolved(module.command))
+    return application
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(requested: bool) -> None:
+    if requested:
         from importlib.metadata import version
 
         print(version("imagematrix"))

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from imagematrix.cli.options import BuildArgs, DurationsFiles, File, Json, Only, Proxy, ShardOf
-from imagematrix.cli.output import answer, complain, counted, say, say_raw, show
+from imagematrix.cli.output import counted, info, info_raw, print_error, print_json, print_text
 from imagematrix.cli.planning import locked, sharding, workshop
 from imagematrix.errors import UsageError
 
@@ -95,7 +95,7 @@ def command(
         verified = [PlanStatus.UP_TO_DATE] if verify else []
         todo = plan.with_status(PlanStatus.BUILD, PlanStatus.ADOPT, PlanStatus.FAILED, *verified)
         if todo and not shop.builder.reproducible:
-            say("the engine has the classic image store: timestamps are kept, so a second build differs")
+            info("the engine has the classic image store: timestamps are kept, so a second build differs")
         logs = file.parent / ".imagematrix" / "logs"
         cause: BaseException | None = None
         with progress(todo) as reporter:
@@ -153,25 +153,25 @@ def _tell(
         others.callback(ci.write_summary, outcomes)
         others.callback(_explain, results, told=error)
         if isinstance(error, (KeyboardInterrupt, SystemExit)):
-            others.callback(say, "stopped: finished images are kept, and the next build continues from here")
+            others.callback(info, "stopped: finished images are kept, and the next build continues from here")
         elif error is None or any(result.status is not BuildStatus.STOPPED for result in results):
             done = {id(result.item) for result in results}
             up_to_date = sum(id(item) not in done for item in plan.with_status(PlanStatus.UP_TO_DATE))
             others.callback(_conclude, len(results), up_to_date)
         if json:
-            answer(document)
+            print_json(document)
         else:
             for result in results:
                 if result.status in (BuildStatus.BUILT, BuildStatus.ADOPTED):
-                    show(result.item.reference)
+                    print_text(result.item.reference)
         sys.stdout.flush()
 
 
 def _conclude(done: int, up_to_date: int) -> None:
     if done == 0:
-        say(f"nothing to build: {counted(up_to_date, 'image')} up to date")
+        info(f"nothing to build: {counted(up_to_date, 'image')} up to date")
     elif up_to_date:
-        say(f"{counted(up_to_date, 'image')} more up to date")
+        info(f"{counted(up_to_date, 'image')} more up to date")
 
 
 def _write(path: Path, outcomes: Sequence[Outcome]) -> None:
@@ -203,8 +203,8 @@ def _explain(results: Sequence[Result], *, told: BaseException | None) -> None:
             continue
         if system:
             text = "\n".join(filter(None, (said(result.log, str(error)), error.remedy)))
-            say_raw(ci.failed(system, name(result.item), headline(str(error)), text))
+            info_raw(ci.failed(system, name(result.item), headline(str(error)), text))
             continue
         log = f" (log: {result.log})" if result.log else ""
-        say(f"\n{name(result.item)}{log}")
-        complain(error)
+        info(f"\n{name(result.item)}{log}")
+        print_error(error)

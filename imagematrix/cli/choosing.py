@@ -1,4 +1,4 @@
-"""What `select`, `explain` and `run` share: the host and the catalog that their options name."""
+"""The host and the catalog that the options of `select`, `explain` and `run` name."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ __all__ = ["catalog_of", "node_of"]
 def node_of(
     file: Path | None, root: Path | None, nvidia_smi: Path | None, gpus: str | None
 ) -> tuple[Host, str | None]:
-    """Return the host, and which of its GPUs are wanted: `gpus`, or else what the environment names.
+    """Return the host and the requested GPUs: `gpus`, or else those that the environment names.
 
-    The host is the one saved in `file`, or this one (or the captured tree `root`) as it is probed now. What
-    the environment says is about this machine and no other. Where it names GPUs, the host has no others.
+    The host is the one saved in `file`, or this one (or the captured tree `root`) as probed now. The
+    environment applies to this machine only: if it names GPUs, the host has no others.
     """
     host = _host_of(file, root, nvidia_smi)
-    if any(given is not None for given in (file, root, nvidia_smi)):
+    if any(option is not None for option in (file, root, nvidia_smi)):
         return host, gpus
     from imagematrix.gpus.visible import within
 
@@ -41,11 +41,11 @@ def _host_of(file: Path | None, root: Path | None, nvidia_smi: Path | None) -> H
 
 
 def catalog_of(image: str | None, name: str | None) -> Catalog:
-    """Return the catalog that `open_catalog` opens; where it is not the usual one, say so."""
-    return open_catalog(image, name, note=_say)
+    """Return the catalog that `open_catalog` opens; print a note if it is not the default one."""
+    return open_catalog(image, name, note=_note)
 
 
-def _say(text: str) -> None:
-    from imagematrix.cli.output import say
+def _note(text: str) -> None:
+    from imagematrix.cli.output import info
 
-    say(f"imagematrix: {text}")
+    info(f"imagematrix: {text}")

@@ -1,4 +1,4 @@
-"""What a CI system that runs the command line is told in its own words: folded logs, errors, a summary.
+"""Output in the format of the CI system that runs the command: folded logs, errors, a summary.
 
 GitHub Actions: docs.github.com, "Workflow commands for GitHub Actions". GitLab: docs.gitlab.com, "CI/CD job
 logs", "Custom collapsible sections".
@@ -14,7 +14,7 @@ from collections import Counter
 from pathlib import Path
 
 from imagematrix.builder.result import BuildStatus
-from imagematrix.cli.output import say
+from imagematrix.cli.output import info
 from imagematrix.planning.plan import PlanStatus
 from imagematrix.reports.outcome import DROPPED, MISSING
 from imagematrix.text import plain
@@ -32,20 +32,20 @@ ORDER = (BuildStatus.FAILED, MISSING, BuildStatus.STOPPED, BuildStatus.BUILT, Pl
 
 
 def system() -> str | None:
-    """Return "github" or "gitlab" where one of them runs this process."""
+    """Return "github" or "gitlab" if one of them runs this process."""
     if os.environ.get("GITHUB_ACTIONS") == "true":
         return "github"
     return "gitlab" if os.environ.get("GITLAB_CI") == "true" else None
 
 
 def failed(where: str, name: str, headline: str, text: str) -> str:
-    """Return what tells the system `where` of a failed cell: `text` folded, then an error of one line.
+    """Return the report of a failed cell for the system `where`: `text` folded, then a one-line error.
 
-    Nothing in `text`, which others wrote, means anything to the system.
+    Commands in `text`, which comes from others, have no effect on the system.
     """
     text, headline = plain(text), plain(headline)
     if where == "github":
-        token = secrets.token_hex(16)  # nobody can end what nobody can foresee
+        token = secrets.token_hex(16)  # unpredictable, so that `text` cannot end the section
         return (
             f"::group::{name}: failed\n::stop-commands::{token}\n{text}\n::{token}::\n::endgroup::\n"
             f"::error title={_property(name)}::{_data(headline)}"
@@ -59,25 +59,25 @@ def failed(where: str, name: str, headline: str, text: str) -> str:
 
 
 def write_summary(outcomes: Sequence[Outcome]) -> None:
-    """Append the table of `outcomes` to the page of this job, where GitHub asks for one."""
+    """Append the table of `outcomes` to the job's summary, if GitHub provides one."""
     path = os.environ.get("GITHUB_STEP_SUMMARY")
     if not path or system() != "github":
         return
     try:
         with Path(path).open("a", encoding="utf-8", errors="replace") as file:
             file.write(table(outcomes))
-    except OSError as error:  # the images are built all the same
-        say(f"no summary for GitHub: {path}: {error.strerror}")
+    except OSError as error:  # the images are built anyway
+        info(f"cannot write the summary for GitHub: {path}: {error.strerror}")
 
 
 def table(outcomes: Sequence[Outcome]) -> str:
-    """Return a markdown table of what became of each cell, what went wrong first."""
+    """Return a markdown table with the outcome of each cell, failures first."""
     shown = [outcome for outcome in outcomes if outcome.status in ORDER]
     shown.sort(key=lambda outcome: ORDER.index(outcome.status))
     counts = Counter(outcome.status for outcome in shown)
     counts |= Counter(outcome.status for outcome in outcomes if outcome.status in DROPPED)
-    told = ", ".join(f"{count} {status}" for status, count in counts.items()) or "no cells"
-    lines = [f"### imagematrix: {told}"]
+    totals = ", ".join(f"{count} {status}" for status, count in counts.items()) or "no cells"
+    lines = [f"### imagematrix: {totals}"]
     rows = [_row(outcome) for outcome in shown]
     sizes = itertools.accumulate(len(row.encode(errors="replace")) for row in rows)
     kept = sum(1 for _ in itertools.takewhile(lambda size: size <= SUMMARY, sizes))
@@ -95,7 +95,7 @@ def _row(outcome: Outcome) -> str:
 
 
 def _cell(text: str) -> str:
-    """Return text for a cell of a markdown table, in which it is nothing but text."""
+    """Return `text` escaped for a cell of a markdown table."""
     return "".join(f"&#{ord(letter)};" if letter in "|`<>&*_[]\\~\n" else letter for letter in plain(text))
 
 

@@ -1,4 +1,4 @@
-"""What a shell offers when somebody presses Tab: names of images, axes and values; quickly, or nothing."""
+"""Shell completion: names of images, axes and values; quickly, or none."""
 
 from __future__ import annotations
 
@@ -20,37 +20,37 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
 
-__all__ = ["answering", "asked", "images", "only", "run_words", "where"]
+__all__ = ["completion", "images", "only", "run_words", "where", "words"]
 
-SHELL = "_IMAGEMATRIX_COMPLETE"  # the variable by which a shell asks
+SHELL = "_IMAGEMATRIX_COMPLETE"  # the variable with which a shell requests completion
 BASH = "complete_bash"
-LIMIT_S = 2.0  # that somebody waits for an engine
-BREAKS = ":="  # what ends a word to bash, beside blanks (COMP_WORDBREAKS in bash(1)), and is in ours
+LIMIT_S = 2.0  # to wait for an engine
+BREAKS = ":="  # characters in our words at which bash splits, besides blanks (COMP_WORDBREAKS in bash(1))
 
 
-def asked(environment: Mapping[str, str]) -> list[str]:
-    """Return the words, after the program's name, of the line that a shell asks about, if it does."""
+def words(environment: Mapping[str, str]) -> list[str]:
+    """Return the words of the line to complete, without the program's name; none without completion."""
     return _line(environment)[1:] if SHELL in environment else []
 
 
 @contextmanager
-def answering(environment: MutableMapping[str, str]) -> Iterator[None]:
-    """While typer answers a shell, put together what bash took apart, and take the answer apart for it.
+def completion(environment: MutableMapping[str, str]) -> Iterator[None]:
+    """While typer completes for bash, join the words that bash split, and shorten the candidates again.
 
-    typer looks for the line in `environment`. Bash replaces no more than what it has for the last word.
+    typer reads the line from `environment`. Bash replaces only its own last word.
     """
     if environment.get(SHELL) != BASH:
         yield
         return
-    written = _rejoin(environment)
-    split = max(written.rfind(mark) for mark in BREAKS) + 1
-    said = io.StringIO()
+    typed = _rejoin(environment)
+    split = max(typed.rfind(mark) for mark in BREAKS) + 1
+    output = io.StringIO()
     try:
-        with redirect_stdout(said):
+        with redirect_stdout(output):
             yield
     finally:
-        for line in said.getvalue().splitlines():
-            starts = (start for start in range(split + 1) if line.startswith(written[start:]))
+        for line in output.getvalue().splitlines():
+            starts = (start for start in range(split + 1) if line.startswith(typed[start:]))
             print(line[split - next(starts, split) :])
 
 
@@ -59,11 +59,11 @@ def _line(environment: Mapping[str, str]) -> list[str]:
 
 
 def _rejoin(environment: MutableMapping[str, str]) -> str:
-    """Put together what bash took apart: of `training:v1` it makes three words. Return the last one."""
+    """Join the words that bash split, such as the three of `training:v1`; return the current one."""
     parts = environment["COMP_WORDS"].split("\n")
     current = int(environment["COMP_CWORD"])
     joined: list[str] = []
-    place = 0
+    position = 0
     for number, part in enumerate(parts):
         follows = number > 1 and (part.strip(BREAKS) == "" != part or parts[number - 1].strip(BREAKS) == "")
         if follows and joined:
@@ -71,21 +71,21 @@ def _rejoin(environment: MutableMapping[str, str]) -> str:
         else:
             joined.append(part)
         if number == current:
-            place = len(joined) - 1
-    environment["COMP_WORDS"], environment["COMP_CWORD"] = "\n".join(joined), str(place)
-    return joined[place]
+            position = len(joined) - 1
+    environment["COMP_WORDS"], environment["COMP_CWORD"] = "\n".join(joined), str(position)
+    return joined[position]
 
 
 def images(incomplete: str) -> list[str]:
-    """Return the versions that the engine has; once one is written out, its variants."""
-    catalogs: list[Catalog] = _briefly(_of_the_engine, [])
-    versions = [f"{one.image}:{one.version}" for one in catalogs]
-    variants = [variant.reference for one in catalogs for variant in one.variants]
-    return _offered(versions, incomplete) or _offered(variants, incomplete)
+    """Return the versions in the engine; once one is complete, its variants."""
+    catalogs: list[Catalog] = _with_timeout(_engine_catalogs, [])
+    versions = [f"{catalog.image}:{catalog.version}" for catalog in catalogs]
+    variants = [variant.reference for catalog in catalogs for variant in catalog.variants]
+    return _matching(versions, incomplete) or _matching(variants, incomplete)
 
 
 def where(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Return conditions on the axes of the image that the line names, or of all that the engine has."""
+    """Return conditions on the axes of the image in the line, or of all images in the engine."""
     return _where(_image(ctx), ctx.params.get("catalog"), incomplete)
 
 
@@ -102,7 +102,7 @@ def only(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def run_words(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Return what may follow the words of `imagematrix run`: the image, or a condition after --where."""
+    """Return candidates for the next word of `imagematrix run`: an image, or a condition after --where."""
     from imagematrix.launcher.options import split
 
     before = [str(word) for word in ctx.params.get("words") or ()]
@@ -115,7 +115,7 @@ def run_words(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def _image(ctx: typer.Context) -> str | None:
-    """Return the first argument of the line: where an option has no value yet, typer reads none."""
+    """Return the first argument of the line, which typer does not parse while an option lacks its value."""
     valued = {
         name
         for parameter in ctx.command.params
@@ -135,13 +135,13 @@ def _where(image: str | None, catalog: str | None, incomplete: str) -> list[str]
         from imagematrix.cli.choosing import catalog_of
         from imagematrix.selection.question import axes
 
-        found = [catalog_of(image, catalog)] if image else _of_the_engine()
-        return axes(variant for one in found for variant in one.variants)
+        catalogs = [catalog_of(image, catalog)] if image else _engine_catalogs()
+        return axes(variant for item in catalogs for variant in item.variants)
 
-    return _conditions(_briefly(axes, {}), incomplete)
+    return _conditions(_with_timeout(axes, {}), incomplete)
 
 
-def _of_the_engine() -> list[Catalog]:
+def _engine_catalogs() -> list[Catalog]:
     from imagematrix.catalog.sources import list_catalogs
 
     return list_catalogs()
@@ -149,23 +149,23 @@ def _of_the_engine() -> list[Catalog]:
 
 def _conditions(axes: Mapping[str, Sequence[str]], incomplete: str) -> list[str]:
     before, comma, _ = incomplete.rpartition(",")
-    offered = (f"{before}{comma}{axis}={value}" for axis, values in axes.items() for value in values)
-    return _offered(offered, incomplete)
+    candidates = (f"{before}{comma}{axis}={value}" for axis, values in axes.items() for value in values)
+    return _matching(candidates, incomplete)
 
 
-def _offered(candidates: Iterable[str], incomplete: str) -> list[str]:
-    return [one for one in dict.fromkeys(candidates) if one.startswith(incomplete)]
+def _matching(candidates: Iterable[str], incomplete: str) -> list[str]:
+    return [candidate for candidate in dict.fromkeys(candidates) if candidate.startswith(incomplete)]
 
 
-def _briefly(ask: Callable[[], T], otherwise: T) -> T:
-    """Return an answer, or what else will do where none comes soon; nobody who presses Tab reads errors."""
-    found = [otherwise]
+def _with_timeout(query: Callable[[], T], default: T) -> T:
+    """Return the result of a query, or the default after a timeout or an error, which nobody would read."""
+    result = [default]
 
     def work() -> None:
         with suppress(Exception):
-            found[0] = ask()
+            result[0] = query()
 
     thread = Thread(target=work, daemon=True)
     thread.start()
     thread.join(LIMIT_S)
-    return found[0]
+    return result[0]

@@ -12,7 +12,7 @@ import typer
 from imagematrix.cli.choosing import catalog_of
 from imagematrix.cli.completing import images
 from imagematrix.cli.options import AllowCpu, CatalogName, Gpus, Json, Where
-from imagematrix.cli.output import answer, console, table
+from imagematrix.cli.output import console, print_json, table
 from imagematrix.errors import UsageError
 from imagematrix.selection.selection import NothingFits
 
@@ -86,7 +86,7 @@ def command(
     if html is not None:
         _write(html, found)
     if json:
-        answer(found.to_json())
+        print_json(found.to_json())
     else:
         _print(found)
     if not found.complete:

@@ -1,4 +1,4 @@
-"""`imagematrix doctor`: what on this node would stop a launch, and the remedy."""
+"""`imagematrix doctor`: problems of this node that would stop a launch, and their remedies."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 from imagematrix.cli.choosing import catalog_of
 from imagematrix.cli.completing import images
 from imagematrix.cli.options import HostFile, Json, Where
-from imagematrix.cli.output import answer
+from imagematrix.cli.output import print_json
 from imagematrix.errors import EngineError, ImagematrixError, ProbeError, UnknownImageError
 
 TYPE_CHECKING = False
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 COLOURS = {"ok": "green", "warning": "yellow", "error": "red"}
-# Whose fault the first error is decides the exit code; all others are the host's.
+# The exit code by the check of the first error; that of all other checks is ProbeError's.
 CODES = {"engine": EngineError.exit_code, "docker-command": EngineError.exit_code}
 
 
@@ -33,9 +33,9 @@ def command(
     where: Where = None,
     json: Json = False,
 ) -> None:
-    """Examine this node, and an image if one is named: what would stop a launch, and what cures it.
+    """Check this node, and an image if one is given, for problems that would stop a launch.
 
-    Of a host saved in a file it is what the file says, and nothing about this machine.
+    With --host, only the saved host is checked, not this machine.
     """
     from imagematrix.allocation.survey import query_nvml
     from imagematrix.doctor.checks import ERROR, examine, to_json
@@ -45,23 +45,23 @@ def command(
     from imagematrix.node.tree import Tree
     from imagematrix.selection.question import parse
 
-    asked = parse(where or ())
+    conditions = parse(where or ())
     if host:
         node = Host.load(host)
-        named = _image(node, image, asked, live=False) if image else None
-        findings = examine(saved(node, named))
+        image_facts = _image(node, image, conditions, live=False) if image else None
+        findings = examine(saved(node, image_facts))
     else:
-        live = query_nvml()
-        node = assemble(Tree("/"), query=(lambda: live) if live else None)
-        named = _image(node, image, asked, live=True) if image else None
-        findings = examine(gather(node, live, named))
+        nvml = query_nvml()
+        node = assemble(Tree("/"), query=(lambda: nvml) if nvml else None)
+        image_facts = _image(node, image, conditions, live=True) if image else None
+        findings = examine(gather(node, nvml, image_facts))
     if json:
-        answer(to_json(findings))
+        print_json(to_json(findings))
     else:
-        _show(findings)
+        _print(findings)
     for finding in findings:
         if finding.severity == ERROR:
-            codes = CODES | ({"image": named.code} if named else {})
+            codes = CODES | ({"image": image_facts.code} if image_facts else {})
             raise typer.Exit(codes.get(finding.check, ProbeError.exit_code))
 
 
@@ -76,16 +76,16 @@ def _image(host: Host, name: str, where: Mapping[str, Sequence[str]], *, live: b
         chosen = select(node, catalog_of(name, None), gpus=wanted, where=where)
         driver = chosen.variant.driver if chosen.variant else None
         try:
-            found = libcudas(str(chosen.selected)) if driver else ()
-        except UnknownImageError:  # of a registry, and not pulled yet
-            found = None
+            paths = libcudas(str(chosen.selected)) if driver else ()
+        except UnknownImageError:  # from a registry, and not pulled yet
+            paths = None
         mode = driver.mode if driver else None
-        return ImageFacts(name=name, selected=chosen.selected, mode=mode, libcudas=found)
+        return ImageFacts(name=name, selected=chosen.selected, mode=mode, libcudas=paths)
     except ImagematrixError as error:
         return ImageFacts(name=name, error=str(error), remedy=error.remedy, code=error.exit_code)
 
 
-def _show(findings: Iterable[Finding]) -> None:
+def _print(findings: Iterable[Finding]) -> None:
     import sys
 
     from rich.markup import escape

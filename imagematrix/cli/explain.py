@@ -1,4 +1,4 @@
-"""`imagematrix explain`: every candidate, what speaks against it, and what would make it fit."""
+"""`imagematrix explain`: every candidate, why it is refused, and what would make it fit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from imagematrix.cli.options import (
     Root,
     Where,
 )
-from imagematrix.cli.output import answer, console
+from imagematrix.cli.output import console, print_json
 from imagematrix.errors import UsageError
 from imagematrix.selection.selection import NothingFits
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 WIDTH = 100
-SHOWN = 3  # variants refused for one reason, or remedies, that are named before how many more there are
+SHOWN = 3  # variants refused for one reason, or remedies, that are listed; further ones are counted
 
 
 def command(
@@ -49,22 +49,22 @@ def command(
     nvidia_smi: NvidiaSmi = None,
     json: Json = False,
 ) -> None:
-    """Show every variant with what the rules say: those that fit, best first, then the others."""
+    """Show every variant with the results of the rules: those that fit, best first, then the others."""
     from imagematrix.selection.question import parse
     from imagematrix.selection.select import explain
 
     node, wanted = node_of(host, root, nvidia_smi, gpus)
-    found = explain(
+    selection = explain(
         node, catalog_of(image, catalog), gpus=wanted, allow_cpu=allow_cpu, where=parse(where or ())
     )
     if json:
-        answer(found.to_json())
+        print_json(selection.to_json())
     else:
-        console(sys.stdout).print("\n".join(_lines(node, found)), markup=True, soft_wrap=True)
-    doubt = found.decision.doubt
+        console(sys.stdout).print("\n".join(_lines(node, selection)), markup=True, soft_wrap=True)
+    doubt = selection.decision.doubt
     if doubt:
         raise UsageError(doubt[0], remedy=doubt[1])
-    if found.selected is None:
+    if selection.selected is None:
         raise typer.Exit(NothingFits.exit_code)
 
 
@@ -73,7 +73,7 @@ def _lines(host: Host, selection: Selection) -> Iterator[str]:
 
     name = f"{selection.image}:{selection.version}{selection.decision.question.words}"
     yield from map(escape, _folded("", f"{name} on {_host(host, selection)}"))
-    candidates = selection.candidates  # worked out anew each time
+    candidates = selection.candidates  # computed on each access
     fitting = [candidate for candidate in candidates if candidate.fits]
     yield f"\n[green]{len(fitting)} fit[/], best first" if fitting else "\n[red]nothing fits[/]"
     for candidate in fitting:
@@ -92,7 +92,7 @@ def _lines(host: Host, selection: Selection) -> Iterator[str]:
 
 
 def _group(members: list[Candidate], selection: Selection) -> Iterator[str]:
-    """Yield what refuses all of `members` alike; what would mend it may differ among them."""
+    """Yield the rules that refuse all of `members`; the remedies may differ among them."""
     yield from _folded("  ", _several([_short(candidate, selection) for candidate in members], ", "))
     for position, rule in enumerate(members[0].failing):
         yield from _folded("       ", f"{rule.rule}: {rule.why}")

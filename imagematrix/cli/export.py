@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from imagematrix.cli.options import File, Only
-from imagematrix.cli.output import counted, say
+from imagematrix.cli.output import counted, info
 from imagematrix.cli.planning import planned, workshop
 from imagematrix.errors import TagMovedError, UsageError
 from imagematrix.export.targets import TARGETS
@@ -45,7 +45,7 @@ def command(
             "--jobs",
             min=1,
             metavar="N",
-            help="At most N jobs, each a shard; without it one for each cell, up to the CI system's limit.",
+            help="At most N jobs, each a shard; default: one job per cell, up to the CI system's limit.",
         ),
     ] = None,
     output: Annotated[
@@ -60,7 +60,7 @@ def command(
     if output is None:
         if len(files) > 1:
             remedy = "write them to a folder with -o DIR, or select fewer cells with --only"
-            raise UsageError(f"{len(files)} files do not fit on stdout", remedy=remedy)
+            raise UsageError(f"cannot write {len(files)} files to stdout", remedy=remedy)
         sys.stdout.write("".join(files.values()))
         return
     try:
@@ -69,11 +69,11 @@ def command(
             (output / name).write_text(text, encoding="utf-8")
     except OSError as error:
         raise UsageError(f"{error.filename}: {error.strerror}") from error
-    say(f"{counted(len(files), 'file')} written to {output}")
+    info(f"wrote {counted(len(files), 'file')} to {output}")
 
 
 class _Matrix:
-    """The Source that a matrix file is."""
+    """A matrix file as a Source."""
 
     def __init__(self, file: Path, only: str | None) -> None:
         self.expression = only or ""
@@ -95,14 +95,14 @@ class _Matrix:
             plan = planned(self._file, shop.against, self._only)
             refused = plan.with_status(PlanStatus.REFUSED)
             if refused:
-                remedy = "see `imagematrix plan`, and raise the version in matrix.yaml"
+                remedy = "run `imagematrix plan` for details, and raise the version in matrix.yaml"
                 message = f"a version would change in {counted(len(refused), 'cell')}"
                 raise TagMovedError(message, remedy=remedy)
             for item in plan.with_status(PlanStatus.FAILED):
                 raise UsageError(f"{item.cell.id}: {item.why}")
             items = plan.with_status(PlanStatus.BUILD, PlanStatus.UP_TO_DATE)
             if not items:
-                raise UsageError("no cell can be built: there is nothing to export")
+                raise UsageError("nothing to export: no cell can be built")
             compilers = Compilers(items, shop.builder)
             pins = {base: shop.builder.pinned(base, digest) for base, digest in plan.bases.items()}
             orders = []
@@ -111,6 +111,6 @@ class _Matrix:
                 images |= {need: place(need) for need in item.needs}
                 sources = plan.given.sources(item.cell, item.cell.image.context, images)
                 order = ordered(item, sources, partial(compilers.flags, item, sources))
-                # The labels are needed while there is a builder to ask for them.
+                # Labels are computed lazily by a builder, which must still be open.
                 orders.append(replace(order, labels=dict(order.labels)))
             return orders

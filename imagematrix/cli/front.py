@@ -17,7 +17,7 @@ import os
 import signal
 import sys
 
-from imagematrix.cli.output import complain
+from imagematrix.cli.output import print_error
 from imagematrix.errors import ImagematrixError
 
 TYPE_CHECKING = False
@@ -42,7 +42,7 @@ def run(words: Sequence[str]) -> int:
     signal.signal(signal.SIGTERM, _terminated)
     _open_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # Names from documents may hold what the terminal's encoding, or any, does not have.
+        # Names in documents may have characters that the terminal's encoding lacks.
         sys.stdout.reconfigure(errors="backslashreplace")
     code, error = _code(words)
     try:
@@ -51,10 +51,10 @@ def run(words: Sequence[str]) -> int:
         error = error or unwritten
     if error is None:
         return code
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains once more
-    if error.errno != errno.EPIPE:  # the reader has closed the pipe
-        remedy = "free some space where stdout goes, or set TMPDIR to another folder"
-        complain(ImagematrixError(f"cannot write the answer: {error.strerror}", remedy=remedy))
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python reports it again at exit
+    if error.errno != errno.EPIPE:  # for EPIPE, the reader has closed the pipe
+        remedy = "free disk space where stdout goes, or set TMPDIR to another folder"
+        print_error(ImagematrixError(f"cannot write the answer: {error.strerror}", remedy=remedy))
     return code or UNEXPECTED
 
 
@@ -63,7 +63,7 @@ def _code(words: Sequence[str]) -> tuple[int, OSError | None]:
     try:
         _call(words)
     except ImagematrixError as error:
-        complain(error)
+        print_error(error)
         return error.exit_code, None
     except KeyboardInterrupt:
         return INTERRUPTED, None
@@ -77,9 +77,9 @@ def _code(words: Sequence[str]) -> tuple[int, OSError | None]:
 
 
 def _open_streams() -> None:
-    """Open those of stdin, stdout and stderr that the caller has closed on /dev/null.
+    """Open /dev/null for those of stdin, stdout and stderr that the caller has closed.
 
-    Otherwise the next file to be opened would get such a number, and messages would be written to it.
+    Otherwise the next opened file would get such a number, and messages would be written to it.
     """
     while (number := os.open(os.devnull, os.O_RDWR)) <= STDERR:
         os.set_inheritable(number, True)
@@ -90,16 +90,16 @@ def _open_streams() -> None:
 
 
 def plain(command: Callable[..., None], words: Sequence[str]) -> dict[str, Any] | None:
-    """Return the parameters of `command` that a plain command line gives; None where typer has to read it.
+    """Return the parameters of `command` from a plain command line; None if typer must parse it.
 
-    A plain line has the argument, and options with their full names, each value in a word of its own; only
+    A plain line has the argument, and options with their full names, each value in a separate word; only
     REPEATABLE options occur more than once. The first parameter is the argument; an option that is false by
     default takes no value.
     """
     argument, *options = command.__code__.co_varnames[: command.__code__.co_argcount]
     defaults = dict(zip(options, command.__defaults__ or (), strict=True))
     names = {f"--{option.replace('_', '-')}": option for option in options}
-    given: dict[str, Any] = {}
+    parameters: dict[str, Any] = {}
     rest = iter(words)
     for word in rest:
         name = names.get(word, argument)
@@ -108,37 +108,37 @@ def plain(command: Callable[..., None], words: Sequence[str]) -> dict[str, Any] 
         if not value or value.startswith("-") != switch:
             return None
         if name in REPEATABLE:
-            given.setdefault(name, []).append(value)
-        elif name in given:
+            parameters.setdefault(name, []).append(value)
+        elif name in parameters:
             return None
         else:
-            given[name] = switch or value
-    return given if argument in given else None
+            parameters[name] = switch or value
+    return parameters if argument in parameters else None
 
 
 def _call(words: Sequence[str]) -> None:
     if words[:1] == ["select"]:
         from imagematrix.cli.select import command
 
-        given = plain(command, words[1:])
-        if given is not None:
-            command(**given)
+        parameters = plain(command, words[1:])
+        if parameters is not None:
+            command(**parameters)
             return
     if words[:1] == ["run"]:
         from imagematrix.launcher.options import split
 
-        asked = split(words[1:])
-        if asked.image is not None and not asked.help:
+        args = split(words[1:])
+        if args.image is not None and not args.help:
             from imagematrix.cli.starting import start
 
-            sys.exit(start(asked, asked.image))
+            sys.exit(start(args, args.image))
     from imagematrix.cli.app import app
-    from imagematrix.cli.completing import answering
+    from imagematrix.cli.completing import completion
 
-    with answering(os.environ):
+    with completion(os.environ):
         app(words)(list(words), prog_name="imagematrix")
 
 
 def _terminated(_signal: int, _frame: FrameType | None) -> None:
-    # Unwinds the stack, so that what was started is ended on the way.
+    # Unwinds the stack, so that child processes are ended.
     sys.exit(TERMINATED)

@@ -1,11 +1,11 @@
-"""`imagematrix gpus`: the GPUs of this node, free, shared or used, and by what."""
+"""`imagematrix gpus`: the GPUs of this node, their usage and their load."""
 
 from __future__ import annotations
 
 import os
 
 from imagematrix.cli.options import HostFile, Json
-from imagematrix.cli.output import answer, say, table
+from imagematrix.cli.output import info, print_json, table
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
-COLUMNS = ("GPU", "name", "uuid", "", "used by", "load", "memory", "heat")
+COLUMNS = ("GPU", "name", "uuid", "", "used by", "load", "memory", "temperature")
 
 
 def command(host: HostFile = None, json: Json = False) -> None:
-    """Tell which GPUs of this node are free or shared, and who uses them."""
+    """Show which GPUs of this node are free, shared or in use, and by what."""
     from imagematrix.allocation.report import statuses, to_json
     from imagematrix.allocation.survey import query_nvml, survey
     from imagematrix.allocation.usage import combined
@@ -29,21 +29,21 @@ def command(host: HostFile = None, json: Json = False) -> None:
     from imagematrix.node.probe import assemble
     from imagematrix.node.tree import Tree
 
-    live = query_nvml()
-    # NVML is asked once: some of what it says is about the host, some about now.
-    node = Host.load(host) if host else assemble(Tree("/"), query=(lambda: live) if live else None)
+    nvml = query_nvml()
+    # One query of NVML serves both: it has facts about the host and current readings.
+    node = Host.load(host) if host else assemble(Tree("/"), query=(lambda: nvml) if nvml else None)
     containers, warnings = _containers()
-    uses = combined(_leases(), survey(node.gpus, lambda: containers, lambda: live))
-    found = statuses(node.gpus, uses, live, complete=not warnings)
+    usage = combined(_leases(), survey(node.gpus, lambda: containers, lambda: nvml))
+    gpus = statuses(node.gpus, usage, nvml, complete=not warnings)
     if json:
-        answer(to_json(found, (*node.warnings, *warnings)))
-    elif found:
-        table(COLUMNS, [row for status in found for row in _rows(status)])
+        print_json(to_json(gpus, (*node.warnings, *warnings)))
+    elif gpus:
+        table(COLUMNS, [row for status in gpus for row in _rows(status)])
     else:
         print("this node has no GPU")
-    told = (f"what can't be used: {accelerator.label}" for accelerator in node.accelerators)
-    for warning in (*node.warnings, *told, *warnings):
-        say(f"warning: {warning}")
+    others = (f"unsupported accelerator: {accelerator.label}" for accelerator in node.accelerators)
+    for warning in (*node.warnings, *others, *warnings):
+        info(f"warning: {warning}")
 
 
 def _containers() -> tuple[list[dict[str, Any]], list[str]]:
@@ -53,7 +53,7 @@ def _containers() -> tuple[list[dict[str, Any]], list[str]]:
     try:
         return engine.running(), []
     except EngineError as error:
-        return [], [f"{error}, so the GPUs of containers are not known"]
+        return [], [f"{error}: GPU usage by containers unknown"]
 
 
 def _leases() -> Usage:
@@ -71,28 +71,29 @@ def _rows(status: Status) -> Iterator[tuple[str, ...]]:
     from rich.markup import escape
 
     gpu, live = status.gpu, status.live
-    known = {
-        "load": f"{live.utilization} %" if live and live.utilization is not None else "",
-        "memory": _memory(live.memory_used_mib if live else None, gpu.memory_mib),
-        "heat": f"{live.temperature} °C" if live and live.temperature is not None else "",
-    }
+    identity = (str(gpu.index), escape(gpu.name or ""), escape(gpu.uuid or ""))
+    readings = (
+        f"{live.utilization} %" if live and live.utilization is not None else "",
+        _memory(live.memory_used_mib if live else None, gpu.memory_mib),
+        f"{live.temperature} °C" if live and live.temperature is not None else "",
+    )
     if not status.parts:
-        yield (str(gpu.index), escape(gpu.name or ""), escape(gpu.uuid or ""), *_use(status), *known.values())
+        yield (*identity, *_usage(status), *readings)
         return
-    yield (str(gpu.index), escape(gpu.name or ""), escape(gpu.uuid or ""), "", "", *known.values())
+    yield (*identity, "", "", *readings)
     for part in status.parts:
         (device,) = part.gpu.mig or ()
         name = f"{gpu.index}:{device.gpu_instance}:{device.compute_instance}"
         memory = _memory(None, device.memory_mib)
-        yield (name, escape(device.profile or ""), escape(device.uuid or ""), *_use(part), "", memory, "")
+        yield (name, escape(device.profile or ""), escape(device.uuid or ""), *_usage(part), "", memory, "")
 
 
-def _use(status: Status) -> tuple[str, str]:
+def _usage(status: Status) -> tuple[str, str]:
     from rich.markup import escape
 
     if status.used_by:
-        left = status.free_mib
-        state = "used" if left is None else f"shared, {left} MiB left"
+        free_mib = status.free_mib
+        state = "used" if free_mib is None else f"shared, {free_mib} MiB free"
         return state, escape("\n".join(map(str, status.used_by)))
     if status.free is None:
         return "unknown", ""
@@ -100,5 +101,5 @@ def _use(status: Status) -> tuple[str, str]:
 
 
 def _memory(used: int | None, total: int | None) -> str:
-    words = [str(number) for number in (used, total) if number is not None]
-    return f"{' of '.join(words)} MiB" if words else ""
+    sizes = [str(size) for size in (used, total) if size is not None]
+    return f"{' of '.join(sizes)} MiB" if sizes else ""

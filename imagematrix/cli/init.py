@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from imagematrix.cli.output import say
+from imagematrix.cli.output import info
 from imagematrix.errors import UsageError
 from imagematrix.spelling import nearest
 
@@ -22,10 +22,10 @@ MACROS = "macros.j2"
 def command(
     folder: Annotated[Path, typer.Argument(metavar="[DIR]", help="Where to write them.")] = Path(),
     template: Annotated[
-        str, typer.Option("--template", "-t", metavar="NAME", help=f"What to build: {', '.join(TEMPLATES)}.")
+        str, typer.Option("--template", "-t", metavar="NAME", help=f"The template: {', '.join(TEMPLATES)}.")
     ] = TEMPLATES[0],
 ) -> None:
-    """Write a commented matrix.yaml and the templates it uses to start from; overwrites nothing."""
+    """Write a commented matrix.yaml and its templates as a start; existing files are not overwritten."""
     if template not in TEMPLATES:
         remedy = nearest(template, TEMPLATES) or f"one of {', '.join(TEMPLATES)}"
         raise UsageError(f"template {template!r} not found", remedy=remedy)
@@ -36,10 +36,10 @@ def command(
         shutil.copytree(STARTER / "templates" / template, folder / "templates" / template)
         shutil.copyfile(STARTER / "templates" / MACROS, folder / "templates" / MACROS)
         shutil.copyfile(STARTER / f"{template}.yaml", folder / "matrix.yaml")
-    except shutil.Error as error:  # of several files: each with source, target and what was wrong
-        (_, target, why), *_ = error.args[0]
-        raise UsageError(f"{target}: {why}") from error
+    except shutil.Error as error:  # a list with source, target and reason of each file
+        (_, target, reason), *_ = error.args[0]
+        raise UsageError(f"{target}: {reason}") from error
     except OSError as error:
         raise UsageError(f"{error.filename}: {error.strerror}") from error
-    say(f"wrote {folder / 'matrix.yaml'} and {folder / 'templates'}")
-    say("next: `imagematrix plan`, then `imagematrix build`")
+    info(f"wrote {folder / 'matrix.yaml'} and {folder / 'templates'}")
+    info("next: `imagematrix plan`, then `imagematrix build`")

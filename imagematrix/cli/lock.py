@@ -1,4 +1,4 @@
-"""`imagematrix lock`: find out the digests of the base images, and keep them beside the matrix."""
+"""`imagematrix lock`: resolve the digests of the base images, and keep them next to the matrix."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from imagematrix.cli.options import File, Json
-from imagematrix.cli.output import answer, counted, say
+from imagematrix.cli.output import counted, info, print_json
 
 __all__ = ["command"]
 
@@ -18,13 +18,13 @@ __all__ = ["command"]
 def command(
     file: File = Path("matrix.yaml"),
     upgrade: Annotated[
-        bool, typer.Option("--upgrade", "-U", help="Ask the registries for every base image anew.")
+        bool, typer.Option("--upgrade", "-U", help="Resolve every base image again in its registry.")
     ] = False,
     json: Json = False,
 ) -> None:
-    """Write imagematrix.lock: the digest of every base image, which builds then use until you lock anew.
+    """Write imagematrix.lock: the digest of every base image, which builds use until the next upgrade.
 
-    What the lock has stays, and what no cell uses any more goes.
+    Locked digests stay; those that no cell uses any more are removed.
     """
     from imagematrix.matrix.load import load
     from imagematrix.planning import lock
@@ -32,22 +32,22 @@ def command(
     from imagematrix.stores.engine import Engine
 
     path = lock.beside(file)
-    known = lock.read(path)
+    locked = lock.read(path)
     matrix = load(file)
     with ExitStack() as stack:
 
         @cache
-        def engine() -> Engine:  # where the lock has all of them, none is needed
+        def engine() -> Engine:  # not needed if the lock has all of them
             return stack.enter_context(Engine())
 
         def resolve(name: str) -> str:
             return engine().newest(name) if upgrade else engine().resolve(name)
 
-        bases = dict(plan(matrix, Against(resolve=resolve, locked={} if upgrade else known)).bases)
-    bases = lock.renew(path, known, bases)
-    for name in sorted({*bases, *known}):
-        if bases.get(name) != known.get(name):
-            say(f"{name}: {known.get(name, 'new')} -> {bases.get(name, 'gone')}")
-    say(f"{path}: {counted(len(bases), 'base image')}")
+        bases = dict(plan(matrix, Against(resolve=resolve, locked={} if upgrade else locked)).bases)
+    bases = lock.renew(path, locked, bases)
+    for name in sorted({*bases, *locked}):
+        if bases.get(name) != locked.get(name):
+            info(f"{name}: {locked.get(name, 'new')} -> {bases.get(name, 'removed')}")
+    info(f"{path}: {counted(len(bases), 'base image')}")
     if json:
-        answer(lock.document(bases))
+        print_json(lock.document(bases))

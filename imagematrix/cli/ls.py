@@ -1,4 +1,4 @@
-"""`imagematrix ls`: the variants that the engine or a registry holds."""
+"""`imagematrix ls`: the variants in the engine or in a registry."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rich.markup import escape
 
 from imagematrix.cli.completing import images
 from imagematrix.cli.options import Json, Where
-from imagematrix.cli.output import answer, table
+from imagematrix.cli.output import print_json, table
 from imagematrix.errors import UsageError
 from imagematrix.facts.versions import natural
 
@@ -30,9 +30,9 @@ def command(
     where: Where = None,
     json: Json = False,
 ) -> None:
-    """List the variants that the engine holds, of all images or of one, or a registry's of IMAGE:VERSION.
+    """List the variants in the engine, of all images or of one, or those of IMAGE:VERSION in a registry.
 
-    Of an image in a registry without a version, list the versions.
+    For an image in a registry without a version, list the versions.
     """
     from imagematrix.catalog.sources import list_catalogs
     from imagematrix.cli.choosing import catalog_of
@@ -42,48 +42,48 @@ def command(
     name, version = split(image) if image else (None, None)
     versions = name is not None and version is None and names_registry(name)
     catalogs = [catalog_of(image, None)] if version else list_catalogs(name)
-    found = _asked(catalogs, parse(where or ()))
+    catalogs = _narrowed(catalogs, parse(where or ()))
     if json:
-        # Of one version it is the Catalog document itself, as `--catalog` reads it.
-        documents = [item.to_json() for item in found]
-        answer(documents[0] if version else documents)
+        # For one version it is the Catalog document itself, as `--catalog` reads it.
+        documents = [catalog.to_json() for catalog in catalogs]
+        print_json(documents[0] if version else documents)
     elif versions:
-        table(("version", "variants", "platforms", "axes"), map(_version, found))
+        table(("version", "variants", "platforms", "axes"), map(_version, catalogs))
     else:
-        variants = [variant for item in found for variant in item.variants]
-        own = sorted({axis for variant in variants for axis, _ in variant.axes})
-        rows = [_row(variant, own) for variant in variants]
-        table(("reference", "cuda", "driver", "cubins", "march", *own, "size"), rows)
+        variants = [variant for catalog in catalogs for variant in catalog.variants]
+        axes = sorted({axis for variant in variants for axis, _ in variant.axes})
+        rows = [_row(variant, axes) for variant in variants]
+        table(("reference", "cuda", "driver", "cubins", "march", *axes, "size"), rows)
 
 
-def _asked(catalogs: Sequence[Catalog], where: question.Where) -> list[Catalog]:
-    """Return what `where` leaves of some catalogs; raise UsageError where it means nothing in any of them."""
+def _narrowed(catalogs: Sequence[Catalog], where: question.Where) -> list[Catalog]:
+    """Return the catalogs narrowed to `where`; raise UsageError if it is invalid for all of them."""
     from imagematrix.selection.question import narrowed
 
-    found, errors = [], []
+    valid, errors = [], []
     for catalog in catalogs:
         try:
-            found.append(narrowed(catalog, where))
+            valid.append(narrowed(catalog, where))
         except UsageError as error:
             errors.append(error)
-    if errors and not found:
+    if errors and not valid:
         raise errors[0]
-    return found
+    return valid
 
 
 def _version(catalog: Catalog) -> tuple[str, ...]:
-    """Return the row of a version: how many variants it has, for which platforms, and its own axes."""
+    """Return the row of a version: number of variants, platforms, and the image's own axes."""
     platforms = sorted({variant.platform for variant in catalog.variants})
-    own: dict[str, set[str]] = {}
+    values: dict[str, set[str]] = {}
     for variant in catalog.variants:
         for axis, value in variant.axes:
-            own.setdefault(axis, set()).add(value)
-    axes = [f"{axis} {'|'.join(sorted(these, key=natural))}" for axis, these in sorted(own.items())]
+            values.setdefault(axis, set()).add(value)
+    axes = [f"{axis} {'|'.join(sorted(of_axis, key=natural))}" for axis, of_axis in sorted(values.items())]
     name = f"{catalog.image}:{catalog.version}"
     return escape(name), str(len(catalog.variants)), escape(", ".join(platforms)), ", ".join(axes) or "-"
 
 
-def _row(variant: Variant, own: Sequence[str]) -> tuple[str, ...]:
+def _row(variant: Variant, axes: Sequence[str]) -> tuple[str, ...]:
     driver = variant.driver
     return (
         escape(variant.reference),
@@ -91,6 +91,6 @@ def _row(variant: Variant, own: Sequence[str]) -> tuple[str, ...]:
         "-" if driver is None else escape(driver.version or driver.mode),
         ", ".join(f"sm_{cubin}" for cubin in variant.cubins) or "-",
         escape(variant.march or "-"),
-        *(dict(variant.axes).get(axis, "-") for axis in own),
+        *(dict(variant.axes).get(axis, "-") for axis in axes),
         f"{variant.size / MEGABYTE:.0f} MB" if variant.size is not None else "?",
     )

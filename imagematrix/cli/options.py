@@ -1,4 +1,4 @@
-"""The options that several commands have."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
@@ -45,44 +45,44 @@ Only = Annotated[
 ]
 ShardOf = Annotated[
     str | None,
-    typer.Option("--shard", metavar="I/N", help="Only part I of N: the others are for other jobs."),
+    typer.Option("--shard", metavar="I/N", help="Only part I of N; other jobs do the other parts."),
 ]
 DurationsFiles = Annotated[
     list[Path] | None,
     typer.Option(
         "--durations",
         metavar="FILE",
-        help="Balance the shards by what an earlier `build --json` or `report --json` recorded; repeatable.",
+        help="Balance the shards by the durations in a `build --json` or `report --json`; repeatable.",
     ),
 ]
 BuildArgs = Annotated[
     list[str] | None,
     typer.Option(
-        "--build-arg", metavar="NAME=VALUE", help="A build argument that the matrix names; repeatable."
+        "--build-arg", metavar="NAME=VALUE", help="A build argument declared in the matrix; repeatable."
     ),
 ]
 Proxy = Annotated[
     bool,
-    typer.Option("--proxy", help="Give builds the proxies of the environment, which count by their names."),
+    typer.Option("--proxy", help="Pass the proxy variables to builds; only their names are build inputs."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Answer as JSON.")]
 HostFile = Annotated[
     Path | None,
-    typer.Option("--host", metavar="FILE", help="Decide for the host saved in FILE by `probe --json`."),
+    typer.Option("--host", metavar="FILE", help="Use the host saved in FILE by `probe --json`."),
 ]
 Root = Annotated[
     Path | None, typer.Option("--root", metavar="DIR", help="Read the captured tree DIR instead of /.")
 ]
 NvidiaSmi = Annotated[
     Path | None,
-    typer.Option("--nvidia-smi", metavar="XML", help="Take GPUs and driver from an `nvidia-smi -q -x` dump."),
+    typer.Option("--nvidia-smi", metavar="XML", help="Read GPUs and driver from an `nvidia-smi -q -x` dump."),
 ]
 CatalogName = Annotated[
     str | None,
     typer.Option(
         "--catalog",
         metavar="FILE|REF",
-        help="Choose from a saved catalog or a registry's image index, not from the engine's images.",
+        help="Use a saved catalog or a registry's image index instead of the engine's images.",
     ),
 ]
 Gpus = Annotated[
@@ -98,19 +98,17 @@ Where = Annotated[
     typer.Option(
         "--where",
         metavar="EXPR",
-        help="Only variants such as 'python=3.13', in the words of `plan --only`; repeatable.",
+        help="Only variants that match, such as 'python=3.13' (syntax of --only); repeatable.",
         autocompletion=completing.where,
     ),
 ]
-AllowCpu = Annotated[
-    bool, typer.Option("--allow-cpu", help="Where no GPU variant fits, a CPU-only one will do.")
-]
+AllowCpu = Annotated[bool, typer.Option("--allow-cpu", help="If no GPU variant fits, accept a CPU-only one.")]
 
 
 def resolved(command: Callable[..., None]) -> Callable[..., None]:
-    """Return `command` with the options of this module where it only names them, for typer to read.
+    """Return `command` with its annotations that only name options of this module replaced by these.
 
-    The module of a command that is also called without typer does not load this one.
+    A command that is also called without typer does not load this module.
     """
     command.__annotations__ |= {
         parameter: globals()[name]

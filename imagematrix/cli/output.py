@@ -1,4 +1,4 @@
-"""What the command line says: answers to stdout, everything for a person to stderr, colours on terminals."""
+"""Output of the command line: answers to stdout, messages to stderr, colours on terminals."""
 
 from __future__ import annotations
 
@@ -17,40 +17,51 @@ if TYPE_CHECKING:
 
     from imagematrix.errors import ImagematrixError
 
-__all__ = ["answer", "complain", "console", "counted", "say", "say_raw", "show", "table", "visible", "warn"]
+__all__ = [
+    "console",
+    "counted",
+    "info",
+    "info_raw",
+    "print_error",
+    "print_json",
+    "print_text",
+    "table",
+    "visible",
+    "warn",
+]
 
 RED, YELLOW, DIM, PLAIN = "\x1b[31m", "\x1b[33m", "\x1b[2m", "\x1b[0m"
-# What a terminal does not show but obeys: C0 and C1 controls (lines and tabs are meant), and what turns the
-# direction of text, by which a line reads as another than it is.
-OBEYED = (*range(9), *range(11, 32), *range(127, 160), 0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F))
-CONTROLS = dict.fromkeys((*OBEYED, *range(0x2066, 0x206A)), "\N{REPLACEMENT CHARACTER}")
-WIDE = 1_000  # columns of a table that nobody's terminal folds
-WIDEST = 100_000  # of one with long words
+# Characters that control a terminal: C0 and C1 controls except line breaks and tabs, and those that change
+# the direction of text, which can disguise a line.
+CONTROL = (*range(9), *range(11, 32), *range(127, 160), 0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F))
+REPLACED = dict.fromkeys((*CONTROL, *range(0x2066, 0x206A)), "\N{REPLACEMENT CHARACTER}")
+WIDE = 1_000  # columns of output that does not go to a terminal
+WIDEST = 100_000  # columns of a table with long words
 
 
 def visible(text: str) -> str:
-    """Return `text`, parts of which others have chosen, with nothing in it that a terminal obeys."""
-    return text.translate(CONTROLS)
+    """Return `text`, which may come from others, with control characters replaced."""
+    return text.translate(REPLACED)
 
 
-def say(text: str) -> None:
-    """Tell a person something; that nobody can be told ends nothing."""
-    say_raw(visible(text))
+def info(text: str) -> None:
+    """Print a message to stderr; failing to do so is not an error."""
+    info_raw(visible(text))
 
 
-def say_raw(text: str) -> None:
-    """Say what has control characters on purpose, and none of others."""
-    if sys.stderr is None:  # it was closed before we began
+def info_raw(text: str) -> None:
+    """Print a message with intended control characters, and no others, to stderr."""
+    if sys.stderr is None:  # closed by the caller
         return
     try:
-        sys.stderr.write(f"{text}\n")  # at once: builds speak from several threads
+        sys.stderr.write(f"{text}\n")  # in one call: builds print from several threads
         sys.stderr.flush()
     except OSError:
         return
 
 
-def show(text: str) -> None:
-    """Print a line or several, the answer of a command."""
+def print_text(text: str) -> None:
+    """Print text, the answer of a command."""
     print(visible(text))
 
 
@@ -59,34 +70,34 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def answer(document: object) -> None:
+def print_json(document: object) -> None:
     """Print a JSON document, the answer of a command."""
     sys.stdout.write(documents.dump(document))
 
 
-def complain(error: ImagematrixError) -> None:
-    """Tell a person what went wrong and what would mend it."""
-    _complain(RED, error.told, error.remedy)
+def print_error(error: ImagematrixError) -> None:
+    """Print an error and its remedy to stderr."""
+    _print_with_remedy(RED, error.told, error.remedy)
 
 
 def warn(text: str, remedy: str | None = None) -> None:
-    """Tell a person what may be wrong, and what would mend it."""
-    _complain(YELLOW, text, remedy)
+    """Print a warning and its remedy to stderr."""
+    _print_with_remedy(YELLOW, text, remedy)
 
 
-def _complain(colour: str, text: str, remedy: str | None) -> None:
+def _print_with_remedy(colour: str, text: str, remedy: str | None) -> None:
     start, dim, plain = (colour, DIM, PLAIN) if _coloured(sys.stderr) else ("", "", "")
-    say_raw(f"{start}imagematrix:{plain} {visible(text)}")
+    info_raw(f"{start}imagematrix:{plain} {visible(text)}")
     if remedy:
-        say_raw(f"  {dim}{visible(remedy)}{plain}")
+        info_raw(f"  {dim}{visible(remedy)}{plain}")
 
 
 def console(stream: TextIO) -> Console:
-    """Return a rich console for `stream`; where it is no terminal, lines are as long as they need to be."""
+    """Return a rich console for `stream`; without a terminal, lines are not folded."""
     from rich.console import Console
 
     class Visible(Console):
-        """One that shows what is in text and obeys nothing."""
+        """A console that replaces control characters."""
 
         def render_str(self, text: str, **options: Any) -> Text:
             return super().render_str(visible(text), **options)
@@ -95,25 +106,25 @@ def console(stream: TextIO) -> Console:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, stream: TextIO | None = None) -> None:
-    """Print a table; a cell of a row may use rich's markup, so text of others goes through `escape` first.
+    """Print a table; cells may have rich's markup, so pass text from others through `escape` first.
 
-    A column of words, such as references, keeps them in one piece however narrow the terminal is.
+    A column of single words, such as references, is not folded, however narrow the terminal is.
     """
     from rich.box import SIMPLE_HEAD
     from rich.measure import Measurement
     from rich.table import Table
 
-    found = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    grid = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
     cells = list(rows)
     for number, name in enumerate(columns):
-        words = all(" " not in row[number] for row in cells)
-        found.add_column(name, overflow="fold", no_wrap=words)
+        single_words = all(" " not in row[number] for row in cells)
+        grid.add_column(name, overflow="fold", no_wrap=single_words)
     for row in cells:
-        found.add_row(*row)
-    made = console(stream or sys.stdout)
-    widest = made.options.update(max_width=WIDEST)
-    made.width = max(made.width, Measurement.get(made, widest, found).minimum)
-    made.print(found)
+        grid.add_row(*row)
+    screen = console(stream or sys.stdout)
+    widest = screen.options.update(max_width=WIDEST)
+    screen.width = max(screen.width, Measurement.get(screen, widest, grid).minimum)
+    screen.print(grid)
 
 
 def _coloured(stream: TextIO) -> bool:

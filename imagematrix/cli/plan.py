@@ -1,4 +1,4 @@
-"""`imagematrix plan`: for each cell what a build would do."""
+"""`imagematrix plan`: what a build would do, cell by cell."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from imagematrix.cli.options import BuildArgs, DurationsFiles, File, Json, Only, Proxy, ShardOf
-from imagematrix.cli.output import answer, counted, say, table
+from imagematrix.cli.output import counted, info, print_json, table
 from imagematrix.cli.planning import compared, sharding
 from imagematrix.errors import TagMovedError, UsageError
 from imagematrix.planning.plan import Dropped, DropStatus, PlanStatus
@@ -34,25 +34,27 @@ COLOURS = {
 def command(
     file: File = Path("matrix.yaml"),
     only: Only = None,
-    push: Annotated[bool, typer.Option("--push", help="Compare with the registry, as build --push.")] = False,
+    push: Annotated[
+        bool, typer.Option("--push", help="Compare with the registry, as `build --push` does.")
+    ] = False,
     shard: ShardOf = None,
     durations: DurationsFiles = None,
     build_arg: BuildArgs = None,
     proxy: Proxy = False,
     json: Json = False,
 ) -> None:
-    """Tell for each cell what a build would do: build, adopt, up-to-date, excluded or infeasible, and why."""
+    """Show what a build would do for each cell: build, adopt, up-to-date, excluded or infeasible, and why."""
     from imagematrix.planning.given import parse
 
     narrow = sharding(shard, durations)
-    found = narrow(compared(file, only, push=push, given=parse(args=build_arg or (), proxy=proxy)))
+    plan = narrow(compared(file, only, push=push, given=parse(args=build_arg or (), proxy=proxy)))
     if json:
-        answer(found.to_json())
+        print_json(plan.to_json())
     else:
-        _print(found)
-    if found.with_status(PlanStatus.REFUSED):
+        _print(plan)
+    if plan.with_status(PlanStatus.REFUSED):
         raise typer.Exit(TagMovedError.exit_code)
-    if found.with_status(PlanStatus.FAILED):
+    if plan.with_status(PlanStatus.FAILED):
         raise typer.Exit(UsageError.exit_code)
 
 
@@ -67,7 +69,7 @@ def _print(plan: Plan) -> None:
         for item in plan.items
         if item.status not in (DropStatus.EXCLUDED, PlanStatus.OTHER_SHARD)
     ]
-    # Excluded cells are many and alike: one line for each rule. --json has them one by one.
+    # Excluded cells are many and alike: one line for each rule. --json lists each cell.
     excluded = Counter(map(_why, plan.dropped(DropStatus.EXCLUDED)))
     rows += [(counted(count, "cell"), DropStatus.EXCLUDED, why) for why, count in excluded.items()]
     table(
@@ -76,7 +78,7 @@ def _print(plan: Plan) -> None:
     )
     counts = Counter[PlanStatus | DropStatus](item.status for item in plan.items)
     statuses = (*PlanStatus, *DropStatus)
-    say(", ".join(f"{counts[status]} {status}" for status in statuses if counts[status]) or "no cells")
+    info(", ".join(f"{counts[status]} {status}" for status in statuses if counts[status]) or "no cells")
 
 
 def _why(item: Planned | Dropped) -> str:

@@ -6,7 +6,7 @@ import contextlib
 from dataclasses import replace
 from functools import cached_property, partial
 
-from imagematrix.cli.output import say
+from imagematrix.cli.output import info
 from imagematrix.documents import natural
 from imagematrix.errors import EngineError, UsageError
 
@@ -160,7 +160,7 @@ def compared(file: Path, only: str | None, *, push: bool = False, given: Given |
             against = stack.enter_context(workshop(push=push, given=given)).against
         except EngineError as error:
             # A plan is worth having where nothing can be built, on a laptop say.
-            say(f"{error}: nothing is compared, and every feasible cell is shown as to build")
+            info(f"{error}: nothing is compared, and every feasible cell is shown as to build")
             against = Against(given=given)
         return planned(file, against, only, push=push)
 

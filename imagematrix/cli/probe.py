@@ -1,9 +1,9 @@
-"""`imagematrix probe`: what this node is."""
+"""`imagematrix probe`: the description of this node."""
 
 from __future__ import annotations
 
 from imagematrix.cli.options import Json, NvidiaSmi, Root
-from imagematrix.cli.output import answer, say, show
+from imagematrix.cli.output import info, print_json, print_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -13,16 +13,16 @@ __all__ = ["command"]
 
 
 def command(root: Root = None, nvidia_smi: NvidiaSmi = None, json: Json = False) -> None:
-    """Tell what this node is, as far as choosing an image goes."""
+    """Show the facts about this node that matter for selecting an image."""
     from imagematrix.node.probe import probe
 
     host = probe(root or "/", smi=nvidia_smi)
     if json:
-        answer(host.to_json())
+        print_json(host.to_json())
     else:
-        show("\n".join(_lines(host)))
+        print_text("\n".join(_lines(host)))
     for warning in host.warnings:
-        say(f"warning: {warning}")
+        info(f"warning: {warning}")
 
 
 def _lines(host: Host) -> list[str]:
@@ -41,7 +41,7 @@ def _lines(host: Host) -> list[str]:
 
 
 def _gpu(gpu: Gpu) -> str:
-    words = [
+    facts = [
         gpu.name or "unknown",
         f"compute {gpu.compute}" if gpu.compute else "compute capability unknown",
         f"{gpu.memory_mib} MiB" if gpu.memory_mib else "",
@@ -50,4 +50,4 @@ def _gpu(gpu: Gpu) -> str:
         f"{len(gpu.mig)} MIG devices" if gpu.mig is not None else "",
         "" if gpu.state == "ok" else f"state {gpu.state}",
     ]
-    return ", ".join(word for word in words if word)
+    return ", ".join(fact for fact in facts if fact)

@@ -8,7 +8,7 @@ import threading
 import time
 
 from imagematrix.builder.result import BuildStatus
-from imagematrix.cli.output import console, say
+from imagematrix.cli.output import console, info
 from imagematrix.planning.naming import naming
 from imagematrix.planning.plan import PlanStatus
 from imagematrix.text import plain
@@ -51,7 +51,7 @@ def progress(items: Sequence[Planned]) -> Iterator[Progress]:
 
 
 class Progress:
-    """A Reporter that keeps the `results` so far, also where the build is interrupted."""
+    """A Reporter that keeps the `results` so far, also if the build is interrupted."""
 
     def __init__(self, total: int, name: Callable[[Planned], str]) -> None:
         self.results: list[Result] = []
@@ -60,13 +60,13 @@ class Progress:
         self._lock = threading.Lock()
 
     def started(self, item: Planned) -> None:
-        """Take note that the build of `item` has begun."""
+        """Record that the build of `item` has started."""
 
     def step(self, item: Planned, text: str) -> None:
-        """Take note of the instruction `item` is at."""
+        """Record the current instruction of `item`."""
 
     def finished(self, result: Result) -> None:
-        """Take note of a result."""
+        """Record a result."""
         with self._lock:
             self.results.append(result)
             count = f"[{len(self.results)}/{self._total}]"
@@ -80,14 +80,14 @@ class _Lines(Progress):
     """Prints a line when a build starts and one when it ends; the steps are in the log."""
 
     def started(self, item: Planned) -> None:
-        say(f"{'adopting' if item.status is PlanStatus.ADOPT else 'building'} {self._name(item)}")
+        info(f"{'adopting' if item.status is PlanStatus.ADOPT else 'building'} {self._name(item)}")
 
     def _finished(self, result: Result, count: str, text: str) -> None:
-        say(f"{count} {result.status} {text}")
+        info(f"{count} {result.status} {text}")
 
 
 class _Board(Progress):
-    """Shows running builds with the step each is at, and above them the finished ones."""
+    """Shows running builds with their current step, and above them the finished ones."""
 
     def __init__(self, total: int, name: Callable[[Planned], str], screen: Console) -> None:
         super().__init__(total, name)
@@ -97,7 +97,7 @@ class _Board(Progress):
 
     def started(self, item: Planned) -> None:
         with self._lock:
-            self._running[self._name(item)] = "begins"
+            self._running[self._name(item)] = "starting"
 
     def step(self, item: Planned, text: str) -> None:
         with self._lock:
@@ -121,10 +121,10 @@ class _Board(Progress):
             return Group(*rows, Text(f"{len(self.results)} of {self._total} done{self._left()}"))
 
     def _row(self, name: str, text: str, longest: int) -> Text:
-        """Return a row with the whole name, which tells it from others; the step is cut to fit."""
+        """Return a row with the full name, which identifies it; the step is truncated to fit."""
         from rich.text import Text
 
-        # A line that ends at the edge would be two as soon as the terminal echoes Ctrl-C behind it.
+        # A line up to the edge would wrap as soon as the terminal echoes Ctrl-C after it.
         width = self._screen.width - 3
         row = Text(f"{name:<{longest}}  {text}" if longest < width else name, style="dim")
         if longest < width:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from imagematrix.cli.options import Json
-from imagematrix.cli.output import answer, counted, say, show
+from imagematrix.cli.output import counted, info, print_json, print_text
 from imagematrix.cli.planning import never_pushed
 from imagematrix.errors import EngineError, TagMovedError, UsageError
 
@@ -62,9 +62,9 @@ def command(
         done = publish(registry, version, alias or (), named=named, chosen=chosen, repair=repair)
     _say(name, done)
     if json:
-        answer(_document(image, version, alias or [], done))
+        print_json(_document(image, version, alias or [], done))
     else:
-        show(f"{name}@{done.digest}")
+        print_text(f"{name}@{done.digest}")
 
 
 def _named(image: str, version: str, file: Path | None) -> dict[str, str]:
@@ -86,13 +86,13 @@ def _named(image: str, version: str, file: Path | None) -> dict[str, str]:
 
 
 def _say(name: str, done: Published) -> None:
-    say(f"{name}: {counted(done.variants, 'variant')}, {done.new} new")
+    info(f"{name}: {counted(done.variants, 'variant')}, {done.new} new")
     for reference in done.dropped:
-        say(f"the registry lost {reference}: it is removed")
+        info(f"the registry lost {reference}: it is removed")
     for tag in done.others:
-        say(f"{tag} is left out: its cell is published, built from other inputs")
+        info(f"{tag} is left out: its cell is published, built from other inputs")
     for one in done.plain:
-        say(_answered(one))
+        info(_answered(one))
 
 
 def _answered(one: Plain) -> str:
@@ -116,7 +116,7 @@ def _push(image: str, version: str, chosen: Collection[str]) -> None:
     try:
         engine = Engine()
     except EngineError as error:
-        say(f"{error}: publishing only what is in the registry")
+        info(f"{error}: publishing only what is in the registry")
         return
     with engine, Remote(engine) as remote:
         here = engine.present(image, version)
@@ -133,7 +133,7 @@ def _push(image: str, version: str, chosen: Collection[str]) -> None:
                     f"{one.reference} is in the engine, but the registry has {', '.join(sorted(others))}",
                     remedy="raise the version, or give --choose with the one in the registry",
                 )
-            say(f"pushing {one.reference}")
+            info(f"pushing {one.reference}")
             remote.adopt(one.reference)
 
 

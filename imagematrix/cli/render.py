@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from imagematrix.cli.options import File, Only
-from imagematrix.cli.output import say
+from imagematrix.cli.output import info
 from imagematrix.cli.planning import planned
 from imagematrix.errors import UsageError
 
@@ -43,4 +43,4 @@ def command(
             (folder / "Dockerfile").write_text(item.dockerfile, encoding="utf-8")
     except OSError as error:
         raise UsageError(f"{error.filename}: {error.strerror}") from error
-    say(f"{len(items)} Dockerfiles written to {output}")
+    info(f"wrote {len(items)} Dockerfiles to {output}")

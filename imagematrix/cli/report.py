@@ -1,4 +1,4 @@
-"""`imagematrix report`: what became of a matrix that several jobs built."""
+"""`imagematrix report`: the outcome of a matrix that several jobs built."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 
 from imagematrix.builder.result import BuildStatus
 from imagematrix.cli.options import Json
-from imagematrix.cli.output import answer, say, table
+from imagematrix.cli.output import info, print_json, table
 from imagematrix.planning.plan import PlanStatus
 from imagematrix.reports.outcome import MISSING
 
@@ -34,12 +34,12 @@ def command(
         list[Path],
         typer.Argument(
             metavar="FILE...",
-            help="What `build --json` wrote in each job; with that of `plan --json` no job is missed.",
+            help="The output of `build --json` of each job; that of `plan --json` reveals missing jobs.",
         ),
     ],
     json: Json = False,
 ) -> None:
-    """Merge the reports of several builds, and tell which images are built, failed or missing."""
+    """Merge the reports of several builds, and show which images are built, failed or missing."""
     from imagematrix.cli.ci import write_summary
     from imagematrix.reports import outcome
     from imagematrix.reports.merge import merge
@@ -48,7 +48,7 @@ def command(
     document = merged.to_json()
     outcomes = outcome.parse(document, "report").outcomes
     if json:
-        answer(document)
+        print_json(document)
     else:
         _print(outcomes)
     write_summary(outcomes)
@@ -76,4 +76,4 @@ def _print(outcomes: tuple[Outcome, ...]) -> None:
         ],
     )
     counts = Counter(outcome.status for outcome in outcomes)
-    say(", ".join(f"{count} {status}" for status, count in counts.items()) or "no cells")
+    info(", ".join(f"{count} {status}" for status, count in counts.items()) or "no cells")

@@ -1,4 +1,4 @@
-"""The help of `imagematrix run`; imagematrix.cli.front has read the line already when it is to be run."""
+"""The help of `imagematrix run`; imagematrix.cli.front handles all other calls of it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from imagematrix.launcher.options import OWN
 
 __all__ = ["SETTINGS", "command"]
 
-# Every word is read by ourselves: most options are docker's, and -h is one of them.
+# typer parses none of the words: most options are docker's, and -h is one of them.
 SETTINGS: dict[str, Any] = {
     "context_settings": {"ignore_unknown_options": True, "allow_interspersed_args": False},
     "add_help_option": False,
@@ -29,7 +29,7 @@ def command(
 ) -> None:
     """Run the variant that fits this node best, with the device nodes of its GPUs and nothing else.
 
-    Every option of `docker run` works before the image, and besides them those listed below.
+    Before the image, every option of `docker run` works, and those listed below.
     """
     from rich.markup import escape
     from rich.panel import Panel
@@ -37,6 +37,6 @@ def command(
 
     print(context.get_help().rstrip())
     options = Table.grid(padding=(0, 2))
-    for name, (value, what) in OWN.items():
-        options.add_row(f"[bold cyan]{name}[/]", f"[bold yellow]{value or ''}[/]", escape(what))
+    for name, (value, text) in OWN.items():
+        options.add_row(f"[bold cyan]{name}[/]", f"[bold yellow]{value or ''}[/]", escape(text))
     console(sys.stdout).print(Panel.fit(options, title="Options", title_align="left", border_style="dim"))

@@ -22,11 +22,11 @@ def command(
     ] = None,
 ) -> None:
     """Print the JSON Schema of matrix.yaml, for editors, or of a document; or the names of all of them."""
-    known = sorted(path.stem for path in SCHEMAS.glob("*.json"))
+    names = sorted(path.stem for path in SCHEMAS.glob("*.json"))
     if kind is None:
-        print("\n".join(known))
+        print("\n".join(names))
         return
-    if kind not in known:
-        remedy = nearest(kind, known) or f"there are {', '.join(known)}"
-        raise UsageError(f"there is no schema {kind!r}", remedy=remedy)
+    if kind not in names:
+        remedy = nearest(kind, names) or f"one of {', '.join(names)}"
+        raise UsageError(f"invalid schema: {kind!r}", remedy=remedy)
     print((SCHEMAS / f"{kind}.json").read_text(encoding="utf-8"), end="")

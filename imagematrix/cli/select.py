@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from imagematrix.cli.choosing import catalog_of, node_of
-from imagematrix.cli.output import answer, show
+from imagematrix.cli.output import print_json, print_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,14 +40,14 @@ def command(
 
     try:
         node, wanted = node_of(host, root, nvidia_smi, gpus)
-        found = select(
+        selection = select(
             node, catalog_of(image, catalog), gpus=wanted, allow_cpu=allow_cpu, where=parse(where or ())
         )
     except NothingFits as error:
         if json:
-            answer(error.selection.to_json())
+            print_json(error.selection.to_json())
         raise
     if json:
-        answer(found.to_json())
+        print_json(selection.to_json())
     else:
-        show(str(found.selected))
+        print_text(str(selection.selected))

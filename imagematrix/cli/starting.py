@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from imagematrix.cli.choosing import catalog_of, node_of
-from imagematrix.cli.output import answer, say, show, warn
+from imagematrix.cli.output import info, print_json, print_text, warn
 from imagematrix.errors import EngineError, UsageError
 from imagematrix.launcher.options import JSON
 
@@ -41,7 +41,7 @@ def start(args: RunArgs, image: str) -> int:
         warn(doubt, remedy)
     with ExitStack() as stack:
         if launch.gpus or requested.passed:
-            claimed = stack.enter_context(requested.claim(launch, say))
+            claimed = stack.enter_context(requested.claim(launch, info))
             chosen, launch = requested.on(claimed)
             claimed.pass_on()
         if args.detached:
@@ -53,9 +53,9 @@ def _print(launch: Launch, args: RunArgs) -> None:
     from imagematrix.launcher.plan import docker_run
 
     if args.shown == JSON:
-        answer(launch.to_json(args.docker))
+        print_json(launch.to_json(args.docker))
     else:
-        show(shlex.join(docker_run(launch, args.docker)))
+        print_text(shlex.join(docker_run(launch, args.docker)))
 
 
 def _exec(launch: Launch, args: RunArgs) -> None:
@@ -92,7 +92,7 @@ def _run(launch: Launch, args: RunArgs, chosen: Selection) -> int:
         raise _no_docker(error) from error
     if measure:
         measure.stop()
-        say(summary(measure.peaks, launch.gpus))
+        info(summary(measure.peaks, launch.gpus))
     diagnosis = diagnose(code, watch.last_lines(), chosen) if program_failed(code) else None
     if diagnosis:
         warn(f"the container failed: {diagnosis}", diagnosis.remedy)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from imagematrix.cli.options import File
-from imagematrix.cli.output import counted, say
+from imagematrix.cli.output import counted, info
 from imagematrix.errors import UsageError
 
 __all__ = ["command"]
 
-SHOWN = 5  # cells that a message names before it says how many more
+SHOWN = 5  # cells that a message lists; further ones are counted
 
 
 def command(file: File = Path("matrix.yaml")) -> None:
@@ -20,13 +20,13 @@ def command(file: File = Path("matrix.yaml")) -> None:
     from imagematrix.planning.plan import DropStatus, PlanStatus
     from imagematrix.planning.planner import Against, plan
 
-    # A plan without an engine also renders every cell, which finds what is wrong in the templates.
-    found = plan(load(file), Against())
-    buildable = found.with_status(PlanStatus.BUILD)
+    # A plan without an engine also renders every cell, which finds errors in the templates.
+    plan_ = plan(load(file), Against())
+    buildable = plan_.with_status(PlanStatus.BUILD)
     errors = unanswered(buildable)
     if errors:
         more = [f"and {counted(len(errors) - SHOWN, 'cell')} more"] if len(errors) > SHOWN else []
         lines = [f"{file}: {error}" for error in errors[:SHOWN]] + more
         raise UsageError("\n".join(lines), remedy=errors[0].remedy)
-    dropped = [f"{len(found.dropped(status))} {status}" for status in DropStatus]
-    say(f"{file}: {', '.join([counted(len(buildable), 'cell') + ' to build', *dropped])}")
+    dropped = [f"{len(plan_.dropped(status))} {status}" for status in DropStatus]
+    info(f"{file}: {', '.join([counted(len(buildable), 'cell') + ' to build', *dropped])}")

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from imagematrix.cli.options import Json
-from imagematrix.cli.output import answer, console, counted, show
+from imagematrix.cli.output import console, counted, print_json, print_text
 from imagematrix.errors import AuditError
 
 TYPE_CHECKING = False
@@ -63,9 +63,9 @@ def command(
         judged.append((one, contradictions(one, variant) if variant else []))
     if json:
         found = [document(one, broken, audits) for one, broken in judged]
-        answer(found[0] if len(found) == 1 else found)
+        print_json(found[0] if len(found) == 1 else found)
     else:
-        show("\n\n".join(_text(one, broken) for one, broken in judged))
+        print_text("\n\n".join(_text(one, broken) for one, broken in judged))
     broken = [item for _, several in judged for item in several]
     if broken:
         wrong = sum(1 for _, several in judged if several)

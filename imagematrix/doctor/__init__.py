@@ -1,1 +1,1 @@
-"""What on this node would stop a launch, and the remedy."""
+"""Diagnosis of a node: problems that would stop a launch, and their remedies."""

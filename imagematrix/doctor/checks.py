@@ -1,6 +1,6 @@
-"""The checks: each a pure function of the facts, which says what it saw and what cures it where it is bad.
+"""The checks: pure functions of the facts that return findings, with a remedy for each problem.
 
-An "error" stops a launch with all of the node's GPUs. A "warning" does not, and makes it slow or fail later.
+An "error" stops a launch with all of the node's GPUs. A "warning" does not, but makes it slow or fail later.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from imagematrix.doctor.kernel import Kernel
     from imagematrix.node.host import Gpu
 
-    Verdict = tuple[str, str, str | None]  # severity, what was seen, remedy
-    Seen = Iterator[Verdict]
+    Verdict = tuple[str, str, str | None]  # severity, observation, remedy
+    Verdicts = Iterator[Verdict]
 
 __all__ = ["CHECKS", "SCHEMA", "Finding", "examine", "to_json"]
 
 SCHEMA = "imagematrix.doctor/v1"
-OLDEST_ENGINE = (20, 10)  # from which on select and run work
+OLDEST_ENGINE = (20, 10)  # the first version with which select and run work
 DRIVER_FILE = re.compile(r"/lib(cuda|nvidia-[a-z-]+|nvcuvid)\.so", re.ASCII)
 DRIVER_FOLDERS = ("/usr", "/usr/lib", "/usr/lib64", "/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu")
 
@@ -33,16 +33,14 @@ OF_A_SAVED_HOST = frozenset({"module", "gpus", "accelerators", "device-nodes", "
 XIDS = "https://docs.nvidia.com/deploy/xid-errors/"
 FABRIC_READY = 3
 FABRIC = {1: "not started", 2: "in progress"}  # nvmlGpuFabricState_t
-MODULE_KEY = (
-    "mokutil --import the key that the module is signed with, reboot and enrol it, then: modprobe nvidia"
-)
+MODULE_KEY = "mokutil --import the module's signing key, reboot and enrol it, then: modprobe nvidia"
 
 OK, WARNING, ERROR = "ok", "warning", "error"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What one check saw: "ok", a "warning" or an "error", with the command that cures it."""
+    """The observation of one check: "ok", a "warning" or an "error", with the remedy."""
 
     check: str
     severity: str
@@ -55,7 +53,7 @@ class Finding:
 
 
 def examine(facts: Facts) -> tuple[Finding, ...]:
-    """Return what all checks find, in their order."""
+    """Return the findings of all checks, in order."""
     return tuple(
         Finding(check=name, severity=severity, saw=saw, remedy=remedy)
         for name, check in CHECKS.items()
@@ -86,209 +84,206 @@ def _error(saw: str, remedy: str | None) -> Verdict:
     return ERROR, saw, remedy
 
 
-def _module(facts: Facts) -> Seen:
+def _module(facts: Facts) -> Verdicts:
     driver, gpus = facts.host.driver, facts.host.gpus
     if driver:
-        yield _ok(f"the kernel module is {driver.version}")
+        yield _ok(f"kernel module {driver.version} loaded")
     elif gpus:
         yield _error(*_unloaded(facts))
     elif not facts.host.accelerators:
-        yield _ok("no NVIDIA GPU and no kernel module: images for CPUs only")
+        yield _ok("no NVIDIA GPU and no kernel module: CPU-only images")
 
 
 def _unloaded(facts: Facts) -> tuple[str, str]:
-    """Return why no module of NVIDIA's is loaded, and what loads one."""
+    """Return why NVIDIA's module is not loaded, and the remedy."""
     kernel = facts.kernel
-    saw = f"{len(facts.host.gpus)} NVIDIA GPUs, and no kernel module of NVIDIA's is loaded"
+    saw = f"{len(facts.host.gpus)} NVIDIA GPUs, but NVIDIA's kernel module is not loaded"
     if kernel.refused:
-        return f"{saw}: the kernel refused one: {kernel.refused}", MODULE_KEY
-    for other in sorted({*kernel.drivers.values()} - {"nvidia"}):
-        away = f"echo blacklist {other} > /etc/modprobe.d/{other}.conf; update-initramfs -u; reboot"
-        return f"{saw}: {other} has them", away
+        return f"{saw}: the kernel rejected it: {kernel.refused}", MODULE_KEY
+    for driver in sorted({*kernel.drivers.values()} - {"nvidia"}):
+        blacklist = f"echo blacklist {driver} > /etc/modprobe.d/{driver}.conf; update-initramfs -u; reboot"
+        return f"{saw}: {driver} is bound to them", blacklist
     if kernel.secure_boot:
-        return f"{saw}; Secure Boot refuses one that is not signed", f"modprobe nvidia; or {MODULE_KEY}"
+        return f"{saw}; Secure Boot rejects unsigned modules", f"modprobe nvidia; or {MODULE_KEY}"
     return saw, "modprobe nvidia"
 
 
-def _library(facts: Facts) -> Seen:
-    answer, driver = facts.nvml, facts.host.driver
-    if answer is None or driver is None:
+def _library(facts: Facts) -> Verdicts:
+    nvml, driver = facts.nvml, facts.host.driver
+    if nvml is None or driver is None:
         return
-    if answer.error == MISMATCH:
+    if nvml.error == MISMATCH:
         yield _warning(
-            f"the host's own user-mode driver is {answer.library or 'of another version'}, the kernel module "
-            f"{driver.version}: NVML refuses, and so do images without a driver (driver: host)",
+            f"driver mismatch: the host's user-mode driver is {nvml.library or 'another version'}, the "
+            f"kernel module {driver.version}: NVML and images without a driver (driver: host) fail",
             "reboot, or: rmmod nvidia_uvm nvidia_drm nvidia_modeset nvidia && modprobe nvidia",
         )
-    elif answer.error == NO_LIBRARY:
+    elif nvml.error == NO_LIBRARY:
         yield _warning(
-            "NVML is not installed: memory, MIG mode and processes of the GPUs are not known",
+            "NVML not found: memory, MIG mode and processes of the GPUs are unknown",
             "install the package with libnvidia-ml.so.1 of this driver, such as libnvidia-ml1",
         )
-    elif answer.message:
-        yield _warning(f"NVML gives no answer: {answer.message}", "nvidia-smi")
+    elif nvml.message:
+        yield _warning(f"NVML query failed: {nvml.message}", "nvidia-smi")
     else:
-        yield _ok(f"NVML answers, and says that the driver is {answer.driver}")
+        yield _ok(f"NVML works, driver {nvml.driver}")
 
 
-def _uvm(facts: Facts) -> Seen:
+def _uvm(facts: Facts) -> Verdicts:
     if facts.host.driver is None or not facts.host.gpus or facts.modules is None:
         return
     if "nvidia_uvm" in facts.modules:
-        yield _ok("the module nvidia-uvm is loaded")
+        yield _ok("module nvidia-uvm loaded")
     else:
-        yield _error(
-            "the module nvidia-uvm is not loaded, and CUDA can't start without it",
-            "modprobe nvidia-uvm",
-        )
+        yield _error("module nvidia-uvm not loaded: CUDA cannot start without it", "modprobe nvidia-uvm")
 
 
-def _states(facts: Facts) -> Seen:
+def _states(facts: Facts) -> Verdicts:
     for gpu in facts.host.gpus:
         if gpu.state == "vgpu":
             yield _warning(
-                f"{gpu.label} is a vGPU, and images with a driver of their own do not fit it",
-                "build the image without a driver of its own (driver: host)",
+                f"{gpu.label} is a vGPU: images with their own driver do not fit it",
+                "build the image without a driver (driver: host)",
             )
         elif gpu.state != "ok" and facts.host.driver:
-            yield _error(f"{gpu.label} is in the state {gpu.state}", _cure(gpu, facts.kernel))
+            yield _error(f"{gpu.label} is in state {gpu.state}", _state_remedy(gpu, facts.kernel))
 
 
-def _accelerators(facts: Facts) -> Seen:
+def _accelerators(facts: Facts) -> Verdicts:
     for accelerator in facts.host.accelerators:
         yield _warning(
-            f"an accelerator that images can't use, {accelerator.label}",
-            "imagematrix run --gpus none, to leave it idle",
+            f"accelerator that images do not support: {accelerator.label}",
+            "to leave it idle: imagematrix run --gpus none",
         )
 
 
-def _nodes(facts: Facts) -> Seen:
+def _nodes(facts: Facts) -> Verdicts:
     for saw, remedy in facts.problems if facts.host.driver else ():
         yield _error(saw, remedy)
     for path, remedy in facts.kernel.stale:
         yield _error(
-            f"{path} has the number of another driver: an earlier load of NVIDIA's module left it",
+            f"{path} has the major number of another driver: it is left from an earlier load of the module",
             f"rm {path}; {remedy}",
         )
     if facts.host.driver and facts.host.gpus and not facts.problems:
-        yield _ok(f"the device nodes {'can be opened' if facts.live else 'are there'}")
+        yield _ok(f"device nodes {'work' if facts.live else 'exist'}")
 
 
-def _fabric(facts: Facts) -> Seen:
+def _fabric(facts: Facts) -> Verdicts:
     # https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/
     states = {gpu.index: gpu.fabric for gpu in (facts.nvml.gpus if facts.nvml else ())}
     waiting = [f"GPU {index} ({FABRIC[state]})" for index, state in states.items() if state in FABRIC]
     remedy = "systemctl enable --now nvidia-fabricmanager, of the driver's version"
     count = len(facts.kernel.switches)
     if waiting:
-        yield _error(
-            f"NVLink's fabric is not ready, and CUDA ends with error 802: {', '.join(waiting)}", remedy
-        )
+        yield _error(f"NVLink fabric not ready, so CUDA fails with error 802: {', '.join(waiting)}", remedy)
     elif count and facts.host.driver and facts.host.gpus and FABRIC_READY not in states.values():
         if facts.kernel.fabric_manager:
-            yield _ok(f"{count} NVSwitches, and the fabric manager runs")
+            yield _ok(f"{count} NVSwitches, fabric manager running")
         else:
-            yield _error(f"{count} NVSwitches, and no fabric manager: CUDA ends with error 802", remedy)
+            yield _error(
+                f"{count} NVSwitches, but no fabric manager running: CUDA fails with error 802", remedy
+            )
 
 
-def _xids(facts: Facts) -> Seen:
+def _xids(facts: Facts) -> Verdicts:
     for (address, number), count in sorted(facts.kernel.xids.items()):
         times = f", {count} times" if count > 1 else ""
-        yield _warning(f"the kernel's log has Xid {number} of the GPU at {address}{times}", f"see {XIDS}")
+        yield _warning(f"kernel log: Xid {number} of the GPU at {address}{times}", f"see {XIDS}")
 
 
-def _security(facts: Facts) -> Seen:
+def _security(facts: Facts) -> Verdicts:
     for path in facts.kernel.denied:
         yield _warning(
-            f"SELinux or AppArmor kept {path} from a process, as the kernel's log says",
-            "find the profile in the log (dmesg | grep -i denied), and allow it the device",
+            f"kernel log: SELinux or AppArmor denied a process access to {path}",
+            "find the profile in the log (dmesg | grep -i denied), and allow the device in it",
         )
     if facts.engine.selinux and facts.kernel.selinux and facts.host.gpus:
         yield _error(
-            "the engine labels containers for SELinux, which keeps device nodes from them",
+            "the engine labels containers for SELinux, which denies them device nodes",
             "setsebool -P container_use_devices 1",
         )
 
 
-def _probe(facts: Facts) -> Seen:
+def _probe(facts: Facts) -> Verdicts:
     for warning in () if facts.live else facts.host.warnings:
-        yield _warning(warning, "imagematrix doctor, on that node")
+        yield _warning(warning, "on that node: imagematrix doctor")
 
 
-def _persistence(facts: Facts) -> Seen:
+def _persistence(facts: Facts) -> Verdicts:
     off = [str(gpu.index) for gpu in (facts.nvml.gpus if facts.nvml else ()) if gpu.persistence == 0]
     if off:
         yield _warning(
-            f"persistence mode is off for GPU {', '.join(off)}: each first use of an idle GPU takes seconds",
+            f"persistence mode off for GPU {', '.join(off)}: the first use of an idle GPU takes seconds",
             "systemctl enable --now nvidia-persistenced, or: nvidia-smi -pm 1",
         )
 
 
-def _command(facts: Facts) -> Seen:
+def _command(facts: Facts) -> Verdicts:
     if facts.docker:
-        yield _ok(f"docker's command is {facts.docker}")
+        yield _ok(f"`docker` is {facts.docker}")
     else:
-        yield _error("docker's command is not on PATH", "apt-get install docker-cli")
+        yield _error("`docker` not found on PATH", "apt-get install docker-cli")
 
 
-def _engine(facts: Facts) -> Seen:
-    found = facts.engine
-    if found.error:
-        yield _error(found.error, found.remedy)
+def _engine(facts: Facts) -> Verdicts:
+    engine = facts.engine
+    if engine.error:
+        yield _error(engine.error, engine.remedy)
         return
-    version = re.match(r"(\d+)\.(\d+)", found.version, re.ASCII)
-    name = f"podman {found.version}" if found.podman else found.version
-    if not found.podman and version and tuple(map(int, version.groups())) < OLDEST_ENGINE:
+    version = re.match(r"(\d+)\.(\d+)", engine.version, re.ASCII)
+    name = f"podman {engine.version}" if engine.podman else engine.version
+    if not engine.podman and version and tuple(map(int, version.groups())) < OLDEST_ENGINE:
         yield _error(
-            f"the engine is {found.version}; selecting and running need 20.10 or newer",
+            f"the engine is {engine.version}; selecting and running need 20.10 or newer",
             "apt-get install --only-upgrade docker.io",
         )
-    elif found.machine and found.machine != facts.machine and facts.host.gpus:
+    elif engine.machine and engine.machine != facts.machine and facts.host.gpus:
         yield _error(
-            f"the engine at {found.address} runs on {found.machine}, and this is {facts.machine}: the GPUs "
-            f"that were probed are not the ones it has",
+            f"the engine at {engine.address} runs on {engine.machine}, this is {facts.machine}: the probed "
+            f"GPUs are not the engine's",
             "env -u DOCKER_HOST DOCKER_CONTEXT=default imagematrix doctor",
         )
-    elif not found.devices and facts.host.gpus:
+    elif not engine.devices and facts.host.gpus:
         yield _error(
-            f"the engine at {found.address} is {name}, and docker's command passes no devices to it, because "
-            f"it does not tell its system",
-            "install podman 5, or start with podman's own command what `imagematrix run --dry-run` prints",
+            f"the engine at {engine.address} is {name}, to which `docker` passes no devices, because it does "
+            f"not report its system",
+            "install podman 5, or run the output of `imagematrix run --dry-run` with podman",
         )
     else:
-        yield _ok(f"the engine at {found.address} is {name}")
+        yield _ok(f"the engine at {engine.address} is {name}")
 
 
-def _cgroup(facts: Facts) -> Seen:
+def _cgroup(facts: Facts) -> Verdicts:
     # https://github.com/NVIDIA/nvidia-container-toolkit/issues/48
     if not facts.host.gpus or facts.engine.cgroup_driver != "systemd":
         return
     if facts.unlinked:
         links = "; ".join(f"ln -s {path} {link}" for path, link in facts.unlinked)
         yield _warning(
-            "systemd manages the containers' cgroups and does not find the GPUs' device nodes by number: "
-            "`systemctl daemon-reload` would take the GPUs from running containers",
-            f"at each start of the machine: {links}",
+            "systemd manages the containers' cgroups but does not find the GPUs' device nodes by number: "
+            "`systemctl daemon-reload` would remove the GPUs from running containers",
+            f"at every boot: {links}",
         )
     else:
-        yield _ok("systemd manages the containers' cgroups, and finds the GPUs' device nodes")
+        yield _ok("systemd manages the containers' cgroups and finds the GPUs' device nodes")
 
 
-def _locks(facts: Facts) -> Seen:
+def _locks(facts: Facts) -> Verdicts:
     if not facts.host.gpus:
         return
     if facts.locks_error:
         yield _error(facts.locks_error, facts.locks_remedy)
     elif facts.locks.startswith("/run/user/"):
         yield _warning(
-            f"the locks are in {facts.locks}, so that other users' launches do not see them",
-            "mkdir -m 1777 /run/lock/imagematrix, as root; and a line for it in /etc/tmpfiles.d",
+            f"locks in {facts.locks}: launches of other users do not see them",
+            "as root: mkdir -m 1777 /run/lock/imagematrix; and add a line for it to /etc/tmpfiles.d",
         )
     else:
-        yield _ok(f"the locks are in {facts.locks}")
+        yield _ok(f"locks in {facts.locks}")
 
 
-def _image(facts: Facts) -> Seen:
+def _image(facts: Facts) -> Verdicts:
     image = facts.image
     if image is None:
         return
@@ -297,51 +292,51 @@ def _image(facts: Facts) -> Seen:
         return
     look = f"docker run --rm {image.selected} find / -xdev -name 'libcuda.so.*'"
     if image.libcudas is None:
-        yield _ok(f"{image.selected} fits this node; it is not in the engine yet")
+        yield _ok(f"{image.selected} fits this node; not in the engine yet")
     elif image.mode in ("exact", "compat") and len(image.libcudas) != 1:
-        there = ", ".join(image.libcudas) or "no libcuda"
-        yield _error(f"{image.selected} shall have one user-mode driver, and has {there}", look)
+        present = ", ".join(image.libcudas) or "no libcuda"
+        yield _error(f"{image.selected} should have exactly one user-mode driver, but has {present}", look)
     elif image.mode == "host" and image.libcudas:
-        there = ", ".join(image.libcudas)
-        yield _error(f"{image.selected} leaves the driver to the host, and has {there}", look)
+        present = ", ".join(image.libcudas)
+        yield _error(f"{image.selected} should leave the driver to the host, but has {present}", look)
     else:
         yield _ok(f"{image.selected} fits this node")
 
 
-def _mounts(facts: Facts) -> Seen:
+def _mounts(facts: Facts) -> Verdicts:
     for container in facts.engine.containers:
         if SELECTED not in ((container.get("Config") or {}).get("Labels") or {}):
             continue
         name = str(container.get("Name")).lstrip("/")
         for mount in container.get("Mounts") or ():
-            place = str(mount.get("Destination")).rstrip("/")
-            if place in DRIVER_FOLDERS or DRIVER_FILE.search(place):
+            target = str(mount.get("Destination")).rstrip("/")
+            if target in DRIVER_FOLDERS or DRIVER_FILE.search(target):
                 yield _warning(
-                    f"in the container {name}, {mount.get('Source')} of the host lies over the driver in the "
-                    f"image, at {place}",
-                    f"start {name} again without -v …:{place}",
+                    f"in container {name}, {mount.get('Source')} of the host hides the image's driver at "
+                    f"{target}",
+                    f"start {name} again without -v …:{target}",
                 )
 
 
-def _cure(gpu: Gpu, kernel: Kernel) -> str:
+def _state_remedy(gpu: Gpu, kernel: Kernel) -> str:
     address = gpu.pci_bus_id or str(gpu.index)
     instances = kernel.uncomputed.get(-1 if gpu.minor is None else gpu.minor)
     if gpu.state == "mig-empty" and instances:
         return f"nvidia-smi mig -i {address} -gi {','.join(map(str, instances))} -cci"
     return {
         "lost": f"nvidia-smi --gpu-reset -i {address}, or reboot",
-        "no-permission": f"chmod 0666 /dev/nvidia{gpu.minor}, or allow it to this user's group or cgroup",
+        "no-permission": f"chmod 0666 /dev/nvidia{gpu.minor}, or grant this user's group or cgroup access",
         "no-node": "nvidia-smi" if gpu.minor is None else f"nvidia-modprobe -c {gpu.minor}",
         "no-module": f"unbind it from its driver, then: echo {address} > /sys/bus/pci/drivers_probe",
-        "excluded": "take it off NVreg_ExcludedGpus in /etc/modprobe.d, then reload the module",
+        "excluded": "remove it from NVreg_ExcludedGpus in /etc/modprobe.d, then reload the module",
         "failed": f"dmesg | grep -e RmInitAdapter; nvidia-smi --gpu-reset -i {address}, or reboot",
         "unconfirmed": "install the package with libnvidia-ml.so.1 of this driver, such as libnvidia-ml1",
-        "vgpu-host": "pass another GPU with --gpus: this one is given out to virtual machines",
+        "vgpu-host": "pass another GPU with --gpus: this one serves virtual machines",
         "mig-empty": f"nvidia-smi mig -i {address} -cgi PROFILE -C, or: nvidia-smi -i {address} -mig 0",
     }.get(gpu.state, "nvidia-smi")
 
 
-CHECKS: dict[str, Callable[[Facts], Seen]] = {
+CHECKS: dict[str, Callable[[Facts], Verdicts]] = {
     "module": _module,
     "library": _library,
     "nvidia-uvm": _uvm,

@@ -1,4 +1,4 @@
-"""What the doctor looks at: plain facts about node, engine and image, and how they are gathered."""
+"""The facts that the checks examine, about node, engine and image, and how they are gathered."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ MODULES = "/proc/modules"
 class EngineFacts:
     """The engine at `address`: its version, the name of its machine, and its running containers.
 
-    `cgroup_driver` is what manages their cgroups, "systemd" or "cgroupfs". `podman` says that it is podman,
-    `devices` that docker's own command can pass devices to it, `selinux` that it labels containers. Where it
-    does not answer, `error` says why and `remedy` what to do, and the rest is empty.
+    `cgroup_driver` manages their cgroups: "systemd" or "cgroupfs". `podman` is true for podman, `devices` if
+    docker's command can pass devices to it, `selinux` if it labels containers. If it does not respond,
+    `error` and `remedy` are set and the rest is empty.
     """
 
     address: str = ""
@@ -52,10 +52,10 @@ class EngineFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageFacts:
-    """The image that was named: what was selected, or `error` and `remedy` where nothing could be.
+    """The image to check: the selected variant, or `error` and `remedy` if none could be selected.
 
-    `mode` is the driver mode of the selected variant; `libcudas` are the paths of all user-mode drivers in
-    it, None where the engine does not have it yet. `code` is the exit code of what went wrong.
+    `mode` is the driver mode of the variant; `libcudas` are the paths of all user-mode drivers in it, None if
+    it is not in the engine yet. `code` is the exit code of the error.
     """
 
     name: str
@@ -69,13 +69,12 @@ class ImageFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """All that the checks look at.
+    """All facts that the checks examine.
 
-    `modules` are the loaded kernel modules, None where they are not known. `problems` are those of the device
-    nodes that a launch with all GPUs passes, each with its remedy; `unlinked` those that have no link in
-    /dev/char, each with what the link is to be called. `locks_error` says why GPUs could not be
-    kept from others. `kernel` is what the kernel tells besides. Of a saved host that is not this machine,
-    `live` is false, and there is nothing but the host and the image.
+    `modules` are the loaded kernel modules, None if unknown. `problems` are those of the device nodes that a
+    launch with all GPUs passes, each with its remedy; `unlinked` are the nodes without a link in /dev/char,
+    each with the name of the missing link. `locks_error` is set if GPUs cannot be locked. `kernel` has
+    further facts of the kernel. For a saved host `live` is false, and only host and image are set.
     """
 
     host: Host
@@ -95,7 +94,7 @@ class Facts:
 
 
 def saved(host: Host, image: ImageFacts | None = None) -> Facts:
-    """Return the facts about a saved host: what it says of itself, and nothing about this machine."""
+    """Return the facts about a saved host, and nothing about this machine."""
     return Facts(
         host=host,
         nvml=None,
@@ -111,7 +110,7 @@ def saved(host: Host, image: ImageFacts | None = None) -> Facts:
 
 
 def gather(host: Host, nvml: Nvml | None, image: ImageFacts | None = None) -> Facts:
-    """Return the facts about this node, whose Host is given with what NVML said, and about an image."""
+    """Return the facts about this node, given its Host and NVML's reading, and about an image."""
     locks_error = _locks_error() if host.gpus else None
     return Facts(
         host=host,
@@ -147,48 +146,50 @@ def _modules() -> frozenset[str] | None:
 
 
 def _problems(host: Host) -> tuple[tuple[str, str], ...]:
-    return _told(host, devices.check)
+    return _with_remedies(host, devices.check)
 
 
 def _missing(host: Host) -> tuple[tuple[str, str], ...]:
-    """Return the problems of nodes that a saved host does not have."""
-    return _told(host, lambda paths: devices.absent(path for path in paths if path not in host.devices))
+    """Return the problems of nodes that a saved host lacks."""
+    return _with_remedies(
+        host, lambda paths: devices.absent(path for path in paths if path not in host.devices)
+    )
 
 
-def _told(
-    host: Host, look: Callable[[Iterable[str]], tuple[devices.Problem, ...]]
+def _with_remedies(
+    host: Host, check: Callable[[Iterable[str]], tuple[devices.Problem, ...]]
 ) -> tuple[tuple[str, str], ...]:
     usable = tuple(gpu for gpu in host.gpus if gpu.usable)
     try:
-        found = look(devices.nodes(host, usable))
+        problems = check(devices.nodes(host, usable))
     except ProbeError as error:
         return ((str(error), error.remedy or ""),)
-    return tuple((str(problem), problem.remedy) for problem in found)
+    return tuple((str(problem), problem.remedy) for problem in problems)
 
 
 def _unlinked(paths: Iterable[str], root: str = "") -> tuple[tuple[str, str], ...]:
-    """Return the device nodes without a link by their numbers, which systemd wants to find them again."""
-    found = []
+    """Return the device nodes without a link by number, with which systemd finds them again."""
+    unlinked = []
     for path in paths:
         with contextlib.suppress(OSError):
             number = Path(root + path).stat().st_rdev
             link = f"/dev/char/{os.major(number)}:{os.minor(number)}"
             if not os.path.lexists(root + link):
-                found.append((path, link))
-    return tuple(found)
+                unlinked.append((path, link))
+    return tuple(unlinked)
 
 
 def _engine() -> EngineFacts:
     try:
-        told = engine.info()
+        info = engine.info()
         return EngineFacts(
             address=engine.address(),
-            version=str(told.get("ServerVersion") or ""),
-            machine=str(told.get("Name") or ""),
-            cgroup_driver=str(told.get("CgroupDriver") or ""),
+            version=str(info.get("ServerVersion") or ""),
+            machine=str(info.get("Name") or ""),
+            cgroup_driver=str(info.get("CgroupDriver") or ""),
             podman=engine.is_podman(),
             devices=engine.tells_system(),
-            selinux=any("name=selinux" in str(one) for one in told.get("SecurityOptions") or ()),
+            selinux=any("name=selinux" in str(option) for option in info.get("SecurityOptions") or ()),
             containers=tuple(engine.running()),
         )
     except EngineError as error:

@@ -1,4 +1,4 @@
-"""Which user-mode drivers an image has, read from the file system that a container of it would see."""
+"""The user-mode drivers in an image, read from the file system that a container of it would see."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["libcudas"]
 def libcudas(reference: str) -> tuple[str, ...]:
     """Return the path of each libcuda in an image of the engine; raise UnknownImageError, EngineError.
 
-    A container is created for it, never started, and removed.
+    This creates a container of the image, does not start it, and removes it.
     """
     from docker.errors import DockerException, ImageNotFound
     from requests.exceptions import RequestException
@@ -28,31 +28,31 @@ def libcudas(reference: str) -> tuple[str, ...]:
     try:
         container = client.containers.create(reference, ["true"], network_disabled=True)
         try:
-            stream = _Stream(container.export())  # type: ignore[arg-type]  # it gives bytes
+            stream = _Stream(container.export())  # type: ignore[arg-type]  # it yields bytes
             with tarfile.open(fileobj=stream, mode="r|") as archive:  # type: ignore[call-overload]
                 names = [f"/{member.name.lstrip('/')}" for member in archive if member.isfile()]
         finally:
             container.remove(force=True)
     except ImageNotFound as error:
         raise UnknownImageError(
-            f"the engine has no {reference}", remedy=f"docker pull {reference}"
+            f"image not found in the engine: {reference}", remedy=f"docker pull {reference}"
         ) from error
     except (DockerException, RequestException, tarfile.TarError) as error:
-        raise EngineError(f"what is in {reference} can't be read: {error}") from error
+        raise EngineError(f"cannot read the files of {reference}: {error}") from error
     finally:
         client.close()
     return tuple(sorted(name for name in names if LIBCUDA.fullmatch(posixpath.basename(name))))
 
 
 class _Stream:
-    """A file to read from, of pieces that come one after the other."""
+    """A readable file over an iterator of chunks."""
 
-    def __init__(self, pieces: Iterator[bytes]) -> None:
-        self._pieces = iter(pieces)
-        self._left = b""
+    def __init__(self, chunks: Iterator[bytes]) -> None:
+        self._chunks = iter(chunks)
+        self._buffer = b""
 
     def read(self, size: int) -> bytes:
-        while len(self._left) < size and (piece := next(self._pieces, b"")):
-            self._left += piece
-        found, self._left = self._left[:size], self._left[size:]
-        return found
+        while len(self._buffer) < size and (chunk := next(self._chunks, b"")):
+            self._buffer += chunk
+        data, self._buffer = self._buffer[:size], self._buffer[size:]
+        return data

@@ -1,4 +1,4 @@
-"""What the kernel tells of a node's GPUs beside the probe: log, drivers, Secure Boot, NVSwitches, SELinux."""
+"""The kernel's facts beyond the probe: log, bound drivers, Secure Boot, NVSwitches, SELinux."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ __all__ = ["Kernel", "read"]
 
 KMSG = "dev/kmsg"
 LOG_LIMIT = 100_000  # messages; a kernel's buffer seldom has a tenth of them
-MESSAGE = 8192  # bytes, the most that one read of /dev/kmsg gives
+MESSAGE = 8192  # bytes, the maximum of one read of /dev/kmsg
 # https://docs.nvidia.com/deploy/xid-errors/
 XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d{1,4})")
-# Of a module without a signature that the kernel trusts: kernel/module/signing.c and security/lockdown.
+# Messages about a module without a trusted signature: kernel/module/signing.c and security/lockdown.
 REFUSED = re.compile(
     r"Loading of (?:unsigned module|module with un\S+ \w+) is rejected|unsigned module loading is restricted"
     r"|Loading of module with unavailable key is rejected"
@@ -30,11 +30,11 @@ REFUSED = re.compile(
 DENIED = re.compile(r"(?:apparmor=\"DENIED\"|avc: +denied).*(?:name|path)=\"(/dev/nvidia[^\"]*)\"")
 SECURE_BOOT = "sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
 PCI_DEVICES = "sys/bus/pci/devices"
-NVIDIA, BRIDGE = "0x10de", "0x0680"  # NVSwitches are bridges of no other kind
+NVIDIA, BRIDGE = "0x10de", "0x0680"  # vendor and class of NVSwitches ("other bridge")
 FABRIC_MANAGER = "nv-fabricmanage"  # /proc/PID/comm has 15 characters
 SELINUX = "sys/fs/selinux/booleans/container_use_devices"
 DEVICE = re.compile(r"^ *(\d{1,9}) (\S+)$", re.MULTILINE)
-# The drivers of device nodes by their names in /proc/devices, and who makes the nodes anew.
+# The drivers of device nodes by their names in /proc/devices, and the command that recreates the nodes.
 MAJORS = (
     (re.compile(r"/dev/nvidia(\d+|ctl|-modeset)"), ("nvidia", "nvidia-frontend"), "nvidia-modprobe -c 0"),
     (re.compile(r"/dev/nvidia-uvm(-tools)?"), ("nvidia-uvm",), "nvidia-modprobe -u -c 0"),
@@ -44,15 +44,15 @@ MAJORS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernel:
-    """What the kernel tells.
+    """The kernel's facts.
 
-    `drivers` are those that have GPUs, by bus address. `secure_boot` says whether the firmware checks what is
-    loaded, `refused` has the message about a module that was not. `xids` counts errors by bus address and
-    number, `denied` names device nodes that a security module kept from somebody; all three are empty where
-    the log can't be read. `stale` are device nodes with another major number than their driver's, each with
-    the command that makes it. `switches` are the NVSwitches, `fabric_manager` whether it runs. `uncomputed`
-    are the MIG GPU instances without a compute instance, by the GPU's minor. `selinux` says that SELinux
-    keeps device nodes from containers where the engine asks it.
+    `drivers` are those bound to GPUs, by bus address. `secure_boot` states whether the firmware verifies what
+    is loaded, `refused` has the message about a rejected module. `xids` counts errors by bus address and
+    number, `denied` are device nodes to which a security module denied access; these three are empty if the
+    log cannot be read. `stale` are device nodes whose major number is not their driver's, each with the
+    command that recreates it. `switches` are the NVSwitches, `fabric_manager` states whether it runs.
+    `uncomputed` are the MIG GPU instances without a compute instance, by the GPU's minor. `selinux` states
+    that SELinux denies device nodes to the containers that the engine labels.
     """
 
     drivers: Mapping[str, str] = field(default_factory=dict)
@@ -68,14 +68,14 @@ class Kernel:
 
 
 def read(host: Host, root: str = "/") -> Kernel:
-    """Return what the kernel of this machine tells of `host`'s GPUs; what can't be read is not there."""
+    """Return the facts of this machine's kernel about `host`'s GPUs; unreadable ones are left out."""
     top = Path(root)
     log = list(_log(top / KMSG))
     xids: dict[tuple[str, int], int] = {}
     for message in log:
-        if found := XID.search(message):
-            at = found[1].lower(), int(found[2])
-            xids[at] = xids.get(at, 0) + 1
+        if match := XID.search(message):
+            key = match[1].lower(), int(match[2])
+            xids[key] = xids.get(key, 0) + 1
     return Kernel(
         drivers={
             gpu.pci_bus_id: driver
@@ -85,23 +85,23 @@ def read(host: Host, root: str = "/") -> Kernel:
         secure_boot=_bytes(top / SECURE_BOOT)[-1:] == b"\1",
         refused=next((message for message in log if REFUSED.search(message)), None),
         xids=xids,
-        denied=tuple(dict.fromkeys(found[1] for message in log if (found := DENIED.search(message)))),
+        denied=tuple(dict.fromkeys(match[1] for message in log if (match := DENIED.search(message)))),
         stale=tuple(_stale(host, top)),
         switches=tuple(_switches(top / PCI_DEVICES)),
         fabric_manager=any(
             _text(comm).strip() == FABRIC_MANAGER for comm in (top / "proc").glob("[0-9]*/comm")
         ),
         uncomputed={
-            gpu.minor: none
+            gpu.minor: instances
             for gpu in host.gpus
-            if gpu.minor is not None and (none := _uncomputed(gpu.minor, top))
+            if gpu.minor is not None and (instances := _uncomputed(gpu.minor, top))
         },
         selinux=_text(top / SELINUX).startswith("0"),
     )
 
 
 def _log(path: Path) -> Iterator[str]:
-    """Yield the messages of the kernel that are still kept; none where this user may not read them."""
+    """Yield the messages in the kernel's buffer; none if this user may not read them."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -110,9 +110,9 @@ def _log(path: Path) -> Iterator[str]:
         for _ in range(LOG_LIMIT):
             try:
                 raw = os.read(descriptor, MESSAGE)
-            except BrokenPipeError:  # a message went while we read; the next one is there
+            except BrokenPipeError:  # the message was overwritten meanwhile; read the next one
                 continue
-            except OSError:  # EAGAIN: that was the last
+            except OSError:  # EAGAIN: no more messages
                 return
             if not raw:
                 return
@@ -123,16 +123,16 @@ def _log(path: Path) -> Iterator[str]:
 
 
 def _stale(host: Host, top: Path) -> Iterator[tuple[str, str]]:
-    """Yield device nodes that an earlier load of the driver left, whose number is another's by now."""
+    """Yield device nodes left from an earlier load of the driver, whose major number is another's now."""
     majors = {name: int(number) for number, name in DEVICE.findall(_text(top / "proc/devices"))}
     for path in host.devices:
         names, remedy = next(
             ((names, remedy) for form, names, remedy in MAJORS if form.fullmatch(path)), ((), "")
         )
-        own = {majors[name] for name in names if name in majors}
+        expected = {majors[name] for name in names if name in majors}
         with contextlib.suppress(OSError):
-            found = (top / path.lstrip("/")).stat()
-            if own and stat.S_ISCHR(found.st_mode) and os.major(found.st_rdev) not in own:
+            node = (top / path.lstrip("/")).stat()
+            if expected and stat.S_ISCHR(node.st_mode) and os.major(node.st_rdev) not in expected:
                 yield path, remedy
 
 
@@ -146,9 +146,9 @@ def _uncomputed(minor: int, top: Path) -> tuple[int, ...]:
     instances = (top / f"proc/driver/nvidia/capabilities/gpu{minor}/mig").glob("gi[0-9]*")
     return tuple(
         sorted(
-            int(one.name[2:])
-            for one in instances
-            if one.name[2:].isdecimal() and not list(one.glob("ci[0-9]*"))
+            int(instance.name[2:])
+            for instance in instances
+            if instance.name[2:].isdecimal() and not list(instance.glob("ci[0-9]*"))
         )
     )
 

@@ -81,6 +81,6 @@ def test_a_mount_over_a_driver_is_seen(engine, tmp_path):
     try:
         code, found = doctor(engine)
         assert (code, found["mounts"]["severity"]) == (0, "warning")
-        assert f"{tmp_path}/libcuda.so.1 of the host lies over" in found["mounts"]["saw"]
+        assert f"{tmp_path}/libcuda.so.1 of the host hides the image's driver" in found["mounts"]["saw"]
     finally:
         engine.docker("rm", "-f", "shadowed")

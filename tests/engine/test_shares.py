@@ -58,7 +58,7 @@ def test_a_launch_counts_once_with_its_lease_its_container_and_its_process(start
 
     with share(HALF) as first:
         pid = start(*labels(first))
-        with share(HALF, pid), pytest.raises(GpusBusyError, match=f"has {GPU.memory_mib % 2} MiB left"):
+        with share(HALF, pid), pytest.raises(GpusBusyError, match=f"has {GPU.memory_mib % 2} MiB free"):
             share(HALF, pid)
     with pytest.raises(GpusBusyError):  # without the lease the container still has it
         share(GPU.memory_mib, pid)

@@ -235,7 +235,7 @@ def test_a_full_disk_behind_stdout_is_one_error(command, words, monkeypatch):
     assert said.code == 1
     assert said.err.endswith(
         "imagematrix: cannot write the answer: No space left on device\n"
-        "  free some space where stdout goes, or set TMPDIR to another folder\n"
+        "  free disk space where stdout goes, or set TMPDIR to another folder\n"
     )
 
 
@@ -271,7 +271,7 @@ def test_on_a_terminal_a_board_shows_what_runs(planned, monkeypatch):
         board.step(one, "too late")
         board.finished(Result(item=other, status=BuildStatus.FAILED, seconds=2))
     lines = [" ".join(line.split()) for line in running.getvalue().splitlines()]
-    assert lines == ["cpu-x86-64-v3 2/3 RUN [bold] make", "cpu-znver4 begins", "0 of 2 done"]
+    assert lines == ["cpu-x86-64-v3 2/3 RUN [bold] make", "cpu-znver4 starting", "0 of 2 done"]
     said = sys.stderr.getvalue()
     assert "[1/2]" in said
     assert "cpu-x86-64-v3 1.2 s" in said

@@ -129,4 +129,4 @@ def test_the_summary_goes_where_github_asks_for_it(monkeypatch, tmp_path, capsys
     assert page.read_text() == "before\n### imagematrix: no cells\n\n"
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path))
     ci.write_summary(())
-    assert capsys.readouterr().err == f"no summary for GitHub: {tmp_path}: Is a directory\n"
+    assert capsys.readouterr().err == f"cannot write the summary for GitHub: {tmp_path}: Is a directory\n"

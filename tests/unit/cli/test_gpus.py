@@ -67,12 +67,12 @@ def test_shares(cli, profiles, engine, locks, conforms):
     assert (shared["free"], shared["vram_free_mib"]) == (False, memory - 4096 - 1024)
     assert (used["free"], used["vram_free_mib"]) == (False, None)
     assert (free["free"], free["vram_free_mib"]) == (True, memory)
-    assert f"shared, {memory - 5120} MiB left" in table
+    assert f"shared, {memory - 5120} MiB free" in table
     assert "share of 1024 MiB" in table
 
 
 @pytest.mark.usefixtures("engine")
-def test_what_nvml_says_of_now(cli, profiles, play, monkeypatch, conforms):
+def test_current_readings_of_nvml(cli, profiles, play, monkeypatch, conforms):
     host = json.loads(profiles["mig"].read_text())
     whole, parted = sorted(host["gpus"], key=lambda gpu: gpu["mig"] is not None)
     device = parted["mig"][1]
@@ -100,13 +100,13 @@ def test_what_nvml_says_of_now(cli, profiles, play, monkeypatch, conforms):
     assert f" {device['profile']} " in table
 
 
-def test_without_an_engine_the_rest_is_told(cli, profiles, no_engine, conforms):  # noqa: ARG001
+def test_without_an_engine_the_rest_is_reported(cli, profiles, no_engine, conforms):  # noqa: ARG001
     said = cli("gpus", "--host", profiles["driver-mismatch"], "--json")
     assert said.code == 0
     document = json.loads(said.out)
     conforms(document)
     assert document["warnings"][-1].startswith("no Docker engine answers at ")
-    assert "so the GPUs of containers are not known" in said.err
+    assert "GPU usage by containers unknown" in said.err
     assert {(gpu["free"], gpu["vram_free_mib"]) for gpu in document["gpus"]} == {(None, None)}
     table = cli("gpus", "--host", profiles["driver-mismatch"]).out
     assert " unknown " in table

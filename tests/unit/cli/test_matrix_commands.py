@@ -41,7 +41,7 @@ def test_from_nothing_to_dockerfiles(cli, here, shipped, shipped_catalog):
     assert f"\n{built} build, " in planned.err
 
     rendered = cli("render", "-o", "out")
-    assert rendered == (0, "", f"{built} Dockerfiles written to out\n")
+    assert rendered == (0, "", f"wrote {built} Dockerfiles to out\n")
     name = "cuda12.4-drv550.163.01-sm90-znver4"
     assert (here / "out" / "training" / f"v1-{name}" / "Dockerfile").read_text() == cli(
         "render", "--only", ONE

@@ -19,9 +19,9 @@ def is_safe(text):
 
 
 def test_what_is_said(capsys):
-    output.say(HOSTILE)
+    output.info(HOSTILE)
     output.warn(HOSTILE, HOSTILE)
-    output.complain(ImagematrixError(HOSTILE, remedy=HOSTILE))
+    output.print_error(ImagematrixError(HOSTILE, remedy=HOSTILE))
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 5
     assert all(map(is_safe, lines))
@@ -34,12 +34,12 @@ def test_our_own_colours_stay(capsys, monkeypatch):
     said = capsys.readouterr().err
     assert said.startswith(begin)
     assert is_safe(said.removeprefix(begin))
-    output.say_raw("\x1b[0Ksection")
+    output.info_raw("\x1b[0Ksection")
     assert capsys.readouterr().err == "\x1b[0Ksection\n"
 
 
 def test_what_is_shown(capsys):
-    output.show(HOSTILE)
+    output.print_text(HOSTILE)
     output.table(("one", "two"), [(HOSTILE, "x"), ("two\nlines", "\t")])
     output.console(sys.stdout).print(HOSTILE)
     out = capsys.readouterr().out
@@ -49,7 +49,7 @@ def test_what_is_shown(capsys):
 
 
 def test_documents(capsys):
-    output.answer({"name": HOSTILE, "plain": "\u00e9\u4e2d"})
+    output.print_json({"name": HOSTILE, "plain": "\u00e9\u4e2d"})
     out = capsys.readouterr().out
     assert not OBEYED & set(out)
     assert json.loads(out) == {"name": HOSTILE, "plain": "\u00e9\u4e2d"}

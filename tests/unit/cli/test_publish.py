@@ -326,7 +326,7 @@ def test_lock_keeps_what_it_has_until_it_is_upgraded(cli, backend, matrix, confo
     assert said.err.count(" -> ") == 2
     matrix.write_text(matrix.read_text().replace("debian:bookworm", "debian:trixie"))
     said = cli("lock", "-f", matrix)
-    assert f"debian:bookworm: {digest(b'newer')} -> gone" in said.err
+    assert f"debian:bookworm: {digest(b'newer')} -> removed" in said.err
     assert "1 base image" in said.err
 
 

@@ -43,7 +43,7 @@ def bad(facts):
     return [(one.check, one.severity, one.saw, one.remedy) for one in examine(facts) if one.severity != "ok"]
 
 
-def test_a_node_in_good_order(conforms):
+def test_a_healthy_node(conforms):
     findings = examine(GOOD)
     assert {finding.severity for finding in findings} == {"ok"}
     assert [finding.check for finding in findings] == [
@@ -54,7 +54,7 @@ def test_a_node_in_good_order(conforms):
     assert document["launches"] is True
 
 
-def test_systemd_has_to_find_device_nodes_by_their_numbers():
+def test_systemd_needs_links_to_device_nodes_by_number():
     by_systemd = replace(GOOD, engine=replace(GOOD.engine, cgroup_driver="systemd"))
     assert bad(by_systemd) == []
     assert "finds the GPUs' device nodes" in [one.saw for one in examine(by_systemd)][-2]
@@ -67,7 +67,7 @@ def test_systemd_has_to_find_device_nodes_by_their_numbers():
     assert bad(replace(by_systemd, unlinked=unlinked, host=host(driver=None, gpus=()))) == []
 
 
-def test_a_node_without_gpus_runs_what_needs_none():
+def test_a_node_without_gpus_runs_cpu_images():
     plain = replace(GOOD, host=host(driver=None, gpus=()), nvml=None, modules=None)
     assert bad(plain) == []
     assert [finding.check for finding in examine(plain)] == ["module", "docker-command", "engine"]
@@ -76,7 +76,7 @@ def test_a_node_without_gpus_runs_what_needs_none():
 @pytest.mark.parametrize(
     ("changes", "check", "severity", "saw", "remedy"),
     [
-        ({"host": host(driver=None)}, "module", "error", "no kernel module", "modprobe nvidia"),
+        ({"host": host(driver=None)}, "module", "error", "kernel module is not loaded", "modprobe nvidia"),
         (
             {"nvml": Nvml(error=18, message="x", library="550.144.03")},
             "library",
@@ -84,7 +84,7 @@ def test_a_node_without_gpus_runs_what_needs_none():
             "550.144.03",
             "reboot",
         ),
-        ({"nvml": Nvml(error=12, message="x")}, "library", "warning", "not installed", "libnvidia-ml"),
+        ({"nvml": Nvml(error=12, message="x")}, "library", "warning", "NVML not found", "libnvidia-ml"),
         ({"nvml": Nvml(error=4, message="denied")}, "library", "warning", "denied", "nvidia-smi"),
         ({"nvml": Nvml(message="it gave no answer")}, "library", "warning", "no answer", "nvidia-smi"),
         ({"modules": frozenset({"nvidia"})}, "nvidia-uvm", "error", "not loaded", "modprobe nvidia-uvm"),
@@ -102,7 +102,7 @@ def test_a_node_without_gpus_runs_what_needs_none():
             "GPU 0",
             "nvidia-smi -pm 1",
         ),
-        ({"docker": None}, "docker-command", "error", "not on PATH", "apt-get install docker-cli"),
+        ({"docker": None}, "docker-command", "error", "not found on PATH", "apt-get install docker-cli"),
         (
             {"engine": EngineFacts(error="no engine", remedy="systemctl start docker")},
             "engine",
@@ -128,7 +128,7 @@ def test_a_node_without_gpus_runs_what_needs_none():
             {"engine": EngineFacts(version="4.3.1", machine="node7", podman=True, devices=False)},
             "engine",
             "error",
-            "podman 4.3.1, and docker's command passes no devices to it",
+            "podman 4.3.1, to which `docker` passes no devices",
             "podman 5",
         ),
         ({"locks_error": "no", "locks_remedy": "mkdir"}, "locks", "error", "no", "mkdir"),
@@ -159,14 +159,14 @@ def test_a_node_without_gpus_runs_what_needs_none():
             {"image": ImageFacts(name="t:v1", selected="t:x", mode="host", libcudas=("/a",))},
             "image",
             "error",
-            "leaves the driver to the host",
+            "should leave the driver to the host",
             "t:x",
         ),
         (
             {"engine": EngineFacts(machine="node7", containers=(mounted("/usr/lib/x86_64-linux-gnu/"),))},
             "mounts",
             "warning",
-            "in the container job, /opt/x",
+            "in container job, /opt/x",
             "start job again",
         ),
         (
@@ -178,7 +178,7 @@ def test_a_node_without_gpus_runs_what_needs_none():
         ),
     ],
 )
-def test_what_is_wrong(changes, check, severity, saw, remedy, conforms):
+def test_problems(changes, check, severity, saw, remedy, conforms):
     findings = examine(replace(GOOD, **changes))
     (found,) = [finding for finding in findings if finding.severity != "ok"]
     assert (found.check, found.severity) == (check, severity)
@@ -205,7 +205,7 @@ def test_what_is_wrong(changes, check, severity, saw, remedy, conforms):
         {"modules": None},
     ],
 )
-def test_what_is_not_wrong(changes):
+def test_conditions_that_are_not_problems(changes):
     assert bad(replace(GOOD, **changes)) == []
 
 
@@ -228,11 +228,11 @@ def test_gpus_that_cannot_be_used(state, remedy):
     gpu = Gpu(index=0, minor=3, name="L40S", pci_bus_id="0000:41:00.0", state=state)
     ((check, severity, saw, cure),) = bad(replace(GOOD, host=host(gpus=(gpu,))))
     assert (check, severity) == ("gpus", "error")
-    assert saw == f"GPU 0 (L40S) is in the state {state}"
+    assert saw == f"GPU 0 (L40S) is in state {state}"
     assert remedy in cure
 
 
-def test_a_node_of_unknown_number_has_no_command_that_makes_it():
+def test_a_node_of_unknown_minor_has_a_generic_remedy():
     gpu = Gpu(index=5, name="L40S", state="no-node")
     ((_, _, _, cure),) = bad(replace(GOOD, host=host(gpus=(gpu,))))
     assert "nvidia-modprobe" not in cure
@@ -265,7 +265,7 @@ def kernel(**facts):
     return replace(GOOD, kernel=Kernel(**facts))
 
 
-def test_why_no_module_is_loaded():
+def test_reasons_why_the_module_is_not_loaded():
     idle = {"host": host(driver=None), "nvml": None}
 
     def told(**facts):
@@ -274,13 +274,13 @@ def test_why_no_module_is_loaded():
         return saw, remedy
 
     saw, remedy = told(drivers={ADDRESS: "nouveau"})
-    assert saw.endswith("is loaded: nouveau has them")
+    assert saw.endswith("is not loaded: nouveau is bound to them")
     assert remedy.startswith("echo blacklist nouveau > /etc/modprobe.d/nouveau.conf")
     saw, remedy = told(refused="Loading of unsigned module is rejected", secure_boot=True)
-    assert saw.endswith("the kernel refused one: Loading of unsigned module is rejected")
+    assert saw.endswith("the kernel rejected it: Loading of unsigned module is rejected")
     assert remedy.startswith("mokutil --import")
     saw, remedy = told(secure_boot=True)
-    assert "Secure Boot refuses" in saw
+    assert "Secure Boot rejects" in saw
     assert remedy.startswith("modprobe nvidia; or mokutil")
     assert told(drivers={ADDRESS: "nvidia"})[1] == "modprobe nvidia"
 
@@ -317,19 +317,19 @@ def test_nvlink_s_fabric(fabric, switches, manager, severity):
         assert "nvidia-fabricmanager" in found[0].remedy
 
 
-def test_what_the_kernel_s_log_says():
+def test_findings_in_the_kernel_log():
     found = bad(kernel(xids={("0000:41:00", 79): 2, ("0000:41:00", 31): 1}, denied=("/dev/nvidia0",)))
     assert [saw for _, _, saw, _ in found] == [
-        "the kernel's log has Xid 31 of the GPU at 0000:41:00",
-        "the kernel's log has Xid 79 of the GPU at 0000:41:00, 2 times",
-        "SELinux or AppArmor kept /dev/nvidia0 from a process, as the kernel's log says",
+        "kernel log: Xid 31 of the GPU at 0000:41:00",
+        "kernel log: Xid 79 of the GPU at 0000:41:00, 2 times",
+        "kernel log: SELinux or AppArmor denied a process access to /dev/nvidia0",
     ]
 
 
-def test_nodes_and_labels_that_keep_containers_out():
+def test_stale_nodes_and_selinux():
     ((check, severity, saw, remedy),) = bad(kernel(stale=(("/dev/nvidia-uvm", "nvidia-modprobe -u -c 0"),)))
     assert (check, severity) == ("device-nodes", "error")
-    assert saw.startswith("/dev/nvidia-uvm has the number of another driver")
+    assert saw.startswith("/dev/nvidia-uvm has the major number of another driver")
     assert remedy == "rm /dev/nvidia-uvm; nvidia-modprobe -u -c 0"
     labelled = replace(kernel(selinux=True), engine=replace(GOOD.engine, selinux=True))
     assert bad(labelled)[0][3] == "setsebool -P container_use_devices 1"

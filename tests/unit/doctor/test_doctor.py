@@ -62,14 +62,14 @@ def test_device_nodes_that_are_missing(on_node, conforms):
 
 
 @pytest.mark.usefixtures("docker", "engine")
-def test_mig_devices_that_this_machine_does_not_have(on_node):
+def test_mig_devices_without_nodes_on_this_machine(on_node):
     said = on_node("mig")
     assert said.code == 5
     assert "/dev/nvidia-caps/nvidia-cap21: not found" in said.out
 
 
 @pytest.mark.usefixtures("docker", "engine")
-def test_mig_devices_whose_nodes_nobody_knows(cli, profiles, tmp_path):
+def test_mig_devices_of_unknown_nodes(cli, profiles, tmp_path):
     node = json.loads(profiles["mig"].read_text())
     node["gpus"][0]["mig"][0]["capabilities"] = None
     (tmp_path / "node.json").write_text(json.dumps(node))
@@ -112,7 +112,7 @@ def test_a_saved_host_is_not_this_machine(cli, profiles, conforms, tmp_path, mon
         assert said.code == 0
         assert {one["check"] for one in document["findings"]} <= {"module", "device-nodes", "probe"}
     table = cli("doctor", "--host", profiles["driver-mismatch"]).out
-    assert "ok       device-nodes    the device nodes are there\n" in table
+    assert "ok       device-nodes    device nodes exist\n" in table
     assert "warning  probe           NVML driver mismatch (error 18): the host's user-mode driver is" in table
 
 
@@ -126,16 +126,14 @@ def test_what_a_saved_host_lacks(cli, profiles, tmp_path):
 
 
 @pytest.mark.usefixtures("engine")
-def test_an_image_is_chosen_for_a_saved_host_whatever_this_environment_says(
-    cli, profiles, engine, shipped_catalog, monkeypatch
-):
+def test_the_environment_does_not_apply_to_a_saved_host(cli, profiles, engine, shipped_catalog, monkeypatch):
     engine.hold(shipped_catalog)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "99")
     said = cli("doctor", "--host", profiles["laptop"], "training:v1")
     assert said.code == 0
 
 
-def test_locks_that_cannot_be_made(profiles, engine, monkeypatch, tmp_path):
+def test_locks_that_cannot_be_created(profiles, engine, monkeypatch, tmp_path):
     assert engine.containers == []
     (tmp_path / "file").touch()
     monkeypatch.setenv("IMAGEMATRIX_LOCKS", str(tmp_path / "file"))

@@ -38,7 +38,7 @@ def put(tmp_path):
     return make
 
 
-def test_where_nothing_can_be_read(tmp_path):
+def test_a_machine_without_readable_files(tmp_path):
     assert read(NODE, str(tmp_path)) == Kernel()
 
 
@@ -50,7 +50,7 @@ def test_the_log(monkeypatch, tmp_path):
     assert found.refused == "Loading of unsigned module is rejected"
 
 
-def test_messages_come_one_by_one_and_some_are_gone(monkeypatch):
+def test_overwritten_messages_are_skipped(monkeypatch):
     reading, writing = os.pipe()
     told = iter(
         [b"6,1,2,-;one\n SUBSYSTEM=pci\n", BrokenPipeError(), b"4,2,3,-;two \xff\n", BlockingIOError()]
