@@ -31,6 +31,7 @@ __all__ = ["PARTS"]
 SIGNALS = {INTERRUPTED: "Interrupted by SIGINT (Ctrl-C).", TERMINATED: "Terminated by SIGTERM."}
 URL = re.compile(r"https://[^\s,]+[^\s,.]")
 SCHEMAS = files("imagematrix") / "schemas"
+ANY_WORD = ["string", "number", "boolean"]  # of matrix.yaml, where each is read as it is written
 INSIDE = ("properties", "required", "items", "additionalProperties")  # what says what is inside of a value
 MATRIX = "matrix"  # the one schema that is of no JSON document
 
@@ -166,10 +167,14 @@ def _schema(name: str) -> dict[str, Any]:
 
 def _keys(schema: Mapping[str, Any]) -> str:
     rows = [
-        (f"`{path}`", "yes" if required else "", _kind(schema, part), _describe(part))
+        (
+            f"`{path}`",
+            ", ".join(filter(None, [_kind(schema, part), "required" if required else ""])),
+            _describe(part),
+        )
         for path, required, part in _walk(schema, schema, "")
     ]
-    return _table(("Key", "Required", "Type", "Meaning"), rows)
+    return _table(("Key", "Type", "Meaning"), rows)
 
 
 def _walk(
@@ -221,6 +226,8 @@ def _kind(whole: Mapping[str, Any], part: Mapping[str, Any]) -> str:
     if "anyOf" in part:
         return " or ".join(dict.fromkeys(_kind(whole, _resolve(whole, one)) for one in part["anyOf"]))
     kinds = part.get("type", "")
+    if kinds == ANY_WORD:
+        return "text"
     return " or ".join([kinds] if isinstance(kinds, str) else kinds)
 
 
