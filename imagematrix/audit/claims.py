@@ -7,21 +7,33 @@ from dataclasses import dataclass
 
 from imagematrix.audit import promise
 from imagematrix.audit.elf import AARCH64, X86_64
+from imagematrix.audit.image import Image
+from imagematrix.audit.report import audit
 from imagematrix.catalog import labels
 from imagematrix.errors import AuditError, UsageError
 from imagematrix.facts import device_code, marches, versions
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
+    from imagematrix.audit.layer import Layer
     from imagematrix.audit.report import Audit
     from imagematrix.catalog.catalog import Variant
 
-__all__ = ["Contradiction", "claimed", "contradictions"]
+__all__ = ["Contradiction", "broken", "claimed", "contradictions"]
 
 # By the architecture of a platform: the machine in ELF headers, and what people call it.
 MACHINES = {"amd64": (X86_64, "x86_64"), "arm64": (AARCH64, "aarch64")}
+# By fact: what is promised in words, and what a file does with what it has instead.
+NOUNS = {
+    "platform": ("programs for", "is for"),
+    "driver": ("user-mode driver", "has"),
+    "cubins": ("cubins for", "has"),
+    "ptx": ("PTX for", "has"),
+    "device code": ("device code that is", "has some that is"),
+    "cpu_flags": ("code for", "needs"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,15 +49,16 @@ class Contradiction:
     path: str | None
 
     def __str__(self) -> str:
-        claim = f"the labels say {self.fact} {' '.join(self.claimed) or 'none'}"
-        if self.path is None:
-            return f"{claim}, but there is none"
-        return f"{claim}, but {self.path} has {' '.join(self.found) or 'none'}"
+        noun, verb = NOUNS[self.fact]
+        article = "the " if self.fact == "driver" else ""
+        claim = f"{article}{noun} {' '.join(self.claimed)}" if self.claimed else f"no {noun}"
+        proof = f"{self.path} {verb} {' '.join(self.found) or 'none'}" if self.path else "there is none"
+        return f"the labels promise {claim}, but {proof}"
 
 
-def claimed(audit: Audit) -> Variant | None:
+def claimed(audited: Audit) -> Variant | None:
     """Return the catalog entry that an image's labels have; None where they have none; raise AuditError."""
-    image = audit.image
+    image = audited.image
     if labels.VARIANT not in image.labels:
         return None
     try:
@@ -55,23 +68,34 @@ def claimed(audit: Audit) -> Variant | None:
         raise AuditError(f"{image.reference}: the labels are damaged: {error}") from error
 
 
-def contradictions(audit: Audit, variant: Variant) -> list[Contradiction]:
+def broken(layers: Iterable[Layer], variant: Variant) -> str:
+    """Return in sentences what in layers, the lowest first, contradicts `variant`; "" where nothing does."""
+    own = Image(
+        reference=variant.reference,
+        digest=variant.digest or "",
+        platform=variant.platform,
+        layers=tuple(layers),
+    )
+    return "; ".join(map(str, contradictions(audit(own), variant)))
+
+
+def contradictions(audited: Audit, variant: Variant) -> list[Contradiction]:
     """Return what in an image contradicts the catalog entry `variant`; never that it has more than that."""
     return [
-        *_platform(audit, variant),
-        *_driver(audit, variant),
-        *_code(audit, variant),
-        *_cpu(audit, variant),
+        *_platform(audited, variant),
+        *_driver(audited, variant),
+        *_code(audited, variant),
+        *_cpu(audited, variant),
     ]
 
 
-def _platform(audit: Audit, variant: Variant) -> Iterator[Contradiction]:
+def _platform(audited: Audit, variant: Variant) -> Iterator[Contradiction]:
     # A base image of another platform is built on without a word where the engine has no other of its name.
     # Programs for other machines may well be among the rest: cross compilers, emulators.
     arch = variant.platform.split("/")[1]
     machine, _ = MACHINES.get(arch, (None, arch))
     known = dict(MACHINES.values())
-    programs = [one for one in audit.files if one.file.machine in known and one.file.linked]
+    programs = [one for one in audited.files if one.file.machine in known and one.file.linked]
     counted = Counter(one.file.machine for one in programs)
     if machine is None or not counted or counted.most_common(1)[0][0] == machine:
         return
@@ -80,10 +104,10 @@ def _platform(audit: Audit, variant: Variant) -> Iterator[Contradiction]:
     yield Contradiction(fact="platform", claimed=(variant.platform,), found=(found,), path=example.path)
 
 
-def _driver(audit: Audit, variant: Variant) -> Iterator[Contradiction]:
+def _driver(audited: Audit, variant: Variant) -> Iterator[Contradiction]:
     carried = variant.driver.version if variant.driver and variant.driver.mode != "host" else None
     wanted: tuple[str, ...] = (carried,) if carried else ()
-    real = [one for one in audit.drivers if one.driver.kind != "stub"]
+    real = [one for one in audited.drivers if one.driver.kind != "stub"]
     main = [one for one in real if one.driver.name == "libcuda"]
     for one in real:
         own = one.driver.version or "of an unknown version"
@@ -97,12 +121,12 @@ def _driver(audit: Audit, variant: Variant) -> Iterator[Contradiction]:
         yield Contradiction(fact="driver", claimed=wanted, found=found, path=one.path)
 
 
-def _code(audit: Audit, variant: Variant) -> Iterator[Contradiction]:
-    for one in audit.files:
+def _code(audited: Audit, variant: Variant) -> Iterator[Contradiction]:
+    for one in audited.files:
         if one.own and one.file.code.damaged and one.file.linked:
             yield Contradiction(fact="device code", claimed=("whole",), found=("damaged",), path=one.path)
-    there = {device_code.capability(target) for one in audit.coded for target in one.file.code.cubins}
-    for one in audit.coded:
+    there = {device_code.capability(target) for one in audited.coded for target in one.file.code.cubins}
+    for one in audited.coded:
         code = one.file.code
         if not code.cuda:
             continue
@@ -124,12 +148,12 @@ def _code(audit: Audit, variant: Variant) -> Iterator[Contradiction]:
                 yield Contradiction(fact="ptx", claimed=wanted, found=told, path=one.path)
 
 
-def _cpu(audit: Audit, variant: Variant) -> Iterator[Contradiction]:
+def _cpu(audited: Audit, variant: Variant) -> Iterator[Contradiction]:
     arch = MACHINES.get(variant.platform.split("/")[1], (None, ""))[1]
     if not variant.cpu_flags or arch not in marches.IGNORED:
         return
     beyond: dict[str, list[str]] = {}
-    for flag, path in audit.flags.items():
+    for flag, path in audited.flags.items():
         if flag not in variant.cpu_flags | marches.IGNORED[arch]:
             beyond.setdefault(path, []).append(flag)
     for path, flags in sorted(beyond.items()):

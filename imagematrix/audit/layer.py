@@ -15,11 +15,23 @@ from imagematrix.oci.expanded import Expanded
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
     from typing import IO
 
     from imagematrix.oci.expanded import Stream
 
-__all__ = ["FOLDER", "OTHER", "Folder", "Hardlink", "Layer", "Plain", "Symlink", "opened", "read"]
+__all__ = [
+    "FOLDER",
+    "OTHER",
+    "Folder",
+    "Hardlink",
+    "Layer",
+    "Plain",
+    "Symlink",
+    "opened",
+    "read",
+    "read_file",
+]
 
 WHITEOUT = ".wh."
 OPAQUE = ".wh..wh..opq"
@@ -133,6 +145,15 @@ def read(stream: Stream, digest: str) -> Layer:
     except (tarfile.TarError, OSError, EOFError, ValueError) as error:
         raise AuditError(f"the layer {digest} can't be read: {error}") from error
     return Layer(digest=digest, entries=entries, removed=frozenset(removed), emptied=frozenset(emptied))
+
+
+def read_file(path: Path) -> Layer:
+    """Return the layer in the file `path`; raise AuditError."""
+    try:
+        with path.open("rb") as file:
+            return read(file, path.name)
+    except OSError as error:
+        raise AuditError(f"the layer {path.name} can't be read: {error}") from error
 
 
 def _ended(archive: tarfile.TarFile, expanded: Expanded) -> None:

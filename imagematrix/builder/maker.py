@@ -7,8 +7,8 @@ from dataclasses import replace
 from functools import cache
 from typing import Self
 
-from imagematrix.audit import layers
-from imagematrix.audit.audit import contradictions
+from imagematrix.audit import layer
+from imagematrix.audit.claims import broken
 from imagematrix.builder.compiler import Compilers
 from imagematrix.builder.logs import opened
 from imagematrix.builder.reproducible import difference
@@ -76,7 +76,7 @@ class Maker:
         self._made: dict[str, Made] = {}
         self._needed = {need for item in items for need in item.needs}
         self._kept = contextlib.ExitStack()  # layouts that other images build on
-        self._layers: Once[str, layers.Layer] = Once()
+        self._layers: Once[str, layer.Layer] = Once()
         self._pins: dict[str, str | None] = {}
 
     def __enter__(self) -> Self:
@@ -205,10 +205,10 @@ class Maker:
         return self._given.sources(item.cell, context, images)
 
     def _audit(self, image: layout.Image, promised: Variant) -> None:
-        broken = contradictions(layers.contents(map(self._layer, image.layer_files)), promised)
-        if broken:
-            raise AuditError("; ".join(broken))
+        why = broken(map(self._layer, image.layer_files), promised)
+        if why:
+            raise AuditError(why)
 
-    def _layer(self, path: Path) -> layers.Layer:
+    def _layer(self, path: Path) -> layer.Layer:
         # Layers are shared by many images; each is read once.
-        return self._layers(path.name, lambda: layers.read(layout.solid(path)))
+        return self._layers(path.name, lambda: layer.read_file(layout.solid(path)))

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import posixpath
 import tarfile
 
 from imagematrix import engine
-from imagematrix.audit.layers import LIBCUDA
+from imagematrix.audit.driver_file import named
 from imagematrix.errors import EngineError, UnknownImageError
 
 TYPE_CHECKING = False
@@ -41,7 +40,12 @@ def libcudas(reference: str) -> tuple[str, ...]:
         raise EngineError(f"cannot read the files of {reference}: {error}") from error
     finally:
         client.close()
-    return tuple(sorted(name for name in names if LIBCUDA.fullmatch(posixpath.basename(name))))
+    return tuple(sorted(filter(_is_libcuda, names)))
+
+
+def _is_libcuda(path: str) -> bool:
+    library, version = named(path) or ("", None)
+    return library == "libcuda" and version is not None
 
 
 class _Stream:

@@ -14,8 +14,8 @@ import re
 import tarfile
 
 from imagematrix import documents
-from imagematrix.audit.audit import contradictions
-from imagematrix.audit.layers import contents, read
+from imagematrix.audit.claims import broken
+from imagematrix.audit.layer import read_file
 from imagematrix.catalog import labels
 from imagematrix.catalog.labels import content
 from imagematrix.errors import AuditError, UsageError
@@ -53,9 +53,9 @@ def _examine(reference: str, config: Mapping[str, Any], layers: Iterable[Path]) 
             remedy=f"`docker image rm {reference}`, and build it again",
         )
     promised = labels.read(own, reference=reference, digest=None, size=None)
-    broken = contradictions(contents(map(read, layers)), promised)
-    if broken:
-        raise AuditError(f"{reference}: {'; '.join(broken)}")
+    why = broken(map(read_file, layers), promised)
+    if why:
+        raise AuditError(f"{reference}: {why}")
 
 
 def _unpack(archive: BinaryIO, folder: Path) -> None:

@@ -199,6 +199,6 @@ def test_contradictions_are_told_in_sentences(tmp_path):
     (found,) = read(layout(tmp_path / "told", image), "linux/amd64", Layers())
     told = [str(one) for one in contradictions(audit(found), claimed(audit(found)))]
     assert told == [
-        "the labels say driver 550.163.01, but there is none",
-        "the labels say cubins 90, but /k.cubin has 80",
+        "the labels promise the user-mode driver 550.163.01, but there is none",
+        "the labels promise cubins for 90, but /k.cubin has 80",
     ]

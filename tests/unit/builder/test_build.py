@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from imagematrix.audit import layers
+from imagematrix.audit import layer
 from imagematrix.builder.build import build
 from imagematrix.builder.result import complete, failure, report
 from imagematrix.errors import AuditError, BuildError, EngineError, TagMovedError, UsageError
@@ -274,7 +274,7 @@ def test_an_image_that_breaks_its_promise_is_not_stored(planned, carry_out, back
     error = failure(results)
     assert isinstance(error, AuditError)
     assert error.exit_code == 9
-    assert "the labels promise the user-mode driver 535.261.03" in str(results[0].error)
+    assert "the labels promise the user-mode driver 535.261.03, but" in str(results[0].error)
     assert "libcuda.so.550.163.01" in str(results[0].error)
 
 
@@ -360,7 +360,8 @@ def test_what_is_adopted_asks_for_nothing_else(planned, carry_out, backend):
 
 def test_a_layer_is_read_once_for_all_images(planned, carry_out, backend, tar, monkeypatch):
     read = []
-    monkeypatch.setattr(layers, "read", lambda path, real=layers.read: read.append(path.name) or real(path))
+    real = layer.read_file
+    monkeypatch.setattr(layer, "read_file", lambda path: read.append(path.name) or real(path))
     backend.layers = [tar(("bin/true", b"")), tar()]
     assert set(statuses(carry_out(planned(only=CPU), jobs=2)[0]).values()) == {"built"}
     assert len(read) == len(set(read)) == 2
@@ -462,7 +463,8 @@ def test_bases_are_exported_while_the_first_are_built(planned, carry_out, backen
     plan = planned(only=CPU)
     backend.salt = ""
     read = []
-    monkeypatch.setattr(layers, "read", lambda path, real=layers.read: read.append(path.name) or real(path))
+    real = layer.read_file
+    monkeypatch.setattr(layer, "read_file", lambda path: read.append(path.name) or real(path))
     carry_out(plan, jobs=2)
     ((_, base, sources),) = [call for call in backend.calls if call[0] == "base"]
     assert base == "debian:trixie"

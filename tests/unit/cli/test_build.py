@@ -74,7 +74,7 @@ def test_an_image_that_breaks_its_promise_ends_with_9(command, backend, tar):
     backend.layers = [tar(("usr/lib/libcuda.so.550.163.01", b""))]
     said = command("build", *CPU)
     assert (said.code, said.out) == (9, "")
-    assert "the labels promise no user-mode driver, but there is /usr/lib/libcuda.so.550.163.01" in said.err
+    assert "the labels promise no user-mode driver, but /usr/lib/libcuda.so.550.163.01" in said.err
     assert not backend.images
 
 

@@ -32,7 +32,7 @@ def test_a_table_for_a_person(cli, tmp_path):
 def test_a_contradiction_is_exit_9(cli, tmp_path):
     said = cli("verify", layout(tmp_path / "oci", lying(CUBIN)))
     assert said.code == 9
-    assert "contradiction  the labels say cubins 90, but /opt/k.cubin has 80" in said.out
+    assert "contradiction  the labels promise cubins for 90, but /opt/k.cubin has 80" in said.out
     assert "the bytes of 1 image contradict the labels" in said.err
 
 
