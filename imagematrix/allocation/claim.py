@@ -15,7 +15,8 @@ from imagematrix.allocation.slots import Slot, ranked, reserved, unreserved
 from imagematrix.allocation.survey import SHARE, leases
 from imagematrix.allocation.usage import combined, consumers, keys, overlap
 from imagematrix.errors import GpusBusyError, ProbeError, UsageError
-from imagematrix.gpus.spec import merged
+from imagematrix.gpus.choice import label, memory_mib, merged
+from imagematrix.record import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from imagematrix.allocation.usage import Usage
     from imagematrix.errors import ImagematrixError
+    from imagematrix.gpus.choice import Choice
     from imagematrix.node.host import Gpu
 
 __all__ = ["Claim", "claim", "claim_first"]
@@ -58,8 +60,7 @@ class Claim:
 
 
 def claim(  # noqa: PLR0913 - each is one aspect of the demand
-    gpus: tuple[Gpu, ...],
-    count: int,
+    choice: Choice,
     survey: Callable[[], Usage],
     *,
     also: tuple[Gpu, ...] = (),
@@ -70,10 +71,10 @@ def claim(  # noqa: PLR0913 - each is one aspect of the demand
     path: str | None = None,
     group: int | None = None,
 ) -> Claim:
-    """Return a claim on the first `count` unused ones of `gpus`, or on a share of `count` GPUs.
+    """Return a claim on the first unused GPUs of `choice`, as many as it takes, or on a share of each.
 
     The GPUs in `also` are claimed too, because the container gets them anyway: they are not among
-    `Claim.gpus`, except those that are in `gpus`, which are chosen first. With `vram_mib`, at least 1, the
+    `Claim.gpus`, except those that are in `choice`, which are taken first. With `vram_mib`, at least 1, the
     claim is a share of that many MiB on each GPU. Shares are packed onto GPUs that are shared already and
     have the least memory left, so that whole GPUs stay free. With `mps` an MPS server may run on the GPUs.
 
@@ -83,7 +84,7 @@ def claim(  # noqa: PLR0913 - each is one aspect of the demand
     GpusBusyError, which names the consumers; UsageError if the GPUs have less memory than the share;
     ProbeError if their memory is unknown; and what `survey` raises.
     """
-    demand = _demand(_large_enough(gpus, count, vram_mib), count, also, vram_mib, mps=mps)
+    demand = _demand(_large_enough(choice, vram_mib), also, vram_mib, mps=mps)
     ticket = Ticket(count=len(demand.also) + demand.count, gpus=tuple(map(keys, demand.also + demand.gpus)))
     eligible = frozenset(key for gpu in ticket.gpus for key in gpu)
     deadline = time.monotonic() + wait_s
@@ -114,23 +115,23 @@ def claim(  # noqa: PLR0913 - each is one aspect of the demand
 
 
 def claim_first(
-    sets: Sequence[tuple[Gpu, ...]], take: Callable[[tuple[Gpu, ...], float], Claim], wait_s: float = 0.0
+    choices: Sequence[Choice], take: Callable[[Choice, float], Claim], wait_s: float = 0.0
 ) -> Claim:
-    """Return a claim on GPUs of the first set that has enough of them free.
+    """Return a claim on GPUs of the first choice that has enough of them free.
 
-    `sets` are those of `imagematrix.selection.select.serving`; `take` is `claim` with everything bound but
-    the GPUs and the seconds to wait. If no set has enough, this waits up to `wait_s` seconds for the first
-    that could ever serve. Raises what `take` raises for that set, or for the last set if none could.
+    `choices` are those of `imagematrix.selection.select.serving`; `take` is `claim` with everything bound but
+    the choice and the seconds to wait. If none has enough, this waits up to `wait_s` seconds for the first
+    that could ever serve. Raises what `take` raises for that one, or for the last if none could.
     """
-    if len(sets) == 1:
-        return take(sets[0], wait_s)
-    busy: list[tuple[Gpu, ...]] = []
+    if len(choices) == 1:
+        return take(choices[0], wait_s)
+    busy: list[Choice] = []
     unfit: ImagematrixError | None = None
-    for gpus in sets:
+    for choice in choices:
         try:
-            return take(gpus, 0.0)
+            return take(choice, 0.0)
         except GpusBusyError:
-            busy.append(gpus)
+            busy.append(choice)
         except (ProbeError, UsageError) as error:
             unfit = error
     if unfit and not busy:
@@ -158,9 +159,8 @@ class _Demand:
         return gpus if self.vram_mib is None else f"{gpus} with {self.vram_mib} MiB free"
 
 
-def _demand(
-    gpus: tuple[Gpu, ...], count: int, also: tuple[Gpu, ...], vram_mib: int | None, *, mps: bool
-) -> _Demand:
+def _demand(choice: Choice, also: tuple[Gpu, ...], vram_mib: int | None, *, mps: bool) -> _Demand:
+    gpus, count = choice.gpus, choice.count
     also_keys = [key for gpu in also for key in keys(gpu)]
     chosen = tuple(gpu for gpu in gpus if also_keys and overlap(keys(gpu), also_keys))[:count]
     others = tuple(gpu for gpu in gpus if not (also_keys and overlap(keys(gpu), also_keys)))
@@ -171,21 +171,21 @@ def _demand(
     )
 
 
-def _large_enough(gpus: tuple[Gpu, ...], count: int, vram_mib: int | None) -> tuple[Gpu, ...]:
-    """Return those of `gpus` that have the memory; raise if they can never be enough."""
+def _large_enough(choice: Choice, vram_mib: int | None) -> Choice:
+    """Return the choice among the GPUs that have the memory; raise if they can never be enough."""
     if vram_mib is None:
-        return gpus
-    totals = {gpu: shares.total(gpu) for gpu in gpus}
+        return choice
+    count, totals = choice.count, {gpu: memory_mib(gpu) for gpu in choice.gpus}
     large = tuple(gpu for gpu, total in totals.items() if total is not None and total >= vram_mib)
     unknown = [gpu for gpu, total in totals.items() if total is None]
     if len(large) >= count:
-        return large
+        return replace(choice, gpus=large)
     if len(large) + len(unknown) >= count:
         raise ProbeError(
-            f"cannot share {', '.join(map(_label, unknown))}: memory size unknown",
+            f"cannot share {', '.join(map(label, unknown))}: memory size unknown",
             remedy="check with `imagematrix probe` that NVML works; name one device of a GPU in MIG mode",
         )
-    sizes = ", ".join(f"{_label(gpu)} has {total} MiB" for gpu, total in totals.items())
+    sizes = ", ".join(f"{label(gpu)} has {total} MiB" for gpu, total in totals.items())
     raise UsageError(f"requested {_counted(count, 'GPU')} with {vram_mib} MiB, {len(large)} present: {sizes}")
 
 
@@ -241,15 +241,8 @@ def _share(locks: Locks, claimed: tuple[Gpu, ...], gpus: tuple[Gpu, ...], vram_m
 def _reason(slot: Slot) -> str:
     using = ", ".join(map(str, slot.consumers)) or "a lease whose holder is not visible from here"
     if slot.free_mib is None:
-        return f"{_label(slot.gpu)} is in use by {using}"
-    return f"{_label(slot.gpu)} has {slot.free_mib} MiB free, shared with {using}"
-
-
-def _label(gpu: Gpu) -> str:
-    if len(gpu.mig or ()) != 1:
-        return gpu.label
-    (device,) = gpu.mig or ()
-    return f"{gpu.label}:{device.gpu_instance}:{device.compute_instance}"
+        return f"{label(slot.gpu)} is in use by {using}"
+    return f"{label(slot.gpu)} has {slot.free_mib} MiB free, shared with {using}"
 
 
 def _counted(number: int, noun: str, plural: str = "") -> str:

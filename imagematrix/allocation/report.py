@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from imagematrix.allocation import shares
 from imagematrix.allocation.usage import consumers, keys
-from imagematrix.record import replace
+from imagematrix.gpus.choice import parts
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -69,14 +69,8 @@ def to_json(gpus: Iterable[Status], warnings: Iterable[str]) -> dict[str, object
 
 
 def _status(gpu: Gpu, usage: Usage, live: NvmlGpu | None, *, complete: bool) -> Status:
-    parts = (replace(gpu, mig=(device,)) for device in gpu.mig or ())
-    return Status(
-        gpu=gpu,
-        used_by=_consumers(gpu, usage),
-        complete=complete,
-        live=live,
-        parts=tuple(Status(gpu=part, used_by=_consumers(part, usage), complete=complete) for part in parts),
-    )
+    devices = (Status(gpu=one, used_by=_consumers(one, usage), complete=complete) for one in parts(gpu))
+    return Status(gpu=gpu, used_by=_consumers(gpu, usage), complete=complete, live=live, parts=tuple(devices))
 
 
 def _consumers(gpu: Gpu, usage: Usage) -> tuple[Consumer, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from imagematrix.documents import natural
+from imagematrix.gpus.choice import memory_mib
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -11,7 +12,7 @@ if TYPE_CHECKING:
     from imagematrix.allocation.usage import Consumer
     from imagematrix.node.host import Gpu
 
-__all__ = ["parse_mib", "remaining", "total"]
+__all__ = ["parse_mib", "remaining"]
 
 MPS = "nvidia-cuda-mps"  # of nvidia-cuda-mps-server; /proc/PID/comm has 15 characters
 
@@ -21,23 +22,13 @@ def parse_mib(text: str) -> int | None:
     return natural(text) or None
 
 
-def total(gpu: Gpu) -> int | None:
-    """Return the MiB of `gpu`, or of its only MIG device; None where unknown.
-
-    It is None for several MIG devices too: each has memory of its own, and they share none.
-    """
-    if not gpu.mig:
-        return gpu.memory_mib
-    return gpu.mig[0].memory_mib if len(gpu.mig) == 1 else None
-
-
 def remaining(gpu: Gpu, consumers: Iterable[Consumer], *, mps: bool = False) -> int | None:
     """Return the MiB of `gpu` that its `consumers` leave; None if one uses the whole GPU, or if unknown.
 
     A lease or a process counts as part of its container while that runs. With `mps` the MPS server is not
     counted, because it works on behalf of the shares.
     """
-    memory = total(gpu)
+    memory = memory_mib(gpu)
     declared = [consumer.vram_mib for consumer in _counted(tuple(consumers), mps=mps)]
     if memory is None or None in declared:
         return None

@@ -1,1 +1,1 @@
-"""Sets of GPUs: what `--gpus` says, and what the environment names."""
+"""Sets of GPUs: choices among them, what `--gpus` says, and what the environment names."""

@@ -4,66 +4,61 @@ from __future__ import annotations
 
 from imagematrix.documents import natural
 from imagematrix.errors import UsageError
-from imagematrix.record import replace
+from imagematrix.gpus.choice import Choice, instance, merged, parts
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from imagematrix.node.host import Gpu, Host, MigDevice
+    from imagematrix.node.host import Gpu, Host
 
-__all__ = ["NONE", "among", "candidates", "choose", "exactly", "merged", "names", "spec"]
+    Wanted = int | str | tuple[Gpu, ...] | None  # what `--gpus` takes, or the GPUs themselves
+
+__all__ = ["NONE", "among", "candidates", "choose", "exactly", "names", "spec"]
 
 NONE = "none"  # the wish for no GPU
 
 
-def choose(host: Host, wanted: int | str | None) -> tuple[Gpu, ...]:
+def choose(host: Host, wanted: Wanted) -> tuple[Gpu, ...]:
     """Return the GPUs of `host` that `wanted` names; see `among`."""
     return among(host.gpus, wanted)
 
 
-def among(gpus: tuple[Gpu, ...], wanted: int | str | None) -> tuple[Gpu, ...]:
-    """Return those of `gpus` that `wanted` names, in their own order; of `candidates` the first."""
-    if wanted is None:  # as nearly always where many hosts are decided on
+def among(gpus: tuple[Gpu, ...], wanted: Wanted) -> tuple[Gpu, ...]:
+    """Return those of `gpus` that `wanted` names, in their own order; the first of its `candidates`."""
+    if wanted is None:  # the usual case if many hosts are decided on
         return gpus
-    found, count = candidates(gpus, wanted)
-    return merged(found[:count])
+    return candidates(gpus, wanted).first
 
 
-def candidates(gpus: tuple[Gpu, ...], wanted: int | str | None) -> tuple[tuple[Gpu, ...], int]:
+def candidates(gpus: tuple[Gpu, ...], wanted: Wanted) -> Choice:
     """Return those of `gpus` that can serve `wanted`, in their own order, and how many of them it takes.
 
     `wanted` is "all" (or None), "none", a count ("2": any two that work), or names joined by commas: an
     index, the start of a UUID, or a MIG device by its UUID or as GPU:INSTANCE:COMPUTE-INSTANCE. A single
-    index is written "device=0", as for docker. Of a GPU of which only some MIG devices are named, these alone
-    are in its `mig`. Instead of names there may be conditions ("memory>=40G", see
-    imagematrix.gpus.conditions), alone or with a count: those that work and meet all of them.
+    index is written "device=0", as for docker. If only some MIG devices of a GPU are named, its `mig` has
+    only these. Instead of names there may be conditions ("memory>=40G", see imagematrix.gpus.conditions),
+    alone or with a count: GPUs that work and meet all of them. GPUs that are given as such are taken as they
+    are.
 
     A MIG profile ("1g.10gb") means any MIG device of that profile. With one, and with a condition about it,
-    each MIG device is a candidate by itself: a GPU with this one in its `mig`, so that the same GPU may be
-    there several times (see `merged`). Raises UsageError where the GPUs are not there.
+    each MIG device is a candidate by itself. Raises UsageError if the GPUs are not there.
     """
     if wanted is None or wanted == "all":
-        return gpus, len(gpus)
+        return Choice(gpus=gpus, count=len(gpus))
+    if isinstance(wanted, tuple):
+        return Choice(gpus=wanted, count=len(wanted))
     wanted = str(wanted)
     if wanted == NONE:
-        return (), 0
+        return Choice(gpus=(), count=0)
     count = natural(wanted)
     if count is not None:
         return _counted(gpus, wanted, count)
     words = [word.strip() for word in wanted.removeprefix("device=").split(",")]
     if not wanted.startswith("device=") and any(char in wanted for char in "<>=."):
         return _filtered(gpus, wanted, words)
-    picked = {gpu.index: gpu for gpu in merged(_find(gpus, name) for name in words)}
-    return tuple(picked[gpu.index] for gpu in gpus if gpu.index in picked), len(picked)
-
-
-def merged(gpus: Iterable[Gpu]) -> tuple[Gpu, ...]:
-    """Return `gpus` with each GPU once: with all the MIG devices that it has in any of them."""
-    found: dict[int, Gpu] = {}
-    for gpu in gpus:
-        found[gpu.index] = _joined(found.get(gpu.index, gpu), gpu)
-    return tuple(found.values())
+    named = {gpu.index: gpu for gpu in merged(_find(gpus, name) for name in words)}
+    return Choice(gpus=tuple(named[gpu.index] for gpu in gpus if gpu.index in named), count=len(named))
 
 
 def names(gpus: Iterable[Gpu]) -> tuple[str, ...]:
@@ -71,7 +66,7 @@ def names(gpus: Iterable[Gpu]) -> tuple[str, ...]:
     found: list[str] = []
     for gpu in gpus:
         if gpu.mig:
-            found.extend(device.uuid or _instance(gpu, device) for device in gpu.mig)
+            found.extend(device.uuid or instance(gpu, device) for device in gpu.mig)
         else:
             found.append(gpu.uuid or str(gpu.index))
     return tuple(found)
@@ -88,7 +83,7 @@ def spec(gpus: Iterable[Gpu]) -> str:
     return ",".join(indices) if len(indices) > 1 else f"device={indices[0]}"
 
 
-def _counted(gpus: tuple[Gpu, ...], wanted: str, count: int) -> tuple[tuple[Gpu, ...], int]:
+def _counted(gpus: tuple[Gpu, ...], wanted: str, count: int) -> Choice:
     if count == 0:
         raise UsageError("--gpus 0 asks for no GPU", remedy="write --gpus none, or --gpus device=0 for GPU 0")
     usable = _usable(gpus)
@@ -96,10 +91,10 @@ def _counted(gpus: tuple[Gpu, ...], wanted: str, count: int) -> tuple[tuple[Gpu,
         raise UsageError(
             f"--gpus {wanted}: the host has {len(gpus)} GPUs, of which {len(usable)} can be used"
         )
-    return usable, count
+    return Choice(gpus=usable, count=count)
 
 
-def _filtered(gpus: tuple[Gpu, ...], wanted: str, words: list[str]) -> tuple[tuple[Gpu, ...], int]:
+def _filtered(gpus: tuple[Gpu, ...], wanted: str, words: list[str]) -> Choice:
     from imagematrix.gpus.conditions import is_profile, parse
 
     if is_profile(wanted):
@@ -112,7 +107,7 @@ def _filtered(gpus: tuple[Gpu, ...], wanted: str, words: list[str]) -> tuple[tup
             remedy="write conditions with a number of GPUs, or the names of GPUs, but not both",
         )
     profiled = any(condition.fact == "profile" for condition in conditions)
-    there = _devices(gpus) if profiled else gpus
+    there = tuple(part for gpu in gpus for part in parts(gpu)) if profiled else gpus
     meeting = tuple(gpu for gpu in _usable(there) if all(condition.holds(gpu) for condition in conditions))
     count = numbers[0] if numbers else len(meeting)
     if not 0 < count <= len(meeting):
@@ -121,11 +116,7 @@ def _filtered(gpus: tuple[Gpu, ...], wanted: str, words: list[str]) -> tuple[tup
             f"--gpus {wanted}: of {len(there)} {noun} {len(meeting)} can be used and meet this",
             remedy=_profiles(there) if profiled else _kinds(gpus),
         )
-    return meeting, count
-
-
-def _devices(gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
-    return tuple(replace(gpu, mig=(device,)) for gpu in gpus for device in gpu.mig or ())
+    return Choice(gpus=meeting, count=count)
 
 
 def _usable(gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
@@ -146,22 +137,13 @@ def _matches(gpu: Gpu, name: str) -> list[Gpu]:
         return [gpu]
     if name.startswith("GPU-"):
         return [gpu] if (gpu.uuid or "").startswith(name) else []
-    return [replace(gpu, mig=(device,)) for device in gpu.mig or () if _is_mig(gpu, device, name)]
+    return [part for part in parts(gpu) if _is_mig(part, name)]
 
 
-def _is_mig(gpu: Gpu, device: MigDevice, name: str) -> bool:
+def _is_mig(part: Gpu, name: str) -> bool:
+    (device,) = part.mig or ()
     by_uuid = name.startswith("MIG-") and (device.uuid or "").startswith(name)
-    return by_uuid or name == _instance(gpu, device)
-
-
-def _instance(gpu: Gpu, device: MigDevice) -> str:
-    return f"{gpu.index}:{device.gpu_instance}:{device.compute_instance}"
-
-
-def _joined(one: Gpu, other: Gpu) -> Gpu:
-    if one.mig is None or other.mig is None:
-        return one
-    return replace(one, mig=tuple(dict.fromkeys(one.mig + other.mig)))
+    return by_uuid or name == instance(part, device)
 
 
 def _kinds(gpus: tuple[Gpu, ...]) -> str:

@@ -6,7 +6,7 @@ from imagematrix import engine
 from imagematrix.allocation.claim import claim
 from imagematrix.allocation.survey import query_nvml, survey
 from imagematrix.errors import EngineError, UnknownImageError
-from imagematrix.gpus.spec import candidates, exactly
+from imagematrix.gpus.spec import candidates
 from imagematrix.launcher.devices import require
 from imagematrix.launcher.injection import through_cdi
 from imagematrix.launcher.passed import passed_by
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from imagematrix.allocation.claim import Claim
     from imagematrix.allocation.usage import Usage
+    from imagematrix.gpus.spec import Wanted
     from imagematrix.launcher.plan import Launch
     from imagematrix.node.host import Gpu
     from imagematrix.selection.selection import Selection
@@ -34,7 +35,7 @@ def launch(
     selection: Selection,
     command: Sequence[str] = (),
     *,
-    gpus: int | str | None = None,
+    gpus: Wanted = None,
     share: Share | None = None,
     wait: float = 0.0,
     client: DockerClient | None = None,
@@ -42,12 +43,12 @@ def launch(
 ) -> Container:
     """Start the container of `selection`, made for this machine, and return it while it runs.
 
-    `gpus` narrows the selection's GPUs: a count, or a `--gpus` value. The container gets unused GPUs, or the
-    `share` of each; if too few are free, this waits up to `wait` seconds. `options` are those of docker-py's
-    `containers.create`; `devices`, `environment` and `labels` are added to the launch's own, and GPUs that
-    they pass are claimed too. An image from a registry that the engine lacks is pulled by digest. Raises
-    GpusBusyError if GPUs are not free, DevicesError if a device node cannot be used, UnknownImageError if
-    neither engine nor registry has the image, and EngineError if the engine refuses or does not respond.
+    `gpus` narrows the selection's GPUs: a count, a `--gpus` value, or GPUs. The container gets unused GPUs,
+    or the `share` of each; if too few are free, this waits up to `wait` seconds. `options` are those of
+    docker-py's `containers.create`; `devices`, `environment` and `labels` are added to the launch's own, and
+    GPUs that they pass are claimed too. An image from a registry that the engine lacks is pulled by digest.
+    Raises GpusBusyError if GPUs are not free, DevicesError if a device node cannot be used, UnknownImageError
+    if neither engine nor registry has the image, and EngineError if the engine refuses or does not respond.
     """
     from docker.errors import DockerException, NotFound
     from requests.exceptions import RequestException
@@ -57,7 +58,7 @@ def launch(
         reference = str(selection.selected)
         held = engine.digests_of(docker, reference) if "/" in reference else None
 
-        def planned(spec: int | str | None, part: Share | None = None) -> Launch:
+        def planned(spec: Wanted, part: Share | None = None) -> Launch:
             launch = plan(selection, command, gpus=spec, share=part, held=held)
             require(launch.devices)
             return launch
@@ -71,9 +72,7 @@ def launch(
         spec = gpus if first.gpus else "none"
         # Once the container runs, its own devices show that it uses these GPUs.
         with _claim(docker, selection, spec, passed, share or Share(), wait) as claimed:
-            second = planned(exactly(claimed.gpus) if claimed.gpus else gpus, share).with_labels(
-                claimed.labels
-            )
+            second = planned(claimed.gpus or gpus, share).with_labels(claimed.labels)
             if second.injected:
                 second = through_cdi(second, docker.info().get("CDISpecDirs") or ())
             return _start(docker, second, options)
@@ -89,19 +88,17 @@ def launch(
 def _claim(
     client: DockerClient,
     selection: Selection,
-    gpus: int | str | None,
+    gpus: Wanted,
     passed: tuple[Gpu, ...],
     share: Share,
     wait: float,
 ) -> Claim:
-    eligible, count = candidates(selection.chosen_gpus, gpus)
 
     def current_usage() -> Usage:
         return survey(selection.host.gpus, lambda: engine.running_of(client), query_nvml)
 
     return claim(
-        eligible,
-        count,
+        candidates(selection.chosen_gpus, gpus),
         current_usage,
         also=passed,
         vram_mib=share.vram_mib,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from imagematrix.allocation.containers import CDI_KIND, VISIBLE, gpu_keys
 from imagematrix.allocation.usage import keys
+from imagematrix.gpus.choice import parts
 from imagematrix.node.host import Gpu
 from imagematrix.record import replace
 
@@ -80,8 +81,7 @@ def _gpus(host: Mapping[str, Any], environment: list[str], gpus: tuple[Gpu, ...]
 def _gpu(key: str, gpus: tuple[Gpu, ...]) -> Gpu:
     """Return the GPU with this key, or the GPU with the MIG device of this key as its only one."""
     for gpu in gpus:
-        parts = [replace(gpu, mig=(device,)) for device in gpu.mig or ()]
-        for part in (replace(gpu, mig=None), *parts) if gpu.minor is not None else ():
+        for part in (replace(gpu, mig=None), *parts(gpu)) if gpu.minor is not None else ():
             if keys(part) == (key,):
                 return gpu if part.mig is None else part
     minor = int(key.removeprefix("nvidia").partition("-")[0])

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Container, Mapping, Sequence
 
     from imagematrix.catalog.catalog import Variant
+    from imagematrix.gpus.spec import Wanted
     from imagematrix.node.host import Gpu
     from imagematrix.selection.selection import Selection
 
@@ -97,7 +98,7 @@ def plan(
     selection: Selection,
     command: Sequence[str] = (),
     *,
-    gpus: int | str | None = None,
+    gpus: Wanted = None,
     share: Share | None = None,
     held: Container[str] | None = None,
 ) -> Launch:

@@ -7,15 +7,14 @@ import re
 from dataclasses import dataclass
 
 from imagematrix import engine
-from imagematrix.allocation.shares import total
 from imagematrix.errors import EngineError, UsageError
-from imagematrix.gpus.spec import choose, exactly
+from imagematrix.gpus.choice import Choice
+from imagematrix.gpus.spec import candidates, exactly
 from imagematrix.launcher.devices import check, nodes, require
 from imagematrix.launcher.injection import second_driver, through_cdi
 from imagematrix.launcher.passed import passed
 from imagematrix.launcher.plan import plan
 from imagematrix.launcher.share import Mps, Share, mps
-from imagematrix.record import replace
 from imagematrix.selection.drivers import mode
 from imagematrix.selection.select import select, serving
 
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from imagematrix.allocation.claim import Claim
     from imagematrix.allocation.usage import Usage
     from imagematrix.catalog.catalog import Catalog
+    from imagematrix.gpus.spec import Wanted
     from imagematrix.launcher.options import RunArgs
     from imagematrix.launcher.plan import Launch
     from imagematrix.node.host import Gpu, Host
@@ -41,9 +41,8 @@ __all__ = ["Request", "remote_machine", "request"]
 class Request:
     """What `args` request on `host`, from `catalog`.
 
-    `sets` are sets of GPUs: any `count` of one set will do. `wanted` is the requested `--gpus` value.
-    `passed` are the GPUs that the user's own options for docker pass. `remote` is the name of the engine's
-    machine if it is another one.
+    Any of `choices` will do; `wanted` is the requested `--gpus` value. `passed` are the GPUs that the user's
+    own options for docker pass. `remote` is the name of the engine's machine if it is another one.
     """
 
     args: RunArgs
@@ -51,8 +50,7 @@ class Request:
     catalog: Catalog
     share: Share
     remote: str | None
-    sets: tuple[tuple[Gpu, ...], ...]
-    count: int
+    choices: tuple[Choice, ...]
     wanted: str | None
     passed: tuple[Gpu, ...] = ()
 
@@ -62,17 +60,16 @@ class Request:
         Raises NothingFits, and DevicesError if a device node cannot be used and the launch is not just
         printed.
         """
-        gpus = self.sets[0][: self.count]
-        return self._planned(exactly(gpus) if gpus else self.wanted)
+        return self._planned(self.choices[0].first or self.wanted)
 
     def on(self, claimed: Claim) -> tuple[Selection, Launch]:
         """Return what to start on the claimed GPUs; raises what `first` does."""
-        chosen, launch = self._planned(exactly(claimed.gpus)) if claimed.gpus else self.first()
+        chosen, launch = self._planned(claimed.gpus) if claimed.gpus else self.first()
         if self.args.privileged:  # the list of devices shows other launches what this container uses
             launch = launch.with_devices(nodes(self.host, self.passed))
         return chosen, launch.with_labels(claimed.labels)
 
-    def _planned(self, gpus: str | None) -> tuple[Selection, Launch]:
+    def _planned(self, gpus: Wanted) -> tuple[Selection, Launch]:
         args = self.args
         chosen = select(self.host, self.catalog, gpus=gpus, allow_cpu=args.allow_cpu, where=args.where)
         nothing: frozenset[str] | None = frozenset()
@@ -126,11 +123,10 @@ class Request:
         def current_usage() -> Usage:
             return survey(self.host.gpus, engine.running, query)
 
-        def take(gpus: tuple[Gpu, ...], wait_s: float) -> Claim:
+        def take(choice: Choice, wait_s: float) -> Claim:
             vram_mib, through_mps = self.share.vram_mib, self.share.mps is not None
             return claim(
-                gpus,
-                self.count if launch.gpus else 0,
+                choice,
                 current_usage,
                 also=self.passed,
                 vram_mib=vram_mib,
@@ -141,7 +137,8 @@ class Request:
                 group=engine.group() if self.remote is None else None,
             )
 
-        return claim_first(self.sets if launch.gpus else ((),), take, self.args.wait_s)
+        choices = self.choices if launch.gpus else (Choice(gpus=(), count=0),)
+        return claim_first(choices, take, self.args.wait_s)
 
 
 def remote_machine(args: RunArgs) -> str | None:
@@ -174,11 +171,12 @@ def request(args: RunArgs, host: Host, catalog: Catalog, wanted: str | None, rem
     minors = {gpu.minor for gpu in host.gpus}
     if own.named and args.gpus is None and minors.issuperset(gpu.minor for gpu in own.gpus):
         wanted = exactly(own.gpus)
+    choice = candidates(host.gpus, wanted)
     if args.vram_mib is not None and args.gpus is None:  # for a share, one GPU is the default
-        host, wanted = replace(host, gpus=choose(host, wanted)), "1"
-    sets, count = serving(host, catalog, wanted, args.where)
+        choice = candidates(choice.first, 1)
+    choices = serving(host, catalog, choice, args.where)
     if args.vram_mib is not None:
-        sets = _large_enough(sets, count, args.vram_mib)
+        choices = _large_enough(choices, args.vram_mib)
     share = Share(vram_mib=args.vram_mib, mps=_mps(args))
     return Request(
         args=args,
@@ -186,8 +184,7 @@ def request(args: RunArgs, host: Host, catalog: Catalog, wanted: str | None, rem
         catalog=catalog,
         share=share,
         remote=remote,
-        sets=sets,
-        count=count,
+        choices=choices,
         wanted=wanted,
         passed=own.gpus,
     )
@@ -200,12 +197,10 @@ def _info() -> Mapping[str, Any]:
         return {}
 
 
-def _large_enough(
-    sets: tuple[tuple[Gpu, ...], ...], count: int, vram_mib: int
-) -> tuple[tuple[Gpu, ...], ...]:
-    """Return the sets without GPUs known to be too small; the unchanged sets if none has `count` left."""
-    large = (tuple(gpu for gpu in gpus if (total(gpu) or vram_mib) >= vram_mib) for gpus in sets)
-    return tuple(gpus for gpus in large if len(gpus) >= count) or sets
+def _large_enough(choices: tuple[Choice, ...], vram_mib: int) -> tuple[Choice, ...]:
+    """Return the choices without GPUs known to be too small; unchanged if none has enough GPUs left."""
+    large = (choice.with_memory(vram_mib) for choice in choices)
+    return tuple(choice for choice in large if choice.enough) or choices
 
 
 def _mps(args: RunArgs) -> Mps | None:

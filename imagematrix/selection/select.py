@@ -5,7 +5,8 @@ from __future__ import annotations
 from functools import lru_cache
 
 from imagematrix.errors import UsageError
-from imagematrix.gpus.spec import NONE, candidates, choose
+from imagematrix.gpus.spec import NONE, choose
+from imagematrix.record import replace
 from imagematrix.selection.decision import Decision
 from imagematrix.selection.hardware import hardware, kind
 from imagematrix.selection.question import Question, asked
@@ -17,7 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable
 
     from imagematrix.catalog.catalog import Catalog
-    from imagematrix.node.host import Gpu, Host
+    from imagematrix.gpus.choice import Choice
+    from imagematrix.gpus.spec import Wanted
+    from imagematrix.node.host import Host
     from imagematrix.selection.question import Asked, Where
 
 __all__ = ["Selector", "explain", "select", "select_many", "serving"]
@@ -30,16 +33,17 @@ def select(
     host: Host,
     catalog: Catalog,
     *,
-    gpus: int | str | None = None,
+    gpus: Wanted = None,
     allow_cpu: bool = False,
     where: Where | None = None,
 ) -> Selection:
     """Return the variant that fits `host` best.
 
-    `gpus` says which GPUs to pass, a count or what `--gpus` takes; None passes all. A host with any sign of
-    an accelerator gets a CPU-only variant only with `allow_cpu`, or where `gpus` is "none". `where` has
-    conditions on axes, such as {"python": "3.13"}, each a word or several as `--only` takes them: only
-    variants that meet them are chosen from. The catalog's defaults decide about axes that it leaves open.
+    `gpus` says which GPUs to pass: a count, what `--gpus` takes, or GPUs of the host; None passes all. A
+    host with any sign of an accelerator gets a CPU-only variant only with `allow_cpu`, or where `gpus` is
+    "none". `where` has conditions on axes, such as {"python": "3.13"}, each a word or several as `--only`
+    takes them: only variants that meet them are chosen from. The catalog's defaults decide about axes
+    that it leaves open.
 
     Raises NothingFits with every reason where none fits. Raises UsageError where the host has no such GPUs,
     where no variant has such an axis or value, and where variants that fit still differ in an axis of the
@@ -52,7 +56,7 @@ def explain(
     host: Host,
     catalog: Catalog,
     *,
-    gpus: int | str | None = None,
+    gpus: Wanted = None,
     allow_cpu: bool = False,
     where: Where | None = None,
 ) -> Selection:
@@ -79,16 +83,13 @@ def select_many(
     return answers
 
 
-def serving(
-    host: Host, catalog: Catalog, wanted: int | str | None, where: Where | None = None
-) -> tuple[tuple[tuple[Gpu, ...], ...], int]:
-    """Return sets of the GPUs that can serve `wanted`, and how many of one set it takes.
+def serving(host: Host, catalog: Catalog, choice: Choice, where: Where | None = None) -> tuple[Choice, ...]:
+    """Return the choices that `choice`, of the host's GPUs, leaves if one variant for GPUs is to fit them.
 
-    Any so many of one set fit a variant for GPUs, and any so many that do are in one of the sets. That of the
-    first GPUs comes first. Where nothing fits, and where `wanted` leaves no choice, the only set has all that
-    `imagematrix.gpus.spec.candidates` returns. Raises UsageError where the GPUs are not there.
+    Any GPUs that one of these offers fit a variant, and any that do are offered by one of them. That of the
+    first GPUs comes first. If nothing fits, or `choice` takes all its GPUs, it is returned alone.
     """
-    return _selector(_Same(catalog), asked(where)).serving(host, wanted)
+    return _selector(_Same(catalog), asked(where)).serving(host, choice)
 
 
 class Selector:
@@ -104,7 +105,7 @@ class Selector:
         self._decisions: dict[Hashable, Decision] = {}
         self._keep = keep
 
-    def select(self, host: Host, *, gpus: int | str | None = None, allow_cpu: bool = False) -> Selection:
+    def select(self, host: Host, *, gpus: Wanted = None, allow_cpu: bool = False) -> Selection:
         """Return the variant that fits `host` best; see the function `select`."""
         selection = self.explain(host, gpus=gpus, allow_cpu=allow_cpu)
         miss = selection.miss
@@ -114,7 +115,7 @@ class Selector:
             raise UsageError(miss.why, remedy=miss.fix)
         raise NothingFits(miss.why, selection=selection, remedy=miss.fix)
 
-    def explain(self, host: Host, *, gpus: int | str | None = None, allow_cpu: bool = False) -> Selection:
+    def explain(self, host: Host, *, gpus: Wanted = None, allow_cpu: bool = False) -> Selection:
         """Return what `select` finds, with `selected` None where it raises; see the function `explain`."""
         chosen = choose(host, gpus)
         allow_cpu = allow_cpu or gpus == NONE
@@ -127,28 +128,29 @@ class Selector:
             decision = self._decisions[key] = Decision(self.question, target)
         return Selection(host=host, chosen_gpus=chosen, decision=decision)
 
-    def serving(self, host: Host, wanted: int | str | None) -> tuple[tuple[tuple[Gpu, ...], ...], int]:
-        """Return sets of GPUs that can serve `wanted`; see the function `serving`."""
-        found, count = candidates(host.gpus, wanted)
-        examples = {kind(gpu): gpu for gpu in found}
-        if count == len(found) or len(examples) == 1:
-            return (found,), count
+    def serving(self, host: Host, choice: Choice) -> tuple[Choice, ...]:
+        """Return the choices that `choice` leaves; see the function `serving`."""
+        gpus, count = choice.gpus, choice.count
+        examples = {kind(gpu): gpu for gpu in gpus}
+        if count == len(gpus) or len(examples) == 1:
+            return (choice,)
         # What fits each of several GPUs fits all of them: no rule looks at two together.
         index = self.question.index
         fitting = {which: index.fitting(Target(host=host, gpus=(gpu,))) for which, gpu in examples.items()}
         if count == 1:
-            return (tuple(gpu for gpu in found if fitting[kind(gpu)]) or found,), count
+            served_at_all = tuple(gpu for gpu in gpus if fitting[kind(gpu)])
+            return (replace(choice, gpus=served_at_all or gpus),)
         served = {
             frozenset(which for which, some in fitting.items() if some & one)
             for one in (1 << number for number in range(len(self.question.catalog.variants)))
         }
-        sets = [
-            tuple(gpu for gpu in found if kind(gpu) in some)
+        choices = [
+            replace(choice, gpus=tuple(gpu for gpu in gpus if kind(gpu) in some))
             for some in served
             if not any(some < other for other in served)
         ]
-        enough = [some for some in sets if len(some) >= count]
-        return tuple(sorted(enough, key=lambda some: [found.index(gpu) for gpu in some])) or (found,), count
+        enough = [one for one in choices if one.enough]
+        return tuple(sorted(enough, key=lambda one: [gpus.index(gpu) for gpu in one.gpus])) or (choice,)
 
 
 class _Same:

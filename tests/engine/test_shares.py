@@ -8,6 +8,7 @@ from imagematrix import engine as api
 from imagematrix.allocation.claim import claim
 from imagematrix.allocation.survey import survey
 from imagematrix.errors import GpusBusyError
+from imagematrix.gpus.choice import Choice
 from imagematrix.node.host import Host
 from imagematrix.node.nvml import Nvml, NvmlGpu, Process
 
@@ -54,7 +55,7 @@ def test_a_launch_counts_once_with_its_lease_its_container_and_its_process(start
     locks = str(tmp_path / "locks")
 
     def share(mib, *pids):
-        return claim((GPU,), 1, look(*pids), vram_mib=mib, path=locks)
+        return claim(Choice(gpus=(GPU,), count=1), look(*pids), vram_mib=mib, path=locks)
 
     with share(HALF) as first:
         pid = start(*labels(first))
@@ -63,22 +64,22 @@ def test_a_launch_counts_once_with_its_lease_its_container_and_its_process(start
     with pytest.raises(GpusBusyError):  # without the lease the container still has it
         share(GPU.memory_mib, pid)
     with share(HALF, pid), pytest.raises(GpusBusyError, match="share of"):
-        claim((GPU,), 1, look(pid), path=locks)
+        claim(Choice(gpus=(GPU,), count=1), look(pid), path=locks)
 
 
 def test_who_declares_nothing_has_the_gpu_whole(start, look, tmp_path):
     start("--label", "io.imagematrix.vram=1024")
     stranger = start()
     with pytest.raises(GpusBusyError, match="is in use by process sleep"):
-        claim((GPU,), 1, look(stranger), vram_mib=1, path=str(tmp_path / "locks"))
+        claim(Choice(gpus=(GPU,), count=1), look(stranger), vram_mib=1, path=str(tmp_path / "locks"))
 
 
 def test_a_process_outside_of_all_containers_has_the_gpu_whole(start, look, tmp_path):
     inside = start("--label", "io.imagematrix.vram=1024")
-    with claim((GPU,), 1, look(inside), vram_mib=1, path=str(tmp_path / "locks")):
+    with claim(Choice(gpus=(GPU,), count=1), look(inside), vram_mib=1, path=str(tmp_path / "locks")):
         pass
     with pytest.raises(GpusBusyError, match="is in use by process"):
-        claim((GPU,), 1, look(inside, 1), vram_mib=1, path=str(tmp_path / "locks"))
+        claim(Choice(gpus=(GPU,), count=1), look(inside, 1), vram_mib=1, path=str(tmp_path / "locks"))
 
 
 def test_an_image_says_nothing_of_a_share(engine, start, look, tmp_path):
@@ -86,8 +87,8 @@ def test_an_image_says_nothing_of_a_share(engine, start, look, tmp_path):
     engine.docker("commit", "--change", "LABEL io.imagematrix.vram=1", "lying", "lying:v1")
     engine.docker("rm", "lying")
     start("--label", "io.imagematrix.vram=1024", image="lying:v1")
-    with claim((GPU,), 1, look(), vram_mib=1, path=str(tmp_path / "locks")):
+    with claim(Choice(gpus=(GPU,), count=1), look(), vram_mib=1, path=str(tmp_path / "locks")):
         pass
     start(image="lying:v1")
     with pytest.raises(GpusBusyError, match="is in use by container"):
-        claim((GPU,), 1, look(), vram_mib=1, path=str(tmp_path / "locks"))
+        claim(Choice(gpus=(GPU,), count=1), look(), vram_mib=1, path=str(tmp_path / "locks"))

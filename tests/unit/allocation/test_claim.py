@@ -17,6 +17,7 @@ from imagematrix.allocation.claim import claim, claim_first
 from imagematrix.allocation.queue import Queue, Ticket
 from imagematrix.allocation.usage import Consumer
 from imagematrix.errors import GpusBusyError, ProbeError, UsageError
+from imagematrix.gpus.choice import Choice
 
 WEB = Consumer(kind="container", name="web")
 THREE = (("nvidia10",), ("nvidia11",), ("nvidia12",))
@@ -24,9 +25,10 @@ LAUNCH = """
 import json, sys, time
 from imagematrix.node.host import Gpu
 from imagematrix.allocation.claim import claim
+from imagematrix.gpus.choice import Choice
 folder, total, count, wait, hold = sys.argv[1], *map(float, sys.argv[2:])
 gpus = tuple(Gpu(index=index, minor=index) for index in range(int(total)))
-with claim(gpus, int(count), dict, wait_s=wait, path=folder) as taken:
+with claim(Choice(gpus=gpus, count=int(count)), dict, wait_s=wait, path=folder) as taken:
     start = time.monotonic()
     print(json.dumps([gpu.index for gpu in taken.gpus]), flush=True)
     time.sleep(hold)
@@ -63,47 +65,48 @@ def indices(taken):
 def test_the_first_free_gpus_are_claimed(gpu, folder):
     gpus = tuple(gpu(index) for index in range(4))
     used = {"nvidia10": (WEB,), "nvidia12": (WEB,)}
-    with claim(gpus, 2, lambda: used, path=folder) as taken:
+    with claim(Choice(gpus=gpus, count=2), lambda: used, path=folder) as taken:
         assert indices(taken) == [1, 3]
-    with claim(gpus, 1, free, path=folder) as taken, claim(gpus, 1, free, path=folder) as other:
+    with (
+        claim(Choice(gpus=gpus, count=1), free, path=folder) as taken,
+        claim(Choice(gpus=gpus, count=1), free, path=folder) as other,
+    ):
         assert (indices(taken), indices(other)) == ([0], [1])
-    with claim(gpus, 4, free, path=folder) as taken:
+    with claim(Choice(gpus=gpus, count=4), free, path=folder) as taken:
         assert indices(taken) == [0, 1, 2, 3]
 
 
 def test_the_error_names_the_consumers(gpu, folder):
     gpus = (gpu(0), gpu(1))
-    with claim(gpus[:1], 1, free, path=folder), pytest.raises(GpusBusyError) as caught:
-        claim(gpus, 2, lambda: {"nvidia11": (WEB,)}, path=folder)
+    with claim(Choice(gpus=gpus[:1], count=1), free, path=folder), pytest.raises(GpusBusyError) as caught:
+        claim(Choice(gpus=gpus, count=2), lambda: {"nvidia11": (WEB,)}, path=folder)
     assert str(caught.value).startswith("requested 2 GPUs, 0 free: GPU 0 (L40S) is in use by ")
     assert str(caught.value).endswith("; GPU 1 (L40S) is in use by container web")
     assert "--wait" in caught.value.remedy
     assert caught.value.exit_code == 10
-    with claim(gpus, 2, free, path=folder):
+    with claim(Choice(gpus=gpus, count=2), free, path=folder):
         pass  # the failed claim keeps nothing
 
 
-def test_the_first_set_with_enough_free_gpus(gpu, folder, monkeypatch):
+def test_the_first_choice_with_enough_free_gpus(gpu, folder, monkeypatch):
     monkeypatch.setattr(module, "POLL_S", 0.01)
     memory = {"memory_mib": 16_000}
-    small, large = (
-        (gpu(0, **memory), gpu(1, **memory)),
-        (gpu(2, memory_mib=80_000), gpu(3, memory_mib=80_000)),
-    )
+    small = Choice(gpus=(gpu(0, **memory), gpu(1, **memory)), count=2)
+    large = Choice(gpus=(gpu(2, memory_mib=80_000), gpu(3, memory_mib=80_000)), count=2)
     used, vram_mib = {}, None
     waits = []
 
-    def take(gpus, wait_s):
+    def take(choice, wait_s):
         waits.append(wait_s)
-        return claim(gpus, 2, lambda: used, vram_mib=vram_mib, wait_s=wait_s, path=folder)
+        return claim(choice, lambda: used, vram_mib=vram_mib, wait_s=wait_s, path=folder)
 
-    for sets, expected in (((small,), [0, 1]), ((small, large), [0, 1]), ((large, small), [2, 3])):
-        with claim_first(sets, take, 60) as taken:
+    for choices, expected in (((small,), [0, 1]), ((small, large), [0, 1]), ((large, small), [2, 3])):
+        with claim_first(choices, take, 60) as taken:
             assert indices(taken) == expected
     used["nvidia10"] = (WEB,)
     with claim_first((small, large), take, 60) as taken:
         assert indices(taken) == [2, 3]
-    assert waits == [60, 0, 0, 0, 0]  # for a single set it waits immediately
+    assert waits == [60, 0, 0, 0, 0]  # for a single choice it waits immediately
     used["nvidia12"] = (WEB,)
     with pytest.raises(GpusBusyError, match="GPU 0"):
         claim_first((small, large), take, 0.02)
@@ -118,29 +121,32 @@ def test_the_first_set_with_enough_free_gpus(gpu, folder, monkeypatch):
 def test_mig_devices_are_claimed_individually(gpu, folder):
     whole = gpu(0, mig=((1, 0), (2, 0)))
     first, second = gpu(0, mig=((1, 0),)), gpu(0, mig=((2, 0),))
-    with claim((first,), 1, free, path=folder), claim((second,), 1, free, path=folder):
+    with (
+        claim(Choice(gpus=(first,), count=1), free, path=folder),
+        claim(Choice(gpus=(second,), count=1), free, path=folder),
+    ):
         for taken in (first, whole):
             with pytest.raises(GpusBusyError):
-                claim((taken,), 1, free, path=folder)
+                claim(Choice(gpus=(taken,), count=1), free, path=folder)
     with pytest.raises(GpusBusyError, match="container web"):
-        claim((first,), 1, lambda: {"nvidia10": (WEB,)}, path=folder)  # the GPU as a whole
-    with claim((first,), 1, lambda: {"nvidia10-gi2-ci0": (WEB,)}, path=folder):
+        claim(Choice(gpus=(first,), count=1), lambda: {"nvidia10": (WEB,)}, path=folder)  # the GPU as a whole
+    with claim(Choice(gpus=(first,), count=1), lambda: {"nvidia10-gi2-ci0": (WEB,)}, path=folder):
         pass
 
 
 def test_a_gpu_without_a_minor_is_refused(gpu, folder):
     with pytest.raises(ProbeError, match="GPU 0"):
-        claim((gpu(0, minor=None),), 1, free, path=folder)
+        claim(Choice(gpus=(gpu(0, minor=None),), count=1), free, path=folder)
 
 
 def test_a_child_keeps_a_claim(gpu, folder, locks):
-    with claim((gpu(),), 1, free, path=folder) as taken:
+    with claim(Choice(gpus=(gpu(),), count=1), free, path=folder) as taken:
         with subprocess.Popen(["sleep", "60"], pass_fds=taken.descriptors) as child:
             taken.__exit__()
             with pytest.raises(GpusBusyError):
-                claim((gpu(),), 1, free, path=folder)
+                claim(Choice(gpus=(gpu(),), count=1), free, path=folder)
             child.kill()
-        with claim((gpu(),), 1, free, path=folder) as again:
+        with claim(Choice(gpus=(gpu(),), count=1), free, path=folder) as again:
             again.pass_on()
             with subprocess.Popen(["sleep", "60"], close_fds=False) as child:
                 again.__exit__()
@@ -154,7 +160,7 @@ def test_an_error_of_the_survey_leaves_no_lock(gpu, folder, locks):
         raise ProbeError("no")
 
     with pytest.raises(ProbeError):
-        claim((gpu(),), 1, fail, wait_s=5, path=folder)
+        claim(Choice(gpus=(gpu(),), count=1), fail, wait_s=5, path=folder)
     assert locks.holders() == {}
 
 
@@ -162,7 +168,9 @@ def test_waiting_ends_when_a_gpu_becomes_free(gpu, folder, locks, monkeypatch):
     monkeypatch.setattr(module, "POLL_S", 0.01)
     reports = []
     usages = [{"nvidia10": (WEB,)}] * 3 + [{}]
-    with claim((gpu(),), 1, lambda: usages.pop(0), wait_s=30, report=reports.append, path=folder) as taken:
+    with claim(
+        Choice(gpus=(gpu(),), count=1), lambda: usages.pop(0), wait_s=30, report=reports.append, path=folder
+    ) as taken:
         assert indices(taken) == [0]
         assert set(locks.holders()) == {"nvidia10"}
         assert not [name for name in locks.names() if name.startswith("wait")]
@@ -172,7 +180,7 @@ def test_waiting_ends_when_a_gpu_becomes_free(gpu, folder, locks, monkeypatch):
 def test_waiting_times_out(gpu, folder, locks, monkeypatch):
     monkeypatch.setattr(module, "POLL_S", 0.01)
     with pytest.raises(GpusBusyError, match="container web"):
-        claim((gpu(),), 1, lambda: {"nvidia10": (WEB,)}, wait_s=0.1, path=folder)
+        claim(Choice(gpus=(gpu(),), count=1), lambda: {"nvidia10": (WEB,)}, wait_s=0.1, path=folder)
     assert locks.holders() == {}
     assert locks.names() == ["nvidia10", "turn"]
 
@@ -180,19 +188,19 @@ def test_waiting_times_out(gpu, folder, locks, monkeypatch):
 def test_later_launches_leave_what_earlier_ones_wait_for(gpu, folder, locks):
     gpus = tuple(gpu(index) for index in range(3))
     waiting = Queue(locks)
-    with claim(gpus[:1], 1, free, path=folder):
+    with claim(Choice(gpus=gpus[:1], count=1), free, path=folder):
         waiting.join(Ticket(count=3, gpus=THREE))
         with pytest.raises(GpusBusyError, match="1 launch ahead in the queue"):
-            claim(gpus, 1, free, path=folder)
+            claim(Choice(gpus=gpus, count=1), free, path=folder)
         waiting.leave()
         waiting.join(Ticket(count=1, gpus=THREE))
-        with claim(gpus, 1, free, path=folder) as taken:
+        with claim(Choice(gpus=gpus, count=1), free, path=folder) as taken:
             assert indices(taken) == [2]  # 1 is reserved for the launch ahead
         with pytest.raises(GpusBusyError, match=r"2 free: .*; 1 launch ahead in the queue"):
-            claim(gpus, 2, free, path=folder)
+            claim(Choice(gpus=gpus, count=2), free, path=folder)
         waiting.leave()
         waiting.join(Ticket(count=1, gpus=(("nvidia10",),)))
-        with claim(gpus, 2, free, path=folder) as taken:
+        with claim(Choice(gpus=gpus, count=2), free, path=folder) as taken:
             assert indices(taken) == [1, 2]  # the launch ahead needs neither
         waiting.leave()
 
@@ -224,10 +232,10 @@ def test_a_stale_ticket_blocks_nobody(gpu, folder, locks):
     with pytest.raises(
         GpusBusyError, match=rf"1 launch ahead in the queue \(process .* \(pid {os.getpid()}, "
     ):
-        claim(gpus, 1, free, path=folder)
+        claim(Choice(gpus=gpus, count=1), free, path=folder)
     for when in (time.time() - 100, time.time() + 100_000):
         os.utime(f"{folder}/wait-000000000", (when, when))
-        with claim(gpus, 1, free, path=folder) as taken:
+        with claim(Choice(gpus=gpus, count=1), free, path=folder) as taken:
             assert indices(taken) == [0]
     os.close(*held)
 
@@ -243,7 +251,7 @@ def test_a_waiting_launch_touches_its_ticket(gpu, folder, locks, monkeypatch):
             os.utime(f"{folder}/{names[0]}", (0, 0))
         return {} if len(ages) == 3 else {"nvidia10": (WEB,)}
 
-    with claim((gpu(),), 1, look, wait_s=30, path=folder):
+    with claim(Choice(gpus=(gpu(),), count=1), look, wait_s=30, path=folder):
         assert max(ages) < 60
 
 
@@ -251,7 +259,7 @@ def test_waiting_for_the_turn_counts_toward_the_wait(gpu, folder, locks):
     held = locks.take("turn")
     begin = time.monotonic()
     with pytest.raises(GpusBusyError, match=rf"process .* \(pid {os.getpid()}, "):
-        claim((gpu(),), 1, free, wait_s=0.05, path=folder)
+        claim(Choice(gpus=(gpu(),), count=1), free, wait_s=0.05, path=folder)
     assert time.monotonic() - begin < 30
     os.close(*held)
 
@@ -262,12 +270,12 @@ def test_first_come_first_served(gpu, folder, locks, monkeypatch):
     gpus = (gpu(0), gpu(1))
 
     def wait(number, count):
-        with claim(gpus, count, free, wait_s=60, path=folder):
+        with claim(Choice(gpus=gpus, count=count), free, wait_s=60, path=folder):
             order.append(number)
             time.sleep(0.05)
 
     threads = []
-    with claim(gpus, 2, free, path=folder):
+    with claim(Choice(gpus=gpus, count=2), free, path=folder):
         for number, count in enumerate([2, 1, 2, 1, 1, 2], 1):
             threads.append(threading.Thread(target=wait, args=(number, count)))
             threads[-1].start()
@@ -308,13 +316,13 @@ def test_a_killed_launch_leaves_neither_lease_nor_ticket(start, gpu, folder, loc
     holder = start(1, 1)
     assert holder.stdout.readline() == "[0]\n"
     with pytest.raises(GpusBusyError, match=f"lease python.* .pid {holder.pid}, "):
-        claim(gpus, 1, free, path=folder)
+        claim(Choice(gpus=gpus, count=1), free, path=folder)
     waiting = start(1, 1, wait=60)
     while not any(name.startswith("wait-") for name in locks.names()):
         time.sleep(0.01)
     for process in (waiting, holder):
         process.send_signal(signal.SIGKILL)
         process.wait()
-    with claim(gpus, 1, free, path=folder) as taken:
+    with claim(Choice(gpus=gpus, count=1), free, path=folder) as taken:
         assert indices(taken) == [0]
     assert locks.names() == ["nvidia0", "turn"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from imagematrix.errors import UsageError
+from imagematrix.gpus.choice import Choice
 from imagematrix.gpus.conditions import parse
 from imagematrix.gpus.spec import among, candidates, choose, exactly, names, spec
 from imagematrix.node.host import MigDevice
@@ -129,12 +130,18 @@ def test_among_narrows(node):
 
 
 def test_candidates_are_more_than_a_count_takes(node):
-    found, count = candidates(node.gpus, "2")
-    assert ([gpu.index for gpu in found], count) == ([0, 2, 3, 4], 2)
-    assert candidates(node.gpus, "none") == ((), 0)
-    assert candidates(node.gpus, None) == (node.gpus, 5)
-    found, count = candidates(node.gpus, "MIG-aa11,0")
-    assert ([gpu.index for gpu in found], count) == ([0, 3], 2)
+    choice = candidates(node.gpus, "2")
+    assert ([gpu.index for gpu in choice.gpus], choice.count) == ([0, 2, 3, 4], 2)
+    assert candidates(node.gpus, "none") == Choice(gpus=(), count=0)
+    assert candidates(node.gpus, None) == Choice(gpus=node.gpus, count=5)
+    choice = candidates(node.gpus, "MIG-aa11,0")
+    assert ([gpu.index for gpu in choice.gpus], choice.count) == ([0, 3], 2)
+
+
+def test_gpus_themselves_are_taken_as_they_are(node):
+    some = node.gpus[1:3]
+    assert candidates(node.gpus, some) == Choice(gpus=some, count=2)
+    assert choose(node, some) == some
 
 
 @pytest.fixture
@@ -259,10 +266,10 @@ def test_profiles(parted, wanted, devices):
 
 
 def test_each_mig_device_of_a_profile_is_a_candidate(parted):
-    found, count = candidates(parted.gpus, "2,profile=1g.10gb")
-    assert count == 2
-    assert [(gpu.index, gpu.mig[0].gpu_instance) for gpu in found] == [(1, 1), (2, 0), (2, 2)]
-    assert all(len(gpu.mig) == 1 for gpu in found)
+    choice = candidates(parted.gpus, "2,profile=1g.10gb")
+    assert choice.count == 2
+    assert [(gpu.index, gpu.mig[0].gpu_instance) for gpu in choice.gpus] == [(1, 1), (2, 0), (2, 2)]
+    assert all(len(gpu.mig) == 1 for gpu in choice.gpus)
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,7 @@ def test_of_different_gpus_those_that_one_image_fits(asked, make):
     gpus = (make.gpu(0), make.gpu(1, compute="9.0"), make.gpu(2), make.gpu(3, compute="9.0"))
     found = asked("--gpus 2", *gpus)
     assert devices(found) == ["/dev/nvidia3", "/dev/nvidia5"]
-    assert [[gpu.index for gpu in gpus] for gpus in found.sets] == [[0, 2], [1, 3]]
+    assert [[gpu.index for gpu in choice.gpus] for choice in found.choices] == [[0, 2], [1, 3]]
     with pytest.raises(NothingFits):
         asked("--gpus 3", *gpus).first()
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from made import FLAGS, allowed, catalogs, hosts, variants
 
 from imagematrix.errors import ImagematrixError
-from imagematrix.gpus.spec import candidates, exactly
+from imagematrix.gpus.spec import candidates, choose, exactly
 from imagematrix.selection.candidate import results
 from imagematrix.selection.hardware import sample
 from imagematrix.selection.index import Index
@@ -141,23 +141,33 @@ def test_the_gpus_named_as_the_cure_are_one(host, catalog):
 def test_what_serves_a_count_is_all_that_a_variant_for_gpus_fits(host, catalog, count):
     if count > sum(gpu.state == "ok" for gpu in host.gpus):
         return
-    sets, same = serving(host, catalog, count)
-    assert same == count
+    choice = candidates(host.gpus, count)
+    choices = serving(host, catalog, choice)
+    assert {one.count for one in choices} == {count}
     possible = {
         some
-        for some in combinations(candidates(host.gpus, count)[0], count)
+        for some in combinations(choice.gpus, count)
         if explain(host, catalog, gpus=exactly(some)).variant
     }
-    offered = {some for gpus in sets for some in combinations(gpus, count)}
+    offered = {some for one in choices for some in combinations(one.gpus, count)}
     if possible:
         assert offered == possible
-        assert sets[0][:count] == min(possible, key=lambda some: [gpu.index for gpu in some])
+        assert choices[0].first == min(possible, key=lambda some: [gpu.index for gpu in some])
     else:
-        assert sets == candidates(host.gpus, count)[:1]
+        assert choices == (choice,)
 
 
 @given(hosts, catalogs)
 def test_where_there_is_no_choice_serving_makes_none(host, catalog):
     for wanted in (None, "all", "none"):
-        found, count = candidates(host.gpus, wanted)
-        assert serving(host, catalog, wanted) == ((found,), count)
+        choice = candidates(host.gpus, wanted)
+        assert serving(host, catalog, choice) == (choice,)
+
+
+@given(hosts, catalogs, st.sampled_from([None, "none", "1", "device=0"]))
+def test_gpus_themselves_are_as_good_as_their_names(host, catalog, wanted):
+    if host.gpus and all(gpu.usable for gpu in host.gpus):
+        gpus = choose(host, wanted)
+        if gpus:
+            by_name = explain(host, catalog, gpus=exactly(gpus))
+            assert explain(host, catalog, gpus=gpus).to_json() == by_name.to_json()

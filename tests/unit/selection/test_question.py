@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from imagematrix.catalog.catalog import Catalog, UserModeDriver, Variant
 from imagematrix.errors import ImagematrixError, UsageError
+from imagematrix.gpus.choice import Choice
 from imagematrix.node.host import Cpu, Driver, Gpu, Host
 from imagematrix.selection.question import narrowed, values
 from imagematrix.selection.select import explain, select, select_many, serving
@@ -169,7 +170,9 @@ def test_gpus_are_looked_for_among_what_is_asked_for(make):
     catalog = make.catalog(new, make.variant("t:old", axes=(("python", "3.9"),)))
     host = make.host(make.gpu(0), make.gpu(1, compute="9.0"))
     for python, index in (("3.9", 0), ("3.13", 1)):
-        assert serving(host, catalog, 1, {"python": python}) == ((host.gpus[index : index + 1],), 1)
+        assert serving(host, catalog, Choice(gpus=host.gpus, count=1), {"python": python}) == (
+            Choice(gpus=host.gpus[index : index + 1], count=1),
+        )
 
 
 def test_an_answer_to_a_question_is_sent_with_it(make, pythons):

@@ -17,6 +17,7 @@ import pytest
 
 from imagematrix.catalog.catalog import Catalog
 from imagematrix.errors import UsageError
+from imagematrix.gpus.spec import candidates
 from imagematrix.selection import select as module
 from imagematrix.selection.select import Selector, explain, select, select_many, serving
 from imagematrix.selection.selection import NothingFits
@@ -401,6 +402,7 @@ A100 = {"compute": "8.0", "name": "NVIDIA A100-SXM4-40GB", "memory_mib": 40960}
 def test_serving(make, cubins, wanted, expected):
     host = make.host(*(make.gpu(index, **(A100 if index % 2 else T4)) for index in range(5)))
     variants = (make.variant(f"t:{number}", cubins=one) for number, one in enumerate(cubins))
-    sets, count = serving(host, make.catalog(*variants, make.cpu_variant()), wanted)
-    assert [[gpu.index for gpu in gpus] for gpus in sets] == expected
-    assert count == (2 if wanted == "0,1" else int(wanted[0]))
+    choice = candidates(host.gpus, wanted)
+    choices = serving(host, make.catalog(*variants, make.cpu_variant()), choice)
+    assert [[gpu.index for gpu in one.gpus] for one in choices] == expected
+    assert {one.count for one in choices} == {choice.count}

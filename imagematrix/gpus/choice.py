@@ -1,0 +1,82 @@
+"""A Choice: GPUs of which any so many will do, and MIG devices as GPUs of their own.
+
+A MIG device stands for itself as the GPU that has it alone in its `mig`.
+"""
+
+from __future__ import annotations
+
+from imagematrix.record import Record, replace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from imagematrix.node.host import Gpu, MigDevice
+
+__all__ = ["Choice", "instance", "label", "memory_mib", "merged", "parts"]
+
+
+class Choice(Record):
+    """Any `count` of `gpus`, which are in the order of preference.
+
+    A GPU may be there several times, each time with another one of its MIG devices.
+    """
+
+    gpus: tuple[Gpu, ...]
+    count: int
+
+    @property
+    def first(self) -> tuple[Gpu, ...]:
+        """The first `count`, each GPU once: what to take if all are free."""
+        return merged(self.gpus[: self.count])
+
+    @property
+    def enough(self) -> bool:
+        """Whether there are `count` GPUs at all."""
+        return len(self.gpus) >= self.count
+
+    def with_memory(self, mib: int) -> Choice:
+        """Return the choice among those that have so much memory, or are not known to have less."""
+        return replace(self, gpus=tuple(gpu for gpu in self.gpus if (memory_mib(gpu) or mib) >= mib))
+
+
+def merged(gpus: Iterable[Gpu]) -> tuple[Gpu, ...]:
+    """Return `gpus` with each GPU once: with all the MIG devices that it has in any of them."""
+    by_index: dict[int, Gpu] = {}
+    for gpu in gpus:
+        by_index[gpu.index] = _joined(by_index.get(gpu.index, gpu), gpu)
+    return tuple(by_index.values())
+
+
+def parts(gpu: Gpu) -> tuple[Gpu, ...]:
+    """Return the MIG devices of a GPU."""
+    return tuple(replace(gpu, mig=(device,)) for device in gpu.mig or ())
+
+
+def instance(gpu: Gpu, device: MigDevice) -> str:
+    """Return the name of a MIG device by numbers: GPU:INSTANCE:COMPUTE-INSTANCE."""
+    return f"{gpu.index}:{device.gpu_instance}:{device.compute_instance}"
+
+
+def label(gpu: Gpu) -> str:
+    """Return what to call a GPU, or its only MIG device, in a message."""
+    if len(gpu.mig or ()) != 1:
+        return gpu.label
+    (device,) = gpu.mig or ()
+    return f"{gpu.label}:{device.gpu_instance}:{device.compute_instance}"
+
+
+def memory_mib(gpu: Gpu) -> int | None:
+    """Return the MiB of a GPU, or of its only MIG device; None if unknown.
+
+    It is None for several MIG devices too: each has memory of its own, and they share none.
+    """
+    if not gpu.mig:
+        return gpu.memory_mib
+    return gpu.mig[0].memory_mib if len(gpu.mig) == 1 else None
+
+
+def _joined(one: Gpu, other: Gpu) -> Gpu:
+    if one.mig is None or other.mig is None:
+        return one
+    return replace(one, mig=tuple(dict.fromkeys(one.mig + other.mig)))
