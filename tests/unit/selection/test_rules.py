@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
 import pytest
 
 from imagematrix.selection.candidate import results
 from imagematrix.selection.rules import RULES
 from imagematrix.selection.target import Target
 
+DRIVER = ("driver-exact", "driver-compat", "driver-gpu", "driver-cuda")
+CONTRACT = ("platform", *DRIVER, "device-code", "fatbin", "cpu")
 
-def test_the_rules_are_those_of_the_contract():
-    driver = ["driver-exact", "driver-compat", "driver-gpu", "driver-cuda"]
-    assert [rule.name for rule in RULES] == ["platform", *driver, "device-code", "fatbin", "cpu"]
+
+def test_the_rules_of_the_contract_are_there_in_their_order():
+    names = [rule.name for rule in RULES]
+    assert [name for name in names if name in CONTRACT] == [*CONTRACT]
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_a_rule_is_in_the_module_of_its_name_which_documents_it(rule):
+    module = import_module(f"imagematrix.selection.rules.{rule.name.replace('-', '_')}")
+    assert module.RULE is rule
+    holds, _, otherwise = " ".join(module.__doc__.split()).partition(". ")
+    assert holds.startswith(f"`{rule.name}`: ")
+    assert otherwise
 
 
 MODES = {"exact": "550.163.01", "compat": "560.35.05", "host": None}
@@ -48,14 +63,11 @@ def test_what_a_tegras_driver_runs_is_not_known(judge, make, driver):
 
 
 def test_rules_that_do_not_apply_say_nothing(judge, make):
-    told = {rule.name for rule in RULES if judge(rule.name, make.host(make.gpu()), make.cpu_variant())}
-    assert told == {"platform", "device-code", "cpu"}
-    told = {
-        rule.name
-        for rule in RULES
-        if judge(rule.name, make.host(make.gpu()), make.variant(driver=make.umd("host")))
-    }
-    assert told == {"platform", "driver-gpu", "driver-cuda", "device-code", "cpu"}
+    host = make.host(make.gpu())
+    of_cpu = {name for name in CONTRACT if judge(name, host, make.cpu_variant())}
+    assert of_cpu == {"platform", "device-code", "cpu"}
+    of_gpu = {name for name in CONTRACT if judge(name, host, make.variant(driver=make.umd("host")))}
+    assert of_gpu == {"platform", "driver-gpu", "driver-cuda", "device-code", "cpu"}
 
 
 def test_every_reason_is_one_line(make):
