@@ -8,7 +8,6 @@ of an image.
 from __future__ import annotations
 
 import os
-from importlib import import_module
 
 from imagematrix.errors import EngineError, UnknownImageError
 from imagematrix.record import Record
@@ -52,7 +51,8 @@ class Source(Record):
     @property
     def module(self) -> Module:
         """The source's module, loaded when it is needed."""
-        found: Module = import_module(f"imagematrix.catalog.{self.name}")
+        # Without importlib, which a selection need not load.
+        found: Module = __import__(f"imagematrix.catalog.{self.name}", fromlist=["catalog"])
         return found
 
 
