@@ -24,6 +24,9 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy docs/conf.py docs/_ext ci/*.py ci/facts
+	for folder in ci/bench ci/gpu_bundle ci/gpu_bundle/checks; do \
+	    MYPYPATH=$$folder $(BIN)/mypy $$folder/*.py || exit; done
 	$(BIN)/deptry imagematrix
 	$(BIN)/lint-imports
 	$(BIN)/typos

@@ -103,8 +103,9 @@ def _documents(folder: Path) -> None:
 
 
 def _run(command: list[str | Path], folder: Path, code: int = 0) -> str:
-    given = {"capture_output": True, "text": True, "cwd": folder, "env": {**os.environ, **OFFLINE}}
-    done = subprocess.run(command, check=False, **given)
+    done = subprocess.run(
+        command, check=False, capture_output=True, text=True, cwd=folder, env={**os.environ, **OFFLINE}
+    )
     if done.returncode != code or "Traceback" in done.stderr:
         line = shlex.join(map(str, command))
         raise SystemExit(f"{line}\nended with {done.returncode}, not {code}:\n{done.stdout}{done.stderr}")

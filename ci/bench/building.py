@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
+from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -59,7 +60,7 @@ def cell(folder: Path, pace: Pace) -> Iterator[Row]:
             file.write_text(SMALL.replace("{{ number }}", str(number)).replace("{{ salt }}", "theirs"))
             words = ("buildx", "build", "--provenance=false", "--tag", f"bench-bare:{number}", "--file")
             bare = (*words, str(file), str(folder / "context"))
-            theirs.append(run(lambda bare=bare: engine.docker(*bare)))
+            theirs.append(run(partial(engine.docker, *bare)))
     added = ours - median(theirs)
     yield Row(
         what="a small cell built, audited and stored",
@@ -156,8 +157,13 @@ def _bake(engine: Engine, folder: Path, option: str) -> Callable[[], subprocess.
         raise SystemExit(said.stderr)
     (folder / "bake.json").write_text(said.stdout)
     command = ("docker", "buildx", "bake", "--file", "bake.json", option)
-    quiet = {"capture_output": True, "text": True}
-    return lambda: subprocess.run(command, check=False, cwd=folder, env=engine.environment, **quiet)
+
+    def bake() -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command, check=False, cwd=folder, env=engine.environment, capture_output=True, text=True
+        )
+
+    return bake
 
 
 def run(what: Callable[[], subprocess.CompletedProcess[str]]) -> float:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import building
 from measure import Row, duration, multiple, pairs
+from samples import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,7 +49,7 @@ def rows(folder: Path, pace: Pace, rounds: int) -> Iterator[Row]:
     with building.new_engine() as engine:
         building.run(lambda: engine.imagematrix("build", cwd=folder))
         reference = engine.imagematrix("select", "bench-run:v1").stdout.strip()
-        ours = (str(building.samples.ROOT / ".venv/bin/imagematrix"), "run", "--rm", "bench-run:v1")
+        ours = (str(ROOT / ".venv/bin/imagematrix"), "run", "--rm", "bench-run:v1")
         theirs = ("docker", "run", "--rm", reference)
         idle = pairs(
             lambda: _taken(engine, (*ours, *NOTHING)).wall,

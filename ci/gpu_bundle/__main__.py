@@ -18,8 +18,12 @@ import sys
 import tarfile
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import parts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -58,10 +62,10 @@ def _make(folder: Path, *, has_runtime: bool) -> dict[str, str]:
     shutil.copytree(HERE / "checks", folder / "checks", ignore=shutil.ignore_patterns("__pycache__"))
     (folder / "check").write_bytes((HERE / "check").read_bytes())
     (folder / "check").chmod(0o755)
-    words = [sys.executable, ROOT / "ci/make_zipapp.py", folder / "imagematrix.pyz"]
+    words = [sys.executable, str(ROOT / "ci/make_zipapp.py"), str(folder / "imagematrix.pyz")]
     if code := subprocess.run(words, check=False).returncode:
         sys.exit(code)
-    makers = {
+    makers: dict[str, Callable[[], object]] = {
         "program": lambda: parts.program(folder / "rootfs"),
         "kernels": lambda: parts.kernels(folder / "rootfs", cache),
         "runc": lambda: None if has_runtime else parts.runtime(folder, cache),
@@ -83,7 +87,7 @@ def _make(folder: Path, *, has_runtime: bool) -> dict[str, str]:
 
 
 def _commit() -> str | None:
-    words = ["git", "-C", ROOT, "describe", "--always", "--dirty"]
+    words = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
     try:
         done = subprocess.run(words, capture_output=True, text=True, check=False)
     except OSError:

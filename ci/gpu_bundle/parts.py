@@ -124,7 +124,8 @@ def _own_nvrtc(error: LackingError) -> Path:
         except OSError:
             continue
         maps = Path("/proc/self/maps").read_text()
-        return Path(re.search(r"/\S*/libnvrtc\.so\S*", maps)[0]).with_name(name)
+        if loaded := re.search(r"/\S*/libnvrtc\.so\S*", maps):
+            return Path(loaded[0]).with_name(name)
     raise LackingError(f"no NVRTC is here, and {error}")
 
 

@@ -13,7 +13,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 import typer
-from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
+from typer.core import TyperArgument, TyperGroup, TyperOption
 
 from imagematrix import errors
 from imagematrix.catalog import labels
@@ -61,7 +61,7 @@ def exit_codes() -> str:
 def label_table() -> str:
     """Return the labels of an image, each with the comment beside its constant."""
     values = {
-        target.id: node.value.value
+        target.id: str(node.value.value)
         for node in ast.parse(inspect.getsource(labels)).body
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
         for target in node.targets
@@ -110,7 +110,7 @@ PARTS: Mapping[str, Callable[[], str]] = {
 }
 
 
-def _command(name: str, command: TyperCommand) -> str:
+def _command(name: str, command: Any) -> str:
     arguments = [_metavar(parameter) for parameter in command.params if isinstance(parameter, TyperArgument)]
     usage = " ".join(["imagematrix", name, "[OPTIONS]", *arguments])
     lines = [f"(command-{name})=", f"## {name}", "", inspect.cleandoc(command.help or ""), ""]

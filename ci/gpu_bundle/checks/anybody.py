@@ -80,7 +80,7 @@ def agrees_with_smi(machine: Machine, show: Callable[[str], None]) -> None:
     dump = machine.imagematrix("probe", "--json", "--nvidia-smi", machine.work / "smi.xml").json()
     version = next(filter(None, (_text(machine.smi, key) for key in ("kmd_version", "driver_version"))), None)
     for source, host in (("the probe", machine.host), ("probe --nvidia-smi", dump)):
-        show(f"{source}: {'; '.join([_version(host), *map(_brief, host['gpus'])])}")
+        show(f"{source}: {'; '.join([str(_version(host)), *map(_brief, host['gpus'])])}")
         same(f"{source}: driver", _version(host), version)
         same(f"{source}: GPUs", sorted(str(gpu["uuid"]) for gpu in host["gpus"]), sorted(map(str, known)))
         for gpu in host["gpus"]:
@@ -211,8 +211,10 @@ def _status(machine: Machine) -> dict[str, Any]:
 def _until_free(machine: Machine) -> list[dict[str, Any]]:
     """Return who uses the GPU; what has just ended is given time to be gone."""
     limit = time.monotonic() + ENDED_S
-    while (users := _status(machine)["used_by"]) and time.monotonic() < limit:
+    users: list[dict[str, Any]] = _status(machine)["used_by"]
+    while users and time.monotonic() < limit:
         time.sleep(0.5)
+        users = _status(machine)["used_by"]
     return users
 
 
@@ -242,4 +244,5 @@ def _brief(gpu: dict[str, Any]) -> str:
 
 
 def _version(host: dict[str, Any]) -> str | None:
-    return host["driver"] and host["driver"]["version"]
+    version: str | None = (host["driver"] or {}).get("version")
+    return version

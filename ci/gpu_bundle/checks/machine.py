@@ -187,7 +187,8 @@ class Machine:
         done = self.imagematrix("probe", "--json")
         if done.code:
             raise NotTriedError(f"the probe failed: {done.why}")
-        return done.document
+        document: dict[str, Any] = done.document
+        return document
 
     @cached_property
     def gpu(self) -> dict[str, Any]:
@@ -206,12 +207,13 @@ class Machine:
         found = [gpu for gpu in works if gpu["index"] in left]
         if not found:
             raise NotTriedError(f"the probe finds no GPU that works{', within the job' if works else ''}")
-        return found[0]
+        gpu: dict[str, Any] = found[0]
+        return gpu
 
     @cached_property
     def driver(self) -> str:
         """The version of the kernel-mode driver; it is new enough for the kernels of the bundle."""
-        version = (self.host["driver"] or {}).get("version")
+        version: str | None = (self.host["driver"] or {}).get("version")
         if not version:
             raise NotTriedError("the probe does not find the driver's version")
         if tuple(map(int, version.split("."))) < FLOOR:

@@ -9,7 +9,7 @@ from typing import Any
 
 PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 NAMESPACES = ("pid", "ipc", "uts", "mount", "network")
-MOUNTS = (
+MOUNTS: tuple[tuple[str, str, list[str]], ...] = (
     ("/proc", "proc", []),
     ("/sys", "sysfs", ["ro", "nosuid", "nodev", "noexec"]),
     ("/dev", "tmpfs", ["nosuid", "mode=755"]),

@@ -45,7 +45,7 @@ def with_nodes(machine: Machine, show: Callable[[str], None]) -> str:
     planned = launch(machine, *train(machine, machine.steps))
     show("\n".join(planned["devices"]))
     folder = _bundle(machine, "nodes", planned)
-    done = machine.run(*_claiming(machine), *runtime.words(machine, folder), **_imports(machine))
+    done = machine.run(*_claiming(machine), *runtime.words(machine, folder), PYTHONPATH=str(machine.app))
     show(done.text)
     trained(machine, done.json())
     return runtime.note
@@ -57,8 +57,8 @@ def refuses_a_second(machine: Machine, show: Callable[[str], None]) -> str:
     folder = _bundle(machine, "busy", launch(machine, *train(machine, FOREVER)))
     machine.at_end.callback(_end, machine, folder)
     words = [*_claiming(machine), *runtime.words(machine, folder)]
-    with machine.start(*words, **_imports(machine)) as process, begun(process):
-        done = machine.run(*_claiming(machine), "true", **_imports(machine))
+    with machine.start(*words, PYTHONPATH=str(machine.app)) as process, begun(process):
+        done = machine.run(*_claiming(machine), "true", PYTHONPATH=str(machine.app))
         _end(machine, folder)
     show(done.err.strip())
     same("exit code", done.code, BUSY)
@@ -78,14 +78,16 @@ def _runtime(machine: Machine) -> Runtime:
     for words in (_runc_words, _mount_words):
         try:
             done = machine.run(*words(machine, folder))
-            json.loads(done.out)
         except (FailedError, NotTriedError) as error:
             reasons.append(str(error))
+            continue
+        try:
+            json.loads(done.out)
         except ValueError:
             reasons.append(done.why)
-        else:
-            note = f"started by mounts alone, since {reasons[0]}" if reasons else ""
-            return Runtime(words, note, done)
+            continue
+        note = f"started by mounts alone, since {reasons[0]}" if reasons else ""
+        return Runtime(words, note, done)
     raise NotTriedError(f"no container can be started here: {'; '.join(reasons)}")
 
 
@@ -125,7 +127,3 @@ def _runc(machine: Machine) -> list[object]:
 
 def _claiming(machine: Machine) -> list[object]:
     return [sys.executable, "-B", HERE / "claim.py", machine.gpu["index"]]
-
-
-def _imports(machine: Machine) -> dict[str, str]:
-    return {"PYTHONPATH": str(machine.app)}

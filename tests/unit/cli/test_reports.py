@@ -262,7 +262,7 @@ def test_a_folder_takes_the_files_of_an_export(command, tmp_path):
         (("jenkins",), 2, "invalid export target: 'jenkins' one of github, gitlab, bake"),
         (("github", "--jobs", "257"), 2, "257 exceeds the limit of 256"),
         (("gitlab", "--jobs", "201"), 2, "201 exceeds the limit of 200"),
-        (("github", "--jobs", "0"), 2, "greater than or equal to 1"),
+        (("github", "--jobs", "0"), 2, "Invalid value for '--jobs'"),
         (("bake", "--jobs", "2"), 2, "--jobs is for CI systems"),
         (("github", "--only", "cuda=11.8,driver=550.163.01"), 2, "no cell can be built"),
         (("bake", "--only", "cuda=11.8,driver=550.163.01"), 2, "nothing to export: no cell can be built"),
