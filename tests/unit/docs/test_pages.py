@@ -49,6 +49,14 @@ def test_the_commands_say_what_the_page_has(page, folder, engine, shipped_catalo
 
 
 @pytest.mark.parametrize("page", NAMED)
+def test_commands_with_a_prompt_are_run(page):
+    blocks = [
+        block for block in pages.blocks(page.read_text()) if re.search(r"^\$ ", block.text, re.MULTILINE)
+    ]
+    assert [block.line for block in blocks if block.language != "console"] == []
+
+
+@pytest.mark.parametrize("page", NAMED)
 def test_the_command_lines_have_options_that_exist(page):
     unknown = []
     for block in pages.blocks(page.read_text()):
