@@ -56,7 +56,7 @@ TAIL = 20  # lines of a failed build's log that its error shows
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """An OCI layout, what rewrites the images in it, and its blobs, which others may have, too."""
+    """An OCI layout, the rewriter of its images, and its blobs, which other layouts may share."""
 
     folder: Path
     rewriter: Rewriter
@@ -69,7 +69,7 @@ class _Layout:
 
 
 class Buildx:
-    """The Builder that `docker buildx` is. Use it as a context manager.
+    """The Builder of `docker buildx`. Use it as a context manager.
 
     `builder` is the name of one of buildx' builders, or of a docker context. Where it is None, images are
     made by the engine `docker` itself, whose image store then decides whether timestamps are rewritten.
@@ -112,7 +112,7 @@ class Buildx:
         self._open.close()
 
     def _require(self) -> str:
-        """Return the command that buildx is: `docker buildx` only starts it, which takes 20 ms each time."""
+        """Return the path of buildx: starting it through `docker buildx` takes 20 ms more each time."""
         version = self._docker.version
         if self._builder is None and int(version.partition(".")[0]) < OLDEST:
             remedy = f"install Docker {OLDEST} or newer; `select` and `run` work with this one"
@@ -134,7 +134,7 @@ class Buildx:
         return str(found["Path"])
 
     def _in_a_context(self) -> bool:
-        """Whether the builder that is named is the one that the engine of a docker context is by itself."""
+        """Whether the named builder is the engine of a docker context."""
         if self._builder is None:
             return False
         asked = [self._command, "inspect", self._builder]
@@ -147,7 +147,7 @@ class Buildx:
 
     @property
     def reproducible(self) -> bool:
-        """Whether images are made in OCI layouts, without which timestamps can't be rewritten."""
+        """Whether images are made in OCI layouts, without which timestamps cannot be rewritten."""
         return self._builder is not None or self._docker.has_manifests
 
     @property
@@ -170,7 +170,7 @@ class Buildx:
         return f"docker-image://{reference}@{digest}"
 
     def held(self, reference: str, digest: str) -> str | None:
-        """Return where a base image comes from as `pinned` does, by a name that stays what it is."""
+        """Return where a base image comes from as `pinned` does, by a name that no one moves."""
         where = self.pinned(reference, digest)
         if where is None and self.local:
             where = self._docker.hold(reference, digest)
@@ -179,7 +179,7 @@ class Buildx:
         return where
 
     def _digests(self, reference: str) -> str:
-        """Return the digests that the engine of the builder's context has under a name, as docker says."""
+        """Return the digests that the engine of the builder's context has under a name."""
         command = ["docker", "image", "inspect", "--format", "{{.Id}} {{.RepoDigests}}", reference]
         done = subprocess.run(command, check=False, capture_output=True, text=True, env=self._environment)
         return done.stdout
@@ -278,7 +278,7 @@ class Buildx:
     def _measured(
         self, options: list[str], order: Order, log: TextIO, step: Callable[[str], None]
     ) -> dict[str, Any]:
-        """Solve, and return what buildx says of the result."""
+        """Solve, and return the metadata that buildx writes about the result."""
         with tempfile.NamedTemporaryFile(dir=self._scratch, suffix=".json") as metadata:
             options = [
                 *options,
@@ -360,7 +360,7 @@ class Buildx:
         raise BuildError(said or "docker buildx failed without a message", remedy=remedy)
 
     def stop(self) -> None:
-        """End every build that runs; those that don't end by themselves when asked to are killed."""
+        """End every build that runs; those that do not end within GRACE seconds are killed."""
         with self._lock:
             self._stopped = True
             running = list(self._running)
@@ -380,7 +380,7 @@ def _held(base: str | None, sources: Sources) -> bool:
 
 
 def _attributes(attributes: Mapping[str, str]) -> str:
-    """Return attributes as buildx reads them: as a line of CSV, so a value may hold what it likes."""
+    """Return attributes as buildx reads them: as a line of CSV, so a value may have any characters."""
     line = io.StringIO()
     csv.writer(line, lineterminator="").writerow([f"{key}={value}" for key, value in attributes.items()])
     return line.getvalue()

@@ -1,4 +1,4 @@
-"""Which CPU flags a march needs: asked of the compiler in the image, while the first images are built.
+"""The CPU flags that a march needs, from the compiler in the image, while the first images are built.
 
 A template's stage named `compiler` has the compiler its code is built with. That stage is asked once for the
 predefined macros (`cc -march=M -dM -E`) of all the marches it is to be used with; labels take the answer.
@@ -29,7 +29,7 @@ STAGE = "compiler"
 
 
 class Compilers:
-    """The compilers that a build's items use; safe to be asked from several threads."""
+    """The compilers that a build's items use; threads may share it."""
 
     def __init__(self, items: Iterable[Planned], builder: Builder) -> None:
         self._compilers: dict[tuple[str, Path, str], _Compiler] = {}
@@ -58,11 +58,11 @@ class Compilers:
         return error if option in compiler.known else _unknown(item, option)
 
     def asks(self, item: Planned) -> bool:
-        """Whether it takes a build to tell which flags `item`'s code needs."""
+        """Whether the flags of `item` come from a compiler, which takes a build."""
         return item.reference in self._of
 
     def flags(self, item: Planned, sources: Sources) -> frozenset[str]:
-        """Return the flags that `item`'s code needs; raise BuildError where nobody can tell.
+        """Return the flags that `item`'s code needs; raise BuildError where they are unknown.
 
         `sources` are those of its build. Where a template has no stage `compiler`, the shipped table answers
         for the property `compiler`. What the matrix states about a march is needed in any case: it may be of
@@ -83,7 +83,7 @@ class Compilers:
 
 
 def unanswered(items: Iterable[Planned]) -> list[BuildError]:
-    """Return what the builds of those `items` would fail with whose CPU flags nobody can tell."""
+    """Return the errors that the builds of `items` would fail with because their CPU flags are unknown."""
     found = []
     for item in items:
         march = item.cell.axes.get("march")
@@ -97,7 +97,7 @@ def unanswered(items: Iterable[Planned]) -> list[BuildError]:
 
 
 class _Compiler:
-    """One stage's compiler. It is asked when its first answer is wanted, for all its marches at once."""
+    """The compiler of one stage. It is asked once, for all its marches, when the first answer is needed."""
 
     def __init__(self, stage: str, builder: Builder) -> None:
         self.options: set[str] = set()
@@ -108,7 +108,7 @@ class _Compiler:
         self._answer: Mapping[str, str] | BuildError | None = None
 
     def macros(self, sources: Sources) -> Mapping[str, str]:
-        """Return the macros by option, without those options that the compiler does not know."""
+        """Return the macros by option; options that the compiler does not know are left out."""
         with self._lock:
             if self._answer is None:
                 try:

@@ -1,4 +1,4 @@
-"""The logs of builds: where they are, and what a failed one said, as text that does no harm."""
+"""The logs of builds: where they are, and the end of a failed one, as text that is safe to print."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def opened(path: Path) -> io.TextIOWrapper:
 
 
 class _Named(io.FileIO):
-    """A file whose errors name it: where a disk is full, they don't."""
+    """A file whose errors name it; those of a full disk otherwise do not."""
 
     def write(self, data: ReadableBuffer, /) -> int:
         try:
@@ -41,7 +41,7 @@ class _Named(io.FileIO):
 
 
 def said(log: str | Path | None, error: str) -> str:
-    """Return what there is to read of a failed cell: the end of its log, and the error where it lacks it."""
+    """Return the text to show for a failed cell: the end of its log, with the error if the log lacks it."""
     text, error = _trimmed(_end(Path(log)) if log else ""), _trimmed(plain(error))
     return text if error in text else f"{text}\n{error}".strip("\n")
 

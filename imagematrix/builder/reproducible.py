@@ -1,4 +1,4 @@
-"""Whether two builds of an image gave the same bytes, and if not, the first file that differs."""
+"""Comparing two builds of an image: the first file that differs, if any."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["difference"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _File:
-    """What a layer says of a file."""
+    """An entry of a layer: what the layer says about a file."""
 
     name: str
     kind: bytes
@@ -33,7 +33,7 @@ class _File:
 
 
 def difference(first: Image, second: Image) -> str | None:
-    """Return what differs between two images of one input; None where their manifests are the same."""
+    """Return what differs between two builds of one image; None if their manifests are the same."""
     if first.digest == second.digest:
         return None
     pairs = itertools.zip_longest(first.layer_files, second.layer_files)

@@ -1,1 +1,1 @@
-"""What images exist: the Catalog, from a file or from an engine's labels."""
+"""Which images exist: the Catalog, and the sources it comes from."""

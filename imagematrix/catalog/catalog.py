@@ -1,4 +1,4 @@
-"""The Catalog: the variants of one version of an image, as far as choosing among them goes."""
+"""The Catalog: the variants of one version of an image, with all that a choice among them needs."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ class Catalog(Record):
         )
 
     def named(self, name: str) -> Catalog | None:
-        """Return what `name` is of the catalog: all of it, or one variant by its reference or digest.
+        """Return the part of the catalog that `name` names: all of it, or one variant by reference or digest.
 
         Who names a variant leaves nothing open, so that it comes without defaults. None where `name` is
         something else.
@@ -207,7 +207,7 @@ class Catalog(Record):
 
     @classmethod
     def from_registry(cls, name: str) -> Catalog:
-        """Return the Catalog that the image index `name`, such as registry:5000/ml/training:v1, is."""
+        """Return the Catalog in the image index `name`, such as registry:5000/ml/training:v1."""
         from imagematrix.catalog.registry import catalog
 
         return catalog(name)
@@ -237,7 +237,7 @@ def _variant(fields: Fields, known: dict[str, Any]) -> Variant:
 
 
 def preference(fields: Fields, key: str) -> tuple[str, ...]:
-    """Return a list of CRITERIA; raise UsageError where it has another word, or one twice."""
+    """Return a list of CRITERIA; raise UsageError where a word is not one of them, or occurs twice."""
     names = fields.texts(key)
     for name in names:
         if name not in CRITERIA:

@@ -1,4 +1,4 @@
-"""The Catalog of what a Docker engine holds, read from the labels of its images in one request."""
+"""The Catalog of a Docker engine, read from the labels of its images in one request."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def catalog(name: str) -> Catalog:
 
 
 def _remedy(name: str, own: list[Catalog]) -> str:
-    """Return what may have been meant by `name`, which is not among its image's `own` catalogs, if any."""
+    """Return a suggestion for `name`, which is not in its image's `own` catalogs."""
     there = own or catalogs()
     versions = [f"{item.image}:{item.version}" for item in there]
     variants = [one.reference for item in own for one in item.variants]
@@ -101,6 +101,6 @@ def _digest(item: dict[str, object], image: str) -> str | None:
 
 
 def _names(listed: object) -> list[str]:
-    """Return the names in an engine's answer, those that podman wrote in full also as they were given."""
+    """Return the names in an engine's answer; names that podman wrote in full are there in short as well."""
     names = [str(name) for name in listed] if isinstance(listed, list) else []
     return names + [name.removeprefix(full) for name in names for full in FULL if name.startswith(full)]

@@ -1,4 +1,4 @@
-"""An OCI image index (image-index.md of the OCI image specification), as far as we read and write it."""
+"""Reading and writing an OCI image index (image-index.md of the OCI image specification)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ATTESTED = "vnd.docker.reference.digest"  # an annotation of attestations: the i
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A manifest in an index: its descriptor, with the annotations and the platform that it has there."""
+    """An entry of an index: the descriptor of a manifest, with its annotations and platform."""
 
     digest: str
     size: int
@@ -36,24 +36,24 @@ class Entry:
 
     @property
     def ours(self) -> bool:
-        """Whether it is a variant, and no attestation or an image of others."""
+        """Whether it is a variant, not an attestation or a foreign image."""
         return {labels.VARIANT, labels.VERSION, labels.CELL, labels.INPUT} <= self.annotations.keys()
 
     @property
     def tag(self) -> str:
-        """The tag that it should have, by what it says of itself."""
+        """The tag that it should have, by its own annotations."""
         return labels.tag(
             *(self.annotations.get(key, "?") for key in (labels.VERSION, labels.CELL, labels.INPUT))
         )
 
     @property
     def attests(self) -> str | None:
-        """The digest of the image that it says something of, as BuildKit's attestations have it; or None."""
+        """The digest of the image that it attests, as BuildKit's attestations have it; or None."""
         return self.annotations.get(ATTESTED)
 
     @property
     def hidden(self) -> bool:
-        """Whether no engine takes it that chooses by platform."""
+        """Whether engines that choose by platform ignore it."""
         return self.platform.get("os") == UNKNOWN
 
     @property
@@ -75,7 +75,7 @@ class Entry:
 
 
 def parse(raw: bytes, name: str) -> tuple[Entry, ...]:
-    """Return the entries of the index `raw`; raise UsageError where it is none. `name` is for messages."""
+    """Return the entries of the index `raw`; raise UsageError where it is not one. `name` is for messages."""
     fields = documents.Fields(documents.parse(raw, name), name)
     if fields.text_or_none("mediaType") not in (INDEX, DOCKER_LIST, None) or not fields.present("manifests"):
         remedy = "name a version such as v1, which is an index of variants"

@@ -1,4 +1,4 @@
-"""The labels of an image: its catalog entry, and what its identity is made of."""
+"""The labels of an image: its catalog entry, and the components of its identity."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ SHORT = 12  # digits of the input digest in a tag
 
 
 class Terms(Record):
-    """What every image of a version says alike of how to choose among them; see Catalog."""
+    """What all images of a version say about how to choose among them; see Catalog."""
 
     prefer: tuple[str, ...] = ()
     defaults: tuple[tuple[str, str], ...] = ()
@@ -90,7 +90,7 @@ def size(annotations: Mapping[str, str]) -> int | None:
 
 
 def components(labels: Mapping[str, str]) -> dict[str, str] | None:
-    """Return what an image was made of, by its labels; None where they don't tell."""
+    """Return the components of an image's identity; None where its labels have none."""
     try:
         data = json.loads(labels[INPUTS])
     except (KeyError, TypeError, ValueError, RecursionError):
@@ -130,9 +130,9 @@ def _object(labels: Mapping[str, str], label: str, reference: str) -> dict[str, 
 
 
 def content(config: Mapping[str, Any]) -> str:
-    """Return the digest of an image's configuration, its layers among that, less the label that says it.
+    """Return the digest of an image's configuration, including its layers but not the label that holds it.
 
-    What is built on the image inherits the label, and has another configuration.
+    An image that is built on this one inherits the label, but has another configuration.
     """
     import hashlib
 

@@ -1,4 +1,4 @@
-"""The Catalog of a registry: the image index that a version is, read with one request.
+"""The Catalog of a registry: the image index of a version, read with one request.
 
 Each manifest of the index has its variant in its annotations, under the names that images have in their
 labels.
@@ -69,7 +69,7 @@ def catalogs(name: str) -> list[Catalog]:
 
 
 def _listed(found: Manifest, name: str) -> list[Entry]:
-    """Return the variants in a manifest: none where it is an image by itself, or an index of others."""
+    """Return the variants in a manifest: none where it is a single image, or a foreign index."""
     if found.media_type in IMAGES:
         return []
     return [one for one in index.parse(found.raw, name) if one.ours]
@@ -81,7 +81,7 @@ def _versions(tags: Iterable[str]) -> list[str]:
 
 
 def _remedy(reference: Reference, tags: Sequence[str]) -> str:
-    """Return what may have been meant by a reference that a registry does not have."""
+    """Return a suggestion for a reference that a registry does not have."""
     versions = _versions(tags)
     if not tags:
         return "check the name: it has nothing of this name"
@@ -90,7 +90,7 @@ def _remedy(reference: Reference, tags: Sequence[str]) -> str:
 
 
 def entry(registry: Registry, tag: str) -> Entry | None:
-    """Return what an index says of the image with a tag or digest, read from the image.
+    """Return the index entry of the image with a tag or digest, read from the image itself.
 
     Of an image with attestations it is the image. None where there is none, or something else: another index,
     a signature. Raises UsageError where it is damaged.

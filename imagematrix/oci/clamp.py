@@ -1,4 +1,4 @@
-"""The times of a tar, none of them later than allowed; all its other bytes stay as they are.
+"""Clamping the timestamps of a tar; all its other bytes stay as they are.
 
 The formats are those of POSIX.1-2017, pax, "ustar Interchange Format" and "pax Extended Header", and of the
 GNU tar manual, "Basic Tar Format".
@@ -29,7 +29,7 @@ BASE_256, NEGATIVE = 0x80, 0xFF  # the first byte of a number that is not writte
 
 
 def clamped(tar: IO[bytes] | GzipFile, latest: int) -> Iterator[bytes]:
-    """Yield `tar`, of which a time after `latest` (seconds since 1970) becomes that; raise BuildError."""
+    """Yield `tar` with times after `latest` (seconds since 1970) set to it; raise BuildError."""
     long: int | None = None  # the size of the next entry, where an extended header has it
     late = False  # whether an extended header has its time, and that is after `latest`
     while head := tar.read(BLOCK):
@@ -60,7 +60,7 @@ def clamped(tar: IO[bytes] | GzipFile, latest: int) -> Iterator[bytes]:
 
 
 def _header(head: bytes, latest: int, *, size: int | None = None, late: bool = False) -> bytes:
-    """Return a header with no later time, also where it is `late` and does not say so; or of another size."""
+    """Return a header with no later time, also where an extended header has the `late` one; or resized."""
     made = bytearray(head)
     for place in (MTIME, *(GNU_TIMES if head[MAGIC] == GNU else ())):
         if _number(head[place]) > latest or (late and place == MTIME):
@@ -105,7 +105,7 @@ def _late(key: bytes, value: bytes, latest: int) -> bool:
 
 
 def _number(field: bytes) -> int:
-    """Return a number of a header: octal digits, or where those don't suffice two's complement (GNU)."""
+    """Return a number of a header: octal digits, or where those are too few, two's complement (GNU)."""
     if field[0] & BASE_256:
         sign = -1 if field[0] == NEGATIVE else 0
         return (sign << 8 * len(field[1:])) | int.from_bytes(field[1:], "big")

@@ -64,7 +64,7 @@ class Image:
 
     @property
     def archives(self) -> tuple[str, ...]:
-        """The digests of those layers that hold files: not what attestations have in their place."""
+        """The digests of the layers that are archives; attestations have other blobs in their place."""
         return tuple(layer["digest"] for layer in self._manifest["layers"] if ".tar" in layer["mediaType"])
 
     def archive(self, reference: str, layers: Iterable[str]) -> Iterator[bytes]:
@@ -113,7 +113,7 @@ class Index:
 
 
 class HollowError(Exception):
-    """The bytes of a layer are wanted that has gone from disk, because it was where images are kept."""
+    """A layer is needed whose bytes were removed from disk, because the store had them."""
 
 
 class Blobs:
@@ -163,7 +163,7 @@ def _padding(size: int) -> bytes:
 
 
 def _qualified(reference: str) -> str:
-    """Return `reference` with the registry and folder that docker leaves away."""
+    """Return `reference` with the registry and folder that docker omits."""
     if names_registry(reference):
         return reference
     return f"docker.io/{reference}" if "/" in reference else f"docker.io/library/{reference}"

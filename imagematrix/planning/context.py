@@ -1,4 +1,4 @@
-"""The files that a build can copy: what they are, and a snapshot of them that nobody else writes to.
+"""The files that a build can copy: a listing of them, and a snapshot that no one else writes to.
 
 A file counts with its path, its content and whether its owner may execute it, as in git: what else there is
 to a file (a umask, a time, a second name) differs from clone to clone. A snapshot has just that, so that the
@@ -45,7 +45,7 @@ class Listing:
 
     @cached_property
     def raw(self) -> bytes:
-        """All of it, as it is hashed and kept."""
+        """The listing as bytes, as it is hashed and stored."""
         lines = (f"{mode} {digest} {path}\0" for path, (mode, digest) in self.entries.items())
         return "".join(lines).encode("utf-8", "surrogateescape")
 
@@ -55,7 +55,7 @@ class Listing:
         return f"sha256:{hashlib.sha256(self.raw).hexdigest()}"
 
     def changed(self, other: Listing) -> tuple[str, ...]:
-        """Return the paths that `other` has differently, and those that only one has, to be read."""
+        """Return the paths that differ from those of `other`, or that only one has, as printable text."""
         paths = sorted({*self.entries, *other.entries})
         return tuple(
             plain(os.fsencode(path).decode(errors="replace"))
@@ -67,13 +67,13 @@ class Listing:
 def listing(folder: Path) -> Listing:
     """Return what a build can copy of `folder`; what .dockerignore leaves out does not count.
 
-    Raises UsageError where a file can't be read, or is none that an image can have.
+    Raises UsageError where a file cannot be read, or is of a kind that no image can have.
     """
     return _read(folder, None)
 
 
 def ignored(folder: Path) -> list[str]:
-    """Return the patterns of what a build leaves out of `folder`: .dockerignore's, and what builds write."""
+    """Return the patterns of files that a build ignores: those of .dockerignore, and what builds write."""
     file = folder / ".dockerignore"
     text = file.read_text(encoding="utf-8-sig", errors="surrogateescape") if file.is_file() else ""
     lines = [line.strip() for line in text.split("\n") if not line.startswith("#")]
@@ -81,7 +81,7 @@ def ignored(folder: Path) -> list[str]:
 
 
 def settle(state: Path) -> None:
-    """Make the folder `state`; git ignores one that was made here, wherever the matrix is kept."""
+    """Create the folder `state` if it is missing, with a .gitignore for its content."""
     try:
         state.mkdir(parents=True)
     except FileExistsError:
@@ -90,7 +90,7 @@ def settle(state: Path) -> None:
 
 
 def record(state: Path, found: Listing) -> None:
-    """Keep a listing in the folder `state`, for whoever wants to know later what has changed since."""
+    """Keep a listing in the folder `state`, so that a later plan can name the files that changed."""
     path = _kept(state, found.digest)
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -98,7 +98,7 @@ def record(state: Path, found: Listing) -> None:
 
 
 def recorded(state: Path, digest: str) -> Listing | None:
-    """Return the listing with this digest, if the folder `state` has it as it was kept."""
+    """Return the listing with this digest, if the folder `state` has it undamaged."""
     try:
         raw = _kept(state, digest).read_bytes()
     except (OSError, ValueError):
@@ -132,7 +132,7 @@ class Snapshots:
         return self._taken(context, lambda: self._take(context))
 
     def require(self, context: Path) -> None:
-        """Raise BuildError where somebody has written to the snapshot of a context."""
+        """Raise BuildError if the snapshot of a context was written to."""
         taken = self.of(context)
         if _stamps(taken) != self._stamps[taken]:
             raise BuildError(
@@ -160,7 +160,7 @@ class Snapshots:
 
 
 def _stamps(folder: Path) -> list[tuple[str, int, int]]:
-    """Return what the kernel changes whenever somebody writes to a file: its inode's own time."""
+    """Return the ctime and inode of every file, which the kernel changes with every write."""
     found = []
     for root, folders, names in os.walk(folder):
         for name in (".", *folders, *names):
@@ -173,7 +173,7 @@ def _stamps(folder: Path) -> list[tuple[str, int, int]]:
 def _read(folder: Path, target: Path | None) -> Listing:
     """List a context, and copy it to the folder `target` while it is read.
 
-    Raises OSError where the target's disk is full, UsageError where the context can't be read.
+    Raises OSError where the target's disk is full, UsageError where the context cannot be read.
     """
     entries: dict[str, tuple[str, str]] = {}
     try:

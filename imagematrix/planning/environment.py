@@ -1,4 +1,4 @@
-"""The environment that buildx has, less what would change an image behind its identity's back."""
+"""The environment of buildx, without variables that would change an image but not its identity."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PROXIES = ("ALL_PROXY", "FTP_PROXY", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
 
 
 def scrubbed(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return `environment` without the variables by which buildx and BuildKit make other images."""
+    """Return `environment` without the variables that change what buildx and BuildKit build."""
     return {
         name: value for name, value in environment.items() if name in KEPT or not name.startswith(DECIDING)
     } | {"BUILDX_METADATA_PROVENANCE": "disabled"}

@@ -27,7 +27,7 @@ __all__ = ["Given", "parse"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Given:
-    """What is given: `secrets` and `ssh` by id in the words of buildx, `args` by name, `proxies` by name."""
+    """What is given: `secrets` and `ssh` by id, in the syntax of buildx; `args` and `proxies` by name."""
 
     secrets: Mapping[str, str] = field(default_factory=dict)
     ssh: Mapping[str, str] = field(default_factory=dict)
@@ -41,7 +41,7 @@ class Given:
         return known if len(known) == len(found) else None
 
     def components(self, image: Image) -> dict[str, str]:
-        """Return what an image's identity has of this."""
+        """Return the components that this adds to an image's identity."""
         return {
             **({"secrets": ",".join(image.secrets)} if image.secrets else {}),
             **({"ssh": ",".join(image.ssh)} if image.ssh else {}),
@@ -50,7 +50,7 @@ class Given:
         }
 
     def sources(self, cell: Cell, context: Path, images: Mapping[str, str]) -> Sources:
-        """Return what a cell's build takes its files from, the `context` and the `images` among it."""
+        """Return the sources of a cell's build, which include the `context` and the `images`."""
         image = cell.image
         return Sources(
             context=context,
@@ -62,7 +62,7 @@ class Given:
         )
 
     def require_known(self, images: Sequence[Image]) -> None:
-        """Raise UsageError where something is given that no image takes, or an argument has no value."""
+        """Raise UsageError where no image declares something that is given, or an argument has no value."""
         for option, given, taken in (
             ("--secret", self.secrets, {name for image in images for name in image.secrets}),
             ("--ssh", self.ssh, {name for image in images for name in image.ssh}),
@@ -80,7 +80,7 @@ class Given:
                     )
 
     def require_all(self, images: Iterable[Image]) -> None:
-        """Raise UsageError where a secret or agent is missing that one of the images to be built takes."""
+        """Raise UsageError where a secret or agent is missing that one of the images needs."""
         for image in images:
             missing = [f"--secret id={name}" for name in image.secrets if name not in self.secrets]
             missing += [f"--ssh {name}" for name in image.ssh if name not in self.ssh]
@@ -92,7 +92,7 @@ class Given:
 def parse(
     secrets: Iterable[str] = (), ssh: Iterable[str] = (), args: Iterable[str] = (), *, proxy: bool = False
 ) -> Given:
-    """Return what options of the command line give; raise UsageError where one can't be used."""
+    """Return what the options of the command line give; raise UsageError where one is invalid."""
     names = proxies(os.environ) if proxy else ()
     if proxy and not names:
         raise UsageError("--proxy: no proxy variable is set", remedy="such as HTTPS_PROXY=http://proxy:3128")

@@ -1,4 +1,4 @@
-"""The identity of an image: a digest over all that decides its bytes, and the tag that holds it."""
+"""The identity of an image: a digest of everything that decides its bytes, and the tag that has it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Identity:
         return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
 
     def changed(self, other: Mapping[str, str]) -> tuple[str, ...]:
-        """Return the names of the components that `other` has differently, or not at all."""
+        """Return the names of the components that differ from those of `other`, or that only one has."""
         names = sorted({*self.components, *other})
         return tuple(name for name in names if self.components.get(name) != other.get(name))
 

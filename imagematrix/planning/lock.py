@@ -1,4 +1,4 @@
-"""imagematrix.lock: the digest of every base image, found out once and kept beside the matrix.
+"""imagematrix.lock: the digest of every base image, resolved once and kept beside the matrix.
 
 Like every lock file it is committed: whoever builds the same matrix builds on the same bases, also after
 their tags have moved.
@@ -52,16 +52,16 @@ def document(bases: Mapping[str, str]) -> dict[str, object]:
 
 
 def extend(path: Path, bases: Mapping[str, str]) -> bool:
-    """Add to the lock file `path` what it does not have; what it has stays.
+    """Add to the lock file `path` the bases that it lacks; its own digests stay.
 
     Return whether it has all of `bases` now: another build may have locked another digest meanwhile.
     """
-    known = read(path)
-    if not bases.keys() <= known.keys():
+    locked = read(path)
+    if not bases.keys() <= locked.keys():
         with _alone(path):
-            known = {**bases, **read(path)}
-            _write(path, known)
-    return bases.items() <= known.items()
+            locked = {**bases, **read(path)}
+            _write(path, locked)
+    return bases.items() <= locked.items()
 
 
 def renew(path: Path, known: Mapping[str, str], bases: Mapping[str, str]) -> dict[str, str]:
@@ -70,17 +70,17 @@ def renew(path: Path, known: Mapping[str, str], bases: Mapping[str, str]) -> dic
     `known` is what it had when they were found out: what was added since by somebody else stays.
     """
     with _alone(path):
-        there = read(path)
-        added = {name: digest for name, digest in there.items() if name not in known}
-        found = {**bases, **added}
-        if found != there:
-            _write(path, found)
-    return found
+        current = read(path)
+        added = {name: digest for name, digest in current.items() if name not in known}
+        locked = {**bases, **added}
+        if locked != current:
+            _write(path, locked)
+    return locked
 
 
 @contextlib.contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    """Hold off who else changes a lock file beside `path`, as far as its file system can."""
+    """Keep other processes from changing a lock file beside `path`, if its file system can."""
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):  # what can't be written is told by who writes
             folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
@@ -90,7 +90,7 @@ def _alone(path: Path) -> Iterator[None]:
 
 
 def _write(path: Path, bases: Mapping[str, str]) -> None:
-    """Write the digests to `path`, all or nothing; raise UsageError where that can't be done."""
+    """Write the digests to `path`, all or nothing; raise UsageError where that fails."""
     text = documents.dump(document(bases))
     try:
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:

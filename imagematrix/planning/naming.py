@@ -1,4 +1,4 @@
-"""What a cell is called where a person reads it."""
+"""Names of cells in messages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["naming"]
 
 
 def naming(items: Iterable[Planned | Dropped]) -> Callable[[Planned | Dropped], str]:
-    """Return what names each of `items`: its cell; where they are of several images, the image as well."""
+    """Return a function that names an item: its cell, with its image where `items` are of several images."""
     images = {(item.cell.image.name, item.cell.image.version) for item in items}
     if len(images) > 1:
         return lambda item: f"{item.cell.image.name}:{item.cell.image.version} {item.cell.id}"

@@ -1,4 +1,4 @@
-"""In which sequence cells are built: first those that lead, and then those that find all their stages built.
+"""The order in which cells are built: first those with the most new stages.
 
 So what cells share is fetched and compiled early, different things at the same time, and a stage that fails
 does so at the beginning.
@@ -18,22 +18,22 @@ __all__ = ["leaders_first"]
 
 
 def leaders_first(dockerfiles: Mapping[str, str]) -> list[str]:
-    """Return the names of `dockerfiles`: next is always the one with the most stages that none before it has.
+    """Return the names of `dockerfiles`: the next is always the one with the most stages that are new.
 
-    Where several have as many, they stay as they were.
+    Ties keep the order of `dockerfiles`.
     """
     own = {name: frozenset(stages(text)) for name, text in dockerfiles.items()}
     seen: set[str] = set()
     # What a file would bring can only become less: so the first whose number holds is the next.
     heap = [(-len(own[name]), place, name) for place, name in enumerate(own)]
     heapq.heapify(heap)
-    found = []
+    names = []
     while heap:
         was, place, name = heapq.heappop(heap)
         now = -len(own[name] - seen)
         if now == was:
             seen |= own[name]
-            found.append(name)
+            names.append(name)
         else:
             heapq.heappush(heap, (now, place, name))
-    return found
+    return names
