@@ -1,4 +1,4 @@
-"""One immutable container image for each hardware configuration, and a selector that proves which fits.
+"""One immutable container image for each hardware configuration, and a selector that proves which one fits.
 
     import imagematrix as im
 
@@ -7,8 +7,8 @@
     choice = im.select(host, catalog)               # raises im.NothingFits with every reason
     im.launch(choice, command=["train"], gpus=2)
 
-Each name is loaded when it is first used: importing the package costs next to nothing, and choosing an image
-loads no library but Python's own.
+Each name is loaded on first use: importing the package costs next to nothing, and selecting an image loads no
+library beyond Python's own.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ _HOMES = {
 }
 
 
-if not TYPE_CHECKING:  # a type checker shall see the names above, and no others
+if not TYPE_CHECKING:  # type checkers should see the names above and no others
 
     def __getattr__(name: str) -> object:
         if name not in __all__:

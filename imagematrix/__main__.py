@@ -1,6 +1,6 @@
-"""`python -m imagematrix`: the command line, where its script is not on the path."""
+"""`python -m imagematrix`: the command line without its script."""
 
 from imagematrix.cli import main
 
-if __name__ == "__main__":  # a process that is spawned imports this module, too
+if __name__ == "__main__":  # spawned child processes import this module too
     main()

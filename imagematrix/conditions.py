@@ -1,7 +1,7 @@
 """Conditions on the values of an axis: a word, a glob, a comparison, a negation, or a list of them.
 
 `znver4` is a value, `znver*` a glob, `>=12.4` compares versions, `!5.2` is everything but. A list matches
-where one of its words does (any value, if all of them are negations) and none of its negations does.
+if one of its words does (any value, if all are negations) and none of its negations does.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ COMPARISON = re.compile(r"(>=|<=|==|!=|>|<)\s*(.+)")
 
 
 class ConditionError(ValueError):
-    """A condition that can't be read; the message says why."""
+    """A condition is invalid; the message states the reason."""
 
 
 def matching(words: Sequence[str], values: Iterable[str]) -> frozenset[str]:
-    """Return those of an axis' `values` that the condition `words` matches; raise ConditionError."""
+    """Return those of an axis's `values` that the condition `words` matches; raise ConditionError."""
     wanted = [_predicate(word) for word in words if not _negated(word)]
     unwanted = [_predicate(word[1:]) for word in words if _negated(word)]
     return frozenset(
@@ -50,32 +50,33 @@ def among(
 ) -> dict[str, frozenset[str]]:
     """Return by axis those of its `values` that the condition `wanted` on it matches.
 
-    Raises ConditionError that tells what there is where `what` has no such axis, or no value matches.
+    Raises ConditionError with the alternatives if `what` has no such axis, or if no value matches.
     """
-    found = {}
+    matches = {}
     for axis, words in wanted.items():
         if axis not in values:
             hint = nearest(axis, values) or f"the axes are {', '.join(values)}"
-            raise ConditionError(f"{axis!r} is no axis of {what}: {hint}")
-        found[axis] = matching(words, values[axis])
-        if not found[axis]:
-            there = ", ".join(values[axis])
-            raise ConditionError(f"no value of the axis {axis} matches {', '.join(words)}: it has {there}")
-    return found
+            raise ConditionError(f"{what} has no axis {axis!r}: {hint}")
+        matches[axis] = matching(words, values[axis])
+        if not matches[axis]:
+            listed = ", ".join(values[axis])
+            raise ConditionError(f"no value of the axis {axis} matches {', '.join(words)}: it has {listed}")
+    return matches
 
 
 def parse_only(expression: str) -> dict[str, list[str]]:
     """Return the conditions of `--only 'cuda=12.4,march=znver*'` by axis; raise ConditionError.
 
-    The same axis may come several times; its words then form one list. Comparisons are written as they are:
-    `cuda>=12.4`.
+    An axis may occur several times; its words then form one list. Comparisons are written as in `cuda>=12.4`.
     """
     conditions: dict[str, list[str]] = {}
     for part in expression.split(","):
-        found = re.fullmatch(r"\s*([A-Za-z][\w-]*)\s*(>=|<=|==|!=|=|>|<)\s*(.+?)\s*", part)
-        if not found:
-            raise ConditionError(f"{part.strip()!r} is no condition such as march=znver* or cuda>=12.4")
-        axis, comparison, word = found.groups()
+        match = re.fullmatch(r"\s*([A-Za-z][\w-]*)\s*(>=|<=|==|!=|=|>|<)\s*(.+?)\s*", part)
+        if not match:
+            raise ConditionError(
+                f"invalid condition {part.strip()!r}: expected such as march=znver* or cuda>=12.4"
+            )
+        axis, comparison, word = match.groups()
         if comparison == "!=":
             word = f"!{word}"
         elif comparison not in ("=", "=="):
@@ -89,25 +90,25 @@ def _negated(word: str) -> bool:
 
 
 def _predicate(word: str) -> Callable[[str], bool]:
-    found = COMPARISON.fullmatch(word)
-    if not found:
+    match = COMPARISON.fullmatch(word)
+    if not match:
         import fnmatch
 
         pattern = re.compile(fnmatch.translate(word))
         return lambda value: pattern.match(value) is not None
     from packaging.version import Version
 
-    compare = COMPARISONS[found[1]]
+    compare = COMPARISONS[match[1]]
     try:
-        bound = Version(found[2])
-    except ValueError as error:  # InvalidVersion is one, and what Python says of thousands of digits
-        raise ConditionError(f"{found[2][:80]!r} is no version to compare with") from error
+        bound = Version(match[2])
+    except ValueError as error:  # InvalidVersion, or too many digits for Python
+        raise ConditionError(f"invalid version in a comparison: {match[2][:80]!r}") from error
     return lambda value: (version := _version(value)) is not None and compare(version, bound)
 
 
 def _version(value: str) -> Version | None:
-    # "none" and other words of an axis are no versions, and no comparison matches them. The letter of 9.0a
-    # and 10.0f names a kind of device code; to a version it would be an alpha release, lower than 9.0.
+    # "none" and other words of an axis are not versions: no comparison matches them. The letter of 9.0a and
+    # 10.0f names a kind of device code; as a version it would be an alpha release, lower than 9.0.
     from packaging.version import InvalidVersion, Version
 
     try:

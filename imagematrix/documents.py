@@ -1,4 +1,4 @@
-"""Reading JSON documents that nobody vouches for: bounded, typed, and clear about what is wrong."""
+"""Reading untrusted JSON documents: bounded, typed, and with precise errors."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ if TYPE_CHECKING:
 
 __all__ = ["Fields", "dump", "natural", "parse", "read"]
 
-OBEYED = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")  # and not shown, by terminals
-LARGEST = 1e300  # numbers up to which sums and means stay finite
-DIGITS = 9  # of numbers that people write; Python refuses to convert thousands of them
+CONTROL = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")  # terminals act on these
+LARGEST = 1e300  # sums and means of numbers up to this stay finite
+DIGITS = 9  # the most that people write; Python refuses to convert thousands
 LIMIT = 64 * 1024 * 1024  # bytes; a catalog of 10,000 variants is about 10 MB
 
 
 def read(path: str | Path, *, limit: int = LIMIT) -> object:
-    """Return the JSON value in `path`; raise UsageError where it can't be read or is no JSON."""
+    """Return the JSON value in `path`; raise UsageError if it cannot be read or is not JSON."""
     try:
         with open(path, "rb") as file:  # noqa: PTH123 - pathlib is slow to import
             raw = file.read(limit + 1)
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from error
     if len(raw) > limit:
-        raise UsageError(f"{path}: larger than {limit // 2**20} MiB, which no document of this kind is")
+        raise UsageError(f"{path}: exceeds {limit // 2**20} MiB, too large for a document of this kind")
     return parse(raw, str(path))
 
 
@@ -46,20 +46,20 @@ def parse(raw: bytes | str, where: str) -> object:
         raise UsageError(f"{where}: not UTF-8 text") from error
     except json.JSONDecodeError as error:
         raise UsageError(f"{where}:{error.lineno}:{error.colno}: not JSON: {error.msg}") from error
-    except ValueError as error:  # integers of more digits than Python converts
+    except ValueError as error:  # integers with more digits than Python converts
         raise UsageError(f"{where}: {error}") from error
 
 
 def natural(text: str) -> int | None:
-    """Return the number that decimal digits write, None where `text` is anything else or very long."""
+    """Return the value of decimal digits, None if `text` is anything else or very long."""
     return int(text) if text.isascii() and text.isdecimal() and len(text) <= DIGITS else None
 
 
 def dump(value: object) -> str:
     """Return `value` as the JSON text that commands print: indented, stable, one final newline."""
     text = json.dumps(value, indent=2, ensure_ascii=False)
-    # JSON escapes the first 32 characters; a terminal obeys others, too.
-    return (text if text.isascii() and "\x7f" not in text else OBEYED.sub(_escaped, text)) + "\n"
+    # JSON escapes the first 32 characters; terminals act on others too.
+    return (text if text.isascii() and "\x7f" not in text else CONTROL.sub(_escaped, text)) + "\n"
 
 
 def _escaped(match: re.Match[str]) -> str:
@@ -67,7 +67,7 @@ def _escaped(match: re.Match[str]) -> str:
 
 
 class Fields:
-    """One JSON object, read field by field; a mismatch names the path, what was found and what belongs."""
+    """One JSON object, read field by field; errors name the path, the expected and the actual type."""
 
     __slots__ = ("_data", "_where")
 
@@ -83,97 +83,97 @@ class Fields:
         return self._data
 
     def schema(self, expected: str) -> None:
-        """Check the document's `schema`; a later version of the same kind is told apart from another kind."""
-        found = self.text("schema")
-        if found == expected:
+        """Check the document's `schema`; the error distinguishes another version from another kind."""
+        schema = self.text("schema")
+        if schema == expected:
             return
         kind = expected.rpartition("/")[0]
-        if found.startswith(f"{kind}/v"):
+        if schema.startswith(f"{kind}/v"):
             raise UsageError(
-                f"{self._where}: schema {found!r} is not the one this release reads ({expected!r})",
+                f"{self._where}: unsupported schema {schema!r} (this release reads {expected!r})",
                 remedy="use the imagematrix release that wrote it, or a newer one",
             )
-        raise UsageError(f"{self._where}: schema is {found!r}, expected {expected!r}")
+        raise UsageError(f"{self._where}: schema is {schema!r}, expected {expected!r}")
 
     def present(self, key: str) -> bool:
-        """Whether the field is there and not null."""
+        """Whether the field exists and is not null."""
         return self._data.get(key) is not None
 
     def named_texts(self, key: str) -> dict[str, str]:
-        """Return the strings in an object by their names; none where the object is absent."""
+        """Return the strings in an object by name; none if the object is absent."""
         inner = self.object_or_none(key)
         return {name: text for name, text in inner.data.items() if type(text) is str} if inner else {}
 
     def text(self, key: str) -> str:
-        """Return a string that must be there."""
+        """Return a required string."""
         value = self._data.get(key)
         return value if isinstance(value, str) else self._refuse(key, "a string")
 
     def text_or_none(self, key: str) -> str | None:
-        """Return a string, or None where it is null or absent."""
+        """Return a string, or None if it is null or absent."""
         value = self._data.get(key)
         return value if value is None or isinstance(value, str) else self._refuse(key, "a string")
 
     def integer(self, key: str) -> int:
-        """Return an integer that must be there."""
+        """Return a required integer."""
         value = self._data.get(key)
         return value if type(value) is int else self._refuse(key, "an integer")
 
     def integer_or_none(self, key: str) -> int | None:
-        """Return an integer, or None where it is null or absent."""
+        """Return an integer, or None if it is null or absent."""
         return self.integer(key) if self.present(key) else None
 
     def number_or_none(self, key: str) -> float | None:
-        """Return a finite number that is not negative, or None where it is null or absent."""
+        """Return a finite, non-negative number, or None if it is null or absent."""
         if not self.present(key):
             return None
         value = self._data[key]
-        if type(value) not in (int, float) or not 0 <= value <= LARGEST:  # NaN is not, either
-            return self._refuse(key, "a number of seconds, bytes or the like")
+        if type(value) not in (int, float) or not 0 <= value <= LARGEST:  # false for NaN too
+            return self._refuse(key, "a finite, non-negative number")
         return float(value)
 
-    def truth(self, key: str, *, default: bool = False) -> bool:
-        """Return a boolean; `default` where it is absent."""
+    def boolean(self, key: str, *, default: bool = False) -> bool:
+        """Return a boolean; `default` if it is absent."""
         value = self._data.get(key, default)
         return value if isinstance(value, bool) else self._refuse(key, "true or false")
 
     def texts(self, key: str) -> tuple[str, ...]:
-        """Return a list of strings; empty where it is absent."""
+        """Return a list of strings; empty if it is absent."""
         return tuple(self._elements(key, str, "a string"))
 
     def words(self, key: str) -> frozenset[str]:
-        """Return the words in a list of strings; empty where it is absent. Equal lists have one set."""
+        """Return the words in a list of strings; empty if it is absent. Equal lists share one set."""
         try:
             return _words(" ".join(self._list(key)))
         except TypeError:
-            return frozenset(self.texts(key))  # which says what is no string
+            return frozenset(self.texts(key))  # which raises the precise error
 
     def integers(self, key: str) -> tuple[int, ...]:
-        """Return a list of integers; empty where it is absent."""
+        """Return a list of integers; empty if it is absent."""
         return tuple(self._elements(key, int, "an integer"))
 
     def objects(self, key: str) -> Iterator[Fields]:
-        """Yield each object of a list; none where it is absent."""
+        """Yield each object of a list; none if it is absent."""
         for position, item in enumerate(self._elements(key, dict, "an object")):
             yield Fields(item, f"{self._where}: {key}[{position}]")
 
     def object_or_none(self, key: str) -> Fields | None:
-        """Return the object under `key`, or None where it is null or absent."""
+        """Return the object under `key`, or None if it is null or absent."""
         return Fields(self._data[key], f"{self._where}: {key}") if self.present(key) else None
 
-    def alike(self, key: str, read: Callable[[Fields, str], T], known: dict[str, Any]) -> T:
-        """Return what `read` makes of a field; `known` keeps that for objects with the same in the field."""
+    def cached(self, key: str, read: Callable[[Fields, str], T], cache: dict[str, Any]) -> T:
+        """Return the result of `read` for a field; `cache` shares it among objects with an equal field."""
         try:
-            written = f"{key} {self._data.get(key, ...)!r}"
+            token = f"{key} {self._data.get(key, ...)!r}"
         except RecursionError as error:
             raise self.fail(key, "is nested too deeply") from error
-        if written not in known:
-            known[written] = read(self, key)
-        found: T = known[written]
-        return found
+        if token not in cache:
+            cache[token] = read(self, key)
+        result: T = cache[token]
+        return result
 
     def fail(self, key: str, message: str) -> UsageError:
-        """Return the error that says what is wrong with a field's value."""
+        """Return the error for a field's value."""
         return UsageError(f"{self._where}: {key}: {message}")
 
     def _list(self, key: str) -> list[Any]:

@@ -1,4 +1,4 @@
-"""The Docker engine's API: one request without a library where speed counts, docker-py for all the rest."""
+"""The Docker engine's API: plain requests over the local socket where speed matters, else docker-py."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "address",
-    "answers",
     "client",
-    "connected",
+    "connect",
     "context",
     "digests",
     "digests_of",
@@ -28,36 +27,37 @@ __all__ = [
     "images",
     "info",
     "is_podman",
-    "last_said",
+    "log_tail",
     "quote",
     "remote",
+    "reports_system",
+    "responds",
     "running",
     "running_of",
-    "tells_system",
     "unreachable",
 ]
 
 DEFAULT = "unix:///var/run/docker.sock"
-START = "start one (`systemctl start docker`), or name it in DOCKER_HOST"
-OK, MISSING = b"200", b"404"  # of HTTP
+START = "start one (`systemctl start docker`), or set DOCKER_HOST to its address"
+OK, MISSING = b"200", b"404"  # HTTP status codes
 PODMAN = "Podman Engine"
 SYSTEM = b"\nostype:"  # a header, in lower case
-TIMEOUT = 600  # seconds of silence; a large image takes its time to load
-ANSWER_S = 10  # seconds of silence at a local socket, where questions take milliseconds
-# Who listens at an engine's socket, as /proc/PID/comm has it. Others pass on what they hear: ssh, socat.
+TIMEOUT = 600  # seconds without data; loading a large image takes long
+ANSWER_S = 10  # seconds without data at a local socket, where requests take milliseconds
+# The names in /proc/PID/comm of engines that listen at a socket. Others forward it: ssh, socat.
 ENGINES = frozenset({"dockerd", "podman"})
-CONTAINER = r"[0-9a-f]{64}"  # of the id of a container
+CONTAINER = r"[0-9a-f]{64}"  # the id of a container
 RESPONSE_LIMIT = 256 * 1024 * 1024  # bytes
 
 
 def address() -> str:
-    """Return where the engine is, as docker's own command finds it: DOCKER_HOST, the context, the default."""
+    """Return the address of the engine as docker's command determines it: DOCKER_HOST, context, default."""
     name = context()
     return os.environ.get("DOCKER_HOST") or (DEFAULT if name == "default" else _context_address(name))
 
 
 def context() -> str:
-    """Return the name of the docker context in use; "default" also where DOCKER_HOST overrides it."""
+    """Return the name of the docker context in use; "default" if DOCKER_HOST overrides it."""
     if os.environ.get("DOCKER_HOST"):
         return "default"
     return str(os.environ.get("DOCKER_CONTEXT") or _current_context() or "default")
@@ -78,7 +78,7 @@ def _context_address(name: str) -> str:
         number = sha256(name.encode()).hexdigest()
         return str(_json(f"contexts/meta/{number}/meta.json")["Endpoints"]["docker"]["Host"])
     except (OSError, ValueError, LookupError, TypeError) as error:
-        raise EngineError(f"there is no docker context {name!r}", remedy="see `docker context ls`") from error
+        raise EngineError(f"docker context not found: {name!r}", remedy="run `docker context ls`") from error
 
 
 def _json(name: str) -> Any:
@@ -87,10 +87,10 @@ def _json(name: str) -> Any:
         return json.load(file)
 
 
-def answers() -> bool:
-    """Return whether something answers at the engine's socket; False where it is elsewhere, and not asked.
+def responds() -> bool:
+    """Return whether the engine responds at a local socket; False if its address is not one.
 
-    Raises EngineError where nobody does.
+    Raises EngineError if it does not respond.
     """
     where = address()
     if not where.startswith("unix://"):
@@ -100,8 +100,8 @@ def answers() -> bool:
 
 
 def client() -> docker.DockerClient:
-    """Return a docker-py client that has reached the engine; raise EngineError."""
-    answers()  # where nobody does, docker-py would be loaded for nothing
+    """Return a docker-py client that is connected to the engine; raise EngineError."""
+    responds()  # else docker-py would be loaded for nothing
 
     import docker
     import requests
@@ -116,34 +116,34 @@ def client() -> docker.DockerClient:
 
 
 def unreachable(where: str, error: Exception) -> EngineError:
-    """Return the error that says that no engine answers at `where`."""
+    """Return the error for an engine that cannot be reached at `where`."""
     text = str(error)
     if "Permission denied" in text and where.startswith("unix"):
-        remedy = "become a member of the group docker, or run this as root"
-        return EngineError(f"no permission to talk to the Docker engine at {where}", remedy=remedy)
+        remedy = "join the group docker, or run this as root"
+        return EngineError(f"cannot reach the Docker engine at {where}: permission denied", remedy=remedy)
     if isinstance(error, TimeoutError):
-        remedy = "see what it is busy with, or restart it: `systemctl status docker`"
+        remedy = "check what it is busy with, or restart it: `systemctl status docker`"
         return EngineError(
-            f"the Docker engine at {where} gave no answer within {ANSWER_S} seconds", remedy=remedy
+            f"the Docker engine at {where} did not respond within {ANSWER_S} seconds", remedy=remedy
         )
     remedies = {
-        "ssh": f"`ssh {where} docker version` tells whether the machine, the login or the engine is missing",
-        "tcp": "start it on that machine (`systemctl start docker`), or name another in DOCKER_HOST",
+        "ssh": f"run `ssh {where} docker version` to check machine, login and engine",
+        "tcp": "start it on that machine (`systemctl start docker`), or set DOCKER_HOST to another",
     }
     return EngineError(
-        f"no Docker engine answers at {where}", remedy=remedies.get(where.partition("://")[0], START)
+        f"cannot reach the Docker engine at {where}", remedy=remedies.get(where.partition("://")[0], START)
     )
 
 
 def images(label: str) -> list[object]:
-    """Return the engine's images that have `label` (NAME or NAME=VALUE), as its API lists them.
+    """Return the engine's images with `label` (NAME or NAME=VALUE), as its API lists them.
 
-    Over a local socket this takes a millisecond and no library; any other address goes through docker-py.
-    Raises EngineError.
+    Over a local socket this takes a millisecond and no library; other addresses go through docker-py. Raises
+    EngineError.
     """
     where = address()
     if not where.startswith("unix://"):
-        return list(_remote(where, lambda reached: reached.api.images(filters={"label": label})))
+        return list(_remote(where, lambda client: client.api.images(filters={"label": label})))
     query = quote(json.dumps({"label": [label]}))
     status, answer = _local(where, f"/images/json?filters={query}")
     if status != OK or not isinstance(answer, list):
@@ -152,7 +152,7 @@ def images(label: str) -> list[object]:
 
 
 def digests(reference: str) -> frozenset[str]:
-    """Return the digests that the engine's image of this name has; none where there is no such image.
+    """Return the digests of the engine's image with this name; none if it is not found.
 
     Raises EngineError.
     """
@@ -164,11 +164,11 @@ def digests(reference: str) -> frozenset[str]:
         if status != OK or not isinstance(answer, dict):
             raise _refused(where, answer)
         return _digests(answer)
-    return frozenset(_remote(where, lambda reached: digests_of(reached, reference)))
+    return frozenset(_remote(where, lambda client: digests_of(client, reference)))
 
 
 def digests_of(client: docker.DockerClient, reference: str) -> frozenset[str]:
-    """Return the same as `digests`, of the engine that a docker-py client has reached."""
+    """Return the same as `digests`, through a docker-py client."""
     from docker.errors import ImageNotFound
 
     try:
@@ -183,10 +183,10 @@ def _digests(image: dict[str, Any]) -> frozenset[str]:
 
 
 def info() -> dict[str, Any]:
-    """Return what the engine tells of itself, as `docker info` does; raise EngineError."""
+    """Return the engine's information, as `docker info` does; raise EngineError."""
     where = address()
     if not where.startswith("unix://"):
-        return dict(_remote(where, lambda reached: reached.info()))
+        return dict(_remote(where, lambda client: client.info()))
     status, answer = _local(where, "/info")
     if status != OK or not isinstance(answer, dict):
         raise _refused(where, answer)
@@ -194,11 +194,10 @@ def info() -> dict[str, Any]:
 
 
 def remote() -> str | None:
-    """Return the name of the machine that the engine runs on where it is another than this one.
+    """Return the name of the engine's machine if it is not this one, else None.
 
-    A local socket may lead elsewhere, as one that ssh forwards does. The engine is on this machine if it
-    listens at the socket itself, has this machine's name, or runs the container that this process is in;
-    where nothing proves it, it is not. Raises EngineError.
+    A local socket may be forwarded, for example by ssh. The engine counts as local if it listens at the
+    socket itself, has this machine's name, or runs the container of this process. Raises EngineError.
     """
     where = address()
     local = where.startswith("unix://")
@@ -211,7 +210,7 @@ def remote() -> str | None:
 
 
 def _listener(where: str) -> str | None:
-    """Return the name of the process that listens at a socket; None where it is in another PID namespace."""
+    """Return the name of the process that listens at a socket; None if it is in another PID namespace."""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.connect(where.removeprefix("unix://"))
@@ -225,9 +224,9 @@ def _listener(where: str) -> str | None:
 
 
 def _runs_this(where: str) -> bool:
-    """Whether the engine at a local socket has the container in which this process is.
+    """Whether the engine at a local socket runs the container of this process.
 
-    Engines mount files from a folder that has the container's id over such as /etc/hostname.
+    Engines mount /etc/hostname and the like from a folder whose path has the container's id.
     """
     import re
 
@@ -240,53 +239,53 @@ def _runs_this(where: str) -> bool:
 
 
 def group() -> int | None:
-    """Return the number of the group whose members, with root, may talk to the engine at a local socket.
+    """Return the id of the group whose members, besides root, have access to the engine's local socket.
 
-    None where the engine is elsewhere or an ordinary user's, or where everybody may: nobody knows, then, who
-    starts containers on this machine.
+    None if the engine is remote or an ordinary user's, or if all users have access: it is unknown then who
+    may start containers on this machine.
     """
     import stat
 
     where = address()
     try:
-        found = os.stat(where.removeprefix("unix://"))  # noqa: PTH116 - pathlib is slow to load
+        status = os.stat(where.removeprefix("unix://"))  # noqa: PTH116 - pathlib is slow to load
     except OSError:
         return None
-    closed = found.st_uid == 0 and not found.st_mode & stat.S_IWOTH
-    return found.st_gid if where.startswith("unix://") and closed else None
+    restricted = status.st_uid == 0 and not status.st_mode & stat.S_IWOTH
+    return status.st_gid if where.startswith("unix://") and restricted else None
 
 
 def is_podman() -> bool:
-    """Whether it is podman that answers, which speaks the same language; raise EngineError."""
+    """Whether the engine is podman, which has the same API; raise EngineError."""
     where = address()
     if where.startswith("unix://"):
         _, answer = _local(where, "/version")
     else:
-        answer = _remote(where, lambda reached: reached.version())
+        answer = _remote(where, lambda client: client.version())
     parts = answer.get("Components") if isinstance(answer, dict) else None
     return any(isinstance(part, dict) and part.get("Name") == PODMAN for part in parts or ())
 
 
-def tells_system() -> bool:
-    """Whether the engine tells its operating system where docker's command asks; raise EngineError.
+def reports_system() -> bool:
+    """Whether the engine reports its operating system in the response to /_ping; raise EngineError.
 
-    Docker's command passes no device to an engine that does not, such as podman 4.3.
+    Docker's command passes no devices to an engine that does not, such as podman 4.3.
     """
     where = address()
     if where.startswith("unix://"):
         head, _ = _get_local(where, "/_ping")
         return SYSTEM in head.lower()
     return bool(
-        _remote(where, lambda reached: "Ostype" in reached.api.get(f"{reached.api.base_url}/_ping").headers)
+        _remote(where, lambda client: "Ostype" in client.api.get(f"{client.api.base_url}/_ping").headers)
     )
 
 
 def running() -> list[dict[str, Any]]:
-    """Return what the engine tells of each running container, as `docker inspect` does; raise EngineError.
+    """Return each running container as `docker inspect` describes it; raise EngineError.
 
-    One that ends meanwhile is left out. Labels are those of the container's launch: an engine mixes them with
-    those of the image, whose author says nothing of what a launch may have. So one that the image has with
-    the same value is left out, and all of them where nobody knows the image any more.
+    Containers that end meanwhile are left out. Labels are only those of the launch: the engine merges them
+    with those of the image, whose author must not decide what a launch may use. A label that the image has
+    with the same value is removed, and all labels if the image is gone.
     """
     where = address()
     if not where.startswith("unix://"):
@@ -294,84 +293,86 @@ def running() -> list[dict[str, Any]]:
     status, listed = _local(where, "/containers/json")
     if status != OK or not isinstance(listed, list):
         raise _refused(where, listed)
-    found = []
+    containers = []
     for entry in listed:
         status, container = _local(where, f"/containers/{quote(entry['Id'])}/json")
         if status == OK and isinstance(container, dict):
-            found.append(container)
+            containers.append(container)
         elif status != MISSING:
             raise _refused(where, container)
 
     def image(name: str) -> object:
         return _local(where, f"/images/{quote(name)}/json")[1]
 
-    return _launched(found, image)
+    return _with_launch_labels(containers, image)
 
 
 def running_of(client: docker.DockerClient) -> list[dict[str, Any]]:
-    """Return the same as `running`, of the engine that a docker-py client has reached.
+    """Return the same as `running`, through a docker-py client.
 
-    docker-py's `containers.list()` fails where a container ends between its two questions.
+    docker-py's `containers.list()` fails if a container ends between its two requests.
     """
     from contextlib import suppress
 
     from docker.errors import NotFound
 
-    found = []
+    containers = []
     for entry in client.api.containers():
         with suppress(NotFound):
-            found.append(client.api.inspect_container(entry["Id"]))
+            containers.append(client.api.inspect_container(entry["Id"]))
 
     def image(name: str) -> object:
         with suppress(NotFound):
             return client.images.get(name).attrs
         return None
 
-    return _launched(found, image)
+    return _with_launch_labels(containers, image)
 
 
-def _launched(containers: list[dict[str, Any]], image: Callable[[str], object]) -> list[dict[str, Any]]:
-    """Return `containers` with the labels of their launches alone; `image` inspects one, by its id."""
-    known: dict[str, Mapping[str, str] | None] = {}
-    found = []
+def _with_launch_labels(
+    containers: list[dict[str, Any]], image: Callable[[str], object]
+) -> list[dict[str, Any]]:
+    """Return `containers` with only the labels of their launches; `image` inspects an image by id."""
+    image_labels: dict[str, Mapping[str, str] | None] = {}
+    result = []
     for container in containers:
         config = container.get("Config") or {}
         labels = config.get("Labels")
         if not labels:
-            found.append(container)
+            result.append(container)
             continue
         name = str(container.get("Image") or "")
-        if name not in known:
-            known[name] = _labels(image(name)) if name else None
-        inherited = known[name]
-        own = {
+        if name not in image_labels:
+            image_labels[name] = _labels(image(name)) if name else None
+        inherited = image_labels[name]
+        added = {
             label: value
             for label, value in labels.items()
             if inherited is not None and inherited.get(label) != value
         }
-        found.append({**container, "Config": {**config, "Labels": own}})
-    return found
+        result.append({**container, "Config": {**config, "Labels": added}})
+    return result
 
 
 def _labels(image: object) -> Mapping[str, str] | None:
-    """Return the labels of an image as it is inspected, None where that is none."""
+    """Return the labels of an inspected image, None if it is not one."""
     config = image.get("Config", image) if isinstance(image, dict) and "Id" in image else None
     return (config.get("Labels") or {}) if isinstance(config, dict) else None
 
 
-def _remote(where: str, ask: Callable[[docker.DockerClient], Any]) -> Any:
+def _remote(where: str, request: Callable[[docker.DockerClient], Any]) -> Any:
     import docker
     import requests
 
-    reached = client()
+    connected = client()
     try:
-        return ask(reached)
+        return request(connected)
     except docker.errors.APIError as error:
         raise EngineError(f"the Docker engine at {where} refused: {error.explanation or error}") from error
     except (docker.errors.DockerException, requests.RequestException, OSError, ValueError) as error:
         raise unreachable(where, error) from error
     finally:
-        reached.close()
+        connected.close()
 
 
 def _refused(where: str, answer: object) -> EngineError:
@@ -385,54 +386,56 @@ def _local(where: str, resource: str) -> tuple[bytes, object]:
     try:
         return words[1] if len(words) > 1 else b"", json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise EngineError(f"what answers at {where} is no Docker engine") from error
+        raise EngineError(f"not a Docker engine at {where}") from error
 
 
 def _get_local(where: str, resource: str) -> tuple[bytes, bytes]:
-    """Return head and body of the engine's answer at a local socket; raise EngineError."""
+    """Return head and body of the engine's response at a local socket; raise EngineError."""
     try:
         return _get(where.removeprefix("unix://"), resource)
     except OSError as error:
         raise unreachable(where, error) from error
 
 
-def connected(resource: str) -> socket.socket | None:
-    """Return a connection on which the answer of the local engine comes; None where that is not local.
+def connect(resource: str) -> socket.socket | None:
+    """Request `resource` and return the connection with the response; None if the engine is not local.
 
-    It comes with its head, and ends when the engine hangs up. Raises EngineError.
+    The response includes its head, and ends when the engine closes the connection. Raises EngineError.
     """
     where = address()
     if not where.startswith("unix://"):
         return None
     try:
-        return _asked(where.removeprefix("unix://"), resource)
+        return _request(where.removeprefix("unix://"), resource)
     except OSError as error:
         raise unreachable(where, error) from error
 
 
-def last_said(label: str, lines: int) -> bytes:
-    """Return the last lines of the container with `label` (NAME=VALUE), running or not; none without one.
+def log_tail(label: str, lines: int) -> bytes:
+    """Return the last lines of the log of the container with `label` (NAME=VALUE), running or not.
+
+    It is empty if there is no such container.
 
     Raises EngineError.
     """
     where = address()
     if not where.startswith("unix://"):
-        return bytes(_remote(where, lambda reached: _last_said_of(reached, label, lines)))
-    _, found = _local(where, f"/containers/json?all=1&filters={quote(json.dumps({'label': [label]}))}")
-    if not isinstance(found, list) or not found:
+        return bytes(_remote(where, lambda client: _log_tail_of(client, label, lines)))
+    _, matches = _local(where, f"/containers/json?all=1&filters={quote(json.dumps({'label': [label]}))}")
+    if not isinstance(matches, list) or not matches:
         return b""
     query = f"stdout=1&stderr=1&tail={lines}"
-    return _get_local(where, f"/containers/{quote(found[0]['Id'])}/logs?{query}")[1]
+    return _get_local(where, f"/containers/{quote(matches[0]['Id'])}/logs?{query}")[1]
 
 
-def _last_said_of(client: docker.DockerClient, label: str, lines: int) -> bytes:
-    found = client.api.containers(all=True, filters={"label": label})
-    return bytes(client.api.logs(found[0]["Id"], tail=lines)) if found else b""
+def _log_tail_of(client: docker.DockerClient, label: str, lines: int) -> bytes:
+    matches = client.api.containers(all=True, filters={"label": label})
+    return bytes(client.api.logs(matches[0]["Id"], tail=lines)) if matches else b""
 
 
-def _asked(path: str, resource: str) -> socket.socket:
-    """Return a connection to the socket `path` that has asked for `resource`."""
-    # HTTP/1.0 has neither chunks nor keep-alive: the body is all that comes until the engine hangs up.
+def _request(path: str, resource: str) -> socket.socket:
+    """Return a connection to the socket `path` on which `resource` was requested."""
+    # HTTP/1.0 has neither chunks nor keep-alive: the body ends when the engine closes the connection.
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.settimeout(ANSWER_S)
@@ -445,21 +448,21 @@ def _asked(path: str, resource: str) -> socket.socket:
 
 
 def _get(path: str, resource: str) -> tuple[bytes, bytes]:
-    with _asked(path, resource) as connection:
+    with _request(path, resource) as connection:
         chunks = []
         size = 0
         while chunk := connection.recv(1 << 16):
             chunks.append(chunk)
             size += len(chunk)
             if size > RESPONSE_LIMIT:
-                raise EngineError(f"the engine's answer is larger than {RESPONSE_LIMIT // 2**20} MiB")
+                raise EngineError(f"response of the engine exceeds {RESPONSE_LIMIT // 2**20} MiB")
     head, _, body = b"".join(chunks).partition(b"\r\n\r\n")
     return head, body
 
 
 def quote(text: str) -> str:
-    """Return `text` as it stands in a resource's query."""
-    # urllib.parse.quote, without the milliseconds that loading urllib takes.
+    """Return `text` percent-encoded for a query."""
+    # Like urllib.parse.quote, without the milliseconds that importing urllib takes.
     return "".join(
         char if char.isalnum() and char.isascii() else "".join(f"%{byte:02X}" for byte in char.encode())
         for char in text

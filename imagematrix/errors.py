@@ -1,4 +1,4 @@
-"""The errors of imagematrix: one tree, each branch with the exit code the command line ends with."""
+"""The errors of imagematrix: one tree, each class with the exit code of the command line."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class ImagematrixError(Exception):
     """Base of every error raised on purpose.
 
-    `remedy` is what the reader can do about it, in one sentence, or None.
+    `remedy` is one sentence that states what to do about it, or None.
     """
 
     exit_code = 1
@@ -33,23 +33,23 @@ class ImagematrixError(Exception):
         self.remedy = remedy
 
     @property
-    def told(self) -> str:
-        """The message as a person is told it at length."""
+    def details(self) -> str:
+        """The message in its long form, for a terminal."""
         return str(self)
 
     def __reduce__(self) -> tuple[Callable[..., ImagematrixError], tuple[Any, ...], dict[str, Any]]:
-        # An exception is made anew of its `args`, which are not what the classes here are called with.
+        # Exceptions are unpickled from their `args`, which differ from the parameters of these classes.
         return _made, (type(self), *self.args), self.__dict__
 
 
 class UsageError(ImagematrixError):
-    """A command, a document or a matrix that is not valid."""
+    """A command, a document or a matrix is invalid."""
 
     exit_code = 2
 
 
 class UnknownImageError(ImagematrixError):
-    """No such image or version in the catalog."""
+    """The image or version is not in the catalog."""
 
     exit_code = 4
 
@@ -73,7 +73,7 @@ class TagMovedError(ImagematrixError):
 
 
 class EngineError(ImagematrixError):
-    """The engine or the registry is not reachable, or too old for what was asked."""
+    """The engine or the registry cannot be reached, or is too old for the request."""
 
     exit_code = 8
 
@@ -85,7 +85,7 @@ class AuditError(ImagematrixError):
 
 
 class GpusBusyError(ImagematrixError):
-    """The GPUs asked for are not free."""
+    """The requested GPUs are not free."""
 
     exit_code = 10
 

@@ -1,4 +1,4 @@
-"""What several threads want and one works out."""
+"""Results that several threads need and one computes."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ V = TypeVar("V")
 
 
 class Once(Generic[K, V]):
-    """What is worked out once for each key; who asks meanwhile waits.
+    """Computes a result once for each key; concurrent callers wait for it.
 
-    An error is raised to all who wait for it, and the next who asks has it tried again.
+    An error is raised in all waiting callers, and the next call tries again.
     """
 
     def __init__(self) -> None:
-        self._known: dict[K, Future[V]] = {}
+        self._results: dict[K, Future[V]] = {}
         self._lock = threading.Lock()
 
     def __call__(self, key: K, work: Callable[[], V]) -> V:
-        """Return what the `work` of whoever came first with this key returns, or raise what it raises."""
-        own: Future[V] = Future()
+        """Return the result of the first caller's `work` for this key, or raise its error."""
+        new: Future[V] = Future()
         with self._lock:
-            known = self._known.setdefault(key, own)
-        if known is own:
+            shared = self._results.setdefault(key, new)
+        if shared is new:
             try:
-                own.set_result(work())
+                new.set_result(work())
             except BaseException as error:
                 with self._lock:
-                    del self._known[key]
-                own.set_exception(error)
+                    del self._results[key]
+                new.set_exception(error)
                 raise
-        return known.result()
+        return shared.result()

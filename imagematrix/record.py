@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 else:
 
     def dataclass_transform(**_: bool) -> object:
-        """Stand in for typing's, which is slow to load and only means something to type checkers."""
+        """Stand in for typing's, which is slow to load and matters to type checkers only."""
         return lambda cls: cls
 
 
@@ -32,12 +32,12 @@ __all__ = ["Record", "replace"]
 
 
 def replace(record: R, /, **changes: object) -> R:
-    """Return `record` with other values in some of its fields."""
+    """Return `record` with some fields changed."""
     return record.__replace__(**changes)
 
 
 class _Fields:
-    """The fields of a record, as `dataclasses` wants to have them."""
+    """The fields of a record in the form that `dataclasses` expects."""
 
     def __init__(self, kinds: dict[str, Any], defaults: dict[str, Any]) -> None:
         self._kinds = kinds
@@ -50,11 +50,12 @@ class _Fields:
             (name, kind, field(default=self._defaults.get(name, MISSING)))
             for name, kind in self._kinds.items()
         ]
-        return {one.name: one for one in fields(make_dataclass(owner.__name__, declared, kw_only=True))}
+        made = make_dataclass(owner.__name__, declared, kw_only=True)
+        return {declaration.name: declaration for declaration in fields(made)}
 
 
 class _Slots(type):
-    """Makes slots of what the body of a class annotates; the values that stand there are defaults."""
+    """Makes slots of the annotations in a class body; values assigned there are defaults."""
 
     _setters: dict[str, Callable[[object, object], None]]
 
@@ -74,7 +75,7 @@ class _Slots(type):
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)
 class Record(metaclass=_Slots):
-    """Base of records. A subclass annotates its fields; it is not made for subclasses of its own."""
+    """Base of records. A subclass annotates its fields; further subclassing is not supported."""
 
     if TYPE_CHECKING:
         __slots__: tuple[str, ...]
@@ -87,7 +88,7 @@ class Record(metaclass=_Slots):
         values = given if len(given) == len(self._setters) else self._defaults | given
         if values.keys() != self._setters.keys():
             name, fields = type(self).__name__, ", ".join(self.__slots__)
-            raise TypeError(f"{name} has the fields {fields}; given are {', '.join(given) or 'none'}")
+            raise TypeError(f"{name} has the fields {fields}, got {', '.join(given) or 'none'}")
         for name, put in self._setters.items():
             put(self, values[name])
 
@@ -113,7 +114,7 @@ class Record(metaclass=_Slots):
 
     def __replace__(self, **changes: object) -> Self:
         if not changes.keys() <= self._setters.keys():
-            return type(self)(**changes)  # which says what is wrong
+            return type(self)(**changes)  # which raises the precise error
         made = object.__new__(type(self))
         for name, put in self._setters.items():
             put(made, changes[name] if name in changes else getattr(self, name))

@@ -1,4 +1,4 @@
-"""The names of images: registry, repository, and tag or digest."""
+"""Names of images: registry, repository, and tag or digest."""
 
 from __future__ import annotations
 
@@ -17,32 +17,36 @@ REPOSITORY = re.compile(r"[a-z0-9]+([._-]+[a-z0-9]+)*(/[a-z0-9]+([._-]+[a-z0-9]+
 
 
 class Reference(Record):
-    """A reference taken apart: "reg:5000/ml/training:v1" is registry, repository and tag (or a digest)."""
+    """A parsed reference: "reg:5000/ml/training:v1" is registry, repository and tag (or digest)."""
 
     registry: str
     repository: str
     tag: str
-    name: str  # all before the tag, as it was written
+    name: str  # everything before the tag, as written
 
     @classmethod
     def parse(cls, text: str) -> Reference:
-        """Return the parts of `text`, with docker's defaults for what is left out; raise UsageError."""
+        """Return the parts of `text`, with docker's defaults for omitted ones; raise UsageError."""
         name, at, digest = text.partition("@")
         tag = digest
         if not at:
             head, colon, last = name.rpartition(":")
             name, tag = (head, last) if colon and "/" not in last else (name, "latest")
         first, slash, rest = name.partition("/")
-        own = names_registry(name)
-        registry, repository = (first, rest) if own else (DOCKER_HUB, name if slash else f"library/{name}")
-        known = DIGEST if at else TAG
-        if not registry.isprintable() or not REPOSITORY.fullmatch(repository) or not known.fullmatch(tag):
-            raise UsageError(f"{text!r} is no image reference such as registry:5000/ml/training:v1")
+        if names_registry(name):
+            registry, repository = first, rest
+        else:
+            registry, repository = DOCKER_HUB, name if slash else f"library/{name}"
+        form = DIGEST if at else TAG
+        if not registry.isprintable() or not REPOSITORY.fullmatch(repository) or not form.fullmatch(tag):
+            raise UsageError(
+                f"invalid image reference {text!r}: expected such as registry:5000/ml/training:v1"
+            )
         return cls(registry=registry, repository=repository, tag=tag, name=name)
 
     @property
     def url(self) -> str:
-        """The registry's address. One on this machine is spoken to without TLS, as docker does."""
+        """The registry's address; without TLS for a registry on this machine, as docker does."""
         host = self.registry.rpartition(":")[0] or self.registry
         return f"{'http' if host in LOOPBACK else 'https'}://{self.registry}"
 
@@ -50,18 +54,18 @@ class Reference(Record):
 def split(name: str) -> tuple[str, str | None]:
     """Return image and version of `training:v1` or `registry:5000/ml/training:v1`.
 
-    In place of a version there may be all else that comes behind a name: a variant's tag, or a digest.
+    Instead of a version, the name may have a variant's tag or a digest.
     """
     whole, at, digest = name.partition("@")
     image, colon, version = whole.rpartition(":")
     if not colon or "/" in version:
         image, version = whole, ""
     if not image or (at and not digest) or (image != whole and not version):
-        raise UsageError(f"{name!r} is no image such as training:v1")
+        raise UsageError(f"invalid image name {name!r}: expected such as training:v1")
     return image, digest or version or None
 
 
 def names_registry(name: str) -> bool:
-    """Whether the name of an image begins with a registry, as docker tells one from a folder."""
+    """Whether the name of an image starts with a registry, by docker's rule."""
     first, slash, _ = name.partition("/")
     return bool(slash) and ("." in first or ":" in first or first == "localhost")

@@ -1,4 +1,4 @@
-"""What somebody may have meant by a word that nothing is called."""
+"""Suggestions for misspelt words."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ if TYPE_CHECKING:
 
 __all__ = ["SLIP", "nearest"]
 
-SLIP = 0.75  # the likeness of two words that says that one of them was meant to be the other
+SLIP = 0.75  # a similarity that by itself suggests a misspelling
 
 
 def nearest(word: str, known: Iterable[str], *, likeness: float = 0.5) -> str | None:
-    """Return "did you mean 'x'?" for the known word nearest to `word`, or None where none is near.
+    """Return "did you mean 'x'?" for the known word nearest to `word`, or None if none is near.
 
-    `likeness` is how near, from 0 to 1: where nothing else speaks for a slip, it had better be `SLIP`.
+    `likeness` is the least similarity, from 0 to 1; use `SLIP` if nothing else suggests a misspelling.
     """
-    import difflib  # of use only where something went wrong
+    import difflib  # needed only for errors
 
     matches = difflib.get_close_matches(word, list(known), n=1, cutoff=likeness)
     return f"did you mean {matches[0]!r}?" if matches else None

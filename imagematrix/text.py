@@ -1,4 +1,4 @@
-"""Text that others wrote, made harmless for terminals and reports."""
+"""Text from others, made harmless for terminals and reports."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import re
 __all__ = ["headline", "plain"]
 
 ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")  # colours and cursor movements (ECMA-48, 5.4)
-# What is no character of XML 1.0 (production 2), and the other controls, which move a terminal's cursor.
+# Characters that XML 1.0 excludes (production 2), and other controls, which move a terminal's cursor.
 CONTROLS = re.compile("[^\\t\\n\\x20-\\x7e\\xa0-\\ud7ff\\ue000-\\ufffd\\U00010000-\\U0010ffff]")
 
 
 def headline(error: str) -> str:
-    """Return an error in one line: its last, which is where a build says what ended it."""
+    """Return an error in one line: its last, in which builds report the cause."""
     return next((line.strip() for line in reversed(plain(error).split("\n")) if line.strip()), "failed")
 
 

@@ -220,10 +220,10 @@ def _variant(fields: Fields, known: dict[str, Any]) -> Variant:
         digest=_matching_or_none(fields, "digest", DIGEST, "a sha256 digest"),
         platform=fields.text("platform"),
         cuda=_matching_or_none(fields, "cuda", RELEASE, "a CUDA release such as 12.4"),
-        cubins=fields.alike("cubins", _codes, known),
-        ptx=fields.alike("ptx", _ptx, known),
-        compressed_fatbin=fields.truth("compressed_fatbin"),
-        driver=fields.alike("driver", _driver, known),
+        cubins=fields.cached("cubins", _codes, known),
+        ptx=fields.cached("ptx", _ptx, known),
+        compressed_fatbin=fields.boolean("compressed_fatbin"),
+        driver=fields.cached("driver", _driver, known),
         march=fields.text_or_none("march"),
         cpu_flags=fields.words("cpu_flags"),
         vendor=fields.text_or_none("vendor"),
@@ -231,8 +231,8 @@ def _variant(fields: Fields, known: dict[str, Any]) -> Variant:
         oldest_driver=_matching_or_none(
             fields, "oldest_driver", DRIVER, "a driver version such as 550.163.01"
         ),
-        axes=fields.alike("axes", own_axes, known),
-        signed_returns=fields.truth("signed_returns"),
+        axes=fields.cached("axes", own_axes, known),
+        signed_returns=fields.boolean("signed_returns"),
     )
 
 

@@ -77,7 +77,7 @@ def print_json(document: object) -> None:
 
 def print_error(error: ImagematrixError) -> None:
     """Print an error and its remedy to stderr."""
-    _print_with_remedy(RED, error.told, error.remedy)
+    _print_with_remedy(RED, error.details, error.remedy)
 
 
 def warn(text: str, remedy: str | None = None) -> None:

@@ -188,7 +188,7 @@ def _engine() -> EngineFacts:
             machine=str(info.get("Name") or ""),
             cgroup_driver=str(info.get("CgroupDriver") or ""),
             podman=engine.is_podman(),
-            devices=engine.tells_system(),
+            devices=engine.reports_system(),
             selinux=any("name=selinux" in str(option) for option in info.get("SecurityOptions") or ()),
             containers=tuple(engine.running()),
         )

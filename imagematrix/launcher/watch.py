@@ -52,7 +52,7 @@ class Watch:
         """Return the last lines of the ended container's output, as far as the engine still has them."""
         with contextlib.suppress(EngineError):
             if not self._removed:
-                self._output = engine.last_said(self._label, LINES)
+                self._output = engine.log_tail(self._label, LINES)
         self._ended.set()
         self._thread.join(PATIENCE_S)
         output = self._output
@@ -68,7 +68,7 @@ class Watch:
 
     def _started_id(self) -> str | None:
         filters = {"type": ["container"], "event": ["start"], "label": [self._label]}
-        connection = engine.connected(
+        connection = engine.connect(
             f"/events?since={self._since}&filters={engine.quote(json.dumps(filters))}"
         )
         if connection is None:
@@ -98,7 +98,7 @@ class Watch:
 
     def _open_log(self, container: str) -> socket.socket:
         query = f"stdout=1&stderr=1&follow=1&tail={LINES}"
-        connection = engine.connected(f"/containers/{container}/logs?{query}")
+        connection = engine.connect(f"/containers/{container}/logs?{query}")
         if connection is None:
             raise EngineError("the engine is no longer at a local socket")
         return connection

@@ -43,7 +43,7 @@ class MatrixError(UsageError):
         self.text = text
 
     @property
-    def told(self) -> str:
+    def details(self) -> str:
         """The message with the line that each problem is about."""
         lines = self.text.splitlines()
         told: list[str] = []

@@ -56,7 +56,7 @@ class Engine:
 
     def __init__(self) -> None:
         # An engine that does not answer is reported at once; loading docker-py can wait.
-        if not engine.answers():
+        if not engine.responds():
             self._client  # noqa: B018 - which raises EngineError
         self._components: dict[str, Mapping[str, str]] = {}
         self._ids: dict[str, str] = {}  # of the images that are present

@@ -192,7 +192,7 @@ def test_a_full_disk_fails_the_build_and_says_what_to_do(engine, big, small_disk
     failed = engine.imagematrix("build", cwd=folder, env=environment)
     assert (failed.returncode, failed.stdout) == (6, ""), failed.stderr
     assert "no space left on device" in failed.stderr
-    assert f"a build takes room in {small_disk}" in failed.stderr
+    assert f"free disk space in {small_disk}" in failed.stderr
     assert not list(small_disk.iterdir()), "what is left of it is gone"
     assert statuses(engine, folder) == ["build"] * 2
     assert engine.imagematrix("build", cwd=folder).returncode == 0

@@ -246,7 +246,7 @@ def test_the_engine_goes_away_under_those_who_run_and_those_who_wait(engine, sta
     try:
         assert waiting.wait(60) == NO_ENGINE
         assert running.wait(60) == DOCKER_FAILED
-        assert "no Docker engine answers at" in waiting.stderr.read()
+        assert "cannot reach the Docker engine at" in waiting.stderr.read()
     finally:
         engine.start()
     # No lease and no ticket is left; a container that outlived its engine keeps what it has, and is seen.

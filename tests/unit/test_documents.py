@@ -36,7 +36,7 @@ def test_a_file_is_bounded(tmp_path):
     path = tmp_path / "host.json"
     path.write_text("[1, 2]")
     assert documents.read(path, limit=6) == [1, 2]
-    with pytest.raises(UsageError, match=rf"{path}: larger than 0 MiB"):
+    with pytest.raises(UsageError, match=rf"{path}: exceeds 0 MiB"):
         documents.read(path, limit=5)
     with pytest.raises(UsageError, match="missing: No such file or directory"):
         documents.read(tmp_path / "missing")
@@ -68,20 +68,23 @@ def test_what_is_dumped_is_for_people_too():
     ("changes", "expected"),
     [
         ({"schema": "imagematrix.catalog/v1"}, "expected 'imagematrix.host/v1'"),
-        ({"schema": "imagematrix.host/v2"}, "is not the one this release reads"),
+        ({"schema": "imagematrix.host/v2"}, "unsupported schema"),
         ({"arch": None}, "arch: expected a string, found null"),
         ({"cpu": None}, "cpu: is missing (expected an object)"),
         ({"cpu": {"flags": ["a", 1]}}, "cpu: flags[1]: expected a string, found a number"),
         ({"driver": {}}, "driver: version is missing (expected a string)"),
-        ({"driver": {"version": "550.163.01; reboot"}}, "is no driver version such as 550.163.01"),
+        (
+            {"driver": {"version": "550.163.01; reboot"}},
+            "invalid driver version '550.163.01; reboot' (expected such as 550.163.01)",
+        ),
         ({"gpus": [{"index": -1}]}, "gpus[0]: index: -1 is negative"),
         ({"gpus": [{"index": 0}, {"index": "1"}]}, "gpus[1]: index: expected an integer, found a string"),
-        ({"gpus": [{"index": 0, "compute": "9"}]}, "'9' is no compute capability such as 8.6"),
+        ({"gpus": [{"index": 0, "compute": "9"}]}, "invalid compute capability '9' (expected such as 8.6)"),
         ({"gpus": [{"index": 0, "compute": 9.0}]}, "compute: expected a string, found a number"),
         ({"gpus": [{"index": 0, "mig": [{"gpu_instance": 1}]}]}, "mig[0]: compute_instance is missing"),
-        ({"gpus": [{"index": 0}, {"index": 0}]}, "gpus: two of them have the index 0"),
-        ({"gpus": [{"index": 0, "uuid": "GPU-a"}, {"index": 1, "uuid": "GPU-a"}]}, "have the uuid GPU-a"),
-        ({"gpus": [{"index": 0, "minor": 3}, {"index": 1, "minor": 3}]}, "have the minor 3"),
+        ({"gpus": [{"index": 0}, {"index": 0}]}, "gpus: duplicate index 0"),
+        ({"gpus": [{"index": 0, "uuid": "GPU-a"}, {"index": 1, "uuid": "GPU-a"}]}, "duplicate uuid GPU-a"),
+        ({"gpus": [{"index": 0, "minor": 3}, {"index": 1, "minor": 3}]}, "duplicate minor 3"),
         ({"devices": [None]}, "devices[0]: expected a string, found null"),
         ({"warnings": "none"}, "warnings: expected a list, found a string"),
     ],

@@ -72,14 +72,14 @@ def test_a_context_is_found_without_a_configuration_file(config, monkeypatch):
 )
 def test_a_context_that_leads_nowhere(config, content):
     config("far", far=content)
-    with pytest.raises(EngineError, match="there is no docker context 'far'") as caught:
+    with pytest.raises(EngineError, match="docker context not found: 'far'") as caught:
         module.address()
-    assert caught.value.remedy == "see `docker context ls`"
+    assert caught.value.remedy == "run `docker context ls`"
 
 
 def test_a_context_that_is_not_there(config):
     config("far")
-    with pytest.raises(EngineError, match="there is no docker context 'far'"):
+    with pytest.raises(EngineError, match="docker context not found: 'far'"):
         module.address()
 
 
@@ -102,10 +102,10 @@ def test_images_of_a_remote_engine(remote_engine):
 @pytest.mark.parametrize("kind", ["engine", "remote_engine"])
 def test_podman_is_told_from_docker(request, kind):
     answering = request.getfixturevalue(kind)
-    assert (module.is_podman(), module.tells_system()) == (False, True)
+    assert (module.is_podman(), module.reports_system()) == (False, True)
     answering.version = {"ApiVersion": "1.41", "Version": "4.3.1", "Components": [{"Name": "Podman Engine"}]}
     answering.headers = {"Libpod-Api-Version": "4.3.1"}
-    assert (module.is_podman(), module.tells_system()) == (True, False)
+    assert (module.is_podman(), module.reports_system()) == (True, False)
     answering.version = {"ApiVersion": "1.24", "Version": "17.05.0"}
     assert module.is_podman() is False
 
@@ -122,12 +122,12 @@ def test_a_client_for_all_the_rest(request, kind):
 @pytest.mark.parametrize(
     ("raw", "expected"),
     [
-        (b"", "what answers at unix://.* is no Docker engine"),
-        (b"SSH-2.0-OpenSSH_9.2\r\n", "is no Docker engine"),
-        (b"HTTP/1.0 200 OK\r\n\r\n<html>", "is no Docker engine"),
-        (b"HTTP/1.0 200 OK\r\n\r\n[\xff]", "is no Docker engine"),
-        (b"HTTP/1.0 200 OK\r\n\r\n" + b"[" * 100_000, "is no Docker engine"),
-        (b"HTTP/1.0 200 OK\r\n\r\n[{}", "is no Docker engine"),
+        (b"", "not a Docker engine at unix://.*"),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", "not a Docker engine at"),
+        (b"HTTP/1.0 200 OK\r\n\r\n<html>", "not a Docker engine at"),
+        (b"HTTP/1.0 200 OK\r\n\r\n[\xff]", "not a Docker engine at"),
+        (b"HTTP/1.0 200 OK\r\n\r\n" + b"[" * 100_000, "not a Docker engine at"),
+        (b"HTTP/1.0 200 OK\r\n\r\n[{}", "not a Docker engine at"),
         (b"HTTP/1.0 200 OK\r\n\r\n{}", "refused: {}"),
         (b'HTTP/1.0 403 Forbidden\r\n\r\n{"message": "no"}', "refused: no"),
         (b"HTTP/1.0 500 Oops\r\n\r\n[]", r"refused: \[\]"),
@@ -144,7 +144,7 @@ def test_what_answers_is_no_engine(engine, raw, expected):
 def test_an_answer_without_end_is_not_read_to_its_end(engine, monkeypatch):
     monkeypatch.setattr(module, "RESPONSE_LIMIT", 1 << 20)
     engine.raw = b"HTTP/1.0 200 OK\r\n\r\n[" + b" " * (2 << 20)
-    with pytest.raises(EngineError, match="the engine's answer is larger than 1 MiB"):
+    with pytest.raises(EngineError, match="response of the engine exceeds 1 MiB"):
         module.images(LABEL)
 
 
@@ -165,7 +165,7 @@ def _then_refuse(engine, real, resource):
 
 def test_a_remote_that_is_no_engine(remote_engine):
     remote_engine.status = 500
-    with pytest.raises(EngineError, match=r"no Docker engine answers at tcp://127"):
+    with pytest.raises(EngineError, match=r"cannot reach the Docker engine at tcp://127"):
         module.client()
 
 
@@ -174,7 +174,7 @@ def test_a_remote_that_is_no_engine(remote_engine):
 )
 def test_no_engine_says_how_to_start_one(docker_host, address):
     docker_host(address)
-    with pytest.raises(EngineError, match="no Docker engine answers at") as caught:
+    with pytest.raises(EngineError, match="cannot reach the Docker engine at") as caught:
         module.images(LABEL)
     assert address in str(caught.value)
     assert "systemctl start docker" in caught.value.remedy
@@ -184,7 +184,7 @@ def test_no_engine_says_how_to_start_one(docker_host, address):
 def test_an_engine_on_another_machine_is_no_service_of_this_one(docker_host):
     docker_host("ssh://me@nowhere.invalid")
     error = module.unreachable(module.address(), OSError("Permission denied (publickey)"))
-    assert error.remedy.startswith("`ssh ssh://me@nowhere.invalid docker version` tells whether")
+    assert error.remedy.startswith("run `ssh ssh://me@nowhere.invalid docker version` to check")
     assert "on that machine" in module.unreachable("tcp://far:2375", OSError("no route")).remedy
 
 
@@ -195,7 +195,9 @@ def test_no_permission_says_who_has_it(docker_host, monkeypatch):
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(socket.socket, "connect", refuse)
-    with pytest.raises(EngineError, match="no permission to talk to the Docker engine at unix://") as caught:
+    with pytest.raises(
+        EngineError, match=r"cannot reach the Docker engine at unix://.*: permission denied"
+    ) as caught:
         module.client()
     assert "group docker" in caught.value.remedy
 
@@ -209,7 +211,7 @@ def test_an_engine_that_dies_while_it_answers(remote_engine, monkeypatch):
 
     monkeypatch.setattr(remote_engine, "answer", die)
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
-    with pytest.raises(EngineError, match="no Docker engine answers"):
+    with pytest.raises(EngineError, match="cannot reach the Docker engine"):
         module.images(LABEL)
 
 
@@ -297,8 +299,8 @@ def test_an_engine_that_hangs_is_given_up(docker_host, monkeypatch, tmp_path):
         listening.bind(f"{tmp_path}/docker.sock")
         listening.listen()
         docker_host(f"unix://{tmp_path}/docker.sock")
-        for ask in (module.running, module.answers):
-            with pytest.raises(EngineError, match=r"gave no answer within 0\.01 seconds") as caught:
+        for ask in (module.running, module.responds):
+            with pytest.raises(EngineError, match=r"did not respond within 0\.01 seconds") as caught:
                 ask()
             assert "systemctl status docker" in caught.value.remedy
 

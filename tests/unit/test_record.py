@@ -39,9 +39,9 @@ def test_fields_have_defaults_and_methods():
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ({}, "Point has the fields x, y, names; given are none"),
-        ({"y": 1}, "Point has the fields x, y, names; given are y"),
-        ({"x": 1, "z": 1}, "Point has the fields x, y, names; given are x, z"),
+        ({}, "Point has the fields x, y, names, got none"),
+        ({"y": 1}, "Point has the fields x, y, names, got y"),
+        ({"x": 1, "z": 1}, "Point has the fields x, y, names, got x, z"),
     ],
 )
 def test_what_is_missing_or_unknown_is_refused(given, expected):

@@ -27,7 +27,7 @@ class Docker:
 
     def require(self):
         if self.gone:
-            raise EngineError("no Docker engine answers")
+            raise EngineError("cannot reach the Docker engine")
 
     def digest(self, _):
         return DIGEST
@@ -278,7 +278,7 @@ def test_the_classic_store_takes_it_itself(script, order):
     [
         ("ld: cannot find -lm", False, BuildError, "ld: cannot find -lm", None),
         ("", False, BuildError, "failed without a message", None),
-        ("write x: no space left on device", False, BuildError, "no space left", "a build takes room in"),
+        ("write x: no space left on device", False, BuildError, "no space left", "free disk space in"),
         (
             "rpc error: code = Unavailable desc = EOF",
             False,
@@ -286,7 +286,7 @@ def test_the_classic_store_takes_it_itself(script, order):
             "stopped during a build",
             "what is built already is kept",
         ),
-        ("rpc error: code = Canceled", True, EngineError, "no Docker engine answers", None),
+        ("rpc error: code = Canceled", True, EngineError, "cannot reach the Docker engine", None),
     ],
 )
 def test_why_a_build_failed(script, order, said, gone, kind, message, remedy):

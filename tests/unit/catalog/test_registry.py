@@ -249,5 +249,5 @@ def test_references_are_read_as_docker_does(text, registry, repository, tag, sch
 
 @pytest.mark.parametrize("text", ["", "reg.example/", "a b", "a:b\n"])
 def test_what_is_no_reference(text):
-    with pytest.raises(UsageError, match="is no image reference"):
+    with pytest.raises(UsageError, match="invalid image reference"):
         Reference.parse(text)

@@ -105,7 +105,7 @@ def test_without_an_engine_the_rest_is_reported(cli, profiles, no_engine, confor
     assert said.code == 0
     document = json.loads(said.out)
     conforms(document)
-    assert document["warnings"][-1].startswith("no Docker engine answers at ")
+    assert document["warnings"][-1].startswith("cannot reach the Docker engine at ")
     assert "GPU usage by containers unknown" in said.err
     assert {(gpu["free"], gpu["vram_free_mib"]) for gpu in document["gpus"]} == {(None, None)}
     table = cli("gpus", "--host", profiles["driver-mismatch"]).out

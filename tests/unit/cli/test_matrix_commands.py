@@ -131,7 +131,7 @@ def test_a_plan_as_json_is_the_document(cli, shipped, conforms):
     said = cli("plan", "-f", shipped, "--json")
     assert said.code == 0
     conforms(json.loads(said.out))
-    assert "no Docker engine answers" in said.err
+    assert "cannot reach the Docker engine" in said.err
 
 
 def test_excluded_cells_are_one_line_for_each_rule(cli, shipped):
@@ -164,9 +164,9 @@ def test_no_cell_at_all_is_said(cli, project):
     ("only", "expected"),
     [
         ("march=zen4", "no value of the axis march matches zen4: it has x86-64-v2, x86-64-v3"),
-        ("marhc=znver4", "'marhc' is no axis of this matrix: did you mean 'march'?"),
-        ("znver4", "'znver4' is no condition such as march=znver* or cuda>=12.4"),
-        ("cuda>=new", "'new' is no version to compare with"),
+        ("marhc=znver4", "this matrix has no axis 'marhc': did you mean 'march'?"),
+        ("znver4", "invalid condition 'znver4': expected such as march=znver* or cuda>=12.4"),
+        ("cuda>=new", "invalid version in a comparison: 'new'"),
     ],
 )
 def test_what_is_no_only(cli, shipped, command, only, expected):
@@ -193,7 +193,7 @@ def test_a_folder_that_cannot_be_written(cli, shipped, tmp_path):
 def test_building_wants_an_engine(cli, shipped):
     said = cli("build", "-f", shipped)
     assert (said.code, said.out) == (8, "")
-    assert "no Docker engine answers at unix:///nowhere/docker.sock" in said.err
+    assert "cannot reach the Docker engine at unix:///nowhere/docker.sock" in said.err
     assert "systemctl start docker" in said.err
 
 

@@ -72,7 +72,7 @@ def backend(make_image, monkeypatch):
 @pytest.fixture
 def no_engine(monkeypatch):
     def gone():
-        raise EngineError("no Docker engine answers")
+        raise EngineError("cannot reach the Docker engine")
 
     monkeypatch.setattr(local, "Engine", gone)
 

@@ -266,7 +266,7 @@ def test_a_folder_takes_the_files_of_an_export(command, tmp_path):
         (("bake", "--jobs", "2"), 2, "--jobs is for CI systems"),
         (("github", "--only", "cuda=11.8,driver=550.163.01"), 2, "no cell can be built"),
         (("bake", "--only", "cuda=11.8,driver=550.163.01"), 2, "nothing to export: no cell can be built"),
-        (("github", "--only", "x"), 2, "'x' is no condition"),
+        (("github", "--only", "x"), 2, "invalid condition 'x'"),
     ],
 )
 def test_an_export_that_is_refused(command, options, code, expected):

@@ -83,7 +83,9 @@ def test_mig_devices_of_unknown_nodes(cli, profiles, tmp_path):
 def test_without_an_engine(on_node):
     said = on_node("laptop")
     assert said.code == 8
-    assert "error    engine          no Docker engine answers at unix:///nowhere/docker.sock\n" in said.out
+    assert (
+        "error    engine          cannot reach the Docker engine at unix:///nowhere/docker.sock\n" in said.out
+    )
 
 
 @pytest.mark.usefixtures("docker")

@@ -148,7 +148,7 @@ def test_every_bad_file_is_named(saved, monkeypatch):
     head, first, second = str(raised.value).splitlines()
     assert head == "cannot read 2 hosts:"
     assert first.startswith(f"  {saved}/a.json: schema is missing")
-    assert second.startswith(f"  {saved}/b.json: schema 'imagematrix.host/v2' is not the one")
+    assert second.startswith(f"  {saved}/b.json: unsupported schema 'imagematrix.host/v2'")
     assert "release" in raised.value.remedy
     monkeypatch.setattr(many, "SHOWN", 1)
     with pytest.raises(UsageError) as raised:

@@ -116,7 +116,7 @@ def test_load(tmp_path):
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        (["schema"], "imagematrix.host/v2", "is not the one this release reads"),
+        (["schema"], "imagematrix.host/v2", "unsupported schema"),
         (["arch"], None, "arch: expected a string"),
         (["cpu"], None, "cpu: is missing"),
         (["cpu", "flags"], "avx2", "flags: expected a list"),

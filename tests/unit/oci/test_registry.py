@@ -315,7 +315,7 @@ def test_without_tls_a_registry_has_to_be_on_loopback(server, monkeypatch):
 
 @pytest.mark.parametrize("tag", ["a/b", "v1?x", "v1#x", "..", "-v", "v" * 129, "v1@latest", "é"])
 def test_what_is_no_tag(tag):
-    with pytest.raises(UsageError, match="is no image reference"):
+    with pytest.raises(UsageError, match="invalid image reference"):
         Registry(f"reg.example/training:{tag}")
 
 

@@ -68,7 +68,7 @@ def test_what_it_has_stays(path):
     [
         ("", "not JSON"),
         ("[]", "expected an object"),
-        ('{"schema": "imagematrix.lock/v2"}', "not the one this release reads"),
+        ('{"schema": "imagematrix.lock/v2"}', "unsupported schema"),
         ('{"schema": "imagematrix.host/v1"}', "expected 'imagematrix.lock/v1'"),
         ("<<<<<<< ours", "not JSON"),
     ],

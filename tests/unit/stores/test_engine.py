@@ -287,7 +287,7 @@ def test_what_it_stores_must_be_what_was_built(engine, docker, order):
     [
         ((200, b'{"error": "no space left on device"}'), "rejected t:v1-a: no space left on device"),
         (REFUSED, "rejected t:v1-a: something about the daemon"),
-        (None, "no Docker engine answers"),
+        (None, "cannot reach the Docker engine"),
     ],
 )
 def test_an_image_that_it_does_not_take(engine, docker, order, told, message):
@@ -351,5 +351,5 @@ def test_a_push_that_the_registry_refuses(engine, docker):
     with pytest.raises(EngineError, match="reg:5000/t:v1-a was not pushed: denied: not yours"):
         docker.push("reg:5000/t:v1-a")
     engine.told["POST", "/push"] = None
-    with pytest.raises(EngineError, match="no Docker engine answers"):
+    with pytest.raises(EngineError, match="cannot reach the Docker engine"):
         docker.push("reg:5000/t:v1-a")
