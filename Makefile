@@ -5,12 +5,13 @@
 # make docs         build the documentation as a site, docs/_build/index.html
 # make zipapp       write what a node needs as one file, dist/imagematrix.pyz
 # make bench        set everything up and measure against the bars of docs/benchmarks.md
+# make fuzz         try a million damaged headers on what reads images
 # make clean        undo what quickstart did
 
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: quickstart test packages lint unit unit-lowest engine gpu gpu-check gpu-bundle wheel coverage docs bench zipapp clean
+.PHONY: quickstart fuzz test packages lint unit unit-lowest engine gpu gpu-check gpu-bundle wheel coverage docs bench zipapp clean
 
 quickstart:
 	@ci/quickstart
@@ -46,6 +47,9 @@ unit-lowest: $(VENV)/.dev
 	$(BIN)/uv venv -q --clear --python $(BIN)/python .cache/lowest
 	$(BIN)/uv pip install -q --python .cache/lowest --group dev -r .cache/lowest.txt -e .
 	.cache/lowest/bin/python -m pytest -q -n auto tests/unit
+
+fuzz: $(VENV)/.dev
+	IMAGEMATRIX_FUZZ=1000000 $(BIN)/python -m pytest -q tests/unit/audit/test_elf.py
 
 # Two at a time, each with engines of its own: builds wait for downloads more than for processors.
 engine: packages $(VENV)/.dev

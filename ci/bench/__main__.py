@@ -23,6 +23,7 @@ import choosing
 import planning
 import probing
 import running
+import verifying
 from measure import Pace, Row
 
 from imagematrix import probe
@@ -67,7 +68,9 @@ def main() -> int:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Measure imagematrix against its bars.")
     parser.add_argument(
-        "--quick", action="store_true", help="leave out engines and `docker buildx bake`, which take minutes"
+        "--quick",
+        action="store_true",
+        help="leave out engines, downloads and `docker buildx bake`, which take minutes",
     )
     parser.add_argument("--rounds", type=int, default=21, help="fresh processes for each row (default: 21)")
     parser.add_argument("--pairs", type=int, default=5, help="builds beside bake's, in turn (default: 5)")
@@ -93,6 +96,7 @@ def _groups(asked: argparse.Namespace) -> dict[str, Group]:
     return groups | {
         "cell": building.cell,
         "no-op": building.again,
+        "verify": lambda folder, _: verifying.rows(folder),
         "run": lambda folder, pace: running.rows(folder, pace, asked.rounds),
         "small": lambda folder, _: building.small(folder, asked.pairs),
         "shipped": lambda folder, _: building.shipped(folder, asked.pairs),

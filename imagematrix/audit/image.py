@@ -29,8 +29,11 @@ MOST = 1000  # manifests of an index
 class Source(Protocol):
     """Where the blobs of images are."""
 
-    def small(self, digest: str) -> bytes:
-        """Return a manifest or a configuration; raise UnknownImageError or AuditError."""
+    def manifest(self, digest: str) -> bytes:
+        """Return a manifest or an index; raise UnknownImageError or AuditError."""
+
+    def config(self, digest: str) -> bytes:
+        """Return a configuration; raise UnknownImageError or AuditError."""
 
     def layer(self, digest: str) -> Layer:
         """Return a layer; raise AuditError where it is damaged."""
@@ -93,7 +96,7 @@ def images(source: Source, raw: bytes, reference: str, platform: str) -> Iterato
                 raise AuditError(f"{name} has no configuration")
             yield image(
                 source,
-                source.small(_digest(config, "digest")),
+                source.config(_digest(config, "digest")),
                 [_digest(layer, "digest") for layer in layers],
                 reference=name,
                 own=own,
@@ -160,7 +163,7 @@ def _manifests(
         raise AuditError(f"{reference} has indexes in indexes without end, or too many images")
     for one in listed:
         if ATTESTATION not in one.named_texts("annotations"):
-            yield from _manifests(source, source.small(_digest(one, "digest")), reference, deep - 1, one)
+            yield from _manifests(source, source.manifest(_digest(one, "digest")), reference, deep - 1, one)
 
 
 def _chosen(listed: list[_Manifest], reference: str, platform: str) -> list[_Manifest]:

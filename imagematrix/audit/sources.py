@@ -101,7 +101,7 @@ def _named(reference: str, platform: str, known: Layers) -> Iterator[Image]:
         saved = None
     if saved is not None:
         with contextlib.closing(saved):
-            yield from _Archive(saved, known).images(reference, platform)
+            yield from _Archive(saved, known, saved.digests).images(reference, platform)
         return
     if not remote:
         raise UnknownImageError(f"the engine has no image {reference}", remedy=f"docker pull {reference}")
@@ -115,7 +115,8 @@ def _named(reference: str, platform: str, known: Layers) -> Iterator[Image]:
 
 def _saved(reference: str) -> _Pieces | None:
     """Return an image of the engine as `docker save` writes it; None where it has none of this name."""
-    if not engine.digests(reference):
+    digests = engine.digests(reference)
+    if not digests:
         return None
     from docker.errors import DockerException
     from requests.exceptions import RequestException
@@ -126,14 +127,15 @@ def _saved(reference: str) -> _Pieces | None:
     except (DockerException, RequestException) as error:
         client.close()
         raise EngineError(f"{reference} can't be read from the engine: {error}") from error
-    return _Pieces(pieces, client.close)
+    return _Pieces(pieces, client.close, digests)
 
 
 class _Pieces:
-    """A stream of pieces that come one after the other."""
+    """What an engine sends of an image with these `digests`, piece by piece."""
 
-    def __init__(self, pieces: Iterator[bytes], close: Callable[[], None]) -> None:
+    def __init__(self, pieces: Iterator[bytes], close: Callable[[], None], digests: frozenset[str]) -> None:
         self._pieces = pieces
+        self.digests = digests
         self._left = b""
         self.close = close
 
@@ -164,11 +166,13 @@ class _Layout:
     def index(self) -> bytes:
         return self._bytes(self._folder / INDEX)
 
-    def small(self, own: str) -> bytes:
+    def manifest(self, own: str) -> bytes:
         raw = self._bytes(self._path(own))
         if digest(raw) != own:
             raise AuditError(f"the blob {own} has other bytes than its digest says")
         return raw
+
+    config = manifest
 
     def layer(self, own: str) -> Layer:
         try:
@@ -197,9 +201,14 @@ class _Remote:
         self._registry = registry
         self._known = known
 
-    def small(self, own: str) -> bytes:
+    def manifest(self, own: str) -> bytes:
         found = self._registry.manifest(own)
-        return found.raw if found else self._registry.blob(own)
+        if found is None:
+            raise UnknownImageError(f"the registry has no {self._registry.name}@{own}")
+        return found.raw
+
+    def config(self, own: str) -> bytes:
+        return self._registry.blob(own)
 
     def layer(self, own: str) -> Layer:
         return self._known.read(own, lambda: self._registry.open(own))
@@ -208,11 +217,13 @@ class _Remote:
 class _Archive:
     """The Source that an archive of `docker save`, or one with an OCI layout, is: read in one go.
 
-    Layers come before what says whose they are, so each is read as it comes.
+    Layers come before what says whose they are, so each is read as it comes. `digests` are those that the
+    engine has for the image: the classic image store writes manifests that nobody ever pushed.
     """
 
-    def __init__(self, file: Stream, known: Layers) -> None:
+    def __init__(self, file: Stream, known: Layers, digests: frozenset[str] | None = None) -> None:
         self._known = known
+        self._digests = digests
         self._texts: dict[str, bytes] = {}
         self._layers: dict[str, Layer | AuditError] = {}
         self._links: dict[str, str] = {}
@@ -267,8 +278,10 @@ class _Archive:
         except UsageError as error:
             raise AuditError(str(error)) from error
 
-    def small(self, own: str) -> bytes:
+    def manifest(self, own: str) -> bytes:
         return self._text(f"blobs/sha256/{own.removeprefix('sha256:')}")
+
+    config = manifest
 
     def layer(self, name: str) -> Layer:
         name = f"blobs/sha256/{name.removeprefix('sha256:')}" if name.startswith("sha256:") else name
@@ -289,8 +302,9 @@ class _Archive:
         """Return the digest of the manifest with this configuration, or else that of the configuration."""
         for raw in self._texts.values():
             with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
-                if json.loads(raw)["config"]["digest"] == config:
-                    return digest(raw)
+                own = digest(raw)
+                if json.loads(raw)["config"]["digest"] == config and own in (self._digests or {own}):
+                    return own
         return config
 
 

@@ -223,7 +223,8 @@ def _handler(server):  # noqa: C901 - one method for each of HTTP's
         def get_manifests(self, repository, _, tag):
             found = repository.manifests.get(repository.tags.get(tag, tag))
             if found is None:
-                self.answer(404)
+                # docker-registry takes any blob for a manifest, and fails to read it.
+                self.answer(500 if tag in repository.blobs else 404)
                 return
             told = {} if server.silent else {"Docker-Content-Digest": digest(found[1])}
             self.answer(200, found[1], {"Content-Type": found[0], **told})

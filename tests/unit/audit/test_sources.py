@@ -251,3 +251,15 @@ def test_an_image_of_the_engine(engine, one, tmp_path):
     engine.told["GET", "/json"] = 200, json.dumps({"Id": one.config}).encode()
     engine.told["GET", "/get"] = 200, path.read_bytes()
     assert only("training:v1").digest == one.config
+
+
+def test_the_classic_store_writes_manifests_that_are_none(engine, one):
+    blobs = [(f"blobs/sha256/{own[7:]}", raw) for own, raw in one.blobs.items()]
+    listed = [{"Config": f"blobs/sha256/{one.config[7:]}", "RepoTags": None}]
+    listed[0]["Layers"] = [f"blobs/sha256/{own[7:]}" for own in one.layers]
+    raw = tar(*blobs, ("index.json", index(one.entry())), ("manifest.json", json.dumps(listed).encode()))
+    engine.told["GET", "/json"] = 200, json.dumps({"Id": one.config}).encode()
+    engine.told["GET", "/get"] = 200, raw
+    assert only("training:v1").digest == one.config
+    engine.told["GET", "/json"] = 200, json.dumps({"Id": one.digest}).encode()
+    assert only("training:v1").digest == one.digest

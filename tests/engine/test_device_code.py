@@ -1,0 +1,65 @@
+"""Device code in wheels of several makers: what NVIDIA's own cuobjdump lists in them."""
+
+import re
+import subprocess
+import sys
+import zipfile
+
+import pytest
+
+from imagematrix.audit import objects
+from imagematrix.audit.window import Window
+
+JUDGE = "nvidia-cuda-cuobjdump==13.5.37"
+WHEELS = (
+    "bitsandbytes==0.50.2",
+    "ctranslate2==4.8.5",
+    "nvidia-cuda-runtime-cu12==12.9.79",
+    "nvidia-nvjpeg-cu12==12.4.0.76",
+)
+LINE = re.compile(r"\.sm_(\d+[af]?)\.(cubin|ptx)$", re.MULTILINE)
+FILE = re.compile(r".*\.(so[.\d]*|a|cubin|fatbin)")
+
+
+def downloaded(folder, wheel):
+    options = ["-q", "--no-deps", "--only-binary=:all:", "-d", folder]
+    pip = [sys.executable, "-m", "pip", "download", *options, wheel]
+    done = subprocess.run(pip, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"pip does not get {wheel}: {done.stderr[-200:]}")
+    (path,) = folder.glob("*.whl")
+    return zipfile.ZipFile(path)
+
+
+@pytest.fixture(scope="module")
+def judge(tmp_path_factory):
+    """Call it with a file to get the cubins and the PTX that cuobjdump lists; None where it gives up."""
+    folder = tmp_path_factory.mktemp("judge")
+    with downloaded(folder, JUDGE) as archive:
+        program = folder / archive.extract("nvidia/cu13/bin/cuobjdump", folder)
+    program.chmod(0o755)
+
+    def call(path):
+        words = [program, "--list-elf", "--list-ptx", path]
+        said = subprocess.run(words, capture_output=True, text=True, check=False)
+        if "fatal" in said.stderr:  # code of targets that it has forgotten
+            return None
+        listed = LINE.findall(said.stdout)
+        return tuple({target for target, kind in listed if kind == wanted} for wanted in ("cubin", "ptx"))
+
+    return call
+
+
+@pytest.mark.parametrize("wheel", WHEELS)
+def test_it_is_what_cuobjdump_lists(judge, wheel, tmp_path):
+    compared = 0
+    with downloaded(tmp_path, wheel) as archive:
+        for name in filter(FILE.fullmatch, archive.namelist()):
+            path = tmp_path / archive.extract(name, tmp_path)
+            with path.open("rb") as file:
+                found = objects.examine(name, Window(file, 0, path.stat().st_size))
+            listed = judge(path)
+            if found and found.code.cuda and listed is not None:
+                assert (found.code.cubins, {target for target, _ in found.code.ptx}) == listed, name
+                compared += 1
+    assert compared
