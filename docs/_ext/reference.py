@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["PARTS"]
 
 SIGNALS = {INTERRUPTED: "Interrupted by SIGINT (Ctrl-C).", TERMINATED: "Terminated by SIGTERM."}
-URL = re.compile(r"https://[^\s,]+[^\s,.]")
+URL = re.compile(r"https://([^\s,/]+)/[^\s,]+[^\s,.]")
 SCHEMAS = files("imagematrix") / "schemas"
 ANY_WORD = ["string", "number", "boolean"]  # of matrix.yaml, where each is read as it is written
 INSIDE = ("properties", "required", "items", "additionalProperties")  # what says what is inside of a value
@@ -79,8 +79,8 @@ def rules() -> str:
         module = import_module(f"imagematrix.selection.rules.{rule.name.replace('-', '_')}")
         name, _, text = " ".join((module.__doc__ or "").split()).partition(": ")
         holds, _, otherwise = text.partition(". ")
-        rows.append((name, _sentence(holds), URL.sub(r"<\g<0>>", _escape(otherwise))))
-    return _table(("Rule", "Holds if", "Otherwise"), rows)
+        rows.append((name, _sentence(holds), URL.sub(r"[\1](\g<0>)", _escape(otherwise))))
+    return _table(("Rule", "Holds if", "Consequence and source"), rows)
 
 
 def matrix_keys() -> str:

@@ -49,7 +49,7 @@ def test_every_error_has_its_code():
 def test_every_rule_says_when_it_holds_and_what_happens_otherwise():
     found = list(rows(reference.rules()))[1:]
     assert [row[0].strip("`") for row in found] == [rule.name for rule in RULES]
-    assert all("<https://" in otherwise and holds.endswith(".") for _, holds, otherwise in found)
+    assert all("](https://" in otherwise and holds.endswith(".") for _, holds, otherwise in found)
 
 
 def test_every_label_says_what_it_holds():
