@@ -1,4 +1,4 @@
-"""Coverage: which hosts of a fleet a catalog serves, with what, and what it could do without."""
+"""Coverage: which hosts of a fleet a catalog serves, with which variants, and which it does not need."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SCHEMA = "imagematrix.coverage/v1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
-    """What one variant does for a fleet.
+    """What one variant is used for in a fleet.
 
     `hosts` are the names of those that get it, sorted, and `share` is their part of all hosts. `fits` is how
     many hosts it fits: another variant may be better for them.
@@ -52,10 +52,10 @@ class Service:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Smallest:
-    """The smallest set of variants with one that fits for every host that is served now.
+    """The smallest set of variants that contains one that fits for every host that is served now.
 
-    It is proved that no set of fewer than `least` does it. Where that is less than there are `variants`, the
-    search ended early, and a smaller set may exist.
+    No set of fewer than `least` does it: that is proved. If `variants` are more, the search ended early, and
+    a smaller set may exist.
     """
 
     variants: tuple[str, ...]
@@ -73,7 +73,7 @@ class Smallest:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Coverage:
-    """What `catalog` is for a fleet of `hosts` hosts.
+    """How `catalog` serves a fleet of `hosts` hosts.
 
     `kinds` are the kinds of hardware in it. `variants` has all of the catalog, those that serve the most
     hosts first.
@@ -137,7 +137,7 @@ def coverage(
     drivers: Mapping[str, str] | None = None,
     where: Where | None = None,
 ) -> Coverage:
-    """Return what `catalog` is for the fleet of `hosts`, which are given by their names.
+    """Return how `catalog` serves the fleet of `hosts`, which are given by their names.
 
     `gpus`, `allow_cpu` and `where` are as for `select`. `drivers` has the new driver for each driver of the
     fleet that is to be replaced. Each kind of hardware is decided on once. Raises UsageError if the question
@@ -169,7 +169,7 @@ def coverage(
 
 
 def _require_one_kind(kinds: Iterable[Kind]) -> None:
-    """Raise UsageError where hosts would get variants that differ in an axis of the image's own."""
+    """Raise UsageError if hosts would get variants that differ in an axis of the image's own."""
     chosen = []
     for kind in kinds:
         if isinstance(kind.answer, UsageError):
@@ -180,8 +180,8 @@ def _require_one_kind(kinds: Iterable[Kind]) -> None:
         chosen += [kind.answer.variant] if kind.answer.variant else []
     for axis, values in differing(chosen).items():
         raise UsageError(
-            f"the fleet would get a mix of {axis} ({', '.join(value or 'not told' for value in values)})",
-            remedy=f"say which, such as --where {axis}={values[-1]}",
+            f"the fleet would get a mix of {axis} ({', '.join(value or 'not set' for value in values)})",
+            remedy=f"choose one, such as --where {axis}={values[-1]}",
         )
 
 

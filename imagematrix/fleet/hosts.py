@@ -43,7 +43,7 @@ def load(paths: Iterable[Path], stream: BinaryIO) -> dict[str, Host]:
             errors.append(error)
             continue
         if name in found:
-            errors.append(UsageError(f"there are two hosts called {name}"))
+            errors.append(UsageError(f"duplicate host name: {name}"))
         found[name] = host
     if errors:
         raise joined(errors)
@@ -75,7 +75,7 @@ def _files(path: Path) -> list[Path]:
         return [path]
     files = sorted(file for file in path.iterdir() if file.suffix in (SUFFIX, *OF_LINES))
     if not files:
-        raise UsageError(f"{path}: there is no file *{SUFFIX} in this folder")
+        raise UsageError(f"{path}: no *{SUFFIX} file found")
     return files
 
 

@@ -1,4 +1,4 @@
-"""The kinds of hardware in a fleet: what is decided once, for all the hosts that are alike."""
+"""The kinds of hardware in a fleet: each is decided on once, for all its hosts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Kind:
 
     @property
     def selected(self) -> str | None:
-        """The reference of the variant that the hosts get, or None where nothing fits."""
+        """The reference of the variant that the hosts get, or None if nothing fits."""
         return None if isinstance(self.answer, UsageError) else self.answer.selected
 
     @property
@@ -61,7 +61,7 @@ class Kind:
 
     @property
     def level(self) -> str:
-        """The psABI level of the hosts' processors, or their architecture where it has none."""
+        """The psABI level of the hosts' processors, or their architecture if it has none."""
         return self.sample.cpu.level or self.sample.arch
 
 

@@ -1,4 +1,4 @@
-"""The hosts that nothing fits: the nearest miss, and what would mend it."""
+"""The hosts that nothing fits, grouped by the reason."""
 
 from __future__ import annotations
 

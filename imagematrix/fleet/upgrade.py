@@ -1,4 +1,4 @@
-"""What another driver would change for a fleet, told before it is rolled out."""
+"""What a driver upgrade would change for a fleet, before it is rolled out."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def parse(texts: Iterable[str]) -> dict[str, str]:
         _check(old)
         _check(new)
         if found.setdefault(old, new) != new:
-            raise UsageError(f"driver {old} has two that shall take its place: {found[old]} and {new}")
+            raise UsageError(f"driver {old} has two replacements: {found[old]} and {new}")
     return found
 
 
@@ -133,7 +133,7 @@ def upgrade(kinds: Collection[Kind], answer: Callable[[Host], Answer], old: str,
 def _check(version: str) -> None:
     if not versions.DRIVER.fullmatch(version):
         raise UsageError(
-            f"{version!r} is no driver version", remedy="write OLD=NEW, such as 535.261.03=580.95.05"
+            f"invalid driver version {version!r}", remedy="use OLD=NEW, such as 535.261.03=580.95.05"
         )
 
 

@@ -1,4 +1,4 @@
-"""Conditions that a GPU meets or not, such as "memory>=40G": what `--gpus` takes beside numbers and names."""
+"""Conditions on GPUs, such as "memory>=40G": what `--gpus` takes besides counts and names."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ class Condition(Record):
     value: Any
 
     def holds(self, gpu: Gpu) -> bool:
-        """Whether `gpu` meets it; a GPU whose fact is not known does not.
+        """Whether `gpu` meets it; a GPU whose fact is unknown does not.
 
-        One about a profile is met by a GPU in whose `mig` is a single MIG device of that profile.
+        A condition on the profile is met by a GPU whose `mig` is a single MIG device of that profile.
         """
         if self.fact == "profile":
             return [device.profile for device in gpu.mig or ()] == [self.value]
@@ -55,7 +55,7 @@ class Condition(Record):
 
 
 def parse(text: str) -> Condition:
-    """Return the condition that `text` states; raise UsageError saying what is wrong with it."""
+    """Return the condition that `text` states; raise UsageError if it is invalid."""
     match = FORM.fullmatch(text)
     fact, comparison, value = match.groups() if match else ("", "", "")
     if fact == "name" and comparison in ("=", "!=") and _words(value):
@@ -68,14 +68,14 @@ def parse(text: str) -> Condition:
     if amount is not None:
         return Condition(fact=fact, comparison=comparison, value=amount)
     raise UsageError(
-        f"--gpus: {text!r} is no condition",
-        remedy="write such as compute>=8.0, memory>=40G (with < > = != as well), name=L40S (or name!=) or "
+        f"--gpus: invalid condition {text!r}",
+        remedy="conditions are such as compute>=8.0, memory>=40G (or < > = !=), name=L40S (or name!=) and "
         "profile=1g.10gb",
     )
 
 
 def size(text: str) -> float | None:
-    """Return an amount of memory such as "40G" or "4.5Gi" in bytes, or None where `text` is none."""
+    """Return an amount of memory such as "40G" or "4.5Gi" in bytes, or None if `text` is no amount."""
     match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,3})?)([MGT]i?)B?", text, re.ASCII)
     return float(match[1]) * UNITS[match[2]] if match else None
 
@@ -92,7 +92,7 @@ def _number(gpu: Gpu, fact: str) -> Any:
 
 
 def _named(name: str, wanted: str) -> bool:
-    """Whether the words of `wanted` stand in `name` one after the other: L4 is not in "NVIDIA L40S"."""
+    """Whether `name` contains the words of `wanted` in a row: "NVIDIA L40S" does not contain L4."""
     there, words = _words(name), _words(wanted)
     return any(there[start : start + len(words)] == words for start in range(len(there)))
 

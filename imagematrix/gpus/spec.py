@@ -1,4 +1,4 @@
-"""Which of a host's GPUs a container gets: what `--gpus` says, applied to a host."""
+"""Which of a host's GPUs a container gets: the value of `--gpus`, applied to a host."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def candidates(gpus: tuple[Gpu, ...], wanted: Wanted) -> Choice:
 
 
 def names(gpus: Iterable[Gpu]) -> tuple[str, ...]:
-    """Return a name for each of `gpus`, or for its MIG devices: the UUID, or a number where it is unknown."""
+    """Return a name for each of `gpus`, or for its MIG devices: the UUID, or numbers if it is unknown."""
     found: list[str] = []
     for gpu in gpus:
         if gpu.mig:
@@ -73,24 +73,25 @@ def names(gpus: Iterable[Gpu]) -> tuple[str, ...]:
 
 
 def exactly(gpus: Iterable[Gpu]) -> str:
-    """Return what names `gpus`, and of those in MIG mode the MIG devices they have here, to `candidates`."""
+    """Return the `--gpus` value that names `gpus`, or in MIG mode the MIG devices that they have here."""
     return f"device={','.join(names(gpus))}"
 
 
 def spec(gpus: Iterable[Gpu]) -> str:
-    """Return what to write after `--gpus` for exactly `gpus`."""
+    """Return the shortest `--gpus` value for exactly `gpus`, by index."""
     indices = [str(gpu.index) for gpu in gpus]
     return ",".join(indices) if len(indices) > 1 else f"device={indices[0]}"
 
 
 def _counted(gpus: tuple[Gpu, ...], wanted: str, count: int) -> Choice:
     if count == 0:
-        raise UsageError("--gpus 0 asks for no GPU", remedy="write --gpus none, or --gpus device=0 for GPU 0")
+        raise UsageError(
+            "--gpus 0: the count must be at least 1",
+            remedy="use --gpus none for no GPU, or device=0 for GPU 0",
+        )
     usable = _usable(gpus)
     if count > len(usable):
-        raise UsageError(
-            f"--gpus {wanted}: the host has {len(gpus)} GPUs, of which {len(usable)} can be used"
-        )
+        raise UsageError(f"--gpus {wanted}: {len(usable)} of the host's {len(gpus)} GPUs are usable")
     return Choice(gpus=usable, count=count)
 
 
@@ -103,8 +104,8 @@ def _filtered(gpus: tuple[Gpu, ...], wanted: str, words: list[str]) -> Choice:
     conditions = [parse(word) for word in words if natural(word) is None and word != "all"]
     if len(words) - len(conditions) > 1:
         raise UsageError(
-            f"--gpus {wanted}: beside conditions there can be one number, of GPUs",
-            remedy="write conditions with a number of GPUs, or the names of GPUs, but not both",
+            f"--gpus {wanted}: conditions can be combined with one count only",
+            remedy="use conditions with a count, or names of GPUs, but not both",
         )
     profiled = any(condition.fact == "profile" for condition in conditions)
     there = tuple(part for gpu in gpus for part in parts(gpu)) if profiled else gpus
@@ -113,7 +114,7 @@ def _filtered(gpus: tuple[Gpu, ...], wanted: str, words: list[str]) -> Choice:
     if not 0 < count <= len(meeting):
         noun = "MIG devices" if profiled else "GPUs"
         raise UsageError(
-            f"--gpus {wanted}: of {len(there)} {noun} {len(meeting)} can be used and meet this",
+            f"--gpus {wanted}: {len(meeting)} of {len(there)} {noun} are usable and match",
             remedy=_profiles(there) if profiled else _kinds(gpus),
         )
     return Choice(gpus=meeting, count=count)
@@ -126,9 +127,9 @@ def _usable(gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
 def _find(gpus: tuple[Gpu, ...], name: str) -> Gpu:
     found = [match for gpu in gpus for match in _matches(gpu, name)]
     if not found:
-        raise UsageError(f"--gpus: the host has no {name!r}", remedy=_there(gpus))
+        raise UsageError(f"--gpus: {name!r} not found on this host", remedy=_there(gpus))
     if len(found) > 1:
-        raise UsageError(f"--gpus: {name!r} is the start of several UUIDs", remedy=_there(gpus))
+        raise UsageError(f"--gpus: {name!r} is ambiguous: several UUIDs begin with it", remedy=_there(gpus))
     return found[0]
 
 
@@ -156,7 +157,7 @@ def _kinds(gpus: tuple[Gpu, ...]) -> str:
 
 def _profiles(devices: tuple[Gpu, ...]) -> str:
     profiles = [device.profile or "unknown" for gpu in devices for device in gpu.mig or ()]
-    return f"it has {_tallied(profiles)}" if profiles else "it has no MIG device, or NVML does not tell"
+    return f"it has {_tallied(profiles)}" if profiles else "it has no MIG device, or NVML does not report any"
 
 
 def _tallied(words: list[str]) -> str:

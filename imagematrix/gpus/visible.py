@@ -38,13 +38,13 @@ NUMBER = re.compile(r"(?:gpu)?(\d{1,4})", re.ASCII)
 # A MIG device by the numbers of GPU and device, by those in CDI, and as drivers before branch 470 name it.
 MIG = re.compile(r"(?:mig)?(\d{1,4}):(\d{1,4})", re.ASCII)
 OLD_MIG = re.compile(r"MIG-(GPU-[\w-]+)/(\d{1,4})/(\d{1,4})", re.ASCII)
-NOT_FOUND = "it names GPUs, and none was found on this node"
+NOT_FOUND = "it names GPUs, but none was found on this node"
 
 
 def bounded(gpus: tuple[Gpu, ...], wanted: str, environment: Mapping[str, str]) -> tuple[Gpu, ...]:
-    """Return those of `gpus` that `wanted`, as `--gpus` has it, may choose from: what `environment` leaves.
+    """Return those of `gpus` that the `--gpus` value `wanted` may use within `environment`.
 
-    Raises UsageError where they can't serve it, with the variables that say so.
+    Raises UsageError, which names the variables, if they cannot serve it.
     """
     allowed = visible(gpus, environment)
     if allowed is None or wanted == NONE:
@@ -54,18 +54,18 @@ def bounded(gpus: tuple[Gpu, ...], wanted: str, environment: Mapping[str, str]) 
         candidates(found, wanted)
         if found:
             return found
-        message = f"--gpus {wanted}: there are none to use"
+        message = f"--gpus {wanted}: no GPU is available"
     except UsageError as error:
         message = str(error)
-    told = " and ".join(f"{name}={environment[name]}" for name in _told(environment, MOUNTED))
+    variables = " and ".join(f"{name}={environment[name]}" for name in _told(environment, MOUNTED))
     raise UsageError(
-        f"{message}, within what {told} names",
-        remedy="ask for GPUs of this job; if it is none, unset what names them",
+        f"{message}, restricted by {variables}",
+        remedy="request GPUs of this job; outside of a job, unset the variables that name them",
     )
 
 
 def visible(gpus: tuple[Gpu, ...], environment: Mapping[str, str], mounted: str = MOUNTED) -> str | None:
-    """Return what `--gpus` would have to say for the GPUs that `environment` names; None where it names none.
+    """Return the `--gpus` value for the GPUs that `environment` names; None if it names none.
 
     Numbers count the GPUs that work, in PCI bus order, because those that do not are not there for CUDA and
     NVIDIA's runtime. What all variables name is visible; one that names no GPU wants none. `mounted` is the
@@ -95,7 +95,7 @@ def visible(gpus: tuple[Gpu, ...], environment: Mapping[str, str], mounted: str 
 def within(
     host: Host, gpus: str | None = None, environment: Mapping[str, str] | None = None
 ) -> tuple[Host, str | None]:
-    """Return `host`, this machine, as a process with this environment has it, and which GPUs are wanted.
+    """Return this machine's `host` as restricted by the environment, and the `--gpus` value.
 
     These are `gpus`, as `--gpus` has it, or else those that the environment names, by default this process's.
     Where it names GPUs, the host has no others; and where it has none, that is a sign of an accelerator.
@@ -110,7 +110,7 @@ def within(
 
 
 def named(environment: Mapping[str, str], mounted: str = MOUNTED) -> tuple[Accelerator, ...]:
-    """Return the variables of `environment` that name GPUs: a sign of some where a probe finds none."""
+    """Return the variables of `environment` that name GPUs: signs of accelerators if a probe finds none."""
     return tuple(
         Accelerator(kind="environment", where=f"{variable}={environment[variable]}", why=NOT_FOUND)
         for variable, names in _told(environment, mounted).items()
@@ -119,7 +119,7 @@ def named(environment: Mapping[str, str], mounted: str = MOUNTED) -> tuple[Accel
 
 
 def _told(environment: Mapping[str, str], mounted: str) -> dict[str, list[str]]:
-    """Return what each variable that says something names, in the order in which they count."""
+    """Return the names in each variable that has an effect, in order of precedence."""
     read: dict[str, Callable[[str], list[str] | None]] = {
         RUNTIME: lambda value: _runtime(value, mounted),
         next((name for name in SLURM if environment.get(name)), SLURM[0]): _split,
@@ -136,7 +136,7 @@ def _split(value: str) -> list[str]:
 
 
 def _runtime(value: str, mounted: str) -> list[str] | None:
-    """Return the names in NVIDIA_VISIBLE_DEVICES, None where it says nothing."""
+    """Return the names in NVIDIA_VISIBLE_DEVICES, None if it has no effect."""
     found = _mounted(mounted) if value == MOUNTED else _split(value)
     names = [CDI.sub("", name, count=1) for name in found if name not in {"", VOID}]
     if NONE in names:
@@ -173,7 +173,7 @@ def _files(gpus: tuple[Gpu, ...], names: list[str]) -> list[tuple[str, str | Non
 
 
 def _word(name: str, usable: tuple[Gpu, ...], numbers: Mapping[str, str], variable: str) -> str | None:
-    """Return what `--gpus` calls the GPU or MIG device `name`, or None where there is none."""
+    """Return the `--gpus` name of the GPU or MIG device `name`, or None if there is none."""
     if variable == CONDOR:
         return numbers.get(name.removeprefix("CUDA")) if name.startswith("CUDA") else name
     if match := NUMBER.fullmatch(name):
@@ -186,7 +186,7 @@ def _word(name: str, usable: tuple[Gpu, ...], numbers: Mapping[str, str], variab
 
 
 def _by_number(index: str | None, number: int, usable: tuple[Gpu, ...]) -> str | None:
-    """Return what `--gpus` calls a MIG device that is named by its number on a GPU."""
+    """Return the `--gpus` name of a MIG device that is named by its number on a GPU."""
     devices = next((gpu.mig or () for gpu in usable if str(gpu.index) == index), ())
     # Of several the order is known where NVML has told of them, and so their UUIDs, too.
     if number >= len(devices) or (len(devices) > 1 and devices[number].uuid is None):
@@ -200,11 +200,11 @@ def _found(
     environment: Mapping[str, str],
     words: list[tuple[str, str | None]],
 ) -> tuple[Gpu, ...]:
-    """Return those of `gpus` that a variable names; `words` has each name with what `--gpus` calls it."""
+    """Return those of `gpus` that a variable names; `words` has each name with its `--gpus` name."""
     value = environment[variable]
     missing = next((name for name, word in words if word is None), None)
     if missing is not None:
-        raise _wrong(variable, value, f"the host has no {missing!r}")
+        raise _wrong(variable, value, f"{missing!r} not found on this host")
     try:
         return among(gpus, f"device={','.join(word for _, word in words if word)}")
     except UsageError as error:
@@ -212,5 +212,5 @@ def _found(
 
 
 def _wrong(variable: str, value: str, what: str) -> UsageError:
-    remedy = f"unset {variable}, or say with --gpus which GPUs to use"
+    remedy = f"unset {variable}, or choose GPUs with --gpus"
     return UsageError(f"{variable}={value}: {what}", remedy=remedy)

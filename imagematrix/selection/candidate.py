@@ -111,7 +111,7 @@ def _distances(target: Target, variant: Variant) -> tuple[Gap, ...]:
 
 def _cured(candidate: Candidate, result: RuleResult, built: Mapping[Hashable, str]) -> RuleResult:
     reference = None if result.ok else built.get(_without(result.rule, candidate.variant))
-    return replace(result, fix=f"{reference} is the same but for this") if reference else result
+    return replace(result, fix=f"use {reference}, which differs only in this") if reference else result
 
 
 def _without(name: str, variant: Variant) -> Hashable:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["Decision"]
 
 SHOWN = 8  # indistinguishable variants that are named
-# All that a variant says of itself, which is all but what the store says of it.
+# All that a variant states about itself; the other fields come from the store.
 _content: Callable[[Variant], Hashable] = attrgetter(
     *(name for name in Variant.__slots__ if name not in ("reference", "digest", "size"))
 )
@@ -73,7 +73,7 @@ class Decision:
         name = f"{self.catalog.image}:{self.catalog.version}"
         if self.differing:
             open_axes = [
-                f"{axis} ({', '.join(value or 'not told' for value in values)})"
+                f"{axis} ({', '.join(value or 'not set' for value in values)})"
                 for axis, values in self.differing.items()
             ]
             such = [
@@ -81,11 +81,11 @@ class Decision:
             ]
             return (
                 f"variants of {name} that fit this host differ in {', '.join(open_axes)}",
-                f"say which, such as {' '.join(such)}; in matrix.yaml an image may state `defaults`",
+                f"choose with {' '.join(such)}; in matrix.yaml an image may set `defaults`",
             )
         references = ", ".join([one.reference for one in self._leading[:SHOWN]])
         references += f" and {len(self._leading) - SHOWN} more" if len(self._leading) > SHOWN else ""
-        return f"nothing tells these variants of {name} apart: {references}", "name the one to take"
+        return f"variants of {name} cannot be told apart: {references}", "select one by its reference"
 
     @cached_property
     def miss(self) -> Miss | None:
@@ -101,7 +101,7 @@ class Decision:
 
 
 def _alike(leading: list[Variant]) -> list[Variant]:
-    """Return those of some variants that say the same of themselves as the first.
+    """Return those of some variants that state the same about themselves as the first.
 
     No two cells of a matrix do, unless their images were built when labels lacked the image's own axes.
     """

@@ -1,4 +1,4 @@
-"""The variants of a catalog, arranged so that a question is asked once for all variants with equal needs."""
+"""The variants of a catalog, grouped so that a rule decides once for all variants with equal needs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["Index", "differing"]
 
 
 class Index:
-    """The variants of a catalog by what each rule and each criterion of the order look at.
+    """The variants of a catalog, grouped by what each rule and each criterion of the order read.
 
     A set of variants is an integer with bit i for variant i: thousands are joined or told apart at once. The
     variants are numbered by their references.
@@ -104,7 +104,7 @@ class Index:
         return self.leading(target, some)[0]
 
     def leading(self, target: Target, some: int) -> list[Variant]:
-        """Return those of a set that no criterion of the order puts behind another, by their references."""
+        """Return those of a set that the criteria of the order rank first, sorted by reference."""
         for criterion, groups in self._criteria:
             scores = [(criterion.score(target, one), members) for one, members in groups if members & some]
             least = min(score for score, _ in scores)

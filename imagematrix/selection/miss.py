@@ -56,7 +56,7 @@ def miss(question: Question, target: Target) -> Miss:
     if not fitting:
         return nearest
     other = others.best(one_of_each, fitting)
-    why = f"{nearest.why}; {other.reference} fits, which was not asked for"
+    why = f"{nearest.why}; {other.reference} fits, but was not requested"
     return replace(nearest, why=why, fix=question.remedy(other))
 
 

@@ -1,4 +1,4 @@
-"""Which of several variants is best: a total order of the variants, for a target and by nothing else."""
+"""Which of several variants is best for a target: a total order."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NO_CODE = (2, 0)
 
 
 class Criterion(Record):
-    """One thing by which variants are compared: the less its score, the better.
+    """One criterion by which variants are compared: the lower the score, the better.
 
     `facts` are all facts of a host that the score reads, named as those of a Rule. `need` returns everything
     that it reads in a variant: variants with equal needs have the same score on a target.

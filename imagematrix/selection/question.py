@@ -1,4 +1,4 @@
-"""What a question leaves of a catalog: it is narrowed by axes before any host is looked at."""
+"""Questions: which variants of a catalog are considered, by their axes, before any host is."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ QUESTIONS = 8  # that answers from other processes share
 
 
 class Question:
-    """The variants that `where` and the defaults of a catalog leave of it.
+    """The variants of a catalog that match `where` and the catalog's defaults.
 
-    An axis that `where` is about, or that has a default, is in `wanted` with the values that will do.
+    `wanted` has the accepted values of each axis that is in `where` or has a default.
     """
 
     def __init__(self, whole: Catalog, where: Asked) -> None:
@@ -43,34 +43,34 @@ class Question:
 
     @cached_property
     def left_out(self) -> Index:
-        """The variants of the catalog that nobody asked for."""
+        """The variants of the catalog that were not requested."""
         left = frozenset(variant.reference for variant in self.catalog.variants)
         others = tuple(variant for variant in self._whole.variants if variant.reference not in left)
         return Index(others, order(self._whole.prefer))
 
     @property
     def words(self) -> str:
-        """What was asked for, to put behind the word for variants."""
+        """The request, to put after the word for variants in a sentence."""
         wanted = [f"{axis} {' or '.join(sorted(these, key=natural))}" for axis, these in self.wanted.items()]
         return f" with {', '.join(wanted)}" if wanted else ""
 
     def remedy(self, variant: Variant) -> str:
-        """Return how to ask for a variant that is left out."""
+        """Return how to request a variant that is left out."""
         own = values(variant)
         differing = [axis for axis, these in self.wanted.items() if not these & {*own.get(axis, ())}]
         if all(axis in own for axis in differing):
             return " ".join(f"--where {axis}={own[axis][0]}" for axis in differing)
-        return f"name it: {variant.reference}"
+        return f"select it by its reference: {variant.reference}"
 
 
 @lru_cache(maxsize=QUESTIONS)
 def _shared(whole: Catalog, where: Asked) -> Question:
-    """Return one question for all that are equal to it, as the answers of a pool's workers have them."""
+    """Return the same question for equal ones, so that answers from a pool's workers share it."""
     return Question(whole, where)
 
 
 def parse(texts: Sequence[str]) -> dict[str, list[str]]:
-    """Return the conditions that the values of `--where` state; raise UsageError where one states none."""
+    """Return the conditions in the values of `--where`; raise UsageError if one is invalid."""
     if not texts:
         return {}
     # A question without conditions, as nearly all are, does not wait for what reads them.
@@ -92,9 +92,9 @@ def asked(where: Where | None) -> Asked:
 
 
 def narrowed(catalog: Catalog, where: Where | None) -> Catalog:
-    """Return a catalog with those variants alone that `where` asks for, whatever the defaults.
+    """Return a catalog with only the variants that match `where`, whatever the defaults.
 
-    Raises UsageError that tells what there is where no variant has such an axis or value.
+    Raises UsageError, which lists what there is, if no variant has such an axis or value.
     """
     return _left(catalog, _conditions(catalog, asked(where)))
 

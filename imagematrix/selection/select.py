@@ -60,7 +60,7 @@ def explain(
     allow_cpu: bool = False,
     where: Where | None = None,
 ) -> Selection:
-    """Return what `select` finds, with `selected` None where nothing fits or the question leaves it open."""
+    """Return what `select` finds, with `selected` None if nothing fits or the question leaves it open."""
     return _selector(_Same(catalog), asked(where)).explain(host, gpus=gpus, allow_cpu=allow_cpu)
 
 
@@ -116,7 +116,7 @@ class Selector:
         raise NothingFits(miss.why, selection=selection, remedy=miss.fix)
 
     def explain(self, host: Host, *, gpus: Wanted = None, allow_cpu: bool = False) -> Selection:
-        """Return what `select` finds, with `selected` None where it raises; see the function `explain`."""
+        """Return what `select` finds, with `selected` None if it raises; see the function `explain`."""
         chosen = choose(host, gpus)
         allow_cpu = allow_cpu or gpus == NONE
         key = hardware(host, chosen, allow_cpu=allow_cpu)
@@ -154,7 +154,7 @@ class Selector:
 
 
 class _Same:
-    """A catalog that equals itself only: to compare a thousand variants takes longer than to decide."""
+    """A catalog that equals only itself: comparing a thousand variants takes longer than deciding."""
 
     __slots__ = ("catalog",)
 

@@ -45,7 +45,7 @@ class Selection(Record):
 
     @property
     def variant(self) -> Variant | None:
-        """The variant that fits best, or None where none fits."""
+        """The variant that fits best, or None if none fits."""
         return self.decision.variant
 
     @property
@@ -60,7 +60,7 @@ class Selection(Record):
 
     @property
     def gpus(self) -> tuple[str, ...]:
-        """A name for each GPU or MIG device passed: its UUID, or its index where the UUID is unknown."""
+        """A name for each GPU or MIG device passed: its UUID, or its index if the UUID is unknown."""
         return names(self.chosen_gpus)
 
     @property

@@ -78,14 +78,14 @@ def reason(target: Target, variant: Variant, *, ok: bool) -> Reason:
     if ok and target.gpus and wanted != "no GPU":
         return wanted, have, "there is device code for every GPU passed", None
     if ok:
-        return wanted, have, "the image has no device code and may leave GPUs unused", None
+        return wanted, have, "the image has no device code, and needs none", None
     if wanted == "no GPU":
-        why = f"the image has no device code, and would leave unused what this host has: {_idle(target)}"
+        why = f"the image has no device code and would leave accelerators unused: {_idle(target)}"
         return wanted, have, why, "pass --allow-cpu, or --gpus none"
     if not target.gpus:
         idle = _idle(target)
-        seen = f"; what this host has can't be passed: {idle}" if idle else ""
-        why = f"the image is for GPUs and none is passed to it{seen}"
+        seen = f"; this host's accelerators cannot be passed: {idle}" if idle else ""
+        why = f"the image needs a GPU, and none is passed{seen}"
         return wanted, None, why, "run it on a node with a GPU, and pass one with --gpus"
     driver = drivers.effective(target, variant)
     lacking = _lacking(target, variant)

@@ -43,7 +43,7 @@ def reason(target: Target, variant: Variant, *, ok: bool) -> Reason:
     if ok:
         return release, have, f"driver {driver} runs {release}", None
     if versions.is_tegra(driver):
-        why = f"driver {driver} is a Tegra's, whose CUDA is that of its JetPack, and is not known"
+        why = f"driver {driver} is a Tegra driver, whose CUDA release depends on its JetPack and is unknown"
         return release, have, why, "use a container made for this JetPack"
     lowest = cuda.lowest_driver(variant.cuda or "", variant.oldest_driver)
     if lowest is None:

@@ -211,7 +211,7 @@ def test_a_variable_that_names_gpus_where_there_is_none(cli, profiles, catalog_f
     for options in ((), ("--gpus", "all")):
         said = cli(*words, *options)
         assert (said.code, said.out) == (3, "")
-        assert "CUDA_VISIBLE_DEVICES=0: it names GPUs, and none was found on this node" in said.err
+        assert "CUDA_VISIBLE_DEVICES=0: it names GPUs, but none was found on this node" in said.err
         assert "--allow-cpu" in said.err
     assert cli(*words, "--allow-cpu").code == 0
     assert cli(*words, "--gpus", "none").code == 0
@@ -243,7 +243,7 @@ def test_the_environment_names_gpus_of_this_machine_only(cli, profiles, catalog_
     assert len(json.loads(cli(*words, "--gpus", "1").out)["gpus"]) == 1
     said = cli(*words, "--gpus", "2")
     assert (said.code, said.out) == (2, "")
-    assert "within what CUDA_VISIBLE_DEVICES=0 names" in said.err
+    assert "restricted by CUDA_VISIBLE_DEVICES=0" in said.err
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     taken = json.loads(cli(*words, "--gpus", "1").out)["gpus"]
     assert taken == [json.loads(profiles["rome-a100"].read_text())["gpus"][3]["uuid"]]
@@ -252,7 +252,7 @@ def test_the_environment_names_gpus_of_this_machine_only(cli, profiles, catalog_
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "42")
     said = cli("select", "training:v1", "--catalog", catalog_file)
     assert (said.code, said.out) == (2, "")
-    assert "CUDA_VISIBLE_DEVICES=42: the host has no '42'" in said.err
+    assert "CUDA_VISIBLE_DEVICES=42: '42' not found on this host" in said.err
 
 
 def test_a_variant_of_a_file_is_named_by_its_reference(cli, profiles, catalog_file):

@@ -248,5 +248,5 @@ def test_hosts_without_the_gpus_asked_for(ask):
     assert said.code == 3
     assert said.out.splitlines()[3:5] == [
         "  fleet/a, fleet/b",
-        "       --gpus 2: the host has 1 GPUs, of which 1 can be used",
+        "       --gpus 2: 1 of the host's 1 GPUs are usable",
     ]

@@ -104,7 +104,7 @@ def test_a_host_without_the_gpus_asked_for_is_not_served(make, fleet, catalog, c
     assert set(reasons) == {("a", "b", "c", "d"), ("e",)}
     miss = reasons["e",]
     assert (miss.nearest, miss.rules, miss.telling) == (None, (), ())
-    assert miss.why == "--gpus 2: the host has 0 GPUs, of which 0 can be used"
+    assert miss.why == "--gpus 2: 0 of the host's 0 GPUs are usable"
     (miss,) = (
         unserved.miss
         for unserved in coverage(fleet, catalog, gpus="GPU-6").unserved
@@ -178,7 +178,7 @@ def test_a_fleet_never_gets_a_mix(make, pythons):
     newer = replace(pythons, variants=pythons.variants[1:])
     with pytest.raises(UsageError, match=r"^the fleet would get a mix of python \(3\.9, 3\.13\)") as caught:
         coverage(both, newer)
-    assert caught.value.remedy == "say which, such as --where python=3.13"
+    assert caught.value.remedy == "choose one, such as --where python=3.13"
     assert coverage({"cpu": both["cpu"]}, newer).complete
 
 

@@ -157,11 +157,11 @@ def test_every_bad_file_is_named(saved, monkeypatch):
 
 
 def test_a_folder_without_hosts(saved):
-    with pytest.raises(UsageError, match=r"more: there is no file \*\.json in this folder"):
+    with pytest.raises(UsageError, match=r"more: no \*\.json file found"):
         read(saved / "more")
 
 
 def test_two_hosts_of_one_name(saved):
     (saved / "a").write_text((saved / "b.json").read_text())
-    with pytest.raises(UsageError, match="two hosts called"):
+    with pytest.raises(UsageError, match="duplicate host name"):
         read(saved, saved / "a")

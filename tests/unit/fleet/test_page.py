@@ -179,7 +179,7 @@ def test_no_variant_at_all(make):
 def test_a_host_without_the_gpus_asked_for(make, catalog):
     text = page(coverage({"one": make.host()}, catalog, gpus="1"))
     assert {one["title"] for one in Page(text).all("td", "refused")} == {
-        "--gpus 1: the host has 0 GPUs, of which 0 can be used"
+        "--gpus 1: 0 of the host's 0 GPUs are usable"
     }
 
 

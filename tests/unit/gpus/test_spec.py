@@ -52,10 +52,10 @@ def test_choose(node, wanted, indices):
 @pytest.mark.parametrize(
     ("wanted", "words"),
     [
-        ("0", "asks for no GPU"),
-        ("5", "has 5 GPUs, of which 4 can be used"),
-        ("999999999", "of which 4"),
-        ("9" * 5000, "no '999"),
+        ("0", "the count must be at least 1"),
+        ("5", "4 of the host's 5 GPUs are usable"),
+        ("999999999", "4 of the host's 5 GPUs"),
+        ("9" * 5000, "'999"),
         ("device=9", "'9'"),
         ("0,9", "'9'"),
         ("0,", "''"),
@@ -188,20 +188,20 @@ def test_conditions(mixed, wanted, indices):
 @pytest.mark.parametrize(
     ("wanted", "words"),
     [
-        ("name=L4", "of 7 GPUs 0 can be used and meet this"),
-        ("5,memory>=40G", "of 7 GPUs 4 can be used"),
-        ("0,memory>=40G", "of 7 GPUs 4"),
-        ("0,2,memory>=40G", "one number"),
-        (f"{'9' * 5000},memory>=40G", "is no condition"),
-        ("GPU-0,memory>=40G", "'GPU-0' is no condition"),
-        ("memory>=40", "'memory>=40' is no condition"),
-        ("memory>=G", "no condition"),
-        ("compute>=8", "no condition"),
-        ("name>L40S", "no condition"),
-        ("name=-", "no condition"),
-        ("size>=4G", "no condition"),
-        ("=", "no condition"),
-        ("1,,memory>=1G", "'' is no condition"),
+        ("name=L4", "0 of 7 GPUs are usable and match"),
+        ("5,memory>=40G", "4 of 7 GPUs are usable"),
+        ("0,memory>=40G", "4 of 7 GPUs are usable"),
+        ("0,2,memory>=40G", "one count"),
+        (f"{'9' * 5000},memory>=40G", "invalid condition"),
+        ("GPU-0,memory>=40G", "invalid condition 'GPU-0'"),
+        ("memory>=40", "invalid condition 'memory>=40'"),
+        ("memory>=G", "invalid condition"),
+        ("compute>=8", "invalid condition"),
+        ("name>L40S", "invalid condition"),
+        ("name=-", "invalid condition"),
+        ("size>=4G", "invalid condition"),
+        ("=", "invalid condition"),
+        ("1,,memory>=1G", "invalid condition ''"),
     ],
 )
 def test_conditions_that_nothing_meets_or_that_are_none(mixed, wanted, words):
@@ -275,9 +275,9 @@ def test_each_mig_device_of_a_profile_is_a_candidate(parted):
 @pytest.mark.parametrize(
     ("wanted", "words"),
     [
-        ("7g.80gb", "--gpus 7g.80gb: of 8 MIG devices 0 can be used and meet this"),
-        ("4,profile=1g.10gb", "of 8 MIG devices 3 can be used and meet this"),
-        ("profile=3g.40gb,profile=1g.10gb", "of 8 MIG devices 0"),
+        ("7g.80gb", "--gpus 7g.80gb: 0 of 8 MIG devices are usable and match"),
+        ("4,profile=1g.10gb", "3 of 8 MIG devices are usable and match"),
+        ("profile=3g.40gb,profile=1g.10gb", "0 of 8 MIG devices"),
     ],
 )
 def test_a_profile_that_is_not_there(parted, wanted, words):
@@ -291,7 +291,7 @@ def test_a_profile_that_is_not_there(parted, wanted, words):
 
 @pytest.mark.parametrize("wanted", ["2,1g.10gb", "profile!=1g.10gb", "profile>1g.10gb"])
 def test_a_profile_is_named_alone_or_as_a_condition(parted, wanted):
-    with pytest.raises(UsageError, match="is no condition") as caught:
+    with pytest.raises(UsageError, match="invalid condition") as caught:
         choose(parted, wanted)
     assert "profile=1g.10gb" in caught.value.remedy
 
@@ -299,4 +299,4 @@ def test_a_profile_is_named_alone_or_as_a_condition(parted, wanted):
 def test_a_node_without_mig_devices_says_so(mixed):
     with pytest.raises(UsageError) as caught:
         choose(mixed, "1g.10gb")
-    assert caught.value.remedy == "it has no MIG device, or NVML does not tell"
+    assert caught.value.remedy == "it has no MIG device, or NVML does not report any"

@@ -116,7 +116,7 @@ def instances(node, told):
     ["0:2", "1:0", "3:0", "9:0", "MIG-GPU-0/1/0", "MIG-GPU-1/1/0", "gpu9", "4", "99999", "0:0:0:0", "é"],
 )
 def test_names_of_what_is_not_there(parted, value):
-    with pytest.raises(UsageError, match=f"^{CUDA}={value}: the host has no "):
+    with pytest.raises(UsageError, match=f"^{CUDA}={value}: .* not found on this host"):
         visible(parted.gpus, {CUDA: value})
 
 
@@ -130,7 +130,7 @@ def test_devices_by_files_that_are_mounted(parted, tmp_path):
     (tmp_path / "cdi/nvidia.com/gpu").mkdir(parents=True)
     (tmp_path / "cdi/nvidia.com/gpu/1:0").touch()
     (tmp_path / "cdi/nvidia.com/gpu/0:0").touch()
-    with pytest.raises(UsageError, match="has no '1:0'"):
+    with pytest.raises(UsageError, match="'1:0' not found"):
         visible(parted.gpus, told, str(tmp_path))
     (tmp_path / "cdi/nvidia.com/gpu/1:0").unlink()
     assert visible(parted.gpus, told, str(tmp_path)) == "device=MIG-a,GPU-4"
@@ -179,10 +179,10 @@ def test_nothing_is_said(node):
 @pytest.mark.parametrize(
     ("told", "words"),
     [
-        ({RUNTIME: "9"}, "NVIDIA_VISIBLE_DEVICES=9: the host has no '9'"),
-        ({CUDA: "0,x"}, "CUDA_VISIBLE_DEVICES=0,x: the host has no 'x'"),
-        ({"SLURM_JOB_GPUS": "1,9"}, "SLURM_JOB_GPUS=1,9: the host has no '/dev/nvidia1'"),
-        ({RUNTIME: "0", CUDA: "1"}, "CUDA_VISIBLE_DEVICES=1: the host has no '2'"),
+        ({RUNTIME: "9"}, "NVIDIA_VISIBLE_DEVICES=9: '9' not found on this host"),
+        ({CUDA: "0,x"}, "CUDA_VISIBLE_DEVICES=0,x: 'x' not found on this host"),
+        ({"SLURM_JOB_GPUS": "1,9"}, "SLURM_JOB_GPUS=1,9: '/dev/nvidia1' not found on this host"),
+        ({RUNTIME: "0", CUDA: "1"}, "CUDA_VISIBLE_DEVICES=1: '2' not found on this host"),
     ],
 )
 def test_what_is_not_there(node, told, words):
@@ -239,11 +239,15 @@ def test_what_a_job_may_choose_from(node, told, wanted, indices):
 @pytest.mark.parametrize(
     ("told", "wanted", "words"),
     [
-        ({CUDA: "2"}, "device=0", "the host has no '0', within what CUDA_VISIBLE_DEVICES=2 names"),
-        ({CUDA: "2"}, "2", "has 1 GPUs, of which 1 can be used, within what CUDA_VISIBLE_DEVICES=2 names"),
-        ({RUNTIME: "all", CUDA: ""}, "1", "VISIBLE_DEVICES=all and CUDA_VISIBLE_DEVICES= names"),
-        ({CUDA: "-1"}, "all", "--gpus all: there are none to use, within what CUDA_VISIBLE_DEVICES=-1 names"),
-        ({"SLURM_JOB_GPUS": "0"}, "device=3", "within what SLURM_JOB_GPUS=0 names"),
+        ({CUDA: "2"}, "device=0", "'0' not found on this host, restricted by CUDA_VISIBLE_DEVICES=2"),
+        ({CUDA: "2"}, "2", "1 of the host's 1 GPUs are usable, restricted by CUDA_VISIBLE_DEVICES=2"),
+        (
+            {RUNTIME: "all", CUDA: ""},
+            "1",
+            "restricted by NVIDIA_VISIBLE_DEVICES=all and CUDA_VISIBLE_DEVICES=",
+        ),
+        ({CUDA: "-1"}, "all", "--gpus all: no GPU is available, restricted by CUDA_VISIBLE_DEVICES=-1"),
+        ({"SLURM_JOB_GPUS": "0"}, "device=3", "restricted by SLURM_JOB_GPUS=0"),
     ],
 )
 def test_what_a_job_may_not_have(node, told, wanted, words):

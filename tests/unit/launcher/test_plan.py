@@ -72,7 +72,7 @@ def test_gpus_narrow_the_selection(make):
     second = plan(selection, gpus="device=1")
     assert second.devices == NODES[1:]
     assert second.labels["io.imagematrix.gpus"] == "GPU-1"
-    with pytest.raises(UsageError, match="has 2 GPUs"):
+    with pytest.raises(UsageError, match="of the host's 2 GPUs"):
         plan(selection, gpus="3")
 
 

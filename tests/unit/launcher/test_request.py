@@ -90,7 +90,7 @@ def test_a_share_is_of_one_gpu_by_default(asked, make):
     assert devices(asked("--vram 4Gi", *gpus)) == ["/dev/nvidia3"]
     assert devices(asked("--vram 4Gi", *gpus, wanted="device=1,2")) == ["/dev/nvidia4"]
     assert devices(asked("--vram 4Gi --gpus 2", *gpus)) == ["/dev/nvidia3", "/dev/nvidia4"]
-    with pytest.raises(UsageError, match="has 0 GPUs"):
+    with pytest.raises(UsageError, match="of the host's 0 GPUs"):
         asked("--vram 4Gi")
 
 

@@ -118,7 +118,7 @@ def test_where_no_variant_is_left_that_is_said(make, pythons):
         select(make.host(), catalog, where={"python": "3.13", "march": "a"})
     with pytest.raises(NothingFits) as caught:
         select(make.host(), replace(pythons, defaults=(("python", "3.14"), ("cc", "gcc-14"))))
-    assert caught.value.remedy == "name it: t:v1-cpu-3.13"
+    assert caught.value.remedy == "select it by its reference: t:v1-cpu-3.13"
 
 
 def test_hardware_is_asked_for_by_the_same_words(make):
@@ -143,8 +143,8 @@ def test_images_that_do_not_tell_their_axes_are_named(make):
     old = [make.cpu_variant(f"t:v1-{number}", digest=None, size=number) for number in range(12)]
     host = make.host()
     error = refused(host, make.catalog(*old[:2]))
-    assert str(error) == "nothing tells these variants of t:v1 apart: t:v1-0, t:v1-1"
-    assert error.remedy == "name the one to take"
+    assert str(error) == "variants of t:v1 cannot be told apart: t:v1-0, t:v1-1"
+    assert error.remedy == "select one by its reference"
     assert str(refused(host, make.catalog(*old))).endswith("t:v1-4, t:v1-5 and 4 more")
     assert select(host, make.catalog(old[0])).selected == "t:v1-0"
     better = make.cpu_variant("t:v1-x", cpu_flags=frozenset({"avx2"}))
@@ -155,7 +155,7 @@ def test_images_that_do_not_tell_their_axes_are_named(make):
 def test_an_axis_that_some_variants_lack_is_open_too(make):
     catalog = make.catalog(make.cpu_variant("t:v1-0"), build(make, "3.9"))
     error = refused(make.host(), catalog)
-    assert str(error) == "variants of t:v1 that fit this host differ in python (not told, 3.9)"
+    assert str(error) == "variants of t:v1 that fit this host differ in python (not set, 3.9)"
 
 
 def test_variants_for_other_nodes_leave_nothing_open(make, pythons):

@@ -198,8 +198,8 @@ def test_no_variant_is_advised_that_there_is(make):
     other = make.variant("t:v4-new", cpu_flags=v4, driver=make.umd("exact", "580.95.05"))
     found = explain(make.host(make.gpu()), make.catalog(znver, make.variant("t:v4", cpu_flags=v4), other))
     fixes = {one.reference: [rule.fix for rule in one.failing] for one in found.candidates}
-    assert fixes["t:znver5"] == ["t:v4 is the same but for this"]
-    assert fixes["t:v4-new"] == ["t:v4 is the same but for this"]
+    assert fixes["t:znver5"] == ["use t:v4, which differs only in this"]
+    assert fixes["t:v4-new"] == ["use t:v4, which differs only in this"]
     # one that the host's driver blocks is the same but for the CPU, too
     found = explain(
         make.host(make.gpu(), march="x86-64-v3"),
@@ -209,7 +209,7 @@ def test_no_variant_is_advised_that_there_is(make):
     assert fixes["t:v3-new"] == ["build a variant with driver 550.163.01"]
     assert fixes["t:v4-new"] == [
         "build a variant with driver 550.163.01",
-        "t:v3-new is the same but for this",
+        "use t:v3-new, which differs only in this",
     ]
 
 

@@ -164,7 +164,7 @@ def test_a_cpu_variant_wants_a_node_without_any_accelerator(judge, make):
     seen = replace(host, accelerators=(Accelerator(kind="wsl", where="/dev/dxg", why="it is behind it"),))
     result = judge("device-code", seen, variant)
     assert not result.ok
-    assert result.why.endswith("would leave unused what this host has: /dev/dxg: it is behind it")
+    assert result.why.endswith("would leave accelerators unused: /dev/dxg: it is behind it")
     assert result.fix == "pass --allow-cpu, or --gpus none"
     assert judge("device-code", seen, variant, allow_cpu=True).ok
     broken = make.host(make.gpu(state="lost"))
@@ -175,7 +175,7 @@ def test_a_cpu_variant_wants_a_node_without_any_accelerator(judge, make):
 
 def test_a_gpu_variant_is_not_for_other_accelerators(judge, make):
     result = judge("device-code", replace(make.host(), accelerators=SIGNS[:1]), make.variant())
-    assert result.why.endswith("none is passed to it; what this host has can't be passed: /dev/x0")
+    assert result.why.endswith("none is passed; this host's accelerators cannot be passed: /dev/x0")
 
 
 def test_a_gpu_variant_wants_a_gpu(judge, make):
