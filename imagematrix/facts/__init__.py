@@ -1,1 +1,1 @@
-"""What vendors guarantee: CUDA releases, GPU products, what -march means. Data and pure rules, no I/O."""
+"""Vendors' guarantees: CUDA releases, GPU products, the meaning of -march. Data and pure rules, no I/O."""

@@ -1,4 +1,4 @@
-"""Reading the tables that lie beside this module."""
+"""Loading the tables next to this module."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ __all__ = ["load"]
 
 @cache
 def load(name: str) -> dict[str, Any]:
-    """Return the table in the file `name`. It is read once and shared: callers never change it."""
-    # The loader knows how to read where the package is a zip archive; importlib.resources is slow to import.
+    """Return the table in the file `name`. It is read once and shared: callers must not change it."""
+    # The loader can also read from a zip archive; importlib.resources is slow to import.
     loader: Any = __spec__.loader
     table: dict[str, Any] = json.loads(loader.get_data(f"{__file__.rpartition('/')[0]}/{name}"))
     return table

@@ -1,9 +1,9 @@
 """CUDA releases and the drivers that run them.
 
-NVIDIA guarantees that a driver runs every program of its own CUDA release and of older ones, and, from
-CUDA 11 on, that it runs programs of any later release with the same major once it is not older than that
-major's floor (minor-version compatibility). The second does not cover PTX: what a driver compiles is bound
-by its own CUDA release. Sources are in cuda.json.
+NVIDIA guarantees that a driver runs programs of its own CUDA release and of older ones. From CUDA 11 on, it
+also runs programs of later releases with the same major version if it is not older than that major's floor
+(minor-version compatibility). This does not cover PTX: a driver compiles only PTX up to its own CUDA release.
+Sources are in cuda.json.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ __all__ = [
     "releases",
 ]
 
-COMPRESSED_FATBIN_DRIVER = "550.54.14"  # the oldest that reads what nvcc --compress-mode writes
+COMPRESSED_FATBIN_DRIVER = "550.54.14"  # the oldest driver that reads the output of nvcc --compress-mode
 
 
 class Release(Record):
-    """A CUDA toolkit release such as "12.4", with its updates. What is not known is None.
+    """A CUDA toolkit release such as "12.4", with its updates. Unknown facts are None.
 
-    `toolkit_driver` is the oldest Linux driver that NVIDIA lists for one of its updates, and `floor` the
-    oldest for the whole family of its major. `branch` is the driver branch that brought the release.
-    `targets` are the cubins that its ptxas makes ("86", "90a"), none of a release that only drivers have.
-    `ptx_isa` is the newest PTX ISA version it writes and reads, `max_gcc` and `max_clang` are the newest
-    major versions that nvcc takes as its host compiler.
+    `toolkit_driver` is the oldest Linux driver that NVIDIA lists for one of its updates, `floor` the oldest
+    for all releases of its major version. `branch` is the driver branch that introduced the release.
+    `targets` are the cubins that its ptxas produces ("86", "90a"), none for a release that exists only in
+    drivers. `ptx_isa` is the newest PTX ISA version that it supports, `max_gcc` and `max_clang` are the
+    newest major versions that nvcc accepts as host compiler.
     """
 
     name: str
@@ -61,53 +61,53 @@ def releases() -> Mapping[str, Release]:
 
 
 def release(name: str) -> Release | None:
-    """Return the CUDA release `name` ("12.4"), or None where it is not known."""
+    """Return the CUDA release `name` ("12.4"), or None if it is unknown."""
     return releases().get(name)
 
 
 @lru_cache(maxsize=1024)
 def driver_cuda(driver: str) -> str | None:
-    """Return the newest CUDA release that `driver` brought.
+    """Return the newest CUDA release that `driver` supports.
 
-    It is that of the driver's branch, or of the newest known branch below it; None below them all. Early
-    drivers of a branch may come before its release: what counts is the oldest that NVIDIA lists for it. Of a
-    Tegra's driver it is not known.
+    It is that of the driver's branch, or of the newest known branch below it; None below all of them. Early
+    drivers of a branch may precede its release: a driver counts from the oldest that NVIDIA lists for it. For
+    a Tegra driver it is unknown.
     """
     if versions.is_tegra(driver):
         return None
-    known = [name for name, row in releases().items() if _brings(driver, row)]
-    return known[-1] if known else None
+    supported = [name for name, row in releases().items() if _supports(driver, row)]
+    return supported[-1] if supported else None
 
 
 @lru_cache(maxsize=4096)
-def driver_runs(cuda: str, driver: str, told: str | None = None) -> bool:
-    """Whether `driver` runs what was built with the CUDA release `cuda`, PTX aside.
+def driver_runs(cuda: str, driver: str, stated: str | None = None) -> bool:
+    """Whether `driver` runs programs of the CUDA release `cuda`, apart from PTX.
 
-    `told` is the oldest driver for it as a matrix states it, which counts where no table has the release.
+    `stated` is the oldest driver for it according to a matrix, used if the tables lack the release.
     """
     if versions.is_tegra(driver):
         return False
-    brought = driver_cuda(driver)
-    if brought is not None and versions.order(brought) >= versions.order(cuda):
+    supported = driver_cuda(driver)
+    if supported is not None and versions.order(supported) >= versions.order(cuda):
         return True
-    floor = _floor(cuda) or (None if release(cuda) else told)
+    floor = _floor(cuda) or (None if release(cuda) else stated)
     return floor is not None and versions.order(driver) >= versions.order(floor)
 
 
-def lowest_driver(cuda: str, told: str | None = None) -> str | None:
-    """Return the oldest driver that NVIDIA lists for the CUDA release `cuda`, or `told` where unknown."""
-    known = release(cuda)
-    listed = (known and known.toolkit_driver, _floor(cuda))
-    return min((driver for driver in listed if driver), key=versions.order, default=told)
+def lowest_driver(cuda: str, stated: str | None = None) -> str | None:
+    """Return the oldest driver that NVIDIA lists for the CUDA release `cuda`, or `stated` if unknown."""
+    row = release(cuda)
+    listed = (row and row.toolkit_driver, _floor(cuda))
+    return min((driver for driver in listed if driver), key=versions.order, default=stated)
 
 
 def ptx_isa(driver: str) -> str | None:
-    """Return the newest PTX ISA version that `driver` compiles, or None where its CUDA is not known."""
-    brought = driver_cuda(driver)
-    return None if brought is None else releases()[brought].ptx_isa
+    """Return the newest PTX ISA version that `driver` compiles, or None if its CUDA release is unknown."""
+    supported = driver_cuda(driver)
+    return None if supported is None else releases()[supported].ptx_isa
 
 
-def _brings(driver: str, row: Release) -> bool:
+def _supports(driver: str, row: Release) -> bool:
     oldest = row.toolkit_driver or row.floor or "0"
     branch = row.branch is not None and row.branch <= versions.branch(driver)
     return branch and versions.order(oldest) <= versions.order(driver)

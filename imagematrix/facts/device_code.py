@@ -1,8 +1,8 @@
 """Which device code runs on which GPU.
 
-A target is what the compiler was told, without "sm_" or "compute_": "86", "90a", "100f". A capability is
-what the GPU reports: "8.6". A matrix writes targets as capability words: "8.6", "9.0a", "10.0f". The suffix
-"a" stands for code of exactly one capability, "f" for code of a family. Sources are in cuda.json.
+A target is the compiler's option without "sm_" or "compute_": "86", "90a", "100f". A capability is what a GPU
+reports: "8.6". A matrix writes targets as capability words: "8.6", "9.0a", "10.0f". The suffix "a" marks code
+for exactly one capability, "f" code for a family. Sources are in cuda.json.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def capability(target: str) -> str:
 
 @cache
 def known() -> tuple[str, ...]:
-    """Return the capability words that some CUDA release has a target for, in order."""
+    """Return the capability words for which any CUDA release has a target, in order."""
     targets = {target for release in cuda.releases().values() for target in release.targets}
     ordered = sorted(targets, key=lambda target: (versions.order(capability(target)), target))
     return tuple(capability(target) + _suffix(target) for target in ordered)
@@ -59,7 +59,7 @@ def ptx_runs(target: str, compute: str) -> bool:
 
 
 def distance(target: str, compute: str) -> int:
-    """Return how many minor versions below `compute` a cubin that runs there was made for; 0 is native."""
+    """Return the minor versions between `compute` and the target of a cubin that runs there; 0 is native."""
     return versions.order(compute)[1] - versions.order(capability(target))[1]
 
 
@@ -68,7 +68,7 @@ def _suffix(target: str) -> str:
 
 
 def _specific(target: str) -> frozenset[str]:
-    """Return the capabilities that architecture-specific or family-specific code is for."""
+    """Return the capabilities that architecture-specific or family-specific code runs on."""
     families: dict[str, str] = _data.load("cuda.json")["families"]
     return frozenset(families.get(target, capability(target)).split())
 

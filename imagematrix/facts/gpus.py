@@ -1,4 +1,4 @@
-"""NVIDIA's GPU products: which drivers support one, and which are data-centre parts.
+"""NVIDIA's GPU products: the drivers that support them, and which are data-centre parts.
 
 Sources are in gpus.json.
 """
@@ -53,19 +53,19 @@ BRANDS: Mapping[int, str] = MappingProxyType(
 
 # Data-centre parts from Ampere on report "nvidia" where older ones report "tesla".
 DATA_CENTRE_BRANDS = frozenset({"tesla", "nvidia"})
-# Words in the names of others, which may report the same.
+# Words in the names of other parts, which may report the same brands.
 OTHER_NAMES = ("geforce", "titan", "nvs", "gb10")
-# The type of a virtual GPU ends its name, as in "NVIDIA A40-8Q", "GRID T4-1B4", "NVIDIA A100-1-5CME"; the
-# letter is for workstations (Q), computing (C), desktops (B) and applications (A). Source: the Virtual GPU
-# Software User Guide, "Virtual GPU Types for Supported GPUs".
-VGPU = r"-\d+([AQ]|B4?|C(ME)?)\b"  # compiled when it is needed: a selection loads this module
+# The name of a virtual GPU ends in its type, as in "NVIDIA A40-8Q", "GRID T4-1B4", "NVIDIA A100-1-5CME"; the
+# letter stands for workstations (Q), computing (C), desktops (B) and applications (A). Source: the Virtual
+# GPU Software User Guide, "Virtual GPU Types for Supported GPUs".
+VGPU = r"-\d+([AQ]|B4?|C(ME)?)\b"  # compiled on use: a selection loads this module
 
 
 class Product(Record):
-    """A GPU product, as far as its PCI device id tells.
+    """A GPU product, identified by its PCI device id.
 
-    `compute` is its compute capability ("8.9"), None where no table has it. `last_branch` is the last driver
-    branch that supports it, None where the newest still does or where no table tells.
+    `compute` is its compute capability ("8.9"), None if unknown. `last_branch` is the last driver branch that
+    supports it, None if the newest still does or if unknown.
     """
 
     pci_device_id: str
@@ -76,9 +76,9 @@ class Product(Record):
 
 
 def product(pci_device_id: str) -> Product | None:
-    """Return the product with the PCI device id ("26b9" or "0x26B9"), or None where it is not known.
+    """Return the product with the PCI device id ("26b9" or "0x26B9"), or None if it is unknown.
 
-    The id is a fallback for what NVML would tell: a virtual function may show another.
+    The id is a fallback for NVML's readings: a virtual function may have another one.
     """
     number = pci_device_id.lower().removeprefix("0x")
     table = _data.load("gpus.json")
@@ -97,40 +97,40 @@ def product(pci_device_id: str) -> Product | None:
 
 @lru_cache(maxsize=1024)
 def last_branch(pci_device_id: str | None, compute: str | None) -> int | None:
-    """Return the last driver branch that supports a GPU; None where the newest does or nothing is known.
+    """Return the last driver branch that supports a GPU; None if the newest does or if unknown.
 
-    Of a device that no table has, it is that of all chips of its compute capability.
+    For an unknown device it is that of all chips with its compute capability.
     """
-    known = product(pci_device_id) if pci_device_id else None
-    return known.last_branch if known else _last_branches().get(compute)
+    listed = product(pci_device_id) if pci_device_id else None
+    return listed.last_branch if listed else _last_branches().get(compute)
 
 
 def drives(kind: str | None, compute: str | None) -> bool:
-    """Whether kernel modules of a kind ("open", "proprietary") drive GPUs of a compute capability.
+    """Whether kernel modules of a kind ("open", "proprietary") support GPUs of a compute capability.
 
-    What is not known of either does not speak against it.
+    True if either is unknown.
     """
     bounds: dict[str, str] = _data.load("gpus.json")["kernel_modules"]
     if compute is None or kind not in bounds:
         return True
-    bound, own = versions.order(bounds[kind]), versions.order(compute)
-    return own >= bound if kind == "open" else own <= bound
+    bound, capability = versions.order(bounds[kind]), versions.order(compute)
+    return capability >= bound if kind == "open" else capability <= bound
 
 
 def brand(name: str | None) -> str | None:
     """Return a brand that NVML reports for a data-centre part of this name; None for any other name.
 
-    `name` is that of the driver or of `product`. The table has the names that NVIDIA lists as data-centre
-    products: what it does not list is not proved to be one. Where a driver calls a Tesla "nvidia", it makes
-    no difference: the lists in cuda-compat have both.
+    `name` is the driver's or that of `product`. The table has the names that NVIDIA lists as data-centre
+    products: other parts are not proved to be such. Some drivers report "nvidia" for a Tesla, which makes no
+    difference: the lists in cuda-compat have both.
     """
     if name is None or is_vgpu(name):
         return None
     words = re.split("[ /-]+", name.removeprefix("NVIDIA "))
     if words[0] == "Tesla":
         return "tesla"
-    listed = (known.split() for known in _data.load("gpus.json")["data_centre"])
-    return "nvidia" if any(words[: len(known)] == known for known in listed) else None
+    listed = (entry.split() for entry in _data.load("gpus.json")["data_centre"])
+    return "nvidia" if any(words[: len(entry)] == entry for entry in listed) else None
 
 
 def is_vgpu(name: str | None) -> bool:
@@ -139,9 +139,9 @@ def is_vgpu(name: str | None) -> bool:
 
 
 def data_centre(brand: str | None, name: str | None) -> bool:
-    """Whether a GPU is a data-centre part, which is what cuda-compat supports.
+    """Whether a GPU is a data-centre part; cuda-compat supports only these.
 
-    `brand` is one of `BRANDS`. Without one, only the name "Tesla" proves it.
+    `brand` is one of `BRANDS`. Without it, only the name "Tesla" proves a data-centre part.
     """
     words = (name or "").lower().split()
     if any(word in words for word in OTHER_NAMES):
@@ -153,10 +153,10 @@ def data_centre(brand: str | None, name: str | None) -> bool:
 
 @cache
 def _last_branches() -> dict[str | None, int | None]:
-    """Return the last branch for each compute capability: that of the chip which drivers support longest."""
-    found: dict[str | None, int | None] = {}
+    """Return the last branch by compute capability: that of the chip with the longest driver support."""
+    branches: dict[str | None, int | None] = {}
     for row in _data.load("gpus.json")["chips"].values():
         compute, last = row["compute"], row["last_branch"]
-        other = found.get(compute, last)
-        found[compute] = last and other and max(last, other)
-    return found
+        other = branches.get(compute, last)
+        branches[compute] = last and other and max(last, other)
+    return branches

@@ -1,13 +1,13 @@
-"""What a compiler's predefined macros say about the instructions it uses, by the kernel's flag names.
+"""A compiler's predefined macros and the CPU flags of the instructions that they announce.
 
-The names on the right are those of /proc/cpuinfo: `flags` on x86 (arch/x86/include/asm/cpufeatures.h of
-Linux), `Features` on aarch64 (Documentation/arch/arm64/elf_hwcaps.rst). The names on the left are those
-that gcc (gcc/config/i386/i386-c.cc) and clang (clang/lib/Basic/Targets) define, and on aarch64 those of
-the Arm C Language Extensions.
+The flags on the right are those of /proc/cpuinfo: `flags` on x86 (arch/x86/include/asm/cpufeatures.h of
+Linux), `Features` on aarch64 (Documentation/arch/arm64/elf_hwcaps.rst). The macros on the left are those that
+gcc (gcc/config/i386/i386-c.cc) and clang (clang/lib/Basic/Targets) define, and on aarch64 those of the Arm C
+Language Extensions.
 
-Some x86 flags of recent instruction sets (amx_fp8, apx, avx10_2, movrs, ...) are the kernel's names for its
-own use, or follow them: no kernel shows them yet. So nothing proves that code with these instructions runs,
-and no host is taken for one that runs it.
+Some x86 flags of recent instruction sets (amx_fp8, apx, avx10_2, movrs, ...) are the kernel's internal names,
+or modelled on them: no kernel shows them yet. Code with these instructions cannot be proved to run, so it
+fits no host.
 """
 
 from __future__ import annotations
@@ -191,9 +191,9 @@ AARCH64 = {
 
 FLAGS: Mapping[str, Mapping[str, str]] = {"x86_64": X86_64, "aarch64": AARCH64}
 
-# Cores outside the plain versions of the architecture that have what `unannounced` is about. What every core
-# from Armv8.4 on has (ilrcpc, uscat) is named only where CPUs without it have all the others: an image for
-# saphira would else be taken for one that Kunpeng 920 runs.
+# Cores, other than plain architecture versions, with instructions as in `unannounced`. Features of every core
+# from Armv8.4 on (ilrcpc, uscat) are listed only where CPUs without them have all others: otherwise an image
+# for saphira would seem to fit Kunpeng 920.
 CORES = {
     "a64fx": ("fcma",),
     "ampere1b": ("cssc",),
@@ -212,7 +212,7 @@ CORES = {
 
 
 def flags(text: str, arch: str) -> frozenset[str]:
-    """Return the flags of the instructions that code compiled like this may hold.
+    """Return the flags of the instructions that code compiled with these macros may contain.
 
     `text` is the output of `cc -march=M -dM -E -x c /dev/null`, `arch` is "x86_64" or "aarch64".
     """
@@ -226,7 +226,7 @@ def signs_returns(text: str) -> bool:
 
 
 def unannounced(march: str) -> frozenset[str]:
-    """Return the flags of instructions that compilers use for `march` on aarch64 and define no macro for.
+    """Return the flags of instructions that compilers use for `march` on aarch64 without defining a macro.
 
     From Armv8.4 on these are the second set of release-consistent accesses and single-copy atomic pairs,
     from Armv8.8 on memory copying (where only clang has a macro), from Armv8.9 on common short sequences,

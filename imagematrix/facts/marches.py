@@ -1,7 +1,7 @@
-"""What -march and -mcpu mean: the flags a CPU must have to run what was compiled for them.
+"""The meaning of -march and -mcpu: the flags that a CPU needs to run code compiled for them.
 
-The table in marches.json is for planning. The truth about an image is what the compiler inside it says,
-which `flags_from_macros` reads.
+The table in marches.json is for planning. For an image, the macros of the compiler inside it decide, which
+`flags_from_macros` reads.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ __all__ = [
     "vendor",
 ]
 
-# Code does not depend on these: they are privileged, or hints, or services of the kernel that user code asks
-# for at run time, and kernels and hypervisors hide them.
+# User code does not depend on these: they are privileged, hints, or kernel services that code checks for at
+# run time, and kernels and hypervisors hide them.
 IGNORED: Mapping[str, frozenset[str]] = MappingProxyType(
     {
         "x86_64": frozenset(
@@ -58,12 +58,12 @@ IGNORED: Mapping[str, frozenset[str]] = MappingProxyType(
     }
 )
 
-# What code needs that signs return addresses where the architecture has instructions for that. Of one without
-# them, it signs by what is a hint to older CPUs.
+# Needed by code that signs return addresses, if the architecture has instructions for it. Otherwise it signs
+# with instructions that are hints on older CPUs.
 SIGNING = frozenset(["paca", "pacg"])
 
-# The levels of the x86-64 psABI, each with what it adds, without the flags that compilers have no macro for
-# (cmov, cx8, fpu, and osxsave, which a kernel that shows avx has turned on).
+# The levels of the x86-64 psABI with the flags that each adds, without those for which compilers have no
+# macro (cmov, cx8, fpu, and osxsave, which a kernel that shows avx has enabled).
 LEVELS = (
     ("x86-64-v1", frozenset(["fxsr", "mmx", "sse", "sse2"])),
     ("x86-64-v2", frozenset(["cx16", "lahf_lm", "pni", "popcnt", "sse4_1", "sse4_2", "ssse3"])),
@@ -73,7 +73,7 @@ LEVELS = (
 RANKS = {name: rank for rank, (name, _) in enumerate(LEVELS, start=1)}
 
 HOST_VENDORS = {"GenuineIntel": "intel", "AuthenticAMD": "amd", "HygonGenuine": "amd"}
-# Beginnings of names on x86; those of no other vendor are Intel's. c86-4g is Hygon's, which counts as AMD's.
+# Prefixes of names on x86; all other names are Intel's. c86-4g is Hygon's, which counts as AMD.
 VENDORS = (
     (("amdfam", "athlon", "barcelona", "bdver", "btver", "c86-4g", "k8", "opteron", "znver"), "amd"),
     (("eden", "lujiazui", "nano", "shijidadao", "yongfeng"), "centaurhauls"),
@@ -89,7 +89,7 @@ def compilers() -> tuple[str, ...]:
 
 @lru_cache
 def known(compiler: str) -> frozenset[str] | None:
-    """Return the names that `compiler` ("gcc-12") takes for -march or -mcpu; None where it is not known."""
+    """Return the names that `compiler` ("gcc-12") accepts for -march or -mcpu; None if it is unknown."""
     if compiler not in compilers():
         return None
     return frozenset(
@@ -101,17 +101,17 @@ def known(compiler: str) -> frozenset[str] | None:
 
 
 def names() -> frozenset[str]:
-    """Return the names that some compiler in the table takes for -march or -mcpu."""
+    """Return the names that any compiler in the table accepts for -march or -mcpu."""
     table = _data.load("marches.json")
     return frozenset(march for arch in IGNORED for march in table[arch])
 
 
 @lru_cache(maxsize=4096)
 def required(march: str, compiler: str) -> frozenset[str] | None:
-    """Return the flags that code compiled for `march` by `compiler` ("gcc-12") needs, less `IGNORED`.
+    """Return the flags that code compiled for `march` by `compiler` ("gcc-12") needs, without `IGNORED`.
 
-    Of a version that is not in the table, it is all that the known versions of the same family need. None
-    where the compiler does not know the name, or no version of its family does.
+    For a version that is not in the table, it is the union over the known versions of the same family. None
+    if the compiler does not know the name, or no version of its family does.
     """
     sets: dict[str, str] = _data.load("marches.json")[arch(march)].get(march, {})
     if compiler in compilers():
@@ -119,30 +119,30 @@ def required(march: str, compiler: str) -> frozenset[str] | None:
     else:
         family = compiler.partition("-")[0]
         wanted = {name for name in compilers() if name.partition("-")[0] == family}
-    found = [flags for names, flags in sets.items() if wanted & set(names.split())]
-    return frozenset(" ".join(found).split()) - IGNORED[arch(march)] if found else None
+    matches = [flags for names, flags in sets.items() if wanted & set(names.split())]
+    return frozenset(" ".join(matches).split()) - IGNORED[arch(march)] if matches else None
 
 
 def flags_from_macros(text: str, arch: str, march: str = "") -> frozenset[str]:
-    """Return the flags that code needs whose compiler has these predefined macros, less `IGNORED`.
+    """Return the flags needed by code of a compiler with these predefined macros, without `IGNORED`.
 
-    `SIGNING` is needed where return addresses are signed and the march has pointer authentication.
+    `SIGNING` is included if return addresses are signed and the march has pointer authentication.
 
     `text` is the output of `cc -march=M -dM -E -x c /dev/null`, `arch` is "x86_64" or "aarch64". `march` is
-    the M, which on aarch64 tells of instructions that no macro announces.
+    the M, which on aarch64 implies instructions that no macro announces.
     """
     from imagematrix.facts import macros
 
-    told = macros.flags(text, arch) | macros.unannounced(march)
+    needed = macros.flags(text, arch) | macros.unannounced(march)
     # gcc has a macro for pointer authentication from 13 on and clang from 16; both used it before.
-    signed = macros.signs_returns(text) and not SIGNING.isdisjoint(told | _by_any_compiler(arch, march))
-    return told - IGNORED[arch] | (SIGNING if signed else frozenset())
+    signed = macros.signs_returns(text) and not SIGNING.isdisjoint(needed | _by_any_compiler(arch, march))
+    return needed - IGNORED[arch] | (SIGNING if signed else frozenset())
 
 
 def level(flags: AbstractSet[str]) -> str | None:
     """Return the highest psABI level ("x86-64-v3") that `flags` reach; None below the first, or not x86.
 
-    They may be those of a host or those that code needs.
+    They may be a host's or those that code needs.
     """
     reached = None
     for name, added in LEVELS:
@@ -153,14 +153,14 @@ def level(flags: AbstractSet[str]) -> str | None:
 
 
 def level_rank(level: str | None) -> int:
-    """Return the number of a psABI level, 1 to 4; 0 where there is none."""
+    """Return the number of a psABI level, 1 to 4; 0 without one."""
     return RANKS.get(level or "", 0)
 
 
 def vendor(march: str) -> str | None:
-    """Return whose CPUs `march` was made for, as `host_vendor` names them; None for generic names.
+    """Return the vendor of the CPUs that `march` targets, as `host_vendor` names it; None for generic names.
 
-    It is also None on aarch64, where no name of a vendor tells whose code runs best.
+    It is also None on aarch64, where the vendor does not indicate which code runs best.
     """
     if march not in _data.load("marches.json")["x86_64"]:
         return None
@@ -174,13 +174,13 @@ def host_vendor(vendor_id: str | None) -> str | None:
 
 
 def arch(march: str) -> str:
-    """Return the architecture that `march` is a name of: "x86_64" or "aarch64"."""
-    known_to_arm = march in _data.load("marches.json")["aarch64"]
-    return "aarch64" if known_to_arm or march.startswith(ARM_NAMES) else "x86_64"
+    """Return the architecture of `march`: "x86_64" or "aarch64"."""
+    listed_for_arm = march in _data.load("marches.json")["aarch64"]
+    return "aarch64" if listed_for_arm or march.startswith(ARM_NAMES) else "x86_64"
 
 
 def option(march: str, arch: str) -> str:
-    """Return the compiler option that selects `march` of `arch`: cores have their own on aarch64."""
+    """Return the compiler option that selects `march` of `arch`: on aarch64, cores use -mcpu."""
     core = arch == "aarch64" and not march.startswith("armv")
     return f"-mcpu={march}" if core else f"-march={march}"
 

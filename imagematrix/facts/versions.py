@@ -1,6 +1,6 @@
-"""Versions of drivers, CUDA releases and PTX ISAs: how they are written, and how they compare.
+"""Versions of drivers, CUDA releases and PTX ISAs: their form and their order.
 
-They are equal as strings, and ordered by their numbers.
+Equality is that of the strings, order that of the numbers.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ DRIVER = re.compile(r"\d{1,4}(?:\.\d{1,4}){1,3}", re.ASCII)  # of a driver, such
 RELEASE = re.compile(r"\d{1,2}\.\d{1,2}", re.ASCII)  # of CUDA or of PTX' ISA, such as 12.4
 CAPABILITY = re.compile(r"\d{1,2}\.\d", re.ASCII)  # a compute capability, such as 8.9
 
-# Tegra's board support numbers its drivers by its own releases: 35.4.1 (JetPack 5), 540.4.0 (6), 580.00 (7).
-# Those of computers are such as 384.81, 550.163.01 and 580.65.06.
+# Tegra's board support packages number drivers by their own releases: 35.4.1 (JetPack 5), 540.4.0 (6), 580.00
+# (7). Versions for other computers look like 384.81, 550.163.01 and 580.65.06.
 TEGRA = re.compile(r"\d{1,2}(\.\d+)+|\d{3}\.\d\.\d|\d{3}\.00", re.ASCII)
 
 
 def order(version: str) -> tuple[int, ...]:
-    """Return what orders `version` among others: "580.65.06" gives (580, 65, 6).
+    """Return the sort key of `version`: "580.65.06" gives (580, 65, 6).
 
-    Versions of equal order need not be the same: "580.65.06" is not "580.65.6".
+    Versions with equal keys need not be equal: "580.65.06" is not "580.65.6".
     """
     return tuple(map(int, version.split(".")))
 
 
 def is_tegra(driver: str) -> bool:
-    """Whether this is the number of a Tegra's driver: its CUDA is that of its JetPack, not of its branch."""
+    """Whether this is a Tegra driver version: its CUDA release is that of its JetPack, not of its branch."""
     return TEGRA.fullmatch(driver) is not None
 
 
@@ -41,6 +41,6 @@ def branch(driver: str) -> int:
 
 
 def natural(word: str) -> tuple[Any, ...]:
-    """Return what sorts words as a person would: by the numbers in them, "3.9" before "3.10"."""
+    """Return the sort key for natural order, by the numbers in a word: "3.9" before "3.10"."""
     parts = re.split(r"0*([0-9]+)", word)
-    return tuple((len(part), part) if place % 2 else part for place, part in enumerate(parts))
+    return tuple((len(part), part) if position % 2 else part for position, part in enumerate(parts))
