@@ -31,6 +31,7 @@ ZSTD = 1 << 15
 TARGETS = range(10, 1000)
 ALIGNED = 8
 PIECE = 1 << 16
+MOST = 100_000  # entries of a fatbin; cuBLAS has some hundred
 
 EM_CUDA = 190  # machine number of NVIDIA's device code in ELF headers
 ELF_HEADER = 64
@@ -78,13 +79,17 @@ def _entries(window: Window) -> Iterator[tuple[int, str, str, int, bool]]:
         if end > window.size:
             yield 0, "", "", 0, False
             end = window.size
-        while entry + SMALLEST <= end:
+        for _ in range(MOST):
+            if entry + SMALLEST > end:
+                break
             head = window.at(entry, SMALLEST)
             kind, _, own, payload, _, minor, major, number, _, flags = ENTRY.unpack(head)
             whole = own >= SMALLEST and entry + own + payload <= end and number in TARGETS
             suffix = "a" if flags & SPECIFIC else "f" if flags & FAMILY else ""
             yield kind, f"{number}{suffix}", f"{major}.{minor}", flags, whole
             entry += max(own, SMALLEST) + payload
+        else:
+            yield 0, "", "", 0, False
         at = -(-max(end, at + HEADER.size) // ALIGNED) * ALIGNED
 
 

@@ -27,6 +27,7 @@ ENTRY = struct.Struct("<QQQ")  # offset, size, length of the id
 LONGEST = 512  # bytes of an id
 MOST = 4096  # entries of a bundle
 HEADER = 1 << 18  # bytes that a compressed bundle is decompressed to: what has all the ids of usual ones
+READ = 16 * HEADER  # bytes that are read for that, whatever the size of the bundle
 ALIGNED = 4096  # bundles of several translation units begin at pages
 TARGET = re.compile(r"amdgcn-amd-amdhsa-{1,2}(gfx[0-9a-z-]+(?::[a-z]+[+-])*)$", re.ASCII)
 ZLIB, ZSTD = 0, 1
@@ -58,7 +59,7 @@ def _compressed(window: Window) -> Iterator[str | None]:
         yield None
         return
     try:
-        raw = _inflated(window.at(head, window.size), method)
+        raw = _inflated(window.at(head, READ), method)
     except ValueError:
         raw = b""
     if not raw.startswith(MAGIC):

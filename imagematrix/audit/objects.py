@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["HEAD", "File", "examine", "interesting"]
 
+DEEPEST = 2  # archives in archives: a wheel that a zip has
 HEAD = 64  # bytes of a file that tell whether it is of interest
 # The versions of libraries that tell theirs themselves, by the beginning of their names.
 TOLD = (("libnccl", re.compile(rb"NCCL version (\d+\.\d+\.\d+)")),)
@@ -61,8 +62,11 @@ def interesting(path: str, head: bytes) -> bool:
     return path.endswith(".ptx") or (path.endswith(archives.ZIPPED) and head.startswith(archives.ZIP))
 
 
-def examine(path: str, window: Window) -> File | None:
-    """Return what a file is; None where it has nothing of interest."""
+def examine(path: str, window: Window, deep: int = DEEPEST) -> File | None:
+    """Return what a file is; None where it has nothing of interest.
+
+    Archives in it are opened, and `deep` - 1 archives in these.
+    """
     head = window.at(0, HEAD)
     if head.startswith(elf.MAGIC):
         return _elf(path, window)
@@ -71,7 +75,7 @@ def examine(path: str, window: Window) -> File | None:
     if head.startswith(fatbin.MAGIC):
         return File(size=window.size, code=fatbin.fatbins(window))
     if head.startswith(archives.ZIP) and path.endswith(archives.ZIPPED):
-        return _zipped(window)
+        return _zipped(window, deep) if deep else None
     code = fatbin.ptx(window) if path.endswith(".ptx") else NONE
     found = driver_file.driver(path, None, window)
     return File(size=window.size, code=code, driver=found) if code or found else None
@@ -134,18 +138,18 @@ def _archive(window: Window) -> File | None:
     return File(size=window.size, linked=False, code=code, damaged=any(one.damaged for one in known))
 
 
-def _zipped(window: Window) -> File | None:
+def _zipped(window: Window, deep: int) -> File | None:
     try:
-        inner = tuple(_inner(window))
+        inner = tuple(_inner(window, deep))
     except (zipfile.BadZipFile, OSError, EOFError, ValueError, NotImplementedError, RuntimeError):
         return File(size=window.size, damaged=True)
     return File(size=window.size, linked=False, inner=inner) if inner else None
 
 
-def _inner(window: Window) -> Iterator[tuple[str, File]]:
+def _inner(window: Window, deep: int) -> Iterator[tuple[str, File]]:
     for name, open_part in archives.zipped(window):
         with open_part() as part:
-            found = examine(name, part) if interesting(name, part.at(0, HEAD)) else None
+            found = examine(name, part, deep - 1) if interesting(name, part.at(0, HEAD)) else None
         if found:
             yield name, found
 

@@ -119,14 +119,15 @@ def audit(image: Image) -> Audit:
 
 def _found(tree: Tree) -> Iterator[Found]:
     for path, node in tree.files():
-        if node.file is None:
-            continue
-        own = not libraries.of_nvidia(path, node.file)
-        yield Found(path=path, layer=node.layer, file=node.file, own=own)
-        for inner, file in node.file.inner:
-            # What is in an archive is not loaded from there, but it is what will be installed.
-            name = f"{path}!/{inner}"
-            yield Found(path=name, layer=node.layer, file=file, own=not libraries.of_nvidia(inner, file))
+        if node.file is not None:
+            yield from _with_inner(path, node.layer, node.file)
+
+
+def _with_inner(path: str, layer: str, file: File) -> Iterator[Found]:
+    yield Found(path=path, layer=layer, file=file, own=not libraries.of_nvidia(path, file))
+    # What is in an archive is not loaded from there, but it is what will be installed.
+    for name, inner in file.inner:
+        yield from _with_inner(f"{path}!/{name}", layer, inner)
 
 
 def _loadable(file: File) -> bool:

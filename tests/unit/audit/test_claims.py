@@ -127,12 +127,20 @@ def test_nvidia_libraries_carry_what_they_carry(judged):
     assert judged(gpu(), [("a.cubin", CUBIN), ("usr/lib/libcublas.so.12.4.5.8", OTHER_CUBIN)]) == []
 
 
-def test_a_library_in_a_wheel(judged):
+def zipped(name, raw):
     buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as wheel:
-        wheel.writestr("pkg/k.cubin", OTHER_CUBIN)
-    broken = judged(gpu(), [("a.cubin", CUBIN), ("opt/p.whl", buffer.getvalue())])
-    assert broken == [("cubins", "90a", "/opt/p.whl!/pkg/k.cubin")]
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr(name, raw)
+    return buffer.getvalue()
+
+
+def test_a_library_in_a_wheel(judged):
+    wheel = zipped("pkg/k.cubin", OTHER_CUBIN)
+    broken = judged(gpu(), [("a.cubin", CUBIN), ("opt/p.whl", wheel), ("opt/q.zip", zipped("p.whl", wheel))])
+    assert broken == [
+        ("cubins", "90a", "/opt/p.whl!/pkg/k.cubin"),
+        ("cubins", "90a", "/opt/q.zip!/p.whl!/pkg/k.cubin"),
+    ]
 
 
 def test_ptx_that_a_driver_may_not_compile(judged):

@@ -81,6 +81,12 @@ def test_an_entry_without_sense_is_damage_and_no_code(raw):
     assert fatbin.fatbins(window(raw)) == DeviceCode(damaged=True)
 
 
+def test_a_fatbin_of_more_entries_than_any_has(monkeypatch):
+    monkeypatch.setattr(fatbin, "MOST", 3)
+    assert fatbin.fatbins(window(fat(*[entry()] * 2))) == DeviceCode(cubins=frozenset({"90"}))
+    assert fatbin.fatbins(window(fat(*[entry()] * 9))).damaged
+
+
 @pytest.mark.parametrize("raw", [b"\x7fELF\x02", bytes(64), b"\x7fELF\x02" + bytes(100)])
 def test_a_cubin_without_a_target_is_damaged(raw):
     assert fatbin.cubin(window(raw)) == DeviceCode(damaged=True)

@@ -89,6 +89,22 @@ def test_a_library_in_a_wheel():
     assert found.entries["/w/p.bin"] is OTHER
 
 
+def zipped(name, raw):
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(name, raw)
+    return buffer.getvalue()
+
+
+def test_archives_in_archives_are_opened_twice_and_no_more():
+    once = zipped("k.cubin", CUBIN)
+    twice = zipped("p.whl", once)
+    found = read(tar(("two.zip", twice), ("three.zip", zipped("two.zip", twice)))).entries
+    ((_, wheel),) = found["/two.zip"].file.inner
+    assert wheel.inner[0][1].code.cubins == {"80"}
+    assert found["/three.zip"] is OTHER
+
+
 def test_a_zip_that_expands_beyond_reason_is_damaged(monkeypatch):
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as wheel:
