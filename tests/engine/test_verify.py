@@ -1,0 +1,43 @@
+"""What real engines and registries have, read by its bytes."""
+
+import json
+
+import pytest
+
+AXES = {"cuda": ["12.4"], "driver": ["550.163.01"], "compute": ['"8.9"'], "march": ["x86-64-v3"]}
+
+
+def verified(engine, *words):
+    done = engine.imagematrix("verify", "--json", *words)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_what_is_built_is_what_its_labels_say_wherever_it_is(engine, registry, project, tmp_path):
+    image = f"{registry.address}/ml/verified"
+    folder = project(AXES, image=image)
+    reference = engine.imagematrix("build", "-f", folder / "matrix.yaml").stdout.strip()
+    found = verified(engine, reference)
+    assert (found["cubins"], found["contradictions"], found["facts"]["cubins"]) == (["89"], [], "bytes")
+    (driver,) = [one for one in found["drivers"] if one["name"] == "libcuda"]
+    assert (driver["version"], driver["kind"], driver["loaded"]) == ("550.163.01", "exact", True)
+
+    engine.docker("save", "-o", str(tmp_path / "saved.tar"), reference)
+    saved = verified(engine, tmp_path / "saved.tar")
+    engine.docker("push", reference)
+    engine.docker("rmi", "-f", reference)
+    pushed = verified(engine, reference)
+    for other in (saved, pushed):
+        assert {**other, "reference": "", "size": None} == {**found, "reference": "", "size": None}
+    assert pushed["size"]["compressed"] > 0
+
+
+@pytest.fixture(scope="module")
+def classic(start_engine):
+    return start_engine("classic")
+
+
+def test_an_image_of_the_classic_store(classic):
+    found = verified(classic, "debian:trixie")
+    assert found["digest"] == classic.inspect("debian:trixie")["Id"]
+    assert (found["platform"], found["size"], found["drivers"]) == ("linux/amd64", None, [])
