@@ -1,12 +1,12 @@
-# make quickstart   set everything up, build the shipped images, choose one for this machine and run it
+# make quickstart   set everything up, build the shipped images, select one for this machine and run it
 # make test         set everything up and run every test
-# make gpu-check    check this machine's NVIDIA GPU, with what can be had here; fails without one
-# make gpu-bundle   write dist/gpu-bundle.tar.gz, which does that on a machine that has nothing else
+# make gpu-check    check this machine's NVIDIA GPU, with the parts that can be built here; fails without one
+# make gpu-bundle   write dist/gpu-bundle.tar.gz, which runs these checks on a machine without anything else
 # make docs         build the documentation as a site, docs/_build/index.html
-# make zipapp       write what a node needs as one file, dist/imagematrix.pyz
-# make bench        set everything up and measure against the bars of docs/benchmarks.md
+# make zipapp       write the commands for a node as one file, dist/imagematrix.pyz
+# make bench        set everything up and measure against the limits in docs/benchmarks.md
 # make fuzz         try a million damaged headers on what reads images
-# make clean        undo what quickstart did
+# make clean        undo quickstart
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -36,7 +36,7 @@ lint: $(VENV)/.dev
 	$(BIN)/check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/[!c]*.yml
 
-# One line of results for each kind of test; what they covered is added up at the end.
+# One line of results for each kind of test; their coverage is combined at the end.
 unit: $(VENV)/.dev
 	rm -f .coverage .coverage.*
 	$(BIN)/coverage run -m pytest -n auto tests/unit
@@ -58,7 +58,7 @@ engine: packages $(VENV)/.dev
 gpu: $(VENV)/.dev
 	ci/gpu-check if-any
 
-# What the package declares has to be enough for every command.
+# The declared dependencies must suffice for every command.
 wheel: $(VENV)/.dev
 	$(BIN)/python ci/wheel.py
 
@@ -68,7 +68,7 @@ gpu-check:
 gpu-bundle: $(VENV)/.dev
 	$(BIN)/python ci/gpu_bundle dist/gpu-bundle.tar.gz
 
-# A link that leads nowhere, and any other warning, fails it. It needs no network.
+# A dead link, and any other warning, fails it. It needs no network.
 docs: $(VENV)/.dev
 	$(BIN)/sphinx-build -q -W -n --keep-going -b html -d .cache/docs docs docs/_build
 

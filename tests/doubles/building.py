@@ -1,4 +1,4 @@
-"""An engine that only remembers, and images whose layers are written by hand."""
+"""An engine that only records its calls, and images with handwritten layers."""
 
 import contextlib
 import hashlib
@@ -56,7 +56,7 @@ def layout(folder, *layers):
 
 
 class FakeBackend:
-    """A Backend without an engine: it makes what it is told to, and keeps what is stored.
+    """A Backend without an engine: it makes what it is configured to make, and keeps what is stored.
 
     `errors` are raised for the cells they are keyed by; `layers` are those of every image, or None to make
     images without a layout, as the classic image store does. `hold` keeps every build waiting until stop().
@@ -165,12 +165,12 @@ class FakeBackend:
         self.stopped.set()
 
     def called(self, name):
-        """Return what `name` was called with, call by call."""
+        """Return the arguments of each call of `name`."""
         return [words[1] for words in self.calls if words[0] == name]
 
 
 class Silent:
-    """A Reporter that tells nobody."""
+    """A Reporter that discards everything."""
 
     def started(self, item):
         pass

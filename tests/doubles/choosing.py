@@ -1,4 +1,4 @@
-"""Hosts and variants to choose among, each as small as a test wants it."""
+"""Minimal hosts and variants to select from."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Make:
 
     @staticmethod
     def flags(march):
-        """Return the flags that compilers use for a march, those that are ignored included."""
+        """Return the flags that compilers use for a march, including ignored ones."""
         return marches.required(march, "gcc-14") | marches.IGNORED[marches.arch(march)]
 
     @staticmethod

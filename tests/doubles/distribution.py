@@ -1,4 +1,4 @@
-"""A registry that keeps all in memory, and fails when it is told to: the distribution API on loopback."""
+"""A registry in memory that fails on request: the distribution API on loopback."""
 
 import contextlib
 import hashlib
@@ -30,7 +30,7 @@ class Asked(NamedTuple):
 
 @dataclass
 class Repository:
-    """Blobs and manifests by digest, tags with the digests they stand for, and the tags that ever moved."""
+    """Blobs and manifests by digest, tags with their digests, and the tags that ever moved."""
 
     blobs: dict = field(default_factory=dict)
     manifests: dict = field(default_factory=dict)  # media type and bytes
@@ -38,7 +38,7 @@ class Repository:
     moved: list = field(default_factory=list)
 
     def put(self, tag, raw, media_type):
-        """Keep a manifest under a tag, or only by its digest where `tag` is None."""
+        """Keep a manifest under a tag, or only by its digest if `tag` is None."""
         self.manifests[digest(raw)] = media_type, raw
         if tag and tag != digest(raw):
             if self.tags.get(tag, digest(raw)) != digest(raw):
@@ -62,7 +62,7 @@ class Repository:
 
 @dataclass
 class Fault:
-    """What goes wrong with the next requests of a kind, `times` of them after `after` that go well.
+    """A fault of the next requests of a kind: `times` of them, after `after` successful ones.
 
     `status` is answered instead, with `headers` and `body`; `drop` hangs up without an answer, or in the
     middle of an upload; `cut` leaves away the end of the answer; `then` is called before the request is
@@ -91,7 +91,7 @@ class Fault:
 
 
 class Dripping:
-    """A registry that answers every request with `begin`, and then a byte now and then, without end."""
+    """A registry that responds to every request with `begin`, and then sends single bytes without end."""
 
     def __init__(self, begin):
         self.connections = 0
@@ -157,15 +157,15 @@ class Server:
         return self.repositories.setdefault(name, Repository())
 
     def fails(self, method, path, **how):
-        """Let requests fail; see Fault."""
+        """Make requests fail; see Fault."""
         self.faults.append(Fault(method, path, **how))
 
     def count(self, method, path=""):
-        """Return how many requests there were of a kind."""
+        """Return the number of requests of a kind."""
         return sum(one.method == method and re.search(path, one.path) is not None for one in self.asked)
 
     def challenge(self, login):
-        """Return the headers of the 401 that a request gets; None where its login will do."""
+        """Return the headers of the 401 for a request; None if its login is accepted."""
         if self.uses is not None:
             with self._lock:
                 number = (login or "").removeprefix("Bearer t")

@@ -1,4 +1,4 @@
-"""A machine with NVIDIA GPUs, played at its lowest level: files of the kernel, device nodes, libraries.
+"""A machine with NVIDIA GPUs, simulated at its lowest level: files of the kernel, device nodes, libraries.
 
 It is a mount namespace: what runs in it sees the driver in /proc, GPUs on the PCI bus and nodes in /dev, and
 nothing else on the machine does. LD_LIBRARY_PATH leads it to an NVML and to a libcuda that runs kernels on
@@ -84,7 +84,7 @@ class GpuNode:
 
 
 def profiles():
-    """Return the generator of the host profiles, with the nodes that it knows."""
+    """Return the generator of the host profiles, with its nodes."""
     name = "tests_hosts_generate"
     spec = importlib.util.spec_from_file_location(name, ROOT / "tests/hosts/generate.py")
     module = importlib.util.module_from_spec(spec)
@@ -94,7 +94,7 @@ def profiles():
 
 
 def _registered():
-    """Return the numbers of those of GPUS that this kernel has, whether /dev has them or not."""
+    """Return the minors of those of GPUS that this kernel has, whether /dev has them or not."""
     listed = dict(line.split()[::-1] for line in Path("/proc/misc").read_text().splitlines())
     return [f"{MISC} {listed[name]}" for name in GPUS if name in listed]
 

@@ -1,4 +1,4 @@
-"""An nvidia-smi that prints its XML dump, from what NVML says."""
+"""An nvidia-smi that prints its XML dump from NVML's readings."""
 
 import sys
 
@@ -8,7 +8,7 @@ MIB = 1024 * 1024
 
 
 def dump():
-    """Return what -q -x prints, as far as anybody here reads it."""
+    """Return the output of -q -x, as far as the tests read it."""
     lines = ['<?xml version="1.0" ?>', "<nvidia_smi_log>"]
     lines.append(f"<driver_version>{nvml.nvmlSystemGetDriverVersion()}</driver_version>")
     for index in range(nvml.nvmlDeviceGetCount()):
@@ -27,7 +27,7 @@ def dump():
 
 
 def main():
-    """Print the dump: nothing else is asked of it."""
+    """Print the dump, the only supported output."""
     if sys.argv[1:] != ["-q", "-x"]:
         sys.exit(f"nvidia-smi: {sys.argv[1:]}")
     nvml.nvmlInit()

@@ -1,4 +1,4 @@
-"""What long-lived processes of the tests leave behind: nothing, also where the tests are killed."""
+"""Clean-up after long-lived processes of the tests, also if the tests are killed."""
 
 import os
 import shutil
@@ -12,7 +12,7 @@ PREFIX = "imx-"
 
 
 def new_folder():
-    """Make a folder whose name tells which process it belongs to."""
+    """Create a folder whose name has the id of the owning process."""
     return Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-"))
 
 

@@ -18,7 +18,7 @@ VARIANT = {"platform": "linux/amd64", "march": "znver4", "cpu_flags": ["avx2"]}
 
 
 def told(cell, made_of="1", version="v1", **changes):
-    """Return the labels of an image of `cell`; those that are None in `changes` are left away."""
+    """Return the labels of an image of `cell`; those that are None in `changes` are left out."""
     own = {
         labels.IMAGE: "training",
         labels.VERSION: version,

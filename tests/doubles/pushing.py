@@ -1,4 +1,4 @@
-"""A process that pushes one cell of version after version, each at the same moment as another process does.
+"""A process that pushes one cell of several versions, each at the same moment as another process.
 
 `python pushing.py NAME MADE_OF OTHER FOLDER ROUNDS`: the cell is made of MADE_OF, and OTHER is what the other
 process makes it of. FOLDER is where they wait for each other. Prints the exit code of each round.

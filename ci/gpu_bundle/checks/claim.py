@@ -12,7 +12,7 @@ from imagematrix.gpus.spec import among
 
 
 def main() -> int:
-    """Claim it, or say who has it."""
+    """Claim it, or print what uses it."""
     host = probe()
     try:
         taken = claim(
@@ -22,7 +22,7 @@ def main() -> int:
         print(error, file=sys.stderr)
         return error.exit_code
     taken.pass_on()
-    return os.execvp(sys.argv[2], sys.argv[2:])  # noqa: S606 - there is no shell, and none is wanted
+    return os.execvp(sys.argv[2], sys.argv[2:])  # noqa: S606 - without a shell, on purpose
 
 
 if __name__ == "__main__":
