@@ -10,11 +10,11 @@ from imagematrix.facts import cuda
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from imagematrix.audit.objects import File
 
-__all__ = ["Library", "library", "of_nvidia"]
+__all__ = ["Library", "libraries", "of_nvidia"]
 
 # By the name of the file: lib, the name, and what comes behind .so or .a.
 FILE = re.compile(r"lib([A-Za-z0-9_-]+?)(?:\.alt)?(_static(?:_nocallback)?)?\.(?:so|a)((?:\.\d+)*)", re.ASCII)
@@ -46,21 +46,20 @@ def of_nvidia(path: str, file: File) -> bool:
     return _named(path, file) is not None or file.driver is not None
 
 
-def library(path: str, file: File, packages: Mapping[str, str]) -> Library | None:
-    """Return the library of NVIDIA's that a file is or has in it; None of others.
+def libraries(path: str, file: File, packages: Mapping[str, str]) -> Iterator[Library]:
+    """Yield the libraries of NVIDIA's that a file is, or has in it.
 
     `packages` are the versions of the Python packages that installed files, by their paths.
     """
     if file.static_cudart:
-        return Library(name="cudart", path=path, version=None, static=True)
+        yield Library(name="cudart", path=path, version=None, static=True)
     found = _named(path, file)
     if found is None:
-        return None
+        return
     name, behind, static = found
-    version = (
-        file.version or (behind if behind.count(".") > 1 else None) or packages.get(path) or behind or None
-    )
-    return Library(
+    full = behind if behind.count(".") > 1 else None
+    version = file.version or full or packages.get(path) or behind or None
+    yield Library(
         name=name,
         path=path,
         version=version,

@@ -106,7 +106,7 @@ def audit(image: Image) -> Audit:
         files=tuple(found),
         drivers=tuple(_drivers(tree, found, image.environment)),
         libraries=tuple(
-            library for one in found if (library := libraries.library(one.path, one.file, versions))
+            library for one in found for library in libraries.libraries(one.path, one.file, versions)
         ),
         stacks=tuple(sorted(_stacks(installed, found, tree), key=lambda one: (one.name, one.version))),
         cubins=tuple(promise.cubins([code for code in codes if code.cuda])),

@@ -146,8 +146,17 @@ def test_the_runtime_that_is_linked_into_a_program(seen, library, tmp_path):
     path = tmp_path / "it.so"
     path.write_bytes(library("libit.so", text="cudaErrorCudartUnloading"))
     subprocess.run(["objcopy", "--add-section", f".nvFatBinSegment={__file__}", path], check=True)
-    (found,) = seen(("usr/bin/it", path.read_bytes()), ("usr/bin/not", library("libit.so")))["libraries"]
-    assert (found["name"], found["static"], found["version"]) == ("cudart", True, None)
+    with_it = path.read_bytes()
+    members = (
+        ("usr/bin/it", with_it),
+        ("usr/bin/not", library("libit.so")),
+        ("lib/libnvjpeg.so.12", with_it),
+    )
+    assert [(one["name"], one["path"], one["static"]) for one in seen(*members)["libraries"]] == [
+        ("cudart", "/lib/libnvjpeg.so.12", True),
+        ("cudart", "/usr/bin/it", True),
+        ("nvjpeg", "/lib/libnvjpeg.so.12", False),
+    ]
 
 
 def packaged(name, version, *files):
