@@ -8,6 +8,7 @@ import sys
 from imagematrix import ImagematrixError, probe
 from imagematrix.allocation.claim import claim
 from imagematrix.allocation.survey import query_nvml, survey
+from imagematrix.gpus.choice import Choice
 from imagematrix.gpus.spec import among
 
 
@@ -15,9 +16,9 @@ def main() -> int:
     """Claim it, or print what uses it."""
     host = probe()
     try:
-        taken = claim(
-            among(host.gpus, f"device={sys.argv[1]}"), 1, lambda: survey(host.gpus, lambda: (), query_nvml)
-        )
+        gpus = among(host.gpus, f"device={sys.argv[1]}")
+        choice = Choice(gpus=gpus, count=1)
+        taken = claim(choice, lambda: survey(host.gpus, lambda: (), query_nvml))
     except ImagematrixError as error:
         print(error, file=sys.stderr)
         return error.exit_code
