@@ -51,9 +51,9 @@ unit-lowest: $(VENV)/.dev
 fuzz: $(VENV)/.dev
 	IMAGEMATRIX_FUZZ=1000000 $(BIN)/python -m pytest -q tests/unit/audit/test_elf.py
 
-# Two at a time, each with engines of its own: builds wait for downloads more than for processors.
+# Two groups of files at a time, each with engines of its own, in the order that tests/engine/conftest.py gives.
 engine: packages $(VENV)/.dev
-	$(BIN)/coverage run -m pytest -n 2 --dist loadfile tests/engine
+	$(BIN)/coverage run -m pytest -n 2 --dist loadfile --no-loadscope-reorder tests/engine
 
 gpu: $(VENV)/.dev
 	ci/gpu-check if-any

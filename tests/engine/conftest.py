@@ -13,11 +13,13 @@ import signal
 import stat
 import subprocess
 import time
+from itertools import chain
 from pathlib import Path
 
 import pytest
 from gpu_node import GpuNode, profiles
 from processes import END_WITH_US, new_folder, remove_folder, remove_leftovers
+from xdist.scheduler import LoadScopeScheduling
 
 ROOT = Path(__file__).parents[2]
 CONTROL = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
@@ -32,6 +34,14 @@ mount --rbind /dev/pts /mnt/pts
 mount --rbind /dev/shm /mnt/shm
 mount --move /mnt /dev
 """
+# Files that one worker runs one after the other, longest first; any other file is a group of its own.
+# Those of the first want images of the shipped matrix, and test_quickstart builds them all.
+GROUPS = (
+    ("quickstart", "leases", "run", "node", "podman", "mig", "doctor", "images"),
+    ("gpu_bundle",),
+    ("templates",),
+    ("tags",),
+)
 NEEDED = ("dockerd", "docker", "docker-registry", "htpasswd", "slirp4netns", "unshare", "debootstrap")
 
 
@@ -81,7 +91,7 @@ class Engine:
         return Path(f"/proc/{pid}/ns/net").stat().st_ino
 
     def _wait(self, ready):
-        for _ in range(300):
+        for _ in range(1200):
             if ready():
                 return
             time.sleep(0.1)
@@ -200,7 +210,7 @@ class Registry:
             str(self.folder / "config.yml"),
         ]
         self._process = subprocess.Popen(command, stdout=self._log, stderr=subprocess.STDOUT)
-        for _ in range(100):
+        for _ in range(1200):
             if "listening on" in self.log:
                 return
             time.sleep(0.05)
@@ -228,6 +238,29 @@ def _require():
         pytest.fail(f"the engine tests need {', '.join(missing)}: run them with `make engine`", pytrace=False)
     if missing:
         pytest.skip(f"the engine tests need {', '.join(missing)}: run `make engine` as root")
+
+
+class GroupScheduling(LoadScopeScheduling):
+    """Gives each worker a group of files at a time."""
+
+    def _split_scope(self, nodeid):
+        file = _file(nodeid)
+        return next((group[0] for group in GROUPS if file in group), file)
+
+
+def _file(nodeid):
+    return Path(nodeid.partition("::")[0]).stem.removeprefix("test_")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    return GroupScheduling(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
+def pytest_collection_modifyitems(items):
+    """Bring the files into the order of GROUPS, before all others."""
+    order = {file: place for place, file in enumerate(chain.from_iterable(GROUPS))}
+    items.sort(key=lambda item: order.get(_file(item.nodeid), len(order)))
 
 
 @pytest.fixture(scope="session", autouse=True)

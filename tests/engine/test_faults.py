@@ -135,13 +135,18 @@ def test_the_registry_is_away_for_a_moment(engine, registry, big):
     assert len(out.splitlines()) == 2
 
 
-def test_the_engine_restarts_in_the_middle_of_a_build(engine, big, endless):
+@pytest.mark.parametrize("stays_away", [False, True], ids=["restarts", "stays-away"])
+def test_the_engine_goes_away_in_the_middle_of_a_build(engine, big, endless, stays_away):
     folder, _ = big(template=f"RUN {{{{ 'true' if part == 'one' else '{endless}' }}}}\n")
     process = start(engine, folder, "build", "--jobs", "1")
     until(lambda: running(endless))
-    engine.stop()
-    engine.start()
+    engine.stop(signal.SIGKILL if stays_away else signal.SIGTERM)
+    if not stays_away:
+        engine.start()
     code, out, err = ended(process)
+    if stays_away:
+        engine.start()
+        assert "cannot reach the Docker engine" in err
     assert code == 8, err
     assert len(out.splitlines()) == 1
     assert statuses(engine, folder) == ["up-to-date", "build"]

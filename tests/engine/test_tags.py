@@ -203,26 +203,6 @@ def test_interrupted_it_stops_and_goes_on_where_it_was(engine, project):
     assert statuses(planned) == {"cpu-x86-64-v2": "up-to-date", "cpu-x86-64-v3": "build"}
 
 
-def test_the_engine_going_away_ends_with_8_and_what_is_done_stays_done(start_engine, project):
-    engine = start_engine()
-    folder = project(CPU, image="bereft")
-    add_to_template(folder, "{% if march == 'x86-64-v3' %}\nRUN sleep 300\n{% endif %}")
-    command = [ROOT / ".venv/bin/imagematrix", "build", "-f", folder / "matrix.yaml"]
-    process = subprocess.Popen(
-        command, env=engine.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    for line in process.stderr:
-        if "built cpu-x86-64-v2" in line:
-            break
-    engine.stop(signal.SIGKILL)
-    stderr = process.communicate(timeout=120)[1]
-    assert process.returncode == 8, stderr
-    assert "cannot reach the Docker engine" in stderr
-    engine.start()
-    planned = engine.imagematrix("plan", "--json", "-f", folder / "matrix.yaml")
-    assert statuses(planned) == {"cpu-x86-64-v2": "up-to-date", "cpu-x86-64-v3": "build"}
-
-
 def test_what_a_build_writes_is_no_input_of_the_next(engine, project):
     """Logs go beside the matrix, which may be the context itself."""
     folder = project(CPU, image="inside")
