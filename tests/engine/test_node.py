@@ -6,6 +6,7 @@ told of the host: each finds out by itself what it is on.
 
 import json
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -105,3 +106,11 @@ def test_the_doctor_finds_it_in_order(node):
     findings = answer(node, "doctor", "training:v1")["findings"]
     assert {one["severity"] for one in findings} == {"ok"}
     assert {"library", "device-nodes", "engine", "locks", "image"} <= {one["check"] for one in findings}
+
+
+def test_the_checks_of_the_gpu_bundle_are_all_tried(node, tmp_path):
+    subprocess.run([sys.executable, ROOT / "ci/gpu_bundle", "--here", tmp_path / "bundle"], check=True)
+    words = [*node.inside, tmp_path / "bundle/check", "--steps", "4", "--report", tmp_path / "report.md"]
+    done = subprocess.run(words, env=node.environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "not tried" not in (tmp_path / "report.md").read_text()
