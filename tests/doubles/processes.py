@@ -16,12 +16,12 @@ def new_folder():
     return Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-"))
 
 
-def remove_folder(folder):
+def remove_folder(folder, *, ignore_errors=False):
     """Remove a folder, with what an engine has mounted in it."""
     mounts = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
     for mount in reversed([path for path in mounts if path.startswith(f"{folder}/")]):
         subprocess.run(["umount", "--lazy", mount], check=False)
-    shutil.rmtree(folder)
+    shutil.rmtree(folder, ignore_errors=ignore_errors)
 
 
 def remove_leftovers():
@@ -29,4 +29,4 @@ def remove_leftovers():
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*-*"):
         owner = folder.name.removeprefix(PREFIX).partition("-")[0]
         if owner.isdigit() and not Path("/proc", owner).exists():
-            remove_folder(folder)
+            remove_folder(folder, ignore_errors=True)  # others may be at it, too

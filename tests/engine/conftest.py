@@ -42,6 +42,8 @@ GROUPS = (
     ("templates",),
     ("tags",),
 )
+# Images that files have in common; those of other names go when the file ends that made them.
+SHARED = ("debian", "training")
 NEEDED = ("dockerd", "docker", "docker-registry", "htpasswd", "slirp4netns", "unshare", "debootstrap")
 
 
@@ -139,10 +141,19 @@ class Engine:
             time.sleep(0.1)
         return False
 
+    @property
+    def running(self):
+        return bool(self._processes)
+
     def remove_containers(self):
-        if self._processes and (names := self.docker("ps", "-aq").stdout.split()):
+        if self.running and (names := self.docker("ps", "-aq").stdout.split()):
             self.docker("rm", "-f", *names, check=False)  # some may be gone meanwhile
             assert self.has_no_containers()
+
+    def images(self):
+        """Return the names of all images, but for those that files have in common."""
+        names = self.docker("images", "--format", "{{.Repository}}:{{.Tag}}").stdout.split()
+        return {name for name in names if name.partition(":")[0] not in SHARED and "<none>" not in name}
 
     def inspect(self, name):
         return json.loads(self.docker("inspect", name).stdout)[0]
@@ -291,6 +302,16 @@ def _no_container_outlives_its_test(engines):
     yield
     for engine in engines:
         engine.remove_containers()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_image_outlives_its_file(engines):
+    """A version is frozen: what one file has built under a name would be in the way of another's."""
+    before = {engine: engine.images() for engine in engines}
+    yield
+    for engine in engines:
+        if engine.running and (made := engine.images() - before.get(engine, set())):
+            engine.docker("rmi", "--force", *made)
 
 
 @pytest.fixture(scope="session")
