@@ -96,7 +96,9 @@ def test_a_bad_matrix_ends_every_command_before_it_writes(cli, project, tmp_path
 
 def test_init_in_a_folder_that_it_may_not_look_into_is_one_error(cli, tmp_path, monkeypatch):
     long = tmp_path / ("x" * 300)
-    assert cli("init", long) == (2, "", f"imagematrix: {long / 'matrix.yaml'}: File name too long\n")
+    said = cli("init", long)  # from Python 3.14 on it is the folder that is named
+    assert (said.code, said.out) == (2, "")
+    assert said.err in {f"imagematrix: {path}: File name too long\n" for path in (long, long / "matrix.yaml")}
 
     def full(_source, target):
         raise shutil.Error([("a", f"{target}/a", "No space left on device"), ("b", "c", "d")])
