@@ -43,7 +43,7 @@ OK, MISSING = b"200", b"404"  # HTTP status codes
 PODMAN = "Podman Engine"
 SYSTEM = b"\nostype:"  # a header, in lower case
 TIMEOUT = 600  # seconds without data; loading a large image takes long
-ANSWER_S = 10  # seconds without data at a local socket, where requests take milliseconds
+ANSWER_S = 30  # seconds without data at a local socket: milliseconds, unless dozens launch at once
 # The names in /proc/PID/comm of engines that listen at a socket. Others forward it: ssh, socat.
 ENGINES = frozenset({"dockerd", "podman"})
 CONTAINER = r"[0-9a-f]{64}"  # the id of a container
