@@ -85,7 +85,7 @@ def read(reference: str, platform: str, known: Layers) -> Iterator[Image]:
         with path.open("rb") as file:
             yield from _Archive(file, known).images(reference, platform)
     elif path.exists():
-        raise UnknownImageError(f"{reference} is no image: it has no file {LAYOUT}")
+        raise UnknownImageError(f"{reference} is not an OCI layout: it has no file {LAYOUT}")
     else:
         yield from _named(reference, platform, known)
 
@@ -262,7 +262,7 @@ class _Archive:
         """Yield the images in it; see `image.images`."""
         if SAVED not in self._texts:
             if INDEX not in self._texts:
-                raise UnknownImageError(f"{reference} is no archive of `docker save` or with an OCI layout")
+                raise UnknownImageError(f"{reference} has neither manifest.json nor index.json")
             yield from images(self, self._texts[INDEX], reference, platform)
             return
         try:

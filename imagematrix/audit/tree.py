@@ -125,5 +125,5 @@ class Tree:
         folder = self._directory(parent)
         node = folder.inner.get(name) if folder else None
         if not isinstance(node, Plain | Symlink):
-            raise AuditError(f"the layer {digest} has {path} as a link to {entry.target}, which is no file")
+            raise AuditError(f"layer {digest} links {path} to {entry.target}, which is not a file")
         return node

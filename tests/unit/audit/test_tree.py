@@ -71,7 +71,7 @@ def test_a_hard_link_is_the_same_file():
 
 
 def test_a_link_to_no_file_is_an_error():
-    with pytest.raises(AuditError, match="the layer 0 has /b as a link to /none, which is no file"):
+    with pytest.raises(AuditError, match="layer 0 links /b to /none, which is not a file"):
         tree([hardlink("b", "none")])
 
 

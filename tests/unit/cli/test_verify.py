@@ -64,7 +64,7 @@ def test_several_images_and_what_they_share(cli, tmp_path, conforms):
 def test_no_such_image_and_no_engine(cli, tmp_path):
     said = cli("verify", tmp_path)
     assert said.code == 4
-    assert "is no image" in said.err
+    assert "is not an OCI layout" in said.err
     assert cli("verify", "training:v1").code == 8
 
 
