@@ -139,10 +139,10 @@ def test_inheritable_descriptors_are_passed():
 class Terminal:
     """A terminal with a session."""
 
-    def __init__(self, script):
+    def __init__(self, script, before=""):
         self.pid, self.master = pty.fork()
         if self.pid == 0:
-            os.execv(sys.executable, [sys.executable, "-c", RUN, "sh", "-c", script])  # noqa: S606
+            os.execv(sys.executable, [sys.executable, "-c", before + RUN, "sh", "-c", script])  # noqa: S606
         self.seen = ""
 
     def until(self, text):
@@ -180,6 +180,24 @@ def test_a_signal_to_the_group_on_a_terminal_arrives_once(count):
     assert terminal.code() == 9
     terminal.rest()
     assert terminal.seen.count("asked") == count
+
+
+def test_a_signal_to_the_group_while_the_last_is_handled_arrives_once():
+    slow = """\
+import time
+from imagematrix.launcher import foreground
+started = foreground._Witness._started
+foreground._Witness._started = staticmethod(lambda: (time.sleep(0.4), started())[1])
+"""
+    script = f"n=0; trap 'n=$((n+1)); echo asked $n' TERM; echo ready; {'sleep 0.1; ' * 20} exit 9"
+    terminal = Terminal(script, before=slow)
+    terminal.until("ready")
+    for number in (1, 2):
+        os.killpg(terminal.pid, signal.SIGTERM)
+        terminal.until(f"asked {number}")
+    assert terminal.code() == 9
+    terminal.rest()
+    assert terminal.seen.count("asked") == 2
 
 
 def test_ctrl_c_on_a_terminal_arrives_once():
