@@ -36,6 +36,8 @@ __all__ = [
 WHITEOUT = ".wh."
 OPAQUE = ".wh..wh..opq"
 PIECE = 1 << 20
+BUFFER = 1 << 16  # bytes; tarfile copies what is left of it at each read
+BUFFER = 1 << 16  # bytes; tarfile copies what is left of it at each read
 MOST = 4_000_000  # entries of a layer
 LONGEST = 1 << 20  # bytes of an extended header: names have 4096
 # Headers that hold what belongs to the next one, and are read in one piece.
@@ -116,7 +118,7 @@ class _Member(tarfile.TarInfo):
 def opened(stream: Stream) -> tarfile.TarFile:
     """Return the archive that a stream is, to be read in order; raise tarfile.TarError, also later."""
     return tarfile.open(  # type: ignore[call-overload,no-any-return]  # it only reads
-        fileobj=stream, mode="r|", bufsize=PIECE, tarinfo=_Member
+        fileobj=stream, mode="r|", bufsize=BUFFER, tarinfo=_Member
     )
 
 

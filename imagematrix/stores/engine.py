@@ -18,7 +18,7 @@ from imagematrix.planning.backend import IMAGE, Present
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from typing import BinaryIO
 
     import docker
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["HELD", "Engine"]
 
 HELD = "imagematrix-held"  # the repository of names that images have during a build
+SMALL = 1 << 20  # bytes of layers
 KEPT = (404, 409)  # the engine's answers to the removal of an image that is gone, or in use
 
 
@@ -288,7 +289,12 @@ class Engine:
         """Load an image of which `layers` are sent; return False where the engine misses another."""
         import docker
 
-        with contextlib.closing(self._archive(image, reference, layers)) as archive:
+        large = sum(image.blob(layer).stat().st_size for layer in layers) > SMALL
+        with contextlib.ExitStack() as turn:
+            # containerd takes in one archive at a time: another has to try again, up to seconds later. After
+            # that it unpacks the layers of several at once, which is worth it for large ones.
+            turn.enter_context(self._sending)
+            archive = self._archive(image, reference, layers, turn.close if large else lambda: None)
             try:
                 answers = self._client.api.load_image(archive)
                 errors = [answer["error"] for answer in answers if "error" in answer]
@@ -300,13 +306,12 @@ class Engine:
             raise EngineError(f"the Docker engine rejected {reference}: {errors[0]}")
         return True
 
+    @staticmethod
     def _archive(
-        self, image: layout.Image, reference: str, layers: Sequence[str]
-    ) -> Generator[bytes, None, None]:
-        # One at a time: containerd takes in only one archive, and who comes meanwhile waits for another try,
-        # seconds at a time. What it does then, to unpack the layers, it does for several at once.
-        with self._sending:
-            yield from image.archive(reference, layers)
+        image: layout.Image, reference: str, layers: Sequence[str], sent: Callable[[], None]
+    ) -> Iterator[bytes]:
+        yield from image.archive(reference, layers)
+        sent()
 
     def adopt(self, reference: str) -> str:
         """Return the digest of an image that is there already."""

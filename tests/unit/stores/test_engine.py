@@ -210,18 +210,32 @@ def test_an_image_waits_while_another_with_a_layer_of_its_own_is_loaded(
     assert sorted(lower in found for found in loaded) == [False, True]
 
 
-def test_images_without_a_layer_in_common_are_unpacked_side_by_side(engine, docker, order, tmp_path, layout):
+@pytest.mark.parametrize("small", [True, False])
+def test_large_images_without_a_layer_in_common_are_unpacked_side_by_side(
+    engine, docker, order, tmp_path, layout, monkeypatch, small
+):
     asked, made = order
+    if not small:
+        monkeypatch.setattr("imagematrix.stores.engine.SMALL", 0)
     other = replace(made, digest=layout(tmp_path, b"third", b"another"))
     engine.told["POST", "/images/load"] = 200, b'{"stream": "Loaded"}'
     tell(engine, "GET", "/images/t:v1-a/json", {"Id": made.digest})
     tell(engine, "GET", "/images/t:v1-b/json", {"Id": other.digest})
+    loading, most = [], []
     together = threading.Barrier(2)
-    engine.then["POST", "/images/load"] = lambda: together.wait(10)  # it has read the archive by then
+
+    def load():  # it has read the archive by then
+        loading.append(1)
+        most.append(len(loading))
+        time.sleep(0.1) if small else together.wait(10)
+        loading.pop()
+
+    engine.then["POST", "/images/load"] = load
     with ThreadPoolExecutor() as threads:
         first = threads.submit(docker.store, asked, made)
         second = threads.submit(docker.store, replace(asked, reference="t:v1-b"), other)
         assert (first.result(), second.result()) == (made.digest, other.digest)
+    assert most == ([1, 1] if small else [1, 2])
 
 
 def test_one_archive_is_sent_at_a_time(engine, docker, order, tmp_path, layout, monkeypatch):
