@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import samples
 from measure import Row, duration, multiple, pairs
 
-sys.path.insert(0, str(samples.ROOT / "tests" / "doubles"))
-sys.path.insert(0, str(samples.ROOT / "tests" / "engine"))
+# Behind the modules here, some of which have the same names.
+sys.path += [str(samples.ROOT / "tests" / "engine"), str(samples.ROOT / "tests" / "doubles")]
 from conftest import Engine, Registry  # the engines of the tests
 
 if TYPE_CHECKING:
