@@ -42,6 +42,7 @@ CALLS = (
     (f"explain training:v1 --catalog catalog.json --host {HOST}", 0),
     (f"coverage --catalog catalog.json {HOST}", 0),
     ("run training:v1", NO_ENGINE),
+    ("verify training:v1", NO_ENGINE),
 )
 EVERY_MODULE = """
 import importlib, pkgutil, imagematrix
