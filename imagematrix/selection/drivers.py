@@ -16,7 +16,7 @@ __all__ = [
     "baked",
     "between",
     "effective",
-    "last_branch",
+    "last_for",
     "left_behind",
     "listed",
     "mode",
@@ -67,11 +67,16 @@ def last_branch(gpu: Gpu) -> int | None:
     return gpus.last_branch(gpu.pci_device_id, gpu.compute)
 
 
+def last_for(left: list[Gpu]) -> int:
+    """Return the last driver branch that supports all of the GPUs that `left_behind` returned."""
+    return min(filter(None, map(last_branch, left)))
+
+
 def with_driver(target: Target, kernel: str) -> str:
     """Return the remedy if the driver in the image does not work with the kernel's."""
     left = left_behind(target, kernel)
     if left:
-        return older(target, min(filter(None, map(last_branch, left))))
+        return older(target, last_for(left))
     return f"build a variant with driver {kernel}"
 
 

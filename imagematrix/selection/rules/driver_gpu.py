@@ -29,20 +29,20 @@ def need(variant: Variant) -> str | None:
 
 def holds(target: Target, variant: Variant) -> bool:
     """Whether the driver supports every GPU, and the kind of kernel module drives it."""
-    driver = need(variant) or target.kernel_driver
+    driver = _driver(target, variant)
     return driver is not None and not drivers.left_behind(target, driver) and not _undriven(target)
 
 
 def reason(target: Target, variant: Variant, *, ok: bool) -> Reason:
     """Return need, have, why and fix."""
-    driver = need(variant) or target.kernel_driver
+    driver = _driver(target, variant)
     wanted = "a driver that supports every GPU passed"
     if ok:
         return wanted, driver, f"driver {driver} is not known to have dropped a GPU that is passed", None
     if driver is None:
         return wanted, driver, drivers.NO_DRIVER, "load an NVIDIA driver"
     if left := drivers.left_behind(target, driver):
-        last = min(filter(None, map(drivers.last_branch, left)))
+        last = drivers.last_for(left)
         labels = drivers.listed([gpu.label for gpu in left])
         why = f"driver {driver} does not support {labels}: branch {last} is the last that does"
         return f"a driver of branch {last} or older", driver, why, drivers.older(target, last)
@@ -55,8 +55,13 @@ def reason(target: Target, variant: Variant, *, ok: bool) -> Reason:
 
 def gap(target: Target, variant: Variant) -> Gap:
     """Return how many GPUs the driver left behind."""
-    driver = need(variant) or target.kernel_driver
+    driver = _driver(target, variant)
     return (len(drivers.left_behind(target, driver)) if driver else drivers.FAR,)
+
+
+def _driver(target: Target, variant: Variant) -> str | None:
+    """Return the user-mode driver: the image's, or the node's if the image has none."""
+    return need(variant) or target.kernel_driver
 
 
 def _undriven(target: Target) -> list[Gpu]:
