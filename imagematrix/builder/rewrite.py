@@ -21,6 +21,7 @@ from imagematrix.catalog.index import ATTESTED
 from imagematrix.catalog.labels import CONTENT, content
 from imagematrix.errors import BuildError
 from imagematrix.oci.clamp import clamped
+from imagematrix.oci.expanded import GZIP, ZSTD
 from imagematrix.oci.layout import solid
 from imagematrix.once import Once
 
@@ -35,7 +36,6 @@ __all__ = ["Rewriter"]
 
 TAR = "application/vnd.oci.image.layer.v1.tar"
 LAYER = f"{TAR}+gzip"
-GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"  # how files begin that are compressed
 LEVEL = 6  # of compression, gzip's own default
 IN_GZIP = 31  # zlib's `wbits` for gzip's format; the header it writes has no time
 PIECE = 1 << 20  # bytes that are compressed at once

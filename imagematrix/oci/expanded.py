@@ -6,8 +6,9 @@ import gzip
 import zlib
 from typing import Protocol
 
-__all__ = ["Expanded", "Stream"]
+__all__ = ["GZIP", "ZSTD", "Expanded", "Stream"]
 
+# How compressed files begin.
 GZIP = b"\x1f\x8b"
 ZSTD = b"\x28\xb5\x2f\xfd"
 SKIPPABLE = range(0x50, 0x60)  # first bytes of frames that only some readers know, which Zstandard skips
