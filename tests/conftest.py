@@ -15,6 +15,14 @@ settings.load_profile("imagematrix")
 
 
 @pytest.fixture(scope="session", autouse=True)
+def _caches(tmp_path_factory):
+    """Keep what commands remember out of the user's cache folder, and of what they remember there."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def _signals():
     """Let the programs that tests start receive every signal, whatever this process inherited.
 

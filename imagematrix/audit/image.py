@@ -24,6 +24,7 @@ __all__ = ["Hashed", "Image", "Source", "digest", "image", "images"]
 ATTESTATION = "vnd.docker.reference.type"  # annotation of a manifest that is about another one
 DEEPEST = 3  # indexes in indexes
 MOST = 1000  # manifests of an index
+PIECE = 1 << 20
 
 
 class Source(Protocol):
@@ -35,8 +36,8 @@ class Source(Protocol):
     def config(self, digest: str) -> bytes:
         """Return a configuration; raise UnknownImageError or AuditError."""
 
-    def layer(self, digest: str) -> Layer:
-        """Return a layer; raise AuditError where it is damaged."""
+    def layers(self, digests: Sequence[str]) -> tuple[Layer, ...]:
+        """Return layers; raise AuditError where one is damaged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,12 +67,17 @@ class Hashed:
         self._hash = hashlib.sha256()
 
     def read(self, size: int = -1, /) -> bytes:
-        """Return the next bytes; raise AuditError at the end where they have another digest."""
+        """Return the next bytes."""
         found = self._stream.read(size)
         self._hash.update(found)
-        if not found and size and f"sha256:{self._hash.hexdigest()}" != self._expected:
-            raise AuditError(f"the blob {self._expected} has other bytes than its digest says")
         return found
+
+    def finish(self) -> None:
+        """Read to the end; raise AuditError where all the bytes have another digest."""
+        while self.read(PIECE):
+            pass
+        if f"sha256:{self._hash.hexdigest()}" != self._expected:
+            raise AuditError(f"the blob {self._expected} has other bytes than its digest says")
 
 
 def digest(raw: bytes) -> str:
@@ -128,7 +134,7 @@ def image(
         reference=reference,
         digest=own,
         platform="/".join(part for part in platform if part),
-        layers=tuple(source.layer(layer) for layer in layers),
+        layers=source.layers(layers),
         sizes=sizes or {},
         environment={name: value for name, _, value in pairs},
         labels=inner.named_texts("Labels"),

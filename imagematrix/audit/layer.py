@@ -37,7 +37,6 @@ WHITEOUT = ".wh."
 OPAQUE = ".wh..wh..opq"
 PIECE = 1 << 20
 BUFFER = 1 << 16  # bytes; tarfile copies what is left of it at each read
-BUFFER = 1 << 16  # bytes; tarfile copies what is left of it at each read
 MOST = 4_000_000  # entries of a layer
 LONGEST = 1 << 20  # bytes of an extended header: names have 4096
 # Headers that hold what belongs to the next one, and are read in one piece.

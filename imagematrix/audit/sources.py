@@ -14,8 +14,8 @@ import tarfile
 from pathlib import Path
 
 from imagematrix import documents, engine
-from imagematrix.audit import layer as layers
-from imagematrix.audit.image import Hashed, Image, digest, image, images
+from imagematrix.audit.image import Image, digest, image, images
+from imagematrix.audit.layer import opened
 from imagematrix.documents import Fields
 from imagematrix.errors import AuditError, EngineError, UnknownImageError, UsageError
 from imagematrix.oci.registry import Registry
@@ -23,13 +23,14 @@ from imagematrix.reference import Reference, names_registry
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from contextlib import AbstractContextManager
+    from collections.abc import Callable, Iterator, Sequence
+    from typing import BinaryIO
 
     from imagematrix.audit.layer import Layer
+    from imagematrix.audit.layers import Layers
     from imagematrix.oci.expanded import Stream
 
-__all__ = ["Layers", "read"]
+__all__ = ["read"]
 
 LAYOUT = "oci-layout"  # the file that makes a folder a layout
 INDEX = "index.json"
@@ -38,36 +39,6 @@ BLOB = re.compile(r"blobs/sha256/[0-9a-f]{64}", re.ASCII)
 SMALL = 4 << 20  # bytes of a manifest or a configuration
 MOST = 10_000  # files of an archive
 TEXTS = (b"{", b"[")
-
-
-class Layers:
-    """The layers that were read so far, each once. `watch` is called with the bytes of each as they come."""
-
-    def __init__(self, watch: Callable[[int], None] = lambda _: None) -> None:
-        self._known: dict[str, Layer] = {}
-        self._watch = watch
-
-    def read(self, digest: str, opened: Callable[[], AbstractContextManager[Stream]]) -> Layer:
-        """Return a layer whose bytes are to have this digest; raise AuditError."""
-        if digest not in self._known:
-            with opened() as stream:
-                self._known[digest] = layers.read(_Watched(Hashed(stream, digest), self._watch), digest)
-        return self._known[digest]
-
-    def unnamed(self, stream: Stream, name: str) -> Layer:
-        """Return a layer of which only its name in an archive is known; raise AuditError."""
-        return layers.read(_Watched(stream, self._watch), name)
-
-
-class _Watched:
-    def __init__(self, stream: Stream, watch: Callable[[int], None]) -> None:
-        self._stream = stream
-        self._watch = watch
-
-    def read(self, size: int = -1, /) -> bytes:
-        found = self._stream.read(size)
-        self._watch(len(found))
-        return found
 
 
 def read(reference: str, platform: str, known: Layers) -> Iterator[Image]:
@@ -174,9 +145,12 @@ class _Layout:
 
     config = manifest
 
-    def layer(self, own: str) -> Layer:
+    def layers(self, digests: Sequence[str]) -> tuple[Layer, ...]:
+        return self._known.all(digests, self._opened)
+
+    def _opened(self, own: str) -> BinaryIO:
         try:
-            return self._known.read(own, lambda: self._path(own).open("rb"))
+            return self._path(own).open("rb")
         except OSError as error:
             raise AuditError(f"the layout {self._folder} lacks {own}: {error.strerror}") from error
 
@@ -210,8 +184,8 @@ class _Remote:
     def config(self, own: str) -> bytes:
         return self._registry.blob(own)
 
-    def layer(self, own: str) -> Layer:
-        return self._known.read(own, lambda: self._registry.open(own))
+    def layers(self, digests: Sequence[str]) -> tuple[Layer, ...]:
+        return self._known.all(digests, self._registry.open)
 
 
 class _Archive:
@@ -228,7 +202,7 @@ class _Archive:
         self._layers: dict[str, Layer | AuditError] = {}
         self._links: dict[str, str] = {}
         try:
-            with layers.opened(file) as archive:
+            with opened(file) as archive:
                 for number, member in enumerate(archive):
                     if number > MOST:
                         raise tarfile.ReadError(f"more than {MOST} files")
@@ -252,7 +226,7 @@ class _Archive:
             try:
                 if BLOB.fullmatch(name):
                     own = f"sha256:{name.rpartition('/')[2]}"
-                    self._layers[name] = self._known.read(own, lambda: contextlib.nullcontext(stream))
+                    self._layers[name] = self._known.read(own, lambda _: contextlib.nullcontext(stream))
                 else:
                     self._layers[name] = self._known.unnamed(stream, name)
             except AuditError as error:  # it may be something else, which nobody asks for
@@ -283,7 +257,10 @@ class _Archive:
 
     config = manifest
 
-    def layer(self, name: str) -> Layer:
+    def layers(self, names: Sequence[str]) -> tuple[Layer, ...]:
+        return tuple(map(self._layer, names))
+
+    def _layer(self, name: str) -> Layer:
         name = f"blobs/sha256/{name.removeprefix('sha256:')}" if name.startswith("sha256:") else name
         found = self._layers.get(self._links.get(name, name))
         if found is None:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from imagematrix.audit.layers import Layers
     from imagematrix.builder.session import Reporter
     from imagematrix.planning.backend import Builder, Store
     from imagematrix.planning.plan import Plan, Planned
@@ -33,6 +34,7 @@ def build(  # noqa: PLR0913 - what to build, with what, where to, and the comman
     jobs: int,
     logs: Path,
     reporter: Reporter,
+    layers: Layers,
     fail_fast: bool = False,
     verify: bool = False,
 ) -> list[Result]:
@@ -68,7 +70,7 @@ def build(  # noqa: PLR0913 - what to build, with what, where to, and the comman
     plan.given.require_all(item.cell.image for item in items if verify or item.status is PlanStatus.BUILD)
     with scratch() as folder:
         snapshots = Snapshots(folder, plan.contexts, logs.parent)
-        with Maker(items, plan, snapshots, builder, store, verify=verify) as maker:
+        with Maker(items, plan, snapshots, builder, store, layers, verify=verify) as maker:
             session = Session(items, maker, builder, reporter, logs, fail_fast=fail_fast)
             results = [*failed, *session.run(jobs)]
     place = {id(item): number for number, item in enumerate(plan.items)}

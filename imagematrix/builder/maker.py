@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import cache
 from typing import Self
 
-from imagematrix.audit import layer
 from imagematrix.audit.claims import broken
 from imagematrix.builder.compiler import Compilers
 from imagematrix.builder.logs import opened
@@ -15,7 +14,6 @@ from imagematrix.builder.reproducible import difference
 from imagematrix.builder.result import BuildStatus, Result
 from imagematrix.errors import AuditError, BuildError, ImagematrixError
 from imagematrix.oci import layout
-from imagematrix.once import Once
 from imagematrix.planning import labels
 from imagematrix.planning.backend import Later, Order
 from imagematrix.planning.plan import PlanStatus
@@ -27,6 +25,8 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import TextIO
 
+    from imagematrix.audit.layer import Layer
+    from imagematrix.audit.layers import Layers
     from imagematrix.catalog.catalog import Variant
     from imagematrix.planning.backend import Builder, Made, Sources, Store
     from imagematrix.planning.context import Snapshots
@@ -61,6 +61,7 @@ class Maker:
         snapshots: Snapshots,
         builder: Builder,
         store: Store,
+        layers: Layers,
         *,
         verify: bool,
     ) -> None:
@@ -76,7 +77,7 @@ class Maker:
         self._made: dict[str, Made] = {}
         self._needed = {need for item in items for need in item.needs}
         self._kept = contextlib.ExitStack()  # layouts that other images build on
-        self._layers: Once[str, layer.Layer] = Once()
+        self._layers = layers
         self._pins: dict[str, str | None] = {}
 
     def __enter__(self) -> Self:
@@ -209,6 +210,5 @@ class Maker:
         if why:
             raise AuditError(why)
 
-    def _layer(self, path: Path) -> layer.Layer:
-        # Layers are shared by many images; each is read once.
-        return self._layers(path.name, lambda: layer.read_file(layout.solid(path)))
+    def _layer(self, path: Path) -> Layer:
+        return self._layers.read(f"sha256:{path.name}", lambda _: layout.solid(path).open("rb"))

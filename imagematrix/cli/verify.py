@@ -48,13 +48,15 @@ def command(
 
     Nothing is started. It works on images of others, too.
     """
+    from imagematrix.audit.cache import Cache, place
     from imagematrix.audit.claims import claimed, contradictions
     from imagematrix.audit.document import document
+    from imagematrix.audit.layers import Layers
     from imagematrix.audit.report import audit
-    from imagematrix.audit.sources import Layers, read
+    from imagematrix.audit.sources import read
 
     with _progress() as watch:
-        layers = Layers(watch)
+        layers = Layers(Cache(place()), watch)
         wanted = platform_ or f"linux/{ARCHITECTURES.get(platform.machine(), platform.machine())}"
         audits = [audit(image) for one in references for image in read(one, wanted, layers)]
     judged: list[tuple[Audit, list[Contradiction]]] = []

@@ -11,8 +11,9 @@ from images import Parts, hardlink, layout, link, tar
 
 from imagematrix.audit.claims import claimed, contradictions
 from imagematrix.audit.document import document
+from imagematrix.audit.layers import Layers
 from imagematrix.audit.report import audit
-from imagematrix.audit.sources import Layers, read
+from imagematrix.audit.sources import read
 from imagematrix.catalog import labels
 from imagematrix.catalog.catalog import Ptx, UserModeDriver, Variant
 from imagematrix.errors import AuditError

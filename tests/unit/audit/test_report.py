@@ -8,9 +8,10 @@ import pytest
 from images import Parts, layout, link, tar
 
 from imagematrix.audit.document import document
+from imagematrix.audit.layers import Layers
 from imagematrix.audit.loader import CACHE
 from imagematrix.audit.report import audit
-from imagematrix.audit.sources import Layers, read
+from imagematrix.audit.sources import read
 
 CUBIN = (Path(__file__).parent / "data" / "80.cubin").read_bytes()
 SITE = "usr/lib/python3/dist-packages"

@@ -9,8 +9,9 @@ import pytest
 from distribution import Server
 from images import Parts, archived, digest, index, layout, link, saved, tar
 
+from imagematrix.audit.layers import Layers
 from imagematrix.audit.report import audit
-from imagematrix.audit.sources import Layers, read
+from imagematrix.audit.sources import read
 from imagematrix.errors import AuditError, EngineError, UnknownImageError, UsageError
 
 CUBIN = (Path(__file__).parent / "data" / "80.cubin").read_bytes()
@@ -77,7 +78,7 @@ def test_layers_of_docker_save_may_be_links(one, tmp_path):
 
 def test_a_layer_is_read_once_for_all_images(one, tmp_path):
     seen = []
-    known = Layers(seen.append)
+    known = Layers(watch=seen.append)
     images(layout(tmp_path / "1", one), known)
     first = sum(seen)
     images(layout(tmp_path / "2", one, Parts(LAYER), entries=[one.entry()]), known)

@@ -12,6 +12,7 @@ from dataclasses import replace
 import pytest
 
 from imagematrix.audit import layer
+from imagematrix.audit.layers import Layers
 from imagematrix.builder.build import build
 from imagematrix.builder.result import complete, failure, report
 from imagematrix.errors import AuditError, BuildError, EngineError, TagMovedError, UsageError
@@ -50,7 +51,9 @@ def carry_out(backend, logs):
 
     def call(plan, *, jobs=1, **options):
         recorder = Recorder()
-        results = build(plan, backend, backend, jobs=jobs, logs=logs, reporter=recorder, **options)
+        results = build(
+            plan, backend, backend, jobs=jobs, logs=logs, reporter=recorder, layers=Layers(), **options
+        )
         return results, recorder.notes
 
     return call
@@ -181,7 +184,7 @@ def test_what_takes_its_time_to_end_holds_up_no_interrupt(planned, backend, logs
     )
     plan, reporter = planned(only=CPU), Impatient()
     with pytest.raises(KeyboardInterrupt):
-        build(plan, backend, backend, jobs=1, logs=logs, reporter=reporter)
+        build(plan, backend, backend, jobs=1, logs=logs, reporter=reporter, layers=Layers())
     found = complete(plan.items, reporter.results)
     assert [result.status for result in found] == ["stopped", "stopped"]
     pushed.set()
@@ -360,8 +363,8 @@ def test_what_is_adopted_asks_for_nothing_else(planned, carry_out, backend):
 
 def test_a_layer_is_read_once_for_all_images(planned, carry_out, backend, tar, monkeypatch):
     read = []
-    real = layer.read_file
-    monkeypatch.setattr(layer, "read_file", lambda path: read.append(path.name) or real(path))
+    real = layer.read
+    monkeypatch.setattr(layer, "read", lambda stream, name: read.append(name) or real(stream, name))
     backend.layers = [tar(("bin/true", b"")), tar()]
     assert set(statuses(carry_out(planned(only=CPU), jobs=2)[0]).values()) == {"built"}
     assert len(read) == len(set(read)) == 2
@@ -423,7 +426,7 @@ def test_an_interrupt_ends_what_runs_and_goes_on(planned, backend, logs, jobs):
 
     backend.hold = True
     with pytest.raises(KeyboardInterrupt):
-        build(planned(), backend, backend, jobs=jobs, logs=logs, reporter=Impatient())
+        build(planned(), backend, backend, jobs=jobs, logs=logs, reporter=Impatient(), layers=Layers())
     assert ("stop",) in backend.calls
     assert len(backend.called("make")) == jobs
     assert not backend.images
@@ -452,7 +455,7 @@ def test_a_base_that_cannot_be_pinned_is_told_once_before_anything_is_built(plan
 
     backend.pinned = nowhere
     with pytest.raises(UsageError, match="no registry gives it"):
-        build(plan, backend, backend, jobs=2, logs=logs, reporter=None)
+        build(plan, backend, backend, jobs=2, logs=logs, reporter=None, layers=Layers())
     assert not backend.called("make")
 
 
@@ -463,8 +466,8 @@ def test_bases_are_exported_while_the_first_are_built(planned, carry_out, backen
     plan = planned(only=CPU)
     backend.salt = ""
     read = []
-    real = layer.read_file
-    monkeypatch.setattr(layer, "read_file", lambda path: read.append(path.name) or real(path))
+    real = layer.read
+    monkeypatch.setattr(layer, "read", lambda stream, name: read.append(name) or real(stream, name))
     carry_out(plan, jobs=2)
     ((_, base, sources),) = [call for call in backend.calls if call[0] == "base"]
     assert base == "debian:trixie"

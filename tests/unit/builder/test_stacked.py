@@ -2,6 +2,7 @@
 
 import pytest
 
+from imagematrix.audit.layers import Layers
 from imagematrix.builder.build import build
 from imagematrix.builder.result import failure
 from imagematrix.errors import BuildError, UsageError
@@ -39,7 +40,7 @@ def carry_out(backend, silent, tmp_path_factory):
     logs = tmp_path_factory.mktemp("logs")
 
     def call(found, **options):
-        options = {"jobs": 4, "logs": logs, "reporter": silent} | options
+        options = {"jobs": 4, "logs": logs, "reporter": silent, "layers": Layers()} | options
         results = build(found, backend, backend, **options)
         return {(one.item.cell.image.name, one.item.cell.id): one for one in results}, results
 
@@ -141,7 +142,7 @@ def test_what_another_store_has_is_adopted(stacked, carry_out, backend, silent, 
     found = stacked(against=Against(resolve=backend.resolve, store=empty, engine=backend))
     assert {item.status for item in found.items} == {"adopt"}
     results = build(
-        found, empty, empty, jobs=2, logs=tmp_path_factory.mktemp("logs"), reporter=silent, verify=False
+        found, empty, empty, jobs=2, logs=tmp_path_factory.mktemp("logs"), reporter=silent, layers=Layers()
     )
     assert {one.status for one in results} == {"adopted"}
     assert sorted(empty.called("adopt")) == sorted(str(item.reference) for item in found.items)

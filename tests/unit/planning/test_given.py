@@ -2,6 +2,7 @@
 
 import pytest
 
+from imagematrix.audit.layers import Layers
 from imagematrix.builder.build import build
 from imagematrix.errors import UsageError
 from imagematrix.matrix.load import load
@@ -98,7 +99,15 @@ def test_ids_names_and_values_of_arguments_are_in_the_identity(planned):
 
 
 def test_a_build_gets_what_its_image_takes(planned, backend, silent, tmp_path):
-    build(planned(ALL), backend, backend, jobs=1, logs=tmp_path / ".imagematrix" / "logs", reporter=silent)
+    build(
+        planned(ALL),
+        backend,
+        backend,
+        jobs=1,
+        logs=tmp_path / ".imagematrix" / "logs",
+        reporter=silent,
+        layers=Layers(),
+    )
     (sources,) = [call[2].sources for call in backend.calls if call[0] == "make"]
     assert sources.args == {"INDEX": "x", "TOP": "a"}
     assert (sources.secrets, sources.ssh) == (("id=ca", "id=token"), ("default",))
@@ -107,7 +116,9 @@ def test_a_build_gets_what_its_image_takes(planned, backend, silent, tmp_path):
 def test_what_is_missing_is_told_before_anything_is_built(planned, backend, silent, tmp_path):
     given = Given(secrets={"token": "id=token"}, args={"INDEX": "x"})
     with pytest.raises(UsageError, match="cannot be built without --secret id=ca, --ssh default"):
-        build(planned(given), backend, backend, jobs=1, logs=tmp_path / "logs", reporter=silent)
+        build(
+            planned(given), backend, backend, jobs=1, logs=tmp_path / "logs", reporter=silent, layers=Layers()
+        )
     assert not backend.called("make")
 
 

@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 
+from imagematrix.audit.layers import Layers
 from imagematrix.builder.build import build
 from imagematrix.errors import TagMovedError, UsageError
 from imagematrix.matrix.load import load
@@ -23,7 +24,7 @@ ONE = "cuda=12.4,compute=8.9,driver=550.163.01,march=znver4"
 def built(backend, silent, tmp_path_factory):
     """Call it with a plan to have it carried out."""
     logs = tmp_path_factory.mktemp("logs")
-    return lambda found: build(found, backend, backend, jobs=1, logs=logs, reporter=silent)
+    return lambda found: build(found, backend, backend, jobs=1, logs=logs, reporter=silent, layers=Layers())
 
 
 def test_what_is_not_there_is_to_be_built(planned, conforms):
@@ -138,7 +139,7 @@ def test_the_files_that_changed_are_named(project, backend, tmp_path, silent):
         against = Against(resolve=backend.resolve, store=backend, recorded=partial(recorded, state))
         return plan(load(project()), against, expression=ONE)
 
-    build(found(), backend, backend, jobs=1, logs=state / "logs", reporter=silent)
+    build(found(), backend, backend, jobs=1, logs=state / "logs", reporter=silent, layers=Layers())
     (tmp_path / "main.c").write_text("int main();")
     for number in range(6):
         (tmp_path / f"{number}.h").touch()
@@ -146,7 +147,7 @@ def test_the_files_that_changed_are_named(project, backend, tmp_path, silent):
     assert item.difference.files == ("0.h", "1.h", "2.h", "3.h", "4.h", "5.h", "main.c")
     assert item.why == "context changed: 0.h, 1.h, 2.h, 3.h, 4.h, …"
     with pytest.raises(TagMovedError, match=r"context changed: 0\.h, 1\.h"):
-        build(found(), backend, backend, jobs=1, logs=state / "logs", reporter=silent)
+        build(found(), backend, backend, jobs=1, logs=state / "logs", reporter=silent, layers=Layers())
     shutil.rmtree(state)
     (item,) = found().with_status("refused")
     assert (item.difference.files, item.why) == ((), "context changed")

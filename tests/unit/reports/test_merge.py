@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from imagematrix.audit.layers import Layers
 from imagematrix.builder.build import build
 from imagematrix.builder.result import report
 from imagematrix.errors import BuildError, UsageError
@@ -40,7 +41,13 @@ def sharded(planned, backend, silent, tmp_path):
         for number in numbers:
             plan = narrowed(planned(), Shard(number=number, count=3), {})
             results = build(
-                plan, backend, backend, jobs=1, logs=tmp_path / ".imagematrix" / "logs", reporter=silent
+                plan,
+                backend,
+                backend,
+                jobs=1,
+                logs=tmp_path / ".imagematrix" / "logs",
+                reporter=silent,
+                layers=Layers(),
             )
             yield report(plan, results)
 

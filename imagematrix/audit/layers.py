@@ -1,0 +1,103 @@
+"""Layers by their digests, each read once: by this command, or by an earlier one that kept what it found."""
+
+from __future__ import annotations
+
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
+
+from imagematrix.audit import layer
+from imagematrix.audit.image import Hashed
+from imagematrix.errors import AuditError
+from imagematrix.once import Once
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
+
+    from imagematrix.audit.layer import Layer
+    from imagematrix.oci.expanded import Stream
+
+    Open = Callable[[str], AbstractContextManager[Stream]]
+
+__all__ = ["Kept", "Layers"]
+
+MOST = 4  # layers at a time: each takes memory
+
+
+class Kept(Protocol):
+    """Where layers are kept from one command to the next."""
+
+    def get(self, digest: str) -> Layer | None:
+        """Return the layer with a digest; None where it is not there."""
+
+    def put(self, layer: Layer) -> None:
+        """Keep a layer whose bytes were seen to have its digest."""
+
+
+class Layers:
+    """The layers that were read so far. Threads may share it.
+
+    `watch` is called with the number of bytes as they are read, one call at a time.
+    """
+
+    def __init__(self, kept: Kept | None = None, watch: Callable[[int], None] = lambda _: None) -> None:
+        self._kept = kept
+        self._watch = watch
+        self._counting = threading.Lock()
+        self._once: Once[str, Layer] = Once()
+
+    def read(self, digest: str, opened: Open) -> Layer:
+        """Return the layer with a digest, whose bytes `opened` opens; raise AuditError."""
+        return self._once(digest, lambda: self._found(digest, opened, threading.Event()))
+
+    def all(self, digests: Sequence[str], opened: Open) -> tuple[Layer, ...]:
+        """Return layers, several of which are read at a time; raise AuditError."""
+        stopped = threading.Event()
+        workers = min(MOST, len(os.sched_getaffinity(0)))
+        with ThreadPoolExecutor(workers, thread_name_prefix="layer") as pool:
+            try:
+                return tuple(
+                    pool.map(
+                        lambda digest: self._once(digest, lambda: self._found(digest, opened, stopped)),
+                        digests,
+                    )
+                )
+            except BaseException:
+                stopped.set()  # the others would be read to their ends first
+                raise
+
+    def unnamed(self, stream: Stream, name: str) -> Layer:
+        """Return a layer of which only its name in an archive is known; raise AuditError."""
+        return layer.read(_Watched(stream, self._count, threading.Event()), name)
+
+    def _found(self, digest: str, opened: Open, stopped: threading.Event) -> Layer:
+        if self._kept and (kept := self._kept.get(digest)):
+            return kept
+        with opened(digest) as stream:
+            hashed = Hashed(_Watched(stream, self._count, stopped), digest)
+            read = layer.read(hashed, digest)
+            hashed.finish()
+        if self._kept:
+            self._kept.put(read)
+        return read
+
+    def _count(self, size: int) -> None:
+        with self._counting:
+            self._watch(size)
+
+
+class _Watched:
+    def __init__(self, stream: Stream, watch: Callable[[int], None], stopped: threading.Event) -> None:
+        self._stream = stream
+        self._watch = watch
+        self._stopped = stopped
+
+    def read(self, size: int = -1, /) -> bytes:
+        if self._stopped.is_set():
+            raise AuditError("another layer can't be read")
+        found = self._stream.read(size)
+        self._watch(len(found))
+        return found

@@ -1,0 +1,270 @@
+"""What earlier commands found in layers: what is found anew, and never of other bytes or by other code."""
+
+import io
+import json
+import os
+import zlib
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from images import Parts, archived, hardlink, layout, link, tar
+
+from imagematrix.audit import cache, findings, layer
+from imagematrix.audit.cache import Cache, place
+from imagematrix.audit.device_code import DeviceCode
+from imagematrix.audit.driver_file import Driver
+from imagematrix.audit.layer import Folder, Hardlink, Layer, Plain, Symlink
+from imagematrix.audit.layers import Layers
+from imagematrix.audit.notes import Compat
+from imagematrix.audit.objects import File
+from imagematrix.audit.sources import read
+from imagematrix.errors import AuditError
+
+CUBIN = (Path(__file__).parent / "data" / "80.cubin").read_bytes()
+MEMBERS = (
+    "etc/",
+    ("opt/k.cubin", CUBIN),
+    link("opt/l", "k.cubin"),
+    hardlink("opt/h", "opt/k.cubin"),
+    "d/.wh.x",
+)
+DIGEST = f"sha256:{'0' * 64}"
+FULL = Layer(
+    digest=DIGEST,
+    entries={
+        "/d": Folder(),
+        "/l": Symlink("t"),
+        "/h": Hardlink("/f"),
+        "/o": Plain(),
+        "/t": Plain(text=b"\xff\0", layer=DIGEST),
+        "/f": Plain(
+            layer=DIGEST,
+            file=File(
+                size=7,
+                machine=62,
+                linked=False,
+                code=DeviceCode(cubins=frozenset(["80"]), ptx=frozenset([("80", "8.4")]), compressed=True),
+                driver=Driver(name="libcuda", kind="compat", version=None, compat=Compat(branches=(1, 2))),
+                needed=("a", "b"),
+                inner=(("i", File(size=0)), ("j", File(size=1, inner=(("k", File(size=2)),)))),
+            ),
+        ),
+    },
+    removed=frozenset(["/x"]),
+    emptied=frozenset(),
+)
+
+
+@pytest.fixture
+def kept(tmp_path):
+    return Cache(tmp_path / "cache" / "layers")
+
+
+@pytest.fixture
+def entry(kept, tmp_path):
+    """The file of the one layer that is kept."""
+    kept.put(FULL)
+    (path,) = (tmp_path / "cache" / "layers").iterdir()
+    return path
+
+
+def test_what_is_kept_is_what_was_found(kept, entry):
+    assert kept.get(DIGEST) == FULL
+    found = layer.read(io.BytesIO(tar(*MEMBERS)), f"sha256:{'1' * 64}")
+    kept.put(found)
+    again = kept.get(found.digest)
+    assert again == found
+    assert list(again.entries) == list(found.entries), "links are to what came before them"
+    assert oct(entry.parent.stat().st_mode)[-3:] == "700"
+    assert oct(entry.stat().st_mode)[-3:] == "600"
+
+
+@pytest.mark.parametrize("kind", findings.CLASSES)
+def test_every_field_has_a_form(kind):
+    """A field of a new class fails here: the class is to be among those that are kept."""
+    with pytest.raises(ValueError, match="not the fields"):
+        findings.load(kind, {kind.__name__: dict.fromkeys([*(one.name for one in fields(kind)), "other"])})
+
+
+def test_a_layer_is_read_by_one_command_and_no_other(kept, tmp_path):
+    image = Parts(tar(*MEMBERS), tar("a"))
+    seen = []
+    for path in (
+        layout(tmp_path / "1", image),
+        layout(tmp_path / "2", image),
+        archived(tmp_path / "a", image),
+    ):
+        (found,) = read(path, "linux/amd64", Layers(kept, seen.append))
+        assert found.layers[0].entries["/opt/k.cubin"].file.code.cubins == {"80"}
+    assert sum(seen) == sum(len(image.blobs[own]) for own in image.layers)
+
+
+def test_other_bytes_than_the_digest_says_are_never_kept(kept, tmp_path):
+    image = Parts(tar(*MEMBERS))
+    own = image.layers[0]
+    image.blobs[own] = Parts(tar("other")).blobs[Parts(tar("other")).layers[0]]
+    for path in (layout(tmp_path / "1", image), archived(tmp_path / "a", image)):
+        with pytest.raises(AuditError, match="other bytes"):
+            list(read(path, "linux/amd64", Layers(kept)))
+    assert kept.get(own) is None
+    assert not (tmp_path / "cache").exists()
+
+
+def test_new_code_does_not_read_what_old_code_found(kept, entry, monkeypatch):
+    monkeypatch.setattr(cache, "_sources", lambda *_: [("audit/elf.py", b"other rules")])
+    assert Cache(entry.parent).get(DIGEST) is None
+    assert kept.get(DIGEST) == FULL
+
+
+def packed(data):
+    return zlib.compress(json.dumps(data).encode())
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"text",
+        zlib.compress(b"{"),
+        packed(findings.dump(FULL))[:-5],
+        packed([]),
+        packed({"Layer": {}}),
+        packed({"Layer": None}),
+        packed({"Symlink": {"target": "t"}}),
+        packed(findings.dump(Layer(digest="sha256:1", entries={}, removed=frozenset(), emptied=frozenset()))),
+        zlib.compress(b"[" * 100_000),
+        zlib.compress(bytes(1 << 20)),
+    ],
+)
+def test_an_entry_that_is_damaged_is_none(kept, entry, monkeypatch, raw):
+    monkeypatch.setattr(cache, "LARGEST", 1 << 19)
+    entry.write_bytes(raw)
+    assert kept.get(DIGEST) is None
+    kept.put(FULL)
+    assert kept.get(DIGEST) == FULL
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def places(data, path=()):
+    yield path
+    inner = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
+    for name, one in inner:
+        yield from places(one, (*path, name))
+
+
+PLACES = list(places(findings.dump(FULL)))[1:]
+
+
+@given(st.sampled_from(PLACES), JSON)
+def test_whatever_is_in_an_entry_is_a_layer_or_an_error(path, value):
+    data = json.loads(json.dumps(findings.dump(FULL)))
+    at = data
+    for name in path[:-1]:
+        at = at[name]
+    at[path[-1]] = value
+    try:
+        found = findings.load(Layer, data)
+    except ValueError:
+        return
+    assert findings.load(Layer, json.loads(json.dumps(findings.dump(found)))) == found
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        lambda folder: folder.chmod(0o770),
+        lambda folder: folder.chmod(0o704),
+        lambda folder: folder.rename(folder.with_name("real")) and folder.symlink_to("real"),
+        lambda folder: folder.rename(folder.with_name("real")) and folder.write_bytes(b""),
+    ],
+)
+def test_a_folder_that_others_can_write_to_is_not_used(kept, entry, how):
+    how(entry.parent)
+    assert kept.get(DIGEST) is None
+    kept.put(FULL)
+    assert kept.get(DIGEST) is None
+
+
+def test_an_entry_that_is_no_file_of_this_user_is_not_read(kept, entry, tmp_path, monkeypatch):
+    raw = entry.read_bytes()
+    entry.unlink()
+    (tmp_path / "elsewhere").write_bytes(raw)
+    entry.symlink_to(tmp_path / "elsewhere")
+    assert kept.get(DIGEST) is None
+    entry.unlink()
+    os.mkfifo(entry)
+    assert kept.get(DIGEST) is None
+    entry.unlink()
+    entry.write_bytes(raw)
+    assert kept.get(DIGEST) == FULL
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    assert kept.get(DIGEST) is None
+
+
+def test_a_home_of_someone_else_gets_no_folder(kept, tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    kept.put(FULL)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_not_used_goes_first(tmp_path):
+    folder = tmp_path / "layers"
+    digests = [f"sha256:{number:064}" for number in range(4)]
+    one = Layer(digest=digests[0], entries={}, removed=frozenset(), emptied=frozenset())
+    Cache(folder).put(one)
+    (path,) = folder.iterdir()
+    small = Cache(folder, limit=7 * path.stat().st_size // 2)
+    for age, digest in zip((30, 20, 10), digests, strict=False):
+        small.put(Layer(digest=digest, entries={}, removed=frozenset(), emptied=frozenset()))
+        (path,) = folder.glob(f"{digest[7:]}.*")
+        os.utime(path, ns=(0, path.stat().st_mtime_ns - age * 10**9))
+    assert small.get(digests[0])
+    small.put(Layer(digest=digests[3], entries={}, removed=frozenset(), emptied=frozenset()))
+    assert [bool(small.get(digest)) for digest in digests] == [True, False, True, True]
+
+
+def test_what_is_too_large_is_not_kept(kept, tmp_path, monkeypatch):
+    monkeypatch.setattr(cache, "LARGEST", 100)
+    kept.put(FULL)
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_write_that_breaks_off_leaves_nothing(kept, entry, monkeypatch):
+    def broken(*_):
+        raise OSError
+
+    monkeypatch.setattr(Path, "rename", broken)
+    kept.put(Layer(digest=f"sha256:{'2' * 64}", entries={}, removed=frozenset(), emptied=frozenset()))
+    assert list(entry.parent.iterdir()) == [entry]
+
+
+def test_where_it_is(monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", "/var/caches")
+    assert place() == Path("/var/caches/imagematrix/layers")
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    monkeypatch.setenv("HOME", "/home/someone")
+    assert place() == Path("/home/someone/.cache/imagematrix/layers")
+
+    def homeless():
+        raise RuntimeError
+
+    monkeypatch.setattr(Path, "home", homeless)
+    assert place() is None
+    Cache(None).put(FULL)
+    assert Cache(None).get(DIGEST) is None
+
+
+def test_several_layers_at_a_time_end_with_the_first_that_is_bad(tmp_path):
+    image = Parts(*(tar(f"file{number}") for number in range(9)))
+    image.blobs[image.layers[4]] = b"bad"
+    with pytest.raises(AuditError, match=image.layers[4]):
+        list(read(layout(tmp_path / "x", image), "linux/amd64", Layers()))
