@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from imagematrix.audit.report import Audit
     from imagematrix.catalog.catalog import Variant
 
-__all__ = ["Contradiction", "broken", "claimed", "contradictions"]
+__all__ = ["Contradiction", "broken", "claimed", "contradictions", "of_layers"]
 
 # By the architecture of a platform: the machine in ELF headers, and what people call it.
 MACHINES = {"amd64": (X86_64, "x86_64"), "arm64": (AARCH64, "aarch64")}
@@ -68,15 +68,20 @@ def claimed(audited: Audit) -> Variant | None:
         raise AuditError(f"{image.reference}: the labels are damaged: {error}") from error
 
 
-def broken(layers: Iterable[Layer], variant: Variant) -> str:
-    """Return in sentences what in layers, the lowest first, contradicts `variant`; "" where nothing does."""
+def of_layers(layers: Iterable[Layer], variant: Variant) -> Audit:
+    """Return the audit of the image that `variant` is said to be, from its layers, the lowest first."""
     own = Image(
         reference=variant.reference,
         digest=variant.digest or "",
         platform=variant.platform,
         layers=tuple(layers),
     )
-    return "; ".join(map(str, contradictions(audit(own), variant)))
+    return audit(own)
+
+
+def broken(audited: Audit, variant: Variant) -> str:
+    """Return in sentences what in an image contradicts `variant`; "" where nothing does."""
+    return "; ".join(map(str, contradictions(audited, variant)))
 
 
 def contradictions(audited: Audit, variant: Variant) -> list[Contradiction]:

@@ -7,11 +7,13 @@ from dataclasses import replace
 from functools import cache
 from typing import Self
 
-from imagematrix.audit.claims import broken
+from imagematrix.audit.claims import broken, of_layers
+from imagematrix.audit.proof import BUILT, proven
 from imagematrix.builder.compiler import Compilers
 from imagematrix.builder.logs import opened
 from imagematrix.builder.reproducible import difference
 from imagematrix.builder.result import BuildStatus, Result
+from imagematrix.catalog.labels import read
 from imagematrix.errors import AuditError, BuildError, ImagematrixError
 from imagematrix.oci import layout
 from imagematrix.planning import labels
@@ -33,17 +35,21 @@ if TYPE_CHECKING:
     from imagematrix.planning.plan import Plan, Planned
 
     Flags = Callable[[], frozenset[str]]
+    Facts = tuple[tuple[str, str], ...]
 
 __all__ = ["Maker", "ordered"]
 
 
-def ordered(item: Planned, sources: Sources, flags: Flags) -> Order:
-    """Return the image to make for a planned item; `flags` gives the CPU flags its code needs."""
+def ordered(item: Planned, sources: Sources, flags: Flags, facts: Facts = ()) -> Order:
+    """Return the image to make for a planned item; `flags` gives the CPU flags its code needs.
+
+    `facts` are what its bytes will prove of its catalog entry.
+    """
     return Order(
         reference=item.reference,
         dockerfile=item.dockerfile,
         sources=sources,
-        labels=Later(lambda: labels.for_item(item, flags())),
+        labels=Later(lambda: labels.for_item(item, flags(), facts)),
         replaces=item.difference.reference if item.difference else None,
     )
 
@@ -137,7 +143,7 @@ class Maker:
         flags = cache(lambda: self._compilers.flags(item, sources))
         if not self._compilers.asks(item):
             flags()  # that nobody knows them is better reported before the build
-        order = ordered(item, sources, flags)
+        order = ordered(item, sources, flags, BUILT if self._builder.reproducible else ())
         with opened(log) as file:
             try:
                 return self._stored(item, order, flags, file, step, give_place)
@@ -165,8 +171,11 @@ class Maker:
             if not self._verify:
                 give_place()
             if made.layout:
-                promised = labels.variant(item.cell, flags(), order.reference)
-                self._audit(layout.Image(made.layout, made.digest), promised)
+                promised = read(order.labels, reference=order.reference, digest=None, size=None)
+                facts = self._proven(layout.Image(made.layout, made.digest), promised)
+                if facts != promised.facts:  # labels come before the audit, which seldom shows anything else
+                    order = replace(order, labels=Later(lambda: labels.for_item(item, flags(), facts)))
+                    return self._stored(item, order, flags, log, step, give_place)
             if self._verify:
                 self._built_again(order, made, log)
             result = self._put(item, order, made)
@@ -205,10 +214,13 @@ class Maker:
         context = self._snapshots.of(item.cell.image.context)
         return self._given.sources(item.cell, context, images)
 
-    def _audit(self, image: layout.Image, promised: Variant) -> None:
-        why = broken(map(self._layer, image.layer_files), promised)
+    def _proven(self, image: layout.Image, promised: Variant) -> Facts:
+        """Return what an image's bytes prove of its catalog entry; raise AuditError if they contradict it."""
+        audited = of_layers(map(self._layer, image.layer_files), promised)
+        why = broken(audited, promised)
         if why:
             raise AuditError(why)
+        return proven(audited, promised)
 
     def _layer(self, path: Path) -> Layer:
         return self._layers.read(f"sha256:{path.name}", lambda _: layout.solid(path).open("rb"))

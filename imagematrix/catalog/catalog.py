@@ -17,9 +17,12 @@ if TYPE_CHECKING:
     from imagematrix.documents import Fields
 
 __all__ = [
+    "BYTES",
+    "CLAIM",
     "CRITERIA",
     "HARDWARE",
     "SCHEMA",
+    "UNKNOWN",
     "Catalog",
     "Ptx",
     "UserModeDriver",
@@ -30,6 +33,8 @@ __all__ = [
 
 SCHEMA = "imagematrix.catalog/v1"
 MODES = ("exact", "compat", "host")
+# Where a need comes from: it was read from the image's bytes, somebody states it, or nothing tells it.
+BYTES, CLAIM, UNKNOWN = SOURCES = "bytes", "claim", "unknown"
 # The axes that say what a variant is for. All others are the image's own, and say what is in it.
 HARDWARE = ("platform", "cuda", "compute", "march", "driver")
 # What variants that fit are compared by, in the usual order; select/order.py says how.
@@ -83,7 +88,8 @@ class Variant(Record):
     store keeps none. `oldest_driver` is the oldest that runs `cuda`, where its matrix had to say so because
     no table knew the release. `axes` are the image's own, each with the variant's value, sorted: none of them
     is about hardware. `signed_returns` says of code for aarch64 that it signs return addresses with
-    instructions which not every CPU has.
+    instructions which not every CPU has. `facts` say where "cubins" (and `ptx`), "driver", "cuda" and
+    "cpu_flags" come from, sorted: see `source`.
     """
 
     reference: str
@@ -101,11 +107,16 @@ class Variant(Record):
     oldest_driver: str | None = None
     axes: tuple[tuple[str, str], ...] = ()
     signed_returns: bool = False
+    facts: tuple[tuple[str, str], ...] = ()
 
     @property
     def gpu(self) -> bool:
         """Whether the variant is for GPUs."""
-        return self.cuda is not None
+        return self.cuda is not None or self.driver is not None
+
+    def source(self, fact: str) -> str:
+        """Return where a fact comes from: "bytes", "claim", or "unknown" if nothing tells it."""
+        return dict(self.facts).get(fact, CLAIM)
 
     def to_json(self) -> dict[str, object]:
         """Return one element of the Catalog document's `variants`."""
@@ -125,6 +136,7 @@ class Variant(Record):
             **({"oldest_driver": self.oldest_driver} if self.oldest_driver else {}),
             **({"signed_returns": True} if self.signed_returns else {}),
             **({"axes": dict(self.axes)} if self.axes else {}),
+            **({"facts": dict(self.facts)} if self.facts else {}),
         }
 
     @classmethod
@@ -233,6 +245,7 @@ def _variant(fields: Fields, known: dict[str, Any]) -> Variant:
         ),
         axes=fields.cached("axes", own_axes, known),
         signed_returns=fields.boolean("signed_returns"),
+        facts=fields.cached("facts", _facts, known),
     )
 
 
@@ -276,6 +289,17 @@ def _ptx(fields: Fields, key: str) -> tuple[Ptx, ...]:
         )
         for item in fields.objects(key)
     )
+
+
+def _facts(fields: Fields, key: str) -> tuple[tuple[str, str], ...]:
+    found = fields.object_or_none(key)
+    if found is None:
+        return ()
+    for fact in found.data:
+        source = found.text(fact)
+        if source not in SOURCES:
+            raise found.fail(fact, f"{source[:80]!r} is not one of {', '.join(SOURCES)}")
+    return tuple(sorted(found.data.items()))
 
 
 def _driver(fields: Fields, key: str) -> UserModeDriver | None:

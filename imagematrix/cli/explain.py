@@ -8,6 +8,7 @@ from collections import Counter
 
 import typer
 
+from imagematrix.catalog.catalog import BYTES, UNKNOWN
 from imagematrix.cli.choosing import catalog_of, node_of
 from imagematrix.cli.options import (
     AllowCpu,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from imagematrix.node.host import Gpu, Host
     from imagematrix.selection.candidate import Candidate
+    from imagematrix.selection.rule import RuleResult
     from imagematrix.selection.selection import Selection
 
 __all__ = ["command"]
@@ -79,12 +81,13 @@ def _lines(host: Host, selection: Selection) -> Iterator[str]:
     for candidate in fitting:
         chosen = " <- selected" if candidate.reference == selection.selected else ""
         yield escape(f"  {candidate.rank:>3}  {_short(candidate, selection)}{chosen}")
-    groups: dict[tuple[tuple[str, str], ...], list[Candidate]] = {}
+        unknown = ", ".join(rule.rule for rule in candidate.rules if rule.source == UNKNOWN)
+        if unknown:
+            yield from map(escape, _folded("       ", f"what it needs is not known: {unknown}"))
+    groups: dict[tuple[str, ...], list[Candidate]] = {}
     for candidate in candidates:
         if not candidate.fits:
-            groups.setdefault(tuple((rule.rule, rule.why) for rule in candidate.failing), []).append(
-                candidate
-            )
+            groups.setdefault(tuple(map(_refusal, candidate.failing)), []).append(candidate)
     if groups:
         yield f"\n[yellow]{sum(map(len, groups.values()))} refused[/], the nearest first"
     for members in groups.values():
@@ -95,10 +98,15 @@ def _group(members: list[Candidate], selection: Selection) -> Iterator[str]:
     """Yield the rules that refuse all of `members`; the remedies may differ among them."""
     yield from _folded("  ", _several([_short(candidate, selection) for candidate in members], ", "))
     for position, rule in enumerate(members[0].failing):
-        yield from _folded("       ", f"{rule.rule}: {rule.why}")
+        yield from _folded("       ", _refusal(rule))
         fixes = dict.fromkeys(candidate.failing[position].fix for candidate in members)
         if any(fixes):
             yield from _folded("         ", f"-> {_several([fix for fix in fixes if fix], ' or ')}")
+
+
+def _refusal(rule: RuleResult) -> str:
+    """Return a rule with its reason; what was read from bytes is marked, the rest is claimed."""
+    return f"{rule.rule}{' (bytes)' if rule.source == BYTES else ''}: {rule.why}"
 
 
 def _several(texts: list[str], glue: str) -> str:

@@ -8,6 +8,7 @@ from imagematrix.catalog import labels
 from imagematrix.catalog.catalog import UserModeDriver, Variant
 from imagematrix.facts import device_code, marches
 from imagematrix.matrix.words import HOST_DRIVER
+from imagematrix.record import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,8 +18,11 @@ if TYPE_CHECKING:
 __all__ = ["for_item", "variant"]
 
 
-def for_item(item: Planned, flags: frozenset[str]) -> dict[str, str]:
-    """Return the labels of `item`'s image; `flags` are the CPU flags its code needs."""
+def for_item(item: Planned, flags: frozenset[str], facts: tuple[tuple[str, str], ...] = ()) -> dict[str, str]:
+    """Return the labels of `item`'s image; `flags` are the CPU flags its code needs.
+
+    `facts` are what its bytes prove of its catalog entry.
+    """
     cell = item.cell
     assert item.identity is not None  # noqa: S101 - a planned build has one; this tells the type checker
     found = {
@@ -27,7 +31,7 @@ def for_item(item: Planned, flags: frozenset[str]) -> dict[str, str]:
         labels.CELL: cell.id,
         labels.INPUT: item.identity.digest,
         labels.INPUTS: json.dumps(dict(item.identity.components), sort_keys=True, separators=(",", ":")),
-        labels.VARIANT: labels.write(variant(cell, flags, item.reference)),
+        labels.VARIANT: labels.write(replace(variant(cell, flags, item.reference), facts=facts)),
         "org.opencontainers.image.title": cell.image.name,
         "org.opencontainers.image.version": cell.image.version,
     }

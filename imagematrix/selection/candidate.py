@@ -96,8 +96,8 @@ def candidates(
 
 
 def results(target: Target, variant: Variant) -> tuple[RuleResult, ...]:
-    """Return what every rule that applies to `variant` says about it."""
-    return tuple(rule.result(target, variant) for rule in RULES if rule.need(variant) is not None)
+    """Return what every rule that applies to `variant`, as far as anybody knows, says about it."""
+    return tuple(rule.result(target, variant) for rule in RULES if rule.speaks(variant))
 
 
 def _distances(target: Target, variant: Variant) -> tuple[Gap, ...]:

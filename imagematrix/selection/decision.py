@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 __all__ = ["Decision"]
 
 SHOWN = 8  # indistinguishable variants that are named
-# All that a variant states about itself; the other fields come from the store.
+# All that a variant states about itself; the other fields come from the store, or say how it is known.
 _content: Callable[[Variant], Hashable] = attrgetter(
-    *(name for name in Variant.__slots__ if name not in ("reference", "digest", "size"))
+    *(name for name in Variant.__slots__ if name not in ("reference", "digest", "size", "facts"))
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from imagematrix.catalog.catalog import CLAIM, UNKNOWN
 from imagematrix.record import Record
 
 TYPE_CHECKING = False
@@ -24,9 +25,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Rule", "RuleResult"]
 
+UNDECIDED = "neither the bytes of the image nor a claim say what it needs, so this refuses nothing"
+
 
 class RuleResult(Record):
-    """What one rule says about one variant: `why` in one sentence, and in `fix` the remedy, or None."""
+    """What one rule says about one variant: `why` in one sentence, and in `fix` the remedy, or None.
+
+    `source` says where the need comes from: "bytes", "claim", or "unknown" if nothing tells it.
+    """
 
     rule: str
     ok: bool
@@ -34,6 +40,7 @@ class RuleResult(Record):
     have: str | None
     why: str
     fix: str | None
+    source: str = CLAIM
 
     def to_json(self) -> dict[str, object]:
         """Return one element of a candidate's `rules`."""
@@ -44,6 +51,7 @@ class RuleResult(Record):
             "have": self.have,
             "why": self.why,
             "fix": self.fix,
+            "source": self.source,
         }
 
 
@@ -57,13 +65,15 @@ class Rule(Record):
     `need` returns everything that `holds` and `gap` read in a variant, or None if the rule does not apply:
     variants with equal needs have the same verdict. The other functions are only called if it applies, and
     `gap` only if the rule does not hold: it returns how far off the variant is, as numbers that compare in
-    their order. `parts` are the fields of a variant that another build would change to make the rule hold.
-    What is unknown never counts in favour of a variant.
+    their order. `parts` are the fields of a variant that another build would change to make the rule hold,
+    `fact` the name in its `facts` that says where the need comes from. What is unknown of a host never counts
+    in favour of a variant; what is unknown of a variant does not count against it.
     """
 
     name: str
     facts: tuple[str, ...]
     parts: tuple[str, ...]
+    fact: str
     need: Callable[[Variant], Hashable]
     holds: Callable[[Target, Variant], bool]
     reason: Tell
@@ -71,9 +81,17 @@ class Rule(Record):
 
     def result(self, target: Target, variant: Variant) -> RuleResult:
         """Return the verdict with its reason."""
-        ok = self.holds(target, variant)
-        need, have, why, fix = self.reason(target, variant, ok=ok)
-        return RuleResult(rule=self.name, ok=ok, need=need, have=have, why=why, fix=fix)
+        source = variant.source(self.fact)
+        ok = self.need(variant) is None or self.holds(target, variant)
+        if ok and source == UNKNOWN:
+            need, have, why, fix = UNKNOWN, None, UNDECIDED, None
+        else:
+            need, have, why, fix = self.reason(target, variant, ok=ok)
+        return RuleResult(rule=self.name, ok=ok, need=need, have=have, why=why, fix=fix, source=source)
+
+    def speaks(self, variant: Variant) -> bool:
+        """Whether the rule applies to a variant, or nobody knows whether it does."""
+        return self.need(variant) is not None or variant.source(self.fact) == UNKNOWN
 
     def distance(self, target: Target, variant: Variant) -> Gap:
         """Return the gap, or if the rule holds or does not apply, an empty one, which is less than any."""

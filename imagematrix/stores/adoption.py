@@ -14,7 +14,7 @@ import re
 import tarfile
 
 from imagematrix import documents
-from imagematrix.audit.claims import broken
+from imagematrix.audit.claims import broken, of_layers
 from imagematrix.audit.layer import read_file
 from imagematrix.catalog import labels
 from imagematrix.catalog.labels import content
@@ -53,7 +53,7 @@ def _examine(reference: str, config: Mapping[str, Any], layers: Iterable[Path]) 
             remedy=f"`docker image rm {reference}`, and build it again",
         )
     promised = labels.read(own, reference=reference, digest=None, size=None)
-    why = broken(map(read_file, layers), promised)
+    why = broken(of_layers(map(read_file, layers), promised), promised)
     if why:
         raise AuditError(f"{reference}: {why}")
 

@@ -22,6 +22,7 @@ import pytest
 from distribution import Server
 
 from imagematrix import documents
+from imagematrix.audit.proof import BUILT
 from imagematrix.catalog import labels as names
 from imagematrix.catalog.catalog import Catalog
 from imagematrix.cli import main
@@ -29,6 +30,7 @@ from imagematrix.facts import marches
 from imagematrix.matrix.load import load
 from imagematrix.planning import labels
 from imagematrix.planning.planner import Against, plan
+from imagematrix.record import replace
 
 ROOT = Path(__file__).parents[2]
 GOOD = """\
@@ -109,7 +111,8 @@ def shipped_catalog(shipped):
     variants = []
     for item in plan(load(shipped), Against()).with_status("build"):
         flags = marches.required(item.cell.axes["march"], item.cell.properties["compiler"])
-        variants.append(labels.variant(item.cell, flags, f"training:v1-{item.cell.id}-0123456789ab"))
+        variant = labels.variant(item.cell, flags, f"training:v1-{item.cell.id}-0123456789ab")
+        variants.append(replace(variant, facts=BUILT))
     return Catalog(image="training", version="v1", variants=tuple(variants))
 
 

@@ -66,6 +66,7 @@ RULE = Rule(
     name="cpu",
     facts=("arch", "cpu.flags"),
     parts=("cpu_flags", "signed_returns"),
+    fact="cpu_flags",
     need=need,
     holds=holds,
     reason=reason,

@@ -7,6 +7,7 @@ https://docs.nvidia.com/cuda/parallel-thread-execution/.
 
 from __future__ import annotations
 
+from imagematrix.catalog.catalog import UNKNOWN
 from imagematrix.facts import cuda, versions
 from imagematrix.facts.device_code import capability, cubin_runs, distance, ptx_runs
 from imagematrix.gpus.spec import spec
@@ -40,8 +41,8 @@ STATES = {
 
 
 def need(variant: Variant) -> Hashable:
-    """Return the device code and the driver to load it."""
-    return variant.gpu, variant.cubins, variant.ptx, drivers.own(variant)
+    """Return the device code, whether nobody knows it, and the driver to load it."""
+    return variant.gpu, variant.cubins, variant.ptx, _undecided(variant), drivers.own(variant)
 
 
 def holds(target: Target, variant: Variant) -> bool:
@@ -52,7 +53,17 @@ def holds(target: Target, variant: Variant) -> bool:
     if not (variant.gpu or variant.cubins or variant.ptx):
         return target.allow_cpu or not (target.gpus or target.host.accelerators)
     driver = drivers.effective(target, variant)
-    return bool(target.gpus) and all(code(variant, gpu, driver) is not None for gpu in target.gpus)
+    return bool(target.gpus) and all(_serves(variant, gpu, driver) for gpu in target.gpus)
+
+
+def _undecided(variant: Variant) -> bool:
+    """Whether nobody knows the device code of an image: it may be compiled when it runs."""
+    return not variant.cubins and not variant.ptx and variant.source("cubins") == UNKNOWN
+
+
+def _serves(variant: Variant, gpu: Gpu, driver: str | None) -> bool:
+    """Whether there is code for a GPU, or nobody knows and the GPU can be used."""
+    return code(variant, gpu, driver) is not None or (_undecided(variant) and gpu.usable)
 
 
 def code(variant: Variant, gpu: Gpu, driver: str | None) -> tuple[int, int] | None:
@@ -91,7 +102,7 @@ def reason(target: Target, variant: Variant, *, ok: bool) -> Reason:
     lacking = _lacking(target, variant)
     why, fix = _lack(variant, lacking[0], driver)
     if len(lacking) < len(target.gpus):
-        served = [gpu for gpu in target.gpus if code(variant, gpu, driver) is not None]
+        served = [gpu for gpu in target.gpus if _serves(variant, gpu, driver)]
         fix = f"pass --gpus {spec(served)}; or {fix}"
     return wanted, "; ".join(f"{gpu.label}: {gpu.compute or 'unknown'}" for gpu in lacking), why, fix
 
@@ -104,7 +115,7 @@ def gap(target: Target, variant: Variant) -> Gap:
 
 def _lacking(target: Target, variant: Variant) -> list[Gpu]:
     driver = drivers.effective(target, variant)
-    return [gpu for gpu in target.gpus if code(variant, gpu, driver) is None]
+    return [gpu for gpu in target.gpus if not _serves(variant, gpu, driver)]
 
 
 def _nearest(variant: Variant, gpu: Gpu) -> Gap:
@@ -157,6 +168,7 @@ RULE = Rule(
     name="device-code",
     facts=("driver.version", "gpus.compute", "gpus.state", "accelerators"),
     parts=("cubins", "ptx"),
+    fact="cubins",
     need=need,
     holds=holds,
     reason=reason,

@@ -85,6 +85,7 @@ RULE = Rule(
         "gpus.compute",
     ),
     parts=("driver",),
+    fact="driver",
     need=need,
     holds=holds,
     reason=reason,

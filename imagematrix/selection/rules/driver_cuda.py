@@ -62,6 +62,7 @@ RULE = Rule(
     name="driver-cuda",
     facts=("driver.version",),
     parts=("cuda",),
+    fact="cuda",
     need=need,
     holds=holds,
     reason=reason,

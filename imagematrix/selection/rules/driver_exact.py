@@ -54,6 +54,7 @@ RULE = Rule(
     name="driver-exact",
     facts=("driver.version", "gpus.state", "gpus.pci_device_id", "gpus.compute"),
     parts=("driver",),
+    fact="driver",
     need=need,
     holds=holds,
     reason=reason,

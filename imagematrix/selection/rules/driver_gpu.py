@@ -77,6 +77,7 @@ RULE = Rule(
     name="driver-gpu",
     facts=("driver.version", "driver.kind", "gpus.pci_device_id", "gpus.compute"),
     parts=("driver",),
+    fact="driver",
     need=need,
     holds=holds,
     reason=reason,

@@ -52,6 +52,7 @@ RULE = Rule(
     name="fatbin",
     facts=("driver.version",),
     parts=("compressed_fatbin",),
+    fact="cubins",
     need=need,
     holds=holds,
     reason=reason,

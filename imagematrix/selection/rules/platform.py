@@ -43,6 +43,7 @@ RULE = Rule(
     name="platform",
     facts=("arch",),
     parts=("platform",),
+    fact="platform",
     need=need,
     holds=holds,
     reason=reason,

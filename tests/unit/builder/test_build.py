@@ -3,11 +3,13 @@
 import contextlib
 import errno
 import itertools
+import json
 import signal
 import threading
 import time
 from concurrent.futures import wait
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -22,6 +24,8 @@ from imagematrix.planning.plan import PlanStatus
 CPU = "cuda=none"
 TWO = "cuda=12.4,compute=8.9,march=znver4"  # two drivers
 GOOD = ("usr/lib/libcuda.so.550.163.01", b"")
+CUBIN = bytearray((Path(__file__).parents[1] / "audit" / "data" / "80.cubin").read_bytes())
+CUBIN[48] = CUBIN[50] = 89  # the targets in the flags of its header
 
 
 class Recorder:
@@ -266,6 +270,28 @@ def test_an_image_with_a_layout_is_reproducible_and_audited(planned, carry_out, 
     backend.layers = [tar(GOOD)]
     results, _ = carry_out(planned(only=f"{TWO},driver=550.163.01"))
     assert [(result.status, result.reproducible) for result in results] == [("built", True)]
+
+
+def facts(backend):
+    return [json.loads(own["io.imagematrix.variant"]).get("facts") for own in backend.images.values()]
+
+
+def test_the_labels_say_what_the_bytes_prove(planned, carry_out, backend, tar):
+    plan = planned(only=f"{TWO},driver=550.163.01")
+    backend.layers = [tar(GOOD, ("opt/k.cubin", CUBIN))]
+    carry_out(plan)
+    assert facts(backend) == [{"cubins": "bytes", "driver": "bytes"}]
+
+
+def test_device_code_that_is_compiled_later_is_a_claim(planned, carry_out, backend, tar):
+    backend.layers = [tar(GOOD)]
+    carry_out(planned(only=f"{TWO},driver=550.163.01"))
+    assert facts(backend) == [{"driver": "bytes"}]
+
+
+def test_nothing_is_proven_without_a_layout(planned, carry_out, backend):
+    carry_out(planned(only=f"{TWO},driver=550.163.01"))
+    assert facts(backend) == [None]
 
 
 def test_an_image_that_breaks_its_promise_is_not_stored(planned, carry_out, backend, tar):

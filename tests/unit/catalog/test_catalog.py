@@ -25,6 +25,7 @@ ENTRY = {
     "vendor": "amd",
     "size": 681574400,
     "axes": {"cc": "gcc-14", "python": "3.13"},
+    "facts": {"cubins": "bytes", "cuda": "claim"},
 }
 
 
@@ -59,6 +60,7 @@ def test_the_document_is_the_contract():
             vendor="amd",
             size=681574400,
             axes=(("cc", "gcc-14"), ("python", "3.13")),
+            facts=(("cubins", "bytes"), ("cuda", "claim")),
         ),
     )
 
@@ -79,6 +81,16 @@ def test_what_may_be_left_out():
     (variant,) = parsed({"reference": "t:x", "platform": "linux/amd64"}).variants
     assert variant == Variant(reference="t:x", digest=None, platform="linux/amd64")
     assert not variant.gpu
+
+
+def test_a_fact_that_is_absent_is_a_claim():
+    (variant,) = parsed(ENTRY).variants
+    assert [variant.source(fact) for fact in ("cubins", "cuda", "driver")] == ["bytes", "claim", "claim"]
+
+
+def test_a_variant_with_a_driver_is_for_gpus_even_if_its_cuda_is_unknown():
+    (variant,) = parsed(ENTRY | {"cuda": None, "driver": {"mode": "host", "version": None}}).variants
+    assert variant.gpu
 
 
 def test_a_file_is_loaded_and_named_in_errors(tmp_path):
@@ -134,6 +146,9 @@ def test_a_later_version_says_what_to_do():
         ({"digest": DIGEST + "\n"}, "is not a sha256 digest"),
         ({"digest": 5}, "digest: expected a string, found a number"),
         ({"platform": True}, "platform: expected a string, found true or false"),
+        ({"facts": {"cuda": "guess"}}, "facts: cuda: 'guess' is not one of bytes, claim, unknown"),
+        ({"facts": {"cuda": 1}}, "facts: cuda: expected a string, found a number"),
+        ({"facts": []}, "facts: expected an object, found a list"),
         ({"cuda": "twelve"}, "cuda: 'twelve' is not a CUDA release such as 12.4"),
         ({"cuda": 12.4}, "cuda: expected a string, found a number"),
         ({"cuda": "١٢.٤"}, "is not a CUDA release"),

@@ -314,3 +314,23 @@ def test_a_fleet_is_asked_about_one_value(cli, profiles, pythons):
     words = ("coverage", "--catalog", pythons, profiles["laptop"])
     assert cli(*words).code == 2
     assert "serves 1 of 1 host" in cli(*words, "--where", "python=3.13").out
+
+
+def told(shipped_catalog, tmp_path, **facts):
+    variants = [variant.to_json() | {"facts": facts} for variant in shipped_catalog.variants]
+    path = tmp_path / "told.json"
+    path.write_text(json.dumps(shipped_catalog.to_json() | {"variants": variants}))
+    return path
+
+
+def test_explain_marks_what_was_read_from_bytes(cli, profiles, shipped_catalog, tmp_path, conforms):
+    catalog = told(shipped_catalog, tmp_path, driver="bytes", cpu_flags="unknown")
+    words = ("explain", "training:v1", "--host", profiles["genoa-h200"], "--catalog", catalog)
+    out = cli(*words).out
+    assert "\n       driver-exact (bytes): the image carries driver 535.261.03" in out
+    assert "\n       device-code: no device code" in out
+    assert " <- selected\n       what it needs is not known: cpu\n" in out
+    document = json.loads(cli(*words, "--json").out)
+    conforms(document)
+    sources = {rule["rule"]: rule["source"] for rule in document["candidates"][0]["rules"]}
+    assert (sources["driver-exact"], sources["device-code"], sources["cpu"]) == ("bytes", "claim", "unknown")

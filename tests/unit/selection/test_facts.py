@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from hypothesis import given
 from made import allowed, catalogs, hosts, variants
@@ -45,7 +47,8 @@ class Recorder:
 
     def __getattr__(self, name):
         if name not in type(self.record).__slots__:
-            return getattr(type(self.record), name).fget(self)  # a property reads fields
+            found = getattr(type(self.record), name)  # properties and methods read fields
+            return found.fget(self) if isinstance(found, property) else partial(found, self)
         value = getattr(self.record, name)
         path = f"{self.path}.{name}" if self.path else name
         if isinstance(value, Record):

@@ -84,3 +84,37 @@ def test_every_reason_is_one_line(make):
             assert result.why
             assert result.why[-1] not in ".;:"
             assert result.to_json()["rule"] == result.rule
+
+
+def test_a_rule_says_where_the_need_comes_from(judge, make):
+    host = make.host(make.gpu())
+    variant = make.variant(facts=(("cubins", "bytes"), ("driver", "bytes")))
+    assert judge("device-code", host, variant).source == "bytes"
+    assert judge("driver-exact", host, variant).source == "bytes"
+    assert judge("driver-cuda", host, variant).source == "claim"
+
+
+UNDECIDED = ("cubins", "cuda", "cpu_flags")
+
+
+def undecided(make):
+    facts = tuple((fact, "unknown") for fact in sorted(UNDECIDED))
+    return make.variant(cuda=None, cubins=(), cpu_flags=frozenset(), driver=make.umd("host"), facts=facts)
+
+
+def test_what_is_not_known_of_an_image_refuses_nothing(judge, make):
+    host = make.host(make.gpu())
+    for rule in ("driver-cuda", "device-code", "cpu", "fatbin"):
+        result = judge(rule, host, undecided(make))
+        assert (result.ok, result.need, result.source) == (True, "unknown", "unknown")
+        assert "refuses nothing" in result.why
+
+
+def test_an_image_of_unknown_device_code_still_needs_gpus_that_work(judge, make):
+    variant = undecided(make)
+    assert not judge("device-code", make.host(), variant).ok
+    host = make.host(make.gpu(), make.gpu(1, state="lost"))
+    result = judge("device-code", host, variant)
+    assert not result.ok
+    assert result.why == "GPU 1 (NVIDIA L40S) has fallen off the bus"
+    assert result.fix.startswith("pass --gpus device=0; or")

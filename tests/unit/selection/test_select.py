@@ -62,6 +62,7 @@ def test_the_document_is_the_contract(make):
         "have": "550.163.01",
         "why": "the driver in the image is the one that the kernel has loaded",
         "fix": None,
+        "source": "claim",
     }
     assert (other["reference"], other["rank"], other["fits"]) == ("t:a", None, False)
     assert json.loads(json.dumps(document)) == document
