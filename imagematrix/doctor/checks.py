@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass
 
 from imagematrix.launcher.plan import SELECTED
+from imagematrix.node import fabric
 from imagematrix.node.nvml import MISMATCH, NO_LIBRARY
 
 TYPE_CHECKING = False
@@ -31,8 +32,6 @@ DRIVER_FOLDERS = ("/usr", "/usr/lib", "/usr/lib64", "/usr/lib/x86_64-linux-gnu",
 
 OF_A_SAVED_HOST = frozenset({"module", "gpus", "accelerators", "device-nodes", "probe", "image"})
 XIDS = "https://docs.nvidia.com/deploy/xid-errors/"
-FABRIC_READY = 3
-FABRIC = {1: "not started", 2: "in progress"}  # nvmlGpuFabricState_t
 MODULE_KEY = "mokutil --import the module's signing key, reboot and enrol it, then: modprobe nvidia"
 
 OK, WARNING, ERROR = "ok", "warning", "error"
@@ -170,20 +169,13 @@ def _nodes(facts: Facts) -> Verdicts:
 
 
 def _fabric(facts: Facts) -> Verdicts:
-    # https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/
-    states = {gpu.index: gpu.fabric for gpu in (facts.nvml.gpus if facts.nvml else ())}
-    waiting = [f"GPU {index} ({FABRIC[state]})" for index, state in states.items() if state in FABRIC]
-    remedy = "systemctl enable --now nvidia-fabricmanager, of the driver's version"
-    count = len(facts.kernel.switches)
-    if waiting:
-        yield _error(f"NVLink fabric not ready, so CUDA fails with error 802: {', '.join(waiting)}", remedy)
-    elif count and facts.host.driver and facts.host.gpus and FABRIC_READY not in states.values():
-        if facts.kernel.fabric_manager:
-            yield _ok(f"{count} NVSwitches, fabric manager running")
-        else:
-            yield _error(
-                f"{count} NVSwitches, but no fabric manager running: CUDA fails with error 802", remedy
-            )
+    gpus = facts.nvml.gpus if facts.nvml else ()
+    count, managed = len(facts.kernel.switches), facts.kernel.fabric_manager
+    problem = fabric.problem(count, gpus, managed=managed) if facts.host.driver and facts.host.gpus else None
+    if problem:
+        yield _error(problem, fabric.REMEDY)
+    elif count and managed and fabric.READY not in {gpu.fabric for gpu in gpus}:
+        yield _ok(f"{count} NVSwitches, fabric manager running")
 
 
 def _xids(facts: Facts) -> Verdicts:

@@ -9,6 +9,9 @@ import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from imagematrix.node import fabric, pci, signs
+from imagematrix.node.tree import Tree
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -30,8 +33,6 @@ REFUSED = re.compile(
 DENIED = re.compile(r"(?:apparmor=\"DENIED\"|avc: +denied).*(?:name|path)=\"(/dev/nvidia[^\"]*)\"")
 SECURE_BOOT = "sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
 PCI_DEVICES = "sys/bus/pci/devices"
-NVIDIA, BRIDGE = "0x10de", "0x0680"  # vendor and class of NVSwitches ("other bridge")
-FABRIC_MANAGER = "nv-fabricmanage"  # /proc/PID/comm has 15 characters
 SELINUX = "sys/fs/selinux/booleans/container_use_devices"
 DEVICE = re.compile(r"^ *(\d{1,9}) (\S+)$", re.MULTILINE)
 # The drivers of device nodes by their names in /proc/devices, and the command that recreates the nodes.
@@ -50,7 +51,8 @@ class Kernel:
     is loaded, `refused` has the message about a rejected module. `xids` counts errors by bus address and
     number, `denied` are device nodes to which a security module denied access; these three are empty if the
     log cannot be read. `stale` are device nodes whose major number is not their driver's, each with the
-    command that recreates it. `switches` are the NVSwitches, `fabric_manager` states whether it runs.
+    command that recreates it. `switches` are the NVSwitches, `fabric_manager` states whether it runs, None if
+    the node's processes are hidden.
     `uncomputed` are the MIG GPU instances without a compute instance, by the GPU's minor. `selinux` states
     that SELinux denies device nodes to the containers that the engine labels.
     """
@@ -62,14 +64,15 @@ class Kernel:
     denied: tuple[str, ...] = ()
     stale: tuple[tuple[str, str], ...] = ()
     switches: tuple[str, ...] = ()
-    fabric_manager: bool = False
+    fabric_manager: bool | None = None
     uncomputed: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     selinux: bool = False
 
 
 def read(host: Host, root: str = "/") -> Kernel:
     """Return the facts of this machine's kernel about `host`'s GPUs; unreadable ones are left out."""
-    top = Path(root)
+    top, tree = Path(root), Tree(root)
+    functions = signs.find(tree).functions
     log = list(_log(top / KMSG))
     xids: dict[tuple[str, int], int] = {}
     for message in log:
@@ -87,10 +90,8 @@ def read(host: Host, root: str = "/") -> Kernel:
         xids=xids,
         denied=tuple(dict.fromkeys(match[1] for message in log if (match := DENIED.search(message)))),
         stale=tuple(_stale(host, top)),
-        switches=tuple(_switches(top / PCI_DEVICES)),
-        fabric_manager=any(
-            _text(comm).strip() == FABRIC_MANAGER for comm in (top / "proc").glob("[0-9]*/comm")
-        ),
+        switches=tuple(function.bus_id for function in pci.scan(tree, functions) if function.switch),
+        fabric_manager=fabric.is_managed(tree),
         uncomputed={
             gpu.minor: instances
             for gpu in host.gpus
@@ -134,12 +135,6 @@ def _stale(host: Host, top: Path) -> Iterator[tuple[str, str]]:
             node = (top / path.lstrip("/")).stat()
             if expected and stat.S_ISCHR(node.st_mode) and os.major(node.st_rdev) not in expected:
                 yield path, remedy
-
-
-def _switches(folder: Path) -> Iterator[str]:
-    for function in sorted(folder.glob("*")):
-        if _text(function / "vendor").strip() == NVIDIA and _text(function / "class").startswith(BRIDGE):
-            yield function.name
 
 
 def _uncomputed(minor: int, top: Path) -> tuple[int, ...]:

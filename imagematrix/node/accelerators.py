@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from imagematrix.node import gpus, nvidia
+from imagematrix.node import fabric, gpus, nvidia
 from imagematrix.node.host import Driver
 
 TYPE_CHECKING = False
@@ -60,6 +60,8 @@ def find(
     warnings += gpus.remarks(merged, kernel, complete=complete)
     if driver is not None and not kernel.loaded:
         warnings.append(SANDBOX)
+    if driver is not None:
+        warnings += _fabric_warnings(tree, functions, nvml)
     if driver is not None or kernel.loaded:
         warnings += _node_warnings(merged, nodes)
     return driver, merged, nodes or (), warnings
@@ -89,6 +91,13 @@ def _driver(kernel: Kernel, nvml: Nvml | None, warnings: list[str]) -> Driver | 
             f"the latter is used"
         )
     return kernel.driver
+
+
+def _fabric_warnings(tree: Tree, functions: tuple[Function, ...], nvml: Nvml | None) -> list[str]:
+    switches = sum(function.switch for function in functions)
+    managed = fabric.is_managed(tree) if switches else None
+    problem = fabric.problem(switches, nvml.gpus if nvml else (), managed=managed)
+    return [f"{problem}; {fabric.REMEDY}"] if problem else []
 
 
 def _node_warnings(gpus: tuple[Gpu, ...], nodes: tuple[str, ...] | None) -> list[str]:

@@ -1,4 +1,4 @@
-"""The GPUs and other accelerators on the PCI bus, which shows them with or without a driver."""
+"""The GPUs, NVSwitches and other accelerators on the PCI bus, which shows them with or without a driver."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ __all__ = ["CONTROLLER_3D", "NVIDIA", "OTHER_DISPLAY", "PROCESSING", "Function",
 NVIDIA = "10de"
 # Classes (pci_ids.h of Linux); the audio function of a GPU is 0403.
 DISPLAY, VGA, CONTROLLER_3D, OTHER_DISPLAY, PROCESSING = "03", "0300", "0302", "0380", "1200"
+OTHER_BRIDGE = "0680"
+NVSWITCH = "nvidia-nvswitch"  # the kernel driver; nForce chipsets have bridges of NVIDIA's for others
 ADDRESS = re.compile(r"([0-9a-f]{4,8}):([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])", re.ASCII)
 # A line of a function's file `resource`: start and end of a region, and its flags.
 REGION = re.compile(r"0x([0-9a-f]{1,16}) 0x([0-9a-f]{1,16}) 0x([0-9a-f]{1,16})", re.ASCII)
@@ -26,7 +28,7 @@ MEMORY = 0x200  # IORESOURCE_MEM
 
 
 class Function(Record):
-    """One function that is a display adapter or a processing accelerator.
+    """One function that is a display adapter, a processing accelerator or an NVSwitch.
 
     `vendor` and `device_id` are its ids ("10de", "26b9") and `kind` its class ("0302"), each None if it could
     not be read. `driver` is the kernel driver bound to it, if any. `memory` is the largest memory region that
@@ -44,6 +46,11 @@ class Function(Record):
     def gpu(self) -> bool:
         """Whether it is an NVIDIA GPU."""
         return self.vendor == NVIDIA and self.kind in {VGA, CONTROLLER_3D}
+
+    @property
+    def switch(self) -> bool:
+        """Whether it is an NVSwitch."""
+        return self.kind == OTHER_BRIDGE
 
     @property
     def label(self) -> str:
@@ -85,10 +92,13 @@ def scan(tree: Tree, wanted: Mapping[str, int] | None) -> tuple[Function, ...]:
 
 def _function(tree: Tree, folder: str, bus_id: str, listed: int) -> Function | None:
     kind = (_hex(tree.text(f"{folder}/class"), 6) or "")[:4] or None
-    if kind is not None and not (kind.startswith(DISPLAY) or kind == PROCESSING):
+    if kind is not None and not (kind.startswith(DISPLAY) or kind in {PROCESSING, OTHER_BRIDGE}):
         return None
     vendor = _hex(tree.text(f"{folder}/vendor"), 4)
-    if kind is None and vendor != NVIDIA:
+    if kind in {None, OTHER_BRIDGE} and vendor != NVIDIA:
+        return None
+    driver = tree.link(f"{folder}/driver")
+    if kind == OTHER_BRIDGE and driver not in {None, NVSWITCH}:
         return None
     # A virtual function next to its physical one is for a virtual machine, inside of which it appears alone.
     if tree.link(f"{folder}/physfn"):
@@ -98,7 +108,7 @@ def _function(tree: Tree, folder: str, bus_id: str, listed: int) -> Function | N
         vendor=vendor,
         device_id=_hex(tree.text(f"{folder}/device"), 4),
         kind=kind,
-        driver=tree.link(f"{folder}/driver"),
+        driver=driver,
         memory=listed or _memory(tree.text(f"{folder}/resource")),
     )
 

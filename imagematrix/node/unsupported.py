@@ -35,6 +35,7 @@ def find(
 
     `functions` are those on the PCI bus. Next to GPUs, ignored devices need no warning.
     """
+    functions = tuple(function for function in functions if not function.switch)
     accelerators = (*_functions(functions), *_nodes(signs, functions), *(() if gpus else _driver(signs)))
     counted = {accelerator.where for accelerator in accelerators}
     ignored = [function.label for function in functions if not function.gpu and function.label not in counted]

@@ -305,6 +305,7 @@ def test_a_gpu_instance_without_a_compute_instance():
         (None, ("0000:c1:00.0",), False, "error"),
         (0, ("0000:c1:00.0",), False, "error"),
         (None, ("0000:c1:00.0",), True, "ok"),
+        (None, ("0000:c1:00.0",), None, None),
     ],
 )
 def test_nvlink_s_fabric(fabric, switches, manager, severity):

@@ -85,6 +85,7 @@ def test_the_rest(put, tmp_path):
     (functions / ADDRESS / "driver").symlink_to("../../../bus/pci/drivers/nouveau")
     put(kernel.SECURE_BOOT, b"\6\0\0\0\1")
     put(kernel.SELINUX, "0 0")
+    put("proc/2/comm", "kthreadd\n")
     put("proc/77/comm", "nv-fabricmanage\n")
     put("proc/driver/nvidia/capabilities/gpu3/mig/gi1/access")
     put("proc/driver/nvidia/capabilities/gpu3/mig/gi2/ci0/access")

@@ -128,6 +128,8 @@ def test_scan(captured):
         | device("0000:41:00.0")
         | device("0000:41:00.1", kind="0x040300", number="0x228b")  # the sound of its HDMI
         | device("0000:42:00.0", kind="0x068000", number="0x22a3")  # an NVSwitch
+        | device("0000:47:00.0", kind="0x068000", number="0x0269")  # a bridge of an nForce chipset
+        | device("0000:48:00.0", kind="0x068000", vendor="0x8086")
         | device("0000:43:00.0", vendor="0x1002")
         | device("0000:45:00.0", vendor="", number="")  # of which /sys tells no more than the class
         | device("0000:46:00.0", vendor="0x8086", kind="")
@@ -138,15 +140,18 @@ def test_scan(captured):
     root = captured(files)
     (root / "sys/bus/pci/devices/0000:c1:00.4/physfn").symlink_to("../0000:c1:00.0")
     (root / "sys/bus/pci/devices/0000:44:00.0/driver").symlink_to("../../../../bus/pci/drivers/nouveau")
+    (root / "sys/bus/pci/devices/0000:47:00.0/driver").symlink_to("../../../../bus/pci/drivers/forcedeth")
     found = pci.scan(Tree(str(root)), None)
+    assert [one.bus_id for one in found if one.switch] == ["0000:42:00.0"]
     assert [(one.bus_id, one.device_id, one.driver, one.gpu) for one in found] == [
         ("0000:41:00.0", "26b9", None, True),
+        ("0000:42:00.0", "22a3", None, False),
         ("0000:43:00.0", "26b9", None, False),
         ("0000:44:00.0", "1eb8", "nouveau", True),
         ("0000:45:00.0", None, None, False),
         ("0000:c1:00.0", "2236", None, True),
     ]
-    assert found[3].label == "0000:45:00.0 (????:????, class 0302)"
+    assert found[4].label == "0000:45:00.0 (????:????, class 0302)"
 
 
 def test_the_list_of_devices_limits_the_scan(captured):

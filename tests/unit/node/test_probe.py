@@ -71,6 +71,40 @@ def test_a_good_node(captured, gpu):
     assert Host.from_json(host.to_json()) == host
 
 
+SWITCH = {
+    "sys/bus/pci/devices/0000:c1:00.0/vendor": "0x10de\n",
+    "sys/bus/pci/devices/0000:c1:00.0/class": "0x068000\n",
+}
+KTHREADD, MANAGER = {"proc/2/comm": "kthreadd\n"}, {"proc/7/comm": "nv-fabricmanage\n"}
+
+
+@pytest.mark.parametrize(
+    ("files", "state", "warned"),
+    [
+        (SWITCH | KTHREADD, None, "1 NVSwitches, but no fabric manager"),
+        (SWITCH | KTHREADD, 0, "1 NVSwitches, but no fabric manager"),
+        (SWITCH | KTHREADD, 3, None),
+        (SWITCH | KTHREADD | MANAGER, None, None),
+        (SWITCH, None, None),  # the node's processes are hidden
+        (KTHREADD, None, None),
+        ({}, 1, "GPU 0 (not started)"),
+        (SWITCH | KTHREADD | MANAGER, 2, "GPU 0 (in progress)"),
+    ],
+)
+def test_the_fabric_manager_of_nvswitch_nodes(captured, gpu, files, state, warned):
+    readings = replaced(GOOD, gpus=(replaced(L40S, fabric=state),))
+    host = asked(captured(gpu() | files), readings)
+    assert host.accelerators == ()
+    assert only(host).state == "ok"
+    if warned is None:
+        assert host.warnings == ()
+    else:
+        (warning,) = host.warnings
+        assert warned in warning
+        assert "802" in warning
+        assert "nvidia-fabricmanager" in warning
+
+
 def test_a_captured_tree_is_read_without_nvml(captured, gpu, monkeypatch):
     monkeypatch.setattr(nvml, "read", lambda: pytest.fail("NVML was asked"))
     host = probe(captured(gpu()))

@@ -1,0 +1,45 @@
+"""The NVLink fabric of nodes with NVSwitches: until it is set up, CUDA fails on every GPU.
+
+See https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from imagematrix.node.nvml import NvmlGpu
+    from imagematrix.node.tree import Tree
+
+__all__ = ["READY", "REMEDY", "is_managed", "problem"]
+
+WAITING = {1: "not started", 2: "in progress"}  # nvmlGpuFabricState_t
+READY = 3
+MANAGER = "nv-fabricmanage"  # /proc/PID/comm has 15 characters
+KTHREADD = ("/proc/2/comm", "kthreadd")
+REMEDY = "systemctl enable --now nvidia-fabricmanager, of the driver's version"
+
+
+def is_managed(tree: Tree) -> bool | None:
+    """Whether the fabric manager runs; None if the node's processes are hidden, as in a container."""
+    path, name = KTHREADD  # the second process of every kernel, which a PID namespace and hidepid hide
+    if (tree.text(path) or "").strip() != name:
+        return None
+    processes = (process for process in tree.names("/proc") if process.isdecimal())
+    return any((tree.text(f"/proc/{process}/comm") or "").strip() == MANAGER for process in processes)
+
+
+def problem(switches: int, gpus: Iterable[NvmlGpu], *, managed: bool | None) -> str | None:
+    """Return why CUDA fails on a node with this many NVSwitches; None if no fact says so.
+
+    `gpus` are NVML's readings, whose fabric state counts first. Drivers before branch 530 and the GPUs of
+    older NVSwitch nodes report none, so there `managed` decides.
+    """
+    states = {gpu.index: gpu.fabric for gpu in gpus}
+    waiting = [f"GPU {index} ({WAITING[state]})" for index, state in states.items() if state in WAITING]
+    if waiting:
+        return f"NVLink fabric not ready, so CUDA fails with error 802: {', '.join(waiting)}"
+    if switches and READY not in states.values() and managed is False:
+        return f"{switches} NVSwitches, but no fabric manager running: CUDA fails with error 802"
+    return None
