@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from imagematrix.allocation.usage import Usage
     from imagematrix.node.host import Gpu
 
-__all__ = ["CDI_KIND", "LEASE", "VISIBLE", "VRAM", "WHOLE", "gpu_keys", "usage"]
+__all__ = ["CDI_KIND", "LEASE", "NVIDIA_RUNTIME", "VISIBLE", "VRAM", "WHOLE", "gpu_keys", "usage"]
 
 # Labels: the share that a container declares of each of its GPUs, in MiB or WHOLE, and the lease it was
 # started under. A launch always sets the first, so that a label of the image never takes effect.

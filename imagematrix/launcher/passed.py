@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import stat
 from dataclasses import dataclass
 
-from imagematrix.allocation.containers import CDI_KIND, VISIBLE, gpu_keys
+from imagematrix.allocation.containers import CDI_KIND, NVIDIA_RUNTIME, VISIBLE, gpu_keys
 from imagematrix.allocation.usage import keys
+from imagematrix.errors import UsageError
 from imagematrix.gpus.choice import parts
 from imagematrix.node.host import Gpu
 from imagematrix.record import replace
@@ -36,18 +38,31 @@ def passed(args: RunArgs, gpus: tuple[Gpu, ...], info: Callable[[], Mapping[str,
     """Return the GPUs that docker's options in `args` pass, also those that are not in `gpus`.
 
     `info` returns the engine's information, and is called only where needed. A volume that contains /dev
-    passes none: the devices cgroup denies the container access.
+    passes none: the devices cgroup denies the container access. Raises UsageError for an `--env-file` that
+    may name GPUs, but can be read only once.
     """
     if args.privileged:
         return Passed(gpus=_all(gpus))
     devices = args.values("--device")
     names = [name for name in devices if name.startswith(CDI_KIND)]
-    visible = [_value(text) for text in args.values("--env", "e") if text.partition("=")[0] == VISIBLE[:-1]]
+    files = args.values("--env-file")
+    once = [path for path in files if not _is_file(path)]
+    variables = (
+        *(line for path in files if path not in once for line in _lines(path)),
+        *args.values("--env", "e"),
+    )
+    visible = [_value(text) for text in variables if text.partition("=")[0] == VISIBLE[:-1]]
+    runtime = (args.values("--runtime") or (info().get("DefaultRuntime") if visible or once else "",))[-1]
+    if once and runtime == NVIDIA_RUNTIME:
+        raise UsageError(
+            f"--env-file {once[0]}: not a regular file, so the GPUs that it may name cannot be claimed",
+            remedy="write the variables to a file",
+        )
     host = {
         "Devices": [{"PathOnHost": name.partition(":")[0]} for name in devices if name not in names],
         "DeviceCgroupRules": args.values("--device-cgroup-rule"),
         "DeviceRequests": [{"Driver": "cdi", "DeviceIDs": names}],
-        "Runtime": (args.values("--runtime") or (info().get("DefaultRuntime") if visible else "",))[-1],
+        "Runtime": runtime,
     }
     named = _gpus(host, [f"{VISIBLE}{value}" for value in visible], gpus)
     return Passed(gpus=named, named=bool(named))
@@ -86,6 +101,24 @@ def _gpu(key: str, gpus: tuple[Gpu, ...]) -> Gpu:
                 return gpu if part.mig is None else part
     minor = int(key.removeprefix("nvidia").partition("-")[0])
     return Gpu(index=minor, minor=minor)
+
+
+def _is_file(path: str) -> bool:
+    """Whether docker can read a file after us; also true if there is none, which docker reports."""
+    try:
+        return stat.S_ISREG(os.stat(path).st_mode)  # noqa: PTH116 - pathlib is slow to import
+    except (OSError, ValueError):
+        return True
+
+
+def _lines(path: str) -> list[str]:
+    """Return the variables in a file as docker reads them (pkg/kvfile of docker/cli)."""
+    try:
+        with open(path, encoding="utf-8-sig", errors="replace") as file:  # noqa: PTH123
+            lines = [line.rstrip("\n").lstrip() for line in file]
+    except (OSError, ValueError):
+        return []
+    return [line for line in lines if not line.startswith("#")]
 
 
 def _value(text: str) -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from imagematrix.allocation.usage import Consumer, keys
-from imagematrix.errors import GpusBusyError
+from imagematrix.errors import GpusBusyError, UsageError
 from imagematrix.launcher import request as module
 from imagematrix.launcher.options import split
 from imagematrix.launcher.passed import passed, passed_by
@@ -63,6 +65,36 @@ def test_gpus_that_docker_s_options_pass(gpus, monkeypatch, line, expected):
     found = passed(words, gpus, lambda: {"DefaultRuntime": "nvidia"})
     assert sorted(key for gpu in found.gpus for key in keys(gpu)) == expected
     assert found.named == (bool(expected) and not words.privileged)
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "expected"),
+    [
+        ("NVIDIA_VISIBLE_DEVICES=1\n", "--env-file {} IMAGE", ["nvidia4"]),
+        ("\ufeff# comment\n\n  NVIDIA_VISIBLE_DEVICES=1\nX=1\n", "--env-file={} IMAGE", ["nvidia4"]),
+        ("NVIDIA_VISIBLE_DEVICES\n", "--env-file {} IMAGE", ["nvidia3"]),
+        ("#NVIDIA_VISIBLE_DEVICES=1\nCUDA_VISIBLE_DEVICES=1\n", "--env-file {} IMAGE", []),
+        ("NVIDIA_VISIBLE_DEVICES=1\n", "-e NVIDIA_VISIBLE_DEVICES=0 --env-file {} IMAGE", ["nvidia3"]),
+        ("NVIDIA_VISIBLE_DEVICES=1\n", "--env-file {} --runtime runc IMAGE", []),
+        ("NVIDIA_VISIBLE_DEVICES=1\n", "--env-file {}.none IMAGE", []),  # which docker reports
+    ],
+)
+def test_gpus_that_an_env_file_names(gpus, monkeypatch, tmp_path, text, line, expected):
+    monkeypatch.setenv("NVIDIA_VISIBLE_DEVICES", "0")
+    path = tmp_path / "env"
+    path.write_text(text, encoding="utf-8")
+    found = passed(split(line.format(path).split()), gpus, lambda: {"DefaultRuntime": "nvidia"})
+    assert [key for gpu in found.gpus for key in keys(gpu)] == expected
+    assert found.named == bool(expected)
+
+
+def test_an_env_file_that_can_be_read_only_once_is_left_to_docker(gpus, tmp_path):
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    words = split(["--env-file", str(path), "IMAGE"])
+    assert passed(words, gpus, dict).gpus == ()
+    with pytest.raises(UsageError, match="not a regular file"):
+        passed(words, gpus, lambda: {"DefaultRuntime": "nvidia"})
 
 
 @pytest.mark.parametrize(
