@@ -84,7 +84,7 @@ def claim(  # noqa: PLR0913 - each is one aspect of the demand
     GpusBusyError, which names the consumers; UsageError if the GPUs have less memory than the share;
     ProbeError if their memory is unknown; and what `survey` raises.
     """
-    demand = _demand(_large_enough(choice, vram_mib), also, vram_mib, mps=mps)
+    demand = _demand(_known_to_suffice(choice, vram_mib), also, vram_mib, mps=mps)
     ticket = Ticket(count=len(demand.also) + demand.count, gpus=tuple(map(keys, demand.also + demand.gpus)))
     eligible = frozenset(key for gpu in ticket.gpus for key in gpu)
     deadline = time.monotonic() + wait_s
@@ -171,8 +171,11 @@ def _demand(choice: Choice, also: tuple[Gpu, ...], vram_mib: int | None, *, mps:
     )
 
 
-def _large_enough(choice: Choice, vram_mib: int | None) -> Choice:
-    """Return the choice among the GPUs that have the memory; raise if they can never be enough."""
+def _known_to_suffice(choice: Choice, vram_mib: int | None) -> Choice:
+    """Return the choice among the GPUs known to have the memory; raise if they can never be enough.
+
+    Shares of a GPU add up to at most its memory, so one of unknown memory cannot be shared.
+    """
     if vram_mib is None:
         return choice
     count, totals = choice.count, {gpu: memory_mib(gpu) for gpu in choice.gpus}

@@ -176,7 +176,7 @@ def request(args: RunArgs, host: Host, catalog: Catalog, wanted: str | None, rem
         choice = candidates(choice.first, 1)
     choices = serving(host, catalog, choice, args.where)
     if args.vram_mib is not None:
-        choices = _large_enough(choices, args.vram_mib)
+        choices = _not_too_small(choices, args.vram_mib)
     share = Share(vram_mib=args.vram_mib, mps=_mps(args))
     return Request(
         args=args,
@@ -197,8 +197,11 @@ def _info() -> Mapping[str, Any]:
         return {}
 
 
-def _large_enough(choices: tuple[Choice, ...], vram_mib: int) -> tuple[Choice, ...]:
-    """Return the choices without GPUs known to be too small; unchanged if none has enough GPUs left."""
+def _not_too_small(choices: tuple[Choice, ...], vram_mib: int) -> tuple[Choice, ...]:
+    """Return the choices without GPUs known to be too small; unchanged if none has enough GPUs left.
+
+    GPUs of unknown memory stay: this only prefers images, and the claim refuses what it cannot count.
+    """
     large = (choice.with_memory(vram_mib) for choice in choices)
     return tuple(choice for choice in large if choice.enough) or choices
 
