@@ -13,7 +13,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["disk", "room", "scratch"]
+__all__ = ["abandoned", "disk", "owned", "room", "scratch"]
 
 PREFIX = "imagematrix-build-"
 
@@ -22,22 +22,32 @@ PREFIX = "imagematrix-build-"
 def scratch() -> Iterator[Path]:
     """Yield a new folder under TMPDIR or /var/tmp, and remove it at the end.
 
-    Folders of killed builds are removed first. A running build holds a lock on its folder, which the kernel
-    releases with the process.
+    Folders of killed builds are removed first.
     """
-    parent = disk()
-    for leftover in parent.glob(f"{PREFIX}*"):
-        with _locked(leftover) as dead:
-            if dead:
-                shutil.rmtree(leftover, ignore_errors=True)
-    # It gets the name that other builds look for once it is locked.
-    unlocked = Path(tempfile.mkdtemp(prefix=f".{PREFIX}", dir=parent))
-    with _locked(unlocked):
-        folder = unlocked.rename(parent / unlocked.name[1:])
+    for leftover in abandoned(PREFIX):
+        shutil.rmtree(leftover, ignore_errors=True)
+    with owned(PREFIX) as folder:
         try:
             yield folder
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def owned(prefix: str) -> Iterator[Path]:
+    """Yield a new folder, which is locked until then: the kernel releases the lock with the process."""
+    # It gets the name that `abandoned` looks for once it is locked.
+    unlocked = Path(tempfile.mkdtemp(prefix=f".{prefix}", dir=disk()))
+    with _locked(unlocked):
+        yield unlocked.rename(unlocked.with_name(unlocked.name[1:]))
+
+
+def abandoned(prefix: str) -> Iterator[Path]:
+    """Yield this user's folders of processes that ended without removing them; each is locked meanwhile."""
+    for folder in disk().glob(f"{prefix}*"):
+        with _locked(folder) as dead:
+            if dead:
+                yield folder
 
 
 def room(folder: Path) -> str:

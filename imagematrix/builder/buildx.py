@@ -28,11 +28,10 @@ from imagematrix.errors import BuildError, EngineError, UsageError
 from imagematrix.oci import layout
 from imagematrix.once import Once
 from imagematrix.planning import identity
-from imagematrix.planning.backend import IMAGE, Made, Order, StoppedError
+from imagematrix.planning.backend import Made, Order, StoppedError
 from imagematrix.planning.environment import PROXIES, scrubbed
 from imagematrix.render.dockerfile import beginning
 from imagematrix.scratch import room, scratch
-from imagematrix.stores.engine import HELD
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -232,7 +231,8 @@ class Buildx:
             else:
                 image, attested = own.rewriter.image(digest, order, kept), None
             users.enter_context(own.blobs.used(layout.Image(own.folder, image).archives))
-            present = kept if _held(base, order.sources) else frozenset()
+            there = self._docker.holds(order.sources.images.get(base or "", ""))
+            present = kept if there else frozenset()
             yield Made(digest=image, layout=own.folder, base_layers=present, attested=attested)
 
     def _layers(self, folder: Path, digest: str) -> list[str]:
@@ -372,11 +372,6 @@ class Buildx:
                 process.wait(max(0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
                 _signal(process, signal.SIGKILL)
-
-
-def _held(base: str | None, sources: Sources) -> bool:
-    """Whether a base is one of the engine's own images."""
-    return sources.images.get(base or "", "").startswith(f"{IMAGE}{HELD}:")
 
 
 def _attributes(attributes: Mapping[str, str]) -> str:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-import secrets
 import threading
-import time
 from functools import cached_property
 from typing import Any, Self
 
@@ -14,7 +12,8 @@ from imagematrix import engine
 from imagematrix.catalog import labels
 from imagematrix.errors import EngineError, TagMovedError, UsageError
 from imagematrix.oci import layout
-from imagematrix.planning.backend import IMAGE, Present
+from imagematrix.planning.backend import Present
+from imagematrix.stores.held import Held
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,9 +24,8 @@ if TYPE_CHECKING:
 
     from imagematrix.planning.backend import Made, Order
 
-__all__ = ["HELD", "Engine"]
+__all__ = ["Engine"]
 
-HELD = "imagematrix-held"  # the repository of names that images have during a build
 SMALL = 1 << 20  # bytes of layers
 KEPT = (404, 409)  # the engine's answers to the removal of an image that is gone, or in use
 
@@ -61,8 +59,6 @@ class Engine:
             self._client  # noqa: B018 - which raises EngineError
         self._components: dict[str, Mapping[str, str]] = {}
         self._ids: dict[str, str] = {}  # of the images that are present
-        self._held: set[str] = set()  # tags
-        self._mark = f"{int(time.time()):x}-{secrets.token_hex(4)}"
         self._loaded: set[str] = set()  # layers
         self._loading: set[str] = set()  # layers
         self._changed = threading.Condition()  # of the two
@@ -73,7 +69,9 @@ class Engine:
 
     def __exit__(self, *_: object) -> None:
         if "_client" in self.__dict__:
-            self._release()
+            if "_held" in self.__dict__:
+                with contextlib.suppress(EngineError), self._reached():  # the next build removes what stays
+                    self._held.close()
             self._client.close()
 
     @cached_property
@@ -84,6 +82,10 @@ class Engine:
     def _info(self) -> dict[str, Any]:
         with self._reached():
             return dict(self._client.info())
+
+    @cached_property
+    def _held(self) -> Held:
+        return Held(self._client, str(self._info.get("ID")))
 
     @property
     def version(self) -> str:
@@ -207,21 +209,11 @@ class Engine:
                 return None
             if digest not in (image["Id"], self._digest(image, reference)):
                 return None
-            tag = f"{digest.removeprefix('sha256:')}-{self._mark}"
-            if tag not in self._held:
-                self._client.api.tag(image["Id"], HELD, tag)
-                self._held.add(tag)
-        return f"{IMAGE}{HELD}:{tag}"
+            return self._held.hold(image["Id"], digest)
 
-    def _release(self) -> None:
-        """Remove the names that this process has given, except where one is the last of its image."""
-        import docker
-
-        for tag in self._held:
-            with contextlib.suppress(docker.errors.APIError, EngineError), self._reached():
-                names = self._client.api.inspect_image(f"{HELD}:{tag}").get("RepoTags") or ()
-                if any(not str(name).startswith(HELD) for name in names):
-                    self._client.api.remove_image(f"{HELD}:{tag}", noprune=True)
+    def holds(self, place: str) -> bool:
+        """Whether this is where a build finds an image that `hold` was called for."""
+        return "_held" in self.__dict__ and place in self._held
 
     def store(self, order: Order, made: Made) -> str:
         """Tag an image; where it is in a layout, load what the engine lacks of it first."""
@@ -279,7 +271,8 @@ class Engine:
             self._loading.update(new)
         try:
             yield new
-            self._loaded.update(new)
+            with self._changed:
+                self._loaded.update(new)
         finally:
             with self._changed:
                 self._loading.difference_update(new)

@@ -96,6 +96,11 @@ def scratch(engine):
     return list(Path(engine.environment["TMPDIR"]).glob("imagematrix-build-*"))
 
 
+def held(engine):
+    """Return the names that bases have during a build."""
+    return engine.docker("images", "--quiet", "imagematrix-held").stdout.split()
+
+
 def uploading(registry):
     """Whether the registry has begun to write a big layer."""
     parts = registry.folder.glob("data/docker/registry/v2/repositories/**/_uploads/*/data")
@@ -163,8 +168,10 @@ def test_a_build_that_was_killed_goes_on_where_it_was(engine, big, endless):
     (folder / "templates/big.j2").write_text(TEMPLATE + "RUN true\n")
     assert statuses(engine, folder) == ["up-to-date", "build"]
     assert scratch(engine), "nobody was there to take it away"
+    assert len(held(engine)) == 1
     assert engine.imagematrix("build", cwd=folder).returncode == 0
     assert not scratch(engine)
+    assert not held(engine)
     until(lambda: not running(endless))
 
 

@@ -13,7 +13,6 @@ from imagematrix.catalog import labels
 from imagematrix.errors import BuildError, EngineError, UsageError
 from imagematrix.oci.layout import HollowError, Image
 from imagematrix.planning.backend import Order, Sources, StoppedError
-from imagematrix.stores.engine import HELD
 
 DIGEST = f"sha256:{'1' * 64}"
 
@@ -31,6 +30,9 @@ class Docker:
 
     def digest(self, _):
         return DIGEST
+
+    def holds(self, place):
+        return place == "docker-image://held:1"
 
 
 @pytest.fixture
@@ -134,7 +136,7 @@ def test_a_layer_whose_bytes_have_gone_is_not_rewritten_to_an_empty_one(script, 
 
 def test_the_layers_of_a_base_that_the_engine_has_are_named(script, order, made):
     script(made)
-    sources = replace(order.sources, images={"a:1": f"docker-image://{HELD}:b"})
+    sources = replace(order.sources, images={"a:1": "docker-image://held:1"})
     with (
         Buildx(Docker()) as builder,
         builder.make(replace(order, sources=sources), io.StringIO(), lambda _: None) as image,

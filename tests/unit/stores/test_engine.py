@@ -15,7 +15,9 @@ from imagematrix.catalog import labels
 from imagematrix.errors import EngineError, TagMovedError, UsageError
 from imagematrix.oci.layout import Image
 from imagematrix.planning.backend import Made, Order, Sources
-from imagematrix.stores.engine import HELD, Engine
+from imagematrix.scratch import owned
+from imagematrix.stores.engine import Engine
+from imagematrix.stores.held import REPOSITORY
 
 DIGEST, OTHER = f"sha256:{'1' * 64}", f"sha256:{'2' * 64}"
 CONTAINERD = [["driver-type", "io.containerd.snapshotter.v1"]]
@@ -111,11 +113,13 @@ def test_an_image_is_held_while_builds_are_on(engine, docker):
     tell(engine, "GET", "/images/base:1/json", {"Id": OTHER, "RepoDigests": [f"base@{DIGEST}"]})
     engine.told["POST", "/tag"] = 201, b""
     held = docker.hold("base:1", DIGEST)
-    assert held.startswith(f"docker-image://{HELD}:{DIGEST[7:]}-")
+    assert held.startswith(f"docker-image://{REPOSITORY}:{DIGEST[7:]}-")
     (tag,) = {parse_qs(urlsplit(one).query)["tag"][0] for one in engine.asked if "/tag?" in one}
-    assert held == f"docker-image://{HELD}:{tag}"
+    assert held == f"docker-image://{REPOSITORY}:{tag}"
     assert any(f"/images/{OTHER}/tag" in unquote(one) for one in engine.asked), "by what never moves"
     assert docker.hold("base:1", DIGEST) == held
+    assert docker.holds(held)
+    assert not docker.holds("docker-image://base:1")
     assert docker.hold("base:1", f"sha256:{'3' * 64}") is None
     tell(engine, "GET", "/images/base:2/json", {"message": "no such image"}, 404)
     assert docker.hold("base:2", DIGEST) is None
@@ -130,6 +134,40 @@ def test_held_names_go_with_the_process(engine, names, goes):
         tell(engine, "GET", f"/images/{held}/json", {"Id": OTHER, "RepoTags": [*names, held]})
         tell(engine, "DELETE", f"/images/{held}", [])
     assert any(f"/images/{held}?" in unquote(one) for one in engine.asked) == goes, "the last name stays"
+
+
+def test_held_names_of_killed_builds_go(engine, monkeypatch, tmp_path):
+    """Those of living builds, of other machines and of other engines stay; so do the last of an image."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    engine.told["POST", "/tag"] = 201, b""
+    tell(engine, "GET", "/images/base:1/json", {"Id": OTHER})
+    left = []
+    for info in ({"ID": "other"}, {"ID": "this"}):
+        tell(engine, "GET", "/info", info)
+        with Engine() as docker:
+            docker.hold("base:1", OTHER)
+            (folder,) = set(tmp_path.iterdir()) - set(left)
+        left.append(folder)
+        folder.mkdir()  # as kill -9 leaves it
+    prefix, _, word = folder.name.rpartition("-")
+    with owned(f"{prefix}-") as living:
+        words = {"dead": word, "living": living.name.rpartition("-")[2], "remote": "abcdefgh"}
+        names = {state: f"{REPOSITORY}:{OTHER[7:]}-{word}" for state, word in words.items()}
+        names["last"] = f"{REPOSITORY}:{DIGEST[7:]}-{word}"
+        listed = [{"RepoTags": [name]} for name in names.values()]
+        tell(engine, "GET", "/images/json", [*listed, {"RepoTags": None}])
+        for state, name in names.items():
+            tell(engine, "GET", f"/images/{name}/json", {"RepoTags": [name, *["base:1"] * (state != "last")]})
+            tell(engine, "DELETE", f"/images/{name}", [])
+        with Engine() as docker:
+            docker.hold("base:1", OTHER)
+            assert not folder.exists()
+            assert living.exists()
+    asked = [unquote(one) for one in engine.asked]
+    assert {state for state, name in names.items() if any(f"/images/{name}?" in one for one in asked)} == {
+        "dead"
+    }
+    assert len(list(tmp_path.iterdir())) == 2, "that of the living build, and that of the other engine"
 
 
 def test_a_base_of_the_matrix_is_held_too(engine, docker):

@@ -1,0 +1,73 @@
+"""Names that images of an engine have during a build: `docker tag` may move any other meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+
+from imagematrix.planning.backend import IMAGE
+from imagematrix.scratch import abandoned, owned
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pathlib import Path
+    from typing import Any
+
+    import docker
+
+__all__ = ["REPOSITORY", "Held"]
+
+REPOSITORY = "imagematrix-held"
+
+
+class Held:
+    """The names that this process gives to images of one engine, which has the ID `engine`.
+
+    Names of builds that were killed are removed first. A name ends in a word of its process, and while that
+    lives, it holds the lock of a folder with that word: only names whose folder is here and unlocked are
+    removed, so none of a build on another machine. Raises docker's errors.
+    """
+
+    def __init__(self, client: docker.DockerClient, engine: str) -> None:
+        self._api: Any = client.api
+        self._tags: set[str] = set()
+        self._open = contextlib.ExitStack()
+        prefix = f"{REPOSITORY}-{hashlib.sha256(engine.encode()).hexdigest()[:12]}-"
+        for folder in abandoned(prefix):
+            word = folder.name.removeprefix(prefix)
+            self._release(folder, {tag for tag in self._all() if tag.endswith(f"-{word}")})
+        self._folder = self._open.enter_context(owned(prefix))
+        self._word = self._folder.name.removeprefix(prefix)
+
+    def hold(self, image: str, digest: str) -> str:
+        """Return where a build finds an image, by its ID in the engine and its digest."""
+        tag = f"{digest.removeprefix('sha256:')}-{self._word}"
+        if tag not in self._tags:
+            self._api.tag(image, REPOSITORY, tag)
+            self._tags.add(tag)
+        return f"{IMAGE}{REPOSITORY}:{tag}"
+
+    def __contains__(self, place: str) -> bool:
+        """Whether `hold` has returned this place."""
+        return place.removeprefix(f"{IMAGE}{REPOSITORY}:") in self._tags
+
+    def close(self) -> None:
+        """Remove the names, except where one is the last of its image."""
+        with self._open:
+            self._release(self._folder, self._tags)
+
+    def _all(self) -> set[str]:
+        images = self._api.images(name=REPOSITORY)
+        return {str(name).rpartition(":")[2] for image in images for name in image.get("RepoTags") or ()}
+
+    def _release(self, folder: Path, tags: set[str]) -> None:
+        """Remove tags, and then the folder of their process."""
+        import docker
+
+        for tag in tags:
+            name = f"{REPOSITORY}:{tag}"
+            with contextlib.suppress(docker.errors.APIError):
+                names = self._api.inspect_image(name).get("RepoTags") or ()
+                if any(not str(other).startswith(REPOSITORY) for other in names):
+                    self._api.remove_image(name, noprune=True)
+        folder.rmdir()
