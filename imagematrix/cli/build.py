@@ -13,7 +13,7 @@ import typer
 
 from imagematrix.cli.options import BuildArgs, DurationsFiles, File, Json, Only, Proxy, ShardOf
 from imagematrix.cli.output import counted, info, info_raw, print_error, print_json, print_text
-from imagematrix.cli.planning import locked, sharding, workshop
+from imagematrix.cli.planning import locked, sharding, warn_of_lost, workshop
 from imagematrix.errors import UsageError
 
 TYPE_CHECKING = False
@@ -94,6 +94,7 @@ def command(
         _write(junit, ())  # that it can't be written is better known before an hour of builds
     with workshop(jobs, push=push, builders=builder or (), attest=attest or (), given=given) as shop:
         plan = narrow(locked(file, shop.against, only, push=push, frozen=frozen))
+        warn_of_lost(plan)
         verified = [PlanStatus.UP_TO_DATE] if verify else []
         todo = plan.with_status(PlanStatus.BUILD, PlanStatus.ADOPT, PlanStatus.FAILED, *verified)
         if todo and not shop.builder.reproducible:

@@ -10,7 +10,7 @@ import typer
 
 from imagematrix.cli.options import BuildArgs, DurationsFiles, File, Json, Only, Proxy, ShardOf
 from imagematrix.cli.output import counted, info, print_json, table
-from imagematrix.cli.planning import compared, sharding
+from imagematrix.cli.planning import compared, sharding, warn_of_lost
 from imagematrix.errors import TagMovedError, UsageError
 from imagematrix.planning.plan import Dropped, DropStatus, PlanStatus
 
@@ -52,6 +52,7 @@ def command(
         print_json(plan.to_json())
     else:
         _print(plan)
+    warn_of_lost(plan)
     if plan.with_status(PlanStatus.REFUSED):
         raise typer.Exit(TagMovedError.exit_code)
     if plan.with_status(PlanStatus.FAILED):

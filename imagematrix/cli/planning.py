@@ -165,6 +165,12 @@ def compared(file: Path, only: str | None, *, push: bool = False, given: Given |
         return planned(file, against, only, push=push)
 
 
+def warn_of_lost(plan: Plan) -> None:
+    """Report the images that the registry lost and that `plan` does not make again."""
+    for reference in plan.lost:
+        info(f"the registry lost {reference}, which is not in this plan: build it, or `publish --repair`")
+
+
 def _require_pushable(matrix: Matrix) -> None:
     for image in matrix.images:
         if image.development:

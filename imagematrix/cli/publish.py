@@ -89,6 +89,8 @@ def _say(name: str, done: Published) -> None:
     info(f"{name}: {counted(done.variants, 'variant')}, {done.new} new")
     for reference in done.dropped:
         info(f"the registry lost {reference}: it is removed")
+    for reference in done.stuck:
+        info(f"the registry does not allow {reference} to be deleted: until it is, builds take it for pushed")
     for tag in done.others:
         info(f"{tag} is left out: its cell is published, built from other inputs")
     for one in done.plain:
@@ -148,5 +150,6 @@ def _document(image: str, version: str, aliases: list[str], done: Published) -> 
         "aliases": aliases,
         "plain_pull": [one.to_json() for one in done.plain],
         "dropped": list(done.dropped),
+        "stuck": list(done.stuck),
         "others": list(done.others),
     }

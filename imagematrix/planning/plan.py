@@ -113,7 +113,8 @@ class Plan:
     """What a build would do for every cell, in the order of the matrix; `shard` is such as "2/8".
 
     `bases` are the digests of all base images that its cells build on, `contexts` the listings of the folders
-    that they copy from.
+    that they copy from. `lost` are the references of published images that the registry lost, and that no
+    item makes again.
     """
 
     items: tuple[Planned | Dropped, ...]
@@ -121,6 +122,7 @@ class Plan:
     contexts: Mapping[Path, Listing] = field(default_factory=dict)
     given: Given = field(default_factory=Given)
     shard: str | None = None
+    lost: tuple[str, ...] = ()
 
     def with_status(self, *statuses: PlanStatus) -> tuple[Planned, ...]:
         """Return the cells that can be built and have one of the statuses."""

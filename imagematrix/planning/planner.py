@@ -63,7 +63,15 @@ def plan(matrix: Matrix, against: Against, *, expression: str | None = None) -> 
             expansion = only(expansion, expression, matrix)
         planner = _Planner(matrix, against, renderer)
         items = tuple(planner.items(expansion))
-    return Plan(items=items, bases=planner.bases, contexts=planner.contexts, given=against.given or Given())
+    return Plan(
+        items=items,
+        bases=planner.bases,
+        contexts=planner.contexts,
+        given=against.given or Given(),
+        lost=tuple(
+            sorted(planner.lost.difference(item.reference for item in items if isinstance(item, Planned)))
+        ),
+    )
 
 
 class _Verdict(NamedTuple):
@@ -82,6 +90,7 @@ class _Planner:
     def __init__(self, matrix: Matrix, against: Against, renderer: Renderer) -> None:
         self.bases: dict[str, str] = {}
         self.contexts: dict[Path, Listing] = {}
+        self.lost: set[str] = set()
         self._unread: dict[Path, UsageError] = {}
         self._images = {image.name: image for image in matrix.images}
         self._where = matrix.path
@@ -252,6 +261,8 @@ class _Planner:
             by_cell: dict[str, list[Present]] = {}
             for one in store.present(cell.image.name, cell.image.version):
                 by_cell.setdefault(one.cell, []).append(one)
+                if one.lost:
+                    self.lost.add(one.reference)
             self._present[key] = by_cell
         return self._present[key].get(cell.id, [])
 

@@ -10,7 +10,7 @@ from imagematrix.oci.registry import DOCKER_LIST, INDEX
 from imagematrix.oci.transfer import LIMIT
 from imagematrix.reference import TAG
 from imagematrix.stores import plain_pull as plain
-from imagematrix.stores.registry import attestations, survey
+from imagematrix.stores.registry import Complete, attestations, survey
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,8 +32,9 @@ class Published:
     """A published index: its digest, the number of its variants, and how many of them are new.
 
     `plain` are its answers to a plain pull. `dropped` are the references of images that the registry lost and
-    that were removed from the index. `others` are the tags of images that are left out, because the version
-    has another image of their cells.
+    that were removed from the index, and `stuck` those among them that it has in part and does not let us
+    delete, so that builds take them for pushed. `others` are the tags of images that are left out, because
+    the version has another image of their cells.
     """
 
     digest: str
@@ -41,6 +42,7 @@ class Published:
     new: int
     plain: tuple[Plain, ...] = ()
     dropped: tuple[str, ...] = ()
+    stuck: tuple[str, ...] = ()
     others: tuple[str, ...] = ()
 
 
@@ -55,9 +57,11 @@ def publish(
 ) -> Published:
     """Write the index of all variants of a version that the registry has, and tag it with the version.
 
-    Entries stay in an index, except, with `repair`, those whose images the registry lost. The `aliases` are
-    tags that are moved to the index; only they ever move. `named` are the cells, by platform, that answer a
-    plain pull. Of several images of a cell with different inputs, that of the `chosen` tag is taken.
+    Entries stay in an index, except, with `repair`, those whose images the registry lost: the manifest, or a
+    blob of it, in which case what is left of the image is deleted, so that builds make it again. The
+    `aliases` are tags that are moved to the index; only they ever move. `named` are the cells, by platform,
+    that answer a plain pull. Of several images of a cell with different inputs, that of the `chosen` tag is
+    taken.
 
     Raises UnknownImageError where there is no variant, or where the registry lost one. Raises TagMovedError
     where two variants of one cell have different inputs and none is chosen, or where an alias is the tag of
@@ -66,11 +70,18 @@ def publish(
     name = f"{registry.name}:{version}"
     for alias in aliases:
         _movable(registry, alias)
+    complete = Complete(registry) if repair else None
     first: frozenset[str] | None = None
     dropped: set[str] = set()
+    stuck: set[str] = set()
     for _ in range(TRIES):
-        surveyed = survey(registry, version)
+        surveyed = survey(registry, version, complete)
         dropped |= _lost(name, surveyed, repair=repair)
+        stuck |= {
+            f"{registry.name}:{one.tag}@{one.digest}"
+            for one in surveyed.damaged
+            if not registry.take_back(one.tag, one.digest)
+        }
         variants, others = _settled(name, surveyed, chosen)
         before = {entry.digest: entry for entry in surveyed.alive}
         first = frozenset(before) if first is None else first
@@ -99,6 +110,7 @@ def publish(
                 new=len(own.keys() - first),
                 plain=tuple(answers),
                 dropped=tuple(sorted(dropped)),
+                stuck=tuple(sorted(stuck)),
                 others=tuple(sorted(others)),
             )
         if registry.digest(version) == (published.digest if published else None):
@@ -126,7 +138,8 @@ def _movable(registry: Registry, alias: str) -> None:
 def _lost(name: str, surveyed: Survey, *, repair: bool) -> set[str]:
     """Return the references of lost images of a version; raise UnknownImageError without `repair`."""
     image = name.rpartition(":")[0]
-    gone = [one for one in surveyed.entries if one.digest in surveyed.lost]
+    published = [one for one in surveyed.entries if one.digest in surveyed.lost]
+    gone = {one.digest: one for one in (*surveyed.damaged, *published)}.values()
     references = sorted(
         f"{image}:{one.tag}@{one.digest}" if one.ours else f"{image}@{one.digest}" for one in gone
     )

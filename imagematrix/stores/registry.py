@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Self
 
 from imagematrix.catalog import index, labels
 from imagematrix.catalog.registry import entry
-from imagematrix.errors import TagMovedError
+from imagematrix.errors import TagMovedError, UnknownImageError
 from imagematrix.oci import layout
 from imagematrix.oci.registry import INDEX, Registry
+from imagematrix.once import Once
 from imagematrix.planning.backend import Present
 from imagematrix.stores.adoption import examine
 
@@ -24,7 +27,7 @@ if TYPE_CHECKING:
     from imagematrix.planning.backend import Made, Order
     from imagematrix.stores.engine import Engine
 
-__all__ = ["Remote", "Survey", "attestations", "survey"]
+__all__ = ["Complete", "Remote", "Survey", "attestations", "survey"]
 
 REQUESTS = 8  # at the same time
 
@@ -207,7 +210,8 @@ class Survey:
 
     `entries` are those of its index, `listed` those among them that are variants, `lost` the digests of those
     whose images are gone. `variants` are the images in the index, and those only pushed. `others` were pushed
-    as well, but the index has their cell from other inputs.
+    as well, but the index has their cell from other inputs. `damaged` are images of which the registry has
+    the manifest and lacks a blob.
     """
 
     published: Manifest | None
@@ -216,6 +220,7 @@ class Survey:
     lost: frozenset[str]
     variants: tuple[Entry, ...]
     others: tuple[Entry, ...]
+    damaged: tuple[Entry, ...] = ()
 
     @property
     def alive(self) -> list[Entry]:
@@ -223,20 +228,60 @@ class Survey:
         return [one for one in self.entries if not {one.digest, one.attests} & self.lost]
 
 
-def survey(registry: Registry, version: str) -> Survey:
-    """Return what a registry has of a version; raise UsageError where an index or an image is damaged."""
+class Complete:
+    """Whether a registry has an image with all its blobs, each of which is asked for once.
+
+    `damaged` are the digests of images of which it has the manifest and lacks a blob.
+    """
+
+    def __init__(self, registry: Registry) -> None:
+        self.damaged: set[str] = set()
+        self._registry = registry
+        self._has_blob: Once[str, bool] = Once()
+
+    def __call__(self, digest: str) -> bool:
+        """Whether it has the manifest with this digest, its configuration and its layers."""
+        manifest = self._registry.manifest(digest)
+        if manifest is None:
+            return False
+        document = json.loads(manifest.raw)
+        blobs = [document.get("config"), *(document.get("layers") or ())]
+        whole = all(
+            self._has_blob(blob["digest"], partial(self._registry.has_blob, blob["digest"]))
+            for blob in blobs
+            if blob and "urls" not in blob  # a layer that is elsewhere
+        )
+        if not whole:
+            self.damaged.add(digest)
+        return whole
+
+
+def survey(registry: Registry, version: str, complete: Complete | None = None) -> Survey:
+    """Return what a registry has of a version; raise UsageError where an index or an image is damaged.
+
+    An image counts as lost if its manifest is gone, or if it is not `complete`.
+    """
+    there = complete or (lambda digest: registry.digest(digest) is not None)
     published = registry.manifest(version)
     entries = index.parse(published.raw, f"{registry.name}:{version}") if published else ()
     with ThreadPoolExecutor(max_workers=REQUESTS) as pool:
-        digests = pool.map(lambda one: registry.digest(one.digest), entries)
+        kept = pool.map(lambda one: there(one.digest), entries)
         tags = [tag for tag in registry.tags() if tag.startswith(f"{version}-")]
-        lost = frozenset(one.digest for one, digest in zip(entries, digests, strict=True) if digest is None)
+        lost = frozenset(one.digest for one, kept_one in zip(entries, kept, strict=True) if not kept_one)
         listed = tuple(one for one in entries if one.ours and one.annotations[labels.VERSION] == version)
         by_tag = {one.tag: one for one in listed if one.digest not in lost}
+        lost_by_tag = {one.tag: one for one in listed if one.digest in lost}
         rest = [tag for tag in tags if tag not in by_tag]
-        pushed = zip(rest, pool.map(lambda tag: entry(registry, tag), rest), strict=True)
+        pushed = zip(
+            rest,
+            pool.map(lambda tag: _pushed(registry, tag, lost_by_tag.get(tag), complete), rest),
+            strict=True,
+        )
         # A tag is what it says only if the image under it says the same.
-        by_tag |= {tag: one for tag, one in pushed if one and one.ours and one.tag == tag}
+        only_pushed = [one for tag, one in pushed if one and one.ours and one.tag == tag]
+        whole = pool.map(lambda one: complete is None or complete(one.digest), only_pushed)
+        damaged = tuple(one for one, is_whole in zip(only_pushed, whole, strict=True) if not is_whole)
+        by_tag |= {one.tag: one for one in only_pushed if one not in damaged}
     frozen = {one.annotations[labels.CELL]: one.tag for one in listed}
     images = [by_tag[tag] for tag in sorted(by_tag)]
     late = [one for one in images if frozen.get(one.annotations[labels.CELL], one.tag) != one.tag]
@@ -247,7 +292,18 @@ def survey(registry: Registry, version: str) -> Survey:
         lost=lost,
         variants=tuple(one for one in images if one not in late),
         others=tuple(late),
+        damaged=damaged,
     )
+
+
+def _pushed(registry: Registry, tag: str, lost: Entry | None, complete: Complete | None) -> Entry | None:
+    """Return the image with a tag; if it is known to be damaged, what the index said of it, if anything."""
+    try:
+        return entry(registry, tag)
+    except UnknownImageError:  # its configuration is gone
+        if complete is None or registry.digest(tag) not in complete.damaged:
+            raise
+        return lost
 
 
 def _others(registry: Registry, tag: str) -> list[str]:

@@ -117,6 +117,10 @@ def test_what_the_registry_lost_is_made_again(cli, backend, matrix, image, repos
         assert [cell["status"] for cell in cells] == ["build", "up-to-date"], where
         assert cells[0]["why"] == "the registry lost it"
         repository.tags.pop(tag, None)
+    other = ("--only", "march=znver4")
+    for command in ("plan", "build"):
+        said = cli(command, "-f", matrix, "--push", *CPU, *other)
+        assert f"the registry lost {image}:{tag}, which is not in this plan" in said.err, command
     said = cli("publish", f"{image}:v1")
     assert said.code == 4
     assert "the registry lost images" in said.err
@@ -219,6 +223,7 @@ def test_publish_prints_the_index_by_its_digest(cli, no_engine, image, repositor
             }
         ],
         "dropped": [],
+        "stuck": [],
         "others": [],
     }
 

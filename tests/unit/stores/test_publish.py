@@ -299,6 +299,38 @@ def test_what_is_lost_is_taken_out_with_what_is_said_of_it(registry, repository,
     assert publish(registry, "v1") == publish(registry, "v1", repair=True)
 
 
+@pytest.mark.parametrize("deletes", [True, False])
+@pytest.mark.parametrize(("kind", "published"), [("layer", True), ("layer", False), ("config", True)])
+def test_an_image_that_lost_a_blob_is_deleted(
+    server, registry, repository, have, image, kind, deletes, published
+):
+    server.deletes = deletes
+    have("a")
+    if not published:
+        publish(registry, "v1")
+    damaged = have("b", layer=b"own")
+    if published:
+        publish(registry, "v1")
+    manifest = json.loads(repository.manifests[damaged][1])
+    del repository.blobs[(manifest["config"] if kind == "config" else manifest["layers"][0])["digest"]]
+    if kind == "layer":
+        assert publish(registry, "v1").variants == 2, "only a repair asks for each layer"
+    done = publish(registry, "v1", repair=True)
+    assert cells(repository) == ["a"]
+    reference = f"{image}:v1-b-{digest(b'1')[7:19]}@{damaged}"
+    assert (done.dropped, done.stuck) == ((reference,), () if deletes else (reference,))
+    assert (damaged in repository.manifests) == (not deletes)
+
+
+def test_layers_that_images_share_are_asked_for_once(server, registry, repository, have):
+    for cell in "abc":
+        have(cell)
+    publish(registry, "v1")
+    before = server.count("HEAD", "blobs")
+    assert publish(registry, "v1", repair=True).variants == 3
+    assert server.count("HEAD", "blobs") - before == len(repository.blobs)
+
+
 def test_what_is_lost_and_was_made_again_is_put_back(registry, repository, have):
     """An engine with the classic store gives the same inputs another digest."""
     lost = have("a", layer=b"once")
