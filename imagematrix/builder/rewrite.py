@@ -8,6 +8,8 @@ compressed, once. The layers of a base stay byte for byte what they are in the b
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import gzip
 import hashlib
 import json
@@ -24,6 +26,7 @@ from imagematrix.oci.clamp import clamped
 from imagematrix.oci.expanded import GZIP, ZSTD
 from imagematrix.oci.layout import solid
 from imagematrix.once import Once
+from imagematrix.scratch import room
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -140,8 +143,21 @@ class Rewriter:
             file.write(raw)
             return self._kept(file)
 
-    def _new(self) -> IO[bytes]:
-        return tempfile.NamedTemporaryFile(dir=self._blobs.parent, delete=False)
+    @contextlib.contextmanager
+    def _new(self) -> Iterator[IO[bytes]]:
+        """Yield a file that `_kept` gives its name; if that is not reached, the file is removed."""
+        folder = self._blobs.parent
+        name = None
+        try:
+            with tempfile.NamedTemporaryFile(dir=folder, delete=False) as file:
+                name = Path(file.name)
+                yield file
+        except BaseException as error:
+            if name:
+                name.unlink(missing_ok=True)
+            if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+                raise BuildError(f"{folder}: {error.strerror}", remedy=room(folder.parent)) from error
+            raise
 
     def _kept(self, file: IO[bytes]) -> str:
         """Give a file that is written the name of its digest, and return that."""

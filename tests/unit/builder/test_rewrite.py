@@ -4,6 +4,8 @@ import gzip
 import hashlib
 import io
 import json
+import os
+import subprocess
 import tarfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -20,12 +22,13 @@ from imagematrix.errors import BuildError
 from imagematrix.planning.backend import Order, Sources
 
 
-def tar(name, time, size=0):
+def tar(name, time, size=0, content=b""):
+    content = content or bytes(size)
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
         info = tarfile.TarInfo(name)
-        info.mtime, info.size = time, size
-        archive.addfile(info, io.BytesIO(bytes(size)))
+        info.mtime, info.size = time, len(content)
+        archive.addfile(info, io.BytesIO(content))
     return buffer.getvalue()
 
 
@@ -104,6 +107,26 @@ def test_an_image_says_what_its_layers_are_now(blobs, rewriter):
     times = [times_of(blobs, layer) for layer in after["layers"]]
     assert times == [[5], [0], [0]]
     assert all("gzip" in layer["mediaType"] for layer in after["layers"][1:])
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts a small disk")
+def test_a_full_disk_is_reported_and_nothing_is_left_on_it(tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(disk)]
+    if subprocess.run(mount, check=False, capture_output=True).returncode:
+        pytest.skip("this container may not mount")
+    try:
+        blobs = Blobs(disk / "build" / "layout" / "sha256")
+        noise = os.urandom(600_000)  # which gzip makes no smaller
+        before = blobs.image(tar("a", 7, content=noise))
+        there = set(disk.rglob("*"))
+        with pytest.raises(BuildError, match=f"^{disk}/build/layout: No space left") as caught:
+            Rewriter(blobs.folder, 0).image(before["digest"], ORDER, ())
+        assert f"free disk space in {disk} " in caught.value.remedy
+        assert set(disk.rglob("*")) == there
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
 
 
 def times_of(blobs, layer):
