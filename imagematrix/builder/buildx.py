@@ -83,10 +83,14 @@ class Buildx:
         self._builder = builder
         self._attest = attest
         self._environment = scrubbed(os.environ)
-        names = [case for name in PROXIES for case in (name, name.lower())]
-        self._proxies = [
-            f"--build-arg={name}" + ("" if proxy and os.environ.get(name) else "=") for name in names
-        ]
+        self._proxies: list[str] = []
+        for name in PROXIES:
+            value = (os.environ.get(name) or os.environ.get(name.lower())) if proxy else None
+            # Both cases get one value: BuildKit takes either, and docker's configuration adds a missing one.
+            for case in (name, name.lower()):
+                self._proxies.append(f"--build-arg={case}" + ("" if value else "="))
+                if value:
+                    self._environment[case] = value
         self._command = self._require()
         self._elsewhere = self._in_a_context() and builder != engine.context()
         if self._elsewhere:

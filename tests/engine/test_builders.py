@@ -1,13 +1,15 @@
-"""Building on other engines than the one that keeps the images."""
+"""Building on other engines than the one that keeps the images, and through a proxy."""
 
 import json
 import select
 import socket
 import socketserver
 import subprocess
+import sys
 import threading
 
 import pytest
+from processes import END_WITH_US
 
 MATRIX = """\
 schema: imagematrix.matrix/v1
@@ -146,3 +148,48 @@ def layers(engine, reference):
     if "manifests" in manifest:
         return layers(engine, f"{reference.rpartition(':')[0]}@{manifest['manifests'][0]['digest']}")
     return [layer["digest"] for layer in manifest["layers"]]
+
+
+PROXY = """\
+import sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+class Proxy(BaseHTTPRequestHandler):
+    def do_GET(self):
+        body = f"proxied {self.path}".encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+server = HTTPServer((sys.argv[1], 0), Proxy)
+print(server.server_port, flush=True)
+server.serve_forever()
+"""
+
+
+@pytest.fixture
+def proxy(engine):
+    """The address of a proxy on the engine's machine, as its containers reach it."""
+    told = engine.docker("network", "inspect", "--format", "{{(index .IPAM.Config 0).Gateway}}", "bridge")
+    command = [*END_WITH_US, *engine.inside, sys.executable, "-c", PROXY, told.stdout.strip()]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        yield f"http://{told.stdout.strip()}:{process.stdout.readline().strip()}"
+        process.terminate()
+
+
+def test_a_build_has_the_proxies_of_its_environment_only_with_proxy(engine, folder, proxy):
+    (folder / "matrix.yaml").write_text(MATRIX.format(image="proxied"))
+    fetch = (
+        "RUN /usr/lib/apt/apt-helper -o Acquire::Retries=0 download-file http://127.0.0.1:9/{{ part }} /part"
+    )
+    (folder / "templates/small.j2").write_text(f"FROM debian:trixie\n{fetch}\n")
+    options = {"cwd": folder, "env": engine.environment | {"http_proxy": proxy}}
+    refused = engine.imagematrix("build", "--only", "part=one", **options)
+    assert refused.returncode == 6, "nothing listens at that port"
+    built = engine.imagematrix("build", "--only", "part=one", "--proxy", **options)
+    assert built.returncode == 0, built.stderr
+    (reference,) = built.stdout.split()
+    assert engine.docker("run", "--rm", reference, "cat", "/part").stdout == "proxied http://127.0.0.1:9/one"
+    assert proxy not in json.dumps(engine.inspect(reference)), "the image says nothing of it"
+    assert proxy not in engine.docker("history", "--no-trunc", reference).stdout

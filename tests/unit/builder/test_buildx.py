@@ -215,15 +215,17 @@ def test_the_callers_variables_decide_nothing(script, order, made, tmp_path, mon
     assert "--build-arg=no_proxy=" in words
 
 
-def test_proxies_are_given_by_name(script, order, made, monkeypatch):
-    asked = script(made)
+def test_proxies_are_given_by_name(script, order, made, tmp_path, monkeypatch):
+    asked = script(f"env > {tmp_path}/environment; {made}")
     monkeypatch.setenv("https_proxy", "http://user:word@p")
     monkeypatch.setenv("HTTP_PROXY", "")
     with Buildx(Docker(), proxy=True) as builder:
         make(builder, order)
     words = asked.read_text().splitlines()
-    assert "--build-arg=https_proxy" in words
-    assert {"--build-arg=HTTP_PROXY=", "--build-arg=HTTPS_PROXY="} <= set(words)
+    assert {"--build-arg=https_proxy", "--build-arg=HTTPS_PROXY"} <= set(words), "BuildKit takes either"
+    assert {"--build-arg=HTTP_PROXY=", "--build-arg=http_proxy="} <= set(words)
+    environment = (tmp_path / "environment").read_text().splitlines()
+    assert {"https_proxy=http://user:word@p", "HTTPS_PROXY=http://user:word@p"} <= set(environment)
     assert not [word for word in words if "user:word" in word], "whoever lists processes would see it"
 
 
