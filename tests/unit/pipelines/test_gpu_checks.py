@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 BUNDLE = ROOT / "ci/gpu_bundle"
 UUID = "GPU-5f3c1a2b-0d4e-4f6a-8b9c-112233445566"
 
