@@ -32,10 +32,10 @@ class Asked(NamedTuple):
 class Repository:
     """Blobs and manifests by digest, tags with their digests, and the tags that ever moved."""
 
-    blobs: dict = field(default_factory=dict)
-    manifests: dict = field(default_factory=dict)  # media type and bytes
-    tags: dict = field(default_factory=dict)
-    moved: list = field(default_factory=list)
+    blobs: dict[str, bytes] = field(default_factory=dict)
+    manifests: dict[str, tuple[str, bytes]] = field(default_factory=dict)  # media type and bytes
+    tags: dict[str, str] = field(default_factory=dict)
+    moved: list[str] = field(default_factory=list)
 
     def put(self, tag, raw, media_type):
         """Keep a manifest under a tag, or only by its digest if `tag` is None."""
@@ -74,7 +74,7 @@ class Fault:
     times: int = 1
     after: int = 0
     status: int | None = None
-    headers: dict = field(default_factory=dict)
+    headers: dict[str, str] = field(default_factory=dict)
     body: bytes = b"{}"
     drop: bool = False
     cut: bool = False

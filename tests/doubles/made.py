@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import strategies as st
 
 from imagematrix.catalog.catalog import CRITERIA, Catalog, Ptx, UserModeDriver, Variant
@@ -53,7 +55,7 @@ catalogs = st.builds(
     variants=st.lists(variants, max_size=12, unique_by=lambda variant: variant.reference).map(tuple),
     prefer=st.one_of(st.just(()), st.lists(st.sampled_from(CRITERIA), unique=True).map(tuple)),
 )
-facts = st.fixed_dictionaries(
+facts: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
     {
         "compute": st.sampled_from([*COMPUTES, None]),
         "brand": st.sampled_from(["nvidia", "tesla", "geforce", None]),

@@ -57,7 +57,7 @@ def blocks(text):
             yield Block(language=language, text=token.content, line=token.map[0] + 1, mark=mark)
         if token.type == "html_block":
             found = MARK.match(token.content)
-            mark = found and (found[1], found[2])
+            mark = (found[1], found[2]) if found else None
         elif token.nesting >= 0:
             mark = None
 

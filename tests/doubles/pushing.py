@@ -67,4 +67,5 @@ def main(name, made_of, other, folder, rounds):
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:4], Path(sys.argv[4]), sys.argv[5])
+    name, made_of, other, folder, rounds = sys.argv[1:]
+    main(name, made_of, other, Path(folder), rounds)

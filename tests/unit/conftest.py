@@ -29,6 +29,7 @@ from imagematrix.cli import main
 from imagematrix.facts import marches
 from imagematrix.matrix.load import load
 from imagematrix.planning import labels
+from imagematrix.planning.plan import PlanStatus
 from imagematrix.planning.planner import Against, plan
 from imagematrix.record import replace
 
@@ -109,7 +110,7 @@ def starters(tmp_path_factory):
 def shipped_catalog(shipped):
     """The catalog of all that the shipped matrix builds."""
     variants = []
-    for item in plan(load(shipped), Against()).with_status("build"):
+    for item in plan(load(shipped), Against()).with_status(PlanStatus.BUILD):
         flags = marches.required(item.cell.axes["march"], item.cell.properties["compiler"])
         variant = labels.variant(item.cell, flags, f"training:v1-{item.cell.id}-0123456789ab")
         variants.append(replace(variant, facts=BUILT))
@@ -132,12 +133,13 @@ def profiles():
 
 @pytest.fixture(scope="session")
 def conforms():
-    """Call it with a document to hold it against the JSON Schema that its `schema` names."""
+    """Call it with a document to hold it against the JSON Schema that its `schema` names, and get it back."""
 
     def check(document):
         kind = document["schema"].removeprefix("imagematrix.").removesuffix("/v1")
         schema = json.loads((ROOT / "imagematrix" / "schemas" / f"{kind}.json").read_text())
         jsonschema.Draft202012Validator(schema).validate(document)
+        return document
 
     return check
 
@@ -416,7 +418,7 @@ def cli(monkeypatch, capsys):
         monkeypatch.setattr(sys, "argv", ["imagematrix", *map(str, words)])
         with pytest.raises(SystemExit) as ended:
             main()
-        return Said(ended.value.code or 0, *capsys.readouterr())
+        return Said(int(ended.value.code or 0), *capsys.readouterr())
 
     yield run
     signal.signal(signal.SIGTERM, handler)

@@ -1,6 +1,7 @@
 """Documents that nobody vouches for end in one clear error, whatever is in them."""
 
 import json
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -127,7 +128,7 @@ def test_no_host_ends_in_another_error(data, profiles, shipped_catalog):
     good = json.loads(profiles[data.draw(st.sampled_from(["mig", "mixed", "laptop"]))].read_text())
     spoilt = spoil(good, data.draw(PATHS), data.draw(JSON))
     try:
-        found = explain(Host.from_json(spoilt), shipped_catalog).to_json()
+        found: Any = explain(Host.from_json(spoilt), shipped_catalog).to_json()
     except UsageError as error:
         assert str(error).startswith("host")  # noqa: PT017 - some junk is as good as what was there
         return

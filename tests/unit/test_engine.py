@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import socket
+import sys
 import threading
 from pathlib import Path
 
@@ -288,7 +289,7 @@ def test_an_engine_that_runs_this_container_is_on_this_machine(engine, monkeypat
 @pytest.mark.usefixtures("engine")
 def test_who_listens_is_not_known_in_another_pid_namespace(monkeypatch):
     assert module._listener(module.address()) == Path("/proc/self/comm").read_text().strip()
-    monkeypatch.setattr(module.sys, "byteorder", "little")
+    monkeypatch.setattr(sys, "byteorder", "little")
     monkeypatch.setattr(socket.socket, "getsockopt", lambda *_: bytes(4))
     assert module._listener(module.address()) is None
 
@@ -315,7 +316,7 @@ def test_the_group_whose_members_may_talk_to_the_engine(docker_host, tmp_path, m
         os.stat_result([0o660, *[0] * 3, 7, 42, *[0] * 4]),
     )
     for found, expected in ((root, 42), (mine, None), (os.stat_result([0o666, *[0] * 9]), None)):
-        monkeypatch.setattr(module.os, "stat", lambda _, found=found: found)
+        monkeypatch.setattr(os, "stat", lambda _, found=found: found)
         assert module.group() == expected
     docker_host("tcp://far:2376")
     assert module.group() is None

@@ -4,6 +4,7 @@ import copy
 import importlib
 import pickle
 import pkgutil
+from typing import Any
 
 import pytest
 
@@ -14,9 +15,10 @@ from imagematrix.matrix import problems
 from imagematrix.matrix.problems import Mark, MatrixError
 from imagematrix.selection.selection import NothingFits
 
+SOME: Any = {"any": "thing"}  # for a Selection
 NODE = Problem(path="/dev/nvidia0", what="not found", remedy="nvidia-modprobe -c 0")
 OWN = {
-    NothingFits: lambda: NothingFits("none fits", selection={"any": "thing"}, remedy="build one"),
+    NothingFits: lambda: NothingFits("none fits", selection=SOME, remedy="build one"),
     DevicesError: lambda: DevicesError((NODE,)),
     MatrixError: lambda: MatrixError("matrix.yaml", [problems.Problem(message="bad", mark=Mark(1, 2))]),
 }

@@ -18,7 +18,7 @@ def test_who_asks_meanwhile_waits():
         assert may.wait(10)
         return [argument]
 
-    once = Once()
+    once: Once[str, list[str]] = Once()
     with ThreadPoolExecutor(4) as pool:
         found = [pool.submit(once, "a", partial(work, "a")) for _ in range(3)]
         other = pool.submit(once, "b", partial(work, "b"))
@@ -40,7 +40,7 @@ def test_an_error_is_for_all_who_wait_and_not_for_the_next():
             raise errors.pop()
         return argument
 
-    once = Once()
+    once: Once[str, list[str]] = Once()
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(once, "a", partial(work, "a"))
         assert begun.wait(10)

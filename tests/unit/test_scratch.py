@@ -31,8 +31,8 @@ def place(tmp_path, monkeypatch):
 @pytest.fixture
 def another(place):
     """Another build, with its folder, in a process of its own."""
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen([sys.executable, "-c", ANOTHER], **pipes) as process:
+    command = [sys.executable, "-c", ANOTHER]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         yield process, place / process.stdout.readline().strip()
         process.kill()
 

@@ -64,7 +64,7 @@ def indices(taken):
 
 def test_the_first_free_gpus_are_claimed(gpu, folder):
     gpus = tuple(gpu(index) for index in range(4))
-    used = {"nvidia10": (WEB,), "nvidia12": (WEB,)}
+    used: dict[str, tuple[Consumer, ...]] = {"nvidia10": (WEB,), "nvidia12": (WEB,)}
     with claim(Choice(gpus=gpus, count=2), lambda: used, path=folder) as taken:
         assert indices(taken) == [1, 3]
     with (
@@ -93,7 +93,8 @@ def test_the_first_choice_with_enough_free_gpus(gpu, folder, monkeypatch):
     memory = {"memory_mib": 16_000}
     small = Choice(gpus=(gpu(0, **memory), gpu(1, **memory)), count=2)
     large = Choice(gpus=(gpu(2, memory_mib=80_000), gpu(3, memory_mib=80_000)), count=2)
-    used, vram_mib = {}, None
+    used: dict[str, tuple[Consumer, ...]] = {}
+    vram_mib = None
     waits = []
 
     def take(choice, wait_s):
@@ -166,8 +167,9 @@ def test_an_error_of_the_survey_leaves_no_lock(gpu, folder, locks):
 
 def test_waiting_ends_when_a_gpu_becomes_free(gpu, folder, locks, monkeypatch):
     monkeypatch.setattr(module, "POLL_S", 0.01)
-    reports = []
-    usages = [{"nvidia10": (WEB,)}] * 3 + [{}]
+    reports: list[object] = []
+    used: dict[str, tuple[Consumer, ...]] = {"nvidia10": (WEB,)}
+    usages = [*[used] * 3, {}]
     with claim(
         Choice(gpus=(gpu(),), count=1), lambda: usages.pop(0), wait_s=30, report=reports.append, path=folder
     ) as taken:
@@ -292,7 +294,7 @@ def test_first_come_first_served(gpu, folder, locks, monkeypatch):
 def test_fifty_launches_at_once(start):
     """On eight GPUs, each given to one launch at a time."""
     processes = [start(8, 1, wait=120, hold=0.2) for _ in range(50)]
-    spans = {}
+    spans: dict[int, list[tuple[float, float]]] = {}
     for process in processes:
         gpus, span = map(json.loads, process.communicate(timeout=120)[0].splitlines())
         assert process.returncode == 0

@@ -369,7 +369,7 @@ def test_fifty_shares_at_once(start):
     """On eight GPUs, none of which is ever overcommitted; half of the launches are in the background."""
     sizes = [1000 + 700 * (number % 7) for number in range(50)]
     processes = [start(number, vram_mib, 1000) for number, vram_mib in enumerate(sizes)]
-    events = {index: [] for index in range(8)}
+    events: dict[int, list[tuple[float, int]]] = {index: [] for index in range(8)}
     for process, vram_mib in zip(processes, sizes, strict=True):
         out, _ = process.communicate(timeout=120)
         assert process.returncode == 0

@@ -30,7 +30,7 @@ def _lease(mib):
 # A number is the share that a new launch requests, None ends a running one.
 @given(st.lists(st.one_of(st.integers(1, TOTAL), st.none()), max_size=40), st.randoms(use_true_random=False))
 def test_shares_never_exceed_a_gpu_and_fill_it_before_the_next(wishes, random):
-    shares = []
+    shares: list[tuple[int, int]] = []
     for wish in wishes:
         if wish is not None:
             best = ranked(slots(shares), wish)
@@ -61,7 +61,7 @@ def test_a_ticket_reserves_free_gpus_then_the_emptiest_then_those_used_whole():
     present = slots([(1, 60), (2, 30)])
     whole = Consumer(kind="container", name="web")
     present[0] = Slot(gpu=GPUS[0], consumers=(whole,), leased=False, free_mib=None)
-    kept = []
+    kept: list[object] = []
     for number in range(1, 5):
         rest = unreserved(present, [WAITING] * number)
         (gone,) = {slot.gpu.index for slot in present} - {slot.gpu.index for slot in rest} - set(kept)

@@ -91,14 +91,16 @@ def test_every_field_has_a_form(kind):
 
 def test_a_layer_is_read_by_one_command_and_no_other(kept, tmp_path):
     image = Parts(tar(*MEMBERS), tar("a"))
-    seen = []
+    seen: list[int] = []
     for path in (
         layout(tmp_path / "1", image),
         layout(tmp_path / "2", image),
         archived(tmp_path / "a", image),
     ):
         (found,) = read(path, "linux/amd64", Layers(kept, seen.append))
-        assert found.layers[0].entries["/opt/k.cubin"].file.code.cubins == {"80"}
+        kernel = found.layers[0].entries["/opt/k.cubin"]
+        assert isinstance(kernel, Plain)
+        assert kernel.file.code.cubins == {"80"}
     assert sum(seen) == sum(len(image.blobs[own]) for own in image.layers)
 
 

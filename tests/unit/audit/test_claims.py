@@ -57,8 +57,7 @@ def judged(tmp_path, conforms):
         (found,) = read(path, "linux/amd64", Layers())
         judged = audit(found)
         broken = contradictions(judged, claimed(judged))
-        written = document(judged, broken, [judged])
-        conforms(written)
+        written = conforms(document(judged, broken, [judged]))
         assert [one["path"] for one in written["contradictions"]] == [one.path for one in broken]
         return [(one.fact, " ".join(one.found), one.path) for one in broken]
 

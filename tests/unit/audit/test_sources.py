@@ -55,7 +55,7 @@ def test_an_archive_of_docker_save(one, tmp_path):
 def test_docker_save_of_today_has_manifests_too(one, tmp_path):
     blobs = [(f"blobs/sha256/{own[7:]}", raw) for own, raw in one.blobs.items()]
     path = tmp_path / "a.tar"
-    listed = [{"Config": f"blobs/sha256/{one.config[7:]}", "RepoTags": None}]
+    listed: list[dict[str, object]] = [{"Config": f"blobs/sha256/{one.config[7:]}", "RepoTags": None}]
     listed[0]["Layers"] = [f"blobs/sha256/{own[7:]}" for own in one.layers]
     manifest = ("manifest.json", json.dumps(listed).encode())
     path.write_bytes(tar(*blobs, ("index.json", index(one.entry())), manifest))
@@ -77,7 +77,7 @@ def test_layers_of_docker_save_may_be_links(one, tmp_path):
 
 
 def test_a_layer_is_read_once_for_all_images(one, tmp_path):
-    seen = []
+    seen: list[int] = []
     known = Layers(watch=seen.append)
     images(layout(tmp_path / "1", one), known)
     first = sum(seen)
@@ -256,7 +256,7 @@ def test_an_image_of_the_engine(engine, one, tmp_path):
 
 def test_the_classic_store_writes_manifests_that_are_none(engine, one):
     blobs = [(f"blobs/sha256/{own[7:]}", raw) for own, raw in one.blobs.items()]
-    listed = [{"Config": f"blobs/sha256/{one.config[7:]}", "RepoTags": None}]
+    listed: list[dict[str, object]] = [{"Config": f"blobs/sha256/{one.config[7:]}", "RepoTags": None}]
     listed[0]["Layers"] = [f"blobs/sha256/{own[7:]}" for own in one.layers]
     raw = tar(*blobs, ("index.json", index(one.entry())), ("manifest.json", json.dumps(listed).encode()))
     engine.told["GET", "/json"] = 200, json.dumps({"Id": one.config}).encode()

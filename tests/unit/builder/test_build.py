@@ -93,8 +93,7 @@ def test_every_cell_is_made_stored_and_told(planned, carry_out, backend, logs, c
     assert (logs / "training" / "v1-cpu-znver4.log").read_text() == "making cpu-znver4\n"
     assert (logs.parent / ".gitignore").read_text() == "*\n"
     assert failure(results) is None
-    document = report(plan, results)
-    conforms(document)
+    document = conforms(report(plan, results))
     assert [(cell["status"], cell["reproducible"], cell["error"]) for cell in document["cells"]] == [
         ("built", False, None)
     ] * 2
@@ -104,8 +103,7 @@ def test_the_report_has_every_cell_of_the_plan(planned, carry_out, backend, conf
     carry_out(planned(only="march=znver4"))
     backend.errors["cpu-x86-64-v3"] = BuildError("no")
     plan = planned()
-    document = report(plan, carry_out(plan)[0])
-    conforms(document)
+    document = conforms(report(plan, carry_out(plan)[0]))
     assert len(document["cells"]) == len(plan.items)
     assert {cell["status"] for cell in document["cells"]} == {
         *("built", "failed", "up-to-date", "excluded", "infeasible"),

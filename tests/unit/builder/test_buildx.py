@@ -7,6 +7,7 @@ import threading
 from dataclasses import replace
 
 import pytest
+from double import Double
 
 from imagematrix.builder.buildx import Buildx
 from imagematrix.catalog import labels
@@ -17,7 +18,7 @@ from imagematrix.planning.backend import Order, Sources, StoppedError
 DIGEST = f"sha256:{'1' * 64}"
 
 
-class Docker:
+class Docker(Double):
     """The engine behind the builder, as far as a builder asks it."""
 
     version = "28.5.2"
@@ -80,7 +81,7 @@ def order(tmp_path):
 
 
 def make(builder, order, log=None):
-    steps = []
+    steps: list[str] = []
     with builder.make(order, log or io.StringIO(), steps.append) as made:
         return made, steps
 
@@ -157,7 +158,7 @@ def test_an_image_is_made_in_a_layout(script, order, tmp_path, made):
     asked = script(f"echo '#5 [2/3] RUN make'; {made}")
     log = io.StringIO()
     with Buildx(Docker(), "mine") as builder:
-        steps = []
+        steps: list[str] = []
         with builder.make(order, log, steps.append) as image:
             assert contents(image) == [b"lower", b"upper"], "those of its base stay what they are"
         manifest = json.loads(Image(image.layout, image.digest).raw)

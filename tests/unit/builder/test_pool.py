@@ -5,13 +5,14 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from double import Double
 
 from imagematrix.builder.pool import Pool
 from imagematrix.cli.planning import _places
 from imagematrix.errors import BuildError, UsageError
 
 
-class Builder:
+class Builder(Double):
     """A builder that notes how many builds it had at a time; each waits for `together` to be there."""
 
     def __init__(self, together=None, has=None, *, local=True):
@@ -53,13 +54,17 @@ class Builder:
         self.stopped = True
 
 
+def make(pool, order):
+    return pool.make(order, None, None)
+
+
 def test_every_place_is_used_and_none_twice():
     together = threading.Barrier(4)
     one, three = Builder(together), Builder(together)
     pool = Pool([(one, 1), (three, 3)])
 
     def build(number):
-        with pool.make(number, None, None) as made:
+        with make(pool, number) as made:
             return made
 
     with ThreadPoolExecutor(8) as threads:
@@ -72,7 +77,7 @@ def test_few_builds_are_spread_over_all():
     builders = [Builder() for _ in range(3)]
     pool = Pool([(builder, 5) for builder in builders])
     for number in range(2):
-        with pool.make(number, None, None):
+        with make(pool, number):
             pass
     assert [builder.all for builder in builders] == [1, 1, 0]
 
@@ -86,18 +91,18 @@ def test_what_builds_wait_for_takes_no_place_of_theirs():
 
 def test_an_image_that_is_made_has_no_place_any_more():
     pool = Pool([(Builder(), 1)])
-    with pool.make("one", None, None) as one, pool.make("again", None, None) as again:
+    with make(pool, "one") as one, make(pool, "again") as again:
         assert (one, again) == ("one", "again")
-    with pool.make("next", None, None) as made:
+    with make(pool, "next") as made:
         assert made == "next"
 
 
 def test_a_build_that_fails_gives_its_place_back():
     pool = Pool([(Builder(), 1)])
     for _ in range(2):
-        with pytest.raises(BuildError), pool.make("bad", None, None):
+        with pytest.raises(BuildError), make(pool, "bad"):
             pass
-    with pool.make("good", None, None) as made:
+    with make(pool, "good") as made:
         assert made == "good"
 
 

@@ -44,7 +44,8 @@ def image(tmp_path):
     return call
 
 
-A, B = ("a", b"1", {}), ("b", b"2", {})
+A: tuple[str, bytes, dict[str, str]] = ("a", b"1", {})
+B: tuple[str, bytes, dict[str, str]] = ("b", b"2", {})
 
 
 def test_the_same_is_the_same(image):

@@ -19,6 +19,7 @@ from imagematrix.catalog import labels
 from imagematrix.catalog.index import ATTESTED
 from imagematrix.catalog.labels import content
 from imagematrix.errors import BuildError
+from imagematrix.oci.clamp import clamped as clamped_tar
 from imagematrix.planning.backend import Order, Sources
 
 
@@ -160,7 +161,7 @@ def test_a_layer_is_rewritten_once_for_all_images(blobs, rewriter, monkeypatch):
     asked = []
     together = threading.Barrier(4)
 
-    def clamped(file, latest, real=rewrite.clamped):
+    def clamped(file, latest, real=clamped_tar):
         asked.append(latest)
         return real(file, latest)
 

@@ -195,7 +195,7 @@ def test_absent_is_not_null_whoever_comes_first():
 
 
 def test_a_part_that_is_nested_too_deeply():
-    nested = []
+    nested: list[object] = []
     for _ in range(100_000):
         nested = [nested]
     with pytest.raises(UsageError, match=r"variants\[0\]: ptx: is nested too deeply"):

@@ -5,6 +5,7 @@ import hashlib
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 import pytest
 
@@ -43,8 +44,8 @@ class Registry:
     """A registry on loopback: `answers` by path, each a status with a body; what was asked is in `asked`."""
 
     def __init__(self):
-        self.answers = {}
-        self.asked = []
+        self.answers: dict[str, tuple[Any, ...]] = {}
+        self.asked: list[object] = []
         self.protected_by = None
         self.lacking = 0  # bytes of each answer that are promised and never come
         registry = self

@@ -13,8 +13,10 @@ import pytest
 
 from imagematrix.node import probe as prober
 
-COMMANDS = ("init", "validate", "plan", "render", "build", "report", "export", "ls")
-COMMANDS += ("probe", "gpus", "doctor", "select", "explain", "run")
+COMMANDS = (
+    *("init", "validate", "plan", "render", "build", "report", "export", "ls"),
+    *("probe", "gpus", "doctor", "select", "explain", "run"),
+)
 MAIN = [sys.executable, "-c", "from imagematrix.cli import main; main()"]
 
 

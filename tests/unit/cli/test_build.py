@@ -14,8 +14,8 @@ from rich.console import Console
 
 from imagematrix.builder import buildx
 from imagematrix.builder.result import BuildStatus, Result
+from imagematrix.cli.progress import _Board, progress
 from imagematrix.cli.progress import _Lines as Reporter
-from imagematrix.cli.progress import progress
 from imagematrix.errors import BuildError, EngineError
 from imagematrix.planning import context
 from imagematrix.stores import engine as local
@@ -257,7 +257,8 @@ class Terminal(io.StringIO):
 
 def test_on_a_terminal_a_board_shows_what_runs(planned, monkeypatch):
     one, other = planned(only="cuda=none").items
-    monkeypatch.setattr(sys, "stderr", Terminal())
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("TERM", "xterm")
     for name in ("COLORTERM", "FORCE_COLOR", "NO_COLOR"):
         monkeypatch.delenv(name, raising=False)
@@ -266,13 +267,14 @@ def test_on_a_terminal_a_board_shows_what_runs(planned, monkeypatch):
         board.started(other)
         board.step(one, "2/3 RUN [bold] make")
         running = io.StringIO()
+        assert isinstance(board, _Board)
         Console(file=running, width=60).print(board.render())
         board.finished(Result(item=one, status=BuildStatus.BUILT, seconds=1.25))
         board.step(one, "too late")
         board.finished(Result(item=other, status=BuildStatus.FAILED, seconds=2))
     lines = [" ".join(line.split()) for line in running.getvalue().splitlines()]
     assert lines == ["cpu-x86-64-v3 2/3 RUN [bold] make", "cpu-znver4 starting", "0 of 2 done"]
-    said = sys.stderr.getvalue()
+    said = terminal.getvalue()
     assert "[1/2]" in said
     assert "cpu-x86-64-v3 1.2 s" in said
     assert "\x1b[31mfailed\x1b[0m cpu-znver4 2.0 s" in said
@@ -283,7 +285,8 @@ def test_on_a_terminal_a_board_shows_what_runs(planned, monkeypatch):
 @pytest.mark.parametrize("width", [100, 80, 40, 12])
 def test_a_board_keeps_names_and_the_time_left_whole(planned, monkeypatch, width):
     items = planned(only="cuda=12.4,march=znver4").with_status("build")
-    monkeypatch.setattr(sys, "stderr", Terminal())
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", str(width))
     with progress(items) as board:
@@ -292,6 +295,7 @@ def test_a_board_keeps_names_and_the_time_left_whole(planned, monkeypatch, width
             board.step(item, f"2/3: RUN {'make ' * 99}")
         board.finished(Result(item=items[0], status=BuildStatus.BUILT, seconds=60))
         running = io.StringIO()
+        assert isinstance(board, _Board)
         Console(file=running, width=width).print(board.render())
     shown = running.getvalue()
     *rows, last = shown.splitlines()
@@ -304,7 +308,8 @@ def test_a_board_keeps_names_and_the_time_left_whole(planned, monkeypatch, width
 
 
 def test_without_anything_to_build_there_is_no_board(monkeypatch):
-    monkeypatch.setattr(sys, "stderr", Terminal())
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
     with progress(()):
         pass
-    assert sys.stderr.getvalue() == ""
+    assert terminal.getvalue() == ""

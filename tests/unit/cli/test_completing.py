@@ -1,6 +1,7 @@
 """What a shell offers: names from the engine, axes from matrix or catalog, nothing where nobody answers."""
 
 import socket
+from typing import Any
 
 import pytest
 
@@ -38,7 +39,7 @@ def held(engine):
     engine.hold(Catalog(image="tools", version="v2", variants=(Variant(**TOOLS),)))
 
 
-TOOLS = {"reference": "tools:v2-cpu-0123456789ab", "digest": None, "platform": "linux/amd64"}
+TOOLS: dict[str, Any] = {"reference": "tools:v2-cpu-0123456789ab", "digest": None, "platform": "linux/amd64"}
 
 
 @pytest.mark.usefixtures("held")

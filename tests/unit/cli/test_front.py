@@ -1,5 +1,10 @@
 """The plain command lines of `select` are read without typer, and to the same end."""
 
+from typing import TYPE_CHECKING, cast
+
+if TYPE_CHECKING:
+    from typer.core import TyperGroup, TyperOption
+
 import inspect
 import os
 import signal
@@ -61,9 +66,8 @@ def test_an_empty_word_is_not_plain():
 
 
 def test_both_know_the_same_options():
-    (typers,) = (
-        command for name, command in typer.main.get_command(app()).commands.items() if name == "select"
-    )
+    group = cast("TyperGroup", typer.main.get_command(app()))
+    options = (cast("TyperOption", parameter) for parameter in group.commands["select"].params)
     ours = {}
     for name, parameter in inspect.signature(select.command).parameters.items():
         if parameter.default is not inspect.Parameter.empty:
@@ -71,7 +75,7 @@ def test_both_know_the_same_options():
             ours[name] = [option], parameter.default is False, name in front.REPEATABLE
     theirs = {
         parameter.name: (parameter.opts, parameter.is_flag, parameter.multiple)
-        for parameter in typers.params
+        for parameter in options
         if parameter.param_type_name == "option" and parameter.name != "help"
     }
     assert ours == theirs

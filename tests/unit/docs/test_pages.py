@@ -1,5 +1,10 @@
 """What the pages show is so: their commands are run, and their command lines have no option that is none."""
 
+from typing import TYPE_CHECKING, cast
+
+if TYPE_CHECKING:
+    from typer.core import TyperGroup
+
 import json
 import os
 import re
@@ -15,12 +20,12 @@ from imagematrix.cli.app import app
 from imagematrix.launcher.options import OWN
 
 ROOT = pages.ROOT
-COMMANDS = typer.main.get_command(app()).commands
+COMMANDS = cast("TyperGroup", typer.main.get_command(app())).commands
 NAMED = [pytest.param(path, id=str(path.relative_to(ROOT))) for path in pages.PAGES]
 WITH_COMMANDS = [
     name
-    for name in NAMED
-    if any(pages.steps(name.values[0].read_text())) and not pages.needs_engine(name.values[0].read_text())
+    for name, path in zip(NAMED, pages.PAGES, strict=True)
+    if any(pages.steps(path.read_text())) and not pages.needs_engine(path.read_text())
 ]
 
 

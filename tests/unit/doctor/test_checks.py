@@ -1,6 +1,7 @@
 """What the doctor says about nodes in good and in bad order."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -26,7 +27,7 @@ GOOD = Facts(
 
 
 def host(**facts):
-    given = {"arch": "x86_64", "cpu": CPU, "driver": DRIVER, "gpus": (Gpu(index=0, minor=3),)}
+    given: dict[str, Any] = {"arch": "x86_64", "cpu": CPU, "driver": DRIVER, "gpus": (Gpu(index=0, minor=3),)}
     return Host(**(given | facts))
 
 

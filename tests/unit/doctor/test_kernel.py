@@ -1,6 +1,7 @@
 """What the kernel tells of a node, from a tree that looks like one."""
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -52,9 +53,13 @@ def test_the_log(monkeypatch, tmp_path):
 
 def test_overwritten_messages_are_skipped(monkeypatch):
     reading, writing = os.pipe()
-    told = iter(
-        [b"6,1,2,-;one\n SUBSYSTEM=pci\n", BrokenPipeError(), b"4,2,3,-;two \xff\n", BlockingIOError()]
-    )
+    answers: list[bytes | Exception] = [
+        b"6,1,2,-;one\n SUBSYSTEM=pci\n",
+        BrokenPipeError(),
+        b"4,2,3,-;two \xff\n",
+        BlockingIOError(),
+    ]
+    told = iter(answers)
 
     def next_one(*_):
         one = next(told)
@@ -64,7 +69,7 @@ def test_overwritten_messages_are_skipped(monkeypatch):
 
     monkeypatch.setattr(os, "open", lambda *_: reading)
     monkeypatch.setattr(os, "read", next_one)
-    assert list(kernel._log("kmsg")) == ["one", "two \N{REPLACEMENT CHARACTER}"]
+    assert list(kernel._log(Path("kmsg"))) == ["one", "two \N{REPLACEMENT CHARACTER}"]
     os.close(writing)
 
 

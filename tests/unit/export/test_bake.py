@@ -18,10 +18,9 @@ from imagematrix.planning.backend import Order, Sources
 
 
 def _buildx():
-    done = shutil.which("docker") and subprocess.run(
-        ["docker", "buildx", "version"], capture_output=True, check=False
-    )
-    return bool(done) and done.returncode == 0
+    if not shutil.which("docker"):
+        return False
+    return subprocess.run(["docker", "buildx", "version"], capture_output=True, check=False).returncode == 0
 
 
 needs_buildx = pytest.mark.skipif(
@@ -40,7 +39,7 @@ def order(dockerfile="FROM scratch\n", reference="reg:5000/ml/training:v1-cpu-01
 
 def printed(folder, orders):
     """Return the targets that bake itself reads from our files, name by name."""
-    found = {}
+    found: dict[str, object] = {}
     for name, text in bake(orders).items():
         path = folder / name
         path.write_text(text, encoding="utf-8")

@@ -17,6 +17,7 @@ from imagematrix.export.gitlab import gitlab
 from imagematrix.export.jobs import jobs
 from imagematrix.matrix.load import load
 from imagematrix.matrix.matrix import Cell, Image
+from imagematrix.planning.plan import PlanStatus
 from imagematrix.planning.planner import Against, plan
 from imagematrix.planning.shard import Shard, narrowed
 
@@ -30,7 +31,8 @@ def cells(count, tmp_path="."):
 
 
 def buildable(path, expression=None):
-    return [item.cell for item in plan(load(path), Against(), expression=expression).with_status("build")]
+    planned = plan(load(path), Against(), expression=expression)
+    return [item.cell for item in planned.with_status(PlanStatus.BUILD)]
 
 
 @given(st.integers(1, 600), st.none() | st.integers(1, 256), st.sampled_from([GITHUB_LIMIT, GITLAB_LIMIT]))
@@ -50,7 +52,8 @@ def test_together_they_build_every_cell_once(project, wanted, changes):
     matrix = load(path)
     built = []
     for job in jobs(buildable(path), GITHUB_LIMIT, expression="", wanted=wanted):
-        part = narrowed(plan(matrix, Against(), expression=job.only), job.shard, {}).with_status("build")
+        planned = narrowed(plan(matrix, Against(), expression=job.only), job.shard, {})
+        part = planned.with_status(PlanStatus.BUILD)
         assert {item.cell.platform for item in part} <= set(job.platforms)
         built += [(item.cell.image.name, item.cell.id) for item in part]
     assert len(set(built)) == len(built)

@@ -191,7 +191,7 @@ def test_the_releases_are_in_order_and_cannot_be_changed():
     names = list(cuda.releases())
     assert names == sorted(names, key=versions.order)
     with pytest.raises(TypeError):
-        cuda.releases()["15.0"] = cuda.release("12.4")
+        cuda.releases()["15.0"] = cuda.release("12.4")  # type: ignore[index]  # which is the point
 
 
 def test_later_releases_came_with_later_branches_and_newer_ptx():

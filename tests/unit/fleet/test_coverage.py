@@ -34,8 +34,7 @@ def catalog(make):
 
 
 def test_the_document(fleet, catalog, conforms):
-    document = coverage(fleet, catalog).to_json()
-    conforms(document)
+    document = conforms(coverage(fleet, catalog).to_json())
     (unserved,) = document.pop("unserved")
     rules = unserved.pop("rules")
     assert unserved == {

@@ -24,7 +24,7 @@ class Page(HTMLParser):
     def __init__(self, text):
         super().__init__()
         self.elements = []
-        self._open = []
+        self._open: list[dict[str, str]] = []
         self.feed(text)
         self.close()
         assert self._open == []

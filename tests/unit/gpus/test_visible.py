@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from imagematrix.errors import UsageError
@@ -214,7 +216,7 @@ def test_what_is_not_there(node, told, words):
     ],
 )
 def test_the_share_of_a_job(make, told, indices):
-    facts = ({"minor": 9}, {"minor": 8, "state": "lost"}, {"minor": 7}, {"minor": None})
+    facts: list[dict[str, Any]] = [{"minor": 9}, {"minor": 8, "state": "lost"}, {"minor": 7}, {"minor": None}]
     node = make.host(*(replace(make.gpu(index), **some) for index, some in enumerate(facts)))
     named = visible(node.gpus, told)
     assert indices == (None if named is None else [gpu.index for gpu in choose(node, named)])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from imagematrix.catalog.catalog import Catalog, UserModeDriver, Variant
@@ -54,7 +56,7 @@ class Make:
             "compat": UserModeDriver(mode="compat", version="560.35.05", branches=(550,), brands=("nvidia",)),
             "host": UserModeDriver(mode="host"),
         }
-        cuda = {"cuda": "12.4", "cubins": ("80",), "driver": drivers[mode]} if mode else {}
+        cuda: dict[str, Any] = {"cuda": "12.4", "cubins": ("80",), "driver": drivers[mode]} if mode else {}
         only = Variant(reference="training:v1-x", digest=None, platform=platform, **cuda)
         catalog = Catalog(image="training", version="v1", variants=(only,))
         return explain(cls.host(*gpus, devices=devices), catalog, gpus=wanted)

@@ -9,7 +9,6 @@ import stat
 import pytest
 
 from imagematrix.errors import ProbeError
-from imagematrix.launcher import devices
 from imagematrix.launcher.devices import DevicesError, check, nodes, require
 
 # The driver's format: 15 GPU instances of 8 compute instances each for every GPU.
@@ -165,7 +164,7 @@ def test_errors_of_the_kernel(monkeypatch, number, words):
     def refuse(*_):
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(devices.os, "open", refuse)
+    monkeypatch.setattr(os, "open", refuse)
     (problem,) = check(["/dev/null"])
     assert problem.what == words
 

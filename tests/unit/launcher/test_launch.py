@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from docker.errors import APIError, DockerException, ImageNotFound, NotFound
 from docker.types import Mount
+from double import Double
 from requests.exceptions import ConnectionError as NoConnection
 
 from imagematrix.allocation.locks import Locks, release
@@ -19,7 +20,7 @@ from imagematrix.launcher.plan import plan
 from imagematrix.launcher.share import Mps, Share
 
 
-class Engine:
+class Engine(Double):
     """An engine's client and its one container; `running` are others that it runs."""
 
     def __init__(self, create=None, start=None, running=()):

@@ -133,7 +133,7 @@ def start(make, monkeypatch):
     def run(line, used=(), mode="exact"):
         uses = {f"nvidia{minor}": (WEB,) for minor in used}
         monkeypatch.setattr("imagematrix.allocation.survey.survey", lambda *_: uses)
-        monkeypatch.setattr(module.engine, "info", dict)
+        monkeypatch.setattr("imagematrix.engine.info", dict)
         monkeypatch.setattr(module, "require", lambda _: None)
         gpus = [make.gpu(number, memory_mib=40_000) for number in range(3)]
         catalog = make.selection(*gpus, mode=mode).decision.catalog

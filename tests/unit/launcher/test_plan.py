@@ -108,8 +108,7 @@ def test_an_empty_selection_is_refused(make):
 
 def test_the_launch_as_data(make, conforms):
     selection = make.selection(make.gpu(), make.gpu(1), devices=PRESENT)
-    document = plan(selection, ["train", "--steps", "5"], gpus=1).to_json(["--rm"])
-    conforms(document)
+    document = conforms(plan(selection, ["train", "--steps", "5"], gpus=1).to_json(["--rm"]))
     assert document["devices"] == ["/dev/nvidia3", "/dev/nvidiactl", "/dev/nvidia-uvm", *PRESENT]
     assert document["gpus"] == ["GPU-0"]
     assert document["docker"][:2] == ["docker", "run"]

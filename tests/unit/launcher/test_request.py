@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from imagematrix.catalog.catalog import Catalog, UserModeDriver, Variant
@@ -143,7 +145,7 @@ def test_printing_a_launch_needs_no_engine(asked, make):
 def test_doubts_about_a_launch(make, monkeypatch):
     def doubts(line, mps=None):
         monkeypatch.setattr(module, "_mps", lambda _: mps)
-        monkeypatch.setattr(module.engine, "info", lambda: {"DefaultRuntime": "nvidia"})
+        monkeypatch.setattr("imagematrix.engine.info", lambda: {"DefaultRuntime": "nvidia"})
         words = split(f"--host node.json --dry-run {line} IMAGE".split())
         found = request(words, make.host(make.gpu()), catalog("80"), None, None)
         monkeypatch.setattr(module, "check", lambda _: ())
@@ -165,7 +167,7 @@ def test_a_node_without_permission_is_a_doubt(make, monkeypatch):
         (0, []),
         (1000, ["/dev/nvidia3: permission denied; the engine may still have access"]),
     ):
-        monkeypatch.setattr(module.os, "geteuid", lambda user=user: user)
+        monkeypatch.setattr(os, "geteuid", lambda user=user: user)
         assert [doubt for doubt, _ in found.doubts(*found.first())] == expected
 
 
@@ -178,12 +180,12 @@ def test_a_node_without_permission_is_a_doubt(make, monkeypatch):
     ],
 )
 def test_the_machine_of_the_engine(monkeypatch, line, machine, is_remote):
-    monkeypatch.setattr(module.engine, "remote", lambda: machine)
+    monkeypatch.setattr("imagematrix.engine.remote", lambda: machine)
     assert remote_machine(split(line.split())) == is_remote
 
 
 def test_a_remote_engine_needs_a_saved_host(monkeypatch):
-    monkeypatch.setattr(module.engine, "remote", lambda: "node7")
+    monkeypatch.setattr("imagematrix.engine.remote", lambda: "node7")
     for line in ("IMAGE", "--dry-run IMAGE"):
         with pytest.raises(UsageError, match="the engine runs on node7") as caught:
             remote_machine(split(line.split()))

@@ -1,6 +1,7 @@
 """Expansion: GitHub's semantics, stable order, CPU-only cells once, and no rule without an effect."""
 
 import itertools
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -128,10 +129,10 @@ def test_expansion_is_the_product_less_what_rules_match(matrix):
 @given(matrices(), st.sampled_from(["a", "b", "z"]))
 def test_an_include_touches_exactly_the_cells_it_matches(matrix, value):
     axis = next(iter(matrix.axes))
-    plain = Matrix(path="", templates="", images=matrix.images, axes=matrix.axes, properties={})
+    plain = Matrix(path=Path(), templates=Path(), images=matrix.images, axes=matrix.axes, properties={})
     entry = Include(axes={axis: value}, properties={"p": "q"}, mark=Mark(1, 1))
     with_entry = Matrix(
-        path="", templates="", images=matrix.images, axes=matrix.axes, properties={}, include=(entry,)
+        path=Path(), templates=Path(), images=matrix.images, axes=matrix.axes, properties={}, include=(entry,)
     )
     before = expand(plain).cells
     matched = [cell.axes.get(axis) == value for cell in before]

@@ -15,7 +15,7 @@ refusal = Tree("/").refusal
 
 
 def test_an_accessible_device_is_not_opened(monkeypatch):
-    monkeypatch.setattr(device.os, "open", lambda *_: pytest.fail("it was opened"))
+    monkeypatch.setattr(os, "open", lambda *_: pytest.fail("it was opened"))
     assert refusal("/dev/null") == 0
 
 
@@ -45,5 +45,5 @@ def test_a_missing_node(tmp_path):
 
 
 def test_access_granted_meanwhile(monkeypatch):
-    monkeypatch.setattr(device.os, "access", lambda *_, **__: False)
+    monkeypatch.setattr(os, "access", lambda *_, **__: False)
     assert refusal("/dev/null") == 0

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -102,7 +103,7 @@ def fleet(tmp_path):
 
 
 def test_a_file_of_hosts_is_read_line_by_line(fleet):
-    bad = []
+    bad: list[Any] = []
     found = Host.load_all(fleet, bad)
     assert next(found).gpus[0].uuid == "GPU-00000000"
     assert [host.gpus[0].uuid for host in found] == ["GPU-00000001", "GPU-00000002", "GPU-00000003"]
@@ -126,7 +127,7 @@ def test_a_line_without_end(tmp_path, monkeypatch):
     monkeypatch.setattr(documents, "LIMIT", 400)
     path = tmp_path / "fleet.ndjson"
     path.write_bytes(line(document()) + b"\n" + b"[" * 2000 + b"\n" + line(document()) + b"\n" + b"x" * 900)
-    bad = []
+    bad: list[Any] = []
     assert len(list(load_all(path, bad))) == 2
     assert [str(error)[len(str(path)) :] for error in bad] == [
         ":2: longer than 0 MiB",

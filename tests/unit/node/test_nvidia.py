@@ -160,7 +160,7 @@ def test_the_list_of_devices_limits_the_scan(captured):
         return "\t".join([place, f"{vendor}26b9", "1f", *regions, "driver"]) + "\n"
 
     places = ["0000:41:00.0", "0000:c1:02.1", "0000:05:00.0", "0001:05:00.0", "0000:06:00.0"]
-    files = {}
+    files: dict[str, str] = {}
     for place in places:
         files |= device(place, vendor="0x8086")
     listing = (

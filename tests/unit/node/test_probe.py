@@ -212,7 +212,8 @@ def test_a_gpu_that_nvml_does_not_list(captured, gpu, listed):
 
 def granted(gpu, *minors):
     """Return the files of a container that has some of eight GPUs, and NVML's readings."""
-    files, answers = {}, []
+    files: dict[str, str] = {}
+    answers: list[NvmlGpu] = []
     for minor in range(8):
         bus = f"0000:{minor + 0x41:02x}:00.0"
         own = gpu(bus=bus, minor=minor)
@@ -466,7 +467,7 @@ def test_an_unknown_product(captured, gpu):
 
 
 def test_equal_problems_are_reported_once(captured, gpu):
-    files = {}
+    files: dict[str, str] = {}
     for minor in range(4):
         files |= gpu(bus=f"0000:4{minor}:00.0", minor=minor)
     host = probe(captured(without(files, "proc/driver")))

@@ -1,5 +1,7 @@
 """Accelerators that images do not support, and ignored devices, on real kinds of nodes."""
 
+from typing import Any
+
 import pytest
 
 from imagematrix.catalog.catalog import Catalog, UserModeDriver, Variant
@@ -29,7 +31,7 @@ def function(ids, kind, memory=16 * 2**20, bus="0000:03:00.0", *, driver=None):
 
 def listed(files):
     """Return the files without the memory sizes, which the list of all functions has instead."""
-    lines = {}
+    lines: dict[str, dict[str, str]] = {}
     for path, text in files.items():
         if path.startswith("sys/bus/pci/devices/"):
             *_, bus, name = path.split("/")
@@ -144,7 +146,7 @@ def catalog():
     driver = UserModeDriver(mode="exact", version="550.163.01")
     made = []
     for arch in ("amd64", "arm64"):
-        common = {"digest": None, "platform": f"linux/{arch}"}
+        common: dict[str, Any] = {"digest": None, "platform": f"linux/{arch}"}
         made.append(Variant(reference=f"t:cpu-{arch}", **common))
         made.append(Variant(reference=f"t:gpu-{arch}", cuda="12.4", cubins=("89",), driver=driver, **common))
     return Catalog(image="t", version="v1", variants=tuple(made))

@@ -104,7 +104,7 @@ def test_what_cannot_pass_is_not_tried_again(server, registry, status, method, p
 
 def test_a_registry_says_how_long_to_wait(server, registry, repository, monkeypatch):
     repository.put("v1", RAW, INDEX)
-    slept = []
+    slept: list[float] = []
     monkeypatch.setattr("imagematrix.oci.registry.time.sleep", slept.append)
     for told in ("7", "soon", "-1"):
         server.fails("HEAD", "v1", status=429, headers={"Retry-After": told})

@@ -8,7 +8,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def test_rows_are_printed():
-    command = [sys.executable, ROOT / "ci/bench", "--quick", "--rounds", "1", "--only", "start"]
+    command = [sys.executable, str(ROOT / "ci/bench"), "--quick", "--rounds", "1", "--only", "start"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     assert "x pass" in done.stdout
     assert "FAILED" not in done.stdout, done.stdout

@@ -1,10 +1,16 @@
 """The pipelines in ci/pipelines: valid for their systems, and without an option that is none of ours."""
 
+from typing import TYPE_CHECKING, cast
+
+if TYPE_CHECKING:
+    from typer.core import TyperGroup
+
 import re
 import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -14,14 +20,18 @@ from imagematrix.cli.app import app
 
 ROOT = Path(__file__).parents[3]
 PIPELINES = sorted((ROOT / "ci" / "pipelines").iterdir())
-COMMANDS = typer.main.get_command(app()).commands
+COMMANDS = cast("TyperGroup", typer.main.get_command(app())).commands
 
 
 class Loader(yaml.SafeLoader):
     """YAML with GitLab's !reference."""
 
 
-Loader.add_constructor("!reference", lambda loader, node: loader.construct_sequence(node))
+def reference(loader: yaml.SafeLoader, node: yaml.SequenceNode) -> list[Any]:
+    return loader.construct_sequence(node)
+
+
+Loader.add_constructor("!reference", reference)
 
 
 def lines(path):
@@ -49,7 +59,7 @@ def test_each_is_what_its_system_takes(name, options):
 def test_gocd_fetches_what_its_jobs_leave_behind():
     whole = yaml.safe_load((ROOT / "ci" / "pipelines" / "images.gocd.yaml").read_text())
     (pipeline,) = whole["pipelines"].values()
-    left = {}
+    left: dict[tuple[str, str], set[str]] = {}
     for stage in pipeline["stages"]:
         ((name, body),) = stage.items()
         for job, work in body["jobs"].items():

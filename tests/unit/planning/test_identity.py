@@ -42,7 +42,7 @@ def test_nothing_else_changes_it():
     renamed = cell(cuda="none", march="znver3")  # what differs in the bytes differs in the Dockerfile
     assert identify(**SAME).digest == identify(**(SAME | {"cell": renamed})).digest
     assert identify(**SAME).changed(identify(**SAME).components) == ()
-    turned = Identity(components=dict(reversed(identify(**SAME).components.items())))
+    turned = Identity(components=dict(reversed([*identify(**SAME).components.items()])))
     assert turned.digest == identify(**SAME).digest
 
 

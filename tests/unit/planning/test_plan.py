@@ -14,7 +14,7 @@ from imagematrix.matrix.load import load
 from imagematrix.planning import identity, labels, schema1
 from imagematrix.planning.context import STATE, recorded
 from imagematrix.planning.identity import Identity
-from imagematrix.planning.plan import Difference
+from imagematrix.planning.plan import Difference, DropStatus, PlanStatus
 from imagematrix.planning.planner import Against, plan
 
 ONE = "cuda=12.4,compute=8.9,driver=550.163.01,march=znver4"
@@ -103,7 +103,7 @@ def test_what_is_there_is_up_to_date_and_what_is_not_is_built(planned, built):
     built(planned(only="march=znver4"))
     found = planned()
     assert {item.cell.axes["march"] for item in found.with_status("up-to-date")} == {"znver4"}
-    assert {item.cell.axes["march"] for item in found.with_status("build")} == {"x86-64-v3"}
+    assert {item.cell.axes["march"] for item in found.with_status(PlanStatus.BUILD)} == {"x86-64-v3"}
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_in_development_it_is_built_again(planned, built, backend):
     built(planned(development, only=ONE))
     (old,) = backend.images
     again = planned(development, only=ONE, template="FROM {{ base }}\n")
-    (item,) = again.with_status("build")
+    (item,) = again.with_status(PlanStatus.BUILD)
     assert item.difference.reference == old
     built(again)
     assert list(backend.images) == [item.reference]
@@ -191,11 +191,11 @@ def test_in_development_it_is_built_again(planned, built, backend):
 
 def test_without_an_engine_every_feasible_cell_is_to_be_built(project, conforms):
     found = plan(load(project(('"8.9"]', '"10.0"]'))), Against())
-    assert len(found.with_status("build")) == 7
-    assert len(found.dropped("infeasible")) == 7
-    assert all(item.identity is None for item in found.with_status("build"))
-    assert all(cell["reference"] is None for cell in found.to_json()["cells"])
-    conforms(found.to_json())
+    assert len(found.with_status(PlanStatus.BUILD)) == 7
+    assert len(found.dropped(DropStatus.INFEASIBLE)) == 7
+    assert all(item.identity is None for item in found.with_status(PlanStatus.BUILD))
+    document = conforms(found.to_json())
+    assert all(cell["reference"] is None for cell in document["cells"])
 
 
 def test_a_base_that_is_nowhere_ends_the_plan(planned, backend):

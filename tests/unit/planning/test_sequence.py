@@ -25,7 +25,8 @@ def test_cells_without_stages_stay_in_order():
 def test_the_next_is_always_one_with_the_most_that_is_new(cells):
     names = [str(number) for number in range(len(cells))]
     found = leaders_first({name: dockerfile(sorted(own)) for name, own in zip(names, cells, strict=True)})
-    seen, left = set(), dict(zip(names, cells, strict=True))
+    seen: set[object] = set()
+    left = dict(zip(names, cells, strict=True))
     for name in found:
         most = max(len(own - seen) for own in left.values())
         assert name == next(one for one, own in left.items() if len(own - seen) == most)

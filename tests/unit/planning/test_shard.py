@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from imagematrix.errors import UsageError
-from imagematrix.planning.plan import DropStatus
+from imagematrix.planning.plan import DropStatus, PlanStatus
 from imagematrix.planning.shard import Shard, narrowed, partition
 from imagematrix.reports.outcome import durations, parse
 
@@ -110,18 +110,18 @@ def test_a_plan_for_one_shard_tells_whose_the_other_cells_are(planned, conforms)
     for shard in shards:
         conforms(shard.to_json())
         assert len(shard.items) == len(whole.items)
-        assert len(shard.with_status("build")) == 4
+        assert len(shard.with_status(PlanStatus.BUILD)) == 4
         assert [shard.dropped(status) for status in DropStatus] == [
             whole.dropped(status) for status in DropStatus
         ]
-    ours = [item.cell.id for shard in shards for item in shard.with_status("build")]
-    assert sorted(ours) == sorted(item.cell.id for item in whole.with_status("build"))
+    ours = [item.cell.id for shard in shards for item in shard.with_status(PlanStatus.BUILD)]
+    assert sorted(ours) == sorted(item.cell.id for item in whole.with_status(PlanStatus.BUILD))
     assert [shard.shard for shard in shards] == ["1/3", "2/3", "3/3"]
 
 
 def test_what_other_shards_have_built_moves_nothing(planned, backend):
     before = narrowed(planned(), Shard(number=2, count=3), {})
-    theirs = before.with_status("build")[0]
+    theirs = before.with_status(PlanStatus.BUILD)[0]
     backend.images[theirs.reference] = {
         "io.imagematrix.image": "training",
         "io.imagematrix.version": "v1",
@@ -130,16 +130,16 @@ def test_what_other_shards_have_built_moves_nothing(planned, backend):
         "io.imagematrix.inputs": "{}",
     }
     after = narrowed(planned(), Shard(number=2, count=3), {})
-    assert after.with_status("other-shard") == before.with_status("other-shard")
-    assert [item.cell.id for item in after.with_status("up-to-date")] == [theirs.cell.id]
+    assert after.with_status(PlanStatus.OTHER_SHARD) == before.with_status(PlanStatus.OTHER_SHARD)
+    assert [item.cell.id for item in after.with_status(PlanStatus.UP_TO_DATE)] == [theirs.cell.id]
 
 
 def test_all_images_of_a_cell_are_in_one_shard(planned):
     whole = planned(TWO_IMAGES)
-    assert len(whole.with_status("build")) == 24
-    seen = set()
+    assert len(whole.with_status(PlanStatus.BUILD)) == 24
+    seen: set[str] = set()
     for number in (1, 2, 3):
-        ours = narrowed(whole, Shard(number=number, count=3), {}).with_status("build")
+        ours = narrowed(whole, Shard(number=number, count=3), {}).with_status(PlanStatus.BUILD)
         cells = {item.cell.id for item in ours}
         assert len(ours) == 2 * len(cells)
         assert not cells & seen
@@ -149,7 +149,7 @@ def test_all_images_of_a_cell_are_in_one_shard(planned):
 
 def test_what_took_longest_is_alone_and_the_unknown_count_as_the_median(planned):
     whole = planned()
-    cells = [item.cell.id for item in whole.with_status("build")]
+    cells = [item.cell.id for item in whole.with_status(PlanStatus.BUILD)]
     known = {("training", cells[5]): 1000.0, ("training", cells[1]): 10.0, ("training", cells[2]): 20.0}
     first = narrowed(whole, Shard(number=1, count=2), known)
-    assert [item.cell.id for item in first.with_status("build")] == [cells[5]]
+    assert [item.cell.id for item in first.with_status(PlanStatus.BUILD)] == [cells[5]]

@@ -48,7 +48,7 @@ def render(path, name=None):
     matrix = load(path)
     cells = {cell.id: cell for cell in expand(matrix).cells}
     with Renderer(matrix.templates) as renderer:
-        return renderer.render(cells[name] if name else next(iter(cells.values())), {}.get)
+        return renderer.render(cells[name] if name else next(iter(cells.values())), lambda _: None)
 
 
 def refusal(path, name=None):

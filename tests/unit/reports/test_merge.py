@@ -60,8 +60,7 @@ def test_all_shards_together_are_the_whole(sharded, planned, conforms):
         conforms(one)
     merged = merge(parse(one, "x") for one in documents)
     assert merged.failure() is None
-    whole = merged.to_json()
-    conforms(whole)
+    whole = conforms(merged.to_json())
     assert whole["shard"] is None
     became = [(one["cell"], one["status"]) for one in whole["cells"]]
     assert [name for name, _ in became] == [item.cell.id for item in planned().items]
@@ -78,8 +77,8 @@ def test_a_missing_shard_is_named_with_its_cells(sharded, conforms):
     assert lines[1].startswith("  no document has the outcome of: training:v1 cpu-")
     assert lines[1].count("training:v1 ") == 4
     assert lines[2] == "  no document for the shards: 2/3"
-    conforms(merged.to_json())
-    assert [one["status"] for one in merged.to_json()["cells"]].count("missing") == 4
+    document = conforms(merged.to_json())
+    assert [one["status"] for one in document["cells"]].count("missing") == 4
 
 
 def test_a_plan_tells_what_is_missing_where_jobs_are_not_shards():

@@ -65,8 +65,7 @@ def test_catalogs(shipped_catalog, conforms, driver):
 
 
 def test_plans(shipped, conforms):
-    document = plan(load(shipped), Against()).to_json()
-    conforms(document)
+    document = conforms(plan(load(shipped), Against()).to_json())
     assert {cell["status"] for cell in document["cells"]} == {"build", "excluded", "infeasible"}
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import pytest
+from double import Double
 from hypothesis import given
 from made import allowed, catalogs, hosts, variants
 
@@ -17,7 +19,7 @@ from imagematrix.selection.question import Question
 from imagematrix.selection.rules import RULES
 from imagematrix.selection.target import Target
 
-OWNERS = {"": Host, "cpu": Cpu, "driver": Driver, "gpus": Gpu}
+OWNERS: dict[str, Any] = {"": Host, "cpu": Cpu, "driver": Driver, "gpus": Gpu}
 # Something else for each fact of a host that nothing read when this was written.
 OTHERS = {
     "devices": ("/dev/nvidia9",),
@@ -34,7 +36,7 @@ OTHERS = {
 UNREAD = OTHERS.keys() - FACTS - LABEL
 
 
-class Recorder:
+class Recorder(Double):
     """Stands in for a record, and adds to `reads` the path of every field that is read of it.
 
     A field that is a record is not a fact by itself, but its fields are.
@@ -59,7 +61,7 @@ class Recorder:
 
 def recorded(host, *, allow_cpu=False):
     """Return a target, and the set of facts of its host to which each one that is read is added."""
-    reads = set()
+    reads: set[str] = set()
     gpus = tuple(Recorder(gpu, "gpus", reads) for gpu in host.gpus)
     return Target(host=Recorder(host, "", reads), gpus=gpus, allow_cpu=allow_cpu), reads
 
@@ -135,7 +137,7 @@ def test_nothing_that_a_host_has_is_forgotten_here():
 
 def changed(host, facts):
     """Return `host` with something else for each of `facts` that it has."""
-    values = {path: {} for path in OWNERS}
+    values: dict[str, dict[str, Any]] = {path: {} for path in OWNERS}
     for fact in facts:
         path, _, name = fact.rpartition(".")
         values[path][name] = OTHERS[fact]
@@ -187,8 +189,9 @@ def covered(path, reads, need):
 @given(hosts, variants, allowed)
 def test_only_what_a_need_has_is_read_of_a_variant(host, variant, allow_cpu):
     target = Target(host=host, gpus=host.gpus, allow_cpu=allow_cpu)
-    for rule in (*RULES, *BY_NAME.values()):
-        reads = set()
+    rules: list[Any] = [*RULES, *BY_NAME.values()]
+    for rule in rules:
+        reads: set[str] = set()
         variant_ = Recorder(variant, "", reads)
         need = rule.need(variant_)
         needed = set(reads)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import combinations
+from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -110,11 +111,11 @@ def test_fewer_gpus_lose_no_gpu_variant(host, catalog, allow_cpu):
 
 @given(st.lists(hosts, max_size=6), catalogs, allowed, st.sampled_from([None, "none", "1", "device=0"]))
 def test_select_many_is_select_one_by_one(some, catalog, allow_cpu, wanted):
-    answers = select_many(some, catalog, gpus=wanted, allow_cpu=allow_cpu)
+    answers: list[Any] = select_many(some, catalog, gpus=wanted, allow_cpu=allow_cpu)
     for host, answer in zip(some, answers, strict=True):
         expected = outcome(host, replace(catalog), gpus=wanted, allow_cpu=allow_cpu)
         assert type(answer) is type(expected)
-        if isinstance(expected, ImagematrixError):
+        if isinstance(answer, ImagematrixError):
             assert (str(answer), answer.remedy) == (str(expected), expected.remedy)
         else:
             assert answer.to_json() == expected.to_json()

@@ -7,6 +7,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
@@ -141,7 +142,7 @@ def test_held_names_of_killed_builds_go(engine, monkeypatch, tmp_path):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     engine.told["POST", "/tag"] = 201, b""
     tell(engine, "GET", "/images/base:1/json", {"Id": OTHER})
-    left = []
+    left: list[Any] = []
     for info in ({"ID": "other"}, {"ID": "this"}):
         tell(engine, "GET", "/info", info)
         with Engine() as docker:
@@ -149,7 +150,7 @@ def test_held_names_of_killed_builds_go(engine, monkeypatch, tmp_path):
             (folder,) = set(tmp_path.iterdir()) - set(left)
         left.append(folder)
         folder.mkdir()  # as kill -9 leaves it
-    prefix, _, word = folder.name.rpartition("-")
+    prefix, _, word = left[-1].name.rpartition("-")
     with owned(f"{prefix}-") as living:
         words = {"dead": word, "living": living.name.rpartition("-")[2], "remote": "abcdefgh"}
         names = {state: f"{REPOSITORY}:{OTHER[7:]}-{word}" for state, word in words.items()}
@@ -161,7 +162,7 @@ def test_held_names_of_killed_builds_go(engine, monkeypatch, tmp_path):
             tell(engine, "DELETE", f"/images/{name}", [])
         with Engine() as docker:
             docker.hold("base:1", OTHER)
-            assert not folder.exists()
+            assert not left[-1].exists()
             assert living.exists()
     asked = [unquote(one) for one in engine.asked]
     assert {state for state, name in names.items() if any(f"/images/{name}?" in one for one in asked)} == {
@@ -279,7 +280,7 @@ def test_large_images_without_a_layer_in_common_are_unpacked_side_by_side(
 def test_one_archive_is_sent_at_a_time(engine, docker, order, tmp_path, layout, monkeypatch):
     asked, made = order
     engine.told["POST", "/images/load"] = 200, b'{"stream": "Loaded"}'
-    images = {f"t:v1-{name}": layout(tmp_path, name, name * 2) for name in (b"a", b"b", b"c")}
+    images = {f"t:v1-{name}": layout(tmp_path, name.encode(), name.encode() * 2) for name in "abc"}
     for reference, digest in images.items():
         tell(engine, "GET", f"/images/{reference}/json", {"Id": digest})
     notes = []

@@ -11,6 +11,7 @@ from imagematrix.catalog.catalog import Catalog
 from imagematrix.errors import UsageError
 from imagematrix.matrix.load import load
 from imagematrix.oci.registry import INDEX
+from imagematrix.planning.plan import PlanStatus
 from imagematrix.planning.planner import Against, plan
 from imagematrix.stores.publish import publish
 
@@ -168,5 +169,5 @@ def test_what_a_plain_pull_gets_is_no_part_of_an_identity(project):
         path = project(*changes)
         (path.parent / ".dockerignore").write_text("*\n")
         planned = plan(load(path), Against(resolve=lambda name: digest(name.encode())))
-        identities.append([item.identity for item in planned.with_status("build")])
+        identities.append([item.identity for item in planned.with_status(PlanStatus.BUILD)])
     assert identities[0] == identities[1] != []

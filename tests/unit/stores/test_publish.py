@@ -1,6 +1,7 @@
 """Publishing: an index is only added to, whoever publishes how often and in what order."""
 
 import json
+from typing import Any
 
 import pytest
 from distribution import MANIFEST, Server, digest
@@ -213,7 +214,8 @@ def test_any_order_of_pushes_and_publishes_only_adds(docker_host, told, steps): 
     server = Server()
     try:
         repository = server.repository("ml/training")
-        pushed, published = {"v1": set(), "v2": set()}, {"v1": {}, "v2": {}}
+        pushed: dict[str, set[str]] = {"v1": set(), "v2": set()}
+        published: dict[str, dict[str, Any]] = {"v1": {}, "v2": {}}
         with Registry(f"{server.address}/ml/training") as registry:
             for kind, first, second in steps:
                 if kind == "push":

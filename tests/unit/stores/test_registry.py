@@ -5,6 +5,7 @@ import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from distribution import MANIFEST, digest
@@ -12,11 +13,12 @@ from distribution import MANIFEST, digest
 from imagematrix.catalog import index as indexes
 from imagematrix.catalog import labels
 from imagematrix.catalog.labels import content
+from imagematrix.catalog.registry import entry
 from imagematrix.errors import AuditError, EngineError, TagMovedError, UnknownImageError, UsageError
 from imagematrix.oci.registry import INDEX, TRIES
 from imagematrix.planning.backend import Present
 from imagematrix.stores.publish import publish
-from imagematrix.stores.registry import Remote, entry, survey
+from imagematrix.stores.registry import Remote, survey
 
 
 def store(remote, one):
@@ -154,7 +156,11 @@ def test_what_is_built_on_an_image_of_ours_is_not_adopted_for_it(
     """It has all of its labels, and with `docker tag` its name."""
     one = make_image("a")
     docker.store(one.order, one.made)
-    config = {"architecture": "amd64", "config": {"Labels": one.order.labels}, "rootfs": {"diff_ids": ["x"]}}
+    config: dict[str, Any] = {
+        "architecture": "amd64",
+        "config": {"Labels": one.order.labels},
+        "rootfs": {"diff_ids": ["x"]},
+    }
     made = {**config, "config": {"Labels": {**one.order.labels, labels.CONTENT: content(config)}}}
     docker.saved[one.order.reference] = {**made, "rootfs": {"diff_ids": ["x", "y"]}}, [archive(), archive()]
     with pytest.raises(AuditError, match="something was built on that"):

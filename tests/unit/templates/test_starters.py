@@ -23,7 +23,7 @@ def rendered(path):
     """Return the Dockerfiles of a matrix by their cells."""
     matrix = load(path)
     with Renderer(matrix.templates) as renderer:
-        return {cell.id: (cell, renderer.render(cell, {}.get)) for cell in expand(matrix).cells}
+        return {cell.id: (cell, renderer.render(cell, lambda _: None)) for cell in expand(matrix).cells}
 
 
 def lint(*dockerfiles):

@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import jinja2
 import pytest
@@ -57,6 +58,7 @@ def stages(cell) -> dict[str, list[str]]:
     """Return the instructions of each stage by its name; the last one's is ""."""
     found: dict[str, list[str]] = {}
     text = re.sub(r"^#.*\n", "", render(cell), flags=re.MULTILINE).replace("\\\n", "")
+    current: list[str] = []
     for line in filter(None, text.splitlines()):
         if line.startswith("FROM "):
             current = found.setdefault(line.partition(" AS ")[2], [])
@@ -141,7 +143,7 @@ def test_non_free_is_enabled_in_both_forms_of_apts_sources(tmp_path, file, befor
     path = tmp_path / file
     path.parent.mkdir(exist_ok=True)
     path.write_text(before)
-    macro = environment().get_template("macros.j2").module.update_with_non_free()
+    macro = vars(environment().get_template("macros.j2").module)["update_with_non_free"]()
     command = (
         str(macro).replace("\\\n", "").replace("/etc/apt", str(tmp_path)).replace("apt-get update -q", "true")
     )
@@ -155,7 +157,7 @@ def test_no_mirror_is_named():
 
 
 @pytest.fixture(scope="module")
-def context(tmp_path_factory) -> Path:
+def context(tmp_path_factory):
     """Return a copy of the build context in which the steps of the Dockerfile that compile have run."""
     folder = tmp_path_factory.mktemp("training") / "context"
     shutil.copytree(TEMPLATES / "training", folder)
@@ -168,7 +170,7 @@ def context(tmp_path_factory) -> Path:
     return folder
 
 
-def train(context, *options, **variables) -> tuple[int, dict[str, object], str]:
+def train(context, *options, **variables) -> tuple[int, dict[str, Any], str]:
     done = subprocess.run(
         [context / "train", *options],
         env=os.environ | {"LD_LIBRARY_PATH": str(context / "none")} | variables,
