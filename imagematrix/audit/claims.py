@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from imagematrix.audit.layer import Layer
-    from imagematrix.audit.report import Audit
+    from imagematrix.audit.report import Audit, DriverFile
     from imagematrix.catalog.catalog import Variant
 
 __all__ = ["Contradiction", "broken", "claimed", "contradictions", "of_layers"]
@@ -124,6 +124,20 @@ def _driver(audited: Audit, variant: Variant) -> Iterator[Contradiction]:
     for one in same[1:]:  # a second one, even of the same version, is another that may be loaded
         found = tuple(f"{wanted[0]} in {each.path}" for each in same)
         yield Contradiction(fact="driver", claimed=wanted, found=found, path=one.path)
+    yield from _compat(main, variant)
+
+
+def _compat(main: Iterable[DriverFile], variant: Variant) -> Iterator[Contradiction]:
+    """Yield the kernel branches for which a libcuda of cuda-compat is not, by its note."""
+    claim = frozenset(variant.driver.branches if variant.driver and variant.driver.mode == "compat" else ())
+    for one in main:
+        noted = one.driver.compat.branches if one.driver.compat else ()
+        if not claim <= set(noted):
+            yield Contradiction(fact="driver", claimed=_for(claim), found=_for(noted), path=one.path)
+
+
+def _for(branches: Iterable[int]) -> tuple[str, ...]:
+    return tuple(f"for branch {branch}" for branch in sorted(branches))
 
 
 def _code(audited: Audit, variant: Variant) -> Iterator[Contradiction]:

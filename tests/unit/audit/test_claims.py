@@ -143,6 +143,18 @@ def test_a_library_in_a_wheel(judged):
     ]
 
 
+def test_a_shared_object_in_a_wheel(judged, built, tmp_path):
+    library = tmp_path / "it.so"
+    for fatbin, found in ((FATBIN, ("ptx", "100f ISA 8.8 50 ISA 8.8 90a ISA 8.8")), (FATBIN[:3000], ())):
+        library.write_bytes(built())
+        (tmp_path / "fatbin").write_bytes(fatbin)
+        section = f".nv_fatbin={tmp_path / 'fatbin'}"
+        subprocess.run(["objcopy", "--add-section", section, library], check=True)
+        wheel = ("opt/p.whl", zipped("pkg/it.so", library.read_bytes()))
+        broken = judged(gpu(cubins=(), ptx=(Ptx(target="80", isa="8.4"),)), [wheel])
+        assert broken[0] == (*(found or ("device code", "damaged")), "/opt/p.whl!/pkg/it.so")
+
+
 def test_ptx_that_a_driver_may_not_compile(judged):
     broken = judged(gpu(cubins=(), ptx=(Ptx(target="80", isa="8.4"),)), [("k.fatbin", FATBIN)])
     assert broken == [("ptx", "100f ISA 8.8 50 ISA 8.8 90a ISA 8.8", "/k.fatbin")]
@@ -175,6 +187,30 @@ def test_a_driver_that_nobody_stated(judged, libcuda):
 def test_a_part_of_the_driver_of_another_version(judged, libcuda, built):
     nvml = ("usr/lib/libnvidia-ml.so.535.261.03", built("-Wl,-soname,libnvidia-ml.so.1", text="535.261.03"))
     assert judged(gpu(driver=EXACT), [(REAL, libcuda()), nvml]) == [("driver", "535.261.03", f"/{nvml[0]}")]
+
+
+COMPAT = UserModeDriver(mode="compat", version="575.57.08", branches=(470, 535))
+
+
+@pytest.mark.parametrize(
+    ("note", "found"),
+    [
+        ('{"CUDA Version": "12.9", "Driver": [535, 470, 550]}', []),
+        ('{"CUDA Version": "12.9", "Driver": [550, 535]}', ["for branch 535 for branch 550"]),
+        ("junk", [""]),
+        (None, [""]),
+    ],
+)
+def test_the_note_of_cuda_compat_is_stripped_or_says_something_else(judged, libcuda, tmp_path, note, found):
+    library = tmp_path / "it.so"
+    library.write_bytes(libcuda("575.57.08"))
+    if note is not None:
+        (tmp_path / "note").write_text(note)
+        section = f".note.cuda.fwd_compatibility={tmp_path / 'note'}"
+        subprocess.run(["objcopy", "--add-section", section, library], check=True)
+    path = "usr/local/cuda/compat/libcuda.so.575.57.08"
+    broken = judged(gpu(driver=COMPAT), [(path, library.read_bytes())])
+    assert broken == [("driver", one, f"/{path}") for one in found]
 
 
 def test_a_driver_that_is_not_there(judged):
