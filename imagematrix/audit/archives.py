@@ -47,22 +47,18 @@ def members(window: Window) -> Iterator[tuple[str, Window]]:
         at += MEMBER + int(size) + int(size) % 2
 
 
-def zipped(window: Window) -> Iterator[tuple[str, Callable[[], AbstractContextManager[Window]]]]:
-    """Yield each file in a zip, with what opens it; raise zipfile.BadZipFile and its like, or ValueError."""
+def zipped(window: Window) -> Iterator[tuple[str, int, Callable[[], AbstractContextManager[Stream]]]]:
+    """Yield each file in a zip: its name, its size and what opens it.
+
+    Raises zipfile.BadZipFile and its like, or ValueError.
+    """
     with zipfile.ZipFile(io.BufferedReader(window)) as archive:
         listed = archive.infolist()
         if len(listed) > MOST or sum(one.file_size for one in listed) > INFLATED:
             raise ValueError("too large")
         for one in listed:
             if not one.is_dir() and one.file_size:
-                yield one.filename, partial(_opened, archive, one)
-
-
-@contextlib.contextmanager
-def _opened(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Iterator[Window]:
-    # zipfile gives no more bytes than the list says.
-    with archive.open(member) as file, copied(file, member.file_size) as window:
-        yield window
+                yield one.filename, one.file_size, partial(archive.open, one)
 
 
 @contextlib.contextmanager

@@ -24,7 +24,6 @@ FOLLOWS = re.compile(rb"(\d{3}\.\d{2,3}(?:\.\d{2})?)[-\0]")
 ALONE = re.compile(rb"\0(\d{3}\.\d{2,3}(?:\.\d{2})?)(?=\0)")
 SMALL = 8 << 20  # bytes
 LARGEST = 256 << 20  # bytes of a library that are searched for it; libcuda has 30 MB
-PIECE = 8 << 20
 OVERLAP = 64
 STUBS = "stubs"  # the folder in which toolkits have libraries to link with
 SMALLEST = 1 << 20  # bytes of a driver's library: a stub has a tenth of that, libnvidia-ml twice
@@ -74,8 +73,7 @@ def driver(path: str, elf: Elf | None, window: Window) -> Driver | None:
 def _version(window: Window) -> str | None:
     """Return the version that the bytes tell; None where they tell none or several."""
     found: set[bytes] = set()
-    for at in range(0, min(window.size, LARGEST), PIECE):
-        piece = window.at(at, PIECE + OVERLAP)
+    for piece in window.pieces(LARGEST, OVERLAP):
         for word in OPENED:
             place = piece.find(word)
             while place != -1:

@@ -14,7 +14,7 @@ from imagematrix.oci.expanded import Expanded
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
     from typing import IO
 
@@ -54,6 +54,9 @@ TEXTS = re.compile(
     r"|/.*/(?:torch|jaxlib|tensorflow)/version\.py",
 )
 LONGEST_TEXT = 8 << 20
+ALL_TEXTS = 64 << 20  # bytes: those of some hundred packages have a tenth of that
+LONGEST_PATH = 4096  # bytes of a path, or of what a link leads to (PATH_MAX)
+RATIO = 100  # bytes that a sparse file may have for each that is there
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +129,7 @@ def read(stream: Stream, digest: str) -> Layer:
     entries: dict[str, Folder | Symlink | Hardlink | Plain] = {}
     removed: set[str] = set()
     emptied: set[str] = set()
+    texts = 0
     try:
         expanded = Expanded(stream)
         with opened(expanded) as archive:
@@ -141,7 +145,10 @@ def read(stream: Stream, digest: str) -> Layer:
                     removed.add(posixpath.join(folder, name.removeprefix(WHITEOUT)))
                 elif path != "/":
                     entries.pop(path, None)  # the last of several counts, at its own place
-                    entries[path] = _entry(archive, member, path, digest)
+                    entry = entries[path] = _entry(archive, member, path, digest)
+                    texts += len(entry.text or b"") if isinstance(entry, Plain) else 0
+                    if texts > ALL_TEXTS:
+                        raise tarfile.ReadError(f"more than {ALL_TEXTS} bytes of texts")
             _ended(archive, expanded)
     except (tarfile.TarError, OSError, EOFError, ValueError) as error:
         raise AuditError(f"the layer {digest} can't be read: {error}") from error
@@ -171,21 +178,24 @@ def _entry(
     if member.isdir():
         return FOLDER
     if member.issym():
-        return Symlink(member.linkname)
+        return Symlink(_short(member.linkname))
     if member.islnk():
         return Hardlink(_absolute(member.linkname))
     file = archive.extractfile(member) if member.isfile() else None
-    return _plain(file, path, member.size, digest) if file else OTHER
+    return _plain(file, path, member, digest) if file else OTHER
 
 
-def _plain(file: IO[bytes], path: str, size: int, digest: str) -> Plain:
+def _plain(file: IO[bytes], path: str, member: tarfile.TarInfo, digest: str) -> Plain:
     if TEXTS.fullmatch(path):
         return Plain(text=file.read(LONGEST_TEXT), layer=digest)
     head = file.read(HEAD)
     if not objects.interesting(path, head):
         return OTHER
-    with archives.copied(file, size, head) as window:
-        if window.size < size:
+    parts: Iterable[tuple[int, int]] = member.sparse or ()  # type: ignore[assignment]  # places and sizes
+    if member.issparse() and member.size > RATIO * (tarfile.BLOCKSIZE + sum(size for _, size in parts)):
+        raise tarfile.ReadError(f"{path} is sparse, and has {member.size} bytes")
+    with archives.copied(file, member.size, head) as window:
+        if window.size < member.size:
             raise EOFError(f"{path} is cut short")
         found = objects.examine(path, window)
     return Plain(file=found, layer=digest) if found else OTHER
@@ -194,4 +204,10 @@ def _plain(file: IO[bytes], path: str, size: int, digest: str) -> Plain:
 def _absolute(name: str) -> str:
     if ".." in name.split("/"):
         raise tarfile.ReadError(f"the path {name[:200]!r} leads out of it")
-    return posixpath.normpath("/" + name.lstrip("/"))
+    return posixpath.normpath("/" + _short(name).lstrip("/"))
+
+
+def _short(name: str) -> str:
+    if len(name) > LONGEST_PATH:  # no file system has it, and it costs time at each step of a path
+        raise tarfile.ReadError(f"the path {name[:80]!r}… has {len(name)} characters")
+    return name

@@ -6,6 +6,7 @@ import json
 import re
 import struct
 from dataclasses import dataclass
+from itertools import islice
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ COMPAT = ".note.cuda.fwd_compatibility"
 PROPERTIES = ".note.gnu.property"
 HEADER = struct.Struct("<III")  # lengths of owner and description, type
 LARGEST = 1 << 16  # bytes of a section with notes
+MOST = 16  # sections of them
 NT_GNU_PROPERTY_TYPE_0 = 5
 X86_ISA_1_NEEDED = 0xC0008002  # of the x86-64 psABI: a bit for each level
 LEVELS = ("x86-64-v1", "x86-64-v2", "x86-64-v3", "x86-64-v4")
@@ -60,7 +62,7 @@ def compat(elf: Elf, window: Window) -> Compat | None:
 
 def isa_needed(elf: Elf, window: Window) -> str | None:
     """Return the psABI level that the linker noted as needed; None where it noted none."""
-    for section in elf.named(PROPERTIES):
+    for section in islice(elf.named(PROPERTIES), MOST):
         for kind, text in _notes(window.at(section.offset, min(section.size, LARGEST))):
             if kind != NT_GNU_PROPERTY_TYPE_0:
                 continue

@@ -24,9 +24,9 @@ HEAD = 64  # bytes of a file that tell whether it is of interest
 # The versions of libraries that tell theirs themselves, by the beginning of their names.
 TOLD = (("libnccl", re.compile(rb"NCCL version (\d+\.\d+\.\d+)")),)
 SEARCHED = 64 << 20  # bytes
+CODE = (".nv_fatbin", "__nv_relfatbin", ".hip_fatbin")  # sections with device code
 REGISTERED = ".nvFatBinSegment"  # a section that names the fatbins to the runtime
 CUDART = b"cudaErrorCudartUnloading"  # among the names of its errors
-PIECE = 8 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,13 +107,18 @@ def _code(headers: Elf, window: Window) -> DeviceCode:
     if headers.machine == fatbin.EM_CUDA:
         return fatbin.cubin(window)
     found: list[DeviceCode] = []
-    for section in headers.sections:
+    left = window.size
+    for section in headers.named(*CODE):
         part = window.part(section.offset, section.size)
+        left -= part.size
+        if left < 0:  # each of thousands of them may be the whole file
+            found.append(DeviceCode(damaged=True))
+            break
         if section.name == ".nv_fatbin":
             found.append(fatbin.fatbins(part))
         elif section.name == "__nv_relfatbin":
             found.append(replace(fatbin.fatbins(part), linked=False))
-        elif section.name == ".hip_fatbin":
+        else:
             found.append(hip.bundles(part))
     if not headers.sections:  # they were stripped, which takes nothing from what runs
         found.append(fatbin.fatbins(window))
@@ -125,7 +130,9 @@ def _has_cudart(headers: Elf, window: Window) -> bool:
     name = (headers.soname or "").startswith("libcudart") or any("libcudart" in one for one in headers.needed)
     if name or not headers.linked or not any(headers.named(REGISTERED)):
         return False
-    return any(CUDART in window.at(one.offset, min(one.size, SEARCHED)) for one in headers.named(".rodata"))
+    section = next(headers.named(".rodata"), None)
+    texts = window.part(section.offset, section.size) if section else window.part(0, 0)
+    return any(CUDART in piece for piece in texts.pieces(SEARCHED, len(CUDART) - 1))
 
 
 def _archive(window: Window) -> File | None:
@@ -147,9 +154,13 @@ def _zipped(window: Window, deep: int) -> File | None:
 
 
 def _inner(window: Window, deep: int) -> Iterator[tuple[str, File]]:
-    for name, open_part in archives.zipped(window):
-        with open_part() as part:
-            found = examine(name, part, deep - 1) if interesting(name, part.at(0, HEAD)) else None
+    for name, size, opened in archives.zipped(window):
+        with opened() as file:
+            head = file.read(HEAD)
+            if not interesting(name, head):
+                continue
+            with archives.copied(file, size, head) as part:  # zipfile gives no more than that
+                found = examine(name, part, deep - 1)
         if found:
             yield name, found
 
@@ -158,8 +169,7 @@ def _version(name: str, window: Window) -> str | None:
     pattern = next((pattern for start, pattern in TOLD if name.startswith(start)), None)
     if pattern is None:
         return None
-    for at in range(0, min(window.size, SEARCHED), PIECE):
-        found = pattern.search(window.at(at, PIECE + HEAD))
-        if found:
+    for piece in window.pieces(SEARCHED, HEAD):
+        if found := pattern.search(piece):
             return found[1].decode()
     return None

@@ -6,11 +6,14 @@ import io
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import BinaryIO, Self
 
     from _typeshed import WriteableBuffer
 
 __all__ = ["Window"]
+
+PIECE = 8 << 20  # bytes that are searched at once
 
 
 class Window(io.RawIOBase):
@@ -53,6 +56,11 @@ class Window(io.RawIOBase):
             return b""
         self._file.seek(self._start + offset)
         return self._file.read(size)
+
+    def pieces(self, most: int, overlap: int) -> Iterator[bytes]:
+        """Yield the first `most` bytes piece by piece, each with the first `overlap` bytes of the next."""
+        for offset in range(0, min(self.size, most), PIECE):
+            yield self.at(offset, PIECE + overlap)
 
     def part(self, offset: int, size: int) -> Self:
         """Return the window of up to `size` bytes from `offset` on."""

@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import struct
 import subprocess
 import tarfile
 import tracemalloc
@@ -75,6 +76,32 @@ def test_a_static_library(tmp_path):
     assert found.entries["/usr/lib/none.a"] is OTHER
 
 
+def sections(name, count, size):
+    """Return a library with so many sections of this name, each of which is the whole file."""
+    names = f"\0{name}\0.shstrtab\0".encode()
+    start = 64 + size + len(names)
+    header = b"\x7fELF\x02\x01\x01".ljust(16, b"\0")
+    header += struct.pack("<HHIQQQIHHHHHH", 3, 62, 1, 0, 0, start, 0, 64, 56, 0, 64, count + 2, count + 1)
+    row = struct.pack("<IIQQQQIIQQ", 1, 1, 2, 0, 0, start, 0, 0, 8, 0)
+    texts = struct.pack("<IIQQQQIIQQ", len(name) + 2, 3, 0, 0, 64 + size, len(names), 0, 0, 1, 0)
+    return header + bytes(size) + names + bytes(64) + row * count + texts
+
+
+@pytest.mark.parametrize("name", [".nv_fatbin", ".hip_fatbin", ".rodata", ".note.gnu.property"])
+def test_sections_that_are_all_the_whole_file_are_not_all_read(name):
+    """50,000 of 8 MB are 400 GB."""
+    raw = sections(name, 50_000, 8 << 20)
+    found = read(tar(("lib.so", raw))).entries["/lib.so"].file
+    assert found.damaged == name.endswith("_fatbin")
+
+
+def zipped(name, raw):
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(name, raw)
+    return buffer.getvalue()
+
+
 def test_a_library_in_a_wheel():
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as wheel:
@@ -89,13 +116,6 @@ def test_a_library_in_a_wheel():
     assert found.entries["/w/p.bin"] is OTHER
 
 
-def zipped(name, raw):
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr(name, raw)
-    return buffer.getvalue()
-
-
 def test_archives_in_archives_are_opened_twice_and_no_more():
     once = zipped("k.cubin", CUBIN)
     twice = zipped("p.whl", once)
@@ -106,11 +126,24 @@ def test_archives_in_archives_are_opened_twice_and_no_more():
 
 
 def test_a_zip_that_expands_beyond_reason_is_damaged(monkeypatch):
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as wheel:
-        wheel.writestr("pkg/zeros", bytes(2 << 20))
+    wheel = zipped("pkg/zeros", bytes(2 << 20))
     monkeypatch.setattr(archives, "INFLATED", 1 << 20)
-    assert read(tar(("p.whl", buffer.getvalue()))).entries["/p.whl"].file.damaged
+    assert read(tar(("p.whl", wheel))).entries["/p.whl"].file.damaged
+
+
+def test_what_is_not_of_interest_in_a_zip_is_not_inflated():
+    """A bomb of 16 archives that are bombs themselves, each of 64 MB."""
+    wheel = zipped("zeros", bytes(64 << 20))
+    outer = io.BytesIO()
+    with zipfile.ZipFile(outer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for number in range(16):
+            archive.writestr(f"{number}.whl", wheel)
+    tracemalloc.start()
+    try:
+        assert read(tar(("bomb.zip", outer.getvalue()))).entries["/bomb.zip"] is OTHER
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_large_file_is_not_kept_in_memory(monkeypatch, tmp_path):
@@ -149,6 +182,8 @@ WHOLE = tar(("a", b"x" * 3000), ("b", b"y" * 3000))
     [
         (tar("../../etc/passwd"), "leads out"),
         (tar(hardlink("a", "../../etc/passwd")), "leads out"),
+        (tar(link("a", "b/" * 3000)), "6000 characters"),
+        (tar("b/" * 3000 + "a"), "6001 characters"),
         (WHOLE[:2000], "unexpected end of data|ends within a file|cut short"),
         (WHOLE[:3600] + b"\xff" * 512 + WHOLE[4096:], "bad checksum|invalid header"),
         (gzip.compress(WHOLE, mtime=0)[:-20], "end"),
@@ -185,6 +220,37 @@ def test_names_are_not_longer_than_any_file_system_has_them():
 
 def test_a_sparse_giant_is_no_more_than_a_file():
     assert read(sparse(1 << 60)).entries["/giant"] is OTHER
+
+
+def test_a_sparse_giant_that_is_a_program_is_not_written_out(tmp_path):
+    with (tmp_path / "giant").open("wb") as file:
+        file.write(b"\x7fELF\x02\x01\x01")
+        file.truncate(1 << 40)
+    for form in ("gnu", "posix"):
+        raw = subprocess.run(
+            ["tar", "-S", "-C", tmp_path, f"--format={form}", "-c", "giant"], check=True, capture_output=True
+        ).stdout
+        with pytest.raises(AuditError, match="/giant is sparse, and has 1099511627776 bytes"):
+            read(raw)
+
+
+def test_a_program_with_a_hole_is_read_as_it_is(tmp_path):
+    (tmp_path / "k.cubin").write_bytes(CUBIN)
+    with (tmp_path / "k.cubin").open("r+b") as file:
+        file.truncate(300_000)
+    raw = subprocess.run(
+        ["tar", "-S", "-C", tmp_path, "-c", "k.cubin"], check=True, capture_output=True
+    ).stdout
+    found = read(raw).entries["/k.cubin"].file
+    assert (found.size, found.code.cubins) == (300_000, {"80"})
+
+
+def test_texts_have_a_bound_together(monkeypatch):
+    monkeypatch.setattr(layer, "ALL_TEXTS", 1000)
+    record = ("p-1.dist-info/RECORD", b"x" * 600)
+    assert read(tar(record)).entries["/p-1.dist-info/RECORD"].text == record[1]
+    with pytest.raises(AuditError, match="more than 1000 bytes of texts"):
+        read(tar(record, ("q-1.dist-info/RECORD", record[1])))
 
 
 def test_more_entries_than_a_layer_has(monkeypatch):

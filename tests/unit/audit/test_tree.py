@@ -70,9 +70,19 @@ def test_a_hard_link_is_the_same_file():
     assert whole.find("/lib/other")[1] is whole.find(f"/{LIB[0]}")[1]
 
 
-def test_a_link_to_no_file_is_an_error():
-    with pytest.raises(AuditError, match="layer 0 links /b to /none, which is not a file"):
-        tree([hardlink("b", "none")])
+@pytest.mark.parametrize(
+    "links",
+    [
+        [hardlink("b", "none")],
+        [hardlink("b", "b")],
+        [hardlink("b", "c"), hardlink("c", "b")],
+        [special("none", tarfile.DIRTYPE), hardlink("b", "none")],
+        [link("none", "none"), hardlink("b", "none/none")],
+    ],
+)
+def test_a_hard_link_to_no_file_is_an_error(links):
+    with pytest.raises(AuditError, match=r"layer 0 links /b to /(none|b|c|none/none), which is not a file"):
+        tree(links)
 
 
 def test_names_in_a_folder():
