@@ -72,6 +72,9 @@ def _arguments() -> argparse.Namespace:
         action="store_true",
         help="leave out engines, downloads and `docker buildx bake`, which take minutes",
     )
+    parser.add_argument(
+        "--large", action="store_true", help="verify layers of 5.8 GB, which are downloaded (default: 0.9 GB)"
+    )
     parser.add_argument("--rounds", type=int, default=21, help="fresh processes for each row (default: 21)")
     parser.add_argument("--pairs", type=int, default=5, help="builds beside bake's, in turn (default: 5)")
     parser.add_argument(
@@ -96,7 +99,7 @@ def _groups(asked: argparse.Namespace) -> dict[str, Group]:
     return groups | {
         "cell": building.cell,
         "no-op": building.again,
-        "verify": lambda folder, _: verifying.rows(folder),
+        "verify": lambda folder, _: verifying.rows(folder, large=asked.large),
         "run": lambda folder, pace: running.rows(folder, pace, asked.rounds),
         "small": lambda folder, _: building.small(folder, asked.pairs),
         "shipped": lambda folder, _: building.shipped(folder, asked.pairs),
