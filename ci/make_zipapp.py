@@ -21,7 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 # docker-py is the one that brings requests elsewhere, and on a node registries alone want it.
 NEEDED = "requests>=2.26"
-BUILDING = ("docker", "jinja2", "pyyaml", "ruamel.yaml", "zstandard")
+BUILDING = ("docker", "iced-x86", "jinja2", "pyyaml", "ruamel.yaml", "zstandard")
 PURE = ("--only-binary=:all:", "--platform=any", "--implementation=py", "--abi=none", "--python-version=3.11")
 # rich colours source code with one lexer of hundreds, and nothing here shows any.
 UNUSED = re.compile(r"bin/|[^/]*\.dist-info/|pygments/(?:formatters|lexers|styles)/(?!_)|example\.py")

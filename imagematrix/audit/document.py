@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from imagematrix.audit.host_code import HostCode
 from imagematrix.facts import versions
 
 TYPE_CHECKING = False
@@ -10,6 +11,7 @@ if TYPE_CHECKING:
 
     from imagematrix.audit.claims import Contradiction
     from imagematrix.audit.device_code import DeviceCode
+    from imagematrix.audit.objects import File
     from imagematrix.audit.report import Audit, Found
 
 __all__ = ["SCHEMA", "document"]
@@ -52,14 +54,18 @@ def document(
             }
             for one in sorted(audit.libraries, key=lambda one: (one.name, one.path))
         ],
-        "cpu": {"requires": sorted(flags), "contains": [], "proof": dict(sorted(flags.items()))},
+        "cpu": {
+            "requires": sorted(flags),
+            "contains": sorted(audit.contained - flags.keys()),
+            "proof": dict(sorted(flags.items())),
+        },
         "python": [
             {"name": one.name, "version": one.version, "cuda": one.cuda, "arch_list": list(one.arch_list)}
             for one in audit.stacks
         ],
         "facts": {
             "cubins": "bytes" if seen else "claim",
-            "cpu_flags": "claim",
+            "cpu_flags": "bytes" if audit.decided else "claim",
             "driver": "bytes",
             "cuda": "claim",
         },
@@ -80,7 +86,8 @@ def _code(cubins: Sequence[str], ptx: Sequence[tuple[str, str]]) -> dict[str, ob
 
 
 def _tells(one: Found) -> bool:
-    return bool(one.file.code or one.file.isa or one.file.damaged)
+    host = one.file.host
+    return bool(one.file.code or one.file.isa or one.file.damaged or (host and host.functions))
 
 
 def _file(one: Found) -> dict[str, object]:
@@ -90,8 +97,20 @@ def _file(one: Found) -> dict[str, object]:
         "layer": one.layer,
         **_code(sorted(code.cubins), sorted(code.ptx, key=lambda ptx: (ptx[0], versions.order(ptx[1])))),
         "code_objects": sorted(code.objects),
-        "requires": [one.file.isa] if one.file.isa else [],
+        **_host(one.file),
         "damaged": one.file.damaged or code.damaged,
+    }
+
+
+def _host(file: File) -> dict[str, object]:
+    host = file.host or HostCode()
+    return {
+        "requires": [*([file.isa] if file.isa else []), *sorted(host.required)],
+        "contains": sorted(host.functions.keys() - host.required),
+        "dispatch": {"by": list(host.signs), "flags": sorted(host.chosen)} if host.signs else None,
+        "functions": {
+            flag: {"count": one.count, "names": list(one.names)} for flag, one in host.functions.items()
+        },
     }
 
 

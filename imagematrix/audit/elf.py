@@ -25,7 +25,7 @@ HEADER = 64  # bytes of the longest header
 RELOCATABLE = 1  # type of an object that was not linked
 X86_64, AARCH64 = 62, 183  # machines
 CODE = 4  # flag of a section
-NULL, STRINGS, NOBITS = 0, 3, 8  # types of sections
+NULL, NOBITS = 0, 8  # types of sections
 LOAD, DYNAMIC = 1, 2  # types of segments
 NEEDED, STRTAB, SONAME, RPATH, RUNPATH = 1, 5, 14, 15, 29  # tags of a dynamic section
 EXTENDED = 0xFFFF  # number of the section with names, or of sections where it is another number
@@ -38,12 +38,13 @@ TEXT = 4096  # bytes of one
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A section with bytes in the file: `flags` are those of its header."""
+    """A section with bytes in the file: `flags` are those of its header, `address` is that in memory."""
 
     name: str
     offset: int
     size: int
     flags: int
+    address: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,12 +52,14 @@ class Elf:
     """The headers of an ELF file. `machine` is 62 for x86-64, 183 for aarch64, 190 for CUDA.
 
     `linked` is False of an object that a linker has yet to use. `needed`, `rpath` and `runpath` are what the
-    loader is told; `soname` is what others find it by. `damaged` says whether headers point elsewhere than
-    into the file: what they should tell is not among the rest, then.
+    loader is told; `soname` is what others find it by. `entry` is the address of the first instruction.
+    `damaged` says whether headers point elsewhere than into the file: what they should tell is not among the
+    rest, then.
     """
 
     machine: int
     linked: bool
+    entry: int = 0
     sections: tuple[Section, ...] = ()
     soname: str | None = None
     needed: tuple[str, ...] = ()
@@ -106,8 +109,8 @@ def read(window: Window) -> Elf | None:
     if head[:4] != MAGIC or len(head) < HEADER or (head[4], head[5]) not in LAYOUTS:
         return None
     layout = LAYOUTS[head[4], head[5]]
-    kind, machine, _, _, segments, sections, _, _, _, held, width, count, names = layout.header.unpack_from(
-        head, 16
+    kind, machine, _, entry, segments, sections, _, _, _, held, width, count, names = (
+        layout.header.unpack_from(head, 16)
     )
     if machine == EM_CUDA:  # its header is all that is of use
         return Elf(machine=machine, linked=kind != RELOCATABLE)
@@ -123,6 +126,7 @@ def read(window: Window) -> Elf | None:
     return Elf(
         machine=machine,
         linked=kind != RELOCATABLE,
+        entry=entry,
         sections=found,
         soname=next(iter(told.get(SONAME, ())), None),
         needed=tuple(told.get(NEEDED, ())),
@@ -150,10 +154,14 @@ def _sections(
     return tuple(
         # What is cut short is to be looked at all the same.
         Section(
-            name=_text(texts, name), offset=offset, size=min(size, max(0, window.size - offset)), flags=flags
+            name=_text(texts, name),
+            offset=offset,
+            size=min(size, max(0, window.size - offset)),
+            flags=flags,
+            address=address,
         )
-        for name, kind, flags, _, offset, size, *_ in rows
-        if kind not in (NULL, STRINGS, NOBITS)
+        for name, kind, flags, address, offset, size, *_ in rows
+        if kind not in (NULL, NOBITS)
     )
 
 

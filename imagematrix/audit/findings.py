@@ -12,6 +12,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from imagematrix.audit.device_code import DeviceCode
 from imagematrix.audit.driver_file import Driver
+from imagematrix.audit.host_code import Carriers, HostCode
 from imagematrix.audit.layer import Folder, Hardlink, Layer, Plain, Symlink
 from imagematrix.audit.notes import Compat
 from imagematrix.audit.objects import File
@@ -19,7 +20,7 @@ from imagematrix.audit.objects import File
 __all__ = ["dump", "load"]
 
 # Every class of which a Layer is made; annotations name them.
-CLASSES = (Compat, DeviceCode, Driver, File, Folder, Hardlink, Layer, Plain, Symlink)
+CLASSES = (Carriers, Compat, DeviceCode, Driver, File, Folder, Hardlink, HostCode, Layer, Plain, Symlink)
 NAMES = {one.__name__: one for one in CLASSES} | {"Mapping": Mapping}
 SCALARS = (str, int, bool, float)
 

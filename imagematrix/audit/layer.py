@@ -6,8 +6,10 @@ import posixpath
 import re
 import tarfile
 from dataclasses import dataclass
+from functools import partial
 
-from imagematrix.audit import archives, objects
+from imagematrix.audit import archives, objects, packages
+from imagematrix.audit.later import Later
 from imagematrix.audit.objects import HEAD, File
 from imagematrix.errors import AuditError
 from imagematrix.oci.expanded import Expanded
@@ -57,6 +59,7 @@ LONGEST_TEXT = 8 << 20
 ALL_TEXTS = 64 << 20  # bytes: those of some hundred packages have a tenth of that
 LONGEST_PATH = 4096  # bytes of a path, or of what a link leads to (PATH_MAX)
 RATIO = 100  # bytes that a sparse file may have for each that is there
+LONGEST_LINE = 64 << 10  # bytes of one, in a database of packages
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +135,7 @@ def read(stream: Stream, digest: str) -> Layer:
     texts = 0
     try:
         expanded = Expanded(stream)
-        with opened(expanded) as archive:
+        with opened(expanded) as archive, Later() as later:
             for number, member in enumerate(archive):
                 archive.members = []  # type: ignore[attr-defined]  # it keeps them all
                 if number > MOST:
@@ -145,11 +148,14 @@ def read(stream: Stream, digest: str) -> Layer:
                     removed.add(posixpath.join(folder, name.removeprefix(WHITEOUT)))
                 elif path != "/":
                     entries.pop(path, None)  # the last of several counts, at its own place
-                    entry = entries[path] = _entry(archive, member, path, digest)
+                    entry = entries[path] = _entry(archive, member, path, digest, later)
                     texts += len(entry.text or b"") if isinstance(entry, Plain) else 0
                     if texts > ALL_TEXTS:
                         raise tarfile.ReadError(f"more than {ALL_TEXTS} bytes of texts")
             _ended(archive, expanded)
+            for path, kept, file in later.decoded():
+                if entries.get(path) == Plain(file=kept, layer=digest):  # and nothing later at its path
+                    entries[path] = Plain(file=file, layer=digest)
     except (tarfile.TarError, OSError, EOFError, ValueError) as error:
         raise AuditError(f"the layer {digest} can't be read: {error}") from error
     return Layer(digest=digest, entries=entries, removed=frozenset(removed), emptied=frozenset(emptied))
@@ -173,7 +179,7 @@ def _ended(archive: tarfile.TarFile, expanded: Expanded) -> None:
 
 
 def _entry(
-    archive: tarfile.TarFile, member: tarfile.TarInfo, path: str, digest: str
+    archive: tarfile.TarFile, member: tarfile.TarInfo, path: str, digest: str, later: Later
 ) -> Folder | Symlink | Hardlink | Plain:
     if member.isdir():
         return FOLDER
@@ -182,10 +188,13 @@ def _entry(
     if member.islnk():
         return Hardlink(_absolute(member.linkname))
     file = archive.extractfile(member) if member.isfile() else None
-    return _plain(file, path, member, digest) if file else OTHER
+    return _plain(file, path, member, digest, later) if file else OTHER
 
 
-def _plain(file: IO[bytes], path: str, member: tarfile.TarInfo, digest: str) -> Plain:
+def _plain(file: IO[bytes], path: str, member: tarfile.TarInfo, digest: str, later: Later) -> Plain:
+    if algorithm := packages.database(path):
+        later.sums.add(algorithm, iter(partial(file.readline, LONGEST_LINE), b""))
+        return OTHER
     if TEXTS.fullmatch(path):
         return Plain(text=file.read(LONGEST_TEXT), layer=digest)
     head = file.read(HEAD)
@@ -198,6 +207,8 @@ def _plain(file: IO[bytes], path: str, member: tarfile.TarInfo, digest: str) -> 
         if window.size < member.size:
             raise EOFError(f"{path} is cut short")
         found = objects.examine(path, window)
+        if found:
+            later.keep(path, found, window)
     return Plain(file=found, layer=digest) if found else OTHER
 
 

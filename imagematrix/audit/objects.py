@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from imagematrix.audit.driver_file import Driver
     from imagematrix.audit.elf import Elf
+    from imagematrix.audit.host_code import HostCode
     from imagematrix.audit.window import Window
 
 __all__ = ["HEAD", "File", "examine", "interesting"]
@@ -36,7 +37,8 @@ class File:
     `machine` is that of its ELF header, None of other files; `linked` is False of objects and of archives of
     them. `inner` are the files in it that are of interest, by path, where it is a wheel or another zip.
     `version` is the one it tells itself, `static_cudart` says whether it has CUDA's runtime in it. `isa` is
-    the psABI level that its notes say it needs.
+    the psABI level that its notes say it needs, `host` what its instructions do; that is None of what is not
+    decoded, such as a file that a `packaged` one of the distribution's is.
     """
 
     size: int
@@ -51,6 +53,8 @@ class File:
     version: str | None = None
     static_cudart: bool = False
     isa: str | None = None
+    host: HostCode | None = None
+    packaged: bool = False
     inner: tuple[tuple[str, File], ...] = ()
     damaged: bool = False
 

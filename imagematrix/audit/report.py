@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from imagematrix.audit import libraries, promise
 from imagematrix.audit.device_code import NONE
 from imagematrix.audit.driver_file import LIBRARIES, Driver, named
+from imagematrix.audit.fatbin import EM_CUDA
 from imagematrix.audit.loader import Loader
 from imagematrix.audit.python_packages import STACKS, packages, stack
 from imagematrix.audit.tree import Tree
@@ -27,6 +28,7 @@ __all__ = ["Audit", "DriverFile", "Found", "Stack", "audit"]
 
 BASELINE = "x86-64-v1"
 HWCAPS = "glibc-hwcaps"
+INNER = "!/"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,10 +84,33 @@ class Audit:
         return (one for one in self.files if one.own and _loadable(one.file))
 
     @property
+    def programs(self) -> Iterator[Found]:
+        """The files with code for a CPU that are the image's own: of no package of the distribution's."""
+        return (one for one in self.files if one.own and _program(one.file) and INNER not in one.path)
+
+    @property
+    def decided(self) -> bool:
+        """Whether it is known of all programs what they need of the CPU."""
+        return all(
+            one.file.host is not None
+            and one.file.host.whole
+            and not (one.file.host.undecided or one.file.damaged)
+            for one in self.programs
+        )
+
+    @property
+    def contained(self) -> frozenset[str]:
+        """The flags of the CPU that instructions of programs have, required or not."""
+        return frozenset(flag for one in self.programs if one.file.host for flag in one.file.host.functions)
+
+    @property
     def flags(self) -> dict[str, str]:
-        """The flags of the CPU that notes say are needed, each with a file that says so."""
+        """The flags of the CPU that notes or instructions show to be needed, each with a file that does."""
         levels = dict(marches.LEVELS)
         proof: dict[str, str] = {}
+        for one in self.programs:
+            if one.file.host:
+                proof.update(dict.fromkeys(one.file.host.required - proof.keys(), one.path))
         for level, path in self.isa:
             reached = marches.level_rank(level)
             for name, added in levels.items():
@@ -127,12 +152,16 @@ def _with_inner(path: str, layer: str, file: File) -> Iterator[Found]:
     yield Found(path=path, layer=layer, file=file, own=not libraries.of_nvidia(path, file))
     # What is in an archive is not loaded from there, but it is what will be installed.
     for name, inner in file.inner:
-        yield from _with_inner(f"{path}!/{name}", layer, inner)
+        yield from _with_inner(f"{path}{INNER}{name}", layer, inner)
 
 
 def _loadable(file: File) -> bool:
     """Whether a driver is given the device code of a file: not that of objects, which are linked first."""
     return file.linked and file.code.linked and bool(file.code.cubins or file.code.ptx or file.code.objects)
+
+
+def _program(file: File) -> bool:
+    return file.linked and not file.packaged and file.machine not in (None, EM_CUDA)
 
 
 def _needed(one: Found) -> bool:

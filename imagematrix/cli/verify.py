@@ -84,7 +84,7 @@ def _text(audit: Audit, broken: Sequence[Contradiction]) -> str:
         *(("driver", line) for line in _drivers(audit)),
         *(("library", line) for line in _libraries(audit)),
         *(("python", line) for line in _stacks(audit)),
-        ("CPU needs", " ".join(sorted(audit.flags)) or "nothing beyond the baseline, by its notes"),
+        *_cpu(audit),
         *(("damaged", one.path) for one in audit.files if one.file.damaged or one.file.code.damaged),
         *(("contradiction", str(one)) for one in broken),
     ]
@@ -111,6 +111,13 @@ def _libraries(audit: Audit) -> Iterator[str]:
     for one in audit.libraries:
         oldest = f", driver {one.oldest_driver} or newer" if one.oldest_driver else ""
         yield f"{one.name} {one.version or 'static' if one.static else one.version or '?'} {one.path}{oldest}"
+
+
+def _cpu(audit: Audit) -> Iterator[tuple[str, str]]:
+    needed = " ".join(sorted(audit.flags)) or "nothing beyond the baseline"
+    yield "CPU needs", needed if audit.decided else f"{needed}, as far as that can be told"
+    if more := sorted(audit.contained - audit.flags.keys()):
+        yield "CPU may use", " ".join(more)
 
 
 def _stacks(audit: Audit) -> Iterator[str]:

@@ -1,0 +1,1 @@
+"""What the instructions of programs and libraries need of a CPU."""

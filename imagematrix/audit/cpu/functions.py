@@ -1,0 +1,119 @@
+"""Where the functions of a linked ELF file begin and end, and what they are called.
+
+Instructions of x86 have 1 to 15 bytes, so they can only be decoded from where one begins. What unwinding
+needs (.eh_frame, which stripping leaves) and symbols tell that. The layouts are those of the Linux Standard
+Base (Core, "Exception Frames") and of the System V ABI.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from imagematrix.audit.elf import Elf, Section
+    from imagematrix.audit.window import Window
+
+__all__ = ["GLOBAL", "HIDDEN", "IFUNC", "UNDEFINED", "Symbol", "functions", "names", "symbols"]
+
+MOST = 1_000_000  # functions of a file
+MOST_SYMBOLS = 4_000_000
+PIECE = 1 << 20
+LONGEST = 200  # bytes of a name
+FRAME = struct.Struct("<IIiI")  # length, distance to what is common to several, function's begin and size
+BEGIN = 8  # place of the begin, to which it is relative
+LONG = 0xFFFFFFFF  # length of what has 64-bit lengths
+SYMBOL = struct.Struct("<IBBHQQ")  # name, type and binding, visibility, section, address, size
+FUNCTION, IFUNC = 2, 10  # types of symbols
+LOCAL, GLOBAL = 0, 1  # bindings, among others
+HIDDEN = (1, 2)  # visibilities: internal and hidden
+UNDEFINED = 0  # section of what another file has
+TABLES = ((".symtab", ".strtab"), (".dynsym", ".dynstr"))
+
+
+@dataclass(frozen=True, slots=True)
+class Symbol:
+    """A symbol of a function, or of anything that another file has.
+
+    `place` is where the file has its name, `dynamic` whether it is one for the loader.
+    """
+
+    place: int
+    kind: int
+    binding: int
+    visibility: int
+    section: int
+    address: int
+    size: int
+    dynamic: bool
+
+
+def functions(elf: Elf, window: Window) -> list[tuple[int, int]]:
+    """Return address and size of each function, sorted by address, none twice; a size of 0 is not known."""
+    sizes: dict[int, int] = {}
+    for start, size in _frames(elf, window):
+        sizes[start] = max(size, sizes.get(start, 0))
+        if len(sizes) >= MOST:
+            break
+    for one in symbols(elf, window):
+        if one.section != UNDEFINED and len(sizes) < MOST:
+            sizes[one.address] = max(one.size, sizes.get(one.address, 0))
+    return sorted(sizes.items())
+
+
+def symbols(elf: Elf, window: Window) -> Iterator[Symbol]:
+    """Yield the functions among the symbols, and what the file wants of others."""
+    left = MOST_SYMBOLS
+    for table, texts in TABLES:
+        named = next(elf.named(texts), None)
+        for section in elf.named(table):
+            size = min(section.size, left * SYMBOL.size)
+            left -= size // SYMBOL.size
+            for name, info, visibility, place, address, length in _rows(window, section, size):
+                kind = info & 15
+                if named and (kind in (FUNCTION, IFUNC) or (place == UNDEFINED and name)):
+                    yield Symbol(
+                        place=named.offset + name,
+                        kind=kind,
+                        binding=info >> 4,
+                        visibility=visibility & 3,
+                        section=place,
+                        address=address,
+                        size=length,
+                        dynamic=table == ".dynsym",
+                    )
+
+
+def names(places: Iterable[int], window: Window) -> Iterator[str]:
+    """Yield the names at these places of the file."""
+    for place in places:
+        yield window.at(place, LONGEST).partition(b"\0")[0].decode("utf-8", "replace")
+
+
+def _rows(window: Window, section: Section, size: int) -> Iterator[tuple[int, int, int, int, int, int]]:
+    step = PIECE // SYMBOL.size * SYMBOL.size
+    for at in range(0, size, step):
+        raw = window.at(section.offset + at, min(step, size - at))
+        yield from SYMBOL.iter_unpack(raw[: len(raw) // SYMBOL.size * SYMBOL.size])
+
+
+def _frames(elf: Elf, window: Window) -> Iterator[tuple[int, int]]:
+    """Yield the functions that unwinding is told of, with addresses encoded as all compilers do."""
+    for section in elf.named(".eh_frame"):
+        at = 0
+        while at < section.size:
+            raw = window.at(section.offset + at, min(PIECE, section.size - at))
+            here = 0
+            while here <= len(raw) - FRAME.size:
+                length, common, begin, size = FRAME.unpack_from(raw, here)
+                if length == LONG:
+                    return
+                if length and common:
+                    yield section.address + at + here + BEGIN + begin, size
+                here += 4 + length
+            if not here:
+                return
+            at += here

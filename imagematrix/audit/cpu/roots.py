@@ -1,0 +1,65 @@
+"""Where a file is entered: its first instruction, main, its constructors, the functions that it exports."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+from imagematrix.audit.cpu import functions
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from imagematrix.audit.elf import Elf
+    from imagematrix.audit.window import Window
+
+__all__ = ["Roots", "roots"]
+
+ARRAYS = (".preinit_array", ".init_array")
+INITIAL = ".init"
+MAIN = "main"
+POINTER = struct.Struct("<Q")
+RELOCATION = struct.Struct("<QQq")  # where, kind, what
+RELATIVE = frozenset([8, 1027])  # kinds, of x86-64 and of aarch64: the address of what is in the same file
+MOST = 1_000_000  # relocations
+MOST_POINTERS = 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roots:
+    """Addresses of functions: those that run first whatever happens, and those that other files may call."""
+
+    first: frozenset[int]
+    exported: frozenset[int]
+
+
+def roots(elf: Elf, window: Window) -> Roots:
+    """Return where a linked file is entered."""
+    exported: set[int] = set()
+    first = {elf.entry} if elf.entry else set()
+    for one in functions.symbols(elf, window):
+        if one.section == functions.UNDEFINED or one.kind != functions.FUNCTION:
+            continue
+        if one.dynamic and one.binding != functions.LOCAL and one.visibility not in functions.HIDDEN:
+            exported.add(one.address)
+        if window.at(one.place, len(MAIN) + 1) == MAIN.encode() + b"\0":
+            first.add(one.address)
+    first.update(section.address for section in elf.named(INITIAL))
+    first.update(_constructors(elf, window))
+    return Roots(first=frozenset(first), exported=frozenset(exported))
+
+
+def _constructors(elf: Elf, window: Window) -> Iterator[int]:
+    arrays = list(elf.named(*ARRAYS))
+    for array in arrays:
+        raw = window.at(array.offset, min(array.size, MOST_POINTERS * POINTER.size) // 8 * 8)
+        yield from (address for (address,) in POINTER.iter_unpack(raw[: len(raw) // 8 * 8]) if address)
+    # The loader fills in those of a file that may be anywhere in memory.
+    for section in elf.named(".rela.dyn") if arrays else ():
+        step = RELOCATION.size << 14
+        for at in range(0, min(section.size, MOST * RELOCATION.size), step):
+            raw = window.at(section.offset + at, min(step, section.size - at))
+            for place, kind, address in RELOCATION.iter_unpack(raw[: len(raw) // 24 * 24]):
+                if kind in RELATIVE and any(one.address <= place < one.address + one.size for one in arrays):
+                    yield address

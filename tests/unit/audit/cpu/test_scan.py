@@ -1,0 +1,205 @@
+"""What the code of files needs of a CPU: by calls that lead to it, and by what may choose it."""
+
+import io
+import os
+import random
+
+import pytest
+from compiling import compiled, scanned
+
+from imagematrix.audit import elf
+from imagematrix.audit.cpu import scan
+from imagematrix.audit.window import Window
+from imagematrix.facts import marches
+
+FUZZED = int(os.environ.get("IMAGEMATRIX_FUZZ", "10000"))
+LOOP = "double s = 0; for (int i = 0; i < 64; i++) s += a[i] * 3.5 + i; return s + __builtin_popcount(a[0]);"
+PROGRAM = (
+    f"double a[64]; double sum(void) {{ {LOOP} }} int main(int n, char **v) {{ a[n] = n; return sum(); }}"
+)
+TARGET = '__attribute__((target("avx2,fma,popcnt"), noinline))'
+FAST = f"{TARGET} static double {{name}}(double *a) {{{{ {LOOP} }}}}\n"
+SLOW = f"__attribute__((noinline)) static double slow(double *a) {{ {LOOP} }}\n"
+HASWELL = {"avx", "fma", "popcnt"}
+
+
+@pytest.fixture
+def build(tmp_path):
+    """Call it with C and options of gcc to get a program or a library without a telling name."""
+    return lambda source, *options: compiled(tmp_path / "built", source, "-O3", *options)
+
+
+@pytest.mark.parametrize("options", [(), ("-s",), ("-static",), ("-static", "-s"), ("-no-pie",)])
+@pytest.mark.parametrize("march", ["x86-64", "x86-64-v2", "haswell", "x86-64-v4"])
+def test_a_program_requires_what_its_march_has(build, march, options):
+    code = scanned(build(PROGRAM, f"-march={march}", *options))
+    assert code.whole
+    assert code.required <= marches.required(march, "gcc-14")
+    assert bool(code.required) == (march != "x86-64")
+    assert (code.required >= HASWELL) == (march in {"haswell", "x86-64-v4"})
+    if "-static" not in options:  # the C library has code for many CPUs in it
+        assert code.functions.keys() == code.required
+
+
+def test_the_functions_that_have_a_flag_are_named(build):
+    code = scanned(build(PROGRAM, "-march=haswell", "-fno-inline", "-g0"))
+    assert "sum" in code.functions["fma"].names
+    assert code.functions["avx"].count >= 1
+
+
+def test_functions_with_versions_are_chosen_by_the_loader(build):
+    clones = PROGRAM.replace("double sum", '__attribute__((target_clones("avx2", "default"))) double sum')
+    code = scanned(build(clones))
+    assert not code.required
+    assert not code.undecided
+    assert {"ifunc", "names", "cpuid"} <= set(code.signs)
+    assert "sum.avx2" in code.functions["avx"].names[0]
+
+
+ASKING = "int main(int n, char **v) {{ double a[64] = {{n}}; return {asked} ? {name}(a) : slow(a); }}"
+CPUID = '__builtin_cpu_supports("avx2")'
+
+
+def test_code_behind_a_question_is_not_required(build):
+    source = FAST.format(name="other") + SLOW + ASKING.format(asked=CPUID, name="other")
+    code = scanned(build(source))
+    assert not code.required
+    assert not code.chosen
+    assert code.undecided >= HASWELL  # nothing says that the question decides
+    assert code.signs == ("cpuid",)
+
+
+def test_a_function_with_the_name_of_a_cpu_is_chosen(build):
+    source = FAST.format(name="sum_haswell") + SLOW + ASKING.format(asked=CPUID, name="sum_haswell")
+    code = scanned(build(source))
+    assert code.chosen >= HASWELL
+    assert not code.undecided
+
+
+@pytest.mark.parametrize(
+    ("declared", "asked", "sign"),
+    [
+        ("unsigned long getauxval(unsigned long);", "getauxval(16)", "getauxval"),
+        ("int av_get_cpu_flags(void);", "av_get_cpu_flags()", "av_get_cpu_flags"),
+        ("int open(const char *, int);", 'open("/proc/cpuinfo", 0)', "/proc/cpuinfo"),
+    ],
+)
+def test_questions_to_others(build, declared, asked, sign):
+    source = declared + FAST.format(name="other") + SLOW
+    source += f"double sum(double *a) {{ return {asked} ? other(a) : slow(a); }}"
+    code = scanned(build(source, "-shared", "-fPIC"))
+    assert not code.required
+    assert code.undecided >= HASWELL
+    assert sign in code.signs
+
+
+def test_a_library_requires_what_its_exported_functions_call(build):
+    source = FAST.format(name="other") + "double sum(double *a) { return other(a); }"
+    assert scanned(build(source, "-shared", "-fPIC")).required >= HASWELL
+
+
+def test_a_function_that_nobody_calls_is_not_required(build):
+    source = FAST.format(name="other") + "double (*sum)(double *) = other;"
+    code = scanned(build(source, "-shared", "-fPIC"))
+    assert not code.required
+    assert code.undecided >= HASWELL
+
+
+def test_what_main_itself_has_is_required_whatever_is_asked_elsewhere(build):
+    asking = f"int asks(void) {{ return {CPUID}; }}"
+    code = scanned(build(PROGRAM + asking, "-march=haswell", "-s"))
+    assert "cpuid" in code.signs
+    assert code.required >= {"avx"}
+
+
+def test_constructors_are_required(build):
+    source = (
+        "double a[64], b; __attribute__((constructor)) static void first(void) { b = a[0] * a[1] + a[2]; }"
+    )
+    source += f"int asks(void) {{ return {CPUID}; }}"
+    assert scanned(build(source, "-shared", "-fPIC", "-mfma", "-s")).required == {"avx", "fma"}
+
+
+@pytest.mark.parametrize(
+    ("name", "chosen"),
+    [
+        ("/opt/libggml-cpu-haswell.so", True),
+        ("/usr/lib/x86_64-linux-gnu/glibc-hwcaps/x86-64-v3/libsum.so.1", True),
+        ("/opt/haswell/libsum.so", False),
+        ("/opt/libsum.so", False),
+    ],
+)
+def test_files_with_the_name_of_a_cpu(build, name, chosen):
+    source = FAST.format(name="other") + "double sum(double *a) { return other(a); }"
+    code = scanned(build(source, "-shared", "-fPIC"), name)
+    assert (code.chosen >= HASWELL) == chosen
+    assert (code.required >= HASWELL) == (not chosen)
+
+
+def test_code_that_nothing_tells_of_is_decoded_all_the_same(build):
+    source = "\n".join(
+        f"double f{n}(double *a, double *b) {{ return a[0] * b[{n}] + a[{n}]; }}" for n in range(20)
+    )
+    source += "int main(void) { return 0; }"
+    code = scanned(build(source, "-mfma", "-s", "-static", "-fno-asynchronous-unwind-tables"))
+    assert "fma" in code.undecided
+
+
+def test_data_among_code_is_no_evidence(build):
+    table = 'asm(".section .text\\n.globl it\\nit: vaddpd %ymm0, %ymm0, %ymm0\\nret\\n.previous");'
+    code = scanned(build(table + "int main(void) { return 0; }", "-s"))
+    assert not code.functions  # one instruction that no function is known to have
+
+
+def test_tzcnt_runs_on_any_cpu(build):
+    source = "int main(int n, char **v) { return __builtin_ctz(n); }"
+    assert not scanned(build(source, "-march=x86-64")).functions
+    assert not scanned(build(source, "-mbmi")).functions
+
+
+def test_a_file_without_sections_is_not_decoded(build):
+    raw = bytearray(build(PROGRAM, "-march=haswell").read_bytes())
+    raw[40:48] = bytes(8)
+    window = Window(io.BytesIO(raw), 0, len(raw))
+    assert not scan.scan("/opt/it", elf.read(window), window).whole
+
+
+def test_every_flag_is_one_that_compilers_announce():
+    from imagematrix.audit.cpu.x86 import X86
+    from imagematrix.facts import macros
+
+    table = X86()._table
+    flags = frozenset().union(*table.values())
+    assert flags <= set(macros.FLAGS["x86_64"].values()) - marches.IGNORED["x86_64"]
+    for march in ("haswell", "znver4", "sapphirerapids"):
+        needed = marches.required(march, "gcc-14") - dict(marches.LEVELS)["x86-64-v1"]
+        assert needed - flags == {"lahf_lm"}  # of all 64-bit CPUs but the first
+
+
+def test_damaged_files_end_in_an_answer(build):
+    """Whatever headers, tables and code say; `make fuzz` tries more."""
+    raw = build(PROGRAM, "-march=haswell", "-shared", "-fPIC").read_bytes()
+    chance = random.Random(14)  # noqa: S311 - nothing is secret
+    sections = int.from_bytes(raw[40:48], "little")
+    frames = next(elf.read(Window(io.BytesIO(raw), 0, len(raw))).named(".eh_frame"))
+    parts = (
+        (16, 64),
+        (64, 1024),
+        (sections, len(raw)),
+        (frames.offset, frames.offset + frames.size),
+        (0, len(raw)),
+    )
+    scans = 0
+    for _ in range(FUZZED):
+        spoilt = bytearray(raw)
+        for _ in range(chance.randint(1, 6)):
+            spoilt[chance.randrange(*chance.choice(parts))] = chance.choice(
+                (0, 1, 0x7F, 0xFF, chance.randrange(256))
+            )
+        window = Window(io.BytesIO(spoilt), 0, len(spoilt))
+        headers = elf.read(window)
+        if headers and scan.decodable(headers, window):
+            code = scan.scan("/opt/it", headers, window)
+            assert code.required | code.chosen <= code.functions.keys()
+            scans += 1
+    assert scans > FUZZED / 2

@@ -1,0 +1,85 @@
+"""The files that the packages of a distribution brought: by the checksums that their databases have."""
+
+import base64
+import hashlib
+import io
+
+import pytest
+from compiling import compiled
+from images import tar
+
+from imagematrix.audit import later, layer, packages
+
+SOURCE = "double a; int main(int n, char **v) { return a * n + v[0][0] * 0.5; }"
+PATH = "usr/bin/tool"
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory):
+    """A program for which a CPU needs avx."""
+    return compiled(tmp_path_factory.mktemp("program") / "tool", SOURCE, "-mavx").read_bytes()
+
+
+def read(*members):
+    return layer.read(io.BytesIO(tar(*members)), "sha256:0").entries
+
+
+def dpkg(raw):
+    return f"{hashlib.md5(raw, usedforsecurity=False).hexdigest()}  {PATH}\n0123  odd\n".encode()
+
+
+def apk(raw):
+    return b"P:tool\nF:usr/bin\nR:tool\nZ:Q1" + base64.b64encode(
+        hashlib.sha1(raw, usedforsecurity=False).digest()
+    )
+
+
+@pytest.mark.parametrize(
+    ("database", "content"),
+    [
+        ("var/lib/dpkg/info/tool.md5sums", dpkg),
+        ("var/lib/dpkg/status.d/tool.md5sums", dpkg),
+        ("lib/apk/db/installed", apk),
+        ("usr/lib/apk/db/installed", apk),
+    ],
+)
+def test_files_of_packages_are_not_decoded(program, database, content):
+    for members in (
+        ((PATH, program), (database, content(program))),
+        ((database, content(program)), (PATH, program)),
+    ):
+        file = read(*members)[f"/{PATH}"].file
+        assert file.packaged
+        assert file.host is None
+
+
+def test_a_file_that_was_changed_is_the_images_own(program):
+    entries = read((PATH, program), ("var/lib/dpkg/info/tool.md5sums", dpkg(program[:-1])))
+    assert not entries[f"/{PATH}"].file.packaged
+    assert entries[f"/{PATH}"].file.host.required == {"avx"}
+
+
+def test_the_last_of_several_files_at_a_path_counts(program):
+    sums = ("var/lib/dpkg/info/tool.md5sums", dpkg(program))
+    file = read((PATH, program), sums, (PATH, program + b"\0"))[f"/{PATH}"].file
+    assert not file.packaged
+    assert read((PATH, program), sums, (PATH, b"text"))[f"/{PATH}"] is layer.OTHER
+
+
+def test_large_files_are_kept_without_what_says_nothing(program, monkeypatch):
+    whole = read((PATH, program))[f"/{PATH}"].file
+    monkeypatch.setattr(later, "WHOLE", 100)
+    monkeypatch.setattr(later, "BULKY", (".rodata", ".comment"))
+    entries = read((PATH, program), ("var/lib/dpkg/info/tool.md5sums", dpkg(program)))
+    assert entries[f"/{PATH}"].file == whole  # and not compared
+
+
+def test_there_is_a_limit_to_checksums(monkeypatch):
+    monkeypatch.setattr(packages, "MOST", 1)
+    sums = packages.Sums()
+    sums.add("md5", [dpkg(b"a"), dpkg(b"b")])
+    assert [len(one) for one in sums._known.values()] == [1]
+
+
+def test_a_program_is_examined_wherever_it_is(program):
+    assert read((PATH, program))[f"/{PATH}"].file.host.required == {"avx"}
