@@ -5,7 +5,7 @@
 # make docs         build the documentation as a site, docs/_build/index.html
 # make zipapp       write the commands for a node as one file, dist/imagematrix.pyz
 # make bench        set everything up and measure against the limits in docs/benchmarks.md
-# make fuzz         try a million damaged headers on what reads images
+# make fuzz         try many damaged files on what reads images, and on what trims libraries
 # make clean        undo quickstart
 
 VENV := .venv
@@ -50,6 +50,7 @@ unit-lowest: $(VENV)/.dev
 
 fuzz: $(VENV)/.dev
 	IMAGEMATRIX_FUZZ=1000000 $(BIN)/python -m pytest -q tests/unit/audit/test_elf.py tests/unit/audit/cpu -k "damaged or headers"
+	IMAGEMATRIX_FUZZ=100000 $(BIN)/python -m pytest -q tests/unit/trim/test_examine.py -k damaged
 
 # Two groups of files at a time, each with engines of its own, in the order that tests/engine/conftest.py gives.
 engine: packages $(VENV)/.dev

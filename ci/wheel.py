@@ -43,6 +43,7 @@ CALLS = (
     (f"coverage --catalog catalog.json {HOST}", 0),
     ("run training:v1", NO_ENGINE),
     ("verify training:v1", NO_ENGINE),
+    ("trim --compute 9.0 --dry-run .", 0),
 )
 EVERY_MODULE = """
 import importlib, pkgutil, imagematrix

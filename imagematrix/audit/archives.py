@@ -6,6 +6,7 @@ import contextlib
 import io
 import tempfile
 import zipfile
+import zlib
 from functools import partial
 
 from imagematrix.audit.window import Window
@@ -19,11 +20,22 @@ if TYPE_CHECKING:
 
     from imagematrix.oci.expanded import Stream
 
-__all__ = ["AR", "ZIP", "ZIPPED", "copied", "members", "zipped"]
+__all__ = ["AR", "HEAD", "UNREADABLE", "ZIP", "ZIPPED", "copied", "members", "opened", "zipped"]
 
 AR = b"!<arch>\n"
 ZIP = b"PK\x03\x04"
 ZIPPED = (".whl", ".zip", ".egg", ".jar")
+HEAD = 64  # bytes of a file that tell whether it is of interest
+# What reading a zip that nobody vouches for raises.
+UNREADABLE = (
+    zipfile.BadZipFile,
+    zlib.error,
+    OSError,
+    EOFError,
+    ValueError,
+    NotImplementedError,
+    RuntimeError,
+)
 MEMBER = 60  # bytes of a header in a static library
 END = b"`\n"  # of one
 ELF = b"\x7fELF"
@@ -47,12 +59,17 @@ def members(window: Window) -> Iterator[tuple[str, Window]]:
         at += MEMBER + int(size) + int(size) % 2
 
 
+def opened(window: Window) -> zipfile.ZipFile:
+    """Return a zip to be read, which leaves the window open; raise zipfile.BadZipFile and its like."""
+    return zipfile.ZipFile(io.BufferedReader(window.part(0, window.size)))
+
+
 def zipped(window: Window) -> Iterator[tuple[str, int, Callable[[], AbstractContextManager[Stream]]]]:
     """Yield each file in a zip: its name, its size and what opens it.
 
-    Raises zipfile.BadZipFile and its like, or ValueError.
+    Raises one of `UNREADABLE`.
     """
-    with zipfile.ZipFile(io.BufferedReader(window)) as archive:
+    with opened(window) as archive:
         listed = archive.infolist()
         if len(listed) > MOST or sum(one.file_size for one in listed) > INFLATED:
             raise ValueError("too large")

@@ -156,7 +156,7 @@ def _code(audited: Audit, variant: Variant) -> Iterator[Contradiction]:
             if promise.lacks(code, target) or device_code.capability(target) not in there
         ]
         if broken:
-            found = tuple(sorted(code.cubins, key=_order))
+            found = tuple(sorted(code.cubins, key=device_code.order))
             yield Contradiction(fact="cubins", claimed=tuple(broken), found=found, path=one.path)
         for claim in variant.ptx:
             held = dict(promise.ptx([code]))
@@ -185,7 +185,3 @@ def _cpu(audited: Audit, variant: Variant) -> Iterator[Contradiction]:
 def _reaches(own: str, target: str) -> bool:
     """Whether PTX for `own` runs wherever PTX for `target` does."""
     return own == target or (own.isdigit() and device_code.ptx_runs(own, device_code.capability(target)))
-
-
-def _order(target: str) -> tuple[tuple[int, ...], str]:
-    return versions.order(device_code.capability(target)), target

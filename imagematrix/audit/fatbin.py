@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import re
 import struct
+from dataclasses import dataclass
+from itertools import islice
 
 from imagematrix.audit.device_code import NONE, DeviceCode
 
@@ -18,7 +20,19 @@ if TYPE_CHECKING:
 
     from imagematrix.audit.window import Window
 
-__all__ = ["EM_CUDA", "MAGIC", "cubin", "fatbins", "ptx"]
+__all__ = [
+    "CUBIN",
+    "EM_CUDA",
+    "HEADER",
+    "MAGIC",
+    "PTX",
+    "Container",
+    "Entry",
+    "containers",
+    "cubin",
+    "fatbins",
+    "ptx",
+]
 
 MAGIC = b"\x50\xed\x55\xba"
 HEADER = struct.Struct("<IHHQ")  # magic, version, size of the header, bytes behind it
@@ -44,27 +58,59 @@ DIRECTIVES = re.compile(
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """The device code for one target in a container: `size` bytes from `offset` on, its header included.
+
+    `kind` is PTX, CUBIN or another number, `target` and `isa` are those of the compiler ("90a", "8.4"), and
+    `whole` says whether the header makes sense and all of the entry is there.
+    """
+
+    offset: int
+    size: int
+    kind: int
+    target: str
+    isa: str
+    flags: int
+    whole: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """A fatbin, from `offset` to `end`, with the device code of one module for several targets.
+
+    `whole` is False where it is cut short or has more entries than any compiler writes.
+    """
+
+    offset: int
+    end: int
+    entries: tuple[Entry, ...]
+    whole: bool
+
+
 def fatbins(window: Window) -> DeviceCode:
     """Return what the fatbins in a section or a file have; those of older toolkits have gaps between them."""
     cubins: set[str] = set()
     texts: set[tuple[str, str]] = set()
     compressed = damaged = False
-    for kind, target, isa, flags, whole in _entries(window):
-        damaged = damaged or not whole
-        if not whole:
-            continue
-        if kind == CUBIN:
-            cubins.add(target)
-        elif kind == PTX:
-            texts.add((target, isa))
-        else:
-            continue
-        compressed = compressed or bool(flags & ZSTD)
+    for container in containers(window):
+        damaged = damaged or not container.whole
+        for entry in container.entries:
+            damaged = damaged or not entry.whole
+            if not entry.whole:
+                continue
+            if entry.kind == CUBIN:
+                cubins.add(entry.target)
+            elif entry.kind == PTX:
+                texts.add((entry.target, entry.isa))
+            else:
+                continue
+            compressed = compressed or bool(entry.flags & ZSTD)
     return DeviceCode(cubins=frozenset(cubins), ptx=frozenset(texts), compressed=compressed, damaged=damaged)
 
 
-def _entries(window: Window) -> Iterator[tuple[int, str, str, int, bool]]:
-    """Yield kind, target, ISA version and flags of each entry, and whether it is all there."""
+def containers(window: Window) -> Iterator[Container]:
+    """Yield the fatbins in a section or a file."""
     at = 0
     while at < window.size:
         head = window.at(at, HEADER.size)
@@ -72,25 +118,27 @@ def _entries(window: Window) -> Iterator[tuple[int, str, str, int, bool]]:
             at = _next(window, at)
             continue
         if len(head) < HEADER.size:
-            yield 0, "", "", 0, False
+            yield Container(at, window.size, (), whole=False)
             return
         _, _, skipped, size = HEADER.unpack(head)
-        entry, end = at + max(skipped, HEADER.size), at + skipped + size
-        if end > window.size:
-            yield 0, "", "", 0, False
-            end = window.size
-        for _ in range(MOST):
-            if entry + SMALLEST > end:
-                break
-            head = window.at(entry, SMALLEST)
-            kind, _, own, payload, _, minor, major, number, _, flags = ENTRY.unpack(head)
-            whole = own >= SMALLEST and entry + own + payload <= end and number in TARGETS
-            suffix = "a" if flags & SPECIFIC else "f" if flags & FAMILY else ""
-            yield kind, f"{number}{suffix}", f"{major}.{minor}", flags, whole
-            entry += max(own, SMALLEST) + payload
-        else:
-            yield 0, "", "", 0, False
+        end = at + skipped + size
+        entries = tuple(
+            islice(_entries(window, at + max(skipped, HEADER.size), min(end, window.size)), MOST + 1)
+        )
+        whole = end <= window.size and len(entries) <= MOST
+        end = min(end, window.size)
+        yield Container(at, end, entries[:MOST], whole)
         at = -(-max(end, at + HEADER.size) // ALIGNED) * ALIGNED
+
+
+def _entries(window: Window, at: int, end: int) -> Iterator[Entry]:
+    while at + SMALLEST <= end:
+        kind, _, own, payload, _, minor, major, number, _, flags = ENTRY.unpack(window.at(at, SMALLEST))
+        size = max(own, SMALLEST) + payload
+        whole = own >= SMALLEST and at + size <= end and number in TARGETS
+        suffix = "a" if flags & SPECIFIC else "f" if flags & FAMILY else ""
+        yield Entry(at, size, kind, f"{number}{suffix}", f"{major}.{minor}", flags, whole)
+        at += size
 
 
 def _next(window: Window, at: int) -> int:

@@ -52,7 +52,7 @@ class Later:
         """Keep a file at a path, if its code is to be decoded: not that of NVIDIA's libraries."""
         self._kept.pop(path, None)
         headers = elf.read(window) if file.linked else None
-        if headers and decodable(headers, window) and not libraries.of_nvidia(path, file):
+        if headers and decodable(headers, window) and not libraries.of_nvidia(path, file.soname):
             self._copy(headers, window)
             self._kept[path] = (file, self._end)
             self._end += -(-window.size // PAGE) * PAGE

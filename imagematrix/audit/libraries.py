@@ -6,6 +6,7 @@ import posixpath
 import re
 from dataclasses import dataclass
 
+from imagematrix.audit import driver_file
 from imagematrix.facts import cuda
 
 TYPE_CHECKING = False
@@ -16,8 +17,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Library", "libraries", "of_nvidia"]
 
-# By the name of the file: lib, the name, and what comes behind .so or .a.
-FILE = re.compile(r"lib([A-Za-z0-9_-]+?)(?:\.alt)?(_static(?:_nocallback)?)?\.(?:so|a)((?:\.\d+)*)", re.ASCII)
+# By the name of the file: lib, the name, and what comes behind .so or .a. auditwheel adds a hash to the names
+# of libraries that it puts into a wheel.
+FILE = re.compile(
+    r"lib([A-Za-z0-9_-]+?)(?:-[0-9a-f]{8})?(?:\.alt)?(_static(?:_nocallback)?)?\.(?:so|a)((?:\.\d+)*)",
+    re.ASCII,
+)
 NAMES = re.compile(
     r"cudart|cudadevrt|cublas|cublasLt|nvblas|cufftw?|curand|cusolver(?:Mg)?|cusparse(?:Lt)?|cudnn(?:_\w+)?"
     r"|cutensor(?:Mg|Net)?|cupti|cufile(?:_rdma)?|cudss(?:_\w+)?|nccl|nccl-net|nvrtc(?:-builtins)?|nvJitLink"
@@ -41,9 +46,9 @@ class Library:
     oldest_driver: str | None = None
 
 
-def of_nvidia(path: str, file: File) -> bool:
-    """Whether a file is a library of NVIDIA's, which carries what device code it carries."""
-    return _named(path, file) is not None or file.driver is not None
+def of_nvidia(path: str, soname: str | None) -> bool:
+    """Whether a file is a library of NVIDIA's by its names, which carries what device code it carries."""
+    return _named(path, soname) is not None or any(map(driver_file.named, (path, soname or "")))
 
 
 def libraries(path: str, file: File, packages: Mapping[str, str]) -> Iterator[Library]:
@@ -53,7 +58,7 @@ def libraries(path: str, file: File, packages: Mapping[str, str]) -> Iterator[Li
     """
     if file.static_cudart:
         yield Library(name="cudart", path=path, version=None, static=True)
-    found = _named(path, file)
+    found = _named(path, file.soname)
     if found is None:
         return
     name, behind, static = found
@@ -68,9 +73,9 @@ def libraries(path: str, file: File, packages: Mapping[str, str]) -> Iterator[Li
     )
 
 
-def _named(path: str, file: File) -> tuple[str, str, bool] | None:
+def _named(path: str, soname: str | None) -> tuple[str, str, bool] | None:
     """Return a library's name, the version behind it, and whether it is static; None of other files."""
-    for name in (posixpath.basename(path), file.soname or ""):
+    for name in (posixpath.basename(path), soname or ""):
         found = FILE.fullmatch(name)
         if found and NAMES.fullmatch(found[1]):
             return found[1], found[3].lstrip("."), name.endswith(".a")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-import zipfile
 from dataclasses import dataclass, replace
 
 from imagematrix.audit import archives, device_code, driver_file, elf, fatbin, hip, notes
+from imagematrix.audit.archives import HEAD
 from imagematrix.audit.device_code import NONE, DeviceCode
 
 TYPE_CHECKING = False
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 __all__ = ["HEAD", "File", "examine", "interesting"]
 
 DEEPEST = 2  # archives in archives: a wheel that a zip has
-HEAD = 64  # bytes of a file that tell whether it is of interest
 # The versions of libraries that tell theirs themselves, by the beginning of their names.
 TOLD = (("libnccl", re.compile(rb"NCCL version (\d+\.\d+\.\d+)")),)
 SEARCHED = 64 << 20  # bytes
@@ -152,7 +151,7 @@ def _archive(window: Window) -> File | None:
 def _zipped(window: Window, deep: int) -> File | None:
     try:
         inner = tuple(_inner(window, deep))
-    except (zipfile.BadZipFile, OSError, EOFError, ValueError, NotImplementedError, RuntimeError):
+    except archives.UNREADABLE:
         return File(size=window.size, damaged=True)
     return File(size=window.size, linked=False, inner=inner) if inner else None
 

@@ -16,7 +16,9 @@ __all__ = ["cubins", "lacks", "ptx"]
 def cubins(codes: Sequence[DeviceCode]) -> list[str]:
     """Return the targets of cubins that hold for all: where one runs, every file has one that runs."""
     listed = {target for code in codes for target in code.cubins}
-    return sorted((one for one in listed if not any(lacks(code, one) for code in codes)), key=_order)
+    return sorted(
+        (one for one in listed if not any(lacks(code, one) for code in codes)), key=device_code.order
+    )
 
 
 def lacks(code: DeviceCode, target: str) -> bool:
@@ -33,7 +35,7 @@ def ptx(codes: Sequence[DeviceCode]) -> list[tuple[str, str]]:
     """
     listed = {target for code in codes for target, _ in code.ptx}
     found = []
-    for target in sorted(listed, key=_order):
+    for target in sorted(listed, key=device_code.order):
         needed = [_isa(code, target) for code in codes]
         known = [isa for isa in needed if isa]
         if len(known) == len(needed):
@@ -59,7 +61,3 @@ def _covered(target: str) -> list[str]:
     return [compute for compute in plain if device_code.cubin_runs(target, compute)] or [
         device_code.capability(target)
     ]
-
-
-def _order(target: str) -> tuple[tuple[int, ...], str]:
-    return versions.order(device_code.capability(target)), target

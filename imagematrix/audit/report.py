@@ -149,7 +149,7 @@ def _found(tree: Tree) -> Iterator[Found]:
 
 
 def _with_inner(path: str, layer: str, file: File) -> Iterator[Found]:
-    yield Found(path=path, layer=layer, file=file, own=not libraries.of_nvidia(path, file))
+    yield Found(path=path, layer=layer, file=file, own=not libraries.of_nvidia(path, file.soname))
     # What is in an archive is not loaded from there, but it is what will be installed.
     for name, inner in file.inner:
         yield from _with_inner(f"{path}{INNER}{name}", layer, inner)

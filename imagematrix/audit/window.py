@@ -19,12 +19,13 @@ PIECE = 8 << 20  # bytes that are searched at once
 class Window(io.RawIOBase):
     """The `size` bytes of a seekable file from `start` on, as a file of its own.
 
-    Nobody vouches for what is in it: what a caller asks for beyond its end is not there.
+    Nobody vouches for what is in it: what a caller asks for beyond its end is not there. `start` is
+    where it begins in the file.
     """
 
     def __init__(self, file: BinaryIO, start: int, size: int) -> None:
         self._file = file
-        self._start = start
+        self.start = start
         self.size = size
         self._at = 0
 
@@ -54,7 +55,7 @@ class Window(io.RawIOBase):
         size = min(size, self.size - offset)
         if offset < 0 or size <= 0:
             return b""
-        self._file.seek(self._start + offset)
+        self._file.seek(self.start + offset)
         return self._file.read(size)
 
     def pieces(self, most: int, overlap: int) -> Iterator[bytes]:
@@ -65,4 +66,4 @@ class Window(io.RawIOBase):
     def part(self, offset: int, size: int) -> Self:
         """Return the window of up to `size` bytes from `offset` on."""
         offset = min(max(offset, 0), self.size)
-        return type(self)(self._file, self._start + offset, max(0, min(size, self.size - offset)))
+        return type(self)(self._file, self.start + offset, max(0, min(size, self.size - offset)))

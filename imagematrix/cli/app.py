@@ -28,6 +28,7 @@ COMMANDS = (
     "report",
     "publish",
     "verify",
+    "trim",
     "export",
     "ls",
     "probe",

@@ -11,7 +11,7 @@ from functools import cache, lru_cache
 
 from imagematrix.facts import _data, cuda, versions
 
-__all__ = ["capability", "cubin_runs", "distance", "known", "ptx_runs", "target"]
+__all__ = ["capability", "cubin_runs", "distance", "gpus", "known", "order", "ptx_runs", "target"]
 
 
 def target(compute: str) -> str:
@@ -25,12 +25,16 @@ def capability(target: str) -> str:
     return f"{digits[:-1]}.{digits[-1]}"
 
 
+def gpus(compute: str) -> frozenset[str]:
+    """Return the capabilities of the GPUs a capability word is about: "10.0f" gives 10.0 and 10.3."""
+    return _specific(target(compute)) if _suffix(compute) else frozenset([compute])
+
+
 @cache
 def known() -> tuple[str, ...]:
     """Return the capability words for which any CUDA release has a target, in order."""
     targets = {target for release in cuda.releases().values() for target in release.targets}
-    ordered = sorted(targets, key=lambda target: (versions.order(capability(target)), target))
-    return tuple(capability(target) + _suffix(target) for target in ordered)
+    return tuple(capability(target) + _suffix(target) for target in sorted(targets, key=order))
 
 
 @lru_cache(maxsize=4096)
@@ -61,6 +65,11 @@ def ptx_runs(target: str, compute: str) -> bool:
 def distance(target: str, compute: str) -> int:
     """Return the minor versions between `compute` and the target of a cubin that runs there; 0 is native."""
     return versions.order(compute)[1] - versions.order(capability(target))[1]
+
+
+def order(target: str) -> tuple[tuple[int, ...], str]:
+    """Return the sort key of a target."""
+    return versions.order(capability(target)), target
 
 
 def _suffix(target: str) -> str:

@@ -4,10 +4,10 @@ The kernel is `extern "C" __global__ void k(float *x) { x[threadIdx.x] *= 2.0f; 
 """
 
 import io
-import struct
 from pathlib import Path
 
 import pytest
+from fatbins import entry, fat
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,17 +24,6 @@ def window(raw):
 
 def data(name):
     return window((DATA / name).read_bytes())
-
-
-def entry(kind=2, target=90, payload=b"", own=64):
-    isa = (4, 8)  # minor and major
-    head = struct.pack("<HHIQ8sHHI8sQ", kind, 0x101, own, len(payload), b"", *isa, target, b"", 0x11)
-    return head.ljust(own, b"\0") + payload
-
-
-def fat(*entries):
-    body = b"".join(entries)
-    return struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(body)) + body
 
 
 def test_a_fatbin_of_cuda_13_with_zstandard():

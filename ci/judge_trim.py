@@ -1,0 +1,204 @@
+"""Holds what `imagematrix trim` leaves of wheels against NVIDIA's cuobjdump, for every GPU.
+
+    .venv/bin/python ci/judge_trim.py [--cuobjdump PROGRAM] WHEEL…
+
+A wheel is a path, or a requirement such as cupy-cuda12x==14.2.0. For each library with device code in it and
+each compute capability from 5.2 on, cuobjdump lists exactly what the rules keep, with the same contents as
+before; readelf sees the same sections and segments; and a library that loads still does. What the rules keep
+is worked out here anew, from the fatbins as they are in the wheel.
+
+CUDA 13's cuobjdump gives up on some code for GPUs that it no longer knows. `--cuobjdump` names another one
+for those files, such as that of Debian's nvidia-cuda-toolkit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import re
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from collections import Counter
+from pathlib import Path
+
+from imagematrix.facts import device_code, versions
+from imagematrix.trim.rules import Rules
+from imagematrix.trim.trim import trim
+
+JUDGE = "nvidia-cuda-cuobjdump==13.5.37"
+OLDEST = (5, 2)
+COMPUTES = [word for word in device_code.known() if word[-1].isdigit() and versions.order(word) >= OLDEST]
+EXTRACTED = re.compile(r".*\.(\d+)\.sm_(\d+[af]?)\.(cubin|ptx)")
+NAMES = (".nv_fatbin", "__nv_relfatbin")
+KINDS = {1: "ptx", 2: "cubin"}
+
+Code = tuple[str, str]  # kind and target
+
+
+def main() -> None:
+    """Judge each wheel; the first difference ends it."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--cuobjdump", type=Path, action="append", default=[])
+    parser.add_argument("wheels", nargs="+", metavar="WHEEL")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as name:
+        folder = Path(name)
+        judges = [_judge(folder), *(judge.absolute() for judge in options.cuobjdump)]
+        for word in options.wheels:
+            started = time.monotonic()
+            own = folder / "wheel"
+            wheel = Path(word) if Path(word).is_file() else _downloaded(folder / "download", word)
+            files = _libraries(wheel, own)
+            compared = sum(_compared(judges, own, file) for file in files)
+            taken = time.monotonic() - started
+            print(f"{wheel.name.split('-')[0]}: {len(files)} files, {len(COMPUTES)} GPUs, ", end="")
+            print(f"{compared} entries as they were, {taken:.0f} s", flush=True)
+            shutil.rmtree(own)
+
+
+def _judge(folder: Path) -> Path:
+    with zipfile.ZipFile(_downloaded(folder / "judge", JUDGE)) as archive:
+        program = folder / archive.extract("nvidia/cu13/bin/cuobjdump", folder)
+    program.chmod(0o755)
+    return program
+
+
+def _downloaded(folder: Path, wheel: str) -> Path:
+    shutil.rmtree(folder, ignore_errors=True)
+    pip = [sys.executable, "-m", "pip", "-q", "download", "--no-deps", "--only-binary=:all:"]
+    subprocess.run([*pip, "-d", str(folder), wheel], check=True)
+    (path,) = folder.glob("*.whl")
+    return path
+
+
+def _libraries(wheel: Path, folder: Path) -> list[Path]:
+    """Unpack a wheel, and return its files with fatbins."""
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder)
+    report = trim([folder], Rules(computes=("9.0",), nvidia=True), dry_run=True)
+    return [Path(finding.path) for finding in report.findings]
+
+
+def _compared(judges: list[Path], folder: Path, file: Path) -> int:
+    """Return how many entries were compared for all GPUs."""
+    containers = _containers(file)
+    entries = [entry for container in containers for entry in container]
+    judge, hashes = _hashes(judges, file, entries)
+    loads = _loads(folder, file)
+    headers = _headers(file)
+    compared = 0
+    for compute in COMPUTES:
+        with tempfile.TemporaryDirectory(dir=folder.parent) as name:
+            trim([file], Rules(computes=(compute,), nvidia=True), output=Path(name))
+            trimmed = Path(name, file.name)
+            after = Counter(_listed(judge, trimmed))
+            expected: Counter[tuple[Code, str]] = Counter()
+            at = 0
+            for container in containers:
+                for place in _staying(container, compute):
+                    expected[_shown(entries[at + place]), hashes[at + place]] += 1
+                at += len(container)
+            if after != expected:
+                raise SystemExit(f"{file} for {compute}: {after - expected} and not {expected - after}")
+            if _headers(trimmed) != headers:
+                raise SystemExit(f"{file} for {compute}: readelf sees another structure")
+            if loads and not _loads(folder, trimmed):
+                raise SystemExit(f"{file} for {compute}: no longer loads")
+            compared += expected.total()
+    return compared
+
+
+def _staying(container: list[Code], compute: str) -> list[int]:
+    cubins = [
+        i
+        for i, (kind, target) in enumerate(container)
+        if kind == "cubin" and device_code.cubin_runs(target, compute)
+    ]
+    texts = [
+        i
+        for i, (kind, target) in enumerate(container)
+        if kind == "ptx" and device_code.ptx_runs(target, compute)
+    ]
+    return cubins or texts or list(range(len(container)))
+
+
+def _hashes(judges: list[Path], file: Path, entries: list[Code]) -> tuple[Path, list[str]]:
+    """Return a cuobjdump that knows all of a file, and the hashes of its entries.
+
+    It numbers cubins, and PTX, in the order in which they are in the file.
+    """
+    for judge in judges:
+        listed = _listed(judge, file)
+        found = {kind: [one for one in listed if one[0][0] == kind] for kind in KINDS.values()}
+        order = [found[kind].pop(0) if found[kind] else (("", ""), "") for kind, _ in entries]
+        if [code for code, _ in order] == list(map(_shown, entries)) and len(listed) == len(entries):
+            return judge, [digest for _, digest in order]
+    raise SystemExit(f"{file}: no cuobjdump lists what is there")
+
+
+def _shown(code: Code) -> Code:
+    """Return an entry as cuobjdump shows it: it does not show that code is for a family."""
+    return code[0], code[1].rstrip("f")
+
+
+def _listed(judge: Path, file: Path) -> list[tuple[Code, str]]:
+    """Return what cuobjdump takes out of a file, by number: kind and target, and the hash of the content."""
+    found: list[tuple[int, Code, str]] = []
+    for option in ("-xelf", "-xptx"):
+        with tempfile.TemporaryDirectory(dir="/var/tmp") as name:
+            words = [str(judge), "-all", option, "all", str(file.absolute())]
+            subprocess.run(words, cwd=name, check=False, capture_output=True)
+            for path in Path(name).iterdir():
+                match = EXTRACTED.fullmatch(path.name)
+                if match:
+                    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+                    found.append((int(match[1]), _shown((match[3], match[2])), digest))
+    return [(code, digest) for _, code, digest in sorted(found)]
+
+
+def _containers(file: Path) -> list[list[Code]]:
+    """Return the entries of each fatbin, read without the package's own reader."""
+    found: list[list[Code]] = []
+    for section in NAMES:
+        with tempfile.NamedTemporaryFile(dir=file.parent) as copy:
+            words = ["objcopy", "-O", "binary", f"--only-section={section}", "--set-section-flags"]
+            subprocess.run([*words, f"{section}=alloc", file, copy.name], check=True, capture_output=True)
+            raw = Path(copy.name).read_bytes()
+        at = 0
+        while (at := raw.find(b"\x50\xed\x55\xba\x01\x00\x10\x00", at)) >= 0:
+            end = at + 16 + struct.unpack_from("<Q", raw, at + 8)[0]
+            container: list[Code] = []
+            at += 16
+            while at < end:
+                kind, own, payload = struct.unpack_from("<H2xIQ", raw, at)
+                number, flags = struct.unpack_from("<I8xQ", raw, at + 28)
+                suffix = "a" if flags >> 20 & 1 else "f" if flags >> 21 & 1 else ""
+                container.append((KINDS[kind], f"{number}{suffix}"))
+                at += own + payload
+            found.append(container)
+    return found
+
+
+def _headers(file: Path) -> str:
+    said = subprocess.run(["readelf", "-SlW", file], check=True, capture_output=True, text=True).stdout
+    return said.replace(str(file), "")
+
+
+def _loads(folder: Path, file: Path) -> bool:
+    places = ":".join(sorted({str(path.parent) for path in folder.rglob("*.so*")}))
+    code = "import ctypes, sys; ctypes.CDLL(sys.argv[1])"
+    words = [sys.executable, "-c", code, str(file)]
+    return (
+        subprocess.run(words, env={"LD_LIBRARY_PATH": places}, check=False, capture_output=True).returncode
+        == 0
+    )
+
+
+main()

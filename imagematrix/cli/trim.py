@@ -1,0 +1,129 @@
+"""`imagematrix trim`: taking device code that cannot run on the given GPUs out of files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from imagematrix.cli.options import Json
+from imagematrix.cli.output import counted, info, print_json, table, warn
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from imagematrix.trim.examine import Amount
+    from imagematrix.trim.trim import Report
+
+__all__ = ["command"]
+
+MEGABYTE = 1_000_000
+
+
+def command(
+    paths: Annotated[
+        list[Path], typer.Argument(metavar="PATH…", help="Files, folders, wheels and static libraries.")
+    ],
+    compute: Annotated[
+        list[str],
+        typer.Option("--compute", metavar="CAP", help="Keep what runs on this GPU, such as 9.0; repeatable."),
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="DIR", help="Trim copies in DIR instead of the files."),
+    ] = None,
+    keep_ptx: Annotated[
+        bool, typer.Option("--keep-ptx", help="Keep all PTX; it also runs on newer GPUs.")
+    ] = False,
+    drop_dead: Annotated[
+        bool,
+        typer.Option(
+            "--drop-dead",
+            help="Also empty fatbins with nothing that runs on these GPUs; not yet tried on a GPU.",
+        ),
+    ] = False,
+    include_nvidia: Annotated[
+        bool,
+        typer.Option(
+            "--include-nvidia",
+            help="Also trim NVIDIA's libraries; see their license before you pass them on.",
+        ),
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would be removed, and how much of a layer that is.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Remove device code that cannot run on the given GPUs from files, folders and wheels, in place.
+
+    Every cubin that runs on one of them stays, and PTX where no cubin does. Files keep their length, and
+    wheels stay valid.
+    """
+    from imagematrix.trim.document import document
+    from imagematrix.trim.rules import Rules, capabilities
+    from imagematrix.trim.trim import trim
+
+    rules = Rules(
+        computes=capabilities(compute), keep_ptx=keep_ptx, drop_dead=drop_dead, nvidia=include_nvidia
+    )
+    report = trim(paths, rules, output=output, dry_run=dry_run, measure=_compressed if dry_run else None)
+    if json:
+        print_json(document(report))
+    else:
+        _show(report)
+    _warn(report)
+
+
+def _compressed(pieces: Iterable[bytes]) -> int:
+    import zstandard
+
+    writer = zstandard.ZstdCompressor().compressobj()
+    return sum(len(writer.compress(piece)) for piece in pieces) + len(writer.flush())
+
+
+def _show(report: Report) -> None:
+    from rich.markup import escape
+
+    columns = ("file", "status", "keeps", "removes", "removed", *(["compressed"] if report.dry_run else []))
+    rows = []
+    for one in report.findings:
+        row = [escape(one.path), one.status.value, _targets(one.kept), _targets(one.dropped)]
+        row.append(f"{_megabytes(one.removed)} of {_megabytes(one.size)} MB")
+        if report.dry_run:
+            row.append("-" if one.compressed is None else f"{_megabytes(one.compressed)} MB")
+        rows.append(row)
+    if rows:
+        table(columns, rows)
+    removed = sum(one.removed for one in report.findings)
+    verb = "would be removed" if report.dry_run else "removed"
+    files = counted(sum(bool(one.edits) for one in report.findings), "file")
+    info(f"{_megabytes(removed)} MB {verb} from {files}, of {len(report.findings)} with device code")
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / MEGABYTE:.1f}"
+
+
+def _targets(amounts: Sequence[Amount]) -> str:
+    prefixes = {"cubin": "sm_", "ptx": "PTX ", "other": "other "}
+    return ", ".join(f"{prefixes[one.kind]}{one.target}" for one in amounts) or "-"
+
+
+def _warn(report: Report) -> None:
+    computes = ", ".join(report.rules.computes)
+    for one in report.findings:
+        if one.status == "unsupported":
+            warn(f"{one.path} does not run on {computes}: it has no device code for it")
+        elif one.status == "damaged":
+            warn(f"{one.path} was left as it is: its device code is damaged")
+        elif one.missing:
+            warn(f"{one.path} has no device code that runs on {', '.join(one.missing)}")
+    dead = [one for one in report.findings if one.dead and one.status != "unsupported"]
+    if dead and not report.rules.drop_dead:
+        number = counted(sum(one.dead for one in dead), "fatbin")
+        files = counted(len(dead), "file")
+        info(f"{number} in {files} with nothing that runs on {computes} stay as they are")
+    for path in report.linked:
+        warn(f"{path} has another name outside of the given paths, which keeps the file as it was")

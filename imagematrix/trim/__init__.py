@@ -1,0 +1,1 @@
+"""Taking device code out of files that cannot run on given GPUs."""

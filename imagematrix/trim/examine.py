@@ -1,0 +1,237 @@
+"""What trimming makes of one file: the edits, and what they take out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from imagematrix.audit import archives, elf, fatbin, libraries
+from imagematrix.facts import device_code
+from imagematrix.trim.edits import Edit
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from imagematrix.audit.elf import Elf
+    from imagematrix.audit.fatbin import Container, Entry
+    from imagematrix.audit.window import Window
+    from imagematrix.trim.rules import Rules
+
+__all__ = ["HEAD", "Amount", "Finding", "Status", "examine", "interesting"]
+
+HEAD = 16  # bytes of a file that tell whether it may have fatbins
+SECTIONS = frozenset({".nv_fatbin", "__nv_relfatbin"})
+KINDS = {fatbin.CUBIN: "cubin", fatbin.PTX: "ptx"}
+OTHER = "other"
+MOST = 1_000_000  # fatbins and entries of a file; PyTorch's libtorch_cuda.so has 3,000
+ALIGNED = 8
+FORMAT = 1  # version in the header of a fatbin
+
+
+class Status(StrEnum):
+    """What became of a file with device code.
+
+    `TRIMMED`: something was taken out. `UNCHANGED`: there was nothing to take out. `UNSUPPORTED`: it has
+    nothing that runs on any of the GPUs, and stays as it is. `NVIDIA`: a library of NVIDIA's, left alone.
+    `DAMAGED`: its device code makes no sense, and stays as it is.
+    """
+
+    TRIMMED = "trimmed"
+    UNCHANGED = "unchanged"
+    UNSUPPORTED = "unsupported"
+    NVIDIA = "nvidia"
+    DAMAGED = "damaged"
+
+
+@dataclass(frozen=True, slots=True)
+class Amount:
+    """Device code of one kind ("cubin", "ptx" or "other") for one target: entries, and their bytes."""
+
+    kind: str
+    target: str
+    entries: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What trimming makes of a file of `size` bytes.
+
+    Of its fatbins, `containers`, `dead` have nothing that runs on any of the GPUs. `missing` are the
+    capabilities on which nothing in the file runs. `compressed` are the bytes that the removed ones have in
+    a compressed layer, None where that was not measured.
+    """
+
+    path: str
+    status: Status
+    size: int
+    containers: int = 0
+    dead: int = 0
+    missing: tuple[str, ...] = ()
+    kept: tuple[Amount, ...] = ()
+    dropped: tuple[Amount, ...] = ()
+    edits: tuple[Edit, ...] = ()
+    compressed: int | None = None
+
+    @property
+    def removed(self) -> int:
+        """The bytes that become zeros."""
+        return sum(edit.removed for edit in self.edits)
+
+
+class _DamagedError(Exception):
+    """Some of a file's device code makes no sense."""
+
+
+def interesting(head: bytes) -> bool:
+    """Whether a file that begins with `head` may have fatbins."""
+    return head.startswith((elf.MAGIC, archives.AR, fatbin.MAGIC))
+
+
+def examine(path: str, window: Window, rules: Rules) -> Finding | None:
+    """Return what trimming makes of a file; None where it has no fatbins.
+
+    A file is trimmed only if all of its device code makes sense: each fatbin is whole, consists of entries
+    without gaps, and lies in a section that shares no bytes with another.
+    """
+    head = window.at(0, HEAD)
+    headers = elf.read(window) if head.startswith(elf.MAGIC) else None
+    if not rules.nvidia and libraries.of_nvidia(path, headers.soname if headers else None):
+        sections = any(True for _ in _sections(window, head, headers))
+        return Finding(path=path, status=Status.NVIDIA, size=window.size) if sections else None
+    tally = _Tally(rules)
+    try:
+        for section in _sections(window, head, headers):
+            for container in fatbin.containers(section):
+                tally.add(container, section, section.start - window.start)
+    except _DamagedError:
+        return Finding(path=path, status=Status.DAMAGED, size=window.size)
+    finding = tally.finding(path, window.size) if tally.containers else None
+    if rules.drop_dead and finding and finding.status is Status.UNSUPPORTED:
+        return examine(path, window, replace(rules, drop_dead=False))
+    return finding
+
+
+def _sections(window: Window, head: bytes, headers: Elf | None) -> Iterator[Window]:
+    """Yield what may have fatbins in a file; raise _DamagedError."""
+    if headers:
+        yield from _own_sections(window, headers)
+    elif head.startswith(archives.AR):
+        for _, member in archives.members(window):
+            own = elf.read(member)
+            if own:
+                yield from _own_sections(member, own)
+    elif head.startswith(fatbin.MAGIC):
+        yield window
+
+
+def _own_sections(window: Window, headers: Elf) -> Iterator[Window]:
+    """Yield the sections of an object with fatbins; raise _DamagedError."""
+    if not any(headers.named(*SECTIONS)):
+        return
+    if headers.damaged:
+        raise _DamagedError
+    reached = reached_by_code = 0
+    for section in sorted(headers.sections, key=lambda one: (one.offset, one.size)):
+        end = section.offset + section.size
+        code = section.name in SECTIONS
+        if section.size and section.offset < (reached if code else reached_by_code):
+            raise _DamagedError
+        reached = max(reached, end)
+        if code:
+            reached_by_code = max(reached_by_code, end)
+            yield window.part(section.offset, section.size)
+
+
+@dataclass(slots=True)
+class _Tally:
+    """What is counted of a file, fatbin by fatbin."""
+
+    rules: Rules
+    containers: int = 0
+    dead: int = 0
+    entries: int = 0
+    served: set[str] = field(default_factory=set)
+    kept: dict[tuple[str, str], Amount] = field(default_factory=dict)
+    dropped: dict[tuple[str, str], Amount] = field(default_factory=dict)
+    edits: list[Edit] = field(default_factory=list)
+
+    def add(self, container: Container, window: Window, offset: int) -> None:
+        """Add a fatbin of `window`, which begins at `offset` of the file; raise _DamagedError."""
+        self.containers += 1
+        self.entries += len(container.entries)
+        head = window.at(container.offset, fatbin.HEADER.size)
+        if self.containers + self.entries > MOST or not _sound(container, head):
+            raise _DamagedError
+        verdict = self.rules.judge(container.entries)
+        self.served |= verdict.served
+        self.dead += not verdict.served and any(entry.kind in KINDS for entry in container.entries)
+        staying = {entry.offset for entry in verdict.kept}
+        for entry in container.entries:
+            _count(self.kept if entry.offset in staying else self.dropped, entry)
+        if len(staying) < len(container.entries):
+            ranges = tuple(_ranges(verdict.kept, offset))
+            size = sum(size for _, size in ranges)
+            magic, version, own, _ = fatbin.HEADER.unpack(head)
+            self.edits.append(
+                Edit(
+                    offset + container.offset,
+                    offset + container.end,
+                    fatbin.HEADER.pack(magic, version, own, size),
+                    ranges,
+                )
+            )
+
+    def finding(self, path: str, size: int) -> Finding:
+        """Return what was counted."""
+        code = any(kind != OTHER for kind, _ in (*self.kept, *self.dropped))
+        status = Status.TRIMMED if self.edits else Status.UNCHANGED
+        return Finding(
+            path=path,
+            status=Status.UNSUPPORTED if code and not self.served else status,
+            size=size,
+            containers=self.containers,
+            dead=self.dead,
+            missing=tuple(one for one in self.rules.computes if code and one not in self.served),
+            kept=_sorted(self.kept),
+            dropped=_sorted(self.dropped),
+            edits=tuple(self.edits),
+        )
+
+
+def _sound(container: Container, head: bytes) -> bool:
+    """Whether all of a fatbin is known: a header, and entries one after the other up to its end."""
+    if not container.whole:
+        return False
+    _, version, own, _ = fatbin.HEADER.unpack(head)
+    at = container.offset + fatbin.HEADER.size
+    for entry in container.entries:
+        if not entry.whole or entry.size % ALIGNED:
+            return False
+        at += entry.size
+    return version == FORMAT and own == fatbin.HEADER.size and at == container.end
+
+
+def _ranges(entries: Iterable[Entry], offset: int) -> Iterator[tuple[int, int]]:
+    """Yield offsets and sizes of entries; those that follow one another are one range."""
+    start = end = -1
+    for entry in entries:
+        if offset + entry.offset != end:
+            if end > start:
+                yield start, end - start
+            start = offset + entry.offset
+        end = offset + entry.offset + entry.size
+    if end > start:
+        yield start, end - start
+
+
+def _count(amounts: dict[tuple[str, str], Amount], entry: Entry) -> None:
+    key = KINDS.get(entry.kind, OTHER), entry.target
+    before = amounts.get(key)
+    entries, size = (before.entries, before.size) if before else (0, 0)
+    amounts[key] = Amount(*key, entries + 1, size + entry.size)
+
+
+def _sorted(amounts: dict[tuple[str, str], Amount]) -> tuple[Amount, ...]:
+    return tuple(sorted(amounts.values(), key=lambda amount: (amount.kind, device_code.order(amount.target))))

@@ -1,0 +1,155 @@
+"""Files that are replaced in one step, and the lists of those in folders."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import stat
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from imagematrix.errors import UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from typing import IO
+
+__all__ = ["Listed", "Name", "listed", "replace"]
+
+PREFIX = ".imagematrix-trim-"  # of files that are being written
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """A name of a file, and the name that the result gets; they are the same where it is replaced."""
+
+    source: Path
+    target: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """What there is under some paths: regular files, each with all of its names, links, and folders.
+
+    `output` is the folder for copies, None where the files themselves are replaced.
+    """
+
+    output: Path | None
+    files: tuple[tuple[Name, ...], ...]
+    links: tuple[Name, ...]
+    folders: tuple[Name, ...]
+
+    def create(self) -> None:
+        """Create the folders and the links of copies."""
+        if self.output is None:
+            return
+        self.output.mkdir(parents=True, exist_ok=True)
+        for folder in self.folders:
+            folder.target.mkdir()
+        for link in self.links:
+            link.target.symlink_to(link.source.readlink())
+
+    def finish(self) -> None:
+        """Give the folders of copies their modes and times, which is done when all files are in them."""
+        for folder in reversed(self.folders if self.output else ()):
+            shutil.copystat(folder.source, folder.target)
+
+
+def listed(paths: Sequence[Path], output: Path | None) -> Listed:
+    """Return what there is under `paths`, for results in the folder `output` or in place; raise UsageError.
+
+    Links in folders are not followed.
+    """
+    files: dict[tuple[int, int], dict[Path, Name]] = {}
+    links: list[Name] = []
+    folders: list[Name] = []
+    for path in paths:
+        source = _resolved(path)
+        target = output / path.absolute().name if output else source
+        if output and os.path.lexists(target):
+            raise UsageError(f"{target} already exists", remedy="remove it, or give another --output")
+        for name in _walk(source, target):
+            status = name.source.lstat()
+            if stat.S_ISDIR(status.st_mode):
+                folders.append(name)
+            elif stat.S_ISLNK(status.st_mode):
+                links.append(name)
+            elif stat.S_ISREG(status.st_mode):
+                files.setdefault((status.st_dev, status.st_ino), {})[name.target.absolute()] = name
+            elif output:
+                raise UsageError(f"{name.source} cannot be copied: it is no file, folder or link")
+    return Listed(
+        output, tuple(tuple(names.values()) for names in files.values()), tuple(links), tuple(folders)
+    )
+
+
+def replace(names: Sequence[Name], status: os.stat_result, write: Callable[[IO[bytes]], object]) -> None:
+    """Write a file under the targets of `names`, with mode and times of the one it comes from.
+
+    `status` is what that file was when it was read; raise UsageError where it is no longer the same. In
+    place, the owner is kept, too.
+    """
+    first, *others = names
+    with _temporary(first.target.parent) as (file, temporary):
+        write(file)
+        file.truncate(file.tell())
+        file.flush()
+        if first.source == first.target and (status.st_uid, status.st_gid) != _owner(file):
+            os.fchown(file.fileno(), status.st_uid, status.st_gid)
+        shutil.copystat(first.source, temporary)
+        os.fsync(file.fileno())
+        now = first.source.stat()
+        if _state(now) != _state(status):
+            raise UsageError(f"{first.source} was changed while it was read", remedy="run the command again")
+        for other in others:
+            with _temporary(other.target.parent) as (_, link):
+                link.unlink()
+                link.hardlink_to(temporary)
+                link.replace(other.target)
+        temporary.replace(first.target)
+
+
+def _state(status: os.stat_result) -> tuple[int, int, int]:
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _owner(file: IO[bytes]) -> tuple[int, int]:
+    status = os.fstat(file.fileno())
+    return status.st_uid, status.st_gid
+
+
+@contextlib.contextmanager
+def _temporary(folder: Path) -> Iterator[tuple[IO[bytes], Path]]:
+    with tempfile.NamedTemporaryFile(prefix=PREFIX, dir=folder, delete=False) as file:
+        temporary = Path(file.name)
+        try:
+            yield file, temporary
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def _resolved(path: Path) -> Path:
+    """Return `path`, or what it leads to if it is a link; raise UsageError where it does not exist."""
+    try:
+        resolved = path.resolve(strict=True)
+        return resolved if path.is_symlink() else path
+    except (OSError, RuntimeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "links lead in a circle"
+        raise UsageError(f"{path}: {reason}") from error
+
+
+def _walk(source: Path, target: Path) -> Iterator[Name]:
+    """Yield a file, or a folder and what is in it, in order."""
+    yield Name(source, target)
+    if source.is_dir():
+        with os.scandir(source) as entries:
+            found = sorted(entries, key=lambda entry: entry.name)
+        for entry in found:
+            name = Name(source / entry.name, target / entry.name)
+            if entry.is_dir(follow_symlinks=False):
+                yield from _walk(name.source, name.target)
+            elif not entry.name.startswith(PREFIX):
+                yield name

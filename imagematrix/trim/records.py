@@ -1,0 +1,48 @@
+"""The RECORD of a Python package, which lists its files with their hashes, in a wheel and once installed.
+
+https://packaging.python.org/en/latest/specifications/recording-installed-packages/
+"""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import io
+import re
+
+from imagematrix.trim import edits
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+__all__ = ["NAME", "SIGNATURE", "digest", "updated"]
+
+NAME = re.compile(r"(?:.*/)?[^/]+\.dist-info/RECORD")
+SIGNATURE = re.compile(r"[^/]+\.dist-info/RECORD\.(?:jws|p7s)")
+
+
+def digest(pieces: Iterable[bytes | int]) -> str:
+    """Return the hash of a file as a RECORD has it; a number stands for so many zeros."""
+    found = hashlib.sha256()
+    for piece in pieces:
+        for one in edits.zeros(piece) if isinstance(piece, int) else (piece,):
+            found.update(one)
+    return f"sha256={base64.urlsafe_b64encode(found.digest()).decode().rstrip('=')}"
+
+
+def updated(text: str, hashed: Callable[[str], str | None]) -> str:
+    """Return a RECORD with the hashes that `hashed` returns by path; None leaves a line as it is."""
+    return "".join(_line(line, hashed) for line in text.splitlines(keepends=True))
+
+
+def _line(line: str, hashed: Callable[[str], str | None]) -> str:
+    row = next(csv.reader([line]), [])
+    found = hashed(row[0]) if row else None
+    if found is None:
+        return line
+    written = io.StringIO()
+    ending = line[len(line.rstrip("\r\n")) :]
+    csv.writer(written, lineterminator=ending).writerow([row[0], found, *row[2:]])
+    return written.getvalue()

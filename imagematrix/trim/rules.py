@@ -1,0 +1,89 @@
+"""Which device code of a fatbin stays: that which can run on the GPUs that it is trimmed for.
+
+`VERSION` is part of the identity of images that are built with trimmed files: raise it with every change of
+what a trimmed file looks like. The tests have hashes of trimmed files, which tell such a change.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from imagematrix.audit.fatbin import CUBIN, PTX
+from imagematrix.errors import UsageError
+from imagematrix.facts import device_code
+from imagematrix.spelling import nearest
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from imagematrix.audit.fatbin import Entry
+
+__all__ = ["VERSION", "Rules", "Verdict", "capabilities"]
+
+VERSION = "1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """The entries of a fatbin that stay, and the capabilities on which one of them runs."""
+
+    kept: tuple[Entry, ...]
+    served: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """What to keep: code for the capabilities `computes` ("9.0").
+
+    PTX stays where no cubin of the same fatbin runs on one of them, and everywhere with `keep_ptx`. A fatbin
+    with nothing that runs on any of them stays as it is, or is emptied with `drop_dead`. `nvidia` says
+    whether NVIDIA's own libraries are trimmed, too.
+    """
+
+    computes: tuple[str, ...]
+    keep_ptx: bool = False
+    drop_dead: bool = False
+    nvidia: bool = False
+
+    def judge(self, entries: Sequence[Entry]) -> Verdict:
+        """Return what stays of a fatbin."""
+        cubins = [entry for entry in entries if entry.kind == CUBIN]
+        texts = [entry for entry in entries if entry.kind == PTX]
+        native = {compute for compute in self.computes if _any_cubin(cubins, compute)}
+        compiled = [compute for compute in self.computes if compute not in native]
+        served = native.union(compute for compute in compiled if _any_ptx(texts, compute))
+        kept = tuple(entry for entry in entries if self._stays(entry, compiled))
+        if cubins + texts and not served and not self.drop_dead:
+            kept = tuple(entries)
+        return Verdict(kept=kept, served=frozenset(served))
+
+    def _stays(self, entry: Entry, compiled: Sequence[str]) -> bool:
+        if entry.kind == CUBIN:
+            return any(_any_cubin([entry], compute) for compute in self.computes)
+        if entry.kind == PTX:
+            return self.keep_ptx or any(_any_ptx([entry], compute) for compute in compiled)
+        return True  # intermediate code for linkers, which no driver is given
+
+
+def capabilities(words: Iterable[str]) -> tuple[str, ...]:
+    """Return the capabilities of the GPUs that capability words name, in order; raise UsageError.
+
+    The word of a target names the GPUs that its code runs on: "9.0a" is 9.0, "10.0f" are 10.0 and 10.3.
+    """
+    found: set[str] = set()
+    known = device_code.known()
+    for word in words:
+        if word not in known:
+            remedy = nearest(word, known) or f"one of {', '.join(known)}"
+            raise UsageError(f"invalid compute capability: {word!r}", remedy=remedy)
+        found.update(device_code.gpus(word))
+    return tuple(sorted(found, key=known.index))
+
+
+def _any_cubin(cubins: Iterable[Entry], compute: str) -> bool:
+    return any(device_code.cubin_runs(entry.target, compute) for entry in cubins)
+
+
+def _any_ptx(texts: Iterable[Entry], compute: str) -> bool:
+    return any(device_code.ptx_runs(entry.target, compute) for entry in texts)

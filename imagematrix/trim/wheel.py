@@ -1,0 +1,148 @@
+"""Wheels: the libraries in them, and the wheel anew with these trimmed."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import struct
+import zipfile
+from dataclasses import dataclass
+
+from imagematrix.audit import archives
+from imagematrix.errors import UsageError
+from imagematrix.trim import edits, records
+from imagematrix.trim.examine import Finding, Status, interesting
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from typing import IO
+
+    from imagematrix.audit.window import Window
+
+    Look = Callable[[str, Window], Finding | None]
+
+__all__ = ["SUFFIX", "Wheel", "opened"]
+
+SUFFIX = ".whl"
+LOCAL = struct.Struct("<26xHH")  # a local header: the lengths of name and extra field behind it
+LEVEL = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wheel:
+    """What trimming makes of the files in a wheel; `changed` are the trimmed ones as they were, by name."""
+
+    window: Window
+    findings: tuple[Finding, ...]
+    changed: Mapping[str, tuple[Window, Finding]]
+
+    def write(self, target: IO[bytes]) -> None:
+        """Write the wheel with the trimmed files; the others are copied as they are compressed.
+
+        The same wheel gives the same bytes, by the same zlib. RECORD comes last.
+        """
+        with (
+            archives.opened(self.window) as source,
+            zipfile.ZipFile(target, "w", compresslevel=LEVEL) as archive,
+        ):
+            record = _record(source)
+            for one in source.infolist():
+                if one.filename in self.changed:
+                    window, finding = self.changed[one.filename]
+                    new = _like(one)
+                    new.compress_type = zipfile.ZIP_DEFLATED  # the zeros are to go
+                    with archive.open(new, "w") as member:
+                        for piece in _bytes(window, finding):
+                            member.write(piece)
+                elif one is not record:
+                    _copy(self.window, one, archive)
+            archive.writestr(_like(record), self._updated(source.read(record).decode()))
+
+    def _updated(self, text: str) -> str:
+        hashed = {
+            name: records.digest(_bytes(window, finding)) for name, (window, finding) in self.changed.items()
+        }
+        return records.updated(text, hashed.get)
+
+
+@contextlib.contextmanager
+def opened(path: str, window: Window, look: Look) -> Iterator[Wheel]:
+    """Yield what trimming makes of a wheel, as `look` says of each file; raise UsageError where it is signed.
+
+    Files in it are named by the path of the wheel, "!/", and their own.
+    """
+    findings: list[Finding] = []
+    changed: dict[str, tuple[Window, Finding]] = {}
+    with contextlib.ExitStack() as stack:
+        try:
+            for name, size, reader in archives.zipped(window):
+                with contextlib.ExitStack() as own:
+                    file = own.enter_context(reader())
+                    head = file.read(archives.HEAD)
+                    if not interesting(head):
+                        continue
+                    part = own.enter_context(archives.copied(file, size, head))
+                    finding = look(f"{path}!/{name}", part)
+                    if finding:
+                        findings.append(finding)
+                    if finding and finding.edits:
+                        changed[name] = part, finding
+                        stack.push(own.pop_all())
+            if changed:
+                _require_writable(path, window, changed)
+        except archives.UNREADABLE as error:
+            if isinstance(error, OSError) and error.errno:  # a full disk, say
+                raise
+            findings, changed = [Finding(path=path, status=Status.DAMAGED, size=window.size)], {}
+        yield Wheel(window=window, findings=tuple(findings), changed=changed)
+
+
+def _require_writable(path: str, window: Window, changed: Mapping[str, object]) -> None:
+    """Raise ValueError where a zip is no wheel that can be written anew, UsageError where it is signed."""
+    with archives.opened(window) as archive:
+        names = archive.namelist()
+        if any(map(records.SIGNATURE.fullmatch, names)):
+            remedy = "sign the trimmed wheel yourself, or install the wheel and trim the folder"
+            raise UsageError(f"{path}: the wheel is signed, and trimming breaks the signature", remedy=remedy)
+        listed: set[str] = set()
+        records.updated(archive.read(_record(archive)).decode(), listed.add)
+        if len(names) != len(set(names)) or not changed.keys() <= listed:
+            raise ValueError("RECORD does not list the files")
+
+
+def _record(archive: zipfile.ZipFile) -> zipfile.ZipInfo:
+    (found,) = (one for one in archive.infolist() if records.NAME.fullmatch(one.filename))
+    return found
+
+
+def _bytes(window: Window, finding: Finding) -> Iterator[bytes]:
+    for piece in edits.edited(window, finding.edits):
+        yield from edits.zeros(piece) if isinstance(piece, int) else (piece,)
+
+
+def _like(one: zipfile.ZipInfo) -> zipfile.ZipInfo:
+    """Return a new entry of a zip with the name, time, mode and size of another."""
+    new = zipfile.ZipInfo(one.filename, one.date_time)
+    new.compress_type = one.compress_type
+    new.create_system = one.create_system
+    new.external_attr = one.external_attr
+    new.file_size = one.file_size
+    return new
+
+
+def _copy(window: Window, one: zipfile.ZipInfo, archive: zipfile.ZipFile) -> None:
+    """Copy a file from one zip to another as it is compressed, for which zipfile has no function."""
+    lengths = LOCAL.unpack(window.at(one.header_offset, LOCAL.size))
+    data = window.part(one.header_offset + LOCAL.size + sum(lengths), one.compress_size)
+    new = _like(one)
+    new.CRC, new.compress_size = one.CRC, one.compress_size
+    file = archive.fp
+    assert file is not None  # noqa: S101 - it is open; this tells the type checker
+    file.seek(archive.start_dir)
+    new.header_offset = file.tell()
+    file.write(new.FileHeader())
+    shutil.copyfileobj(data, file)
+    archive.filelist.append(new)
+    archive.NameToInfo[new.filename] = new
+    archive.start_dir = file.tell()

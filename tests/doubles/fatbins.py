@@ -1,0 +1,38 @@
+"""Fatbins, and files with fatbins in them, as toolkits make them."""
+
+from __future__ import annotations
+
+import struct
+import subprocess
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PTX, CUBIN, LTO = 1, 2, 8
+SPECIFIC, FAMILY = 1 << 20, 1 << 21
+
+
+def entry(kind: int = CUBIN, target: int = 90, payload: bytes = b"", own: int = 64, suffix: int = 0) -> bytes:
+    isa = (4, 8)  # minor and major
+    head = struct.pack("<HHIQ8sHHI8sQ", kind, 0x101, own, len(payload), b"", *isa, target, b"", 0x11 | suffix)
+    return head.ljust(own, b"\0") + payload
+
+
+def fat(*entries: bytes) -> bytes:
+    body = b"".join(entries)
+    return struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(body)) + body
+
+
+def library(path: Path, *fatbins: bytes, soname: str | None = None) -> Path:
+    """Compile a library that loads, with fatbins in it."""
+    source, raw = path.with_suffix(".c"), path.with_suffix(".raw")
+    source.write_text("int answer(void) { return 42; }\n")
+    named = [f"-Wl,-soname,{soname}"] if soname else []
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", path, source, *named], check=True)
+    raw.write_bytes(b"".join(fatbins))
+    options = [f"--add-section=.nv_fatbin={raw}", "--set-section-alignment", ".nv_fatbin=8"]
+    subprocess.run(["objcopy", *options, path], check=True)
+    source.unlink()
+    raw.unlink()
+    return path

@@ -1,0 +1,80 @@
+"""`imagematrix trim`: what it says of files, and the codes it ends with."""
+
+import json
+from pathlib import Path
+
+import pytest
+from fatbins import PTX, entry, fat
+
+DATA = Path(__file__).parents[1] / "audit" / "data"
+RAW = fat(entry(target=80, payload=bytes(64)), entry(target=90, payload=bytes(40)), entry(PTX, 90))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "good.fatbin").write_bytes(RAW)
+    (tmp_path / "old.fatbin").write_bytes(fat(entry(target=70)))
+    (tmp_path / "cut.fatbin").write_bytes(RAW[:-8])
+    (tmp_path / "mixed.fatbin").write_bytes(RAW + fat(entry(target=70)))
+    (tmp_path / "text").write_text("text")
+    return tmp_path
+
+
+def test_a_table_for_a_person(cli, folder):
+    said = cli("trim", "--compute", "9.0", folder)
+    assert said.code == 0
+    (row,) = (line.split() for line in said.out.splitlines() if "good.fatbin" in line)
+    assert row[1:] == ["trimmed", "sm_90", "sm_80,", "PTX", "90", "0.0", "of", "0.0", "MB"]
+    assert "old.fatbin does not run on 9.0: it has no device code for it" in said.err
+    assert "cut.fatbin was left as it is: its device code is damaged" in said.err
+    assert "1 fatbin in 1 file with nothing that runs on 9.0 stay as they are" in said.err
+    assert "0.0 MB removed from 2 files, of 4 with device code" in said.err
+
+
+def test_a_document_for_a_program(cli, folder, conforms):
+    said = cli("trim", "--compute", "9.0", "--compute", "7.5", "--json", "--dry-run", folder)
+    document = json.loads(said.out)
+    conforms(document)
+    assert (document["computes"], document["dry_run"], document["rules"]) == (["7.5", "9.0"], True, "1")
+    by_name = {Path(one["path"]).stem: one for one in document["files"]}
+    assert {name: one["status"] for name, one in by_name.items()} == {
+        "cut": "damaged",
+        "good": "trimmed",
+        "mixed": "trimmed",
+        "old": "unchanged",
+    }
+    assert by_name["old"]["missing"] == ["9.0"]
+    assert by_name["good"]["dropped"] == [
+        {"kind": "cubin", "target": "80", "entries": 1, "size": 128},
+        {"kind": "ptx", "target": "90", "entries": 1, "size": 64},
+    ]
+    assert 0 < by_name["good"]["removed_compressed"] < by_name["good"]["removed"] == 192
+    assert (folder / "good.fatbin").read_bytes() == RAW
+    assert "old.fatbin has no device code that runs on 9.0" in said.err
+
+
+def test_options_say_what_stays(cli, folder):
+    options = ["--keep-ptx", "--drop-dead", "--include-nvidia", "--json"]
+    document = json.loads(cli("trim", "--compute", "9.0", *options, folder / "mixed.fatbin").out)
+    assert (document["keep_ptx"], document["drop_dead"], document["include_nvidia"]) == (True, True, True)
+    assert [one["target"] for one in document["files"][0]["kept"]] == ["90", "90"]
+
+
+def test_an_output_in_megabytes_and_a_name_elsewhere(cli, folder):
+    (folder / "large").mkdir()
+    raw = fat(entry(target=80, payload=bytes(1_600_000)), entry(target=90))
+    path = folder / "large" / "a.fatbin"
+    path.write_bytes(raw)
+    (folder / "elsewhere").hardlink_to(path)
+    said = cli("trim", "--compute", "9.0", "--dry-run", path.parent)
+    assert "1.6 of 1.6 MB   0.0 MB" in said.out
+    assert "1.6 MB would be removed from 1 file, of 1 with device code" in said.err
+    assert "a.fatbin has another name outside of the given paths" in said.err
+
+
+def test_what_is_wrong_is_exit_2(cli, folder):
+    said = cli("trim", "--compute", "90", folder)
+    assert said.code == 2
+    assert "invalid compute capability: '90'" in said.err
+    assert cli("trim", "--compute", "9.0", folder / "missing").code == 2
+    assert cli("trim", folder).code == 2

@@ -1,0 +1,289 @@
+"""What trimming makes of one file: real fatbins, libraries, static libraries, and damaged ones."""
+
+import ctypes
+import hashlib
+import io
+import os
+import random
+import struct
+import subprocess
+from pathlib import Path
+
+import pytest
+from fatbins import LTO, PTX, SPECIFIC, entry, fat, library
+
+from imagematrix.audit.window import Window
+from imagematrix.facts import device_code
+from imagematrix.trim import edits
+from imagematrix.trim.examine import Amount, Status, examine
+from imagematrix.trim.rules import VERSION, Rules
+
+DATA = Path(__file__).parents[1] / "audit" / "data"
+FUZZED = int(os.environ.get("IMAGEMATRIX_FUZZ", "5000"))
+HOPPER = Rules(computes=("9.0",))
+A, B, C = bytes(range(64)), b"b" * 40, b"c" * 128
+
+
+def found(raw, rules=HOPPER, path="lib.so"):
+    return examine(path, Window(io.BytesIO(raw), 0, len(raw)), rules)
+
+
+def trimmed(raw, rules=HOPPER, path="lib.so"):
+    """Return the bytes that a file has afterwards."""
+    finding = found(raw, rules, path)
+    window = Window(io.BytesIO(raw), 0, len(raw))
+    pieces = edits.edited(window, finding.edits if finding else ())
+    return b"".join(bytes(piece) for piece in pieces)  # a number is so many zeros
+
+
+def test_what_stays_moves_to_the_front_and_the_rest_is_zero():
+    raw = fat(entry(target=80, payload=A), entry(target=90, payload=B), entry(PTX, 90, C), entry(LTO, 70, A))
+    staying = fat(entry(target=90, payload=B), entry(LTO, 70, A))
+    assert trimmed(raw) == staying.ljust(len(raw), b"\0")
+    finding = found(raw)
+    assert finding.status is Status.TRIMMED
+    assert finding.kept == (Amount("cubin", "90", 1, 104), Amount("other", "70", 1, 128))
+    assert finding.dropped == (Amount("cubin", "80", 1, 128), Amount("ptx", "90", 1, 192))
+    assert finding.removed == 128 + 192
+
+
+def test_what_is_taken_out_can_be_looked_at():
+    raw = fat(entry(target=80, payload=A), entry(target=90, payload=B), entry(PTX, 90, C))
+    window = Window(io.BytesIO(raw), 0, len(raw))
+    taken = b"".join(edits.taken_out(window, found(raw).edits))
+    assert taken == entry(target=80, payload=A) + entry(PTX, 90, C)
+
+
+def test_each_fatbin_is_trimmed_by_itself():
+    one = fat(entry(target=80, payload=A), entry(target=90, payload=B))
+    ptx_only = fat(entry(target=80, payload=A), entry(PTX, 80, B))
+    dead = fat(entry(target=70, payload=C))
+    raw = one + ptx_only + dead + one
+    short, text = fat(entry(target=90, payload=B)), fat(entry(PTX, 80, B))
+    expected = short.ljust(len(one), b"\0") + text.ljust(len(ptx_only), b"\0")
+    assert trimmed(raw) == expected + dead + short.ljust(len(one), b"\0")
+    finding = found(raw)
+    assert (finding.containers, finding.dead, finding.missing) == (4, 1, ())
+    emptied = trimmed(raw, Rules(computes=("9.0",), drop_dead=True))
+    assert emptied == expected + fat().ljust(len(dead), b"\0") + short.ljust(len(one), b"\0")
+
+
+@pytest.mark.parametrize("drop_dead", [False, True])
+def test_a_file_with_nothing_that_runs_stays_as_it_is(drop_dead):
+    raw = fat(entry(target=70, payload=A), entry(PTX, 100, A)) * 2
+    rules = Rules(computes=("7.5", "9.0"), drop_dead=drop_dead)
+    assert found(raw).status is Status.UNSUPPORTED
+    assert found(raw).missing == ("9.0",)
+    assert trimmed(raw) == raw
+    assert found(raw, rules).missing == ("9.0",)
+
+
+def test_a_file_with_intermediate_code_alone_is_for_every_gpu():
+    finding = found(fat(entry(LTO, 70, A)))
+    assert (finding.status, finding.missing, finding.dead) == (Status.UNCHANGED, (), 0)
+
+
+@pytest.mark.parametrize("name", ["zstd.fatbin", "lz4.fatbin"])
+@pytest.mark.parametrize("compute", [word for word in device_code.known() if word[-1].isdigit()])
+def test_real_fatbins_for_every_gpu_are_trimmed_once(name, compute):
+    raw = (DATA / name).read_bytes()
+    rules = Rules(computes=(compute,))
+    once = trimmed(raw, rules)
+    assert len(once) == len(raw)
+    assert trimmed(once, rules) == once
+    _check(raw, once, found(raw, rules), compute)
+
+
+# Raise VERSION of the rules with any change of these.
+GOLDEN = {
+    ("zstd.fatbin", "9.0", ()): "7021fe6ba0756baa",
+    ("zstd.fatbin", "10.0", ()): "0f4081eee72c6d5b",
+    ("zstd.fatbin", "8.6", ("keep_ptx",)): "96af576a3531c943",
+    ("zstd.fatbin", "12.0", ()): "6f1f0bee59dd016c",
+    ("lz4.fatbin", "8.0", ()): "773f595f68366e60",
+    ("lz4.fatbin", "9.0", ()): "e66a7b6a3222bc21",
+}
+
+
+@pytest.mark.parametrize("case", GOLDEN)
+def test_the_version_of_the_rules_stands_for_these_bytes(case):
+    name, compute, options = case
+    rules = Rules(computes=(compute,), **dict.fromkeys(options, True))
+    written = trimmed((DATA / name).read_bytes(), rules)
+    assert (VERSION, hashlib.sha256(written).hexdigest()[:16]) == ("1", GOLDEN[case])
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """A library with three fatbins."""
+    fatbins = (
+        fat(entry(target=80, payload=A), entry(target=90, payload=B)),
+        fat(entry(target=90, payload=B), entry(target=90, payload=C, suffix=SPECIFIC), entry(PTX, 90, C)),
+        fat(entry(target=70, payload=A)),
+    )
+    return library(tmp_path_factory.mktemp("built") / "libx.so", *fatbins)
+
+
+def test_a_library_keeps_its_structure_and_loads(built, tmp_path):
+    path = tmp_path / "libx.so"
+    raw = built.read_bytes()
+    path.write_bytes(trimmed(raw))
+    assert found(raw).removed == (64 + 64) + (64 + 128)
+    said = [
+        subprocess.run(
+            ["readelf", "-SlW", one.name], cwd=one.parent, capture_output=True, text=True, check=True
+        )
+        for one in (built, path)
+    ]
+    assert said[0].stdout == said[1].stdout
+    assert ctypes.CDLL(str(path)).answer() == 42
+
+
+def test_a_static_library(tmp_path):
+    path = tmp_path / "libx.a"
+    one = fat(entry(target=80, payload=A), entry(target=90, payload=B))
+    for name in ("one", "other"):
+        (tmp_path / f"{name}.c").write_text(f"int {name}(void) {{ return 1; }}\n")
+        (tmp_path / "raw").write_bytes(one)
+        subprocess.run(["gcc", "-c", f"{name}.c", "-o", f"{name}.o"], cwd=tmp_path, check=True)
+        section = "--add-section=__nv_relfatbin=raw"
+        subprocess.run(["objcopy", section, f"{name}.o"], cwd=tmp_path, check=True)
+    subprocess.run(["ar", "rc", path, "one.o", "other.o"], cwd=tmp_path, check=True)
+    raw = path.read_bytes()
+    after = trimmed(raw, path="libx.a")
+    assert found(raw).containers == 2
+    assert after.count(fat(entry(target=90, payload=B))) == 2
+    assert after.count(A) == 0
+    path.write_bytes(after)
+    subprocess.run(["ar", "t", path], check=True, capture_output=True)
+
+
+@pytest.mark.parametrize(
+    ("path", "soname"),
+    [
+        ("libcublas.so.12", None),
+        ("libcudnn_ops-0a1b2c3d.so.9", None),
+        ("libother.so", "libnccl.so.2"),
+        ("libcuda.so.550.163.01", None),
+    ],
+)
+def test_libraries_of_nvidia_are_left_alone(tmp_path, path, soname):
+    file = library(tmp_path / "it.so", fat(entry(target=80), entry(target=90)), soname=soname)
+    raw = file.read_bytes()
+    assert found(raw, path=path).status is Status.NVIDIA
+    assert trimmed(raw, path=path) == raw
+    assert found(raw, Rules(computes=("9.0",), nvidia=True), path=path).status is Status.TRIMMED
+
+
+def test_a_static_library_of_nvidia_is_left_alone():
+    assert found(b"!<arch>\n", path="libcublas_static.a") is None
+
+
+@pytest.mark.parametrize("raw", [b"\x7fELF", b"\x7fELF" + bytes(100), b"!<arch>\n", b"", b"text"])
+def test_other_files_have_nothing_to_trim(raw):
+    assert found(raw) is None
+
+
+GOOD = fat(entry(target=80, payload=A), entry(target=90, payload=B))
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        GOOD + fat(entry(target=80, payload=A))[:-8],
+        GOOD + fat(entry(target=80, payload=A[:-4])),
+        GOOD + fat(entry(target=0)),
+        GOOD + struct.pack("<IHHQ", 0xBA55ED50, 2, 16, 0),
+        GOOD + struct.pack("<IHHQ", 0xBA55ED50, 1, 24, 0) + bytes(8),
+        GOOD + struct.pack("<IHHQ", 0xBA55ED50, 1, 16, 8) + bytes(8),
+        GOOD + b"\x50\xed\x55\xba",
+    ],
+)
+def test_where_something_makes_no_sense_all_stays_as_it_is(raw):
+    assert found(raw).status is Status.DAMAGED
+    assert trimmed(raw) == raw
+
+
+def test_a_file_of_more_fatbins_than_any_has(monkeypatch):
+    monkeypatch.setattr("imagematrix.trim.examine.MOST", 5)
+    assert found(GOOD).status is Status.TRIMMED
+    assert found(GOOD * 2).status is Status.DAMAGED
+
+
+def test_sections_that_share_bytes_are_left_alone(built):
+    raw = bytearray(built.read_bytes())
+    start = struct.unpack_from("<Q", raw, 40)[0]
+    count = struct.unpack_from("<H", raw, 60)[0]
+    assert found(bytes(raw)).status is Status.TRIMMED
+    headers = [start + 64 * number for number in range(count)]
+    code = raw.find(b"\x50\xed\x55\xba")
+    (section,) = (at for at in headers if struct.unpack_from("<Q", raw, at + 24)[0] == code)
+    other = next(at for at in headers[1:] if struct.unpack_from("<I", raw, at + 4)[0] == 1)
+    struct.pack_into("<QQ", raw, other + 24, code + 16, 32)
+    assert found(bytes(raw)).status is Status.DAMAGED
+    struct.pack_into("<QQ", raw, other + 24, code - 16, 32)
+    assert found(bytes(raw)).status is Status.DAMAGED
+    struct.pack_into("<H", raw, 60, 0xFFF0)
+    assert section
+    assert found(bytes(raw)) is None  # the headers of sections are beyond the end
+
+
+def test_damaged_files_are_trimmed_right_or_not_at_all(built):
+    chance = random.Random(20)  # noqa: S311 - reproducible
+    whole = built.read_bytes()
+    start = whole.find(b"\x50\xed\x55\xba") - 16
+    table = struct.unpack_from("<Q", whole, 40)[0]
+    places = [*range(start, start + 1200), *range(table, len(whole)), *range(64)]
+    numbers = [0, 1, 2, 8, 16, 24, 64, 80, 90, 255]
+    outcomes = dict.fromkeys([None, *Status], 0)
+    for _ in range(FUZZED):
+        spoilt = bytearray(whole)
+        for _ in range(chance.randint(1, 4)):
+            spoilt[chance.choice(places)] = chance.choice([*numbers, chance.randrange(256)])
+        raw = bytes(spoilt)[: chance.choice([len(whole)] * 9 + [chance.randrange(len(whole))])]
+        finding = found(raw)
+        outcomes[finding and finding.status] += 1
+        if finding and finding.edits:
+            _check(raw, trimmed(raw), finding, "9.0")
+    assert outcomes[Status.TRIMMED] > FUZZED / 10
+    assert outcomes[Status.DAMAGED] > FUZZED / 10
+    assert outcomes[None] > 0
+
+
+def _check(before, after, finding, compute):
+    """Check that a file was changed in whole fatbins only, and that these have what they are to have."""
+    assert len(after) == len(before)
+    at = 0
+    for edit in finding.edits:
+        assert before[at : edit.start] == after[at : edit.start]
+        old, new = _parsed(before, edit.start), _parsed(after, edit.start)
+        assert edit.end - edit.start == 16 + sum(map(len, old))
+        cubins = [one for one in old if one[0] == 2 and device_code.cubin_runs(_target(one), compute)]
+        texts = [one for one in old if one[0] == 1 and device_code.ptx_runs(_target(one), compute)]
+        assert cubins or texts
+        staying = cubins or texts
+        assert new == [one for one in old if one in staying or one[0] not in (1, 2)]
+        end = edit.start + 16 + sum(map(len, new))
+        assert after[end : edit.end] == bytes(edit.end - end)
+        at = edit.end
+    assert before[at:] == after[at:]
+    assert not found(after, Rules(computes=(compute,))).edits
+
+
+def _parsed(raw, at):
+    magic, version, header, size = struct.unpack_from("<IHHQ", raw, at)
+    assert (magic, version, header) == (0xBA55ED50, 1, 16)
+    end = at + 16 + size
+    at += 16
+    entries = []
+    while at < end:
+        own, payload = struct.unpack_from("<IQ", raw, at + 4)
+        entries.append(raw[at : at + own + payload])
+        at += own + payload
+    assert at == end
+    return entries
+
+
+def _target(raw):
+    number, flags = struct.unpack_from("<I8xQ", raw, 28)
+    return f"{number}{'a' if flags & 1 << 20 else 'f' if flags & 1 << 21 else ''}"

@@ -1,0 +1,362 @@
+"""Trimming files, folders and wheels: what is replaced, what is kept, and what an error leaves."""
+
+import base64
+import csv
+import hashlib
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import zipfile
+
+import pytest
+from fatbins import entry, fat, library
+
+from imagematrix.errors import UsageError
+from imagematrix.trim import files as trim_files
+from imagematrix.trim.examine import Status
+from imagematrix.trim.rules import Rules
+from imagematrix.trim.trim import trim
+
+HOPPER = Rules(computes=("9.0",))
+LARGE = os.urandom(1 << 16)
+RAW = fat(entry(target=80, payload=LARGE), entry(target=90, payload=b"b" * 40))
+STAYING = fat(entry(target=90, payload=b"b" * 40)).ljust(len(RAW), b"\0")
+TIME = 1_500_000_000_123_456_789
+
+
+def put(path, raw=RAW):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(raw)
+    return path
+
+
+def test_a_file_is_replaced_in_place(tmp_path):
+    path = put(tmp_path / "a.fatbin")
+    path.chmod(0o751)
+    os.utime(path, ns=(TIME, TIME))
+    os.setxattr(path, "user.note", b"kept")
+    with path.open("rb") as opened:
+        report = trim([path], HOPPER)
+        assert opened.read() == RAW  # who has it open keeps the old one
+    assert [finding.status for finding in report.findings] == [Status.TRIMMED]
+    assert path.read_bytes() == STAYING
+    status = path.stat()
+    assert (stat.S_IMODE(status.st_mode), status.st_mtime_ns) == (0o751, TIME)
+    assert os.getxattr(path, "user.note") == b"kept"
+    assert status.st_blocks * 512 < len(LARGE)  # the zeros take no space
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_second_time_nothing_is_written(tmp_path):
+    path = put(tmp_path / "a.fatbin")
+    trim([path], HOPPER)
+    before = path.stat()
+    report = trim([path], HOPPER)
+    assert [finding.status for finding in report.findings] == [Status.UNCHANGED]
+    assert path.stat().st_ino == before.st_ino
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_the_owner_is_kept(tmp_path):
+    path = put(tmp_path / "a.fatbin")
+    os.chown(path, 1234, 4321)
+    path.chmod(0o4755)
+    trim([path], HOPPER)
+    status = path.stat()
+    assert (status.st_uid, status.st_gid, stat.S_IMODE(status.st_mode)) == (1234, 4321, 0o4755)
+
+
+def test_a_dry_run_writes_nothing_and_measures(tmp_path):
+    path = put(tmp_path / "a.fatbin")
+    report = trim([path], HOPPER, dry_run=True, output=tmp_path / "out", measure=lambda it: len(b"".join(it)))
+    assert path.read_bytes() == RAW
+    assert report.findings[0].compressed == report.findings[0].removed == len(LARGE) + 64
+    assert not (tmp_path / "out").exists()
+
+
+def test_all_names_of_a_file_stay_names_of_one_file(tmp_path):
+    path = put(tmp_path / "lib" / "a.fatbin")
+    other = tmp_path / "lib" / "deep" / "b.fatbin"
+    other.parent.mkdir()
+    other.hardlink_to(path)
+    report = trim([tmp_path / "lib", path], HOPPER)
+    assert len(report.findings) == 1
+    assert path.read_bytes() == STAYING
+    assert path.samefile(other)
+    assert report.linked == ()
+
+
+def test_a_name_outside_keeps_the_file_as_it_was(tmp_path):
+    path = put(tmp_path / "env" / "a.fatbin")
+    cache = tmp_path / "cache"
+    cache.hardlink_to(path)
+    report = trim([tmp_path / "env"], HOPPER)
+    assert (path.read_bytes(), cache.read_bytes()) == (STAYING, RAW)
+    assert report.linked == (str(path),)
+
+
+def test_a_link_that_is_given_stays_a_link(tmp_path):
+    path = put(tmp_path / "a.fatbin")
+    link = tmp_path / "link"
+    link.symlink_to(path)
+    trim([link], HOPPER)
+    assert link.is_symlink()
+    assert path.read_bytes() == STAYING
+
+
+def test_links_in_a_folder_are_not_followed(tmp_path):
+    outside = put(tmp_path / "outside" / "a.fatbin")
+    env = tmp_path / "env"
+    env.mkdir()
+    (env / "file").symlink_to(outside)
+    (env / "folder").symlink_to(outside.parent)
+    (env / "itself").symlink_to(env)
+    assert trim([env], HOPPER).findings == ()
+    assert outside.read_bytes() == RAW
+
+
+def test_copies_are_trimmed_and_the_rest_is_copied(tmp_path):
+    env = tmp_path / "env"
+    path = put(env / "lib" / "a.fatbin")
+    put(env / "text", b"text").chmod(0o640)
+    (env / "link").symlink_to("text")
+    (env / "other.fatbin").hardlink_to(path)
+    os.utime(env / "lib", ns=(TIME, TIME))
+    single = put(tmp_path / "b.fatbin")
+    out = tmp_path / "out"
+    trim([env, single], HOPPER, output=out)
+    assert (path.read_bytes(), single.read_bytes()) == (RAW, RAW)
+    assert (out / "env" / "lib" / "a.fatbin").read_bytes() == STAYING
+    assert (out / "env" / "lib" / "a.fatbin").samefile(out / "env" / "other.fatbin")
+    assert (out / "b.fatbin").read_bytes() == STAYING
+    assert (out / "env" / "text").read_bytes() == b"text"
+    assert stat.S_IMODE((out / "env" / "text").stat().st_mode) == 0o640
+    assert (out / "env" / "link").readlink().name == "text"
+    assert (out / "env" / "lib").stat().st_mtime_ns == TIME
+
+
+def test_what_exists_is_not_overwritten(tmp_path):
+    path = put(tmp_path / "a.fatbin")
+    put(tmp_path / "out" / "a.fatbin", b"mine")
+    with pytest.raises(UsageError, match="already exists"):
+        trim([path], HOPPER, output=tmp_path / "out")
+    assert (tmp_path / "out" / "a.fatbin").read_bytes() == b"mine"
+
+
+def test_what_is_no_file_cannot_be_copied_and_is_passed_over_in_place(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    assert trim([tmp_path], HOPPER).findings == ()
+    with pytest.raises(UsageError, match="no file, folder or link"):
+        trim([tmp_path], HOPPER, output=tmp_path / "out")
+
+
+def test_a_path_that_is_not_there(tmp_path):
+    (tmp_path / "circle").symlink_to("circle")
+    for name in ("a", "circle"):
+        with pytest.raises(UsageError, match=name):
+            trim([tmp_path / name], HOPPER)
+
+
+def test_a_file_that_changes_meanwhile_is_left(tmp_path, monkeypatch):
+    path = put(tmp_path / "a.fatbin")
+    copystat = shutil.copystat
+
+    def changed(source, target):
+        copystat(source, target)
+        with path.open("ab") as file:
+            file.write(b"more")
+
+    monkeypatch.setattr("shutil.copystat", changed)
+    with pytest.raises(UsageError, match="was changed while it was read"):
+        trim([path], HOPPER)
+    assert path.read_bytes() == RAW + b"more"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_full_disk_leaves_the_file(tmp_path, monkeypatch):
+    path = put(tmp_path / "a.fatbin")
+
+    def full(_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(UsageError, match="No space left"):
+        trim([path], HOPPER)
+    assert path.read_bytes() == RAW
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_killed_process_leaves_the_file_whole(tmp_path):
+    path = put(tmp_path / "a.fatbin")
+    code = (
+        "import os, sys; from pathlib import Path; from imagematrix.trim import trim, rules\n"
+        "os.fsync = lambda _: os._exit(9)\n"
+        "trim.trim([Path(sys.argv[1])], rules.Rules(computes=('9.0',)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code, path], check=False).returncode == 9
+    assert path.read_bytes() == RAW
+    trim([tmp_path], HOPPER)  # what it left behind is passed over
+    assert path.read_bytes() == STAYING
+
+
+def hashed(raw):
+    return f"sha256={base64.urlsafe_b64encode(hashlib.sha256(raw).digest()).decode().rstrip('=')}"
+
+
+def record(contents, name):
+    rows = [f"{csv_word(path)},{hashed(raw)},{len(raw)}" for path, raw in contents.items()]
+    return "\r\n".join([*rows, f"{name},,", ""]).encode()
+
+
+def csv_word(path):
+    return f'"{path}"' if "," in path else path
+
+
+def rows(raw):
+    return {row[0]: row[1] for row in csv.reader(raw.decode().splitlines())}
+
+
+def test_the_record_of_an_installed_package_stays_true(tmp_path):
+    contents = {"x/a, b.fatbin": RAW, "x/__init__.py": b"", "x/gone.py": b""}
+    for path, raw in contents.items():
+        put(tmp_path / path, raw)
+    (tmp_path / "x" / "gone.py").unlink()
+    before = record(contents, "x-1.dist-info/RECORD")
+    path = put(tmp_path / "x-1.dist-info" / "RECORD", before)
+    other = put(tmp_path / "y-1.dist-info" / "RECORD", record({"y.py": b""}, "y-1.dist-info/RECORD"))
+    inode = other.stat().st_ino
+    trim([tmp_path], HOPPER)
+    assert path.read_bytes() == before.replace(hashed(RAW).encode(), hashed(STAYING).encode())
+    assert other.stat().st_ino == inode
+
+
+def test_the_record_is_made_true_also_before_an_error(tmp_path, monkeypatch):
+    put(tmp_path / "a.fatbin")
+    put(tmp_path / "b.fatbin")
+    name = "x-1.dist-info/RECORD"
+    put(tmp_path / name, record({"a.fatbin": RAW, "b.fatbin": RAW}, name))
+    replace = trim_files.replace
+    monkeypatch.setattr(trim_files, "replace", lambda names, *rest: replace(names, *rest) or _fail(names))
+
+    def _fail(names):
+        if names[0].target.name == "a.fatbin":
+            raise OSError(5, "Input/output error")
+
+    with pytest.raises(UsageError, match="Input/output error"):
+        trim([tmp_path], HOPPER)
+    found = rows((tmp_path / name).read_bytes())
+    assert (found["a.fatbin"], found["b.fatbin"]) == (hashed(STAYING), hashed(RAW))
+
+
+def wheel(path, contents, *, name="x-1.dist-info/RECORD", extra=()):
+    """Write a wheel as a build tool would, with RECORD in the middle."""
+    with zipfile.ZipFile(path, "w") as archive:
+        members = list(contents.items())
+        for at, (member, raw) in enumerate(
+            [*members[:1], (name, record(contents, name)), *members[1:], *extra]
+        ):
+            info = zipfile.ZipInfo(member, (2020, 1, 1, at, 0, 0))
+            info.external_attr = (0o100755 if at % 2 else 0o100644) << 16
+            info.compress_type = zipfile.ZIP_STORED if at % 3 == 2 else zipfile.ZIP_DEFLATED
+            archive.writestr(info, raw)
+    return path
+
+
+def contents(path):
+    with zipfile.ZipFile(path) as archive:
+        assert archive.testzip() is None
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+@pytest.fixture
+def made(tmp_path):
+    lib = library(tmp_path / "libx.so", fat(entry(target=80, payload=LARGE), entry(target=90)))
+    files = {"x/libx.so": lib.read_bytes(), "x/é.fatbin": RAW, "x/__init__.py": b"pass\n", "x/empty.py": b""}
+    lib.unlink()
+    return wheel(tmp_path / "x-1-py3-none-any.whl", files)
+
+
+def test_a_wheel_stays_a_wheel(made, tmp_path):
+    before = contents(made)
+    report = trim([made], HOPPER, output=tmp_path / "out")
+    after = contents(tmp_path / "out" / made.name)
+    assert [finding.path for finding in report.findings] == [f"{made}!/x/libx.so", f"{made}!/x/é.fatbin"]
+    assert list(after)[-1] == "x-1.dist-info/RECORD"
+    assert after["x/é.fatbin"] == STAYING
+    assert len(after["x/libx.so"]) == len(before["x/libx.so"])
+    assert after["x/libx.so"] != before["x/libx.so"]
+    assert after["x/__init__.py"] == before["x/__init__.py"]
+    listed = rows(after.pop("x-1.dist-info/RECORD"))
+    assert {name: hashed(raw) for name, raw in after.items()} == {name: listed[name] for name in after}
+    assert (tmp_path / "out" / made.name).stat().st_size < made.stat().st_size - 2 * len(LARGE) + 1000
+    with zipfile.ZipFile(made) as one, zipfile.ZipFile(tmp_path / "out" / made.name) as other:
+        for info in one.infolist():
+            now = other.getinfo(info.filename)
+            assert (now.date_time, now.external_attr) == (info.date_time, info.external_attr)
+            assert now.compress_type == (zipfile.ZIP_DEFLATED if now.file_size > 1000 else info.compress_type)
+
+
+def test_a_wheel_is_installed_by_pip(made, tmp_path):
+    trim([made], HOPPER)
+    into = ["--target", str(tmp_path / "into"), "--no-index", "--no-deps", "-q"]
+    metadata = {
+        "x-1.dist-info/WHEEL": b"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        "x-1.dist-info/METADATA": b"Metadata-Version: 2.1\nName: x\nVersion: 1\n",
+    }
+    wheel(made, {"x/a.fatbin": RAW, **metadata})
+    trim([made], HOPPER)
+    subprocess.run([sys.executable, "-m", "pip", "install", *into, made], check=True)
+    assert (tmp_path / "into" / "x" / "a.fatbin").read_bytes() == STAYING
+
+
+def test_the_same_wheel_gives_the_same_bytes_and_is_trimmed_once(made, tmp_path):
+    trim([made], HOPPER, output=tmp_path / "one")
+    trim([made], HOPPER)
+    assert (tmp_path / "one" / made.name).read_bytes() == made.read_bytes()
+    inode = made.stat().st_ino
+    assert {finding.status for finding in trim([made], HOPPER).findings} == {Status.UNCHANGED}
+    assert made.stat().st_ino == inode
+
+
+def test_a_signed_wheel_is_refused(made):
+    wheel(made, {"x/a.fatbin": RAW}, extra=[("x-1.dist-info/RECORD.jws", b"{}")])
+    before = made.read_bytes()
+    with pytest.raises(UsageError, match="the wheel is signed"):
+        trim([made], HOPPER)
+    assert made.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda path: path.write_bytes(path.read_bytes()[:-30]),
+        lambda path: wheel(path, {"x/a.fatbin": RAW}, name="x/RECORD"),
+        lambda path: wheel(path, {"x/a.fatbin": RAW}, extra=[("x/unlisted.fatbin", RAW)]),
+        lambda path: wheel(path, {"x/b.py": b"", "x/a.fatbin": RAW}, extra=[("x/b.py", b"")]),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_a_zip_that_is_no_wheel_is_left_alone(made, spoil):
+    spoil(made)
+    before = made.read_bytes()
+    report = trim([made], HOPPER)
+    assert [finding.status for finding in report.findings] == [Status.DAMAGED]
+    assert made.read_bytes() == before
+
+
+def test_a_file_that_is_only_called_a_wheel(tmp_path):
+    path = put(tmp_path / "a.whl")
+    trim([path], HOPPER)
+    assert path.read_bytes() == STAYING
+
+
+def test_a_full_disk_is_not_a_damaged_wheel(made, monkeypatch):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("imagematrix.audit.archives.tempfile.TemporaryFile", full)
+    monkeypatch.setattr("imagematrix.audit.archives.IN_MEMORY", 10)
+    with pytest.raises(UsageError, match="No space left"):
+        trim([made], HOPPER)
