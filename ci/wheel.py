@@ -44,6 +44,7 @@ CALLS = (
     ("run training:v1", NO_ENGINE),
     ("verify training:v1", NO_ENGINE),
     ("trim --compute 9.0 --dry-run .", 0),
+    ("adopt torch:2.8 --as torch:v1", NO_ENGINE),
 )
 EVERY_MODULE = """
 import importlib, pkgutil, imagematrix

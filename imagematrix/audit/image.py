@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from imagematrix import documents
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["Hashed", "Image", "Source", "digest", "image", "images"]
 
 ATTESTATION = "vnd.docker.reference.type"  # annotation of a manifest that is about another one
+NAMED = "io.containerd.image.name"  # annotation of an entry of a layout's index: what an engine calls it
 DEEPEST = 3  # indexes in indexes
 MOST = 1000  # manifests of an index
 PIECE = 1 << 20
@@ -46,7 +47,7 @@ class Image:
 
     `digest` is that of its manifest, or of its configuration where there is no manifest. `sizes` are those of
     its layers in a registry, by digest, as far as they are known. `environment` and `labels` are what a
-    container has of it.
+    container has of it. `names` are those under which an archive or a layout has it for engines.
     """
 
     reference: str
@@ -56,6 +57,7 @@ class Image:
     sizes: Mapping[str, int] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
+    names: tuple[str, ...] = ()
 
 
 class Hashed:
@@ -100,7 +102,7 @@ def images(source: Source, raw: bytes, reference: str, platform: str) -> Iterato
             config = manifest.fields.object_or_none("config")
             if config is None:
                 raise AuditError(f"{name} has no configuration")
-            yield image(
+            made = image(
                 source,
                 source.config(_digest(config, "digest")),
                 [_digest(layer, "digest") for layer in layers],
@@ -108,6 +110,8 @@ def images(source: Source, raw: bytes, reference: str, platform: str) -> Iterato
                 own=own,
                 sizes={layer.text("digest"): layer.integer("size") for layer in layers},
             )
+            known = manifest.annotations.get(NAMED)
+            yield replace(made, names=(known,)) if known else made
     except UsageError as error:
         raise AuditError(str(error)) from error
 

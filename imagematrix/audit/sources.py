@@ -11,6 +11,7 @@ import json
 import posixpath
 import re
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 from imagematrix import documents, engine
@@ -81,7 +82,8 @@ def _named(reference: str, platform: str, known: Layers) -> Iterator[Image]:
         found = registry.manifest(name.tag)
         if found is None:
             raise UnknownImageError(f"the registry {name.registry} has no {reference}")
-        yield from images(_Remote(registry, known), found.raw, reference, platform)
+        for one in images(_Remote(registry, known), found.raw, reference, platform):
+            yield replace(one, names=(reference,))
 
 
 def _saved(reference: str) -> _Pieces | None:
@@ -248,7 +250,8 @@ class _Archive:
                 config = self._text(one.text("Config"))
                 own = self._manifest(digest(config))
                 name = names[0] if len(listed) > 1 and names else reference
-                yield image(self, config, one.texts("Layers"), reference=name, own=own)
+                found = image(self, config, one.texts("Layers"), reference=name, own=own)
+                yield replace(found, names=names)
         except UsageError as error:
             raise AuditError(str(error)) from error
 
@@ -276,13 +279,16 @@ class _Archive:
         return raw
 
     def _manifest(self, config: str) -> str:
-        """Return the digest of the manifest with this configuration, or else that of the configuration."""
+        """Return the digest of the manifest with this configuration, or else that of the configuration.
+
+        It is one that the engine knows the image by: for an image of several platforms, its index.
+        """
         for raw in self._texts.values():
             with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
                 own = digest(raw)
                 if json.loads(raw)["config"]["digest"] == config and own in (self._digests or {own}):
                     return own
-        return config
+        return config if self._digests is None or config in self._digests else min(self._digests)
 
 
 class _Prefixed:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from imagematrix import documents
+from imagematrix.errors import UsageError
 from imagematrix.facts.versions import DRIVER, RELEASE
 from imagematrix.record import Record, replace
 from imagematrix.reference import DIGEST, split
@@ -89,7 +90,8 @@ class Variant(Record):
     no table knew the release. `axes` are the image's own, each with the variant's value, sorted: none of them
     is about hardware. `signed_returns` says of code for aarch64 that it signs return addresses with
     instructions which not every CPU has. `facts` say where "cubins" (and `ptx`), "driver", "cuda" and
-    "cpu_flags" come from, sorted: see `source`.
+    "cpu_flags" come from, sorted: see `source`. `requires` are expressions as in NVIDIA_REQUIRE_CUDA, all of
+    which have to hold; facts.requirements reads them.
     """
 
     reference: str
@@ -108,6 +110,7 @@ class Variant(Record):
     axes: tuple[tuple[str, str], ...] = ()
     signed_returns: bool = False
     facts: tuple[tuple[str, str], ...] = ()
+    requires: tuple[str, ...] = ()
 
     @property
     def gpu(self) -> bool:
@@ -137,6 +140,7 @@ class Variant(Record):
             **({"signed_returns": True} if self.signed_returns else {}),
             **({"axes": dict(self.axes)} if self.axes else {}),
             **({"facts": dict(self.facts)} if self.facts else {}),
+            **({"requires": list(self.requires)} if self.requires else {}),
         }
 
     @classmethod
@@ -246,6 +250,7 @@ def _variant(fields: Fields, known: dict[str, Any]) -> Variant:
         axes=fields.cached("axes", own_axes, known),
         signed_returns=fields.boolean("signed_returns"),
         facts=fields.cached("facts", _facts, known),
+        requires=_requires(fields, "requires") if fields.present("requires") else (),
     )
 
 
@@ -300,6 +305,18 @@ def _facts(fields: Fields, key: str) -> tuple[tuple[str, str], ...]:
         if source not in SOURCES:
             raise found.fail(fact, f"{source[:80]!r} is not one of {', '.join(SOURCES)}")
     return tuple(sorted(found.data.items()))
+
+
+def _requires(fields: Fields, key: str) -> tuple[str, ...]:
+    from imagematrix.facts import requirements
+
+    expressions = fields.texts(key)
+    for expression in expressions:
+        try:
+            requirements.parse(expression)
+        except UsageError as error:
+            raise fields.fail(key, str(error)) from error
+    return expressions
 
 
 def _driver(fields: Fields, key: str) -> UserModeDriver | None:

@@ -29,6 +29,7 @@ COMMANDS = (
     "publish",
     "verify",
     "trim",
+    "adopt",
     "export",
     "ls",
     "probe",

@@ -8,7 +8,7 @@ import typer
 from rich.markup import escape
 
 from imagematrix.cli.completing import images
-from imagematrix.cli.options import Json, Where
+from imagematrix.cli.options import CatalogName, Json, Where
 from imagematrix.cli.output import print_json, table
 from imagematrix.errors import UsageError
 from imagematrix.facts.versions import natural
@@ -27,6 +27,7 @@ MEGABYTE = 1_000_000
 
 def command(
     image: Annotated[str | None, typer.Argument(metavar="[IMAGE[:VERSION]]", autocompletion=images)] = None,
+    catalog: CatalogName = None,
     where: Where = None,
     json: Json = False,
 ) -> None:
@@ -40,17 +41,18 @@ def command(
     from imagematrix.selection.question import parse
 
     name, version = split(image) if image else (None, None)
-    versions = name is not None and version is None and names_registry(name)
-    catalogs = [catalog_of(image, None)] if version else list_catalogs(name)
+    one = version is not None or catalog is not None
+    versions = name is not None and not one and names_registry(name)
+    catalogs = [catalog_of(image, catalog)] if one else list_catalogs(name)
     catalogs = _narrowed(catalogs, parse(where or ()))
     if json:
         # For one version it is the Catalog document itself, as `--catalog` reads it.
-        documents = [catalog.to_json() for catalog in catalogs]
-        print_json(documents[0] if version else documents)
+        documents = [each.to_json() for each in catalogs]
+        print_json(documents[0] if one else documents)
     elif versions:
         table(("version", "variants", "platforms", "axes"), map(_version, catalogs))
     else:
-        variants = [variant for catalog in catalogs for variant in catalog.variants]
+        variants = [variant for each in catalogs for variant in each.variants]
         axes = sorted({axis for variant in variants for axis, _ in variant.axes})
         rows = [_row(variant, axes) for variant in variants]
         table(("reference", "cuda", "driver", "cubins", "march", *axes, "size"), rows)

@@ -2,63 +2,34 @@
 
 from __future__ import annotations
 
-import contextlib
-import platform
-import sys
-from typing import Annotated
-
-import typer
-
+from imagematrix.cli.auditing import Platform, References, audited
 from imagematrix.cli.options import Json
-from imagematrix.cli.output import console, counted, print_json, print_text
+from imagematrix.cli.output import counted, print_json, print_text
 from imagematrix.errors import AuditError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from imagematrix.audit.claims import Contradiction
     from imagematrix.audit.report import Audit
 
 __all__ = ["command"]
 
-ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
-MIB = 1 << 20
-
 
 def command(
-    references: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="REF…",
-            help="Images of the engine or of a registry, OCI layouts, archives of `docker save`.",
-        ),
-    ],
-    platform_: Annotated[
-        str | None,
-        typer.Option(
-            "--platform",
-            metavar="OS/ARCH",
-            help="Which image of an index of others; without it, the one for this machine.",
-        ),
-    ] = None,
+    references: References,
+    platform: Platform = None,
     json: Json = False,
 ) -> None:
     """Audit what images contain, by their bytes; exit with 9 where that contradicts what their labels claim.
 
     Nothing is started. It works on images of others, too.
     """
-    from imagematrix.audit.cache import Cache, place
     from imagematrix.audit.claims import claimed, contradictions
     from imagematrix.audit.document import document
-    from imagematrix.audit.layers import Layers
-    from imagematrix.audit.report import audit
-    from imagematrix.audit.sources import read
 
-    with _progress() as watch:
-        layers = Layers(Cache(place()), watch)
-        wanted = platform_ or f"linux/{ARCHITECTURES.get(platform.machine(), platform.machine())}"
-        audits = [audit(image) for one in references for image in read(one, wanted, layers)]
+    audits = audited(references, platform)
     judged: list[tuple[Audit, list[Contradiction]]] = []
     for one in audits:
         variant = claimed(one)
@@ -123,28 +94,3 @@ def _cpu(audit: Audit) -> Iterator[tuple[str, str]]:
 def _stacks(audit: Audit) -> Iterator[str]:
     for one in audit.stacks:
         yield f"{one.name} {one.version}, CUDA {one.cuda or '?'}: {' '.join(one.arch_list) or 'no cubins'}"
-
-
-@contextlib.contextmanager
-def _progress() -> Iterator[Callable[[int], None]]:
-    """Yield what is told of the bytes that are read; a terminal shows them."""
-    if not (sys.stderr and sys.stderr.isatty()):
-        yield lambda _: None
-        return
-    from rich.live import Live
-    from rich.text import Text
-
-    read = 0
-
-    def count(more: int) -> None:
-        nonlocal read
-        read += more
-
-    screen = console(sys.stderr)
-    with Live(
-        console=screen,
-        get_renderable=lambda: Text(f"read {read // MIB} MiB of layers", style="dim"),
-        refresh_per_second=4,
-        transient=True,
-    ):
-        yield count

@@ -30,6 +30,9 @@ LAUNCH = "io.imagematrix.launch"  # unique to one launch, to find its container
 # If the node's default runtime is NVIDIA's, it mounts the host's driver over the baked one in images whose
 # base sets this variable to "all"; with "void" it leaves the container alone.
 NO_INJECTION = {"NVIDIA_VISIBLE_DEVICES": "void"}
+# The rules have compared the image with the host. NVIDIA's runtime would do so by its NVIDIA_REQUIRE_CUDA,
+# without minor-version compatibility: it refuses CUDA 12.9 on a driver of 12.8.
+NO_REQUIREMENT = {"NVIDIA_DISABLE_REQUIRE": "true"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,15 +124,17 @@ def plan(
     if chosen:
         labels[GPUS] = ",".join(names(chosen))
     passed = driver in ("exact", "compat")
+    injected = names(chosen) if driver == "host" else ()
+    own = NO_INJECTION if passed else NO_REQUIREMENT if injected else {}
     return Launch(
         reference=_name(variant, held),
         digest=variant.digest,
         platform=variant.platform,
         devices=nodes(selection.host, chosen) if passed else (),
-        environment={**(NO_INJECTION if passed else {}), **part.environment(used)},
+        environment={**own, **part.environment(used)},
         labels=labels,
         command=tuple(command),
-        injected=names(chosen) if driver == "host" else (),
+        injected=injected,
         gpus=used,
         mounts=(mps.pipes,) if mps else (),
         ipc="host" if mps else None,  # daemon and clients share memory in /dev/shm
@@ -163,7 +168,7 @@ def docker_run(launch: Launch, options: Sequence[str] = ()) -> list[str]:
 
 
 def _name(variant: Variant, held: Container[str] | None) -> str:
-    if held is None or variant.digest is None or variant.digest in held:
+    if held is None or variant.digest is None or variant.digest in held or "@" in variant.reference:
         return variant.reference
     return f"{variant.reference}@{variant.digest}"
 

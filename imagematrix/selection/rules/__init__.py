@@ -8,6 +8,7 @@ from imagematrix.selection.rules import (
     driver_exact,
     driver_gpu,
     fatbin,
+    nvidia_require,
     platform,
 )
 
@@ -22,4 +23,5 @@ RULES = (
     device_code.RULE,
     fatbin.RULE,
     cpu.RULE,
+    nvidia_require.RULE,
 )

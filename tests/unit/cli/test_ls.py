@@ -103,3 +103,11 @@ def test_references_stay_in_one_piece_in_a_narrow_terminal(cli, engine, shipped_
     out = cli("ls").out
     for variant in shipped_catalog.variants:
         assert any(line.startswith(f"{variant.reference} ") for line in out.splitlines())
+
+
+def test_a_saved_catalog(cli, catalog_file, shipped_catalog, conforms):
+    out = cli("ls", "--catalog", catalog_file).out
+    assert all(variant.reference in out for variant in shipped_catalog.variants)
+    document = json.loads(cli("ls", "training:v1", "--catalog", catalog_file, "--json").out)
+    conforms(document)
+    assert document == shipped_catalog.to_json()

@@ -8,7 +8,7 @@ from images import Parts, archived, layout, link, tar
 
 from imagematrix.catalog import labels
 from imagematrix.catalog.catalog import Variant
-from imagematrix.cli import verify
+from imagematrix.cli import auditing
 
 DATA = Path(__file__).parents[1] / "audit" / "data"
 CUBIN = tar(("opt/k.cubin", (DATA / "80.cubin").read_bytes()))
@@ -77,6 +77,6 @@ def test_what_can_not_be_read_is_one_error(cli, tmp_path):
 
 def test_a_terminal_is_told_how_far_it_is(monkeypatch, capsys):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-    with verify._progress() as watch:
+    with auditing.progress() as watch:
         watch(5 << 20)
     assert "read 5 MiB of layers" in capsys.readouterr().err

@@ -122,7 +122,7 @@ def test_driver_capabilities_are_for_images_without_a_driver(asked, make):
     bare = catalog("80", driver=UserModeDriver(mode="host"))
     line = "--gpus all,capabilities=utility"
     launch = asked(line, make.gpu(), catalog=bare).first()[1]
-    assert launch.environment == {"NVIDIA_DRIVER_CAPABILITIES": "utility"}
+    assert launch.environment["NVIDIA_DRIVER_CAPABILITIES"] == "utility"
     assert "NVIDIA_DRIVER_CAPABILITIES" not in asked(line, make.gpu()).first()[1].environment
 
 

@@ -1,0 +1,185 @@
+"""The catalog entry of an image that nobody labelled: what its bytes prove, and what its maker claims."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from imagematrix.catalog.catalog import BYTES, CLAIM, UNKNOWN, Ptx, UserModeDriver, Variant
+from imagematrix.errors import AuditError, UsageError
+from imagematrix.facts import cuda, gpus, requirements, versions
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from imagematrix.audit.report import Audit, DriverFile
+    from imagematrix.facts.requirements import Condition, Expression
+
+__all__ = ["Entry", "entry"]
+
+REQUIRE = "NVIDIA_REQUIRE_"
+JETPACK = f"{REQUIRE}JETPACK"  # of Tegra parts, which NVIDIA's runtime ignores elsewhere
+DISABLED = "NVIDIA_DISABLE_REQUIRE"
+CUDA_LABEL = "com.nvidia.cuda.version"
+CUDA_VARIABLE = "CUDA_VERSION"
+LOWER = (">=", ">", "=")  # how a condition sets a lower bound
+MAIN = "libcuda"
+RUNTIME = "cudart"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """The entry of an image, and what its maker claims in a form that nobody can read."""
+
+    variant: Variant
+    ignored: tuple[str, ...] = ()
+
+
+def entry(audited: Audit, reference: str, digest: str) -> Entry:
+    """Return the entry of an audited image, under the name that an engine finds it by; raise AuditError.
+
+    The bytes decide where they prove something: what a claim says of the same need does not count then. An
+    image is for GPUs if it has device code, CUDA's runtime or a driver, or if its maker claims a CUDA release
+    for it. Its user-mode driver is the libcuda that the loader takes, or without one the host's.
+    """
+    image = audited.image
+    if audited.objects and not any(one.file.code.cuda for one in audited.coded):
+        raise AuditError(f"{reference} is for AMD's GPUs: {', '.join(audited.objects)}")
+    expressions, ignored = _expressions(image.environment)
+    release, source = _release(audited, expressions)
+    driver = _driver(audited)
+    flags = frozenset(audited.flags)
+    facts = {"cpu_flags": BYTES if flags else UNKNOWN}
+    coded = any(True for _ in audited.coded)
+    if release or driver or coded or any(library.name == RUNTIME for library in audited.libraries):
+        facts |= {"cubins": BYTES if coded else UNKNOWN, "cuda": source, "driver": BYTES}
+        driver = driver or UserModeDriver(mode="host")
+    else:
+        facts["cubins"] = BYTES  # there is none
+    variant = Variant(
+        reference=reference,
+        digest=digest,
+        platform=image.platform,
+        cuda=release,
+        cubins=audited.cubins,
+        ptx=tuple(Ptx(target=target, isa=isa) for target, isa in audited.ptx),
+        compressed_fatbin=audited.compressed,
+        driver=driver,
+        cpu_flags=flags,
+        size=sum(image.sizes.values()) or None,
+        facts=tuple(sorted(facts.items())),
+        requires=tuple(map(requirements.text, filter(None, map(_settled, expressions)))),
+    )
+    return Entry(variant=variant, ignored=ignored)
+
+
+def _expressions(environment: Mapping[str, str]) -> tuple[list[Expression], tuple[str, ...]]:
+    """Return what the variables of an image require, and why some of them say nothing."""
+    found: list[Expression] = []
+    ignored: list[str] = []
+    if environment.get(DISABLED, "").lower() == "true":
+        return found, ()
+    for name, value in sorted(environment.items()):
+        if name.startswith(REQUIRE) and not name.startswith(JETPACK):
+            try:
+                found.append(requirements.parse(value))
+            except UsageError as error:
+                ignored.append(f"{name}: {error}")
+    return found, tuple(ignored)
+
+
+def _settled(expression: Expression) -> Expression:
+    """Return what is left of an expression once the CUDA release is known that the image needs.
+
+    None of its alternatives are, where one asks for no more than that release: the others are for drivers
+    that are too old for it, with the cuda-compat of the image, which its bytes tell.
+    """
+    left = tuple(
+        tuple(condition for condition in alternative if not _bounds(condition)) for alternative in expression
+    )
+    return left if all(left) else ()
+
+
+def _bounds(condition: Condition) -> bool:
+    return condition.name == "cuda" and condition.compare in LOWER
+
+
+def _release(audited: Audit, expressions: Iterable[Expression]) -> tuple[str | None, str]:
+    """Return the newest CUDA release that an image needs, and whether its bytes or a claim tell it."""
+    proven = [*_runtimes(audited), *_compiled(audited)]
+    if proven:
+        return _newest(proven), BYTES
+    claims = [*_claimed(audited, expressions)]
+    return (_newest(claims), CLAIM) if claims else (None, UNKNOWN)
+
+
+def _newest(releases: Iterable[str]) -> str:
+    return max(releases, key=versions.order)
+
+
+def _runtimes(audited: Audit) -> list[str]:
+    """Return the releases of CUDA's runtime in an image; where only the major is known, its first."""
+    found = []
+    for library in audited.libraries:
+        if library.name == RUNTIME and library.version:
+            major, _, rest = library.version.partition(".")
+            found.append(f"{major}.{rest.partition('.')[0] or 0}")
+    return [release for release in found if versions.RELEASE.fullmatch(release)]
+
+
+def _compiled(audited: Audit) -> Iterator[str]:
+    """Yield the releases that compiled the PTX of programs which have CUDA's runtime in them.
+
+    A toolkit writes PTX of its own ISA version; the first release of several with one counts.
+    """
+    for one in audited.coded:
+        if one.file.static_cudart:
+            for _, isa in one.file.code.ptx:
+                yield from [name for name, row in cuda.releases().items() if row.ptx_isa == isa][:1]
+
+
+def _claimed(audited: Audit, expressions: Iterable[Expression]) -> Iterator[str]:
+    """Yield the CUDA releases that an image is said to need: by its maker, and by frameworks in it."""
+    image = audited.image
+    for expression in expressions:
+        bounds = [_lower(alternative) for alternative in expression]
+        lowest = min((bound for bound in bounds if bound), key=versions.order, default=None)
+        if lowest:
+            yield lowest
+    told = [image.environment.get(CUDA_VARIABLE), image.labels.get(CUDA_LABEL)]
+    for text in (*told, *(one.cuda for one in audited.stacks)):
+        release = ".".join((text or "").split(".")[:2])
+        if versions.RELEASE.fullmatch(release):
+            yield release
+
+
+def _lower(alternative: Iterable[Condition]) -> str | None:
+    """Return the CUDA release that an alternative asks for at least."""
+    found = [
+        condition.value
+        for condition in alternative
+        if _bounds(condition) and versions.RELEASE.fullmatch(condition.value)
+    ]
+    return max(found, key=versions.order, default=None)
+
+
+def _driver(audited: Audit) -> UserModeDriver | None:
+    """Return the user-mode driver that the loader takes; None where it takes none of a known version."""
+    loaded = [one for one in audited.drivers if one.loaded and one.driver.name == MAIN]
+    return next(filter(None, map(_user_mode, loaded)), None)
+
+
+def _user_mode(file: DriverFile) -> UserModeDriver | None:
+    own = file.driver
+    if own.kind == "stub" or own.version is None:
+        return None
+    if own.kind == "compat":
+        note = own.compat
+        brands = [gpus.BRANDS[number] for number in (note.brands if note else ()) if number in gpus.BRANDS]
+        return UserModeDriver(
+            mode="compat",
+            version=own.version,
+            branches=note.branches if note else (),
+            brands=tuple(sorted(brands)),
+        )
+    return UserModeDriver(mode="exact", version=own.version)

@@ -1,0 +1,47 @@
+"""`imagematrix adopt`: a catalog of images that nobody labelled."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from imagematrix import documents
+from imagematrix.cli.auditing import Platform, References, audited
+from imagematrix.cli.output import info, print_json, warn
+from imagematrix.errors import UsageError
+from imagematrix.reference import DIGEST, TAG, split
+
+__all__ = ["command"]
+
+
+def command(
+    references: References,
+    name: Annotated[
+        str, typer.Option("--as", metavar="NAME:VERSION", help="The name that the images get together.")
+    ],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the catalog to FILE.")
+    ] = None,
+    platform: Platform = None,
+) -> None:
+    """Write a catalog of images that nobody labelled; what they need is read from their bytes.
+
+    Where these tell nothing, it is what their makers claim, such as in NVIDIA_REQUIRE_CUDA. Other commands
+    take the catalog with --catalog FILE.
+    """
+    from imagematrix.audit.catalog import catalog
+
+    image, version = split(name)
+    if version is None or DIGEST.fullmatch(version) or not TAG.fullmatch(version):
+        raise UsageError(f"invalid name {name!r}: expected a name and a version, such as torch:v1")
+    found = catalog(audited(references, platform), image, version, warn).to_json()
+    if output is None:
+        print_json(found)
+        return
+    try:
+        output.write_text(documents.dump(found), encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{output}: {error.strerror}") from error
+    info(f"imagematrix: select {name} --catalog {output}")

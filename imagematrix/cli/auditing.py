@@ -1,0 +1,77 @@
+"""What commands share that audit images: the options, and the progress that terminals show."""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+import sys
+from typing import Annotated
+
+import typer
+
+from imagematrix.cli.output import console
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from imagematrix.audit.report import Audit
+
+__all__ = ["Platform", "References", "audited", "progress"]
+
+ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+MIB = 1 << 20
+
+References = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="REF…",
+        help="Images of the engine or of a registry, OCI layouts, archives of `docker save`.",
+    ),
+]
+Platform = Annotated[
+    str | None,
+    typer.Option(
+        "--platform",
+        metavar="OS/ARCH",
+        help="Which image of an index of others; without it, the one for this machine.",
+    ),
+]
+
+
+def audited(references: Sequence[str], system: str | None) -> list[Audit]:
+    """Return the audits of all images that `references` stand for; see `sources.read`."""
+    from imagematrix.audit.cache import Cache, place
+    from imagematrix.audit.layers import Layers
+    from imagematrix.audit.report import audit
+    from imagematrix.audit.sources import read
+
+    with progress() as watch:
+        layers = Layers(Cache(place()), watch)
+        wanted = system or f"linux/{ARCHITECTURES.get(platform.machine(), platform.machine())}"
+        return [audit(image) for one in references for image in read(one, wanted, layers)]
+
+
+@contextlib.contextmanager
+def progress() -> Iterator[Callable[[int], None]]:
+    """Yield what is told of the bytes that are read; a terminal shows them."""
+    if not (sys.stderr and sys.stderr.isatty()):
+        yield lambda _: None
+        return
+    from rich.live import Live
+    from rich.text import Text
+
+    read = 0
+
+    def count(more: int) -> None:
+        nonlocal read
+        read += more
+
+    screen = console(sys.stderr)
+    with Live(
+        console=screen,
+        get_renderable=lambda: Text(f"read {read // MIB} MiB of layers", style="dim"),
+        refresh_per_second=4,
+        transient=True,
+    ):
+        yield count

@@ -1,0 +1,91 @@
+"""NVIDIA's requirement expressions, which images have in variables such as NVIDIA_REQUIRE_CUDA.
+
+"cuda>=12.4 brand=tesla,driver>=535,driver<536" holds if one of its alternatives does, which blanks separate,
+and an alternative if all of its conditions do, which commas separate. Source: NVIDIA's container toolkit,
+libnvidia-container, src/cli/dsl.c.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from functools import lru_cache
+
+from imagematrix.errors import UsageError
+from imagematrix.facts import versions
+from imagematrix.record import Record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["Condition", "holds", "parse", "text"]
+
+CONDITION = re.compile(r"(cuda|driver|arch|brand)(=|!=|<|<=|>|>=)([A-Za-z0-9.]+)", re.ASCII)
+NUMBERS = re.compile(r"\d{1,9}(\.\d{1,9})*\.?", re.ASCII)
+COMPARE = {
+    "=": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+
+
+class Condition(Record):
+    """One condition on `name`, one of cuda, driver, arch (a compute capability) and brand."""
+
+    name: str
+    compare: str
+    value: str
+
+    def __str__(self) -> str:
+        return f"{self.name}{self.compare}{self.value}"
+
+    def met(self, have: str | None) -> bool:
+        """Whether a value meets it; an unknown one does, as in NVIDIA's runtime."""
+        if have is None:
+            return True
+        if self.name == "brand":
+            return bool(COMPARE[self.compare](have.lower(), self.value.lower()))
+        return bool(COMPARE[self.compare](_numbers(have), _numbers(self.value)))
+
+
+Expression = tuple[tuple[Condition, ...], ...]
+
+
+@lru_cache(maxsize=1024)
+def parse(expression: str) -> Expression:
+    """Return the alternatives of an expression, each with its conditions; raise UsageError."""
+    return tuple(
+        tuple(_condition(word, expression) for word in alternative.split(","))
+        for alternative in expression.split()
+    )
+
+
+def text(expression: Expression) -> str:
+    """Return an expression as it is written."""
+    return " ".join(",".join(map(str, alternative)) for alternative in expression)
+
+
+def holds(expression: Expression, have: Mapping[str, str | None]) -> bool:
+    """Whether an expression holds for the values of cuda, driver, arch and brand; an empty one does."""
+    return not expression or any(
+        all(condition.met(have[condition.name]) for condition in alternative) for alternative in expression
+    )
+
+
+def _condition(word: str, expression: str) -> Condition:
+    found = CONDITION.fullmatch(word)
+    if not found or (found[2] not in ("=", "!=") if found[1] == "brand" else not NUMBERS.fullmatch(found[3])):
+        raise UsageError(f"invalid requirement {word[:80]!r} in {expression[:200]!r}")
+    return Condition(name=found[1], compare=found[2], value=found[3])
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """Return the sort key of a version, in which zeros at the end say nothing."""
+    numbers = list(versions.order(version.rstrip(".")))
+    while numbers and not numbers[-1]:
+        numbers.pop()
+    return tuple(numbers)

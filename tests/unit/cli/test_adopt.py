@@ -1,0 +1,260 @@
+"""`imagematrix adopt`: catalogs of images that nobody labelled, and what other commands make of them."""
+
+import contextlib
+import json
+import struct
+import subprocess
+from pathlib import Path
+
+import pytest
+from distribution import Server
+from images import Parts, archived, index, layout, saved, tar
+
+from imagematrix.catalog import labels
+from imagematrix.catalog.catalog import UserModeDriver, Variant
+
+DATA = Path(__file__).parents[1] / "audit" / "data"
+CUBIN = ("opt/k.cubin", (DATA / "80.cubin").read_bytes())
+CUDART = ("usr/lib/x86_64-linux-gnu/libcudart.so.12.4.127", b"\x7fELF")
+EXACT = ("usr/lib/x86_64-linux-gnu/libcuda.so.1", b"\000550.163.01\0")
+OFFICIAL = "cuda>=12.6 brand=tesla,driver>=535,driver<536"
+VARIANT = Variant(
+    reference="t:x",
+    digest=None,
+    platform="linux/amd64",
+    cuda="12.4",
+    cubins=("80",),
+    driver=UserModeDriver(mode="host"),
+)
+
+
+@pytest.fixture
+def adopt(cli, tmp_path, conforms):
+    """Call it with images to get the variants of their catalog."""
+
+    def call(*images, code=0):
+        paths = [layout(tmp_path / f"oci{number}", image) for number, image in enumerate(images)]
+        said = cli("adopt", *paths, "--as", "torch:v1")
+        assert said.code == code, said.err
+        if code:
+            return said.err
+        document = json.loads(said.out)
+        conforms(document)
+        assert (document["image"], document["version"]) == ("torch", "v1")
+        return document["variants"]
+
+    return call
+
+
+def test_what_bytes_tell_goes_before_claims(adopt):
+    image = Parts(tar(CUBIN, CUDART), env=[f"NVIDIA_REQUIRE_CUDA={OFFICIAL}", "CUDA_VERSION=12.6.1"])
+    (variant,) = adopt(image)
+    assert variant == {
+        "reference": image.digest,
+        "digest": image.digest,
+        "platform": "linux/amd64",
+        "cuda": "12.4",
+        "cubins": ["80"],
+        "ptx": [],
+        "compressed_fatbin": False,
+        "driver": {"mode": "host", "version": None},
+        "march": None,
+        "cpu_flags": [],
+        "vendor": None,
+        "size": len(image.blobs[image.layers[0]]),
+        "facts": {"cpu_flags": "unknown", "cubins": "bytes", "cuda": "bytes", "driver": "bytes"},
+    }
+
+
+@pytest.mark.parametrize(
+    ("env", "own", "release", "source"),
+    [
+        ([f"NVIDIA_REQUIRE_CUDA={OFFICIAL}"], {}, "12.6", "claim"),
+        (["NVIDIA_REQUIRE_CUDA=cuda>=11.0,cuda>=11.2 driver>=400"], {}, "11.2", "claim"),
+        (["CUDA_VERSION=12.6.1"], {}, "12.6", "claim"),
+        ([], {"com.nvidia.cuda.version": "12.1"}, "12.1", "claim"),
+        ([f"NVIDIA_REQUIRE_CUDA={OFFICIAL}", "NVIDIA_DISABLE_REQUIRE=true"], {}, None, "unknown"),
+        ([], {}, None, "unknown"),
+    ],
+)
+def test_the_cuda_release_that_is_claimed(adopt, env, own, release, source):
+    (variant,) = adopt(Parts(tar(CUBIN), env=env, labels=own))
+    assert (variant["cuda"], variant["facts"]["cuda"]) == (release, source)
+    assert variant["driver"] == {"mode": "host", "version": None}
+
+
+def test_a_static_runtime_is_of_the_release_that_compiled_its_ptx(adopt, tmp_path):
+    source = f"""
+    __asm__(".section .nv_fatbin,\\"a\\"\\n.incbin \\"{DATA / "lz4.fatbin"}\\"\\n.text\\n");
+    int segment __attribute__((section(".nvFatBinSegment"))) = 1;
+    const char name[] = "cudaErrorCudartUnloading";
+    int main(void) {{ return segment + name[0]; }}
+    """
+    (tmp_path / "it.c").write_text(source)
+    subprocess.run(["gcc", "-o", tmp_path / "it", tmp_path / "it.c"], check=True)
+    (variant,) = adopt(Parts(tar(("bin/it", (tmp_path / "it").read_bytes()))))
+    assert (variant["cuda"], variant["facts"]["cuda"]) == ("12.9", "bytes")
+    assert variant["cubins"] == ["80", "90a"]
+
+
+def test_device_code_that_is_in_no_file_is_not_known(adopt):
+    (variant,) = adopt(Parts(tar(CUDART)))
+    assert (variant["cubins"], variant["facts"]["cubins"]) == ([], "unknown")
+
+
+def test_an_image_for_cpus(adopt):
+    (variant,) = adopt(Parts(tar("bin/true")))
+    assert (variant["cuda"], variant["driver"]) == (None, None)
+    assert variant["facts"] == {"cpu_flags": "unknown", "cubins": "bytes"}
+
+
+def test_a_driver_that_the_loader_takes_is_the_images(adopt):
+    (variant,) = adopt(Parts(tar(CUBIN, EXACT)))
+    assert variant["driver"] == {"mode": "exact", "version": "550.163.01"}
+
+
+def test_a_driver_that_no_loader_takes_is_not(adopt):
+    (variant,) = adopt(Parts(tar(CUBIN, ("opt/libcuda.so.550.163.01", b"x"))))
+    assert variant["driver"] == {"mode": "host", "version": None}
+
+
+def test_cuda_compat_has_its_branches_and_brands(adopt, tmp_path):
+    note = '{"CUDA Version": "12.4", "Driver": [535, 550], "Device": [2, 14, 99]}'
+    (tmp_path / "it.c").write_text('const char text[] = "\\0" "560.35.05";\n')
+    (tmp_path / "note").write_text(note)
+    words = ["gcc", "-shared", "-Wl,-soname,libcuda.so.1", "-o", tmp_path / "it.so", tmp_path / "it.c"]
+    subprocess.run(words, check=True)
+    section = f".note.cuda.fwd_compatibility={tmp_path / 'note'}"
+    subprocess.run(["objcopy", "--add-section", section, tmp_path / "it.so"], check=True)
+    (variant,) = adopt(Parts(tar(CUBIN, ("usr/lib/libcuda.so.1", (tmp_path / "it.so").read_bytes()))))
+    assert variant["driver"] == {
+        "mode": "compat",
+        "version": "560.35.05",
+        "branches": [535, 550],
+        "brands": ["nvidia", "tesla"],
+    }
+
+
+def test_conditions_that_bytes_do_not_settle_are_kept(adopt):
+    env = ["NVIDIA_REQUIRE_CUDA=cuda>=12.4,driver<560", "NVIDIA_REQUIRE_ARCH=arch>=8.0"]
+    env += ["NVIDIA_REQUIRE_JETPACK=csv-mounts=all"]
+    (variant,) = adopt(Parts(tar(CUBIN), env=env))
+    assert variant["requires"] == ["arch>=8.0", "driver<560"]
+
+
+def test_conditions_that_nobody_can_read_are_named_and_ignored(cli, tmp_path):
+    path = layout(tmp_path / "oci", Parts(tar(CUBIN), env=["NVIDIA_REQUIRE_X=memory>=40"]))
+    said = cli("adopt", path, "--as", "torch:v1")
+    assert said.code == 0
+    assert "NVIDIA_REQUIRE_X: invalid requirement 'memory>=40'" in said.err
+
+
+def test_an_image_of_ours_is_taken_with_its_labels(adopt):
+    own = {
+        labels.VARIANT: labels.write(VARIANT),
+        labels.IMAGE: "training",
+        labels.VERSION: "v1",
+        labels.CELL: "sm80",
+        labels.INPUT: f"sha256:{'a' * 64}",
+        labels.PREFER: "cuda",
+    }
+    (variant,) = adopt(Parts(tar(CUBIN), labels=own))
+    assert variant["reference"] == f"training:v1-sm80-{'a' * 12}"
+    assert variant["facts"] == {"cubins": "bytes", "driver": "bytes"}
+
+
+def test_an_image_that_contradicts_its_labels_is_exit_9(adopt):
+    said = adopt(Parts(tar(EXACT), labels={labels.VARIANT: labels.write(VARIANT)}), code=9)
+    assert "the labels promise no user-mode driver" in said
+
+
+def test_names_that_archives_have(cli, tmp_path):
+    image = Parts(tar(CUBIN))
+    path = saved(tmp_path / "a.tar", image, tar(CUBIN), names=("ml/torch:old",))
+    (variant,) = json.loads(cli("adopt", path, "--as", "torch:v1").out)["variants"]
+    assert variant["reference"] == "ml/torch:old"
+    entry = image.entry(annotations={"io.containerd.image.name": "docker.io/ml/torch:new"})
+    path = layout(tmp_path / "named", image, entries=[entry])
+    (variant,) = json.loads(cli("adopt", path, "--as", "torch:v1").out)["variants"]
+    assert variant["reference"] == "docker.io/ml/torch:new"
+    path = saved(tmp_path / "b.tar", image, tar(CUBIN), names=("--privileged",))
+    said = cli("adopt", path, "--as", "torch:v1")
+    assert (said.code, "is not an image reference" in said.err) == (2, True)
+
+
+@pytest.mark.usefixtures("no_engine", "no_pause")
+def test_an_image_of_a_registry_keeps_its_name(cli):
+    image = Parts(tar(CUBIN))
+    with contextlib.closing(Server()) as server:
+        repository = server.repository("ml/t")
+        repository.blobs |= image.blobs
+        repository.put("v1", image.raw, "application/vnd.oci.image.manifest.v1+json")
+        reference = f"{server.address}/ml/t:v1"
+        (variant,) = json.loads(cli("adopt", reference, "--as", "torch:v1").out)["variants"]
+    assert (variant["reference"], variant["digest"]) == (reference, image.digest)
+
+
+def test_an_engine_knows_an_image_of_several_platforms_by_its_index(cli, engine):
+    image = Parts(tar(CUBIN))
+    blobs = [(f"blobs/sha256/{own[7:]}", raw) for own, raw in image.blobs.items()]
+    listed = [{"Config": f"blobs/sha256/{image.config[7:]}", "RepoTags": ["t:v1"]}]
+    listed[0]["Layers"] = [f"blobs/sha256/{own[7:]}" for own in image.layers]
+    manifest = ("manifest.json", json.dumps(listed).encode())
+    engine.told["GET", "/json"] = 200, json.dumps({"Id": f"sha256:{'e' * 64}"}).encode()
+    engine.told["GET", "/get"] = 200, tar(*blobs, ("index.json", index(image.entry())), manifest)
+    (variant,) = json.loads(cli("adopt", "t:v1", "--as", "torch:v1").out)["variants"]
+    assert (variant["reference"], variant["digest"]) == ("t:v1", f"sha256:{'e' * 64}")
+
+
+def test_two_images_that_are_one(adopt):
+    image = Parts(tar(CUBIN))
+    assert "occurs twice" in adopt(image, image, code=2)
+
+
+@pytest.mark.parametrize("name", ["torch", f"torch@sha256:{'a' * 64}", "torch:a b"])
+def test_a_name_without_a_version(cli, tmp_path, name):
+    said = cli("adopt", tmp_path, "--as", name)
+    assert said.code == 2
+    assert "invalid" in said.err
+
+
+def test_other_commands_take_the_catalog(cli, tmp_path, profiles):
+    catalog = tmp_path / "torch.json"
+    paths = [
+        layout(tmp_path / "gpu", Parts(tar(CUBIN, CUDART))),
+        archived(tmp_path / "cpu.tar", Parts(tar("bin/true"))),
+    ]
+    said = cli("adopt", *paths, "--as", "torch:v1", "-o", catalog)
+    assert (said.code, said.out) == (0, "")
+    words = ("torch:v1", "--catalog", catalog, "--host", profiles["rome-a100"])
+    gpu, cpu = (one["digest"] for one in json.loads(catalog.read_text())["variants"])
+    assert cli("select", *words).out == f"{gpu}\n"
+    assert cli("select", *words, "--gpus", "none").out == f"{cpu}\n"
+    out = cli("explain", *words).out
+    assert f"{gpu} <- selected\n       what it needs is not known: cpu\n" in out
+    assert "device-code (bytes): the image has no device code and would leave" in out
+    out = cli("run", "--dry-run", *words[1:], "--rm", "torch:v1").out
+    assert "--env NVIDIA_DISABLE_REQUIRE=true --rm" in out
+    assert " --gpus " in out
+    assert out.endswith(f" {gpu}\n")
+    assert cli("coverage", "--catalog", catalog, profiles["rome-a100"]).code == 0
+    said = cli("adopt", *paths, "--as", "torch:v1", "-o", tmp_path / "no" / "folder")
+    assert (said.code, "No such file" in said.err) == (2, True)
+
+
+def test_nothing_refuses_what_is_not_known(cli, tmp_path, profiles):
+    catalog = tmp_path / "torch.json"
+    cli("adopt", layout(tmp_path / "gpu", Parts(tar(CUDART))), "--as", "torch:v1", "-o", catalog)
+    words = ("torch:v1", "--catalog", catalog, "--host", profiles["genoa-h200"])
+    assert "what it needs is not known: device-code, fatbin, cpu" in cli("explain", *words).out
+
+
+def test_images_for_amds_gpus_are_refused(adopt, tmp_path):
+    target = b"hipv4-amdgcn-amd-amdhsa--gfx90a"
+    head = b"__CLANG_OFFLOAD_BUNDLE__" + struct.pack("<QQQQ", 1, 100, 4, len(target)) + target
+    (tmp_path / "bundle").write_bytes(head.ljust(200, b"x"))
+    section = f'.section .hip_fatbin,\\"a\\"\\n.incbin \\"{tmp_path / "bundle"}\\"\\n.text\\n'
+    (tmp_path / "it.c").write_text(f'__asm__("{section}");\nint main(void) {{ return 0; }}\n')
+    subprocess.run(["gcc", "-o", tmp_path / "it", tmp_path / "it.c"], check=True)
+    said = adopt(Parts(tar(("bin/it", (tmp_path / "it").read_bytes()))), code=9)
+    assert "is for AMD's GPUs: gfx90a" in said

@@ -1,0 +1,44 @@
+"""NVIDIA's requirement expressions: what they say, and when they hold."""
+
+import pytest
+
+from imagematrix.errors import UsageError
+from imagematrix.facts.requirements import holds, parse, text
+
+OFFICIAL = "cuda>=12.4 brand=tesla,driver>=470,driver<471 brand=unknown,driver>=470,driver<471"
+NOTHING = {"cuda": None, "driver": None, "arch": None, "brand": None}
+
+
+@pytest.mark.parametrize(
+    ("expression", "have", "expected"),
+    [
+        (OFFICIAL, {"cuda": "12.4"}, True),
+        (OFFICIAL, {"cuda": "12.3", "driver": "545.23.08", "brand": "tesla"}, False),
+        (OFFICIAL, {"cuda": "11.4", "driver": "470.256.02", "brand": "Tesla"}, True),
+        (OFFICIAL, {"cuda": "11.4", "driver": "470.256.02", "brand": "geforce"}, False),
+        ("cuda>=12.4", {"cuda": "12.10"}, True),
+        ("driver>=550.0", {"driver": "550"}, True),
+        ("driver>550", {"driver": "550.0"}, False),
+        ("driver<=550.54.14", {"driver": "550.54.14"}, True),
+        ("driver=550.", {"driver": "550"}, True),
+        ("arch!=8.0", {"arch": "8.0"}, False),
+        ("brand!=geforce", {"brand": "nvidia"}, True),
+        ("arch>=8.0", {}, True),
+        ("", {}, True),
+    ],
+)
+def test_when_it_holds(expression, have, expected):
+    assert holds(parse(expression), NOTHING | have) is expected
+
+
+@pytest.mark.parametrize(
+    "word",
+    ["cuda", "cuda>=", "cuda>=12.x", "brand>tesla", "memory>=1", "cuda==12", "cuda>=1,", "cuda>=\u0661"],
+)
+def test_what_is_none_is_named(word):
+    with pytest.raises(UsageError, match="invalid requirement"):
+        parse(word)
+
+
+def test_it_is_written_as_it_was_read():
+    assert text(parse(f"  {OFFICIAL} ")) == OFFICIAL

@@ -1,0 +1,41 @@
+"""Both sides of every boundary of the rule `nvidia-require`."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.mark.parametrize(
+    ("requires", "ok"),
+    [
+        (("driver>=550",), True),
+        (("driver>=551",), False),
+        (("driver>=551 brand=nvidia",), True),
+        (("arch>=8.9",), True),
+        (("arch>=9.0", "driver>=550"), False),
+        (("cuda<12.4",), False),
+    ],
+)
+def test_what_the_maker_asks_for(judge, make, requires, ok):
+    host = make.host(make.gpu(compute="8.9", brand="nvidia"), driver="550.163.01")
+    result = judge("nvidia-require", host, make.variant(requires=requires))
+    assert result.ok is ok
+    assert result.need == " and ".join(requires)
+    assert "driver=550.163.01" in result.have
+    if not ok:
+        assert result.why.startswith(f"the image's maker asks for {requires[0]}; the host has cuda=12.4 ")
+        assert result.fix
+
+
+def test_every_gpu_has_to_meet_it(judge, make):
+    host = make.host(make.gpu(compute="9.0"), make.gpu(1, compute="8.0"))
+    assert not judge("nvidia-require", host, make.variant(requires=("arch>=9.0",))).ok
+
+
+def test_what_is_unknown_of_a_host_meets_it(judge, make):
+    asks = make.variant(requires=("arch>=9.0", "driver>=999"))
+    assert judge("nvidia-require", make.host(driver=None), asks).ok
+
+
+def test_most_variants_ask_for_nothing(judge, make):
+    assert judge("nvidia-require", make.host(make.gpu()), make.variant()) is None
