@@ -49,7 +49,7 @@ def entry(audited: Audit, reference: str, digest: str) -> Entry:
     release, source = _release(audited, expressions)
     driver = _driver(audited)
     flags = frozenset(audited.flags)
-    facts = {"cpu_flags": BYTES if flags else UNKNOWN}
+    facts = {"cpu_flags": BYTES if audited.decided else UNKNOWN}
     coded = any(True for _ in audited.coded)
     if release or driver or coded or any(library.name == RUNTIME for library in audited.libraries):
         facts |= {"cubins": BYTES if coded else UNKNOWN, "cuda": source, "driver": BYTES}

@@ -8,7 +8,7 @@ from collections import Counter
 
 import typer
 
-from imagematrix.catalog.catalog import BYTES, UNKNOWN
+from imagematrix.catalog.catalog import CLAIM, UNKNOWN
 from imagematrix.cli.choosing import catalog_of, node_of
 from imagematrix.cli.options import (
     AllowCpu,
@@ -83,7 +83,7 @@ def _lines(host: Host, selection: Selection) -> Iterator[str]:
         yield escape(f"  {candidate.rank:>3}  {_short(candidate, selection)}{chosen}")
         unknown = ", ".join(rule.rule for rule in candidate.rules if rule.source == UNKNOWN)
         if unknown:
-            yield from map(escape, _folded("       ", f"what it needs is not known: {unknown}"))
+            yield from map(escape, _folded("       ", f"not all that it needs is known: {unknown}"))
     groups: dict[tuple[str, ...], list[Candidate]] = {}
     for candidate in candidates:
         if not candidate.fits:
@@ -105,8 +105,11 @@ def _group(members: list[Candidate], selection: Selection) -> Iterator[str]:
 
 
 def _refusal(rule: RuleResult) -> str:
-    """Return a rule with its reason; what was read from bytes is marked, the rest is claimed."""
-    return f"{rule.rule}{' (bytes)' if rule.source == BYTES else ''}: {rule.why}"
+    """Return a rule with its reason, marked where that was read from bytes.
+
+    Of what is unknown, only what bytes prove refuses.
+    """
+    return f"{rule.rule}{'' if rule.source == CLAIM else ' (bytes)'}: {rule.why}"
 
 
 def _several(texts: list[str], glue: str) -> str:

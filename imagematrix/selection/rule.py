@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Rule", "RuleResult"]
 
-UNDECIDED = "neither the bytes of the image nor a claim say what it needs, so this refuses nothing"
+UNDECIDED = "neither bytes nor a claim tell all that the image needs, and what is unknown refuses nothing"
 
 
 class RuleResult(Record):
@@ -82,11 +82,14 @@ class Rule(Record):
     def result(self, target: Target, variant: Variant) -> RuleResult:
         """Return the verdict with its reason."""
         source = variant.source(self.fact)
-        ok = self.need(variant) is None or self.holds(target, variant)
+        if self.need(variant) is None:  # as far as anybody knows
+            return RuleResult(
+                rule=self.name, ok=True, need=UNKNOWN, have=None, why=UNDECIDED, fix=None, source=source
+            )
+        ok = self.holds(target, variant)
+        need, have, why, fix = self.reason(target, variant, ok=ok)
         if ok and source == UNKNOWN:
-            need, have, why, fix = UNKNOWN, None, UNDECIDED, None
-        else:
-            need, have, why, fix = self.reason(target, variant, ok=ok)
+            why = UNDECIDED
         return RuleResult(rule=self.name, ok=ok, need=need, have=have, why=why, fix=fix, source=source)
 
     def speaks(self, variant: Variant) -> bool:
