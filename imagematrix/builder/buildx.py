@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from typing import TextIO
 
+    from imagematrix.oci.parts import Part
     from imagematrix.planning.backend import Sources
     from imagematrix.stores.engine import Engine
 
@@ -238,6 +239,12 @@ class Buildx:
             there = self._docker.holds(order.sources.images.get(base or "", ""))
             present = kept if there else frozenset()
             yield Made(digest=image, layout=own.folder, base_layers=present, attested=attested)
+
+    def parts(self, made: Made) -> tuple[Part, ...]:
+        """Return the layers of an image that was made, the lowest first; see Builder."""
+        return (
+            layout.Image(made.layout, made.digest).parts if made.layout else self._docker.parts(made.digest)
+        )
 
     def _layers(self, folder: Path, digest: str) -> list[str]:
         images = layout.Index(folder, digest).images if self._attest else (layout.Image(folder, digest),)

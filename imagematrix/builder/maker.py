@@ -9,6 +9,7 @@ from typing import Self
 
 from imagematrix.audit.claims import broken, of_layers
 from imagematrix.audit.proof import BUILT, proven
+from imagematrix.builder import budget
 from imagematrix.builder.compiler import Compilers
 from imagematrix.builder.logs import opened
 from imagematrix.builder.reproducible import difference
@@ -170,6 +171,9 @@ class Maker:
             self._snapshots.require(item.cell.image.context)
             if not self._verify:
                 give_place()
+            if item.cell.image.budget is not None:
+                parts = self._builder.parts(made)
+                budget.require(item.cell.image.budget, parts, compressed=made.layout is not None)
             if made.layout:
                 promised = read(order.labels, reference=order.reference, digest=None, size=None)
                 facts = self._proven(layout.Image(made.layout, made.digest), promised)

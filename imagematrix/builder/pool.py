@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import TextIO
 
+    from imagematrix.oci.parts import Part
     from imagematrix.planning.backend import Builder, Made, Order, Sources
 
 __all__ = ["Pool"]
@@ -70,6 +71,10 @@ class Pool:
             with self._one() as builder:
                 made = kept.enter_context(builder.make(order, log, step))
             yield made
+
+    def parts(self, made: Made) -> tuple[Part, ...]:
+        """Return the layers of an image that was made; all of them read layouts, and know the same engine."""
+        return self._builders[0].parts(made)
 
     def stop(self) -> None:
         """End every build that runs."""

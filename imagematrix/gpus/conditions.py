@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import re
 
+from imagematrix import amounts
 from imagematrix.errors import UsageError
 from imagematrix.facts.versions import CAPABILITY, order
 from imagematrix.record import Record
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
     from imagematrix.node.host import Gpu
 
-__all__ = ["Condition", "is_profile", "parse", "size"]
+__all__ = ["Condition", "is_profile", "parse"]
 
 FORM = re.compile(r"([a-z]+)\s*(>=|<=|!=|=|>|<)\s*(.+)", re.ASCII)
 COMPARE: dict[str, Callable[[Any, Any], bool]] = {
@@ -30,8 +31,6 @@ COMPARE: dict[str, Callable[[Any, Any], bool]] = {
 # As NVML names them: 1g.10gb, 1c.3g.40gb (one compute slice of three), 1g.10gb+me (with media engines).
 PROFILE = re.compile(r"(\d+c\.)?\d+g\.\d+gb([+-][a-z.]+)*", re.ASCII)
 MIB = 1024 * 1024
-# A card that is sold with 80 GB has 79.6 GiB: "80G" means what is printed on the box.
-UNITS = {"M": 1000**2, "G": 1000**3, "T": 1000**4, "Mi": 1024**2, "Gi": 1024**3, "Ti": 1024**4}
 
 
 class Condition(Record):
@@ -64,7 +63,7 @@ def parse(text: str) -> Condition:
         return Condition(fact=fact, comparison=comparison, value=value)
     if fact == "compute" and CAPABILITY.fullmatch(value):
         return Condition(fact=fact, comparison=comparison, value=order(value))
-    amount = size(value) if fact == "memory" else None
+    amount = amounts.parse(value) if fact == "memory" else None
     if amount is not None:
         return Condition(fact=fact, comparison=comparison, value=amount)
     raise UsageError(
@@ -72,12 +71,6 @@ def parse(text: str) -> Condition:
         remedy="conditions are such as compute>=8.0, memory>=40G (or < > = !=), name=L40S (or name!=) and "
         "profile=1g.10gb",
     )
-
-
-def size(text: str) -> float | None:
-    """Return an amount of memory such as "40G" or "4.5Gi" in bytes, or None if `text` is no amount."""
-    match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,3})?)([MGT]i?)B?", text, re.ASCII)
-    return float(match[1]) * UNITS[match[2]] if match else None
 
 
 def is_profile(text: str) -> bool:

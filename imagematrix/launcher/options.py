@@ -238,9 +238,9 @@ def _seconds(text: str) -> float:
 
 
 def _mib(text: str) -> int:
-    from imagematrix.gpus.conditions import size
+    from imagematrix import amounts
 
-    amount = size(text) or _docker_size(text)
+    amount = amounts.parse(text) or _docker_size(text)
     if amount is None or amount < MIB:
         raise UsageError(f"invalid --vram {text}: expected an amount of memory such as 500M, 4g, 4G or 4Gi")
     return int(amount // MIB)
@@ -248,10 +248,10 @@ def _mib(text: str) -> int:
 
 def _docker_size(text: str) -> float | None:
     """Return the bytes of an amount in the syntax of docker's --memory, 4g or 500m: powers of 1024."""
-    from imagematrix.gpus.conditions import size
+    from imagematrix import amounts
 
     unit = text.removesuffix("b")[-1:]
-    return size(f"{text.removesuffix('b')[:-1]}{unit.upper()}i") if unit in ("m", "g", "t") else None
+    return amounts.parse(f"{text.removesuffix('b')[:-1]}{unit.upper()}i") if unit in ("m", "g", "t") else None
 
 
 def _percent(text: str) -> int:

@@ -7,7 +7,7 @@ import os
 import re
 from pathlib import Path
 
-from imagematrix import conditions
+from imagematrix import amounts, conditions
 from imagematrix.catalog.catalog import AXIS, CRITERIA, HARDWARE
 from imagematrix.errors import UsageError
 from imagematrix.matrix import document, words
@@ -36,7 +36,17 @@ TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.]{0,40}", re.ASCII)
 OUTSIDE = "absolute names, .. and links that lead outside are rejected"
 TOP = ("schema", "templates", "images", "axes", "properties", "exclude", "include", "facts")
 GIVEN = ("secrets", "ssh", "build_args")
-IMAGE = ("version", "template", "context", "development", "prefer", "defaults", "plain_pull", *GIVEN)
+IMAGE = (
+    "version",
+    "template",
+    "context",
+    "development",
+    "prefer",
+    "defaults",
+    "plain_pull",
+    "budget",
+    *GIVEN,
+)
 
 
 def load(path: str | Path) -> Matrix:
@@ -153,6 +163,7 @@ class _Reader(Shapes):
                     prefer=self._prefer(fields.get("prefer")),
                     defaults=self._defaults(fields.get("defaults"), values),
                     plain_pull=self._plain_pull(fields.get("plain_pull"), values),
+                    budget=self._budget(fields.get("budget")),
                     secrets=self._ids(fields.get("secrets"), "secrets"),
                     ssh=self._ids(fields.get("ssh"), "ssh"),
                     build_args=self._build_args(fields.get("build_args")),
@@ -216,6 +227,16 @@ class _Reader(Shapes):
             if self._is_axis(axis, mark, values)
         }
         return PlainPull(matches=matches, mark=node.mark)
+
+    def _budget(self, node: document.Node | None) -> int | None:
+        text = self._text(node, "budget")
+        if node is None or text is None:
+            return None
+        amount = amounts.parse(text)
+        if not amount:
+            self._problem(f"{text!r} is not an amount of bytes such as 2GB or 1.5GiB", node.mark)
+            return None
+        return int(amount)
 
     def _template(self, name: str, templates: Path, mark: Mark) -> None:
         found = inside(str(templates), name)

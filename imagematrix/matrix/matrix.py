@@ -38,8 +38,9 @@ class Image:
     `development` may be replaced locally under the same version and is never pushed. `prefer` are the
     criteria of the selector (catalog.CRITERIA) that come first for this image. `defaults` are the values,
     sorted by axis, of those of its own axes that a question may leave open. `plain_pull` is None where the
-    variants that need least answer. `secrets` and `ssh` are the ids of what its build may use, `build_args`
-    are its arguments with their values, None where one has to be given.
+    variants that need least answer. `budget` is the most that its layers may have, in bytes, None where they
+    may have any; it is not in the identity. `secrets` and `ssh` are the ids of what its build may use,
+    `build_args` are its arguments with their values, None where one has to be given.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Image:
     prefer: tuple[str, ...] = ()
     defaults: tuple[tuple[str, str], ...] = ()
     plain_pull: PlainPull | None = None
+    budget: int | None = None
     secrets: tuple[str, ...] = ()
     ssh: tuple[str, ...] = ()
     build_args: tuple[tuple[str, str | None], ...] = ()

@@ -9,6 +9,7 @@ import tarfile
 import threading
 from collections import Counter
 
+from imagematrix.oci.parts import of_config
 from imagematrix.reference import names_registry
 
 TYPE_CHECKING = False
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
     from typing import Any
+
+    from imagematrix.oci.parts import Part
 
 __all__ = ["Blobs", "HollowError", "Image", "Index", "solid"]
 
@@ -56,6 +59,12 @@ class Image:
     def layers(self) -> tuple[str, ...]:
         """The digests of its layers, the lowest first."""
         return tuple(layer["digest"] for layer in self._manifest["layers"])
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """Its layers, the lowest first, with the sizes that they have in a registry."""
+        layers = ((layer["digest"], int(layer["size"])) for layer in self._manifest["layers"])
+        return of_config(layers, json.loads(self.blob(self.config).read_bytes()))
 
     @property
     def layer_files(self) -> tuple[Path, ...]:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import TextIO
 
+    from imagematrix.oci.parts import Part
+
 __all__ = ["Builder", "Later", "Made", "Order", "Present", "Sources", "StoppedError", "Store"]
 
 IMAGE = "docker-image://"
@@ -161,6 +163,13 @@ class Builder(Protocol):
         """Build an image without naming it yet; raise BuildError. On leaving, what was not stored may go.
 
         `log` takes all that the build says, `step` the instruction it is at.
+        """
+        ...
+
+    def parts(self, made: Made) -> tuple[Part, ...]:
+        """Return the layers of an image that was made, the lowest first.
+
+        Their sizes are those of a registry, or uncompressed ones where there is no layout.
         """
         ...
 

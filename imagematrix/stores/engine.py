@@ -12,6 +12,7 @@ from imagematrix import engine
 from imagematrix.catalog import labels
 from imagematrix.errors import EngineError, TagMovedError, UsageError
 from imagematrix.oci import layout
+from imagematrix.oci.parts import Part, of_history
 from imagematrix.planning.backend import Present
 from imagematrix.stores.held import Held
 
@@ -96,6 +97,18 @@ class Engine:
     def has_manifests(self) -> bool:
         """Whether it has the containerd image store, which keeps images as they are in a registry."""
         return ["driver-type", "io.containerd.snapshotter.v1"] in (self._info.get("DriverStatus") or [])
+
+    def parts(self, reference: str) -> tuple[Part, ...]:
+        """Return the layers of an image, the lowest first, with their uncompressed sizes.
+
+        Where the engine does not tell which layer has which size, they are one.
+        """
+        with self._reached():
+            image = self._client.api.inspect_image(reference)
+            history = self._client.api.history(reference)
+        found = of_history((image.get("RootFS") or {}).get("Layers") or (), history)
+        whole = Part(digest=str(image["Id"]), size=int(image["Size"]))
+        return (whole,) if found is None else found
 
     def require(self) -> None:
         """Raise EngineError where the engine no longer answers."""

@@ -14,6 +14,7 @@ from imagematrix.catalog import labels
 from imagematrix.errors import UsageError
 from imagematrix.matrix.load import load
 from imagematrix.oci.layout import Image
+from imagematrix.oci.parts import Part
 from imagematrix.planning.backend import Made, Present, StoppedError
 from imagematrix.planning.planner import Against, plan
 
@@ -148,6 +149,11 @@ class FakeBackend:
         else:
             folder = self.folder / cell
             yield Made(digest=layout(folder, *self.layers), layout=folder)
+
+    def parts(self, made):
+        if made.layout:
+            return Image(made.layout, made.digest).parts
+        return (Part(digest="sha256:0", size=3_000_000_000, made_by="RUN make"),)
 
     def store(self, order, made):
         self.calls.append(("store", order.reference, made.digest))

@@ -270,6 +270,36 @@ def test_an_image_with_a_layout_is_reproducible_and_audited(planned, carry_out, 
     assert [(result.status, result.reproducible) for result in results] == [("built", True)]
 
 
+BUDGET = ("context: .", "context: .\n    budget: 1MB")
+
+
+def test_an_image_above_its_budget_fails_and_is_not_stored(planned, carry_out, backend, tar):
+    backend.layers = [tar(("a", bytes(700_000))), tar(("b", bytes(400_000)))]
+    plan = planned(BUDGET, only=CPU)
+    results, _ = carry_out(plan)
+    assert set(statuses(results).values()) == {"failed"}
+    error = failure(results)
+    assert error.exit_code == 6
+    said = str(results[0].error)
+    assert said.startswith("the image has 1.12 MB (compressed), more than its budget of 1.00 MB; largest")
+    assert said.index("706.56 kB sha256:") < said.index("409.60 kB sha256:")
+    assert not backend.images
+    assert plan.items[0].identity == planned(("context: .", "context: .\n"), only=CPU).items[0].identity
+
+
+def test_an_image_within_its_budget_is_built(planned, carry_out, backend, tar):
+    backend.layers = [tar(("a", bytes(1000)))]
+    assert set(statuses(carry_out(planned(BUDGET, only=CPU))[0]).values()) == {"built"}
+
+
+def test_the_classic_store_knows_uncompressed_sizes_only(planned, carry_out):
+    (result, *_), _ = carry_out(planned(BUDGET, only=CPU))
+    assert str(result.error).endswith(
+        "3.00 GB (uncompressed, which is all that the classic image store knows), "
+        "more than its budget of 1.00 MB; largest layers: 3.00 GB RUN make"
+    )
+
+
 def facts(backend):
     return [json.loads(own["io.imagematrix.variant"]).get("facts") for own in backend.images.values()]
 

@@ -269,3 +269,19 @@ def test_a_condition_of_thousands_of_digits_is_no_version(project):
     digits = "9" * 6000
     said = message(project(('{cuda: "11.8", driver', f'{{cuda: ">={digits}", driver')))
     assert f"invalid version in a comparison: '{digits[:80]}'" in said
+
+
+@pytest.mark.parametrize(
+    ("text", "amount"), [("2GB", 2_000_000_000), ("1.5GiB", 1_610_612_736), ("700M", 700_000_000)]
+)
+def test_a_budget_in_bytes(project, text, amount):
+    (image,) = load(project(("context: .", f"context: .\n    budget: {text}"))).images
+    assert image.budget == amount
+
+
+@pytest.mark.parametrize("text", ["2", "2 GB", "lots", "0GB", "-1GB", "2gb"])
+def test_a_budget_that_is_none(project, text):
+    said = message(project(("context: .", f"context: .\n    budget: {text}")))
+    assert f"'{text}' is not an amount of bytes such as 2GB or 1.5GiB" in said
+    with pytest.raises(MatrixError, match="budget: expected a word, found a list"):
+        load(project(("context: .", "context: .\n    budget: []")))

@@ -15,6 +15,7 @@ import pytest
 from imagematrix.catalog import labels
 from imagematrix.errors import EngineError, TagMovedError, UsageError
 from imagematrix.oci.layout import Image
+from imagematrix.oci.parts import Part
 from imagematrix.planning.backend import Made, Order, Sources
 from imagematrix.scratch import owned
 from imagematrix.stores.engine import Engine
@@ -71,6 +72,15 @@ def test_the_digest_of_a_name(engine, docker):
     assert docker.digest("t:v1") == docker.adopt("t:v1") == OTHER
     tell(engine, "GET", "/images/t:v2/json", {"message": "no such image"}, 404)
     assert docker.digest("t:v2") is None
+
+
+def test_the_layers_of_an_image(engine, docker):
+    image = {"Id": OTHER, "Size": 30, "RootFS": {"Layers": [DIGEST]}}
+    tell(engine, "GET", f"/images/{OTHER}/json", image)
+    tell(engine, "GET", f"/images/{OTHER}/history", [{"CreatedBy": "CMD a", "Size": 0}, {"Size": 10}])
+    assert docker.parts(OTHER) == (Part(digest=DIGEST, size=10),)
+    tell(engine, "GET", f"/images/{OTHER}/history", [{"Size": 10}, {"Size": 20}])
+    assert docker.parts(OTHER) == (Part(digest=OTHER, size=30),)
 
 
 def test_a_base_that_is_not_here_is_asked_for_in_its_registry(engine, docker):

@@ -1,0 +1,58 @@
+"""The layers of an image with their sizes, and the instructions that made them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from typing import Any
+
+__all__ = ["Part", "of_config", "of_history"]
+
+MAKING = ("RUN ", "COPY ", "ADD ", "WORKDIR ")  # instructions that make a layer, be it empty
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A layer: its digest, its size in bytes, and the instruction that made it; "" where it is not known."""
+
+    digest: str
+    size: int
+    made_by: str = ""
+
+
+def of_config(layers: Iterable[tuple[str, int]], config: Mapping[str, Any]) -> tuple[Part, ...]:
+    """Return layers, each given by digest and size, with the instructions in a configuration's history."""
+    listed = list(layers)
+    history = [one for one in config.get("history") or [] if isinstance(one, dict)]
+    made_by = [_words(one.get("created_by")) for one in history if not one.get("empty_layer")]
+    if len(made_by) != len(listed):  # a history is optional
+        made_by = [""] * len(listed)
+    return tuple(
+        Part(digest=digest, size=size, made_by=words)
+        for (digest, size), words in zip(listed, made_by, strict=True)
+    )
+
+
+def of_history(diff_ids: Sequence[str], history: Iterable[Mapping[str, Any]]) -> tuple[Part, ...] | None:
+    """Return the layers that an engine's `docker history` lists, the newest first, with uncompressed sizes.
+
+    It does not say which entries are layers: None where that cannot be told.
+    """
+    entries = [(_words(one.get("CreatedBy")), int(one.get("Size") or 0)) for one in history][::-1]
+    for empty in (MAKING, ()):
+        found = [(words, size) for words, size in entries if size or words.startswith(empty)]
+        if len(found) == len(diff_ids):
+            return tuple(
+                Part(digest=digest, size=size, made_by=words)
+                for digest, (words, size) in zip(diff_ids, found, strict=True)
+            )
+    return None
+
+
+def _words(made_by: object) -> str:
+    """Return an instruction without what builders put around it."""
+    words = str(made_by or "").removesuffix("# buildkit").removeprefix("/bin/sh -c #(nop) ")
+    return " ".join(words.replace("RUN /bin/sh -c ", "RUN ").split())
