@@ -284,7 +284,8 @@ def test_an_image_above_its_budget_fails_and_is_not_stored(planned, carry_out, b
     assert said.startswith("the image has 1.12 MB (compressed), more than its budget of 1.00 MB; largest")
     assert said.index("706.56 kB sha256:") < said.index("409.60 kB sha256:")
     assert not backend.images
-    assert plan.items[0].identity == planned(("context: .", "context: .\n"), only=CPU).items[0].identity
+    without = planned(only=CPU).items[0].identity
+    assert plan.items[0].identity.changed(without.components) == ("context",)  # the matrix lies in it
 
 
 def test_an_image_within_its_budget_is_built(planned, carry_out, backend, tar):
