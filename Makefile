@@ -80,7 +80,7 @@ coverage: $(VENV)/.dev
 
 bench: packages $(VENV)/.dev
 	$(BIN)/python -m pip install -q --group bench
-	$(BIN)/python ci/bench
+	$(BIN)/python ci/bench $(if $(GROUP),--only $(GROUP))
 
 zipapp: $(VENV)/.dev
 	$(BIN)/python ci/make_zipapp.py dist/imagematrix.pyz

@@ -1,6 +1,6 @@
 """Prints what imagematrix takes, beside its bars and beside what one would use instead.
 
-    python ci/bench [--quick] [--rounds N] [--pairs N] [--only WORD]
+    python ci/bench [--quick] [--large] [--write] [--rounds N] [--pairs N] [--only WORD]
 
 Every number is a median of this one run. Bars are ratios: to what one would use instead, or to what
 `python -c pass` takes here, so that they judge alike on fast and slow machines. A row is printed once it is
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 import building
 import choosing
+import matching
 import planning
 import probing
 import running
@@ -75,6 +76,11 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--large", action="store_true", help="verify layers of 5.8 GB, which are downloaded (default: 0.9 GB)"
     )
+    parser.add_argument(
+        "--write",
+        action="store_true",
+        help="put the tables of `matching` into README.md and docs/benchmarks.md",
+    )
     parser.add_argument("--rounds", type=int, default=21, help="fresh processes for each row (default: 21)")
     parser.add_argument("--pairs", type=int, default=5, help="builds beside bake's, in turn (default: 5)")
     parser.add_argument(
@@ -100,6 +106,7 @@ def _groups(asked: argparse.Namespace) -> dict[str, Group]:
         "cell": building.cell,
         "no-op": building.again,
         "verify": lambda folder, _: verifying.rows(folder, large=asked.large),
+        "matching": lambda folder, _: matching.rows(folder, write=asked.write),
         "run": lambda folder, pace: running.rows(folder, pace, asked.rounds),
         "small": lambda folder, _: building.small(folder, asked.pairs),
         "shipped": lambda folder, _: building.shipped(folder, asked.pairs),

@@ -14,6 +14,7 @@ import stat
 import tempfile
 import zlib
 from functools import cached_property
+from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from pathlib import Path
 
@@ -29,7 +30,9 @@ __all__ = ["Cache", "place"]
 
 LIMIT = 256 << 20  # bytes of all entries; one of a large layer has some 100 kB
 LARGEST = 64 << 20  # bytes of an entry before compression
-ROOMS = ("audit", "facts", "oci")  # whose code and tables decide what is found
+# Whose code and tables decide what is found.
+ROOMS = ("audit", "facts", "oci")
+LIBRARIES = ("iced-x86",)
 
 
 def place() -> Path | None:
@@ -88,12 +91,15 @@ class Cache:
 
     @cached_property
     def _rules(self) -> str:
-        """A digest of the code that examines layers."""
+        """A digest of the code that examines layers, and of the versions of the libraries it uses."""
         package = files("imagematrix")
         found = hashlib.sha256()
         for room in ROOMS:
             for path, raw in _sources(package / room, room):
                 found.update(f"{path} {len(raw)} ".encode() + raw)
+        for library in LIBRARIES:
+            with contextlib.suppress(PackageNotFoundError):  # as in the one file for nodes
+                found.update(f"{library} {version(library)} ".encode())
         return found.hexdigest()[:16]
 
     def _read(self, name: str) -> bytes:

@@ -118,6 +118,10 @@ def test_other_bytes_than_the_digest_says_are_never_kept(kept, tmp_path):
 def test_new_code_does_not_read_what_old_code_found(kept, entry, monkeypatch):
     monkeypatch.setattr(cache, "_sources", lambda *_: [("audit/elf.py", b"other rules")])
     assert Cache(entry.parent).get(DIGEST) is None
+    monkeypatch.undo()
+    assert Cache(entry.parent).get(DIGEST) == FULL
+    monkeypatch.setattr(cache, "version", lambda _: "a newer decoder")
+    assert Cache(entry.parent).get(DIGEST) is None
     assert kept.get(DIGEST) == FULL
 
 

@@ -1,0 +1,189 @@
+"""Real programs, each built for several marches, and with code that it chooses when it runs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import venv
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from samples import ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+__all__ = ["BASELINE", "CHOOSES", "Program", "programs"]
+
+BASELINE = "x86-64-v2"
+CHOOSES = "chosen at run time"  # a variant that has code for several CPUs in it
+OWN = ROOT / "ci" / "bench" / "programs"
+TOOLS = ("cmake==4.4.4", "gguf==0.19.0", "ninja==1.13.2", "scipy-openblas64==0.3.34.481.3")
+ZSTD, LLAMA = "zstandard==0.25.0", "llama-cpp-python==0.3.36"
+FAST = ("-O3", "-Wall")
+STEPS = "20000"  # of the shipped program: about a second
+# Kernels of OpenBLAS for the marches of Intel's processors, by the names that it has for them.
+KERNELS = {"x86-64-v2": "Nehalem", "x86-64-v3": "Haswell", "x86-64-v4": "SkylakeX"}
+# What of llama.cpp's variants runs on which server: it takes the best.
+BACKENDS = ("haswell", "skylakex", "icelake", "zen4", "sapphirerapids")
+GGML = {
+    "CMAKE_BUILD_TYPE": "Release",
+    "BUILD_SHARED_LIBS": "ON",
+    "GGML_BACKEND_DL": "ON",
+    "GGML_NATIVE": "OFF",
+    "GGML_OPENMP": "OFF",
+    "GGML_CCACHE": "OFF",
+    "GGML_LLAMAFILE": "ON",
+}
+# Without these it would take AVX2 and its like whatever -march says.
+PLAIN = dict.fromkeys(("SSE42", "AVX", "AVX2", "BMI2", "FMA", "F16C"), "OFF")
+# What makes no tokens is left out of llama.cpp, and what is not its processors' code need not be fast.
+LIBRARY = dict.fromkeys(("COMMON", "TESTS", "TOOLS", "EXAMPLES", "SERVER"), "OFF")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """A program that prints a rate of `unit`: by variant (a march or CHOOSES) its command and environment."""
+
+    name: str
+    unit: str
+    variants: Mapping[str, Sequence[str]]
+    environments: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+    def rate(self, variant: str, processor: int) -> float:
+        """Run a variant on one processor and return its rate."""
+        words = ("taskset", "--cpu-list", str(processor), *self.variants[variant])
+        environment = {**os.environ, **self.environments.get(variant, {})}
+        done = subprocess.run(words, check=True, env=environment, capture_output=True, text=True)
+        return float(done.stdout.split()[-1])
+
+
+def programs(folder: Path, marches: Sequence[str]) -> Iterator[Program]:
+    """Yield the programs as they are built; `marches` has BASELINE."""
+    tools = _Tools(folder)
+    yield _shipped(folder, marches)
+    yield from _dgemm(tools, folder, marches)
+    yield from _zstd(tools, folder, marches)
+    yield from _llama(tools, folder, marches)
+
+
+class _Tools:
+    """An environment with what the programs are built with."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        venv.create(folder / "venv", with_pip=True)
+        self.python = folder / "venv" / "bin" / "python"
+        _run(self.python, "-m", "pip", "install", "-q", *TOOLS)
+        bin_folder = self.python.parent
+        self.environment = {**os.environ, "PATH": f"{bin_folder}:{os.environ['PATH']}"}
+
+    def source(self, package: str) -> Path:
+        """Return the folder with the source of a package."""
+        name = package.partition("==")[0]
+        archives = self._folder / "archives"
+        pip = (sys.executable, "-m", "pip", "download", "-qq", "--no-deps", "--dest", archives)
+        _run(*pip, "--no-binary", name, package)
+        (archive,) = archives.glob(f"{name.replace('-', '_')}-*.tar.gz")
+        with tarfile.open(archive) as file:
+            file.extractall(self._folder, filter="data")
+        return self._folder / archive.name.removesuffix(".tar.gz")
+
+    def openblas(self) -> str:
+        """Return the path of OpenBLAS."""
+        said = "import scipy_openblas64 as it; print(it.get_lib_dir(), it.get_library(fullname=True))"
+        done = subprocess.run([self.python, "-c", said], check=True, capture_output=True, text=True)
+        return "/".join(done.stdout.split())
+
+    def cmake(self, source: Path, build: Path, targets: Iterable[str], options: Mapping[str, str]) -> None:
+        """Build targets of a project in the folder `build`."""
+        words = [f"-D{name}={value}" for name, value in options.items()]
+        _run("cmake", "-S", source, "-B", build, "-G", "Ninja", *words, environment=self.environment)
+        _run("cmake", "--build", build, "--target", *targets, environment=self.environment)
+
+
+def _shipped(folder: Path, marches: Sequence[str]) -> Program:
+    source = ROOT / "templates" / "training"
+    variants = {}
+    for march in marches:
+        built = folder / "training" / march
+        shutil.copytree(source, built)
+        header = subprocess.run(["sh", built / "isa.sh", march], check=True, capture_output=True).stdout
+        (built / "isa.hpp").write_bytes(header)
+        files = [built / name for name in ("train.cpp", "model.cpp", "gpu.cpp")]
+        _run("g++", "-std=c++17", *FAST, f"-march={march}", "-fopenmp-simd", "-o", built / "train", *files)
+        said = f"{built / 'train'} --steps {STEPS} | sed 's/.*\"samples_per_second\": \\([^,]*\\),.*/\\1/'"
+        variants[march] = ("sh", "-c", said)
+    return Program(name="the shipped program", unit="samples/s", variants=variants)
+
+
+def _dgemm(tools: _Tools, folder: Path, marches: Sequence[str]) -> Iterator[Program]:
+    variants = {
+        march: (_compiled(folder / f"dgemm-{march}", march, OWN / "dgemm.c", "-ldl"),) for march in marches
+    }
+    yield Program(name="dgemm, three loops", unit="GFLOP/s", variants=variants)
+    kernels = {march: kernel for march, kernel in KERNELS.items() if march in marches}
+    yield Program(
+        name="dgemm of OpenBLAS",
+        unit="GFLOP/s",
+        variants=dict.fromkeys((*kernels, CHOOSES), (*variants[BASELINE], tools.openblas())),
+        environments={CHOOSES: {"OPENBLAS_NUM_THREADS": "1"}}
+        | {
+            march: {"OPENBLAS_NUM_THREADS": "1", "OPENBLAS_CORETYPE": kernel}
+            for march, kernel in kernels.items()
+        },
+    )
+
+
+def _zstd(tools: _Tools, folder: Path, marches: Sequence[str]) -> Iterator[Program]:
+    source = tools.source(ZSTD) / "zstd"
+    files = (OWN / "pack.c", source / "zstd.c", f"-I{source}")
+    built = {
+        march: _compiled(folder / f"zstd-{march}", march, *files, "-DDYNAMIC_BMI2=0") for march in marches
+    }
+    built[CHOOSES] = _compiled(folder / "zstd-chooses", BASELINE, *files, "-DDYNAMIC_BMI2=1")
+    for what in ("compress", "decompress"):
+        variants = {variant: (path, what, str(source / "zstd.c")) for variant, path in built.items()}
+        yield Program(name=f"zstd, {what}", unit="MB/s", variants=variants)
+
+
+def _llama(tools: _Tools, folder: Path, marches: Sequence[str]) -> Iterator[Program]:
+    source = tools.source(LLAMA) / "vendor" / "llama.cpp"
+    library, model = folder / "llama", str(folder / "model.gguf")
+    _run(tools.python, OWN / "model.py", model)
+    off = {f"LLAMA_BUILD_{part}": value for part, value in LIBRARY.items()}
+    slow = {"GGML_CPU": "OFF", "LLAMA_OPENSSL": "OFF", "CMAKE_CXX_FLAGS_RELEASE": "-O1"}
+    tools.cmake(source, library, ("llama",), GGML | off | slow)
+    headers = (f"-I{source / 'include'}", f"-I{source / 'ggml' / 'include'}")
+    links = (f"-L{library / 'bin'}", "-lllama", "-lggml", "-lggml-base", f"-Wl,-rpath,{library / 'bin'}")
+    tokens = _compiled(folder / "tokens", BASELINE, OWN / "tokens.c", *headers, *links)
+    backends = {}
+    for march in marches:
+        backends[march] = folder / f"ggml-{march}"
+        flags = {f"CMAKE_{language}_FLAGS": f"-march={march}" for language in ("C", "CXX")}
+        plain = {f"GGML_{name}": value for name, value in PLAIN.items()}
+        tools.cmake(source / "ggml", backends[march], ("ggml-cpu",), GGML | plain | flags)
+    backends[CHOOSES] = folder / "ggml-chooses"
+    targets = [f"ggml-cpu-{name}" for name in BACKENDS]
+    tools.cmake(source / "ggml", backends[CHOOSES], targets, GGML | {"GGML_CPU_ALL_VARIANTS": "ON"})
+    for what in ("prompt", "generation"):
+        variants = {
+            variant: (tokens, what, str(next(path.rglob("libggml-cpu*.so")).parent), model)
+            for variant, path in backends.items()
+        }
+        yield Program(name=f"llama.cpp, {what}", unit="tokens/s", variants=variants)
+
+
+def _compiled(target: Path, march: str, *words: Path | str) -> str:
+    _run("gcc", *FAST, f"-march={march}", "-o", target, *words)
+    return str(target)
+
+
+def _run(*words: Path | str, environment: Mapping[str, str] | None = None) -> None:
+    done = subprocess.run(words, check=False, env=environment, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(map(str, words))} ended with {done.returncode}: {done.stderr[-3000:]}")
