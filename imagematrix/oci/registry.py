@@ -17,10 +17,10 @@ from urllib.parse import urlencode, urljoin, urlsplit
 from urllib.request import parse_http_list, parse_keqv_list
 
 import requests
-import urllib3
 
 from imagematrix import documents
 from imagematrix.errors import EngineError, UnknownImageError, UsageError
+from imagematrix.oci.resumed import Resumed
 from imagematrix.oci.transfer import Client, address, cause, passes
 from imagematrix.reference import DIGEST, DOCKER_HUB, Reference
 
@@ -47,7 +47,8 @@ PAGES = 1000  # of a list of tags
 TRIES = 3
 PAUSE = 0.3  # seconds, doubled from one try to the next
 PATIENCE = 60  # seconds that a registry may ask a client to wait
-OK, CREATED, ACCEPTED = 200, 201, 202  # of HTTP
+PIECE = 1 << 20  # bytes
+OK, CREATED, ACCEPTED, PARTIAL = 200, 201, 202, 206  # of HTTP
 UNAUTHORIZED, FORBIDDEN, MISSING = 401, 403, 404
 PASSING = (408, 429, 500, 502, 503, 504)
 
@@ -132,19 +133,27 @@ class Registry:
     def open(self, digest: str) -> Iterator[Stream]:
         """Yield a blob of any size, to be read in pieces: what is read is not compared with its digest.
 
-        Raises UnknownImageError where there is none. What breaks off while it is read is an EngineError.
+        A transfer that breaks off goes on where it was, as far as the registry lets it. Reading raises
+        UnknownImageError where there is none, EngineError where it breaks off again and again.
         """
+        blob = Resumed(lambda start: self._blob(digest, start), self._unreachable, TRIES, PAUSE)
+        with contextlib.closing(blob):
+            yield blob
+
+    @contextlib.contextmanager
+    def _blob(self, digest: str, start: int) -> Iterator[Stream]:
+        """Yield a blob from the byte `start` on."""
         if not self.has_blob(digest):  # which also gets us a token
             raise self._refusal(MISSING, f"{self._reference.name}@{digest}")
-        try:
-            with self._client.stream(f"{self._base}/blobs/{digest}", self._authorization) as (status, body):
-                if status != OK:
-                    raise self._refusal(status, f"{self._reference.name}@{digest}")
-                yield body
-        except requests.RequestException as error:
-            raise self._unreachable(error) from error
-        except urllib3.exceptions.HTTPError as error:
-            raise self._unreachable(requests.exceptions.ChunkedEncodingError(error)) from error
+        url = f"{self._base}/blobs/{digest}"
+        wanted = {"Range": f"bytes={start}-"} if start else {}
+        with self._client.stream(url, wanted, self._authorization) as (status, body):
+            if status not in (OK, PARTIAL):
+                raise self._refusal(status, f"{self._reference.name}@{digest}")
+            left = start if status == OK else 0  # it may send all of it
+            while left and (passed := len(body.read(min(left, PIECE)))):
+                left -= passed
+            yield body
 
     def has_blob(self, digest: str) -> bool:
         """Whether the repository has a blob."""

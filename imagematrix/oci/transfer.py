@@ -87,7 +87,9 @@ class Client:
         raise requests.TooManyRedirects(f"more than {REDIRECTS} redirections")
 
     @contextlib.contextmanager
-    def stream(self, url: str, authorization: str | None = None) -> Iterator[tuple[int, Stream]]:
+    def stream(
+        self, url: str, headers: Mapping[str, str], authorization: str | None = None
+    ) -> Iterator[tuple[int, Stream]]:
         """Yield the status of what is at `url`, and its body, which may be of any size, to be read in pieces.
 
         Raises requests.RequestException where none comes.
@@ -95,7 +97,8 @@ class Client:
         first = urlsplit(url)[:2]
         for _ in range(REDIRECTS):
             given = authorization if urlsplit(url)[:2] == first else None
-            with self._asked("GET", url, None, None, given) as answer:
+            # Compressed on the way, it would come as it is sent.
+            with self._asked("GET", url, {"Accept-Encoding": "identity", **headers}, None, given) as answer:
                 if answer.status_code not in MOVED or "Location" not in answer.headers:
                     yield answer.status_code, answer.raw
                     return

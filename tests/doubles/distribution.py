@@ -128,6 +128,7 @@ class Server:
     `asked` are the requests. With a `basic` Authorization it wants that; with `uses` it wants tokens of its
     own, each good for so many requests. `page` is how many tags it lists at a time, `silent` leaves
     Docker-Content-Digest away, uploads go `elsewhere` where that is set, and nothing goes without `deletes`.
+    Without `ranges` it sends blobs whole.
     """
 
     def __init__(self):
@@ -139,6 +140,7 @@ class Server:
         self.page = 1000
         self.silent = False
         self.deletes = True
+        self.ranges = True
         self.elsewhere = ""
         self._tokens = []  # how often each may still be used
         self._lock = threading.Lock()
@@ -255,6 +257,10 @@ def _handler(server):  # noqa: C901 - one method for each of HTTP's
 
         def get_blobs(self, repository, _, wanted):
             found = repository.blobs.get(wanted)
+            start = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", "")) if server.ranges else None
+            if found is not None and start:
+                self.answer(206, found[int(start[1]) :])
+                return
             self.answer(404 if found is None else 200, found or b"")
 
         head_blobs = get_blobs

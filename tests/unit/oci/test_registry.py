@@ -395,3 +395,33 @@ def test_the_environment_says_where_a_proxy_is_for_each_host(
     assert {one.path.partition("?")[0] for one in other.asked} == {
         "http://reg.example/v2/ml/training/blobs/uploads/1"
     }
+
+
+def whole(registry):
+    parts = []
+    with registry.open(digest(BLOB)) as stream:
+        while part := stream.read(70_000):
+            parts.append(part)
+    return b"".join(parts)
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+@pytest.mark.parametrize("fault", [{"cut": True}, {"cut": True, "times": 2}, {"drop": True}])
+def test_a_blob_is_read_on_where_its_transfer_broke_off(server, registry, repository, ranges, fault):
+    server.ranges = ranges
+    repository.blobs[digest(BLOB)] = BLOB
+    server.fails("GET", "blobs", **fault)
+    assert whole(registry) == BLOB
+    assert server.count("GET", "blobs") == fault.get("times", 1) + 1
+
+
+def test_a_transfer_that_brings_nothing_ends(server, registry, repository):
+    repository.blobs[digest(BLOB)] = BLOB
+    server.fails("GET", "blobs", drop=True, times=TRIES)
+    with pytest.raises(EngineError, match="cannot be reached"):
+        whole(registry)
+    assert server.count("GET", "blobs") == TRIES
+    server.fails("GET", "blobs", cut=True)
+    server.fails("HEAD", "blobs", after=1, status=404)
+    with pytest.raises(UnknownImageError, match="has no"):
+        whole(registry)

@@ -1,0 +1,80 @@
+"""A stream that is read on where its transfer broke off."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+
+import requests
+import urllib3
+
+from imagematrix.oci.transfer import passes
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
+    from imagematrix.errors import ImagematrixError
+    from imagematrix.oci.expanded import Stream
+
+__all__ = ["Resumed"]
+
+
+class Resumed:
+    """What `opened` opens from a byte on, opened again there where it breaks off with a transient error.
+
+    It gives up after `tries` in a row that brought no byte. Between them it waits for `pause` seconds, and
+    each time twice as long. Whoever reads the bytes compares them with their digest.
+    """
+
+    def __init__(
+        self,
+        opened: Callable[[int], AbstractContextManager[Stream]],
+        failure: Callable[[requests.RequestException], ImagematrixError],
+        tries: int,
+        pause: float,
+    ) -> None:
+        self._opened = opened
+        self._failure = failure
+        self._tries = tries
+        self._pause = pause
+        self._failed = 0
+        self._at = 0
+        self._stream: Stream | None = None
+        self._closing = contextlib.ExitStack()
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Return the next bytes; raise the `failure` of an error where no more come."""
+        while True:
+            try:
+                if self._stream is None:
+                    self._stream = self._closing.enter_context(self._opened(self._at))
+                found = self._stream.read(size)
+            except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
+                self._broke(_known(error))
+            else:
+                self._at += len(found)
+                self._failed = 0 if found else self._failed
+                return found
+
+    def close(self) -> None:
+        """End the transfer."""
+        self._stream = None
+        self._closing.close()
+
+    def _broke(self, error: requests.RequestException) -> None:
+        self.close()
+        self._failed += 1
+        if self._failed == self._tries or not passes(error):
+            raise self._failure(error) from error
+        time.sleep(self._pause * 2 ** (self._failed - 1))
+
+
+def _known(error: requests.RequestException | urllib3.exceptions.HTTPError) -> requests.RequestException:
+    """Return an error as one of requests, which leaves those of a body to who reads it."""
+    if isinstance(error, requests.RequestException):
+        return error
+    known = requests.exceptions.ChunkedEncodingError(error)
+    known.__context__ = error
+    return known
