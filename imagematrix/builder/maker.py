@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import tempfile
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Self
 
 from imagematrix.audit.claims import broken, of_layers
@@ -21,11 +23,12 @@ from imagematrix.planning import labels
 from imagematrix.planning.backend import Later, Order
 from imagematrix.planning.plan import PlanStatus
 from imagematrix.render.dockerfile import beginning
+from imagematrix.scratch import disk
+from imagematrix.trim import program
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
     from typing import TextIO
 
     from imagematrix.audit.layer import Layer
@@ -86,6 +89,7 @@ class Maker:
         self._kept = contextlib.ExitStack()  # layouts that other images build on
         self._layers = layers
         self._pins: dict[str, str | None] = {}
+        self._program: Path | None = None  # the folder that builds see which trim
 
     def __enter__(self) -> Self:
         return self
@@ -101,6 +105,9 @@ class Maker:
         """
         names = dict.fromkeys(name for item in self._items for name in item.bases)
         self._pins = {name: self._builder.held(name, self._bases[name]) for name in names}
+        if any(item.trims for item in self._to_build):
+            folder = self._kept.enter_context(tempfile.TemporaryDirectory(dir=disk()))
+            self._program = program.put(Path(folder))
         for context in dict.fromkeys(item.cell.image.context for item in self._to_build):
             with contextlib.suppress(ImagematrixError, OSError):  # reported by its cells
                 self._snapshots.of(context)
@@ -215,6 +222,8 @@ class Maker:
             if places[name] is None and not self._builder.local and made and made.layout:
                 places[name] = f"oci-layout://{made.layout}@{made.digest}"
         images = {name: place for name, place in places.items() if place}
+        if item.trims:
+            images[program.CONTEXT] = str(self._program)
         context = self._snapshots.of(item.cell.image.context)
         return self._given.sources(item.cell, context, images)
 

@@ -101,6 +101,9 @@ class _Matrix:
             for item in plan.with_status(PlanStatus.FAILED):
                 raise UsageError(f"{item.cell.id}: {item.why}")
             items = plan.with_status(PlanStatus.BUILD, PlanStatus.UP_TO_DATE)
+            for item in items:
+                if item.trims:
+                    raise UsageError(f"{item.cell.id}: only `build` has the program that trims device code")
             if not items:
                 raise UsageError("nothing to export: no cell can be built")
             compilers = Compilers(items, shop.builder)

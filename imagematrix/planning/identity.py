@@ -9,6 +9,7 @@ from functools import cached_property
 
 from imagematrix.catalog import labels
 from imagematrix.errors import UsageError
+from imagematrix.trim import rules
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,10 +18,11 @@ if TYPE_CHECKING:
     from imagematrix.matrix.matrix import Cell
     from imagematrix.planning.given import Given
 
-__all__ = ["EPOCH", "Identity", "identify", "tag"]
+__all__ = ["EPOCH", "TRIM", "Identity", "identify", "tag"]
 
 SCHEMA = "2"  # schema1.py has the one before
 EPOCH = "0"  # SOURCE_DATE_EPOCH: no time is an input, so none is in the image
+TRIM = "trim"  # the component of images that trim device code
 TAG_LIMIT = 128  # characters, of the distribution specification
 
 
@@ -43,12 +45,18 @@ class Identity:
 
 
 def identify(
-    cell: Cell, dockerfile: str, bases: Mapping[str, str], context: str, given: Given | None = None
+    cell: Cell,
+    dockerfile: str,
+    bases: Mapping[str, str],
+    context: str,
+    given: Given | None = None,
+    *,
+    trims: bool = False,
 ) -> Identity:
     """Return the identity of the image that `dockerfile` makes.
 
     `bases` are the images it builds on with the digest each resolves to, `context` is the digest of the files
-    it can copy, `given` what the command line gives to its build.
+    it can copy, `given` what the command line gives to its build. `trims` says whether it trims device code.
     """
     facts = cell.facts.deciding(cell.axes)
     return Identity(
@@ -67,6 +75,8 @@ def identify(
             **({"prefer": ",".join(cell.image.prefer)} if cell.image.prefer else {}),
             **({"defaults": ",".join(map("=".join, cell.image.defaults))} if cell.image.defaults else {}),
             **(given.components(cell.image) if given else {}),
+            # Other releases of the program give the same bytes by the same rules.
+            **({TRIM: rules.VERSION} if trims else {}),
             **{f"base {name}": digest for name, digest in bases.items()},
         }
     )

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from imagematrix.planning.given import Given
+from imagematrix.planning.identity import TRIM
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -70,6 +71,11 @@ class Planned:
     needs: tuple[str, ...] = ()
     identity: Identity | None = None
     difference: Difference | None = None
+
+    @property
+    def trims(self) -> bool:
+        """Whether its build takes device code out of files."""
+        return self.identity is not None and TRIM in self.identity.components
 
     def to_json(self) -> dict[str, object]:
         """Return one element of the Plan document's `cells`."""

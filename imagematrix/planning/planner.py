@@ -16,6 +16,7 @@ from imagematrix.planning.plan import Difference, Dropped, DropStatus, Plan, Pla
 from imagematrix.render import dockerfile as dockerfiles
 from imagematrix.render.render import Renderer
 from imagematrix.spelling import nearest
+from imagematrix.trim import program
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -134,7 +135,8 @@ class _Planner:
     def _worked_out(self, cell: Cell) -> Planned:
         own: dict[str, Planned] = {}  # images of this matrix that it may build on, by their references
         text = self._renderer.render(cell, partial(self._reference, cell, own))
-        names = dockerfiles.bases(text)
+        named = dockerfiles.bases(text)
+        names = [name for name in named if name != program.CONTEXT]
         item = Planned(
             cell=cell,
             status=PlanStatus.BUILD,
@@ -157,7 +159,8 @@ class _Planner:
             context_digest = self._context(cell.image).digest
         except UsageError as error:  # which fails no cell of another image
             return _failed(item, str(error))
-        made = identity.identify(cell, text, bases, context_digest, self._given)
+        trims = program.CONTEXT in named
+        made = identity.identify(cell, text, bases, context_digest, self._given, trims=trims)
         return replace(item, **self._compared(cell, made)._asdict())
 
     def _reference(self, cell: Cell, own: dict[str, Planned], name: str) -> str:

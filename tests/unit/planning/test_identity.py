@@ -29,6 +29,7 @@ SAME = {
         ({"bases": {"debian": "sha256:a", "tool": "sha256:a"}}, ("base tool",)),
         ({"bases": {"ubuntu": "sha256:a"}}, ("base debian", "base ubuntu")),
         ({"cell": cell(platform="linux/arm64")}, ("platform",)),
+        ({"trims": True}, ("trim",)),
     ],
 )
 def test_each_component_changes_it_and_is_named(change, names):

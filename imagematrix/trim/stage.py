@@ -1,0 +1,37 @@
+"""The command line of `program` in a stage of a build: what `imagematrix trim` does, without its output."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from imagematrix.errors import UsageError
+from imagematrix.trim.rules import Rules, capabilities
+from imagematrix.trim.trim import trim
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Trim the paths that the arguments name, and print what became of each file."""
+    parser = argparse.ArgumentParser(prog="trim")
+    parser.add_argument("--compute", action="append", required=True)
+    parser.add_argument("--keep-ptx", action="store_true")
+    parser.add_argument("--drop-dead", action="store_true")
+    parser.add_argument("--include-nvidia", action="store_true")
+    parser.add_argument("paths", nargs="+", type=Path)
+    options = parser.parse_args()
+    try:
+        rules = Rules(
+            computes=capabilities(options.compute),
+            keep_ptx=options.keep_ptx,
+            drop_dead=options.drop_dead,
+            nvidia=options.include_nvidia,
+        )
+        report = trim(options.paths, rules)
+    except UsageError as error:
+        sys.exit(f"trim: {error}")
+    for one in report.findings:
+        missing = f", nothing for {' '.join(one.missing)}" if one.missing else ""
+        print(f"{one.status.value}: {one.path}: {one.removed} of {one.size} bytes removed{missing}")  # noqa: T201 - its answer
