@@ -19,7 +19,8 @@ class DeviceCode:
     `objects` are the targets of AMD's code objects, with the features they were made for or without:
     "gfx90a:sramecc+:xnack-". `linked` is False of what a device linker has yet to make cubins of, which no
     driver loads. `compressed` says whether some of it is compressed in the way that needs a driver from
-    550.54.14 on (Zstandard: nvcc --compress-mode). `damaged` says whether some of it is cut off.
+    550.54.14 on (Zstandard: nvcc --compress-mode). `scattered` says whether only some of its parts have PTX,
+    so that no GPU runs all of it by PTX alone. `damaged` says whether some of it is cut off.
     """
 
     cubins: frozenset[str] = frozenset()
@@ -27,6 +28,7 @@ class DeviceCode:
     objects: frozenset[str] = frozenset()
     linked: bool = True
     compressed: bool = False
+    scattered: bool = False
     damaged: bool = False
 
     @property
@@ -56,6 +58,9 @@ def _both(one: DeviceCode, other: DeviceCode) -> DeviceCode:
         objects=one.objects | other.objects,
         linked=one.linked,
         compressed=one.compressed or other.compressed,
+        scattered=one.scattered
+        or other.scattered
+        or (one.cuda and other.cuda and bool(one.ptx) != bool(other.ptx)),
         damaged=one.damaged or other.damaged,
     )
 

@@ -93,20 +93,23 @@ def fatbins(window: Window) -> DeviceCode:
     cubins: set[str] = set()
     texts: set[tuple[str, str]] = set()
     compressed = damaged = False
+    with_ptx: set[bool] = set()
     for container in containers(window):
-        damaged = damaged or not container.whole
-        for entry in container.entries:
-            damaged = damaged or not entry.whole
-            if not entry.whole:
-                continue
-            if entry.kind == CUBIN:
-                cubins.add(entry.target)
-            elif entry.kind == PTX:
-                texts.add((entry.target, entry.isa))
-            else:
-                continue
-            compressed = compressed or bool(entry.flags & ZSTD)
-    return DeviceCode(cubins=frozenset(cubins), ptx=frozenset(texts), compressed=compressed, damaged=damaged)
+        entries = [entry for entry in container.entries if entry.whole]
+        damaged = damaged or not container.whole or len(entries) < len(container.entries)
+        code = [entry for entry in entries if entry.kind in (CUBIN, PTX)]
+        cubins.update(entry.target for entry in code if entry.kind == CUBIN)
+        texts.update((entry.target, entry.isa) for entry in code if entry.kind == PTX)
+        compressed = compressed or any(entry.flags & ZSTD for entry in code)
+        if code:
+            with_ptx.add(any(entry.kind == PTX for entry in code))
+    return DeviceCode(
+        cubins=frozenset(cubins),
+        ptx=frozenset(texts),
+        compressed=compressed,
+        scattered=len(with_ptx) > 1,
+        damaged=damaged,
+    )
 
 
 def containers(window: Window) -> Iterator[Container]:

@@ -45,6 +45,8 @@ def ptx(codes: Sequence[DeviceCode]) -> list[tuple[str, str]]:
 
 def _isa(code: DeviceCode, target: str) -> str | None:
     """Return the lowest ISA version of PTX that runs wherever PTX for `target` does; None where none is."""
+    if code.scattered:
+        return None
     capability = device_code.capability(target)
     exact = not target.isdigit()
     fitting: Iterable[str] = (

@@ -9,8 +9,9 @@ from functools import cache
 from pathlib import Path
 from typing import Self
 
+from imagematrix import record
+from imagematrix.audit import proof
 from imagematrix.audit.claims import broken, of_layers
-from imagematrix.audit.proof import BUILT, proven
 from imagematrix.builder import budget
 from imagematrix.builder.compiler import Compilers
 from imagematrix.builder.logs import opened
@@ -33,13 +34,14 @@ if TYPE_CHECKING:
 
     from imagematrix.audit.layer import Layer
     from imagematrix.audit.layers import Layers
-    from imagematrix.catalog.catalog import Variant
+    from imagematrix.catalog.catalog import Ptx, Variant
     from imagematrix.planning.backend import Builder, Made, Sources, Store
     from imagematrix.planning.context import Snapshots
     from imagematrix.planning.plan import Plan, Planned
 
     Flags = Callable[[], frozenset[str]]
     Facts = tuple[tuple[str, str], ...]
+    Code = tuple[tuple[str, ...], tuple[Ptx, ...]]
 
 __all__ = ["Maker", "ordered"]
 
@@ -151,7 +153,7 @@ class Maker:
         flags = cache(lambda: self._compilers.flags(item, sources))
         if not self._compilers.asks(item):
             flags()  # that nobody knows them is better reported before the build
-        order = ordered(item, sources, flags, BUILT if self._builder.reproducible else ())
+        order = ordered(item, sources, flags, proof.BUILT if self._builder.reproducible else ())
         with opened(log) as file:
             try:
                 return self._stored(item, order, flags, file, step, give_place)
@@ -183,9 +185,10 @@ class Maker:
                 budget.require(item.cell.image.budget, parts, compressed=made.layout is not None)
             if made.layout:
                 promised = read(order.labels, reference=order.reference, digest=None, size=None)
-                facts = self._proven(layout.Image(made.layout, made.digest), promised)
-                if facts != promised.facts:  # labels come before the audit, which seldom shows anything else
-                    order = replace(order, labels=Later(lambda: labels.for_item(item, flags(), facts)))
+                code, facts = self._proven(item, layout.Image(made.layout, made.digest), promised)
+                # Labels come before the audit, which seldom shows anything else.
+                if (code, facts) != ((promised.cubins, promised.ptx), promised.facts):
+                    order = replace(order, labels=Later(lambda: labels.for_item(item, flags(), facts, code)))
                     return self._stored(item, order, flags, log, step, give_place)
             if self._verify:
                 self._built_again(order, made, log)
@@ -227,13 +230,18 @@ class Maker:
         context = self._snapshots.of(item.cell.image.context)
         return self._given.sources(item.cell, context, images)
 
-    def _proven(self, image: layout.Image, promised: Variant) -> Facts:
-        """Return what an image's bytes prove of its catalog entry; raise AuditError if they contradict it."""
+    def _proven(self, item: Planned, image: layout.Image, promised: Variant) -> tuple[Code, Facts]:
+        """Return the device code that an image is to promise, and what its bytes prove of its catalog entry.
+
+        Raises AuditError if they contradict it.
+        """
         audited = of_layers(map(self._layer, image.layer_files), promised)
+        code = proof.code(audited, promised) if item.trims else (promised.cubins, promised.ptx)
+        promised = record.replace(promised, cubins=code[0], ptx=code[1])
         why = broken(audited, promised)
         if why:
             raise AuditError(why)
-        return proven(audited, promised)
+        return code, proof.proven(audited, promised)
 
     def _layer(self, path: Path) -> Layer:
         return self._layers.read(f"sha256:{path.name}", lambda _: layout.solid(path).open("rb"))

@@ -12,26 +12,38 @@ from imagematrix.record import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from imagematrix.catalog.catalog import Ptx
     from imagematrix.matrix.matrix import Cell
     from imagematrix.planning.plan import Planned
+
+    DeviceCode = tuple[tuple[str, ...], tuple[Ptx, ...]]  # cubins and PTX of a catalog entry
 
 __all__ = ["for_item", "variant"]
 
 
-def for_item(item: Planned, flags: frozenset[str], facts: tuple[tuple[str, str], ...] = ()) -> dict[str, str]:
+def for_item(
+    item: Planned,
+    flags: frozenset[str],
+    facts: tuple[tuple[str, str], ...] = (),
+    code: DeviceCode | None = None,
+) -> dict[str, str]:
     """Return the labels of `item`'s image; `flags` are the CPU flags its code needs.
 
-    `facts` are what its bytes prove of its catalog entry.
+    `facts` are what its bytes prove of its catalog entry, and `code` the device code that they have, where
+    that is not what the cell promises.
     """
     cell = item.cell
     assert item.identity is not None  # noqa: S101 - a planned build has one; this tells the type checker
+    promised = replace(variant(cell, flags, item.reference), facts=facts)
+    if code is not None:
+        promised = replace(promised, cubins=code[0], ptx=code[1])
     found = {
         labels.IMAGE: cell.image.name,
         labels.VERSION: cell.image.version,
         labels.CELL: cell.id,
         labels.INPUT: item.identity.digest,
         labels.INPUTS: json.dumps(dict(item.identity.components), sort_keys=True, separators=(",", ":")),
-        labels.VARIANT: labels.write(replace(variant(cell, flags, item.reference), facts=facts)),
+        labels.VARIANT: labels.write(promised),
         "org.opencontainers.image.title": cell.image.name,
         "org.opencontainers.image.version": cell.image.version,
     }

@@ -50,6 +50,11 @@ def test_ptx_that_holds_for_all(codes, held):
     assert promise.ptx(codes) == held
 
 
+def test_ptx_of_some_parts_of_a_file_holds_for_none():
+    scattered = DeviceCode(cubins=frozenset({"80"}), ptx=frozenset({("80", "8.4")}), scattered=True)
+    assert promise.ptx([scattered]) == []
+
+
 ISAS = st.sampled_from(["7.8", "8.4", "9.0"])
 CODES = st.builds(
     DeviceCode,

@@ -1,9 +1,11 @@
 """Builds that trim device code: they get the program, and their identity says by which rules."""
 
 import pytest
+from fatbins import PTX, entry, fat
 
 from imagematrix.audit.layers import Layers
 from imagematrix.builder.build import build
+from imagematrix.catalog import labels
 from imagematrix.errors import UsageError
 from imagematrix.planning.identity import TRIM
 from imagematrix.trim.program import CONTEXT
@@ -38,3 +40,48 @@ def test_an_image_without_an_identity_is_not_known_to_trim(planned, backend):
     backend.missing.add("debian:trixie")
     with pytest.raises(UsageError):
         planned(template=TEMPLATE)
+
+
+@pytest.fixture
+def labelled(planned, backend, silent, tmp_path_factory, tar):
+    """Call it with files to get what the image of a cell for 8.9 promises that has them: cubins and PTX."""
+
+    def call(*files, template=TEMPLATE):
+        found = planned(template=template, only="march=znver4,driver=550.163.01,compute=8.9,cuda=12.4")
+        driver = ("usr/lib/libcuda.so.550.163.01", b"550.163.01")
+        backend.layers = [tar(driver, *((f"opt/{n}.fatbin", file) for n, file in enumerate(files)))]
+        logs = tmp_path_factory.mktemp("logs")
+        (result,) = build(found, backend, backend, jobs=1, logs=logs, reporter=silent, layers=Layers())
+        if result.error:
+            return str(result.error)
+        (stored,) = backend.images.values()
+        variant = labels.read(stored, reference="t:v1", digest=None, size=None)
+        return variant.cubins, [(one.target, one.isa) for one in variant.ptx]
+
+    return call
+
+
+NATIVE = fat(entry(target=89))
+TEXT = fat(entry(PTX, 80))
+
+
+def test_cubins_of_the_cell_are_promised(labelled):
+    assert labelled(NATIVE, fat(entry(target=86), entry(target=80))) == (("89",), [])
+
+
+def test_ptx_that_all_files_kept_is_promised_in_place_of_cubins(labelled):
+    assert labelled(TEXT, TEXT) == ((), [("80", "8.4")])
+
+
+def test_ptx_beside_cubins_is_promised_too(labelled):
+    assert labelled(fat(entry(target=89), entry(PTX, 89))) == (("89",), [("89", "8.4")])
+
+
+def test_what_files_have_for_this_gpu_in_different_ways_cannot_be_promised(labelled):
+    assert "the labels promise cubins for 89, but /opt/1.fatbin has none" in labelled(NATIVE, TEXT)
+    assert labelled(NATIVE + TEXT) == (("89",), [])
+
+
+def test_without_trimming_the_cell_is_promised(labelled):
+    template = "FROM {{ base }} AS compiler\nFROM {{ base }}\n"
+    assert labelled(fat(entry(target=89), entry(PTX, 89)), template=template) == (("89",), [])
