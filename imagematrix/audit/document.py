@@ -20,7 +20,10 @@ SCHEMA = "imagematrix.audit/v1"
 
 
 def document(
-    audit: Audit, contradictions: Sequence[Contradiction], others: Sequence[Audit]
+    audit: Audit,
+    contradictions: Sequence[Contradiction],
+    others: Sequence[Audit],
+    warnings: Sequence[str] = (),
 ) -> dict[str, object]:
     """Return the document of an audit; `others` are the images whose layers it may share."""
     image = audit.image
@@ -74,6 +77,7 @@ def document(
             {"fact": one.fact, "claimed": list(one.claimed), "found": list(one.found), "path": one.path}
             for one in contradictions
         ],
+        "warnings": list(warnings),
         "size": _size(audit, others),
     }
 

@@ -8,7 +8,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Carriers", "HostCode"]
+__all__ = ["NAMES", "Carriers", "HostCode"]
+
+NAMES = "names"  # the sign that something is named for certain CPUs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

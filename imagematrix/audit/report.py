@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from imagematrix.audit.objects import File
     from imagematrix.audit.python_packages import Package
 
-__all__ = ["Audit", "DriverFile", "Found", "Stack", "audit"]
+__all__ = ["Audit", "DriverFile", "Found", "Stack", "audit", "needs_level"]
 
 BASELINE = "x86-64-v1"
 HWCAPS = "glibc-hwcaps"
@@ -119,6 +119,11 @@ class Audit:
         return proof
 
 
+def needs_level(file: File) -> bool:
+    """Whether a file notes that it needs more than the first level of CPU, which every CPU has."""
+    return file.isa not in (None, BASELINE)
+
+
 def audit(image: Image) -> Audit:
     """Return what the files of an image are, as a container of it would see them; raise AuditError."""
     tree = Tree(image.layers)
@@ -138,7 +143,12 @@ def audit(image: Image) -> Audit:
         ptx=tuple(promise.ptx([code for code in codes if code.cuda])),
         compressed=any(code.compressed for code in codes),
         objects=tuple(sorted({target for code in codes for target in code.objects})),
-        isa=tuple((one.file.isa, one.path) for one in found if one.file.isa and _needed(one)),
+        # What is in a folder of glibc-hwcaps is loaded where it runs.
+        isa=tuple(
+            (one.file.isa, one.path)
+            for one in found
+            if one.file.isa and needs_level(one.file) and HWCAPS not in one.path.split("/")
+        ),
     )
 
 
@@ -162,14 +172,6 @@ def _loadable(file: File) -> bool:
 
 def _program(file: File) -> bool:
     return file.linked and not file.packaged and file.machine not in (None, EM_CUDA)
-
-
-def _needed(one: Found) -> bool:
-    """Whether the level that a file notes is one for the image.
-
-    The first level is that of every CPU; what is in a folder of glibc-hwcaps is loaded where it runs.
-    """
-    return one.file.isa != BASELINE and HWCAPS not in one.path.split("/")
 
 
 def _drivers(tree: Tree, found: Sequence[Found], environment: Mapping[str, str]) -> Iterator[DriverFile]:

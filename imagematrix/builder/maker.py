@@ -12,6 +12,7 @@ from typing import Self
 from imagematrix import record
 from imagematrix.audit import proof
 from imagematrix.audit.claims import broken, of_layers
+from imagematrix.audit.march import doubts
 from imagematrix.builder import budget
 from imagematrix.builder.compiler import Compilers
 from imagematrix.builder.logs import opened
@@ -172,6 +173,7 @@ class Maker:
         step: Callable[[str], None],
         give_place: Callable[[], None],
     ) -> Result:
+        warnings: tuple[str, ...] = ()
         with contextlib.ExitStack() as stack:
             try:
                 made = stack.enter_context(self._builder.make(order, log, step))
@@ -185,7 +187,7 @@ class Maker:
                 budget.require(item.cell.image.budget, parts, compressed=made.layout is not None)
             if made.layout:
                 promised = read(order.labels, reference=order.reference, digest=None, size=None)
-                code, facts = self._proven(item, layout.Image(made.layout, made.digest), promised)
+                code, facts, warnings = self._proven(item, layout.Image(made.layout, made.digest), promised)
                 # Labels come before the audit, which seldom shows anything else.
                 if (code, facts) != ((promised.cubins, promised.ptx), promised.facts):
                     order = replace(order, labels=Later(lambda: labels.for_item(item, flags(), facts, code)))
@@ -196,7 +198,7 @@ class Maker:
             if order.reference in self._needed:  # what builds on it may take it from its layout
                 self._kept.push(stack.pop_all())
         self._made[order.reference] = made
-        return replace(result, reproducible=made.layout is not None)
+        return replace(result, reproducible=made.layout is not None, warnings=warnings)
 
     def _put(self, item: Planned, order: Order, made: Made) -> Result:
         """Store what was made; an existing image that was only verified stays as it is."""
@@ -230,10 +232,12 @@ class Maker:
         context = self._snapshots.of(item.cell.image.context)
         return self._given.sources(item.cell, context, images)
 
-    def _proven(self, item: Planned, image: layout.Image, promised: Variant) -> tuple[Code, Facts]:
-        """Return the device code that an image is to promise, and what its bytes prove of its catalog entry.
+    def _proven(
+        self, item: Planned, image: layout.Image, promised: Variant
+    ) -> tuple[Code, Facts, tuple[str, ...]]:
+        """Return the device code that an image is to promise, what its bytes prove of its entry, and doubts.
 
-        Raises AuditError if they contradict it.
+        Raises AuditError if they contradict it, or if the matrix is strict about doubts.
         """
         audited = of_layers(map(self._layer, image.layer_files), promised)
         code = proof.code(audited, promised) if item.trims else (promised.cubins, promised.ptx)
@@ -241,7 +245,10 @@ class Maker:
         why = broken(audited, promised)
         if why:
             raise AuditError(why)
-        return code, proof.proven(audited, promised)
+        warnings = tuple(doubts(audited, promised))
+        if warnings and item.cell.image.strict_march:
+            raise AuditError("; ".join(warnings))
+        return code, proof.proven(audited, promised), warnings
 
     def _layer(self, path: Path) -> Layer:
         return self._layers.read(f"sha256:{path.name}", lambda _: layout.solid(path).open("rb"))

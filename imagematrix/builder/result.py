@@ -36,7 +36,7 @@ class BuildStatus(StrEnum):
 class Result:
     """What became of one cell, after how many `seconds`.
 
-    `log` is None where the cell failed before its build began.
+    `log` is None where the cell failed before its build began. `warnings` are what its audit doubts.
     """
 
     item: Planned
@@ -46,6 +46,7 @@ class Result:
     reproducible: bool = False
     log: Path | None = None
     error: ImagematrixError | None = None
+    warnings: tuple[str, ...] = ()
 
     @property
     def stored(self) -> bool:
@@ -93,6 +94,7 @@ def report(plan: Plan, results: Sequence[Result]) -> dict[str, object]:
                 "reproducible": result.reproducible,
                 "log": str(result.log) if result.log else None,
                 "error": str(result.error) if result.error else None,
+                "warnings": list(result.warnings),
             }
         cells.append(entry)
     return {"schema": SCHEMA, "shard": plan.shard, "cells": cells}

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from imagematrix.cli.options import BuildArgs, DurationsFiles, File, Json, Only, Proxy, ShardOf
-from imagematrix.cli.output import counted, info, info_raw, print_error, print_json, print_text
+from imagematrix.cli.output import counted, info, info_raw, print_error, print_json, print_text, warn
 from imagematrix.cli.planning import locked, sharding, warn_of_lost, workshop
 from imagematrix.errors import UsageError
 
@@ -156,6 +156,7 @@ def _tell(
             others.callback(_write, junit, outcomes)
         others.callback(ci.write_summary, outcomes)
         others.callback(_explain, results, told=error)
+        others.callback(_warn, results)
         if isinstance(error, (KeyboardInterrupt, SystemExit)):
             others.callback(info, "stopped: finished images are kept, and the next build continues from here")
         elif error is None or any(result.status is not BuildStatus.STOPPED for result in results):
@@ -186,6 +187,20 @@ def _write(path: Path, outcomes: Sequence[Outcome]) -> None:
         path.write_bytes(junit(outcomes, lambda outcome: said(outcome.log, outcome.error or "")))
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from error
+
+
+def _warn(results: Sequence[Result]) -> None:
+    """Say what the audits of images doubt, each once: cells of one image are often alike."""
+    from imagematrix.planning.naming import naming
+
+    name = naming(result.item for result in results)
+    cells: dict[str, list[str]] = {}
+    for result in results:
+        for text in result.warnings:
+            cells.setdefault(text, []).append(name(result.item))
+    for text, names in cells.items():
+        more = f" and {counted(len(names) - 1, 'other cell')}" if len(names) > 1 else ""
+        warn(f"warning: {names[0]}{more}: {text}")
 
 
 def _explain(results: Sequence[Result], *, told: BaseException | None) -> None:

@@ -28,24 +28,25 @@ def command(
     """
     from imagematrix.audit.claims import claimed, contradictions
     from imagematrix.audit.document import document
+    from imagematrix.audit.march import doubts
 
     audits = audited(references, platform)
-    judged: list[tuple[Audit, list[Contradiction]]] = []
+    judged: list[tuple[Audit, list[Contradiction], list[str]]] = []
     for one in audits:
         variant = claimed(one)
-        judged.append((one, contradictions(one, variant) if variant else []))
+        found = (contradictions(one, variant), doubts(one, variant)) if variant else ([], [])
+        judged.append((one, *found))
     if json:
-        found = [document(one, broken, audits) for one, broken in judged]
-        print_json(found[0] if len(found) == 1 else found)
+        written = [document(one, broken, audits, warnings) for one, broken, warnings in judged]
+        print_json(written[0] if len(written) == 1 else written)
     else:
-        print_text("\n\n".join(_text(one, broken) for one, broken in judged))
-    broken = [item for _, several in judged for item in several]
-    if broken:
-        wrong = sum(1 for _, several in judged if several)
+        print_text("\n\n".join(_text(*one) for one in judged))
+    wrong = sum(1 for _, broken, _ in judged if broken)
+    if wrong:
         raise AuditError(f"the bytes of {counted(wrong, 'image')} contradict the labels")
 
 
-def _text(audit: Audit, broken: Sequence[Contradiction]) -> str:
+def _text(audit: Audit, broken: Sequence[Contradiction], warnings: Sequence[str]) -> str:
     image = audit.image
     rows = [
         ("image", f"{image.reference}"),
@@ -58,6 +59,7 @@ def _text(audit: Audit, broken: Sequence[Contradiction]) -> str:
         *_cpu(audit),
         *(("damaged", one.path) for one in audit.files if one.file.damaged or one.file.code.damaged),
         *(("contradiction", str(one)) for one in broken),
+        *(("warning", one) for one in warnings),
     ]
     return "\n".join(f"{name:<13}  {line}" for name, line in rows)
 

@@ -45,8 +45,10 @@ IMAGE = (
     "defaults",
     "plain_pull",
     "budget",
+    "audit",
     *GIVEN,
 )
+AUDIT = ("march",)
 
 
 def load(path: str | Path) -> Matrix:
@@ -167,6 +169,7 @@ class _Reader(Shapes):
                     secrets=self._ids(fields.get("secrets"), "secrets"),
                     ssh=self._ids(fields.get("ssh"), "ssh"),
                     build_args=self._build_args(fields.get("build_args")),
+                    strict_march=self._strict_march(fields.get("audit")),
                 )
             )
         return tuple(images)
@@ -199,6 +202,15 @@ class _Reader(Shapes):
             empty = isinstance(value, document.Scalar) and value.text is None
             found[name] = None if empty else self._text(value, name)
         return tuple(sorted(found.items()))
+
+    def _strict_march(self, node: document.Node | None) -> bool:
+        if node is None:
+            return False
+        march = self._map(node, "audit", known=AUDIT).get("march")
+        text = self._text(march, "march")
+        if march and text not in ("strict", "warn"):
+            self._problem(f"{text!r} is neither strict nor warn", march.mark)
+        return text == "strict"
 
     def _defaults(
         self, node: document.Node | None, values: Mapping[str, tuple[str, ...]]

@@ -40,7 +40,8 @@ class Image:
     sorted by axis, of those of its own axes that a question may leave open. `plain_pull` is None where the
     variants that need least answer. `budget` is the most that its layers may have, in bytes, None where they
     may have any; it is not in the identity. `secrets` and `ssh` are the ids of what its build may use,
-    `build_args` are its arguments with their values, None where one has to be given.
+    `build_args` are its arguments with their values, None where one has to be given. With `strict_march`, an
+    image whose code looks as if it had been compiled for another march is refused.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Image:
     secrets: tuple[str, ...] = ()
     ssh: tuple[str, ...] = ()
     build_args: tuple[tuple[str, str | None], ...] = ()
+    strict_march: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

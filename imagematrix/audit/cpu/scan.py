@@ -16,7 +16,7 @@ from imagematrix.audit.cpu import dispatch, functions
 from imagematrix.audit.cpu.roots import roots
 from imagematrix.audit.cpu.text import Text
 from imagematrix.audit.elf import CODE, X86_64
-from imagematrix.audit.host_code import Carriers, HostCode
+from imagematrix.audit.host_code import NAMES, Carriers, HostCode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def scan(path: str, elf: Elf, window: Window) -> HostCode:
         functions=_functions(carriers, named),
         required=required,
         chosen=flags - required - _union(free.values()),
-        signs=(*signs, *(["names"] if by_name else [])),
+        signs=(*signs, *([NAMES] if by_name else [])),
         whole=text.known,
     )
 

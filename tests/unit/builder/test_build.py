@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from compiling import compiled
 
 from imagematrix.audit import layer
 from imagematrix.audit.layers import Layers
@@ -334,6 +335,37 @@ def test_an_image_that_breaks_its_promise_is_not_stored(planned, carry_out, back
     assert error.exit_code == 9
     assert "the labels promise the user-mode driver 535.261.03, but" in str(results[0].error)
     assert "libcuda.so.550.163.01" in str(results[0].error)
+
+
+STRICT = ("version: v1", "version: v1\n    audit: {march: strict}")
+
+
+@pytest.fixture
+def unmarched(tmp_path):
+    """A program for any CPU."""
+    return compiled(tmp_path / "tool", "int main(void) { return 0; }").read_bytes()
+
+
+def test_a_march_without_effect_is_a_warning(planned, carry_out, backend, tar, unmarched):
+    backend.layers = [tar(("opt/tool", unmarched))]
+    plan = planned(only=f"{CPU},march=znver4")
+    results, _ = carry_out(plan)
+    warnings = ("-march=znver4 shows no effect: nothing in /opt/tool is beyond the baseline",)
+    assert [(result.status, result.warnings) for result in results] == [("built", warnings)]
+    assert json.dumps(list(warnings)) in json.dumps(report(plan, results))
+
+
+def test_a_march_without_effect_is_an_error_where_the_matrix_is_strict(
+    planned, carry_out, backend, tar, unmarched
+):
+    backend.layers = [tar(("opt/tool", unmarched))]
+    plan = planned(STRICT, only=f"{CPU},march=znver4")
+    error = failure(carry_out(plan)[0])
+    assert (type(error), error.exit_code, backend.called("store")) == (AuditError, 9, [])
+    lenient = planned(only=f"{CPU},march=znver4")
+    parts = [dict(one.items[0].identity.components) for one in (plan, lenient)]
+    assert parts[0].pop("context") != parts[1].pop("context")  # the matrix is in the context of this project
+    assert parts[0] == parts[1]
 
 
 def test_other_failures_beside_it_make_it_a_failed_build(planned, carry_out, backend, tar):

@@ -25,6 +25,14 @@ def test_a_good_matrix_keeps_order_and_text(project):
     assert matrix.images[0].development is False
 
 
+@pytest.mark.parametrize(
+    ("text", "strict"), [("{march: strict}", True), ("{march: warn}", False), ("{}", False)]
+)
+def test_how_strict_the_audit_is(project, text, strict):
+    matrix = load(project(("context: .", f"context: .\n    audit: {text}")))
+    assert matrix.images[0].strict_march is strict
+
+
 def test_an_unquoted_version_keeps_its_zero(project):
     assert load(project(('"8.9"', "12.0"))).axes["compute"] == ("7.0", "12.0")
 
@@ -65,6 +73,8 @@ def test_an_unquoted_version_keeps_its_zero(project):
         (("context: .", "context: .\n    prefer: [cuda, cuda]"), "'cuda' occurs twice"),
         (("context: .", "context: .\n    prefer: {cuda: 1}"), "prefer: expected a list, found a map"),
         (("context: .", "context: .\n    development: maybe"), "'maybe' is neither true nor false"),
+        (("context: .", "context: .\n    audit: {march: maybe}"), "'maybe' is neither strict nor warn"),
+        (("context: .", "context: .\n    audit: {mach: strict}"), "did you mean 'march'?"),
         (
             ("context: .", "context: .\n    defaults: {pyton: '3.13'}"),
             "'pyton' is not an axis of this matrix",

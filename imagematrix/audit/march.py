@@ -1,0 +1,62 @@
+"""Whether an image's own code looks as if it had been compiled for the march that its catalog entry names."""
+
+from __future__ import annotations
+
+from imagematrix.audit.claims import MACHINES
+from imagematrix.audit.host_code import NAMES
+from imagematrix.audit.report import needs_level
+from imagematrix.facts import marches
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from collections.abc import Set as AbstractSet
+
+    from imagematrix.audit.report import Audit, Found
+    from imagematrix.catalog.catalog import Variant
+
+__all__ = ["doubts"]
+
+SHOWN = 3  # files or functions that a sentence names
+
+
+def doubts(audited: Audit, variant: Variant) -> list[str]:
+    """Return in sentences what makes it doubtful that a march took effect, and that nothing goes beyond it.
+
+    Nothing where the entry has no march, or one that is the baseline of its architecture. What is proven to
+    be required beyond its flags is a contradiction, and not among these.
+    """
+    _, arch = MACHINES.get(variant.platform.split("/")[1], (None, ""))
+    baseline = dict(marches.LEVELS)["x86-64-v1"] if arch == "x86_64" else frozenset()
+    if variant.march is None or arch not in marches.IGNORED or not variant.cpu_flags - baseline:
+        return []
+    programs = list(audited.programs)
+    return [*_without_effect(programs, variant.march), *_above(programs, variant, marches.IGNORED[arch])]
+
+
+def _without_effect(programs: list[Found], march: str) -> Iterator[str]:
+    # Functions with the names of CPUs have their instructions whatever the march.
+    hosts = [one.file.host for one in programs]
+    plain = all(host and host.whole and not (host.required or host.undecided) for host in hosts)
+    if programs and plain and not any(needs_level(one.file) for one in programs):
+        paths = _some([one.path for one in programs])
+        yield f"-march={march} shows no effect: nothing in {paths} is beyond the baseline"
+
+
+def _above(programs: list[Found], variant: Variant, ignored: AbstractSet[str]) -> Iterator[str]:
+    for one in programs:
+        host = one.file.host
+        if host is None or set(host.signs) - {NAMES}:  # the file chooses, or somebody else by its name
+            continue
+        above = sorted(host.undecided - variant.cpu_flags - ignored)
+        if above:
+            names = _some(sorted({name for flag in above for name in host.functions[flag].names}))
+            where = f" in {names}" if names else ""
+            yield (
+                f"{one.path} has code beyond -march={variant.march}{where}: {' '.join(above)}; "
+                "nothing says that it is chosen by the CPU"
+            )
+
+
+def _some(words: list[str]) -> str:
+    return ", ".join(words[:SHOWN]) + (f" and {len(words) - SHOWN} more" if len(words) > SHOWN else "")
