@@ -38,11 +38,13 @@ GGML = {
     "GGML_OPENMP": "OFF",
     "GGML_CCACHE": "OFF",
     "GGML_LLAMAFILE": "ON",
+    "LLAMA_OPENSSL": "OFF",
+    **{f"LLAMA_BUILD_{part}": "OFF" for part in ("COMMON", "TESTS", "TOOLS", "EXAMPLES", "SERVER")},
 }
 # Without these it would take AVX2 and its like whatever -march says.
 PLAIN = dict.fromkeys(("SSE42", "AVX", "AVX2", "BMI2", "FMA", "F16C"), "OFF")
-# What makes no tokens is left out of llama.cpp, and what is not its processors' code need not be fast.
-LIBRARY = dict.fromkeys(("COMMON", "TESTS", "TOOLS", "EXAMPLES", "SERVER"), "OFF")
+# What is not its backends does no arithmetic.
+LIBRARY = {"GGML_CPU": "OFF", "CMAKE_CXX_FLAGS_RELEASE": "-O1"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,9 +157,7 @@ def _llama(tools: _Tools, folder: Path, marches: Sequence[str]) -> Iterator[Prog
     source = tools.source(LLAMA) / "vendor" / "llama.cpp"
     library, model = folder / "llama", str(folder / "model.gguf")
     _run(tools.python, OWN / "model.py", model)
-    off = {f"LLAMA_BUILD_{part}": value for part, value in LIBRARY.items()}
-    slow = {"GGML_CPU": "OFF", "LLAMA_OPENSSL": "OFF", "CMAKE_CXX_FLAGS_RELEASE": "-O1"}
-    tools.cmake(source, library, ("llama",), GGML | off | slow)
+    tools.cmake(source, library, ("llama",), GGML | LIBRARY)
     headers = (f"-I{source / 'include'}", f"-I{source / 'ggml' / 'include'}")
     links = (f"-L{library / 'bin'}", "-lllama", "-lggml", "-lggml-base", f"-Wl,-rpath,{library / 'bin'}")
     tokens = _compiled(folder / "tokens", BASELINE, OWN / "tokens.c", *headers, *links)
@@ -166,10 +166,10 @@ def _llama(tools: _Tools, folder: Path, marches: Sequence[str]) -> Iterator[Prog
         backends[march] = folder / f"ggml-{march}"
         flags = {f"CMAKE_{language}_FLAGS": f"-march={march}" for language in ("C", "CXX")}
         plain = {f"GGML_{name}": value for name, value in PLAIN.items()}
-        tools.cmake(source / "ggml", backends[march], ("ggml-cpu",), GGML | plain | flags)
+        tools.cmake(source, backends[march], ("ggml-cpu",), GGML | plain | flags)
     backends[CHOOSES] = folder / "ggml-chooses"
     targets = [f"ggml-cpu-{name}" for name in BACKENDS]
-    tools.cmake(source / "ggml", backends[CHOOSES], targets, GGML | {"GGML_CPU_ALL_VARIANTS": "ON"})
+    tools.cmake(source, backends[CHOOSES], targets, GGML | {"GGML_CPU_ALL_VARIANTS": "ON"})
     for what in ("prompt", "generation"):
         variants = {
             variant: (tokens, what, str(next(path.rglob("libggml-cpu*.so")).parent), model)

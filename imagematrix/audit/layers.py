@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
+from functools import partial
+from queue import Empty, SimpleQueue
 from typing import Protocol
 
 from imagematrix.audit import layer
@@ -51,23 +54,34 @@ class Layers:
 
     def read(self, digest: str, opened: Open) -> Layer:
         """Return the layer with a digest, whose bytes `opened` opens; raise AuditError."""
-        return self._once(digest, lambda: self._found(digest, opened, threading.Event()))
+        return self._once(digest, partial(self._found, digest, opened, threading.Event()))
 
     def all(self, digests: Sequence[str], opened: Open) -> tuple[Layer, ...]:
         """Return layers, several of which are read at a time; raise AuditError."""
         stopped = threading.Event()
-        workers = min(MOST, len(os.sched_getaffinity(0)))
-        with ThreadPoolExecutor(workers, thread_name_prefix="layer") as pool:
-            try:
-                return tuple(
-                    pool.map(
-                        lambda digest: self._once(digest, lambda: self._found(digest, opened, stopped)),
-                        digests,
-                    )
-                )
-            except BaseException:
-                stopped.set()  # the others would be read to their ends first
-                raise
+        results: dict[str, Future[Layer]] = {digest: Future() for digest in digests}
+        waiting: SimpleQueue[str] = SimpleQueue()
+        for digest in results:
+            waiting.put(digest)
+
+        def work() -> None:
+            with contextlib.suppress(Empty):
+                while not stopped.is_set():
+                    digest = waiting.get_nowait()
+                    try:
+                        results[digest].set_result(
+                            self._once(digest, partial(self._found, digest, opened, stopped))
+                        )
+                    except BaseException as error:  # noqa: BLE001 - raised where the result is asked for
+                        results[digest].set_exception(error)
+
+        for _ in range(min(MOST, len(results), len(os.sched_getaffinity(0)))):
+            # As daemons they are not waited for: whoever interrupts a command does not wait for a large file.
+            threading.Thread(target=work, name="layer", daemon=True).start()
+        try:
+            return tuple(results[digest].result() for digest in digests)
+        finally:
+            stopped.set()
 
     def unnamed(self, stream: Stream, name: str) -> Layer:
         """Return a layer of which only its name in an archive is known; raise AuditError."""

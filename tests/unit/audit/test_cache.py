@@ -1,8 +1,11 @@
 """What earlier commands found in layers: what is found anew, and never of other bytes or by other code."""
 
+import contextlib
 import io
 import json
 import os
+import signal
+import threading
 import zlib
 from dataclasses import fields
 from pathlib import Path
@@ -274,3 +277,19 @@ def test_several_layers_at_a_time_end_with_the_first_that_is_bad(tmp_path):
     image.blobs[image.layers[4]] = b"bad"
     with pytest.raises(AuditError, match=image.layers[4]):
         list(read(layout(tmp_path / "x", image), "linux/amd64", Layers()))
+
+
+def test_an_interrupt_does_not_wait_for_a_layer():
+    go_on = threading.Event()
+
+    class Slow:
+        def read(self, _size=-1, /):
+            go_on.wait()
+            return b""
+
+    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            Layers().all([DIGEST], lambda _: contextlib.nullcontext(Slow()))
+    finally:
+        go_on.set()
