@@ -242,9 +242,9 @@ class Buildx:
 
     def parts(self, made: Made) -> tuple[Part, ...]:
         """Return the layers of an image that was made, the lowest first; see Builder."""
-        return (
-            layout.Image(made.layout, made.digest).parts if made.layout else self._docker.parts(made.digest)
-        )
+        if made.layout:
+            return layout.Image(made.layout, made.digest).parts
+        return self._docker.parts(made.digest) or ()
 
     def _layers(self, folder: Path, digest: str) -> list[str]:
         images = layout.Index(folder, digest).images if self._attest else (layout.Image(folder, digest),)

@@ -9,7 +9,7 @@ from rich.markup import escape
 
 from imagematrix.cli.completing import images
 from imagematrix.cli.options import CatalogName, Json, Where
-from imagematrix.cli.output import print_json, table
+from imagematrix.cli.output import counted, print_json, print_text, table
 from imagematrix.errors import UsageError
 from imagematrix.facts.versions import natural
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from imagematrix.catalog.catalog import Catalog, Variant
     from imagematrix.selection import question
+    from imagematrix.stores.sizes import Sizes
 
 __all__ = ["command"]
 
@@ -29,6 +30,9 @@ def command(
     image: Annotated[str | None, typer.Argument(metavar="[IMAGE[:VERSION]]", autocompletion=images)] = None,
     catalog: CatalogName = None,
     where: Where = None,
+    size: Annotated[
+        bool, typer.Option("--size", help="Show what each variant adds to the others, and all together.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """List the variants in the engine, of all images or of one, or those of IMAGE:VERSION in a registry.
@@ -45,7 +49,17 @@ def command(
     versions = name is not None and not one and names_registry(name)
     catalogs = [catalog_of(image, catalog)] if one else list_catalogs(name)
     catalogs = _narrowed(catalogs, parse(where or ()))
-    if json:
+    if size:
+        from imagematrix.stores.sizes import sizes
+
+        weighed = [sizes(each) for each in catalogs]
+        if json:
+            listed = [each.to_json() for each in weighed]
+            print_json(listed[0] if one else listed)
+        else:
+            for each in weighed:
+                _weights(each)
+    elif json:
         # For one version it is the Catalog document itself, as `--catalog` reads it.
         documents = [each.to_json() for each in catalogs]
         print_json(documents[0] if one else documents)
@@ -56,6 +70,30 @@ def command(
         axes = sorted({axis for variant in variants for axis, _ in variant.axes})
         rows = [_row(variant, axes) for variant in variants]
         table(("reference", "cuda", "driver", "cubins", "march", *axes, "size"), rows)
+
+
+def _weights(found: Sizes) -> None:
+    """Print a table of what the variants of a version weigh, and their total."""
+    pull = any(one.pull is not None for one in found.variants)
+    rows = [
+        (
+            escape(one.variant.reference),
+            _amount(one.size),
+            _amount(adds),
+            *([_amount(one.pull)] if pull else []),
+        )
+        for one, adds in zip(found.variants, found.added(), strict=True)
+    ]
+    table(("reference", "size", "adds", *(["to pull"] if pull else [])), rows)
+    kinds = {one.compressed for one in found.variants}
+    kind = "compressed" if kinds == {True} else "uncompressed" if kinds == {False} else "partly compressed"
+    name = f"{found.catalog.image}:{found.catalog.version}"
+    layers = counted(len(found.layers), "layer")
+    print_text(f"\n{name}: {_amount(found.total)} {kind} in {layers}, each counted once")
+
+
+def _amount(size: int | None) -> str:
+    return f"{size / MEGABYTE:.1f} MB" if size is not None else "?"
 
 
 def _narrowed(catalogs: Sequence[Catalog], where: question.Where) -> list[Catalog]:

@@ -98,14 +98,26 @@ class Engine:
         """Whether it has the containerd image store, which keeps images as they are in a registry."""
         return ["driver-type", "io.containerd.snapshotter.v1"] in (self._info.get("DriverStatus") or [])
 
-    def parts(self, reference: str) -> tuple[Part, ...]:
+    def layers(self) -> frozenset[str]:
+        """Return the digests of the layers of all its images, as they are uncompressed."""
+        with self._reached():
+            images = [self._client.api.inspect_image(one["Id"]) for one in self._client.api.images()]
+        return frozenset(layer for one in images for layer in (one.get("RootFS") or {}).get("Layers") or ())
+
+    def parts(self, reference: str) -> tuple[Part, ...] | None:
         """Return the layers of an image, the lowest first, with their uncompressed sizes.
 
-        Where the engine does not tell which layer has which size, they are one.
+        Where the engine does not tell which layer has which size, they are one. None where there is no such
+        image.
         """
+        import docker
+
         with self._reached():
-            image = self._client.api.inspect_image(reference)
-            history = self._client.api.history(reference)
+            try:
+                image = self._client.api.inspect_image(reference)
+                history = self._client.api.history(reference)
+            except docker.errors.NotFound:
+                return None
         found = of_history((image.get("RootFS") or {}).get("Layers") or (), history)
         whole = Part(digest=str(image["Id"]), size=int(image["Size"]))
         return (whole,) if found is None else found

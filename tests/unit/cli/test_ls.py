@@ -2,6 +2,8 @@
 
 import json
 
+from images import Parts, tar
+
 from imagematrix.catalog.catalog import Catalog, UserModeDriver, Variant
 
 
@@ -111,3 +113,67 @@ def test_a_saved_catalog(cli, catalog_file, shipped_catalog, conforms):
     document = json.loads(cli("ls", "training:v1", "--catalog", catalog_file, "--json").out)
     conforms(document)
     assert document == shipped_catalog.to_json()
+
+
+def weigh(cli, conforms, *words):
+    said = cli("ls", "--size", *words, "--json")
+    assert said.code == 0, said.err
+    document = json.loads(said.out)
+    conforms(document)
+    return document
+
+
+def tell(engine, reference, layers, sizes):
+    image = {"Id": "sha256:1", "Size": sum(sizes), "RootFS": {"Layers": layers}}
+    history = [{"CreatedBy": "COPY x y", "Size": size} for size in sizes[::-1]]
+    engine.told["GET", f"/images/{reference}/json"] = 200, json.dumps(image).encode()
+    engine.told["GET", f"/images/{reference}/history"] = 200, json.dumps(history).encode()
+
+
+def test_what_variants_of_an_engine_add_to_each_other(cli, engine, shipped_catalog, conforms):
+    few = Catalog(image="training", version="v1", variants=shipped_catalog.variants[:3])
+    engine.hold(few)
+    one, two, gone = sorted(variant.reference for variant in few.variants)
+    tell(engine, one, ["sha256:a", "sha256:b"], [5_000_000, 300_000])
+    tell(engine, two, ["sha256:a", "sha256:c", "sha256:c"], [5_000_000, 200_000, 200_000])
+    document = weigh(cli, conforms, "training:v1")
+    rows = [(row["reference"], row["compressed"], row["size"], row["adds"]) for row in document["variants"]]
+    assert rows == [
+        (one, False, 5_300_000, 300_000),
+        (two, False, 5_400_000, 200_000),
+        (gone, False, None, None),
+    ]
+    assert document["total"] == 5_500_000
+    assert document["layers"]["sha256:b"] == {"size": 300_000, "made_by": "COPY x y"}
+    out = cli("ls", "--size").out
+    assert out.splitlines()[0].split() == ["reference", "size", "adds"]
+    assert f"{gone}  ?" in out
+    assert out.endswith("\ntraining:v1: 5.5 MB uncompressed in 3 layers, each counted once\n")
+
+
+def test_what_a_pull_from_a_registry_costs(cli, engine, server, tmp_path, conforms):
+    base, own, other = tar(("base", b"x" * 5000)), tar(("own", b"y")), tar(("other", b"z"))
+    images = Parts(base, own), Parts(base, other)
+    repository = server.repository("ml/t")
+    variants = []
+    for number, image in enumerate(images):
+        repository.blobs |= image.blobs
+        repository.put(f"v{number}", image.raw, "application/vnd.oci.image.manifest.v1+json")
+        reference = f"{server.address}/ml/t:v{number}"
+        variants.append(Variant(reference=reference, digest=image.digest, platform="linux/amd64"))
+    lost = Variant(reference=f"{server.address}/ml/t:no", digest=None, platform="linux/amd64")
+    path = tmp_path / "t.json"
+    path.write_text(json.dumps(Catalog(image="t", version="v1", variants=(*variants, lost)).to_json()))
+    held = {"Id": "sha256:1", "RootFS": {"Layers": images[0].diffs[:1]}}
+    engine.told["GET", "/images/json"] = 200, json.dumps([held]).encode()
+    engine.told["GET", "/images/sha256:1/json"] = 200, json.dumps(held).encode()
+    document = weigh(cli, conforms, "--catalog", path)
+    sizes = [[len(image.blobs[layer]) for layer in image.layers] for image in images]
+    rows = [(row["size"], row["adds"], row["pull"]) for row in document["variants"]]
+    assert rows == [(sum(size), size[1], size[1]) for size in sizes] + [(None, None, None)]
+    assert all(row["compressed"] for row in document["variants"])
+    assert document["total"] == sum(sizes[0]) + sizes[1][1]
+    assert "to pull" in cli("ls", "--size", "--catalog", path).out
+    engine.told.clear()
+    engine.status = 500
+    assert [row["pull"] for row in weigh(cli, conforms, "--catalog", path)["variants"]] == [None] * 3

@@ -81,6 +81,8 @@ def test_the_layers_of_an_image(engine, docker):
     assert docker.parts(OTHER) == (Part(digest=DIGEST, size=10),)
     tell(engine, "GET", f"/images/{OTHER}/history", [{"Size": 10}, {"Size": 20}])
     assert docker.parts(OTHER) == (Part(digest=OTHER, size=30),)
+    tell(engine, "GET", "/images/t:v2/json", {"message": "no such image"}, 404)
+    assert docker.parts("t:v2") is None
 
 
 def test_a_base_that_is_not_here_is_asked_for_in_its_registry(engine, docker):

@@ -1,0 +1,148 @@
+"""What the variants of a version weigh: each by itself, beside its siblings, and all together."""
+
+from __future__ import annotations
+
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from imagematrix import documents
+from imagematrix.errors import EngineError
+from imagematrix.oci.parts import of_config
+from imagematrix.oci.registry import Registry
+from imagematrix.reference import Reference, names_registry
+from imagematrix.stores.engine import Engine
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from imagematrix.catalog.catalog import Catalog, Variant
+    from imagematrix.oci.parts import Part
+
+__all__ = ["SCHEMA", "Sized", "Sizes", "sizes"]
+
+SCHEMA = "imagematrix.sizes/v1"
+REQUESTS = 8  # at the same time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sized:
+    """A variant with its layers, the lowest first; None where it was not found, or nobody tells their sizes.
+
+    They are `compressed` in a registry, and not in an engine. `pull` is what this machine's engine lacks of
+    them, in bytes; None where that is not known.
+    """
+
+    variant: Variant
+    parts: tuple[Part, ...] | None
+    compressed: bool
+    pull: int | None = None
+
+    @property
+    def size(self) -> int | None:
+        """The bytes of its layers."""
+        return None if self.parts is None else sum(part.size for part in self.parts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """The variants of a version with their layers."""
+
+    catalog: Catalog
+    variants: tuple[Sized, ...]
+
+    @property
+    def layers(self) -> dict[str, Part]:
+        """All layers by digest, each once."""
+        return {part.digest: part for one in self.variants for part in one.parts or ()}
+
+    @property
+    def total(self) -> int:
+        """The bytes of all layers, each counted once."""
+        return sum(part.size for part in self.layers.values())
+
+    def added(self) -> list[int | None]:
+        """Return for each variant the bytes of those of its layers that no other variant has."""
+        users = Counter(
+            digest for one in self.variants for digest in {part.digest for part in one.parts or ()}
+        )
+        return [
+            None
+            if one.parts is None
+            else sum(
+                part.size
+                for part in {part.digest: part for part in one.parts}.values()
+                if users[part.digest] == 1
+            )
+            for one in self.variants
+        ]
+
+    def to_json(self) -> dict[str, object]:
+        """Return the Sizes document."""
+        return {
+            "schema": SCHEMA,
+            "image": self.catalog.image,
+            "version": self.catalog.version,
+            "total": self.total,
+            "variants": [
+                {
+                    "reference": one.variant.reference,
+                    "digest": one.variant.digest,
+                    "compressed": one.compressed,
+                    "size": one.size,
+                    "adds": adds,
+                    "pull": one.pull,
+                    "layers": [part.digest for part in one.parts or ()],
+                }
+                for one, adds in zip(self.variants, self.added(), strict=True)
+            ],
+            "layers": {
+                digest: {"size": part.size, "made_by": part.made_by}
+                for digest, part in sorted(self.layers.items())
+            },
+        }
+
+
+def sizes(catalog: Catalog) -> Sizes:
+    """Return what the variants of a catalog weigh, where they are: in their registries, or in the engine.
+
+    Raises EngineError where one of these cannot be reached.
+    """
+    with ExitStack() as stack, ThreadPoolExecutor(REQUESTS) as pool:
+        engine = stack.enter_context(Engine())
+        remote = [variant.reference for variant in catalog.variants if names_registry(variant.reference)]
+        names = {Reference.parse(reference).name for reference in remote}
+        registries = {name: stack.enter_context(Registry(name)) for name in names}
+        held = _held(engine) if remote else None
+
+        def sized(variant: Variant) -> Sized:
+            if not names_registry(variant.reference):
+                return Sized(variant=variant, parts=engine.parts(variant.reference), compressed=False)
+            return _remote(registries[Reference.parse(variant.reference).name], variant, held)
+
+        return Sizes(catalog=catalog, variants=tuple(pool.map(sized, catalog.variants)))
+
+
+def _held(engine: Engine) -> frozenset[str] | None:
+    """Return the digests of all uncompressed layers that this machine's engine has; None without one."""
+    try:
+        return engine.layers()
+    except EngineError:
+        return None
+
+
+def _remote(registry: Registry, variant: Variant, held: frozenset[str] | None) -> Sized:
+    reference = variant.reference
+    manifest = registry.manifest(variant.digest or Reference.parse(reference).tag)
+    fields = documents.Fields(documents.parse(manifest.raw, reference), reference) if manifest else None
+    config = fields.object_or_none("config") if fields else None
+    if fields is None or config is None:
+        return Sized(variant=variant, parts=None, compressed=True)
+    image = documents.Fields(documents.parse(registry.blob(config.text("digest")), reference), reference)
+    layers = [(one.text("digest"), one.integer("size")) for one in fields.objects("layers")]
+    rootfs = image.object_or_none("rootfs")
+    contents = rootfs.texts("diff_ids") if rootfs else ()
+    pull = None
+    if held is not None and len(contents) == len(layers):
+        pull = sum(size for content, (_, size) in zip(contents, layers, strict=True) if content not in held)
+    return Sized(variant=variant, parts=of_config(layers, image.data), compressed=True, pull=pull)
