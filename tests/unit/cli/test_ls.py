@@ -147,7 +147,7 @@ def test_what_variants_of_an_engine_add_to_each_other(cli, engine, shipped_catal
     assert document["layers"]["sha256:b"] == {"size": 300_000, "made_by": "COPY x y"}
     out = cli("ls", "--size").out
     assert out.splitlines()[0].split() == ["reference", "size", "adds"]
-    assert f"{gone}  ?" in out
+    assert [gone, "?", "?"] in [line.split() for line in out.splitlines()]
     assert out.endswith("\ntraining:v1: 5.5 MB uncompressed in 3 layers, each counted once\n")
 
 
