@@ -80,8 +80,6 @@ def command(
     json: Json = False,
 ) -> None:
     """Build, audit and tag the images that are not there yet; print the references of the new ones."""
-    from imagematrix.audit.cache import Cache, place
-    from imagematrix.audit.layers import Layers
     from imagematrix.builder.build import build
     from imagematrix.builder.result import complete, failure
     from imagematrix.cli.progress import progress
@@ -112,7 +110,7 @@ def command(
                         jobs=shop.jobs,
                         logs=logs,
                         reporter=reporter,
-                        layers=Layers(Cache(place())),
+                        layers=shop.layers,
                         fail_fast=fail_fast,
                         verify=verify,
                     )

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from contextlib import ExitStack
     from pathlib import Path
 
+    from imagematrix.audit.layers import Layers
     from imagematrix.builder.pool import Pool
     from imagematrix.matrix.matrix import Matrix
     from imagematrix.planning.backend import Builder
@@ -29,7 +30,7 @@ __all__ = ["Workshop", "compared", "locked", "never_pushed", "planned", "shardin
 
 
 class Workshop:
-    """The builders of images, `jobs` at a time, and the store that the images go to.
+    """The builders of images, `jobs` at a time, the store that the images go to, and the layers read so far.
 
     The builders are started when they are first needed: where nothing is to be built, nobody waits for them.
     """
@@ -41,10 +42,12 @@ class Workshop:
         given: Given | None,
         engine: Engine,
         remote: Remote | None,
+        layers: Layers,
         stack: ExitStack,
     ) -> None:
         self.jobs = sum(jobs for _, jobs in wanted)
         self.store = remote or engine
+        self.layers = layers
         self._wanted = wanted
         self._attest = attest
         self._given = given
@@ -92,14 +95,17 @@ def workshop(
     """
     if attest and not push:
         raise UsageError("attestations need a registry", remedy="give --push as well")
+    from imagematrix.audit.cache import Cache, place
+    from imagematrix.audit.layers import Layers
     from imagematrix.stores.engine import Engine
     from imagematrix.stores.registry import Remote
 
     wanted = [_places(text, jobs) for text in builders] or [(None, jobs)]
     with contextlib.ExitStack() as stack:
         engine = stack.enter_context(Engine())
-        remote = stack.enter_context(Remote(engine)) if push else None
-        yield Workshop(wanted, attest, given, engine, remote, stack)
+        layers = Layers(Cache(place()))
+        remote = stack.enter_context(Remote(engine, layers)) if push else None
+        yield Workshop(wanted, attest, given, engine, remote, layers, stack)
 
 
 def _places(text: str, jobs: int) -> tuple[str | None, int]:

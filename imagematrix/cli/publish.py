@@ -112,6 +112,8 @@ def _push(image: str, version: str, chosen: Collection[str]) -> None:
 
     Raises TagMovedError where the registry has a cell from other inputs, which was not chosen.
     """
+    from imagematrix.audit.cache import Cache, place
+    from imagematrix.audit.layers import Layers
     from imagematrix.stores.engine import Engine
     from imagematrix.stores.registry import Remote
 
@@ -120,7 +122,7 @@ def _push(image: str, version: str, chosen: Collection[str]) -> None:
     except EngineError as error:
         info(f"{error}: publishing only what is in the registry")
         return
-    with engine, Remote(engine) as remote:
+    with engine, Remote(engine, Layers(Cache(place()))) as remote:
         here = engine.present(image, version)
         if any(one.development for one in here):
             raise never_pushed(image, version)

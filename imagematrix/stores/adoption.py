@@ -23,29 +23,37 @@ from imagematrix.scratch import scratch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
     from typing import Any, BinaryIO
 
+    from imagematrix.audit.layer import Layer
+    from imagematrix.audit.layers import Layers
+
 __all__ = ["examine"]
 
+BLOB = re.compile(r"[0-9a-f]{64}", re.ASCII)
 PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*){0,3}", re.ASCII)
 
 
-def examine(reference: str, archive: BinaryIO) -> None:
-    """Raise AuditError where an image, in an `archive` as of `docker save`, is not what its labels say."""
+def examine(reference: str, archive: BinaryIO, layers: Layers) -> None:
+    """Raise AuditError where an image, in an `archive` as of `docker save`, is not what its labels say.
+
+    Those of its layers that `layers` has are not read again.
+    """
     try:
         with scratch() as folder:
             _unpack(archive, folder)
             saved = documents.Fields({"images": documents.read(folder / "manifest.json")}, reference)
             (image,) = saved.objects("images")
             config = json.loads(_file(folder, image.text("Config")).read_bytes())
-            _examine(reference, config, [_file(folder, name) for name in image.texts("Layers")])
+            files = [_file(folder, name) for name in image.texts("Layers")]
+            _examine(reference, config, [_layer(file, layers) for file in files])
     except (OSError, tarfile.TarError, ValueError, UsageError) as error:
         raise AuditError(f"{reference} cannot be read from the engine: {error}") from error
 
 
-def _examine(reference: str, config: Mapping[str, Any], layers: Iterable[Path]) -> None:
+def _examine(reference: str, config: Mapping[str, Any], layers: Sequence[Layer]) -> None:
     own = (config.get("config") or {}).get("Labels") or {}
     if own.get(labels.CONTENT, content(config)) != content(config):
         raise AuditError(
@@ -53,9 +61,16 @@ def _examine(reference: str, config: Mapping[str, Any], layers: Iterable[Path]) 
             remedy=f"`docker image rm {reference}`, and build it again",
         )
     promised = labels.read(own, reference=reference, digest=None, size=None)
-    why = broken(of_layers(map(read_file, layers), promised), promised)
+    why = broken(of_layers(layers, promised), promised)
     if why:
         raise AuditError(f"{reference}: {why}")
+
+
+def _layer(file: Path, layers: Layers) -> Layer:
+    """Read a layer, which is a blob with its digest for a name, or has any name."""
+    if BLOB.fullmatch(file.name) and file.parent.name == "sha256":
+        return layers.read(f"sha256:{file.name}", lambda _: file.open("rb"))
+    return read_file(file)
 
 
 def _unpack(archive: BinaryIO, folder: Path) -> None:

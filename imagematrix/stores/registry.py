@@ -22,6 +22,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from imagematrix.audit.layers import Layers
     from imagematrix.catalog.index import Entry
     from imagematrix.oci.registry import Manifest
     from imagematrix.planning.backend import Made, Order
@@ -35,11 +36,13 @@ REQUESTS = 8  # at the same time
 class Remote:
     """The Store of registries: an image is kept in the one its name begins with. Use it as a context manager.
 
-    Images that have no layout, such as those of earlier builds, are pushed by the engine `docker`.
+    Images that have no layout, such as those of earlier builds, are pushed by the engine `docker` after an
+    audit, for which `layers` has those that were read before.
     """
 
-    def __init__(self, docker: Engine) -> None:
+    def __init__(self, docker: Engine, layers: Layers) -> None:
         self._docker = docker
+        self._layers = layers
         self._registries: dict[str, Registry] = {}
         self._digests: dict[str, str] = {}  # by the references seen in registries
         self._blobs: dict[tuple[str, str], threading.Lock] = {}
@@ -127,7 +130,7 @@ class Remote:
             return present
         image = self._docker.image(reference)
         with self._docker.save(image) as archive:
-            examine(reference, archive)
+            examine(reference, archive, self._layers)
         self._docker.push(reference)
         if self._docker.image(reference) != image:
             remedy = "delete it from the registry"

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 from distribution import CONFIG, LAYER, MANIFEST, digest
 
+from imagematrix.audit.layers import Layers
 from imagematrix.catalog import labels
 from imagematrix.facts import marches
 from imagematrix.oci.registry import Registry
@@ -103,7 +104,7 @@ def docker(repository):
 
 @pytest.fixture
 def remote(docker):
-    with Remote(docker) as found:
+    with Remote(docker, Layers()) as found:
         yield found
 
 

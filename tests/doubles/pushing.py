@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+from imagematrix.audit.layers import Layers
 from imagematrix.catalog import labels
 from imagematrix.errors import ImagematrixError
 from imagematrix.planning.backend import Made, Order, Sources
@@ -58,7 +59,7 @@ def main(name, made_of, other, folder, rounds):
         while not (folder / f"{other}-{number}").exists():
             time.sleep(0.001)
         code = 0
-        with Remote(None) as remote:
+        with Remote(None, Layers()) as remote:
             try:
                 remote.store(order, made)
             except ImagematrixError as error:

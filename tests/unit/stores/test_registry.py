@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from distribution import MANIFEST, digest
 
+from imagematrix.audit import layer
+from imagematrix.audit.layers import Layers
 from imagematrix.catalog import index as indexes
 from imagematrix.catalog import labels
 from imagematrix.catalog.labels import content
@@ -181,6 +183,25 @@ def test_what_is_adopted_is_audited(remote, docker, make_image, archive):
     with pytest.raises(AuditError, match="promise no user-mode driver, but /usr/lib/libcuda"):
         remote.adopt(one.order.reference)
     assert not docker.pushed
+
+
+def test_a_layer_of_several_adopted_images_is_read_once(remote, docker, make_image, archive, monkeypatch):
+    read = []
+    real = layer.read
+    monkeypatch.setattr(layer, "read", lambda stream, name: read.append(name) or real(stream, name))
+    for cell in ("a", "b"):
+        one = make_image(cell)
+        docker.store(one.order, one.made)
+        remote.adopt(one.order.reference)
+    assert len(read) == 1
+    listed = json.dumps([{"Config": "c.json", "Layers": ["1/layer.tar"]}]).encode()
+    one = make_image("c")
+    docker.store(one.order, one.made)
+    config = json.dumps({"config": {"Labels": one.order.labels}}).encode()
+    files = (("c.json", config), ("1/layer.tar", archive()), ("manifest.json", listed))
+    docker.save = lambda _: io.BytesIO(archive(*files))
+    remote.adopt(one.order.reference)
+    assert read[1:] == ["layer.tar"], "a name that is no digest says nothing"
 
 
 @pytest.mark.parametrize("name", ["../../etc/passwd", "/etc/passwd", "nowhere", "a/../../b"])
@@ -384,7 +405,7 @@ def test_of_two_at_once_at_least_one_is_refused(docker, image, repository, make_
     barrier = threading.Barrier(2)
 
     def push(one):
-        with Remote(docker) as remote:
+        with Remote(docker, Layers()) as remote:
             barrier.wait()
             try:
                 return store(remote, one)
