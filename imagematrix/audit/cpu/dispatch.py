@@ -19,7 +19,7 @@ __all__ = ["chosen", "chosen_file", "signs"]
 # Names of CPUs, of their instruction sets and registers, as in foo.avx2, foo_HASWELL, N_AVX512_SKX,
 # libggml-cpu-haswell.so.
 FLAVOUR = re.compile(
-    r"(?<![a-z])(?:avx|amx|asimd|armv[89]|cortex|neoverse|thunderx|v?pclmul"
+    r"(?<![a-z])(?:__aarch64_(?:cas|swp|ld)|avx|amx|asimd|armv[89]|cortex|neoverse|thunderx|v?pclmul"
     r"|(?:sse[34](?:[._]?[12a])?|ssse3|f16c|fma[34]|bmi[12]?|popcnt|lzcnt|movbe|aes_?ni|sha_?ni|vaes|gfni|vnni"
     r"|xop|[yz]mm|evex|xsavec?|neon|sve\d*|dotprod|i8mm|lse|haswell|broadwell|skylakex?|skx|icelake|icl|cascadelake"
     r"|cooperlake|sapphirerapids|spr|alderlake|znver\d|zen\d?|sandybridge|ivybridge|nehalem|westmere|penryn"

@@ -13,9 +13,10 @@ from functools import cache
 from typing import Protocol
 
 from imagematrix.audit.cpu import dispatch, functions
+from imagematrix.audit.cpu.arm import Arm
 from imagematrix.audit.cpu.roots import roots
 from imagematrix.audit.cpu.text import Text
-from imagematrix.audit.elf import CODE, X86_64
+from imagematrix.audit.elf import AARCH64, CODE, X86_64
 from imagematrix.audit.host_code import NAMES, Carriers, HostCode
 
 TYPE_CHECKING = False
@@ -32,7 +33,7 @@ FEW = 8  # instructions with a flag, in what may be data; fewer are no evidence
 NAMED = 5  # functions whose names are told for each flag
 LINKAGE = ".plt"  # beginning of the names of sections with calls of other files
 WIDE = b"\x02\x01"  # 64 bits, little end first
-MACHINES = (X86_64,)
+MACHINES = (X86_64, AARCH64)
 
 
 class Decoder(Protocol):
@@ -70,7 +71,7 @@ def scan(path: str, elf: Elf, window: Window) -> HostCode:
     sections = [one for one in elf.sections if one.flags & CODE and not one.name.startswith(LINKAGE)]
     if not sections:
         return HostCode(whole=False)
-    decoder = _decoder()
+    decoder = _decoder(elf.machine)
     text = Text(elf, window, sections)
     carriers, asking = _carriers(text, decoder)
     flags = _union(carriers.values())
@@ -99,8 +100,10 @@ def scan(path: str, elf: Elf, window: Window) -> HostCode:
 
 
 @cache
-def _decoder() -> Decoder:
-    from imagematrix.audit.cpu.x86 import X86
+def _decoder(machine: int) -> Decoder:
+    if machine == AARCH64:
+        return Arm()
+    from imagematrix.audit.cpu.x86 import X86  # it loads a large library
 
     return X86()
 
@@ -148,7 +151,8 @@ def _reached(
         seen.add(body.start)
         found |= free.get(body.start, frozenset())
         waiting += decoder.targets(text.read(body), body.start)
-        waiting.append(body.start + body.size)  # a part of a function with a name goes on in the next
+        if body.goes_on:
+            waiting.append(body.start + body.size)
     return frozenset(found)
 
 

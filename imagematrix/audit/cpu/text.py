@@ -22,11 +22,16 @@ PADDING = b"\x00\x90\xcc"
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """The code from an address on. `bounded`: it is a function, and not just what lies between two."""
+    """The code from an address on.
+
+    `bounded` says whether it is a function, and not just what lies between two, `goes_on` whether the
+    function goes on behind it under another name.
+    """
 
     start: int
     size: int
     bounded: bool
+    goes_on: bool = False
 
 
 class Text:
@@ -80,8 +85,8 @@ class Text:
         start, size = self._starts[place], self._sizes[place]
         following = self._starts[place + 1] if place + 1 < len(self._starts) else end
         # Functions that begin within another are parts of it, which have names of their own.
-        stop = min(start + size if size else following, following, end)
-        return Body(start, min(stop - start, LONGEST), size > 0)
+        stop = min(start + size if size else following, following, end, start + LONGEST)
+        return Body(start, stop - start, bounded=size > 0, goes_on=stop == following < start + size)
 
     def _between(self, start: int, end: int) -> Iterator[Body]:
         for here in range(start, end, LONGEST):

@@ -1,0 +1,179 @@
+"""Instructions of AArch64, and the flags of /proc/cpuinfo that they need.
+
+Each is a word of 32 bits, so a table of masks is all that decoding takes (capstone 5 names the features of
+few of them). The encodings are those of the Arm Architecture Reference Manual (DDI 0487), chapter C4.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter, defaultdict
+from functools import cached_property
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+__all__ = ["Arm"]
+
+WORD = 4  # bytes
+# Mask, value and flags; the first that matches a word decides. Hints (pointer authentication, branch targets)
+# run on every CPU.
+TABLE = (
+    # Loads and stores: compare and swap, atomic operations, release consistency, memory copying
+    (0x3FA07C00, 0x08A07C00, "atomics"),
+    (0xBFA07C00, 0x08207C00, "atomics"),
+    (0x3FFFFC00, 0x38BFC000, "lrcpc"),
+    (0x3F208C00, 0x38200000, "atomics"),
+    (0x3F20FC00, 0x38208000, "atomics"),
+    (0x3F200C00, 0x19000000, "ilrcpc"),
+    (0x3B200C00, 0x19000400, "mops"),
+    # Integers: checksums, common short sequences
+    (0x7FE0E000, 0x1AC04000, "crc32"),
+    (0x7FE0F000, 0x1AC06000, "cssc"),
+    (0x7FFFFC00, 0x5AC02000, "cssc"),
+    (0x7FFFFC00, 0x5AC01800, "cssc"),
+    (0x7FFFFC00, 0x5AC01C00, "cssc"),
+    (0x7FF00000, 0x11C00000, "cssc"),
+    # Cryptography
+    (0xFFFFCC00, 0x4E284800, "aes"),
+    (0xBFE0FC00, 0x0EE0E000, "pmull"),
+    (0xFFE0CC00, 0x5E000000, "sha1"),
+    (0xFFE0CC00, 0x5E004000, "sha2"),
+    (0xFFFFEC00, 0x5E280800, "sha1"),
+    (0xFFFFFC00, 0x5E282800, "sha2"),
+    (0xFFE0FC00, 0xCE608C00, "sha3"),
+    (0xFFE0F000, 0xCE608000, "sha512"),
+    (0xFFFFFC00, 0xCEC08000, "sha512"),
+    (0xFFC08000, 0xCE000000, "sha3"),
+    (0xFFE00000, 0xCE800000, "sha3"),
+    (0xFFE08000, 0xCE400000, "sm3"),
+    (0xFFE0C000, 0xCE408000, "sm3"),
+    (0xFFE0F800, 0xCE60C000, "sm3"),
+    (0xFFFFFC00, 0xCEC08400, "sm4"),
+    (0xFFE0FC00, 0xCE60C800, "sm4"),
+    # Vectors: dot products, matrices, bfloat16, complex numbers, rounding multiplications
+    (0x9FE0FC00, 0x0E809400, "asimddp"),
+    (0x9FC0F400, 0x0F80E000, "asimddp"),
+    (0xBFE0FC00, 0x0E809C00, "i8mm"),
+    (0xDFE0FC00, 0x4E80A400, "i8mm"),
+    (0xFFE0FC00, 0x4E80AC00, "i8mm"),
+    (0xBF40F400, 0x0F00F000, "i8mm"),
+    (0xBF40F400, 0x0F40F000, "bf16"),
+    (0xBF60FC00, 0x2E40FC00, "bf16"),
+    (0xFFE0FC00, 0x6E40EC00, "bf16"),
+    (0xFFFFFC00, 0x1E634000, "bf16"),
+    (0xBFFFFC00, 0x0EA16800, "bf16"),
+    (0xBF20E400, 0x2E00C400, "fcma"),
+    (0xBF20EC00, 0x2E00E400, "fcma"),
+    (0xBF409400, 0x2F401000, "fcma"),
+    (0xBFC09400, 0x2F801000, "fcma"),
+    (0xBF20F400, 0x2E008400, "asimdrdm"),
+    (0xFF20F400, 0x7E008400, "asimdrdm"),
+    (0xBF00D400, 0x2F00D000, "asimdrdm"),
+    (0xFF00D400, 0x7F00D000, "asimdrdm"),
+    (0xBF60FC00, 0x0E20EC00, "asimdfhm"),
+    (0xBF60FC00, 0x2E20CC00, "asimdfhm"),
+    (0xBFC0B400, 0x0F800000, "asimdfhm"),
+    (0xBFC0B400, 0x2F808000, "asimdfhm"),
+    # Floating point: rounding, conversion as JavaScript has it, half precision but for what converts it
+    (0xFFBE7C00, 0x1E284000, "frint"),
+    (0x9FBFEC00, 0x0E21E800, "frint"),
+    (0xFFFFFC00, 0x1E7E0000, "jscvt"),
+    (0xFFFE7C00, 0x1EE24000, ""),
+    (0x7FC00000, 0x1EC00000, "fphp"),
+    (0xFFC00000, 0x1FC00000, "fphp"),
+    (0x9F60C400, 0x0E400400, "asimdhp"),
+    (0x9F7E0C00, 0x0E780800, "asimdhp"),
+    (0xBF7FFC00, 0x0E30C800, "asimdhp"),
+    (0xBF7FFC00, 0x0E30F800, "asimdhp"),
+    (0xBFC0B400, 0x0F001000, "asimdhp"),
+    (0x9FC0F400, 0x0F009000, "asimdhp"),
+    (0xBFF8FC00, 0x0F00FC00, "asimdhp"),
+    (0xDF60C400, 0x5E400400, "fphp"),
+    (0xDF7E0C00, 0x5E780800, "fphp"),
+    # Scalable vectors: those with integers that came with the second version, and all others
+    (0xFF20F800, 0x44000000, "sve"),
+    (0xFFA0F800, 0x44A00000, "sve"),
+    (0xFF20FC00, 0x45009800, "svei8mm"),
+    (0xFFE0FC00, 0x44807800, "svei8mm"),
+    (0xFFE0F800, 0x44A01800, "svei8mm"),
+    (0xFE000000, 0x44000000, "sve2"),
+    (0x1E000000, 0x04000000, "sve"),
+    (0x9E000000, 0x80000000, "sme"),
+)
+ASKS = (0xFFFFF000, 0xD5380000)  # mrs of registers that describe the CPU, which the kernel plays
+BRANCH = (0x7C000000, 0x14000000)  # b and bl, with 26 bits of distance
+NEAR = ((0xFF000000, 0x54000000, 19), (0x7E000000, 0x34000000, 19), (0x7E000000, 0x36000000, 14))
+PAGE = (0x9F000000, 0x90000000)  # adrp
+PLACE = (0xFFC00000, 0x91000000)  # add of 12 bits
+
+
+class Arm:
+    """The decoder of AArch64. The code of an instruction is the instruction itself."""
+
+    def codes(self, body: bytes) -> frozenset[int]:
+        """Return the instructions in a function."""
+        return frozenset(_words(body))
+
+    def sound(self, codes: frozenset[int]) -> bool:  # noqa: ARG002 - as of other machines
+        """Whether all of a function is instructions, which no word says of itself."""
+        return True
+
+    def asks(self, codes: frozenset[int]) -> bool:
+        """Whether a function asks which CPU it runs on."""
+        return any(code & ASKS[0] == ASKS[1] for code in codes)
+
+    def flags(self, codes: frozenset[int]) -> frozenset[str]:
+        """Return the flags beyond the baseline that instructions need."""
+        rows = self._rows
+        return frozenset(self._flag(code) for code in codes if code >> 24 in rows) - {""}
+
+    def counted(self, body: bytes) -> Counter[str]:
+        """Return how many instructions need each flag."""
+        return Counter(flag for code in _words(body) if (flag := self._flag(code)))
+
+    def targets(self, body: bytes, address: int) -> Iterator[int]:
+        """Yield the addresses that a function at an address calls or jumps to."""
+        for place, code in enumerate(_words(body)):
+            here = address + place * WORD
+            if code & BRANCH[0] == BRANCH[1]:
+                yield here + _signed(code, 26) * WORD
+            else:
+                for mask, value, bits in NEAR:
+                    if code & mask == value:
+                        yield here + _signed(code >> 5, bits) * WORD
+
+    def taken(self, body: bytes, address: int) -> Iterator[int]:
+        """Yield the addresses that a function takes, as of another to be called later."""
+        pages: dict[int, int] = {}
+        for place, code in enumerate(_words(body)):
+            if code & PAGE[0] == PAGE[1]:
+                distance = _signed((code >> 5) << 2 | code >> 29 & 3, 21) << 12
+                pages[code & 31] = (address + place * WORD & ~0xFFF) + distance
+            elif code & PLACE[0] == PLACE[1] and (page := pages.get(code >> 5 & 31)) is not None:
+                yield page + (code >> 10 & 0xFFF)
+
+    def _flag(self, code: int) -> str:
+        rows = self._rows.get(code >> 24, ())
+        return next((flag for mask, value, flag in rows if code & mask == value), "")
+
+    @cached_property
+    def _rows(self) -> Mapping[int, tuple[tuple[int, int, str], ...]]:
+        """The rows of the table by the first byte that words may have."""
+        rows: dict[int, list[tuple[int, int, str]]] = defaultdict(list)
+        for mask, value, flag in TABLE:
+            for first in range(256):
+                if first & mask >> 24 == value >> 24:
+                    rows[first].append((mask, value, flag))
+        return {first: tuple(own) for first, own in rows.items()}
+
+
+def _words(body: bytes) -> tuple[int, ...]:
+    count = len(body) // WORD
+    return struct.unpack(f"<{count}I", body[: count * WORD])
+
+
+def _signed(value: int, bits: int) -> int:
+    value &= (1 << bits) - 1
+    return value - (1 << bits) if value >> (bits - 1) else value
