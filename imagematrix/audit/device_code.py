@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 from functools import reduce
 
 TYPE_CHECKING = False
@@ -20,7 +21,8 @@ class DeviceCode:
     "gfx90a:sramecc+:xnack-". `linked` is False of what a device linker has yet to make cubins of, which no
     driver loads. `compressed` says whether some of it is compressed in the way that needs a driver from
     550.54.14 on (Zstandard: nvcc --compress-mode). `scattered` says whether only some of its parts have PTX,
-    so that no GPU runs all of it by PTX alone. `damaged` says whether some of it is cut off.
+    so that no GPU runs all of it by PTX alone. `damaged` says whether some of it is cut off. `sizes` are the
+    bytes of cubins ("sm_90a") and of PTX ("compute_90") as they are stored, sorted.
     """
 
     cubins: frozenset[str] = frozenset()
@@ -30,6 +32,7 @@ class DeviceCode:
     compressed: bool = False
     scattered: bool = False
     damaged: bool = False
+    sizes: tuple[tuple[str, int], ...] = field(default=(), compare=False)
 
     @property
     def cuda(self) -> bool:
@@ -62,6 +65,7 @@ def _both(one: DeviceCode, other: DeviceCode) -> DeviceCode:
         or other.scattered
         or (one.cuda and other.cuda and bool(one.ptx) != bool(other.ptx)),
         damaged=one.damaged or other.damaged,
+        sizes=tuple(sorted((Counter(dict(one.sizes)) + Counter(dict(other.sizes))).items())),
     )
 
 

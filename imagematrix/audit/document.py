@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from imagematrix.audit.fat import fat
 from imagematrix.audit.host_code import HostCode
 from imagematrix.facts import versions
 
@@ -118,7 +119,7 @@ def _host(file: File) -> dict[str, object]:
     }
 
 
-def _size(audit: Audit, others: Sequence[Audit]) -> dict[str, int] | None:
+def _size(audit: Audit, others: Sequence[Audit]) -> dict[str, int | None] | None:
     """Return the bytes of the layers as a registry has them; None where they are not known."""
     sizes = audit.image.sizes
     if not sizes:
@@ -127,4 +128,5 @@ def _size(audit: Audit, others: Sequence[Audit]) -> dict[str, int] | None:
     return {
         "compressed": sum(sizes.values()),
         "shared": sum(size for layer, size in sizes.items() if layer in elsewhere),
+        "fat": fat(others),
     }

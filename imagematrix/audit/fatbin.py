@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import struct
+from collections import Counter
 from dataclasses import dataclass
 from itertools import islice
 
@@ -94,6 +95,7 @@ def fatbins(window: Window) -> DeviceCode:
     texts: set[tuple[str, str]] = set()
     compressed = damaged = False
     with_ptx: set[bool] = set()
+    sizes: Counter[str] = Counter()
     for container in containers(window):
         entries = [entry for entry in container.entries if entry.whole]
         damaged = damaged or not container.whole or len(entries) < len(container.entries)
@@ -101,6 +103,8 @@ def fatbins(window: Window) -> DeviceCode:
         cubins.update(entry.target for entry in code if entry.kind == CUBIN)
         texts.update((entry.target, entry.isa) for entry in code if entry.kind == PTX)
         compressed = compressed or any(entry.flags & ZSTD for entry in code)
+        for entry in code:
+            sizes[f"{'sm' if entry.kind == CUBIN else 'compute'}_{entry.target}"] += entry.size
         if code:
             with_ptx.add(any(entry.kind == PTX for entry in code))
     return DeviceCode(
@@ -109,6 +113,7 @@ def fatbins(window: Window) -> DeviceCode:
         compressed=compressed,
         scattered=len(with_ptx) > 1,
         damaged=damaged,
+        sizes=tuple(sorted(sizes.items())),
     )
 
 
@@ -173,7 +178,7 @@ def cubin(window: Window) -> DeviceCode:
     # The flags of a family's code are those of plain code.
     family = NOTE.search(window.at(0, PIECE)) if head[8] >= NEW_ABI and not specific else None
     target = family[1].decode() if family else f"{number}{'a' if specific else ''}"
-    return DeviceCode(cubins=frozenset([target]))
+    return DeviceCode(cubins=frozenset([target]), sizes=((f"sm_{target}", window.size),))
 
 
 def ptx(window: Window) -> DeviceCode:
@@ -181,4 +186,7 @@ def ptx(window: Window) -> DeviceCode:
     found = DIRECTIVES.search(window.at(0, PIECE))
     if found is None:
         return NONE
-    return DeviceCode(ptx=frozenset([(found[2].decode(), found[1].decode())]))
+    target = found[2].decode()
+    return DeviceCode(
+        ptx=frozenset([(target, found[1].decode())]), sizes=((f"compute_{target}", window.size),)
+    )

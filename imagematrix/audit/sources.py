@@ -17,6 +17,7 @@ from pathlib import Path
 from imagematrix import documents, engine
 from imagematrix.audit.image import Image, digest, image, images
 from imagematrix.audit.layer import opened
+from imagematrix.catalog.engine import catalog
 from imagematrix.documents import Fields
 from imagematrix.errors import AuditError, EngineError, UnknownImageError, UsageError
 from imagematrix.oci.registry import Registry
@@ -75,6 +76,11 @@ def _named(reference: str, platform: str, known: Layers) -> Iterator[Image]:
         with contextlib.closing(saved):
             yield from _Archive(saved, known, saved.digests).images(reference, platform)
         return
+    variants = _variants(reference)
+    if variants:
+        for variant in variants:
+            yield from _named(variant, platform, known)
+        return
     if not remote:
         raise UnknownImageError(f"the engine has no image {reference}", remedy=f"docker pull {reference}")
     name = Reference.parse(reference)
@@ -84,6 +90,18 @@ def _named(reference: str, platform: str, known: Layers) -> Iterator[Image]:
             raise UnknownImageError(f"the registry {name.registry} has no {reference}")
         for one in images(_Remote(registry, known), found.raw, reference, platform):
             yield replace(one, names=(reference,))
+
+
+def _variants(reference: str) -> list[str]:
+    """Return the variants of imagematrix in the engine that a version stands for; none without an engine.
+
+    A registry knows a version of its own as an index, which goes before.
+    """
+    if names_registry(reference):
+        return []
+    with contextlib.suppress(UnknownImageError, UsageError):
+        return [variant.reference for variant in catalog(reference).variants]
+    return []
 
 
 def _saved(reference: str) -> _Pieces | None:

@@ -40,10 +40,25 @@ def command(
         written = [document(one, broken, audits, warnings) for one, broken, warnings in judged]
         print_json(written[0] if len(written) == 1 else written)
     else:
-        print_text("\n\n".join(_text(*one) for one in judged))
+        print_text("\n\n".join([*(_text(*one) for one in judged), *_together(audits)]))
     wrong = sum(1 for _, broken, _ in judged if broken)
     if wrong:
         raise AuditError(f"the bytes of {counted(wrong, 'image')} contradict the labels")
+
+
+def _together(audits: Sequence[Audit]) -> Iterator[str]:
+    """Yield what one image for all would weigh, beside the images."""
+    from rich.filesize import decimal
+
+    from imagematrix.audit.fat import fat
+
+    whole = fat(audits)
+    if whole is not None:
+        own = sorted(sum(one.image.sizes.values()) for one in audits)
+        yield (
+            f"one image with the device code of all {len(audits)} would have about {decimal(whole)} "
+            f"compressed; these have {decimal(own[0])} to {decimal(own[-1])}"
+        )
 
 
 def _text(audit: Audit, broken: Sequence[Contradiction], warnings: Sequence[str]) -> str:

@@ -1,14 +1,16 @@
 """`imagematrix verify`: what it says of images, and the codes it ends with."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
-from images import Parts, archived, layout, link, tar
+from images import Parts, archived, layout, link, saved, tar
 
 from imagematrix.catalog import labels
 from imagematrix.catalog.catalog import Variant
 from imagematrix.cli import auditing
+from imagematrix.record import replace
 
 DATA = Path(__file__).parents[1] / "audit" / "data"
 CUBIN = tar(("opt/k.cubin", (DATA / "80.cubin").read_bytes()))
@@ -80,3 +82,38 @@ def test_a_terminal_is_told_how_far_it_is(monkeypatch, capsys):
     with auditing.progress() as watch:
         watch(5 << 20)
     assert "read 5 MiB of layers" in capsys.readouterr().err
+
+
+def test_what_one_fat_image_would_weigh(cli, tmp_path, conforms):
+    other = (DATA / "90a.cubin").read_bytes()
+    large = Parts(CUBIN, tar(("opt/base", os.urandom(9000))))
+    images = large, Parts(tar(("opt/k.cubin", other)))
+    paths = [layout(tmp_path / str(number), image) for number, image in enumerate(images)]
+    documents = json.loads(cli("verify", "--json", *paths).out)
+    whole = sum(len(large.blobs[one]) for one in large.layers) + len(other)
+    for document in documents:
+        conforms(document)
+        assert document["size"]["fat"] == whole
+    said = f"one image with the device code of all 2 would have about {whole / 1000:.1f} kB compressed"
+    assert said in cli("verify", *paths).out
+    cpu = layout(tmp_path / "cpu", Parts(tar("bin/true")))
+    assert json.loads(cli("verify", "--json", *paths, cpu).out)[0]["size"]["fat"] is None
+    assert json.loads(cli("verify", "--json", paths[0]).out)["size"]["fat"] is None
+
+
+def test_a_version_of_an_engine_is_all_its_variants(cli, engine, shipped_catalog, tmp_path):
+    few = replace(shipped_catalog, variants=shipped_catalog.variants[:2])
+    engine.hold(few)
+    for variant in few.variants:
+        image = Parts(tar(("opt/name", variant.reference.encode())))
+        path = Path(saved(tmp_path / "a.tar", image, tar("x")))
+        engine.told["GET", f"/images/{variant.reference}/json"] = (
+            200,
+            json.dumps({"Id": image.config}).encode(),
+        )
+        engine.told["GET", f"/images/{variant.reference}/get"] = 200, path.read_bytes()
+    out = cli("verify", "training:v1").out
+    assert [line.split()[1] for line in out.splitlines() if line.startswith("image ")] == sorted(
+        variant.reference for variant in few.variants
+    )
+    assert cli("verify", "training:v2").code == 4
