@@ -102,8 +102,8 @@ def _project(folder: Path, image: str, wheel: Path, libcuda: Path) -> Path:
 
 
 def _published(engine: Engine, project: Path) -> None:
-    building.run(lambda: engine.imagematrix("build", "--push", cwd=project))
-    building.run(lambda: engine.imagematrix("publish", *_images(project), cwd=project))
+    building.run(lambda: engine.imagematrix("build", "--push", "-f", project / "matrix.yaml"))
+    building.run(lambda: engine.imagematrix("publish", *_images(project)))
 
 
 def _images(project: Path) -> Iterator[str]:
