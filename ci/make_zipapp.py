@@ -21,10 +21,22 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 # docker-py is the one that brings requests elsewhere, and on a node registries alone want it.
 NEEDED = "requests>=2.26"
-BUILDING = ("docker", "iced-x86", "jinja2", "pyyaml", "ruamel.yaml", "zstandard")
+# For building, and for the resolver, which is a service of its own.
+OTHERS = (
+    "aiohttp",
+    "docker",
+    "iced-x86",
+    "jinja2",
+    "prometheus-client",
+    "pyyaml",
+    "ruamel.yaml",
+    "zstandard",
+)
 PURE = ("--only-binary=:all:", "--platform=any", "--implementation=py", "--abi=none", "--python-version=3.11")
 # rich colours source code with one lexer of hundreds, and nothing here shows any.
-UNUSED = re.compile(r"bin/|[^/]*\.dist-info/|pygments/(?:formatters|lexers|styles)/(?!_)|example\.py")
+UNUSED = re.compile(
+    r"bin/|[^/]*\.dist-info/|pygments/(?:formatters|lexers|styles)/(?!__init__|_mapping)|example\.py"
+)
 CARRIED = frozenset({".py", ".json", ".pem"})
 MAIN = """\
 import sys
@@ -48,7 +60,7 @@ def main() -> None:
     target = Path(sys.argv[1])
     target.parent.mkdir(parents=True, exist_ok=True)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    needs = [one for one in project["dependencies"] if not one.lower().startswith(BUILDING)]
+    needs = [one for one in project["dependencies"] if not one.lower().startswith(OTHERS)]
     with tempfile.TemporaryDirectory() as name:
         libraries, folder = Path(name, "libraries"), Path(name, "all")
         pip = [sys.executable, "-m", "pip", "install", "-qq", "--no-compile"]

@@ -42,6 +42,7 @@ CALLS = (
     (f"explain training:v1 --catalog catalog.json --host {HOST}", 0),
     (f"coverage --catalog catalog.json {HOST}", 0),
     ("run training:v1", NO_ENGINE),
+    ("resolver", 2),  # it wants an upstream, and would not end
     ("verify training:v1", NO_ENGINE),
     ("trim --compute 9.0 --dry-run .", 0),
     ("adopt torch:2.8 --as torch:v1", NO_ENGINE),

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from imagematrix.catalog.index import Entry
     from imagematrix.oci.registry import Manifest
 
-__all__ = ["catalog", "catalogs", "entry"]
+__all__ = ["catalog", "catalogs", "entry", "listed"]
 
 REQUESTS = 8  # at the same time
 IMAGES = tuple(kind for kind in MANIFESTS if kind not in (INDEX, DOCKER_LIST))
@@ -46,10 +46,10 @@ def catalog(name: str) -> Catalog:
         if found is None:
             message = f"the registry {reference.registry} has no {name}"
             raise UnknownImageError(message, remedy=_remedy(reference, registry.tags()))
-        listed = _listed(found, name)
-        one = None if listed else entry(registry, reference.tag)
-    if listed:
-        return index.catalog(reference.name, reference.tag, listed)
+        whole = listed(found, reference.name, reference.tag)
+        one = None if whole else entry(registry, reference.tag)
+    if whole:
+        return whole
     if one and one.ours:
         # Who names a variant leaves nothing open for defaults to decide.
         return replace(index.catalog(reference.name, one.annotations[labels.VERSION], [one]), defaults=())
@@ -64,8 +64,17 @@ def catalogs(name: str) -> list[Catalog]:
     with Registry(name) as registry, ThreadPoolExecutor(max_workers=REQUESTS) as pool:
         versions = _versions(registry.tags())
         found = zip(versions, pool.map(registry.manifest, versions), strict=True)
-        listed = [(version, _listed(one, f"{name}:{version}")) for version, one in found if one]
-    return [index.catalog(name, version, entries) for version, entries in listed if entries]
+        read = [listed(one, name, version) for version, one in found if one]
+    return [one for one in read if one is not None]
+
+
+def listed(found: Manifest, image: str, version: str) -> Catalog | None:
+    """Return the catalog in the index of a version; None where it has no variants.
+
+    Raises UsageError where it is damaged.
+    """
+    entries = _listed(found, f"{image}:{version}")
+    return index.catalog(image, version, entries) if entries else None
 
 
 def _listed(found: Manifest, name: str) -> list[Entry]:

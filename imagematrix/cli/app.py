@@ -38,6 +38,7 @@ COMMANDS = (
     "select",
     "explain",
     "coverage",
+    "resolver",
     "schema",
     "run",
 )

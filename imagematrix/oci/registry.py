@@ -81,6 +81,15 @@ class Registry:
     def __exit__(self, *_: object) -> None:
         self._client.close()
 
+    @property
+    def authorization(self) -> str | None:
+        """The Authorization that the registry asked for last; None if it asked for none so far."""
+        return self._authorization
+
+    def blob_url(self, digest: str) -> str:
+        """Return the address of a blob, for clients that read it by themselves."""
+        return f"{self._base}/blobs/{digest}"
+
     def tags(self) -> list[str]:
         """Return the repository's tags; none where there is no such repository."""
         url: str | None = f"{self._base}/tags/list?n=1000"
@@ -123,7 +132,7 @@ class Registry:
 
     def blob(self, digest: str) -> bytes:
         """Return a small blob, such as an image's configuration."""
-        answer = self._ask("GET", f"{self._base}/blobs/{digest}")
+        answer = self._ask("GET", self.blob_url(digest))
         self._expect(answer, OK, digest)
         if digest != _digest(answer.body):
             raise self._other(digest)
@@ -145,9 +154,8 @@ class Registry:
         """Yield a blob from the byte `start` on."""
         if not self.has_blob(digest):  # which also gets us a token
             raise self._refusal(MISSING, f"{self._reference.name}@{digest}")
-        url = f"{self._base}/blobs/{digest}"
         wanted = {"Range": f"bytes={start}-"} if start else {}
-        with self._client.stream(url, wanted, self._authorization) as (status, body):
+        with self._client.stream(self.blob_url(digest), wanted, self._authorization) as (status, body):
             if status not in (OK, PARTIAL):
                 raise self._refusal(status, f"{self._reference.name}@{digest}")
             left = start if status == OK else 0  # it may send all of it
@@ -157,7 +165,7 @@ class Registry:
 
     def has_blob(self, digest: str) -> bool:
         """Whether the repository has a blob."""
-        answer = self._ask("HEAD", f"{self._base}/blobs/{digest}")
+        answer = self._ask("HEAD", self.blob_url(digest))
         if answer.status == MISSING:
             return False
         self._expect(answer, OK, digest)

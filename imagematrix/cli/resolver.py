@@ -1,0 +1,94 @@
+"""`imagematrix resolver`: a registry on a node that answers a version with the variant that fits the node."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from imagematrix.cli.options import HostFile
+from imagematrix.cli.output import info, print_text
+from imagematrix.errors import UsageError
+
+__all__ = ["command"]
+
+
+def command(
+    upstream: Annotated[
+        str | None,
+        typer.Option(
+            metavar="REGISTRY", help="Where the images are: a registry, or an OCI layout as oci:FOLDER."
+        ),
+    ] = None,
+    listen: Annotated[str, typer.Option(metavar="ADDRESS:PORT", help="Where to listen.")] = "127.0.0.1:5050",
+    host: HostFile = None,
+    node_class: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--class",
+            metavar="NAME=FILE",
+            help="The host saved in FILE decides tags that end in -class.NAME; repeatable.",
+        ),
+    ] = None,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="The password of clients; needed beyond loopback."),
+    ] = None,
+    changed: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Touch FILE when the node has changed."),
+    ] = None,
+    sweep: Annotated[
+        bool,
+        typer.Option(
+            "--sweep",
+            help="Remove names from the engine that mean another image by now, with a resolver that runs.",
+        ),
+    ] = False,
+) -> None:
+    """Serve a read-only registry on this node, with the fitting variant under each tag.
+
+    `docker pull 127.0.0.1:5050/training:v1` then gets the image for this node, and so does any scheduler that
+    has one image name for all nodes. Everything else passes through.
+    """
+    if sweep:
+        from imagematrix.resolver.sweep import sweep as remove
+
+        print_text("\n".join(remove(listen, info)))
+        return
+    if upstream is None:
+        raise UsageError("--upstream is needed", remedy="name the registry that has the images")
+    from imagematrix.resolver.node import Probed, Saved
+    from imagematrix.resolver.serving import Settings, serve
+
+    token = _token(token_file)
+    classes = {}
+    for text in node_class or ():
+        name, equals, file = text.partition("=")
+        if not equals or not file:
+            raise UsageError(f"invalid class {text!r}: expected NAME=FILE")
+        classes[name] = Saved(Path(file))
+    serve(
+        Settings(
+            upstream=upstream,
+            listen=listen,
+            node=Saved(host) if host else Probed(),
+            classes=classes,
+            token=token,
+            changed=changed,
+        ),
+        note=info,
+    )
+
+
+def _token(file: Path | None) -> str | None:
+    if file is None:
+        return None
+    try:
+        token = file.read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{file} cannot be read: {error}") from error
+    if not token:
+        raise UsageError(f"{file} is empty: it should have the password of clients")
+    return token

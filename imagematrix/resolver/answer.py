@@ -1,0 +1,90 @@
+"""Which variant a node gets for a tag, or why it gets none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from imagematrix.errors import UsageError
+from imagematrix.gpus.spec import NONE
+from imagematrix.resolver.tag import wish
+from imagematrix.selection.select import explain, select
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from imagematrix.catalog.catalog import Catalog
+    from imagematrix.node.host import Host
+    from imagematrix.selection.selection import Selection
+
+__all__ = ["Nodes", "Resolved", "explained", "resolve"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nodes:
+    """This node, and the hosts that stand for classes of nodes, by their names."""
+
+    here: Host
+    classes: Mapping[str, Host]
+
+    def host(self, node_class: str | None) -> Host:
+        """Return the host of a class, or this node; raise UsageError if there is no such class."""
+        if node_class is None:
+            return self.here
+        if node_class in self.classes:
+            return self.classes[node_class]
+        names = ", ".join(sorted(self.classes)) or "none"
+        remedy = f"classes of this resolver: {names}; `--class NAME=FILE` adds one"
+        raise UsageError(f"class {node_class!r} not found", remedy=remedy)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolved:
+    """The variant that answers a tag, and the GPUs it was chosen for."""
+
+    reference: str
+    digest: str
+    gpus: tuple[str, ...]
+
+    def __str__(self) -> str:
+        what = f"for GPUs {', '.join(self.gpus)}" if self.gpus else "for no GPU"
+        return f"{self.reference} {what}"
+
+
+def resolve(nodes: Nodes, catalog: Catalog, tag: str) -> Resolved:
+    """Return the variant of `catalog` that `tag` means on this node.
+
+    A class of nodes gets one variant on all of them: the one that its host gets, and only where it fits this
+    node too. Raises NothingFits with every reason, UsageError where the tag or the choice is not clear.
+    """
+    asked = wish(tag, catalog)
+    wanted = NONE if asked.cpu else None
+    where = dict(asked.where)
+    host = nodes.host(asked.node_class)
+    found = explain(host, catalog, gpus=wanted, where=where)
+    if found.variant is None and found.decision.differing:
+        axis, (value, *_) = next(iter(found.decision.differing.items()))
+        message = f"variants of {catalog.image}:{tag} that fit differ in {axis}"
+        raise UsageError(message, remedy=f"name one in the tag, such as {tag}-{axis}{value}")
+    chosen = _resolved(select(host, catalog, gpus=wanted, where=where))
+    if asked.node_class is None:
+        return chosen
+    own = explain(nodes.here, catalog, gpus=wanted, where=where)
+    if chosen.reference not in own.fits:
+        message = f"class {asked.node_class} gets {chosen.reference}, which does not fit this node"
+        raise UsageError(message, remedy=f"`imagematrix explain {chosen.reference}` here tells why")
+    return replace(chosen, gpus=own.gpus)
+
+
+def explained(nodes: Nodes, catalog: Catalog, tag: str) -> dict[str, object]:
+    """Return the Selection document of what `tag` asks for; raise UsageError where that is not clear."""
+    asked = wish(tag, catalog)
+    host = nodes.host(asked.node_class)
+    return explain(host, catalog, gpus=NONE if asked.cpu else None, where=dict(asked.where)).to_json()
+
+
+def _resolved(selection: Selection) -> Resolved:
+    variant = selection.variant
+    if variant is None or variant.digest is None:
+        raise UsageError(f"{selection.selected} has no digest in its catalog")
+    return Resolved(reference=variant.reference, digest=variant.digest, gpus=selection.gpus)

@@ -1,0 +1,116 @@
+"""A registry as the resolver's upstream."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import ssl
+import threading
+from collections import OrderedDict
+
+import aiohttp
+from aiohttp import web
+
+from imagematrix.errors import EngineError, UsageError
+from imagematrix.oci.registry import Registry
+from imagematrix.reference import names_registry
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from imagematrix.oci.registry import Manifest
+
+__all__ = ["Remote"]
+
+REPOSITORIES = 256  # whose logins are kept
+PIECE = 1 << 18  # bytes that are passed on at once
+CONNECT_S = 10
+SILENCE_S = 60
+UNAUTHORIZED = 401
+ASKED = ("Range", "If-Range")  # of a request for a blob
+TOLD = ("Content-Length", "Content-Range", "Content-Type", "Accept-Ranges", "ETag")  # of an answer
+AUTHORITIES = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")  # what requests reads, which gets the manifests
+
+
+class Remote:
+    """The registry `name`, or a folder of one. Manifests are compared with their digests, blobs are not."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name.rstrip("/")
+        if not names_registry(f"{self._name}/repository"):
+            raise UsageError(f"invalid registry {name!r}: expected such as registry.example:5000")
+        Registry(f"{self._name}/repository")  # an invalid name is an error now, not at the first request
+        self._repositories: OrderedDict[str, Registry] = OrderedDict()
+        self._lock = threading.Lock()
+        self._session: aiohttp.ClientSession | None = None
+
+    def manifest(self, repository: str, reference: str) -> Manifest | None:
+        """Return a manifest; see Upstream."""
+        return self._registry(repository).manifest(reference)
+
+    def tags(self, repository: str) -> list[str]:
+        """Return the tags; see Upstream."""
+        return self._registry(repository).tags()
+
+    async def blob(self, request: web.Request, repository: str, digest: str) -> web.StreamResponse:
+        """Pass a blob on; see Upstream. It may come from where the registry redirects to."""
+        registry = self._registry(repository)
+        async with contextlib.AsyncExitStack() as stack:
+            try:
+                answer = await self._asked(stack, request, registry, digest)
+                if answer.status == UNAUTHORIZED:
+                    # Tokens expire; this request gets a new one.
+                    await asyncio.to_thread(registry.has_blob, digest)
+                    answer = await self._asked(stack, request, registry, digest)
+            except (aiohttp.ClientError, TimeoutError) as error:
+                raise self._unreadable(error) from error
+            told = {name: answer.headers[name] for name in TOLD if name in answer.headers}
+            response = web.StreamResponse(status=answer.status, headers=told)
+            await response.prepare(request)
+            try:
+                async for piece in answer.content.iter_chunked(PIECE):
+                    await response.write(piece)
+            except (aiohttp.ClientPayloadError, aiohttp.ServerTimeoutError) as error:
+                # An answer that has begun can only be broken off: the engine sees that it is too short.
+                raise ConnectionResetError(str(error)) from error
+            await response.write_eof()
+            return response
+
+    async def close(self) -> None:
+        """Close the connections."""
+        if self._session is not None:
+            await self._session.close()
+
+    async def _asked(
+        self, stack: contextlib.AsyncExitStack, request: web.Request, registry: Registry, digest: str
+    ) -> aiohttp.ClientResponse:
+        headers = {name: request.headers[name] for name in ASKED if name in request.headers}
+        if registry.authorization:
+            # It goes to the registry alone: aiohttp drops it where an answer redirects to another host.
+            headers["Authorization"] = registry.authorization
+        asked = self._opened().request(request.method, registry.blob_url(digest), headers=headers)
+        return await stack.enter_async_context(asked)
+
+    def _registry(self, repository: str) -> Registry:
+        with self._lock:
+            found = self._repositories.pop(repository, None) or Registry(f"{self._name}/{repository}")
+            self._repositories[repository] = found
+            if len(self._repositories) > REPOSITORIES:
+                self._repositories.popitem(last=False)
+            return found
+
+    def _opened(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            authorities = next(filter(None, map(os.environ.get, AUTHORITIES)), None)
+            context = ssl.create_default_context(cafile=authorities)
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0, ssl=context),
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=SILENCE_S),
+                headers={"Accept-Encoding": "identity"},
+                auto_decompress=False,
+                trust_env=True,  # proxies
+            )
+        return self._session
+
+    def _unreadable(self, error: Exception) -> EngineError:
+        return EngineError(f"the registry {self._name} cannot be read: {str(error) or type(error).__name__}")

@@ -1,0 +1,211 @@
+"""The registry's API, read-only (OCI distribution specification)."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import re
+
+from aiohttp import BasicAuth, web
+
+from imagematrix.errors import EngineError, ImagematrixError, UnknownImageError
+from imagematrix.reference import DIGEST, TAG, Reference
+from imagematrix.resolver.answer import Nodes, explained, resolve
+from imagematrix.resolver.tag import version
+from imagematrix.resolver.versions import Versions
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from imagematrix.catalog.catalog import Catalog
+    from imagematrix.oci.registry import Manifest
+    from imagematrix.resolver.answer import Resolved
+    from imagematrix.resolver.journal import Journal
+    from imagematrix.resolver.node import Node
+    from imagematrix.resolver.upstream import Upstream
+    from imagematrix.resolver.versions import Version
+
+    Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+__all__ = ["Resolver"]
+
+API = {"Docker-Distribution-Api-Version": "registry/2.0"}
+PATH = re.compile(r"/v2/(?P<repository>[^?]+)/(?P<kind>manifests|blobs|tags)/(?P<name>[^/]+)", re.ASCII)
+# Codes of the specification, by the status that they come with.
+CODES = {
+    400: "UNSUPPORTED",
+    401: "UNAUTHORIZED",
+    403: "DENIED",
+    404: "NAME_UNKNOWN",
+    405: "UNSUPPORTED",
+    502: "UNAVAILABLE",
+}
+DENIED, MISSING, AWAY = 403, 404, 502
+OPEN = ("/healthz",)  # what needs no token
+
+
+class Resolver:
+    """Answers requests for the images of `upstream` with what fits `node`.
+
+    `classes` are nodes that stand for classes, by name. containerd, which names the registry it wants, may
+    want the one that this `mirrors` and no other. With a `token`, clients have to log in with it as their
+    password.
+    """
+
+    def __init__(
+        self,
+        *,
+        upstream: Upstream,
+        node: Node,
+        classes: Mapping[str, Node],
+        journal: Journal,
+        mirrors: str | None = None,
+        token: str | None = None,
+    ) -> None:
+        self._upstream = upstream
+        self._versions = Versions(upstream, journal)
+        self._node = node
+        self._classes = classes
+        self._journal = journal
+        self._mirrors = mirrors
+        self._token = token
+
+    def application(self) -> web.Application:
+        """Return the application of aiohttp."""
+        application = web.Application(middlewares=[self._guarded])
+        application.router.add_get("/healthz", self._health)
+        application.router.add_get("/metrics", self._show_metrics)
+        application.router.add_get("/explain/{name:.+}", self._explain)
+        application.router.add_get("/{path:v2/?}", self._base)
+        application.router.add_get("/v2/{path:.+}", self._serve)
+        return application
+
+    @web.middleware
+    async def _guarded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Check the token; turn errors into the answers that engines show."""
+        try:
+            if self._token and request.path not in OPEN and not self._admitted(request):
+                response: web.StreamResponse = _error(401, "a token is needed: docker login, as any user")
+                response.headers["WWW-Authenticate"] = 'Basic realm="imagematrix"'
+            else:
+                response = await handler(request)
+        except web.HTTPException as error:
+            response = _error(error.status, error.text or error.reason)
+        except UnknownImageError as error:
+            response = _error(MISSING, _sentence(error))
+        except EngineError as error:
+            self._journal.refused(request.path, error)
+            response = _error(AWAY, _sentence(error))
+        except ImagematrixError as error:
+            self._journal.refused(request.path, error)
+            response = _error(DENIED, _sentence(error))
+        self._journal.answered(request.method, response.status)
+        return response
+
+    def _admitted(self, request: web.Request) -> bool:
+        try:
+            given = BasicAuth.decode(request.headers.get("Authorization", ""), encoding="utf-8")
+        except ValueError:
+            return False
+        return hmac.compare_digest(given.password.encode(), str(self._token).encode())
+
+    async def _health(self, _: web.Request) -> web.Response:
+        """Answer whether the node can be probed; the upstream may be away."""
+        try:
+            await asyncio.to_thread(self._node.host)
+        except ImagematrixError as error:
+            return web.Response(status=503, text=f"{error}\n")
+        return web.Response(text="ok\n")
+
+    async def _show_metrics(self, _: web.Request) -> web.Response:
+        return web.Response(body=self._journal.text(), headers={"Content-Type": self._journal.TYPE})
+
+    async def _base(self, _: web.Request) -> web.Response:
+        return web.json_response({}, headers=API)
+
+    async def _serve(self, request: web.Request) -> web.StreamResponse:
+        matched = PATH.fullmatch(request.path)
+        if matched is None:
+            raise web.HTTPNotFound(text="not found: this registry has manifests, blobs and tags")
+        repository, kind, name = matched["repository"], matched["kind"], matched["name"]
+        self._check(request, repository)
+        if kind == "tags":
+            if name != "list":
+                raise web.HTTPNotFound
+            tags = await asyncio.to_thread(self._upstream.tags, repository)
+            return web.json_response({"name": repository, "tags": tags}, headers=API)
+        if kind == "blobs":
+            if not DIGEST.fullmatch(name):
+                raise web.HTTPBadRequest(text=f"invalid digest: {name[:80]!r}")
+            return await self._upstream.blob(request, repository, name)
+        if not (DIGEST.fullmatch(name) or TAG.fullmatch(name)):
+            raise web.HTTPBadRequest(text=f"invalid tag: {name[:80]!r}")
+        return _manifest(await self._found(repository, name))
+
+    def _check(self, request: web.Request, repository: str) -> None:
+        """Raise UsageError for what is no repository, or one of another registry that a mirror stands for."""
+        Reference.parse(f"localhost/{repository}")
+        meant = request.query.get("ns")
+        if meant and self._mirrors and meant != self._mirrors:
+            raise web.HTTPForbidden(text=f"this resolver serves {self._mirrors}, not {meant[:80]!r}")
+
+    async def _found(self, repository: str, name: str) -> Manifest:
+        """Return the manifest that answers a tag or a digest."""
+        if DIGEST.fullmatch(name):
+            found = await self._versions.manifest(repository, name)
+            if found is None:
+                raise UnknownImageError(f"{repository}@{name} not found")
+            return found
+        version = await self._version(repository, name)
+        if version.catalog is None:
+            return version.manifest
+        chosen = await asyncio.to_thread(self._chosen, version.catalog, repository, name)
+        found = await self._versions.manifest(repository, chosen.digest)
+        if found is None:
+            raise EngineError(f"the index of {repository}:{name} lists {chosen.digest}, which is not there")
+        return found
+
+    async def _version(self, repository: str, tag: str) -> Version:
+        """Return what the upstream has under a tag, or else under the version that the tag begins with."""
+        for name in dict.fromkeys((tag, version(tag))):
+            found = await self._versions.version(repository, name)
+            # A version's words mean something only where it has variants.
+            if found is not None and (name == tag or found.catalog is not None):
+                return found
+        raise UnknownImageError(f"{repository}:{tag} not found")
+
+    def _chosen(self, catalog: Catalog, repository: str, tag: str) -> Resolved:
+        chosen = resolve(self._nodes(), catalog, tag)
+        self._journal.chose(f"{repository}:{tag}", chosen)
+        return chosen
+
+    def _nodes(self) -> Nodes:
+        classes = {name: node.host() for name, node in self._classes.items()}
+        return Nodes(here=self._node.host(), classes=classes)
+
+    async def _explain(self, request: web.Request) -> web.Response:
+        """Answer with the Selection document of IMAGE:TAG."""
+        reference = Reference.parse(f"localhost/{request.match_info['name']}")
+        found = await self._version(reference.repository, reference.tag)
+        if found.catalog is None:
+            raise UnknownImageError(f"{reference.repository}:{reference.tag} has no variants")
+        document = await asyncio.to_thread(explained, self._nodes(), found.catalog, reference.tag)
+        return web.json_response(document)
+
+
+def _manifest(found: Manifest) -> web.Response:
+    headers = {**API, "Content-Type": found.media_type, "Docker-Content-Digest": found.digest}
+    return web.Response(body=found.raw, headers=headers)
+
+
+def _error(status: int, message: str) -> web.Response:
+    """Return an error as the specification has it; engines print the message."""
+    errors = {"errors": [{"code": CODES.get(status, "UNKNOWN"), "message": message}]}
+    body = json.dumps(errors).encode()
+    return web.Response(status=status, body=body, headers={**API, "Content-Type": "application/json"})
+
+
+def _sentence(error: ImagematrixError) -> str:
+    return f"{error}; {error.remedy}" if error.remedy else str(error)

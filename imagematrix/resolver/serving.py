@@ -1,0 +1,127 @@
+"""Running the resolver until a signal ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import signal
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from aiohttp import web
+
+from imagematrix.errors import ImagematrixError, UsageError
+from imagematrix.resolver.journal import Journal
+from imagematrix.resolver.server import Resolver
+from imagematrix.resolver.tag import CLASS_NAME
+from imagematrix.resolver.upstream import LAYOUT, open_upstream
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from imagematrix.node.host import Host
+    from imagematrix.resolver.node import Node
+
+__all__ = ["Settings", "serve"]
+
+WATCH_S = 10.0
+GRACE_S = 10.0  # for pulls in progress, after a signal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What `imagematrix resolver` was started with.
+
+    `listen` is ADDRESS:PORT. The file `changed` is touched when the node has changed.
+    """
+
+    upstream: str
+    listen: str
+    node: Node
+    classes: Mapping[str, Node]
+    token: str | None
+    changed: Path | None = None
+
+    def address(self) -> tuple[str, int]:
+        """Return where to listen; raise UsageError if it is invalid, or open to others without a token."""
+        address: ipaddress.IPv4Address | ipaddress.IPv6Address = ipaddress.IPv4Address(0)
+        try:
+            parts = urlsplit(f"//{self.listen}")
+            port = parts.port
+            host = "127.0.0.1" if parts.hostname == "localhost" else str(parts.hostname)
+            address = ipaddress.ip_address(host)
+        except ValueError:
+            port = None
+        if port is None:
+            raise UsageError(f"invalid address {self.listen!r}: expected such as 127.0.0.1:5050")
+        if not address.is_loopback and not self.token:
+            raise UsageError(
+                f"{self.listen} can be reached by others, who would read images with this node's login",
+                remedy="set a password for them with --token-file, or listen on 127.0.0.1",
+            )
+        return str(address), port
+
+
+def serve(settings: Settings, note: Callable[[str], None]) -> None:
+    """Serve until SIGINT or SIGTERM; `note` is told of the address, the choices and the refusals.
+
+    Raises UsageError for invalid settings, ImagematrixError if the node cannot be probed.
+    """
+    for name in settings.classes:
+        if not CLASS_NAME.fullmatch(f"class.{name}"):
+            raise UsageError(f"invalid name of a class: {name!r}; a tag has to be able to contain it")
+    host, port = settings.address()
+    for node in (settings.node, *settings.classes.values()):
+        node.host()
+    asyncio.run(_serve(settings, host, port, note))
+
+
+async def _serve(settings: Settings, host: str, port: int, note: Callable[[str], None]) -> None:
+    upstream = open_upstream(settings.upstream)
+    resolver = Resolver(
+        upstream=upstream,
+        node=settings.node,
+        classes=settings.classes,
+        journal=Journal(note),
+        mirrors=None if settings.upstream.startswith(LAYOUT) else settings.upstream.partition("/")[0],
+        token=settings.token,
+    )
+    runner = web.AppRunner(resolver.application(), access_log=None, shutdown_timeout=GRACE_S)
+    await runner.setup()
+    try:
+        try:
+            site = web.TCPSite(runner, host, port)
+            await site.start()
+        except OSError as error:
+            raise UsageError(f"cannot listen on {settings.listen}: {error.strerror}") from error
+        ended = asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, ended.set)
+        for bound in runner.addresses:
+            name = f"[{bound[0]}]" if ":" in bound[0] else bound[0]
+            note(f"answering for {settings.upstream} on {name}:{bound[1]}")
+        watch = asyncio.create_task(_watch(settings, note))
+        await ended.wait()
+        watch.cancel()
+    finally:
+        await runner.cleanup()
+        await upstream.close()
+
+
+async def _watch(settings: Settings, note: Callable[[str], None]) -> None:
+    """Look at the node from time to time, and say when it has changed."""
+    seen: Host | None = None
+    while True:
+        try:
+            found = await asyncio.to_thread(settings.node.host)
+        except ImagematrixError as error:
+            note(str(error))
+        else:
+            if seen is not None and found != seen:
+                note("the node has changed: new answers may differ from what the engine has")
+                if settings.changed:
+                    await asyncio.to_thread(settings.changed.touch)
+            seen = found
+        await asyncio.sleep(WATCH_S)

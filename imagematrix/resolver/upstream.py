@@ -1,0 +1,49 @@
+"""Where the resolver gets manifests and blobs from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+from imagematrix.resolver.layout import Layout
+from imagematrix.resolver.remote import Remote
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from aiohttp import web
+
+    from imagematrix.oci.registry import Manifest
+
+__all__ = ["LAYOUT", "Upstream", "open_upstream"]
+
+LAYOUT = "oci:"  # what the name of one begins with
+
+
+class Upstream(Protocol):
+    """What has the images. Every method raises EngineError if it cannot be read."""
+
+    def manifest(self, repository: str, reference: str) -> Manifest | None:
+        """Return the manifest or the index of a tag or digest, or None. It blocks; threads may share it."""
+        ...
+
+    def tags(self, repository: str) -> list[str]:
+        """Return the tags of a repository, none if there is no such repository. It blocks, too."""
+        ...
+
+    async def blob(self, request: web.Request, repository: str, digest: str, /) -> web.StreamResponse:
+        """Answer a request for a blob, or for a range of it, without keeping the blob in memory."""
+        ...
+
+    async def close(self) -> None:
+        """Close the connections."""
+        ...
+
+
+def open_upstream(name: str) -> Upstream:
+    """Return the registry `name`, such as registry:5000 or registry:5000/mirror, or the layout "oci:FOLDER".
+
+    Raises UsageError if it is neither.
+    """
+    if name.startswith(LAYOUT):
+        return Layout(Path(name.removeprefix(LAYOUT)))
+    return Remote(name)

@@ -1,0 +1,113 @@
+"""A registry in memory with a version of several variants, and a resolver in front of it."""
+
+import asyncio
+import json
+import threading
+from pathlib import Path
+
+import requests
+from aiohttp import web
+from distribution import MANIFEST, digest
+
+from imagematrix.catalog import labels
+from imagematrix.node.host import Host
+from imagematrix.oci.registry import INDEX
+from imagematrix.resolver.journal import Journal
+from imagematrix.resolver.server import Resolver
+from imagematrix.resolver.upstream import open_upstream
+
+HOSTS = Path(__file__).parents[1] / "hosts"
+INPUT = digest(b"input")
+UNKNOWN = {"os": "unknown", "architecture": "unknown"}
+HOPPER = {"cuda": "12.4", "cubins": ["90"], "driver": {"mode": "exact", "version": "550.163.01"}}
+
+
+def variant(march="x86-64-v2", flags=("sse4_2",), **more):
+    return {"platform": "linux/amd64", "march": march, "cpu_flags": list(flags), **more}
+
+
+class Played:
+    """A node with the facts of a saved host; a test may exchange it."""
+
+    def __init__(self, name):
+        self.name = name
+
+    def host(self):
+        return Host.load(HOSTS / f"{self.name}.json")
+
+
+class Front:
+    """A resolver that runs in a thread of its own."""
+
+    def __init__(self, upstream, node, **options):
+        self.notes: list[str] = []
+        self.journal = Journal(self.notes.append)
+        self._upstream = open_upstream(upstream)
+        self._resolver = Resolver(
+            upstream=self._upstream, node=node, journal=self.journal, **{"classes": {}, **options}
+        )
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+        self.address = self._run(self._start())
+        self.session = requests.Session()
+        self.session.trust_env = False
+
+    async def _start(self):
+        self._runner = web.AppRunner(self._resolver.application(), access_log=None)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        return f"127.0.0.1:{self._runner.addresses[0][1]}"
+
+    async def _stop(self):
+        await self._runner.cleanup()
+        await self._upstream.close()
+
+    def _run(self, work):
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
+
+    def close(self):
+        self.session.close()
+        self._run(self._stop())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def get(self, path, method="GET", **options):
+        return self.session.request(method, f"http://{self.address}{path}", timeout=30, **options)
+
+    def pull(self, tag, repository="ml/training"):
+        """Return the digest that a tag is answered with, or the message of the refusal with its status."""
+        answer = self.get(f"/v2/{repository}/manifests/{tag}")
+        if answer.status_code == requests.codes.ok:
+            assert digest(answer.content) == answer.headers["Docker-Content-Digest"]
+            return answer.headers["Docker-Content-Digest"]
+        (error,) = answer.json()["errors"]
+        return answer.status_code, error["message"]
+
+
+class Published:
+    """Versions in the repository ml/training of a registry; `digests` are the variants' by cell."""
+
+    def __init__(self, server):
+        self.repository = server.repository("ml/training")
+        self.digests = {}
+
+    def publish(self, variants, version="v1", **terms):
+        listed = []
+        for cell, entry in variants.items():
+            own = {
+                labels.VERSION: version,
+                labels.CELL: cell,
+                labels.INPUT: INPUT,
+                labels.VARIANT: json.dumps(entry),
+                **terms,
+            }
+            name = labels.tag(version, cell, INPUT)
+            found = self.repository.image(name, own, layer=cell.encode() * 1000, annotations=own)
+            self.digests[cell] = found
+            size = len(self.repository.manifests[found][1])
+            described = {"mediaType": MANIFEST, "digest": found, "size": size}
+            listed.append({**described, "annotations": own, "platform": UNKNOWN})
+        index = {"schemaVersion": 2, "mediaType": INDEX, "manifests": listed}
+        return self.repository.put(version, json.dumps(index).encode(), INDEX)

@@ -1,0 +1,272 @@
+"""A read-only registry that answers a version with the variant for its node, and passes on all else."""
+
+import base64
+import concurrent.futures
+import json
+import socket
+
+import pytest
+from distribution import MANIFEST, digest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from resolving import HOPPER, Played, Published, variant
+
+from imagematrix.oci.registry import INDEX
+from imagematrix.resolver import versions
+
+LAYER = b"cpu-v3" * 1000
+
+
+def test_each_node_gets_the_variant_that_fits_it(front, published):
+    assert front("laptop").pull("v1") == published.digests["cpu-v3"]
+    assert front("genoa-h200").pull("v1") == published.digests["sm90"]
+    hopper = front("sapphirerapids-h100")
+    assert hopper.pull("v1") == published.digests["sm90"]
+    assert hopper.pull("v1-cpu") == published.digests["cpu-v3"]
+    assert hopper.notes == [
+        f"ml/training:v1 is {hopper.get('/explain/ml/training:v1').json()['selected']} for GPUs "
+        + ", ".join(gpu.uuid for gpu in Played("sapphirerapids-h100").host().gpus),
+        f"ml/training:v1-cpu is {hopper.get('/explain/ml/training:v1-cpu').json()['selected']} for no GPU",
+    ]
+
+
+def test_a_node_that_nothing_fits_gets_a_refusal_with_the_reasons(front, published):
+    node = front("rome-a100")
+    status, message = node.pull("v1")
+    assert status == 403
+    assert "none of the 3 variants" in message
+    assert "8.0" in message
+    (note,) = node.notes
+    assert "/v2/ml/training/manifests/v1" in note
+    explained = node.get("/explain/ml/training:v1").json()
+    assert explained["selected"] is None
+    assert len(explained["candidates"]) == len(published.digests)
+
+
+def test_a_mixed_node_gets_a_variant_for_all_of_its_gpus_or_none(front, upstream):
+    published = Published(upstream)
+    driver = {"mode": "exact", "version": "535.261.03"}
+    one = {**HOPPER, "driver": driver, "cubins": ["80"]}
+    both = {**HOPPER, "driver": driver, "cubins": ["75", "80"]}
+    published.publish({"sm80": variant(**one)})
+    published.publish({"sm75": variant(**both)}, version="v2")
+    node = front("mixed")
+    assert node.pull("v1")[0] == 403
+    assert node.pull("v2") == published.digests["sm75"]
+
+
+def test_axes_are_named_in_the_tag(front, upstream):
+    published = Published(upstream)
+    pythons = {f"py{minor}": variant(axes={"python": f"3.{minor}"}) for minor in (12, 13)}
+    published.publish(pythons)
+    node = front()
+    assert node.pull("v1-python3.12") == published.digests["py12"]
+    assert node.pull("v1-cpu-python3.13") == published.digests["py13"]
+    status, message = node.pull("v1")
+    assert status == 403
+    assert "differ in python; name one in the tag, such as v1-python3.12" in message
+    status, message = node.pull("v1-python3.14")
+    assert status == 403
+    assert "python3.12, python3.13" in message
+
+
+def test_a_class_gets_one_variant_on_every_node_that_it_fits(front, published):
+    classes = {"plain": Played("laptop"), "hopper": Played("genoa-h200")}
+    node = front("sapphirerapids-h100", classes=classes)
+    assert node.pull("v1-class.hopper") == published.digests["sm90"]
+    status, message = node.pull("v1-class.plain")
+    assert status == 403, "a CPU image on a node with GPUs is what v1-cpu is for"
+    assert "which does not fit this node" in message
+    assert node.pull("v1-cpu-class.plain") == published.digests["cpu-v3"]
+    status, message = node.pull("v1-class.nope")
+    assert (status, "classes of this resolver: hopper, plain" in message) == (403, True)
+
+
+def test_what_the_upstream_has_under_the_whole_tag_wins(front, published):
+    own = published.repository.image("v1-cpu", {}, layer=b"another")
+    node = front("genoa-h200")
+    assert node.pull("v1-cpu") == own
+    (tag,) = (one for one in published.repository.tags if "cpu-v2" in one)
+    assert node.pull(tag) == published.digests["cpu-v2"], "who names a variant gets it"
+
+
+def test_images_without_variants_pass_through(front, upstream, published):
+    other = upstream.repository("library/debian").image("trixie", {"a": "label"})
+    node = front()
+    assert node.pull("trixie", "library/debian") == other
+    assert node.pull("trixie-slim", "library/debian")[0] == 404
+    index = json.dumps({"schemaVersion": 2, "mediaType": INDEX, "manifests": []}).encode()
+    assert node.pull("all", "library/debian")[0] == 404
+    assert upstream.repository("library/debian").put("all", index, INDEX) == node.pull(
+        "all", "library/debian"
+    )
+    assert node.pull("v2")[0] == node.pull("v1", "nothing/here")[0] == 404
+    assert node.get("/explain/library/debian:trixie").status_code == 404
+    index = published.repository.tags["v1"]
+    assert node.pull(index) == index, "what is named by its digest is what was named"
+    assert node.pull(digest(b"nothing"))[0] == 404
+
+
+def test_heads_tags_and_the_rest_of_the_api(front, published):
+    node = front()
+    found = node.get("/v2/ml/training/manifests/v1", method="HEAD")
+    assert found.headers["Docker-Content-Digest"] == published.digests["cpu-v3"]
+    assert found.headers["Content-Type"] == MANIFEST
+    assert not found.content
+    assert node.get("/v2/").headers["Docker-Distribution-Api-Version"] == "registry/2.0"
+    tags = node.get("/v2/ml/training/tags/list").json()
+    assert tags["name"] == "ml/training"
+    assert "v1" in tags["tags"]
+    assert node.get("/healthz").text == "ok\n"
+    node.pull("v1")
+    text = node.get("/metrics").text
+    assert 'imagematrix_resolver_choices_total{tag="ml/training:v1",variant=' in text
+    assert 'imagematrix_resolver_answers_total{method="HEAD",status="200"} 1.0' in text
+
+
+def test_blobs_pass_through_in_whole_and_in_part(front, published):
+    node = front()
+    path = f"/v2/ml/training/blobs/{digest(LAYER)}"
+    assert node.get(path).content == LAYER
+    assert node.get(path, method="HEAD").headers["Content-Length"] == str(len(LAYER))
+    assert node.get(f"/v2/ml/training/blobs/{digest(b'?')}").status_code == 404
+    assert published.digests
+
+
+def test_logins_go_to_the_upstream_and_are_renewed(front, upstream, published, docker_login):
+    docker_login(upstream.address, "ann", "secret")
+    upstream.uses = 2  # requests that a token is good for
+    node = front()
+    assert node.pull("v1") == published.digests["cpu-v3"]
+    for _ in range(5):
+        assert node.get(f"/v2/ml/training/blobs/{digest(LAYER)}").content == LAYER
+
+
+def test_containerd_names_the_registry_that_it_means(front, published):
+    node = front(mirrors="registry.example:5000")
+    path = "/v2/ml/training/manifests/v1"
+    assert node.get(f"{path}?ns=registry.example:5000").status_code == 200
+    refused = node.get(f"{path}?ns=docker.io")
+    assert refused.status_code == 403
+    assert "serves registry.example:5000, not 'docker.io'" in refused.json()["errors"][0]["message"]
+    assert published.digests
+
+
+def test_a_token_keeps_others_out(front, published):
+    login = "any:päss"
+    node = front(token=login.partition(":")[2])
+    assert node.pull("v1")[0] == 401
+    assert node.get("/v2/").headers["WWW-Authenticate"].startswith("Basic ")
+    for wrong in ("Basic ???", "Bearer x", "Basic " + base64.b64encode(b"any:wrong").decode()):
+        assert node.get("/v2/", headers={"Authorization": wrong}).status_code == 401
+    right = "Basic " + base64.b64encode(login.encode()).decode()
+    answer = node.get("/v2/ml/training/manifests/v1", headers={"Authorization": right})
+    assert answer.headers["Docker-Content-Digest"] == published.digests["cpu-v3"]
+    assert node.get("/healthz").status_code == 200
+    assert node.get("/metrics").status_code == 401
+
+
+def test_the_last_catalog_serves_while_the_upstream_is_away(front, upstream, published, monkeypatch):
+    monkeypatch.setattr(versions, "FRESH_S", 0)
+    node = front()
+    assert node.pull("v1") == published.digests["cpu-v3"]
+    upstream.fails("GET", "/manifests/v1$", times=1000, status=503)
+    assert node.pull("v1") == published.digests["cpu-v3"]
+    assert "is the last known" in node.notes[-1]
+    assert "imagematrix_resolver_stale_answers_total 1.0" in node.get("/metrics").text
+    upstream.fails("GET", "/manifests/v2$", times=1000, status=503)
+    assert node.pull("v2")[0] == 502, "of this version nothing is known"
+
+
+def test_an_upstream_that_hangs_is_not_waited_for_where_an_answer_is_known(
+    front, upstream, published, monkeypatch
+):
+    monkeypatch.setattr(versions, "FRESH_S", 0)
+    monkeypatch.setattr(versions, "PATIENCE_S", 0.1)
+    node = front()
+    assert node.pull("v1") == published.digests["cpu-v3"]
+    upstream.fails("GET", "/manifests/v1$", then=lambda: __import__("time").sleep(2))
+    assert node.pull("v1") == published.digests["cpu-v3"]
+    assert "the upstream does not answer" in node.notes[-1]
+
+
+def test_a_version_that_grew_and_a_node_that_changed_are_answered_anew(front, published, monkeypatch):
+    monkeypatch.setattr(versions, "FRESH_S", 0)
+    played = Played("laptop")
+    node = front(node=played)
+    assert node.pull("v1") == published.digests["cpu-v3"]
+    published.publish({"cpu-v2": variant(), "adl": variant("alderlake", ["sse4_2", "avx2", "fma"])})
+    assert node.pull("v1") == published.digests["adl"]
+    played.name = "genoa-h200"
+    assert node.pull("v1")[0] == 403
+    played.name = "nowhere"
+    assert node.get("/healthz").status_code == 503
+
+
+def test_a_damaged_catalog_is_refused(front, published, upstream):
+    own = published.repository.manifests[published.repository.tags["v1"]][1]
+    broken = own.replace(b"sse4_2", b"sse4_2\\\\")
+    published.repository.put("v3", broken, INDEX)
+    status, message = front().pull("v3")
+    assert (status, "v3" in message) == (403, True)
+    assert upstream.asked
+
+
+def test_an_index_whose_image_is_gone_is_an_error_of_the_upstream(front, published):
+    del published.repository.manifests[published.digests["cpu-v3"]]
+    assert front().pull("v1")[0] == 502
+
+
+def test_requests_at_once_ask_the_upstream_once(front, upstream, published):
+    node = front()
+    with concurrent.futures.ThreadPoolExecutor(32) as pool:
+        answers = set(pool.map(node.pull, ["v1"] * 64))
+    assert answers == {published.digests["cpu-v3"]}
+    assert upstream.count("GET", "/manifests/v1$") == 1
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/v2/ML/manifests/v1", "/v2/../../etc/passwd", "/v2/a/manifests/sha256:short", "/v2/a/blobs/x", "/v3/",
+     "/v2/a/manifests/%00", "/v2/a//b/manifests/v1", "/v2/a/tags/all", "/v2/a/uploads/", "/explain/", "/"],
+)  # fmt: skip
+def test_what_is_no_image_is_refused(front, path):
+    answer = front().get(path)
+    assert answer.status_code in (400, 403, 404)
+    assert answer.json()["errors"]
+
+
+@pytest.mark.parametrize("method", ["PUT", "POST", "PATCH", "DELETE"])
+def test_nothing_is_written(front, method):
+    answer = front().get("/v2/ml/training/manifests/v1", method=method, data=b"{}")
+    assert answer.status_code == 405
+    assert answer.json()["errors"][0]["code"] == "UNSUPPORTED"
+
+
+def said(address, raw, *, end=False):
+    """Return the first bytes that a server answers to any bytes."""
+    host, _, port = address.partition(":")
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        connection.sendall(raw)
+        if end:
+            connection.shutdown(socket.SHUT_WR)
+        return connection.recv(64)
+
+
+def test_a_tls_handshake_is_answered_in_http(front):
+    # docker tries TLS first, and plain HTTP only if the answer begins with HTTP/.
+    hello = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(range(256)) * 2
+    assert said(front().address, hello).startswith(b"HTTP/1.")
+
+
+def test_junk_ends_the_connection_and_nothing_else(front, published):
+    node = front()
+
+    @settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(st.binary(max_size=300), st.sampled_from([b"", b"GET /v2/ HTTP/1.1\r\n", b"GET /v2/ml/training/"]))
+    def junk(raw, start):
+        answer = said(node.address, start + raw, end=True)
+        assert not answer or answer.startswith(b"HTTP/1.")
+
+    junk()
+    assert node.pull("v1") == published.digests["cpu-v3"]

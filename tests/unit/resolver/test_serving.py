@@ -1,0 +1,108 @@
+"""Where the resolver listens, and how it begins and ends."""
+
+import re
+import signal
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from imagematrix.errors import UsageError
+from imagematrix.resolver.node import Saved
+from imagematrix.resolver.serving import Settings, serve
+
+HOSTS = Path(__file__).parents[2] / "hosts"
+LAPTOP = Saved(HOSTS / "laptop.json")
+
+
+def settings(listen, token=None, **options):
+    given = {"upstream": "registry.example:5000", "node": LAPTOP, "classes": {}, **options}
+    return Settings(listen=listen, token=token, **given)
+
+
+@pytest.mark.parametrize(
+    ("listen", "address"),
+    [
+        ("127.0.0.1:5050", ("127.0.0.1", 5050)),
+        ("127.1.2.3:0", ("127.1.2.3", 0)),
+        ("localhost:1", ("127.0.0.1", 1)),
+        ("[::1]:65535", ("::1", 65535)),
+    ],
+)
+def test_loopback_needs_no_token(listen, address):
+    assert settings(listen).address() == address
+
+
+@pytest.mark.parametrize("listen", ["0.0.0.0:5050", "[::]:5050", "10.0.0.1:1", "[::ffff:10.0.0.1]:1"])
+def test_all_else_needs_one(listen):
+    with pytest.raises(UsageError, match="can be reached by others") as caught:
+        settings(listen).address()
+    assert "--token-file" in caught.value.remedy
+    assert settings(listen, token=str(listen)).address()[1]
+
+
+@pytest.mark.parametrize(
+    "listen", ["", "5050", ":5050", "127.0.0.1", "127.0.0.1:70000", "[::1", "host.example:1", "a:b"]
+)
+def test_what_is_no_address_is_refused(listen):
+    with pytest.raises(UsageError, match=r"expected such as 127\.0\.0\.1:5050"):
+        settings(listen).address()
+
+
+def test_the_name_of_a_class_has_to_fit_into_a_tag():
+    with pytest.raises(UsageError, match="invalid name of a class: 'a-b'"):
+        serve(settings("127.0.0.1:0", classes={"a-b": LAPTOP}), print)
+
+
+def run(*words):
+    command = [sys.executable, "-m", "imagematrix", "resolver", *map(str, words)]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_with_success(number, published, upstream):
+    host = HOSTS / "laptop.json"
+    with run("--upstream", upstream.address, "--listen", "127.0.0.1:0", "--host", host) as process:
+        line = process.stderr.readline()
+        address = re.fullmatch(rf"answering for {upstream.address} on (\S+)\n", line)[1]
+        with urllib.request.urlopen(f"http://{address}/v2/ml/training/manifests/v1") as answer:
+            assert answer.headers["Docker-Content-Digest"] == published.digests["cpu-v3"]
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            urllib.request.urlopen(f"http://{address}/v2/ml/training/manifests/v9")
+        assert "ml/training:v1 is " in process.stderr.readline()
+        process.send_signal(number)
+        assert process.wait(30) == 0
+        assert process.stderr.read() == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--upstream", "nope"], "invalid registry 'nope'"),
+        (["--upstream", "oci:/nowhere"], "is not an OCI layout"),
+        (["--upstream", "r:1", "--class", "a"], "expected NAME=FILE"),
+        (["--upstream", "r:1", "--host", "/nowhere"], "/nowhere"),
+        (["--upstream", "r:1", "--token-file", "/nowhere"], "cannot be read"),
+        (["--upstream", "r:1", "--token-file", "/dev/null"], "is empty"),
+        (["--upstream", "r:1", "--listen", "192.0.2.1:1"], "can be reached by others"),
+        (["--upstream", "r:1", "--listen", "127.0.0.1:1"], None),
+    ],
+)
+def test_mistakes_are_told_before_it_listens(words, said):
+    if said is None:  # a port that another has
+        with socket.socket() as other:
+            other.bind(("127.0.0.1", 0))
+            other.listen()
+            words[-1] = f"127.0.0.1:{other.getsockname()[1]}"
+            with run(*words) as process:
+                error = process.communicate(timeout=60)[1]
+        said = "cannot listen on"
+    else:
+        with run(*words) as process:
+            error = process.communicate(timeout=60)[1]
+    assert process.returncode == 2
+    assert said in error

@@ -1,0 +1,72 @@
+"""What a tag asks for, beyond its version."""
+
+import pytest
+
+from imagematrix.catalog.catalog import Catalog, Variant
+from imagematrix.errors import UsageError
+from imagematrix.resolver.tag import Wish, version, wish
+
+
+def catalog(*axes):
+    variants = tuple(
+        Variant(reference=f"training:v1-{number}", digest=None, platform="linux/amd64", axes=own)
+        for number, own in enumerate(axes)
+    )
+    return Catalog(image="training", version="v1", variants=variants)
+
+
+PYTHONS = catalog((("flavour", "full-debug"), ("python", "3.12")), (("flavour", "slim"), ("python", "3.13")))
+
+
+@pytest.mark.parametrize(
+    ("tag", "meant"),
+    [
+        ("v1", Wish()),
+        ("v1-cpu", Wish(cpu=True)),
+        ("v1-python3.13", Wish(where=(("python", "3.13"),))),
+        ("v1-cpu-python3.12", Wish(cpu=True, where=(("python", "3.12"),))),
+        ("v1-flavourfull-debug-cpu", Wish(cpu=True, where=(("flavour", "full-debug"),))),
+        ("v1-python3.12-flavourslim", Wish(where=(("flavour", "slim"), ("python", "3.12")))),
+        ("v1-class.hopper", Wish(node_class="hopper")),
+        ("v1-python3.13-class.a100.x2", Wish(where=(("python", "3.13"),), node_class="a100.x2")),
+    ],
+)
+def test_a_tag_names_axes_and_wishes_in_any_order(tag, meant):
+    assert version(tag) == "v1"
+    assert wish(tag, PYTHONS) == meant
+
+
+@pytest.mark.parametrize(
+    "tag",
+    [
+        "v1-",
+        "v1-python3.14",
+        "v1-python",
+        "v1-python3.12-python3.12",
+        "v1-python3.12-python3.13",
+        "v1-cpu-cpu",
+        "v1-class.",
+        "v1-class.a-class.b",
+        "v1-cpu-",
+        "v1--cpu",
+        "v1-cpux",
+        "v1-latest",
+    ],
+)
+def test_other_words_are_refused_with_those_that_are_valid(tag):
+    with pytest.raises(UsageError, match="is not a tag of training") as caught:
+        wish(tag, PYTHONS)
+    assert "class.NAME, cpu, flavourfull-debug, flavourslim, python3.12, python3.13" in caught.value.remedy
+
+
+def test_words_that_can_be_read_in_two_ways_are_refused():
+    ambiguous = catalog((("a", "1-b2"), ("b", "2")), (("a", "1"), ("b", "3")))
+    with pytest.raises(UsageError, match="can be read in several ways"):
+        wish("v1-a1-b2", ambiguous)
+    assert wish("v1-a1-b3", ambiguous) == Wish(where=(("a", "1"), ("b", "3")))
+
+
+def test_a_catalog_that_wants_to_be_slow_to_read_is_not():
+    hostile = catalog(*((("a", "x-a" * number + "x"),) for number in range(30)))
+    with pytest.raises(UsageError):
+        wish(f"v1-{'ax-' * 40}y", hostile)
