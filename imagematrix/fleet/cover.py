@@ -1,6 +1,6 @@
-"""The smallest set that has something for everyone: minimum set cover, by branch and bound.
+"""Minimum hitting set by branch and bound: the fewest members such that every demand contains one.
 
-A demand is the set of all members that would meet it. A set is an integer with bit i for member i.
+A demand is the set of members that meet it. A set is an integer with bit i for member i.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 __all__ = ["WORK", "Cover", "bits", "cover"]
 
 WORK = 10_000_000  # comparisons of sets, a few seconds
-DEEPEST = 400  # members, and as many calls within calls
+DEEPEST = 400  # members, which is the depth of the recursion
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cover:
-    """A set with a member of every demand; it is proved that no such set has fewer than `least` members."""
+    """A set with a member of every demand. Every such set has at least `least` members."""
 
     members: int
     least: int
@@ -32,10 +32,10 @@ class Cover:
 
 
 def cover(demands: Iterable[int], *, work: int = WORK) -> Cover:
-    """Return the smallest set with a member of every demand; of equal members the lowest number is taken.
+    """Return the smallest set with a member of every demand; of equal members the lowest is taken.
 
-    It is found with no more than `work` comparisons of sets. Where these don't do, the set is the best that
-    was found, at worst the greedy one. The order of the demands changes nothing.
+    The search is limited to `work` comparisons of sets. If that does not suffice, the result is the best set
+    found so far, at worst the greedy one. The order of the demands does not matter.
     """
     rows = sorted(set(demands))
     if not all(rows):
@@ -54,7 +54,7 @@ def cover(demands: Iterable[int], *, work: int = WORK) -> Cover:
 
 
 def bits(some: int) -> Iterator[int]:
-    """Yield the members of a set, each as the set of it alone, from the lowest number on."""
+    """Yield the members of a set as sets of one member, lowest first."""
     while some:
         lowest = some & -some
         yield lowest
@@ -80,7 +80,7 @@ class _Budget:
 
 
 class _Search:
-    """The search for the smallest cover of some rows, sorted so that those of few members come first."""
+    """The search for the smallest cover of rows, which are sorted by their number of members."""
 
     __slots__ = ("_best", "_budget", "_rows")
 
@@ -97,7 +97,7 @@ class _Search:
         return Cover(members=self._best, least=self._best.bit_count())
 
     def _descend(self, rows: list[int], chosen: int) -> None:
-        """Look for covers of `rows` that are smaller than the best one, together with what is `chosen`."""
+        """Look for covers of `rows` that, together with `chosen`, are smaller than the best one."""
         if chosen.bit_count() > DEEPEST:
             raise _OutOfWorkError
         forced, rows = _reduced(rows, self._budget)
@@ -108,14 +108,14 @@ class _Search:
             self._best = chosen
             return
         while all(rows):
-            # One member of the first row belongs to every cover: each is tried, and left out from then on.
+            # Every cover contains a member of the first row: each is tried, and then left out.
             member = _most_useful(rows, among=rows[0])
             self._descend([row for row in rows if not row & member], chosen | member)
             rows = [row & ~member for row in rows]
 
 
 def _reduced(rows: list[int], budget: _Budget) -> tuple[int, list[int]]:
-    """Return members that are in a smallest cover, and the rows that are left, those of few members first."""
+    """Return members that belong to a smallest cover, and the remaining rows, sorted by number of members."""
     forced = 0
     while True:
         rows = _minimal(rows, budget)
@@ -130,7 +130,7 @@ def _reduced(rows: list[int], budget: _Budget) -> tuple[int, list[int]]:
 
 
 def _minimal(rows: list[int], budget: _Budget) -> list[int]:
-    """Return the rows that contain no other: what meets the other meets them too."""
+    """Return the rows that contain no other row; a member that meets the other meets them, too."""
     kept: list[int] = []
     for row in sorted(set(rows), key=lambda row: (row.bit_count(), row)):
         budget.spend(len(kept) + 1)
@@ -140,7 +140,7 @@ def _minimal(rows: list[int], budget: _Budget) -> list[int]:
 
 
 def _useful(rows: list[int], budget: _Budget) -> int:
-    """Return the members for which no other one is in all of their rows."""
+    """Return the members that no other member can replace: none is in all of the same rows."""
     places: dict[int, int] = {}
     for number, row in enumerate(rows):
         for member in bits(row):
@@ -156,7 +156,7 @@ def _useful(rows: list[int], budget: _Budget) -> int:
 
 
 def _parts(rows: list[int]) -> list[list[int]]:
-    """Return the rows in groups that share no member, in the order of their first rows."""
+    """Return the rows grouped so that groups share no member, in the order of their first rows."""
     parts: list[tuple[int, list[int]]] = []
     for row in rows:
         touching = [part for part in parts if part[0] & row]
@@ -170,7 +170,7 @@ def _parts(rows: list[int]) -> list[list[int]]:
 
 
 def _greedy(rows: list[int]) -> int:
-    """Return the cover that takes the most useful member again and again."""
+    """Return the greedy cover, which always takes the member that meets most rows."""
     members = 0
     while rows:
         member = _most_useful(rows)
@@ -185,7 +185,7 @@ def _most_useful(rows: list[int], *, among: int = -1) -> int:
 
 
 def _bound(rows: list[int]) -> int:
-    """Return how many members every cover has at least: as many as there are rows without a common one."""
+    """Return a lower bound for the size of any cover: the number of rows that are pairwise disjoint."""
     taken = count = 0
     for row in rows:
         if not row & taken:

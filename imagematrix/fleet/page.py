@@ -1,4 +1,4 @@
-"""The page of a Coverage: one self-contained HTML file, whatever names hosts and images have."""
+"""The report of a Coverage as one self-contained HTML file. Names of hosts and images are escaped."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 __all__ = ["page"]
 
 TEMPLATE = "page.html"
-CELLS = 20_000  # of the picture; with more, a browser gets slow
-COLUMNS = 100  # with more variants, those that fit no host are left out
-LISTED = 40  # reasons, or changes, that are told before how many more there are
+CELLS = 20_000  # of the table; with more, browsers get slow
+COLUMNS = 100  # with more variants, those that fit no host are omitted
+LISTED = 40  # reasons or changes in a list, which then says how many were omitted
 THOUSAND = 1_000
-NAMED = 12  # hosts that are named before how many more there are
+NAMED = 12  # hosts in a list, which then says how many were omitted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Column:
-    """One variant; `group` is the headline it shares with its neighbours."""
+    """One variant; `group` is the heading that it shares with its neighbours."""
 
     group: str
     label: str
@@ -43,7 +43,7 @@ class _Column:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Cell:
-    """What a variant is to a row: "selected", "fits" or "refused", and the words to it."""
+    """The state of a variant for a row, "selected", "fits" or "refused", and its tooltip."""
 
     state: str
     tip: str
@@ -51,7 +51,7 @@ class _Cell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Row:
-    """Hosts of one description for which the same is selected and the same fits."""
+    """Hosts with the same description, selected variant and fitting variants."""
 
     names: tuple[str, ...]
     kind: Kind
@@ -59,7 +59,7 @@ class _Row:
 
 
 def page(coverage: Coverage, *, cells: int = CELLS) -> str:
-    """Return the page; of a picture of more than `cells` cells, the rows with the most hosts."""
+    """Return the page; a table of more than `cells` cells shows only the rows with the most hosts."""
     columns = _columns(coverage)
     groups = _groups(coverage.kinds, columns)
     rows = [_row(kinds, columns) for kinds in groups[: max(1, cells // max(1, len(columns)))]]
@@ -88,7 +88,7 @@ def _template() -> Template:
 
 
 class _Short:
-    """The reference without what all of the catalog begin with."""
+    """Shortens references by the prefix that all in the catalog share."""
 
     def __init__(self, coverage: Coverage) -> None:
         self._prefix = f"{coverage.image}:{coverage.version}-"
@@ -98,7 +98,7 @@ class _Short:
 
 
 def _columns(coverage: Coverage) -> list[_Column]:
-    """Return the variants, those with the same driver and CUDA release side by side."""
+    """Return the variants, grouped by driver and CUDA release."""
     smallest = frozenset(coverage.smallest.variants)
     services = {
         service.reference: service
@@ -121,7 +121,7 @@ def _place(variant: Variant) -> tuple[Any, ...]:
     cuda = versions.order(variant.cuda) if variant.cuda else ()
     driver = versions.order(variant.driver.version) if variant.driver and variant.driver.version else ()
     cubins = [(int(cubin.rstrip("af")), cubin) for cubin in variant.cubins]
-    # The group goes before the rest, so that it stays in one piece.
+    # The group comes before the rest, so that it is not split.
     return not variant.gpu, cuda, driver, _group(variant), cubins, len(variant.cpu_flags), variant.reference
 
 
@@ -145,7 +145,7 @@ def _label(variant: Variant) -> str:
 
 
 def _groups(kinds: Iterable[Kind], columns: Sequence[_Column]) -> list[tuple[Kind, ...]]:
-    """Return the kinds that look the same together: the most hosts first, then by what they get."""
+    """Return kinds that look the same as groups: most hosts first, then by selected variant."""
     groups: dict[Hashable, list[Kind]] = {}
     for kind in kinds:
         look = kind.gpus, kind.driver, kind.level, kind.cpu, kind.selected, kind.fits
@@ -174,12 +174,12 @@ def _row(kinds: Sequence[Kind], columns: Sequence[_Column]) -> _Row:
 
 def _cell(candidate: Candidate) -> _Cell:
     if candidate.rank is None:
-        state, told = "refused", [f"{rule.rule}: {rule.why}" for rule in candidate.failing]
+        state, lines = "refused", [f"{rule.rule}: {rule.why}" for rule in candidate.failing]
     elif candidate.rank == 1:
-        state, told = "selected", ["selected: it fits best"]
+        state, lines = "selected", ["selected: it fits best"]
     else:
-        state, told = "fits", [f"fits, as number {candidate.rank}"]
-    return _Cell(state=state, tip="\n".join([candidate.reference, *told]))
+        state, lines = "fits", [f"fits, as number {candidate.rank}"]
+    return _Cell(state=state, tip="\n".join([candidate.reference, *lines]))
 
 
 def _named(hosts: Sequence[str], count: int = NAMED) -> str:
@@ -188,7 +188,7 @@ def _named(hosts: Sequence[str], count: int = NAMED) -> str:
 
 
 def _brief(number: int) -> str:
-    """Return a number that fits a narrow column: 831, 2.6k, 12k."""
+    """Format a number for a narrow column: 831, 2.6k, 12k."""
     if number < THOUSAND:
         return str(number or "")
     thousands = number / THOUSAND

@@ -1,1 +1,1 @@
-"""matrix.yaml: reading it, expanding it to cells, dropping those that cannot work."""
+"""matrix.yaml: reading it, expanding it to cells, and dropping cells that cannot work."""

@@ -1,7 +1,7 @@
-"""YAML text to a tree of nodes that know their line and column. Scalars stay the text they were written as.
+"""Parse YAML text into a tree of nodes with their line and column. Scalars keep the text as it was written.
 
-Built on the parser's events, not on its constructors: nothing is turned into a float (12.10 stays "12.10"),
-a duplicate key is an error, and neither deep nesting nor aliases of aliases can exhaust the machine.
+It uses the parser's events, not its constructors: nothing becomes a float (12.10 stays "12.10"), a duplicate
+key is an error, and neither deep nesting nor aliases of aliases can exhaust memory.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NODES = 1_000_000  # after aliases are followed; a matrix of 100,000 cells is wr
 
 @dataclass(frozen=True, slots=True)
 class Scalar:
-    """One value. `text` is None where nothing was written (or a bare `null` or `~`)."""
+    """One value. `text` is None for an empty value or a bare `null` or `~`."""
 
     text: str | None
     mark: Mark
@@ -34,7 +34,7 @@ class Scalar:
 
 @dataclass(slots=True)
 class Sequence:
-    """A list. `size` counts the nodes in it, itself included, with aliases followed."""
+    """A list. `size` is the number of nodes in it, including itself, with aliases followed."""
 
     mark: Mark
     items: list[Node] = field(default_factory=list)
@@ -43,7 +43,7 @@ class Sequence:
 
 @dataclass(slots=True)
 class Mapping:
-    """A map in the order it was written, each key with where it stands."""
+    """A map in the order of the file; each key has its position."""
 
     mark: Mark
     entries: dict[str, tuple[Mark, Node]] = field(default_factory=dict)
@@ -85,7 +85,7 @@ def _mark(mark: Any) -> Mark:
 
 
 class _Composer:
-    """Builds the tree from the parser's events, with its own stack."""
+    """Builds the tree from the parser's events, with an explicit stack."""
 
     def __init__(self, where: str, text: str) -> None:
         self._where = where
@@ -107,7 +107,7 @@ class _Composer:
         return root
 
     def _step(self, event: yaml.Event, mark: Mark) -> Node | None:
-        """Take one event; return the root once it is complete."""
+        """Process one event; return the root once it is complete."""
         if isinstance(event, yaml.ScalarEvent):
             self._untagged(event, mark)
             bare = event.style is None or event.style == ""
@@ -176,9 +176,9 @@ class _Composer:
 
 @dataclass(slots=True)
 class _Open:
-    """A collection whose end has not come yet, the key that waits for its value, and the keys written here.
+    """A collection that is still open, the key whose value is still missing, and the keys written in it.
 
-    These go before the ones that << brings, wherever it stands.
+    Keys written here take precedence over those merged by <<, wherever << stands.
     """
 
     node: Sequence | Mapping

@@ -1,7 +1,8 @@
-"""A Matrix to its cells: the product of the axes, less what is excluded, plus what is included.
+"""Expand a Matrix to its cells: the product of the axes, without excluded cells, with included ones.
 
-Order and meaning are those of GitHub Actions: the last axis runs fastest; an exclude matches in part; an
-include whose axis values match cells gives them its properties, and one that matches none adds a cell.
+Order and meaning are those of GitHub Actions: the last axis varies fastest; an exclude rule may name only
+some axes; an include entry that matches cells adds its properties to them, and one that matches none adds
+a cell.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ SHOWN = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Excluded:
-    """A cell that a rule dropped, and the rule."""
+    """A cell that an exclude rule dropped, and the rule."""
 
     cell: Cell
     rule: Exclude
@@ -36,7 +37,7 @@ class Excluded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expansion:
-    """All cells of a matrix, in order: those that stand, and those that rules dropped."""
+    """All cells of a matrix, in order: those that are kept, and those that rules dropped."""
 
     cells: tuple[Cell, ...]
     excluded: tuple[Excluded, ...]
@@ -45,8 +46,8 @@ class Expansion:
 def expand(matrix: Matrix) -> Expansion:
     """Return the cells of `matrix`.
 
-    Raises MatrixError for a rule that drops nothing of its own, for cells that would have one name, and where
-    a plain pull is to have several answers, or none.
+    Raises MatrixError if a rule drops no cell, if cells have the same id, or if `plain_pull` does not name
+    one cell for each platform.
     """
     points = list(_points(matrix.axes))
     kept, dropped = _exclude(matrix, points)
@@ -56,17 +57,17 @@ def expand(matrix: Matrix) -> Expansion:
     for image in matrix.images:
         cells += [_cell(matrix, image, point, extra) for point, extra in merged]
         excluded += [Excluded(cell=_cell(matrix, image, point, {}), rule=rule) for point, rule in dropped]
-    _told_apart(matrix, cells[: len(merged)])
-    found = Expansion(cells=tuple(cells), excluded=tuple(excluded))
+    _check_unique(matrix, cells[: len(merged)])
+    expansion = Expansion(cells=tuple(cells), excluded=tuple(excluded))
     for image in matrix.images:
-        plain_pull(matrix, found, image)
-    return found
+        plain_pull(matrix, expansion, image)
+    return expansion
 
 
 def only(expansion: Expansion, expression: str, matrix: Matrix) -> Expansion:
-    """Return the part of `expansion` that `--only` asks for.
+    """Return the part of `expansion` that `--only` selects.
 
-    `image` may be asked for like an axis. Raises conditions.ConditionError where the expression names no axis
+    `image` can be used like an axis. Raises conditions.ConditionError if the expression names an unknown axis
     or matches no value.
     """
     values = {**matrix.axes, "image": tuple(image.name for image in matrix.images)}
@@ -77,21 +78,21 @@ def only(expansion: Expansion, expression: str, matrix: Matrix) -> Expansion:
                 values[axis] += (value,)
     wanted = conditions.among(values, conditions.parse_only(expression), "this matrix")
 
-    def asked(cell: Cell) -> bool:
+    def matches(cell: Cell) -> bool:
         point = {**cell.axes, "image": cell.image.name}
-        return all(point.get(axis) in found for axis, found in wanted.items())
+        return all(point.get(axis) in values for axis, values in wanted.items())
 
     return replace(
         expansion,
-        cells=tuple(cell for cell in expansion.cells if asked(cell)),
-        excluded=tuple(item for item in expansion.excluded if asked(item.cell)),
+        cells=tuple(cell for cell in expansion.cells if matches(cell)),
+        excluded=tuple(item for item in expansion.excluded if matches(item.cell)),
     )
 
 
 def plain_pull(matrix: Matrix, expansion: Expansion, image: Image) -> dict[str, str]:
-    """Return by platform the id of the cell that `image` names under `plain_pull`; nothing where it has none.
+    """Return, by platform, the id of the cell that `plain_pull` of `image` names; empty if it is not set.
 
-    Raises MatrixError where it does not name one cell for each platform.
+    Raises MatrixError if it does not name exactly one cell for each platform.
     """
     stated = image.plain_pull
     if stated is None:
@@ -119,7 +120,7 @@ def _plain_problem(platform: str, ids: Sequence[str], mark: Mark) -> Problem:
 
 
 def _points(axes: Mapping[str, Sequence[str]]) -> Iterator[dict[str, str]]:
-    """Yield the product of the axes; CPU-only points lose the GPU axes and come once."""
+    """Yield the product of the axes; CPU-only points have no GPU axes, and each is yielded once."""
     seen: set[tuple[str, ...]] = set()
     for values in itertools.product(*axes.values()):
         point = dict(zip(axes, values, strict=True))
@@ -147,13 +148,13 @@ def _exclude(
                 break
         else:
             kept.append(point)
-    idle = [matrix.exclude[number] for number, count in counts.items() if not count]
-    if idle:
-        raise MatrixError(str(matrix.path), [_idle_problem(rule, points) for rule in idle], matrix.text)
+    unused = [matrix.exclude[number] for number, count in counts.items() if not count]
+    if unused:
+        raise MatrixError(str(matrix.path), [_unused_problem(rule, points) for rule in unused], matrix.text)
     return kept, dropped
 
 
-def _idle_problem(rule: Exclude, points: list[dict[str, str]]) -> Problem:
+def _unused_problem(rule: Exclude, points: list[dict[str, str]]) -> Problem:
     shadowed = any(all(point.get(axis) in found for axis, found in rule.matches.items()) for point in points)
     message = "drops nothing: earlier rules drop all it matches" if shadowed else "matches no cell"
     return Problem(f"this exclude rule {message}", rule.mark, "remove it, or correct its conditions")
@@ -172,7 +173,7 @@ def _include(matrix: Matrix, points: list[dict[str, str]]) -> list[tuple[dict[st
 
 
 def _whole(matrix: Matrix, entry: Include) -> dict[str, str]:
-    """Return the point an include adds, its axes in the matrix' order."""
+    """Return the point that an include entry adds, with its axes in the order of the matrix."""
     needed = [axis for axis in matrix.axes if not (entry.axes.get("cuda") == NO_CUDA and axis in GPU_AXES)]
     missing = [axis for axis in needed if axis not in entry.axes]
     if missing:
@@ -181,7 +182,7 @@ def _whole(matrix: Matrix, entry: Include) -> dict[str, str]:
     return {axis: entry.axes[axis] for axis in needed}
 
 
-def _told_apart(matrix: Matrix, cells: Sequence[Cell]) -> None:
+def _check_unique(matrix: Matrix, cells: Sequence[Cell]) -> None:
     names = Counter(cell.id for cell in cells)
     problems = [
         Problem(

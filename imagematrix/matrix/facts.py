@@ -1,7 +1,7 @@
-"""What a matrix.yaml adds to the tables: CUDA releases and marches that they lack.
+"""Facts that a matrix.yaml adds to the tables: CUDA releases and marches that they lack.
 
-A Matrix carries its Facts to its cells. They answer for the tables, too, so that whoever has a cell need not
-ask twice. What the tables know they know better: `load` refuses a fact that they have.
+Every cell has the Facts of its Matrix. Facts also answer from the tables, so that there is one place to ask.
+The tables take precedence: `load` rejects a fact that they already have.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ __all__ = ["Facts", "March", "Release"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Release:
-    """A CUDA release: the capability words that it has targets for, and the oldest driver that runs it.
+    """A CUDA release: the compute capabilities that it has targets for, and the oldest driver that runs it.
 
-    What is not said is empty or None.
+    Facts that are not stated are empty or None.
     """
 
     compute: tuple[str, ...] = ()
@@ -33,7 +33,7 @@ class Release:
 class March:
     """What -march or -mcpu means: an architecture, the CPU flags that code needs, and whose CPUs it is for.
 
-    `arch` is as uname says it, `vendor` as `marches.host_vendor` names it; None for a generic name.
+    `arch` is spelled as by uname, `vendor` as by `marches.host_vendor`; None for a generic name.
     """
 
     arch: str
@@ -43,18 +43,18 @@ class March:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """The releases and marches of one matrix.yaml, by name, and what they and the tables know together."""
+    """The CUDA releases and marches of one matrix.yaml, by name; lookups also use the tables."""
 
     cuda: Mapping[str, Release] = field(default_factory=dict)
     march: Mapping[str, March] = field(default_factory=dict)
 
     def capabilities(self) -> tuple[str, ...]:
-        """Return the capability words that some CUDA release has a target for."""
+        """Return the compute capabilities that any CUDA release has a target for."""
         own = (word for release in self.cuda.values() for word in release.compute)
         return tuple(dict.fromkeys((*device_code.known(), *own)))
 
     def targets(self, release: str) -> frozenset[str]:
-        """Return the targets of a CUDA release; none where nobody tells."""
+        """Return the targets of a CUDA release; empty if they are unknown."""
         known = cuda.release(release)
         if known:
             return known.targets
@@ -67,7 +67,7 @@ class Facts:
         return sorted((name for name in names if target in self.targets(name)), key=versions.order)
 
     def oldest_driver(self, release: str | None) -> str | None:
-        """Return the oldest driver for a CUDA release that the tables lack; None where nobody tells."""
+        """Return the oldest driver for a CUDA release that the tables lack; None if it is unknown."""
         return self.cuda.get(release or "", Release()).driver
 
     def arch(self, march: str) -> str:
@@ -80,23 +80,23 @@ class Facts:
         return marches.option(march, self.arch(march))
 
     def vendor(self, march: str) -> str | None:
-        """Return whose CPUs `march` was made for; None for generic names."""
+        """Return the vendor of the CPUs that `march` is for; None for generic names."""
         own = self.march.get(march)
         return own.vendor if own else marches.vendor(march)
 
     def flags(self, march: str) -> frozenset[str] | None:
-        """Return the CPU flags that a march which the tables lack needs; None where nobody tells."""
+        """Return the CPU flags required by a march that the tables lack; None if they are unknown."""
         own = self.march.get(march)
         return own.flags - marches.IGNORED[own.arch] if own else None
 
     def deciding(self, axes: Mapping[str, str]) -> str | None:
         """Return, as JSON, the facts that go into the labels of the cell with these `axes`, or None."""
-        found: dict[str, object] = {}
+        facts: dict[str, object] = {}
         march = axes.get("march", "")
         flags = self.flags(march)
         if flags is not None:
-            found |= {"cpu_flags": sorted(flags), "vendor": self.vendor(march)}
+            facts |= {"cpu_flags": sorted(flags), "vendor": self.vendor(march)}
         driver = self.oldest_driver(axes.get("cuda"))
         if driver:
-            found["oldest_driver"] = driver
-        return json.dumps(found, sort_keys=True, separators=(",", ":")) if found else None
+            facts["oldest_driver"] = driver
+        return json.dumps(facts, sort_keys=True, separators=(",", ":")) if facts else None

@@ -1,4 +1,4 @@
-"""Cells that cannot work, and the vendor's reason: no build is started for them."""
+"""Find cells that cannot work, with the vendor's reason. They are not built."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Infeasible:
 
 
 def infeasible(cell: Cell) -> Infeasible | None:
-    """Return why `cell` cannot work, or None where nothing known speaks against it.
+    """Return why `cell` cannot work, or None if no known fact rules it out.
 
-    What neither the tables nor the matrix' own facts know (the targets of a newer CUDA release, a compiler of
-    another family) is left to the build.
+    The build decides what neither the tables nor the facts of the matrix know, such as the targets of a newer
+    CUDA release or a compiler of another family.
     """
     for rule in (_toolkit_target, _driver_cuda, _march_platform, _march_compiler):
         why = rule(cell)
@@ -52,11 +52,11 @@ def _driver_cuda(cell: Cell) -> str | None:
     driver = cell.axes.get("driver")
     if driver is None or driver == HOST_DRIVER or cell.cuda is None:
         return None
-    told = cell.facts.oldest_driver(cell.cuda)
-    if cuda.driver_runs(cell.cuda, driver, told):
+    stated = cell.facts.oldest_driver(cell.cuda)
+    if cuda.driver_runs(cell.cuda, driver, stated):
         return None
-    lowest = cuda.lowest_driver(cell.cuda, told)
-    if lowest is None:  # no host would choose the image: the selector could not tell either
+    lowest = cuda.lowest_driver(cell.cuda, stated)
+    if lowest is None:  # the selector could not decide either, so no host would get the image
         return f"the driver that CUDA {cell.cuda} needs is unknown; state it under `facts` in matrix.yaml"
     return f"driver {driver} is too old for CUDA {cell.cuda}, which needs {lowest}"
 

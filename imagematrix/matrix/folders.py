@@ -1,6 +1,6 @@
-"""Which files a matrix may name: those inside of a folder, wherever links lead.
+"""Which files a matrix may name: those inside a folder, with links resolved.
 
-A matrix and its templates may come from a pull request, and what they name is read and shown.
+A matrix and its templates may come from a pull request, and the files that they name are read and shown.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ __all__ = ["inside"]
 
 
 def inside(folder: str, name: str) -> str | None:
-    """Return the path of what `name` is in `folder`, links resolved; None where that leads out of it.
+    """Return the path of `name` in `folder` with links resolved, or None if it is outside.
 
-    A name that is absolute, or goes up, leads out even where it comes back: it would mean something else on
-    another machine.
+    An absolute name, or one with .., counts as outside even if it leads back: on another machine it would be
+    another file.
     """
     if name.startswith("/") or ".." in name.split("/"):
         return None
-    root, found = os.path.realpath(folder), os.path.realpath(f"{folder}/{name}")
-    return found if os.path.commonpath([root, found]) == root else None
+    root, path = os.path.realpath(folder), os.path.realpath(f"{folder}/{name}")
+    return path if os.path.commonpath([root, path]) == root else None

@@ -1,4 +1,4 @@
-"""matrix.yaml to a Matrix: everything that is wrong with the file is found and told in one go."""
+"""Load a Matrix from matrix.yaml. All errors in the file are collected and reported at once."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def load(path: str | Path) -> Matrix:
 
 
 class _Reader(Shapes):
-    """Walks the tree once; what is wrong is noted in `problems` and the walk goes on."""
+    """Walks the tree once; errors are added to `problems` and the walk continues."""
 
     def __init__(self, path: Path, text: str) -> None:
         super().__init__([])
@@ -123,7 +123,7 @@ class _Reader(Shapes):
             self._problem(f"the schema is {schema!r}", top["schema"].mark, remedy)
 
     def _templates(self, node: document.Node | None, mark: Mark) -> Path | None:
-        """Return the folder of the templates, whose files are read and shown; None where it is elsewhere."""
+        """Return the folder of the templates, whose files are read and shown; None if it is elsewhere."""
         name = self._text(node, "templates") or "templates"
         if inside(str(self.path.parent), name) is None:
             message = f"the folder of templates {name} is outside the matrix's folder"
@@ -135,7 +135,7 @@ class _Reader(Shapes):
         self, node: document.Node | None, templates: Path | None, values: Mapping[str, tuple[str, ...]]
     ) -> tuple[Image, ...]:
         images = []
-        # A name that no file system takes is one of nothing; pathlib raises OSError for it.
+        # os.path treats a name that no file system accepts as absent; pathlib raises OSError for it.
         for name, mark, value in self._entries(node, "images"):
             if len(name) > NAME_LIMIT or not NAME.fullmatch(name):
                 self._problem(f"{name!r} is not an image name such as training or registry/ml/training", mark)

@@ -1,4 +1,4 @@
-"""The Matrix: images, axes with their values' properties, and the rules that add and drop cells."""
+"""The Matrix: images, axes, properties of their values, and the rules that add and drop cells."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 __all__ = ["GPU_AXES", "NO_CUDA", "Cell", "Exclude", "Image", "Include", "Matrix", "PlainPull"]
 
-GPU_AXES = ("compute", "driver")  # they mean nothing in a cell without CUDA
+GPU_AXES = ("compute", "driver")  # cells without CUDA do not have them
 NO_CUDA = "none"  # the value of the axis cuda that makes CPU-only cells
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlainPull:
-    """The cells, by the values of their axes, that answer those who pull a version and choose nothing."""
+    """The cells, by their axes' values, that a client gets that pulls a version and chooses no variant."""
 
     matches: Mapping[str, frozenset[str]]
     mark: Mark
@@ -32,16 +32,16 @@ class PlainPull:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Image:
-    """One image of the matrix: its name (with a registry, perhaps), its version, and what it is built from.
+    """One image of the matrix: its name (with or without a registry), its version, and what it is built from.
 
-    `template` is relative to the matrix' templates folder, `context` an existing folder. An image under
-    `development` may be replaced locally under the same version and is never pushed. `prefer` are the
-    criteria of the selector (catalog.CRITERIA) that come first for this image. `defaults` are the values,
-    sorted by axis, of those of its own axes that a question may leave open. `plain_pull` is None where the
-    variants that need least answer. `budget` is the most that its layers may have, in bytes, None where they
-    may have any; it is not in the identity. `secrets` and `ssh` are the ids of what its build may use,
-    `build_args` are its arguments with their values, None where one has to be given. With `strict_march`, an
-    image whose code looks as if it had been compiled for another march is refused.
+    `template` is relative to the matrix' templates folder, `context` is an existing folder. An image under
+    `development` may be replaced locally under the same version and is never pushed. `prefer` lists the
+    criteria of the selector (catalog.CRITERIA) that come first for this image. `defaults` has the default
+    values of axes that are not about hardware, sorted by axis. If `plain_pull` is None, a plain pull gets the
+    variant with the fewest requirements. `budget` is the limit for the size of its layers in bytes, or None; it
+    is not part of the identity. `secrets` and `ssh` are the ids that its build may use, `build_args` its
+    arguments with their values; None if the value must be given at build time. With `strict_march`, an image
+    whose code appears to be compiled for another march is refused.
     """
 
     name: str
@@ -61,7 +61,7 @@ class Image:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exclude:
-    """A rule that drops the cells whose values are all among `matches`; `why` is its author's reason."""
+    """A rule that drops the cells whose values all match `matches`; `why` is the author's reason."""
 
     matches: Mapping[str, frozenset[str]]
     why: str | None
@@ -81,8 +81,8 @@ class Include:
 class Matrix:
     """A whole matrix.yaml. `axes` keep the order of the file, as do their values.
 
-    `properties` are those of each value, by axis and value: `properties["cuda"]["12.4"]["base"]`. `text` is
-    what the file has, to tell what is wrong with it.
+    `properties` are given by axis and value: `properties["cuda"]["12.4"]["base"]`. `text` is the content of
+    the file, for error messages.
     """
 
     path: Path
@@ -96,12 +96,12 @@ class Matrix:
     text: str = field(default="", repr=False)
 
 
-@dataclass(frozen=True, kw_only=True)  # without slots, so that it can keep its id
+@dataclass(frozen=True, kw_only=True)  # without slots, because id is cached
 class Cell:
     """One point of the matrix for one image.
 
-    `axes` hold the values of the axes that mean something in this cell: a CPU-only cell has no `compute` and
-    no `driver`. `properties` are those of all its values, merged. `facts` are those of its matrix.
+    `axes` has the values of the axes that apply to this cell: a CPU-only cell has neither `compute` nor
+    `driver`. `properties` are those of all its values, merged. `facts` are the facts of the matrix.
     """
 
     image: Image
@@ -111,7 +111,7 @@ class Cell:
 
     @cached_property
     def id(self) -> str:
-        """The cell in one word, as its tag has it: `cuda12.4-drv550.163.01-sm89-znver4`."""
+        """The id of the cell, as used in its tag: `cuda12.4-drv550.163.01-sm89-znver4`."""
         words = []
         for axis, value in self.axes.items():
             if axis == "cuda":
@@ -126,7 +126,7 @@ class Cell:
 
     @property
     def own_axes(self) -> tuple[tuple[str, str], ...]:
-        """The axes that are about no hardware, each with its value here, sorted."""
+        """The axes that are not about hardware, with their values, sorted."""
         return tuple(sorted((axis, value) for axis, value in self.axes.items() if axis not in HARDWARE))
 
     @property
@@ -137,5 +137,5 @@ class Cell:
 
     @property
     def platform(self) -> str:
-        """The platform in the words of container images."""
+        """The platform as container images name it."""
         return self.axes.get("platform", "linux/amd64")

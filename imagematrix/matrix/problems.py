@@ -1,4 +1,4 @@
-"""What is wrong with a matrix, and where: every problem of a file is told at once."""
+"""Errors in a matrix with their positions. All errors in a file are reported at once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Mark", "MatrixError", "Problem"]
 
-WIDTH = 100  # of a line that is shown
+WIDTH = 100  # characters of a line in an excerpt
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong: what, where, and what would mend it."""
+    """One error: message, position, and remedy."""
 
     message: str
     mark: Mark
@@ -33,7 +33,7 @@ class Problem:
 
 
 class MatrixError(UsageError):
-    """A matrix that is not valid; `problems` are in the order of the file, whose `text` may be known."""
+    """The matrix is invalid. `problems` are in the order of the file; `text` is its content, if known."""
 
     def __init__(self, where: str, problems: Sequence[Problem], text: str = "") -> None:
         ordered = sorted(problems, key=lambda problem: (problem.mark.line, problem.mark.column))
@@ -44,14 +44,14 @@ class MatrixError(UsageError):
 
     @property
     def details(self) -> str:
-        """The message with the line that each problem is about."""
+        """The message with an excerpt of the file for each problem."""
         lines = self.text.splitlines()
-        told: list[str] = []
+        parts: list[str] = []
         for problem in self.problems:
-            told.append(_line(self.where, problem))
+            parts.append(_line(self.where, problem))
             if 0 < problem.mark.line <= len(lines):
-                told += _excerpt(lines[problem.mark.line - 1], problem.mark)
-        return "\n".join(told)
+                parts += _excerpt(lines[problem.mark.line - 1], problem.mark)
+        return "\n".join(parts)
 
 
 def _line(where: str, problem: Problem) -> str:
@@ -60,7 +60,7 @@ def _line(where: str, problem: Problem) -> str:
 
 
 def _excerpt(line: str, mark: Mark) -> list[str]:
-    """Return a line, as far as it is near a place in it, with a caret below the place."""
+    """Return the part of a line around a position, with a caret below the position."""
     start = max(0, mark.column - 1 - WIDTH // 2)
     shown = "".join(
         letter if letter.isprintable() else " " if letter == "\t" else "\N{REPLACEMENT CHARACTER}"

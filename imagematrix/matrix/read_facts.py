@@ -1,4 +1,4 @@
-"""The key `facts` of a matrix.yaml: read as strictly as the rest of it, and held against the tables."""
+"""Read the key `facts` of a matrix.yaml, and check it against the tables."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ VENDORS = tuple(dict.fromkeys(marches.HOST_VENDORS.values()))
 
 
 class FactsReader(Shapes):
-    """Reads the facts, before the axes that they are about, and holds them against the axes' values after."""
+    """Reads the facts before the axes, and checks them against the axes' values afterwards."""
 
     def facts(self, node: document.Node | None) -> Facts:
-        """Return the facts that are written in `node`."""
+        """Return the facts in `node`."""
         parts = self._map(node, "facts", known=PARTS) if node else {}
         releases = {
             name: self._release(name, mark, value)
@@ -87,7 +87,7 @@ class FactsReader(Shapes):
     def _words(
         self, node: document.Node, what: str, check: Callable[[str], words.Complaint | None]
     ) -> list[str]:
-        """Return the words of a list that may neither be empty nor have one of them twice."""
+        """Return the words of a list, which must not be empty or contain duplicates."""
         found: list[str] = []
         for word, at in self._items(node, what):
             problem = check(word)
@@ -101,7 +101,7 @@ class FactsReader(Shapes):
         return found
 
     def needed(self, node: document.Node | None, values: Mapping[str, Sequence[str]]) -> None:
-        """Note the facts about what is none of the `values` of an axis: a slip, or it has become useless."""
+        """Report facts about values that no axis has: a typo, or a fact that is no longer used."""
         if not isinstance(node, document.Mapping):
             return
         for axis, (_, facts) in node.entries.items():

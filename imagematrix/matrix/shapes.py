@@ -1,4 +1,4 @@
-"""The shapes that the nodes of a matrix.yaml may have: whoever reads a part of it notes all that is wrong."""
+"""Helpers to read nodes of a matrix.yaml as maps, lists and words. Errors are collected, not raised."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Shapes"]
 
 
 class Shapes:
-    """What readers have in common: what is wrong goes into `problems`, and the walk goes on."""
+    """Base of readers: errors are added to `problems`, and reading continues."""
 
     def __init__(self, problems: list[Problem]) -> None:
         self.problems = problems
@@ -54,7 +54,7 @@ class Shapes:
         return node.items
 
     def _items(self, node: document.Node, what: str) -> list[tuple[str, Mark]]:
-        """Return the words of a list; one word stands for a list of one."""
+        """Return the words of a list; a single word counts as a list of one."""
         found = []
         for item in [node] if isinstance(node, document.Scalar) else self._list(node, what):
             text = self._text(item, what)

@@ -1,4 +1,4 @@
-"""The words a matrix is made of: which axes mean something, and which values they can have."""
+"""Which values axes can have, and which names are reserved."""
 
 from __future__ import annotations
 
@@ -25,35 +25,35 @@ __all__ = [
     "unsafe",
 ]
 
-# The names that templates have besides axes and properties, and words of the matrix and of jinja2.
+# Variables of templates other than axes and properties, and keywords of the matrix and of Jinja.
 RESERVED = frozenset(
     {"image", "images", "version", "arch", "march_option", "cflags", "why", "loop", "self", "none", "true"}
     | {"sm", "cudaarchs", "torch_cuda_arch_list", "tf_cuda_compute_capabilities", "nvcc_gencode"}
 )
-HOST_DRIVER = "host"  # nothing baked in: the node's own NVIDIA runtime injects its driver
+HOST_DRIVER = "host"  # no driver in the image: the node's NVIDIA runtime injects its own
 PLATFORMS = ("linux/amd64", "linux/arm64")
-GIVEN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}", re.ASCII)  # of secrets and agents
+GIVEN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}", re.ASCII)  # of secrets and SSH agents
 ARGUMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}", re.ASCII)
-# What BuildKit itself makes something of: the frontend, the time, proxies, attestations.
+# Build arguments with a meaning for BuildKit itself: the frontend, timestamps, proxies, attestations.
 BUILDKITS = re.compile(
     r"BUILD(KIT|X)_.*|SOURCE_DATE_EPOCH|(ALL|FTP|HTTPS?|NO)_PROXY", re.ASCII | re.IGNORECASE
 )
 SAFE = re.compile(r"[A-Za-z0-9 ._:/@+=,~%-]*", re.ASCII)
-# Stricter than what nodes report: the branch of a driver that images are built with has three digits.
+# Stricter than for nodes: drivers in images have a branch of three digits.
 DRIVER = re.compile(r"\d{3}(\.\d{1,4}){1,2}", re.ASCII)
 COMPUTE = re.compile(r"\d{1,2}\.\d[af]?", re.ASCII)
 FLAG = re.compile(r"[a-z0-9][a-z0-9_]{0,31}", re.ASCII)
 
 NEW = "if it is newer than this release of imagematrix, state it under `facts`"
-FLAG_SLIP = 0.9  # flags are short and alike, and a slip takes one letter
+FLAG_SLIP = 0.9  # flags are short and similar, and a typo changes one letter
 
-Complaint = tuple[str, str | None]  # what is wrong, and what would mend it
+Complaint = tuple[str, str | None]  # message and remedy
 
 
 def check(axis: str, value: str, facts: Facts) -> Complaint | None:
-    """Return what is wrong with `value` as a value of `axis`, and a remedy; None where nothing is.
+    """Return what is wrong with `value` as a value of `axis`, and a remedy; None if it is valid.
 
-    `facts` are those of the matrix.
+    `facts` are the facts of the matrix.
     """
     if axis == "platform":
         if value in PLATFORMS:
@@ -74,9 +74,9 @@ def check(axis: str, value: str, facts: Facts) -> Complaint | None:
 
 
 def check_flag(flag: str, arch: str) -> Complaint | None:
-    """Return what is wrong with `flag` as a CPU flag of `arch`, and a remedy; None where nothing is.
+    """Return what is wrong with `flag` as a CPU flag of `arch`, and a remedy; None if it is valid.
 
-    A flag that no table has may be a new one, so that only slips and the compilers' own names are refused.
+    An unknown flag may be a new one, so only likely typos and compilers' names for flags are rejected.
     """
     names = macros.FLAGS[arch]
     known = {word for group in names.values() for word in group.split()}
@@ -103,7 +103,7 @@ def unsafe(text: str) -> str | None:
 
 
 def _series(flag: str) -> str:
-    """Return what avx512_vbmi2 has in common with the flag that may come after it."""
+    """Return the common part of flags of one series, such as avx512_vbmi and avx512_vbmi2."""
     return flag.replace("_", "").rstrip(string.digits)
 
 

@@ -1,1 +1,1 @@
-"""Cells to Dockerfiles."""
+"""Rendering cells to Dockerfiles."""

@@ -1,8 +1,8 @@
-"""What a rendered Dockerfile builds on: the images its FROM, COPY --from, RUN --mount and syntax name.
+"""Find the images that a rendered Dockerfile names in FROM, COPY --from, RUN --mount and the syntax line.
 
-It is read as BuildKit does (frontend/dockerfile, parser and shell, of its sources). What its releases read
-differently is refused, and so is a name that is not written as it is: a base that nobody saw would be in the
-image and not in its identity.
+The Dockerfile is parsed as by BuildKit (frontend/dockerfile, parser and shell, in its sources). Syntax that
+BuildKit's releases parse differently is rejected, and so are image names with quotes or escapes: a base that
+is overlooked would be in the image but not in its identity.
 """
 
 from __future__ import annotations
@@ -40,28 +40,28 @@ WITHOUT_IMAGES = (
 WITH_HEREDOCS = ("add", "copy", "run")
 DIRECTIVE = re.compile(r"#\s*([a-zA-Z][a-zA-Z0-9]*)\s*=\s*(\S+)", re.ASCII)
 DIRECTIVES = ("syntax", "escape", "check")
-# A line goes on in the next. Two backslashes at its end go on in some releases, and end it in others.
+# A line that continues in the next. Two backslashes at its end continue it in some releases only.
 GOES_ON = re.compile(r"\\[ \t]*$")
 UNCLEAR = re.compile(r"\\\\[ \t]*$")
 BLANKS = re.compile(r"[\t\v\f\r ]+")
 SPACE = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
 FLAG_VALUE = r"""(?:(?<=--mount=)|(?<=--mount=["'])|(?<![^\s,"'-]))from=["']?({})(?=[\s,"'\\]|$)"""
 HEREDOC = re.compile(r"(\d*)<<(-?)([^<]*)")
-# A variable that every release reads alike; the others end a release's search for heredocs, or don't.
+# A variable that all releases parse alike; with others, releases differ in whether they look for heredocs.
 VARIABLE = re.compile(r"""\$\{\w+(?::?[-+?][^\s"'$<{}\\]*)?\}""", re.ASCII)
 
 
 def bases(dockerfile: str) -> tuple[str, ...]:
     """Return the external images that `dockerfile` names, in order, each once.
 
-    Raises UsageError where a FROM holds a variable, for the base is part of an image's identity, so it has to
-    be written out (a template can do that); and for what can't be read for sure.
+    Raises UsageError if a FROM contains a variable, because the base is part of an image's identity and must
+    be written out (a template can do that), and for syntax that cannot be parsed reliably.
     """
     return tuple(dict.fromkeys(name.text for name in _external(dockerfile, _steps(dockerfile))))
 
 
 def through_stage(dockerfile: str, stage: str) -> str | None:
-    """Return `dockerfile` up to the end of the stage named `stage`, or None where it has none."""
+    """Return `dockerfile` up to the end of the stage named `stage`, or None if there is no such stage."""
     inside = False
     for step in _read(dockerfile).steps:
         if step.stage is not None and inside:
@@ -71,7 +71,7 @@ def through_stage(dockerfile: str, stage: str) -> str | None:
 
 
 def beginning(dockerfile: str) -> str | None:
-    """Return the external image that the last stage of `dockerfile` begins with; None for scratch."""
+    """Return the external image that the last stage of `dockerfile` starts from; None for scratch."""
     name, begins = "scratch", {"scratch": "scratch"}
     for step in _read(dockerfile).steps:
         if step.stage is not None:
@@ -82,9 +82,9 @@ def beginning(dockerfile: str) -> str | None:
 
 
 def stages(dockerfile: str) -> tuple[str, ...]:
-    """Return what each stage but the last is made of: its text, after that of the stage it begins with.
+    """Return the text of each stage except the last, preceded by the text of the stage that it starts from.
 
-    Dockerfiles that have one of these texts in common have that stage in common.
+    Dockerfiles with one of these texts in common share that stage.
     """
     begins = [step for step in _read(dockerfile).steps if step.stage is not None]
     found: dict[str, str] = {}
@@ -95,7 +95,7 @@ def stages(dockerfile: str) -> tuple[str, ...]:
 
 
 def replaced(dockerfile: str, images: Mapping[str, str]) -> str:
-    """Return `dockerfile` with other images in place of those that `images` has; stages keep their names."""
+    """Return `dockerfile` with images replaced as `images` says; names of stages stay."""
     parts: list[str] = []
     end = 0
     for name in _external(dockerfile, _read(dockerfile).steps):
@@ -107,7 +107,7 @@ def replaced(dockerfile: str, images: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Name:
-    """A name of an image or a stage, and where it stands; `numbered` where a number is that of a stage."""
+    """The name of an image or a stage, and its offset. If `numbered`, a number refers to a stage."""
 
     text: str
     at: int
@@ -116,7 +116,7 @@ class _Name:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """An instruction that names images or begins a stage ("" is one without a name), and where it starts."""
+    """An instruction that names images or begins a stage ("" for an unnamed one), and its offset."""
 
     start: int
     names: tuple[_Name, ...]
@@ -132,7 +132,7 @@ class _Part:
 
 
 def _external(dockerfile: str, steps: Iterable[_Step]) -> Iterator[_Name]:
-    """Yield the images that a Dockerfile's syntax line and its steps name; no stages."""
+    """Yield the images that a Dockerfile's syntax line and its steps name, without stages."""
     yield from _syntax(dockerfile)
     steps = list(steps)
     later = {step.stage for step in steps if step.stage}
@@ -149,7 +149,7 @@ def _external(dockerfile: str, steps: Iterable[_Step]) -> Iterator[_Name]:
 
 
 def _syntax(dockerfile: str) -> Iterator[_Name]:
-    """Yield the image of the program that reads the rest, if its first lines name one."""
+    """Yield the image of the frontend, if a syntax line names one."""
     at = 0
     if dockerfile.startswith("\ufeff"):
         raise _unreadable("a byte order mark", "save it as UTF-8 without one")
@@ -172,11 +172,11 @@ def _syntax(dockerfile: str) -> Iterator[_Name]:
 
 
 def _steps(dockerfile: str) -> Iterator[_Step]:
-    """Yield the steps of a Dockerfile, read by paragraphs: those of a matrix have most of them in common."""
+    """Yield the steps of a Dockerfile, parsed by paragraph: those of a matrix share most paragraphs."""
     paragraphs = dockerfile.split("\n\n")
     for number, paragraph in enumerate(paragraphs):
         part = _paragraph(paragraph)
-        if part.cut:  # an instruction has an empty line inside: the rest is read as one
+        if part.cut:  # an instruction contains an empty line: parse the rest as a whole
             yield from _read("\n\n".join(paragraphs[number:])).steps
             return
         yield from part.steps
@@ -191,8 +191,8 @@ def _read(text: str, *, whole: bool = True) -> _Part:
     """Read a Dockerfile, or a part of one that begins with an instruction."""
     steps: list[_Step] = []
     start = offset = 0
-    parts: list[str] = []  # of an instruction that goes on in the next line
-    heredocs: list[tuple[str, str]] = []  # those that are still to end: "-" or nothing, and the last line
+    parts: list[str] = []  # of an instruction that continues in the next line
+    heredocs: list[tuple[str, str]] = []  # open ones: "-" or nothing, and the line that ends them
     for raw in text.split("\n"):
         begin, offset = offset, offset + len(raw) + 1
         if heredocs:
@@ -221,17 +221,17 @@ def _read(text: str, *, whole: bool = True) -> _Part:
 
 
 def _instruction(text: str, raw: str, start: int) -> tuple[list[_Step], list[tuple[str, str]]]:
-    """Return the step that an instruction is, if it is one, and its heredocs; `raw` is how it is written."""
+    """Return the step for an instruction, if any, and its heredocs; `raw` is its text in the file."""
     word, *rest = BLANKS.split(text.strip(SPACE), maxsplit=1)
     command = word.lower()
     if command in WITHOUT_IMAGES:
         return [], []
-    if command == "onbuild":  # for the builds of others; but its lines are here
+    if command == "onbuild":  # it applies to later builds, but its heredocs are here
         inner, *more = BLANKS.split(rest[0].strip(SPACE), maxsplit=1) if rest else [""]
         return [], _heredocs(inner.lower(), rest[0] if rest else "", more[0] if more else "")
     if command != "from" and command not in WITH_HEREDOCS:
         raise _unreadable(f"{word!r}, which is not an instruction", "see the Dockerfile reference")
-    if command != "from" and "--" not in text and "<<" not in text:  # as most are
+    if command != "from" and "--" not in text and "<<" not in text:  # most instructions
         return [], []
     flags, arguments = _flags(rest[0] if rest else "")
     if command == "from":
@@ -252,7 +252,7 @@ def _stage(arguments: str, raw: str, start: int) -> _Step:
 
 
 def _sources(flags: Iterable[str], raw: str, start: int) -> Iterator[_Name]:
-    """Yield what the flags of COPY and RUN name as the sources of files."""
+    """Yield the images and stages that flags of COPY and RUN name as sources."""
     at = 0
     for flag in flags:
         key, _, value = flag.partition("=")
@@ -272,7 +272,7 @@ def _sources(flags: Iterable[str], raw: str, start: int) -> Iterator[_Name]:
 
 
 def _named(name: str, pattern: str, raw: str, start: int, *, numbered: bool = False) -> _Name:
-    """Return a name with its place; raise UsageError where it is no plain one."""
+    """Return a name with its offset; raise UsageError if it is not a plain name."""
     if "$" in name:
         remedy = "write the base with the template's variables, not with ARG"
         raise UsageError(f"the Dockerfile takes a base image from a variable: {raw.strip()}", remedy=remedy)
@@ -285,7 +285,7 @@ def _named(name: str, pattern: str, raw: str, start: int, *, numbered: bool = Fa
 
 
 def _flags(text: str) -> tuple[list[str], str]:
-    """Split what follows an instruction's name into its flags, without quotes and escapes, and the rest."""
+    """Split the text after an instruction's name into its flags, unquoted and unescaped, and the rest."""
     flags: list[str] = []
     while (text := text.lstrip(SPACE)).startswith("--"):
         flag, text = _flag(text)
@@ -296,7 +296,7 @@ def _flags(text: str) -> tuple[list[str], str]:
 
 
 def _flag(text: str) -> tuple[str, str]:
-    """Return the flag that `text` begins with, and what follows."""
+    """Return the flag at the beginning of `text`, and the rest."""
     word, quote, at = "", "", 0
     while at < len(text) and (quote or text[at] not in SPACE):
         char = text[at]
@@ -334,7 +334,7 @@ def _is_json(arguments: str) -> bool:
 
 
 def _words(text: str, *, raw: bool) -> list[str]:
-    """Return a line's words, with quotes and escapes if these are to stay `raw`; none where it is damaged."""
+    """Return the words of a line, with quotes and escapes kept if `raw`; empty if a quote is not closed."""
     words = [""]
     quote, at = "", 0
     while at < len(text):

@@ -1,4 +1,4 @@
-"""Cells to Dockerfiles, in a process of their own: to write a name that is unknown or empty is an error."""
+"""Render cells to Dockerfiles, in a separate process. Unknown and empty variables are errors."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = ["Renderer", "variables"]
 
 Key = tuple[str, str]  # image and cell
 
-SECONDS = 10  # of processor time for one rendering: the shipped templates take a thousandth of one
+SECONDS = 10  # of CPU time for one rendering; the shipped templates take about 1 ms
 START = (
     "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); "
     "from imagematrix.render.worker import main; main()"
@@ -39,15 +39,15 @@ START = (
 class Renderer:
     """Renders the templates of one folder. Use it as a context manager.
 
-    `images` are the names of all images of the matrix. One process renders one cell after the other, and goes
-    on with those that are named `ahead` while their Dockerfiles are worked on here.
+    `images` are the names of all images of the matrix. One process renders one cell after the other, and
+    renders cells announced with `ahead` while the caller works on earlier Dockerfiles.
     """
 
     def __init__(self, templates: Path, images: Iterable[str] = ()) -> None:
         self._folder = templates
         self._images = list(images)
         command = [sys.executable, "-I", "-c", START, json.dumps(sys.path), str(templates), str(SECONDS)]
-        # In a session of its own: Ctrl-C is for who waits for it.
+        # In its own session, so that Ctrl-C reaches only the process that waits for it.
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
         )
@@ -55,8 +55,7 @@ class Renderer:
         assert self._process.stdout is not None  # noqa: S101
         self._to: IO[bytes] = self._process.stdin
         self._from: IO[bytes] = self._process.stdout
-        # As much as may be on its way: half of what the pipe takes, so that to write never waits for an
-        # answer to be read.
+        # Limit for pending requests: half of the pipe, so that a write never blocks on unread answers.
         self._room = fcntl.fcntl(self._to, fcntl.F_GETPIPE_SZ) // 2
         self._waiting: deque[tuple[Key, Cell, dict[str, str]]] = deque()
         self._next: tuple[Key, Cell, bytes] | None = None
@@ -71,12 +70,12 @@ class Renderer:
         if self._sent:
             self._process.kill()
         self._from.close()
-        with contextlib.suppress(BrokenPipeError):  # it has ended before
+        with contextlib.suppress(BrokenPipeError):  # the process has ended
             self._to.close()
         self._process.wait()
 
     def ahead(self, cells: Iterable[Cell]) -> None:
-        """Take note that these cells are to be rendered, about in this order."""
+        """Announce cells that will be rendered, roughly in this order."""
         for cell in cells:
             key = _key(cell)
             self._waiting.append((key, cell, {}))
@@ -123,7 +122,7 @@ class Renderer:
             try:
                 self._to.write(line)
                 self._to.flush()
-            except BrokenPipeError:  # it has ended, and the answer says so
+            except BrokenPipeError:  # the process has ended, and _answer reports why
                 return
 
     def _request(self, key: Key, cell: Cell, images: Mapping[str, str]) -> tuple[Key, Cell, bytes]:
@@ -136,7 +135,7 @@ class Renderer:
         return key, cell, f"{json.dumps(request)}\n".encode()
 
     def _ended(self) -> ImagematrixError:
-        """Return why the process has ended; what it was at is to blame."""
+        """Return why the process has ended; the cell that it was rendering is the cause."""
         code = self._process.wait()
         _, cell, _ = self._sent[0]
         where = f"{self._folder / cell.image.template}"
@@ -163,11 +162,11 @@ def _key(cell: Cell) -> Key:
 
 
 def variables(cell: Cell) -> dict[str, str | None]:
-    """Return what a template sees of `cell`.
+    """Return the variables that a template sees for `cell`.
 
-    Every axis by its name (None where it means nothing in this cell), the properties of the cell's values,
-    `image`, `version`, `arch` (as uname says it), `march_option` (how the compiler wants the march) and
-    `cflags`, and the GPU's target in the words of build systems (`_build_words`).
+    Every axis by its name (None if it does not apply to this cell), the properties of the cell's values,
+    `image`, `version`, `arch` (as by uname), `march_option` (the compiler's option for the march), `cflags`,
+    and the GPU's target as build systems name it (`_build_words`).
     """
     compute, march = cell.axes.get("compute"), cell.axes.get("march")
     option = cell.facts.option(march) if march else None
@@ -183,7 +182,7 @@ def variables(cell: Cell) -> dict[str, str | None]:
         "platform": cell.platform,
         "arch": ARCHES[cell.platform],
         "march_option": option,
-        # What a build system takes from CFLAGS replaces its own default, and that is -O2 almost everywhere.
+        # CFLAGS replaces a build system's default, which is almost always -O2.
         "cflags": f"-O2 {option}" if option else "-O2",
         **_build_words(compute),
     }
@@ -191,7 +190,7 @@ def variables(cell: Cell) -> dict[str, str | None]:
 
 @lru_cache(maxsize=256)
 def _build_words(compute: str | None) -> dict[str, str | None]:
-    """Return a GPU target as build systems write it, each without PTX: a catalog promises cubins only.
+    """Return a GPU target as build systems write it, always without PTX: a catalog promises cubins only.
 
     Sources: CMake's manual for CUDAARCHS, PyTorch's cmake/Modules_CUDA_fix for TORCH_CUDA_ARCH_LIST,
     TensorFlow's configure.py for TF_CUDA_COMPUTE_CAPABILITIES, nvcc's manual for -gencode.

@@ -1,10 +1,10 @@
-"""The process that renders templates, with jinja2: what a template does to it costs nobody else.
+"""The process that renders templates with Jinja, isolated from the rest.
 
-Templates come with the matrix, perhaps from a pull request. They run in jinja's sandbox and see nothing but
-text and mappings of text. No sandbox can tell how long a loop goes on, or how much a filter makes: that is
-what this process is for, which has limits of its own and ends with what exceeds them.
+Templates come with the matrix, perhaps from a pull request. They run in Jinja's sandbox and see only text
+and mappings of text. A sandbox cannot limit how long a loop runs or how much memory a filter uses, so this
+process has limits on CPU time and memory, and ends if a template exceeds them.
 
-It reads requests from stdin and answers each on stdout, in order, as lines of JSON.
+It reads requests from stdin and writes one answer for each to stdout, in order, as lines of JSON.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ MEMORY = 1 << 30  # bytes of address space
 
 
 def main() -> None:
-    """Answer requests about the templates of a folder, in so many seconds of processor time each."""
+    """Answer requests about the templates of a folder, each within a limit of CPU seconds."""
     folder, seconds = sys.argv[1:]
     _limit(resource.RLIMIT_AS, MEMORY)
     _limit(resource.RLIMIT_CORE, 0)
     templates = Templates(folder)
     for line in sys.stdin:
-        # The kernel ends this process when it is through with them, whatever it is at.
+        # The kernel ends this process when the limit is reached.
         _limit(resource.RLIMIT_CPU, int(time.process_time()) + int(seconds))
         sys.stdout.write(f"{json.dumps(templates.answer(**json.loads(line)))}\n")
         sys.stdout.flush()
@@ -66,17 +66,17 @@ class Templates:
             auto_reload=False,
         )
         self._environment.tests["none"] = lambda value: value is None or isinstance(value, _NoValue)
-        # The same cell is to give the same Dockerfile each time.
+        # The same cell must always give the same Dockerfile.
         del self._environment.filters["random"], self._environment.globals["lipsum"]
 
     def answer(
         self, template: str, values: Mapping[str, str | None], images: Mapping[str, str], names: list[str]
     ) -> dict[str, Any]:
-        """Return what a template makes of a cell's `values`, under "text".
+        """Return the Dockerfile that a template gives for a cell's `values`, under "text".
 
-        `images` are the references of other images that are known; `names` those of all. Where it asks for
-        another, that is under "image"; where it goes wrong, "error" says how and where, and "name" which name
-        is to blame, if one is, and "empty" whether that is one without a value in this cell.
+        `images` has the known references of other images, `names` the names of all. If the template needs
+        another one, its name is under "image". If it fails, "error" is the message with file and line, "name"
+        the variable that caused it, if any, and "empty" whether that has no value in this cell.
         """
         try:
             return {"text": self._rendered(template, _named(values), _Images(images, names))}
@@ -128,9 +128,9 @@ def _blamed(error: Exception) -> dict[str, Any]:
 
 
 class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """Jinja's sandbox, where a template's globals are a plain dictionary.
+    """Jinja's sandbox with a plain dictionary for the globals.
 
-    Jinja copies them for every rendering, and to copy its own ChainMap takes a quarter of all the time.
+    Jinja copies them for every rendering, and copying its ChainMap takes a quarter of the rendering time.
     """
 
     def make_globals(self, d: MutableMapping[str, Any] | None) -> MutableMapping[str, Any]:
@@ -138,7 +138,7 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
 
 class _AskedError(Exception):
-    """A template asks for an image that is not known yet."""
+    """A template needs the reference of an image that is not known yet."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -146,7 +146,7 @@ class _AskedError(Exception):
 
 
 class _Images:
-    """What a template sees as `images`: a mapping, and nothing else of it."""
+    """The variable `images` of templates: a read-only mapping."""
 
     __slots__ = ("_known", "_names")
 
@@ -173,20 +173,20 @@ class _Images:
 
 
 class _NoValueError(jinja2.UndefinedError):
-    """What has no value in this cell was used as if it had one."""
+    """A variable without a value in this cell was used."""
 
 
 class _Unknown(jinja2.StrictUndefined):
-    """A name that templates don't have: nothing can be done with it, nor with a list that holds it."""
+    """An unknown variable: any use of it, or of a list that contains it, is an error."""
 
     __slots__ = ()
     __repr__ = jinja2.Undefined._fail_with_undefined_error  # noqa: SLF001 - what jinja's own kinds do
 
 
 class _NoValue(jinja2.Undefined):
-    """A name without a value in this cell: a template may ask for it, but can't write it or compute with it.
+    """A variable without a value in this cell: a template can test it, but not print it or compute with it.
 
-    None would not do: `"x" ~ cuda` would write xNone.
+    None would not work: `"x" ~ cuda` would print xNone.
     """
 
     __slots__ = ()
@@ -204,17 +204,17 @@ def _no_value(name: str) -> _NoValue:
     return _NoValue(hint=f"'{name}' has no value here", name=name, exc=_NoValueError)
 
 
-def _named(found: Mapping[str, str | None]) -> dict[str, object]:
-    """Return `found` with something that knows its name in place of each None."""
-    return {name: _no_value(name) if value is None else value for name, value in found.items()}
+def _named(values: Mapping[str, str | None]) -> dict[str, object]:
+    """Return `values` with each None replaced by an object that knows the variable's name."""
+    return {name: _no_value(name) if value is None else value for name, value in values.items()}
 
 
 def _present(value: object) -> object:
-    if type(value) is str:  # as nearly always: a Dockerfile has dozens, and a matrix thousands of Dockerfiles
+    if type(value) is str:  # the usual case, tested first for speed
         return value
-    if value is None:  # a template's own, such as what a dict has not
+    if value is None:  # from the template itself, such as a missing key of a dict
         raise jinja2.TemplateRuntimeError("this would write None")
     if not isinstance(value, (str, int, float, list, tuple, dict, jinja2.Undefined)):
-        # Python would write where in memory it is, which is another place each time.
+        # Python would print its address, which differs each time.
         raise jinja2.TemplateRuntimeError(f"a value of type {type(value).__name__} cannot be written")
     return value
