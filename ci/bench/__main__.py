@@ -1,10 +1,10 @@
-"""Prints what imagematrix takes, beside its bars and beside what one would use instead.
+"""Measure imagematrix, and compare it with its limits and with the alternatives.
 
     python ci/bench [--quick] [--large] [--write] [--rounds N] [--pairs N] [--only WORD]
 
-Every number is a median of this one run. Bars are ratios: to what one would use instead, or to what
-`python -c pass` takes here, so that they judge alike on fast and slow machines. A row is printed once it is
-measured; one that fails says why, and the others are measured all the same.
+Every number is a median of this run. Limits are ratios, to an alternative or to `python -c pass`, so that
+they hold on fast and slow machines. Each row is printed as soon as it is measured; if one fails, the reason
+is printed and the others are still measured.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from imagematrix import probe
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    Group = Callable[[Path, Pace], Iterable[Row]]  # rows, measured in a folder of their own
+    Group = Callable[[Path, Pace], Iterable[Row]]  # functions that measure rows in a folder
 
 MET = {True: "yes", False: "NO", None: ""}
-# Bytecode is there after the first round, as it is where a package is installed, and nothing is counted.
+# Bytecode exists after the first round, as in an installed package; coverage is off.
 DROPPED = ("PYTHONDONTWRITEBYTECODE", "COVERAGE_PROCESS_CONFIG", "COVERAGE_PROCESS_START")
 COLUMNS = {"what": 61, "ours": 15, "ratio": 14, "instead": 38, "bar": 20, "met": 3}
 
 
 def main() -> int:
-    """Measure everything, print each row as it is there, and return 1 where one failed."""
+    """Measure everything, print each row when it is ready, and return 1 if one failed."""
     asked = _arguments()
     for name in DROPPED:
         os.environ.pop(name, None)
@@ -59,7 +59,7 @@ def main() -> int:
             try:
                 for row in measure(folder, Pace.measure(asked.rounds)):
                     _print((row.what, row.ours, row.ratio, row.instead, row.bar, MET[row.met]))
-            except (Exception, SystemExit) as error:  # noqa: BLE001 - the other rows are to be measured
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - the other rows are still measured
                 failed = True
                 _print((f"{group}: FAILED", *[""] * (len(COLUMNS) - 1)))
                 traceback.print_exception(error, file=sys.stderr)
@@ -90,9 +90,9 @@ def _arguments() -> argparse.Namespace:
 
 
 def _groups(asked: argparse.Namespace) -> dict[str, Group]:
-    """Return what measures the rows, by names.
+    """Return the functions that measure rows, by name.
 
-    Planning comes first: what a process inherits from a large parent counts as its own memory.
+    Planning comes first: memory inherited from a large parent would count for the process.
     """
     groups: dict[str, Group] = {
         "plan": lambda folder, pace: planning.rows(folder, pace, bake=not asked.quick),

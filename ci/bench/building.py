@@ -1,4 +1,4 @@
-"""How long builds take beside `docker buildx` on the same Dockerfiles; it starts an engine and a registry."""
+"""Compare builds with `docker buildx` on the same Dockerfiles. Starts an engine and a registry."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import samples
 from measure import Row, duration, multiple, pairs
 
-# Behind the modules here, some of which have the same names.
+# Appended, because some modules here have the same names.
 sys.path += [str(samples.ROOT / "tests" / "engine"), str(samples.ROOT / "tests" / "doubles")]
 from conftest import Engine, Registry  # the engines of the tests
 
@@ -37,7 +37,7 @@ SMALL = "FROM debian:trixie\nRUN echo {{ number }} {{ salt }} > /number\n"
 
 @contextlib.contextmanager
 def new_engine() -> Iterator[Engine]:
-    """Start an engine for one measurement: for seconds after `docker buildx bake` one is busy with images."""
+    """Start an engine for one measurement: after `docker buildx bake`, an engine is busy for seconds."""
     subprocess.run([samples.ROOT / "ci" / "bases", "archives"], check=True)
     engine = Engine("containerd")
     try:
@@ -49,7 +49,7 @@ def new_engine() -> Iterator[Engine]:
 
 
 def cell(folder: Path, pace: Pace) -> Iterator[Row]:
-    """Yield what we add to the build of one cell."""
+    """Yield the overhead for the build of one cell."""
     _matrix(folder, "bench-cell", CELLS, salt="ours")
     theirs = []
     with new_engine() as engine:
@@ -73,7 +73,7 @@ def cell(folder: Path, pace: Pace) -> Iterator[Row]:
 
 
 def again(folder: Path, pace: Pace) -> Iterator[Row]:
-    """Yield what a build costs that has nothing to do."""
+    """Yield the time of a build that has nothing to do."""
     ours = ("build", "--push", "--jobs", "4")
     with new_engine() as engine, contextlib.ExitStack() as stack:
         registry = Registry(engine, PORT)
@@ -99,13 +99,13 @@ def again(folder: Path, pace: Pace) -> Iterator[Row]:
 
 
 def small(folder: Path, count: int) -> Iterator[Row]:
-    """Yield what the first build of a dozen small cells takes."""
+    """Yield the time of the first build of a dozen small cells."""
     _matrix(folder, "bench-small", CELLS)
     yield _beside_bake(f"{CELLS} small cells from an empty cache", folder, count, SMALL_BAR)
 
 
 def shipped(folder: Path, count: int) -> Iterator[Row]:
-    """Yield what the first build of the shipped matrix takes."""
+    """Yield the time of the first build of the shipped matrix."""
     shutil.copytree(samples.ROOT / "templates", folder / "templates")
     shutil.copy(samples.ROOT / "matrix.yaml", folder)
     yield _beside_bake("the shipped matrix from an empty cache", folder, count, SHIPPED_BAR)
@@ -116,14 +116,14 @@ def _beside_bake(what: str, folder: Path, count: int, bar: float) -> Row:
 
     def ours() -> float:
         with new_engine() as engine:
-            (folder / LOCK).unlink(missing_ok=True)  # it names the bases of another engine
+            (folder / LOCK).unlink(missing_ok=True)  # it locks the bases of another engine
             return run(lambda: engine.imagematrix("build", cwd=folder))
 
     def theirs() -> float:
         with new_engine() as engine:
             (folder / LOCK).unlink(missing_ok=True)
             bake = _bake(engine, folder, "--load")
-            engine.docker("buildx", "prune", "--all", "--force")  # what the export has asked of the compiler
+            engine.docker("buildx", "prune", "--all", "--force")  # the compiler's answers to the export
             return run(bake)
 
     taken, instead = pairs(ours, theirs, count)
@@ -151,7 +151,7 @@ def _matrix(folder: Path, image: str, count: int, salt: str = "") -> None:
 
 
 def _bake(engine: Engine, folder: Path, option: str) -> Callable[[], subprocess.CompletedProcess[str]]:
-    """Return what bakes the matrix in a folder, from the Dockerfiles that we render."""
+    """Return the command that bakes the matrix in a folder, from the Dockerfiles that imagematrix renders."""
     said = engine.imagematrix("export", "bake", cwd=folder)
     if said.returncode:
         raise SystemExit(said.stderr)
@@ -167,7 +167,7 @@ def _bake(engine: Engine, folder: Path, option: str) -> Callable[[], subprocess.
 
 
 def run(what: Callable[[], subprocess.CompletedProcess[str]]) -> float:
-    """Return the seconds that a command takes; raise SystemExit with what it said where it fails."""
+    """Return the seconds that a command takes; raise SystemExit with its output if it fails."""
     start = time.perf_counter()
     done = what()
     taken = time.perf_counter() - start

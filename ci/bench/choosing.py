@@ -1,4 +1,4 @@
-"""How long it takes to choose an image, from the start of a process and inside of one."""
+"""Measure selection, including the start of a process and within a process."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PARSE = "import json, sys; json.loads(open(sys.argv[1], 'rb').read())"
 
 
 def started(folder: Path, rounds: int) -> Iterator[Row]:
-    """Yield what it takes from nothing: a fresh interpreter, and the command."""
+    """Yield the time of a fresh interpreter, and of the command."""
     catalog = samples.catalog(folder)
     command = Path(sys.executable).with_name("imagematrix")
     options = ("--catalog", catalog, "--host", samples.saved()["genoa-h200"])
@@ -69,7 +69,7 @@ def started(folder: Path, rounds: int) -> Iterator[Row]:
 
 
 def decided(folder: Path, pace: Pace, rounds: int) -> Iterator[Row]:
-    """Yield what a decision takes in a process that has loaded the catalog."""
+    """Yield the time of a decision in a process that has loaded the catalog."""
     catalog = Catalog.load(samples.catalog(folder))
     selector = Selector(catalog)
     new = iter(samples.models(rounds * 10))
@@ -79,7 +79,7 @@ def decided(folder: Path, pace: Pace, rounds: int) -> Iterator[Row]:
     gc.collect()
 
     def many() -> None:
-        # A catalog of its own, so that nothing about it is known yet.
+        # A new catalog, for which nothing is cached yet.
         select_many(nodes, Catalog(image="training", version="v1", variants=catalog.variants))
 
     yield _timed("the first node of a catalog", calls(lambda: Selector(catalog).explain(known), rounds))

@@ -1,4 +1,4 @@
-"""Taking times: medians, of fresh processes or of repeated calls, and the rows of the table they end in."""
+"""Measuring time as medians of fresh processes or of repeated calls, and the rows of the table."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 PASS = (sys.executable, "-c", "pass")
-REFERENCE = 8.6e-3  # seconds that PASS takes on the machine that bars in seconds are stated for
+REFERENCE = 8.6e-3  # seconds that PASS takes on the machine for which limits are stated
 KIB = 1024
 UNITS = (("s", 1.0), ("ms", 1e3), ("µs", 1e6))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One line of the table; `met` is None where there is no bar."""
+    """One line of the table; `met` is None if there is no limit."""
 
     what: str
     ours: str
@@ -34,32 +34,32 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """How fast this machine is: the seconds that `python -c pass` takes."""
+    """The speed of this machine: the seconds that `python -c pass` takes."""
 
     seconds: float
 
     @classmethod
     def measure(cls, rounds: int) -> Pace:
-        """Return the pace of this machine, now."""
+        """Measure the pace of this machine."""
         return cls(seconds=processes({"pass": PASS}, rounds)["pass"].seconds)
 
     def limit(self, bar: float) -> float:
-        """Return what a bar of `bar` seconds, as they are stated, is on this machine."""
+        """Convert a limit in stated seconds to this machine."""
         return bar * self.seconds / REFERENCE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """What a process took: seconds, and its peak memory in MiB."""
+    """The cost of a process: seconds, and its peak memory in MiB."""
 
     seconds: float
     memory: float
 
 
 def processes(commands: Mapping[str, Sequence[str | Path]], rounds: int, *, warm: int = 1) -> dict[str, Cost]:
-    """Return the medians for each command: all are run in turn, `rounds` times after `warm` that don't count.
+    """Return the medians for each command. They run in turn, `rounds` times after `warm` uncounted rounds.
 
-    Before each a Python is started that does nothing, so that all of them find the machine alike.
+    A Python that does nothing is started before each, so that conditions are the same for all.
     """
     taken: dict[str, list[Cost]] = {name: [] for name in commands}
     for _ in range(warm + rounds):
@@ -80,12 +80,12 @@ def calls(function: Callable[[], object], rounds: int) -> float:
 
 
 def multiple(bar: float) -> str:
-    """Return a bar in seconds as the multiple of PASS that it is."""
+    """Format a limit in seconds as a multiple of PASS."""
     return f"{bar / REFERENCE:.3g} x pass"
 
 
 def pairs(ours: Callable[[], float], theirs: Callable[[], float], count: int) -> tuple[float, float]:
-    """Return the medians of two measurements, taken in turn, each time in the other order."""
+    """Return the medians of two measurements that alternate, in alternating order."""
     taken: tuple[list[float], list[float]] = [], []
     for number in range(count):
         for which in (0, 1) if number % 2 == 0 else (1, 0):
@@ -94,7 +94,7 @@ def pairs(ours: Callable[[], float], theirs: Callable[[], float], count: int) ->
 
 
 def duration(seconds: float) -> str:
-    """Return a time with a unit that suits it."""
+    """Format a time with a suitable unit."""
     unit, factor = next((pair for pair in UNITS if seconds * pair[1] >= 1), UNITS[-1])
     return f"{seconds * factor:.3g} {unit}"
 
@@ -104,7 +104,7 @@ def _median(costs: Sequence[Cost]) -> Cost:
 
 
 def _run(command: Sequence[str | Path]) -> Cost:
-    environment = {**os.environ, "DOCKER_HOST": "unix:///nowhere/docker.sock"}  # no engine is asked
+    environment = {**os.environ, "DOCKER_HOST": "unix:///nowhere/docker.sock"}  # no engine is used
     start = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
     _, status, usage = os.wait4(process.pid, 0)

@@ -1,4 +1,4 @@
-"""How long it takes to plan a matrix of 10,000 cells, and how much memory."""
+"""Measure time and memory of planning a matrix of 10,000 cells."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ROUNDS = 5
 
 
 class Store:
-    """In the place of an engine: it knows every base, and has no image yet."""
+    """Stands in for an engine that has every base and no other image."""
 
     def resolve(self, _reference: str) -> str:
         """Return a digest."""
@@ -37,7 +37,7 @@ class Store:
 
 
 def rows(folder: Path, pace: Pace, *, bake: bool) -> Iterator[Row]:
-    """Yield our plan, and bake's where it is there and wanted."""
+    """Yield the plan, and bake's if it is installed and requested."""
     matrix = samples.matrix(folder)
     command = Path(sys.executable).with_name("imagematrix")
     taken = processes(
@@ -69,4 +69,4 @@ def _bake(folder: Path) -> float:
 
 
 if __name__ == "__main__":
-    plan(load(Path(sys.argv[1])), Against(resolve=Store().resolve, store=Store()))  # type: ignore[arg-type] # a plan asks for no more
+    plan(load(Path(sys.argv[1])), Against(resolve=Store().resolve, store=Store()))  # type: ignore[arg-type] # a plan needs no more

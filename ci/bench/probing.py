@@ -1,4 +1,4 @@
-"""How long it takes to learn what CPU flags this machine has, in a fresh process."""
+"""Measure how long a fresh process takes to read this machine's CPU flags."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from measure import Row, duration, processes
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-SLOW_ROUNDS = 3  # of what takes more than a second
+SLOW_ROUNDS = 3  # for commands that take more than a second
 
 
 def rows(rounds: int) -> Iterator[Row]:
-    """Yield our probe beside the two libraries."""
+    """Yield the probe, compared with two libraries."""
     codes = {
         "ours": "import imagematrix; imagematrix.probe(nvml=False).cpu.flags",
         "archspec": "import archspec.cpu; archspec.cpu.host().features",

@@ -1,4 +1,4 @@
-"""What `imagematrix run` adds to docker's own command."""
+"""Measure the overhead of `imagematrix run` over docker's own command."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ MATRIX = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Taken:
-    """Seconds of a command: by the clock, and of processors, with those of what it started."""
+    """The wall time and CPU time of a command in seconds, including its children."""
 
     wall: float
     processor: float
 
 
 def rows(folder: Path, pace: Pace, rounds: int) -> Iterator[Row]:
-    """Yield the time of a container that does nothing, and the processor time of one that writes a lot."""
+    """Yield the time of a container that does nothing, and the CPU time of one that writes a lot."""
     (folder / "templates").mkdir()
     (folder / "context").mkdir()
     (folder / "templates" / "run.j2").write_text("FROM debian:trixie\n")

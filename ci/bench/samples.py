@@ -1,4 +1,4 @@
-"""What is measured on: a catalog of 1,000 variants, a fleet of 100,000 nodes, a matrix of 10,000 cells."""
+"""Inputs of the benchmark: a catalog of 1,000 variants, 100,000 nodes, a matrix of 10,000 cells."""
 
 from __future__ import annotations
 
@@ -110,12 +110,12 @@ def bake(folder: Path) -> Path:
 
 
 def saved() -> dict[str, Path]:
-    """Return the files of the nodes that the tests have, by name."""
+    """Return the saved nodes of the tests, by name."""
     return {path.stem: path for path in sorted((ROOT / "tests" / "hosts").glob("*.json"))}
 
 
 def models(count: int) -> list[Host]:
-    """Return nodes of `count` kinds of hardware: the saved ones, with a CPU flag of their own."""
+    """Return nodes of `count` kinds of hardware: the saved ones, each with a distinct CPU flag."""
     hosts = [Host.load(path) for path in saved().values()]
     return [
         replace(host, cpu=replace(host.cpu, flags=host.cpu.flags | {f"flag{number}"}))
@@ -124,7 +124,7 @@ def models(count: int) -> list[Host]:
 
 
 def fleet(size: int, kinds: int) -> list[Host]:
-    """Return `size` nodes of `kinds` kinds of hardware, each with GPUs of its own."""
+    """Return `size` nodes of `kinds` kinds of hardware, each with distinct GPUs."""
     hosts = []
     for number, host in zip(range(size), itertools.cycle(models(kinds)), strict=False):
         gpus = tuple(replace(gpu, uuid=f"GPU-{number:08}-{gpu.index}") for gpu in host.gpus)

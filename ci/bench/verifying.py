@@ -1,4 +1,4 @@
-"""What it takes to verify an image, beside reading it: its layers decompressed and passed to sha256sum."""
+"""Compare the verification of an image with reading it: decompressing its layers and running sha256sum."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-# Several architectures in most of them.
+# Most have code for several architectures.
 WHEELS = (
     "bitsandbytes==0.50.2",
     "nvidia-cuda-nvrtc-cu12==12.9.86",
@@ -25,7 +25,7 @@ WHEELS = (
     "nvidia-cusparse-cu12==12.5.10.65",
     "nvidia-nccl-cu12==2.27.3",
 )
-# With these, layers of 5.8 GB.
+# With these, the layers have 5.8 GB.
 LARGE = (
     "nvidia-cublas-cu12==12.9.1.4",
     "nvidia-cudnn-cu12==9.10.2.21",
@@ -58,7 +58,7 @@ main()
 
 
 def rows(folder: Path, *, large: bool) -> Iterator[Row]:
-    """Yield the rate of `verify` on an image made of real wheels, one layer for each, and its memory."""
+    """Yield the rate and memory of `verify` on an image of real wheels, one layer each."""
     wheels = folder / "wheels"
     pip = (sys.executable, "-m", "pip", "download", "-qq", "--no-deps", *TAGS, "--dest", str(wheels))
     subprocess.run([*pip, *WHEELS, *(LARGE if large else ())], check=True)

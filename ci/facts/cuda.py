@@ -1,7 +1,7 @@
-"""Ask ptxas for its targets and its PTX ISA version, and put them into cuda.json.
+"""Query ptxas for its targets and PTX ISA version, and update cuda.json.
 
 ptxas is in CUDA toolkits, in Debian's nvidia-cuda-toolkit and in PyPI's nvidia-cuda-nvcc; it needs no GPU.
-What it cannot tell (drivers, host compilers) is kept in the table by hand, and so is a new release's row.
+Drivers, host compilers and the row of a new release are maintained by hand.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ def main() -> None:
 
 
 def release(ptxas: str) -> str:
-    """Return the CUDA release that `ptxas` is from."""
+    """Return the CUDA release of `ptxas`."""
     return one(r"release (\d+\.\d+)", run(ptxas, "--version"))
 
 
 def targets(ptxas: str) -> list[str]:
-    """Return the targets that `ptxas` makes cubins for, in order."""
+    """Return the targets that `ptxas` supports, in order."""
     found = set(re.findall(r"'sm_(\d+[af]?)'", run(ptxas, "--help")))
     return sorted(found, key=lambda target: (int(target.rstrip("af")), target))
 
 
 def ptx_isa(ptxas: str) -> str:
-    """Return the newest PTX ISA version that `ptxas` reads: it names it when it is given too new a one."""
+    """Return the newest PTX ISA version that `ptxas` supports. It names that when it gets a newer one."""
     with tempfile.TemporaryDirectory() as directory:
         source = Path(directory) / "new.ptx"
         source.write_text(".version 99.9\n.target sm_90\n")
@@ -56,7 +56,7 @@ def ptx_isa(ptxas: str) -> str:
 
 
 def one(pattern: str, text: str) -> str:
-    """Return what the group of `pattern` matches in `text`."""
+    """Return the group of `pattern` in `text`."""
     found = re.search(pattern, text)
     if found is None:
         raise SystemExit(f"no {pattern!r} in what ptxas says: {text}")
@@ -64,7 +64,7 @@ def one(pattern: str, text: str) -> str:
 
 
 def run(*command: str) -> str:
-    """Return all that `command` prints."""
+    """Return the output of `command`."""
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     return result.stdout + result.stderr
 

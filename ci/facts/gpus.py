@@ -1,9 +1,9 @@
 """Add the GPUs of a pci.ids file (in Debian the package pci.ids) to gpus.json.
 
-A name there starts with the codename of the chip, perhaps with letters for the kind of board, and has the
-product in brackets: "AD102GL [L40S]". Compute capabilities and the driver branches that support a chip are
-not in it: they are kept in the table by hand. A chip that the table does not have is named on stderr.
-Products that the table has stay as they are; take one out to have it named anew.
+A name in it starts with the codename of the chip, sometimes with letters for the kind of board, followed by
+the product in brackets: "AD102GL [L40S]". It has neither compute capabilities nor the driver branches that
+support a chip; these are maintained by hand. Unknown chips are reported on stderr. Existing products are not
+changed; remove one to update its name.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 TABLE = Path(__file__).parents[2] / "imagematrix" / "facts" / "gpus.json"
 PCI_IDS = Path("/usr/share/misc/pci.ids")
 NVIDIA = re.compile(r"^10de  .*\n((?:[\t#].*\n|\n)*)", re.MULTILINE)
-# Controllers for sound and USB have words after the codename.
+# Sound and USB controllers have other words after the codename.
 GPU = re.compile(r"^\t([0-9a-f]{4})  (\w+)(?: \[(?!.*NVSwitch)(.+)\]| Engineering Sample)?$", re.MULTILINE)
 FERMI_OR_NEWER = re.compile(r"(?:G[FKMPVAHBR]|AD|TU)\d{3}|G[A-Z]\d{2}[A-Z]")
 
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def gpus(text: str) -> list[tuple[str, str, str]]:
-    """Return what may be GPUs among NVIDIA's devices: device id, codename, name of the product or ""."""
+    """Return possible GPUs among NVIDIA's devices: device id, codename, name of the product or ""."""
     nvidia = NVIDIA.search(text)
     return GPU.findall(nvidia.group(1)) if nvidia else []
 

@@ -1,12 +1,12 @@
-"""Ask compilers what each -march and -mcpu turns on, and merge their answers into marches.json.
+"""Query compilers for the flags that each -march and -mcpu enables, and update marches.json.
 
-Takes every `gcc-N` and `clang-N` on PATH, and `aarch64-linux-gnu-gcc-N` for aarch64 (clang compiles for
-both); a compiler that is in the table and not on PATH stays as it is. Debian's cpp-N packages, unpacked, are
-enough for gcc: a `gcc-N` that calls `cpp-N` will do.
+Every `gcc-N` and `clang-N` on PATH is used, and `aarch64-linux-gnu-gcc-N` for aarch64 (clang compiles for
+both). Compilers in the table that are not on PATH are not changed. For gcc, Debian's cpp-N packages suffice,
+unpacked, with a `gcc-N` that calls `cpp-N`.
 
-A macro that looks like an instruction set and has no flag is named on stderr: it belongs into
-imagematrix/facts/macros.py with a flag, or into NAMELESS here. What compilers use on aarch64 without a macro
-(see `macros.unannounced`) shows only in their assembly: look at it when a version is new.
+A macro that looks like an instruction set but has no flag is reported on stderr: add it to
+imagematrix/facts/macros.py with a flag, or to NAMELESS here. Instructions that compilers use on aarch64
+without a macro (see `macros.unannounced`) show only in their assembly: check it for each new version.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def main() -> None:
         for march, flags in answers.items():
             table[arch].setdefault(march, {})[compiler] = flags
         print(f"{compiler} {arch}: {len(answers)}")
-    for march, sets in table["aarch64"].items():  # also what was seen since a compiler was asked
+    for march, sets in table["aarch64"].items():  # including entries of compilers that were not queried
         for compiler, flags in sets.items():
             sets[compiler] = " ".join(sorted({*flags.split(), *macros.unannounced(march)}))
     data["compilers"] = {name: data["compilers"][name] for name in sorted(data["compilers"], key=by_major)}
@@ -85,7 +85,7 @@ def main() -> None:
 
 
 def installed() -> list[tuple[str, str, list[str]]]:
-    """Return the compilers on PATH: their name in the table, an architecture, the command for it."""
+    """Return the compilers on PATH: the name in the table, the architecture, and the command."""
     found = []
     for major in MAJORS:
         gcc, cross, clang = f"gcc-{major}", f"aarch64-linux-gnu-gcc-{major}", f"clang-{major}"
@@ -99,7 +99,7 @@ def installed() -> list[tuple[str, str, list[str]]]:
 
 
 def ask(command: list[str], arch: str) -> dict[str, str]:
-    """Return the flags that each name which the compiler knows needs."""
+    """Return the flags required by each name that the compiler knows."""
     own = "-march" if arch == "x86_64" else "-mcpu"
     options = [f"{own}={name}" for name in names(command, own)]
     if arch == "aarch64":
@@ -120,7 +120,7 @@ def ask(command: list[str], arch: str) -> dict[str, str]:
 
 
 def names(command: list[str], option: str) -> list[str]:
-    """Return the values of `option` that the compiler lists, less those that name no CPU."""
+    """Return the values of `option` that the compiler lists, without those that are not CPUs."""
     message = preprocess(command, f"{option}=unknown").stderr
     if " are: " in message:
         listed = re.split(r"[ ,]+", message.partition(" are: ")[2].partition("\n")[0].partition(";")[0])
@@ -136,7 +136,7 @@ def preprocess(command: list[str], option: str) -> subprocess.CompletedProcess[s
 
 
 def version(command: list[str]) -> str:
-    """Return what the compiler says it is, less the name it was called by."""
+    """Return the compiler's version line, without the name it was called by."""
     line = run([*command, "--version"]).stdout.partition("\n")[0]
     return re.sub(r"^\S*(gcc|cpp)\S* ", "", line)
 
@@ -148,13 +148,13 @@ def run(command: list[str]) -> subprocess.CompletedProcess[str]:
 
 
 def by_major(compiler: str) -> tuple[str, int]:
-    """Return what orders compilers."""
+    """Sort key for compilers."""
     family, _, major = compiler.partition("-")
     return family, int(major)
 
 
 def expand(sets: dict[str, dict[str, str]]) -> dict[str, dict[str, str]]:
-    """Turn the file's form (march, compilers: flags) into one entry for each compiler."""
+    """Convert the file's format (march, compilers: flags) to one entry for each compiler."""
     return {
         march: {name: flags for names, flags in entry.items() for name in names.split()}
         for march, entry in sets.items()
@@ -162,7 +162,7 @@ def expand(sets: dict[str, dict[str, str]]) -> dict[str, dict[str, str]]:
 
 
 def shrink(table: dict[str, dict[str, str]]) -> dict[str, dict[str, str]]:
-    """Turn one entry for each compiler into the file's form, sorted."""
+    """Convert one entry for each compiler to the file's format, sorted."""
     shrunk = {}
     for march, entry in sorted(table.items()):
         groups: dict[str, list[str]] = {}

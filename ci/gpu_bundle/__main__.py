@@ -1,10 +1,10 @@
-"""Makes what checks imagematrix on a machine with an NVIDIA GPU, whatever that machine lacks.
+"""Build the bundle that checks imagematrix on a machine with an NVIDIA GPU and little else.
 
-    python ci/gpu_bundle ARCHIVE.tar.gz    all of it in one archive; fails where a part can't be made
-    python ci/gpu_bundle --here FOLDER     for this machine: a part that can't be made is noted as lacking
+    python ci/gpu_bundle ARCHIVE.tar.gz    the complete bundle as an archive; fails if a part cannot be built
+    python ci/gpu_bundle --here FOLDER     a bundle for this machine; parts that cannot be built are left out
 
-It is the folder `checks`, and beside it the package as one file, the training program with its libraries and
-its kernels, and runc. `gpu-bundle/check` runs it.
+The bundle has the folder `checks`, the package as one file, the training program with its libraries and
+kernels, and runc. `gpu-bundle/check` runs the checks.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LIMIT_MIB = 60
 
 
 def main() -> None:
-    """Make the archive or the folder."""
+    """Build the archive or the folder."""
     parser = argparse.ArgumentParser(description="Make the checks for a machine with an NVIDIA GPU.")
     parser.add_argument("--here", action="store_true", help="for this machine, with what can be made")
     parser.add_argument("target", type=Path)
@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def _make(folder: Path, *, has_runtime: bool) -> dict[str, str]:
-    """Fill the folder; return which parts are lacking, and why."""
+    """Fill the folder; return the missing parts with the reasons."""
     folder.mkdir(parents=True)
     cache = ROOT / ".cache/gpu"
     cache.mkdir(parents=True, exist_ok=True)

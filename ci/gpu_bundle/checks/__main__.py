@@ -1,8 +1,8 @@
-"""Checks imagematrix on this machine's NVIDIA GPU, as far as this machine lets it, and writes a report.
+"""Check imagematrix on this machine's NVIDIA GPU, as far as the machine permits, and write a report.
 
     check [--report FILE] [--limit SECONDS] [--steps N]
 
-It ends with 0 where no check failed, and with 1 where one did or where there is no GPU.
+The exit code is 0 if no check failed, and 1 if one failed or there is no GPU.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from report import FAILED, NOT_TRIED, PASSED, Mask, Result, written  # noqa: E40
 if TYPE_CHECKING:
     from shared import Check
 
-LIMIT_S = 450.0  # with what follows, less than eight minutes
+LIMIT_S = 450.0  # with cleaning up, less than eight minutes
 CLEANING_S = 20.0
 STEPS = 1000
 REPORT = "gpu-report.md"
@@ -39,7 +39,7 @@ TIERS = (("Anybody", anybody.CHECKS), ("Root", root.CHECKS), ("An engine", engin
 
 
 class Run:
-    """One run of all checks, of which there is a report however it ends."""
+    """One run of all checks. It writes a report however it ends."""
 
     def __init__(self, machine: Machine, target: Path) -> None:
         self.machine = machine
@@ -51,7 +51,7 @@ class Run:
         self._ending = threading.Lock()
 
     def all(self) -> int:
-        """Make every check in turn; return the exit code."""
+        """Run every check in turn; return the exit code."""
         for tier, check in self._checks:
             start = time.monotonic()
             how, why, evidence = _outcome(check, self.machine)
@@ -62,7 +62,7 @@ class Run:
         return self.end()
 
     def end(self, why: str = "") -> int:
-        """Write the report, with `why` of what was not checked; return the exit code."""
+        """Write the report, with `why` for checks that were not run; return the exit code."""
         with self._ending:
             results = self._results.copy()
             for tier, check in self._checks[len(results) :]:
@@ -78,7 +78,7 @@ class Run:
         return int(not with_gpu or any(one.how == FAILED for one in results))
 
     def abandon(self) -> None:
-        """End at once, with a report of what there is: a call into a sick driver may never return."""
+        """End at once with a report of the results so far: a call into a faulty driver may never return."""
         with suppress(OSError):
             self.end("the time was up")
         cleaner = threading.Thread(target=self._clean, daemon=True)
@@ -92,7 +92,7 @@ class Run:
 
 
 def main() -> int:
-    """Make the checks."""
+    """Run the checks."""
     parser = argparse.ArgumentParser(
         prog="check", description="Check imagematrix on this machine's NVIDIA GPU."
     )
@@ -133,7 +133,7 @@ def _outcome(check: Check, machine: Machine) -> tuple[str, str, str]:
         return NOT_TRIED, str(error), "\n".join(evidence)
     except FailedError as error:
         return FAILED, str(error), "\n".join(evidence)
-    except Exception as error:  # noqa: BLE001 - one check that breaks does not hide the others
+    except Exception as error:  # noqa: BLE001 - a check that crashes must not hide the others
         return FAILED, f"the check broke: {type(error).__name__}: {error}", "\n".join(evidence)
     return PASSED, remark or "", "\n".join(evidence)
 

@@ -1,4 +1,4 @@
-"""What anybody may check: the probe, the choice of an image, the program with this machine's own driver."""
+"""Checks for any user: the probe, the selection, and the program with this machine's own driver."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from shared import Check
 
 ENDED_S = 15.0
-MIB_APART = 64  # of memory in use, between two looks
-# Of `doctor`, what is not about the GPU.
+MIB_APART = 64  # of memory in use, between two readings
+# Checks of `doctor` that are not about the GPU.
 OF_THE_ENGINE = frozenset({"engine", "docker-command"})
 ASK_NVML = """\
 import ctypes, json
@@ -209,7 +209,7 @@ def _status(machine: Machine) -> dict[str, Any]:
 
 
 def _until_free(machine: Machine) -> list[dict[str, Any]]:
-    """Return who uses the GPU; what has just ended is given time to be gone."""
+    """Return what uses the GPU; processes that have just ended get time to disappear."""
     limit = time.monotonic() + ENDED_S
     users: list[dict[str, Any]] = _status(machine)["used_by"]
     while users and time.monotonic() < limit:
@@ -235,7 +235,7 @@ def _text(element: ET.Element, path: str) -> str | None:
 
 
 def _plain(value: object) -> str:
-    """Return a fact as text; PCI domains have four digits here and eight in NVIDIA's tools."""
+    """Return a fact as text; PCI domains have four digits here, but eight in NVIDIA's tools."""
     return str(value).lower().removeprefix("0000").removeprefix("0000")
 
 

@@ -1,7 +1,7 @@
-"""Starts a bundle where runc cannot, in a mount namespace and a root of its own: contain.py FOLDER.
+"""Start a bundle where runc cannot, in a mount namespace with its own root: contain.py FOLDER.
 
-Of the bundle it takes the file system, the devices, the environment and the command. There are no cgroups and
-no other namespaces, which kernels of sandboxes don't have.
+It uses the file system, devices, environment and command of the bundle. There are no cgroups and no other
+namespaces, because sandboxes do not have them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def main() -> None:
         place.parent.mkdir(parents=True, exist_ok=True)
         place.touch()
         _mount(path, str(place), None, BIND)
-    # The driver makes device nodes that it misses by itself, where it may.
+    # The driver creates missing device nodes by itself if it can.
     _mount("none", f"{root}/dev", None, REMOUNT | BIND | READ_ONLY | NOSUID)
     _mount("proc", f"{root}/proc", "proc", NOSUID | NODEV | NOEXEC)
     os.chroot(root)

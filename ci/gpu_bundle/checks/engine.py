@@ -1,4 +1,4 @@
-"""What is checked where an engine answers: `imagematrix run`, as a user does."""
+"""Checks that need an engine: `imagematrix run`, as a user runs it."""
 
 from __future__ import annotations
 

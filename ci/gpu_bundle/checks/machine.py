@@ -1,4 +1,4 @@
-"""The machine that is checked: commands on it with limits of time, and what several checks ask of it."""
+"""The machine that is checked: commands on it with time limits, and facts that several checks use."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     T = TypeVar("T")
 
 FOR_ANY_COMMAND_S = 60.0
-GIVE_UP_S = 5.0  # a process that is stuck in the kernel can't be waited for
+GIVE_UP_S = 5.0  # do not wait longer for a process that is stuck in the kernel
 SYSTEM = ("/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib", "/lib64")
-# Says where the loader finds the driver's library, if it does.
+# Prints where the loader finds the driver's library.
 FIND = """\
 import ctypes, re
 ctypes.CDLL("libcuda.so.1")
 print(re.search(r"/\\S*/libcuda\\.so\\S*", open("/proc/self/maps").read())[0])
 """
-# The driver's libraries for computing, with the number by which they are asked for.
+# The driver's compute libraries, with the version number of their sonames.
 DRIVER = {
     "libcuda.so": 1,
     "libnvidia-ptxjitcompiler.so": 1,
@@ -42,11 +42,11 @@ FLOOR = (525, 60, 13)  # the first driver that runs code of any CUDA 12
 
 
 class NotTriedError(Exception):
-    """Why a check cannot be made on this machine."""
+    """The check cannot run on this machine."""
 
 
 class FailedError(Exception):
-    """What a check found wrong."""
+    """The check failed."""
 
 
 class Done(NamedTuple):
@@ -59,12 +59,12 @@ class Done(NamedTuple):
 
     @property
     def text(self) -> str:
-        """What it printed, behind its command line."""
+        """Its command line and what it printed."""
         return "\n".join(filter(None, [f"$ {self.line}", self.out.strip(), self.err.strip()]))
 
     @property
     def line(self) -> str:
-        """The command line, as one would type it."""
+        """The command line, as typed by a user."""
         words = list(self.words)
         for position, word in enumerate(words):
             if word.endswith(".pyz"):
@@ -74,21 +74,21 @@ class Done(NamedTuple):
 
     @property
     def why(self) -> str:
-        """What it ended with, in one line."""
+        """Its exit code and last message, in one line."""
         lines = (self.err.strip() or self.out.strip() or "no output").splitlines()
-        # Where a program of Go's panics, a trace of where it was follows.
+        # After a panic, Go programs print a stack trace.
         told = next((line for line in lines if line.startswith("panic: ")), lines[-1])
         return f"`{self.line}` ended with {self.code}: {told}"
 
     def json(self) -> Any:
-        """Return the document that it printed; raise FailedError where it is none, or where it failed."""
+        """Return the JSON document that it printed; raise FailedError if there is none or it failed."""
         if self.code:
             raise FailedError(self.why)
         return self.document
 
     @property
     def document(self) -> Any:
-        """The document that it printed, however it ended."""
+        """The JSON document that it printed, whatever its exit code."""
         try:
             return json.loads(self.out)
         except ValueError as error:
@@ -107,18 +107,18 @@ class Machine:
         self.rootfs = bundle / "rootfs"
         self.root = os.geteuid() == 0
         self.environment = {**os.environ, "IMAGEMATRIX_LOCKS": str(work / "locks"), "NO_COLOR": "1"}
-        self.environment.pop("LD_PRELOAD", None)  # it is of another C library than the bundle's
-        self.at_end = contextlib.ExitStack()  # what undoes what a check left behind
+        self.environment.pop("LD_PRELOAD", None)  # it belongs to another C library than the bundle's
+        self.at_end = contextlib.ExitStack()  # cleans up after checks
         self._running: set[subprocess.Popen[str]] = set()
         self._made: dict[object, Any] = {}
 
     def lacks(self, part: str) -> None:
-        """Raise NotTriedError where the bundle was made without a part."""
+        """Raise NotTriedError if the bundle was built without a part."""
         if part in self.about["lacking"]:
             raise NotTriedError(f"the bundle has no {part}: {self.about['lacking'][part]}")
 
     def run(self, *words: object, limit: float = FOR_ANY_COMMAND_S, **environment: str) -> Done:
-        """Run a command to its end; raise FailedError where that takes longer than `limit` seconds."""
+        """Run a command; raise FailedError if it takes longer than `limit` seconds."""
         with self.start(*words, **environment) as process:
             try:
                 out, err = process.communicate(timeout=limit)
@@ -127,13 +127,13 @@ class Machine:
         return Done(tuple(map(str, words)), process.returncode, out, err)
 
     def try_to_run(self, *words: object) -> None:
-        """Run a command whatever comes of it."""
+        """Run a command and ignore its failure."""
         with contextlib.suppress(FailedError):
             self.run(*words)
 
     @contextlib.contextmanager
     def start(self, *words: object, **environment: str) -> Iterator[subprocess.Popen[str]]:
-        """Start a command, which is killed with all that it started at the end of the block."""
+        """Start a command; it and its children are killed at the end of the block."""
         try:
             process = subprocess.Popen(
                 [str(word) for word in words],
@@ -155,14 +155,14 @@ class Machine:
             self._end(process)
 
     def once(self, make: Callable[[Machine], T]) -> T:
-        """Return what `make` makes of this machine; it is called again only if it failed."""
+        """Return the result of `make` for this machine, which is called once unless it fails."""
         if make not in self._made:
             self._made[make] = make(self)
         made: T = self._made[make]
         return made
 
     def end_all(self) -> None:
-        """Kill what runs, and undo what is to be undone."""
+        """Kill all running commands, and clean up."""
         for process in tuple(self._running):
             self._end(process)
         self.at_end.close()
@@ -192,7 +192,7 @@ class Machine:
 
     @cached_property
     def gpu(self) -> dict[str, Any]:
-        """The first GPU that works and that the environment leaves to this process."""
+        """The first working GPU that the environment lets this process use."""
         from imagematrix import Host, UsageError
         from imagematrix.gpus.spec import among
         from imagematrix.gpus.visible import visible
@@ -222,7 +222,7 @@ class Machine:
 
     @cached_property
     def target(self) -> str:
-        """The target among the bundle's kernels whose code the GPU runs best."""
+        """The target among the bundle's kernels that suits the GPU best."""
         self.lacks("kernels")
         major, minor = map(int, (self.gpu["compute"] or "0.0").split("."))
         targets = sorted(map(int, self.about["kernels"]["targets"]))
@@ -233,7 +233,7 @@ class Machine:
 
     @cached_property
     def smi(self) -> ET.Element:
-        """What nvidia-smi says of all."""
+        """The output of `nvidia-smi -q -x`."""
         program = next(
             filter(None, map(shutil.which, ("nvidia-smi", "/usr/local/nvidia/bin/nvidia-smi"))), None
         )
@@ -247,7 +247,7 @@ class Machine:
 
     @cached_property
     def libcuda(self) -> Path:
-        """The machine's own libcuda.so.1: that of the kernel's driver, if there are several."""
+        """The machine's own libcuda.so.1; if there are several, the one that matches the kernel module."""
         from imagematrix.node.nvml_library import FOLDERS
 
         found = self.run(sys.executable, "-c", FIND)
@@ -257,17 +257,17 @@ class Machine:
         present = [path for path in places if path.exists()]
         if not present:
             raise NotTriedError("this machine has no libcuda.so.1 where one looks for it")
-        # A CUDA toolkit may bring a newer one, for other kernels.
+        # A CUDA toolkit may include a newer one for other kernel modules.
         own = [path for path in present if path.resolve().name == f"libcuda.so.{self.driver}"]
         return (own or present)[0]
 
     @cached_property
     def image(self) -> Path:
-        """The file system of an image for this machine: the bundle's, and this machine's driver."""
+        """The file system of an image for this machine: the bundle's, with this machine's driver."""
         self.lacks("program")
         real, root = self.libcuda.resolve(), self.work / "image"
         suffix = real.name.removeprefix("libcuda.so.")
-        # A file that is itself named libcuda.so.1 does not tell its version.
+        # The name libcuda.so.1 says nothing about the version.
         version = self.driver if suffix == "1" else suffix
         if version != self.driver:
             raise NotTriedError(f"libcuda is of {version}, and the kernel module of {self.driver}")
@@ -294,5 +294,5 @@ class Machine:
         return [loader, "--library-path", folders, program, "--steps", steps, "--cubin", cubin]
 
     def cubin(self, root: Path = Path("/")) -> Path:
-        """Return where the kernel for the GPU is, below `root`."""
+        """Return the path of the kernel for the GPU below `root`."""
         return root / f"usr/local/share/training/sm_{self.target}/kernel.cubin"

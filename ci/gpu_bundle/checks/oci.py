@@ -1,4 +1,4 @@
-"""A Launch as a bundle of the Open Container Initiative: what runc and crun start, with no engine."""
+"""Write a Launch as an OCI bundle, which runc and crun start without an engine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MOUNTS: tuple[tuple[str, str, list[str]], ...] = (
 
 
 def write(folder: Path, root: Path, launch: dict[str, Any]) -> None:
-    """Write the bundle of a Launch document on the file system `root`: with its device nodes and no other."""
+    """Write the bundle of a Launch document for the file system `root`, with only its device nodes."""
     devices = [_device(path) for path in launch["devices"]]
     allowed = [
         {"allow": True, "access": "rwm", **{key: one[key] for key in ("type", "major", "minor")}}

@@ -1,4 +1,4 @@
-"""The report: what was checked on which machine, in Markdown, without names that are nobody's business."""
+"""The report in Markdown: what was checked on which machine, without identifying names."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 EXCERPT = 40  # lines of a check's evidence
 WIDTH = 1000  # characters of a line
 PASSED, FAILED, NOT_TRIED = "passed", "FAILED", "not tried"
-# Names of GPUs and MIG devices, and serial numbers wherever a tool prints them behind that word.
+# UUIDs of GPUs and MIG devices, and serial numbers after the word that tools print before them.
 UUID = re.compile(r"\b(GPU|MIG)-[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b")
 SERIAL = re.compile(r"(?i)(\bserial(?:[ _]?number)?\W{1,4})(?=[a-z]*\d)[0-9a-z]{6,}")
-SHORT = 3  # characters of a host's name that may stand in other words
+SHORT = 3  # shorter host names may be part of other words
 
 
 class Result(NamedTuple):
-    """How a check ended; `evidence` is what was printed on the way."""
+    """The result of a check; `evidence` is what was printed meanwhile."""
 
     tier: str
     name: str
@@ -62,7 +62,7 @@ def written(machine: Machine, mask: Mask, results: list[Result], seconds: float)
 
 
 class Mask:
-    """Takes out of texts what names this very machine: UUIDs, serial numbers, its name, its folders."""
+    """Removes from texts what identifies this machine: UUIDs, serial numbers, its name, its folders."""
 
     def __init__(self, machine: Machine) -> None:
         self._uuids: dict[str, str] = {}
@@ -73,7 +73,7 @@ class Mask:
         self._names = sorted((name for name in names if len(name) > SHORT), key=len, reverse=True)
 
     def __call__(self, text: str) -> str:
-        """Return the text without them."""
+        """Return the text without identifying parts."""
         text = SERIAL.sub(r"\1#", UUID.sub(self._uuid, text))
         for folder, name in self._folders.items():
             text = text.replace(folder, name)

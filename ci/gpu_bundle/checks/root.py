@@ -1,4 +1,4 @@
-"""What root may check without an engine: containers that runc starts, or mounts alone where it can't."""
+"""Checks for root without an engine: containers started by runc, or by mounts alone where runc cannot."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NO_DEVICE = {"code": 100, "name": "CUDA_ERROR_NO_DEVICE"}
 
 
 class Runtime(NamedTuple):
-    """What starts containers here: its words for a bundle's folder, why it is not runc, and the first one."""
+    """How containers are started here: the command for a bundle, why it is not runc, and the first result."""
 
     words: Callable[[Machine, Path], list[object]]
     note: str
@@ -69,7 +69,7 @@ CHECKS: tuple[Check, ...] = (no_nodes, with_nodes, refuses_a_second)
 
 
 def _runtime(machine: Machine) -> Runtime:
-    """Return what starts a container here: it has started one without device nodes."""
+    """Return how to start a container here, after one without device nodes was started."""
     if not machine.root:
         raise NotTriedError("this needs root")
     planned = {**launch(machine, *train(machine, 1)), "devices": []}

@@ -1,4 +1,4 @@
-"""What checks of several tiers have in common: the catalog, the program's report, waiting for it to train."""
+"""Shared by checks of several tiers: the catalog, the program's report, waiting for training to begin."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     from machine import Machine
 
-# A check gets a function that takes what is to be seen of it. It may return a remark; it raises FailedError
-# or NotTriedError.
+# A check gets a function that takes its evidence. It may return a remark; it raises FailedError or
+# NotTriedError.
 Check = Callable[["Machine", Callable[[str], None]], str | None]
 
 IMAGE = "gpu-check:v1"
@@ -27,9 +27,9 @@ BUSY = 10  # the exit code of a launch whose GPUs are in use
 
 
 def trained(machine: Machine, report: dict[str, Any]) -> None:
-    """Raise FailedError unless the program's report says that it trained right, on this GPU."""
+    """Raise FailedError unless the program's report shows correct training on this GPU."""
     same("backend", report["backend"], "gpu")
-    if not (report["device"] or "").startswith(machine.gpu["name"]):  # that of a MIG device is longer
+    if not (report["device"] or "").startswith(machine.gpu["name"]):  # the name of a MIG device is longer
         raise FailedError(f"device: {report['device']!r}, not {machine.gpu['name']!r}")
     same("compute capability", report["compute"], machine.gpu["compute"])
     same("libcuda", report["libcuda"] or machine.driver, machine.driver)
@@ -41,7 +41,7 @@ def trained(machine: Machine, report: dict[str, Any]) -> None:
 
 
 def catalog(machine: Machine, drivers: tuple[str, ...] = ()) -> str:
-    """Write a catalog with an image for each target and driver, and one for CPUs; return its path."""
+    """Write a catalog with an image for each target and driver, and a CPU-only one; return its path."""
     machine.lacks("kernels")
     kernels = machine.about["kernels"]
     variants: list[dict[str, Any]] = [
@@ -81,7 +81,7 @@ def train(machine: Machine, steps: int) -> list[object]:
 
 
 def device(machine: Machine) -> str:
-    """Return what --gpus takes for the GPU."""
+    """Return the value of --gpus for the GPU."""
     return f"device={machine.gpu['index']}"
 
 

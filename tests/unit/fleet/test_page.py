@@ -167,7 +167,7 @@ def test_saved_hosts_and_the_shipped_matrix(profiles, shipped_catalog):
 
 def test_a_fleet_in_order(make):
     text = page(coverage({"one": make.host(make.gpu(0))}, make.catalog(make.variant("t:v1-b"))))
-    assert "Hosts that nothing fits" not in text
+    assert "Hosts without a fitting variant" not in text
     assert "<details" not in text
     assert picture(Page(text) and text) == [["selected"]]
 
@@ -207,14 +207,14 @@ def test_long_lists_are_cut(make, catalog, monkeypatch):
         "c": make.host(make.gpu(0)),
     }
     text = page(coverage(fleet, catalog, drivers={make.OLD: make.NEW}))
-    assert text.count("1 more like these") == 1
+    assert text.count("1 more, with fewer hosts each") == 1
 
 
 def test_a_set_that_may_not_be_the_smallest(fleet, catalog):
     found = coverage(fleet, catalog)
     assert "at least" not in page(found)
     other = replace(found, smallest=Smallest(variants=("t:v1-b", "t:v1-a"), least=1))
-    assert "if not fewer (at least 1)" in page(other)
+    assert "perhaps fewer (at least 1)" in page(other)
 
 
 @pytest.mark.parametrize(
