@@ -11,12 +11,18 @@
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: quickstart fuzz test packages lint unit unit-lowest engine gpu gpu-check gpu-bundle wheel coverage docs bench zipapp clean
+.PHONY: quickstart fuzz test beside packages lint unit unit-lowest engine gpu gpu-check gpu-bundle wheel coverage docs bench zipapp clean
 
 quickstart:
 	@ci/quickstart
 
-test: packages lint docs unit gpu wheel engine coverage
+# The engine tests take longest; the others run while they wait, with lower priority.
+test: $(VENV)/.dev packages
+	$(MAKE) --jobs=2 --output-sync=target engine beside
+	$(MAKE) coverage
+
+beside:
+	nice $(MAKE) lint docs wheel gpu unit
 
 packages:
 	ci/engine packages
@@ -36,7 +42,6 @@ lint: $(VENV)/.dev
 	$(BIN)/check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/[!c]*.yml
 
-# One line of results for each kind of test; their coverage is combined at the end.
 unit: $(VENV)/.dev
 	rm -f .coverage .coverage.*
 	$(BIN)/coverage run -m pytest -n auto tests/unit
@@ -54,7 +59,7 @@ fuzz: $(VENV)/.dev
 
 # Two groups of files at a time, each with engines of its own, in the order that tests/engine/conftest.py gives.
 engine: packages $(VENV)/.dev
-	$(BIN)/coverage run -m pytest -n 2 --dist loadfile --no-loadscope-reorder tests/engine
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder tests/engine
 
 gpu: $(VENV)/.dev
 	ci/gpu-check if-any
@@ -73,6 +78,7 @@ gpu-bundle: $(VENV)/.dev
 docs: $(VENV)/.dev
 	$(BIN)/sphinx-build -q -W -n --keep-going -b html -d .cache/docs docs docs/_build
 
+# The unit tests alone reach these.
 coverage: $(VENV)/.dev
 	$(BIN)/coverage combine -q
 	$(BIN)/coverage report --fail-under=95

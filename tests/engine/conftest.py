@@ -13,6 +13,7 @@ import signal
 import stat
 import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
 
@@ -35,13 +36,16 @@ mount --rbind /dev/shm /mnt/shm
 mount --move /mnt /dev
 """
 # Files that one worker runs one after the other, longest first; any other file is a group of its own.
-# Those of the first want images of the shipped matrix, and test_quickstart builds them all.
+# Those of the first use images of the shipped matrix, which test_quickstart builds, or their build cache.
 GROUPS = (
-    ("quickstart", "leases", "run", "node", "podman", "mig", "doctor", "images"),
+    ("quickstart", "leases", "run", "node", "podman", "mig", "images", "verify", "doctor"),
     ("gpu_bundle",),
     ("templates",),
     ("tags",),
+    ("faults",),
+    ("registry",),
 )
+LAST = ("builders", "ci")  # they empty the build cache of an engine
 # Images that files have in common; those of other names go when the file ends that made them.
 SHARED = ("debian", "training")
 NEEDED = ("dockerd", "docker", "docker-registry", "htpasswd", "slirp4netns", "unshare", "debootstrap")
@@ -166,7 +170,7 @@ class Engine:
         return ["nsenter", f"--net={spaces}/net", *node]
 
     def imagematrix(self, *words, **options):
-        """Run our command line as a user does; what it covers is counted."""
+        """Run our command line as a user does."""
         given = {"capture_output": True, "text": True, "env": self.environment, **options}
         command = [*self.inside, ROOT / ".venv/bin/imagematrix", *words]
         return subprocess.run(command, check=False, **given)
@@ -269,9 +273,14 @@ def pytest_xdist_make_scheduler(config, log):
 
 
 def pytest_collection_modifyitems(items):
-    """Bring the files into the order of GROUPS, before all others."""
+    """Order the files: those of GROUPS, all others, those of LAST."""
     order = {file: place for place, file in enumerate(chain.from_iterable(GROUPS))}
-    items.sort(key=lambda item: order.get(_file(item.nodeid), len(order)))
+
+    def place(item):
+        file = _file(item.nodeid)
+        return file in LAST, order.get(file, len(order))
+
+    items.sort(key=place)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -290,10 +299,10 @@ def _own_dev():
 @pytest.fixture(scope="session")
 def engines():
     """All engines that the tests have started."""
-    started = []
+    started: list[Engine] = []
     yield started
-    for engine in started:
-        engine.remove()
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(Engine.remove, started))
 
 
 @pytest.fixture(autouse=True)
@@ -338,8 +347,8 @@ def engine(start_engine):
 
 
 @pytest.fixture(scope="session")
-def play(engine, start_engine, tmp_path_factory):
-    """Call it with a profile's name to get the engine of a machine with its GPUs, which are played.
+def simulate(engine, start_engine, tmp_path_factory):
+    """Call it with a profile's name to get the engine of a machine with the profile's GPUs, simulated.
 
     It has an image for H100 and H200 with the driver 550.163.01, and one for any CPU.
     """
@@ -353,14 +362,14 @@ def play(engine, start_engine, tmp_path_factory):
 
     def start(name):
         folder = tmp_path_factory.mktemp("node")
-        played = GpuNode(folder, name, profiles())
-        node = start_engine(node=played)
+        machine = GpuNode(folder, name, profiles())
+        node = start_engine(node=machine)
         with subprocess.Popen(
             ["docker", "save", image, cpu], env=engine.environment, stdout=subprocess.PIPE
         ) as saved:
             subprocess.run(["docker", "load"], env=node.environment, stdin=saved.stdout, check=True)
         # The driver that is in the image looks for a kernel module.
-        driver = played.libcuda.name
+        driver = machine.libcuda.name
         (folder / "Dockerfile").write_text(f"FROM {image}\nCOPY lib/{driver} {LIBRARIES}/{driver}\n")
         node.docker("build", "-t", image, str(folder))
         return node
@@ -369,9 +378,9 @@ def play(engine, start_engine, tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def node(play):
-    """The engine of a machine with eight GPUs, which are played."""
-    return play("genoa-h200")
+def node(simulate):
+    """The engine of a machine with eight simulated GPUs."""
+    return simulate("genoa-h200")
 
 
 @pytest.fixture
