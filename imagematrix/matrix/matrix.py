@@ -38,8 +38,8 @@ class Image:
     `development` may be replaced locally under the same version and is never pushed. `prefer` lists the
     criteria of the selector (catalog.CRITERIA) that come first for this image. `defaults` has the default
     values of axes that are not about hardware, sorted by axis. If `plain_pull` is None, a plain pull gets the
-    variant with the fewest requirements. `budget` is the limit for the size of its layers in bytes, or None; it
-    is not part of the identity. `secrets` and `ssh` are the ids that its build may use, `build_args` its
+    variant with the fewest requirements. `budget` limits the size of its layers in bytes, or is None; it is
+    not part of the identity. `secrets` and `ssh` are the ids that its build may use, `build_args` its
     arguments with their values; None if the value must be given at build time. With `strict_march`, an image
     whose code appears to be compiled for another march is refused.
     """
