@@ -126,10 +126,10 @@ def _told(gpu):
 def _libraries(folder, version, product):
     folder.mkdir()
     major, _, minor = product.compute.partition(".")
-    played = [f'-DDEVICE="{product.name}"', f"-DMAJOR={major}", f"-DMINOR={minor}", "-DNODES"]
+    definitions = [f'-DDEVICE="{product.name}"', f"-DMAJOR={major}", f"-DMINOR={minor}", "-DNODES"]
     common = ["-O2", "-shared", "-fPIC", "-static-libgcc", "-o"]
     cuda, nvml = folder / f"libcuda.so.{version}", folder / f"libnvidia-ml.so.{version}"
-    cxx = ["g++", "-std=c++17", "-static-libstdc++", f"-I{ROOT}/templates/training", *played]
+    cxx = ["g++", "-std=c++17", "-static-libstdc++", f"-I{ROOT}/templates/training", *definitions]
     subprocess.run([*cxx, *common, cuda, DOUBLES / "fake_cuda.cpp"], check=True)
     subprocess.run(
         ["gcc", "-Wl,-soname,libnvidia-ml.so.1", *common, nvml, DOUBLES / "nvml_stub.c"], check=True

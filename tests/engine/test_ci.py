@@ -1,4 +1,4 @@
-"""What CI runs: shards on one engine, their documents merged, and the same images from bake."""
+"""CI: shards on one engine, merged reports, and the same images from bake."""
 
 import json
 import subprocess
@@ -17,7 +17,7 @@ def build(engine, folder):
     return json.loads(done.stdout)["cells"]
 
 
-def test_shards_at_the_same_time_build_every_cell_once(engine, project):
+def test_concurrent_shards_build_every_cell_once(engine, project):
     folder = project(CPU, image="sharded")
     files = [folder / "build-1.json", folder / "build-2.json"]
 
@@ -39,7 +39,7 @@ def test_shards_at_the_same_time_build_every_cell_once(engine, project):
     assert "no document for the shards: 2/2" in alone.stderr
 
 
-def test_bake_makes_the_image_that_we_make_without_any_cache(engine, project, tmp_path):
+def test_bake_builds_the_same_image_from_an_empty_cache(engine, project, tmp_path):
     folder = project(GPU, image="baked")
     (first,) = build(engine, folder)
     engine.docker("rmi", "--force", first["reference"])
@@ -72,7 +72,7 @@ def test_bake_makes_the_image_that_we_make_without_any_cache(engine, project, tm
     }
 
 
-def test_what_a_hostile_build_says_is_text(engine, project):
+def test_output_of_a_hostile_build_is_escaped(engine, project):
     folder = project({"cuda": ["none"], "march": ["x86-64-v2"]}, image="hostile")
     template = folder / "templates/training/Dockerfile.j2"
     words = r"RUN printf '\n::error::pwned\n##[error]x\n]]>\001\033[31m' && false"

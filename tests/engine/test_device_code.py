@@ -1,4 +1,4 @@
-"""Device code in wheels of several makers: what NVIDIA's own cuobjdump lists in them."""
+"""Device code in wheels of several vendors, compared with NVIDIA's cuobjdump."""
 
 import re
 import subprocess
@@ -51,7 +51,7 @@ def judge(tmp_path_factory):
 
 
 @pytest.mark.parametrize("wheel", WHEELS)
-def test_it_is_what_cuobjdump_lists(judge, wheel, tmp_path):
+def test_targets_match_those_of_cuobjdump(judge, wheel, tmp_path):
     compared = 0
     with downloaded(tmp_path, wheel) as archive:
         for name in filter(FILE.fullmatch, archive.namelist()):

@@ -1,4 +1,4 @@
-"""`imagematrix doctor`: what would stop a launch, held against launches."""
+"""`imagematrix doctor`: its findings compared with real launches."""
 
 import json
 import subprocess
@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 H200 = ROOT / "tests/hosts/genoa-h200.json"
-PLAYED = """
+SIMULATED = """
 import sys
 from imagematrix.cli import main
 from imagematrix.node import probe
@@ -30,7 +30,7 @@ def image(engine):
 
 def doctor(engine, *words):
     """Ask about this machine, with the hardware of another."""
-    command = [*engine.inside, sys.executable, "-c", PLAYED, H200, "doctor", "--json", *words]
+    command = [*engine.inside, sys.executable, "-c", SIMULATED, H200, "doctor", "--json", *words]
     done = subprocess.run(command, env=engine.environment, capture_output=True, text=True, check=False)
     return done.returncode, {one["check"]: one for one in json.loads(done.stdout)["findings"]}
 
@@ -40,25 +40,25 @@ def launches(engine):
 
 
 @pytest.mark.usefixtures("nodes")
-def test_where_it_finds_nothing_a_launch_works(engine, image):
+def test_a_launch_works_if_the_doctor_finds_nothing(engine, image):
     code, found = doctor(engine, "training:v1")
     assert code == 0
     bad = [one for one in found.values() if one["severity"] != "ok"]
-    assert [one["check"] for one in bad] in ([], ["library"])  # what plays the node has no NVML
+    assert [one["check"] for one in bad] in ([], ["library"])  # the simulated node has no NVML
     assert found["image"]["saw"] == f"{image} fits this node"
     assert launches(engine) == 0
     assert engine.has_no_containers()
 
 
 @pytest.mark.usefixtures("image")
-def test_where_nodes_are_missing_a_launch_does_not(engine):
+def test_a_launch_fails_if_device_nodes_are_missing(engine):
     code, found = doctor(engine)
     assert (code, found["device-nodes"]["severity"]) == (5, "error")
     assert launches(engine) == 5
 
 
 @pytest.mark.usefixtures("nodes")
-def test_two_drivers_in_an_image_are_seen_in_its_bytes(engine, image, tmp_path):
+def test_a_second_driver_in_an_image_is_found(engine, image, tmp_path):
     engine.docker("tag", image, "original:1")  # which keeps it
     (tmp_path / "Dockerfile").write_text(
         f"FROM {image}\nRUN mkdir -p /opt/old && echo other > /opt/old/libcuda.so.470.256.02\n"
@@ -73,7 +73,7 @@ def test_two_drivers_in_an_image_are_seen_in_its_bytes(engine, image, tmp_path):
 
 
 @pytest.mark.usefixtures("nodes", "image")
-def test_a_mount_over_a_driver_is_seen(engine, tmp_path):
+def test_a_mount_over_the_driver_is_found(engine, tmp_path):
     (tmp_path / "libcuda.so.1").touch()
     mount = f"{tmp_path}/libcuda.so.1:/opt/x/libcuda.so.1:ro"
     words = ("--gpus", "1", "-d", "--name", "shadowed", "-v", mount, "training:v1", "sleep", "300")

@@ -1,4 +1,4 @@
-"""What goes wrong in the middle: whatever it is, nothing is lost, and the same command goes on from there."""
+"""Failures in the middle of a command: nothing is lost, and the same command resumes."""
 
 import contextlib
 import json
@@ -47,8 +47,14 @@ def big(tmp_path, request):
 
 def start(engine, folder, *words):
     command = [*engine.inside, ROOT / ".venv/bin/imagematrix", *words]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen(command, cwd=folder, env=engine.environment, **pipes)
+    return subprocess.Popen(
+        command,
+        cwd=folder,
+        env=engine.environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 def ended(process):
@@ -107,7 +113,7 @@ def uploading(registry):
     return any(part.stat().st_size > LAYER // 50 for part in parts)
 
 
-def test_the_registry_is_killed_in_the_middle_of_a_push(engine, registry, big):
+def test_the_registry_is_killed_during_a_push(engine, registry, big):
     folder, image = big(registry.address)
     process = start(engine, folder, "build", "--push", "--jobs", "1")
     until(lambda: uploading(registry))
@@ -129,7 +135,7 @@ def test_the_registry_is_killed_in_the_middle_of_a_push(engine, registry, big):
     assert ran.stdout.split()[0] == str(LAYER)
 
 
-def test_the_registry_is_away_for_a_moment(engine, registry, big):
+def test_the_registry_restarts_during_a_push(engine, registry, big):
     folder, _ = big(registry.address)
     process = start(engine, folder, "build", "--push", "--jobs", "1")
     until(lambda: uploading(registry))
@@ -141,7 +147,7 @@ def test_the_registry_is_away_for_a_moment(engine, registry, big):
 
 
 @pytest.mark.parametrize("stays_away", [False, True], ids=["restarts", "stays-away"])
-def test_the_engine_goes_away_in_the_middle_of_a_build(engine, big, endless, stays_away):
+def test_the_engine_stops_during_a_build(engine, big, endless, stays_away):
     folder, _ = big(template=f"RUN {{{{ 'true' if part == 'one' else '{endless}' }}}}\n")
     process = start(engine, folder, "build", "--jobs", "1")
     until(lambda: running(endless))
@@ -157,7 +163,7 @@ def test_the_engine_goes_away_in_the_middle_of_a_build(engine, big, endless, sta
     assert statuses(engine, folder) == ["up-to-date", "build"]
 
 
-def test_a_build_that_was_killed_goes_on_where_it_was(engine, big, endless):
+def test_a_killed_build_can_be_resumed(engine, big, endless):
     folder, _ = big(template=f"RUN {{{{ 'true' if part == 'one' else '{endless}' }}}}\n")
     process = start(engine, folder, "build", "--jobs", "1")
     until(lambda: running(endless))
@@ -175,7 +181,7 @@ def test_a_build_that_was_killed_goes_on_where_it_was(engine, big, endless):
     until(lambda: not running(endless))
 
 
-def test_two_builds_of_the_same_matrix_at_once(engine, registry, big):
+def test_two_concurrent_builds_of_the_same_matrix(engine, registry, big):
     folder, image = big(registry.address)
     processes = [start(engine, folder, "build", "--push", "--jobs", "2") for _ in range(2)]
     found = [ended(process) for process in processes]
@@ -210,7 +216,7 @@ def test_a_full_disk_fails_the_build_and_says_what_to_do(engine, big, small_disk
     assert engine.imagematrix("build", cwd=folder).returncode == 0
 
 
-def test_a_build_takes_room_for_those_at_work_and_not_for_all(engine, big):
+def test_a_build_needs_disk_space_only_for_running_cells(engine, big):
     """Six cells with 60 MB each, one at a time: two layers each, and not a dozen."""
     folder, _ = big()
     for number in range(2, 6):
@@ -230,7 +236,7 @@ def test_a_build_takes_room_for_those_at_work_and_not_for_all(engine, big):
     assert 2 * LAYER < most < 6 * LAYER
 
 
-def test_a_tag_that_somebody_else_pushed_meanwhile(engine, registry, big):
+def test_a_tag_pushed_by_another_client_during_a_build(engine, registry, big):
     """Another image gets the name of ours between the plan and the push."""
     folder, _ = big(registry.address, template="RUN sleep 5.5\n")
     planned = engine.imagematrix("plan", "--push", "--json", cwd=folder)

@@ -1,4 +1,4 @@
-"""What checks a machine with a GPU, from the archive alone, on simulated machines that lack all the rest.
+"""The GPU bundle on simulated machines that have nothing else.
 
 Each is an empty tree with a Python and the driver, and with the network off. The GPUs are those of
 tests/doubles/gpu_node.py.
@@ -186,14 +186,14 @@ def not_tried(tree):
 
 
 @pytest.mark.parametrize(("suite", "place"), [("bookworm", "system"), ("trixie", "folder")])
-def test_root_checks_all_but_an_engine(machine, suite, place):
+def test_root_can_run_all_checks_except_those_of_an_engine(machine, suite, place):
     tree = machine(suite, place)
     assert check(tree) == 0, tree.report
     assert not_tried(tree) == [NO_DOCKER] * OF_AN_ENGINE
     assert {why for how, why in outcomes(tree).values() if how == "passed"} == {""}
 
 
-def test_where_runc_starts_nothing_mounts_alone_do(machine):
+def test_mounts_alone_are_used_where_runc_fails(machine):
     tree = machine("bookworm", "folder", sandboxed=True)
     # The process ids that NVML tells are the host's.
     told = tree.node.environment["STUB_GPUS"].replace("procs=open", "procs=open,apart=1000000")
@@ -204,7 +204,7 @@ def test_where_runc_starts_nothing_mounts_alone_do(machine):
     assert all("cgroup" in remark for remark in remarks), remarks
 
 
-def test_an_ordinary_user_checks_what_needs_no_root(machine):
+def test_an_ordinary_user_can_run_checks_that_need_no_root(machine):
     tree = machine("trixie", "folder")
     made = tree.run("python3", "-m", "venv", "--without-pip", "venv", user=NOBODY)
     assert made.returncode == 0, made.stderr
@@ -219,7 +219,7 @@ def test_without_a_gpu_it_fails(machine):
     assert "no GPU was found" in tree.report
 
 
-def test_it_ends_in_time_with_a_report(machine):
+def test_the_time_limit_ends_it_with_a_report(machine):
     tree = machine("trixie", "system")
     assert check(tree, "--limit", "0.5", STUB_SLEEP="60") == 1
     ends = [how for how, why in outcomes(tree).values() if why == "the time was up"]
@@ -228,7 +228,7 @@ def test_it_ends_in_time_with_a_report(machine):
     assert not list((tree.own["upper"] / "tmp").glob("gpu-check*"))
 
 
-def test_the_package_is_one_file_that_a_bare_python_runs(machine):
+def test_the_zipapp_runs_on_a_bare_python(machine):
     tree = machine("bookworm", "system")
     unpack(tree)
     app = "gpu-bundle/imagematrix.pyz"

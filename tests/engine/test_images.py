@@ -1,4 +1,4 @@
-"""What is in an image: the driver, the device code, the labels."""
+"""Contents of images: driver, device code, labels."""
 
 import json
 
@@ -37,7 +37,7 @@ def test_the_program_finds_the_baked_driver_and_trains(engine, variants, name, d
     assert found["final_loss"] < found["initial_loss"]
 
 
-def test_a_cpu_image_carries_no_driver(engine, variants):
+def test_a_cpu_image_has_no_driver(engine, variants):
     found = json.loads(run(engine, variants["cpu"], "train", "--steps", "300").stdout)
     assert (found["libcuda"], found["cuda"], found["cubin"]) == (None, None, None)
     assert "libcuda" not in run(engine, variants["cpu"], "ldconfig", "-p").stdout
@@ -55,7 +55,7 @@ def test_the_linker_knows_exactly_one_libcuda(engine, variants, name, driver):
     assert run(engine, variants[name], "readlink", "-f", path).stdout.strip().endswith(f"libcuda.so.{driver}")
 
 
-def test_labels_tell_the_selector_all_it_needs(engine, variants):
+def test_labels_have_all_facts_for_the_selector(engine, variants):
     labels = engine.inspect(variants["new"])["Config"]["Labels"]
     entry = json.loads(labels["io.imagematrix.variant"])
     assert entry["cubins"] == ["89"]
@@ -78,3 +78,13 @@ def test_the_driver_is_the_last_layer_and_shared(engine, project):
     references = done.stdout.split()
     assert len(references) == 4
     assert len({engine.inspect(name)["RootFS"]["Layers"][-1] for name in references}) == 1
+
+
+def test_an_image_that_contradicts_its_labels_is_not_tagged(engine, project):
+    folder = project(GPU, image="liar")
+    template = folder / "templates/training/Dockerfile.j2"
+    template.write_text(template.read_text() + "RUN cp /usr/lib/x86_64-linux-gnu/libcuda.so.5* /opt/\n")
+    done = engine.imagematrix("build", "-f", folder / "matrix.yaml")
+    assert done.returncode == 9
+    assert "but /usr/lib/x86_64-linux-gnu/libcuda.so.550.163.01 has" in done.stderr
+    assert engine.imagematrix("ls", "liar").returncode == 4

@@ -1,6 +1,6 @@
-"""GPUs on a node that people share: each is given out once, and nothing is left behind.
+"""GPUs of a shared node: each is claimed once, and no lease is left behind.
 
-The GPUs are played: a profile with eight of them, and device nodes that open.
+The GPUs are simulated: a profile with eight of them, and device nodes that can be opened.
 """
 
 import json
@@ -60,13 +60,13 @@ def gpus(engine):
     return json.loads(done.stdout)["gpus"]
 
 
-def test_fifty_launches_at_once(engine, start):
+def test_more_launches_at_once_than_gpus(engine, start):
     """No GPU twice, none lost: each container says when it began and ended, by one clock."""
     script = "cat /proc/uptime; ls /dev | grep '^nvidia[0-9]'; sleep 0.3; cat /proc/uptime"
     processes = [
         start("--gpus", "1", "--wait", "10m", "--rm", "training:v1", "sh", "-c", script) for _ in range(50)
     ]
-    spans = {}
+    spans: dict[str, list[tuple[float, float]]] = {}
     for process in processes:
         out, err = process.communicate(timeout=500)
         assert process.returncode == 0, err
@@ -97,7 +97,7 @@ def test_detached_containers_keep_their_gpus_without_a_lease(engine, start):
     assert run(engine, "--gpus", "2", "--rm", "training:v1", "true").returncode == 0
 
 
-def test_named_gpus_in_use_are_refused_with_who_uses_them(engine):
+def test_the_error_for_named_gpus_in_use_says_what_uses_them(engine):
     engine.docker("run", "-d", "--name", "web", "--device", "/dev/nvidia0", "debian:trixie", "sleep", "300")
     index = next(gpu["index"] for gpu in json.loads(H200.read_text())["gpus"] if gpu["minor"] == 0)
     for spec in (f"device={index}", "all"):
@@ -113,7 +113,7 @@ def test_named_gpus_in_use_are_refused_with_who_uses_them(engine):
     assert dry.returncode == 0  # it takes nothing and looks at nobody
 
 
-def test_a_launcher_that_is_killed_takes_its_container_along(engine, start):
+def test_the_container_of_a_killed_launcher_ends(engine, start):
     script = "trap 'exit 0' TERM; echo up; while :; do sleep 0.1; done"
     process = start("--gpus", "8", "--rm", "--name", "job", "training:v1", "sh", "-c", script)
     assert process.stdout.readline() == "up\n"
@@ -130,7 +130,7 @@ def test_a_launcher_that_is_killed_takes_its_container_along(engine, start):
     assert all(gpu["free"] for gpu in gpus(engine))
 
 
-def test_a_container_that_does_not_want_to_end_keeps_its_gpus(engine, start):
+def test_a_container_that_ignores_signals_keeps_its_gpus(engine, start):
     process = start("--gpus", "8", "--name", "job", "training:v1", "sh", "-c", "echo up; sleep 300")
     assert process.stdout.readline() == "up\n"
     process.send_signal(signal.SIGKILL)  # docker's command asks the shell to end, which ignores it as PID 1
@@ -141,15 +141,15 @@ def test_a_container_that_does_not_want_to_end_keeps_its_gpus(engine, start):
     assert run(engine, "--gpus", "8", "--wait", "1m", "--rm", "training:v1", "true").returncode == 0
 
 
-def test_fifty_shares_never_add_up_to_more_than_a_gpu_has(engine, start):
-    """Five have room on one, and so forty on eight at the same time."""
+def test_shares_never_exceed_the_memory_of_a_gpu(engine, start):
+    """Five fit on each GPU, so that forty of fifty run at the same time."""
     script = "cat /proc/uptime; ls /dev | grep '^nvidia[0-9]'; echo $IMAGEMATRIX_VRAM_MIB; sleep 3"
     script += "; cat /proc/uptime"
     total = min(gpu["memory_mib"] for gpu in json.loads(H200.read_text())["gpus"])
     share = total // 5
     words = ("--vram", f"{share}Mi", "--wait", "10m", "--rm", "training:v1", "sh", "-c", script)
     processes = [start(*words) for _ in range(50)]
-    spans = {}
+    spans: dict[str, list[tuple[float, float]]] = {}
     for process in processes:
         out, err = process.communicate(timeout=500)
         assert process.returncode == 0, err
@@ -164,7 +164,7 @@ def test_fifty_shares_never_add_up_to_more_than_a_gpu_has(engine, start):
     assert all(gpu["free"] for gpu in gpus(engine))
 
 
-def test_shares_go_together_and_leave_whole_gpus_to_others(engine):
+def test_shares_are_packed_so_that_whole_gpus_stay_free(engine):
     for name in ("one", "two"):
         done = run(engine, "--vram", "40Gi", "-d", "--name", name, "training:v1", "sleep", "300")
         assert done.returncode == 0, done.stderr
@@ -184,7 +184,7 @@ def test_shares_go_together_and_leave_whole_gpus_to_others(engine):
     assert "share of 953674 MiB exceeds the memory of a GPU: 143771 MiB" in too_much.stderr
 
 
-def test_a_container_that_does_not_start_leaves_nothing(engine):
+def test_a_container_that_does_not_start_leaves_no_lease(engine):
     done = run(engine, "--gpus", "8", "--rm", "training:v1", "/no/such/program")
     assert done.returncode == 127
     done = run(engine, "--gpus", "8", "--rm", "--network", "nowhere", "training:v1", "true")
@@ -192,7 +192,7 @@ def test_a_container_that_does_not_start_leaves_nothing(engine):
     assert all(gpu["free"] for gpu in gpus(engine))
 
 
-def test_who_waits_says_for_what_and_gets_it(engine, start):
+def test_waiting_reports_the_reason_and_ends_with_a_gpu(engine, start):
     run(engine, "--gpus", "8", "-d", "--name", "job", "training:v1", "sleep", "300")
     waiting = start("--gpus", "1", "--wait", "2m", "--rm", "training:v1", "echo", "mine")
     assert waiting.stderr.readline().startswith(
@@ -217,7 +217,7 @@ def test_a_killed_launcher_leaves_no_lease(engine, start):
     assert run(engine, "--gpus", "8", "--wait", "1m", "--rm", "training:v1", "true").returncode == 0
 
 
-def test_the_library_takes_free_ones_too(engine, monkeypatch):
+def test_the_library_claims_free_gpus(engine, monkeypatch):
     import docker
 
     import imagematrix as im
@@ -237,7 +237,7 @@ def test_the_library_takes_free_ones_too(engine, monkeypatch):
         client.close()
 
 
-def test_the_engine_goes_away_under_those_who_run_and_those_who_wait(engine, start):
+def test_the_engine_dies_during_a_run_and_during_a_wait(engine, start):
     running = start("--gpus", "8", "--rm", "--name", "job", "training:v1", "sh", "-c", "echo up; sleep 300")
     assert running.stdout.readline() == "up\n"
     waiting = start("--gpus", "1", "--wait", "5m", "--rm", "training:v1", "true")

@@ -1,7 +1,7 @@
-"""The rule `cpu` held to the truth: code that it lets run never dies of SIGILL.
+"""Test the rule `cpu` on real code: what it accepts never dies of SIGILL.
 
-A program is compiled for every march that the local gcc knows, and run on CPUs that QEMU plays and on this
-machine. What a CPU can do is read from its CPUID leaves, as the kernel does for /proc/cpuinfo.
+A program is compiled for every march that the local gcc knows, and runs on CPUs simulated by QEMU and on this
+machine. The features of a CPU are read from its CPUID leaves, as the kernel does for /proc/cpuinfo.
 """
 
 import shutil
@@ -100,7 +100,7 @@ def compiler():
 
 @pytest.fixture(scope="module")
 def programs(compiler, tmp_path_factory):
-    """The program by march. QEMU has no say in what is compiled."""
+    """The program by march, compiled without QEMU."""
     folder = tmp_path_factory.mktemp("programs")
     known = sorted(march for march in marches.known(compiler) if marches.arch(march) == "x86_64")
 
@@ -125,7 +125,7 @@ def cpuid(tmp_path_factory):
 
 
 def flags(output):
-    """Return the kernel's names for what CPUID says."""
+    """Return the kernel's names of the flags in CPUID."""
     found = set()
     for line in output.splitlines():
         leaf, subleaf, *values = line.split()
@@ -136,7 +136,7 @@ def flags(output):
 
 
 def verdicts(programs, compiler, has, start):
-    """Return the marches that the rule lets run, and those of them that died of SIGILL."""
+    """Return the marches that the rule accepts, and those of them that died of SIGILL."""
     allowed = [march for march in programs if marches.required(march, compiler) <= has]
 
     def dies(march):
@@ -148,7 +148,7 @@ def verdicts(programs, compiler, has, start):
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_what_the_rule_lets_run_never_dies_of_sigill(model, programs, compiler, cpuid):
+def test_code_that_the_rule_accepts_runs_without_sigill(model, programs, compiler, cpuid):
     start = ["qemu-x86_64", "-cpu", model]
     has = flags(subprocess.run([*start, cpuid], capture_output=True, text=True, check=True).stdout)
     allowed, died = verdicts(programs, compiler, has, start)
@@ -156,14 +156,14 @@ def test_what_the_rule_lets_run_never_dies_of_sigill(model, programs, compiler, 
     assert not died
 
 
-def test_nor_on_this_machine(programs, compiler):
+def test_accepted_code_runs_on_this_machine(programs, compiler):
     allowed, died = verdicts(programs, compiler, im.probe().cpu.flags, [])
     assert "x86-64" in allowed
     assert not died
 
 
-def test_the_program_does_tell_cpus_apart(programs, compiler, cpuid):
-    """Were the program blind to the CPU, the tests above would prove nothing."""
+def test_the_program_distinguishes_cpus(programs, compiler, cpuid):
+    """Otherwise the tests above would prove nothing."""
     start = ["qemu-x86_64", "-cpu", "Nehalem"]
     has = flags(subprocess.run([*start, cpuid], capture_output=True, text=True, check=True).stdout)
     refused = [march for march in programs if not marches.required(march, compiler) <= has]

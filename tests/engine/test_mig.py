@@ -1,4 +1,4 @@
-"""MIG devices on a played machine: each with its own device nodes, given out one by one."""
+"""MIG devices on a simulated machine, each with its own device nodes."""
 
 import json
 
@@ -10,8 +10,8 @@ BUSY = 10
 
 
 @pytest.fixture(scope="module")
-def node(play):
-    return play("mig")
+def node(simulate):
+    return simulate("mig")
 
 
 def run(node, *words):
@@ -42,7 +42,7 @@ def test_a_profile_passes_the_nodes_of_one_device(node):
     assert seen(node, "--gpus", "device=1") == ((1,), ())
 
 
-def test_each_device_is_given_out_once(node):
+def test_each_mig_device_is_claimed_once(node):
     for taken in ([False, True], [False, False]):
         done = run(node, "--gpus", "1g.10gb", "-d", "training:v1", "sleep", "300")
         assert done.returncode == 0, done.stderr
@@ -56,7 +56,7 @@ def test_each_device_is_given_out_once(node):
     assert seen(node, "--gpus", "1") == ((1,), ())
 
 
-def test_a_device_can_be_shared(node):
+def test_a_mig_device_can_be_shared(node):
     for name in ("one", "two"):
         words = ("--gpus", "3g.40gb", "--vram", "15Gi", "-d", "--name", name, "training:v1", "sleep", "300")
         assert run(node, *words).returncode == 0
@@ -65,7 +65,7 @@ def test_a_device_can_be_shared(node):
     assert parts(node) == [False, True, True]
 
 
-def test_a_profile_that_is_not_there_is_refused_with_those_that_are(node):
+def test_the_error_for_a_missing_profile_lists_existing_ones(node):
     done = run(node, "--gpus", "2g.20gb", "--rm", "training:v1", "true")
     assert done.returncode == 2
     assert "1g.10gb" in done.stderr

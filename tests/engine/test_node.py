@@ -1,7 +1,7 @@
-"""A whole machine with GPUs, played below all that is ours: from the probe to a kernel that was launched.
+"""A simulated machine with GPUs, from the probe to a launched kernel.
 
-Played are the driver's files, the device nodes, NVML and libcuda (tests/doubles/gpu_node.py). No command is
-told of the host: each finds out by itself what it is on.
+The driver's files, device nodes, NVML and libcuda are simulated (tests/doubles/gpu_node.py). No command gets
+a saved host: each probes the machine.
 """
 
 import json
@@ -28,7 +28,7 @@ def test_the_probe_finds_the_machine(node):
         assert found[key] == known[key]
 
 
-def test_what_is_run_trains_on_a_gpu(node):
+def test_a_run_trains_on_a_gpu(node):
     selected = node.imagematrix("select", "training:v1").stdout
     assert f"-drv{DRIVER}-sm90-" in selected
     done = node.imagematrix("run", "--rm", "--gpus", "1", "training:v1", "train", "--steps", "2")
@@ -39,13 +39,13 @@ def test_what_is_run_trains_on_a_gpu(node):
     assert report["check"]["gpu_loss"] == pytest.approx(report["check"]["cpu_loss"], rel=1e-5)
 
 
-def test_without_its_device_nodes_there_is_no_gpu_inside(node):
+def test_without_all_device_nodes_a_container_has_no_gpu(node):
     image = node.imagematrix("select", "training:v1").stdout.strip()
     done = node.docker("run", "--rm", "--device", "/dev/nvidia0", image, "train", "--steps", "1")
     assert json.loads(done.stdout)["cuinit"] == {"code": 100, "name": "CUDA_ERROR_NO_DEVICE"}
 
 
-def test_who_trains_is_seen_and_left_alone(node):
+def test_a_gpu_in_use_is_reported_and_not_claimed(node):
     words = ("--gpus", "device=2", "--name", "job", "-d", "training:v1", "train", "--steps", "1000000000")
     started = node.imagematrix("run", *words)
     assert started.returncode == 0, started.stderr
@@ -71,7 +71,7 @@ def test_who_trains_is_seen_and_left_alone(node):
         node.docker("rm", "-f", "job")
 
 
-def test_the_memory_that_a_run_took_is_measured(node):
+def test_the_memory_use_of_a_run_is_measured(node):
     words = ("--measure", "--gpus", "2", "--rm", "training:v1")
     done = node.imagematrix("run", *words, "sh", "-c", "timeout 3 train --steps 1000000000; exit 7")
     assert done.returncode == 7
@@ -85,10 +85,10 @@ def test_the_memory_that_a_run_took_is_measured(node):
     assert "peak GPU memory unknown" in nothing.stderr
 
 
-def test_who_shares_a_gpu_is_no_stranger_to_nvml(node):
+def test_processes_of_shares_do_not_block_other_shares(node):
     """The process of one share does not keep others away; a process of its own does."""
     share = ("--vram", "60Gi", "-d", "training:v1", "train", "--steps", "1000000000")
-    by_name = {name: [] for name in ("one", "two", "three")}
+    by_name: dict[str, list[int]] = {name: [] for name in ("one", "two", "three")}
     try:
         for name in by_name:
             done = node.imagematrix("run", "--name", name, *share)
@@ -102,13 +102,13 @@ def test_who_shares_a_gpu_is_no_stranger_to_nvml(node):
         node.docker("rm", "-f", *by_name)
 
 
-def test_the_doctor_finds_it_in_order(node):
+def test_the_doctor_finds_no_problem(node):
     findings = answer(node, "doctor", "training:v1")["findings"]
     assert {one["severity"] for one in findings} == {"ok"}
     assert {"library", "device-nodes", "engine", "locks", "image"} <= {one["check"] for one in findings}
 
 
-def test_the_checks_of_the_gpu_bundle_are_all_tried(node, tmp_path):
+def test_all_checks_of_the_gpu_bundle_run(node, tmp_path):
     subprocess.run([sys.executable, ROOT / "ci/gpu_bundle", "--here", tmp_path / "bundle"], check=True)
     words = [*node.inside, tmp_path / "bundle/check", "--steps", "4", "--report", tmp_path / "report.md"]
     done = subprocess.run(words, env=node.environment, capture_output=True, text=True, check=False)

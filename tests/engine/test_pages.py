@@ -1,4 +1,4 @@
-"""The pages whose commands need a Docker engine: they say what the page has, in an empty folder."""
+"""The pages whose commands need a Docker engine: in an empty folder, they print what the page shows."""
 
 import shutil
 
@@ -13,7 +13,7 @@ PAGES = [
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_the_commands_say_what_the_page_has(page, engine, tmp_path):
+def test_commands_print_what_the_page_shows(page, engine, tmp_path):
     hosts = tmp_path / "my"
     hosts.mkdir()
     for name in ("icelake-l40s.json", "genoa-h200.json"):

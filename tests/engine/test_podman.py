@@ -1,4 +1,4 @@
-"""Podman as the engine, by its service that speaks Docker's API, on a machine whose GPUs are played."""
+"""Podman as the engine, through its service with Docker's API, on a machine with simulated GPUs."""
 
 import json
 import os
@@ -118,7 +118,7 @@ def test_the_doctor_says_whether_dockers_command_can_pass_gpus(podman):
     assert (done.returncode == 0) == (found["severity"] == "ok"), done.stderr
 
 
-def test_the_library_starts_it_and_its_gpu_is_in_use(podman):
+def test_a_container_started_by_the_library_uses_its_gpu(podman):
     done = podman.on_node(sys.executable, "-c", LAUNCH)
     assert done.stdout == "job\n", done.stderr
     try:
@@ -132,6 +132,6 @@ def test_the_library_starts_it_and_its_gpu_is_in_use(podman):
         podman.on_node("docker", "rm", "-f", "job")
 
 
-def test_the_doctor_reads_its_images(podman):
+def test_the_doctor_audits_its_images(podman):
     (found,) = [one for one in podman.answer("doctor", "training:v1")["findings"] if one["check"] == "image"]
     assert found["severity"] == "ok", found["saw"]

@@ -1,4 +1,4 @@
-"""Pushing, publishing, choosing and running with a real registry beside the engine."""
+"""Pushing, publishing, selecting and running with a real registry."""
 
 import json
 import shutil
@@ -38,7 +38,7 @@ def statuses(engine, folder, *options):
     return [cell["status"] for cell in json.loads(said.stdout)["cells"]]
 
 
-def test_from_the_matrix_to_a_container_by_way_of_the_registry(engine, folder, registry, image):
+def test_from_the_matrix_to_a_container_through_a_registry(engine, folder, registry, image):
     built = build(engine, folder)
     assert built.returncode == 0, built.stderr
     references = built.stdout.splitlines()
@@ -77,7 +77,7 @@ def test_from_the_matrix_to_a_container_by_way_of_the_registry(engine, folder, r
     engine.docker("rmi", f"{image}@{digest}")
 
 
-def test_an_engine_that_knows_nothing_of_us_pulls_what_needs_least(engine, folder, image):
+def test_a_plain_pull_gets_the_variant_with_the_fewest_requirements(engine, folder, image):
     build(engine, folder)
     published = json.loads(engine.imagematrix("publish", f"{image}:v1", "--json").stdout)
     (answer,) = published["plain_pull"]
@@ -94,7 +94,7 @@ def test_an_engine_that_knows_nothing_of_us_pulls_what_needs_least(engine, folde
     engine.docker("rmi", f"{image}:v1", f"{image}@{other}")
 
 
-def test_what_the_registry_lost_is_found_and_made_again(engine, folder, registry, image):
+def test_variants_that_the_registry_lost_are_rebuilt(engine, folder, registry, image):
     build(engine, folder)
     engine.imagematrix("publish", f"{image}:v1")
     (lost, *_) = json.loads(engine.imagematrix("ls", f"{image}:v1", "--json").stdout)["variants"]
@@ -114,7 +114,7 @@ def test_what_the_registry_lost_is_found_and_made_again(engine, folder, registry
     engine.docker("rmi", f"{image}@{lost['digest']}")
 
 
-def test_of_two_who_push_one_cell_at_once_at_least_one_is_refused(engine, registry, image, tmp_path):
+def test_of_two_concurrent_pushes_of_a_cell_at_least_one_is_refused(engine, registry, image, tmp_path):
     script = [*engine.inside, sys.executable, ROOT / "tests/doubles/pushing.py"]
     pushing = [
         subprocess.Popen(
@@ -132,7 +132,7 @@ def test_of_two_who_push_one_cell_at_once_at_least_one_is_refused(engine, regist
     assert len(tags) == kept, "who is refused leaves nothing behind"
 
 
-def test_what_is_in_the_engine_is_adopted(engine, folder):
+def test_images_of_the_engine_are_adopted(engine, folder):
     local = engine.imagematrix("build", cwd=folder)
     references = local.stdout.splitlines()
     assert statuses(engine, folder, "--push") == ["adopt"] * 2
@@ -144,7 +144,7 @@ def test_what_is_in_the_engine_is_adopted(engine, folder):
         engine.docker("rmi", reference)
 
 
-def test_publish_pushes_what_only_the_engine_has(engine, folder, image):
+def test_publish_pushes_images_that_only_the_engine_has(engine, folder, image):
     references = engine.imagematrix("build", cwd=folder).stdout.splitlines()
     published = engine.imagematrix("publish", f"{image}:v1", "--json")
     assert published.returncode == 0, published.stderr
@@ -154,7 +154,7 @@ def test_publish_pushes_what_only_the_engine_has(engine, folder, image):
     assert engine.imagematrix("select", f"{image}:v1", *HOST).stdout.strip() in references
 
 
-def test_cells_are_added_to_a_version_and_none_is_replaced(engine, folder, image):
+def test_cells_can_be_added_to_a_version_but_not_replaced(engine, folder, image):
     build(engine, folder, "--only", "march=x86-64-v2")
     first = engine.imagematrix("publish", f"{image}:v1", "--json")
     assert json.loads(first.stdout)["variants"] == 1
@@ -170,7 +170,7 @@ def test_cells_are_added_to_a_version_and_none_is_replaced(engine, folder, image
     assert statuses(engine, folder, "--push") == ["refused"] * 2
 
 
-def test_a_login_is_dockers(engine, project, start_registry, tmp_path):
+def test_logins_of_docker_are_used(engine, project, start_registry, tmp_path):
     registry = start_registry(5001, ("me", "secret"))
     image = f"{registry.address}/ml/training"
     folder = project({"cuda": ["none"], "march": ["x86-64-v2"]}, image=image)
@@ -188,7 +188,7 @@ def test_a_login_is_dockers(engine, project, start_registry, tmp_path):
     assert ran.returncode == 0, ran.stderr
 
 
-def test_attestations_lie_beside_the_image_and_change_nothing_of_it(engine, folder, image):
+def test_attestations_do_not_change_the_image(engine, folder, image):
     only = ("--only", "march=x86-64-v2")
     plain = json.loads(engine.imagematrix("build", "--json", *only, cwd=folder).stdout)["cells"][0]
     engine.docker("rmi", plain["reference"])

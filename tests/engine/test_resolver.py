@@ -54,7 +54,7 @@ def test_one_name_is_another_image_on_another_node(engine, published, resolver, 
     old = tmp_path / "host.json"
     laptop["cpu"]["flags"].remove("avx2")
     old.write_text(json.dumps(laptop))
-    labels = {}
+    labels, name = {}, ""
     for march, host in (("x86-64-v3", HOSTS / "laptop.json"), ("x86-64-v2", old)):
         name = f"{resolver(host)}/ml/anywhere:v1"
         ran = engine.docker("run", "--rm", "--pull", "always", name, "train", "--steps", "1", check=False)

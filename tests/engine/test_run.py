@@ -99,7 +99,7 @@ def test_dry_run_prints_the_command_that_would_run(engine):
 
 
 @pytest.mark.usefixtures("images")
-def test_a_node_that_is_missing_is_named_with_its_remedy(engine):
+def test_the_error_for_a_missing_device_node_has_a_remedy(engine):
     done = run(engine, "--host", L40S, "--rm", "training:v1", "true")
     assert done.returncode == 5
     assert "/dev/nvidia-uvm" in done.stderr
@@ -108,7 +108,7 @@ def test_a_node_that_is_missing_is_named_with_its_remedy(engine):
 
 
 @pytest.mark.usefixtures("images")
-def test_exit_code_stdin_and_environment_come_through(engine):
+def test_exit_code_stdin_and_environment_are_passed(engine):
     assert run(engine, "--rm", "training:v1", "sh", "-c", "exit 42").returncode == 42
     assert run(engine, "--rm", "-i", "training:v1", "cat", input="through\n").stdout == "through\n"
     assert (
@@ -156,7 +156,7 @@ def test_a_gpu_without_code_for_it_is_refused_with_its_capability(engine, tmp_pa
     assert "compute capability 12.0" in " ".join(done.stdout.split())
 
 
-def test_what_the_selector_refuses_dies_of_sigill_when_forced(engine, project):
+def test_an_image_that_the_selector_refuses_dies_of_sigill(engine, project):
     """FMA4 and XOP were in four generations of AMD's CPUs and are in none that is made today."""
     folder = project({"cuda": ["none"], "march": ["x86-64-v2", "bdver1"]}, image="forced")
     done = engine.imagematrix("build", "-f", folder / "matrix.yaml")
@@ -198,7 +198,7 @@ def _saved(engine):
 
 @pytest.mark.usefixtures("images")
 @pytest.mark.parametrize("options", [(), ("--rm",), ("-t",)])
-def test_what_the_container_died_of_is_told_with_the_rule_that_speaks_about_it(engine, options):
+def test_the_cause_of_a_containers_death_is_reported_with_the_rule(engine, options):
     done = run(engine, *options, "training:v1", "sh", "-c", "sh -c 'kill -ILL $$'; exit $?")
     assert done.returncode == 132
     assert "the container failed: SIGILL" in done.stderr
@@ -209,7 +209,7 @@ def test_what_the_container_died_of_is_told_with_the_rule_that_speaks_about_it(e
 
 @pytest.mark.usefixtures("images", "nodes")
 @pytest.mark.parametrize("options", [(), ("--rm",), ("-t",), ("--rm", "--log-driver", "none")])
-def test_cuda_s_own_words_are_read_from_the_last_lines(engine, options):
+def test_cuda_errors_are_read_from_the_last_lines_of_the_log(engine, options):
     script = (
         "sleep 2; echo 'RuntimeError: CUDA error: no kernel image is available for execution on the device'"
     )
@@ -224,7 +224,7 @@ def test_cuda_s_own_words_are_read_from_the_last_lines(engine, options):
 
 
 @pytest.mark.usefixtures("images", "nodes")
-def test_the_launch_as_data_is_what_is_started(engine, host):
+def test_the_printed_launch_is_what_is_started(engine, host):
     words = ("--host", L40S, "--gpus", "0,2", "--name", "seen")
     done = run(engine, *words, "--print", "json", "training:v1", "sleep", "300")
     document = json.loads(done.stdout)
@@ -242,7 +242,7 @@ def test_the_launch_as_data_is_what_is_started(engine, host):
 
 
 @pytest.mark.usefixtures("images", "nodes")
-def test_mps_is_joined_through_its_pipes_and_the_node_s_ipc(engine, tmp_path):
+def test_mps_is_used_through_its_pipes_and_the_nodes_ipc(engine, tmp_path):
     pipes = tmp_path / "mps"
     pipes.mkdir()
     environment = {**engine.environment, "CUDA_MPS_PIPE_DIRECTORY": str(pipes)}
@@ -346,10 +346,10 @@ def relayed(engine):
 
 
 @pytest.mark.usefixtures("images", "nodes")
-def test_an_engine_on_another_machine_is_refused_without_a_profile_of_it(engine, relayed):
+def test_an_engine_on_another_machine_needs_a_saved_host(engine, relayed):
     def on_another_machine(*words):
         command = ["unshare", "--uts", "sh", "-c", 'hostname elsewhere && exec "$@"', "sh"]
-        command += [ROOT / ".venv/bin/imagematrix", "run", *words]
+        command += [str(ROOT / ".venv/bin/imagematrix"), "run", *words]
         environment = {**engine.environment, "DOCKER_HOST": relayed}
         return subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
 

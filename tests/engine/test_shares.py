@@ -1,4 +1,4 @@
-"""Shares of a GPU among real containers: what they declare, and whose their processes are."""
+"""Shares of a GPU among real containers: declared memory, and which processes belong to them."""
 
 from pathlib import Path
 
@@ -33,7 +33,7 @@ def start(engine):
 
 @pytest.fixture
 def look(engine, monkeypatch):
-    """Looks at the engine's containers, with NVML played: these processes compute on the GPU."""
+    """Surveys the engine's containers, with a simulated NVML: these processes compute on the GPU."""
     monkeypatch.setenv("DOCKER_HOST", engine.host)
 
     def survey_with(*pids):
@@ -48,7 +48,7 @@ def labels(taken):
     return [word for name, value in taken.labels.items() for word in ("--label", f"{name}={value}")]
 
 
-def test_a_launch_counts_once_with_its_lease_its_container_and_its_process(start, look, tmp_path):
+def test_lease_container_and_process_of_a_launch_count_once(start, look, tmp_path):
     locks = str(tmp_path / "locks")
 
     def share(mib, *pids):
@@ -64,14 +64,14 @@ def test_a_launch_counts_once_with_its_lease_its_container_and_its_process(start
         claim(Choice(gpus=(GPU,), count=1), look(pid), path=locks)
 
 
-def test_who_declares_nothing_has_the_gpu_whole(start, look, tmp_path):
+def test_a_container_without_a_declared_share_has_the_whole_gpu(start, look, tmp_path):
     start("--label", "io.imagematrix.vram=1024")
     stranger = start()
     with pytest.raises(GpusBusyError, match="is in use by process sleep"):
         claim(Choice(gpus=(GPU,), count=1), look(stranger), vram_mib=1, path=str(tmp_path / "locks"))
 
 
-def test_a_process_outside_of_all_containers_has_the_gpu_whole(start, look, tmp_path):
+def test_a_process_outside_of_containers_has_the_whole_gpu(start, look, tmp_path):
     inside = start("--label", "io.imagematrix.vram=1024")
     with claim(Choice(gpus=(GPU,), count=1), look(inside), vram_mib=1, path=str(tmp_path / "locks")):
         pass
@@ -79,7 +79,7 @@ def test_a_process_outside_of_all_containers_has_the_gpu_whole(start, look, tmp_
         claim(Choice(gpus=(GPU,), count=1), look(inside, 1), vram_mib=1, path=str(tmp_path / "locks"))
 
 
-def test_an_image_says_nothing_of_a_share(engine, start, look, tmp_path):
+def test_labels_of_an_image_do_not_declare_a_share(engine, start, look, tmp_path):
     engine.docker("create", "--name", "lying", "debian:trixie")
     engine.docker("commit", "--change", "LABEL io.imagematrix.vram=1", "lying", "lying:v1")
     engine.docker("rm", "lying")

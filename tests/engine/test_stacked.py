@@ -1,4 +1,4 @@
-"""Images of one matrix that build on each other, in the engine and by way of a registry."""
+"""Images of one matrix that build on each other, in the engine and through a registry."""
 
 import json
 
@@ -68,7 +68,7 @@ def test_without_its_base_an_image_is_skipped(engine, stack):
     assert found["lost-app", "two"]["status"] == "built"
 
 
-def test_in_a_registry_neither_has_to_be_in_the_engine(engine, stack, registry):
+def test_images_in_a_registry_need_not_be_in_the_engine(engine, stack, registry):
     folder = stack(f"{registry.address}/stacked/")
     first = cells(engine, "build", folder, "--push")
     assert {cell["status"] for cell in first.values()} == {"built"}

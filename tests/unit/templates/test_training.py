@@ -151,6 +151,18 @@ def test_non_free_is_enabled_in_both_forms_of_apts_sources(tmp_path, file, befor
     assert path.read_text() == after
 
 
+@pytest.mark.parametrize(("version", "code"), [("14", 0), ("12", 1)])
+def test_another_compiler_than_the_matrix_names_is_an_error(tmp_path, monkeypatch, version, code):
+    for name, script in (("apt-get", "true"), ("gcc", f"echo {version}")):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    step = run_step(CPU, "compiler")
+    done = subprocess.run(["sh", "-c", step], capture_output=True, text=True, check=False)
+    assert done.returncode == code
+    assert done.stderr == ("the compiler here is gcc-12, not gcc-14\n" if code else "")
+
+
 def test_no_mirror_is_named():
     text = "".join(path.read_text() for path in TEMPLATES.rglob("*") if path.is_file())
     assert set(re.findall(r"\w+://[^/]+/", text)) == {"https://github.com/"}
