@@ -9,7 +9,7 @@ import typer
 
 from imagematrix import documents
 from imagematrix.cli.auditing import Platform, References, audited
-from imagematrix.cli.output import info, print_json, warn
+from imagematrix.cli.output import counted, info, print_json, warn
 from imagematrix.errors import UsageError
 from imagematrix.reference import DIGEST, TAG, split
 
@@ -36,12 +36,12 @@ def command(
     image, version = split(name)
     if version is None or DIGEST.fullmatch(version) or not TAG.fullmatch(version):
         raise UsageError(f"invalid name {name!r}: expected a name and a version, such as torch:v1")
-    found = catalog(audited(references, platform), image, version, warn).to_json()
+    found = catalog(audited(references, platform), image, version, warn)
     if output is None:
-        print_json(found)
+        print_json(found.to_json())
         return
     try:
-        output.write_text(documents.dump(found), encoding="utf-8")
+        output.write_text(documents.dump(found.to_json()), encoding="utf-8")
     except OSError as error:
         raise UsageError(f"{output}: {error.strerror}") from error
-    info(f"imagematrix: select {name} --catalog {output}")
+    info(f"imagematrix: {counted(len(found.variants), 'image')} of {name} in {output}")

@@ -225,7 +225,7 @@ def test_other_commands_take_the_catalog(cli, tmp_path, profiles):
         archived(tmp_path / "cpu.tar", Parts(tar("bin/true"))),
     ]
     said = cli("adopt", *paths, "--as", "torch:v1", "-o", catalog)
-    assert (said.code, said.out) == (0, "")
+    assert (said.code, said.out, said.err) == (0, "", f"imagematrix: 2 images of torch:v1 in {catalog}\n")
     words = ("torch:v1", "--catalog", catalog, "--host", profiles["rome-a100"])
     gpu, cpu = (one["digest"] for one in json.loads(catalog.read_text())["variants"])
     assert cli("select", *words).out == f"{gpu}\n"
