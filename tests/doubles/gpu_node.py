@@ -12,6 +12,7 @@ import subprocess
 import sys
 from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 DOUBLES = Path(__file__).parent
 ROOT = DOUBLES.parents[1]
@@ -55,7 +56,7 @@ class GpuNode:
     Where it is `sandboxed`, its kernel shows nothing of the driver and of the PCI bus.
     """
 
-    def __init__(self, folder, name, hosts, *, sandboxed=False):
+    def __init__(self, folder: Path, name: str, hosts: Any, *, sandboxed: bool = False) -> None:
         node, answer = hosts.NODES[name], hosts.answer(name)
         hosts.capture(folder, name)
         capabilities = [f"nvidia-caps/{path.name}" for path in (folder / "dev/nvidia-caps").glob("*")]
@@ -83,7 +84,7 @@ class GpuNode:
         }
 
 
-def profiles():
+def profiles() -> Any:
     """Return the generator of the host profiles, with its nodes."""
     name = "tests_hosts_generate"
     spec = importlib.util.spec_from_file_location(name, ROOT / "tests/hosts/generate.py")
