@@ -67,7 +67,7 @@ def signs(elf: Elf, window: Window) -> Iterator[str]:
     yield from sorted({name for name in functions.names(wanted, window) if ASKED.search(name)})
     for section in elf.named(".rodata"):
         for at in range(0, min(section.size, SEARCHED), PIECE):
-            raw = window.at(section.offset + at, PIECE + len(TEXTS[0]))
+            raw = window.at(section.offset + at, min(PIECE + len(TEXTS[0]), section.size - at))
             yield from (text.decode() for text in TEXTS if text in raw)
 
 
@@ -75,6 +75,6 @@ def _indirect(elf: Elf, window: Window) -> Iterator[bool]:
     for section in elf.named(".rela.plt", ".rela.dyn", ".rela.iplt"):
         step = PIECE // RELA * RELA
         for at in range(0, min(section.size, MOST_RELOCATIONS * RELA), step):
-            raw = window.at(section.offset + at, step)
+            raw = window.at(section.offset + at, min(step, section.size - at))
             kinds = {raw[place : place + 4] for place in range(8, len(raw), RELA)}
             yield any(int.from_bytes(kind, "little") in INDIRECT for kind in kinds)

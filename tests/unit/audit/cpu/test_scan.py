@@ -3,12 +3,14 @@
 import io
 import os
 import random
+import struct
 
 import pytest
 from compiling import compiled, scanned
 
 from imagematrix.audit import elf
-from imagematrix.audit.cpu import scan
+from imagematrix.audit.cpu import dispatch, scan
+from imagematrix.audit.elf import Elf, Section
 from imagematrix.audit.window import Window
 from imagematrix.facts import marches
 
@@ -91,6 +93,14 @@ def test_questions_to_others(build, declared, asked, sign):
     assert not code.required
     assert code.undecided >= HASWELL
     assert sign in code.signs
+
+
+def test_what_follows_the_relocations_is_none_of_them():
+    raw = struct.pack("<QQq", 0, 8, 0) + struct.pack("<QQq", 0, 37, 0)
+    window = Window(io.BytesIO(raw), 0, len(raw))
+    tables = [Section(".rela.dyn", 0, size, 0) for size in (24, 48)]
+    found = [list(dispatch.signs(Elf(machine=62, linked=True, sections=(one,)), window)) for one in tables]
+    assert found == [[], ["ifunc"]]
 
 
 def test_a_library_requires_what_its_exported_functions_call(build):
