@@ -117,7 +117,9 @@ def _beside_bake(what: str, folder: Path, count: int, bar: float) -> Row:
     def ours() -> float:
         with new_engine() as engine:
             (folder / LOCK).unlink(missing_ok=True)  # it locks the bases of another engine
-            return run(lambda: engine.imagematrix("build", cwd=folder))
+            # Nothing is known of the layers either, as in a build on a new machine.
+            environment = engine.environment | {"XDG_CACHE_HOME": f"{engine.folder}/cache"}
+            return run(lambda: engine.imagematrix("build", cwd=folder, env=environment))
 
     def theirs() -> float:
         with new_engine() as engine:
