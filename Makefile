@@ -6,12 +6,13 @@
 # make zipapp       write the commands for a node as one file, dist/imagematrix.pyz
 # make bench        set everything up and measure against the limits in docs/benchmarks.md
 # make fuzz         try many damaged files on what reads images, and on what trims libraries
+# make test-recipes build the recipes that take gigabytes, such as PyTorch, and train with them
 # make clean        undo quickstart
 
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: quickstart fuzz test beside packages lint unit unit-lowest engine gpu gpu-check gpu-bundle wheel coverage docs bench zipapp clean
+.PHONY: quickstart fuzz test beside packages lint unit unit-lowest engine gpu gpu-check gpu-bundle wheel coverage docs bench zipapp test-recipes clean
 
 quickstart:
 	@ci/quickstart
@@ -87,6 +88,10 @@ coverage: $(VENV)/.dev
 bench: packages $(VENV)/.dev
 	$(BIN)/python -m pip install -q --group bench
 	$(BIN)/python ci/bench $(if $(GROUP),--only $(GROUP))
+
+# Needs an engine, the Python Package Index and 20 GB of disk. It is no part of `make test`.
+test-recipes: $(VENV)/.dev
+	$(BIN)/python ci/recipes.py
 
 zipapp: $(VENV)/.dev
 	$(BIN)/python ci/make_zipapp.py dist/imagematrix.pyz

@@ -15,7 +15,7 @@ from imagematrix.spelling import nearest
 __all__ = ["command"]
 
 STARTER = Path(__file__).parent.parent / "starter"
-TEMPLATES = ("training", "llama.cpp", "pytorch", "tensorflow", "cpu")
+TEMPLATES = ("training", "llama.cpp", "pytorch", "pytorch-source", "tensorflow", "cpu")
 MACROS = "macros.j2"
 
 

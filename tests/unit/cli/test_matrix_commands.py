@@ -72,7 +72,8 @@ def test_init_with_a_template_that_is_not_there(cli, here):
     said = cli("init", "--template", "tensorfow")
     assert (said.code, said.out, tree(here)) == (2, "", {})
     assert "template 'tensorfow' not found\n  did you mean 'tensorflow'?" in said.err
-    assert "one of training, llama.cpp, pytorch, tensorflow" in cli("init", "--template", "x").err
+    listed = "one of training, llama.cpp, pytorch, pytorch-source, tensorflow"
+    assert listed in cli("init", "--template", "x").err
 
 
 def test_init_below_a_file_is_refused(cli, here):

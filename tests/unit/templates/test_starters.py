@@ -16,6 +16,7 @@ from imagematrix.render.render import Renderer
 
 ROOT = Path(__file__).parents[3]
 PLAIN = "cpu"  # the one that knows nothing of GPUs
+WHEELS = "pytorch"  # the one that compiles nothing, of wheels that need a GPU's libraries
 HADOLINT = Path(sys.executable).with_name("hadolint")
 
 
@@ -36,8 +37,17 @@ def test_init_knows_every_one(starters):
     assert set(TEMPLATES) == {path.parent.name for path in (ROOT / "templates").glob("*/Dockerfile.j2")}
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
-def test_each_serves_nodes_with_and_without_a_gpu(name, starters):
+def test_wheels_are_trimmed_to_the_gpu_of_the_cell(starters):
+    found = rendered(starters[WHEELS]).values()
+    assert {cell.axes["compute"] for cell, _ in found} == {"7.5", "8.0", "8.6", "8.9", "9.0"}
+    for cell, text in found:
+        assert f"--compute {cell.axes['compute']} /opt/pytorch\n" in text
+        assert (ROOT / "templates" / WHEELS / cell.properties["lock"]).is_file()
+        assert text.endswith("COPY --link --from=driver /driver/ /\n")
+
+
+@pytest.mark.parametrize("name", [name for name in TEMPLATES if name != WHEELS])
+def test_each_other_serves_nodes_with_and_without_a_gpu(name, starters):
     found = rendered(starters[name]).values()
     assert {cell.cuda is None for cell, _ in found} == ({True} if name == PLAIN else {True, False})
     for cell, text in found:
@@ -57,7 +67,7 @@ def test_each_serves_nodes_with_and_without_a_gpu(name, starters):
             "llama.cpp",
             ["CMAKE_CUDA_ARCHITECTURES=89-real", 'CFLAGS="-O2 -march=x86-64-v4"'],
         ),
-        ("pytorch", ['TORCH_CUDA_ARCH_LIST="8.9"', "USE_NCCL=1", 'CXXFLAGS="-O2 -march=x86-64-v4"']),
+        ("pytorch-source", ['TORCH_CUDA_ARCH_LIST="8.9"', "USE_NCCL=1", 'CXXFLAGS="-O2 -march=x86-64-v4"']),
         (
             "tensorflow",
             [
