@@ -81,12 +81,13 @@ def scan(path: str, elf: Elf, window: Window) -> HostCode:
     by_name = {start for start, names in named.items() if any(map(dispatch.chosen, names))}
     if dispatch.chosen_file(path) or dispatch.chosen_file(elf.soname or ""):
         by_name = set(carriers)
-    signs = (["cpuid"] if asking else []) + sorted(dispatch.signs(elf, window))
+    signs = (["cpuid"] if asking else []) + sorted(set(dispatch.signs(elf, window)))
     entered = roots(elf, window)
     free = {start: own for start, own in carriers.items() if start not in by_name}
     if signs:
         first = entered.first | _mains(elf, text, decoder)
-        required = _union(free.get(start, ()) for start in first - asking)
+        bodies = [body for address in first if (body := text.body(address)) and body.bounded]
+        required = _union(free.get(body.start, ()) for body in bodies if body.start not in asking)
     else:
         start = entered.first | entered.exported | _mains(elf, text, decoder)
         required = _reached(text, decoder, start, free, by_name)

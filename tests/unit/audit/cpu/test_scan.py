@@ -155,6 +155,16 @@ def test_code_that_nothing_tells_of_is_decoded_all_the_same(build):
     assert "fma" in code.undecided
 
 
+def test_code_behind_a_constructor_that_nothing_bounds_is_not_its_own(build):
+    loads = "vaddpd %ymm0, %ymm0, %ymm0\\n" * 20
+    bare = f'asm(".section .text\\nbare: ret\\n{loads} ret\\n.previous\\n'
+    bare += '.section .init_array,\\"aw\\"\\n.quad bare\\n.previous");'
+    source = f"int main(void) {{ return 0; }} int asks(void) {{ return {CPUID}; }}" + bare
+    code = scanned(build(source, "-s", "-no-pie", "-fno-toplevel-reorder"))
+    assert code.undecided == {"avx"}
+    assert not code.required
+
+
 def test_data_among_code_is_no_evidence(build):
     table = 'asm(".section .text\\n.globl it\\nit: vaddpd %ymm0, %ymm0, %ymm0\\nret\\n.previous");'
     code = scanned(build(table + "int main(void) { return 0; }", "-s"))
