@@ -93,6 +93,7 @@ def _project(folder: Path, image: str, wheel: Path, libcuda: Path) -> Path:
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(context / "wheel")
     shutil.copy(libcuda, context)
+    (context / ".dockerignore").unlink()  # it names what the shipped image takes
     template = context / "Dockerfile.j2"
     text = template.read_text().replace(BODY, f"{BODY}COPY wheel/ /usr/local/lib/python3/dist-packages/\n")
     template.write_text(f"{text}COPY --link {libcuda.name} {LIBRARIES}/{libcuda.name}\n")

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from imagematrix.audit.layers import Layers
 from imagematrix.cli import planning
 from imagematrix.errors import UsageError
 from imagematrix.matrix.load import load
@@ -26,6 +27,7 @@ class Shop:
     def __init__(self, backend):
         self.builder = self.store = backend
         self.against = Against(store=backend)
+        self.layers = Layers()
 
 
 @pytest.fixture
