@@ -9,7 +9,6 @@ tells the distribution's files from the image's own. Paths are not compared: wit
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import re
 
@@ -67,7 +66,4 @@ def _sum(algorithm: str, line: bytes) -> bytes | None:
         hexadecimal = MD5.match(line)
         return bytes.fromhex(hexadecimal[1].decode()) if hexadecimal else None
     encoded = SHA1.fullmatch(line)
-    try:
-        return base64.b64decode(encoded[1]) if encoded else None
-    except binascii.Error:
-        return None
+    return base64.b64decode(encoded[1]) if encoded else None
