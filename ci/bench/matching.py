@@ -129,7 +129,7 @@ def _pulled(pulled: Mapping[str, Pulled]) -> Row:
     return Row(
         what="`run` to the first line, nothing pulled yet",
         ours=f"{duration(seconds[MATCHED])}, {size[MATCHED]}",
-        ratio=f"{seconds[FAT] / seconds[MATCHED]:.2f} x faster",
+        ratio=f"{seconds[MATCHED] / seconds[FAT]:.2f} x the time",
         instead=f"code for all GPUs: {duration(seconds[FAT])}, {size[FAT]}",
     )
 
