@@ -108,15 +108,19 @@ class _Member(tarfile.TarInfo):
     """A member whose header is sound. tarfile takes one that is not for the end of the archive."""
 
     @classmethod
-    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _Member:
+    def fromtarfile(cls, archive: tarfile.TarFile) -> _Member:
         try:
-            found = super().frombuf(buf, encoding, errors)
+            return super().fromtarfile(archive)
         except (tarfile.EmptyHeaderError, tarfile.EOFHeaderError):  # type: ignore[attr-defined]
             raise
         except tarfile.HeaderError as error:
             raise tarfile.ReadError(str(error)) from error
-        if found.size < 0 or (found.type in EXTENDED and found.size > LONGEST):
-            raise tarfile.ReadError(f"a header of {found.size} bytes")
+
+    def _proc_member(self, archive: tarfile.TarFile) -> tarfile.TarInfo:
+        """Look at a header before what belongs to it is read; tarfile calls it to be overridden."""
+        if self.size < 0 or (self.type in EXTENDED and self.size > LONGEST):
+            raise tarfile.ReadError(f"a header of {self.size} bytes")
+        found: tarfile.TarInfo = super()._proc_member(archive)  # type: ignore[misc]
         return found
 
 
