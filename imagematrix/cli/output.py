@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 
@@ -53,6 +54,8 @@ def info_raw(text: str) -> None:
     """Print a message with intended control characters, and no others, to stderr."""
     if sys.stderr is None:  # closed by the caller
         return
+    with contextlib.suppress(OSError):  # which is reported at the end
+        sys.stdout.flush()  # an answer comes before the warnings about it, also where both go to one file
     try:
         sys.stderr.write(f"{text}\n")  # in one call: builds print from several threads
         sys.stderr.flush()
