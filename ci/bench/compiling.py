@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tarfile
 import venv
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -91,8 +90,8 @@ class _Tools:
         pip = (sys.executable, "-m", "pip", "download", "-qq", "--no-deps", "--dest", archives)
         _run(*pip, "--no-binary", name, package)
         (archive,) = archives.glob(f"{name.replace('-', '_')}-*.tar.gz")
-        with tarfile.open(archive) as file:
-            file.extractall(self._folder, filter="data")
+        # Python 3.11.2 of Debian 12 cannot leave out by itself what leads out of the folder.
+        _run("tar", "--extract", "--file", archive, "--directory", self._folder)
         return self._folder / archive.name.removesuffix(".tar.gz")
 
     def openblas(self) -> str:

@@ -185,7 +185,7 @@ def test_two_concurrent_builds_of_the_same_matrix(engine, registry, big):
     folder, image = big(registry.address)
     processes = [start(engine, folder, "build", "--push", "--jobs", "2") for _ in range(2)]
     found = [ended(process) for process in processes]
-    assert [code for code, _, _ in found] == [0, 0], found
+    assert [code for code, _, _ in found] == [0, 0], [err for _, _, err in found]
     assert statuses(engine, folder, "--push") == ["up-to-date"] * 2
     both = [start(engine, folder, "publish", f"{image}:v1", "--alias", "latest") for _ in range(2)]
     published = [ended(process) for process in both]

@@ -3,10 +3,13 @@
 import json
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
 from processes import END_WITH_US
+
+from imagematrix.resolver.node import RARELY_S
 
 ROOT = Path(__file__).parents[2]
 HOSTS = ROOT / "tests" / "hosts"
@@ -68,16 +71,22 @@ def test_one_name_is_another_image_on_another_node(engine, published, resolver, 
     address = name.partition("/")[0]
     held = engine.docker("run", "-d", "--entrypoint", "sleep", name, "600").stdout.strip()
     assert sweep(engine, address) == []
-    shutil.copy(HOSTS / "laptop.json", old)
+    becomes(old, "laptop")
     assert sweep(engine, address) == [name]
     assert engine.docker("inspect", name, check=False).returncode != 0
     assert engine.inspect(held)["State"]["Running"]
     engine.docker("pull", name)
     assert engine.inspect(name)["Config"]["Labels"]["io.imagematrix.cell"] == "cpu-x86-64-v3"
-    shutil.copy(HOSTS / "rome-a100.json", old)
+    becomes(old, "rome-a100")
     refused = engine.docker("pull", name, check=False)
     assert refused.returncode != 0
     assert "403 Forbidden" in refused.stderr, "an engine asks with HEAD, whose answers have no words"
+
+
+def becomes(file, name):
+    """Exchange a resolver's host, and wait until it has to look."""
+    shutil.copy(HOSTS / f"{name}.json", file)
+    time.sleep(1.5 * RARELY_S)
 
 
 def sweep(engine, address):
