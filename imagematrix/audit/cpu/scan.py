@@ -67,11 +67,13 @@ def decodable(elf: Elf, window: Window) -> bool:
 
 
 def scan(path: str, elf: Elf, window: Window) -> HostCode:
-    """Return what the code of a `decodable` file needs."""
+    """Return what the code of a `decodable` file needs; without a decoder for it, nothing is known."""
     sections = [one for one in elf.sections if one.flags & CODE and not one.name.startswith(LINKAGE)]
     if not sections:
         return HostCode(whole=False)
     decoder = _decoder(elf.machine)
+    if decoder is None:
+        return HostCode(whole=False)
     text = Text(elf, window, sections)
     carriers, asking = _carriers(text, decoder)
     flags = _union(carriers.values())
@@ -101,11 +103,14 @@ def scan(path: str, elf: Elf, window: Window) -> HostCode:
 
 
 @cache
-def _decoder(machine: int) -> Decoder:
+def _decoder(machine: int) -> Decoder | None:
+    """Return the decoder for a machine; None where its library is left out, as on nodes."""
     if machine == AARCH64:
         return Arm()
-    from imagematrix.audit.cpu.x86 import X86  # it loads a large library
-
+    try:
+        from imagematrix.audit.cpu.x86 import X86  # it loads a large library
+    except ModuleNotFoundError:
+        return None
     return X86()
 
 

@@ -4,6 +4,7 @@ import io
 import os
 import random
 import struct
+import sys
 
 import pytest
 from compiling import compiled, scanned
@@ -11,6 +12,7 @@ from compiling import compiled, scanned
 from imagematrix.audit import elf
 from imagematrix.audit.cpu import dispatch, scan
 from imagematrix.audit.elf import Elf, Section
+from imagematrix.audit.host_code import HostCode
 from imagematrix.audit.window import Window
 from imagematrix.facts import marches
 
@@ -41,6 +43,16 @@ def test_a_program_requires_what_its_march_has(build, march, options):
     assert (code.required >= HASWELL) == (march in {"haswell", "x86-64-v4"})
     if "-static" not in options:  # the C library has code for many CPUs in it
         assert code.functions.keys() == code.required
+
+
+def test_without_a_decoder_nothing_is_known(build, monkeypatch):
+    monkeypatch.setitem(sys.modules, "iced_x86", None)
+    monkeypatch.delitem(sys.modules, "imagematrix.audit.cpu.x86", raising=False)
+    scan._decoder.cache_clear()
+    try:
+        assert scanned(build(PROGRAM, "-march=haswell")) == HostCode(whole=False)
+    finally:
+        scan._decoder.cache_clear()
 
 
 def test_the_functions_that_have_a_flag_are_named(build):
