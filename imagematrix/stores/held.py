@@ -29,13 +29,17 @@ class Held:
     """
 
     def __init__(self, client: docker.DockerClient, engine: str) -> None:
+        import docker
+
         self._api: Any = client.api
         self._tags: set[str] = set()
         self._open = contextlib.ExitStack()
         prefix = f"{REPOSITORY}-{hashlib.sha256(engine.encode()).hexdigest()[:12]}-"
         for folder in abandoned(prefix):
             word = folder.name.removeprefix(prefix)
-            self._release(folder, {tag for tag in self._all() if tag.endswith(f"-{word}")})
+            # An engine can fail to list images while another process removes one; the next build tries again.
+            with contextlib.suppress(docker.errors.APIError):
+                self._release(folder, {tag for tag in self._all() if tag.endswith(f"-{word}")})
         self._folder = self._open.enter_context(owned(prefix))
         self._word = self._folder.name.removeprefix(prefix)
 
@@ -70,4 +74,5 @@ class Held:
                 names = self._api.inspect_image(name).get("RepoTags") or ()
                 if any(not str(other).startswith(REPOSITORY) for other in names):
                     self._api.remove_image(name, noprune=True)
-        folder.rmdir()
+        with contextlib.suppress(FileNotFoundError):  # another process was faster
+            folder.rmdir()

@@ -183,6 +183,22 @@ def test_held_names_of_killed_builds_go(engine, monkeypatch, tmp_path):
     assert len(list(tmp_path.iterdir())) == 2, "that of the living build, and that of the other engine"
 
 
+def test_names_that_cannot_be_listed_are_left_to_the_next_build(engine, monkeypatch, tmp_path):
+    """While one process removes names, the engine may have no answer for another."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    engine.told["POST", "/tag"] = 201, b""
+    tell(engine, "GET", "/info", {"ID": "this"})
+    tell(engine, "GET", "/images/base:1/json", {"Id": OTHER})
+    with Engine() as docker:
+        docker.hold("base:1", OTHER)
+        (folder,) = tmp_path.iterdir()
+    folder.mkdir()  # as kill -9 leaves it
+    tell(engine, "GET", "/images/json", {"message": "content digest: not found"}, 404)
+    with Engine() as docker:
+        assert docker.hold("base:1", OTHER)
+    assert folder.exists()
+
+
 def test_a_base_of_the_matrix_is_held_too(engine, docker):
     engine.image({**OWN, labels.VERSION: "v1"}, RepoTags=[f"t:{TAG}"], Id=OTHER)
     engine.answer = lambda _: engine.images
