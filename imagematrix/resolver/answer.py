@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from imagematrix.errors import UsageError
-from imagematrix.gpus.spec import NONE
 from imagematrix.resolver.tag import wish
 from imagematrix.selection.select import explain, select
 
@@ -15,6 +14,7 @@ if TYPE_CHECKING:
 
     from imagematrix.catalog.catalog import Catalog
     from imagematrix.node.host import Host
+    from imagematrix.resolver.node import Node
     from imagematrix.selection.selection import Selection
 
 __all__ = ["Nodes", "Resolved", "explained", "resolve"]
@@ -22,17 +22,17 @@ __all__ = ["Nodes", "Resolved", "explained", "resolve"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nodes:
-    """This node, and the hosts that stand for classes of nodes, by their names."""
+    """This node, and nodes that stand for classes, by their names. Their facts are read when asked for."""
 
-    here: Host
-    classes: Mapping[str, Host]
+    here: Node
+    classes: Mapping[str, Node]
 
     def host(self, node_class: str | None) -> Host:
-        """Return the host of a class, or this node; raise UsageError if there is no such class."""
+        """Return the host of a class, or this node's; raise UsageError if there is no such class."""
         if node_class is None:
-            return self.here
+            return self.here.host()
         if node_class in self.classes:
-            return self.classes[node_class]
+            return self.classes[node_class].host()
         names = ", ".join(sorted(self.classes)) or "none"
         remedy = f"classes of this resolver: {names}; `--class NAME=FILE` adds one"
         raise UsageError(f"class {node_class!r} not found", remedy=remedy)
@@ -58,18 +58,16 @@ def resolve(nodes: Nodes, catalog: Catalog, tag: str) -> Resolved:
     node too. Raises NothingFits with every reason, UsageError where the tag or the choice is not clear.
     """
     asked = wish(tag, catalog)
-    wanted = NONE if asked.cpu else None
-    where = dict(asked.where)
     host = nodes.host(asked.node_class)
-    found = explain(host, catalog, gpus=wanted, where=where)
+    found = explain(host, catalog, gpus=asked.gpus, where=dict(asked.where))
     if found.variant is None and found.decision.differing:
         axis, (value, *_) = next(iter(found.decision.differing.items()))
         message = f"variants of {catalog.image}:{tag} that fit differ in {axis}"
         raise UsageError(message, remedy=f"name one in the tag, such as {tag}-{axis}{value}")
-    chosen = _resolved(select(host, catalog, gpus=wanted, where=where))
+    chosen = _resolved(select(host, catalog, gpus=asked.gpus, where=dict(asked.where)))
     if asked.node_class is None:
         return chosen
-    own = explain(nodes.here, catalog, gpus=wanted, where=where)
+    own = explain(nodes.here.host(), catalog, gpus=asked.gpus, where=dict(asked.where))
     if chosen.reference not in own.fits:
         message = f"class {asked.node_class} gets {chosen.reference}, which does not fit this node"
         raise UsageError(message, remedy=f"`imagematrix explain {chosen.reference}` here tells why")
@@ -80,7 +78,7 @@ def explained(nodes: Nodes, catalog: Catalog, tag: str) -> dict[str, object]:
     """Return the Selection document of what `tag` asks for; raise UsageError where that is not clear."""
     asked = wish(tag, catalog)
     host = nodes.host(asked.node_class)
-    return explain(host, catalog, gpus=NONE if asked.cpu else None, where=dict(asked.where)).to_json()
+    return explain(host, catalog, gpus=asked.gpus, where=dict(asked.where)).to_json()
 
 
 def _resolved(selection: Selection) -> Resolved:

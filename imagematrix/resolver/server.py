@@ -11,19 +11,18 @@ from aiohttp import BasicAuth, web
 
 from imagematrix.errors import EngineError, ImagematrixError, UnknownImageError
 from imagematrix.reference import DIGEST, TAG, Reference
-from imagematrix.resolver.answer import Nodes, explained, resolve
+from imagematrix.resolver.answer import explained, resolve
 from imagematrix.resolver.tag import version
 from imagematrix.resolver.versions import Versions
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable
 
     from imagematrix.catalog.catalog import Catalog
     from imagematrix.oci.registry import Manifest
-    from imagematrix.resolver.answer import Resolved
+    from imagematrix.resolver.answer import Nodes, Resolved
     from imagematrix.resolver.journal import Journal
-    from imagematrix.resolver.node import Node
     from imagematrix.resolver.upstream import Upstream
     from imagematrix.resolver.versions import Version
 
@@ -47,27 +46,24 @@ OPEN = ("/healthz",)  # what needs no token
 
 
 class Resolver:
-    """Answers requests for the images of `upstream` with what fits `node`.
+    """Answers requests for the images of `upstream` with what fits this one of `nodes`.
 
-    `classes` are nodes that stand for classes, by name. containerd, which names the registry it wants, may
-    want the one that this `mirrors` and no other. With a `token`, clients have to log in with it as their
-    password.
+    containerd, which names the registry it wants, may want the one that this `mirrors` and no other. With a
+    `token`, clients have to log in with it as their password.
     """
 
     def __init__(
         self,
         *,
         upstream: Upstream,
-        node: Node,
-        classes: Mapping[str, Node],
+        nodes: Nodes,
         journal: Journal,
         mirrors: str | None = None,
         token: str | None = None,
     ) -> None:
         self._upstream = upstream
         self._versions = Versions(upstream, journal)
-        self._node = node
-        self._classes = classes
+        self._nodes = nodes
         self._journal = journal
         self._mirrors = mirrors
         self._token = token
@@ -114,7 +110,7 @@ class Resolver:
     async def _health(self, _: web.Request) -> web.Response:
         """Answer whether the node can be probed; the upstream may be away."""
         try:
-            await asyncio.to_thread(self._node.host)
+            await asyncio.to_thread(self._nodes.here.host)
         except ImagematrixError as error:
             return web.Response(status=503, text=f"{error}\n")
         return web.Response(text="ok\n")
@@ -177,13 +173,9 @@ class Resolver:
         raise UnknownImageError(f"{repository}:{tag} not found")
 
     def _chosen(self, catalog: Catalog, repository: str, tag: str) -> Resolved:
-        chosen = resolve(self._nodes(), catalog, tag)
+        chosen = resolve(self._nodes, catalog, tag)
         self._journal.chose(f"{repository}:{tag}", chosen)
         return chosen
-
-    def _nodes(self) -> Nodes:
-        classes = {name: node.host() for name, node in self._classes.items()}
-        return Nodes(here=self._node.host(), classes=classes)
 
     async def _explain(self, request: web.Request) -> web.Response:
         """Answer with the Selection document of IMAGE:TAG."""
@@ -191,7 +183,7 @@ class Resolver:
         found = await self._version(reference.repository, reference.tag)
         if found.catalog is None:
             raise UnknownImageError(f"{reference.repository}:{reference.tag} has no variants")
-        document = await asyncio.to_thread(explained, self._nodes(), found.catalog, reference.tag)
+        document = await asyncio.to_thread(explained, self._nodes, found.catalog, reference.tag)
         return web.json_response(document)
 
 

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from aiohttp import web
 
 from imagematrix.errors import ImagematrixError, UsageError
+from imagematrix.resolver.answer import Nodes
 from imagematrix.resolver.journal import Journal
 from imagematrix.resolver.server import Resolver
 from imagematrix.resolver.tag import CLASS_NAME
@@ -82,8 +83,7 @@ async def _serve(settings: Settings, host: str, port: int, note: Callable[[str],
     upstream = open_upstream(settings.upstream)
     resolver = Resolver(
         upstream=upstream,
-        node=settings.node,
-        classes=settings.classes,
+        nodes=Nodes(here=settings.node, classes=settings.classes),
         journal=Journal(note),
         mirrors=None if settings.upstream.startswith(LAYOUT) else settings.upstream.partition("/")[0],
         token=settings.token,

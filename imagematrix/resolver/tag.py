@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass
 
 from imagematrix.errors import UsageError
+from imagematrix.gpus.spec import NONE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,6 +36,11 @@ class Wish:
     where: tuple[tuple[str, str], ...] = ()
     cpu: bool = False
     node_class: str | None = None
+
+    @property
+    def gpus(self) -> str | None:
+        """What `--gpus` would be."""
+        return NONE if self.cpu else None
 
 
 def version(tag: str) -> str:

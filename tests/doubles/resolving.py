@@ -12,6 +12,7 @@ from distribution import MANIFEST, digest
 from imagematrix.catalog import labels
 from imagematrix.node.host import Host
 from imagematrix.oci.registry import INDEX
+from imagematrix.resolver.answer import Nodes
 from imagematrix.resolver.journal import Journal
 from imagematrix.resolver.server import Resolver
 from imagematrix.resolver.upstream import open_upstream
@@ -39,12 +40,15 @@ class Played:
 class Front:
     """A resolver that runs in a thread of its own."""
 
-    def __init__(self, upstream, node, **options):
+    def __init__(self, upstream, node, *, classes=None, **options):
         self.notes: list[str] = []
         self.journal = Journal(self.notes.append)
         self._upstream = open_upstream(upstream)
         self._resolver = Resolver(
-            upstream=self._upstream, node=node, journal=self.journal, **{"classes": {}, **options}
+            upstream=self._upstream,
+            nodes=Nodes(here=node, classes=classes or {}),
+            journal=self.journal,
+            **options,
         )
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
