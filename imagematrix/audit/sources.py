@@ -20,6 +20,7 @@ from imagematrix.audit.layer import opened
 from imagematrix.catalog.engine import catalog
 from imagematrix.documents import Fields
 from imagematrix.errors import AuditError, EngineError, UnknownImageError, UsageError
+from imagematrix.oci.layout import blob_file
 from imagematrix.oci.registry import Registry
 from imagematrix.reference import Reference, names_registry
 
@@ -175,7 +176,7 @@ class _Layout:
             raise AuditError(f"the layout {self._folder} lacks {own}: {error.strerror}") from error
 
     def _path(self, own: str) -> Path:
-        return self._folder / "blobs" / "sha256" / own.removeprefix("sha256:")
+        return blob_file(self._folder, own)
 
     def _bytes(self, path: Path) -> bytes:
         try:

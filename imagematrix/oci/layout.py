@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from imagematrix.oci.parts import Part
 
-__all__ = ["Blobs", "HollowError", "Image", "Index", "solid"]
+__all__ = ["Blobs", "HollowError", "Image", "Index", "blob_file", "solid"]
 
 VERSION = b'{"imageLayoutVersion":"1.0.0"}'
 PIECE = 1 << 20  # bytes that are read at once
@@ -107,7 +107,7 @@ class Image:
 
     def blob(self, digest: str) -> Path:
         """Return the file of a blob."""
-        return self._folder / "blobs" / "sha256" / digest.removeprefix("sha256:")
+        return blob_file(self._folder, digest)
 
 
 class Index:
@@ -115,7 +115,7 @@ class Index:
 
     def __init__(self, folder: Path, digest: str) -> None:
         self.digest = digest
-        self.raw = (folder / "blobs" / "sha256" / digest.removeprefix("sha256:")).read_bytes()
+        self.raw = blob_file(folder, digest).read_bytes()
         data: dict[str, Any] = json.loads(self.raw)
         self.media_type = str(data["mediaType"])
         self.images = tuple(Image(folder, entry["digest"]) for entry in data["manifests"])
@@ -152,6 +152,11 @@ class Blobs:
                     if not self._users[digest]:
                         del self._users[digest]
                         os.truncate(self._folder / digest.removeprefix("sha256:"), 0)
+
+
+def blob_file(folder: Path, digest: str) -> Path:
+    """Return the file that a blob has in the layout `folder`."""
+    return folder / "blobs" / "sha256" / digest.removeprefix("sha256:")
 
 
 def solid(path: Path) -> Path:

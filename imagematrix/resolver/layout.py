@@ -8,6 +8,7 @@ from aiohttp import web
 
 from imagematrix import documents
 from imagematrix.errors import EngineError, UsageError
+from imagematrix.oci.layout import blob_file
 from imagematrix.oci.registry import INDEX, Manifest
 from imagematrix.reference import DIGEST
 
@@ -58,7 +59,7 @@ class Layout:
         """Nothing is open."""
 
     def _path(self, digest: str) -> Path | None:
-        path = self._folder / "blobs" / "sha256" / digest.removeprefix("sha256:")
+        path = blob_file(self._folder, digest)
         return path if path.is_file() else None
 
     def _names(self) -> dict[str, str]:
