@@ -43,6 +43,7 @@ CALLS = (
     (f"coverage --catalog catalog.json {HOST}", 0),
     ("run training:v1", NO_ENGINE),
     ("resolver", 2),  # it wants an upstream, and would not end
+    (f"swarm node-config --dry-run --file daemon.json --host {HOST} --vram 4G", 0),
     ("verify training:v1", NO_ENGINE),
     ("trim --compute 9.0 --dry-run .", 0),
     ("adopt torch:2.8 --as torch:v1", NO_ENGINE),

@@ -10,6 +10,7 @@ import re
 import tokenize
 from importlib import import_module
 from importlib.resources import files
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -40,7 +41,7 @@ def commands() -> str:
     """Return every command with its arguments and options."""
     group = typer.main.get_command(app())
     assert isinstance(group, TyperGroup)  # noqa: S101 - it has several commands; this tells the type checker
-    return "\n".join(_command(name, group.commands[name]) for name in COMMANDS)
+    return "\n".join(_commands(name, group.commands[name]) for name in COMMANDS)
 
 
 def exit_codes() -> str:
@@ -110,10 +111,20 @@ PARTS: Mapping[str, Callable[[], str]] = {
 }
 
 
-def _command(name: str, command: Any) -> str:
+def _commands(name: str, command: Any) -> str:
+    """Return a command, or those of a group."""
+    if not isinstance(command, TyperGroup):
+        return _command(name, command)
+    parts = [f"(command-{name})=", f"## {name}", "", inspect.cleandoc(command.help or ""), ""]
+    parts += [_command(f"{name} {part}", command.commands[part], "###") for part in command.commands]
+    return "\n".join(parts)
+
+
+def _command(name: str, command: Any, heading: str = "##") -> str:
     arguments = [_metavar(parameter) for parameter in command.params if isinstance(parameter, TyperArgument)]
     usage = " ".join(["imagematrix", name, "[OPTIONS]", *arguments])
-    lines = [f"(command-{name})=", f"## {name}", "", inspect.cleandoc(command.help or ""), ""]
+    anchor = name.replace(" ", "-")
+    lines = [f"(command-{anchor})=", f"{heading} {name}", "", inspect.cleandoc(command.help or ""), ""]
     lines += ["```text", usage, "```", ""]
     rows = [row for parameter in command.params if (row := _parameter(parameter))]
     if name == "run":
@@ -132,7 +143,7 @@ def _parameter(parameter: TyperArgument | TyperOption) -> tuple[str, str] | None
         return (f"`{_metavar(parameter)}`", _sentence(help_text)) if help_text else None
     names = ", ".join(f"`{name}`" for name in (*parameter.opts, *parameter.secondary_opts))
     value = "" if parameter.is_flag else f" `{_metavar(parameter)}`"
-    default = f" Default: `{parameter.default}`." if isinstance(parameter.default, str) else ""
+    default = f" Default: `{parameter.default}`." if isinstance(parameter.default, str | Path) else ""
     return names + value, _sentence(help_text) + default
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from importlib import import_module
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 __all__ = ["COMMANDS", "app"]
 
-# In the order of --help. Each is the function `command` in the module of that name.
+HELP: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
+
+# In the order of --help. Each is the function `command` in the module of that name, or a package whose
+# COMMANDS are commands of its own.
 COMMANDS = (
     "init",
     "validate",
@@ -39,6 +42,7 @@ COMMANDS = (
     "explain",
     "coverage",
     "resolver",
+    "swarm",
     "schema",
     "run",
 )
@@ -54,14 +58,24 @@ def app(words: Sequence[str] = ()) -> typer.Typer:
         help="Build one immutable image for each hardware configuration, and run the one that fits.",
         no_args_is_help=True,
         pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["-h", "--help"]},
+        context_settings=HELP,
     )
     application.callback()(_options)
-    first = next(iter(words or completing.words(os.environ)), None)
-    for name in [first] if first in COMMANDS else COMMANDS:
-        module = import_module(f"imagematrix.cli.{name}")
-        application.command(name, **getattr(module, "SETTINGS", {}))(resolved(module.command))
+    _add(application, "imagematrix.cli", COMMANDS, words or completing.words(os.environ))
     return application
+
+
+def _add(application: typer.Typer, package: str, names: Sequence[str], words: Sequence[str]) -> None:
+    """Add the commands of a package; only one of them if it is the first of `words`."""
+    chosen = [name for name in words[:1] if name in names]
+    for name in chosen or names:
+        module = import_module(f"{package}.{name.replace('-', '_')}")
+        if commands := getattr(module, "COMMANDS", ()):
+            group = typer.Typer(help=module.__doc__, no_args_is_help=True, context_settings=HELP)
+            _add(group, module.__name__, commands, words[1:])
+            application.add_typer(group, name=name)
+        else:
+            application.command(name, **getattr(module, "SETTINGS", {}))(resolved(module.command))
 
 
 def _version(requested: bool) -> None:

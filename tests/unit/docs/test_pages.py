@@ -1,20 +1,17 @@
 """What the pages show is so: their commands are run, and their command lines have no option that is none."""
 
-from typing import TYPE_CHECKING, cast
-
-if TYPE_CHECKING:
-    from typer.core import TyperGroup
-
 import json
 import os
 import re
 import shlex
 import shutil
+from typing import cast
 
 import pages
 import pytest
 import typer
 import yaml
+from typer.core import TyperGroup
 
 from imagematrix.cli.app import app
 from imagematrix.launcher.options import OWN
@@ -67,6 +64,8 @@ def test_the_command_lines_have_options_that_exist(page):
     for block in pages.blocks(page.read_text()):
         for words in command_lines(block.text):
             command = COMMANDS.get(words[0])
+            if isinstance(command, TyperGroup):
+                command = command.commands.get(words[1])
             if command is None:
                 unknown.append(words)
                 continue

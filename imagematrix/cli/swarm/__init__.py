@@ -1,0 +1,6 @@
+"""Give GPUs of this node to services of Docker Swarm, and start such services."""
+
+__all__ = ["COMMANDS"]
+
+# In the order of --help. Each is the function `command` in the module of that name.
+COMMANDS = ("node-config",)

@@ -1,0 +1,60 @@
+"""`imagematrix swarm node-config`: makes this node offer its GPUs to Docker Swarm."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from imagematrix.cli.options import HostFile
+from imagematrix.cli.output import info, print_text, warn
+
+__all__ = ["command"]
+
+
+def command(
+    file: Annotated[Path, typer.Option("--file", metavar="FILE", help="The engine's configuration.")] = Path(
+        "/etc/docker/daemon.json"
+    ),
+    vram: Annotated[
+        str | None,
+        typer.Option(
+            "--vram",
+            metavar="SIZE|all",
+            help="Also offer memory: shares of SIZE on any GPU, or the MiB of the node's only GPU.",
+        ),
+    ] = None,
+    runtime: Annotated[
+        Path, typer.Option("--runtime", metavar="FILE", help="Where to install the OCI runtime.")
+    ] = Path("/usr/local/bin/imagematrix-runtime"),
+    host: HostFile = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the change.")] = False,
+) -> None:
+    """Make this node offer its GPUs to Docker Swarm, and give them to the tasks that get them.
+
+    Merges the GPUs, classes of hardware as labels, and the OCI runtime of Swarm tasks into daemon.json, and
+    prints the change. The engine has to be restarted afterwards.
+    """
+    import json
+
+    from imagematrix.node.host import Host
+    from imagematrix.node.probe import probe
+    from imagematrix.swarm import engine_file
+    from imagematrix.swarm.node_config import merged, offer, parse
+
+    text = engine_file.read(file)
+    config = parse(text, str(file))
+    node = Host.load(host) if host else probe()
+    changed = merged(config, offer(node, vram), str(runtime))
+    if changed == config:
+        info(f"{file} is up to date")
+        return
+    after = json.dumps(changed, indent=engine_file.indent(text), ensure_ascii=False) + "\n"
+    print_text(engine_file.diff(file, text, after))
+    if dry_run:
+        return
+    unchecked = engine_file.write(file, after)
+    if unchecked:
+        warn(f"{file} was not validated: {unchecked}")
+    info("restart the engine for the change to take effect: systemctl restart docker")

@@ -1,0 +1,143 @@
+"""The engine's configuration file on a Swarm node: what the node offers, and the runtime that gives it out.
+
+The keys are those of daemon.json (docs.docker.com/reference/cli/dockerd). The engine reads resources only
+when it starts.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from imagematrix.errors import ProbeError, UsageError
+from imagematrix.gpus.choice import memory_mib, parts
+from imagematrix.swarm.resources import GPU, OFFER, SHARES, VRAM, is_ours, offered, shares
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from typing import Any
+
+    from imagematrix.node.host import Gpu, Host
+
+__all__ = ["ALL", "Offer", "merged", "offer", "parse"]
+
+RESOURCES = "node-generic-resources"
+SINGULAR = "node-generic-resource"  # the flag's name: in the file the engine ignores it
+LABELS = "labels"
+RUNTIMES = "runtimes"
+DEFAULT = "default-runtime"
+RUNTIME = "imagematrix"
+RUNC = "runc"
+LABEL = "io.imagematrix."
+ALL = "all"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """What a node offers: generic resources ("VRAM-4G=6") and labels of its engine ("key=value")."""
+
+    resources: tuple[str, ...]
+    labels: tuple[str, ...]
+
+
+def offer(host: Host, vram: str | None = None) -> Offer:
+    """Return what `host` offers: each usable GPU or MIG device by UUID, and classes of hardware as labels.
+
+    With `vram` it also offers memory: shares of this size ("4G"), or with "all" the MiB of its only GPU.
+    Raises UsageError if that cannot be offered, and ProbeError if a UUID or a GPU's memory is unknown.
+    """
+    gpus = tuple(one for gpu in host.gpus if gpu.usable for one in (parts(gpu) if gpu.mig else (gpu,)))
+    resources = [f"{GPU}={_uuid(gpu)}" for gpu in gpus]
+    if vram is not None and gpus:
+        resources.append(_memory(gpus, vram))
+    return Offer(resources=tuple(resources), labels=tuple(_labels(host, gpus, shared=vram is not None)))
+
+
+def parse(text: str, where: str) -> dict[str, Any]:
+    """Return the configuration in `text`; raise UsageError if the engine would not take it as it is meant."""
+    try:
+        config = json.loads(text) if text.strip() else {}
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{where}: invalid JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise UsageError(f"{where}: not a JSON object")
+    if SINGULAR in config:
+        raise UsageError(f"{where}: invalid key {SINGULAR}", remedy=f"the key in the file is {RESOURCES}")
+    for key, kind in ((RESOURCES, list), (LABELS, list), (RUNTIMES, dict)):
+        if not isinstance(config.get(key, kind()), kind):
+            raise UsageError(f"{where}: {key} is not a JSON {'array' if kind is list else 'object'}")
+    other = config.get(DEFAULT, RUNC)
+    if other not in (RUNC, RUNTIME):
+        raise UsageError(
+            f"{where}: {DEFAULT} is {other!r}, and an engine has one",
+            remedy=f"remove {DEFAULT}; containers can still name it: docker run --runtime {other}",
+        )
+    return config
+
+
+def merged(config: Mapping[str, Any], offered: Offer, runtime: str) -> dict[str, Any]:
+    """Return `config` with what the node offers in place of what it offered, and with its runtime.
+
+    Resources and labels of others stay as they are.
+    """
+    kept = [entry for entry in config.get(RESOURCES, ()) if not is_ours(str(entry).partition("=")[0])]
+    labels = [label for label in config.get(LABELS, ()) if not str(label).startswith(LABEL)]
+    changed = {
+        RESOURCES: [*kept, *offered.resources],
+        LABELS: [*labels, *offered.labels],
+        RUNTIMES: {**config.get(RUNTIMES, {}), RUNTIME: {"path": runtime}},
+        DEFAULT: RUNTIME,
+    }
+    return {**config, **{key: value for key, value in changed.items() if value or key in config}}
+
+
+def _uuid(gpu: Gpu) -> str:
+    uuid = gpu.mig[0].uuid if gpu.mig else gpu.uuid
+    if uuid is None:
+        raise ProbeError(
+            f"UUID of {gpu.label} unknown: Swarm could not tell it from another",
+            remedy="check with `imagematrix probe` that NVML works",
+        )
+    return uuid
+
+
+def _memory(gpus: tuple[Gpu, ...], vram: str) -> str:
+    unknown = [gpu.label for gpu in gpus if memory_mib(gpu) is None]
+    if unknown:
+        raise ProbeError(
+            f"memory size of {', '.join(unknown)} unknown",
+            remedy="check with `imagematrix probe` that NVML works",
+        )
+    if vram == ALL:
+        if len(gpus) > 1:
+            raise UsageError(
+                f"cannot offer the memory of {len(gpus)} GPUs as one amount: no single GPU has so much",
+                remedy="offer shares of one size, such as --vram 4G",
+            )
+        return f"{VRAM}={memory_mib(gpus[0])}"
+    kind = shares(vram)
+    count = offered(gpus, kind)
+    if not count:
+        raise UsageError(f"no GPU of this node has {vram} of memory", remedy="offer smaller shares")
+    return f"{kind}={count}"
+
+
+def _labels(host: Host, gpus: tuple[Gpu, ...], *, shared: bool) -> Iterable[str]:
+    """Yield the classes of a node; constraints compare whole values, so several are joined by "+"."""
+    if host.cpu.level:
+        yield f"{LABEL}cpu={host.cpu.level}"
+    if host.driver:
+        yield f"{LABEL}driver={host.driver.version}"
+        yield f"{LABEL}driver-branch={host.driver.version.partition('.')[0]}"
+    if not gpus:
+        return
+    yield f"{OFFER}={SHARES if shared else 'gpus'}"
+    for name, values in (
+        ("compute", [gpu.compute for gpu in gpus]),
+        ("gpu", [(gpu.name or "").replace(" ", "-") for gpu in gpus]),
+        ("mig", [device.profile for gpu in gpus for device in gpu.mig or ()]),
+    ):
+        distinct = sorted({value for value in values if value})
+        if distinct:
+            yield f"{LABEL}{name}={'+'.join(distinct)}"

@@ -1,0 +1,83 @@
+"""The names under which Swarm nodes offer GPUs, and services request them.
+
+A node offers generic resources. Those of kind GPU are named: one for each GPU or MIG device, by UUID. Those
+of GPU memory are counts: of MiB (VRAM, on nodes with one GPU), or of shares of one size (VRAM-4G), of which a
+node offers as many as fit on its GPUs one by one. The engine passes what Swarm assigned to a task in a
+variable for each kind (EnvFormat in api/genericresource/helpers.go of SwarmKit).
+"""
+
+from __future__ import annotations
+
+import re
+
+from imagematrix import amounts
+from imagematrix.errors import UsageError
+from imagematrix.gpus.choice import memory_mib
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from imagematrix.node.host import Gpu
+
+__all__ = [
+    "GPU",
+    "GPUS",
+    "OFFER",
+    "PREFIX",
+    "SHARES",
+    "VRAM",
+    "is_ours",
+    "offered",
+    "share_mib",
+    "shares",
+    "variable",
+]
+
+GPU = "NVIDIA-GPU"
+VRAM = "VRAM"
+PREFIX = "DOCKER_RESOURCE_"
+# In the container, the UUIDs of what it got: a shell drops PREFIX + GPU, whose name has a dash.
+GPUS = "IMAGEMATRIX_GPUS"
+# Label of the engine: "shares" where the node offers GPU memory too, "gpus" where it offers only whole GPUs.
+# Swarm counts a GPU and its memory separately, so a service that requests GPUs should stay off the first.
+OFFER = "io.imagematrix.offer"
+SHARES = "shares"
+
+MIB = 1024**2
+SIZE = re.compile(rf"{VRAM}-(\d{{1,9}})(GI?|MI?)", re.ASCII)
+UNITS = {"G": 1000**3, "GI": 1024**3, "M": 1000**2, "MI": MIB}
+
+
+def variable(kind: str) -> str:
+    """Return the name of the variable that lists what a task got of a kind of resource."""
+    return f"{PREFIX}{kind.upper()}"
+
+
+def shares(size: str) -> str:
+    """Return the kind of shares of an amount of memory such as "4G"; raise UsageError if it is not one.
+
+    Kinds are compared by letters, so equal amounts have the same: VRAM-4G for 4000MB too.
+    """
+    amount = amounts.parse(size)
+    for unit, factor in UNITS.items():
+        if amount is not None and amount >= MIB and amount % factor == 0:
+            return f"{VRAM}-{int(amount // factor)}{unit}"
+    raise UsageError(f"invalid size of shares {size}: expected an amount of memory such as 500M, 4G or 4Gi")
+
+
+def share_mib(kind: str) -> int | None:
+    """Return the MiB of one share of a kind, None if it is not one of shares."""
+    match = SIZE.fullmatch(kind)
+    return int(match[1]) * UNITS[match[2]] // MIB if match else None
+
+
+def offered(gpus: Iterable[Gpu], kind: str) -> int:
+    """Return how many shares of a kind fit on `gpus`, each on one of them."""
+    mib = share_mib(kind) or 0
+    return sum((memory_mib(gpu) or 0) // mib for gpu in gpus) if mib else 0
+
+
+def is_ours(kind: str) -> bool:
+    """Whether a kind of resource is one that nodes offer by these names."""
+    return kind in (GPU, VRAM) or SIZE.fullmatch(kind) is not None
