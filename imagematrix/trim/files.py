@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
 import stat
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Listed", "Name", "listed", "replace"]
 
-PREFIX = ".imagematrix-trim-"  # of files that are being written
+PREFIX = ".imagematrix-trim-"  # of files that are being written, which are locked meanwhile
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +94,9 @@ def replace(names: Sequence[Name], status: os.stat_result, write: Callable[[IO[b
     place, the owner is kept, too.
     """
     first, *others = names
+    if first.source == first.target:
+        for folder in {name.target.parent for name in names}:
+            _remove_stale(folder)
     with _temporary(first.target.parent) as (file, temporary):
         write(file)
         file.truncate(file.tell())
@@ -123,12 +127,28 @@ def _owner(file: IO[bytes]) -> tuple[int, int]:
 
 @contextlib.contextmanager
 def _temporary(folder: Path) -> Iterator[tuple[IO[bytes], Path]]:
-    with tempfile.NamedTemporaryFile(prefix=PREFIX, dir=folder, delete=False) as file:
+    with contextlib.ExitStack() as stack:
+        while True:
+            file = stack.enter_context(tempfile.NamedTemporaryFile(prefix=PREFIX, dir=folder, delete=False))
+            with contextlib.suppress(OSError):  # some file systems have no locks: there, none is removed
+                fcntl.flock(file, fcntl.LOCK_EX)
+            if os.fstat(file.fileno()).st_nlink:  # else another process took it for a stale one
+                break
         temporary = Path(file.name)
         try:
             yield file, temporary
         finally:
             temporary.unlink(missing_ok=True)
+
+
+def _remove_stale(folder: Path) -> None:
+    """Remove files that processes were writing when they were killed: nobody locks them any longer."""
+    with os.scandir(folder) as entries:
+        paths = [Path(entry.path) for entry in entries if entry.name.startswith(PREFIX) and entry.is_file()]
+    for path in paths:
+        with contextlib.suppress(OSError), path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink()
 
 
 def _resolved(path: Path) -> Path:

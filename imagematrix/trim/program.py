@@ -26,8 +26,8 @@ FILES = (
     *(f"audit/{name}.py" for name in ("libraries", "notes", "window")),
     *(f"facts/{name}" for name in ("__init__.py", "_data.py", "cuda.json", "cuda.py", "device_code.py")),
     "facts/versions.py",
-    *(f"trim/{name}.py" for name in ("__init__", "edits", "examine", "files", "records", "rules", "stage")),
-    *(f"trim/{name}.py" for name in ("trim", "wheel")),
+    *(f"trim/{name}.py" for name in ("__init__", "deflate", "edits", "examine", "files", "records")),
+    *(f"trim/{name}.py" for name in ("rules", "stage", "trim", "wheel")),
 )
 MAIN = b"from imagematrix.trim.stage import main\n\nmain()\n"
 

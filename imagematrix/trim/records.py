@@ -17,7 +17,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-__all__ = ["NAME", "SIGNATURE", "digest", "updated"]
+__all__ = ["NAME", "SIGNATURE", "digest", "updated", "written"]
 
 NAME = re.compile(r"(?:.*/)?[^/]+\.dist-info/RECORD")
 SIGNATURE = re.compile(r"[^/]+\.dist-info/RECORD\.(?:jws|p7s)")
@@ -29,7 +29,12 @@ def digest(pieces: Iterable[bytes | int]) -> str:
     for piece in pieces:
         for one in edits.zeros(piece) if isinstance(piece, int) else (piece,):
             found.update(one)
-    return f"sha256={base64.urlsafe_b64encode(found.digest()).decode().rstrip('=')}"
+    return written(found.digest())
+
+
+def written(digest: bytes) -> str:
+    """Return a SHA-256 as a RECORD has it."""
+    return f"sha256={base64.urlsafe_b64encode(digest).decode().rstrip('=')}"
 
 
 def updated(text: str, hashed: Callable[[str], str | None]) -> str:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["VERSION", "Rules", "Verdict", "capabilities"]
 
-VERSION = "1"
+VERSION = "2"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

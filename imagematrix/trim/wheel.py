@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import os
 import shutil
 import struct
 import zipfile
+import zlib
 from dataclasses import dataclass
 
 from imagematrix.audit import archives
 from imagematrix.errors import UsageError
-from imagematrix.trim import edits, records
+from imagematrix.trim import deflate, edits, records
 from imagematrix.trim.examine import Finding, Status, interesting
 
 TYPE_CHECKING = False
@@ -26,7 +29,7 @@ __all__ = ["SUFFIX", "Wheel", "opened"]
 
 SUFFIX = ".whl"
 LOCAL = struct.Struct("<26xHH")  # a local header: the lengths of name and extra field behind it
-LEVEL = 6
+GROWTH = 1.05  # deflate makes nothing larger than this
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,28 +45,19 @@ class Wheel:
 
         The same wheel gives the same bytes, by the same zlib. RECORD comes last.
         """
+        digests: dict[str, str] = {}
         with (
             archives.opened(self.window) as source,
-            zipfile.ZipFile(target, "w", compresslevel=LEVEL) as archive,
+            zipfile.ZipFile(target, "w", compresslevel=deflate.LEVEL) as archive,
         ):
             record = _record(source)
             for one in source.infolist():
                 if one.filename in self.changed:
-                    window, finding = self.changed[one.filename]
-                    new = _like(one)
-                    new.compress_type = zipfile.ZIP_DEFLATED  # the zeros are to go
-                    with archive.open(new, "w") as member:
-                        for piece in _bytes(window, finding):
-                            member.write(piece)
+                    digests[one.filename] = _deflate(*self.changed[one.filename], one, archive)
                 elif one is not record:
                     _copy(self.window, one, archive)
-            archive.writestr(_like(record), self._updated(source.read(record).decode()))
-
-    def _updated(self, text: str) -> str:
-        hashed = {
-            name: records.digest(_bytes(window, finding)) for name, (window, finding) in self.changed.items()
-        }
-        return records.updated(text, hashed.get)
+            updated = records.updated(source.read(record).decode(), digests.get)
+            archive.writestr(_like(record), updated)
 
 
 @contextlib.contextmanager
@@ -131,18 +125,55 @@ def _like(one: zipfile.ZipInfo) -> zipfile.ZipInfo:
     return new
 
 
+def _deflate(window: Window, finding: Finding, one: zipfile.ZipInfo, archive: zipfile.ZipFile) -> str:
+    """Write a trimmed file to a zip, and return its hash as a RECORD has it.
+
+    zipfile would compress it in one thread.
+    """
+    new = _like(one)
+    new.compress_type = zipfile.ZIP_DEFLATED  # the zeros are to go
+    new.CRC = 0
+    digest = hashlib.sha256()
+
+    def content() -> Iterator[bytes]:
+        for block in deflate.blocks(_bytes(window, finding)):
+            new.CRC = zlib.crc32(block, new.CRC)
+            digest.update(block)
+            yield block
+
+    with _appended(archive, new) as file:
+        start = file.tell()
+        for piece in deflate.deflated(content(), len(os.sched_getaffinity(0))):
+            file.write(piece)
+        new.compress_size = file.tell() - start
+    return records.written(digest.digest())
+
+
 def _copy(window: Window, one: zipfile.ZipInfo, archive: zipfile.ZipFile) -> None:
     """Copy a file from one zip to another as it is compressed, for which zipfile has no function."""
     lengths = LOCAL.unpack(window.at(one.header_offset, LOCAL.size))
     data = window.part(one.header_offset + LOCAL.size + sum(lengths), one.compress_size)
     new = _like(one)
     new.CRC, new.compress_size = one.CRC, one.compress_size
+    with _appended(archive, new) as file:
+        shutil.copyfileobj(data, file)
+
+
+@contextlib.contextmanager
+def _appended(archive: zipfile.ZipFile, new: zipfile.ZipInfo) -> Iterator[IO[bytes]]:
+    """Yield the file of a zip, to write the compressed content of `new` to it.
+
+    At the end `new` has to have its checksum and its compressed size.
+    """
     file = archive.fp
     assert file is not None  # noqa: S101 - it is open; this tells the type checker
     file.seek(archive.start_dir)
     new.header_offset = file.tell()
-    file.write(new.FileHeader())
-    shutil.copyfileobj(data, file)
+    zip64 = new.file_size * GROWTH > zipfile.ZIP64_LIMIT
+    file.write(new.FileHeader(zip64))
+    yield file
+    archive.start_dir = file.tell()
+    file.seek(new.header_offset)
+    file.write(new.FileHeader(zip64))
     archive.filelist.append(new)
     archive.NameToInfo[new.filename] = new
-    archive.start_dir = file.tell()

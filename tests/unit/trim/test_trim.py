@@ -2,6 +2,7 @@
 
 import base64
 import csv
+import fcntl
 import hashlib
 import os
 import shutil
@@ -9,6 +10,7 @@ import stat
 import subprocess
 import sys
 import zipfile
+from pathlib import Path
 
 import pytest
 from fatbins import entry, fat, library
@@ -197,8 +199,51 @@ def test_a_killed_process_leaves_the_file_whole(tmp_path):
     )
     assert subprocess.run([sys.executable, "-c", code, path], check=False).returncode == 9
     assert path.read_bytes() == RAW
-    trim([tmp_path], HOPPER)  # what it left behind is passed over
+    (left,) = tmp_path.glob(".imagematrix-trim-*")
+    trim([tmp_path], HOPPER, dry_run=True)
+    assert left.exists()
+    trim([tmp_path], HOPPER)
     assert path.read_bytes() == STAYING
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_another_process_writes_is_kept(tmp_path):
+    put(tmp_path / "a.fatbin")
+    with (tmp_path / ".imagematrix-trim-x").open("wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        trim([tmp_path], HOPPER)
+        assert Path(file.name).exists()
+
+
+def test_a_file_that_is_taken_for_a_stale_one_is_made_anew(tmp_path, monkeypatch):
+    path = put(tmp_path / "a.fatbin")
+    flock = fcntl.flock
+    removed: list[str] = []
+
+    def late(file, how):
+        flock(file, how)
+        if not removed:
+            removed.append(file.name)
+            Path(file.name).unlink()
+
+    monkeypatch.setattr("fcntl.flock", late)
+    trim([path], HOPPER)
+    assert removed
+    assert path.read_bytes() == STAYING
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_system_without_locks(tmp_path, monkeypatch):
+    path = put(tmp_path / "a.fatbin")
+    other = put(tmp_path / ".imagematrix-trim-x", b"")
+
+    def unsupported(*_):
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr("fcntl.flock", unsupported)
+    trim([tmp_path], HOPPER)
+    assert path.read_bytes() == STAYING
+    assert other.exists()  # perhaps somebody writes it
 
 
 def hashed(raw):

@@ -1,0 +1,58 @@
+"""Deflating in threads: one stream, whose bytes do not depend on the number of threads."""
+
+import random
+import zlib
+
+import pytest
+
+from imagematrix.trim import deflate
+from imagematrix.trim.deflate import BLOCK
+
+NOISE = random.Random(0).randbytes(BLOCK // 4)  # noqa: S311 - not a secret
+TEXT = b"".join(b"line %d\n" % number for number in range(BLOCK // 8))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"a",
+        NOISE,
+        bytes(BLOCK),
+        TEXT[:BLOCK],
+        NOISE + bytes(5 * BLOCK) + TEXT,
+        TEXT * 3 + bytes(7 * BLOCK),
+    ],
+)
+def test_the_stream_holds_the_content(content):
+    pieces = [content[at : at + 300_000] for at in range(0, len(content), 300_000)]
+    one, many = (b"".join(deflate.deflated(deflate.blocks(pieces), threads)) for threads in (1, 3))
+    assert one == many
+    inflater = zlib.decompressobj(-zlib.MAX_WBITS)
+    assert inflater.decompress(one) + inflater.flush() == content
+    assert inflater.eof
+    assert inflater.unused_data == b""
+
+
+def test_blocks_do_not_depend_on_the_pieces():
+    content = TEXT * 3
+    blocks = list(deflate.blocks([content]))
+    assert blocks == list(deflate.blocks([content[:7], content[7 : BLOCK + 1], content[BLOCK + 1 :]]))
+    assert {len(block) for block in blocks[:-1]} == {BLOCK}
+    assert b"".join(blocks) == content
+
+
+def test_blocks_refer_to_the_one_before():
+    """Content that repeats from block to block is compressed as in one stream."""
+    noise = NOISE[: 1 << 14]
+    stream = b"".join(deflate.deflated(deflate.blocks([noise * (4 * BLOCK // len(noise))]), 2))
+    assert len(stream) < 3 * len(noise)
+
+
+def test_an_error_of_the_content_is_raised():
+    def content():
+        yield TEXT[:BLOCK]
+        raise OSError(5, "Input/output error")
+
+    with pytest.raises(OSError, match="Input/output error"):
+        list(deflate.deflated(content(), 2))
