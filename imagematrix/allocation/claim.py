@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass
 
 from imagematrix.allocation import shares
 from imagematrix.allocation.containers import LEASE, VRAM
@@ -16,7 +15,7 @@ from imagematrix.allocation.survey import SHARE, leases
 from imagematrix.allocation.usage import combined, consumers, keys, overlap
 from imagematrix.errors import GpusBusyError, ProbeError, UsageError
 from imagematrix.gpus.choice import label, memory_mib, merged
-from imagematrix.record import replace
+from imagematrix.record import Record, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -139,8 +138,7 @@ def claim_first(
     return take(busy[0], wait_s)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Demand:
+class _Demand(Record):
     """What a launch needs: `count` of `gpus` and all of `also`, whole or a share of `vram_mib` on each.
 
     `chosen` are those in `also` that were eligible too; they are part of the claim.

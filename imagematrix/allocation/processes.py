@@ -7,9 +7,9 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from dataclasses import replace
 
 from imagematrix.allocation.usage import Consumer, combined, mig_key
+from imagematrix.record import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ about once a second and touches its ticket each time.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 
 from imagematrix.allocation.locks import release
 from imagematrix.allocation.processes import describe
+from imagematrix.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,8 +25,7 @@ DIGITS = 18  # longer numbers are not ours
 STALE_S = 60.0  # with many launches in the queue, a turn takes seconds to come
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ticket:
+class Ticket(Record):
     """What one launch waits for: `count` of `gpus`, each given by its keys.
 
     `holder` describes the process, empty where unknown.

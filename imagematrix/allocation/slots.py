@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from imagematrix.allocation.usage import keys, overlap
+from imagematrix.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,8 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["Slot", "ranked", "reserved", "unreserved"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Slot:
+class Slot(Record):
     """A GPU and its `consumers`; `leased` if another process holds its lock.
 
     `free_mib` is the memory that a further share could get, None where the GPU cannot be shared.

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from imagematrix.allocation import containers, processes
 from imagematrix.allocation.locks import TURN
 from imagematrix.allocation.shares import parse_mib
 from imagematrix.allocation.usage import Consumer, combined
+from imagematrix.record import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -6,9 +6,8 @@ of the device node, because all users of a node see the same one: "nvidia3", "nv
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from imagematrix.errors import ProbeError
+from imagematrix.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,8 +20,7 @@ __all__ = ["Consumer", "Usage", "combined", "consumers", "keys", "mig_key", "ove
 Usage = dict[str, tuple["Consumer", ...]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Consumer:
+class Consumer(Record):
     """A "lease", "process" or "container" (its `kind`) that uses a GPU; `name` is how messages refer to it.
 
     `pid` and `user` are those of the process, None where unknown. `vram_mib` is the declared share of the

@@ -9,10 +9,10 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from dataclasses import dataclass
 
 from imagematrix.errors import ProbeError
 from imagematrix.node import device
+from imagematrix.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,8 +36,7 @@ PERMISSION = "grant this user access: through the node's group, a udev rule, or 
 NO_DRIVER = "load the driver (`modprobe nvidia`), and check the kernel log for errors of the GPU"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
+class Problem(Record):
     """A device node that cannot be passed to a container: `what` is wrong with it, and the remedy.
 
     It is a `doubt` if only this user may not open it: the engine, which runs as another user, may.

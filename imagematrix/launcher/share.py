@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 import stat
-from dataclasses import dataclass
 
 from imagematrix.errors import ProbeError, UsageError
+from imagematrix.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,8 +27,7 @@ USUAL_PIPES = "/tmp/nvidia-mps"  # noqa: S108 - NVIDIA's default
 CONTEXT_MIB = 500
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mps:
+class Mps(Record):
     """A running MPS daemon: the folder of its pipes, its user, and the threads to request of each GPU.
 
     `threads` is in percent, None for all. Only a daemon that runs as root serves containers of all users.
@@ -39,8 +38,7 @@ class Mps:
     threads: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
+class Share(Record):
     """What a container gets of each of its GPUs: memory in MiB, None for all, and MPS if it joins that."""
 
     vram_mib: int | None = None
