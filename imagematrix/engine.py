@@ -23,6 +23,7 @@ __all__ = [
     "context",
     "digests",
     "digests_of",
+    "environment_of",
     "group",
     "images",
     "info",
@@ -180,6 +181,21 @@ def digests_of(client: docker.DockerClient, reference: str) -> frozenset[str]:
 def _digests(image: dict[str, Any]) -> frozenset[str]:
     names = image.get("RepoDigests") or ()
     return frozenset([str(image.get("Id")), *(str(name).rpartition("@")[2] for name in names)])
+
+
+def environment_of(image: str) -> tuple[str, ...]:
+    """Return the environment that the engine's image with this name or id sets, as "NAME=value".
+
+    Raises EngineError, also if there is no such image.
+    """
+    where = address()
+    if where.startswith("unix://"):
+        status, answer = _local(where, f"/images/{quote(image)}/json")
+        if status != OK or not isinstance(answer, dict):
+            raise _refused(where, answer)
+    else:
+        answer = _remote(where, lambda client: client.images.get(image).attrs)
+    return tuple(map(str, (answer.get("Config") or {}).get("Env") or ()))
 
 
 def info() -> dict[str, Any]:

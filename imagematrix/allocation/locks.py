@@ -24,7 +24,7 @@ from imagematrix.errors import GpusBusyError, ProbeError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator
     from typing import Self
 
 __all__ = ["Locks", "folder", "inherit", "release"]
@@ -122,6 +122,26 @@ class Locks:
             return (self._create(name, text, held=True),)
         except OSError as error:
             raise _unusable(f"{self.path}/{name}", error) from error
+
+    def write(self, name: str, text: str) -> None:
+        """Create an unlocked file with `text` in it."""
+        try:
+            os.close(self._create(name, text, held=False))
+        except OSError as error:
+            raise _unusable(f"{self.path}/{name}", error) from error
+
+    def text_of(self, name: str, owners: Collection[int]) -> str | None:
+        """Return the text of a file that belongs to one of these users, else None."""
+        try:
+            descriptor = self._open_existing(name)
+        except (OSError, ProbeError):  # removed, or not a regular file
+            return None
+        try:
+            if os.fstat(descriptor).st_uid not in owners:
+                return None
+            return os.read(descriptor, TEXT_LIMIT).decode("utf-8", "replace")
+        finally:
+            os.close(descriptor)
 
     def text_if_held(self, name: str) -> str | None:
         """Return the text in a lock file whose lock is held, else None."""

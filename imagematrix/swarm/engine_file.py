@@ -7,6 +7,7 @@ import difflib
 import os
 import re
 import shutil
+import stat
 import subprocess
 import tempfile
 from dataclasses import dataclass
@@ -16,11 +17,14 @@ from imagematrix.errors import UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from typing import Any
 
-__all__ = ["DEFAULT", "Engine", "diff", "indent", "read", "started_with", "write"]
+__all__ = ["DEFAULT", "Engine", "content", "diff", "indent", "read", "replace", "started_with", "write"]
 
 DEFAULT = Path("/etc/docker/daemon.json")
+DATA_ROOT = "/var/lib/docker"
+SOCKET = "unix:///var/run/docker.sock"
 BACKUP = ".bak"
 VALIDATE_S = 30.0
 NO_SUCH_FLAG = "unknown flag"  # engines before 23.0 cannot validate
@@ -28,9 +32,32 @@ NO_SUCH_FLAG = "unknown flag"  # engines before 23.0 cannot validate
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
-    """A running engine, by the flags of its command line: (name without dashes, value), in order."""
+    """An engine, by the flags of its command line: (name without dashes, value), in order."""
 
-    flags: tuple[tuple[str, str], ...]
+    flags: tuple[tuple[str, str], ...] = ()
+
+    def data_root(self, config: Mapping[str, Any]) -> str:
+        """Return the folder of its data; `config` is what its file says."""
+        return [str(config.get("data-root") or DATA_ROOT), *self.values("data-root", "g")][-1]
+
+    def address(self, config: Mapping[str, Any]) -> str:
+        """Return the address of its local socket; raise UsageError if it has none."""
+        hosts = [*self.values("host", "H"), *config.get("hosts", ())] or [SOCKET]
+        # Through fd:// systemd gives it the socket, which is this one unless its unit was changed.
+        local = [SOCKET if host.startswith("fd://") else host for host in hosts]
+        for host in local:
+            if host.startswith("unix://"):
+                return host
+        raise UsageError("the engine has no local socket", remedy=f"add {SOCKET} to its hosts")
+
+    def refuse(self, flags: Iterable[str]) -> None:
+        """Raise UsageError if the engine was started with one of these flags."""
+        given = [f"--{name}" for name in flags if self.values(name)]
+        if given:
+            raise UsageError(
+                f"the engine was started with {', '.join(given)}, and refuses the same settings in its file",
+                remedy="move them from the command line (`systemctl cat docker`) to the file",
+            )
 
     def values(self, *names: str) -> list[str]:
         """Return the values of a flag, in order, under any of its names."""
@@ -47,6 +74,14 @@ def read(path: Path) -> str:
         raise UsageError(f"{path} cannot be read: {error}") from error
 
 
+def content(path: Path) -> bytes | None:
+    """Return the bytes of a file, None if there is none that can be read."""
+    try:
+        return path.read_bytes()
+    except OSError:
+        return None
+
+
 def indent(text: str) -> int:
     """Return by how many blanks a JSON text is indented, 2 if that does not show."""
     match = re.search(r'^( +)"', text, re.MULTILINE)
@@ -61,8 +96,8 @@ def diff(path: Path, before: str, after: str) -> str:
     return "\n".join(lines)
 
 
-def started_with(path: Path, proc: Path = Path("/proc")) -> Engine | None:
-    """Return the running engine whose configuration is the file `path`, None if there is none."""
+def started_with(path: Path, proc: Path = Path("/proc")) -> Engine:
+    """Return the running engine whose configuration is the file `path`; one without flags if none runs."""
     for folder in sorted(proc.glob("[0-9]*")):
         with contextlib.suppress(OSError, UnicodeDecodeError):
             program, *words = (folder / "cmdline").read_text("utf-8").rstrip("\0").split("\0")
@@ -71,44 +106,52 @@ def started_with(path: Path, proc: Path = Path("/proc")) -> Engine | None:
             engine = Engine(flags=tuple(_flags(words)))
             if Path([str(DEFAULT), *engine.values("config-file")][-1]) == path:
                 return engine
-    return None
+    return Engine()
 
 
 def write(path: Path, text: str) -> str | None:
-    """Replace the file at once, once dockerd has found it valid; its former text is kept beside it.
+    """Replace the file at once, after dockerd has found it valid; its former text is kept beside it.
 
     Returns the reason if dockerd could not be asked, else None. Raises UsageError if dockerd refuses it, or
     if it cannot be written.
     """
-    target = path.resolve()
+    target, reasons = path.resolve(), []
+
+    def check(draft: Path) -> None:
+        reasons.append(_validate(draft, path))
+        if target.exists():
+            status = target.stat()
+            os.chown(draft, status.st_uid, status.st_gid)
+            draft.chmod(stat.S_IMODE(status.st_mode))
+            shutil.copy2(target, f"{target}{BACKUP}")
+
+    replace(target, text.encode(), 0o644, check)
+    return reasons[0]
+
+
+def replace(path: Path, content: bytes, mode: int, check: Callable[[Path], None] = lambda _: None) -> None:
+    """Write a file at once, after `check` of the draft has not raised; raise UsageError if it cannot."""
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
         with contextlib.ExitStack() as undo:
-            descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
             undo.callback(Path(name).unlink, missing_ok=True)
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                file.write(text)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
-            unchecked = _validate(name, path)
-            if target.exists():
-                status = target.stat()
-                os.chown(name, status.st_uid, status.st_gid)
-                Path(name).chmod(status.st_mode & 0o7777)
-                shutil.copy2(target, f"{target}{BACKUP}")
-            else:
-                Path(name).chmod(0o644)
-            Path(name).replace(target)
+            Path(name).chmod(mode)
+            check(Path(name))
+            Path(name).replace(path)
             undo.pop_all()
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error}") from error
-    return unchecked
 
 
-def _validate(name: str, path: Path) -> str | None:
+def _validate(draft: Path, path: Path) -> str | None:
     try:
         done = subprocess.run(
-            ["dockerd", "--validate", "--config-file", name],
+            ["dockerd", "--validate", "--config-file", str(draft)],
             capture_output=True,
             text=True,
             errors="replace",
@@ -124,7 +167,7 @@ def _validate(name: str, path: Path) -> str | None:
     said = done.stderr.strip()
     if NO_SUCH_FLAG in said:
         return "this dockerd cannot validate a file"
-    raise UsageError(f"{path} would be invalid: {said.replace(name, str(path))}")
+    raise UsageError(f"{path} would be invalid: {said.replace(str(draft), str(path))}")
 
 
 def _flags(words: list[str]) -> Iterator[tuple[str, str]]:

@@ -10,8 +10,9 @@ import json
 from dataclasses import dataclass
 
 from imagematrix.errors import ProbeError, UsageError
-from imagematrix.gpus.choice import memory_mib, parts
-from imagematrix.swarm.resources import GPU, OFFER, SHARES, VRAM, is_ours, offered, shares
+from imagematrix.gpus.choice import memory_mib
+from imagematrix.swarm.node import offered
+from imagematrix.swarm.resources import GPU, OFFER, SHARES, VRAM, fitting, is_ours, shares
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     from imagematrix.node.host import Gpu, Host
 
-__all__ = ["ALL", "Offer", "merged", "offer", "parse"]
+__all__ = ["ALL", "FLAGS", "Offer", "merged", "offer", "parse"]
 
 RESOURCES = "node-generic-resources"
 SINGULAR = "node-generic-resource"  # the flag's name: in the file the engine ignores it
@@ -29,6 +30,8 @@ RUNTIMES = "runtimes"
 DEFAULT = "default-runtime"
 RUNTIME = "imagematrix"
 RUNC = "runc"
+FLAGS = (SINGULAR, "label", "add-runtime", "default-runtime")  # for what `merged` changes
+REMAP = "userns-remap"
 LABEL = "io.imagematrix."
 ALL = "all"
 
@@ -47,7 +50,7 @@ def offer(host: Host, vram: str | None = None) -> Offer:
     With `vram` it also offers memory: shares of this size ("4G"), or with "all" the MiB of its only GPU.
     Raises UsageError if that cannot be offered, and ProbeError if a UUID or a GPU's memory is unknown.
     """
-    gpus = tuple(one for gpu in host.gpus if gpu.usable for one in (parts(gpu) if gpu.mig else (gpu,)))
+    gpus = offered(host)
     resources = [f"{GPU}={_uuid(gpu)}" for gpu in gpus]
     if vram is not None and gpus:
         resources.append(_memory(gpus, vram))
@@ -67,6 +70,8 @@ def parse(text: str, where: str) -> dict[str, Any]:
     for key, kind in ((RESOURCES, list), (LABELS, list), (RUNTIMES, dict)):
         if not isinstance(config.get(key, kind()), kind):
             raise UsageError(f"{where}: {key} is not a JSON {'array' if kind is list else 'object'}")
+    if config.get(REMAP):
+        raise UsageError(f"{where}: {REMAP} is not supported: it moves the engine's records of containers")
     other = config.get(DEFAULT, RUNC)
     if other not in (RUNC, RUNTIME):
         raise UsageError(
@@ -76,7 +81,7 @@ def parse(text: str, where: str) -> dict[str, Any]:
     return config
 
 
-def merged(config: Mapping[str, Any], offered: Offer, runtime: str) -> dict[str, Any]:
+def merged(config: Mapping[str, Any], offer: Offer, runtime: str) -> dict[str, Any]:
     """Return `config` with what the node offers in place of what it offered, and with its runtime.
 
     Resources and labels of others stay as they are.
@@ -84,8 +89,8 @@ def merged(config: Mapping[str, Any], offered: Offer, runtime: str) -> dict[str,
     kept = [entry for entry in config.get(RESOURCES, ()) if not is_ours(str(entry).partition("=")[0])]
     labels = [label for label in config.get(LABELS, ()) if not str(label).startswith(LABEL)]
     changed = {
-        RESOURCES: [*kept, *offered.resources],
-        LABELS: [*labels, *offered.labels],
+        RESOURCES: [*kept, *offer.resources],
+        LABELS: [*labels, *offer.labels],
         RUNTIMES: {**config.get(RUNTIMES, {}), RUNTIME: {"path": runtime}},
         DEFAULT: RUNTIME,
     }
@@ -117,7 +122,7 @@ def _memory(gpus: tuple[Gpu, ...], vram: str) -> str:
             )
         return f"{VRAM}={memory_mib(gpus[0])}"
     kind = shares(vram)
-    count = offered(gpus, kind)
+    count = fitting(gpus, kind)
     if not count:
         raise UsageError(f"no GPU of this node has {vram} of memory", remedy="offer smaller shares")
     return f"{kind}={count}"

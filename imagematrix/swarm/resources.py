@@ -27,8 +27,8 @@ __all__ = [
     "PREFIX",
     "SHARES",
     "VRAM",
+    "fitting",
     "is_ours",
-    "offered",
     "share_mib",
     "shares",
     "variable",
@@ -72,7 +72,7 @@ def share_mib(kind: str) -> int | None:
     return int(match[1]) * UNITS[match[2]] // MIB if match else None
 
 
-def offered(gpus: Iterable[Gpu], kind: str) -> int:
+def fitting(gpus: Iterable[Gpu], kind: str) -> int:
     """Return how many shares of a kind fit on `gpus`, each on one of them."""
     mib = share_mib(kind) or 0
     return sum((memory_mib(gpu) or 0) // mib for gpu in gpus) if mib else 0

@@ -41,12 +41,23 @@ def command(
     from imagematrix.node.host import Host
     from imagematrix.node.probe import probe
     from imagematrix.swarm import engine_file
-    from imagematrix.swarm.node_config import merged, offer, parse
+    from imagematrix.swarm.node_config import FLAGS, merged, offer, parse
+    from imagematrix.swarm.program import program
+    from imagematrix.swarm.runtime import Settings
 
     text = engine_file.read(file)
     config = parse(text, str(file))
     node = Host.load(host) if host else probe()
-    changed = merged(config, offer(node, vram), str(runtime))
+    engine = engine_file.started_with(file.absolute())
+    engine.refuse(FLAGS)
+    changed = merged(config, offer(node, vram), str(runtime.absolute()))
+    settings = Settings(data_root=engine.data_root(config), address=engine.address(config), host=node)
+    content = program(settings)
+    installed = engine_file.content(runtime) == content
+    if not installed:
+        info(f"{runtime} {'would be' if dry_run else 'is'} written")
+    if not (dry_run or installed):
+        engine_file.replace(runtime, content, 0o755)
     if changed == config:
         info(f"{file} is up to date")
         return

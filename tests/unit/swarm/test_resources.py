@@ -4,7 +4,7 @@ import pytest
 
 from imagematrix.errors import UsageError
 from imagematrix.node.host import Gpu, MigDevice
-from imagematrix.swarm.resources import is_ours, offered, share_mib, shares, variable
+from imagematrix.swarm.resources import fitting, is_ours, share_mib, shares, variable
 
 
 @pytest.mark.parametrize(
@@ -33,14 +33,14 @@ def test_no_size(size):
 
 def test_a_share_is_on_one_gpu():
     gpus = [Gpu(index=0, memory_mib=24564), Gpu(index=1, memory_mib=11264), Gpu(index=2)]
-    assert offered(gpus, "VRAM-4G") == 6 + 2
-    assert offered(gpus, "VRAM-16G") == 1
-    assert offered(gpus, "VRAM-0G") == 0
+    assert fitting(gpus, "VRAM-4G") == 6 + 2
+    assert fitting(gpus, "VRAM-16G") == 1
+    assert fitting(gpus, "VRAM-0G") == 0
 
 
 def test_a_mig_device_has_memory_of_its_own():
     device = MigDevice(uuid="MIG-a", profile="1g.10gb", gpu_instance=1, compute_instance=0, memory_mib=9728)
-    assert offered([Gpu(index=0, memory_mib=81559, mig=(device,))], "VRAM-4G") == 2
+    assert fitting([Gpu(index=0, memory_mib=81559, mig=(device,))], "VRAM-4G") == 2
 
 
 def test_the_variable_of_a_kind():

@@ -1,0 +1,190 @@
+"""The OCI runtime of Swarm's tasks, where it creates a container: gives GPUs to it, then becomes runc.
+
+Everything else runc does at once (imagematrix.swarm.program). For other programs this is runc: same command
+line, same exit code, and an error as a line of JSON in the file of --log, from where containerd takes what
+`docker service ps` shows. See https://github.com/opencontainers/runc/blob/main/man/runc.8.md.
+"""
+# pathlib costs more to import than the file takes to read.
+# ruff: noqa: PTH123
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+
+from imagematrix import engine
+from imagematrix.allocation import grants
+from imagematrix.allocation.claim import claim
+from imagematrix.allocation.containers import usage
+from imagematrix.allocation.locks import Locks, folder
+from imagematrix.allocation.survey import query_nvml, survey, survey_quickly
+from imagematrix.allocation.usage import combined, keys
+from imagematrix.errors import ImagematrixError, UsageError
+from imagematrix.gpus.choice import Choice
+from imagematrix.gpus.spec import names
+from imagematrix.launcher.devices import nodes, require
+from imagematrix.launcher.share import Share
+from imagematrix.node.host import Host
+from imagematrix.node.tree import Tree
+from imagematrix.record import Record
+from imagematrix.swarm import bundle, node, task
+from imagematrix.swarm.resources import GPUS
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Any
+
+    from imagematrix.allocation.usage import Usage
+    from imagematrix.node.host import Gpu
+    from imagematrix.swarm.task import Assigned, Task
+
+__all__ = ["SETTINGS", "Call", "Settings", "main"]
+
+SETTINGS = "settings.json"  # in the archive
+CREATE = "create"
+VALUED = frozenset({"bundle", "console-socket", "criu", "log", "log-format", "pid-file", "pidfd-socket"})
+VALUED |= {"b", "preserve-fds", "root", "rootless"}
+# A task's container ends before Swarm gives its GPU to the next, and its bundle is removed at that time.
+WAIT_S = 5.0
+FAILED = 1
+
+
+class Settings(Record):
+    """What the runtime was told when it was installed: the engine's data root and address, and the node."""
+
+    data_root: str
+    address: str
+    host: Host
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Settings:
+        """Return the settings in a document of `to_json`."""
+        return cls(
+            data_root=document["data_root"],
+            address=document["address"],
+            host=Host.from_json(document["host"], SETTINGS),
+        )
+
+    def to_json(self) -> dict[str, object]:
+        """Return the document that is kept in the archive."""
+        return {"data_root": self.data_root, "address": self.address, "host": self.host.to_json()}
+
+
+class Call(Record):
+    """A command line of the runtime: its command, its bundle, the id of the container, and the log's file."""
+
+    command: str | None = None
+    container: str | None = None
+    bundle: str = "."
+    log: str | None = None
+
+    @classmethod
+    def parse(cls, words: Sequence[str]) -> Call:
+        """Return what the words say; each flag has one or two dashes, as in runc."""
+        flags: dict[str, str] = {}
+        plain = []
+        rest = iter(words)
+        for word in rest:
+            if not word.startswith("-"):
+                plain.append(word)
+                continue
+            name, equals, value = word.lstrip("-").partition("=")
+            if name in VALUED:
+                flags[name] = value if equals else next(rest, "")
+        command, container = (*plain, None, None)[:2]
+        where = flags.get("bundle") or flags.get("b") or "."
+        return cls(command=command, container=container, bundle=where, log=flags.get("log"))
+
+
+def main() -> None:
+    """Give GPUs to the container that is created, then become runc, with the words of this command line.
+
+    The words before runc's are the archive and the path of runc.
+    """
+    archive, runc, *words = sys.argv[1:]
+    call = Call.parse(words)
+    try:
+        if call.command == CREATE and call.container:
+            loader: Any = __spec__.loader
+            settings = Settings.from_json(json.loads(loader.get_data(f"{archive}/{SETTINGS}")))
+            os.environ["DOCKER_HOST"] = settings.address
+            give(settings, call.container, os.path.abspath(call.bundle))  # noqa: PTH100 - see above
+    except ImagematrixError as error:
+        _fail(call.log, str(error))
+    except Exception as error:  # noqa: BLE001 - the container must not start, and its user has to know why
+        _fail(call.log, f"unexpected {type(error).__name__}: {error}")
+    os.execv(runc, [runc, *words])  # noqa: S606 - it is meant to take this process's place
+
+
+def give(settings: Settings, container: str, where: str) -> None:
+    """Give a task what Swarm assigned to it: claim it, record it, and add it to the bundle in `where`.
+
+    A container that is no task, or to which nothing was assigned, stays as it is. Raises ImagematrixError.
+    """
+    found = task.read(settings.data_root, container)
+    if found is None:
+        return
+    wanted = task.assigned(found.environment, engine.environment_of(found.image_id))
+    if not wanted:
+        return
+    group = engine.group()
+    host = node.present(settings.host, Tree("/"))
+    with Locks(folder(), group) as locks:
+        grants.sweep(locks)
+        grants.remove(locks, container)  # of an earlier start
+        with claim(
+            _choice(host, wanted),
+            lambda: _usage(host, locks),
+            vram_mib=wanted.vram_mib,
+            wait_s=WAIT_S,
+            path=locks.path,
+            group=group,
+        ) as claimed:
+            devices = nodes(host, claimed.gpus)
+            require(devices)
+            environment = Share(vram_mib=wanted.vram_mib).environment(claimed.gpus)
+            environment[GPUS] = ",".join(names(claimed.gpus))
+            grants.write(locks, _grant(found, container, where, claimed.gpus, wanted))
+            bundle.rewrite(where, devices, environment)
+
+
+def _choice(host: Host, wanted: Assigned) -> Choice:
+    gpus = node.offered(host)
+    if wanted.uuids:
+        chosen = node.named(gpus, wanted.uuids)
+        return Choice(gpus=chosen, count=len(chosen))
+    if not gpus:
+        raise UsageError(f"{wanted.vram_mib} MiB were assigned by Swarm, and this node has no GPU")
+    return Choice(gpus=gpus, count=1)
+
+
+def _usage(host: Host, locks: Locks) -> Usage:
+    running = engine.running()
+
+    def given() -> Usage:
+        return combined(usage(running, host.gpus), grants.grants(locks))
+
+    return survey_quickly(host.gpus, given, lambda: survey(host.gpus, lambda: running, query_nvml))
+
+
+def _grant(found: Task, container: str, where: str, gpus: tuple[Gpu, ...], wanted: Assigned) -> grants.Grant:
+    return grants.Grant(
+        container=container,
+        bundle=where,
+        name=f"{found.name} ({found.image})",
+        keys=tuple(key for gpu in gpus for key in keys(gpu)),
+        vram_mib=wanted.vram_mib,
+    )
+
+
+def _fail(log: str | None, message: str) -> None:
+    text = f"imagematrix: {message}"
+    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    if log:
+        with open(log, "a", encoding="utf-8") as file:
+            file.write(json.dumps({"level": "error", "msg": text, "time": now}) + "\n")
+    sys.stderr.write(f"{text}\n")
+    raise SystemExit(FAILED)
