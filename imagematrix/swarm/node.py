@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from imagematrix.node.nvidia import Kernel
     from imagematrix.node.tree import Tree
 
-__all__ = ["named", "offered", "present"]
+__all__ = ["REMEDY", "named", "offered", "present"]
 
 REMEDY = "run `imagematrix swarm node-config` on the node and restart its engine"
 

@@ -21,7 +21,7 @@ from imagematrix.allocation.containers import usage
 from imagematrix.allocation.locks import Locks, folder
 from imagematrix.allocation.survey import query_nvml, survey, survey_quickly
 from imagematrix.allocation.usage import combined, keys
-from imagematrix.errors import ImagematrixError, UsageError
+from imagematrix.errors import ImagematrixError, ProbeError
 from imagematrix.gpus.choice import Choice
 from imagematrix.gpus.spec import names
 from imagematrix.launcher.devices import nodes, require
@@ -157,7 +157,9 @@ def _choice(host: Host, wanted: Assigned) -> Choice:
         chosen = node.named(gpus, wanted.uuids)
         return Choice(gpus=chosen, count=len(chosen))
     if not gpus:
-        raise UsageError(f"{wanted.vram_mib} MiB were assigned by Swarm, and this node has no GPU")
+        raise ProbeError(
+            f"{wanted.vram_mib} MiB were assigned by Swarm, and this node has no GPU", remedy=node.REMEDY
+        )
     return Choice(gpus=gpus, count=1)
 
 

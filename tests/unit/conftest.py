@@ -211,7 +211,7 @@ class FakeEngine:
         if parts.path.endswith("/json") and not parts.query:
             name = unquote(parts.path.split("/images/")[1].removesuffix("/json"))
             found = next((one for one in self.images if one["Id"] == name), None)
-            return found and {"Id": name, "Config": {"Labels": found["Labels"]}}
+            return found and {"Id": name, "Config": {"Labels": found["Labels"], "Env": found.get("Env")}}
         (filters,) = parse_qs(parts.query)["filters"]
         wanted = [label.partition("=") for label in json.loads(filters)["label"]]
         return [

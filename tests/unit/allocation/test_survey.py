@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from imagematrix.allocation import processes, survey
-from imagematrix.allocation.usage import Consumer, combined, consumers, keys, overlap
+from imagematrix.allocation.usage import Consumer, Usage, combined, consumers, keys, overlap
 from imagematrix.node import nvml, signs
 from imagematrix.node.nvml import Nvml, NvmlGpu, Process
 from imagematrix.node.signs import Signs
@@ -156,3 +156,46 @@ def test_usage_is_combined_without_repetition():
     usage = combined({"nvidia1": (web,)}, {"nvidia1": (web, job), "nvidia2": (job,)}, {})
     assert usage == {"nvidia1": (web, job), "nvidia2": (job,)}
     assert consumers(usage, ["nvidia1", "nvidia2"]) == (web, job)
+
+
+class TestQuickly:
+    """A survey that asks the driver only about what containers do not explain."""
+
+    @pytest.fixture
+    def opened(self, monkeypatch):
+        """Call it with the marks of the processes that have nvidia10 open."""
+
+        def have(*marks):
+            found = tuple(Consumer(kind="process", name="train", marks=frozenset(own)) for own in marks)
+            usage = {"nvidia10": found} if found else {}
+            monkeypatch.setattr(processes, "with_open_nodes", lambda minors: usage if minors == {10} else {})
+
+        return have
+
+    @staticmethod
+    def survey(gpu, **given):
+        usage: Usage = {
+            key: (Consumer(kind="container", name=name, marks=frozenset({name})),)
+            for key, name in given.items()
+        }
+        asked: Usage = {"asked": ()}
+        return survey.survey_quickly((gpu(), replace(gpu(1), minor=None)), lambda: usage, lambda: asked)
+
+    def test_nobody_has_a_gpu_open(self, opened, gpu):
+        opened()
+        assert self.survey(gpu) == {}
+
+    def test_only_the_containers_that_were_given_it(self, opened, gpu):
+        opened({"c1"}, {"c1", "c0"})
+        assert list(self.survey(gpu, nvidia10="c1")) == ["nvidia10"]
+
+    def test_one_that_was_given_a_part_of_it(self, opened, gpu):
+        opened({"c1"}, {"c2"})
+        usage = {"nvidia10-gi1-ci0": "c1", "nvidia10-gi2-ci0": "c2"}
+        assert set(self.survey(gpu, **usage)) == usage.keys()
+
+    @pytest.mark.parametrize("marks", [set(), {"c2"}])
+    def test_anybody_else(self, opened, gpu, marks):
+        opened({"c1"}, marks)
+        assert self.survey(gpu, nvidia10="c1") == {"asked": ()}
+        assert self.survey(gpu, nvidia11="c1") == {"asked": ()}

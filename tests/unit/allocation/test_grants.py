@@ -1,0 +1,92 @@
+"""What a runtime gave to a container counts while the container's bundle is there."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from imagematrix.allocation import grants
+from imagematrix.allocation.grants import Grant
+from imagematrix.allocation.shares import remaining
+from imagematrix.allocation.survey import leases
+from imagematrix.allocation.usage import Consumer
+
+
+@pytest.fixture
+def grant(tmp_path):
+    """Make a grant of nvidia10 to a container that is there, and call it a bundle's folder."""
+
+    def make(container="c1", **facts):
+        bundle = tmp_path / "bundles" / container
+        bundle.mkdir(parents=True)
+        return Grant(
+            **(
+                {"container": container, "bundle": str(bundle), "name": "train.1 (v1)", "keys": ("nvidia10",)}
+                | facts
+            )
+        )
+
+    return make
+
+
+def test_a_grant_is_the_containers(locks, grant, gpu):
+    grants.write(locks, grant(vram_mib=4000))
+    (container,) = leases(locks)["nvidia10"]
+    assert container == Consumer(
+        kind="container", name="train.1 (v1)", vram_mib=4000, marks=frozenset({"c1"})
+    )
+    assert remaining(gpu(memory_mib=10000), [container]) == 6000
+
+
+def test_its_processes_count_as_part_of_it(locks, grant, gpu):
+    grants.write(locks, grant(vram_mib=4000))
+    process = Consumer(kind="process", name="train", pid=7, marks=frozenset({"c1"}))
+    assert remaining(gpu(memory_mib=10000), [*leases(locks)["nvidia10"], process]) == 6000
+
+
+def test_a_grant_ends_with_its_bundle(locks, grant):
+    ended, running = grant(), grant("c2", keys=("nvidia11",))
+    grants.write(locks, ended)
+    grants.write(locks, running)
+    Path(ended.bundle).rmdir()
+    assert set(grants.grants(locks)) == {"nvidia11"}
+    assert "grant-c1" in locks.names()
+    grants.sweep(locks)
+    assert locks.names() == ["grant-c2"]
+
+
+def test_a_container_has_one_grant(locks, grant):
+    first = grant()
+    grants.write(locks, first)
+    grants.write(locks, Grant(container="c1", bundle=first.bundle, name="again", keys=("nvidia11",)))
+    assert {key: using[0].name for key, using in grants.grants(locks).items()} == {"nvidia11": "again"}
+    grants.remove(locks, "c1")
+    assert grants.grants(locks) == {}
+    grants.remove(locks, "c1")
+
+
+def test_another_users_file_is_none(locks, folder, grant, monkeypatch):
+    grants.write(locks, grant())
+    monkeypatch.setattr(os, "geteuid", lambda: 54321)
+    assert ("nvidia10" in grants.grants(locks)) is (os.getuid() == 0)
+    os.chown(f"{folder}/grant-c1", 54322, -1)
+    assert grants.grants(locks) == {}
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"keys": 7, "bundle": "/"}', json.dumps({"keys": ["nvidia10"]})]
+)
+def test_a_file_that_is_no_grant(locks, text):
+    locks.write("grant-c1", text)
+    assert grants.grants(locks) == {}
+
+
+def test_a_bundle_that_this_user_may_not_see_may_be_there(grant, monkeypatch):
+    hidden = grant()
+
+    def denied(_):
+        raise PermissionError
+
+    monkeypatch.setattr(os, "lstat", denied)
+    assert hidden.live

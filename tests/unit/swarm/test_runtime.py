@@ -1,0 +1,233 @@
+"""What the runtime gives to a container that is created: what Swarm assigned, if nobody has it."""
+
+import json
+import os
+
+import pytest
+
+from imagematrix.allocation import grants
+from imagematrix.allocation.locks import Locks
+from imagematrix.errors import EngineError, GpusBusyError, ProbeError, UsageError
+from imagematrix.record import replace
+from imagematrix.swarm import node, runtime
+from imagematrix.swarm.runtime import Call, Settings
+
+GPU = "DOCKER_RESOURCE_NVIDIA-GPU="
+
+
+@pytest.fixture
+def nodes(monkeypatch):
+    """Every device node is one that is there."""
+    monkeypatch.setattr(runtime, "nodes", lambda _, gpus: ["/dev/null"] * len(gpus))
+
+
+@pytest.fixture
+def settings(host, engine, tmp_path, monkeypatch, nodes):  # noqa: ARG001 - their effects are wanted
+    """Two GPUs, on an engine whose records are below `tmp_path`; nobody waits for anything."""
+    monkeypatch.setenv("IMAGEMATRIX_LOCKS", str(tmp_path / "locks"))
+    monkeypatch.setattr(runtime, "WAIT_S", 0.0)
+    engine.image({}, Env=["PATH=/bin"])
+    image = engine.images[0]["Id"]
+    monkeypatch.setattr(node, "present", lambda host, _: host)
+    found = Settings(data_root=str(tmp_path), address=os.environ["DOCKER_HOST"], host=host(24564, 12000))
+    engine.image_id = image
+    return found
+
+
+@pytest.fixture
+def start(settings, record, engine, tmp_path):
+    """Create the container of a task with these variables; return its config.json."""
+
+    def create(*environment, container="c1", **facts):
+        record(*environment, container=container, **({"Image": engine.image_id} | facts))
+        folder = tmp_path / "bundles" / container
+        folder.mkdir(parents=True, exist_ok=True)
+        spec = {"linux": {}, "process": {"env": list(environment)}}
+        (folder / "config.json").write_text(json.dumps(spec))
+        runtime.give(settings, container, str(folder))
+        return json.loads((folder / "config.json").read_text())
+
+    return create
+
+
+@pytest.fixture
+def usage(tmp_path):
+    """Return the names of those that were given each GPU."""
+
+    def read():
+        with Locks(str(tmp_path / "locks")) as locks:
+            return {key: [one.name for one in using] for key, using in grants.grants(locks).items()}
+
+    return read
+
+
+def variables(spec):
+    return dict(entry.split("=", 1) for entry in spec["process"]["env"])
+
+
+def test_a_gpu_by_name(start, usage):
+    spec = start(f"{GPU}GPU-b", "A=1")
+    assert [device["path"] for device in spec["linux"]["devices"]] == ["/dev/null"]
+    assert variables(spec) == {GPU[:-1]: "GPU-b", "A": "1", "IMAGEMATRIX_GPUS": "GPU-b"}
+    assert usage() == {"nvidia1": ["train.1.x7 (training:v1)"]}
+
+
+def test_a_share_is_told_its_fraction_of_the_card_that_it_got(start, usage):
+    found = [variables(start("DOCKER_RESOURCE_VRAM-4G=1", container=f"c{number}")) for number in range(4)]
+    # The smaller card first: it has the least room left.
+    assert [one["IMAGEMATRIX_GPUS"] for one in found] == ["GPU-b"] * 3 + ["GPU-a"]
+    assert found[0]["IMAGEMATRIX_VRAM_MIB"] == "3814"
+    assert found[0]["IMAGEMATRIX_VRAM_FRACTION"] == "0.2761"  # (3814 - 500) / 12000
+    assert found[3]["IMAGEMATRIX_VRAM_FRACTION"] == "0.1349"  # (3814 - 500) / 24564
+    assert {key: len(names) for key, names in usage().items()} == {"nvidia1": 3, "nvidia0": 1}
+
+
+def test_a_share_in_mib(start):
+    assert variables(start("DOCKER_RESOURCE_VRAM=20000"))["IMAGEMATRIX_GPUS"] == "GPU-a"
+
+
+def test_a_gpu_is_given_once(start, usage):
+    start(f"{GPU}GPU-a")
+    with pytest.raises(GpusBusyError, match=r"in use by container train\.1\.x7"):
+        start(f"{GPU}GPU-a", container="c2")
+    with pytest.raises(GpusBusyError, match="requested 1 GPU with 20000 MiB free"):
+        start("DOCKER_RESOURCE_VRAM=20000", container="c2")
+    assert list(usage()) == ["nvidia0"]
+
+
+def test_a_container_that_starts_again_is_not_in_its_own_way(start):
+    assert start(f"{GPU}GPU-a") == start(f"{GPU}GPU-a")
+
+
+def test_a_gpu_that_a_container_has(start, engine):
+    other = {"Id": "c9", "Name": "/other", "HostConfig": {"Devices": [{"PathOnHost": "/dev/nvidia0"}]}}
+    engine.containers.append(other)
+    with pytest.raises(GpusBusyError, match="in use by container other"):
+        start(f"{GPU}GPU-a")
+    assert variables(start(f"{GPU}GPU-b"))["IMAGEMATRIX_GPUS"] == "GPU-b"
+
+
+def test_what_is_no_tasks_gets_nothing(start, usage, engine):
+    environment = f"{GPU}GPU-a"
+    assert "devices" not in start(environment, Managed=False)["linux"]
+    engine.images[0]["Env"] = [environment]
+    assert "devices" not in start(environment)["linux"]
+    assert "devices" not in start("A=1")["linux"]
+    assert usage() == {}
+
+
+@pytest.mark.parametrize(
+    ("environment", "error", "message"),
+    [
+        (f"{GPU}GPU-x", ProbeError, "^GPU-x was assigned by Swarm, and this node does not have it"),
+        ("DOCKER_RESOURCE_VRAM=100", UsageError, "share of 100 MiB too small"),
+        ("DOCKER_RESOURCE_VRAM=90000", UsageError, "requested 1 GPU with 90000 MiB, 0 present"),
+    ],
+)
+def test_what_cannot_be_given(start, usage, environment, error, message):
+    with pytest.raises(error, match=message):
+        start(environment)
+    assert usage() == {}
+
+
+def test_a_share_on_a_node_that_has_lost_its_gpus(start, monkeypatch):
+    monkeypatch.setattr(node, "present", lambda host, _: replace(host, gpus=()))
+    with pytest.raises(ProbeError, match=r"^4000 MiB were assigned by Swarm, and this node has no GPU"):
+        start("DOCKER_RESOURCE_VRAM=4000")
+
+
+def test_an_image_that_is_gone(start):
+    with pytest.raises(EngineError, match="refused: no such thing"):
+        start(f"{GPU}GPU-a", Image="sha256:gone")
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ((), Call()),
+        (("--version",), Call()),
+        (("state", "c1"), Call(command="state", container="c1")),
+        (
+            (
+                "--root",
+                "/r",
+                "--log=/l",
+                "--systemd-cgroup",
+                "create",
+                "--bundle",
+                "/b",
+                "--pid-file",
+                "/p",
+                "c1",
+            ),
+            Call(command="create", container="c1", bundle="/b", log="/l"),
+        ),
+        (
+            ("-log", "/l", "create", "-b", "/b", "c1"),
+            Call(command="create", container="c1", bundle="/b", log="/l"),
+        ),
+        (("kill", "c1", "9"), Call(command="kill", container="c1")),
+        (("--log", "create", "state", "c1"), Call(command="state", container="c1", log="create")),
+    ],
+)
+def test_command_lines_of_runc(words, expected):
+    assert Call.parse(words) == expected
+
+
+def test_settings_are_kept_as_they_were(settings):
+    assert Settings.from_json(json.loads(json.dumps(settings.to_json()))) == settings
+
+
+class TestMain:
+    """The runtime as a program that becomes runc."""
+
+    @pytest.fixture
+    def call(self, settings, monkeypatch):
+        """Call it with words for runc; return what runc was called with."""
+
+        class Loader:
+            """An archive that has nothing but the settings."""
+
+            @staticmethod
+            def get_data(path):
+                assert path == "/archive/settings.json"
+                return json.dumps(settings.to_json())
+
+        monkeypatch.setattr(runtime.__spec__, "loader", Loader)
+        became = []
+        monkeypatch.setattr(os, "execv", lambda *words: became.append(words))
+
+        def main(*words):
+            monkeypatch.setattr("sys.argv", ["-c", "/archive", "/sbin/runc", *words])
+            runtime.main()
+            return became
+
+        return main
+
+    def test_a_container_that_gets_a_gpu(self, call, record, engine, tmp_path):
+        record(f"{GPU}GPU-a", Image=engine.image_id)
+        (tmp_path / "config.json").write_text('{"linux": {}, "process": {}}')
+        words = ("create", "--bundle", str(tmp_path), "c1")
+        assert call(*words) == [("/sbin/runc", ["/sbin/runc", *words])]
+        assert "IMAGEMATRIX_GPUS=GPU-a" in (tmp_path / "config.json").read_text()
+
+    def test_anything_else_is_runcs(self, call):
+        assert call("state", "c1") == [("/sbin/runc", ["/sbin/runc", "state", "c1"])]
+
+    def test_an_error_is_in_the_log(self, call, record, engine, tmp_path, capsys):
+        record(f"{GPU}GPU-x", Image=engine.image_id)
+        log = tmp_path / "log.json"
+        log.write_text('{"level": "debug"}\n')
+        with pytest.raises(SystemExit) as ended:
+            call("--log", str(log), "create", "--bundle", str(tmp_path), "c1")
+        assert ended.value.code == 1
+        _, line = map(json.loads, log.read_text().splitlines())
+        assert line["level"] == "error"
+        assert line["msg"].startswith("imagematrix: GPU-x was assigned by Swarm, and this node does not")
+        assert capsys.readouterr().err.startswith("imagematrix: GPU-x was assigned")
+
+    def test_so_is_one_that_nobody_expects(self, call, monkeypatch, capsys):
+        monkeypatch.setattr(runtime, "give", lambda *_: 1 // 0)
+        with pytest.raises(SystemExit):
+            call("create", "c1")
+        assert capsys.readouterr().err.startswith("imagematrix: unexpected ZeroDivisionError: ")
