@@ -6,13 +6,14 @@
 # make zipapp       write the commands for a node as one file, dist/imagematrix.pyz
 # make bench        set everything up and measure against the limits in docs/benchmarks.md
 # make fuzz         try many damaged files on what reads images, and on what trims libraries
+# make test-cluster run the tests with several machines: swarms of real Docker engines, Spark on one
 # make test-recipes build the recipes that take gigabytes, such as PyTorch, and train with them
 # make clean        undo quickstart
 
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: quickstart fuzz test beside packages lint unit unit-lowest engine gpu gpu-check gpu-bundle wheel coverage docs bench zipapp test-recipes clean
+.PHONY: quickstart fuzz test beside packages lint unit unit-lowest engine gpu gpu-check gpu-bundle wheel coverage docs bench zipapp test-cluster test-recipes clean
 
 quickstart:
 	@ci/quickstart
@@ -88,6 +89,10 @@ coverage: $(VENV)/.dev
 bench: packages $(VENV)/.dev
 	$(BIN)/python -m pip install -q --group bench
 	$(BIN)/python ci/bench $(if $(GROUP),--only $(GROUP))
+
+# Real swarms, in namespaces. It is no part of `make test`.
+test-cluster: packages $(VENV)/.dev
+	$(BIN)/python -m pytest tests/cluster
 
 # Needs an engine, the Python Package Index and 20 GB of disk. It is no part of `make test`.
 test-recipes: $(VENV)/.dev
