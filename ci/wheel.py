@@ -43,6 +43,8 @@ CALLS = (
     (f"coverage --catalog catalog.json {HOST}", 0),
     ("run training:v1", NO_ENGINE),
     ("resolver", 2),  # it wants an upstream, and would not end
+    ("swarm run --gpus 1 training:v1", NO_ENGINE),
+    ("swarm gc", NO_ENGINE),
     (f"swarm node-config --dry-run --file daemon.json --host {HOST} --vram 4G", 0),
     ("verify training:v1", NO_ENGINE),
     ("trim --compute 9.0 --dry-run .", 0),

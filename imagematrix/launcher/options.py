@@ -11,7 +11,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["OWN", "RunArgs", "split"]
+__all__ = ["OWN", "RunArgs", "mib", "seconds", "split"]
 
 USAGE = "imagematrix run [OPTIONS] IMAGE[:VERSION] [COMMAND...]"
 
@@ -165,8 +165,8 @@ def split(words: Sequence[str]) -> RunArgs:
         capabilities=capabilities,
         where=_where(where) if where else None,
         nvidia_smi=values.get("--nvidia-smi"),
-        wait_s=_seconds(values["--wait"]) if "--wait" in values else 0.0,
-        vram_mib=_mib(values["--vram"]) if "--vram" in values else None,
+        wait_s=seconds(values["--wait"], "--wait") if "--wait" in values else 0.0,
+        vram_mib=mib(values["--vram"]) if "--vram" in values else None,
         mps_threads=_percent(values["--mps-threads"]) if "--mps-threads" in values else None,
         shown=_form(values["--print"]) if "--print" in values else dry_run,
         mps=flags.get("--mps", False) or "--mps-threads" in values,
@@ -229,15 +229,17 @@ def _where(texts: Sequence[str]) -> Mapping[str, Sequence[str]]:
     return parse(texts)
 
 
-def _seconds(text: str) -> float:
+def seconds(text: str, option: str) -> float:
+    """Return the seconds of a time such as 90s, 10m or 2h; raise UsageError if `text` is none."""
     number, unit = (text[:-1], text[-1]) if text[-1:] in UNITS else (text, "s")
     count = natural(number)
     if count is None:
-        raise UsageError(f"invalid --wait {text}: expected a time such as 90s, 10m or 2h")
+        raise UsageError(f"invalid {option} {text}: expected a time such as 90s, 10m or 2h")
     return float(count * UNITS[unit])
 
 
-def _mib(text: str) -> int:
+def mib(text: str) -> int:
+    """Return the MiB of a `--vram` value, 4G, 4Gi or docker's 4g; raise UsageError if it is none."""
     from imagematrix import amounts
 
     amount = amounts.parse(text) or _docker_size(text)

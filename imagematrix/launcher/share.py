@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from imagematrix.node.host import Gpu
 
-__all__ = ["Mps", "Share", "mps"]
+__all__ = ["Mps", "Share", "mps", "require_room"]
 
 PIPES = "CUDA_MPS_PIPE_DIRECTORY"
 USUAL_PIPES = "/tmp/nvidia-mps"  # noqa: S108 - NVIDIA's default
@@ -80,12 +80,17 @@ def mps(environment: Mapping[str, str], threads: int | None = None) -> Mps:
     return Mps(pipes=pipes, user=status.st_uid, threads=threads)
 
 
-def _memory(vram_mib: int, gpus: tuple[Gpu, ...]) -> dict[str, str]:
+def require_room(vram_mib: int) -> None:
+    """Raise UsageError if a share has no room for CUDA itself."""
     if vram_mib <= CONTEXT_MIB:
         raise UsageError(
             f"share of {vram_mib} MiB too small: CUDA itself takes up to {CONTEXT_MIB} MiB",
             remedy="pass a larger --vram; --measure reports what a run used",
         )
+
+
+def _memory(vram_mib: int, gpus: tuple[Gpu, ...]) -> dict[str, str]:
+    require_room(vram_mib)
     totals = [size for gpu in gpus for size in _sizes(gpu)]
     if totals and vram_mib > min(totals):
         raise UsageError(f"share of {vram_mib} MiB exceeds the memory of a GPU: {min(totals)} MiB")

@@ -1,0 +1,40 @@
+"""`imagematrix swarm gc`: removes jobs that have ended, and containers that jobs have left on this node."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import Annotated
+
+import typer
+
+from imagematrix.cli.options import Json
+from imagematrix.cli.output import print_json, print_text
+
+__all__ = ["command"]
+
+
+def command(
+    older_than: Annotated[
+        str, typer.Option("--older-than", metavar="TIME", help="Only what ended so long ago: 90s, 10m, 2h.")
+    ] = "0s",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be removed.")] = False,
+    json: Json = False,
+) -> None:
+    """Remove jobs of `swarm run` that have ended, and the containers that jobs have left on this node.
+
+    Nothing that is queued or running is removed. On a worker, only containers are.
+    """
+    from imagematrix import engine
+    from imagematrix.launcher.options import seconds
+    from imagematrix.swarm.cleaning import clean
+
+    age = seconds(older_than, "--older-than")
+    with closing(engine.client()) as client:
+        removed = clean(client, age, dry_run=dry_run)
+    if json:
+        print_json(removed.to_json())
+        return
+    for name in removed.services:
+        print_text(f"service {name}")
+    for name in removed.containers:
+        print_text(f"container {name}")

@@ -1,0 +1,99 @@
+"""Removing what one-shot jobs leave: services whose tasks have ended, and containers on this node."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+
+from imagematrix.swarm.manager import Manager, RemovedError, errors
+from imagematrix.swarm.service import JOB, LABEL
+from imagematrix.swarm.tasks import ended, replicas, seconds
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from docker import DockerClient
+
+__all__ = ["SCHEMA", "Removed", "clean"]
+
+SCHEMA = "imagematrix.swarm-gc/v1"
+SERVICE_ID = "com.docker.swarm.service.id"  # a label that Swarm sets
+GONE, BEING_REMOVED = 404, 409
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Removed:
+    """What was removed, or with `dry_run` would be: names of services, and of containers of this node."""
+
+    services: tuple[str, ...]
+    containers: tuple[str, ...]
+    dry_run: bool
+
+    def to_json(self) -> dict[str, object]:
+        """Return the SwarmGc document."""
+        return {
+            "schema": SCHEMA,
+            "services": list(self.services),
+            "containers": list(self.containers),
+            "dry_run": self.dry_run,
+        }
+
+
+def clean(client: DockerClient, older_than_s: float = 0.0, *, dry_run: bool = False) -> Removed:
+    """Remove jobs that ended so long ago, and the containers that jobs left on this node.
+
+    A job stays as long as one of its tasks has not certainly ended, also if its node is down. A container
+    stays as long as its service is there; on a worker, which does not know the services, its age alone
+    counts. Raises EngineError.
+    """
+    manager = Manager(client)
+    before = time.time() - older_than_s
+    label = f"{LABEL}={JOB}"
+    controls = manager.controls()
+    # In this order: a job that starts and ends meanwhile is not among the containers.
+    left = list(_ended_containers(client, label, before))
+    services = manager.services(label) if controls else []
+    names = []
+    for service in services:
+        count = replicas(service)
+        with suppress(RemovedError):
+            tasks = manager.tasks(service["ID"])
+            if count and ended(tasks, count) and max(task.since for task in tasks) <= before:
+                if not dry_run:
+                    manager.remove(service["ID"])
+                names.append(str(service["Spec"]["Name"]))
+    present = {service["ID"] for service in services}
+    orphans = [(identifier, name) for identifier, service, name in left if service not in present]
+    if not dry_run:
+        for identifier, _ in orphans:
+            _remove(client, identifier)
+    return Removed(
+        services=tuple(sorted(names)), containers=tuple(sorted(name for _, name in orphans)), dry_run=dry_run
+    )
+
+
+def _ended_containers(client: DockerClient, label: str, before: float) -> Iterator[tuple[str, str, str]]:
+    """Yield id, service and name of each container with `label` that ended before that time."""
+    from docker.errors import NotFound
+
+    wanted = {"label": [label, SERVICE_ID], "status": ["exited", "dead"]}
+    with errors():
+        for listed in client.api.containers(all=True, filters=wanted):
+            with suppress(NotFound):
+                state = client.api.inspect_container(listed["Id"])["State"]
+                if seconds(str(state.get("FinishedAt") or "")) <= before:
+                    yield listed["Id"], listed["Labels"][SERVICE_ID], listed["Names"][0].lstrip("/")
+
+
+def _remove(client: DockerClient, identifier: str) -> None:
+    """Remove a container, and the volumes that are its own, as Swarm does; it may be gone already."""
+    from docker.errors import APIError
+
+    with errors():
+        try:
+            client.api.remove_container(identifier, v=True)
+        except APIError as error:
+            if error.status_code not in (GONE, BEING_REMOVED):
+                raise

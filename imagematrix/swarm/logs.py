@@ -1,0 +1,102 @@
+"""The output of a service's tasks, as it comes and to its last line.
+
+The engine's stream of it never ends by itself, and breaks off when a manager restarts. So lines are counted
+for each task: a second reading prints those that the first had not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from typing import Any
+
+    from docker import DockerClient
+
+__all__ = ["Logs"]
+
+TASK = "com.docker.swarm.task.id="
+PAUSE_S = 1.0
+
+
+class Logs:
+    """The output of the service `service`; `write` gets a stream ("stdout" or "stderr"), a task's id, a line.
+
+    `follow` starts to read, `finish` reads what is left. Without a task's id, a line is the engine's own.
+    """
+
+    def __init__(
+        self, client: DockerClient, service: str, write: Callable[[str, str | None, bytes], None]
+    ) -> None:
+        self._streams = [_Stream(client, service, name, write) for name in ("stdout", "stderr")]
+
+    def follow(self) -> None:
+        """Print lines as they come, in threads that end with this process."""
+        for stream in self._streams:
+            threading.Thread(target=stream.follow, daemon=True).start()
+
+    def finish(self) -> None:
+        """Print the rest; raises docker's errors if it cannot be read."""
+        for stream in self._streams:
+            stream.finish()
+
+
+class _Stream:
+    def __init__(
+        self,
+        client: DockerClient,
+        service: str,
+        name: str,
+        write: Callable[[str, str | None, bytes], None],
+    ) -> None:
+        self._client, self._service, self._name, self._write = client, service, name, write
+        self._printed: dict[str, int] = {}
+        self._lock = threading.Lock()
+        self._done = threading.Event()
+
+    def follow(self) -> None:
+        from docker.errors import DockerException
+        from requests.exceptions import RequestException
+
+        while not self._done.is_set():
+            with contextlib.suppress(DockerException, RequestException, OSError):
+                self._print(self._lines(follow=True))
+            self._done.wait(PAUSE_S)
+
+    def finish(self) -> None:
+        try:
+            self._print(self._lines(follow=False))
+        finally:
+            self._done.set()
+
+    def _lines(self, *, follow: bool) -> Iterable[bytes]:
+        wanted: dict[str, Any] = {self._name: True, "details": True, "is_tty": False, "follow": follow}
+        lines: Iterable[bytes] = self._client.api.service_logs(self._service, **wanted)
+        return lines
+
+    def _print(self, lines: Iterable[bytes]) -> None:
+        """Print those lines of all that no earlier reading had."""
+        read: dict[str, int] = {}
+        for line in lines:
+            task, text = _split(line)
+            with self._lock:
+                if self._done.is_set():
+                    return
+                if task is not None:
+                    read[task] = read.get(task, 0) + 1
+                    if read[task] <= self._printed.get(task, 0):
+                        continue
+                    self._printed[task] = read[task]
+                self._write(self._name, task, text)
+
+
+def _split(line: bytes) -> tuple[str | None, bytes]:
+    """Return the task's id that comes before a line with details, and the line."""
+    details, blank, text = line.partition(b" ")
+    for pair in details.decode(errors="replace").split(","):
+        if blank and pair.startswith(TASK):
+            return pair.removeprefix(TASK), text
+    return None, line

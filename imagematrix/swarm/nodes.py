@@ -1,0 +1,64 @@
+"""The nodes of a swarm as its manager knows them: what they offer, and the engine that they have."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from imagematrix.swarm.resources import OFFER, SHARES, is_ours
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from typing import Any
+
+__all__ = ["Node", "of"]
+
+# moby/moby#44378: on nodes that are no managers, a task with a generic resource and an overlay network is
+# rejected, because "assigned node no longer meets constraints".
+BROKEN = ((20, 10), (26, 0))  # from, and before
+VERSION = re.compile(r"(\d+)\.(\d+)", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """A node: what it offers by kind of resource (GPUs are counted), and the version of its engine.
+
+    `shared` says that it offers GPUs also as shares of their memory.
+    """
+
+    name: str
+    manager: bool
+    engine: str
+    shared: bool
+    offers: Mapping[str, int]
+
+    @property
+    def rejects_overlay(self) -> bool:
+        """Whether its engine rejects tasks that have both a generic resource and an overlay network."""
+        match = VERSION.match(self.engine)
+        first, fixed = BROKEN
+        return match is not None and not self.manager and first <= (int(match[1]), int(match[2])) < fixed
+
+
+def of(listed: Iterable[Mapping[str, Any]]) -> tuple[Node, ...]:
+    """Return the nodes that the engine lists, those that are down included."""
+    return tuple(map(_node, listed))
+
+
+def _node(listed: Mapping[str, Any]) -> Node:
+    description = listed.get("Description") or {}
+    engine = description.get("Engine") or {}
+    offers: dict[str, int] = {}
+    for resource in (description.get("Resources") or {}).get("GenericResources") or ():
+        named, discrete = resource.get("NamedResourceSpec"), resource.get("DiscreteResourceSpec")
+        kind = (named or discrete or {}).get("Kind", "")
+        if is_ours(kind):
+            offers[kind] = offers.get(kind, 0) + (1 if named else discrete["Value"])
+    return Node(
+        name=str(description.get("Hostname") or listed.get("ID")),
+        manager=bool(listed.get("ManagerStatus")),
+        engine=str(engine.get("EngineVersion") or ""),
+        shared=(engine.get("Labels") or {}).get(OFFER) == SHARES,
+        offers=offers,
+    )

@@ -1,0 +1,92 @@
+"""What each task of a service reserves: whole GPUs, or a part of one GPU's memory.
+
+Swarm leaves a task pending until a node has what it reserves, and so for ever if none can have it. Such a
+request is refused here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from imagematrix.errors import UsageError
+from imagematrix.swarm.resources import GPU, OFFER, SHARES, VRAM, share_mib
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from imagematrix.swarm.nodes import Node
+
+__all__ = ["Reservation", "gpus", "memory"]
+
+OFFER_GPUS = "run `imagematrix swarm node-config` on the nodes that have them"
+OFFER_MEMORY = "run `imagematrix swarm node-config --vram SIZE` on the nodes that have it"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reservation:
+    """So many of a kind of generic resource for each task; without a kind, nothing.
+
+    `vram_mib` is the share of a GPU's memory that this gives the task, None for whole GPUs. `constraints`
+    keep tasks off nodes that must not count them.
+    """
+
+    kind: str | None = None
+    count: int = 0
+    vram_mib: int | None = None
+    constraints: tuple[str, ...] = ()
+
+    @property
+    def resources(self) -> dict[str, int]:
+        """The generic resources by kind."""
+        return {self.kind: self.count} if self.kind else {}
+
+
+def gpus(nodes: Sequence[Node], count: int) -> Reservation:
+    """Return the reservation of `count` whole GPUs; raise UsageError if no node has as many.
+
+    Nodes that offer their GPUs as shares too are left out: Swarm would not know that a GPU and its shares are
+    the same.
+    """
+    if count == 0:
+        return Reservation()
+    whole = [node.offers.get(GPU, 0) for node in nodes if not node.shared]
+    largest = max(whole, default=0)
+    if not largest:
+        shared = [node.name for node in nodes if node.shared]
+        raise UsageError(
+            f"no node offers {'whole ' if shared else ''}GPUs"
+            + (f": {', '.join(shared)} offer{'s' if len(shared) == 1 else ''} shares of them" * bool(shared)),
+            remedy="request a share with --vram" if shared else OFFER_GPUS,
+        )
+    if count > largest:
+        raise UsageError(f"requested {count} GPUs for each task, but no node offers more than {largest}")
+    return Reservation(kind=GPU, count=count, constraints=(f"engine.labels.{OFFER}!={SHARES}",))
+
+
+def memory(nodes: Sequence[Node], mib: int) -> Reservation:
+    """Return the reservation of at least `mib` of one GPU's memory; raise UsageError if no GPU has as much.
+
+    A service can reserve one kind only. Of the kinds that are large enough, it is the one of which the swarm
+    has room for most tasks, and of equal ones the one that wastes least.
+    """
+    room: dict[str, int] = {}
+    sizes = {VRAM: mib}
+    largest = 0
+    for node in nodes:
+        for kind, count in node.offers.items():
+            size = count if kind == VRAM else share_mib(kind)
+            if size is None or not count:
+                continue
+            largest = max(largest, size)
+            if size >= mib:
+                room[kind] = room.get(kind, 0) + (count // mib if kind == VRAM else count)
+                sizes.setdefault(kind, size)
+    if not largest:
+        raise UsageError("no node offers GPU memory", remedy=OFFER_MEMORY)
+    if not room:
+        raise UsageError(
+            f"requested {mib} MiB for each task, but no node offers more than {largest} MiB of a GPU"
+        )
+    kind = min(room, key=lambda one: (-room[one], sizes[one], one))
+    return Reservation(kind=kind, count=mib if kind == VRAM else 1, vram_mib=sizes[kind])

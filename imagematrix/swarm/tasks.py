@@ -1,0 +1,107 @@
+"""Tasks of a service: their states, and whether a job has ended.
+
+The states are those of SwarmKit (api/types.proto), in the order in which a task goes through them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from typing import Any
+
+__all__ = ["COMPLETE", "Task", "ended", "latest", "replicas", "seconds", "summary"]
+
+WAITING = ("new", "pending")
+STARTING = ("assigned", "accepted", "preparing", "ready", "starting")
+RUNNING = "running"
+COMPLETE = "complete"
+# A task in any other state may still run, also one of a node that is down.
+ENDED = frozenset({COMPLETE, "shutdown", "failed", "rejected", "remove", "orphaned"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """A task: its number in the service (`slot`), its node's id, its state, and why it is in it.
+
+    `exit_code` is that of its container, None if it never ran or still does. `since` is when it got into its
+    state, in seconds since 1970.
+    """
+
+    id: str
+    slot: int
+    node: str
+    state: str
+    reason: str
+    exit_code: int | None
+    since: float
+
+    @classmethod
+    def of(cls, listed: Mapping[str, Any]) -> Task:
+        """Return a task as the engine describes it."""
+        status = listed.get("Status") or {}
+        container = status.get("ContainerStatus") or {}
+        state = str(status.get("State"))
+        return cls(
+            id=str(listed["ID"]),
+            slot=int(listed.get("Slot") or 0),
+            node=str(listed.get("NodeID") or ""),
+            state=state,
+            reason=str(status.get("Err") or status.get("Message") or ""),
+            exit_code=container.get("ExitCode") if state in ENDED and container.get("ContainerID") else None,
+            since=seconds(str(status.get("Timestamp") or "")),
+        )
+
+    @property
+    def ended(self) -> bool:
+        """Whether it certainly runs no longer, and will not start."""
+        return self.state in ENDED
+
+
+def latest(tasks: Iterable[Task]) -> list[Task]:
+    """Return the task of each slot, in order; of several, one that has not ended, or that ended last."""
+    by_slot: dict[int, Task] = {}
+    for task in sorted(tasks, key=lambda task: (not task.ended, task.since)):
+        by_slot[task.slot] = task
+    return [by_slot[slot] for slot in sorted(by_slot)]
+
+
+def replicas(service: Mapping[str, Any]) -> int | None:
+    """Return how many tasks a job has, by the engine's description of the service; None if it is no job."""
+    mode = (service.get("Spec") or {}).get("Mode") or {}
+    job = mode.get("ReplicatedJob")
+    return None if job is None else int(job.get("TotalCompletions") or 1)
+
+
+def ended(tasks: Iterable[Task], count: int) -> bool:
+    """Whether a job of `count` tasks has ended; the manager may not have created all of them yet."""
+    listed = list(tasks)
+    return len({task.slot for task in listed}) >= count and all(task.ended for task in listed)
+
+
+def summary(tasks: Iterable[Task]) -> str:
+    """Return how many tasks are in which state, and why some wait."""
+    counts: dict[str, int] = {}
+    reasons = []
+    for task in latest(tasks):
+        word = "waiting" if task.state in WAITING else "starting" if task.state in STARTING else task.state
+        counts[word] = counts.get(word, 0) + 1
+        if task.state == "pending" and task.reason and task.reason not in reasons:
+            reasons.append(task.reason)
+    order = ("waiting", "starting", RUNNING, COMPLETE)
+    words = [*(word for word in order if word in counts), *sorted(counts.keys() - set(order))]
+    text = ", ".join(f"{counts[word]} {word}" for word in words)
+    return f"{text}: {reasons[0]}" if len(reasons) == 1 else text
+
+
+def seconds(timestamp: str) -> float:
+    """Return a time of the engine, RFC 3339 with nanoseconds, in seconds since 1970; 0 if invalid."""
+    whole, dot, fraction = timestamp.removesuffix("Z").partition(".")
+    try:
+        time = datetime.fromisoformat(whole).replace(tzinfo=UTC).timestamp()
+        return time + float(f"0.{fraction}" if dot else 0)
+    except ValueError:
+        return 0.0

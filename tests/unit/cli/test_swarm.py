@@ -1,0 +1,286 @@
+"""`swarm run` and `swarm gc`, with an engine that is a manager on paper."""
+
+import json
+import signal
+import struct
+import threading
+
+import pytest
+
+from imagematrix.cli.swarm import waiting
+from imagematrix.swarm import manager
+
+MIB = 3814
+SWARM = {"LocalNodeState": "active", "ControlAvailable": True}
+LABEL = "io.imagematrix.swarm"
+CREATE = ("POST", "/services/create")
+LOGS = ("GET", "/services/s1/logs")
+TASKS = ("GET", "/tasks")
+
+
+def node(name="n1", version="26.1.5", labels=None, **offers):
+    kinds = [
+        {"DiscreteResourceSpec": {"Kind": kind.replace("_", "-"), "Value": count}}
+        for kind, count in offers.items()
+    ]
+    engine = {"EngineVersion": version, "Labels": labels or {}}
+    return {
+        "ID": name,
+        "Description": {"Hostname": name, "Engine": engine, "Resources": {"GenericResources": kinds}},
+    }
+
+
+def task(slot, state, code=None, reason="", service="s1"):
+    container = {"ContainerID": "c", "ExitCode": code} if code is not None else None
+    status = {
+        "State": state,
+        "Timestamp": "2026-11-22T12:00:00Z",
+        "Err": reason,
+        "ContainerStatus": container,
+    }
+    return {"ID": f"t{slot}", "Slot": slot, "ServiceID": service, "Status": status}
+
+
+def job(name="s1", count=1, label="job"):
+    mode = {"ReplicatedJob": {"TotalCompletions": count}}
+    return {"ID": name, "Spec": {"Name": f"job-{name}", "Mode": mode, "Labels": {LABEL: label}}}
+
+
+def frame(task_id, text):
+    body = f"com.docker.swarm.task.id={task_id} {text}\n".encode()
+    return struct.pack(">BxxxL", 1, len(body)) + body
+
+
+@pytest.fixture
+def swarm(engine, monkeypatch):
+    """An engine that is a manager; call it with (method, path) and what is answered to set an answer."""
+    monkeypatch.setattr(manager, "POLL_S", 0.01)
+    monkeypatch.setattr(waiting.Logs, "follow", lambda _: None)  # its threads would outlive the test
+    engine.info |= {"Swarm": SWARM}
+
+    def answer(method, path, found, status=200):
+        body = found if isinstance(found, bytes) else json.dumps(found).encode()
+        engine.told[method, path] = (status, body)
+
+    answer("GET", "/nodes", [node(VRAM=23028)])
+    answer(*CREATE, {"ID": "s1"}, 201)
+    answer("GET", "/services/s1", job())
+    answer(*LOGS, b"")
+    answer(*TASKS, [])
+    answer("DELETE", "/services/s1", b"")
+    return answer
+
+
+@pytest.mark.usefixtures("swarm")
+def test_a_job_is_created_as_it_was_asked_for(cli, engine):
+    said = cli("swarm", "run", "--vram", "4G", "--job", "--replicas", "10", "ml/train:v1", "train", "-x")
+    assert said == (0, "s1\n", "")
+    created = json.loads(next(body for body in engine.received if body))
+    assert created["Mode"] == {"ReplicatedJob": {"MaxConcurrent": 10, "TotalCompletions": 10}}
+    spec = created["TaskTemplate"]
+    assert spec["ContainerSpec"]["Image"] == "127.0.0.1:5050/ml/train:v1"
+    assert spec["ContainerSpec"]["Args"] == ["train", "-x"]
+    assert spec["RestartPolicy"]["Condition"] == "none"
+    reserved = spec["Resources"]["Reservations"]["GenericResources"]
+    assert reserved == [{"DiscreteResourceSpec": {"Kind": "VRAM", "Value": MIB}}]
+    assert created["Name"].startswith("train-")
+
+
+@pytest.mark.usefixtures("swarm")
+def test_a_dry_run_creates_nothing(cli, engine, conforms):
+    words = ("swarm", "run", "--dry-run", "--vram", "4G", "--name", "x", "-e", "A=b c", "train:v1")
+    said = cli(*words)
+    assert said.out.startswith("docker service create --detach --no-resolve-image ")
+    assert "--generic-resource VRAM=3814" in said.out
+    assert "--env 'A=b c'" in said.out
+    document = conforms(json.loads(cli(*words[:2], "--json", *words[2:]).out))
+    assert (document["id"], document["vram_mib"]) == (None, MIB)
+    assert not any("/create" in path for path in engine.asked)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--vram", "24G"], "requested 22888 MiB for each task"),
+        (["--gpus", "1"], "no node offers GPUs"),
+        (["--vram", "500M"], "share of 476 MiB too small"),
+        (["--vram", "four"], "invalid --vram four"),
+        ([], "either --gpus or --vram is needed"),
+        (["--gpus", "1", "--vram", "4G"], "either --gpus or --vram is needed"),
+        (["--vram", "4G", "--wait"], "--wait is for jobs, which end"),
+        (["--vram", "4G", "--job", "--rm"], "--rm is for jobs that are waited for"),
+        (["--vram", "4G", "--job", "--wait", "--json"], "--wait and --json are mutually exclusive"),
+        (["--vram", "4G", "--network", "nowhere"], "network not found: nowhere"),
+    ],
+)
+def test_what_can_never_run_is_refused(cli, engine, swarm, words, message):
+    swarm("GET", "/nodes", [node(VRAM=22000)])
+    swarm("GET", "/networks/nowhere", {"message": "not found"}, 404)
+    said = cli("swarm", "run", *words, "train:v1")
+    assert (said.code, said.out) == (2, "")
+    assert message in said.err
+    assert not any("/create" in path for path in engine.asked)
+
+
+def test_a_name_that_is_taken(cli, swarm):
+    swarm(*CREATE, {"message": "rpc error: name conflicts"}, 409)
+    said = cli("swarm", "run", "--gpus", "0", "--name", "x", "train:v1")
+    assert said.code == 2
+    assert "service x exists already" in said.err
+    swarm(*CREATE, {"message": "invalid mount target"}, 400)
+    said = cli("swarm", "run", "--gpus", "0", "train:v1")
+    assert said.code == 8
+    assert "the engine refused: invalid mount target" in said.err
+
+
+def test_an_engine_that_cannot_create_services(cli, engine):
+    said = cli("swarm", "run", "--gpus", "1", "train:v1")
+    assert said.code == 8
+    assert "this engine is not in a swarm" in said.err
+    engine.info |= {"Swarm": SWARM | {"ControlAvailable": False}}
+    said = cli("swarm", "run", "--gpus", "1", "train:v1")
+    assert said.code == 8
+    assert "this engine is a worker of its swarm" in said.err
+
+
+def test_doubts(cli, swarm):
+    old = node("n2", "20.10.24", VRAM_8G=12)
+    swarm("GET", "/nodes", [node(VRAM=23028), old])
+    swarm("GET", "/networks/net", {"Driver": "overlay"})
+    said = cli("swarm", "run", "--vram", "4G", "--network", "net", "train:v1")
+    assert said.code == 0
+    told = " ".join(said.err.split())
+    assert "each task reserves a share of 7629 MiB (VRAM-8G)" in told
+    assert "no task runs on n1: GPU memory is offered there in other shares" in told
+    assert "n2 (20.10.24) may reject tasks that have a GPU and the overlay network net" in told
+    swarm("GET", "/networks/net", {"Driver": "host"})
+    assert "may reject" not in cli("swarm", "run", "--vram", "4G", "--network", "net", "train:v1").err
+
+
+def test_waiting_prints_the_output_and_ends_with_the_exit_code(cli, engine, swarm):
+    swarm(*TASKS, [task(1, "complete", 0)])
+    swarm(*LOGS, frame("t1", "loss 0.5") + frame("t1", "done"))
+    said = cli("swarm", "run", "--vram", "4G", "--job", "--wait", "--rm", "--name", "x", "train:v1")
+    # This engine has the same lines in both streams.
+    assert said == (0, "loss 0.5\ndone\n", "created service x\nloss 0.5\ndone\n")
+    assert engine.asked[-1].endswith("/services/s1")
+
+
+def test_the_exit_code_is_that_of_the_first_task_that_failed(cli, swarm):
+    swarm(*TASKS, [task(1, "complete", 0), task(2, "failed", 3, "task: non-zero exit (3)")])
+    swarm(*LOGS, frame("t2", "sorry"))
+    words = ("swarm", "run", "--vram", "4G", "--job", "--wait", "--replicas", "2", "--name", "x")
+    said = cli(*words, "train:v1")
+    assert said.code == 3
+    assert "x.2 | sorry\n" in said.out
+    assert "task x.2 failed: task: non-zero exit (3)" in said.err
+    swarm(*TASKS, [task(1, "complete", 0), task(2, "rejected", None, "No such image: 127.0.0.1:5050/x")])
+    said = cli(*words, "train:v1")
+    assert said.code == 8
+    assert "task x.2 rejected: No such image" in said.err
+    assert "1 task of x could not be run" in said.err
+
+
+def test_changes_are_reported_until_it_has_ended(cli, engine, swarm):
+    later = [
+        [task(1, "pending", None, "no suitable node")],
+        [task(1, "running")],
+        {"message": "the swarm does not have a leader"},
+        [task(1, "complete", 0)],
+    ]
+
+    def proceed():
+        found = later.pop(0)
+        swarm(*TASKS, found, 503 if isinstance(found, dict) else 200)
+
+    engine.then[TASKS] = proceed
+    said = cli("swarm", "run", "--vram", "4G", "--job", "--wait", "--name", "x", "train:v1")
+    assert said.code == 0
+    assert said.err.splitlines()[:3] == ["created service x", "1 waiting: no suitable node", "1 running"]
+
+
+def test_a_job_that_somebody_removes(cli, engine, swarm):
+    engine.then[TASKS] = lambda: swarm("GET", "/services/s1", {"message": "not found"}, 404)
+    said = cli("swarm", "run", "--vram", "4G", "--job", "--wait", "train:v1")
+    assert said.code == 8
+    assert "the service was removed" in said.err
+
+
+@pytest.mark.parametrize("remove", [False, True])
+def test_an_interrupt_leaves_the_job_unless_it_is_to_be_removed(cli, engine, swarm, remove):
+    swarm(*TASKS, [task(1, "running")])
+    once = iter([signal.SIGINT])
+
+    def interrupt():
+        for number in once:
+            signal.pthread_kill(threading.main_thread().ident, number)
+
+    engine.then[TASKS] = interrupt
+    words = ["--rm"] if remove else []
+    said = cli("swarm", "run", "--vram", "4G", "--job", "--wait", *words, "--name", "x", "train:v1")
+    assert said.code == 130
+    told = "removed service x" if remove else "service x goes on without this command"
+    assert told in said.err
+
+
+def test_output_that_cannot_be_read_is_no_failure_of_the_job(cli, swarm):
+    swarm(*TASKS, [task(1, "complete", 0)])
+    swarm(*LOGS, {"message": "configured logging driver does not support reading"}, 500)
+    said = cli("swarm", "run", "--vram", "4G", "--job", "--wait", "--name", "x", "train:v1")
+    assert said.code == 0
+    assert "output of x may be incomplete" in said.err
+
+
+def container(identifier, service, finished="2026-11-22T12:00:00Z"):
+    labels = {LABEL: "job", "com.docker.swarm.service.id": service}
+    return {
+        "Id": identifier,
+        "Names": [f"/{identifier}"],
+        "Labels": labels,
+        "State": {"FinishedAt": finished},
+    }
+
+
+@pytest.fixture
+def clutter(engine, swarm):
+    """A job that has ended, and two containers of jobs, one of which is still there."""
+    engine.containers = [container("c1", "s1"), container("c2", "gone")]
+    swarm("GET", "/containers/json", [*engine.containers, {"Id": "c3"}])
+    swarm("GET", "/services", [job()])
+    swarm(*TASKS, [task(1, "failed", 3)])
+    swarm("DELETE", "/containers/c2", b"", 204)
+
+
+@pytest.mark.usefixtures("clutter")
+def test_gc_removes_what_jobs_have_left(cli, swarm, conforms):
+    tried = cli("swarm", "gc", "--dry-run", "--json")
+    document = conforms(json.loads(tried.out))
+    assert document["services"] == ["job-s1"]
+    assert document["containers"] == ["c2"]
+    assert document["dry_run"] is True
+    assert cli("swarm", "gc") == (0, "service job-s1\ncontainer c2\n", "")
+    swarm("DELETE", "/containers/c2", {"message": "removal in progress"}, 409)
+    assert cli("swarm", "gc").code == 0
+    swarm("DELETE", "/containers/c2", {"message": "disk error"}, 500)
+    assert cli("swarm", "gc").code == 8
+
+
+@pytest.mark.usefixtures("clutter")
+def test_gc_leaves_what_is_too_young(cli):
+    assert cli("swarm", "gc", "--older-than", "36500d") == (0, "", "")
+    said = cli("swarm", "gc", "--older-than", "soon")
+    assert said.code == 2
+    assert "invalid --older-than soon" in said.err
+
+
+@pytest.mark.usefixtures("clutter")
+@pytest.mark.parametrize("state", ["new", "pending", "assigned", "preparing", "starting", "running"])
+def test_gc_leaves_what_is_queued_or_running(cli, swarm, state):
+    swarm(*TASKS, [task(1, "complete", 0), task(2, state)])
+    assert cli("swarm", "gc").out == "container c2\n"
+
+
+@pytest.mark.usefixtures("clutter")
+def test_gc_on_a_worker_knows_no_services(cli, engine):
+    engine.info |= {"Swarm": SWARM | {"ControlAvailable": False}}
+    assert cli("swarm", "gc", "--dry-run").out == "container c1\ncontainer c2\n"
