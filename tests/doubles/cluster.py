@@ -102,6 +102,18 @@ class Node(Engine):
             ]
         self._wait(lambda: self.docker("version", check=False).returncode == 0)
 
+    def offer(self, *options):
+        """Let `swarm node-config` make the node offer its GPUs, and restart dockerd, as its user would."""
+        words = ("--file", self.config_file, "--runtime", self.folder / "runtime", *options)
+        done = self.imagematrix("swarm", "node-config", *words)
+        assert done.returncode == 0, done.stderr
+        self.stop()
+        self.start()
+
+    def gpus(self):
+        """Return what `imagematrix gpus` says of each GPU of this machine."""
+        return json.loads(self.imagematrix("gpus", "--json").stdout)["gpus"]
+
     def run(self, *words, check=True):
         """Run a command on this machine."""
         return subprocess.run(
