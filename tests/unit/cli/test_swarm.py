@@ -67,7 +67,7 @@ def swarm(engine, monkeypatch):
     answer("GET", "/services/s1", job())
     answer(*LOGS, b"")
     answer(*TASKS, [])
-    answer("DELETE", "/services/s1", b"")
+    answer("DELETE", "/services/s1", b"{}")
     return answer
 
 
@@ -248,7 +248,7 @@ def clutter(engine, swarm):
     swarm("GET", "/containers/json", [*engine.containers, {"Id": "c3"}])
     swarm("GET", "/services", [job()])
     swarm(*TASKS, [task(1, "failed", 3)])
-    swarm("DELETE", "/containers/c2", b"", 204)
+    swarm("DELETE", "/containers/c2", b"{}")
 
 
 @pytest.mark.usefixtures("clutter")
