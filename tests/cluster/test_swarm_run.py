@@ -48,8 +48,8 @@ def spec(cluster, name):
 
 
 def test_the_service_is_the_one_that_dockers_command_makes(cluster, run):
-    words = ("--vram", "4G", "--job", "--replicas", "2", "-e", "A=1", "-v", "data:/data:ro")
-    words += ("--constraint", "node.hostname==n1")
+    words = ["--vram", "4G", "--job", "--replicas", "2", "-e", "A=1", "-v", "data:/data:ro"]
+    words += ["--constraint", "node.hostname==n1"]
     assert run("--name", "ours", *words).returncode == 0
     printed = run("--name", "theirs", "--dry-run", "--json", *words)
     cluster.manager.docker(*json.loads(printed.stdout)["docker"][1:])

@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from imagematrix.cli.swarm import waiting
 from imagematrix.swarm import manager
+from imagematrix.swarm.logs import Logs
 
 MIB = 3814
 SWARM = {"LocalNodeState": "active", "ControlAvailable": True}
@@ -55,7 +55,7 @@ def frame(task_id, text):
 def swarm(engine, monkeypatch):
     """An engine that is a manager; call it with (method, path) and what is answered to set an answer."""
     monkeypatch.setattr(manager, "POLL_S", 0.01)
-    monkeypatch.setattr(waiting.Logs, "follow", lambda _: None)  # its threads would outlive the test
+    monkeypatch.setattr(Logs, "follow", lambda _: None)  # its threads would outlive the test
     engine.info |= {"Swarm": SWARM}
 
     def answer(method, path, found, status=200):

@@ -1,5 +1,7 @@
 """Services as data, for docker-py, and as docker's command."""
 
+from typing import Any
+
 import pytest
 
 from imagematrix.errors import UsageError
@@ -11,7 +13,7 @@ GPU = Reservation(kind="NVIDIA-GPU", count=1, constraints=("engine.labels.io.ima
 
 
 def service(**facts):
-    defaults = {
+    defaults: dict[str, Any] = {
         "name": "s",
         "image": "127.0.0.1:5050/training:v1",
         "command": (),
