@@ -68,7 +68,7 @@ def statuses(results):
     return {result.item.cell.id: result.status for result in results}
 
 
-def test_cells_that_find_all_stages_built_come_last(planned, carry_out):
+def test_cells_with_shared_stages_are_built_last(planned, carry_out):
     plan = planned(only="march=znver4")
     results, notes = carry_out(plan)
     assert [cell for what, cell in notes if what == "started"] == [
@@ -81,7 +81,7 @@ def test_cells_that_find_all_stages_built_come_last(planned, carry_out):
     assert [result.item for result in results] == list(plan.with_status("build")), "in the matrix' order"
 
 
-def test_every_cell_is_made_stored_and_told(planned, carry_out, backend, logs, conforms):
+def test_every_cell_is_built_stored_and_reported(planned, carry_out, backend, logs, conforms):
     plan = planned(only=CPU)
     results, notes = carry_out(plan)
     assert statuses(results) == {"cpu-x86-64-v3": "built", "cpu-znver4": "built"}
@@ -100,7 +100,7 @@ def test_every_cell_is_made_stored_and_told(planned, carry_out, backend, logs, c
     ] * 2
 
 
-def test_the_report_has_every_cell_of_the_plan(planned, carry_out, backend, conforms):
+def test_report_lists_every_cell_of_the_plan(planned, carry_out, backend, conforms):
     carry_out(planned(only="march=znver4"))
     backend.errors["cpu-x86-64-v3"] = BuildError("no")
     plan = planned()
@@ -113,14 +113,14 @@ def test_the_report_has_every_cell_of_the_plan(planned, carry_out, backend, conf
     assert document["cells"][0]["digest"] is None
 
 
-def test_nothing_to_build_asks_for_nothing(planned, carry_out, backend, logs):
+def test_empty_plan_calls_no_backend(planned, carry_out, backend, logs):
     plan = planned(("znver4]", "znver5]"), only="cuda=11.8,march=znver5")
     assert carry_out(plan) == ([], [])
     assert not backend.calls
     assert not logs.exists()
 
 
-def test_a_failing_cell_costs_no_other(planned, carry_out, backend):
+def test_failed_cell_does_not_affect_others(planned, carry_out, backend):
     backend.errors["cpu-x86-64-v3"] = BuildError("the compiler said no")
     results, _ = carry_out(planned(only=CPU))
     assert statuses(results) == {"cpu-x86-64-v3": "failed", "cpu-znver4": "built"}
@@ -132,7 +132,7 @@ def test_a_failing_cell_costs_no_other(planned, carry_out, backend):
 @pytest.mark.parametrize(
     "error", [ValueError("surrogates not allowed"), RecursionError("too deep"), MemoryError(), KeyError("x")]
 )
-def test_whatever_a_cell_raises_is_its_own_result(planned, carry_out, backend, logs, conforms, error):
+def test_any_exception_is_the_result_of_its_cell(planned, carry_out, backend, logs, conforms, error):
     backend.errors["cpu-x86-64-v3"] = error
     plan = planned(only=CPU)
     results, notes = carry_out(plan)
@@ -147,7 +147,7 @@ def test_whatever_a_cell_raises_is_its_own_result(planned, carry_out, backend, l
     assert (str(whole), whole.exit_code) == ("1 of 2 builds failed: cpu-x86-64-v3", 1)
 
 
-def test_what_the_system_refuses_names_the_file_and_a_remedy(planned, carry_out, backend):
+def test_os_error_names_the_file_and_a_remedy(planned, carry_out, backend):
     backend.errors["cpu-x86-64-v3"] = OSError(errno.ENOSPC, "No space left on device", "/scratch")
     backend.errors["cpu-znver4"] = OSError("something else")
     results, _ = carry_out(planned(only=CPU))
@@ -158,7 +158,7 @@ def test_what_the_system_refuses_names_the_file_and_a_remedy(planned, carry_out,
     assert failure(results).exit_code == 6
 
 
-def test_what_takes_its_time_to_end_holds_up_no_interrupt(planned, backend, logs, monkeypatch):
+def test_slow_push_does_not_delay_an_interrupt(planned, backend, logs, monkeypatch):
     """A push can't be stopped; what became of the other cells is told all the same."""
     monkeypatch.setattr("imagematrix.builder.session.GRACE", 0.1)
     pushing, pushed = threading.Event(), threading.Event()
@@ -193,14 +193,14 @@ def test_what_takes_its_time_to_end_holds_up_no_interrupt(planned, backend, logs
     pushed.set()
 
 
-def test_a_march_unknown_to_the_compiler_costs_its_own_cells_only(planned, carry_out, backend):
+def test_unknown_march_fails_only_its_own_cells(planned, carry_out, backend):
     del backend.macros["-march=znver4"]
     results, _ = carry_out(planned(only=CPU))
     assert statuses(results) == {"cpu-x86-64-v3": "built", "cpu-znver4": "failed"}
     assert "does not know -march=znver4" in str(results[1].error)
 
 
-def test_fail_fast_stops_the_rest(planned, carry_out, backend):
+def test_fail_fast_stops_the_remaining_cells(planned, carry_out, backend):
     plan = planned()
     first = plan.with_status("build")[0].cell.id
     backend.errors[first] = BuildError("no")
@@ -213,7 +213,7 @@ def test_fail_fast_stops_the_rest(planned, carry_out, backend):
     assert "1 of 12 builds failed" in str(failure(results))
 
 
-def test_the_loss_of_the_engine_stops_the_rest_too(planned, carry_out, backend):
+def test_lost_engine_stops_the_remaining_cells(planned, carry_out, backend):
     plan = planned()
     gone = EngineError("no engine")
     backend.errors[plan.with_status("build")[0].cell.id] = gone
@@ -222,7 +222,7 @@ def test_the_loss_of_the_engine_stops_the_rest_too(planned, carry_out, backend):
     assert failure(results) is gone
 
 
-def test_many_failures_are_counted_not_listed(planned, carry_out, backend):
+def test_error_lists_at_most_five_failed_cells(planned, carry_out, backend):
     plan = planned()
     for item in plan.with_status("build")[:6]:
         backend.errors[item.cell.id] = BuildError("no")
@@ -232,13 +232,13 @@ def test_many_failures_are_counted_not_listed(planned, carry_out, backend):
     assert str(error).count(", ") == 5
 
 
-def test_results_come_in_the_order_of_the_plan(planned, carry_out):
+def test_results_are_in_plan_order(planned, carry_out):
     plan = planned()
     results, _ = carry_out(plan, jobs=4)
     assert [result.item for result in results] == list(plan.with_status("build"))
 
 
-def test_a_version_never_changes(planned, carry_out, backend):
+def test_changed_inputs_of_a_version_are_refused(planned, carry_out, backend):
     old = planned()
     carry_out(old)
     backend.calls.clear()
@@ -255,7 +255,7 @@ def test_a_version_never_changes(planned, carry_out, backend):
     assert "raise the version" in caught.value.remedy
 
 
-def test_in_development_the_new_image_takes_the_old_ones_place(planned, carry_out, backend):
+def test_development_version_replaces_its_image(planned, carry_out, backend):
     development = ("version: v1", "version: v1\n    development: true")
     carry_out(planned(development, only=CPU))
     old = list(backend.images)
@@ -265,7 +265,7 @@ def test_in_development_the_new_image_takes_the_old_ones_place(planned, carry_ou
     assert list(backend.images) == [old[1], plan.items[0].reference]  # the one that failed is still there
 
 
-def test_an_image_with_a_layout_is_reproducible_and_audited(planned, carry_out, backend, tar):
+def test_image_with_a_layout_is_audited_and_reproducible(planned, carry_out, backend, tar):
     backend.layers = [tar(GOOD)]
     results, _ = carry_out(planned(only=f"{TWO},driver=550.163.01"))
     assert [(result.status, result.reproducible) for result in results] == [("built", True)]
@@ -274,7 +274,7 @@ def test_an_image_with_a_layout_is_reproducible_and_audited(planned, carry_out, 
 BUDGET = ("context: .", "context: .\n    budget: 1MB")
 
 
-def test_an_image_above_its_budget_fails_and_is_not_stored(planned, carry_out, backend, tar):
+def test_image_above_its_size_budget_is_not_stored(planned, carry_out, backend, tar):
     backend.layers = [tar(("a", bytes(700_000))), tar(("b", bytes(400_000)))]
     plan = planned(BUDGET, only=CPU)
     results, _ = carry_out(plan)
@@ -289,12 +289,12 @@ def test_an_image_above_its_budget_fails_and_is_not_stored(planned, carry_out, b
     assert plan.items[0].identity.changed(without.components) == ("context",)  # the matrix lies in it
 
 
-def test_an_image_within_its_budget_is_built(planned, carry_out, backend, tar):
+def test_image_within_its_size_budget_is_built(planned, carry_out, backend, tar):
     backend.layers = [tar(("a", bytes(1000)))]
     assert set(statuses(carry_out(planned(BUDGET, only=CPU))[0]).values()) == {"built"}
 
 
-def test_the_classic_store_knows_uncompressed_sizes_only(planned, carry_out):
+def test_classic_store_compares_uncompressed_size_with_the_budget(planned, carry_out):
     (result, *_), _ = carry_out(planned(BUDGET, only=CPU))
     assert str(result.error).endswith(
         "3.00 GB (uncompressed, which is all that the classic image store knows), "
@@ -306,25 +306,25 @@ def facts(backend):
     return [json.loads(own["io.imagematrix.variant"]).get("facts") for own in backend.images.values()]
 
 
-def test_the_labels_say_what_the_bytes_prove(planned, carry_out, backend, tar):
+def test_labels_list_facts_proven_by_bytes(planned, carry_out, backend, tar):
     plan = planned(only=f"{TWO},driver=550.163.01")
     backend.layers = [tar(GOOD, ("opt/k.cubin", CUBIN))]
     carry_out(plan)
     assert facts(backend) == [{"cubins": "bytes", "driver": "bytes"}]
 
 
-def test_device_code_that_is_compiled_later_is_a_claim(planned, carry_out, backend, tar):
+def test_device_code_compiled_at_run_time_is_a_claim(planned, carry_out, backend, tar):
     backend.layers = [tar(GOOD)]
     carry_out(planned(only=f"{TWO},driver=550.163.01"))
     assert facts(backend) == [{"driver": "bytes"}]
 
 
-def test_nothing_is_proven_without_a_layout(planned, carry_out, backend):
+def test_facts_are_claims_without_a_layout(planned, carry_out, backend):
     carry_out(planned(only=f"{TWO},driver=550.163.01"))
     assert facts(backend) == [None]
 
 
-def test_an_image_that_breaks_its_promise_is_not_stored(planned, carry_out, backend, tar):
+def test_image_that_contradicts_its_labels_is_not_stored(planned, carry_out, backend, tar):
     backend.layers = [tar(GOOD)]
     plan = planned(only=TWO)
     results, _ = carry_out(plan)
@@ -346,7 +346,7 @@ def unmarched(tmp_path):
     return compiled(tmp_path / "tool", "int main(void) { return 0; }").read_bytes()
 
 
-def test_a_march_without_effect_is_a_warning(planned, carry_out, backend, tar, unmarched):
+def test_march_without_effect_is_a_warning(planned, carry_out, backend, tar, unmarched):
     backend.layers = [tar(("opt/tool", unmarched))]
     plan = planned(only=f"{CPU},march=znver4")
     results, _ = carry_out(plan)
@@ -355,9 +355,7 @@ def test_a_march_without_effect_is_a_warning(planned, carry_out, backend, tar, u
     assert json.dumps(list(warnings)) in json.dumps(report(plan, results))
 
 
-def test_a_march_without_effect_is_an_error_where_the_matrix_is_strict(
-    planned, carry_out, backend, tar, unmarched
-):
+def test_march_without_effect_is_an_error_in_strict_mode(planned, carry_out, backend, tar, unmarched):
     backend.layers = [tar(("opt/tool", unmarched))]
     plan = planned(STRICT, only=f"{CPU},march=znver4")
     error = failure(carry_out(plan)[0])
@@ -368,7 +366,7 @@ def test_a_march_without_effect_is_an_error_where_the_matrix_is_strict(
     assert parts[0] == parts[1]
 
 
-def test_other_failures_beside_it_make_it_a_failed_build(planned, carry_out, backend, tar):
+def test_audit_error_with_other_failures_is_a_build_error(planned, carry_out, backend, tar):
     backend.layers = [tar(GOOD)]
     backend.errors["cuda12.4-sm89-drv550.163.01-znver4"] = BuildError("no")
     error = failure(carry_out(planned(only=TWO))[0])
@@ -385,13 +383,13 @@ def test_other_failures_beside_it_make_it_a_failed_build(planned, carry_out, bac
         ([UsageError("what?"), UsageError("what?")], BuildError, 6),
     ],
 )
-def test_the_error_of_all_is_that_of_each_or_a_failed_build(planned, carry_out, backend, errors, kind, code):
+def test_common_error_type_of_failures_decides_the_exit_code(planned, carry_out, backend, errors, kind, code):
     backend.errors = dict(zip(("cpu-x86-64-v3", "cpu-znver4"), errors, strict=True))
     error = failure(carry_out(planned(only=CPU))[0])
     assert (type(error), error.exit_code) == (kind, code)
 
 
-def test_what_is_verified_is_built_twice_and_stays(planned, carry_out, backend, tar):
+def test_verify_builds_twice_and_keeps_the_stored_image(planned, carry_out, backend, tar):
     backend.layers = [tar(("a", b"1"))]
     carry_out(planned(only="march=znver4,cuda=none"))
     backend.calls.clear()
@@ -406,7 +404,7 @@ def test_what_is_verified_is_built_twice_and_stays(planned, carry_out, backend, 
     assert len(backend.called("store")) == 1
 
 
-def test_what_is_not_the_same_twice_fails_and_is_not_stored(planned, carry_out, backend, tar):
+def test_irreproducible_image_is_not_stored(planned, carry_out, backend, tar):
     backend.layers = [tar(("a", b"1"))]
     real = backend.make
 
@@ -421,14 +419,14 @@ def test_what_is_not_the_same_twice_fails_and_is_not_stored(planned, carry_out, 
     assert not backend.images
 
 
-def test_the_classic_store_cannot_verify(planned, carry_out, backend):
+def test_classic_store_cannot_verify_reproducibility(planned, carry_out, backend):
     results, _ = carry_out(planned(only=CPU), verify=True)
     assert set(statuses(results).values()) == {"failed"}
     assert "cannot verify that an image is reproducible" in str(results[0].error)
     assert not backend.images
 
 
-def test_what_is_adopted_and_verified_is_built_but_not_stored(planned, carry_out, backend, tar):
+def test_verified_adopted_image_is_built_but_not_stored(planned, carry_out, backend, tar):
     backend.layers = [tar(("a", b"1"))]
     plan = planned(only="cuda=none,march=znver4")
     adopted = replace(plan, items=tuple(replace(item, status=PlanStatus.ADOPT) for item in plan.items))
@@ -439,7 +437,7 @@ def test_what_is_adopted_and_verified_is_built_but_not_stored(planned, carry_out
     assert backend.called("export")
 
 
-def test_what_is_adopted_asks_for_nothing_else(planned, carry_out, backend):
+def test_adopting_needs_neither_compiler_nor_base(planned, carry_out, backend):
     plan = planned(only=CPU)
     adopted = replace(plan, items=tuple(replace(item, status=PlanStatus.ADOPT) for item in plan.items))
     results, _ = carry_out(adopted, jobs=2)
@@ -448,7 +446,7 @@ def test_what_is_adopted_asks_for_nothing_else(planned, carry_out, backend):
     assert not backend.called("base")
 
 
-def test_a_layer_is_read_once_for_all_images(planned, carry_out, backend, tar, monkeypatch):
+def test_shared_layer_is_audited_once(planned, carry_out, backend, tar, monkeypatch):
     read = []
     real = layer.read
     monkeypatch.setattr(layer, "read", lambda stream, name: read.append(name) or real(stream, name))
@@ -457,7 +455,7 @@ def test_a_layer_is_read_once_for_all_images(planned, carry_out, backend, tar, m
     assert len(read) == len(set(read)) == 2
 
 
-def test_an_image_whose_layers_have_gone_is_made_apart(planned, carry_out, backend, tar):
+def test_image_with_discarded_layers_is_built_again_alone(planned, carry_out, backend, tar):
     """The store wants one that it had a moment ago, or it is another store."""
     backend.layers = [tar(("bin/true", b""))]
     store = backend.store
@@ -474,7 +472,7 @@ def test_an_image_whose_layers_have_gone_is_made_apart(planned, carry_out, backe
     assert [order.apart for order in orders] == [False, True] * 2
 
 
-def test_the_next_is_built_while_an_image_is_stored(planned, carry_out, backend):
+def test_next_image_is_built_during_a_store(planned, carry_out, backend):
     third = threading.Event()
     make, store = backend.make, backend.store
 
@@ -502,7 +500,7 @@ def ctrl_c():
 
 @pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_an_interrupt_ends_what_runs_and_goes_on(planned, backend, logs, jobs):
+def test_interrupt_stops_running_builds_and_propagates(planned, backend, logs, jobs):
     steps = itertools.count(1)
 
     class Impatient(Recorder):
@@ -520,21 +518,21 @@ def test_an_interrupt_ends_what_runs_and_goes_on(planned, backend, logs, jobs):
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("build")]
 
 
-def test_a_log_that_cannot_be_written_costs_its_own_cell(planned, carry_out, logs):
+def test_unwritable_log_fails_only_its_own_cell(planned, carry_out, logs):
     (logs / "training" / "v1-cpu-znver4.log").mkdir(parents=True)
     results, _ = carry_out(planned(only=CPU))
     assert statuses(results) == {"cpu-x86-64-v3": "built", "cpu-znver4": "failed"}
     assert "Is a directory" in str(results[1].error)
 
 
-def test_no_folder_for_logs_is_told_before_anything_is_built(planned, carry_out, backend, logs):
+def test_missing_log_folder_fails_before_any_build(planned, carry_out, backend, logs):
     logs.parent.touch()
     with pytest.raises(UsageError, match=r"\.imagematrix.*: (Not a directory|File exists)"):
         carry_out(planned(only=CPU))
     assert not backend.called("make")
 
 
-def test_a_base_that_cannot_be_pinned_is_told_once_before_anything_is_built(planned, backend, logs):
+def test_base_that_cannot_be_pinned_fails_before_any_build(planned, backend, logs):
     plan = planned(only=CPU)
 
     def nowhere(_name, _digest):
@@ -546,7 +544,7 @@ def test_a_base_that_cannot_be_pinned_is_told_once_before_anything_is_built(plan
     assert not backend.called("make")
 
 
-def test_bases_are_exported_while_the_first_are_built(planned, carry_out, backend, tar, monkeypatch):
+def test_bases_are_exported_during_the_first_builds(planned, carry_out, backend, tar, monkeypatch):
     """These would all export the same base at the same time."""
     backend.layers = [tar(("bin/true", b""))]
     backend.salt = "the engine has another, so its digest names the one that is locked"
@@ -563,19 +561,19 @@ def test_bases_are_exported_while_the_first_are_built(planned, carry_out, backen
 
 
 @pytest.mark.parametrize("error", [BuildError("no such base"), OSError("no space left on device")])
-def test_what_is_wrong_with_a_base_the_builds_say(planned, carry_out, backend, error):
+def test_failed_base_export_is_left_to_the_builds(planned, carry_out, backend, error):
     backend.errors["debian:trixie"] = error
     results, notes = carry_out(planned(only=CPU), jobs=2)
     assert set(statuses(results).values()) == {"built"}
     assert len(notes) == 6
 
 
-def test_one_at_a_time_nothing_is_exported_ahead(planned, carry_out, backend):
+def test_serial_builds_export_no_base_ahead(planned, carry_out, backend):
     carry_out(planned(only=CPU), jobs=1)
     assert not backend.called("base")
 
 
-def test_the_compiler_is_asked_while_images_are_built(planned, carry_out, backend):
+def test_compiler_is_queried_during_builds(planned, carry_out, backend):
     asked, built = threading.Event(), threading.Event()
     export, make = backend.export, backend.make
 
@@ -596,7 +594,7 @@ def test_the_compiler_is_asked_while_images_are_built(planned, carry_out, backen
     assert len(backend.called("export")) == 1
 
 
-def test_a_failed_build_says_that_the_compiler_does_not_know_the_march(planned, carry_out, backend):
+def test_failed_build_reports_an_unknown_march(planned, carry_out, backend):
     del backend.macros["-march=znver4"]
     make = backend.make
     known = threading.Event()
@@ -617,7 +615,7 @@ def test_a_failed_build_says_that_the_compiler_does_not_know_the_march(planned, 
     ]
 
 
-def test_nobody_waits_for_a_base_of_what_has_failed(planned, carry_out, backend):
+def test_base_export_is_cancelled_if_all_builds_failed(planned, carry_out, backend):
     backend.errors["export"] = BuildError("no compiler")
     backend.hold = True
     results, _ = carry_out(planned(only=CPU), jobs=2)
@@ -625,7 +623,7 @@ def test_nobody_waits_for_a_base_of_what_has_failed(planned, carry_out, backend)
     assert backend.stopped.is_set()
 
 
-def test_what_is_edited_during_a_build_is_not_built(planned, carry_out, backend, tmp_path):
+def test_edits_during_a_build_are_not_built(planned, carry_out, backend, tmp_path):
     """The first cell's build takes its time; the next has the files of the plan all the same."""
     (tmp_path / "main.c").write_text("planned")
     plan = planned(only=CPU)
@@ -649,7 +647,7 @@ def order_contexts(backend):
     return {order[2].sources.context for order in backend.calls if order[0] == "make"}
 
 
-def test_what_was_edited_since_the_plan_fails_its_cells(planned, carry_out, tmp_path):
+def test_edits_after_the_plan_fail_the_cells(planned, carry_out, tmp_path):
     plan = planned(only=CPU)
     (tmp_path / "new.c").touch()
     results, _ = carry_out(plan)
@@ -657,7 +655,7 @@ def test_what_was_edited_since_the_plan_fails_its_cells(planned, carry_out, tmp_
     assert "changed after the plan was made: new.c" in str(results[0].error)
 
 
-def test_an_image_of_a_snapshot_that_somebody_wrote_to_is_not_stored(planned, carry_out, backend):
+def test_image_of_a_modified_snapshot_is_not_stored(planned, carry_out, backend):
     make = backend.make
 
     def making(order, log, step):
@@ -670,7 +668,7 @@ def test_an_image_of_a_snapshot_that_somebody_wrote_to_is_not_stored(planned, ca
     assert not backend.images
 
 
-def test_a_folder_that_was_there_is_left_as_it_is(planned, carry_out, logs):
+def test_existing_folder_gets_no_gitignore(planned, carry_out, logs):
     logs.parent.mkdir()
     carry_out(planned())
     assert not (logs.parent / ".gitignore").exists()

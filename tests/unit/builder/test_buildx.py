@@ -101,7 +101,7 @@ def contents(made):
     return [path.read_bytes() for path in Image(made.layout, made.digest).layer_files]
 
 
-def test_the_bytes_of_layers_go_with_the_last_image_that_uses_them(script, order, made):
+def test_layer_bytes_are_removed_with_the_last_image(script, order, made):
     """Their names stay, for BuildKit sends nothing that has its name there."""
     script(made.replace("cp -r", "cp -rn"))
     with Buildx(Docker(), "mine") as builder:
@@ -123,7 +123,7 @@ def test_the_bytes_of_layers_go_with_the_last_image_that_uses_them(script, order
         assert not alone.layout.exists()
 
 
-def test_a_layer_whose_bytes_have_gone_is_not_rewritten_to_an_empty_one(script, order, made):
+def test_layer_with_removed_bytes_is_not_rewritten(script, order, made):
     script(made.replace("cp -r", "cp -rn"))
     with Buildx(Docker(), "mine") as builder:
         with builder.make(order, io.StringIO(), lambda _: None):
@@ -135,7 +135,7 @@ def test_a_layer_whose_bytes_have_gone_is_not_rewritten_to_an_empty_one(script, 
             pass
 
 
-def test_the_layers_of_a_base_that_the_engine_has_are_named(script, order, made):
+def test_layers_of_a_base_in_the_engine_are_listed(script, order, made):
     script(made)
     sources = replace(order.sources, images={"a:1": "docker-image://held:1"})
     with (
@@ -145,7 +145,7 @@ def test_the_layers_of_a_base_that_the_engine_has_are_named(script, order, made)
         assert image.base_layers == set(Image(image.layout, image.digest).layers)
 
 
-def test_the_classic_store_wants_every_layer_again(script, order, made):
+def test_classic_store_gets_every_layer_again(script, order, made):
     script(made.replace("cp -r", "cp -rn"))
     docker = Docker()
     docker.has_manifests = False
@@ -154,7 +154,7 @@ def test_the_classic_store_wants_every_layer_again(script, order, made):
         assert contents(first) == [b"lower", b"upper"]
 
 
-def test_an_image_is_made_in_a_layout(script, order, tmp_path, made):
+def test_image_is_built_in_an_oci_layout(script, order, tmp_path, made):
     asked = script(f"echo '#5 [2/3] RUN make'; {made}")
     log = io.StringIO()
     with Buildx(Docker(), "mine") as builder:
@@ -177,7 +177,7 @@ def test_an_image_is_made_in_a_layout(script, order, tmp_path, made):
     assert "[2/3] RUN make" in log.getvalue()
 
 
-def test_a_base_of_the_engine_is_held(script):
+def test_base_in_the_engine_is_held(script):
     script()
     docker = Docker()
     docker.hold = lambda name, _: "docker-image://held:1" if name == "a:1" else None
@@ -198,7 +198,7 @@ DECIDING = {
 }
 
 
-def test_the_callers_variables_decide_nothing(script, order, made, tmp_path, monkeypatch):
+def test_environment_variables_do_not_affect_the_build(script, order, made, tmp_path, monkeypatch):
     asked = script(f"env > {tmp_path}/environment; {made}")
     for name, value in {
         **DECIDING,
@@ -216,7 +216,7 @@ def test_the_callers_variables_decide_nothing(script, order, made, tmp_path, mon
     assert "--build-arg=no_proxy=" in words
 
 
-def test_proxies_are_given_by_name(script, order, made, tmp_path, monkeypatch):
+def test_proxy_variables_are_passed_by_name(script, order, made, tmp_path, monkeypatch):
     asked = script(f"env > {tmp_path}/environment; {made}")
     monkeypatch.setenv("https_proxy", "http://user:word@p")
     monkeypatch.setenv("HTTP_PROXY", "")
@@ -230,7 +230,7 @@ def test_proxies_are_given_by_name(script, order, made, tmp_path, monkeypatch):
     assert not [word for word in words if "user:word" in word], "whoever lists processes would see it"
 
 
-def test_another_builder_knows_no_base_of_the_engine(script, order):
+def test_remedy_says_that_other_builders_pull_bases_from_registries(script, order):
     script("echo 'failed to resolve source metadata for docker.io/a:1'; exit 1")
     for builder, remedy in (("mine", "mine pulls base images from registries"), (None, None)):
         with (
@@ -243,7 +243,7 @@ def test_another_builder_knows_no_base_of_the_engine(script, order):
         assert bool(caught.value.remedy) == bool(remedy)
 
 
-def test_builds_at_the_same_time_have_layouts_of_their_own_and_all_blobs_in_common(script, order, made):
+def test_concurrent_builds_share_blobs_but_not_layouts(script, order, made):
     script(made)
     with Buildx(Docker()) as builder, builder.make(order, io.StringIO(), print) as first:
         (first.layout / "blobs/base").touch()
@@ -252,7 +252,7 @@ def test_builds_at_the_same_time_have_layouts_of_their_own_and_all_blobs_in_comm
             assert (third.layout / "blobs/base").exists()
 
 
-def test_a_base_has_the_layers_that_images_will_have(script, order, made):
+def test_exported_base_has_the_layers_of_images(script, order, made):
     asked = script(made)
     with Buildx(Docker(), attest=["type=sbom"]) as builder:
         files = builder.base_layers("a:1", order.sources)
@@ -266,7 +266,7 @@ def test_a_base_has_the_layers_that_images_will_have(script, order, made):
         assert builder.base_layers("a:1", order.sources) == ()
 
 
-def test_the_classic_store_takes_it_itself(script, order):
+def test_classic_store_builds_into_the_engine(script, order):
     asked = script(written(**{"containerimage.config.digest": DIGEST}))
     docker = Docker()
     docker.has_manifests = False
@@ -294,7 +294,7 @@ def test_the_classic_store_takes_it_itself(script, order):
         ("rpc error: code = Canceled", True, EngineError, "cannot reach the Docker engine", None),
     ],
 )
-def test_why_a_build_failed(script, order, said, gone, kind, message, remedy):
+def test_build_failure_is_classified(script, order, said, gone, kind, message, remedy):
     script(f"echo '{said}'; exit 1" if said else "exit 1")
     docker = Docker()
     docker.gone = gone
@@ -303,7 +303,7 @@ def test_why_a_build_failed(script, order, said, gone, kind, message, remedy):
     assert (remedy in caught.value.remedy) if remedy else caught.value.remedy is None
 
 
-def test_a_build_that_is_stopped_says_so(script, order):
+def test_stopped_build_raises_stopped_error(script, order):
     script("echo begun; exec sleep 60")
     with Buildx(Docker()) as builder:
         threading.Timer(0.3, builder.stop).start()
@@ -313,7 +313,7 @@ def test_a_build_that_is_stopped_says_so(script, order):
             make(builder, order)
 
 
-def test_a_build_that_does_not_end_is_killed(script, order, monkeypatch):
+def test_build_that_ignores_sigterm_is_killed(script, order, monkeypatch):
     monkeypatch.setattr("imagematrix.builder.buildx.GRACE", 0.2)
     script("trap '' TERM; echo begun; while true; do sleep 0.1; done")
     with Buildx(Docker()) as builder:
@@ -322,7 +322,7 @@ def test_a_build_that_does_not_end_is_killed(script, order, monkeypatch):
             make(builder, order)
 
 
-def test_a_log_that_cannot_be_written_ends_the_build(script, order):
+def test_unwritable_log_ends_the_build(script, order):
     class Full(io.StringIO):
         def write(self, _):
             raise OSError(28, "No space left on device")
@@ -339,7 +339,7 @@ def test_a_log_that_cannot_be_written_ends_the_build(script, order):
         ("echo 'unknown command' >&2; exit 1", EngineError, "buildx does not work: unknown command"),
     ],
 )
-def test_a_builder_that_is_not_there(script, inspect, kind, message):
+def test_unavailable_builder_is_reported(script, inspect, kind, message):
     script(inspect=inspect)
     with pytest.raises(kind, match=message) as caught:
         Buildx(Docker(), "mine")
@@ -353,14 +353,14 @@ def test_a_builder_that_is_not_there(script, inspect, kind, message):
         ({"Name": "compose"}, "docker has no such plugin"),
     ],
 )
-def test_buildx_that_docker_does_not_find(script, plugin, message):
+def test_missing_buildx_is_reported(script, plugin, message):
     script(plugin=plugin)
     with pytest.raises(EngineError, match=message) as caught:
         Buildx(Docker())
     assert "docker-buildx" in caught.value.remedy
 
 
-def test_a_docker_that_is_another_program(tmp_path, monkeypatch):
+def test_unusable_docker_command_is_reported(tmp_path, monkeypatch):
     (tmp_path / "docker").write_text("#!/bin/sh\necho 'can not evaluate field ClientInfo' >&2\nexit 125\n")
     (tmp_path / "docker").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
@@ -368,7 +368,7 @@ def test_a_docker_that_is_another_program(tmp_path, monkeypatch):
         Buildx(Docker())
 
 
-def test_no_docker_and_an_old_one(monkeypatch, tmp_path):
+def test_missing_or_old_docker_is_reported(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(EngineError, match="docker is not installed"):
         Buildx(Docker())
@@ -378,7 +378,7 @@ def test_no_docker_and_an_old_one(monkeypatch, tmp_path):
         Buildx(docker)
 
 
-def test_a_docker_context_builds_as_what_it_is(script, order, monkeypatch, tmp_path, made):
+def test_docker_context_is_used_as_such(script, order, monkeypatch, tmp_path, made):
     monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
     for driver, said in (("docker", "other -"), ("docker-container", "- unix:///nowhere/docker.sock")):
         script(

@@ -26,7 +26,7 @@ def flags(planned, backend):
     return call
 
 
-def test_they_are_those_of_the_compilers_macros(flags):
+def test_flags_come_from_the_compiler_s_macros(flags):
     assert flags(only="cuda=none") == {
         "cpu-x86-64-v3": frozenset({"avx2"}),
         "cpu-znver4": frozenset({"avx2", "avx512f"}),
@@ -45,7 +45,7 @@ COPY --from=imagematrix-macros /macros /
 """
 
 
-def test_each_compiler_is_asked_once_for_all_its_marches(flags, backend):
+def test_each_compiler_is_queried_once_for_all_marches(flags, backend):
     assert len(flags()) == 12
     assert backend.called("export") == [
         ASKED.format(suite="trixie", options="-march=x86-64-v3 -march=znver4"),
@@ -53,14 +53,14 @@ def test_each_compiler_is_asked_once_for_all_its_marches(flags, backend):
     ]
 
 
-def test_a_march_that_the_compiler_does_not_know(flags, backend):
+def test_march_unknown_to_the_compiler_is_a_build_error(flags, backend):
     del backend.macros["-march=znver4"]
     with pytest.raises(BuildError, match="the compiler of cpu-znver4 does not know -march=znver4") as caught:
         flags(only="cuda=none")
     assert "a base image with a newer compiler" in caught.value.remedy
 
 
-def test_a_compiler_that_cannot_be_asked_is_not_asked_again(planned, backend):
+def test_failed_compiler_query_is_not_repeated(planned, backend):
     backend.errors["export"] = BuildError("no such package")
     items = planned(only="cuda=none").with_status("build")
     compilers = Compilers(items, backend)
@@ -70,13 +70,13 @@ def test_a_compiler_that_cannot_be_asked_is_not_asked_again(planned, backend):
     assert len(backend.called("export")) == 1
 
 
-def test_without_a_stage_for_it_the_table_answers(flags, backend):
+def test_table_gives_flags_without_a_compiler_stage(flags, backend):
     found = flags(only="cuda=none", template=NO_COMPILER)
     assert found["cpu-znver4"] == marches.required("znver4", "gcc-14")
     assert not backend.called("export")
 
 
-def test_without_a_table_nobody_can_tell(flags):
+def test_flags_are_unknown_without_compiler_and_table(flags):
     with pytest.raises(BuildError, match="the CPU flags that cpu-x86-64-v3 needs are unknown") as caught:
         flags(
             ('base: "debian:trixie", compiler: gcc-14}\n    "11', 'base: "x"}\n    "11'), template=NO_COMPILER
@@ -84,7 +84,7 @@ def test_without_a_table_nobody_can_tell(flags):
     assert "stage that has the compiler 'compiler'" in caught.value.remedy
 
 
-def test_without_a_march_the_code_needs_nothing(flags):
+def test_cell_without_a_march_needs_no_flags(flags):
     found = flags(
         text="""\
             schema: imagematrix.matrix/v1

@@ -27,15 +27,15 @@ def newlake(planned, backend):
     return call
 
 
-def test_the_code_needs_what_the_compiler_says_and_what_is_stated(newlake):
+def test_flags_combine_compiler_output_and_stated_facts(newlake):
     assert newlake()[1] == {"avx2", "avx512f", "avx1024f"}
 
 
-def test_without_a_compiler_to_ask_it_needs_what_is_stated(newlake):
+def test_stated_facts_apply_without_a_compiler(newlake):
     assert newlake(template=NO_COMPILER)[1] == {"avx2", "avx1024f"}
 
 
-def test_another_meaning_is_another_image(newlake):
+def test_changed_fact_changes_the_image(newlake):
     item, _ = newlake()
     other, _ = newlake(("avx1024f, ", ""))
     assert item.cell.id == other.cell.id
@@ -43,7 +43,7 @@ def test_another_meaning_is_another_image(newlake):
     assert item.identity.changed(other.identity.components) == ("context", "facts")
 
 
-def test_a_fact_is_no_input_of_the_cells_that_do_not_need_it(planned):
+def test_fact_is_an_input_only_of_cells_that_use_it(planned):
     before = {item.cell.id: item.identity for item in planned().with_status("build")}
     after = {item.cell.id: item.identity for item in planned(*NEWLAKE).with_status("build")}
     # The file itself lies in the context here.

@@ -16,24 +16,24 @@ def log(tmp_path):
     return tmp_path / "log"
 
 
-def test_a_log_that_has_the_error_is_enough(log):
+def test_error_in_the_log_is_not_repeated(log):
     log.write_text("step\nERROR: no\n")
     assert said(log, "ERROR: no") == "step\nERROR: no"
 
 
-def test_an_error_that_the_log_lacks_comes_after_it(log):
+def test_missing_error_is_appended_to_the_log(log):
     log.write_text("all went well\n")
     assert (
         said(log, "the labels promise another driver") == "all went well\nthe labels promise another driver"
     )
 
 
-def test_without_a_log_there_is_the_error(log):
+def test_error_is_shown_without_a_log(log):
     assert said(None, "nobody can tell") == "nobody can tell"
     assert said(log, "no") == f"{log}: No such file or directory\nno"
 
 
-def test_of_a_long_log_there_are_the_last_whole_lines(log):
+def test_long_log_is_cut_to_its_last_whole_lines(log):
     log.write_text("".join(f"line {number}\n" for number in range(100_000)))
     lines = said(log, "").split("\n")
     assert lines[-1] == "line 99999"
@@ -41,12 +41,12 @@ def test_of_a_long_log_there_are_the_last_whole_lines(log):
     assert KEPT - 20 < len("\n".join(lines)) <= KEPT
 
 
-def test_a_line_without_an_end_is_cut(log):
+def test_endless_line_is_cut(log):
     log.write_bytes(b"x" * 3 * KEPT)
     assert said(log, "") == "x" * KEPT
 
 
-def test_no_control_gets_through():
+def test_control_characters_are_replaced():
     assert plain("\x1b[1;31mred\x1b[0m\r\n\x1b]0;title\x07 \x00\x9b\x7f\ufffe\ud800") == (
         "red\n\ufffd]0;title\ufffd \ufffd\ufffd\ufffd\ufffd\ufffd"
     )
@@ -54,7 +54,7 @@ def test_no_control_gets_through():
 
 
 @given(st.text(st.characters(exclude_categories=())))
-def test_what_is_plain_is_xml_and_stays_plain(text):
+def test_plain_text_is_idempotent_and_valid_xml(text):
     shown = plain(text)
     assert plain(shown) == shown
     assert not {"\x1b", "\r", "\x00", "\x9b"} & set(shown)
@@ -67,11 +67,11 @@ def test_what_is_plain_is_xml_and_stays_plain(text):
     ("error", "expected"),
     [("one", "one"), ("a\nERROR: b\n\n", "ERROR: b"), ("", "failed"), ("a\r\nb\x1b[0m\r\n", "b")],
 )
-def test_an_error_in_one_line(error, expected):
+def test_headline_summarizes_an_error(error, expected):
     assert headline(error) == expected
 
 
-def test_no_two_cells_have_one_log(tmp_path):
+def test_every_cell_has_its_own_log(tmp_path):
     names = [
         ("x/app", "v1", "a"),
         ("x_app", "v1", "a"),
@@ -88,17 +88,17 @@ def test_no_two_cells_have_one_log(tmp_path):
     assert len({file.resolve() for file in files}) == len(names)
 
 
-def test_the_longest_names_have_a_log(tmp_path):
+def test_longest_names_give_a_valid_log_path(tmp_path):
     image = "/".join(["a"] * 100)
     with opened(where(tmp_path, image, "v" * 41, "c" * 73)) as log:
         log.write("x")
 
 
-def test_a_full_disk_names_the_log():
+def test_full_disk_error_names_the_log():
     with pytest.raises(OSError, match="/dev/full"), opened(Path("/dev/full")) as log:
         log.write("x")
 
 
-def test_an_error_that_the_log_has_but_for_blanks_is_said_once(tmp_path):
+def test_error_in_the_log_is_recognized_despite_trailing_blanks(tmp_path):
     (tmp_path / "x").write_text("#1 RUN make   \n#1 ERROR: no\n")
     assert said(tmp_path / "x", "#1 RUN make\n#1 ERROR: no") == "#1 RUN make\n#1 ERROR: no"

@@ -58,7 +58,7 @@ def make(pool, order):
     return pool.make(order, None, None)
 
 
-def test_every_place_is_used_and_none_twice():
+def test_every_slot_is_used_once():
     together = threading.Barrier(4)
     one, three = Builder(together), Builder(together)
     pool = Pool([(one, 1), (three, 3)])
@@ -73,7 +73,7 @@ def test_every_place_is_used_and_none_twice():
     assert (one.all, three.all) == (2, 6)
 
 
-def test_few_builds_are_spread_over_all():
+def test_few_builds_are_spread_over_all_builders():
     builders = [Builder() for _ in range(3)]
     pool = Pool([(builder, 5) for builder in builders])
     for number in range(2):
@@ -82,14 +82,14 @@ def test_few_builds_are_spread_over_all():
     assert [builder.all for builder in builders] == [1, 1, 0]
 
 
-def test_what_builds_wait_for_takes_no_place_of_theirs():
+def test_exports_take_no_build_slot():
     pool = Pool([(Builder(), 1)])
     with pool._one():
         assert pool.export("FROM scratch", None) == {"from": "FROM scratch"}
         assert pool.base_layers("debian", None) == ("debian",)
 
 
-def test_an_image_that_is_made_has_no_place_any_more():
+def test_finished_image_frees_its_slot():
     pool = Pool([(Builder(), 1)])
     with make(pool, "one") as one, make(pool, "again") as again:
         assert (one, again) == ("one", "again")
@@ -97,7 +97,7 @@ def test_an_image_that_is_made_has_no_place_any_more():
         assert made == "next"
 
 
-def test_a_build_that_fails_gives_its_place_back():
+def test_failed_build_frees_its_slot():
     pool = Pool([(Builder(), 1)])
     for _ in range(2):
         with pytest.raises(BuildError), make(pool, "bad"):
@@ -106,30 +106,30 @@ def test_a_build_that_fails_gives_its_place_back():
         assert made == "good"
 
 
-def test_a_base_goes_by_its_name_only_where_all_have_it():
+def test_base_is_pinned_by_name_only_if_all_builders_have_it():
     pool = Pool([(Builder(has="a"), 1), (Builder(has="a"), 1)])
     assert pool.pinned("a", "b") is None
     pool = Pool([(Builder(has="a"), 1), (Builder(), 1)])
     assert pool.pinned("a", "b") == "a@b"
 
 
-def test_it_finds_images_by_their_names_only_where_all_do():
+def test_pool_is_local_only_if_all_builders_are():
     assert Pool([(Builder(), 1), (Builder(), 2)]).local
     assert not Pool([(Builder(), 1), (Builder(local=False), 1)]).local
 
 
-def test_all_are_stopped():
+def test_stop_stops_all_builders():
     builders = [Builder(), Builder()]
     Pool([(builder, 1) for builder in builders]).stop()
     assert all(builder.stopped for builder in builders)
 
 
-def test_what_a_builder_is_called_on_the_command_line():
+def test_builder_option_accepts_name_and_jobs():
     assert _places("big=8", 2) == ("big", 8)
     assert _places("small", 2) == ("small", 2)
 
 
 @pytest.mark.parametrize("text", ["", "=2", "big=", "big=0", "big=-1", "big=x", "big=\u00b2"])
-def test_what_is_no_builder(text):
+def test_invalid_builder_option_is_rejected(text):
     with pytest.raises(UsageError, match="expected NAME or NAME=JOBS"):
         _places(text, 2)

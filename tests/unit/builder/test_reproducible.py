@@ -48,7 +48,7 @@ A: tuple[str, bytes, dict[str, str]] = ("a", b"1", {})
 B: tuple[str, bytes, dict[str, str]] = ("b", b"2", {})
 
 
-def test_the_same_is_the_same(image):
+def test_identical_images_do_not_differ(image):
     assert difference(image(layer(A, B)), image(layer(A, B))) is None
 
 
@@ -67,24 +67,24 @@ def test_the_same_is_the_same(image):
         ([B, A], "in one there is a where the other has b"),
     ],
 )
-def test_the_first_file_that_differs_is_named(image, other, said):
+def test_first_differing_file_is_named(image, other, said):
     base = layer(("base", b"", {}))
     found = difference(image(base, layer(A, B)), image(base, layer(*other)))
     assert found.startswith("layer 2 of 2: ")
     assert found.endswith(said)
 
 
-def test_the_same_files_compressed_otherwise(image):
+def test_different_compression_is_reported(image):
     plain = layer(A)
     found = difference(image(gzip.compress(plain, 1, mtime=0)), image(gzip.compress(plain, 9, mtime=0)))
     assert found == "layer 1 of 1: the files are the same, but in another order or compression"
 
 
-def test_another_number_of_layers(image):
+def test_different_number_of_layers_is_reported(image):
     assert difference(image(layer(A)), image(layer(A), layer(B))) == "one has 1 layers, the other 2"
     assert difference(image(layer(A), layer(B)), image(layer(A))) == "one has 2 layers, the other 1"
 
 
-def test_another_configuration(image):
+def test_different_configuration_is_reported(image):
     found = difference(image(layer(A)), image(layer(A), config=b'{"a": 1}'))
     assert found == "the layers are the same, but the configuration differs"

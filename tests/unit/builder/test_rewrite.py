@@ -89,7 +89,7 @@ def rewriter(blobs):
     return Rewriter(blobs.folder, 0)
 
 
-def test_an_image_says_what_its_layers_are_now(blobs, rewriter):
+def test_rewritten_image_refers_to_its_new_layers(blobs, rewriter):
     base = gzip.compress(tar("base", 5))
     before = blobs.image(base, gzip.compress(tar("a", 7, 3_000_000)), tar("b", 0), annotations={"a": "b"})
     kept = {digest(base)}
@@ -111,7 +111,7 @@ def test_an_image_says_what_its_layers_are_now(blobs, rewriter):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts a small disk")
-def test_a_full_disk_is_reported_and_nothing_is_left_on_it(tmp_path):
+def test_full_disk_is_reported_and_leaves_no_files(tmp_path):
     disk = tmp_path / "disk"
     disk.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(disk)]
@@ -135,7 +135,7 @@ def times_of(blobs, layer):
         return [member.mtime for member in archive]
 
 
-def test_the_layers_of_a_base_stay_what_they_are(blobs, rewriter):
+def test_base_layers_are_not_rewritten(blobs, rewriter):
     base, own = tar("base", 5), tar("own", 5)
     before = blobs.image(base, own)
     after = blobs.json(rewriter.image(before["digest"], ORDER, {digest(base)}))
@@ -148,7 +148,7 @@ def test_the_layers_of_a_base_stay_what_they_are(blobs, rewriter):
     assert [times_of(blobs, layer) for layer in on_another["layers"]] == [[0], [0]], "here it is no base"
 
 
-def test_the_same_files_of_another_day_give_the_same_image(blobs, rewriter):
+def test_equal_files_with_other_times_give_the_same_image(blobs, rewriter):
     first, second = (blobs.image(gzip.compress(tar("a", time), mtime=time)) for time in (5, 9))
     assert first["digest"] != second["digest"]
     made = {rewriter.image(one["digest"], ORDER, set()) for one in (first, second)}
@@ -157,7 +157,7 @@ def test_the_same_files_of_another_day_give_the_same_image(blobs, rewriter):
     assert made == {rewriter.image(made.copy().pop(), ORDER, set())}, "there is nothing left to do"
 
 
-def test_a_layer_is_rewritten_once_for_all_images(blobs, rewriter, monkeypatch):
+def test_shared_layer_is_rewritten_once(blobs, rewriter, monkeypatch):
     asked = []
     together = threading.Barrier(4)
 
@@ -178,7 +178,7 @@ def test_a_layer_is_rewritten_once_for_all_images(blobs, rewriter, monkeypatch):
     assert len(asked) == 1 + 4
 
 
-def test_attestations_are_of_the_new_image(blobs, rewriter):
+def test_attestations_refer_to_the_new_image(blobs, rewriter):
     base = tar("base", 5)
     image = blobs.image(base, tar("a", 5))
     layer = blobs.json(image["digest"])["layers"][1]["digest"]
@@ -218,7 +218,7 @@ def test_attestations_are_of_the_new_image(blobs, rewriter):
     ],
     ids=["zstd", "cut off", "damaged", "no gzip", "no tar"],
 )
-def test_a_layer_that_cannot_be_rewritten(blobs, rewriter, layer, why):
+def test_invalid_layer_is_a_build_error(blobs, rewriter, layer, why):
     config = blobs.put({"rootfs": {"diff_ids": [digest(layer)]}})
     image = blobs.put({"config": config, "layers": [blobs.layer(layer)]})
     for _ in range(2):

@@ -47,7 +47,7 @@ def carry_out(backend, silent, tmp_path_factory):
     return call
 
 
-def test_what_an_image_builds_on_is_made_first_and_is_part_of_its_identity(stacked, carry_out, backend):
+def test_base_image_is_built_first_and_part_of_the_identity(stacked, carry_out, backend):
     found = stacked()
     app, base = found.items[0], found.items[2]
     assert (app.cell.image.name, app.bases, app.needs) == ("app", (), (base.reference,))
@@ -65,7 +65,7 @@ def test_what_an_image_builds_on_is_made_first_and_is_part_of_its_identity(stack
 
 
 @pytest.mark.parametrize("local", [True, False])
-def test_another_builder_gets_a_base_that_only_the_engine_has(stacked, carry_out, backend, local):
+def test_remote_builder_gets_a_base_from_the_engine_as_layout(stacked, carry_out, backend, local):
     backend.layers, backend.local, backend.source = [], local, lambda _, **__: None
     found = stacked()
     carry_out(found)
@@ -74,7 +74,7 @@ def test_another_builder_gets_a_base_that_only_the_engine_has(stacked, carry_out
     assert [where.partition(":")[0] for where in images.values()] == ([] if local else ["oci-layout"])
 
 
-def test_a_base_that_is_in_the_store_comes_from_there(stacked, carry_out, backend):
+def test_stored_base_is_reused(stacked, carry_out, backend):
     carry_out(stacked(app="FROM scratch\n"))
     backend.images = {name: own for name, own in backend.images.items() if name.startswith("base:")}
     found = stacked()
@@ -86,7 +86,7 @@ def test_a_base_that_is_in_the_store_comes_from_there(stacked, carry_out, backen
     assert orders[app.reference].sources.images == {app.needs[0]: backend.source(app.needs[0], local=True)}
 
 
-def test_without_its_base_an_image_is_skipped(stacked, carry_out, backend):
+def test_image_with_a_failed_base_is_skipped(stacked, carry_out, backend):
     found = stacked()
     real = backend.make
 
@@ -108,14 +108,14 @@ def test_without_its_base_an_image_is_skipped(stacked, carry_out, backend):
     assert "1 of 4 builds failed" in str(failure(listed))
 
 
-def test_an_image_that_builds_on_itself(stacked):
+def test_circular_base_images_are_rejected(stacked):
     with pytest.raises(UsageError, match=r"the image (app|base) builds on itself \(in the cell one\)"):
         stacked(base="FROM {{ images['app'] }}\n")
     with pytest.raises(UsageError, match="the image app builds on itself"):
         stacked(app="FROM {{ images['app'] }}\n")
 
 
-def test_an_image_that_the_matrix_does_not_have(stacked):
+def test_unknown_base_image_is_rejected(stacked):
     with pytest.raises(UsageError, match=r"app\.j2.*the matrix has no image 'bass'") as caught:
         stacked(app="FROM {{ images['bass'] }}\n")
     assert caught.value.remedy == "did you mean 'base'?"
@@ -124,19 +124,19 @@ def test_an_image_that_the_matrix_does_not_have(stacked):
     assert caught.value.remedy == "it has app, base"
 
 
-def test_a_template_may_look_at_all_images(stacked):
+def test_template_can_list_all_images(stacked):
     found = stacked(app="FROM {{ images.base }}\n# {{ images | length }}: {{ images | join(' ') }}\n")
     assert found.items[0].dockerfile.endswith("# 2: app base\n")
 
 
-def test_without_an_engine_a_base_goes_by_its_cell(stacked):
+def test_base_is_named_by_its_cell_without_an_engine(stacked):
     found = stacked(against=Against())
     assert found.items[0].dockerfile == "FROM base:v1-one\n"
     assert found.items[0].needs == ("base:v1-one",)
     assert {(item.status, item.identity) for item in found.items} == {("build", None)}
 
 
-def test_what_another_store_has_is_adopted(stacked, carry_out, backend, silent, tmp_path_factory):
+def test_base_in_another_store_is_adopted(stacked, carry_out, backend, silent, tmp_path_factory):
     carry_out(stacked())
     empty = type(backend)(tmp_path_factory.mktemp("empty"))
     found = stacked(against=Against(resolve=backend.resolve, store=empty, engine=backend))

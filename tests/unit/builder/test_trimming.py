@@ -21,7 +21,7 @@ RUN --mount=type=bind,from=imagematrix-trim,target=/tmp/trim \\
 """
 
 
-def test_those_that_trim_see_the_program_and_others_do_not(planned, backend, silent, tmp_path_factory):
+def test_only_trimming_builds_get_the_program(planned, backend, silent, tmp_path_factory):
     found = planned(template=TEMPLATE, only="march=znver4")
     assert CONTEXT not in found.bases
     by_cuda = {item.cell.cuda: item for item in found.items if getattr(item, "identity", None)}
@@ -36,7 +36,7 @@ def test_those_that_trim_see_the_program_and_others_do_not(planned, backend, sil
     assert CONTEXT not in orders[by_cuda[None].reference].sources.contexts
 
 
-def test_an_image_without_an_identity_is_not_known_to_trim(planned, backend):
+def test_trimming_is_unknown_without_an_identity(planned, backend):
     backend.missing.add("debian:trixie")
     with pytest.raises(UsageError):
         planned(template=TEMPLATE)
@@ -65,23 +65,23 @@ NATIVE = fat(entry(target=89))
 TEXT = fat(entry(PTX, 80))
 
 
-def test_cubins_of_the_cell_are_promised(labelled):
+def test_labels_promise_the_cubins_of_the_cell(labelled):
     assert labelled(NATIVE, fat(entry(target=86), entry(target=80))) == (("89",), [])
 
 
-def test_ptx_that_all_files_kept_is_promised_in_place_of_cubins(labelled):
+def test_labels_promise_ptx_kept_by_all_files_instead_of_cubins(labelled):
     assert labelled(TEXT, TEXT) == ((), [("80", "8.4")])
 
 
-def test_ptx_beside_cubins_is_promised_too(labelled):
+def test_labels_promise_ptx_besides_cubins(labelled):
     assert labelled(fat(entry(target=89), entry(PTX, 89))) == (("89",), [("89", "8.4")])
 
 
-def test_what_files_have_for_this_gpu_in_different_ways_cannot_be_promised(labelled):
+def test_mixed_cubins_and_ptx_cannot_be_promised(labelled):
     assert "the labels promise cubins for 89, but /opt/1.fatbin has none" in labelled(NATIVE, TEXT)
     assert labelled(NATIVE + TEXT) == (("89",), [])
 
 
-def test_without_trimming_the_cell_is_promised(labelled):
+def test_labels_promise_the_cell_without_trimming(labelled):
     template = "FROM {{ base }} AS compiler\nFROM {{ base }}\n"
     assert labelled(fat(entry(target=89), entry(PTX, 89)), template=template) == (("89",), [])

@@ -42,7 +42,7 @@ def parsed(*entries, **changes):
     return Catalog.from_json(json.loads(json.dumps(document(*entries, **changes))))
 
 
-def test_the_document_is_the_contract():
+def test_document_matches_the_contract():
     found = parsed(ENTRY)
     assert found.to_json() == document() | {"prefer": [], "variants": [ENTRY]}
     assert found.variants == (
@@ -73,27 +73,27 @@ def test_the_document_is_the_contract():
         {"mode": "compat", "version": "580.65.06", "branches": [535, 550], "brands": ["tesla"]},
     ],
 )
-def test_every_kind_of_driver_comes_back(driver):
+def test_every_driver_mode_round_trips(driver):
     assert parsed(ENTRY | {"driver": driver}).to_json()["variants"][0]["driver"] == driver
 
 
-def test_what_may_be_left_out():
+def test_optional_keys_may_be_absent():
     (variant,) = parsed({"reference": "t:x", "platform": "linux/amd64"}).variants
     assert variant == Variant(reference="t:x", digest=None, platform="linux/amd64")
     assert not variant.gpu
 
 
-def test_a_fact_that_is_absent_is_a_claim():
+def test_absent_fact_is_a_claim():
     (variant,) = parsed(ENTRY).variants
     assert [variant.source(fact) for fact in ("cubins", "cuda", "driver")] == ["bytes", "claim", "claim"]
 
 
-def test_a_variant_with_a_driver_is_for_gpus_even_if_its_cuda_is_unknown():
+def test_variant_with_a_driver_but_unknown_cuda_is_a_gpu_variant():
     (variant,) = parsed(ENTRY | {"cuda": None, "driver": {"mode": "host", "version": None}}).variants
     assert variant.gpu
 
 
-def test_a_file_is_loaded_and_named_in_errors(tmp_path):
+def test_errors_name_the_loaded_file(tmp_path):
     path = tmp_path / "catalog.json"
     path.write_text(documents.dump(document(ENTRY)))
     assert Catalog.load(path) == Catalog.load(str(path)) == parsed(ENTRY)
@@ -122,13 +122,13 @@ def test_a_file_is_loaded_and_named_in_errors(tmp_path):
         ({"variants": [ENTRY, ENTRY]}, "variants[1]: reference: training:v1-x occurs twice"),
     ],
 )
-def test_a_catalog_that_is_refused(changes, expected):
+def test_invalid_catalog_is_rejected(changes, expected):
     with pytest.raises(UsageError) as caught:
         parsed(**changes)
     assert expected in str(caught.value)
 
 
-def test_a_later_version_says_what_to_do():
+def test_newer_schema_version_has_a_remedy():
     with pytest.raises(UsageError) as caught:
         parsed(schema="imagematrix.catalog/v2")
     assert "the imagematrix release that wrote it" in caught.value.remedy
@@ -173,7 +173,7 @@ def test_a_later_version_says_what_to_do():
         ({"size": 1e999}, "size: expected an integer, found a number"),
     ],
 )
-def test_a_variant_that_is_refused(changes, expected):
+def test_invalid_variant_is_rejected(changes, expected):
     with pytest.raises(UsageError) as caught:
         parsed(ENTRY | changes)
     assert expected in str(caught.value)
@@ -181,20 +181,20 @@ def test_a_variant_that_is_refused(changes, expected):
     assert len(str(caught.value)) < 250
 
 
-def test_one_variant_alone():
+def test_single_variant_round_trips():
     assert Variant.from_json(ENTRY).to_json() == ENTRY
     with pytest.raises(UsageError, match="variant: expected an object, found null"):
         Variant.from_json(None)
 
 
-def test_absent_is_not_null_whoever_comes_first():
+def test_absent_and_null_are_distinguished_in_any_order():
     absent = {key: value for key, value in ENTRY.items() if key != "ptx"} | {"reference": "training:v1-y"}
     for entries in ((absent, ENTRY | {"ptx": None}), (ENTRY | {"ptx": None}, absent)):
         with pytest.raises(UsageError, match="ptx: expected a list, found null"):
             parsed(*entries)
 
 
-def test_a_part_that_is_nested_too_deeply():
+def test_deeply_nested_value_is_rejected():
     nested: list[object] = []
     for _ in range(100_000):
         nested = [nested]
@@ -202,7 +202,7 @@ def test_a_part_that_is_nested_too_deeply():
         Catalog.from_json(document(ENTRY | {"ptx": nested}) | {"variants": [ENTRY | {"ptx": nested}]})
 
 
-def test_equal_parts_are_one():
+def test_equal_parts_are_shared():
     one, other = parsed(ENTRY, ENTRY | {"reference": "training:v1-y"}).variants
     assert one.driver is other.driver
     assert one.ptx is other.ptx
@@ -220,14 +220,14 @@ def test_equal_parts_are_one():
         (["python"], "axes: expected an object, found a list"),
     ],
 )
-def test_axes_and_defaults_are_words_about_no_hardware(axes, complaint):
+def test_invalid_axes_and_defaults_are_rejected(axes, complaint):
     with pytest.raises(UsageError, match=re.escape(complaint)):
         parsed(ENTRY | {"axes": axes})
     with pytest.raises(UsageError, match=re.escape(complaint.replace("axes:", "defaults:"))):
         parsed(ENTRY, defaults=axes)
 
 
-def test_a_document_of_before_has_neither_axes_nor_defaults():
+def test_older_document_has_no_axes_and_no_defaults():
     found = parsed({key: value for key, value in ENTRY.items() if key != "axes"})
     assert (found.defaults, found.variants[0].axes) == ((), ())
 
@@ -243,13 +243,13 @@ def test_a_document_of_before_has_neither_axes_nor_defaults():
         (f"training:v1@{DIGEST}", ("training", DIGEST)),
     ],
 )
-def test_the_parts_of_a_name(name, parts):
+def test_image_name_is_split(name, parts):
     assert split(name) == parts
 
 
 @pytest.mark.parametrize(
     "name", ["", ":v1", "training:", "@", f"@{DIGEST}", "training@", f"training:@{DIGEST}"]
 )
-def test_what_is_no_name(name):
+def test_invalid_image_name_is_rejected(name):
     with pytest.raises(UsageError, match=r"invalid image name .*: expected such as training:v1"):
         split(name)

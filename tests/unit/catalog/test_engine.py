@@ -29,17 +29,17 @@ def one(image="training", version="v1", cell="cpu-znver4", **facts):
         ("reg:5000/ml/training:v1", ("reg:5000/ml/training", "v1")),
     ],
 )
-def test_a_name_has_an_image_and_perhaps_a_version(name, parts):
+def test_image_name_has_an_optional_version(name, parts):
     assert split(name) == parts
 
 
 @pytest.mark.parametrize("name", [":v1", "training:", ":"])
-def test_what_is_no_name(name):
+def test_invalid_image_name_is_rejected(name):
     with pytest.raises(UsageError, match=r"invalid image name .*: expected such as training:v1"):
         split(name)
 
 
-def test_everything_comes_back_but_what_only_the_engine_knows(engine, shipped_catalog):
+def test_labels_restore_the_catalog(engine, shipped_catalog):
     engine.hold(shipped_catalog)
     found = Catalog.from_engine("training:v1")
     assert found == catalog("training")
@@ -50,7 +50,7 @@ def test_everything_comes_back_but_what_only_the_engine_knows(engine, shipped_ca
 
 
 @pytest.mark.parametrize("full", ["docker.io/library/", "localhost/"])
-def test_podman_writes_short_names_in_full(engine, full):
+def test_podman_prefix_of_short_names_is_removed(engine, full):
     engine.hold(one())
     (reference,) = engine.images[0]["RepoTags"]
     engine.images[0] |= {"RepoTags": [full + reference], "RepoDigests": [f"{full}training@{DIGEST}"]}
@@ -58,7 +58,7 @@ def test_podman_writes_short_names_in_full(engine, full):
     assert (variant.reference, variant.digest) == (reference, DIGEST)
 
 
-def test_the_digest_is_the_manifests_or_the_image_id_of_a_classic_store(engine):
+def test_digest_is_the_manifest_s_or_the_image_id(engine):
     engine.hold(one(cell="cpu-znver3"))
     engine.hold(one())
     engine.images[1]["RepoDigests"] = ["other@sha256:1", f"training@{DIGEST}"]
@@ -78,14 +78,14 @@ def test_the_digest_is_the_manifests_or_the_image_id_of_a_classic_store(engine):
         {labels.IMAGE: "training", labels.VERSION: "v1", labels.CELL: "x", labels.INPUT: "sha256:1"},
     ],
 )
-def test_images_of_others_are_passed_over(engine, foreign):
+def test_foreign_images_are_skipped(engine, foreign):
     engine.hold(one())
     engine.image(foreign, RepoTags=["derived:latest"])
     engine.image(foreign, RepoTags=None)
     assert len(catalog("training").variants) == 1
 
 
-def test_what_is_no_image_at_all_is_passed_over(engine):
+def test_malformed_entries_are_skipped(engine):
     engine.hold(one())
     engine.images += ["text", None, 3, []]
     assert len(catalogs()) == 1
@@ -102,7 +102,7 @@ def test_what_is_no_image_at_all_is_passed_over(engine):
         ("{}", "platform is missing"),
     ],
 )
-def test_damaged_labels_name_the_image(engine, label, expected):
+def test_error_for_damaged_labels_names_the_image(engine, label, expected):
     engine.hold(one())
     own = engine.images[0]["Labels"]
     own[labels.VARIANT] = label
@@ -112,14 +112,14 @@ def test_damaged_labels_name_the_image(engine, label, expected):
         catalog("training:v1")
 
 
-def test_a_size_that_is_none(engine):
+def test_invalid_size_is_rejected(engine):
     engine.hold(one())
     engine.images[0]["Size"] = "big"
     with pytest.raises(UsageError, match="size: expected an integer, found a string"):
         catalog("training:v1")
 
 
-def test_several_versions_want_a_choice(engine):
+def test_several_versions_require_a_choice(engine):
     engine.hold(one(version="v2"))
     engine.hold(one())
     assert [(item.image, item.version) for item in catalogs("training")] == [
@@ -133,7 +133,7 @@ def test_several_versions_want_a_choice(engine):
     assert caught.value.exit_code == 4
 
 
-def test_an_unknown_image_is_told_what_there_is(engine):
+def test_error_for_an_unknown_image_lists_existing_ones(engine):
     with pytest.raises(UnknownImageError, match="the engine has no variant of training:v1") as caught:
         catalog("training:v1")
     assert caught.value.remedy == "build some with `imagematrix build`"
@@ -145,14 +145,14 @@ def test_an_unknown_image_is_told_what_there_is(engine):
         catalog("reg:5000/ml/serving:v9")
 
 
-def test_no_engine_is_an_error_of_its_own(docker_host):
+def test_missing_engine_is_an_engine_error(docker_host):
     docker_host("unix:///nowhere/docker.sock")
     with pytest.raises(EngineError) as caught:
         catalog("training:v1")
     assert caught.value.remedy
 
 
-def test_what_the_images_prefer_is_the_catalogs(engine):
+def test_catalog_takes_the_preference_of_its_images(engine):
     engine.hold(one(cell="cpu-znver3"))
     engine.hold(one())
     for item in engine.images:
@@ -178,7 +178,7 @@ def test_what_the_images_prefer_is_the_catalogs(engine):
         catalog("training:v1")
 
 
-def test_a_variant_is_named_by_its_reference_or_its_digest(engine):
+def test_variant_is_found_by_reference_or_digest(engine):
     engine.hold(one(cell="cpu-znver3"))
     engine.hold(one())
     own = catalog("training:v1").variants[0]
@@ -189,7 +189,7 @@ def test_a_variant_is_named_by_its_reference_or_its_digest(engine):
         catalog(f"other@{own.digest}")
 
 
-def test_a_slip_is_answered_with_what_was_meant(engine):
+def test_misspelled_name_gets_a_suggestion(engine):
     engine.hold(one())
     engine.hold(one(image="serving"))
 

@@ -107,7 +107,7 @@ def log_in(registry, tmp_path):
     return f"Basic {secret}"
 
 
-def test_one_request_gives_the_whole_catalog(registry):
+def test_catalog_takes_one_request(registry):
     attestation = {
         "digest": DIGEST,
         "size": 1,
@@ -123,7 +123,7 @@ def test_one_request_gives_the_whole_catalog(registry):
     assert len(registry.asked) == 1
 
 
-def test_an_index_by_digest_is_checked_against_it(registry):
+def test_index_by_digest_is_verified(registry):
     body = json.dumps(index(manifest())).encode()
     digest = f"sha256:{hashlib.sha256(body).hexdigest()}"
     registry.has(body, path=f"/v2/ml/training/manifests/{digest}")
@@ -134,7 +134,7 @@ def test_an_index_by_digest_is_checked_against_it(registry):
         Catalog.from_registry(name)
 
 
-def test_basic_login_is_dockers(registry, tmp_path):
+def test_basic_authentication_uses_docker_credentials(registry, tmp_path):
     registry.has(index(manifest()))
     registry.protected_by = 'Basic realm="here"'
     with pytest.raises(EngineError, match="denies access") as caught:
@@ -145,7 +145,7 @@ def test_basic_login_is_dockers(registry, tmp_path):
     assert registry.asked[-1] == ("/v2/ml/training/manifests/v1", basic)
 
 
-def test_a_token_is_fetched_where_the_challenge_says(registry, tmp_path):
+def test_token_is_fetched_from_the_challenge_s_realm(registry, tmp_path):
     registry.has(index(manifest()))
     registry.has({"token": "t0ken"}, path="/token")
     realm = f"http://{registry.address}/token"
@@ -165,7 +165,7 @@ def test_a_token_is_fetched_where_the_challenge_says(registry, tmp_path):
         Catalog.from_registry(registry.name)
 
 
-def test_credentials_that_cannot_be_read_are_told(registry, tmp_path):
+def test_unreadable_credentials_are_reported(registry, tmp_path):
     registry.protected_by = 'Basic realm="here"'
     helper = {"credHelpers": {registry.address: "that-is-not-installed"}}
     (tmp_path / "config.json").write_text(json.dumps(helper))
@@ -206,25 +206,25 @@ def test_credentials_that_cannot_be_read_are_told(registry, tmp_path):
         ({"manifests": {}}, 200, UsageError, "expected a list"),
     ],
 )
-def test_what_a_registry_may_answer_instead(registry, document, status, error, message):
+def test_unexpected_answers_are_errors(registry, document, status, error, message):
     registry.has(document, status)
     with pytest.raises(error, match=message):
         Catalog.from_registry(registry.name)
 
 
-def test_a_registry_that_is_not_there():
+def test_unreachable_registry_is_an_engine_error():
     with pytest.raises(EngineError, match=r"the registry 127\.0\.0\.1:1 cannot be reached"):
         Catalog.from_registry("127.0.0.1:1/training:v1")
 
 
-def test_an_answer_that_breaks_off(registry):
+def test_truncated_answer_is_an_engine_error(registry):
     registry.has(index(manifest()))
     registry.lacking = 10
     with pytest.raises(EngineError, match="ends its answers too early: IncompleteRead"):
         Catalog.from_registry(registry.name)
 
 
-def test_an_answer_without_end_is_not_read_to_its_end(registry, monkeypatch):
+def test_oversized_answer_is_not_read(registry, monkeypatch):
     monkeypatch.setattr("imagematrix.oci.transfer.LIMIT", 1000)
     registry.has(b" " * 2000)
     with pytest.raises(EngineError, match="no document of a registry"):
@@ -242,13 +242,13 @@ def test_an_answer_without_end_is_not_read_to_its_end(registry, monkeypatch):
         (f"reg.example/t@{DIGEST}", "reg.example", "t", DIGEST, "https"),
     ],
 )
-def test_references_are_read_as_docker_does(text, registry, repository, tag, scheme):
+def test_references_are_parsed_as_docker_does(text, registry, repository, tag, scheme):
     found = Reference.parse(text)
     assert (found.registry, found.repository, found.tag) == (registry, repository, tag)
     assert found.url == f"{scheme}://{registry}"
 
 
 @pytest.mark.parametrize("text", ["", "reg.example/", "a b", "a:b\n"])
-def test_what_is_no_reference(text):
+def test_invalid_reference_is_rejected(text):
     with pytest.raises(UsageError, match="invalid image reference"):
         Reference.parse(text)

@@ -18,7 +18,7 @@ def saved(shipped_catalog, tmp_path):
     return str(path)
 
 
-def test_a_file_is_narrowed_to_the_image_that_is_asked_for(saved, shipped_catalog):
+def test_file_catalog_is_narrowed_to_the_requested_image(saved, shipped_catalog):
     assert open_catalog(None, saved) == open_catalog("training", saved) == shipped_catalog
     variant = shipped_catalog.variants[0]
     assert open_catalog(variant.reference, saved).variants == (variant,)
@@ -27,7 +27,7 @@ def test_a_file_is_narrowed_to_the_image_that_is_asked_for(saved, shipped_catalo
     assert caught.value.remedy == "did you mean 'training:v1'?"
 
 
-def test_an_image_without_a_registry_lives_in_the_engine(engine, shipped_catalog):
+def test_image_without_a_registry_is_read_from_the_engine(engine, shipped_catalog):
     engine.hold(shipped_catalog)
     names = {variant.reference for variant in shipped_catalog.variants}
     assert {variant.reference for variant in open_catalog("training:v1").variants} == names
@@ -58,7 +58,7 @@ def shelf(monkeypatch, shipped_catalog):
 
 
 @pytest.mark.usefixtures("shelf", "no_engine")
-def test_a_new_source_is_a_module_and_a_line(shipped_catalog):
+def test_new_source_needs_one_entry(shipped_catalog):
     assert open_catalog("shelf.local/training:v1") == shipped_catalog
     assert open_catalog("training:v1", "shelf.local/x") == shipped_catalog
     assert list_catalogs("shelf.local/training") == [shipped_catalog]

@@ -99,13 +99,13 @@ def test_only_declared_facts_are_read(host, variant, allow_cpu):
     assert undeclared(host, variant, allow_cpu=allow_cpu) == {}
 
 
-def test_only_declared_facts_are_read_of_the_profiles(profiles, shipped_catalog):
+def test_shipped_profiles_read_only_declared_facts(profiles, shipped_catalog):
     for path in profiles.values():
         for variant in shipped_catalog.variants:
             assert undeclared(Host.load(path), variant, allow_cpu=False) == {}
 
 
-def test_a_fact_that_is_not_declared_is_noticed(make):
+def test_undeclared_fact_is_detected(make):
     (fatbin,) = (rule for rule in RULES if rule.name == "fatbin")
     careless = replace(fatbin, holds=lambda target, _: target.gpus[0].memory_mib > 80_000, facts=())
     target, reads = recorded(make.host(make.gpu(memory_mib=46_068)))
@@ -130,7 +130,7 @@ def test_every_declared_fact_is_read(rule, make):
     assert every >= set(rule.facts)
 
 
-def test_nothing_that_a_host_has_is_forgotten_here():
+def test_every_host_field_is_classified():
     fields = {
         f"{path}.{name}" if path else name for path, owner in OWNERS.items() for name in owner.__slots__
     }
@@ -167,7 +167,7 @@ def test_hosts_with_equal_facts_get_equal_answers(host, catalog, allow_cpu):
     assert answer(host, catalog, allow_cpu=allow_cpu) == answer(twin, catalog, allow_cpu=allow_cpu)
 
 
-def test_hosts_that_differ_in_a_fact_are_not_one_kind(make):
+def test_hosts_that_differ_in_a_fact_are_different_hardware(make):
     host = make.host(make.gpu(), kind="open")
     others = {
         "arch": replace(host, arch="other"),
@@ -189,7 +189,7 @@ def covered(path, reads, need):
 
 
 @given(hosts, variants, allowed)
-def test_only_what_a_need_has_is_read_of_a_variant(host, variant, allow_cpu):
+def test_only_fields_of_the_need_are_read_from_a_variant(host, variant, allow_cpu):
     target = Target(host=host, gpus=host.gpus, allow_cpu=allow_cpu)
     rules: list[Any] = [*RULES, *BY_NAME.values()]
     for rule in rules:

@@ -38,12 +38,12 @@ def target(make):
     return Target(host=one, gpus=one.gpus, allow_cpu=True)
 
 
-def test_gpu_before_cpu(first, target, make):
+def test_gpu_variant_beats_cpu_variant(first, target, make):
     worst = make.variant("z", cubins=(), ptx=[("50", "7.7")], driver=make.umd("host"), cuda="11.8")
     assert first(target, worst, make.cpu_variant("a", cpu_flags=make.flags("znver4"), vendor="amd")) == "z"
 
 
-def test_native_then_the_nearest_minor_then_ptx(first, target, make):
+def test_native_code_beats_nearest_minor_beats_ptx(first, target, make):
     native, near, far = (
         make.variant("z", cubins=("89",)),
         make.variant("y", cubins=("86",)),
@@ -56,7 +56,7 @@ def test_native_then_the_nearest_minor_then_ptx(first, target, make):
     assert first(target, make.variant("z", cubins=("80", "86", "89")), near) == "z"
 
 
-def test_the_worst_served_gpu_decides(first, make):
+def test_worst_match_among_gpus_decides(first, make):
     mixed = make.host(make.gpu(0, compute="8.0"), make.gpu(1, compute="8.9"))
     target = Target(host=mixed, gpus=mixed.gpus)
     assert first(target, make.variant("a", cubins=("80",)), make.variant("b", cubins=("80", "86"))) == "b"
@@ -68,11 +68,11 @@ def test_the_worst_served_gpu_decides(first, make):
     )
 
 
-def test_device_code_before_the_driver_mode(first, target, make):
+def test_device_code_outranks_driver_mode(first, target, make):
     assert first(target, make.variant("z", driver=make.umd("host")), make.variant("a", cubins=("86",))) == "z"
 
 
-def test_exact_then_compat_then_host(first, target, make):
+def test_driver_mode_order_is_exact_compat_host(first, target, make):
     exact = make.variant("z", driver=make.umd("exact", "580.65.06"), cuda="11.8")
     compat, by_host = (
         make.variant("y", driver=make.umd("compat", "590.44.01")),
@@ -82,7 +82,7 @@ def test_exact_then_compat_then_host(first, target, make):
     assert first(target, compat, by_host) == "y"
 
 
-def test_the_newest_cuda_by_number(first, target, make):
+def test_newest_cuda_release_is_compared_numerically(first, target, make):
     assert (
         first(
             target,
@@ -94,7 +94,7 @@ def test_the_newest_cuda_by_number(first, target, make):
     )
 
 
-def test_cuda_before_the_cpu(first, target, make):
+def test_cuda_release_outranks_cpu(first, target, make):
     assert (
         first(
             target,
@@ -105,7 +105,7 @@ def test_cuda_before_the_cpu(first, target, make):
     )
 
 
-def test_the_level_of_the_cpu_before_vendor_and_number_of_flags(first, target, make):
+def test_cpu_level_outranks_vendor_and_flag_count(first, target, make):
     level_4 = make.cpu_variant("z", cpu_flags=make.flags("x86-64-v4"))
     other_4 = make.cpu_variant("y", cpu_flags=make.flags("skylake-avx512"), vendor="intel")
     own_3 = make.cpu_variant("a", cpu_flags=make.flags("znver3"), vendor="amd")
@@ -115,7 +115,7 @@ def test_the_level_of_the_cpu_before_vendor_and_number_of_flags(first, target, m
     assert first(target, make.cpu_variant("z", cpu_flags=make.flags("x86-64-v3")), goldmont) == "z"
 
 
-def test_own_vendor_then_none_then_another(first, target, make):
+def test_own_vendor_beats_generic_beats_other_vendor(first, target, make):
     need = make.flags("x86-64-v3")
     own, other = (
         make.cpu_variant("z", cpu_flags=need, vendor="amd"),
@@ -130,12 +130,12 @@ def test_own_vendor_then_none_then_another(first, target, make):
     assert first(target, none, other) == "y"
 
 
-def test_an_unknown_vendor_prefers_generic_code(first, make):
+def test_unknown_vendor_prefers_generic_code(first, make):
     unknown = Target(host=make.host(vendor=None), gpus=())
     assert first(unknown, make.cpu_variant("z"), make.cpu_variant("a", vendor="intel")) == "z"
 
 
-def test_the_most_required_flags(first, target, make):
+def test_most_required_flags_win(first, target, make):
     more, less = make.flags("znver4"), make.flags("x86-64-v4")
     assert first(target, make.cpu_variant("z", cpu_flags=more), make.cpu_variant("a", cpu_flags=less)) == "z"
     ignored = less | {"sgx", "pku", "mwaitx"}  # flags that no code depends on count for nothing
@@ -144,12 +144,12 @@ def test_the_most_required_flags(first, target, make):
     )
 
 
-def test_the_reference_at_last(first, target, make):
+def test_reference_breaks_ties(first, target, make):
     assert first(target, make.variant("b"), make.variant("a"), make.variant("c")) == "a"
     assert first(target, make.cpu_variant("b"), make.cpu_variant("a")) == "a"
 
 
-def test_a_catalog_can_prefer_another_criterion(target, make):
+def test_catalog_preference_reorders_criteria(target, make):
     native = make.variant("t:native", cubins=("89",), cuda="12.4", driver=make.umd("host"))
     newest = make.variant("t:newest", cubins=("80",), cuda="13.0", driver=make.umd("host"))
     usual = Catalog(image="t", version="v1", variants=(native, newest))
@@ -159,12 +159,12 @@ def test_a_catalog_can_prefer_another_criterion(target, make):
     assert Catalog.from_json(prefers.to_json()) == prefers
 
 
-def test_what_is_not_preferred_keeps_its_place():
+def test_criteria_without_preference_keep_their_order():
     assert [order().index(criterion) for criterion in order(("cpu-flags", "cuda"))] == [6, 3, 0, 1, 2, 4, 5]
 
 
 @pytest.mark.parametrize("prefer", [["cdua"], ["cuda", "cuda"], [1], "cuda"])
-def test_a_preference_that_is_none(prefer):
+def test_invalid_preference_is_rejected(prefer):
     data = {"schema": "imagematrix.catalog/v1", "image": "t", "version": "v1", "variants": []}
     with pytest.raises(UsageError, match="prefer"):
         Catalog.from_json(data | {"prefer": prefer})

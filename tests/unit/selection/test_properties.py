@@ -36,7 +36,7 @@ def outcome(host, catalog, **options):
 
 
 @given(hosts, catalogs)
-def test_what_has_an_accelerator_gets_an_image_for_cpus_on_demand_alone(host, catalog):
+def test_cpu_image_on_accelerator_hosts_needs_consent(host, catalog):
     chosen = explain(host, catalog).variant
     if host.gpus or host.accelerators:
         assert chosen is None or chosen.gpu
@@ -55,7 +55,7 @@ def plus(catalog, *more):
 
 
 @given(hosts, catalogs, allowed)
-def test_the_selected_variant_is_the_least_of_those_that_fit(host, catalog, allow_cpu):
+def test_selected_variant_is_the_minimum_of_those_that_fit(host, catalog, allow_cpu):
     fitting = [variant for variant in catalog.variants if fits(host, variant, allow_cpu=allow_cpu)]
     target = Target(host=host, gpus=host.gpus, allow_cpu=allow_cpu)
     expected = min(fitting, key=lambda variant: key(order(catalog.prefer), target, variant), default=None)
@@ -63,7 +63,7 @@ def test_the_selected_variant_is_the_least_of_those_that_fit(host, catalog, allo
 
 
 @given(hosts, catalogs, allowed)
-def test_nothing_fits_exactly_where_no_candidate_fits(host, catalog, allow_cpu):
+def test_nothing_fits_if_and_only_if_no_candidate_fits(host, catalog, allow_cpu):
     found = explain(host, catalog, allow_cpu=allow_cpu)
     nothing = not any(candidate.fits for candidate in found.candidates)
     answer = outcome(host, catalog, allow_cpu=allow_cpu)
@@ -77,7 +77,7 @@ def test_nothing_fits_exactly_where_no_candidate_fits(host, catalog, allow_cpu):
 
 
 @given(hosts, catalogs, allowed, st.randoms())
-def test_the_order_of_the_catalog_changes_nothing(host, catalog, allow_cpu, random):
+def test_catalog_order_does_not_matter(host, catalog, allow_cpu, random):
     other = replace(catalog, variants=tuple(random.sample(catalog.variants, len(catalog.variants))))
     one, two = (explain(host, some, allow_cpu=allow_cpu) for some in (catalog, other))
     assert one.to_json() == two.to_json()
@@ -86,7 +86,7 @@ def test_the_order_of_the_catalog_changes_nothing(host, catalog, allow_cpu, rand
 
 
 @given(hosts, catalogs, variants, allowed)
-def test_one_more_variant_changes_nothing_or_is_selected(host, catalog, variant, allow_cpu):
+def test_added_variant_is_selected_or_changes_nothing(host, catalog, variant, allow_cpu):
     before = explain(host, catalog, allow_cpu=allow_cpu).selected
     after = explain(host, plus(catalog, variant), allow_cpu=allow_cpu).selected
     assert after in (before, variant.reference)
@@ -95,14 +95,14 @@ def test_one_more_variant_changes_nothing_or_is_selected(host, catalog, variant,
 
 
 @given(hosts, catalogs, st.frozensets(st.sampled_from(sorted(FLAGS["sapphirerapids"] | {"new"}))), allowed)
-def test_more_flags_lose_no_variant(host, catalog, more, allow_cpu):
+def test_more_cpu_flags_never_exclude_a_variant(host, catalog, more, allow_cpu):
     richer = replace(host, cpu=replace(host.cpu, flags=host.cpu.flags | more))
     for variant in catalog.variants:
         assert fits(richer, variant, allow_cpu=allow_cpu) >= fits(host, variant, allow_cpu=allow_cpu)
 
 
 @given(hosts, catalogs, allowed)
-def test_fewer_gpus_lose_no_gpu_variant(host, catalog, allow_cpu):
+def test_fewer_gpus_never_exclude_a_gpu_variant(host, catalog, allow_cpu):
     for variant in catalog.variants:
         if variant.gpu and fits(host, variant, allow_cpu=allow_cpu):
             for gpu in host.gpus:
@@ -110,7 +110,7 @@ def test_fewer_gpus_lose_no_gpu_variant(host, catalog, allow_cpu):
 
 
 @given(st.lists(hosts, max_size=6), catalogs, allowed, st.sampled_from([None, "none", "1", "device=0"]))
-def test_select_many_is_select_one_by_one(some, catalog, allow_cpu, wanted):
+def test_select_many_equals_select_per_host(some, catalog, allow_cpu, wanted):
     answers: list[Any] = select_many(some, catalog, gpus=wanted, allow_cpu=allow_cpu)
     for host, answer in zip(some, answers, strict=True):
         expected = outcome(host, replace(catalog), gpus=wanted, allow_cpu=allow_cpu)
@@ -122,7 +122,7 @@ def test_select_many_is_select_one_by_one(some, catalog, allow_cpu, wanted):
 
 
 @given(hosts, catalogs, allowed)
-def test_a_nearest_variant_fails_as_few_rules_as_any(host, catalog, allow_cpu):
+def test_nearest_variant_is_the_first_candidate(host, catalog, allow_cpu):
     found = explain(host, catalog, allow_cpu=allow_cpu)
     if found.selected is None and catalog.variants:
         index = Index(catalog.variants, order(catalog.prefer))
@@ -132,14 +132,14 @@ def test_a_nearest_variant_fails_as_few_rules_as_any(host, catalog, allow_cpu):
 
 @given(hosts, catalogs)
 @settings(max_examples=200)
-def test_the_gpus_named_as_the_cure_are_one(host, catalog):
+def test_suggested_gpus_make_selection_succeed(host, catalog):
     remedy = getattr(outcome(host, catalog), "remedy", None) or ""
     if remedy.startswith("pass --gpus ") and ";" not in remedy:
         assert select(host, catalog, gpus=remedy.removeprefix("pass --gpus ")).selected
 
 
 @given(hosts, catalogs, st.integers(1, 3))
-def test_what_serves_a_count_is_all_that_a_variant_for_gpus_fits(host, catalog, count):
+def test_serving_lists_every_gpu_set_that_a_variant_fits(host, catalog, count):
     if count > sum(gpu.state == "ok" for gpu in host.gpus):
         return
     choice = candidates(host.gpus, count)
@@ -159,14 +159,14 @@ def test_what_serves_a_count_is_all_that_a_variant_for_gpus_fits(host, catalog, 
 
 
 @given(hosts, catalogs)
-def test_where_there_is_no_choice_serving_makes_none(host, catalog):
+def test_serving_keeps_a_fixed_choice(host, catalog):
     for wanted in (None, "all", "none"):
         choice = candidates(host.gpus, wanted)
         assert serving(host, catalog, choice) == (choice,)
 
 
 @given(hosts, catalogs, st.sampled_from([None, "none", "1", "device=0"]))
-def test_gpus_themselves_are_as_good_as_their_names(host, catalog, wanted):
+def test_gpu_objects_and_gpu_names_are_equivalent(host, catalog, wanted):
     if host.gpus and all(gpu.usable for gpu in host.gpus):
         gpus = choose(host, wanted)
         if gpus:

@@ -38,7 +38,7 @@ def refused(*question, **options):
     return caught.value
 
 
-def test_an_axis_that_the_question_leaves_open_is_never_decided_by_alphabet(make, pythons):
+def test_open_axis_is_never_decided_alphabetically(make, pythons):
     error = refused(make.host(), pythons)
     assert str(error) == "variants of t:v1 that fit this host differ in python (3.9, 3.13)"
     assert "--where python=" in error.remedy
@@ -48,7 +48,7 @@ def test_an_axis_that_the_question_leaves_open_is_never_decided_by_alphabet(make
     assert [candidate.rank for candidate in found.candidates] == [1, 2]
 
 
-def test_the_remedy_is_one(make, pythons):
+def test_suggested_where_makes_selection_succeed(make, pythons):
     axis, _, value = (
         refused(make.host(), pythons).remedy.partition("--where ")[2].partition(";")[0].partition("=")
     )
@@ -66,7 +66,7 @@ def test_the_remedy_is_one(make, pythons):
         ({"python": ["*", "!3.13"], "cuda": "none"}, "3.9"),
     ],
 )
-def test_where_takes_the_words_of_only(make, pythons, where, selected):
+def test_where_accepts_the_syntax_of_only(make, pythons, where, selected):
     found = select(make.host(), pythons, where=where)
     assert found.selected == f"t:v1-cpu-{selected}"
     assert [candidate.reference for candidate in found.candidates] == [found.selected]
@@ -82,13 +82,13 @@ def test_where_takes_the_words_of_only(make, pythons, where, selected):
         ({"python": ">=x"}, "--where: invalid version in a comparison: 'x'"),
     ],
 )
-def test_what_there_is_none_of_is_said_with_what_there_is(make, pythons, where, told):
+def test_unknown_axis_or_value_lists_the_existing_ones(make, pythons, where, told):
     assert str(refused(make.host(), pythons, where=where)) == told
     with pytest.raises(UsageError):
         select_many([make.host()], pythons, where=where)
 
 
-def test_defaults_decide_what_the_question_leaves_open(make, pythons):
+def test_defaults_decide_open_axes(make, pythons):
     catalog = replace(pythons, defaults=(("python", "3.13"),))
     assert select(make.host(), catalog).selected == "t:v1-cpu-3.13"
     assert select(make.host(), catalog, where={"python": "3.9"}).selected == "t:v1-cpu-3.9"
@@ -96,7 +96,7 @@ def test_defaults_decide_what_the_question_leaves_open(make, pythons):
     assert select(make.host(), catalog, where={"python": "!3.13"}).selected == "t:v1-cpu-3.9"
 
 
-def test_where_a_default_fits_nothing_and_another_value_would_the_remedy_says_so(make):
+def test_remedy_names_another_value_where_the_default_fits_nothing(make):
     catalog = replace(
         make.catalog(build(make, "3.9"), build(make, "3.13", cpu_flags=frozenset({"avx512f"}))),
         defaults=(("python", "3.13"),),
@@ -110,7 +110,7 @@ def test_where_a_default_fits_nothing_and_another_value_would_the_remedy_says_so
     assert select(host, catalog, where={"python": "3.9"}).selected == "t:v1-cpu-3.9"
 
 
-def test_where_no_variant_is_left_that_is_said(make, pythons):
+def test_combination_without_variants_is_reported(make, pythons):
     catalog = make.catalog(build(make, "3.9", march="a"), build(make, "3.13", march="b"))
     with pytest.raises(
         NothingFits, match=r"t:v1 has no variants with march a, python 3\.13; t:v1-cpu-3\.13 fits"
@@ -121,7 +121,7 @@ def test_where_no_variant_is_left_that_is_said(make, pythons):
     assert caught.value.remedy == "select it by its reference: t:v1-cpu-3.13"
 
 
-def test_hardware_is_asked_for_by_the_same_words(make):
+def test_where_filters_by_hardware_axes_too(make):
     exact = make.variant("t:exact", cubins=("89", "90a", "100"), march="znver4")
     host = make.variant("t:host", driver=make.umd("host"), axes=(("python", "3.9"),))
     catalog = make.catalog(exact, host, make.cpu_variant("t:cpu"))
@@ -139,7 +139,7 @@ def test_hardware_is_asked_for_by_the_same_words(make):
     assert narrowed(catalog, None) is catalog
 
 
-def test_images_that_do_not_tell_their_axes_are_named(make):
+def test_indistinguishable_images_are_named(make):
     old = [make.cpu_variant(f"t:v1-{number}", digest=None, size=number) for number in range(12)]
     host = make.host()
     error = refused(host, make.catalog(*old[:2]))
@@ -152,20 +152,20 @@ def test_images_that_do_not_tell_their_axes_are_named(make):
     assert select(host, make.catalog(old[0], replace(old[1], march="raptorlake"))).selected == "t:v1-0"
 
 
-def test_an_axis_that_some_variants_lack_is_open_too(make):
+def test_axis_missing_in_some_variants_is_open(make):
     catalog = make.catalog(make.cpu_variant("t:v1-0"), build(make, "3.9"))
     error = refused(make.host(), catalog)
     assert str(error) == "variants of t:v1 that fit this host differ in python (not set, 3.9)"
 
 
-def test_variants_for_other_nodes_leave_nothing_open(make, pythons):
+def test_variants_that_do_not_fit_leave_no_axis_open(make, pythons):
     catalog = replace(
         pythons, variants=(pythons.variants[0], replace(pythons.variants[1], platform="linux/arm64"))
     )
     assert select(make.host(), catalog).selected == "t:v1-cpu-3.9"
 
 
-def test_gpus_are_looked_for_among_what_is_asked_for(make):
+def test_gpus_are_chosen_for_the_narrowed_catalog(make):
     new = make.variant("t:new", cubins=("90",), axes=(("python", "3.13"),))
     catalog = make.catalog(new, make.variant("t:old", axes=(("python", "3.9"),)))
     host = make.host(make.gpu(0), make.gpu(1, compute="9.0"))
@@ -175,14 +175,14 @@ def test_gpus_are_looked_for_among_what_is_asked_for(make):
         )
 
 
-def test_an_answer_to_a_question_is_sent_with_it(make, pythons):
+def test_narrowed_selection_can_be_pickled(make, pythons):
     sent = pickle.dumps(select(make.host(), pythons, where={"python": "3.9"}))
     found = pickle.loads(sent)  # noqa: S301 - our own bytes
     assert found.selected == "t:v1-cpu-3.9"
     assert found.to_json() == select(make.host(), pythons, where={"python": "3.9"}).to_json()
 
 
-def test_a_question_is_worked_out_once(make, pythons):
+def test_equal_questions_share_a_decision(make, pythons):
     one, two = (explain(make.host(), pythons, where={"python": "3.9"}) for _ in range(2))
     assert one.decision is two.decision
     assert one.decision is not explain(make.host(), pythons).decision
@@ -236,13 +236,13 @@ def outcome(host, catalog, where):
 
 
 @given(hosts, catalogs, wheres, st.randoms())
-def test_the_same_question_has_the_same_answer_whatever_the_order(host, catalog, where, random):
+def test_answer_does_not_depend_on_catalog_order(host, catalog, where, random):
     other = replace(catalog, variants=tuple(random.sample(catalog.variants, len(catalog.variants))))
     assert outcome(host, catalog, where) == outcome(host, other, where)
 
 
 @given(hosts, catalogs)
-def test_a_doubt_there_is_exactly_where_fitting_variants_differ_or_are_alike(host, catalog):
+def test_selection_is_ambiguous_iff_fitting_variants_differ_or_are_alike(host, catalog):
     found = explain(host, catalog)
     fitting = [candidate.variant for candidate in found.candidates if candidate.fits]
     stated = dict(catalog.defaults).items()
@@ -254,7 +254,7 @@ def test_a_doubt_there_is_exactly_where_fitting_variants_differ_or_are_alike(hos
 
 
 @given(hosts, catalogs, wheres, variants)
-def test_an_image_for_other_hardware_changes_no_answer(host, catalog, where, more):
+def test_variant_for_other_hardware_changes_no_answer(host, catalog, where, more):
     foreign = replace(more, platform="linux/arm64")
     before = outcome(host, catalog, where)
     if isinstance(before, dict):
@@ -263,7 +263,7 @@ def test_an_image_for_other_hardware_changes_no_answer(host, catalog, where, mor
 
 
 @given(hosts, catalogs, wheres)
-def test_a_remedy_that_names_axes_leads_to_a_variant(host, catalog, where):
+def test_suggested_axes_lead_to_a_fitting_variant(host, catalog, where):
     try:
         select(host, catalog, where=where)
     except NothingFits as error:

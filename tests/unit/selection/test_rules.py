@@ -14,14 +14,14 @@ DRIVER = ("driver-exact", "driver-compat", "driver-gpu", "driver-cuda")
 CONTRACT = ("platform", *DRIVER, "device-code", "fatbin", "cpu")
 
 
-def test_the_rules_of_the_contract_are_there_in_their_order():
+def test_rules_of_the_contract_are_in_order():
     names = [rule.name for rule in RULES]
     assert [name for name in names if name in CONTRACT] == [*CONTRACT]
     assert len(set(names)) == len(names)
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
-def test_a_rule_is_in_the_module_of_its_name_which_documents_it(rule):
+def test_rule_module_has_the_rule_s_name_and_documents_it(rule):
     module = import_module(f"imagematrix.selection.rules.{rule.name.replace('-', '_')}")
     assert module.RULE is rule
     holds, _, otherwise = " ".join(module.__doc__.split()).partition(". ")
@@ -32,7 +32,7 @@ def test_a_rule_is_in_the_module_of_its_name_which_documents_it(rule):
 MODES = {"exact": "550.163.01", "compat": "560.35.05", "host": None}
 
 
-def test_a_virtual_gpu_takes_its_nodes_driver_alone(judge, make):
+def test_virtual_gpu_requires_the_host_driver(judge, make):
     host = make.host(make.gpu(), make.gpu(1, name="NVIDIA L40S-24Q", state="vgpu"))
     variants = {mode: make.variant(driver=make.umd(mode, version)) for mode, version in MODES.items()}
     assert judge("device-code", host, variants["host"]).ok
@@ -49,7 +49,7 @@ TEGRA = ["35.4.1", "36.4.3", "540.4.0", "580.00"]
 
 
 @pytest.mark.parametrize("driver", TEGRA)
-def test_what_a_tegras_driver_runs_is_not_known(judge, make, driver):
+def test_tegra_driver_versions_are_not_comparable(judge, make, driver):
     host = make.host(make.gpu(compute="8.7"), driver=driver)
     for mode in ("exact", "host"):
         result = judge("driver-cuda", host, make.variant(cuda="11.8", driver=make.umd(mode, driver)))
@@ -62,7 +62,7 @@ def test_what_a_tegras_driver_runs_is_not_known(judge, make, driver):
     assert not judge("fatbin", host, packed).ok
 
 
-def test_rules_that_do_not_apply_say_nothing(judge, make):
+def test_inapplicable_rules_return_no_result(judge, make):
     host = make.host(make.gpu())
     of_cpu = {name for name in CONTRACT if judge(name, host, make.cpu_variant())}
     assert of_cpu == {"platform", "device-code", "cpu"}
@@ -86,7 +86,7 @@ def test_every_reason_is_one_line(make):
             assert result.to_json()["rule"] == result.rule
 
 
-def test_a_rule_says_where_the_need_comes_from(judge, make):
+def test_result_names_the_source_of_the_need(judge, make):
     host = make.host(make.gpu())
     variant = make.variant(facts=(("cubins", "bytes"), ("driver", "bytes")))
     assert judge("device-code", host, variant).source == "bytes"
@@ -102,7 +102,7 @@ def undecided(make):
     return make.variant(cuda=None, cubins=(), cpu_flags=frozenset(), driver=make.umd("host"), facts=facts)
 
 
-def test_what_is_not_known_of_an_image_refuses_nothing(judge, make):
+def test_unknown_image_facts_refuse_nothing(judge, make):
     host = make.host(make.gpu())
     for rule in ("driver-cuda", "device-code", "cpu", "fatbin"):
         result = judge(rule, host, undecided(make))
@@ -110,7 +110,7 @@ def test_what_is_not_known_of_an_image_refuses_nothing(judge, make):
         assert "refuses nothing" in result.why
 
 
-def test_an_image_of_unknown_device_code_still_needs_gpus_that_work(judge, make):
+def test_unknown_device_code_still_requires_working_gpus(judge, make):
     variant = undecided(make)
     assert not judge("device-code", make.host(), variant).ok
     host = make.host(make.gpu(), make.gpu(1, state="lost"))

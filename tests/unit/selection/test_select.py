@@ -39,7 +39,7 @@ def fleet(make):
     ]
 
 
-def test_the_document_is_the_contract(make, conforms):
+def test_document_matches_the_contract(make, conforms):
     fits = make.variant("t:b", digest=DIGEST, cpu_flags=make.flags("x86-64-v3"))
     found = select(make.host(make.gpu(0), make.gpu(1)), make.catalog(make.cpu_variant("t:a"), fits))
     document = conforms(found.to_json())
@@ -68,7 +68,7 @@ def test_the_document_is_the_contract(make, conforms):
     assert json.loads(json.dumps(document)) == document
 
 
-def test_the_selection_keeps_what_a_launch_needs(make):
+def test_selection_keeps_what_a_launch_needs(make):
     node = make.host(make.gpu(0), make.gpu(1))
     fits = make.variant()
     found = select(node, make.catalog(fits), gpus="device=1")
@@ -78,7 +78,7 @@ def test_the_selection_keeps_what_a_launch_needs(make):
     assert repr(found) == "<Selection t:gpu for GPUs ['GPU-1']>"
 
 
-def test_ranks(make):
+def test_candidates_are_ranked(make):
     found = select(
         make.host(make.gpu()),
         make.catalog(
@@ -92,7 +92,7 @@ def test_ranks(make):
     ]
 
 
-def test_cpu_only_images_are_for_hosts_that_pass_no_gpu(make):
+def test_cpu_only_image_is_selected_only_without_gpus(make):
     both = make.catalog(make.cpu_variant(), make.variant(cubins=("90",)))
     assert select(make.host(), both).selected == "t:cpu"
     assert select(make.host(make.gpu()), both, gpus="none").selected == "t:cpu"
@@ -103,7 +103,7 @@ def test_cpu_only_images_are_for_hosts_that_pass_no_gpu(make):
     assert select(make.host(make.gpu(compute="9.0")), both, allow_cpu=True).selected == "t:gpu"
 
 
-def test_nothing_fits_names_the_nearest_and_its_cure(make):
+def test_nothing_fits_names_the_nearest_variant_and_its_fix(make):
     far = make.variant("t:a", driver=make.umd("exact", "535.261.03"), cubins=("90",))
     near = make.variant("t:b", driver=make.umd("exact", "535.261.03"))
     with pytest.raises(NothingFits) as caught:
@@ -139,12 +139,12 @@ def nearest(host, *variants):
         ("418.39", "t:470.256.02"),
     ],
 )
-def test_the_nearest_driver(make, kernel, expected):
+def test_nearest_driver_version_is_suggested(make, kernel, expected):
     variants = [make.variant(f"t:{own}", cuda="11.0", driver=make.umd("exact", own)) for own in EXACT]
     assert nearest(make.host(make.gpu(), driver=kernel), *variants) == expected
 
 
-def test_the_nearest_of_each_rule(make):
+def test_nearest_variant_for_each_rule(make):
     l40s, compat = make.gpu(), make.umd("compat", "580.95.05", (535, 550))
     assert (
         nearest(
@@ -187,13 +187,13 @@ def test_the_nearest_of_each_rule(make):
     assert nearest(make.host(make.gpu(), driver=None), make.variant("t:v"), make.variant("t:u")) == "t:u"
 
 
-def test_what_hardware_lacks_is_farther_than_another_driver(make):
+def test_missing_hardware_is_farther_than_another_driver(make):
     driver = make.variant("t:z", driver=make.umd("exact", "470.256.02"), cuda="11.0")
     code = make.variant("t:a", cubins=("90",))
     assert nearest(make.host(make.gpu()), driver, code) == "t:z"
 
 
-def test_no_variant_is_advised_that_there_is(make):
+def test_fix_names_an_existing_variant_instead_of_a_build(make):
     v4, v3 = make.flags("x86-64-v4"), make.flags("x86-64-v3")
     znver = make.variant("t:znver5", cpu_flags=v4 | {"avx512_vp2intersect"})
     other = make.variant("t:v4-new", cpu_flags=v4, driver=make.umd("exact", "580.95.05"))
@@ -214,7 +214,7 @@ def test_no_variant_is_advised_that_there_is(make):
     ]
 
 
-def test_the_nearest_is_never_for_another_architecture(make):
+def test_nearest_variant_has_the_same_architecture(make):
     arm = make.cpu_variant("t:arm", platform="linux/arm64")
     bad = make.variant("t:bad", driver=make.umd("exact", "535.261.03"), cubins=("90",), cuda="13.0")
     for variants in ((arm, bad, make.cpu_variant("t:cpu")), (make.cpu_variant("t:cpu"), bad, arm)):
@@ -229,13 +229,13 @@ def test_the_nearest_is_never_for_another_architecture(make):
         select(make.host(make.gpu()), make.catalog(make.cpu_variant()))
 
 
-def test_an_empty_catalog(make):
+def test_empty_catalog_fits_nothing(make):
     with pytest.raises(NothingFits, match="t:v1 has no variants") as caught:
         select(make.host(), make.catalog())
     assert caught.value.selection.to_json()["candidates"] == []
 
 
-def test_a_mixed_node_is_told_which_gpus_would_do(make):
+def test_remedy_for_a_mixed_node_names_the_gpus_that_fit(make):
     v100 = {"compute": "7.0", "name": "Tesla V100", "brand": "tesla"}
     mixed = make.host(make.gpu(0), make.gpu(1, **v100), make.gpu(2), make.gpu(3, compute="9.0"))
     two = make.catalog(make.variant("t:89"), make.variant("t:70", cubins=("70",)))
@@ -252,14 +252,14 @@ def test_a_mixed_node_is_told_which_gpus_would_do(make):
     assert select(mixed, make.catalog(fat)).selected == "t:fat"
 
 
-def test_gpus_of_one_variant_are_named_even_if_another_would_serve_the_rest(make):
+def test_remedy_names_the_gpus_of_a_single_variant(make):
     mixed = make.host(make.gpu(0, compute="7.0"), make.gpu(1, compute="7.5"), make.gpu(2, compute="9.0"))
     with pytest.raises(NothingFits) as caught:
         select(mixed, make.catalog(make.variant("t:7", cubins=("70",)), make.variant("t:9", cubins=("90",))))
     assert caught.value.remedy == "pass --gpus 0,1"
 
 
-def test_explain_raises_nothing(make):
+def test_explain_does_not_raise_if_nothing_fits(make):
     found = explain(make.host(make.gpu(compute="7.0")), make.catalog(make.variant()))
     assert found.selected is None
     (candidate,) = found.candidates
@@ -271,7 +271,7 @@ def test_unknown_gpus_are_a_usage_error(make):
         select(make.host(), make.catalog(make.variant()), gpus="1")
 
 
-def test_select_many_answers_in_order(fleet, make):
+def test_select_many_keeps_the_order_of_hosts(fleet, make):
     answers = select_many(fleet, make.catalog(make.variant()))
     assert [one.selected if isinstance(one, Selection) else None for one in answers] == [
         "t:gpu", "t:gpu", None, None, "t:gpu", "t:gpu",
@@ -283,12 +283,12 @@ def test_select_many_answers_in_order(fleet, make):
     assert first is last
 
 
-def test_select_many_answers_for_hosts_without_the_gpus(fleet, make):
+def test_select_many_returns_usage_errors_per_host(fleet, make):
     answers = select_many(fleet, make.catalog(make.variant()), gpus="2")
     assert [type(one).__name__ for one in answers] == ["UsageError"] * 4 + ["Selection", "UsageError"]
 
 
-def test_equal_hardware_is_decided_once_and_keeps_its_own_gpus(make):
+def test_equal_hardware_shares_a_decision_but_keeps_its_own_gpus(make):
     selector = Selector(make.catalog(make.variant()))
     one, other = (
         selector.select(make.host(make.gpu(0, uuid="GPU-a"))),
@@ -300,7 +300,7 @@ def test_equal_hardware_is_decided_once_and_keeps_its_own_gpus(make):
     assert different.decision is not one.decision
 
 
-def test_catalogs_are_told_apart_by_identity(make):
+def test_catalogs_are_cached_by_identity(make):
     a, b = make.catalog(make.cpu_variant("t:a")), make.catalog(make.cpu_variant("t:b"))
     assert [select(make.host(), one).selected for one in (a, b, a)] == ["t:a", "t:b", "t:a"]
     assert module._Same(a) == module._Same(a)
@@ -308,7 +308,7 @@ def test_catalogs_are_told_apart_by_identity(make):
     assert module._Same(a) != a
 
 
-def test_a_selector_forgets_before_it_grows_without_end(make):
+def test_selector_cache_is_bounded(make):
     selector = Selector(make.catalog(make.variant()), keep=2)
     for index in range(5):
         assert selector.select(make.host(make.gpu(index))).selected == "t:gpu"
@@ -321,7 +321,7 @@ def test_selections_can_be_pickled(make):
 
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])  # noqa: S301
-def test_a_refusal_is_copied_with_every_reason(make, copied):
+def test_copied_refusal_keeps_every_reason(make, copied):
     (error,) = select_many([make.host(make.gpu())], make.catalog(make.variant(cubins=("90",))))
     assert isinstance(error, NothingFits)
     found = copied(error)
@@ -338,7 +338,7 @@ def pools():
         yield lambda ask, hosts: list(executor.map(ask, hosts, timeout=PATIENCE))
 
 
-def test_workers_of_a_pool_send_choices_and_refusals_back(make):
+def test_pool_workers_return_selections_and_refusals(make):
     catalog = make.catalog(make.variant(), *(make.variant(f"t:{n}", cubins=("90",)) for n in range(500)))
     hosts = [[make.host(make.gpu(compute=compute))] for compute in ("8.9", "7.0", "8.9", "7.0")]
     here = [select_many(one, catalog)[0] for one in hosts]
@@ -351,13 +351,13 @@ def test_workers_of_a_pool_send_choices_and_refusals_back(make):
         assert len(decisions[1].candidates) == 501
 
 
-def test_a_choice_is_sent_with_its_catalog_and_no_more(make):
+def test_pickled_selection_contains_the_catalog_once(make):
     catalog = make.catalog(*(make.variant(f"t:{n}", march=f"m{n}") for n in range(200)))
     found = select(make.host(make.gpu()), catalog)
     assert len(pickle.dumps(found)) < len(pickle.dumps(catalog)) + 10_000
 
 
-def test_decisions_that_are_kept_hold_no_reasons(make):
+def test_cached_decisions_hold_no_reasons(make):
     catalog = make.catalog(*(make.variant(f"t:{n}", cubins=("90",)) for n in range(1000)))
     hosts = [make.host(make.gpu(name=f"NVIDIA L40S {n}")) for n in range(100)]
     selector = Selector(catalog)
@@ -373,7 +373,7 @@ def test_decisions_that_are_kept_hold_no_reasons(make):
     assert held < 1024 * 1024
 
 
-def test_choosing_loads_nothing_heavy():
+def test_select_imports_no_heavy_modules():
     heavy = {"docker", "jinja2", "yaml", "rich", "typer", "pathlib", "subprocess", "requests", "pynvml"}
     code = "import sys, imagematrix.selection.select; print(*sys.modules)"
     # What counts coverage loads a good deal of its own.
@@ -402,7 +402,7 @@ A100 = {"compute": "8.0", "name": "NVIDIA A100-SXM4-40GB", "memory_mib": 40960}
         ([], "2", [[0, 1, 2, 3, 4]]),
     ],
 )
-def test_serving(make, cubins, wanted, expected):
+def test_serving_returns_the_gpu_sets_that_fit(make, cubins, wanted, expected):
     host = make.host(*(make.gpu(index, **(A100 if index % 2 else T4)) for index in range(5)))
     variants = (make.variant(f"t:{number}", cubins=one) for number, one in enumerate(cubins))
     choice = candidates(host.gpus, wanted)

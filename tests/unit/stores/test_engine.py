@@ -48,7 +48,7 @@ def order(tmp_path, layout):
     return Order(reference="t:v1-a", dockerfile="", sources=sources, labels=OWN), made
 
 
-def test_it_says_what_it_is(engine, docker):
+def test_version_and_manifest_support_are_read(engine, docker):
     assert docker.version == "28.5.2"
     assert docker.has_manifests
     docker.require()
@@ -57,13 +57,13 @@ def test_it_says_what_it_is(engine, docker):
 
 
 @pytest.mark.parametrize("told", [None, REFUSED])
-def test_an_engine_that_goes_away_at_the_first_question(engine, told):
+def test_engine_lost_at_the_first_request_is_an_engine_error(engine, told):
     engine.told["GET", "/info"] = told
     with pytest.raises(EngineError):
         _ = Engine().version
 
 
-def test_the_digest_of_a_name(engine, docker):
+def test_name_resolves_to_its_digest(engine, docker):
     names = [f"other@{OTHER}", f"reg:5000/t@{DIGEST}"]
     tell(engine, "GET", "/images/reg:5000/t:v1/json", {"Id": OTHER, "RepoDigests": names})
     assert docker.digest("reg:5000/t:v1") == DIGEST
@@ -74,7 +74,7 @@ def test_the_digest_of_a_name(engine, docker):
     assert docker.digest("t:v2") is None
 
 
-def test_the_layers_of_an_image(engine, docker):
+def test_layers_of_an_image_are_listed_with_sizes(engine, docker):
     image = {"Id": OTHER, "Size": 30, "RootFS": {"Layers": [DIGEST]}}
     tell(engine, "GET", f"/images/{OTHER}/json", image)
     tell(engine, "GET", f"/images/{OTHER}/history", [{"CreatedBy": "CMD a", "Size": 0}, {"Size": 10}])
@@ -85,7 +85,7 @@ def test_the_layers_of_an_image(engine, docker):
     assert docker.parts("t:v2") is None
 
 
-def test_a_base_that_is_not_here_is_asked_for_in_its_registry(engine, docker):
+def test_missing_base_is_resolved_in_its_registry(engine, docker):
     tell(engine, "GET", "/images/base:1/json", {"message": "no such image"}, 404)
     tell(engine, "GET", "/distribution/base:1/json", {"Descriptor": {"digest": DIGEST}})
     assert docker.resolve("base:1") == docker.newest("base:1") == DIGEST
@@ -100,7 +100,7 @@ def test_a_base_that_is_not_here_is_asked_for_in_its_registry(engine, docker):
     assert docker.newest("base:1") == OTHER, "better than none"
 
 
-def test_what_it_has_of_a_version(engine, docker):
+def test_images_of_a_version_are_listed(engine, docker):
     own = {**OWN, labels.VERSION: "v1"}
     engine.image(own, RepoTags=[f"t:{TAG}", "copy:1"])
     engine.image({**own, labels.INPUTS: "{", labels.CELL: "b"}, RepoTags=[f"t:v1-b-{'1' * 12}"])
@@ -121,7 +121,7 @@ def test_what_it_has_of_a_version(engine, docker):
     assert docker.source("t:another", local=True) is None
 
 
-def test_an_image_is_held_while_builds_are_on(engine, docker):
+def test_base_is_held_under_its_own_name_during_builds(engine, docker):
     """`docker tag` of another image over its name changes nothing any more."""
     tell(engine, "GET", "/images/base:1/json", {"Id": OTHER, "RepoDigests": [f"base@{DIGEST}"]})
     engine.told["POST", "/tag"] = 201, b""
@@ -139,7 +139,7 @@ def test_an_image_is_held_while_builds_are_on(engine, docker):
 
 
 @pytest.mark.parametrize(("names", "goes"), [(["base:1"], True), ([], False)])
-def test_held_names_go_with_the_process(engine, names, goes):
+def test_held_names_are_removed_at_exit(engine, names, goes):
     tell(engine, "GET", "/images/base:1/json", {"Id": OTHER})
     engine.told["POST", "/tag"] = 201, b""
     with Engine() as docker:
@@ -149,7 +149,7 @@ def test_held_names_go_with_the_process(engine, names, goes):
     assert any(f"/images/{held}?" in unquote(one) for one in engine.asked) == goes, "the last name stays"
 
 
-def test_held_names_of_killed_builds_go(engine, monkeypatch, tmp_path):
+def test_held_names_of_killed_builds_are_removed(engine, monkeypatch, tmp_path):
     """Those of living builds, of other machines and of other engines stay; so do the last of an image."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     engine.told["POST", "/tag"] = 201, b""
@@ -199,7 +199,7 @@ def test_names_that_cannot_be_listed_are_left_to_the_next_build(engine, monkeypa
     assert folder.exists()
 
 
-def test_a_base_of_the_matrix_is_held_too(engine, docker):
+def test_base_built_by_the_matrix_is_held_too(engine, docker):
     engine.image({**OWN, labels.VERSION: "v1"}, RepoTags=[f"t:{TAG}"], Id=OTHER)
     engine.answer = lambda _: engine.images
     docker.present("t", "v1")
@@ -212,7 +212,7 @@ def test_a_base_of_the_matrix_is_held_too(engine, docker):
     engine.answer = lambda _: {}
 
 
-def test_it_is_given_only_the_layers_it_lacks(engine, docker, order):
+def test_only_missing_layers_are_loaded(engine, docker, order):
     asked, made = order
     engine.told["POST", "/images/load"] = 200, b'{"stream": "Loaded"}'
     tell(engine, "GET", "/images/t:v1-a/json", {"Id": made.digest})
@@ -224,7 +224,7 @@ def test_it_is_given_only_the_layers_it_lacks(engine, docker, order):
     assert second == first - {lower, upper}
 
 
-def test_layers_that_it_has_lost_are_given_again(engine, docker, order):
+def test_lost_layers_are_loaded_again(engine, docker, order):
     asked, made = order
     engine.told["POST", "/images/load"] = 200, b'{"stream": "Loaded"}'
     tell(engine, "GET", "/images/t:v1-a/json", {"Id": made.digest})
@@ -239,7 +239,7 @@ def test_layers_that_it_has_lost_are_given_again(engine, docker, order):
     assert len(second - first) == 2
 
 
-def test_layers_of_the_base_that_it_has_are_not_sent(engine, docker, order):
+def test_layers_of_a_present_base_are_not_loaded(engine, docker, order):
     asked, made = order
     lower, upper = Image(made.layout, made.digest).layers
     engine.told["POST", "/images/load"] = 200, b'{"stream": "Loaded"}'
@@ -249,9 +249,7 @@ def test_layers_of_the_base_that_it_has_are_not_sent(engine, docker, order):
     assert {lower, upper} & {f"sha256:{name[13:]}" for name in loaded} == {upper}
 
 
-def test_an_image_waits_while_another_with_a_layer_of_its_own_is_loaded(
-    engine, docker, order, tmp_path, layout
-):
+def test_images_that_share_a_new_layer_are_loaded_in_turn(engine, docker, order, tmp_path, layout):
     """The engine would unpack the layer for both; the second finds it unpacked, and gets what is missing."""
     asked, made = order
     other = replace(made, digest=layout(tmp_path, b"lower", b"another"))
@@ -278,7 +276,7 @@ def test_an_image_waits_while_another_with_a_layer_of_its_own_is_loaded(
 
 
 @pytest.mark.parametrize("small", [True, False])
-def test_large_images_without_a_layer_in_common_are_unpacked_side_by_side(
+def test_large_images_without_shared_layers_are_loaded_in_parallel(
     engine, docker, order, tmp_path, layout, monkeypatch, small
 ):
     asked, made = order
@@ -330,7 +328,7 @@ def test_one_archive_is_sent_at_a_time(engine, docker, order, tmp_path, layout, 
 
 
 @pytest.mark.parametrize("said", [None, b'{"error": "no space left"}'])
-def test_a_layer_that_was_not_loaded_after_all_is_loaded_by_the_next(engine, docker, order, said):
+def test_layer_of_a_failed_load_is_loaded_by_the_next(engine, docker, order, said):
     asked, made = order
     tell(engine, "GET", "/images/t:v1-a/json", {"Id": made.digest})
     engine.told["POST", "/images/load"] = (200, said) if said else None
@@ -355,7 +353,7 @@ def names(archive):
         return set(found.getnames())
 
 
-def test_what_it_stores_must_be_what_was_built(engine, docker, order):
+def test_stored_image_must_have_the_built_digest(engine, docker, order):
     asked, made = order
     engine.told["POST", "/images/load"] = 200, b'{"stream": "Loaded"}'
     tell(engine, "GET", "/images/t:v1-a/json", {"Id": OTHER})
@@ -371,13 +369,13 @@ def test_what_it_stores_must_be_what_was_built(engine, docker, order):
         (None, "cannot reach the Docker engine"),
     ],
 )
-def test_an_image_that_it_does_not_take(engine, docker, order, told, message):
+def test_rejected_load_is_an_engine_error(engine, docker, order, told, message):
     engine.told["POST", "/images/load"] = told
     with pytest.raises(EngineError, match=message):
         docker.store(*order)
 
 
-def test_without_a_layout_it_names_what_it_has(engine, docker, order):
+def test_image_without_a_layout_is_only_tagged(engine, docker, order):
     asked, _ = order
     engine.told["POST", "/tag"] = 201, b""
     assert docker.store(asked, Made(digest=DIGEST)) == DIGEST
@@ -400,13 +398,13 @@ def replaced(engine, docker, order):
     return call
 
 
-def test_what_it_replaces_may_be_gone(engine, replaced):
+def test_replaced_image_may_be_gone(engine, replaced):
     tell(engine, "GET", "/images/t:v1-old/json", {"message": "no such image"}, 404)
     assert replaced() == [f"{DIGEST}/tag?tag=v1-a&repo=t&force=0"]
 
 
 @pytest.mark.parametrize("status", [200, 404, 409])
-def test_what_it_replaces_goes_where_nothing_else_has_it(engine, replaced, status):
+def test_replaced_image_is_removed_unless_it_is_in_use(engine, replaced, status):
     tell(engine, "GET", "/images/t:v1-old/json", {"Id": OTHER})
     tell(engine, "DELETE", "/images/t:v1-old", [])
     tell(engine, "DELETE", f"/images/{OTHER}", {"message": "no"}, status)
@@ -417,7 +415,7 @@ def test_what_it_replaces_goes_where_nothing_else_has_it(engine, replaced, statu
     ]
 
 
-def test_an_engine_that_fails_to_remove_is_told(engine, replaced):
+def test_failed_removal_is_reported(engine, replaced):
     tell(engine, "GET", "/images/t:v1-old/json", {"Id": OTHER})
     tell(engine, "DELETE", "/images/t:v1-old", [])
     engine.told["DELETE", f"/images/{OTHER}"] = REFUSED
@@ -425,7 +423,7 @@ def test_an_engine_that_fails_to_remove_is_told(engine, replaced):
         replaced()
 
 
-def test_a_push_that_the_registry_refuses(engine, docker):
+def test_refused_push_is_an_engine_error(engine, docker):
     engine.told["POST", "/push"] = 200, b'{"status": "Preparing"}\r\n'
     docker.push("reg:5000/t:v1-a")
     engine.told["POST", "/push"] = 200, b'{"error": "denied: not yours"}'

@@ -26,7 +26,9 @@ def platforms(repository, tag="v1"):
     return {one.annotations.get(labels.CELL): one.platform for one in index.parse(raw, tag)}
 
 
-def test_the_cpu_only_variant_that_needs_least_answers(registry, repository, have, variant, image):
+def test_default_is_the_cpu_only_variant_with_the_lowest_requirements(
+    registry, repository, have, variant, image
+):
     have("gpu", VARIANT=variant("x86-64", cuda="12.4"))
     have("a", VARIANT=variant("znver4"))
     have("b", VARIANT=variant("x86-64-v2"))
@@ -51,7 +53,7 @@ def test_the_cpu_only_variant_that_needs_least_answers(registry, repository, hav
     }
 
 
-def test_once_published_it_stays(registry, repository, have, variant):
+def test_published_default_never_changes(registry, repository, have, variant):
     have("c", VARIANT=variant("x86-64-v3"))
     publish(registry, "v1")
     have("b", VARIANT=variant("x86-64"))
@@ -61,7 +63,7 @@ def test_once_published_it_stays(registry, repository, have, variant):
     assert (one.variant.march, one.why) == ("x86-64-v3", "a version's default stays once it is published")
 
 
-def test_what_the_matrix_names_answers(registry, repository, have, variant):
+def test_matrix_can_name_the_default(registry, repository, have, variant):
     have("a", VARIANT=variant("x86-64"))
     done = publish(registry, "v1", named={"linux/amd64": "gpu"})
     assert platforms(repository) == {"a": UNKNOWN}
@@ -75,7 +77,7 @@ def test_what_the_matrix_names_answers(registry, repository, have, variant):
         assert done.plain[0].to_json()["cuda"] == "12.4"
 
 
-def test_a_version_for_gpus_alone_answers_nothing(registry, repository, have, variant):
+def test_gpu_only_version_has_no_default(registry, repository, have, variant):
     have("gpu", VARIANT=variant("x86-64", cuda="12.4"))
     done = publish(registry, "v1")
     assert platforms(repository) == {"gpu": UNKNOWN}
@@ -85,7 +87,7 @@ def test_a_version_for_gpus_alone_answers_nothing(registry, repository, have, va
     assert platforms(repository) == {"gpu": UNKNOWN, "a": AMD64}
 
 
-def test_axes_of_its_own_are_as_the_image_has_them_by_default(registry, repository, have, variant):
+def test_default_has_the_default_value_of_each_axis(registry, repository, have, variant):
     defaults = {"DEFAULTS": json.dumps({"python": "3.13"})}
     for march, python in itertools.product(("x86-64", "x86-64-v2"), ("3.11", "3.13")):
         have(f"{python}-{march}", VARIANT=variant(march, axes={"python": python}), **defaults)
@@ -93,7 +95,7 @@ def test_axes_of_its_own_are_as_the_image_has_them_by_default(registry, reposito
     assert [cell for cell, platform in platforms(repository).items() if platform == AMD64] == ["3.13-x86-64"]
 
 
-def test_the_order_of_pushes_decides_nothing(registry, have, variant):
+def test_default_does_not_depend_on_push_order(registry, have, variant):
     answers = set()
     for number, cells in enumerate(itertools.permutations("abc")):
         for cell in cells:
@@ -129,7 +131,9 @@ def old(repository, *entries):
         [AMD64, {}],
     ],
 )
-def test_an_index_written_before_gets_the_platforms(registry, repository, have, told, variant, image, given):
+def test_index_of_an_older_release_gets_new_platforms(
+    registry, repository, have, told, variant, image, given
+):
     marks = [variant("x86-64-v3"), variant("x86-64-v2")]
     entries = [
         (have(cell, VARIANT=mark), told(cell, VARIANT=mark), platform)
@@ -144,7 +148,7 @@ def test_an_index_written_before_gets_the_platforms(registry, repository, have, 
     assert publish(registry, "v1").digest == done.digest
 
 
-def test_variants_that_prefer_different_things_are_not_published(registry, repository, have):
+def test_variants_with_different_preferences_are_not_published(registry, repository, have):
     have("a")
     publish(registry, "v1")
     before = repository.tags["v1"]
@@ -154,7 +158,7 @@ def test_variants_that_prefer_different_things_are_not_published(registry, repos
     assert repository.tags["v1"] == before
 
 
-def test_an_index_that_no_registry_takes_is_not_pushed(server, registry, have, monkeypatch):
+def test_oversized_index_is_not_pushed(server, registry, have, monkeypatch):
     monkeypatch.setattr("imagematrix.stores.publish.LIMIT", 100)
     have("a")
     with pytest.raises(UsageError, match="an index of 1 variants is too large"):
@@ -162,7 +166,7 @@ def test_an_index_that_no_registry_takes_is_not_pushed(server, registry, have, m
     assert not server.count("PUT")
 
 
-def test_what_a_plain_pull_gets_is_no_part_of_an_identity(project):
+def test_plain_pull_is_not_part_of_the_identity(project):
     stated = ("context: .", "context: .\n    plain_pull: {cuda: none, march: znver4}")
     identities = []
     for changes in ((), (stated,)):

@@ -21,7 +21,7 @@ def cells(repository, tag="v1"):
     return [one.annotations[labels.CELL] for one in index.parse(raw, tag)]
 
 
-def test_all_that_is_pushed_is_published(registry, repository, have, image):
+def test_all_pushed_variants_are_published(registry, repository, have, image):
     have("b")
     flags = sorted(marches.required("x86-64-v2", "gcc-14"))
     entry = {"platform": "linux/amd64", "march": "x86-64-v2", "cpu_flags": flags}
@@ -40,7 +40,7 @@ def test_all_that_is_pushed_is_published(registry, repository, have, image):
     assert second.platform == {"architecture": "amd64", "os": "linux"}, "it needs less"
 
 
-def test_publishing_again_changes_nothing_and_writes_nothing(server, registry, have):
+def test_publishing_again_writes_nothing(server, registry, have):
     have("a")
     first = publish(registry, "v1")
     written = server.count("PUT")
@@ -49,7 +49,7 @@ def test_publishing_again_changes_nothing_and_writes_nothing(server, registry, h
     assert server.count("PUT") == written
 
 
-def test_what_an_index_had_stays(registry, repository, have):
+def test_existing_index_entries_are_kept(registry, repository, have):
     foreign = {
         "mediaType": MANIFEST,
         "digest": repository.image(None, {"by": "somebody"}),
@@ -70,7 +70,7 @@ def test_what_an_index_had_stays(registry, repository, have):
     assert foreign in json.loads(repository.manifests[done.digest][1])["manifests"]
 
 
-def test_aliases_move_and_nothing_else_does(registry, repository, have):
+def test_only_aliases_move(registry, repository, have):
     have("a")
     publish(registry, "v1", ["stable", "latest"])
     have("a", version="v2")
@@ -81,7 +81,7 @@ def test_aliases_move_and_nothing_else_does(registry, repository, have):
 
 
 @pytest.mark.parametrize("alias", ["v2", "v1-a-6b86b273ff34", "of-others"])
-def test_an_alias_takes_no_tag_that_never_moves(server, registry, repository, have, alias):
+def test_alias_cannot_take_an_immutable_tag(server, registry, repository, have, alias):
     have("a")
     have("a", version="v2")
     publish(registry, "v2")
@@ -94,20 +94,20 @@ def test_an_alias_takes_no_tag_that_never_moves(server, registry, repository, ha
 
 
 @pytest.mark.parametrize("alias", ["", "a/b", "v1?x", "../v2", "-"])
-def test_an_alias_that_is_no_tag(server, registry, alias):
+def test_invalid_alias_is_rejected(server, registry, alias):
     with pytest.raises(UsageError, match="--alias"):
         publish(registry, "v1", [alias])
     assert not server.asked
 
 
-def test_nothing_to_publish(registry, have):
+def test_version_without_variants_is_not_published(registry, have):
     have("a", version="v2")
     with pytest.raises(UnknownImageError, match="has no variant of") as caught:
         publish(registry, "v1")
     assert "build --push" in caught.value.remedy
 
 
-def test_two_images_for_one_cell(registry, repository, have):
+def test_two_images_for_one_cell_are_not_published(registry, repository, have):
     have("a", "1")
     have("a", "2")
     with pytest.raises(TagMovedError) as caught:
@@ -118,7 +118,7 @@ def test_two_images_for_one_cell(registry, repository, have):
 
 
 @pytest.mark.parametrize("kind", [MANIFEST, None])
-def test_an_image_that_has_the_versions_tag_is_not_replaced(registry, repository, have, kind):
+def test_foreign_image_under_the_version_tag_is_not_replaced(registry, repository, have, kind):
     have("a")
     there = repository.image("v1", {"by": "somebody"})
     if kind is None:  # the media type in a manifest may be left away
@@ -134,7 +134,7 @@ def test_an_image_that_has_the_versions_tag_is_not_replaced(registry, repository
 
 @pytest.mark.parametrize("variant", ["", "{", "[]", '{"platform": 5}'])
 @pytest.mark.parametrize("annotated", [False, True])
-def test_a_damaged_label_names_its_image(registry, repository, told, image, variant, annotated):
+def test_error_for_a_damaged_label_names_the_image(registry, repository, told, image, variant, annotated):
     own = told("a", VARIANT=variant)
     repository.image(labels.tag("v1", "a", own[labels.INPUT]), own, annotations=own if annotated else None)
     with pytest.raises(UsageError, match=f"{image}:v1-a-.*"):
@@ -142,7 +142,7 @@ def test_a_damaged_label_names_its_image(registry, repository, told, image, vari
     assert "v1" not in repository.tags
 
 
-def test_an_index_that_somebody_overwrites_with_less_is_completed(server, registry, repository, have):
+def test_overwritten_index_is_completed(server, registry, repository, have):
     """Who publishes with an older list of tags takes a variant away, and puts it back on the next look."""
     have("a")
     publish(registry, "v1")
@@ -155,7 +155,7 @@ def test_an_index_that_somebody_overwrites_with_less_is_completed(server, regist
     assert (done.digest, done.new) == (repository.tags["v1"], 1)
 
 
-def test_a_variant_pushed_while_we_publish_is_not_lost(server, registry, repository, have):
+def test_variant_pushed_during_publish_is_kept(server, registry, repository, have):
     """It is there after the tags were listed; somebody publishes it, and our index has it not."""
     have("a")
 
@@ -170,7 +170,7 @@ def test_a_variant_pushed_while_we_publish_is_not_lost(server, registry, reposit
     assert done.variants == 2
 
 
-def test_who_is_always_overwritten_gives_up(server, registry, repository, have):
+def test_push_conflict_gives_up_after_retries(server, registry, repository, have):
     have("a")
     have("b")
     publish(registry, "v1")
@@ -184,7 +184,7 @@ def test_who_is_always_overwritten_gives_up(server, registry, repository, have):
 
 @pytest.mark.parametrize(("method", "path"), [("GET", "manifests"), ("GET", "tags"), ("PUT", "manifests")])
 @pytest.mark.parametrize("after", [0, 1])
-def test_where_publishing_breaks_off_the_next_completes_it(
+def test_interrupted_publish_is_completed_by_the_next(
     server, registry, repository, have, method, path, after
 ):
     have("a")
@@ -210,7 +210,7 @@ STEPS = st.lists(
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(STEPS)
-def test_any_order_of_pushes_and_publishes_only_adds(docker_host, told, steps):  # noqa: ARG001
+def test_pushes_and_publishes_in_any_order_only_add(docker_host, told, steps):  # noqa: ARG001
     server = Server()
     try:
         repository = server.repository("ml/training")
@@ -254,7 +254,7 @@ ENTRIES = st.lists(
 
 
 @given(ENTRIES, st.randoms())
-def test_an_index_is_the_same_however_often_it_is_read_and_written(entries, random):
+def test_index_round_trips_unchanged(entries, random):
     raw = index.write(entries)
     assert index.write(index.parse(raw, "x")) == raw
     random.shuffle(entries)
@@ -269,7 +269,7 @@ def lose(repository, there):
     del repository.manifests[there]
 
 
-def test_a_version_that_lost_an_image_is_not_published_again(server, registry, repository, have):
+def test_version_with_a_lost_image_is_not_published(server, registry, repository, have):
     have("a")
     publish(registry, "v1")
     lost = have("b")
@@ -282,7 +282,7 @@ def test_a_version_that_lost_an_image_is_not_published_again(server, registry, r
     assert (repository.tags["v1"], server.count("PUT")) == (done.digest, written)
 
 
-def test_what_is_lost_is_taken_out_with_what_is_said_of_it(registry, repository, have, image):
+def test_repair_removes_lost_images_with_their_attestations(registry, repository, have, image):
     have("a")
     lost = have("b")
     said = repository.image(None, {"by": "BuildKit"})
@@ -303,7 +303,7 @@ def test_what_is_lost_is_taken_out_with_what_is_said_of_it(registry, repository,
 
 @pytest.mark.parametrize("deletes", [True, False])
 @pytest.mark.parametrize(("kind", "published"), [("layer", True), ("layer", False), ("config", True)])
-def test_an_image_that_lost_a_blob_is_deleted(
+def test_repair_deletes_an_image_with_a_lost_blob(
     server, registry, repository, have, image, kind, deletes, published
 ):
     server.deletes = deletes
@@ -324,7 +324,7 @@ def test_an_image_that_lost_a_blob_is_deleted(
     assert (damaged in repository.manifests) == (not deletes)
 
 
-def test_layers_that_images_share_are_asked_for_once(server, registry, repository, have):
+def test_shared_layers_are_checked_once(server, registry, repository, have):
     for cell in "abc":
         have(cell)
     publish(registry, "v1")
@@ -333,7 +333,7 @@ def test_layers_that_images_share_are_asked_for_once(server, registry, repositor
     assert server.count("HEAD", "blobs") - before == len(repository.blobs)
 
 
-def test_what_is_lost_and_was_made_again_is_put_back(registry, repository, have):
+def test_repair_replaces_a_lost_image_that_was_rebuilt(registry, repository, have):
     """An engine with the classic store gives the same inputs another digest."""
     lost = have("a", layer=b"once")
     publish(registry, "v1")
@@ -348,7 +348,7 @@ def test_what_is_lost_and_was_made_again_is_put_back(registry, repository, have)
     assert entry.plain == "linux/amd64", "the default was lost, and there is another"
 
 
-def test_a_tie_is_ended_by_a_choice(registry, repository, have):
+def test_choose_resolves_two_images_for_one_cell(registry, repository, have):
     have("a", "1")
     wanted = have("a", "2")
     first, second = (f"v1-a-{digest(made_of)[7:19]}" for made_of in (b"1", b"2"))
@@ -372,7 +372,7 @@ def test_a_tie_is_ended_by_a_choice(registry, repository, have):
     assert repository.tags["v1"] == done.digest
 
 
-def test_of_two_who_choose_differently_one_is_refused(server, registry, repository, have):
+def test_conflicting_concurrent_choices_are_refused(server, registry, repository, have):
     have("a", "1")
     have("a", "2")
     first, second = (f"v1-a-{digest(made_of)[7:19]}" for made_of in (b"1", b"2"))

@@ -27,7 +27,7 @@ def store(remote, one):
     return remote.store(one.order, one.made)
 
 
-def test_an_image_is_named_after_all_of_it_is_there(server, remote, repository, make_image):
+def test_image_is_tagged_after_all_its_blobs_are_pushed(server, remote, repository, make_image):
     one = make_image("a")
     assert store(remote, one) == one.made.digest
     assert repository.tags == {one.tag: one.made.digest}
@@ -40,14 +40,14 @@ def test_an_image_is_named_after_all_of_it_is_there(server, remote, repository, 
     assert remote.source("another", local=True) is None
 
 
-def test_layers_that_are_there_are_not_pushed(server, remote, make_image):
+def test_present_layers_are_not_pushed(server, remote, make_image):
     store(remote, make_image("a"))
     before = server.count("POST")
     store(remote, make_image("b"))
     assert server.count("POST") == before + 1  # its configuration
 
 
-def test_images_pushed_at_once_push_their_layers_once(server, remote, repository, make_image):
+def test_concurrent_pushes_upload_shared_layers_once(server, remote, repository, make_image):
     made = [make_image(f"cell{number}") for number in range(8)]
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(lambda one: store(remote, one), made)) == [one.made.digest for one in made]
@@ -56,7 +56,7 @@ def test_images_pushed_at_once_push_their_layers_once(server, remote, repository
     assert not repository.moved
 
 
-def test_an_image_of_the_same_inputs_stays(server, remote, repository, make_image):
+def test_image_with_the_same_inputs_is_kept(server, remote, repository, make_image):
     first, second = make_image("a", layers=[b"first"]), make_image("a", layers=[b"second"])
     store(remote, first)
     assert store(remote, second) == first.made.digest
@@ -65,7 +65,7 @@ def test_an_image_of_the_same_inputs_stays(server, remote, repository, make_imag
     assert remote.source(first.order.reference, local=True).endswith(first.made.digest)
 
 
-def test_a_tag_that_something_else_has_is_refused(remote, repository, make_image, told):
+def test_tag_of_another_image_is_refused(remote, repository, make_image, told):
     one = make_image("a")
     other = repository.image(one.tag, told("a", "2"))
     with pytest.raises(TagMovedError) as caught:
@@ -80,7 +80,7 @@ def test_a_tag_that_something_else_has_is_refused(remote, repository, make_image
         store(remote, one)
 
 
-def test_who_was_quicker_stays(server, remote, repository, make_image):
+def test_earlier_concurrent_push_is_kept(server, remote, repository, make_image):
     """Somebody pushes an image of the same inputs and other bytes while our layers are on their way."""
     ours, theirs = make_image("a", layers=[b"ours"]), make_image("a", layers=[b"theirs"])
     repository.image("theirs", ours.order.labels, layer=b"theirs")
@@ -91,7 +91,7 @@ def test_who_was_quicker_stays(server, remote, repository, make_image):
 
 
 @pytest.mark.parametrize("same", [True, False])
-def test_a_tag_that_moves_after_the_push(server, remote, repository, make_image, told, same):
+def test_tag_moved_after_the_push_is_detected(server, remote, repository, make_image, told, same):
     one = make_image("a")
     other = repository.image("other", told("a", "1" if same else "2"))
     # The third look at the tag is the one that reads back what was pushed.
@@ -107,7 +107,7 @@ def test_a_tag_that_moves_after_the_push(server, remote, repository, make_image,
     assert "who pushes" in caught.value.remedy
 
 
-def test_a_tag_that_goes_after_the_push(server, remote, repository, make_image):
+def test_tag_deleted_after_the_push_is_detected(server, remote, repository, make_image):
     one = make_image("a")
     server.fails("HEAD", one.tag, after=2, then=repository.tags.clear)
     with pytest.raises(TagMovedError, match="the registry does not have it"):
@@ -116,7 +116,7 @@ def test_a_tag_that_goes_after_the_push(server, remote, repository, make_image):
 
 @pytest.mark.parametrize(("method", "path"), [("PUT", "uploads"), ("PUT", "manifests"), ("HEAD", "blobs")])
 @pytest.mark.parametrize("after", range(3))
-def test_where_a_push_breaks_off_the_next_completes_it(
+def test_interrupted_push_is_completed_by_the_next(
     server, remote, repository, make_image, method, path, after
 ):
     if path == "manifests" and after > 1:
@@ -132,7 +132,7 @@ def test_where_a_push_breaks_off_the_next_completes_it(
     assert kept.items() <= repository.blobs.items()
 
 
-def test_without_a_layout_the_engine_pushes(remote, docker, repository, make_image):
+def test_image_without_a_layout_is_pushed_by_the_engine(remote, docker, repository, make_image):
     one = make_image("a")
     made = replace(one.made, layout=None)
     assert remote.store(one.order, made) == repository.tags[one.tag]
@@ -141,7 +141,7 @@ def test_without_a_layout_the_engine_pushes(remote, docker, repository, make_ima
     assert docker.pushed == [one.order.reference]
 
 
-def test_what_the_engine_has_is_adopted(remote, docker, repository, make_image):
+def test_image_in_the_engine_is_adopted(remote, docker, repository, make_image):
     one = make_image("a")
     docker.store(one.order, one.made)
     docker.has_manifests = False
@@ -152,9 +152,7 @@ def test_what_the_engine_has_is_adopted(remote, docker, repository, make_image):
     assert docker.pushed == [one.order.reference]
 
 
-def test_what_is_built_on_an_image_of_ours_is_not_adopted_for_it(
-    remote, docker, repository, make_image, archive
-):
+def test_image_built_on_a_variant_is_not_adopted_as_it(remote, docker, repository, make_image, archive):
     """It has all of its labels, and with `docker tag` its name."""
     one = make_image("a")
     docker.store(one.order, one.made)
@@ -175,7 +173,7 @@ def test_what_is_built_on_an_image_of_ours_is_not_adopted_for_it(
     assert remote.adopt(one.order.reference) == repository.tags[one.tag]
 
 
-def test_what_is_adopted_is_audited(remote, docker, make_image, archive):
+def test_adopted_image_is_audited(remote, docker, make_image, archive):
     one = make_image("a")
     docker.store(one.order, one.made)
     layer = archive(("usr/lib/libcuda.so.550.163.01", b""))
@@ -185,7 +183,7 @@ def test_what_is_adopted_is_audited(remote, docker, make_image, archive):
     assert not docker.pushed
 
 
-def test_a_layer_of_several_adopted_images_is_read_once(remote, docker, make_image, archive, monkeypatch):
+def test_shared_layer_of_adopted_images_is_read_once(remote, docker, make_image, archive, monkeypatch):
     read = []
     real = layer.read
     monkeypatch.setattr(layer, "read", lambda stream, name: read.append(name) or real(stream, name))
@@ -205,7 +203,7 @@ def test_a_layer_of_several_adopted_images_is_read_once(remote, docker, make_ima
 
 
 @pytest.mark.parametrize("name", ["../../etc/passwd", "/etc/passwd", "nowhere", "a/../../b"])
-def test_an_archive_that_is_none_is_told(remote, docker, make_image, name, archive):
+def test_invalid_archive_is_reported(remote, docker, make_image, name, archive):
     one = make_image("a")
     docker.store(one.order, one.made)
     listed = json.dumps([{"Config": name, "Layers": []}]).encode()
@@ -217,7 +215,7 @@ def test_an_archive_that_is_none_is_told(remote, docker, make_image, name, archi
         remote.adopt(one.order.reference)
 
 
-def test_what_becomes_another_image_meanwhile_is_told(remote, docker, make_image):
+def test_image_replaced_during_the_push_is_reported(remote, docker, make_image):
     one = make_image("a")
     docker.store(one.order, one.made)
     ids = iter([one.made.digest, "sha256:other"])
@@ -226,7 +224,7 @@ def test_what_becomes_another_image_meanwhile_is_told(remote, docker, make_image
         remote.adopt(one.order.reference)
 
 
-def test_what_is_adopted_does_not_replace_another(remote, docker, repository, make_image, told):
+def test_adopted_image_does_not_replace_another(remote, docker, repository, make_image, told):
     one = make_image("a")
     docker.store(one.order, one.made)
     other = repository.image(one.tag, told("b"))
@@ -236,7 +234,7 @@ def test_what_is_adopted_does_not_replace_another(remote, docker, repository, ma
     assert repository.tags == {one.tag: other}
 
 
-def test_what_is_there_is_found_published_or_not(remote, repository, have, image, told, registry):
+def test_published_and_unpublished_variants_are_listed(remote, repository, have, image, told, registry):
     first = have("a")
     repository.put("v1", index(registry, first), INDEX)
     del repository.tags[f"v1-a-{digest(b'1')[7:19]}"]
@@ -259,19 +257,19 @@ def index(registry, *digests):
     return indexes.write([entry(registry, one) for one in digests])
 
 
-def test_an_image_that_went_has_no_components(remote, repository, have, image):
+def test_deleted_image_has_no_components(remote, repository, have, image):
     have("a")
     (found,) = remote.present(image, "v1")
     repository.manifests.clear()
     assert remote.components(found.reference) == {}
 
 
-def test_an_index_may_name_variants_of_other_versions(registry, repository, have):
+def test_variants_of_other_versions_in_an_index_are_skipped(registry, repository, have):
     repository.put("v1", index(registry, have("a"), have("b", version="v2")), INDEX)
     assert [one.annotations[labels.CELL] for one in survey(registry, "v1").variants] == ["a"]
 
 
-def test_what_is_no_image_is_none(registry, repository, have):
+def test_non_image_manifests_are_skipped(registry, repository, have):
     assert entry(registry, "nothing") is None
     repository.put("index", index(registry, have("a")), INDEX)
     assert entry(registry, "index") is None
@@ -289,14 +287,14 @@ def test_what_is_no_image_is_none(registry, repository, have):
         (b'{"config": []}', "expected an object"),
     ],
 )
-def test_a_damaged_configuration_names_its_image(registry, repository, image, config, message):
+def test_error_for_a_damaged_configuration_names_the_image(registry, repository, image, config, message):
     repository.image("v1-a-0123456789ab", None, config=config)
     with pytest.raises(UsageError, match=message) as caught:
         survey(registry, "v1")
     assert f"{image}:v1-a-0123456789ab" in str(caught.value)
 
 
-def test_a_configuration_of_other_bytes_or_none(registry, repository, have):
+def test_missing_or_altered_configuration_is_reported(registry, repository, have):
     have("a")
     (config,) = (one for one, raw in repository.blobs.items() if b"Labels" in raw)
     repository.blobs[config] = b"{}"
@@ -307,7 +305,7 @@ def test_a_configuration_of_other_bytes_or_none(registry, repository, have):
         survey(registry, "v1")
 
 
-def test_a_configuration_is_not_asked_for_by_any_name(server, registry, repository):
+def test_configuration_is_fetched_only_by_a_valid_digest(server, registry, repository):
     raw = b'{"config": {"mediaType": "application/vnd.oci.image.config.v1+json", "digest": "../../x"}}'
     repository.put("v1-a", raw, MANIFEST)
     with pytest.raises(UsageError, match="is not a sha256 digest"):
@@ -315,13 +313,13 @@ def test_a_configuration_is_not_asked_for_by_any_name(server, registry, reposito
     assert not server.count("GET", "blobs")
 
 
-def test_labels_that_are_no_texts_do_not_count(registry, repository):
+def test_labels_that_are_not_strings_are_ignored(registry, repository):
     repository.image("v1-a", {labels.CELL: 5, labels.VERSION: "v1"})
     assert entry(registry, "v1-a").annotations.keys() == {labels.VERSION, labels.SIZE}
     assert survey(registry, "v1").variants == ()
 
 
-def test_a_manifest_tells_of_itself_what_its_image_has_as_labels(server, registry, repository, have, told):
+def test_manifest_annotations_replace_a_read_of_the_configuration(server, registry, repository, have, told):
     labelled = have("a")
     own = told("a")
     repository.image("annotated", own, annotations={**own, "by": "somebody"})
@@ -332,9 +330,7 @@ def test_a_manifest_tells_of_itself_what_its_image_has_as_labels(server, registr
     assert found.tag == entry(registry, labelled).tag
 
 
-def test_who_pushes_the_same_cell_made_of_something_else_takes_it_back(
-    server, remote, repository, make_image, have
-):
+def test_conflicting_push_of_a_cell_is_withdrawn(server, remote, repository, make_image, have):
     one = make_image("a", "1")
     rival = f"v1-a-{digest(b'2')[7:19]}"
     # It comes after we looked, and before our tag is set.
@@ -349,7 +345,7 @@ def test_who_pushes_the_same_cell_made_of_something_else_takes_it_back(
     assert remote.source(one.order.reference, local=True) is None
 
 
-def test_what_a_registry_keeps_is_told(server, remote, repository, make_image, have):
+def test_image_that_cannot_be_deleted_is_reported(server, remote, repository, make_image, have):
     server.deletes = False
     one = make_image("a", "1")
     have("a", "2")
@@ -358,7 +354,7 @@ def test_what_a_registry_keeps_is_told(server, remote, repository, make_image, h
     assert len(repository.tags) == 2
 
 
-def test_what_is_published_is_not_taken_back(server, remote, repository, make_image, have, registry):
+def test_published_image_is_not_withdrawn(server, remote, repository, make_image, have, registry):
     one = make_image("a", "1")
 
     def other():
@@ -371,7 +367,7 @@ def test_what_is_published_is_not_taken_back(server, remote, repository, make_im
 
 
 @pytest.mark.parametrize("status", [404, 405, 401, 403, 202])
-def test_what_a_registry_says_of_deleting_is_not_taken_for_granted(server, remote, make_image, have, status):
+def test_failed_deletion_is_detected(server, remote, make_image, have, status):
     one = make_image("a", "1")
     have("a", "2")
     server.fails("DELETE", "manifests", status=status, times=99, headers={"WWW-Authenticate": "Basic"})
@@ -380,7 +376,7 @@ def test_what_a_registry_says_of_deleting_is_not_taken_for_granted(server, remot
 
 
 @pytest.mark.parametrize("rival", ["b", "a-b", "a-"])
-def test_other_cells_are_no_rivals(remote, repository, make_image, have, told, rival):
+def test_images_of_other_cells_do_not_conflict(remote, repository, make_image, have, told, rival):
     have(rival, "2")
     repository.image("v1-a-by-somebody", None)
     repository.image("v1-a-somebody", told("y"))
@@ -389,7 +385,9 @@ def test_other_cells_are_no_rivals(remote, repository, make_image, have, told, r
     assert store(remote, one) == repository.tags[one.tag]
 
 
-def test_what_the_engine_pushes_is_looked_at_again_too(server, remote, docker, repository, make_image, have):
+def test_image_pushed_by_the_engine_is_checked_for_conflicts(
+    server, remote, docker, repository, make_image, have
+):
     one = make_image("a", "1")
     docker.store(one.order, one.made)
     docker.has_manifests = False
@@ -400,7 +398,14 @@ def test_what_the_engine_pushes_is_looked_at_again_too(server, remote, docker, r
 
 
 @pytest.mark.parametrize("number", range(5))
-def test_of_two_at_once_at_least_one_is_refused(docker, image, repository, make_image, registry, number):  # noqa: ARG001
+def test_concurrent_conflicting_pushes_never_both_succeed(
+    docker,
+    image,
+    repository,
+    make_image,
+    registry,
+    number,  # noqa: ARG001
+):
     made = [make_image("a", made_of) for made_of in ("1", "2")]
     barrier = threading.Barrier(2)
 

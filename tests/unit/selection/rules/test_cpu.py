@@ -28,7 +28,7 @@ import pytest
         ("x86-64-v4", "x86-64-v3", (), None),
     ],
 )
-def test_cpu(judge, make, march, need, without, missing):
+def test_required_flags_must_be_present(judge, make, march, need, without, missing):
     result = judge(
         "cpu",
         make.host(march=march, without=without),
@@ -39,7 +39,7 @@ def test_cpu(judge, make, march, need, without, missing):
     assert (result.fix is None) is result.ok
 
 
-def test_cpu_of_arm(judge, make):
+def test_arm_ignores_optional_flags(judge, make):
     arm = {"arch": "aarch64", "vendor": None}
     grace = make.cpu_variant(platform="linux/arm64", cpu_flags=make.flags("neoverse-v2"))
     assert judge(
@@ -51,7 +51,7 @@ def test_cpu_of_arm(judge, make):
 
 
 @pytest.mark.parametrize("signed", [True, False])
-def test_cpu_of_arm_that_signs_return_addresses(judge, make, signed):
+def test_arm_code_with_signed_returns_requires_pac(judge, make, signed):
     arm = {"arch": "aarch64", "vendor": None, "driver": None}
     flags = make.flags("neoverse-v2")
     variant = make.cpu_variant(platform="linux/arm64", cpu_flags=flags, signed_returns=signed)
@@ -62,13 +62,13 @@ def test_cpu_of_arm_that_signs_return_addresses(judge, make, signed):
         assert result.why == "the host's CPUs lack paca pacg, which the code needs"
 
 
-def test_cpu_names_the_level_that_would_do(judge, make):
+def test_fix_names_the_highest_supported_level(judge, make):
     result = judge("cpu", make.host(march="haswell"), make.cpu_variant(cpu_flags=make.flags("x86-64-v4")))
     assert result.fix == "build a variant for march x86-64-v3"
     assert result.have == "all but avx512bw avx512cd avx512dq avx512f avx512vl"
 
 
-def test_cpu_flags_that_could_not_be_read(judge, make):
+def test_unknown_host_flags_satisfy_no_requirement(judge, make):
     blind = make.host(march="x86-64-v2", without=make.flags("x86-64-v2"))
     result = judge("cpu", blind, make.cpu_variant(cpu_flags=make.flags("x86-64-v2")))
     assert (result.ok, result.have) == (False, None)

@@ -48,7 +48,7 @@ from imagematrix.record import replace
         ("110", "11.0", True),
     ],
 )
-def test_device_code_of_cubins(judge, make, cubin, compute, ok):
+def test_cubin_compatibility(judge, make, cubin, compute, ok):
     node = make.host(make.gpu(compute=compute), driver="595.45.04")
     result = judge("device-code", node, make.variant(cubins=(cubin,), driver=make.umd("host")))
     assert result.ok is ok
@@ -81,7 +81,7 @@ def test_device_code_of_cubins(judge, make, cubin, compute, ok):
     ],
 )
 @pytest.mark.parametrize("mode", ["exact", "host"])
-def test_device_code_of_ptx(judge, make, mode, ptx, compute, driver, ok):
+def test_ptx_compatibility(judge, make, mode, ptx, compute, driver, ok):
     baked = make.umd(mode, "550.54.14" if mode == "exact" else None)
     node = make.host(make.gpu(compute=compute), driver=driver)
     result = judge("device-code", node, make.variant(cubins=("75",), ptx=[ptx], driver=baked))
@@ -89,14 +89,14 @@ def test_device_code_of_ptx(judge, make, mode, ptx, compute, driver, ok):
     assert result.need == "sm_75, PTX {} (ISA {})".format(*ptx)
 
 
-def test_device_code_in_mode_compat_is_compiled_by_the_baked_driver(judge, make):
+def test_compat_mode_compiles_ptx_with_the_baked_driver(judge, make):
     node = make.host(make.gpu(compute="9.0"), driver="535.104.05")
     ptx = {"cubins": (), "ptx": [("89", "8.4")]}
     assert judge("device-code", node, make.variant(driver=make.umd("compat", "550.54.14"), **ptx)).ok
     assert not judge("device-code", node, make.variant(driver=make.umd("compat", "545.23.08"), **ptx)).ok
 
 
-def test_ptx_too_new_for_the_driver_is_told_from_no_code(judge, make):
+def test_reason_distinguishes_too_new_ptx_from_missing_code(judge, make):
     node = make.host(make.gpu(compute="9.0"), driver="535.104.05")
     result = judge("device-code", node, make.variant(ptx=[("89", "8.4")], driver=make.umd("host")))
     assert "PTX of ISA 8.4" in result.why
@@ -108,7 +108,7 @@ def test_ptx_too_new_for_the_driver_is_told_from_no_code(judge, make):
     assert "PTX of ISA 8.4" in nowhere.why
 
 
-def test_device_code_wants_code_for_every_gpu(judge, make):
+def test_every_gpu_needs_device_code(judge, make):
     node = make.host(
         make.gpu(0),
         make.gpu(1, compute="7.0", name="Tesla V100"),
@@ -123,7 +123,7 @@ def test_device_code_wants_code_for_every_gpu(judge, make):
     assert judge("device-code", node, make.variant(), gpus=node.gpus[:1]).ok
 
 
-def test_device_code_of_several_capabilities(judge, make):
+def test_have_lists_each_compute_capability_once(judge, make):
     result = judge(
         "device-code",
         make.host(make.gpu(0), make.gpu(1, compute="9.0"), make.gpu(2)),
@@ -148,7 +148,7 @@ def test_device_code_of_several_capabilities(judge, make):
         ({"state": "on-fire"}, "is in the state on-fire"),
     ],
 )
-def test_what_cannot_be_proved_is_refused(judge, make, facts, words):
+def test_unprovable_compatibility_is_refused(judge, make, facts, words):
     result = judge("device-code", make.host(make.gpu(**facts)), make.variant(ptx=[("50", "7.7")]))
     assert not result.ok
     assert words in result.why
@@ -158,7 +158,7 @@ def test_what_cannot_be_proved_is_refused(judge, make, facts, words):
 SIGNS = tuple(Accelerator(kind="x", where=f"/dev/x{number}", why=None) for number in range(6))
 
 
-def test_a_cpu_variant_wants_a_node_without_any_accelerator(judge, make):
+def test_cpu_variant_is_refused_where_an_accelerator_is_detected(judge, make):
     host, variant = make.host(), make.cpu_variant()
     assert judge("device-code", host, variant).ok
     seen = replace(host, accelerators=(Accelerator(kind="wsl", where="/dev/dxg", why="it is behind it"),))
@@ -173,30 +173,30 @@ def test_a_cpu_variant_wants_a_node_without_any_accelerator(judge, make):
     assert many.why.endswith("/dev/x0; /dev/x1; /dev/x2; /dev/x3; and 2 more")
 
 
-def test_a_gpu_variant_is_not_for_other_accelerators(judge, make):
+def test_gpu_variant_is_refused_for_other_accelerators(judge, make):
     result = judge("device-code", replace(make.host(), accelerators=SIGNS[:1]), make.variant())
     assert result.why.endswith("none is passed; this host's accelerators cannot be passed: /dev/x0")
 
 
-def test_a_gpu_variant_wants_a_gpu(judge, make):
+def test_gpu_variant_requires_a_gpu(judge, make):
     result = judge("device-code", make.host(), make.variant())
     assert (result.ok, result.have) == (False, None)
     assert "none is passed" in result.why
 
 
-def test_a_gpu_variant_without_device_code_proves_nothing(judge, make):
+def test_gpu_variant_without_device_code_is_refused(judge, make):
     result = judge("device-code", make.host(make.gpu()), make.variant(cubins=()))
     assert (result.ok, result.need) == (False, "device code")
 
 
-def test_cubins_want_a_gpu_even_where_no_cuda_release_is_named(judge, make):
+def test_cubins_require_a_gpu_even_without_a_cuda_release(judge, make):
     driverless = make.variant(cuda=None, driver=None)
     assert judge("device-code", make.host(make.gpu()), driverless).ok
     assert not judge("device-code", make.host(), driverless).ok
     assert not judge("device-code", make.host(make.gpu(compute="7.0")), driverless).ok
 
 
-def test_a_cpu_only_variant_leaves_no_gpu_unused(judge, make):
+def test_cpu_variant_is_refused_where_it_would_leave_gpus_unused(judge, make):
     node = make.host(make.gpu())
     result = judge("device-code", node, make.cpu_variant())
     assert (result.ok, result.need, result.have) == (False, "no GPU", "8.9")

@@ -20,7 +20,7 @@ import pytest
         (None, "575.57.08", (535,), False),
     ],
 )
-def test_driver_compat_branches(judge, make, kernel, compat, branches, ok):
+def test_kernel_driver_branch_must_be_listed_and_older(judge, make, kernel, compat, branches, ok):
     result = judge(
         "driver-compat",
         make.host(make.gpu(), driver=kernel),
@@ -48,14 +48,14 @@ def test_driver_compat_branches(judge, make, kernel, compat, branches, ok):
         (None, "NVIDIA H100 80GB HBM3", ("tesla", "nvidia"), False),
     ],
 )
-def test_driver_compat_brands(judge, make, brand, name, listed, ok):
+def test_gpu_brand_must_be_listed_and_supported(judge, make, brand, name, listed, ok):
     node = make.host(make.gpu(brand=brand, name=name), driver="535.54.03")
     result = judge("driver-compat", node, make.variant(driver=make.umd("compat", "575.57.08", brands=listed)))
     assert result.ok is ok
     assert ok or name in result.why
 
 
-def test_driver_compat_wants_every_gpu_supported(judge, make):
+def test_every_gpu_must_be_supported(judge, make):
     node = make.host(
         make.gpu(), make.gpu(1, brand="geforce", name="NVIDIA GeForce RTX 4090"), driver="535.54.03"
     )
@@ -64,7 +64,7 @@ def test_driver_compat_wants_every_gpu_supported(judge, make):
     assert judge("driver-compat", node, compat, gpus=node.gpus[:1]).ok
 
 
-def test_driver_compat_names_every_unsupported_gpu(judge, make):
+def test_reason_names_every_unsupported_gpu(judge, make):
     geforce = {"brand": "geforce", "name": None}
     node = make.host(
         make.gpu(0, **geforce), make.gpu(1, **geforce), make.gpu(2, **geforce), driver="535.54.03"

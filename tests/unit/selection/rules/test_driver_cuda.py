@@ -33,7 +33,7 @@ import pytest
     ],
 )
 @pytest.mark.parametrize("mode", ["exact", "host"])
-def test_driver_cuda(judge, make, mode, cuda, driver, ok):
+def test_driver_must_support_the_cuda_release(judge, make, mode, cuda, driver, ok):
     baked = make.umd(mode, "1.2.3" if mode == "exact" else None)
     result = judge("driver-cuda", make.host(make.gpu(), driver=driver), make.variant(cuda=cuda, driver=baked))
     assert result.ok is ok
@@ -42,7 +42,7 @@ def test_driver_cuda(judge, make, mode, cuda, driver, ok):
 
 
 @pytest.mark.parametrize(("compat", "ok"), [("525.60.13", True), ("520.61.05", False)])
-def test_driver_cuda_in_mode_compat_asks_the_baked_driver(judge, make, compat, ok):
+def test_compat_mode_judges_the_baked_driver(judge, make, compat, ok):
     result = judge(
         "driver-cuda",
         make.host(make.gpu(), driver="470.256.02"),
@@ -53,7 +53,7 @@ def test_driver_cuda_in_mode_compat_asks_the_baked_driver(judge, make, compat, o
     assert ok or result.fix == "build a variant with cuda-compat 525.60.13 or newer"
 
 
-def test_driver_cuda_says_which_driver_would_do(judge, make):
+def test_fix_names_the_oldest_sufficient_driver(judge, make):
     result = judge(
         "driver-cuda", make.host(make.gpu(), driver="470.256.02"), make.variant(driver=make.umd("host"))
     )
@@ -61,6 +61,6 @@ def test_driver_cuda_says_which_driver_would_do(judge, make):
     assert result.fix == "driver 525.60.13 or newer"
 
 
-def test_a_gpu_variant_that_names_no_driver_needs_one_of_the_host(judge, make):
+def test_gpu_variant_without_a_driver_needs_the_host_driver(judge, make):
     assert judge("driver-cuda", make.host(make.gpu()), make.variant(driver=None)).ok
     assert not judge("driver-cuda", make.host(make.gpu(), driver=None), make.variant(driver=None)).ok

@@ -21,7 +21,7 @@ import pytest
         ("550.163.01", None, False),
     ],
 )
-def test_driver_exact(judge, make, kernel, baked, ok):
+def test_driver_versions_must_be_identical(judge, make, kernel, baked, ok):
     result = judge(
         "driver-exact", make.host(make.gpu(), driver=kernel), make.variant(driver=make.umd("exact", baked))
     )
@@ -33,7 +33,7 @@ def test_driver_exact(judge, make, kernel, baked, ok):
         )
 
 
-def test_a_host_without_a_driver(judge, make):
+def test_host_without_a_driver_is_refused(judge, make):
     result = judge("driver-exact", make.host(make.gpu(), driver=None), make.variant())
     assert (result.ok, result.have) == (False, None)
     assert "no NVIDIA kernel module" in result.why

@@ -22,7 +22,7 @@ V100 = {"compute": "7.0", "name": "Tesla V100", "pci_device_id": "1db5", "brand"
         ("host", None, None, False),
     ],
 )
-def test_driver_gpu_asks_the_user_mode_driver(judge, make, mode, kernel, own, ok):
+def test_user_mode_driver_must_support_every_gpu(judge, make, mode, kernel, own, ok):
     host = make.host(make.gpu(), make.gpu(1, **V100), driver=kernel)
     variant = make.variant(driver=make.umd(mode, own, (535, 580, 590)), cubins=("70",))
     result = judge("driver-gpu", host, variant)
@@ -38,7 +38,7 @@ def test_driver_gpu_asks_the_user_mode_driver(judge, make, mode, kernel, own, ok
         assert result.fix == (dropped if kernel.startswith("590") else other)
 
 
-def test_a_newer_cuda_compat_that_dropped_the_gpu_is_not_chosen(make):
+def test_newer_cuda_compat_without_support_for_the_gpu_is_not_selected(make):
     host = make.host(make.gpu(**V100), driver="535.261.03")
     compat = make.variant("t:compat", cubins=("70",), driver=make.umd("compat", "590.44.01"))
     plain = make.variant("t:host", cubins=("70",), cuda="12.2", driver=make.umd("host"))
@@ -63,7 +63,7 @@ def test_a_newer_cuda_compat_that_dropped_the_gpu_is_not_chosen(make):
         ({"pci_device_id": None, "compute": None}, "590.44.01", True),
     ],
 )
-def test_driver_gpu_knows_chips_by_device_and_by_capability(judge, make, facts, driver, ok):
+def test_chip_is_derived_from_device_id_or_compute_capability(judge, make, facts, driver, ok):
     host = make.host(make.gpu(**facts), driver=driver)
     assert judge("driver-gpu", host, make.variant(driver=make.umd("exact", driver))).ok is ok
 
@@ -85,7 +85,7 @@ def test_driver_gpu_knows_chips_by_device_and_by_capability(judge, make, facts, 
         ("open", None, True),
     ],
 )
-def test_driver_gpu_knows_which_kernel_modules_drive_a_gpu(judge, make, kind, compute, ok):
+def test_kernel_module_kind_must_support_the_gpu(judge, make, kind, compute, ok):
     host = make.host(make.gpu(compute=compute), driver="570.124.06", kind=kind)
     result = judge("driver-gpu", host, make.variant(driver=make.umd("exact", "570.124.06")))
     assert result.ok is ok
@@ -98,7 +98,7 @@ def test_driver_gpu_knows_which_kernel_modules_drive_a_gpu(judge, make, kind, co
 
 
 @pytest.mark.parametrize(("mode", "own"), [("exact", "580.95.05"), ("compat", "580.95.05")])
-def test_no_variant_with_a_driver_that_dropped_the_gpu_is_advised(judge, make, mode, own):
+def test_fix_never_suggests_a_driver_without_support_for_the_gpu(judge, make, mode, own):
     host = make.host(make.gpu(**V100), driver="590.44.01")
     result = judge(f"driver-{mode}", host, make.variant(driver=make.umd(mode, own), cubins=("70",)))
     assert result.fix == "keep this host at a driver of branch 580 or older"

@@ -17,7 +17,7 @@ import pytest
         (None, False),
     ],
 )
-def test_fatbin(judge, make, driver, ok):
+def test_compressed_fatbin_requires_a_recent_driver(judge, make, driver, ok):
     result = judge(
         "fatbin",
         make.host(make.gpu(), driver=driver),
@@ -28,7 +28,7 @@ def test_fatbin(judge, make, driver, ok):
     assert result.fix == (None if ok else "driver 550.54.14 or newer")
 
 
-def test_fatbin_in_mode_compat_asks_the_baked_driver(judge, make):
+def test_compat_mode_judges_the_baked_driver(judge, make):
     node = make.host(make.gpu(), driver="535.54.03")
     assert judge(
         "fatbin", node, make.variant(compressed_fatbin=True, driver=make.umd("compat", "550.54.14"))

@@ -16,7 +16,7 @@ import pytest
         (("cuda<12.4",), False),
     ],
 )
-def test_what_the_maker_asks_for(judge, make, requires, ok):
+def test_requirements_of_the_image_must_hold(judge, make, requires, ok):
     host = make.host(make.gpu(compute="8.9", brand="nvidia"), driver="550.163.01")
     result = judge("nvidia-require", host, make.variant(requires=requires))
     assert result.ok is ok
@@ -27,15 +27,15 @@ def test_what_the_maker_asks_for(judge, make, requires, ok):
         assert result.fix
 
 
-def test_every_gpu_has_to_meet_it(judge, make):
+def test_every_gpu_must_satisfy_the_requirement(judge, make):
     host = make.host(make.gpu(compute="9.0"), make.gpu(1, compute="8.0"))
     assert not judge("nvidia-require", host, make.variant(requires=("arch>=9.0",))).ok
 
 
-def test_what_is_unknown_of_a_host_meets_it(judge, make):
+def test_unknown_host_facts_satisfy_requirements(judge, make):
     asks = make.variant(requires=("arch>=9.0", "driver>=999"))
     assert judge("nvidia-require", make.host(driver=None), asks).ok
 
 
-def test_most_variants_ask_for_nothing(judge, make):
+def test_rule_is_skipped_without_requirements(judge, make):
     assert judge("nvidia-require", make.host(make.gpu()), make.variant()) is None

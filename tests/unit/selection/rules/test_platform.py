@@ -20,7 +20,7 @@ import pytest
         ("i686", "linux/amd64", False),
     ],
 )
-def test_platform(judge, make, arch, platform, ok):
+def test_platform_must_match_the_host_architecture(judge, make, arch, platform, ok):
     result = judge("platform", make.host(arch=arch, driver=None), make.cpu_variant(platform=platform))
     assert result.ok is ok
     assert result.need == platform
