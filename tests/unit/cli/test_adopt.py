@@ -46,7 +46,7 @@ def adopt(cli, tmp_path, conforms):
     return call
 
 
-def test_what_bytes_tell_goes_before_claims(adopt):
+def test_facts_from_bytes_outrank_claims(adopt):
     image = Parts(tar(CUBIN, CUDART), env=[f"NVIDIA_REQUIRE_CUDA={OFFICIAL}", "CUDA_VERSION=12.6.1"])
     (variant,) = adopt(image)
     assert variant == {
@@ -77,13 +77,13 @@ def test_what_bytes_tell_goes_before_claims(adopt):
         ([], {}, None, "unknown"),
     ],
 )
-def test_the_cuda_release_that_is_claimed(adopt, env, own, release, source):
+def test_cuda_release_comes_from_claims(adopt, env, own, release, source):
     (variant,) = adopt(Parts(tar(CUBIN), env=env, labels=own))
     assert (variant["cuda"], variant["facts"]["cuda"]) == (release, source)
     assert variant["driver"] == {"mode": "host", "version": None}
 
 
-def test_a_static_runtime_is_of_the_release_that_compiled_its_ptx(adopt, tmp_path):
+def test_static_runtime_has_the_release_of_its_ptx(adopt, tmp_path):
     source = f"""
     __asm__(".section .nv_fatbin,\\"a\\"\\n.incbin \\"{DATA / "lz4.fatbin"}\\"\\n.text\\n");
     int segment __attribute__((section(".nvFatBinSegment"))) = 1;
@@ -97,28 +97,28 @@ def test_a_static_runtime_is_of_the_release_that_compiled_its_ptx(adopt, tmp_pat
     assert variant["cubins"] == ["80", "90a"]
 
 
-def test_device_code_that_is_in_no_file_is_not_known(adopt):
+def test_device_code_absent_from_files_is_unknown(adopt):
     (variant,) = adopt(Parts(tar(CUDART)))
     assert (variant["cubins"], variant["facts"]["cubins"]) == ([], "unknown")
 
 
-def test_an_image_for_cpus(adopt):
+def test_image_without_device_code_is_cpu_only(adopt):
     (variant,) = adopt(Parts(tar("bin/true")))
     assert (variant["cuda"], variant["driver"]) == (None, None)
     assert variant["facts"] == {"cpu_flags": "bytes", "cubins": "bytes"}
 
 
-def test_a_driver_that_the_loader_takes_is_the_images(adopt):
+def test_driver_on_the_loader_path_is_exact_mode(adopt):
     (variant,) = adopt(Parts(tar(CUBIN, EXACT)))
     assert variant["driver"] == {"mode": "exact", "version": "550.163.01"}
 
 
-def test_a_driver_that_no_loader_takes_is_not(adopt):
+def test_driver_outside_the_loader_path_is_host_mode(adopt):
     (variant,) = adopt(Parts(tar(CUBIN, ("opt/libcuda.so.550.163.01", b"x"))))
     assert variant["driver"] == {"mode": "host", "version": None}
 
 
-def test_cuda_compat_has_its_branches_and_brands(adopt, tmp_path):
+def test_cuda_compat_branches_and_brands_are_read(adopt, tmp_path):
     note = '{"CUDA Version": "12.4", "Driver": [535, 550], "Device": [2, 14, 99]}'
     (tmp_path / "it.c").write_text('const char text[] = "\\0" "560.35.05";\n')
     (tmp_path / "note").write_text(note)
@@ -135,21 +135,21 @@ def test_cuda_compat_has_its_branches_and_brands(adopt, tmp_path):
     }
 
 
-def test_conditions_that_bytes_do_not_settle_are_kept(adopt):
+def test_conditions_not_settled_by_bytes_are_kept(adopt):
     env = ["NVIDIA_REQUIRE_CUDA=cuda>=12.4,driver<560", "NVIDIA_REQUIRE_ARCH=arch>=8.0"]
     env += ["NVIDIA_REQUIRE_JETPACK=csv-mounts=all"]
     (variant,) = adopt(Parts(tar(CUBIN), env=env))
     assert variant["requires"] == ["arch>=8.0", "driver<560"]
 
 
-def test_conditions_that_nobody_can_read_are_named_and_ignored(cli, tmp_path):
+def test_invalid_conditions_are_reported_and_ignored(cli, tmp_path):
     path = layout(tmp_path / "oci", Parts(tar(CUBIN), env=["NVIDIA_REQUIRE_X=memory>=40"]))
     said = cli("adopt", path, "--as", "torch:v1")
     assert said.code == 0
     assert "NVIDIA_REQUIRE_X: invalid requirement 'memory>=40'" in said.err
 
 
-def test_an_image_of_ours_is_taken_with_its_labels(adopt):
+def test_labelled_image_keeps_its_labels(adopt):
     own = {
         labels.VARIANT: labels.write(VARIANT),
         labels.IMAGE: "training",
@@ -163,12 +163,12 @@ def test_an_image_of_ours_is_taken_with_its_labels(adopt):
     assert variant["facts"] == {"cubins": "bytes", "driver": "bytes"}
 
 
-def test_an_image_that_contradicts_its_labels_is_exit_9(adopt):
+def test_image_that_contradicts_its_labels_exits_with_9(adopt):
     said = adopt(Parts(tar(EXACT), labels={labels.VARIANT: labels.write(VARIANT)}), code=9)
     assert "the labels promise no user-mode driver" in said
 
 
-def test_names_that_archives_have(cli, tmp_path):
+def test_names_are_read_from_archives(cli, tmp_path):
     image = Parts(tar(CUBIN))
     path = saved(tmp_path / "a.tar", image, tar(CUBIN), names=("ml/torch:old",))
     (variant,) = json.loads(cli("adopt", path, "--as", "torch:v1").out)["variants"]
@@ -183,7 +183,7 @@ def test_names_that_archives_have(cli, tmp_path):
 
 
 @pytest.mark.usefixtures("no_engine", "no_pause")
-def test_an_image_of_a_registry_keeps_its_name(cli):
+def test_registry_image_keeps_its_name(cli):
     image = Parts(tar(CUBIN))
     with contextlib.closing(Server()) as server:
         repository = server.repository("ml/t")
@@ -194,7 +194,7 @@ def test_an_image_of_a_registry_keeps_its_name(cli):
     assert (variant["reference"], variant["digest"]) == (reference, image.digest)
 
 
-def test_an_engine_knows_an_image_of_several_platforms_by_its_index(cli, engine):
+def test_multi_platform_image_in_an_engine_is_named_by_its_index(cli, engine):
     image = Parts(tar(CUBIN))
     blobs = [(f"blobs/sha256/{own[7:]}", raw) for own, raw in image.blobs.items()]
     listed = [{"Config": f"blobs/sha256/{image.config[7:]}", "RepoTags": ["t:v1"]}]
@@ -206,19 +206,19 @@ def test_an_engine_knows_an_image_of_several_platforms_by_its_index(cli, engine)
     assert (variant["reference"], variant["digest"]) == ("t:v1", f"sha256:{'e' * 64}")
 
 
-def test_two_images_that_are_one(adopt):
+def test_duplicate_image_is_rejected(adopt):
     image = Parts(tar(CUBIN))
     assert "occurs twice" in adopt(image, image, code=2)
 
 
 @pytest.mark.parametrize("name", ["torch", f"torch@sha256:{'a' * 64}", "torch:a b"])
-def test_a_name_without_a_version(cli, tmp_path, name):
+def test_name_without_a_version_is_rejected(cli, tmp_path, name):
     said = cli("adopt", tmp_path, "--as", name)
     assert said.code == 2
     assert "invalid" in said.err
 
 
-def test_other_commands_take_the_catalog(cli, tmp_path, profiles):
+def test_other_commands_accept_the_catalog(cli, tmp_path, profiles):
     catalog = tmp_path / "torch.json"
     paths = [
         layout(tmp_path / "gpu", Parts(tar(CUBIN, CUDART))),
@@ -242,14 +242,14 @@ def test_other_commands_take_the_catalog(cli, tmp_path, profiles):
     assert (said.code, "No such file" in said.err) == (2, True)
 
 
-def test_nothing_refuses_what_is_not_known(cli, tmp_path, profiles):
+def test_unknown_facts_refuse_nothing(cli, tmp_path, profiles):
     catalog = tmp_path / "torch.json"
     cli("adopt", layout(tmp_path / "gpu", Parts(tar(CUDART))), "--as", "torch:v1", "-o", catalog)
     words = ("torch:v1", "--catalog", catalog, "--host", profiles["genoa-h200"])
     assert "not all that it needs is known: device-code, fatbin\n" in cli("explain", *words).out
 
 
-def test_images_for_amds_gpus_are_refused(adopt, tmp_path):
+def test_images_for_amd_gpus_are_refused(adopt, tmp_path):
     target = b"hipv4-amdgcn-amd-amdhsa--gfx90a"
     head = b"__CLANG_OFFLOAD_BUNDLE__" + struct.pack("<QQQQ", 1, 100, 4, len(target)) + target
     (tmp_path / "bundle").write_bytes(head.ljust(200, b"x"))

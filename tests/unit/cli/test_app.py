@@ -20,17 +20,17 @@ COMMANDS = (
 MAIN = [sys.executable, "-c", "from imagematrix.cli import main; main()"]
 
 
-def test_the_version(cli):
+def test_version_is_printed(cli):
     assert cli("--version") == (0, f"{version('imagematrix')}\n", "")
 
 
-def test_without_a_word_it_says_what_there_is(cli):
+def test_commands_are_listed_without_arguments(cli):
     said = cli()
     assert all(f" {command} " in said.out + said.err for command in COMMANDS)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_help_asks_nobody(cli, engine, command, monkeypatch):
+def test_help_probes_neither_host_nor_engine(cli, engine, command, monkeypatch):
     monkeypatch.setattr(prober, "probe", lambda *_, **__: pytest.fail("the host was probed"))
     said = cli(command, "--help")
     assert (said.code, said.err) == (0, "")
@@ -71,14 +71,14 @@ def test_help_asks_nobody(cli, engine, command, monkeypatch):
     ],
 )
 @pytest.mark.usefixtures("engine")
-def test_an_error_goes_to_stderr_and_nothing_to_stdout(cli, tmp_path, monkeypatch, words, code, expected):
+def test_errors_go_to_stderr_only(cli, tmp_path, monkeypatch, words, code, expected):
     monkeypatch.chdir(tmp_path)
     said = cli(*words)
     assert (said.code, said.out) == (code, "")
     assert expected in " ".join(said.err.replace("│", " ").split())
 
 
-def test_a_host_or_catalog_that_is_damaged(cli, profiles, catalog_file, tmp_path):
+def test_damaged_host_or_catalog_is_rejected(cli, profiles, catalog_file, tmp_path):
     damaged = tmp_path / "damaged.json"
     damaged.write_text('{"schema": "imagematrix.host/v9"}')
     said = cli("select", "training:v1", "--host", damaged, "--catalog", catalog_file)
@@ -89,7 +89,7 @@ def test_a_host_or_catalog_that_is_damaged(cli, profiles, catalog_file, tmp_path
     assert "expected 'imagematrix.catalog/v1'" in said.err
 
 
-def test_the_probe_of_this_machine_is_a_host(cli, conforms):
+def test_probe_prints_a_valid_host(cli, conforms):
     conforms(json.loads(cli("probe", "--json").out))
     assert cli("probe").out.startswith("architecture  ")
 
@@ -104,7 +104,7 @@ def test_the_probe_of_this_machine_is_a_host(cli, conforms):
         ("550-lost", r"\ndriver        550[0-9.]+ \(.*\)\nGPU 0 .*\nGPU 1 .*, state lost\n"),
     ],
 )
-def test_the_probe_tells_of_each_gpu(cli, dump, expected):
+def test_probe_lists_each_gpu(cli, dump, expected):
     path = Path(__file__).parents[1] / "node" / "dumps" / f"{dump}.xml"
     said = cli("probe", "--nvidia-smi", path)
     assert said.code == 0
@@ -119,7 +119,7 @@ def colourful(profiles, catalog_file, shipped):
 
 
 @pytest.mark.usefixtures("no_engine")
-def test_no_escape_codes_but_on_a_terminal(cli, colourful):
+def test_escape_codes_are_written_only_to_terminals(cli, colourful):
     for words in colourful:
         said = cli(*words)
         assert "\x1b" not in said.out + said.err
@@ -149,7 +149,7 @@ def on_a_terminal(words, **environment):
 
 
 @pytest.mark.usefixtures("no_engine")
-def test_colours_on_a_terminal_and_none_where_nobody_wants_them(colourful, monkeypatch):
+def test_colours_on_a_terminal_unless_disabled(colourful, monkeypatch):
     monkeypatch.delenv("NO_COLOR", raising=False)
     for words in colourful:
         assert "\x1b[3" in on_a_terminal(words)
@@ -158,7 +158,7 @@ def test_colours_on_a_terminal_and_none_where_nobody_wants_them(colourful, monke
 
 @pytest.mark.usefixtures("no_engine")
 @pytest.mark.parametrize("words", [("--version",), ("--help",), ("plan", "--json"), ("plan",), ("explain",)])
-def test_a_reader_that_goes_away_is_no_reason_to_cry(words, profiles, catalog_file, shipped):
+def test_closed_pipe_is_not_an_error(words, profiles, catalog_file, shipped):
     more = {
         "plan": ("-f", shipped),
         "explain": ("training:v1", "--host", profiles["mixed"], "--catalog", catalog_file),
@@ -174,7 +174,7 @@ def test_a_reader_that_goes_away_is_no_reason_to_cry(words, profiles, catalog_fi
     assert "BrokenPipe" not in said.stderr
 
 
-def test_python_runs_the_package(catalog_file, profiles):
+def test_package_runs_with_python_m(catalog_file, profiles):
     words = ["training:v1", "--host", profiles["rome-a100"], "--catalog", catalog_file, "--gpus", "none"]
     said = subprocess.run(
         [sys.executable, "-m", "imagematrix", "select", *words], stdout=subprocess.PIPE, text=True, check=True

@@ -37,7 +37,7 @@ def command(cli, project, backend, monkeypatch):
     return call
 
 
-def test_build_prints_the_new_references_and_tells_the_rest(command, backend, tmp_path):
+def test_build_prints_references_to_stdout_and_progress_to_stderr(command, backend, tmp_path):
     said = command("build", *CPU, "--jobs", "1")
     assert said.code == 0
     assert said.out.splitlines() == list(backend.images)
@@ -59,7 +59,7 @@ def test_build_prints_the_new_references_and_tells_the_rest(command, backend, tm
     assert "1 image more up to date" in more.err
 
 
-def test_a_failed_build_ends_with_6_and_what_was_said(command, backend, tmp_path):
+def test_failed_build_exits_with_6_and_shows_its_output(command, backend, tmp_path):
     backend.layers = []
     backend.errors["cpu-x86-64-v3"] = BuildError("ld: cannot find -lm", remedy="install it")
     said = command("build", *CPU, "--jobs", "1")
@@ -70,7 +70,7 @@ def test_a_failed_build_ends_with_6_and_what_was_said(command, backend, tmp_path
     assert said.err.endswith("imagematrix: 1 of 2 builds failed: cpu-x86-64-v3\n")
 
 
-def test_an_image_that_breaks_its_promise_ends_with_9(command, backend, tar):
+def test_audit_contradiction_exits_with_9(command, backend, tar):
     backend.layers = [tar(("usr/lib/libcuda.so.550.163.01", b""))]
     said = command("build", *CPU)
     assert (said.code, said.out) == (9, "")
@@ -78,14 +78,14 @@ def test_an_image_that_breaks_its_promise_ends_with_9(command, backend, tar):
     assert not backend.images
 
 
-def test_the_loss_of_the_engine_ends_with_8_and_is_told_once(command, backend):
+def test_lost_engine_exits_with_8_and_is_reported_once(command, backend):
     backend.errors["cpu-x86-64-v3"] = EngineError("the engine is gone", remedy="start it")
     said = command("build", *CPU)
     assert said.code == 8
     assert said.err.count("the engine is gone") == 1
 
 
-def test_a_version_that_would_change_ends_both_commands_with_7(command, backend, conforms):
+def test_changed_version_exits_with_7_in_build_and_plan(command, backend, conforms):
     command("build", *CPU)
     kept = dict(backend.images)
     changed = {"template": "FROM {{ base }}\n"}
@@ -102,7 +102,7 @@ def test_a_version_that_would_change_ends_both_commands_with_7(command, backend,
     assert backend.images == kept
 
 
-def test_the_report_is_the_document(command, backend, conforms):
+def test_json_report_conforms_to_the_schema(command, backend, conforms):
     backend.errors["cpu-znver4"] = BuildError("no")
     said = command("build", *CPU, "--json")
     assert said.code == 6
@@ -112,7 +112,7 @@ def test_the_report_is_the_document(command, backend, conforms):
 
 
 @pytest.mark.parametrize("signal", [KeyboardInterrupt, SystemExit(143), ZeroDivisionError])
-def test_however_a_build_ends_everybody_is_told(command, backend, tmp_path, conforms, signal, monkeypatch):
+def test_reports_are_written_however_a_build_ends(command, backend, tmp_path, conforms, signal, monkeypatch):
     """What is done is done, what is not was stopped: for the caller, JUnit and GitHub."""
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
 
@@ -146,7 +146,7 @@ def test_however_a_build_ends_everybody_is_told(command, backend, tmp_path, conf
     assert ("left",) in backend.calls
 
 
-def test_a_context_that_cannot_be_read_costs_its_own_image_only(command, conforms, monkeypatch, tmp_path):
+def test_unreadable_context_fails_only_its_own_image(command, conforms, monkeypatch, tmp_path):
     (tmp_path / "deep").mkdir()
     real = context.listing
 
@@ -175,7 +175,7 @@ def test_a_context_that_cannot_be_read_costs_its_own_image_only(command, conform
     assert " failed " in command("plan", *CPU, changes=changes).out
 
 
-def test_a_version_that_would_change_is_reported_too(command, conforms, tmp_path):
+def test_changed_version_is_in_the_report(command, conforms, tmp_path):
     command("build", *CPU)
     words = ("build", "--json", "--junit", tmp_path / "junit.xml")
     said = command(*words, template="FROM {{ base }}\n")
@@ -201,7 +201,7 @@ main()
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_real_signal_to_a_real_process(project, tmp_path, tmp_path_factory, conforms, number, code):
+def test_signal_ends_a_build_with_a_report(project, tmp_path, tmp_path_factory, conforms, number, code):
     path = project()
     (tmp_path / ".dockerignore").write_text("*\n")
     script = PROCESS.format(doubles=str(Path(building.__file__).parent))
@@ -227,7 +227,7 @@ def test_a_real_signal_to_a_real_process(project, tmp_path, tmp_path_factory, co
 
 
 @pytest.mark.parametrize("words", [("build", "--json"), ("build",), ("plan",), ("plan", "--json")])
-def test_a_full_disk_behind_stdout_is_one_error(command, words, monkeypatch):
+def test_full_disk_behind_stdout_is_a_single_error(command, words, monkeypatch):
     said = []
     with open("/dev/full", "w") as full:  # noqa: PTH123
         monkeypatch.setattr(sys, "stdout", full)
@@ -239,7 +239,7 @@ def test_a_full_disk_behind_stdout_is_one_error(command, words, monkeypatch):
     )
 
 
-def test_a_plan_compares_with_what_is_there(command):
+def test_plan_compares_with_existing_images(command):
     command("build", "--only", "march=znver4,cuda=none")
     said = command("plan", *CPU)
     assert said.code == 0
@@ -255,7 +255,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_on_a_terminal_a_board_shows_what_runs(planned, monkeypatch):
+def test_progress_board_shows_running_cells(planned, monkeypatch):
     one, other = planned(only="cuda=none").items
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
@@ -283,7 +283,7 @@ def test_on_a_terminal_a_board_shows_what_runs(planned, monkeypatch):
 
 
 @pytest.mark.parametrize("width", [100, 80, 40, 12])
-def test_a_board_keeps_names_and_the_time_left_whole(planned, monkeypatch, width):
+def test_progress_board_never_truncates_names_and_time_left(planned, monkeypatch, width):
     items = planned(only="cuda=12.4,march=znver4").with_status("build")
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
@@ -307,7 +307,7 @@ def test_a_board_keeps_names_and_the_time_left_whole(planned, monkeypatch, width
         assert all(len(row) < width - 2 and row.endswith("…") for row in rows)
 
 
-def test_without_anything_to_build_there_is_no_board(monkeypatch):
+def test_no_progress_board_without_builds(monkeypatch):
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     with progress(()):

@@ -38,26 +38,26 @@ def choose(cli, profiles, catalog_file):
     return call
 
 
-def test_every_saved_host_is_in_a_table(profiles):
+def test_every_saved_host_has_an_expectation(profiles):
     assert set(profiles) == {*CHOSEN, *REFUSED}
 
 
 @pytest.mark.parametrize("name", CHOSEN)
-def test_each_host_gets_its_variant(choose, name):
+def test_each_host_selects_its_variant(choose, name):
     for cell, options in zip(CHOSEN[name], [(), ("--gpus", "none")], strict=True):
         said = choose("select", name, *options)
         assert said == (0, f"training:v1-{cell}-0123456789ab\n", "")
 
 
 @pytest.mark.parametrize("name", CHOSEN)
-def test_explain_and_run_agree(cli, choose, profiles, catalog_file, name):
+def test_explain_and_run_select_the_same_variant(cli, choose, profiles, catalog_file, name):
     variant = f"{CHOSEN[name][0]}-0123456789ab"
     assert f"    1  {variant} <- selected\n" in choose("explain", name).out
     words = ("--host", profiles[name], "--catalog", catalog_file, "--dry-run", "training:v1")
     assert cli("run", *words).out.endswith(f" training:v1-{variant}\n")
 
 
-def test_a_mig_device_of_another_node_has_the_nodes_that_it_has_there(cli, profiles, catalog_file):
+def test_mig_device_nodes_come_from_the_host_document(cli, profiles, catalog_file):
     words = ("--host", profiles["mig"], "--catalog", catalog_file, "--dry-run", "--gpus", "1g.10gb")
     shown = cli("run", *words, "training:v1").out
     assert [word for word in shown.split() if "nvidia-cap" in word] == [
@@ -67,7 +67,7 @@ def test_a_mig_device_of_another_node_has_the_nodes_that_it_has_there(cli, profi
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_nothing_fits_is_told_with_every_reason(choose, name, shipped_catalog, conforms):
+def test_nothing_fits_lists_every_reason(choose, name, shipped_catalog, conforms):
     said = choose("select", name)
     assert (said.code, said.out) == (3, "")
     assert f"none of the {len(shipped_catalog.variants)} variants of training:v1 fits this host" in said.err
@@ -80,13 +80,13 @@ def test_nothing_fits_is_told_with_every_reason(choose, name, shipped_catalog, c
     assert [rule["rule"] for rule in document["candidates"][0]["rules"] if not rule["ok"]] == REFUSED[name]
 
 
-def test_a_mixed_node_is_told_what_one_image_would_serve(choose):
+def test_error_on_a_mixed_node_names_gpus_that_fit(choose):
     assert "pass --gpus device=0" in choose("select", "mixed").err
     assert "sm70-x86-64-v3" in choose("select", "mixed", "--gpus", "device=0").out
     assert "sm80-znver2" in choose("select", "mixed", "--gpus", "device=1").out
 
 
-def test_the_json_of_both_is_the_same_document(choose, conforms):
+def test_select_and_explain_print_the_same_document(choose, conforms):
     for name in ("genoa-h200", "mixed"):
         said, explained = choose("select", name, "--json"), choose("explain", name, "--json")
         assert said.out == explained.out
@@ -95,13 +95,13 @@ def test_the_json_of_both_is_the_same_document(choose, conforms):
 
 
 @pytest.mark.parametrize("name", sorted({*CHOSEN, *REFUSED}))
-def test_explain_fits_on_a_page(choose, name):
+def test_explain_fits_in_100_columns(choose, name):
     said = choose("explain", name)
     assert max(map(len, said.out.splitlines())) <= 100
     assert said.err == ""
 
 
-def test_a_cpu_only_image_is_no_silent_fallback(cli, profiles, shipped_catalog, tmp_path):
+def test_cpu_only_image_is_never_a_silent_fallback(cli, profiles, shipped_catalog, tmp_path):
     few = [variant.to_json() for variant in shipped_catalog.variants if not variant.gpu]
     path = tmp_path / "cpu.json"
     path.write_text(json.dumps(shipped_catalog.to_json() | {"variants": few}))
@@ -110,7 +110,7 @@ def test_a_cpu_only_image_is_no_silent_fallback(cli, profiles, shipped_catalog, 
     assert cli(*words, "--allow-cpu").out == "training:v1-cpu-znver2-0123456789ab\n"
 
 
-def test_run_says_what_it_would_do(cli, profiles, catalog_file):
+def test_dry_run_prints_the_docker_command(cli, profiles, catalog_file):
     words = (
         "--host",
         profiles["rome-a100"],
@@ -137,7 +137,7 @@ def test_run_says_what_it_would_do(cli, profiles, catalog_file):
     ]
 
 
-def test_run_without_an_image_says_how(cli):
+def test_run_without_an_image_shows_usage(cli):
     said = cli("run")
     assert (said.code, said.out) == (2, "")
     assert "missing argument: IMAGE" in said.err
@@ -146,7 +146,7 @@ def test_run_without_an_image_says_how(cli):
 
 
 @pytest.mark.usefixtures("engine")
-def test_run_does_not_start_what_has_no_devices(cli, profiles, catalog_file, monkeypatch, tmp_path):
+def test_run_refuses_missing_device_nodes(cli, profiles, catalog_file, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     host = json.loads(profiles["rome-a100"].read_text())
     for gpu in host["gpus"]:
@@ -159,7 +159,7 @@ def test_run_does_not_start_what_has_no_devices(cli, profiles, catalog_file, mon
 
 
 @pytest.mark.usefixtures("engine")
-def test_run_without_dockers_command_says_what_to_install(cli, profiles, catalog_file, monkeypatch, tmp_path):
+def test_missing_docker_command_has_a_remedy(cli, profiles, catalog_file, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     said = cli("run", "--host", profiles["laptop"], "--catalog", catalog_file, "training:v1")
     assert (said.code, said.out) == (8, "")
@@ -167,7 +167,7 @@ def test_run_without_dockers_command_says_what_to_install(cli, profiles, catalog
     assert "docker-cli" in said.err
 
 
-def test_a_catalog_is_about_one_image(cli, profiles, catalog_file):
+def test_file_catalog_serves_only_its_own_image(cli, profiles, catalog_file):
     for name in ("serving:v1", "training:v2", "serving"):
         said = cli("select", name, "--host", profiles["laptop"], "--catalog", catalog_file)
         assert (said.code, said.out) == (4, "")
@@ -175,13 +175,13 @@ def test_a_catalog_is_about_one_image(cli, profiles, catalog_file):
     assert cli("select", "training", "--host", profiles["laptop"], "--catalog", catalog_file).code == 0
 
 
-def test_the_engine_is_asked_where_no_catalog_is_named(cli, profiles, engine, shipped_catalog):
+def test_engine_is_the_default_catalog(cli, profiles, engine, shipped_catalog):
     engine.hold(shipped_catalog)
     said = cli("select", "training:v1", "--host", profiles["genoa-h200"])
     assert said == (0, "training:v1-cuda12.4-drv550.163.01-sm90-znver4-0123456789ab\n", "")
 
 
-def test_a_captured_tree_is_a_host_too(cli, catalog_file, tmp_path):
+def test_root_option_reads_a_captured_tree(cli, catalog_file, tmp_path):
     (tmp_path / "proc").mkdir()
     cpuinfo = "processor\t: 0\nvendor_id\t: GenuineIntel\nflags\t\t: fpu fxsr lm mmx sse sse2\n\n"
     (tmp_path / "proc" / "cpuinfo").write_text(cpuinfo)
@@ -192,7 +192,7 @@ def test_a_captured_tree_is_a_host_too(cli, catalog_file, tmp_path):
     assert "the host's CPUs lack" in said.out
 
 
-def test_names_that_no_terminal_can_show_are_shown_somehow(cli, profiles, catalog_file, tmp_path):
+def test_unprintable_names_are_escaped(cli, profiles, catalog_file, tmp_path):
     host = json.loads(profiles["rome-a100"].read_text())
     host["cpu"]["model"] = "A \ud800 [bold]CPU[/]"
     host["gpus"][0]["uuid"] = "GPU-\udfff"
@@ -203,7 +203,7 @@ def test_names_that_no_terminal_can_show_are_shown_somehow(cli, profiles, catalo
     assert json.loads(cli("select", *words, "--json").out)["gpus"][0] == "GPU-\udfff"
 
 
-def test_a_variable_that_names_gpus_where_there_is_none(cli, profiles, catalog_file, monkeypatch):
+def test_gpu_variable_on_a_host_without_gpus_is_an_error(cli, profiles, catalog_file, monkeypatch):
     words = ("select", "training:v1", "--catalog", catalog_file)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     assert cli(*words, "--host", profiles["laptop"]).code == 0
@@ -221,7 +221,7 @@ def test_a_variable_that_names_gpus_where_there_is_none(cli, profiles, catalog_f
 
 @pytest.mark.usefixtures("no_engine")
 @pytest.mark.parametrize("command", [("select",), ("explain",), ("run", "--dry-run")])
-def test_an_accelerator_that_cannot_be_used_stops_a_cpu_image(cli, profiles, catalog_file, tmp_path, command):
+def test_unusable_accelerator_refuses_a_cpu_image(cli, profiles, catalog_file, tmp_path, command):
     host = json.loads(profiles["laptop"].read_text())
     host["accelerators"] = [{"kind": "wsl", "where": "/dev/dxg", "why": "it is behind it"}]
     path = tmp_path / "host.json"
@@ -234,7 +234,7 @@ def test_an_accelerator_that_cannot_be_used_stops_a_cpu_image(cli, profiles, cat
         assert cli(*command, *wish, *words).code == 0
 
 
-def test_the_environment_names_gpus_of_this_machine_only(cli, profiles, catalog_file, monkeypatch):
+def test_gpu_variable_applies_only_to_this_machine(cli, profiles, catalog_file, monkeypatch):
     words = ("select", "training:v1", "--catalog", catalog_file, "--json")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     assert len(json.loads(cli(*words, "--host", profiles["rome-a100"]).out)["gpus"]) == 8
@@ -255,7 +255,7 @@ def test_the_environment_names_gpus_of_this_machine_only(cli, profiles, catalog_
     assert "CUDA_VISIBLE_DEVICES=42: '42' not found on this host" in said.err
 
 
-def test_a_variant_of_a_file_is_named_by_its_reference(cli, profiles, catalog_file):
+def test_reference_selects_a_variant_from_a_file_catalog(cli, profiles, catalog_file):
     words = ("--host", profiles["rome-a100"], "--catalog", catalog_file)
     name = "training:v1-cpu-znver2-0123456789ab"
     assert cli("select", name, *words, "--gpus", "none").out == f"{name}\n"
@@ -285,7 +285,7 @@ def pythons(tmp_path):
 
 
 @pytest.mark.parametrize("command", [("select",), ("explain",), ("run", "--dry-run")])
-def test_an_axis_of_the_images_own_is_asked_for(cli, profiles, pythons, command):
+def test_open_axis_requires_where(cli, profiles, pythons, command):
     words = (*command, "--host", profiles["laptop"], "--catalog", pythons)
     said = cli(*words, "hello")
     assert said.code == 2
@@ -302,7 +302,7 @@ def test_an_axis_of_the_images_own_is_asked_for(cli, profiles, pythons, command)
         assert cli(*words, "--where", expression, "hello").code == 2
 
 
-def test_an_answer_that_is_open_as_json(cli, profiles, pythons, conforms):
+def test_open_axis_is_in_the_json_document(cli, profiles, pythons, conforms):
     said = cli("explain", "--host", profiles["laptop"], "--catalog", pythons, "--json", "hello")
     assert said.code == 2
     document = json.loads(said.out)
@@ -310,7 +310,7 @@ def test_an_answer_that_is_open_as_json(cli, profiles, pythons, conforms):
     assert (document["selected"], document["open"]) == (None, {"python": ["3.9", "3.13"]})
 
 
-def test_a_fleet_is_asked_about_one_value(cli, profiles, pythons):
+def test_coverage_accepts_where(cli, profiles, pythons):
     words = ("coverage", "--catalog", pythons, profiles["laptop"])
     assert cli(*words).code == 2
     assert "serves 1 of 1 host" in cli(*words, "--where", "python=3.13").out
@@ -323,7 +323,7 @@ def told(shipped_catalog, tmp_path, **facts):
     return path
 
 
-def test_explain_marks_what_was_read_from_bytes(cli, profiles, shipped_catalog, tmp_path, conforms):
+def test_explain_marks_facts_read_from_bytes(cli, profiles, shipped_catalog, tmp_path, conforms):
     catalog = told(shipped_catalog, tmp_path, driver="bytes", cpu_flags="unknown")
     words = ("explain", "training:v1", "--host", profiles["genoa-h200"], "--catalog", catalog)
     out = cli(*words).out

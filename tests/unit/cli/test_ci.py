@@ -26,7 +26,7 @@ def outcomes(*cells):
         ({"GITHUB_ACTIONS": "false", "GITLAB_CI": ""}, None),
     ],
 )
-def test_which_system_runs_this(monkeypatch, variables, expected):
+def test_ci_system_is_detected(monkeypatch, variables, expected):
     for name in ("GITHUB_ACTIONS", "GITLAB_CI"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
@@ -52,7 +52,7 @@ def commands(text):
 
 
 @given(st.text() | st.just(HOSTILE), st.text() | st.just(HOSTILE))
-def test_text_of_others_means_nothing_to_github(text, headline):
+def test_untrusted_text_contains_no_github_commands(text, headline):
     told = ci.failed("github", "training:v1 a,b", headline, text)
     (group, end, error) = commands(told)
     assert group == ("group", None, "training:v1 a,b: failed")
@@ -61,12 +61,12 @@ def test_text_of_others_means_nothing_to_github(text, headline):
     assert told.split("\n")[-1] == f"::error {error[1]}::{error[2]}"
 
 
-def test_values_are_escaped_as_github_has_it():
+def test_values_are_escaped_for_github():
     told = ci.failed("github", "a", "50% of\ntwo", "text")
     assert told.endswith("\n::error title=a::50%25 of%0Atwo")
 
 
-def test_no_two_logs_end_alike():
+def test_each_log_has_a_unique_end_marker():
     one, other = (ci.failed("github", "a", "no", "text") for _ in range(2))
     assert one != other
 
@@ -75,7 +75,7 @@ SECTION = re.compile(r"section_(start|end):(\d+):(\w+)(\[collapsed=true\])?\r\x1
 
 
 @given(st.text() | st.just(HOSTILE), st.text() | st.just(HOSTILE))
-def test_text_of_others_folds_nothing_in_gitlab(text, headline):
+def test_untrusted_text_opens_no_gitlab_sections(text, headline):
     told = ci.failed("gitlab", "cpu-znver4", headline, text)
     start, end = SECTION.findall(told)
     assert (start[0], start[3], end[0], end[3]) == ("start", "[collapsed=true]", "end", "")
@@ -83,7 +83,7 @@ def test_text_of_others_folds_nothing_in_gitlab(text, headline):
     assert told.count("\x1b") == 4
 
 
-def test_the_summary_has_what_went_wrong_first():
+def test_summary_lists_failures_first():
     found = outcomes(
         {"cell": "a", "status": "built", "seconds": 12.34},
         {"cell": "b", "status": "up-to-date"},
@@ -101,7 +101,7 @@ def test_the_summary_has_what_went_wrong_first():
     assert ci.table(()) == "### imagematrix: no cells\n\n"
 
 
-def test_a_cell_is_no_markdown():
+def test_cell_names_are_escaped_in_markdown():
     told = ci.table(outcomes({"cell": "a|b<img src=x>`c`\n# d", "status": "built", "seconds": 1}))
     assert "<img" not in told
     assert len(told.splitlines()) == 6
@@ -109,7 +109,7 @@ def test_a_cell_is_no_markdown():
 
 
 @pytest.mark.parametrize(("count", "length"), [(10_000, 40), (3, 500_000)])
-def test_a_summary_is_never_too_long(count, length):
+def test_summary_length_is_limited(count, length):
     cells = [{"cell": f"{number:0{length}}", "status": "built", "seconds": 1} for number in range(count)]
     told = ci.table(outcomes(*cells))
     assert len(told.encode()) < 300 * 1024
@@ -117,7 +117,7 @@ def test_a_summary_is_never_too_long(count, length):
     assert told.count("| built |") == count - left
 
 
-def test_the_summary_goes_where_github_asks_for_it(monkeypatch, tmp_path, capsys):
+def test_summary_is_appended_to_the_github_file(monkeypatch, tmp_path, capsys):
     page = tmp_path / "summary.md"
     page.write_text("before\n")
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(page))

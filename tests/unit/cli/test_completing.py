@@ -46,7 +46,7 @@ TOOLS: dict[str, Any] = {"reference": "tools:v2-cpu-0123456789ab", "digest": Non
 @pytest.mark.parametrize(
     "command", [("select",), ("explain",), ("ls",), ("doctor",), ("run",), ("run", "--rm")]
 )
-def test_images(bash, command):
+def test_image_names_are_completed(bash, command):
     assert bash(*command, "t") == ["tools:v2", "training:v1"]
     assert bash(*command, "") == ["tools:v2", "training:v1"]
     assert bash(*command, "training", ":", "v") == ["v1"]
@@ -56,7 +56,7 @@ def test_images(bash, command):
 
 
 @pytest.mark.usefixtures("held")
-def test_conditions_on_the_axes_of_an_image(bash):
+def test_where_completes_axes_of_an_image(bash):
     for command in ("select", "run"):
         assert bash(command, "--where", "py") == ["python=3.9", "python=3.13"]
         assert bash(command, "--where", "python", "=", "3.1") == ["3.13"]
@@ -66,7 +66,7 @@ def test_conditions_on_the_axes_of_an_image(bash):
     assert bash("select", "tools", "--where", "cuda", "=", "none,plat") == ["none,platform=linux/amd64"]
 
 
-def test_conditions_on_a_catalog_s_axes_and_on_a_matrix_s(bash, catalog_file, shipped, tmp_path):
+def test_conditions_complete_axes_of_catalog_and_matrix(bash, catalog_file, shipped, tmp_path):
     line = ("select", "--catalog", catalog_file, "training", "--where", "driver")
     assert bash(*line) == ["driver=535.261.03", "driver=550.163.01"]
     assert bash("plan", "-f", shipped, "--only", "march", "=", "znver*,ima") == ["znver*,image=training"]
@@ -75,19 +75,19 @@ def test_conditions_on_a_catalog_s_axes_and_on_a_matrix_s(bash, catalog_file, sh
 
 
 @pytest.mark.usefixtures("held")
-def test_of_a_command_in_the_container_nothing_is_known(bash):
+def test_container_command_is_not_completed(bash):
     for line in (("run", "training:v1", "t"), ("run", "--gpus", "t"), ("run", "--host", "x", "y", "t")):
         assert bash(*line) == []
 
 
 @pytest.mark.usefixtures("no_engine")
-def test_without_an_engine_nothing_is_said(bash):
+def test_missing_engine_completes_nothing_silently(bash):
     assert bash("select", "t") == []
     assert bash("run", "--where", "p") == []
     assert bash("sel") == ["select"]
 
 
-def test_nobody_waits_for_an_engine_that_hangs(bash, docker_host, tmp_path, monkeypatch):
+def test_hanging_engine_does_not_block_completion(bash, docker_host, tmp_path, monkeypatch):
     monkeypatch.setattr(completing, "LIMIT_S", 0.01)
     with socket.socket(socket.AF_UNIX) as silent:
         silent.bind(str(tmp_path / "s"))
@@ -97,7 +97,7 @@ def test_nobody_waits_for_an_engine_that_hangs(bash, docker_host, tmp_path, monk
 
 
 @pytest.mark.usefixtures("held")
-def test_other_shells_take_no_word_apart(cli, monkeypatch):
+def test_fish_completes_words_with_colons(cli, monkeypatch):
     monkeypatch.setenv("_IMAGEMATRIX_COMPLETE", "complete_fish")
     monkeypatch.setenv("_TYPER_COMPLETE_FISH_ACTION", "get-args")
     monkeypatch.setenv("_TYPER_COMPLETE_ARGS", "imagematrix select training:v1-cpu-3.9")

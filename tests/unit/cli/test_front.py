@@ -32,7 +32,7 @@ from imagematrix.cli.front import plain
         ("--where a=1 t --where b!=2", {"image": "t", "where": ["a=1", "b!=2"]}),
     ],
 )
-def test_a_plain_command_line(words, given):
+def test_plain_command_line_is_parsed(words, given):
     assert plain(select.command, words.split()) == given
 
 
@@ -56,16 +56,16 @@ def test_a_plain_command_line(words, given):
         "-",
     ],
 )
-def test_typer_reads_all_others(words):
+def test_other_command_lines_are_left_to_typer(words):
     assert plain(select.command, words.split()) is None
 
 
-def test_an_empty_word_is_not_plain():
+def test_empty_word_is_left_to_typer():
     assert plain(select.command, ["training", "--root", ""]) is None
     assert plain(select.command, [""]) is None
 
 
-def test_both_know_the_same_options():
+def test_both_parsers_have_the_same_options():
     group = cast("TyperGroup", typer.main.get_command(app()))
     options = (cast("TyperOption", parameter) for parameter in group.commands["select"].params)
     ours = {}
@@ -81,7 +81,7 @@ def test_both_know_the_same_options():
     assert ours == theirs
 
 
-def test_both_come_to_the_same_end(cli, profiles, catalog_file, monkeypatch):
+def test_both_parsers_give_the_same_result(cli, profiles, catalog_file, monkeypatch):
     for name in ("genoa-h200", "mixed"):
         for more in ([], ["--json"], ["--gpus", "none"], ["--gpus", "9"], ["--allow-cpu"]):
             words = ["select", "training:v1", "--host", profiles[name], "--catalog", catalog_file, *more]
@@ -91,7 +91,7 @@ def test_both_come_to_the_same_end(cli, profiles, catalog_file, monkeypatch):
                 assert cli(*words) == quick
 
 
-def test_an_interrupt_ends_it(cli, monkeypatch):
+def test_interrupt_exits_with_130(cli, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
@@ -101,7 +101,7 @@ def test_an_interrupt_ends_it(cli, monkeypatch):
 
 
 @pytest.mark.parametrize("buffered", [True, False])
-def test_a_reader_that_goes_away(buffered, profiles, catalog_file):
+def test_closed_pipe_is_not_an_error(buffered, profiles, catalog_file):
     words = ["select", "training:v1", "--host", profiles["mixed"], "--catalog", catalog_file, "--json"]
     words += ["--allow-cpu", "--gpus", "none"]
     code = "from imagematrix.cli import main; main()"
@@ -130,7 +130,7 @@ with open(sys.argv[1], "w") as file:
 """
 
 
-def test_closed_streams_are_no_place_for_other_files(tmp_path):
+def test_closed_standard_streams_are_opened_on_dev_null(tmp_path):
     command = f"exec {sys.executable} -c '{STREAMS}' {tmp_path}/told <&- >&- 2>&-"
     assert subprocess.run(["sh", "-c", command], check=False).returncode == 0
     assert (tmp_path / "told").read_text() == "2 /dev/null /dev/null /dev/null True\n"

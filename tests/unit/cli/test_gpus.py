@@ -21,7 +21,7 @@ def container(name, *paths):
     return {"Id": name, "Name": f"/{name}", "Config": {"Image": "[x]:1"}, "HostConfig": {"Devices": devices}}
 
 
-def test_free_and_used(cli, profiles, engine, locks, conforms):
+def test_free_and_used_gpus_are_listed(cli, profiles, engine, locks, conforms):
     host = json.loads(profiles["rome-a100"].read_text())
     first, second, third = (gpu["minor"] for gpu in host["gpus"][:3])
     engine.containers = [container("web", f"/dev/nvidia{first}", "/dev/nvidiactl")]
@@ -43,7 +43,7 @@ def test_free_and_used(cli, profiles, engine, locks, conforms):
     assert table.out.count(" free ") == 6
 
 
-def test_shares(cli, profiles, engine, locks, conforms):
+def test_shares_are_listed_with_their_memory(cli, profiles, engine, locks, conforms):
     """One GPU has a launch in the foreground and a container beside it, the next is used whole."""
     host = json.loads(profiles["icelake-l40s"].read_text())
     minor, other = (gpu["minor"] for gpu in host["gpus"][:2])
@@ -100,7 +100,7 @@ def test_current_readings_of_nvml(cli, profiles, play, monkeypatch, conforms):
     assert f" {device['profile']} " in table
 
 
-def test_without_an_engine_the_rest_is_reported(cli, profiles, no_engine, conforms):  # noqa: ARG001
+def test_gpus_are_listed_without_an_engine(cli, profiles, no_engine, conforms):  # noqa: ARG001
     said = cli("gpus", "--host", profiles["driver-mismatch"], "--json")
     assert said.code == 0
     document = json.loads(said.out)
@@ -113,7 +113,7 @@ def test_without_an_engine_the_rest_is_reported(cli, profiles, no_engine, confor
     assert " free " not in table
 
 
-def test_a_gpu_that_cannot_be_used_is_not_free(cli, profiles, engine, tmp_path):
+def test_unusable_gpu_is_not_free(cli, profiles, engine, tmp_path):
     assert engine.containers == []
     host = json.loads(profiles["rome-a100"].read_text())
     host["gpus"][0] |= {"state": "lost", "minor": None}
@@ -124,6 +124,6 @@ def test_a_gpu_that_cannot_be_used_is_not_free(cli, profiles, engine, tmp_path):
     assert " lost " in cli("gpus", "--host", path).out
 
 
-def test_a_node_without_gpus(cli, profiles, engine):
+def test_node_without_gpus_is_reported(cli, profiles, engine):
     assert engine.containers == []
     assert cli("gpus", "--host", profiles["laptop"]) == (0, "this node has no GPU\n", "")

@@ -7,7 +7,7 @@ from images import Parts, tar
 from imagematrix.catalog.catalog import Catalog, UserModeDriver, Variant
 
 
-def test_a_table_of_all_variants(cli, engine, shipped_catalog):
+def test_table_lists_all_variants(cli, engine, shipped_catalog):
     engine.hold(shipped_catalog)
     said = cli("ls")
     assert (said.code, said.err) == (0, "")
@@ -20,7 +20,7 @@ def test_a_table_of_all_variants(cli, engine, shipped_catalog):
     assert gpu == ["12.4", "550.163.01", "sm_90", "znver4", "81", "MB"]
 
 
-def test_one_image_or_one_version(cli, engine, shipped_catalog):
+def test_list_is_narrowed_to_an_image_or_version(cli, engine, shipped_catalog):
     engine.hold(shipped_catalog)
     host = Variant(
         reference="ml/serving:v2-x-0123456789ab",
@@ -37,7 +37,7 @@ def test_one_image_or_one_version(cli, engine, shipped_catalog):
     assert len(cli("ls").out.splitlines()) == 2 + len(shipped_catalog.variants) + 1
 
 
-def test_as_json_it_is_catalogs(cli, engine, shipped_catalog, conforms):
+def test_json_output_is_a_list_of_catalogs(cli, engine, shipped_catalog, conforms):
     engine.hold(shipped_catalog)
     said = cli("ls", "training", "--json")
     (document,) = json.loads(said.out)
@@ -46,7 +46,7 @@ def test_as_json_it_is_catalogs(cli, engine, shipped_catalog, conforms):
     assert (said.code, said.err) == (0, "")
 
 
-def test_nothing_is_an_answer_and_nothing_of_a_name_is_none(cli, engine):
+def test_empty_list_succeeds_but_unknown_image_fails(cli, engine):
     assert json.loads(cli("ls", "--json").out) == []
     assert engine.asked
     for words in (("ls", "training"), ("ls", "training:v1", "--json")):
@@ -55,7 +55,7 @@ def test_nothing_is_an_answer_and_nothing_of_a_name_is_none(cli, engine):
         assert f"the engine has no variant of {words[1]}" in said.err
 
 
-def test_a_size_that_nobody_knows(cli, engine, shipped_catalog):
+def test_unknown_size_is_a_question_mark(cli, engine, shipped_catalog):
     engine.hold(Catalog(image="training", version="v1", variants=shipped_catalog.variants[:1]))
     del engine.images[0]["Size"]
     assert cli("ls").out.splitlines()[2].split()[-1] == "?"
@@ -74,7 +74,7 @@ def pythons(image="training"):
     return Catalog(image=image, version="v1", variants=tuple(variants))
 
 
-def test_the_images_own_axes_are_columns(cli, engine, shipped_catalog):
+def test_own_axes_of_images_are_columns(cli, engine, shipped_catalog):
     engine.hold(shipped_catalog)
     engine.hold(pythons("serving"))
     head, _, first, *_ = cli("ls").out.splitlines()
@@ -85,7 +85,7 @@ def test_the_images_own_axes_are_columns(cli, engine, shipped_catalog):
     assert [variant["axes"] for variant in document["variants"]] == [{"python": "3.11"}, {"python": "3.13"}]
 
 
-def test_where_leaves_what_is_asked_for(cli, engine, shipped_catalog):
+def test_where_filters_variants(cli, engine, shipped_catalog):
     engine.hold(shipped_catalog)
     engine.hold(pythons("serving"))
     rows = cli("ls", "--where", "python=3.13").out.splitlines()[2:]
@@ -99,7 +99,7 @@ def test_where_leaves_what_is_asked_for(cli, engine, shipped_catalog):
     assert "did you mean 'python'?" in said.err or "the axes are" in said.err
 
 
-def test_references_stay_in_one_piece_in_a_narrow_terminal(cli, engine, shipped_catalog, monkeypatch):
+def test_references_are_not_wrapped_on_a_narrow_terminal(cli, engine, shipped_catalog, monkeypatch):
     engine.hold(shipped_catalog)
     monkeypatch.setattr("imagematrix.cli.output.WIDE", 30)
     out = cli("ls").out
@@ -107,7 +107,7 @@ def test_references_stay_in_one_piece_in_a_narrow_terminal(cli, engine, shipped_
         assert any(line.startswith(f"{variant.reference} ") for line in out.splitlines())
 
 
-def test_a_saved_catalog(cli, catalog_file, shipped_catalog, conforms):
+def test_file_catalog_is_listed(cli, catalog_file, shipped_catalog, conforms):
     out = cli("ls", "--catalog", catalog_file).out
     assert all(variant.reference in out for variant in shipped_catalog.variants)
     document = json.loads(cli("ls", "training:v1", "--catalog", catalog_file, "--json").out)
@@ -130,7 +130,7 @@ def tell(engine, reference, layers, sizes):
     engine.told["GET", f"/images/{reference}/history"] = 200, json.dumps(history).encode()
 
 
-def test_what_variants_of_an_engine_add_to_each_other(cli, engine, shipped_catalog, conforms):
+def test_weigh_shows_layers_shared_in_the_engine(cli, engine, shipped_catalog, conforms):
     few = Catalog(image="training", version="v1", variants=shipped_catalog.variants[:3])
     engine.hold(few)
     one, two, gone = sorted(variant.reference for variant in few.variants)
@@ -151,7 +151,7 @@ def test_what_variants_of_an_engine_add_to_each_other(cli, engine, shipped_catal
     assert out.endswith("\ntraining:v1: 5.5 MB uncompressed in 3 layers, each counted once\n")
 
 
-def test_what_a_pull_from_a_registry_costs(cli, engine, server, tmp_path, conforms):
+def test_weigh_shows_the_size_of_a_pull(cli, engine, server, tmp_path, conforms):
     base, own, other = tar(("base", b"x" * 5000)), tar(("own", b"y")), tar(("other", b"z"))
     images = Parts(base, own), Parts(base, other)
     repository = server.repository("ml/t")

@@ -22,7 +22,7 @@ def tree(folder):
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_from_nothing_to_dockerfiles(cli, here, shipped, shipped_catalog):
+def test_init_validate_plan_and_render_work_together(cli, here, shipped, shipped_catalog):
     built = len(shipped_catalog.variants)
     said = cli("init")
     assert (said.code, said.out) == (0, "")
@@ -48,7 +48,7 @@ def test_from_nothing_to_dockerfiles(cli, here, shipped, shipped_catalog):
     ).out
 
 
-def test_init_takes_a_folder_and_overwrites_nothing(cli, here):
+def test_init_accepts_a_folder_and_overwrites_nothing(cli, here):
     assert cli("init", "new/project").code == 0
     before = tree(here)
     (here / "other" / "templates").mkdir(parents=True)
@@ -60,7 +60,7 @@ def test_init_takes_a_folder_and_overwrites_nothing(cli, here):
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_init_writes_the_template_that_was_asked_for(cli, here, name, starters):
+def test_init_writes_the_requested_template(cli, here, name, starters):
     assert cli("init", "--template", name).code == 0
     assert (here / "matrix.yaml").read_bytes() == starters[name].read_bytes()
     assert sorted(path.name for path in (here / "templates").iterdir()) == sorted(["macros.j2", name])
@@ -68,7 +68,7 @@ def test_init_writes_the_template_that_was_asked_for(cli, here, name, starters):
     assert (said.code, said.out) == (0, "")
 
 
-def test_init_with_a_template_that_is_not_there(cli, here):
+def test_init_rejects_an_unknown_template(cli, here):
     said = cli("init", "--template", "tensorfow")
     assert (said.code, said.out, tree(here)) == (2, "", {})
     assert "template 'tensorfow' not found\n  did you mean 'tensorflow'?" in said.err
@@ -84,7 +84,7 @@ def test_init_below_a_file_is_refused(cli, here):
 
 
 @pytest.mark.parametrize("command", ["validate", "plan", "render", "build"])
-def test_a_bad_matrix_ends_every_command_before_it_writes(cli, project, tmp_path, command):
+def test_invalid_matrix_stops_every_command_before_it_writes(cli, project, tmp_path, command):
     path = project(("znver4]", "znvr4]"))
     before = tree(tmp_path)
     said = cli(command, "-f", path)
@@ -95,7 +95,7 @@ def test_a_bad_matrix_ends_every_command_before_it_writes(cli, project, tmp_path
         assert f"{path}:11:22: unknown -march=znvr4\n  did you mean 'znver4'?" in said.err
 
 
-def test_init_in_a_folder_that_it_may_not_look_into_is_one_error(cli, tmp_path, monkeypatch):
+def test_init_in_an_inaccessible_folder_is_a_single_error(cli, tmp_path, monkeypatch):
     long = tmp_path / ("x" * 300)
     said = cli("init", long)  # from Python 3.14 on it is the folder that is named
     assert (said.code, said.out) == (2, "")
@@ -109,7 +109,7 @@ def test_init_in_a_folder_that_it_may_not_look_into_is_one_error(cli, tmp_path, 
     assert said == (2, "", f"imagematrix: {tmp_path}/new/templates/training/a: No space left on device\n")
 
 
-def test_validate_refuses_what_every_build_would_fail_on(cli, project):
+def test_validate_rejects_cells_whose_flags_are_unknown(cli, project):
     """Nobody can tell what the marches of these cells need: no stage, and no property."""
     path = project(template="FROM {{ base }}\nRUN cc {{ march_option }}\n")
     assert cli("validate", "-f", path).code == 0, "the table answers for the property"
@@ -122,7 +122,7 @@ def test_validate_refuses_what_every_build_would_fail_on(cli, project):
     assert cli("validate", "-f", path).code == 0, "the stage answers"
 
 
-def test_validate_tells_what_is_wrong_in_a_template(cli, project, tmp_path):
+def test_validate_reports_template_errors(cli, project, tmp_path):
     path = project(template="FROM {{ bsae }}\n")
     said = cli("validate", "-f", path)
     assert (said.code, said.out) == (2, "")
@@ -130,14 +130,14 @@ def test_validate_tells_what_is_wrong_in_a_template(cli, project, tmp_path):
     assert "did you mean 'base'?" in said.err
 
 
-def test_a_plan_as_json_is_the_document(cli, shipped, conforms):
+def test_json_plan_conforms_to_the_schema(cli, shipped, conforms):
     said = cli("plan", "-f", shipped, "--json")
     assert said.code == 0
     conforms(json.loads(said.out))
     assert "cannot reach the Docker engine" in said.err
 
 
-def test_excluded_cells_are_one_line_for_each_rule(cli, shipped):
+def test_excluded_cells_are_summarized_by_rule(cli, shipped):
     words = ("plan", "-f", shipped, "--only", "cuda=11.8")
     cells = [cell for cell in json.loads(cli(*words, "--json").out)["cells"] if cell["status"] == "excluded"]
     lines = [line for line in cli(*words).out.splitlines() if " excluded " in line]
@@ -146,7 +146,7 @@ def test_excluded_cells_are_one_line_for_each_rule(cli, shipped):
     assert any(f"{cells[0]['rule']}: {cells[0]['why']}" in line for line in lines)
 
 
-def test_several_images_are_told_apart(cli, project):
+def test_plan_names_the_image_if_there_are_several(cli, project):
     path = project(("axes:", "  serving:\n    version: v1\n    template: training.j2\naxes:"))
     lines = cli("plan", "-f", path, "--only", "cuda=none,march=znver4").out.splitlines()[2:]
     assert [line.split()[:3] for line in lines] == [
@@ -155,7 +155,7 @@ def test_several_images_are_told_apart(cli, project):
     ]
 
 
-def test_no_cell_at_all_is_said(cli, project):
+def test_empty_plan_is_reported(cli, project):
     said = cli("plan", "-f", project(("images:\n  training:", "images: {}\nimage:\n  x:")))
     assert said.code == 2
     path = project(text="schema: imagematrix.matrix/v1\nimages: {}\naxes: {cuda: [none]}\n")
@@ -172,35 +172,35 @@ def test_no_cell_at_all_is_said(cli, project):
         ("cuda>=new", "invalid version in a comparison: 'new'"),
     ],
 )
-def test_what_is_no_only(cli, shipped, command, only, expected):
+def test_invalid_only_is_rejected(cli, shipped, command, only, expected):
     said = cli(command, "-f", shipped, "--only", only)
     assert (said.code, said.out) == (2, "")
     assert f"imagematrix: --only: {expected}" in said.err
 
 
 @pytest.mark.parametrize("only", ["cuda=12.4", "cuda=12.4,compute=10.0"])
-def test_stdout_takes_one_dockerfile(cli, shipped, only):
+def test_render_to_stdout_requires_a_single_cell(cli, shipped, only):
     said = cli("render", "-f", shipped, "--only", only)
     assert (said.code, said.out) == (2, "")
     assert "Dockerfiles do not fit on stdout" in said.err
     assert "-o DIR" in said.err
 
 
-def test_a_folder_that_cannot_be_written(cli, shipped, tmp_path):
+def test_unwritable_output_folder_is_rejected(cli, shipped, tmp_path):
     (tmp_path / "out").touch()
     said = cli("render", "-f", shipped, "--only", ONE, "-o", tmp_path / "out")
     assert (said.code, said.out) == (2, "")
     assert f"{tmp_path}/out/training" in said.err
 
 
-def test_building_wants_an_engine(cli, shipped):
+def test_build_requires_an_engine(cli, shipped):
     said = cli("build", "-f", shipped)
     assert (said.code, said.out) == (8, "")
     assert "cannot reach the Docker engine at unix:///nowhere/docker.sock" in said.err
     assert "systemctl start docker" in said.err
 
 
-def test_schemas_are_printed_for_editors_and_other_programs(cli):
+def test_schema_prints_json_schemas(cli):
     assert {"matrix", "host", "catalog"} <= set(cli("schema").out.split())
     assert json.loads(cli("schema", "matrix").out)["$id"] == "urn:imagematrix:matrix:v1"
     said = cli("schema", "martix")
@@ -208,7 +208,7 @@ def test_schemas_are_printed_for_editors_and_other_programs(cli):
     assert "did you mean 'matrix'?" in said.err
 
 
-def test_what_is_wrong_is_shown_in_its_line(cli, project):
+def test_error_shows_the_line_with_a_caret(cli, project):
     path = project(("znver4]", "znvr4]"), ('"8.9"', '"8.7x"'))
     said = cli("validate", "-f", path)
     assert said.code == 2
@@ -233,7 +233,7 @@ def test_what_is_wrong_is_shown_in_its_line(cli, project):
         (("march: [x86-64-v3, znver4]", f"march: [{'x86-64-v3, ' * 300}znvr4]"), ", znvr4]\n      |"),
     ],
 )
-def test_excerpts_do_no_harm(cli, project, change, excerpt):
+def test_excerpts_are_short_and_safe(cli, project, change, excerpt):
     said = cli("validate", "-f", project(change))
     assert said.code == 2
     assert excerpt in said.err

@@ -18,7 +18,7 @@ def is_safe(text):
     return not OBEYED & set(text) and "a" in text and "f" in text
 
 
-def test_what_is_said(capsys):
+def test_hostile_text_in_messages_is_escaped(capsys):
     output.info(HOSTILE)
     output.warn(HOSTILE, HOSTILE)
     output.print_error(ImagematrixError(HOSTILE, remedy=HOSTILE))
@@ -27,7 +27,7 @@ def test_what_is_said(capsys):
     assert all(map(is_safe, lines))
 
 
-def test_our_own_colours_stay(capsys, monkeypatch):
+def test_own_colours_are_kept(capsys, monkeypatch):
     monkeypatch.setattr(output, "_coloured", lambda _: True)
     output.warn(HOSTILE)
     begin = "\x1b[33mimagematrix:\x1b[0m "
@@ -38,7 +38,7 @@ def test_our_own_colours_stay(capsys, monkeypatch):
     assert capsys.readouterr().err == "\x1b[0Ksection\n"
 
 
-def test_what_is_shown(capsys):
+def test_hostile_text_in_tables_is_escaped(capsys):
     output.print_text(HOSTILE)
     output.table(("one", "two"), [(HOSTILE, "x"), ("two\nlines", "\t")])
     output.console(sys.stdout).print(HOSTILE)
@@ -48,7 +48,7 @@ def test_what_is_shown(capsys):
     assert "lines" in out
 
 
-def test_documents(capsys):
+def test_hostile_text_in_documents_is_escaped(capsys):
     output.print_json({"name": HOSTILE, "plain": "\u00e9\u4e2d"})
     out = capsys.readouterr().out
     assert not OBEYED & set(out)
@@ -57,5 +57,5 @@ def test_documents(capsys):
     assert documents.dump(["\x7f"]) == '[\n  "\\u007f"\n]\n'
 
 
-def test_lines_and_tabs_are_meant():
+def test_line_breaks_and_tabs_are_kept():
     assert output.visible("a\tb\nc \u00e9") == "a\tb\nc \u00e9"

@@ -92,7 +92,7 @@ def push_all(server_repository, document, told):
             server_repository.image(cell["reference"].rpartition(":")[2], own)
 
 
-def test_a_plan_is_compared_with_the_registry(cli, backend, matrix, repository, told, conforms):  # noqa: ARG001
+def test_plan_with_push_compares_with_the_registry(cli, backend, matrix, repository, told, conforms):  # noqa: ARG001
     said = cli("plan", "-f", matrix, "--push", "--json", *CPU)
     document = json.loads(said.out)
     conforms(document)
@@ -104,7 +104,7 @@ def test_a_plan_is_compared_with_the_registry(cli, backend, matrix, repository, 
     assert said == (0, "", "nothing to build: 2 images up to date\n")
 
 
-def test_what_the_registry_lost_is_made_again(cli, backend, matrix, image, repository, registry, told):
+def test_image_lost_by_the_registry_is_rebuilt(cli, backend, matrix, image, repository, registry, told):
     document = json.loads(cli("plan", "-f", matrix, "--push", "--json", *CPU).out)
     push_all(repository, document, told)
     publish(registry, "v1")
@@ -139,7 +139,7 @@ def test_what_the_registry_lost_is_made_again(cli, backend, matrix, image, repos
     assert json.loads(cli("publish", f"{image}:v1", "--json").out)["variants"] == 2
 
 
-def test_a_cell_that_is_there_twice_is_a_conflict(cli, backend, matrix, image, repository, have, told):  # noqa: ARG001
+def test_cell_pushed_twice_is_a_conflict(cli, backend, matrix, image, repository, have, told):  # noqa: ARG001
     document = json.loads(cli("plan", "-f", matrix, "--push", "--json", *CPU).out)
     push_all(repository, document, told)
     own = document["cells"][0]["reference"].rpartition(":")[2]
@@ -161,7 +161,7 @@ def test_a_cell_that_is_there_twice_is_a_conflict(cli, backend, matrix, image, r
     assert said == (0, "", "nothing to build: 2 images up to date\n")
 
 
-def test_what_the_registry_has_of_something_else_ends_with_7(cli, backend, matrix, have, told):  # noqa: ARG001
+def test_pushed_image_with_other_inputs_exits_with_7(cli, backend, matrix, have, told):  # noqa: ARG001
     have("cpu-znver4", "another input")
     said = cli("plan", "-f", matrix, "--push", "--json", *CPU)
     assert said.code == 7
@@ -169,7 +169,7 @@ def test_what_the_registry_has_of_something_else_ends_with_7(cli, backend, matri
     assert cli("build", "-f", matrix, "--push", *CPU).code == 7
 
 
-def test_a_registry_that_is_away_ends_with_8(cli, backend, matrix, server):  # noqa: ARG001
+def test_unreachable_registry_exits_with_8(cli, backend, matrix, server):  # noqa: ARG001
     server.fails("GET", "manifests", times=99, status=503)
     said = cli("build", "-f", matrix, "--push", *CPU)
     assert (said.code, said.out) == (8, "")
@@ -187,7 +187,7 @@ def test_a_registry_that_is_away_ends_with_8(cli, backend, matrix, server):  # n
         (("matrix/v1", "matrix/v1"), "has no registry in its name"),
     ],
 )
-def test_what_is_never_pushed_is_told_first(cli, backend, project, server, change, message):  # noqa: ARG001
+def test_unpushable_image_is_rejected_before_the_build(cli, backend, project, server, change, message):  # noqa: ARG001
     said = cli("build", "-f", project(change), "--push")
     assert said.code == 2
     assert message in said.err
@@ -195,7 +195,7 @@ def test_what_is_never_pushed_is_told_first(cli, backend, project, server, chang
     assert not server.asked
 
 
-def test_publish_prints_the_index_by_its_digest(cli, no_engine, image, repository, have, conforms):  # noqa: ARG001
+def test_publish_prints_the_index_with_its_digest(cli, no_engine, image, repository, have, conforms):  # noqa: ARG001
     there = have("a")
     said = cli("publish", f"{image}:v1", "--alias", "latest")
     assert said.code == 0
@@ -228,7 +228,7 @@ def test_publish_prints_the_index_by_its_digest(cli, no_engine, image, repositor
     }
 
 
-def test_publish_reads_what_the_matrix_names(cli, no_engine, matrix, image, have, variant, monkeypatch):  # noqa: ARG001
+def test_publish_uses_plain_pull_of_the_matrix(cli, no_engine, matrix, image, have, variant, monkeypatch):  # noqa: ARG001
     have("cpu-x86-64-v3", VARIANT=variant("x86-64-v3"))
     have("cpu-znver4", VARIANT=variant("znver4"))
     stated = "context: .\n    plain_pull: {cuda: none, march: znver4}"
@@ -248,7 +248,7 @@ def test_publish_reads_what_the_matrix_names(cli, no_engine, matrix, image, have
 
 
 @pytest.mark.usefixtures("no_engine")
-def test_publish_says_that_a_version_for_gpus_alone_answers_nothing(cli, image, have, variant, conforms):
+def test_publish_warns_that_a_gpu_only_version_has_no_default(cli, image, have, variant, conforms):
     have("gpu", VARIANT=variant("x86-64-v3", cuda="12.4"))
     said = cli("publish", f"{image}:v1", "--json")
     assert "linux/amd64: `docker pull` gets nothing: there is no CPU-only variant" in said.err
@@ -258,7 +258,7 @@ def test_publish_says_that_a_version_for_gpus_alone_answers_nothing(cli, image, 
     assert document["plain_pull"][0]["needs"] == []
 
 
-def test_publish_pushes_what_only_the_engine_has(cli, backend, image, repository, have, told):
+def test_publish_pushes_images_only_in_the_engine(cli, backend, image, repository, have, told):
     have("a")
     own = told("b")
     tag = labels.tag("v1", "b", own[labels.INPUT])
@@ -274,9 +274,7 @@ def test_publish_pushes_what_only_the_engine_has(cli, backend, image, repository
     assert list(there) == [f"{image}:{tag}"]
 
 
-def test_publish_pushes_nothing_whose_cell_the_registry_has_made_of_something_else(
-    cli, backend, image, have, server
-):
+def test_publish_refuses_a_cell_pushed_with_other_inputs(cli, backend, image, have, server):
     have("a", "1")
     theirs, ours = (f"{image}:v1-a-{digest(made_of)[7:19]}" for made_of in (b"1", b"2"))
     backend.images[ours] = Present(reference=ours, cell="a", input_digest=digest(b"2"))
@@ -289,7 +287,7 @@ def test_publish_pushes_nothing_whose_cell_the_registry_has_made_of_something_el
     assert not backend.pushed
 
 
-def test_publish_pushes_nothing_of_a_version_under_development(cli, backend, image, server):
+def test_publish_refuses_a_development_version(cli, backend, image, server):
     for cell, development in (("a", False), ("b", True)):
         reference = f"{image}:v1-{cell}-0123456789ab"
         backend.images[reference] = Present(
@@ -303,20 +301,20 @@ def test_publish_pushes_nothing_of_a_version_under_development(cli, backend, ima
 
 
 @pytest.mark.parametrize("name", ["training:v1", "reg.example/ml/training"])
-def test_publish_wants_a_registry_and_a_version(cli, name):
+def test_publish_requires_a_registry_and_a_version(cli, name):
     said = cli("publish", name)
     assert said.code == 2
     assert "is not an image with a registry and a version" in said.err
     assert "such as registry.example.com" in said.err
 
 
-def test_publish_where_nothing_is_ends_with_4(cli, no_engine, image):  # noqa: ARG001
+def test_publish_of_an_empty_version_exits_with_4(cli, no_engine, image):  # noqa: ARG001
     said = cli("publish", f"{image}:v1")
     assert said.code == 4
     assert "imagematrix build --push" in said.err
 
 
-def test_lock_keeps_what_it_has_until_it_is_upgraded(cli, backend, matrix, conforms):
+def test_lock_keeps_digests_until_upgrade(cli, backend, matrix, conforms):
     said = cli("lock", "-f", matrix)
     assert (said.code, said.out) == (0, "")
     assert "debian:trixie: new -> sha256:" in said.err
@@ -335,7 +333,7 @@ def test_lock_keeps_what_it_has_until_it_is_upgraded(cli, backend, matrix, confo
     assert "1 base image" in said.err
 
 
-def test_a_frozen_lock_that_lacks_a_base_ends_with_2(cli, backend, matrix):  # noqa: ARG001
+def test_frozen_lock_without_a_base_exits_with_2(cli, backend, matrix):  # noqa: ARG001
     said = cli("build", "-f", matrix, "--frozen")
     assert said.code == 2
     assert "debian:trixie not found in the lock" in said.err
@@ -343,7 +341,7 @@ def test_a_frozen_lock_that_lacks_a_base_ends_with_2(cli, backend, matrix):  # n
     assert not matrix.with_name("imagematrix.lock").exists()
 
 
-def test_a_damaged_lock_ends_with_2_and_what_to_do(cli, backend, matrix):  # noqa: ARG001
+def test_damaged_lock_exits_with_2_and_a_remedy(cli, backend, matrix):  # noqa: ARG001
     matrix.with_name("imagematrix.lock").write_text("{")
     for command in ("plan", "build", "lock"):
         said = cli(command, "-f", matrix)
@@ -352,7 +350,7 @@ def test_a_damaged_lock_ends_with_2_and_what_to_do(cli, backend, matrix):  # noq
         assert "from version control" in said.err
 
 
-def test_an_image_lives_where_its_name_says(engine, image, have, registry, capsys, told):
+def test_image_name_decides_between_engine_and_registry(engine, image, have, registry, capsys, told):
     own = told("a", IMAGE=image)
     reference = f"{image}:{labels.tag('v1', 'a', own[labels.INPUT])}"
     engine.image(own, RepoTags=[reference])
@@ -372,16 +370,14 @@ def test_an_image_lives_where_its_name_says(engine, image, have, registry, capsy
         catalog_of("training:v1", None)
 
 
-def test_a_registry_that_is_away_is_not_replaced_by_the_engine(engine, server, image):
+def test_engine_does_not_replace_an_unreachable_registry(engine, server, image):
     server.fails("GET", "manifests", times=99, status=500)
     with pytest.raises(EngineError, match="answered 500"):
         catalog_of(f"{image}:v1", None)
     assert not engine.asked
 
 
-def test_run_names_an_image_by_its_digest_unless_the_engine_has_it(
-    cli, engine, image, have, registry, profiles
-):
+def test_run_uses_the_digest_unless_the_engine_has_the_image(cli, engine, image, have, registry, profiles):
     there = have("a", VARIANT=json.dumps({"platform": "linux/amd64", "cpu_flags": []}))
     publish(registry, "v1")
     words = ("run", "--dry-run", "--host", profiles["laptop"], f"{image}:v1")
@@ -398,7 +394,7 @@ def test_run_names_an_image_by_its_digest_unless_the_engine_has_it(
     assert refused.code == 8
 
 
-def test_a_build_pushes_what_it_made_and_says_when_the_tag_moved(
+def test_build_reports_a_tag_moved_during_the_push(
     cli, backend, matrix, make_image, repository, image, monkeypatch
 ):
     monkeypatch.setattr(Compilers, "flags", lambda *_: frozenset())

@@ -30,7 +30,7 @@ def reference(image, python, made_of="6b86b273ff34"):
 
 
 @pytest.mark.usefixtures("docker_host")
-def test_a_variant_is_named_by_its_reference_or_its_digest(image, published):
+def test_variant_is_found_by_reference_or_digest(image, published):
     for name in (reference(image, "3.9"), f"{image}@{published['3.9']}"):
         found = catalog_of(name, None)
         assert (found.image, found.version, found.defaults) == (image, "v1", ())
@@ -38,13 +38,13 @@ def test_a_variant_is_named_by_its_reference_or_its_digest(image, published):
         assert found.variants[0].digest == published["3.9"]
 
 
-def test_one_that_was_only_pushed_as_well(image, have):
+def test_unpublished_variant_is_found_by_reference(image, have):
     there = have("cpu-3.9", **own("3.9"))
     found = Catalog.from_registry(reference(image, "3.9"))
     assert [one.digest for one in found.variants] == [there]
 
 
-def test_its_rules_are_checked(cli, profiles, image, have, published):
+def test_rules_apply_to_a_variant_selected_by_reference(cli, profiles, image, have, published):
     have("arm", VARIANT=json.dumps(V2 | {"platform": "linux/arm64"}))
     host = ("--host", profiles["laptop"])
     assert cli("select", reference(image, "3.9"), *host).out == f"{reference(image, '3.9')}\n"
@@ -56,14 +56,14 @@ def test_its_rules_are_checked(cli, profiles, image, have, published):
     assert "the image is for linux/arm64" in said.out
 
 
-def test_an_image_of_somebody_else_is_no_variant(image, repository):
+def test_foreign_image_is_not_a_variant(image, repository):
     repository.image("v1-x", {"some": "label"})
     with pytest.raises(UsageError, match="is a single image, not an index of variants"):
         Catalog.from_registry(f"{image}:v1-x")
 
 
 @pytest.mark.usefixtures("published", "no_engine")
-def test_what_is_not_there_is_told_with_what_is(cli, image, have, registry):
+def test_error_for_a_missing_version_lists_existing_ones(cli, image, have, registry):
     have("cpu", version="v2.1")
     publish(registry, "v2.1")
 
@@ -81,7 +81,7 @@ def test_what_is_not_there_is_told_with_what_is(cli, image, have, registry):
 
 
 @pytest.mark.usefixtures("no_engine")
-def test_what_is_pushed_and_not_published(image, have):
+def test_unpublished_version_is_reported(image, have):
     have("cpu")
     with pytest.raises(UnknownImageError) as caught:
         catalog_of(f"{image}:v1", None)
@@ -89,7 +89,7 @@ def test_what_is_pushed_and_not_published(image, have):
 
 
 @pytest.mark.usefixtures("published", "no_engine")
-def test_ls_of_a_name_lists_its_versions(cli, image, have, registry, repository, conforms):
+def test_ls_of_a_registry_image_lists_versions(cli, image, have, registry, repository, conforms):
     have("cpu", version="v10", VARIANT=json.dumps(V2 | {"platform": "linux/arm64"}))
     publish(registry, "v10", aliases=("latest",))
     repository.image("other", {"some": "label"})
@@ -110,7 +110,7 @@ def test_ls_of_a_name_lists_its_versions(cli, image, have, registry, repository,
     assert [row.split()[0] for row in rows] == [reference(image, "3.9")]
 
 
-def test_ls_of_a_name_that_only_the_engine_has(cli, image, engine, server):
+def test_ls_of_an_unpublished_image_reads_the_engine(cli, image, engine, server):
     found = {
         labels.IMAGE: image,
         labels.VERSION: "v1",
@@ -125,6 +125,6 @@ def test_ls_of_a_name_that_only_the_engine_has(cli, image, engine, server):
     assert "the engine has no variant of" in said.err
 
 
-def test_no_index_is_written_under_a_digest(cli, image, published):
+def test_publish_rejects_a_digest(cli, image, published):
     said = cli("publish", f"{image}@{published['3.9']}")
     assert (said.code, said.out) == (2, "")

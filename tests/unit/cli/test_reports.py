@@ -40,7 +40,7 @@ def saved(command, tmp_path):
     return call
 
 
-def test_shards_build_each_their_part_and_report_has_all(command, saved, cli, conforms):
+def test_reports_of_all_shards_merge_into_a_whole(command, saved, cli, conforms):
     parts = [saved(f"{number}.json", "--shard", f"{number}/3") for number in (1, 2, 3)]
     for number, part in enumerate(parts, start=1):
         document = json.loads(part.read_text())
@@ -58,7 +58,7 @@ def test_shards_build_each_their_part_and_report_has_all(command, saved, cli, co
     assert command("build").err == "nothing to build: 12 images up to date\n"
 
 
-def test_report_ends_with_6_where_something_is_missing_or_failed(backend, saved, cli):
+def test_report_of_missing_or_failed_cells_exits_with_6(backend, saved, cli):
     backend.errors["cpu-znver4"] = BuildError("no")
     part = saved("1.json", "--shard", "1/2", *CPU)
     said = cli("report", part)
@@ -75,7 +75,7 @@ def test_report_ends_with_6_where_something_is_missing_or_failed(backend, saved,
     assert "failed or stopped: training:v1 cpu-znver4" in said.err
 
 
-def test_report_refuses_documents_of_different_runs(saved, backend, cli):
+def test_report_refuses_documents_of_different_inputs(saved, backend, cli):
     one = saved("1.json", *CPU)
     backend.images.clear()
     other = saved("2.json", *CPU, template="FROM {{ base }}\nRUN other\n")
@@ -84,7 +84,7 @@ def test_report_refuses_documents_of_different_runs(saved, backend, cli):
     assert "the documents contradict each other:\n  training:v1 cpu-x86-64-v3: input sha256:" in said.err
 
 
-def test_a_plan_of_a_shard(command, conforms, tmp_path):
+def test_plan_of_a_shard(command, conforms, tmp_path):
     said = command("plan", "--shard", "2/4")
     assert said.code == 0
     assert said.out.count(" build ") == 3
@@ -111,14 +111,14 @@ def test_a_plan_of_a_shard(command, conforms, tmp_path):
         (("--durations", "nowhere.json"), "needs --shard I/N"),
     ],
 )
-def test_what_is_no_shard_is_said_before_an_engine_is_asked(command, backend, name, options, expected):
+def test_invalid_shard_is_rejected_before_contacting_an_engine(command, backend, name, options, expected):
     said = command(name, *options)
     assert (said.code, said.out) == (2, "")
     assert expected in " ".join(said.err.split())
     assert not backend.calls
 
 
-def test_cells_of_several_images_are_told_apart(command, backend):
+def test_progress_names_the_image_if_there_are_several(command, backend):
     backend.errors["cpu-znver4"] = BuildError("no")
     said = command("build", *CPU, "--jobs", "1", changes=[TWO_IMAGES])
     assert "building training:v1 cpu-x86-64-v3\n" in said.err
@@ -127,7 +127,7 @@ def test_cells_of_several_images_are_told_apart(command, backend):
     assert said.err.endswith("2 of 4 builds failed: training:v1 cpu-znver4, base:v7 cpu-znver4\n")
 
 
-def test_no_log_is_named_that_is_not_there(command, tmp_path):
+def test_only_existing_logs_are_named(command, tmp_path):
     log = tmp_path / ".imagematrix" / "logs" / "training" / "v1-cpu-znver4.log"
     log.parent.mkdir(parents=True)
     log.write_text("of an earlier build\n")
@@ -139,7 +139,7 @@ def test_no_log_is_named_that_is_not_there(command, tmp_path):
     assert not log.exists()
 
 
-def test_junit_is_written_also_where_cells_fail(command, backend, tmp_path):
+def test_junit_report_is_written_if_cells_fail(command, backend, tmp_path):
     backend.errors["cpu-znver4"] = BuildError("said before\nERROR: exit code: 1")
     path = tmp_path / "junit.xml"
     assert command("build", *CPU, "--junit", path).code == 6
@@ -151,16 +151,14 @@ def test_junit_is_written_also_where_cells_fail(command, backend, tmp_path):
 
 
 @pytest.mark.parametrize(("name", "expected"), [("no/j.xml", "No such file"), (".", "Is a directory")])
-def test_that_junit_cannot_be_written_is_said_before_anything_is_built(
-    command, backend, tmp_path, name, expected
-):
+def test_unwritable_junit_path_fails_before_any_build(command, backend, tmp_path, name, expected):
     said = command("build", *CPU, "--junit", tmp_path / name)
     assert (said.code, said.out) == (2, "")
     assert f"{tmp_path / name}: {expected}" in said.err
     assert not backend.calls
 
 
-def test_in_github_a_failed_cell_is_an_error_with_its_log_folded(command, backend, tmp_path, monkeypatch):
+def test_failed_cell_is_a_github_error_with_a_folded_log(command, backend, tmp_path, monkeypatch):
     page = tmp_path / "summary.md"
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(page))
@@ -179,7 +177,7 @@ def test_in_github_a_failed_cell_is_an_error_with_its_log_folded(command, backen
     assert "| training:v1 | cpu-znver4 | failed | 0.0 |\n" in page.read_text()
 
 
-def test_in_gitlab_it_is_folded_too(command, backend, monkeypatch):
+def test_failed_cell_has_a_folded_log_in_gitlab(command, backend, monkeypatch):
     monkeypatch.setenv("GITLAB_CI", "true")
     backend.errors["cpu-znver4"] = BuildError("ERROR: exit code: 1")
     said = command("build", *CPU)
@@ -187,7 +185,7 @@ def test_in_gitlab_it_is_folded_too(command, backend, monkeypatch):
     assert "\x1b[0K\ncpu-znver4: ERROR: exit code: 1\n" in said.err
 
 
-def test_github_gets_a_job_for_each_cell(command):
+def test_github_export_has_a_job_per_cell(command):
     said = command("export", "github")
     assert (said.code, said.err, said.out.count("\n")) == (0, "", 1)
     matrix = json.loads(said.out)
@@ -204,14 +202,14 @@ def test_github_gets_a_job_for_each_cell(command):
         assert cells == [job["name"]]
 
 
-def test_fewer_jobs_are_shards(command):
+def test_github_export_with_fewer_jobs_uses_shards(command):
     matrix = json.loads(command("export", "github", "--jobs", "5", "--only", "march=*").out)
     assert [job["shard"] for job in matrix["include"]] == ["1/5", "2/5", "3/5", "4/5", "5/5"]
     assert {job["only"] for job in matrix["include"]} == {"march=*"}
     assert matrix["include"][4]["name"] == "shard-5-of-5"
 
 
-def test_gitlab_gets_a_child_pipeline(command):
+def test_gitlab_export_is_a_child_pipeline(command):
     pipeline = yaml.safe_load(command("export", "gitlab", *CPU).out)
     assert pipeline == {
         "build": {
@@ -226,7 +224,7 @@ def test_gitlab_gets_a_child_pipeline(command):
     }
 
 
-def test_bake_gets_the_tags_and_labels_of_our_own_build(command, backend):
+def test_bake_export_has_the_tags_and_labels_of_a_build(command, backend):
     (target,) = json.loads(command("export", "bake", "--only", "cuda=none,march=znver4").out)[
         "target"
     ].values()
@@ -235,7 +233,7 @@ def test_bake_gets_the_tags_and_labels_of_our_own_build(command, backend):
     assert target["labels"] == backend.images[target["tags"][0]]
 
 
-def test_bake_builds_on_what_is_locked(command, backend):
+def test_bake_export_uses_locked_bases(command, backend):
     command("lock")
     locked = backend.resolve("debian:trixie")
     backend.salt = "the tag has moved"
@@ -245,7 +243,7 @@ def test_bake_builds_on_what_is_locked(command, backend):
     assert target["dockerfile-inline"].startswith(f"FROM debian:trixie@{locked} AS compiler\n")
 
 
-def test_a_folder_takes_the_files_of_an_export(command, tmp_path):
+def test_export_writes_files_to_a_folder(command, tmp_path):
     for target, name in (
         ("github", "github.json"),
         ("gitlab", "gitlab.yml"),
@@ -269,27 +267,27 @@ def test_a_folder_takes_the_files_of_an_export(command, tmp_path):
         (("github", "--only", "x"), 2, "invalid condition 'x'"),
     ],
 )
-def test_an_export_that_is_refused(command, options, code, expected):
+def test_invalid_export_is_rejected(command, options, code, expected):
     said = command("export", *options)
     assert (said.code, said.out) == (code, "")
     assert expected in " ".join(said.err.replace("│", " ").split())
 
 
-def test_an_export_to_a_folder_that_cannot_be_written(command, tmp_path):
+def test_export_to_an_unwritable_folder_is_rejected(command, tmp_path):
     (tmp_path / "file").touch()
     said = command("export", "github", "-o", tmp_path / "file")
     assert (said.code, said.out) == (2, "")
     assert f"{tmp_path}/file: File exists" in said.err
 
 
-def test_bake_does_not_move_a_version(command):
+def test_bake_export_refuses_a_changed_version(command):
     command("build", *CPU)
     said = command("export", "bake", *CPU, template="FROM {{ base }}\nRUN other\n")
     assert (said.code, said.out) == (7, "")
     assert "a version would change in 2 cells" in said.err
 
 
-def test_more_targets_than_one_file_has(command, tmp_path):
+def test_export_splits_more_targets_than_a_file_may_have(command, tmp_path):
     values = ", ".join(f"v{number}" for number in range(300))
     text = f"""\
         schema: imagematrix.matrix/v1

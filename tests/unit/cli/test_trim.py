@@ -20,7 +20,7 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_a_table_for_a_person(cli, folder):
+def test_table_lists_files_and_warnings(cli, folder):
     said = cli("trim", "--compute", "9.0", folder)
     assert said.code == 0
     (row,) = (line.split() for line in said.out.splitlines() if "good.fatbin" in line)
@@ -31,7 +31,7 @@ def test_a_table_for_a_person(cli, folder):
     assert "0.0 MB removed from 2 files, of 4 with device code" in said.err
 
 
-def test_a_document_for_a_program(cli, folder, conforms):
+def test_json_output_conforms_to_the_schema(cli, folder, conforms):
     said = cli("trim", "--compute", "9.0", "--compute", "7.5", "--json", "--dry-run", folder)
     document = json.loads(said.out)
     conforms(document)
@@ -53,14 +53,14 @@ def test_a_document_for_a_program(cli, folder, conforms):
     assert "old.fatbin has no device code that runs on 9.0" in said.err
 
 
-def test_options_say_what_stays(cli, folder):
+def test_options_control_what_is_kept(cli, folder):
     options = ["--keep-ptx", "--drop-dead", "--include-nvidia", "--json"]
     document = json.loads(cli("trim", "--compute", "9.0", *options, folder / "mixed.fatbin").out)
     assert (document["keep_ptx"], document["drop_dead"], document["include_nvidia"]) == (True, True, True)
     assert [one["target"] for one in document["files"][0]["kept"]] == ["90", "90"]
 
 
-def test_an_output_in_megabytes_and_a_name_elsewhere(cli, folder):
+def test_sizes_are_in_megabytes_and_hard_links_are_reported(cli, folder):
     (folder / "large").mkdir()
     raw = fat(entry(target=80, payload=bytes(1_600_000)), entry(target=90))
     path = folder / "large" / "a.fatbin"
@@ -72,7 +72,7 @@ def test_an_output_in_megabytes_and_a_name_elsewhere(cli, folder):
     assert "a.fatbin has another name outside of the given paths" in said.err
 
 
-def test_what_is_wrong_is_exit_2(cli, folder):
+def test_invalid_arguments_exit_with_2(cli, folder):
     said = cli("trim", "--compute", "90", folder)
     assert said.code == 2
     assert "invalid compute capability: '90'" in said.err

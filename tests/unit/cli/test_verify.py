@@ -22,7 +22,7 @@ def lying(*layers):
     return Parts(*layers, labels={labels.VARIANT: labels.write(LIES)})
 
 
-def test_a_table_for_a_person(cli, tmp_path):
+def test_table_lists_device_code_drivers_and_libraries(cli, tmp_path):
     path = layout(tmp_path / "oci", Parts(CUBIN, DRIVER))
     out = cli("verify", path).out
     assert "device code    sm_80; 1 file" in out
@@ -31,14 +31,14 @@ def test_a_table_for_a_person(cli, tmp_path):
     assert "damaged        /usr/lib/libcudart.so.12.4.127" in out
 
 
-def test_a_contradiction_is_exit_9(cli, tmp_path):
+def test_contradiction_exits_with_9(cli, tmp_path):
     said = cli("verify", layout(tmp_path / "oci", lying(CUBIN)))
     assert said.code == 9
     assert "contradiction  the labels promise cubins for 90, but /opt/k.cubin has 80" in said.out
     assert "the bytes of 1 image contradict the labels" in said.err
 
 
-def test_a_document_for_a_program(cli, tmp_path, conforms):
+def test_json_output_conforms_to_the_schema(cli, tmp_path, conforms):
     path = layout(tmp_path / "oci", lying(CUBIN))
     said = cli("verify", "--json", path)
     document = json.loads(said.out)
@@ -49,7 +49,7 @@ def test_a_document_for_a_program(cli, tmp_path, conforms):
     ]
 
 
-def test_several_images_and_what_they_share(cli, tmp_path, conforms):
+def test_shared_size_of_several_images_is_reported(cli, tmp_path, conforms):
     one, other = Parts(CUBIN, DRIVER), Parts(CUBIN)
     paths = [layout(tmp_path / "oci", one), archived(tmp_path / "a.tar", other)]
     documents = json.loads(cli("verify", "--json", *paths).out)
@@ -63,28 +63,28 @@ def test_several_images_and_what_they_share(cli, tmp_path, conforms):
 
 
 @pytest.mark.usefixtures("no_engine")
-def test_no_such_image_and_no_engine(cli, tmp_path):
+def test_missing_image_exits_with_4_and_missing_engine_with_8(cli, tmp_path):
     said = cli("verify", tmp_path)
     assert said.code == 4
     assert "is not an OCI layout" in said.err
     assert cli("verify", "training:v1").code == 8
 
 
-def test_what_can_not_be_read_is_one_error(cli, tmp_path):
+def test_unreadable_layer_is_a_single_error(cli, tmp_path):
     path = layout(tmp_path / "oci", Parts(tar(("a", b"x")), tar(link("a", "../../b"), "../c")))
     said = cli("verify", path)
     assert said.code == 9
     assert "leads out" in said.err
 
 
-def test_a_terminal_is_told_how_far_it_is(monkeypatch, capsys):
+def test_progress_is_shown_on_a_terminal(monkeypatch, capsys):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     with auditing.progress() as watch:
         watch(5 << 20)
     assert "read 5 MiB of layers" in capsys.readouterr().err
 
 
-def test_what_one_fat_image_would_weigh(cli, tmp_path, conforms):
+def test_size_of_a_fat_image_is_estimated(cli, tmp_path, conforms):
     other = (DATA / "90a.cubin").read_bytes()
     large = Parts(CUBIN, tar(("opt/base", os.urandom(9000))))
     images = large, Parts(tar(("opt/k.cubin", other)))
@@ -101,7 +101,7 @@ def test_what_one_fat_image_would_weigh(cli, tmp_path, conforms):
     assert json.loads(cli("verify", "--json", paths[0]).out)["size"]["fat"] is None
 
 
-def test_a_version_of_an_engine_is_all_its_variants(cli, engine, shipped_catalog, tmp_path):
+def test_engine_version_verifies_all_its_variants(cli, engine, shipped_catalog, tmp_path):
     few = replace(shipped_catalog, variants=shipped_catalog.variants[:2])
     engine.hold(few)
     for variant in few.variants:

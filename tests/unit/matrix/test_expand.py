@@ -14,7 +14,7 @@ from imagematrix.matrix.matrix import Exclude, Image, Include, Matrix
 from imagematrix.matrix.problems import Mark, MatrixError
 
 
-def test_the_order_is_that_of_the_file_and_cpu_cells_come_once(project):
+def test_cells_follow_file_order_and_cpu_cells_are_not_repeated(project):
     found = expand(load(project()))
     assert [cell.id for cell in found.cells] == [
         "cpu-x86-64-v3",
@@ -32,7 +32,7 @@ def test_the_order_is_that_of_the_file_and_cpu_cells_come_once(project):
     assert found.cells[-1].properties == {"base": "debian:trixie", "compiler": "gcc-14"}
 
 
-def test_a_rule_that_drops_nothing_is_an_error(project):
+def test_rule_without_effect_is_rejected(project):
     again = '- {cuda: "11.8", driver: 550.163.01, why: twice}\n'
     with pytest.raises(MatrixError, match=r":19:5: .*earlier rules drop all it matches"):
         expand(load(project(("newer toolkit}\n", f"newer toolkit}}\n  {again}"))))
@@ -40,7 +40,7 @@ def test_a_rule_that_drops_nothing_is_an_error(project):
         expand(load(project(("newer toolkit}\n", 'newer toolkit}\n  - {cuda: none, compute: "7.0"}\n'))))
 
 
-def test_include_gives_properties_adds_a_cell_or_says_what_it_lacks(project):
+def test_include_sets_properties_or_adds_a_complete_cell(project):
     entry = "include:\n  - {cuda: '12.4', extra: yes-please}\n"
     cells = expand(load(project(("exclude:", entry + "exclude:")))).cells
     assert {cell.properties.get("extra") for cell in cells if cell.cuda == "12.4"} == {"yes-please"}
@@ -56,7 +56,7 @@ def test_include_gives_properties_adds_a_cell_or_says_what_it_lacks(project):
         expand(load(project(("exclude:", entry + "exclude:"))))
 
 
-def test_only_narrows_cells_and_excluded_ones(project):
+def test_only_narrows_all_cells(project):
     matrix = load(project())
     found = only(expand(matrix), "cuda>=11,march=znver*,image=training", matrix)
     assert {(cell.cuda, cell.axes["march"]) for cell in found.cells} == {
@@ -101,7 +101,7 @@ def matrices(draw, tmp="/nowhere"):
 
 
 @given(matrices())
-def test_expansion_is_the_product_less_what_rules_match(matrix):
+def test_expansion_is_the_product_without_excluded_cells(matrix):
     """A brute-force model: every combination, collapsed, first occurrence kept, matching ones dropped."""
     model = []
     for values in itertools.product(*matrix.axes.values()):
@@ -127,7 +127,7 @@ def test_expansion_is_the_product_less_what_rules_match(matrix):
 
 
 @given(matrices(), st.sampled_from(["a", "b", "z"]))
-def test_an_include_touches_exactly_the_cells_it_matches(matrix, value):
+def test_include_changes_exactly_the_matching_cells(matrix, value):
     axis = next(iter(matrix.axes))
     plain = Matrix(path=Path(), templates=Path(), images=matrix.images, axes=matrix.axes, properties={})
     entry = Include(axes={axis: value}, properties={"p": "q"}, mark=Mark(1, 1))
@@ -147,7 +147,7 @@ def test_an_include_touches_exactly_the_cells_it_matches(matrix, value):
             expand(with_entry)
 
 
-def test_no_two_cells_have_one_name(project):
+def test_duplicate_cell_names_are_rejected(project):
     again = "  - {cuda: '12.4', compute: '9.0', driver: 550.163.01, march: znver4}\n"
     path = project(("exclude:", f"include:\n{again}{again}exclude:"))
     with pytest.raises(MatrixError, match=r"2 cells would be called cuda12\.4-sm90-drv550\.163\.01-znver4"):
@@ -157,13 +157,13 @@ def test_no_two_cells_have_one_name(project):
         expand(load(path))
 
 
-def test_only_knows_the_values_that_includes_add(project):
+def test_only_accepts_values_added_by_include(project):
     entry = "include:\n  - {cuda: none, march: znver5}\n"
     matrix = load(project(("exclude:", entry + "exclude:")))
     assert [cell.id for cell in only(expand(matrix), "march=znver5", matrix).cells] == ["cpu-znver5"]
 
 
-def test_a_cell_for_another_platform_says_so(project):
+def test_cell_name_contains_the_platform_axis(project):
     cells = expand(load(project(("  march:", "  platform: [linux/amd64, linux/arm64]\n  march:")))).cells
     assert [(cell.id, cell.platform) for cell in cells[:3]] == [
         ("cpu-linux-amd64-x86-64-v3", "linux/amd64"),
@@ -184,12 +184,12 @@ def test_a_cell_for_another_platform_says_so(project):
         ("", "plain_pull names 12 cells"),
     ],
 )
-def test_a_plain_pull_has_one_answer(project, stated, message):
+def test_plain_pull_must_match_one_cell(project, stated, message):
     with pytest.raises(MatrixError, match=f":7:17: {message}"):
         expand(load(project(("context: .", f"context: .\n    plain_pull: {{{stated}}}"))))
 
 
-def test_a_plain_pull_has_one_answer_for_each_platform(project):
+def test_plain_pull_matches_one_cell_per_platform(project):
     platforms = ("  march:", "  platform: [linux/amd64, linux/arm64]\n  march:")
     arm = ("[x86-64-v3, znver4]", "[x86-64-v3, znver4, armv8-a]")
     stated = ("context: .", "context: .\n    plain_pull: {cuda: none, march: [x86-64-v3, armv8-a]}")

@@ -52,7 +52,7 @@ def message(path):
     return str(caught.value).replace(f"{path}:", "")
 
 
-def test_what_is_stated_is_read(matrix):
+def test_stated_facts_are_parsed(matrix):
     assert matrix.facts == Facts(
         cuda={"14.0": Release(compute=("8.9", "13.0"), driver="640.10")},
         march={
@@ -62,13 +62,13 @@ def test_what_is_stated_is_read(matrix):
     assert all(found.facts is matrix.facts for found in expand(matrix).cells)
 
 
-def test_the_schema_takes_it(matrix, conforms):
+def test_stated_facts_conform_to_the_schema(matrix, conforms):
     import yaml
 
     conforms(yaml.safe_load(matrix.path.read_text()))
 
 
-def test_without_the_facts_their_words_are_refused(project):
+def test_unknown_values_suggest_stating_facts(project):
     text = message(project(*AXES, PROPERTIES))
     assert "'13.0' is not a compute capability" in text
     assert "unknown -march=znver9" in text
@@ -119,19 +119,19 @@ def test_without_the_facts_their_words_are_refused(project):
         ),
     ],
 )
-def test_each_error_names_place_and_remedy(project, change, expected):
+def test_errors_have_a_position_and_a_remedy(project, change, expected):
     facts = FACTS.replace(*change)
     assert facts != FACTS
     assert expected in message(project(("properties:", facts + "properties:"), *AXES, PROPERTIES))
 
 
-def test_a_fact_that_only_an_include_needs_is_needed(project):
+def test_fact_used_only_by_an_include_is_accepted(project):
     entry = "include:\n  - {cuda: none, march: newlake}\nexclude:"
     facts = "facts: {march: {newlake: {vendor: intel, flags: [avx2]}}}\n"
     assert load(project(("properties:", facts + "properties:"), ("exclude:", entry))).facts.march["newlake"]
 
 
-def test_nothing_that_a_table_has_can_be_stated(project):
+def test_facts_already_in_the_tables_are_rejected(project):
     """So that who upgrades learns which of the facts have become superfluous."""
     releases = list(cuda.releases())
     names = sorted(marches.names())
@@ -142,14 +142,14 @@ def test_nothing_that_a_table_has_can_be_stated(project):
     assert all(f"march {name} is in the table already\n  remove it" in text for name in names)
 
 
-def test_the_drivers_of_a_family_that_a_table_has_cannot_be_stated(project):
+def test_drivers_of_known_cuda_families_are_rejected(project):
     facts = ("properties:", 'facts: {cuda: {"13.99": {driver: 640.10}}}\nproperties:')
     text = message(project(facts, ('"12.4"]', '"12.4", "13.99"]')))
     assert "CUDA 13.99 runs on 580.65.06 or newer\n  remove it" in text
 
 
 @pytest.mark.parametrize("flag", ["avx10_3", "avx512_vbmi3", "amx_fp4", "fpu", "cmov", "osxsave"])
-def test_a_new_flag_is_no_slip(project, flag):
+def test_new_flag_is_not_treated_as_a_typo(project, flag):
     facts = FACTS.replace("avx1024f", flag)
     assert flag in load(project(("properties:", facts + "properties:"), *AXES, PROPERTIES)).facts.flags(
         "znver9"
@@ -157,7 +157,7 @@ def test_a_new_flag_is_no_slip(project, flag):
 
 
 @pytest.mark.parametrize("arch", ["x86_64", "aarch64"])
-def test_every_flag_of_the_tables_can_be_stated(project, arch):
+def test_every_known_flag_can_be_stated(project, arch):
     flags = sorted({flag for group in macros.FLAGS[arch].values() for flag in group.split()})
     platform = {"x86_64": "linux/amd64", "aarch64": "linux/arm64"}[arch]
     stated = f"facts: {{march: {{znver4x: {{platform: {platform}, flags: [{', '.join(flags)}]}}}}}}\n"
@@ -199,12 +199,12 @@ def test_every_flag_of_the_tables_can_be_stated(project, arch):
         ),
     ],
 )
-def test_feasibility_counts_with_it(matrix, axes, rule, why):
+def test_feasibility_uses_stated_facts(matrix, axes, rule, why):
     found = infeasible(cell(matrix.facts, **axes))
     assert (found and found.rule, found and found.why) == (rule, why)
 
 
-def test_a_compiler_of_the_tables_does_not_know_a_march_they_lack(matrix):
+def test_known_compiler_does_not_support_an_unknown_march(matrix):
     image = Image(name="i", version="v", template="t", context=None)
     old = Cell(image=image, axes={"march": "znver9"}, properties={"compiler": "gcc-14"}, facts=matrix.facts)
     found = infeasible(old)
@@ -220,7 +220,7 @@ def host(driver, flags):
     )
 
 
-def test_the_image_says_it_and_the_selector_believes_it(matrix):
+def test_selector_uses_the_stated_facts_of_an_image(matrix):
     flags = matrix.facts.flags("znver9")
     promised = labels.variant(cell(matrix.facts, **GPU), flags, "training:v1-x")
     assert promised.to_json()["oldest_driver"] == "640.10"
@@ -237,7 +237,7 @@ def test_the_image_says_it_and_the_selector_believes_it(matrix):
         )
 
 
-def test_a_table_goes_before_what_an_image_says():
+def test_tables_outrank_facts_of_an_image():
     assert not cuda.driver_runs("12.4", "470.256.02", "470.42.01")
     assert not cuda.driver_runs("10.2", "418.39", "410.48")
     assert cuda.lowest_driver("12.4", "470.42.01") == "525.60.13"
@@ -270,7 +270,7 @@ def said(stated, axes):
 
 
 @given(STATED, STATED, st.sampled_from([("14.0", "znver9"), ("12.4", "znver9"), ("14.0", "znver4")]))
-def test_the_digest_changes_exactly_where_the_labels_do(one, other, point):
+def test_digest_changes_exactly_where_labels_do(one, other, point):
     axes = GPU | {"cuda": point[0], "march": point[1]}
     made = [identify(cell(stated, **axes), "FROM x\n", {}, "sha256:c") for stated in (one, other)]
     assert (made[0].digest == made[1].digest) == (said(one, axes) == said(other, axes))

@@ -51,7 +51,7 @@ def cell(compiler=None, **axes):
         ),
     ],
 )
-def test_what_cannot_work(impossible, rule, why):
+def test_impossible_cell_is_infeasible(impossible, rule, why):
     found = infeasible(impossible)
     assert isinstance(found, Infeasible)
     assert found.rule == rule
@@ -73,5 +73,5 @@ def test_what_cannot_work(impossible, rule, why):
         cell(other="x"),
     ],
 )
-def test_what_nothing_speaks_against(possible):
+def test_possible_cell_is_feasible(possible):
     assert infeasible(possible) is None

@@ -16,7 +16,7 @@ def message(path):
     return str(caught.value).replace(f"{path}:", "")
 
 
-def test_a_good_matrix_keeps_order_and_text(project):
+def test_valid_matrix_keeps_order_and_text(project):
     matrix = load(project())
     assert list(matrix.axes) == ["cuda", "compute", "driver", "march"]
     assert matrix.axes["cuda"] == ("none", "11.8", "12.4")
@@ -28,12 +28,12 @@ def test_a_good_matrix_keeps_order_and_text(project):
 @pytest.mark.parametrize(
     ("text", "strict"), [("{march: strict}", True), ("{march: warn}", False), ("{}", False)]
 )
-def test_how_strict_the_audit_is(project, text, strict):
+def test_audit_strictness_is_read(project, text, strict):
     matrix = load(project(("context: .", f"context: .\n    audit: {text}")))
     assert matrix.images[0].strict_march is strict
 
 
-def test_an_unquoted_version_keeps_its_zero(project):
+def test_unquoted_version_keeps_its_trailing_zero(project):
     assert load(project(('"8.9"', "12.0"))).axes["compute"] == ("7.0", "12.0")
 
 
@@ -135,7 +135,7 @@ def test_an_unquoted_version_keeps_its_zero(project):
         (('"12.4": {base: "debian:trixie"', '"12.4": {base: {a: b}'), "base: expected a word, found a map"),
     ],
 )
-def test_each_error_names_place_and_remedy(project, change, expected):
+def test_errors_have_a_position_and_a_remedy(project, change, expected):
     assert expected in message(project(change))
 
 
@@ -148,17 +148,17 @@ def test_each_error_names_place_and_remedy(project, change, expected):
         (("  march:", "  platform: [linux/amd64, linux/arm64]\n  march:"), "platform"),
     ],
 )
-def test_what_only_looks_wrong(project, change, name):
+def test_unusual_but_valid_matrix_is_accepted(project, change, name):
     assert name in load(project(change)).axes
 
 
-def test_an_include_can_give_what_is_called_almost_like_an_axis(project):
+def test_include_property_may_resemble_an_axis_name(project):
     entry = "include:\n  - {cuda: '12.4', driver_series: -tesla-470, why: because}\n"
     (include,) = load(project(("exclude:", entry + "exclude:"))).include
     assert include.properties == {"driver_series": "-tesla-470"}
 
 
-def test_all_errors_are_told_at_once_in_the_order_of_the_file(project):
+def test_all_errors_are_reported_in_file_order(project):
     text = message(project(("znver4]", "native]"), ("version: v1", "version: ''"), ('"8.9"', '"9"')))
     assert [line.split(":")[0] for line in text.splitlines() if line[0].isdigit()] == ["4", "9", "11"]
 
@@ -180,21 +180,21 @@ def test_all_errors_are_told_at_once_in_the_order_of_the_file(project):
         ("b: &b [*b]\n", "the alias *b has no anchor before it"),
     ],
 )
-def test_what_is_no_matrix_at_all(project, text, expected):
+def test_file_that_is_not_a_matrix_is_rejected(project, text, expected):
     assert expected in message(project(text=text))
 
 
-def test_deep_nesting_does_not_end_the_process(project):
+def test_deep_nesting_does_not_crash(project):
     assert "nested deeper" in message(project(text="[" * 200_000))
 
 
-def test_an_anchor_bomb_is_refused_quickly(project):
+def test_anchor_bomb_is_rejected_quickly(project):
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 12)]
     assert "once aliases are followed" in message(project(text="\n".join(lines)))
 
 
-def test_anchors_and_merges_do_what_people_expect(project):
+def test_anchors_and_merge_keys_work(project):
     path = project(
         (
             'none: {base: "debian:trixie", compiler: gcc-14}',
@@ -206,7 +206,7 @@ def test_anchors_and_merges_do_what_people_expect(project):
 
 
 @pytest.mark.parametrize("own", ["<<: *t, base: own", "base: own, <<: *t", "<<: [{base: own}, *t]"])
-def test_what_stands_in_a_map_goes_before_what_it_merges(project, own):
+def test_own_keys_override_merged_keys(project, own):
     path = project(
         (
             'none: {base: "debian:trixie", compiler: gcc-14}',
@@ -217,12 +217,12 @@ def test_what_stands_in_a_map_goes_before_what_it_merges(project, own):
     assert load(path).properties["cuda"]["12.4"] == {"base": "own", "compiler": "gcc-14"}
 
 
-def test_a_merged_key_may_come_once_of_its_own(project):
+def test_overriding_a_merged_key_twice_is_rejected(project):
     text = message(project(text="x: &x {a: 1}\ny: {<<: *x, a: 2, a: 3}\n"))
     assert text == "2:19: the key 'a' occurs twice (first on line 2)"
 
 
-def test_a_file_that_is_not_there_or_no_text(tmp_path):
+def test_missing_or_binary_file_is_rejected(tmp_path):
     with pytest.raises(UsageError, match="no such file") as caught:
         load(tmp_path / "none.yaml")
     assert "imagematrix init" in caught.value.remedy
@@ -240,7 +240,7 @@ def test_a_file_that_is_not_there_or_no_text(tmp_path):
 
 @settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=st.text(alphabet="ab:-[]{}&*!|>'\"#\n\t ,?%@`<0.", max_size=60))
-def test_no_text_makes_the_reader_fail_otherwise(text):
+def test_arbitrary_text_raises_only_positioned_errors(text):
     try:
         document.parse(text, "fuzz")
     except ImagematrixError as error:
@@ -250,21 +250,21 @@ def test_no_text_makes_the_reader_fail_otherwise(text):
 OWN = ("  march:", '  python: ["3.11", "3.13"]\n  march:')
 
 
-def test_defaults_are_values_of_an_axis_of_the_images_own(project):
+def test_defaults_must_be_values_of_own_axes(project):
     (image,) = load(project(OWN, ("context: .", "context: .\n    defaults: {python: 3.13}"))).images
     assert image.defaults == (("python", "3.13"),)
     with pytest.raises(MatrixError, match=r"the axis python has no value '3\.12'\n  did you mean '3\.13'\?"):
         load(project(OWN, ("context: .", "context: .\n    defaults: {python: 3.12}")))
 
 
-def test_a_default_may_be_a_value_that_an_include_adds(project):
+def test_default_may_be_a_value_added_by_include(project):
     added = "include:\n  - {cuda: none, python: '3.14', march: znver4}\nproperties:"
     stated = ("context: .", "context: .\n    defaults: {python: 3.14}")
     (image,) = load(project(OWN, stated, ("properties:", added))).images
     assert image.defaults == (("python", "3.14"),)
 
 
-def test_axes_that_multiply_to_more_than_anybody_builds_are_refused(project):
+def test_too_many_cells_are_rejected(project):
     """At once: their product alone would take all memory."""
     axes = "".join(
         f"  axis{number}: [{', '.join(f'v{value}' for value in range(10))}]\n" for number in range(9)
@@ -275,7 +275,7 @@ def test_axes_that_multiply_to_more_than_anybody_builds_are_refused(project):
     )
 
 
-def test_a_condition_of_thousands_of_digits_is_no_version(project):
+def test_overlong_version_in_a_condition_is_rejected(project):
     digits = "9" * 6000
     said = message(project(('{cuda: "11.8", driver', f'{{cuda: ">={digits}", driver')))
     assert f"invalid version in a comparison: '{digits[:80]}'" in said
@@ -284,13 +284,13 @@ def test_a_condition_of_thousands_of_digits_is_no_version(project):
 @pytest.mark.parametrize(
     ("text", "amount"), [("2GB", 2_000_000_000), ("1.5GiB", 1_610_612_736), ("700M", 700_000_000)]
 )
-def test_a_budget_in_bytes(project, text, amount):
+def test_size_budget_is_parsed(project, text, amount):
     (image,) = load(project(("context: .", f"context: .\n    budget: {text}"))).images
     assert image.budget == amount
 
 
 @pytest.mark.parametrize("text", ["2", "2 GB", "lots", "0GB", "-1GB", "2gb"])
-def test_a_budget_that_is_none(project, text):
+def test_invalid_size_budget_is_rejected(project, text):
     said = message(project(("context: .", f"context: .\n    budget: {text}")))
     assert f"'{text}' is not an amount of bytes such as 2GB or 1.5GiB" in said
     with pytest.raises(MatrixError, match="budget: expected a word, found a list"):

@@ -69,7 +69,7 @@ def read(raw):
 
 @given(MEMBERS, st.sampled_from(FORMATS), st.sampled_from((0, 1, 2**31)))
 @settings(max_examples=300)
-def test_no_time_is_later_and_all_else_is_as_it_was(members, form, latest):
+def test_only_later_times_are_changed(members, form, latest):
     before = written(members, form)
     after = b"".join(clamped(io.BytesIO(before), latest))
     for old, new in zip(read(before), read(after), strict=True):
@@ -85,14 +85,14 @@ def test_no_time_is_later_and_all_else_is_as_it_was(members, form, latest):
 
 
 @given(st.binary(max_size=3000))
-def test_bytes_that_are_no_tar_end_with_an_error_or_as_they_were(raw):
+def test_arbitrary_bytes_are_rejected_or_kept(raw):
     with contextlib.suppress(BuildError):
         assert len(b"".join(clamped(io.BytesIO(raw), 2**40))) <= len(raw)
 
 
 @given(MEMBERS, st.sampled_from(FORMATS), st.data())
 @settings(max_examples=300)
-def test_a_damaged_tar_ends(members, form, data):
+def test_damaged_tar_terminates(members, form, data):
     raw = bytearray(written(members, form))
     for _ in range(data.draw(st.integers(1, 4))):
         raw[data.draw(st.integers(0, min(len(raw), 4096) - 1))] = data.draw(st.integers(0, 255))
@@ -101,18 +101,18 @@ def test_a_damaged_tar_ends(members, form, data):
 
 
 @pytest.mark.parametrize(("size", "why"), [(511, "truncated"), (512 + 100, "truncated"), (512, "truncated")])
-def test_one_that_breaks_off(size, why):
+def test_truncated_tar_is_rejected(size, why):
     raw = written([("a", tarfile.REGTYPE, 5, b"data", "", 0)], tarfile.GNU_FORMAT)
     with pytest.raises(BuildError, match=why):
         b"".join(clamped(io.BytesIO(raw[:size]), 0))
 
 
-def test_without_its_end_it_is_as_good():
+def test_tar_without_end_blocks_is_accepted():
     raw = written([("a", tarfile.REGTYPE, 0, b"data", "", 0)], tarfile.GNU_FORMAT)[:1024]
     assert b"".join(clamped(io.BytesIO(raw), 0)) == raw
 
 
-def test_a_size_that_only_an_extended_header_can_hold():
+def test_size_from_an_extended_header_is_used():
     """Its header has 0: what is data would be read as the next entry."""
     inner = written([("inner", tarfile.REGTYPE, 5, b"", "", 0)], tarfile.GNU_FORMAT)[:512]
     info = tarfile.TarInfo("large")
@@ -126,21 +126,21 @@ def test_a_size_that_only_an_extended_header_can_hold():
     assert (name, time, data) == ("large", 0, inner)
 
 
-def test_a_link_has_no_data_whatever_its_size_says():
+def test_size_of_a_link_is_ignored():
     info = tarfile.TarInfo("link")
     info.type, info.linkname, info.size = tarfile.LNKTYPE, "a", 4096
     raw = info.tobuf() + bytes(1024)
     assert b"".join(clamped(io.BytesIO(raw), 0)) == raw
 
 
-def test_a_sparse_file_is_refused():
+def test_sparse_file_is_rejected():
     info = tarfile.TarInfo("sparse")
     info.type = tarfile.GNUTYPE_SPARSE
     with pytest.raises(BuildError, match="sparse"):
         b"".join(clamped(io.BytesIO(info.tobuf(tarfile.GNU_FORMAT)), 0))
 
 
-def test_the_times_that_gnu_tar_adds():
+def test_gnu_access_and_change_times_are_clamped():
     head = bytearray(tarfile.TarInfo("a").tobuf(tarfile.GNU_FORMAT))
     head[345:357] = head[357:369] = b"%011o\0" % 99
     (after,) = clamped(io.BytesIO(bytes(head)), 5)

@@ -20,12 +20,12 @@ def unpacked(image, reference, layers):
         return {member.name: archive.extractfile(member).read() for member in archive}
 
 
-def test_its_layers_are_in_order(image):
+def test_layers_are_in_order(image):
     assert [path.read_bytes() for path in image.layer_files] == [b"lower", b"upper"]
     assert [f"sha256:{path.name}" for path in image.layer_files] == list(image.layers)
 
 
-def test_the_archive_holds_the_image_and_the_layers_asked_for(image):
+def test_archive_contains_the_image_and_requested_layers(image):
     files = unpacked(image, "training:v1-x", image.layers[1:])
     index = json.loads(files.pop("index.json"))
     (entry,) = index["manifests"]
@@ -51,6 +51,6 @@ def test_the_archive_holds_the_image_and_the_layers_asked_for(image):
         ("localhost/training:v1", "localhost/training:v1"),
     ],
 )
-def test_the_archive_names_it_in_full(image, reference, full):
+def test_archive_has_the_fully_qualified_name(image, reference, full):
     index = json.loads(unpacked(image, reference, ())["index.json"])
     assert index["manifests"][0]["annotations"]["io.containerd.image.name"] == full

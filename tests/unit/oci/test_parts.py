@@ -14,11 +14,11 @@ NAMED = (
 )
 
 
-def test_a_configuration_names_what_made_each_layer():
+def test_history_names_the_instruction_of_each_layer():
     assert of_config(LAYERS, {"history": HISTORY}) == NAMED
 
 
-def test_a_history_is_optional():
+def test_history_is_optional():
     bare = (Part(digest="sha256:a", size=10), Part(digest="sha256:b", size=20))
     assert of_config(LAYERS, {}) == of_config(LAYERS, {"history": HISTORY[:1]}) == bare
 
@@ -28,11 +28,11 @@ def listed(*sizes):
     return [{"CreatedBy": word, "Size": size} for word, size in zip(words, sizes, strict=True)][::-1]
 
 
-def test_what_an_engine_lists_is_newest_first():
+def test_engine_history_is_newest_first():
     assert of_history(["sha256:a", "sha256:b"], listed(10, 0, 20)) == NAMED
 
 
-def test_layers_may_be_empty():
+def test_empty_layers_are_matched_by_count():
     found = of_history(["sha256:a", "sha256:b"], listed(10, 0, 0))
     assert found
     assert [part.size for part in found] == [10, 0]
@@ -40,5 +40,5 @@ def test_layers_may_be_empty():
     assert one.size == 10
 
 
-def test_which_entries_are_layers_may_not_be_known():
+def test_ambiguous_history_gives_no_parts():
     assert of_history(["sha256:a"], listed(10, 0, 20)) is None

@@ -30,7 +30,7 @@ def push(registry, raw=BLOB):
     registry.push_blob(digest(raw), io.BytesIO(raw))
 
 
-def test_what_is_pushed_is_there(registry, repository):
+def test_pushed_content_is_read_back(registry, repository):
     assert not registry.has_blob(digest(BLOB))
     push(registry)
     assert registry.has_blob(digest(BLOB))
@@ -60,7 +60,7 @@ def test_what_is_pushed_is_there(registry, repository):
         ("PUT", "blobs/uploads", push, None),
     ],
 )
-def test_what_may_pass_is_tried_again(server, registry, repository, method, path, ask, result, how):
+def test_transient_errors_are_retried(server, registry, repository, method, path, ask, result, how):
     repository.put("v1", RAW, INDEX)
     repository.blobs[digest(b"1")] = b"1"
     server.fails(method, path, times=TRIES - 1, **how)
@@ -73,14 +73,14 @@ def test_what_may_pass_is_tried_again(server, registry, repository, method, path
     assert server.count(method, path) == 2 * TRIES
 
 
-def test_an_answer_that_breaks_off_is_asked_for_again(server, registry, repository):
+def test_truncated_answer_is_requested_again(server, registry, repository):
     repository.put("v1", RAW, INDEX)
     server.fails("GET", "manifests", cut=True, times=TRIES - 1)
     assert registry.manifest("v1").raw == RAW
     assert server.count("GET") == TRIES
 
 
-def test_an_upload_that_breaks_off_starts_from_its_beginning(server, registry, repository):
+def test_interrupted_upload_restarts_from_the_beginning(server, registry, repository):
     server.fails("PUT", "uploads", drop=True)
     push(registry)
     assert repository.blobs == {digest(BLOB): BLOB}
@@ -89,7 +89,7 @@ def test_an_upload_that_breaks_off_starts_from_its_beginning(server, registry, r
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 405, 413])
 @pytest.mark.parametrize(("method", "path"), [("POST", "uploads"), ("PUT", "uploads")])
-def test_what_cannot_pass_is_not_tried_again(server, registry, status, method, path):
+def test_permanent_errors_are_not_retried(server, registry, status, method, path):
     server.fails(method, path, status=status, times=TRIES)
     with pytest.raises((EngineError, UnknownImageError)) as caught:
         push(registry)
@@ -102,7 +102,7 @@ def test_what_cannot_pass_is_not_tried_again(server, registry, status, method, p
         assert f"answered {status} for" in str(caught.value)
 
 
-def test_a_registry_says_how_long_to_wait(server, registry, repository, monkeypatch):
+def test_retry_after_is_honoured(server, registry, repository, monkeypatch):
     repository.put("v1", RAW, INDEX)
     slept: list[float] = []
     monkeypatch.setattr("imagematrix.oci.registry.time.sleep", slept.append)
@@ -116,7 +116,7 @@ def test_a_registry_says_how_long_to_wait(server, registry, repository, monkeypa
     assert len(slept) == 3, "nobody waits for a day"
 
 
-def test_a_digest_that_is_not_told_is_computed(server, registry, repository):
+def test_missing_digest_header_is_computed(server, registry, repository):
     repository.put("v1", RAW, INDEX)
     server.silent = True
     assert registry.digest("v1") == digest(RAW)
@@ -126,7 +126,7 @@ def test_a_digest_that_is_not_told_is_computed(server, registry, repository):
     assert registry.digest("v1") is None, "it went between the two requests"
 
 
-def test_what_a_digest_does_not_match_is_refused(registry, repository):
+def test_content_with_a_wrong_digest_is_rejected(registry, repository):
     repository.blobs[digest(BLOB)] = b"something else"
     with pytest.raises(EngineError, match="answered with other content than sha256:"):
         registry.blob(digest(BLOB))
@@ -134,7 +134,7 @@ def test_what_a_digest_does_not_match_is_refused(registry, repository):
         registry.push_blob(digest(b"promised"), io.BytesIO(b"sent"))
 
 
-def test_all_pages_of_tags_are_read_from_this_registry(server, registry, repository):
+def test_all_pages_of_tags_are_read(server, registry, repository):
     # The pages' links name another host, as they do behind a proxy that does not tell the registry its name.
     for number in range(25):
         repository.put(f"v{number:02}", RAW, INDEX)
@@ -146,7 +146,7 @@ def test_all_pages_of_tags_are_read_from_this_registry(server, registry, reposit
         registry.tags()
 
 
-def test_pages_without_end(server, registry, repository, monkeypatch):
+def test_endless_pages_of_tags_are_rejected(server, registry, repository, monkeypatch):
     monkeypatch.setattr("imagematrix.oci.registry.PAGES", 3)
     for number in range(5):
         repository.put(f"v{number}", RAW, INDEX)
@@ -155,13 +155,13 @@ def test_pages_without_end(server, registry, repository, monkeypatch):
         registry.tags()
 
 
-def test_a_login_is_sent_where_it_is_asked_for(server, registry, log_in):
+def test_credentials_are_sent_after_a_challenge(server, registry, log_in):
     server.basic = log_in(server.address)
     push(registry)
     assert [one.login for one in server.asked] == [None, server.basic, server.basic]
 
 
-def test_a_login_that_is_wrong_is_sent_once(server, registry, log_in):
+def test_wrong_credentials_are_sent_once(server, registry, log_in):
     log_in(server.address)
     server.basic = "Basic of somebody else"
     for asked in (2, 3):
@@ -171,7 +171,7 @@ def test_a_login_that_is_wrong_is_sent_once(server, registry, log_in):
 
 
 @pytest.mark.parametrize("uses", [1, 2, 3])
-def test_a_token_may_expire_in_the_middle(server, registry, repository, uses):
+def test_expired_token_is_renewed(server, registry, repository, uses):
     server.uses = uses
     for raw in (b"1", b"2", b"3"):
         push(registry, raw)
@@ -181,7 +181,7 @@ def test_a_token_may_expire_in_the_middle(server, registry, repository, uses):
     assert server.count("GET", "/token") == -(-8 // uses)
 
 
-def test_where_tokens_come_from_may_fail_for_a_moment(server, registry, repository):
+def test_transient_errors_of_the_token_server_are_retried(server, registry, repository):
     repository.put("v1", RAW, INDEX)
     server.uses = 9
     server.fails("GET", "/token", status=503, times=2)
@@ -201,7 +201,7 @@ def test_where_tokens_come_from_may_fail_for_a_moment(server, registry, reposito
         (b"<html>", "not JSON"),
     ],
 )
-def test_what_is_no_token(server, registry, monkeypatch, token, message):
+def test_invalid_token_is_rejected(server, registry, monkeypatch, token, message):
     server.uses = 1
     monkeypatch.setattr(server, "token", lambda: token)
     with pytest.raises(EngineError, match=message):
@@ -209,7 +209,7 @@ def test_what_is_no_token(server, registry, monkeypatch, token, message):
 
 
 @pytest.mark.parametrize("status", [404, 400, 410, 500])
-def test_where_tokens_come_from_does_not_tell_whether_there_is_an_image(server, registry, repository, status):
+def test_token_server_error_does_not_mean_unknown_image(server, registry, repository, status):
     repository.put("v1", RAW, INDEX)
     server.uses = 1
     server.fails("GET", "/token", status=status, times=TRIES)
@@ -230,14 +230,14 @@ def test_where_tokens_come_from_does_not_tell_whether_there_is_an_image(server, 
         ('Bearer realm="/token"', "answered 404"),
     ],
 )
-def test_what_is_no_challenge(server, registry, challenge, message):
+def test_invalid_challenge_is_rejected(server, registry, challenge, message):
     server.fails("HEAD", "v1", status=401, headers={"WWW-Authenticate": challenge})
     server.fails("GET", "/token", status=404)
     with pytest.raises(EngineError, match=message):
         registry.digest("v1")
 
 
-def test_an_upload_elsewhere_sees_no_credentials(start_server, server, registry, log_in):
+def test_upload_to_another_host_sends_no_credentials(start_server, server, registry, log_in):
     other = start_server()
     server.basic = log_in(server.address)
     server.elsewhere = f"http://{other.address}"
@@ -248,7 +248,7 @@ def test_an_upload_elsewhere_sees_no_credentials(start_server, server, registry,
 
 
 @pytest.mark.parametrize("redirect", [False, True])
-def test_elsewhere_may_not_ask_for_credentials(start_server, server, registry, log_in, redirect):
+def test_challenge_from_another_host_is_refused(start_server, server, registry, log_in, redirect):
     other = start_server()
     other.uses = 9  # it wants a token, and says where from: itself
     server.basic = log_in(server.address)
@@ -260,7 +260,7 @@ def test_elsewhere_may_not_ask_for_credentials(start_server, server, registry, l
     assert [(one.path.partition("?")[0][:4], one.login) for one in other.asked] == [("/v2/", None)]
 
 
-def test_a_login_is_not_sent_without_tls_where_the_registry_has_it(log_in, monkeypatch):
+def test_credentials_are_never_sent_without_tls(log_in, monkeypatch):
     log_in("reg.example")
     sent = []
 
@@ -285,7 +285,7 @@ def test_a_login_is_not_sent_without_tls_where_the_registry_has_it(log_in, monke
     assert len(sent) == 1
 
 
-def test_netrc_is_not_asked(server, registry, repository, tmp_path, monkeypatch):
+def test_netrc_is_ignored(server, registry, repository, tmp_path, monkeypatch):
     repository.put("v1", RAW, INDEX)
     (tmp_path / "netrc").write_text("machine 127.0.0.1 login me password secret\n")
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
@@ -293,7 +293,7 @@ def test_netrc_is_not_asked(server, registry, repository, tmp_path, monkeypatch)
     assert {one.login for one in server.asked} == {None}
 
 
-def test_who_cannot_be_reached_is_named(server, registry):
+def test_unreachable_host_is_named(server, registry):
     server.elsewhere = "http://127.0.0.1:1"
     with pytest.raises(EngineError) as caught:
         push(registry)
@@ -302,7 +302,7 @@ def test_who_cannot_be_reached_is_named(server, registry):
     assert caught.value.exit_code == 8
 
 
-def test_without_tls_a_registry_has_to_be_on_loopback(server, monkeypatch):
+def test_registry_without_tls_must_be_on_loopback(server, monkeypatch):
     # The name of another host that leads here all the same.
     real = socket.getaddrinfo
     monkeypatch.setattr(socket, "getaddrinfo", lambda _, *words, **more: real("127.0.0.1", *words, **more))
@@ -314,12 +314,12 @@ def test_without_tls_a_registry_has_to_be_on_loopback(server, monkeypatch):
 
 
 @pytest.mark.parametrize("tag", ["a/b", "v1?x", "v1#x", "..", "-v", "v" * 129, "v1@latest", "é"])
-def test_what_is_no_tag(tag):
+def test_invalid_tag_is_rejected(tag):
     with pytest.raises(UsageError, match="invalid image reference"):
         Registry(f"reg.example/training:{tag}")
 
 
-def test_a_manifest_is_put_with_its_kind(registry, repository):
+def test_manifest_is_pushed_with_its_media_type(registry, repository):
     repository.blobs |= {digest(b"{}"): b"{}"}
     raw = json.dumps({"mediaType": MANIFEST, "config": {"digest": digest(b"{}")}, "layers": []}).encode()
     registry.push_manifest("v1", raw, MANIFEST)
@@ -334,7 +334,7 @@ HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n"
     [b"", HEAD, HEAD + b"\r\n", HEAD + b"Content-Length: 999999\r\n\r\n"],
     ids=["status", "headers", "body", "length"],
 )
-def test_who_sends_a_byte_now_and_then_does_not_hold_us(begin, monkeypatch):
+def test_slow_answers_time_out(begin, monkeypatch):
     monkeypatch.setattr("imagematrix.oci.transfer.TIMEOUT", 0.2)
     with Dripping(begin) as dripping, Registry(f"{dripping.address}/ml/training") as registry:
         with pytest.raises(EngineError) as caught:
@@ -345,7 +345,7 @@ def test_who_sends_a_byte_now_and_then_does_not_hold_us(begin, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["manifests/v1", "blobs/x", "tags"])
-def test_no_answer_is_larger_than_a_document(server, registry, monkeypatch, kind):
+def test_oversized_answers_are_rejected(server, registry, monkeypatch, kind):
     monkeypatch.setattr("imagematrix.oci.transfer.LIMIT", 1000)
     for status in (200, 307, 401, 404):
         server.fails("GET", kind, status=status, headers={"Location": "/x"}, body=b" " * 1_000_000)
@@ -356,13 +356,13 @@ def test_no_answer_is_larger_than_a_document(server, registry, monkeypatch, kind
 
 
 @pytest.mark.parametrize("where", ["/v2/ml/training/manifests/v1", "http://["])
-def test_a_redirection_without_end_or_to_nowhere(server, registry, where):
+def test_endless_or_invalid_redirect_is_rejected(server, registry, where):
     server.fails("GET", "manifests", status=307, headers={"Location": where}, times=99)
     with pytest.raises(EngineError, match=r"more than 5 redirections|an invalid address"):
         registry.manifest("v1")
 
 
-def test_a_redirection_is_followed(server, registry, repository):
+def test_redirect_is_followed(server, registry, repository):
     repository.put("v1", RAW, INDEX)
     server.fails("GET", "manifests/v2", status=307, headers={"Location": "v1"})
     assert registry.manifest("v2").raw == RAW
@@ -374,16 +374,14 @@ def test_a_redirection_is_followed(server, registry, repository):
 @pytest.mark.parametrize(
     ("method", "path", "name"), [("GET", "tags", "Link"), ("POST", "uploads", "Location")]
 )
-def test_an_address_that_is_none(server, registry, method, path, name):
+def test_invalid_address_is_rejected(server, registry, method, path, name):
     told = {name: '<http://[>; rel="next"' if name == "Link" else "http://["}
     server.fails(method, path, status=202 if method == "POST" else 200, headers=told)
     with pytest.raises(EngineError, match="an invalid address"):
         registry.tags() if method == "GET" else push(registry)
 
 
-def test_the_environment_says_where_a_proxy_is_for_each_host(
-    start_server, server, registry, repository, monkeypatch
-):
+def test_proxy_variables_apply_per_host(start_server, server, registry, repository, monkeypatch):
     other = start_server()
     monkeypatch.setenv("http_proxy", f"http://{other.address}")
     monkeypatch.setenv("no_proxy", "127.0.0.1")
@@ -407,7 +405,7 @@ def whole(registry):
 
 @pytest.mark.parametrize("ranges", [True, False])
 @pytest.mark.parametrize("fault", [{"cut": True}, {"cut": True, "times": 2}, {"drop": True}])
-def test_a_blob_is_read_on_where_its_transfer_broke_off(server, registry, repository, ranges, fault):
+def test_interrupted_blob_transfer_is_resumed(server, registry, repository, ranges, fault):
     server.ranges = ranges
     repository.blobs[digest(BLOB)] = BLOB
     server.fails("GET", "blobs", **fault)
@@ -415,7 +413,7 @@ def test_a_blob_is_read_on_where_its_transfer_broke_off(server, registry, reposi
     assert server.count("GET", "blobs") == fault.get("times", 1) + 1
 
 
-def test_a_transfer_that_brings_nothing_ends(server, registry, repository):
+def test_transfer_without_progress_ends(server, registry, repository):
     repository.blobs[digest(BLOB)] = BLOB
     server.fails("GET", "blobs", drop=True, times=TRIES)
     with pytest.raises(EngineError, match="cannot be reached"):

@@ -55,7 +55,7 @@ def _replace(path, new):
         lambda folder: (folder / ".dockerignore").write_text("**/*.log\nsecret\n"),
     ],
 )
-def test_what_a_build_can_copy_counts(folder, change):
+def test_digest_covers_everything_a_build_can_copy(folder, change):
     before = digest(folder)
     change(folder)
     assert digest(folder) != before
@@ -76,19 +76,19 @@ def test_what_a_build_can_copy_counts(folder, change):
         lambda folder: _replace(folder / "twin", lambda path: path.hardlink_to(folder / "main.c")),
     ],
 )
-def test_what_it_cannot_copy_does_not(folder, change):
+def test_digest_ignores_what_a_build_cannot_copy(folder, change):
     before = digest(folder)
     change(folder)
     assert digest(folder) == before
 
 
-def test_where_the_folder_lies_does_not_count(folder, tmp_path):
+def test_digest_does_not_depend_on_the_location(folder, tmp_path):
     shutil.copytree(folder, tmp_path / "elsewhere", symlinks=True)
     assert digest(tmp_path / "elsewhere") == digest(folder)
 
 
 @pytest.mark.parametrize("name", [".dockerignore", "Dockerfile"])
-def test_the_builds_own_files_count_like_any_other(folder, name):
+def test_dockerfile_and_dockerignore_are_treated_like_other_files(folder, name):
     (folder / ".dockerignore").write_text("*\n!main.c\n")
     (folder / "Dockerfile").write_text("FROM one\n")
     before = digest(folder)
@@ -99,7 +99,7 @@ def test_the_builds_own_files_count_like_any_other(folder, name):
     assert digest(folder) != before
 
 
-def test_a_link_to_a_folder_is_not_followed(folder):
+def test_links_to_folders_are_not_followed(folder):
     (folder / ".dockerignore").unlink()
     (folder / "sub" / "up").symlink_to("..")
     before = digest(folder)
@@ -108,7 +108,7 @@ def test_a_link_to_a_folder_is_not_followed(folder):
     assert digest(folder) != before
 
 
-def test_an_empty_folder_has_a_digest_too(tmp_path):
+def test_empty_folder_has_a_digest(tmp_path):
     (tmp_path / "empty").mkdir()
     assert digest(tmp_path / "empty").startswith("sha256:e3b0c442")
 
@@ -122,14 +122,14 @@ def nobody():
     os.seteuid(os.getuid())
 
 
-def test_a_file_that_cannot_be_read_is_named(folder, request):
+def test_unreadable_file_is_named(folder, request):
     (folder / "main.c").chmod(0)
     request.getfixturevalue("nobody")
     with pytest.raises(UsageError, match=rf"{folder}.*: Permission denied"):
         digest(folder)
 
 
-def test_what_no_image_can_have_is_named(folder):
+def test_special_file_is_rejected_by_name(folder):
     (folder / "sub" / "kept.log").unlink(missing_ok=True)
     os.mkfifo(folder / "pipe")
     with pytest.raises(UsageError, match=rf"{folder}/pipe is not a file") as caught:
@@ -139,7 +139,7 @@ def test_what_no_image_can_have_is_named(folder):
     listing(folder)
 
 
-def test_folders_may_be_deeper_than_python_calls_functions(tmp_path):
+def test_folders_may_be_nested_deeper_than_the_recursion_limit(tmp_path):
     deep = tmp_path / "deep"
     subprocess.run(["mkdir", "-p", f"{deep}{'/a' * 1200}"], check=True)
     try:
@@ -148,7 +148,7 @@ def test_folders_may_be_deeper_than_python_calls_functions(tmp_path):
         subprocess.run(["rm", "-r", deep], check=True)
 
 
-def test_the_changed_files_are_named(folder):
+def test_changed_files_are_named(folder):
     before = listing(folder)
     assert before.changed(before) == ()
     (folder / "main.c").write_text("other")
@@ -163,7 +163,7 @@ def test_the_changed_files_are_named(folder):
     )
 
 
-def test_a_listing_is_kept_to_tell_it_later(folder, tmp_path):
+def test_recorded_listing_is_read_back(folder, tmp_path):
     found, state = listing(folder), tmp_path / STATE
     assert recorded(state, found.digest) is None
     record(state, found)
@@ -182,7 +182,7 @@ def snapshots(folder, tmp_path):
     return Snapshots(tmp_path / "scratch", {folder: listing(folder)}, tmp_path / STATE)
 
 
-def test_a_snapshot_has_what_was_listed_and_nothing_else(folder, snapshots, tmp_path):
+def test_snapshot_contains_exactly_the_listed_files(folder, snapshots, tmp_path):
     os.utime(folder / "main.c", (-1, -1))
     (folder / "sub").chmod(0o2775)
     umask = os.umask(0o077)
@@ -205,7 +205,7 @@ def test_a_snapshot_has_what_was_listed_and_nothing_else(folder, snapshots, tmp_
     assert recorded(tmp_path / STATE, planned.digest) == planned
 
 
-def test_a_context_that_has_changed_since_the_plan_fails_its_cells(folder, snapshots):
+def test_context_changed_after_the_plan_is_a_build_error(folder, snapshots):
     (folder / "main.c").write_text("other")
     with pytest.raises(BuildError, match=r"changed after the plan was made: main\.c") as caught:
         snapshots.of(folder)
@@ -214,7 +214,7 @@ def test_a_context_that_has_changed_since_the_plan_fails_its_cells(folder, snaps
     assert snapshots.of(folder)
 
 
-def test_a_file_is_hashed_as_it_is_copied(folder, snapshots, monkeypatch):
+def test_files_are_hashed_while_they_are_copied(folder, snapshots, monkeypatch):
     """What is in the snapshot is what has the digest, also where somebody writes while it is read."""
     real = os.fstat
 
@@ -236,7 +236,7 @@ def test_a_file_is_hashed_as_it_is_copied(folder, snapshots, monkeypatch):
         lambda taken: os.utime(taken / "main.c", (TIME, TIME)),
     ],
 )
-def test_who_writes_to_a_snapshot_is_found_out(folder, snapshots, change):
+def test_modified_snapshot_is_detected(folder, snapshots, change):
     snapshots.require(folder)
     change(snapshots.of(folder))
     with pytest.raises(BuildError, match="was changed while an image was built from it"):

@@ -30,7 +30,7 @@ def environment(monkeypatch, tmp_path):
 
 
 @pytest.mark.usefixtures("environment")
-def test_what_is_given_is_in_the_words_of_buildx(tmp_path):
+def test_options_use_buildx_syntax(tmp_path):
     (tmp_path / "plain").touch()
     found = parse(
         ['id=ca,"src=ca,1.pem"', "id=token,env=TOKEN", "id=TOKEN", "id=plain"],
@@ -61,13 +61,13 @@ def test_what_is_given_is_in_the_words_of_buildx(tmp_path):
         {"proxy": True},
     ],
 )
-def test_what_cannot_be_used_is_told(environment, options):
+def test_invalid_options_are_rejected(environment, options):
     environment.delenv("SSH_AUTH_SOCK")
     with pytest.raises(UsageError):
         parse(**options)
 
 
-def test_proxies_count_by_their_names(environment):
+def test_proxies_are_identified_by_name(environment):
     environment.setenv("https_proxy", "http://user:word@p")
     environment.setenv("NO_PROXY", "local")
     assert parse(proxy=True).proxies == ("HTTPS_PROXY", "NO_PROXY")
@@ -87,7 +87,7 @@ def planned(project, backend):
 ALL = Given(secrets={"ca": "id=ca", "token": "id=token"}, ssh={"default": "default"}, args={"INDEX": "x"})
 
 
-def test_ids_names_and_values_of_arguments_are_in_the_identity(planned):
+def test_identity_has_ids_names_and_argument_values(planned):
     (item,) = planned(ALL).with_status("build")
     found = {name: item.identity.components[name] for name in ("secrets", "ssh", "arg INDEX", "arg TOP")}
     assert found == {"secrets": "ca,token", "ssh": "default", "arg INDEX": "x", "arg TOP": "a"}
@@ -98,7 +98,7 @@ def test_ids_names_and_values_of_arguments_are_in_the_identity(planned):
     assert unknown.identity is None, "an argument without a value"
 
 
-def test_a_build_gets_what_its_image_takes(planned, backend, silent, tmp_path):
+def test_build_gets_only_what_its_image_declares(planned, backend, silent, tmp_path):
     build(
         planned(ALL),
         backend,
@@ -113,7 +113,7 @@ def test_a_build_gets_what_its_image_takes(planned, backend, silent, tmp_path):
     assert (sources.secrets, sources.ssh) == (("id=ca", "id=token"), ("default",))
 
 
-def test_what_is_missing_is_told_before_anything_is_built(planned, backend, silent, tmp_path):
+def test_missing_inputs_fail_before_any_build(planned, backend, silent, tmp_path):
     given = Given(secrets={"token": "id=token"}, args={"INDEX": "x"})
     with pytest.raises(UsageError, match="cannot be built without --secret id=ca, --ssh default"):
         build(
@@ -131,7 +131,7 @@ def test_what_is_missing_is_told_before_anything_is_built(planned, backend, sile
         (Given(), "needs a value for the build argument INDEX"),
     ],
 )
-def test_what_no_image_takes_is_told(project, given, message):
+def test_undeclared_inputs_are_rejected(project, given, message):
     with pytest.raises(UsageError, match=message) as caught:
         given.require_known(load(project(TAKES)).images)
     assert caught.value.remedy
@@ -150,13 +150,13 @@ def test_what_no_image_takes_is_told(project, given, message):
         "build_args: {A: [x]}",
     ],
 )
-def test_what_an_image_cannot_take(project, line):
+def test_invalid_declarations_are_rejected(project, line):
     with pytest.raises(MatrixError):
         load(project(("version: v1", f"version: v1\n    {line}")))
 
 
 @pytest.mark.usefixtures("no_engine", "environment")
-def test_plan_takes_what_is_in_the_identity(project, cli):
+def test_plan_accepts_the_inputs_of_the_identity(project, cli):
     path = project(TAKES)
     assert cli("plan", "-f", path).code == 2
     assert cli("plan", "-f", path, "--build-arg", "INDEX=x").code == 0

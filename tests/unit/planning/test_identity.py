@@ -32,14 +32,14 @@ SAME = {
         ({"trims": True}, ("trim",)),
     ],
 )
-def test_each_component_changes_it_and_is_named(change, names):
+def test_each_component_changes_the_identity_and_is_named(change, names):
     one, other = identify(**SAME), identify(**(SAME | change))
     assert one.digest != other.digest
     assert one.changed(other.components) == names
     assert other.changed(one.components) == names
 
 
-def test_nothing_else_changes_it():
+def test_identity_depends_on_nothing_else():
     renamed = cell(cuda="none", march="znver3")  # what differs in the bytes differs in the Dockerfile
     assert identify(**SAME).digest == identify(**(SAME | {"cell": renamed})).digest
     assert identify(**SAME).changed(identify(**SAME).components) == ()
@@ -47,7 +47,7 @@ def test_nothing_else_changes_it():
     assert turned.digest == identify(**SAME).digest
 
 
-def test_a_digest_once_given_stays():
+def test_identity_digest_is_stable_across_releases():
     """Who changes this sends every image of every user to be built again: raise SCHEMA, and say so."""
     assert identify(**SAME).components == {
         "schema": "2",
@@ -62,14 +62,14 @@ def test_a_digest_once_given_stays():
     )
 
 
-def test_a_tag_can_be_read():
+def test_tag_is_readable():
     made = identify(**SAME)
     assert tag(cell(), made) == f"v1-cpu-znver4-{made.digest[7:19]}"
     gpu = cell(cuda="12.4", driver="550.163.01", compute="9.0a", march="znver4", os="trixie")
     assert tag(gpu, made) == f"v1-cuda12.4-drv550.163.01-sm90a-znver4-trixie-{made.digest[7:19]}"
 
 
-def test_a_tag_has_its_limit():
+def test_too_long_tag_is_rejected():
     made = identify(**SAME)
     rest = len(tag(cell(version="", march="a"), made)) - 1
     assert len(tag(cell(version="", march="a" * (128 - rest)), made)) == 128

@@ -16,14 +16,14 @@ GPU = "cuda=12.4,compute=8.9,driver=550.163.01,march=znver4"
 
 
 @pytest.mark.parametrize("only", ["cuda=none,march=znver4", GPU])
-def test_the_entry_comes_back(planned, only):
+def test_catalog_entry_round_trips_through_labels(planned, only):
     (item,) = planned(only=only).with_status("build")
     own = written.for_item(item, FLAGS)
     found = labels.read(own, reference=item.reference, digest=None, size=None)
     assert found == written.variant(item.cell, FLAGS, item.reference)
 
 
-def test_an_image_that_signs_return_addresses_says_so(planned):
+def test_label_states_signed_return_addresses(planned):
     (item,) = planned(only="cuda=none,march=znver4").with_status("build")
     for flags in (FLAGS, FLAGS | marches.SIGNING):
         label = written.for_item(item, flags)[labels.VARIANT]
@@ -32,7 +32,7 @@ def test_an_image_that_signs_return_addresses_says_so(planned):
         assert found.signed_returns is (flags != FLAGS)
 
 
-def test_what_they_say(planned):
+def test_labels_have_the_documented_contents(planned):
     (item,) = planned(only=GPU).with_status("build")
     own = written.for_item(item, FLAGS)
     assert json.loads(own.pop(labels.INPUTS)) == item.identity.components
@@ -60,7 +60,7 @@ def test_what_they_say(planned):
     }
 
 
-def test_what_the_image_prefers_is_told_and_is_part_of_its_identity(planned):
+def test_preference_is_in_labels_and_identity(planned):
     (usual,) = planned(only=GPU).with_status("build")
     (item,) = planned(("context: .", "context: .\n    prefer: [cuda, driver]"), only=GPU).with_status("build")
     assert labels.terms(written.for_item(item, FLAGS), item.reference).prefer == ("cuda", "driver")
@@ -71,7 +71,7 @@ def test_what_the_image_prefers_is_told_and_is_part_of_its_identity(planned):
 OWN = ("  march:", "  python: ['3.11', '3.13']\n  cc: [gcc-14]\n  march:")
 
 
-def test_axes_that_are_not_hardware_are_told(planned):
+def test_own_axes_are_in_labels(planned):
     found = [
         labels.read(written.for_item(item, FLAGS), reference=item.reference, digest=None, size=None).axes
         for item in planned(OWN, only=f"{GPU},cc=gcc-14").with_status("build")
@@ -79,7 +79,7 @@ def test_axes_that_are_not_hardware_are_told(planned):
     assert found == [(("cc", "gcc-14"), ("python", python)) for python in ("3.11", "3.13")]
 
 
-def test_defaults_are_told_and_are_part_of_the_identity_where_stated(planned):
+def test_defaults_are_in_labels_and_identity(planned):
     usual, _ = planned(OWN, only=GPU).with_status("build")
     stated = ("context: .", "context: .\n    defaults: {python: '3.13', cc: gcc-14}")
     item, _ = planned(OWN, stated, only=GPU).with_status("build")
@@ -92,7 +92,7 @@ def test_defaults_are_told_and_are_part_of_the_identity_where_stated(planned):
     assert "defaults" not in usual.identity.components
 
 
-def test_an_axis_by_another_name_is_another_image(planned):
+def test_renamed_axis_changes_the_identity(planned):
     first, _ = planned(OWN, only=f"{GPU},cc=gcc-14").with_status("build")
     renamed = tuple(text.replace("  cc:", "  compiled:") for text in OWN)
     other, _ = planned(renamed, only=GPU).with_status("build")
@@ -100,7 +100,7 @@ def test_an_axis_by_another_name_is_another_image(planned):
     assert "axes" in first.identity.changed(other.identity.components)
 
 
-def test_a_cpu_only_image_says_nothing_of_gpus(planned):
+def test_cpu_only_image_has_no_gpu_labels(planned):
     (item,) = planned(only="cuda=none,march=znver4", template="FROM scratch\n").with_status("build")
     own = written.for_item(item, FLAGS)
     assert "com.nvidia.cuda.version" not in own
@@ -116,7 +116,7 @@ def test_a_cpu_only_image_says_nothing_of_gpus(planned):
         (("  driver: [535.261.03, 550.163.01]\n", ""), UserModeDriver(mode="host")),
     ],
 )
-def test_without_a_driver_of_its_own_an_image_takes_the_hosts(project, change, driver):
+def test_image_without_a_driver_is_host_mode(project, change, driver):
     rule = '- {cuda: "11.8", driver: 550.163.01, why: they have the newer toolkit}'
     cells = expand(load(project(change, (rule, '- {cuda: "11.8"}')))).cells
     cell = next(cell for cell in cells if cell.cuda and cell.axes.get("driver") in (None, "host"))

@@ -35,7 +35,7 @@ def path(tmp_path):
     return tmp_path / "imagematrix.lock"
 
 
-def test_what_is_written_is_read(path, conforms):
+def test_lock_round_trips(path, conforms):
     assert lock.extend(path, {"b:1": TWO, "a:1": ONE})
     assert lock.read(path) == {"a:1": ONE, "b:1": TWO}
     document = json.loads(path.read_text())
@@ -46,16 +46,16 @@ def test_what_is_written_is_read(path, conforms):
     assert lock.read(path) == {}
 
 
-def test_its_name_is_the_matrixs(tmp_path):
+def test_lock_name_follows_the_matrix(tmp_path):
     assert lock.beside(tmp_path / "matrix.yaml") == tmp_path / "imagematrix.lock"
     assert lock.beside(tmp_path / "other.yaml") == tmp_path / "other.imagematrix.lock"
 
 
-def test_without_a_file_nothing_is_locked(path):
+def test_missing_lock_is_empty(path):
     assert lock.read(path) == {}
 
 
-def test_what_it_has_stays(path):
+def test_existing_entries_are_kept(path):
     lock.extend(path, {"a:1": ONE})
     assert stat.S_IMODE(path.stat().st_mode) & 0o600 == 0o600
     assert not lock.extend(path, {"a:1": TWO, "b:1": TWO}), "who wanted another digest has to plan anew"
@@ -75,7 +75,7 @@ def test_what_it_has_stays(path):
         ("<<<<<<< ours", "not JSON"),
     ],
 )
-def test_a_damaged_lock_is_told_with_what_to_do(path, text, message):
+def test_damaged_lock_is_reported_with_a_remedy(path, text, message):
     path.write_text(text)
     with pytest.raises(UsageError, match=message) as caught:
         lock.read(path)
@@ -92,14 +92,14 @@ def test_a_damaged_lock_is_told_with_what_to_do(path, text, message):
         ({}, "expected a list"),
     ],
 )
-def test_damaged_digests_are_told(path, bases, message):
+def test_invalid_digests_are_reported(path, bases, message):
     path.write_text(json.dumps({"schema": lock.SCHEMA, "bases": bases}))
     with pytest.raises(UsageError, match=message) as caught:
         lock.read(path)
     assert "from version control" in caught.value.remedy
 
 
-def test_where_it_cannot_be_written(tmp_path):
+def test_unwritable_lock_is_reported(tmp_path):
     with pytest.raises(UsageError, match="No such file or directory"):
         lock.extend(tmp_path / "nowhere" / "imagematrix.lock", {"a:1": ONE})
     (tmp_path / "imagematrix.lock").mkdir()
@@ -108,7 +108,7 @@ def test_where_it_cannot_be_written(tmp_path):
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_many_that_add_to_it_at_once_lose_nothing(path):
+def test_concurrent_additions_are_all_kept(path):
     names = [f"base:{number}" for number in range(40)]
     with ThreadPoolExecutor(max_workers=8) as pool:
         assert all(pool.map(lambda name: lock.extend(path, {name: ONE}), names))
@@ -116,14 +116,14 @@ def test_many_that_add_to_it_at_once_lose_nothing(path):
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_what_was_added_while_bases_were_looked_up_stays(path):
+def test_entries_added_during_a_lookup_are_kept(path):
     lock.extend(path, {"old:1": ONE, "a:1": ONE})
     known = lock.read(path)
     lock.extend(path, {"b:1": ONE})
     assert lock.renew(path, known, {"a:1": TWO}) == lock.read(path) == {"a:1": TWO, "b:1": ONE}
 
 
-def test_a_build_whose_base_is_locked_otherwise_meanwhile_plans_anew(project, cli, monkeypatch, backend):
+def test_build_plans_again_if_its_base_was_locked_meanwhile(project, cli, monkeypatch, backend):
     """Else the image would be of another base than the lock says, and the next plan would refuse it."""
     path = project()
     planned = planning.planned
@@ -141,14 +141,14 @@ def test_a_build_whose_base_is_locked_otherwise_meanwhile_plans_anew(project, cl
     assert set(seen[0].bases.values()) == {ONE}
 
 
-def test_a_plan_takes_what_is_locked(project, backend):
+def test_plan_uses_locked_digests(project, backend):
     locked = {"debian:trixie": ONE}
     found = plan(load(project()), Against(resolve=backend.resolve, locked=locked))
     assert found.bases["debian:trixie"] == ONE
     assert backend.called("resolve") == ["debian:bookworm"]
 
 
-def test_a_frozen_lock_has_to_have_all(project, backend):
+def test_frozen_lock_must_be_complete(project, backend):
     matrix = load(project())
     locked = {"debian:trixie": ONE}
     with pytest.raises(UsageError, match="debian:bookworm not found in the lock") as caught:
@@ -160,7 +160,7 @@ def test_a_frozen_lock_has_to_have_all(project, backend):
 
 
 @pytest.mark.usefixtures("no_engine")
-def test_where_the_lock_has_all_nobody_is_asked(project, cli):
+def test_complete_lock_needs_no_lookup(project, cli):
     path = project()
     assert cli("lock", "-f", path).code == 8  # an engine has to tell
     lock.extend(lock.beside(path), {"debian:bookworm": ONE, "debian:trixie": TWO, "debian:sid": TWO})

@@ -53,7 +53,7 @@ def leave(tmp_path):
         (".", [], ["x"]),
     ],
 )
-def test_a_pattern(leave, pattern, out, kept):
+def test_pattern_excludes_matching_files(leave, pattern, out, kept):
     found = leave([*out, *kept], [pattern])
     out = {os.path.normpath(file) for file in out}
     assert not out & set(found)
@@ -72,18 +72,18 @@ def test_a_pattern(leave, pattern, out, kept):
         (["docs", "!other/x"], ["x"]),
     ],
 )
-def test_what_is_taken_back_in(leave, patterns, expected):
+def test_negated_patterns_include_files_again(leave, patterns, expected):
     assert leave(["x", "docs/a.md", "docs/b.md", "docs/sub/c.md"], patterns) == expected
 
 
-def test_folders_and_links_are_told_apart(leave, tmp_path):
+def test_links_to_folders_are_not_folders(leave, tmp_path):
     (tmp_path / "real").mkdir()
     (tmp_path / "real" / "x").touch()
     (tmp_path / "link").symlink_to("real")
     assert leave([], ["real/x"]) == ["link", "real"]
 
 
-def test_a_folder_that_is_out_is_not_opened(leave, tmp_path, monkeypatch):
+def test_excluded_folders_are_not_read(leave, tmp_path, monkeypatch):
     opened = []
     scandir = os.scandir
     monkeypatch.setattr(os, "scandir", lambda path: opened.append(path) or scandir(path))
@@ -92,7 +92,7 @@ def test_a_folder_that_is_out_is_not_opened(leave, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("pattern", ["[b-a]", r"x\q", r"x\Qy\E", r"\1", r"[\pL]", "[*]", "x[a?]"])
-def test_what_is_no_pattern(leave, pattern):
+def test_invalid_pattern_is_rejected(leave, pattern):
     with pytest.raises(
         UsageError, match=rf"{re.escape(repr(pattern))} in .dockerignore is not a valid pattern"
     ):

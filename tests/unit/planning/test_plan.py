@@ -27,7 +27,7 @@ def built(backend, silent, tmp_path_factory):
     return lambda found: build(found, backend, backend, jobs=1, logs=logs, reporter=silent, layers=Layers())
 
 
-def test_what_is_not_there_is_to_be_built(planned, conforms):
+def test_missing_images_are_to_be_built(planned, conforms):
     found = planned()
     assert Counter(item.status for item in found.items) == {"build": 12, "excluded": 4, "infeasible": 2}
     item = found.items[-5]
@@ -50,7 +50,7 @@ def test_what_is_not_there_is_to_be_built(planned, conforms):
     conforms(found.to_json())
 
 
-def test_the_engine_is_asked_once_for_what_cells_share(planned, backend):
+def test_shared_facts_are_queried_once(planned, backend):
     planned()
     assert sorted(backend.calls) == [
         ("present", "training", "v1"),
@@ -59,7 +59,7 @@ def test_the_engine_is_asked_once_for_what_cells_share(planned, backend):
     ]
 
 
-def test_an_excluded_cell_names_its_rule(planned, tmp_path):
+def test_excluded_cell_names_its_rule(planned, tmp_path):
     excluded = planned().dropped("excluded")
     assert {item.rule for item in excluded} == {f"{tmp_path / 'matrix.yaml'}:18"}
     assert {item.why for item in excluded} == {"they have the newer toolkit"}
@@ -90,7 +90,7 @@ def test_an_excluded_cell_names_its_rule(planned, tmp_path):
         ),
     ],
 )
-def test_an_infeasible_cell_names_the_vendors_rule(planned, backend, change, cells, rule, why, conforms):
+def test_infeasible_cell_names_the_vendor_rule(planned, backend, change, cells, rule, why, conforms):
     found = planned(change, only=cells)
     kept = [item for item in found.items if item.status != "excluded"]
     assert {(item.status, item.rule) for item in kept} == {("infeasible", rule)}
@@ -99,7 +99,7 @@ def test_an_infeasible_cell_names_the_vendors_rule(planned, backend, change, cel
     conforms(found.to_json())
 
 
-def test_what_is_there_is_up_to_date_and_what_is_not_is_built(planned, built):
+def test_existing_images_are_up_to_date(planned, built):
     built(planned(only="march=znver4"))
     found = planned()
     assert {item.cell.axes["march"] for item in found.with_status("up-to-date")} == {"znver4"}
@@ -115,7 +115,7 @@ def test_what_is_there_is_up_to_date_and_what_is_not_is_built(planned, built):
         ({"base": "debian:sid"}, ("base debian:sid", "base debian:trixie", "dockerfile")),
     ],
 )
-def test_what_is_there_of_something_else_is_refused(planned, built, backend, tmp_path, change, changed):
+def test_image_with_other_inputs_is_refused(planned, built, backend, tmp_path, change, changed):
     (tmp_path / ".dockerignore").write_text("matrix.yaml\ntemplates\n")
     before = planned(only=ONE)
     built(before)
@@ -129,7 +129,7 @@ def test_what_is_there_of_something_else_is_refused(planned, built, backend, tmp
     assert item.difference.reference == before.items[0].reference
 
 
-def test_the_files_that_changed_are_named(project, backend, tmp_path, silent):
+def test_refusal_names_the_changed_files(project, backend, tmp_path, silent):
     """Who built it here has what it was made of beside its log."""
     (tmp_path / ".dockerignore").write_text("matrix.yaml\ntemplates\n*.log\n")
     (tmp_path / "main.c").write_text("int main;")
@@ -158,7 +158,7 @@ def before_schema_2(item, folder):
     return Identity(components=schema1.components(item.identity.components, schema1.context_digest(folder)))
 
 
-def test_what_was_built_under_schema_1_is_up_to_date_under_its_own_tag(planned, backend, tmp_path):
+def test_schema_1_image_is_up_to_date_under_its_own_tag(planned, backend, tmp_path):
     (item,) = [one for one in planned(only=ONE).items if one.status == "build"]
     old = before_schema_2(item, tmp_path)
     tag = f"{item.cell.image.name}:{identity.tag(item.cell, old)}"
@@ -171,14 +171,14 @@ def test_what_was_built_under_schema_1_is_up_to_date_under_its_own_tag(planned, 
     assert refused.identity.components["schema"] == "2"
 
 
-def test_nothing_of_schema_1_stated_defaults():
+def test_schema_1_has_no_defaults_and_arguments():
     assert schema1.components({"schema": "2", "defaults": "python=3.13"}, "sha256:a") is None
     untold = schema1.components({"schema": "2", "axes": "python=3.13"}, "sha256:a")
     assert untold == {"schema": "1", "context": "sha256:a"}
     assert schema1.components({"schema": "2", "arg X": "y"}, "sha256:a") is None
 
 
-def test_in_development_it_is_built_again(planned, built, backend):
+def test_development_version_is_built_again(planned, built, backend):
     development = ("version: v1", "version: v1\n    development: true")
     built(planned(development, only=ONE))
     (old,) = backend.images
@@ -189,7 +189,7 @@ def test_in_development_it_is_built_again(planned, built, backend):
     assert list(backend.images) == [item.reference]
 
 
-def test_without_an_engine_every_feasible_cell_is_to_be_built(project, conforms):
+def test_every_feasible_cell_is_built_without_an_engine(project, conforms):
     found = plan(load(project(('"8.9"]', '"10.0"]'))), Against())
     assert len(found.with_status(PlanStatus.BUILD)) == 7
     assert len(found.dropped(DropStatus.INFEASIBLE)) == 7
@@ -198,7 +198,7 @@ def test_without_an_engine_every_feasible_cell_is_to_be_built(project, conforms)
     assert all(cell["reference"] is None for cell in document["cells"])
 
 
-def test_a_base_that_is_nowhere_ends_the_plan(planned, backend):
+def test_missing_base_fails_the_plan(planned, backend):
     backend.missing = {"debian:trixie"}
     with pytest.raises(UsageError, match="debian:trixie is nowhere"):
         planned()

@@ -10,19 +10,19 @@ def dockerfile(stages):
     return "".join(f"FROM base AS s{stage}\nRUN {stage}\n" for stage in stages) + "FROM s\n"
 
 
-def test_cells_that_find_everything_built_come_last():
+def test_cells_with_shared_stages_come_last():
     axes = [(cuda, march) for cuda in ("11", "12") for march in ("v2", "v3", "v4")]
     files = {f"{cuda}-{march}": dockerfile([cuda, march]) for cuda, march in axes}
     assert leaders_first(files) == ["11-v2", "12-v3", "11-v4", "11-v3", "12-v2", "12-v4"]
 
 
-def test_cells_without_stages_stay_in_order():
+def test_cells_without_stages_keep_their_order():
     assert leaders_first(dict.fromkeys("cab", "FROM a\nRUN x\n")) == ["c", "a", "b"]
     assert leaders_first({}) == []
 
 
 @given(st.lists(st.frozensets(st.integers(0, 8), max_size=6), max_size=12))
-def test_the_next_is_always_one_with_the_most_that_is_new(cells):
+def test_next_cell_has_the_most_new_stages(cells):
     names = [str(number) for number in range(len(cells))]
     found = leaders_first({name: dockerfile(sorted(own)) for name, own in zip(names, cells, strict=True)})
     seen: set[object] = set()

@@ -36,7 +36,7 @@ def loads(weights, parts, count):
     return found
 
 
-def test_what_is_a_shard():
+def test_valid_shards_are_parsed():
     assert str(Shard.parse("2/8")) == "2/8"
     assert Shard.parse("1/1") == Shard(number=1, count=1)
 
@@ -44,14 +44,14 @@ def test_what_is_a_shard():
 @pytest.mark.parametrize(
     "text", ["", "0/8", "9/8", "1", "1/0", "a/b", "-1/2", "1/2/3", " 1/2", "1/99999", "٣/٤"]
 )
-def test_what_is_none(text):
+def test_invalid_shard_is_rejected(text):
     with pytest.raises(UsageError, match="invalid shard") as caught:
         Shard.parse(text)
     assert "1/8 is the first of eight" in caught.value.remedy
 
 
 @given(WEIGHTS, COUNTS)
-def test_every_cell_is_in_one_shard_and_none_is_idle_while_others_have_two(weights, count):
+def test_every_cell_is_in_one_shard_and_no_shard_is_idle(weights, count):
     parts = partition(weights, count)
     assert parts.keys() == weights.keys()
     assert set(parts.values()) <= set(range(1, count + 1))
@@ -60,14 +60,14 @@ def test_every_cell_is_in_one_shard_and_none_is_idle_while_others_have_two(weigh
 
 
 @given(WEIGHTS.filter(bool), COUNTS)
-def test_no_shard_takes_longer_than_a_fair_share_and_one_cell(weights, count):
+def test_no_shard_exceeds_a_fair_share_by_more_than_a_cell(weights, count):
     longest = max(loads(weights, partition(weights, count), count))
     fair = sum(weights.values()) / count
     assert longest <= (fair + (1 - 1 / count) * max(weights.values())) * (1 + 1e-9)
 
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=7), st.integers(2, 3))
-def test_it_is_within_a_third_of_the_best_there_is(seconds, count):
+def test_partition_is_within_a_third_of_the_optimum(seconds, count):
     weights = {str(number): float(weight) for number, weight in enumerate(seconds)}
     best = min(
         max(loads(weights, dict(zip(weights, numbers, strict=True)), count))
@@ -77,7 +77,7 @@ def test_it_is_within_a_third_of_the_best_there_is(seconds, count):
     assert longest <= (4 / 3 - 1 / (3 * count)) * best + 1e-9
 
 
-def test_ties_go_by_the_order_of_the_matrix():
+def test_ties_follow_matrix_order():
     assert partition(dict.fromkeys("abcde", 1.0), 2) == {"a": 1, "b": 2, "c": 1, "d": 2, "e": 1}
     assert partition({"a": 1, "b": 5, "c": 1, "d": 1}, 2) == {"b": 1, "a": 2, "c": 2, "d": 2}
     assert partition(dict.fromkeys("abc", 0.0), 2) == {"a": 1, "b": 2, "c": 1}
@@ -90,21 +90,21 @@ def test_ties_go_by_the_order_of_the_matrix():
     ),
     st.randoms(),
 )
-def test_the_order_of_the_records_means_nothing(cells, random):
+def test_record_order_does_not_matter(cells, random):
     reports = [parse(document(*some), "x") for some in cells]
     shuffled = list(reports)
     random.shuffle(shuffled)
     assert durations(reports) == durations(shuffled)
 
 
-def test_only_what_was_built_has_a_duration():
+def test_only_built_cells_have_a_duration():
     some = document(("training", "a", 3), ("training", "b", 0.1), ("base", "a", 9))
     some["cells"][1]["status"] = "failed"
     more = document(("training", "a", 5))
     assert durations([parse(some, "x"), parse(more, "x")]) == {("training", "a"): 4, ("base", "a"): 9}
 
 
-def test_a_plan_for_one_shard_tells_whose_the_other_cells_are(planned, conforms):
+def test_shard_plan_names_the_shards_of_other_cells(planned, conforms):
     whole = planned()
     shards = [narrowed(whole, Shard(number=number, count=3), {}) for number in (1, 2, 3)]
     for shard in shards:
@@ -119,7 +119,7 @@ def test_a_plan_for_one_shard_tells_whose_the_other_cells_are(planned, conforms)
     assert [shard.shard for shard in shards] == ["1/3", "2/3", "3/3"]
 
 
-def test_what_other_shards_have_built_moves_nothing(planned, backend):
+def test_images_of_other_shards_move_no_cell(planned, backend):
     before = narrowed(planned(), Shard(number=2, count=3), {})
     theirs = before.with_status(PlanStatus.BUILD)[0]
     backend.images[theirs.reference] = {
@@ -134,7 +134,7 @@ def test_what_other_shards_have_built_moves_nothing(planned, backend):
     assert [item.cell.id for item in after.with_status(PlanStatus.UP_TO_DATE)] == [theirs.cell.id]
 
 
-def test_all_images_of_a_cell_are_in_one_shard(planned):
+def test_all_images_of_a_cell_share_a_shard(planned):
     whole = planned(TWO_IMAGES)
     assert len(whole.with_status(PlanStatus.BUILD)) == 24
     seen: set[str] = set()
@@ -147,7 +147,7 @@ def test_all_images_of_a_cell_are_in_one_shard(planned):
     assert len(seen) == 12
 
 
-def test_what_took_longest_is_alone_and_the_unknown_count_as_the_median(planned):
+def test_unknown_durations_count_as_the_median(planned):
     whole = planned()
     cells = [item.cell.id for item in whole.with_status(PlanStatus.BUILD)]
     known = {("training", cells[5]): 1000.0, ("training", cells[1]): 10.0, ("training", cells[2]): 20.0}

@@ -398,14 +398,7 @@ def test_image_pushed_by_the_engine_is_checked_for_conflicts(
 
 
 @pytest.mark.parametrize("number", range(5))
-def test_concurrent_conflicting_pushes_never_both_succeed(
-    docker,
-    image,
-    repository,
-    make_image,
-    registry,
-    number,  # noqa: ARG001
-):
+def test_conflicting_pushes_never_both_succeed(docker, image, repository, make_image, registry, number):  # noqa: ARG001
     made = [make_image("a", made_of) for made_of in ("1", "2")]
     barrier = threading.Barrier(2)
 
