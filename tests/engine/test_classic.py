@@ -12,7 +12,7 @@ def classic(start_engine):
     return start_engine("classic")
 
 
-def test_build_select_and_run_with_a_note_on_reproducibility(classic, project):
+def test_build_warns_that_images_are_not_reproducible(classic, project):
     folder = project(AXES, image="old")
     done = classic.imagematrix("build", "--json", "-f", folder / "matrix.yaml")
     assert done.returncode == 0, done.stderr
@@ -31,7 +31,7 @@ def test_build_select_and_run_with_a_note_on_reproducibility(classic, project):
     ]
 
 
-def test_an_image_is_verified(classic):
+def test_an_image_of_the_classic_store_is_verified(classic):
     done = classic.imagematrix("verify", "--json", "debian:trixie")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)

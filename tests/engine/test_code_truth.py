@@ -54,7 +54,7 @@ def ended(program, without):
 
 @pytest.mark.parametrize("options", [(), ("-static", "-s")])
 @pytest.mark.parametrize("march", MARCHES)
-def test_a_program_dies_without_what_it_requires_and_runs_without_the_rest(tmp_path, march, options):
+def test_a_program_dies_without_required_flags_only(tmp_path, march, options):
     source = (HERE / "vectors.c").read_text()
     program = compiled(tmp_path / "built", source, "-O3", f"-march={march}", *options, "-lm")
     code = scanned(program)
@@ -67,7 +67,7 @@ def test_a_program_dies_without_what_it_requires_and_runs_without_the_rest(tmp_p
 
 
 @pytest.mark.parametrize("source", [CLONES, ASKING])
-def test_a_program_that_chooses_runs_without_all_of_it(tmp_path, source):
+def test_a_dispatching_program_runs_without_optional_flags(tmp_path, source):
     program = compiled(tmp_path / "built", source, "-O3")
     code = scanned(program)
     assert {"avx", "fma"} <= code.functions.keys()

@@ -210,14 +210,14 @@ def test_an_ordinary_user_can_run_checks_that_need_no_root(machine):
     assert not_tried(tree) == ["this needs root"] * OF_ROOT + [NO_DOCKER] * OF_AN_ENGINE
 
 
-def test_without_a_gpu_it_fails(machine):
+def test_the_check_fails_without_a_gpu(machine):
     tree = machine("trixie", "system", gpus=False)
     assert check(tree) == 1
     assert "| FAILED |" in tree.report
     assert "no GPU was found" in tree.report
 
 
-def test_the_time_limit_ends_it_with_a_report(machine):
+def test_the_time_limit_ends_the_check_with_a_report(machine):
     tree = machine("trixie", "system")
     assert check(tree, "--limit", "0.5", STUB_SLEEP="60") == 1
     ends = [how for how, why in outcomes(tree).values() if why == "the time was up"]

@@ -83,7 +83,7 @@ def podman(node):
     service.remove()
 
 
-def test_its_images_are_a_catalog(podman):
+def test_podman_images_are_a_catalog(podman):
     references = [one["reference"] for one in podman.answer("ls", "training:v1")["variants"]]
     gpu, cpu = sorted(references, key=lambda name: "-cpu-" in name)
     assert gpu.startswith("training:v1-cuda12.4-drv550.163.01-sm90-")
@@ -92,7 +92,7 @@ def test_its_images_are_a_catalog(podman):
     assert "<- selected" in podman.imagematrix("explain", "training:v1").stdout
 
 
-def test_dockers_own_command_starts_an_image_for_cpus(podman):
+def test_docker_s_command_starts_a_cpu_only_image(podman):
     done = podman.imagematrix("run", "--rm", "--gpus", "none", "training:v1", *TRAIN)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["backend"] == "cpu"
@@ -101,7 +101,7 @@ def test_dockers_own_command_starts_an_image_for_cpus(podman):
     assert podman.imagematrix("run", *words).returncode == 42
 
 
-def test_podmans_own_command_starts_what_a_dry_run_prints(podman):
+def test_podman_s_command_runs_what_a_dry_run_prints(podman):
     dry = podman.imagematrix("run", "--dry-run", "--rm", "--gpus", "device=1", "training:v1", *TRAIN)
     words = shlex.split(dry.stdout)
     done = podman.on_node("podman", "--url", podman.host, *words[1:])
@@ -110,7 +110,7 @@ def test_podmans_own_command_starts_what_a_dry_run_prints(podman):
     assert (report["backend"], report["device"]) == ("gpu", "NVIDIA H200")
 
 
-def test_the_doctor_says_whether_dockers_command_can_pass_gpus(podman):
+def test_the_doctor_reports_whether_docker_s_command_can_pass_gpus(podman):
     """It can from some version on; whichever is installed, the doctor and a launch agree."""
     (found,) = [one for one in podman.answer("doctor")["findings"] if one["check"] == "engine"]
     assert "podman" in found["saw"]
@@ -132,6 +132,6 @@ def test_a_container_started_by_the_library_uses_its_gpu(podman):
         podman.on_node("docker", "rm", "-f", "job")
 
 
-def test_the_doctor_audits_its_images(podman):
+def test_the_doctor_audits_podman_images(podman):
     (found,) = [one for one in podman.answer("doctor", "training:v1")["findings"] if one["check"] == "image"]
     assert found["severity"] == "ok", found["saw"]

@@ -30,7 +30,7 @@ def program_output(text):
     return json.loads(next(line for line in text.splitlines() if line.startswith('{"march"')))
 
 
-def test_it_builds_the_shipped_matrix_and_runs_the_fitting_image(first, engine):
+def test_quickstart_builds_the_shipped_matrix_and_runs_the_fitting_image(first, engine):
     listed = json.loads(engine.imagematrix("ls", "training:v1", "--json").stdout)
     assert len(listed["variants"]) >= 20
     assert {variant["cuda"] for variant in listed["variants"]} == {None, "11.8", "12.4"}
@@ -41,7 +41,7 @@ def test_it_builds_the_shipped_matrix_and_runs_the_fitting_image(first, engine):
     assert ran["final_loss"] < ran["initial_loss"]
 
 
-def test_a_second_run_builds_nothing_and_says_so(first, engine):
+def test_a_second_run_builds_nothing_and_reports_it(first, engine):
     before = images(engine)
     again = quickstart(engine)
     assert "nothing to build" in again.stderr
@@ -68,7 +68,7 @@ def test_each_kind_of_node_gets_its_image(first, engine, host, expected):  # noq
     assert found.stdout.startswith(f"training:v1-{expected}-"), found.stderr
 
 
-def test_on_a_node_with_mixed_gpus_the_error_names_gpus_that_one_image_fits(first, engine):  # noqa: ARG001
+def test_error_on_a_mixed_node_names_gpus_that_fit_one_image(first, engine):  # noqa: ARG001
     host = ROOT / "tests/hosts/mixed.json"
     refused = engine.imagematrix("select", "training:v1", "--host", host)
     assert refused.returncode == 3

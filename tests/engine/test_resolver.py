@@ -52,7 +52,7 @@ def resolver(engine, registry):
         process.stderr.close()
 
 
-def test_one_name_is_another_image_on_another_node(engine, published, resolver, tmp_path):
+def test_one_name_gives_each_node_its_own_image(engine, published, resolver, tmp_path):
     laptop = json.loads((HOSTS / "laptop.json").read_text())
     old = tmp_path / "host.json"
     laptop["cpu"]["flags"].remove("avx2")

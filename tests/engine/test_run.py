@@ -43,7 +43,7 @@ def run(engine, *words, **options):
 
 
 @pytest.mark.usefixtures("images", "nodes")
-def test_exactly_the_chosen_gpus_nodes_are_inside(engine, host):
+def test_exactly_the_nodes_of_the_chosen_gpus_are_passed(engine, host):
     done = run(
         engine, "--host", L40S, "--gpus", "0,2", "--rm", "training:v1", "sh", "-c", "ls -d /dev/nvidia*"
     )
@@ -146,7 +146,7 @@ def test_a_wrong_driver_is_refused_with_both_versions(engine, tmp_path, host):
 
 
 @pytest.mark.usefixtures("images")
-def test_a_gpu_without_code_for_it_is_refused_with_its_capability(engine, tmp_path, host):
+def test_a_gpu_without_device_code_is_refused_with_its_capability(engine, tmp_path, host):
     for gpu in host["gpus"]:
         gpu["compute"] = "12.0"
     (tmp_path / "host.json").write_text(json.dumps(host))
@@ -156,7 +156,7 @@ def test_a_gpu_without_code_for_it_is_refused_with_its_capability(engine, tmp_pa
     assert "compute capability 12.0" in " ".join(done.stdout.split())
 
 
-def test_an_image_that_the_selector_refuses_dies_of_sigill(engine, project):
+def test_a_refused_image_dies_of_sigill(engine, project):
     """FMA4 and XOP were in four generations of AMD's CPUs and are in none that is made today."""
     folder = project({"cuda": ["none"], "march": ["x86-64-v2", "bdver1"]}, image="forced")
     done = engine.imagematrix("build", "-f", folder / "matrix.yaml")
@@ -242,7 +242,7 @@ def test_the_printed_launch_is_what_is_started(engine, host):
 
 
 @pytest.mark.usefixtures("images", "nodes")
-def test_mps_is_used_through_its_pipes_and_the_nodes_ipc(engine, tmp_path):
+def test_mps_is_used_through_its_pipes_and_the_host_ipc(engine, tmp_path):
     pipes = tmp_path / "mps"
     pipes.mkdir()
     environment = {**engine.environment, "CUDA_MPS_PIPE_DIRECTORY": str(pipes)}
@@ -280,9 +280,7 @@ def without_a_driver(engine, tmp_path):
 
 
 @pytest.mark.usefixtures("nodes")
-def test_an_image_without_a_driver_gets_its_gpus_as_cdi_devices(
-    engine, without_a_driver, host, tmp_path, monkeypatch
-):
+def test_an_image_without_a_driver_gets_cdi_devices(engine, without_a_driver, host, tmp_path, monkeypatch):
     assert without_a_driver.startswith("bare:v1-")
     monkeypatch.setenv("IMAGEMATRIX_LOCKS", engine.environment["IMAGEMATRIX_LOCKS"])
     # Probed as a tree is, so that it is this machine's: what CDI devices another has nobody knows here.

@@ -57,7 +57,7 @@ def test_the_base_is_built_first_and_is_part_of_the_identity(engine, stack):
     assert ran.stdout == "app on one\napp on more\n"
 
 
-def test_without_its_base_an_image_is_skipped(engine, stack):
+def test_an_image_with_a_failed_base_is_skipped(engine, stack):
     folder = stack("lost-", base=BASE + "{% if os == 'one' %}\nRUN touch /fail; false\n{% endif %}\n")
     said = engine.imagematrix("build", "--json", cwd=folder)
     assert said.returncode == 6

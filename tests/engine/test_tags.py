@@ -26,7 +26,7 @@ def add_to_template(folder, line):
     template.write_text(template.read_text().replace('CMD ["train"]', f'{line}\nCMD ["train"]'))
 
 
-def test_a_second_build_does_nothing_and_says_so(engine, project):
+def test_a_second_build_does_nothing_and_reports_it(engine, project):
     folder = project(CPU, image="twice")
     first = build(engine, folder)
     assert first.returncode == 0, first.stderr

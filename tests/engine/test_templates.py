@@ -109,7 +109,7 @@ def check(engine):
     return run
 
 
-def test_dockers_own_check_reports_nothing(check, tmp_path):
+def test_docker_s_check_reports_nothing(check, tmp_path):
     for golden in sorted(GOLDEN.rglob("*.Dockerfile")):
         done = check(golden, ROOT / "templates" / golden.parent.name)
         assert done.returncode == 0, f"{golden}: {done.stdout}{done.stderr}"

@@ -29,7 +29,7 @@ COPY --from=environment /opt/ /opt/
 """
 
 
-def test_the_image_has_what_the_command_leaves(engine, tmp_path):
+def test_a_build_and_the_trim_command_give_the_same_files(engine, tmp_path):
     (tmp_path / "files").mkdir()
     (tmp_path / "templates").mkdir()
     shutil.copy(ROOT / "templates" / "macros.j2", tmp_path / "templates")

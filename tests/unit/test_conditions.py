@@ -25,11 +25,11 @@ MARCH = ("x86-64-v3", "znver3", "znver4", "haswell")
         (["9.0"], ("9.0", "9.0a"), {"9.0"}),
     ],
 )
-def test_matching(words, values, expected):
+def test_conditions_match_values(words, values, expected):
     assert matching(words, values) == expected
 
 
-def test_only_is_read_by_axis():
+def test_only_is_parsed_by_axis():
     assert parse_only("cuda>=12.4, march=znver*,march!=znver3,x==1") == {
         "cuda": [">=12.4"],
         "march": ["znver*", "!znver3"],
@@ -38,6 +38,6 @@ def test_only_is_read_by_axis():
 
 
 @pytest.mark.parametrize("text", ["", "cuda", "=3", "cuda=", "a=b,,"])
-def test_what_is_no_only_expression(text):
+def test_invalid_only_expression_is_rejected(text):
     with pytest.raises(ConditionError, match="invalid condition"):
         parse_only(text)

@@ -27,13 +27,13 @@ from imagematrix.selection.select import explain
         (b"1" * 5000, "x: Exceeds the limit"),
     ],
 )
-def test_what_is_no_json(raw, expected):
+def test_invalid_json_is_rejected(raw, expected):
     with pytest.raises(UsageError) as caught:
         documents.parse(raw, "x")
     assert str(caught.value).startswith(expected)
 
 
-def test_a_file_is_bounded(tmp_path):
+def test_file_size_is_limited(tmp_path):
     path = tmp_path / "host.json"
     path.write_text("[1, 2]")
     assert documents.read(path, limit=6) == [1, 2]
@@ -57,11 +57,11 @@ def test_a_file_is_bounded(tmp_path):
         ("\u0663", None),
     ],
 )
-def test_numbers_as_people_write_them(text, number):
+def test_natural_numbers_are_parsed(text, number):
     assert documents.natural(text) == number
 
 
-def test_what_is_dumped_is_for_people_too():
+def test_documents_are_dumped_readably():
     assert documents.dump({"b": "é", "a": []}) == '{\n  "b": "é",\n  "a": []\n}\n'
 
 
@@ -90,7 +90,7 @@ def test_what_is_dumped_is_for_people_too():
         ({"warnings": "none"}, "warnings: expected a list, found a string"),
     ],
 )
-def test_a_host_that_is_refused(changes, expected, profiles):
+def test_invalid_host_is_rejected(changes, expected, profiles):
     good = json.loads(profiles["mig"].read_text())
     with pytest.raises(UsageError) as caught:
         Host.from_json(good | changes)
@@ -124,7 +124,7 @@ def spoil(value, path, junk):
 
 @settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_no_host_ends_in_another_error(data, profiles, shipped_catalog):
+def test_arbitrary_host_raises_only_usage_errors(data, profiles, shipped_catalog):
     good = json.loads(profiles[data.draw(st.sampled_from(["mig", "mixed", "laptop"]))].read_text())
     spoilt = spoil(good, data.draw(PATHS), data.draw(JSON))
     try:
@@ -137,7 +137,7 @@ def test_no_host_ends_in_another_error(data, profiles, shipped_catalog):
 
 @settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_no_catalog_ends_in_another_error(data, profiles, shipped_catalog):
+def test_arbitrary_catalog_raises_only_usage_errors(data, profiles, shipped_catalog):
     few = shipped_catalog.variants[-2:]
     good = Catalog(image="training", version="v1", variants=few).to_json()
     spoilt = spoil(good, data.draw(PATHS), data.draw(JSON))
@@ -150,13 +150,13 @@ def test_no_catalog_ends_in_another_error(data, profiles, shipped_catalog):
 
 
 @given(st.text(max_size=20) | JSON.map(json.dumps))
-def test_no_label_ends_in_another_error(text):
+def test_arbitrary_label_raises_only_usage_errors(text):
     with pytest.raises(UsageError, match=r"^t:x: "):
         labels.read({labels.VARIANT: text}, reference="t:x", digest=None, size=None)
 
 
 @given(st.binary(max_size=40) | JSON.map(lambda value: json.dumps(value).encode()))
-def test_no_bytes_end_in_another_error(raw):
+def test_arbitrary_bytes_raise_only_usage_errors(raw):
     try:
         documents.parse(raw, "x")
     except UsageError as error:

@@ -42,18 +42,18 @@ def endpoint(host):
 
 
 @pytest.mark.parametrize("configured", [None, "", "default"])
-def test_without_another_word_it_is_the_default(config, configured):
+def test_default_address_is_the_local_socket(config, configured):
     config(configured)
     assert module.address() == "unix:///var/run/docker.sock"
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"other": 1}', '{"currentContext": null}', "\xff"])
-def test_a_configuration_that_says_nothing(config, text):
+def test_malformed_configuration_is_ignored(config, text):
     (config() / "config.json").write_text(text, encoding="latin-1")
     assert module.address() == "unix:///var/run/docker.sock"
 
 
-def test_docker_host_goes_before_a_context(config, docker_host, monkeypatch):
+def test_docker_host_outranks_the_context(config, docker_host, monkeypatch):
     config("far", far=endpoint("tcp://far:2376"), near=endpoint("unix:///run/near.sock"))
     assert module.address() == "tcp://far:2376"
     monkeypatch.setenv("DOCKER_CONTEXT", "near")
@@ -62,7 +62,7 @@ def test_docker_host_goes_before_a_context(config, docker_host, monkeypatch):
     assert module.address() == "unix:///run/here.sock"
 
 
-def test_a_context_is_found_without_a_configuration_file(config, monkeypatch):
+def test_context_needs_no_configuration_file(config, monkeypatch):
     config(far=endpoint("tcp://far:2376"))
     monkeypatch.setenv("DOCKER_CONTEXT", "far")
     assert module.address() == "tcp://far:2376"
@@ -71,20 +71,20 @@ def test_a_context_is_found_without_a_configuration_file(config, monkeypatch):
 @pytest.mark.parametrize(
     "content", ["", "{", "[]", "null", '{"Endpoints": {}}', '{"Endpoints": {"docker": []}}']
 )
-def test_a_context_that_leads_nowhere(config, content):
+def test_invalid_context_is_reported(config, content):
     config("far", far=content)
     with pytest.raises(EngineError, match="docker context not found: 'far'") as caught:
         module.address()
     assert caught.value.remedy == "run `docker context ls`"
 
 
-def test_a_context_that_is_not_there(config):
+def test_missing_context_is_reported(config):
     config("far")
     with pytest.raises(EngineError, match="docker context not found: 'far'"):
         module.address()
 
 
-def test_images_come_in_one_request_without_a_library(engine):
+def test_images_take_one_request_without_a_library(engine):
     engine.image({LABEL: "training"})
     engine.image({"other": "label"})
     engine.image(None)
@@ -94,14 +94,14 @@ def test_images_come_in_one_request_without_a_library(engine):
     assert len(engine.asked) == 3
 
 
-def test_images_of_a_remote_engine(remote_engine):
+def test_images_of_a_remote_engine_are_listed(remote_engine):
     remote_engine.image({LABEL: "training"})
     assert module.images(LABEL) == remote_engine.images
     assert remote_engine.asked[0] == "/version"
 
 
 @pytest.mark.parametrize("kind", ["engine", "remote_engine"])
-def test_podman_is_told_from_docker(request, kind):
+def test_podman_is_distinguished_from_docker(request, kind):
     answering = request.getfixturevalue(kind)
     assert (module.is_podman(), module.reports_system()) == (False, True)
     answering.version = {"ApiVersion": "1.41", "Version": "4.3.1", "Components": [{"Name": "Podman Engine"}]}
@@ -112,7 +112,7 @@ def test_podman_is_told_from_docker(request, kind):
 
 
 @pytest.mark.parametrize("kind", ["engine", "remote_engine"])
-def test_a_client_for_all_the_rest(request, kind):
+def test_docker_py_client_is_connected(request, kind):
     answering = request.getfixturevalue(kind)
     answering.image({LABEL: "training"})
     client = module.client()
@@ -136,20 +136,20 @@ def test_a_client_for_all_the_rest(request, kind):
         (b"\r\n\r\n[]", r"refused: \[\]"),
     ],
 )
-def test_what_answers_is_no_engine(engine, raw, expected):
+def test_invalid_response_is_an_engine_error(engine, raw, expected):
     engine.raw = raw
     with pytest.raises(EngineError, match=expected):
         module.images(LABEL)
 
 
-def test_an_answer_without_end_is_not_read_to_its_end(engine, monkeypatch):
+def test_response_size_is_limited(engine, monkeypatch):
     monkeypatch.setattr(module, "RESPONSE_LIMIT", 1 << 20)
     engine.raw = b"HTTP/1.0 200 OK\r\n\r\n[" + b" " * (2 << 20)
     with pytest.raises(EngineError, match="response of the engine exceeds 1 MiB"):
         module.images(LABEL)
 
 
-def test_a_remote_engine_that_refuses(remote_engine, monkeypatch):
+def test_error_of_a_remote_engine_is_reported(remote_engine, monkeypatch):
     monkeypatch.setattr(
         remote_engine, "answer", lambda _, real=remote_engine.answer: _then_refuse(remote_engine, real, _)
     )
@@ -164,7 +164,7 @@ def _then_refuse(engine, real, resource):
     return real(resource)
 
 
-def test_a_remote_that_is_no_engine(remote_engine):
+def test_remote_that_is_not_an_engine_is_reported(remote_engine):
     remote_engine.status = 500
     with pytest.raises(EngineError, match=r"cannot reach the Docker engine at tcp://127"):
         module.client()
@@ -173,7 +173,7 @@ def test_a_remote_that_is_no_engine(remote_engine):
 @pytest.mark.parametrize(
     "address", ["unix:///nowhere/docker.sock", "unix://" + "/x" * 100, "tcp://127.0.0.1:1", "no://x"]
 )
-def test_no_engine_says_how_to_start_one(docker_host, address):
+def test_error_for_a_missing_engine_has_a_remedy(docker_host, address):
     docker_host(address)
     with pytest.raises(EngineError, match="cannot reach the Docker engine at") as caught:
         module.images(LABEL)
@@ -182,14 +182,14 @@ def test_no_engine_says_how_to_start_one(docker_host, address):
     assert caught.value.exit_code == 8
 
 
-def test_an_engine_on_another_machine_is_no_service_of_this_one(docker_host):
+def test_remedy_for_a_remote_engine_refers_to_its_machine(docker_host):
     docker_host("ssh://me@nowhere.invalid")
     error = module.unreachable(module.address(), OSError("Permission denied (publickey)"))
     assert error.remedy.startswith("run `ssh ssh://me@nowhere.invalid docker version` to check")
     assert "on that machine" in module.unreachable("tcp://far:2375", OSError("no route")).remedy
 
 
-def test_no_permission_says_who_has_it(docker_host, monkeypatch):
+def test_permission_error_names_the_group(docker_host, monkeypatch):
     docker_host("unix:///run/docker.sock")
 
     def refuse(*_):
@@ -203,7 +203,7 @@ def test_no_permission_says_who_has_it(docker_host, monkeypatch):
     assert "group docker" in caught.value.remedy
 
 
-def test_an_engine_that_dies_while_it_answers(remote_engine, monkeypatch):
+def test_engine_lost_during_a_response_is_reported(remote_engine, monkeypatch):
     def die(resource):
         if not resource.endswith("/version"):
             remote_engine.raw = b""
@@ -217,7 +217,7 @@ def test_an_engine_that_dies_while_it_answers(remote_engine, monkeypatch):
 
 
 @pytest.mark.parametrize("where", ["engine", "remote_engine"])
-def test_running_containers_are_inspected_and_those_that_end_left_out(request, where):
+def test_running_containers_are_inspected_and_ended_ones_skipped(request, where):
     found = request.getfixturevalue(where)
     found.containers = [{"Id": "a1", "Name": "/web"}, {"Id": "b2", "Name": "/job"}]
     assert module.running() == found.containers
@@ -226,7 +226,7 @@ def test_running_containers_are_inspected_and_those_that_end_left_out(request, w
 
 
 @pytest.mark.parametrize("where", ["engine", "remote_engine"])
-def test_labels_are_those_of_the_launch(request, where):
+def test_labels_inherited_from_the_image_are_excluded(request, where):
     found = request.getfixturevalue(where)
     found.image({"from": "image", "both": "image"})
     found.image(None)
@@ -246,13 +246,13 @@ def test_labels_are_those_of_the_launch(request, where):
 
 
 @pytest.mark.parametrize("where", ["engine", "remote_engine"])
-def test_running_containers_of_an_engine_that_refuses(request, where):
+def test_error_while_listing_containers_is_reported(request, where):
     request.getfixturevalue(where).status = 500
     with pytest.raises(EngineError):
         module.running()
 
 
-def test_an_engine_that_listens_by_itself_is_on_this_machine(engine, monkeypatch):
+def test_local_dockerd_is_on_this_machine(engine, monkeypatch):
     engine.info["Name"] = "elsewhere"
     monkeypatch.setattr(module, "_listener", lambda _: "dockerd")
     assert module.remote() is None
@@ -260,7 +260,7 @@ def test_an_engine_that_listens_by_itself_is_on_this_machine(engine, monkeypatch
 
 
 @pytest.mark.parametrize("kind", ["engine", "remote_engine"])
-def test_an_engine_is_known_by_the_machine_s_name(request, kind):
+def test_remote_engine_is_detected_by_its_host_name(request, kind):
     """A socket that ssh forwards is one at which ssh listens: here it is this process."""
     answering = request.getfixturevalue(kind)
     assert module.remote() is None
@@ -270,7 +270,7 @@ def test_an_engine_is_known_by_the_machine_s_name(request, kind):
     assert module.remote() == module.address()
 
 
-def test_an_engine_that_runs_this_container_is_on_this_machine(engine, monkeypatch, tmp_path):
+def test_engine_of_this_container_is_on_this_machine(engine, monkeypatch, tmp_path):
     engine.info["Name"] = "node7"
     engine.containers = [{"Id": "ab" * 32}]
     mounts = tmp_path / "mountinfo"
@@ -287,14 +287,14 @@ def test_an_engine_that_runs_this_container_is_on_this_machine(engine, monkeypat
 
 
 @pytest.mark.usefixtures("engine")
-def test_who_listens_is_not_known_in_another_pid_namespace(monkeypatch):
+def test_listener_in_another_pid_namespace_is_unknown(monkeypatch):
     assert module._listener(module.address()) == Path("/proc/self/comm").read_text().strip()
     monkeypatch.setattr(sys, "byteorder", "little")
     monkeypatch.setattr(socket.socket, "getsockopt", lambda *_: bytes(4))
     assert module._listener(module.address()) is None
 
 
-def test_an_engine_that_hangs_is_given_up(docker_host, monkeypatch, tmp_path):
+def test_hanging_engine_times_out(docker_host, monkeypatch, tmp_path):
     monkeypatch.setattr(module, "ANSWER_S", 0.01)
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(f"{tmp_path}/docker.sock")
@@ -306,7 +306,7 @@ def test_an_engine_that_hangs_is_given_up(docker_host, monkeypatch, tmp_path):
             assert "systemctl status docker" in caught.value.remedy
 
 
-def test_the_group_whose_members_may_talk_to_the_engine(docker_host, tmp_path, monkeypatch):
+def test_group_of_the_engine_s_socket(docker_host, tmp_path, monkeypatch):
     path = tmp_path / "docker.sock"
     docker_host(f"unix://{path}")
     assert module.group() is None

@@ -39,7 +39,7 @@ def kinds(base=ImagematrixError):
     "copied",
     [copy.copy, copy.deepcopy, lambda error: pickle.loads(pickle.dumps(error))],  # noqa: S301
 )
-def test_every_error_can_be_copied(kind, copied):
+def test_every_error_can_be_copied_and_pickled(kind, copied):
     error = OWN.get(kind, lambda: kind("it is so", remedy="do this"))()
     error.add_note("and more")
     found = copied(error)

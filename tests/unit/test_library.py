@@ -20,24 +20,24 @@ def python(code, *words):
     return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
-def test_the_names_of_the_contract_are_there():
+def test_public_names_exist():
     for name in ("probe", "Host", "Catalog", "select", "select_many", "explain", "launch", "NothingFits"):
         assert callable(getattr(im, name))
     assert set(im.__all__) <= set(dir(im))
     assert set(errors.__all__) <= set(im.__all__)
 
 
-def test_another_name_is_no_attribute():
+def test_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="module 'imagematrix' has no attribute 'selekt'"):
         _ = im.selekt  # type: ignore[attr-defined]  # which is the point
 
 
-def test_star_brings_the_names():
+def test_star_import_provides_the_public_names():
     code = "import json; from imagematrix import *; print(json.dumps(sorted(set(dir()) - {'json'})))"
     assert set(im.__all__) <= set(python(code))
 
 
-def test_a_package_does_not_take_a_functions_place():
+def test_subpackages_do_not_shadow_functions():
     code = """
         import json
         import imagematrix.launcher.plan, imagematrix.node.tree, imagematrix.selection.order
@@ -48,14 +48,14 @@ def test_a_package_does_not_take_a_functions_place():
     assert python(code) == ["function"] * 3
 
 
-def test_importing_the_package_loads_next_to_nothing():
+def test_import_loads_almost_no_modules():
     code = "import json, sys; before = set(sys.modules); import imagematrix; after = set(sys.modules)"
     loaded = python(f"{code}; print(json.dumps(sorted(after - before)))")
     assert set(loaded) <= {"__future__", "imagematrix", "types"}
 
 
 @pytest.mark.parametrize("host", ["im.Host.load(sys.argv[1])", "im.probe(nvml=False)"])
-def test_choosing_loads_no_library(host, profiles, catalog_file):
+def test_select_loads_no_third_party_library(host, profiles, catalog_file):
     code = f"""
         import sys
         before = set(sys.modules)
@@ -70,7 +70,7 @@ def test_choosing_loads_no_library(host, profiles, catalog_file):
     nothing_heavy(modules)
 
 
-def test_the_command_loads_no_library_either(profiles, catalog_file):
+def test_select_command_loads_no_third_party_library(profiles, catalog_file):
     code = """
         import sys
         before = set(sys.modules)
@@ -94,14 +94,14 @@ def nothing_heavy(modules):
     assert tops <= {*sys.stdlib_module_names, "imagematrix"}
 
 
-def test_what_the_library_chooses_is_what_it_explains(profiles, shipped_catalog):
+def test_select_and_explain_agree(profiles, shipped_catalog):
     hosts = [im.Host.load(path) for _, path in sorted(profiles.items())]
     for host, answer in zip(hosts, im.select_many(hosts, shipped_catalog), strict=True):
         explained = im.explain(host, shipped_catalog).selected
         assert explained == (None if isinstance(answer, im.ImagematrixError) else answer.selected)
 
 
-def test_a_type_checker_sees_the_types(tmp_path):
+def test_types_are_visible_to_a_type_checker(tmp_path):
     user = tmp_path / "user.py"
     user.write_text(
         textwrap.dedent(

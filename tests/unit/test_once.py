@@ -10,7 +10,7 @@ from imagematrix.errors import BuildError
 from imagematrix.once import Once
 
 
-def test_who_asks_meanwhile_waits():
+def test_concurrent_callers_wait_for_the_result():
     asked, may = [], threading.Event()
 
     def work(argument):
@@ -29,7 +29,7 @@ def test_who_asks_meanwhile_waits():
     assert once("a", partial(work, "a")) is found[0].result()
 
 
-def test_an_error_is_for_all_who_wait_and_not_for_the_next():
+def test_error_is_raised_for_waiting_callers_but_not_cached():
     waiting, begun = threading.Event(), threading.Event()
     errors = [BuildError("the network")]
 

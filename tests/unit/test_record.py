@@ -44,14 +44,14 @@ def test_fields_have_defaults_and_methods():
         ({"x": 1, "z": 1}, "Point has the fields x, y, names, got x, z"),
     ],
 )
-def test_what_is_missing_or_unknown_is_refused(given, expected):
+def test_missing_and_unknown_fields_are_rejected(given, expected):
     with pytest.raises(TypeError, match=f"^{expected}$"):
         Point(**given)
     with pytest.raises(TypeError):
         Point(1)  # type: ignore[call-arg]  # which is the point
 
 
-def test_a_record_is_a_value():
+def test_records_compare_by_value():
     assert Point(x=1) == Point(x=1, y=0)
     assert Point(x=1) != Point(x=2)
     assert Point(x=1) != Twin(x=1)
@@ -59,7 +59,7 @@ def test_a_record_is_a_value():
     assert hash(Point(x=1)) != hash(Point(x=2))
 
 
-def test_a_record_is_frozen():
+def test_records_are_frozen():
     point = Point(x=1)
     with pytest.raises(dataclasses.FrozenInstanceError, match="cannot assign to field 'x'"):
         point.x = 2  # type: ignore[misc]  # which is the point
@@ -70,7 +70,7 @@ def test_a_record_is_frozen():
     assert not hasattr(point, "__dict__")
 
 
-def test_another_value_in_a_field():
+def test_fields_can_be_replaced():
     point = Point(x=1, names=("a",))
     for changed in (replace(point, y=5), dataclasses.replace(point, y=5)):
         assert changed == Point(x=1, y=5, names=("a",))
@@ -79,13 +79,13 @@ def test_another_value_in_a_field():
         replace(point, z=5)
 
 
-def test_it_comes_back_from_elsewhere():
+def test_records_can_be_pickled_and_copied():
     point = Point(x=1, names=("a",))
     sent = pickle.loads(pickle.dumps(point))  # noqa: S301 - it is our own
     assert sent == copy.copy(point) == copy.deepcopy(point) == point
 
 
-def test_dataclasses_take_it_for_one():
+def test_dataclasses_functions_accept_records():
     point, twin = Point(x=1, y=2), Twin(x=1, y=2)
     assert dataclasses.is_dataclass(Point)
     assert dataclasses.asdict(point) == dataclasses.asdict(twin)

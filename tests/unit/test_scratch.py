@@ -37,7 +37,7 @@ def another(place):
         process.kill()
 
 
-def test_it_goes_in_the_end(place):
+def test_folder_is_removed_at_exit(place):
     with contextlib.suppress(KeyboardInterrupt), scratch() as folder:
         (folder / "blob").write_text("data")
         assert list(place.iterdir()) == [folder]
@@ -45,7 +45,7 @@ def test_it_goes_in_the_end(place):
     assert not list(place.iterdir())
 
 
-def test_that_of_a_build_that_was_killed_goes_with_the_next(place, another):
+def test_folder_of_a_killed_build_is_removed_by_the_next(place, another):
     process, left = another
     with scratch() as folder:
         assert set(place.iterdir()) == {folder, left}, "it lives"
@@ -56,7 +56,7 @@ def test_that_of_a_build_that_was_killed_goes_with_the_next(place, another):
         assert list(place.iterdir()) == [folder]
 
 
-def test_it_is_on_a_disk_where_nobody_says_otherwise(place, monkeypatch):
+def test_default_location_is_on_disk(place, monkeypatch):
     monkeypatch.delenv("TMPDIR")
     with scratch() as folder:
         assert folder.parent == Path("/var/tmp")
@@ -66,14 +66,14 @@ def test_it_is_on_a_disk_where_nobody_says_otherwise(place, monkeypatch):
         assert folder.parent == place
 
 
-def test_a_relative_place_is_understood_from_here(place, monkeypatch):
+def test_relative_tmpdir_is_resolved(place, monkeypatch):
     monkeypatch.chdir(place)
     monkeypatch.setenv("TMPDIR", ".")
     with scratch() as folder:
         assert folder.parent == place
 
 
-def test_what_somebody_else_left_stays(place, monkeypatch):
+def test_folder_of_another_user_is_kept(place, monkeypatch):
     left = place / "imagematrix-build-left"
     left.mkdir()
     somebody = os.getuid() + 1
@@ -83,7 +83,7 @@ def test_what_somebody_else_left_stays(place, monkeypatch):
     assert list(place.iterdir()) == [left]
 
 
-def test_what_only_looks_like_one_stays(place):
+def test_files_and_links_with_a_similar_name_are_kept(place):
     (place / "imagematrix-build-link").symlink_to(place)
     (place / "imagematrix-build-file").touch()
     with scratch() as folder:
@@ -92,7 +92,7 @@ def test_what_only_looks_like_one_stays(place):
     assert {path.name for path in place.iterdir()} == {"imagematrix-build-link", "imagematrix-build-file"}
 
 
-def test_where_nothing_can_be_locked_nothing_is_taken_away(place, monkeypatch):
+def test_nothing_is_removed_without_file_locks(place, monkeypatch):
     def flock(*_):
         raise OSError(9, "Bad file descriptor")
 

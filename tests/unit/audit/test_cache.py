@@ -74,7 +74,7 @@ def entry(kept, tmp_path):
     return path
 
 
-def test_what_is_kept_is_what_was_found(kept, entry):
+def test_cached_layer_equals_the_read_layer(kept, entry):
     assert kept.get(DIGEST) == FULL
     found = layer.read(io.BytesIO(tar(*MEMBERS)), f"sha256:{'1' * 64}")
     kept.put(found)
@@ -86,13 +86,13 @@ def test_what_is_kept_is_what_was_found(kept, entry):
 
 
 @pytest.mark.parametrize("kind", findings.CLASSES)
-def test_every_field_has_a_form(kind):
+def test_every_field_of_a_finding_is_serialized(kind):
     """A field of a new class fails here: the class is to be among those that are kept."""
     with pytest.raises(ValueError, match="not the fields"):
         findings.load(kind, {kind.__name__: dict.fromkeys([*(one.name for one in fields(kind)), "other"])})
 
 
-def test_a_layer_is_read_by_one_command_and_no_other(kept, tmp_path):
+def test_cached_layer_is_not_read_again(kept, tmp_path):
     image = Parts(tar(*MEMBERS), tar("a"))
     seen: list[int] = []
     for path in (
@@ -107,7 +107,7 @@ def test_a_layer_is_read_by_one_command_and_no_other(kept, tmp_path):
     assert sum(seen) == sum(len(image.blobs[own]) for own in image.layers)
 
 
-def test_other_bytes_than_the_digest_says_are_never_kept(kept, tmp_path):
+def test_layer_with_a_wrong_digest_is_not_cached(kept, tmp_path):
     image = Parts(tar(*MEMBERS))
     own = image.layers[0]
     image.blobs[own] = Parts(tar("other")).blobs[Parts(tar("other")).layers[0]]
@@ -118,7 +118,7 @@ def test_other_bytes_than_the_digest_says_are_never_kept(kept, tmp_path):
     assert not (tmp_path / "cache").exists()
 
 
-def test_new_code_does_not_read_what_old_code_found(kept, entry, monkeypatch):
+def test_cache_is_invalidated_by_new_code(kept, entry, monkeypatch):
     monkeypatch.setattr(cache, "_sources", lambda *_: [("audit/elf.py", b"other rules")])
     assert Cache(entry.parent).get(DIGEST) is None
     monkeypatch.undo()
@@ -148,7 +148,7 @@ def packed(data):
         zlib.compress(bytes(1 << 20)),
     ],
 )
-def test_an_entry_that_is_damaged_is_none(kept, entry, monkeypatch, raw):
+def test_damaged_entry_is_ignored(kept, entry, monkeypatch, raw):
     monkeypatch.setattr(cache, "LARGEST", 1 << 19)
     entry.write_bytes(raw)
     assert kept.get(DIGEST) is None
@@ -174,7 +174,7 @@ PLACES = list(places(findings.dump(FULL)))[1:]
 
 
 @given(st.sampled_from(PLACES), JSON)
-def test_whatever_is_in_an_entry_is_a_layer_or_an_error(path, value):
+def test_arbitrary_entry_gives_a_layer_or_an_error(path, value):
     data = json.loads(json.dumps(findings.dump(FULL)))
     at = data
     for name in path[:-1]:
@@ -196,14 +196,14 @@ def test_whatever_is_in_an_entry_is_a_layer_or_an_error(path, value):
         lambda folder: folder.rename(folder.with_name("real")) and folder.write_bytes(b""),
     ],
 )
-def test_a_folder_that_others_can_write_to_is_not_used(kept, entry, how):
+def test_folder_writable_by_others_is_not_used(kept, entry, how):
     how(entry.parent)
     assert kept.get(DIGEST) is None
     kept.put(FULL)
     assert kept.get(DIGEST) is None
 
 
-def test_an_entry_that_is_no_file_of_this_user_is_not_read(kept, entry, tmp_path, monkeypatch):
+def test_entry_of_another_user_is_not_read(kept, entry, tmp_path, monkeypatch):
     raw = entry.read_bytes()
     entry.unlink()
     (tmp_path / "elsewhere").write_bytes(raw)
@@ -219,13 +219,13 @@ def test_an_entry_that_is_no_file_of_this_user_is_not_read(kept, entry, tmp_path
     assert kept.get(DIGEST) is None
 
 
-def test_a_home_of_someone_else_gets_no_folder(kept, tmp_path, monkeypatch):
+def test_no_folder_is_created_in_another_user_s_home(kept, tmp_path, monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
     kept.put(FULL)
     assert not list(tmp_path.iterdir())
 
 
-def test_what_is_not_used_goes_first(tmp_path):
+def test_least_recently_used_entries_are_removed_first(tmp_path):
     folder = tmp_path / "layers"
     digests = [f"sha256:{number:064}" for number in range(4)]
     one = Layer(digest=digests[0], entries={}, removed=frozenset(), emptied=frozenset())
@@ -241,13 +241,13 @@ def test_what_is_not_used_goes_first(tmp_path):
     assert [bool(small.get(digest)) for digest in digests] == [True, False, True, True]
 
 
-def test_what_is_too_large_is_not_kept(kept, tmp_path, monkeypatch):
+def test_oversized_layer_is_not_cached(kept, tmp_path, monkeypatch):
     monkeypatch.setattr(cache, "LARGEST", 100)
     kept.put(FULL)
     assert not (tmp_path / "cache").exists()
 
 
-def test_a_write_that_breaks_off_leaves_nothing(kept, entry, monkeypatch):
+def test_interrupted_write_leaves_no_file(kept, entry, monkeypatch):
     def broken(*_):
         raise OSError
 
@@ -256,7 +256,7 @@ def test_a_write_that_breaks_off_leaves_nothing(kept, entry, monkeypatch):
     assert list(entry.parent.iterdir()) == [entry]
 
 
-def test_where_it_is(monkeypatch):
+def test_cache_location_follows_xdg(monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "/var/caches")
     assert place() == Path("/var/caches/imagematrix/layers")
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
@@ -272,14 +272,14 @@ def test_where_it_is(monkeypatch):
     assert Cache(None).get(DIGEST) is None
 
 
-def test_several_layers_at_a_time_end_with_the_first_that_is_bad(tmp_path):
+def test_damaged_layer_stops_parallel_reading(tmp_path):
     image = Parts(*(tar(f"file{number}") for number in range(9)))
     image.blobs[image.layers[4]] = b"bad"
     with pytest.raises(AuditError, match=image.layers[4]):
         list(read(layout(tmp_path / "x", image), "linux/amd64", Layers()))
 
 
-def test_an_interrupt_does_not_wait_for_a_layer():
+def test_interrupt_does_not_wait_for_a_layer():
     go_on = threading.Event()
 
     class Slow:

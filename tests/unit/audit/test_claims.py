@@ -74,7 +74,7 @@ def gpu(**more):
 CPU = Variant(reference="t:x", digest=None, platform="linux/amd64")
 
 
-def test_promises_that_are_kept(judged, libcuda, built):
+def test_kept_promises_give_no_contradictions(judged, libcuda, built):
     driver, short = (REAL, libcuda()), link("usr/lib/libcuda.so.1", "libcuda.so.550.163.01")
     assert judged(gpu(driver=EXACT), [driver, ("opt/k.cubin", CUBIN)], [short]) == []
     assert judged(gpu(), [("opt/k.cubin", CUBIN), ("opt/more.fatbin", FATBIN)]) == []
@@ -84,7 +84,7 @@ def test_promises_that_are_kept(judged, libcuda, built):
     assert judged(gpu(), [("opt/readme", b"device code comes at run time")]) == []
 
 
-def test_labels_that_are_damaged(tmp_path):
+def test_damaged_labels_are_reported(tmp_path):
     (found,) = read(layout(tmp_path / "x", Parts(labels={labels.VARIANT: "{"})), "linux/amd64", Layers())
     with pytest.raises(AuditError, match="the labels are damaged"):
         claimed(audit(found))
@@ -92,12 +92,12 @@ def test_labels_that_are_damaged(tmp_path):
     assert claimed(audit(found)) is None
 
 
-def test_a_driver_that_a_later_layer_takes_away(judged, libcuda):
+def test_driver_removed_by_a_later_layer_does_not_count(judged, libcuda):
     old = ("opt/libcuda.so.535.261.03", libcuda("535.261.03"))
     assert judged(gpu(driver=EXACT), [old], ["opt/.wh.libcuda.so.535.261.03", (REAL, libcuda())]) == []
 
 
-def test_a_stub_is_no_driver(judged, libcuda, built):
+def test_stub_is_not_a_driver(judged, libcuda, built):
     stub = ("usr/local/cuda/lib64/stubs/libcuda.so", built("-Wl,-soname,libcuda.so.1"))
     assert judged(gpu(driver=EXACT), [stub, (REAL, libcuda())]) == []
     assert judged(gpu(), [stub]) == []
@@ -110,20 +110,20 @@ def test_a_stub_is_no_driver(judged, libcuda, built):
         ("opt/bad.fatbin", FATBIN[:3000], ("device code", "damaged")),
     ],
 )
-def test_device_code_for_another_gpu(judged, path, data, found):
+def test_device_code_for_another_gpu_contradicts(judged, path, data, found):
     assert (*found, f"/{path}") in judged(gpu(), [("opt/good.cubin", CUBIN), (path, data)])
 
 
-def test_a_cubin_that_nothing_has(judged):
+def test_missing_cubin_contradicts(judged):
     assert judged(gpu(cubins=("86",)), [("k.cubin", CUBIN)]) == [("cubins", "80", "/k.cubin")]
 
 
-def test_one_library_that_lacks_what_all_others_have(judged):
+def test_library_without_the_promised_code_contradicts(judged):
     broken = judged(gpu(cubins=("80", "90a")), [("a.fatbin", FATBIN), ("b.cubin", CUBIN)])
     assert broken == [("cubins", "80", "/b.cubin")]
 
 
-def test_nvidia_libraries_carry_what_they_carry(judged):
+def test_nvidia_libraries_are_exempt(judged):
     assert judged(gpu(), [("a.cubin", CUBIN), ("usr/lib/libcublas.so.12.4.5.8", OTHER_CUBIN)]) == []
 
 
@@ -134,7 +134,7 @@ def zipped(name, raw):
     return buffer.getvalue()
 
 
-def test_a_library_in_a_wheel(judged):
+def test_library_in_a_wheel_is_checked(judged):
     wheel = zipped("pkg/k.cubin", OTHER_CUBIN)
     broken = judged(gpu(), [("a.cubin", CUBIN), ("opt/p.whl", wheel), ("opt/q.zip", zipped("p.whl", wheel))])
     assert broken == [
@@ -143,7 +143,7 @@ def test_a_library_in_a_wheel(judged):
     ]
 
 
-def test_a_shared_object_in_a_wheel(judged, built, tmp_path):
+def test_shared_object_in_a_wheel_is_checked(judged, built, tmp_path):
     library = tmp_path / "it.so"
     for fatbin, found in ((FATBIN, ("ptx", "100f ISA 8.8 50 ISA 8.8 90a ISA 8.8")), (FATBIN[:3000], ())):
         library.write_bytes(built())
@@ -155,7 +155,7 @@ def test_a_shared_object_in_a_wheel(judged, built, tmp_path):
         assert broken[0] == (*(found or ("device code", "damaged")), "/opt/p.whl!/pkg/it.so")
 
 
-def test_ptx_that_a_driver_may_not_compile(judged):
+def test_ptx_of_a_newer_isa_contradicts(judged):
     broken = judged(gpu(cubins=(), ptx=(Ptx(target="80", isa="8.4"),)), [("k.fatbin", FATBIN)])
     assert broken == [("ptx", "100f ISA 8.8 50 ISA 8.8 90a ISA 8.8", "/k.fatbin")]
 
@@ -174,17 +174,17 @@ def test_ptx_that_a_driver_may_not_compile(judged):
         ),
     ],
 )
-def test_a_second_driver(judged, libcuda, more, path):
+def test_second_driver_contradicts(judged, libcuda, more, path):
     for layers in ([[(REAL, libcuda()), *more(libcuda)]], [[(REAL, libcuda())], more(libcuda)]):
         assert {(fact, where) for fact, _, where in judged(gpu(driver=EXACT), *layers)} == {("driver", path)}
 
 
-def test_a_driver_that_nobody_stated(judged, libcuda):
+def test_undeclared_driver_contradicts(judged, libcuda):
     for variant in (CPU, gpu(), gpu(driver=UserModeDriver(mode="host"))):
         assert judged(variant, [(REAL, libcuda())]) == [("driver", "550.163.01", f"/{REAL}")]
 
 
-def test_a_part_of_the_driver_of_another_version(judged, libcuda, built):
+def test_driver_component_of_another_version_contradicts(judged, libcuda, built):
     nvml = ("usr/lib/libnvidia-ml.so.535.261.03", built("-Wl,-soname,libnvidia-ml.so.1", text="535.261.03"))
     assert judged(gpu(driver=EXACT), [(REAL, libcuda()), nvml]) == [("driver", "535.261.03", f"/{nvml[0]}")]
 
@@ -201,7 +201,7 @@ COMPAT = UserModeDriver(mode="compat", version="575.57.08", branches=(470, 535))
         (None, [""]),
     ],
 )
-def test_the_note_of_cuda_compat_is_stripped_or_says_something_else(judged, libcuda, tmp_path, note, found):
+def test_missing_or_different_compat_note_contradicts(judged, libcuda, tmp_path, note, found):
     library = tmp_path / "it.so"
     library.write_bytes(libcuda("575.57.08"))
     if note is not None:
@@ -213,11 +213,11 @@ def test_the_note_of_cuda_compat_is_stripped_or_says_something_else(judged, libc
     assert broken == [("driver", one, f"/{path}") for one in found]
 
 
-def test_a_driver_that_is_not_there(judged):
+def test_missing_driver_contradicts(judged):
     assert judged(gpu(driver=EXACT), [("k.cubin", CUBIN)]) == [("driver", "", None)]
 
 
-def test_the_level_that_a_note_says_is_needed(judged, built):
+def test_isa_level_in_a_note_contradicts(judged, built):
     v3 = ("usr/lib/it.so", built("-Wl,-z,x86-64-v3"))
     flags = frozenset(
         ["sse", "sse2", "mmx", "fxsr", "cx16", "lahf_lm", "pni", "popcnt", "sse4_1", "sse4_2", "ssse3"]
@@ -228,7 +228,7 @@ def test_the_level_that_a_note_says_is_needed(judged, built):
     assert judged(CPU, [v3]) == []
 
 
-def test_an_image_for_another_platform(judged, built):
+def test_image_for_another_platform_contradicts(judged, built):
     arm = bytearray(built())
     arm[18:20] = struct.pack("<H", 183)
     assert judged(CPU, [("bin/a", bytes(arm)), ("bin/b", bytes(arm)), ("bin/c", built())]) == [
@@ -237,7 +237,7 @@ def test_an_image_for_another_platform(judged, built):
     assert judged(CPU, [("bin/a", bytes(arm)), ("bin/b", built()), ("bin/c", built())]) == []
 
 
-def test_contradictions_are_told_in_sentences(tmp_path):
+def test_contradictions_are_described_in_sentences(tmp_path):
     own = {labels.VARIANT: labels.write(gpu(driver=EXACT, cubins=("90",)))}
     image = Parts(tar(("k.cubin", CUBIN)), labels=own)
     (found,) = read(layout(tmp_path / "told", image), "linux/amd64", Layers())

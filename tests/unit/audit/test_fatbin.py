@@ -26,7 +26,7 @@ def data(name):
     return window((DATA / name).read_bytes())
 
 
-def test_a_fatbin_of_cuda_13_with_zstandard():
+def test_cuda_13_fatbin_with_zstandard_is_read():
     assert fatbin.fatbins(data("zstd.fatbin")) == DeviceCode(
         cubins=frozenset({"80", "90a", "100", "100a", "100f"}),
         ptx=frozenset({("50", "8.8"), ("90a", "8.8"), ("100f", "8.8")}),
@@ -34,29 +34,29 @@ def test_a_fatbin_of_cuda_13_with_zstandard():
     )
 
 
-def test_a_fatbin_of_cuda_12_4_whose_compression_every_driver_reads():
+def test_cuda_12_4_fatbin_with_lz4_is_read():
     assert fatbin.fatbins(data("lz4.fatbin")) == DeviceCode(
         cubins=frozenset({"80", "90a"}), ptx=frozenset({("90a", "8.8")})
     )
 
 
 @pytest.mark.parametrize("target", ["80", "90a", "100a", "100f"])
-def test_a_cubin_by_itself(target):
+def test_single_cubin_is_read(target):
     assert fatbin.cubin(data(f"{target}.cubin")) == DeviceCode(cubins=frozenset({target}))
 
 
-def test_ptx_by_itself():
+def test_single_ptx_file_is_read():
     assert fatbin.ptx(data("100f.ptx")) == DeviceCode(ptx=frozenset({("100f", "8.8")}))
     assert fatbin.ptx(window(b"// no code\n")) == NONE
 
 
-def test_several_with_gaps_between_them():
+def test_several_fatbins_with_gaps_are_read():
     raw = fat(entry(target=80)) + bytes(40) + fat(entry(1, 90, b".version"), entry(8, 70))
     found = fatbin.fatbins(window(raw))
     assert found == DeviceCode(cubins=frozenset({"80"}), ptx=frozenset({("90", "8.4")}), scattered=True)
 
 
-def test_ptx_in_some_fatbins_only_is_scattered():
+def test_ptx_in_only_some_fatbins_is_scattered():
     one, other = fat(entry(target=80), entry(1, 80)), fat(entry(target=80))
     assert not fatbin.fatbins(window(one + one)).scattered
     assert not fatbin.fatbins(window(one + fat(entry(8, 70)))).scattered
@@ -67,7 +67,7 @@ def test_ptx_in_some_fatbins_only_is_scattered():
 
 
 @pytest.mark.parametrize("left", [16, 40, 79, 90])
-def test_a_fatbin_that_was_cut_short_is_damaged(left):
+def test_truncated_fatbin_is_damaged(left):
     raw = fat(entry(payload=bytes(32)))
     assert not fatbin.fatbins(window(raw)).damaged
     assert fatbin.fatbins(window(raw[:left])).damaged
@@ -76,30 +76,30 @@ def test_a_fatbin_that_was_cut_short_is_damaged(left):
 @pytest.mark.parametrize(
     "raw", [fat(entry(own=0)), fat(entry(target=0)), fat(entry(target=70000)), b"\x50\xed\x55\xba"]
 )
-def test_an_entry_without_sense_is_damage_and_no_code(raw):
+def test_invalid_entry_is_damaged(raw):
     assert fatbin.fatbins(window(raw)) == DeviceCode(damaged=True)
 
 
-def test_a_fatbin_of_more_entries_than_any_has(monkeypatch):
+def test_too_many_entries_are_damaged(monkeypatch):
     monkeypatch.setattr(fatbin, "MOST", 3)
     assert fatbin.fatbins(window(fat(*[entry()] * 2))) == DeviceCode(cubins=frozenset({"90"}))
     assert fatbin.fatbins(window(fat(*[entry()] * 9))).damaged
 
 
 @pytest.mark.parametrize("raw", [b"\x7fELF\x02", bytes(64), b"\x7fELF\x02" + bytes(100)])
-def test_a_cubin_without_a_target_is_damaged(raw):
+def test_cubin_without_a_target_is_damaged(raw):
     assert fatbin.cubin(window(raw)) == DeviceCode(damaged=True)
 
 
 @given(st.binary(max_size=400), st.integers(0, 300))
-def test_whatever_is_behind_a_magic_ends(raw, place):
+def test_arbitrary_bytes_after_the_magic_never_crash(raw, place):
     whole = fat(entry(payload=bytes(100)), entry(1))
     spoilt = whole[:place] + raw + whole[place + len(raw) :]
     for read in (fatbin.fatbins, fatbin.cubin, fatbin.ptx):
         assert isinstance(read(window(spoilt)), DeviceCode)
 
 
-def test_what_is_linked_hides_what_is_not():
+def test_linked_code_hides_object_files():
     objects = DeviceCode(cubins=frozenset({"80"}), ptx=frozenset({("80", "8.4")}), linked=False)
     whole = DeviceCode(cubins=frozenset({"90"}))
     assert merged([objects, whole]) == whole

@@ -35,16 +35,16 @@ def read(raw):
     return hip.bundles(Window(io.BytesIO(raw), 0, len(raw)))
 
 
-def test_a_bundle_names_its_targets():
+def test_bundle_targets_are_read():
     assert read(bundle(*IDS)) == TARGET
 
 
 @pytest.mark.parametrize(("version", "method"), [(1, 0), (2, 0), (2, 1), (3, 1)])
-def test_a_compressed_bundle_names_its_targets(version, method):
+def test_compressed_bundle_targets_are_read(version, method):
     assert read(compressed(bundle(*IDS), version, method)) == TARGET
 
 
-def test_bundles_of_several_units_begin_at_pages():
+def test_page_aligned_bundles_are_all_read():
     other = bundle("hipv4-amdgcn-amd-amdhsa--gfx1100")
     found = read(bundle(*IDS).ljust(4096, b"\0") + compressed(other))
     assert found.objects == {"gfx90a:sramecc+:xnack-", "gfx1100"}
@@ -64,11 +64,11 @@ def test_bundles_of_several_units_begin_at_pages():
         b"CCOB",
     ],
 )
-def test_a_damaged_bundle_is_said_to_be(raw):
+def test_damaged_bundle_is_reported(raw):
     assert read(raw).damaged
 
 
 @given(st.binary(max_size=200), st.integers(0, 100))
-def test_whatever_is_in_a_bundle_ends(raw, place):
+def test_damaged_bundle_never_crashes(raw, place):
     for whole in (bundle(*IDS), compressed(bundle(*IDS))):
         assert isinstance(read(whole[:place] + raw), DeviceCode)

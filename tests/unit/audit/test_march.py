@@ -45,13 +45,13 @@ def audited(tmp_path):
     return call
 
 
-def test_a_march_that_took_effect(audited, program):
+def test_effective_march_is_accepted(audited, program):
     found = audited(("opt/tool", program(PROGRAM, "-march=haswell")))
     assert (broken(found, HASWELL), doubts(found, HASWELL)) == ("", [])
     assert found.decided
 
 
-def test_a_march_that_was_dropped(audited, program):
+def test_march_without_effect_is_doubted(audited, program):
     found = audited(("opt/tool", program(PROGRAM)))
     assert broken(found, HASWELL) == ""
     assert doubts(found, HASWELL) == [
@@ -59,29 +59,29 @@ def test_a_march_that_was_dropped(audited, program):
     ]
 
 
-def test_a_note_is_an_effect(audited, program):
+def test_isa_note_counts_as_an_effect(audited, program):
     noted = program("int main(void) { return 0; }", "-Wl,-z,x86-64-v3")
     assert doubts(audited(("opt/tool", noted)), HASWELL) == []
 
 
 @pytest.mark.parametrize("members", [(), (("opt/tool", b"#!/bin/sh\n"),)])
-def test_scripts_have_no_effect_to_show(audited, members):
+def test_images_without_programs_are_not_doubted(audited, members):
     assert doubts(audited(*members), HASWELL) == []
 
 
 @pytest.mark.parametrize("changes", [{"march": None}, {"march": "x86-64", "cpu_flags": frozenset({"sse2"})}])
-def test_the_baseline_asks_for_nothing(audited, program, changes):
+def test_baseline_march_is_not_doubted(audited, program, changes):
     variant = Variant(reference="t:x", digest=None, platform="linux/amd64", **changes)
     assert doubts(audited(("opt/tool", program(PROGRAM))), variant) == []
 
 
-def test_code_beyond_the_march_that_is_required_contradicts(audited, program):
+def test_required_code_beyond_the_march_contradicts(audited, program):
     found = audited(("opt/tool", program(PROGRAM, "-march=x86-64-v4", "-mprefer-vector-width=512")))
     text = broken(found, HASWELL)
     assert re.fullmatch(r"the labels promise code for x86-64-v3, but /opt/tool needs avx512.*", text)
 
 
-def test_code_beyond_the_march_that_nothing_chooses(audited, program):
+def test_undispatched_code_beyond_the_march_is_doubted(audited, program):
     found = audited(("opt/tool", program(PROGRAM + UNCALLED, "-march=haswell")))
     assert broken(found, HASWELL) == ""
     assert doubts(found, HASWELL) == [
@@ -90,7 +90,7 @@ def test_code_beyond_the_march_that_nothing_chooses(audited, program):
     assert not found.decided
 
 
-def test_code_that_is_chosen_by_the_cpu_is_no_doubt(audited, program):
+def test_dispatched_code_is_not_doubted(audited, program):
     chosen = UNCALLED.replace("more", "more_avx512f")
     assert doubts(audited(("opt/tool", program(PROGRAM + chosen, "-march=haswell"))), HASWELL) == []
     asking = 'int asks(void) { return __builtin_cpu_supports("avx512f"); }'
@@ -98,12 +98,12 @@ def test_code_that_is_chosen_by_the_cpu_is_no_doubt(audited, program):
     assert doubts(audited(("opt/tool", raw)), HASWELL) == []
 
 
-def test_code_for_many_cpus_is_no_effect(audited, program):
+def test_dispatched_code_does_not_count_as_an_effect(audited, program):
     chosen = UNCALLED.replace("more", "more_avx512f")
     assert "shows no effect" in doubts(audited(("opt/tool", program(PROGRAM + chosen))), HASWELL)[0]
 
 
-def test_long_lists_are_cut(audited, program):
+def test_long_lists_are_shortened(audited, program):
     raw = program(PROGRAM)
     (text,) = doubts(audited(*((f"opt/{name}", raw) for name in "abcde")), HASWELL)
     assert "/opt/a, /opt/b, /opt/c and 2 more" in text

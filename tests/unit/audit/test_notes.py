@@ -36,7 +36,7 @@ def read(path, ask):
         return ask(elf.read(window), window)
 
 
-def test_what_cuda_compat_is_for(tmp_path):
+def test_compat_note_is_read(tmp_path):
     found = read(with_note(tmp_path, REAL), notes.compat)
     assert found == Compat(cuda="12.9", branches=(535, 550, 575), brands=(1, 2, 7))
 
@@ -52,16 +52,16 @@ def test_what_cuda_compat_is_for(tmp_path):
         ("", Compat()),
     ],
 )
-def test_whatever_the_note_says(tmp_path, text, found):
+def test_malformed_compat_notes_are_tolerated(tmp_path, text, found):
     assert read(with_note(tmp_path, text, claimed=4096), notes.compat) == found
 
 
 @pytest.mark.parametrize("level", ["x86-64-v2", "x86-64-v3", "x86-64-v4"])
-def test_the_level_that_the_linker_noted(tmp_path, level):
+def test_isa_level_of_the_linker_is_read(tmp_path, level):
     assert read(compiled(tmp_path, "-shared", "-fPIC", f"-Wl,-z,{level}"), notes.isa_needed) == level
 
 
-def test_most_files_have_neither(tmp_path):
+def test_files_without_notes_give_none(tmp_path):
     path = compiled(tmp_path, "-c")
     assert read(path, notes.compat) is None
     assert read(path, notes.isa_needed) is None

@@ -36,13 +36,13 @@ def read(raw):
     return entry.file
 
 
-def test_a_whole_library(library):
+def test_library_is_read(library):
     found = read(library)
     assert found.code.cubins
     assert (found.driver.name, found.driver.compat.branches) == ("libcuda", (535,))
 
 
-def test_what_its_headers_point_to_may_be_anywhere(library):
+def test_mutated_headers_never_crash(library):
     chance = random.Random(41)  # noqa: S311 - nothing is secret
     tables = int.from_bytes(library[40:48], "little")
     fatbin = library.index((DATA / "zstd.fatbin").read_bytes()[:16])

@@ -43,7 +43,7 @@ def apk(raw):
         ("usr/lib/apk/db/installed", apk),
     ],
 )
-def test_files_of_packages_are_not_decoded(program, database, content):
+def test_packaged_files_are_not_decoded(program, database, content):
     for members in (
         ((PATH, program), (database, content(program))),
         ((database, content(program)), (PATH, program)),
@@ -53,20 +53,20 @@ def test_files_of_packages_are_not_decoded(program, database, content):
         assert file.host is None
 
 
-def test_a_file_that_was_changed_is_the_images_own(program):
+def test_modified_packaged_file_is_decoded(program):
     entries = read((PATH, program), ("var/lib/dpkg/info/tool.md5sums", dpkg(program[:-1])))
     assert not entries[f"/{PATH}"].file.packaged
     assert entries[f"/{PATH}"].file.host.required == {"avx"}
 
 
-def test_the_last_of_several_files_at_a_path_counts(program):
+def test_last_file_at_a_path_counts(program):
     sums = ("var/lib/dpkg/info/tool.md5sums", dpkg(program))
     file = read((PATH, program), sums, (PATH, program + b"\0"))[f"/{PATH}"].file
     assert not file.packaged
     assert read((PATH, program), sums, (PATH, b"text"))[f"/{PATH}"] is layer.OTHER
 
 
-def test_large_files_are_kept_without_what_says_nothing(program, monkeypatch):
+def test_bulky_sections_of_large_files_are_not_kept(program, monkeypatch):
     whole = read((PATH, program))[f"/{PATH}"].file
     monkeypatch.setattr(later, "WHOLE", 100)
     monkeypatch.setattr(later, "BULKY", (".rodata", ".comment"))
@@ -74,12 +74,12 @@ def test_large_files_are_kept_without_what_says_nothing(program, monkeypatch):
     assert entries[f"/{PATH}"].file == whole  # and not compared
 
 
-def test_there_is_a_limit_to_checksums(monkeypatch):
+def test_number_of_checksums_is_limited(monkeypatch):
     monkeypatch.setattr(packages, "MOST", 1)
     sums = packages.Sums()
     sums.add("md5", [dpkg(b"a"), dpkg(b"b")])
     assert [len(one) for one in sums._known.values()] == [1]
 
 
-def test_a_program_is_examined_wherever_it_is(program):
+def test_programs_are_examined_in_every_folder(program):
     assert read((PATH, program))[f"/{PATH}"].file.host.required == {"avx"}

@@ -31,7 +31,7 @@ def code(cubins="", *ptx):
         ([code("101")], ["101"]),
     ],
 )
-def test_cubins_that_hold_for_all(codes, held):
+def test_promised_cubins_hold_for_all_files(codes, held):
     assert promise.cubins(codes) == held
 
 
@@ -46,11 +46,11 @@ def test_cubins_that_hold_for_all(codes, held):
         ([code("", ("90a", "8.4")), code("", ("90a", "8.5"))], [("90a", "8.5")]),
     ],
 )
-def test_ptx_that_holds_for_all(codes, held):
+def test_promised_ptx_holds_for_all_files(codes, held):
     assert promise.ptx(codes) == held
 
 
-def test_ptx_of_some_parts_of_a_file_holds_for_none():
+def test_scattered_ptx_is_not_promised():
     scattered = DeviceCode(cubins=frozenset({"80"}), ptx=frozenset({("80", "8.4")}), scattered=True)
     assert promise.ptx([scattered]) == []
 
@@ -66,7 +66,7 @@ CODES = st.builds(
 
 
 @given(st.lists(CODES, min_size=1, max_size=4))
-def test_a_promise_is_kept_by_every_file(codes):
+def test_every_file_keeps_the_promise(codes):
     for target in promise.cubins(codes):
         for compute in COMPUTES:
             if device_code.cubin_runs(target, compute):

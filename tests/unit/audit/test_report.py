@@ -75,7 +75,7 @@ def two(library):
     )
 
 
-def test_which_driver_the_loader_takes(seen, two):
+def test_loaded_driver_follows_the_loader_s_search_order(seen, two):
     both = cached(("libcuda.so.1", "/opt/a/libcuda.so.1", 0), ("libcuda.so.1", "/opt/b/libcuda.so.1", 0))
     assert loaded(seen(*two)) == []
     assert loaded(seen(*two, (CACHE[1:], both))) == [f"/{A}"]
@@ -83,7 +83,7 @@ def test_which_driver_the_loader_takes(seen, two):
     assert loaded(seen(*two, link("usr/lib/libcuda.so.1", "/opt/b/libcuda.so.1"))) == [f"/{B}"]
 
 
-def test_the_path_in_a_program_counts_for_what_it_asks_for(seen, two, library, tmp_path):
+def test_runpath_of_a_program_applies_to_its_own_dependencies(seen, two, library, tmp_path):
     (tmp_path / "libcuda.so.1").write_bytes(library("libcuda.so.1"))
     options = ("-Wl,--no-as-needed", f"-L{tmp_path}", "-l:libcuda.so.1")
     asks = library("libit.so", *options, "-Wl,-rpath,$ORIGIN/../b")
@@ -94,16 +94,16 @@ def test_the_path_in_a_program_counts_for_what_it_asks_for(seen, two, library, t
 @pytest.mark.parametrize(
     "raw", [b"", b"glibc-ld.so.cache1.1", cached(("l", "/opt/a/x", 0))[:60], b"\xff" * 400]
 )
-def test_a_cache_that_makes_no_sense(seen, two, raw):
+def test_damaged_loader_cache_is_ignored(seen, two, raw):
     assert loaded(seen(*two, (CACHE[1:], raw))) == []
 
 
-def test_hardware_of_its_own_comes_second(seen, two):
+def test_hwcaps_entries_of_the_loader_cache_come_second(seen, two):
     pairs = (("libcuda.so.1", "/opt/b/libcuda.so.1", 1 << 62), ("libcuda.so.1", "/opt/a/libcuda.so.1", 0))
     assert loaded(seen(*two, (CACHE[1:], cached(*pairs)))) == [f"/{A}"]
 
 
-def test_kinds_of_drivers(seen, library):
+def test_drivers_are_classified(seen, library):
     found = seen(
         ("usr/local/cuda/compat/libcuda.so.575.57.08", library("libcuda.so.1", text="575.57.08")),
         ("usr/local/cuda/lib64/stubs/libcuda.so", library("libcuda.so.1")),
@@ -118,7 +118,7 @@ def test_kinds_of_drivers(seen, library):
     ]
 
 
-def test_libraries_and_the_driver_they_imply(seen, library):
+def test_libraries_imply_an_oldest_driver(seen, library):
     record = ("nvidia_cudnn_cu12-9.1.0.70.dist-info/RECORD", b"nvidia/cudnn/lib/libcudnn.so.9,sha256=x,1\n")
     metadata = (
         "nvidia_cudnn_cu12-9.1.0.70.dist-info/METADATA",
@@ -143,7 +143,7 @@ def test_libraries_and_the_driver_they_imply(seen, library):
     ]
 
 
-def test_the_runtime_that_is_linked_into_a_program(seen, library, tmp_path):
+def test_static_runtime_is_reported(seen, library, tmp_path):
     path = tmp_path / "it.so"
     path.write_bytes(library("libit.so", text="cudaErrorCudartUnloading"))
     subprocess.run(["objcopy", "--add-section", f".nvFatBinSegment={__file__}", path], check=True)
@@ -167,7 +167,7 @@ def packaged(name, version, *files):
     return (f"{folder}/METADATA", told.encode()), (f"{folder}/RECORD", record.encode())
 
 
-def test_python_packages_beside_their_bytes(seen):
+def test_python_packages_are_compared_with_their_bytes(seen):
     found = seen(
         *packaged("torch", "2.8.0", "torch/lib/k.cubin", "torch/version.py"),
         (f"{SITE}/torch/lib/k.cubin", CUBIN),
@@ -186,7 +186,7 @@ def test_python_packages_beside_their_bytes(seen):
     ]
 
 
-def test_an_image_with_nothing_of_interest(seen):
+def test_plain_image_has_an_empty_report(seen):
     found = seen(("etc/motd", b"hello"))
     assert found["facts"]["cubins"] == "claim"
     assert not any(found[key] for key in ("cubins", "ptx", "drivers", "libraries", "files", "python"))

@@ -35,7 +35,7 @@ def only(reference):
     return found
 
 
-def test_a_layout(one, tmp_path):
+def test_oci_layout_is_read(one, tmp_path):
     found = only(layout(tmp_path / "oci", one))
     assert (found.digest, found.platform) == (one.digest, PLATFORM)
     assert found.labels == {"a": "b"}
@@ -43,16 +43,16 @@ def test_a_layout(one, tmp_path):
     assert list(found.sizes) == one.layers
 
 
-def test_an_archive_with_a_layout(one, tmp_path):
+def test_oci_archive_is_read(one, tmp_path):
     assert only(archived(tmp_path / "a.tar", one)).digest == one.digest
 
 
-def test_an_archive_of_docker_save(one, tmp_path):
+def test_docker_save_archive_is_read(one, tmp_path):
     found = only(saved(tmp_path / "a.tar", one, LAYER, OTHER))
     assert (found.digest, found.sizes) == (one.config, {})
 
 
-def test_docker_save_of_today_has_manifests_too(one, tmp_path):
+def test_docker_save_archive_with_manifests_is_read(one, tmp_path):
     blobs = [(f"blobs/sha256/{own[7:]}", raw) for own, raw in one.blobs.items()]
     path = tmp_path / "a.tar"
     listed: list[dict[str, object]] = [{"Config": f"blobs/sha256/{one.config[7:]}", "RepoTags": None}]
@@ -62,7 +62,7 @@ def test_docker_save_of_today_has_manifests_too(one, tmp_path):
     assert only(str(path)).digest == one.digest
 
 
-def test_layers_of_docker_save_may_be_links(one, tmp_path):
+def test_linked_layers_of_docker_save_are_read(one, tmp_path):
     path = tmp_path / "a.tar"
     listed = [{"Config": "c.json", "RepoTags": [], "Layers": ["1/layer.tar", "2/layer.tar"]}]
     path.write_bytes(
@@ -76,7 +76,7 @@ def test_layers_of_docker_save_may_be_links(one, tmp_path):
     assert len(only(str(path)).layers) == 2
 
 
-def test_a_layer_is_read_once_for_all_images(one, tmp_path):
+def test_shared_layer_is_read_once(one, tmp_path):
     seen: list[int] = []
     known = Layers(watch=seen.append)
     images(layout(tmp_path / "1", one), known)
@@ -90,7 +90,7 @@ def several():
     return Parts(LAYER), Parts(OTHER, architecture="arm64")
 
 
-def test_an_index_of_others_is_one_image_for_each_platform(several, tmp_path):
+def test_foreign_index_has_one_image_per_platform(several, tmp_path):
     entries = [
         image.entry(platform={"os": "linux", "architecture": arch})
         for image, arch in zip(several, ("amd64", "arm64"), strict=True)
@@ -103,13 +103,13 @@ def test_an_index_of_others_is_one_image_for_each_platform(several, tmp_path):
         images(path, platform="linux/s390x")
 
 
-def test_an_index_of_ours_is_all_its_variants(several, tmp_path):
+def test_published_index_contains_all_variants(several, tmp_path):
     entries = [image.entry(annotations={"io.imagematrix.variant": "{}"}) for image in several]
     path = layout(tmp_path / "oci", *several, entries=entries)
     assert [found.reference for found in images(path)] == [f"{path}@{image.digest}" for image in several]
 
 
-def test_indexes_in_indexes(one, tmp_path):
+def test_nested_indexes_are_followed(one, tmp_path):
     inner = index(one.entry())
     one.blobs[digest(inner)] = inner
     entry = {"mediaType": "application/vnd.oci.image.index.v1+json", "digest": digest(inner), "size": 1}
@@ -117,7 +117,7 @@ def test_indexes_in_indexes(one, tmp_path):
 
 
 @pytest.mark.usefixtures("no_engine", "no_pause")
-def test_a_registry(one):
+def test_image_is_read_from_a_registry(one):
     with contextlib.closing(Server()) as server:
         repository = server.repository("ml/t")
         repository.blobs |= one.blobs
@@ -145,7 +145,7 @@ def test_a_registry(one):
             images(reference)
 
 
-def test_other_bytes_than_the_digest_says(one, tmp_path):
+def test_blob_with_a_wrong_digest_is_rejected(one, tmp_path):
     one.blobs[one.layers[0]] = one.blobs[one.layers[1]]
     with pytest.raises(AuditError, match="other bytes than its digest says"):
         images(layout(tmp_path / "oci", one))
@@ -157,7 +157,7 @@ def test_other_bytes_than_the_digest_says(one, tmp_path):
 
 
 @pytest.mark.parametrize("lost", ["config", "layers"])
-def test_a_blob_that_is_not_there(one, tmp_path, lost):
+def test_missing_blob_is_rejected(one, tmp_path, lost):
     del one.blobs[one.config if lost == "config" else one.layers[0]]
     with pytest.raises(AuditError, match=r"can't be read|lacks"):
         images(layout(tmp_path / "oci", one))
@@ -178,14 +178,14 @@ def test_a_blob_that_is_not_there(one, tmp_path, lost):
         b" " * (5 << 20),
     ],
 )
-def test_an_index_that_makes_no_sense(one, tmp_path, raw):
+def test_invalid_index_is_rejected(one, tmp_path, raw):
     path = Path(layout(tmp_path / "oci", one))
     (path / "index.json").write_bytes(raw)
     with pytest.raises(AuditError):
         images(str(path))
 
 
-def test_an_index_that_holds_itself_ends(one, tmp_path):
+def test_recursive_index_is_rejected(one, tmp_path):
     entry = one.entry()
     for _ in range(6):
         raw = index(entry)
@@ -196,26 +196,26 @@ def test_an_index_that_holds_itself_ends(one, tmp_path):
 
 
 @pytest.mark.parametrize("raw", [b"", b"text" * 1000, tar("a/b"), tar(("manifest.json", b"{}"))])
-def test_a_file_that_is_no_image(tmp_path, raw):
+def test_file_that_is_not_an_image_is_rejected(tmp_path, raw):
     path = tmp_path / "file"
     path.write_bytes(raw)
     with pytest.raises((AuditError, UnknownImageError)):
         images(str(path))
 
 
-def test_a_folder_that_is_no_layout(tmp_path):
+def test_folder_that_is_not_a_layout_is_rejected(tmp_path):
     with pytest.raises(UnknownImageError, match="no file oci-layout"):
         images(str(tmp_path))
 
 
-def test_an_archive_that_was_cut_short(one, tmp_path):
+def test_truncated_archive_is_rejected(one, tmp_path):
     path = Path(archived(tmp_path / "a.tar", one))
     path.write_bytes(path.read_bytes()[:900])
     with pytest.raises((AuditError, UnknownImageError)):
         images(str(path))
 
 
-def test_an_archive_of_too_many_files(tmp_path, monkeypatch):
+def test_archive_with_too_many_files_is_rejected(tmp_path, monkeypatch):
     monkeypatch.setattr("imagematrix.audit.sources.MOST", 3)
     path = tmp_path / "a.tar"
     path.write_bytes(tar(*map(str, range(9))))
@@ -223,7 +223,7 @@ def test_an_archive_of_too_many_files(tmp_path, monkeypatch):
         images(str(path))
 
 
-def test_a_blob_that_is_no_layer_matters_where_it_is_one(one, tmp_path):
+def test_unreferenced_junk_is_ignored_but_a_junk_layer_is_not(one, tmp_path):
     junk = b"\x01junk"
     one.blobs[digest(junk)] = junk
     assert only(archived(tmp_path / "a.tar", one)).digest == one.digest
@@ -233,7 +233,7 @@ def test_a_blob_that_is_no_layer_matters_where_it_is_one(one, tmp_path):
 
 
 @pytest.mark.usefixtures("no_engine")
-def test_no_engine_and_no_registry():
+def test_unreachable_engine_and_registry_are_errors():
     with pytest.raises(EngineError):
         images("training:v1")
     with pytest.raises(EngineError):
@@ -242,20 +242,20 @@ def test_no_engine_and_no_registry():
         images("127.0.0.1:1/Training:v1")
 
 
-def test_an_engine_that_has_none(engine):
+def test_image_not_in_the_engine_is_unknown(engine):
     engine.images = []
     with pytest.raises(UnknownImageError, match="the engine has no image"):
         images("training:v1")
 
 
-def test_an_image_of_the_engine(engine, one, tmp_path):
+def test_image_is_read_from_the_engine(engine, one, tmp_path):
     path = Path(saved(tmp_path / "a.tar", one, LAYER, OTHER))
     engine.told["GET", "/json"] = 200, json.dumps({"Id": one.config}).encode()
     engine.told["GET", "/get"] = 200, path.read_bytes()
     assert only("training:v1").digest == one.config
 
 
-def test_the_classic_store_writes_manifests_that_are_none(engine, one):
+def test_invalid_manifests_of_the_classic_store_are_ignored(engine, one):
     blobs = [(f"blobs/sha256/{own[7:]}", raw) for own, raw in one.blobs.items()]
     listed: list[dict[str, object]] = [{"Config": f"blobs/sha256/{one.config[7:]}", "RepoTags": None}]
     listed[0]["Layers"] = [f"blobs/sha256/{own[7:]}" for own in one.layers]

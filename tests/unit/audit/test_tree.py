@@ -42,7 +42,7 @@ def paths(*layers):
         ([[".wh.none", "none/.wh..wh..opq"]], []),
     ],
 )
-def test_what_is_left(layers, left):
+def test_later_layers_replace_and_remove_files(layers, left):
     assert paths(*layers) == left
 
 
@@ -65,7 +65,7 @@ def test_links_are_followed(path, found):
     assert (led and led[0]) == found
 
 
-def test_a_hard_link_is_the_same_file():
+def test_hard_link_is_the_same_file():
     whole = tree([LIB], [hardlink("lib/other", LIB[0])])
     assert whole.find("/lib/other")[1] is whole.find(f"/{LIB[0]}")[1]
 
@@ -80,12 +80,12 @@ def test_a_hard_link_is_the_same_file():
         [link("none", "none"), hardlink("b", "none/none")],
     ],
 )
-def test_a_hard_link_to_no_file_is_an_error(links):
+def test_dangling_hard_link_is_rejected(links):
     with pytest.raises(AuditError, match=r"layer 0 links /b to /(none|b|c|none/none), which is not a file"):
         tree(links)
 
 
-def test_names_in_a_folder():
+def test_folder_names_are_listed():
     whole = tree(["a/x", "a/b/y"])
     assert whole.names("/a") == ["b", "x"]
     assert whole.names("/a/x") == whole.names("/none") == []
@@ -96,7 +96,7 @@ MEMBERS = st.tuples(NAMES.map("/".join), st.sampled_from(["file", "folder", "lin
 
 
 @given(st.lists(st.lists(MEMBERS, max_size=5), max_size=4))
-def test_any_layers_make_a_tree_whose_files_are_found(layers):
+def test_every_file_of_a_tree_is_found(layers):
     kinds = {"folder": tarfile.DIRTYPE, "link": tarfile.SYMTYPE, "file": tarfile.REGTYPE}
     whole = tree(*([special(name, kinds[kind], target) for name, kind, target in one] for one in layers))
     for path, file in whole.files():

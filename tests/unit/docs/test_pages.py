@@ -39,7 +39,7 @@ def folder(tmp_path, catalog_file):
 
 
 @pytest.mark.parametrize("page", WITH_COMMANDS)
-def test_the_commands_say_what_the_page_has(page, folder, engine, shipped_catalog, tmp_path):
+def test_commands_print_what_the_page_shows(page, folder, engine, shipped_catalog, tmp_path):
     engine.hold(shipped_catalog)
     for base in ("debian:bookworm", "debian:trixie"):
         known = {"Id": f"sha256:{base.encode().hex():0<64}", "RepoDigests": [], "RepoTags": [base]}
@@ -51,7 +51,7 @@ def test_the_commands_say_what_the_page_has(page, folder, engine, shipped_catalo
 
 
 @pytest.mark.parametrize("page", NAMED)
-def test_commands_with_a_prompt_are_run(page):
+def test_blocks_with_a_prompt_are_console_blocks(page):
     blocks = [
         block for block in pages.blocks(page.read_text()) if re.search(r"^\$ ", block.text, re.MULTILINE)
     ]
@@ -59,7 +59,7 @@ def test_commands_with_a_prompt_are_run(page):
 
 
 @pytest.mark.parametrize("page", NAMED)
-def test_the_command_lines_have_options_that_exist(page):
+def test_command_lines_use_existing_options(page):
     unknown = []
     for block in pages.blocks(page.read_text()):
         for words in command_lines(block.text):
@@ -85,19 +85,19 @@ def command_lines(text):
 
 
 @pytest.mark.parametrize("page", NAMED)
-def test_no_command_is_named_that_does_not_exist(page):
+def test_only_existing_commands_are_named(page):
     named = re.findall(r"`imagematrix ([a-z]+)", page.read_text())
     assert {name for name in named if name not in COMMANDS} == set()
 
 
 @pytest.mark.parametrize("page", NAMED)
-def test_every_matrix_that_is_shown_whole_is_valid_yaml(page):
+def test_yaml_and_json_blocks_are_valid(page):
     for block in pages.blocks(page.read_text()):
         if block.language in ("yaml", "json"):
             assert yaml.safe_load(block.text) is not None or block.text.startswith("#")
 
 
-def test_the_options_of_run_on_the_pages_exist():
+def test_options_of_run_exist():
     text = "".join(path.read_text() for path in pages.PAGES)
     ours = set(re.findall(r"`run (--[a-z-]+)", text))
     assert ours <= OWN.keys()
@@ -106,21 +106,21 @@ def test_the_options_of_run_on_the_pages_exist():
 class TestTheReader:
     """How pages are read."""
 
-    def test_commands_and_their_outputs(self):
+    def test_commands_and_outputs_are_read(self):
         text = "# Page\n\n```console\n$ one\n1\n2\n$ two \\\n> more\n```\n"
         assert [(step.line, step.script, step.output) for step in pages.steps(text)] == [
             (4, "one", "1\n2"),
             (7, "two \\\nmore", ""),
         ]
 
-    def test_what_is_not_tested_is_left_out(self):
+    def test_untested_blocks_are_skipped(self):
         assert not list(pages.steps("<!-- not tested: why -->\n```console\n$ one\n```\n"))
 
-    def test_a_mark_is_for_the_next_block_alone(self):
+    def test_mark_applies_to_the_next_block_only(self):
         text = "<!-- not tested: why -->\n```console\n$ one\n```\n\n```console\n$ two\n```\n"
         assert [step.script for step in pages.steps(text)] == ["two"]
 
-    def test_commands_run_in_one_shell_after_the_files_are_written(self, tmp_path):
+    def test_commands_run_in_one_shell_after_files_are_written(self, tmp_path):
         text = (
             "<!-- file: a/b.txt -->\n```text\nhello\n```\n\n"
             "```console\n$ cd a\n$ cat b.txt\nhello\n$ false\n$ echo $?\n1\n$ echo other\nthis\n```\n"
@@ -145,5 +145,5 @@ class TestTheReader:
             ("a.c", "abc", False),
         ],
     )
-    def test_an_output_matches(self, expected, output, equal):
+    def test_outputs_are_matched(self, expected, output, equal):
         assert pages.matches(expected, output) == equal

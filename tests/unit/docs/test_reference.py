@@ -23,36 +23,36 @@ def rows(text):
             yield [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
 
 
-def test_every_command_is_there_in_the_order_of_help():
+def test_commands_are_listed_in_the_order_of_help():
     assert re.findall(r"^## (\S+)$", reference.commands(), re.MULTILINE) == list(COMMANDS)
 
 
-def test_an_option_has_its_value_and_meaning():
+def test_options_have_a_value_and_a_meaning():
     found = dict(row for row in rows(reference.commands()) if len(row) == 2)
     assert found["`--only` `EXPR`"].startswith("Only these cells")
     assert found["`--template`, `-t` `NAME`"].endswith("Default: `training`.")
     assert all(found.values())
 
 
-def test_run_has_its_own_options():
+def test_options_of_run_are_listed():
     page = reference.commands().partition("## run\n")[2]
     assert [row[0].strip("`").split()[0] for row in rows(page)][1:] == list(OWN)
 
 
-def test_every_error_has_its_code():
+def test_every_error_has_an_exit_code():
     found = {row[0]: row[1:] for row in rows(reference.exit_codes())}
     assert found["3"] == ["`NothingFits`", found["3"][1]]
     assert list(found)[1:] == ["0", *map(str, range(1, 11)), "130", "143"]
     assert all(meaning for _, meaning in found.values())
 
 
-def test_every_rule_says_when_it_holds_and_what_happens_otherwise():
+def test_every_rule_is_described():
     found = list(rows(reference.rules()))[1:]
     assert [row[0].strip("`") for row in found] == [rule.name for rule in RULES]
     assert all("](https://" in otherwise and holds.endswith(".") for _, holds, otherwise in found)
 
 
-def test_every_label_says_what_it_holds():
+def test_every_label_is_described():
     found = dict(rows(reference.label_table()))
     assert "`io.imagematrix.variant`" in found
     assert all(found.values())
@@ -61,7 +61,7 @@ def test_every_label_says_what_it_holds():
 @pytest.mark.parametrize(
     "path", sorted((ROOT / "imagematrix/schemas").glob("*.json")), ids=lambda path: path.stem
 )
-def test_every_key_of_a_document_is_there(path):
+def test_every_key_of_a_document_is_listed(path):
     schema = json.loads(path.read_text())
     page = reference.matrix_keys() if path.stem == "matrix" else reference.documents()
     section = (
@@ -81,7 +81,7 @@ def properties(schema):
     return own.union(*map(properties, schema.values()))
 
 
-def test_marks_become_words():
+def test_marks_are_rendered_as_text():
     file = "<!-- file: src/a.c -->\n```c\nint a;\n```\n\n"
     command = "<!-- not tested: it needs a GPU -->\n```console\n$ x\n```\n"
     assert expand(file + command) == (
@@ -90,11 +90,11 @@ def test_marks_become_words():
     )
 
 
-def test_an_unknown_part_ends_the_build():
+def test_unknown_part_fails_the_build():
     with pytest.raises(KeyError, match="nothing"):
         expand("<!-- generated: nothing -->")
 
 
-def test_every_part_is_on_a_page():
+def test_every_generated_part_is_used():
     pages = "".join(path.read_text() for path in (ROOT / "docs").rglob("*.md"))
     assert set(imagematrix_docs.GENERATED.findall(pages)) == set(reference.PARTS)

@@ -26,39 +26,39 @@ def first_column(text, heading):
     return [name for row in table for name in re.findall(r"`([^`]+)`", row.split(" | ")[0])]
 
 
-def test_every_variable_that_is_read_is_on_the_page():
+def test_every_variable_that_is_read_is_documented():
     read = set(re.findall(r'os\.environ(?:\.get\(|\[)"([A-Z_]+)"', SOURCES))
     assert read <= set(re.findall(r"`(_?[A-Za-z_]+)`", page("reference/environment.md")))
 
 
 @pytest.mark.parametrize("heading", ["## Read by imagematrix", "## Set in containers"])
-def test_every_variable_on_the_page_is_in_the_code(heading):
+def test_every_documented_variable_is_in_the_code(heading):
     names = first_column(page("reference/environment.md"), heading)
     assert [name for name in names if f'"{name}"' not in SOURCES and f'"{name}=' not in SOURCES] == []
 
 
-def test_every_label_is_on_the_page():
+def test_every_label_is_documented():
     assert set(re.findall(r'"(io\.imagematrix\.[a-z]+)"', SOURCES)) == set(
         re.findall(r"`(io\.imagematrix\.[a-z]+)`", page("reference/labels.md"))
     )
 
 
-def test_every_check_of_the_doctor_is_on_its_page():
+def test_every_check_of_the_doctor_is_documented():
     assert first_column(page("how-to/diagnose-a-node.md"), "# Diagnose a node") == list(CHECKS)
 
 
-def test_every_criterion_of_the_order_is_on_the_page():
+def test_every_criterion_of_the_order_is_documented():
     assert first_column(page("reference/rules.md"), "## Order") == MATRIX["$defs"]["criterion"]["enum"]
 
 
-def test_every_status_of_a_cell_is_on_the_page():
+def test_every_cell_status_is_documented():
     assert (
         first_column(page("reference/matrix.md"), "## The status of a cell")
         == (PLAN["$defs"]["cell"]["properties"]["status"]["enum"])
     )
 
 
-def test_every_rule_of_infeasible_cells_is_on_the_page():
+def test_every_rule_of_infeasible_cells_is_documented():
     text = (PACKAGE / "matrix/feasibility.py").read_text()
     named = first_column(page("reference/matrix.md"), "## Infeasible cells")
     assert sorted(named) == sorted(

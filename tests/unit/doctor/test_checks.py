@@ -44,7 +44,7 @@ def bad(facts):
     return [(one.check, one.severity, one.saw, one.remedy) for one in examine(facts) if one.severity != "ok"]
 
 
-def test_a_healthy_node(conforms):
+def test_healthy_node_has_no_problems(conforms):
     findings = examine(GOOD)
     assert {finding.severity for finding in findings} == {"ok"}
     assert [finding.check for finding in findings] == [
@@ -179,7 +179,7 @@ def test_a_node_without_gpus_runs_cpu_images():
         ),
     ],
 )
-def test_problems(changes, check, severity, saw, remedy, conforms):
+def test_problems_are_reported_with_a_remedy(changes, check, severity, saw, remedy, conforms):
     findings = examine(replace(GOOD, **changes))
     (found,) = [finding for finding in findings if finding.severity != "ok"]
     assert (found.check, found.severity) == (check, severity)
@@ -225,7 +225,7 @@ def test_conditions_that_are_not_problems(changes):
         ("new", "nvidia-smi"),
     ],
 )
-def test_gpus_that_cannot_be_used(state, remedy):
+def test_unusable_gpus_are_errors(state, remedy):
     gpu = Gpu(index=0, minor=3, name="L40S", pci_bus_id="0000:41:00.0", state=state)
     ((check, severity, saw, cure),) = bad(replace(GOOD, host=host(gpus=(gpu,))))
     assert (check, severity) == ("gpus", "error")
@@ -246,7 +246,7 @@ def test_a_vgpu_takes_images_without_a_driver():
     assert "driver: host" in cure
 
 
-def test_accelerators_that_images_cannot_use():
+def test_unusable_accelerators_are_warnings():
     sign = Accelerator(kind="wsl", where="/dev/dxg", why="they are behind it")
     node = host(driver=None, gpus=(), accelerators=(sign,))
     ((check, severity, saw, cure),) = bad(replace(GOOD, host=node))
@@ -266,7 +266,7 @@ def kernel(**facts):
     return replace(GOOD, kernel=Kernel(**facts))
 
 
-def test_reasons_why_the_module_is_not_loaded():
+def test_reasons_for_a_missing_module_are_reported():
     idle = {"host": host(driver=None), "nvml": None}
 
     def told(**facts):
@@ -286,7 +286,7 @@ def test_reasons_why_the_module_is_not_loaded():
     assert told(drivers={ADDRESS: "nvidia"})[1] == "modprobe nvidia"
 
 
-def test_a_gpu_instance_without_a_compute_instance():
+def test_gpu_instance_without_a_compute_instance_is_reported():
     parted = host(gpus=(Gpu(index=0, minor=3, pci_bus_id=ADDRESS, state="mig-empty", mig=()),))
     remedies = [
         bad(replace(kernel(uncomputed=some), host=parted))[0][3] for some in ({}, {3: (1, 2)}, {0: (1,)})
@@ -309,7 +309,7 @@ def test_a_gpu_instance_without_a_compute_instance():
         (None, ("0000:c1:00.0",), None, None),
     ],
 )
-def test_nvlink_s_fabric(fabric, switches, manager, severity):
+def test_nvlink_fabric_state_is_checked(fabric, switches, manager, severity):
     facts = kernel(switches=switches, fabric_manager=manager)
     facts = replace(facts, nvml=Nvml(driver="550.163.01", gpus=(NvmlGpu(index=0, fabric=fabric),)))
     found = [one for one in examine(facts) if one.check == "fabric"]
@@ -319,7 +319,7 @@ def test_nvlink_s_fabric(fabric, switches, manager, severity):
         assert "nvidia-fabricmanager" in found[0].remedy
 
 
-def test_findings_in_the_kernel_log():
+def test_kernel_log_findings_are_reported():
     found = bad(kernel(xids={("0000:41:00", 79): 2, ("0000:41:00", 31): 1}, denied=("/dev/nvidia0",)))
     assert [saw for _, _, saw, _ in found] == [
         "kernel log: Xid 31 of the GPU at 0000:41:00",
@@ -328,7 +328,7 @@ def test_findings_in_the_kernel_log():
     ]
 
 
-def test_stale_nodes_and_selinux():
+def test_stale_nodes_and_selinux_are_reported():
     ((check, severity, saw, remedy),) = bad(kernel(stale=(("/dev/nvidia-uvm", "nvidia-modprobe -u -c 0"),)))
     assert (check, severity) == ("device-nodes", "error")
     assert saw.startswith("/dev/nvidia-uvm has the major number of another driver")

@@ -36,7 +36,7 @@ def on_node(monkeypatch, cli, profiles):
 
 
 @pytest.mark.usefixtures("docker", "engine")
-def test_a_machine_that_runs_images_for_cpus(cli, profiles, conforms):
+def test_cpu_only_machine_is_healthy(cli, profiles, conforms):
     said = cli("doctor", "--host", profiles["laptop"], "--json")
     assert (said.code, said.err) == (0, "")
     document = json.loads(said.out)
@@ -47,7 +47,7 @@ def test_a_machine_that_runs_images_for_cpus(cli, profiles, conforms):
 
 
 @pytest.mark.usefixtures("docker", "engine")
-def test_device_nodes_that_are_missing(on_node, conforms):
+def test_missing_device_nodes_exit_with_5(on_node, conforms):
     said = on_node("rome-a100", "--json")
     assert said.code == 5
     document = json.loads(said.out)
@@ -62,14 +62,14 @@ def test_device_nodes_that_are_missing(on_node, conforms):
 
 
 @pytest.mark.usefixtures("docker", "engine")
-def test_mig_devices_without_nodes_on_this_machine(on_node):
+def test_missing_nodes_of_mig_devices_are_reported(on_node):
     said = on_node("mig")
     assert said.code == 5
     assert "/dev/nvidia-caps/nvidia-cap21: not found" in said.out
 
 
 @pytest.mark.usefixtures("docker", "engine")
-def test_mig_devices_of_unknown_nodes(cli, profiles, tmp_path):
+def test_unknown_nodes_of_mig_devices_are_reported(cli, profiles, tmp_path):
     node = json.loads(profiles["mig"].read_text())
     node["gpus"][0]["mig"][0]["capabilities"] = None
     (tmp_path / "node.json").write_text(json.dumps(node))
@@ -80,7 +80,7 @@ def test_mig_devices_of_unknown_nodes(cli, profiles, tmp_path):
 
 
 @pytest.mark.usefixtures("no_engine")
-def test_without_an_engine(on_node):
+def test_missing_engine_exits_with_8(on_node):
     said = on_node("laptop")
     assert said.code == 8
     assert (
@@ -89,7 +89,7 @@ def test_without_an_engine(on_node):
 
 
 @pytest.mark.usefixtures("docker")
-def test_an_image_that_fits_and_one_that_does_not(cli, profiles, engine, shipped_catalog):
+def test_image_is_checked_against_the_node(cli, profiles, engine, shipped_catalog):
     engine.hold(shipped_catalog)
     said = cli("doctor", "--host", profiles["laptop"], "training:v1")
     assert said.code == 0
@@ -104,7 +104,7 @@ def test_an_image_that_fits_and_one_that_does_not(cli, profiles, engine, shipped
 
 
 @pytest.mark.usefixtures("no_engine")
-def test_a_saved_host_is_not_this_machine(cli, profiles, conforms, tmp_path, monkeypatch):
+def test_saved_host_is_not_compared_with_this_machine(cli, profiles, conforms, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "99")
     for name in ("driver-mismatch", "rome-a100", "mig"):
@@ -118,7 +118,7 @@ def test_a_saved_host_is_not_this_machine(cli, profiles, conforms, tmp_path, mon
     assert "warning  probe           NVML driver mismatch (error 18): the host's user-mode driver is" in table
 
 
-def test_what_a_saved_host_lacks(cli, profiles, tmp_path):
+def test_missing_nodes_of_a_saved_host_are_reported(cli, profiles, tmp_path):
     node = json.loads(profiles["rome-a100"].read_text())
     node["devices"].remove("/dev/nvidia-uvm")
     (tmp_path / "node.json").write_text(json.dumps(node))
@@ -135,7 +135,7 @@ def test_the_environment_does_not_apply_to_a_saved_host(cli, profiles, engine, s
     assert said.code == 0
 
 
-def test_locks_that_cannot_be_created(profiles, engine, monkeypatch, tmp_path):
+def test_unusable_lock_folder_is_reported(profiles, engine, monkeypatch, tmp_path):
     assert engine.containers == []
     (tmp_path / "file").touch()
     monkeypatch.setenv("IMAGEMATRIX_LOCKS", str(tmp_path / "file"))
@@ -145,7 +145,7 @@ def test_locks_that_cannot_be_created(profiles, engine, monkeypatch, tmp_path):
     assert gather(Host.load(profiles["laptop"]), None).locks_error is None
 
 
-def test_modules(profiles, engine, monkeypatch, tmp_path):
+def test_loaded_modules_are_read(profiles, engine, monkeypatch, tmp_path):
     assert engine.containers == []
     node = Host.load(profiles["laptop"])
     (tmp_path / "modules").write_text("nvidia_uvm 1 0 - Live 0x0\nnvidia 2 1 nvidia_uvm, Live 0x0\n")
@@ -155,7 +155,7 @@ def test_modules(profiles, engine, monkeypatch, tmp_path):
     assert gather(node, None).modules is None
 
 
-def test_device_nodes_without_a_link_by_their_number(tmp_path):
+def test_device_nodes_without_a_dev_char_link_are_found(tmp_path):
     (tmp_path / "dev/char").mkdir(parents=True)
     (tmp_path / "dev/nvidia0").symlink_to("/dev/null")
     paths = ["/dev/nvidia0", "/dev/nvidia1"]

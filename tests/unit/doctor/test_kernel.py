@@ -39,11 +39,11 @@ def put(tmp_path):
     return make
 
 
-def test_a_machine_without_readable_files(tmp_path):
+def test_unreadable_files_give_empty_facts(tmp_path):
     assert read(NODE, str(tmp_path)) == Kernel()
 
 
-def test_the_log(monkeypatch, tmp_path):
+def test_kernel_log_is_parsed(monkeypatch, tmp_path):
     monkeypatch.setattr(kernel, "_log", lambda _: iter(LOG))
     found = read(NODE, str(tmp_path))
     assert found.xids == {("0000:41:00", 79): 2, ("0000:41:00", 31): 1}
@@ -73,12 +73,12 @@ def test_overwritten_messages_are_skipped(monkeypatch):
     os.close(writing)
 
 
-def test_a_log_that_ends(put, tmp_path):
+def test_log_that_ends_is_read(put, tmp_path):
     put("kmsg")
     assert list(kernel._log(tmp_path / "kmsg")) == []
 
 
-def test_the_rest(put, tmp_path):
+def test_other_kernel_facts_are_read(put, tmp_path):
     functions = tmp_path / "sys/bus/pci/devices"
     for name, vendor, kind in (
         ("0000:41:00.0", "10de", "030200"),
@@ -102,7 +102,7 @@ def test_the_rest(put, tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root makes device nodes")
-def test_nodes_of_an_earlier_driver(put, tmp_path):
+def test_stale_nodes_of_an_earlier_driver_are_found(put, tmp_path):
     put(
         "proc/devices",
         "Character devices:\n  1 mem\n195 nvidia\n195 nvidia-modeset\n510 nvidia-uvm\n\nBlock devices:\n",

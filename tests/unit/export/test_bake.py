@@ -50,7 +50,7 @@ def printed(folder, orders):
     return found
 
 
-def test_a_target_has_what_our_own_build_gives():
+def test_target_matches_a_build():
     (text,) = bake([order(one="1")]).values()
     assert json.loads(text) == {
         "group": {"default": {"targets": ["reg_5000_ml_training_v1-cpu-0123"]}},
@@ -69,12 +69,12 @@ def test_a_target_has_what_our_own_build_gives():
     }
 
 
-def test_targets_that_would_have_one_name_are_refused():
+def test_duplicate_target_names_are_rejected():
     with pytest.raises(UsageError, match="the same name for bake"):
         bake([order(reference=f"a{sign}b:v1") for sign in "/_"])
 
 
-def test_an_image_of_the_matrix_is_taken_from_its_own_target():
+def test_base_in_the_matrix_refers_to_its_target():
     base = order(reference="base:v1")
     upon = order("FROM base:v1\n", reference="app:v1")
     sources = replace(upon.sources, images={"base:v1": "target:base_v1"})
@@ -84,7 +84,7 @@ def test_an_image_of_the_matrix_is_taken_from_its_own_target():
 
 @given(st.integers(0, 3 * LIMIT + 1))
 @settings(max_examples=20)
-def test_no_file_has_too_many_targets(count):
+def test_targets_are_split_over_files(count):
     files = bake([order(reference=f"a:v{number}") for number in range(count)])
     parts = [json.loads(text) for text in files.values()]
     assert all(len(part["target"]) <= LIMIT for part in parts)
@@ -97,7 +97,7 @@ def test_no_file_has_too_many_targets(count):
 @needs_buildx
 @given(st.lists(st.text(st.sampled_from("$%{}~\\\"'\n\ta é\u2028"), min_size=1), min_size=20, max_size=60))
 @settings(max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_bake_reads_every_byte_as_it_was(tmp_path, texts):
+def test_bake_reads_every_byte_unchanged(tmp_path, texts):
     texts += ["${X}", "$${X}", "$$${X}", "%{http_code}", "%%{x}", "\\${Y}", "${~ x ~}", "{{ x }}", "$%{{"]
     orders = [
         order(f"FROM scratch\nRUN <<E\n{text}\nE", f"a:v{n}", **{labels.CELL: text})

@@ -36,7 +36,7 @@ def buildable(path, expression=None):
 
 
 @given(st.integers(1, 600), st.none() | st.integers(1, 256), st.sampled_from([GITHUB_LIMIT, GITLAB_LIMIT]))
-def test_never_more_than_the_system_takes_and_never_an_idle_one(count, wanted, limit):
+def test_jobs_respect_the_limit_and_none_is_idle(count, wanted, limit):
     if wanted and wanted > limit:
         return
     found = jobs(cells(count), limit, expression="", wanted=wanted)
@@ -47,7 +47,7 @@ def test_never_more_than_the_system_takes_and_never_an_idle_one(count, wanted, l
 
 @pytest.mark.parametrize("wanted", [None, 1, 5])
 @pytest.mark.parametrize("changes", [[], [TWO_IMAGES], [PLATFORMS]])
-def test_together_they_build_every_cell_once(project, wanted, changes):
+def test_jobs_together_build_every_cell_once(project, wanted, changes):
     path = project(*changes, template="FROM {{ base }}\n")
     matrix = load(path)
     built = []
@@ -60,7 +60,7 @@ def test_together_they_build_every_cell_once(project, wanted, changes):
     assert set(built) == {(cell.image.name, cell.id) for cell in buildable(path)}
 
 
-def test_shards_of_a_part_of_the_matrix_are_shards_of_that_part(project):
+def test_shards_of_a_filtered_matrix_keep_the_filter(project):
     path = project()
     expression = "cuda>=12,march=znver*"
     found = jobs(buildable(path, expression), GITHUB_LIMIT, expression=expression, wanted=3)
@@ -68,14 +68,14 @@ def test_shards_of_a_part_of_the_matrix_are_shards_of_that_part(project):
     assert [job.shard for job in found] == [Shard(number=number, count=3) for number in (1, 2, 3)]
 
 
-def test_what_is_refused():
+def test_invalid_requests_are_rejected():
     with pytest.raises(UsageError, match="no cell can be built"):
         jobs([], GITHUB_LIMIT, expression="")
     with pytest.raises(UsageError, match="300 exceeds the limit of 256"):
         jobs(cells(3), GITHUB_LIMIT, expression="", wanted=300)
 
 
-def test_github_takes_one_line_of_json():
+def test_github_matrix_is_one_line_of_json():
     text = github(jobs(cells(2), GITHUB_LIMIT, expression=""))
     assert text == (
         '{"include":[{"name":"s0","only":"site=s0","shard":"1/1","platforms":"linux/amd64"},'
@@ -84,7 +84,7 @@ def test_github_takes_one_line_of_json():
 
 
 @pytest.mark.parametrize("count", [2, 500])
-def test_gitlab_takes_it_for_a_pipeline(tmp_path, count):
+def test_gitlab_pipeline_conforms_to_the_schema(tmp_path, count):
     text = gitlab(jobs(cells(count), GITLAB_LIMIT, expression="site=s*"))
     assert len(yaml.safe_load(text)["build"]["parallel"]["matrix"]) == min(count, GITLAB_LIMIT)
     path = tmp_path / "cells.yml"
@@ -94,7 +94,7 @@ def test_gitlab_takes_it_for_a_pipeline(tmp_path, count):
     assert done.returncode == 0, done.stdout
 
 
-def test_github_takes_it_for_a_matrix(tmp_path):
+def test_github_matrix_conforms_to_the_schema(tmp_path):
     workflow = {
         "on": "push",
         "jobs": {

@@ -43,7 +43,7 @@ DRIVERS = st.tuples(st.integers(340, 640), st.integers(0, 200), st.integers(0, 9
         ("999.10.2", "13.4"),
     ],
 )
-def test_a_driver_brings_the_cuda_of_its_branch_from_the_listed_driver_on(driver, release):
+def test_driver_supports_the_cuda_release_of_its_branch(driver, release):
     assert cuda.driver_cuda(driver) == release
 
 
@@ -103,18 +103,18 @@ def test_a_driver_brings_the_cuda_of_its_branch_from_the_listed_driver_on(driver
         ("7.5", "367.48", True),
     ],
 )
-def test_which_driver_runs_which_release(release, driver, runs):
+def test_driver_runs_release(release, driver, runs):
     assert cuda.driver_runs(release, driver) is runs
 
 
 @given(RELEASES, DRIVERS, DRIVERS)
-def test_a_newer_driver_runs_no_less(release, one, other):
+def test_newer_driver_runs_no_fewer_releases(release, one, other):
     older, newer = sorted((one, other), key=versions.order)
     assert cuda.driver_runs(release, newer) or not cuda.driver_runs(release, older)
 
 
 @given(RELEASES)
-def test_the_lowest_driver_runs_its_release(release):
+def test_lowest_driver_runs_its_release(release):
     lowest = cuda.lowest_driver(release)
     assert lowest is not None
     assert cuda.driver_runs(release, lowest)
@@ -156,7 +156,7 @@ def test_lowest_driver(release, driver):
         ("615.31", "9.4"),
     ],
 )
-def test_which_ptx_a_driver_compiles(driver, isa):
+def test_ptx_isa_of_a_driver(driver, isa):
     assert cuda.ptx_isa(driver) == isa
 
 
@@ -166,7 +166,7 @@ def test_minor_version_compatibility_does_not_cover_ptx():
     assert versions.order(built) > versions.order(compiled)
 
 
-def test_a_release():
+def test_release_has_all_facts():
     release = cuda.release("12.4")
     assert release.name == "12.4"
     assert release.toolkit_driver == "550.54.14"
@@ -178,7 +178,7 @@ def test_a_release():
     assert (release.max_gcc, release.max_clang) == (13, 17)
 
 
-def test_what_is_not_known_is_none():
+def test_unknown_facts_are_none():
     assert cuda.release("12.10") is None
     assert (cuda.release("12.7").toolkit_driver, cuda.release("12.7").targets) == (None, frozenset())
     assert cuda.release("13.5").branch is None
@@ -187,14 +187,14 @@ def test_what_is_not_known_is_none():
     assert cuda.release("9.0").max_clang is None
 
 
-def test_the_releases_are_in_order_and_cannot_be_changed():
+def test_releases_are_ordered_and_immutable():
     names = list(cuda.releases())
     assert names == sorted(names, key=versions.order)
     with pytest.raises(TypeError):
         cuda.releases()["15.0"] = cuda.release("12.4")  # type: ignore[index]  # which is the point
 
 
-def test_later_releases_came_with_later_branches_and_newer_ptx():
+def test_later_releases_have_later_branches_and_newer_ptx():
     branches = [release.branch for release in cuda.releases().values() if release.branch]
     assert branches == sorted(set(branches))
     isas = [versions.order(release.ptx_isa) for release in cuda.releases().values()]
@@ -204,5 +204,5 @@ def test_later_releases_came_with_later_branches_and_newer_ptx():
 @pytest.mark.parametrize(
     ("driver", "reads"), [("550.54.13", False), ("550.54.14", True), ("550.54.15", True)]
 )
-def test_the_driver_that_reads_compressed_fatbins(driver, reads):
+def test_compressed_fatbins_need_a_recent_driver(driver, reads):
     assert (versions.order(driver) >= versions.order(cuda.COMPRESSED_FATBIN_DRIVER)) is reads

@@ -21,31 +21,31 @@ PLAIN = CAPABILITIES.map(device_code.target)
         ("2.0", "20", "2.0"),
     ],
 )
-def test_words_and_targets(compute, target, capability):
+def test_words_convert_to_targets(compute, target, capability):
     assert device_code.target(compute) == target
     assert device_code.capability(target) == capability
 
 
 @given(WORDS)
-def test_every_known_word_is_valid_and_some_release_has_it(word):
+def test_every_known_word_is_a_target_of_some_release(word):
     assert word in device_code.known()
     target = device_code.target(word)
     assert any(target in release.targets for release in cuda.releases().values())
 
 
 @pytest.mark.parametrize("word", ["2.1", "3.2", "8.6", "8.7", "9.0", "9.0a", "10.0f", "10.7", "12.1f"])
-def test_valid(word):
+def test_valid_words_are_known(word):
     assert word in device_code.known()
 
 
 @pytest.mark.parametrize(
     "word", ["", "9", "90", "sm_90", "9.0b", "9.0f", "8.6f", "8.6a", "4.0", "9.00", "9.0A", " 9.0", "native"]
 )
-def test_not_valid(word):
+def test_invalid_words_are_unknown(word):
     assert word not in device_code.known()
 
 
-def test_the_known_words_are_in_order():
+def test_known_words_are_ordered():
     words = device_code.known()
     assert words.index("8.9") < words.index("9.0") < words.index("9.0a") < words.index("10.0")
     assert len(set(words)) == len(words)
@@ -103,7 +103,7 @@ def test_the_known_words_are_in_order():
         ("120", "13.0", False),
     ],
 )
-def test_which_cubin_runs_where(target, compute, runs):
+def test_cubin_runs_on_capability(target, compute, runs):
     assert device_code.cubin_runs(target, compute) is runs
 
 
@@ -128,17 +128,17 @@ def test_which_cubin_runs_where(target, compute, runs):
         ("120f", "10.0", False),
     ],
 )
-def test_which_ptx_can_be_compiled_where(target, compute, runs):
+def test_ptx_compiles_for_capability(target, compute, runs):
     assert device_code.ptx_runs(target, compute) is runs
 
 
 @given(PLAIN, CAPABILITIES)
-def test_where_a_cubin_runs_its_ptx_does(target, compute):
+def test_ptx_runs_wherever_the_cubin_runs(target, compute):
     assert device_code.ptx_runs(target, compute) or not device_code.cubin_runs(target, compute)
 
 
 @given(WORDS, CAPABILITIES)
-def test_a_cubin_runs_on_what_it_was_made_for_and_on_nothing_older(word, compute):
+def test_cubin_runs_on_its_own_capability_and_nothing_older(word, compute):
     target = device_code.target(word)
     own = device_code.capability(target)
     assert device_code.cubin_runs(target, own)
@@ -151,5 +151,5 @@ def test_a_cubin_runs_on_what_it_was_made_for_and_on_nothing_older(word, compute
     ("target", "compute", "distance"),
     [("86", "8.6", 0), ("80", "8.9", 9), ("86", "8.9", 3), ("100f", "10.3", 3), ("90a", "9.0", 0)],
 )
-def test_distance(target, compute, distance):
+def test_distance_between_target_and_capability(target, compute, distance):
     assert device_code.distance(target, compute) == distance

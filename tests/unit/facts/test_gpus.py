@@ -9,7 +9,7 @@ CHIPS = load("gpus.json")["chips"]
 
 
 @pytest.mark.parametrize("number", ["26b9", "26B9", "0x26b9", "0X26B9"])
-def test_a_product_by_its_device_id(number):
+def test_product_is_found_by_device_id(number):
     assert gpus.product(number) == gpus.Product(
         pci_device_id="26b9", chip="AD102", name="L40S", compute="8.9", last_branch=None
     )
@@ -26,28 +26,28 @@ def test_a_product_by_its_device_id(number):
         ("3000", None, None),
     ],
 )
-def test_capability_and_last_branch(number, compute, last_branch):
+def test_product_has_capability_and_last_branch(number, compute, last_branch):
     product = gpus.product(number)
     assert (product.compute, product.last_branch) == (compute, last_branch)
 
 
 @pytest.mark.parametrize("number", ["", "0000", "ffff", "26b", "0x", "10de"])
-def test_an_unknown_product(number):
+def test_unknown_product_is_none(number):
     assert gpus.product(number) is None
 
 
-def test_a_device_id_is_there_once_and_names_something():
+def test_device_ids_are_unique_and_named():
     products = [(number, name) for chip in CHIPS.values() for number, name in chip["devices"].items()]
     assert len(dict(products)) == len(products)
     assert all(len(number) == 4 and number == number.lower() and name for number, name in products)
 
 
-def test_every_capability_of_a_chip_has_code_made_for_it():
+def test_every_chip_capability_is_a_known_target():
     capabilities = {chip["compute"] for chip in CHIPS.values()} - {None}
     assert {word for word in capabilities if word not in device_code.known()} == set()
 
 
-def test_a_branch_that_was_the_last_for_a_chip_is_one_that_cuda_knows_or_older():
+def test_last_branches_are_known_to_cuda_or_older():
     known = {release.branch for release in cuda.releases().values()}
     assert {chip["last_branch"] for chip in CHIPS.values()} - known - {None} == {390}
 
@@ -66,7 +66,7 @@ def test_a_branch_that_was_the_last_for_a_chip_is_one_that_cuda_knows_or_older()
         (None, None, None),
     ],
 )
-def test_the_last_branch_of_a_gpu(number, compute, last):
+def test_last_branch_of_a_gpu(number, compute, last):
     assert gpus.last_branch(number, compute) == last
 
 
@@ -92,7 +92,7 @@ def test_the_last_branch_of_a_gpu(number, compute, last):
         (None, None, False),
     ],
 )
-def test_data_centre_parts(brand, name, expected):
+def test_data_centre_parts_are_recognized(brand, name, expected):
     assert gpus.data_centre(brand, name) is expected
 
 
@@ -127,12 +127,12 @@ def test_data_centre_parts(brand, name, expected):
         (None, None),
     ],
 )
-def test_the_brand_of_a_data_centre_part_by_its_name(name, brand):
+def test_brand_is_derived_from_the_name(name, brand):
     assert gpus.brand(name) == brand
     assert gpus.data_centre(brand, name) is (brand is not None)
 
 
-def test_each_name_of_a_data_centre_part_is_that_of_some_product():
+def test_data_centre_names_match_products():
     names = {gpus.product(number).name for chip in CHIPS.values() for number in chip["devices"]}
     words = {word for name in names for word in name.replace("/", " ").replace("-", " ").split()}
     assert {word for name in load("gpus.json")["data_centre"] for word in name.split()} <= words
@@ -141,7 +141,7 @@ def test_each_name_of_a_data_centre_part_is_that_of_some_product():
     assert [name for name in branded if name.startswith(others)] == ["RTX PRO 6000 Blackwell Server Edition"]
 
 
-def test_the_brands_are_those_of_nvml():
+def test_brands_match_nvml():
     pynvml = pytest.importorskip("pynvml")
     numbers = {getattr(pynvml, name) for name in dir(pynvml) if name.startswith("NVML_BRAND_")}
     assert set(gpus.BRANDS) <= numbers

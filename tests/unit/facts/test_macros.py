@@ -22,7 +22,7 @@ X86 = """\
 """
 
 
-def test_the_flags_of_x86():
+def test_x86_flags_are_read_from_macros():
     assert macros.flags(X86, "x86_64") == {
         "pni",
         "abm",
@@ -37,12 +37,12 @@ def test_the_flags_of_x86():
     }
 
 
-def test_the_flags_of_aarch64():
+def test_aarch64_flags_are_read_from_macros():
     text = "#define __ARM_FEATURE_ATOMICS 1\n#define __ARM_FEATURE_SVE2_AES 1\n#define __ARM_FEATURE_AES 1\n"
     assert macros.flags(text, "aarch64") == {"atomics", "aes", "pmull", "sveaes", "svepmull"}
 
 
-def test_what_no_kernel_names_yet_is_needed_all_the_same():
+def test_flags_unknown_to_kernels_are_required():
     text = "#define __APX_F__ 1\n#define __EGPR__ 1\n#define __AVX10_2__ 1\n#define __AVX10_1__ 1\n"
     assert macros.flags(text, "x86_64") == {"apx", "avx10_2"}
 
@@ -50,11 +50,11 @@ def test_what_no_kernel_names_yet_is_needed_all_the_same():
 @pytest.mark.parametrize(
     "text", ["", "\n", "#define", "# 1 __AVX__", "__AVX__ 1", "#undef __AVX__", "#define __avx__ 1"]
 )
-def test_other_lines_say_nothing(text):
+def test_other_lines_are_ignored(text):
     assert macros.flags(text, "x86_64") == frozenset()
 
 
-def test_what_is_defined_counts_whatever_the_line_ends():
+def test_line_endings_do_not_matter():
     assert macros.flags("#define __AVX__ 1\r\n#define  __AVX2__  1", "x86_64") == {"avx", "avx2"}
 
 
@@ -85,5 +85,5 @@ def test_what_is_defined_counts_whatever_the_line_ends():
         ("", set()),
     ],
 )
-def test_what_compilers_use_without_a_macro(march, flags):
+def test_features_without_a_macro_are_added(march, flags):
     assert macros.unannounced(march) == flags

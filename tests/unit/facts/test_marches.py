@@ -12,7 +12,7 @@ LEVEL_FLAGS = sorted({flag for _, flags in marches.LEVELS for flag in flags})
 FLAGS = st.frozensets(st.sampled_from([*LEVEL_FLAGS, "aes", "avx512_vnni"]))
 
 
-def test_the_compilers_are_in_order_and_each_is_known_for_both_architectures():
+def test_compilers_are_ordered_and_cover_both_architectures():
     assert marches.compilers() == (
         *(f"clang-{major}" for major in (*range(14, 20), 21, 22)),
         *(f"gcc-{major}" for major in range(11, 17)),
@@ -21,7 +21,7 @@ def test_the_compilers_are_in_order_and_each_is_known_for_both_architectures():
         assert {"x86-64", "x86-64-v3", "haswell", "armv8-a", "neoverse-n1"} <= marches.known(compiler)
 
 
-def test_what_a_compiler_knows():
+def test_marches_known_to_a_compiler():
     assert marches.known("gcc-17") is None
     assert "znver3" in marches.known("gcc-12")
     assert "znver4" not in marches.known("gcc-12")
@@ -59,7 +59,7 @@ def test_what_a_compiler_knows():
         ("znver6", "gcc-16", {"avx512_bmm", "avx512_fp16"}, {"apx"}),
     ],
 )
-def test_what_code_needs(march, compiler, there, not_there):
+def test_required_flags_of_a_march(march, compiler, there, not_there):
     required = marches.required(march, compiler)
     assert there <= required
     assert not not_there & required
@@ -75,25 +75,25 @@ def test_what_code_needs(march, compiler, there, not_there):
         ("haswell", ""),
     ],
 )
-def test_what_no_table_tells(march, compiler):
+def test_unknown_march_has_no_required_flags(march, compiler):
     assert marches.required(march, compiler) is None
 
 
 @pytest.mark.parametrize("compiler", ["gcc-17", "gcc-9", "gcc"])
-def test_an_unknown_version_needs_all_that_the_known_ones_do(compiler):
+def test_unknown_compiler_version_requires_all_known_flags(compiler):
     versions = [marches.required("sapphirerapids", f"gcc-{major}") for major in range(11, 17)]
     assert marches.required("sapphirerapids", compiler) == frozenset().union(*versions)
     assert marches.required("znver6", compiler) == marches.required("znver6", "gcc-16")
 
 
-def test_nothing_that_is_ignored_is_required():
+def test_ignored_flags_are_never_required():
     for arch, ignored in marches.IGNORED.items():
         for march in TABLE[arch]:
             for compiler in marches.compilers():
                 assert not ignored & (marches.required(march, compiler) or frozenset())
 
 
-def test_the_table_has_no_flag_that_no_macro_tells_of():
+def test_every_flag_of_the_table_has_a_macro():
     for arch, names in macros.FLAGS.items():
         flags = {flag for sets in TABLE[arch].values() for group in sets.values() for flag in group.split()}
         told = {flag for group in names.values() for flag in group.split()}
@@ -120,17 +120,17 @@ def test_the_table_has_no_flag_that_no_macro_tells_of():
     ],
 )
 @pytest.mark.parametrize("compiler", ["gcc-14", "clang-14"])
-def test_the_level_of_what_code_needs(march, compiler, level):
+def test_level_of_required_flags(march, compiler, level):
     assert marches.level(marches.required(march, compiler)) == level
 
 
 @pytest.mark.parametrize("name", ["x86-64-v2", "x86-64-v3", "x86-64-v4"])
-def test_each_level_is_what_every_compiler_makes_of_its_name(name):
+def test_each_level_matches_every_compiler(name):
     for compiler in marches.compilers():
         assert marches.level(marches.required(name, compiler)) == name
 
 
-def test_the_level_of_a_host():
+def test_level_of_a_host():
     v3 = {flag for name, flags in marches.LEVELS[:3] for flag in flags}
     host = v3 | {"fpu", "vme", "syscall", "lm", "cmov", "xsave", "avx512f", "avx512vl"}
     assert marches.level(host) == "x86-64-v3"
@@ -157,7 +157,7 @@ def test_more_flags_never_lower_the_level(some, more):
         ("x86-64-v4", 4),
     ],
 )
-def test_level_rank(level, rank):
+def test_levels_are_ranked(level, rank):
     assert marches.level_rank(level) == rank
 
 
@@ -182,7 +182,7 @@ def test_level_rank(level, rank):
         ("nonsense", None),
     ],
 )
-def test_vendor(march, vendor):
+def test_vendor_of_a_march(march, vendor):
     assert marches.vendor(march) == vendor
 
 
@@ -198,7 +198,7 @@ def test_vendor(march, vendor):
         (None, None),
     ],
 )
-def test_host_vendor(vendor_id, vendor):
+def test_vendor_of_a_host(vendor_id, vendor):
     assert marches.host_vendor(vendor_id) == vendor
 
 
@@ -215,16 +215,16 @@ def test_host_vendor(vendor_id, vendor):
         ("nonsense", "x86_64", "-march=nonsense"),
     ],
 )
-def test_architecture_and_option(march, arch, option):
+def test_architecture_and_option_of_a_march(march, arch, option):
     assert marches.arch(march) == arch
     assert marches.option(march, arch) == option
 
 
-def test_no_name_belongs_to_both_architectures():
+def test_march_names_are_unique_to_an_architecture():
     assert not TABLE["x86_64"].keys() & TABLE["aarch64"].keys()
 
 
-def test_flags_from_macros_leave_out_what_is_ignored():
+def test_flags_from_macros_exclude_ignored_flags():
     text = "#define __AVX__ 1\n#define __PKU__ 1\n"
     assert marches.flags_from_macros(text, "x86_64") == {"avx"}
 
@@ -245,13 +245,13 @@ PAUTH, SIGNED = "#define __ARM_FEATURE_PAUTH 1\n", "#define __ARM_FEATURE_PAC_DE
         ("", "armv8.3-a", False),
     ],
 )
-def test_signing_return_addresses_needs_pointer_authentication(text, march, needed):
+def test_signed_return_addresses_require_pointer_authentication(text, march, needed):
     found = marches.flags_from_macros(text, "aarch64", march)
     assert (found >= marches.SIGNING) is needed
     assert marches.SIGNING.isdisjoint(found) is not needed
 
 
-def test_flags_from_macros_take_the_name_into_account():
+def test_flags_from_macros_depend_on_the_march():
     text = "#define __ARM_FEATURE_ATOMICS 1\n#define __ARM_FEATURE_PAUTH 1\n"
     assert marches.flags_from_macros(text, "aarch64") == {"atomics"}
     assert marches.flags_from_macros(text, "aarch64", "armv8.8-a") == {"atomics", "ilrcpc", "uscat", "mops"}

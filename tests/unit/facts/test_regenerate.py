@@ -68,14 +68,14 @@ def table(tmp_path):
     return copy
 
 
-def test_without_compilers_the_table_of_marches_stays_as_it_is(table):
+def test_marches_table_is_unchanged_without_compilers(table):
     copy = table("marches.json")
     before = copy.read_bytes()
     assert run("marches.py", "--table", copy).returncode == 0
     assert copy.read_bytes() == before
 
 
-def test_what_is_unannounced_reaches_compilers_that_are_not_there(table):
+def test_unannounced_features_apply_to_missing_compilers(table):
     copy = table("marches.json")
     before = copy.read_bytes()
     copy.write_bytes(before.replace(b"faminmax ", b"").replace(b" cmpbr", b""))
@@ -85,7 +85,7 @@ def test_what_is_unannounced_reaches_compilers_that_are_not_there(table):
     assert all({"cmpbr", "faminmax"} <= set(flags.split()) for flags in after.values())
 
 
-def test_a_compiler_is_merged_into_the_table_of_marches(table, tmp_path):
+def test_compiler_is_merged_into_the_marches_table(table, tmp_path):
     copy = table("marches.json")
     before = json.loads(copy.read_text())
     program(tmp_path / "gcc-39", GCC)
@@ -117,7 +117,7 @@ def test_a_compiler_is_merged_into_the_table_of_marches(table, tmp_path):
         assert after["x86_64"]["znver4"] == before["x86_64"]["znver4"]
 
 
-def test_a_real_compiler_says_what_the_table_says():
+def test_installed_compiler_matches_the_table():
     spec = importlib.util.spec_from_file_location("ci_facts_marches", ROOT / "ci" / "facts" / "marches.py")
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
@@ -133,7 +133,7 @@ def test_a_real_compiler_says_what_the_table_says():
     assert all(arch in macros.FLAGS for _, arch, _ in script.installed())
 
 
-def test_the_products_of_pci_ids_are_added_once(table, tmp_path):
+def test_products_of_pci_ids_are_added_once(table, tmp_path):
     copy = table("gpus.json")
     before = json.loads(copy.read_text())
     ids = tmp_path / "pci.ids"
@@ -162,7 +162,7 @@ def test_the_products_of_pci_ids_are_added_once(table, tmp_path):
     assert copy.read_bytes() == once
 
 
-def test_a_file_without_nvidia_adds_nothing(table, tmp_path):
+def test_pci_ids_without_nvidia_add_nothing(table, tmp_path):
     copy = table("gpus.json")
     before = copy.read_bytes()
     (tmp_path / "pci.ids").write_text("10dd  Somebody\n")
@@ -170,7 +170,7 @@ def test_a_file_without_nvidia_adds_nothing(table, tmp_path):
     assert copy.read_bytes() == before
 
 
-def test_what_ptxas_says_goes_into_the_table_of_releases(table, tmp_path):
+def test_ptxas_output_updates_the_cuda_table(table, tmp_path):
     copy = table("cuda.json")
     before = json.loads(copy.read_text())
     program(tmp_path / "ptxas", PTXAS.replace("RELEASE", "12.4"))
@@ -184,21 +184,21 @@ def test_what_ptxas_says_goes_into_the_table_of_releases(table, tmp_path):
     assert after == before
 
 
-def test_a_release_without_a_row_is_refused(table, tmp_path):
+def test_release_without_a_row_is_rejected(table, tmp_path):
     program(tmp_path / "ptxas", PTXAS.replace("RELEASE", "77.7"))
     result = run("cuda.py", "--table", table("cuda.json"), path=tmp_path)
     assert result.returncode == 1
     assert "CUDA 77.7 has no row" in result.stderr
 
 
-def test_a_program_that_is_no_ptxas_is_refused(table):
+def test_program_other_than_ptxas_is_rejected(table):
     result = run("cuda.py", "--table", table("cuda.json"), "--ptxas", "/bin/true")
     assert result.returncode == 1
     assert "in what ptxas says" in result.stderr
 
 
 @pytest.mark.skipif(not shutil.which("ptxas"), reason="no ptxas on PATH")
-def test_a_real_ptxas_says_what_the_table_says(table):
+def test_installed_ptxas_matches_the_table(table):
     copy = table("cuda.json")
     before = copy.read_bytes()
     result = run("cuda.py", "--table", copy, "--ptxas", shutil.which("ptxas"))
@@ -209,7 +209,7 @@ def test_a_real_ptxas_says_what_the_table_says(table):
 
 
 @pytest.mark.parametrize("name", ["cuda.json", "gpus.json", "marches.json"])
-def test_the_tables_name_their_sources_and_are_laid_out_as_the_scripts_do(name):
+def test_tables_name_their_sources_and_are_formatted(name):
     text = (ROOT / "imagematrix" / "facts" / name).read_text()
     data = json.loads(text)
     assert len(data["as_of"]) == len("2026-01-01")

@@ -27,7 +27,7 @@ NOTHING = {"cuda": None, "driver": None, "arch": None, "brand": None}
         ("", {}, True),
     ],
 )
-def test_when_it_holds(expression, have, expected):
+def test_requirement_is_evaluated(expression, have, expected):
     assert holds(parse(expression), NOTHING | have) is expected
 
 
@@ -35,10 +35,10 @@ def test_when_it_holds(expression, have, expected):
     "word",
     ["cuda", "cuda>=", "cuda>=12.x", "brand>tesla", "memory>=1", "cuda==12", "cuda>=1,", "cuda>=\u0661"],
 )
-def test_what_is_none_is_named(word):
+def test_invalid_requirement_is_rejected(word):
     with pytest.raises(UsageError, match="invalid requirement"):
         parse(word)
 
 
-def test_it_is_written_as_it_was_read():
+def test_requirement_round_trips():
     assert text(parse(f"  {OFFICIAL} ")) == OFFICIAL

@@ -13,7 +13,7 @@ PARTS = st.lists(st.integers(0, 999), min_size=1, max_size=4)
     ("version", "order"),
     [("580.65.06", (580, 65, 6)), ("384.81", (384, 81)), ("12.4", (12, 4)), ("9", (9,))],
 )
-def test_the_order_is_of_numbers(version, order):
+def test_order_is_a_tuple_of_integers(version, order):
     assert versions.order(version) == order
 
 
@@ -36,22 +36,22 @@ def test_equal_order_is_not_equality():
 
 
 @given(PARTS, st.integers(0, 3))
-def test_leading_zeros_do_not_count(parts, zeros):
+def test_leading_zeros_are_ignored(parts, zeros):
     assert versions.order(".".join("0" * zeros + str(part) for part in parts)) == tuple(parts)
 
 
 @given(PARTS, PARTS)
-def test_the_order_is_total(first, second):
+def test_order_is_total(first, second):
     ours = versions.order(".".join(map(str, first))) < versions.order(".".join(map(str, second)))
     assert ours == (first < second)
 
 
 @pytest.mark.parametrize("text", ["", "550.", "550.x", "R550"])
-def test_what_is_no_version_is_an_error(text):
+def test_invalid_version_is_rejected(text):
     with pytest.raises(ValueError, match="invalid literal"):
         versions.order(text)
 
 
 @pytest.mark.parametrize(("driver", "branch"), [("550.163.01", 550), ("384.81", 384), ("1000.10", 1000)])
-def test_branch(driver, branch):
+def test_branch_of_a_driver(driver, branch):
     assert versions.branch(driver) == branch

@@ -32,7 +32,7 @@ def ask(cli, saved, monkeypatch):
     return lambda *words: cli("coverage", "--catalog", "t.json", *words)
 
 
-def test_everyone_is_served(ask):
+def test_fleet_that_is_fully_served_exits_with_0(ask):
     said = ask("fleet")
     assert (said.code, said.err) == (0, "")
     assert said.out.splitlines() == [
@@ -49,7 +49,7 @@ def test_everyone_is_served(ask):
     ]
 
 
-def test_someone_is_not(ask, make, saved):
+def test_unserved_hosts_exit_with_3(ask, make, saved):
     (saved / "fleet" / "c.json").write_text(
         documents.dump(make.host(make.gpu(0), driver="550.163.01").to_json())
     )
@@ -68,7 +68,7 @@ def test_someone_is_not(ask, make, saved):
     assert said.err == ""
 
 
-def test_a_cure_besides_the_nearest_variant(ask, make, saved):
+def test_fix_may_name_gpus_that_fit(ask, make, saved):
     mixed = make.host(make.gpu(0), make.gpu(1, compute="7.5", name="Tesla T4", pci_device_id="1eb8"))
     (saved / "mixed.json").write_text(documents.dump(mixed.to_json()))
     said = ask("mixed.json")
@@ -78,7 +78,7 @@ def test_a_cure_besides_the_nearest_variant(ask, make, saved):
     assert ask("mixed.json", "--gpus", "device=0").code == 0
 
 
-def test_the_document(ask, conforms):
+def test_json_document_conforms_to_the_schema(ask, conforms):
     said = ask("fleet", "--json", "--driver", "535.261.03=580.95.05")
     assert (said.code, said.err) == (0, "")
     document = json.loads(said.out)
@@ -88,7 +88,7 @@ def test_the_document(ask, conforms):
     assert upgrade["changed"] == [{"old": "t:v1-old", "new": "t:v1-new", "hosts": ["fleet/a"]}]
 
 
-def test_a_driver_that_breaks_something(ask):
+def test_breaking_driver_upgrade_exits_with_3(ask):
     said = ask("fleet", "--driver", "535.261.03=580.95.05", "--driver", "580.95.05=595.45")
     assert said.code == 3
     lines = said.out.splitlines()
@@ -98,7 +98,7 @@ def test_a_driver_that_breaks_something(ask):
     assert lines[second + 3].rstrip() == "fleet/b   new   nothing: build a variant with driver 595.45"
 
 
-def test_a_gpu_that_is_left_behind(ask, make, saved):
+def test_upgrade_reports_gpus_that_the_driver_drops(ask, make, saved):
     old = make.gpu(0, compute="7.0", name="Tesla V100", pci_device_id="1db6")
     catalog = make.catalog(make.variant("t:v1-x", cubins=("70",), driver=None))
     (saved / "x.json").write_text(documents.dump(catalog.to_json()))
@@ -108,7 +108,7 @@ def test_a_gpu_that_is_left_behind(ask, make, saved):
     assert "nothing: keep this host at a driver of branch 580 or older" in said.out
 
 
-def test_a_driver_that_gives_someone_an_image(ask, make, saved):
+def test_upgrade_reports_hosts_that_gain_an_image(ask, make, saved):
     (saved / "c.json").write_text(documents.dump(make.host(make.gpu(0), driver="550.163.01").to_json()))
     said = ask(
         "c.json", "fleet/a.json", "--driver", "550.163.01=580.95.05", "--driver", "535.261.03=535.261.03"
@@ -119,7 +119,7 @@ def test_a_driver_that_gives_someone_an_image(ask, make, saved):
     assert said.out.splitlines()[-1].split() == ["c", "nothing", "new"]
 
 
-def test_a_driver_that_no_host_has(ask):
+def test_unknown_driver_is_rejected(ask):
     said = ask("fleet", "--driver", "1.2=3.4")
     assert (said.code, said.out) == (2, "")
     assert said.err == "imagematrix: no host has driver 1.2\n  the fleet has 535.261.03, 580.95.05\n"
@@ -134,7 +134,7 @@ def test_hosts_from_the_standard_input(ask, make, monkeypatch):
     assert json.loads(said.out)["variants"][0]["hosts"] == [f"stdin:{number}" for number in range(1, 10)]
 
 
-def test_many_names_and_reasons_are_cut(ask, make, saved, monkeypatch):
+def test_long_lists_are_shortened(ask, make, saved, monkeypatch):
     monkeypatch.setattr(module, "LISTED", 1)
     for number in range(7):
         driver = "550.163.01" if number < 6 else "550.54.14"
@@ -154,7 +154,7 @@ def test_many_names_and_reasons_are_cut(ask, make, saved, monkeypatch):
     assert "1 more change; --json has all" in ask("fleet", "--driver", "550.54.14=1.2").out.splitlines()
 
 
-def test_a_search_that_ended_early_says_so(ask, monkeypatch):
+def test_incomplete_search_is_reported(ask, monkeypatch):
     from imagematrix.fleet import coverage as library
     from imagematrix.fleet.cover import Cover
 
@@ -162,7 +162,7 @@ def test_a_search_that_ended_early_says_so(ask, monkeypatch):
     assert "2 variants would do to serve the same hosts; perhaps fewer, but at least 1:" in ask("fleet").out
 
 
-def test_the_page(ask, saved, make):
+def test_html_page_is_written(ask, saved, make):
     name = "<script>alert(1)<"
     host = make.host(make.gpu(0, name="\udce9"), driver="550.163.01").to_json()
     (saved / "fleet" / f"{name}.json").write_text(json.dumps(host))
@@ -174,13 +174,13 @@ def test_the_page(ask, saved, make):
     assert "\\udce9" in text
 
 
-def test_a_page_that_cannot_be_written(ask):
+def test_unwritable_page_is_rejected(ask):
     said = ask("fleet", "--html", "nowhere/page.html")
     assert (said.code, said.out) == (2, "")
     assert "nowhere/page.html: No such file or directory" in said.err
 
 
-def test_names_cannot_steer_the_terminal(ask, saved, make):
+def test_control_characters_in_names_are_replaced(ask, saved, make):
     host = make.host(make.gpu(0), driver="550.163.01").to_json()
     (saved / "fleet" / "a\x1b[2J[red]b.json").write_text(json.dumps(host))
     said = ask("fleet")
@@ -188,7 +188,7 @@ def test_names_cannot_steer_the_terminal(ask, saved, make):
     assert "  fleet/a\N{REPLACEMENT CHARACTER}[2J[red]b" in said.out.splitlines()
 
 
-def test_every_bad_host_is_named(ask, saved):
+def test_every_invalid_host_is_named(ask, saved):
     (saved / "fleet" / "a.json").write_text("{}")
     (saved / "fleet" / "b.json").write_text("x")
     said = ask("fleet")
@@ -197,7 +197,7 @@ def test_every_bad_host_is_named(ask, saved):
     assert "fleet/b.json:1:1: not JSON" in said.err
 
 
-def test_what_is_missing(ask, cli, saved):
+def test_missing_arguments_are_rejected(ask, cli, saved):
     said = cli("coverage", saved / "fleet")
     assert said.code == 2
     assert "no image given" in said.err
@@ -205,7 +205,7 @@ def test_what_is_missing(ask, cli, saved):
     assert ask("fleet", "--driver", "550").code == 2
 
 
-def test_the_image_is_checked_where_a_catalog_is_given(ask):
+def test_image_must_match_the_catalog(ask):
     assert ask("fleet", "--image", "t").code == 0
     assert ask("fleet", "--image", "t:v1").code == 0
     said = ask("fleet", "--image", "t:v2")
@@ -213,7 +213,7 @@ def test_the_image_is_checked_where_a_catalog_is_given(ask):
     assert "t.json is the catalog of t:v1, not of t:v2" in said.err
 
 
-def test_a_catalog_in_a_registry(cli, saved, monkeypatch, make):
+def test_catalog_is_read_from_a_registry(cli, saved, monkeypatch, make):
     asked = []
     monkeypatch.setattr(registry, "catalog", lambda name: asked.append(name) or make.catalog())
     said = cli("coverage", saved / "fleet", "--catalog", "reg:5000/t:v1")
@@ -222,20 +222,20 @@ def test_a_catalog_in_a_registry(cli, saved, monkeypatch, make):
     assert cli("coverage", saved / "fleet", "--catalog", "nowhere.json").code == 2
 
 
-def test_the_image_is_looked_up_in_the_engine(cli, engine, shipped_catalog, profiles):
+def test_image_is_looked_up_in_the_engine(cli, engine, shipped_catalog, profiles):
     engine.hold(shipped_catalog)
     said = cli("coverage", profiles["genoa-h200"], "--image", "training:v1")
     assert said.code == 0
     assert said.out.startswith("training:v1 serves 1 of 1 host\n")
 
 
-def test_a_cpu_image_will_do(ask, saved, make):
+def test_allow_cpu_accepts_cpu_images(ask, saved, make):
     (saved / "t.json").write_text(documents.dump(make.catalog(make.cpu_variant("t:v1-cpu")).to_json()))
     assert ask("fleet").code == 3
     assert ask("fleet", "--allow-cpu").code == 0
 
 
-def test_the_saved_hosts(cli, catalog_file, profiles, conforms):
+def test_saved_hosts_are_covered(cli, catalog_file, profiles, conforms):
     said = cli("coverage", profiles["mixed"].parent, "--catalog", catalog_file, "--json")
     assert said.code == 3
     document = json.loads(said.out)
@@ -243,7 +243,7 @@ def test_the_saved_hosts(cli, catalog_file, profiles, conforms):
     assert (document["hosts"], document["served"]) == (13, 11)
 
 
-def test_hosts_without_the_gpus_asked_for(ask):
+def test_hosts_without_the_requested_gpus_are_unserved(ask):
     said = ask("fleet", "--gpus", "2")
     assert said.code == 3
     assert said.out.splitlines()[3:5] == [

@@ -57,20 +57,20 @@ def scattered(count, members, *, size=6):
         ([[5, 7], [6, 7], [8]], [7, 8]),
     ],
 )
-def test_a_table(demands, expected):
+def test_cover_of_small_tables(demands, expected):
     found = cover(sets(*demands))
     assert numbers(found.members) == expected
     assert found.exact
     assert found.least == len(expected)
 
 
-def test_an_empty_demand_is_refused():
+def test_empty_demand_is_rejected():
     with pytest.raises(ValueError, match="empty demand"):
         cover([1, 0])
 
 
 @given(rows)
-def test_it_meets_every_demand_and_nothing_smaller_does(demands):
+def test_cover_is_complete_and_minimal(demands):
     found = cover(demands)
     assert all(found.members & row for row in demands)
     assert found.exact
@@ -78,31 +78,31 @@ def test_it_meets_every_demand_and_nothing_smaller_does(demands):
 
 
 @given(rows, st.randoms())
-def test_order_and_repetition_change_nothing(demands, source):
+def test_order_and_duplicates_do_not_matter(demands, source):
     again = demands + demands[:3]
     source.shuffle(again)
     assert cover(again) == cover(demands)
 
 
 @given(rows, st.integers(0, 200))
-def test_with_little_work_it_is_a_cover_still(demands, work):
+def test_cover_with_little_work_is_complete(demands, work):
     found = cover(demands, work=work)
     assert all(found.members & row for row in demands)
     assert found.least <= brute(demands) <= found.members.bit_count()
 
 
 @pytest.mark.parametrize("length", [3, 4, 5, 9, 40, 101])
-def test_a_cycle_has_to_be_searched(length):
+def test_cycle_is_solved_by_search(length):
     assert cover(cycle(length)).members.bit_count() == (length + 1) // 2
 
 
-def test_parts_that_share_nothing_are_solved_apart():
+def test_independent_parts_are_solved_separately():
     copies = [row << shift for shift in range(0, 400, 20) for row in cycle(7)]
     found = cover(copies)
     assert (found.members.bit_count(), found.exact) == (20 * 4, True)
 
 
-def test_a_search_that_ends_early_says_so():
+def test_incomplete_search_is_not_exact():
     demands = scattered(120, 40)
     whole, greedy, part = (cover(demands, work=work) for work in (module.WORK, 0, 40_000))
     assert whole.exact
@@ -112,7 +112,7 @@ def test_a_search_that_ends_early_says_so():
     assert all(part.members & row for row in demands)
 
 
-def test_a_search_that_would_go_too_deep_ends(monkeypatch):
+def test_search_depth_is_limited(monkeypatch):
     monkeypatch.setattr(module, "DEEPEST", 2)
     demands = scattered(120, 40)
     found = cover(demands)
@@ -120,5 +120,5 @@ def test_a_search_that_would_go_too_deep_ends(monkeypatch):
     assert all(found.members & row for row in demands)
 
 
-def test_a_greedy_cover_as_small_as_the_bound_is_proved():
+def test_greedy_cover_that_meets_the_bound_is_exact():
     assert cover(sets([0, 1], [2, 3]), work=0) == Cover(members=0b101, least=2)

@@ -33,7 +33,7 @@ def catalog(make):
     )
 
 
-def test_the_document(fleet, catalog, conforms):
+def test_document_conforms_to_the_schema(fleet, catalog, conforms):
     document = conforms(coverage(fleet, catalog).to_json())
     (unserved,) = document.pop("unserved")
     rules = unserved.pop("rules")
@@ -63,7 +63,7 @@ def test_the_document(fleet, catalog, conforms):
     }
 
 
-def test_what_is_alike_is_decided_once(fleet, catalog):
+def test_equal_hosts_are_grouped(fleet, catalog):
     found = coverage(fleet, catalog)
     assert [kind.hosts for kind in found.kinds] == [("a", "b"), ("c",), ("d",), ("e",)]
     assert [kind.selected for kind in found.kinds] == ["t:v1-avx2", "t:v1-plain", None, "t:v1-cpu"]
@@ -72,7 +72,7 @@ def test_what_is_alike_is_decided_once(fleet, catalog):
     assert coverage(fleet, catalog).complete
 
 
-def test_a_mixed_host_is_told_which_gpus_would_do(make, catalog):
+def test_fix_for_a_mixed_host_names_the_gpus_that_fit(make, catalog):
     host = make.host(make.gpu(0), make.gpu(1, compute="7.5", name="Tesla T4", pci_device_id="1eb8"))
     (unserved,) = coverage({"mixed": host}, catalog).unserved
     assert unserved.miss.fix == "pass --gpus device=0"
@@ -81,21 +81,21 @@ def test_a_mixed_host_is_told_which_gpus_would_do(make, catalog):
     assert rule.rule == "device-code"
 
 
-def test_of_another_architecture_only_that_is_worth_telling(make, catalog):
+def test_foreign_architecture_hides_other_reasons(make, catalog):
     host = make.host(make.gpu(0), flags=(), arch="riscv64")
     (unserved,) = coverage({"strange": host}, catalog).unserved
     assert [rule.rule for rule in unserved.miss.telling] == ["platform"]
     assert len(unserved.miss.rules) >= 1
 
 
-def test_the_gpus_that_are_passed(fleet, catalog):
+def test_gpus_option_decides_which_variants_fit(fleet, catalog):
     without = coverage(fleet, catalog, gpus="none")
     assert [service.reference for service in without.variants if service.hosts] == ["t:v1-cpu"]
     assert without.served == 5
     assert coverage(fleet, catalog, allow_cpu=True).served == 5
 
 
-def test_a_host_without_the_gpus_asked_for_is_not_served(make, fleet, catalog, conforms):
+def test_host_without_the_requested_gpus_is_unserved(make, fleet, catalog, conforms):
     fleet["f"] = make.host(make.gpu(0, uuid="GPU-5"), make.gpu(1, uuid="GPU-6"))
     found = coverage(fleet, catalog, gpus="2")
     conforms(found.to_json())
@@ -112,26 +112,26 @@ def test_a_host_without_the_gpus_asked_for_is_not_served(make, fleet, catalog, c
     assert miss.fix == "it has no GPU"
 
 
-def test_an_empty_catalog_serves_nobody(make, fleet):
+def test_empty_catalog_serves_no_host(make, fleet):
     found = coverage(fleet, make.catalog())
     (unserved,) = found.unserved
     assert (unserved.hosts, unserved.miss.why) == (("a", "b", "c", "d", "e"), "t:v1 has no variants")
     assert (found.smallest.variants, found.smallest.exact) == ((), True)
 
 
-def test_an_empty_fleet_is_a_mistake(catalog):
+def test_empty_fleet_is_rejected(catalog):
     with pytest.raises(UsageError, match="no host"):
         coverage({}, catalog)
 
 
-def test_the_smallest_set_prefers_what_serves_the_most_now(make):
+def test_smallest_set_prefers_the_most_used_variants(make):
     hosts = {str(number): make.host(make.gpu(0)) for number in range(3)}
     found = coverage(hosts, make.catalog(make.variant("t:v1-a"), make.variant("t:v1-b", cuda="12.1")))
     assert found.smallest.variants == ("t:v1-a",)
     assert (found.variants[0].fits, found.variants[1].fits) == (3, 3)
 
 
-def test_saved_hosts_and_the_shipped_matrix(profiles, shipped_catalog, conforms):
+def test_saved_hosts_with_the_shipped_matrix(profiles, shipped_catalog, conforms):
     hosts = {name: Host.load(path) for name, path in profiles.items()}
     found = coverage(hosts, shipped_catalog, drivers={"535.261.03": "550.163.01", "550.163.01": "595.45"})
     conforms(found.to_json())
@@ -146,7 +146,7 @@ def test_saved_hosts_and_the_shipped_matrix(profiles, shipped_catalog, conforms)
         assert (unserved.miss.nearest, unserved.miss.rules) == (candidate.reference, candidate.failing)
 
 
-def test_words_for_a_kind(make, catalog):
+def test_hardware_kinds_are_described(make, catalog):
     plain = make.host(make.gpu(0), make.gpu(1), model="EPYC", level="x86-64-v4")
     odd = make.host(make.gpu(0, name=None, compute=None, state="lost"), driver=None)
     one, two = coverage({"1": plain, "2": odd}, catalog).kinds
@@ -168,7 +168,7 @@ def pythons(make):
     )
 
 
-def test_a_fleet_never_gets_a_mix(make, pythons):
+def test_ambiguous_axis_is_rejected_for_a_fleet(make, pythons):
     both = {"gpu": make.host(make.gpu(0)), "cpu": make.host()}
     with pytest.raises(
         UsageError, match=r"^gpu: variants of t:v1 that fit this host differ in python \(3\.9, 3\.13\)"
@@ -181,7 +181,7 @@ def test_a_fleet_never_gets_a_mix(make, pythons):
     assert coverage({"cpu": both["cpu"]}, newer).complete
 
 
-def test_each_value_of_an_axis_is_a_question_of_its_own(make, pythons, conforms):
+def test_each_axis_value_is_covered_separately(make, pythons, conforms):
     both = {"gpu": make.host(make.gpu(0)), "cpu": make.host()}
     old = coverage(both, pythons, where={"python": "3.9"})
     assert (old.served, old.unused, old.catalog.variants) == (2, (), pythons.variants[::2])
@@ -192,7 +192,7 @@ def test_each_value_of_an_axis_is_a_question_of_its_own(make, pythons, conforms)
     assert (unserved.hosts, unserved.miss.fix) == (("cpu",), "--where python=3.9")
 
 
-def test_a_driver_after_which_nobody_knows_which_image_is_lost(make, pythons):
+def test_upgrade_that_makes_the_choice_ambiguous_is_a_loss(make, pythons):
     new = make.variant("t:v1-new", driver=make.NEW, axes=(("python", "3.9"),))
     other = make.variant("t:v1-other", driver=make.NEW, axes=(("python", "3.13"),))
     catalog = make.catalog(pythons.variants[0], new, other)

@@ -31,12 +31,12 @@ def saved(tmp_path, make):
     return folder
 
 
-def test_files_and_folders(saved):
+def test_files_and_folders_are_read(saved):
     assert list(read(saved)) == [f"{saved}/a", f"{saved}/b", f"{saved}/c"]
     assert list(read(saved / "c.json", saved / "a.json")) == [f"{saved}/c", f"{saved}/a"]
 
 
-def test_nothing_of_a_host_is_lost(profiles):
+def test_hosts_are_read_completely(profiles):
     for path in profiles.values():
         (host,) = read(path).values()
         assert host == Host.load(path)
@@ -51,18 +51,18 @@ def test_nothing_of_a_host_is_lost(profiles):
     }
 
 
-def test_a_file_that_is_named_twice_counts_once(saved, monkeypatch):
+def test_duplicate_paths_are_read_once(saved, monkeypatch):
     monkeypatch.chdir(saved)
     assert list(read("a.json", "./a.json", saved / "a.json", ".")) == ["a", "b", "c"]
 
 
-def test_equal_processors_are_kept_once(saved, make):
+def test_equal_cpus_are_shared(saved, make):
     (saved / "d.json").write_text(json.dumps(make.host(make.gpu(), model="a").to_json()))
     found = read(saved)
     assert found[f"{saved}/a"].cpu is found[f"{saved}/d"].cpu
 
 
-def test_the_stream_has_a_host_on_each_line(make):
+def test_stream_has_one_host_per_line(make):
     lines = [json.dumps(make.host(model=name).to_json()) for name in "ab"]
     found = read("-", stream=f"{lines[0]}\n\n{lines[1]}".encode())
     assert {name: host.cpu.model for name, host in found.items()} == {"stdin:1": "a", "stdin:3": "b"}
@@ -70,7 +70,7 @@ def test_the_stream_has_a_host_on_each_line(make):
 
 
 @pytest.mark.parametrize("name", ["fleet.ndjson", "fleet.jsonl"])
-def test_a_file_has_a_host_on_each_line(make, saved, name):
+def test_ndjson_file_has_one_host_per_line(make, saved, name):
     lines = [json.dumps(make.host(model=model).to_json()) for model in "xy"]
     (saved / name).write_text("\n".join(lines))
     found = read(saved / name, saved)
@@ -82,12 +82,12 @@ def test_a_file_has_a_host_on_each_line(make, saved, name):
     assert f"{saved}/{name}:4: expected an object" in str(raised.value)
 
 
-def test_a_file_of_lines_that_is_not_there(saved):
+def test_missing_ndjson_file_is_rejected(saved):
     with pytest.raises(UsageError, match=r"no\.ndjson: No such file"):
         read(saved / "no.ndjson", saved)
 
 
-def test_or_it_is_a_list(make, saved):
+def test_json_list_of_hosts_is_read(make, saved):
     hosts = [make.host(model=name).to_json() for name in "ab"]
     found = read(saved / "c.json", "-", stream=json.dumps(hosts, indent=2).encode())
     assert [host.cpu.model for host in found.values()] == ["c", "a", "b"]
@@ -95,7 +95,7 @@ def test_or_it_is_a_list(make, saved):
     assert read("-", stream=b" []") == {}
 
 
-def test_a_count_means_nothing(make):
+def test_count_is_ignored(make):
     host = make.host().to_json() | {"count": 40}
     assert len(read("-", stream=json.dumps(host).encode())) == 1
 
@@ -112,27 +112,27 @@ def test_a_count_means_nothing(make):
         (b"\xff\n", "stdin:1: not UTF-8"),
     ],
 )
-def test_what_is_no_fleet(stream, message):
+def test_invalid_stream_is_rejected(stream, message):
     with pytest.raises(UsageError) as raised:
         read("-", stream=stream)
     assert message in str(raised.value)
 
 
-def test_an_indented_document_is_told_how_to_be_sent(make):
+def test_indented_document_suggests_jq(make):
     with pytest.raises(UsageError) as raised:
         read("-", stream=json.dumps(make.host().to_json(), indent=2).encode())
     assert "jq -c" in raised.value.remedy
 
 
 @pytest.mark.parametrize("stream", [b"[" + b" " * 60 + b"]", b"\n" + b"{" * 60, b"[\n" + b" " * 60 + b"\n]"])
-def test_what_is_too_long(monkeypatch, stream):
+def test_overlong_input_is_rejected(monkeypatch, stream):
     monkeypatch.setattr(documents, "LIMIT", 50)
     with pytest.raises(UsageError, match=r"stdin(:[12])?: longer than") as raised:
         read("-", stream=stream)
     assert raised.value.remedy
 
 
-def test_one_bad_file(saved):
+def test_invalid_file_is_named(saved):
     (saved / "b.json").write_text("{}")
     with pytest.raises(UsageError, match=r"b\.json: schema is missing"):
         read(saved)
@@ -140,7 +140,7 @@ def test_one_bad_file(saved):
         read(saved / "x.json")
 
 
-def test_every_bad_file_is_named(saved, monkeypatch):
+def test_every_invalid_file_is_named(saved, monkeypatch):
     (saved / "a.json").write_text("{}")
     (saved / "b.json").write_text('{"schema": "imagematrix.host/v2"}')
     with pytest.raises(UsageError) as raised:
@@ -156,12 +156,12 @@ def test_every_bad_file_is_named(saved, monkeypatch):
     assert str(raised.value).splitlines()[2:] == ["  and 1 more"]
 
 
-def test_a_folder_without_hosts(saved):
+def test_folder_without_hosts_is_rejected(saved):
     with pytest.raises(UsageError, match=r"more: no \*\.json file found"):
         read(saved / "more")
 
 
-def test_two_hosts_of_one_name(saved):
+def test_duplicate_host_names_are_rejected(saved):
     (saved / "a").write_text((saved / "b.json").read_text())
     with pytest.raises(UsageError, match="duplicate host name"):
         read(saved, saved / "a")

@@ -75,7 +75,7 @@ def fleet(make):
     }
 
 
-def test_the_picture(fleet, catalog):
+def test_chart_shows_kinds_and_variants(fleet, catalog):
     text = page(coverage(fleet, catalog))
     found = Page(text)
     heads = [one["title"].splitlines()[0] for one in found.all("th") if one.get("scope") == "col"]
@@ -101,7 +101,7 @@ def test_the_picture(fleet, catalog):
     ]
 
 
-def test_why_a_variant_is_refused(fleet, catalog):
+def test_tooltips_give_the_reason_of_a_refusal(fleet, catalog):
     found = Page(page(coverage(fleet, catalog)))
     tips = [one["title"] for one in found.all("td", "refused")]
     assert "t:v1-a\ncpu: the host's CPUs lack avx512f, which the code needs" in tips
@@ -109,7 +109,7 @@ def test_why_a_variant_is_refused(fleet, catalog):
     assert next(one["title"] for one in found.all("td", "fits")) == "t:v1-c\nfits, as number 2"
 
 
-def test_kinds_that_look_the_same_are_one_row(make, catalog):
+def test_kinds_with_equal_rows_are_merged(make, catalog):
     fleet = {str(number): make.host(make.gpu(0), flags=("avx2", f"odd{number}")) for number in range(20)}
     found = coverage(fleet, catalog)
     assert len(found.kinds) == 20
@@ -118,7 +118,7 @@ def test_kinds_that_look_the_same_are_one_row(make, catalog):
     assert "8 more" in text
 
 
-def test_names_are_text_and_nothing_else(make):
+def test_names_are_escaped(make):
     odd = make.host(make.gpu(0, name=EVIL, compute=None), model=EVIL, level=EVIL, arch=EVIL)
     lone = make.catalog(
         make.variant("t:v1-b", march=EVIL, platform=EVIL), make.variant(f"t:v1-{EVIL}", driver=make.NEW)
@@ -136,7 +136,7 @@ def test_names_are_text_and_nothing_else(make):
     assert any(one.get("title") == EVIL for one in parsed.all("th"))
 
 
-def test_nothing_is_fetched(fleet, catalog):
+def test_page_loads_no_external_resources(fleet, catalog):
     text = page(coverage(fleet, catalog))
     parsed = Page(text)
     assert not any(key in one for one in parsed.elements for key in ("src", "href", "action"))
@@ -147,7 +147,7 @@ def test_nothing_is_fetched(fleet, catalog):
     assert "prefers-color-scheme: dark" in text
 
 
-def test_saved_hosts_and_the_shipped_matrix(profiles, shipped_catalog):
+def test_saved_hosts_with_the_shipped_matrix(profiles, shipped_catalog):
     hosts = {name: Host.load(path) for name, path in profiles.items()}
     found = coverage(hosts, shipped_catalog, drivers={"535.261.03": "550.163.01", "550.163.01": "595.45"})
     text = page(found)
@@ -165,32 +165,32 @@ def test_saved_hosts_and_the_shipped_matrix(profiles, shipped_catalog):
     assert len([one for one in parsed.all("details") if "open" not in one]) == 1
 
 
-def test_a_fleet_in_order(make):
+def test_fully_served_fleet_has_no_problem_section(make):
     text = page(coverage({"one": make.host(make.gpu(0))}, make.catalog(make.variant("t:v1-b"))))
     assert "Hosts without a fitting variant" not in text
     assert "<details" not in text
     assert picture(Page(text) and text) == [["selected"]]
 
 
-def test_no_variant_at_all(make):
+def test_empty_catalog_is_reported(make):
     assert "t:v1 has no variants" in page(coverage({"one": make.host()}, make.catalog()))
 
 
-def test_a_host_without_the_gpus_asked_for(make, catalog):
+def test_host_without_the_requested_gpus_is_refused(make, catalog):
     text = page(coverage({"one": make.host()}, catalog, gpus="1"))
     assert {one["title"] for one in Page(text).all("td", "refused")} == {
         "--gpus 1: 0 of the host's 0 GPUs are usable"
     }
 
 
-def test_a_long_picture_ends_with_the_fewest_hosts(fleet, catalog):
+def test_long_chart_omits_kinds_with_the_fewest_hosts(fleet, catalog):
     found = coverage(fleet, catalog)
     assert picture(page(found, cells=8)) == picture(page(found))[:2]
     assert "1 more kind of hardware" in page(found, cells=8)
     assert "2 more kinds of hardware" in page(found, cells=0)
 
 
-def test_of_many_variants_those_that_fit_somewhere(fleet, catalog, monkeypatch):
+def test_wide_chart_omits_variants_that_fit_no_host(fleet, catalog, monkeypatch):
     found = coverage(fleet, catalog)
     assert "that fit no host" not in page(found)
     monkeypatch.setattr(module, "COLUMNS", 3)
@@ -199,7 +199,7 @@ def test_of_many_variants_those_that_fit_somewhere(fleet, catalog, monkeypatch):
     assert {len(row) for row in picture(page(found))} == {3}
 
 
-def test_long_lists_are_cut(make, catalog, monkeypatch):
+def test_long_lists_are_shortened(make, catalog, monkeypatch):
     monkeypatch.setattr(module, "LISTED", 1)
     fleet = {
         "a": make.host(make.gpu(0), driver="550.163.01"),
@@ -210,7 +210,7 @@ def test_long_lists_are_cut(make, catalog, monkeypatch):
     assert text.count("1 more, with fewer hosts each") == 1
 
 
-def test_a_set_that_may_not_be_the_smallest(fleet, catalog):
+def test_inexact_smallest_set_is_marked(fleet, catalog):
     found = coverage(fleet, catalog)
     assert "at least" not in page(found)
     other = replace(found, smallest=Smallest(variants=("t:v1-b", "t:v1-a"), least=1))
@@ -226,13 +226,13 @@ def test_a_set_that_may_not_be_the_smallest(fleet, catalog):
         ({"cubins": (), "platform": "linux/arm64"}, "CUDA 12.2 · 535.261.03", "arm64"),
     ],
 )
-def test_headlines(make, facts, group, label):
+def test_column_headings_describe_variants(make, facts, group, label):
     found = Page(page(coverage({"one": make.host()}, make.catalog(make.variant("t:v1-b", **facts)))))
     assert [one["text"] for one in found.all("th") if one.get("scope") == "colgroup"] == [group]
     assert [one["text"] for one in found.all("span", "turned")] == [label]
 
 
-def test_the_headline_of_a_compat_variant(make):
+def test_column_heading_of_a_compat_variant(make):
     driver = UserModeDriver(mode="compat", version="560.35.05", branches=(535,), brands=("nvidia",))
     one = make.cpu_variant("t:v1-b", cuda="12.6", cubins=("89",), driver=driver)
     bare = make.cpu_variant("t:v1-c", cuda="12.6", cubins=("89",))
@@ -245,5 +245,5 @@ def test_the_headline_of_a_compat_variant(make):
     ("number", "text"),
     [(0, ""), (1, "1"), (999, "999"), (1000, "1.0k"), (9949, "9.9k"), (9950, "10k"), (99600, "100k")],
 )
-def test_numbers_fit_narrow_columns(number, text):
+def test_large_numbers_are_abbreviated(number, text):
     assert module._brief(number) == text

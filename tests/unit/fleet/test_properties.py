@@ -103,7 +103,7 @@ def test_every_host_is_counted_once(fleet, catalog, gpus, allow_cpu, drivers):
 
 
 @given(fleets, catalogs, wanted, st.booleans())
-def test_everyone_gets_what_select_gives(fleet, catalog, gpus, allow_cpu):
+def test_coverage_agrees_with_select(fleet, catalog, gpus, allow_cpu):
     found = coverage(fleet, catalog, gpus=gpus, allow_cpu=allow_cpu)
     kinds = {name: kind for kind in found.kinds for name in kind.hosts}
     answers = select_many(fleet.values(), catalog, gpus=gpus, allow_cpu=allow_cpu)
@@ -121,7 +121,7 @@ def test_everyone_gets_what_select_gives(fleet, catalog, gpus, allow_cpu):
 
 
 @given(fleets, catalogs)
-def test_the_smallest_set_serves_all_and_none_smaller_does(fleet, catalog):
+def test_smallest_set_is_sufficient_and_minimal(fleet, catalog):
     found = coverage(fleet, catalog)
     served = {name for service in found.variants for name in service.hosts}
 
@@ -139,7 +139,7 @@ def test_the_smallest_set_serves_all_and_none_smaller_does(fleet, catalog):
 
 
 @given(fleets, catalogs, upgrades, st.randoms())
-def test_the_order_of_hosts_and_variants_changes_nothing(fleet, catalog, drivers, source):
+def test_order_of_hosts_and_variants_does_not_matter(fleet, catalog, drivers, source):
     drivers = possible(drivers, fleet)
     names = source.sample(list(fleet), len(fleet))
     variants = tuple(source.sample(catalog.variants, len(catalog.variants)))
@@ -152,7 +152,7 @@ def test_the_order_of_hosts_and_variants_changes_nothing(fleet, catalog, drivers
 
 
 @given(fleets, catalogs, wanted)
-def test_the_driver_that_is_there_changes_nothing(fleet, catalog, gpus):
+def test_upgrade_to_the_same_driver_changes_nothing(fleet, catalog, gpus):
     for found in coverage(fleet, catalog, gpus=gpus, drivers={one: one for one in there(fleet)}).upgrades:
         assert (found.lost, found.changed, found.gained, found.unchanged) == ((), (), (), found.hosts)
 
@@ -163,7 +163,7 @@ def test_documents_conform(conforms, fleet, catalog, drivers):
 
 
 @given(fleets, catalogs)
-def test_one_host_more_takes_nothing_from_the_others(fleet, catalog):
+def test_added_host_does_not_affect_others(fleet, catalog):
     found = coverage(fleet, catalog)
     name, *rest = fleet
     if rest:

@@ -41,7 +41,7 @@ def one(fleet, catalog, old, new, **options):
     return found
 
 
-def test_lost_changed_gained_unchanged(make, fleet, catalog, conforms):
+def test_hosts_are_lost_changed_gained_or_unchanged(make, fleet, catalog, conforms):
     conforms(coverage(fleet, catalog, drivers={make.OLD: make.NEW}).to_json())
     found = one(fleet, catalog, make.OLD, make.NEW)
     (loss,) = found.lost
@@ -53,21 +53,21 @@ def test_lost_changed_gained_unchanged(make, fleet, catalog, conforms):
     assert not coverage({"v100": fleet["v100"]}, catalog, drivers={make.OLD: make.NEW}).complete
 
 
-def test_several_at_once_each_for_the_driver_a_host_has_now(make, fleet, catalog):
+def test_several_upgrades_each_apply_to_the_current_driver(make, fleet, catalog):
     found = coverage(fleet, catalog, drivers={make.OLD: "550.163.01", "550.163.01": make.NEW}).upgrades
     assert [(upgrade.old, upgrade.hosts) for upgrade in found] == [(make.OLD, 5), ("550.163.01", 1)]
     assert [len(loss.hosts) for loss in found[0].lost] == [2, 1]
     assert found[1].gained == (Change(old=None, new="t:v1-new", hosts=("other",)),)
 
 
-def test_the_same_driver_changes_nothing(make, fleet, catalog):
+def test_same_driver_changes_nothing(make, fleet, catalog):
     for driver in (make.OLD, "550.163.01"):
         found = one(fleet, catalog, driver, driver)
         assert (found.lost, found.changed, found.gained) == ((), (), ())
         assert found.unchanged == found.hosts
 
 
-def test_a_driver_that_no_host_has(fleet, catalog, make):
+def test_unknown_driver_is_rejected(fleet, catalog, make):
     with pytest.raises(UsageError, match=r"no host has driver 535\.261\.3$") as raised:
         one(fleet, catalog, "535.261.3", make.NEW)
     assert raised.value.remedy == "did you mean '535.261.03'?"
@@ -80,7 +80,7 @@ def test_a_driver_that_no_host_has(fleet, catalog, make):
 
 
 @pytest.mark.parametrize("gpus", [None, "1"])
-def test_a_gpu_that_the_new_driver_leaves_behind(make, gpus):
+def test_gpu_dropped_by_the_new_driver_is_a_loss(make, gpus):
     host = make.variant("t:v1-host", cubins=("70",), driver=None)
     fleet = {
         "v100": make.host(make.gpu(0, **V100)),
@@ -95,18 +95,18 @@ def test_a_gpu_that_the_new_driver_leaves_behind(make, gpus):
         assert loss.miss.fix == rule.fix == "keep this host at a driver of branch 580 or older"
 
 
-def test_a_host_that_passes_no_such_gpu_does_not_mind(make, catalog):
+def test_host_that_does_not_pass_a_dropped_gpu_is_unchanged(make, catalog):
     fleet = {"v100": make.host(make.gpu(0, **V100))}
     assert one(fleet, catalog, make.OLD, "595.45", gpus="none").unchanged == 1
 
 
-def test_what_the_old_driver_did_not_support_either_is_no_news(make):
+def test_gpu_unsupported_by_the_old_driver_is_unchanged(make):
     host = make.variant("t:v1-host", cubins=("70",), driver=None)
     fleet = {"v100": make.host(make.gpu(0, **V100), driver="590.1")}
     assert one(fleet, make.catalog(host), "590.1", "595.45").unchanged == 1
 
 
-def test_gpus_that_no_table_knows(make, catalog):
+def test_unknown_gpus_are_not_assumed_dropped(make, catalog):
     fleet = {
         "unknown": make.host(make.gpu(0, pci_device_id=None)),
         "new": make.host(make.gpu(0, pci_device_id="0000", name="other")),
@@ -116,7 +116,7 @@ def test_gpus_that_no_table_knows(make, catalog):
     ]
 
 
-def test_pairs_of_drivers():
+def test_driver_pairs_are_parsed():
     assert parse([]) == {}
     assert parse(["1.2=3.4", "5.6.7=1.2", "1.2=3.4"]) == {"1.2": "3.4", "5.6.7": "1.2"}
 
@@ -124,17 +124,17 @@ def test_pairs_of_drivers():
 @pytest.mark.parametrize(
     "text", ["", "1.2", "1.2=", "=1.2", "1.2=x", "1=2", "1.2=3.4=5.6", "1.2==3.4", "1.2=3.4 "]
 )
-def test_what_is_no_pair_of_drivers(text):
+def test_invalid_driver_pair_is_rejected(text):
     with pytest.raises(UsageError, match="invalid driver version") as raised:
         parse([text])
     assert "OLD=NEW" in raised.value.remedy
 
 
-def test_two_drivers_in_the_place_of_one():
+def test_contradictory_driver_pairs_are_rejected():
     with pytest.raises(UsageError, match=r"two replacements: 3\.4 and 5\.6"):
         parse(["1.2=3.4", "1.2=5.6"])
 
 
-def test_the_library_checks_as_well(make, fleet, catalog):
+def test_library_validates_driver_versions(make, fleet, catalog):
     with pytest.raises(UsageError, match="invalid driver version 'next'"):
         one(fleet, catalog, make.OLD, "next")

@@ -37,7 +37,7 @@ def machine(module, tmp_path):
     return module("machine").Machine(tmp_path, tmp_path / "work", 1)
 
 
-def test_a_report_does_not_say_whose_machine_it_is(module, machine, monkeypatch):
+def test_report_does_not_identify_the_machine(module, machine, monkeypatch):
     report = module("report")
     monkeypatch.setattr(socket, "gethostname", lambda: "node17.lab.example")
     monkeypatch.setattr(platform, "node", lambda: "node17")
@@ -55,7 +55,7 @@ def test_a_report_does_not_say_whose_machine_it_is(module, machine, monkeypatch)
     assert "1 FAILED." in text
 
 
-def test_evidence_stays_a_block_of_some_lines(module, machine):
+def test_evidence_is_a_short_code_block(module, machine):
     report = module("report")
     evidence = "\n".join(["```", *map(str, range(1000)), "x" * 5000])
     text = report.written(
@@ -73,7 +73,7 @@ def ended(stat):
         return True
 
 
-def test_what_a_check_starts_ends_with_it(module, machine):
+def test_processes_of_a_check_end_with_it(module, machine):
     errors = module("machine")
     with machine.start("sh", "-c", "sleep 600 & echo $!; wait") as process:
         stat = Path(f"/proc/{process.stdout.readline().strip()}/stat")
@@ -88,7 +88,7 @@ def test_what_a_check_starts_ends_with_it(module, machine):
         machine.run("/no/such")
 
 
-def test_a_part_that_cannot_be_made_says_why(module, monkeypatch, tmp_path):
+def test_failed_part_of_the_bundle_gives_a_reason(module, monkeypatch, tmp_path):
     parts = module("parts")
     for name in ("dpkg", "gcc", "apt-get"):
         (tmp_path / name).write_text("#!/bin/sh\necho 'E: Temporary failure resolving' >&2\nexit 100\n")
@@ -104,7 +104,7 @@ def test_a_part_that_cannot_be_made_says_why(module, monkeypatch, tmp_path):
         parts.kernels(tmp_path, tmp_path / "cache")
 
 
-def test_without_a_gpu_the_check_from_a_checkout_fails_unless_it_need_not(tmp_path):
+def test_gpu_check_fails_without_a_gpu_unless_if_any(tmp_path):
     if Path("/dev/nvidia0").exists() or Path("/proc/driver/nvidia/version").exists():
         pytest.skip("this machine has a GPU")
     (tmp_path / "ci").mkdir()

@@ -50,13 +50,13 @@ def lines(path):
         ("gitlab.yml", ["--builtin-schema", "vendor.gitlab-ci", "--data-transform", "gitlab-ci"]),
     ],
 )
-def test_each_is_what_its_system_takes(name, options):
+def test_pipelines_conform_to_their_schemas(name, options):
     command = [sys.executable, "-m", "check_jsonschema", *options, str(ROOT / "ci" / "pipelines" / name)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
 
 
-def test_gocd_fetches_what_its_jobs_leave_behind():
+def test_gocd_fetches_existing_artifacts():
     whole = yaml.safe_load((ROOT / "ci" / "pipelines" / "images.gocd.yaml").read_text())
     (pipeline,) = whole["pipelines"].values()
     left: dict[tuple[str, str], set[str]] = {}
@@ -76,7 +76,7 @@ def test_gocd_fetches_what_its_jobs_leave_behind():
 
 
 @pytest.mark.parametrize("path", PIPELINES, ids=lambda path: path.name)
-def test_each_goes_from_a_plan_to_what_is_published(path):
+def test_pipelines_go_from_plan_to_publish(path):
     yaml.load(path.read_text(), Loader)  # noqa: S506 - it is a safe one
     order = [words[0] for words in lines(path) if words[0] != "export"]
     wanted = ["validate", "plan", "build", "report", "publish"]
@@ -86,7 +86,7 @@ def test_each_goes_from_a_plan_to_what_is_published(path):
 @pytest.mark.parametrize(
     "path", [*PIPELINES, ROOT / "docs" / "how-to" / "build-in-ci.md"], ids=lambda path: path.name
 )
-def test_no_command_line_has_what_the_command_does_not_know(path):
+def test_command_lines_use_existing_options(path):
     found = [words for words in lines(path) if not words[0].startswith("`")]
     assert found
     for name, *words in found:

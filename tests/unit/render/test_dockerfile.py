@@ -46,7 +46,7 @@ from imagematrix.render.dockerfile import bases, beginning, replaced, stages, th
         ("FROM a\nENV FROM=b\nLABEL x='FROM c'\n", ("a",)),
     ],
 )
-def test_bases(dockerfile, expected):
+def test_bases_are_read(dockerfile, expected):
     assert bases(dockerfile) == expected
     assert bases(dockerfile.replace("\n", "\n\n")) == expected  # an empty line ends nothing
 
@@ -72,7 +72,7 @@ def test_bases(dockerfile, expected):
         "ENV x=<<EOF",
     ],
 )
-def test_what_a_heredoc_holds_is_no_instruction(heredoc):
+def test_heredoc_content_is_not_an_instruction(heredoc):
     assert bases(f"FROM before\n{heredoc}\nFROM after\n") == ("before", "after")
 
 
@@ -80,13 +80,13 @@ def test_what_a_heredoc_holds_is_no_instruction(heredoc):
     "line",
     ["FROM $BASE", "FROM debian:${TAG}", "COPY --from=$STAGE /x /", "RUN --mount=from=$STAGE,target=/x true"],
 )
-def test_a_base_from_a_variable_is_refused(line):
+def test_base_from_a_variable_is_rejected(line):
     with pytest.raises(UsageError, match="takes a base image from a variable") as caught:
         bases(f"ARG BASE=x\nFROM debian\n{line}\n")
     assert "the template's variables" in caught.value.remedy
 
 
-def test_a_dockerfile_up_to_the_end_of_a_stage():
+def test_dockerfile_is_cut_after_a_stage():
     dockerfile = textwrap.dedent(
         """\
         FROM debian AS Compiler
@@ -116,7 +116,7 @@ def test_a_dockerfile_up_to_the_end_of_a_stage():
         ("", None),
     ],
 )
-def test_the_image_that_the_last_stage_begins_with(dockerfile, expected):
+def test_base_of_the_last_stage_is_read(dockerfile, expected):
     assert beginning(dockerfile) == expected
 
 
@@ -138,12 +138,12 @@ def test_the_image_that_the_last_stage_begins_with(dockerfile, expected):
         ("FROM scratch\n", "FROM scratch\n"),
     ],
 )
-def test_other_images_take_the_place_of_some(dockerfile, expected):
+def test_images_are_replaced(dockerfile, expected):
     assert replaced(dockerfile, {"a:1": "A", "b": "B"}) == expected
     assert replaced(dockerfile, {}) == dockerfile
 
 
-def test_what_stages_are_made_of():
+def test_stages_include_the_stages_they_build_on():
     dockerfile = "FROM a AS One\nRUN 1\n\nFROM one AS two\nRUN 2\n\nFROM b\nRUN 3\n\nFROM two\nRUN 4\n"
     one, two, third = stages(dockerfile)
     assert one == "FROM a AS One\nRUN 1\n\n"
@@ -183,18 +183,18 @@ def test_what_stages_are_made_of():
         'FROM a\nRUN ["sh"] <<EOF\nFROM b\nEOF\n',
     ],
 )
-def test_what_releases_of_buildkit_read_differently_is_refused(dockerfile):
+def test_ambiguous_syntax_is_rejected(dockerfile):
     with pytest.raises(UsageError) as caught:
         bases(dockerfile)
     assert caught.value.remedy
 
 
-def test_a_shebang_may_come_before_the_syntax():
+def test_shebang_may_precede_the_syntax_directive():
     assert bases("#!/usr/bin/env docker\n# syntax=x:1\nFROM a\n") == ("x:1", "a")
     assert bases("#!/usr/bin/env docker") == ()
 
 
-def test_a_quoted_name_is_replaced_too():
+def test_quoted_names_are_replaced():
     dockerfile = 'FROM a\nCOPY --from="b" from=b /\nRUN --mount=source=from=b,"from=b" true\n'
     expected = dockerfile.replace('="b"', '="B"').replace('"from=b"', '"from=B"')
     assert replaced(dockerfile, {"b": "B"}) == expected

@@ -60,7 +60,7 @@ def refusal(path, name=None):
 
 
 @pytest.mark.parametrize("name", CELLS)
-def test_the_shipped_templates_give_what_they_gave(name, starters):
+def test_shipped_templates_match_the_golden_files(name, starters):
     template, _, cell = name.partition("/")
     path = GOLDEN / f"{name}.Dockerfile"
     again = (
@@ -69,12 +69,12 @@ def test_the_shipped_templates_give_what_they_gave(name, starters):
     assert render(starters[template], cell) == path.read_text(), f"if this is meant: {again}"
 
 
-def test_there_is_no_other_golden_file():
+def test_every_golden_file_is_used():
     found = {str(path.relative_to(GOLDEN).with_suffix("")) for path in GOLDEN.rglob("*.Dockerfile")}
     assert found == set(CELLS)
 
 
-def test_the_order_of_python_s_sets_changes_no_byte(starters):
+def test_rendering_does_not_depend_on_hash_order(starters):
     digests = {
         subprocess.run(
             [sys.executable, "-c", EVERYTHING, *starters.values()],
@@ -88,7 +88,7 @@ def test_the_order_of_python_s_sets_changes_no_byte(starters):
     assert len(digests) == 1
 
 
-def test_what_templates_see(project):
+def test_variables_of_a_template(project):
     path = project(('"12.4": {', '"12.4": {nvrtc: libnvrtc12, '))
     cells = {cell.id: cell for cell in expand(load(path)).cells}
     assert variables(cells["cpu-znver4"]) == {
@@ -128,7 +128,7 @@ def test_what_templates_see(project):
         ("10.0f", ("100f", "100f-real", "10.0f", "sm_100f", "-gencode=arch=compute_100f,code=sm_100f")),
     ],
 )
-def test_a_gpu_s_target_in_the_words_of_build_systems(project, compute, expected):
+def test_compute_capability_is_given_in_build_system_syntax(project, compute, expected):
     path = project(
         text=f"""\
             schema: imagematrix.matrix/v1
@@ -143,7 +143,7 @@ def test_a_gpu_s_target_in_the_words_of_build_systems(project, compute, expected
     assert (seen["cflags"], seen["march_option"]) == ("-O2", None)
 
 
-def test_every_name_that_templates_have_is_taken(project):
+def test_template_variable_names_are_reserved(project):
     path = project(
         text="""\
             schema: imagematrix.matrix/v1
@@ -155,7 +155,7 @@ def test_every_name_that_templates_have_is_taken(project):
     assert set(variables(cell)) - {"stage"} <= words.RESERVED | set(HARDWARE)
 
 
-def test_the_compiler_of_a_core_of_arm_wants_another_option(project):
+def test_arm_cores_use_mcpu(project):
     path = project(
         text="""\
             schema: imagematrix.matrix/v1
@@ -168,13 +168,13 @@ def test_the_compiler_of_a_core_of_arm_wants_another_option(project):
     assert render(path) == "linux/arm64 aarch64 -O2 -mcpu=neoverse-v2 debian True\n"
 
 
-def test_an_unknown_variable_names_its_place_and_the_nearest_one(project):
+def test_unknown_variable_has_a_position_and_a_suggestion(project):
     message, remedy = refusal(project(template="FROM debian\n# {{ version }}\nRUN {{ marhc_option }}\n"))
     assert message == "training.j2:3: 'marhc_option' is undefined (in the cell cpu-x86-64-v3)"
     assert remedy == "did you mean 'march_option'?"
 
 
-def test_an_error_in_what_a_template_imports_is_told_there(project, tmp_path):
+def test_error_in_an_imported_template_has_its_position(project, tmp_path):
     path = project(template='{% import "macros.j2" as m %}\n\nFROM {{ m.base() }}\n')
     (tmp_path / "templates" / "macros.j2").write_text("{% macro base() %}\n{{ zzzzzzzz }}\n{% endmacro %}\n")
     message, remedy = refusal(path)
@@ -204,7 +204,7 @@ def test_an_error_in_what_a_template_imports_is_told_there(project, tmp_path):
         ("{{ range(10 ** 9) }}", "training.j2:1: Range too big"),
     ],
 )
-def test_whatever_goes_wrong_is_one_error_with_its_place(project, template, expected):
+def test_template_errors_have_a_position(project, template, expected):
     assert expected in refusal(project(template=template))[0]
 
 
@@ -229,14 +229,14 @@ def test_whatever_goes_wrong_is_one_error_with_its_place(project, template, expe
         "{% include cuda %}",
     ],
 )
-def test_what_has_no_value_in_a_cell_is_written_in_no_way(project, use):
+def test_variable_without_a_value_cannot_be_printed(project, use):
     message, remedy = refusal(project(template=f"FROM x\n{use}\n"))
     assert message == "training.j2:2: 'cuda' has no value here (in the cell cpu-x86-64-v3)"
     assert remedy == "test for it first: {% if cuda %}...{% endif %}"
 
 
 @pytest.mark.parametrize("use", ["{{ [bsae] }}", '{{ "x" ~ bsae }}', "{% if bsae %}x{% endif %}"])
-def test_an_unknown_name_is_written_in_no_way(project, use):
+def test_unknown_variable_cannot_be_printed(project, use):
     message, remedy = refusal(project(template=use))
     assert message == "training.j2:1: 'bsae' is undefined (in the cell cpu-x86-64-v3)"
     assert remedy == "did you mean 'base'?"
@@ -255,12 +255,12 @@ def test_an_unknown_name_is_written_in_no_way(project, use):
         ("{{ sm == compute }}", "True", "False"),
     ],
 )
-def test_what_has_no_value_in_a_cell_can_be_asked_for(project, question, cpu, gpu):
+def test_variable_without_a_value_can_be_tested(project, question, cpu, gpu):
     path = project(template=question)
     assert (render(path), render(path, "cuda12.4-sm89-drv550.163.01-znver4")) == (cpu, gpu)
 
 
-def test_a_template_that_is_no_text(project, tmp_path):
+def test_binary_template_is_rejected(project, tmp_path):
     path = project()
     (tmp_path / "templates" / "training.j2").write_bytes(b"FROM \xff\n")
     assert "training.j2: 'utf-8' codec can't decode" in refusal(path)[0]

@@ -47,7 +47,7 @@ def answer(folder):
     return call
 
 
-def test_all_that_a_template_can_reach_is_data_and_jinja_s_own(folder):
+def test_template_reaches_only_data_and_jinja_builtins(folder):
     (folder / "t.j2").write_text(EVERYTHING)
     templates = Templates(str(folder))
     environment = templates._environment
@@ -125,7 +125,7 @@ def assert_harmless(value):
         "{{ [1, 2] | random }}",
     ],
 )
-def test_a_template_gets_no_hold_of_python(answer, trick):
+def test_template_cannot_reach_python(answer, trick):
     found = answer(trick)
     assert "image" in found or any(
         word in found["error"]
@@ -134,11 +134,11 @@ def test_a_template_gets_no_hold_of_python(answer, trick):
 
 
 @pytest.mark.parametrize("name", ["named", "values", "get", "_planner", "other"])
-def test_images_have_no_attributes_but_images(answer, name):
+def test_image_attributes_are_only_image_names(answer, name):
     assert answer(f"{{{{ images.{name} }}}}") == {"image": name}
 
 
-def test_images_are_a_mapping(answer):
+def test_images_behave_like_a_mapping(answer):
     assert answer('{{ images["base"] }} {{ images.base }}') == {"text": "base:v1 base:v1"}
     listed = answer(
         '{{ "base" in images }} {{ images | length }} {% for one in images %}{{ one }},{% endfor %}'
@@ -157,7 +157,7 @@ def test_images_are_a_mapping(answer):
         "{{ [1] | map('string') }}",
     ],
 )
-def test_what_python_would_write_otherwise_each_time_is_not_written(answer, text):
+def test_irreproducible_values_cannot_be_printed(answer, text):
     assert any(word in answer(text)["error"] for word in ("cannot be written", "cannot be listed"))
 
 
@@ -165,7 +165,7 @@ def test_what_python_would_write_otherwise_each_time_is_not_written(answer, text
     "name",
     ["/etc/passwd", "../outside.j2", "link.j2", "folder/outside.j2", "sub/../t.j2", "{{ folder }}/t.j2"],
 )
-def test_a_template_includes_only_what_is_in_its_folder(tmp_path, name):
+def test_template_includes_only_files_of_its_folder(tmp_path, name):
     folder = tmp_path / "templates"
     folder.mkdir()
     (tmp_path / "outside.j2").write_text("secret")
@@ -176,7 +176,7 @@ def test_a_template_includes_only_what_is_in_its_folder(tmp_path, name):
     assert "not found" in Templates(str(folder)).answer("t.j2", {}, {}, [])["error"]
 
 
-def test_a_link_inside_of_the_folder_is_followed(folder, answer):
+def test_link_inside_the_folder_is_followed(folder, answer):
     (folder / "link.j2").symlink_to("macros.j2")
     os.mkfifo(folder / "pipe.j2")
     assert answer('{% import "link.j2" as m %}{{ m.value }}') == {"text": "1"}
@@ -197,7 +197,7 @@ def test_a_link_inside_of_the_folder_is_followed(folder, answer):
         (("training.j2", "link.j2"), "5:15: the template link.j2 is outside"),
     ],
 )
-def test_a_matrix_names_only_templates_of_its_own(project, tmp_path, change, expected):
+def test_matrix_names_only_templates_of_its_folder(project, tmp_path, change, expected):
     (tmp_path / "link").symlink_to("/etc")
     (tmp_path / "templates" / "link.j2").symlink_to("/etc/passwd")
     with pytest.raises(MatrixError) as caught:
@@ -206,7 +206,7 @@ def test_a_matrix_names_only_templates_of_its_own(project, tmp_path, change, exp
     assert "links that lead outside are rejected" in str(caught.value)
 
 
-def test_a_folder_of_templates_that_is_a_link_out(project, tmp_path):
+def test_template_folder_linked_outside_is_rejected(project, tmp_path):
     path = project()
     (tmp_path / "templates").rename(tmp_path.parent / "elsewhere")
     (tmp_path / "templates").symlink_to("../elsewhere")
@@ -242,7 +242,7 @@ def cells(project):
         ("{{ '%99999999999d' % 1 }}", "training.j2:1: "),
     ],
 )
-def test_a_template_has_limits_of_time_memory_and_output(cells, monkeypatch, template, expected):
+def test_time_memory_and_output_are_limited(cells, monkeypatch, template, expected):
     monkeypatch.setattr(render, "SECONDS", 1)
     renderer, found = cells(template)
     with pytest.raises(UsageError) as caught:
@@ -251,7 +251,7 @@ def test_a_template_has_limits_of_time_memory_and_output(cells, monkeypatch, tem
     assert str(caught.value).endswith("(in the cell cpu-x86-64-v3)")
 
 
-def test_what_renders_may_be_killed(cells):
+def test_killed_renderer_is_reported(cells):
     renderer, found = cells("FROM x\n")
     assert renderer.render(found[0], {}.get) == "FROM x\n"
     renderer._process.kill()
@@ -259,20 +259,20 @@ def test_what_renders_may_be_killed(cells):
         renderer.render(found[1], {}.get)
 
 
-def test_what_renders_may_not_even_start(cells, monkeypatch):
+def test_renderer_that_does_not_start_is_reported(cells, monkeypatch):
     monkeypatch.setattr(render, "START", "raise SystemExit(3)")
     renderer, found = cells("FROM x\n")
     with pytest.raises(ImagematrixError, match="exited with code 3"):
         renderer.render(found[0], {}.get)
 
 
-def test_long_requests_and_long_answers_wait_for_each_other_never(cells):
+def test_long_requests_and_answers_do_not_deadlock(cells):
     renderer, found = cells("{% for n in range(1000) %}{{ base }} and much more text {% endfor %}")
     renderer.ahead(found)
     assert {len(renderer.render(cell, {}.get)) > 30_000 for cell in reversed(found)} == {True}
 
 
-def test_ctrl_c_is_not_for_what_renders(cells):
+def test_renderer_does_not_receive_ctrl_c(cells):
     renderer, found = cells("FROM x\n")
     assert os.getsid(renderer._process.pid) == renderer._process.pid != os.getsid(0)
     assert renderer.render(found[0], {}.get) == "FROM x\n"

@@ -39,7 +39,7 @@ def suites(tmp_path):
     return read
 
 
-def test_a_test_case_for_each_cell_of_this_build(suites):
+def test_every_cell_of_the_build_is_a_test_case(suites):
     (suite,) = suites(junit(outcomes(CELLS), lambda _: "the log"))
     assert (suite.tests, suite.failures, suite.errors, suite.skipped, suite.time) == (5, 1, 0, 2, 3.25)
     cases = list(suite)
@@ -65,13 +65,13 @@ def test_a_test_case_for_each_cell_of_this_build(suites):
     assert (failure.message, failure.text) == ("ERROR: exit code: 1", "the log")
 
 
-def test_a_build_of_nothing_is_a_document_too(suites):
+def test_empty_build_gives_a_valid_document(suites):
     (suite,) = suites(junit((), lambda _: ""))
     assert (suite.tests, suite.time) == (0, 0.0)
 
 
 @given(st.text(st.characters(exclude_categories=())))
-def test_hostile_text_stays_text(text):
+def test_hostile_text_is_escaped(text):
     text += ']]></failure><failure message="x">&amp;<![CDATA[\x1b[0m\x00'
     failed = [{"cell": text, "status": "failed", "seconds": 1, "error": text}]
     document = ET.fromstring(junit(outcomes(failed), lambda _: text))  # noqa: S314 - what is to be tested

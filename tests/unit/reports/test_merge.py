@@ -54,7 +54,7 @@ def sharded(planned, backend, silent, tmp_path):
     return call
 
 
-def test_all_shards_together_are_the_whole(sharded, planned, conforms):
+def test_reports_of_all_shards_merge_into_a_whole(sharded, planned, conforms):
     documents = list(sharded(3, 1, 2))
     for one in documents:
         conforms(one)
@@ -68,7 +68,7 @@ def test_all_shards_together_are_the_whole(sharded, planned, conforms):
     assert merge([parse(whole, "x")]).to_json() == whole
 
 
-def test_a_missing_shard_is_named_with_its_cells(sharded, conforms):
+def test_missing_shard_is_reported_with_its_cells(sharded, conforms):
     merged = merge(parse(one, "x") for one in sharded(1, 3))
     error = merged.failure()
     assert (type(error), error.exit_code) == (BuildError, 6)
@@ -81,7 +81,7 @@ def test_a_missing_shard_is_named_with_its_cells(sharded, conforms):
     assert [one["status"] for one in document["cells"]].count("missing") == 4
 
 
-def test_a_plan_tells_what_is_missing_where_jobs_are_not_shards():
+def test_plan_document_reveals_missing_cells():
     planned = document(cell("a", "build"), cell("b", "build"), cell("c", "up-to-date"), kind="plan")
     merged = merge([planned, document(cell("a", "built"))])
     assert statuses(merged) == {"a": "built", "b": "build", "c": "build"}
@@ -91,14 +91,14 @@ def test_a_plan_tells_what_is_missing_where_jobs_are_not_shards():
     assert statuses(merge([planned, document(cell("a", "built")), rest]))["c"] == "failed"
 
 
-def test_what_failed_is_named():
+def test_failed_cells_are_named():
     merged = merge([document(cell("a", "built"), cell("b", "failed"), cell("c", "stopped"))])
     assert "2 of 3 images were not built\n  failed or stopped: training:v1 b, training:v1 c" in str(
         merged.failure()
     )
 
 
-def test_a_second_try_mends_the_first():
+def test_retry_replaces_a_failure():
     tries = [
         document(cell("a", "failed", error="no"), cell("b", "other-shard"), shard="1/2"),
         document(cell("a", "other-shard"), cell("b", "built", digest=A), shard="2/2"),
@@ -109,7 +109,7 @@ def test_a_second_try_mends_the_first():
     assert merged.failure() is None
 
 
-def test_many_are_counted():
+def test_long_list_of_failures_is_shortened():
     merged = merge([document(*(cell(f"c{number}", "failed") for number in range(25)))])
     assert str(merged.failure()).endswith("c19 and 5 more")
 
@@ -127,14 +127,14 @@ def test_many_are_counted():
         (cell("a", "infeasible"), cell("a", "other-shard"), "infeasible in 1.json, other-shard in 2.json"),
     ],
 )
-def test_contradictions_are_refused(one, other, expected):
+def test_contradictions_are_rejected(one, other, expected):
     with pytest.raises(BuildError, match="contradict") as caught:
         merge([document(one, where="1.json"), document(other, where="2.json")])
     assert f"training:v1 a: {expected}" in str(caught.value)
     assert caught.value.remedy
 
 
-def test_what_a_shard_thinks_of_anothers_cells_is_no_contradiction():
+def test_other_shard_s_cells_do_not_contradict():
     mine = document(cell("a", "built", input=A), cell("b", "other-shard", input=A), shard="1/2")
     theirs = document(cell("a", "other-shard", input=B), cell("b", "built", input=B), shard="2/2")
     assert merge([mine, theirs]).failure() is None
@@ -144,7 +144,7 @@ STATUS = st.sampled_from(["built", "failed", "stopped", "up-to-date", "other-sha
 
 
 @given(st.lists(st.dictionaries(st.sampled_from("abcd"), STATUS), max_size=5), st.randoms())
-def test_the_order_of_the_documents_means_nothing(cells, random):
+def test_document_order_does_not_matter(cells, random):
     reports = [document(*(cell(name, status) for name, status in some.items())) for some in cells]
     shuffled = list(reports)
     random.shuffle(shuffled)
@@ -167,17 +167,17 @@ def test_the_order_of_the_documents_means_nothing(cells, random):
         ({"schema": "imagematrix.build/v1", "cells": [cell("a", "built", seconds=True)]}, "seconds"),
     ],
 )
-def test_what_is_no_document(data, expected):
+def test_invalid_document_is_rejected(data, expected):
     with pytest.raises(UsageError, match=expected) as caught:
         parse(data, "x.json")
     assert str(caught.value).startswith("x.json: ")
 
 
-def test_a_shard_that_is_none():
+def test_invalid_shard_is_rejected():
     with pytest.raises(UsageError, match="invalid shard"):
         merge([document(shard="0/0")])
 
 
-def test_a_file_that_is_not_there(tmp_path):
+def test_missing_file_is_rejected(tmp_path):
     with pytest.raises(UsageError, match="No such file"):
         load(tmp_path / "nowhere.json")

@@ -33,7 +33,7 @@ def layout(tmp_path, published):
     return tmp_path
 
 
-def test_a_layout_answers_like_a_registry(front, layout, published):
+def test_layout_answers_like_a_registry(front, layout, published):
     node = front("genoa-h200", name=f"oci:{layout}")
     assert node.pull("v1") == published.digests["sm90"]
     assert node.pull("v1-cpu") == published.digests["cpu-v3"]
@@ -42,7 +42,7 @@ def test_a_layout_answers_like_a_registry(front, layout, published):
     assert node.pull(published.digests["cpu-v2"]) == published.digests["cpu-v2"]
 
 
-def test_blobs_of_a_layout_come_in_whole_and_in_part(front, layout):
+def test_layout_blobs_support_ranges(front, layout):
     node = front(name=f"oci:{layout}")
     path = f"/v2/ml/training/blobs/{digest(LAYER)}"
     assert node.get(path).content == LAYER
@@ -54,7 +54,7 @@ def test_blobs_of_a_layout_come_in_whole_and_in_part(front, layout):
     assert node.get(f"/v2/ml/training/blobs/{digest(b'?')}").status_code == 404
 
 
-def test_damaged_layouts_are_refused(tmp_path, layout, published):
+def test_damaged_layouts_are_rejected(tmp_path, layout, published):
     upstream = open_upstream(f"oci:{layout}")
     path = layout / "blobs" / "sha256" / published.digests["sm90"].removeprefix("sha256:")
     path.write_bytes(path.read_bytes().replace(b"v1", b"v2"))

@@ -18,7 +18,7 @@ def _looked_at_each_time(monkeypatch):
     monkeypatch.setattr(node, "RARELY_S", 0)
 
 
-def test_a_saved_host_is_read_again_when_its_file_changes(tmp_path):
+def test_saved_host_is_reloaded_when_its_file_changes(tmp_path):
     file = tmp_path / "host.json"
     shutil.copy(HOSTS / "laptop.json", file)
     saved = Saved(file)
@@ -40,7 +40,7 @@ def test_a_saved_host_is_read_again_when_its_file_changes(tmp_path):
     assert saved.host() == first
 
 
-def test_a_change_is_looked_for_at_most_once_in_a_while(tmp_path, monkeypatch):
+def test_file_changes_are_checked_at_intervals(tmp_path, monkeypatch):
     monkeypatch.setattr(node, "RARELY_S", 1000)
     file = tmp_path / "host.json"
     shutil.copy(HOSTS / "laptop.json", file)
@@ -50,7 +50,7 @@ def test_a_change_is_looked_for_at_most_once_in_a_while(tmp_path, monkeypatch):
     assert saved.host() is first
 
 
-def test_this_machine_is_probed_again_when_it_changes(monkeypatch, tmp_path):
+def test_machine_is_probed_again_when_it_changes(monkeypatch, tmp_path):
     probes = []
 
     def counted(**options):

@@ -17,7 +17,7 @@ from imagematrix.resolver import versions
 LAYER = b"cpu-v3" * 1000
 
 
-def test_each_node_gets_the_variant_that_fits_it(front, published):
+def test_each_node_gets_its_fitting_variant(front, published):
     assert front("laptop").pull("v1") == published.digests["cpu-v3"]
     assert front("genoa-h200").pull("v1") == published.digests["sm90"]
     hopper = front("sapphirerapids-h100")
@@ -30,7 +30,7 @@ def test_each_node_gets_the_variant_that_fits_it(front, published):
     ]
 
 
-def test_a_node_that_nothing_fits_gets_a_refusal_with_the_reasons(front, published):
+def test_node_without_a_fitting_variant_gets_the_reasons(front, published):
     node = front("rome-a100")
     status, message = node.pull("v1")
     assert status == 403
@@ -43,7 +43,7 @@ def test_a_node_that_nothing_fits_gets_a_refusal_with_the_reasons(front, publish
     assert len(explained["candidates"]) == len(published.digests)
 
 
-def test_a_mixed_node_gets_a_variant_for_all_of_its_gpus_or_none(front, upstream):
+def test_mixed_node_gets_a_variant_for_all_its_gpus_or_none(front, upstream):
     published = Published(upstream)
     driver = {"mode": "exact", "version": "535.261.03"}
     one = {**HOPPER, "driver": driver, "cubins": ["80"]}
@@ -55,7 +55,7 @@ def test_a_mixed_node_gets_a_variant_for_all_of_its_gpus_or_none(front, upstream
     assert node.pull("v2") == published.digests["sm75"]
 
 
-def test_axes_are_named_in_the_tag(front, upstream):
+def test_axes_are_read_from_the_tag(front, upstream):
     published = Published(upstream)
     pythons = {f"py{minor}": variant(axes={"python": f"3.{minor}"}) for minor in (12, 13)}
     published.publish(pythons)
@@ -70,7 +70,7 @@ def test_axes_are_named_in_the_tag(front, upstream):
     assert "python3.12, python3.13" in message
 
 
-def test_a_class_gets_one_variant_on_every_node_that_it_fits(front, published):
+def test_class_tag_gives_every_node_the_same_variant(front, published):
     classes = {"plain": Played("laptop"), "hopper": Played("genoa-h200")}
     node = front("sapphirerapids-h100", classes=classes)
     assert node.pull("v1-class.hopper") == published.digests["sm90"]
@@ -82,7 +82,7 @@ def test_a_class_gets_one_variant_on_every_node_that_it_fits(front, published):
     assert (status, "classes of this resolver: hopper, plain" in message) == (403, True)
 
 
-def test_what_the_upstream_has_under_the_whole_tag_wins(front, published):
+def test_existing_upstream_tag_takes_precedence(front, published):
     own = published.repository.image("v1-cpu", {}, layer=b"another")
     node = front("genoa-h200")
     assert node.pull("v1-cpu") == own
@@ -133,7 +133,7 @@ def test_blobs_pass_through_in_whole_and_in_part(front, published):
     assert published.digests
 
 
-def test_logins_go_to_the_upstream_and_are_renewed(front, upstream, published, docker_login):
+def test_upstream_logins_are_renewed(front, upstream, published, docker_login):
     docker_login(upstream.address, "ann", "secret")
     upstream.uses = 2  # requests that a token is good for
     node = front()
@@ -142,7 +142,7 @@ def test_logins_go_to_the_upstream_and_are_renewed(front, upstream, published, d
         assert node.get(f"/v2/ml/training/blobs/{digest(LAYER)}").content == LAYER
 
 
-def test_containerd_names_the_registry_that_it_means(front, published):
+def test_containerd_namespace_must_match_the_upstream(front, published):
     node = front(mirrors="registry.example:5000")
     path = "/v2/ml/training/manifests/v1"
     assert node.get(f"{path}?ns=registry.example:5000").status_code == 200
@@ -152,7 +152,7 @@ def test_containerd_names_the_registry_that_it_means(front, published):
     assert published.digests
 
 
-def test_a_token_keeps_others_out(front, published):
+def test_token_is_required(front, published):
     login = "any:päss"
     node = front(token=login.partition(":")[2])
     assert node.pull("v1")[0] == 401
@@ -166,7 +166,7 @@ def test_a_token_keeps_others_out(front, published):
     assert node.get("/metrics").status_code == 401
 
 
-def test_the_last_catalog_serves_while_the_upstream_is_away(front, upstream, published, monkeypatch):
+def test_last_catalog_is_served_while_the_upstream_is_down(front, upstream, published, monkeypatch):
     monkeypatch.setattr(versions, "FRESH_S", 0)
     node = front()
     assert node.pull("v1") == published.digests["cpu-v3"]
@@ -178,9 +178,7 @@ def test_the_last_catalog_serves_while_the_upstream_is_away(front, upstream, pub
     assert node.pull("v2")[0] == 502, "of this version nothing is known"
 
 
-def test_an_upstream_that_hangs_is_not_waited_for_where_an_answer_is_known(
-    front, upstream, published, monkeypatch
-):
+def test_cached_catalog_is_served_while_the_upstream_hangs(front, upstream, published, monkeypatch):
     monkeypatch.setattr(versions, "FRESH_S", 0)
     monkeypatch.setattr(versions, "PATIENCE_S", 0.1)
     node = front()
@@ -190,7 +188,7 @@ def test_an_upstream_that_hangs_is_not_waited_for_where_an_answer_is_known(
     assert "the upstream does not answer" in node.notes[-1]
 
 
-def test_a_version_that_grew_and_a_node_that_changed_are_answered_anew(front, published, monkeypatch):
+def test_changed_version_or_node_changes_the_answer(front, published, monkeypatch):
     monkeypatch.setattr(versions, "FRESH_S", 0)
     played = Played("laptop")
     node = front(node=played)
@@ -203,7 +201,7 @@ def test_a_version_that_grew_and_a_node_that_changed_are_answered_anew(front, pu
     assert node.get("/healthz").status_code == 503
 
 
-def test_a_damaged_catalog_is_refused(front, published, upstream):
+def test_damaged_catalog_is_rejected(front, published, upstream):
     own = published.repository.manifests[published.repository.tags["v1"]][1]
     broken = own.replace(b"sse4_2", b"sse4_2\\\\")
     published.repository.put("v3", broken, INDEX)
@@ -212,12 +210,12 @@ def test_a_damaged_catalog_is_refused(front, published, upstream):
     assert upstream.asked
 
 
-def test_an_index_whose_image_is_gone_is_an_error_of_the_upstream(front, published):
+def test_missing_upstream_image_answers_502(front, published):
     del published.repository.manifests[published.digests["cpu-v3"]]
     assert front().pull("v1")[0] == 502
 
 
-def test_requests_at_once_ask_the_upstream_once(front, upstream, published):
+def test_concurrent_requests_query_the_upstream_once(front, upstream, published):
     node = front()
     with concurrent.futures.ThreadPoolExecutor(32) as pool:
         answers = set(pool.map(node.pull, ["v1"] * 64))
@@ -230,14 +228,14 @@ def test_requests_at_once_ask_the_upstream_once(front, upstream, published):
     ["/v2/ML/manifests/v1", "/v2/../../etc/passwd", "/v2/a/manifests/sha256:short", "/v2/a/blobs/x", "/v3/",
      "/v2/a/manifests/%00", "/v2/a//b/manifests/v1", "/v2/a/tags/all", "/v2/a/uploads/", "/explain/", "/"],
 )  # fmt: skip
-def test_what_is_no_image_is_refused(front, path):
+def test_invalid_paths_are_rejected(front, path):
     answer = front().get(path)
     assert answer.status_code in (400, 403, 404)
     assert answer.json()["errors"]
 
 
 @pytest.mark.parametrize("method", ["PUT", "POST", "PATCH", "DELETE"])
-def test_nothing_is_written(front, method):
+def test_writes_are_rejected(front, method):
     answer = front().get("/v2/ml/training/manifests/v1", method=method, data=b"{}")
     assert answer.status_code == 405
     assert answer.json()["errors"][0]["code"] == "UNSUPPORTED"
@@ -253,13 +251,13 @@ def said(address, raw, *, end=False):
         return connection.recv(64)
 
 
-def test_a_tls_handshake_is_answered_in_http(front):
+def test_tls_handshake_gets_an_http_answer(front):
     # docker tries TLS first, and plain HTTP only if the answer begins with HTTP/.
     hello = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(range(256)) * 2
     assert said(front().address, hello).startswith(b"HTTP/1.")
 
 
-def test_junk_ends_the_connection_and_nothing_else(front, published):
+def test_junk_closes_only_its_own_connection(front, published):
     node = front()
 
     @settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))

@@ -38,7 +38,7 @@ def test_loopback_needs_no_token(listen, address):
 
 
 @pytest.mark.parametrize("listen", ["0.0.0.0:5050", "[::]:5050", "10.0.0.1:1", "[::ffff:10.0.0.1]:1"])
-def test_all_else_needs_one(listen):
+def test_other_addresses_need_a_token(listen):
     with pytest.raises(UsageError, match="can be reached by others") as caught:
         settings(listen).address()
     assert "--token-file" in caught.value.remedy
@@ -48,12 +48,12 @@ def test_all_else_needs_one(listen):
 @pytest.mark.parametrize(
     "listen", ["", "5050", ":5050", "127.0.0.1", "127.0.0.1:70000", "[::1", "host.example:1", "a:b"]
 )
-def test_what_is_no_address_is_refused(listen):
+def test_invalid_address_is_rejected(listen):
     with pytest.raises(UsageError, match=r"expected such as 127\.0\.0\.1:5050"):
         settings(listen).address()
 
 
-def test_the_name_of_a_class_has_to_fit_into_a_tag():
+def test_class_name_must_be_valid_in_a_tag():
     with pytest.raises(UsageError, match="invalid name of a class: 'a-b'"):
         serve(settings("127.0.0.1:0", classes={"a-b": LAPTOP}), print)
 
@@ -64,7 +64,7 @@ def run(*words):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_it_with_success(number, published, upstream):
+def test_signal_exits_with_0(number, published, upstream):
     host = HOSTS / "laptop.json"
     with run("--upstream", upstream.address, "--listen", "127.0.0.1:0", "--host", host) as process:
         line = process.stderr.readline()
@@ -92,7 +92,7 @@ def test_a_signal_ends_it_with_success(number, published, upstream):
         (["--upstream", "r:1", "--listen", "127.0.0.1:1"], None),
     ],
 )
-def test_mistakes_are_told_before_it_listens(words, said):
+def test_invalid_options_are_rejected_before_listening(words, said):
     if said is None:  # a port that another has
         with socket.socket() as other:
             other.bind(("127.0.0.1", 0))

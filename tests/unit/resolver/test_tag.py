@@ -31,7 +31,7 @@ PYTHONS = catalog((("flavour", "full-debug"), ("python", "3.12")), (("flavour", 
         ("v1-python3.13-class.a100.x2", Wish(where=(("python", "3.13"),), node_class="a100.x2")),
     ],
 )
-def test_a_tag_names_axes_and_wishes_in_any_order(tag, meant):
+def test_tag_words_are_accepted_in_any_order(tag, meant):
     assert version(tag) == "v1"
     assert wish(tag, PYTHONS) == meant
 
@@ -53,20 +53,20 @@ def test_a_tag_names_axes_and_wishes_in_any_order(tag, meant):
         "v1-latest",
     ],
 )
-def test_other_words_are_refused_with_those_that_are_valid(tag):
+def test_unknown_words_list_the_valid_ones(tag):
     with pytest.raises(UsageError, match="is not a tag of training") as caught:
         wish(tag, PYTHONS)
     assert "class.NAME, cpu, flavourfull-debug, flavourslim, python3.12, python3.13" in caught.value.remedy
 
 
-def test_words_that_can_be_read_in_two_ways_are_refused():
+def test_ambiguous_words_are_rejected():
     ambiguous = catalog((("a", "1-b2"), ("b", "2")), (("a", "1"), ("b", "3")))
     with pytest.raises(UsageError, match="can be read in several ways"):
         wish("v1-a1-b2", ambiguous)
     assert wish("v1-a1-b3", ambiguous) == Wish(where=(("a", "1"), ("b", "3")))
 
 
-def test_a_catalog_that_wants_to_be_slow_to_read_is_not():
+def test_hostile_catalog_does_not_slow_parsing():
     hostile = catalog(*((("a", "x-a" * number + "x"),) for number in range(30)))
     with pytest.raises(UsageError):
         wish(f"v1-{'ax-' * 40}y", hostile)

@@ -17,12 +17,12 @@ SCHEMAS = {path.name.removesuffix(".json"): path for path in (files("imagematrix
 DIGEST = f"sha256:{'0' * 64}"
 
 
-def test_there_is_one_for_each_kind_of_document():
+def test_every_kind_of_document_has_a_schema():
     assert SCHEMAS.keys() >= {"build", "catalog", "host", "matrix", "plan", "selection"}
 
 
 @pytest.mark.parametrize("kind", sorted(SCHEMAS))
-def test_each_is_a_schema_and_says_what_it_is_of(kind):
+def test_each_schema_is_valid_and_identified(kind):
     schema = json.loads(SCHEMAS[kind].read_text())
     jsonschema.Draft202012Validator.check_schema(schema)
     assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
@@ -32,7 +32,7 @@ def test_each_is_a_schema_and_says_what_it_is_of(kind):
     assert schema["description"]
 
 
-def test_hosts_and_selections(profiles, shipped_catalog, conforms):
+def test_hosts_and_selections_conform(profiles, shipped_catalog, conforms):
     for path in profiles.values():
         host = Host.load(path)
         conforms(host.to_json())
@@ -48,7 +48,7 @@ def test_hosts_and_selections(profiles, shipped_catalog, conforms):
         UserModeDriver(mode="host"),
     ],
 )
-def test_catalogs(shipped_catalog, conforms, driver):
+def test_catalogs_conform(shipped_catalog, conforms, driver):
     conforms(shipped_catalog.to_json())
     variant = Variant(
         reference="reg:5000/ml/training@sha256:0",
@@ -64,13 +64,13 @@ def test_catalogs(shipped_catalog, conforms, driver):
     conforms(Catalog(image="training", version="v1", variants=(variant,), defaults=variant.axes).to_json())
 
 
-def test_plans(shipped, conforms):
+def test_plans_conform(shipped, conforms):
     document = conforms(plan(load(shipped), Against()).to_json())
     assert {cell["status"] for cell in document["cells"]} == {"build", "excluded", "infeasible"}
 
 
 @pytest.mark.parametrize("loader", [yaml.SafeLoader, yaml.BaseLoader])
-def test_the_shipped_matrix(shipped, conforms, loader):
+def test_shipped_matrix_conforms(shipped, conforms, loader):
     conforms(yaml.load(shipped.read_text(), loader))  # noqa: S506 - both are safe
 
 
@@ -92,7 +92,7 @@ def test_the_shipped_matrix(shipped, conforms, loader):
         ("context: .", "context: .\n    defaults: {march: znver4}"),
     ],
 )
-def test_an_editor_is_told_what_validate_would_say(project, conforms, change):
+def test_schema_rejects_what_validate_rejects(project, conforms, change):
     conforms(yaml.safe_load(project().read_text()))
     with pytest.raises(jsonschema.ValidationError):
         conforms(yaml.safe_load(project(change).read_text()))
@@ -108,11 +108,11 @@ def test_an_editor_is_told_what_validate_would_say(project, conforms, change):
         ("build", {"cells": {}}),
     ],
 )
-def test_what_is_no_document_is_refused(conforms, schema, document):
+def test_invalid_documents_are_rejected(conforms, schema, document):
     with pytest.raises(jsonschema.ValidationError):
         conforms({"schema": f"imagematrix.{schema}/v1", **document})
 
 
-def test_a_later_key_does_no_harm(profiles, conforms):
+def test_unknown_keys_are_allowed(profiles, conforms):
     host = json.loads(profiles["mig"].read_text())
     conforms(host | {"later": 1, "cpu": host["cpu"] | {"later": 1}})

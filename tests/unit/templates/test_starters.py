@@ -32,12 +32,12 @@ def lint(*dockerfiles):
     return subprocess.run(command, check=False, capture_output=True, text=True)
 
 
-def test_init_knows_every_one(starters):
+def test_init_offers_every_template(starters):
     assert set(TEMPLATES) == set(starters)
     assert set(TEMPLATES) == {path.parent.name for path in (ROOT / "templates").glob("*/Dockerfile.j2")}
 
 
-def test_wheels_are_trimmed_to_the_gpu_of_the_cell(starters):
+def test_wheels_are_trimmed_for_the_gpu_of_the_cell(starters):
     found = rendered(starters[WHEELS]).values()
     assert {cell.axes["compute"] for cell, _ in found} == {"7.5", "8.0", "8.6", "8.9", "9.0"}
     for cell, text in found:
@@ -47,7 +47,7 @@ def test_wheels_are_trimmed_to_the_gpu_of_the_cell(starters):
 
 
 @pytest.mark.parametrize("name", [name for name in TEMPLATES if name != WHEELS])
-def test_each_other_serves_nodes_with_and_without_a_gpu(name, starters):
+def test_other_templates_serve_nodes_with_and_without_gpus(name, starters):
     found = rendered(starters[name]).values()
     assert {cell.cuda is None for cell, _ in found} == ({True} if name == PLAIN else {True, False})
     for cell, text in found:
@@ -78,7 +78,7 @@ def test_each_other_serves_nodes_with_and_without_a_gpu(name, starters):
         ),
     ],
 )
-def test_each_hands_the_cell_s_targets_to_its_build_system(name, expected, starters):
+def test_targets_are_passed_to_the_build_system(name, expected, starters):
     ((_, text),) = [
         found for cell, found in rendered(starters[name]).items() if cell.endswith("sm89-x86-64-v4")
     ]
@@ -86,7 +86,7 @@ def test_each_hands_the_cell_s_targets_to_its_build_system(name, expected, start
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_hadolint_finds_nothing(name, starters, tmp_path):
+def test_hadolint_reports_nothing(name, starters, tmp_path):
     paths = []
     for cell, (_, text) in rendered(starters[name]).items():
         paths.append(tmp_path / cell)
@@ -95,7 +95,7 @@ def test_hadolint_finds_nothing(name, starters, tmp_path):
     assert (done.returncode, done.stdout) == (0, "")
 
 
-def test_hadolint_would_find_something(tmp_path):
+def test_hadolint_detects_a_bad_dockerfile(tmp_path):
     path = tmp_path / "Dockerfile"
     path.write_text("FROM debian\nRUN cd /tmp\n")
     done = lint(path)

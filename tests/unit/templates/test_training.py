@@ -71,17 +71,17 @@ def run_step(cell, stage) -> str:
     return [line for line in stages(cell)[stage] if line.startswith("RUN ")][-1].removeprefix("RUN ")
 
 
-def test_a_cell_without_a_gpu_has_no_part_for_one():
+def test_cpu_only_cell_has_no_gpu_parts():
     text = render(CPU)
     assert list(stages(CPU)) == ["compiler", "program", "body", ""]
     assert not re.search("cuda|driver|nvidia|nvrtc|non-free|None", text.replace("# the driver)", ""))
 
 
-def test_the_driver_is_the_last_layer():
+def test_driver_is_the_last_layer():
     assert stages(GPU)[""][-1] == "COPY --link --from=driver /driver/ /"
 
 
-def test_the_program_is_the_command():
+def test_program_is_the_command():
     assert 'CMD ["train"]' in stages(CPU)[""]
     assert 'CMD ["train"]' in stages(GPU)[""]
 
@@ -95,23 +95,23 @@ def test_the_program_is_the_command():
         ({"march": "znver5"}, {"program"}),
     ],
 )
-def test_cells_share_the_stages_that_need_not_differ(change, differ):
+def test_cells_share_equal_stages(change, differ):
     one, other = stages(GPU), stages(GPU | change)
     assert {name for name in one if one[name] != other[name]} == differ
 
 
-def test_cells_with_and_without_a_gpu_share_the_program():
+def test_cpu_and_gpu_cells_share_the_program_stages():
     for name in ("compiler", "program", "body"):
         assert stages(CPU)[name] == stages(GPU)[name]
 
 
 @pytest.mark.parametrize("name", sorted(GPU.keys() - {"platform", "compute"}))
-def test_a_variable_that_is_not_there_is_an_error(name):
+def test_missing_variable_is_an_error(name):
     with pytest.raises(jinja2.UndefinedError, match=name):
         render({key: value for key, value in GPU.items() if key != name})
 
 
-def test_a_driver_that_debian_packages_under_another_name():
+def test_driver_series_selects_debian_packages():
     assert "libcuda1 libnvidia-ptxjitcompiler1 libnvidia-ml1;" in run_step(GPU, "driver")
     assert (
         "libnvidia-tesla-470-cuda1 libnvidia-tesla-470-ptxjitcompiler1 libnvidia-tesla-470-ml1;"
@@ -139,7 +139,7 @@ def test_a_driver_that_debian_packages_under_another_name():
         ),
     ],
 )
-def test_non_free_is_enabled_in_both_forms_of_apts_sources(tmp_path, file, before, after):
+def test_non_free_is_enabled_in_both_apt_source_formats(tmp_path, file, before, after):
     path = tmp_path / file
     path.parent.mkdir(exist_ok=True)
     path.write_text(before)
@@ -152,7 +152,7 @@ def test_non_free_is_enabled_in_both_forms_of_apts_sources(tmp_path, file, befor
 
 
 @pytest.mark.parametrize(("version", "code"), [("14", 0), ("12", 1)])
-def test_another_compiler_than_the_matrix_names_is_an_error(tmp_path, monkeypatch, version, code):
+def test_wrong_compiler_version_fails_the_build(tmp_path, monkeypatch, version, code):
     for name, script in (("apt-get", "true"), ("gcc", f"echo {version}")):
         (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
         (tmp_path / name).chmod(0o755)
@@ -163,7 +163,7 @@ def test_another_compiler_than_the_matrix_names_is_an_error(tmp_path, monkeypatc
     assert done.stderr == ("the compiler here is gcc-12, not gcc-14\n" if code else "")
 
 
-def test_no_mirror_is_named():
+def test_templates_name_no_mirror():
     text = "".join(path.read_text() for path in TEMPLATES.rglob("*") if path.is_file())
     assert set(re.findall(r"\w+://[^/]+/", text)) == {"https://github.com/"}
 
@@ -195,7 +195,7 @@ def train(context, *options, **variables) -> tuple[int, dict[str, Any], str]:
 
 
 @needs_compiler
-def test_the_loss_falls_on_the_cpu(context):
+def test_loss_decreases_on_the_cpu(context):
     code, report, said = train(context, "--steps", "50")
     assert code == 0
     assert set(report) == {
@@ -226,13 +226,13 @@ def test_the_loss_falls_on_the_cpu(context):
 
 
 @needs_compiler
-def test_the_same_seed_gives_the_same_loss(context):
+def test_same_seed_gives_the_same_loss(context):
     losses = [train(context, "--steps", "5", "--seed", seed)[1]["final_loss"] for seed in ("7", "7", "8")]
     assert losses[0] == losses[1] != losses[2]
 
 
 @needs_compiler
-def test_a_loss_that_did_not_fall_is_a_failure(context):
+def test_constant_loss_is_a_failure(context):
     code, report, said = train(context, "--steps", "0")
     assert code == 1
     assert report["error"] == "the loss did not fall"
@@ -243,7 +243,7 @@ def test_a_loss_that_did_not_fall_is_a_failure(context):
 @pytest.mark.parametrize(
     "options", [["--steps"], ["--steps", "-1"], ["--steps", ""], ["--seed", "1x"], ["--what", "1"]]
 )
-def test_a_wrong_option_is_answered_with_the_usage(context, options):
+def test_invalid_option_prints_usage(context, options):
     done = subprocess.run([context / "train", *options], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert done.stdout == ""
@@ -264,7 +264,7 @@ def gpu_options(context) -> tuple[str, ...]:
 
 
 @needs_compiler
-def test_the_gpus_kernels_compute_what_the_cpu_does(context, gpu_options):
+def test_gpu_kernels_match_the_cpu(context, gpu_options):
     code, report, said = train(context, *gpu_options, LD_LIBRARY_PATH=str(context / "fake"))
     assert code == 0, said
     assert (report["backend"], report["device"], report["compute"]) == ("gpu", 'Fake "GPU"', "8.9")
@@ -275,7 +275,7 @@ def test_the_gpus_kernels_compute_what_the_cpu_does(context, gpu_options):
 
 
 @needs_compiler
-def test_without_a_gpu_it_says_so_and_uses_the_cpu(context, gpu_options):
+def test_missing_gpu_is_reported_and_the_cpu_is_used(context, gpu_options):
     code, report, said = train(
         context, *gpu_options, LD_LIBRARY_PATH=str(context / "fake"), FAKE_CUDA="cuInit=100"
     )
@@ -297,7 +297,7 @@ def test_without_a_gpu_it_says_so_and_uses_the_cpu(context, gpu_options):
         ("idle", "the GPU computes something else than the CPU"),
     ],
 )
-def test_what_cuda_refuses_is_named_and_never_hidden_by_the_cpu(context, gpu_options, fails, error):
+def test_cuda_errors_are_reported_without_a_cpu_fallback(context, gpu_options, fails, error):
     code, report, said = train(context, *gpu_options, LD_LIBRARY_PATH=str(context / "fake"), FAKE_CUDA=fails)
     assert code == 1
     assert report["error"] == error
@@ -307,7 +307,7 @@ def test_what_cuda_refuses_is_named_and_never_hidden_by_the_cpu(context, gpu_opt
 
 @needs_compiler
 @pytest.mark.parametrize(("release", "library"), [("12.4", "libnvrtc.so.12"), ("11.8", "libnvrtc.so.11.2")])
-def test_a_kernel_needs_the_compiler_of_its_cuda(context, tmp_path, release, library):
+def test_kernel_needs_the_compiler_of_its_cuda_release(context, tmp_path, release, library):
     done = subprocess.run(
         [context / "compile_kernel", "kernel.cu", "sm_89", release, tmp_path],
         cwd=context,

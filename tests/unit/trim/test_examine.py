@@ -36,7 +36,7 @@ def trimmed(raw, rules=HOPPER, path="lib.so"):
     return b"".join(bytes(piece) for piece in pieces)  # a number is so many zeros
 
 
-def test_what_stays_moves_to_the_front_and_the_rest_is_zero():
+def test_kept_code_moves_to_the_front_and_the_rest_is_zeroed():
     raw = fat(entry(target=80, payload=A), entry(target=90, payload=B), entry(PTX, 90, C), entry(LTO, 70, A))
     staying = fat(entry(target=90, payload=B), entry(LTO, 70, A))
     assert trimmed(raw) == staying.ljust(len(raw), b"\0")
@@ -47,7 +47,7 @@ def test_what_stays_moves_to_the_front_and_the_rest_is_zero():
     assert finding.removed == 128 + 192
 
 
-def test_what_is_taken_out_can_be_looked_at():
+def test_removed_code_can_be_read():
     raw = fat(entry(target=80, payload=A), entry(target=90, payload=B), entry(PTX, 90, C))
     window = Window(io.BytesIO(raw), 0, len(raw))
     taken = b"".join(edits.taken_out(window, found(raw).edits))
@@ -69,7 +69,7 @@ def test_each_fatbin_is_trimmed_by_itself():
 
 
 @pytest.mark.parametrize("drop_dead", [False, True])
-def test_a_file_with_nothing_that_runs_stays_as_it_is(drop_dead):
+def test_file_without_runnable_code_is_unchanged(drop_dead):
     raw = fat(entry(target=70, payload=A), entry(PTX, 100, A)) * 2
     rules = Rules(computes=("7.5", "9.0"), drop_dead=drop_dead)
     assert found(raw).status is Status.UNSUPPORTED
@@ -78,14 +78,14 @@ def test_a_file_with_nothing_that_runs_stays_as_it_is(drop_dead):
     assert found(raw, rules).missing == ("9.0",)
 
 
-def test_a_file_with_intermediate_code_alone_is_for_every_gpu():
+def test_intermediate_code_supports_every_gpu():
     finding = found(fat(entry(LTO, 70, A)))
     assert (finding.status, finding.missing, finding.dead) == (Status.UNCHANGED, (), 0)
 
 
 @pytest.mark.parametrize("name", ["zstd.fatbin", "lz4.fatbin"])
 @pytest.mark.parametrize("compute", [word for word in device_code.known() if word[-1].isdigit()])
-def test_real_fatbins_for_every_gpu_are_trimmed_once(name, compute):
+def test_trimming_real_fatbins_is_idempotent(name, compute):
     raw = (DATA / name).read_bytes()
     rules = Rules(computes=(compute,))
     once = trimmed(raw, rules)
@@ -106,7 +106,7 @@ GOLDEN = {
 
 
 @pytest.mark.parametrize("case", GOLDEN)
-def test_the_version_of_the_rules_stands_for_these_bytes(case):
+def test_rules_version_pins_the_output_bytes(case):
     name, compute, options = case
     rules = Rules(computes=(compute,), **dict.fromkeys(options, True))
     written = trimmed((DATA / name).read_bytes(), rules)
@@ -124,7 +124,7 @@ def built(tmp_path_factory):
     return library(tmp_path_factory.mktemp("built") / "libx.so", *fatbins)
 
 
-def test_a_library_keeps_its_structure_and_loads(built, tmp_path):
+def test_trimmed_library_keeps_its_structure_and_loads(built, tmp_path):
     path = tmp_path / "libx.so"
     raw = built.read_bytes()
     path.write_bytes(trimmed(raw))
@@ -139,7 +139,7 @@ def test_a_library_keeps_its_structure_and_loads(built, tmp_path):
     assert ctypes.CDLL(str(path)).answer() == 42
 
 
-def test_a_static_library(tmp_path):
+def test_static_library_is_trimmed(tmp_path):
     path = tmp_path / "libx.a"
     one = fat(entry(target=80, payload=A), entry(target=90, payload=B))
     for name in ("one", "other"):
@@ -167,7 +167,7 @@ def test_a_static_library(tmp_path):
         ("libcuda.so.550.163.01", None),
     ],
 )
-def test_libraries_of_nvidia_are_left_alone(tmp_path, path, soname):
+def test_nvidia_libraries_are_skipped(tmp_path, path, soname):
     file = library(tmp_path / "it.so", fat(entry(target=80), entry(target=90)), soname=soname)
     raw = file.read_bytes()
     assert found(raw, path=path).status is Status.NVIDIA
@@ -175,12 +175,12 @@ def test_libraries_of_nvidia_are_left_alone(tmp_path, path, soname):
     assert found(raw, Rules(computes=("9.0",), nvidia=True), path=path).status is Status.TRIMMED
 
 
-def test_a_static_library_of_nvidia_is_left_alone():
+def test_nvidia_static_library_is_skipped():
     assert found(b"!<arch>\n", path="libcublas_static.a") is None
 
 
 @pytest.mark.parametrize("raw", [b"\x7fELF", b"\x7fELF" + bytes(100), b"!<arch>\n", b"", b"text"])
-def test_other_files_have_nothing_to_trim(raw):
+def test_files_without_device_code_are_skipped(raw):
     assert found(raw) is None
 
 
@@ -199,18 +199,18 @@ GOOD = fat(entry(target=80, payload=A), entry(target=90, payload=B))
         GOOD + b"\x50\xed\x55\xba",
     ],
 )
-def test_where_something_makes_no_sense_all_stays_as_it_is(raw):
+def test_damaged_file_is_unchanged(raw):
     assert found(raw).status is Status.DAMAGED
     assert trimmed(raw) == raw
 
 
-def test_a_file_of_more_fatbins_than_any_has(monkeypatch):
+def test_file_with_too_many_fatbins_is_damaged(monkeypatch):
     monkeypatch.setattr("imagematrix.trim.examine.MOST", 5)
     assert found(GOOD).status is Status.TRIMMED
     assert found(GOOD * 2).status is Status.DAMAGED
 
 
-def test_sections_that_share_bytes_are_left_alone(built):
+def test_overlapping_sections_are_not_trimmed(built):
     raw = bytearray(built.read_bytes())
     start = struct.unpack_from("<Q", raw, 40)[0]
     count = struct.unpack_from("<H", raw, 60)[0]
@@ -228,7 +228,7 @@ def test_sections_that_share_bytes_are_left_alone(built):
     assert found(bytes(raw)) is None  # the headers of sections are beyond the end
 
 
-def test_damaged_files_are_trimmed_right_or_not_at_all(built):
+def test_damaged_files_are_trimmed_correctly_or_not_at_all(built):
     chance = random.Random(20)  # noqa: S311 - reproducible
     whole = built.read_bytes()
     start = whole.find(b"\x50\xed\x55\xba") - 16

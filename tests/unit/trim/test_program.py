@@ -23,7 +23,7 @@ def run(tmp_path):
     return call
 
 
-def test_it_trims_with_python_alone(run, tmp_path):
+def test_program_needs_only_python(run, tmp_path):
     env = tmp_path / "env"
     env.mkdir()
     (env / "a.fatbin").write_bytes(RAW)
@@ -39,7 +39,7 @@ def test_it_trims_with_python_alone(run, tmp_path):
     assert (env / "a.fatbin").read_bytes() == fat(entry(target=90)).ljust(len(RAW), b"\0")
 
 
-def test_what_is_wrong_ends_the_build(run, tmp_path):
+def test_errors_fail_the_build(run, tmp_path):
     done = run("--compute", "90", tmp_path)
     assert done.returncode == 1
     assert done.stderr == "trim: invalid compute capability: '90'\n"
@@ -47,7 +47,7 @@ def test_what_is_wrong_ends_the_build(run, tmp_path):
     assert run(tmp_path).returncode == 2
 
 
-def test_the_same_release_gives_the_same_program(tmp_path):
+def test_program_is_reproducible(tmp_path):
     one, other = program.put(tmp_path), program.put(tmp_path)
     assert one != other
     assert one.name == other.name

@@ -40,43 +40,43 @@ def kept(computes, *codes, **options):
         ("5.2", "50 60", "50"),
     ],
 )
-def test_what_runs_on_one_gpu_stays(compute, codes, staying):
+def test_code_for_the_gpu_is_kept(compute, codes, staying):
     served = "" if (compute, staying) == ("8.6", "87 ptx87") else compute
     assert kept(compute, *codes.split()) == (staying, served)
 
 
-def test_for_several_gpus_ptx_stays_where_one_of_them_has_no_cubin():
+def test_ptx_is_kept_if_a_gpu_has_no_cubin():
     assert kept("8.0 9.0", "80", "90", "ptx80") == ("80 90", "8.0 9.0")
     assert kept("8.0 9.0", "80", "90a", "100", "ptx80") == ("80 90a", "8.0 9.0")
     assert kept("8.0 9.0", "80", "100", "ptx80", "ptx100") == ("80 ptx80", "8.0 9.0")
 
 
-def test_what_serves_one_of_them_only_stays_for_that_one():
+def test_code_for_only_one_gpu_is_kept():
     assert kept("7.5 9.0", "80", "90") == ("90", "9.0")
 
 
-def test_with_keep_ptx_all_of_it_stays():
+def test_keep_ptx_keeps_all_ptx():
     assert kept("9.0", "80", "90", "ptx50", "ptx120", keep_ptx=True) == ("90 ptx50 ptx120", "9.0")
 
 
-def test_where_nothing_runs_all_stays_or_with_drop_dead_nothing():
+def test_file_without_runnable_code_is_kept_unless_drop_dead():
     assert kept("9.0", "70", "ptx100") == ("70 ptx100", "")
     assert kept("9.0", "70", "ptx100", drop_dead=True) == ("", "")
 
 
-def test_intermediate_code_always_stays():
+def test_intermediate_code_is_always_kept():
     assert kept("9.0", "lto70", "70", "90") == ("lto70 90", "9.0")
     assert kept("9.0", "lto70", "70", drop_dead=True) == ("lto70", "")
     assert kept("9.0", "lto70") == ("lto70", "")
 
 
-def test_words_of_a_matrix_name_gpus():
+def test_matrix_targets_become_capabilities():
     assert capabilities(["9.0a", "8.6"]) == ("8.6", "9.0")
     assert capabilities(["10.0f"]) == ("10.0", "10.3")
     assert capabilities(["12.0", "12.0a"]) == ("12.0",)
 
 
 @pytest.mark.parametrize("word", ["90", "sm_90", "9.1", "9,0", "", "native"])
-def test_a_word_that_is_no_capability_is_an_error(word):
+def test_invalid_capability_is_rejected(word):
     with pytest.raises(UsageError, match="invalid compute capability"):
         capabilities([word])

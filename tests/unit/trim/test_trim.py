@@ -34,7 +34,7 @@ def put(path, raw=RAW):
     return path
 
 
-def test_a_file_is_replaced_in_place(tmp_path):
+def test_file_is_replaced_in_place(tmp_path):
     path = put(tmp_path / "a.fatbin")
     path.chmod(0o751)
     os.utime(path, ns=(TIME, TIME))
@@ -51,7 +51,7 @@ def test_a_file_is_replaced_in_place(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_second_time_nothing_is_written(tmp_path):
+def test_second_run_writes_nothing(tmp_path):
     path = put(tmp_path / "a.fatbin")
     trim([path], HOPPER)
     before = path.stat()
@@ -61,7 +61,7 @@ def test_a_second_time_nothing_is_written(tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
-def test_the_owner_is_kept(tmp_path):
+def test_owner_and_mode_are_kept(tmp_path):
     path = put(tmp_path / "a.fatbin")
     os.chown(path, 1234, 4321)
     path.chmod(0o4755)
@@ -70,7 +70,7 @@ def test_the_owner_is_kept(tmp_path):
     assert (status.st_uid, status.st_gid, stat.S_IMODE(status.st_mode)) == (1234, 4321, 0o4755)
 
 
-def test_a_dry_run_writes_nothing_and_measures(tmp_path):
+def test_dry_run_measures_without_writing(tmp_path):
     path = put(tmp_path / "a.fatbin")
     report = trim([path], HOPPER, dry_run=True, output=tmp_path / "out", measure=lambda it: len(b"".join(it)))
     assert path.read_bytes() == RAW
@@ -78,7 +78,7 @@ def test_a_dry_run_writes_nothing_and_measures(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_all_names_of_a_file_stay_names_of_one_file(tmp_path):
+def test_hard_links_are_preserved(tmp_path):
     path = put(tmp_path / "lib" / "a.fatbin")
     other = tmp_path / "lib" / "deep" / "b.fatbin"
     other.parent.mkdir()
@@ -90,7 +90,7 @@ def test_all_names_of_a_file_stay_names_of_one_file(tmp_path):
     assert report.linked == ()
 
 
-def test_a_name_outside_keeps_the_file_as_it_was(tmp_path):
+def test_hard_link_outside_keeps_the_original(tmp_path):
     path = put(tmp_path / "env" / "a.fatbin")
     cache = tmp_path / "cache"
     cache.hardlink_to(path)
@@ -99,7 +99,7 @@ def test_a_name_outside_keeps_the_file_as_it_was(tmp_path):
     assert report.linked == (str(path),)
 
 
-def test_a_link_that_is_given_stays_a_link(tmp_path):
+def test_symbolic_link_argument_is_followed_and_kept(tmp_path):
     path = put(tmp_path / "a.fatbin")
     link = tmp_path / "link"
     link.symlink_to(path)
@@ -119,7 +119,7 @@ def test_links_in_a_folder_are_not_followed(tmp_path):
     assert outside.read_bytes() == RAW
 
 
-def test_copies_are_trimmed_and_the_rest_is_copied(tmp_path):
+def test_output_has_trimmed_files_and_copies_of_the_rest(tmp_path):
     env = tmp_path / "env"
     path = put(env / "lib" / "a.fatbin")
     put(env / "text", b"text").chmod(0o640)
@@ -139,7 +139,7 @@ def test_copies_are_trimmed_and_the_rest_is_copied(tmp_path):
     assert (out / "env" / "lib").stat().st_mtime_ns == TIME
 
 
-def test_what_exists_is_not_overwritten(tmp_path):
+def test_existing_output_is_not_overwritten(tmp_path):
     path = put(tmp_path / "a.fatbin")
     put(tmp_path / "out" / "a.fatbin", b"mine")
     with pytest.raises(UsageError, match="already exists"):
@@ -147,21 +147,21 @@ def test_what_exists_is_not_overwritten(tmp_path):
     assert (tmp_path / "out" / "a.fatbin").read_bytes() == b"mine"
 
 
-def test_what_is_no_file_cannot_be_copied_and_is_passed_over_in_place(tmp_path):
+def test_special_files_are_skipped_in_place_but_not_copied(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     assert trim([tmp_path], HOPPER).findings == ()
     with pytest.raises(UsageError, match="no file, folder or link"):
         trim([tmp_path], HOPPER, output=tmp_path / "out")
 
 
-def test_a_path_that_is_not_there(tmp_path):
+def test_missing_path_is_rejected(tmp_path):
     (tmp_path / "circle").symlink_to("circle")
     for name in ("a", "circle"):
         with pytest.raises(UsageError, match=name):
             trim([tmp_path / name], HOPPER)
 
 
-def test_a_file_that_changes_meanwhile_is_left(tmp_path, monkeypatch):
+def test_file_changed_during_trimming_is_left_alone(tmp_path, monkeypatch):
     path = put(tmp_path / "a.fatbin")
     copystat = shutil.copystat
 
@@ -177,7 +177,7 @@ def test_a_file_that_changes_meanwhile_is_left(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_full_disk_leaves_the_file(tmp_path, monkeypatch):
+def test_full_disk_leaves_the_file_unchanged(tmp_path, monkeypatch):
     path = put(tmp_path / "a.fatbin")
 
     def full(_):
@@ -190,7 +190,7 @@ def test_a_full_disk_leaves_the_file(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_killed_process_leaves_the_file_whole(tmp_path):
+def test_killed_process_leaves_the_file_intact(tmp_path):
     path = put(tmp_path / "a.fatbin")
     code = (
         "import os, sys; from pathlib import Path; from imagematrix.trim import trim, rules\n"
@@ -263,7 +263,7 @@ def rows(raw):
     return {row[0]: row[1] for row in csv.reader(raw.decode().splitlines())}
 
 
-def test_the_record_of_an_installed_package_stays_true(tmp_path):
+def test_record_of_an_installed_package_is_updated(tmp_path):
     contents = {"x/a, b.fatbin": RAW, "x/__init__.py": b"", "x/gone.py": b""}
     for path, raw in contents.items():
         put(tmp_path / path, raw)
@@ -277,7 +277,7 @@ def test_the_record_of_an_installed_package_stays_true(tmp_path):
     assert other.stat().st_ino == inode
 
 
-def test_the_record_is_made_true_also_before_an_error(tmp_path, monkeypatch):
+def test_record_is_updated_even_if_a_later_file_fails(tmp_path, monkeypatch):
     put(tmp_path / "a.fatbin")
     put(tmp_path / "b.fatbin")
     name = "x-1.dist-info/RECORD"
@@ -323,7 +323,7 @@ def made(tmp_path):
     return wheel(tmp_path / "x-1-py3-none-any.whl", files)
 
 
-def test_a_wheel_stays_a_wheel(made, tmp_path):
+def test_trimmed_wheel_is_valid(made, tmp_path):
     before = contents(made)
     report = trim([made], HOPPER, output=tmp_path / "out")
     after = contents(tmp_path / "out" / made.name)
@@ -343,7 +343,7 @@ def test_a_wheel_stays_a_wheel(made, tmp_path):
             assert now.compress_type == (zipfile.ZIP_DEFLATED if now.file_size > 1000 else info.compress_type)
 
 
-def test_a_wheel_is_installed_by_pip(made, tmp_path):
+def test_trimmed_wheel_installs_with_pip(made, tmp_path):
     trim([made], HOPPER)
     into = ["--target", str(tmp_path / "into"), "--no-index", "--no-deps", "-q"]
     metadata = {
@@ -356,7 +356,7 @@ def test_a_wheel_is_installed_by_pip(made, tmp_path):
     assert (tmp_path / "into" / "x" / "a.fatbin").read_bytes() == STAYING
 
 
-def test_the_same_wheel_gives_the_same_bytes_and_is_trimmed_once(made, tmp_path):
+def test_trimming_a_wheel_is_reproducible_and_idempotent(made, tmp_path):
     trim([made], HOPPER, output=tmp_path / "one")
     trim([made], HOPPER)
     assert (tmp_path / "one" / made.name).read_bytes() == made.read_bytes()
@@ -365,7 +365,7 @@ def test_the_same_wheel_gives_the_same_bytes_and_is_trimmed_once(made, tmp_path)
     assert made.stat().st_ino == inode
 
 
-def test_a_signed_wheel_is_refused(made):
+def test_signed_wheel_is_rejected(made):
     wheel(made, {"x/a.fatbin": RAW}, extra=[("x-1.dist-info/RECORD.jws", b"{}")])
     before = made.read_bytes()
     with pytest.raises(UsageError, match="the wheel is signed"):
@@ -383,7 +383,7 @@ def test_a_signed_wheel_is_refused(made):
     ],
 )
 @pytest.mark.filterwarnings("ignore:Duplicate name")
-def test_a_zip_that_is_no_wheel_is_left_alone(made, spoil):
+def test_damaged_wheel_is_left_alone(made, spoil):
     spoil(made)
     before = made.read_bytes()
     report = trim([made], HOPPER)
@@ -391,13 +391,13 @@ def test_a_zip_that_is_no_wheel_is_left_alone(made, spoil):
     assert made.read_bytes() == before
 
 
-def test_a_file_that_is_only_called_a_wheel(tmp_path):
+def test_file_misnamed_as_a_wheel_is_trimmed(tmp_path):
     path = put(tmp_path / "a.whl")
     trim([path], HOPPER)
     assert path.read_bytes() == STAYING
 
 
-def test_a_full_disk_is_not_a_damaged_wheel(made, monkeypatch):
+def test_full_disk_is_not_reported_as_a_damaged_wheel(made, monkeypatch):
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
