@@ -99,11 +99,11 @@ class FakeBackend:
         return [
             Present(
                 reference=reference,
-                cell=found[labels.CELL],
-                input_digest=found[labels.INPUT],
+                cell=own[labels.CELL],
+                input_digest=own[labels.INPUT],
             )
-            for reference, found in self.images.items()
-            if (found[labels.IMAGE], found[labels.VERSION]) == (image, version)
+            for reference, own in self.images.items()
+            if (own[labels.IMAGE], own[labels.VERSION]) == (image, version)
         ]
 
     def components(self, reference):

@@ -22,7 +22,7 @@ def digest(raw):
     return f"sha256:{hashlib.sha256(raw).hexdigest()}"
 
 
-class Asked(NamedTuple):
+class Request(NamedTuple):
     method: str
     path: str
     login: str | None
@@ -65,8 +65,7 @@ class Fault:
     """A fault of the next requests of a kind: `times` of them, after `after` successful ones.
 
     `status` is answered instead, with `headers` and `body`; `drop` hangs up without an answer, or in the
-    middle of an upload; `cut` leaves away the end of the answer; `then` is called before the request is
-    served as usual.
+    middle of an upload; `cut` truncates the answer; `then` is called before the request is served as usual.
     """
 
     method: str
@@ -125,16 +124,16 @@ class Dripping:
 class Server:
     """The registry at `address`.
 
-    `asked` are the requests. With a `basic` Authorization it wants that; with `uses` it wants tokens of its
-    own, each good for so many requests. `page` is how many tags it lists at a time, `silent` leaves
-    Docker-Content-Digest away, uploads go `elsewhere` where that is set, and nothing goes without `deletes`.
-    Without `ranges` it sends blobs whole.
+    `requests` are those received. If `basic` is set, that Authorization is required; if `uses` is set, tokens
+    of its own are required, each valid for so many requests. `page` is the number of tags per page, `silent`
+    omits Docker-Content-Digest, `elsewhere` is the address for uploads. Without `deletes` nothing can be
+    deleted, and without `ranges` blobs are sent whole.
     """
 
     def __init__(self):
         self.repositories = {}
         self.faults = []
-        self.asked = []
+        self.requests = []
         self.basic = None
         self.uses = None
         self.page = 1000
@@ -164,7 +163,7 @@ class Server:
 
     def count(self, method, path=""):
         """Return the number of requests of a kind."""
-        return sum(one.method == method and re.search(path, one.path) is not None for one in self.asked)
+        return sum(one.method == method and re.search(path, one.path) is not None for one in self.requests)
 
     def challenge(self, login):
         """Return the headers of the 401 for a request; None if its login is accepted."""
@@ -198,7 +197,7 @@ def _handler(server):  # noqa: C901 - one method for each of HTTP's
         def serve(self):
             self.cut = False
             login = self.headers.get("Authorization")
-            server.asked.append(Asked(self.command, self.path, login))
+            server.requests.append(Request(self.command, self.path, login))
             fault = next((one for one in server.faults if one.strikes(self.command, self.path)), None)
             if fault and fault.drop:
                 self.rfile.read(min(10, int(self.headers.get("Content-Length", 0))))
@@ -223,13 +222,13 @@ def _handler(server):  # noqa: C901 - one method for each of HTTP's
         do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = serve  # noqa: N815 - names of the standard library
 
         def get_manifests(self, repository, _, tag):
-            found = repository.manifests.get(repository.tags.get(tag, tag))
-            if found is None:
+            result = repository.manifests.get(repository.tags.get(tag, tag))
+            if result is None:
                 # docker-registry takes any blob for a manifest, and fails to read it.
                 self.answer(500 if tag in repository.blobs else 404)
                 return
-            told = {} if server.silent else {"Docker-Content-Digest": digest(found[1])}
-            self.answer(200, found[1], {"Content-Type": found[0], **told})
+            told = {} if server.silent else {"Docker-Content-Digest": digest(result[1])}
+            self.answer(200, result[1], {"Content-Type": result[0], **told})
 
         head_manifests = get_manifests
 
@@ -256,12 +255,12 @@ def _handler(server):  # noqa: C901 - one method for each of HTTP's
             self.answer(202)
 
         def get_blobs(self, repository, _, wanted):
-            found = repository.blobs.get(wanted)
+            result = repository.blobs.get(wanted)
             start = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", "")) if server.ranges else None
-            if found is not None and start:
-                self.answer(206, found[int(start[1]) :])
+            if result is not None and start:
+                self.answer(206, result[int(start[1]) :])
                 return
-            self.answer(404 if found is None else 200, found or b"")
+            self.answer(404 if result is None else 200, result or b"")
 
         head_blobs = get_blobs
 

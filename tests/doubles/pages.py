@@ -56,8 +56,8 @@ def blocks(text):
             language = token.info.split(" ")[0]
             yield Block(language=language, text=token.content, line=token.map[0] + 1, mark=mark)
         if token.type == "html_block":
-            found = MARK.match(token.content)
-            mark = (found[1], found[2]) if found else None
+            result = MARK.match(token.content)
+            mark = (result[1], result[2]) if result else None
         elif token.nesting >= 0:
             mark = None
 
@@ -107,10 +107,10 @@ def follow(text, folder, environment):
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
     )
-    said = ran.stdout.decode().split(f"\n{MARKER}\n")
+    result = ran.stdout.decode().split(f"\n{MARKER}\n")
     return [
         f"line {step.line}: $ {step.script}\n--- the page has\n{step.output}\n--- it says\n{output}"
-        for step, output in zip(done, said, strict=False)
+        for step, output in zip(done, result, strict=False)
         if step.output is not None and not matches(step.output, output)
     ]
 

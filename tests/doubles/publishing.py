@@ -18,7 +18,7 @@ from imagematrix.stores.registry import Remote
 VARIANT = {"platform": "linux/amd64", "march": "znver4", "cpu_flags": ["avx2"]}
 
 
-def told(cell, made_of="1", version="v1", **changes):
+def labels_of(cell, made_of="1", version="v1", **changes):
     """Return the labels of an image of `cell`; those that are None in `changes` are left out."""
     own = {
         labels.IMAGE: "training",
@@ -38,11 +38,11 @@ def tag(own):
 def archive(*files):
     """Return a tar of files, each a path with its bytes."""
     buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as found:
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
         for path, data in files:
             info = tarfile.TarInfo(path)
             info.size = len(data)
-            found.addfile(info, io.BytesIO(data))
+            tar.addfile(info, io.BytesIO(data))
     return buffer.getvalue()
 
 
@@ -69,7 +69,9 @@ class Docker:
         return self.images[reference][1]
 
     def save(self, image):
-        (reference,) = (name for name, found in self.images.items() if found[1] == image)
+        (reference,) = (
+            name for name, image_and_digest in self.images.items() if image_and_digest[1] == image
+        )
         plain = {"config": {"Labels": self.images[reference][0]}}, [archive()]
         config, layers = self.saved.get(reference, plain)
         names = [f"blobs/sha256/{digest(layer)[7:]}" for layer in layers]
@@ -88,8 +90,8 @@ def image(server):
 
 @pytest.fixture
 def registry(image):
-    with Registry(image) as found:
-        yield found
+    with Registry(image) as client:
+        yield client
 
 
 @pytest.fixture
@@ -104,16 +106,16 @@ def docker(repository):
 
 @pytest.fixture
 def remote(docker):
-    with Remote(docker, Layers()) as found:
-        yield found
+    with Remote(docker, Layers()) as result:
+        yield result
 
 
 @pytest.fixture
-def have(repository):
-    """Call it with a cell, and perhaps more of `told`, to let the registry have its image."""
+def add_variant(repository):
+    """Call it with a cell, and perhaps arguments of `labels_of`, to put its image into the registry."""
 
     def call(cell, made_of="1", *, layer=b"layer", **changes):
-        own = told(cell, made_of, **changes)
+        own = labels_of(cell, made_of, **changes)
         return repository.image(tag(own), own, layer=layer)
 
     return call
@@ -131,7 +133,7 @@ def make_image(image, tmp_path):
             (blobs / digest(raw)[7:]).write_bytes(raw)
             return {"mediaType": kind, "digest": digest(raw), "size": len(raw)}
 
-        own = told(cell, made_of, **changes)
+        own = labels_of(cell, made_of, **changes)
         config = {"architecture": "amd64", "os": "linux", "config": {"Labels": own}}
         manifest = {
             "mediaType": MANIFEST,
@@ -151,9 +153,9 @@ def _archive():
     return archive
 
 
-@pytest.fixture(name="told")
-def _told():
-    return told
+@pytest.fixture(name="labels_of")
+def _labels_of():
+    return labels_of
 
 
 @pytest.fixture

@@ -108,10 +108,10 @@ class Published:
                 **terms,
             }
             name = labels.tag(version, cell, INPUT)
-            found = self.repository.image(name, own, layer=cell.encode() * 1000, annotations=own)
-            self.digests[cell] = found
-            size = len(self.repository.manifests[found][1])
-            described = {"mediaType": MANIFEST, "digest": found, "size": size}
+            result = self.repository.image(name, own, layer=cell.encode() * 1000, annotations=own)
+            self.digests[cell] = result
+            size = len(self.repository.manifests[result][1])
+            described = {"mediaType": MANIFEST, "digest": result, "size": size}
             listed.append({**described, "annotations": own, "platform": UNKNOWN})
         index = {"schemaVersion": 2, "mediaType": INDEX, "manifests": listed}
         return self.repository.put(version, json.dumps(index).encode(), INDEX)

@@ -25,17 +25,17 @@ TEMPLATE = "FROM debian:trixie\nRUN sleep 1 && uname -a > /dev/null && echo {{ p
 @pytest.fixture
 def second(start_engine, engine):
     """Another engine with the same bases, which the context "second" names."""
-    found = start_engine()
-    found.docker("rmi", "--force", "debian:trixie", "debian:bookworm")
+    result = start_engine()
+    result.docker("rmi", "--force", "debian:trixie", "debian:bookworm")
     save = subprocess.Popen(
         ["docker", "save", "debian:trixie"], env=engine.environment, stdout=subprocess.PIPE
     )
-    subprocess.run(["docker", "load"], env=found.environment, stdin=save.stdout, check=True)
+    subprocess.run(["docker", "load"], env=result.environment, stdin=save.stdout, check=True)
     save.stdout.close()
     assert save.wait() == 0
-    engine.docker("context", "create", "second", "--docker", f"host={found.host}")
+    engine.docker("context", "create", "second", "--docker", f"host={result.host}")
     engine.docker("context", "create", "first", "--docker", f"host={engine.host}")
-    yield found
+    yield result
     engine.docker("context", "rm", "--force", "first", "second")
 
 
@@ -50,8 +50,8 @@ def folder(tmp_path, monkeypatch):
 
 def built_by(engine):
     """Return how many steps an engine's BuildKit has run."""
-    said = engine.docker("buildx", "du", "--builder", "default", "--verbose").stdout
-    return said.count("sleep 1 && uname -a")
+    output = engine.docker("buildx", "du", "--builder", "default", "--verbose").stdout
+    return output.count("sleep 1 && uname -a")
 
 
 def test_other_engines_build_images_for_this_engine(engine, folder, second):
@@ -81,9 +81,9 @@ def test_other_engines_build_images_for_this_engine(engine, folder, second):
 
 def test_an_unknown_builder_is_a_usage_error(engine, folder):
     (folder / "matrix.yaml").write_text(MATRIX.format(image="nowhere"))
-    said = engine.imagematrix("build", "--builder", "nobody", cwd=folder)
-    assert said.returncode == 2
-    assert "builder 'nobody' not found" in said.stderr
+    result = engine.imagematrix("build", "--builder", "nobody", cwd=folder)
+    assert result.returncode == 2
+    assert "builder 'nobody' not found" in result.stderr
 
 
 class Wires(socketserver.ThreadingUnixStreamServer):

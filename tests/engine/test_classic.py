@@ -34,6 +34,6 @@ def test_build_warns_that_images_are_not_reproducible(classic, project):
 def test_an_image_of_the_classic_store_is_verified(classic):
     done = classic.imagematrix("verify", "--json", "debian:trixie")
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert found["digest"] == classic.inspect("debian:trixie")["Id"]
-    assert (found["platform"], found["size"], found["drivers"]) == ("linux/amd64", None, [])
+    document = json.loads(done.stdout)
+    assert document["digest"] == classic.inspect("debian:trixie")["Id"]
+    assert (document["platform"], document["size"], document["drivers"]) == ("linux/amd64", None, [])

@@ -60,8 +60,8 @@ def test_a_program_dies_without_required_flags_only(tmp_path, march, options):
     code = scanned(program)
     assert bool(code.required) == (march != "x86-64")
     judged = code.required & FLAGS
-    found = {flag: ended(program, {flag} | INSTEAD.get(flag, set())) for flag in judged}
-    assert found == dict.fromkeys(judged, SIGILL)
+    result = {flag: ended(program, {flag} | INSTEAD.get(flag, set())) for flag in judged}
+    assert result == dict.fromkeys(judged, SIGILL)
     beside = frozenset().union(*(BESIDE.get(flag, ()) for flag in judged))
     assert ended(program, FLAGS - code.required - beside) == 0
 

@@ -41,10 +41,10 @@ def judge(tmp_path_factory):
 
     def call(path):
         words = [program, "--list-elf", "--list-ptx", path]
-        said = subprocess.run(words, capture_output=True, text=True, check=False)
-        if "fatal" in said.stderr:  # code of targets that it has forgotten
+        result = subprocess.run(words, capture_output=True, text=True, check=False)
+        if "fatal" in result.stderr:  # code of targets that it has forgotten
             return None
-        listed = LINE.findall(said.stdout)
+        listed = LINE.findall(result.stdout)
         return tuple({target for target, kind in listed if kind == wanted} for wanted in ("cubin", "ptx"))
 
     return call
@@ -57,9 +57,9 @@ def test_targets_match_those_of_cuobjdump(judge, wheel, tmp_path):
         for name in filter(FILE.fullmatch, archive.namelist()):
             path = tmp_path / archive.extract(name, tmp_path)
             with path.open("rb") as file:
-                found = objects.examine(name, Window(file, 0, path.stat().st_size))
+                result = objects.examine(name, Window(file, 0, path.stat().st_size))
             listed = judge(path)
-            if found and found.code.cuda and listed is not None:
-                assert (found.code.cubins, {target for target, _ in found.code.ptx}) == listed, name
+            if result and result.code.cuda and listed is not None:
+                assert (result.code.cubins, {target for target, _ in result.code.ptx}) == listed, name
                 compared += 1
     assert compared

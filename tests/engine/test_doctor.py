@@ -41,19 +41,19 @@ def launches(engine):
 
 @pytest.mark.usefixtures("nodes")
 def test_a_launch_works_if_the_doctor_finds_nothing(engine, image):
-    code, found = doctor(engine, "training:v1")
+    code, result = doctor(engine, "training:v1")
     assert code == 0
-    bad = [one for one in found.values() if one["severity"] != "ok"]
+    bad = [one for one in result.values() if one["severity"] != "ok"]
     assert [one["check"] for one in bad] in ([], ["library"])  # the simulated node has no NVML
-    assert found["image"]["saw"] == f"{image} fits this node"
+    assert result["image"]["saw"] == f"{image} fits this node"
     assert launches(engine) == 0
     assert engine.has_no_containers()
 
 
 @pytest.mark.usefixtures("image")
 def test_a_launch_fails_if_device_nodes_are_missing(engine):
-    code, found = doctor(engine)
-    assert (code, found["device-nodes"]["severity"]) == (5, "error")
+    code, result = doctor(engine)
+    assert (code, result["device-nodes"]["severity"]) == (5, "error")
     assert launches(engine) == 5
 
 
@@ -65,9 +65,9 @@ def test_a_second_driver_in_an_image_is_found(engine, image, tmp_path):
     )
     try:
         engine.docker("build", "-t", image, str(tmp_path))
-        code, found = doctor(engine, "training:v1")
-        assert (code, found["image"]["severity"]) == (3, "error")
-        assert "/opt/old/libcuda.so.470.256.02" in found["image"]["saw"]
+        code, result = doctor(engine, "training:v1")
+        assert (code, result["image"]["severity"]) == (3, "error")
+        assert "/opt/old/libcuda.so.470.256.02" in result["image"]["saw"]
     finally:
         engine.docker("tag", "original:1", image)
 
@@ -79,8 +79,8 @@ def test_a_mount_over_the_driver_is_found(engine, tmp_path):
     words = ("--gpus", "1", "-d", "--name", "shadowed", "-v", mount, "training:v1", "sleep", "300")
     assert engine.imagematrix("run", "--host", H200, *words).returncode == 0
     try:
-        code, found = doctor(engine)
-        assert (code, found["mounts"]["severity"]) == (0, "warning")
-        assert f"{tmp_path}/libcuda.so.1 of the host hides the image's driver" in found["mounts"]["saw"]
+        code, result = doctor(engine)
+        assert (code, result["mounts"]["severity"]) == (0, "warning")
+        assert f"{tmp_path}/libcuda.so.1 of the host hides the image's driver" in result["mounts"]["saw"]
     finally:
         engine.docker("rm", "-f", "shadowed")

@@ -65,8 +65,8 @@ def ended(process):
 
 def running(words):
     """Return the processes of a command, in whatever container."""
-    said = subprocess.run(["ps", "-eo", "pid=,args="], capture_output=True, text=True, check=True).stdout
-    return [int(line.split(None, 1)[0]) for line in said.splitlines() if line.split(None, 1)[1] == words]
+    output = subprocess.run(["ps", "-eo", "pid=,args="], capture_output=True, text=True, check=True).stdout
+    return [int(line.split(None, 1)[0]) for line in output.splitlines() if line.split(None, 1)[1] == words]
 
 
 @pytest.fixture
@@ -87,14 +87,14 @@ def until(met, seconds=60):
 
 
 def statuses(engine, folder, *options):
-    said = engine.imagematrix("plan", "--json", *options, cwd=folder)
-    return [cell["status"] for cell in json.loads(said.stdout)["cells"]]
+    result = engine.imagematrix("plan", "--json", *options, cwd=folder)
+    return [cell["status"] for cell in json.loads(result.stdout)["cells"]]
 
 
 def ls(engine, image):
-    said = engine.imagematrix("ls", f"{image}:v1", "--json")
-    assert said.returncode == 0, said.stderr
-    return {one["reference"]: one["digest"] for one in json.loads(said.stdout)["variants"]}
+    result = engine.imagematrix("ls", f"{image}:v1", "--json")
+    assert result.returncode == 0, result.stderr
+    return {one["reference"]: one["digest"] for one in json.loads(result.stdout)["variants"]}
 
 
 def scratch(engine):
@@ -184,14 +184,14 @@ def test_a_killed_build_can_be_resumed(engine, big, endless):
 def test_two_concurrent_builds_of_the_same_matrix(engine, registry, big):
     folder, image = big(registry.address)
     processes = [start(engine, folder, "build", "--push", "--jobs", "2") for _ in range(2)]
-    found = [ended(process) for process in processes]
-    assert [code for code, _, _ in found] == [0, 0], [err for _, _, err in found]
+    result = [ended(process) for process in processes]
+    assert [code for code, _, _ in result] == [0, 0], [err for _, _, err in result]
     assert statuses(engine, folder, "--push") == ["up-to-date"] * 2
     both = [start(engine, folder, "publish", f"{image}:v1", "--alias", "latest") for _ in range(2)]
     published = [ended(process) for process in both]
     assert [code for code, _, _ in published] == [0, 0], published
     assert published[0][1] == published[1][1]
-    assert set(ls(engine, image)) == set(found[0][1].split()) | set(found[1][1].split())
+    assert set(ls(engine, image)) == set(result[0][1].split()) | set(result[1][1].split())
 
 
 @pytest.fixture
@@ -226,7 +226,7 @@ def test_a_build_needs_disk_space_only_for_running_cells(engine, big):
     process = start(engine, folder, "build", "--jobs", "1")
     most = 0
     while process.poll() is None:
-        blobs = [path for found in scratch(engine) for path in found.glob("*/sha256/*")]
+        blobs = [path for place in scratch(engine) for path in place.glob("*/sha256/*")]
         with contextlib.suppress(FileNotFoundError):
             most = max(most, sum(path.stat().st_blocks * 512 for path in blobs))
         time.sleep(0.02)

@@ -254,14 +254,14 @@ def test_the_zipapp_runs_on_a_bare_python(machine):
         assert (done.returncode, part in done.stdout + done.stderr) == (code, True), (words, done)
 
     shutil.copy(DOUBLES / "distribution.py", tree.home)
-    said = {
+    result = {
         labels.VERSION: "v1",
         labels.CELL: "sm90",
         labels.INPUT: f"sha256:{'0' * 64}",
         labels.VARIANT: json.dumps({"platform": "linux/amd64", **target}),
     }
     digest = f"sha256:{'1' * 64}"
-    index = json.dumps({"manifests": [{"digest": digest, "size": 1, "annotations": said}]})
+    index = json.dumps({"manifests": [{"digest": digest, "size": 1, "annotations": result}]})
     for words, end in ((("select",), ""), (("run", "--dry-run", "--gpus", "1"), f"@{digest}")):
         done = tree.run("python3", "-c", ASK_REGISTRY, index, app, *words)
         assert done.returncode == 0, done.stderr

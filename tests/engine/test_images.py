@@ -28,18 +28,20 @@ def run(engine, reference, *command):
     [("old", "535.261.03", 12020, "sm_70"), ("new", "550.163.01", 12040, "sm_89")],
 )
 def test_the_program_finds_the_baked_driver_and_trains(engine, variants, name, driver, answer, cubin):
-    found = json.loads(run(engine, variants[name], "train", "--steps", "300").stdout)
-    assert found["libcuda"] == driver
-    assert found["driver_cuda"] == answer
-    assert found["cubin"] == cubin
-    assert found["cuinit"]["code"] == 100  # CUDA_ERROR_NO_DEVICE: the driver is whole, the GPU is not there
-    assert found["backend"] == "cpu"
-    assert found["final_loss"] < found["initial_loss"]
+    document = json.loads(run(engine, variants[name], "train", "--steps", "300").stdout)
+    assert document["libcuda"] == driver
+    assert document["driver_cuda"] == answer
+    assert document["cubin"] == cubin
+    assert (
+        document["cuinit"]["code"] == 100
+    )  # CUDA_ERROR_NO_DEVICE: the driver is whole, the GPU is not there
+    assert document["backend"] == "cpu"
+    assert document["final_loss"] < document["initial_loss"]
 
 
 def test_a_cpu_image_has_no_driver(engine, variants):
-    found = json.loads(run(engine, variants["cpu"], "train", "--steps", "300").stdout)
-    assert (found["libcuda"], found["cuda"], found["cubin"]) == (None, None, None)
+    document = json.loads(run(engine, variants["cpu"], "train", "--steps", "300").stdout)
+    assert (document["libcuda"], document["cuda"], document["cubin"]) == (None, None, None)
     assert "libcuda" not in run(engine, variants["cpu"], "ldconfig", "-p").stdout
 
 

@@ -73,9 +73,9 @@ def test_more_launches_at_once_than_gpus(engine, start):
         begin, gpu, end = out.splitlines()
         spans.setdefault(gpu, []).append((float(begin.split()[0]), float(end.split()[0])))
     assert sum(map(len, spans.values())) == 20
-    for found in spans.values():
-        found.sort()
-        assert all(before[1] <= after[0] for before, after in pairwise(found))
+    for intervals in spans.values():
+        intervals.sort()
+        assert all(before[1] <= after[0] for before, after in pairwise(intervals))
     assert all(gpu["free"] for gpu in gpus(engine))
     assert engine.has_no_containers()
 
@@ -157,9 +157,9 @@ def test_shares_never_exceed_the_memory_of_a_gpu(engine, start):
         assert told == str(share)
         spans.setdefault(gpu, []).append((float(begin.split()[0]), float(end.split()[0])))
     assert sum(map(len, spans.values())) == 20
-    for found in spans.values():
-        moments = [begin for begin, _ in found]
-        most = max(sum(begin <= moment < end for begin, end in found) for moment in moments)
+    for intervals in spans.values():
+        moments = [begin for begin, _ in intervals]
+        most = max(sum(begin <= moment < end for begin, end in intervals) for moment in moments)
         assert 1 <= most <= 2
     assert all(gpu["free"] for gpu in gpus(engine))
 

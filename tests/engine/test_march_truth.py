@@ -112,9 +112,9 @@ def programs(compiler, tmp_path_factory):
         return march, program if done.returncode == 0 else None
 
     with ThreadPoolExecutor(2) as pool:
-        found = {march: program for march, program in pool.map(compiled, known) if program}
-    assert len(found) > 40
-    return found
+        result = {march: program for march, program in pool.map(compiled, known) if program}
+    assert len(result) > 40
+    return result
 
 
 @pytest.fixture(scope="module")
@@ -126,13 +126,13 @@ def cpuid(tmp_path_factory):
 
 def flags(output):
     """Return the kernel's names of the flags in CPUID."""
-    found = set()
+    result = set()
     for line in output.splitlines():
         leaf, subleaf, *values = line.split()
         for register, value in zip(REGISTERS, values, strict=True):
             names = BITS.get((leaf, subleaf, register), {})
-            found |= {name for bit, name in names.items() if int(value, 16) >> bit & 1}
-    return found
+            result |= {name for bit, name in names.items() if int(value, 16) >> bit & 1}
+    return result
 
 
 def verdicts(programs, compiler, has, start):

@@ -23,9 +23,9 @@ def answer(node, *words):
 
 
 def test_the_probe_finds_the_machine(node):
-    found, known = answer(node, "probe"), json.loads(PROFILE.read_text())
+    result, known = answer(node, "probe"), json.loads(PROFILE.read_text())
     for key in ("driver", "gpus", "devices", "warnings"):
-        assert found[key] == known[key]
+        assert result[key] == known[key]
 
 
 def test_a_run_trains_on_a_gpu(node):

@@ -112,10 +112,10 @@ def test_podman_s_command_runs_what_a_dry_run_prints(podman):
 
 def test_the_doctor_reports_whether_docker_s_command_can_pass_gpus(podman):
     """It can from some version on; whichever is installed, the doctor and a launch agree."""
-    (found,) = [one for one in podman.answer("doctor")["findings"] if one["check"] == "engine"]
-    assert "podman" in found["saw"]
+    (result,) = [one for one in podman.answer("doctor")["findings"] if one["check"] == "engine"]
+    assert "podman" in result["saw"]
     done = podman.imagematrix("run", "--rm", "--gpus", "1", "training:v1", "true")
-    assert (done.returncode == 0) == (found["severity"] == "ok"), done.stderr
+    assert (done.returncode == 0) == (result["severity"] == "ok"), done.stderr
 
 
 def test_a_container_started_by_the_library_uses_its_gpu(podman):
@@ -133,5 +133,5 @@ def test_a_container_started_by_the_library_uses_its_gpu(podman):
 
 
 def test_the_doctor_audits_podman_images(podman):
-    (found,) = [one for one in podman.answer("doctor", "training:v1")["findings"] if one["check"] == "image"]
-    assert found["severity"] == "ok", found["saw"]
+    (result,) = [one for one in podman.answer("doctor", "training:v1")["findings"] if one["check"] == "image"]
+    assert result["severity"] == "ok", result["saw"]

@@ -64,8 +64,8 @@ def test_a_second_run_builds_nothing_and_reports_it(first, engine):
     ],
 )
 def test_each_kind_of_node_gets_its_image(first, engine, host, expected):  # noqa: ARG001 - the images are there
-    found = engine.imagematrix("select", "training:v1", "--host", ROOT / f"tests/hosts/{host}.json")
-    assert found.stdout.startswith(f"training:v1-{expected}-"), found.stderr
+    result = engine.imagematrix("select", "training:v1", "--host", ROOT / f"tests/hosts/{host}.json")
+    assert result.stdout.startswith(f"training:v1-{expected}-"), result.stderr
 
 
 def test_error_on_a_mixed_node_names_gpus_that_fit_one_image(first, engine):  # noqa: ARG001

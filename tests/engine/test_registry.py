@@ -34,8 +34,8 @@ def images(engine):
 
 
 def statuses(engine, folder, *options):
-    said = engine.imagematrix("plan", "--json", *options, cwd=folder)
-    return [cell["status"] for cell in json.loads(said.stdout)["cells"]]
+    result = engine.imagematrix("plan", "--json", *options, cwd=folder)
+    return [cell["status"] for cell in json.loads(result.stdout)["cells"]]
 
 
 def test_from_the_matrix_to_a_container_through_a_registry(engine, folder, registry, image):
@@ -199,10 +199,10 @@ def test_attestations_do_not_change_the_image(engine, folder, image):
     published = engine.imagematrix("publish", f"{image}:v1")
     assert published.returncode == 0, published.stderr
     inspect = [*engine.inside, "docker", "buildx", "imagetools", "inspect", f"{image}:v1", "--format"]
-    said = subprocess.run(
+    result = subprocess.run(
         [*inspect, "{{json .Provenance}}"], env=engine.environment, check=True, capture_output=True, text=True
     )
-    assert "SLSA" in said.stdout
+    assert "SLSA" in result.stdout
     (variant,) = json.loads(engine.imagematrix("ls", f"{image}:v1", "--json").stdout)["variants"]
     assert variant["digest"] == plain["digest"]
     assert engine.imagematrix("build", *attest, cwd=folder).returncode == 2

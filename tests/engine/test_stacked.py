@@ -33,9 +33,9 @@ def stack(tmp_path):
 
 
 def cells(engine, command, folder, *options):
-    said = engine.imagematrix(command, "--json", *options, cwd=folder)
+    result = engine.imagematrix(command, "--json", *options, cwd=folder)
     return {
-        (cell["image"].rpartition("/")[2], cell["cell"]): cell for cell in json.loads(said.stdout)["cells"]
+        (cell["image"].rpartition("/")[2], cell["cell"]): cell for cell in json.loads(result.stdout)["cells"]
     }
 
 
@@ -59,13 +59,13 @@ def test_the_base_is_built_first_and_is_part_of_the_identity(engine, stack):
 
 def test_an_image_with_a_failed_base_is_skipped(engine, stack):
     folder = stack("lost-", base=BASE + "{% if os == 'one' %}\nRUN touch /fail; false\n{% endif %}\n")
-    said = engine.imagematrix("build", "--json", cwd=folder)
-    assert said.returncode == 6
-    found = {(cell["image"], cell["cell"]): cell for cell in json.loads(said.stdout)["cells"]}
-    assert found["lost-base", "one"]["status"] == "failed"
-    assert found["lost-app", "one"]["status"] == "skipped"
-    assert "lost-base:v1-one" in found["lost-app", "one"]["error"]
-    assert found["lost-app", "two"]["status"] == "built"
+    result = engine.imagematrix("build", "--json", cwd=folder)
+    assert result.returncode == 6
+    results = {(cell["image"], cell["cell"]): cell for cell in json.loads(result.stdout)["cells"]}
+    assert results["lost-base", "one"]["status"] == "failed"
+    assert results["lost-app", "one"]["status"] == "skipped"
+    assert "lost-base:v1-one" in results["lost-app", "one"]["error"]
+    assert results["lost-app", "two"]["status"] == "built"
 
 
 def test_images_in_a_registry_need_not_be_in_the_engine(engine, stack, registry):

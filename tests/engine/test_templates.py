@@ -47,8 +47,8 @@ def test_the_plain_starter_is_built_and_selected(engine, tmp_path):
     done = engine.imagematrix("build", "-f", folder / "matrix.yaml")
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.split()) == 3
-    said = engine.imagematrix("run", "--rm", "--gpus", "none", "hello:v1")
-    assert said.stdout.startswith("hello from x86-64-v"), said.stderr
+    result = engine.imagematrix("run", "--rm", "--gpus", "none", "hello:v1")
+    assert result.stdout.startswith("hello from x86-64-v"), result.stderr
 
     # The same with an axis of the image's own: the question decides, or else the default.
     matrix = folder / "matrix.yaml"
@@ -60,8 +60,8 @@ def test_the_plain_starter_is_built_and_selected(engine, tmp_path):
     assert "hello:v2-sweet-x86-64-v" in engine.imagematrix("select", *words).stdout
     sour = engine.imagematrix("select", "--where", "taste=sour", *words).stdout.strip()
     assert sour.startswith("hello:v2-sour-x86-64-v")
-    said = engine.imagematrix("run", "--rm", "--gpus", "none", sour)
-    assert said.stdout.startswith("hello from x86-64-v"), said.stderr
+    result = engine.imagematrix("run", "--rm", "--gpus", "none", sour)
+    assert result.stdout.startswith("hello from x86-64-v"), result.stderr
 
 
 def test_llama_cpp_is_built_for_the_cpu_in_its_labels(engine, llama_cpp, tmp_path):
@@ -76,8 +76,8 @@ def test_llama_cpp_is_built_for_the_cpu_in_its_labels(engine, llama_cpp, tmp_pat
     assert done.returncode == 0, done.stderr
     (reference,) = done.stdout.split()
 
-    said = engine.docker("run", "--rm", reference, "--version")
-    assert "built with cc (Debian 14." in said.stderr
+    result = engine.docker("run", "--rm", reference, "--version")
+    assert "built with cc (Debian 14." in result.stderr
     entry = json.loads(engine.inspect(reference)["Config"]["Labels"]["io.imagematrix.variant"])
     assert set(entry["cpu_flags"]) == marches.required("x86-64-v2", "gcc-14")
     # What llama.cpp turns on where nobody tells it otherwise (GGML_AVX2) would be here.

@@ -36,8 +36,8 @@ def test_a_build_and_the_trim_command_give_the_same_files(engine, tmp_path):
     shutil.copy(DATA, tmp_path / "files" / "code.fatbin")
     (tmp_path / "templates" / "trim.j2").write_text(TEMPLATE)
     (tmp_path / "matrix.yaml").write_text(MATRIX)
-    said = engine.imagematrix("build", "--json", cwd=tmp_path)
-    cells = json.loads(said.stdout)["cells"]
+    result = engine.imagematrix("build", "--json", cwd=tmp_path)
+    cells = json.loads(result.stdout)["cells"]
     assert {cell["status"] for cell in cells} == {"built"}
     for cell in cells:
         (compute,) = (word for word in ("8.0", "9.0") if f"sm{word.replace('.', '')}" in cell["cell"])

@@ -15,9 +15,9 @@ def test_an_image_matches_its_labels_wherever_it_is(engine, registry, project, t
     image = f"{registry.address}/ml/verified"
     folder = project(AXES, image=image)
     reference = engine.imagematrix("build", "-f", folder / "matrix.yaml").stdout.strip()
-    found = verified(engine, reference)
-    assert (found["cubins"], found["contradictions"], found["facts"]["cubins"]) == (["89"], [], "bytes")
-    (driver,) = [one for one in found["drivers"] if one["name"] == "libcuda"]
+    report = verified(engine, reference)
+    assert (report["cubins"], report["contradictions"], report["facts"]["cubins"]) == (["89"], [], "bytes")
+    (driver,) = [one for one in report["drivers"] if one["name"] == "libcuda"]
     assert (driver["version"], driver["kind"], driver["loaded"]) == ("550.163.01", "exact", True)
 
     engine.docker("save", "-o", str(tmp_path / "saved.tar"), reference)
@@ -26,5 +26,5 @@ def test_an_image_matches_its_labels_wherever_it_is(engine, registry, project, t
     engine.docker("rmi", "-f", reference)
     pushed = verified(engine, reference)
     for other in (saved, pushed):
-        assert {**other, "reference": "", "size": None} == {**found, "reference": "", "size": None}
+        assert {**other, "reference": "", "size": None} == {**report, "reference": "", "size": None}
     assert pushed["size"]["compressed"] > 0

@@ -1,4 +1,4 @@
-"""What the unit tests share: a small matrix to be spoilt, the shipped one, a Docker engine that is none."""
+"""Fixtures of the unit tests: a small matrix to modify, the shipped matrix, a simulated Docker engine."""
 
 import base64
 import contextlib
@@ -66,19 +66,19 @@ COPY --from=program /a.out /
 
 
 def pytest_ignore_collect(collection_path):
-    """Collect the folder build, too: left alone, pytest takes it for what a build has left behind."""
+    """Collect folders called build too, which pytest ignores by default."""
     return False if collection_path == Path(__file__).parent / "build" else None
 
 
 @pytest.fixture
 def project(tmp_path):
-    """A folder with the good matrix and its template; call it with (old, new) pairs to write a spoilt one."""
+    """A folder with a valid matrix and its template; call it with (old, new) pairs to modify it."""
     (tmp_path / "templates").mkdir()
     (tmp_path / "templates" / "training.j2").write_text(TEMPLATE)
     path = tmp_path / "matrix.yaml"
     path.write_text(GOOD)
 
-    def spoil(*changes, text=None, template=None):
+    def write(*changes, text=None, template=None):
         content = GOOD if text is None else textwrap.dedent(text)
         for old, new in changes:
             assert old in content
@@ -88,7 +88,7 @@ def project(tmp_path):
             (tmp_path / "templates" / "training.j2").write_text(textwrap.dedent(template))
         return path
 
-    return spoil
+    return write
 
 
 @pytest.fixture(scope="session")
@@ -99,7 +99,7 @@ def shipped():
 
 @pytest.fixture(scope="session")
 def starters(tmp_path_factory):
-    """The matrices that `init` writes, by the name of their template: their paths, all in one folder."""
+    """The paths of the matrices that `init` writes, by template name."""
     folder = tmp_path_factory.mktemp("starters")
     shutil.copytree(ROOT / "templates", folder / "templates")
     written = sorted((ROOT / "imagematrix" / "starter").glob("*.yaml"))
@@ -108,7 +108,7 @@ def starters(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def shipped_catalog(shipped):
-    """The catalog of all that the shipped matrix builds."""
+    """The catalog of all images of the shipped matrix."""
     variants = []
     for item in plan(load(shipped), Against()).with_status(PlanStatus.BUILD):
         flags = marches.required(item.cell.axes["march"], item.cell.properties["compiler"])
@@ -119,7 +119,7 @@ def shipped_catalog(shipped):
 
 @pytest.fixture(scope="session")
 def catalog_file(shipped_catalog, tmp_path_factory):
-    """The same, saved."""
+    """The file of `shipped_catalog`."""
     path = tmp_path_factory.mktemp("catalog") / "training.json"
     path.write_text(documents.dump(shipped_catalog.to_json()))
     return path
@@ -127,13 +127,13 @@ def catalog_file(shipped_catalog, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def profiles():
-    """The saved hosts by name: their files."""
+    """The files of the saved hosts, by name."""
     return {path.stem: path for path in (ROOT / "tests" / "hosts").glob("*.json")}
 
 
 @pytest.fixture(scope="session")
 def conforms():
-    """Call it with a document to hold it against the JSON Schema that its `schema` names, and get it back."""
+    """Call it with a document to validate it against the JSON Schema named in it; it is returned."""
 
     def check(document):
         kind = document["schema"].removeprefix("imagematrix.").removesuffix("/v1")
@@ -145,13 +145,14 @@ def conforms():
 
 
 class FakeEngine:
-    """What answers the Docker API's /images/json and few others: with `images` or, if set, with `raw` bytes.
+    """A server of /images/json and a few other resources of the Docker API.
 
-    `containers` run, as they are inspected; it lists one more, which has ended when it is asked for.
+    It lists `images`, or sends `raw` bytes if they are set. `containers` are running, as `inspect` shows
+    them; one more is listed that has ended by the time it is inspected. A `status` other than 200 is sent with an
+    error message. `requests` are the requested resources.
 
-    `status` other than 200 comes with an error message. `asked` are the resources that were asked for. `told`
-    are other answers, by method and the end of the path: a status with bytes, or None to hang up; `then` is
-    called before they are given. `received` are the bodies of the requests that these answer.
+    `responses` override the answers, by method and the end of the path: a status with bytes, or None to hang
+    up. `before_response` has functions that are called before such an answer, `bodies` the requests' bodies.
     """
 
     def __init__(self):
@@ -162,28 +163,28 @@ class FakeEngine:
         self.headers = {"Ostype": "linux"}
         self.status = 200
         self.raw = None
-        self.asked = []
-        self.told = {}
-        self.then = {}
-        self.received = []
+        self.requests = []
+        self.responses = {}
+        self.before_response = {}
+        self.bodies = []
 
-    def hold(self, catalog):
-        """Hold the variants of a catalog whose references end in an input digest's first digits."""
+    def add_catalog(self, catalog):
+        """Add the variants of a catalog, whose references end in the first digits of an input digest."""
         for variant in catalog.variants:
             cell, _, short = variant.reference.removeprefix(f"{catalog.image}:{catalog.version}-").rpartition(
                 "-"
             )
-            found = {
+            own = {
                 names.IMAGE: catalog.image,
                 names.VERSION: catalog.version,
                 names.CELL: cell,
                 names.INPUT: f"sha256:{short:0<64}",
                 names.VARIANT: names.write(variant),
             }
-            self.image(found, RepoTags=[variant.reference])
+            self.add_image(own, RepoTags=[variant.reference])
 
-    def image(self, own, **facts):
-        """Hold an image with the labels `own`, or with none."""
+    def add_image(self, own, **facts):
+        """Add an image with the labels `own`, or without labels if they are None."""
         number = f"sha256:{len(self.images):064x}"
         entry = {"Id": number, "RepoTags": [], "RepoDigests": [], "Labels": own, "Size": 81_000_000}
         self.images.append(entry | facts)
@@ -195,7 +196,7 @@ class FakeEngine:
 
     def answer(self, resource):
         """Return the JSON that answers a GET."""
-        self.asked.append(resource)
+        self.requests.append(resource)
         parts = urlsplit(resource)
         if self.status != 200:
             return {"message": "something about the daemon"}
@@ -210,8 +211,8 @@ class FakeEngine:
             return self._containers(parts.path)
         if parts.path.endswith("/json") and not parts.query:
             name = unquote(parts.path.split("/images/")[1].removesuffix("/json"))
-            found = next((one for one in self.images if one["Id"] == name), None)
-            return found and {"Id": name, "Config": {"Labels": found["Labels"], "Env": found.get("Env")}}
+            image = next((one for one in self.images if one["Id"] == name), None)
+            return image and {"Id": name, "Config": {"Labels": image["Labels"], "Env": image.get("Env")}}
         (filters,) = parse_qs(parts.query)["filters"]
         wanted = [label.partition("=") for label in json.loads(filters)["label"]]
         return [
@@ -247,18 +248,18 @@ def _handler(engine):
 
         def do_GET(self):
             path = unquote(urlsplit(self.path).path)
-            ends = (given for given in engine.told if path.endswith(given[1]))
+            ends = (given for given in engine.responses if path.endswith(given[1]))
             given = next((given for given in ends if given[0] == self.command), None)
             if given is None:
-                found = engine.answer(self.path)
-                body = json.dumps({"message": "no such thing"} if found is None else found).encode()
-                self.send(404 if found is None else engine.status, body)
+                result = engine.answer(self.path)
+                body = json.dumps({"message": "no such thing"} if result is None else result).encode()
+                self.send(404 if result is None else engine.status, body)
             else:
-                engine.asked.append(self.path)
-                engine.received.append(_body(self))
-                engine.then.get(given, lambda: None)()
-                if engine.told[given] is not None:
-                    self.send(*engine.told[given])
+                engine.requests.append(self.path)
+                engine.bodies.append(_body(self))
+                engine.before_response.get(given, lambda: None)()
+                if engine.responses[given] is not None:
+                    self.send(*engine.responses[given])
 
         do_POST = do_DELETE = do_GET  # noqa: N815 - names of the standard library
 
@@ -289,7 +290,7 @@ def _serving(server):
 
 @pytest.fixture
 def docker_host(monkeypatch, tmp_path):
-    """Nothing in the environment tells where a Docker engine is; call it with an address to say so."""
+    """Clear the variables that point to a Docker engine; call it with an address to set DOCKER_HOST."""
     monkeypatch.delenv("DOCKER_HOST", raising=False)
     monkeypatch.delenv("DOCKER_CONTEXT", raising=False)
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path / "docker-config"))
@@ -298,13 +299,13 @@ def docker_host(monkeypatch, tmp_path):
 
 @pytest.fixture
 def no_engine(docker_host):
-    """No engine is where DOCKER_HOST points."""
+    """Point DOCKER_HOST to a socket that does not exist."""
     docker_host("unix:///nowhere/docker.sock")
 
 
 @pytest.fixture
 def engine(docker_host):
-    """A FakeEngine on a Unix socket, to which DOCKER_HOST points."""
+    """A FakeEngine on a Unix socket, set as DOCKER_HOST."""
     made = FakeEngine()
     with tempfile.TemporaryDirectory(prefix="imx-") as folder:
         address = f"{folder}/docker.sock"
@@ -315,7 +316,7 @@ def engine(docker_host):
 
 @pytest.fixture
 def remote_engine(docker_host):
-    """The same on a TCP port of the loopback."""
+    """A FakeEngine on a TCP port of the loopback, set as DOCKER_HOST."""
     made = FakeEngine()
     server = HTTPServer(("127.0.0.1", 0), _handler(made))
     docker_host(f"tcp://127.0.0.1:{server.server_port}")
@@ -325,13 +326,13 @@ def remote_engine(docker_host):
 
 @pytest.fixture
 def no_pause(monkeypatch):
-    """What may pass is tried again at once."""
+    """Retry transient errors without a pause."""
     monkeypatch.setattr("imagematrix.oci.registry.PAUSE", 0)
 
 
 @pytest.fixture
-def start_server(docker_host, no_pause):  # noqa: ARG001 - their effects are wanted
-    """Call it to get a new registry in memory, for which docker has no login yet."""
+def start_server(docker_host, no_pause):  # noqa: ARG001 - for their effects
+    """Call it to start a registry in memory, for which docker has no login yet."""
     servers = []
 
     def start():
@@ -351,7 +352,7 @@ def server(start_server):
 
 @pytest.fixture
 def log_in(tmp_path):
-    """Call it with a registry's address to log in there; it returns the Authorization that this gives."""
+    """Call it with a registry's address to log in; it returns the value of the Authorization header."""
 
     def call(address):
         secret = base64.b64encode(b"me:secret").decode()
@@ -364,8 +365,8 @@ def log_in(tmp_path):
 
 
 @pytest.fixture(scope="session")
-def stub(tmp_path_factory):
-    """The folder of a libnvidia-ml.so.1 that plays what STUB_* tell it, named as one of driver 550.144.03."""
+def nvml_stub(tmp_path_factory):
+    """A folder with a stub of NVML for driver 550.144.03, which reads STUB_* from the environment."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         pytest.skip("no C compiler to build the NVML stub with")
@@ -388,19 +389,19 @@ def stub(tmp_path_factory):
 
 
 @pytest.fixture
-def play(stub, monkeypatch):
-    """Makes NVML, asked in a process of its own, answer as the stub is told: `play(init=18, gpus="...")`."""
+def configure_nvml(nvml_stub, monkeypatch):
+    """Call it to set what the stub of NVML reports to child processes, such as `init=18` or `gpus="..."`."""
 
-    def tell(**settings):
-        monkeypatch.setenv("LD_LIBRARY_PATH", str(stub))
+    def configure(**settings):
+        monkeypatch.setenv("LD_LIBRARY_PATH", str(nvml_stub))
         for name, value in settings.items():
             monkeypatch.setenv(f"STUB_{name.upper()}", str(value))
 
-    return tell
+    return configure
 
 
-class Said(NamedTuple):
-    """What a command ended with: exit code, stdout, stderr."""
+class CommandResult(NamedTuple):
+    """Exit code, stdout and stderr of a command."""
 
     code: int
     out: str
@@ -409,7 +410,7 @@ class Said(NamedTuple):
 
 @pytest.fixture
 def cli(monkeypatch, capsys):
-    """The command line, in this process: call it with the words of a command."""
+    """Call it with the arguments of a command to run it in this process."""
     handler = signal.getsignal(signal.SIGTERM)
     for name in ("COLORTERM", "FORCE_COLOR", "GITHUB_ACTIONS", "GITLAB_CI", "NO_COLOR", "PY_COLORS"):
         monkeypatch.delenv(name, raising=False)
@@ -418,7 +419,7 @@ def cli(monkeypatch, capsys):
         monkeypatch.setattr(sys, "argv", ["imagematrix", *map(str, words)])
         with pytest.raises(SystemExit) as ended:
             main()
-        return Said(int(ended.value.code or 0), *capsys.readouterr())
+        return CommandResult(int(ended.value.code or 0), *capsys.readouterr())
 
     yield run
     signal.signal(signal.SIGTERM, handler)

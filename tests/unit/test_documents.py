@@ -128,11 +128,11 @@ def test_arbitrary_host_raises_only_usage_errors(data, profiles, shipped_catalog
     good = json.loads(profiles[data.draw(st.sampled_from(["mig", "mixed", "laptop"]))].read_text())
     spoilt = spoil(good, data.draw(PATHS), data.draw(JSON))
     try:
-        found: Any = explain(Host.from_json(spoilt), shipped_catalog).to_json()
+        result: Any = explain(Host.from_json(spoilt), shipped_catalog).to_json()
     except UsageError as error:
         assert str(error).startswith("host")  # noqa: PT017 - some junk is as good as what was there
         return
-    assert len(found["candidates"]) == len(shipped_catalog.variants)
+    assert len(result["candidates"]) == len(shipped_catalog.variants)
 
 
 @settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -142,11 +142,11 @@ def test_arbitrary_catalog_raises_only_usage_errors(data, profiles, shipped_cata
     good = Catalog(image="training", version="v1", variants=few).to_json()
     spoilt = spoil(good, data.draw(PATHS), data.draw(JSON))
     try:
-        found = Catalog.from_json(spoilt)
+        result = Catalog.from_json(spoilt)
     except UsageError as error:
         assert str(error).startswith("catalog")  # noqa: PT017 - some junk is as good as what was there
         return
-    assert explain(Host.load(profiles["mig"]), found).to_json()["image"] == found.image
+    assert explain(Host.load(profiles["mig"]), result).to_json()["image"] == result.image
 
 
 @given(st.text(max_size=20) | JSON.map(json.dumps))

@@ -85,19 +85,19 @@ def test_missing_context_is_reported(config):
 
 
 def test_images_take_one_request_without_a_library(engine):
-    engine.image({LABEL: "training"})
-    engine.image({"other": "label"})
-    engine.image(None)
+    engine.add_image({LABEL: "training"})
+    engine.add_image({"other": "label"})
+    engine.add_image(None)
     assert module.images(LABEL) == engine.images[:1]
     assert module.images(f"{LABEL}=training") == engine.images[:1]
     assert module.images(f"{LABEL}=é &#") == []
-    assert len(engine.asked) == 3
+    assert len(engine.requests) == 3
 
 
 def test_images_of_a_remote_engine_are_listed(remote_engine):
-    remote_engine.image({LABEL: "training"})
+    remote_engine.add_image({LABEL: "training"})
     assert module.images(LABEL) == remote_engine.images
-    assert remote_engine.asked[0] == "/version"
+    assert remote_engine.requests[0] == "/version"
 
 
 @pytest.mark.parametrize("kind", ["engine", "remote_engine"])
@@ -114,7 +114,7 @@ def test_podman_is_distinguished_from_docker(request, kind):
 @pytest.mark.parametrize("kind", ["engine", "remote_engine"])
 def test_docker_py_client_is_connected(request, kind):
     answering = request.getfixturevalue(kind)
-    answering.image({LABEL: "training"})
+    answering.add_image({LABEL: "training"})
     client = module.client()
     assert client.api.images(filters={"label": LABEL}) == answering.images
     client.close()
@@ -218,19 +218,19 @@ def test_engine_lost_during_a_response_is_reported(remote_engine, monkeypatch):
 
 @pytest.mark.parametrize("where", ["engine", "remote_engine"])
 def test_running_containers_are_inspected_and_ended_ones_skipped(request, where):
-    found = request.getfixturevalue(where)
-    found.containers = [{"Id": "a1", "Name": "/web"}, {"Id": "b2", "Name": "/job"}]
-    assert module.running() == found.containers
-    found.containers = []
+    engine = request.getfixturevalue(where)
+    engine.containers = [{"Id": "a1", "Name": "/web"}, {"Id": "b2", "Name": "/job"}]
+    assert module.running() == engine.containers
+    engine.containers = []
     assert module.running() == []
 
 
 @pytest.mark.parametrize("where", ["engine", "remote_engine"])
 def test_labels_inherited_from_the_image_are_excluded(request, where):
-    found = request.getfixturevalue(where)
-    found.image({"from": "image", "both": "image"})
-    found.image(None)
-    labelled, bare = (image["Id"] for image in found.images)
+    engine = request.getfixturevalue(where)
+    engine.add_image({"from": "image", "both": "image"})
+    engine.add_image(None)
+    labelled, bare = (image["Id"] for image in engine.images)
     cases = [
         (labelled, {"from": "image", "both": "launch", "own": "launch"}, {"both": "launch", "own": "launch"}),
         (bare, {"own": "launch"}, {"own": "launch"}),
@@ -238,7 +238,7 @@ def test_labels_inherited_from_the_image_are_excluded(request, where):
         ("sha256:gone", {"own": "launch"}, {}),
         (None, {"own": "launch"}, {}),
     ]
-    found.containers = [
+    engine.containers = [
         {"Id": f"c{number}", "Image": image, "Config": {"Labels": labels}}
         for number, (image, labels, _) in enumerate(cases)
     ]
@@ -256,7 +256,7 @@ def test_local_dockerd_is_on_this_machine(engine, monkeypatch):
     engine.info["Name"] = "elsewhere"
     monkeypatch.setattr(module, "_listener", lambda _: "dockerd")
     assert module.remote() is None
-    assert engine.asked == []
+    assert engine.requests == []
 
 
 @pytest.mark.parametrize("kind", ["engine", "remote_engine"])
@@ -315,8 +315,8 @@ def test_group_of_the_engine_s_socket(docker_host, tmp_path, monkeypatch):
         os.stat_result([0o660, 0, 0, 0, 0, 42, *[0] * 4]),
         os.stat_result([0o660, *[0] * 3, 7, 42, *[0] * 4]),
     )
-    for found, expected in ((root, 42), (mine, None), (os.stat_result([0o666, *[0] * 9]), None)):
-        monkeypatch.setattr(os, "stat", lambda _, found=found: found)
+    for status, expected in ((root, 42), (mine, None), (os.stat_result([0o666, *[0] * 9]), None)):
+        monkeypatch.setattr(os, "stat", lambda _, status=status: status)
         assert module.group() == expected
     docker_host("tcp://far:2376")
     assert module.group() is None

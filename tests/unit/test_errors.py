@@ -42,7 +42,7 @@ def kinds(base=ImagematrixError):
 def test_every_error_can_be_copied_and_pickled(kind, copied):
     error = OWN.get(kind, lambda: kind("it is so", remedy="do this"))()
     error.add_note("and more")
-    found = copied(error)
-    assert type(found) is kind
-    assert (str(found), found.args, vars(found)) == (str(error), error.args, vars(error))
-    assert found.remedy == error.remedy
+    result = copied(error)
+    assert type(result) is kind
+    assert (str(result), result.args, vars(result)) == (str(error), error.args, vars(error))
+    assert result.remedy == error.remedy

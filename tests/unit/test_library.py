@@ -81,9 +81,9 @@ def test_select_command_loads_no_third_party_library(profiles, catalog_file):
         print(json.dumps(loaded), file=sys.stderr)
     """
     command = [sys.executable, "-c", textwrap.dedent(code), str(profiles["genoa-h200"]), str(catalog_file)]
-    said = subprocess.run(command, check=True, capture_output=True, text=True)
-    assert said.stdout == "training:v1-cuda12.4-drv550.163.01-sm90-znver4-0123456789ab\n"
-    nothing_heavy(json.loads(said.stderr))
+    result = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert result.stdout == "training:v1-cuda12.4-drv550.163.01-sm90-znver4-0123456789ab\n"
+    nothing_heavy(json.loads(result.stderr))
 
 
 def nothing_heavy(modules):
@@ -120,8 +120,8 @@ def test_types_are_visible_to_a_type_checker(tmp_path):
         )
     )
     command = [sys.executable, "-m", "mypy", "--strict", "--config-file=", f"--cache-dir={tmp_path}", user]
-    said = subprocess.run(command, check=False, capture_output=True, text=True).stdout.splitlines()
-    assert [line.partition(": ")[2] for line in said[:-1]] == [
+    result = subprocess.run(command, check=False, capture_output=True, text=True).stdout.splitlines()
+    assert [line.partition(": ")[2] for line in result[:-1]] == [
         'note: Revealed type is "imagematrix.node.host.Host"',
         'error: Module has no attribute "zzzzzzzz"  [attr-defined]',
     ]

@@ -20,13 +20,13 @@ def test_concurrent_callers_wait_for_the_result():
 
     once: Once[str, list[str]] = Once()
     with ThreadPoolExecutor(4) as pool:
-        found = [pool.submit(once, "a", partial(work, "a")) for _ in range(3)]
+        result = [pool.submit(once, "a", partial(work, "a")) for _ in range(3)]
         other = pool.submit(once, "b", partial(work, "b"))
         may.set()
-        assert len({id(one.result()) for one in found}) == 1
+        assert len({id(one.result()) for one in result}) == 1
         assert other.result() == ["b"]
     assert sorted(asked) == ["a", "b"]
-    assert once("a", partial(work, "a")) is found[0].result()
+    assert once("a", partial(work, "a")) is result[0].result()
 
 
 def test_error_is_raised_for_waiting_callers_but_not_cached():

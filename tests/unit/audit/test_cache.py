@@ -76,11 +76,11 @@ def entry(kept, tmp_path):
 
 def test_cached_layer_equals_the_read_layer(kept, entry):
     assert kept.get(DIGEST) == FULL
-    found = layer.read(io.BytesIO(tar(*MEMBERS)), f"sha256:{'1' * 64}")
-    kept.put(found)
-    again = kept.get(found.digest)
-    assert again == found
-    assert list(again.entries) == list(found.entries), "links are to what came before them"
+    result = layer.read(io.BytesIO(tar(*MEMBERS)), f"sha256:{'1' * 64}")
+    kept.put(result)
+    again = kept.get(result.digest)
+    assert again == result
+    assert list(again.entries) == list(result.entries), "links are to what came before them"
     assert oct(entry.parent.stat().st_mode)[-3:] == "700"
     assert oct(entry.stat().st_mode)[-3:] == "600"
 
@@ -100,8 +100,8 @@ def test_cached_layer_is_not_read_again(kept, tmp_path):
         layout(tmp_path / "2", image),
         archived(tmp_path / "a", image),
     ):
-        (found,) = read(path, "linux/amd64", Layers(kept, seen.append))
-        kernel = found.layers[0].entries["/opt/k.cubin"]
+        (result,) = read(path, "linux/amd64", Layers(kept, seen.append))
+        kernel = result.layers[0].entries["/opt/k.cubin"]
         assert isinstance(kernel, Plain)
         assert kernel.file.code.cubins == {"80"}
     assert sum(seen) == sum(len(image.blobs[own]) for own in image.layers)
@@ -181,10 +181,10 @@ def test_arbitrary_entry_gives_a_layer_or_an_error(path, value):
         at = at[name]
     at[path[-1]] = value
     try:
-        found = findings.load(Layer, data)
+        result = findings.load(Layer, data)
     except ValueError:
         return
-    assert findings.load(Layer, json.loads(json.dumps(findings.dump(found)))) == found
+    assert findings.load(Layer, json.loads(json.dumps(findings.dump(result)))) == result
 
 
 @pytest.mark.parametrize(

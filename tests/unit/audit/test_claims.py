@@ -54,8 +54,8 @@ def judged(tmp_path, conforms):
         )
         place = tmp_path / image.digest[7:19]
         path = str(place) if place.exists() else layout(place, image)
-        (found,) = read(path, "linux/amd64", Layers())
-        judged = audit(found)
+        (result,) = read(path, "linux/amd64", Layers())
+        judged = audit(result)
         broken = contradictions(judged, claimed(judged))
         written = conforms(document(judged, broken, [judged]))
         assert [one["path"] for one in written["contradictions"]] == [one.path for one in broken]
@@ -85,11 +85,11 @@ def test_kept_promises_give_no_contradictions(judged, libcuda, built):
 
 
 def test_damaged_labels_are_reported(tmp_path):
-    (found,) = read(layout(tmp_path / "x", Parts(labels={labels.VARIANT: "{"})), "linux/amd64", Layers())
+    (result,) = read(layout(tmp_path / "x", Parts(labels={labels.VARIANT: "{"})), "linux/amd64", Layers())
     with pytest.raises(AuditError, match="the labels are damaged"):
-        claimed(audit(found))
-    (found,) = read(layout(tmp_path / "y", Parts()), "linux/amd64", Layers())
-    assert claimed(audit(found)) is None
+        claimed(audit(result))
+    (result,) = read(layout(tmp_path / "y", Parts()), "linux/amd64", Layers())
+    assert claimed(audit(result)) is None
 
 
 def test_driver_removed_by_a_later_layer_does_not_count(judged, libcuda):
@@ -104,14 +104,14 @@ def test_stub_is_not_a_driver(judged, libcuda, built):
 
 
 @pytest.mark.parametrize(
-    ("path", "data", "found"),
+    ("path", "data", "expected"),
     [
         ("opt/k.cubin", OTHER_CUBIN, ("cubins", "90a")),
         ("opt/bad.fatbin", FATBIN[:3000], ("device code", "damaged")),
     ],
 )
-def test_device_code_for_another_gpu_contradicts(judged, path, data, found):
-    assert (*found, f"/{path}") in judged(gpu(), [("opt/good.cubin", CUBIN), (path, data)])
+def test_device_code_for_another_gpu_contradicts(judged, path, data, expected):
+    assert (*expected, f"/{path}") in judged(gpu(), [("opt/good.cubin", CUBIN), (path, data)])
 
 
 def test_missing_cubin_contradicts(judged):
@@ -145,14 +145,14 @@ def test_library_in_a_wheel_is_checked(judged):
 
 def test_shared_object_in_a_wheel_is_checked(judged, built, tmp_path):
     library = tmp_path / "it.so"
-    for fatbin, found in ((FATBIN, ("ptx", "100f ISA 8.8 50 ISA 8.8 90a ISA 8.8")), (FATBIN[:3000], ())):
+    for fatbin, finding in ((FATBIN, ("ptx", "100f ISA 8.8 50 ISA 8.8 90a ISA 8.8")), (FATBIN[:3000], ())):
         library.write_bytes(built())
         (tmp_path / "fatbin").write_bytes(fatbin)
         section = f".nv_fatbin={tmp_path / 'fatbin'}"
         subprocess.run(["objcopy", "--add-section", section, library], check=True)
         wheel = ("opt/p.whl", zipped("pkg/it.so", library.read_bytes()))
         broken = judged(gpu(cubins=(), ptx=(Ptx(target="80", isa="8.4"),)), [wheel])
-        assert broken[0] == (*(found or ("device code", "damaged")), "/opt/p.whl!/pkg/it.so")
+        assert broken[0] == (*(finding or ("device code", "damaged")), "/opt/p.whl!/pkg/it.so")
 
 
 def test_ptx_of_a_newer_isa_contradicts(judged):
@@ -193,7 +193,7 @@ COMPAT = UserModeDriver(mode="compat", version="575.57.08", branches=(470, 535))
 
 
 @pytest.mark.parametrize(
-    ("note", "found"),
+    ("note", "expected"),
     [
         ('{"CUDA Version": "12.9", "Driver": [535, 470, 550]}', []),
         ('{"CUDA Version": "12.9", "Driver": [550, 535]}', ["for branch 535 for branch 550"]),
@@ -201,7 +201,7 @@ COMPAT = UserModeDriver(mode="compat", version="575.57.08", branches=(470, 535))
         (None, [""]),
     ],
 )
-def test_missing_or_different_compat_note_contradicts(judged, libcuda, tmp_path, note, found):
+def test_missing_or_different_compat_note_contradicts(judged, libcuda, tmp_path, note, expected):
     library = tmp_path / "it.so"
     library.write_bytes(libcuda("575.57.08"))
     if note is not None:
@@ -210,7 +210,7 @@ def test_missing_or_different_compat_note_contradicts(judged, libcuda, tmp_path,
         subprocess.run(["objcopy", "--add-section", section, library], check=True)
     path = "usr/local/cuda/compat/libcuda.so.575.57.08"
     broken = judged(gpu(driver=COMPAT), [(path, library.read_bytes())])
-    assert broken == [("driver", one, f"/{path}") for one in found]
+    assert broken == [("driver", one, f"/{path}") for one in expected]
 
 
 def test_missing_driver_contradicts(judged):
@@ -240,8 +240,8 @@ def test_image_for_another_platform_contradicts(judged, built):
 def test_contradictions_are_described_in_sentences(tmp_path):
     own = {labels.VARIANT: labels.write(gpu(driver=EXACT, cubins=("90",)))}
     image = Parts(tar(("k.cubin", CUBIN)), labels=own)
-    (found,) = read(layout(tmp_path / "told", image), "linux/amd64", Layers())
-    told = [str(one) for one in contradictions(audit(found), claimed(audit(found)))]
+    (result,) = read(layout(tmp_path / "told", image), "linux/amd64", Layers())
+    told = [str(one) for one in contradictions(audit(result), claimed(audit(result)))]
     assert told == [
         "the labels promise the user-mode driver 550.163.01, but there is none",
         "the labels promise cubins for 90, but /k.cubin has 80",

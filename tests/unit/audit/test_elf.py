@@ -44,16 +44,18 @@ def library(tmp_path_factory):
 
 
 def test_soname_needed_libraries_and_runpath_are_read(library):
-    found = read(library.read_bytes())
-    assert found.soname == "libcuda.so.1"
-    assert found.needed == ("libm.so.6", "libc.so.6")
-    assert found.runpath == ("/opt/a", "$ORIGIN/b")
-    assert (found.machine, found.linked, found.damaged) == (elf.X86_64, True, False)
+    result = read(library.read_bytes())
+    assert result.soname == "libcuda.so.1"
+    assert result.needed == ("libm.so.6", "libc.so.6")
+    assert result.runpath == ("/opt/a", "$ORIGIN/b")
+    assert (result.machine, result.linked, result.damaged) == (elf.X86_64, True, False)
 
 
 def test_rpath_is_read(tmp_path):
-    found = read(compiled(tmp_path, "-shared", "-fPIC", "-Wl,--disable-new-dtags,-rpath,/opt/a").read_bytes())
-    assert (found.rpath, found.runpath) == (("/opt/a",), ())
+    result = read(
+        compiled(tmp_path, "-shared", "-fPIC", "-Wl,--disable-new-dtags,-rpath,/opt/a").read_bytes()
+    )
+    assert (result.rpath, result.runpath) == (("/opt/a",), ())
 
 
 def test_object_file_is_not_linked(tmp_path):
@@ -63,16 +65,16 @@ def test_object_file_is_not_linked(tmp_path):
 def test_stripped_section_headers_are_tolerated(library):
     raw = bytearray(library.read_bytes())
     raw[40:48] = bytes(8)
-    found = read(bytes(raw))
-    assert (found.soname, found.sections) == ("libcuda.so.1", ())
+    result = read(bytes(raw))
+    assert (result.soname, result.sections) == ("libcuda.so.1", ())
 
 
 def test_sections_match_those_of_readelf(library):
-    said = subprocess.run(["readelf", "-SW", library], capture_output=True, text=True, check=True).stdout
-    rows = [line.split("]")[1].split() for line in said.splitlines() if re.match(r" *\[ *[1-9]", line)]
+    output = subprocess.run(["readelf", "-SW", library], capture_output=True, text=True, check=True).stdout
+    rows = [line.split("]")[1].split() for line in output.splitlines() if re.match(r" *\[ *[1-9]", line)]
     seen = {row[0]: row for row in rows if row[1] != "NOBITS"}
-    found = {one.name: (one.address, one.offset, one.size) for one in read(library.read_bytes()).sections}
-    assert found == {name: tuple(int(word, 16) for word in row[2:5]) for name, row in seen.items()}
+    result = {one.name: (one.address, one.offset, one.size) for one in read(library.read_bytes()).sections}
+    assert result == {name: tuple(int(word, 16) for word in row[2:5]) for name, row in seen.items()}
 
 
 @pytest.mark.parametrize("path", ["/bin/sh", sys.executable, "/lib/x86_64-linux-gnu/libc.so.6"])
@@ -98,8 +100,8 @@ def test_mutated_headers_never_crash(library):
             parts = ((16, 64), (64, 1024), (tables, len(raw)))
             place = chance.randrange(*chance.choice(parts))
             spoilt[place] = chance.choice((0, 1, 0x7F, 0xFF, chance.randrange(256)))
-        found = read(bytes(spoilt))
-        damaged += found is None or found.damaged
+        result = read(bytes(spoilt))
+        damaged += result is None or result.damaged
     assert 0 < damaged < FUZZED
 
 

@@ -52,18 +52,18 @@ def test_single_ptx_file_is_read():
 
 def test_several_fatbins_with_gaps_are_read():
     raw = fat(entry(target=80)) + bytes(40) + fat(entry(1, 90, b".version"), entry(8, 70))
-    found = fatbin.fatbins(window(raw))
-    assert found == DeviceCode(cubins=frozenset({"80"}), ptx=frozenset({("90", "8.4")}), scattered=True)
+    result = fatbin.fatbins(window(raw))
+    assert result == DeviceCode(cubins=frozenset({"80"}), ptx=frozenset({("90", "8.4")}), scattered=True)
 
 
 def test_ptx_in_only_some_fatbins_is_scattered():
     one, other = fat(entry(target=80), entry(1, 80)), fat(entry(target=80))
     assert not fatbin.fatbins(window(one + one)).scattered
     assert not fatbin.fatbins(window(one + fat(entry(8, 70)))).scattered
-    found = fatbin.fatbins(window(one + other))
-    assert found.scattered
-    assert found.ptx == {("80", "8.4")}
-    assert merged([fatbin.fatbins(window(one)), fatbin.fatbins(window(other))]) == found
+    result = fatbin.fatbins(window(one + other))
+    assert result.scattered
+    assert result.ptx == {("80", "8.4")}
+    assert merged([fatbin.fatbins(window(one)), fatbin.fatbins(window(other))]) == result
 
 
 @pytest.mark.parametrize("left", [16, 40, 79, 90])

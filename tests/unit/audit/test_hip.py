@@ -46,8 +46,8 @@ def test_compressed_bundle_targets_are_read(version, method):
 
 def test_page_aligned_bundles_are_all_read():
     other = bundle("hipv4-amdgcn-amd-amdhsa--gfx1100")
-    found = read(bundle(*IDS).ljust(4096, b"\0") + compressed(other))
-    assert found.objects == {"gfx90a:sramecc+:xnack-", "gfx1100"}
+    result = read(bundle(*IDS).ljust(4096, b"\0") + compressed(other))
+    assert result.objects == {"gfx90a:sramecc+:xnack-", "gfx1100"}
 
 
 @pytest.mark.parametrize(

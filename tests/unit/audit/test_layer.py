@@ -35,9 +35,9 @@ def code(raw, path):
 @pytest.mark.parametrize("packed", [bytes, gzip.compress, zstandard.compress])
 def test_layer_compressions_are_supported(packed):
     raw = packed(tar(("opt/k.cubin", CUBIN), ("opt/readme", b"text")))
-    found = read(raw)
-    assert found.entries["/opt/readme"] is OTHER
-    assert found.entries["/opt/k.cubin"].file.code.cubins == {"80"}
+    result = read(raw)
+    assert result.entries["/opt/readme"] is OTHER
+    assert result.entries["/opt/k.cubin"].file.code.cubins == {"80"}
 
 
 def test_multi_frame_streams_are_read():
@@ -48,7 +48,7 @@ def test_multi_frame_streams_are_read():
 
 
 def test_entries_of_all_types_are_read():
-    found = read(
+    result = read(
         tar(
             special("etc", tarfile.DIRTYPE),
             link("etc/l", "../x"),
@@ -58,11 +58,11 @@ def test_entries_of_all_types_are_read():
             "opt/.wh..wh..opq",
         )
     )
-    assert found.entries["/etc"] is FOLDER
-    assert found.entries["/etc/l"] == Symlink("../x")
-    assert found.entries["/etc/h"] == Hardlink("/etc/l")
-    assert found.entries["/dev/null"] is OTHER
-    assert (found.removed, found.emptied) == ({"/etc/gone"}, {"/opt"})
+    assert result.entries["/etc"] is FOLDER
+    assert result.entries["/etc/l"] == Symlink("../x")
+    assert result.entries["/etc/h"] == Hardlink("/etc/l")
+    assert result.entries["/dev/null"] is OTHER
+    assert (result.removed, result.emptied) == ({"/etc/gone"}, {"/opt"})
 
 
 def test_static_library_is_read(tmp_path):
@@ -70,10 +70,10 @@ def test_static_library_is_read(tmp_path):
     (tmp_path / "odd").write_bytes(b"odd")
     subprocess.run(["ar", "rc", "libk.a", "odd", "a.cubin"], cwd=tmp_path, check=True)
     raw = (tmp_path / "libk.a").read_bytes()
-    found = read(tar(("usr/lib/libk.a", raw), ("usr/lib/cut.a", raw[:-2000]), ("usr/lib/none.a", raw[:80])))
-    assert found.entries["/usr/lib/libk.a"].file.code.cubins == {"80"}
-    assert not found.entries["/usr/lib/libk.a"].file.linked
-    assert found.entries["/usr/lib/none.a"] is OTHER
+    result = read(tar(("usr/lib/libk.a", raw), ("usr/lib/cut.a", raw[:-2000]), ("usr/lib/none.a", raw[:80])))
+    assert result.entries["/usr/lib/libk.a"].file.code.cubins == {"80"}
+    assert not result.entries["/usr/lib/libk.a"].file.linked
+    assert result.entries["/usr/lib/none.a"] is OTHER
 
 
 def sections(name, count, size):
@@ -91,8 +91,8 @@ def sections(name, count, size):
 def test_overlapping_sections_are_read_to_a_limit(name):
     """50,000 of 8 MB are 400 GB."""
     raw = sections(name, 50_000, 8 << 20)
-    found = read(tar(("lib.so", raw))).entries["/lib.so"].file
-    assert found.damaged == name.endswith("_fatbin")
+    result = read(tar(("lib.so", raw))).entries["/lib.so"].file
+    assert result.damaged == name.endswith("_fatbin")
 
 
 def zipped(name, raw):
@@ -109,20 +109,20 @@ def test_library_in_a_wheel_is_read():
         wheel.writestr("pkg/__init__.py", "")
         wheel.writestr("pkg/note.txt", "text")
     raw = buffer.getvalue()
-    found = read(tar(("w/p-1-py3-none-any.whl", raw), ("w/bad.whl", raw[:-30]), ("w/p.bin", raw)))
-    ((path, inner),) = found.entries["/w/p-1-py3-none-any.whl"].file.inner
+    result = read(tar(("w/p-1-py3-none-any.whl", raw), ("w/bad.whl", raw[:-30]), ("w/p.bin", raw)))
+    ((path, inner),) = result.entries["/w/p-1-py3-none-any.whl"].file.inner
     assert (path, inner.code.cubins) == ("pkg/k.cubin", {"80"})
-    assert found.entries["/w/bad.whl"].file.damaged
-    assert found.entries["/w/p.bin"] is OTHER
+    assert result.entries["/w/bad.whl"].file.damaged
+    assert result.entries["/w/p.bin"] is OTHER
 
 
 def test_nested_archives_are_opened_to_a_depth_of_two():
     once = zipped("k.cubin", CUBIN)
     twice = zipped("p.whl", once)
-    found = read(tar(("two.zip", twice), ("three.zip", zipped("two.zip", twice)))).entries
-    ((_, wheel),) = found["/two.zip"].file.inner
+    result = read(tar(("two.zip", twice), ("three.zip", zipped("two.zip", twice)))).entries
+    ((_, wheel),) = result["/two.zip"].file.inner
     assert wheel.inner[0][1].code.cubins == {"80"}
-    assert found["/three.zip"] is OTHER
+    assert result["/three.zip"] is OTHER
 
 
 def test_zip_bomb_is_damaged(monkeypatch):
@@ -241,8 +241,8 @@ def test_sparse_program_is_read(tmp_path):
     raw = subprocess.run(
         ["tar", "-S", "-C", tmp_path, "-c", "k.cubin"], check=True, capture_output=True
     ).stdout
-    found = read(raw).entries["/k.cubin"].file
-    assert (found.size, found.code.cubins) == (300_000, {"80"})
+    result = read(raw).entries["/k.cubin"].file
+    assert (result.size, result.code.cubins) == (300_000, {"80"})
 
 
 def test_total_size_of_texts_is_limited(monkeypatch):

@@ -39,22 +39,22 @@ def audited(tmp_path):
 
     def call(*members):
         image = Parts(tar(*members))
-        (found,) = read(layout(tmp_path / image.digest[7:19], image), "linux/amd64", Layers())
-        return audit(found)
+        (result,) = read(layout(tmp_path / image.digest[7:19], image), "linux/amd64", Layers())
+        return audit(result)
 
     return call
 
 
 def test_effective_march_is_accepted(audited, program):
-    found = audited(("opt/tool", program(PROGRAM, "-march=haswell")))
-    assert (broken(found, HASWELL), doubts(found, HASWELL)) == ("", [])
-    assert found.decided
+    report = audited(("opt/tool", program(PROGRAM, "-march=haswell")))
+    assert (broken(report, HASWELL), doubts(report, HASWELL)) == ("", [])
+    assert report.decided
 
 
 def test_march_without_effect_is_doubted(audited, program):
-    found = audited(("opt/tool", program(PROGRAM)))
-    assert broken(found, HASWELL) == ""
-    assert doubts(found, HASWELL) == [
+    report = audited(("opt/tool", program(PROGRAM)))
+    assert broken(report, HASWELL) == ""
+    assert doubts(report, HASWELL) == [
         "-march=haswell shows no effect: nothing in /opt/tool is beyond the baseline"
     ]
 
@@ -76,18 +76,18 @@ def test_baseline_march_is_not_doubted(audited, program, changes):
 
 
 def test_required_code_beyond_the_march_contradicts(audited, program):
-    found = audited(("opt/tool", program(PROGRAM, "-march=x86-64-v4", "-mprefer-vector-width=512")))
-    text = broken(found, HASWELL)
+    report = audited(("opt/tool", program(PROGRAM, "-march=x86-64-v4", "-mprefer-vector-width=512")))
+    text = broken(report, HASWELL)
     assert re.fullmatch(r"the labels promise code for x86-64-v3, but /opt/tool needs avx512.*", text)
 
 
 def test_undispatched_code_beyond_the_march_is_doubted(audited, program):
-    found = audited(("opt/tool", program(PROGRAM + UNCALLED, "-march=haswell")))
-    assert broken(found, HASWELL) == ""
-    assert doubts(found, HASWELL) == [
+    report = audited(("opt/tool", program(PROGRAM + UNCALLED, "-march=haswell")))
+    assert broken(report, HASWELL) == ""
+    assert doubts(report, HASWELL) == [
         "/opt/tool has code beyond -march=haswell in more: avx512f; nothing says that it is chosen by the CPU"
     ]
-    assert not found.decided
+    assert not report.decided
 
 
 def test_dispatched_code_is_not_doubted(audited, program):

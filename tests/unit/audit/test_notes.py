@@ -37,12 +37,12 @@ def read(path, ask):
 
 
 def test_compat_note_is_read(tmp_path):
-    found = read(with_note(tmp_path, REAL), notes.compat)
-    assert found == Compat(cuda="12.9", branches=(535, 550, 575), brands=(1, 2, 7))
+    result = read(with_note(tmp_path, REAL), notes.compat)
+    assert result == Compat(cuda="12.9", branches=(535, 550, 575), brands=(1, 2, 7))
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "expected"),
     [
         ('{"format":1,"cuda VERSION":"13.2"}\0\0', Compat(cuda="13.2")),
         ('{"CUDA version":"newest","driver":["535",true,535]}', Compat(branches=(535,))),
@@ -52,8 +52,8 @@ def test_compat_note_is_read(tmp_path):
         ("", Compat()),
     ],
 )
-def test_malformed_compat_notes_are_tolerated(tmp_path, text, found):
-    assert read(with_note(tmp_path, text, claimed=4096), notes.compat) == found
+def test_malformed_compat_notes_are_tolerated(tmp_path, text, expected):
+    assert read(with_note(tmp_path, text, claimed=4096), notes.compat) == expected
 
 
 @pytest.mark.parametrize("level", ["x86-64-v2", "x86-64-v3", "x86-64-v4"])

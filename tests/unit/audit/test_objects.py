@@ -37,9 +37,9 @@ def read(raw):
 
 
 def test_library_is_read(library):
-    found = read(library)
-    assert found.code.cubins
-    assert (found.driver.name, found.driver.compat.branches) == ("libcuda", (535,))
+    result = read(library)
+    assert result.code.cubins
+    assert (result.driver.name, result.driver.compat.branches) == ("libcuda", (535,))
 
 
 def test_mutated_headers_never_crash(library):
@@ -53,6 +53,6 @@ def test_mutated_headers_never_crash(library):
         for _ in range(chance.randint(1, 6)):
             place = chance.randrange(*chance.choice(parts))
             spoilt[place] = chance.choice((0, 1, 0x7F, 0xFF, chance.randrange(256)))
-        found = read(bytes(spoilt))
-        damaged += found is None or found.damaged
+        result = read(bytes(spoilt))
+        damaged += result is None or result.damaged
     assert 0 < damaged < FUZZED

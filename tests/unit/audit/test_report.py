@@ -39,8 +39,8 @@ def seen(tmp_path, conforms):
         image = Parts(tar(*members), env=env)
         place = tmp_path / image.digest[7:19]
         path = str(place) if place.exists() else layout(place, image)
-        (found,) = read(path, "linux/amd64", Layers())
-        written = document(audit(found), [], [])
+        (result,) = read(path, "linux/amd64", Layers())
+        written = document(audit(result), [], [])
         conforms(written)
         return written
 
@@ -104,13 +104,13 @@ def test_hwcaps_entries_of_the_loader_cache_come_second(seen, two):
 
 
 def test_drivers_are_classified(seen, library):
-    found = seen(
+    result = seen(
         ("usr/local/cuda/compat/libcuda.so.575.57.08", library("libcuda.so.1", text="575.57.08")),
         ("usr/local/cuda/lib64/stubs/libcuda.so", library("libcuda.so.1")),
         ("usr/lib/libnvidia-ml.so.550.163.01", library("libnvidia-ml.so.1", text="550.163.01")),
         ("opt/libnvidia-ptxjitcompiler.so.550.163.01", b"text"),
     )["drivers"]
-    assert [(one["name"], one["kind"], one["version"]) for one in found] == [
+    assert [(one["name"], one["kind"], one["version"]) for one in result] == [
         ("libnvidia-ptxjitcompiler", "exact", "550.163.01"),
         ("libnvidia-ml", "exact", "550.163.01"),
         ("libcuda", "compat", "575.57.08"),
@@ -124,7 +124,7 @@ def test_libraries_imply_an_oldest_driver(seen, library):
         "nvidia_cudnn_cu12-9.1.0.70.dist-info/METADATA",
         b"Name: nvidia-cudnn-cu12\nVersion: 9.1.0.70\n\n",
     )
-    found = seen(
+    result = seen(
         ("usr/lib/libcudart.so.12.4.127", library("libcudart.so.12")),
         link("usr/lib/libcudart.so.12", "libcudart.so.12.4.127"),
         ("usr/lib/libcudart.so.11.0", library("libcudart.so.11.0")),
@@ -134,7 +134,7 @@ def test_libraries_imply_an_oldest_driver(seen, library):
         (f"{SITE}/nvidia/cudnn/lib/libcudnn.so.9", library("libcudnn.so.9")),
         *((f"{SITE}/{name}", data) for name, data in (record, metadata)),
     )["libraries"]
-    assert [(one["name"], one["version"], one["oldest_driver"]) for one in found] == [
+    assert [(one["name"], one["version"], one["oldest_driver"]) for one in result] == [
         ("cublas", "99.9.9", None),
         ("cudart", "11.0", "450.51.05"),
         ("cudart", "12.4.127", "525.60.13"),
@@ -168,7 +168,7 @@ def packaged(name, version, *files):
 
 
 def test_python_packages_are_compared_with_their_bytes(seen):
-    found = seen(
+    result = seen(
         *packaged("torch", "2.8.0", "torch/lib/k.cubin", "torch/version.py"),
         (f"{SITE}/torch/lib/k.cubin", CUBIN),
         (f"{SITE}/torch/version.py", b"__version__ = '2.8.0'\ncuda: Optional[str] = '12.8'\n"),
@@ -178,7 +178,7 @@ def test_python_packages_are_compared_with_their_bytes(seen):
         *packaged("requests", "2.32"),
         (f"{SITE}/broken-1.dist-info/METADATA", b"\xff\xfe"),
     )["python"]
-    assert [(one["name"], one["version"], one["cuda"], one["arch_list"]) for one in found] == [
+    assert [(one["name"], one["version"], one["cuda"], one["arch_list"]) for one in result] == [
         ("cupy-cuda12x", "13.4.1", "12", []),
         ("onnxruntime-gpu", "1.22", None, []),
         ("torch", "2.8.0", "12.8", ["sm_80"]),
@@ -187,6 +187,6 @@ def test_python_packages_are_compared_with_their_bytes(seen):
 
 
 def test_plain_image_has_an_empty_report(seen):
-    found = seen(("etc/motd", b"hello"))
-    assert found["facts"]["cubins"] == "claim"
-    assert not any(found[key] for key in ("cubins", "ptx", "drivers", "libraries", "files", "python"))
+    result = seen(("etc/motd", b"hello"))
+    assert result["facts"]["cubins"] == "claim"
+    assert not any(result[key] for key in ("cubins", "ptx", "drivers", "libraries", "files", "python"))

@@ -30,17 +30,17 @@ def images(reference, known=None, platform=PLATFORM):
 
 
 def only(reference):
-    (found,) = images(reference)
-    assert audit(found).cubins == ("80",)
-    return found
+    (result,) = images(reference)
+    assert audit(result).cubins == ("80",)
+    return result
 
 
 def test_oci_layout_is_read(one, tmp_path):
-    found = only(layout(tmp_path / "oci", one))
-    assert (found.digest, found.platform) == (one.digest, PLATFORM)
-    assert found.labels == {"a": "b"}
-    assert found.environment == {"LD_LIBRARY_PATH": "/opt:/usr/lib", "EMPTY": ""}
-    assert list(found.sizes) == one.layers
+    image = only(layout(tmp_path / "oci", one))
+    assert (image.digest, image.platform) == (one.digest, PLATFORM)
+    assert image.labels == {"a": "b"}
+    assert image.environment == {"LD_LIBRARY_PATH": "/opt:/usr/lib", "EMPTY": ""}
+    assert list(image.sizes) == one.layers
 
 
 def test_oci_archive_is_read(one, tmp_path):
@@ -48,8 +48,8 @@ def test_oci_archive_is_read(one, tmp_path):
 
 
 def test_docker_save_archive_is_read(one, tmp_path):
-    found = only(saved(tmp_path / "a.tar", one, LAYER, OTHER))
-    assert (found.digest, found.sizes) == (one.config, {})
+    image = only(saved(tmp_path / "a.tar", one, LAYER, OTHER))
+    assert (image.digest, image.sizes) == (one.config, {})
 
 
 def test_docker_save_archive_with_manifests_is_read(one, tmp_path):
@@ -97,8 +97,8 @@ def test_foreign_index_has_one_image_per_platform(several, tmp_path):
     ]
     attestation = several[0].entry(annotations={"vnd.docker.reference.type": "attestation-manifest"})
     path = layout(tmp_path / "oci", *several, entries=[*entries, attestation])
-    assert [found.platform for found in images(path)] == ["linux/amd64"]
-    assert [found.platform for found in images(path, platform="linux/arm64")] == ["linux/arm64"]
+    assert [image.platform for image in images(path)] == ["linux/amd64"]
+    assert [image.platform for image in images(path, platform="linux/arm64")] == ["linux/arm64"]
     with pytest.raises(UnknownImageError, match="no image for linux/s390x"):
         images(path, platform="linux/s390x")
 
@@ -106,7 +106,7 @@ def test_foreign_index_has_one_image_per_platform(several, tmp_path):
 def test_published_index_contains_all_variants(several, tmp_path):
     entries = [image.entry(annotations={"io.imagematrix.variant": "{}"}) for image in several]
     path = layout(tmp_path / "oci", *several, entries=entries)
-    assert [found.reference for found in images(path)] == [f"{path}@{image.digest}" for image in several]
+    assert [image.reference for image in images(path)] == [f"{path}@{image.digest}" for image in several]
 
 
 def test_nested_indexes_are_followed(one, tmp_path):
@@ -250,8 +250,8 @@ def test_image_not_in_the_engine_is_unknown(engine):
 
 def test_image_is_read_from_the_engine(engine, one, tmp_path):
     path = Path(saved(tmp_path / "a.tar", one, LAYER, OTHER))
-    engine.told["GET", "/json"] = 200, json.dumps({"Id": one.config}).encode()
-    engine.told["GET", "/get"] = 200, path.read_bytes()
+    engine.responses["GET", "/json"] = 200, json.dumps({"Id": one.config}).encode()
+    engine.responses["GET", "/get"] = 200, path.read_bytes()
     assert only("training:v1").digest == one.config
 
 
@@ -260,8 +260,8 @@ def test_invalid_manifests_of_the_classic_store_are_ignored(engine, one):
     listed: list[dict[str, object]] = [{"Config": f"blobs/sha256/{one.config[7:]}", "RepoTags": None}]
     listed[0]["Layers"] = [f"blobs/sha256/{own[7:]}" for own in one.layers]
     raw = tar(*blobs, ("index.json", index(one.entry())), ("manifest.json", json.dumps(listed).encode()))
-    engine.told["GET", "/json"] = 200, json.dumps({"Id": one.config}).encode()
-    engine.told["GET", "/get"] = 200, raw
+    engine.responses["GET", "/json"] = 200, json.dumps({"Id": one.config}).encode()
+    engine.responses["GET", "/get"] = 200, raw
     assert only("training:v1").digest == one.config
-    engine.told["GET", "/json"] = 200, json.dumps({"Id": one.digest}).encode()
+    engine.responses["GET", "/json"] = 200, json.dumps({"Id": one.digest}).encode()
     assert only("training:v1").digest == one.digest

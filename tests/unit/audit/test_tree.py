@@ -47,7 +47,7 @@ def test_later_layers_replace_and_remove_files(layers, left):
 
 
 @pytest.mark.parametrize(
-    ("path", "found"),
+    ("path", "expected"),
     [
         ("/usr/lib/l", "/opt/libcuda.so.550.163.01"),
         ("/lib/../lib/l", "/opt/libcuda.so.550.163.01"),
@@ -58,11 +58,11 @@ def test_later_layers_replace_and_remove_files(layers, left):
         ("/opt/libcuda.so.550.163.01/x", None),
     ],
 )
-def test_links_are_followed(path, found):
+def test_links_are_followed(path, expected):
     links = (link("usr/lib/l", "../../opt/libcuda.so.550.163.01"), link("lib", "/usr/lib"))
     whole = tree([LIB, *links, link("loop", "loop")])
     led = whole.find(path)
-    assert (led and led[0]) == found
+    assert (led and led[0]) == expected
 
 
 def test_hard_link_is_the_same_file():

@@ -141,8 +141,8 @@ def test_any_exception_is_the_result_of_its_cell(planned, carry_out, backend, lo
     conforms(report(plan, results))
     assert type(error).__name__ in str(results[0].error)
     assert results[0].log == logs / "training" / "v1-cpu-x86-64-v3.log"
-    said = results[0].log.read_text()
-    assert said.startswith("making cpu-x86-64-v3\nTraceback (most recent call last):\n")
+    result = results[0].log.read_text()
+    assert result.startswith("making cpu-x86-64-v3\nTraceback (most recent call last):\n")
     whole = failure(results)
     assert (str(whole), whole.exit_code) == ("1 of 2 builds failed: cpu-x86-64-v3", 1)
 
@@ -188,8 +188,8 @@ def test_slow_push_does_not_delay_an_interrupt(planned, backend, logs, monkeypat
     plan, reporter = planned(only=CPU), Impatient()
     with pytest.raises(KeyboardInterrupt):
         build(plan, backend, backend, jobs=1, logs=logs, reporter=reporter, layers=Layers())
-    found = complete(plan.items, reporter.results)
-    assert [result.status for result in found] == ["stopped", "stopped"]
+    results = complete(plan.items, reporter.results)
+    assert [result.status for result in results] == ["stopped", "stopped"]
     pushed.set()
 
 
@@ -281,9 +281,9 @@ def test_image_above_its_size_budget_is_not_stored(planned, carry_out, backend, 
     assert set(statuses(results).values()) == {"failed"}
     error = failure(results)
     assert error.exit_code == 6
-    said = str(results[0].error)
-    assert said.startswith("the image has 1.12 MB (compressed), more than its budget of 1.00 MB; largest")
-    assert said.index("706.56 kB sha256:") < said.index("409.60 kB sha256:")
+    text = str(results[0].error)
+    assert text.startswith("the image has 1.12 MB (compressed), more than its budget of 1.00 MB; largest")
+    assert text.index("706.56 kB sha256:") < text.index("409.60 kB sha256:")
     assert not backend.images
     without = planned(only=CPU).items[0].identity
     assert plan.items[0].identity.changed(without.components) == ("context",)  # the matrix lies in it

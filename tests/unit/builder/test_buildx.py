@@ -234,9 +234,9 @@ def test_remedy_says_that_other_builders_pull_bases_from_registries(script, orde
     script("echo 'failed to resolve source metadata for docker.io/a:1'; exit 1")
     for builder, remedy in (("mine", "mine pulls base images from registries"), (None, None)):
         with (
-            Buildx(Docker(), builder) as found,
+            Buildx(Docker(), builder) as result,
             pytest.raises(BuildError) as caught,
-            found.make(order, io.StringIO(), print),
+            result.make(order, io.StringIO(), print),
         ):
             pass
         assert (caught.value.remedy or "").startswith(remedy or "")
@@ -279,7 +279,7 @@ def test_classic_store_builds_into_the_engine(script, order):
 
 
 @pytest.mark.parametrize(
-    ("said", "gone", "kind", "message", "remedy"),
+    ("output", "gone", "kind", "message", "remedy"),
     [
         ("ld: cannot find -lm", False, BuildError, "ld: cannot find -lm", None),
         ("", False, BuildError, "failed without a message", None),
@@ -294,8 +294,8 @@ def test_classic_store_builds_into_the_engine(script, order):
         ("rpc error: code = Canceled", True, EngineError, "cannot reach the Docker engine", None),
     ],
 )
-def test_build_failure_is_classified(script, order, said, gone, kind, message, remedy):
-    script(f"echo '{said}'; exit 1" if said else "exit 1")
+def test_build_failure_is_classified(script, order, output, gone, kind, message, remedy):
+    script(f"echo '{output}'; exit 1" if output else "exit 1")
     docker = Docker()
     docker.gone = gone
     with Buildx(docker) as builder, pytest.raises(kind, match=message) as caught:
@@ -380,7 +380,7 @@ def test_missing_or_old_docker_is_reported(monkeypatch, tmp_path):
 
 def test_docker_context_is_used_as_such(script, order, monkeypatch, tmp_path, made):
     monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
-    for driver, said in (("docker", "other -"), ("docker-container", "- unix:///nowhere/docker.sock")):
+    for driver, expected in (("docker", "other -"), ("docker-container", "- unix:///nowhere/docker.sock")):
         script(
             f'echo "${{DOCKER_CONTEXT:--}} ${{DOCKER_HOST:--}}" > {tmp_path}/where; {made}',
             inspect=f"echo 'Driver:        {driver}'; echo {DIGEST}",
@@ -388,5 +388,5 @@ def test_docker_context_is_used_as_such(script, order, monkeypatch, tmp_path, ma
         with Buildx(Docker(), "other") as builder:
             make(builder, order)
             own = builder.pinned("a:1", DIGEST)
-        assert (tmp_path / "where").read_text().strip() == said
+        assert (tmp_path / "where").read_text().strip() == expected
         assert own == (None if driver == "docker" else f"docker-image://a:1@{DIGEST}")

@@ -71,8 +71,8 @@ def test_failed_compiler_query_is_not_repeated(planned, backend):
 
 
 def test_table_gives_flags_without_a_compiler_stage(flags, backend):
-    found = flags(only="cuda=none", template=NO_COMPILER)
-    assert found["cpu-znver4"] == marches.required("znver4", "gcc-14")
+    result = flags(only="cuda=none", template=NO_COMPILER)
+    assert result["cpu-znver4"] == marches.required("znver4", "gcc-14")
     assert not backend.called("export")
 
 
@@ -85,7 +85,7 @@ def test_flags_are_unknown_without_compiler_and_table(flags):
 
 
 def test_cell_without_a_march_needs_no_flags(flags):
-    found = flags(
+    result = flags(
         text="""\
             schema: imagematrix.matrix/v1
             images: {training: {version: v1, template: training.j2}}
@@ -93,4 +93,4 @@ def test_cell_without_a_march_needs_no_flags(flags):
             """,
         template="FROM debian AS compiler\n",
     )
-    assert found == {"cpu": frozenset()}
+    assert result == {"cpu": frozenset()}

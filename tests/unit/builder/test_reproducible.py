@@ -53,7 +53,7 @@ def test_identical_images_do_not_differ(image):
 
 
 @pytest.mark.parametrize(
-    ("other", "said"),
+    ("other", "expected"),
     [
         ([A, ("b", b"3", {})], "b differs in content"),
         ([A, ("b", b"2", {"mode": 0o755})], "b differs in mode"),
@@ -67,17 +67,17 @@ def test_identical_images_do_not_differ(image):
         ([B, A], "in one there is a where the other has b"),
     ],
 )
-def test_first_differing_file_is_named(image, other, said):
+def test_first_differing_file_is_named(image, other, expected):
     base = layer(("base", b"", {}))
-    found = difference(image(base, layer(A, B)), image(base, layer(*other)))
-    assert found.startswith("layer 2 of 2: ")
-    assert found.endswith(said)
+    result = difference(image(base, layer(A, B)), image(base, layer(*other)))
+    assert result.startswith("layer 2 of 2: ")
+    assert result.endswith(expected)
 
 
 def test_different_compression_is_reported(image):
     plain = layer(A)
-    found = difference(image(gzip.compress(plain, 1, mtime=0)), image(gzip.compress(plain, 9, mtime=0)))
-    assert found == "layer 1 of 1: the files are the same, but in another order or compression"
+    result = difference(image(gzip.compress(plain, 1, mtime=0)), image(gzip.compress(plain, 9, mtime=0)))
+    assert result == "layer 1 of 1: the files are the same, but in another order or compression"
 
 
 def test_different_number_of_layers_is_reported(image):
@@ -86,5 +86,5 @@ def test_different_number_of_layers_is_reported(image):
 
 
 def test_different_configuration_is_reported(image):
-    found = difference(image(layer(A)), image(layer(A), config=b'{"a": 1}'))
-    assert found == "the layers are the same, but the configuration differs"
+    result = difference(image(layer(A)), image(layer(A), config=b'{"a": 1}'))
+    assert result == "the layers are the same, but the configuration differs"

@@ -183,9 +183,9 @@ def test_attestations_refer_to_the_new_image(blobs, rewriter):
     image = blobs.image(base, tar("a", 5))
     layer = blobs.json(image["digest"])["layers"][1]["digest"]
     statement = {"subject": [{"digest": {"sha256": image["digest"][7:]}}], "predicate": {"layer": layer}}
-    said = blobs.put(statement)
+    result = blobs.put(statement)
     attestation = blobs.put(
-        {"config": blobs.put({"rootfs": {"diff_ids": [said["digest"]]}}), "layers": [said]}
+        {"config": blobs.put({"rootfs": {"diff_ids": [result["digest"]]}}), "layers": [result]}
     )
     index = blobs.put(
         {"manifests": [image, attestation | {"annotations": {ATTESTED: image["digest"], "type": "x"}}]}
@@ -198,13 +198,13 @@ def test_attestations_refer_to_the_new_image(blobs, rewriter):
     for one in (first, second):
         assert one["size"] == len(blobs.read(one["digest"]))
     manifest = blobs.json(second["digest"])
-    (said,) = manifest["layers"]
-    assert said["size"] == len(blobs.read(said["digest"]))
-    assert blobs.json(said["digest"]) == {
+    (result,) = manifest["layers"]
+    assert result["size"] == len(blobs.read(result["digest"]))
+    assert blobs.json(result["digest"]) == {
         "subject": [{"digest": {"sha256": made[7:]}}],
         "predicate": {"layer": blobs.json(made)["layers"][1]["digest"]},
     }
-    assert blobs.json(manifest["config"]["digest"])["rootfs"]["diff_ids"] == [said["digest"]]
+    assert blobs.json(manifest["config"]["digest"])["rootfs"]["diff_ids"] == [result["digest"]]
 
 
 @pytest.mark.parametrize(

@@ -39,22 +39,22 @@ def stacked(tmp_path, backend):
 def carry_out(backend, silent, tmp_path_factory):
     logs = tmp_path_factory.mktemp("logs")
 
-    def call(found, **options):
+    def call(plan, **options):
         options = {"jobs": 4, "logs": logs, "reporter": silent, "layers": Layers()} | options
-        results = build(found, backend, backend, **options)
+        results = build(plan, backend, backend, **options)
         return {(one.item.cell.image.name, one.item.cell.id): one for one in results}, results
 
     return call
 
 
 def test_base_image_is_built_first_and_part_of_the_identity(stacked, carry_out, backend):
-    found = stacked()
-    app, base = found.items[0], found.items[2]
+    plan = stacked()
+    app, base = plan.items[0], plan.items[2]
     assert (app.cell.image.name, app.bases, app.needs) == ("app", (), (base.reference,))
     assert app.identity.components[f"base {base.reference}"] == base.identity.digest
-    assert sorted(found.bases) == ["debian:one", "debian:two"]
+    assert sorted(plan.bases) == ["debian:one", "debian:two"]
     backend.layers = []
-    carry_out(found)
+    carry_out(plan)
     stored = backend.called("store")
     assert stored.index(base.reference) < stored.index(app.reference)
     orders = {call[2].reference: call[2] for call in backend.calls if call[0] == "make"}
@@ -67,36 +67,36 @@ def test_base_image_is_built_first_and_part_of_the_identity(stacked, carry_out, 
 @pytest.mark.parametrize("local", [True, False])
 def test_remote_builder_gets_a_base_from_the_engine_as_layout(stacked, carry_out, backend, local):
     backend.layers, backend.local, backend.source = [], local, lambda _, **__: None
-    found = stacked()
-    carry_out(found)
+    plan = stacked()
+    carry_out(plan)
     orders = {call[2].reference: call[2] for call in backend.calls if call[0] == "make"}
-    images = orders[found.items[0].reference].sources.images
+    images = orders[plan.items[0].reference].sources.images
     assert [where.partition(":")[0] for where in images.values()] == ([] if local else ["oci-layout"])
 
 
 def test_stored_base_is_reused(stacked, carry_out, backend):
     carry_out(stacked(app="FROM scratch\n"))
     backend.images = {name: own for name, own in backend.images.items() if name.startswith("base:")}
-    found = stacked()
+    plan = stacked()
     backend.calls.clear()
-    results, _ = carry_out(found)
+    results, _ = carry_out(plan)
     assert set(results) == {("app", "one"), ("app", "two")}
     orders = {call[2].reference: call[2] for call in backend.calls if call[0] == "make"}
-    app = found.items[0]
+    app = plan.items[0]
     assert orders[app.reference].sources.images == {app.needs[0]: backend.source(app.needs[0], local=True)}
 
 
 def test_image_with_a_failed_base_is_skipped(stacked, carry_out, backend):
-    found = stacked()
+    plan = stacked()
     real = backend.make
 
     def make(order, log, step):
-        if order.reference == found.items[2].reference:
+        if order.reference == plan.items[2].reference:
             raise BuildError("no")
         return real(order, log, step)
 
     backend.make = make
-    results, listed = carry_out(found)
+    results, listed = carry_out(plan)
     statuses = {key: result.status for key, result in results.items()}
     assert statuses == {
         ("app", "one"): "skipped",
@@ -104,7 +104,7 @@ def test_image_with_a_failed_base_is_skipped(stacked, carry_out, backend):
         ("base", "one"): "failed",
         ("base", "two"): "built",
     }
-    assert f"{found.items[2].reference}, which it builds on" in str(results["app", "one"].error)
+    assert f"{plan.items[2].reference}, which it builds on" in str(results["app", "one"].error)
     assert "1 of 4 builds failed" in str(failure(listed))
 
 
@@ -125,27 +125,27 @@ def test_unknown_base_image_is_rejected(stacked):
 
 
 def test_template_can_list_all_images(stacked):
-    found = stacked(app="FROM {{ images.base }}\n# {{ images | length }}: {{ images | join(' ') }}\n")
-    assert found.items[0].dockerfile.endswith("# 2: app base\n")
+    plan = stacked(app="FROM {{ images.base }}\n# {{ images | length }}: {{ images | join(' ') }}\n")
+    assert plan.items[0].dockerfile.endswith("# 2: app base\n")
 
 
 def test_base_is_named_by_its_cell_without_an_engine(stacked):
-    found = stacked(against=Against())
-    assert found.items[0].dockerfile == "FROM base:v1-one\n"
-    assert found.items[0].needs == ("base:v1-one",)
-    assert {(item.status, item.identity) for item in found.items} == {("build", None)}
+    plan = stacked(against=Against())
+    assert plan.items[0].dockerfile == "FROM base:v1-one\n"
+    assert plan.items[0].needs == ("base:v1-one",)
+    assert {(item.status, item.identity) for item in plan.items} == {("build", None)}
 
 
 def test_base_in_another_store_is_adopted(stacked, carry_out, backend, silent, tmp_path_factory):
     carry_out(stacked())
     empty = type(backend)(tmp_path_factory.mktemp("empty"))
-    found = stacked(against=Against(resolve=backend.resolve, store=empty, engine=backend))
-    assert {item.status for item in found.items} == {"adopt"}
+    plan = stacked(against=Against(resolve=backend.resolve, store=empty, engine=backend))
+    assert {item.status for item in plan.items} == {"adopt"}
     results = build(
-        found, empty, empty, jobs=2, logs=tmp_path_factory.mktemp("logs"), reporter=silent, layers=Layers()
+        plan, empty, empty, jobs=2, logs=tmp_path_factory.mktemp("logs"), reporter=silent, layers=Layers()
     )
     assert {one.status for one in results} == {"adopted"}
-    assert sorted(empty.called("adopt")) == sorted(str(item.reference) for item in found.items)
+    assert sorted(empty.called("adopt")) == sorted(str(item.reference) for item in plan.items)
     changed = stacked(
         app="FROM {{ images.base }}\nRUN true\n",
         against=Against(resolve=backend.resolve, store=empty, engine=backend),

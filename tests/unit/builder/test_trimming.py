@@ -22,14 +22,14 @@ RUN --mount=type=bind,from=imagematrix-trim,target=/tmp/trim \\
 
 
 def test_only_trimming_builds_get_the_program(planned, backend, silent, tmp_path_factory):
-    found = planned(template=TEMPLATE, only="march=znver4")
-    assert CONTEXT not in found.bases
-    by_cuda = {item.cell.cuda: item for item in found.items if getattr(item, "identity", None)}
+    plan = planned(template=TEMPLATE, only="march=znver4")
+    assert CONTEXT not in plan.bases
+    by_cuda = {item.cell.cuda: item for item in plan.items if getattr(item, "identity", None)}
     assert by_cuda["12.4"].identity.components[TRIM] == VERSION
     assert by_cuda["12.4"].trims
     assert TRIM not in by_cuda[None].identity.components
     logs = tmp_path_factory.mktemp("logs")
-    results = build(found, backend, backend, jobs=1, logs=logs, reporter=silent, layers=Layers())
+    results = build(plan, backend, backend, jobs=1, logs=logs, reporter=silent, layers=Layers())
     assert {result.status for result in results} == {"built"}
     orders = {call[2].reference: call[2] for call in backend.calls if call[0] == "make"}
     assert CONTEXT in orders[by_cuda["12.4"].reference].sources.contexts
@@ -47,11 +47,11 @@ def labelled(planned, backend, silent, tmp_path_factory, tar):
     """Call it with files to get what the image of a cell for 8.9 promises that has them: cubins and PTX."""
 
     def call(*files, template=TEMPLATE):
-        found = planned(template=template, only="march=znver4,driver=550.163.01,compute=8.9,cuda=12.4")
+        plan = planned(template=template, only="march=znver4,driver=550.163.01,compute=8.9,cuda=12.4")
         driver = ("usr/lib/libcuda.so.550.163.01", b"550.163.01")
         backend.layers = [tar(driver, *((f"opt/{n}.fatbin", file) for n, file in enumerate(files)))]
         logs = tmp_path_factory.mktemp("logs")
-        (result,) = build(found, backend, backend, jobs=1, logs=logs, reporter=silent, layers=Layers())
+        (result,) = build(plan, backend, backend, jobs=1, logs=logs, reporter=silent, layers=Layers())
         if result.error:
             return str(result.error)
         (stored,) = backend.images.values()

@@ -43,9 +43,9 @@ def parsed(*entries, **changes):
 
 
 def test_document_matches_the_contract():
-    found = parsed(ENTRY)
-    assert found.to_json() == document() | {"prefer": [], "variants": [ENTRY]}
-    assert found.variants == (
+    catalog = parsed(ENTRY)
+    assert catalog.to_json() == document() | {"prefer": [], "variants": [ENTRY]}
+    assert catalog.variants == (
         Variant(
             reference="training:v1-x",
             digest=DIGEST,
@@ -228,8 +228,8 @@ def test_invalid_axes_and_defaults_are_rejected(axes, complaint):
 
 
 def test_older_document_has_no_axes_and_no_defaults():
-    found = parsed({key: value for key, value in ENTRY.items() if key != "axes"})
-    assert (found.defaults, found.variants[0].axes) == ((), ())
+    catalog = parsed({key: value for key, value in ENTRY.items() if key != "axes"})
+    assert (catalog.defaults, catalog.variants[0].axes) == ((), ())
 
 
 @pytest.mark.parametrize(

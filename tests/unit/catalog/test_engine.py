@@ -40,18 +40,18 @@ def test_invalid_image_name_is_rejected(name):
 
 
 def test_labels_restore_the_catalog(engine, shipped_catalog):
-    engine.hold(shipped_catalog)
-    found = Catalog.from_engine("training:v1")
-    assert found == catalog("training")
-    assert len(engine.asked) == 2
-    assert {variant.size for variant in found.variants} == {81_000_000}
-    references = [variant.reference for variant in found.variants]
+    engine.add_catalog(shipped_catalog)
+    result = Catalog.from_engine("training:v1")
+    assert result == catalog("training")
+    assert len(engine.requests) == 2
+    assert {variant.size for variant in result.variants} == {81_000_000}
+    references = [variant.reference for variant in result.variants]
     assert references == sorted(variant.reference for variant in shipped_catalog.variants)
 
 
 @pytest.mark.parametrize("full", ["docker.io/library/", "localhost/"])
 def test_podman_prefix_of_short_names_is_removed(engine, full):
-    engine.hold(one())
+    engine.add_catalog(one())
     (reference,) = engine.images[0]["RepoTags"]
     engine.images[0] |= {"RepoTags": [full + reference], "RepoDigests": [f"{full}training@{DIGEST}"]}
     (variant,) = catalog("training:v1").variants
@@ -59,8 +59,8 @@ def test_podman_prefix_of_short_names_is_removed(engine, full):
 
 
 def test_digest_is_the_manifest_s_or_the_image_id(engine):
-    engine.hold(one(cell="cpu-znver3"))
-    engine.hold(one())
+    engine.add_catalog(one(cell="cpu-znver3"))
+    engine.add_catalog(one())
     engine.images[1]["RepoDigests"] = ["other@sha256:1", f"training@{DIGEST}"]
     first, second = catalog("training:v1").variants
     assert first.digest == engine.images[0]["Id"]
@@ -79,14 +79,14 @@ def test_digest_is_the_manifest_s_or_the_image_id(engine):
     ],
 )
 def test_foreign_images_are_skipped(engine, foreign):
-    engine.hold(one())
-    engine.image(foreign, RepoTags=["derived:latest"])
-    engine.image(foreign, RepoTags=None)
+    engine.add_catalog(one())
+    engine.add_image(foreign, RepoTags=["derived:latest"])
+    engine.add_image(foreign, RepoTags=None)
     assert len(catalog("training").variants) == 1
 
 
 def test_malformed_entries_are_skipped(engine):
-    engine.hold(one())
+    engine.add_catalog(one())
     engine.images += ["text", None, 3, []]
     assert len(catalogs()) == 1
 
@@ -103,7 +103,7 @@ def test_malformed_entries_are_skipped(engine):
     ],
 )
 def test_error_for_damaged_labels_names_the_image(engine, label, expected):
-    engine.hold(one())
+    engine.add_catalog(one())
     own = engine.images[0]["Labels"]
     own[labels.VARIANT] = label
     if label is None:
@@ -113,15 +113,15 @@ def test_error_for_damaged_labels_names_the_image(engine, label, expected):
 
 
 def test_invalid_size_is_rejected(engine):
-    engine.hold(one())
+    engine.add_catalog(one())
     engine.images[0]["Size"] = "big"
     with pytest.raises(UsageError, match="size: expected an integer, found a string"):
         catalog("training:v1")
 
 
 def test_several_versions_require_a_choice(engine):
-    engine.hold(one(version="v2"))
-    engine.hold(one())
+    engine.add_catalog(one(version="v2"))
+    engine.add_catalog(one())
     assert [(item.image, item.version) for item in catalogs("training")] == [
         ("training", "v1"),
         ("training", "v2"),
@@ -137,7 +137,7 @@ def test_error_for_an_unknown_image_lists_existing_ones(engine):
     with pytest.raises(UnknownImageError, match="the engine has no variant of training:v1") as caught:
         catalog("training:v1")
     assert caught.value.remedy == "build some with `imagematrix build`"
-    engine.hold(one(image="reg:5000/ml/serving"))
+    engine.add_catalog(one(image="reg:5000/ml/serving"))
     with pytest.raises(UnknownImageError) as caught:
         catalog("training:v1")
     assert caught.value.remedy == "it has reg:5000/ml/serving:v1"
@@ -153,8 +153,8 @@ def test_missing_engine_is_an_engine_error(docker_host):
 
 
 def test_catalog_takes_the_preference_of_its_images(engine):
-    engine.hold(one(cell="cpu-znver3"))
-    engine.hold(one())
+    engine.add_catalog(one(cell="cpu-znver3"))
+    engine.add_catalog(one())
     for item in engine.images:
         item["Labels"][labels.PREFER] = "cuda,driver"
     assert catalog("training:v1").prefer == ("cuda", "driver")
@@ -179,19 +179,19 @@ def test_catalog_takes_the_preference_of_its_images(engine):
 
 
 def test_variant_is_found_by_reference_or_digest(engine):
-    engine.hold(one(cell="cpu-znver3"))
-    engine.hold(one())
+    engine.add_catalog(one(cell="cpu-znver3"))
+    engine.add_catalog(one())
     own = catalog("training:v1").variants[0]
     for name in (own.reference, f"training@{own.digest}", f"{own.reference}@{own.digest}"):
-        found = catalog(name)
-        assert (found.version, found.variants) == ("v1", (own,))
+        result = catalog(name)
+        assert (result.version, result.variants) == ("v1", (own,))
     with pytest.raises(UnknownImageError):
         catalog(f"other@{own.digest}")
 
 
 def test_misspelled_name_gets_a_suggestion(engine):
-    engine.hold(one())
-    engine.hold(one(image="serving"))
+    engine.add_catalog(one())
+    engine.add_catalog(one(image="serving"))
 
     def remedy(name):
         with pytest.raises(UnknownImageError) as caught:

@@ -45,7 +45,7 @@ class Registry:
 
     def __init__(self):
         self.answers: dict[str, tuple[Any, ...]] = {}
-        self.asked: list[object] = []
+        self.requests: list[object] = []
         self.protected_by = None
         self.lacking = 0  # bytes of each answer that are promised and never come
         registry = self
@@ -53,7 +53,7 @@ class Registry:
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self):
                 path = self.path.partition("?")[0]
-                registry.asked.append((self.path, self.headers.get("Authorization")))
+                registry.requests.append((self.path, self.headers.get("Authorization")))
                 if (
                     registry.protected_by
                     and path.startswith("/v2/")
@@ -95,9 +95,9 @@ class Registry:
 def registry(tmp_path, monkeypatch):
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
     monkeypatch.setattr("imagematrix.oci.registry.PAUSE", 0)
-    found = Registry()
-    yield found
-    found.close()
+    client = Registry()
+    yield client
+    client.close()
 
 
 def log_in(registry, tmp_path):
@@ -114,13 +114,13 @@ def test_catalog_takes_one_request(registry):
         "annotations": {"vnd.docker.reference.type": "attestation-manifest"},
     }
     registry.has(index(manifest(), attestation, {"digest": DIGEST, "size": 1}))
-    found = Catalog.from_registry(registry.name)
-    assert (found.image, found.version) == (f"{registry.address}/ml/training", "v1")
-    (variant,) = found.variants
+    catalog = Catalog.from_registry(registry.name)
+    assert (catalog.image, catalog.version) == (f"{registry.address}/ml/training", "v1")
+    (variant,) = catalog.variants
     assert variant.reference == f"{registry.name}-cpu-znver4-0123456789ab"
     assert variant.digest == DIGEST
     assert variant.march == "znver4"
-    assert len(registry.asked) == 1
+    assert len(registry.requests) == 1
 
 
 def test_index_by_digest_is_verified(registry):
@@ -142,7 +142,7 @@ def test_basic_authentication_uses_docker_credentials(registry, tmp_path):
     assert caught.value.remedy.startswith(f"`docker login {registry.address}`")
     basic = log_in(registry, tmp_path)
     assert Catalog.from_registry(registry.name).variants
-    assert registry.asked[-1] == ("/v2/ml/training/manifests/v1", basic)
+    assert registry.requests[-1] == ("/v2/ml/training/manifests/v1", basic)
 
 
 def test_token_is_fetched_from_the_challenge_s_realm(registry, tmp_path):
@@ -151,10 +151,10 @@ def test_token_is_fetched_from_the_challenge_s_realm(registry, tmp_path):
     realm = f"http://{registry.address}/token"
     registry.protected_by = f'Bearer realm="{realm}",service="s",scope="repository:ml/training:pull"'
     assert Catalog.from_registry(registry.name).variants
-    assert registry.asked[-1][1] == "Bearer t0ken"
+    assert registry.requests[-1][1] == "Bearer t0ken"
     basic = log_in(registry, tmp_path)
     assert Catalog.from_registry(registry.name).variants
-    path, login = registry.asked[-2]
+    path, login = registry.requests[-2]
     assert path == "/token?service=s&scope=repository%3Aml%2Ftraining%3Apull"
     assert login == basic
     registry.has({}, status=403, path="/token")
@@ -243,9 +243,9 @@ def test_oversized_answer_is_not_read(registry, monkeypatch):
     ],
 )
 def test_references_are_parsed_as_docker_does(text, registry, repository, tag, scheme):
-    found = Reference.parse(text)
-    assert (found.registry, found.repository, found.tag) == (registry, repository, tag)
-    assert found.url == f"{scheme}://{registry}"
+    result = Reference.parse(text)
+    assert (result.registry, result.repository, result.tag) == (registry, repository, tag)
+    assert result.url == f"{scheme}://{registry}"
 
 
 @pytest.mark.parametrize("text", ["", "reg.example/", "a b", "a:b\n"])

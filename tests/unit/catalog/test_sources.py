@@ -28,7 +28,7 @@ def test_file_catalog_is_narrowed_to_the_requested_image(saved, shipped_catalog)
 
 
 def test_image_without_a_registry_is_read_from_the_engine(engine, shipped_catalog):
-    engine.hold(shipped_catalog)
+    engine.add_catalog(shipped_catalog)
     names = {variant.reference for variant in shipped_catalog.variants}
     assert {variant.reference for variant in open_catalog("training:v1").variants} == names
     assert [one.version for one in list_catalogs("training")] == ["v1"]

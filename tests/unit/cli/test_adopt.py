@@ -34,11 +34,11 @@ def adopt(cli, tmp_path, conforms):
 
     def call(*images, code=0):
         paths = [layout(tmp_path / f"oci{number}", image) for number, image in enumerate(images)]
-        said = cli("adopt", *paths, "--as", "torch:v1")
-        assert said.code == code, said.err
+        result = cli("adopt", *paths, "--as", "torch:v1")
+        assert result.code == code, result.err
         if code:
-            return said.err
-        document = json.loads(said.out)
+            return result.err
+        document = json.loads(result.out)
         conforms(document)
         assert (document["image"], document["version"]) == ("torch", "v1")
         return document["variants"]
@@ -144,9 +144,9 @@ def test_conditions_not_settled_by_bytes_are_kept(adopt):
 
 def test_invalid_conditions_are_reported_and_ignored(cli, tmp_path):
     path = layout(tmp_path / "oci", Parts(tar(CUBIN), env=["NVIDIA_REQUIRE_X=memory>=40"]))
-    said = cli("adopt", path, "--as", "torch:v1")
-    assert said.code == 0
-    assert "NVIDIA_REQUIRE_X: invalid requirement 'memory>=40'" in said.err
+    result = cli("adopt", path, "--as", "torch:v1")
+    assert result.code == 0
+    assert "NVIDIA_REQUIRE_X: invalid requirement 'memory>=40'" in result.err
 
 
 def test_labelled_image_keeps_its_labels(adopt):
@@ -164,8 +164,8 @@ def test_labelled_image_keeps_its_labels(adopt):
 
 
 def test_image_that_contradicts_its_labels_exits_with_9(adopt):
-    said = adopt(Parts(tar(EXACT), labels={labels.VARIANT: labels.write(VARIANT)}), code=9)
-    assert "the labels promise no user-mode driver" in said
+    result = adopt(Parts(tar(EXACT), labels={labels.VARIANT: labels.write(VARIANT)}), code=9)
+    assert "the labels promise no user-mode driver" in result
 
 
 def test_names_are_read_from_archives(cli, tmp_path):
@@ -178,8 +178,8 @@ def test_names_are_read_from_archives(cli, tmp_path):
     (variant,) = json.loads(cli("adopt", path, "--as", "torch:v1").out)["variants"]
     assert variant["reference"] == "docker.io/ml/torch:new"
     path = saved(tmp_path / "b.tar", image, tar(CUBIN), names=("--privileged",))
-    said = cli("adopt", path, "--as", "torch:v1")
-    assert (said.code, "is not an image reference" in said.err) == (2, True)
+    result = cli("adopt", path, "--as", "torch:v1")
+    assert (result.code, "is not an image reference" in result.err) == (2, True)
 
 
 @pytest.mark.usefixtures("no_engine", "no_pause")
@@ -200,8 +200,8 @@ def test_multi_platform_image_in_an_engine_is_named_by_its_index(cli, engine):
     listed = [{"Config": f"blobs/sha256/{image.config[7:]}", "RepoTags": ["t:v1"]}]
     listed[0]["Layers"] = [f"blobs/sha256/{own[7:]}" for own in image.layers]
     manifest = ("manifest.json", json.dumps(listed).encode())
-    engine.told["GET", "/json"] = 200, json.dumps({"Id": f"sha256:{'e' * 64}"}).encode()
-    engine.told["GET", "/get"] = 200, tar(*blobs, ("index.json", index(image.entry())), manifest)
+    engine.responses["GET", "/json"] = 200, json.dumps({"Id": f"sha256:{'e' * 64}"}).encode()
+    engine.responses["GET", "/get"] = 200, tar(*blobs, ("index.json", index(image.entry())), manifest)
     (variant,) = json.loads(cli("adopt", "t:v1", "--as", "torch:v1").out)["variants"]
     assert (variant["reference"], variant["digest"]) == ("t:v1", f"sha256:{'e' * 64}")
 
@@ -213,9 +213,9 @@ def test_duplicate_image_is_rejected(adopt):
 
 @pytest.mark.parametrize("name", ["torch", f"torch@sha256:{'a' * 64}", "torch:a b"])
 def test_name_without_a_version_is_rejected(cli, tmp_path, name):
-    said = cli("adopt", tmp_path, "--as", name)
-    assert said.code == 2
-    assert "invalid" in said.err
+    result = cli("adopt", tmp_path, "--as", name)
+    assert result.code == 2
+    assert "invalid" in result.err
 
 
 def test_other_commands_accept_the_catalog(cli, tmp_path, profiles):
@@ -224,8 +224,12 @@ def test_other_commands_accept_the_catalog(cli, tmp_path, profiles):
         layout(tmp_path / "gpu", Parts(tar(CUBIN, CUDART))),
         archived(tmp_path / "cpu.tar", Parts(tar("bin/true"))),
     ]
-    said = cli("adopt", *paths, "--as", "torch:v1", "-o", catalog)
-    assert (said.code, said.out, said.err) == (0, "", f"imagematrix: 2 images of torch:v1 in {catalog}\n")
+    result = cli("adopt", *paths, "--as", "torch:v1", "-o", catalog)
+    assert (result.code, result.out, result.err) == (
+        0,
+        "",
+        f"imagematrix: 2 images of torch:v1 in {catalog}\n",
+    )
     words = ("torch:v1", "--catalog", catalog, "--host", profiles["rome-a100"])
     gpu, cpu = (one["digest"] for one in json.loads(catalog.read_text())["variants"])
     assert cli("select", *words).out == f"{gpu}\n"
@@ -238,8 +242,8 @@ def test_other_commands_accept_the_catalog(cli, tmp_path, profiles):
     assert " --gpus " in out
     assert out.endswith(f" {gpu}\n")
     assert cli("coverage", "--catalog", catalog, profiles["rome-a100"]).code == 0
-    said = cli("adopt", *paths, "--as", "torch:v1", "-o", tmp_path / "no" / "folder")
-    assert (said.code, "No such file" in said.err) == (2, True)
+    result = cli("adopt", *paths, "--as", "torch:v1", "-o", tmp_path / "no" / "folder")
+    assert (result.code, "No such file" in result.err) == (2, True)
 
 
 def test_unknown_facts_refuse_nothing(cli, tmp_path, profiles):
@@ -256,5 +260,5 @@ def test_images_for_amd_gpus_are_refused(adopt, tmp_path):
     section = f'.section .hip_fatbin,\\"a\\"\\n.incbin \\"{tmp_path / "bundle"}\\"\\n.text\\n'
     (tmp_path / "it.c").write_text(f'__asm__("{section}");\nint main(void) {{ return 0; }}\n')
     subprocess.run(["gcc", "-o", tmp_path / "it", tmp_path / "it.c"], check=True)
-    said = adopt(Parts(tar(("bin/it", (tmp_path / "it").read_bytes()))), code=9)
-    assert "is for AMD's GPUs: gfx90a" in said
+    result = adopt(Parts(tar(("bin/it", (tmp_path / "it").read_bytes()))), code=9)
+    assert "is for AMD's GPUs: gfx90a" in result

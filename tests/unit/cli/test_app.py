@@ -25,17 +25,17 @@ def test_version_is_printed(cli):
 
 
 def test_commands_are_listed_without_arguments(cli):
-    said = cli()
-    assert all(f" {command} " in said.out + said.err for command in COMMANDS)
+    result = cli()
+    assert all(f" {command} " in result.out + result.err for command in COMMANDS)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_probes_neither_host_nor_engine(cli, engine, command, monkeypatch):
     monkeypatch.setattr(prober, "probe", lambda *_, **__: pytest.fail("the host was probed"))
-    said = cli(command, "--help")
-    assert (said.code, said.err) == (0, "")
-    assert command in said.out
-    assert not engine.asked
+    result = cli(command, "--help")
+    assert (result.code, result.err) == (0, "")
+    assert command in result.out
+    assert not engine.requests
 
 
 @pytest.mark.parametrize(
@@ -73,20 +73,20 @@ def test_help_probes_neither_host_nor_engine(cli, engine, command, monkeypatch):
 @pytest.mark.usefixtures("engine")
 def test_errors_go_to_stderr_only(cli, tmp_path, monkeypatch, words, code, expected):
     monkeypatch.chdir(tmp_path)
-    said = cli(*words)
-    assert (said.code, said.out) == (code, "")
-    assert expected in " ".join(said.err.replace("│", " ").split())
+    result = cli(*words)
+    assert (result.code, result.out) == (code, "")
+    assert expected in " ".join(result.err.replace("│", " ").split())
 
 
 def test_damaged_host_or_catalog_is_rejected(cli, profiles, catalog_file, tmp_path):
     damaged = tmp_path / "damaged.json"
     damaged.write_text('{"schema": "imagematrix.host/v9"}')
-    said = cli("select", "training:v1", "--host", damaged, "--catalog", catalog_file)
-    assert (said.code, said.out) == (2, "")
-    assert f"imagematrix: {damaged}: unsupported schema 'imagematrix.host/v9'" in said.err
-    said = cli("select", "training:v1", "--host", profiles["mig"], "--catalog", damaged)
-    assert (said.code, said.out) == (2, "")
-    assert "expected 'imagematrix.catalog/v1'" in said.err
+    result = cli("select", "training:v1", "--host", damaged, "--catalog", catalog_file)
+    assert (result.code, result.out) == (2, "")
+    assert f"imagematrix: {damaged}: unsupported schema 'imagematrix.host/v9'" in result.err
+    result = cli("select", "training:v1", "--host", profiles["mig"], "--catalog", damaged)
+    assert (result.code, result.out) == (2, "")
+    assert "expected 'imagematrix.catalog/v1'" in result.err
 
 
 def test_probe_prints_a_valid_host(cli, conforms):
@@ -106,9 +106,9 @@ def test_probe_prints_a_valid_host(cli, conforms):
 )
 def test_probe_lists_each_gpu(cli, dump, expected):
     path = Path(__file__).parents[1] / "node" / "dumps" / f"{dump}.xml"
-    said = cli("probe", "--nvidia-smi", path)
-    assert said.code == 0
-    assert re.search(expected, said.out)
+    result = cli("probe", "--nvidia-smi", path)
+    assert result.code == 0
+    assert re.search(expected, result.out)
 
 
 @pytest.fixture
@@ -121,8 +121,8 @@ def colourful(profiles, catalog_file, shipped):
 @pytest.mark.usefixtures("no_engine")
 def test_escape_codes_are_written_only_to_terminals(cli, colourful):
     for words in colourful:
-        said = cli(*words)
-        assert "\x1b" not in said.out + said.err
+        result = cli(*words)
+        assert "\x1b" not in result.out + result.err
 
 
 def on_a_terminal(words, **environment):
@@ -136,16 +136,16 @@ def on_a_terminal(words, **environment):
         env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "200", **environment},
     )
     os.close(theirs)
-    said = b""
+    expected = b""
     try:
         while chunk := os.read(ours, 1 << 16):
-            said += chunk
+            expected += chunk
     except OSError:  # how a terminal says that its other side is gone
         pass
     finally:
         os.close(ours)
         process.wait()
-    return said.decode()
+    return expected.decode()
 
 
 @pytest.mark.usefixtures("no_engine")
@@ -167,16 +167,16 @@ def test_closed_pipe_is_not_an_error(words, profiles, catalog_file, shipped):
     os.close(ours)
     try:
         command = [*MAIN, *words, *more.get(words[0], ())]
-        said = subprocess.run(command, stdout=theirs, stderr=subprocess.PIPE, text=True, check=False)
+        result = subprocess.run(command, stdout=theirs, stderr=subprocess.PIPE, text=True, check=False)
     finally:
         os.close(theirs)
-    assert "Traceback" not in said.stderr
-    assert "BrokenPipe" not in said.stderr
+    assert "Traceback" not in result.stderr
+    assert "BrokenPipe" not in result.stderr
 
 
 def test_package_runs_with_python_m(catalog_file, profiles):
     words = ["training:v1", "--host", profiles["rome-a100"], "--catalog", catalog_file, "--gpus", "none"]
-    said = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "imagematrix", "select", *words], stdout=subprocess.PIPE, text=True, check=True
     )
-    assert said.stdout == "training:v1-cpu-znver2-0123456789ab\n"
+    assert result.stdout == "training:v1-cpu-znver2-0123456789ab\n"

@@ -38,10 +38,10 @@ def command(cli, project, backend, monkeypatch):
 
 
 def test_build_prints_references_to_stdout_and_progress_to_stderr(command, backend, tmp_path):
-    said = command("build", *CPU, "--jobs", "1")
-    assert said.code == 0
-    assert said.out.splitlines() == list(backend.images)
-    note, *lines = said.err.splitlines()
+    result = command("build", *CPU, "--jobs", "1")
+    assert result.code == 0
+    assert result.out.splitlines() == list(backend.images)
+    note, *lines = result.err.splitlines()
     assert note.startswith("the engine has the classic image store")
     assert [re.sub(r" [0-9.]+ s$", "", line) for line in lines] == [
         "building cpu-x86-64-v3",
@@ -62,27 +62,27 @@ def test_build_prints_references_to_stdout_and_progress_to_stderr(command, backe
 def test_failed_build_exits_with_6_and_shows_its_output(command, backend, tmp_path):
     backend.layers = []
     backend.errors["cpu-x86-64-v3"] = BuildError("ld: cannot find -lm", remedy="install it")
-    said = command("build", *CPU, "--jobs", "1")
-    assert said.code == 6
-    assert said.out.splitlines() == list(backend.images)
+    result = command("build", *CPU, "--jobs", "1")
+    assert result.code == 6
+    assert result.out.splitlines() == list(backend.images)
     log = tmp_path / ".imagematrix" / "logs" / "training" / "v1-cpu-x86-64-v3.log"
-    assert f"cpu-x86-64-v3 (log: {log})\nimagematrix: ld: cannot find -lm\n  install it\n" in said.err
-    assert said.err.endswith("imagematrix: 1 of 2 builds failed: cpu-x86-64-v3\n")
+    assert f"cpu-x86-64-v3 (log: {log})\nimagematrix: ld: cannot find -lm\n  install it\n" in result.err
+    assert result.err.endswith("imagematrix: 1 of 2 builds failed: cpu-x86-64-v3\n")
 
 
 def test_audit_contradiction_exits_with_9(command, backend, tar):
     backend.layers = [tar(("usr/lib/libcuda.so.550.163.01", b""))]
-    said = command("build", *CPU)
-    assert (said.code, said.out) == (9, "")
-    assert "the labels promise no user-mode driver, but /usr/lib/libcuda.so.550.163.01" in said.err
+    result = command("build", *CPU)
+    assert (result.code, result.out) == (9, "")
+    assert "the labels promise no user-mode driver, but /usr/lib/libcuda.so.550.163.01" in result.err
     assert not backend.images
 
 
 def test_lost_engine_exits_with_8_and_is_reported_once(command, backend):
     backend.errors["cpu-x86-64-v3"] = EngineError("the engine is gone", remedy="start it")
-    said = command("build", *CPU)
-    assert said.code == 8
-    assert said.err.count("the engine is gone") == 1
+    result = command("build", *CPU)
+    assert result.code == 8
+    assert result.err.count("the engine is gone") == 1
 
 
 def test_changed_version_exits_with_7_in_build_and_plan(command, backend, conforms):
@@ -104,9 +104,9 @@ def test_changed_version_exits_with_7_in_build_and_plan(command, backend, confor
 
 def test_json_report_conforms_to_the_schema(command, backend, conforms):
     backend.errors["cpu-znver4"] = BuildError("no")
-    said = command("build", *CPU, "--json")
-    assert said.code == 6
-    document = json.loads(said.out)
+    result = command("build", *CPU, "--json")
+    assert result.code == 6
+    document = json.loads(result.out)
     conforms(document)
     assert [cell["status"] for cell in document["cells"]] == ["built", "failed"]
 
@@ -135,12 +135,12 @@ def test_reports_are_written_however_a_build_ends(command, backend, tmp_path, co
         with pytest.raises(ZeroDivisionError):
             command(*words)
         return
-    said = command(*words)
-    assert said.code == (143 if isinstance(signal, SystemExit) else 130)
-    document = json.loads(said.out)
+    done = command(*words)
+    assert done.code == (143 if isinstance(signal, SystemExit) else 130)
+    document = json.loads(done.out)
     conforms(document)
     assert [cell["status"] for cell in document["cells"]] == ["built", "stopped"]
-    assert "stopped: finished images are kept, and the next build continues from here" in said.err
+    assert "stopped: finished images are kept, and the next build continues from here" in done.err
     assert (tmp_path / "junit.xml").read_text().count("<testcase") == 2
     assert ("stop",) in backend.calls
     assert ("left",) in backend.calls
@@ -163,14 +163,14 @@ def test_unreadable_context_fails_only_its_own_image(command, conforms, monkeypa
     planned = command("plan", *CPU, "--json", changes=changes)
     assert planned.code == 2
     conforms(json.loads(planned.out))
-    said = command("build", *CPU, "--json", changes=changes)
-    assert said.code == 6
-    document = json.loads(said.out)
+    result = command("build", *CPU, "--json", changes=changes)
+    assert result.code == 6
+    document = json.loads(result.out)
     conforms(document)
-    found = {(cell["image"], cell["status"]) for cell in document["cells"]}
-    assert found == {("training", "built"), ("app", "failed"), ("on", "failed")}
-    assert f"{tmp_path / 'deep'}: cannot be read: too deep" in said.err
-    assert "it builds on app: " in said.err
+    results = {(cell["image"], cell["status"]) for cell in document["cells"]}
+    assert results == {("training", "built"), ("app", "failed"), ("on", "failed")}
+    assert f"{tmp_path / 'deep'}: cannot be read: too deep" in result.err
+    assert "it builds on app: " in result.err
     assert command("export", "bake", *CPU, changes=changes).code == 2
     assert " failed " in command("plan", *CPU, changes=changes).out
 
@@ -178,9 +178,9 @@ def test_unreadable_context_fails_only_its_own_image(command, conforms, monkeypa
 def test_changed_version_is_in_the_report(command, conforms, tmp_path):
     command("build", *CPU)
     words = ("build", "--json", "--junit", tmp_path / "junit.xml")
-    said = command(*words, template="FROM {{ base }}\n")
-    assert said.code == 7
-    document = json.loads(said.out)
+    result = command(*words, template="FROM {{ base }}\n")
+    assert result.code == 7
+    document = json.loads(result.out)
     conforms(document)
     assert {"refused", "stopped"} <= {cell["status"] for cell in document["cells"]}
 
@@ -228,12 +228,12 @@ def test_signal_ends_a_build_with_a_report(project, tmp_path, tmp_path_factory, 
 
 @pytest.mark.parametrize("words", [("build", "--json"), ("build",), ("plan",), ("plan", "--json")])
 def test_full_disk_behind_stdout_is_a_single_error(command, words, monkeypatch):
-    said = []
+    result = []
     with open("/dev/full", "w") as full:  # noqa: PTH123
         monkeypatch.setattr(sys, "stdout", full)
-        said = command(*words)
-    assert said.code == 1
-    assert said.err.endswith(
+        result = command(*words)
+    assert result.code == 1
+    assert result.err.endswith(
         "imagematrix: cannot write the answer: No space left on device\n"
         "  free disk space where stdout goes, or set TMPDIR to another folder\n"
     )
@@ -241,13 +241,13 @@ def test_full_disk_behind_stdout_is_a_single_error(command, words, monkeypatch):
 
 def test_plan_compares_with_existing_images(command):
     command("build", "--only", "march=znver4,cuda=none")
-    said = command("plan", *CPU)
-    assert said.code == 0
-    assert [line.split()[:2] for line in said.out.splitlines()[2:]] == [
+    result = command("plan", *CPU)
+    assert result.code == 0
+    assert [line.split()[:2] for line in result.out.splitlines()[2:]] == [
         ["cpu-x86-64-v3", "build"],
         ["cpu-znver4", "up-to-date"],
     ]
-    assert said.err == "1 build, 1 up-to-date\n"
+    assert result.err == "1 build, 1 up-to-date\n"
 
 
 class Terminal(io.StringIO):
@@ -274,12 +274,12 @@ def test_progress_board_shows_running_cells(planned, monkeypatch):
         board.finished(Result(item=other, status=BuildStatus.FAILED, seconds=2))
     lines = [" ".join(line.split()) for line in running.getvalue().splitlines()]
     assert lines == ["cpu-x86-64-v3 2/3 RUN [bold] make", "cpu-znver4 starting", "0 of 2 done"]
-    said = terminal.getvalue()
-    assert "[1/2]" in said
-    assert "cpu-x86-64-v3 1.2 s" in said
-    assert "\x1b[31mfailed\x1b[0m cpu-znver4 2.0 s" in said
-    assert "2 of 2 done" in said
-    assert "too late" not in said
+    result = terminal.getvalue()
+    assert "[1/2]" in result
+    assert "cpu-x86-64-v3 1.2 s" in result
+    assert "\x1b[31mfailed\x1b[0m cpu-znver4 2.0 s" in result
+    assert "2 of 2 done" in result
+    assert "too late" not in result
 
 
 @pytest.mark.parametrize("width", [100, 80, 40, 12])

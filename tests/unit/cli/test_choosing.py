@@ -45,8 +45,8 @@ def test_every_saved_host_has_an_expectation(profiles):
 @pytest.mark.parametrize("name", CHOSEN)
 def test_each_host_selects_its_variant(choose, name):
     for cell, options in zip(CHOSEN[name], [(), ("--gpus", "none")], strict=True):
-        said = choose("select", name, *options)
-        assert said == (0, f"training:v1-{cell}-0123456789ab\n", "")
+        result = choose("select", name, *options)
+        assert result == (0, f"training:v1-{cell}-0123456789ab\n", "")
 
 
 @pytest.mark.parametrize("name", CHOSEN)
@@ -68,9 +68,9 @@ def test_mig_device_nodes_come_from_the_host_document(cli, profiles, catalog_fil
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_nothing_fits_lists_every_reason(choose, name, shipped_catalog, conforms):
-    said = choose("select", name)
-    assert (said.code, said.out) == (3, "")
-    assert f"none of the {len(shipped_catalog.variants)} variants of training:v1 fits this host" in said.err
+    result = choose("select", name)
+    assert (result.code, result.out) == (3, "")
+    assert f"none of the {len(shipped_catalog.variants)} variants of training:v1 fits this host" in result.err
     explained = choose("explain", name)
     assert explained.code == 3
     assert f"nothing fits\n\n{len(shipped_catalog.variants)} refused, the nearest first\n" in explained.out
@@ -88,17 +88,17 @@ def test_error_on_a_mixed_node_names_gpus_that_fit(choose):
 
 def test_select_and_explain_print_the_same_document(choose, conforms):
     for name in ("genoa-h200", "mixed"):
-        said, explained = choose("select", name, "--json"), choose("explain", name, "--json")
-        assert said.out == explained.out
-        assert said.code == explained.code
-        conforms(json.loads(said.out))
+        result, explained = choose("select", name, "--json"), choose("explain", name, "--json")
+        assert result.out == explained.out
+        assert result.code == explained.code
+        conforms(json.loads(result.out))
 
 
 @pytest.mark.parametrize("name", sorted({*CHOSEN, *REFUSED}))
 def test_explain_fits_in_100_columns(choose, name):
-    said = choose("explain", name)
-    assert max(map(len, said.out.splitlines())) <= 100
-    assert said.err == ""
+    result = choose("explain", name)
+    assert max(map(len, result.out.splitlines())) <= 100
+    assert result.err == ""
 
 
 def test_cpu_only_image_is_never_a_silent_fallback(cli, profiles, shipped_catalog, tmp_path):
@@ -122,14 +122,14 @@ def test_dry_run_prints_the_docker_command(cli, profiles, catalog_file):
         "-it",
         "--dry-run",
     )
-    said = cli("run", *words, "training:v1", "train", "--epochs", "3 or 4")
-    assert (said.code, said.err) == (0, "")
-    line = said.out.split()
+    result = cli("run", *words, "training:v1", "train", "--epochs", "3 or 4")
+    assert (result.code, result.err) == (0, "")
+    line = result.out.split()
     assert line[:2] == ["docker", "run"]
-    assert said.out.endswith(
+    assert result.out.endswith(
         " training:v1-cuda12.4-drv550.163.01-sm80-znver2-0123456789ab train --epochs '3 or 4'\n"
     )
-    assert " --rm -it --label " in said.out
+    assert " --rm -it --label " in result.out
     # The minors of the first two GPUs of this node.
     assert [word for word in line if word.startswith("/dev/nvidia") and word[11:].isdigit()] == [
         "/dev/nvidia2",
@@ -138,10 +138,10 @@ def test_dry_run_prints_the_docker_command(cli, profiles, catalog_file):
 
 
 def test_run_without_an_image_shows_usage(cli):
-    said = cli("run")
-    assert (said.code, said.out) == (2, "")
-    assert "missing argument: IMAGE" in said.err
-    assert "imagematrix run [OPTIONS] IMAGE[:VERSION] [COMMAND...]" in said.err
+    result = cli("run")
+    assert (result.code, result.out) == (2, "")
+    assert "missing argument: IMAGE" in result.err
+    assert "imagematrix run [OPTIONS] IMAGE[:VERSION] [COMMAND...]" in result.err
     assert "--dry-run" in cli("run", "--help").out
 
 
@@ -153,32 +153,32 @@ def test_run_refuses_missing_device_nodes(cli, profiles, catalog_file, monkeypat
         gpu["minor"] += 200  # no machine has so many
     path = tmp_path / "host.json"
     path.write_text(json.dumps(host))
-    said = cli("run", "--host", path, "--catalog", catalog_file, "training:v1")
-    assert (said.code, said.out) == (5, "")
-    assert "/dev/nvidia2" in said.err
+    result = cli("run", "--host", path, "--catalog", catalog_file, "training:v1")
+    assert (result.code, result.out) == (5, "")
+    assert "/dev/nvidia2" in result.err
 
 
 @pytest.mark.usefixtures("engine")
 def test_missing_docker_command_has_a_remedy(cli, profiles, catalog_file, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    said = cli("run", "--host", profiles["laptop"], "--catalog", catalog_file, "training:v1")
-    assert (said.code, said.out) == (8, "")
-    assert "cannot start `docker`: No such file or directory" in said.err
-    assert "docker-cli" in said.err
+    result = cli("run", "--host", profiles["laptop"], "--catalog", catalog_file, "training:v1")
+    assert (result.code, result.out) == (8, "")
+    assert "cannot start `docker`: No such file or directory" in result.err
+    assert "docker-cli" in result.err
 
 
 def test_file_catalog_serves_only_its_own_image(cli, profiles, catalog_file):
     for name in ("serving:v1", "training:v2", "serving"):
-        said = cli("select", name, "--host", profiles["laptop"], "--catalog", catalog_file)
-        assert (said.code, said.out) == (4, "")
-        assert f"is the catalog of training:v1, not of {name}" in said.err
+        result = cli("select", name, "--host", profiles["laptop"], "--catalog", catalog_file)
+        assert (result.code, result.out) == (4, "")
+        assert f"is the catalog of training:v1, not of {name}" in result.err
     assert cli("select", "training", "--host", profiles["laptop"], "--catalog", catalog_file).code == 0
 
 
 def test_engine_is_the_default_catalog(cli, profiles, engine, shipped_catalog):
-    engine.hold(shipped_catalog)
-    said = cli("select", "training:v1", "--host", profiles["genoa-h200"])
-    assert said == (0, "training:v1-cuda12.4-drv550.163.01-sm90-znver4-0123456789ab\n", "")
+    engine.add_catalog(shipped_catalog)
+    result = cli("select", "training:v1", "--host", profiles["genoa-h200"])
+    assert result == (0, "training:v1-cuda12.4-drv550.163.01-sm90-znver4-0123456789ab\n", "")
 
 
 def test_root_option_reads_a_captured_tree(cli, catalog_file, tmp_path):
@@ -187,9 +187,9 @@ def test_root_option_reads_a_captured_tree(cli, catalog_file, tmp_path):
     (tmp_path / "proc" / "cpuinfo").write_text(cpuinfo)
     words = ("training:v1", "--catalog", catalog_file, "--root", tmp_path)
     assert cli("select", *words).code == 3
-    said = cli("explain", *words)
-    assert said.out.startswith("training:v1 on ")
-    assert "the host's CPUs lack" in said.out
+    result = cli("explain", *words)
+    assert result.out.startswith("training:v1 on ")
+    assert "the host's CPUs lack" in result.out
 
 
 def test_unprintable_names_are_escaped(cli, profiles, catalog_file, tmp_path):
@@ -209,10 +209,10 @@ def test_gpu_variable_on_a_host_without_gpus_is_an_error(cli, profiles, catalog_
     assert cli(*words, "--host", profiles["laptop"]).code == 0
     monkeypatch.setattr("imagematrix.cli.choosing._host_of", lambda *_: Host.load(profiles["laptop"]))
     for options in ((), ("--gpus", "all")):
-        said = cli(*words, *options)
-        assert (said.code, said.out) == (3, "")
-        assert "CUDA_VISIBLE_DEVICES=0: it names GPUs, but none was found on this node" in said.err
-        assert "--allow-cpu" in said.err
+        result = cli(*words, *options)
+        assert (result.code, result.out) == (3, "")
+        assert "CUDA_VISIBLE_DEVICES=0: it names GPUs, but none was found on this node" in result.err
+        assert "--allow-cpu" in result.err
     assert cli(*words, "--allow-cpu").code == 0
     assert cli(*words, "--gpus", "none").code == 0
     monkeypatch.setenv("NVIDIA_VISIBLE_DEVICES", "none")
@@ -227,9 +227,9 @@ def test_unusable_accelerator_refuses_a_cpu_image(cli, profiles, catalog_file, t
     path = tmp_path / "host.json"
     path.write_text(json.dumps(host))
     words = ("--host", path, "--catalog", catalog_file, "training:v1")
-    said = cli(*command, *words)
-    assert said.code == 3
-    assert "/dev/dxg: it is behind it" in said.out + said.err
+    result = cli(*command, *words)
+    assert result.code == 3
+    assert "/dev/dxg: it is behind it" in result.out + result.err
     for wish in (("--allow-cpu",), ("--gpus", "none")):
         assert cli(*command, *wish, *words).code == 0
 
@@ -241,29 +241,29 @@ def test_gpu_variable_applies_only_to_this_machine(cli, profiles, catalog_file, 
     monkeypatch.setattr("imagematrix.cli.choosing._host_of", lambda *_: Host.load(profiles["rome-a100"]))
     assert len(json.loads(cli(*words).out)["gpus"]) == 1
     assert len(json.loads(cli(*words, "--gpus", "1").out)["gpus"]) == 1
-    said = cli(*words, "--gpus", "2")
-    assert (said.code, said.out) == (2, "")
-    assert "restricted by CUDA_VISIBLE_DEVICES=0" in said.err
+    result = cli(*words, "--gpus", "2")
+    assert (result.code, result.out) == (2, "")
+    assert "restricted by CUDA_VISIBLE_DEVICES=0" in result.err
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     taken = json.loads(cli(*words, "--gpus", "1").out)["gpus"]
     assert taken == [json.loads(profiles["rome-a100"].read_text())["gpus"][3]["uuid"]]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert json.loads(cli(*words).out)["gpus"] == []
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "42")
-    said = cli("select", "training:v1", "--catalog", catalog_file)
-    assert (said.code, said.out) == (2, "")
-    assert "CUDA_VISIBLE_DEVICES=42: '42' not found on this host" in said.err
+    result = cli("select", "training:v1", "--catalog", catalog_file)
+    assert (result.code, result.out) == (2, "")
+    assert "CUDA_VISIBLE_DEVICES=42: '42' not found on this host" in result.err
 
 
 def test_reference_selects_a_variant_from_a_file_catalog(cli, profiles, catalog_file):
     words = ("--host", profiles["rome-a100"], "--catalog", catalog_file)
     name = "training:v1-cpu-znver2-0123456789ab"
     assert cli("select", name, *words, "--gpus", "none").out == f"{name}\n"
-    said = cli("select", "training:v1-cpu-znver4-0123456789ab", *words, "--gpus", "none")
-    assert said.code == 3
-    said = cli("select", "training:v1-cpu-znver9-0123456789ab", *words)
-    assert (said.code, said.out) == (4, "")
-    assert "did you mean 'training:v1-cpu-znver" in said.err
+    result = cli("select", "training:v1-cpu-znver4-0123456789ab", *words, "--gpus", "none")
+    assert result.code == 3
+    result = cli("select", "training:v1-cpu-znver9-0123456789ab", *words)
+    assert (result.code, result.out) == (4, "")
+    assert "did you mean 'training:v1-cpu-znver" in result.err
 
 
 @pytest.fixture
@@ -287,25 +287,25 @@ def pythons(tmp_path):
 @pytest.mark.parametrize("command", [("select",), ("explain",), ("run", "--dry-run")])
 def test_open_axis_requires_where(cli, profiles, pythons, command):
     words = (*command, "--host", profiles["laptop"], "--catalog", pythons)
-    said = cli(*words, "hello")
-    assert said.code == 2
-    assert "variants of hello:v1 that fit this host differ in python (3.9, 3.13)" in said.err
-    assert "--where python=" in said.err
-    said = cli(*words, "--where", "python=3.9", "hello")
-    assert (said.code, said.err) == (0, "")
-    assert "hello:v1-3.13" not in said.out
+    result = cli(*words, "hello")
+    assert result.code == 2
+    assert "variants of hello:v1 that fit this host differ in python (3.9, 3.13)" in result.err
+    assert "--where python=" in result.err
+    result = cli(*words, "--where", "python=3.9", "hello")
+    assert (result.code, result.err) == (0, "")
+    assert "hello:v1-3.13" not in result.out
     if command[0] == "explain":
-        assert said.out.startswith("hello:v1 with python 3.9 on 12th Gen Intel")
+        assert result.out.startswith("hello:v1 with python 3.9 on 12th Gen Intel")
     else:
-        assert said.out.endswith("hello:v1-3.9\n")
+        assert result.out.endswith("hello:v1-3.9\n")
     for expression in ("pyton=3.9", "python=3.10", "python"):
         assert cli(*words, "--where", expression, "hello").code == 2
 
 
 def test_open_axis_is_in_the_json_document(cli, profiles, pythons, conforms):
-    said = cli("explain", "--host", profiles["laptop"], "--catalog", pythons, "--json", "hello")
-    assert said.code == 2
-    document = json.loads(said.out)
+    result = cli("explain", "--host", profiles["laptop"], "--catalog", pythons, "--json", "hello")
+    assert result.code == 2
+    document = json.loads(result.out)
     conforms(document)
     assert (document["selected"], document["open"]) == (None, {"python": ["3.9", "3.13"]})
 

@@ -36,7 +36,7 @@ def test_ci_system_is_detected(monkeypatch, variables, expected):
 
 def commands(text):
     """Return what a runner of GitHub takes for commands in `text`, as it reads it line by line."""
-    found = []
+    result = []
     ended = None
     for line in text.split("\n"):
         command = re.match(r"\s*::([a-z0-9-]+)(?: ([^:]*))?::(.*)", line) or re.search(
@@ -47,8 +47,8 @@ def commands(text):
         elif command and command[1] == "stop-commands":
             ended = command[3]
         elif command:
-            found.append(command.groups())
-    return found
+            result.append(command.groups())
+    return result
 
 
 @given(st.text() | st.just(HOSTILE), st.text() | st.just(HOSTILE))
@@ -84,14 +84,14 @@ def test_untrusted_text_opens_no_gitlab_sections(text, headline):
 
 
 def test_summary_lists_failures_first():
-    found = outcomes(
+    result = outcomes(
         {"cell": "a", "status": "built", "seconds": 12.34},
         {"cell": "b", "status": "up-to-date"},
         {"cell": "c", "status": "failed", "seconds": 1},
         {"cell": "d", "status": "excluded"},
         {"cell": "e", "status": "other-shard"},
     )
-    assert ci.table(found) == (
+    assert ci.table(result) == (
         "### imagematrix: 1 failed, 1 built, 1 up-to-date, 1 excluded\n\n"
         "| image | cell | | seconds |\n|---|---|---|--:|\n"
         "| training:v1 | c | failed | 1.0 |\n"

@@ -17,9 +17,9 @@ def bash(cli, monkeypatch):
         monkeypatch.setenv("_IMAGEMATRIX_COMPLETE", "complete_bash")
         monkeypatch.setenv("COMP_WORDS", "\n".join(["imagematrix", *map(str, words)]))
         monkeypatch.setenv("COMP_CWORD", str(len(words)))
-        said = cli()
-        assert said.err == ""
-        return said.out.split()
+        result = cli()
+        assert result.err == ""
+        return result.out.split()
 
     return ask
 
@@ -35,8 +35,8 @@ def held(engine):
         )
         for python in ("3.9", "3.13")
     ]
-    engine.hold(Catalog(image="training", version="v1", variants=tuple(variants)))
-    engine.hold(Catalog(image="tools", version="v2", variants=(Variant(**TOOLS),)))
+    engine.add_catalog(Catalog(image="training", version="v1", variants=tuple(variants)))
+    engine.add_catalog(Catalog(image="tools", version="v2", variants=(Variant(**TOOLS),)))
 
 
 TOOLS: dict[str, Any] = {"reference": "tools:v2-cpu-0123456789ab", "digest": None, "platform": "linux/amd64"}

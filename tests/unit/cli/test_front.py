@@ -107,7 +107,7 @@ def test_closed_pipe_is_not_an_error(buffered, profiles, catalog_file):
     code = "from imagematrix.cli import main; main()"
     ours, theirs = os.pipe()
     os.close(ours)
-    said = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", code, *map(str, words)],
         stdout=theirs,
         stderr=subprocess.PIPE,
@@ -117,7 +117,7 @@ def test_closed_pipe_is_not_an_error(buffered, profiles, catalog_file):
         preexec_fn=lambda: signal.signal(signal.SIGPIPE, signal.SIG_IGN),
     )
     os.close(theirs)
-    assert (said.returncode, said.stderr) == (1, "")
+    assert (result.returncode, result.stderr) == (1, "")
 
 
 STREAMS = """

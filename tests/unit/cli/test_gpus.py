@@ -27,11 +27,11 @@ def test_free_and_used_gpus_are_listed(cli, profiles, engine, locks, conforms):
     engine.containers = [container("web", f"/dev/nvidia{first}", "/dev/nvidiactl")]
     with Locks(locks) as held:
         lease = held.take(f"nvidia{second}", f"nvidia{first}")
-    said = cli("gpus", "--host", profiles["rome-a100"], "--json")
+    result = cli("gpus", "--host", profiles["rome-a100"], "--json")
     table = cli("gpus", "--host", profiles["rome-a100"])
     release(lease)
-    assert (said.code, said.err) == (0, "")
-    document = json.loads(said.out)
+    assert (result.code, result.err) == (0, "")
+    document = json.loads(result.out)
     conforms(document)
     gpus = document["gpus"]
     assert [use["kind"] for use in gpus[0]["used_by"]] == ["lease", "container"]
@@ -52,7 +52,7 @@ def test_shares_are_listed_with_their_memory(cli, profiles, engine, locks, confo
     job["Config"]["Labels"] = {"io.imagematrix.vram": "4096", "io.imagematrix.lease": "share-1"}
     web["Config"]["Labels"] = {"io.imagematrix.vram": "1024"}
     whole["HostConfig"]["Devices"] = [{"PathOnHost": f"/dev/nvidia{other}"}]
-    engine.image({"io.imagematrix.vram": "1"})
+    engine.add_image({"io.imagematrix.vram": "1"})
     engine.containers = [one | {"Image": engine.images[0]["Id"]} for one in (job, web, whole)]
     # What the image says of it is no share.
     whole["Config"]["Labels"] = {"io.imagematrix.vram": "1"}
@@ -72,20 +72,20 @@ def test_shares_are_listed_with_their_memory(cli, profiles, engine, locks, confo
 
 
 @pytest.mark.usefixtures("engine")
-def test_current_readings_of_nvml(cli, profiles, play, monkeypatch, conforms):
+def test_current_readings_of_nvml(cli, profiles, configure_nvml, monkeypatch, conforms):
     host = json.loads(profiles["mig"].read_text())
     whole, parted = sorted(host["gpus"], key=lambda gpu: gpu["mig"] is not None)
     device = parted["mig"][1]
     process = f"{os.getpid()}:{device['gpu_instance']}:{device['compute_instance']}"
-    play(
+    configure_nvml(
         gpus=f"minor={whole['minor']},used=1024,util=97,temp=61,procs={os.getpid()};"
         f"minor={parted['minor']},util=-1,procs={process}"
     )
     monkeypatch.setattr(signs.Signs, "driver", True)
     document = json.loads(cli("gpus", "--host", profiles["mig"], "--json").out)
     conforms(document)
-    found = {gpu["minor"]: gpu for gpu in document["gpus"]}
-    one, other = found[whole["minor"]], found[parted["minor"]]
+    result = {gpu["minor"]: gpu for gpu in document["gpus"]}
+    one, other = result[whole["minor"]], result[parted["minor"]]
     assert (one["utilization_percent"], one["memory_used_mib"], one["temperature_c"]) == (97, 1024, 61)
     assert (one["free"], [use["pid"] for use in one["used_by"]]) == (False, [os.getpid()])
     assert [part["free"] for part in other["mig"]] == [True, False, True]
@@ -101,12 +101,12 @@ def test_current_readings_of_nvml(cli, profiles, play, monkeypatch, conforms):
 
 
 def test_gpus_are_listed_without_an_engine(cli, profiles, no_engine, conforms):  # noqa: ARG001
-    said = cli("gpus", "--host", profiles["driver-mismatch"], "--json")
-    assert said.code == 0
-    document = json.loads(said.out)
+    result = cli("gpus", "--host", profiles["driver-mismatch"], "--json")
+    assert result.code == 0
+    document = json.loads(result.out)
     conforms(document)
     assert document["warnings"][-1].startswith("cannot reach the Docker engine at ")
-    assert "GPU usage by containers unknown" in said.err
+    assert "GPU usage by containers unknown" in result.err
     assert {(gpu["free"], gpu["vram_free_mib"]) for gpu in document["gpus"]} == {(None, None)}
     table = cli("gpus", "--host", profiles["driver-mismatch"]).out
     assert " unknown " in table

@@ -8,10 +8,10 @@ from imagematrix.catalog.catalog import Catalog, UserModeDriver, Variant
 
 
 def test_table_lists_all_variants(cli, engine, shipped_catalog):
-    engine.hold(shipped_catalog)
-    said = cli("ls")
-    assert (said.code, said.err) == (0, "")
-    head, _, *rows = said.out.splitlines()
+    engine.add_catalog(shipped_catalog)
+    result = cli("ls")
+    assert (result.code, result.err) == (0, "")
+    head, _, *rows = result.out.splitlines()
     assert head.split() == ["reference", "cuda", "driver", "cubins", "march", "size"]
     assert len(rows) == len(shipped_catalog.variants)
     table = {row.split()[0]: row.split()[1:] for row in rows}
@@ -21,7 +21,7 @@ def test_table_lists_all_variants(cli, engine, shipped_catalog):
 
 
 def test_list_is_narrowed_to_an_image_or_version(cli, engine, shipped_catalog):
-    engine.hold(shipped_catalog)
+    engine.add_catalog(shipped_catalog)
     host = Variant(
         reference="ml/serving:v2-x-0123456789ab",
         digest=None,
@@ -30,7 +30,7 @@ def test_list_is_narrowed_to_an_image_or_version(cli, engine, shipped_catalog):
         cubins=("89", "90"),
         driver=UserModeDriver(mode="host"),
     )
-    engine.hold(Catalog(image="ml/serving", version="v2", variants=(host,)))
+    engine.add_catalog(Catalog(image="ml/serving", version="v2", variants=(host,)))
     (row,) = cli("ls", "ml/serving:v2").out.splitlines()[2:]
     assert row.split() == [host.reference, "12.4", "host", "sm_89,", "sm_90", "-", "81", "MB"]
     assert "training" not in cli("ls", "ml/serving").out
@@ -38,25 +38,25 @@ def test_list_is_narrowed_to_an_image_or_version(cli, engine, shipped_catalog):
 
 
 def test_json_output_is_a_list_of_catalogs(cli, engine, shipped_catalog, conforms):
-    engine.hold(shipped_catalog)
-    said = cli("ls", "training", "--json")
-    (document,) = json.loads(said.out)
+    engine.add_catalog(shipped_catalog)
+    result = cli("ls", "training", "--json")
+    (document,) = json.loads(result.out)
     conforms(document)
     assert len(document["variants"]) == len(shipped_catalog.variants)
-    assert (said.code, said.err) == (0, "")
+    assert (result.code, result.err) == (0, "")
 
 
 def test_empty_list_succeeds_but_unknown_image_fails(cli, engine):
     assert json.loads(cli("ls", "--json").out) == []
-    assert engine.asked
+    assert engine.requests
     for words in (("ls", "training"), ("ls", "training:v1", "--json")):
-        said = cli(*words)
-        assert (said.code, said.out) == (4, "")
-        assert f"the engine has no variant of {words[1]}" in said.err
+        result = cli(*words)
+        assert (result.code, result.out) == (4, "")
+        assert f"the engine has no variant of {words[1]}" in result.err
 
 
 def test_unknown_size_is_a_question_mark(cli, engine, shipped_catalog):
-    engine.hold(Catalog(image="training", version="v1", variants=shipped_catalog.variants[:1]))
+    engine.add_catalog(Catalog(image="training", version="v1", variants=shipped_catalog.variants[:1]))
     del engine.images[0]["Size"]
     assert cli("ls").out.splitlines()[2].split()[-1] == "?"
 
@@ -75,8 +75,8 @@ def pythons(image="training"):
 
 
 def test_own_axes_of_images_are_columns(cli, engine, shipped_catalog):
-    engine.hold(shipped_catalog)
-    engine.hold(pythons("serving"))
+    engine.add_catalog(shipped_catalog)
+    engine.add_catalog(pythons("serving"))
     head, _, first, *_ = cli("ls").out.splitlines()
     assert head.split() == ["reference", "cuda", "driver", "cubins", "march", "python", "size"]
     assert first.split()[5] == "3.11"
@@ -86,21 +86,21 @@ def test_own_axes_of_images_are_columns(cli, engine, shipped_catalog):
 
 
 def test_where_filters_variants(cli, engine, shipped_catalog):
-    engine.hold(shipped_catalog)
-    engine.hold(pythons("serving"))
+    engine.add_catalog(shipped_catalog)
+    engine.add_catalog(pythons("serving"))
     rows = cli("ls", "--where", "python=3.13").out.splitlines()[2:]
     assert [row.split()[0] for row in rows] == ["serving:v1-cpu-3.13-0123456789ab"]
     rows = cli(
         "ls", "training", "--where", "cuda=12.4,driver=550*", "--where", "march=znver*,compute=9.0"
     ).out.splitlines()[2:]
     assert [row.split()[0] for row in rows] == ["training:v1-cuda12.4-drv550.163.01-sm90-znver4-0123456789ab"]
-    said = cli("ls", "--where", "pyton=3.13")
-    assert (said.code, said.out) == (2, "")
-    assert "did you mean 'python'?" in said.err or "the axes are" in said.err
+    result = cli("ls", "--where", "pyton=3.13")
+    assert (result.code, result.out) == (2, "")
+    assert "did you mean 'python'?" in result.err or "the axes are" in result.err
 
 
 def test_references_are_not_wrapped_on_a_narrow_terminal(cli, engine, shipped_catalog, monkeypatch):
-    engine.hold(shipped_catalog)
+    engine.add_catalog(shipped_catalog)
     monkeypatch.setattr("imagematrix.cli.output.WIDE", 30)
     out = cli("ls").out
     for variant in shipped_catalog.variants:
@@ -116,9 +116,9 @@ def test_file_catalog_is_listed(cli, catalog_file, shipped_catalog, conforms):
 
 
 def weigh(cli, conforms, *words):
-    said = cli("ls", "--size", *words, "--json")
-    assert said.code == 0, said.err
-    document = json.loads(said.out)
+    result = cli("ls", "--size", *words, "--json")
+    assert result.code == 0, result.err
+    document = json.loads(result.out)
     conforms(document)
     return document
 
@@ -126,13 +126,13 @@ def weigh(cli, conforms, *words):
 def tell(engine, reference, layers, sizes):
     image = {"Id": "sha256:1", "Size": sum(sizes), "RootFS": {"Layers": layers}}
     history = [{"CreatedBy": "COPY x y", "Size": size} for size in sizes[::-1]]
-    engine.told["GET", f"/images/{reference}/json"] = 200, json.dumps(image).encode()
-    engine.told["GET", f"/images/{reference}/history"] = 200, json.dumps(history).encode()
+    engine.responses["GET", f"/images/{reference}/json"] = 200, json.dumps(image).encode()
+    engine.responses["GET", f"/images/{reference}/history"] = 200, json.dumps(history).encode()
 
 
 def test_weigh_shows_layers_shared_in_the_engine(cli, engine, shipped_catalog, conforms):
     few = Catalog(image="training", version="v1", variants=shipped_catalog.variants[:3])
-    engine.hold(few)
+    engine.add_catalog(few)
     one, two, gone = sorted(variant.reference for variant in few.variants)
     tell(engine, one, ["sha256:a", "sha256:b"], [5_000_000, 300_000])
     tell(engine, two, ["sha256:a", "sha256:c", "sha256:c"], [5_000_000, 200_000, 200_000])
@@ -165,8 +165,8 @@ def test_weigh_shows_the_size_of_a_pull(cli, engine, server, tmp_path, conforms)
     path = tmp_path / "t.json"
     path.write_text(json.dumps(Catalog(image="t", version="v1", variants=(*variants, lost)).to_json()))
     held = {"Id": "sha256:1", "RootFS": {"Layers": images[0].diffs[:1]}}
-    engine.told["GET", "/images/json"] = 200, json.dumps([held]).encode()
-    engine.told["GET", "/images/sha256:1/json"] = 200, json.dumps(held).encode()
+    engine.responses["GET", "/images/json"] = 200, json.dumps([held]).encode()
+    engine.responses["GET", "/images/sha256:1/json"] = 200, json.dumps(held).encode()
     document = weigh(cli, conforms, "--catalog", path)
     sizes = [[len(image.blobs[layer]) for layer in image.layers] for image in images]
     rows = [(row["size"], row["adds"], row["pull"]) for row in document["variants"]]
@@ -174,6 +174,6 @@ def test_weigh_shows_the_size_of_a_pull(cli, engine, server, tmp_path, conforms)
     assert all(row["compressed"] for row in document["variants"])
     assert document["total"] == sum(sizes[0]) + sizes[1][1]
     assert "to pull" in cli("ls", "--size", "--catalog", path).out
-    engine.told.clear()
+    engine.responses.clear()
     engine.status = 500
     assert [row["pull"] for row in weigh(cli, conforms, "--catalog", path)["variants"]] == [None] * 3

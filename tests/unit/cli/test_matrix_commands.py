@@ -24,15 +24,15 @@ def tree(folder):
 
 def test_init_validate_plan_and_render_work_together(cli, here, shipped, shipped_catalog):
     built = len(shipped_catalog.variants)
-    said = cli("init")
-    assert (said.code, said.out) == (0, "")
-    assert "next: `imagematrix plan`" in said.err
+    result = cli("init")
+    assert (result.code, result.out) == (0, "")
+    assert "next: `imagematrix plan`" in result.err
     assert (here / "matrix.yaml").read_bytes() == shipped.read_bytes()
     assert (here / "templates" / "training" / ".dockerignore").is_file()
 
-    said = cli("validate")
-    assert (said.code, said.out) == (0, "")
-    assert said.err.startswith(f"matrix.yaml: {built} cells to build, ")
+    result = cli("validate")
+    assert (result.code, result.out) == (0, "")
+    assert result.err.startswith(f"matrix.yaml: {built} cells to build, ")
 
     planned = cli("plan")
     assert planned.code == 0
@@ -53,9 +53,9 @@ def test_init_accepts_a_folder_and_overwrites_nothing(cli, here):
     before = tree(here)
     (here / "other" / "templates").mkdir(parents=True)
     for folder, there in (("new/project", "matrix.yaml"), ("other", "templates")):
-        said = cli("init", folder)
-        assert (said.code, said.out) == (2, "")
-        assert f"{folder}/{there} exists already" in said.err
+        result = cli("init", folder)
+        assert (result.code, result.out) == (2, "")
+        assert f"{folder}/{there} exists already" in result.err
     assert tree(here) == before
 
 
@@ -64,49 +64,51 @@ def test_init_writes_the_requested_template(cli, here, name, starters):
     assert cli("init", "--template", name).code == 0
     assert (here / "matrix.yaml").read_bytes() == starters[name].read_bytes()
     assert sorted(path.name for path in (here / "templates").iterdir()) == sorted(["macros.j2", name])
-    said = cli("validate")
-    assert (said.code, said.out) == (0, "")
+    result = cli("validate")
+    assert (result.code, result.out) == (0, "")
 
 
 def test_init_rejects_an_unknown_template(cli, here):
-    said = cli("init", "--template", "tensorfow")
-    assert (said.code, said.out, tree(here)) == (2, "", {})
-    assert "template 'tensorfow' not found\n  did you mean 'tensorflow'?" in said.err
+    result = cli("init", "--template", "tensorfow")
+    assert (result.code, result.out, tree(here)) == (2, "", {})
+    assert "template 'tensorfow' not found\n  did you mean 'tensorflow'?" in result.err
     listed = "one of training, llama.cpp, pytorch, pytorch-source, tensorflow"
     assert listed in cli("init", "--template", "x").err
 
 
 def test_init_below_a_file_is_refused(cli, here):
     (here / "file").touch()
-    said = cli("init", "file/project")
-    assert (said.code, said.out) == (2, "")
-    assert "Not a directory" in said.err
+    result = cli("init", "file/project")
+    assert (result.code, result.out) == (2, "")
+    assert "Not a directory" in result.err
 
 
 @pytest.mark.parametrize("command", ["validate", "plan", "render", "build"])
 def test_invalid_matrix_stops_every_command_before_it_writes(cli, project, tmp_path, command):
     path = project(("znver4]", "znvr4]"))
     before = tree(tmp_path)
-    said = cli(command, "-f", path)
-    assert said.out == ""
+    result = cli(command, "-f", path)
+    assert result.out == ""
     assert tree(tmp_path) == before
     if command != "build":  # which finds no engine first
-        assert said.code == 2
-        assert f"{path}:11:22: unknown -march=znvr4\n  did you mean 'znver4'?" in said.err
+        assert result.code == 2
+        assert f"{path}:11:22: unknown -march=znvr4\n  did you mean 'znver4'?" in result.err
 
 
 def test_init_in_an_inaccessible_folder_is_a_single_error(cli, tmp_path, monkeypatch):
     long = tmp_path / ("x" * 300)
-    said = cli("init", long)  # from Python 3.14 on it is the folder that is named
-    assert (said.code, said.out) == (2, "")
-    assert said.err in {f"imagematrix: {path}: File name too long\n" for path in (long, long / "matrix.yaml")}
+    result = cli("init", long)  # from Python 3.14 on it is the folder that is named
+    assert (result.code, result.out) == (2, "")
+    assert result.err in {
+        f"imagematrix: {path}: File name too long\n" for path in (long, long / "matrix.yaml")
+    }
 
     def full(_source, target):
         raise shutil.Error([("a", f"{target}/a", "No space left on device"), ("b", "c", "d")])
 
     monkeypatch.setattr(shutil, "copytree", full)
-    said = cli("init", tmp_path / "new")
-    assert said == (2, "", f"imagematrix: {tmp_path}/new/templates/training/a: No space left on device\n")
+    result = cli("init", tmp_path / "new")
+    assert result == (2, "", f"imagematrix: {tmp_path}/new/templates/training/a: No space left on device\n")
 
 
 def test_validate_rejects_cells_whose_flags_are_unknown(cli, project):
@@ -114,27 +116,27 @@ def test_validate_rejects_cells_whose_flags_are_unknown(cli, project):
     path = project(template="FROM {{ base }}\nRUN cc {{ march_option }}\n")
     assert cli("validate", "-f", path).code == 0, "the table answers for the property"
     changes = [(", compiler: gcc-14}", "}"), (", compiler: gcc-12}", "}")]
-    said = cli("validate", "-f", project(*changes, template="FROM {{ base }}\nRUN cc {{ march_option }}\n"))
-    assert said.code == 2
-    assert said.err.startswith(f"imagematrix: {path}: the CPU flags that cpu-x86-64-v3 needs are unknown\n")
-    assert "cells more\n  name the template's stage that has the compiler 'compiler'" in said.err
+    result = cli("validate", "-f", project(*changes, template="FROM {{ base }}\nRUN cc {{ march_option }}\n"))
+    assert result.code == 2
+    assert result.err.startswith(f"imagematrix: {path}: the CPU flags that cpu-x86-64-v3 needs are unknown\n")
+    assert "cells more\n  name the template's stage that has the compiler 'compiler'" in result.err
     path = project(*changes, template="FROM {{ base }} AS compiler\nRUN cc {{ march_option }}\n")
     assert cli("validate", "-f", path).code == 0, "the stage answers"
 
 
 def test_validate_reports_template_errors(cli, project, tmp_path):
     path = project(template="FROM {{ bsae }}\n")
-    said = cli("validate", "-f", path)
-    assert (said.code, said.out) == (2, "")
-    assert f"{tmp_path}/templates/training.j2:1: 'bsae' is undefined" in said.err
-    assert "did you mean 'base'?" in said.err
+    result = cli("validate", "-f", path)
+    assert (result.code, result.out) == (2, "")
+    assert f"{tmp_path}/templates/training.j2:1: 'bsae' is undefined" in result.err
+    assert "did you mean 'base'?" in result.err
 
 
 def test_json_plan_conforms_to_the_schema(cli, shipped, conforms):
-    said = cli("plan", "-f", shipped, "--json")
-    assert said.code == 0
-    conforms(json.loads(said.out))
-    assert "cannot reach the Docker engine" in said.err
+    result = cli("plan", "-f", shipped, "--json")
+    assert result.code == 0
+    conforms(json.loads(result.out))
+    assert "cannot reach the Docker engine" in result.err
 
 
 def test_excluded_cells_are_summarized_by_rule(cli, shipped):
@@ -156,8 +158,8 @@ def test_plan_names_the_image_if_there_are_several(cli, project):
 
 
 def test_empty_plan_is_reported(cli, project):
-    said = cli("plan", "-f", project(("images:\n  training:", "images: {}\nimage:\n  x:")))
-    assert said.code == 2
+    result = cli("plan", "-f", project(("images:\n  training:", "images: {}\nimage:\n  x:")))
+    assert result.code == 2
     path = project(text="schema: imagematrix.matrix/v1\nimages: {}\naxes: {cuda: [none]}\n")
     assert "no cells" in cli("plan", "-f", path).err
 
@@ -173,50 +175,50 @@ def test_empty_plan_is_reported(cli, project):
     ],
 )
 def test_invalid_only_is_rejected(cli, shipped, command, only, expected):
-    said = cli(command, "-f", shipped, "--only", only)
-    assert (said.code, said.out) == (2, "")
-    assert f"imagematrix: --only: {expected}" in said.err
+    result = cli(command, "-f", shipped, "--only", only)
+    assert (result.code, result.out) == (2, "")
+    assert f"imagematrix: --only: {expected}" in result.err
 
 
 @pytest.mark.parametrize("only", ["cuda=12.4", "cuda=12.4,compute=10.0"])
 def test_render_to_stdout_requires_a_single_cell(cli, shipped, only):
-    said = cli("render", "-f", shipped, "--only", only)
-    assert (said.code, said.out) == (2, "")
-    assert "Dockerfiles do not fit on stdout" in said.err
-    assert "-o DIR" in said.err
+    result = cli("render", "-f", shipped, "--only", only)
+    assert (result.code, result.out) == (2, "")
+    assert "Dockerfiles do not fit on stdout" in result.err
+    assert "-o DIR" in result.err
 
 
 def test_unwritable_output_folder_is_rejected(cli, shipped, tmp_path):
     (tmp_path / "out").touch()
-    said = cli("render", "-f", shipped, "--only", ONE, "-o", tmp_path / "out")
-    assert (said.code, said.out) == (2, "")
-    assert f"{tmp_path}/out/training" in said.err
+    result = cli("render", "-f", shipped, "--only", ONE, "-o", tmp_path / "out")
+    assert (result.code, result.out) == (2, "")
+    assert f"{tmp_path}/out/training" in result.err
 
 
 def test_build_requires_an_engine(cli, shipped):
-    said = cli("build", "-f", shipped)
-    assert (said.code, said.out) == (8, "")
-    assert "cannot reach the Docker engine at unix:///nowhere/docker.sock" in said.err
-    assert "systemctl start docker" in said.err
+    result = cli("build", "-f", shipped)
+    assert (result.code, result.out) == (8, "")
+    assert "cannot reach the Docker engine at unix:///nowhere/docker.sock" in result.err
+    assert "systemctl start docker" in result.err
 
 
 def test_schema_prints_json_schemas(cli):
     assert {"matrix", "host", "catalog"} <= set(cli("schema").out.split())
     assert json.loads(cli("schema", "matrix").out)["$id"] == "urn:imagematrix:matrix:v1"
-    said = cli("schema", "martix")
-    assert (said.code, said.out) == (2, "")
-    assert "did you mean 'matrix'?" in said.err
+    result = cli("schema", "martix")
+    assert (result.code, result.out) == (2, "")
+    assert "did you mean 'matrix'?" in result.err
 
 
 def test_error_shows_the_line_with_a_caret(cli, project):
     path = project(("znver4]", "znvr4]"), ('"8.9"', '"8.7x"'))
-    said = cli("validate", "-f", path)
-    assert said.code == 2
-    assert said.err.splitlines()[-2:] == [
+    result = cli("validate", "-f", path)
+    assert result.code == 2
+    assert result.err.splitlines()[-2:] == [
         "   11 |   march: [x86-64-v3, znvr4]",
         "      |                      ^",
     ]
-    assert '    9 |   compute: ["7.0", "8.7x"]\n      |                    ^\n' in said.err
+    assert '    9 |   compute: ["7.0", "8.7x"]\n      |                    ^\n' in result.err
 
 
 @pytest.mark.parametrize(
@@ -234,8 +236,8 @@ def test_error_shows_the_line_with_a_caret(cli, project):
     ],
 )
 def test_excerpts_are_short_and_safe(cli, project, change, excerpt):
-    said = cli("validate", "-f", project(change))
-    assert said.code == 2
-    assert excerpt in said.err
-    assert "\x1b" not in said.err
-    assert all(len(line) < 120 for line in said.err.splitlines() if " | " in line)
+    result = cli("validate", "-f", project(change))
+    assert result.code == 2
+    assert excerpt in result.err
+    assert "\x1b" not in result.err
+    assert all(len(line) < 120 for line in result.err.splitlines() if " | " in line)

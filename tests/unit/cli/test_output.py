@@ -31,9 +31,9 @@ def test_own_colours_are_kept(capsys, monkeypatch):
     monkeypatch.setattr(output, "_coloured", lambda _: True)
     output.warn(HOSTILE)
     begin = "\x1b[33mimagematrix:\x1b[0m "
-    said = capsys.readouterr().err
-    assert said.startswith(begin)
-    assert is_safe(said.removeprefix(begin))
+    result = capsys.readouterr().err
+    assert result.startswith(begin)
+    assert is_safe(result.removeprefix(begin))
     output.info_raw("\x1b[0Ksection")
     assert capsys.readouterr().err == "\x1b[0Ksection\n"
 

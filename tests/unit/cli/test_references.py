@@ -18,9 +18,9 @@ def own(python, **more):
 
 
 @pytest.fixture
-def published(have, registry):
+def published(add_variant, registry):
     """Two images of v1, for two versions of Python of which one is the default; their digests."""
-    digests = {python: have(f"cpu-{python}", **own(python)) for python in ("3.9", "3.13")}
+    digests = {python: add_variant(f"cpu-{python}", **own(python)) for python in ("3.9", "3.13")}
     publish(registry, "v1")
     return digests
 
@@ -32,28 +32,28 @@ def reference(image, python, made_of="6b86b273ff34"):
 @pytest.mark.usefixtures("docker_host")
 def test_variant_is_found_by_reference_or_digest(image, published):
     for name in (reference(image, "3.9"), f"{image}@{published['3.9']}"):
-        found = catalog_of(name, None)
-        assert (found.image, found.version, found.defaults) == (image, "v1", ())
-        assert [one.reference for one in found.variants] == [reference(image, "3.9")]
-        assert found.variants[0].digest == published["3.9"]
+        result = catalog_of(name, None)
+        assert (result.image, result.version, result.defaults) == (image, "v1", ())
+        assert [one.reference for one in result.variants] == [reference(image, "3.9")]
+        assert result.variants[0].digest == published["3.9"]
 
 
-def test_unpublished_variant_is_found_by_reference(image, have):
-    there = have("cpu-3.9", **own("3.9"))
-    found = Catalog.from_registry(reference(image, "3.9"))
-    assert [one.digest for one in found.variants] == [there]
+def test_unpublished_variant_is_found_by_reference(image, add_variant):
+    there = add_variant("cpu-3.9", **own("3.9"))
+    catalog = Catalog.from_registry(reference(image, "3.9"))
+    assert [one.digest for one in catalog.variants] == [there]
 
 
-def test_rules_apply_to_a_variant_selected_by_reference(cli, profiles, image, have, published):
-    have("arm", VARIANT=json.dumps(V2 | {"platform": "linux/arm64"}))
+def test_rules_apply_to_a_variant_selected_by_reference(cli, profiles, image, add_variant, published):
+    add_variant("arm", VARIANT=json.dumps(V2 | {"platform": "linux/arm64"}))
     host = ("--host", profiles["laptop"])
     assert cli("select", reference(image, "3.9"), *host).out == f"{reference(image, '3.9')}\n"
     assert cli("select", f"{image}:v1", *host).out == f"{reference(image, '3.13')}\n"
     shown = cli("run", "--dry-run", *host, reference(image, "3.9"))
     assert shown.out.endswith(f" {reference(image, '3.9')}@{published['3.9']}\n")
-    said = cli("explain", f"{image}:v1-arm-6b86b273ff34", *host)
-    assert said.code == 3
-    assert "the image is for linux/arm64" in said.out
+    result = cli("explain", f"{image}:v1-arm-6b86b273ff34", *host)
+    assert result.code == 3
+    assert "the image is for linux/arm64" in result.out
 
 
 def test_foreign_image_is_not_a_variant(image, repository):
@@ -63,8 +63,8 @@ def test_foreign_image_is_not_a_variant(image, repository):
 
 
 @pytest.mark.usefixtures("published", "no_engine")
-def test_error_for_a_missing_version_lists_existing_ones(cli, image, have, registry):
-    have("cpu", version="v2.1")
+def test_error_for_a_missing_version_lists_existing_ones(cli, image, add_variant, registry):
+    add_variant("cpu", version="v2.1")
     publish(registry, "v2.1")
 
     def remedy(name):
@@ -81,16 +81,16 @@ def test_error_for_a_missing_version_lists_existing_ones(cli, image, have, regis
 
 
 @pytest.mark.usefixtures("no_engine")
-def test_unpublished_version_is_reported(image, have):
-    have("cpu")
+def test_unpublished_version_is_reported(image, add_variant):
+    add_variant("cpu")
     with pytest.raises(UnknownImageError) as caught:
         catalog_of(f"{image}:v1", None)
     assert caught.value.remedy == "what was built is there, and not published yet"
 
 
 @pytest.mark.usefixtures("published", "no_engine")
-def test_ls_of_a_registry_image_lists_versions(cli, image, have, registry, repository, conforms):
-    have("cpu", version="v10", VARIANT=json.dumps(V2 | {"platform": "linux/arm64"}))
+def test_ls_of_a_registry_image_lists_versions(cli, image, add_variant, registry, repository, conforms):
+    add_variant("cpu", version="v10", VARIANT=json.dumps(V2 | {"platform": "linux/arm64"}))
     publish(registry, "v10", aliases=("latest",))
     repository.image("other", {"some": "label"})
     head, _, *rows = cli("ls", image).out.splitlines()
@@ -111,20 +111,20 @@ def test_ls_of_a_registry_image_lists_versions(cli, image, have, registry, repos
 
 
 def test_ls_of_an_unpublished_image_reads_the_engine(cli, image, engine, server):
-    found = {
+    results = {
         labels.IMAGE: image,
         labels.VERSION: "v1",
         labels.CELL: "cpu",
         labels.INPUT: f"sha256:{'0' * 64}",
         labels.VARIANT: json.dumps(V2),
     }
-    engine.image(found, RepoTags=[f"{image}:v1-cpu-000000000000"])
+    engine.add_image(results, RepoTags=[f"{image}:v1-cpu-000000000000"])
     assert f"{image}:v1 " in cli("ls", image).out
-    said = cli("ls", f"{server.address}/ml/nothing")
-    assert (said.code, said.out) == (4, "")
-    assert "the engine has no variant of" in said.err
+    result = cli("ls", f"{server.address}/ml/nothing")
+    assert (result.code, result.out) == (4, "")
+    assert "the engine has no variant of" in result.err
 
 
 def test_publish_rejects_a_digest(cli, image, published):
-    said = cli("publish", f"{image}@{published['3.9']}")
-    assert (said.code, said.out) == (2, "")
+    result = cli("publish", f"{image}@{published['3.9']}")
+    assert (result.code, result.out) == (2, "")

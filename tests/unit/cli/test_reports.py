@@ -48,10 +48,10 @@ def test_reports_of_all_shards_merge_into_a_whole(command, saved, cli, conforms)
         assert document["shard"] == f"{number}/3"
         assert [cell["status"] for cell in document["cells"]].count("built") == 4
         assert [cell["status"] for cell in document["cells"]].count("other-shard") == 8
-    said = cli("report", *parts)
-    assert said.code == 0
-    assert said.out.count(" built ") == 12
-    assert said.err == "12 built, 2 infeasible, 4 excluded\n"
+    result = cli("report", *parts)
+    assert result.code == 0
+    assert result.out.count(" built ") == 12
+    assert result.err == "12 built, 2 infeasible, 4 excluded\n"
     merged = cli("report", "--json", *parts)
     conforms(json.loads(merged.out))
     assert (merged.code, merged.err) == (0, "")
@@ -61,34 +61,34 @@ def test_reports_of_all_shards_merge_into_a_whole(command, saved, cli, conforms)
 def test_report_of_missing_or_failed_cells_exits_with_6(backend, saved, cli):
     backend.errors["cpu-znver4"] = BuildError("no")
     part = saved("1.json", "--shard", "1/2", *CPU)
-    said = cli("report", part)
-    assert said.code == 6
-    assert [line.split()[1:3] for line in said.out.splitlines()[2:]] == [
+    result = cli("report", part)
+    assert result.code == 6
+    assert [line.split()[1:3] for line in result.out.splitlines()[2:]] == [
         ["cpu-x86-64-v3", "built"],
         ["cpu-znver4", "missing"],
     ]
-    assert "no document has the outcome of: training:v1 cpu-znver4" in said.err
-    assert "no document for the shards: 2/2" in said.err
-    said = cli("report", "--json", part, saved("2.json", "--shard", "2/2", *CPU))
-    assert said.code == 6
-    assert [cell["status"] for cell in json.loads(said.out)["cells"]] == ["built", "failed"]
-    assert "failed or stopped: training:v1 cpu-znver4" in said.err
+    assert "no document has the outcome of: training:v1 cpu-znver4" in result.err
+    assert "no document for the shards: 2/2" in result.err
+    result = cli("report", "--json", part, saved("2.json", "--shard", "2/2", *CPU))
+    assert result.code == 6
+    assert [cell["status"] for cell in json.loads(result.out)["cells"]] == ["built", "failed"]
+    assert "failed or stopped: training:v1 cpu-znver4" in result.err
 
 
 def test_report_refuses_documents_of_different_inputs(saved, backend, cli):
     one = saved("1.json", *CPU)
     backend.images.clear()
     other = saved("2.json", *CPU, template="FROM {{ base }}\nRUN other\n")
-    said = cli("report", "--json", one, other)
-    assert (said.code, said.out) == (6, "")
-    assert "the documents contradict each other:\n  training:v1 cpu-x86-64-v3: input sha256:" in said.err
+    result = cli("report", "--json", one, other)
+    assert (result.code, result.out) == (6, "")
+    assert "the documents contradict each other:\n  training:v1 cpu-x86-64-v3: input sha256:" in result.err
 
 
 def test_plan_of_a_shard(command, conforms, tmp_path):
-    said = command("plan", "--shard", "2/4")
-    assert said.code == 0
-    assert said.out.count(" build ") == 3
-    assert said.err == "3 build, 9 other-shard, 4 excluded, 2 infeasible\n"
+    result = command("plan", "--shard", "2/4")
+    assert result.code == 0
+    assert result.out.count(" build ") == 3
+    assert result.err == "3 build, 9 other-shard, 4 excluded, 2 infeasible\n"
     conforms(json.loads(command("plan", "--shard", "2/4", "--json").out))
     record = tmp_path / "last.json"
     record.write_text(command("build", "--json").out)
@@ -97,9 +97,9 @@ def test_plan_of_a_shard(command, conforms, tmp_path):
         if cell["status"] == "built":
             cell["seconds"] = 1000 if cell["cell"] == "cpu-znver4" else 1
     record.write_text(json.dumps(document))
-    said = command("plan", "--shard", "1/4", "--durations", record, "--durations", record)
-    assert re.search(r"^cpu-znver4 +up-to-date", said.out, re.MULTILINE)
-    assert said.err.startswith("1 up-to-date, 11 other-shard")
+    result = command("plan", "--shard", "1/4", "--durations", record, "--durations", record)
+    assert re.search(r"^cpu-znver4 +up-to-date", result.out, re.MULTILINE)
+    assert result.err.startswith("1 up-to-date, 11 other-shard")
 
 
 @pytest.mark.parametrize("name", ["plan", "build"])
@@ -112,19 +112,19 @@ def test_plan_of_a_shard(command, conforms, tmp_path):
     ],
 )
 def test_invalid_shard_is_rejected_before_contacting_an_engine(command, backend, name, options, expected):
-    said = command(name, *options)
-    assert (said.code, said.out) == (2, "")
-    assert expected in " ".join(said.err.split())
+    result = command(name, *options)
+    assert (result.code, result.out) == (2, "")
+    assert expected in " ".join(result.err.split())
     assert not backend.calls
 
 
 def test_progress_names_the_image_if_there_are_several(command, backend):
     backend.errors["cpu-znver4"] = BuildError("no")
-    said = command("build", *CPU, "--jobs", "1", changes=[TWO_IMAGES])
-    assert "building training:v1 cpu-x86-64-v3\n" in said.err
-    assert re.search(r"\[4/4\] failed base:v7 cpu-znver4 ", said.err)
-    assert "\nbase:v7 cpu-znver4 (log: " in said.err
-    assert said.err.endswith("2 of 4 builds failed: training:v1 cpu-znver4, base:v7 cpu-znver4\n")
+    result = command("build", *CPU, "--jobs", "1", changes=[TWO_IMAGES])
+    assert "building training:v1 cpu-x86-64-v3\n" in result.err
+    assert re.search(r"\[4/4\] failed base:v7 cpu-znver4 ", result.err)
+    assert "\nbase:v7 cpu-znver4 (log: " in result.err
+    assert result.err.endswith("2 of 4 builds failed: training:v1 cpu-znver4, base:v7 cpu-znver4\n")
 
 
 def test_only_existing_logs_are_named(command, tmp_path):
@@ -132,10 +132,10 @@ def test_only_existing_logs_are_named(command, tmp_path):
     log.parent.mkdir(parents=True)
     log.write_text("of an earlier build\n")
     unknown = ('none: {base: "debian:trixie", compiler: gcc-14}', 'none: {base: "debian:trixie"}')
-    said = command("build", *CPU, "--json", changes=[unknown], template="FROM {{ base }}\n")
-    assert said.code == 6
-    assert "\ncpu-znver4\nimagematrix: the CPU flags that cpu-znver4 needs are unknown\n" in said.err
-    assert [cell["log"] for cell in json.loads(said.out)["cells"]] == [None, None]
+    result = command("build", *CPU, "--json", changes=[unknown], template="FROM {{ base }}\n")
+    assert result.code == 6
+    assert "\ncpu-znver4\nimagematrix: the CPU flags that cpu-znver4 needs are unknown\n" in result.err
+    assert [cell["log"] for cell in json.loads(result.out)["cells"]] == [None, None]
     assert not log.exists()
 
 
@@ -152,9 +152,9 @@ def test_junit_report_is_written_if_cells_fail(command, backend, tmp_path):
 
 @pytest.mark.parametrize(("name", "expected"), [("no/j.xml", "No such file"), (".", "Is a directory")])
 def test_unwritable_junit_path_fails_before_any_build(command, backend, tmp_path, name, expected):
-    said = command("build", *CPU, "--junit", tmp_path / name)
-    assert (said.code, said.out) == (2, "")
-    assert f"{tmp_path / name}: {expected}" in said.err
+    result = command("build", *CPU, "--junit", tmp_path / name)
+    assert (result.code, result.out) == (2, "")
+    assert f"{tmp_path / name}: {expected}" in result.err
     assert not backend.calls
 
 
@@ -163,16 +163,16 @@ def test_failed_cell_is_a_github_error_with_a_folded_log(command, backend, tmp_p
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(page))
     backend.errors["cpu-znver4"] = BuildError("::error::pwned\nERROR: exit code: 1", remedy="mend it")
-    said = command("build", *CPU)
-    assert said.code == 6
-    found = re.search(
+    result = command("build", *CPU)
+    assert result.code == 6
+    results = re.search(
         r"^::group::cpu-znver4: failed\n::stop-commands::(\w+)\nmaking cpu-znver4\n::error::pwned\n"
         r"ERROR: exit code: 1\nmend it\n::\1::\n::endgroup::\n"
         r"::error title=cpu-znver4::ERROR: exit code: 1\nimagematrix: 1 of 2 builds failed",
-        said.err,
+        result.err,
         re.MULTILINE,
     )
-    assert found
+    assert results
     assert page.read_text().startswith("### imagematrix: 1 failed, 1 built\n")
     assert "| training:v1 | cpu-znver4 | failed | 0.0 |\n" in page.read_text()
 
@@ -180,15 +180,17 @@ def test_failed_cell_is_a_github_error_with_a_folded_log(command, backend, tmp_p
 def test_failed_cell_has_a_folded_log_in_gitlab(command, backend, monkeypatch):
     monkeypatch.setenv("GITLAB_CI", "true")
     backend.errors["cpu-znver4"] = BuildError("ERROR: exit code: 1")
-    said = command("build", *CPU)
-    assert "[collapsed=true]\r\x1b[0Kcpu-znver4: failed\nmaking cpu-znver4\nERROR: exit code: 1\n" in said.err
-    assert "\x1b[0K\ncpu-znver4: ERROR: exit code: 1\n" in said.err
+    result = command("build", *CPU)
+    assert (
+        "[collapsed=true]\r\x1b[0Kcpu-znver4: failed\nmaking cpu-znver4\nERROR: exit code: 1\n" in result.err
+    )
+    assert "\x1b[0K\ncpu-znver4: ERROR: exit code: 1\n" in result.err
 
 
 def test_github_export_has_a_job_per_cell(command):
-    said = command("export", "github")
-    assert (said.code, said.err, said.out.count("\n")) == (0, "", 1)
-    matrix = json.loads(said.out)
+    result = command("export", "github")
+    assert (result.code, result.err, result.out.count("\n")) == (0, "", 1)
+    matrix = json.loads(result.out)
     assert len(matrix["include"]) == 12
     assert matrix["include"][0] == {
         "name": "cpu-x86-64-v3",
@@ -249,8 +251,8 @@ def test_export_writes_files_to_a_folder(command, tmp_path):
         ("gitlab", "gitlab.yml"),
         ("bake", "docker-bake.json"),
     ):
-        said = command("export", target, "-o", tmp_path / "new" / "out")
-        assert said == (0, "", f"wrote 1 file to {tmp_path / 'new' / 'out'}\n")
+        result = command("export", target, "-o", tmp_path / "new" / "out")
+        assert result == (0, "", f"wrote 1 file to {tmp_path / 'new' / 'out'}\n")
         assert (tmp_path / "new" / "out" / name).read_text() == command("export", target).out
 
 
@@ -268,23 +270,23 @@ def test_export_writes_files_to_a_folder(command, tmp_path):
     ],
 )
 def test_invalid_export_is_rejected(command, options, code, expected):
-    said = command("export", *options)
-    assert (said.code, said.out) == (code, "")
-    assert expected in " ".join(said.err.replace("│", " ").split())
+    result = command("export", *options)
+    assert (result.code, result.out) == (code, "")
+    assert expected in " ".join(result.err.replace("│", " ").split())
 
 
 def test_export_to_an_unwritable_folder_is_rejected(command, tmp_path):
     (tmp_path / "file").touch()
-    said = command("export", "github", "-o", tmp_path / "file")
-    assert (said.code, said.out) == (2, "")
-    assert f"{tmp_path}/file: File exists" in said.err
+    result = command("export", "github", "-o", tmp_path / "file")
+    assert (result.code, result.out) == (2, "")
+    assert f"{tmp_path}/file: File exists" in result.err
 
 
 def test_bake_export_refuses_a_changed_version(command):
     command("build", *CPU)
-    said = command("export", "bake", *CPU, template="FROM {{ base }}\nRUN other\n")
-    assert (said.code, said.out) == (7, "")
-    assert "a version would change in 2 cells" in said.err
+    result = command("export", "bake", *CPU, template="FROM {{ base }}\nRUN other\n")
+    assert (result.code, result.out) == (7, "")
+    assert "a version would change in 2 cells" in result.err
 
 
 def test_export_splits_more_targets_than_a_file_may_have(command, tmp_path):
@@ -296,12 +298,12 @@ def test_export_splits_more_targets_than_a_file_may_have(command, tmp_path):
         axes:
           site: [{values}]
     """
-    said = command("export", "bake", text=text, template="FROM debian:trixie\n")
-    assert (said.code, said.out) == (2, "")
-    assert "cannot write 2 files to stdout" in said.err
-    assert "-o DIR" in said.err
-    said = command("export", "bake", "-o", tmp_path / "out", text=text)
-    assert said.code == 0
+    result = command("export", "bake", text=text, template="FROM debian:trixie\n")
+    assert (result.code, result.out) == (2, "")
+    assert "cannot write 2 files to stdout" in result.err
+    assert "-o DIR" in result.err
+    result = command("export", "bake", "-o", tmp_path / "out", text=text)
+    assert result.code == 0
     files = sorted((tmp_path / "out").iterdir())
     assert [path.name for path in files] == ["docker-bake-1.json", "docker-bake-2.json"]
     assert [len(json.loads(path.read_text())["target"]) for path in files] == [250, 50]

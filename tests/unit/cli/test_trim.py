@@ -21,19 +21,19 @@ def folder(tmp_path):
 
 
 def test_table_lists_files_and_warnings(cli, folder):
-    said = cli("trim", "--compute", "9.0", folder)
-    assert said.code == 0
-    (row,) = (line.split() for line in said.out.splitlines() if "good.fatbin" in line)
+    result = cli("trim", "--compute", "9.0", folder)
+    assert result.code == 0
+    (row,) = (line.split() for line in result.out.splitlines() if "good.fatbin" in line)
     assert row[1:] == ["trimmed", "sm_90", "sm_80,", "PTX", "90", "0.0", "of", "0.0", "MB"]
-    assert "old.fatbin does not run on 9.0: it has no device code for it" in said.err
-    assert "cut.fatbin was left as it is: its device code is damaged" in said.err
-    assert "1 fatbin in 1 file with nothing that runs on 9.0 stay as they are" in said.err
-    assert "0.0 MB removed from 2 files, of 4 with device code" in said.err
+    assert "old.fatbin does not run on 9.0: it has no device code for it" in result.err
+    assert "cut.fatbin was left as it is: its device code is damaged" in result.err
+    assert "1 fatbin in 1 file with nothing that runs on 9.0 stay as they are" in result.err
+    assert "0.0 MB removed from 2 files, of 4 with device code" in result.err
 
 
 def test_json_output_conforms_to_the_schema(cli, folder, conforms):
-    said = cli("trim", "--compute", "9.0", "--compute", "7.5", "--json", "--dry-run", folder)
-    document = json.loads(said.out)
+    result = cli("trim", "--compute", "9.0", "--compute", "7.5", "--json", "--dry-run", folder)
+    document = json.loads(result.out)
     conforms(document)
     assert (document["computes"], document["dry_run"], document["rules"]) == (["7.5", "9.0"], True, "1")
     by_name = {Path(one["path"]).stem: one for one in document["files"]}
@@ -50,7 +50,7 @@ def test_json_output_conforms_to_the_schema(cli, folder, conforms):
     ]
     assert 0 < by_name["good"]["removed_compressed"] < by_name["good"]["removed"] == 192
     assert (folder / "good.fatbin").read_bytes() == RAW
-    assert "old.fatbin has no device code that runs on 9.0" in said.err
+    assert "old.fatbin has no device code that runs on 9.0" in result.err
 
 
 def test_options_control_what_is_kept(cli, folder):
@@ -66,15 +66,15 @@ def test_sizes_are_in_megabytes_and_hard_links_are_reported(cli, folder):
     path = folder / "large" / "a.fatbin"
     path.write_bytes(raw)
     (folder / "elsewhere").hardlink_to(path)
-    said = cli("trim", "--compute", "9.0", "--dry-run", path.parent)
-    assert "1.6 of 1.6 MB   0.0 MB" in said.out
-    assert "1.6 MB would be removed from 1 file, of 1 with device code" in said.err
-    assert "a.fatbin has another name outside of the given paths" in said.err
+    result = cli("trim", "--compute", "9.0", "--dry-run", path.parent)
+    assert "1.6 of 1.6 MB   0.0 MB" in result.out
+    assert "1.6 MB would be removed from 1 file, of 1 with device code" in result.err
+    assert "a.fatbin has another name outside of the given paths" in result.err
 
 
 def test_invalid_arguments_exit_with_2(cli, folder):
-    said = cli("trim", "--compute", "90", folder)
-    assert said.code == 2
-    assert "invalid compute capability: '90'" in said.err
+    result = cli("trim", "--compute", "90", folder)
+    assert result.code == 2
+    assert "invalid compute capability: '90'" in result.err
     assert cli("trim", "--compute", "9.0", folder / "missing").code == 2
     assert cli("trim", folder).code == 2

@@ -32,18 +32,18 @@ def test_table_lists_device_code_drivers_and_libraries(cli, tmp_path):
 
 
 def test_contradiction_exits_with_9(cli, tmp_path):
-    said = cli("verify", layout(tmp_path / "oci", lying(CUBIN)))
-    assert said.code == 9
-    assert "contradiction  the labels promise cubins for 90, but /opt/k.cubin has 80" in said.out
-    assert "the bytes of 1 image contradict the labels" in said.err
+    result = cli("verify", layout(tmp_path / "oci", lying(CUBIN)))
+    assert result.code == 9
+    assert "contradiction  the labels promise cubins for 90, but /opt/k.cubin has 80" in result.out
+    assert "the bytes of 1 image contradict the labels" in result.err
 
 
 def test_json_output_conforms_to_the_schema(cli, tmp_path, conforms):
     path = layout(tmp_path / "oci", lying(CUBIN))
-    said = cli("verify", "--json", path)
-    document = json.loads(said.out)
+    result = cli("verify", "--json", path)
+    document = json.loads(result.out)
     conforms(document)
-    assert said.code == 9
+    assert result.code == 9
     assert document["contradictions"] == [
         {"fact": "cubins", "claimed": ["90"], "found": ["80"], "path": "/opt/k.cubin"}
     ]
@@ -64,17 +64,17 @@ def test_shared_size_of_several_images_is_reported(cli, tmp_path, conforms):
 
 @pytest.mark.usefixtures("no_engine")
 def test_missing_image_exits_with_4_and_missing_engine_with_8(cli, tmp_path):
-    said = cli("verify", tmp_path)
-    assert said.code == 4
-    assert "is not an OCI layout" in said.err
+    result = cli("verify", tmp_path)
+    assert result.code == 4
+    assert "is not an OCI layout" in result.err
     assert cli("verify", "training:v1").code == 8
 
 
 def test_unreadable_layer_is_a_single_error(cli, tmp_path):
     path = layout(tmp_path / "oci", Parts(tar(("a", b"x")), tar(link("a", "../../b"), "../c")))
-    said = cli("verify", path)
-    assert said.code == 9
-    assert "leads out" in said.err
+    result = cli("verify", path)
+    assert result.code == 9
+    assert "leads out" in result.err
 
 
 def test_progress_is_shown_on_a_terminal(monkeypatch, capsys):
@@ -94,8 +94,8 @@ def test_size_of_a_fat_image_is_estimated(cli, tmp_path, conforms):
     for document in documents:
         conforms(document)
         assert document["size"]["fat"] == whole
-    said = f"one image with the device code of all 2 would have about {whole / 1000:.1f} kB compressed"
-    assert said in cli("verify", *paths).out
+    text = f"one image with the device code of all 2 would have about {whole / 1000:.1f} kB compressed"
+    assert text in cli("verify", *paths).out
     cpu = layout(tmp_path / "cpu", Parts(tar("bin/true")))
     assert json.loads(cli("verify", "--json", *paths, cpu).out)[0]["size"]["fat"] is None
     assert json.loads(cli("verify", "--json", paths[0]).out)["size"]["fat"] is None
@@ -103,15 +103,15 @@ def test_size_of_a_fat_image_is_estimated(cli, tmp_path, conforms):
 
 def test_engine_version_verifies_all_its_variants(cli, engine, shipped_catalog, tmp_path):
     few = replace(shipped_catalog, variants=shipped_catalog.variants[:2])
-    engine.hold(few)
+    engine.add_catalog(few)
     for variant in few.variants:
         image = Parts(tar(("opt/name", variant.reference.encode())))
         path = Path(saved(tmp_path / "a.tar", image, tar("x")))
-        engine.told["GET", f"/images/{variant.reference}/json"] = (
+        engine.responses["GET", f"/images/{variant.reference}/json"] = (
             200,
             json.dumps({"Id": image.config}).encode(),
         )
-        engine.told["GET", f"/images/{variant.reference}/get"] = 200, path.read_bytes()
+        engine.responses["GET", f"/images/{variant.reference}/get"] = 200, path.read_bytes()
     out = cli("verify", "training:v1").out
     assert [line.split()[1] for line in out.splitlines() if line.startswith("image ")] == sorted(
         variant.reference for variant in few.variants

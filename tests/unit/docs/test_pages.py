@@ -40,10 +40,10 @@ def folder(tmp_path, catalog_file):
 
 @pytest.mark.parametrize("page", WITH_COMMANDS)
 def test_commands_print_what_the_page_shows(page, folder, engine, shipped_catalog, tmp_path):
-    engine.hold(shipped_catalog)
+    engine.add_catalog(shipped_catalog)
     for base in ("debian:bookworm", "debian:trixie"):
         known = {"Id": f"sha256:{base.encode().hex():0<64}", "RepoDigests": [], "RepoTags": [base]}
-        engine.told["GET", f"/images/{base}/json"] = (200, json.dumps(known).encode())
+        engine.responses["GET", f"/images/{base}/json"] = (200, json.dumps(known).encode())
     places = {name: os.environ[name] for name in ("DOCKER_HOST", "DOCKER_CONFIG")}
     environment = pages.environment(**places, IMAGEMATRIX_LOCKS=str(tmp_path / "locks"))
     different = pages.follow(page.read_text(), folder, environment)

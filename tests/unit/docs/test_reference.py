@@ -28,10 +28,10 @@ def test_commands_are_listed_in_the_order_of_help():
 
 
 def test_options_have_a_value_and_a_meaning():
-    found = dict(row for row in rows(reference.commands()) if len(row) == 2)
-    assert found["`--only` `EXPR`"].startswith("Only these cells")
-    assert found["`--template`, `-t` `NAME`"].endswith("Default: `training`.")
-    assert all(found.values())
+    result = dict(row for row in rows(reference.commands()) if len(row) == 2)
+    assert result["`--only` `EXPR`"].startswith("Only these cells")
+    assert result["`--template`, `-t` `NAME`"].endswith("Default: `training`.")
+    assert all(result.values())
 
 
 def test_options_of_run_are_listed():
@@ -40,22 +40,22 @@ def test_options_of_run_are_listed():
 
 
 def test_every_error_has_an_exit_code():
-    found = {row[0]: row[1:] for row in rows(reference.exit_codes())}
-    assert found["3"] == ["`NothingFits`", found["3"][1]]
-    assert list(found)[1:] == ["0", *map(str, range(1, 11)), "130", "143"]
-    assert all(meaning for _, meaning in found.values())
+    result = {row[0]: row[1:] for row in rows(reference.exit_codes())}
+    assert result["3"] == ["`NothingFits`", result["3"][1]]
+    assert list(result)[1:] == ["0", *map(str, range(1, 11)), "130", "143"]
+    assert all(meaning for _, meaning in result.values())
 
 
 def test_every_rule_is_described():
-    found = list(rows(reference.rules()))[1:]
-    assert [row[0].strip("`") for row in found] == [rule.name for rule in RULES]
-    assert all("](https://" in otherwise and holds.endswith(".") for _, holds, otherwise in found)
+    result = list(rows(reference.rules()))[1:]
+    assert [row[0].strip("`") for row in result] == [rule.name for rule in RULES]
+    assert all("](https://" in otherwise and holds.endswith(".") for _, holds, otherwise in result)
 
 
 def test_every_label_is_described():
-    found = dict(rows(reference.label_table()))
-    assert "`io.imagematrix.variant`" in found
-    assert all(found.values())
+    result = dict(rows(reference.label_table()))
+    assert "`io.imagematrix.variant`" in result
+    assert all(result.values())
 
 
 @pytest.mark.parametrize(

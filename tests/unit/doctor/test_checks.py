@@ -181,10 +181,10 @@ def test_a_node_without_gpus_runs_cpu_images():
 )
 def test_problems_are_reported_with_a_remedy(changes, check, severity, saw, remedy, conforms):
     findings = examine(replace(GOOD, **changes))
-    (found,) = [finding for finding in findings if finding.severity != "ok"]
-    assert (found.check, found.severity) == (check, severity)
-    assert saw in found.saw
-    assert remedy in found.remedy
+    (result,) = [finding for finding in findings if finding.severity != "ok"]
+    assert (result.check, result.severity) == (check, severity)
+    assert saw in result.saw
+    assert remedy in result.remedy
     document = to_json(findings)
     conforms(document)
     assert document["launches"] is (severity == "warning")
@@ -312,16 +312,16 @@ def test_gpu_instance_without_a_compute_instance_is_reported():
 def test_nvlink_fabric_state_is_checked(fabric, switches, manager, severity):
     facts = kernel(switches=switches, fabric_manager=manager)
     facts = replace(facts, nvml=Nvml(driver="550.163.01", gpus=(NvmlGpu(index=0, fabric=fabric),)))
-    found = [one for one in examine(facts) if one.check == "fabric"]
-    assert [one.severity for one in found] == ([severity] if severity else [])
+    result = [one for one in examine(facts) if one.check == "fabric"]
+    assert [one.severity for one in result] == ([severity] if severity else [])
     if severity == "error":
-        assert "802" in found[0].saw
-        assert "nvidia-fabricmanager" in found[0].remedy
+        assert "802" in result[0].saw
+        assert "nvidia-fabricmanager" in result[0].remedy
 
 
 def test_kernel_log_findings_are_reported():
-    found = bad(kernel(xids={("0000:41:00", 79): 2, ("0000:41:00", 31): 1}, denied=("/dev/nvidia0",)))
-    assert [saw for _, _, saw, _ in found] == [
+    result = bad(kernel(xids={("0000:41:00", 79): 2, ("0000:41:00", 31): 1}, denied=("/dev/nvidia0",)))
+    assert [saw for _, _, saw, _ in result] == [
         "kernel log: Xid 31 of the GPU at 0000:41:00",
         "kernel log: Xid 79 of the GPU at 0000:41:00, 2 times",
         "kernel log: SELinux or AppArmor denied a process access to /dev/nvidia0",

@@ -37,9 +37,9 @@ def on_node(monkeypatch, cli, profiles):
 
 @pytest.mark.usefixtures("docker", "engine")
 def test_cpu_only_machine_is_healthy(cli, profiles, conforms):
-    said = cli("doctor", "--host", profiles["laptop"], "--json")
-    assert (said.code, said.err) == (0, "")
-    document = json.loads(said.out)
+    result = cli("doctor", "--host", profiles["laptop"], "--json")
+    assert (result.code, result.err) == (0, "")
+    document = json.loads(result.out)
     conforms(document)
     assert document["launches"] is True
     table = cli("doctor", "--host", profiles["laptop"])
@@ -48,9 +48,9 @@ def test_cpu_only_machine_is_healthy(cli, profiles, conforms):
 
 @pytest.mark.usefixtures("docker", "engine")
 def test_missing_device_nodes_exit_with_5(on_node, conforms):
-    said = on_node("rome-a100", "--json")
-    assert said.code == 5
-    document = json.loads(said.out)
+    result = on_node("rome-a100", "--json")
+    assert result.code == 5
+    document = json.loads(result.out)
     conforms(document)
     assert not document["launches"]
     (one,) = [one for one in document["findings"] if one["saw"].startswith("/dev/nvidiactl: ")]
@@ -63,9 +63,9 @@ def test_missing_device_nodes_exit_with_5(on_node, conforms):
 
 @pytest.mark.usefixtures("docker", "engine")
 def test_missing_nodes_of_mig_devices_are_reported(on_node):
-    said = on_node("mig")
-    assert said.code == 5
-    assert "/dev/nvidia-caps/nvidia-cap21: not found" in said.out
+    result = on_node("mig")
+    assert result.code == 5
+    assert "/dev/nvidia-caps/nvidia-cap21: not found" in result.out
 
 
 @pytest.mark.usefixtures("docker", "engine")
@@ -73,34 +73,35 @@ def test_unknown_nodes_of_mig_devices_are_reported(cli, profiles, tmp_path):
     node = json.loads(profiles["mig"].read_text())
     node["gpus"][0]["mig"][0]["capabilities"] = None
     (tmp_path / "node.json").write_text(json.dumps(node))
-    said = cli("doctor", "--host", tmp_path / "node.json")
-    assert said.code == 5
-    assert "did not find /proc/driver/nvidia/capabilities/gpu0/mig/gi2\n" in said.out
-    assert "-> probe the node again with driver loaded and MIG enabled" in said.out
+    result = cli("doctor", "--host", tmp_path / "node.json")
+    assert result.code == 5
+    assert "did not find /proc/driver/nvidia/capabilities/gpu0/mig/gi2\n" in result.out
+    assert "-> probe the node again with driver loaded and MIG enabled" in result.out
 
 
 @pytest.mark.usefixtures("no_engine")
 def test_missing_engine_exits_with_8(on_node):
-    said = on_node("laptop")
-    assert said.code == 8
+    result = on_node("laptop")
+    assert result.code == 8
     assert (
-        "error    engine          cannot reach the Docker engine at unix:///nowhere/docker.sock\n" in said.out
+        "error    engine          cannot reach the Docker engine at unix:///nowhere/docker.sock\n"
+        in result.out
     )
 
 
 @pytest.mark.usefixtures("docker")
 def test_image_is_checked_against_the_node(cli, profiles, engine, shipped_catalog):
-    engine.hold(shipped_catalog)
-    said = cli("doctor", "--host", profiles["laptop"], "training:v1")
-    assert said.code == 0
-    assert "ok       image           training:v1-cpu-broadwell-0123456789ab fits this node\n" in said.out
-    said = cli("doctor", "--host", profiles["laptop"], "training:v9")
-    assert said.code == 4
-    assert "error    image           the engine has no variant of training:v9" in said.out
+    engine.add_catalog(shipped_catalog)
+    result = cli("doctor", "--host", profiles["laptop"], "training:v1")
+    assert result.code == 0
+    assert "ok       image           training:v1-cpu-broadwell-0123456789ab fits this node\n" in result.out
+    result = cli("doctor", "--host", profiles["laptop"], "training:v9")
+    assert result.code == 4
+    assert "error    image           the engine has no variant of training:v9" in result.out
     assert "doctor" in cli("doctor", "--help").out
-    said = cli("doctor", "--host", profiles["grace-hopper"], "training:v1")
-    assert said.code == 3
-    assert "error    image           none of the" in said.out
+    result = cli("doctor", "--host", profiles["grace-hopper"], "training:v1")
+    assert result.code == 3
+    assert "error    image           none of the" in result.out
 
 
 @pytest.mark.usefixtures("no_engine")
@@ -108,10 +109,10 @@ def test_saved_host_is_not_compared_with_this_machine(cli, profiles, conforms, t
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "99")
     for name in ("driver-mismatch", "rome-a100", "mig"):
-        said = cli("doctor", "--host", profiles[name], "--json")
-        document = json.loads(said.out)
+        result = cli("doctor", "--host", profiles[name], "--json")
+        document = json.loads(result.out)
         conforms(document)
-        assert said.code == 0
+        assert result.code == 0
         assert {one["check"] for one in document["findings"]} <= {"module", "device-nodes", "probe"}
     table = cli("doctor", "--host", profiles["driver-mismatch"]).out
     assert "ok       device-nodes    device nodes exist\n" in table
@@ -122,26 +123,26 @@ def test_missing_nodes_of_a_saved_host_are_reported(cli, profiles, tmp_path):
     node = json.loads(profiles["rome-a100"].read_text())
     node["devices"].remove("/dev/nvidia-uvm")
     (tmp_path / "node.json").write_text(json.dumps(node))
-    said = cli("doctor", "--host", tmp_path / "node.json")
-    assert said.code == 5
-    assert "error    device-nodes    /dev/nvidia-uvm: not found\n" in said.out
+    result = cli("doctor", "--host", tmp_path / "node.json")
+    assert result.code == 5
+    assert "error    device-nodes    /dev/nvidia-uvm: not found\n" in result.out
 
 
 @pytest.mark.usefixtures("engine")
 def test_the_environment_does_not_apply_to_a_saved_host(cli, profiles, engine, shipped_catalog, monkeypatch):
-    engine.hold(shipped_catalog)
+    engine.add_catalog(shipped_catalog)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "99")
-    said = cli("doctor", "--host", profiles["laptop"], "training:v1")
-    assert said.code == 0
+    result = cli("doctor", "--host", profiles["laptop"], "training:v1")
+    assert result.code == 0
 
 
 def test_unusable_lock_folder_is_reported(profiles, engine, monkeypatch, tmp_path):
     assert engine.containers == []
     (tmp_path / "file").touch()
     monkeypatch.setenv("IMAGEMATRIX_LOCKS", str(tmp_path / "file"))
-    found = gather(Host.load(profiles["rome-a100"]), None)
-    assert "cannot use the GPU locks" in found.locks_error
-    assert "mkdir" in found.locks_remedy
+    result = gather(Host.load(profiles["rome-a100"]), None)
+    assert "cannot use the GPU locks" in result.locks_error
+    assert "mkdir" in result.locks_remedy
     assert gather(Host.load(profiles["laptop"]), None).locks_error is None
 
 

@@ -45,10 +45,10 @@ def test_unreadable_files_give_empty_facts(tmp_path):
 
 def test_kernel_log_is_parsed(monkeypatch, tmp_path):
     monkeypatch.setattr(kernel, "_log", lambda _: iter(LOG))
-    found = read(NODE, str(tmp_path))
-    assert found.xids == {("0000:41:00", 79): 2, ("0000:41:00", 31): 1}
-    assert found.denied == ("/dev/nvidia0", "/dev/nvidiactl")
-    assert found.refused == "Loading of unsigned module is rejected"
+    result = read(NODE, str(tmp_path))
+    assert result.xids == {("0000:41:00", 79): 2, ("0000:41:00", 31): 1}
+    assert result.denied == ("/dev/nvidia0", "/dev/nvidiactl")
+    assert result.refused == "Loading of unsigned module is rejected"
 
 
 def test_overwritten_messages_are_skipped(monkeypatch):
@@ -94,11 +94,11 @@ def test_other_kernel_facts_are_read(put, tmp_path):
     put("proc/77/comm", "nv-fabricmanage\n")
     put("proc/driver/nvidia/capabilities/gpu3/mig/gi1/access")
     put("proc/driver/nvidia/capabilities/gpu3/mig/gi2/ci0/access")
-    found = read(NODE, str(tmp_path))
-    assert found.drivers == {ADDRESS: "nouveau"}
-    assert found.switches == ("0000:c1:00.0",)
-    assert (found.secure_boot, found.selinux, found.fabric_manager) == (True, True, True)
-    assert found.uncomputed == {3: (1,)}
+    result = read(NODE, str(tmp_path))
+    assert result.drivers == {ADDRESS: "nouveau"}
+    assert result.switches == ("0000:c1:00.0",)
+    assert (result.secure_boot, result.selinux, result.fabric_manager) == (True, True, True)
+    assert result.uncomputed == {3: (1,)}
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root makes device nodes")

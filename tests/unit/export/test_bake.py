@@ -39,15 +39,15 @@ def order(dockerfile="FROM scratch\n", reference="reg:5000/ml/training:v1-cpu-01
 
 def printed(folder, orders):
     """Return the targets that bake itself reads from our files, name by name."""
-    found: dict[str, object] = {}
+    result: dict[str, object] = {}
     for name, text in bake(orders).items():
         path = folder / name
         path.write_text(text, encoding="utf-8")
         command = ["docker", "buildx", "bake", "--file", str(path), "--print"]
         done = subprocess.run(command, capture_output=True, encoding="utf-8", check=False)
         assert done.returncode == 0, done.stderr
-        found |= json.loads(done.stdout)["target"]
-    return found
+        result |= json.loads(done.stdout)["target"]
+    return result
 
 
 def test_target_matches_a_build():
@@ -103,9 +103,9 @@ def test_bake_reads_every_byte_unchanged(tmp_path, texts):
         order(f"FROM scratch\nRUN <<E\n{text}\nE", f"a:v{n}", **{labels.CELL: text})
         for n, text in enumerate(texts)
     ]
-    found = printed(tmp_path, orders)
+    result = printed(tmp_path, orders)
     for number, text in enumerate(texts):
-        target = found[f"a_v{number}"]
+        target = result[f"a_v{number}"]
         assert target["dockerfile-inline"] == f"FROM scratch\nRUN <<E\n{text}\nE"
         assert target["labels"] == {labels.CELL: text}
         assert target["annotations"] == [f"{labels.CELL}={text}"]

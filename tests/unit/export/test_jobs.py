@@ -39,10 +39,10 @@ def buildable(path, expression=None):
 def test_jobs_respect_the_limit_and_none_is_idle(count, wanted, limit):
     if wanted and wanted > limit:
         return
-    found = jobs(cells(count), limit, expression="", wanted=wanted)
-    assert len(found) == min(count, wanted or limit, limit)
-    assert len({job.name for job in found}) == len(found)
-    assert len({(job.only, job.shard) for job in found}) == len(found)
+    result = jobs(cells(count), limit, expression="", wanted=wanted)
+    assert len(result) == min(count, wanted or limit, limit)
+    assert len({job.name for job in result}) == len(result)
+    assert len({(job.only, job.shard) for job in result}) == len(result)
 
 
 @pytest.mark.parametrize("wanted", [None, 1, 5])
@@ -63,9 +63,9 @@ def test_jobs_together_build_every_cell_once(project, wanted, changes):
 def test_shards_of_a_filtered_matrix_keep_the_filter(project):
     path = project()
     expression = "cuda>=12,march=znver*"
-    found = jobs(buildable(path, expression), GITHUB_LIMIT, expression=expression, wanted=3)
-    assert [job.only for job in found] == [expression] * 3
-    assert [job.shard for job in found] == [Shard(number=number, count=3) for number in (1, 2, 3)]
+    result = jobs(buildable(path, expression), GITHUB_LIMIT, expression=expression, wanted=3)
+    assert [job.only for job in result] == [expression] * 3
+    assert [job.shard for job in result] == [Shard(number=number, count=3) for number in (1, 2, 3)]
 
 
 def test_invalid_requests_are_rejected():

@@ -246,9 +246,9 @@ PAUTH, SIGNED = "#define __ARM_FEATURE_PAUTH 1\n", "#define __ARM_FEATURE_PAC_DE
     ],
 )
 def test_signed_return_addresses_require_pointer_authentication(text, march, needed):
-    found = marches.flags_from_macros(text, "aarch64", march)
-    assert (found >= marches.SIGNING) is needed
-    assert marches.SIGNING.isdisjoint(found) is not needed
+    result = marches.flags_from_macros(text, "aarch64", march)
+    assert (result >= marches.SIGNING) is needed
+    assert marches.SIGNING.isdisjoint(result) is not needed
 
 
 def test_flags_from_macros_depend_on_the_march():

@@ -33,9 +33,9 @@ def ask(cli, saved, monkeypatch):
 
 
 def test_fleet_that_is_fully_served_exits_with_0(ask):
-    said = ask("fleet")
-    assert (said.code, said.err) == (0, "")
-    assert said.out.splitlines() == [
+    result = ask("fleet")
+    assert (result.code, result.err) == (0, "")
+    assert result.out.splitlines() == [
         "t:v1 serves 2 of 2 hosts",
         "",
         "variant   hosts   share   fits",
@@ -54,9 +54,9 @@ def test_unserved_hosts_exit_with_3(ask, make, saved):
         documents.dump(make.host(make.gpu(0), driver="550.163.01").to_json())
     )
     (saved / "fleet" / "d.json").write_text(documents.dump(make.host().to_json()))
-    said = ask("fleet/c.json", "fleet/a.json", "fleet/d.json")
-    assert said.code == 3
-    lines = said.out.splitlines()
+    result = ask("fleet/c.json", "fleet/a.json", "fleet/d.json")
+    assert result.code == 3
+    lines = result.out.splitlines()
     assert lines[:2] == ["t:v1 serves 1 of 3 hosts", ""]
     assert lines[2] == "nothing fits 2 hosts"
     where = lines.index("  fleet/c")
@@ -65,23 +65,23 @@ def test_unserved_hosts_exit_with_3(ask, make, saved):
     assert lines[where + 4] == "           -> build a variant with driver 550.163.01"
     assert max(map(len, lines)) <= 100
     assert "no host would choose 1 variant" in lines
-    assert said.err == ""
+    assert result.err == ""
 
 
 def test_fix_may_name_gpus_that_fit(ask, make, saved):
     mixed = make.host(make.gpu(0), make.gpu(1, compute="7.5", name="Tesla T4", pci_device_id="1eb8"))
     (saved / "mixed.json").write_text(documents.dump(mixed.to_json()))
-    said = ask("mixed.json")
-    assert said.code == 3
-    assert "one fits GPU 0 (NVIDIA L40S)" in " ".join(said.out.split())
-    assert "         -> pass --gpus device=0" in said.out.splitlines()
+    result = ask("mixed.json")
+    assert result.code == 3
+    assert "one fits GPU 0 (NVIDIA L40S)" in " ".join(result.out.split())
+    assert "         -> pass --gpus device=0" in result.out.splitlines()
     assert ask("mixed.json", "--gpus", "device=0").code == 0
 
 
 def test_json_document_conforms_to_the_schema(ask, conforms):
-    said = ask("fleet", "--json", "--driver", "535.261.03=580.95.05")
-    assert (said.code, said.err) == (0, "")
-    document = json.loads(said.out)
+    result = ask("fleet", "--json", "--driver", "535.261.03=580.95.05")
+    assert (result.code, result.err) == (0, "")
+    document = json.loads(result.out)
     conforms(document)
     assert [service["hosts"] for service in document["variants"]] == [["fleet/b"], ["fleet/a"]]
     (upgrade,) = document["upgrades"]
@@ -89,9 +89,9 @@ def test_json_document_conforms_to_the_schema(ask, conforms):
 
 
 def test_breaking_driver_upgrade_exits_with_3(ask):
-    said = ask("fleet", "--driver", "535.261.03=580.95.05", "--driver", "580.95.05=595.45")
-    assert said.code == 3
-    lines = said.out.splitlines()
+    result = ask("fleet", "--driver", "535.261.03=580.95.05", "--driver", "580.95.05=595.45")
+    assert result.code == 3
+    lines = result.out.splitlines()
     first = lines.index("driver 535.261.03 -> 580.95.05: 1 host: 1 would get another")
     assert lines[first + 3].split() == ["fleet/a", "old", "new"]
     second = lines.index("driver 580.95.05 -> 595.45: 1 host: 1 would lose their image")
@@ -103,26 +103,26 @@ def test_upgrade_reports_gpus_that_the_driver_drops(ask, make, saved):
     catalog = make.catalog(make.variant("t:v1-x", cubins=("70",), driver=None))
     (saved / "x.json").write_text(documents.dump(catalog.to_json()))
     (saved / "v100.json").write_text(documents.dump(make.host(old).to_json()))
-    said = ask("v100.json", "--catalog", "x.json", "--driver", "535.261.03=595.45")
-    assert said.code == 3
-    assert "nothing: keep this host at a driver of branch 580 or older" in said.out
+    result = ask("v100.json", "--catalog", "x.json", "--driver", "535.261.03=595.45")
+    assert result.code == 3
+    assert "nothing: keep this host at a driver of branch 580 or older" in result.out
 
 
 def test_upgrade_reports_hosts_that_gain_an_image(ask, make, saved):
     (saved / "c.json").write_text(documents.dump(make.host(make.gpu(0), driver="550.163.01").to_json()))
-    said = ask(
+    result = ask(
         "c.json", "fleet/a.json", "--driver", "550.163.01=580.95.05", "--driver", "535.261.03=535.261.03"
     )
-    assert said.code == 3
-    assert "driver 535.261.03 -> 535.261.03: 1 host: nothing changes for 1" in said.out
-    assert "driver 550.163.01 -> 580.95.05: 1 host: 1 would get one at last" in said.out
-    assert said.out.splitlines()[-1].split() == ["c", "nothing", "new"]
+    assert result.code == 3
+    assert "driver 535.261.03 -> 535.261.03: 1 host: nothing changes for 1" in result.out
+    assert "driver 550.163.01 -> 580.95.05: 1 host: 1 would get one at last" in result.out
+    assert result.out.splitlines()[-1].split() == ["c", "nothing", "new"]
 
 
 def test_unknown_driver_is_rejected(ask):
-    said = ask("fleet", "--driver", "1.2=3.4")
-    assert (said.code, said.out) == (2, "")
-    assert said.err == "imagematrix: no host has driver 1.2\n  the fleet has 535.261.03, 580.95.05\n"
+    result = ask("fleet", "--driver", "1.2=3.4")
+    assert (result.code, result.out) == (2, "")
+    assert result.err == "imagematrix: no host has driver 1.2\n  the fleet has 535.261.03, 580.95.05\n"
 
 
 def test_hosts_from_the_standard_input(ask, make, monkeypatch):
@@ -130,8 +130,8 @@ def test_hosts_from_the_standard_input(ask, make, monkeypatch):
         json.dumps(make.host(make.gpu(0), flags=(str(number),)).to_json()) for number in range(9)
     )
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(lines.encode())))
-    said = ask("-", "--json")
-    assert json.loads(said.out)["variants"][0]["hosts"] == [f"stdin:{number}" for number in range(1, 10)]
+    result = ask("-", "--json")
+    assert json.loads(result.out)["variants"][0]["hosts"] == [f"stdin:{number}" for number in range(1, 10)]
 
 
 def test_long_lists_are_shortened(ask, make, saved, monkeypatch):
@@ -140,9 +140,9 @@ def test_long_lists_are_shortened(ask, make, saved, monkeypatch):
         driver = "550.163.01" if number < 6 else "550.54.14"
         host = make.host(make.gpu(0), driver=driver)
         (saved / "fleet" / f"n{number}.json").write_text(documents.dump(host.to_json()))
-    said = ask("fleet", "--driver", "535.261.03=595.45", "--driver", "550.163.01=580.95.05")
-    assert "  fleet/n0, fleet/n1, fleet/n2, fleet/n3, 2 more" in said.out.splitlines()
-    assert "  1 more reason; --json has all" in said.out.splitlines()
+    result = ask("fleet", "--driver", "535.261.03=595.45", "--driver", "550.163.01=580.95.05")
+    assert "  fleet/n0, fleet/n1, fleet/n2, fleet/n3, 2 more" in result.out.splitlines()
+    assert "  1 more reason; --json has all" in result.out.splitlines()
     (saved / "fleet" / "c.json").write_text(
         documents.dump(make.host(make.gpu(0), driver="550.54.14", flags=("x",)).to_json())
     )
@@ -166,8 +166,8 @@ def test_html_page_is_written(ask, saved, make):
     name = "<script>alert(1)<"
     host = make.host(make.gpu(0, name="\udce9"), driver="550.163.01").to_json()
     (saved / "fleet" / f"{name}.json").write_text(json.dumps(host))
-    said = ask("fleet", "--html", "page.html", "--json")
-    assert said.code == 3
+    result = ask("fleet", "--html", "page.html", "--json")
+    assert result.code == 3
     text = (saved / "page.html").read_text("utf-8")
     assert "<script" not in text
     assert "fleet/&lt;script&gt;alert(1)&lt;" in text
@@ -175,32 +175,32 @@ def test_html_page_is_written(ask, saved, make):
 
 
 def test_unwritable_page_is_rejected(ask):
-    said = ask("fleet", "--html", "nowhere/page.html")
-    assert (said.code, said.out) == (2, "")
-    assert "nowhere/page.html: No such file or directory" in said.err
+    result = ask("fleet", "--html", "nowhere/page.html")
+    assert (result.code, result.out) == (2, "")
+    assert "nowhere/page.html: No such file or directory" in result.err
 
 
 def test_control_characters_in_names_are_replaced(ask, saved, make):
     host = make.host(make.gpu(0), driver="550.163.01").to_json()
     (saved / "fleet" / "a\x1b[2J[red]b.json").write_text(json.dumps(host))
-    said = ask("fleet")
-    assert "\x1b" not in said.out
-    assert "  fleet/a\N{REPLACEMENT CHARACTER}[2J[red]b" in said.out.splitlines()
+    result = ask("fleet")
+    assert "\x1b" not in result.out
+    assert "  fleet/a\N{REPLACEMENT CHARACTER}[2J[red]b" in result.out.splitlines()
 
 
 def test_every_invalid_host_is_named(ask, saved):
     (saved / "fleet" / "a.json").write_text("{}")
     (saved / "fleet" / "b.json").write_text("x")
-    said = ask("fleet")
-    assert (said.code, said.out) == (2, "")
-    assert "fleet/a.json: schema is missing" in said.err
-    assert "fleet/b.json:1:1: not JSON" in said.err
+    result = ask("fleet")
+    assert (result.code, result.out) == (2, "")
+    assert "fleet/a.json: schema is missing" in result.err
+    assert "fleet/b.json:1:1: not JSON" in result.err
 
 
 def test_missing_arguments_are_rejected(ask, cli, saved):
-    said = cli("coverage", saved / "fleet")
-    assert said.code == 2
-    assert "no image given" in said.err
+    result = cli("coverage", saved / "fleet")
+    assert result.code == 2
+    assert "no image given" in result.err
     assert ask().code == 2
     assert ask("fleet", "--driver", "550").code == 2
 
@@ -208,25 +208,25 @@ def test_missing_arguments_are_rejected(ask, cli, saved):
 def test_image_must_match_the_catalog(ask):
     assert ask("fleet", "--image", "t").code == 0
     assert ask("fleet", "--image", "t:v1").code == 0
-    said = ask("fleet", "--image", "t:v2")
-    assert said.code == 4
-    assert "t.json is the catalog of t:v1, not of t:v2" in said.err
+    result = ask("fleet", "--image", "t:v2")
+    assert result.code == 4
+    assert "t.json is the catalog of t:v1, not of t:v2" in result.err
 
 
 def test_catalog_is_read_from_a_registry(cli, saved, monkeypatch, make):
     asked = []
     monkeypatch.setattr(registry, "catalog", lambda name: asked.append(name) or make.catalog())
-    said = cli("coverage", saved / "fleet", "--catalog", "reg:5000/t:v1")
-    assert (said.code, asked) == (3, ["reg:5000/t:v1"])
-    assert "t:v1 has no variants" in said.out
+    result = cli("coverage", saved / "fleet", "--catalog", "reg:5000/t:v1")
+    assert (result.code, asked) == (3, ["reg:5000/t:v1"])
+    assert "t:v1 has no variants" in result.out
     assert cli("coverage", saved / "fleet", "--catalog", "nowhere.json").code == 2
 
 
 def test_image_is_looked_up_in_the_engine(cli, engine, shipped_catalog, profiles):
-    engine.hold(shipped_catalog)
-    said = cli("coverage", profiles["genoa-h200"], "--image", "training:v1")
-    assert said.code == 0
-    assert said.out.startswith("training:v1 serves 1 of 1 host\n")
+    engine.add_catalog(shipped_catalog)
+    result = cli("coverage", profiles["genoa-h200"], "--image", "training:v1")
+    assert result.code == 0
+    assert result.out.startswith("training:v1 serves 1 of 1 host\n")
 
 
 def test_allow_cpu_accepts_cpu_images(ask, saved, make):
@@ -236,17 +236,17 @@ def test_allow_cpu_accepts_cpu_images(ask, saved, make):
 
 
 def test_saved_hosts_are_covered(cli, catalog_file, profiles, conforms):
-    said = cli("coverage", profiles["mixed"].parent, "--catalog", catalog_file, "--json")
-    assert said.code == 3
-    document = json.loads(said.out)
+    result = cli("coverage", profiles["mixed"].parent, "--catalog", catalog_file, "--json")
+    assert result.code == 3
+    document = json.loads(result.out)
     conforms(document)
     assert (document["hosts"], document["served"]) == (13, 11)
 
 
 def test_hosts_without_the_requested_gpus_are_unserved(ask):
-    said = ask("fleet", "--gpus", "2")
-    assert said.code == 3
-    assert said.out.splitlines()[3:5] == [
+    result = ask("fleet", "--gpus", "2")
+    assert result.code == 3
+    assert result.out.splitlines()[3:5] == [
         "  fleet/a, fleet/b",
         "       --gpus 2: 1 of the host's 1 GPUs are usable",
     ]

@@ -58,10 +58,10 @@ def scattered(count, members, *, size=6):
     ],
 )
 def test_cover_of_small_tables(demands, expected):
-    found = cover(sets(*demands))
-    assert numbers(found.members) == expected
-    assert found.exact
-    assert found.least == len(expected)
+    result = cover(sets(*demands))
+    assert numbers(result.members) == expected
+    assert result.exact
+    assert result.least == len(expected)
 
 
 def test_empty_demand_is_rejected():
@@ -71,10 +71,10 @@ def test_empty_demand_is_rejected():
 
 @given(rows)
 def test_cover_is_complete_and_minimal(demands):
-    found = cover(demands)
-    assert all(found.members & row for row in demands)
-    assert found.exact
-    assert found.members.bit_count() == brute(demands)
+    result = cover(demands)
+    assert all(result.members & row for row in demands)
+    assert result.exact
+    assert result.members.bit_count() == brute(demands)
 
 
 @given(rows, st.randoms())
@@ -86,9 +86,9 @@ def test_order_and_duplicates_do_not_matter(demands, source):
 
 @given(rows, st.integers(0, 200))
 def test_cover_with_little_work_is_complete(demands, work):
-    found = cover(demands, work=work)
-    assert all(found.members & row for row in demands)
-    assert found.least <= brute(demands) <= found.members.bit_count()
+    result = cover(demands, work=work)
+    assert all(result.members & row for row in demands)
+    assert result.least <= brute(demands) <= result.members.bit_count()
 
 
 @pytest.mark.parametrize("length", [3, 4, 5, 9, 40, 101])
@@ -98,8 +98,8 @@ def test_cycle_is_solved_by_search(length):
 
 def test_independent_parts_are_solved_separately():
     copies = [row << shift for shift in range(0, 400, 20) for row in cycle(7)]
-    found = cover(copies)
-    assert (found.members.bit_count(), found.exact) == (20 * 4, True)
+    result = cover(copies)
+    assert (result.members.bit_count(), result.exact) == (20 * 4, True)
 
 
 def test_incomplete_search_is_not_exact():
@@ -115,9 +115,9 @@ def test_incomplete_search_is_not_exact():
 def test_search_depth_is_limited(monkeypatch):
     monkeypatch.setattr(module, "DEEPEST", 2)
     demands = scattered(120, 40)
-    found = cover(demands)
-    assert not found.exact
-    assert all(found.members & row for row in demands)
+    result = cover(demands)
+    assert not result.exact
+    assert all(result.members & row for row in demands)
 
 
 def test_greedy_cover_that_meets_the_bound_is_exact():

@@ -64,10 +64,10 @@ def test_document_conforms_to_the_schema(fleet, catalog, conforms):
 
 
 def test_equal_hosts_are_grouped(fleet, catalog):
-    found = coverage(fleet, catalog)
-    assert [kind.hosts for kind in found.kinds] == [("a", "b"), ("c",), ("d",), ("e",)]
-    assert [kind.selected for kind in found.kinds] == ["t:v1-avx2", "t:v1-plain", None, "t:v1-cpu"]
-    assert not found.complete
+    report = coverage(fleet, catalog)
+    assert [kind.hosts for kind in report.kinds] == [("a", "b"), ("c",), ("d",), ("e",)]
+    assert [kind.selected for kind in report.kinds] == ["t:v1-avx2", "t:v1-plain", None, "t:v1-cpu"]
+    assert not report.complete
     del fleet["d"]
     assert coverage(fleet, catalog).complete
 
@@ -97,9 +97,9 @@ def test_gpus_option_decides_which_variants_fit(fleet, catalog):
 
 def test_host_without_the_requested_gpus_is_unserved(make, fleet, catalog, conforms):
     fleet["f"] = make.host(make.gpu(0, uuid="GPU-5"), make.gpu(1, uuid="GPU-6"))
-    found = coverage(fleet, catalog, gpus="2")
-    conforms(found.to_json())
-    reasons = {unserved.hosts: unserved.miss for unserved in found.unserved}
+    report = coverage(fleet, catalog, gpus="2")
+    conforms(report.to_json())
+    reasons = {unserved.hosts: unserved.miss for unserved in report.unserved}
     assert set(reasons) == {("a", "b", "c", "d"), ("e",)}
     miss = reasons["e",]
     assert (miss.nearest, miss.rules, miss.telling) == (None, (), ())
@@ -113,10 +113,10 @@ def test_host_without_the_requested_gpus_is_unserved(make, fleet, catalog, confo
 
 
 def test_empty_catalog_serves_no_host(make, fleet):
-    found = coverage(fleet, make.catalog())
-    (unserved,) = found.unserved
+    report = coverage(fleet, make.catalog())
+    (unserved,) = report.unserved
     assert (unserved.hosts, unserved.miss.why) == (("a", "b", "c", "d", "e"), "t:v1 has no variants")
-    assert (found.smallest.variants, found.smallest.exact) == ((), True)
+    assert (report.smallest.variants, report.smallest.exact) == ((), True)
 
 
 def test_empty_fleet_is_rejected(catalog):
@@ -126,22 +126,22 @@ def test_empty_fleet_is_rejected(catalog):
 
 def test_smallest_set_prefers_the_most_used_variants(make):
     hosts = {str(number): make.host(make.gpu(0)) for number in range(3)}
-    found = coverage(hosts, make.catalog(make.variant("t:v1-a"), make.variant("t:v1-b", cuda="12.1")))
-    assert found.smallest.variants == ("t:v1-a",)
-    assert (found.variants[0].fits, found.variants[1].fits) == (3, 3)
+    report = coverage(hosts, make.catalog(make.variant("t:v1-a"), make.variant("t:v1-b", cuda="12.1")))
+    assert report.smallest.variants == ("t:v1-a",)
+    assert (report.variants[0].fits, report.variants[1].fits) == (3, 3)
 
 
 def test_saved_hosts_with_the_shipped_matrix(profiles, shipped_catalog, conforms):
     hosts = {name: Host.load(path) for name, path in profiles.items()}
-    found = coverage(hosts, shipped_catalog, drivers={"535.261.03": "550.163.01", "550.163.01": "595.45"})
-    conforms(found.to_json())
-    assert {name for unserved in found.unserved for name in unserved.hosts} == {"grace-hopper", "mixed"}
-    for kind in found.kinds:
+    report = coverage(hosts, shipped_catalog, drivers={"535.261.03": "550.163.01", "550.163.01": "595.45"})
+    conforms(report.to_json())
+    assert {name for unserved in report.unserved for name in unserved.hosts} == {"grace-hopper", "mixed"}
+    for kind in report.kinds:
         answer = explain(kind.sample, shipped_catalog)
         assert kind.selected == answer.selected
         assert kind.fits == {candidate.reference for candidate in answer.candidates if candidate.fits}
         assert isinstance(kind.answer, Selection)
-    for unserved in found.unserved:
+    for unserved in report.unserved:
         candidate = explain(hosts[unserved.hosts[0]], shipped_catalog).candidates[0]
         assert (unserved.miss.nearest, unserved.miss.rules) == (candidate.reference, candidate.failing)
 
@@ -185,10 +185,10 @@ def test_each_axis_value_is_covered_separately(make, pythons, conforms):
     both = {"gpu": make.host(make.gpu(0)), "cpu": make.host()}
     old = coverage(both, pythons, where={"python": "3.9"})
     assert (old.served, old.unused, old.catalog.variants) == (2, (), pythons.variants[::2])
-    found = coverage(both, replace(pythons, defaults=(("python", "3.13"),)))
-    conforms(found.to_json())
-    assert [service.reference for service in found.variants] == ["t:v1-3.13"]
-    (unserved,) = found.unserved
+    report = coverage(both, replace(pythons, defaults=(("python", "3.13"),)))
+    conforms(report.to_json())
+    assert [service.reference for service in report.variants] == ["t:v1-3.13"]
+    (unserved,) = report.unserved
     assert (unserved.hosts, unserved.miss.fix) == (("cpu",), "--where python=3.9")
 
 

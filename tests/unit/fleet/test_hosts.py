@@ -58,14 +58,14 @@ def test_duplicate_paths_are_read_once(saved, monkeypatch):
 
 def test_equal_cpus_are_shared(saved, make):
     (saved / "d.json").write_text(json.dumps(make.host(make.gpu(), model="a").to_json()))
-    found = read(saved)
-    assert found[f"{saved}/a"].cpu is found[f"{saved}/d"].cpu
+    result = read(saved)
+    assert result[f"{saved}/a"].cpu is result[f"{saved}/d"].cpu
 
 
 def test_stream_has_one_host_per_line(make):
     lines = [json.dumps(make.host(model=name).to_json()) for name in "ab"]
-    found = read("-", stream=f"{lines[0]}\n\n{lines[1]}".encode())
-    assert {name: host.cpu.model for name, host in found.items()} == {"stdin:1": "a", "stdin:3": "b"}
+    result = read("-", stream=f"{lines[0]}\n\n{lines[1]}".encode())
+    assert {name: host.cpu.model for name, host in result.items()} == {"stdin:1": "a", "stdin:3": "b"}
     assert read("-", stream=b"\n") == {}
 
 
@@ -73,8 +73,8 @@ def test_stream_has_one_host_per_line(make):
 def test_ndjson_file_has_one_host_per_line(make, saved, name):
     lines = [json.dumps(make.host(model=model).to_json()) for model in "xy"]
     (saved / name).write_text("\n".join(lines))
-    found = read(saved / name, saved)
-    assert list(found) == [f"{saved}/{name}:1", f"{saved}/{name}:2", *(f"{saved}/{one}" for one in "abc")]
+    result = read(saved / name, saved)
+    assert list(result) == [f"{saved}/{name}:1", f"{saved}/{name}:2", *(f"{saved}/{one}" for one in "abc")]
     (saved / name).write_text("\n".join([lines[0], "{", lines[1], "[]"]))
     with pytest.raises(UsageError, match="cannot read 2 hosts") as raised:
         read(saved / name)
@@ -89,9 +89,9 @@ def test_missing_ndjson_file_is_rejected(saved):
 
 def test_json_list_of_hosts_is_read(make, saved):
     hosts = [make.host(model=name).to_json() for name in "ab"]
-    found = read(saved / "c.json", "-", stream=json.dumps(hosts, indent=2).encode())
-    assert [host.cpu.model for host in found.values()] == ["c", "a", "b"]
-    assert list(found)[1:] == ["stdin:1", "stdin:2"]
+    result = read(saved / "c.json", "-", stream=json.dumps(hosts, indent=2).encode())
+    assert [host.cpu.model for host in result.values()] == ["c", "a", "b"]
+    assert list(result)[1:] == ["stdin:1", "stdin:2"]
     assert read("-", stream=b" []") == {}
 
 

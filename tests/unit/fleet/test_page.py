@@ -77,16 +77,16 @@ def fleet(make):
 
 def test_chart_shows_kinds_and_variants(fleet, catalog):
     text = page(coverage(fleet, catalog))
-    found = Page(text)
-    heads = [one["title"].splitlines()[0] for one in found.all("th") if one.get("scope") == "col"]
+    parsed = Page(text)
+    heads = [one["title"].splitlines()[0] for one in parsed.all("th") if one.get("scope") == "col"]
     assert heads == ["t:v1-c", "t:v1-b", "t:v1-a", "t:v1-cpu"]
-    assert [one["text"] for one in found.all("span", "turned")] == [
+    assert [one["text"] for one in parsed.all("span", "turned")] == [
         "sm_89 amd64",
         "sm_89 amd64",
         "sm_89 znver4",
         "x86-64-v3",
     ]
-    groups = [(one["text"], one["colspan"]) for one in found.all("th") if one.get("scope") == "colgroup"]
+    groups = [(one["text"], one["colspan"]) for one in parsed.all("th") if one.get("scope") == "colgroup"]
     assert groups == [("CUDA 11.8 · 535.261.03", "1"), ("CUDA 12.2 · 535.261.03", "2"), ("CPU only", "1")]
     # the most hosts first, then those without an image, then by column
     assert picture(text) == [
@@ -94,7 +94,7 @@ def test_chart_shows_kinds_and_variants(fleet, catalog):
         ["refused"] * 4,
         ["fits", "fits", "selected", "refused"],
     ]
-    assert [one["title"] for one in found.all("th") if one.get("scope") == "row" and "title" in one] == [
+    assert [one["title"] for one in parsed.all("th") if one.get("scope") == "row" and "title" in one] == [
         "one, two",
         "none",
         "big",
@@ -102,18 +102,18 @@ def test_chart_shows_kinds_and_variants(fleet, catalog):
 
 
 def test_tooltips_give_the_reason_of_a_refusal(fleet, catalog):
-    found = Page(page(coverage(fleet, catalog)))
-    tips = [one["title"] for one in found.all("td", "refused")]
+    parsed = Page(page(coverage(fleet, catalog)))
+    tips = [one["title"] for one in parsed.all("td", "refused")]
     assert "t:v1-a\ncpu: the host's CPUs lack avx512f, which the code needs" in tips
     assert any("\ndriver-exact: the image carries driver 535.261.03" in tip for tip in tips)
-    assert next(one["title"] for one in found.all("td", "fits")) == "t:v1-c\nfits, as number 2"
+    assert next(one["title"] for one in parsed.all("td", "fits")) == "t:v1-c\nfits, as number 2"
 
 
 def test_kinds_with_equal_rows_are_merged(make, catalog):
     fleet = {str(number): make.host(make.gpu(0), flags=("avx2", f"odd{number}")) for number in range(20)}
-    found = coverage(fleet, catalog)
-    assert len(found.kinds) == 20
-    text = page(found)
+    report = coverage(fleet, catalog)
+    assert len(report.kinds) == 20
+    text = page(report)
     assert len(picture(text)) == 1
     assert "8 more" in text
 
@@ -123,10 +123,10 @@ def test_names_are_escaped(make):
     lone = make.catalog(
         make.variant("t:v1-b", march=EVIL, platform=EVIL), make.variant(f"t:v1-{EVIL}", driver=make.NEW)
     )
-    found = coverage(
+    report = coverage(
         {EVIL: odd, "ok": make.host(make.gpu(0), driver=make.NEW)}, lone, drivers={make.NEW: make.OLD}
     )
-    text = page(found)
+    text = page(report)
     parsed = Page(text)
     assert {one["tag"] for one in parsed.elements}.isdisjoint({"script", "img", "link", "iframe", "base"})
     assert not any(key.startswith("on") for one in parsed.elements for key in one)
@@ -149,16 +149,16 @@ def test_page_loads_no_external_resources(fleet, catalog):
 
 def test_saved_hosts_with_the_shipped_matrix(profiles, shipped_catalog):
     hosts = {name: Host.load(path) for name, path in profiles.items()}
-    found = coverage(hosts, shipped_catalog, drivers={"535.261.03": "550.163.01", "550.163.01": "595.45"})
-    text = page(found)
+    report = coverage(hosts, shipped_catalog, drivers={"535.261.03": "550.163.01", "550.163.01": "595.45"})
+    text = page(report)
     parsed = Page(text)
-    assert page(found) == text
+    assert page(report) == text
     assert text.startswith("<!DOCTYPE html>")
     cells = picture(text)
     assert len(cells) == len(hosts)
-    assert sum(row.count("selected") for row in cells) == found.served
+    assert sum(row.count("selected") for row in cells) == report.served
     assert sum(row.count("fits") + row.count("selected") for row in cells) == sum(
-        service.fits for service in found.variants
+        service.fits for service in report.variants
     )
     assert all(len(row) == len(shipped_catalog.variants) for row in cells)
     assert len(parsed.all("tr", "broken")) == 2
@@ -184,19 +184,19 @@ def test_host_without_the_requested_gpus_is_refused(make, catalog):
 
 
 def test_long_chart_omits_kinds_with_the_fewest_hosts(fleet, catalog):
-    found = coverage(fleet, catalog)
-    assert picture(page(found, cells=8)) == picture(page(found))[:2]
-    assert "1 more kind of hardware" in page(found, cells=8)
-    assert "2 more kinds of hardware" in page(found, cells=0)
+    report = coverage(fleet, catalog)
+    assert picture(page(report, cells=8)) == picture(page(report))[:2]
+    assert "1 more kind of hardware" in page(report, cells=8)
+    assert "2 more kinds of hardware" in page(report, cells=0)
 
 
 def test_wide_chart_omits_variants_that_fit_no_host(fleet, catalog, monkeypatch):
-    found = coverage(fleet, catalog)
-    assert "that fit no host" not in page(found)
+    report = coverage(fleet, catalog)
+    assert "that fit no host" not in page(report)
     monkeypatch.setattr(module, "COLUMNS", 3)
-    assert "1 variant that fit no host, not shown" in page(found)
-    assert picture(page(found)) == [row[:3] for row in picture(page(coverage(fleet, catalog, gpus="all")))]
-    assert {len(row) for row in picture(page(found))} == {3}
+    assert "1 variant that fit no host, not shown" in page(report)
+    assert picture(page(report)) == [row[:3] for row in picture(page(coverage(fleet, catalog, gpus="all")))]
+    assert {len(row) for row in picture(page(report))} == {3}
 
 
 def test_long_lists_are_shortened(make, catalog, monkeypatch):
@@ -211,9 +211,9 @@ def test_long_lists_are_shortened(make, catalog, monkeypatch):
 
 
 def test_inexact_smallest_set_is_marked(fleet, catalog):
-    found = coverage(fleet, catalog)
-    assert "at least" not in page(found)
-    other = replace(found, smallest=Smallest(variants=("t:v1-b", "t:v1-a"), least=1))
+    report = coverage(fleet, catalog)
+    assert "at least" not in page(report)
+    other = replace(report, smallest=Smallest(variants=("t:v1-b", "t:v1-a"), least=1))
     assert "perhaps fewer (at least 1)" in page(other)
 
 
@@ -227,17 +227,17 @@ def test_inexact_smallest_set_is_marked(fleet, catalog):
     ],
 )
 def test_column_headings_describe_variants(make, facts, group, label):
-    found = Page(page(coverage({"one": make.host()}, make.catalog(make.variant("t:v1-b", **facts)))))
-    assert [one["text"] for one in found.all("th") if one.get("scope") == "colgroup"] == [group]
-    assert [one["text"] for one in found.all("span", "turned")] == [label]
+    parsed = Page(page(coverage({"one": make.host()}, make.catalog(make.variant("t:v1-b", **facts)))))
+    assert [one["text"] for one in parsed.all("th") if one.get("scope") == "colgroup"] == [group]
+    assert [one["text"] for one in parsed.all("span", "turned")] == [label]
 
 
 def test_column_heading_of_a_compat_variant(make):
     driver = UserModeDriver(mode="compat", version="560.35.05", branches=(535,), brands=("nvidia",))
     one = make.cpu_variant("t:v1-b", cuda="12.6", cubins=("89",), driver=driver)
     bare = make.cpu_variant("t:v1-c", cuda="12.6", cubins=("89",))
-    found = Page(page(coverage({"one": make.host()}, make.catalog(one, bare))))
-    groups = [one["text"] for one in found.all("th") if one.get("scope") == "colgroup"]
+    parsed = Page(page(coverage({"one": make.host()}, make.catalog(one, bare))))
+    groups = [one["text"] for one in parsed.all("th") if one.get("scope") == "colgroup"]
     assert groups == ["CUDA 12.6 · the host's driver", "CUDA 12.6 · cuda-compat 560.35.05"]
 
 

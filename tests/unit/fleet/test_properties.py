@@ -81,14 +81,14 @@ def fitting(answer):
 @given(fleets, catalogs, wanted, st.booleans(), upgrades)
 def test_every_host_is_counted_once(fleet, catalog, gpus, allow_cpu, drivers):
     drivers = possible(drivers, fleet)
-    found = coverage(fleet, catalog, gpus=gpus, allow_cpu=allow_cpu, drivers=drivers)
-    served = [name for service in found.variants for name in service.hosts]
-    unserved = [name for one in found.unserved for name in one.hosts]
+    report = coverage(fleet, catalog, gpus=gpus, allow_cpu=allow_cpu, drivers=drivers)
+    served = [name for service in report.variants for name in service.hosts]
+    unserved = [name for one in report.unserved for name in one.hosts]
     assert sorted(served + unserved) == sorted(fleet)
-    assert (found.hosts, found.served) == (len(fleet), len(served))
-    assert sum(service.share for service in found.variants) <= 1 + 1e-9
-    assert {service.reference for service in found.variants} == {one.reference for one in catalog.variants}
-    for upgrade in found.upgrades:
+    assert (report.hosts, report.served) == (len(fleet), len(served))
+    assert sum(service.share for service in report.variants) <= 1 + 1e-9
+    assert {service.reference for service in report.variants} == {one.reference for one in catalog.variants}
+    for upgrade in report.upgrades:
         names = [
             name
             for some in (upgrade.lost, upgrade.changed, upgrade.gained)
@@ -104,8 +104,8 @@ def test_every_host_is_counted_once(fleet, catalog, gpus, allow_cpu, drivers):
 
 @given(fleets, catalogs, wanted, st.booleans())
 def test_coverage_agrees_with_select(fleet, catalog, gpus, allow_cpu):
-    found = coverage(fleet, catalog, gpus=gpus, allow_cpu=allow_cpu)
-    kinds = {name: kind for kind in found.kinds for name in kind.hosts}
+    report = coverage(fleet, catalog, gpus=gpus, allow_cpu=allow_cpu)
+    kinds = {name: kind for kind in report.kinds for name in kind.hosts}
     answers = select_many(fleet.values(), catalog, gpus=gpus, allow_cpu=allow_cpu)
     fits = dict.fromkeys((variant.reference for variant in catalog.variants), 0)
     for name, answer in zip(fleet, answers, strict=True):
@@ -113,8 +113,8 @@ def test_coverage_agrees_with_select(fleet, catalog, gpus, allow_cpu):
         assert kinds[name].fits == fitting(answer)
         for reference in kinds[name].fits:
             fits[reference] += 1
-    assert {service.reference: service.fits for service in found.variants} == fits
-    reasons = {name: one.miss for one in found.unserved for name in one.hosts}
+    assert {service.reference: service.fits for service in report.variants} == fits
+    reasons = {name: one.miss for one in report.unserved for name in one.hosts}
     for name, answer in zip(fleet, answers, strict=True):
         if isinstance(answer, ImagematrixError):
             assert (reasons[name].why, reasons[name].fix) == (str(answer), answer.remedy)
@@ -122,15 +122,15 @@ def test_coverage_agrees_with_select(fleet, catalog, gpus, allow_cpu):
 
 @given(fleets, catalogs)
 def test_smallest_set_is_sufficient_and_minimal(fleet, catalog):
-    found = coverage(fleet, catalog)
-    served = {name for service in found.variants for name in service.hosts}
+    report = coverage(fleet, catalog)
+    served = {name for service in report.variants for name in service.hosts}
 
     def serves(references):
         variants = tuple(variant for variant in catalog.variants if variant.reference in references)
         fewer = coverage(fleet, replace(catalog, variants=variants))
         return {name for service in fewer.variants for name in service.hosts} == served
 
-    least = found.smallest
+    least = report.smallest
     assert serves(least.variants)
     assert least.exact
     references = [variant.reference for variant in catalog.variants]
@@ -153,8 +153,13 @@ def test_order_of_hosts_and_variants_does_not_matter(fleet, catalog, drivers, so
 
 @given(fleets, catalogs, wanted)
 def test_upgrade_to_the_same_driver_changes_nothing(fleet, catalog, gpus):
-    for found in coverage(fleet, catalog, gpus=gpus, drivers={one: one for one in there(fleet)}).upgrades:
-        assert (found.lost, found.changed, found.gained, found.unchanged) == ((), (), (), found.hosts)
+    for upgrade in coverage(fleet, catalog, gpus=gpus, drivers={one: one for one in there(fleet)}).upgrades:
+        assert (upgrade.lost, upgrade.changed, upgrade.gained, upgrade.unchanged) == (
+            (),
+            (),
+            (),
+            upgrade.hosts,
+        )
 
 
 @given(fleets, catalogs, upgrades)
@@ -164,10 +169,10 @@ def test_documents_conform(conforms, fleet, catalog, drivers):
 
 @given(fleets, catalogs)
 def test_added_host_does_not_affect_others(fleet, catalog):
-    found = coverage(fleet, catalog)
+    report = coverage(fleet, catalog)
     name, *rest = fleet
     if rest:
         fewer = coverage({other: fleet[other] for other in rest}, catalog)
         for service in fewer.variants:
-            (same,) = (one for one in found.variants if one.reference == service.reference)
+            (same,) = (one for one in report.variants if one.reference == service.reference)
             assert set(service.hosts) == set(same.hosts) - {name}

@@ -37,34 +37,34 @@ def fleet(make):
 
 
 def one(fleet, catalog, old, new, **options):
-    (found,) = coverage(fleet, catalog, drivers={old: new}, **options).upgrades
-    return found
+    (result,) = coverage(fleet, catalog, drivers={old: new}, **options).upgrades
+    return result
 
 
 def test_hosts_are_lost_changed_gained_or_unchanged(make, fleet, catalog, conforms):
     conforms(coverage(fleet, catalog, drivers={make.OLD: make.NEW}).to_json())
-    found = one(fleet, catalog, make.OLD, make.NEW)
-    (loss,) = found.lost
+    result = one(fleet, catalog, make.OLD, make.NEW)
+    (loss,) = result.lost
     assert (loss.old, loss.hosts) == ("t:v1-old-70", ("v100",))
     assert loss.miss.fix == "build a variant with driver 580.95.05"
-    assert found.changed == (Change(old="t:v1-old", new="t:v1-new", hosts=("l40s", "l40s-too")),)
-    assert found.gained == (Change(old=None, new="t:v1-new-90", hosts=("h100",)),)
-    assert (found.hosts, found.unchanged) == (5, 1)
+    assert result.changed == (Change(old="t:v1-old", new="t:v1-new", hosts=("l40s", "l40s-too")),)
+    assert result.gained == (Change(old=None, new="t:v1-new-90", hosts=("h100",)),)
+    assert (result.hosts, result.unchanged) == (5, 1)
     assert not coverage({"v100": fleet["v100"]}, catalog, drivers={make.OLD: make.NEW}).complete
 
 
 def test_several_upgrades_each_apply_to_the_current_driver(make, fleet, catalog):
-    found = coverage(fleet, catalog, drivers={make.OLD: "550.163.01", "550.163.01": make.NEW}).upgrades
-    assert [(upgrade.old, upgrade.hosts) for upgrade in found] == [(make.OLD, 5), ("550.163.01", 1)]
-    assert [len(loss.hosts) for loss in found[0].lost] == [2, 1]
-    assert found[1].gained == (Change(old=None, new="t:v1-new", hosts=("other",)),)
+    result = coverage(fleet, catalog, drivers={make.OLD: "550.163.01", "550.163.01": make.NEW}).upgrades
+    assert [(upgrade.old, upgrade.hosts) for upgrade in result] == [(make.OLD, 5), ("550.163.01", 1)]
+    assert [len(loss.hosts) for loss in result[0].lost] == [2, 1]
+    assert result[1].gained == (Change(old=None, new="t:v1-new", hosts=("other",)),)
 
 
 def test_same_driver_changes_nothing(make, fleet, catalog):
     for driver in (make.OLD, "550.163.01"):
-        found = one(fleet, catalog, driver, driver)
-        assert (found.lost, found.changed, found.gained) == ((), (), ())
-        assert found.unchanged == found.hosts
+        result = one(fleet, catalog, driver, driver)
+        assert (result.lost, result.changed, result.gained) == ((), (), ())
+        assert result.unchanged == result.hosts
 
 
 def test_unknown_driver_is_rejected(fleet, catalog, make):

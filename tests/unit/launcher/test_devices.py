@@ -68,8 +68,8 @@ def test_an_unknown_minor_is_refused(make):
 
 def test_mig_devices_add_their_capabilities(make):
     gpu = make.gpu(0, mig=(make.mig(1, capabilities=(417, 418)), make.mig(2, capabilities=(426, 427))))
-    found = nodes(make.host(gpu), (gpu,))
-    assert found == (
+    result = nodes(make.host(gpu), (gpu,))
+    assert result == (
         "/dev/nvidia3",
         "/dev/nvidia-caps/nvidia-cap417",
         "/dev/nvidia-caps/nvidia-cap418",
@@ -83,8 +83,8 @@ def test_mig_devices_add_their_capabilities(make):
 def test_compute_instances_of_one_gpu_instance_share_its_node(make):
     mig = (make.mig(1, 0, capabilities=(12, 13)), make.mig(1, 1, capabilities=(12, 14)))
     gpu = make.gpu(0, minor=0, mig=mig)
-    found = nodes(make.host(gpu), (gpu,))
-    assert [path.rpartition("cap")[2] for path in found if "cap" in path] == ["12", "13", "14"]
+    result = nodes(make.host(gpu), (gpu,))
+    assert [path.rpartition("cap")[2] for path in result if "cap" in path] == ["12", "13", "14"]
 
 
 def test_an_unknown_capability_is_refused(make):

@@ -33,9 +33,9 @@ def specs(tmp_path):
 
 @pytest.mark.parametrize("file", ["nvidia.json", "nvidia.yaml"])
 def test_gpus_are_cdi_devices_by_uuid(launch, specs, file):
-    found = through_cdi(launch, specs(file, "0", "1", "all", "GPU-0", "GPU-1"))
-    assert found.injected == ("nvidia.com/gpu=GPU-0", "nvidia.com/gpu=GPU-1")
-    words = docker_run(found)
+    result = through_cdi(launch, specs(file, "0", "1", "all", "GPU-0", "GPU-1"))
+    assert result.injected == ("nvidia.com/gpu=GPU-0", "nvidia.com/gpu=GPU-1")
+    words = docker_run(result)
     assert words[2:6] == ["--device", "nvidia.com/gpu=GPU-0", "--device", "nvidia.com/gpu=GPU-1"]
     assert "--gpus" not in words
 

@@ -27,10 +27,10 @@ class Engine(Double):
         self.api = Listing(running)
         self.containers = self
         self.failures = {"create": create, "start": start}
-        self.asked = []
+        self.requests = []
 
     def _do(self, what, **arguments):
-        self.asked.append((what, arguments))
+        self.requests.append((what, arguments))
         if self.failures.get(what):
             raise self.failures[what]
         return self
@@ -76,7 +76,7 @@ def test_the_container_is_created_and_started(make):
     engine = Engine()
     selection = make.selection(make.gpu(0), make.gpu(1))
     assert launch(selection, ["train"], gpus=1, client=engine, name="job") is engine
-    (created, given), started = engine.asked
+    (created, given), started = engine.requests
     assert (created, started) == ("create", ("start", {}))
     assert given == {
         "image": "training:v1-x",
@@ -97,7 +97,7 @@ def test_a_share_is_placed_where_it_has_room(make):
     engine = Engine()
     selection = make.selection(make.gpu(0, memory_mib=10_000), make.gpu(1, memory_mib=80_000))
     launch(selection, gpus="1,compute>=8.0", share=Share(vram_mib=40_500), client=engine)
-    (_, given), _ = engine.asked
+    (_, given), _ = engine.requests
     assert given["devices"][0].startswith("/dev/nvidia4:")
     assert given["environment"]["IMAGEMATRIX_VRAM_FRACTION"] == "0.5000"
     assert given["labels"]["io.imagematrix.vram"] == "40500"
@@ -165,7 +165,7 @@ def test_nodes_are_checked_first(make):
     engine = Engine()
     with pytest.raises(DevicesError, match="/dev/nvidia254: not found"):
         launch(make.selection(make.gpu(minor=254)), client=engine)
-    assert engine.asked == []
+    assert engine.requests == []
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_gpus_in_use_are_not_claimed(make):
     engine = Engine(running=[container("/dev/nvidiactl", "/dev/nvidia3")])
     selection = make.selection(make.gpu(0), make.gpu(1))
     launch(selection, gpus=1, client=engine)
-    assert engine.asked[0][1]["labels"]["io.imagematrix.gpus"] == "GPU-1"
+    assert engine.requests[0][1]["labels"]["io.imagematrix.gpus"] == "GPU-1"
     with pytest.raises(
         GpusBusyError, match=r"requested 2 GPUs, 1 free: GPU 0 .* container web \(serving:v2\)"
     ):
@@ -199,9 +199,9 @@ def test_gpus_in_use_are_not_claimed(make):
 def test_a_launch_releases_its_lease(make, locks, failure):
     with contextlib.suppress(EngineError):
         launch(make.selection(make.gpu(0)), client=Engine(start=failure))
-    with Locks(locks) as found:
-        assert found.holders() == {}
-        assert found.names() == ["nvidia3", "turn"]
+    with Locks(locks) as folder:
+        assert folder.holders() == {}
+        assert folder.names() == ["nvidia3", "turn"]
 
 
 @pytest.mark.parametrize("failure", [APIError("no such device"), KeyboardInterrupt()])
@@ -209,7 +209,7 @@ def test_a_container_that_never_ran_is_removed(make, failure):
     engine = Engine(start=failure)
     with pytest.raises((EngineError, KeyboardInterrupt)):
         launch(make.selection(mode=None), client=engine)
-    assert engine.asked[-1] == ("remove", {"force": True})
+    assert engine.requests[-1] == ("remove", {"force": True})
 
 
 @pytest.mark.usefixtures("_nodes_work")
@@ -217,8 +217,8 @@ def test_a_container_that_never_ran_is_removed(make, failure):
 def test_gpus_in_the_caller_s_options_are_claimed(make, locks, mode):
     gpus = (make.gpu(0), make.gpu(1))
     selection = make.selection(*gpus, mode=mode, wanted="device=0" if mode else "none")
-    with Locks(locks) as found:
-        held = found.take("nvidia4")
+    with Locks(locks) as folder:
+        held = folder.take("nvidia4")
         with pytest.raises(GpusBusyError, match="GPU 1"):
             launch(selection, client=Engine(), devices=["/dev/nvidia4"])
         release(held)

@@ -21,10 +21,10 @@ def looks(monkeypatch):
     monkeypatch.setattr(measure, "container_ids", {1: {OURS}, 2: {OURS}, 3: {OTHERS}, 4: set()}.__getitem__)
 
     def look(*lines):
-        found = Measure(lambda: OURS)
+        result = Measure(lambda: OURS)
         for line in lines:
-            found._record(line if isinstance(line, bytes) else json.dumps(line).encode(), OURS)
-        return found.peaks
+            result._record(line if isinstance(line, bytes) else json.dumps(line).encode(), OURS)
+        return result.peaks
 
     return look
 
@@ -55,8 +55,8 @@ def test_the_summary_suggests_a_share(make):
     assert summary({}, gpus) == "peak GPU memory unknown: NVML did not report the processes of the container"
 
 
-def test_it_samples_until_stopped(play, monkeypatch):
-    play(gpus="minor=3,procs=open")
+def test_it_samples_until_stopped(configure_nvml, monkeypatch):
+    configure_nvml(gpus="minor=3,procs=open")
     monkeypatch.setattr(measure, "container_ids", lambda _: {OURS})
     asked = []
     looking = Measure(lambda: asked.append(1) or OURS)

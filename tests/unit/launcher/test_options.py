@@ -147,8 +147,8 @@ def test_invalid_amounts_of_memory(text):
 )
 def test_docker_s_syntax_of_gpus(text, gpus, capabilities):
     for words in (["--gpus", text, "IMAGE"], [f"--gpus={text}", "IMAGE"]):
-        found = split(words)
-        assert (found.gpus, found.capabilities) == (gpus, capabilities)
+        result = split(words)
+        assert (result.gpus, result.capabilities) == (gpus, capabilities)
 
 
 @pytest.mark.parametrize(
@@ -165,8 +165,8 @@ def test_invalid_values_of_gpus(text):
 
 @pytest.mark.parametrize("text", ["25", "25%", "1", "100"])
 def test_a_thread_percentage_implies_mps(text):
-    found = split(["--mps-threads", text, "IMAGE"])
-    assert (found.mps, found.mps_threads) == (True, int(text.rstrip("%")))
+    result = split(["--mps-threads", text, "IMAGE"])
+    assert (result.mps, result.mps_threads) == (True, int(text.rstrip("%")))
 
 
 @pytest.mark.parametrize("text", ["", "0", "101", "x", "2.5", "\u0663", "9" * 5000])
@@ -200,18 +200,18 @@ def test_detached(line, detached):
 
 def test_rm_and_privileged():
     assert (split(["IMAGE", "--rm"]).removed, split(["-d", "IMAGE"]).privileged) == (False, False)
-    found = split(["--rm", "--privileged", "IMAGE"])
-    assert (found.removed, found.privileged) == (True, True)
-    found = split(["--rm", "--rm=false", "--privileged=false", "IMAGE"])
-    assert (found.removed, found.privileged) == (False, False)
+    result = split(["--rm", "--privileged", "IMAGE"])
+    assert (result.removed, result.privileged) == (True, True)
+    result = split(["--rm", "--rm=false", "--privileged=false", "IMAGE"])
+    assert (result.removed, result.privileged) == (False, False)
 
 
 def test_values_of_docker_s_options():
     line = "-e A=1 -eB=2 -it -te C=3 -e=D=4 --env E=5 --env=F=6 --envy G=7 -u 5 IMAGE -e H"
-    found = split(line.split())
-    assert found.values("--env", "e") == ("A=1", "B=2", "C=3", "D=4", "E=5", "F=6")
-    assert found.values("--user", "u") == ("5",)
-    assert found.values("--runtime") == ()
+    result = split(line.split())
+    assert result.values("--env", "e") == ("A=1", "B=2", "C=3", "D=4", "E=5", "F=6")
+    assert result.values("--user", "u") == ("5",)
+    assert result.values("--runtime") == ()
 
 
 def test_conditions_on_axes_accumulate():
@@ -277,10 +277,10 @@ words = st.lists(st.one_of(usual, st.text(max_size=5)))
 @given(words)
 def test_every_word_is_kept_unchanged(some):
     try:
-        found = split(some)
+        result = split(some)
     except UsageError:
         return
-    kept = [*found.docker, *([] if found.image is None else [found.image]), *found.command]
+    kept = [*result.docker, *([] if result.image is None else [result.image]), *result.command]
     left = iter(some)
     assert all(word in left for word in kept)  # in order, each once
 

@@ -62,9 +62,9 @@ def gpus(make):
 def test_gpus_that_docker_s_options_pass(gpus, monkeypatch, line, expected):
     monkeypatch.setenv("NVIDIA_VISIBLE_DEVICES", "0")
     words = split(line.split() if isinstance(line, str) else line)
-    found = passed(words, gpus, lambda: {"DefaultRuntime": "nvidia"})
-    assert sorted(key for gpu in found.gpus for key in keys(gpu)) == expected
-    assert found.named == (bool(expected) and not words.privileged)
+    result = passed(words, gpus, lambda: {"DefaultRuntime": "nvidia"})
+    assert sorted(key for gpu in result.gpus for key in keys(gpu)) == expected
+    assert result.named == (bool(expected) and not words.privileged)
 
 
 @pytest.mark.parametrize(
@@ -83,9 +83,9 @@ def test_gpus_that_an_env_file_names(gpus, monkeypatch, tmp_path, text, line, ex
     monkeypatch.setenv("NVIDIA_VISIBLE_DEVICES", "0")
     path = tmp_path / "env"
     path.write_text(text, encoding="utf-8")
-    found = passed(split(line.format(path).split()), gpus, lambda: {"DefaultRuntime": "nvidia"})
-    assert [key for gpu in found.gpus for key in keys(gpu)] == expected
-    assert found.named == bool(expected)
+    result = passed(split(line.format(path).split()), gpus, lambda: {"DefaultRuntime": "nvidia"})
+    assert [key for gpu in result.gpus for key in keys(gpu)] == expected
+    assert result.named == bool(expected)
 
 
 def test_an_env_file_that_can_be_read_only_once_is_left_to_docker(gpus, tmp_path):
@@ -138,10 +138,10 @@ def start(make, monkeypatch):
         gpus = [make.gpu(number, memory_mib=40_000) for number in range(3)]
         catalog = make.selection(*gpus, mode=mode).decision.catalog
         words = split(line.split())
-        found = request(words, make.host(*gpus), catalog, words.gpus, None)
-        _, first = found.first()
-        with found.claim(first, lambda _: None) as taken:
-            return found.on(taken)[1]
+        result = request(words, make.host(*gpus), catalog, words.gpus, None)
+        _, first = result.first()
+        with result.claim(first, lambda _: None) as taken:
+            return result.on(taken)[1]
 
     return run
 

@@ -123,10 +123,10 @@ def test_the_launch_as_data(make, conforms):
 
 def test_a_share_is_in_environment_and_labels(make):
     share = Share(vram_mib=10_500)
-    found = plan(make.selection(make.gpu(memory_mib=20_000)), share=share)
-    assert found.labels["io.imagematrix.vram"] == "10500"
-    assert found.environment["IMAGEMATRIX_VRAM_FRACTION"] == "0.5000"
-    assert (found.mounts, found.ipc) == ((), None)
+    planned = plan(make.selection(make.gpu(memory_mib=20_000)), share=share)
+    assert planned.labels["io.imagematrix.vram"] == "10500"
+    assert planned.environment["IMAGEMATRIX_VRAM_FRACTION"] == "0.5000"
+    assert (planned.mounts, planned.ipc) == ((), None)
     alone = plan(make.selection(mode=None), share=share)
     assert (alone.labels, alone.environment) == (
         {"io.imagematrix.selected": "training:v1-x", "io.imagematrix.vram": "10500"},
@@ -136,9 +136,9 @@ def test_a_share_is_in_environment_and_labels(make):
 
 def test_only_mps_adds_mounts(make, conforms):
     share = Share(mps=Mps(pipes="/run/mps"))
-    found = plan(make.selection(make.gpu()), share=share)
-    conforms(found.to_json())
-    words = docker_run(found, ["--ipc", "private"])
+    planned = plan(make.selection(make.gpu()), share=share)
+    conforms(planned.to_json())
+    words = docker_run(planned, ["--ipc", "private"])
     assert words[words.index("--volume") + 1] == "/run/mps:/run/mps"
     assert [words[at + 1] for at, word in enumerate(words) if word == "--ipc"] == ["host", "private"]
     assert "CUDA_MPS_PIPE_DIRECTORY=/run/mps" in words

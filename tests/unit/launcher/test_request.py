@@ -45,8 +45,8 @@ def asked(make):
     return ask
 
 
-def devices(found):
-    return [path for path in found.first()[1].devices if path[11:].isdecimal()]
+def devices(request):
+    return [path for path in request.first()[1].devices if path[11:].isdecimal()]
 
 
 def test_conditions_select_among_the_image_s_own_axes(asked, make):
@@ -65,13 +65,13 @@ def test_conditions_select_among_the_image_s_own_axes(asked, make):
     own = Catalog(image="t", version="v1", variants=tuple(variants))
     gpus = make.gpu(0), make.gpu(1, compute="9.0")
     for python, node in (("3.9", "/dev/nvidia3"), ("3.13", "/dev/nvidia4")):
-        found = asked(f"--gpus 1 --where python={python}", *gpus, catalog=own)
-        assert devices(found) == [node]
-        assert found.first()[0].selected == f"t:v1-{python}"
+        result = asked(f"--gpus 1 --where python={python}", *gpus, catalog=own)
+        assert devices(result) == [node]
+        assert result.first()[0].selected == f"t:v1-{python}"
     both = replace(own, variants=tuple(replace(one, cubins=("80", "90")) for one in variants))
-    found = asked("--gpus 1", *gpus, catalog=both)
+    result = asked("--gpus 1", *gpus, catalog=both)
     with pytest.raises(UsageError, match="differ in python"):
-        found.first()
+        result.first()
 
 
 def test_all_gpus_are_the_default(asked, make):
@@ -80,9 +80,9 @@ def test_all_gpus_are_the_default(asked, make):
 
 def test_of_different_gpus_those_that_one_image_fits(asked, make):
     gpus = (make.gpu(0), make.gpu(1, compute="9.0"), make.gpu(2), make.gpu(3, compute="9.0"))
-    found = asked("--gpus 2", *gpus)
-    assert devices(found) == ["/dev/nvidia3", "/dev/nvidia5"]
-    assert [[gpu.index for gpu in choice.gpus] for choice in found.choices] == [[0, 2], [1, 3]]
+    result = asked("--gpus 2", *gpus)
+    assert devices(result) == ["/dev/nvidia3", "/dev/nvidia5"]
+    assert [[gpu.index for gpu in choice.gpus] for choice in result.choices] == [[0, 2], [1, 3]]
     with pytest.raises(NothingFits):
         asked("--gpus 3", *gpus).first()
 
@@ -147,9 +147,9 @@ def test_doubts_about_a_launch(make, monkeypatch):
         monkeypatch.setattr(module, "_mps", lambda _: mps)
         monkeypatch.setattr("imagematrix.engine.info", lambda: {"DefaultRuntime": "nvidia"})
         words = split(f"--host node.json --dry-run {line} IMAGE".split())
-        found = request(words, make.host(make.gpu()), catalog("80"), None, None)
+        result = request(words, make.host(make.gpu()), catalog("80"), None, None)
         monkeypatch.setattr(module, "check", lambda _: ())
-        return [doubt for doubt, _ in found.doubts(*found.first())]
+        return [doubt for doubt, _ in result.doubts(*result.first())]
 
     assert doubts("-e NVIDIA_VISIBLE_DEVICES=none") == []
     assert "injects the node's as well" in doubts("-e NVIDIA_VISIBLE_DEVICES=all")[0]
@@ -160,7 +160,7 @@ def test_doubts_about_a_launch(make, monkeypatch):
 
 def test_a_node_without_permission_is_a_doubt(make, monkeypatch):
     words = split(["--host", "node.json", "--dry-run", "IMAGE"])
-    found = request(words, make.host(make.gpu()), catalog("80"), None, None)
+    result = request(words, make.host(make.gpu()), catalog("80"), None, None)
     kept = Problem(path="/dev/nvidia3", what="permission denied", remedy="do", doubt=True)
     monkeypatch.setattr(module, "check", lambda _: (kept,))
     for user, expected in (
@@ -168,7 +168,7 @@ def test_a_node_without_permission_is_a_doubt(make, monkeypatch):
         (1000, ["/dev/nvidia3: permission denied; the engine may still have access"]),
     ):
         monkeypatch.setattr(os, "geteuid", lambda user=user: user)
-        assert [doubt for doubt, _ in found.doubts(*found.first())] == expected
+        assert [doubt for doubt, _ in result.doubts(*result.first())] == expected
 
 
 @pytest.mark.parametrize(

@@ -39,9 +39,9 @@ def test_the_fraction_is_rounded_down(make):
     ],
 )
 def test_a_small_share_is_not_rounded_to_zero(make, mib, total, fraction):
-    found = Share(vram_mib=mib).environment((make.gpu(memory_mib=total),))["IMAGEMATRIX_VRAM_FRACTION"]
-    assert found == fraction
-    assert 0 < float(found) <= (mib - 500) / total
+    result = Share(vram_mib=mib).environment((make.gpu(memory_mib=total),))["IMAGEMATRIX_VRAM_FRACTION"]
+    assert result == fraction
+    assert 0 < float(result) <= (mib - 500) / total
 
 
 def test_of_different_gpus_the_largest_decides(make):
@@ -82,8 +82,8 @@ def test_mps_limits_each_gpu_as_the_container_counts_them(make):
 
 def test_the_daemon_is_detected_by_its_pipe(tmp_path):
     os.mkfifo(tmp_path / "control")
-    found = mps({"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)}, 30)
-    assert found == Mps(pipes=str(tmp_path), user=os.getuid(), threads=30)
+    result = mps({"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)}, 30)
+    assert result == Mps(pipes=str(tmp_path), user=os.getuid(), threads=30)
 
 
 def test_without_a_daemon(tmp_path):

@@ -19,8 +19,8 @@ HEAD = b"HTTP/1.0 200 OK\r\nContent-Type: text/plain\r\n\r\n"
 STARTED = json.dumps({"Type": "container", "Action": "start", "Actor": {"ID": "c1"}}).encode() + b"\n"
 
 
-def piece(said):
-    return struct.pack(">BxxxL", 1, len(said)) + said
+def piece(text):
+    return struct.pack(">BxxxL", 1, len(text)) + text
 
 
 class Engine:
@@ -31,7 +31,7 @@ class Engine:
 
     def __init__(self, path):
         self.answers = {"/events": [HEAD, STARTED, self.wait]}
-        self.asked = []
+        self.requests = []
         self.over = threading.Event()
         self._listening = socket.socket(socket.AF_UNIX)
         self._listening.bind(str(path))
@@ -50,7 +50,7 @@ class Engine:
     def _answer(self, connection):
         with connection, contextlib.suppress(OSError):
             resource = connection.recv(4096).decode().split()[1]
-            self.asked.append(resource)
+            self.requests.append(resource)
             for part in next(parts for start, parts in self.answers.items() if resource.startswith(start)):
                 part() if callable(part) else connection.sendall(part)
 
@@ -64,15 +64,15 @@ class Engine:
 def engine(tmp_path, monkeypatch):
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/docker.sock")
     monkeypatch.setattr(watch, "EVERY_S", 0.01)
-    found = Engine(tmp_path / "docker.sock")
-    yield found
-    found.close()
+    result = Engine(tmp_path / "docker.sock")
+    yield result
+    result.close()
 
 
 def watched(*, removed=True):
-    found = Watch("a=b", 5.9, removed=removed)
-    found.start()
-    return found
+    result = Watch("a=b", 5.9, removed=removed)
+    result.start()
+    return result
 
 
 def until(holds):
@@ -82,21 +82,21 @@ def until(holds):
 
 def test_the_log_of_a_removed_container_is_read_while_it_runs(engine):
     engine.answers["/containers/c1/logs"] = [HEAD, piece(b"one\ntw"), engine.wait, piece(b"o\n\xff\n")]
-    found = watched()
-    until(lambda: len(engine.asked) == 2)
-    assert found.container == "c1"
+    result = watched()
+    until(lambda: len(engine.requests) == 2)
+    assert result.container == "c1"
     engine.over.set()
-    assert found.last_lines() == ["one", "two", "\ufffd"]
-    events, logs = engine.asked
+    assert result.last_lines() == ["one", "two", "\ufffd"]
+    events, logs = engine.requests
     assert events.startswith("/events?since=5&filters=")
     assert "follow=1" in logs
 
 
 def test_a_finished_log_is_not_read_again(engine):
     engine.answers["/containers/c1/logs"] = [HEAD, piece(b"one\n")]
-    found = watched()
-    until(lambda: not found._thread.is_alive())
-    assert found.last_lines() == ["one"]
+    result = watched()
+    until(lambda: not result._thread.is_alive())
+    assert result.last_lines() == ["one"]
 
 
 def test_a_fast_log_is_not_followed(engine):
@@ -104,41 +104,41 @@ def test_a_fast_log_is_not_followed(engine):
     opened = []
 
     def flood():
-        opened.append(engine.asked[-1])
+        opened.append(engine.requests[-1])
 
     lines = [piece(b"x" * 1000 + b"\n") for _ in range(100)] * 50
     engine.answers["/containers/c1/logs"] = [flood, HEAD, *lines, engine.wait, piece(b"end\n")]
-    found = watched()
+    results = watched()
     until(lambda: len(opened) > 3)
     engine.over.set()
-    said = found.last_lines()
-    assert sum(map(len, said)) <= watch.KEPT
+    result = results.last_lines()
+    assert sum(map(len, result)) <= watch.KEPT
 
 
 def test_the_end_of_a_long_log_is_read(engine):
     lines = [piece(b"x" * 1000 + b"\n") for _ in range(1000)]
     engine.answers["/containers/c1/logs"] = [engine.wait, HEAD, *lines, piece(b"end\n")]
-    found = watched()
-    until(lambda: len(engine.asked) == 2)
+    result = watched()
+    until(lambda: len(engine.requests) == 2)
     engine.over.set()
-    assert found.last_lines()[-1] == "end"
+    assert result.last_lines()[-1] == "end"
 
 
 def test_reading_an_endless_log_times_out(engine, monkeypatch):
     monkeypatch.setattr(watch, "PATIENCE_S", 1)
     engine.answers["/containers/c1/logs"] = [HEAD, piece(b"one\n"), engine.wait]
-    found = watched()
-    until(lambda: len(engine.asked) == 2)
-    assert found.last_lines() in (["one"], [])
+    result = watched()
+    until(lambda: len(engine.requests) == 2)
+    assert result.last_lines() in (["one"], [])
 
 
 def test_the_log_of_a_kept_container_is_read_afterwards(engine):
     engine.answers["/containers/json"] = [HEAD, b'[{"Id": "c1"}]']
     engine.answers["/containers/c1/logs"] = [HEAD, piece(b"one\n"), piece(b"two\n")]
-    found = watched(removed=False)
-    until(lambda: found.container == "c1")
-    assert found.last_lines() == ["one", "two"]
-    assert "follow" not in engine.asked[-1]
+    result = watched(removed=False)
+    until(lambda: result.container == "c1")
+    assert result.last_lines() == ["one", "two"]
+    assert "follow" not in engine.requests[-1]
 
 
 @pytest.mark.parametrize("removed", [True, False])
@@ -153,23 +153,23 @@ def test_a_container_that_is_gone(engine, removed):
 )
 def test_invalid_events(engine, answer):
     engine.answers["/events"] = [answer]
-    found = watched()
-    assert found.last_lines() == []
-    assert found.container is None
+    result = watched()
+    assert result.last_lines() == []
+    assert result.container is None
 
 
 @pytest.mark.parametrize("removed", [True, False])
 def test_no_engine(monkeypatch, tmp_path, removed):
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
-    found = watched(removed=removed)
-    assert found.last_lines() == []
-    assert found.container is None
+    result = watched(removed=removed)
+    assert result.last_lines() == []
+    assert result.container is None
 
 
 def test_a_remote_engine_is_queried_afterwards(monkeypatch):
     class Client:
-        def __init__(self, *found):
-            self.api, self._found = self, found
+        def __init__(self, *names):
+            self.api, self._found = self, names
 
         def containers(self, **asked):
             assert asked == {"all": True, "filters": {"label": "a=b"}}

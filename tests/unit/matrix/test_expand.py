@@ -15,8 +15,8 @@ from imagematrix.matrix.problems import Mark, MatrixError
 
 
 def test_cells_follow_file_order_and_cpu_cells_are_not_repeated(project):
-    found = expand(load(project()))
-    assert [cell.id for cell in found.cells] == [
+    result = expand(load(project()))
+    assert [cell.id for cell in result.cells] == [
         "cpu-x86-64-v3",
         "cpu-znver4",
         *[f"cuda11.8-sm{sm}-drv535.261.03-{march}" for sm in (70, 89) for march in ("x86-64-v3", "znver4")],
@@ -27,9 +27,9 @@ def test_cells_follow_file_order_and_cpu_cells_are_not_repeated(project):
             for march in ("x86-64-v3", "znver4")
         ],
     ]
-    assert len(found.excluded) == 4
-    assert {item.rule.why for item in found.excluded} == {"they have the newer toolkit"}
-    assert found.cells[-1].properties == {"base": "debian:trixie", "compiler": "gcc-14"}
+    assert len(result.excluded) == 4
+    assert {item.rule.why for item in result.excluded} == {"they have the newer toolkit"}
+    assert result.cells[-1].properties == {"base": "debian:trixie", "compiler": "gcc-14"}
 
 
 def test_rule_without_effect_is_rejected(project):
@@ -58,12 +58,12 @@ def test_include_sets_properties_or_adds_a_complete_cell(project):
 
 def test_only_narrows_all_cells(project):
     matrix = load(project())
-    found = only(expand(matrix), "cuda>=11,march=znver*,image=training", matrix)
-    assert {(cell.cuda, cell.axes["march"]) for cell in found.cells} == {
+    image = only(expand(matrix), "cuda>=11,march=znver*,image=training", matrix)
+    assert {(cell.cuda, cell.axes["march"]) for cell in image.cells} == {
         ("11.8", "znver4"),
         ("12.4", "znver4"),
     }
-    assert len(found.excluded) == 2
+    assert len(image.excluded) == 2
     with pytest.raises(ConditionError, match="did you mean 'march'"):
         only(expand(matrix), "marhc=znver4", matrix)
     with pytest.raises(ConditionError, match="it has x86-64-v3, znver4"):
@@ -114,16 +114,17 @@ def test_expansion_is_the_product_without_excluded_cells(matrix):
         point
         for point in model
         if any(
-            all(point.get(axis) in found for axis, found in rule.matches.items()) for rule in matrix.exclude
+            all(point.get(axis) in allowed for axis, allowed in rule.matches.items())
+            for rule in matrix.exclude
         )
     ]
     try:
-        found = expand(matrix)
+        expansion = expand(matrix)
     except MatrixError as error:
         assert "this exclude rule" in str(error)  # noqa: PT017 - some drawn rules drop nothing of their own
         return
-    assert [cell.axes for cell in found.cells] == [point for point in model if point not in dropped]
-    assert [item.cell.axes for item in found.excluded] == dropped
+    assert [cell.axes for cell in expansion.cells] == [point for point in model if point not in dropped]
+    assert [item.cell.axes for item in expansion.excluded] == dropped
 
 
 @given(matrices(), st.sampled_from(["a", "b", "z"]))
@@ -194,8 +195,8 @@ def test_plain_pull_matches_one_cell_per_platform(project):
     arm = ("[x86-64-v3, znver4]", "[x86-64-v3, znver4, armv8-a]")
     stated = ("context: .", "context: .\n    plain_pull: {cuda: none, march: [x86-64-v3, armv8-a]}")
     matrix = load(project(platforms, arm, stated))
-    found = plain_pull(matrix, expand(matrix), matrix.images[0])
-    assert found == {
+    result = plain_pull(matrix, expand(matrix), matrix.images[0])
+    assert result == {
         "linux/amd64": "cpu-linux-amd64-x86-64-v3",
         "linux/arm64": "cpu-linux-arm64-armv8-a",
     }

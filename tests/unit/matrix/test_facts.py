@@ -59,7 +59,7 @@ def test_stated_facts_are_parsed(matrix):
             "znver9": March(arch="x86_64", flags=frozenset({"avx2", "avx512f", "avx1024f"}), vendor="amd")
         },
     )
-    assert all(found.facts is matrix.facts for found in expand(matrix).cells)
+    assert all(result.facts is matrix.facts for result in expand(matrix).cells)
 
 
 def test_stated_facts_conform_to_the_schema(matrix, conforms):
@@ -161,10 +161,10 @@ def test_every_known_flag_can_be_stated(project, arch):
     flags = sorted({flag for group in macros.FLAGS[arch].values() for flag in group.split()})
     platform = {"x86_64": "linux/amd64", "aarch64": "linux/arm64"}[arch]
     stated = f"facts: {{march: {{znver4x: {{platform: {platform}, flags: [{', '.join(flags)}]}}}}}}\n"
-    found = load(project(("properties:", stated + "properties:"), ("znver4]", "znver4x]"))).facts
-    assert found.flags("znver4x") == set(flags) - marches.IGNORED[arch]
-    assert found.arch("znver4x") == arch
-    assert found.option("znver4x") == ("-march=znver4x" if arch == "x86_64" else "-mcpu=znver4x")
+    result = load(project(("properties:", stated + "properties:"), ("znver4]", "znver4x]"))).facts
+    assert result.flags("znver4x") == set(flags) - marches.IGNORED[arch]
+    assert result.arch("znver4x") == arch
+    assert result.option("znver4x") == ("-march=znver4x" if arch == "x86_64" else "-mcpu=znver4x")
 
 
 @pytest.mark.parametrize(
@@ -200,15 +200,15 @@ def test_every_known_flag_can_be_stated(project, arch):
     ],
 )
 def test_feasibility_uses_stated_facts(matrix, axes, rule, why):
-    found = infeasible(cell(matrix.facts, **axes))
-    assert (found and found.rule, found and found.why) == (rule, why)
+    result = infeasible(cell(matrix.facts, **axes))
+    assert (result and result.rule, result and result.why) == (rule, why)
 
 
 def test_known_compiler_does_not_support_an_unknown_march(matrix):
     image = Image(name="i", version="v", template="t", context=None)
     old = Cell(image=image, axes={"march": "znver9"}, properties={"compiler": "gcc-14"}, facts=matrix.facts)
-    found = infeasible(old)
-    assert found.why == "gcc-14 does not know -march=znver9; no compiler in the tables does"
+    result = infeasible(old)
+    assert result.why == "gcc-14 does not know -march=znver9; no compiler in the tables does"
 
 
 def host(driver, flags):

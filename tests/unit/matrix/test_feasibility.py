@@ -52,10 +52,10 @@ def cell(compiler=None, **axes):
     ],
 )
 def test_impossible_cell_is_infeasible(impossible, rule, why):
-    found = infeasible(impossible)
-    assert isinstance(found, Infeasible)
-    assert found.rule == rule
-    assert found.why.startswith(why)
+    result = infeasible(impossible)
+    assert isinstance(result, Infeasible)
+    assert result.rule == rule
+    assert result.why.startswith(why)
 
 
 @pytest.mark.parametrize(

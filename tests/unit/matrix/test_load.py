@@ -277,8 +277,8 @@ def test_too_many_cells_are_rejected(project):
 
 def test_overlong_version_in_a_condition_is_rejected(project):
     digits = "9" * 6000
-    said = message(project(('{cuda: "11.8", driver', f'{{cuda: ">={digits}", driver')))
-    assert f"invalid version in a comparison: '{digits[:80]}'" in said
+    text = message(project(('{cuda: "11.8", driver', f'{{cuda: ">={digits}", driver')))
+    assert f"invalid version in a comparison: '{digits[:80]}'" in text
 
 
 @pytest.mark.parametrize(
@@ -291,7 +291,7 @@ def test_size_budget_is_parsed(project, text, amount):
 
 @pytest.mark.parametrize("text", ["2", "2 GB", "lots", "0GB", "-1GB", "2gb"])
 def test_invalid_size_budget_is_rejected(project, text):
-    said = message(project(("context: .", f"context: .\n    budget: {text}")))
-    assert f"'{text}' is not an amount of bytes such as 2GB or 1.5GiB" in said
+    result = message(project(("context: .", f"context: .\n    budget: {text}")))
+    assert f"'{text}' is not an amount of bytes such as 2GB or 1.5GiB" in result
     with pytest.raises(MatrixError, match="budget: expected a word, found a list"):
         load(project(("context: .", "context: .\n    budget: []")))

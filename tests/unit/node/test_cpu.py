@@ -45,17 +45,17 @@ def x86(*flags, vendor="AuthenticAMD"):
 
 
 def test_x86():
-    found, warnings = cpu.parse(x86(V2, V2))
-    assert (found.vendor, found.model) == ("AuthenticAMD", "AMD EPYC")
-    assert found.flags == frozenset(V2.split())
-    assert found.level == "x86-64-v2"
+    result, warnings = cpu.parse(x86(V2, V2))
+    assert (result.vendor, result.model) == ("AuthenticAMD", "AMD EPYC")
+    assert result.flags == frozenset(V2.split())
+    assert result.level == "x86-64-v2"
     assert warnings == ()
     assert cpu.arch(x86(V2)) == "x86_64"
 
 
 def test_flags_are_those_of_every_cpu():
-    found, _ = cpu.parse(x86("lm sse sse2 avx", "lm SSE sse2 avx2"))
-    assert found.flags == {"lm", "sse", "sse2"}
+    result, _ = cpu.parse(x86("lm sse sse2 avx", "lm SSE sse2 avx2"))
+    assert result.flags == {"lm", "sse", "sse2"}
 
 
 def test_hybrid_arm():
@@ -64,10 +64,10 @@ def test_hybrid_arm():
         ("fp asimd sve2 i8mm", "0x41", "0xd4d"),
         ("fp asimd sve2 bf16", "0x41", "0xd4e"),
     )
-    found, warnings = cpu.parse(text)
-    assert found.flags == {"fp", "asimd", "sve2"}
-    assert (found.vendor, found.model) == ("ARM", "Cortex-A510 + Cortex-A715 + Cortex-X3")
-    assert found.level is None
+    result, warnings = cpu.parse(text)
+    assert result.flags == {"fp", "asimd", "sve2"}
+    assert (result.vendor, result.model) == ("ARM", "Cortex-A510 + Cortex-A715 + Cortex-X3")
+    assert result.level is None
     assert warnings == ()
     assert cpu.arch(text) == "aarch64"
 
@@ -83,19 +83,19 @@ def test_hybrid_arm():
     ],
 )
 def test_arm_names(implementer, part, vendor, model):
-    found, _ = cpu.parse(arm(("fp asimd", implementer, part)))
-    assert (found.vendor, found.model) == (vendor, model)
+    result, _ = cpu.parse(arm(("fp asimd", implementer, part)))
+    assert (result.vendor, result.model) == (vendor, model)
 
 
 def test_lscpu():
-    found, warnings = cpu.parse(LSCPU)
-    assert found.vendor == "GenuineIntel"
-    assert found.model == "Intel(R) Xeon(R) Platinum 8375C CPU @ 2.90GHz"
-    assert found.flags == {"fpu", "lm", "sse", "sse2", "avx2"}
+    result, warnings = cpu.parse(LSCPU)
+    assert result.vendor == "GenuineIntel"
+    assert result.model == "Intel(R) Xeon(R) Platinum 8375C CPU @ 2.90GHz"
+    assert result.flags == {"fpu", "lm", "sse", "sse2", "avx2"}
     assert warnings == ()
     assert cpu.arch(LSCPU) == "x86_64"
-    found, _ = cpu.parse(LSCPU_ARM)
-    assert (found.vendor, found.model, found.level) == ("ARM", "Neoverse-N1", None)
+    result, _ = cpu.parse(LSCPU_ARM)
+    assert (result.vendor, result.model, result.level) == ("ARM", "Neoverse-N1", None)
     assert cpu.arch(LSCPU_ARM) == "aarch64"
 
 
@@ -114,23 +114,23 @@ def test_formatting_does_not_matter(change):
 
 
 def test_missing_flags():
-    found, warnings = cpu.parse("processor : 0\nvendor_id : AuthenticAMD\nmodel name : EPYC\nflags :\n")
-    assert found.flags == frozenset()
-    assert found.level is None
+    result, warnings = cpu.parse("processor : 0\nvendor_id : AuthenticAMD\nmodel name : EPYC\nflags :\n")
+    assert result.flags == frozenset()
+    assert result.level is None
     assert len(warnings) == 1
     assert "CPU flags unknown" in warnings[0]
     assert cpu.arch("flags : fpu sse") is None
 
 
 def test_empty():
-    found, warnings = cpu.parse("")
-    assert (found.vendor, found.model, found.flags, found.level) == (None, None, frozenset(), None)
+    result, warnings = cpu.parse("")
+    assert (result.vendor, result.model, result.flags, result.level) == (None, None, frozenset(), None)
     assert len(warnings) == 3
 
 
 def test_power_names_its_model():
-    found, warnings = cpu.parse("processor\t: 0\ncpu\t\t: POWER9, altivec supported\n")
-    assert found.model == "POWER9, altivec supported"
+    result, warnings = cpu.parse("processor\t: 0\ncpu\t\t: POWER9, altivec supported\n")
+    assert result.model == "POWER9, altivec supported"
     assert len(warnings) == 2
 
 
@@ -143,14 +143,14 @@ def test_one_of_192_cpus_lacks_a_flag():
     lines = [" ".join(["lm", *flags])] * 191 + [" ".join(["lm", *flags[1:]])]
     text = x86(*lines)
     assert len(text) > 200_000
-    found, _ = cpu.parse(text)
-    assert found.flags == {"lm", *flags[1:]}
+    result, _ = cpu.parse(text)
+    assert result.flags == {"lm", *flags[1:]}
 
 
 @given(st.text() | st.binary().map(lambda raw: raw.decode("utf-8", "replace")))
 def test_any_text_is_a_cpu(text):
-    found, _ = cpu.parse(text)
-    assert all(flag == flag.lower() and flag for flag in found.flags)
+    result, _ = cpu.parse(text)
+    assert all(flag == flag.lower() and flag for flag in result.flags)
     cpu.arch(text)
 
 
@@ -177,9 +177,9 @@ def test_flags_of_other_systems_get_the_kernel_s_names():
         "brand_raw": "Intel(R) Core(TM) i9",
         "flags": ["sse3", "sse4.1", "rdrnd", "sha", "em64t", "avx1.0", "avx512vnni", "avx2", 7],
     }
-    found, warnings = foreign.translate(info)
-    assert found.flags == {"pni", "sse4_1", "rdrand", "sha_ni", "lm", "avx", "avx512_vnni", "avx2", "7"}
-    assert (found.vendor, found.model, found.level) == ("GenuineIntel", "Intel(R) Core(TM) i9", None)
+    result, warnings = foreign.translate(info)
+    assert result.flags == {"pni", "sse4_1", "rdrand", "sha_ni", "lm", "avx", "avx512_vnni", "avx2", "7"}
+    assert (result.vendor, result.model, result.level) == ("GenuineIntel", "Intel(R) Core(TM) i9", None)
     assert warnings == ()
 
 
@@ -197,8 +197,8 @@ X86 = "processor\t: {}\nmodel name\t: x\nflags\t\t: lm avx avx2\n\n"
     ],
 )
 def test_flags_are_unknown_if_one_cpu_lists_none(text):
-    found, warnings = cpu.parse(text)
-    assert (found.flags, found.level) == (frozenset(), None)
+    result, warnings = cpu.parse(text)
+    assert (result.flags, result.level) == (frozenset(), None)
     assert "flags of some CPUs unknown" in warnings[0]
 
 
@@ -213,8 +213,8 @@ def test_flags_are_unknown_if_one_cpu_lists_none(text):
     ],
 )
 def test_flags_are_known_if_every_cpu_lists_them(text):
-    found, warnings = cpu.parse(text)
-    assert found.flags
+    result, warnings = cpu.parse(text)
+    assert result.flags
     assert not any("flags" in warning for warning in warnings)
 
 
@@ -229,16 +229,16 @@ Markierungen:                 fpu lm sse sse2 AVX2
 
 @pytest.mark.parametrize("colon", [":", "\N{FULLWIDTH COLON}"])
 def test_lscpu_in_another_language(colon):
-    found, warnings = cpu.parse(GERMAN.replace(":", colon))
-    assert (found.vendor, found.flags) == ("GenuineIntel", {"fpu", "lm", "sse", "sse2", "avx2"})
+    result, warnings = cpu.parse(GERMAN.replace(":", colon))
+    assert (result.vendor, result.flags) == ("GenuineIntel", {"fpu", "lm", "sse", "sse2", "avx2"})
     assert cpu.arch(GERMAN) == "x86_64"
     assert warnings == ("CPU model unknown",)
 
 
 def as_json(text):
     items = [line.split(":", 1) for line in text.splitlines()]
-    found = [{"field": f"{key.strip()}:", "data": value.strip()} for key, value in items]
-    return json.dumps({"lscpu": [found[0] | {"children": found[1:]}]})
+    result = [{"field": f"{key.strip()}:", "data": value.strip()} for key, value in items]
+    return json.dumps({"lscpu": [result[0] | {"children": result[1:]}]})
 
 
 FRENCH = "Architecture : x86_64\nDrapeaux : fpu lm sse sse2\nIdentifiant constructeur : AuthenticAMD\n"
@@ -271,9 +271,9 @@ def test_invalid_json_of_lscpu_is_ignored(text):
 
 
 def test_other_systems_without_facts():
-    found, warnings = foreign.translate({"flags": "sse", "brand_raw": ""})
-    assert found.flags == frozenset()
-    assert found.model is None
+    result, warnings = foreign.translate({"flags": "sse", "brand_raw": ""})
+    assert result.flags == frozenset()
+    assert result.model is None
     assert warnings
 
 

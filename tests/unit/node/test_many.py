@@ -66,8 +66,8 @@ gpus = st.fixed_dictionaries(
 @given(st.lists(st.tuples(st.lists(gpus, max_size=3), st.lists(words, max_size=2)), min_size=2, max_size=6))
 def test_cached_hosts_equal_parsed_ones(some):
     reader = Reader()
-    for found, warnings in some:
-        data = document(warnings=warnings) | {"gpus": [gpu | {"index": n} for n, gpu in enumerate(found)]}
+    for result, warnings in some:
+        data = document(warnings=warnings) | {"gpus": [gpu | {"index": n} for n, gpu in enumerate(result)]}
         assert outcome(lambda raw: reader.read(raw, "x"), line(data)) == outcome(
             lambda raw: Host.from_json(json.loads(raw), "x"), line(data)
         )
@@ -104,17 +104,17 @@ def fleet(tmp_path):
 
 def test_a_file_of_hosts_is_read_line_by_line(fleet):
     bad: list[Any] = []
-    found = Host.load_all(fleet, bad)
-    assert next(found).gpus[0].uuid == "GPU-00000000"
-    assert [host.gpus[0].uuid for host in found] == ["GPU-00000001", "GPU-00000002", "GPU-00000003"]
+    result = Host.load_all(fleet, bad)
+    assert next(result).gpus[0].uuid == "GPU-00000000"
+    assert [host.gpus[0].uuid for host in result] == ["GPU-00000001", "GPU-00000002", "GPU-00000003"]
     assert [str(error).partition(": ")[0] for error in bad] == [f"{fleet}:4:1:2", f"{fleet}:5"]
 
 
 def test_invalid_lines_are_reported_at_the_end(fleet):
-    found = load_all(str(fleet))
-    assert [next(found).gpus[0].uuid for _ in range(4)] == [f"GPU-0000000{number}" for number in range(4)]
+    result = load_all(str(fleet))
+    assert [next(result).gpus[0].uuid for _ in range(4)] == [f"GPU-0000000{number}" for number in range(4)]
     with pytest.raises(UsageError, match="cannot read 2 hosts") as raised:
-        next(found)
+        next(result)
     assert f"{fleet}:5: arch: expected a string" in str(raised.value)
 
 

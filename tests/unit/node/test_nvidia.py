@@ -55,8 +55,8 @@ def test_any_text_is_read(text):
     nvidia.parse_information(f"Device Minor: {text}\nBus Location: {text}")
     signs.slots(text)
     signs.slots(f"0008\t10de26b9\t{text}")
-    found = pci.canonical(text)
-    assert found is None or pci.order(found)
+    result = pci.canonical(text)
+    assert result is None or pci.order(result)
 
 
 def test_information():
@@ -141,9 +141,9 @@ def test_scan(captured):
     (root / "sys/bus/pci/devices/0000:c1:00.4/physfn").symlink_to("../0000:c1:00.0")
     (root / "sys/bus/pci/devices/0000:44:00.0/driver").symlink_to("../../../../bus/pci/drivers/nouveau")
     (root / "sys/bus/pci/devices/0000:47:00.0/driver").symlink_to("../../../../bus/pci/drivers/forcedeth")
-    found = pci.scan(Tree(str(root)), None)
-    assert [one.bus_id for one in found if one.switch] == ["0000:42:00.0"]
-    assert [(one.bus_id, one.device_id, one.driver, one.gpu) for one in found] == [
+    result = pci.scan(Tree(str(root)), None)
+    assert [one.bus_id for one in result if one.switch] == ["0000:42:00.0"]
+    assert [(one.bus_id, one.device_id, one.driver, one.gpu) for one in result] == [
         ("0000:41:00.0", "26b9", None, True),
         ("0000:42:00.0", "22a3", None, False),
         ("0000:43:00.0", "26b9", None, False),
@@ -151,7 +151,7 @@ def test_scan(captured):
         ("0000:45:00.0", None, None, False),
         ("0000:c1:00.0", "2236", None, True),
     ]
-    assert found[4].label == "0000:45:00.0 (????:????, class 0302)"
+    assert result[4].label == "0000:45:00.0 (????:????, class 0302)"
 
 
 def test_the_list_of_devices_limits_the_scan(captured):
@@ -228,8 +228,8 @@ def test_information_takes_the_address_of_its_folder(captured):
         f"{folder}/y/information": "Device Minor: 3\n",
         f"{folder}/0000:42:00.0/other": "",
     }
-    found = nvidia.read(Tree(str(captured(files)))).information
-    assert [(gpu.bus_id, gpu.minor) for gpu in found] == [
+    result = nvidia.read(Tree(str(captured(files)))).information
+    assert [(gpu.bus_id, gpu.minor) for gpu in result] == [
         ("0000:42:00.0", None),
         ("0000:c1:00.0", 1),
         ("0000:41:00.0", 2),

@@ -23,11 +23,11 @@ M60 = "bus=00000000:05:00.0,dev=13f2,uuid=GPU-m,minor=1,name=Tesla M60,cc=5.2,mi
 
 
 @pytest.fixture
-def ask(stub, monkeypatch):
+def ask(nvml_stub, monkeypatch):
     """Queries the real pynvml in this process, over the stub."""
     import pynvml
 
-    monkeypatch.setattr(pynvml, "nvmlLib", ctypes.CDLL(str(stub / "libnvidia-ml.so.1")))
+    monkeypatch.setattr(pynvml, "nvmlLib", ctypes.CDLL(str(nvml_stub / "libnvidia-ml.so.1")))
     monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
 
     def query(**settings):
@@ -38,8 +38,8 @@ def ask(stub, monkeypatch):
     return query
 
 
-def test_the_separate_process(play):
-    play(gpus=f"{A100};{H100_MIG}", driver="550.163.01")
+def test_the_separate_process(configure_nvml):
+    configure_nvml(gpus=f"{A100};{H100_MIG}", driver="550.163.01")
     answer = nvml.read()
     assert (answer.error, answer.message) == (None, "")
     assert (answer.driver, answer.library) == ("550.163.01", "550.144.03")
@@ -161,8 +161,8 @@ def test_a_failed_initialisation(ask, code):
     assert answer.gpus == ()
 
 
-def test_mismatch_names_the_library(play):
-    play(init=18)
+def test_mismatch_names_the_library(configure_nvml):
+    configure_nvml(init=18)
     answer = nvml.read()
     assert (answer.error, answer.library) == (18, "550.144.03")
     sentence = nvml.explain(answer, Driver(version="550.163.01", kind="open", source="x"))
@@ -196,21 +196,21 @@ def test_no_library(tmp_path, monkeypatch):
     assert answer.gpus == ()
 
 
-def test_a_library_outside_the_loader_s_path(stub, tmp_path, monkeypatch):
+def test_a_library_outside_the_loader_s_path(nvml_stub, tmp_path, monkeypatch):
     # pynvml asks for it by name, and gets what was loaded from elsewhere.
     program = (
         "import sys; from imagematrix.node import nvml_library, nvml_query; "
         "nvml_library.FOLDERS = sys.argv[1:]; nvml_query.main()"
     )
     monkeypatch.setenv("STUB_GPUS", A100)
-    command = [sys.executable, "-c", program, tmp_path, stub]
+    command = [sys.executable, "-c", program, tmp_path, nvml_stub]
     done = subprocess.run(command, capture_output=True, check=True)
     answer = nvml.decode(json.loads(done.stdout))
     assert (answer.message, answer.library) == ("", "550.144.03")
     assert [gpu.uuid for gpu in answer.gpus] == ["GPU-a"]
 
 
-def test_the_query_runs_from_an_archive(stub, tmp_path, monkeypatch):
+def test_the_query_runs_from_an_archive(nvml_stub, tmp_path, monkeypatch):
     import pynvml
 
     archive = tmp_path / "imagematrix.pyz"
@@ -219,7 +219,7 @@ def test_the_query_runs_from_an_archive(stub, tmp_path, monkeypatch):
         made.write(pynvml.__file__, "pynvml.py")
         for file in package.rglob("*.py"):
             made.write(file, file.relative_to(package.parent))
-    monkeypatch.setenv("LD_LIBRARY_PATH", str(stub))
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(nvml_stub))
     monkeypatch.setenv("PYTHONPATH", archive.name)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("STUB_GPUS", A100)
@@ -228,8 +228,8 @@ def test_the_query_runs_from_an_archive(stub, tmp_path, monkeypatch):
     assert done.stdout.split() == [f"{archive}/imagematrix/node/nvml.py", "GPU-a"]
 
 
-def test_a_hanging_query_times_out(play):
-    play(sleep=60)
+def test_a_hanging_query_times_out(configure_nvml):
+    configure_nvml(sleep=60)
     started = time.monotonic()
     answer = nvml.read(0.3)
     assert time.monotonic() - started < 30
@@ -272,10 +272,10 @@ def test_a_process_that_prints_nothing(monkeypatch, program):
     assert "failed: exit" in nvml.read().message
 
 
-def test_pynvml_of_the_current_folder_is_not_run(play, tmp_path, monkeypatch):
+def test_pynvml_of_the_current_folder_is_not_run(configure_nvml, tmp_path, monkeypatch):
     (tmp_path / "pynvml.py").write_text("raise SystemExit('hijacked')")
     monkeypatch.chdir(tmp_path)
-    play(gpus=A100)
+    configure_nvml(gpus=A100)
     assert nvml.read().message == ""
 
 

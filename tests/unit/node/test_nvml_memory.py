@@ -28,11 +28,11 @@ class Reader(io.StringIO):
 
 
 @pytest.fixture
-def pynvml(play, stub, monkeypatch):
+def pynvml(configure_nvml, nvml_stub, monkeypatch):
     import pynvml
 
-    play(gpus=GPUS)
-    monkeypatch.setattr(pynvml, "nvmlLib", ctypes.CDLL(str(stub / "libnvidia-ml.so.1")))
+    configure_nvml(gpus=GPUS)
+    monkeypatch.setattr(pynvml, "nvmlLib", ctypes.CDLL(str(nvml_stub / "libnvidia-ml.so.1")))
     monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
     return pynvml
 

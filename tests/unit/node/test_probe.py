@@ -58,15 +58,15 @@ def test_a_good_node(captured, gpu):
     assert host.arch == "x86_64"
     assert host.cpu.model == "AMD EPYC 9654"
     assert (host.driver.version, host.driver.kind) == ("550.163.01", "open")
-    found = only(host)
-    assert (found.index, found.minor, found.uuid, found.pci_bus_id) == (0, 3, "GPU-1", BUS)
-    assert (found.pci_device_id, found.compute, found.brand, found.memory_mib) == (
+    image = only(host)
+    assert (image.index, image.minor, image.uuid, image.pci_bus_id) == (0, 3, "GPU-1", BUS)
+    assert (image.pci_device_id, image.compute, image.brand, image.memory_mib) == (
         "26b9",
         "8.9",
         "nvidia",
         46068,
     )
-    assert found.state == "ok"
+    assert image.state == "ok"
     assert host.devices == ("/dev/nvidia-uvm", "/dev/nvidia3", "/dev/nvidiactl")
     assert Host.from_json(host.to_json()) == host
 
@@ -108,9 +108,9 @@ def test_the_fabric_manager_of_nvswitch_nodes(captured, gpu, files, state, warne
 def test_a_captured_tree_is_read_without_nvml(captured, gpu, monkeypatch):
     monkeypatch.setattr(nvml, "read", lambda: pytest.fail("NVML was asked"))
     host = probe(captured(gpu()))
-    found = only(host)
-    assert (found.name, found.compute, found.uuid, found.state) == ("NVIDIA L40S", "8.9", "GPU-1", "ok")
-    assert (found.brand, found.memory_mib, found.mig) == ("nvidia", None, None)
+    image = only(host)
+    assert (image.name, image.compute, image.uuid, image.state) == ("NVIDIA L40S", "8.9", "GPU-1", "ok")
+    assert (image.brand, image.memory_mib, image.mig) == ("nvidia", None, None)
     assert host.warnings == (NOT_QUERIED,)
 
 
@@ -143,14 +143,14 @@ def test_one_of_two_bound_to_another_driver(captured, gpu):
     root = captured(gpu() | second)
     (root / "sys/bus/pci/devices/0000:42:00.0/driver").symlink_to("../../drivers/nouveau")
     host = asked(root, GOOD)
-    assert [found.state for found in host.gpus] == ["ok", "no-module"]
+    assert [gpu.state for gpu in host.gpus] == ["ok", "no-module"]
     assert "bound to nouveau" in host.warnings[0]
 
 
 def test_a_gpu_that_the_module_does_not_list(captured, gpu):
     second = without(gpu(bus="0000:42:00.0", minor=4), "proc/driver", "dev/")
     host = asked(captured(gpu() | second), GOOD)
-    assert [found.state for found in host.gpus] == ["ok", "no-node"]
+    assert [gpu.state for gpu in host.gpus] == ["ok", "no-node"]
     assert "not listed by the nvidia module" in host.warnings[0]
 
 
@@ -194,8 +194,8 @@ def test_a_node_without_information_files(captured, gpu):
     assert only(host).state == "unconfirmed"
     assert "confirmed neither by /proc/driver/nvidia/gpus nor by NVML" in host.warnings[1]
     assert "device minor, UUID" in host.warnings[2]
-    found = only(asked(captured(files), GOOD))
-    assert (found.minor, found.state) == (3, "ok")
+    image = only(asked(captured(files), GOOD))
+    assert (image.minor, image.state) == (3, "ok")
     silent = Nvml(error=18, message="mismatch")
     assert only(asked(captured(files), silent)).state == "unconfirmed"
 
@@ -206,7 +206,7 @@ def test_a_gpu_that_nvml_does_not_list(captured, gpu, listed):
     others = tuple(replaced(L40S, bus_id="0000:42:00.0", minor=4) for _ in listed)
     host = asked(captured(files), replaced(GOOD, gpus=others))
     assert host.gpus[0].state == "failed"
-    assert [found.state for found in host.gpus[1:]] == ["ok" if listed else "failed"]
+    assert [gpu.state for gpu in host.gpus[1:]] == ["ok" if listed else "failed"]
     assert "RmInitAdapter" in host.warnings[0]
 
 
@@ -232,8 +232,8 @@ def bound(root):
 def test_a_container_with_one_of_eight(captured, gpu):
     files, answer = granted(gpu, 5)
     host = asked(bound(captured(files)), answer)
-    found = only(host)
-    assert (found.index, found.minor, found.state) == (0, 5, "ok")
+    image = only(host)
+    assert (image.index, image.minor, image.state) == (0, 5, "ok")
     assert host.accelerators == ()
     (warning,) = host.warnings
     assert warning.startswith("0000:41:00.0, 0000:42:00.0,")
@@ -251,27 +251,27 @@ def test_devices_passed_individually(captured, gpu, kind, states, listed):
     files = gpu() | second | {"proc/self/mountinfo": MOUNTS.format(kind, kind)}
     answer = GOOD if listed else Nvml(error=12, message="none")
     host = asked(bound(captured(files)), answer)
-    assert [found.state for found in host.gpus] == states
+    assert [gpu.state for gpu in host.gpus] == states
 
 
 def test_a_sandbox_with_one_of_two_on_the_bus(captured, gpu):
     files = gpu() | gpu(bus="0000:42:00.0", minor=4) | {"proc/self/mountinfo": MOUNTS.format("tmpfs", "x")}
     host = asked(captured(without(files, "proc/driver", "dev/nvidia4")), GOOD)
-    assert [found.pci_bus_id for found in host.gpus] == [BUS]
+    assert [gpu.pci_bus_id for gpu in host.gpus] == [BUS]
 
 
 def test_a_broken_gpu_of_a_bare_node_is_reported(captured, gpu):
     # The module has it, so that it is listed and has a node; NVML can't have it.
     files = gpu() | gpu(bus="0000:42:00.0", minor=4)
     host = asked(bound(captured(files)), GOOD)
-    assert [found.state for found in host.gpus] == ["ok", "failed"]
+    assert [gpu.state for gpu in host.gpus] == ["ok", "failed"]
     # The module does not have it.
     root = bound(
         captured(without(files, "proc/driver/nvidia/gpus/0000:42", "dev/nvidia4"), captured({}).parent / "b")
     )
     (root / "sys/bus/pci/devices/0000:42:00.0/driver").unlink()
     host = asked(root, GOOD)
-    assert [found.state for found in host.gpus] == ["ok", "no-node"]
+    assert [gpu.state for gpu in host.gpus] == ["ok", "no-node"]
 
 
 @pytest.mark.parametrize(
@@ -292,17 +292,17 @@ def test_a_node_without_access(captured, gpu, monkeypatch, error, states, code):
     host = asked(captured(files), replaced(GOOD, gpus=(*unreached, reached)))
     if code:
         states = ["no-permission", "ok"] if error != errno.EPERM else states
-    assert [found.state for found in host.gpus] == states
+    assert [gpu.state for gpu in host.gpus] == states
     monkeypatch.setattr(Tree, "refusal", lambda *_: error)
     host = asked(captured(files), replaced(GOOD, gpus=()))
     denied = error in {errno.EPERM, errno.EACCES}
-    assert [found.state for found in host.gpus] == ["no-permission" if denied else "failed"] * 2
+    assert [gpu.state for gpu in host.gpus] == ["no-permission" if denied else "failed"] * 2
 
 
 def test_a_container_with_none_of_two(captured, gpu):
     files, answer = granted(gpu)
     host = asked(bound(captured(files | {"proc/self/mountinfo": MOUNTS.format("tmpfs", "x")})), answer)
-    assert [found.usable for found in host.gpus] == [False] * 8
+    assert [gpu.usable for gpu in host.gpus] == [False] * 8
 
 
 def test_excluded(captured, gpu):
@@ -319,8 +319,8 @@ def test_the_lost_gpu_is_the_one_without_readings(captured, gpu):
         gpus=(NvmlGpu(index=0, errors={"handle": 15}), replaced(L40S, bus_id="0000:42:00.0")),
     )
     host = asked(captured(files), answer)
-    assert [found.state for found in host.gpus] == ["lost", "ok", "excluded"]
-    assert [found.pci_bus_id for found in host.gpus] == [BUS, "0000:42:00.0", "0000:c1:00.0"]
+    assert [gpu.state for gpu in host.gpus] == ["lost", "ok", "excluded"]
+    assert [gpu.pci_bus_id for gpu in host.gpus] == [BUS, "0000:42:00.0", "0000:c1:00.0"]
     assert host.gpus[0].label == "GPU 0 (NVIDIA L40S)"
     assert "not responding" in host.warnings[0]
 
@@ -392,15 +392,15 @@ def test_mismatch(captured, gpu):
     assert "550.163.01" in warning
 
 
-def test_nvml_that_hangs(captured, gpu, play):
-    play(sleep=60, gpus="bus=00000000:41:00.0")
+def test_nvml_that_hangs(captured, gpu, configure_nvml):
+    configure_nvml(sleep=60, gpus="bus=00000000:41:00.0")
     host = assemble(Tree(str(captured(gpu()))), query=lambda: nvml.read(0.2))
     assert only(host).compute == "8.9"
     assert "no response within 0.2 seconds" in host.warnings[0]
 
 
-def test_nvml_in_a_process_of_its_own(captured, gpu, play):
-    play(gpus="bus=00000000:41:00.0,dev=26b9,minor=3,cc=8.9,mib=46068,name=NVIDIA L40S,uuid=GPU-7")
+def test_nvml_in_a_process_of_its_own(captured, gpu, configure_nvml):
+    configure_nvml(gpus="bus=00000000:41:00.0,dev=26b9,minor=3,cc=8.9,mib=46068,name=NVIDIA L40S,uuid=GPU-7")
     host = assemble(Tree(str(captured(gpu(uuid="GPU-????????")))), query=nvml.read)
     assert (only(host).uuid, only(host).memory_mib) == ("GPU-7", 46068)
     assert host.warnings == ()
@@ -425,8 +425,8 @@ def test_a_sandbox_with_nodes_and_nvml_only(captured, gpu):
     files = without(gpu(), "proc/driver", "sys/")
     host = asked(captured(files), GOOD)
     assert (host.driver.version, host.driver.source) == ("550.163.01", "NVML")
-    found = only(host)
-    assert (found.pci_bus_id, found.pci_device_id, found.minor, found.state) == (BUS, "26b9", 3, "ok")
+    image = only(host)
+    assert (image.pci_bus_id, image.pci_device_id, image.minor, image.state) == (BUS, "26b9", 3, "ok")
     assert host.devices == ("/dev/nvidia-uvm", "/dev/nvidia3", "/dev/nvidiactl")
     assert host.warnings == (SANDBOX,)
 
@@ -481,13 +481,13 @@ def test_gpus_are_in_bus_order_whatever_the_minors(captured, gpu):
         gpu(bus="0000:c1:00.0", minor=0) | gpu(bus="0000:41:00.0", minor=1) | gpu(bus="0001:01:00.0", minor=2)
     )
     host = probe(captured(files))
-    assert [(found.index, found.minor) for found in host.gpus] == [(0, 1), (1, 0), (2, 2)]
+    assert [(gpu.index, gpu.minor) for gpu in host.gpus] == [(0, 1), (1, 0), (2, 2)]
 
 
 def test_a_dump_gives_the_gpus(captured, gpu, dumps):
     host = probe(captured(gpu()), smi=dumps / "550-lost.xml")
     assert (host.driver.version, host.driver.kind) == ("550.163.01", "open")
-    assert [found.state for found in host.gpus] == ["ok", "lost", "vgpu"]
+    assert [gpu.state for gpu in host.gpus] == ["ok", "lost", "vgpu"]
     assert host.devices == ("/dev/nvidia-uvm", "/dev/nvidia3", "/dev/nvidiactl")
     assert len(host.warnings) == 2
     assert Host.from_json(host.to_json()) == host

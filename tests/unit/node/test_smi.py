@@ -61,13 +61,13 @@ def test_535(dumps):
 )
 def test_virtualization_modes(told, state):
     mode = f"<virtualization_mode>{told}</virtualization_mode>"
-    _, (found,), _ = smi.parse(dump(gpu(f"<gpu_virtualization_mode>{mode}</gpu_virtualization_mode>")), "x")
-    assert found.state == state
+    _, (result,), _ = smi.parse(dump(gpu(f"<gpu_virtualization_mode>{mode}</gpu_virtualization_mode>")), "x")
+    assert result.state == state
 
 
 def test_a_vgpu_by_its_name():
-    _, (found,), _ = smi.parse(dump(gpu("<product_name>NVIDIA A10-24Q</product_name>")), "x")
-    assert found.state == "vgpu"
+    _, (result,), _ = smi.parse(dump(gpu("<product_name>NVIDIA A10-24Q</product_name>")), "x")
+    assert result.state == "vgpu"
 
 
 def test_550_with_a_lost_gpu_and_a_vgpu(dumps):

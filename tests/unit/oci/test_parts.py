@@ -33,9 +33,9 @@ def test_engine_history_is_newest_first():
 
 
 def test_empty_layers_are_matched_by_count():
-    found = of_history(["sha256:a", "sha256:b"], listed(10, 0, 0))
-    assert found
-    assert [part.size for part in found] == [10, 0]
+    result = of_history(["sha256:a", "sha256:b"], listed(10, 0, 0))
+    assert result
+    assert [part.size for part in result] == [10, 0]
     (one,) = of_history(["sha256:a"], listed(10, 0, 0)) or ()
     assert one.size == 10
 

@@ -17,8 +17,8 @@ RAW = json.dumps({"mediaType": INDEX, "manifests": []}).encode()
 
 @pytest.fixture
 def registry(server):
-    with Registry(f"{server.address}/ml/training") as found:
-        yield found
+    with Registry(f"{server.address}/ml/training") as client:
+        yield client
 
 
 @pytest.fixture
@@ -39,9 +39,9 @@ def test_pushed_content_is_read_back(registry, repository):
     assert registry.manifest("v1") is None
     assert registry.digest("v1") is None
     registry.push_manifest("v1", RAW, INDEX)
-    found = registry.manifest("v1")
-    assert (found.raw, found.media_type, found.digest) == (RAW, INDEX, digest(RAW))
-    assert registry.manifest(digest(RAW)) == found
+    result = registry.manifest("v1")
+    assert (result.raw, result.media_type, result.digest) == (RAW, INDEX, digest(RAW))
+    assert registry.manifest(digest(RAW)) == result
     assert registry.digest("v1") == digest(RAW)
     assert registry.tags() == ["v1"]
 
@@ -84,7 +84,7 @@ def test_interrupted_upload_restarts_from_the_beginning(server, registry, reposi
     server.fails("PUT", "uploads", drop=True)
     push(registry)
     assert repository.blobs == {digest(BLOB): BLOB}
-    assert [one.method for one in server.asked] == ["POST", "PUT", "POST", "PUT"]
+    assert [one.method for one in server.requests] == ["POST", "PUT", "POST", "PUT"]
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 405, 413])
@@ -158,7 +158,7 @@ def test_endless_pages_of_tags_are_rejected(server, registry, repository, monkey
 def test_credentials_are_sent_after_a_challenge(server, registry, log_in):
     server.basic = log_in(server.address)
     push(registry)
-    assert [one.login for one in server.asked] == [None, server.basic, server.basic]
+    assert [one.login for one in server.requests] == [None, server.basic, server.basic]
 
 
 def test_wrong_credentials_are_sent_once(server, registry, log_in):
@@ -167,7 +167,7 @@ def test_wrong_credentials_are_sent_once(server, registry, log_in):
     for asked in (2, 3):
         with pytest.raises(EngineError, match="denies access"):
             registry.digest("v1")
-        assert len(server.asked) == asked
+        assert len(server.requests) == asked
 
 
 @pytest.mark.parametrize("uses", [1, 2, 3])
@@ -242,8 +242,8 @@ def test_upload_to_another_host_sends_no_credentials(start_server, server, regis
     server.basic = log_in(server.address)
     server.elsewhere = f"http://{other.address}"
     push(registry)
-    assert [one.login for one in server.asked] == [None, server.basic]
-    assert [one.login for one in other.asked] == [None]
+    assert [one.login for one in server.requests] == [None, server.basic]
+    assert [one.login for one in other.requests] == [None]
     assert other.repository("ml/training").blobs.keys() == {digest(BLOB)}
 
 
@@ -257,7 +257,7 @@ def test_challenge_from_another_host_is_refused(start_server, server, registry, 
         server.fails("GET", "blobs", status=307, headers={"Location": f"http://{other.address}/v2/a/blobs/b"})
     with pytest.raises(EngineError, match="denies access"):
         registry.blob(digest(BLOB)) if redirect else push(registry)
-    assert [(one.path.partition("?")[0][:4], one.login) for one in other.asked] == [("/v2/", None)]
+    assert [(one.path.partition("?")[0][:4], one.login) for one in other.requests] == [("/v2/", None)]
 
 
 def test_credentials_are_never_sent_without_tls(log_in, monkeypatch):
@@ -290,7 +290,7 @@ def test_netrc_is_ignored(server, registry, repository, tmp_path, monkeypatch):
     (tmp_path / "netrc").write_text("machine 127.0.0.1 login me password secret\n")
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     assert registry.digest("v1") == digest(RAW)
-    assert {one.login for one in server.asked} == {None}
+    assert {one.login for one in server.requests} == {None}
 
 
 def test_unreachable_host_is_named(server, registry):
@@ -310,7 +310,7 @@ def test_registry_without_tls_must_be_on_loopback(server, monkeypatch):
     with Registry(f"reg.example:{port}/training") as registry, pytest.raises(EngineError) as caught:
         registry.digest("v1")
     assert "only on loopback" in caught.value.remedy
-    assert not server.asked
+    assert not server.requests
 
 
 @pytest.mark.parametrize("tag", ["a/b", "v1?x", "v1#x", "..", "-v", "v" * 129, "v1@latest", "é"])
@@ -387,10 +387,10 @@ def test_proxy_variables_apply_per_host(start_server, server, registry, reposito
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     repository.put("v1", RAW, INDEX)
     assert registry.digest("v1") == registry.digest("v1") == digest(RAW)
-    assert not other.asked
+    assert not other.requests
     server.elsewhere = "http://reg.example"
     push(registry)
-    assert {one.path.partition("?")[0] for one in other.asked} == {
+    assert {one.path.partition("?")[0] for one in other.requests} == {
         "http://reg.example/v2/ml/training/blobs/uploads/1"
     }
 

@@ -87,9 +87,9 @@ def test_pipelines_go_from_plan_to_publish(path):
     "path", [*PIPELINES, ROOT / "docs" / "how-to" / "build-in-ci.md"], ids=lambda path: path.name
 )
 def test_command_lines_use_existing_options(path):
-    found = [words for words in lines(path) if not words[0].startswith("`")]
-    assert found
-    for name, *words in found:
+    result = [words for words in lines(path) if not words[0].startswith("`")]
+    assert result
+    for name, *words in result:
         command = COMMANDS.get(name)
         assert command, f"there is no command {name}"
         command.make_context(name, [word for word in words if word != "…"])

@@ -164,14 +164,14 @@ def test_changed_files_are_named(folder):
 
 
 def test_recorded_listing_is_read_back(folder, tmp_path):
-    found, state = listing(folder), tmp_path / STATE
-    assert recorded(state, found.digest) is None
-    record(state, found)
-    record(state, found)
-    assert recorded(state, found.digest) == found
+    result, state = listing(folder), tmp_path / STATE
+    assert recorded(state, result.digest) is None
+    record(state, result)
+    record(state, result)
+    assert recorded(state, result.digest) == result
     (path,) = (state / "contexts").iterdir()
     path.write_bytes(b"damaged")
-    assert recorded(state, found.digest) is None
+    assert recorded(state, result.digest) is None
     for name in ("", "..", "\0", "sha256:../../x"):
         assert recorded(state, name) is None
 

@@ -32,19 +32,19 @@ def environment(monkeypatch, tmp_path):
 @pytest.mark.usefixtures("environment")
 def test_options_use_buildx_syntax(tmp_path):
     (tmp_path / "plain").touch()
-    found = parse(
+    result = parse(
         ['id=ca,"src=ca,1.pem"', "id=token,env=TOKEN", "id=TOKEN", "id=plain"],
         ["default", "deploy=key"],
         ["INDEX=https://x?a=b", "TOP="],
     )
-    assert found.secrets == {
+    assert result.secrets == {
         "ca": 'id=ca,type=file,"src=ca,1.pem"',
         "token": "id=token,type=env,env=TOKEN",
         "TOKEN": "id=TOKEN,type=env,env=TOKEN",
         "plain": "id=plain,type=file,src=plain",
     }
-    assert found.ssh == {"default": "default", "deploy": "deploy=key"}
-    assert found.args == {"INDEX": "https://x?a=b", "TOP": ""}
+    assert result.ssh == {"default": "default", "deploy": "deploy=key"}
+    assert result.args == {"INDEX": "https://x?a=b", "TOP": ""}
 
 
 @pytest.mark.parametrize(
@@ -89,8 +89,8 @@ ALL = Given(secrets={"ca": "id=ca", "token": "id=token"}, ssh={"default": "defau
 
 def test_identity_has_ids_names_and_argument_values(planned):
     (item,) = planned(ALL).with_status("build")
-    found = {name: item.identity.components[name] for name in ("secrets", "ssh", "arg INDEX", "arg TOP")}
-    assert found == {"secrets": "ca,token", "ssh": "default", "arg INDEX": "x", "arg TOP": "a"}
+    result = {name: item.identity.components[name] for name in ("secrets", "ssh", "arg INDEX", "arg TOP")}
+    assert result == {"secrets": "ca,token", "ssh": "default", "arg INDEX": "x", "arg TOP": "a"}
     (other,) = planned(Given(args={"INDEX": "x", "TOP": "b"}, proxies=("HTTPS_PROXY",))).with_status("build")
     assert other.identity.changed(item.identity.components) == ("arg TOP", "proxy")
     assert other.identity.components["proxy"] == "HTTPS_PROXY"

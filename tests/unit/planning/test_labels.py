@@ -19,8 +19,8 @@ GPU = "cuda=12.4,compute=8.9,driver=550.163.01,march=znver4"
 def test_catalog_entry_round_trips_through_labels(planned, only):
     (item,) = planned(only=only).with_status("build")
     own = written.for_item(item, FLAGS)
-    found = labels.read(own, reference=item.reference, digest=None, size=None)
-    assert found == written.variant(item.cell, FLAGS, item.reference)
+    variant = labels.read(own, reference=item.reference, digest=None, size=None)
+    assert variant == written.variant(item.cell, FLAGS, item.reference)
 
 
 def test_label_states_signed_return_addresses(planned):
@@ -28,8 +28,8 @@ def test_label_states_signed_return_addresses(planned):
     for flags in (FLAGS, FLAGS | marches.SIGNING):
         label = written.for_item(item, flags)[labels.VARIANT]
         assert ("signed_returns" in json.loads(label)) is (flags != FLAGS)
-        found = labels.read({labels.VARIANT: label}, reference=item.reference, digest=None, size=None)
-        assert found.signed_returns is (flags != FLAGS)
+        variant = labels.read({labels.VARIANT: label}, reference=item.reference, digest=None, size=None)
+        assert variant.signed_returns is (flags != FLAGS)
 
 
 def test_labels_have_the_documented_contents(planned):
@@ -72,11 +72,11 @@ OWN = ("  march:", "  python: ['3.11', '3.13']\n  cc: [gcc-14]\n  march:")
 
 
 def test_own_axes_are_in_labels(planned):
-    found = [
+    result = [
         labels.read(written.for_item(item, FLAGS), reference=item.reference, digest=None, size=None).axes
         for item in planned(OWN, only=f"{GPU},cc=gcc-14").with_status("build")
     ]
-    assert found == [(("cc", "gcc-14"), ("python", python)) for python in ("3.11", "3.13")]
+    assert result == [(("cc", "gcc-14"), ("python", python)) for python in ("3.11", "3.13")]
 
 
 def test_defaults_are_in_labels_and_identity(planned):
@@ -105,8 +105,8 @@ def test_cpu_only_image_has_no_gpu_labels(planned):
     own = written.for_item(item, FLAGS)
     assert "com.nvidia.cuda.version" not in own
     assert "org.opencontainers.image.base.name" not in own
-    found = labels.read(own, reference=item.reference, digest=None, size=None)
-    assert (found.cuda, found.cubins, found.driver, found.gpu) == (None, (), None, False)
+    variant = labels.read(own, reference=item.reference, digest=None, size=None)
+    assert (variant.cuda, variant.cubins, variant.driver, variant.gpu) == (None, (), None, False)
 
 
 @pytest.mark.parametrize(

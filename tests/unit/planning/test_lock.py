@@ -129,9 +129,9 @@ def test_build_plans_again_if_its_base_was_locked_meanwhile(project, cli, monkey
     planned = planning.planned
 
     def raced(file, against, only, **options):
-        found = planned(file, replace(against, resolve=backend.resolve), only, **options)
-        lock.extend(lock.beside(path), dict.fromkeys(found.bases, ONE))
-        return found
+        result = planned(file, replace(against, resolve=backend.resolve), only, **options)
+        lock.extend(lock.beside(path), dict.fromkeys(result.bases, ONE))
+        return result
 
     monkeypatch.setattr("imagematrix.cli.planning.planned", raced)
     monkeypatch.setattr("imagematrix.cli.build.workshop", lambda *_, **__: nullcontext(Shop(backend)))
@@ -143,8 +143,8 @@ def test_build_plans_again_if_its_base_was_locked_meanwhile(project, cli, monkey
 
 def test_plan_uses_locked_digests(project, backend):
     locked = {"debian:trixie": ONE}
-    found = plan(load(project()), Against(resolve=backend.resolve, locked=locked))
-    assert found.bases["debian:trixie"] == ONE
+    planned = plan(load(project()), Against(resolve=backend.resolve, locked=locked))
+    assert planned.bases["debian:trixie"] == ONE
     assert backend.called("resolve") == ["debian:bookworm"]
 
 
@@ -164,8 +164,8 @@ def test_complete_lock_needs_no_lookup(project, cli):
     path = project()
     assert cli("lock", "-f", path).code == 8  # an engine has to tell
     lock.extend(lock.beside(path), {"debian:bookworm": ONE, "debian:trixie": TWO, "debian:sid": TWO})
-    said = cli("lock", "-f", path)
-    assert said.code == 0, said.err
-    assert "debian:sid" in said.err  # which no cell uses any more
+    result = cli("lock", "-f", path)
+    assert result.code == 0, result.err
+    assert "debian:sid" in result.err  # which no cell uses any more
     assert lock.read(lock.beside(path)) == {"debian:bookworm": ONE, "debian:trixie": TWO}
     assert cli("lock", "-f", path, "--upgrade").code == 8

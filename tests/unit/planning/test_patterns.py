@@ -54,10 +54,10 @@ def leave(tmp_path):
     ],
 )
 def test_pattern_excludes_matching_files(leave, pattern, out, kept):
-    found = leave([*out, *kept], [pattern])
+    result = leave([*out, *kept], [pattern])
     out = {os.path.normpath(file) for file in out}
-    assert not out & set(found)
-    assert set(kept) <= set(found)
+    assert not out & set(result)
+    assert set(kept) <= set(result)
 
 
 @pytest.mark.parametrize(

@@ -24,17 +24,17 @@ ONE = "cuda=12.4,compute=8.9,driver=550.163.01,march=znver4"
 def built(backend, silent, tmp_path_factory):
     """Call it with a plan to have it carried out."""
     logs = tmp_path_factory.mktemp("logs")
-    return lambda found: build(found, backend, backend, jobs=1, logs=logs, reporter=silent, layers=Layers())
+    return lambda plan: build(plan, backend, backend, jobs=1, logs=logs, reporter=silent, layers=Layers())
 
 
 def test_missing_images_are_to_be_built(planned, conforms):
-    found = planned()
-    assert Counter(item.status for item in found.items) == {"build": 12, "excluded": 4, "infeasible": 2}
-    item = found.items[-5]
+    plan = planned()
+    assert Counter(item.status for item in plan.items) == {"build": 12, "excluded": 4, "infeasible": 2}
+    item = plan.items[-5]
     assert item.cell.id == "cuda12.4-sm89-drv550.163.01-znver4"
     assert item.reference == f"training:v1-{item.cell.id}-{item.identity.digest[7:19]}"
     assert item.dockerfile.startswith("FROM debian:trixie AS compiler")
-    assert found.to_json()["cells"][-5] == {
+    assert plan.to_json()["cells"][-5] == {
         "image": "training",
         "version": "v1",
         "cell": item.cell.id,
@@ -47,7 +47,7 @@ def test_missing_images_are_to_be_built(planned, conforms):
         "changed": [],
         "files": [],
     }
-    conforms(found.to_json())
+    conforms(plan.to_json())
 
 
 def test_shared_facts_are_queried_once(planned, backend):
@@ -91,19 +91,19 @@ def test_excluded_cell_names_its_rule(planned, tmp_path):
     ],
 )
 def test_infeasible_cell_names_the_vendor_rule(planned, backend, change, cells, rule, why, conforms):
-    found = planned(change, only=cells)
-    kept = [item for item in found.items if item.status != "excluded"]
+    plan = planned(change, only=cells)
+    kept = [item for item in plan.items if item.status != "excluded"]
     assert {(item.status, item.rule) for item in kept} == {("infeasible", rule)}
     assert all(why in item.why for item in kept)
     assert not backend.calls
-    conforms(found.to_json())
+    conforms(plan.to_json())
 
 
 def test_existing_images_are_up_to_date(planned, built):
     built(planned(only="march=znver4"))
-    found = planned()
-    assert {item.cell.axes["march"] for item in found.with_status("up-to-date")} == {"znver4"}
-    assert {item.cell.axes["march"] for item in found.with_status(PlanStatus.BUILD)} == {"x86-64-v3"}
+    plan = planned()
+    assert {item.cell.axes["march"] for item in plan.with_status("up-to-date")} == {"znver4"}
+    assert {item.cell.axes["march"] for item in plan.with_status(PlanStatus.BUILD)} == {"x86-64-v3"}
 
 
 @pytest.mark.parametrize(
@@ -163,8 +163,8 @@ def test_schema_1_image_is_up_to_date_under_its_own_tag(planned, backend, tmp_pa
     old = before_schema_2(item, tmp_path)
     tag = f"{item.cell.image.name}:{identity.tag(item.cell, old)}"
     backend.images[tag] = labels.for_item(replace(item, identity=old, reference=tag), frozenset())
-    (found,) = planned(only=ONE).with_status("up-to-date")
-    assert (found.reference, found.identity.digest) == (tag, old.digest)
+    (result,) = planned(only=ONE).with_status("up-to-date")
+    assert (result.reference, result.identity.digest) == (tag, old.digest)
     (tmp_path / "new.c").touch()
     (refused,) = planned(only=ONE).with_status("refused")
     assert refused.difference == Difference(reference=tag, components=("context",))
@@ -190,11 +190,11 @@ def test_development_version_is_built_again(planned, built, backend):
 
 
 def test_every_feasible_cell_is_built_without_an_engine(project, conforms):
-    found = plan(load(project(('"8.9"]', '"10.0"]'))), Against())
-    assert len(found.with_status(PlanStatus.BUILD)) == 7
-    assert len(found.dropped(DropStatus.INFEASIBLE)) == 7
-    assert all(item.identity is None for item in found.with_status(PlanStatus.BUILD))
-    document = conforms(found.to_json())
+    planned = plan(load(project(('"8.9"]', '"10.0"]'))), Against())
+    assert len(planned.with_status(PlanStatus.BUILD)) == 7
+    assert len(planned.dropped(DropStatus.INFEASIBLE)) == 7
+    assert all(item.identity is None for item in planned.with_status(PlanStatus.BUILD))
+    document = conforms(planned.to_json())
     assert all(cell["reference"] is None for cell in document["cells"])
 
 

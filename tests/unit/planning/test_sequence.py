@@ -24,10 +24,10 @@ def test_cells_without_stages_keep_their_order():
 @given(st.lists(st.frozensets(st.integers(0, 8), max_size=6), max_size=12))
 def test_next_cell_has_the_most_new_stages(cells):
     names = [str(number) for number in range(len(cells))]
-    found = leaders_first({name: dockerfile(sorted(own)) for name, own in zip(names, cells, strict=True)})
+    result = leaders_first({name: dockerfile(sorted(own)) for name, own in zip(names, cells, strict=True)})
     seen: set[object] = set()
     left = dict(zip(names, cells, strict=True))
-    for name in found:
+    for name in result:
         most = max(len(own - seen) for own in left.values())
         assert name == next(one for one, own in left.items() if len(own - seen) == most)
         seen |= left.pop(name)

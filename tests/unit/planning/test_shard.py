@@ -30,10 +30,10 @@ def document(*cells):
 
 
 def loads(weights, parts, count):
-    found = [0.0] * count
+    result = [0.0] * count
     for cell, number in parts.items():
-        found[number - 1] += weights[cell]
-    return found
+        result[number - 1] += weights[cell]
+    return result
 
 
 def test_valid_shards_are_parsed():

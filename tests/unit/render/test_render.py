@@ -70,8 +70,8 @@ def test_shipped_templates_match_the_golden_files(name, starters):
 
 
 def test_every_golden_file_is_used():
-    found = {str(path.relative_to(GOLDEN).with_suffix("")) for path in GOLDEN.rglob("*.Dockerfile")}
-    assert found == set(CELLS)
+    result = {str(path.relative_to(GOLDEN).with_suffix("")) for path in GOLDEN.rglob("*.Dockerfile")}
+    assert result == set(CELLS)
 
 
 def test_rendering_does_not_depend_on_hash_order(starters):

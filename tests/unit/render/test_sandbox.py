@@ -65,11 +65,11 @@ def test_template_reaches_only_data_and_jinja_builtins(folder):
         known.add(mark)
         assert_harmless(value)
         for name in dir(value):
-            found = environment.getattr(value, name)
-            if not environment.is_safe_attribute(value, name, found):
-                assert name.startswith("_") or "unsafe" in str(found._undefined_message)
-            elif not isinstance(found, environment.undefined):
-                waiting.append(found)
+            result = environment.getattr(value, name)
+            if not environment.is_safe_attribute(value, name, result):
+                assert name.startswith("_") or "unsafe" in str(result._undefined_message)
+            elif not isinstance(result, environment.undefined):
+                waiting.append(result)
 
 
 def assert_harmless(value):
@@ -126,11 +126,11 @@ def assert_harmless(value):
     ],
 )
 def test_template_cannot_reach_python(answer, trick):
-    found = answer(trick)
-    assert "image" in found or any(
-        word in found["error"]
+    result = answer(trick)
+    assert "image" in result or any(
+        word in result["error"]
         for word in ("unsafe", "not safely callable", "undefined", "No filter", "no attribute")
-    ), found
+    ), result
 
 
 @pytest.mark.parametrize("name", ["named", "values", "get", "_planner", "other"])
@@ -244,35 +244,35 @@ def cells(project):
 )
 def test_time_memory_and_output_are_limited(cells, monkeypatch, template, expected):
     monkeypatch.setattr(render, "SECONDS", 1)
-    renderer, found = cells(template)
+    renderer, result = cells(template)
     with pytest.raises(UsageError) as caught:
-        renderer.render(found[0], {}.get)
+        renderer.render(result[0], {}.get)
     assert expected in str(caught.value)
     assert str(caught.value).endswith("(in the cell cpu-x86-64-v3)")
 
 
 def test_killed_renderer_is_reported(cells):
-    renderer, found = cells("FROM x\n")
-    assert renderer.render(found[0], {}.get) == "FROM x\n"
+    renderer, result = cells("FROM x\n")
+    assert renderer.render(result[0], {}.get) == "FROM x\n"
     renderer._process.kill()
     with pytest.raises(UsageError, match="rendering was killed by SIGKILL"):
-        renderer.render(found[1], {}.get)
+        renderer.render(result[1], {}.get)
 
 
 def test_renderer_that_does_not_start_is_reported(cells, monkeypatch):
     monkeypatch.setattr(render, "START", "raise SystemExit(3)")
-    renderer, found = cells("FROM x\n")
+    renderer, result = cells("FROM x\n")
     with pytest.raises(ImagematrixError, match="exited with code 3"):
-        renderer.render(found[0], {}.get)
+        renderer.render(result[0], {}.get)
 
 
 def test_long_requests_and_answers_do_not_deadlock(cells):
-    renderer, found = cells("{% for n in range(1000) %}{{ base }} and much more text {% endfor %}")
-    renderer.ahead(found)
-    assert {len(renderer.render(cell, {}.get)) > 30_000 for cell in reversed(found)} == {True}
+    renderer, result = cells("{% for n in range(1000) %}{{ base }} and much more text {% endfor %}")
+    renderer.ahead(result)
+    assert {len(renderer.render(cell, {}.get)) > 30_000 for cell in reversed(result)} == {True}
 
 
 def test_renderer_does_not_receive_ctrl_c(cells):
-    renderer, found = cells("FROM x\n")
+    renderer, result = cells("FROM x\n")
     assert os.getsid(renderer._process.pid) == renderer._process.pid != os.getsid(0)
-    assert renderer.render(found[0], {}.get) == "FROM x\n"
+    assert renderer.render(result[0], {}.get) == "FROM x\n"

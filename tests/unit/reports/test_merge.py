@@ -18,11 +18,11 @@ A, B = (f"sha256:{digit * 64}" for digit in "ab")
 
 
 def cell(name, status, **more):
-    found = {"image": "training", "version": "v1", "cell": name, "axes": {}, "status": status}
-    found |= {"rule": None, "why": None, "reference": None, "input": None, "changed": []}
+    result = {"image": "training", "version": "v1", "cell": name, "axes": {}, "status": status}
+    result |= {"rule": None, "why": None, "reference": None, "input": None, "changed": []}
     if status in ("built", "failed", "stopped"):
-        found |= {"seconds": 1.0, "digest": None, "reproducible": True, "log": None, "error": None}
-    return found | more
+        result |= {"seconds": 1.0, "digest": None, "reproducible": True, "log": None, "error": None}
+    return result | more
 
 
 def document(*cells, shard=None, where="x.json", kind="build"):

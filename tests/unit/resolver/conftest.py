@@ -19,15 +19,15 @@ def upstream():
 @pytest.fixture
 def published(upstream):
     """The version v1: for two levels of CPUs, and for one GPU."""
-    found = Published(upstream)
-    found.publish(
+    result = Published(upstream)
+    result.publish(
         {
             "cpu-v2": variant(),
             "cpu-v3": variant("x86-64-v3", ["sse4_2", "avx2"]),
             "sm90": variant("x86-64-v3", ["avx2"], **HOPPER),
         }
     )
-    return found
+    return result
 
 
 @pytest.fixture

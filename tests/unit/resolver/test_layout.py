@@ -17,17 +17,17 @@ def layout(tmp_path, published):
     blobs = tmp_path / "blobs" / "sha256"
     blobs.mkdir(parents=True)
     (tmp_path / "oci-layout").write_text('{"imageLayoutVersion":"1.0.0"}')
-    found = published.repository
-    for name, raw in [*found.blobs.items(), *((name, raw) for name, (_, raw) in found.manifests.items())]:
+    result = published.repository
+    for name, raw in [*result.blobs.items(), *((name, raw) for name, (_, raw) in result.manifests.items())]:
         (blobs / name.removeprefix("sha256:")).write_bytes(raw)
     entries = [
         {
-            "mediaType": found.manifests[of][0],
+            "mediaType": result.manifests[of][0],
             "digest": of,
-            "size": len(found.manifests[of][1]),
+            "size": len(result.manifests[of][1]),
             "annotations": {"org.opencontainers.image.ref.name": f"ml/training:{tag}"},
         }
-        for tag, of in found.tags.items()
+        for tag, of in result.tags.items()
     ]
     (tmp_path / "index.json").write_text(json.dumps({"schemaVersion": 2, "manifests": entries}))
     return tmp_path

@@ -109,10 +109,10 @@ def test_images_without_variants_pass_through(front, upstream, published):
 
 def test_heads_tags_and_the_rest_of_the_api(front, published):
     node = front()
-    found = node.get("/v2/ml/training/manifests/v1", method="HEAD")
-    assert found.headers["Docker-Content-Digest"] == published.digests["cpu-v3"]
-    assert found.headers["Content-Type"] == MANIFEST
-    assert not found.content
+    result = node.get("/v2/ml/training/manifests/v1", method="HEAD")
+    assert result.headers["Docker-Content-Digest"] == published.digests["cpu-v3"]
+    assert result.headers["Content-Type"] == MANIFEST
+    assert not result.content
     assert node.get("/v2/").headers["Docker-Distribution-Api-Version"] == "registry/2.0"
     tags = node.get("/v2/ml/training/tags/list").json()
     assert tags["name"] == "ml/training"
@@ -207,7 +207,7 @@ def test_damaged_catalog_is_rejected(front, published, upstream):
     published.repository.put("v3", broken, INDEX)
     status, message = front().pull("v3")
     assert (status, "v3" in message) == (403, True)
-    assert upstream.asked
+    assert upstream.requests
 
 
 def test_missing_upstream_image_answers_502(front, published):

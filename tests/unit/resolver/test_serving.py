@@ -80,7 +80,7 @@ def test_signal_exits_with_0(number, published, upstream):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "expected"),
     [
         (["--upstream", "nope"], "invalid registry 'nope'"),
         (["--upstream", "oci:/nowhere"], "is not an OCI layout"),
@@ -92,17 +92,17 @@ def test_signal_exits_with_0(number, published, upstream):
         (["--upstream", "r:1", "--listen", "127.0.0.1:1"], None),
     ],
 )
-def test_invalid_options_are_rejected_before_listening(words, said):
-    if said is None:  # a port that another has
+def test_invalid_options_are_rejected_before_listening(words, expected):
+    if expected is None:  # a port that another has
         with socket.socket() as other:
             other.bind(("127.0.0.1", 0))
             other.listen()
             words[-1] = f"127.0.0.1:{other.getsockname()[1]}"
             with run(*words) as process:
                 error = process.communicate(timeout=60)[1]
-        said = "cannot listen on"
+        expected = "cannot listen on"
     else:
         with run(*words) as process:
             error = process.communicate(timeout=60)[1]
     assert process.returncode == 2
-    assert said in error
+    assert expected in error

@@ -14,7 +14,7 @@ def judge():
 
     def ask(rule, host, variant, **options):
         target = Target(host=host, gpus=options.pop("gpus", host.gpus), **options)
-        said = {result.rule: result for result in results(target, variant)}
-        return said.get(rule)
+        done = {result.rule: result for result in results(target, variant)}
+        return done.get(rule)
 
     return ask

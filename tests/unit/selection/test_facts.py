@@ -49,8 +49,8 @@ class Recorder(Double):
 
     def __getattr__(self, name):
         if name not in type(self.record).__slots__:
-            found = getattr(type(self.record), name)  # properties and methods read fields
-            return found.fget(self) if isinstance(found, property) else partial(found, self)
+            result = getattr(type(self.record), name)  # properties and methods read fields
+            return result.fget(self) if isinstance(result, property) else partial(result, self)
         value = getattr(self.record, name)
         path = f"{self.path}.{name}" if self.path else name
         if isinstance(value, Record):
@@ -76,22 +76,22 @@ def ask(rule, target, variant):
 
 def undeclared(host, variant, *, allow_cpu):
     """Return what is read of a host and not declared, by the names of rules and criteria."""
-    found = {}
+    result = {}
     for rule in RULES:
         if rule.need(variant) is None:
             continue
         target, reads = recorded(host, allow_cpu=allow_cpu)
         declared = {*rule.facts, "driver"}  # no driver at all is known by its version
         ok = ask(rule, target, variant)
-        found[rule.name] = reads - declared
+        result[rule.name] = reads - declared
         reads.clear()
         rule.reason(target, variant, ok=ok)
-        found[f"{rule.name}, reason"] = reads - declared - LABEL
+        result[f"{rule.name}, reason"] = reads - declared - LABEL
     for name, criterion in BY_NAME.items():
         target, reads = recorded(host)
         criterion.score(target, variant)
-        found[f"order, {name}"] = reads - {*criterion.facts, "driver"}
-    return {name: facts for name, facts in found.items() if facts}
+        result[f"order, {name}"] = reads - {*criterion.facts, "driver"}
+    return {name: facts for name, facts in result.items() if facts}
 
 
 @given(hosts, variants, allowed)

@@ -20,11 +20,11 @@ def first():
     """Return the best of some variants, and check that the sort key and the index agree about it."""
 
     def ask(target, *variants):
-        found = {
+        result = {
             min(some, key=lambda variant: key(order(), target, variant))
             for some in itertools.permutations(variants)
         }
-        (best,) = found
+        (best,) = result
         index = Index(variants, order())
         assert index.best(target, index.everything) is best
         return best.reference

@@ -64,16 +64,16 @@ def test_selected_variant_is_the_minimum_of_those_that_fit(host, catalog, allow_
 
 @given(hosts, catalogs, allowed)
 def test_nothing_fits_if_and_only_if_no_candidate_fits(host, catalog, allow_cpu):
-    found = explain(host, catalog, allow_cpu=allow_cpu)
-    nothing = not any(candidate.fits for candidate in found.candidates)
+    selection = explain(host, catalog, allow_cpu=allow_cpu)
+    nothing = not any(candidate.fits for candidate in selection.candidates)
     answer = outcome(host, catalog, allow_cpu=allow_cpu)
     assert isinstance(answer, NothingFits) is nothing
     if nothing:
         assert str(answer)
         assert answer.remedy or not catalog.variants
-        assert answer.selection.to_json() == found.to_json()
+        assert answer.selection.to_json() == selection.to_json()
     else:
-        assert found.candidates[0].reference == found.selected
+        assert selection.candidates[0].reference == selection.selected
 
 
 @given(hosts, catalogs, allowed, st.randoms())
@@ -123,11 +123,11 @@ def test_select_many_equals_select_per_host(some, catalog, allow_cpu, wanted):
 
 @given(hosts, catalogs, allowed)
 def test_nearest_variant_is_the_first_candidate(host, catalog, allow_cpu):
-    found = explain(host, catalog, allow_cpu=allow_cpu)
-    if found.selected is None and catalog.variants:
+    selection = explain(host, catalog, allow_cpu=allow_cpu)
+    if selection.selected is None and catalog.variants:
         index = Index(catalog.variants, order(catalog.prefer))
         target = sample(Target(host=host, gpus=host.gpus, allow_cpu=allow_cpu))
-        assert index.nearest(target).reference == found.candidates[0].reference
+        assert index.nearest(target).reference == selection.candidates[0].reference
 
 
 @given(hosts, catalogs)

@@ -42,10 +42,10 @@ def test_open_axis_is_never_decided_alphabetically(make, pythons):
     error = refused(make.host(), pythons)
     assert str(error) == "variants of t:v1 that fit this host differ in python (3.9, 3.13)"
     assert "--where python=" in error.remedy
-    found = explain(make.host(), pythons)
-    assert (found.selected, found.variant, found.digest) == (None, None, None)
-    assert found.to_json()["open"] == {"python": ["3.9", "3.13"]}
-    assert [candidate.rank for candidate in found.candidates] == [1, 2]
+    selection = explain(make.host(), pythons)
+    assert (selection.selected, selection.variant, selection.digest) == (None, None, None)
+    assert selection.to_json()["open"] == {"python": ["3.9", "3.13"]}
+    assert [candidate.rank for candidate in selection.candidates] == [1, 2]
 
 
 def test_suggested_where_makes_selection_succeed(make, pythons):
@@ -67,10 +67,10 @@ def test_suggested_where_makes_selection_succeed(make, pythons):
     ],
 )
 def test_where_accepts_the_syntax_of_only(make, pythons, where, selected):
-    found = select(make.host(), pythons, where=where)
-    assert found.selected == f"t:v1-cpu-{selected}"
-    assert [candidate.reference for candidate in found.candidates] == [found.selected]
-    assert "open" not in found.to_json()
+    selection = select(make.host(), pythons, where=where)
+    assert selection.selected == f"t:v1-cpu-{selected}"
+    assert [candidate.reference for candidate in selection.candidates] == [selection.selected]
+    assert "open" not in selection.to_json()
 
 
 @pytest.mark.parametrize(
@@ -177,9 +177,9 @@ def test_gpus_are_chosen_for_the_narrowed_catalog(make):
 
 def test_narrowed_selection_can_be_pickled(make, pythons):
     sent = pickle.dumps(select(make.host(), pythons, where={"python": "3.9"}))
-    found = pickle.loads(sent)  # noqa: S301 - our own bytes
-    assert found.selected == "t:v1-cpu-3.9"
-    assert found.to_json() == select(make.host(), pythons, where={"python": "3.9"}).to_json()
+    result = pickle.loads(sent)  # noqa: S301 - our own bytes
+    assert result.selected == "t:v1-cpu-3.9"
+    assert result.to_json() == select(make.host(), pythons, where={"python": "3.9"}).to_json()
 
 
 def test_equal_questions_share_a_decision(make, pythons):
@@ -243,14 +243,14 @@ def test_answer_does_not_depend_on_catalog_order(host, catalog, where, random):
 
 @given(hosts, catalogs)
 def test_selection_is_ambiguous_iff_fitting_variants_differ_or_are_alike(host, catalog):
-    found = explain(host, catalog)
-    fitting = [candidate.variant for candidate in found.candidates if candidate.fits]
+    selection = explain(host, catalog)
+    fitting = [candidate.variant for candidate in selection.candidates if candidate.fits]
     stated = dict(catalog.defaults).items()
     assert all(stated <= dict(variant.axes).items() for variant in fitting)
     differ = len({variant.axes for variant in fitting}) > 1
     alike = [one for one in fitting if replace(one, reference="") == replace(fitting[0], reference="")]
-    assert (found.decision.doubt is not None) == (differ or len(alike) > 1)
-    assert (found.selected is not None) == (len(fitting) > 0 and not differ and len(alike) == 1)
+    assert (selection.decision.doubt is not None) == (differ or len(alike) > 1)
+    assert (selection.selected is not None) == (len(fitting) > 0 and not differ and len(alike) == 1)
 
 
 @given(hosts, catalogs, wheres, variants)

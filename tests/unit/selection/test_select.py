@@ -41,8 +41,8 @@ def fleet(make):
 
 def test_document_matches_the_contract(make, conforms):
     fits = make.variant("t:b", digest=DIGEST, cpu_flags=make.flags("x86-64-v3"))
-    found = select(make.host(make.gpu(0), make.gpu(1)), make.catalog(make.cpu_variant("t:a"), fits))
-    document = conforms(found.to_json())
+    selection = select(make.host(make.gpu(0), make.gpu(1)), make.catalog(make.cpu_variant("t:a"), fits))
+    document = conforms(selection.to_json())
     assert {key: document[key] for key in list(document)[:6]} == {
         "schema": "imagematrix.selection/v1",
         "image": "t",
@@ -71,21 +71,21 @@ def test_document_matches_the_contract(make, conforms):
 def test_selection_keeps_what_a_launch_needs(make):
     node = make.host(make.gpu(0), make.gpu(1))
     fits = make.variant()
-    found = select(node, make.catalog(fits), gpus="device=1")
-    assert found.variant is fits
-    assert found.chosen_gpus == (node.gpus[1],)
-    assert found.host is node
-    assert repr(found) == "<Selection t:gpu for GPUs ['GPU-1']>"
+    selection = select(node, make.catalog(fits), gpus="device=1")
+    assert selection.variant is fits
+    assert selection.chosen_gpus == (node.gpus[1],)
+    assert selection.host is node
+    assert repr(selection) == "<Selection t:gpu for GPUs ['GPU-1']>"
 
 
 def test_candidates_are_ranked(make):
-    found = select(
+    selection = select(
         make.host(make.gpu()),
         make.catalog(
             make.variant("t:80", cubins=("80",)), make.variant("t:no", cubins=("90",)), make.variant()
         ),
     )
-    assert [(one.reference, one.rank, one.fits) for one in found.candidates] == [
+    assert [(one.reference, one.rank, one.fits) for one in selection.candidates] == [
         ("t:gpu", 1, True),
         ("t:80", 2, True),
         ("t:no", None, False),
@@ -121,10 +121,10 @@ EXACT = ("470.256.02", "535.261.03", "550.163.01", "580.95.05")
 
 
 def nearest(host, *variants):
-    found = explain(host, Catalog(image="t", version="v1", variants=variants))
-    assert found.selected is None
-    first = found.candidates[0].reference
-    told = found.miss.why
+    selection = explain(host, Catalog(image="t", version="v1", variants=variants))
+    assert selection.selected is None
+    first = selection.candidates[0].reference
+    told = selection.miss.why
     assert f"the nearest is {first}, but" in told or "one fits GPU" in told
     return first
 
@@ -197,16 +197,16 @@ def test_fix_names_an_existing_variant_instead_of_a_build(make):
     v4, v3 = make.flags("x86-64-v4"), make.flags("x86-64-v3")
     znver = make.variant("t:znver5", cpu_flags=v4 | {"avx512_vp2intersect"})
     other = make.variant("t:v4-new", cpu_flags=v4, driver=make.umd("exact", "580.95.05"))
-    found = explain(make.host(make.gpu()), make.catalog(znver, make.variant("t:v4", cpu_flags=v4), other))
-    fixes = {one.reference: [rule.fix for rule in one.failing] for one in found.candidates}
+    selection = explain(make.host(make.gpu()), make.catalog(znver, make.variant("t:v4", cpu_flags=v4), other))
+    fixes = {one.reference: [rule.fix for rule in one.failing] for one in selection.candidates}
     assert fixes["t:znver5"] == ["use t:v4, which differs only in this"]
     assert fixes["t:v4-new"] == ["use t:v4, which differs only in this"]
     # one that the host's driver blocks is the same but for the CPU, too
-    found = explain(
+    selection = explain(
         make.host(make.gpu(), march="x86-64-v3"),
         make.catalog(other, make.variant("t:v3-new", cpu_flags=v3, driver=make.umd("exact", "580.95.05"))),
     )
-    fixes = {one.reference: [rule.fix for rule in one.failing] for one in found.candidates}
+    fixes = {one.reference: [rule.fix for rule in one.failing] for one in selection.candidates}
     assert fixes["t:v3-new"] == ["build a variant with driver 550.163.01"]
     assert fixes["t:v4-new"] == [
         "build a variant with driver 550.163.01",
@@ -260,9 +260,9 @@ def test_remedy_names_the_gpus_of_a_single_variant(make):
 
 
 def test_explain_does_not_raise_if_nothing_fits(make):
-    found = explain(make.host(make.gpu(compute="7.0")), make.catalog(make.variant()))
-    assert found.selected is None
-    (candidate,) = found.candidates
+    selection = explain(make.host(make.gpu(compute="7.0")), make.catalog(make.variant()))
+    assert selection.selected is None
+    (candidate,) = selection.candidates
     assert [result.rule for result in candidate.failing] == ["device-code"]
 
 
@@ -316,17 +316,17 @@ def test_selector_cache_is_bounded(make):
 
 
 def test_selections_can_be_pickled(make):
-    found = select(make.host(make.gpu()), make.catalog(make.variant()))
-    assert pickle.loads(pickle.dumps(found)).to_json() == found.to_json()  # noqa: S301 - our own bytes
+    selection = select(make.host(make.gpu()), make.catalog(make.variant()))
+    assert pickle.loads(pickle.dumps(selection)).to_json() == selection.to_json()  # noqa: S301 - our own bytes
 
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])  # noqa: S301
 def test_copied_refusal_keeps_every_reason(make, copied):
     (error,) = select_many([make.host(make.gpu())], make.catalog(make.variant(cubins=("90",))))
     assert isinstance(error, NothingFits)
-    found = copied(error)
-    assert (str(found), found.remedy) == (str(error), error.remedy)
-    assert found.selection.to_json() == error.selection.to_json()
+    result = copied(error)
+    assert (str(result), result.remedy) == (str(error), error.remedy)
+    assert result.selection.to_json() == error.selection.to_json()
 
 
 def pools():
@@ -353,8 +353,8 @@ def test_pool_workers_return_selections_and_refusals(make):
 
 def test_pickled_selection_contains_the_catalog_once(make):
     catalog = make.catalog(*(make.variant(f"t:{n}", march=f"m{n}") for n in range(200)))
-    found = select(make.host(make.gpu()), catalog)
-    assert len(pickle.dumps(found)) < len(pickle.dumps(catalog)) + 10_000
+    selection = select(make.host(make.gpu()), catalog)
+    assert len(pickle.dumps(selection)) < len(pickle.dumps(catalog)) + 10_000
 
 
 def test_cached_decisions_hold_no_reasons(make):
@@ -364,9 +364,9 @@ def test_cached_decisions_hold_no_reasons(make):
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]
-        found = [selector.explain(host) for host in hosts]
-        assert all(len(one.candidates) == 1000 for one in found[:3])
-        assert all(one.miss for one in found)
+        result = [selector.explain(host) for host in hosts]
+        assert all(len(one.candidates) == 1000 for one in result[:3])
+        assert all(one.miss for one in result)
         held = tracemalloc.get_traced_memory()[0] - before
     finally:
         tracemalloc.stop()

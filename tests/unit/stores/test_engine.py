@@ -29,15 +29,15 @@ REFUSED = (500, b'{"message": "something about the daemon"}')
 
 
 def tell(engine, method, path, document, status=200):
-    engine.told[method, path] = status, json.dumps(document).encode()
+    engine.responses[method, path] = status, json.dumps(document).encode()
 
 
 @pytest.fixture
 def docker(engine):
     tell(engine, "GET", "/info", {"ServerVersion": "28.5.2", "DriverStatus": CONTAINERD})
-    with Engine() as found:
-        found.require()  # it is reached when it is first asked
-        yield found
+    with Engine() as store:
+        store.require()  # it is reached when it is first asked
+        yield store
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_version_and_manifest_support_are_read(engine, docker):
 
 @pytest.mark.parametrize("told", [None, REFUSED])
 def test_engine_lost_at_the_first_request_is_an_engine_error(engine, told):
-    engine.told["GET", "/info"] = told
+    engine.responses["GET", "/info"] = told
     with pytest.raises(EngineError):
         _ = Engine().version
 
@@ -102,16 +102,16 @@ def test_missing_base_is_resolved_in_its_registry(engine, docker):
 
 def test_images_of_a_version_are_listed(engine, docker):
     own = {**OWN, labels.VERSION: "v1"}
-    engine.image(own, RepoTags=[f"t:{TAG}", "copy:1"])
-    engine.image({**own, labels.INPUTS: "{", labels.CELL: "b"}, RepoTags=[f"t:v1-b-{'1' * 12}"])
-    engine.image(own | {labels.CELL: "c", labels.DEVELOPMENT: "true"}, RepoTags=[f"t:v1-c-{'1' * 12}"])
-    engine.image({labels.IMAGE: "t", labels.INPUTS: "{}"}, RepoTags=["t:v1-d"])
-    engine.image(own, RepoTags=None)
-    engine.image(own, RepoTags=["t:mine", "t:v1-mine"])  # what somebody built on one of ours
+    engine.add_image(own, RepoTags=[f"t:{TAG}", "copy:1"])
+    engine.add_image({**own, labels.INPUTS: "{", labels.CELL: "b"}, RepoTags=[f"t:v1-b-{'1' * 12}"])
+    engine.add_image(own | {labels.CELL: "c", labels.DEVELOPMENT: "true"}, RepoTags=[f"t:v1-c-{'1' * 12}"])
+    engine.add_image({labels.IMAGE: "t", labels.INPUTS: "{}"}, RepoTags=["t:v1-d"])
+    engine.add_image(own, RepoTags=None)
+    engine.add_image(own, RepoTags=["t:mine", "t:v1-mine"])  # what somebody built on one of ours
     # The filter is the engine's own business; this one gives all it has.
     engine.answer = lambda _: engine.images
-    found = docker.present("t", "v1")
-    assert [(one.reference, one.cell, one.development) for one in found] == [
+    result = docker.present("t", "v1")
+    assert [(one.reference, one.cell, one.development) for one in result] == [
         (f"t:{TAG}", "a", False),
         (f"t:v1-c-{'1' * 12}", "c", True),
     ]
@@ -124,12 +124,12 @@ def test_images_of_a_version_are_listed(engine, docker):
 def test_base_is_held_under_its_own_name_during_builds(engine, docker):
     """`docker tag` of another image over its name changes nothing any more."""
     tell(engine, "GET", "/images/base:1/json", {"Id": OTHER, "RepoDigests": [f"base@{DIGEST}"]})
-    engine.told["POST", "/tag"] = 201, b""
+    engine.responses["POST", "/tag"] = 201, b""
     held = docker.hold("base:1", DIGEST)
     assert held.startswith(f"docker-image://{REPOSITORY}:{DIGEST[7:]}-")
-    (tag,) = {parse_qs(urlsplit(one).query)["tag"][0] for one in engine.asked if "/tag?" in one}
+    (tag,) = {parse_qs(urlsplit(one).query)["tag"][0] for one in engine.requests if "/tag?" in one}
     assert held == f"docker-image://{REPOSITORY}:{tag}"
-    assert any(f"/images/{OTHER}/tag" in unquote(one) for one in engine.asked), "by what never moves"
+    assert any(f"/images/{OTHER}/tag" in unquote(one) for one in engine.requests), "by what never moves"
     assert docker.hold("base:1", DIGEST) == held
     assert docker.holds(held)
     assert not docker.holds("docker-image://base:1")
@@ -141,18 +141,18 @@ def test_base_is_held_under_its_own_name_during_builds(engine, docker):
 @pytest.mark.parametrize(("names", "goes"), [(["base:1"], True), ([], False)])
 def test_held_names_are_removed_at_exit(engine, names, goes):
     tell(engine, "GET", "/images/base:1/json", {"Id": OTHER})
-    engine.told["POST", "/tag"] = 201, b""
+    engine.responses["POST", "/tag"] = 201, b""
     with Engine() as docker:
         held = docker.hold("base:1", OTHER).removeprefix("docker-image://")
         tell(engine, "GET", f"/images/{held}/json", {"Id": OTHER, "RepoTags": [*names, held]})
         tell(engine, "DELETE", f"/images/{held}", [])
-    assert any(f"/images/{held}?" in unquote(one) for one in engine.asked) == goes, "the last name stays"
+    assert any(f"/images/{held}?" in unquote(one) for one in engine.requests) == goes, "the last name stays"
 
 
 def test_held_names_of_killed_builds_are_removed(engine, monkeypatch, tmp_path):
     """Those of living builds, of other machines and of other engines stay; so do the last of an image."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    engine.told["POST", "/tag"] = 201, b""
+    engine.responses["POST", "/tag"] = 201, b""
     tell(engine, "GET", "/images/base:1/json", {"Id": OTHER})
     left: list[Any] = []
     for info in ({"ID": "other"}, {"ID": "this"}):
@@ -176,7 +176,7 @@ def test_held_names_of_killed_builds_are_removed(engine, monkeypatch, tmp_path):
             docker.hold("base:1", OTHER)
             assert not left[-1].exists()
             assert living.exists()
-    asked = [unquote(one) for one in engine.asked]
+    asked = [unquote(one) for one in engine.requests]
     assert {state for state, name in names.items() if any(f"/images/{name}?" in one for one in asked)} == {
         "dead"
     }
@@ -186,7 +186,7 @@ def test_held_names_of_killed_builds_are_removed(engine, monkeypatch, tmp_path):
 def test_names_that_cannot_be_listed_are_left_to_the_next_build(engine, monkeypatch, tmp_path):
     """While one process removes names, the engine may have no answer for another."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    engine.told["POST", "/tag"] = 201, b""
+    engine.responses["POST", "/tag"] = 201, b""
     tell(engine, "GET", "/info", {"ID": "this"})
     tell(engine, "GET", "/images/base:1/json", {"Id": OTHER})
     with Engine() as docker:
@@ -200,10 +200,10 @@ def test_names_that_cannot_be_listed_are_left_to_the_next_build(engine, monkeypa
 
 
 def test_base_built_by_the_matrix_is_held_too(engine, docker):
-    engine.image({**OWN, labels.VERSION: "v1"}, RepoTags=[f"t:{TAG}"], Id=OTHER)
+    engine.add_image({**OWN, labels.VERSION: "v1"}, RepoTags=[f"t:{TAG}"], Id=OTHER)
     engine.answer = lambda _: engine.images
     docker.present("t", "v1")
-    engine.told["POST", "/tag"] = 201, b""
+    engine.responses["POST", "/tag"] = 201, b""
     tell(engine, "GET", f"/images/t:{TAG}/json", {"Id": OTHER})
     assert docker.source(f"t:{TAG}", local=True) == docker.hold(f"t:{TAG}", OTHER)
     tell(engine, "GET", f"/images/t:{TAG}/json", {"Id": DIGEST})
@@ -214,11 +214,11 @@ def test_base_built_by_the_matrix_is_held_too(engine, docker):
 
 def test_only_missing_layers_are_loaded(engine, docker, order):
     asked, made = order
-    engine.told["POST", "/images/load"] = 200, b'{"stream": "Loaded"}'
+    engine.responses["POST", "/images/load"] = 200, b'{"stream": "Loaded"}'
     tell(engine, "GET", "/images/t:v1-a/json", {"Id": made.digest})
     assert docker.store(asked, made) == made.digest
     assert docker.store(asked, made) == made.digest
-    first, second = (names(archive) for archive in engine.received if archive)
+    first, second = (names(archive) for archive in engine.bodies if archive)
     lower, upper = (f"blobs/sha256/{one[7:]}" for one in Image(made.layout, made.digest).layers)
     assert {lower, upper} <= first
     assert second == first - {lower, upper}
@@ -226,26 +226,26 @@ def test_only_missing_layers_are_loaded(engine, docker, order):
 
 def test_lost_layers_are_loaded_again(engine, docker, order):
     asked, made = order
-    engine.told["POST", "/images/load"] = 200, b'{"stream": "Loaded"}'
+    engine.responses["POST", "/images/load"] = 200, b'{"stream": "Loaded"}'
     tell(engine, "GET", "/images/t:v1-a/json", {"Id": made.digest})
     docker.store(asked, made)
-    engine.received.clear()
+    engine.bodies.clear()
     answers = iter([(200, b'{"error": "content digest not found"}'), (200, b'{"stream": "Loaded"}')])
-    engine.then["POST", "/images/load"] = lambda: engine.told.update(
+    engine.before_response["POST", "/images/load"] = lambda: engine.responses.update(
         {("POST", "/images/load"): next(answers)}
     )
     assert docker.store(asked, made) == made.digest
-    first, second = (names(archive) for archive in engine.received if archive)
+    first, second = (names(archive) for archive in engine.bodies if archive)
     assert len(second - first) == 2
 
 
 def test_layers_of_a_present_base_are_not_loaded(engine, docker, order):
     asked, made = order
     lower, upper = Image(made.layout, made.digest).layers
-    engine.told["POST", "/images/load"] = 200, b'{"stream": "Loaded"}'
+    engine.responses["POST", "/images/load"] = 200, b'{"stream": "Loaded"}'
     tell(engine, "GET", "/images/t:v1-a/json", {"Id": made.digest})
     docker.store(asked, replace(made, base_layers=frozenset({lower})))
-    (loaded,) = (names(archive) for archive in engine.received if archive)
+    (loaded,) = (names(archive) for archive in engine.bodies if archive)
     assert {lower, upper} & {f"sha256:{name[13:]}" for name in loaded} == {upper}
 
 
@@ -253,7 +253,7 @@ def test_images_that_share_a_new_layer_are_loaded_in_turn(engine, docker, order,
     """The engine would unpack the layer for both; the second finds it unpacked, and gets what is missing."""
     asked, made = order
     other = replace(made, digest=layout(tmp_path, b"lower", b"another"))
-    engine.told["POST", "/images/load"] = 200, b'{"stream": "Loaded"}'
+    engine.responses["POST", "/images/load"] = 200, b'{"stream": "Loaded"}'
     tell(engine, "GET", "/images/t:v1-a/json", {"Id": made.digest})
     tell(engine, "GET", "/images/t:v1-b/json", {"Id": other.digest})
     loading, most = [], []
@@ -264,15 +264,15 @@ def test_images_that_share_a_new_layer_are_loaded_in_turn(engine, docker, order,
         time.sleep(0.1)  # in which the other would be loaded if it did not wait
         loading.pop()
 
-    engine.then["POST", "/images/load"] = load
+    engine.before_response["POST", "/images/load"] = load
     with ThreadPoolExecutor() as threads:
         first = threads.submit(docker.store, asked, made)
         second = threads.submit(docker.store, replace(asked, reference="t:v1-b"), other)
         assert (first.result(), second.result()) == (made.digest, other.digest)
     assert most == [1, 1]
-    loaded = [names(archive) for archive in engine.received if archive]
+    loaded = [names(archive) for archive in engine.bodies if archive]
     lower = f"blobs/sha256/{Image(tmp_path, made.digest).layers[0][7:]}"
-    assert sorted(lower in found for found in loaded) == [False, True]
+    assert sorted(lower in layers for layers in loaded) == [False, True]
 
 
 @pytest.mark.parametrize("small", [True, False])
@@ -283,7 +283,7 @@ def test_large_images_without_shared_layers_are_loaded_in_parallel(
     if not small:
         monkeypatch.setattr("imagematrix.stores.engine.SMALL", 0)
     other = replace(made, digest=layout(tmp_path, b"third", b"another"))
-    engine.told["POST", "/images/load"] = 200, b'{"stream": "Loaded"}'
+    engine.responses["POST", "/images/load"] = 200, b'{"stream": "Loaded"}'
     tell(engine, "GET", "/images/t:v1-a/json", {"Id": made.digest})
     tell(engine, "GET", "/images/t:v1-b/json", {"Id": other.digest})
     loading, most = [], []
@@ -295,7 +295,7 @@ def test_large_images_without_shared_layers_are_loaded_in_parallel(
         time.sleep(0.1) if small else together.wait(10)
         loading.pop()
 
-    engine.then["POST", "/images/load"] = load
+    engine.before_response["POST", "/images/load"] = load
     with ThreadPoolExecutor() as threads:
         first = threads.submit(docker.store, asked, made)
         second = threads.submit(docker.store, replace(asked, reference="t:v1-b"), other)
@@ -305,7 +305,7 @@ def test_large_images_without_shared_layers_are_loaded_in_parallel(
 
 def test_one_archive_is_sent_at_a_time(engine, docker, order, tmp_path, layout, monkeypatch):
     asked, made = order
-    engine.told["POST", "/images/load"] = 200, b'{"stream": "Loaded"}'
+    engine.responses["POST", "/images/load"] = 200, b'{"stream": "Loaded"}'
     images = {f"t:v1-{name}": layout(tmp_path, name.encode(), name.encode() * 2) for name in "abc"}
     for reference, digest in images.items():
         tell(engine, "GET", f"/images/{reference}/json", {"Id": digest})
@@ -327,35 +327,35 @@ def test_one_archive_is_sent_at_a_time(engine, docker, order, tmp_path, layout, 
     assert notes == ["begin", "end"] * 3
 
 
-@pytest.mark.parametrize("said", [None, b'{"error": "no space left"}'])
-def test_layer_of_a_failed_load_is_loaded_by_the_next(engine, docker, order, said):
+@pytest.mark.parametrize("response", [None, b'{"error": "no space left"}'])
+def test_layer_of_a_failed_load_is_loaded_by_the_next(engine, docker, order, response):
     asked, made = order
     tell(engine, "GET", "/images/t:v1-a/json", {"Id": made.digest})
-    engine.told["POST", "/images/load"] = (200, said) if said else None
+    engine.responses["POST", "/images/load"] = (200, response) if response else None
     with pytest.raises(EngineError):
         docker.store(asked, made)
     layers = {f"blobs/sha256/{one[7:]}" for one in Image(made.layout, made.digest).layers}
 
     def load():
-        *_, last = filter(None, engine.received)
+        *_, last = filter(None, engine.bodies)
         answer = b'{"stream": "Loaded"}' if layers <= names(last) else b'{"error": "digest not found"}'
-        engine.told["POST", "/images/load"] = 200, answer
+        engine.responses["POST", "/images/load"] = 200, answer
 
-    engine.then["POST", "/images/load"] = load
+    engine.before_response["POST", "/images/load"] = load
     for _ in range(2):  # the second time somebody has taken them out of the engine
         assert docker.store(asked, made) == made.digest
-        *_, last = filter(None, engine.received)
+        *_, last = filter(None, engine.bodies)
         assert layers <= names(last)
 
 
 def names(archive):
-    with tarfile.open(fileobj=io.BytesIO(archive)) as found:
-        return set(found.getnames())
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+        return set(tar.getnames())
 
 
 def test_stored_image_must_have_the_built_digest(engine, docker, order):
     asked, made = order
-    engine.told["POST", "/images/load"] = 200, b'{"stream": "Loaded"}'
+    engine.responses["POST", "/images/load"] = 200, b'{"stream": "Loaded"}'
     tell(engine, "GET", "/images/t:v1-a/json", {"Id": OTHER})
     with pytest.raises(EngineError, match=f"was stored as {OTHER}, but {made.digest} was built"):
         docker.store(asked, made)
@@ -370,16 +370,16 @@ def test_stored_image_must_have_the_built_digest(engine, docker, order):
     ],
 )
 def test_rejected_load_is_an_engine_error(engine, docker, order, told, message):
-    engine.told["POST", "/images/load"] = told
+    engine.responses["POST", "/images/load"] = told
     with pytest.raises(EngineError, match=message):
         docker.store(*order)
 
 
 def test_image_without_a_layout_is_only_tagged(engine, docker, order):
     asked, _ = order
-    engine.told["POST", "/tag"] = 201, b""
+    engine.responses["POST", "/tag"] = 201, b""
     assert docker.store(asked, Made(digest=DIGEST)) == DIGEST
-    engine.told["POST", "/tag"] = REFUSED
+    engine.responses["POST", "/tag"] = REFUSED
     with pytest.raises(EngineError, match="refused: something about the daemon"):
         docker.store(asked, Made(digest=DIGEST))
 
@@ -389,10 +389,10 @@ def replaced(engine, docker, order):
     """Call it to store an image in another's place; it returns the tags and removals that the engine saw."""
 
     def call():
-        engine.told["POST", "/tag"] = 201, b""
+        engine.responses["POST", "/tag"] = 201, b""
         asked = replace(order[0], replaces="t:v1-old")
         assert docker.store(asked, Made(digest=DIGEST)) == DIGEST
-        asked = [unquote(resource.partition("/images/")[2]) for resource in engine.asked]
+        asked = [unquote(resource.partition("/images/")[2]) for resource in engine.requests]
         return [words for words in asked if words and not words.endswith("/json")]
 
     return call
@@ -418,17 +418,17 @@ def test_replaced_image_is_removed_unless_it_is_in_use(engine, replaced, status)
 def test_failed_removal_is_reported(engine, replaced):
     tell(engine, "GET", "/images/t:v1-old/json", {"Id": OTHER})
     tell(engine, "DELETE", "/images/t:v1-old", [])
-    engine.told["DELETE", f"/images/{OTHER}"] = REFUSED
+    engine.responses["DELETE", f"/images/{OTHER}"] = REFUSED
     with pytest.raises(EngineError, match="refused: something about the daemon"):
         replaced()
 
 
 def test_refused_push_is_an_engine_error(engine, docker):
-    engine.told["POST", "/push"] = 200, b'{"status": "Preparing"}\r\n'
+    engine.responses["POST", "/push"] = 200, b'{"status": "Preparing"}\r\n'
     docker.push("reg:5000/t:v1-a")
-    engine.told["POST", "/push"] = 200, b'{"error": "denied: not yours"}'
+    engine.responses["POST", "/push"] = 200, b'{"error": "denied: not yours"}'
     with pytest.raises(EngineError, match="reg:5000/t:v1-a was not pushed: denied: not yours"):
         docker.push("reg:5000/t:v1-a")
-    engine.told["POST", "/push"] = None
+    engine.responses["POST", "/push"] = None
     with pytest.raises(EngineError, match="cannot reach the Docker engine"):
         docker.push("reg:5000/t:v1-a")

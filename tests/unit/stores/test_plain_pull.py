@@ -27,14 +27,14 @@ def platforms(repository, tag="v1"):
 
 
 def test_default_is_the_cpu_only_variant_with_the_lowest_requirements(
-    registry, repository, have, variant, image
+    registry, repository, add_variant, variant, image
 ):
-    have("gpu", VARIANT=variant("x86-64", cuda="12.4"))
-    have("a", VARIANT=variant("znver4"))
-    have("b", VARIANT=variant("x86-64-v2"))
-    have("c", VARIANT=variant("x86-64-v3"))
-    have("d", VARIANT=variant("neoverse-n1", platform="linux/arm64"))
-    have("e", VARIANT=variant("armv8-a", platform="linux/arm64"))
+    add_variant("gpu", VARIANT=variant("x86-64", cuda="12.4"))
+    add_variant("a", VARIANT=variant("znver4"))
+    add_variant("b", VARIANT=variant("x86-64-v2"))
+    add_variant("c", VARIANT=variant("x86-64-v3"))
+    add_variant("d", VARIANT=variant("neoverse-n1", platform="linux/arm64"))
+    add_variant("e", VARIANT=variant("armv8-a", platform="linux/arm64"))
     done = publish(registry, "v1", ["latest"])
     assert platforms(repository) == platforms(repository, "latest")
     assert platforms(repository) == {
@@ -53,23 +53,23 @@ def test_default_is_the_cpu_only_variant_with_the_lowest_requirements(
     }
 
 
-def test_published_default_never_changes(registry, repository, have, variant):
-    have("c", VARIANT=variant("x86-64-v3"))
+def test_published_default_never_changes(registry, repository, add_variant, variant):
+    add_variant("c", VARIANT=variant("x86-64-v3"))
     publish(registry, "v1")
-    have("b", VARIANT=variant("x86-64"))
+    add_variant("b", VARIANT=variant("x86-64"))
     done = publish(registry, "v1", named={"linux/amd64": "b"})
     assert platforms(repository) == {"b": UNKNOWN, "c": AMD64}
     (one,) = done.plain
     assert (one.variant.march, one.why) == ("x86-64-v3", "a version's default stays once it is published")
 
 
-def test_matrix_can_name_the_default(registry, repository, have, variant):
-    have("a", VARIANT=variant("x86-64"))
+def test_matrix_can_name_the_default(registry, repository, add_variant, variant):
+    add_variant("a", VARIANT=variant("x86-64"))
     done = publish(registry, "v1", named={"linux/amd64": "gpu"})
     assert platforms(repository) == {"a": UNKNOWN}
     assert done.plain[0].variant is None
     assert done.plain[0].why == "plain_pull names the cell gpu, which is not there yet"
-    have("gpu", VARIANT=variant("x86-64-v3", cuda="12.4"))
+    add_variant("gpu", VARIANT=variant("x86-64-v3", cuda="12.4"))
     for _ in range(2):
         done = publish(registry, "v1", named={"linux/amd64": "gpu"})
         assert platforms(repository) == {"a": UNKNOWN, "gpu": AMD64}
@@ -77,29 +77,29 @@ def test_matrix_can_name_the_default(registry, repository, have, variant):
         assert done.plain[0].to_json()["cuda"] == "12.4"
 
 
-def test_gpu_only_version_has_no_default(registry, repository, have, variant):
-    have("gpu", VARIANT=variant("x86-64", cuda="12.4"))
+def test_gpu_only_version_has_no_default(registry, repository, add_variant, variant):
+    add_variant("gpu", VARIANT=variant("x86-64", cuda="12.4"))
     done = publish(registry, "v1")
     assert platforms(repository) == {"gpu": UNKNOWN}
     assert done.plain[0].why == "there is no CPU-only variant"
-    have("a", VARIANT=variant("znver4"))
+    add_variant("a", VARIANT=variant("znver4"))
     publish(registry, "v1")
     assert platforms(repository) == {"gpu": UNKNOWN, "a": AMD64}
 
 
-def test_default_has_the_default_value_of_each_axis(registry, repository, have, variant):
+def test_default_has_the_default_value_of_each_axis(registry, repository, add_variant, variant):
     defaults = {"DEFAULTS": json.dumps({"python": "3.13"})}
     for march, python in itertools.product(("x86-64", "x86-64-v2"), ("3.11", "3.13")):
-        have(f"{python}-{march}", VARIANT=variant(march, axes={"python": python}), **defaults)
+        add_variant(f"{python}-{march}", VARIANT=variant(march, axes={"python": python}), **defaults)
     publish(registry, "v1")
     assert [cell for cell, platform in platforms(repository).items() if platform == AMD64] == ["3.13-x86-64"]
 
 
-def test_default_does_not_depend_on_push_order(registry, have, variant):
+def test_default_does_not_depend_on_push_order(registry, add_variant, variant):
     answers = set()
     for number, cells in enumerate(itertools.permutations("abc")):
         for cell in cells:
-            have(cell, version=f"v{number}", VARIANT=variant("x86-64-v2"))
+            add_variant(cell, version=f"v{number}", VARIANT=variant("x86-64-v2"))
         answers.add(publish(registry, f"v{number}").plain[0].variant.reference.split("-")[1])
     assert answers == {"a"}
 
@@ -109,13 +109,13 @@ def old(repository, *entries):
     manifests = []
     for there, own, platform in entries:
         _, raw = repository.manifests[there]
-        told = {key: own[key] for key in labels.ANNOTATED if key in own and key != labels.INPUTS}
+        labels_of = {key: own[key] for key in labels.ANNOTATED if key in own and key != labels.INPUTS}
         manifests.append(
             {
                 "mediaType": MANIFEST,
                 "digest": there,
                 "size": len(raw),
-                "annotations": told,
+                "annotations": labels_of,
                 "platform": platform,
             }
         )
@@ -132,11 +132,11 @@ def old(repository, *entries):
     ],
 )
 def test_index_of_an_older_release_gets_new_platforms(
-    registry, repository, have, told, variant, image, given
+    registry, repository, add_variant, labels_of, variant, image, given
 ):
     marks = [variant("x86-64-v3"), variant("x86-64-v2")]
     entries = [
-        (have(cell, VARIANT=mark), told(cell, VARIANT=mark), platform)
+        (add_variant(cell, VARIANT=mark), labels_of(cell, VARIANT=mark), platform)
         for cell, mark, platform in zip("ab", marks, given, strict=True)
     ]
     old(repository, *entries)
@@ -148,19 +148,19 @@ def test_index_of_an_older_release_gets_new_platforms(
     assert publish(registry, "v1").digest == done.digest
 
 
-def test_variants_with_different_preferences_are_not_published(registry, repository, have):
-    have("a")
+def test_variants_with_different_preferences_are_not_published(registry, repository, add_variant):
+    add_variant("a")
     publish(registry, "v1")
     before = repository.tags["v1"]
-    have("b", PREFER="cuda")
+    add_variant("b", PREFER="cuda")
     with pytest.raises(UsageError, match="differ in what they prefer"):
         publish(registry, "v1")
     assert repository.tags["v1"] == before
 
 
-def test_oversized_index_is_not_pushed(server, registry, have, monkeypatch):
+def test_oversized_index_is_not_pushed(server, registry, add_variant, monkeypatch):
     monkeypatch.setattr("imagematrix.stores.publish.LIMIT", 100)
-    have("a")
+    add_variant("a")
     with pytest.raises(UsageError, match="an index of 1 variants is too large"):
         publish(registry, "v1")
     assert not server.count("PUT")

@@ -21,16 +21,16 @@ def cells(repository, tag="v1"):
     return [one.annotations[labels.CELL] for one in index.parse(raw, tag)]
 
 
-def test_all_pushed_variants_are_published(registry, repository, have, image):
-    have("b")
+def test_all_pushed_variants_are_published(registry, repository, add_variant, image):
+    add_variant("b")
     flags = sorted(marches.required("x86-64-v2", "gcc-14"))
     entry = {"platform": "linux/amd64", "march": "x86-64-v2", "cpu_flags": flags}
-    have("a", layer=b"123456", VARIANT=json.dumps(entry))
+    add_variant("a", layer=b"123456", VARIANT=json.dumps(entry))
     done = publish(registry, "v1")
     assert (done.digest, done.variants, done.new) == (repository.tags["v1"], 2, 2)
     assert cells(repository) == ["a", "b"]
-    found = Catalog.from_registry(f"{image}:v1")
-    assert [(one.march, one.size, one.platform) for one in found.variants] == [
+    catalog = Catalog.from_registry(f"{image}:v1")
+    assert [(one.march, one.size, one.platform) for one in catalog.variants] == [
         ("x86-64-v2", 6, "linux/amd64"),
         ("znver4", 5, "linux/amd64"),
     ]
@@ -40,8 +40,8 @@ def test_all_pushed_variants_are_published(registry, repository, have, image):
     assert second.platform == {"architecture": "amd64", "os": "linux"}, "it needs less"
 
 
-def test_publishing_again_writes_nothing(server, registry, have):
-    have("a")
+def test_publishing_again_writes_nothing(server, registry, add_variant):
+    add_variant("a")
     first = publish(registry, "v1")
     written = server.count("PUT")
     again = publish(registry, "v1")
@@ -49,7 +49,7 @@ def test_publishing_again_writes_nothing(server, registry, have):
     assert server.count("PUT") == written
 
 
-def test_existing_index_entries_are_kept(registry, repository, have):
+def test_existing_index_entries_are_kept(registry, repository, add_variant):
     foreign = {
         "mediaType": MANIFEST,
         "digest": repository.image(None, {"by": "somebody"}),
@@ -58,22 +58,22 @@ def test_existing_index_entries_are_kept(registry, repository, have):
         "platform": {"architecture": "unknown", "os": "unknown"},
     }
     repository.put("v1", json.dumps({"mediaType": DOCKER_LIST, "manifests": [foreign]}).encode(), DOCKER_LIST)
-    have("a")
+    add_variant("a")
     done = publish(registry, "v1")
     assert (done.variants, done.new) == (1, 1)
     assert foreign in json.loads(repository.manifests[done.digest][1])["manifests"]
     repository.tags.pop(f"v1-a-{digest(b'1')[7:19]}")
     assert publish(registry, "v1").digest == done.digest
-    have("b")
+    add_variant("b")
     done = publish(registry, "v1")
     assert (done.variants, done.new) == (2, 1)
     assert foreign in json.loads(repository.manifests[done.digest][1])["manifests"]
 
 
-def test_only_aliases_move(registry, repository, have):
-    have("a")
+def test_only_aliases_move(registry, repository, add_variant):
+    add_variant("a")
     publish(registry, "v1", ["stable", "latest"])
-    have("a", version="v2")
+    add_variant("a", version="v2")
     done = publish(registry, "v2", ["latest"])
     assert repository.tags["latest"] == repository.tags["v2"] == done.digest
     assert repository.tags["stable"] == repository.tags["v1"] != done.digest
@@ -81,9 +81,9 @@ def test_only_aliases_move(registry, repository, have):
 
 
 @pytest.mark.parametrize("alias", ["v2", "v1-a-6b86b273ff34", "of-others"])
-def test_alias_cannot_take_an_immutable_tag(server, registry, repository, have, alias):
-    have("a")
-    have("a", version="v2")
+def test_alias_cannot_take_an_immutable_tag(server, registry, repository, add_variant, alias):
+    add_variant("a")
+    add_variant("a", version="v2")
     publish(registry, "v2")
     repository.image("of-others", None)
     before, written = dict(repository.tags), server.count("PUT")
@@ -97,19 +97,19 @@ def test_alias_cannot_take_an_immutable_tag(server, registry, repository, have, 
 def test_invalid_alias_is_rejected(server, registry, alias):
     with pytest.raises(UsageError, match="--alias"):
         publish(registry, "v1", [alias])
-    assert not server.asked
+    assert not server.requests
 
 
-def test_version_without_variants_is_not_published(registry, have):
-    have("a", version="v2")
+def test_version_without_variants_is_not_published(registry, add_variant):
+    add_variant("a", version="v2")
     with pytest.raises(UnknownImageError, match="has no variant of") as caught:
         publish(registry, "v1")
     assert "build --push" in caught.value.remedy
 
 
-def test_two_images_for_one_cell_are_not_published(registry, repository, have):
-    have("a", "1")
-    have("a", "2")
+def test_two_images_for_one_cell_are_not_published(registry, repository, add_variant):
+    add_variant("a", "1")
+    add_variant("a", "2")
     with pytest.raises(TagMovedError) as caught:
         publish(registry, "v1")
     for made_of in (b"1", b"2"):
@@ -118,8 +118,8 @@ def test_two_images_for_one_cell_are_not_published(registry, repository, have):
 
 
 @pytest.mark.parametrize("kind", [MANIFEST, None])
-def test_foreign_image_under_the_version_tag_is_not_replaced(registry, repository, have, kind):
-    have("a")
+def test_foreign_image_under_the_version_tag_is_not_replaced(registry, repository, add_variant, kind):
+    add_variant("a")
     there = repository.image("v1", {"by": "somebody"})
     if kind is None:  # the media type in a manifest may be left away
         _, raw = repository.manifests[there]
@@ -134,20 +134,22 @@ def test_foreign_image_under_the_version_tag_is_not_replaced(registry, repositor
 
 @pytest.mark.parametrize("variant", ["", "{", "[]", '{"platform": 5}'])
 @pytest.mark.parametrize("annotated", [False, True])
-def test_error_for_a_damaged_label_names_the_image(registry, repository, told, image, variant, annotated):
-    own = told("a", VARIANT=variant)
+def test_error_for_a_damaged_label_names_the_image(
+    registry, repository, labels_of, image, variant, annotated
+):
+    own = labels_of("a", VARIANT=variant)
     repository.image(labels.tag("v1", "a", own[labels.INPUT]), own, annotations=own if annotated else None)
     with pytest.raises(UsageError, match=f"{image}:v1-a-.*"):
         publish(registry, "v1")
     assert "v1" not in repository.tags
 
 
-def test_overwritten_index_is_completed(server, registry, repository, have):
+def test_overwritten_index_is_completed(server, registry, repository, add_variant):
     """Who publishes with an older list of tags takes a variant away, and puts it back on the next look."""
-    have("a")
+    add_variant("a")
     publish(registry, "v1")
     older = repository.tags["v1"]
-    have("b")
+    add_variant("b")
     # After our index is written, somebody writes the one without it.
     server.fails("GET", "manifests/v1$", after=1, then=lambda: repository.tags.update(v1=older))
     done = publish(registry, "v1")
@@ -155,12 +157,12 @@ def test_overwritten_index_is_completed(server, registry, repository, have):
     assert (done.digest, done.new) == (repository.tags["v1"], 1)
 
 
-def test_variant_pushed_during_publish_is_kept(server, registry, repository, have):
+def test_variant_pushed_during_publish_is_kept(server, registry, repository, add_variant):
     """It is there after the tags were listed; somebody publishes it, and our index has it not."""
-    have("a")
+    add_variant("a")
 
     def other():
-        have("b")
+        add_variant("b")
         with Registry(registry.name) as another:
             publish(another, "v1")
 
@@ -170,12 +172,12 @@ def test_variant_pushed_during_publish_is_kept(server, registry, repository, hav
     assert done.variants == 2
 
 
-def test_push_conflict_gives_up_after_retries(server, registry, repository, have):
-    have("a")
-    have("b")
+def test_push_conflict_gives_up_after_retries(server, registry, repository, add_variant):
+    add_variant("a")
+    add_variant("b")
     publish(registry, "v1")
     older = repository.tags["v1"]
-    have("c")
+    add_variant("c")
     server.fails("GET", "manifests/v1$", times=99, then=lambda: repository.tags.update(v1=older))
     with pytest.raises(EngineError, match="over and over") as caught:
         publish(registry, "v1")
@@ -185,11 +187,11 @@ def test_push_conflict_gives_up_after_retries(server, registry, repository, have
 @pytest.mark.parametrize(("method", "path"), [("GET", "manifests"), ("GET", "tags"), ("PUT", "manifests")])
 @pytest.mark.parametrize("after", [0, 1])
 def test_interrupted_publish_is_completed_by_the_next(
-    server, registry, repository, have, method, path, after
+    server, registry, repository, add_variant, method, path, after
 ):
-    have("a")
+    add_variant("a")
     publish(registry, "v1", ["latest"])
-    have("b")
+    add_variant("b")
     server.fails(method, path, after=after, times=3, status=500)
     with pytest.raises(EngineError):
         publish(registry, "v1", ["latest"])
@@ -210,7 +212,7 @@ STEPS = st.lists(
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(STEPS)
-def test_pushes_and_publishes_in_any_order_only_add(docker_host, told, steps):  # noqa: ARG001
+def test_pushes_and_publishes_in_any_order_only_add(docker_host, labels_of, steps):  # noqa: ARG001
     server = Server()
     try:
         repository = server.repository("ml/training")
@@ -219,7 +221,7 @@ def test_pushes_and_publishes_in_any_order_only_add(docker_host, told, steps):  
         with Registry(f"{server.address}/ml/training") as registry:
             for kind, first, second in steps:
                 if kind == "push":
-                    own = told(first, version=second)
+                    own = labels_of(first, version=second)
                     repository.image(labels.tag(second, first, own[labels.INPUT]), own)
                     pushed[second].add(first)
                 elif not pushed[first]:
@@ -269,10 +271,10 @@ def lose(repository, there):
     del repository.manifests[there]
 
 
-def test_version_with_a_lost_image_is_not_published(server, registry, repository, have):
-    have("a")
+def test_version_with_a_lost_image_is_not_published(server, registry, repository, add_variant):
+    add_variant("a")
     publish(registry, "v1")
-    lost = have("b")
+    lost = add_variant("b")
     done = publish(registry, "v1")
     lose(repository, lost)
     written = server.count("PUT")
@@ -282,16 +284,16 @@ def test_version_with_a_lost_image_is_not_published(server, registry, repository
     assert (repository.tags["v1"], server.count("PUT")) == (done.digest, written)
 
 
-def test_repair_removes_lost_images_with_their_attestations(registry, repository, have, image):
-    have("a")
-    lost = have("b")
-    said = repository.image(None, {"by": "BuildKit"})
+def test_repair_removes_lost_images_with_their_attestations(registry, repository, add_variant, image):
+    add_variant("a")
+    lost = add_variant("b")
+    result = repository.image(None, {"by": "BuildKit"})
     publish(registry, "v1")
     _, raw = repository.manifests[repository.tags["v1"]]
     document = json.loads(raw)
     unknown = {"architecture": "unknown", "os": "unknown"}
     document["manifests"].append(
-        {"digest": said, "size": 1, "annotations": {index.ATTESTED: lost}, "platform": unknown}
+        {"digest": result, "size": 1, "annotations": {index.ATTESTED: lost}, "platform": unknown}
     )
     repository.put("v1", json.dumps(document).encode(), INDEX)
     lose(repository, lost)
@@ -304,13 +306,13 @@ def test_repair_removes_lost_images_with_their_attestations(registry, repository
 @pytest.mark.parametrize("deletes", [True, False])
 @pytest.mark.parametrize(("kind", "published"), [("layer", True), ("layer", False), ("config", True)])
 def test_repair_deletes_an_image_with_a_lost_blob(
-    server, registry, repository, have, image, kind, deletes, published
+    server, registry, repository, add_variant, image, kind, deletes, published
 ):
     server.deletes = deletes
-    have("a")
+    add_variant("a")
     if not published:
         publish(registry, "v1")
-    damaged = have("b", layer=b"own")
+    damaged = add_variant("b", layer=b"own")
     if published:
         publish(registry, "v1")
     manifest = json.loads(repository.manifests[damaged][1])
@@ -324,21 +326,21 @@ def test_repair_deletes_an_image_with_a_lost_blob(
     assert (damaged in repository.manifests) == (not deletes)
 
 
-def test_shared_layers_are_checked_once(server, registry, repository, have):
+def test_shared_layers_are_checked_once(server, registry, repository, add_variant):
     for cell in "abc":
-        have(cell)
+        add_variant(cell)
     publish(registry, "v1")
     before = server.count("HEAD", "blobs")
     assert publish(registry, "v1", repair=True).variants == 3
     assert server.count("HEAD", "blobs") - before == len(repository.blobs)
 
 
-def test_repair_replaces_a_lost_image_that_was_rebuilt(registry, repository, have):
+def test_repair_replaces_a_lost_image_that_was_rebuilt(registry, repository, add_variant):
     """An engine with the classic store gives the same inputs another digest."""
-    lost = have("a", layer=b"once")
+    lost = add_variant("a", layer=b"once")
     publish(registry, "v1")
     lose(repository, lost)
-    again = have("a", layer=b"twice")
+    again = add_variant("a", layer=b"twice")
     with pytest.raises(UnknownImageError):
         publish(registry, "v1")
     done = publish(registry, "v1", repair=True)
@@ -348,9 +350,9 @@ def test_repair_replaces_a_lost_image_that_was_rebuilt(registry, repository, hav
     assert entry.plain == "linux/amd64", "the default was lost, and there is another"
 
 
-def test_choose_resolves_two_images_for_one_cell(registry, repository, have):
-    have("a", "1")
-    wanted = have("a", "2")
+def test_choose_resolves_two_images_for_one_cell(registry, repository, add_variant):
+    add_variant("a", "1")
+    wanted = add_variant("a", "2")
     first, second = (f"v1-a-{digest(made_of)[7:19]}" for made_of in (b"1", b"2"))
     with pytest.raises(TagMovedError) as caught:
         publish(registry, "v1")
@@ -372,9 +374,9 @@ def test_choose_resolves_two_images_for_one_cell(registry, repository, have):
     assert repository.tags["v1"] == done.digest
 
 
-def test_conflicting_concurrent_choices_are_refused(server, registry, repository, have):
-    have("a", "1")
-    have("a", "2")
+def test_conflicting_concurrent_choices_are_refused(server, registry, repository, add_variant):
+    add_variant("a", "1")
+    add_variant("a", "2")
     first, second = (f"v1-a-{digest(made_of)[7:19]}" for made_of in (b"1", b"2"))
 
     def other():

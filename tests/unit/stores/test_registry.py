@@ -32,7 +32,7 @@ def test_image_is_tagged_after_all_its_blobs_are_pushed(server, remote, reposito
     assert store(remote, one) == one.made.digest
     assert repository.tags == {one.tag: one.made.digest}
     assert set(repository.blobs) >= {digest(b"one"), digest(b"two")}
-    assert [asked.path for asked in server.asked if asked.method == "PUT"][-1].endswith(one.tag)
+    assert [asked.path for asked in server.requests if asked.method == "PUT"][-1].endswith(one.tag)
     assert (
         remote.source(one.order.reference, local=True)
         == f"docker-image://{one.order.reference}@{one.made.digest}"
@@ -65,9 +65,9 @@ def test_image_with_the_same_inputs_is_kept(server, remote, repository, make_ima
     assert remote.source(first.order.reference, local=True).endswith(first.made.digest)
 
 
-def test_tag_of_another_image_is_refused(remote, repository, make_image, told):
+def test_tag_of_another_image_is_refused(remote, repository, make_image, labels_of):
     one = make_image("a")
-    other = repository.image(one.tag, told("a", "2"))
+    other = repository.image(one.tag, labels_of("a", "2"))
     with pytest.raises(TagMovedError) as caught:
         store(remote, one)
     assert one.order.reference in str(caught.value)
@@ -91,9 +91,9 @@ def test_earlier_concurrent_push_is_kept(server, remote, repository, make_image)
 
 
 @pytest.mark.parametrize("same", [True, False])
-def test_tag_moved_after_the_push_is_detected(server, remote, repository, make_image, told, same):
+def test_tag_moved_after_the_push_is_detected(server, remote, repository, make_image, labels_of, same):
     one = make_image("a")
-    other = repository.image("other", told("a", "1" if same else "2"))
+    other = repository.image("other", labels_of("a", "1" if same else "2"))
     # The third look at the tag is the one that reads back what was pushed.
     server.fails("HEAD", one.tag, after=2, then=lambda: repository.tags.update({one.tag: other}))
     if same:
@@ -224,54 +224,56 @@ def test_image_replaced_during_the_push_is_reported(remote, docker, make_image):
         remote.adopt(one.order.reference)
 
 
-def test_adopted_image_does_not_replace_another(remote, docker, repository, make_image, told):
+def test_adopted_image_does_not_replace_another(remote, docker, repository, make_image, labels_of):
     one = make_image("a")
     docker.store(one.order, one.made)
-    other = repository.image(one.tag, told("b"))
+    other = repository.image(one.tag, labels_of("b"))
     with pytest.raises(TagMovedError, match="built from other inputs"):
         remote.adopt(one.order.reference)
     assert not docker.pushed
     assert repository.tags == {one.tag: other}
 
 
-def test_published_and_unpublished_variants_are_listed(remote, repository, have, image, told, registry):
-    first = have("a")
+def test_published_and_unpublished_variants_are_listed(
+    remote, repository, add_variant, image, labels_of, registry
+):
+    first = add_variant("a")
     repository.put("v1", index(registry, first), INDEX)
     del repository.tags[f"v1-a-{digest(b'1')[7:19]}"]
-    have("b", "2")
-    have("c", version="v10")
-    have("d", version="v2")
-    repository.image("v1-x-0123456789ab", told("y"))  # it says that it is something else
+    add_variant("b", "2")
+    add_variant("c", version="v10")
+    add_variant("d", version="v2")
+    repository.image("v1-x-0123456789ab", labels_of("y"))  # it says that it is something else
     repository.image("v1-by-others", {"by": "somebody"})
     repository.image("v1-without", None)
-    found = remote.present(image, "v1")
-    assert found == [
+    result = remote.present(image, "v1")
+    assert result == [
         Present(reference=f"{image}:v1-{cell}-{digest(inputs)[7:19]}", cell=cell, input_digest=digest(inputs))
         for cell, inputs in (("a", b"1"), ("b", b"2"))
     ]
-    assert remote.components(found[1].reference) == {"dockerfile": "2"}
-    assert remote.components(found[0].reference) == {"dockerfile": "1"}
+    assert remote.components(result[1].reference) == {"dockerfile": "2"}
+    assert remote.components(result[0].reference) == {"dockerfile": "1"}
 
 
 def index(registry, *digests):
     return indexes.write([entry(registry, one) for one in digests])
 
 
-def test_deleted_image_has_no_components(remote, repository, have, image):
-    have("a")
-    (found,) = remote.present(image, "v1")
+def test_deleted_image_has_no_components(remote, repository, add_variant, image):
+    add_variant("a")
+    (result,) = remote.present(image, "v1")
     repository.manifests.clear()
-    assert remote.components(found.reference) == {}
+    assert remote.components(result.reference) == {}
 
 
-def test_variants_of_other_versions_in_an_index_are_skipped(registry, repository, have):
-    repository.put("v1", index(registry, have("a"), have("b", version="v2")), INDEX)
+def test_variants_of_other_versions_in_an_index_are_skipped(registry, repository, add_variant):
+    repository.put("v1", index(registry, add_variant("a"), add_variant("b", version="v2")), INDEX)
     assert [one.annotations[labels.CELL] for one in survey(registry, "v1").variants] == ["a"]
 
 
-def test_non_image_manifests_are_skipped(registry, repository, have):
+def test_non_image_manifests_are_skipped(registry, repository, add_variant):
     assert entry(registry, "nothing") is None
-    repository.put("index", index(registry, have("a")), INDEX)
+    repository.put("index", index(registry, add_variant("a")), INDEX)
     assert entry(registry, "index") is None
     repository.image("chart", None, config=b"not JSON", kind="application/vnd.cncf.helm.config.v1+json")
     assert entry(registry, "chart") is None
@@ -294,8 +296,8 @@ def test_error_for_a_damaged_configuration_names_the_image(registry, repository,
     assert f"{image}:v1-a-0123456789ab" in str(caught.value)
 
 
-def test_missing_or_altered_configuration_is_reported(registry, repository, have):
-    have("a")
+def test_missing_or_altered_configuration_is_reported(registry, repository, add_variant):
+    add_variant("a")
     (config,) = (one for one, raw in repository.blobs.items() if b"Labels" in raw)
     repository.blobs[config] = b"{}"
     with pytest.raises(EngineError, match=f"other content than {config}"):
@@ -319,22 +321,24 @@ def test_labels_that_are_not_strings_are_ignored(registry, repository):
     assert survey(registry, "v1").variants == ()
 
 
-def test_manifest_annotations_replace_a_read_of_the_configuration(server, registry, repository, have, told):
-    labelled = have("a")
-    own = told("a")
+def test_manifest_annotations_replace_a_read_of_the_configuration(
+    server, registry, repository, add_variant, labels_of
+):
+    labelled = add_variant("a")
+    own = labels_of("a")
     repository.image("annotated", own, annotations={**own, "by": "somebody"})
     before = server.count("GET", "blobs")
-    found = entry(registry, "annotated")
+    result = entry(registry, "annotated")
     assert server.count("GET", "blobs") == before, "one request is all it takes"
-    assert found.annotations.keys() == entry(registry, labelled).annotations.keys()
-    assert found.tag == entry(registry, labelled).tag
+    assert result.annotations.keys() == entry(registry, labelled).annotations.keys()
+    assert result.tag == entry(registry, labelled).tag
 
 
-def test_conflicting_push_of_a_cell_is_withdrawn(server, remote, repository, make_image, have):
+def test_conflicting_push_of_a_cell_is_withdrawn(server, remote, repository, make_image, add_variant):
     one = make_image("a", "1")
     rival = f"v1-a-{digest(b'2')[7:19]}"
     # It comes after we looked, and before our tag is set.
-    server.fails("PUT", f"manifests/{one.tag}", then=lambda: have("a", "2"))
+    server.fails("PUT", f"manifests/{one.tag}", then=lambda: add_variant("a", "2"))
     with pytest.raises(
         TagMovedError, match=f"also pushed from other inputs: {rival}; ours is withdrawn"
     ) as caught:
@@ -345,21 +349,21 @@ def test_conflicting_push_of_a_cell_is_withdrawn(server, remote, repository, mak
     assert remote.source(one.order.reference, local=True) is None
 
 
-def test_image_that_cannot_be_deleted_is_reported(server, remote, repository, make_image, have):
+def test_image_that_cannot_be_deleted_is_reported(server, remote, repository, make_image, add_variant):
     server.deletes = False
     one = make_image("a", "1")
-    have("a", "2")
+    add_variant("a", "2")
     with pytest.raises(TagMovedError, match="does not allow ours to be deleted"):
         store(remote, one)
     assert len(repository.tags) == 2
 
 
-def test_published_image_is_not_withdrawn(server, remote, repository, make_image, have, registry):
+def test_published_image_is_not_withdrawn(server, remote, repository, make_image, add_variant, registry):
     one = make_image("a", "1")
 
     def other():
         publish(registry, "v1")
-        have("a", "2")
+        add_variant("a", "2")
 
     server.fails("GET", "tags/list", then=other)
     assert store(remote, one) == repository.tags[one.tag]
@@ -367,31 +371,31 @@ def test_published_image_is_not_withdrawn(server, remote, repository, make_image
 
 
 @pytest.mark.parametrize("status", [404, 405, 401, 403, 202])
-def test_failed_deletion_is_detected(server, remote, make_image, have, status):
+def test_failed_deletion_is_detected(server, remote, make_image, add_variant, status):
     one = make_image("a", "1")
-    have("a", "2")
+    add_variant("a", "2")
     server.fails("DELETE", "manifests", status=status, times=99, headers={"WWW-Authenticate": "Basic"})
     with pytest.raises(TagMovedError, match="does not allow ours to be deleted"):
         store(remote, one)
 
 
 @pytest.mark.parametrize("rival", ["b", "a-b", "a-"])
-def test_images_of_other_cells_do_not_conflict(remote, repository, make_image, have, told, rival):
-    have(rival, "2")
+def test_images_of_other_cells_do_not_conflict(remote, repository, make_image, add_variant, labels_of, rival):
+    add_variant(rival, "2")
     repository.image("v1-a-by-somebody", None)
-    repository.image("v1-a-somebody", told("y"))
-    repository.image("v10-a-0123456789ab", told("a", version="v10"))
+    repository.image("v1-a-somebody", labels_of("y"))
+    repository.image("v10-a-0123456789ab", labels_of("a", version="v10"))
     one = make_image("a", "1")
     assert store(remote, one) == repository.tags[one.tag]
 
 
 def test_image_pushed_by_the_engine_is_checked_for_conflicts(
-    server, remote, docker, repository, make_image, have
+    server, remote, docker, repository, make_image, add_variant
 ):
     one = make_image("a", "1")
     docker.store(one.order, one.made)
     docker.has_manifests = False
-    server.fails("GET", "tags/list", then=lambda: have("a", "2"))
+    server.fails("GET", "tags/list", then=lambda: add_variant("a", "2"))
     with pytest.raises(TagMovedError, match="ours is withdrawn"):
         remote.adopt(one.order.reference)
     assert one.tag not in repository.tags

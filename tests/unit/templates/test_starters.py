@@ -38,9 +38,9 @@ def test_init_offers_every_template(starters):
 
 
 def test_wheels_are_trimmed_for_the_gpu_of_the_cell(starters):
-    found = rendered(starters[WHEELS]).values()
-    assert {cell.axes["compute"] for cell, _ in found} == {"7.5", "8.0", "8.6", "8.9", "9.0"}
-    for cell, text in found:
+    result = rendered(starters[WHEELS]).values()
+    assert {cell.axes["compute"] for cell, _ in result} == {"7.5", "8.0", "8.6", "8.9", "9.0"}
+    for cell, text in result:
         assert f"--compute {cell.axes['compute']} /opt/pytorch\n" in text
         assert (ROOT / "templates" / WHEELS / cell.properties["lock"]).is_file()
         assert text.endswith("COPY --link --from=driver /driver/ /\n")
@@ -48,9 +48,9 @@ def test_wheels_are_trimmed_for_the_gpu_of_the_cell(starters):
 
 @pytest.mark.parametrize("name", [name for name in TEMPLATES if name != WHEELS])
 def test_other_templates_serve_nodes_with_and_without_gpus(name, starters):
-    found = rendered(starters[name]).values()
-    assert {cell.cuda is None for cell, _ in found} == ({True} if name == PLAIN else {True, False})
-    for cell, text in found:
+    result = rendered(starters[name]).values()
+    assert {cell.cuda is None for cell, _ in result} == ({True} if name == PLAIN else {True, False})
+    for cell, text in result:
         assert through_stage(text, STAGE), "without it nobody can tell which CPU flags the code needs"
         assert cell.axes["march"] in text
         if cell.cuda:
@@ -80,7 +80,7 @@ def test_other_templates_serve_nodes_with_and_without_gpus(name, starters):
 )
 def test_targets_are_passed_to_the_build_system(name, expected, starters):
     ((_, text),) = [
-        found for cell, found in rendered(starters[name]).items() if cell.endswith("sm89-x86-64-v4")
+        result for cell, result in rendered(starters[name]).items() if cell.endswith("sm89-x86-64-v4")
     ]
     assert [words for words in expected if words not in text] == []
 

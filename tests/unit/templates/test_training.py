@@ -56,14 +56,14 @@ def render(cell) -> str:
 
 def stages(cell) -> dict[str, list[str]]:
     """Return the instructions of each stage by its name; the last one's is ""."""
-    found: dict[str, list[str]] = {}
+    result: dict[str, list[str]] = {}
     text = re.sub(r"^#.*\n", "", render(cell), flags=re.MULTILINE).replace("\\\n", "")
     current: list[str] = []
     for line in filter(None, text.splitlines()):
         if line.startswith("FROM "):
-            current = found.setdefault(line.partition(" AS ")[2], [])
+            current = result.setdefault(line.partition(" AS ")[2], [])
         current.append(line)
-    return found
+    return result
 
 
 def run_step(cell, stage) -> str:
@@ -196,7 +196,7 @@ def train(context, *options, **variables) -> tuple[int, dict[str, Any], str]:
 
 @needs_compiler
 def test_loss_decreases_on_the_cpu(context):
-    code, report, said = train(context, "--steps", "50")
+    code, report, output = train(context, "--steps", "50")
     assert code == 0
     assert set(report) == {
         *(
@@ -222,7 +222,7 @@ def test_loss_decreases_on_the_cpu(context):
     assert report["cuda"] is report["cubin"] is report["device"] is report["error"] is None
     assert report["final_loss"] < report["initial_loss"] / 2
     assert report["samples_per_second"] > 0
-    assert len(re.findall(r"step +\d+  loss \d", said)) > 2
+    assert len(re.findall(r"step +\d+  loss \d", output)) > 2
 
 
 @needs_compiler
@@ -233,10 +233,10 @@ def test_same_seed_gives_the_same_loss(context):
 
 @needs_compiler
 def test_constant_loss_is_a_failure(context):
-    code, report, said = train(context, "--steps", "0")
+    code, report, output = train(context, "--steps", "0")
     assert code == 1
     assert report["error"] == "the loss did not fall"
-    assert "the loss did not fall" in said
+    assert "the loss did not fall" in output
 
 
 @needs_compiler
@@ -265,8 +265,8 @@ def gpu_options(context) -> tuple[str, ...]:
 
 @needs_compiler
 def test_gpu_kernels_match_the_cpu(context, gpu_options):
-    code, report, said = train(context, *gpu_options, LD_LIBRARY_PATH=str(context / "fake"))
-    assert code == 0, said
+    code, report, output = train(context, *gpu_options, LD_LIBRARY_PATH=str(context / "fake"))
+    assert code == 0, output
     assert (report["backend"], report["device"], report["compute"]) == ("gpu", 'Fake "GPU"', "8.9")
     assert (report["libcuda"], report["driver_cuda"]) == ("999.12", 12040)
     assert (report["cuda"], report["cubin"]) == ("12.4", "sm_89")
@@ -276,14 +276,14 @@ def test_gpu_kernels_match_the_cpu(context, gpu_options):
 
 @needs_compiler
 def test_missing_gpu_is_reported_and_the_cpu_is_used(context, gpu_options):
-    code, report, said = train(
+    code, report, output = train(
         context, *gpu_options, LD_LIBRARY_PATH=str(context / "fake"), FAKE_CUDA="cuInit=100"
     )
     assert code == 0
     assert report["backend"] == "cpu"
     assert report["cuinit"] == {"code": 100, "name": "CUDA_ERROR_NO_DEVICE"}
     assert report["device"] is None
-    assert "cuInit answered 100 CUDA_ERROR_NO_DEVICE" in said
+    assert "cuInit answered 100 CUDA_ERROR_NO_DEVICE" in output
 
 
 @needs_compiler
@@ -298,11 +298,13 @@ def test_missing_gpu_is_reported_and_the_cpu_is_used(context, gpu_options):
     ],
 )
 def test_cuda_errors_are_reported_without_a_cpu_fallback(context, gpu_options, fails, error):
-    code, report, said = train(context, *gpu_options, LD_LIBRARY_PATH=str(context / "fake"), FAKE_CUDA=fails)
+    code, report, output = train(
+        context, *gpu_options, LD_LIBRARY_PATH=str(context / "fake"), FAKE_CUDA=fails
+    )
     assert code == 1
     assert report["error"] == error
     assert report["backend"] is None
-    assert error in said
+    assert error in output
 
 
 @needs_compiler

@@ -129,13 +129,13 @@ def test_trimmed_library_keeps_its_structure_and_loads(built, tmp_path):
     raw = built.read_bytes()
     path.write_bytes(trimmed(raw))
     assert found(raw).removed == (64 + 64) + (64 + 128)
-    said = [
+    result = [
         subprocess.run(
             ["readelf", "-SlW", one.name], cwd=one.parent, capture_output=True, text=True, check=True
         )
         for one in (built, path)
     ]
-    assert said[0].stdout == said[1].stdout
+    assert result[0].stdout == result[1].stdout
     assert ctypes.CDLL(str(path)).answer() == 42
 
 

@@ -11,12 +11,12 @@ LTO = 8
 
 def entries(*codes):
     """Return entries of words such as "80", "90a" and "ptx90"."""
-    found = []
+    result = []
     for number, word in enumerate(codes):
         kind = PTX if word.startswith("ptx") else LTO if word.startswith("lto") else CUBIN
         target = word.removeprefix("ptx").removeprefix("lto")
-        found.append(Entry(number * 64, 64, kind, target, "8.4", 0, whole=True))
-    return found
+        result.append(Entry(number * 64, 64, kind, target, "8.4", 0, whole=True))
+    return result
 
 
 def kept(computes, *codes, **options):

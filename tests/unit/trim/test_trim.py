@@ -291,8 +291,8 @@ def test_record_is_updated_even_if_a_later_file_fails(tmp_path, monkeypatch):
 
     with pytest.raises(UsageError, match="Input/output error"):
         trim([tmp_path], HOPPER)
-    found = rows((tmp_path / name).read_bytes())
-    assert (found["a.fatbin"], found["b.fatbin"]) == (hashed(STAYING), hashed(RAW))
+    result = rows((tmp_path / name).read_bytes())
+    assert (result["a.fatbin"], result["b.fatbin"]) == (hashed(STAYING), hashed(RAW))
 
 
 def wheel(path, contents, *, name="x-1.dist-info/RECORD", extra=()):

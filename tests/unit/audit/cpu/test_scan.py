@@ -111,8 +111,8 @@ def test_what_follows_the_relocations_is_none_of_them():
     raw = struct.pack("<QQq", 0, 8, 0) + struct.pack("<QQq", 0, 37, 0)
     window = Window(io.BytesIO(raw), 0, len(raw))
     tables = [Section(".rela.dyn", 0, size, 0) for size in (24, 48)]
-    found = [list(dispatch.signs(Elf(machine=62, linked=True, sections=(one,)), window)) for one in tables]
-    assert found == [[], ["ifunc"]]
+    result = [list(dispatch.signs(Elf(machine=62, linked=True, sections=(one,)), window)) for one in tables]
+    assert result == [[], ["ifunc"]]
 
 
 def test_a_library_requires_what_its_exported_functions_call(build):
