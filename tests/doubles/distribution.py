@@ -227,8 +227,8 @@ def _handler(server):  # noqa: C901 - one method for each of HTTP's
                 # docker-registry takes any blob for a manifest, and fails to read it.
                 self.answer(500 if tag in repository.blobs else 404)
                 return
-            told = {} if server.silent else {"Docker-Content-Digest": digest(result[1])}
-            self.answer(200, result[1], {"Content-Type": result[0], **told})
+            headers = {} if server.silent else {"Docker-Content-Digest": digest(result[1])}
+            self.answer(200, result[1], {"Content-Type": result[0], **headers})
 
         head_manifests = get_manifests
 
@@ -251,7 +251,7 @@ def _handler(server):  # noqa: C901 - one method for each of HTTP's
                 self.answer(404 if DIGEST.fullmatch(tag) and server.deletes else 400)
                 return
             del repository.manifests[tag]
-            repository.tags = {name: there for name, there in repository.tags.items() if there != tag}
+            repository.tags = {name: value for name, value in repository.tags.items() if value != tag}
             self.answer(202)
 
         def get_blobs(self, repository, _, wanted):

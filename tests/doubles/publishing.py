@@ -140,10 +140,12 @@ def make_image(image, tmp_path):
             "config": blob(json.dumps(config).encode(), CONFIG),
             "layers": [blob(layer, LAYER) for layer in layers],
         }
-        there = blob(json.dumps(manifest).encode(), MANIFEST)["digest"]
+        pushed = blob(json.dumps(manifest).encode(), MANIFEST)["digest"]
         sources = Sources(context=tmp_path, platform="linux/amd64")
         order = Order(reference=f"{image}:{tag(own)}", dockerfile="", sources=sources, labels=own)
-        return SimpleNamespace(order=order, made=Made(digest=there, layout=tmp_path / "layout"), tag=tag(own))
+        return SimpleNamespace(
+            order=order, made=Made(digest=pushed, layout=tmp_path / "layout"), tag=tag(own)
+        )
 
     return call
 

@@ -63,8 +63,10 @@ def test_other_engines_build_images_for_this_engine(engine, folder, second):
     assert (built_by(engine), built_by(second)) == (0, 1)
     assert not second.docker("images", "--quiet", reference).stdout
 
-    here = engine.imagematrix("build", "--verify-reproducible", "--only", "part=one", "--json", cwd=folder)
-    (cell,) = json.loads(here.stdout)["cells"]
+    verified = engine.imagematrix(
+        "build", "--verify-reproducible", "--only", "part=one", "--json", cwd=folder
+    )
+    (cell,) = json.loads(verified.stdout)["cells"]
     assert (
         cell["digest"]
         == json.loads(engine.imagematrix("ls", "elsewhere:v1", "--json").stdout)["variants"][0]["digest"]
@@ -181,10 +183,10 @@ server.serve_forever()
 @pytest.fixture
 def proxy(engine):
     """The address of a proxy on the engine's machine, as its containers reach it."""
-    told = engine.docker("network", "inspect", "--format", "{{(index .IPAM.Config 0).Gateway}}", "bridge")
-    command = [*END_WITH_US, *engine.inside, sys.executable, "-c", PROXY, told.stdout.strip()]
+    gateway = engine.docker("network", "inspect", "--format", "{{(index .IPAM.Config 0).Gateway}}", "bridge")
+    command = [*END_WITH_US, *engine.inside, sys.executable, "-c", PROXY, gateway.stdout.strip()]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
-        yield f"http://{told.stdout.strip()}:{process.stdout.readline().strip()}"
+        yield f"http://{gateway.stdout.strip()}:{process.stdout.readline().strip()}"
         process.terminate()
 
 

@@ -194,8 +194,8 @@ def test_root_can_run_all_checks_except_those_of_an_engine(machine, suite, place
 def test_mounts_alone_are_used_where_runc_fails(machine):
     tree = machine("bookworm", "folder", sandboxed=True)
     # The process ids that NVML tells are the host's.
-    told = tree.node.environment["STUB_GPUS"].replace("procs=open", "procs=open,apart=1000000")
-    assert check(tree, STUB_GPUS=told) == 0, tree.report
+    gpus = tree.node.environment["STUB_GPUS"].replace("procs=open", "procs=open,apart=1000000")
+    assert check(tree, STUB_GPUS=gpus) == 0, tree.report
     assert not_tried(tree) == [NO_DOCKER] * OF_AN_ENGINE
     remarks = [why for how, why in outcomes(tree).values() if how == "passed" and why]
     assert len(remarks) == OF_ROOT
@@ -231,11 +231,11 @@ def test_the_zipapp_runs_on_a_bare_python(machine):
     unpack(tree)
     app = "gpu-bundle/imagematrix.pyz"
     assert (tree.home / app).stat().st_size < FILE_LIMIT
-    told = json.loads(tree.run(app, "probe", "--json").stdout)
+    host = json.loads(tree.run(app, "probe", "--json").stdout)
     target = {
         "cuda": "12.4",
         "cubins": ["90"],
-        "driver": {"mode": "exact", "version": told["driver"]["version"]},
+        "driver": {"mode": "exact", "version": host["driver"]["version"]},
     }
     variant = {"reference": "t:v1-sm90", "platform": "linux/amd64", **target}
     catalog = {"schema": "imagematrix.catalog/v1", "image": "t", "version": "v1", "variants": [variant]}

@@ -153,8 +153,8 @@ def test_shares_never_exceed_the_memory_of_a_gpu(engine, start):
     for process in processes:
         out, err = process.communicate(timeout=500)
         assert process.returncode == 0, err
-        begin, gpu, told, end = out.splitlines()
-        assert told == str(share)
+        begin, gpu, mib, end = out.splitlines()
+        assert mib == str(share)
         spans.setdefault(gpu, []).append((float(begin.split()[0]), float(end.split()[0])))
     assert sum(map(len, spans.values())) == 20
     for intervals in spans.values():

@@ -102,7 +102,7 @@ def compiler():
 def programs(compiler, tmp_path_factory):
     """The program by march, compiled without QEMU."""
     folder = tmp_path_factory.mktemp("programs")
-    known = sorted(march for march in marches.known(compiler) if marches.arch(march) == "x86_64")
+    marches_ = sorted(march for march in marches.known(compiler) if marches.arch(march) == "x86_64")
 
     def compiled(march):
         program = folder / march
@@ -112,7 +112,7 @@ def programs(compiler, tmp_path_factory):
         return march, program if done.returncode == 0 else None
 
     with ThreadPoolExecutor(2) as pool:
-        result = {march: program for march, program in pool.map(compiled, known) if program}
+        result = {march: program for march, program in pool.map(compiled, marches_) if program}
     assert len(result) > 40
     return result
 

@@ -23,9 +23,9 @@ def answer(node, *words):
 
 
 def test_the_probe_finds_the_machine(node):
-    result, known = answer(node, "probe"), json.loads(PROFILE.read_text())
+    result, expected = answer(node, "probe"), json.loads(PROFILE.read_text())
     for key in ("driver", "gpus", "devices", "warnings"):
-        assert result[key] == known[key]
+        assert result[key] == expected[key]
 
 
 def test_a_run_trains_on_a_gpu(node):
@@ -62,8 +62,8 @@ def test_a_gpu_in_use_is_reported_and_not_claimed(node):
         assert uses == [[("process", "train"), ("container", "job")] if n == 2 else [] for n in range(8)]
         refused = node.imagematrix("run", "--rm", "training:v1", "true")
         assert refused.returncode == 10
-        told = "requested 8 GPUs, 7 free: GPU 2 (NVIDIA H200) is in use by process train (pid "
-        assert told in refused.stderr
+        message = "requested 8 GPUs, 7 free: GPU 2 (NVIDIA H200) is in use by process train (pid "
+        assert message in refused.stderr
         others = node.imagematrix("run", "--rm", "--gpus", "7", "training:v1", "sh", "-c", "ls /dev")
         assert "nvidia2" not in others.stdout.split()
         assert others.stdout.count("nvidia") == 7 + 4

@@ -48,8 +48,8 @@ def test_from_the_matrix_to_a_container_through_a_registry(engine, folder, regis
 
     before = registry.log.count('"GET ')
     assert statuses(engine, folder, "--push") == ["up-to-date"] * 2
-    asked = registry.log.count('"GET ') - before
-    assert asked == 2 + len(references), "an index that is not there, the tags, and each image once"
+    requests = registry.log.count('"GET ') - before
+    assert requests == 2 + len(references), "an index that is not there, the tags, and each image once"
     again = build(engine, folder)
     assert (again.returncode, again.stdout) == (0, "")
 
@@ -127,8 +127,8 @@ def test_of_two_concurrent_pushes_of_a_cell_at_least_one_is_refused(engine, regi
     assert len(rounds) == 10
     assert {tuple(sorted(both)) for both in rounds} <= {(b"0", b"7"), (b"7", b"7")}
     kept = sum(both.count(b"0") for both in rounds)
-    there = Path(f"{registry.folder}/data/docker/registry/v2/repositories/{image.partition('/')[2]}")
-    tags = list((there / "_manifests/tags").iterdir())
+    repository = Path(f"{registry.folder}/data/docker/registry/v2/repositories/{image.partition('/')[2]}")
+    tags = list((repository / "_manifests/tags").iterdir())
     assert len(tags) == kept, "who is refused leaves nothing behind"
 
 

@@ -140,9 +140,9 @@ def test_a_wrong_driver_is_refused_with_both_versions(engine, tmp_path, host):
     assert done.returncode == 3
     assert "550.54.14" in done.stderr
     explained = engine.imagematrix("explain", "training:v1", "--host", tmp_path / "host.json")
-    told = " ".join(explained.stdout.split())
-    assert "the image carries driver 550.163.01" in told
-    assert "the host has 550.54.14" in told
+    text = " ".join(explained.stdout.split())
+    assert "the image carries driver 550.163.01" in text
+    assert "the host has 550.54.14" in text
 
 
 @pytest.mark.usefixtures("images")
@@ -216,11 +216,11 @@ def test_cuda_errors_are_read_from_the_last_lines_of_the_log(engine, options):
     words = ("--gpus", "1", *options, "training:v1", "sh", "-c", f"{script} >&2; exit 1")
     done = run(engine, "--host", L40S, *words)
     assert done.returncode == 1
-    told = "the container failed: CUDA error 209: no kernel image is available for execution on the device"
+    message = "the container failed: CUDA error 209: no kernel image is available for execution on the device"
     if "none" in options:  # no log, nothing to read
         assert "the container failed" not in done.stderr
     else:
-        assert f"{told}; rule device-code expected it to run" in done.stderr
+        assert f"{message}; rule device-code expected it to run" in done.stderr
 
 
 @pytest.mark.usefixtures("images", "nodes")
@@ -322,11 +322,11 @@ def relayed(engine):
 
     class Relay(socketserver.BaseRequestHandler):
         def handle(self):
-            with socket.socket(socket.AF_UNIX) as there:
-                there.connect(engine.host.removeprefix("unix://"))
-                back = threading.Thread(target=self.copy, args=(there, self.request), daemon=True)
+            with socket.socket(socket.AF_UNIX) as upstream:
+                upstream.connect(engine.host.removeprefix("unix://"))
+                back = threading.Thread(target=self.copy, args=(upstream, self.request), daemon=True)
                 back.start()
-                self.copy(self.request, there)
+                self.copy(self.request, upstream)
                 back.join()  # one side may have nothing more to say before the other
 
         @staticmethod
@@ -370,5 +370,5 @@ def test_an_engine_on_another_machine_needs_a_saved_host(engine, relayed):
     )
     given = on_another_machine(*words)
     assert (given.returncode, given.stdout) == (0, "1\n"), given.stderr
-    here = run(engine, "--rm", "training:v1", "true", env={**engine.environment, "DOCKER_HOST": relayed})
-    assert here.returncode != 2  # it is this machine's, whatever the address
+    local = run(engine, "--rm", "training:v1", "true", env={**engine.environment, "DOCKER_HOST": relayed})
+    assert local.returncode != 2  # it is this machine's, whatever the address

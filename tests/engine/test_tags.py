@@ -39,18 +39,18 @@ def test_a_second_build_does_nothing_and_reports_it(engine, project):
 
 def test_a_changed_template_under_the_same_version_is_refused(engine, project):
     folder = project(CPU, image="frozen")
-    there = build(engine, folder).stdout.split()
+    references = build(engine, folder).stdout.split()
     add_to_template(folder, "ENV CHANGED=yes")
     refused = build(engine, folder)
     assert (refused.returncode, refused.stdout) == (7, "")
     assert "dockerfile changed" in refused.stderr
-    assert there[0] in refused.stderr
+    assert references[0] in refused.stderr
     assert "raise the version" in refused.stderr
     planned = engine.imagematrix("plan", "--json", "-f", folder / "matrix.yaml")
     assert planned.returncode == 7
     assert {cell["status"] for cell in json.loads(planned.stdout)["cells"]} == {"refused"}
     # Nothing was touched, and the next version is free.
-    assert engine.inspect(there[0])
+    assert engine.inspect(references[0])
     matrix = folder / "matrix.yaml"
     matrix.write_text(matrix.read_text().replace("version: v1", "version: v2"))
     assert len(build(engine, folder).stdout.split()) == 2

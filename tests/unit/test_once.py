@@ -11,10 +11,10 @@ from imagematrix.once import Once
 
 
 def test_concurrent_callers_wait_for_the_result():
-    asked, may = [], threading.Event()
+    calls, may = [], threading.Event()
 
     def work(argument):
-        asked.append(argument)
+        calls.append(argument)
         assert may.wait(10)
         return [argument]
 
@@ -25,7 +25,7 @@ def test_concurrent_callers_wait_for_the_result():
         may.set()
         assert len({id(one.result()) for one in result}) == 1
         assert other.result() == ["b"]
-    assert sorted(asked) == ["a", "b"]
+    assert sorted(calls) == ["a", "b"]
     assert once("a", partial(work, "a")) is result[0].result()
 
 

@@ -90,20 +90,20 @@ def test_a_survey_combines_all_sources(gpu):
 
 
 def test_open_nodes_are_scanned_where_nvml_lists_no_processes(gpu, monkeypatch):
-    asked = []
+    scanned = []
     monkeypatch.setattr(
         processes,
         "with_open_nodes",
-        lambda minors: asked.append(set(minors)) or {"nvidia11": (Consumer(kind="process", name="x"),)},
+        lambda minors: scanned.append(set(minors)) or {"nvidia11": (Consumer(kind="process", name="x"),)},
     )
     both = (gpu(0), gpu(1), gpu(2, minor=None))
     usage = survey.survey(both, list, lambda: nvml_of(processes=()))
     assert set(usage) == {"nvidia11"}
     survey.survey(both, list, lambda: Nvml(error=18, message="mismatch"))
-    assert asked == [{11}, {10, 11}]
+    assert scanned == [{11}, {10, 11}]
     assert survey.survey(both, list, lambda: None) == {}  # no driver, no process
     survey.survey(both[:1], list, lambda: nvml_of(processes=()))
-    assert len(asked) == 2
+    assert len(scanned) == 2
 
 
 def test_nvml_is_queried_only_where_a_driver_is_loaded(monkeypatch):

@@ -241,8 +241,8 @@ def test_contradictions_are_described_in_sentences(tmp_path):
     own = {labels.VARIANT: labels.write(gpu(driver=EXACT, cubins=("90",)))}
     image = Parts(tar(("k.cubin", CUBIN)), labels=own)
     (result,) = read(layout(tmp_path / "told", image), "linux/amd64", Layers())
-    told = [str(one) for one in contradictions(audit(result), claimed(audit(result)))]
-    assert told == [
+    sentences = [str(one) for one in contradictions(audit(result), claimed(audit(result)))]
+    assert sentences == [
         "the labels promise the user-mode driver 550.163.01, but there is none",
         "the labels promise cubins for 90, but /k.cubin has 80",
     ]

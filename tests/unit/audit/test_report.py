@@ -163,8 +163,8 @@ def test_static_runtime_is_reported(seen, library, tmp_path):
 def packaged(name, version, *files):
     folder = f"{SITE}/{name}-{version}.dist-info"
     record = "".join(f"{file},,\n" for file in files)
-    told = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n\nVersion: 9\n"
-    return (f"{folder}/METADATA", told.encode()), (f"{folder}/RECORD", record.encode())
+    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n\nVersion: 9\n"
+    return (f"{folder}/METADATA", metadata.encode()), (f"{folder}/RECORD", record.encode())
 
 
 def test_python_packages_are_compared_with_their_bytes(seen):

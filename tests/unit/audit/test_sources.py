@@ -25,8 +25,8 @@ def one():
     return Parts(LAYER, OTHER, labels={"a": "b"}, env=["LD_LIBRARY_PATH=/opt:/usr/lib", "EMPTY"])
 
 
-def images(reference, known=None, platform=PLATFORM):
-    return list(read(reference, platform, known or Layers()))
+def images(reference, layers=None, platform=PLATFORM):
+    return list(read(reference, platform, layers or Layers()))
 
 
 def only(reference):
@@ -78,10 +78,10 @@ def test_linked_layers_of_docker_save_are_read(one, tmp_path):
 
 def test_shared_layer_is_read_once(one, tmp_path):
     seen: list[int] = []
-    known = Layers(watch=seen.append)
-    images(layout(tmp_path / "1", one), known)
+    layers = Layers(watch=seen.append)
+    images(layout(tmp_path / "1", one), layers)
     first = sum(seen)
-    images(layout(tmp_path / "2", one, Parts(LAYER), entries=[one.entry()]), known)
+    images(layout(tmp_path / "2", one, Parts(LAYER), entries=[one.entry()]), layers)
     assert sum(seen) == first == sum(len(one.blobs[layer]) for layer in one.layers)
 
 

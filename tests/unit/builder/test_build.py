@@ -574,17 +574,17 @@ def test_serial_builds_export_no_base_ahead(planned, carry_out, backend):
 
 
 def test_compiler_is_queried_during_builds(planned, carry_out, backend):
-    asked, built = threading.Event(), threading.Event()
+    queried, built = threading.Event(), threading.Event()
     export, make = backend.export, backend.make
 
     def late(*words):
-        asked.set()
+        queried.set()
         assert built.wait(10), "nothing is built before it answers"
         return export(*words)
 
     @contextlib.contextmanager
     def early(order, log, step):
-        assert asked.wait(10)
+        assert queried.wait(10)
         built.set()
         with make(order, log, step) as made:
             yield made
@@ -597,12 +597,12 @@ def test_compiler_is_queried_during_builds(planned, carry_out, backend):
 def test_failed_build_reports_an_unknown_march(planned, carry_out, backend):
     del backend.macros["-march=znver4"]
     make = backend.make
-    known = threading.Event()
+    exported = threading.Event()
     export = backend.export
-    backend.export = lambda *words: (export(*words), known.set())[0]
+    backend.export = lambda *words: (export(*words), exported.set())[0]
 
     def fails(order, log, step):
-        assert known.wait(10)
+        assert exported.wait(10)
         time.sleep(0.1)  # the answer is taken down
         if "znver4" in order.reference:
             raise BuildError("cc1plus: error: bad value 'znver4' for '-march=' switch")

@@ -50,8 +50,10 @@ def script(tmp_path, monkeypatch):
 
     def write(build="true", inspect="true", plugin=None):
         own = {"Name": "buildx", "Path": str(folder / "buildx")} | (plugin or {})
-        told = json.dumps([{"Name": "app", "Path": "/app"}, own])
-        (folder / "docker").write_text(f"#!/bin/sh\ncase $1 in info) echo '{told}';; *) {inspect};; esac\n")
+        plugins = json.dumps([{"Name": "app", "Path": "/app"}, own])
+        (folder / "docker").write_text(
+            f"#!/bin/sh\ncase $1 in info) echo '{plugins}';; *) {inspect};; esac\n"
+        )
         lines = [
             "#!/bin/sh",
             f'printf "%s\\n" "$@" >> {tmp_path}/asked',
@@ -155,7 +157,7 @@ def test_classic_store_gets_every_layer_again(script, order, made):
 
 
 def test_image_is_built_in_an_oci_layout(script, order, tmp_path, made):
-    asked = script(f"echo '#5 [2/3] RUN make'; {made}")
+    arguments = script(f"echo '#5 [2/3] RUN make'; {made}")
     log = io.StringIO()
     with Buildx(Docker(), "mine") as builder:
         steps: list[str] = []
@@ -168,7 +170,7 @@ def test_image_is_built_in_an_oci_layout(script, order, tmp_path, made):
         assert image.layout.is_dir()
         assert builder.pinned("a:1", DIGEST) == f"docker-image://a:1@{DIGEST}"
     assert not image.layout.exists(), "what was not stored goes"
-    words = asked.read_text().splitlines()
+    words = arguments.read_text().splitlines()
     for word in ("--builder=mine", "--platform=linux/amd64", "--build-context=c=oci-layout:///d@e"):
         assert word in words
     assert (tmp_path / "dockerfile").read_text() == "FROM a:1@b\n"
@@ -199,7 +201,7 @@ DECIDING = {
 
 
 def test_environment_variables_do_not_affect_the_build(script, order, made, tmp_path, monkeypatch):
-    asked = script(f"env > {tmp_path}/environment; {made}")
+    arguments = script(f"env > {tmp_path}/environment; {made}")
     for name, value in {
         **DECIDING,
         "BUILDX_CONFIG": "/builders",
@@ -211,18 +213,18 @@ def test_environment_variables_do_not_affect_the_build(script, order, made, tmp_
     environment = (tmp_path / "environment").read_text().splitlines()
     assert not [line for line in environment if line.partition("=")[0] in DECIDING]
     assert "BUILDX_CONFIG=/builders" in environment
-    words = asked.read_text().splitlines()
+    words = arguments.read_text().splitlines()
     assert "--build-arg=HTTPS_PROXY=" in words, "none, also where docker's configuration has one"
     assert "--build-arg=no_proxy=" in words
 
 
 def test_proxy_variables_are_passed_by_name(script, order, made, tmp_path, monkeypatch):
-    asked = script(f"env > {tmp_path}/environment; {made}")
+    arguments = script(f"env > {tmp_path}/environment; {made}")
     monkeypatch.setenv("https_proxy", "http://user:word@p")
     monkeypatch.setenv("HTTP_PROXY", "")
     with Buildx(Docker(), proxy=True) as builder:
         make(builder, order)
-    words = asked.read_text().splitlines()
+    words = arguments.read_text().splitlines()
     assert {"--build-arg=https_proxy", "--build-arg=HTTPS_PROXY"} <= set(words), "BuildKit takes either"
     assert {"--build-arg=HTTP_PROXY=", "--build-arg=http_proxy="} <= set(words)
     environment = (tmp_path / "environment").read_text().splitlines()
@@ -253,11 +255,11 @@ def test_concurrent_builds_share_blobs_but_not_layouts(script, order, made):
 
 
 def test_exported_base_has_the_layers_of_images(script, order, made):
-    asked = script(made)
+    arguments = script(made)
     with Buildx(Docker(), attest=["type=sbom"]) as builder:
         files = builder.base_layers("a:1", order.sources)
         assert [path.read_bytes() for path in files] == [b"lower", b"upper"]
-    words = asked.read_text().splitlines()
+    words = arguments.read_text().splitlines()
     assert "--provenance=false" in words
     assert not [word for word in words if "sbom" in word], "nobody wants to know of it alone"
     docker = Docker()
@@ -267,7 +269,7 @@ def test_exported_base_has_the_layers_of_images(script, order, made):
 
 
 def test_classic_store_builds_into_the_engine(script, order):
-    asked = script(written(**{"containerimage.config.digest": DIGEST}))
+    arguments = script(written(**{"containerimage.config.digest": DIGEST}))
     docker = Docker()
     docker.has_manifests = False
     with Buildx(docker) as builder:
@@ -275,7 +277,7 @@ def test_classic_store_builds_into_the_engine(script, order):
         assert not builder.reproducible
         assert builder.pinned("a:1", DIGEST) is None
     assert (made.digest, made.layout) == (DIGEST, None)
-    assert "--label=by=us" in asked.read_text().splitlines()
+    assert "--label=by=us" in arguments.read_text().splitlines()
 
 
 @pytest.mark.parametrize(

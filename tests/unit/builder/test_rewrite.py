@@ -121,11 +121,11 @@ def test_full_disk_is_reported_and_leaves_no_files(tmp_path):
         blobs = Blobs(disk / "build" / "layout" / "sha256")
         noise = os.urandom(600_000)  # which gzip makes no smaller
         before = blobs.image(tar("a", 7, content=noise))
-        there = set(disk.rglob("*"))
+        files = set(disk.rglob("*"))
         with pytest.raises(BuildError, match=f"^{disk}/build/layout: No space left") as caught:
             Rewriter(blobs.folder, 0).image(before["digest"], ORDER, ())
         assert f"free disk space in {disk} " in caught.value.remedy
-        assert set(disk.rglob("*")) == there
+        assert set(disk.rglob("*")) == files
     finally:
         subprocess.run(["umount", str(disk)], check=True)
 
@@ -158,11 +158,11 @@ def test_equal_files_with_other_times_give_the_same_image(blobs, rewriter):
 
 
 def test_shared_layer_is_rewritten_once(blobs, rewriter, monkeypatch):
-    asked = []
+    calls = []
     together = threading.Barrier(4)
 
     def clamped(file, latest, real=clamped_tar):
-        asked.append(latest)
+        calls.append(latest)
         return real(file, latest)
 
     monkeypatch.setattr(rewrite, "clamped", clamped)
@@ -175,7 +175,7 @@ def test_shared_layer_is_rewritten_once(blobs, rewriter, monkeypatch):
 
     with ThreadPoolExecutor(4) as pool:
         assert len(set(pool.map(make, images))) == 4
-    assert len(asked) == 1 + 4
+    assert len(calls) == 1 + 4
 
 
 def test_attestations_refer_to_the_new_image(blobs, rewriter):

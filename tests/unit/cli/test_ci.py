@@ -53,17 +53,17 @@ def commands(text):
 
 @given(st.text() | st.just(HOSTILE), st.text() | st.just(HOSTILE))
 def test_untrusted_text_contains_no_github_commands(text, headline):
-    told = ci.failed("github", "training:v1 a,b", headline, text)
-    (group, end, error) = commands(told)
+    output = ci.failed("github", "training:v1 a,b", headline, text)
+    (group, end, error) = commands(output)
     assert group == ("group", None, "training:v1 a,b: failed")
     assert end == ("endgroup", None, "")
     assert error[:2] == ("error", "title=training%3Av1 a%2Cb")
-    assert told.split("\n")[-1] == f"::error {error[1]}::{error[2]}"
+    assert output.split("\n")[-1] == f"::error {error[1]}::{error[2]}"
 
 
 def test_values_are_escaped_for_github():
-    told = ci.failed("github", "a", "50% of\ntwo", "text")
-    assert told.endswith("\n::error title=a::50%25 of%0Atwo")
+    output = ci.failed("github", "a", "50% of\ntwo", "text")
+    assert output.endswith("\n::error title=a::50%25 of%0Atwo")
 
 
 def test_each_log_has_a_unique_end_marker():
@@ -76,11 +76,11 @@ SECTION = re.compile(r"section_(start|end):(\d+):(\w+)(\[collapsed=true\])?\r\x1
 
 @given(st.text() | st.just(HOSTILE), st.text() | st.just(HOSTILE))
 def test_untrusted_text_opens_no_gitlab_sections(text, headline):
-    told = ci.failed("gitlab", "cpu-znver4", headline, text)
-    start, end = SECTION.findall(told)
+    output = ci.failed("gitlab", "cpu-znver4", headline, text)
+    start, end = SECTION.findall(output)
     assert (start[0], start[3], end[0], end[3]) == ("start", "[collapsed=true]", "end", "")
     assert start[2] == end[2]
-    assert told.count("\x1b") == 4
+    assert output.count("\x1b") == 4
 
 
 def test_summary_lists_failures_first():
@@ -102,19 +102,19 @@ def test_summary_lists_failures_first():
 
 
 def test_cell_names_are_escaped_in_markdown():
-    told = ci.table(outcomes({"cell": "a|b<img src=x>`c`\n# d", "status": "built", "seconds": 1}))
-    assert "<img" not in told
-    assert len(told.splitlines()) == 6
-    assert told.splitlines()[4].count("|") == 5
+    table = ci.table(outcomes({"cell": "a|b<img src=x>`c`\n# d", "status": "built", "seconds": 1}))
+    assert "<img" not in table
+    assert len(table.splitlines()) == 6
+    assert table.splitlines()[4].count("|") == 5
 
 
 @pytest.mark.parametrize(("count", "length"), [(10_000, 40), (3, 500_000)])
 def test_summary_length_is_limited(count, length):
     cells = [{"cell": f"{number:0{length}}", "status": "built", "seconds": 1} for number in range(count)]
-    told = ci.table(outcomes(*cells))
-    assert len(told.encode()) < 300 * 1024
-    left = int(re.search(r"and (\d+) more", told)[1])
-    assert told.count("| built |") == count - left
+    table = ci.table(outcomes(*cells))
+    assert len(table.encode()) < 300 * 1024
+    left = int(re.search(r"and (\d+) more", table)[1])
+    assert table.count("| built |") == count - left
 
 
 def test_summary_is_appended_to_the_github_file(monkeypatch, tmp_path, capsys):

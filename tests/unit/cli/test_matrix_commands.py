@@ -12,7 +12,7 @@ ONE = "cuda=12.4,compute=9.0,driver=550.163.01,march=znver4"
 
 
 @pytest.fixture
-def here(tmp_path, monkeypatch):
+def workdir(tmp_path, monkeypatch):
     """An empty folder that commands run in."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -22,13 +22,13 @@ def tree(folder):
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_init_validate_plan_and_render_work_together(cli, here, shipped, shipped_catalog):
+def test_init_validate_plan_and_render_work_together(cli, workdir, shipped, shipped_catalog):
     built = len(shipped_catalog.variants)
     result = cli("init")
     assert (result.code, result.out) == (0, "")
     assert "next: `imagematrix plan`" in result.err
-    assert (here / "matrix.yaml").read_bytes() == shipped.read_bytes()
-    assert (here / "templates" / "training" / ".dockerignore").is_file()
+    assert (workdir / "matrix.yaml").read_bytes() == shipped.read_bytes()
+    assert (workdir / "templates" / "training" / ".dockerignore").is_file()
 
     result = cli("validate")
     assert (result.code, result.out) == (0, "")
@@ -43,41 +43,41 @@ def test_init_validate_plan_and_render_work_together(cli, here, shipped, shipped
     rendered = cli("render", "-o", "out")
     assert rendered == (0, "", f"wrote {built} Dockerfiles to out\n")
     name = "cuda12.4-drv550.163.01-sm90-znver4"
-    assert (here / "out" / "training" / f"v1-{name}" / "Dockerfile").read_text() == cli(
+    assert (workdir / "out" / "training" / f"v1-{name}" / "Dockerfile").read_text() == cli(
         "render", "--only", ONE
     ).out
 
 
-def test_init_accepts_a_folder_and_overwrites_nothing(cli, here):
+def test_init_accepts_a_folder_and_overwrites_nothing(cli, workdir):
     assert cli("init", "new/project").code == 0
-    before = tree(here)
-    (here / "other" / "templates").mkdir(parents=True)
-    for folder, there in (("new/project", "matrix.yaml"), ("other", "templates")):
+    before = tree(workdir)
+    (workdir / "other" / "templates").mkdir(parents=True)
+    for folder, existing in (("new/project", "matrix.yaml"), ("other", "templates")):
         result = cli("init", folder)
         assert (result.code, result.out) == (2, "")
-        assert f"{folder}/{there} exists already" in result.err
-    assert tree(here) == before
+        assert f"{folder}/{existing} exists already" in result.err
+    assert tree(workdir) == before
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_init_writes_the_requested_template(cli, here, name, starters):
+def test_init_writes_the_requested_template(cli, workdir, name, starters):
     assert cli("init", "--template", name).code == 0
-    assert (here / "matrix.yaml").read_bytes() == starters[name].read_bytes()
-    assert sorted(path.name for path in (here / "templates").iterdir()) == sorted(["macros.j2", name])
+    assert (workdir / "matrix.yaml").read_bytes() == starters[name].read_bytes()
+    assert sorted(path.name for path in (workdir / "templates").iterdir()) == sorted(["macros.j2", name])
     result = cli("validate")
     assert (result.code, result.out) == (0, "")
 
 
-def test_init_rejects_an_unknown_template(cli, here):
+def test_init_rejects_an_unknown_template(cli, workdir):
     result = cli("init", "--template", "tensorfow")
-    assert (result.code, result.out, tree(here)) == (2, "", {})
+    assert (result.code, result.out, tree(workdir)) == (2, "", {})
     assert "template 'tensorfow' not found\n  did you mean 'tensorflow'?" in result.err
     listed = "one of training, llama.cpp, pytorch, pytorch-source, tensorflow"
     assert listed in cli("init", "--template", "x").err
 
 
-def test_init_below_a_file_is_refused(cli, here):
-    (here / "file").touch()
+def test_init_below_a_file_is_refused(cli, workdir):
+    (workdir / "file").touch()
     result = cli("init", "file/project")
     assert (result.code, result.out) == (2, "")
     assert "Not a directory" in result.err

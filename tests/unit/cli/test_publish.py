@@ -196,7 +196,7 @@ def test_unpushable_image_is_rejected_before_the_build(cli, backend, project, se
 
 
 def test_publish_prints_the_index_with_its_digest(cli, no_engine, image, repository, add_variant, conforms):  # noqa: ARG001
-    there = add_variant("a")
+    pushed = add_variant("a")
     result = cli("publish", f"{image}:v1", "--alias", "latest")
     assert result.code == 0
     assert result.out == f"{image}:v1@{repository.tags['v1']}\n"
@@ -216,7 +216,7 @@ def test_publish_prints_the_index_with_its_digest(cli, no_engine, image, reposit
             {
                 "platform": "linux/amd64",
                 "reference": f"{image}:v1-a-{digest(b'1')[7:19]}",
-                "digest": there,
+                "digest": pushed,
                 "cuda": None,
                 "needs": ["avx2"],
                 "why": "the CPU-only variant that needs least",
@@ -266,13 +266,13 @@ def test_publish_pushes_images_only_in_the_engine(cli, backend, image, repositor
     for cell, made_of in (("a", labels_of("a")[labels.INPUT]), ("b", own[labels.INPUT])):
         reference = f"{image}:{labels.tag('v1', cell, made_of)}"
         backend.images[reference] = Present(reference=reference, cell=cell, input_digest=made_of)
-    there = {}
-    backend.push = lambda reference: there.update({reference: repository.image(tag, own)})
-    backend.digest = there.get
+    manifests = {}
+    backend.push = lambda reference: manifests.update({reference: repository.image(tag, own)})
+    backend.digest = manifests.get
     result = cli("publish", f"{image}:v1", "--json")
     assert result.code == 0, result.err
     assert json.loads(result.out)["variants"] == 2
-    assert list(there) == [f"{image}:{tag}"]
+    assert list(manifests) == [f"{image}:{tag}"]
 
 
 def test_publish_refuses_a_cell_pushed_with_other_inputs(cli, backend, image, add_variant, server):
@@ -363,12 +363,12 @@ def test_image_name_decides_between_engine_and_registry(
     assert "has no" in output
     assert "using the engine's images" in output
     add_variant("a")
-    there = publish(registry, "v1")
+    published = publish(registry, "v1")
     (variant,) = catalog_of(f"{image}:v1", None).variants
     assert variant.reference == reference
     assert variant.digest != local_one.digest
     assert capsys.readouterr().err == ""
-    assert catalog_of(f"{image}@{there.digest}", None).variants == (variant,)
+    assert catalog_of(f"{image}@{published.digest}", None).variants == (variant,)
     with pytest.raises(UnknownImageError, match="the engine has no variant of training"):
         catalog_of("training:v1", None)
 
@@ -383,21 +383,21 @@ def test_engine_does_not_replace_an_unreachable_registry(engine, server, image):
 def test_run_uses_the_digest_unless_the_engine_has_the_image(
     cli, engine, image, add_variant, registry, profiles
 ):
-    there = add_variant("a", VARIANT=json.dumps({"platform": "linux/amd64", "cpu_flags": []}))
+    pushed = add_variant("a", VARIANT=json.dumps({"platform": "linux/amd64", "cpu_flags": []}))
     publish(registry, "v1")
     words = ("run", "--dry-run", "--host", profiles["laptop"], f"{image}:v1")
     tag = labels.tag("v1", "a", digest(b"1"))
     engine.responses["GET", f"{tag}/json"] = 404, b"{}"
-    assert cli(*words).out.endswith(f" {image}:{tag}@{there}\n")
-    engine.responses["GET", f"{tag}/json"] = 200, json.dumps({"RepoDigests": [f"{image}@{there}"]}).encode()
+    assert cli(*words).out.endswith(f" {image}:{tag}@{pushed}\n")
+    engine.responses["GET", f"{tag}/json"] = 200, json.dumps({"RepoDigests": [f"{image}@{pushed}"]}).encode()
     assert cli(*words).out.endswith(f" {image}:{tag}\n")
     engine.responses["GET", f"{tag}/json"] = (
         200,
         json.dumps({"RepoDigests": [f"{image}@{digest(b'')}"]}).encode(),
     )
-    assert cli(*words).out.endswith(f" {image}:{tag}@{there}\n")
+    assert cli(*words).out.endswith(f" {image}:{tag}@{pushed}\n")
     engine.responses["GET", f"{tag}/json"] = 500, b'{"message": "no"}'
-    assert cli(*words).out.endswith(f" {image}:{tag}@{there}\n")
+    assert cli(*words).out.endswith(f" {image}:{tag}@{pushed}\n")
     refused = cli(*(word for word in words if word != "--dry-run"))
     assert refused.code == 8
 

@@ -39,9 +39,9 @@ def test_variant_is_found_by_reference_or_digest(image, published):
 
 
 def test_unpublished_variant_is_found_by_reference(image, add_variant):
-    there = add_variant("cpu-3.9", **own("3.9"))
+    pushed = add_variant("cpu-3.9", **own("3.9"))
     catalog = Catalog.from_registry(reference(image, "3.9"))
-    assert [one.digest for one in catalog.variants] == [there]
+    assert [one.digest for one in catalog.variants] == [pushed]
 
 
 def test_rules_apply_to_a_variant_selected_by_reference(cli, profiles, image, add_variant, published):

@@ -42,8 +42,8 @@ def folder(tmp_path, catalog_file):
 def test_commands_print_what_the_page_shows(page, folder, engine, shipped_catalog, tmp_path):
     engine.add_catalog(shipped_catalog)
     for base in ("debian:bookworm", "debian:trixie"):
-        known = {"Id": f"sha256:{base.encode().hex():0<64}", "RepoDigests": [], "RepoTags": [base]}
-        engine.responses["GET", f"/images/{base}/json"] = (200, json.dumps(known).encode())
+        inspected = {"Id": f"sha256:{base.encode().hex():0<64}", "RepoDigests": [], "RepoTags": [base]}
+        engine.responses["GET", f"/images/{base}/json"] = (200, json.dumps(inspected).encode())
     places = {name: os.environ[name] for name in ("DOCKER_HOST", "DOCKER_CONFIG")}
     environment = pages.environment(**places, IMAGEMATRIX_LOCKS=str(tmp_path / "locks"))
     different = pages.follow(page.read_text(), folder, environment)
@@ -71,8 +71,8 @@ def test_command_lines_use_existing_options(page):
                 continue
             # What stands after the image is the container's, and before it may be docker's.
             options = {word.split("=")[0] for word in words if word.startswith("--")}
-            known = {name for parameter in command.params for name in parameter.opts} | {"--help"}
-            if words[0] != "run" and options - known:
+            existing = {name for parameter in command.params for name in parameter.opts} | {"--help"}
+            if words[0] != "run" and options - existing:
                 unknown.append(words)
     assert not unknown
 

@@ -59,10 +59,10 @@ def test_overwritten_messages_are_skipped(monkeypatch):
         b"4,2,3,-;two \xff\n",
         BlockingIOError(),
     ]
-    told = iter(answers)
+    messages = iter(answers)
 
     def next_one(*_):
-        one = next(told)
+        one = next(messages)
         if isinstance(one, bytes):
             return one
         raise one

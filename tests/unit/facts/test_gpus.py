@@ -48,8 +48,8 @@ def test_every_chip_capability_is_a_known_target():
 
 
 def test_last_branches_are_known_to_cuda_or_older():
-    known = {release.branch for release in cuda.releases().values()}
-    assert {chip["last_branch"] for chip in CHIPS.values()} - known - {None} == {390}
+    branches = {release.branch for release in cuda.releases().values()}
+    assert {chip["last_branch"] for chip in CHIPS.values()} - branches - {None} == {390}
 
 
 @pytest.mark.parametrize(

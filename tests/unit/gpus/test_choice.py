@@ -39,7 +39,7 @@ def test_enough(make):
     assert not Choice(gpus=(make.gpu(),), count=2).enough
 
 
-def test_what_is_known_to_lack_the_memory_is_left_out(make, mig):
+def test_gpus_known_to_be_too_small_are_excluded(make, mig):
     unknown, small, large = (make.gpu(2, memory_mib=mib) for mib in (None, 1000, 8000))
     choice = Choice(gpus=(unknown, small, large, *parts(mig)), count=2)
     assert choice.with_memory(8000) == Choice(gpus=(unknown, large, parts(mig)[1]), count=2)

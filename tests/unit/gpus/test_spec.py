@@ -70,13 +70,13 @@ def test_choose(node, wanted, indices):
         ("٣", "'٣'"),
     ],
 )
-def test_what_is_not_there(node, wanted, words):
+def test_missing_gpus_are_rejected(node, wanted, words):
     with pytest.raises(UsageError) as caught:
         choose(node, wanted)
     assert words in str(caught.value)
 
 
-def test_the_error_names_what_there_is(node, make):
+def test_the_error_lists_the_gpus_of_the_host(node, make):
     with pytest.raises(UsageError) as caught:
         choose(node, "device=9")
     assert "GPU 2 (NVIDIA L40S): GPU-2" in caught.value.remedy
@@ -104,7 +104,7 @@ def test_mig_devices(node, wanted, devices):
     assert set(chosen.mig) == set(devices)
 
 
-def test_names_can_be_asked_for_again(node):
+def test_names_select_the_same_gpus_again(node):
     for wanted in ("all", "0,2", "MIG-aa11", "3:9:0", "MIG-aa11,3:9:0"):
         chosen = choose(node, wanted)
         assert choose(node, ",".join(names(chosen))) == chosen
@@ -138,7 +138,7 @@ def test_candidates_are_more_than_a_count_takes(node):
     assert ([gpu.index for gpu in choice.gpus], choice.count) == ([0, 3], 2)
 
 
-def test_gpus_themselves_are_taken_as_they_are(node):
+def test_gpu_objects_are_accepted(node):
     some = node.gpus[1:3]
     assert candidates(node.gpus, some) == Choice(gpus=some, count=2)
     assert choose(node, some) == some
@@ -204,19 +204,19 @@ def test_conditions(mixed, wanted, indices):
         ("1,,memory>=1G", "invalid condition ''"),
     ],
 )
-def test_conditions_that_nothing_meets_or_that_are_none(mixed, wanted, words):
+def test_unsatisfied_or_invalid_conditions_are_rejected(mixed, wanted, words):
     with pytest.raises(UsageError) as caught:
         choose(mixed, wanted)
     assert words in str(caught.value)
     assert caught.value.remedy
 
 
-def test_a_fact_that_is_not_known_meets_no_condition(make):
+def test_unknown_facts_satisfy_no_condition(make):
     for text in ("name!=T4", "compute!=7.5", "memory>=0M"):
         assert not parse(text).holds(make.gpu(0, name=None, compute=None, memory_mib=None))
 
 
-def test_the_error_about_conditions_names_the_kinds_there_are(mixed, make):
+def test_the_error_about_conditions_lists_the_kinds_of_gpus(mixed, make):
     with pytest.raises(UsageError) as caught:
         choose(mixed, "name=L4")
     assert "2 x NVIDIA H100 80GB HBM3, compute 9.0, 81559 MiB" in caught.value.remedy
@@ -280,7 +280,7 @@ def test_each_mig_device_of_a_profile_is_a_candidate(parted):
         ("profile=3g.40gb,profile=1g.10gb", "0 of 8 MIG devices"),
     ],
 )
-def test_a_profile_that_is_not_there(parted, wanted, words):
+def test_a_missing_profile_is_rejected(parted, wanted, words):
     with pytest.raises(UsageError) as caught:
         choose(parted, wanted)
     assert words in str(caught.value)
@@ -290,13 +290,13 @@ def test_a_profile_that_is_not_there(parted, wanted, words):
 
 
 @pytest.mark.parametrize("wanted", ["2,1g.10gb", "profile!=1g.10gb", "profile>1g.10gb"])
-def test_a_profile_is_named_alone_or_as_a_condition(parted, wanted):
+def test_a_profile_with_other_names_is_rejected(parted, wanted):
     with pytest.raises(UsageError, match="invalid condition") as caught:
         choose(parted, wanted)
     assert "profile=1g.10gb" in caught.value.remedy
 
 
-def test_a_node_without_mig_devices_says_so(mixed):
+def test_the_error_on_a_node_without_mig_devices(mixed):
     with pytest.raises(UsageError) as caught:
         choose(mixed, "1g.10gb")
     assert caught.value.remedy == "it has no MIG device, or NVML does not report any"

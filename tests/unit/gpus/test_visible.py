@@ -49,9 +49,9 @@ def node(make):
         ("none", "", []),
     ],
 )
-def test_what_is_visible(node, runtime, cuda, indices):
-    told = {name: value for name, value in ((RUNTIME, runtime), (CUDA, cuda)) if value is not None}
-    assert [gpu.index for gpu in choose(node, visible(node.gpus, told))] == indices
+def test_the_environment_restricts_visible_gpus(node, runtime, cuda, indices):
+    environment = {name: value for name, value in ((RUNTIME, runtime), (CUDA, cuda)) if value is not None}
+    assert [gpu.index for gpu in choose(node, visible(node.gpus, environment))] == indices
 
 
 def test_mig_devices(node):
@@ -108,8 +108,8 @@ def test_names_of_cdi(parted, value, devices):
     assert instances(parted, {RUNTIME: value}) == devices
 
 
-def instances(node, told):
-    chosen = choose(node, visible(node.gpus, told))
+def instances(node, environment):
+    chosen = choose(node, visible(node.gpus, environment))
     return {gpu.index: gpu.mig and [device.gpu_instance for device in gpu.mig] for gpu in chosen}
 
 
@@ -117,40 +117,40 @@ def instances(node, told):
     "value",
     ["0:2", "1:0", "3:0", "9:0", "MIG-GPU-0/1/0", "MIG-GPU-1/1/0", "gpu9", "4", "99999", "0:0:0:0", "é"],
 )
-def test_names_of_what_is_not_there(parted, value):
+def test_missing_mig_devices_are_rejected(parted, value):
     with pytest.raises(UsageError, match=f"^{CUDA}={value}: .* not found on this host"):
         visible(parted.gpus, {CUDA: value})
 
 
-def test_devices_by_files_that_are_mounted(parted, tmp_path):
-    told = {RUNTIME: MOUNTED}
+def test_devices_are_named_by_mounted_files(parted, tmp_path):
+    environment = {RUNTIME: MOUNTED}
     with pytest.raises(UsageError, match="No such file or directory") as caught:
-        visible(parted.gpus, told, str(tmp_path / "none"))
+        visible(parted.gpus, environment, str(tmp_path / "none"))
     assert "unset" in caught.value.remedy
-    assert visible(parted.gpus, told, str(tmp_path)) is None
+    assert visible(parted.gpus, environment, str(tmp_path)) is None
     (tmp_path / "GPU-4").touch()
     (tmp_path / "cdi/nvidia.com/gpu").mkdir(parents=True)
     (tmp_path / "cdi/nvidia.com/gpu/1:0").touch()
     (tmp_path / "cdi/nvidia.com/gpu/0:0").touch()
     with pytest.raises(UsageError, match="'1:0' not found"):
-        visible(parted.gpus, told, str(tmp_path))
+        visible(parted.gpus, environment, str(tmp_path))
     (tmp_path / "cdi/nvidia.com/gpu/1:0").unlink()
-    assert visible(parted.gpus, told, str(tmp_path)) == "device=MIG-a,GPU-4"
-    assert [sign.where for sign in named(told, str(tmp_path))] == [f"{RUNTIME}={MOUNTED}"]
+    assert visible(parted.gpus, environment, str(tmp_path)) == "device=MIG-a,GPU-4"
+    assert [sign.where for sign in named(environment, str(tmp_path))] == [f"{RUNTIME}={MOUNTED}"]
 
 
-def test_what_names_gpus_is_a_sign_of_some():
-    told = {RUNTIME: "GPU-1", CUDA: "0,1", "SLURM_JOB_GPUS": "0", CONDOR: "CUDA0"}
-    signs = named(told)
+def test_variables_that_name_gpus_indicate_accelerators():
+    environment = {RUNTIME: "GPU-1", CUDA: "0,1", "SLURM_JOB_GPUS": "0", CONDOR: "CUDA0"}
+    signs = named(environment)
     assert [sign.where for sign in signs] == [
-        f"{name}={told[name]}" for name in (RUNTIME, "SLURM_JOB_GPUS", CONDOR, CUDA)
+        f"{name}={environment[name]}" for name in (RUNTIME, "SLURM_JOB_GPUS", CONDOR, CUDA)
     ]
     assert {sign.kind for sign in signs} == {"environment"}
     for none in ({}, {RUNTIME: "void"}, {RUNTIME: "none"}, {RUNTIME: "all"}, {CUDA: ""}, {CUDA: "-1"}):
         assert named(none) == ()
 
 
-def test_a_host_as_a_process_has_it(make, node):
+def test_the_host_as_a_process_sees_it(make, node):
     bare = make.host()
     assert within(bare, None, {}) == (bare, None)
     seen, wanted = within(bare, None, {CUDA: "0"})
@@ -162,24 +162,24 @@ def test_a_host_as_a_process_has_it(make, node):
     assert ([gpu.index for gpu in seen.gpus], wanted) == ([2], "1")
 
 
-def test_where_no_gpu_is_found_at_all():
+def test_variables_on_a_host_without_gpus():
     assert visible((), {CUDA: "0"}) is None
     assert visible((), {RUNTIME: "all"}) is None
     assert visible((), {RUNTIME: "none"}) == "none"
     assert visible((), {CUDA: "-1"}) == "none"
 
 
-def test_all_of_which_none_works_are_not_none(make):
+def test_all_gpus_broken_is_not_none(make):
     assert visible(make.host(make.gpu(state="lost")).gpus, {RUNTIME: "all"}) is None
 
 
-def test_nothing_is_said(node):
+def test_unset_variables_restrict_nothing(node):
     assert visible(node.gpus, {}) is None
     assert visible(node.gpus, {RUNTIME: "", "OTHER": "1"}) is None
 
 
 @pytest.mark.parametrize(
-    ("told", "words"),
+    ("environment", "words"),
     [
         ({RUNTIME: "9"}, "NVIDIA_VISIBLE_DEVICES=9: '9' not found on this host"),
         ({CUDA: "0,x"}, "CUDA_VISIBLE_DEVICES=0,x: 'x' not found on this host"),
@@ -187,15 +187,15 @@ def test_nothing_is_said(node):
         ({RUNTIME: "0", CUDA: "1"}, "CUDA_VISIBLE_DEVICES=1: '2' not found on this host"),
     ],
 )
-def test_what_is_not_there(node, told, words):
+def test_missing_gpus_are_rejected(node, environment, words):
     with pytest.raises(UsageError) as caught:
-        visible(node.gpus, told)
+        visible(node.gpus, environment)
     assert str(caught.value) == words
     assert "unset" in caught.value.remedy
 
 
 @pytest.mark.parametrize(
-    ("told", "indices"),
+    ("environment", "indices"),
     [
         ({"SLURM_JOB_GPUS": "7"}, [2]),  # by the device file's number
         ({"SLURM_JOB_GPUS": "9,7"}, [0, 2]),
@@ -215,15 +215,15 @@ def test_what_is_not_there(node, told, words):
         ({CONDOR: ""}, None),
     ],
 )
-def test_the_share_of_a_job(make, told, indices):
+def test_the_gpus_of_a_job(make, environment, indices):
     facts: list[dict[str, Any]] = [{"minor": 9}, {"minor": 8, "state": "lost"}, {"minor": 7}, {"minor": None}]
     node = make.host(*(replace(make.gpu(index), **some) for index, some in enumerate(facts)))
-    named = visible(node.gpus, told)
+    named = visible(node.gpus, environment)
     assert indices == (None if named is None else [gpu.index for gpu in choose(node, named)])
 
 
 @pytest.mark.parametrize(
-    ("told", "wanted", "indices"),
+    ("environment", "wanted", "indices"),
     [
         ({}, "1", [0, 1, 2, 3, 4]),
         ({CUDA: "2"}, "1", [3]),
@@ -234,12 +234,12 @@ def test_the_share_of_a_job(make, told, indices):
         ({CUDA: ""}, "none", [0, 1, 2, 3, 4]),
     ],
 )
-def test_what_a_job_may_choose_from(node, told, wanted, indices):
-    assert [gpu.index for gpu in bounded(node.gpus, wanted, told)] == indices
+def test_a_job_chooses_among_its_own_gpus(node, environment, wanted, indices):
+    assert [gpu.index for gpu in bounded(node.gpus, wanted, environment)] == indices
 
 
 @pytest.mark.parametrize(
-    ("told", "wanted", "words"),
+    ("environment", "wanted", "words"),
     [
         ({CUDA: "2"}, "device=0", "'0' not found on this host, restricted by CUDA_VISIBLE_DEVICES=2"),
         ({CUDA: "2"}, "2", "1 of the host's 1 GPUs are usable, restricted by CUDA_VISIBLE_DEVICES=2"),
@@ -252,8 +252,8 @@ def test_what_a_job_may_choose_from(node, told, wanted, indices):
         ({"SLURM_JOB_GPUS": "0"}, "device=3", "restricted by SLURM_JOB_GPUS=0"),
     ],
 )
-def test_what_a_job_may_not_have(node, told, wanted, words):
+def test_gpus_outside_the_job_are_rejected(node, environment, wanted, words):
     with pytest.raises(UsageError) as caught:
-        bounded(node.gpus, wanted, told)
+        bounded(node.gpus, wanted, environment)
     assert words in str(caught.value)
     assert "of this job" in caught.value.remedy

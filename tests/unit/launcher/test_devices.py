@@ -22,11 +22,11 @@ def node(tmp_path):
     """Return a function that creates character devices in a separate tree."""
 
     def make(path, device=NULL, mode=0o666):
-        there = tmp_path / path.removeprefix("/")
-        there.parent.mkdir(parents=True, exist_ok=True)
+        target = tmp_path / path.removeprefix("/")
+        target.parent.mkdir(parents=True, exist_ok=True)
         try:
-            os.mknod(there, stat.S_IFCHR | mode, device)
-            with there.open("rb"):
+            os.mknod(target, stat.S_IFCHR | mode, device)
+            with target.open("rb"):
                 pass
         except PermissionError:
             pytest.skip("this machine lets nobody use device nodes here")

@@ -58,17 +58,17 @@ def test_the_summary_suggests_a_share(make):
 def test_it_samples_until_stopped(configure_nvml, monkeypatch):
     configure_nvml(gpus="minor=3,procs=open")
     monkeypatch.setattr(measure, "container_ids", lambda _: {OURS})
-    asked = []
-    looking = Measure(lambda: asked.append(1) or OURS)
+    samples = []
+    looking = Measure(lambda: samples.append(1) or OURS)
     looking.start()
     deadline = time.monotonic() + 20
-    while len(asked) < 2 and time.monotonic() < deadline:
+    while len(samples) < 2 and time.monotonic() < deadline:
         time.sleep(0.02)
     pid = looking._sampler.pid
     assert Path(f"/proc/{pid}").exists()
     looking.stop()
     assert looking._sampler.wait(20) == -9
-    assert len(asked) >= 2
+    assert len(samples) >= 2
     Measure(lambda: None).stop()  # which never began
 
 

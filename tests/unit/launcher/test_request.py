@@ -35,7 +35,7 @@ def catalog(*cubins, name="training", driver=BAKED):
 
 
 @pytest.fixture
-def asked(make):
+def request_for(make):
     """Returns the request of a command line on a node with GPUs of these kinds."""
 
     def ask(line, *gpus, catalog=catalog("80", "90"), wanted=None):  # noqa: B008 - it is frozen
@@ -49,7 +49,7 @@ def devices(request):
     return [path for path in request.first()[1].devices if path[11:].isdecimal()]
 
 
-def test_conditions_select_among_the_image_s_own_axes(asked, make):
+def test_conditions_select_among_the_image_s_own_axes(request_for, make):
     variants = [
         Variant(
             reference=f"t:v1-{python}",
@@ -65,49 +65,49 @@ def test_conditions_select_among_the_image_s_own_axes(asked, make):
     own = Catalog(image="t", version="v1", variants=tuple(variants))
     gpus = make.gpu(0), make.gpu(1, compute="9.0")
     for python, node in (("3.9", "/dev/nvidia3"), ("3.13", "/dev/nvidia4")):
-        result = asked(f"--gpus 1 --where python={python}", *gpus, catalog=own)
+        result = request_for(f"--gpus 1 --where python={python}", *gpus, catalog=own)
         assert devices(result) == [node]
         assert result.first()[0].selected == f"t:v1-{python}"
     both = replace(own, variants=tuple(replace(one, cubins=("80", "90")) for one in variants))
-    result = asked("--gpus 1", *gpus, catalog=both)
+    result = request_for("--gpus 1", *gpus, catalog=both)
     with pytest.raises(UsageError, match="differ in python"):
         result.first()
 
 
-def test_all_gpus_are_the_default(asked, make):
-    assert devices(asked("", make.gpu(0), make.gpu(1))) == ["/dev/nvidia3", "/dev/nvidia4"]
+def test_all_gpus_are_the_default(request_for, make):
+    assert devices(request_for("", make.gpu(0), make.gpu(1))) == ["/dev/nvidia3", "/dev/nvidia4"]
 
 
-def test_of_different_gpus_those_that_one_image_fits(asked, make):
+def test_of_different_gpus_those_that_one_image_fits(request_for, make):
     gpus = (make.gpu(0), make.gpu(1, compute="9.0"), make.gpu(2), make.gpu(3, compute="9.0"))
-    result = asked("--gpus 2", *gpus)
+    result = request_for("--gpus 2", *gpus)
     assert devices(result) == ["/dev/nvidia3", "/dev/nvidia5"]
     assert [[gpu.index for gpu in choice.gpus] for choice in result.choices] == [[0, 2], [1, 3]]
     with pytest.raises(NothingFits):
-        asked("--gpus 3", *gpus).first()
+        request_for("--gpus 3", *gpus).first()
 
 
-def test_a_share_is_of_one_gpu_by_default(asked, make):
+def test_a_share_is_of_one_gpu_by_default(request_for, make):
     gpus = [make.gpu(number, memory_mib=40_000) for number in range(3)]
-    assert devices(asked("--vram 4Gi", *gpus)) == ["/dev/nvidia3"]
-    assert devices(asked("--vram 4Gi", *gpus, wanted="device=1,2")) == ["/dev/nvidia4"]
-    assert devices(asked("--vram 4Gi --gpus 2", *gpus)) == ["/dev/nvidia3", "/dev/nvidia4"]
+    assert devices(request_for("--vram 4Gi", *gpus)) == ["/dev/nvidia3"]
+    assert devices(request_for("--vram 4Gi", *gpus, wanted="device=1,2")) == ["/dev/nvidia4"]
+    assert devices(request_for("--vram 4Gi --gpus 2", *gpus)) == ["/dev/nvidia3", "/dev/nvidia4"]
     with pytest.raises(UsageError, match="of the host's 0 GPUs"):
-        asked("--vram 4Gi")
+        request_for("--vram 4Gi")
 
 
-def test_a_share_needs_a_large_enough_gpu(asked, make):
+def test_a_share_needs_a_large_enough_gpu(request_for, make):
     small, large = make.gpu(0, memory_mib=10_000), make.gpu(1, memory_mib=80_000)
-    assert devices(asked("--vram 20Gi", small, large)) == ["/dev/nvidia4"]
+    assert devices(request_for("--vram 20Gi", small, large)) == ["/dev/nvidia4"]
     unknown = make.gpu(0)
-    assert devices(asked("--vram 20Gi", unknown, large)) == ["/dev/nvidia3"]
+    assert devices(request_for("--vram 20Gi", unknown, large)) == ["/dev/nvidia3"]
     with pytest.raises(UsageError, match="exceeds the memory of a GPU"):
-        asked("--vram 200Gi", small, large).first()
+        request_for("--vram 200Gi", small, large).first()
 
 
-def test_mps_of_another_node_uses_the_defaults(asked, make):
-    assert asked("--mps-threads 25", make.gpu()).share.mps == Mps(threads=25)
-    assert asked("", make.gpu()).share.mps is None
+def test_mps_of_another_node_uses_the_defaults(request_for, make):
+    assert request_for("--mps-threads 25", make.gpu()).share.mps == Mps(threads=25)
+    assert request_for("", make.gpu()).share.mps is None
 
 
 def test_mps_needs_a_running_daemon(make, monkeypatch, tmp_path):
@@ -118,18 +118,20 @@ def test_mps_needs_a_running_daemon(make, monkeypatch, tmp_path):
 
 
 @pytest.mark.usefixtures("no_engine")
-def test_driver_capabilities_are_for_images_without_a_driver(asked, make):
+def test_driver_capabilities_are_for_images_without_a_driver(request_for, make):
     bare = catalog("80", driver=UserModeDriver(mode="host"))
     line = "--gpus all,capabilities=utility"
-    launch = asked(line, make.gpu(), catalog=bare).first()[1]
+    launch = request_for(line, make.gpu(), catalog=bare).first()[1]
     assert launch.environment["NVIDIA_DRIVER_CAPABILITIES"] == "utility"
-    assert "NVIDIA_DRIVER_CAPABILITIES" not in asked(line, make.gpu()).first()[1].environment
+    assert "NVIDIA_DRIVER_CAPABILITIES" not in request_for(line, make.gpu()).first()[1].environment
 
 
 @pytest.mark.usefixtures("no_engine")
-def test_printing_a_launch_needs_no_engine(asked, make):
-    there = catalog("80", name="registry.example.com/training")
-    assert asked("", make.gpu(), catalog=there).first()[1].reference.endswith(f"-sm80@sha256:{'0' * 64}")
+def test_printing_a_launch_needs_no_engine(request_for, make):
+    remote = catalog("80", name="registry.example.com/training")
+    assert (
+        request_for("", make.gpu(), catalog=remote).first()[1].reference.endswith(f"-sm80@sha256:{'0' * 64}")
+    )
     words = split(["--print", "json", "IMAGE"])
     bare = catalog("80", driver=UserModeDriver(mode="host"))
     launch = request(words, make.host(make.gpu()), bare, None, None).first()[1]
@@ -139,7 +141,7 @@ def test_printing_a_launch_needs_no_engine(asked, make):
     with pytest.raises(EngineError):
         remote_machine(words)
     with pytest.raises(EngineError):
-        request(words, make.host(make.gpu()), there, None, None).first()
+        request(words, make.host(make.gpu()), remote, None, None).first()
 
 
 def test_doubts_about_a_launch(make, monkeypatch):

@@ -73,10 +73,10 @@ def test_a_share_larger_than_a_gpu(make):
 def test_mps_limits_each_gpu_as_the_container_counts_them(make):
     gpus = (make.gpu(4, memory_mib=20_000), make.gpu(7, memory_mib=20_000))
     share = Share(vram_mib=4096, mps=Mps(pipes="/run/mps", threads=25))
-    told = share.environment(gpus)
-    assert told["CUDA_MPS_PIPE_DIRECTORY"] == "/run/mps"
-    assert told["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=4096M,1=4096M"
-    assert told["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "25"
+    environment = share.environment(gpus)
+    assert environment["CUDA_MPS_PIPE_DIRECTORY"] == "/run/mps"
+    assert environment["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=4096M,1=4096M"
+    assert environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "25"
     assert Share(mps=Mps()).environment(gpus) == {"CUDA_MPS_PIPE_DIRECTORY": "/tmp/nvidia-mps"}
 
 

@@ -171,12 +171,12 @@ def test_a_remote_engine_is_queried_afterwards(monkeypatch):
         def __init__(self, *names):
             self.api, self._found = self, names
 
-        def containers(self, **asked):
-            assert asked == {"all": True, "filters": {"label": "a=b"}}
+        def containers(self, **options):
+            assert options == {"all": True, "filters": {"label": "a=b"}}
             return [{"Id": one} for one in self._found]
 
-        def logs(self, name, **asked):
-            assert (name, asked) == ("c1", {"tail": watch.LINES})
+        def logs(self, name, **options):
+            assert (name, options) == ("c1", {"tail": watch.LINES})
             return b"one\ntwo\n"
 
         def close(self):

@@ -78,7 +78,7 @@ def test_a_minimal_document():
 
 
 @pytest.mark.parametrize(
-    ("told", "arch"),
+    ("machine", "arch"),
     [
         ("arm64", "aarch64"),
         ("ARM64", "aarch64"),
@@ -90,8 +90,8 @@ def test_a_minimal_document():
         ("other", "other"),
     ],
 )
-def test_architectures_are_normalised(told, arch):
-    assert Host.from_json(spoilt(["arch"], told)).arch == arch
+def test_architectures_are_normalised(machine, arch):
+    assert Host.from_json(spoilt(["arch"], machine)).arch == arch
 
 
 def test_incomplete_gpus_differ_by_index():

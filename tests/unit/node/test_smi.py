@@ -50,7 +50,7 @@ def test_535(dumps):
 
 
 @pytest.mark.parametrize(
-    ("told", "state"),
+    ("mode", "state"),
     [
         ("None", "ok"),
         ("Pass-Through", "ok"),
@@ -59,9 +59,11 @@ def test_535(dumps):
         ("Host VSGA", "vgpu-host"),
     ],
 )
-def test_virtualization_modes(told, state):
-    mode = f"<virtualization_mode>{told}</virtualization_mode>"
-    _, (result,), _ = smi.parse(dump(gpu(f"<gpu_virtualization_mode>{mode}</gpu_virtualization_mode>")), "x")
+def test_virtualization_modes(mode, state):
+    element = f"<virtualization_mode>{mode}</virtualization_mode>"
+    _, (result,), _ = smi.parse(
+        dump(gpu(f"<gpu_virtualization_mode>{element}</gpu_virtualization_mode>")), "x"
+    )
     assert result.state == state
 
 

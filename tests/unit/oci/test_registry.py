@@ -106,8 +106,8 @@ def test_retry_after_is_honoured(server, registry, repository, monkeypatch):
     repository.put("v1", RAW, INDEX)
     slept: list[float] = []
     monkeypatch.setattr("imagematrix.oci.registry.time.sleep", slept.append)
-    for told in ("7", "soon", "-1"):
-        server.fails("HEAD", "v1", status=429, headers={"Retry-After": told})
+    for header in ("7", "soon", "-1"):
+        server.fails("HEAD", "v1", status=429, headers={"Retry-After": header})
         assert registry.digest("v1") == digest(RAW)
     assert slept == [7, 0, 0]
     server.fails("HEAD", "v1", status=429, headers={"Retry-After": "86400"})
@@ -164,10 +164,10 @@ def test_credentials_are_sent_after_a_challenge(server, registry, log_in):
 def test_wrong_credentials_are_sent_once(server, registry, log_in):
     log_in(server.address)
     server.basic = "Basic of somebody else"
-    for asked in (2, 3):
+    for count in (2, 3):
         with pytest.raises(EngineError, match="denies access"):
             registry.digest("v1")
-        assert len(server.requests) == asked
+        assert len(server.requests) == count
 
 
 @pytest.mark.parametrize("uses", [1, 2, 3])
@@ -375,8 +375,8 @@ def test_redirect_is_followed(server, registry, repository):
     ("method", "path", "name"), [("GET", "tags", "Link"), ("POST", "uploads", "Location")]
 )
 def test_invalid_address_is_rejected(server, registry, method, path, name):
-    told = {name: '<http://[>; rel="next"' if name == "Link" else "http://["}
-    server.fails(method, path, status=202 if method == "POST" else 200, headers=told)
+    headers = {name: '<http://[>; rel="next"' if name == "Link" else "http://["}
+    server.fails(method, path, status=202 if method == "POST" else 200, headers=headers)
     with pytest.raises(EngineError, match="an invalid address"):
         registry.tags() if method == "GET" else push(registry)
 

@@ -118,9 +118,9 @@ def test_concurrent_additions_are_all_kept(path):
 
 def test_entries_added_during_a_lookup_are_kept(path):
     lock.extend(path, {"old:1": ONE, "a:1": ONE})
-    known = lock.read(path)
+    before = lock.read(path)
     lock.extend(path, {"b:1": ONE})
-    assert lock.renew(path, known, {"a:1": TWO}) == lock.read(path) == {"a:1": TWO, "b:1": ONE}
+    assert lock.renew(path, before, {"a:1": TWO}) == lock.read(path) == {"a:1": TWO, "b:1": ONE}
 
 
 def test_build_plans_again_if_its_base_was_locked_meanwhile(project, cli, monkeypatch, backend):

@@ -150,6 +150,6 @@ def test_all_images_of_a_cell_share_a_shard(planned):
 def test_unknown_durations_count_as_the_median(planned):
     whole = planned()
     cells = [item.cell.id for item in whole.with_status(PlanStatus.BUILD)]
-    known = {("training", cells[5]): 1000.0, ("training", cells[1]): 10.0, ("training", cells[2]): 20.0}
-    first = narrowed(whole, Shard(number=1, count=2), known)
+    seconds = {("training", cells[5]): 1000.0, ("training", cells[1]): 10.0, ("training", cells[2]): 20.0}
+    first = narrowed(whole, Shard(number=1, count=2), seconds)
     assert [item.cell.id for item in first.with_status(PlanStatus.BUILD)] == [cells[5]]

@@ -56,13 +56,13 @@ def test_template_reaches_only_data_and_jinja_builtins(folder):
     assert templates.answer("t.j2", VALUES, {"base": "base:v1"}, ["base"]).keys() == {"text"}
     del environment.filters["seen"]
     assert len(waiting) > 25
-    known = set()
+    checked = set()
     while waiting:
         value = waiting.pop()
         mark = type(value) if isinstance(value, DATA) else id(value)
-        if mark in known:
+        if mark in checked:
             continue
-        known.add(mark)
+        checked.add(mark)
         assert_harmless(value)
         for name in dir(value):
             result = environment.getattr(value, name)

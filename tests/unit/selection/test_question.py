@@ -74,7 +74,7 @@ def test_where_accepts_the_syntax_of_only(make, pythons, where, selected):
 
 
 @pytest.mark.parametrize(
-    ("where", "told"),
+    ("where", "message"),
     [
         ({"pyton": "3.9"}, "--where: t:v1 has no axis 'pyton': did you mean 'python'?"),
         ({"zone": "3.9"}, "--where: t:v1 has no axis 'zone': the axes are python, platform, cuda"),
@@ -82,8 +82,8 @@ def test_where_accepts_the_syntax_of_only(make, pythons, where, selected):
         ({"python": ">=x"}, "--where: invalid version in a comparison: 'x'"),
     ],
 )
-def test_unknown_axis_or_value_lists_the_existing_ones(make, pythons, where, told):
-    assert str(refused(make.host(), pythons, where=where)) == told
+def test_unknown_axis_or_value_lists_the_existing_ones(make, pythons, where, message):
+    assert str(refused(make.host(), pythons, where=where)) == message
     with pytest.raises(UsageError):
         select_many([make.host()], pythons, where=where)
 

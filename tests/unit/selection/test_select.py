@@ -124,8 +124,8 @@ def nearest(host, *variants):
     selection = explain(host, Catalog(image="t", version="v1", variants=variants))
     assert selection.selected is None
     first = selection.candidates[0].reference
-    told = selection.miss.why
-    assert f"the nearest is {first}, but" in told or "one fits GPU" in told
+    why = selection.miss.why
+    assert f"the nearest is {first}, but" in why or "one fits GPU" in why
     return first
 
 
@@ -341,12 +341,12 @@ def pools():
 def test_pool_workers_return_selections_and_refusals(make):
     catalog = make.catalog(make.variant(), *(make.variant(f"t:{n}", cubins=("90",)) for n in range(500)))
     hosts = [[make.host(make.gpu(compute=compute))] for compute in ("8.9", "7.0", "8.9", "7.0")]
-    here = [select_many(one, catalog)[0] for one in hosts]
+    local = [select_many(one, catalog)[0] for one in hosts]
     for ask in pools():
-        there = [one for (one,) in ask(partial(select_many, catalog=catalog), hosts)]
-        assert [str(one) for one in there] == [str(one) for one in here]
-        assert [isinstance(one, NothingFits) for one in there] == [False, True, False, True]
-        decisions = [there[0].decision, there[1].selection.decision]
+        remote = [one for (one,) in ask(partial(select_many, catalog=catalog), hosts)]
+        assert [str(one) for one in remote] == [str(one) for one in local]
+        assert [isinstance(one, NothingFits) for one in remote] == [False, True, False, True]
+        decisions = [remote[0].decision, remote[1].selection.decision]
         assert decisions[0].catalog is decisions[1].catalog  # one for all that come back
         assert len(decisions[1].candidates) == 501
 

@@ -36,12 +36,12 @@ def tell(engine, method, path, document, status=200):
 def docker(engine):
     tell(engine, "GET", "/info", {"ServerVersion": "28.5.2", "DriverStatus": CONTAINERD})
     with Engine() as store:
-        store.require()  # it is reached when it is first asked
+        store.require()  # the connection is opened by the first request
         yield store
 
 
 @pytest.fixture
-def order(tmp_path, layout):
+def built(tmp_path, layout):
     """An order for t:v1-a, and its image in a layout."""
     sources = Sources(context=tmp_path, platform="linux/amd64")
     made = Made(digest=layout(tmp_path, b"lower", b"upper"), layout=tmp_path)
@@ -56,9 +56,9 @@ def test_version_and_manifest_support_are_read(engine, docker):
     assert not Engine().has_manifests
 
 
-@pytest.mark.parametrize("told", [None, REFUSED])
-def test_engine_lost_at_the_first_request_is_an_engine_error(engine, told):
-    engine.responses["GET", "/info"] = told
+@pytest.mark.parametrize("response", [None, REFUSED])
+def test_engine_lost_at_the_first_request_is_an_engine_error(engine, response):
+    engine.responses["GET", "/info"] = response
     with pytest.raises(EngineError):
         _ = Engine().version
 
@@ -176,8 +176,8 @@ def test_held_names_of_killed_builds_are_removed(engine, monkeypatch, tmp_path):
             docker.hold("base:1", OTHER)
             assert not left[-1].exists()
             assert living.exists()
-    asked = [unquote(one) for one in engine.requests]
-    assert {state for state, name in names.items() if any(f"/images/{name}?" in one for one in asked)} == {
+    requests = [unquote(one) for one in engine.requests]
+    assert {state for state, name in names.items() if any(f"/images/{name}?" in one for one in requests)} == {
         "dead"
     }
     assert len(list(tmp_path.iterdir())) == 2, "that of the living build, and that of the other engine"
@@ -212,46 +212,46 @@ def test_base_built_by_the_matrix_is_held_too(engine, docker):
     engine.answer = lambda _: {}
 
 
-def test_only_missing_layers_are_loaded(engine, docker, order):
-    asked, made = order
+def test_only_missing_layers_are_loaded(engine, docker, built):
+    order, made = built
     engine.responses["POST", "/images/load"] = 200, b'{"stream": "Loaded"}'
     tell(engine, "GET", "/images/t:v1-a/json", {"Id": made.digest})
-    assert docker.store(asked, made) == made.digest
-    assert docker.store(asked, made) == made.digest
+    assert docker.store(order, made) == made.digest
+    assert docker.store(order, made) == made.digest
     first, second = (names(archive) for archive in engine.bodies if archive)
     lower, upper = (f"blobs/sha256/{one[7:]}" for one in Image(made.layout, made.digest).layers)
     assert {lower, upper} <= first
     assert second == first - {lower, upper}
 
 
-def test_lost_layers_are_loaded_again(engine, docker, order):
-    asked, made = order
+def test_lost_layers_are_loaded_again(engine, docker, built):
+    order, made = built
     engine.responses["POST", "/images/load"] = 200, b'{"stream": "Loaded"}'
     tell(engine, "GET", "/images/t:v1-a/json", {"Id": made.digest})
-    docker.store(asked, made)
+    docker.store(order, made)
     engine.bodies.clear()
     answers = iter([(200, b'{"error": "content digest not found"}'), (200, b'{"stream": "Loaded"}')])
     engine.before_response["POST", "/images/load"] = lambda: engine.responses.update(
         {("POST", "/images/load"): next(answers)}
     )
-    assert docker.store(asked, made) == made.digest
+    assert docker.store(order, made) == made.digest
     first, second = (names(archive) for archive in engine.bodies if archive)
     assert len(second - first) == 2
 
 
-def test_layers_of_a_present_base_are_not_loaded(engine, docker, order):
-    asked, made = order
+def test_layers_of_a_present_base_are_not_loaded(engine, docker, built):
+    order, made = built
     lower, upper = Image(made.layout, made.digest).layers
     engine.responses["POST", "/images/load"] = 200, b'{"stream": "Loaded"}'
     tell(engine, "GET", "/images/t:v1-a/json", {"Id": made.digest})
-    docker.store(asked, replace(made, base_layers=frozenset({lower})))
+    docker.store(order, replace(made, base_layers=frozenset({lower})))
     (loaded,) = (names(archive) for archive in engine.bodies if archive)
     assert {lower, upper} & {f"sha256:{name[13:]}" for name in loaded} == {upper}
 
 
-def test_images_that_share_a_new_layer_are_loaded_in_turn(engine, docker, order, tmp_path, layout):
+def test_images_that_share_a_new_layer_are_loaded_in_turn(engine, docker, built, tmp_path, layout):
     """The engine would unpack the layer for both; the second finds it unpacked, and gets what is missing."""
-    asked, made = order
+    order, made = built
     other = replace(made, digest=layout(tmp_path, b"lower", b"another"))
     engine.responses["POST", "/images/load"] = 200, b'{"stream": "Loaded"}'
     tell(engine, "GET", "/images/t:v1-a/json", {"Id": made.digest})
@@ -266,8 +266,8 @@ def test_images_that_share_a_new_layer_are_loaded_in_turn(engine, docker, order,
 
     engine.before_response["POST", "/images/load"] = load
     with ThreadPoolExecutor() as threads:
-        first = threads.submit(docker.store, asked, made)
-        second = threads.submit(docker.store, replace(asked, reference="t:v1-b"), other)
+        first = threads.submit(docker.store, order, made)
+        second = threads.submit(docker.store, replace(order, reference="t:v1-b"), other)
         assert (first.result(), second.result()) == (made.digest, other.digest)
     assert most == [1, 1]
     loaded = [names(archive) for archive in engine.bodies if archive]
@@ -277,9 +277,9 @@ def test_images_that_share_a_new_layer_are_loaded_in_turn(engine, docker, order,
 
 @pytest.mark.parametrize("small", [True, False])
 def test_large_images_without_shared_layers_are_loaded_in_parallel(
-    engine, docker, order, tmp_path, layout, monkeypatch, small
+    engine, docker, built, tmp_path, layout, monkeypatch, small
 ):
-    asked, made = order
+    order, made = built
     if not small:
         monkeypatch.setattr("imagematrix.stores.engine.SMALL", 0)
     other = replace(made, digest=layout(tmp_path, b"third", b"another"))
@@ -297,14 +297,14 @@ def test_large_images_without_shared_layers_are_loaded_in_parallel(
 
     engine.before_response["POST", "/images/load"] = load
     with ThreadPoolExecutor() as threads:
-        first = threads.submit(docker.store, asked, made)
-        second = threads.submit(docker.store, replace(asked, reference="t:v1-b"), other)
+        first = threads.submit(docker.store, order, made)
+        second = threads.submit(docker.store, replace(order, reference="t:v1-b"), other)
         assert (first.result(), second.result()) == (made.digest, other.digest)
     assert most == ([1, 1] if small else [1, 2])
 
 
-def test_one_archive_is_sent_at_a_time(engine, docker, order, tmp_path, layout, monkeypatch):
-    asked, made = order
+def test_one_archive_is_sent_at_a_time(engine, docker, built, tmp_path, layout, monkeypatch):
+    order, made = built
     engine.responses["POST", "/images/load"] = 200, b'{"stream": "Loaded"}'
     images = {f"t:v1-{name}": layout(tmp_path, name.encode(), name.encode() * 2) for name in "abc"}
     for reference, digest in images.items():
@@ -320,7 +320,7 @@ def test_one_archive_is_sent_at_a_time(engine, docker, order, tmp_path, layout, 
     monkeypatch.setattr(Image, "archive", archive)
     with ThreadPoolExecutor() as threads:
         stored = [
-            threads.submit(docker.store, replace(asked, reference=reference), replace(made, digest=digest))
+            threads.submit(docker.store, replace(order, reference=reference), replace(made, digest=digest))
             for reference, digest in images.items()
         ]
         assert {one.result() for one in stored} == set(images.values())
@@ -328,12 +328,12 @@ def test_one_archive_is_sent_at_a_time(engine, docker, order, tmp_path, layout, 
 
 
 @pytest.mark.parametrize("response", [None, b'{"error": "no space left"}'])
-def test_layer_of_a_failed_load_is_loaded_by_the_next(engine, docker, order, response):
-    asked, made = order
+def test_layer_of_a_failed_load_is_loaded_by_the_next(engine, docker, built, response):
+    order, made = built
     tell(engine, "GET", "/images/t:v1-a/json", {"Id": made.digest})
     engine.responses["POST", "/images/load"] = (200, response) if response else None
     with pytest.raises(EngineError):
-        docker.store(asked, made)
+        docker.store(order, made)
     layers = {f"blobs/sha256/{one[7:]}" for one in Image(made.layout, made.digest).layers}
 
     def load():
@@ -343,7 +343,7 @@ def test_layer_of_a_failed_load_is_loaded_by_the_next(engine, docker, order, res
 
     engine.before_response["POST", "/images/load"] = load
     for _ in range(2):  # the second time somebody has taken them out of the engine
-        assert docker.store(asked, made) == made.digest
+        assert docker.store(order, made) == made.digest
         *_, last = filter(None, engine.bodies)
         assert layers <= names(last)
 
@@ -353,47 +353,47 @@ def names(archive):
         return set(tar.getnames())
 
 
-def test_stored_image_must_have_the_built_digest(engine, docker, order):
-    asked, made = order
+def test_stored_image_must_have_the_built_digest(engine, docker, built):
+    order, made = built
     engine.responses["POST", "/images/load"] = 200, b'{"stream": "Loaded"}'
     tell(engine, "GET", "/images/t:v1-a/json", {"Id": OTHER})
     with pytest.raises(EngineError, match=f"was stored as {OTHER}, but {made.digest} was built"):
-        docker.store(asked, made)
+        docker.store(order, made)
 
 
 @pytest.mark.parametrize(
-    ("told", "message"),
+    ("response", "message"),
     [
         ((200, b'{"error": "no space left on device"}'), "rejected t:v1-a: no space left on device"),
         (REFUSED, "rejected t:v1-a: something about the daemon"),
         (None, "cannot reach the Docker engine"),
     ],
 )
-def test_rejected_load_is_an_engine_error(engine, docker, order, told, message):
-    engine.responses["POST", "/images/load"] = told
+def test_rejected_load_is_an_engine_error(engine, docker, built, response, message):
+    engine.responses["POST", "/images/load"] = response
     with pytest.raises(EngineError, match=message):
-        docker.store(*order)
+        docker.store(*built)
 
 
-def test_image_without_a_layout_is_only_tagged(engine, docker, order):
-    asked, _ = order
+def test_image_without_a_layout_is_only_tagged(engine, docker, built):
+    order, _ = built
     engine.responses["POST", "/tag"] = 201, b""
-    assert docker.store(asked, Made(digest=DIGEST)) == DIGEST
+    assert docker.store(order, Made(digest=DIGEST)) == DIGEST
     engine.responses["POST", "/tag"] = REFUSED
     with pytest.raises(EngineError, match="refused: something about the daemon"):
-        docker.store(asked, Made(digest=DIGEST))
+        docker.store(order, Made(digest=DIGEST))
 
 
 @pytest.fixture
-def replaced(engine, docker, order):
+def replaced(engine, docker, built):
     """Call it to store an image in another's place; it returns the tags and removals that the engine saw."""
 
     def call():
         engine.responses["POST", "/tag"] = 201, b""
-        asked = replace(order[0], replaces="t:v1-old")
-        assert docker.store(asked, Made(digest=DIGEST)) == DIGEST
-        asked = [unquote(resource.partition("/images/")[2]) for resource in engine.requests]
-        return [words for words in asked if words and not words.endswith("/json")]
+        order = replace(built[0], replaces="t:v1-old")
+        assert docker.store(order, Made(digest=DIGEST)) == DIGEST
+        order = [unquote(resource.partition("/images/")[2]) for resource in engine.requests]
+        return [words for words in order if words and not words.endswith("/json")]
 
     return call
 

@@ -107,13 +107,13 @@ def test_default_does_not_depend_on_push_order(registry, add_variant, variant):
 def old(repository, *entries):
     """Let the registry have an index as they were written before, each entry with a platform of its own."""
     manifests = []
-    for there, own, platform in entries:
-        _, raw = repository.manifests[there]
+    for manifest, own, platform in entries:
+        _, raw = repository.manifests[manifest]
         labels_of = {key: own[key] for key in labels.ANNOTATED if key in own and key != labels.INPUTS}
         manifests.append(
             {
                 "mediaType": MANIFEST,
-                "digest": there,
+                "digest": manifest,
                 "size": len(raw),
                 "annotations": labels_of,
                 "platform": platform,

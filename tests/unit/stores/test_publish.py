@@ -120,16 +120,16 @@ def test_two_images_for_one_cell_are_not_published(registry, repository, add_var
 @pytest.mark.parametrize("kind", [MANIFEST, None])
 def test_foreign_image_under_the_version_tag_is_not_replaced(registry, repository, add_variant, kind):
     add_variant("a")
-    there = repository.image("v1", {"by": "somebody"})
+    foreign = repository.image("v1", {"by": "somebody"})
     if kind is None:  # the media type in a manifest may be left away
-        _, raw = repository.manifests[there]
+        _, raw = repository.manifests[foreign]
         document = json.loads(raw)
         del document["mediaType"]
-        there = repository.tags["v1"] = repository.put(None, json.dumps(document).encode(), MANIFEST)
+        foreign = repository.tags["v1"] = repository.put(None, json.dumps(document).encode(), MANIFEST)
     with pytest.raises(UsageError, match="is a single image, not an index") as caught:
         publish(registry, "v1")
     assert caught.value.remedy
-    assert repository.tags["v1"] == there
+    assert repository.tags["v1"] == foreign
 
 
 @pytest.mark.parametrize("variant", ["", "{", "[]", '{"platform": 5}'])
@@ -266,9 +266,9 @@ def test_index_round_trips_unchanged(entries, random):
     )
 
 
-def lose(repository, there):
+def lose(repository, manifest):
     """Let the registry lose a manifest, but not the tags that name it."""
-    del repository.manifests[there]
+    del repository.manifests[manifest]
 
 
 def test_version_with_a_lost_image_is_not_published(server, registry, repository, add_variant):

@@ -32,7 +32,7 @@ def test_image_is_tagged_after_all_its_blobs_are_pushed(server, remote, reposito
     assert store(remote, one) == one.made.digest
     assert repository.tags == {one.tag: one.made.digest}
     assert set(repository.blobs) >= {digest(b"one"), digest(b"two")}
-    assert [asked.path for asked in server.requests if asked.method == "PUT"][-1].endswith(one.tag)
+    assert [request.path for request in server.requests if request.method == "PUT"][-1].endswith(one.tag)
     assert (
         remote.source(one.order.reference, local=True)
         == f"docker-image://{one.order.reference}@{one.made.digest}"
@@ -84,10 +84,10 @@ def test_earlier_concurrent_push_is_kept(server, remote, repository, make_image)
     """Somebody pushes an image of the same inputs and other bytes while our layers are on their way."""
     ours, theirs = make_image("a", layers=[b"ours"]), make_image("a", layers=[b"theirs"])
     repository.image("theirs", ours.order.labels, layer=b"theirs")
-    there = repository.tags["theirs"]
-    server.fails("PUT", "uploads", then=lambda: repository.tags.update({ours.tag: there}))
-    assert store(remote, ours) == there
-    assert repository.tags[theirs.tag] == there
+    earlier = repository.tags["theirs"]
+    server.fails("PUT", "uploads", then=lambda: repository.tags.update({ours.tag: earlier}))
+    assert store(remote, ours) == earlier
+    assert repository.tags[theirs.tag] == earlier
 
 
 @pytest.mark.parametrize("same", [True, False])
@@ -417,4 +417,4 @@ def test_conflicting_pushes_never_both_succeed(docker, image, repository, make_i
     with ThreadPoolExecutor(2) as pool:
         done = list(pool.map(push, made))
     assert None in done
-    assert repository.tags.keys() == {one.tag for one, there in zip(made, done, strict=True) if there}
+    assert repository.tags.keys() == {one.tag for one, succeeded in zip(made, done, strict=True) if succeeded}

@@ -37,11 +37,11 @@ WORDS = {
 }
 
 
-def test_the_flags_of_instructions():
+def test_instructions_have_their_flags():
     assert {word: Arm()._flag(word) for word in WORDS} == WORDS
 
 
-def test_every_flag_is_one_that_compilers_announce():
+def test_every_flag_is_announced_by_compilers():
     announced = set(" ".join(macros.FLAGS["aarch64"].values()).split())
     unannounced = macros.unannounced("armv9.6-a")
     assert {flag for _, _, flag in TABLE} - {""} <= announced | unannounced
@@ -84,31 +84,31 @@ SDOT, SVE = 0x4E839441, 0x04E30041
         "0x36000000 + ((hidden - 0f) / 4 << 5)",  # tbz
     ],
 )
-def test_what_exported_functions_call_is_required(build, jump):
+def test_functions_called_by_exported_ones_are_required(build, jump):
     code = build(exported=(jump.replace("0f", "exported"), RET), hidden=(SDOT, RET), hidden_too=(SVE, RET))
     assert code.required == {"asimddp"}
     assert code.undecided == {"sve"}
 
 
-def test_a_function_that_asks(build):
+def test_function_that_queries_the_cpu_leaves_code_undecided(build):
     code = build(exported=(0xD5380600, RET), other=(SDOT, RET))  # mrs x0, id_aa64isar0_el1
     assert not code.required
     assert code.undecided == {"asimddp"}
     assert code.signs == ("cpuid",)
 
 
-def test_atomics_of_the_compilers_runtime_are_chosen(build):
+def test_outline_atomics_are_dispatched(build):
     code = build(__aarch64_ldadd4_relax=(0xB8210040, RET))
     assert code.chosen == {"atomics"}
 
 
-def test_code_that_is_no_function_needs_several_instructions(build):
+def test_code_outside_functions_needs_several_instructions(build):
     assert "sve" not in build(exported=(RET,)).functions
     raw = bytes.fromhex("4100e304") * 8
     assert Arm().counted(raw) == {"sve": 8}
 
 
-def test_addresses_that_are_taken():
+def test_taken_addresses_are_found():
     page, place = 0xB0000000, 0x91004000  # adrp x0, +0x1000; add x0, x0, #16
     body = b"".join(word.to_bytes(4, "little") for word in (place, page, place, RET))
     assert list(Arm().taken(body, 0x400004)) == [0x401010]

@@ -35,7 +35,7 @@ def build(tmp_path):
 
 @pytest.mark.parametrize("options", [(), ("-s",), ("-static",), ("-static", "-s"), ("-no-pie",)])
 @pytest.mark.parametrize("march", ["x86-64", "x86-64-v2", "haswell", "x86-64-v4"])
-def test_a_program_requires_what_its_march_has(build, march, options):
+def test_program_requires_only_flags_of_its_march(build, march, options):
     code = scanned(build(PROGRAM, f"-march={march}", *options))
     assert code.whole
     assert code.required <= marches.required(march, "gcc-14")
@@ -45,7 +45,7 @@ def test_a_program_requires_what_its_march_has(build, march, options):
         assert code.functions.keys() == code.required
 
 
-def test_without_a_decoder_nothing_is_known(build, monkeypatch):
+def test_missing_decoder_leaves_everything_unknown(build, monkeypatch):
     monkeypatch.setitem(sys.modules, "iced_x86", None)
     monkeypatch.delitem(sys.modules, "imagematrix.audit.cpu.x86", raising=False)
     scan._decoder.cache_clear()
@@ -55,13 +55,13 @@ def test_without_a_decoder_nothing_is_known(build, monkeypatch):
         scan._decoder.cache_clear()
 
 
-def test_the_functions_that_have_a_flag_are_named(build):
+def test_functions_that_use_a_flag_are_named(build):
     code = scanned(build(PROGRAM, "-march=haswell", "-fno-inline", "-g0"))
     assert "sum" in code.functions["fma"].names
     assert code.functions["avx"].count >= 1
 
 
-def test_functions_with_versions_are_chosen_by_the_loader(build):
+def test_function_clones_are_dispatched_by_the_loader(build):
     clones = PROGRAM.replace("double sum", '__attribute__((target_clones("avx2", "default"))) double sum')
     code = scanned(build(clones))
     assert not code.required
@@ -70,12 +70,12 @@ def test_functions_with_versions_are_chosen_by_the_loader(build):
     assert "sum.avx2" in code.functions["avx"].names[0]
 
 
-ASKING = "int main(int n, char **v) {{ double a[64] = {{n}}; return {asked} ? {name}(a) : slow(a); }}"
+ASKING = "int main(int n, char **v) {{ double a[64] = {{n}}; return {query} ? {name}(a) : slow(a); }}"
 CPUID = '__builtin_cpu_supports("avx2")'
 
 
-def test_code_behind_a_question_is_not_required(build):
-    source = FAST.format(name="other") + SLOW + ASKING.format(asked=CPUID, name="other")
+def test_code_behind_a_cpu_query_is_not_required(build):
+    source = FAST.format(name="other") + SLOW + ASKING.format(query=CPUID, name="other")
     code = scanned(build(source))
     assert not code.required
     assert not code.chosen
@@ -83,31 +83,31 @@ def test_code_behind_a_question_is_not_required(build):
     assert code.signs == ("cpuid",)
 
 
-def test_a_function_with_the_name_of_a_cpu_is_chosen(build):
-    source = FAST.format(name="sum_haswell") + SLOW + ASKING.format(asked=CPUID, name="sum_haswell")
+def test_function_named_after_a_cpu_is_dispatched(build):
+    source = FAST.format(name="sum_haswell") + SLOW + ASKING.format(query=CPUID, name="sum_haswell")
     code = scanned(build(source))
     assert code.chosen >= HASWELL
     assert not code.undecided
 
 
 @pytest.mark.parametrize(
-    ("declared", "asked", "sign"),
+    ("declared", "query", "sign"),
     [
         ("unsigned long getauxval(unsigned long);", "getauxval(16)", "getauxval"),
         ("int av_get_cpu_flags(void);", "av_get_cpu_flags()", "av_get_cpu_flags"),
         ("int open(const char *, int);", 'open("/proc/cpuinfo", 0)', "/proc/cpuinfo"),
     ],
 )
-def test_questions_to_others(build, declared, asked, sign):
+def test_queries_through_libraries_are_recognized(build, declared, query, sign):
     source = declared + FAST.format(name="other") + SLOW
-    source += f"double sum(double *a) {{ return {asked} ? other(a) : slow(a); }}"
+    source += f"double sum(double *a) {{ return {query} ? other(a) : slow(a); }}"
     code = scanned(build(source, "-shared", "-fPIC"))
     assert not code.required
     assert code.undecided >= HASWELL
     assert sign in code.signs
 
 
-def test_what_follows_the_relocations_is_none_of_them():
+def test_bytes_after_the_relocations_are_ignored():
     raw = struct.pack("<QQq", 0, 8, 0) + struct.pack("<QQq", 0, 37, 0)
     window = Window(io.BytesIO(raw), 0, len(raw))
     tables = [Section(".rela.dyn", 0, size, 0) for size in (24, 48)]
@@ -115,19 +115,19 @@ def test_what_follows_the_relocations_is_none_of_them():
     assert result == [[], ["ifunc"]]
 
 
-def test_a_library_requires_what_its_exported_functions_call(build):
+def test_functions_called_by_exported_ones_are_required(build):
     source = FAST.format(name="other") + "double sum(double *a) { return other(a); }"
     assert scanned(build(source, "-shared", "-fPIC")).required >= HASWELL
 
 
-def test_a_function_that_nobody_calls_is_not_required(build):
+def test_uncalled_function_is_not_required(build):
     source = FAST.format(name="other") + "double (*sum)(double *) = other;"
     code = scanned(build(source, "-shared", "-fPIC"))
     assert not code.required
     assert code.undecided >= HASWELL
 
 
-def test_what_main_itself_has_is_required_whatever_is_asked_elsewhere(build):
+def test_code_in_main_is_required_despite_queries_elsewhere(build):
     asking = f"int asks(void) {{ return {CPUID}; }}"
     code = scanned(build(PROGRAM + asking, "-march=haswell", "-s"))
     assert "cpuid" in code.signs
@@ -151,14 +151,14 @@ def test_constructors_are_required(build):
         ("/opt/libsum.so", False),
     ],
 )
-def test_files_with_the_name_of_a_cpu(build, name, chosen):
+def test_file_named_after_a_cpu_is_dispatched(build, name, chosen):
     source = FAST.format(name="other") + "double sum(double *a) { return other(a); }"
     code = scanned(build(source, "-shared", "-fPIC"), name)
     assert (code.chosen >= HASWELL) == chosen
     assert (code.required >= HASWELL) == (not chosen)
 
 
-def test_code_that_nothing_tells_of_is_decoded_all_the_same(build):
+def test_code_without_symbols_is_decoded(build):
     source = "\n".join(
         f"double f{n}(double *a, double *b) {{ return a[0] * b[{n}] + a[{n}]; }}" for n in range(20)
     )
@@ -167,7 +167,7 @@ def test_code_that_nothing_tells_of_is_decoded_all_the_same(build):
     assert "fma" in code.undecided
 
 
-def test_code_behind_a_constructor_that_nothing_bounds_is_not_its_own(build):
+def test_unbounded_constructor_does_not_own_the_following_code(build):
     loads = "vaddpd %ymm0, %ymm0, %ymm0\\n" * 20
     bare = f'asm(".section .text\\nbare: ret\\n{loads} ret\\n.previous\\n'
     bare += '.section .init_array,\\"aw\\"\\n.quad bare\\n.previous");'
@@ -177,7 +177,7 @@ def test_code_behind_a_constructor_that_nothing_bounds_is_not_its_own(build):
     assert not code.required
 
 
-def test_data_among_code_is_no_evidence(build):
+def test_data_in_code_sections_is_ignored(build):
     table = 'asm(".section .text\\n.globl it\\nit: vaddpd %ymm0, %ymm0, %ymm0\\nret\\n.previous");'
     code = scanned(build(table + "int main(void) { return 0; }", "-s"))
     assert not code.functions  # one instruction that no function is known to have
@@ -189,14 +189,14 @@ def test_tzcnt_runs_on_any_cpu(build):
     assert not scanned(build(source, "-mbmi")).functions
 
 
-def test_a_file_without_sections_is_not_decoded(build):
+def test_file_without_sections_is_not_decoded(build):
     raw = bytearray(build(PROGRAM, "-march=haswell").read_bytes())
     raw[40:48] = bytes(8)
     window = Window(io.BytesIO(raw), 0, len(raw))
     assert not scan.scan("/opt/it", elf.read(window), window).whole
 
 
-def test_every_flag_is_one_that_compilers_announce():
+def test_every_flag_is_announced_by_compilers():
     from imagematrix.audit.cpu.x86 import X86
     from imagematrix.facts import macros
 
@@ -208,7 +208,7 @@ def test_every_flag_is_one_that_compilers_announce():
         assert needed - flags == {"lahf_lm"}  # of all 64-bit CPUs but the first
 
 
-def test_damaged_files_end_in_an_answer(build):
+def test_damaged_files_never_crash(build):
     """Whatever headers, tables and code say; `make fuzz` tries more."""
     raw = build(PROGRAM, "-march=haswell", "-shared", "-fPIC").read_bytes()
     chance = random.Random(14)  # noqa: S311 - nothing is secret
