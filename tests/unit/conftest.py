@@ -148,8 +148,8 @@ class FakeEngine:
     """A server of /images/json and a few other resources of the Docker API.
 
     It lists `images`, or sends `raw` bytes if they are set. `containers` are running, as `inspect` shows
-    them; one more is listed that has ended by the time it is inspected. A `status` other than 200 is sent with an
-    error message. `requests` are the requested resources.
+    them; one more is listed that has ended by the time it is inspected. A `status` other than 200 is sent
+    with an error message. `requests` are the requested resources.
 
     `responses` override the answers, by method and the end of the path: a status with bytes, or None to hang
     up. `before_response` has functions that are called before such an answer, `bodies` the requests' bodies.
