@@ -57,11 +57,11 @@ def layout(folder, *layers):
 
 
 class FakeBackend:
-    """A Backend without an engine: it makes what it is configured to make, and keeps what is stored.
+    """A Backend without an engine: it makes what it is configured to make, and keeps stored images.
 
     `errors` are raised for the cells they are keyed by; `layers` are those of every image, or None to make
     images without a layout, as the classic image store does. `hold` keeps every build waiting until stop().
-    It builds what it keeps where it is `local`.
+    If `local` is true, builds find the images that it keeps.
     """
 
     def __init__(self, folder):
@@ -210,7 +210,7 @@ def backend(tmp_path_factory):
 
 @pytest.fixture
 def planned(project, backend):
-    """Call it with changes of the good matrix to get its plan against the fake engine."""
+    """Call it with changes to the valid matrix to get its plan against the simulated engine."""
 
     def call(*changes, only=None, **files):
         against = Against(resolve=backend.resolve, store=backend)

@@ -141,7 +141,7 @@ class Server:
         self.deletes = True
         self.ranges = True
         self.elsewhere = ""
-        self._tokens = []  # how often each may still be used
+        self._tokens = []  # remaining uses of each
         self._lock = threading.Lock()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
         self._server.daemon_threads = True
@@ -187,7 +187,7 @@ class Server:
 def _handler(server):  # noqa: C901 - one method for each of HTTP's
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
-        disable_nagle_algorithm = True  # or each answer takes 40 ms
+        disable_nagle_algorithm = True  # otherwise each answer takes 40 ms
         cut = False
 
         def handle_one_request(self):
@@ -224,7 +224,7 @@ def _handler(server):  # noqa: C901 - one method for each of HTTP's
         def get_manifests(self, repository, _, tag):
             result = repository.manifests.get(repository.tags.get(tag, tag))
             if result is None:
-                # docker-registry takes any blob for a manifest, and fails to read it.
+                # docker-registry treats any blob as a manifest, and fails to parse it.
                 self.answer(500 if tag in repository.blobs else 404)
                 return
             headers = {} if server.silent else {"Docker-Content-Digest": digest(result[1])}
@@ -246,7 +246,7 @@ def _handler(server):  # noqa: C901 - one method for each of HTTP's
             self.answer(201)
 
         def delete_manifests(self, repository, _, tag):
-            """Delete as docker-registry does: by digest only, and then with all tags of it; or not at all."""
+            """Delete as docker-registry does: only by digest, with all its tags; or not at all."""
             if not server.deletes or tag not in repository.manifests:
                 self.answer(404 if DIGEST.fullmatch(tag) and server.deletes else 400)
                 return
@@ -295,7 +295,7 @@ def _handler(server):  # noqa: C901 - one method for each of HTTP's
             if self.cut:
                 body, self.close_connection = body[: len(body) // 2], True
             if self.command != "HEAD":
-                with contextlib.suppress(ConnectionError):  # who has read enough hangs up
+                with contextlib.suppress(ConnectionError):  # clients hang up when they have read enough
                     self.wfile.write(body)
 
         def log_message(self, *_):

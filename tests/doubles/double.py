@@ -1,4 +1,4 @@
-"""The base of doubles: mypy accepts one for whatever it stands for."""
+"""The base of test doubles, which mypy accepts in place of any type."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Fatbins, and files with fatbins in them, as toolkits make them."""
+"""Fatbins, and files with fatbins in them, as written by CUDA toolkits."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def fat(*entries: bytes) -> bytes:
 
 
 def library(path: Path, *fatbins: bytes, soname: str | None = None) -> Path:
-    """Compile a library that loads, with fatbins in it."""
+    """Compile a loadable library that contains fatbins."""
     source, raw = path.with_suffix(".c"), path.with_suffix(".raw")
     source.write_text("int answer(void) { return 42; }\n")
     named = [f"-Wl,-soname,{soname}"] if soname else []

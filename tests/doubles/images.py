@@ -80,7 +80,7 @@ class Parts:
         return {"digest": own, "size": len(self.blobs[own])}
 
     def entry(self, **more):
-        """Return what an index says of the image."""
+        """Return the entry of the image in an index."""
         return {"mediaType": MANIFEST, "digest": self.digest, "size": len(self.raw), **more}
 
 

@@ -41,7 +41,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Step:
-    """What is done at one place of a page: a command with its output, or a file to write."""
+    """One step of a page: a command with its output, or a file to write."""
 
     line: int
     script: str
@@ -92,7 +92,7 @@ def commands(block):
 
 
 def follow(text, folder, environment):
-    """Do what a page says, in `folder`; return what went otherwise than it says, one text for each step."""
+    """Do what a page says, in `folder`; return the differences, one text per step."""
     done = list(steps(text))
     script = folder / ".steps"
     script.write_text(
@@ -116,7 +116,7 @@ def follow(text, folder, environment):
 
 
 def matches(expected, output):
-    """Whether a command said what the page has."""
+    """Whether the output of a command matches the page."""
     pattern = ""
     for line in expected.rstrip().splitlines():
         if line.strip() == "…":

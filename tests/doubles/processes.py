@@ -6,7 +6,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-# Words before a command: it gets SIGTERM when the tests end, also where they are killed and can't end it.
+# Prefix of a command that gets SIGTERM when the tests end, even if the tests are killed.
 END_WITH_US = ("setpriv", "--pdeathsig", "TERM")
 PREFIX = "imx-"
 
@@ -29,4 +29,4 @@ def remove_leftovers():
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*-*"):
         owner = folder.name.removeprefix(PREFIX).partition("-")[0]
         if owner.isdigit() and not Path("/proc", owner).exists():
-            remove_folder(folder, ignore_errors=True)  # others may be at it, too
+            remove_folder(folder, ignore_errors=True)  # others may remove it at the same time

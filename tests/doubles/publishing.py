@@ -1,4 +1,4 @@
-"""Images of ours in a registry in memory, and in layouts that are to be pushed there."""
+"""Variants in a registry in memory, and in layouts to push there."""
 
 import io
 import json
@@ -19,7 +19,7 @@ VARIANT = {"platform": "linux/amd64", "march": "znver4", "cpu_flags": ["avx2"]}
 
 
 def labels_of(cell, made_of="1", version="v1", **changes):
-    """Return the labels of an image of `cell`; those that are None in `changes` are left out."""
+    """Return the labels of an image of `cell`; those that are None in `changes` are omitted."""
     own = {
         labels.IMAGE: "training",
         labels.VERSION: version,
@@ -55,7 +55,7 @@ class Docker:
         self.repository = repository
         self.images = {}
         self.pushed = []
-        self.saved = {}  # by reference, where it is to be special: a configuration and layers
+        self.saved = {}  # special images by reference: a configuration and layers
 
     def store(self, order, made):
         self.images[order.reference] = order.labels, made.digest
@@ -162,7 +162,7 @@ def _labels_of():
 
 @pytest.fixture
 def variant():
-    """Call it with a march, and perhaps a CUDA release, to get the label of a variant of them."""
+    """Call it with a march, and optionally a CUDA release, to get the label of such a variant."""
 
     def call(march, cuda=None, platform="linux/amd64", **more):
         flags = sorted(marches.required(march, "gcc-14"))

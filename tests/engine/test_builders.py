@@ -89,7 +89,7 @@ def test_an_unknown_builder_is_a_usage_error(engine, folder):
 
 
 class Wires(socketserver.ThreadingUnixStreamServer):
-    """A server that leads to an engine."""
+    """A server that forwards to an engine."""
 
     def __init__(self, place, engine):
         super().__init__(place, Wire)
@@ -97,7 +97,7 @@ class Wires(socketserver.ThreadingUnixStreamServer):
 
 
 class Wire(socketserver.BaseRequestHandler):
-    """Leads a connection to the BuildKit that is inside an engine."""
+    """Forwards a connection to the BuildKit inside an engine."""
 
     server: Wires
 
@@ -119,7 +119,7 @@ class Wire(socketserver.BaseRequestHandler):
 
 @pytest.fixture
 def wire(engine, folder):
-    """A builder of buildx' remote driver: it has gRPC at a socket, and nothing else of the engine."""
+    """A builder of buildx' remote driver: gRPC on a socket, and nothing else of the engine."""
     place = f"{folder}/buildkit.sock"
     with Wires(place, engine) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.05,))
@@ -131,7 +131,7 @@ def wire(engine, folder):
 
 
 def test_an_image_does_not_depend_on_the_builder_or_the_source_of_its_base(engine, folder, wire, registry):
-    """In the engine or only in a registry, a base keeps its layers: nothing of it is made anew."""
+    """A base keeps its layers, whether it is in the engine or only in a registry."""
     base, image = f"{registry.address}/debian:trixie", f"{registry.address}/everywhere"
     engine.docker("tag", "debian:trixie", base)
     engine.docker("push", "--quiet", base)
@@ -203,5 +203,5 @@ def test_a_build_gets_proxies_only_with_proxy(engine, folder, proxy):
     assert built.returncode == 0, built.stderr
     (reference,) = built.stdout.split()
     assert engine.docker("run", "--rm", reference, "cat", "/part").stdout == "proxied http://127.0.0.1:9/one"
-    assert proxy not in json.dumps(engine.inspect(reference)), "the image says nothing of it"
+    assert proxy not in json.dumps(engine.inspect(reference)), "the image does not mention it"
     assert proxy not in engine.docker("history", "--no-trunc", reference).stdout

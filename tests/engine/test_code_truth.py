@@ -1,4 +1,4 @@
-"""What an audit says that code needs, held to the truth: QEMU runs it on CPUs with and without each flag.
+"""The CPU flags that an audit reports, checked with QEMU on CPUs with and without each flag.
 
 QEMU has no AVX-512, and runs lzcnt and tzcnt as bsr and bsf where a CPU lacks them.
 """
@@ -46,7 +46,7 @@ def _qemu():
 
 
 def ended(program, without):
-    """Return the status of a program on a CPU that has all flags that QEMU has, but some."""
+    """Return the exit status of a program on a CPU with all flags of QEMU except some."""
     model = ",".join(["max", *(f"-{SPELLED.get(flag, flag)}" for flag in sorted(without))])
     command = ["qemu-x86_64", "-cpu", model, program]
     return subprocess.run(command, capture_output=True, check=False, timeout=60).returncode

@@ -33,7 +33,7 @@ def downloaded(folder, wheel):
 
 @pytest.fixture(scope="module")
 def judge(tmp_path_factory):
-    """Call it with a file to get the cubins and the PTX that cuobjdump lists; None where it gives up."""
+    """Call it with a file to get the cubins and the PTX that cuobjdump lists; None if it fails."""
     folder = tmp_path_factory.mktemp("judge")
     with downloaded(folder, JUDGE) as archive:
         program = folder / archive.extract("nvidia/cu13/bin/cuobjdump", folder)
@@ -42,7 +42,7 @@ def judge(tmp_path_factory):
     def call(path):
         words = [program, "--list-elf", "--list-ptx", path]
         result = subprocess.run(words, capture_output=True, text=True, check=False)
-        if "fatal" in result.stderr:  # code of targets that it has forgotten
+        if "fatal" in result.stderr:  # code of targets that it no longer supports
             return None
         listed = LINE.findall(result.stdout)
         return tuple({target for target, kind in listed if kind == wanted} for wanted in ("cubin", "ptx"))

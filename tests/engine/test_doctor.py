@@ -29,7 +29,7 @@ def image(engine):
 
 
 def doctor(engine, *words):
-    """Ask about this machine, with the hardware of another."""
+    """Run the doctor on this machine with the hardware of another one."""
     command = [*engine.inside, sys.executable, "-c", SIMULATED, H200, "doctor", "--json", *words]
     done = subprocess.run(command, env=engine.environment, capture_output=True, text=True, check=False)
     return done.returncode, {one["check"]: one for one in json.loads(done.stdout)["findings"]}
@@ -59,7 +59,7 @@ def test_a_launch_fails_if_device_nodes_are_missing(engine):
 
 @pytest.mark.usefixtures("nodes")
 def test_a_second_driver_in_an_image_is_found(engine, image, tmp_path):
-    engine.docker("tag", image, "original:1")  # which keeps it
+    engine.docker("tag", image, "original:1")  # keeps the image
     (tmp_path / "Dockerfile").write_text(
         f"FROM {image}\nRUN mkdir -p /opt/old && echo other > /opt/old/libcuda.so.470.256.02\n"
     )

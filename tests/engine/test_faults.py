@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-LAYER = 60 * 1024 * 1024  # bytes that don't compress: a push of them can be caught in the act
+LAYER = 60 * 1024 * 1024  # incompressible bytes, so that a push takes long enough to interrupt
 MATRIX = """\
 schema: imagematrix.matrix/v1
 images:
@@ -28,7 +28,7 @@ TEMPLATE = "FROM debian:trixie\nCOPY {{ part }} /part\n"
 def big(tmp_path, request):
     """Call it with a registry's address, or nothing, to get a folder and the image of its matrix.
 
-    There are two variants, each with a big layer of its own. `template` is what their Dockerfile has more.
+    There are two variants, each with a big layer of its own. `template` is appended to their Dockerfile.
     """
     (tmp_path / "templates").mkdir()
     (tmp_path / "files").mkdir()
@@ -58,23 +58,23 @@ def start(engine, folder, *words):
 
 
 def ended(process):
-    """Return the exit code, stdout and stderr of what was started."""
+    """Return the exit code, stdout and stderr of a process."""
     out, err = process.communicate(timeout=120)
     return process.returncode, out, err
 
 
 def running(words):
-    """Return the processes of a command, in whatever container."""
+    """Return the processes of a command in any container."""
     output = subprocess.run(["ps", "-eo", "pid=,args="], capture_output=True, text=True, check=True).stdout
     return [int(line.split(None, 1)[0]) for line in output.splitlines() if line.split(None, 1)[1] == words]
 
 
 @pytest.fixture
 def endless():
-    """A command that no other test has, and that does not end by itself."""
+    """A command that is unique to the test and does not end by itself."""
     words = f"sleep {time.time():.6f}"
     yield words
-    for process in running(words):  # an engine that restarts does not end what it ran
+    for process in running(words):  # an engine that restarts does not end running processes
         os.kill(process, signal.SIGKILL)
 
 
@@ -98,12 +98,12 @@ def ls(engine, image):
 
 
 def scratch(engine):
-    """Return the folders that builds have for what they write."""
+    """Return the scratch folders of builds."""
     return list(Path(engine.environment["TMPDIR"]).glob("imagematrix-build-*"))
 
 
 def held(engine):
-    """Return the names that bases have during a build."""
+    """Return the names under which bases are held during a build."""
     return engine.docker("images", "--quiet", "imagematrix-held").stdout.split()
 
 
@@ -124,7 +124,7 @@ def test_the_registry_is_killed_during_a_push(engine, registry, big):
     assert "continues from here" in err
 
     registry.start()
-    assert statuses(engine, folder, "--push") == ["build", "build"], "what is not all there has no name"
+    assert statuses(engine, folder, "--push") == ["build", "build"], "an incomplete image has no tag"
     completed = engine.imagematrix("build", "--push", cwd=folder)
     assert completed.returncode == 0, completed.stderr
     references = completed.stdout.splitlines()
@@ -170,10 +170,10 @@ def test_a_killed_build_can_be_resumed(engine, big, endless):
     left = subprocess.run(["ps", "--ppid", str(process.pid), "-o", "pid="], capture_output=True, check=True)
     process.kill()
     process.communicate()
-    os.killpg(int(left.stdout), signal.SIGTERM)  # buildx does not notice by itself
+    os.killpg(int(left.stdout), signal.SIGTERM)  # buildx does not end by itself
     (folder / "templates/big.j2").write_text(TEMPLATE + "RUN true\n")
     assert statuses(engine, folder) == ["up-to-date", "build"]
-    assert scratch(engine), "nobody was there to take it away"
+    assert scratch(engine), "the killed build could not remove it"
     assert len(held(engine)) == 1
     assert engine.imagematrix("build", cwd=folder).returncode == 0
     assert not scratch(engine)
@@ -211,7 +211,7 @@ def test_a_full_disk_fails_the_build_and_says_what_to_do(engine, big, small_disk
     assert (failed.returncode, failed.stdout) == (6, ""), failed.stderr
     assert "no space left on device" in failed.stderr
     assert f"free disk space in {small_disk}" in failed.stderr
-    assert not list(small_disk.iterdir()), "what is left of it is gone"
+    assert not list(small_disk.iterdir()), "its leftovers are removed"
     assert statuses(engine, folder) == ["build"] * 2
     assert engine.imagematrix("build", cwd=folder).returncode == 0
 
@@ -237,7 +237,7 @@ def test_a_build_needs_disk_space_only_for_running_cells(engine, big):
 
 
 def test_a_tag_pushed_by_another_client_during_a_build(engine, registry, big):
-    """Another image gets the name of ours between the plan and the push."""
+    """Another image gets the tag between the plan and the push."""
     folder, _ = big(registry.address, template="RUN sleep 5.5\n")
     planned = engine.imagematrix("plan", "--push", "--json", cwd=folder)
     reference = json.loads(planned.stdout)["cells"][0]["reference"]
@@ -250,5 +250,5 @@ def test_a_tag_pushed_by_another_client_during_a_build(engine, registry, big):
     assert reference in err
     assert "a tag never moves" in err
     digest = engine.inspect(reference)["RepoDigests"]
-    assert any(name.partition("@")[2] in err for name in digest), "what has the name is told"
+    assert any(name.partition("@")[2] in err for name in digest), "the error names the image that has the tag"
     engine.docker("rmi", reference)

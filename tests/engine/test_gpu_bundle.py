@@ -24,7 +24,7 @@ LIMIT = 60 * 2**20
 FILE_LIMIT = 2_000_000
 UUID = re.compile(r"GPU-[0-9a-f]{8}-")
 SERIAL = "1652922003123"
-# As the distribution has the driver's files, or as one folder that is brought in.
+# The driver's files as the distribution installs them, or in one folder.
 PLACES = {
     "system": ("usr/lib/x86_64-linux-gnu", "usr/bin"),
     "folder": ("usr/local/nvidia/lib64", "usr/local/nvidia/bin"),
@@ -35,7 +35,7 @@ import ctypes, sys
 sys.path.insert(0, "/opt/nvidia-smi")
 ctypes.CDLL("/{library}/libnvidia-ml.so.1")
 """
-# A mount of its own, so that runc can make another one the root of what it starts.
+# A mount of its own, because runc has to pivot to another root.
 ENTER = """\
 set -eu
 tree=$1 layers=$2 own=$3; shift 3
@@ -49,7 +49,7 @@ for name in dev proc; do mount --rbind "/$name" "$tree/$name"; done
 }
 exec chroot "$@"
 """
-# A registry on the loopback of a network that has only just been made, and a command that asks it.
+# A registry on the loopback of a new network namespace, and a command that uses it.
 ASK_REGISTRY = """\
 import fcntl, socket, struct, subprocess, sys
 UP, INDEX = 1, "application/vnd.oci.image.index.v1+json"
@@ -70,7 +70,7 @@ NOBODY = 65534
 
 
 class Tree:
-    """A machine to unpack the archive on: what a distribution has at the least, a Python and a driver."""
+    """A machine to unpack the archive on: a minimal distribution, Python and a driver."""
 
     def __init__(self, base, node, place, folder):
         self.folder = folder
@@ -193,7 +193,7 @@ def test_root_can_run_all_checks_except_those_of_an_engine(machine, suite, place
 
 def test_mounts_alone_are_used_where_runc_fails(machine):
     tree = machine("bookworm", "folder", sandboxed=True)
-    # The process ids that NVML tells are the host's.
+    # NVML reports process ids of the host.
     gpus = tree.node.environment["STUB_GPUS"].replace("procs=open", "procs=open,apart=1000000")
     assert check(tree, STUB_GPUS=gpus) == 0, tree.report
     assert not_tried(tree) == [NO_DOCKER] * OF_AN_ENGINE

@@ -9,7 +9,7 @@ GPU = {"cuda": ["12.4"], "driver": ["550.163.01"], "compute": ['"8.9"'], "march"
 
 @pytest.fixture(scope="module")
 def variants(engine):
-    """Three variants of their own image: CPU-only, 11.8 with 535, 12.4 with 550."""
+    """Three variants of an image of its own: CPU-only, 11.8 with 535, 12.4 with 550."""
     wanted = {
         "cpu": "cuda=none",
         "old": "cuda=11.8,driver=535.261.03,compute=7.0",
@@ -32,9 +32,7 @@ def test_the_program_finds_the_baked_driver_and_trains(engine, variants, name, d
     assert document["libcuda"] == driver
     assert document["driver_cuda"] == answer
     assert document["cubin"] == cubin
-    assert (
-        document["cuinit"]["code"] == 100
-    )  # CUDA_ERROR_NO_DEVICE: the driver is whole, the GPU is not there
+    assert document["cuinit"]["code"] == 100  # CUDA_ERROR_NO_DEVICE: the driver works, but there is no GPU
     assert document["backend"] == "cpu"
     assert document["final_loss"] < document["initial_loss"]
 
@@ -62,7 +60,7 @@ def test_labels_have_all_facts_for_the_selector(engine, variants):
     entry = json.loads(labels["io.imagematrix.variant"])
     assert entry["cubins"] == ["89"]
     assert entry["driver"] == {"mode": "exact", "version": "550.163.01"}
-    # What the compiler in the image said of -march=x86-64-v3, and nothing that code does not depend on.
+    # The flags that the compiler in the image reports for -march=x86-64-v3, without ignored ones.
     assert {"avx2", "bmi2", "fma", "movbe"} <= set(entry["cpu_flags"])
     assert not {"avx512f", "aes", "pku"} & set(entry["cpu_flags"])
     assert labels["com.nvidia.cuda.version"] == "12.4"

@@ -26,7 +26,7 @@ def _image(engine):
 
 @pytest.fixture
 def start(engine):
-    """Starts `imagematrix run` with more words, and returns the process."""
+    """Call it with arguments to start `imagematrix run` and get the process."""
     started = []
 
     def run(*words):
@@ -54,14 +54,14 @@ def had(engine, name):
 
 
 def gpus(engine):
-    """Return what `imagematrix gpus` says of each GPU."""
+    """Return the GPUs as `imagematrix gpus` lists them."""
     done = engine.imagematrix("gpus", "--host", H200, "--json")
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)["gpus"]
 
 
 def test_more_launches_at_once_than_gpus(engine, start):
-    """No GPU twice, none lost: each container says when it began and ended, by one clock."""
+    """Each container prints when it began and ended, so that overlaps on a GPU show."""
     script = "cat /proc/uptime; ls /dev | grep '^nvidia[0-9]'; sleep 0.3; cat /proc/uptime"
     processes = [
         start("--gpus", "1", "--wait", "10m", "--rm", "training:v1", "sh", "-c", script) for _ in range(20)
@@ -110,7 +110,7 @@ def test_the_error_for_named_gpus_in_use_says_what_uses_them(engine):
     assert seen.stdout.splitlines()[0] == "7"
     assert "nvidia0" not in seen.stdout.splitlines()
     dry = run(engine, "--dry-run", "--gpus", f"device={index}", "training:v1")
-    assert dry.returncode == 0  # it takes nothing and looks at nobody
+    assert dry.returncode == 0  # it claims nothing and checks no usage
 
 
 def test_the_container_of_a_killed_launcher_ends(engine, start):
@@ -133,7 +133,9 @@ def test_the_container_of_a_killed_launcher_ends(engine, start):
 def test_a_container_that_ignores_signals_keeps_its_gpus(engine, start):
     process = start("--gpus", "8", "--name", "job", "training:v1", "sh", "-c", "echo up; sleep 300")
     assert process.stdout.readline() == "up\n"
-    process.send_signal(signal.SIGKILL)  # docker's command asks the shell to end, which ignores it as PID 1
+    process.send_signal(
+        signal.SIGKILL
+    )  # docker's command sends SIGTERM to the shell, which ignores it as PID 1
     process.wait()
     assert all("container" in {use["kind"] for use in gpu["used_by"]} for gpu in gpus(engine))
     assert run(engine, "--gpus", "1", "training:v1", "true").returncode == BUSY
@@ -142,7 +144,7 @@ def test_a_container_that_ignores_signals_keeps_its_gpus(engine, start):
 
 
 def test_shares_never_exceed_the_memory_of_a_gpu(engine, start):
-    """Two fit on each GPU, so that sixteen of twenty run at the same time."""
+    """Two shares fit on each GPU, so that sixteen of twenty run at the same time."""
     script = "cat /proc/uptime; ls /dev | grep '^nvidia[0-9]'; echo $IMAGEMATRIX_VRAM_MIB; sleep 3"
     script += "; cat /proc/uptime"
     total = min(gpu["memory_mib"] for gpu in json.loads(H200.read_text())["gpus"])
@@ -213,7 +215,7 @@ def test_a_killed_launcher_leaves_no_lease(engine, start):
     for process in processes:  # some wait, some choose, some have started docker's command
         process.send_signal(signal.SIGKILL)
         process.wait()
-    # What was started ends by itself, and its lease with it; nobody waits in the line any more.
+    # The containers end by themselves, and their leases with them; the queue is empty.
     assert run(engine, "--gpus", "8", "--wait", "1m", "--rm", "training:v1", "true").returncode == 0
 
 
@@ -249,7 +251,7 @@ def test_the_engine_dies_during_a_run_and_during_a_wait(engine, start):
         assert "cannot reach the Docker engine at" in waiting.stderr.read()
     finally:
         engine.start()
-    # No lease and no ticket is left; a container that outlived its engine keeps what it has, and is seen.
+    # No lease and no ticket is left; a container that outlived its engine keeps its GPU and is reported.
     for name in engine.docker("ps", "-q").stdout.split():
         engine.docker("rm", "-f", name)
     assert all(gpu["free"] for gpu in gpus(engine))

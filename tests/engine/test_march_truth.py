@@ -163,7 +163,7 @@ def test_accepted_code_runs_on_this_machine(programs, compiler):
 
 
 def test_the_program_distinguishes_cpus(programs, compiler, cpuid):
-    """Otherwise the tests above would prove nothing."""
+    """Without this, the tests above would prove nothing."""
     start = ["qemu-x86_64", "-cpu", "Nehalem"]
     has = flags(subprocess.run([*start, cpuid], capture_output=True, text=True, check=True).stdout)
     refused = [march for march in programs if not marches.required(march, compiler) <= has]

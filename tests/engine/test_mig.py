@@ -19,7 +19,7 @@ def run(node, *words):
 
 
 def seen(node, *words):
-    """Return the numbers of the GPUs' nodes and of the capabilities' that a container sees."""
+    """Return the numbers of the GPU nodes and of the capability nodes in a container."""
     script = "cd /dev; ls -d nvidia[0-9]* nvidia-caps/*"
     done = run(node, *words, "--rm", "training:v1", "sh", "-c", script)
     names = done.stdout.split()

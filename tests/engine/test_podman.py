@@ -14,7 +14,7 @@ from processes import END_WITH_US, new_folder, remove_folder
 
 ROOT = Path(__file__).parents[2]
 TRAIN = ("train", "--steps", "2")
-# runc starts containers also where a machine has both kinds of cgroups, and the limits take no privilege.
+# runc also starts containers on machines with hybrid cgroups, and the limits need no privileges.
 SETTINGS = """\
 [containers]
 default_ulimits = ["nofile=1024:1024", "nproc=4096:4096"]
@@ -111,7 +111,7 @@ def test_podman_s_command_runs_what_a_dry_run_prints(podman):
 
 
 def test_the_doctor_reports_whether_docker_s_command_can_pass_gpus(podman):
-    """It can from some version on; whichever is installed, the doctor and a launch agree."""
+    """It can from some version on; the doctor and a launch agree for the installed one."""
     (result,) = [one for one in podman.answer("doctor")["findings"] if one["check"] == "engine"]
     assert "podman" in result["saw"]
     done = podman.imagematrix("run", "--rm", "--gpus", "1", "training:v1", "true")

@@ -1,4 +1,4 @@
-"""The newcomer's path, on an engine that answers already: `make quickstart`, twice."""
+"""`make quickstart` on an engine that is already running, twice."""
 
 import json
 import subprocess
@@ -63,7 +63,7 @@ def test_a_second_run_builds_nothing_and_reports_it(first, engine):
         ("laptop", "cpu-broadwell"),
     ],
 )
-def test_each_kind_of_node_gets_its_image(first, engine, host, expected):  # noqa: ARG001 - the images are there
+def test_each_kind_of_node_gets_its_image(first, engine, host, expected):  # noqa: ARG001 - it builds the images
     result = engine.imagematrix("select", "training:v1", "--host", ROOT / f"tests/hosts/{host}.json")
     assert result.stdout.startswith(f"training:v1-{expected}-"), result.stderr
 

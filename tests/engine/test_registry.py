@@ -15,7 +15,7 @@ HOST = ("--host", "tests/hosts/laptop.json")
 
 @pytest.fixture
 def image(registry, request):
-    """The name of an image that no other test has."""
+    """An image name that is unique to the test."""
     return f"{registry.address}/ml/{request.node.name.replace('_', '-')}"
 
 
@@ -43,13 +43,13 @@ def test_from_the_matrix_to_a_container_through_a_registry(engine, folder, regis
     assert built.returncode == 0, built.stderr
     references = built.stdout.splitlines()
     assert len(references) == 2
-    assert image not in images(engine), "what is pushed need not be in the engine"
+    assert image not in images(engine), "pushed images are not loaded into the engine"
     assert (folder / "imagematrix.lock").is_file()
 
     before = registry.log.count('"GET ')
     assert statuses(engine, folder, "--push") == ["up-to-date"] * 2
     requests = registry.log.count('"GET ') - before
-    assert requests == 2 + len(references), "an index that is not there, the tags, and each image once"
+    assert requests == 2 + len(references), "the missing index, the tags, and each image once"
     again = build(engine, folder)
     assert (again.returncode, again.stdout) == (0, "")
 
@@ -129,7 +129,7 @@ def test_of_two_concurrent_pushes_of_a_cell_at_least_one_is_refused(engine, regi
     kept = sum(both.count(b"0") for both in rounds)
     repository = Path(f"{registry.folder}/data/docker/registry/v2/repositories/{image.partition('/')[2]}")
     tags = list((repository / "_manifests/tags").iterdir())
-    assert len(tags) == kept, "who is refused leaves nothing behind"
+    assert len(tags) == kept, "a refused push leaves nothing behind"
 
 
 def test_images_of_the_engine_are_adopted(engine, folder):

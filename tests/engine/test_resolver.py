@@ -67,7 +67,7 @@ def test_one_name_gives_each_node_its_own_image(engine, published, resolver, tmp
         assert digest in engine.inspect(name)["RepoDigests"][0]
     assert labels == {march: f"cpu-{march}" for march in labels}
 
-    # The node gets another CPU: what the engine kept under the name is another variant's by now.
+    # The node gets another CPU, so the image that the engine kept under the name is now the wrong variant.
     address = name.partition("/")[0]
     held = engine.docker("run", "-d", "--entrypoint", "sleep", name, "600").stdout.strip()
     assert sweep(engine, address) == []
@@ -80,11 +80,11 @@ def test_one_name_gives_each_node_its_own_image(engine, published, resolver, tmp
     becomes(old, "rome-a100")
     refused = engine.docker("pull", name, check=False)
     assert refused.returncode != 0
-    assert "403 Forbidden" in refused.stderr, "an engine asks with HEAD, whose answers have no words"
+    assert "403 Forbidden" in refused.stderr, "the engine sends HEAD, whose answers have no body"
 
 
 def becomes(file, name):
-    """Exchange a resolver's host, and wait until it has to look."""
+    """Replace a resolver's host, and wait until it checks for changes."""
     shutil.copy(HOSTS / f"{name}.json", file)
     time.sleep(1.5 * RARELY_S)
 

@@ -157,7 +157,7 @@ def test_a_gpu_without_device_code_is_refused_with_its_capability(engine, tmp_pa
 
 
 def test_a_refused_image_dies_of_sigill(engine, project):
-    """FMA4 and XOP were in four generations of AMD's CPUs and are in none that is made today."""
+    """FMA4 and XOP exist only in four old generations of AMD CPUs."""
     folder = project({"cuda": ["none"], "march": ["x86-64-v2", "bdver1"]}, image="forced")
     done = engine.imagematrix("build", "-f", folder / "matrix.yaml")
     assert done.returncode == 0, done.stderr
@@ -172,7 +172,7 @@ def test_a_refused_image_dies_of_sigill(engine, project):
 
 
 @pytest.mark.usefixtures("images")
-def test_the_library_starts_the_same_container(engine, nodes, host, monkeypatch):  # noqa: ARG001 - they are on the machine
+def test_the_library_starts_the_same_container(engine, nodes, host, monkeypatch):  # noqa: ARG001 - creates device nodes
     import docker
 
     import imagematrix as im
@@ -217,7 +217,7 @@ def test_cuda_errors_are_read_from_the_last_lines_of_the_log(engine, options):
     done = run(engine, "--host", L40S, *words)
     assert done.returncode == 1
     message = "the container failed: CUDA error 209: no kernel image is available for execution on the device"
-    if "none" in options:  # no log, nothing to read
+    if "none" in options:  # no log is kept
         assert "the container failed" not in done.stderr
     else:
         assert f"{message}; rule device-code expected it to run" in done.stderr
@@ -265,7 +265,7 @@ def test_mps_is_used_through_its_pipes_and_the_host_ipc(engine, tmp_path):
 
 @pytest.fixture
 def without_a_driver(engine, tmp_path):
-    """The catalog of an image that leaves the driver to the node."""
+    """The catalog of an image in mode `host`."""
     (tmp_path / "templates").mkdir()
     (tmp_path / "templates" / "bare.j2").write_text(
         "FROM debian:trixie\nLABEL com.nvidia.cuda.version={{ cuda }}\n"
@@ -283,7 +283,7 @@ def without_a_driver(engine, tmp_path):
 def test_an_image_without_a_driver_gets_cdi_devices(engine, without_a_driver, host, tmp_path, monkeypatch):
     assert without_a_driver.startswith("bare:v1-")
     monkeypatch.setenv("IMAGEMATRIX_LOCKS", engine.environment["IMAGEMATRIX_LOCKS"])
-    # Probed as a tree is, so that it is this machine's: what CDI devices another has nobody knows here.
+    # Probed as a tree, so that it counts as this machine: CDI devices of other machines are unknown.
     words = ("--gpus", "device=1", "--dry-run", "bare:v1")
     elsewhere = run(engine, "--host", L40S, *words)
     assert f"--gpus device={host['gpus'][1]['uuid']}" in elsewhere.stdout
@@ -327,7 +327,7 @@ def relayed(engine):
                 back = threading.Thread(target=self.copy, args=(upstream, self.request), daemon=True)
                 back.start()
                 self.copy(self.request, upstream)
-                back.join()  # one side may have nothing more to say before the other
+                back.join()  # one direction may end before the other
 
         @staticmethod
         def copy(one, other):
@@ -371,4 +371,4 @@ def test_an_engine_on_another_machine_needs_a_saved_host(engine, relayed):
     given = on_another_machine(*words)
     assert (given.returncode, given.stdout) == (0, "1\n"), given.stderr
     local = run(engine, "--rm", "training:v1", "true", env={**engine.environment, "DOCKER_HOST": relayed})
-    assert local.returncode != 2  # it is this machine's, whatever the address
+    assert local.returncode != 2  # the engine is on this machine despite its address

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("nodes")
 
 @pytest.fixture
 def start(engine):
-    """Starts a container that has the GPU, with more of docker's options, and returns its process."""
+    """Call it with options of docker to start a container with the GPU and get its process."""
 
     def run(*options, image="debian:trixie"):
         node = f"/dev/nvidia{GPU.minor}"
@@ -33,7 +33,7 @@ def start(engine):
 
 @pytest.fixture
 def look(engine, monkeypatch):
-    """Surveys the engine's containers, with a simulated NVML: these processes compute on the GPU."""
+    """Surveys the engine's containers, with a simulated NVML: the given processes compute on the GPU."""
     monkeypatch.setenv("DOCKER_HOST", engine.host)
 
     def survey_with(*pids):
@@ -58,7 +58,7 @@ def test_lease_container_and_process_of_a_launch_count_once(start, look, tmp_pat
         pid = start(*labels(first))
         with share(HALF, pid), pytest.raises(GpusBusyError, match=f"has {GPU.memory_mib % 2} MiB free"):
             share(HALF, pid)
-    with pytest.raises(GpusBusyError):  # without the lease the container still has it
+    with pytest.raises(GpusBusyError):  # the container still has it without the lease
         share(GPU.memory_mib, pid)
     with share(HALF, pid), pytest.raises(GpusBusyError, match="share of"):
         claim(Choice(gpus=(GPU,), count=1), look(pid), path=locks)

@@ -1,4 +1,4 @@
-"""Images of one matrix that build on each other, in the engine and through a registry."""
+"""Images of a matrix that build on each other, in the engine and through a registry."""
 
 import json
 
@@ -72,7 +72,7 @@ def test_images_in_a_registry_need_not_be_in_the_engine(engine, stack, registry)
     folder = stack(f"{registry.address}/stacked/")
     first = cells(engine, "build", folder, "--push")
     assert {cell["status"] for cell in first.values()} == {"built"}
-    # The bases are there already, and other images build on them.
+    # The bases exist already, and other images build on them.
     (folder / "templates/app.j2").write_text(
         (folder / "templates/app.j2").read_text() + "RUN echo new >> /app\n"
     )

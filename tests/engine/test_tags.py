@@ -49,7 +49,7 @@ def test_a_changed_template_under_the_same_version_is_refused(engine, project):
     planned = engine.imagematrix("plan", "--json", "-f", folder / "matrix.yaml")
     assert planned.returncode == 7
     assert {cell["status"] for cell in json.loads(planned.stdout)["cells"]} == {"refused"}
-    # Nothing was touched, and the next version is free.
+    # Nothing has changed, and the next version is free.
     assert engine.inspect(references[0])
     matrix = folder / "matrix.yaml"
     matrix.write_text(matrix.read_text().replace("version: v1", "version: v2"))
@@ -90,7 +90,7 @@ def test_changes_during_a_build_do_not_affect_it(engine, project):
     refused = build(engine, folder)
     assert refused.returncode == 7
     assert "context changed: note" in refused.stderr
-    # Of the same size and, in a snapshot, of the same time: BuildKit sends it again all the same.
+    # Size and, in a snapshot, time are the same; BuildKit still has to send the file again.
     matrix.write_text(matrix.read_text().replace("version: v1", "version: v2"))
     second = build(engine, folder).stdout.strip()
     assert engine.docker("run", "--rm", second, "cat", "/note").stdout == "two"
@@ -113,7 +113,7 @@ def test_a_version_under_development_is_replaced(engine, project):
 
 
 def test_images_built_on_a_version_under_development_stay(engine, project):
-    """Images of the user's have the labels of the one below them, and containers its name."""
+    """Images built on a variant inherit its labels, and containers keep its name."""
     folder = project(
         {"cuda": ["none"], "march": ["x86-64-v2"]}, image="dev2", extra="    development: true\n"
     )
@@ -160,7 +160,7 @@ def test_an_interrupted_build_stops_and_can_be_resumed(engine, project):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        # What runs in the background of a script inherits that Ctrl-C means nothing.
+        # Background processes of a script inherit an ignored SIGINT.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
     )
     for line in process.stderr:

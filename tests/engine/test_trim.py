@@ -1,4 +1,4 @@
-"""A build that trims device code in a stage that has no imagematrix."""
+"""A build that trims device code in a stage without imagematrix."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Documents that nobody vouches for end in one clear error, whatever is in them."""
+"""Untrusted documents raise one clear error, whatever they contain."""
 
 import json
 from typing import Any
@@ -112,7 +112,7 @@ PATHS = st.lists(st.integers(0, 11), min_size=1, max_size=4)
 
 
 def spoil(value, path, junk):
-    """Return `value` with `junk` in the place that `path` leads to."""
+    """Return `value` with `junk` at `path`."""
     if isinstance(value, dict) and value and path:
         key = sorted(value)[path[0] % len(value)]
         return value | {key: spoil(value[key], path[1:], junk)}
@@ -130,7 +130,7 @@ def test_arbitrary_host_raises_only_usage_errors(data, profiles, shipped_catalog
     try:
         result: Any = explain(Host.from_json(spoilt), shipped_catalog).to_json()
     except UsageError as error:
-        assert str(error).startswith("host")  # noqa: PT017 - some junk is as good as what was there
+        assert str(error).startswith("host")  # noqa: PT017 - some junk is valid
         return
     assert len(result["candidates"]) == len(shipped_catalog.variants)
 
@@ -144,7 +144,7 @@ def test_arbitrary_catalog_raises_only_usage_errors(data, profiles, shipped_cata
     try:
         result = Catalog.from_json(spoilt)
     except UsageError as error:
-        assert str(error).startswith("catalog")  # noqa: PT017 - some junk is as good as what was there
+        assert str(error).startswith("catalog")  # noqa: PT017 - some junk is valid
         return
     assert explain(Host.load(profiles["mig"]), result).to_json()["image"] == result.image
 

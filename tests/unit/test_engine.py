@@ -1,4 +1,4 @@
-"""Finding the Docker engine and asking it for images, over a socket without a library or with docker-py."""
+"""Finding the Docker engine and listing images, over a socket or with docker-py."""
 
 import hashlib
 import json
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("docker_host")
 
 @pytest.fixture
 def config(tmp_path):
-    """Call it with contexts by name to write Docker's configuration, with the `current` one."""
+    """Call it with contexts by name to write Docker's configuration with its `current` context."""
     folder = tmp_path / "docker-config"
     folder.mkdir()
 
@@ -261,7 +261,7 @@ def test_local_dockerd_is_on_this_machine(engine, monkeypatch):
 
 @pytest.mark.parametrize("kind", ["engine", "remote_engine"])
 def test_remote_engine_is_detected_by_its_host_name(request, kind):
-    """A socket that ssh forwards is one at which ssh listens: here it is this process."""
+    """A socket forwarded by ssh has ssh as its listener; here it is this process."""
     answering = request.getfixturevalue(kind)
     assert module.remote() is None
     answering.info["Name"] = "node7"

@@ -1,4 +1,4 @@
-"""The tree of errors: whatever is raised can be sent to another process and copied."""
+"""The tree of errors: all can be pickled and copied."""
 
 import copy
 import importlib

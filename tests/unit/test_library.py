@@ -1,4 +1,4 @@
-"""The library as its users import it: each name, typed and lazy, and nothing heavy on the way to a choice."""
+"""The public library: typed names, lazy imports, and no heavy modules for a selection."""
 
 import json
 import subprocess
@@ -87,7 +87,7 @@ def test_select_command_loads_no_third_party_library(profiles, catalog_file):
 
 
 def nothing_heavy(modules):
-    """Assert that there is neither a library among `modules` nor what is slow to load of Python's own."""
+    """Assert that `modules` has neither third-party libraries nor slow modules of the standard library."""
     assert "imagematrix.selection.select" in modules
     tops = {module.partition(".")[0] for module in modules}
     assert not tops & {*HEAVY, *SLOW}

@@ -1,4 +1,4 @@
-"""What several threads want is worked out once."""
+"""Work that several threads need is done once."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor

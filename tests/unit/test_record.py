@@ -1,4 +1,4 @@
-"""Records are dataclasses, but for what they cost."""
+"""Records behave like dataclasses, but load faster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The folder of a build goes with it; that of one that was killed goes with the next."""
+"""The scratch folder of a build is removed with it, or by the next build if it was killed."""
 
 import contextlib
 import fcntl
@@ -48,7 +48,7 @@ def test_folder_is_removed_at_exit(place):
 def test_folder_of_a_killed_build_is_removed_by_the_next(place, another):
     process, left = another
     with scratch() as folder:
-        assert set(place.iterdir()) == {folder, left}, "it lives"
+        assert set(place.iterdir()) == {folder, left}, "its build is running"
     process.kill()
     process.wait()
     assert list(left.iterdir())

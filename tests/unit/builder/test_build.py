@@ -1,4 +1,4 @@
-"""Carrying out a plan: a failing cell costs no other, and nothing is stored that breaks its promise."""
+"""Carrying out a plan: failures do not affect other cells; contradictory images are not stored."""
 
 import contextlib
 import errno
@@ -30,7 +30,7 @@ CUBIN[48] = CUBIN[50] = 89  # the targets in the flags of its header
 
 
 class Recorder:
-    """A Reporter that takes notes."""
+    """A Reporter that records its calls."""
 
     def __init__(self):
         self.notes = []
@@ -52,7 +52,7 @@ def logs(tmp_path_factory):
 
 @pytest.fixture
 def carry_out(backend, logs):
-    """Call it with a plan, to get what became of its cells and the notes of the reporter."""
+    """Call it with a plan to get the results of its cells and the calls of the reporter."""
 
     def call(plan, *, jobs=1, **options):
         recorder = Recorder()
@@ -78,7 +78,9 @@ def test_cells_with_shared_stages_are_built_last(planned, carry_out):
         "cuda12.4-sm70-drv550.163.01-znver4",
         "cuda12.4-sm89-drv550.163.01-znver4",
     ]
-    assert [result.item for result in results] == list(plan.with_status("build")), "in the matrix' order"
+    assert [result.item for result in results] == list(plan.with_status("build")), (
+        "in the order of the matrix"
+    )
 
 
 def test_every_cell_is_built_stored_and_reported(planned, carry_out, backend, logs, conforms):
@@ -159,7 +161,7 @@ def test_os_error_names_the_file_and_a_remedy(planned, carry_out, backend):
 
 
 def test_slow_push_does_not_delay_an_interrupt(planned, backend, logs, monkeypatch):
-    """A push can't be stopped; what became of the other cells is told all the same."""
+    """A push cannot be stopped; the results of the other cells are reported nevertheless."""
     monkeypatch.setattr("imagematrix.builder.session.GRACE", 0.1)
     pushing, pushed = threading.Event(), threading.Event()
 
@@ -262,7 +264,7 @@ def test_development_version_replaces_its_image(planned, carry_out, backend):
     backend.errors["cpu-znver4"] = BuildError("no")
     plan = planned(development, only=CPU, template="FROM {{ base }}\n")
     carry_out(plan)
-    assert list(backend.images) == [old[1], plan.items[0].reference]  # the one that failed is still there
+    assert list(backend.images) == [old[1], plan.items[0].reference]  # the image of the failed cell is kept
 
 
 def test_image_with_a_layout_is_audited_and_reproducible(planned, carry_out, backend, tar):
@@ -286,7 +288,7 @@ def test_image_above_its_size_budget_is_not_stored(planned, carry_out, backend, 
     assert text.index("706.56 kB sha256:") < text.index("409.60 kB sha256:")
     assert not backend.images
     without = planned(only=CPU).items[0].identity
-    assert plan.items[0].identity.changed(without.components) == ("context",)  # the matrix lies in it
+    assert plan.items[0].identity.changed(without.components) == ("context",)  # the matrix is in the context
 
 
 def test_image_within_its_size_budget_is_built(planned, carry_out, backend, tar):
@@ -456,7 +458,7 @@ def test_shared_layer_is_audited_once(planned, carry_out, backend, tar, monkeypa
 
 
 def test_image_with_discarded_layers_is_built_again_alone(planned, carry_out, backend, tar):
-    """The store wants one that it had a moment ago, or it is another store."""
+    """The store needs a layer that it no longer has, or it is another store."""
     backend.layers = [tar(("bin/true", b""))]
     store = backend.store
 
@@ -492,7 +494,7 @@ def test_next_image_is_built_during_a_store(planned, carry_out, backend):
 
 @pytest.fixture
 def ctrl_c():
-    """Ctrl-C as Python has it, also in the background of a script, where it would mean nothing."""
+    """Handle Ctrl-C even in the background of a script, where SIGINT is ignored."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -545,7 +547,7 @@ def test_base_that_cannot_be_pinned_fails_before_any_build(planned, backend, log
 
 
 def test_bases_are_exported_during_the_first_builds(planned, carry_out, backend, tar, monkeypatch):
-    """These would all export the same base at the same time."""
+    """All builds would otherwise export the same base at the same time."""
     backend.layers = [tar(("bin/true", b""))]
     backend.salt = "the engine has another, so its digest names the one that is locked"
     plan = planned(only=CPU)
@@ -557,7 +559,7 @@ def test_bases_are_exported_during_the_first_builds(planned, carry_out, backend,
     ((_, base, sources),) = [call for call in backend.calls if call[0] == "base"]
     assert base == "debian:trixie"
     assert sources.images == {base: f"docker-image://{base}@{plan.bases[base]}"}
-    assert len(read) == 1, "what the images have in common is read before they are there"
+    assert len(read) == 1, "shared layers are read before the images are built"
 
 
 @pytest.mark.parametrize("error", [BuildError("no such base"), OSError("no space left on device")])
@@ -579,7 +581,7 @@ def test_compiler_is_queried_during_builds(planned, carry_out, backend):
 
     def late(*words):
         queried.set()
-        assert built.wait(10), "nothing is built before it answers"
+        assert built.wait(10), "no build started before the compiler answered"
         return export(*words)
 
     @contextlib.contextmanager
@@ -603,7 +605,7 @@ def test_failed_build_reports_an_unknown_march(planned, carry_out, backend):
 
     def fails(order, log, step):
         assert exported.wait(10)
-        time.sleep(0.1)  # the answer is taken down
+        time.sleep(0.1)  # for the result to be recorded
         if "znver4" in order.reference:
             raise BuildError("cc1plus: error: bad value 'znver4' for '-march=' switch")
         return make(order, log, step)
@@ -624,7 +626,7 @@ def test_base_export_is_cancelled_if_all_builds_failed(planned, carry_out, backe
 
 
 def test_edits_during_a_build_are_not_built(planned, carry_out, backend, tmp_path):
-    """The first cell's build takes its time; the next has the files of the plan all the same."""
+    """The build of the first cell is slow; the next one still gets the files of the plan."""
     (tmp_path / "main.c").write_text("planned")
     plan = planned(only=CPU)
     seen = []

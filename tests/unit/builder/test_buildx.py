@@ -1,4 +1,4 @@
-"""What `docker buildx` says when a build fails, and what kind of failure that is; docker is a script here."""
+"""Failures of `docker buildx` and how they are classified; docker is a script here."""
 
 import io
 import json
@@ -19,7 +19,7 @@ DIGEST = f"sha256:{'1' * 64}"
 
 
 class Docker(Double):
-    """The engine behind the builder, as far as a builder asks it."""
+    """The engine behind the builder, as far as a builder needs it."""
 
     version = "28.5.2"
     has_manifests = True
@@ -38,9 +38,9 @@ class Docker(Double):
 
 @pytest.fixture
 def script(tmp_path, monkeypatch):
-    """Call it with what buildx shall do, or with what docker says of its plugins.
+    """Call it with the commands that buildx runs, or with what docker reports of its plugins.
 
-    It returns the file that takes the words that buildx is given.
+    It returns the file to which the arguments of buildx are written.
     """
     folder = tmp_path / "bin"
     folder.mkdir()
@@ -94,7 +94,7 @@ def written(**data):
 
 @pytest.fixture
 def made(layout, tmp_path):
-    """What buildx does to make an image, of two layers, in the layout that it is told."""
+    """The commands with which buildx writes an image of two layers into the given layout."""
     digest = layout(tmp_path / "made", b"lower", b"upper")
     return f"cp -r {tmp_path}/made/blobs/* $dest/blobs/; {written(**{'containerimage.digest': digest})}"
 
@@ -104,19 +104,19 @@ def contents(made):
 
 
 def test_layer_bytes_are_removed_with_the_last_image(script, order, made):
-    """Their names stay, for BuildKit sends nothing that has its name there."""
+    """Empty files stay in their place, because BuildKit does not send blobs that exist."""
     script(made.replace("cp -r", "cp -rn"))
     with Buildx(Docker(), "mine") as builder:
         with builder.make(order, io.StringIO(), lambda _: None) as first:
             with builder.make(order, io.StringIO(), lambda _: None) as second:
                 assert second.digest == first.digest
-            assert contents(first) == [b"lower", b"upper"], "one still has them"
+            assert contents(first) == [b"lower", b"upper"], "one image still uses them"
         blobs = list(first.layout.glob("blobs/sha256/*"))
         assert sum(path.stat().st_size == 0 for path in blobs) == 2
         with builder.make(order, io.StringIO(), lambda _: None) as third:
             image = Image(third.layout, third.digest)
             assert third.digest == first.digest
-            assert list(image.archive("t:v1", ())), "an engine that has the layers wants no more"
+            assert list(image.archive("t:v1", ())), "an engine that has the layers needs no bytes"
             with pytest.raises(HollowError):
                 list(image.archive("t:v1", image.layers))
         with builder.make(replace(order, apart=True), io.StringIO(), lambda _: None) as alone:
@@ -132,7 +132,7 @@ def test_layer_with_removed_bytes_is_not_rewritten(script, order, made):
             pass
         lower = replace(
             order, dockerfile="FROM scratch\n"
-        )  # whose layers are not the base's, and get new times
+        )  # its layers are not the base's, so their times are rewritten
         with pytest.raises(HollowError), builder.make(lower, io.StringIO(), lambda _: None):
             pass
 
@@ -162,19 +162,19 @@ def test_image_is_built_in_an_oci_layout(script, order, tmp_path, made):
     with Buildx(Docker(), "mine") as builder:
         steps: list[str] = []
         with builder.make(order, log, steps.append) as image:
-            assert contents(image) == [b"lower", b"upper"], "those of its base stay what they are"
+            assert contents(image) == [b"lower", b"upper"], "layers of the base are unchanged"
         manifest = json.loads(Image(image.layout, image.digest).raw)
         assert manifest["annotations"] == {key: order.labels[key] for key in (labels.CELL, labels.VARIANT)}
         assert steps == ["2/3: RUN make"]
-        assert image.base_layers == frozenset(), "its base is not known to be in the engine"
+        assert image.base_layers == frozenset(), "the base may not be in the engine"
         assert image.layout.is_dir()
         assert builder.pinned("a:1", DIGEST) == f"docker-image://a:1@{DIGEST}"
-    assert not image.layout.exists(), "what was not stored goes"
+    assert not image.layout.exists(), "images that were not stored are removed"
     words = arguments.read_text().splitlines()
     for word in ("--builder=mine", "--platform=linux/amd64", "--build-context=c=oci-layout:///d@e"):
         assert word in words
     assert (tmp_path / "dockerfile").read_text() == "FROM a:1@b\n"
-    assert not [word for word in words if word.startswith("--label")], "they may not be known yet"
+    assert not [word for word in words if word.startswith("--label")], "the layers may be unknown yet"
     assert "compression=uncompressed" in words[words.index("--output") + 1]
     assert "[2/3] RUN make" in log.getvalue()
 
@@ -214,7 +214,7 @@ def test_environment_variables_do_not_affect_the_build(script, order, made, tmp_
     assert not [line for line in environment if line.partition("=")[0] in DECIDING]
     assert "BUILDX_CONFIG=/builders" in environment
     words = arguments.read_text().splitlines()
-    assert "--build-arg=HTTPS_PROXY=" in words, "none, also where docker's configuration has one"
+    assert "--build-arg=HTTPS_PROXY=" in words, "no proxy, even if docker's configuration has one"
     assert "--build-arg=no_proxy=" in words
 
 
@@ -225,11 +225,11 @@ def test_proxy_variables_are_passed_by_name(script, order, made, tmp_path, monke
     with Buildx(Docker(), proxy=True) as builder:
         make(builder, order)
     words = arguments.read_text().splitlines()
-    assert {"--build-arg=https_proxy", "--build-arg=HTTPS_PROXY"} <= set(words), "BuildKit takes either"
+    assert {"--build-arg=https_proxy", "--build-arg=HTTPS_PROXY"} <= set(words), "BuildKit accepts both"
     assert {"--build-arg=HTTP_PROXY=", "--build-arg=http_proxy="} <= set(words)
     environment = (tmp_path / "environment").read_text().splitlines()
     assert {"https_proxy=http://user:word@p", "HTTPS_PROXY=http://user:word@p"} <= set(environment)
-    assert not [word for word in words if "user:word" in word], "whoever lists processes would see it"
+    assert not [word for word in words if "user:word" in word], "the value would show in the process list"
 
 
 def test_remedy_says_that_other_builders_pull_bases_from_registries(script, order):
@@ -261,7 +261,7 @@ def test_exported_base_has_the_layers_of_images(script, order, made):
         assert [path.read_bytes() for path in files] == [b"lower", b"upper"]
     words = arguments.read_text().splitlines()
     assert "--provenance=false" in words
-    assert not [word for word in words if "sbom" in word], "nobody wants to know of it alone"
+    assert not [word for word in words if "sbom" in word], "no attestation of the base alone"
     docker = Docker()
     docker.has_manifests = False
     with Buildx(docker) as builder:

@@ -1,4 +1,4 @@
-"""Which CPU flags code needs is asked of the compiler that is in the image."""
+"""The CPU flags that code needs come from the compiler in the image."""
 
 import pytest
 
@@ -16,7 +16,7 @@ def sources(item):
 
 @pytest.fixture
 def flags(planned, backend):
-    """Call it as `planned`, to get each cell's flags."""
+    """Call it like `planned` to get the flags of each cell."""
 
     def call(*changes, **options):
         items = planned(*changes, **options).with_status("build")

@@ -1,4 +1,4 @@
-"""What a matrix states about a march: in the labels beside what the compiler says, and in the identity."""
+"""Facts that a matrix states about a march, in labels and identity."""
 
 import json
 
@@ -16,7 +16,7 @@ NEWLAKE = (
 
 @pytest.fixture
 def newlake(planned, backend):
-    """Call it with more changes to get the item of the cell cpu-newlake, and its flags."""
+    """Call it with more changes to get the item of the cell cpu-newlake and its flags."""
     backend.macros["-march=newlake"] = "#define __AVX2__ 1\n#define __AVX512F__ 1\n"
 
     def call(*changes, **options):
@@ -46,7 +46,7 @@ def test_changed_fact_changes_the_image(newlake):
 def test_fact_is_an_input_only_of_cells_that_use_it(planned):
     before = {item.cell.id: item.identity for item in planned().with_status("build")}
     after = {item.cell.id: item.identity for item in planned(*NEWLAKE).with_status("build")}
-    # The file itself lies in the context here.
+    # The matrix itself is in the context here.
     assert {after[name].changed(before[name].components) for name in before} == {("context",)}
     (new,) = after.keys() - before.keys()
     assert json.loads(after[new].components["facts"]) == {

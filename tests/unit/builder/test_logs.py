@@ -1,4 +1,4 @@
-"""The end of a failed build's log, fit to be shown anywhere."""
+"""The end of a failed build's log, safe to show anywhere."""
 
 from pathlib import Path
 from xml.etree import ElementTree as ET

@@ -1,4 +1,4 @@
-"""Several builders as one: each takes as many builds at a time as it has places."""
+"""Several builders as one: each runs as many builds at a time as it has slots."""
 
 import contextlib
 import threading
@@ -13,7 +13,7 @@ from imagematrix.errors import BuildError, UsageError
 
 
 class Builder(Double):
-    """A builder that notes how many builds it had at a time; each waits for `together` to be there."""
+    """A builder that records its number of concurrent builds; each waits at the barrier `together`."""
 
     def __init__(self, together=None, has=None, *, local=True):
         self.has = has

@@ -1,4 +1,4 @@
-"""Two builds of an image: what differs is named, and where."""
+"""Two builds of an image: differences are named with their place."""
 
 import gzip
 import io
@@ -13,7 +13,7 @@ from imagematrix.oci.layout import Image
 
 
 def layer(*files):
-    """Return a layer of `files`: each a name, its bytes, and what else the archive says of it."""
+    """Return a layer of `files`, each a name, its bytes and other attributes of its header."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
         for name, data, facts in files:
@@ -27,7 +27,7 @@ def layer(*files):
 
 @pytest.fixture
 def image(tmp_path):
-    """Call it with layers, and perhaps a configuration, to get an image."""
+    """Call it with layers, and optionally a configuration, to get an image."""
 
     def call(*layers, config=b"{}"):
         blobs = tmp_path / "blobs" / "sha256"

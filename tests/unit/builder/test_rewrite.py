@@ -1,4 +1,4 @@
-"""Images with the times of their layers set back: each layer once, those of the base never."""
+"""Clamping the times in layers: each layer once, those of the base never."""
 
 import gzip
 import hashlib
@@ -51,7 +51,7 @@ class Blobs:
         return {"digest": f"sha256:{digest}", "size": len(raw)}
 
     def image(self, *layers, **more):
-        """Write an image with layers as they are given, compressed or not, and return its descriptor."""
+        """Write an image with layers, compressed or not, and return its descriptor."""
         diff_ids = [digest(gzip.decompress(raw) if raw[:1] == b"\x1f" else raw) for raw in layers]
         config = {
             "architecture": "amd64",
@@ -100,7 +100,7 @@ def test_rewritten_image_refers_to_its_new_layers(blobs, rewriter):
     assert after["config"]["size"] == len(blobs.read(after["config"]["digest"]))
     assert config["architecture"] == "amd64"
     own = {"of": "the base", **OWN, labels.CONTENT: content(config)}
-    assert config["config"]["Labels"] == own, "and what all the rest of it is"
+    assert config["config"]["Labels"] == own, "and all other layers"
     for layer, diff_id in zip(after["layers"], config["rootfs"]["diff_ids"], strict=True):
         raw = blobs.read(layer["digest"])
         assert len(raw) == layer["size"]
@@ -119,7 +119,7 @@ def test_full_disk_is_reported_and_leaves_no_files(tmp_path):
         pytest.skip("this container may not mount")
     try:
         blobs = Blobs(disk / "build" / "layout" / "sha256")
-        noise = os.urandom(600_000)  # which gzip makes no smaller
+        noise = os.urandom(600_000)  # incompressible
         before = blobs.image(tar("a", 7, content=noise))
         files = set(disk.rglob("*"))
         with pytest.raises(BuildError, match=f"^{disk}/build/layout: No space left") as caught:
@@ -145,7 +145,9 @@ def test_base_layers_are_not_rewritten(blobs, rewriter):
     first = blobs.json(after["config"]["digest"])["rootfs"]["diff_ids"][0]
     assert first == digest(base) == after["layers"][0]["digest"]
     on_another = blobs.json(rewriter.image(before["digest"], ORDER, set()))
-    assert [times_of(blobs, layer) for layer in on_another["layers"]] == [[0], [0]], "here it is no base"
+    assert [times_of(blobs, layer) for layer in on_another["layers"]] == [[0], [0]], (
+        "here it is not part of the base"
+    )
 
 
 def test_equal_files_with_other_times_give_the_same_image(blobs, rewriter):
@@ -154,7 +156,7 @@ def test_equal_files_with_other_times_give_the_same_image(blobs, rewriter):
     made = {rewriter.image(one["digest"], ORDER, set()) for one in (first, second)}
     assert len(made) == 1
     assert made == {Rewriter(blobs.folder, 0).image(first["digest"], ORDER, set())}
-    assert made == {rewriter.image(made.copy().pop(), ORDER, set())}, "there is nothing left to do"
+    assert made == {rewriter.image(made.copy().pop(), ORDER, set())}, "nothing is left to rewrite"
 
 
 def test_shared_layer_is_rewritten_once(blobs, rewriter, monkeypatch):

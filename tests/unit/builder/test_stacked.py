@@ -1,4 +1,4 @@
-"""Images of one matrix that build on each other: what comes first, and what is lost with what."""
+"""Images of a matrix that build on each other: their order, and skipped images."""
 
 import pytest
 
@@ -21,7 +21,7 @@ axes:
 
 @pytest.fixture
 def stacked(tmp_path, backend):
-    """Call it with both templates to get a plan, against the fake engine or without any."""
+    """Call it with both templates to get a plan, against the simulated engine or without an engine."""
     (tmp_path / "templates").mkdir()
     (tmp_path / ".dockerignore").write_text("*\n")
     (tmp_path / "matrix.yaml").write_text(MATRIX)

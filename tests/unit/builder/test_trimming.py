@@ -1,4 +1,4 @@
-"""Builds that trim device code: they get the program, and their identity says by which rules."""
+"""Builds that trim device code: they get the program, and the identity has the version of its rules."""
 
 import pytest
 from fatbins import PTX, entry, fat
@@ -44,7 +44,7 @@ def test_trimming_is_unknown_without_an_identity(planned, backend):
 
 @pytest.fixture
 def labelled(planned, backend, silent, tmp_path_factory, tar):
-    """Call it with files to get what the image of a cell for 8.9 promises that has them: cubins and PTX."""
+    """Call it with files to get the cubins and PTX that an image with them promises, in a cell for 8.9."""
 
     def call(*files, template=TEMPLATE):
         plan = planned(template=template, only="march=znver4,driver=550.163.01,compute=8.9,cuda=12.4")

@@ -1,4 +1,4 @@
-"""The Catalog document: what is written is read, and whatever else comes is refused with its place."""
+"""The Catalog document: it round-trips, and invalid documents are rejected with a position."""
 
 import json
 import re

@@ -74,7 +74,7 @@ def test_digest_is_the_manifest_s_or_the_image_id(engine):
         {},
         {labels.IMAGE: "training"},
         {labels.IMAGE: "training", labels.VERSION: "v1", labels.CELL: "x"},
-        # Built from one of ours: it has inherited the labels, and has another name.
+        # Built on a variant: it inherits the labels, but has another name.
         {labels.IMAGE: "training", labels.VERSION: "v1", labels.CELL: "x", labels.INPUT: "sha256:1"},
     ],
 )

@@ -1,4 +1,4 @@
-"""The catalog of a registry: one request for the index, docker's credentials, and nothing taken on trust."""
+"""The catalog of a registry: one request for the index, docker's credentials, validated answers."""
 
 import base64
 import hashlib
@@ -41,13 +41,13 @@ def index(*manifests):
 
 
 class Registry:
-    """A registry on loopback: `answers` by path, each a status with a body; what was asked is in `asked`."""
+    """A registry on loopback: `answers` by path, each a status with a body; `requests` are recorded."""
 
     def __init__(self):
         self.answers: dict[str, tuple[Any, ...]] = {}
         self.requests: list[object] = []
         self.protected_by = None
-        self.lacking = 0  # bytes of each answer that are promised and never come
+        self.lacking = 0  # announced bytes of each answer that are never sent
         registry = self
 
         class Handler(BaseHTTPRequestHandler):

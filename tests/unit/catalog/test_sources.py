@@ -1,4 +1,4 @@
-"""Which source a name means, and what a new source takes."""
+"""Which source a name refers to, and how a source is added."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""`imagematrix adopt`: catalogs of images that nobody labelled, and what other commands make of them."""
+"""`imagematrix adopt`: catalogs of unlabelled images, and their use by other commands."""
 
 import contextlib
 import json

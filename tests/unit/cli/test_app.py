@@ -1,4 +1,4 @@
-"""The command line as a whole: answers to stdout, all else to stderr, and no word too many on either."""
+"""The command line as a whole: answers go to stdout, messages to stderr."""
 
 import json
 import os
@@ -126,7 +126,7 @@ def test_escape_codes_are_written_only_to_terminals(cli, colourful):
 
 
 def on_a_terminal(words, **environment):
-    """Return all that a command says on a terminal."""
+    """Return the output of a command on a terminal."""
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
         [*MAIN, *map(str, words)],
@@ -140,7 +140,7 @@ def on_a_terminal(words, **environment):
     try:
         while chunk := os.read(ours, 1 << 16):
             expected += chunk
-    except OSError:  # how a terminal says that its other side is gone
+    except OSError:  # the other end of the terminal is closed
         pass
     finally:
         os.close(ours)

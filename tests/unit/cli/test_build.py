@@ -1,4 +1,4 @@
-"""`imagematrix build` and `imagematrix plan` from the outside, with the fake engine behind them."""
+"""`imagematrix build` and `imagematrix plan` with a simulated engine."""
 
 import io
 import json
@@ -25,7 +25,7 @@ CPU = ("--only", "cuda=none")
 
 @pytest.fixture
 def command(cli, project, backend, monkeypatch):
-    """Call it with a command and its options, to run it on the good matrix or on a spoilt one."""
+    """Call it with a command and its options, to run it on the valid matrix or a modified one."""
     monkeypatch.setattr(buildx, "Buildx", lambda *_, **__: backend)
     monkeypatch.setattr(local, "Engine", lambda: backend)
     path = project()
@@ -113,7 +113,7 @@ def test_json_report_conforms_to_the_schema(command, backend, conforms):
 
 @pytest.mark.parametrize("signal", [KeyboardInterrupt, SystemExit(143), ZeroDivisionError])
 def test_reports_are_written_however_a_build_ends(command, backend, tmp_path, conforms, signal, monkeypatch):
-    """What is done is done, what is not was stopped: for the caller, JUnit and GitHub."""
+    """Finished cells are built and others stopped, in all reports: stdout, JUnit and GitHub."""
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
 
     class Ended(Reporter):

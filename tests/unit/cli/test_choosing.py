@@ -16,15 +16,15 @@ CHOSEN = {
     "sapphirerapids-h100": ("cuda12.4-drv550.163.01-sm90-sapphirerapids", "cpu-sapphirerapids"),
     "genoa-h200": ("cuda12.4-drv550.163.01-sm90-znver4", "cpu-znver4"),
     "mig": ("cuda12.4-drv550.163.01-sm90-sapphirerapids", "cpu-sapphirerapids"),
-    # The kernel's driver decides; the user-mode one that does not match it stays outside.
+    # The kernel-mode driver decides; a mismatched user-mode driver on the host is irrelevant.
     "driver-mismatch": ("cuda12.4-drv550.163.01-sm89-icelake-server", "cpu-icelake-server"),
-    # A Genoa without avx512_bf16 is no znver4. AVX-512 goes before the vendor, and then generic code before
-    # that for the other vendor's CPUs; with an L40S there is only the latter.
+    # A Genoa without avx512_bf16 is no znver4. AVX-512 outranks the vendor, and generic code outranks code
+    # for the other vendor; for an L40S there is only the latter.
     "masked": ("cuda12.4-drv550.163.01-sm89-icelake-server", "cpu-x86-64-v4"),
-    # Its CPU has all that Broadwell has, and code for the own vendor goes before generic code.
+    # Its CPU has all flags of Broadwell, and code for the own vendor outranks generic code.
     "laptop": ("cpu-broadwell", "cpu-broadwell"),
 }
-# The rules that refuse all variants on the others, for the nearest one.
+# The rules that fail for the nearest variant on hosts where nothing fits.
 REFUSED = {"grace-hopper": ["platform", "cpu"], "mixed": ["device-code"]}
 
 
@@ -150,7 +150,7 @@ def test_run_refuses_missing_device_nodes(cli, profiles, catalog_file, monkeypat
     monkeypatch.setenv("PATH", str(tmp_path))
     host = json.loads(profiles["rome-a100"].read_text())
     for gpu in host["gpus"]:
-        gpu["minor"] += 200  # no machine has so many
+        gpu["minor"] += 200  # does not exist on any machine
     path = tmp_path / "host.json"
     path.write_text(json.dumps(host))
     result = cli("run", "--host", path, "--catalog", catalog_file, "training:v1")

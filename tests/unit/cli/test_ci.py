@@ -1,4 +1,4 @@
-"""What GitHub Actions and GitLab are told, and what text of others can't tell them."""
+"""Output for GitHub Actions and GitLab, which untrusted text cannot inject commands into."""
 
 import re
 
@@ -35,7 +35,7 @@ def test_ci_system_is_detected(monkeypatch, variables, expected):
 
 
 def commands(text):
-    """Return what a runner of GitHub takes for commands in `text`, as it reads it line by line."""
+    """Return the workflow commands that a GitHub runner would execute in `text`."""
     result = []
     ended = None
     for line in text.split("\n"):

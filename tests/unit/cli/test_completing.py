@@ -1,4 +1,4 @@
-"""What a shell offers: names from the engine, axes from matrix or catalog, nothing where nobody answers."""
+"""Shell completion: names from the engine, axes from matrix or catalog, nothing if neither is reachable."""
 
 import socket
 from typing import Any
@@ -11,7 +11,7 @@ from imagematrix.cli import completing
 
 @pytest.fixture
 def bash(cli, monkeypatch):
-    """Call it with words as bash takes them apart, the last one being written, to get what it would offer."""
+    """Call it with words as bash splits them, the last one incomplete, to get the completions."""
 
     def ask(*words):
         monkeypatch.setenv("_IMAGEMATRIX_COMPLETE", "complete_bash")

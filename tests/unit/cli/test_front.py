@@ -1,4 +1,4 @@
-"""The plain command lines of `select` are read without typer, and to the same end."""
+"""Plain command lines of `select` are parsed without typer, with the same result."""
 
 from typing import TYPE_CHECKING, cast
 

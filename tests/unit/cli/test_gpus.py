@@ -11,7 +11,7 @@ from imagematrix.node import signs
 
 @pytest.fixture(autouse=True)
 def locks(monkeypatch, tmp_path):
-    """The folder of this test's own locks, which is not there yet."""
+    """The lock folder of this test, which does not exist yet."""
     monkeypatch.setenv("IMAGEMATRIX_LOCKS", str(tmp_path / "locks"))
     return str(tmp_path / "locks")
 
@@ -44,7 +44,7 @@ def test_free_and_used_gpus_are_listed(cli, profiles, engine, locks, conforms):
 
 
 def test_shares_are_listed_with_their_memory(cli, profiles, engine, locks, conforms):
-    """One GPU has a launch in the foreground and a container beside it, the next is used whole."""
+    """One GPU has a foreground launch and a container, the next one is used whole."""
     host = json.loads(profiles["icelake-l40s"].read_text())
     minor, other = (gpu["minor"] for gpu in host["gpus"][:2])
     memory = host["gpus"][0]["memory_mib"]
@@ -54,7 +54,7 @@ def test_shares_are_listed_with_their_memory(cli, profiles, engine, locks, confo
     whole["HostConfig"]["Devices"] = [{"PathOnHost": f"/dev/nvidia{other}"}]
     engine.add_image({"io.imagematrix.vram": "1"})
     engine.containers = [one | {"Image": engine.images[0]["Id"]} for one in (job, web, whole)]
-    # What the image says of it is no share.
+    # A label of the image does not declare a share.
     whole["Config"]["Labels"] = {"io.imagematrix.vram": "1"}
     with Locks(locks) as held:
         lease = held.hold("share-1", f"4096 nvidia{minor}")

@@ -90,14 +90,14 @@ def test_invalid_matrix_stops_every_command_before_it_writes(cli, project, tmp_p
     result = cli(command, "-f", path)
     assert result.out == ""
     assert tree(tmp_path) == before
-    if command != "build":  # which finds no engine first
+    if command != "build":  # which fails for lack of an engine first
         assert result.code == 2
         assert f"{path}:11:22: unknown -march=znvr4\n  did you mean 'znver4'?" in result.err
 
 
 def test_init_in_an_inaccessible_folder_is_a_single_error(cli, tmp_path, monkeypatch):
     long = tmp_path / ("x" * 300)
-    result = cli("init", long)  # from Python 3.14 on it is the folder that is named
+    result = cli("init", long)  # Python 3.14 and newer name the folder
     assert (result.code, result.out) == (2, "")
     assert result.err in {
         f"imagematrix: {path}: File name too long\n" for path in (long, long / "matrix.yaml")
@@ -112,16 +112,16 @@ def test_init_in_an_inaccessible_folder_is_a_single_error(cli, tmp_path, monkeyp
 
 
 def test_validate_rejects_cells_whose_flags_are_unknown(cli, project):
-    """Nobody can tell what the marches of these cells need: no stage, and no property."""
+    """The flags of these marches are unknown without a compiler stage and a property."""
     path = project(template="FROM {{ base }}\nRUN cc {{ march_option }}\n")
-    assert cli("validate", "-f", path).code == 0, "the table answers for the property"
+    assert cli("validate", "-f", path).code == 0, "the table has the compiler of the property"
     changes = [(", compiler: gcc-14}", "}"), (", compiler: gcc-12}", "}")]
     result = cli("validate", "-f", project(*changes, template="FROM {{ base }}\nRUN cc {{ march_option }}\n"))
     assert result.code == 2
     assert result.err.startswith(f"imagematrix: {path}: the CPU flags that cpu-x86-64-v3 needs are unknown\n")
     assert "cells more\n  name the template's stage that has the compiler 'compiler'" in result.err
     path = project(*changes, template="FROM {{ base }} AS compiler\nRUN cc {{ march_option }}\n")
-    assert cli("validate", "-f", path).code == 0, "the stage answers"
+    assert cli("validate", "-f", path).code == 0, "the stage has the compiler"
 
 
 def test_validate_reports_template_errors(cli, project, tmp_path):

@@ -1,4 +1,4 @@
-"""What others have chosen reaches a terminal as something to read, and never as something to obey."""
+"""Untrusted text cannot control the terminal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from imagematrix import documents
 from imagematrix.cli import output
 from imagematrix.errors import ImagematrixError
 
-# The title of the window, colours, C1's shorter form of both, the screen's end, and text from right to left.
+# Window title, colours, their C1 forms, clearing the screen, and right-to-left text.
 HOSTILE = "a\x1b]0;b\x07\x1b[31mc\x9b2J\x9dd\r\x08\x7f\u202ee\u2066f"
 OBEYED = {letter for letter in HOSTILE if not letter.isalnum() and letter not in "]0;[312J"}
 

@@ -1,4 +1,4 @@
-"""publish, lock, plan --push and build --push from the outside; where select and run look for an image."""
+"""publish, lock, plan --push and build --push, and where select and run look for an image."""
 
 import contextlib
 import io
@@ -21,7 +21,7 @@ EMPTY = bytes(10240)  # a layer without files
 
 
 class Backend:
-    """An engine and a builder in one, as the FakeBackend of the builds' tests, that makes real layouts."""
+    """An engine and a builder in one that makes real layouts."""
 
     reproducible = has_manifests = local = True
 
@@ -85,7 +85,7 @@ def matrix(project, image):
 
 
 def push_all(server_repository, document, labels_of):
-    """Let the registry have the image of each cell that a plan has to build."""
+    """Put an image into the registry for each cell that a plan would build."""
     for cell in document["cells"]:
         if cell["status"] == "build":
             own = labels_of(cell["cell"]) | {labels.INPUT: cell["input"]}
@@ -128,7 +128,7 @@ def test_image_lost_by_the_registry_is_rebuilt(cli, backend, matrix, image, repo
     assert result.code == 0
     assert "it is removed" in result.err
     assert len(json.loads(result.out)["dropped"]) == 1
-    # What the engine has goes back to where it was.
+    # The registry lost the image, but the engine still has it.
     reference = f"{image}:{tag}"
     own = labels_of("cpu-x86-64-v3") | {labels.INPUT: document["cells"][0]["input"]}
     backend.push = lambda _: repository.put(tag, raw[1], raw[0])

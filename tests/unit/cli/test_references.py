@@ -1,4 +1,4 @@
-"""A variant by its own reference, and the versions that a registry has: read from the registry, and told."""
+"""Variants by reference, and the versions in a registry."""
 
 import json
 
@@ -19,7 +19,7 @@ def own(python, **more):
 
 @pytest.fixture
 def published(add_variant, registry):
-    """Two images of v1, for two versions of Python of which one is the default; their digests."""
+    """The digests of two images of v1 for two versions of Python, one of them the default."""
     digests = {python: add_variant(f"cpu-{python}", **own(python)) for python in ("3.9", "3.13")}
     publish(registry, "v1")
     return digests

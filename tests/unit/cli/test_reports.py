@@ -1,4 +1,4 @@
-"""report, plan --shard and export from the outside; what build says where a CI system runs it."""
+"""report, plan --shard and export, and the output of build in a CI system."""
 
 import json
 import re
@@ -17,10 +17,10 @@ TWO_IMAGES = ("axes:", "  base:\n    version: v7\n    template: training.j2\naxe
 
 @pytest.fixture
 def command(cli, project, backend, monkeypatch):
-    """Call it with a command and its options, to run it on the good matrix or on a spoilt one."""
+    """Call it with a command and its options, to run it on the valid matrix or a modified one."""
     monkeypatch.setattr(buildx, "Buildx", lambda *_, **__: backend)
     monkeypatch.setattr(local, "Engine", lambda: backend)
-    (project().parent / ".dockerignore").write_text("*\n")  # what the tests write beside it is no input
+    (project().parent / ".dockerignore").write_text("*\n")  # files of the tests are not inputs
 
     def call(name, *options, changes=(), **files):
         return cli(name, *options, "-f", project(*changes, **files))
@@ -30,7 +30,7 @@ def command(cli, project, backend, monkeypatch):
 
 @pytest.fixture
 def saved(command, tmp_path):
-    """Call it with the options of a build to get the file with what it reports."""
+    """Call it with the options of a build to get the file of its report."""
 
     def call(name, *options, **files):
         path = tmp_path / name

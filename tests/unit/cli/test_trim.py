@@ -1,4 +1,4 @@
-"""`imagematrix trim`: what it says of files, and the codes it ends with."""
+"""`imagematrix trim`: its output and exit codes."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`imagematrix verify`: what it says of images, and the codes it ends with."""
+"""`imagematrix verify`: its output and exit codes."""
 
 import json
 import os

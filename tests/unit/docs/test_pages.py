@@ -1,4 +1,4 @@
-"""What the pages show is so: their commands are run, and their command lines have no option that is none."""
+"""The pages are correct: their commands are run, and command lines use existing options."""
 
 import json
 import os
@@ -28,7 +28,7 @@ WITH_COMMANDS = [
 
 @pytest.fixture
 def folder(tmp_path, catalog_file):
-    """A folder with what a clone of the repository has, and a catalog."""
+    """A folder like a clone of the repository, with a catalog."""
     made = tmp_path / "clone"
     made.mkdir()
     (made / "tests").symlink_to(ROOT / "tests")
@@ -69,7 +69,7 @@ def test_command_lines_use_existing_options(page):
             if command is None:
                 unknown.append(words)
                 continue
-            # What stands after the image is the container's, and before it may be docker's.
+            # Words after the image belong to the container, and words before it may be options of docker.
             options = {word.split("=")[0] for word in words if word.startswith("--")}
             existing = {name for parameter in command.params for name in parameter.opts} | {"--help"}
             if words[0] != "run" and options - existing:
@@ -78,7 +78,7 @@ def test_command_lines_use_existing_options(page):
 
 
 def command_lines(text):
-    """Yield our command lines in a block, as lists of words without the program's name."""
+    """Yield the arguments of imagematrix commands in a block."""
     for line in text.splitlines():
         for command in re.findall(r"(?:^|\$ |[(|] ?|&& )imagematrix ([a-z].*)", line):
             yield shlex.split(re.split(r" [>|] | && |; |\)|  +#", command)[0])

@@ -1,4 +1,4 @@
-"""The generated parts of the reference have all that the code has, and words for it."""
+"""The generated reference is complete and describes every item."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""The tables on hand-written pages have what the code has, and nothing else."""
+"""The tables on hand-written pages match the code."""
 
 import json
 import re
@@ -20,7 +20,7 @@ def page(name):
 
 
 def first_column(text, heading):
-    """Return the words in code of the first column of the first table below a heading."""
+    """Return the code words in the first column of the first table below a heading."""
     below = ("\n" + text).partition(f"\n{heading}\n")[2]
     table = re.search(r"(?:^\|.*\n)+", below, re.MULTILINE)[0].splitlines()[2:]
     return [name for row in table for name in re.findall(r"`([^`]+)`", row.split(" | ")[0])]

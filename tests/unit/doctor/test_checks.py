@@ -1,4 +1,4 @@
-"""What the doctor says about nodes in good and in bad order."""
+"""The doctor's findings on healthy and broken nodes."""
 
 from dataclasses import replace
 from typing import Any
@@ -40,7 +40,7 @@ def mounted(*places, labels=None):
 
 
 def bad(facts):
-    """Return what is not all right: check, severity, what was seen, remedy."""
+    """Return the problems: check, severity, observation, remedy."""
     return [(one.check, one.severity, one.saw, one.remedy) for one in examine(facts) if one.severity != "ok"]
 
 

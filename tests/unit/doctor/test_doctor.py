@@ -1,4 +1,4 @@
-"""`imagematrix doctor` on this machine, with hosts that are played."""
+"""`imagematrix doctor` on this machine, with simulated hosts."""
 
 import json
 import sys
@@ -18,14 +18,14 @@ def _locks(monkeypatch, tmp_path):
 
 @pytest.fixture
 def docker(monkeypatch, tmp_path):
-    """A command of docker's on PATH."""
+    """A docker command on PATH."""
     (tmp_path / "docker").symlink_to(sys.executable)
     monkeypatch.setenv("PATH", str(tmp_path))
 
 
 @pytest.fixture
 def on_node(monkeypatch, cli, profiles):
-    """Run the doctor on this machine, played by one of the profiles."""
+    """Run the doctor on this machine, simulated as one of the profiles."""
 
     def run(name, *words):
         node = Host.load(profiles[name])

@@ -1,4 +1,4 @@
-"""What the kernel tells of a node, from a tree that looks like one."""
+"""What the kernel reports about a node, read from a simulated tree."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Files for docker buildx bake: what bake reads is, byte for byte, what we build from."""
+"""Files for docker buildx bake: bake reads exactly the inputs of a build."""
 
 import json
 import os
@@ -38,7 +38,7 @@ def order(dockerfile="FROM scratch\n", reference="reg:5000/ml/training:v1-cpu-01
 
 
 def printed(folder, orders):
-    """Return the targets that bake itself reads from our files, name by name."""
+    """Return the targets as bake itself parses them, by name."""
     result: dict[str, object] = {}
     for name, text in bake(orders).items():
         path = folder / name

@@ -1,4 +1,4 @@
-"""A matrix as jobs of a CI system: no more than it takes, and together all cells."""
+"""A matrix as jobs of a CI system: within its limit, and together all cells."""
 
 import json
 import subprocess

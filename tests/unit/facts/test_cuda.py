@@ -91,7 +91,7 @@ def test_driver_supports_the_cuda_release_of_its_branch(driver, release):
         ("10.2", "440.33", True),
         ("9.0", "384.59", False),
         ("9.0", "384.81", True),
-        # a release that drivers have, and no toolkit
+        # a release of drivers without a toolkit
         ("12.7", "525.60.13", True),
         ("12.7", "525.60.12", False),
         ("12.7", "565.57.01", True),

@@ -1,4 +1,4 @@
-"""The scripts that make the tables, with stand-ins for the programs they ask, and with real ones if found."""
+"""The scripts that generate the tables, with simulated tools and, if installed, real ones."""
 
 from __future__ import annotations
 

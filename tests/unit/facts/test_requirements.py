@@ -1,4 +1,4 @@
-"""NVIDIA's requirement expressions: what they say, and when they hold."""
+"""NVIDIA's requirement expressions: parsing and evaluation."""
 
 import pytest
 

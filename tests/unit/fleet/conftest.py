@@ -1,4 +1,4 @@
-"""Hosts and variants for fleets, each as small as a test wants it."""
+"""Minimal hosts and variants for fleets."""
 
 from __future__ import annotations
 

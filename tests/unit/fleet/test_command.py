@@ -27,7 +27,7 @@ def saved(tmp_path, make):
 
 @pytest.fixture
 def ask(cli, saved, monkeypatch):
-    """The command on the saved catalog, in the folder of all."""
+    """Call it with arguments to run the command on the saved catalog, in its folder."""
     monkeypatch.chdir(saved)
     return lambda *words: cli("coverage", "--catalog", "t.json", *words)
 

@@ -1,4 +1,4 @@
-"""The smallest cover: right on tables, minimal against brute force, honest where the work runs out."""
+"""The smallest cover: known results, comparison with brute force, limited work."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def brute(demands, members=9):
 
 
 def cycle(length):
-    """Rows of which each shares a member with the next; half of the members are in a smallest cover."""
+    """Return rows that each share a member with the next; a smallest cover has half of the members."""
     return sets(*((place, (place + 1) % length) for place in range(length)))
 
 
 def scattered(count, members, *, size=6):
-    """Rows without a pattern, which no reduction helps with."""
+    """Return random rows, which no reduction simplifies."""
     source = random.Random(1)  # noqa: S311 - no secret
     return sets(*(source.sample(range(members), source.randint(2, size)) for _ in range(count)))
 

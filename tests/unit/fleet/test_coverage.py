@@ -1,4 +1,4 @@
-"""Coverage: who is served with what, who is not and why, and what the fleet could do without."""
+"""Coverage: served hosts, unserved hosts with reasons, and unused variants."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_hardware_kinds_are_described(make, catalog):
 
 @pytest.fixture
 def pythons(make):
-    """Images for two versions of Python; the CPU-only ones are for the older alone."""
+    """Images for two versions of Python; CPU-only ones exist only for the older."""
     return make.catalog(
         make.variant("t:v1-3.9", axes=(("python", "3.9"),)),
         make.variant("t:v1-3.13", axes=(("python", "3.13"),)),

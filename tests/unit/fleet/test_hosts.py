@@ -22,7 +22,7 @@ def read(*paths, stream=b""):
 
 @pytest.fixture
 def saved(tmp_path, make):
-    """A folder of three hosts, with other things in it."""
+    """A folder of three hosts and other files."""
     folder = tmp_path / "fleet"
     (folder / "more").mkdir(parents=True)
     for name in ("a", "b", "c"):

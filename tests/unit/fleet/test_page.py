@@ -1,4 +1,4 @@
-"""The page: well-formed, of nothing but itself, and safe whatever names there are."""
+"""The HTML page: well-formed, self-contained, and safe with any names."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ VOID = {"meta", "br", "img", "link", "input"}
 
 
 class Page(HTMLParser):
-    """Every element with its attributes and its text; complains where a tag does not end."""
+    """Every element with its attributes and its text; fails on unclosed tags."""
 
     def __init__(self, text):
         super().__init__()
@@ -50,7 +50,7 @@ class Page(HTMLParser):
 
 
 def picture(text):
-    """Return the states of the cells, row by row, below the two rows of sums."""
+    """Return the states of the cells row by row, below the two rows of totals."""
     rows = re.findall(r"<tr(?: class=\"broken\")?><th scope=\"row\" title.*?</tr>", text, re.DOTALL)
     return [re.findall(r'<td class="(\w+)', row) for row in rows]
 

@@ -62,17 +62,17 @@ upgrades = st.dictionaries(st.sampled_from(DRIVERS), st.sampled_from(DRIVERS))
 
 
 def there(fleet):
-    """Return the drivers that hosts of a fleet have: an upgrade from another one is refused."""
+    """Return the drivers in a fleet; an upgrade from any other driver is rejected."""
     return {host.driver.version for host in fleet.values() if host.driver}
 
 
 def possible(drivers, fleet):
-    """Return those of `drivers`, old ones and new ones, that a fleet can be asked about."""
+    """Return the pairs of `drivers` whose old driver is in the fleet."""
     return {old: new for old, new in drivers.items() if old in there(fleet)}
 
 
 def fitting(answer):
-    """Return the references of all that fits, by what the rules say about every candidate."""
+    """Return the references of all candidates for which every rule holds."""
     if isinstance(answer, ImagematrixError):
         return frozenset()
     return frozenset(candidate.reference for candidate in answer.candidates if candidate.fits)

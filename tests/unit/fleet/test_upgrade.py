@@ -1,4 +1,4 @@
-"""What another driver would change."""
+"""The effects of a driver upgrade."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GPUs of which any so many will do."""
+"""A number of GPUs to take from a set."""
 
 from __future__ import annotations
 

@@ -30,9 +30,9 @@ def node(make):
         ("all", [0, 1, 2, 3, 4]),
         ("none", []),
         ("1", [0]),
-        ("2", [0, 2]),  # the first two that work
+        ("2", [0, 2]),  # the first two usable ones
         ("4", [0, 2, 3, 4]),
-        (4, [0, 2, 3, 4]),  # a library's caller has a number
+        (4, [0, 2, 3, 4]),  # a number from the library
         ("0,2", [0, 2]),
         ("2,0", [0, 2]),
         ("2, 0", [0, 2]),
@@ -170,7 +170,7 @@ def mixed(make):
         ("name=H100 80GB", [3]),
         ("name!=H100", [0, 1, 2, 6]),
         ("memory>=40G", [1, 2, 3, 6]),
-        ("memory>=80G", [3, 6]),  # what is sold as 80 GB
+        ("memory>=80G", [3, 6]),  # sold as 80 GB
         ("memory>=80GiB", [6]),
         ("memory<=15Gi", [0]),
         ("memory=15360MiB", [0]),

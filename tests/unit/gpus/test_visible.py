@@ -1,4 +1,4 @@
-"""What the environment names where --gpus says nothing, and what it leaves where it does."""
+"""GPUs that the environment names without --gpus, and restrictions of --gpus by the environment."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def node(make):
     [
         ("all", None, [0, 2, 3, 4]),
         ("none", None, []),
-        ("void", None, [0, 1, 2, 3, 4]),  # another brings them
+        ("void", None, [0, 1, 2, 3, 4]),  # another mechanism injects them
         ("void", "1", [2]),
         ("0", None, [0]),
-        ("1", None, [2]),  # the second that works
-        ("2", None, [3]),  # whose UUID is unknown
+        ("1", None, [2]),  # the second usable one
+        ("2", None, [3]),  # its UUID is unknown
         ("0, 3", None, [0, 4]),
         ("GPU-2", None, [2]),
         ("", "0,1", [0, 2]),
@@ -61,7 +61,7 @@ def test_mig_devices(node):
 
 @pytest.fixture
 def parted(make):
-    """Return a host with two GPUs in MIG mode, of which NVML told about the first alone, and a third."""
+    """Return a host with two GPUs in MIG mode, of which NVML reports only the first, and a third GPU."""
 
     def parts(*uuids):
         return tuple(
@@ -82,11 +82,11 @@ def parted(make):
 @pytest.mark.parametrize(
     ("value", "devices"),
     [
-        ("0:0", {1: [7]}),  # the first GPU that works, and of its MIG devices the first
+        ("0:0", {1: [7]}),  # the first usable GPU and its first MIG device
         ("0:1", {1: [6]}),
         ("0:1,3", {1: [6], 4: None}),
         ("mig0:1", {1: [6]}),
-        ("2:0", {3: [7]}),  # of one the order is known
+        ("2:0", {3: [7]}),  # the order of a single device is known
         ("MIG-GPU-1/6/0", {1: [6]}),
         ("MIG-b", {1: [6]}),
         ("gpu3", {4: None}),
@@ -201,7 +201,7 @@ def test_missing_gpus_are_rejected(node, environment, words):
         ({"SLURM_JOB_GPUS": "9,7"}, [0, 2]),
         ({"SLURM_JOB_GPUS": "9,7", "SLURM_STEP_GPUS": "7"}, [2]),
         ({"SLURM_JOB_GPUS": "", "SLURM_STEP_GPUS": ""}, None),
-        ({"SLURM_JOB_GPUS": "3"}, [3]),  # whose file nobody knows
+        ({"SLURM_JOB_GPUS": "3"}, [3]),  # its device file is unknown
         ({"SLURM_JOB_GPUS": "7", CUDA: "1"}, [2]),  # the second of the node
         ({"SLURM_JOB_GPUS": "7", CUDA: "0"}, [2]),  # the first of the job
         ({"SLURM_JOB_GPUS": "9,7", CUDA: "0,1"}, [0, 2]),

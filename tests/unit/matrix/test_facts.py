@@ -1,4 +1,4 @@
-"""What a matrix states beside the tables: it is checked, counts where a table would, and is identity."""
+"""Facts stated in a matrix: validated, used like the tables, and part of the identity."""
 
 import pytest
 from hypothesis import given
@@ -132,7 +132,7 @@ def test_fact_used_only_by_an_include_is_accepted(project):
 
 
 def test_facts_already_in_the_tables_are_rejected(project):
-    """So that who upgrades learns which of the facts have become superfluous."""
+    """Users learn after an upgrade which of their facts are obsolete."""
     releases = list(cuda.releases())
     names = sorted(marches.names())
     facts = "facts:\n  cuda:\n" + "".join(f'    "{name}": {{driver: 640.10}}\n' for name in releases)
@@ -263,7 +263,7 @@ STATED = st.builds(
 
 
 def said(stated, axes):
-    """Return what the labels of a cell say that the digest is not told by axes and Dockerfile."""
+    """Return the contents of a cell's labels that axes and Dockerfile do not determine."""
     flags = stated.flags(axes["march"]) or frozenset()
     variant = labels.variant(cell(stated, **axes), flags, "t:x")
     return variant.cpu_flags, variant.vendor, variant.oldest_driver

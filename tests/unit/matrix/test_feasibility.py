@@ -1,4 +1,4 @@
-"""Cells that cannot work are told with the vendor's limit, and what no table knows is left to the build."""
+"""Infeasible cells are reported with the vendor's limit; unknown combinations are left to the build."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Every bad matrix gets one clear error with its place, and never a traceback."""
+"""Every invalid matrix gets one clear error with a position, never a traceback."""
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -265,7 +265,7 @@ def test_default_may_be_a_value_added_by_include(project):
 
 
 def test_too_many_cells_are_rejected(project):
-    """At once: their product alone would take all memory."""
+    """Immediately, because computing the product would exhaust memory."""
     axes = "".join(
         f"  axis{number}: [{', '.join(f'v{value}' for value in range(10))}]\n" for number in range(9)
     )

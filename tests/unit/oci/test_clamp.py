@@ -1,4 +1,4 @@
-"""The times of a tar: all of it stays, but for what is later than allowed."""
+"""Clamping the times of a tar, which changes nothing else."""
 
 import contextlib
 import io
@@ -113,7 +113,7 @@ def test_tar_without_end_blocks_is_accepted():
 
 
 def test_size_from_an_extended_header_is_used():
-    """Its header has 0: what is data would be read as the next entry."""
+    """The header has size 0, so that data would be read as the next entry."""
     inner = written([("inner", tarfile.REGTYPE, 5, b"", "", 0)], tarfile.GNU_FORMAT)[:512]
     info = tarfile.TarInfo("large")
     info.mtime = 7

@@ -1,4 +1,4 @@
-"""An OCI layout, and the archive that `docker load` takes of it."""
+"""An OCI layout, and the archive for `docker load`."""
 
 import io
 import json

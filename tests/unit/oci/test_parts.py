@@ -1,4 +1,4 @@
-"""Layers with their sizes and instructions: from configurations, and from what engines list."""
+"""Layers with their sizes and instructions: from configurations and from engines."""
 
 from imagematrix.oci.parts import Part, of_config, of_history
 

@@ -1,4 +1,4 @@
-"""The distribution API: what may pass is tried again, what can't is not, and credentials stay at home."""
+"""The distribution API: retries of transient errors, redirects, and protection of credentials."""
 
 import io
 import json
@@ -113,7 +113,7 @@ def test_retry_after_is_honoured(server, registry, repository, monkeypatch):
     server.fails("HEAD", "v1", status=429, headers={"Retry-After": "86400"})
     with pytest.raises(EngineError, match="answered 429"):
         registry.digest("v1")
-    assert len(slept) == 3, "nobody waits for a day"
+    assert len(slept) == 3, "the wait is limited"
 
 
 def test_missing_digest_header_is_computed(server, registry, repository):
@@ -123,7 +123,7 @@ def test_missing_digest_header_is_computed(server, registry, repository):
     server.fails("HEAD", "v1", status=200, headers={"Docker-Content-Digest": "../../etc"})
     assert registry.digest("v1") == digest(RAW)
     server.fails("HEAD", "v1", status=200, then=repository.tags.clear)
-    assert registry.digest("v1") is None, "it went between the two requests"
+    assert registry.digest("v1") is None, "the tag was deleted between the two requests"
 
 
 def test_content_with_a_wrong_digest_is_rejected(registry, repository):
@@ -135,7 +135,7 @@ def test_content_with_a_wrong_digest_is_rejected(registry, repository):
 
 
 def test_all_pages_of_tags_are_read(server, registry, repository):
-    # The pages' links name another host, as they do behind a proxy that does not tell the registry its name.
+    # The links of pages name another host, as behind a proxy that does not forward the host name.
     for number in range(25):
         repository.put(f"v{number:02}", RAW, INDEX)
     server.page = 10
@@ -250,7 +250,7 @@ def test_upload_to_another_host_sends_no_credentials(start_server, server, regis
 @pytest.mark.parametrize("redirect", [False, True])
 def test_challenge_from_another_host_is_refused(start_server, server, registry, log_in, redirect):
     other = start_server()
-    other.uses = 9  # it wants a token, and says where from: itself
+    other.uses = 9  # it requires a token from itself
     server.basic = log_in(server.address)
     server.elsewhere = f"http://{other.address}"
     if redirect:
@@ -303,7 +303,7 @@ def test_unreachable_host_is_named(server, registry):
 
 
 def test_registry_without_tls_must_be_on_loopback(server, monkeypatch):
-    # The name of another host that leads here all the same.
+    # The name of another host that resolves to this one.
     real = socket.getaddrinfo
     monkeypatch.setattr(socket, "getaddrinfo", lambda _, *words, **more: real("127.0.0.1", *words, **more))
     port = server.address.rpartition(":")[2]

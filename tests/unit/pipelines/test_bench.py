@@ -1,4 +1,4 @@
-"""The benchmark runs, whatever it measures."""
+"""The benchmark runs."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""What the checks of a GPU machine write of it, and that they end. What they check is in the engine tests."""
+"""The report of the GPU checks, and their termination. The checks are tested in the engine tests."""
 
 import importlib
 import json
@@ -19,7 +19,7 @@ UUID = "GPU-5f3c1a2b-0d4e-4f6a-8b9c-112233445566"
 
 @pytest.fixture
 def module(monkeypatch):
-    """Call it with a name to get a module of the bundle, which is none of the package's."""
+    """Call it with a name to get a module of the bundle, which is outside the package."""
     monkeypatch.syspath_prepend(BUNDLE)
     monkeypatch.syspath_prepend(BUNDLE / "checks")
     before = set(sys.modules)
@@ -78,7 +78,7 @@ def test_processes_of_a_check_end_with_it(module, machine):
     with machine.start("sh", "-c", "sleep 600 & echo $!; wait") as process:
         stat = Path(f"/proc/{process.stdout.readline().strip()}/stat")
         assert stat.exists()
-    until = time.monotonic() + 60  # it is killed, and ends when a processor is free
+    until = time.monotonic() + 60  # it has been killed, and ends when a CPU is free
     while not ended(stat):
         assert time.monotonic() < until
         time.sleep(0.01)

@@ -1,4 +1,4 @@
-"""The pipelines in ci/pipelines: valid for their systems, and without an option that is none of ours."""
+"""The pipelines in ci/pipelines: valid for their systems, with existing options only."""
 
 from typing import TYPE_CHECKING, cast
 
@@ -35,10 +35,10 @@ Loader.add_constructor("!reference", reference)
 
 
 def lines(path):
-    """Yield our command lines in a file, as lists of words without the program's name."""
+    """Yield the arguments of imagematrix commands in a file."""
     for line in path.read_text().splitlines():
         for command in re.findall(r"(?:^|[\s/(])imagematrix ([a-z].*)", line):
-            # What comes after a redirection or a closing bracket is the shell's.
+            # Anything after a redirection or a closing bracket belongs to the shell.
             words = shlex.split(re.split(r" > |\)\"?$| && | \| |  +#", command)[0].replace('"$@"', ""))
             yield words
 
@@ -77,7 +77,7 @@ def test_gocd_fetches_existing_artifacts():
 
 @pytest.mark.parametrize("path", PIPELINES, ids=lambda path: path.name)
 def test_pipelines_go_from_plan_to_publish(path):
-    yaml.load(path.read_text(), Loader)  # noqa: S506 - it is a safe one
+    yaml.load(path.read_text(), Loader)  # noqa: S506 - a safe loader
     order = [words[0] for words in lines(path) if words[0] != "export"]
     wanted = ["validate", "plan", "build", "report", "publish"]
     assert sorted(order, key=wanted.index) == wanted

@@ -1,4 +1,4 @@
-"""The files of a context: what counts of them, and a snapshot that has just that."""
+"""The files of a build context: their digest and their snapshot."""
 
 import os
 import shutil
@@ -17,7 +17,7 @@ def digest(folder):
 
 @pytest.fixture
 def folder(tmp_path):
-    """A context with a bit of everything."""
+    """A context with files of all kinds."""
     made = tmp_path / "context"
     (made / "sub").mkdir(parents=True)
     (made / "empty").mkdir()
@@ -115,7 +115,7 @@ def test_empty_folder_has_a_digest(tmp_path):
 
 @pytest.fixture
 def nobody():
-    """Run as a user who may read nothing of root's."""
+    """Run as a user who cannot read root's files."""
     if os.getuid() == 0:
         os.seteuid(65534)
     yield
@@ -188,12 +188,10 @@ def test_snapshot_contains_exactly_the_listed_files(folder, snapshots, tmp_path)
     umask = os.umask(0o077)
     taken = snapshots.of(folder)
     os.umask(umask)
-    assert snapshots.of(folder) == taken, "for all cells"
+    assert snapshots.of(folder) == taken, "one snapshot for all cells"
     planned = listing(folder)
-    assert taken.name == planned.digest.removeprefix("sha256:"), (
-        "BuildKit knows what it was sent by this name"
-    )
-    (taken / ".dockerignore").unlink()  # else it would leave out what it says
+    assert taken.name == planned.digest.removeprefix("sha256:"), "BuildKit caches by this name"
+    (taken / ".dockerignore").unlink()  # otherwise it would exclude files
     everything = {str(path.relative_to(taken)): path.lstat() for path in taken.rglob("*")}
     assert everything.keys() == planned.entries.keys() - {".dockerignore"}
     assert {status.st_mtime for status in everything.values()} == {TIME}
@@ -215,7 +213,7 @@ def test_context_changed_after_the_plan_is_a_build_error(folder, snapshots):
 
 
 def test_files_are_hashed_while_they_are_copied(folder, snapshots, monkeypatch):
-    """What is in the snapshot is what has the digest, also where somebody writes while it is read."""
+    """The snapshot matches the digest even if a file is written while it is read."""
     real = os.fstat
 
     def writing(number):

@@ -1,4 +1,4 @@
-"""What the command line gives to builds: by id, by name, and never a value where it does not belong."""
+"""Secrets, SSH agents, arguments and proxies of builds; values never leak."""
 
 import pytest
 

@@ -40,7 +40,7 @@ def test_each_component_changes_the_identity_and_is_named(change, names):
 
 
 def test_identity_depends_on_nothing_else():
-    renamed = cell(cuda="none", march="znver3")  # what differs in the bytes differs in the Dockerfile
+    renamed = cell(cuda="none", march="znver3")  # differences in the bytes show in the Dockerfile
     assert identify(**SAME).digest == identify(**(SAME | {"cell": renamed})).digest
     assert identify(**SAME).changed(identify(**SAME).components) == ()
     turned = Identity(components=dict(reversed([*identify(**SAME).components.items()])))
@@ -48,7 +48,7 @@ def test_identity_depends_on_nothing_else():
 
 
 def test_identity_digest_is_stable_across_releases():
-    """Who changes this sends every image of every user to be built again: raise SCHEMA, and say so."""
+    """A change rebuilds every image of every user: raise SCHEMA, and note it in the changelog."""
     assert identify(**SAME).components == {
         "schema": "2",
         "dockerfile": "sha256:2e82491658394d2a150ac8f92efb200f230f6f97b7a6d5b7707893fa495c0b63",

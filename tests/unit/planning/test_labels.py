@@ -1,4 +1,4 @@
-"""Labels: what a build writes is what the selector reads."""
+"""Labels: the selector reads what a build writes."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""imagematrix.lock: what it has stays until somebody locks anew."""
+"""imagematrix.lock: entries stay until they are upgraded."""
 
 import json
 import stat
@@ -19,7 +19,7 @@ ONE, TWO = f"sha256:{'1' * 64}", f"sha256:{'2' * 64}"
 
 
 class Shop:
-    """A workshop of the fake engine."""
+    """A workshop with the simulated engine."""
 
     jobs = 1
     reproducible = True
@@ -41,7 +41,7 @@ def test_lock_round_trips(path, conforms):
     document = json.loads(path.read_text())
     conforms(document)
     assert [base["name"] for base in document["bases"]] == ["a:1", "b:1"]
-    assert list(path.parent.iterdir()) == [path], "nothing is left behind"
+    assert list(path.parent.iterdir()) == [path], "no temporary file is left"
     lock.renew(path, lock.read(path), {})
     assert lock.read(path) == {}
 
@@ -58,7 +58,7 @@ def test_missing_lock_is_empty(path):
 def test_existing_entries_are_kept(path):
     lock.extend(path, {"a:1": ONE})
     assert stat.S_IMODE(path.stat().st_mode) & 0o600 == 0o600
-    assert not lock.extend(path, {"a:1": TWO, "b:1": TWO}), "who wanted another digest has to plan anew"
+    assert not lock.extend(path, {"a:1": TWO, "b:1": TWO}), "another digest requires a new plan"
     assert lock.read(path) == {"a:1": ONE, "b:1": TWO}
     written = path.stat().st_mtime_ns
     lock.extend(path, {"a:1": TWO})
@@ -124,7 +124,7 @@ def test_entries_added_during_a_lookup_are_kept(path):
 
 
 def test_build_plans_again_if_its_base_was_locked_meanwhile(project, cli, monkeypatch, backend):
-    """Else the image would be of another base than the lock says, and the next plan would refuse it."""
+    """Otherwise the image would have another base than the lock, and the next plan would refuse it."""
     path = project()
     planned = planning.planned
 
@@ -162,10 +162,10 @@ def test_frozen_lock_must_be_complete(project, backend):
 @pytest.mark.usefixtures("no_engine")
 def test_complete_lock_needs_no_lookup(project, cli):
     path = project()
-    assert cli("lock", "-f", path).code == 8  # an engine has to tell
+    assert cli("lock", "-f", path).code == 8  # it needs an engine
     lock.extend(lock.beside(path), {"debian:bookworm": ONE, "debian:trixie": TWO, "debian:sid": TWO})
     result = cli("lock", "-f", path)
     assert result.code == 0, result.err
-    assert "debian:sid" in result.err  # which no cell uses any more
+    assert "debian:sid" in result.err  # no longer used by any cell
     assert lock.read(lock.beside(path)) == {"debian:bookworm": ONE, "debian:trixie": TWO}
     assert cli("lock", "-f", path, "--upgrade").code == 8

@@ -1,4 +1,4 @@
-"""What the patterns of a .dockerignore leave of a folder, as BuildKit reads them."""
+"""Patterns of .dockerignore, as BuildKit applies them."""
 
 import os
 import re
@@ -11,7 +11,7 @@ from imagematrix.planning.patterns import left
 
 @pytest.fixture
 def leave(tmp_path):
-    """Return what patterns leave of some files."""
+    """Return the files that patterns do not exclude."""
 
     def left_of(files, patterns):
         for file in files:

@@ -1,4 +1,4 @@
-"""The plan: what becomes of each cell, and why."""
+"""The plan: the status of each cell, with reasons."""
 
 import shutil
 from collections import Counter
@@ -22,7 +22,7 @@ ONE = "cuda=12.4,compute=8.9,driver=550.163.01,march=znver4"
 
 @pytest.fixture
 def built(backend, silent, tmp_path_factory):
-    """Call it with a plan to have it carried out."""
+    """Call it with a plan to carry it out."""
     logs = tmp_path_factory.mktemp("logs")
     return lambda plan: build(plan, backend, backend, jobs=1, logs=logs, reporter=silent, layers=Layers())
 
@@ -130,7 +130,7 @@ def test_image_with_other_inputs_is_refused(planned, built, backend, tmp_path, c
 
 
 def test_refusal_names_the_changed_files(project, backend, tmp_path, silent):
-    """Who built it here has what it was made of beside its log."""
+    """A build on this machine records the files of its context beside its log."""
     (tmp_path / ".dockerignore").write_text("matrix.yaml\ntemplates\n*.log\n")
     (tmp_path / "main.c").write_text("int main;")
     state = tmp_path / STATE

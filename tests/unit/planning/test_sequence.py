@@ -1,4 +1,4 @@
-"""The sequence of builds: those that lead come first, and nothing is lost."""
+"""The order of builds: cells with new stages come first."""
 
 from hypothesis import given
 from hypothesis import strategies as st

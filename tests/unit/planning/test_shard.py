@@ -1,4 +1,4 @@
-"""Shards: every cell in exactly one of them, the same ones wherever they are computed, about equally long."""
+"""Shards: deterministic, balanced, and each cell in exactly one."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""Which images a Dockerfile builds on, read as BuildKit reads it."""
+"""The base images of a Dockerfile, parsed as BuildKit does."""
 
 import textwrap
 
@@ -39,7 +39,7 @@ from imagematrix.render.dockerfile import bases, beginning, replaced, stages, th
         ("FROM a\nCOPY --link --from=b -- --from=c /\n", ("a", "b")),
         ("FROM a\n\u00a0FROM b\n", ("a", "b")),
         ("FROM a\nRUN [ -e <<EOF ]\nFROM b\nEOF\n", ("a",)),
-        # What only looks like it.
+        # Not heredocs.
         ("FROM a\n# syntax=b\n", ("a",)),
         ("# a comment\n# syntax=b\nFROM a\n", ("a",)),
         ("FROM a\nRUN echo COPY --from=b\nRUN tool --from=b --mount=from=c\nCOPY x --from=d\n", ("a",)),
@@ -48,7 +48,7 @@ from imagematrix.render.dockerfile import bases, beginning, replaced, stages, th
 )
 def test_bases_are_read(dockerfile, expected):
     assert bases(dockerfile) == expected
-    assert bases(dockerfile.replace("\n", "\n\n")) == expected  # an empty line ends nothing
+    assert bases(dockerfile.replace("\n", "\n\n")) == expected  # empty lines do not end an instruction
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_bases_are_read(dockerfile, expected):
         "RUN <<EOF\nFROM inside\nEOF\r",
         "COPY <<one <<two /\nFROM inside\ntwo\none\nFROM inside\ntwo",
         "RUN cat \\\n  <<END-OF-FILE\nFROM inside\nEOF\nEND-OF-FILE",
-        # What is none.
+        # Not heredocs.
         "RUN cat <<<here",
         "RUN echo $((1<<N)) $(( 1 << N ))",
         'RUN echo " <<EOF "',
@@ -148,7 +148,7 @@ def test_stages_include_the_stages_they_build_on():
     one, two, third = stages(dockerfile)
     assert one == "FROM a AS One\nRUN 1\n\n"
     assert two == f"{one}FROM one AS two\nRUN 2\n\n"
-    assert third == "FROM b\nRUN 3\n\n", "the last is the image itself"
+    assert third == "FROM b\nRUN 3\n\n", "the last stage is the image itself"
     assert stages(dockerfile.replace("RUN 4", "RUN 5")) == (one, two, third)
     other = stages(dockerfile.replace("RUN 1", "RUN 0"))
     assert [own == theirs for own, theirs in zip(other, stages(dockerfile), strict=True)] == [

@@ -1,4 +1,4 @@
-"""Rendering: the same bytes everywhere, and one error with its place for all that a template does wrong."""
+"""Rendering: reproducible output, and one error with a position for every mistake in a template."""
 
 import os
 import subprocess
@@ -15,7 +15,7 @@ from imagematrix.matrix.load import load
 from imagematrix.render.render import Renderer, variables
 
 GOLDEN = Path(__file__).parent / "golden"
-# A CPU-only and a GPU cell of each template to start from.
+# A CPU-only and a GPU cell of each starter template.
 CELLS = {
     "training/cpu-x86-64-v3": "cuda=none,march=x86-64-v3",
     "training/cuda11.8-drv535.261.03-sm52-broadwell": "cuda=11.8,compute=5.2,march=broadwell",

@@ -1,4 +1,4 @@
-"""What a template can get hold of, read and use up: text, files of its own folder, a limited process."""
+"""The sandbox of templates: reachable values, readable files, and limits."""
 
 import os
 
@@ -13,7 +13,7 @@ from imagematrix.render.worker import Templates
 
 VALUES = {"base": "debian:trixie", "cuda": None}
 DATA = (str, int, float, bool, list, tuple, dict, bytes, type(None))
-# Everything that jinja hands to a template, by way of a filter that only the test has.
+# Everything that Jinja passes to a template, collected by a filter of the test.
 EVERYTHING = """\
 {% import "macros.j2" as module %}
 {% macro own(x) %}{{ caller | seen }}{{ own | seen }}{{ varargs | seen }}{% endmacro %}
@@ -38,7 +38,7 @@ def folder(tmp_path):
 
 @pytest.fixture
 def answer(folder):
-    """Call it with a template to get what becomes of it in this process."""
+    """Call it with a template to render it in this process."""
 
     def call(text):
         (folder / "t.j2").write_text(text)
@@ -73,7 +73,7 @@ def test_template_reaches_only_data_and_jinja_builtins(folder):
 
 
 def assert_harmless(value):
-    """Hold that neither a value nor its kind is of our making, but for those that have no attributes."""
+    """Assert that neither a value nor its type is defined by the package, except types without attributes."""
     kind = value if isinstance(value, type) else type(value)
     if kind.__module__.startswith("imagematrix."):
         own = [name for name in dir(kind) if not name.startswith("_") and name not in dir(dict)]

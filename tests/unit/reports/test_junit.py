@@ -1,4 +1,4 @@
-"""JUnit XML: a test case for each cell, well-formed whatever a log says."""
+"""JUnit XML: a test case for each cell, well-formed with any log."""
 
 from xml.etree import ElementTree as ET
 
@@ -29,7 +29,7 @@ def outcomes(cells):
 
 @pytest.fixture
 def suites(tmp_path):
-    """Call it with a JUnit document to get the suites that a reader of such finds in it."""
+    """Call it with a JUnit document to get its suites as a JUnit parser reads them."""
 
     def read(document):
         path = tmp_path / "junit.xml"
@@ -74,7 +74,7 @@ def test_empty_build_gives_a_valid_document(suites):
 def test_hostile_text_is_escaped(text):
     text += ']]></failure><failure message="x">&amp;<![CDATA[\x1b[0m\x00'
     failed = [{"cell": text, "status": "failed", "seconds": 1, "error": text}]
-    document = ET.fromstring(junit(outcomes(failed), lambda _: text))  # noqa: S314 - what is to be tested
+    document = ET.fromstring(junit(outcomes(failed), lambda _: text))  # noqa: S314 - the subject of the test
     assert [element.tag for element in document.iter()] == ["testsuites", "testsuite", "testcase", "failure"]
     (failure,) = document.iter("failure")
     assert failure.text.endswith(']]></failure><failure message="x">&amp;<![CDATA[\ufffd')

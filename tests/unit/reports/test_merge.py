@@ -1,4 +1,4 @@
-"""Reading Build documents back, and many to one: nothing is lost, nothing contradicts, nothing is missing."""
+"""Reading and merging Build documents: missing cells and contradictions are reported."""
 
 from collections import Counter
 
@@ -35,7 +35,7 @@ def statuses(merged):
 
 @pytest.fixture
 def sharded(planned, backend, silent, tmp_path):
-    """Call it with numbers of shards of 3 to get what each of them reports."""
+    """Call it with numbers of shards of 3 to get their reports."""
 
     def call(*numbers):
         for number in numbers:

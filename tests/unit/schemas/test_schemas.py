@@ -1,4 +1,4 @@
-"""The JSON Schemas: sound themselves, and what every document is that the code writes."""
+"""The JSON Schemas are valid, and all documents conform to them."""
 
 import json
 from importlib.resources import files

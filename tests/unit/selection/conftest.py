@@ -1,4 +1,4 @@
-"""What tests of the selection share."""
+"""Fixtures of the selection tests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from imagematrix.selection.target import Target
 
 @pytest.fixture(scope="module")
 def judge():
-    """Return what one rule says about a variant on a host that passes all its GPUs."""
+    """Call it with a rule, a host and a variant to get the rule's result with all GPUs passed."""
 
     def ask(rule, host, variant, **options):
         target = Target(host=host, gpus=options.pop("gpus", host.gpus), **options)

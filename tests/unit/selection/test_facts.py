@@ -1,4 +1,4 @@
-"""What rules and the order read of a host and of a variant is what they declare: decisions are kept by it."""
+"""Rules and the order read only declared facts, because decisions are cached by these facts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from imagematrix.selection.rules import RULES
 from imagematrix.selection.target import Target
 
 OWNERS: dict[str, Any] = {"": Host, "cpu": Cpu, "driver": Driver, "gpus": Gpu}
-# Something else for each fact of a host that nothing read when this was written.
+# Other values for the facts of a host that nothing reads.
 OTHERS = {
     "devices": ("/dev/nvidia9",),
     "warnings": ("something",),
@@ -37,7 +37,7 @@ UNREAD = OTHERS.keys() - FACTS - LABEL
 
 
 class Recorder(Double):
-    """Stands in for a record, and adds to `reads` the path of every field that is read of it.
+    """A proxy of a record that adds the path of every field that is read to `reads`.
 
     A field that is a record is not a fact by itself, but its fields are.
     """
@@ -60,14 +60,14 @@ class Recorder(Double):
 
 
 def recorded(host, *, allow_cpu=False):
-    """Return a target, and the set of facts of its host to which each one that is read is added."""
+    """Return a target, and a set that collects the facts read of its host."""
     reads: set[str] = set()
     gpus = tuple(Recorder(gpu, "gpus", reads) for gpu in host.gpus)
     return Target(host=Recorder(host, "", reads), gpus=gpus, allow_cpu=allow_cpu), reads
 
 
 def ask(rule, target, variant):
-    """Ask a rule that applies to a variant for all but its reason; return the verdict."""
+    """Evaluate a rule except for its reason; return the verdict."""
     ok = rule.holds(target, variant)
     if not ok:
         rule.gap(target, variant)
@@ -75,13 +75,13 @@ def ask(rule, target, variant):
 
 
 def undeclared(host, variant, *, allow_cpu):
-    """Return what is read of a host and not declared, by the names of rules and criteria."""
+    """Return the undeclared facts that are read of a host, by rule or criterion."""
     result = {}
     for rule in RULES:
         if rule.need(variant) is None:
             continue
         target, reads = recorded(host, allow_cpu=allow_cpu)
-        declared = {*rule.facts, "driver"}  # no driver at all is known by its version
+        declared = {*rule.facts, "driver"}  # a missing driver is recognized by its version
         ok = ask(rule, target, variant)
         result[rule.name] = reads - declared
         reads.clear()
@@ -138,7 +138,7 @@ def test_every_host_field_is_classified():
 
 
 def changed(host, facts):
-    """Return `host` with something else for each of `facts` that it has."""
+    """Return `host` with other values for `facts`."""
     values: dict[str, dict[str, Any]] = {path: {} for path in OWNERS}
     for fact in facts:
         path, _, name = fact.rpartition(".")
@@ -153,7 +153,7 @@ def changed(host, facts):
 
 
 def answer(host, catalog, *, allow_cpu):
-    """Return all that is said about a host, by a decision of its own."""
+    """Return everything that a new decision about a host contains."""
     decision = Decision(Question(catalog, ()), Target(host=host, gpus=host.gpus, allow_cpu=allow_cpu))
     why = decision.doubt, decision.miss, decision.candidates
     return decision.variant, decision.fits, decision.differing, why
@@ -184,7 +184,7 @@ def test_hosts_that_differ_in_a_fact_are_different_hardware(make):
 
 
 def covered(path, reads, need):
-    """Whether a field of a variant is in what `need` read or returned whole."""
+    """Whether `need` read a field of a variant or returned the record that contains it."""
     return path in reads or (isinstance(need, Recorder) and path.startswith(f"{need.path}."))
 
 

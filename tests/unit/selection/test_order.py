@@ -17,7 +17,7 @@ from imagematrix.selection.target import Target
 
 @pytest.fixture(scope="module")
 def first():
-    """Return the best of some variants, and check that the sort key and the index agree about it."""
+    """Call it to get the best of some variants, and to check that sort key and index agree."""
 
     def ask(target, *variants):
         result = {
@@ -138,7 +138,7 @@ def test_unknown_vendor_prefers_generic_code(first, make):
 def test_most_required_flags_win(first, target, make):
     more, less = make.flags("znver4"), make.flags("x86-64-v4")
     assert first(target, make.cpu_variant("z", cpu_flags=more), make.cpu_variant("a", cpu_flags=less)) == "z"
-    ignored = less | {"sgx", "pku", "mwaitx"}  # flags that no code depends on count for nothing
+    ignored = less | {"sgx", "pku", "mwaitx"}  # ignored flags do not count
     assert (
         first(target, make.cpu_variant("z", cpu_flags=ignored), make.cpu_variant("a", cpu_flags=less)) == "a"
     )

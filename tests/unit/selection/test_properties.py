@@ -22,7 +22,7 @@ from imagematrix.selection.target import Target
 
 
 def fits(host, variant, *, allow_cpu):
-    """Whether a variant fits, by asking every rule about it alone."""
+    """Whether a variant fits according to each rule alone."""
     target = Target(host=host, gpus=host.gpus, allow_cpu=allow_cpu)
     return all(result.ok for result in results(target, variant))
 

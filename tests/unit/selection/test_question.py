@@ -1,4 +1,4 @@
-"""What a question says of a catalog's axes: it narrows, defaults follow, nothing goes by alphabet."""
+"""Own axes in a selection: `--where` narrows, then defaults decide, and open axes are an error."""
 
 from __future__ import annotations
 

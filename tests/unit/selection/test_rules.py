@@ -1,4 +1,4 @@
-"""What holds for several rules, or for all of them."""
+"""Properties of several or all rules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Selections, their reasons, and what is said where nothing fits."""
+"""Selections, their reasons, and errors if nothing fits."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from imagematrix.selection import select as module
 from imagematrix.selection.select import Selector, explain, select, select_many, serving
 from imagematrix.selection.selection import NothingFits, Selection
 
-PATIENCE = 300  # seconds, for a pool that would never answer
+PATIENCE = 300  # seconds, in case a pool hangs
 DIGEST = f"sha256:{'0' * 64}"
 
 
@@ -201,7 +201,7 @@ def test_fix_names_an_existing_variant_instead_of_a_build(make):
     fixes = {one.reference: [rule.fix for rule in one.failing] for one in selection.candidates}
     assert fixes["t:znver5"] == ["use t:v4, which differs only in this"]
     assert fixes["t:v4-new"] == ["use t:v4, which differs only in this"]
-    # one that the host's driver blocks is the same but for the CPU, too
+    # this one differs only in the CPU, but the host's driver blocks it
     selection = explain(
         make.host(make.gpu(), march="x86-64-v3"),
         make.catalog(other, make.variant("t:v3-new", cpu_flags=v3, driver=make.umd("exact", "580.95.05"))),
@@ -330,7 +330,7 @@ def test_copied_refusal_keeps_every_reason(make, copied):
 
 
 def pools():
-    """Return what starts workers, as a user of the library would, and asks them."""
+    """Yield functions that map over worker pools, as a user of the library would."""
     context = multiprocessing.get_context("spawn")
     with context.Pool(2) as pool:
         yield lambda ask, hosts: pool.map_async(ask, hosts).get(timeout=PATIENCE)
@@ -347,7 +347,7 @@ def test_pool_workers_return_selections_and_refusals(make):
         assert [str(one) for one in remote] == [str(one) for one in local]
         assert [isinstance(one, NothingFits) for one in remote] == [False, True, False, True]
         decisions = [remote[0].decision, remote[1].selection.decision]
-        assert decisions[0].catalog is decisions[1].catalog  # one for all that come back
+        assert decisions[0].catalog is decisions[1].catalog  # one for all results
         assert len(decisions[1].candidates) == 501
 
 
@@ -376,7 +376,7 @@ def test_cached_decisions_hold_no_reasons(make):
 def test_select_imports_no_heavy_modules():
     heavy = {"docker", "jinja2", "yaml", "rich", "typer", "pathlib", "subprocess", "requests", "pynvml"}
     code = "import sys, imagematrix.selection.select; print(*sys.modules)"
-    # What counts coverage loads a good deal of its own.
+    # The coverage tool loads many modules.
     plain = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE")}
     command = [sys.executable, "-c", code]
     loaded = subprocess.run(command, env=plain, capture_output=True, text=True, check=True).stdout
@@ -393,7 +393,7 @@ A100 = {"compute": "8.0", "name": "NVIDIA A100-SXM4-40GB", "memory_mib": 40960}
         ([("75",), ("80",)], "1", [[0, 1, 2, 3, 4]]),  # each alone gets one
         ([("75",), ("80",)], "2", [[0, 2, 4], [1, 3]]),
         ([("75",), ("80",)], "3", [[0, 2, 4]]),
-        ([("75",), ("80",)], "4", [[0, 1, 2, 3, 4]]),  # nothing fits, and select says why
+        ([("75",), ("80",)], "4", [[0, 1, 2, 3, 4]]),  # nothing fits, and select explains why
         ([("80",)], "1", [[1, 3]]),
         ([("80",)], "2", [[1, 3]]),
         ([("75",), ("80",), ("75", "80")], "2", [[0, 1, 2, 3, 4]]),

@@ -1,4 +1,4 @@
-"""The engine as a store, over its API: what it refuses, and what it is when it goes away."""
+"""The engine as a store, over its API."""
 
 import io
 import json
@@ -107,8 +107,8 @@ def test_images_of_a_version_are_listed(engine, docker):
     engine.add_image(own | {labels.CELL: "c", labels.DEVELOPMENT: "true"}, RepoTags=[f"t:v1-c-{'1' * 12}"])
     engine.add_image({labels.IMAGE: "t", labels.INPUTS: "{}"}, RepoTags=["t:v1-d"])
     engine.add_image(own, RepoTags=None)
-    engine.add_image(own, RepoTags=["t:mine", "t:v1-mine"])  # what somebody built on one of ours
-    # The filter is the engine's own business; this one gives all it has.
+    engine.add_image(own, RepoTags=["t:mine", "t:v1-mine"])  # built on a variant by a user
+    # The engine filters by labels; this one returns all images.
     engine.answer = lambda _: engine.images
     result = docker.present("t", "v1")
     assert [(one.reference, one.cell, one.development) for one in result] == [
@@ -122,14 +122,16 @@ def test_images_of_a_version_are_listed(engine, docker):
 
 
 def test_base_is_held_under_its_own_name_during_builds(engine, docker):
-    """`docker tag` of another image over its name changes nothing any more."""
+    """Moving the base's tag during the build has no effect."""
     tell(engine, "GET", "/images/base:1/json", {"Id": OTHER, "RepoDigests": [f"base@{DIGEST}"]})
     engine.responses["POST", "/tag"] = 201, b""
     held = docker.hold("base:1", DIGEST)
     assert held.startswith(f"docker-image://{REPOSITORY}:{DIGEST[7:]}-")
     (tag,) = {parse_qs(urlsplit(one).query)["tag"][0] for one in engine.requests if "/tag?" in one}
     assert held == f"docker-image://{REPOSITORY}:{tag}"
-    assert any(f"/images/{OTHER}/tag" in unquote(one) for one in engine.requests), "by what never moves"
+    assert any(f"/images/{OTHER}/tag" in unquote(one) for one in engine.requests), (
+        "by its id, which never moves"
+    )
     assert docker.hold("base:1", DIGEST) == held
     assert docker.holds(held)
     assert not docker.holds("docker-image://base:1")
@@ -146,11 +148,13 @@ def test_held_names_are_removed_at_exit(engine, names, goes):
         held = docker.hold("base:1", OTHER).removeprefix("docker-image://")
         tell(engine, "GET", f"/images/{held}/json", {"Id": OTHER, "RepoTags": [*names, held]})
         tell(engine, "DELETE", f"/images/{held}", [])
-    assert any(f"/images/{held}?" in unquote(one) for one in engine.requests) == goes, "the last name stays"
+    assert any(f"/images/{held}?" in unquote(one) for one in engine.requests) == goes, (
+        "an image keeps its last name"
+    )
 
 
 def test_held_names_of_killed_builds_are_removed(engine, monkeypatch, tmp_path):
-    """Those of living builds, of other machines and of other engines stay; so do the last of an image."""
+    """Names of running builds, other machines and other engines stay, as does the last name of an image."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     engine.responses["POST", "/tag"] = 201, b""
     tell(engine, "GET", "/images/base:1/json", {"Id": OTHER})
@@ -180,11 +184,11 @@ def test_held_names_of_killed_builds_are_removed(engine, monkeypatch, tmp_path):
     assert {state for state, name in names.items() if any(f"/images/{name}?" in one for one in requests)} == {
         "dead"
     }
-    assert len(list(tmp_path.iterdir())) == 2, "that of the living build, and that of the other engine"
+    assert len(list(tmp_path.iterdir())) == 2, "names of the running build and of the other engine"
 
 
 def test_names_that_cannot_be_listed_are_left_to_the_next_build(engine, monkeypatch, tmp_path):
-    """While one process removes names, the engine may have no answer for another."""
+    """The engine may fail to list images while another process removes some."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     engine.responses["POST", "/tag"] = 201, b""
     tell(engine, "GET", "/info", {"ID": "this"})
@@ -250,7 +254,7 @@ def test_layers_of_a_present_base_are_not_loaded(engine, docker, built):
 
 
 def test_images_that_share_a_new_layer_are_loaded_in_turn(engine, docker, built, tmp_path, layout):
-    """The engine would unpack the layer for both; the second finds it unpacked, and gets what is missing."""
+    """Otherwise the engine would unpack the layer twice."""
     order, made = built
     other = replace(made, digest=layout(tmp_path, b"lower", b"another"))
     engine.responses["POST", "/images/load"] = 200, b'{"stream": "Loaded"}'
@@ -261,7 +265,7 @@ def test_images_that_share_a_new_layer_are_loaded_in_turn(engine, docker, built,
     def load():
         loading.append(1)
         most.append(len(loading))
-        time.sleep(0.1)  # in which the other would be loaded if it did not wait
+        time.sleep(0.1)  # long enough for the other load to start, if it did not wait
         loading.pop()
 
     engine.before_response["POST", "/images/load"] = load
@@ -289,7 +293,7 @@ def test_large_images_without_shared_layers_are_loaded_in_parallel(
     loading, most = [], []
     together = threading.Barrier(2)
 
-    def load():  # it has read the archive by then
+    def load():  # called after the archive is read
         loading.append(1)
         most.append(len(loading))
         time.sleep(0.1) if small else together.wait(10)
@@ -314,7 +318,7 @@ def test_one_archive_is_sent_at_a_time(engine, docker, built, tmp_path, layout, 
     def archive(self, reference, layers, real=Image.archive):
         notes.append("begin")
         yield from real(self, reference, layers)
-        time.sleep(0.05)  # in which another would begin if it did not wait
+        time.sleep(0.05)  # long enough for another load to start, if it did not wait
         notes.append("end")
 
     monkeypatch.setattr(Image, "archive", archive)
@@ -342,7 +346,7 @@ def test_layer_of_a_failed_load_is_loaded_by_the_next(engine, docker, built, res
         engine.responses["POST", "/images/load"] = 200, answer
 
     engine.before_response["POST", "/images/load"] = load
-    for _ in range(2):  # the second time somebody has taken them out of the engine
+    for _ in range(2):  # the second time, the layers have been removed from the engine
         assert docker.store(order, made) == made.digest
         *_, last = filter(None, engine.bodies)
         assert layers <= names(last)
@@ -386,7 +390,7 @@ def test_image_without_a_layout_is_only_tagged(engine, docker, built):
 
 @pytest.fixture
 def replaced(engine, docker, built):
-    """Call it to store an image in another's place; it returns the tags and removals that the engine saw."""
+    """Call it to replace an image in the store; it returns the tag and delete requests to the engine."""
 
     def call():
         engine.responses["POST", "/tag"] = 201, b""

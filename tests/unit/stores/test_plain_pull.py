@@ -1,4 +1,4 @@
-"""What a published version answers who knows nothing of us: one image for each architecture, which stays."""
+"""The default image of a published version for plain clients: one per architecture, which stays."""
 
 import itertools
 import json
@@ -21,7 +21,7 @@ ARM64 = {"architecture": "arm64", "os": "linux"}
 
 
 def platforms(repository, tag="v1"):
-    """Return by cell the platforms that an index gives."""
+    """Return the platforms in an index, by cell."""
     _, raw = repository.manifests[repository.tags[tag]]
     return {one.annotations.get(labels.CELL): one.platform for one in index.parse(raw, tag)}
 
@@ -46,7 +46,7 @@ def test_default_is_the_cpu_only_variant_with_the_lowest_requirements(
     assert (amd64.platform, arm64.platform) == ("linux/amd64", "linux/arm64")
     assert amd64.needs == ("cx16", "lahf_lm", "pni", "popcnt", "sse4_1", "sse4_2", "ssse3")
     assert arm64.needs == ()
-    # The rules look at what a variant says of itself, whatever its platform in the index.
+    # The rules use the platform in the label, whatever the platform in the index.
     assert {one.platform for one in Catalog.from_registry(f"{image}:v1").variants} == {
         "linux/amd64",
         "linux/arm64",
@@ -105,7 +105,7 @@ def test_default_does_not_depend_on_push_order(registry, add_variant, variant):
 
 
 def old(repository, *entries):
-    """Let the registry have an index as they were written before, each entry with a platform of its own."""
+    """Put an index of an older release into the registry, with a plain platform in each entry."""
     manifests = []
     for manifest, own, platform in entries:
         _, raw = repository.manifests[manifest]

@@ -1,4 +1,4 @@
-"""Publishing: an index is only added to, whoever publishes how often and in what order."""
+"""Publishing: entries are only added to an index, whatever the order and number of publishers."""
 
 import json
 from typing import Any
@@ -37,7 +37,7 @@ def test_all_pushed_variants_are_published(registry, repository, add_variant, im
     first, second = index.parse(repository.manifests[done.digest][1], "v1")
     assert labels.INPUTS not in first.annotations
     assert first.platform == {"architecture": "unknown", "os": "unknown"}
-    assert second.platform == {"architecture": "amd64", "os": "linux"}, "it needs less"
+    assert second.platform == {"architecture": "amd64", "os": "linux"}, "it has lower requirements"
 
 
 def test_publishing_again_writes_nothing(server, registry, add_variant):
@@ -121,7 +121,7 @@ def test_two_images_for_one_cell_are_not_published(registry, repository, add_var
 def test_foreign_image_under_the_version_tag_is_not_replaced(registry, repository, add_variant, kind):
     add_variant("a")
     foreign = repository.image("v1", {"by": "somebody"})
-    if kind is None:  # the media type in a manifest may be left away
+    if kind is None:  # the media type in a manifest is optional
         _, raw = repository.manifests[foreign]
         document = json.loads(raw)
         del document["mediaType"]
@@ -145,12 +145,12 @@ def test_error_for_a_damaged_label_names_the_image(
 
 
 def test_overwritten_index_is_completed(server, registry, repository, add_variant):
-    """Who publishes with an older list of tags takes a variant away, and puts it back on the next look."""
+    """A publisher with an outdated list of tags drops a variant, which a retry restores."""
     add_variant("a")
     publish(registry, "v1")
     older = repository.tags["v1"]
     add_variant("b")
-    # After our index is written, somebody writes the one without it.
+    # After the index is written, another publisher overwrites it with an older one.
     server.fails("GET", "manifests/v1$", after=1, then=lambda: repository.tags.update(v1=older))
     done = publish(registry, "v1")
     assert cells(repository) == ["a", "b"]
@@ -158,7 +158,7 @@ def test_overwritten_index_is_completed(server, registry, repository, add_varian
 
 
 def test_variant_pushed_during_publish_is_kept(server, registry, repository, add_variant):
-    """It is there after the tags were listed; somebody publishes it, and our index has it not."""
+    """It is pushed and published after this publisher listed the tags."""
     add_variant("a")
 
     def other():
@@ -232,7 +232,7 @@ def test_pushes_and_publishes_in_any_order_only_add(docker_host, labels_of, step
                     _, raw = repository.manifests[repository.tags[first]]
                     now = {one.annotations[labels.CELL]: one.to_json() for one in index.parse(raw, first)}
                     assert now.keys() == pushed[first]
-                    assert published[first].items() <= now.items(), "what was there is as it was"
+                    assert published[first].items() <= now.items(), "existing entries are unchanged"
                     assert done.new == len(now) - len(published[first])
                     assert publish(registry, first).digest == done.digest == repository.tags[second]
                     assert index.write(index.parse(raw, first)) == raw
@@ -267,7 +267,7 @@ def test_index_round_trips_unchanged(entries, random):
 
 
 def lose(repository, manifest):
-    """Let the registry lose a manifest, but not the tags that name it."""
+    """Remove a manifest from the registry, but not its tags."""
     del repository.manifests[manifest]
 
 
@@ -318,7 +318,7 @@ def test_repair_deletes_an_image_with_a_lost_blob(
     manifest = json.loads(repository.manifests[damaged][1])
     del repository.blobs[(manifest["config"] if kind == "config" else manifest["layers"][0])["digest"]]
     if kind == "layer":
-        assert publish(registry, "v1").variants == 2, "only a repair asks for each layer"
+        assert publish(registry, "v1").variants == 2, "only a repair checks each layer"
     done = publish(registry, "v1", repair=True)
     assert cells(repository) == ["a"]
     reference = f"{image}:v1-b-{digest(b'1')[7:19]}@{damaged}"
@@ -336,7 +336,7 @@ def test_shared_layers_are_checked_once(server, registry, repository, add_varian
 
 
 def test_repair_replaces_a_lost_image_that_was_rebuilt(registry, repository, add_variant):
-    """An engine with the classic store gives the same inputs another digest."""
+    """With the classic store the same inputs give another digest."""
     lost = add_variant("a", layer=b"once")
     publish(registry, "v1")
     lose(repository, lost)
@@ -347,7 +347,7 @@ def test_repair_replaces_a_lost_image_that_was_rebuilt(registry, repository, add
     assert (done.variants, done.new, len(done.dropped)) == (1, 1, 1)
     (entry,) = index.parse(repository.manifests[done.digest][1], "v1")
     assert entry.digest == again
-    assert entry.plain == "linux/amd64", "the default was lost, and there is another"
+    assert entry.plain == "linux/amd64", "the lost default is replaced by another variant"
 
 
 def test_choose_resolves_two_images_for_one_cell(registry, repository, add_variant):

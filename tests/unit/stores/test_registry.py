@@ -1,4 +1,4 @@
-"""A registry as a store: what is pushed is named last, and a name never moves."""
+"""A registry as a store: images are tagged last, and tags never move."""
 
 import io
 import json
@@ -81,7 +81,7 @@ def test_tag_of_another_image_is_refused(remote, repository, make_image, labels_
 
 
 def test_earlier_concurrent_push_is_kept(server, remote, repository, make_image):
-    """Somebody pushes an image of the same inputs and other bytes while our layers are on their way."""
+    """An image with the same inputs but other bytes is pushed during the upload of layers."""
     ours, theirs = make_image("a", layers=[b"ours"]), make_image("a", layers=[b"theirs"])
     repository.image("theirs", ours.order.labels, layer=b"theirs")
     earlier = repository.tags["theirs"]
@@ -94,7 +94,7 @@ def test_earlier_concurrent_push_is_kept(server, remote, repository, make_image)
 def test_tag_moved_after_the_push_is_detected(server, remote, repository, make_image, labels_of, same):
     one = make_image("a")
     other = repository.image("other", labels_of("a", "1" if same else "2"))
-    # The third look at the tag is the one that reads back what was pushed.
+    # The third request reads back the pushed tag.
     server.fails("HEAD", one.tag, after=2, then=lambda: repository.tags.update({one.tag: other}))
     if same:
         assert store(remote, one) == other
@@ -125,7 +125,7 @@ def test_interrupted_push_is_completed_by_the_next(
     server.fails(method, path, after=after, times=TRIES, drop=True)
     with pytest.raises(EngineError):
         store(remote, one)
-    assert not repository.tags, "what is not all there has no name"
+    assert not repository.tags, "an incomplete image has no tag"
     kept = dict(repository.blobs)
     assert store(remote, one) == one.made.digest
     assert repository.tags == {one.tag: one.made.digest}
@@ -147,13 +147,13 @@ def test_image_in_the_engine_is_adopted(remote, docker, repository, make_image):
     docker.has_manifests = False
     assert remote.adopt(one.order.reference) == repository.tags[one.tag]
     assert docker.pushed == [one.order.reference]
-    # It is there by now, and the engine would push over it.
+    # The tag exists by now, and the engine would overwrite it.
     assert remote.adopt(one.order.reference) == repository.tags[one.tag]
     assert docker.pushed == [one.order.reference]
 
 
 def test_image_built_on_a_variant_is_not_adopted_as_it(remote, docker, repository, make_image, archive):
-    """It has all of its labels, and with `docker tag` its name."""
+    """It inherits the labels, and can get the name with `docker tag`."""
     one = make_image("a")
     docker.store(one.order, one.made)
     config: dict[str, Any] = {
@@ -199,7 +199,7 @@ def test_shared_layer_of_adopted_images_is_read_once(remote, docker, make_image,
     files = (("c.json", config), ("1/layer.tar", archive()), ("manifest.json", listed))
     docker.save = lambda _: io.BytesIO(archive(*files))
     remote.adopt(one.order.reference)
-    assert read[1:] == ["layer.tar"], "a name that is no digest says nothing"
+    assert read[1:] == ["layer.tar"], "a name that is not a digest proves nothing"
 
 
 @pytest.mark.parametrize("name", ["../../etc/passwd", "/etc/passwd", "nowhere", "a/../../b"])
@@ -243,7 +243,7 @@ def test_published_and_unpublished_variants_are_listed(
     add_variant("b", "2")
     add_variant("c", version="v10")
     add_variant("d", version="v2")
-    repository.image("v1-x-0123456789ab", labels_of("y"))  # it says that it is something else
+    repository.image("v1-x-0123456789ab", labels_of("y"))  # its labels name another cell
     repository.image("v1-by-others", {"by": "somebody"})
     repository.image("v1-without", None)
     result = remote.present(image, "v1")
@@ -329,7 +329,7 @@ def test_manifest_annotations_replace_a_read_of_the_configuration(
     repository.image("annotated", own, annotations={**own, "by": "somebody"})
     before = server.count("GET", "blobs")
     result = entry(registry, "annotated")
-    assert server.count("GET", "blobs") == before, "one request is all it takes"
+    assert server.count("GET", "blobs") == before, "one request is enough"
     assert result.annotations.keys() == entry(registry, labelled).annotations.keys()
     assert result.tag == entry(registry, labelled).tag
 
@@ -337,7 +337,7 @@ def test_manifest_annotations_replace_a_read_of_the_configuration(
 def test_conflicting_push_of_a_cell_is_withdrawn(server, remote, repository, make_image, add_variant):
     one = make_image("a", "1")
     rival = f"v1-a-{digest(b'2')[7:19]}"
-    # It comes after we looked, and before our tag is set.
+    # It is pushed between the check and the tag.
     server.fails("PUT", f"manifests/{one.tag}", then=lambda: add_variant("a", "2"))
     with pytest.raises(
         TagMovedError, match=f"also pushed from other inputs: {rival}; ours is withdrawn"

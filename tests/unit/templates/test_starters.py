@@ -1,4 +1,4 @@
-"""The templates to start from: what each has to have, and what a linter says of their Dockerfiles."""
+"""The starter templates: required properties, and hadolint on their Dockerfiles."""
 
 import re
 import subprocess
@@ -15,8 +15,8 @@ from imagematrix.render.dockerfile import through_stage
 from imagematrix.render.render import Renderer
 
 ROOT = Path(__file__).parents[3]
-PLAIN = "cpu"  # the one that knows nothing of GPUs
-WHEELS = "pytorch"  # the one that compiles nothing, of wheels that need a GPU's libraries
+PLAIN = "cpu"  # the template without GPUs
+WHEELS = "pytorch"  # the template of wheels, which compiles nothing
 HADOLINT = Path(sys.executable).with_name("hadolint")
 
 
@@ -51,7 +51,7 @@ def test_other_templates_serve_nodes_with_and_without_gpus(name, starters):
     result = rendered(starters[name]).values()
     assert {cell.cuda is None for cell, _ in result} == ({True} if name == PLAIN else {True, False})
     for cell, text in result:
-        assert through_stage(text, STAGE), "without it nobody can tell which CPU flags the code needs"
+        assert through_stage(text, STAGE), "without the stage the CPU flags of the code are unknown"
         assert cell.axes["march"] in text
         if cell.cuda:
             assert text.endswith("COPY --link --from=driver /driver/ /\n")

@@ -170,7 +170,7 @@ def test_templates_name_no_mirror():
 
 @pytest.fixture(scope="module")
 def context(tmp_path_factory):
-    """Return a copy of the build context in which the steps of the Dockerfile that compile have run."""
+    """Return a copy of the build context in which the compile steps of the Dockerfile have run."""
     folder = tmp_path_factory.mktemp("training") / "context"
     shutil.copytree(TEMPLATES / "training", folder)
     for stage in ("program", "kernel-compiler"):
@@ -252,7 +252,7 @@ def test_invalid_option_prints_usage(context, options):
 
 @pytest.fixture(scope="module")
 def gpu_options(context) -> tuple[str, ...]:
-    """Put a libcuda that runs kernel.cu on the CPU beside the program, and something for it to load."""
+    """Put a libcuda that runs kernel.cu on the CPU, and a file for it to load, beside the program."""
     library = context / "fake" / "libcuda.so.999.12"
     library.parent.mkdir()
     command = ["g++", "-std=c++17", "-O2", "-shared", "-fPIC", f"-I{context}", "-o", library, FAKE_CUDA]

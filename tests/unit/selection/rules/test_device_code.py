@@ -37,10 +37,10 @@ from imagematrix.record import replace
         ("120f", "12.1", True),
         ("121f", "12.1", True),
         ("121f", "12.0", False),
-        ("86", "8.7", False),  # not from desktop to Tegra
+        ("86", "8.7", False),  # desktop code does not run on Tegra
         ("80", "8.7", False),
         ("87", "8.7", True),
-        ("87", "8.9", False),  # nor back
+        ("87", "8.9", False),  # nor the reverse
         ("72", "7.5", False),
         ("70", "7.2", False),
         ("53", "5.3", True),
@@ -75,7 +75,7 @@ def test_cubin_compatibility(judge, make, cubin, compute, ok):
         (("100f", "8.8"), "10.3", "595.45.04", True),
         (("100f", "8.8"), "12.0", "595.45.04", False),
         (("75", "8.4"), "8.7", "550.54.14", True),  # PTX runs on Tegra, too
-        (("89", "8.4"), "9.0", "367.48", False),  # no ISA version is known for it
+        (("89", "8.4"), "9.0", "367.48", False),  # its ISA version is unknown
         (("89", "8.4"), "9.0", "300.1", False),
         (("89", "8.4"), "9.0", None, False),
     ],

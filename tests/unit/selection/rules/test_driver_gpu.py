@@ -52,13 +52,13 @@ def test_newer_cuda_compat_without_support_for_the_gpu_is_not_selected(make):
         ({"pci_device_id": "102d", "compute": "3.7"}, "495.46", False),
         ({"pci_device_id": "06c0", "compute": "2.0"}, "396.26", False),
         ({"pci_device_id": "0ff2", "compute": "3.0"}, "390.46", False),  # dropped before its chip
-        # an id that no table has, or none: the chips of the capability tell
+        # an unknown or missing id: the chips of the capability decide
         ({"pci_device_id": "ffff", "compute": "7.0"}, "580.95.05", True),
         ({"pci_device_id": "ffff", "compute": "7.0"}, "590.44.01", False),
         ({"pci_device_id": None, "compute": "5.2"}, "590.44.01", False),
         ({"pci_device_id": None, "compute": "3.5"}, "495.46", False),
         ({"pci_device_id": None, "compute": "7.5"}, "999.1", True),
-        ({"pci_device_id": None, "compute": "7.2"}, "590.44.01", True),  # its driver is JetPack's
+        ({"pci_device_id": None, "compute": "7.2"}, "590.44.01", True),  # its driver comes with JetPack
         ({"pci_device_id": None, "compute": "99.0"}, "590.44.01", True),
         ({"pci_device_id": None, "compute": None}, "590.44.01", True),
     ],
