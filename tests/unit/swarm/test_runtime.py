@@ -26,7 +26,7 @@ def settings(host, engine, tmp_path, monkeypatch, nodes):  # noqa: ARG001 - thei
     """Two GPUs, on an engine whose records are below `tmp_path`; nobody waits for anything."""
     monkeypatch.setenv("IMAGEMATRIX_LOCKS", str(tmp_path / "locks"))
     monkeypatch.setattr(runtime, "WAIT_S", 0.0)
-    engine.image({}, Env=["PATH=/bin"])
+    engine.add_image({}, Env=["PATH=/bin"])
     image = engine.images[0]["Id"]
     monkeypatch.setattr(node, "present", lambda host, _: host)
     found = Settings(data_root=str(tmp_path), address=os.environ["DOCKER_HOST"], host=host(24564, 12000))
