@@ -1,7 +1,7 @@
 """Docker engines and registries that tests start: each in a network namespace of its own.
 
-slirp4netns gives the namespace its way out (builds fetch packages), so that neither the machine's firewall
-nor another engine on it is touched.
+slirp4netns provides outgoing connections (builds fetch packages), so that neither the machine's firewall
+nor another engine is touched.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ import pytest
 from processes import END_WITH_US, new_folder, remove_folder
 
 ROOT = Path(__file__).parents[2]
-# Images that files have in common; those of other names go when the file ends that made them.
+# Images shared by several files; all others are removed at the end of the file that built them.
 SHARED = ("debian", "training")
 NEEDED = ("dockerd", "docker", "docker-registry", "htpasswd", "slirp4netns", "unshare", "debootstrap")
 
@@ -36,7 +36,7 @@ class Engine:
     def start(self):
         config = {
             "features": {"containerd-snapshotter": self.store == "containerd", "cdi": True},
-            "experimental": True,  # until Docker 27 this is what CDI is
+            "experimental": True,  # CDI is experimental before Docker 27
             "cdi-spec-dirs": [f"{self.folder}/cdi"],
         }
         (self.folder / "daemon.json").write_text(json.dumps(config))
@@ -109,7 +109,7 @@ class Engine:
         )
 
     def has_no_containers(self):
-        """Whether there is none left; the engine may still be removing those that ended."""
+        """Whether no container is left; the engine may still be removing ended ones."""
         for _ in range(300):
             if not self.docker("ps", "-aq").stdout:
                 return True
@@ -122,11 +122,11 @@ class Engine:
 
     def remove_containers(self):
         if self.running and (names := self.docker("ps", "-aq").stdout.split()):
-            self.docker("rm", "-f", *names, check=False)  # some may be gone meanwhile
+            self.docker("rm", "-f", *names, check=False)  # some may be gone by now
             assert self.has_no_containers()
 
     def images(self):
-        """Return the names of all images, but for those that files have in common."""
+        """Return the names of all images except those shared by several files."""
         names = self.docker("images", "--format", "{{.Repository}}:{{.Tag}}").stdout.split()
         return {name for name in names if name.partition(":")[0] not in SHARED and "<none>" not in name}
 
@@ -135,13 +135,13 @@ class Engine:
 
     @property
     def inside(self):
-        """The words that start a command in the engine's network, with the tests' registries, on its node."""
+        """The prefix of a command that runs on the engine's node, in the network of the test registries."""
         spaces = f"/proc/{self._processes[0].pid}/ns"
         node = [f"--mount={spaces}/mnt", f"--wdns={ROOT}"] if self.node else []
         return ["nsenter", f"--net={spaces}/net", *node]
 
     def imagematrix(self, *words, **options):
-        """Run our command line as a user does."""
+        """Run the command line as a user does."""
         given = {"capture_output": True, "text": True, "env": self.environment, **options}
         command = [*self.inside, ROOT / ".venv/bin/imagematrix", *words]
         return subprocess.run(command, check=False, **given)
@@ -149,7 +149,7 @@ class Engine:
     def build_shipped(self, *expressions):
         """Build cells of the shipped matrix, and return the references of the images.
 
-        It is copied for that: the bases of this engine get locked beside it.
+        The matrix is copied, because the bases of this engine are locked beside it.
         """
         copy = self.folder / "shipped"
         if not copy.exists():
@@ -169,7 +169,7 @@ class Engine:
 
 
 class Registry:
-    """A registry in the network of an engine, on a port of loopback; with a `login` it wants one.
+    """A registry in the network of an engine, on a port of loopback; with a `login` it requires one.
 
     Several can have the same `data`, a folder: what is pushed to one can be pulled from all of them.
     """

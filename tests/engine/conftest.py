@@ -39,7 +39,7 @@ GROUPS = (
     ("faults",),
     ("registry",),
 )
-LAST = ("builders", "ci")  # they empty the build cache of an engine
+LAST = ("builders", "ci")  # they clear the build cache of an engine
 
 
 class GroupScheduling(LoadScopeScheduling):
@@ -74,7 +74,7 @@ def pytest_collection_modifyitems(items):
 def _own_dev():
     """Give these tests a /dev of their own, in a mount namespace that ends with them.
 
-    The nodes of GPUs that some tests make are on no other test's machine, and stay on none.
+    GPU device nodes that tests create are visible to no other test, and none is left behind.
     """
     require()
     libc = ctypes.CDLL(None, use_errno=True)
@@ -94,7 +94,7 @@ def engines():
 
 @pytest.fixture(autouse=True)
 def _no_container_outlives_its_test(engines):
-    """Start every test on engines without containers, whatever ran before: files come in any order."""
+    """Remove containers before every test, because files run in any order."""
     yield
     for engine in engines:
         engine.remove_containers()
@@ -102,7 +102,7 @@ def _no_container_outlives_its_test(engines):
 
 @pytest.fixture(scope="module", autouse=True)
 def _no_image_outlives_its_file(engines):
-    """A version is frozen: what one file has built under a name would be in the way of another's."""
+    """Remove images after each file: a version is frozen, so equal names would collide."""
     before = {engine: engine.images() for engine in engines}
     yield
     for engine in engines:
@@ -112,7 +112,7 @@ def _no_image_outlives_its_file(engines):
 
 @pytest.fixture(scope="session")
 def start_engine(engines):
-    """Call it with a store to get a new engine with the base images; one on a GpuNode comes without them."""
+    """Call it with a store to get a new engine with the base images; an engine on a GpuNode has none."""
     remove_leftovers()
     subprocess.run([ROOT / "ci/bases", "archives"], check=True)
 
@@ -155,7 +155,7 @@ def simulate(engine, start_engine, tmp_path_factory):
             ["docker", "save", image, cpu], env=engine.environment, stdout=subprocess.PIPE
         ) as saved:
             subprocess.run(["docker", "load"], env=node.environment, stdin=saved.stdout, check=True)
-        # The driver that is in the image looks for a kernel module.
+        # The driver in the image looks for a kernel module.
         driver = machine.libcuda.name
         (folder / "Dockerfile").write_text(f"FROM {image}\nCOPY lib/{driver} {LIBRARIES}/{driver}\n")
         node.docker("build", "-t", image, str(folder))
@@ -172,7 +172,7 @@ def node(simulate):
 
 @pytest.fixture
 def nodes():
-    """Device nodes as a GPU host has them: made here, with the number of /dev/null so that they open."""
+    """Device nodes as a GPU host has them: created with the number of /dev/null, so that they can be opened."""
     made = []
     for path in (*(f"/dev/nvidia{minor}" for minor in range(8)), *CONTROL):
         if not Path(path).exists():
