@@ -172,7 +172,7 @@ def node(simulate):
 
 @pytest.fixture
 def nodes():
-    """Device nodes as a GPU host has them: created with the number of /dev/null, so that they can be opened."""
+    """Device nodes as on a GPU host, created with the number of /dev/null, so that they can be opened."""
     made = []
     for path in (*(f"/dev/nvidia{minor}" for minor in range(8)), *CONTROL):
         if not Path(path).exists():
