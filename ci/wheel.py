@@ -42,6 +42,7 @@ CALLS = (
     (f"explain training:v1 --catalog catalog.json --host {HOST}", 0),
     (f"coverage --catalog catalog.json {HOST}", 0),
     ("run training:v1", NO_ENGINE),
+    (f"kubernetes labels --host {HOST}", 0),
     ("resolver", 2),  # it wants an upstream, and would not end
     ("swarm run --gpus 1 training:v1", NO_ENGINE),
     ("swarm gc", NO_ENGINE),

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
 
-__all__ = ["Fields", "dump", "natural", "parse", "read"]
+__all__ = ["DIGITS", "Fields", "dump", "natural", "parse", "read"]
 
 CONTROL = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")  # terminals act on these
 LARGEST = 1e300  # sums and means of numbers up to this stay finite

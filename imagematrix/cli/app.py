@@ -43,6 +43,7 @@ COMMANDS = (
     "coverage",
     "resolver",
     "swarm",
+    "kubernetes",
     "schema",
     "run",
 )

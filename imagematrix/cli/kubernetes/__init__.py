@@ -1,0 +1,7 @@
+"""What a Kubernetes cluster needs to know of nodes and images."""
+
+from __future__ import annotations
+
+__all__ = ["COMMANDS"]
+
+COMMANDS = ("labels",)

@@ -1,0 +1,49 @@
+"""`imagematrix kubernetes labels`: this node's facts as labels."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from imagematrix.cli.choosing import node_of
+from imagematrix.cli.options import HostFile, Json, NvidiaSmi, Root
+from imagematrix.cli.output import info, print_json, print_text
+from imagematrix.errors import UsageError
+
+__all__ = ["command"]
+
+FORMATS = ("nfd", "kubectl")
+
+
+def command(
+    host: HostFile = None,
+    root: Root = None,
+    nvidia_smi: NvidiaSmi = None,
+    format: Annotated[
+        str,
+        typer.Option(
+            "--format",
+            metavar="{nfd|kubectl}",
+            help="nfd: a feature file of Node Feature Discovery; kubectl: a command that sets the labels.",
+        ),
+    ] = "nfd",
+    node: Annotated[
+        str, typer.Option("--node", metavar="NAME", help="The node's name in the kubectl command.")
+    ] = "$NODE",
+    json: Json = False,
+) -> None:
+    """Print the labels that tell a cluster what this node has: CPU flags, driver, GPUs, and its class."""
+    from imagematrix.kubernetes.forms import document, feature_file, kubectl
+    from imagematrix.kubernetes.labels import facts
+
+    if format not in FORMATS:
+        raise UsageError(f"invalid format: {format!r}", remedy=f"one of {', '.join(FORMATS)}")
+    described, _ = node_of(host, root, nvidia_smi, None)
+    found = facts(described)
+    if json:
+        print_json(document(found, described.warnings))
+    else:
+        print_text(feature_file(found) if format == "nfd" else kubectl(found, node))
+    for warning in described.warnings:
+        info(f"warning: {warning}")

@@ -1,0 +1,158 @@
+"""The Host that labels of Node Feature Discovery and of NVIDIA's GPU feature discovery describe.
+
+Sources: https://kubernetes-sigs.github.io/node-feature-discovery, and internal/lm of
+https://github.com/NVIDIA/k8s-device-plugin. They do not say whether the kernel modules are open, what a GPU's
+PCI device id and brand are, in which state it is, and whether a node has GPUs of several models.
+"""
+
+from __future__ import annotations
+
+import re
+
+from imagematrix.documents import natural
+from imagematrix.facts import gpus as products
+from imagematrix.facts import marches, versions
+from imagematrix.kubernetes import cpuid
+from imagematrix.kubernetes import labels as own
+from imagematrix.kubernetes.labelled import GPUS
+from imagematrix.node.host import Accelerator, Cpu, Driver, Gpu, Host, machine
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+__all__ = [
+    "ARCH",
+    "CPUID",
+    "DRIVER_FULL",
+    "DRIVER_MAJOR",
+    "DRIVER_MINOR",
+    "DRIVER_REVISION",
+    "GPU_COUNT",
+    "MAJOR",
+    "MINOR",
+    "VGPU",
+    "discovered",
+]
+
+ARCH = "kubernetes.io/arch"
+CPUID = "feature.node.kubernetes.io/cpu-cpuid."
+VENDOR = "feature.node.kubernetes.io/cpu-model.vendor_id"
+PCI = re.compile(r"feature\.node\.kubernetes\.io/pci-(?:\w+_)?(10de|1002|1da3)(?:_.*)?\.present", re.ASCII)
+PRODUCT, GPU_COUNT = "nvidia.com/gpu.product", "nvidia.com/gpu.count"
+MEMORY, REPLICAS = "nvidia.com/gpu.memory", "nvidia.com/gpu.replicas"
+MAJOR, MINOR = "nvidia.com/gpu.compute.major", "nvidia.com/gpu.compute.minor"
+DRIVER_FULL = "nvidia.com/cuda.driver-version.full"
+DRIVER_MAJOR = "nvidia.com/cuda.driver-version.major"
+DRIVER_MINOR = "nvidia.com/cuda.driver-version.minor"
+DRIVER_REVISION = "nvidia.com/cuda.driver-version.revision"
+OLD_DRIVER = ("nvidia.com/cuda.driver.major", "nvidia.com/cuda.driver.minor", "nvidia.com/cuda.driver.rev")
+STRATEGY = "nvidia.com/mig.strategy"
+VGPU = "nvidia.com/vgpu.present"
+RESOURCE = "nvidia.com/gpu"
+ACCELERATORS = ("nvidia.com/gpu", "amd.com/gpu", "gpu.intel.com/", "habana.ai/", "aws.amazon.com/neuron")
+VENDORS = {"Intel": "GenuineIntel", "AMD": "AuthenticAMD", "Hygon": "HygonGenuine"}
+MIG = re.compile(r"-MIG-(?:\d+c\.)?\d+g\.\d+gb.*|-MIG-INVALID", re.ASCII)
+SHARED = "-SHARED"
+SOURCE = "labels of NVIDIA's GPU feature discovery"
+
+
+def discovered(found: Mapping[str, str], architecture: str | None, capacity: Mapping[str, str]) -> Host:
+    """Return the Host of a node with these labels.
+
+    `architecture` and `capacity` are those of the node's status, the first to take where there is no label,
+    the second to find GPUs that no label describes.
+    """
+    warnings: list[str] = []
+    arch = machine(found.get(ARCH) or architecture or "")
+    if not arch:
+        warnings.append("CPU architecture unknown")
+    flags = _flags(found, arch, warnings)
+    gpus = tuple(_gpus(found, capacity, warnings))
+    return Host(
+        arch=arch or own.UNKNOWN,
+        cpu=Cpu(
+            vendor=VENDORS.get(found.get(VENDOR, "")),
+            model=None,
+            flags=flags,
+            level=marches.level(flags) if arch == "x86_64" else None,
+        ),
+        driver=_driver(found),
+        gpus=gpus,
+        accelerators=() if gpus else tuple(_accelerators(found, capacity)),
+        warnings=tuple(warnings),
+    )
+
+
+def _flags(found: Mapping[str, str], arch: str, warnings: list[str]) -> frozenset[str]:
+    shown = [
+        key.removeprefix(CPUID) for key, value in found.items() if key.startswith(CPUID) and value == "true"
+    ]
+    flags = cpuid.flags(shown, arch)
+    if not flags:
+        warnings.append("CPU flags unknown: no labels of Node Feature Discovery or of imagematrix found")
+    elif arch == "x86_64":
+        level = marches.level(flags) or "none"
+        warnings.append(
+            f"CPU flags that Node Feature Discovery hides are concluded from the psABI level, {level}"
+        )
+    return flags
+
+
+def _driver(found: Mapping[str, str]) -> Driver | None:
+    parts = [found.get(key) for key in (DRIVER_MAJOR, DRIVER_MINOR, DRIVER_REVISION)]
+    if not parts[0]:
+        parts = [found.get(key) for key in OLD_DRIVER]
+    version = found.get(DRIVER_FULL) or ".".join(filter(None, parts))
+    if not versions.DRIVER.fullmatch(version):
+        return None
+    return Driver(version=version, kind=None, source=SOURCE)
+
+
+def _gpus(found: Mapping[str, str], capacity: Mapping[str, str], warnings: list[str]) -> Iterator[Gpu]:
+    product = found.get(PRODUCT)
+    if product is None:
+        return
+    mig = MIG.search(product)
+    name = MIG.sub("", product.removesuffix(SHARED))
+    count = min(natural(found.get(GPU_COUNT, "")) or 0, GPUS)
+    if mig:
+        warnings.append("the number of GPUs is unknown: their labels count MIG devices")
+        count = 1
+    elif STRATEGY in found:
+        warnings.append("labels do not tell which GPUs are in MIG mode")
+    major, minor = found.get(MAJOR, ""), found.get(MINOR, "")
+    compute = f"{major}.{minor}"
+    known = versions.CAPABILITY.fullmatch(compute) is not None
+    if not known:
+        warnings.append("compute capability unknown: no labels nvidia.com/gpu.compute.* found")
+    if _driver(found) is None:
+        warnings.append("driver version unknown: no labels nvidia.com/cuda.driver-version.* found")
+    virtual = products.is_vgpu(name) or found.get(VGPU) == "true"
+    for index in range(count):
+        yield Gpu(
+            index=index,
+            name=own.spaced(name),
+            compute=compute if known else None,
+            brand=products.brand(own.spaced(name)),
+            memory_mib=None if mig else natural(found.get(MEMORY, "")),
+            mig=() if mig else None,
+            state="vgpu" if virtual else "ok",
+        )
+    shares = max(1, natural(found.get(REPLICAS, "")) or 1)
+    further = 0 if mig else min(natural(capacity.get(RESOURCE, "")) or 0, GPUS * shares) // shares - count
+    if further > 0:
+        warnings.append(f"{further} GPUs are of models that no label describes")
+    for index in range(count, count + further):
+        yield Gpu(index=index, state="unconfirmed")
+
+
+def _accelerators(found: Mapping[str, str], capacity: Mapping[str, str]) -> Iterator[Accelerator]:
+    """Yield what shows that a node has accelerators, where no label describes a GPU."""
+    why = "no label describes it"
+    for key in sorted(found):
+        if PCI.fullmatch(key) and found[key] == "true":
+            yield Accelerator(kind="label", where=key, why=why)
+    for resource in sorted(capacity):
+        if resource.startswith(ACCELERATORS) and capacity[resource] != "0":
+            yield Accelerator(kind="device", where=resource, why=why)

@@ -1,0 +1,85 @@
+"""The Host that our own labels describe: `labels.facts` read backwards."""
+
+from __future__ import annotations
+
+import re
+
+from imagematrix.documents import natural
+from imagematrix.facts import marches
+from imagematrix.facts.versions import CAPABILITY, DRIVER
+from imagematrix.kubernetes import labels as own
+from imagematrix.node.host import Accelerator, Cpu, Driver, Gpu, Host, machine
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+__all__ = ["GPUS", "labelled"]
+
+SOURCE = "labels"
+GPUS = 1_024  # of one node; more in a label count as so many
+FIELDS = 6  # of the label of a kind of GPU
+
+
+def labelled(found: Mapping[str, str]) -> Host:
+    """Return the Host of a node with these labels; what they do not tell is null and has a warning."""
+    arch = machine(found[own.ARCH])
+    flags = frozenset(key.removeprefix(own.FLAG) for key in found if key.startswith(own.FLAG))
+    warnings = [] if flags else ["no labels about CPU flags found"]
+    gpus = tuple(_gpus(found, warnings))
+    return Host(
+        arch=arch,
+        cpu=Cpu(
+            vendor=found.get(own.VENDOR),
+            model=own.spaced(found[own.MODEL]) if own.MODEL in found else None,
+            flags=flags & own.vocabulary(arch),
+            level=marches.level(flags) if arch == "x86_64" else None,
+        ),
+        driver=_driver(found),
+        gpus=gpus,
+        accelerators=tuple(
+            Accelerator(kind="label", where=own.ACCELERATORS)
+            for _ in range(_count(found.get(own.ACCELERATORS, "0")))
+        ),
+        warnings=tuple(warnings),
+    )
+
+
+def _driver(found: Mapping[str, str]) -> Driver | None:
+    version = found.get(own.DRIVER, "")
+    if not DRIVER.fullmatch(version):
+        return None
+    return Driver(version=version, kind=found.get(own.MODULES), source=SOURCE)
+
+
+def _gpus(found: Mapping[str, str], warnings: list[str]) -> Iterator[Gpu]:
+    """Yield the GPUs of each kind, and unknown ones if the node has more than labels describe."""
+    index, count = 0, _count(found.get(own.COUNT, "0"))
+    for number in range(own.KINDS):
+        values = found.get(f"{own.KIND}{number}", "").split("_")
+        if len(values) == FIELDS:
+            name = found.get(f"{own.NAME}{number}", "")
+            for _ in range(min(_count(values[0]), count - index)):
+                yield _gpu(index, name, values)
+                index += 1
+    if index < count:
+        warnings.append(f"labels describe {index} of {count} GPUs")
+    for further in range(index, count):
+        yield Gpu(index=further, state="unconfirmed")
+
+
+def _gpu(index: int, name: str, values: list[str]) -> Gpu:
+    _, compute, brand, device, state, memory = values
+    return Gpu(
+        index=index,
+        name=own.spaced(name) or None,
+        pci_device_id=device if re.fullmatch("[0-9a-f]{4}", device, re.ASCII) else None,
+        compute=compute if CAPABILITY.fullmatch(compute) else None,
+        brand=None if brand == own.NONE else brand,
+        memory_mib=natural(memory),
+        state=state,
+    )
+
+
+def _count(text: str) -> int:
+    return min(natural(text) or 0, GPUS)

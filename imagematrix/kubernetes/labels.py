@@ -1,0 +1,224 @@
+"""The labels that say of a node what a selection needs to know: `facts` of a Host, and their syntax.
+
+Labels about several GPUs are made so that a scheduler, which knows no loops, can ask about all of them: the
+least and the greatest value, and a label for each value that occurs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import Counter
+from functools import cache
+
+from imagematrix.documents import DIGITS
+from imagematrix.facts import gpus, macros, marches, versions
+from imagematrix.selection import drivers
+from imagematrix.selection.target import ARCHITECTURES
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from imagematrix.node.host import Gpu, Host
+
+__all__ = [
+    "BRANDS",
+    "KINDS",
+    "NEWEST",
+    "STATES",
+    "class_name",
+    "facts",
+    "rank",
+    "safe",
+    "spaced",
+    "valid",
+    "vocabulary",
+]
+
+PREFIX = "imagematrix.io/"
+ARCH = f"{PREFIX}arch"
+CLASS = f"{PREFIX}class"
+VENDOR, MODEL, LEVEL = f"{PREFIX}cpu.vendor", f"{PREFIX}cpu.model", f"{PREFIX}cpu.level"
+FLAG = f"{PREFIX}cpu-flag."
+DRIVER, RANK, MODULES = f"{PREFIX}driver", f"{PREFIX}driver.rank", f"{PREFIX}driver.modules"
+COUNT, GPU_STATES, DATA_CENTRE = f"{PREFIX}gpu.count", f"{PREFIX}gpu.states", f"{PREFIX}gpu.data-centre"
+LEAST, GREATEST = f"{PREFIX}gpu.compute-min", f"{PREFIX}gpu.compute-max"
+DRIVER_LIMIT = f"{PREFIX}gpu.driver-limit"
+COMPUTE, BRAND = f"{PREFIX}gpu-compute.", f"{PREFIX}gpu-brand."
+KIND, NAME = f"{PREFIX}gpu-kind.", f"{PREFIX}gpu-name."
+ACCELERATORS = f"{PREFIX}accelerators"
+
+LONGEST = 63  # characters of a value, and of a key behind its prefix
+VALUE = re.compile(r"(?:[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?", re.ASCII)
+DEVICE = re.compile("[0-9a-f]{4}", re.ASCII)
+KINDS = 16  # kinds of GPUs in a node that labels describe
+NEWEST = 9999  # in place of a driver branch: the newest driver supports all GPUs
+NONE, OTHER, UNKNOWN = "none", "other", "unknown"  # no value, one without a word here, one that is not known
+BRANDS = (*sorted(gpus.BRANDS.values()), NONE, OTHER)
+STATES = (
+    "excluded",
+    "failed",
+    "lost",
+    "mig-empty",
+    "no-module",
+    "no-node",
+    "no-permission",
+    "ok",
+    "unconfirmed",
+    "vgpu",
+    "vgpu-host",
+)
+MODULE_KINDS = ("open", "proprietary")
+# What tells classes apart: all that rules read, and that no table of this release was needed for.
+TELLING = (ACCELERATORS, ARCH, VENDOR, FLAG, COUNT, KIND, NAME)
+SHORT = 24  # characters of the GPUs in the name of a class
+
+
+def facts(host: Host) -> dict[str, str]:
+    """Return the labels of a host, sorted by their keys, with its class.
+
+    What is unknown of it has no label, or one that no image's needs admit.
+    """
+    found = {
+        ARCH: safe(ARCHITECTURES.get(host.arch, host.arch)) or UNKNOWN,
+        VENDOR: safe(host.cpu.vendor or ""),
+        MODEL: safe(host.cpu.model or ""),
+        ACCELERATORS: str(len(host.accelerators)),
+        COUNT: str(len(host.gpus)),
+        **_cpu(host),
+        **_driver(host),
+        **(_gpus(host.gpus) if host.gpus else {}),
+    }
+    found = {key: value for key, value in found.items() if value}
+    return dict(sorted((found | {CLASS: class_name(found)}).items()))
+
+
+def class_name(labels: Mapping[str, str]) -> str:
+    """Return the name of the class of nodes with these facts: GPUs, driver, CPU level, and a short hash.
+
+    It is the same for all nodes that no selection tells apart, and fit to name an object of Kubernetes.
+    """
+    telling = [
+        f"{key}={_without_memory(key, labels[key])}"
+        for key in sorted(labels)
+        if key.startswith(TELLING) or key in (DRIVER, MODULES)
+    ]
+    digest = hashlib.sha256("\n".join(telling).encode()).hexdigest()[:8]
+    level = f"v{labels[LEVEL]}" if LEVEL in labels else labels.get(ARCH, UNKNOWN)
+    driver = labels.get(DRIVER, "no-driver") if labels.get(COUNT, "0") != "0" else ""
+    parts = [_short(labels), driver, level, digest]
+    return re.sub(r"[^a-z0-9]+", "-", "-".join(filter(None, parts)).lower()).strip("-")
+
+
+def rank(version: str | tuple[int, ...]) -> int:
+    """Return a number that is in the order of driver versions: four digits for each part, then how many."""
+    parts = versions.order(version) if isinstance(version, str) else version
+    padded = (*parts, 0, 0, 0)[:4]
+    return int("".join(f"{part:04d}" for part in padded) + str(len(parts)))
+
+
+def safe(text: str) -> str:
+    """Return text as the value of a label: 63 characters at most, others than those allowed as dashes."""
+    return re.sub(r"[^A-Za-z0-9_.]+", "-", text)[:LONGEST].strip("-_.")
+
+
+def spaced(name: str) -> str:
+    """Return the name of a GPU from a label, in which blanks have become dashes."""
+    return name.replace("-", " ")
+
+
+def valid(value: str) -> bool:
+    """Whether a text may be the value of a label."""
+    return VALUE.fullmatch(value) is not None
+
+
+@cache
+def vocabulary(arch: str) -> frozenset[str]:
+    """Return the CPU flags that have labels: all that an image can need. Others would only be noise."""
+    announced = frozenset(" ".join(macros.FLAGS.get(arch, {}).values()).split())
+    if arch == "aarch64":
+        announced |= frozenset(flag for march in marches.names() for flag in macros.unannounced(march))
+        return announced - marches.IGNORED[arch] | marches.SIGNING
+    return announced - marches.IGNORED.get(arch, frozenset())
+
+
+def _cpu(host: Host) -> dict[str, str]:
+    flags = host.cpu.flags & vocabulary(host.arch)
+    level = marches.level(flags) if host.arch == "x86_64" else None
+    return {
+        **({LEVEL: str(marches.level_rank(level))} if level else {}),
+        **{f"{FLAG}{flag}": "true" for flag in flags},
+    }
+
+
+def _driver(host: Host) -> dict[str, str]:
+    if host.driver is None:
+        return {}
+    version, kind = host.driver.version, host.driver.kind
+    # A Tegra driver's version says nothing in the order of the others.
+    ranked = {} if versions.is_tegra(version) else {RANK: str(rank(version))}
+    return {DRIVER: version, **ranked, **({MODULES: kind} if kind in MODULE_KINDS else {})}
+
+
+def _gpus(there: tuple[Gpu, ...]) -> dict[str, str]:
+    each = [_labelled(gpu) for gpu in there]
+    # An unknown capability is below any that an image has code for.
+    computes = [0 if one["compute"] == UNKNOWN else int(one["compute"].replace(".", "")) for one in each]
+    states = "_".join(sorted({one["state"] for one in each}))
+    limits = [limit for gpu in there if (limit := drivers.last_branch(gpu)) is not None]
+    proved = all(
+        gpus.data_centre(None if one["brand"] == NONE else one["brand"], spaced(one["name"])) for one in each
+    )
+    return {
+        GPU_STATES: states if valid(states) else OTHER,
+        LEAST: str(min(computes)),
+        GREATEST: str(max(computes)),
+        DRIVER_LIMIT: str(min(limits, default=NEWEST)),
+        DATA_CENTRE: str(proved).lower(),
+        **_counted(COMPUTE, (one["compute"] for one in each)),
+        **_counted(BRAND, (one["brand"] for one in each)),
+        **_described(each),
+    }
+
+
+def _labelled(gpu: Gpu) -> dict[str, str]:
+    """Return the facts of a GPU as labels have them."""
+    device = (gpu.pci_device_id or "").lower().removeprefix("0x")
+    return {
+        "compute": gpu.compute or UNKNOWN,
+        "brand": NONE if gpu.brand is None else gpu.brand if gpu.brand in BRANDS else OTHER,
+        "device": device if DEVICE.fullmatch(device) else NONE,
+        "state": gpu.state if gpu.state in STATES else OTHER,
+        "memory": str(gpu.memory_mib)[:DIGITS] if gpu.memory_mib is not None else UNKNOWN,
+        "name": safe(gpu.name or ""),
+    }
+
+
+def _counted(key: str, values: Iterable[str]) -> dict[str, str]:
+    return {f"{key}{value}": str(count) for value, count in Counter(values).items()}
+
+
+def _described(each: list[dict[str, str]]) -> dict[str, str]:
+    """Return the labels from which the GPUs are read again: one for each kind, and one with its name."""
+    counts = Counter(tuple(one.items()) for one in each)
+    found = {}
+    for number, (kind, count) in enumerate(sorted(counts.items())[:KINDS]):
+        *values, name = (value for _, value in kind)
+        found[f"{KIND}{number}"] = "_".join([str(count), *values])
+        found[f"{NAME}{number}"] = name
+    return found
+
+
+def _without_memory(key: str, value: str) -> str:
+    return value.rpartition("_")[0] if key.startswith(KIND) else value
+
+
+def _short(labels: Mapping[str, str]) -> str:
+    """Return the GPUs of a class in a few letters: h200x8, a100-sxm4-40gbx4, mixedx3, cpu."""
+    count = labels.get(COUNT, "0")
+    if count == "0":
+        return "cpu"
+    names = {value for key, value in labels.items() if key.startswith(NAME)}
+    name = next(iter(names)) if len(names) == 1 else "mixed" if names else "gpu"
+    return f"{re.sub('^(nvidia|tesla)-', '', name.lower())[:SHORT]}x{count}"

@@ -1,0 +1,118 @@
+"""Nodes of a cluster, as `kubectl get nodes -o json` writes them, and the Hosts that their labels describe.
+
+Our own labels describe all that a selection reads. Without them, those of Node Feature Discovery and of
+NVIDIA's GPU feature discovery do, with gaps: each is a null in the Host or a GPU that cannot be used, and has
+a warning.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from imagematrix import documents
+from imagematrix.errors import UsageError
+from imagematrix.kubernetes import labels as own
+from imagematrix.kubernetes.discovered import discovered
+from imagematrix.kubernetes.labelled import labelled
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+    from typing import Any, BinaryIO
+
+    from imagematrix.node.host import Host
+
+__all__ = ["Node", "host", "load", "parse"]
+
+STREAM = "-"
+LISTS = ("List", "NodeList")
+PREFIX = re.compile(r"(?=.{1,253}$)[a-z0-9]([-a-z0-9.]*[a-z0-9])?", re.ASCII)  # of a label's key
+LABELS = 2_000  # of one node, of which real ones have 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Node:
+    """A node: its name, its valid labels, and the Host that they describe."""
+
+    name: str
+    labels: Mapping[str, str]
+    host: Host
+
+    @property
+    def described(self) -> bool:
+        """Whether it has our own labels."""
+        return own.ARCH in self.labels
+
+
+def load(path: Path, stream: BinaryIO) -> tuple[Node, ...]:
+    """Return the nodes in a file, or for "-" in `stream`; raise UsageError if it has none."""
+    if str(path) != STREAM:
+        return parse(documents.read(path), str(path))
+    raw = stream.read(documents.LIMIT + 1)
+    if len(raw) > documents.LIMIT:
+        raise UsageError(f"stdin: exceeds {documents.LIMIT // 2**20} MiB, too large for a list of nodes")
+    return parse(documents.parse(raw, "stdin"), "stdin")
+
+
+def parse(data: object, where: str) -> tuple[Node, ...]:
+    """Return the nodes of a list of them, or of one Node object, sorted by their names."""
+    fields = documents.Fields(data, where)
+    objects = list(fields.objects("items")) if fields.text("kind") in LISTS else [fields]
+    found: dict[str, Node] = {}
+    for each in objects:
+        node = _node(each)
+        if node.name in found:
+            raise UsageError(f"{where}: duplicate node {node.name[:80]!r}")
+        found[node.name] = node
+    if not found:
+        raise UsageError(f"{where}: no nodes found", remedy="write it with `kubectl get nodes -o json`")
+    return tuple(found[name] for name in sorted(found))
+
+
+def host(data: object, where: str = "node") -> Host:
+    """Return the Host that the labels of a Node object describe; raise UsageError if it is no such object."""
+    return _node(documents.Fields(data, where)).host
+
+
+def _node(fields: documents.Fields) -> Node:
+    if fields.text("kind") != "Node":
+        raise fields.fail("kind", f"expected Node, found {fields.text('kind')[:80]!r}")
+    metadata = fields.object_or_none("metadata")
+    if metadata is None:
+        raise fields.fail("metadata", "is missing (expected an object)")
+    found, refused = _labels(metadata.named_texts("labels"))
+    status = fields.object_or_none("status")
+    if own.ARCH in found:
+        described = labelled(found)
+    else:
+        described = discovered(found, _architecture(status), _capacity(status))
+    if refused:
+        from imagematrix.record import replace
+
+        warning = f"{refused} invalid labels were ignored"
+        described = replace(described, warnings=(*described.warnings, warning))
+    return Node(name=metadata.text("name"), labels=found, host=described)
+
+
+def _labels(given: Mapping[str, str]) -> tuple[dict[str, str], int]:
+    """Return the labels that an API server would accept, and how many others there were."""
+    found = {
+        key: value for key, value in list(given.items())[:LABELS] if own.valid(value) and _valid_key(key)
+    }
+    return found, len(given) - len(found)
+
+
+def _valid_key(key: str) -> bool:
+    prefix, slash, name = key.rpartition("/")
+    return bool(name) and own.valid(name) and (PREFIX.fullmatch(prefix) is not None if slash else not prefix)
+
+
+def _architecture(status: documents.Fields | None) -> str | None:
+    info = status.object_or_none("nodeInfo") if status else None
+    return info.text_or_none("architecture") if info else None
+
+
+def _capacity(status: documents.Fields | None) -> Mapping[str, Any]:
+    return status.named_texts("capacity") if status else {}

@@ -1,0 +1,170 @@
+"""Node objects become Hosts: by our labels exactly, by those of others with nulls and warnings."""
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from imagematrix import documents
+from imagematrix.errors import UsageError
+from imagematrix.kubernetes import cpuid
+from imagematrix.kubernetes.nodes import host, load, parse
+
+GFD = {
+    "nvidia.com/cuda.driver-version.full": "580.65.06",
+    "nvidia.com/cuda.driver-version.major": "580",
+    "nvidia.com/cuda.driver-version.minor": "65",
+    "nvidia.com/cuda.driver-version.revision": "06",
+    "nvidia.com/gpu.compute.major": "9",
+    "nvidia.com/gpu.compute.minor": "0",
+    "nvidia.com/gpu.count": "8",
+    "nvidia.com/gpu.memory": "143771",
+    "nvidia.com/gpu.product": "NVIDIA-H200",
+    "nvidia.com/mig.strategy": "none",
+}
+OLD = {
+    "nvidia.com/cuda.driver.major": "535",
+    "nvidia.com/cuda.driver.minor": "54",
+    "nvidia.com/cuda.driver.rev": "03",
+}
+
+
+def without(labels, *starts):
+    return {key: value for key, value in labels.items() if not key.startswith(starts)}
+
+
+def test_a_node_with_our_labels_is_the_host(hosts, cluster):
+    for described in hosts.values():
+        node = cluster.node("a", cluster.own(described), arch=cluster.arch(described))
+        assert host(node).arch == described.arch
+        assert parse(node, "x")[0].described
+
+
+def test_gpu_feature_discovery(cluster):
+    described = host(cluster.node("a", GFD, nvidia_com_gpu=8))
+    assert described.driver.version == "580.65.06"
+    assert described.driver.kind is None
+    assert len(described.gpus) == 8
+    gpu = described.gpus[0]
+    assert (gpu.name, gpu.compute, gpu.memory_mib, gpu.brand) == ("NVIDIA H200", "9.0", 143771, "nvidia")
+    assert (gpu.state, gpu.uuid, gpu.pci_device_id, gpu.mig) == ("ok", None, None, None)
+    assert described.cpu.flags == frozenset()
+    assert any("CPU flags unknown" in warning for warning in described.warnings)
+
+
+def test_a_driver_is_read_from_its_parts():
+    labels = without(GFD, "nvidia.com/cuda.driver-version.full")
+    assert host({"kind": "Node", "metadata": {"name": "a", "labels": labels}}).driver.version == "580.65.06"
+    labels = without(GFD, "nvidia.com/cuda.") | OLD
+    assert host({"kind": "Node", "metadata": {"name": "a", "labels": labels}}).driver.version == "535.54.03"
+    described = host({"kind": "Node", "metadata": {"name": "a", "labels": without(GFD, "nvidia.com/cuda.")}})
+    assert described.driver is None
+    assert any("driver version unknown" in warning for warning in described.warnings)
+    assert "CPU architecture unknown" in described.warnings
+
+
+@pytest.mark.parametrize(
+    ("change", "count", "mig", "state", "warning"),
+    [
+        ({"nvidia.com/gpu.product": "NVIDIA-H200-SHARED", "nvidia.com/gpu.replicas": "4"}, 8, None, "ok", ""),
+        (
+            {"nvidia.com/gpu.product": "NVIDIA-H200-MIG-1g.18gb", "nvidia.com/gpu.count": "56"},
+            1,
+            (),
+            "ok",
+            "count MIG devices",
+        ),
+        ({"nvidia.com/gpu.product": "NVIDIA-H200-MIG-INVALID"}, 1, (), "ok", "count MIG devices"),
+        ({"nvidia.com/gpu.product": "NVIDIA-A40-8Q"}, 8, None, "vgpu", ""),
+        ({"nvidia.com/vgpu.present": "true"}, 8, None, "vgpu", ""),
+        ({"nvidia.com/gpu.count": "-1"}, 0, None, "ok", ""),
+        ({"nvidia.com/gpu.compute.major": "x"}, 8, None, "ok", "compute capability unknown"),
+        ({"nvidia.com/mig.strategy": "mixed"}, 8, None, "ok", "which GPUs are in MIG mode"),
+    ],
+)
+def test_odd_labels(cluster, change, count, mig, state, warning):
+    described = host(cluster.node("a", GFD | change))
+    assert len(described.gpus) == count
+    assert all((gpu.mig, gpu.state) == (mig, state) for gpu in described.gpus)
+    assert warning in "\n".join(described.warnings)
+    assert all("MIG" not in (gpu.name or "") and "SHARED" not in (gpu.name or "") for gpu in described.gpus)
+
+
+def test_gpus_of_models_without_labels_count_as_unknown(cluster):
+    node = cluster.node("a", GFD | {"nvidia.com/gpu.replicas": "2"})
+    node["status"]["capacity"]["nvidia.com/gpu"] = "20"
+    described = host(node)
+    assert [gpu.state for gpu in described.gpus] == ["ok"] * 8 + ["unconfirmed"] * 2
+    assert "2 GPUs are of models that no label describes" in described.warnings
+
+
+def test_a_sign_of_an_accelerator_is_kept(cluster):
+    node = cluster.node("a", {"feature.node.kubernetes.io/pci-0302_10de.present": "true"})
+    node["status"]["capacity"] |= {"amd.com/gpu": "2", "cpu": "4", "nvidia.com/gpu": "0"}
+    assert [one.where for one in host(node).accelerators] == [
+        "feature.node.kubernetes.io/pci-0302_10de.present",
+        "amd.com/gpu",
+    ]
+    assert host(cluster.node("a", {})).accelerators == ()
+
+
+def test_flags_of_node_feature_discovery(hosts, cluster):
+    for described in hosts.values():
+        node = cluster.node("a", cluster.foreign(described), arch=cluster.arch(described))
+        found = host(node)
+        assert found.cpu.flags <= described.cpu.flags
+        assert found.cpu.level == described.cpu.level
+        assert found.cpu.vendor in {None, described.cpu.vendor}
+
+
+def test_a_level_is_concluded_only_if_all_that_is_shown_of_it_is_there():
+    shown = [cpuid.names("x86_64")[flag] for flag in cpuid.proving("x86-64-v3")]
+    assert {"bmi2", "sse4_2", "avx2"} <= cpuid.flags(shown, "x86_64")
+    assert "bmi2" not in cpuid.flags([name for name in shown if name != "MOVBE"], "x86_64")
+    assert "sse4_2" not in cpuid.flags(["LAHF"], "x86_64")
+    assert "sse2" in cpuid.flags(["LAHF"], "x86_64")
+    assert "bmi2" in cpuid.flags(["BMI2"], "x86_64")
+    assert cpuid.flags(["ASIMDHP", "NEW"], "aarch64") == {"asimdhp"}
+    assert cpuid.flags([], "x86_64") == cpuid.flags(["AVX2"], "ppc64le") - {"avx2"}
+
+
+def test_lists_are_sorted_and_complete(cluster, tmp_path):
+    listed = {"kind": "List", "items": [cluster.node("b", {}), cluster.node("a", {})]}
+    path = tmp_path / "nodes.json"
+    path.write_text(json.dumps(listed))
+    assert [node.name for node in load(path, io.BytesIO())] == ["a", "b"]
+    assert [node.name for node in load(Path("-"), io.BytesIO(json.dumps(listed).encode()))] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"kind": "List", "items": []}, "no nodes found"),
+        ({"kind": "List", "items": [{"kind": "Pod"}]}, "expected Node, found 'Pod'"),
+        ({"kind": "Node"}, "metadata: is missing"),
+        ({"kind": "Node", "metadata": {}}, "name is missing"),
+        ([], "expected an object"),
+    ],
+)
+def test_what_is_no_list_of_nodes_is_refused(data, message):
+    with pytest.raises(UsageError, match=message):
+        parse(data, "x")
+
+
+def test_a_node_twice_is_refused(cluster):
+    with pytest.raises(UsageError, match="duplicate node 'a'"):
+        parse({"kind": "List", "items": [cluster.node("a", {})] * 2}, "x")
+
+
+def test_too_much_is_refused(monkeypatch):
+    monkeypatch.setattr(documents, "LIMIT", 10)
+    with pytest.raises(UsageError, match="too large"):
+        load(Path("-"), io.BytesIO(b" " * 11))
+
+
+def test_invalid_labels_are_ignored_and_counted(cluster):
+    labels = {"a/b/c": "x", "ok": "y", "/": "", "x": "*", "a" * 64: "", f"{'a' * 254}/b": "", "-": ""}
+    (node,) = parse(cluster.node("a", labels), "x")
+    assert set(node.labels) == {"kubernetes.io/arch", "ok"}
+    assert "6 invalid labels were ignored" in node.host.warnings
