@@ -24,6 +24,7 @@ NEEDED = "requests>=2.26"
 # For building, and for the resolver, which is a service of its own.
 OTHERS = (
     "aiohttp",
+    "cryptography",
     "docker",
     "iced-x86",
     "jinja2",

@@ -9,6 +9,7 @@ __all__ = [
     "GpusBusyError",
     "ImagematrixError",
     "ProbeError",
+    "SignatureError",
     "TagMovedError",
     "UnknownImageError",
     "UsageError",
@@ -88,6 +89,12 @@ class GpusBusyError(ImagematrixError):
     """The requested GPUs are not free."""
 
     exit_code = 10
+
+
+class SignatureError(ImagematrixError):
+    """A signature that a policy requires is missing or wrong."""
+
+    exit_code = 12
 
 
 def _made(kind: type[ImagematrixError], *args: object) -> ImagematrixError:

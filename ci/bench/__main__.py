@@ -24,6 +24,7 @@ import matching
 import planning
 import probing
 import running
+import serving
 import verifying
 from measure import Pace, Row
 
@@ -108,6 +109,7 @@ def _groups(asked: argparse.Namespace) -> dict[str, Group]:
         "verify": lambda folder, _: verifying.rows(folder, large=asked.large),
         "matching": lambda folder, _: matching.rows(folder, write=asked.write),
         "run": lambda folder, pace: running.rows(folder, pace, asked.rounds),
+        "resolver": lambda folder, _: serving.rows(folder, asked.pairs),
         "small": lambda folder, _: building.small(folder, asked.pairs),
         "shipped": lambda folder, _: building.shipped(folder, asked.pairs),
     }

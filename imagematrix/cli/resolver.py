@@ -35,9 +35,24 @@ def command(
         Path | None,
         typer.Option(metavar="FILE", help="The password of clients; needed beyond loopback."),
     ] = None,
+    policy: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Whose signatures images need; checked before every answer."),
+    ] = None,
+    state: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Keep what the registry had last, for a start while it is away."),
+    ] = None,
     changed: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Touch FILE when the node has changed."),
+        typer.Option(metavar="FILE", help="Touch FILE at the start, and when the node has changed."),
+    ] = None,
+    containerd: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Write hosts.toml for the upstream below FOLDER, such as /etc/containerd/certs.d, and end.",
+        ),
     ] = None,
     sweep: Annotated[
         bool,
@@ -55,10 +70,15 @@ def command(
     if sweep:
         from imagematrix.resolver.sweep import sweep as remove
 
-        print_text("\n".join(remove(listen, info)))
+        print_text("\n".join(remove(listen, info, token=_token(token_file))))
         return
     if upstream is None:
         raise UsageError("--upstream is needed", remedy="name the registry that has the images")
+    if containerd:
+        from imagematrix.resolver.mirror import write
+
+        print_text(str(write(containerd, upstream, listen)))
+        return
     from imagematrix.resolver.node import Probed, Saved
     from imagematrix.resolver.serving import Settings, serve
 
@@ -77,6 +97,8 @@ def command(
             classes=classes,
             token=token,
             changed=changed,
+            policy=policy,
+            state=state,
         ),
         note=info,
     )

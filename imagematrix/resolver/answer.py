@@ -40,15 +40,20 @@ class Nodes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resolved:
-    """The variant that answers a tag, and the GPUs it was chosen for."""
+    """The variant that answers a tag, and the GPUs it was chosen for.
+
+    It is the best of `fits`, among `variants` of the version.
+    """
 
     reference: str
     digest: str
     gpus: tuple[str, ...]
+    fits: int
+    variants: int
 
     def __str__(self) -> str:
         what = f"for GPUs {', '.join(self.gpus)}" if self.gpus else "for no GPU"
-        return f"{self.reference} {what}"
+        return f"{self.reference} {what}, the best of {self.fits} that fit among {self.variants}"
 
 
 def resolve(nodes: Nodes, catalog: Catalog, tag: str) -> Resolved:
@@ -85,4 +90,10 @@ def _resolved(selection: Selection) -> Resolved:
     variant = selection.variant
     if variant is None or variant.digest is None:
         raise UsageError(f"{selection.selected} has no digest in its catalog")
-    return Resolved(reference=variant.reference, digest=variant.digest, gpus=selection.gpus)
+    return Resolved(
+        reference=variant.reference,
+        digest=variant.digest,
+        gpus=selection.gpus,
+        fits=len(selection.fits),
+        variants=len(selection.decision.catalog.variants),
+    )

@@ -8,7 +8,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from imagematrix.errors import ImagematrixError
+    from imagematrix.errors import EngineError, ImagematrixError
     from imagematrix.resolver.answer import Resolved
 
 __all__ = ["Journal"]
@@ -47,21 +47,25 @@ class Journal:
         """Count an answer; a client can send any word as a method."""
         self._answers.labels(method if method in METHODS else "other", str(status)).inc()
 
-    def chose(self, tag: str, chosen: Resolved) -> None:
-        """Note a variant, if it is the first for its tag or another than before."""
+    def chose(self, tag: str, chosen: Resolved, key: str | None) -> None:
+        """Note a variant and the `key` that signed it, if it is the tag's first or another than before."""
         if self._chosen.get(tag) != chosen.digest:
             self._chosen[tag] = chosen.digest
-            self._note(f"{tag} is {chosen}")
+            self._note(f"{tag} is {chosen}{f', signed with {key}' if key else ''}")
             self._choices.labels(tag, chosen.reference).inc()
 
     def refused(self, path: str, error: ImagematrixError) -> None:
         """Note why a request has no answer."""
         self._note(f"{path}: {error.details}")
 
-    def stale(self, tag: str, error: Exception) -> None:
+    def broke_off(self, path: str, error: ConnectionError) -> None:
+        """Note an answer that the client or the upstream has broken off."""
+        self._note(f"{path}: broken off: {error}")
+
+    def stale(self, tag: str, error: EngineError) -> None:
         """Note an answer from the last known state."""
         self._stale.inc()
-        self._note(f"{tag} is the last known: {str(error) or 'the upstream does not answer'}")
+        self._note(f"{tag} is the last known: {error}")
 
     def text(self) -> bytes:
         """Return the exposition format."""

@@ -7,7 +7,7 @@ import hashlib
 from aiohttp import web
 
 from imagematrix import documents
-from imagematrix.errors import EngineError, UsageError
+from imagematrix.errors import EngineError, UnknownImageError, UsageError
 from imagematrix.oci.layout import blob_file
 from imagematrix.oci.registry import INDEX, Manifest
 from imagematrix.reference import DIGEST
@@ -16,9 +16,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["Layout"]
+__all__ = ["INDEX_FILE", "MARK", "NAME", "Layout", "content"]
 
 MARK = "oci-layout"
+INDEX_FILE = "index.json"
 NAME = "org.opencontainers.image.ref.name"  # the annotation that names an image of a layout
 LIMIT = 4 * 1024 * 1024  # bytes of a manifest, as of a registry's
 
@@ -34,14 +35,18 @@ class Layout:
     def manifest(self, repository: str, reference: str) -> Manifest | None:
         """Return a manifest; see Upstream."""
         digest = reference if DIGEST.fullmatch(reference) else self._names().get(f"{repository}:{reference}")
-        path = self._path(digest) if digest else None
-        if path is None:
+        raw = content(self._folder, digest) if digest else None
+        if digest is None or raw is None:
             return None
-        raw = _read(path)
-        if f"sha256:{hashlib.sha256(raw).hexdigest()}" != digest:
-            raise EngineError(f"{path} is damaged: its content has another digest")
-        media_type = documents.Fields(documents.parse(raw, str(path)), str(path)).text_or_none("mediaType")
+        media_type = documents.Fields(documents.parse(raw, digest), digest).text_or_none("mediaType")
         return Manifest(digest=digest, media_type=media_type or INDEX, raw=raw)
+
+    def content(self, repository: str, digest: str) -> bytes:
+        """Return a small blob; see Source."""
+        raw = content(self._folder, digest)
+        if raw is None:
+            raise UnknownImageError(f"{self._folder} has no {repository}@{digest}")
+        return raw
 
     def tags(self, repository: str) -> list[str]:
         """Return the tags; see Upstream."""
@@ -50,27 +55,34 @@ class Layout:
 
     async def blob(self, _request: web.Request, _repository: str, digest: str) -> web.StreamResponse:
         """Answer with a file; see Upstream."""
-        path = self._path(digest)
-        if path is None:
+        path = blob_file(self._folder, digest)
+        if not path.is_file():
             raise web.HTTPNotFound
         return web.FileResponse(path, headers={"Content-Type": "application/octet-stream"})
 
     async def close(self) -> None:
         """Nothing is open."""
 
-    def _path(self, digest: str) -> Path | None:
-        path = blob_file(self._folder, digest)
-        return path if path.is_file() else None
-
     def _names(self) -> dict[str, str]:
         """Return the digests of the layout's images by their names."""
-        path = self._folder / "index.json"
+        path = self._folder / INDEX_FILE
         fields = documents.Fields(documents.parse(_read(path), str(path)), str(path))
         return {
             name: one.text("digest")
             for one in fields.objects("manifests")
             if (name := one.named_texts("annotations").get(NAME)) and DIGEST.fullmatch(one.text("digest"))
         }
+
+
+def content(folder: Path, digest: str) -> bytes | None:
+    """Return a small blob of the layout `folder`, None if it has none; raise EngineError if it is damaged."""
+    path = blob_file(folder, digest)
+    if not path.is_file():
+        return None
+    raw = _read(path)
+    if f"sha256:{hashlib.sha256(raw).hexdigest()}" != digest:
+        raise EngineError(f"{path} is damaged: its content has another digest")
+    return raw
 
 
 def _read(path: Path) -> bytes:

@@ -48,6 +48,10 @@ class Remote:
         """Return a manifest; see Upstream."""
         return self._registry(repository).manifest(reference)
 
+    def content(self, repository: str, digest: str) -> bytes:
+        """Return a small blob; see Source."""
+        return self._registry(repository).blob(digest)
+
     def tags(self, repository: str) -> list[str]:
         """Return the tags; see Upstream."""
         return self._registry(repository).tags()

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
+import logging
 import re
 
 from aiohttp import BasicAuth, web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from imagematrix.errors import EngineError, ImagematrixError, UnknownImageError
 from imagematrix.reference import DIGEST, TAG, Reference
 from imagematrix.resolver.answer import explained, resolve
-from imagematrix.resolver.tag import version
 from imagematrix.resolver.versions import Versions
 
 TYPE_CHECKING = False
@@ -23,8 +24,11 @@ if TYPE_CHECKING:
     from imagematrix.oci.registry import Manifest
     from imagematrix.resolver.answer import Nodes, Resolved
     from imagematrix.resolver.journal import Journal
+    from imagematrix.resolver.policy import Policy
+    from imagematrix.resolver.signature import Proof
+    from imagematrix.resolver.state import State
     from imagematrix.resolver.upstream import Upstream
-    from imagematrix.resolver.versions import Version
+    from imagematrix.resolver.version import Version
 
     Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -49,7 +53,8 @@ class Resolver:
     """Answers requests for the images of `upstream` with what fits this one of `nodes`.
 
     containerd, which names the registry it wants, may want the one that this `mirrors` and no other. With a
-    `token`, clients have to log in with it as their password.
+    `token`, clients have to log in with it as their password. `policy` says which images have to be signed;
+    `state` keeps what the upstream had last for the next start.
     """
 
     def __init__(
@@ -60,16 +65,23 @@ class Resolver:
         journal: Journal,
         mirrors: str | None = None,
         token: str | None = None,
+        policy: Policy | None = None,
+        state: State | None = None,
     ) -> None:
         self._upstream = upstream
-        self._versions = Versions(upstream, journal)
+        self._versions = Versions(upstream, journal, policy, state)
         self._nodes = nodes
         self._journal = journal
         self._mirrors = mirrors
         self._token = token
 
-    def application(self) -> web.Application:
-        """Return the application of aiohttp."""
+    def runner(self, grace: float) -> web.AppRunner:
+        """Return what serves it, and gives requests `grace` seconds at the end."""
+        logger = logging.getLogger(__name__)
+        logger.addFilter(_of_ours)
+        return web.AppRunner(self._application(), access_log=None, logger=logger, shutdown_timeout=grace)
+
+    def _application(self) -> web.Application:
         application = web.Application(middlewares=[self._guarded])
         application.router.add_get("/healthz", self._health)
         application.router.add_get("/metrics", self._show_metrics)
@@ -87,6 +99,10 @@ class Resolver:
                 response.headers["WWW-Authenticate"] = 'Basic realm="imagematrix"'
             else:
                 response = await handler(request)
+        except ConnectionError as error:
+            # The answer has begun, so that it can only end too early.
+            self._journal.broke_off(request.path, error)
+            raise
         except web.HTTPException as error:
             response = _error(error.status, error.text or error.reason)
         except UnknownImageError as error:
@@ -138,7 +154,10 @@ class Resolver:
             return await self._upstream.blob(request, repository, name)
         if not (DIGEST.fullmatch(name) or TAG.fullmatch(name)):
             raise web.HTTPBadRequest(text=f"invalid tag: {name[:80]!r}")
-        return _manifest(await self._found(repository, name))
+        found = await self._found(repository, name)
+        if not _accepted(request, found.media_type):
+            raise web.HTTPNotFound(text=f"{repository}:{name} is {found.media_type}, which is not accepted")
+        return _manifest(found)
 
     def _check(self, request: web.Request, repository: str) -> None:
         """Raise UsageError for what is no repository, or one of another registry that a mirror stands for."""
@@ -157,7 +176,7 @@ class Resolver:
         version = await self._version(repository, name)
         if version.catalog is None:
             return version.manifest
-        chosen = await asyncio.to_thread(self._chosen, version.catalog, repository, name)
+        chosen = await asyncio.to_thread(self._chosen, version.catalog, version.proof, repository, name)
         found = await self._versions.manifest(repository, chosen.digest)
         if found is None:
             raise EngineError(f"the index of {repository}:{name} lists {chosen.digest}, which is not there")
@@ -165,16 +184,14 @@ class Resolver:
 
     async def _version(self, repository: str, tag: str) -> Version:
         """Return what the upstream has under a tag, or else under the version that the tag begins with."""
-        for name in dict.fromkeys((tag, version(tag))):
-            found = await self._versions.version(repository, name)
-            # A version's words mean something only where it has variants.
-            if found is not None and (name == tag or found.catalog is not None):
-                return found
-        raise UnknownImageError(f"{repository}:{tag} not found")
+        found = await self._versions.find(repository, tag)
+        if found is None:
+            raise UnknownImageError(f"{repository}:{tag} not found")
+        return found
 
-    def _chosen(self, catalog: Catalog, repository: str, tag: str) -> Resolved:
+    def _chosen(self, catalog: Catalog, proof: Proof | None, repository: str, tag: str) -> Resolved:
         chosen = resolve(self._nodes, catalog, tag)
-        self._journal.chose(f"{repository}:{tag}", chosen)
+        self._journal.chose(f"{repository}:{tag}", chosen, proof.key.name if proof else None)
         return chosen
 
     async def _explain(self, request: web.Request) -> web.Response:
@@ -185,6 +202,17 @@ class Resolver:
             raise UnknownImageError(f"{reference.repository}:{reference.tag} has no variants")
         document = await asyncio.to_thread(explained, self._nodes, found.catalog, reference.tag)
         return web.json_response(document)
+
+
+def _of_ours(record: logging.LogRecord) -> bool:
+    """Whether an error needs a traceback: docker begins every pull with TLS, which is a malformed request."""
+    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError | ConnectionError))
+
+
+def _accepted(request: web.Request, media_type: str) -> bool:
+    """Whether a client takes a manifest of this kind; one that does not say takes any."""
+    accepted = ",".join(request.headers.getall("Accept", ["*/*"])).split(",")
+    return any(one.partition(";")[0].strip() in (media_type, "application/*", "*/*") for one in accepted)
 
 
 def _manifest(found: Manifest) -> web.Response:

@@ -13,7 +13,9 @@ from aiohttp import web
 from imagematrix.errors import ImagematrixError, UsageError
 from imagematrix.resolver.answer import Nodes
 from imagematrix.resolver.journal import Journal
+from imagematrix.resolver.policy import Policy
 from imagematrix.resolver.server import Resolver
+from imagematrix.resolver.state import State
 from imagematrix.resolver.tag import CLASS_NAME
 from imagematrix.resolver.upstream import LAYOUT, open_upstream
 
@@ -35,7 +37,8 @@ GRACE_S = 10.0  # for pulls in progress, after a signal
 class Settings:
     """What `imagematrix resolver` was started with.
 
-    `listen` is ADDRESS:PORT. The file `changed` is touched when the node has changed.
+    `listen` is ADDRESS:PORT. The file `changed` is touched at the start, and when the node has changed.
+    `policy` is the file of one, `state` a folder.
     """
 
     upstream: str
@@ -44,6 +47,8 @@ class Settings:
     classes: Mapping[str, Node]
     token: str | None
     changed: Path | None = None
+    policy: Path | None = None
+    state: Path | None = None
 
     def address(self) -> tuple[str, int]:
         """Return where to listen; raise UsageError if it is invalid, or open to others without a token."""
@@ -74,21 +79,27 @@ def serve(settings: Settings, note: Callable[[str], None]) -> None:
         if not CLASS_NAME.fullmatch(f"class.{name}"):
             raise UsageError(f"invalid name of a class: {name!r}; a tag has to be able to contain it")
     host, port = settings.address()
+    policy = Policy.load(settings.policy) if settings.policy else Policy()
     for node in (settings.node, *settings.classes.values()):
         node.host()
-    asyncio.run(_serve(settings, host, port, note))
+    asyncio.run(_serve(settings, policy, host, port, note))
 
 
-async def _serve(settings: Settings, host: str, port: int, note: Callable[[str], None]) -> None:
+async def _serve(
+    settings: Settings, policy: Policy, host: str, port: int, note: Callable[[str], None]
+) -> None:
     upstream = open_upstream(settings.upstream)
+    registry = "" if settings.upstream.startswith(LAYOUT) else settings.upstream.rstrip("/")
     resolver = Resolver(
         upstream=upstream,
         nodes=Nodes(here=settings.node, classes=settings.classes),
         journal=Journal(note),
-        mirrors=None if settings.upstream.startswith(LAYOUT) else settings.upstream.partition("/")[0],
+        mirrors=registry.partition("/")[0] or None,
         token=settings.token,
+        policy=policy.on(registry),
+        state=State(settings.state, note) if settings.state else None,
     )
-    runner = web.AppRunner(resolver.application(), access_log=None, shutdown_timeout=GRACE_S)
+    runner = resolver.runner(GRACE_S)
     await runner.setup()
     try:
         try:
@@ -111,7 +122,7 @@ async def _serve(settings: Settings, host: str, port: int, note: Callable[[str],
 
 
 async def _watch(settings: Settings, note: Callable[[str], None]) -> None:
-    """Look at the node from time to time, and say when it has changed."""
+    """Look at the node from time to time, and say when it has changed: it may have before the start, too."""
     seen: Host | None = None
     while True:
         try:
@@ -121,7 +132,10 @@ async def _watch(settings: Settings, note: Callable[[str], None]) -> None:
         else:
             if seen is not None and found != seen:
                 note("the node has changed: new answers may differ from what the engine has")
-                if settings.changed:
+            if settings.changed and found != seen:
+                try:
                     await asyncio.to_thread(settings.changed.touch)
+                except OSError as error:
+                    note(f"{settings.changed} cannot be touched: {error.strerror}")
             seen = found
         await asyncio.sleep(WATCH_S)

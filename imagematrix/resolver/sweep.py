@@ -20,21 +20,22 @@ if TYPE_CHECKING:
 __all__ = ["sweep"]
 
 TIMEOUT_S = 60
-OK, DENIED = 200, 403
+OK, UNAUTHORIZED, DENIED = 200, 401, 403
 
 
-def sweep(address: str, note: Callable[[str], None]) -> list[str]:
+def sweep(address: str, note: Callable[[str], None], *, token: str | None = None) -> list[str]:
     """Remove the names of images pulled from the resolver at `address` that now mean another image, or none.
 
-    Containers keep running. `note` is told what could not be removed. Returns the removed names, sorted.
-    Raises EngineError if the engine or the resolver cannot be reached.
+    Containers keep running. `note` is told what could not be removed. `token` is the password that the
+    resolver asks for. Returns the removed names, sorted. Raises EngineError if the engine or the resolver
+    cannot be reached, UsageError if the token is wrong.
     """
     import docker
 
     client = engine.client()
     removed = []
     for name, digests in sorted(_pulled(client, address)):
-        meant = _meant(address, name)
+        meant = _meant(address, name, token)
         if meant is None or meant in digests:
             continue
         try:
@@ -55,7 +56,7 @@ def _pulled(client: docker.DockerClient, address: str) -> Iterator[tuple[str, fr
                 yield name, engine.digests_of(client, name)
 
 
-def _meant(address: str, name: str) -> str | None:
+def _meant(address: str, name: str, token: str | None) -> str | None:
     """Return the digest that the resolver answers for a name, "" for a refusal; None if it has no answer."""
     import requests
 
@@ -66,10 +67,13 @@ def _meant(address: str, name: str) -> str | None:
     try:
         with requests.Session() as session:
             session.trust_env = False
+            session.auth = ("imagematrix", token) if token else None
             answer = session.head(url, headers={"Accept": ", ".join(MANIFESTS)}, timeout=TIMEOUT_S)
     except requests.RequestException as error:
         message = f"the resolver at {address} cannot be reached"
         raise EngineError(message, remedy="start it; nothing more was removed") from error
+    if answer.status_code == UNAUTHORIZED:
+        raise UsageError(f"the resolver at {address} needs a token", remedy="give its --token-file")
     if answer.status_code == OK:
         return answer.headers.get("Docker-Content-Digest") or None
     return "" if answer.status_code == DENIED else None

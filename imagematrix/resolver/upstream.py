@@ -7,27 +7,25 @@ from typing import Protocol
 
 from imagematrix.resolver.layout import Layout
 from imagematrix.resolver.remote import Remote
+from imagematrix.resolver.signature import Source
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from aiohttp import web
-
-    from imagematrix.oci.registry import Manifest
 
 __all__ = ["LAYOUT", "Upstream", "open_upstream"]
 
 LAYOUT = "oci:"  # what the name of one begins with
 
 
-class Upstream(Protocol):
-    """What has the images. Every method raises EngineError if it cannot be read."""
+class Upstream(Source, Protocol):
+    """What has the images. Every method raises EngineError if it cannot be read.
 
-    def manifest(self, repository: str, reference: str) -> Manifest | None:
-        """Return the manifest or the index of a tag or digest, or None. It blocks; threads may share it."""
-        ...
+    Those that are no coroutines block, and threads may share them.
+    """
 
     def tags(self, repository: str) -> list[str]:
-        """Return the tags of a repository, none if there is no such repository. It blocks, too."""
+        """Return the tags of a repository, none if there is no such repository."""
         ...
 
     async def blob(self, request: web.Request, repository: str, digest: str, /) -> web.StreamResponse:

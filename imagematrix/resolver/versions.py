@@ -3,81 +3,119 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import OrderedDict
-from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
-from imagematrix.catalog.registry import listed
-from imagematrix.errors import EngineError, UsageError
+from imagematrix.errors import EngineError, ImagematrixError
+from imagematrix.resolver.policy import Policy
+from imagematrix.resolver.signature import is_signature, prove
+from imagematrix.resolver.tag import version as version_of
+from imagematrix.resolver.version import examine
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from imagematrix.catalog.catalog import Catalog
     from imagematrix.oci.registry import Manifest
     from imagematrix.resolver.journal import Journal
+    from imagematrix.resolver.state import State
     from imagematrix.resolver.upstream import Upstream
+    from imagematrix.resolver.version import Version
 
-__all__ = ["Version", "Versions"]
+__all__ = ["Versions"]
 
 KEPT = 1_000  # tags, and as many manifests
 FRESH_S = 2.0  # requests of one pull, and of many at once, share one look at the upstream
 PATIENCE_S = 5.0  # for an upstream that hangs, where its last answer is known
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Version:
-    """A manifest or an index under a tag; `catalog` is None if it has no variants of imagematrix."""
-
-    manifest: Manifest
-    catalog: Catalog | None
-
-
 class Versions:
-    """The tags of an upstream."""
+    """The tags of an upstream that the policy admits; `state` has them for the next start."""
 
-    def __init__(self, upstream: Upstream, journal: Journal) -> None:
+    def __init__(
+        self, upstream: Upstream, journal: Journal, policy: Policy | None = None, state: State | None = None
+    ) -> None:
         self._upstream = upstream
         self._journal = journal
+        self._policy = policy or Policy()
+        self._state = state
         self._versions: OrderedDict[tuple[str, str], tuple[float, Version]] = OrderedDict()
         self._manifests: OrderedDict[tuple[str, str], Manifest] = OrderedDict()
         self._asked: dict[tuple[str, str], asyncio.Task[Version | None]] = {}
+        if state:
+            self._restore(state)
 
-    async def version(self, repository: str, tag: str) -> Version | None:
-        """Return what the upstream has under a tag, or None.
+    async def find(self, repository: str, tag: str) -> Version | None:
+        """Return what the upstream has under a tag, or else under the version that the tag begins with.
 
-        While the upstream cannot be read, that is what it had last. Raises EngineError if nothing is known,
-        UsageError if what the upstream has is a damaged catalog.
+        The version counts only if it has variants, for which the rest of the tag can mean something. While
+        the upstream cannot be read, it is what that had last. Raises EngineError if nothing is known,
+        SignatureError if the policy does not admit it, UsageError if what the upstream has is a damaged
+        catalog.
         """
+        name = version_of(tag)
+        if name == tag:
+            return await self._version(repository, tag)
+        _, known = self._versions.get((repository, name), (0.0, None))
+        try:
+            found = await self._version(repository, tag, hurry=known is not None)
+        except EngineError:
+            if known is None:
+                raise
+            found = None
+        if found is not None:
+            return found
+        found = await self._version(repository, name)
+        return found if found and found.catalog else None
+
+    async def _version(self, repository: str, tag: str, *, hurry: bool = False) -> Version | None:
         key = repository, tag
-        at, known = self._versions.get(key, (0.0, None))
+        at, known = self._versions.get(key, (-math.inf, None))
         if known is not None and time.monotonic() - at < FRESH_S:
             return known
         if key not in self._asked:
             self._asked[key] = asyncio.create_task(self._ask(key))
-            self._asked[key].add_done_callback(lambda _: self._asked.pop(key, None))
+            self._asked[key].add_done_callback(partial(self._end, key))
         asked = asyncio.shield(self._asked[key])
         try:
-            return await asyncio.wait_for(asked, PATIENCE_S if known else None)
-        except (EngineError, TimeoutError) as error:
+            return await asyncio.wait_for(asked, PATIENCE_S if known or hurry else None)
+        except TimeoutError as error:
+            away = EngineError("the upstream does not answer")
+            if known is None:
+                raise away from error
+        except EngineError as error:
+            away = error
             if known is None:
                 raise
-            self._journal.stale(f"{repository}:{tag}", error)
-            return known
+        self._journal.stale(f"{repository}:{tag}", away)
+        return known
 
     async def manifest(self, repository: str, digest: str) -> Manifest | None:
-        """Return the manifest with a digest, or None; raise EngineError if nothing is known."""
+        """Return the manifest with a digest, or None.
+
+        Raises EngineError if nothing is known, SignatureError if the policy does not admit it: no version
+        names it, and it is not signed itself.
+        """
         key = repository, digest
         if key not in self._manifests:
-            found = await asyncio.to_thread(self._upstream.manifest, repository, digest)
+            named = any(
+                digest in one.digests for (name, _), (_, one) in self._versions.items() if name == repository
+            )
+            found = await asyncio.to_thread(self._read_digest, repository, digest, named=named)
             if found is None:
                 return None
             _keep(self._manifests, key, found)
         self._manifests.move_to_end(key)
         return self._manifests[key]
+
+    def _end(self, key: tuple[str, str], asked: asyncio.Task[Version | None]) -> None:
+        del self._asked[key]
+        if not asked.cancelled():
+            asked.exception()  # who still waits for it has it; else asyncio would complain that nobody does
 
     async def _ask(self, key: tuple[str, str]) -> Version | None:
         found = await asyncio.to_thread(self._read, *key)
@@ -90,15 +128,43 @@ class Versions:
     def _read(self, repository: str, tag: str) -> Version | None:
         manifest = self._upstream.manifest(repository, tag)
         if manifest is None:
+            if self._state:
+                self._state.drop(repository, tag)
             return None
         _, known = self._versions.get((repository, tag), (0.0, None))
         if known is not None and known.manifest.digest == manifest.digest:
             return known  # with the decisions that were made for its catalog
-        try:
-            catalog = listed(manifest, repository, tag)
-        except UsageError as error:
-            raise UsageError(f"{repository}:{tag} cannot be read: {error}") from error
-        return Version(manifest=manifest, catalog=catalog)
+        found = examine(self._upstream, self._policy, repository, tag, manifest)
+        if self._state:
+            self._state.keep(repository, tag, manifest)
+            if found.proof:
+                self._state.keep(repository, found.proof.tag, found.proof.manifest)
+                self._state.keep(repository, found.proof.payload.digest, found.proof.payload)
+        return found
+
+    def _read_digest(self, repository: str, digest: str, *, named: bool) -> Manifest | None:
+        # What has a digest never changes, so that what is on disk is as good.
+        kept = self._state.manifest(repository, digest) if self._state else None
+        found = kept or self._upstream.manifest(repository, digest)
+        rule = self._policy.rule(repository)
+        if found and rule and not named:
+            prove(self._upstream, repository, digest, rule.keys, self._policy.identity(repository))
+        if found and self._state:
+            self._state.keep(repository, digest, found)
+        return found
+
+    def _restore(self, state: State) -> None:
+        """Examine what the last run left, as if the upstream had it."""
+        for repository, tag in state.tags():
+            manifest = None if is_signature(tag) else state.manifest(repository, tag)
+            if manifest is None:
+                continue
+            try:
+                found = examine(state, self._policy, repository, tag, manifest)
+            except ImagematrixError as error:
+                self._journal.refused(f"{repository}:{tag} of the last run", error)
+            else:
+                _keep(self._versions, (repository, tag), (-math.inf, found))
 
 
 def _keep(kept: OrderedDict[Key, Value], key: Key, value: Value) -> None:

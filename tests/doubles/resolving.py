@@ -15,6 +15,7 @@ from imagematrix.oci.registry import INDEX
 from imagematrix.resolver.answer import Nodes
 from imagematrix.resolver.journal import Journal
 from imagematrix.resolver.server import Resolver
+from imagematrix.resolver.state import State
 from imagematrix.resolver.upstream import open_upstream
 
 HOSTS = Path(__file__).parents[1] / "hosts"
@@ -38,9 +39,9 @@ class Played:
 
 
 class Front:
-    """A resolver that runs in a thread of its own."""
+    """A resolver that runs in a thread of its own; `state` is the folder of its state."""
 
-    def __init__(self, upstream, node, *, classes=None, **options):
+    def __init__(self, upstream, node, *, classes=None, state=None, **options):
         self.notes: list[str] = []
         self.journal = Journal(self.notes.append)
         self._upstream = open_upstream(upstream)
@@ -48,6 +49,7 @@ class Front:
             upstream=self._upstream,
             nodes=Nodes(here=node, classes=classes or {}),
             journal=self.journal,
+            state=State(state, self.notes.append) if state else None,
             **options,
         )
         self._loop = asyncio.new_event_loop()
@@ -58,7 +60,7 @@ class Front:
         self.session.trust_env = False
 
     async def _start(self):
-        self._runner = web.AppRunner(self._resolver.application(), access_log=None)
+        self._runner = self._resolver.runner(grace=0)
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", 0).start()
         return f"127.0.0.1:{self._runner.addresses[0][1]}"
@@ -71,6 +73,9 @@ class Front:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
 
     def close(self):
+        """End it, as a test may do before its fixture does."""
+        if self._loop.is_closed():
+            return
         self.session.close()
         self._run(self._stop())
         self._loop.call_soon_threadsafe(self._loop.stop)

@@ -10,7 +10,8 @@ from resolving import HOPPER, Front, Played, Published, variant
 
 
 @pytest.fixture
-def upstream():
+def upstream(monkeypatch):
+    monkeypatch.setattr("imagematrix.oci.registry.PAUSE", 0)
     server = Server()
     yield server
     server.close()

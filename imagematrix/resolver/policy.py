@@ -1,0 +1,93 @@
+"""Whose signatures images need: the file that `imagematrix resolver --policy` reads."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+
+from imagematrix import documents
+from imagematrix.errors import SignatureError
+from imagematrix.resolver.signature import Key
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["Policy", "Rule"]
+
+SCHEMA = "imagematrix.policy/v1"
+LIMIT = 1024 * 1024  # bytes of the file
+PATTERN = re.compile(r"[a-z0-9._/*-]+", re.ASCII)
+OTHERWISE = ("allow", "deny")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """Images of repositories by a pattern, in which `*` stands for any characters, need one of `keys`.
+
+    `aliases` are tags that may stand for any version.
+    """
+
+    repository: str
+    keys: tuple[Key, ...]
+    aliases: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """The first rule for a repository counts; images that none is for are allowed or denied.
+
+    `registry` is what the names of signed repositories begin with, "" if nothing does.
+    """
+
+    rules: tuple[Rule, ...] = ()
+    allows_others: bool = True
+    registry: str = ""
+
+    @classmethod
+    def load(cls, path: Path) -> Policy:
+        """Return the policy in a file, whose keys are files beside it; raise UsageError."""
+        fields = documents.Fields(documents.read(path, limit=LIMIT), str(path))
+        fields.schema(SCHEMA)
+        otherwise = fields.text("otherwise")
+        if otherwise not in OTHERWISE:
+            raise fields.fail("otherwise", f"expected allow or deny, found {otherwise!r}")
+        _only(fields, "schema", "registry", "rules", "otherwise")
+        return cls(
+            rules=tuple(_rule(one, path.parent) for one in fields.objects("rules")),
+            allows_others=otherwise == "allow",
+            registry=fields.text_or_none("registry") or "",
+        )
+
+    def on(self, registry: str) -> Policy:
+        """Return the policy for the images of `registry`, unless it names another that they are signed as."""
+        return self if self.registry else replace(self, registry=registry)
+
+    def rule(self, repository: str) -> Rule | None:
+        """Return the rule for a repository, None if its images are allowed; or raise SignatureError."""
+        found = next((one for one in self.rules if fnmatchcase(repository, one.repository)), None)
+        if found is None and not self.allows_others:
+            raise SignatureError(f"the policy allows no images of {repository}")
+        return found
+
+    def identity(self, repository: str) -> str:
+        """Return the name that a repository is signed as."""
+        return f"{self.registry}/{repository}" if self.registry else repository
+
+
+def _rule(fields: documents.Fields, folder: Path) -> Rule:
+    _only(fields, "repository", "keys", "aliases")
+    pattern = fields.text("repository")
+    if not PATTERN.fullmatch(pattern):
+        raise fields.fail("repository", f"{pattern!r} is not a repository, such as ml/training or ml/*")
+    keys = tuple(Key.load(folder / name) for name in fields.texts("keys"))
+    if not keys:
+        raise fields.fail("keys", "at least one file with a public key is needed")
+    return Rule(repository=pattern, keys=keys, aliases=frozenset(fields.texts("aliases")))
+
+
+def _only(fields: documents.Fields, *names: str) -> None:
+    """Raise UsageError for a field of another name, which would have no effect."""
+    for name in sorted(fields.data.keys() - set(names)):
+        raise fields.fail(name, f"unknown field: expected {', '.join(names)}")

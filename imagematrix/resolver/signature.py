@@ -1,0 +1,163 @@
+"""Signatures of cosign's keys: who has signed an image, proven without any service.
+
+cosign 2 keeps the signatures of the manifest sha256:HEX in the image's own repository, in an OCI manifest
+under the tag sha256-HEX.sig. Each of its layers is a payload, the "simple signing" document that names the
+manifest and the repository, and has the signature of the payload's bytes in an annotation
+(github.com/sigstore/cosign/blob/main/specs/SIGNATURE_SPEC.md).
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from dataclasses import dataclass
+from itertools import islice
+from typing import Protocol
+
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ec import ECDSA, EllipticCurvePublicKey
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import load_pem_public_key
+
+from imagematrix import documents
+from imagematrix.errors import SignatureError, UnknownImageError, UsageError
+from imagematrix.oci.registry import Manifest
+from imagematrix.reference import DIGEST
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+__all__ = ["Key", "Proof", "Source", "is_signature", "prove", "signature_tag"]
+
+SIGNATURE = "dev.cosignproject.cosign/signature"  # an annotation: base64 of the signature
+PAYLOAD = "application/vnd.dev.cosign.simplesigning.v1+json"
+TYPE = "cosign container image signature"  # of a payload
+TAG = re.compile(r"sha256-[0-9a-f]{64}\.sig")
+TRIED = 32  # signatures of one image; a registry may list any number
+KEY_LIMIT = 64 * 1024  # bytes of a file with a key
+
+
+class Source(Protocol):
+    """What has manifests and small blobs. Every method raises EngineError if it cannot be read."""
+
+    def manifest(self, repository: str, reference: str) -> Manifest | None:
+        """Return the manifest or the index of a tag or digest, or None."""
+        ...
+
+    def content(self, repository: str, digest: str) -> bytes:
+        """Return a blob of at most 4 MiB, compared with its digest; raise UnknownImageError without one."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Key:
+    """A public key, and the file that it is from."""
+
+    name: str
+    public: EllipticCurvePublicKey
+
+    @classmethod
+    def load(cls, path: Path) -> Key:
+        """Return the key in a PEM file, as `cosign generate-key-pair` writes cosign.pub; raise UsageError."""
+        try:
+            with path.open("rb") as file:
+                found = load_pem_public_key(file.read(KEY_LIMIT))
+        except OSError as error:
+            raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+        except (ValueError, UnsupportedAlgorithm) as error:
+            raise UsageError(f"{path} is not a public key in PEM", remedy="such as cosign.pub") from error
+        if not isinstance(found, EllipticCurvePublicKey):
+            message = f"{path}: only ECDSA keys are supported"
+            raise UsageError(message, remedy="`cosign generate-key-pair` makes one")
+        return cls(name=path.name, public=found)
+
+    def signed(self, payload: bytes, signature: bytes) -> bool:
+        """Whether `signature` is this key's of the bytes of `payload`."""
+        try:
+            self.public.verify(signature, payload, ECDSA(SHA256()))
+        except InvalidSignature:
+            return False
+        return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proof:
+    """A signature that was checked: the key, and what it was proven with."""
+
+    key: Key
+    manifest: Manifest  # of the signatures, with its tag
+    tag: str
+    payload: Manifest
+
+
+def prove(source: Source, repository: str, digest: str, keys: Sequence[Key], identity: str) -> Proof:
+    """Return the proof that one of `keys` has signed the manifest `digest` as an image of `identity`.
+
+    Raises SignatureError if there is no such signature, with what is wrong with each; EngineError if `source`
+    cannot be read.
+    """
+    tag = signature_tag(digest)
+    manifest = source.manifest(repository, tag)
+    if manifest is None:
+        remedy = f"sign it: cosign sign --key KEY {identity}@{digest}"
+        raise SignatureError(f"{repository}@{digest} has no signature", remedy=remedy)
+    where = f"{repository}:{tag}"
+    wrong: list[str] = []
+    try:
+        for payload_digest, signature in _layers(manifest, where):
+            payload = source.content(repository, payload_digest)
+            key = next((one for one in keys if one.signed(payload, signature)), None)
+            fault = _fault(payload, where, digest, identity) if key else _unknown(keys)
+            if key and fault is None:
+                blob = Manifest(digest=payload_digest, media_type=PAYLOAD, raw=payload)
+                return Proof(key=key, tag=tag, manifest=manifest, payload=blob)
+            wrong.append(str(fault))
+    except (UsageError, UnknownImageError) as error:
+        raise SignatureError(f"the signatures of {repository}@{digest} cannot be read: {error}") from error
+    faults = "; ".join(dict.fromkeys(wrong)) or "none is listed"
+    raise SignatureError(f"{repository}@{digest} has no valid signature: {faults}")
+
+
+def is_signature(tag: str) -> bool:
+    """Whether a tag is that of signatures."""
+    return TAG.fullmatch(tag) is not None
+
+
+def signature_tag(digest: str) -> str:
+    """Return the tag of the signatures of a manifest."""
+    return f"{digest.replace(':', '-')}.sig"
+
+
+def _layers(manifest: Manifest, where: str) -> Iterator[tuple[str, bytes]]:
+    """Yield the digest of each payload with its signature."""
+    fields = documents.Fields(documents.parse(manifest.raw, where), where)
+    for layer in islice(fields.objects("layers"), TRIED):
+        signature = layer.named_texts("annotations").get(SIGNATURE)
+        if layer.text_or_none("mediaType") != PAYLOAD or signature is None:
+            continue
+        if not DIGEST.fullmatch(layer.text("digest")):
+            raise layer.fail("digest", "not a sha256 digest")
+        try:
+            yield layer.text("digest"), base64.b64decode(signature, validate=True)
+        except ValueError as error:  # binascii's is one
+            raise layer.fail("annotations", "the signature is not in base64") from error
+
+
+def _fault(payload: bytes, where: str, digest: str, identity: str) -> str | None:
+    """Return what is wrong with a payload that is signed; None if it states what it should."""
+    critical = documents.Fields(documents.parse(payload, where), where).object_or_none("critical")
+    image = critical and critical.object_or_none("image")
+    name = critical and critical.object_or_none("identity")
+    if not critical or not image or not name or critical.text_or_none("type") != TYPE:
+        return "what is signed is not an image"
+    signed = image.text_or_none("docker-manifest-digest")
+    if signed != digest:
+        return f"what is signed is {signed}"
+    reference = name.text_or_none("docker-reference")
+    return None if reference == identity else f"it is signed as an image of {reference}, not of {identity}"
+
+
+def _unknown(keys: Sequence[Key]) -> str:
+    return f"it is not signed with {' or '.join(key.name for key in keys)}"

@@ -1,0 +1,196 @@
+"""What the upstream had last, on disk: for a start of the resolver while the upstream is away.
+
+It is an OCI layout that has manifests, indexes and signatures, and no layers. Nothing in it is believed: what
+does not have its digest is ignored, and signatures are checked again. It never has more than LIMIT bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import tempfile
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+from imagematrix import documents
+from imagematrix.errors import EngineError, ImagematrixError, UnknownImageError, UsageError
+from imagematrix.oci.layout import VERSION, blob_file
+from imagematrix.oci.registry import Manifest
+from imagematrix.reference import DIGEST, TAG
+from imagematrix.resolver.layout import INDEX_FILE, MARK, NAME, content
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+__all__ = ["State"]
+
+FOLDER = "last-known"
+LIMIT = 64 * 1024 * 1024  # bytes of all contents
+NAMES = 4_000
+OTHERS_WRITE = 0o022  # of a mode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Entry:
+    digest: str
+    media_type: str
+    size: int
+
+
+class State:
+    """Contents by their names, REPOSITORY:TAG or REPOSITORY@DIGEST, in a folder below `folder`.
+
+    Threads may share it. What cannot be written is told to `note`, and is no error. Raises UsageError if the
+    folder cannot be used, or if others can write to it.
+    """
+
+    def __init__(self, folder: Path, note: Callable[[str], None]) -> None:
+        self._folder = folder / FOLDER  # nobody else's files are in there, so what is not known can go
+        self._blobs = blob_file(self._folder, "")
+        self._note = note
+        self._lock = threading.Lock()
+        self._failed = False
+        try:
+            for own in (self._folder, self._blobs):
+                own.mkdir(mode=0o700, parents=True, exist_ok=True)
+            status = self._folder.stat()
+        except OSError as error:
+            raise UsageError(f"{self._folder} cannot be used: {error.strerror}") from error
+        if status.st_uid != os.geteuid() or status.st_mode & OTHERS_WRITE:
+            message = f"others can write to {self._folder}"
+            raise UsageError(message, remedy="give the resolver a folder of its own")
+        self._entries = self._read()
+        self._remove_others()
+
+    def tags(self) -> Iterator[tuple[str, str]]:
+        """Yield repositories and tags, the oldest first."""
+        for name in list(self._entries):
+            repository, _, tag = name.rpartition(":")
+            if "@" not in name and TAG.fullmatch(tag):
+                yield repository, tag
+
+    def manifest(self, repository: str, reference: str) -> Manifest | None:
+        """Return what is kept of a tag or a digest, None if that is nothing or damaged."""
+        entry = self._entries.get(_name(repository, reference))
+        raw = self._content(entry.digest) if entry else None
+        if entry is None or raw is None:
+            return None
+        return Manifest(digest=entry.digest, media_type=entry.media_type, raw=raw)
+
+    def content(self, repository: str, digest: str) -> bytes:
+        """Return what is kept of a digest; raise UnknownImageError if that is nothing."""
+        found = self.manifest(repository, digest)
+        if found is None:
+            raise UnknownImageError(f"{repository}@{digest} not found in {self._folder}")
+        return found.raw
+
+    def keep(self, repository: str, reference: str, manifest: Manifest) -> None:
+        """Keep the content of a tag or a digest; the oldest go for it where there are too many."""
+        entry = _Entry(digest=manifest.digest, media_type=manifest.media_type, size=len(manifest.raw))
+        name = _name(repository, reference)
+        with self._lock:
+            if self._entries.get(name) == entry:
+                return
+            entries = {key: one for key, one in self._entries.items() if key != name} | {name: entry}
+            total = sum(one.size for one in entries.values())
+            while len(entries) > 1 and (total > LIMIT or len(entries) > NAMES):
+                total -= entries.pop(next(iter(entries))).size
+            self._change(entries, {entry.digest: manifest.raw})
+
+    def drop(self, repository: str, reference: str) -> None:
+        """Forget what a tag or a digest had."""
+        name = _name(repository, reference)
+        with self._lock:
+            if name in self._entries:
+                self._change({key: one for key, one in self._entries.items() if key != name}, {})
+
+    def _content(self, digest: str) -> bytes | None:
+        try:
+            return content(self._folder, digest)
+        except EngineError:
+            return None
+
+    def _change(self, entries: dict[str, _Entry], new: Mapping[str, bytes]) -> None:
+        try:
+            for digest, raw in new.items():
+                self._write(blob_file(self._folder, digest), raw)
+            self._write(self._folder / MARK, VERSION)
+            self._write(self._folder / INDEX_FILE, _index(entries))
+        except OSError as error:
+            if not self._failed:
+                self._note(
+                    f"{self._folder} cannot be written, so the next start may lack it: {error.strerror}"
+                )
+            self._failed = True
+            return
+        self._failed = False
+        gone = {one.digest for one in self._entries.values()} - {one.digest for one in entries.values()}
+        self._entries = entries
+        for digest in gone:
+            with contextlib.suppress(OSError):
+                blob_file(self._folder, digest).unlink()
+
+    def _write(self, path: Path, raw: bytes) -> None:
+        """Write a file, all or nothing, also where the power fails."""
+        descriptor, name = tempfile.mkstemp(dir=self._folder, prefix=".")
+        written = Path(name)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(raw)
+                file.flush()
+                os.fsync(descriptor)
+            written.replace(path)
+        except BaseException:
+            written.unlink(missing_ok=True)
+            raise
+
+    def _read(self) -> dict[str, _Entry]:
+        """Return what index.json lists; nothing where it cannot be read."""
+        path = self._folder / INDEX_FILE
+        if not path.is_file():
+            return {}
+        found: dict[str, _Entry] = {}
+        total = 0
+        try:
+            fields = documents.Fields(documents.read(path, limit=LIMIT), str(path))
+            for one in fields.objects("manifests"):
+                name, digest = one.named_texts("annotations").get(NAME), one.text("digest")
+                if name is None or not DIGEST.fullmatch(digest):
+                    continue
+                raw = self._content(digest)
+                if raw is None:
+                    continue
+                total += len(raw)
+                if total > LIMIT or len(found) == NAMES:
+                    break
+                found[name] = _Entry(digest=digest, media_type=one.text("mediaType"), size=len(raw))
+        except ImagematrixError as error:
+            self._note(f"starting without what the last run left: {error}")
+            return {}
+        return found
+
+    def _remove_others(self) -> None:
+        """Remove files that no name is for, such as those of a run that was killed."""
+        kept = {blob_file(self._folder, one.digest) for one in self._entries.values()}
+        for path in (*self._folder.glob(".*"), *self._blobs.iterdir()):
+            if path not in kept and path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            elif path not in kept:
+                with contextlib.suppress(OSError):
+                    path.unlink()
+
+
+def _name(repository: str, reference: str) -> str:
+    return f"{repository}{'@' if DIGEST.fullmatch(reference) else ':'}{reference}"
+
+
+def _index(entries: Mapping[str, _Entry]) -> bytes:
+    listed = [
+        {"mediaType": one.media_type, "digest": one.digest, "size": one.size, "annotations": {NAME: name}}
+        for name, one in entries.items()
+    ]
+    return json.dumps({"schemaVersion": 2, "manifests": listed}, indent=1).encode()

@@ -1,0 +1,111 @@
+"""What goes wrong in the middle: of a layer, and of a rollout."""
+
+import concurrent.futures
+import http.client
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import requests
+from distribution import Dripping, digest
+from resolving import variant
+
+from imagematrix.resolver import versions
+
+HOST = Path(__file__).parents[2] / "hosts" / "laptop.json"
+LAYER = b"cpu-v3" * 1000
+BLOB = f"/v2/ml/training/blobs/{digest(LAYER)}"
+
+
+@pytest.fixture
+def process():
+    """Call it with an upstream to get a resolver in a process of its own, and its address."""
+    started = []
+
+    def start(upstream, *words):
+        command = [sys.executable, "-m", "imagematrix", "resolver", "--upstream", upstream, "--host", HOST]
+        command += ["--listen", "127.0.0.1:0", *words]
+        one = subprocess.Popen(list(map(str, command)), stderr=subprocess.PIPE, text=True)
+        started.append(one)
+        return one, re.search(r" on (\S+)\n", one.stderr.readline())[1]
+
+    yield start
+    for one in started:
+        one.kill()
+        one.wait()
+        one.stderr.close()
+
+
+def test_a_layer_that_the_upstream_breaks_off_ends_too_early(front, upstream, published):
+    node = front()
+    upstream.fails("GET", "/blobs/", cut=True)
+    with pytest.raises(requests.exceptions.ChunkedEncodingError, match="IncompleteRead"):
+        node.get(BLOB)
+    assert node.get(BLOB).content == LAYER
+    assert any(f"{BLOB}: broken off: " in note for note in node.notes)
+    assert published.digests
+
+
+def test_who_hangs_up_in_the_middle_costs_a_line_of_the_log(front, upstream, published):
+    del upstream, published
+    with Dripping(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n") as slow:
+        node = front(name=slow.address)
+        with requests.get(f"http://{node.address}{BLOB}", stream=True, timeout=10) as answer:
+            assert answer.raw.read(10) == b"x" * 10
+        for _ in range(200):  # it shows with the next write
+            if node.notes:
+                break
+            time.sleep(0.05)
+        assert node.notes[0].startswith(f"{BLOB}: broken off: ")
+
+
+def test_killed_in_the_middle_of_a_layer_it_goes_on_after_a_start(process, upstream, published, tmp_path):
+    state = ("--state", tmp_path / "state")
+    first, address = process(upstream.address, *state)
+    manifest = requests.get(f"http://{address}/v2/ml/training/manifests/v1", timeout=10)
+    assert manifest.headers["Docker-Content-Digest"] == published.digests["cpu-v3"]
+    first.kill()
+    with Dripping(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n") as slow:
+        second, address = process(slow.address)
+        connection = http.client.HTTPConnection(address, timeout=10)
+        connection.request("GET", BLOB)
+        answer = connection.getresponse()
+        assert answer.read(10) == b"x" * 10
+        second.kill()
+        with pytest.raises((http.client.IncompleteRead, ConnectionError)):
+            answer.read()
+        connection.close()
+    # An engine goes on with the digest that it was answered before.
+    upstream.fails("GET", "/manifests/", times=1000, status=503)
+    _, address = process(upstream.address, *state)
+    url = f"http://{address}/v2/ml/training"
+    again = requests.get(f"{url}/manifests/{published.digests['cpu-v3']}", timeout=10)
+    assert again.content == manifest.content
+    assert requests.get(f"http://{address}{BLOB}", timeout=10).content == LAYER
+
+
+def test_every_pull_during_a_rollout_is_whole_and_none_goes_back(front, published, monkeypatch):
+    """The version gets a variant that fits better, while many pull it."""
+    monkeypatch.setattr(versions, "FRESH_S", 0)
+    node = front()
+    old = node.pull("v1")
+
+    def pulls(_):
+        seen = []
+        for _ in range(10):
+            found = node.get("/v2/ml/training/manifests/v1", method="HEAD").headers["Docker-Content-Digest"]
+            assert node.pull(found) == found, "what a tag was answered with is there, whatever came since"
+            seen.append(found)
+        return seen
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        running = [pool.submit(pulls, number) for number in range(8)]
+        published.publish({"cpu-v2": variant(), "adl": variant("alderlake", ["sse4_2", "avx2", "fma"])})
+        new = published.digests["adl"]
+        for one in running:
+            seen = one.result()
+            assert seen == sorted(seen, key=[old, new].index)
+    assert node.pull("v1") == new

@@ -1,0 +1,140 @@
+"""A thousand malformed requests: each is refused, and none costs the resolver anything that stays."""
+
+import contextlib
+import random
+import re
+import socket
+import time
+from pathlib import Path
+
+import pytest
+from distribution import digest
+
+KEPT_ALIVE = 64  # ends of connections: one for each repository that looked like one, and the tests' own
+LAYER = digest(b"cpu-v3" * 1000)
+TOKENS = [
+    *("bytes=", "-", ",", "0", "5", "99999999999999999999", "x", " ", "=", "items=", "\x7f", "é", "--", "1-0")
+]
+SEGMENTS = [
+    *(
+        "v2",
+        "..",
+        ".",
+        "",
+        "%2e%2e",
+        "%00",
+        "%",
+        "%zz",
+        "ml",
+        "training",
+        "manifests",
+        "blobs",
+        "tags",
+        "list",
+    ),
+    *(
+        "sha256:" + "0" * 64,
+        "sha256:x",
+        LAYER,
+        "v1",
+        "V1 ",
+        "\\",
+        "é",
+        "a" * 300,
+        "~",
+        "?ns=x",
+        "#",
+        ";",
+        "@",
+    ),
+]
+HEADERS = [
+    *(
+        "Accept",
+        "Range",
+        "If-Range",
+        "Authorization",
+        "Host",
+        "Content-Length",
+        "Transfer-Encoding",
+        "Expect",
+    ),
+    *("Connection", "Upgrade", "", " ", "X\x00", "X" * 300, "Cookie", ":"),
+]
+METHODS = ["GET", "HEAD", "PUT", "get", "G\x00T", "CONNECT", "PRI", "", "X" * 200, "OPTIONS"]
+
+
+def path(pick):
+    return "/" + "/".join(pick.choices(SEGMENTS, k=pick.randint(1, 9)))
+
+
+def of_a_path(pick):
+    return f"GET {path(pick)} HTTP/1.1\r\nHost: a\r\n\r\n".encode("utf-8", "surrogateescape")
+
+
+def of_a_range(pick):
+    value = "".join(pick.choices(TOKENS, k=pick.randint(1, 6)))
+    return f"GET /v2/ml/training/blobs/{LAYER} HTTP/1.1\r\nHost: a\r\nRange: {value}\r\n\r\n".encode()
+
+
+def of_a_header(pick):
+    first = "GET /v2/ml/training/manifests/v1 HTTP/1.1"
+    count = pick.randint(1, 5)
+    lines = [f"{pick.choice(HEADERS)}: {''.join(pick.choices(TOKENS, k=3))}" for _ in range(count)]
+    return "\r\n".join([first, *lines, "", ""]).encode()
+
+
+def of_a_first_line(pick):
+    version = pick.choice(["HTTP/1.1", "HTTP/9.9", "HTTP/2.0", "", "FTP/1.0", "HTTP/1.1" * 50])
+    return f"{pick.choice(METHODS)} {path(pick)} {version}\r\n\r\n".encode()
+
+
+def of_tls(pick):
+    record = bytes([22, 3, pick.randint(0, 4)]) + pick.randbytes(2)
+    return record + b"\x01" + pick.randbytes(pick.randint(0, 600)) + pick.choice([b"", b"\r\n\r\n"])
+
+
+def descriptors():
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def answered(address, raw, *, end):
+    """Send the bytes, perhaps with an end after them, and return all that comes."""
+    host, _, port = address.partition(":")
+    with socket.create_connection((host, int(port)), timeout=20) as connection:
+        pieces = []
+        with contextlib.suppress(ConnectionError):  # it may hang up on what it has read enough of
+            connection.sendall(raw)
+            if end:
+                connection.shutdown(socket.SHUT_WR)
+            while piece := connection.recv(1 << 16):
+                pieces.append(piece)
+        return b"".join(pieces)
+
+
+@pytest.mark.parametrize("upstream_is_away", [False, True])
+def test_a_thousand_malformed_requests(front, upstream, published, upstream_is_away):
+    node = front()
+    assert node.pull("v1") == published.digests["cpu-v3"]
+    if upstream_is_away:
+        upstream.fails("GET", "/v2/", times=10_000, status=503)
+    pick = random.Random(20261122)  # noqa: S311 - the same each time
+    before = descriptors()
+    statuses = set()
+    for kind in (of_a_path, of_a_range, of_a_header, of_a_first_line, of_tls):
+        for _ in range(200):
+            raw = kind(pick)
+            # Who begins with TLS waits for an answer.
+            answer = answered(node.address, raw, end=kind is not of_tls)
+            if answer:
+                status = re.match(rb"HTTP/1\.[01] (\d{3}) ", answer)
+                assert status, (raw, answer[:200])
+                statuses.add(int(status[1]))
+            assert kind is not of_tls or answer[8:].startswith(b" 400 "), raw
+    assert statuses <= {200, 206, 301, 400, 403, 404, 405, 416, 502}
+    assert node.pull("v1") == published.digests["cpu-v3"]
+    for _ in range(100):
+        if descriptors() <= before + KEPT_ALIVE:
+            break
+        time.sleep(0.1)
+    assert descriptors() <= before + KEPT_ALIVE

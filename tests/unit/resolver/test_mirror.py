@@ -1,0 +1,54 @@
+"""containerd's hosts.toml: the resolver and nothing after it."""
+
+import tomllib
+
+import pytest
+
+from imagematrix.cli.front import run
+from imagematrix.errors import UsageError
+from imagematrix.resolver.mirror import write
+
+NAME = "registry.example:5000"
+
+
+def test_the_resolver_is_the_last_resort_too(tmp_path):
+    path = write(tmp_path, NAME, "127.0.0.1:5050")
+    assert path == tmp_path / NAME / "hosts.toml"
+    assert tomllib.loads(path.read_text()) == {
+        "server": "http://127.0.0.1:5050",
+        "host": {"http://127.0.0.1:5050": {"capabilities": ["pull", "resolve"]}},
+    }
+    assert [one.name for one in path.parent.iterdir()] == ["hosts.toml"]
+
+
+def test_an_own_file_is_replaced_and_anothers_is_not(tmp_path):
+    path = write(tmp_path, NAME, "127.0.0.1:5050")
+    assert "127.0.0.1:5051" in write(tmp_path, NAME, "127.0.0.1:5051").read_text()
+    path.write_text('server = "https://registry.example:5000"\n')
+    with pytest.raises(UsageError, match="was written by somebody else") as caught:
+        write(tmp_path, NAME, "127.0.0.1:5050")
+    assert caught.value.remedy == "remove it, or make the resolver its server: 127.0.0.1:5050"
+    assert path.read_text() == 'server = "https://registry.example:5000"\n'
+
+
+def test_what_cannot_be_written_is_told(tmp_path):
+    (tmp_path / NAME).touch()
+    with pytest.raises(UsageError, match="cannot be written"):
+        write(tmp_path, NAME, "127.0.0.1:5050")
+    (tmp_path / NAME).unlink()
+    (tmp_path / NAME).mkdir()
+    (tmp_path / NAME / "hosts.toml").write_bytes(b"\xff")
+    with pytest.raises(UsageError, match="cannot be written"):
+        write(tmp_path, NAME, "127.0.0.1:5050")
+
+
+@pytest.mark.parametrize("upstream", ["registry.example:5000/mirror", "oci:/folder", "oci:folder"])
+def test_only_whole_registries_have_mirrors(tmp_path, upstream):
+    with pytest.raises(UsageError, match="containerd has mirrors of whole registries"):
+        write(tmp_path, upstream, "127.0.0.1:5050")
+
+
+def test_the_command_prints_the_path_and_ends(tmp_path, capsys):
+    words = ["resolver", "--upstream", NAME, "--containerd", str(tmp_path)]
+    assert run(words) == 0
+    assert capsys.readouterr().out == f"{tmp_path / NAME / 'hosts.toml'}\n"

@@ -1,0 +1,247 @@
+"""Images that a policy wants signed: who can answer a tag with what, if the registry is an attacker's."""
+
+import json
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import rsa
+from distribution import digest
+from signing import ANNOTATION, PAYLOAD, Signer, attach, pem
+
+from imagematrix.errors import UsageError
+from imagematrix.oci.registry import INDEX
+from imagematrix.resolver.policy import Policy
+
+NAME = "registry.example:5000/ml/training"
+
+
+@pytest.fixture
+def signer(tmp_path):
+    return Signer(tmp_path)
+
+
+@pytest.fixture
+def policy(tmp_path, signer):
+    """Call it with changes of the file to get a policy that wants ml/* signed, and denies all else."""
+
+    def load(**changes):
+        file = tmp_path / "policy.json"
+        rules = [{"repository": "ml/*", "keys": [signer.public.name], "aliases": ["stable"]}]
+        document = {"schema": "imagematrix.policy/v1", "rules": rules, "otherwise": "deny"}
+        file.write_text(json.dumps({**document, "registry": "registry.example:5000", **changes}))
+        return Policy.load(file)
+
+    return load
+
+
+def test_a_signed_version_is_answered_and_the_key_is_named(front, published, signer, policy):
+    signer.sign(published.repository, published.repository.tags["v1"], NAME)
+    node = front("genoa-h200", policy=policy())
+    assert node.pull("v1") == published.digests["sm90"]
+    assert node.pull("v1-cpu") == published.digests["cpu-v3"]
+    assert node.notes[0].endswith("the best of 1 that fit among 3, signed with cosign.pub")
+    assert node.pull(published.digests["sm90"]) == published.digests["sm90"], "the index names it"
+    assert node.pull(published.repository.tags["v1"]) == published.repository.tags["v1"]
+
+
+def test_without_a_signature_the_reason_is_in_the_answer_the_log_and_explain(front, published, policy):
+    node = front(policy=policy())
+    status, message = node.pull("v1")
+    assert status == 403
+    index = published.repository.tags["v1"]
+    assert f"ml/training@{index} has no signature; sign it: cosign sign --key KEY {NAME}@{index}" in message
+    assert f"ml/training@{index} has no signature" in node.notes[-1]
+    explained = node.get("/explain/ml/training:v1")
+    assert (explained.status_code, "has no signature" in explained.text) == (403, True)
+    assert node.pull(published.digests["cpu-v3"])[0] == node.pull(index)[0] == 403, "nor by digests"
+
+
+def test_a_signature_that_comes_later_is_seen(front, published, signer, policy):
+    node = front(policy=policy())
+    assert node.pull("v1")[0] == 403
+    signer.sign(published.repository, published.repository.tags["v1"], NAME)
+    assert node.pull("v1") == published.digests["cpu-v3"]
+
+
+@pytest.mark.parametrize(
+    ("about", "identity", "kind", "fault"),
+    [
+        (None, "registry.example:5000/ml/other", "cosign container image signature",
+         f"it is signed as an image of registry.example:5000/ml/other, not of {NAME}"),
+        (digest(b"another"), NAME, "cosign container image signature",
+         f"what is signed is {digest(b'another')}"),
+        (None, NAME, "a shopping list", "what is signed is not an image"),
+    ],
+)  # fmt: skip
+def test_a_signature_of_something_else_is_refused(
+    front, published, signer, policy, about, identity, kind, fault
+):
+    index = published.repository.tags["v1"]
+    layer = signer.layer(published.repository, about or index, identity, kind=kind)
+    attach(published.repository, index, [layer])
+    status, message = front(policy=policy()).pull("v1")
+    assert (status, message) == (403, f"ml/training@{index} has no valid signature: {fault}")
+
+
+def test_another_key_is_refused_and_one_of_several_signatures_suffices(
+    front, published, signer, policy, tmp_path
+):
+    repository, index = published.repository, published.repository.tags["v1"]
+    other = Signer(tmp_path, "other")
+    other.sign(repository, index, NAME)
+    node = front(policy=policy())
+    assert node.pull("v1")[1].endswith("it is not signed with cosign.pub")
+    attach(repository, index, [other.layer(repository, index, NAME), signer.layer(repository, index, NAME)])
+    assert node.pull("v1") == published.digests["cpu-v3"]
+    rule = {"repository": "ml/training", "keys": ["other.pub", "cosign.pub"]}
+    other.sign(repository, index, NAME)
+    assert front(policy=policy(rules=[rule])).pull("v1") == published.digests["cpu-v3"]
+
+
+def test_a_payload_that_was_changed_is_refused(front, published, signer, policy):
+    """The bytes are signed: an attacker can neither edit a payload nor move a signature to another one."""
+    repository, index = published.repository, published.repository.tags["v1"]
+    good = signer.layer(repository, digest(b"another"), NAME)
+    forged = repository.blobs[good["digest"]].replace(digest(b"another").encode(), index.encode())
+    repository.blobs[digest(forged)] = forged
+    attach(repository, index, [{**good, "digest": digest(forged)}])
+    node = front(policy=policy())
+    assert node.pull("v1")[1].endswith("it is not signed with cosign.pub")
+    repository.blobs[good["digest"]] = (
+        forged  # a registry that answers with other content than it was asked for
+    )
+    attach(repository, index, [good])
+    assert node.pull("v1")[0] == 502
+
+
+def test_a_signed_variant_in_a_forged_index_is_refused(front, published, signer, policy):
+    """The index decides which node gets what, so that its signature counts, and not those of its images."""
+    repository = published.repository
+    for one in published.digests.values():
+        signer.sign(repository, one, NAME)
+    node = front(policy=policy())
+    assert node.pull("v1")[0] == 403
+    assert node.pull(published.digests["cpu-v2"]) == published.digests["cpu-v2"], "who names it gets it"
+
+
+def test_an_old_version_is_no_new_one(front, published, signer, policy):
+    """Tags are not signed: the registry can put any signed index under any of them."""
+    repository = published.repository
+    signer.sign(repository, repository.tags["v1"], NAME)
+    for tag in ("v2", "stable"):
+        repository.tags[tag] = repository.tags["v1"]
+    node = front(policy=policy())
+    status, message = node.pull("v2")
+    assert (status, message) == (
+        403,
+        "ml/training:v2 is signed as v1; add v2 to the aliases of the policy, if it is one",
+    )
+    assert node.pull("stable") == published.digests["cpu-v3"]
+
+
+def test_the_tag_of_a_variant_is_covered_by_the_index_of_its_version(front, published, signer, policy):
+    repository = published.repository
+    signer.sign(repository, repository.tags["v1"], NAME)
+    tags = {cell: tag for cell in published.digests for tag in repository.tags if f"-{cell}-" in tag}
+    node = front(policy=policy())
+    assert node.pull(tags["cpu-v2"]) == published.digests["cpu-v2"]
+    repository.tags[tags["cpu-v3"]] = published.digests["cpu-v2"]
+    assert node.pull(tags["cpu-v3"])[0] == 403, "it is signed, and another"
+    other = repository.image("v1-other", {}, layer=b"other")
+    assert node.pull("v1-other")[0] == 403
+    assert node.pull(other)[0] == 403
+    repository.image("v7-other", {}, layer=b"other")
+    assert node.pull("v7-other")[0] == 403, "there is no version of it"
+
+
+def test_images_without_variants_are_signed_themselves(front, upstream, signer, policy):
+    repository = upstream.repository("ml/tools")
+    image = repository.image("trixie", {"a": "label"})
+    entry = {"mediaType": "application/vnd.oci.image.manifest.v1+json", "digest": image, "size": 3}
+    raw = json.dumps({"schemaVersion": 2, "mediaType": INDEX, "manifests": [entry]}).encode()
+    index = repository.put("all", raw, INDEX)
+    node = front(policy=policy())
+    assert node.pull("trixie", "ml/tools")[0] == node.pull("all", "ml/tools")[0] == 403
+    signer.sign(repository, index, "registry.example:5000/ml/tools")
+    assert node.pull("all", "ml/tools") == index
+    assert node.pull(image, "ml/tools") == image, "a platform of the index"
+    signer.sign(repository, image, "registry.example:5000/ml/tools")
+    assert node.pull("trixie", "ml/tools") == image
+    assert node.pull(digest(b"nothing"), "ml/tools")[0] == 404
+
+
+def test_the_policy_says_what_other_images_need(front, upstream, published, policy):
+    other = upstream.repository("library/debian").image("trixie", {})
+    status, message = front(policy=policy()).pull("trixie", "library/debian")
+    assert (status, message) == (403, "the policy allows no images of library/debian")
+    assert front(policy=policy()).pull(other, "library/debian")[0] == 403
+    assert front(policy=policy(otherwise="allow")).pull("trixie", "library/debian") == other
+    assert front(policy=policy(otherwise="allow")).pull("v1")[0] == 403
+    assert published.digests
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [b"[]", b"{", b'{"layers": 3}', b'{"layers": []}', b'{"layers": [{}]}',
+     b'{"layers": [{"mediaType": "%s", "digest": "sha256:x", "annotations": {"%s": "AA=="}}]}',
+     b'{"layers": [{"mediaType": "%s", "digest": "sha256:%064d", "annotations": {"%s": "AA=="}}]}',
+     b'{"layers": [{"mediaType": "%s", "digest": "sha256:%064d", "annotations": {"%s": "A"}}]}'],
+)  # fmt: skip
+def test_signatures_that_cannot_be_read_are_none(front, published, policy, raw):
+    words = [PAYLOAD.encode(), *([0] if b"%064d" in raw else []), ANNOTATION.encode()]
+    raw = raw % tuple(words) if b"%" in raw else raw
+    index = published.repository.tags["v1"]
+    published.repository.put(
+        f"{index.replace(':', '-')}.sig", raw, "application/vnd.oci.image.manifest.v1+json"
+    )
+    status, message = front(policy=policy()).pull("v1")
+    assert status == 403
+    assert "cannot be read" in message or "none is listed" in message
+
+
+@pytest.mark.parametrize("payload", [b"{", b"[]", b'{"critical": 3}', b'{"critical": {}}'])
+def test_a_payload_that_is_no_document_is_refused(front, published, signer, policy, payload):
+    index = published.repository.tags["v1"]
+    attach(published.repository, index, [signer.sealed(published.repository, payload)])
+    assert front(policy=policy()).pull("v1")[0] == 403
+
+
+def test_without_a_registry_in_the_policy_it_is_the_upstreams(policy):
+    assert policy(registry=None).on("other:1/mirror").identity("ml/a") == "other:1/mirror/ml/a"
+    assert policy().on("other:1").identity("ml/a") == "registry.example:5000/ml/a"
+    assert policy(registry=None).on("").identity("ml/a") == "ml/a"
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({"otherwise": "maybe"}, "otherwise: expected allow or deny, found 'maybe'"),
+        ({"schema": "imagematrix.host/v1"}, "expected 'imagematrix.policy/v1'"),
+        ({"rule": []}, "rule: unknown field: expected schema, registry, rules, otherwise"),
+        ({"rules": [{"repository": "ml/*", "keys": []}]}, "at least one file with a public key is needed"),
+        ({"rules": [{"repository": "ml/*", "key": "a"}]}, "key: unknown field"),
+        ({"rules": [{"repository": "ML?", "keys": ["a"]}]}, "'ML?' is not a repository"),
+        ({"rules": [{"repository": "ml", "keys": ["nowhere.pub"]}]}, "nowhere.pub cannot be read: No such"),
+        ({"rules": [{"repository": "ml", "keys": ["policy.json"]}]}, "policy.json is not a public key"),
+        ({"rules": [{"repository": "ml", "keys": ["rsa.pub"]}]}, "rsa.pub: only ECDSA keys are supported"),
+    ],
+)  # fmt: skip
+def test_mistakes_in_a_policy_are_told(policy, tmp_path, changes, fault):
+    key = rsa.generate_private_key(65537, 2048)
+    (tmp_path / "rsa.pub").write_bytes(pem(key.public_key()))
+    with pytest.raises(UsageError) as caught:
+        policy(**changes)
+    assert fault in str(caught.value)
+
+
+def test_the_first_rule_counts(policy, tmp_path):
+    Signer(tmp_path, "first")
+    rules = [
+        {"repository": "ml/training", "keys": ["first.pub"]},
+        {"repository": "*", "keys": ["cosign.pub"]},
+    ]
+    found = policy(rules=rules)
+    assert [found.rule(name).keys[0].name for name in ("ml/training", "ml/other", "other")] == [
+        "first.pub",
+        "cosign.pub",
+        "cosign.pub",
+    ]
