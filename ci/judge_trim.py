@@ -1,11 +1,11 @@
 """Holds what `imagematrix trim` leaves of wheels against NVIDIA's cuobjdump, for every GPU.
 
-    .venv/bin/python ci/judge_trim.py [--cuobjdump PROGRAM] WHEEL…
+    .venv/bin/python ci/judge_trim.py [--cuobjdump PROGRAM] [--compute CAP] WHEEL…
 
 A wheel is a path, or a requirement such as cupy-cuda12x==14.2.0. For each library with device code in it and
-each compute capability from 5.2 on, cuobjdump lists exactly what the rules keep, with the same contents as
-before; readelf sees the same sections and segments; and a library that loads still does. What the rules keep
-is worked out here anew, from the fatbins as they are in the wheel.
+each compute capability from 5.2 on (or those that `--compute` names), cuobjdump lists exactly what the rules
+keep, with the same contents as before; readelf sees the same sections and segments; and a library that loads
+still does. What the rules keep is worked out here anew, from the fatbins as they are in the wheel.
 
 CUDA 13's cuobjdump gives up on some code for GPUs that it no longer knows. `--cuobjdump` names another one
 for those files, such as that of Debian's nvidia-cuda-toolkit.
@@ -25,10 +25,14 @@ import time
 import zipfile
 from collections import Counter
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from imagematrix.facts import device_code, versions
 from imagematrix.trim.rules import Rules
 from imagematrix.trim.trim import trim
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 JUDGE = "nvidia-cuda-cuobjdump==13.5.37"
 OLDEST = (5, 2)
@@ -46,8 +50,10 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--cuobjdump", type=Path, action="append", default=[])
+    parser.add_argument("--compute", choices=COMPUTES, action="append", metavar="CAP")
     parser.add_argument("wheels", nargs="+", metavar="WHEEL")
     options = parser.parse_args()
+    computes = options.compute or COMPUTES
     with tempfile.TemporaryDirectory(dir="/var/tmp") as name:
         folder = Path(name)
         judges = [_judge(folder), *(judge.absolute() for judge in options.cuobjdump)]
@@ -56,9 +62,9 @@ def main() -> None:
             own = folder / "wheel"
             wheel = Path(word) if Path(word).is_file() else _downloaded(folder / "download", word)
             files = _libraries(wheel, own)
-            compared = sum(_compared(judges, own, file) for file in files)
+            compared = sum(_compared(judges, own, file, computes) for file in files)
             taken = time.monotonic() - started
-            print(f"{wheel.name.split('-')[0]}: {len(files)} files, {len(COMPUTES)} GPUs, ", end="")
+            print(f"{wheel.name.split('-')[0]}: {len(files)} files, {len(computes)} GPUs, ", end="")
             print(f"{compared} entries as they were, {taken:.0f} s", flush=True)
             shutil.rmtree(own)
 
@@ -86,15 +92,15 @@ def _libraries(wheel: Path, folder: Path) -> list[Path]:
     return [Path(finding.path) for finding in report.findings]
 
 
-def _compared(judges: list[Path], folder: Path, file: Path) -> int:
-    """Return how many entries were compared for all GPUs."""
+def _compared(judges: list[Path], folder: Path, file: Path, computes: Sequence[str]) -> int:
+    """Return how many entries were compared for all of the GPUs."""
     containers = _containers(file)
     entries = [entry for container in containers for entry in container]
     judge, hashes = _hashes(judges, file, entries)
     loads = _loads(folder, file)
     headers = _headers(file)
     compared = 0
-    for compute in COMPUTES:
+    for compute in computes:
         with tempfile.TemporaryDirectory(dir=folder.parent) as name:
             trim([file], Rules(computes=(compute,), nvidia=True), output=Path(name))
             trimmed = Path(name, file.name)
@@ -112,6 +118,7 @@ def _compared(judges: list[Path], folder: Path, file: Path) -> int:
             if loads and not _loads(folder, trimmed):
                 raise SystemExit(f"{file} for {compute}: no longer loads")
             compared += expected.total()
+            print(f"  {file.name} for {compute}: {expected.total()} entries", file=sys.stderr, flush=True)
     return compared
 
 

@@ -1,6 +1,7 @@
 """Check imagematrix on this machine's NVIDIA GPU, as far as the machine permits, and write a report.
 
     check [--report FILE] [--limit SECONDS] [--steps N]
+    check --pytorch-on-cpu CAP    compare PyTorch alone, trimmed to CAP, by what the CPU computes
 
 The exit code is 0 if no check failed, and 1 if one failed or there is no GPU.
 """
@@ -24,29 +25,39 @@ sys.path.append(str(BUNDLE / "imagematrix.pyz"))
 
 import anybody  # noqa: E402 - what they import is in the bundle
 import engine  # noqa: E402
+import pytorch  # noqa: E402
 import root  # noqa: E402
 from machine import FailedError, Machine, NotTriedError  # noqa: E402
 from report import FAILED, NOT_TRIED, PASSED, Mask, Result, written  # noqa: E402
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from shared import Check
+
+    Tiers = Sequence[tuple[str, Sequence[Check]]]
 
 LIMIT_S = 450.0  # with cleaning up, less than eight minutes
 CLEANING_S = 20.0
 STEPS = 1000
 REPORT = "gpu-report.md"
-TIERS = (("Anybody", anybody.CHECKS), ("Root", root.CHECKS), ("An engine", engine.CHECKS))
+TIERS = (
+    ("Anybody", anybody.CHECKS),
+    ("Root", root.CHECKS),
+    ("An engine", engine.CHECKS),
+    ("PyTorch", pytorch.CHECKS),
+)
 
 
 class Run:
-    """One run of all checks. It writes a report however it ends."""
+    """One run of checks. It writes a report however it ends."""
 
-    def __init__(self, machine: Machine, target: Path) -> None:
+    def __init__(self, machine: Machine, target: Path, tiers: Tiers = TIERS) -> None:
         self.machine = machine
         self.target = target
         self._mask = Mask(machine)
         self._start = time.monotonic()
-        self._checks = [(tier, check) for tier, checks in TIERS for check in checks]
+        self._checks = [(tier, check) for tier, checks in tiers for check in checks]
         self._results: list[Result] = []
         self._ending = threading.Lock()
 
@@ -71,11 +82,12 @@ class Run:
             text = written(self.machine, self._mask, results, time.monotonic() - self._start)
             self.target.write_text(text, "utf-8")
         print(f"check: the report is {self.target}", file=sys.stderr)
-        found = _name(anybody.finds_gpus)
-        with_gpu = any(one.how == PASSED for one in results if one.name == found)
-        if not with_gpu:
+        found = [one for one in results if one.name == _name(anybody.finds_gpus)]
+        without_gpu = any(one.how != PASSED for one in found)
+        if without_gpu:
             print("check: no GPU that works was found here", file=sys.stderr)
-        return int(not with_gpu or any(one.how == FAILED for one in results))
+        nothing = not any(one.how == PASSED for one in results)
+        return int(without_gpu or nothing or any(one.how == FAILED for one in results))
 
     def abandon(self) -> None:
         """End at once with a report of the results so far: a call into a faulty driver may never return."""
@@ -99,7 +111,13 @@ def main() -> int:
     parser.add_argument("--report", type=Path, default=Path(REPORT), help=f"default: {REPORT}")
     parser.add_argument("--limit", type=float, default=LIMIT_S, help=f"seconds, default: {LIMIT_S:g}")
     parser.add_argument("--steps", type=int, default=STEPS, help=f"of training, default: {STEPS}")
+    parser.add_argument(
+        "--pytorch-on-cpu",
+        metavar="CAP",
+        help="compare PyTorch alone, trimmed to CAP, on the CPU; no GPU needed",
+    )
     asked = parser.parse_args()
+    tiers = (("PyTorch", (pytorch.on_the_cpu(asked.pytorch_on_cpu),)),) if asked.pytorch_on_cpu else TIERS
     if asked.report.is_dir():
         asked.report /= REPORT
     with suppress(OSError):
@@ -108,7 +126,7 @@ def main() -> int:
         asked.report = Path(tempfile.gettempdir(), f"gpu-report-{os.getpid()}.md")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with tempfile.TemporaryDirectory(prefix="gpu-check-", ignore_cleanup_errors=True) as name:
-        run = Run(Machine(BUNDLE, Path(name), asked.steps), asked.report.resolve())
+        run = Run(Machine(BUNDLE, Path(name), asked.steps), asked.report.resolve(), tiers)
         watchdog = threading.Timer(asked.limit, run.abandon)
         watchdog.daemon = True
         watchdog.start()

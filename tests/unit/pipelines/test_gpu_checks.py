@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from fatbins import entry, fat
 
 ROOT = Path(__file__).parents[3]
 BUNDLE = ROOT / "ci/gpu_bundle"
@@ -115,3 +116,90 @@ def test_gpu_check_fails_without_a_gpu_unless_if_any(tmp_path):
         )
         assert done.returncode == code
         assert "this machine has no NVIDIA GPU" in done.stderr
+
+
+PYTHON = """\
+#!{python}
+import json, os, sys
+site = os.environ.get("PYTHONPATH", {site!r})
+state = {site!r} + "/runs"
+if sys.argv[1] == "-c":
+    print(json.dumps({{"folder": {site!r} + "/torch", "version": "9.9", "cuda": "12.8", "gpu": {gpu}}}))
+else:
+    with open(state, "a") as file:
+        file.write("x")
+    runs = os.path.getsize(state)
+    results = {{f"op{{at}}": {{"hash": str(at), "size": 1.0}} for at in range({operators})}}
+    results["refused"] = {{"error": "RuntimeError"}}
+    results["unstable"] = {{"hash": str(runs), "size": 1.0 + runs / 1e6}}
+    trimmed = not all(open(site + "/torch/lib/code.fatbin", "rb").read()[-64:])
+    assert trimmed == (runs == 3), "only the copy is trimmed"
+    if trimmed:
+        results.update({after})
+    print(json.dumps(results))
+"""
+
+
+@pytest.fixture
+def evidence():
+    return []
+
+
+@pytest.fixture
+def pytorch(module, machine, evidence, tmp_path, monkeypatch):
+    """Call it to get what the check says of a PyTorch whose trimmed copy has other results."""
+
+    def check(after="{}", *, gpu="[9, 0]", operators=250, on=None):
+        program, site = sys.executable, tmp_path / "site"
+        (site / "torch" / "lib").mkdir(parents=True)
+        (site / "nvidia").mkdir()
+        whole = fat(entry(target=90, payload=b"x" * 64), entry(target=80, payload=b"y" * 64))
+        (site / "torch" / "lib" / "code.fatbin").write_bytes(whole)
+        python = tmp_path / "python3"
+        fields = {"python": sys.executable, "site": str(site), "gpu": gpu, "operators": operators}
+        python.write_text(PYTHON.format(after=after, **fields))
+        python.chmod(0o755)
+        own = module("pytorch")
+        monkeypatch.setattr(sys, "executable", str(python))
+        monkeypatch.setattr(
+            machine,
+            "imagematrix",
+            lambda *words, **given: machine.run(program, "-m", "imagematrix", *words, **given),
+        )
+        return (own.on_the_cpu(on) if on else own.computes_the_same)(machine, evidence.append)
+
+    yield check
+    assert not (machine.work / "pytorch").exists()
+
+
+def test_pytorch_is_trimmed_and_compared(pytorch, evidence):
+    assert pytorch() == ("PyTorch 9.9 without 0 MB: 251 operators, 250 bit by bit, 1 are refused as before")
+    assert evidence == ["trimmed: code.fatbin: 128 of 272 bytes"]
+
+
+def test_pytorch_is_compared_without_a_gpu(pytorch):
+    assert pytorch(gpu="None", on="9.0").endswith("; no device code ran: this was on the CPU")
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        '{"op7": {"hash": "other", "size": 1.0}}',
+        '{"op7": {"error": "AcceleratorError"}}',
+        '{"refused": {"hash": "0", "size": 0.0}}',
+        '{"unstable": {"hash": "0", "size": 1.1}}',
+    ],
+)
+def test_another_result_of_the_trimmed_copy_fails(pytorch, module, after):
+    with pytest.raises(module("machine").FailedError, match=r"^1 of 252 operators: "):
+        pytorch(after)
+
+
+def test_too_few_operators_prove_nothing(pytorch, module):
+    with pytest.raises(module("machine").FailedError, match="only 4 of 5 operators have a result on cuda"):
+        pytorch(operators=3)
+
+
+def test_pytorch_that_finds_no_gpu_is_not_tried(pytorch, module):
+    with pytest.raises(module("machine").NotTriedError, match=r"PyTorch 9.9 \(CUDA 12.8\) finds no GPU"):
+        pytorch(gpu="None")

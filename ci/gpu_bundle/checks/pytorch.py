@@ -1,0 +1,137 @@
+"""The machine's own PyTorch: a copy that is trimmed to the GPU computes what the whole computes."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from machine import FailedError, NotTriedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from machine import Machine
+    from shared import Check
+
+OPERATORS = Path(__file__).parent / "operators.py"
+PLACES = ("/opt/conda/bin/python3", "/usr/local/bin/python3", "/usr/bin/python3")
+FIND = """\
+import json, torch
+gpu = torch.cuda.get_device_capability() if torch.cuda.is_available() else None
+version, cuda = torch.__version__, torch.version.cuda
+print(json.dumps({"folder": torch.__path__[0], "version": version, "cuda": cuda, "gpu": gpu}))
+"""
+IMPORT_S, COPY_S, RUN_S = 60.0, 120.0, 120.0
+FEWEST = 200  # operators that have to have a result
+TOLERANCE = 1e-3  # of operators whose results differ from run to run
+ROOM = 1.1  # times the size of what is copied
+CPU = "cpu"
+
+
+class Torch(NamedTuple):
+    """A PyTorch: the Python that has it, its folder, and the compute capability of the GPU that it uses."""
+
+    python: str
+    folder: Path
+    version: str
+    cuda: str | None
+    compute: str | None
+
+
+def computes_the_same(machine: Machine, show: Callable[[str], None]) -> str:
+    """Check that this machine's PyTorch, copied and trimmed to its GPU, computes what it computed before."""
+    torch = _found(machine)
+    if not torch.compute:
+        raise NotTriedError(f"PyTorch {torch.version} (CUDA {torch.cuda}) finds no GPU")
+    return _compared(machine, show, torch, torch.compute, "cuda")
+
+
+def on_the_cpu(compute: str) -> Check:
+    """Return the same check for machines without a GPU, which computes on the CPU."""
+
+    def check(machine: Machine, show: Callable[[str], None]) -> str:
+        torch = _found(machine)
+        return f"{_compared(machine, show, torch, compute, CPU)}; no device code ran: this was on the CPU"
+
+    check.__doc__ = f"Check that this machine's PyTorch, copied and trimmed to {compute}, computes the same."
+    return check
+
+
+CHECKS: tuple[Check, ...] = (computes_the_same,)
+
+
+def _found(machine: Machine) -> Torch:
+    """Return the first PyTorch of the machine's Pythons; raise NotTriedError."""
+    own = (os.environ.get(name) for name in ("VIRTUAL_ENV", "CONDA_PREFIX"))
+    pythons = [sys.executable, *(f"{folder}/bin/python3" for folder in own if folder)]
+    pythons += [*filter(None, map(shutil.which, ("python3", "python"))), *PLACES]
+    for python in dict.fromkeys(pythons):
+        if Path(python).exists():
+            done = machine.run(python, "-c", FIND, limit=IMPORT_S)
+            if done.code == 0:
+                told = done.json()
+                compute = ".".join(map(str, told["gpu"])) if told["gpu"] else None
+                return Torch(python, Path(told["folder"]), told["version"], told["cuda"], compute)
+    raise NotTriedError("no Python of this machine has PyTorch")
+
+
+def _compared(machine: Machine, show: Callable[[str], None], torch: Torch, compute: str, device: str) -> str:
+    """Run the operators with the whole twice, then with the trimmed copy; return what was compared."""
+    whole = _results(machine, torch, device)
+    again = _results(machine, torch, device)
+    copy = machine.work / "pytorch"
+    try:
+        removed = _trim(machine, show, torch, compute, copy)
+        after = _results(machine, torch, device, PYTHONPATH=str(copy))
+    finally:
+        shutil.rmtree(copy, ignore_errors=True)
+    results = {name: result for name, result in whole.items() if "error" not in result}
+    if len(results) < FEWEST:
+        raise FailedError(f"only {len(results)} of {len(whole)} operators have a result on {device}")
+    different = [name for name in whole if not _alike(whole[name], again.get(name), after.get(name))]
+    if different:
+        for name in different:
+            show(f"{name}: {whole[name]}, then {after.get(name)}")
+        raise FailedError(f"{len(different)} of {len(whole)} operators: {', '.join(different[:5])}")
+    exact = sum(whole[name] == after[name] for name in results)
+    counts = (
+        f"{len(results)} operators, {exact} bit by bit, {len(whole) - len(results)} are refused as before"
+    )
+    return f"PyTorch {torch.version} without {removed / 1e6:.0f} MB: {counts}"
+
+
+def _alike(
+    whole: Mapping[str, Any], again: Mapping[str, Any] | None, after: Mapping[str, Any] | None
+) -> bool:
+    """Whether a result is what it was; one that differs from run to run has to be about as large."""
+    if after is None or again is None or whole == again or "error" in whole or "error" in after:
+        return whole == after
+    return math.isclose(whole["size"], after["size"], rel_tol=TOLERANCE, abs_tol=TOLERANCE)
+
+
+def _trim(machine: Machine, show: Callable[[str], None], torch: Torch, compute: str, folder: Path) -> int:
+    """Make `folder` one for PYTHONPATH with a trimmed copy of PyTorch; return the number of bytes removed."""
+    size = sum(path.stat().st_size for path in torch.folder.rglob("*") if path.is_file())
+    if shutil.disk_usage(machine.work).free < ROOM * size:
+        raise NotTriedError(f"no room for a copy of PyTorch, {size / 1e9:.1f} GB, in {machine.work}")
+    words = ("trim", "--json", "--compute", compute, "--output", folder, torch.folder)
+    report = machine.imagematrix(*words, limit=COPY_S).json()
+    for file in report["files"]:
+        name = Path(file["path"]).name
+        show(f"{file['status']}: {name}: {file['removed']} of {file['size']} bytes")
+    # PyTorch looks for NVIDIA's libraries beside itself.
+    for other in torch.folder.parent.iterdir():
+        if other.name.startswith(("nvidia", "torch-", "triton")):
+            (folder / other.name).symlink_to(other)
+    return int(report["removed"])
+
+
+def _results(machine: Machine, torch: Torch, device: str, **environment: str) -> dict[str, dict[str, Any]]:
+    deterministic = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+    done = machine.run(torch.python, "-B", OPERATORS, device, limit=RUN_S, **deterministic, **environment)
+    results: dict[str, dict[str, Any]] = done.json()
+    return results
