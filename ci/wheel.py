@@ -43,6 +43,7 @@ CALLS = (
     (f"coverage --catalog catalog.json {HOST}", 0),
     ("run training:v1", NO_ENGINE),
     (f"kubernetes labels --host {HOST}", 0),
+    ("kubernetes classes nodes.json --catalog catalog.json", 3),  # a node without labels gets nothing
     ("resolver", 2),  # it wants an upstream, and would not end
     ("swarm run --gpus 1 training:v1", NO_ENGINE),
     ("swarm gc", NO_ENGINE),
@@ -107,6 +108,8 @@ def _documents(folder: Path) -> None:
         "variants": [variant],
     }
     (folder / "catalog.json").write_text(json.dumps(catalog))
+    node = {"kind": "Node", "metadata": {"name": "node1"}}
+    (folder / "nodes.json").write_text(json.dumps(node))
     (folder / "build.json").write_text(json.dumps({"schema": "imagematrix.build/v1", "cells": []}))
 
 

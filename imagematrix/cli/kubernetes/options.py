@@ -1,0 +1,65 @@
+"""Options that the commands for Kubernetes share, and what they name."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from imagematrix.cli.choosing import catalog_of
+from imagematrix.cli.completing import images
+from imagematrix.errors import UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from imagematrix.kubernetes.classes import Classes
+
+__all__ = ["Drivers", "ImageName", "Nodes", "NodesFile", "cluster"]
+
+HELP = "The nodes, from `kubectl get nodes -o json`; - for stdin."
+Nodes = Annotated[Path, typer.Argument(metavar="NODES.json", help=HELP)]
+NodesFile = Annotated[Path | None, typer.Option("--nodes", metavar="NODES.json", help=HELP)]
+ImageName = Annotated[
+    str | None,
+    typer.Option(
+        "--image",
+        metavar="IMAGE[:VERSION]",
+        help="The image, where no catalog is given.",
+        autocompletion=images,
+    ),
+]
+Drivers = Annotated[
+    list[str] | None,
+    typer.Option("--driver", metavar="OLD=NEW", help="Tell what another driver would change; repeatable."),
+]
+
+
+def cluster(
+    nodes: Path,
+    image: str | None,
+    catalog: str | None,
+    *,
+    gpus: str | None,
+    allow_cpu: bool,
+    where: Sequence[str] | None,
+    drivers: Mapping[str, str] | None = None,
+) -> Classes:
+    """Return the classes of the nodes in a file, with what each gets of the catalog that options name."""
+    from imagematrix.kubernetes.classes import classes
+    from imagematrix.kubernetes.nodes import load
+    from imagematrix.selection.question import parse
+
+    if image is None and catalog is None:
+        raise UsageError("no image given", remedy="give --image IMAGE[:VERSION], or --catalog FILE|REF")
+    return classes(
+        load(nodes, sys.stdin.buffer),
+        catalog_of(image, catalog),
+        gpus=gpus,
+        allow_cpu=allow_cpu,
+        drivers=drivers,
+        where=parse(where or ()),
+    )

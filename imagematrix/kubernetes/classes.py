@@ -1,0 +1,169 @@
+"""The classes of nodes in a cluster, and what each gets of a catalog.
+
+Nodes of one class have the same facts, as far as labels tell: no selection tells them apart.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from imagematrix.errors import UsageError
+from imagematrix.fleet.kinds import kinds, miss
+from imagematrix.fleet.upgrade import upgrade
+from imagematrix.kubernetes.labels import CLASS, facts
+from imagematrix.selection.question import asked
+from imagematrix.selection.select import Selector
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from imagematrix.catalog.catalog import Catalog, Variant
+    from imagematrix.fleet.kinds import Answer, Kind
+    from imagematrix.fleet.upgrade import Upgrade
+    from imagematrix.kubernetes.nodes import Node
+    from imagematrix.node.host import Host
+    from imagematrix.selection.miss import Miss
+    from imagematrix.selection.question import Where
+
+__all__ = ["SCHEMA", "Class", "Classes", "classes"]
+
+SCHEMA = "imagematrix.classes/v1"
+STALE = "a node's label imagematrix.io/class is not that of its other labels: label it anew"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Class:
+    """One class: its name, its nodes, sorted, and the `kind` of hardware with the catalog's answer.
+
+    `labelled` says whether all of its nodes have our own label with its name.
+    """
+
+    name: str
+    nodes: tuple[Node, ...]
+    kind: Kind
+
+    @property
+    def labelled(self) -> bool:
+        """Whether each of its nodes has the label with its name."""
+        return all(node.labels.get(CLASS) == self.name for node in self.nodes)
+
+    @property
+    def variant(self) -> Variant | None:
+        """The variant that its nodes get, or None if nothing fits."""
+        answer = self.kind.answer
+        return None if isinstance(answer, UsageError) else answer.variant
+
+    @property
+    def miss(self) -> Miss | None:
+        """Why nothing fits, or None if something does."""
+        return miss(self.kind.answer)
+
+    @property
+    def why(self) -> str:
+        """Why its nodes get their variant, or nothing."""
+        found = self.miss
+        if found is not None:
+            return found.why
+        count = len(self.kind.fits)
+        return "the only one that fits" if count == 1 else f"the best of {count} that fit"
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What is unknown of its nodes, each once."""
+        warnings = (warning for node in self.nodes for warning in node.host.warnings)
+        stale = [] if self.labelled or not any(node.described for node in self.nodes) else [STALE]
+        return (*dict.fromkeys(warnings), *stale)
+
+    def to_json(self) -> dict[str, object]:
+        """Return one element of the Classes document's `classes`."""
+        sample = self.kind.sample
+        variant = self.variant
+        return {
+            "name": self.name,
+            "nodes": [node.name for node in self.nodes],
+            "gpus": self.kind.gpus,
+            "driver": sample.driver.version if sample.driver else None,
+            "level": self.kind.level,
+            "selected": variant.reference if variant else None,
+            "digest": variant.digest if variant else None,
+            "why": self.why,
+            "fits": sorted(self.kind.fits),
+            "miss": self.miss.to_json() if self.miss else None,
+            "labelled": self.labelled,
+            "warnings": list(self.warnings),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Classes:
+    """The classes of a cluster, most nodes first, and what upgrades of the driver would change.
+
+    `catalog` is what the question leaves of the catalog.
+    """
+
+    catalog: Catalog
+    classes: tuple[Class, ...]
+    upgrades: tuple[Upgrade, ...] = ()
+
+    @property
+    def complete(self) -> bool:
+        """Whether every class gets an image, and keeps one through every upgrade."""
+        return all(each.variant for each in self.classes) and not any(one.lost for one in self.upgrades)
+
+    def to_json(self) -> dict[str, object]:
+        """Return the Classes document."""
+        return {
+            "schema": SCHEMA,
+            "image": self.catalog.image,
+            "version": self.catalog.version,
+            "classes": [each.to_json() for each in self.classes],
+            "upgrades": [upgrade.to_json() for upgrade in self.upgrades],
+        }
+
+
+def classes(
+    nodes: Iterable[Node],
+    catalog: Catalog,
+    *,
+    gpus: str | None = None,
+    allow_cpu: bool = False,
+    drivers: Mapping[str, str] | None = None,
+    where: Where | None = None,
+) -> Classes:
+    """Return the classes of `nodes` with what each gets of `catalog`.
+
+    `gpus`, `allow_cpu` and `where` are as for `select`; `drivers` has the new driver for each that is to be
+    replaced. Raises UsageError if the question leaves an axis of the image's own open.
+    """
+    selector = Selector(catalog, asked(where))
+
+    def answer(host: Host) -> Answer:
+        try:
+            return selector.explain(host, gpus=gpus, allow_cpu=allow_cpu)
+        except UsageError as error:
+            return error
+
+    by_name = {node.name: node for node in nodes}
+    there = kinds({name: node.host for name, node in by_name.items()}, answer)
+    for kind in there:
+        doubt = None if isinstance(kind.answer, UsageError) else kind.answer.decision.doubt
+        if doubt:
+            raise UsageError(f"{kind.hosts[0]}: {doubt[0]}", remedy=doubt[1])
+    return Classes(
+        catalog=selector.question.catalog,
+        classes=_named(there, by_name),
+        upgrades=tuple(upgrade(there, answer, old, new) for old, new in sorted((drivers or {}).items())),
+    )
+
+
+def _named(there: Iterable[Kind], nodes: Mapping[str, Node]) -> tuple[Class, ...]:
+    """Return the kinds as classes: kinds that differ only in the order of GPUs are one."""
+    found: dict[str, tuple[Kind, list[str]]] = {}
+    for kind in there:
+        found.setdefault(facts(kind.sample)[CLASS], (kind, []))[1].extend(kind.hosts)
+    named = [
+        Class(name=name, nodes=tuple(nodes[host] for host in sorted(hosts)), kind=kind)
+        for name, (kind, hosts) in found.items()
+    ]
+    return tuple(sorted(named, key=lambda each: (-len(each.nodes), each.name)))
