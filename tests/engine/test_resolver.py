@@ -1,43 +1,78 @@
 """One name for all nodes: engines pull by way of the resolver, and each gets its own variant."""
 
 import json
+import os
 import shutil
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
+from engines import Registry
 from processes import END_WITH_US
 
 from imagematrix.resolver.node import RARELY_S
 
 ROOT = Path(__file__).parents[2]
 HOSTS = ROOT / "tests" / "hosts"
-CPU = {"cuda": ["none"], "march": ["x86-64-v2", "x86-64-v3"]}
+VARIANTS = {"old": ["sse4_2"], "new": ["sse4_2", "avx2"]}
+MATRIX = {
+    "schema": "imagematrix.matrix/v1",
+    "axes": {"march": list(VARIANTS)},
+    "facts": {"march": {name: {"flags": flags} for name, flags in VARIANTS.items()}},
+}
+NAME = "ml/anywhere"
+EXPLAIN = "import requests, sys; print(requests.get(sys.argv[1], timeout=60).text)"
+
+
+@pytest.fixture(scope="module")
+def registry(engine):
+    started = Registry(engine, 5003)
+    yield started
+    started.remove()
+
+
+@pytest.fixture(scope="module")
+def published(engine, registry, tmp_path_factory):
+    """The digests of a published version's variants, and of its index; the registry wants no login."""
+    folder = tmp_path_factory.mktemp("project")
+    image = f"{registry.address}/{NAME}"
+    for name in ("templates", "context"):
+        (folder / name).mkdir()
+    (folder / "templates" / "image.j2").write_text("FROM debian:trixie\nRUN echo {{ march }} > /variant\n")
+    described = {image: {"version": "v1", "template": "image.j2", "context": "context"}}
+    (folder / "matrix.yaml").write_text(json.dumps({**MATRIX, "images": described}))
+    built = engine.imagematrix("build", "--push", "--json", cwd=folder)
+    assert built.returncode == 0, built.stderr
+    done = engine.imagematrix("publish", f"{image}:v1", "--json")
+    assert done.returncode == 0, done.stderr
+    listed = json.loads(engine.imagematrix("ls", f"{image}:v1", "--json").stdout)["variants"]
+    return {one["march"]: one["digest"] for one in listed} | {"index": json.loads(done.stdout)["digest"]}
 
 
 @pytest.fixture
-def published(engine, registry, project):
-    """The name of a published version with two variants; the registry wants no login."""
-    image = f"{registry.address}/ml/anywhere"
-    folder = project(CPU, image=image)
-    built = engine.imagematrix("build", "--push", cwd=folder)
-    assert built.returncode == 0, built.stderr
-    assert engine.imagematrix("publish", f"{image}:v1").returncode == 0
-    return {march: one for march in CPU["march"] for one in built.stdout.split() if f"-{march}-" in one}
+def old(tmp_path):
+    """The file of a host without AVX2."""
+    laptop = json.loads((HOSTS / "laptop.json").read_text())
+    laptop["cpu"]["flags"].remove("avx2")
+    file = tmp_path / "host.json"
+    file.write_text(json.dumps(laptop))
+    return file
 
 
 @pytest.fixture
 def resolver(engine, registry):
-    """Call it with a host's file to get the address of a resolver on such a node."""
+    """Call it with a host's file, and options, to get the address of a resolver on such a node."""
     started = []
 
-    def start(host):
+    def start(host, *options):
         command = [
             *END_WITH_US,
             *engine.inside,
             ROOT / ".venv/bin/imagematrix",
             *("resolver", "--upstream", registry.address, "--listen", "127.0.0.1:0", "--host", host),
+            *options,
         ]
         process = subprocess.Popen(
             list(map(str, command)), stderr=subprocess.PIPE, text=True, env=engine.environment
@@ -52,35 +87,74 @@ def resolver(engine, registry):
         process.stderr.close()
 
 
-def test_one_name_gives_each_node_its_own_image(engine, published, resolver, tmp_path):
-    laptop = json.loads((HOSTS / "laptop.json").read_text())
-    old = tmp_path / "host.json"
-    laptop["cpu"]["flags"].remove("avx2")
-    old.write_text(json.dumps(laptop))
-    labels, name = {}, ""
-    for march, host in (("x86-64-v3", HOSTS / "laptop.json"), ("x86-64-v2", old)):
-        name = f"{resolver(host)}/ml/anywhere:v1"
-        ran = engine.docker("run", "--rm", "--pull", "always", name, "train", "--steps", "1", check=False)
-        assert ran.returncode == 0, ran.stderr
-        labels[march] = engine.inspect(name)["Config"]["Labels"]["io.imagematrix.cell"]
-        digest = json.loads(engine.imagematrix("select", published[march], "--json").stdout)["digest"]
-        assert digest in engine.inspect(name)["RepoDigests"][0]
-    assert labels == {march: f"cpu-{march}" for march in labels}
+def test_one_name_gives_each_node_its_own_image(engine, published, resolver, old):
+    name = ""
+    for march, host in (("new", HOSTS / "laptop.json"), ("old", old)):
+        name = f"{resolver(host)}/{NAME}:v1"
+        assert (
+            engine.docker("run", "--rm", "--pull", "always", name, "cat", "/variant").stdout == f"{march}\n"
+        )
+        assert published[march] in engine.inspect(name)["RepoDigests"][0]
 
     # The node gets another CPU, so the image that the engine kept under the name is now the wrong variant.
     address = name.partition("/")[0]
-    held = engine.docker("run", "-d", "--entrypoint", "sleep", name, "600").stdout.strip()
+    held = engine.docker("run", "-d", name, "sleep", "600").stdout.strip()
     assert sweep(engine, address) == []
     becomes(old, "laptop")
     assert sweep(engine, address) == [name]
     assert engine.docker("inspect", name, check=False).returncode != 0
     assert engine.inspect(held)["State"]["Running"]
     engine.docker("pull", name)
-    assert engine.inspect(name)["Config"]["Labels"]["io.imagematrix.cell"] == "cpu-x86-64-v3"
+    assert published["new"] in engine.inspect(name)["RepoDigests"][0]
     becomes(old, "rome-a100")
     refused = engine.docker("pull", name, check=False)
     assert refused.returncode != 0
     assert "403 Forbidden" in refused.stderr, "the engine sends HEAD, whose answers have no body"
+
+
+def test_containerd_asks_the_resolver_and_nobody_else(engine, registry, published, resolver, old, tmp_path):
+    name = f"{registry.address}/{NAME}:v1"
+    address = resolver(old)
+    words = ("--upstream", registry.address, "--listen", address, "--containerd", tmp_path / "certs.d")
+    assert engine.imagematrix("resolver", *words).returncode == 0
+    pulled = ctr(engine, "pull", "--hosts-dir", tmp_path / "certs.d", name)
+    assert pulled.returncode == 0, pulled.stderr
+    assert published["old"] in ctr(engine, "ls", f"name=={name}").stdout
+    becomes(old, "rome-a100")
+    ctr(engine, "rm", name)
+    refused = ctr(engine, "pull", "--hosts-dir", tmp_path / "certs.d", name)
+    assert refused.returncode != 0, "the registry would answer with its default image"
+    assert "403 Forbidden" in refused.stderr
+
+
+def test_only_what_cosign_has_signed_is_answered(engine, registry, published, resolver, tmp_path):
+    if not shutil.which("cosign"):
+        pytest.skip("cosign is not installed")
+    image = f"{registry.address}/{NAME}"
+    policy = tmp_path / "policy.json"
+    rule = {"repository": "ml/*", "keys": ["cosign.pub"]}
+    policy.write_text(json.dumps({"schema": "imagematrix.policy/v1", "rules": [rule], "otherwise": "deny"}))
+    cosign(engine, tmp_path, "generate-key-pair")
+    name = f"{resolver(HOSTS / 'laptop.json', '--policy', policy)}/{NAME}:v1"
+
+    sign = ("sign", "--key", "cosign.key", "--tlog-upload=false", "--yes")
+    cosign(engine, tmp_path, *sign, f"{image}@{published['new']}")
+    refused = engine.docker("pull", name, check=False)
+    assert refused.returncode != 0
+    assert "403 Forbidden" in refused.stderr, "the index is not signed, only the variant"
+
+    cosign(engine, tmp_path, *sign, f"{image}@{published['index']}")
+    assert engine.docker("run", "--rm", "--pull", "always", name, "cat", "/variant").stdout == "new\n"
+
+    other = tmp_path / "other"
+    other.mkdir()
+    cosign(engine, other, "generate-key-pair")
+    shutil.copy(other / "cosign.pub", tmp_path)
+    name = f"{resolver(HOSTS / 'laptop.json', '--policy', policy)}/{NAME}:v1"
+    command = [*engine.inside, sys.executable, "-c", EXPLAIN, f"http://{name.replace('/', '/explain/', 1)}"]
+    explained = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    fault = "has no valid signature: it is not signed with cosign.pub"
+    assert f"{NAME}@{published['index']} {fault}" in explained
 
 
 def becomes(file, name):
@@ -93,3 +167,19 @@ def sweep(engine, address):
     done = engine.imagematrix("resolver", "--sweep", "--listen", address)
     assert done.returncode == 0, done.stderr
     return done.stdout.split()
+
+
+def ctr(engine, *words):
+    """Run a command on images of the engine's containerd, in a namespace of our own."""
+    socket = engine.folder / "run" / "containerd" / "containerd.sock"
+    command = [*engine.inside, "ctr", "--address", socket, "--namespace", "test", "images", *words]
+    return subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
+
+
+def cosign(engine, folder, *words):
+    environment = {**os.environ, "COSIGN_PASSWORD": "", "HOME": str(folder)}
+    done = subprocess.run(
+        [*engine.inside, "cosign", *words],
+        cwd=folder, env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
