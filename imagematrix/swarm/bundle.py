@@ -39,7 +39,7 @@ def rewrite(bundle: str, devices: Iterable[str], environment: Mapping[str, str])
         spec = with_environment(with_devices(spec, devices), environment)
         draft = f"{path}.imagematrix"
         with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "w", encoding="utf-8") as file:
-            json.dump(spec, file)
+            file.write(json.dumps(spec))  # json.dump would encode it in Python
         os.replace(draft, path)  # noqa: PTH105 - see above
     except OSError as error:
         raise ProbeError(f"{error.filename or path}: {error.strerror}") from error
