@@ -1,4 +1,4 @@
-"""The budget of an image: how many bytes its layers may have."""
+"""The size budget of an image, in bytes of its layers."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 __all__ = ["require"]
 
-SHOWN = 3  # layers that are named
+SHOWN = 3  # layers listed in a message
 LONGEST = 60  # characters of an instruction
 
 
 def require(budget: int, parts: Sequence[Part], *, compressed: bool) -> None:
-    """Raise BuildError, which names the largest layers, where these have more bytes than `budget`.
+    """Raise BuildError, which names the largest layers, if layers have more bytes than `budget`.
 
     An engine with the classic image store has no compressed layers: their uncompressed sizes are compared.
     """
@@ -28,7 +28,7 @@ def require(budget: int, parts: Sequence[Part], *, compressed: bool) -> None:
 
     largest = sorted(parts, key=lambda part: -part.size)[:SHOWN]
     layers = "; ".join(f"{decimal(part.size, precision=2)} {_shortened(part)}" for part in largest)
-    kind = "compressed" if compressed else "uncompressed, which is all that the classic image store knows"
+    kind = "compressed" if compressed else "uncompressed, as the classic image store has no compressed layers"
     raise BuildError(
         f"the image has {decimal(total, precision=2)} ({kind}), "
         f"more than its budget of {decimal(budget, precision=2)}; largest layers: {layers}",

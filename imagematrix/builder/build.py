@@ -1,4 +1,4 @@
-"""Carrying out a plan: what it refuses, what it builds, and in which order the results come."""
+"""Carrying out a plan: refused changes, builds, and results in order."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 __all__ = ["build"]
 
-SHOWN = 5  # cells that a message names before it says how many more
+SHOWN = 5  # cells listed in a message before "and N more"
 
 
-def build(  # noqa: PLR0913 - what to build, with what, where to, and the command's own options
+def build(  # noqa: PLR0913 - the plan, builder and store, and the command's options
     plan: Plan,
     builder: Builder,
     store: Store,
@@ -40,14 +40,14 @@ def build(  # noqa: PLR0913 - what to build, with what, where to, and the comman
 ) -> list[Result]:
     """Build or adopt what `plan` says, `jobs` at a time, each with a log in the folder `logs`.
 
-    With more than one job, an image is audited and stored while the next is built in its place. With `verify`
-    everything is built twice, also what is up to date, and fails where the bytes differ. An image is built
-    after the images it builds on, and skipped where one of them was not built.
+    With more than one job, an image is audited and stored while the next is built. With `verify` everything
+    is built twice, even up-to-date images, and fails if the bytes differ. An image is built after the images
+    it builds on, and skipped if one of them was not built.
 
-    Returns the results in the order of the plan. Raises TagMovedError before anything is built where an image
+    Returns the results in the order of the plan. Raises TagMovedError before anything is built if an image
     of the same version and cell exists but was built from other inputs. With `fail_fast` the first failure
-    stops the rest, as the loss of the engine always does. Interrupted, it ends the running builds before it
-    lets the interrupt through; the `reporter` has the results then.
+    stops the remaining cells, as a lost engine always does. An interrupt ends the running builds before it
+    propagates; the `reporter` has the results then.
     """
     refused = plan.with_status(PlanStatus.REFUSED)
     if refused:

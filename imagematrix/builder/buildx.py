@@ -1,8 +1,8 @@
-"""Making images with `docker buildx`: one BuildKit solve for each.
+"""Building images with `docker buildx`: one BuildKit solve for each.
 
-BuildKit writes images into OCI layouts on disk, which keep a layer once however many images share it. With
-the classic image store, which knows no OCI layout, it puts the image into the engine's store itself, without
-rewritten timestamps.
+BuildKit writes images into OCI layouts on disk, which keep a shared layer once. With the classic image store,
+which does not support OCI layouts, it puts the image into the engine's store, without rewritten
+timestamps.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Buildx"]
 
-OLDEST = 23  # the first engine whose BuildKit knows COPY --link, SOURCE_DATE_EPOCH and OCI layouts
+OLDEST = 23  # the first engine whose BuildKit supports COPY --link, SOURCE_DATE_EPOCH and OCI layouts
 STEP = re.compile(r"#\d+ \[(?!internal)([^]]+)\] (.+)")
 OWN = re.compile(r"^Driver: +docker$", re.MULTILINE)
-GRACE = 10  # seconds that a build has to end by itself
-GONE = "code = Unavailable"  # how gRPC puts it that nobody is there any more
+GRACE = 10  # seconds until a stopped build is killed
+GONE = "code = Unavailable"  # gRPC's message for a lost server
 UNRESOLVED = "failed to resolve source metadata"
 FULL = "no space left on device"
-TAIL = 20  # lines of a failed build's log that its error shows
+TAIL = 20  # lines of a failed build's log in its error
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +71,10 @@ class _Layout:
 class Buildx:
     """The Builder of `docker buildx`. Use it as a context manager.
 
-    `builder` is the name of one of buildx' builders, or of a docker context. Where it is None, images are
-    made by the engine `docker` itself, whose image store then decides whether timestamps are rewritten.
-    `attest` are the attestations that each image gets, in the words of `docker buildx build --attest`. With
-    `proxy` builds have the proxies of this process, and otherwise none, whatever docker's configuration says.
+    `builder` is the name of a builder of buildx, or of a docker context. If it is None, images are built by
+    the engine `docker` itself, whose image store then decides whether timestamps are rewritten. `attest` are
+    the attestations of each image, in the syntax of `docker buildx build --attest`. With `proxy` builds have
+    the proxies of this process, and otherwise none, whatever docker's configuration says.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Buildx:
         self._proxies: list[str] = []
         for name in PROXIES:
             value = (os.environ.get(name) or os.environ.get(name.lower())) if proxy else None
-            # Both cases get one value: BuildKit takes either, and docker's configuration adds a missing one.
+            # Both spellings get one value: BuildKit reads either, and docker's configuration adds the other.
             for case in (name, name.lower()):
                 self._proxies.append(f"--build-arg={case}" + ("" if value else "="))
                 if value:
@@ -95,7 +95,7 @@ class Buildx:
         self._command = self._require()
         self._elsewhere = self._in_a_context() and builder != engine.context()
         if self._elsewhere:
-            # The builder that an engine is by itself works in the docker context of its name only.
+            # The default builder of an engine works only in the docker context of its name.
             self._environment.pop("DOCKER_HOST", None)
             self._environment["DOCKER_CONTEXT"] = str(builder)
         self._open = contextlib.ExitStack()
@@ -116,10 +116,10 @@ class Buildx:
         self._open.close()
 
     def _require(self) -> str:
-        """Return the path of buildx: starting it through `docker buildx` takes 20 ms more each time."""
+        """Return the path of buildx, because starting it through `docker buildx` takes 20 ms longer."""
         version = self._docker.version
         if self._builder is None and int(version.partition(".")[0]) < OLDEST:
-            remedy = f"install Docker {OLDEST} or newer; `select` and `run` work with this one"
+            remedy = f"install Docker {OLDEST} or newer; `select` and `run` work with this version"
             raise EngineError(f"Docker {version} is too old for builds", remedy=remedy)
         if self._attest and not self.reproducible:
             remedy = "use the containerd image store, or --builder"
@@ -138,7 +138,7 @@ class Buildx:
         return str(found["Path"])
 
     def _in_a_context(self) -> bool:
-        """Whether the named builder is the engine of a docker context."""
+        """Whether the builder is the engine of a docker context."""
         if self._builder is None:
             return False
         asked = [self._command, "inspect", self._builder]
@@ -151,7 +151,7 @@ class Buildx:
 
     @property
     def reproducible(self) -> bool:
-        """Whether images are made in OCI layouts, without which timestamps cannot be rewritten."""
+        """Whether images are built in OCI layouts, which rewriting timestamps requires."""
         return self._builder is not None or self._docker.has_manifests
 
     @property
@@ -160,7 +160,7 @@ class Buildx:
         return self._builder is None
 
     def pinned(self, reference: str, digest: str) -> str | None:
-        """Return where a base image comes from if it is to have `digest`; None where its name finds it."""
+        """Return the source of a base image with `digest`; None if its name is enough."""
         here = self._docker.digest(reference)
         if self._builder is None and here == digest:
             return None
@@ -169,36 +169,36 @@ class Buildx:
         if here not in (None, digest) and not self._docker.is_published(f"{reference}@{digest}"):
             raise UsageError(
                 f"the lock has {reference} as {digest}, which no registry has; the engine has {here}",
-                remedy="`imagematrix lock --upgrade` to build on the engine's image",
+                remedy="run `imagematrix lock --upgrade` to build on the engine's image",
             )
         return f"docker-image://{reference}@{digest}"
 
     def held(self, reference: str, digest: str) -> str | None:
-        """Return where a base image comes from as `pinned` does, by a name that no one moves."""
+        """Return the source of a base image as `pinned` does, by a name that cannot move."""
         where = self.pinned(reference, digest)
         if where is None and self.local:
             where = self._docker.hold(reference, digest)
             if where is None:
-                raise UsageError(f"{reference} is another image in the engine now", remedy="build again")
+                raise UsageError(f"{reference} is now another image in the engine", remedy="build again")
         return where
 
     def _digests(self, reference: str) -> str:
-        """Return the digests that the engine of the builder's context has under a name."""
+        """Return the digests of a name in the engine of the builder's context."""
         command = ["docker", "image", "inspect", "--format", "{{.Id}} {{.RepoDigests}}", reference]
         done = subprocess.run(command, check=False, capture_output=True, text=True, env=self._environment)
         return done.stdout
 
     def export(self, dockerfile: str, sources: Sources) -> dict[str, str]:
-        """Build `dockerfile` and return the text files that its last stage has, by name."""
+        """Build `dockerfile` and return the text files in its last stage, by name."""
         with tempfile.TemporaryDirectory(dir=self._scratch) as folder:
             output = ["--output", _attributes({"type": "local", "dest": folder})]
             self._solve(output, dockerfile, sources, io.StringIO(), lambda _: None)
             return {path.name: path.read_text() for path in Path(folder).iterdir()}
 
     def base_layers(self, base: str, sources: Sources) -> tuple[Path, ...]:
-        """Return the files of the layers that images have which begin with `base`; none (classic store).
+        """Return the layer files of `base` as images built on it have them; none with the classic store.
 
-        Images made later find them there, and need not wait for each other's to be exported.
+        Later builds reuse them instead of exporting them at the same time.
         """
         if not self.reproducible:
             return ()
@@ -225,7 +225,7 @@ class Buildx:
         with contextlib.ExitStack() as stack:
             own = stack.enter_context(self._layout(apart=order.apart))
             digest = self._exported(options, own.folder, order, log, step)
-            # Docker's classic store wants every layer again with every image, so that they stay to the end.
+            # Docker's classic store needs every layer with every image, so they are kept to the end.
             users = stack if self._docker.has_manifests else self._open
             users.enter_context(own.blobs.used(self._layers(own.folder, digest)))
             base = beginning(order.dockerfile)
@@ -241,7 +241,7 @@ class Buildx:
             yield Made(digest=image, layout=own.folder, base_layers=present, attested=attested)
 
     def parts(self, made: Made) -> tuple[Part, ...]:
-        """Return the layers of an image that was made, the lowest first; see Builder."""
+        """Return the layers of a built image, the lowest first; see Builder."""
         if made.layout:
             return layout.Image(made.layout, made.digest).parts
         return self._docker.parts(made.digest) or ()
@@ -255,7 +255,7 @@ class Buildx:
     ) -> str:
         """Build an image into the layout `folder`, and return its digest.
 
-        Its own layers are not compressed: that is done once, when their times have been set back.
+        Its own layers stay uncompressed: they are compressed once, after their times are clamped.
         """
         output = {"type": "oci", "tar": "false", "dest": str(folder), "compression": "uncompressed"}
         options = [*options, "--output", _attributes(output)]
@@ -263,9 +263,9 @@ class Buildx:
 
     @contextlib.contextmanager
     def _layout(self, *, apart: bool = False) -> Iterator[_Layout]:
-        """Lend a layout nobody else writes to: builds fail that write the same blob at the same time.
+        """Yield a layout for exclusive use, because concurrent writes of the same blob make builds fail.
 
-        One that is not `apart` has its blobs in common with others.
+        Unless it is `apart`, it shares its blobs with others.
         """
         if apart:
             with tempfile.TemporaryDirectory(dir=self._scratch) as name:
@@ -282,7 +282,7 @@ class Buildx:
 
     def _new_layout(self) -> Path:
         folder = Path(tempfile.mkdtemp(dir=self._scratch))
-        # What one layout has, the base's layers above all, is neither sent nor kept again for another.
+        # Blobs of one layout, above all layers of the base, are neither sent nor stored again for another.
         (folder / "blobs").symlink_to(self._shared.folder)
         return folder
 
@@ -307,7 +307,7 @@ class Buildx:
         with tempfile.TemporaryDirectory(dir=self._scratch) as folder:
             file = Path(folder, "Dockerfile")
             file.write_text(sources.pinned(dockerfile), encoding="utf-8")
-            # BuildKit takes this for the context's .dockerignore, and what that leaves out is not there.
+            # BuildKit would apply the context's .dockerignore, but excluded files are absent already.
             Path(folder, "Dockerfile.dockerignore").write_text("# nothing\n")
             own = [f"--builder={self._builder or engine.context()}", "--progress=plain", f"--file={file}"]
             own += [f"--platform={sources.platform}"]
@@ -317,7 +317,7 @@ class Buildx:
             own += [f"--ssh={spec}" for spec in sources.ssh]
             own += [f"--build-context={name}={where}" for name, where in sources.contexts.items()]
             process = self._start([self._command, "build", *own, *options, str(sources.context)])
-            assert process.stdout is not None  # noqa: S101 - it is a pipe; this tells the type checker
+            assert process.stdout is not None  # noqa: S101 - a pipe; for the type checker
             try:
                 for line in process.stdout:
                     log.write(line)
@@ -361,17 +361,17 @@ class Buildx:
         if GONE in said:
             raise EngineError(
                 "the Docker engine stopped during a build",
-                remedy="what is built already is kept; run the same command again to continue",
+                remedy="images built so far are kept; run the same command again to continue",
             )
         remedy = None
         if FULL in said:
             remedy = room(self._scratch)
         elif UNRESOLVED in said and not self.local:
-            remedy = f"{self._builder} pulls base images from registries: push it to one that it can reach"
+            remedy = f"{self._builder} pulls base images from registries; push it to one that it can reach"
         raise BuildError(said or "docker buildx failed without a message", remedy=remedy)
 
     def stop(self) -> None:
-        """End every build that runs; those that do not end within GRACE seconds are killed."""
+        """Stop all running builds; those that do not end within GRACE seconds are killed."""
         with self._lock:
             self._stopped = True
             running = list(self._running)
@@ -386,7 +386,7 @@ class Buildx:
 
 
 def _attributes(attributes: Mapping[str, str]) -> str:
-    """Return attributes as buildx reads them: as a line of CSV, so a value may have any characters."""
+    """Return attributes for buildx as a line of CSV, so that values may have any characters."""
     line = io.StringIO()
     csv.writer(line, lineterminator="").writerow([f"{key}={value}" for key, value in attributes.items()])
     return line.getvalue()
@@ -398,6 +398,6 @@ def _broken(said: str) -> EngineError:
 
 
 def _signal(process: subprocess.Popen[str], number: signal.Signals) -> None:
-    # It starts programs itself, for logins and for engines behind ssh, so it is the group that is to end.
+    # It starts programs for logins and for engines behind ssh, so the whole process group is stopped.
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, number)

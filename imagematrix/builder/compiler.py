@@ -1,7 +1,7 @@
 """The CPU flags that a march needs, from the compiler in the image, while the first images are built.
 
-A template's stage named `compiler` has the compiler its code is built with. That stage is asked once for the
-predefined macros (`cc -march=M -dM -E`) of all the marches it is to be used with; labels take the answer.
+A template's stage named `compiler` contains the compiler of its code. It is run once to print the predefined
+macros (`cc -march=M -dM -E`) of all marches that it is used with; labels contain the result.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ STAGE = "compiler"
 
 
 class Compilers:
-    """The compilers that a build's items use; threads may share it."""
+    """The compilers of a build's items; thread-safe."""
 
     def __init__(self, items: Iterable[Planned], builder: Builder) -> None:
         self._compilers: dict[tuple[str, Path, str], _Compiler] = {}
@@ -46,11 +46,11 @@ class Compilers:
                 self._of[item.reference] = made
 
     def representatives(self) -> list[Planned]:
-        """Return for each compiler an item that has it, and that builds on no other image of the matrix."""
+        """Return for each compiler an item that uses it and builds on no other image of the matrix."""
         return [compiler.item for compiler in self._compilers.values() if compiler.item]
 
     def reason(self, item: Planned, error: BuildError) -> BuildError:
-        """Return why a build failed: `error`, or that the compiler is known not to know the march."""
+        """Return why a build failed: `error`, or that the compiler does not support the march."""
         compiler = self._of.get(item.reference)
         if compiler is None or compiler.known is None:
             return error
@@ -62,11 +62,11 @@ class Compilers:
         return item.reference in self._of
 
     def flags(self, item: Planned, sources: Sources) -> frozenset[str]:
-        """Return the flags that `item`'s code needs; raise BuildError where they are unknown.
+        """Return the flags that `item`'s code needs; raise BuildError if they are unknown.
 
-        `sources` are those of its build. Where a template has no stage `compiler`, the shipped table answers
-        for the property `compiler`. What the matrix states about a march is needed in any case: it may be of
-        an instruction set whose macro this release does not know.
+        `sources` are those of its build. If a template has no stage `compiler`, the shipped table is used
+        with the property `compiler`. Flags stated in the matrix are always needed: they may be of an
+        instruction set whose macro this release does not know.
         """
         march = item.cell.axes.get("march")
         if march is None:
@@ -83,7 +83,7 @@ class Compilers:
 
 
 def unanswered(items: Iterable[Planned]) -> list[BuildError]:
-    """Return the errors that the builds of `items` would fail with because their CPU flags are unknown."""
+    """Return the errors of the builds of `items` whose CPU flags are unknown."""
     found = []
     for item in items:
         march = item.cell.axes.get("march")
@@ -97,7 +97,7 @@ def unanswered(items: Iterable[Planned]) -> list[BuildError]:
 
 
 class _Compiler:
-    """The compiler of one stage. It is asked once, for all its marches, when the first answer is needed."""
+    """The compiler of one stage, run once for all its marches when the first result is needed."""
 
     def __init__(self, stage: str, builder: Builder) -> None:
         self.options: set[str] = set()
@@ -108,20 +108,20 @@ class _Compiler:
         self._answer: Mapping[str, str] | BuildError | None = None
 
     def macros(self, sources: Sources) -> Mapping[str, str]:
-        """Return the macros by option; options that the compiler does not know are left out."""
+        """Return the macros by option, without options that the compiler does not know."""
         with self._lock:
             if self._answer is None:
                 try:
                     self._answer = self._ask(sources)
                 except BuildError as error:
-                    self._answer = error  # the next cell would fail alike
+                    self._answer = error  # the next cell would fail in the same way
             if isinstance(self._answer, BuildError):
                 raise self._answer
             return self._answer
 
     @property
     def known(self) -> Mapping[str, str] | None:
-        """Its answer, if there is one by now."""
+        """Its output, if it has run by now."""
         return self._answer if isinstance(self._answer, Mapping) else None
 
     def _ask(self, sources: Sources) -> Mapping[str, str]:

@@ -1,4 +1,4 @@
-"""The logs of builds: where they are, and the end of a failed one, as text that is safe to print."""
+"""The logs of builds: their paths, and the end of a failed one as text that is safe to print."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ if TYPE_CHECKING:
 
 __all__ = ["opened", "said", "where"]
 
-# No name of an image has these: no two images share a folder, and no folder's name gets too long.
+# Image names do not contain these, so that folders are unique; their names cannot get too long.
 QUOTED = str.maketrans("/:", "+=")
-KEPT = 64 * 1024  # bytes of a log's end: some 500 lines, and a small part of what CI systems keep of a job
+KEPT = 64 * 1024  # bytes of a log's end: about 500 lines, a small part of what CI systems keep of a job
 
 
 def where(folder: Path, image: str, version: str, cell: str) -> Path:
-    """Return the file below `folder` that has the log of a cell."""
+    """Return the path of a cell's log below `folder`."""
     return folder / image.translate(QUOTED) / f"{version}-{cell}.log"
 
 
 def opened(path: Path) -> io.TextIOWrapper:
-    """Open a log to be written anew; an OSError of any later time names it, too."""
+    """Open a new log; any later OSError names it, too."""
     path.parent.mkdir(parents=True, exist_ok=True)
     return io.TextIOWrapper(io.BufferedWriter(_Named(path, "w")), encoding="utf-8", write_through=True)
 
 
 class _Named(io.FileIO):
-    """A file whose errors name it; those of a full disk otherwise do not."""
+    """A file whose errors name it, which those of a full disk do not."""
 
     def write(self, data: ReadableBuffer, /) -> int:
         try:
@@ -59,5 +59,5 @@ def _end(path: Path) -> str:
     except OSError as error:
         return f"{path}: {error.strerror}"
     text = raw.decode(errors="replace")
-    # The first line is whole only where nothing was left out, or where there is no other.
+    # The first line is complete only if nothing was cut, or if it is the only one.
     return plain(text if size <= KEPT else text.partition("\n")[2] or text).strip("\n")

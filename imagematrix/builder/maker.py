@@ -1,4 +1,4 @@
-"""Making the image of one cell: build, audit, store. What cells share is worked out once for all."""
+"""Making the image of one cell: build, audit, store. Work that cells share is done once."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ __all__ = ["Maker", "ordered"]
 
 
 def ordered(item: Planned, sources: Sources, flags: Flags, facts: Facts = ()) -> Order:
-    """Return the image to make for a planned item; `flags` gives the CPU flags its code needs.
+    """Return the order for a planned item; `flags` returns the CPU flags of its code.
 
-    `facts` are what its bytes will prove of its catalog entry.
+    `facts` are the facts of its catalog entry that its bytes prove.
     """
     return Order(
         reference=item.reference,
@@ -62,9 +62,9 @@ def ordered(item: Planned, sources: Sources, flags: Flags, facts: Facts = ()) ->
 
 
 class Maker:
-    """Makes the images of a plan; threads may share it. Use it as a context manager.
+    """Makes the images of a plan; thread-safe. Use it as a context manager.
 
-    With `verify` it makes each image twice, also those that are up to date.
+    With `verify` it makes each image twice, even up-to-date ones.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Maker:
         self._kept = contextlib.ExitStack()  # layouts that other images build on
         self._layers = layers
         self._pins: dict[str, str | None] = {}
-        self._program: Path | None = None  # the folder that builds see which trim
+        self._program: Path | None = None  # the folder with the program for builds that trim
 
     def __enter__(self) -> Self:
         return self
@@ -101,10 +101,10 @@ class Maker:
         self._kept.close()
 
     def prepare(self) -> None:
-        """Pin the bases and copy the contexts; raise UsageError or EngineError where a base is not found.
+        """Pin the bases and copy the contexts; raise UsageError or EngineError for a missing base.
 
-        A missing base would fail every cell, one after the other. The contexts are copied all at once because
-        people go on working: an hour later, nothing may be as it was planned.
+        It would otherwise fail every cell, one after the other. All contexts are copied at the start, because
+        their files may be edited during the builds.
         """
         names = dict.fromkeys(name for item in self._items for name in item.bases)
         self._pins = {name: self._builder.held(name, self._bases[name]) for name in names}
@@ -116,15 +116,15 @@ class Maker:
                 self._snapshots.of(context)
 
     def ask_compilers(self) -> None:
-        """Ask for the CPU flags while the first images are built; these report what is wrong."""
+        """Query the CPU flags while the first images are built; errors are reported by these."""
         for item in self._compilers.representatives():
             with contextlib.suppress(ImagematrixError, OSError):
                 self._compilers.flags(item, self._sources(item))
 
     def export_bases(self, exported: Callable[[], object]) -> None:
-        """Export the bases of the images, call `exported`, and read them; the images report what is wrong.
+        """Export the bases of the images, call `exported`, and read them; errors are reported by the images.
 
-        The first images end at the same time, and without this each would export its base.
+        The first images finish at the same time, and each would otherwise export its base.
         """
         firsts: dict[tuple[str | None, str], Planned] = {}
         for item in self._to_build:
@@ -144,21 +144,21 @@ class Maker:
     def make(
         self, item: Planned, log: Path, step: Callable[[str], None], give_place: Callable[[], None]
     ) -> Result:
-        """Make and store one image, or adopt it; `give_place` is called when the next can be built.
+        """Make and store one image, or adopt it; `give_place` is called when the next build may start.
 
-        Raises ImagematrixError or OSError where it cannot be made.
+        Raises ImagematrixError or OSError on failure.
         """
         if item.status is PlanStatus.ADOPT and not self._verify:
             return self._adopted(item)
         sources = self._sources(item)
         flags = cache(lambda: self._compilers.flags(item, sources))
         if not self._compilers.asks(item):
-            flags()  # that nobody knows them is better reported before the build
+            flags()  # unknown flags are better reported before the build
         order = ordered(item, sources, flags, proof.BUILT if self._builder.reproducible else ())
         with opened(log) as file:
             try:
                 return self._stored(item, order, flags, file, step, give_place)
-            except layout.HollowError:  # the store lost a layer that it had, or another store needs it
+            except layout.HollowError:  # the store lost a layer, or another store needs it
                 return self._stored(item, replace(order, apart=True), flags, file, step, give_place)
 
     def _adopted(self, item: Planned) -> Result:
@@ -188,20 +188,20 @@ class Maker:
             if made.layout:
                 promised = read(order.labels, reference=order.reference, digest=None, size=None)
                 code, facts, warnings = self._proven(item, layout.Image(made.layout, made.digest), promised)
-                # Labels come before the audit, which seldom shows anything else.
+                # Labels are set before the audit, which seldom changes them.
                 if (code, facts) != ((promised.cubins, promised.ptx), promised.facts):
                     order = replace(order, labels=Later(lambda: labels.for_item(item, flags(), facts, code)))
                     return self._stored(item, order, flags, log, step, give_place)
             if self._verify:
                 self._built_again(order, made, log)
             result = self._put(item, order, made)
-            if order.reference in self._needed:  # what builds on it may take it from its layout
+            if order.reference in self._needed:  # images built on it may take it from its layout
                 self._kept.push(stack.pop_all())
         self._made[order.reference] = made
         return replace(result, reproducible=made.layout is not None, warnings=warnings)
 
     def _put(self, item: Planned, order: Order, made: Made) -> Result:
-        """Store what was made; an existing image that was only verified stays as it is."""
+        """Store a built image; an existing image that was only verified is unchanged."""
         if item.status is PlanStatus.UP_TO_DATE:
             return Result(item=item, status=BuildStatus.VERIFIED, digest=made.digest)
         if item.status is PlanStatus.ADOPT:
@@ -212,7 +212,7 @@ class Maker:
         if made.layout is None:
             raise BuildError("the engine's classic image store cannot verify that an image is reproducible")
         with self._builder.make(replace(order, afresh=True), log, lambda _: None) as again:
-            assert again.layout is not None  # noqa: S101 - the same builder made it; for the type checker
+            assert again.layout is not None  # noqa: S101 - from the same builder; for the type checker
             differs = difference(
                 layout.Image(made.layout, made.digest), layout.Image(again.layout, again.digest)
             )
@@ -235,9 +235,9 @@ class Maker:
     def _proven(
         self, item: Planned, image: layout.Image, promised: Variant
     ) -> tuple[Code, Facts, tuple[str, ...]]:
-        """Return the device code that an image is to promise, what its bytes prove of its entry, and doubts.
+        """Return the device code for the labels of an image, the facts that its bytes prove, and doubts.
 
-        Raises AuditError if they contradict it, or if the matrix is strict about doubts.
+        Raises AuditError if the bytes contradict the entry, or on doubts if the matrix is strict.
         """
         audited = of_layers(map(self._layer, image.layer_files), promised)
         code = proof.code(audited, promised) if item.trims else (promised.cubins, promised.ptx)

@@ -19,22 +19,22 @@ __all__ = ["Pool"]
 
 
 class Pool:
-    """A Builder that passes each image to one of several builders that has a free place.
+    """A Builder that passes each image to one of several builders with a free slot.
 
-    `builders` come with the number of places of each.
+    `builders` are given with the number of slots of each.
     """
 
     def __init__(self, builders: Sequence[tuple[Builder, int]]) -> None:
         self._builders = tuple(builder for builder, _ in builders)
         self._free: SimpleQueue[Builder] = SimpleQueue()
-        # In turn, so that a few builds are spread over all builders.
+        # Round-robin, so that few builds are spread over all builders.
         for turn in zip_longest(*([builder] * places for builder, places in builders)):
             for builder in filter(None, turn):
                 self._free.put(builder)
 
     @property
     def reproducible(self) -> bool:
-        """Whether all of them set back timestamps."""
+        """Whether all of them rewrite timestamps."""
         return all(builder.reproducible for builder in self._builders)
 
     @property
@@ -43,41 +43,41 @@ class Pool:
         return all(builder.local for builder in self._builders)
 
     def pinned(self, reference: str, digest: str) -> str | None:
-        """Return where a base image of a `digest` comes from; None where all find it by its name."""
+        """Return the source of a base image with `digest`; None if all builders find it by name."""
         places = (builder.pinned(reference, digest) for builder in self._builders)
         return next(filter(None, places), None)
 
     def held(self, reference: str, digest: str) -> str | None:
-        """Return where a base image of a `digest` comes from, by a name that stays what it is."""
+        """Return the source of a base image with `digest`, by a name that cannot move."""
         if self.local:
             return self._builders[0].held(reference, digest)
         return self.pinned(reference, digest)
 
     def export(self, dockerfile: str, sources: Sources) -> dict[str, str]:
-        """Build `dockerfile` and return the text files that its last stage has, by name.
+        """Build `dockerfile` and return the text files in its last stage, by name.
 
-        Builds wait for it, so it takes no place of theirs.
+        It takes no slot, because builds wait for it.
         """
         return self._builders[0].export(dockerfile, sources)
 
     def base_layers(self, base: str, sources: Sources) -> tuple[Path, ...]:
-        """Return the files of the layers that images have which begin with `base`, of the first builder."""
+        """Return the layer files of `base` as images built on it have them, from the first builder."""
         return self._builders[0].base_layers(base, sources)
 
     @contextlib.contextmanager
     def make(self, order: Order, log: TextIO, step: Callable[[str], None]) -> Iterator[Made]:
-        """Build an image without naming it yet; its place is free again as soon as it is made."""
+        """Build an image without naming it yet; its slot is free as soon as it is built."""
         with contextlib.ExitStack() as kept:
             with self._one() as builder:
                 made = kept.enter_context(builder.make(order, log, step))
             yield made
 
     def parts(self, made: Made) -> tuple[Part, ...]:
-        """Return the layers of an image that was made; all of them read layouts, and know the same engine."""
+        """Return the layers of a built image; all builders read layouts and use the same engine."""
         return self._builders[0].parts(made)
 
     def stop(self) -> None:
-        """End every build that runs."""
+        """Stop all running builds."""
         for builder in self._builders:
             builder.stop()
 

@@ -21,7 +21,7 @@ __all__ = ["difference"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _File:
-    """An entry of a layer: what the layer says about a file."""
+    """An entry of a layer: the header of a file and its digest."""
 
     name: str
     kind: bytes
@@ -33,7 +33,7 @@ class _File:
 
 
 def difference(first: Image, second: Image) -> str | None:
-    """Return what differs between two builds of one image; None if their manifests are the same."""
+    """Return the first difference between two builds of an image; None if their manifests are equal."""
     if first.digest == second.digest:
         return None
     pairs = itertools.zip_longest(first.layer_files, second.layer_files)
@@ -51,7 +51,7 @@ def _in_layer(one: Path, other: Path) -> str:
             continue
         if mine is None or its is None or mine.name != its.name:
             names = (file.name if file else "nothing more" for file in (mine, its))
-            return f"in one there is {' where the other has '.join(names)}"
+            return f"one has {' where the other has '.join(names)}"
         facts = [fact for fact in _File.__slots__ if getattr(mine, fact) != getattr(its, fact)]
         return f"{mine.name} differs in {' and '.join(facts)}"
     return "the files are the same, but in another order or compression"

@@ -1,4 +1,4 @@
-"""What became of the cells of a build, as results, as one error, and as the Build document."""
+"""The outcome of a build: results, one error for all, and the Build document."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 __all__ = ["SCHEMA", "BuildStatus", "Result", "complete", "failure", "report"]
 
 SCHEMA = "imagematrix.build/v1"
-SHOWN = 5  # cells that a message names before it says how many more
+SHOWN = 5  # cells listed in a message before "…"
 
 
 class BuildStatus(StrEnum):
-    """What became of a cell that was to be built."""
+    """The outcome of a cell that was to be built."""
 
     BUILT = "built"
     ADOPTED = "adopted"
@@ -34,9 +34,9 @@ class BuildStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What became of one cell, after how many `seconds`.
+    """The outcome of one cell, after `seconds`.
 
-    `log` is None where the cell failed before its build began. `warnings` are what its audit doubts.
+    `log` is None if the cell failed before its build began. `warnings` are the doubts of its audit.
     """
 
     item: Planned
@@ -55,13 +55,13 @@ class Result:
 
 
 def complete(items: Iterable[Planned], results: Iterable[Result]) -> list[Result]:
-    """Return the results of `items`, in their order; those that have none were stopped."""
+    """Return the results of `items`, in order; items without a result were stopped."""
     by_item = {id(result.item): result for result in results}
     return [by_item.get(id(item)) or Result(item=item, status=BuildStatus.STOPPED) for item in items]
 
 
 def failure(results: Sequence[Result]) -> ImagematrixError | None:
-    """Return the error that stands for all failed results, or None."""
+    """Return the error that represents all failed results, or None."""
     failed = [result for result in results if result.status is BuildStatus.FAILED]
     if not failed:
         return None
@@ -80,7 +80,7 @@ def failure(results: Sequence[Result]) -> ImagematrixError | None:
 
 
 def report(plan: Plan, results: Sequence[Result]) -> dict[str, object]:
-    """Return the Build document: every cell of the plan with what became of it."""
+    """Return the Build document: every cell of the plan with its outcome."""
     by_item = {id(result.item): result for result in results}
     cells = []
     for item in plan.items:

@@ -1,9 +1,9 @@
-"""Images in an OCI layout get their labels, and the times in their layers set back: each layer once for all.
+"""Labels for images in an OCI layout, and clamped times in their layers, each layer rewritten once.
 
-BuildKit can do both (`--label`, `rewrite-timestamp`). But it compresses all layers anew for each image: a
-driver, or a gigabyte of packages, as often as there are cells that share it. And it wants labels before the
-build, when the compiler has not been asked yet what they are to say. So it gives us tars, and here they are
-compressed, once. The layers of a base stay byte for byte what they are in the base.
+BuildKit can do both (`--label`, `rewrite-timestamp`). But it compresses all layers again for each image: a
+driver, or a gigabyte of packages, once for each cell that shares it. And it needs labels before the build,
+when their CPU flags are not known yet. So BuildKit exports tars, which are compressed here once. The layers
+of a base stay byte for byte the same.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ __all__ = ["Rewriter"]
 TAR = "application/vnd.oci.image.layer.v1.tar"
 LAYER = f"{TAR}+gzip"
 LEVEL = 6  # of compression, gzip's own default
-IN_GZIP = 31  # zlib's `wbits` for gzip's format; the header it writes has no time
+IN_GZIP = 31  # zlib's `wbits` for the gzip format; its header has no time
 PIECE = 1 << 20  # bytes that are compressed at once
 
 
@@ -54,7 +54,7 @@ class _Layer:
 class Rewriter:
     """Rewrites images whose blobs are in the folder `blobs` (blobs/sha256 of a layout) and writes them there.
 
-    No time is after `latest`, in seconds since 1970. Threads may share it.
+    No time is after `latest`, in seconds since 1970. Thread-safe.
     """
 
     def __init__(self, blobs: Path, latest: int) -> None:
@@ -63,17 +63,17 @@ class Rewriter:
         self._layers: Once[str, _Layer] = Once()
 
     def image(self, digest: str, order: Order, kept: Container[str]) -> str:
-        """Return the digest of the image that the one with `digest` becomes; raise BuildError.
+        """Rewrite the image with `digest` and return the new digest; raise BuildError.
 
-        It gets the labels and annotations of `order`. The layers `kept`, those of its base, stay as they are.
-        Raises HollowError where a layer is wanted that has gone.
+        It gets the labels and annotations of `order`. The layers `kept`, those of its base, are not changed.
+        Raises HollowError if a needed layer has been removed.
         """
         return self._image(digest, order, kept)[digest]
 
     def index(self, digest: str, order: Order, kept: Container[str]) -> tuple[str, str]:
-        """Return the digests that an image with attestations gets, and the index of both; raise BuildError.
+        """Rewrite an image with attestations; return the new digests and the index of both; raise BuildError.
 
-        What the attestations say of the image, they say of the new one.
+        The attestations then refer to the new image.
         """
         index = self._json(digest)
         (image,) = (one["digest"] for one in index["manifests"] if ATTESTED not in one.get("annotations", {}))
@@ -89,7 +89,7 @@ class Rewriter:
         return names[image], self._put_json(index)
 
     def _image(self, digest: str, order: Order, kept: Container[str]) -> dict[str, str]:
-        """Rewrite an image, and return what became of its layers, its configuration and itself, by digest."""
+        """Rewrite an image; return the new digests of its layers, its configuration and itself."""
         manifest = self._json(digest)
         config = self._json(manifest["config"]["digest"])
         names = {}
@@ -145,7 +145,7 @@ class Rewriter:
 
     @contextlib.contextmanager
     def _new(self) -> Iterator[IO[bytes]]:
-        """Yield a file that `_kept` gives its name; if that is not reached, the file is removed."""
+        """Yield a temporary file that `_kept` renames; otherwise it is removed."""
         folder = self._blobs.parent
         name = None
         try:
@@ -160,7 +160,7 @@ class Rewriter:
             raise
 
     def _kept(self, file: IO[bytes]) -> str:
-        """Give a file that is written the name of its digest, and return that."""
+        """Rename a written file to its digest, and return that."""
         file.seek(0)
         digest = f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"  # type: ignore[arg-type]
         Path(file.name).rename(self._path(digest))
@@ -179,7 +179,7 @@ def _uncompressed(layer: IO[bytes]) -> IO[bytes] | gzip.GzipFile:
 
 
 def _large(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the same bytes in pieces of a size that is worth a call of zlib."""
+    """Yield the same bytes in chunks large enough for a call of zlib."""
     parts: list[bytes] = []
     size = 0
     for piece in pieces:
@@ -192,7 +192,7 @@ def _large(pieces: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _renamed(raw: bytes, names: Mapping[str, str]) -> bytes:
-    """Return JSON with other digests, which are as long."""
+    """Return JSON with digests replaced by others of the same length."""
     for old, new in names.items():
         raw = raw.replace(old.removeprefix("sha256:").encode(), new.removeprefix("sha256:").encode())
     return raw

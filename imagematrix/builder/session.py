@@ -1,4 +1,4 @@
-"""One run of builds: a bounded pool of threads, where a cell that fails costs no other cell."""
+"""One run of builds: a bounded pool of threads, in which failed cells do not affect others."""
 
 from __future__ import annotations
 
@@ -31,28 +31,28 @@ if TYPE_CHECKING:
 
 __all__ = ["Reporter", "Session"]
 
-GRACE = 5  # seconds that what can't be stopped has to end, such as a push
+GRACE = 5  # seconds to wait for work that cannot be stopped, such as a push
 HEAD_START = 1.0  # seconds for the export of bases, so that the first images need not export a small one
 
 
 class Reporter(Protocol):
-    """Is told of the build's progress, from several threads."""
+    """Receives the progress of a build, from several threads."""
 
     def started(self, item: Planned) -> None:
-        """Take note that the build of `item` has begun."""
+        """Receive that the build of `item` has begun."""
         ...
 
     def step(self, item: Planned, text: str) -> None:
-        """Take note of the instruction `item` is at."""
+        """Receive the current instruction of `item`."""
         ...
 
     def finished(self, result: Result) -> None:
-        """Take note of a result."""
+        """Receive a result."""
         ...
 
 
 class Session:
-    """One run of the pool. A thread has a place for as long as it builds, and works on without one."""
+    """One run of the pool. A thread holds a slot while it builds, and finishes its work without one."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class Session:
     def run(self, jobs: int) -> list[Result]:
         """Make all images, `jobs` at a time, and return their results in the order of the items.
 
-        Raises what `Maker.prepare` does. Interrupted, it ends the running builds first.
+        Raises the errors of `Maker.prepare`. An interrupt stops the running builds first.
         """
         leaders = leaders_first({name: item.dockerfile for name, item in self._items.items()})
         order = TopologicalSorter(
@@ -107,11 +107,11 @@ class Session:
                     if self._stopped:
                         self._abandon(futures)
                         break
-                if not all(one.done() for one in shared):  # every cell has failed, and nobody needs it
+                if not all(one.done() for one in shared):  # every cell has failed, so it is not needed
                     self._builder.stop()
             except BaseException:
                 self._abandon(futures)
-                # Whoever stops a build does not wait for long: the results are to be reported before.
+                # The results have to be reported soon after a build is stopped.
                 running: list[Future[Any]] = [*futures, *shared]
                 if wait(running, timeout=GRACE).not_done:
                     threads.pop_all()
@@ -154,12 +154,12 @@ class Session:
             result = Result(item=item, status=BuildStatus.FAILED, error=error)
         except OSError as error:
             result = Result(item=item, status=BuildStatus.FAILED, error=_of_system(error))
-        except Exception as error:  # noqa: BLE001 - one bad cell is one bad cell
+        except Exception as error:  # noqa: BLE001 - an exception fails only its cell
             result = Result(item=item, status=BuildStatus.FAILED, error=_unexpected(error, log))
         seconds = time.monotonic() - begin
         logged = os.path.isfile(log)  # noqa: PTH113 - pathlib raises OSError for some names
         result = replace(result, seconds=seconds, log=log if logged else None)
-        # Without an engine nothing else can be built either.
+        # Without an engine no other cell can be built.
         lost = isinstance(result.error, EngineError)
         if result.status is BuildStatus.FAILED and (self._fail_fast or lost):
             self._stopped = True
@@ -174,10 +174,10 @@ def _of_system(error: OSError) -> BuildError:
 
 
 def _unexpected(error: Exception, log: Path) -> ImagematrixError:
-    """Return the error that stands for a bug of ours, whose traceback goes into the log."""
+    """Return the error for a bug in imagematrix, and write its traceback to the log."""
     with contextlib.suppress(OSError):
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("a", encoding="utf-8") as file:
             traceback.print_exception(error, file=file)
     message = f"unexpected {type(error).__name__}: {error}".strip(": ")
-    return ImagematrixError(message, remedy="please report this with the traceback in the log")
+    return ImagematrixError(message, remedy="this is a bug; please report it with the traceback in the log")

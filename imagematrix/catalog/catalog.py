@@ -1,4 +1,4 @@
-"""The Catalog: the variants of one version of an image, with all that a choice among them needs."""
+"""The Catalog: the variants of one version of an image, with everything that a selection needs."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ __all__ = [
 
 SCHEMA = "imagematrix.catalog/v1"
 MODES = ("exact", "compat", "host")
-# Where a need comes from: it was read from the image's bytes, somebody states it, or nothing tells it.
+# The source of a need: read from the image's bytes, claimed by labels, or unknown.
 BYTES, CLAIM, UNKNOWN = SOURCES = "bytes", "claim", "unknown"
-# The axes that say what a variant is for. All others are the image's own, and say what is in it.
+# The hardware axes of a variant. All others are the image's own, and describe its contents.
 HARDWARE = ("platform", "cuda", "compute", "march", "driver")
-# What variants that fit are compared by, in the usual order; select/order.py says how.
+# The criteria of the order, in the usual order; see selection/order.py.
 CRITERIA = ("gpu", "device-code", "driver", "cuda", "cpu-level", "cpu-vendor", "cpu-flags")
 CODE = re.compile(r"\d{2,3}[af]?", re.ASCII)
-# An axis' name, and a value that can stand in a tag, a shell word and a Dockerfile without a thought.
+# The name of an axis, and a value that is safe in a tag, a shell word and a Dockerfile.
 AXIS = re.compile(r"[a-z][a-z0-9_]{0,31}", re.ASCII)
 VALUE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}", re.ASCII)
-# A reference ends up on a command line: it never starts with a dash and has no blank in it.
+# A reference is used on command lines: it has no leading dash and no blanks.
 REFERENCE = re.compile(r"[a-z0-9][A-Za-z0-9._/:@-]{0,511}", re.ASCII)
 
 
@@ -81,17 +81,17 @@ class UserModeDriver(Record):
 
 
 class Variant(Record):
-    """One image of a catalog: what its code needs, and what it carries.
+    """One image of a catalog: what its code needs, and what it contains.
 
     A CPU-only variant has `cuda` None, no `cubins` and `driver` None. `cubins` are targets without "sm_"
     ("89", "90a"). `cpu_flags` are the flags the code needs, by the kernel's names; `march` and `vendor`
-    tell what it was compiled for and are only used to rank. `size` is in bytes. `digest` is None where the
-    store keeps none. `oldest_driver` is the oldest that runs `cuda`, where its matrix had to say so because
-    no table knew the release. `axes` are the image's own, each with the variant's value, sorted: none of them
-    is about hardware. `signed_returns` says of code for aarch64 that it signs return addresses with
-    instructions which not every CPU has. `facts` say where "cubins" (and `ptx`), "driver", "cuda" and
-    "cpu_flags" come from, sorted: see `source`. `requires` are expressions as in NVIDIA_REQUIRE_CUDA, all of
-    which have to hold; facts.requirements reads them.
+    name the compilation target and are only used to rank. `size` is in bytes. `digest` is None if the store
+    keeps none. `oldest_driver` is the oldest that runs `cuda`, if the matrix states it because no table has
+    the release. `axes` are the image's own, each with the variant's value, sorted: none of them is about
+    hardware. `signed_returns` marks aarch64 code that signs return addresses with instructions that not
+    every CPU has. `facts` say where "cubins" (and `ptx`), "driver", "cuda" and "cpu_flags" come from,
+    sorted: see `source`. `requires` are expressions as in NVIDIA_REQUIRE_CUDA, all of which have to hold;
+    facts.requirements parses them.
     """
 
     reference: str
@@ -118,7 +118,7 @@ class Variant(Record):
         return self.cuda is not None or self.driver is not None
 
     def source(self, fact: str) -> str:
-        """Return where a fact comes from: "bytes", "claim", or "unknown" if nothing tells it."""
+        """Return where a fact comes from: "bytes", "claim" or "unknown"."""
         return dict(self.facts).get(fact, CLAIM)
 
     def to_json(self) -> dict[str, object]:
@@ -145,15 +145,15 @@ class Variant(Record):
 
     @classmethod
     def from_json(cls, data: object, where: str = "variant") -> Variant:
-        """Return the variant that `data` describes; raise UsageError naming what is wrong with it."""
+        """Return the variant that `data` describes; raise UsageError if it is invalid."""
         return _variant(documents.Fields(data, where), {})
 
 
 class Catalog(Record):
     """The variants of `image`:`version`. No two have the same reference.
 
-    `prefer` are the CRITERIA by which those that fit are compared first, the others following. `defaults` has
-    a value for some of the variants' own axes: it is taken where a question leaves the axis open.
+    `prefer` are the CRITERIA that are compared first, before the others. `defaults` has values for some of
+    the variants' own axes, used if a question leaves the axis open.
     """
 
     image: str
@@ -175,7 +175,7 @@ class Catalog(Record):
 
     @classmethod
     def from_json(cls, data: object, where: str = "catalog") -> Catalog:
-        """Return the Catalog a document describes; raise UsageError naming what is wrong with it."""
+        """Return the Catalog that a document describes; raise UsageError if it is invalid."""
         fields = documents.Fields(data, where)
         fields.schema(SCHEMA)
         seen: set[str] = set()
@@ -196,10 +196,10 @@ class Catalog(Record):
         )
 
     def named(self, name: str) -> Catalog | None:
-        """Return the part of the catalog that `name` names: all of it, or one variant by reference or digest.
+        """Return the part of the catalog that `name` refers to: all of it, or one variant.
 
-        Who names a variant leaves nothing open, so that it comes without defaults. None where `name` is
-        something else.
+        A single variant, named by reference or digest, needs no defaults and comes without. None if `name`
+        is something else.
         """
         image, version = split(name)
         if image != self.image:
@@ -216,7 +216,7 @@ class Catalog(Record):
 
     @classmethod
     def from_engine(cls, name: str) -> Catalog:
-        """Return the Catalog of `name` in the local engine: IMAGE:VERSION, or IMAGE in its one version."""
+        """Return the Catalog of `name` in the local engine: IMAGE:VERSION, or IMAGE if it has one version."""
         from imagematrix.catalog.engine import catalog
 
         return catalog(name)
@@ -230,7 +230,7 @@ class Catalog(Record):
 
 
 def _variant(fields: Fields, known: dict[str, Any]) -> Variant:
-    # What is written alike in many variants is read once: it is quicker to load, and then to compare.
+    # Equal parts of variants are parsed once and shared, which makes loading and comparing faster.
     return Variant(
         reference=_matching(fields, "reference", REFERENCE, "an image reference"),
         digest=_matching_or_none(fields, "digest", DIGEST, "a sha256 digest"),
@@ -255,7 +255,7 @@ def _variant(fields: Fields, known: dict[str, Any]) -> Variant:
 
 
 def preference(fields: Fields, key: str) -> tuple[str, ...]:
-    """Return a list of CRITERIA; raise UsageError where a word is not one of them, or occurs twice."""
+    """Return a list of CRITERIA; raise UsageError if one is unknown or occurs twice."""
     names = fields.texts(key)
     for name in names:
         if name not in CRITERIA:
@@ -266,7 +266,7 @@ def preference(fields: Fields, key: str) -> tuple[str, ...]:
 
 
 def own_axes(fields: Fields, key: str) -> tuple[tuple[str, str], ...]:
-    """Return an object's axes with their values, sorted; raise UsageError where one is about hardware."""
+    """Return an object's axes with their values, sorted; raise UsageError if one is about hardware."""
     found = fields.object_or_none(key)
     if found is None:
         return ()
@@ -328,7 +328,7 @@ def _driver(fields: Fields, key: str) -> UserModeDriver | None:
         raise driver.fail("mode", f"{mode!r} is not one of {', '.join(MODES)}")
     version = _matching_or_none(driver, "version", DRIVER, "a driver version such as 550.163.01")
     if (version is None) != (mode == "host"):
-        raise driver.fail("version", "belongs to the modes exact and compat, and only to them")
+        raise driver.fail("version", "is required in modes exact and compat, and only allowed there")
     return UserModeDriver(
         mode=mode, version=version, branches=driver.integers("branches"), brands=driver.texts("brands")
     )

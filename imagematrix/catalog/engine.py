@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
 __all__ = ["catalog", "catalogs"]
 
-# Podman writes a short name in full: with docker.io where it came through Docker's API, with localhost where
-# it is from an archive or from a build of podman's own. It finds both by the short name.
+# Podman qualifies short names: with docker.io if the image came through Docker's API, with localhost if it is
+# from an archive or from a podman build. It finds both by the short name.
 FULL = ("docker.io/library/", "docker.io/", "localhost/")
 
 
 def catalog(name: str) -> Catalog:
-    """Return the catalog of `name` (IMAGE:VERSION, or IMAGE where it has one version) in the local engine.
+    """Return the catalog of `name` (IMAGE:VERSION, or IMAGE if it has one version) in the local engine.
 
-    It has one variant where `name` is a variant's reference or digest. Raises UnknownImageError where the
-    engine has no variant of it, EngineError where no engine answers.
+    It has one variant if `name` is a variant's reference or digest. Raises UnknownImageError if the engine
+    has no variant of it, EngineError if no engine answers.
     """
     image, _ = split(name)
     own = catalogs(image)
@@ -41,12 +41,12 @@ def catalog(name: str) -> Catalog:
 
 
 def _remedy(name: str, own: list[Catalog]) -> str:
-    """Return a suggestion for `name`, which is not in its image's `own` catalogs."""
+    """Return a suggestion for `name`, which is in none of its image's `own` catalogs."""
     there = own or catalogs()
     versions = [f"{item.image}:{item.version}" for item in there]
     variants = [one.reference for item in own for one in item.variants]
     if not versions:
-        return "build some with `imagematrix build`"
+        return "build variants with `imagematrix build`"
     told = versions if split(name)[1] else list(dict.fromkeys(item.image for item in there))
     return nearest(name, [*told, *variants], likeness=SLIP) or f"it has {', '.join(versions)}"
 
@@ -73,9 +73,9 @@ def _catalog(name: str, version: str, found: dict[str, tuple[Variant, Terms]]) -
 
 
 def _variants(item: object) -> Iterator[tuple[str, str, Variant, Terms]]:
-    """Yield the variant that one element of the engine's list is, and the terms it states.
+    """Return the variant and the terms of one element of the engine's list.
 
-    None where it has no tag of its own.
+    None if it does not have its own tag.
     """
     if not isinstance(item, dict) or not isinstance(item.get("Labels"), dict):
         return
@@ -93,7 +93,7 @@ def _variants(item: object) -> Iterator[tuple[str, str, Variant, Terms]]:
 
 
 def _digest(item: dict[str, object], image: str) -> str | None:
-    """Return the manifest digest, or the image ID where the store keeps no manifests."""
+    """Return the manifest digest, or the image ID if the store keeps no manifests."""
     for name in _names(item.get("RepoDigests")):
         if name.startswith(f"{image}@"):
             return name.removeprefix(f"{image}@")
@@ -101,6 +101,6 @@ def _digest(item: dict[str, object], image: str) -> str | None:
 
 
 def _names(listed: object) -> list[str]:
-    """Return the names in an engine's answer; names that podman wrote in full are there in short as well."""
+    """Return the names in an engine's answer, with short forms of names that podman qualified."""
     names = [str(name) for name in listed] if isinstance(listed, list) else []
     return names + [name.removeprefix(full) for name in names for full in FULL if name.startswith(full)]

@@ -8,5 +8,5 @@ __all__ = ["catalog"]
 
 
 def catalog(name: str) -> Catalog:
-    """Return the Catalog in the file `name`; raise UsageError where it is not one."""
+    """Return the Catalog in the file `name`; raise UsageError if it is not one."""
     return Catalog.load(name)

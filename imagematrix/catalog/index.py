@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ATTESTED", "Entry", "catalog", "parse", "platform", "write"]
 
-UNKNOWN = "unknown"  # the system and the architecture of what no engine is to take for its own
-ATTESTED = "vnd.docker.reference.digest"  # an annotation of attestations: the image that they are of
+UNKNOWN = "unknown"  # the OS and architecture of entries that no engine should select by platform
+ATTESTED = "vnd.docker.reference.digest"  # an annotation of attestations: the digest of the attested image
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,14 +41,14 @@ class Entry:
 
     @property
     def tag(self) -> str:
-        """The tag that it should have, by its own annotations."""
+        """The tag that its annotations imply."""
         return labels.tag(
             *(self.annotations.get(key, "?") for key in (labels.VERSION, labels.CELL, labels.INPUT))
         )
 
     @property
     def attests(self) -> str | None:
-        """The digest of the image that it attests, as BuildKit's attestations have it; or None."""
+        """The digest of the image that it attests, as in BuildKit's attestations, or None."""
         return self.annotations.get(ATTESTED)
 
     @property
@@ -58,7 +58,7 @@ class Entry:
 
     @property
     def plain(self) -> str | None:
-        """Its platform in one word, such as "linux/amd64"; None where it has a CPU level, or none at all."""
+        """Its platform, such as "linux/amd64"; None if it has a CPU level, or no platform."""
         if not {"os", "architecture"} <= self.platform.keys() or "variant" in self.platform:
             return None
         return f"{self.platform['os']}/{self.platform['architecture']}"
@@ -75,7 +75,7 @@ class Entry:
 
 
 def parse(raw: bytes, name: str) -> tuple[Entry, ...]:
-    """Return the entries of the index `raw`; raise UsageError where it is not one. `name` is for messages."""
+    """Return the entries of the index `raw`; raise UsageError if it is not one. `name` is for messages."""
     fields = documents.Fields(documents.parse(raw, name), name)
     if fields.text_or_none("mediaType") not in (INDEX, DOCKER_LIST, None) or not fields.present("manifests"):
         remedy = "name a version such as v1, which is an index of variants"
@@ -84,7 +84,7 @@ def parse(raw: bytes, name: str) -> tuple[Entry, ...]:
 
 
 def platform(name: str | None) -> dict[str, str]:
-    """Return the platform of an entry: "linux/amd64" in parts, or the one that no engine has."""
+    """Return the platform object of an entry: that of "linux/amd64", or one that no engine has."""
     system, _, architecture = (name or f"{UNKNOWN}/{UNKNOWN}").partition("/")
     return {"architecture": architecture, "os": system}
 
@@ -97,7 +97,7 @@ def write(entries: Iterable[Entry]) -> bytes:
 
 
 def catalog(image: str, version: str, entries: Sequence[Entry]) -> Catalog:
-    """Return the catalog of variants that are in an index; raise UsageError where one is damaged."""
+    """Return the catalog of the variants in an index; raise UsageError if one is damaged."""
     name = f"{image}:{version}"
     variants: dict[str, Variant] = {}
     for entry in entries:

@@ -50,14 +50,14 @@ DEVELOPMENT = "io.imagematrix.development"  # `true` if the image may be replace
 SIZE = "io.imagematrix.size"  # the size of the layers in the registry, in bytes; only in an index
 VARIANT = "io.imagematrix.variant"  # the catalog entry as JSON, without reference, digest and size
 
-# What a manifest has as annotations, too: a registry then tells it without another request for the labels.
+# Also annotations of manifests, so that a registry needs no second request for the labels.
 ANNOTATED = (VERSION, CELL, INPUT, INPUTS, PREFER, DEFAULTS, VARIANT)
 OF_THE_STORE = ("reference", "digest", "size")
 SHORT = 12  # digits of the input digest in a tag
 
 
 class Terms(Record):
-    """What all images of a version say about how to choose among them; see Catalog."""
+    """The preferences and defaults that all images of a version state; see Catalog."""
 
     prefer: tuple[str, ...] = ()
     defaults: tuple[tuple[str, str], ...] = ()
@@ -67,30 +67,30 @@ class Terms(Record):
 
 
 def tag(version: str, cell: str, input_digest: str) -> str:
-    """Return the tag of a variant: version, cell and input digest, each readable in it."""
+    """Return the tag of a variant: version, cell and shortened input digest."""
     return f"{version}-{cell}-{input_digest.removeprefix('sha256:')[:SHORT]}"
 
 
 def write(variant: Variant) -> str:
-    """Return the label that carries `variant`."""
+    """Return the label of `variant`."""
     data = {key: value for key, value in variant.to_json().items() if key not in OF_THE_STORE}
     return json.dumps(data, separators=(",", ":"))
 
 
 def read(labels: Mapping[str, str], *, reference: str, digest: str | None, size: int | None) -> Variant:
-    """Return the variant that an image's labels describe; raise UsageError where they are damaged."""
+    """Return the variant that an image's labels describe; raise UsageError if they are damaged."""
     data = _object(labels, VARIANT, reference)
     return Variant.from_json(data | {"reference": reference, "digest": digest, "size": size}, reference)
 
 
 def size(annotations: Mapping[str, str]) -> int | None:
-    """Return the size that an annotation gives, in bytes; None where it gives none."""
+    """Return the size in an annotation, in bytes, or None."""
     text = annotations.get(SIZE, "")
     return int(text) if text.isascii() and text.isdigit() and len(text) < len(str(2**63)) else None
 
 
 def components(labels: Mapping[str, str]) -> dict[str, str] | None:
-    """Return the components of an image's identity; None where its labels have none."""
+    """Return the components of an image's identity, or None if its labels have none."""
     try:
         data = json.loads(labels[INPUTS])
     except (KeyError, TypeError, ValueError, RecursionError):
@@ -99,7 +99,7 @@ def components(labels: Mapping[str, str]) -> dict[str, str] | None:
 
 
 def terms(labels: Mapping[str, str], reference: str) -> Terms:
-    """Return the terms that an image's labels state; raise UsageError where they are damaged or unknown."""
+    """Return the terms that an image's labels state; raise UsageError if they are damaged or unknown."""
     text = labels.get(PREFER)
     names = str(text).split(",") if text else []
     defaults = _object(labels, DEFAULTS, reference) if DEFAULTS in labels else {}
@@ -108,13 +108,13 @@ def terms(labels: Mapping[str, str], reference: str) -> Terms:
 
 
 def agreed(name: str, stated: Iterable[Terms]) -> Terms:
-    """Return the terms that all the variants of `name` state; raise UsageError where they differ."""
+    """Return the terms that all variants of `name` state; raise UsageError if they differ."""
     first, *others = sorted(set(stated), key=lambda terms: (terms.prefer, terms.defaults)) or [Terms()]
     if others:
         differing = " and ".join(map(str, (first, *others)))
         raise UsageError(
-            f"the variants of {name} differ in what they prefer: {differing}",
-            remedy="build all of them again",
+            f"the variants of {name} differ in their preferences: {differing}",
+            remedy="rebuild all of them",
         )
     return first
 
@@ -132,7 +132,7 @@ def _object(labels: Mapping[str, str], label: str, reference: str) -> dict[str, 
 def content(config: Mapping[str, Any]) -> str:
     """Return the digest of an image's configuration, including its layers but not the label that holds it.
 
-    An image that is built on this one inherits the label, but has another configuration.
+    An image built on this one inherits the label, but has another configuration.
     """
     import hashlib
 

@@ -1,7 +1,6 @@
 """The Catalog of a registry: the image index of a version, read with one request.
 
-Each manifest of the index has its variant in its annotations, under the names that images have in their
-labels.
+Each manifest of the index has its variant in its annotations, with the same names as image labels.
 """
 
 from __future__ import annotations
@@ -36,9 +35,8 @@ CONFIGS = (
 def catalog(name: str) -> Catalog:
     """Return the catalog of `name`, such as registry:5000/ml/training:v1.
 
-    It has one variant where `name` is a variant's reference or digest. Raises UnknownImageError where the
-    registry has none, EngineError where it cannot be reached or refuses, UsageError where what it has is no
-    catalog.
+    It has one variant if `name` is a variant's reference or digest. Raises UnknownImageError if the registry
+    has none, EngineError if it cannot be reached or refuses, UsageError if its content is not a catalog.
     """
     reference = Reference.parse(name)
     with Registry(reference.name) as registry:
@@ -51,14 +49,14 @@ def catalog(name: str) -> Catalog:
     if whole:
         return whole
     if one and one.ours:
-        # Who names a variant leaves nothing open for defaults to decide.
+        # A named variant leaves no axis for defaults to decide.
         return replace(index.catalog(reference.name, one.annotations[labels.VERSION], [one]), defaults=())
     index.parse(found.raw, name)
     raise UnknownImageError(f"{name} is an index without variants of imagematrix")
 
 
 def catalogs(name: str) -> list[Catalog]:
-    """Return the catalogs of all versions that the repository `name` has; raise EngineError."""
+    """Return the catalogs of all versions in the repository `name`; raise EngineError."""
     from concurrent.futures import ThreadPoolExecutor
 
     with Registry(name) as registry, ThreadPoolExecutor(max_workers=REQUESTS) as pool:
@@ -69,16 +67,16 @@ def catalogs(name: str) -> list[Catalog]:
 
 
 def listed(found: Manifest, image: str, version: str) -> Catalog | None:
-    """Return the catalog in the index of a version; None where it has no variants.
+    """Return the catalog in the index of a version; None if it has no variants.
 
-    Raises UsageError where it is damaged.
+    Raises UsageError if it is damaged.
     """
     entries = _listed(found, f"{image}:{version}")
     return index.catalog(image, version, entries) if entries else None
 
 
 def _listed(found: Manifest, name: str) -> list[Entry]:
-    """Return the variants in a manifest: none where it is a single image, or a foreign index."""
+    """Return the variants in a manifest: none if it is a single image or a foreign index."""
     if found.media_type in IMAGES:
         return []
     return [one for one in index.parse(found.raw, name) if one.ours]
@@ -93,16 +91,20 @@ def _remedy(reference: Reference, tags: Sequence[str]) -> str:
     """Return a suggestion for a reference that a registry does not have."""
     versions = _versions(tags)
     if not tags:
-        return "check the name: it has nothing of this name"
-    there = f"it has {', '.join(versions)}" if versions else "what was built is there, and not published yet"
+        return "check the name; the registry has no such repository"
+    there = (
+        f"it has {', '.join(versions)}"
+        if versions
+        else "images are pushed but not published yet; run `imagematrix publish`"
+    )
     return nearest(reference.tag, tags, likeness=SLIP) or there
 
 
 def entry(registry: Registry, tag: str) -> Entry | None:
     """Return the index entry of the image with a tag or digest, read from the image itself.
 
-    Of an image with attestations it is the image. None where there is none, or something else: another index,
-    a signature. Raises UsageError where it is damaged.
+    For an image with attestations it is the image's entry. None if there is none, or something else, such as
+    another index or a signature. Raises UsageError if it is damaged.
     """
     manifest = registry.manifest(tag)
     if manifest and manifest.media_type == INDEX:
@@ -116,7 +118,7 @@ def entry(registry: Registry, tag: str) -> Entry | None:
     if config is None or config.text_or_none("mediaType") not in CONFIGS:
         return None
     told = fields.named_texts("annotations")
-    if labels.VARIANT not in told:  # an engine with the classic image store pushed it
+    if labels.VARIANT not in told:  # pushed by an engine with the classic image store
         told = _configured(registry, config, where)
     size = sum(layer.integer("size") for layer in fields.objects("layers"))
     return index.Entry(

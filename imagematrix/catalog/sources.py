@@ -1,8 +1,8 @@
-"""Where catalogs come from, and which source a name means.
+"""Where catalogs come from, and which source a name refers to.
 
 A new source is a module beside this one and a line in SOURCES. The module has a function `catalog`, which
-returns the Catalog of a name, and, where images live there, `catalogs`, which returns those of all versions
-of an image.
+returns the Catalog of a name, and, if images live there, `catalogs`, which returns those of all versions of
+an image.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from imagematrix.catalog.catalog import Catalog
 
     class Module(Protocol):
-        """What the module of a source has."""
+        """The interface of a source's module."""
 
         def catalog(self, name: str, /) -> Catalog:
             """Return the catalog of `name`; raise UnknownImageError, EngineError or UsageError."""
@@ -39,8 +39,8 @@ __all__ = ["list_catalogs", "open_catalog"]
 class Source(Record):
     """A source of catalogs; `name` is that of its module.
 
-    `takes` tells whether a catalog of a name is here, `keeps` whether images of a name live here. In some
-    sources images have `own_names`, which are not those that they have on a node.
+    `takes` returns whether a catalog name belongs to it, `keeps` whether an image name does. In some sources
+    images have `own_names`, which differ from their names on a node.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Source(Record):
     @property
     def module(self) -> Module:
         """The source's module, loaded when it is needed."""
-        # Without importlib, which a selection need not load.
+        # importlib would slow down `select`.
         found: Module = __import__(f"imagematrix.catalog.{self.name}", fromlist=["catalog"])
         return found
 
@@ -68,7 +68,7 @@ def _never(_: str) -> bool:
     return False
 
 
-# The first that takes or keeps a name counts.
+# The first source that takes or keeps a name is used.
 SOURCES = (
     Source(name="file", takes=_saved, keeps=_never),
     Source(name="registry", takes=_always, keeps=names_registry, own_names=True),
@@ -79,12 +79,12 @@ SOURCES = (
 def open_catalog(
     image: str | None, name: str | None = None, *, note: Callable[[str], object] = str
 ) -> Catalog:
-    """Return the catalog `name`, or where that is None, the catalog of `image` from where the image lives.
+    """Return the catalog `name`, or if that is None, the catalog of `image` from where the image lives.
 
     A catalog is a file or a reference in a registry. An image whose name has a registry lives there, any
-    other in the engine; one that was built and not published yet is in the engine only, and `note` is told
-    so. A registry that cannot be reached is an error: the engine may have no more than what this node pulled,
-    which would change the choice. Raises UnknownImageError where a file is the catalog of another image.
+    other in the engine; an unpublished one is taken from the engine, and `note` is called with a message. An
+    unreachable registry is an error: the engine may have only the images that this node pulled, which would
+    change the choice. Raises UnknownImageError if a file is the catalog of another image.
     """
     if name is None:
         return _at_home(image or "", note)
@@ -94,16 +94,16 @@ def open_catalog(
 
 
 def list_catalogs(image: str | None = None) -> list[Catalog]:
-    """Return the catalogs of all versions of `image`, or where that is None, of all images of the engine.
+    """Return the catalogs of all versions of `image`, or if that is None, of all images of the engine.
 
-    Raises UnknownImageError where there is none of `image`.
+    Raises UnknownImageError if `image` has none.
     """
     homes = [source for source in SOURCES if source.keeps(image or "")]
     for source in homes:
         found = source.module.catalogs(image)
         if found or image is None:
             return found
-    return [homes[-1].module.catalog(str(image))]  # which raises, and says what there is
+    return [homes[-1].module.catalog(str(image))]  # raises an error that lists existing images
 
 
 def _at_home(image: str, note: Callable[[str], object]) -> Catalog:
@@ -123,7 +123,7 @@ def _at_home(image: str, note: Callable[[str], object]) -> Catalog:
 
 
 def _of(whole: Catalog, image: str, name: str) -> Catalog:
-    """Return what `image` names of a catalog."""
+    """Return the part of a catalog that `image` refers to."""
     found = whole.named(image)
     if found is None:
         own = f"{whole.image}:{whole.version}"

@@ -57,7 +57,7 @@ class Workshop:
 
     @cached_property
     def builder(self) -> Pool:
-        """The pool of builders; raise EngineError, or UsageError where a builder is not found."""
+        """The pool of builders; raise EngineError, or UsageError if a builder is not found."""
         from imagematrix.builder.pool import Pool
 
         return Pool([(self._made(name), jobs) for name, jobs in self._wanted])
@@ -121,7 +121,7 @@ def planned(
 ) -> Plan:
     """Return the plan of the matrix in `file`, with the base images that its lock has.
 
-    Raises UsageError where `--only` is bad, or where an image that is to be pushed can't be.
+    Raises UsageError if `--only` is bad, or where an image that is to be pushed can't be.
     """
     from imagematrix.conditions import ConditionError
     from imagematrix.matrix.load import load

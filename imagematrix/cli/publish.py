@@ -110,7 +110,7 @@ def _answered(one: Plain) -> str:
 def _push(image: str, version: str, chosen: Collection[str]) -> None:
     """Push what the engine has and the registry lacks; without an engine, as in a pipeline, nothing.
 
-    Raises TagMovedError where the registry has a cell from other inputs, which was not chosen.
+    Raises TagMovedError if the registry has a cell from other inputs, which was not chosen.
     """
     from imagematrix.audit.cache import Cache, place
     from imagematrix.audit.layers import Layers

@@ -35,7 +35,7 @@ class Job:
 def jobs(cells: Iterable[Cell], limit: int, *, expression: str, wanted: int | None = None) -> tuple[Job, ...]:
     """Return the jobs that build `cells`, which `--only` with `expression` selects.
 
-    There are `wanted` jobs, or else one for each cell, but never more than `limit`. Raises UsageError where
+    There are `wanted` jobs, or else one for each cell, but never more than `limit`. Raises UsageError if
     no cell can be built, or `wanted` exceeds the limit.
     """
     by_id = {cell.id: cell for cell in cells}

@@ -16,7 +16,7 @@ __all__ = ["Source", "Target"]
 
 
 class Source(Protocol):
-    """The matrix to export. Its methods raise UsageError where it is invalid."""
+    """The matrix to export. Its methods raise UsageError if it is invalid."""
 
     @property
     def expression(self) -> str:
@@ -31,7 +31,7 @@ class Source(Protocol):
         """Return what this machine's engine would be asked to build.
 
         `place` returns where an image that others build on comes from, by its reference. Raises EngineError
-        where no engine answers, and TagMovedError where a version would change.
+        where no engine answers, and TagMovedError if a version would change.
         """
         ...
 

@@ -79,7 +79,7 @@ class Image:
     def archive(self, reference: str, layers: Iterable[str]) -> Iterator[bytes]:
         """Yield the tar that `docker load` takes, piece by piece: named `reference`, with the `layers` given.
 
-        An engine with the containerd image store finds the others among what it has. Raises HollowError where
+        An engine with the containerd image store finds the others among what it has. Raises HollowError if
         one of those given has gone.
         """
         index = {
@@ -160,7 +160,7 @@ def blob_file(folder: Path, digest: str) -> Path:
 
 
 def solid(path: Path) -> Path:
-    """Return the file of a layer; raise HollowError where only its name is left."""
+    """Return the file of a layer; raise HollowError if only its name is left."""
     if not path.stat().st_size:
         raise HollowError(path.name)
     return path

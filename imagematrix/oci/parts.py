@@ -39,7 +39,7 @@ def of_config(layers: Iterable[tuple[str, int]], config: Mapping[str, Any]) -> t
 def of_history(diff_ids: Sequence[str], history: Iterable[Mapping[str, Any]]) -> tuple[Part, ...] | None:
     """Return the layers that an engine's `docker history` lists, the newest first, with uncompressed sizes.
 
-    It does not say which entries are layers: None where that cannot be told.
+    It does not say which entries are layers: None if that cannot be told.
     """
     entries = [(_words(one.get("CreatedBy")), int(one.get("Size") or 0)) for one in history][::-1]
     for empty in (MAKING, ()):

@@ -65,7 +65,7 @@ class Manifest:
 class Registry:
     """The repository `name`, such as registry:5000/ml/training, without a tag. Threads may share it.
 
-    Every method raises EngineError where the registry cannot be reached or refuses. It is a context manager.
+    Every method raises EngineError if the registry cannot be reached or refuses. It is a context manager.
     """
 
     def __init__(self, name: str) -> None:
@@ -91,7 +91,7 @@ class Registry:
         return f"{self._base}/blobs/{digest}"
 
     def tags(self) -> list[str]:
-        """Return the repository's tags; none where there is no such repository."""
+        """Return the repository's tags; none if there is no such repository."""
         url: str | None = f"{self._base}/tags/list?n=1000"
         tags: list[str] = []
         for _ in range(PAGES):
@@ -107,7 +107,7 @@ class Registry:
         raise EngineError(f"the registry {self._reference.registry} has more than {PAGES} pages of tags")
 
     def manifest(self, tag: str) -> Manifest | None:
-        """Return the manifest or the index with a tag or a digest; None where there is none."""
+        """Return the manifest or the index with a tag or a digest; None if there is none."""
         answer = self._ask("GET", f"{self._base}/manifests/{tag}", {"Accept": ", ".join(MANIFESTS)})
         if answer.status == MISSING:
             return None
@@ -119,7 +119,7 @@ class Registry:
         return Manifest(digest=digest, media_type=media_type, raw=answer.body)
 
     def digest(self, tag: str) -> str | None:
-        """Return the digest that a tag stands for; None where there is no such tag."""
+        """Return the digest that a tag stands for; None if there is no such tag."""
         answer = self._ask("HEAD", f"{self._base}/manifests/{tag}", {"Accept": ", ".join(MANIFESTS)})
         if answer.status == MISSING:
             return None
@@ -143,7 +143,7 @@ class Registry:
         """Yield a blob of any size, to be read in pieces: what is read is not compared with its digest.
 
         A transfer that breaks off goes on where it was, as far as the registry lets it. Reading raises
-        UnknownImageError where there is none, EngineError where it breaks off again and again.
+        UnknownImageError if there is none, EngineError if it breaks off again and again.
         """
         blob = Resumed(lambda start: self._blob(digest, start), self._unreachable, TRIES, PAUSE)
         with contextlib.closing(blob):
@@ -323,7 +323,7 @@ def _digest(raw: bytes) -> str:
 
 
 def _token(answer: Answer, realm: str) -> str:
-    """Return the token in an answer; raise UsageError where there is none."""
+    """Return the token in an answer; raise UsageError if there is none."""
     if answer.status != OK:
         raise UsageError(f"{realm} answered {answer.status}")
     fields = documents.Fields(documents.parse(answer.body, realm), realm)

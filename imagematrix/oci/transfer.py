@@ -75,7 +75,7 @@ class Client:
     ) -> Answer:
         """Send a request and return its answer; the `authorization` goes to the host of `url` and no other.
 
-        Raises requests.RequestException where none comes, EngineError where it is too large.
+        Raises requests.RequestException where none comes, EngineError if it is too large.
         """
         first = urlsplit(url)[:2]
         for _ in range(REDIRECTS):
@@ -224,7 +224,7 @@ class _Adapter(HTTPAdapter):
 
 
 def address(base: str, url: str) -> str:
-    """Return the address of `url` relative to `base`; raise EngineError where it is invalid."""
+    """Return the address of `url` relative to `base`; raise EngineError if it is invalid."""
     try:
         return urlsplit(urljoin(base, url)).geturl()
     except ValueError as error:

@@ -114,7 +114,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Made:
-    """An image that was made, and the OCI layout that holds it; None where only the engine's store does.
+    """An image that was made, and the OCI layout that holds it; None if only the engine's store does.
 
     Without a layout its timestamps are not rewritten, so the same inputs give another digest next time.
     `base_layers` are the digests of those layers that the engine has as those of its base. `attested` is the
@@ -128,7 +128,7 @@ class Made:
 
 
 class Builder(Protocol):
-    """What makes images. Every method raises EngineError where it cannot be reached."""
+    """What makes images. Every method raises EngineError if it cannot be reached."""
 
     @property
     def reproducible(self) -> bool:
@@ -141,7 +141,7 @@ class Builder(Protocol):
         ...
 
     def pinned(self, reference: str, digest: str) -> str | None:
-        """Return where a base image comes from if it is to have `digest`; None where its name finds it."""
+        """Return where a base image comes from if it is to have `digest`; None if its name finds it."""
         ...
 
     def held(self, reference: str, digest: str) -> str | None:
@@ -179,7 +179,7 @@ class Builder(Protocol):
 
 
 class Store(Protocol):
-    """Where images are kept. Every method raises EngineError where it cannot be reached."""
+    """Where images are kept. Every method raises EngineError if it cannot be reached."""
 
     def present(self, image: str, version: str) -> list[Present]:
         """Return the images of `image`:`version` that the store has."""
@@ -196,7 +196,7 @@ class Store(Protocol):
     def store(self, order: Order, made: Made) -> str:
         """Put what was made into the store under its reference; return the digest it has there.
 
-        Raises TagMovedError where something else has that reference.
+        Raises TagMovedError if something else has that reference.
         """
         ...
 

@@ -67,7 +67,7 @@ class Listing:
 def listing(folder: Path) -> Listing:
     """Return what a build can copy of `folder`; what .dockerignore leaves out does not count.
 
-    Raises UsageError where a file cannot be read, or is of a kind that no image can have.
+    Raises UsageError if a file cannot be read, or is of a kind that no image can have.
     """
     return _read(folder, None)
 
@@ -128,7 +128,7 @@ class Snapshots:
         self._stamps: dict[Path, object] = {}
 
     def of(self, context: Path) -> Path:
-        """Return the snapshot of a context; raise BuildError where it is not what the plan has listed."""
+        """Return the snapshot of a context; raise BuildError if it is not what the plan has listed."""
         return self._taken(context, lambda: self._take(context))
 
     def require(self, context: Path) -> None:
@@ -152,7 +152,7 @@ class Snapshots:
             names = ", ".join(found.changed(planned))
             raise BuildError(
                 f"the files of {context} changed after the plan was made: {names}",
-                remedy="build again; what is built already is kept",
+                remedy="build again; images built so far are kept",
             )
         record(self._state, found)
         self._stamps[taken] = _stamps(taken)
@@ -173,7 +173,7 @@ def _stamps(folder: Path) -> list[tuple[str, int, int]]:
 def _read(folder: Path, target: Path | None) -> Listing:
     """List a context, and copy it to the folder `target` while it is read.
 
-    Raises OSError where the target's disk is full, UsageError where the context cannot be read.
+    Raises OSError if the target's disk is full, UsageError if the context cannot be read.
     """
     entries: dict[str, tuple[str, str]] = {}
     try:

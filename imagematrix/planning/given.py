@@ -35,7 +35,7 @@ class Given:
     proxies: tuple[str, ...] = ()
 
     def values(self, image: Image) -> dict[str, str] | None:
-        """Return the build arguments of an image; None where one has no value."""
+        """Return the build arguments of an image; None if one has no value."""
         found = {name: self.args.get(name, default) for name, default in image.build_args}
         known = {name: value for name, value in found.items() if value is not None}
         return known if len(known) == len(found) else None
@@ -62,7 +62,7 @@ class Given:
         )
 
     def require_known(self, images: Sequence[Image]) -> None:
-        """Raise UsageError where no image declares something that is given, or an argument has no value."""
+        """Raise UsageError if no image declares something that is given, or an argument has no value."""
         for option, given, taken in (
             ("--secret", self.secrets, {name for image in images for name in image.secrets}),
             ("--ssh", self.ssh, {name for image in images for name in image.ssh}),
@@ -80,7 +80,7 @@ class Given:
                     )
 
     def require_all(self, images: Iterable[Image]) -> None:
-        """Raise UsageError where a secret or agent is missing that one of the images needs."""
+        """Raise UsageError if a secret or agent is missing that one of the images needs."""
         for image in images:
             missing = [f"--secret id={name}" for name in image.secrets if name not in self.secrets]
             missing += [f"--ssh {name}" for name in image.ssh if name not in self.ssh]
@@ -92,7 +92,7 @@ class Given:
 def parse(
     secrets: Iterable[str] = (), ssh: Iterable[str] = (), args: Iterable[str] = (), *, proxy: bool = False
 ) -> Given:
-    """Return what the options of the command line give; raise UsageError where one is invalid."""
+    """Return what the options of the command line give; raise UsageError if one is invalid."""
     names = proxies(os.environ) if proxy else ()
     if proxy and not names:
         raise UsageError("--proxy: no proxy variable is set", remedy="such as HTTPS_PROXY=http://proxy:3128")

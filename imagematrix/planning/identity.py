@@ -83,7 +83,7 @@ def identify(
 
 
 def tag(cell: Cell, identity: Identity) -> str:
-    """Return the tag of the cell's image; raise UsageError where it is too long for one."""
+    """Return the tag of the cell's image; raise UsageError if it is too long for one."""
     found = labels.tag(cell.image.version, cell.id, identity.digest)
     if len(found) > TAG_LIMIT:
         remedy = "shorten the version or the values of its axes"

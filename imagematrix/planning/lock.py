@@ -32,9 +32,9 @@ def beside(matrix: Path) -> Path:
 
 
 def read(path: Path) -> dict[str, str]:
-    """Return the digests by the references of base images; none where there is no such file.
+    """Return the digests by the references of base images; none if there is no such file.
 
-    Raises UsageError where it is damaged.
+    Raises UsageError if it is damaged.
     """
     if not path.exists():
         return {}
@@ -90,7 +90,7 @@ def _alone(path: Path) -> Iterator[None]:
 
 
 def _write(path: Path, bases: Mapping[str, str]) -> None:
-    """Write the digests to `path`, all or nothing; raise UsageError where that fails."""
+    """Write the digests to `path`, all or nothing; raise UsageError if that fails."""
     text = documents.dump(document(bases))
     try:
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:

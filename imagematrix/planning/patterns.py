@@ -46,7 +46,7 @@ def left(folder: Path, patterns: Sequence[str]) -> list[str]:
     """Return the paths of what `patterns` leave in of all below `folder`, relative to it.
 
     A folder that holds something that is taken back in is in, too. Raises UsageError for what is no pattern,
-    OSError where a folder can't be read.
+    OSError if a folder can't be read.
     """
     read = [_pattern(pattern) for pattern in patterns]
     found: set[str] = set()
@@ -101,7 +101,7 @@ def _expression(pattern: str) -> str:
 
 
 def _meaning(word: str, *, last: bool) -> str:
-    """Return the expression for one word of a pattern; raise ValueError where it has no safe one."""
+    """Return the expression for one word of a pattern; raise ValueError if it has no safe one."""
     for special in SPECIAL.findall(word):
         if special[1] not in COMMON:
             raise ValueError(f"{special} is not supported")

@@ -58,7 +58,7 @@ class Planned:
     """A cell that can be built, and what a build would do for it.
 
     `bases` are the images it builds on, `needs` are those among them that this matrix builds. `identity` is
-    None where a base's digest is not known; `reference` then lacks the input digest. `difference` is set
+    None if a base's digest is not known; `reference` then lacks the input digest. `difference` is set
     where the store has an image of the cell that was built from other inputs.
     """
 

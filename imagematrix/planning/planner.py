@@ -56,7 +56,7 @@ class Against:
 def plan(matrix: Matrix, against: Against, *, expression: str | None = None) -> Plan:
     """Return what a build of `matrix` would do; `expression` selects cells as `--only` does.
 
-    Raises UsageError where a base image does not exist, or is missing in a lock that is frozen.
+    Raises UsageError if a base image does not exist, or is missing in a lock that is frozen.
     """
     with Renderer(matrix.templates, (image.name for image in matrix.images)) as renderer:
         expansion = expand(matrix)
@@ -120,7 +120,7 @@ class _Planner:
         return Dropped(cell=dropped.cell, status=DropStatus.EXCLUDED, rule=rule, why=dropped.rule.why)
 
     def _item(self, cell: Cell) -> Planned:
-        """Return what becomes of a feasible cell; raise UsageError where its image builds on itself."""
+        """Return what becomes of a feasible cell; raise UsageError if its image builds on itself."""
         if len(self._images) == 1:
             return self._worked_out(cell)
         key = cell.image.name, cell.id

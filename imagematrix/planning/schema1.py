@@ -27,7 +27,7 @@ UNTOLD = ("axes",)  # what images of schema 1 could have, and did not tell
 
 
 def components(now: Mapping[str, str], context: str) -> dict[str, str] | None:
-    """Return the components of schema 1 for what has the components `now`; None where it had no such images.
+    """Return the components of schema 1 for what has the components `now`; None if it had no such images.
 
     `context` is the digest of its context by `context_digest`.
     """

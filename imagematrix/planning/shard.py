@@ -36,7 +36,7 @@ class Shard:
 
     @classmethod
     def parse(cls, text: str) -> Shard:
-        """Return the shard that `text`, such as "2/8", names; raise UsageError where it names none."""
+        """Return the shard that `text`, such as "2/8", names; raise UsageError if it names none."""
         match = re.fullmatch(r"(\d{1,4})/(\d{1,4})", text, re.ASCII)
         shard = cls(number=int(match[1]), count=int(match[2])) if match else None
         if shard is None or not 1 <= shard.number <= shard.count:

@@ -64,7 +64,7 @@ class Merged:
 def merge(reports: Iterable[Report]) -> Merged:
     """Return the outcomes of all `reports`; a cell that failed in one and was built in another is built.
 
-    Reads one report at a time. Raises BuildError where two documents contradict each other: a cell was built
+    Reads one report at a time. Raises BuildError if two documents contradict each other: a cell was built
     from different inputs or into different images, or it is excluded in one and built in another.
     """
     best: dict[tuple[str, str, str], Outcome] = {}

@@ -80,7 +80,7 @@ class Report:
 
 
 def load(path: str | Path) -> Report:
-    """Return the document in the file `path`; raise UsageError where it is invalid."""
+    """Return the document in the file `path`; raise UsageError if it is invalid."""
     return parse(documents.read(path), str(path))
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Candidate", "candidates", "results"]
 
-# All that tells variants apart; about their own axes no rule speaks.
+# The fields that distinguish variants; no rule reads their own axes.
 PARTS = frozenset({"axes"}).union(*(rule.parts for rule in RULES))
 
 
@@ -62,7 +62,7 @@ def candidates(
 ) -> tuple[Candidate, ...]:
     """Return every variant with every rule's result: those that fit by rank, then the others, nearest first.
 
-    The remedy of a rule that does not hold names the variant that differs in this alone, if there is one.
+    The remedy of a rule that does not hold names a variant that differs only in this, if there is one.
     """
     one_of_each = sample(target)
 
@@ -96,7 +96,7 @@ def candidates(
 
 
 def results(target: Target, variant: Variant) -> tuple[RuleResult, ...]:
-    """Return what every rule that applies to `variant`, as far as anybody knows, says about it."""
+    """Return the results of all rules that apply to `variant`, or may apply because a fact is unknown."""
     return tuple(rule.result(target, variant) for rule in RULES if rule.speaks(variant))
 
 
@@ -115,7 +115,7 @@ def _cured(candidate: Candidate, result: RuleResult, built: Mapping[Hashable, st
 
 
 def _without(name: str, variant: Variant) -> Hashable:
-    """Return all that a variant is, except what another build would change to make the rule `name` hold."""
+    """Return the fields of a variant except those that a build would change to make the rule `name` hold."""
     return name, _OTHERS[name](variant)
 
 

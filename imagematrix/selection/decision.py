@@ -1,4 +1,4 @@
-"""The Decision: what a catalog has for one kind of hardware, and on demand every reason."""
+"""The Decision: the best variant for one kind of hardware, and on demand every reason."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
 __all__ = ["Decision"]
 
-SHOWN = 8  # indistinguishable variants that are named
-# All that a variant states about itself; the other fields come from the store, or say how it is known.
+SHOWN = 8  # indistinguishable variants listed in a message
+# The fields that a variant states about itself; the others come from the store, or name the source.
 _content: Callable[[Variant], Hashable] = attrgetter(
     *(name for name in Variant.__slots__ if name not in ("reference", "digest", "size", "facts"))
 )
 
 
 class Decision:
-    """The variant that fits a target best, and what there is to say about the others.
+    """The variant that fits a target best, and the reasons about the others.
 
-    It holds for every host of the same `hardware`, and is kept for the next. The candidates are computed each
-    time: those of a thousand variants take two megabytes.
+    It holds for every host of the same `hardware`, and is cached. The candidates are computed each time:
+    those of a thousand variants take two megabytes.
     """
 
     def __init__(self, question: Question, target: Target) -> None:
@@ -49,7 +49,7 @@ class Decision:
 
     @property
     def hardware(self) -> Hashable:
-        """What identifies the kind of hardware that it is about."""
+        """The key of the kind of hardware."""
         target = self._target
         return hardware(target.host, target.gpus, allow_cpu=target.allow_cpu)
 
@@ -67,7 +67,7 @@ class Decision:
 
     @cached_property
     def doubt(self) -> tuple[str, str] | None:
-        """Why the question leaves several variants that fit, and how to decide; None if it does not."""
+        """Why several fitting variants remain, and how to choose; None if one is best."""
         if self.variant or not self._leading:
             return None
         name = f"{self.catalog.image}:{self.catalog.version}"
@@ -101,9 +101,9 @@ class Decision:
 
 
 def _alike(leading: list[Variant]) -> list[Variant]:
-    """Return those of some variants that state the same about themselves as the first.
+    """Return the variants that state the same about themselves as the first.
 
-    No two cells of a matrix do, unless their images were built when labels lacked the image's own axes.
+    Cells of a matrix never do, unless their images were built when labels lacked the image's own axes.
     """
     first, *others = leading
     content = _content(first)

@@ -1,4 +1,4 @@
-"""Drivers: which one decides about a variant, and what several rules have to say about it."""
+"""Drivers: which one decides about a variant, and the remedies that several rules share."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = [
     "with_driver",
 ]
 
-FAR = 10_000  # more than any two versions are apart
+FAR = 10_000  # more than the distance of any two versions
 NO_DRIVER = "no NVIDIA kernel module is loaded, or its version could not be read"
 
 
@@ -63,7 +63,7 @@ def left_behind(target: Target, driver: str) -> list[Gpu]:
 
 
 def last_branch(gpu: Gpu) -> int | None:
-    """Return the last driver branch that supports a GPU; None if the newest does, or nothing is known."""
+    """Return the last driver branch that supports a GPU; None if the newest does, or if it is unknown."""
     return gpus.last_branch(gpu.pci_device_id, gpu.compute)
 
 

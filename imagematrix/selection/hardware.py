@@ -1,6 +1,6 @@
 """What identifies a kind of hardware: the facts of a host that a rule or a criterion of the order reads.
 
-Decisions are kept by it. It is derived from what rules and criteria declare, so that none can be forgotten.
+It is the cache key of decisions, derived from what rules and criteria declare, so that no fact is forgotten.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ if TYPE_CHECKING:
 
 __all__ = ["FACTS", "LABEL", "hardware", "kind", "sample"]
 
-LABEL = frozenset({"gpus.index", "gpus.name"})  # what any reason may read besides: it is in `Gpu.label`
+LABEL = frozenset({"gpus.index", "gpus.name"})  # any reason may read these, through `Gpu.label`
 FACTS = frozenset(fact for some in (RULES, BY_NAME.values()) for one in some for fact in one.facts)
 DRIVER, GPUS = "driver.", "gpus."
 
 
 def _facts(names: Iterable[str], owner: str = "") -> Callable[[Any], Hashable]:
-    """Return a function that returns the facts which `names` has of a host's driver, a GPU or the host."""
+    """Return a function that returns the facts in `names` of a host's driver, a GPU or the host."""
     return attrgetter(*sorted(name.removeprefix(owner) for name in names if name.startswith(owner)))
 
 
 _host = _facts(fact for fact in FACTS if not fact.startswith((DRIVER, GPUS)))
 _driver = _facts(FACTS, DRIVER)
 _gpu = _facts(FACTS | LABEL, GPUS)
-# All that a rule or a criterion reads of a GPU: GPUs of one kind have the same verdicts.
+# Everything that rules and criteria read of a GPU: GPUs of one kind get the same verdicts.
 kind: Callable[[Gpu], Hashable] = _facts(FACTS, GPUS)
 
 
 def hardware(host: Host, gpus: tuple[Gpu, ...], *, allow_cpu: bool) -> Hashable:
-    """Return all that a decision about a Target and its reasons depend on: if it is equal, so are they."""
+    """Return everything that a decision about a Target and its reasons depend on."""
     driver = host.driver
     return _host(host), driver and _driver(driver), tuple(map(_gpu, gpus)), allow_cpu
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from imagematrix.selection.rule import Rule
     from imagematrix.selection.target import Target
 
-    Group = tuple[Variant, int]  # a variant with some needs, and the set of all that have the same
+    Group = tuple[Variant, int]  # a variant, and the set of all variants with the same needs
 
 __all__ = ["Index", "differing"]
 
@@ -24,8 +24,8 @@ __all__ = ["Index", "differing"]
 class Index:
     """The variants of a catalog, grouped by what each rule and each criterion of the order read.
 
-    A set of variants is an integer with bit i for variant i: thousands are joined or told apart at once. The
-    variants are numbered by their references.
+    A set of variants is an integer with bit i for variant i, so that thousands are combined at once. The
+    variants are numbered in the order of their references.
     """
 
     __slots__ = (
@@ -66,7 +66,7 @@ class Index:
         """Return the variant of a catalog, not an empty one, that comes nearest to fitting.
 
         If possible, it is for the target's architecture, and for GPUs if some are passed, else for CPUs. Of
-        these, it fails the fewest rules, and is the least far off.
+        these, it fails the fewest rules by the smallest distance.
         """
         platform, platforms = self._rules[0]
         pool = (self.everything & ~_failing(platform, platforms, target, self.everything)) or self.everything
@@ -141,7 +141,7 @@ def _failing(rule: Rule, groups: list[Group], target: Target, among: int) -> int
 def differing(variants: Iterable[Variant]) -> dict[str, tuple[str, ...]]:
     """Return the axes of the image's own in which `variants` differ, each with its values there.
 
-    A variant that has no such axis has the value "" on it.
+    A variant without such an axis has the value "" on it.
     """
     present = [dict(axes) for axes in {variant.axes for variant in variants}]
     found = {axis: {own.get(axis, "") for own in present} for own in present for axis in own}

@@ -1,4 +1,4 @@
-"""The Miss: why no variant fits a host, and which comes nearest."""
+"""The Miss: why no variant fits a host, and which is nearest."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ __all__ = ["Miss", "miss"]
 class Miss(Record):
     """Why a host gets no image.
 
-    `why` says it in one sentence, and `fix` what would change it, or None. `nearest` is the reference of the
-    variant that comes nearest to fitting, and `rules` are those that it fails.
+    `why` is the reason in one sentence, and `fix` the remedy, or None. `nearest` is the reference of the
+    variant that is nearest to fitting, and `rules` are those that it fails.
     """
 
     why: str
@@ -39,7 +39,7 @@ class Miss(Record):
         return foreign or self.rules
 
     def to_json(self) -> dict[str, object]:
-        """Return what the Coverage document says of it."""
+        """Return its part of the Coverage document."""
         return {
             "nearest": self.nearest,
             "why": self.why,
@@ -79,7 +79,7 @@ def _nearest(question: Question, target: Target) -> Miss:
 
 
 def _served(index: Index, target: Target) -> tuple[Gpu, ...]:
-    """Return GPUs that one variant would fit, if none fits all: the most numerous kinds first."""
+    """Return GPUs that a single variant would fit, if none fits all: the most numerous kinds first."""
     together = index.everything
     served = set()
     examples = {kind(gpu): gpu for gpu in target.gpus}

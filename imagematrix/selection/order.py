@@ -42,7 +42,7 @@ def order(prefer: Sequence[str] = ()) -> tuple[Criterion, ...]:
 
 
 def key(criteria: Sequence[Criterion], target: Target, variant: Variant) -> tuple[Any, ...]:
-    """Return the sort key of a variant on a target: criterion by criterion, and its reference at last.
+    """Return the sort key of a variant on a target: criterion by criterion, then its reference.
 
     No two variants of a catalog have the same reference, so that no two have the same key.
     """
@@ -80,11 +80,11 @@ def _cpu_flags(target: Target, variant: Variant) -> int:
     return -len(cpu.needed_flags(target, variant))
 
 
-# By their names in CRITERIA, which has their usual order.
+# By name; CRITERIA has the usual order.
 BY_NAME = {
     # GPU variants before CPU-only ones
     "gpu": Criterion(facts=(), need=attrgetter("gpu"), score=_cpu_only),
-    # a native cubin, then the nearest lower minor, then PTX; of several GPUs the worst served decides
+    # a native cubin, then the nearest lower minor, then PTX; the worst match among the GPUs decides
     "device-code": Criterion(
         facts=("driver.version", "gpus.compute", "gpus.state"), need=device_code.need, score=_device_code
     ),
@@ -94,7 +94,7 @@ BY_NAME = {
     "cuda": Criterion(facts=(), need=attrgetter("cuda"), score=_cuda),
     # the highest psABI level among the flags that the code needs
     "cpu-level": Criterion(facts=(), need=cpu.need, score=_cpu_level),
-    # tuned for the host's CPU vendor, then for none, then for another
+    # tuned for the host's CPU vendor, then generic, then tuned for another vendor
     "cpu-vendor": Criterion(facts=("cpu.vendor",), need=attrgetter("vendor"), score=_cpu_vendor),
     # the most flags that the code needs
     "cpu-flags": Criterion(facts=("arch",), need=cpu.need, score=_cpu_flags),

@@ -1,4 +1,4 @@
-"""Questions: which variants of a catalog are considered, by their axes, before any host is."""
+"""Questions: which variants of a catalog are considered, by their axes, for any host."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Question", "asked", "axes", "narrowed", "parse", "values"]
 
-QUESTIONS = 8  # that answers from other processes share
+QUESTIONS = 8  # questions kept, which selections from other processes share
 
 
 class Question:
@@ -50,12 +50,12 @@ class Question:
 
     @property
     def words(self) -> str:
-        """The request, to put after the word for variants in a sentence."""
+        """The conditions, as words to append to "variants" in a sentence."""
         wanted = [f"{axis} {' or '.join(sorted(these, key=natural))}" for axis, these in self.wanted.items()]
         return f" with {', '.join(wanted)}" if wanted else ""
 
     def remedy(self, variant: Variant) -> str:
-        """Return how to request a variant that is left out."""
+        """Return how to request an excluded variant."""
         own = values(variant)
         differing = [axis for axis, these in self.wanted.items() if not these & {*own.get(axis, ())}]
         if all(axis in own for axis in differing):
@@ -65,7 +65,7 @@ class Question:
 
 @lru_cache(maxsize=QUESTIONS)
 def _shared(whole: Catalog, where: Asked) -> Question:
-    """Return the same question for equal ones, so that answers from a pool's workers share it."""
+    """Return the same question for equal ones, so that selections from a pool's workers share it."""
     return Question(whole, where)
 
 
@@ -73,7 +73,7 @@ def parse(texts: Sequence[str]) -> dict[str, list[str]]:
     """Return the conditions in the values of `--where`; raise UsageError if one is invalid."""
     if not texts:
         return {}
-    # A question without conditions, as nearly all are, does not wait for what reads them.
+    # Most questions have no conditions, and need not load the parser.
     from imagematrix.conditions import ConditionError, parse_only
 
     try:
@@ -83,7 +83,7 @@ def parse(texts: Sequence[str]) -> dict[str, list[str]]:
 
 
 def asked(where: Where | None) -> Asked:
-    """Return conditions on axes, each a word or several as `--only` takes them, in a form that is a key."""
+    """Return hashable conditions on axes, each a word or several in the syntax of `--only`."""
     if not where:
         return ()
     return tuple(
@@ -94,7 +94,7 @@ def asked(where: Where | None) -> Asked:
 def narrowed(catalog: Catalog, where: Where | None) -> Catalog:
     """Return a catalog with only the variants that match `where`, whatever the defaults.
 
-    Raises UsageError, which lists what there is, if no variant has such an axis or value.
+    Raises UsageError, which lists the existing ones, if no variant has such an axis or value.
     """
     return _left(catalog, _conditions(catalog, asked(where)))
 
@@ -125,7 +125,7 @@ def _compute(target: str) -> str:
 def _wanted(catalog: Catalog, where: Asked) -> dict[str, frozenset[str]]:
     found = _conditions(catalog, where)
     for axis, value in catalog.defaults:
-        # A default decides what the question leaves open, and what it says goes before.
+        # A default decides an axis only if the question leaves it open.
         if value in found.get(axis, (value,)):
             found[axis] = frozenset([value])
     return found

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     Reason = tuple[str, str | None, str, str | None]  # need, have, why and fix
 
     class Tell(Protocol):
-        """Gives the reason of a verdict `ok`; the fix is None where the rule holds."""
+        """Gives the reason of a verdict `ok`; the fix is None if the rule holds."""
 
         def __call__(self, target: Target, variant: Variant, *, ok: bool) -> Reason:
             """Return need, have, why and fix."""
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Rule", "RuleResult"]
 
-UNDECIDED = "neither bytes nor a claim tell all that the image needs, and what is unknown refuses nothing"
+UNDECIDED = "neither bytes nor claims state everything that the image needs, and unknown needs refuse nothing"
 
 
 class RuleResult(Record):
     """What one rule says about one variant: `why` in one sentence, and in `fix` the remedy, or None.
 
-    `source` says where the need comes from: "bytes", "claim", or "unknown" if nothing tells it.
+    `source` says where the need comes from: "bytes", "claim" or "unknown".
     """
 
     rule: str
@@ -82,7 +82,7 @@ class Rule(Record):
     def result(self, target: Target, variant: Variant) -> RuleResult:
         """Return the verdict with its reason."""
         source = variant.source(self.fact)
-        if self.need(variant) is None:  # as far as anybody knows
+        if self.need(variant) is None:  # or whether it applies is unknown
             return RuleResult(
                 rule=self.name, ok=True, need=UNKNOWN, have=None, why=UNDECIDED, fix=None, source=source
             )
@@ -93,11 +93,11 @@ class Rule(Record):
         return RuleResult(rule=self.name, ok=ok, need=need, have=have, why=why, fix=fix, source=source)
 
     def speaks(self, variant: Variant) -> bool:
-        """Whether the rule applies to a variant, or nobody knows whether it does."""
+        """Whether the rule applies to a variant, or may apply because a fact is unknown."""
         return self.need(variant) is not None or variant.source(self.fact) == UNKNOWN
 
     def distance(self, target: Target, variant: Variant) -> Gap:
-        """Return the gap, or if the rule holds or does not apply, an empty one, which is less than any."""
+        """Return the gap; if the rule holds or does not apply, an empty one, which is the least."""
         if self.need(variant) is None or self.holds(target, variant):
             return ()
         return self.gap(target, variant)

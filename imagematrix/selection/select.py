@@ -40,14 +40,13 @@ def select(
     """Return the variant that fits `host` best.
 
     `gpus` says which GPUs to pass: a count, what `--gpus` takes, or GPUs of the host; None passes all. A
-    host with any sign of an accelerator gets a CPU-only variant only with `allow_cpu`, or where `gpus` is
-    "none". `where` has conditions on axes, such as {"python": "3.13"}, each a word or several as `--only`
-    takes them: only variants that meet them are chosen from. The catalog's defaults decide about axes
-    that it leaves open.
+    host with any sign of an accelerator gets a CPU-only variant only with `allow_cpu`, or if `gpus` is
+    "none". `where` has conditions on axes, such as {"python": "3.13"}, each a word or several in the
+    syntax of `--only`: only variants that meet them are considered. The catalog's defaults decide about
+    axes that it leaves open.
 
-    Raises NothingFits with every reason where none fits. Raises UsageError where the host has no such GPUs,
-    where no variant has such an axis or value, and where variants that fit still differ in an axis of the
-    image's own.
+    Raises NothingFits with every reason if none fits. Raises UsageError if the host has no such GPUs, if no
+    variant has such an axis or value, and if variants that fit still differ in an own axis of the image.
     """
     return _selector(_Same(catalog), asked(where)).select(host, gpus=gpus, allow_cpu=allow_cpu)
 
@@ -84,18 +83,18 @@ def select_many(
 
 
 def serving(host: Host, catalog: Catalog, choice: Choice, where: Where | None = None) -> tuple[Choice, ...]:
-    """Return the choices that `choice`, of the host's GPUs, leaves if one variant for GPUs is to fit them.
+    """Narrow a choice of the host's GPUs to the choices for which a single GPU variant fits.
 
-    Any GPUs that one of these offers fit a variant, and any that do are offered by one of them. That of the
-    first GPUs comes first. If nothing fits, or `choice` takes all its GPUs, it is returned alone.
+    Any GPUs that one of these offers fit a variant, and all GPUs that fit one are offered. The choice with
+    the first GPUs comes first. If nothing fits, or `choice` takes all its GPUs, it is returned alone.
     """
     return _selector(_Same(catalog), asked(where)).serving(host, choice)
 
 
 class Selector:
-    """Answers one question to a catalog; decides once for each kind of hardware it meets.
+    """Selects from a catalog for many hosts; decides once for each kind of hardware.
 
-    It keeps the decisions for `keep` kinds.
+    It caches the decisions for `keep` kinds.
     """
 
     __slots__ = ("_decisions", "_keep", "question")
@@ -129,12 +128,12 @@ class Selector:
         return Selection(host=host, chosen_gpus=chosen, decision=decision)
 
     def serving(self, host: Host, choice: Choice) -> tuple[Choice, ...]:
-        """Return the choices that `choice` leaves; see the function `serving`."""
+        """Narrow a choice of GPUs; see the function `serving`."""
         gpus, count = choice.gpus, choice.count
         examples = {kind(gpu): gpu for gpu in gpus}
         if count == len(gpus) or len(examples) == 1:
             return (choice,)
-        # What fits each of several GPUs fits all of them: no rule looks at two together.
+        # A variant that fits each GPU fits all of them: no rule compares GPUs.
         index = self.question.index
         fitting = {which: index.fitting(Target(host=host, gpus=(gpu,))) for which, gpu in examples.items()}
         if count == 1:
@@ -154,7 +153,7 @@ class Selector:
 
 
 class _Same:
-    """A catalog that equals only itself: comparing a thousand variants takes longer than deciding."""
+    """A catalog compared by identity: comparing a thousand variants takes longer than deciding."""
 
     __slots__ = ("catalog",)
 

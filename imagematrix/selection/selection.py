@@ -55,7 +55,7 @@ class Selection(Record):
 
     @property
     def digest(self) -> str | None:
-        """Its digest, where the catalog has one."""
+        """Its digest, if the catalog has one."""
         return self.variant.digest if self.variant else None
 
     @property

@@ -1,10 +1,10 @@
-"""Checking that what an engine has under the name of an image of ours is that image, before it is pushed.
+"""Verifying that an image in an engine is the variant that its name says, before it is pushed.
 
-Every image that is built on one of ours inherits its labels, and `docker tag` gives any image any name. So a
-label has the digest of all the rest of the image's configuration, including its layers, and the bytes of the
-layers are audited as after a build. That proves that nothing was built on the image. It is no protection from
-someone who writes that label himself: that takes signatures. Images of the classic image store, and of older
-releases, have no such label: they are only audited.
+Every image that is built on a variant inherits its labels, and `docker tag` gives any image any name. So a
+label has the digest of the rest of the image's configuration, including its layers, and the bytes of the
+layers are audited as after a build. That proves that nothing was built on the image. It does not protect
+against someone who writes that label: that takes signatures. Images of the classic image store, and of older
+releases, have no such label and are only audited.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*){0,3
 
 
 def examine(reference: str, archive: BinaryIO, layers: Layers) -> None:
-    """Raise AuditError where an image, in an `archive` as of `docker save`, is not what its labels say.
+    """Raise AuditError if an image, in an `archive` as of `docker save`, contradicts its labels.
 
-    Those of its layers that `layers` has are not read again.
+    Layers that `layers` has are not read again.
     """
     try:
         with scratch() as folder:
@@ -57,8 +57,8 @@ def _examine(reference: str, config: Mapping[str, Any], layers: Sequence[Layer])
     own = (config.get("config") or {}).get("Labels") or {}
     if own.get(labels.CONTENT, content(config)) != content(config):
         raise AuditError(
-            f"{reference} is not the image that was built under this name: something was built on that",
-            remedy=f"`docker image rm {reference}`, and build it again",
+            f"{reference} is not the image that was built under this name, but one built on it",
+            remedy=f"run `docker image rm {reference}` and build again",
         )
     promised = labels.read(own, reference=reference, digest=None, size=None)
     why = broken(of_layers(layers, promised), promised)
@@ -67,7 +67,7 @@ def _examine(reference: str, config: Mapping[str, Any], layers: Sequence[Layer])
 
 
 def _layer(file: Path, layers: Layers) -> Layer:
-    """Read a layer, which is a blob with its digest for a name, or has any name."""
+    """Read a layer, whose file is named by its digest or otherwise."""
     if BLOB.fullmatch(file.name) and file.parent.name == "sha256":
         return layers.read(f"sha256:{file.name}", lambda _: file.open("rb"))
     return read_file(file)

@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 __all__ = ["Engine"]
 
 SMALL = 1 << 20  # bytes of layers
-KEPT = (404, 409)  # the engine's answers to the removal of an image that is gone, or in use
+KEPT = (404, 409)  # statuses of a removal whose image is gone or in use
 
 
 class _Stream(io.RawIOBase):
-    """Pieces of bytes, to be read as a file."""
+    """Chunks of bytes as a readable file."""
 
     def __init__(self, pieces: Iterable[bytes]) -> None:
         self._pieces = iter(pieces)
@@ -51,13 +51,13 @@ class _Stream(io.RawIOBase):
 class Engine:
     """The Store of the Docker engine at `engine.address`. Use it as a context manager.
 
-    From an OCI layout it loads only those layers that the engine lacks.
+    From an OCI layout it loads only layers that the engine lacks.
     """
 
     def __init__(self) -> None:
-        # An engine that does not answer is reported at once; loading docker-py can wait.
+        # An unreachable engine is reported immediately; docker-py is loaded later.
         if not engine.responds():
-            self._client  # noqa: B018 - which raises EngineError
+            self._client  # noqa: B018 - raises EngineError
         self._components: dict[str, Mapping[str, str]] = {}
         self._ids: dict[str, str] = {}  # of the images that are present
         self._loaded: set[str] = set()  # layers
@@ -71,7 +71,7 @@ class Engine:
     def __exit__(self, *_: object) -> None:
         if "_client" in self.__dict__:
             if "_held" in self.__dict__:
-                with contextlib.suppress(EngineError), self._reached():  # the next build removes what stays
+                with contextlib.suppress(EngineError), self._reached():  # the next build removes the rest
                     self._held.close()
             self._client.close()
 
@@ -95,11 +95,11 @@ class Engine:
 
     @property
     def has_manifests(self) -> bool:
-        """Whether it has the containerd image store, which keeps images as they are in a registry."""
+        """Whether it has the containerd image store, which keeps images exactly as a registry does."""
         return ["driver-type", "io.containerd.snapshotter.v1"] in (self._info.get("DriverStatus") or [])
 
     def layers(self) -> frozenset[str]:
-        """Return the digests of the layers of all its images, as they are uncompressed."""
+        """Return the digests of the uncompressed layers of all its images."""
         with self._reached():
             images = [self._client.api.inspect_image(one["Id"]) for one in self._client.api.images()]
         return frozenset(layer for one in images for layer in (one.get("RootFS") or {}).get("Layers") or ())
@@ -107,7 +107,7 @@ class Engine:
     def parts(self, reference: str) -> tuple[Part, ...] | None:
         """Return the layers of an image, the lowest first, with their uncompressed sizes.
 
-        Where the engine does not tell which layer has which size, they are one. None where there is no such
+        If the engine does not report the size of each layer, they count as one. None if there is no such
         image.
         """
         import docker
@@ -123,12 +123,12 @@ class Engine:
         return (whole,) if found is None else found
 
     def require(self) -> None:
-        """Raise EngineError where the engine no longer answers."""
+        """Raise EngineError if the engine no longer answers."""
         with self._reached():
             self._client.ping()
 
     def digest(self, reference: str) -> str | None:
-        """Return the digest of the image with this name in the engine; None where there is none."""
+        """Return the digest of the image with this name in the engine; None if there is none."""
         import docker
 
         with self._reached():
@@ -147,14 +147,14 @@ class Engine:
         return str(image["Id"])
 
     def resolve(self, reference: str) -> str:
-        """Return the digest that a base image's name stands for: here, or else in its registry.
+        """Return the digest of a base image: in the engine, or else in its registry.
 
-        Raises UsageError where neither has it.
+        Raises UsageError if neither has it.
         """
         return self.digest(reference) or self._newest(reference)
 
     def newest(self, reference: str) -> str:
-        """Return the digest that a base image's name stands for in its registry, or else here."""
+        """Return the digest of a base image in its registry, or else in the engine."""
         try:
             return self._newest(reference)
         except (EngineError, UsageError):
@@ -179,7 +179,7 @@ class Engine:
                 return str(self._client.api.inspect_distribution(reference)["Descriptor"]["digest"])
             except docker.errors.APIError as error:
                 message = f"the base image {reference} is neither in the engine nor in its registry"
-                remedy = f"`docker pull {reference}`, or import it under that name"
+                remedy = f"run `docker pull {reference}`, or import it under that name"
                 kind = EngineError if error.is_server_error() else UsageError
                 raise kind(f"{message}: {error.explanation}", remedy=remedy) from error
 
@@ -195,7 +195,7 @@ class Engine:
         components = labels.components(own)
         if components is None or not {labels.VERSION, labels.CELL, labels.INPUT} <= own.keys():
             return
-        # What users build on an image of ours has its labels, too, but not the tag that they make.
+        # Images that users build on a variant inherit its labels, but not the tag derived from them.
         reference = f"{image}:{labels.tag(own[labels.VERSION], own[labels.CELL], own[labels.INPUT])}"
         if reference in (entry.get("RepoTags") or ()):
             self._components[reference] = components
@@ -212,18 +212,18 @@ class Engine:
         return self._components.get(reference, {})
 
     def source(self, reference: str, *, local: bool) -> str | None:
-        """Return where a build on this engine finds an image that is present; None for another builder."""
+        """Return the source of a present image for builds on this engine; None for other builders."""
         if not local or reference not in self._ids:
             return None
         held = self.hold(reference, self._ids[reference])
         if held is None:
-            raise TagMovedError(f"{reference} is another image now, not {self._ids[reference]}")
+            raise TagMovedError(f"{reference} is now another image, not {self._ids[reference]}")
         return held
 
     def hold(self, reference: str, digest: str) -> str | None:
-        """Return where a build finds the image named `reference`, if that is the one with `digest`.
+        """Return the source of the image named `reference` for a build, if it has `digest`.
 
-        It gets a name of its own until this process exits: `docker tag` may move any other during a build.
+        It gets a temporary name until this process exits, because `docker tag` may move any other name.
         """
         import docker
 
@@ -237,11 +237,11 @@ class Engine:
             return self._held.hold(image["Id"], digest)
 
     def holds(self, place: str) -> bool:
-        """Whether this is where a build finds an image that `hold` was called for."""
+        """Whether this is a source that `hold` returned."""
         return "_held" in self.__dict__ and place in self._held
 
     def store(self, order: Order, made: Made) -> str:
-        """Tag an image; where it is in a layout, load what the engine lacks of it first."""
+        """Tag an image; if it is in a layout, first load what the engine lacks."""
         with self._reached():
             if made.layout:
                 self._load(layout.Image(made.layout, made.digest), made.base_layers, order.reference)
@@ -254,7 +254,7 @@ class Engine:
         return made.digest
 
     def _take_away(self, old: str, new: str) -> None:
-        """Remove the name `old`, and its image where nothing else needs it."""
+        """Remove the name `old`, and its image unless it is in use."""
         import docker
 
         api = self._client.api
@@ -262,20 +262,20 @@ class Engine:
             image = str(api.inspect_image(old)["Id"])
         except docker.errors.ImageNotFound:
             return
-        # The engine keeps a name that a container was started by; one that has moved on is none.
+        # The engine does not remove a name that a container was started by, unless the name has moved.
         repository, _, tag = old.rpartition(":")
         api.tag(new, repository, tag)
         api.remove_image(old)
         try:
             api.remove_image(image)
-        except docker.errors.APIError as error:  # another name, an image or a container has it, or it is gone
+        except docker.errors.APIError as error:  # in use by another name, image or container, or gone
             if error.status_code not in KEPT:
                 raise
 
     def _load(self, image: layout.Image, present: frozenset[str], reference: str) -> None:
-        """Load an image; the engine has the layers `present` as another image's."""
+        """Load an image; the engine has the layers `present` from another image."""
         with self._unpacking(image.layers) as new:
-            # The classic store does not find a layer again, so it gets them all.
+            # The classic store needs every layer in the archive.
             missing = [layer for layer in new if layer not in present]
             if not self.has_manifests or not self._loads(image, reference, missing):
                 self._loads(image, reference, image.layers)
@@ -286,9 +286,9 @@ class Engine:
 
     @contextlib.contextmanager
     def _unpacking(self, layers: Sequence[str]) -> Iterator[list[str]]:
-        """Yield those of `layers` that were not loaded yet, when no other image with one of them is loading.
+        """Yield the `layers` that are not loaded yet, once no other image is loading one of them.
 
-        containerd unpacks a layer as often as it is asked to until it has it: at the same time, for each.
+        containerd would unpack a layer once for each concurrent load.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._loading.isdisjoint(layers))
@@ -304,13 +304,13 @@ class Engine:
                 self._changed.notify_all()
 
     def _loads(self, image: layout.Image, reference: str, layers: Sequence[str]) -> bool:
-        """Load an image of which `layers` are sent; return False where the engine misses another."""
+        """Load an image by sending `layers`; return False if the engine lacks another layer."""
         import docker
 
         large = sum(image.blob(layer).stat().st_size for layer in layers) > SMALL
         with contextlib.ExitStack() as turn:
-            # containerd takes in one archive at a time: another has to try again, up to seconds later. After
-            # that it unpacks the layers of several at once, which is worth it for large ones.
+            # containerd reads one archive at a time; another one is retried seconds later. Unpacking then
+            # runs in parallel, which pays off for large layers.
             turn.enter_context(self._sending)
             archive = self._archive(image, reference, layers, turn.close if large else lambda: None)
             try:
@@ -332,7 +332,7 @@ class Engine:
         sent()
 
     def adopt(self, reference: str) -> str:
-        """Return the digest of an image that is there already."""
+        """Return the digest of a present image."""
         return str(self.digest(reference))
 
     def image(self, reference: str) -> str:
@@ -346,7 +346,7 @@ class Engine:
             return io.BufferedReader(_Stream(self._client.api.get_image(image)))
 
     def push(self, reference: str) -> None:
-        """Push an image to the registry that its name says, with docker's own credentials."""
+        """Push an image to the registry in its name, with docker's own credentials."""
         repository, _, tag = reference.rpartition(":")
         with self._reached():
             for answer in self._client.api.push(repository, tag=tag, stream=True, decode=True):
@@ -355,14 +355,14 @@ class Engine:
 
     @contextlib.contextmanager
     def _reached(self) -> Iterator[None]:
-        """Raise EngineError for what docker-py raises when the engine is gone."""
+        """Convert docker-py's connection errors to EngineError."""
         import docker
         import requests
         import urllib3
 
         try:
             yield
-        except docker.errors.APIError as error:  # which is one of requests' errors, too
+        except docker.errors.APIError as error:  # also one of requests' errors
             raise EngineError(f"the Docker engine refused: {error.explanation or error}") from error
         except (requests.RequestException, urllib3.exceptions.HTTPError, ConnectionError) as error:
             raise engine.unreachable(engine.address(), error) from error

@@ -1,4 +1,4 @@
-"""Names that images of an engine have during a build: `docker tag` may move any other meanwhile."""
+"""Temporary names of images during a build, because `docker tag` may move any other name."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ REPOSITORY = "imagematrix-held"
 
 
 class Held:
-    """The names that this process gives to images of one engine, which has the ID `engine`.
+    """The temporary names that this process gives to images of the engine with the ID `engine`.
 
-    Names of builds that were killed are removed first. A name ends in a word of its process, and while that
-    lives, it holds the lock of a folder with that word: only names whose folder is here and unlocked are
-    removed, so none of a build on another machine. Raises docker's errors.
+    Names of killed builds are removed first. A name ends in a word that is unique to its process, which holds
+    the lock of a folder with that word while it runs: only names whose folder is here and unlocked are
+    removed, so none of builds on other machines. Raises docker's errors.
     """
 
     def __init__(self, client: docker.DockerClient, engine: str) -> None:
@@ -44,7 +44,7 @@ class Held:
         self._word = self._folder.name.removeprefix(prefix)
 
     def hold(self, image: str, digest: str) -> str:
-        """Return where a build finds an image, by its ID in the engine and its digest."""
+        """Return the source of an image for a build, by its ID in the engine and its digest."""
         tag = f"{digest.removeprefix('sha256:')}-{self._word}"
         if tag not in self._tags:
             self._api.tag(image, REPOSITORY, tag)
@@ -52,7 +52,7 @@ class Held:
         return f"{IMAGE}{REPOSITORY}:{tag}"
 
     def __contains__(self, place: str) -> bool:
-        """Whether `hold` has returned this place."""
+        """Whether `hold` returned this source."""
         return place.removeprefix(f"{IMAGE}{REPOSITORY}:") in self._tags
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
-"""What a version answers a plain `docker pull`: one image for each architecture, or none.
+"""The image that a plain `docker pull` of a version gets: one for each architecture, or none.
 
-An engine takes the first entry of an index that is for its platform, whatever CPU it has. So one entry of an
-architecture, the default, has a plain platform; all others have a platform that no engine takes for its own,
+An engine takes the first entry of an index for its platform, whatever its CPU. So one entry for each
+architecture, the default, has a plain platform; all others have a platform that no engine has,
 as BuildKit marks attestations.
 """
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Plain", "answers", "kept"]
 
-# What every CPU of an architecture has.
+# The march that every CPU of an architecture supports.
 BASELINE = {"linux/amd64": "x86-64", "linux/arm64": "armv8-a"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plain:
-    """What a plain pull of a version gets on a `platform`: a variant, or nothing."""
+    """The variant that a plain pull of a version gets on a `platform`, or None."""
 
     platform: str
     variant: Variant | None
@@ -35,7 +35,7 @@ class Plain:
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """The CPU flags that the variant's code needs beyond what every CPU of the platform has."""
+        """The CPU flags that the variant's code needs beyond the baseline of the platform."""
         if self.variant is None:
             return ()
         march = BASELINE.get(self.platform)
@@ -57,7 +57,7 @@ class Plain:
 def kept(entries: Sequence[Entry]) -> frozenset[str]:
     """Return the digests of the defaults among the entries of an index.
 
-    There are none in an index from before there were defaults, in which each entry has a platform of its own.
+    An index of a release without defaults has none: each of its entries has a platform of its own.
     """
     ours = [one for one in entries if one.ours and not one.hidden]
     platforms = [one.plain for one in ours]
@@ -69,10 +69,10 @@ def kept(entries: Sequence[Entry]) -> frozenset[str]:
 def answers(
     name: str, entries: Iterable[Entry], before: frozenset[str], named: Mapping[str, str]
 ) -> list[Plain]:
-    """Return what the version `name` answers, for each platform that it has variants for.
+    """Return the answers of the version `name` to plain pulls, one for each platform of its variants.
 
-    `before` are the digests of its defaults so far, which stay. `named` are the cells, by platform, that the
-    matrix names. Raises UsageError where the entries are damaged, or differ in what they prefer.
+    `before` are the digests of its present defaults, which stay. `named` are the cells, by platform, that the
+    matrix names. Raises UsageError if the entries are damaged, or differ in their preferences.
     """
     image = name.rpartition(":")[0]
     by_platform: dict[str, list[tuple[Variant, str]]] = {}
@@ -80,7 +80,7 @@ def answers(
     for one in entries:
         variant = labels.read(one.annotations, reference=f"{image}:{one.tag}", digest=one.digest, size=None)
         terms.add(labels.terms(one.annotations, variant.reference))
-        platform = "/".join(variant.platform.split("/")[:2])  # engines of arm64/v8 are for arm64, too
+        platform = "/".join(variant.platform.split("/")[:2])  # arm64/v8 is arm64 for engines
         by_platform.setdefault(platform, []).append((variant, one.annotations[labels.CELL]))
     defaults = dict(labels.agreed(name, terms).defaults)
     return [
@@ -106,18 +106,20 @@ def _answer(
 def _wanted(
     variants: Sequence[tuple[Variant, str]], named: str | None, defaults: Mapping[str, str]
 ) -> tuple[Variant | None, str]:
-    """Return the variant that would be the default of a version that has none yet, and why."""
+    """Return the default of a version that has none yet, and why."""
     if named:
         variant = next((variant for variant, cell in variants if cell == named), None)
-        missing = f"plain_pull names the cell {named}, which is not there yet"
+        missing = f"plain_pull names the cell {named}, which is not pushed yet"
         return variant, "plain_pull names it" if variant else missing
     cpu = [variant for variant, _ in variants if not variant.gpu]
     if not cpu:
         return None, "there is no CPU-only variant"
-    return min(cpu, key=lambda variant: _needs(variant, defaults)), "the CPU-only variant that needs least"
+    return min(
+        cpu, key=lambda variant: _needs(variant, defaults)
+    ), "the CPU-only variant with the lowest requirements"
 
 
 def _needs(variant: Variant, defaults: Mapping[str, str]) -> tuple[int, int, str]:
-    """Return what the default has least of: axes without their default value, flags; then the reference."""
+    """Return the sort key of defaults: axes without their default value, CPU flags, then the reference."""
     others = sum(value != defaults.get(axis, value) for axis, value in variant.axes)
     return others, len(variant.cpu_flags), variant.reference

@@ -32,9 +32,9 @@ class Published:
     """A published index: its digest, the number of its variants, and how many of them are new.
 
     `plain` are its answers to a plain pull. `dropped` are the references of images that the registry lost and
-    that were removed from the index, and `stuck` those among them that it has in part and does not let us
-    delete, so that builds take them for pushed. `others` are the tags of images that are left out, because
-    the version has another image of their cells.
+    that were removed from the index, and `stuck` those among them that are incomplete but cannot be deleted,
+    so that builds treat them as pushed. `others` are the tags of images that are left out because the
+    version has another image for their cells.
     """
 
     digest: str
@@ -58,14 +58,13 @@ def publish(
     """Write the index of all variants of a version that the registry has, and tag it with the version.
 
     Entries stay in an index, except, with `repair`, those whose images the registry lost: the manifest, or a
-    blob of it, in which case what is left of the image is deleted, so that builds make it again. The
-    `aliases` are tags that are moved to the index; only they ever move. `named` are the cells, by platform,
-    that answer a plain pull. Of several images of a cell with different inputs, that of the `chosen` tag is
-    taken.
+    blob, in which case the rest of the image is deleted so that builds make it again. The `aliases` are tags
+    that are moved to the index; only they ever move. `named` are the cells, by platform, that answer a plain
+    pull. If a cell has several images with different inputs, the one with a `chosen` tag is taken.
 
-    Raises UnknownImageError where there is no variant, or where the registry lost one. Raises TagMovedError
-    where two variants of one cell have different inputs and none is chosen, or where an alias is the tag of
-    an image or of another version.
+    Raises UnknownImageError if there is no variant, or if the registry lost one. Raises TagMovedError if two
+    variants of one cell have different inputs and none is chosen, or if an alias is the tag of an image or
+    of another version.
     """
     name = f"{registry.name}:{version}"
     for alias in aliases:
@@ -98,8 +97,8 @@ def publish(
             raise UsageError(
                 f"{name}: an index of {len(own)} variants is too large for a registry", remedy=remedy
             )
-        # Another client may publish at the same time, from an older list of images: so the index counts as
-        # published only once it is found to be the registry's.
+        # Another client may publish an older list of images at the same time, so the index counts as
+        # published only after it was read back.
         published = surveyed.published
         if published and published.raw == raw:
             for alias in aliases:
@@ -116,13 +115,13 @@ def publish(
         if registry.digest(version) == (published.digest if published else None):
             registry.push_manifest(version, raw, INDEX)
     raise EngineError(
-        f"{name} is being published by another process over and over",
-        remedy="nothing is lost; publish it again later",
+        f"another process keeps publishing {name}",
+        remedy="nothing is lost; publish again later",
     )
 
 
 def _movable(registry: Registry, alias: str) -> None:
-    """Raise UsageError where an alias is not a tag, TagMovedError where its tag never moves."""
+    """Raise UsageError if an alias is not a valid tag, TagMovedError if its tag never moves."""
     if not TAG.fullmatch(alias):
         raise UsageError(f"--alias: {alias!r} is not a valid tag", remedy="such as latest or stable")
     manifest = registry.manifest(alias)
@@ -147,23 +146,23 @@ def _lost(name: str, surveyed: Survey, *, repair: bool) -> set[str]:
         shown = "".join(f"\n    {reference}" for reference in references[:SHOWN])
         more = f"\n    and {len(gone) - SHOWN} more" if len(gone) > SHOWN else ""
         raise UnknownImageError(
-            f"the registry lost images that {name} names:{shown}{more}",
-            remedy="`imagematrix build --push` makes them again; `publish --repair` removes the remains",
+            f"the registry lost images of {name}:{shown}{more}",
+            remedy="`imagematrix build --push` builds them again; `publish --repair` removes the rest",
         )
     return set(references)
 
 
 def _settled(name: str, surveyed: Survey, chosen: Collection[str]) -> tuple[list[Entry], list[str]]:
-    """Return the variants of a version, one for each cell, and the tags of images that are left out."""
+    """Return the variants of a version, one for each cell, and the tags of excluded images."""
     unknown = set(chosen) - {one.tag for one in (*surveyed.variants, *surveyed.others)}
     if unknown:
-        remedy = "give its tag as it is in the registry"
+        remedy = "pass a tag that is in the registry"
         raise UnknownImageError(f"{name} has no variant {', '.join(sorted(unknown))}", remedy=remedy)
     late = sorted(one.tag for one in surveyed.others if one.tag in chosen)
     if late:
         raise TagMovedError(
             f"{name} was published with another image for the cell of {', '.join(late)}",
-            remedy="a version never changes: raise it",
+            remedy="a version never changes; raise the version",
         )
     cells: dict[str, list[Entry]] = {}
     for entry in surveyed.variants:
@@ -184,7 +183,7 @@ def _settled(name: str, surveyed: Survey, chosen: Collection[str]) -> tuple[list
 
 
 def _described(entry: Entry) -> Entry:
-    """Return an entry as an index has it: without what only builds need."""
+    """Return an entry for an index, without annotations that only builds need."""
     annotations = {key: value for key, value in entry.annotations.items() if key != labels.INPUTS}
     return replace(entry, annotations=annotations)
 

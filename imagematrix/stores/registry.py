@@ -1,4 +1,4 @@
-"""Registries as a store of images: an image is pushed by digest, and tagged once."""
+"""Registries as stores of images: an image is pushed by digest and tagged once."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ REQUESTS = 8  # at the same time
 
 
 class Remote:
-    """The Store of registries: an image is kept in the one its name begins with. Use it as a context manager.
+    """The Store of registries: an image is kept in the registry in its name. Use it as a context manager.
 
-    Images that have no layout, such as those of earlier builds, are pushed by the engine `docker` after an
-    audit, for which `layers` has those that were read before.
+    Images without a layout, such as those of earlier builds, are audited and pushed by the engine `docker`;
+    `layers` are those already read.
     """
 
     def __init__(self, docker: Engine, layers: Layers) -> None:
@@ -86,15 +86,15 @@ class Remote:
         variant = entry(self.registry(image), self._digests[reference])
         return (variant and labels.components(variant.annotations)) or {}
 
-    def source(self, reference: str, *, local: bool) -> str | None:  # noqa: ARG002 - any builder pulls it
-        """Return where a build finds an image that is present: by its digest."""
+    def source(self, reference: str, *, local: bool) -> str | None:  # noqa: ARG002 - every builder can pull it
+        """Return the source of a present image for a build, by its digest."""
         digest = self._digests.get(reference)
         return f"docker-image://{reference}@{digest}" if digest else None
 
     def store(self, order: Order, made: Made) -> str:
         """Push an image from its layout, or else from the engine, and tag it.
 
-        If another client has tagged an image with the same input digest meanwhile, that image stays.
+        If another client has since tagged an image with the same input digest, that image is kept.
         """
         registry = self.registry(order.reference.rpartition(":")[0])
         present = self._present(registry, order.reference)
@@ -110,7 +110,7 @@ class Remote:
             for digest in one.blobs:
                 self._push_blob(registry, digest, one)
             registry.push_manifest(one.digest, one.raw, one.media_type)
-        # Meanwhile another client may have pushed an image of the same name.
+        # Another client may have pushed an image of the same name by now.
         present = self._present(registry, order.reference)
         if present:
             return present
@@ -119,10 +119,10 @@ class Remote:
         return made.digest if tagged == named.digest else tagged
 
     def adopt(self, reference: str) -> str:
-        """Audit the image that the engine has under this name, push it, and return its digest.
+        """Audit the image of this name in the engine, push it, and return its digest.
 
-        If another client has tagged an image with the same input digest meanwhile, that image stays. Raises
-        AuditError where the image contradicts its labels.
+        If another client has since tagged an image with the same input digest, that image is kept. Raises
+        AuditError if the image contradicts its labels.
         """
         registry = self.registry(reference.rpartition(":")[0])
         present = self._present(registry, reference)
@@ -134,12 +134,12 @@ class Remote:
         self._docker.push(reference)
         if self._docker.image(reference) != image:
             remedy = "delete it from the registry"
-            raise TagMovedError(f"{reference} became another image during the push", remedy=remedy)
+            raise TagMovedError(f"{reference} was replaced by another image during the push", remedy=remedy)
         expected = self._docker.digest(reference) if self._docker.has_manifests else None
         return self._read_back(registry, reference, expected)
 
     def _push_blob(self, registry: Registry, digest: str, pushed: layout.Image) -> None:
-        # Images have most of their layers in common: the first that has one uploads it, the others wait.
+        # Images share most of their layers: the first one uploads a layer, the others wait.
         with self._lock:
             once = self._blobs.setdefault((registry.name, digest), threading.Lock())
         with once:
@@ -150,7 +150,7 @@ class Remote:
     def _present(self, registry: Registry, reference: str, expected: str | None = None) -> str | None:
         """Return the digest of the image with a reference: `expected`, or an image with the same inputs.
 
-        None where there is none. Raises TagMovedError where another image has the reference.
+        None if there is none. Raises TagMovedError if another image has the reference.
         """
         tag = reference.rpartition(":")[2]
         digest = registry.digest(tag)
@@ -159,10 +159,10 @@ class Remote:
         if digest != expected:
             image = entry(registry, digest)
             if image is None or not image.ours or image.tag != tag:
-                what = image.tag if image and image.ours else "no image of imagematrix"
+                what = image.tag if image and image.ours else "not an image of imagematrix"
                 raise TagMovedError(
-                    f"{reference} exists, built from other inputs: {digest}, by its labels {what}",
-                    remedy="a tag never moves: delete that from the registry, or raise the version",
+                    f"{reference} exists, built from other inputs: {digest}, labelled {what}",
+                    remedy="a tag never moves; delete that image from the registry, or raise the version",
                 )
         self._digests[reference] = digest
         return digest
@@ -170,9 +170,9 @@ class Remote:
     def _read_back(self, registry: Registry, reference: str, expected: str | None) -> str:
         """Return the digest that the registry now has under a reference.
 
-        It may be another than was pushed, if it has the same inputs: two builds of one matrix at a time.
+        It may differ from the pushed one if the inputs are equal: two concurrent builds of a matrix.
         """
-        remedy = "another client moves it; check who pushes to this repository"
+        remedy = "another client moved it; check who pushes to this repository"
         try:
             digest = self._present(registry, reference, expected)
         except TagMovedError as error:
@@ -184,10 +184,10 @@ class Remote:
         return digest
 
     def _look_again(self, registry: Registry, reference: str, digest: str) -> None:
-        """Withdraw our image and raise TagMovedError if the cell was also pushed from other inputs.
+        """Withdraw the image and raise TagMovedError if the cell was also pushed from other inputs.
 
         Two clients that push one cell at the same time use different tags, so neither overwrites the other.
-        Both set their tags before they look: at least one of them sees the other.
+        Both tag before they check, so at least one of them sees the other.
         """
         tag = reference.rpartition(":")[2]
         others = _others(registry, tag)
@@ -197,24 +197,26 @@ class Remote:
         published = registry.manifest(version)
         entries = index.parse(published.raw, f"{registry.name}:{version}") if published else ()
         if any(one.digest == digest for one in entries):
-            return  # the version has it: the others are too late
+            return  # the version contains it, so the others are too late
         self._digests.pop(reference, None)
         withdrawn = registry.take_back(tag, digest)
-        ours = "ours is withdrawn" if withdrawn else "the registry does not allow ours to be deleted"
+        ours = (
+            "this image is withdrawn" if withdrawn else "the registry does not allow this image to be deleted"
+        )
         raise TagMovedError(
             f"{reference}: this cell was also pushed from other inputs: {', '.join(others)}; {ours}",
-            remedy="build from the same inputs, or raise the version; `publish --choose` takes one of both",
+            remedy="build from the same inputs, or raise the version; `publish --choose` selects one of them",
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
-    """What a registry has of a version.
+    """The contents of a version in a registry.
 
     `entries` are those of its index, `listed` those among them that are variants, `lost` the digests of those
-    whose images are gone. `variants` are the images in the index, and those only pushed. `others` were pushed
-    as well, but the index has their cell from other inputs. `damaged` are images of which the registry has
-    the manifest and lacks a blob.
+    whose images are gone. `variants` are the images in the index, and unpublished ones. `others` were pushed
+    as well, but the index has their cell with other inputs. `damaged` are images with a manifest that lack
+    a blob.
     """
 
     published: Manifest | None
@@ -227,14 +229,14 @@ class Survey:
 
     @property
     def alive(self) -> list[Entry]:
-        """The entries of the index that are not lost, and do not attest a lost one."""
+        """The entries of the index except lost ones and attestations of lost ones."""
         return [one for one in self.entries if not {one.digest, one.attests} & self.lost]
 
 
 class Complete:
-    """Whether a registry has an image with all its blobs, each of which is asked for once.
+    """Whether a registry has an image with all its blobs; each blob is checked once.
 
-    `damaged` are the digests of images of which it has the manifest and lacks a blob.
+    `damaged` are the digests of images with a manifest that lack a blob.
     """
 
     def __init__(self, registry: Registry) -> None:
@@ -252,7 +254,7 @@ class Complete:
         whole = all(
             self._has_blob(blob["digest"], partial(self._registry.has_blob, blob["digest"]))
             for blob in blobs
-            if blob and "urls" not in blob  # a layer that is elsewhere
+            if blob and "urls" not in blob  # a foreign layer
         )
         if not whole:
             self.damaged.add(digest)
@@ -260,7 +262,7 @@ class Complete:
 
 
 def survey(registry: Registry, version: str, complete: Complete | None = None) -> Survey:
-    """Return what a registry has of a version; raise UsageError where an index or an image is damaged.
+    """Return the contents of a version in a registry; raise UsageError if an index or image is damaged.
 
     An image counts as lost if its manifest is gone, or if it is not `complete`.
     """
@@ -280,7 +282,7 @@ def survey(registry: Registry, version: str, complete: Complete | None = None) -
             pool.map(lambda tag: _pushed(registry, tag, lost_by_tag.get(tag), complete), rest),
             strict=True,
         )
-        # A tag is what it says only if the image under it says the same.
+        # A tag counts only if the labels of its image match it.
         only_pushed = [one for tag, one in pushed if one and one.ours and one.tag == tag]
         whole = pool.map(lambda one: complete is None or complete(one.digest), only_pushed)
         damaged = tuple(one for one, is_whole in zip(only_pushed, whole, strict=True) if not is_whole)
@@ -300,10 +302,10 @@ def survey(registry: Registry, version: str, complete: Complete | None = None) -
 
 
 def _pushed(registry: Registry, tag: str, lost: Entry | None, complete: Complete | None) -> Entry | None:
-    """Return the image with a tag; if it is known to be damaged, what the index said of it, if anything."""
+    """Return the image with a tag; if it is damaged, its entry in the index, if there is one."""
     try:
         return entry(registry, tag)
-    except UnknownImageError:  # its configuration is gone
+    except UnknownImageError:  # its configuration is missing
         if complete is None or registry.digest(tag) not in complete.damaged:
             raise
         return lost

@@ -1,4 +1,4 @@
-"""What the variants of a version weigh: each by itself, beside its siblings, and all together."""
+"""The sizes of the variants of a version: each alone, in addition to the others, and in total."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ REQUESTS = 8  # at the same time
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sized:
-    """A variant with its layers, the lowest first; None where it was not found, or nobody tells their sizes.
+    """A variant with its layers, the lowest first; None if it was not found, or the sizes are unknown.
 
-    They are `compressed` in a registry, and not in an engine. `pull` is what this machine's engine lacks of
-    them, in bytes; None where that is not known.
+    They are `compressed` in a registry, and not in an engine. `pull` are the bytes that this machine's engine
+    lacks; None if unknown.
     """
 
     variant: Variant
@@ -62,7 +62,7 @@ class Sizes:
         return sum(part.size for part in self.layers.values())
 
     def added(self) -> list[int | None]:
-        """Return for each variant the bytes of those of its layers that no other variant has."""
+        """Return for each variant the bytes of its layers that no other variant has."""
         users = Counter(
             digest for one in self.variants for digest in {part.digest for part in one.parts or ()}
         )
@@ -104,9 +104,9 @@ class Sizes:
 
 
 def sizes(catalog: Catalog) -> Sizes:
-    """Return what the variants of a catalog weigh, where they are: in their registries, or in the engine.
+    """Return the sizes of the variants of a catalog, in their registries or in the engine.
 
-    Raises EngineError where one of these cannot be reached.
+    Raises EngineError if one of these cannot be reached.
     """
     with ExitStack() as stack, ThreadPoolExecutor(REQUESTS) as pool:
         engine = stack.enter_context(Engine())
@@ -124,7 +124,7 @@ def sizes(catalog: Catalog) -> Sizes:
 
 
 def _held(engine: Engine) -> frozenset[str] | None:
-    """Return the digests of all uncompressed layers that this machine's engine has; None without one."""
+    """Return the digests of all uncompressed layers in this machine's engine; None without an engine."""
     try:
         return engine.layers()
     except EngineError:

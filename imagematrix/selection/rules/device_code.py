@@ -26,22 +26,22 @@ if TYPE_CHECKING:
 __all__ = ["RULE", "code", "need"]
 
 CUBIN, PTX = 0, 1
-SHOWN = 4  # things in a sentence before how many more there are
+SHOWN = 4  # items that a sentence lists before "and N more"
 STATES = {
     "lost": "has fallen off the bus",
     "no-permission": "may not be opened by this user",
     "no-node": "has no device node",
     "no-module": "has no kernel module",
     "excluded": "is excluded from use by the driver",
-    "vgpu-host": "is given out to virtual machines",
-    "failed": "could not be set up by the driver, and NVML leaves it out",
+    "vgpu-host": "is assigned to virtual machines",
+    "failed": "could not be initialised by the driver, and NVML does not list it",
     "unconfirmed": "is confirmed neither by the driver nor by NVML",
     "mig-empty": "is in MIG mode and has no MIG device",
 }
 
 
 def need(variant: Variant) -> Hashable:
-    """Return the device code, whether nobody knows it, and the driver to load it."""
+    """Return the device code, whether it is unknown, and the driver to load it."""
     return variant.gpu, variant.cubins, variant.ptx, _undecided(variant), drivers.own(variant)
 
 
@@ -57,19 +57,19 @@ def holds(target: Target, variant: Variant) -> bool:
 
 
 def _undecided(variant: Variant) -> bool:
-    """Whether nobody knows the device code of an image: it may be compiled when it runs."""
+    """Whether the device code of an image is unknown: it may be compiled at run time."""
     return not variant.cubins and not variant.ptx and variant.source("cubins") == UNKNOWN
 
 
 def _serves(variant: Variant, gpu: Gpu, driver: str | None) -> bool:
-    """Whether there is code for a GPU, or nobody knows and the GPU can be used."""
+    """Whether there is code for a GPU, or the code is unknown and the GPU can be used."""
     return code(variant, gpu, driver) is not None or (_undecided(variant) and gpu.usable)
 
 
 def code(variant: Variant, gpu: Gpu, driver: str | None) -> tuple[int, int] | None:
     """Return how well the variant's device code suits a GPU (less is better), or None if none of it runs.
 
-    A cubin goes before PTX, and the nearest of several cubins decides.
+    A cubin outranks PTX, and the nearest of several cubins decides.
     """
     compute = gpu.compute
     if compute is None or not gpu.usable:
@@ -108,7 +108,7 @@ def reason(target: Target, variant: Variant, *, ok: bool) -> Reason:
 
 
 def gap(target: Target, variant: Variant) -> Gap:
-    """Return how many GPUs lack device code, and how far off the code is for the worst served."""
+    """Return how many GPUs lack device code, and the distance of the code for the worst match."""
     lacking = _lacking(target, variant)
     return len(lacking), *max((_nearest(variant, gpu) for gpu in lacking), default=(drivers.FAR,))
 

@@ -22,12 +22,12 @@ __all__ = ["RULE"]
 
 
 def need(variant: Variant) -> Hashable:
-    """Return the CUDA release and what the variant says of the driver to run it, or None if CPU-only."""
+    """Return the CUDA release and the driver to run it as the variant states it, or None if CPU-only."""
     return (variant.cuda, drivers.own(variant), variant.oldest_driver) if variant.cuda else None
 
 
 def holds(target: Target, variant: Variant) -> bool:
-    """Whether the driver brought this release or a later one, or is at or above the floor of its major."""
+    """Whether the driver shipped with this release or a later one, or reaches the floor of its major."""
     driver = drivers.effective(target, variant)
     if driver is None or variant.cuda is None:
         return False
@@ -53,7 +53,7 @@ def reason(target: Target, variant: Variant, *, ok: bool) -> Reason:
 
 
 def gap(target: Target, variant: Variant) -> Gap:
-    """Return how much older the driver is than the oldest that would do."""
+    """Return how much older the driver is than the oldest sufficient one."""
     lowest = cuda.lowest_driver(variant.cuda or "", variant.oldest_driver)
     return drivers.between(drivers.effective(target, variant), lowest)
 

@@ -54,7 +54,7 @@ def reason(target: Target, variant: Variant, *, ok: bool) -> Reason:
 
 
 def gap(target: Target, variant: Variant) -> Gap:
-    """Return how many GPUs the driver left behind."""
+    """Return how many GPUs the driver no longer supports."""
     driver = _driver(target, variant)
     return (len(drivers.left_behind(target, driver)) if driver else drivers.FAR,)
 
@@ -65,7 +65,7 @@ def _driver(target: Target, variant: Variant) -> str | None:
 
 
 def _undriven(target: Target) -> list[Gpu]:
-    """Return the GPUs that kernel modules of the kind that is loaded, open or proprietary, do not drive.
+    """Return the GPUs that the loaded kind of kernel modules, open or proprietary, does not drive.
 
     The open ones drive Turing and newer GPUs, the proprietary ones none from Blackwell on.
     """

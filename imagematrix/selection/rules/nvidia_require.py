@@ -35,9 +35,9 @@ def reason(target: Target, variant: Variant, *, ok: bool) -> Reason:
     """Return need, have, why and fix."""
     wanted = " and ".join(variant.requires)
     if ok:
-        return wanted, _have(target, None), "the host has what the image's maker asks for", None
+        return wanted, _have(target, None), "the host meets the image's requirements", None
     gpu, expression = _unmet(target, variant)[0]
-    why = f"the image's maker asks for {expression}; the host has {_have(target, gpu)}"
+    why = f"the image requires {expression}; the host has {_have(target, gpu)}"
     return wanted, _have(target, gpu), why, "use an image without this condition, or another node"
 
 
@@ -47,8 +47,8 @@ def gap(target: Target, variant: Variant) -> Gap:
 
 
 def _unmet(target: Target, variant: Variant) -> list[tuple[Gpu | None, str]]:
-    """Return the expressions that do not hold, each with the GPU for which it does not, if there is one."""
-    from imagematrix.facts import requirements  # few variants have any
+    """Return the expressions that do not hold, each with the GPU in question, if there is one."""
+    from imagematrix.facts import requirements  # few variants have requirements
 
     gpus: tuple[Gpu | None, ...] = target.gpus or (None,)
     return [

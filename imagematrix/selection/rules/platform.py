@@ -22,7 +22,7 @@ def need(variant: Variant) -> str:
 
 
 def holds(target: Target, variant: Variant) -> bool:
-    """Whether the architecture is the host's. Its variants (amd64/v3) are for the rule `cpu`."""
+    """Whether the architecture is the host's. Its variants (amd64/v3) are left to the rule `cpu`."""
     return variant.platform == target.platform or variant.platform.startswith(f"{target.platform}/")
 
 

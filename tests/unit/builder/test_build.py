@@ -299,7 +299,7 @@ def test_image_within_its_size_budget_is_built(planned, carry_out, backend, tar)
 def test_classic_store_compares_uncompressed_size_with_the_budget(planned, carry_out):
     (result, *_), _ = carry_out(planned(BUDGET, only=CPU))
     assert str(result.error).endswith(
-        "3.00 GB (uncompressed, which is all that the classic image store knows), "
+        "3.00 GB (uncompressed, as the classic image store has no compressed layers), "
         "more than its budget of 1.00 MB; largest layers: 3.00 GB RUN make"
     )
 

@@ -186,7 +186,7 @@ def test_base_in_the_engine_is_held(script):
     with Buildx(docker) as builder:
         assert builder.pinned("a:1", DIGEST) is None
         assert builder.held("a:1", DIGEST) == "docker-image://held:1"
-        with pytest.raises(UsageError, match="b:1 is another image in the engine now"):
+        with pytest.raises(UsageError, match="b:1 is now another image in the engine"):
             builder.held("b:1", DIGEST)
     with Buildx(Docker(), "mine") as builder:
         assert builder.held("a:1", DIGEST) == f"docker-image://a:1@{DIGEST}"
@@ -291,7 +291,7 @@ def test_classic_store_builds_into_the_engine(script, order):
             False,
             EngineError,
             "stopped during a build",
-            "what is built already is kept",
+            "images built so far are kept",
         ),
         ("rpc error: code = Canceled", True, EngineError, "cannot reach the Docker engine", None),
     ],

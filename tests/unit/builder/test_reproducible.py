@@ -62,9 +62,9 @@ def test_identical_images_do_not_differ(image):
         ([A, ("b", b"2", {"gid": 5})], "b differs in owner"),
         ([A, ("b", b"3", {"mode": 0, "mtime": 5})], "b differs in mode and time and content"),
         ([A, ("b", b"", {"type": tarfile.SYMTYPE, "linkname": "a"})], "kind and target and content"),
-        ([A], "in one there is b where the other has nothing more"),
-        ([A, B, ("c", b"", {})], "in one there is nothing more where the other has c"),
-        ([B, A], "in one there is a where the other has b"),
+        ([A], "one has b where the other has nothing more"),
+        ([A, B, ("c", b"", {})], "one has nothing more where the other has c"),
+        ([B, A], "one has a where the other has b"),
     ],
 )
 def test_first_differing_file_is_named(image, other, expected):

@@ -160,8 +160,14 @@ def test_newer_schema_version_has_a_remedy():
         ({"compressed_fatbin": 1}, "compressed_fatbin: expected true or false, found a number"),
         ({"driver": "550.163.01"}, "driver: expected an object, found a string"),
         ({"driver": {"mode": "other"}}, "mode: 'other' is not one of exact, compat, host"),
-        ({"driver": {"mode": "exact"}}, "version: belongs to the modes exact and compat, and only to them"),
-        ({"driver": {"mode": "host", "version": "550.163.01"}}, "version: belongs to the modes"),
+        (
+            {"driver": {"mode": "exact"}},
+            "version: is required in modes exact and compat, and only allowed there",
+        ),
+        (
+            {"driver": {"mode": "host", "version": "550.163.01"}},
+            "version: is required in modes exact and compat",
+        ),
         ({"driver": {"mode": "exact", "version": "550"}}, "'550' is not a driver version such as 550.163.01"),
         (
             {"driver": {"mode": "compat", "version": "1.2", "branches": [True]}},

@@ -136,7 +136,7 @@ def test_several_versions_require_a_choice(engine):
 def test_error_for_an_unknown_image_lists_existing_ones(engine):
     with pytest.raises(UnknownImageError, match="the engine has no variant of training:v1") as caught:
         catalog("training:v1")
-    assert caught.value.remedy == "build some with `imagematrix build`"
+    assert caught.value.remedy == "build variants with `imagematrix build`"
     engine.add_catalog(one(image="reg:5000/ml/serving"))
     with pytest.raises(UnknownImageError) as caught:
         catalog("training:v1")
@@ -159,11 +159,11 @@ def test_catalog_takes_the_preference_of_its_images(engine):
         item["Labels"][labels.PREFER] = "cuda,driver"
     assert catalog("training:v1").prefer == ("cuda", "driver")
     del engine.images[0]["Labels"][labels.PREFER]
-    with pytest.raises(UsageError, match="differ in what they prefer: the usual order and cuda,driver"):
+    with pytest.raises(UsageError, match="differ in their preferences: the usual order and cuda,driver"):
         catalog("training:v1")
     engine.images[0]["Labels"] |= {labels.PREFER: "cuda,driver", labels.DEFAULTS: '{"python":"3.13"}'}
     with pytest.raises(
-        UsageError, match=r"differ in what they prefer: cuda,driver and cuda,driver python=3\.13"
+        UsageError, match=r"differ in their preferences: cuda,driver and cuda,driver python=3\.13"
     ):
         catalog("training:v1")
     engine.images[1]["Labels"][labels.DEFAULTS] = '{"python":"3.13"}'

@@ -219,7 +219,7 @@ def test_publish_prints_the_index_with_its_digest(cli, no_engine, image, reposit
                 "digest": pushed,
                 "cuda": None,
                 "needs": ["avx2"],
-                "why": "the CPU-only variant that needs least",
+                "why": "the CPU-only variant with the lowest requirements",
             }
         ],
         "dropped": [],

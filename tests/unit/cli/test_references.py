@@ -76,7 +76,7 @@ def test_error_for_a_missing_version_lists_existing_ones(cli, image, add_variant
     assert remedy(f"{image}:v9") == "it has v1, v2.1"
     assert remedy(f"{image}:v2.2") == "did you mean 'v2.1'?"
     assert remedy(reference(image, "3.8")) == "did you mean 'v1-cpu-3.9-6b86b273ff34'?"
-    assert remedy(f"{image}s:v1") == "check the name: it has nothing of this name"
+    assert remedy(f"{image}s:v1") == "check the name; the registry has no such repository"
     assert cli("select", f"{image}:v9").code == 4
 
 
@@ -85,7 +85,7 @@ def test_unpublished_version_is_reported(image, add_variant):
     add_variant("cpu")
     with pytest.raises(UnknownImageError) as caught:
         catalog_of(f"{image}:v1", None)
-    assert caught.value.remedy == "what was built is there, and not published yet"
+    assert caught.value.remedy == "images are pushed but not published yet; run `imagematrix publish`"
 
 
 @pytest.mark.usefixtures("published", "no_engine")

@@ -107,7 +107,7 @@ def test_unknown_image_facts_refuse_nothing(judge, make):
     for rule in ("driver-cuda", "device-code", "cpu", "fatbin"):
         result = judge(rule, host, undecided(make))
         assert (result.ok, result.source) == (True, "unknown")
-        assert "refuses nothing" in result.why
+        assert "unknown needs refuse nothing" in result.why
 
 
 def test_unknown_device_code_still_requires_working_gpus(judge, make):

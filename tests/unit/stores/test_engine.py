@@ -92,12 +92,12 @@ def test_missing_base_is_resolved_in_its_registry(engine, docker):
     tell(engine, "GET", "/distribution/base:1/json", {"message": "denied"}, 403)
     with pytest.raises(UsageError, match=r"base:1 is neither in the engine.*denied") as caught:
         docker.resolve("base:1")
-    assert caught.value.remedy.startswith("`docker pull base:1`")
+    assert caught.value.remedy.startswith("run `docker pull base:1`")
     tell(engine, "GET", "/distribution/base:1/json", {"message": "timeout"}, 500)
     with pytest.raises(EngineError, match="timeout"):
         docker.newest("base:1")
     tell(engine, "GET", "/images/base:1/json", {"Id": OTHER})
-    assert docker.newest("base:1") == OTHER, "better than none"
+    assert docker.newest("base:1") == OTHER, "the engine's image if the registry fails"
 
 
 def test_images_of_a_version_are_listed(engine, docker):
@@ -211,7 +211,7 @@ def test_base_built_by_the_matrix_is_held_too(engine, docker):
     tell(engine, "GET", f"/images/t:{TAG}/json", {"Id": OTHER})
     assert docker.source(f"t:{TAG}", local=True) == docker.hold(f"t:{TAG}", OTHER)
     tell(engine, "GET", f"/images/t:{TAG}/json", {"Id": DIGEST})
-    with pytest.raises(TagMovedError, match="is another image now"):
+    with pytest.raises(TagMovedError, match="is now another image"):
         docker.source(f"t:{TAG}", local=True)
     engine.answer = lambda _: {}
 

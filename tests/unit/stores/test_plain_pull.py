@@ -68,7 +68,7 @@ def test_matrix_can_name_the_default(registry, repository, add_variant, variant)
     done = publish(registry, "v1", named={"linux/amd64": "gpu"})
     assert platforms(repository) == {"a": UNKNOWN}
     assert done.plain[0].variant is None
-    assert done.plain[0].why == "plain_pull names the cell gpu, which is not there yet"
+    assert done.plain[0].why == "plain_pull names the cell gpu, which is not pushed yet"
     add_variant("gpu", VARIANT=variant("x86-64-v3", cuda="12.4"))
     for _ in range(2):
         done = publish(registry, "v1", named={"linux/amd64": "gpu"})
@@ -153,7 +153,7 @@ def test_variants_with_different_preferences_are_not_published(registry, reposit
     publish(registry, "v1")
     before = repository.tags["v1"]
     add_variant("b", PREFER="cuda")
-    with pytest.raises(UsageError, match="differ in what they prefer"):
+    with pytest.raises(UsageError, match="differ in their preferences"):
         publish(registry, "v1")
     assert repository.tags["v1"] == before
 

@@ -76,7 +76,7 @@ def test_tag_of_another_image_is_refused(remote, repository, make_image, labels_
     assert "raise the version" in caught.value.remedy
     assert repository.tags == {one.tag: other}
     repository.tags[one.tag] = repository.image(None, {"by": "somebody"})
-    with pytest.raises(TagMovedError, match="no image of imagematrix"):
+    with pytest.raises(TagMovedError, match="not an image of imagematrix"):
         store(remote, one)
 
 
@@ -163,10 +163,10 @@ def test_image_built_on_a_variant_is_not_adopted_as_it(remote, docker, repositor
     }
     made = {**config, "config": {"Labels": {**one.order.labels, labels.CONTENT: content(config)}}}
     docker.saved[one.order.reference] = {**made, "rootfs": {"diff_ids": ["x", "y"]}}, [archive(), archive()]
-    with pytest.raises(AuditError, match="something was built on that"):
+    with pytest.raises(AuditError, match="but one built on it"):
         remote.adopt(one.order.reference)
     docker.saved[one.order.reference] = {**made, "config": {**made["config"], "Env": ["X=y"]}}, [archive()]
-    with pytest.raises(AuditError, match="something was built on that"):
+    with pytest.raises(AuditError, match="but one built on it"):
         remote.adopt(one.order.reference)
     assert not docker.pushed
     docker.saved[one.order.reference] = made, [archive()]
@@ -220,7 +220,7 @@ def test_image_replaced_during_the_push_is_reported(remote, docker, make_image):
     docker.store(one.order, one.made)
     ids = iter([one.made.digest, "sha256:other"])
     docker.image = lambda _: next(ids)
-    with pytest.raises(TagMovedError, match="became another image during the push"):
+    with pytest.raises(TagMovedError, match="was replaced by another image during the push"):
         remote.adopt(one.order.reference)
 
 
@@ -340,7 +340,7 @@ def test_conflicting_push_of_a_cell_is_withdrawn(server, remote, repository, mak
     # It is pushed between the check and the tag.
     server.fails("PUT", f"manifests/{one.tag}", then=lambda: add_variant("a", "2"))
     with pytest.raises(
-        TagMovedError, match=f"also pushed from other inputs: {rival}; ours is withdrawn"
+        TagMovedError, match=f"also pushed from other inputs: {rival}; this image is withdrawn"
     ) as caught:
         store(remote, one)
     assert caught.value.exit_code == 7
@@ -353,7 +353,7 @@ def test_image_that_cannot_be_deleted_is_reported(server, remote, repository, ma
     server.deletes = False
     one = make_image("a", "1")
     add_variant("a", "2")
-    with pytest.raises(TagMovedError, match="does not allow ours to be deleted"):
+    with pytest.raises(TagMovedError, match="does not allow this image to be deleted"):
         store(remote, one)
     assert len(repository.tags) == 2
 
@@ -375,7 +375,7 @@ def test_failed_deletion_is_detected(server, remote, make_image, add_variant, st
     one = make_image("a", "1")
     add_variant("a", "2")
     server.fails("DELETE", "manifests", status=status, times=99, headers={"WWW-Authenticate": "Basic"})
-    with pytest.raises(TagMovedError, match="does not allow ours to be deleted"):
+    with pytest.raises(TagMovedError, match="does not allow this image to be deleted"):
         store(remote, one)
 
 
@@ -396,7 +396,7 @@ def test_image_pushed_by_the_engine_is_checked_for_conflicts(
     docker.store(one.order, one.made)
     docker.has_manifests = False
     server.fails("GET", "tags/list", then=lambda: add_variant("a", "2"))
-    with pytest.raises(TagMovedError, match="ours is withdrawn"):
+    with pytest.raises(TagMovedError, match="this image is withdrawn"):
         remote.adopt(one.order.reference)
     assert one.tag not in repository.tags
 

@@ -23,7 +23,7 @@ def test_requirements_of_the_image_must_hold(judge, make, requires, ok):
     assert result.need == " and ".join(requires)
     assert "driver=550.163.01" in result.have
     if not ok:
-        assert result.why.startswith(f"the image's maker asks for {requires[0]}; the host has cuda=12.4 ")
+        assert result.why.startswith(f"the image requires {requires[0]}; the host has cuda=12.4 ")
         assert result.fix
 
 
