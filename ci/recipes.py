@@ -1,23 +1,48 @@
 """Builds the recipes that are too large for every test run, and uses what they make.
 
-    .venv/bin/python ci/recipes.py [--compute 9.0]
+    .venv/bin/python ci/recipes.py [RECIPE…] [--compute 9.0]
 
 An engine has to answer, and the Python Package Index has to be in reach. If PIP_CERT is set, builds get these
-certificates. It prints times, and what a training run on the CPU says.
+certificates. It prints times, and what a training run or a server on the CPU says. llama.cpp-cuda compiles
+for hours, and is built only if it is named.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import http.client
 import json
 import os
 import subprocess
 import tempfile
 import time
+import venv
+from http import HTTPStatus
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 IMAGEMATRIX = ROOT / ".venv/bin/imagematrix"
+PORT = 18_080  # of loopback, for servers
+PATIENCE = 60  # seconds that a server has to load a small model
+WORDS = 16  # that it predicts
+SLOW = ("llama.cpp-cuda",)  # compiles for hours
+BLACKWELL = """\
+schema: imagematrix.matrix/v1
+images:
+  training:
+    version: v1
+    template: training/Dockerfile.j2
+    context: templates/training
+axes:
+  cuda: ["12.9", "13.0"]
+  driver: [host]
+  compute: ["10.0", "10.3", "12.0", "12.1"]
+  march: [x86-64-v3]
+properties:
+  march:
+    x86-64-v3: {base: "debian:trixie", compiler: gcc-14}
+"""
 TRAIN = """
 import torch
 torch.manual_seed(0)
@@ -40,30 +65,97 @@ print(f"torch {torch.__version__}, CUDA {torch.version.cuda}: loss {losses[0]:.3
 
 
 def main() -> None:
-    """Build and try each recipe; the first that fails ends it."""
+    """Build and try recipes; the first that fails ends it."""
+    recipes = {"pytorch": _pytorch, "llama.cpp": _llama, "nvrtc": _nvrtc, "llama.cpp-cuda": _llama_cuda}
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--compute", default="9.0")
-    compute = parser.parse_args().compute
-    with tempfile.TemporaryDirectory(dir="/var/tmp") as name:
-        _run([IMAGEMATRIX, "init", "--template", "pytorch", name])
-        certificates = os.environ.get("PIP_CERT")
-        secrets = ["--secret", f"id=ca,src={certificates}"] if certificates else []
-        if secrets:
-            matrix = Path(name, "matrix.yaml")
-            context = "    context: templates/pytorch "
-            matrix.write_text(matrix.read_text().replace(context, f"    secrets: [ca]\n{context}"))
-        started = time.monotonic()
-        built = _run([IMAGEMATRIX, "build", "--json", "--only", f"compute={compute}", *secrets], name)
-        (cell,) = json.loads(built)["cells"]
-        print(f"pytorch: {cell['reference']}, built in {time.monotonic() - started:.0f} s")
-        started = time.monotonic()
-        print(_run(["docker", "run", "--rm", cell["reference"], "python3", "-c", TRAIN]).strip())
-        print(f"  started, imported and trained in {time.monotonic() - started:.0f} s")
+    parser.add_argument("recipes", nargs="*", metavar="RECIPE", help=f"of {', '.join(recipes)}")
+    parser.add_argument("--compute", default="9.0", help="the GPU of pytorch")
+    options = parser.parse_args()
+    unknown = sorted(set(options.recipes) - set(recipes))
+    if unknown:
+        parser.error(f"recipe {unknown[0]!r} not found")
+    for name in options.recipes or [name for name in recipes if name not in SLOW]:
+        with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+            recipes[name](Path(folder), options.compute)
 
 
-def _run(words: list[str | Path], folder: str | None = None) -> str:
+def _pytorch(folder: Path, compute: str) -> None:
+    (image,) = _built("pytorch", folder, f"compute={compute}")
+    started = time.monotonic()
+    print(_run("docker", "run", "--rm", image, "python3", "-c", TRAIN).strip())
+    print(f"  started, imported and trained in {time.monotonic() - started:.0f} s")
+
+
+def _llama(folder: Path, _: str) -> None:
+    """Build the server for the CPU, and have it complete a text twice, with a model of random weights."""
+    (image,) = _built("llama.cpp", folder, "cuda=none,march=x86-64-v3")
+    (folder / "models").mkdir()
+    venv.create(folder / "venv", with_pip=True)
+    python = folder / "venv/bin/python"
+    _run(python, "-m", "pip", "install", "-q", "gguf==0.19.0")
+    _run(python, ROOT / "ci/tiny_llama.py", folder / "models/tiny.gguf")
+    place = ("--host", "127.0.0.1", "--port", str(PORT))
+    container = ("docker", "run", "-d", "--network", "host", "-v", f"{folder}/models:/models:ro", image)
+    started = time.monotonic()
+    name = _run(*container, *place, "--model", "/models/tiny.gguf", "--threads", "1").strip()
+    try:
+        answers = [_completed(started + PATIENCE) for _ in range(2)]
+    finally:
+        log = subprocess.run(["docker", "logs", name], check=False, capture_output=True, text=True).stderr
+        _run("docker", "rm", "-f", name)
+    if answers[0] is None or answers[0] != answers[1] or len(answers[0]) != WORDS:
+        raise SystemExit(f"llama.cpp answers {answers}\n{log[-2000:]}")
+    seconds = time.monotonic() - started
+    print(f"  started, loaded a model and predicted {WORDS} tokens twice in {seconds:.1f} s")
+
+
+def _completed(deadline: float) -> list[int] | None:
+    """Return the tokens with which the server completes a text; None where it does not answer in time."""
+    asked = {"prompt": "Once upon a time", "n_predict": WORDS, "temperature": 0, "ignore_eos": True}
+    asked["return_tokens"] = True
+    while time.monotonic() < deadline:
+        connection = http.client.HTTPConnection("127.0.0.1", PORT, timeout=PATIENCE)
+        with contextlib.closing(connection), contextlib.suppress(ConnectionError):
+            connection.request("POST", "/completion", json.dumps(asked))
+            answer = connection.getresponse()
+            if answer.status == HTTPStatus.OK:
+                return list(json.load(answer)["tokens"])
+        time.sleep(0.2)  # it still loads the model
+    return None
+
+
+def _llama_cuda(folder: Path, _: str) -> None:
+    _built("llama.cpp", folder, "compute=10.0,march=x86-64-v3")
+
+
+def _nvrtc(folder: Path, _: str) -> None:
+    """Build the training program with the compilers from NVIDIA's wheels, for all kinds of Blackwell."""
+    _built("training", folder, "march=x86-64-v3", matrix=BLACKWELL)
+
+
+def _built(template: str, folder: Path, only: str, matrix: str | None = None) -> list[str]:
+    """Build cells of a starter, or of another `matrix` for its template; return the images' references.
+
+    What their bytes say agrees with their labels.
+    """
+    _run(IMAGEMATRIX, "init", "--template", template, folder)
+    file = folder / "matrix.yaml"
+    text = matrix or file.read_text()
+    certificates = os.environ.get("PIP_CERT")
+    secrets = ["--secret", f"id=ca,src={certificates}"] if certificates else []
+    version = "    version: v1"
+    file.write_text(text.replace(version, f"    secrets: [ca]\n{version}") if secrets else text)
+    started = time.monotonic()
+    document = json.loads(_run(IMAGEMATRIX, "build", "--json", "--only", only, *secrets, folder=folder))
+    images = [cell["reference"] for cell in document["cells"]]
+    print(f"{template}: {', '.join(images)}, built in {time.monotonic() - started:.0f} s")
+    _run(IMAGEMATRIX, "verify", *images)
+    return images
+
+
+def _run(*words: str | Path, folder: Path | None = None) -> str:
     return subprocess.run(words, cwd=folder, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 

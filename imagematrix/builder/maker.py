@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import tempfile
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from typing import Self
 
 from imagematrix import record
@@ -21,16 +19,16 @@ from imagematrix.builder.result import BuildStatus, Result
 from imagematrix.catalog.labels import read
 from imagematrix.errors import AuditError, BuildError, ImagematrixError
 from imagematrix.oci import layout
-from imagematrix.planning import labels
+from imagematrix.planning import driver, labels
 from imagematrix.planning.backend import Later, Order
 from imagematrix.planning.plan import PlanStatus
 from imagematrix.render.dockerfile import beginning
-from imagematrix.scratch import disk
 from imagematrix.trim import program
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
     from typing import TextIO
 
     from imagematrix.audit.layer import Layer
@@ -93,6 +91,7 @@ class Maker:
         self._layers = layers
         self._pins: dict[str, str | None] = {}
         self._program: Path | None = None  # the folder with the program for builds that trim
+        self._drivers: dict[str, Path] = {}  # the folders of drivers, by their digests
 
     def __enter__(self) -> Self:
         return self
@@ -108,9 +107,11 @@ class Maker:
         """
         names = dict.fromkeys(name for item in self._items for name in item.bases)
         self._pins = {name: self._builder.held(name, self._bases[name]) for name in names}
-        if any(item.trims for item in self._to_build):
-            folder = self._kept.enter_context(tempfile.TemporaryDirectory(dir=disk()))
-            self._program = program.put(Path(folder))
+        drivers = {item.driver.listing.digest: item.driver for item in self._to_build if item.driver}
+        trims = any(item.trims for item in self._to_build)
+        folder = self._snapshots.folder
+        self._program = program.put(folder) if trims else None
+        self._drivers = {digest: driver.put(found, folder) for digest, found in drivers.items()}
         for context in dict.fromkeys(item.cell.image.context for item in self._to_build):
             with contextlib.suppress(ImagematrixError, OSError):  # reported by its cells
                 self._snapshots.of(context)
@@ -229,6 +230,8 @@ class Maker:
         images = {name: place for name, place in places.items() if place}
         if item.trims:
             images[program.CONTEXT] = str(self._program)
+        if item.driver:
+            images[driver.CONTEXT] = str(self._drivers[item.driver.listing.digest])
         context = self._snapshots.of(item.cell.image.context)
         return self._given.sources(item.cell, context, images)
 

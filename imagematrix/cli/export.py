@@ -104,6 +104,8 @@ class _Matrix:
             for item in items:
                 if item.trims:
                     raise UsageError(f"{item.cell.id}: only `build` has the program that trims device code")
+                if item.driver:
+                    raise UsageError(f"{item.cell.id}: only `build` checks a driver from a folder")
             if not items:
                 raise UsageError("nothing to export: no cell can be built")
             compilers = Compilers(items, shop.builder)

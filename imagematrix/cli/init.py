@@ -16,7 +16,7 @@ __all__ = ["command"]
 
 STARTER = Path(__file__).parent.parent / "starter"
 TEMPLATES = ("training", "llama.cpp", "pytorch", "pytorch-source", "tensorflow", "cpu")
-MACROS = "macros.j2"
+MACROS = ("macros.j2", "cuda_wheels.j2")
 
 
 def command(
@@ -34,7 +34,8 @@ def command(
             if (folder / name).exists():
                 raise UsageError(f"{folder / name} exists already", remedy="choose an empty folder")
         shutil.copytree(STARTER / "templates" / template, folder / "templates" / template)
-        shutil.copyfile(STARTER / "templates" / MACROS, folder / "templates" / MACROS)
+        for name in MACROS:
+            shutil.copyfile(STARTER / "templates" / name, folder / "templates" / name)
         shutil.copyfile(STARTER / f"{template}.yaml", folder / "matrix.yaml")
     except shutil.Error as error:  # a list with source, target and reason of each file
         (_, target, reason), *_ = error.args[0]

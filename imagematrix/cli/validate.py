@@ -22,6 +22,8 @@ def command(file: File = Path("matrix.yaml")) -> None:
 
     # A plan without an engine also renders every cell, which finds errors in the templates.
     plan_ = plan(load(file), Against())
+    for item in plan_.with_status(PlanStatus.FAILED):
+        raise UsageError(f"{file}: {item.cell.id}: {item.why}")
     buildable = plan_.with_status(PlanStatus.BUILD)
     errors = unanswered(buildable)
     if errors:

@@ -35,6 +35,8 @@ CELLS = 250_000  # before rules exclude some; a plan holds all of them, with the
 TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.]{0,40}", re.ASCII)
 OUTSIDE = "absolute names, .. and links that lead outside are rejected"
 TOP = ("schema", "templates", "images", "axes", "properties", "exclude", "include", "facts")
+TYPO = 0.9  # the similarity of a property with one wrong letter: names of properties are free
+MISPLACED = f"{words.DRIVER_FROM} belongs to a version of the axis driver, under `properties`"
 GIVEN = ("secrets", "ssh", "build_args")
 IMAGE = (
     "version",
@@ -298,8 +300,22 @@ class _Reader(Shapes):
                 if value not in axes[axis]:
                     remedy = nearest(value, axes[axis]) or f"it has {', '.join(axes[axis])}"
                     self._problem(f"the axis {axis} has no value {value!r}", at, remedy)
-                properties[axis][value] = self._own(fields, f"the properties of {axis} {value}", axes)
+                own = self._own(fields, f"the properties of {axis} {value}", axes)
+                if words.DRIVER_FROM in own and isinstance(fields, document.Mapping):
+                    self._driver_from(axis, value, own[words.DRIVER_FROM], *fields.entries[words.DRIVER_FROM])
+                properties[axis][value] = own
         return properties
+
+    def _driver_from(self, axis: str, value: str, name: str, mark: Mark, node: document.Node) -> None:
+        """Check the folder that a driver's files come from."""
+        folder = self.path.parent / name
+        if axis != "driver" or value == words.HOST_DRIVER:
+            self._problem(MISPLACED, mark)
+        elif not os.path.isdir(folder):  # noqa: PTH112
+            around = (path for level in ("*", "*/*") for path in sorted(self.path.parent.glob(level)))
+            there = [str(path.relative_to(self.path.parent)) for path in around if path.is_dir()]
+            message = f"the folder {folder} of the driver {value} not found"
+            self._problem(message, node.mark, nearest(name, there))
 
     def _own(self, node: document.Node, what: str, axes: Iterable[str]) -> dict[str, str]:
         found = {}
@@ -312,6 +328,8 @@ class _Reader(Shapes):
     def _is_property(self, name: str, mark: Mark, text: str, at: Mark, axes: Iterable[str]) -> bool:
         if not AXIS.fullmatch(name) or name in {*words.RESERVED, *HARDWARE, *axes}:
             self._problem(f"{name!r} cannot be the name of a property", mark)
+        elif name != words.DRIVER_FROM and (guess := nearest(name, [words.DRIVER_FROM], likeness=TYPO)):
+            self._problem(f"{name!r} is not a property that imagematrix knows", mark, guess)
         elif bad := words.unsafe(text):
             remedy = "write it in the template itself"
             self._problem(f"{name}: {bad!r} could break out of a Dockerfile instruction", at, remedy)
@@ -360,6 +378,8 @@ class _Reader(Shapes):
                     chosen[name] = text
                 elif guess := nearest(name, axes, likeness=SLIP):
                     self._problem(f"{name!r} is not an axis of this matrix", mark, guess)
+                elif name == words.DRIVER_FROM:
+                    self._problem(MISPLACED, mark)
                 elif self._is_property(name, mark, text, value.mark, axes):
                     extra[name] = text
             yield Include(axes=chosen, properties=extra, mark=item.mark)

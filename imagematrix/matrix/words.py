@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = [
     "COMPUTE",
     "DRIVER",
+    "DRIVER_FROM",
     "HOST_DRIVER",
     "RESERVED",
     "check",
@@ -31,6 +32,7 @@ RESERVED = frozenset(
     | {"sm", "cudaarchs", "torch_cuda_arch_list", "tf_cuda_compute_capabilities", "nvcc_gencode"}
 )
 HOST_DRIVER = "host"  # no driver in the image: the node's NVIDIA runtime injects its own
+DRIVER_FROM = "driver_from"  # the property of a driver with the folder that has its files
 PLATFORMS = ("linux/amd64", "linux/arm64")
 GIVEN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}", re.ASCII)  # of secrets and SSH agents
 ARGUMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}", re.ASCII)

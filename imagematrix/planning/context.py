@@ -26,7 +26,21 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["LOCK", "STATE", "Listing", "Snapshots", "ignored", "listing", "record", "recorded", "settle"]
+__all__ = [
+    "FOLDER",
+    "LINK",
+    "LOCK",
+    "STATE",
+    "TIME",
+    "Listing",
+    "Snapshots",
+    "copied",
+    "ignored",
+    "listing",
+    "record",
+    "recorded",
+    "settle",
+]
 
 STATE = ".imagematrix"  # the folder beside the matrix that takes the logs
 LOCK = "imagematrix.lock"  # the file beside it with the digests of bases, which are in an identity themselves
@@ -116,12 +130,14 @@ def _kept(state: Path, digest: str) -> Path:
 class Snapshots:
     """Snapshots in `folder` of the contexts that a plan has listed, each taken once; threads may share them.
 
+    The folder is the temporary one of a build, where others put what builds need, too.
+
     BuildKit keeps what it was sent by the folder's last name, and has a file sent again whose size or time
     differs. All times being one, a snapshot's folder has its digest for a name.
     """
 
     def __init__(self, folder: Path, planned: Mapping[Path, Listing], state: Path) -> None:
-        self._folder = folder
+        self.folder = folder
         self._planned = planned
         self._state = state
         self._taken: Once[Path, Path] = Once()
@@ -141,13 +157,13 @@ class Snapshots:
 
     def _take(self, context: Path) -> Path:
         planned = self._planned[context]
-        taken = Path(tempfile.mkdtemp(dir=self._folder), planned.digest.removeprefix("sha256:"))
+        taken = Path(tempfile.mkdtemp(dir=self.folder), planned.digest.removeprefix("sha256:"))
         taken.mkdir()
         try:
             found = _read(context, taken)
         except OSError as error:
             message = f"no space left on device for a snapshot of {context}"
-            raise BuildError(message, remedy=room(self._folder)) from error
+            raise BuildError(message, remedy=room(self.folder)) from error
         if found.digest != planned.digest:
             names = ", ".join(found.changed(planned))
             raise BuildError(
@@ -196,7 +212,7 @@ def _entry(source: Path, target: Path | None) -> tuple[str, str] | None:
     """Return mode and digest of one file; None for a socket, which is no input of builds (nor docker's)."""
     kind = source.lstat().st_mode
     if stat.S_ISREG(kind):
-        return _file(source, target)
+        return copied(source, target)
     if stat.S_ISLNK(kind):
         link = os.readlink(source)  # noqa: PTH115 - pathlib would tidy it up
         if target:
@@ -214,7 +230,8 @@ def _entry(source: Path, target: Path | None) -> tuple[str, str] | None:
     )
 
 
-def _file(source: Path, target: Path | None) -> tuple[str, str]:
+def copied(source: Path, target: Path | None) -> tuple[str, str]:
+    """Return mode and digest of a file, and copy it to `target` while it is read; raise OSError."""
     # What has become a pipe or a link since is not opened as one, and an empty file at worst.
     number = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(number, "rb") as file:  # noqa: PTH123 - it is open

@@ -52,11 +52,13 @@ def identify(
     given: Given | None = None,
     *,
     trims: bool = False,
+    driver: str | None = None,
 ) -> Identity:
     """Return the identity of the image that `dockerfile` makes.
 
     `bases` are the images it builds on with the digest each resolves to, `context` is the digest of the files
-    it can copy, `given` what the command line gives to its build. `trims` says whether it trims device code.
+    it can copy, `given` what the command line gives to its build. `trims` says whether it trims device code,
+    `driver` is the digest of the driver that it takes from a folder.
     """
     facts = cell.facts.deciding(cell.axes)
     return Identity(
@@ -77,6 +79,7 @@ def identify(
             **(given.components(cell.image) if given else {}),
             # Other releases of the program give the same bytes by the same rules.
             **({TRIM: rules.VERSION} if trims else {}),
+            **({"driver": driver} if driver else {}),
             **{f"base {name}": digest for name, digest in bases.items()},
         }
     )

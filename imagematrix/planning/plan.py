@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from imagematrix.matrix.matrix import Cell
     from imagematrix.planning.context import Listing
+    from imagematrix.planning.driver import Driver
     from imagematrix.planning.identity import Identity
 
 __all__ = ["SCHEMA", "Difference", "DropStatus", "Dropped", "Plan", "PlanStatus", "Planned"]
@@ -59,7 +60,8 @@ class Planned:
 
     `bases` are the images it builds on, `needs` are those among them that this matrix builds. `identity` is
     None if a base's digest is not known; `reference` then lacks the input digest. `difference` is set
-    where the store has an image of the cell that was built from other inputs.
+    where the store has an image of the cell that was built from other inputs. `driver` is the user-mode
+    driver that it takes from a folder, if it does.
     """
 
     cell: Cell
@@ -71,6 +73,7 @@ class Planned:
     needs: tuple[str, ...] = ()
     identity: Identity | None = None
     difference: Difference | None = None
+    driver: Driver | None = None
 
     @property
     def trims(self) -> bool:

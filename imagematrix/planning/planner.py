@@ -9,7 +9,8 @@ from typing import NamedTuple
 from imagematrix.errors import UsageError
 from imagematrix.matrix.expand import Excluded, expand, only
 from imagematrix.matrix.feasibility import infeasible
-from imagematrix.planning import context, identity, schema1
+from imagematrix.matrix.words import DRIVER_FROM
+from imagematrix.planning import context, driver, identity, schema1
 from imagematrix.planning.given import Given
 from imagematrix.planning.identity import Identity
 from imagematrix.planning.plan import Difference, Dropped, DropStatus, Plan, Planned, PlanStatus
@@ -20,13 +21,14 @@ from imagematrix.trim import program
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping
     from pathlib import Path
 
     from imagematrix.matrix.expand import Expansion
     from imagematrix.matrix.matrix import Cell, Image, Matrix
     from imagematrix.planning.backend import Present, Store
     from imagematrix.planning.context import Listing
+    from imagematrix.planning.driver import Driver
 
 __all__ = ["Against", "plan"]
 
@@ -98,6 +100,7 @@ class _Planner:
         self._against = against
         self._given = against.given or Given()
         self._renderer = renderer
+        self._drivers: dict[tuple[Path, str, str], Driver | UsageError] = {}
         self._schema1_contexts: dict[Path, str] = {}  # digests of contexts by schema 1
         self._changed_files: dict[tuple[Path, str], tuple[str, ...]] = {}
         self._present: dict[tuple[int, str], dict[str, list[Present]]] = {}
@@ -136,7 +139,7 @@ class _Planner:
         own: dict[str, Planned] = {}  # images of this matrix that it may build on, by their references
         text = self._renderer.render(cell, partial(self._reference, cell, own))
         named = dockerfiles.bases(text)
-        names = [name for name in named if name != program.CONTEXT]
+        names = [name for name in named if name not in (program.CONTEXT, driver.CONTEXT)]
         item = Planned(
             cell=cell,
             status=PlanStatus.BUILD,
@@ -146,6 +149,11 @@ class _Planner:
             bases=tuple(name for name in names if name not in own),
             needs=tuple(name for name in names if name in own),
         )
+        if driver.CONTEXT in named or DRIVER_FROM in cell.properties:
+            try:
+                item = replace(item, driver=self._driver(cell, named, stacked=bool(own)))
+            except UsageError as error:  # which fails no cell with another driver
+                return _failed(item, str(error))
         digests = {name: self._base(name) for name in item.bases}
         digests |= {name: need.digest if (need := own[name].identity) else None for name in item.needs}
         for other in own.values():
@@ -160,7 +168,15 @@ class _Planner:
         except UsageError as error:  # which fails no cell of another image
             return _failed(item, str(error))
         trims = program.CONTEXT in named
-        made = identity.identify(cell, text, bases, context_digest, self._given, trims=trims)
+        made = identity.identify(
+            cell,
+            text,
+            bases,
+            context_digest,
+            self._given,
+            trims=trims,
+            driver=item.driver.listing.digest if item.driver else None,
+        )
         return replace(item, **self._compared(cell, made)._asdict())
 
     def _reference(self, cell: Cell, own: dict[str, Planned], name: str) -> str:
@@ -242,6 +258,32 @@ class _Planner:
                 self._unread[image.context] = UsageError(f"{image.context}: cannot be read: {error}")
                 raise self._unread[image.context] from error
         return self.contexts[image.context]
+
+    def _driver(self, cell: Cell, named: Collection[str], *, stacked: bool) -> Driver | None:
+        """Return the driver that a cell takes from a folder, if it does; raise UsageError where it cannot.
+
+        `named` are the images and contexts that its Dockerfile names. One that is `stacked` on another image
+        of the matrix has the driver from there.
+        """
+        folder = cell.properties.get(DRIVER_FROM)
+        wanted = driver.CONTEXT in named
+        if wanted and folder is None:
+            version = cell.axes.get("driver")
+            raise UsageError(f"the driver {version} has neither driver_base nor {DRIVER_FROM}")
+        if not wanted and folder and not stacked:
+            raise UsageError(f"the template takes the driver from elsewhere, not from {DRIVER_FROM}")
+        if not wanted or folder is None:
+            return None
+        key = self._where.parent / folder, cell.axes["driver"], cell.platform
+        if key not in self._drivers:
+            try:
+                self._drivers[key] = driver.read(*key)
+            except UsageError as error:
+                self._drivers[key] = error
+        found = self._drivers[key]
+        if isinstance(found, UsageError):
+            raise found
+        return found
 
     def _base(self, name: str) -> str | None:
         if name not in self.bases:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["SCHEMA", "components", "context_digest"]
 
 SCHEMA = "1"
-SINCE = ("defaults", "secrets", "ssh", "proxy", "trim")  # what no image of schema 1 can have
+SINCE = ("defaults", "driver", "secrets", "ssh", "proxy", "trim")  # what no image of schema 1 can have
 UNTOLD = ("axes",)  # what images of schema 1 could have, and did not tell
 
 

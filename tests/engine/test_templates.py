@@ -1,6 +1,8 @@
 """The starter templates: llama.cpp's server is built and run, and Docker checks all Dockerfiles."""
 
+import hashlib
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -15,6 +17,7 @@ ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "unit" / "render" / "golden"
 # The newest has several times as much to compile.
 SDIST = "llama_cpp_python-0.3.2"
+CODE = ROOT / "tests" / "unit" / "audit" / "data" / "zstd.fatbin"  # with cubins for 8.0
 NEEDS_CHECK = 27  # the first Docker whose BuildKit can check
 
 
@@ -69,9 +72,8 @@ def test_llama_cpp_is_built_for_the_cpu_in_its_labels(engine, llama_cpp, tmp_pat
     assert engine.imagematrix("init", folder, "--template", "llama.cpp").returncode == 0
     shutil.copy(llama_cpp, folder / "templates" / "llama.cpp")
     matrix = folder / "matrix.yaml"
-    text = matrix.read_text().replace("[x86-64-v3, x86-64-v4]", "[x86-64-v2]").replace("b8779", "sdist")
-    before, _, after = text.partition("{commit: ")
-    matrix.write_text(f"{before}{{archive: {llama_cpp.name}{after[after.index('}') :]}")
+    text = matrix.read_text().replace("[x86-64-v3, x86-64-v4]", "[x86-64-v2]")
+    matrix.write_text(re.sub(r"\{sha256: \w+\}", f"{{archive: {llama_cpp.name}}}", text))
     done = engine.imagematrix("build", "-f", matrix, "--only", "cuda=none")
     assert done.returncode == 0, done.stderr
     (reference,) = done.stdout.split()
@@ -84,6 +86,50 @@ def test_llama_cpp_is_built_for_the_cpu_in_its_labels(engine, llama_cpp, tmp_pat
     code = _disassembled(engine, reference, tmp_path / "llama-server")
     assert "%xmm" in code
     assert "%ymm" not in code
+
+
+DRIVERS = """\
+schema: imagematrix.matrix/v1
+images:
+  own: {version: v1, template: own.j2, context: files, development: true}
+axes:
+  cuda: ["13.0"]
+  driver: [580.159.04, host]
+  compute: ["8.0"]
+properties:
+  driver:
+    580.159.04: {driver_from: drivers/580.159.04}
+"""
+DRIVER_TEMPLATE = """\
+{% import "macros.j2" as debian %}
+FROM debian:trixie AS body
+COPY code.fatbin /opt/
+{{ debian.driver_stage(driver_base, driver) }}
+{{ debian.linker_cache_stage("body") }}
+FROM body
+COPY --link --from=linker-cache /etc/ld.so.cache /etc/ld.so.cache
+COPY --link --from=driver /driver/ /
+"""
+
+
+def test_a_driver_comes_from_the_folder_or_from_the_host(engine, unpacked, tmp_path):
+    for folder in ("files", "templates"):
+        (tmp_path / folder).mkdir()
+    shutil.copytree(unpacked, tmp_path / "drivers" / "580.159.04")
+    shutil.copy(ROOT / "templates" / "macros.j2", tmp_path / "templates")
+    shutil.copy(CODE, tmp_path / "files" / "code.fatbin")
+    (tmp_path / "templates" / "own.j2").write_text(DRIVER_TEMPLATE)
+    (tmp_path / "matrix.yaml").write_text(DRIVERS)
+    done = engine.imagematrix("build", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    driver, host = done.stdout.split()
+    said = engine.docker("run", "--rm", driver, "ldconfig", "-p").stdout
+    assert "libnvidia-nvvm.so.4 (libc6,x86-64) => /lib/x86_64-linux-gnu/libnvidia-nvvm.so.4" in said
+    found = engine.docker("run", "--rm", driver, "sha256sum", "/usr/lib/x86_64-linux-gnu/libcuda.so.1").stdout
+    wanted = hashlib.sha256((unpacked / "libcuda.so.580.159.04").read_bytes()).hexdigest()
+    assert found.split()[0] == wanted
+    assert "libcuda" not in engine.docker("run", "--rm", host, "ldconfig", "-p").stdout
+    assert engine.imagematrix("verify", driver, host).returncode == 0
 
 
 def _disassembled(engine, reference, file):

@@ -63,7 +63,9 @@ def test_init_accepts_a_folder_and_overwrites_nothing(cli, workdir):
 def test_init_writes_the_requested_template(cli, workdir, name, starters):
     assert cli("init", "--template", name).code == 0
     assert (workdir / "matrix.yaml").read_bytes() == starters[name].read_bytes()
-    assert sorted(path.name for path in (workdir / "templates").iterdir()) == sorted(["macros.j2", name])
+    assert sorted(path.name for path in (workdir / "templates").iterdir()) == sorted(
+        ["cuda_wheels.j2", "macros.j2", name]
+    )
     result = cli("validate")
     assert (result.code, result.out) == (0, "")
 
@@ -122,6 +124,23 @@ def test_validate_rejects_cells_whose_flags_are_unknown(cli, project):
     assert "cells more\n  name the template's stage that has the compiler 'compiler'" in result.err
     path = project(*changes, template="FROM {{ base }} AS compiler\nRUN cc {{ march_option }}\n")
     assert cli("validate", "-f", path).code == 0, "the stage has the compiler"
+
+
+def test_validate_reads_drivers_from_folders(cli, project, tmp_path, unpacked):
+    shutil.copytree(unpacked, tmp_path / "new")
+    changes = [
+        ("550.163.01]", "580.159.04]"),
+        ("550.163.01, why", "580.159.04, why"),
+        ("properties:\n", "properties:\n  driver: {580.159.04: {driver_from: new}}\n"),
+    ]
+    copied = "{% if driver_from is defined %}COPY --from=imagematrix-driver / /\n{% endif %}"
+    path = project(*changes, template=f"FROM {{{{ base }}}} AS compiler\n{copied}")
+    assert cli("validate", "-f", path).code == 0
+    (tmp_path / "new" / "libcuda.so.580.159.04").unlink()
+    said = cli("validate", "-f", path)
+    assert said.code == 2
+    assert "cuda12.4-sm70-drv580.159.04-x86-64-v3: the driver 580.159.04 in " in said.err
+    assert "is not complete: it lacks libcuda.so.580.159.04" in said.err
 
 
 def test_validate_reports_template_errors(cli, project, tmp_path):

@@ -33,6 +33,45 @@ def test_audit_strictness_is_read(project, text, strict):
     assert matrix.images[0].strict_march is strict
 
 
+@pytest.mark.parametrize(
+    ("properties", "expected"),
+    [
+        (
+            "driver: {550.163.01: {driver_from: driver/550.163.01}}",
+            "/driver/550.163.01 of the driver 550.163.01 not found\n  did you mean 'drivers/550.163.01'?",
+        ),
+        (
+            "driver: {550.163.01: {driver_form: drivers/550.163.01}}",
+            "13:25: 'driver_form' is not a property that imagematrix knows\n  did you mean 'driver_from'?",
+        ),
+        (
+            "march: {znver4: {driver_from: drivers/550.163.01}}",
+            "13:20: driver_from belongs to a version of the axis driver, under `properties`",
+        ),
+        ("driver: {550.163.01: {driver_from: [a]}}", "driver_from: expected a word, found a list"),
+        ("driver: {550.163.01: {driver_from: 'a$b'}}", "driver_from: '$' could break out"),
+    ],
+)
+def test_a_driver_from_a_folder_is_checked_where_it_stands(project, tmp_path, properties, expected):
+    (tmp_path / "drivers" / "550.163.01").mkdir(parents=True)
+    path = project(("properties:\n", f"properties:\n  {properties}\n"))
+    assert expected in message(path).replace(str(tmp_path), "DIR")
+
+
+def test_a_driver_of_the_host_or_of_single_cells_comes_from_no_folder(project, tmp_path):
+    (tmp_path / "new").mkdir()
+    misplaced = "driver_from belongs to a version of the axis driver"
+    host = ("550.163.01]", "host]"), ("properties:\n", "properties:\n  driver: {host: {driver_from: new}}\n")
+    assert misplaced in message(project(*host, ("driver: 550.163.01", "driver: host")))
+    assert misplaced in message(project(("exclude:\n", "include:\n  - {driver_from: new}\nexclude:\n")))
+
+
+def test_a_driver_may_come_from_a_folder(project, tmp_path):
+    (tmp_path / "new").mkdir()
+    matrix = load(project(("properties:\n", "properties:\n  driver: {550.163.01: {driver_from: new}}\n")))
+    assert matrix.properties["driver"]["550.163.01"] == {"driver_from": "new"}
+
+
 def test_unquoted_version_keeps_its_trailing_zero(project):
     assert load(project(('"8.9"', "12.0"))).axes["compute"] == ("7.0", "12.0")
 

@@ -46,6 +46,17 @@ def test_wheels_are_trimmed_for_the_gpu_of_the_cell(starters):
         assert text.endswith("COPY --link --from=driver /driver/ /\n")
 
 
+@pytest.mark.parametrize("name", [WHEELS, "llama.cpp"])
+def test_whatever_asks_the_index_takes_its_secrets(name, starters):
+    for _, text in rendered(starters[name]).values():
+        asking = [step for step in re.split(r"\n(?=[A-Z]+ )", text) if "/bin/pip " in step]
+        assert asking
+        for step in asking:
+            assert "--mount=type=secret,id=ca,target=/run/secrets/ca" in step
+            assert "--mount=type=secret,id=pip-conf,target=/etc/pip.conf" in step
+            assert "--require-hashes" in step
+
+
 @pytest.mark.parametrize("name", [name for name in TEMPLATES if name != WHEELS])
 def test_other_templates_serve_nodes_with_and_without_gpus(name, starters):
     result = rendered(starters[name]).values()

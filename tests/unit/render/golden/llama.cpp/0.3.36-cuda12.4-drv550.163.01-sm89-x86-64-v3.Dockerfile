@@ -7,13 +7,20 @@ RUN set -eu; \
     ln -s /usr/bin/g++-13 /usr/local/bin/c++
 
 FROM compiler AS source
-RUN apt-get install -qy --no-install-recommends ca-certificates cmake git ninja-build
+RUN apt-get install -qy --no-install-recommends ca-certificates cmake ninja-build python3-venv
 WORKDIR /src
-RUN set -eu; \
-    git init -q .; \
-    git fetch -q --depth 1 https://github.com/ggml-org/llama.cpp.git 75f3bc94e649616162981c322e8e6b88ca5491e8; \
-    git checkout -q FETCH_HEAD; \
-    test "$(git rev-parse HEAD)" = 75f3bc94e649616162981c322e8e6b88ca5491e8
+COPY scikit-build-core.txt /tmp/
+# To download an archive of sources, pip asks what it is built with (scikit-build-core), and builds nothing.
+RUN --mount=type=secret,id=ca,target=/run/secrets/ca --mount=type=secret,id=pip-conf,target=/etc/pip.conf \
+    set -eu; \
+    if [ -e /run/secrets/ca ]; then export PIP_CERT=/run/secrets/ca; fi; \
+    python3 -m venv /tmp/pip; \
+    /tmp/pip/bin/pip install --no-cache-dir --only-binary=:all: --require-hashes -r /tmp/scikit-build-core.txt; \
+    echo "llama-cpp-python==0.3.36 --hash=sha256:832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e" > /tmp/sdist.txt; \
+    /tmp/pip/bin/pip download --no-cache-dir --no-deps --no-binary=:all: --no-build-isolation --require-hashes \
+      --dest /tmp -r /tmp/sdist.txt; \
+    tar -xf /tmp/llama_cpp_python-0.3.36.tar.gz --strip-components=3 llama_cpp_python-0.3.36/vendor/llama.cpp; \
+    rm /tmp/llama_cpp_python-0.3.36.tar.gz
 
 FROM source AS toolkit
 RUN set -eu; \
@@ -33,7 +40,8 @@ RUN set -eu; \
 # (GGML_NATIVE) or, without, AVX2 and its like: then the labels would promise less than the code needs.
 FROM toolkit AS program
 ENV CFLAGS="-O2 -march=x86-64-v3" CXXFLAGS="-O2 -march=x86-64-v3"
-RUN cmake -S . -B build -G Ninja -D CMAKE_BUILD_TYPE=Release -D BUILD_SHARED_LIBS=OFF \
+RUN cmake -S . -B build -G Ninja \
+      -D CMAKE_BUILD_TYPE=Release -D BUILD_SHARED_LIBS=OFF \
       -D GGML_NATIVE=OFF -D GGML_SSE42=OFF -D GGML_AVX=OFF -D GGML_AVX2=OFF -D GGML_BMI2=OFF -D GGML_FMA=OFF \
       -D GGML_F16C=OFF -D GGML_CCACHE=OFF \
       -D GGML_CUDA=ON -D GGML_CUDA_NCCL=OFF -D CMAKE_CUDA_ARCHITECTURES=89-real \
@@ -83,7 +91,7 @@ FROM body
 COPY --link --from=program /src/build/bin/llama-server /usr/local/bin/llama-server
 COPY --link --from=linker-cache /etc/ld.so.cache /etc/ld.so.cache
 LABEL org.opencontainers.image.source="https://github.com/ggml-org/llama.cpp.git" \
-      org.opencontainers.image.revision="75f3bc94e649616162981c322e8e6b88ca5491e8" \
+      org.opencontainers.image.revision="llama-cpp-python 0.3.36" \
       org.opencontainers.image.licenses="MIT"
 EXPOSE 8080
 ENTRYPOINT ["llama-server", "--host", "0.0.0.0"]

@@ -1,0 +1,160 @@
+"""A user-mode driver from a folder that the matrix names: its files, checked, and a copy for a build.
+
+A distribution packages few of NVIDIA's drivers. The files of any other are in the folder that its installer
+unpacks (`-x`), and on every node that has it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from imagematrix.audit import driver_file, elf
+from imagematrix.audit.window import Window
+from imagematrix.errors import BuildError, UsageError
+from imagematrix.matrix.feasibility import ARCHES
+from imagematrix.planning.context import FOLDER, LINK, TIME, Listing, copied
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from imagematrix.audit.elf import Elf
+
+__all__ = ["CONTEXT", "Driver", "put", "read"]
+
+CONTEXT = "imagematrix-driver"  # the named build context with it
+# What a program that computes loads through libcuda, and NVML; as in NVIDIA's package cuda-compat 590.
+REQUIRED = ("libcuda", "libnvidia-ml", "libnvidia-nvvm", "libnvidia-ptxjitcompiler")
+OPTIONAL = ("libnvidia-gpucomp", "libnvidia-pkcs11", "libnvidia-pkcs11-openssl3", "libnvidia-tileiras")
+UNVERSIONED = ("libnvidia-nvvm70.so.4",)  # the compiler for older GPUs, from 590 on
+OWN = re.compile(r"(libcuda|libnvidia-[a-z0-9-]+)\.so[.\d]*", re.ASCII)
+MACHINES = {"x86_64": elf.X86_64, "aarch64": elf.AARCH64}
+SHOWN = 5  # files that a message names
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Driver:
+    """The user-mode driver in `folder`: its `files` and `links` by their paths in an image.
+
+    `listing` has the digests of all.
+    """
+
+    folder: Path
+    files: Mapping[str, Path]
+    links: Mapping[str, str]
+    listing: Listing
+
+
+def read(folder: Path, version: str, platform: str) -> Driver:
+    """Return the driver `version` for `platform` in `folder`.
+
+    Raises UsageError where a file cannot be read or is missing, or is of another driver or platform.
+    """
+    try:
+        return _read(folder, version, ARCHES[platform])
+    except OSError as error:
+        raise UsageError(f"{error.filename or folder}: {error.strerror}") from error
+
+
+def put(driver: Driver, parent: Path) -> Path:
+    """Return a new folder in a new folder of `parent` with the driver alone, laid out for an image.
+
+    Raises BuildError where its files are not those that were listed. The name is the digest, for BuildKit
+    keeps by a folder's last name what it was sent.
+    """
+    name = driver.listing.digest.removeprefix("sha256:")
+    target = Path(tempfile.mkdtemp(dir=parent), name)
+    try:
+        found = _laid_out(driver.files, driver.links, target)
+    except OSError as error:
+        raise BuildError(f"{error.filename or target}: {error.strerror}") from error
+    if found.digest != driver.listing.digest:
+        raise BuildError(
+            f"the files of {driver.folder} changed after the plan was made: "
+            + ", ".join(found.changed(driver.listing)),
+            remedy="build again; what is built already is kept",
+        )
+    return target
+
+
+def _read(folder: Path, version: str, arch: str) -> Driver:
+    present = {path.name: path.resolve() for path in folder.iterdir() if path.is_file()}
+    names = [f"{name}.so.{version}" for name in (*REQUIRED, *OPTIONAL)] + list(UNVERSIONED)
+    queue = [name for name in names if name in present]
+    missing = {f"{name}.so.{version}" for name in REQUIRED} - present.keys()
+    place = f"usr/lib/{arch}-linux-gnu"
+    files: dict[str, Path] = {}
+    links: dict[str, str] = {}
+    while queue:
+        name = queue.pop()
+        files[f"{place}/{name}"] = present[name]
+        headers = _checked(present[name], name, version, arch)
+        if headers.soname and headers.soname != name:
+            links[f"{place}/{headers.soname}"] = name
+        for need in filter(OWN.fullmatch, headers.needed):
+            versioned = f"{need.partition('.so')[0]}.so.{version}"
+            file = versioned if versioned in present else need
+            if file not in present:
+                missing.add(versioned)
+            elif f"{place}/{file}" not in files and file not in queue:
+                queue.append(file)
+    if missing:
+        raise _incomplete(folder, version, sorted(missing), present)
+    return Driver(folder=folder, files=files, links=links, listing=_laid_out(files, links, None))
+
+
+def _checked(path: Path, name: str, version: str, arch: str) -> Elf:
+    """Return the headers of a library of the driver; raise UsageError where it is not what its name says."""
+    with path.open("rb") as file:
+        window = Window(file, 0, path.stat().st_size)
+        headers = elf.read(window)
+        if headers is None or headers.damaged or headers.machine != MACHINES[arch]:
+            raise UsageError(f"{path} is not a library for {arch}")
+        found = OWN.fullmatch(headers.soname or "")
+        if found is None or found[1] != name.partition(".so")[0]:
+            raise UsageError(f"{path} has the soname {headers.soname}")
+        own = driver_file.driver(name, headers, window)
+    if own and own.kind != "exact":
+        kind = "from cuda-compat" if own.kind == "compat" else "a stub to link with"
+        raise UsageError(f"{path} is {kind}, not from the driver {version}")
+    if own and own.version != version:
+        raise UsageError(f"{path} is from the driver {own.version}, not {version}")
+    return headers
+
+
+def _incomplete(folder: Path, version: str, missing: list[str], present: Mapping[str, Path]) -> UsageError:
+    lost = {name.partition(".so")[0] for name in missing}
+    others = sorted(name for name in present if name.partition(".so")[0] in lost)
+    has = f"; it has {', '.join(others[:SHOWN])}{', …' * (len(others) > SHOWN)}" if others else ""
+    return UsageError(
+        f"the driver {version} in {folder} is not complete: it lacks {', '.join(missing)}{has}",
+        remedy="unpack NVIDIA's installer there with -x, or copy the files from a node with this driver",
+    )
+
+
+def _laid_out(files: Mapping[str, Path], links: Mapping[str, str], target: Path | None) -> Listing:
+    """Return the listing of a driver's files and links, and copy them to the new folder `target`."""
+    folders = {str(parent) for name in files for parent in Path(name).parents} - {"."}
+    if target:
+        for name in sorted(["", *folders]):
+            (target / name).mkdir()
+            (target / name).chmod(0o755)
+    entries = {}
+    for name in sorted({*folders, *files, *links}):
+        if name in folders:
+            entries[name] = FOLDER, "-"
+        elif name in files:
+            entries[name] = copied(files[name], target / name if target else None)
+        else:
+            entries[name] = LINK, hashlib.sha256(links[name].encode()).hexdigest()
+            if target:
+                (target / name).symlink_to(links[name])
+    if target:
+        for name in reversed(["", *entries]):  # what is put into a folder changes its time
+            os.utime(target / name, (TIME, TIME), follow_symlinks=False)
+    return Listing(entries)

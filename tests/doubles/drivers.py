@@ -1,0 +1,37 @@
+"""User-mode drivers that are none: small libraries with the names, sonames and versions of NVIDIA's."""
+
+import subprocess
+
+import pytest
+
+SONAMES = {
+    "libcuda": "libcuda.so.1",
+    "libnvidia-ml": "libnvidia-ml.so.1",
+    "libnvidia-nvvm": "libnvidia-nvvm.so.4",
+    "libnvidia-ptxjitcompiler": "libnvidia-ptxjitcompiler.so.1",
+}
+
+
+def library(folder, name, version, *options, soname=None, inside=None, file=None):
+    """Compile a library of the driver into `folder`; `inside` is the version that its bytes say."""
+    folder.mkdir(parents=True, exist_ok=True)
+    told = f"nvidia-application-profiles-{inside or version}-rc" if name == "libcuda" else inside or version
+    code = f'const char lead[] = "x", version[] = "{told}"; int cuInit(unsigned flags) {{ return 100; }}'
+    target = folder / (file or f"{name}.so.{version}")
+    soname = soname or SONAMES.get(name, target.name)
+    command = ["gcc", "-shared", "-fPIC", "-nostdlib", f"-Wl,-soname,{soname}", "-o", target, "-x", "c", "-"]
+    subprocess.run([*command, "-x", "none", *options], input=code, check=True, text=True)
+    return target
+
+
+def complete(folder, version):
+    """Compile all libraries that a driver has to have; return the folder."""
+    for name in SONAMES:
+        library(folder, name, version)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def unpacked(tmp_path_factory):
+    """A folder with a complete driver 580.159.04; tests copy it to change it."""
+    return complete(tmp_path_factory.mktemp("driver"), "580.159.04")
