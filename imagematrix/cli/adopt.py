@@ -1,4 +1,4 @@
-"""`imagematrix adopt`: a catalog of images that nobody labelled."""
+"""`imagematrix adopt`: a catalog of unlabelled images."""
 
 from __future__ import annotations
 
@@ -18,18 +18,16 @@ __all__ = ["command"]
 
 def command(
     references: References,
-    name: Annotated[
-        str, typer.Option("--as", metavar="NAME:VERSION", help="The name that the images get together.")
-    ],
+    name: Annotated[str, typer.Option("--as", metavar="NAME:VERSION", help="The name of the catalog.")],
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the catalog to FILE.")
     ] = None,
     platform: Platform = None,
 ) -> None:
-    """Write a catalog of images that nobody labelled; what they need is read from their bytes.
+    """Write a catalog of unlabelled images; their needs are read from their bytes.
 
-    Where these tell nothing, it is what their makers claim, such as in NVIDIA_REQUIRE_CUDA. Other commands
-    take the catalog with --catalog FILE.
+    Needs that bytes do not show come from claims such as NVIDIA_REQUIRE_CUDA. Other commands accept the
+    catalog with --catalog FILE.
     """
     from imagematrix.audit.catalog import catalog
 

@@ -1,4 +1,4 @@
-"""What commands share that audit images: the options, and the progress that terminals show."""
+"""Shared by commands that audit images: options, and progress on terminals."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ Platform = Annotated[
     typer.Option(
         "--platform",
         metavar="OS/ARCH",
-        help="Which image of an index of others; without it, the one for this machine.",
+        help="The platform to take from a multi-platform image; default: this machine's.",
     ),
 ]
 
 
 def audited(references: Sequence[str], system: str | None) -> list[Audit]:
-    """Return the audits of all images that `references` stand for; see `sources.read`."""
+    """Return the audits of all images that `references` name; see `sources.read`."""
     from imagematrix.audit.cache import Cache, place
     from imagematrix.audit.layers import Layers
     from imagematrix.audit.report import audit
@@ -54,7 +54,7 @@ def audited(references: Sequence[str], system: str | None) -> list[Audit]:
 
 @contextlib.contextmanager
 def progress() -> Iterator[Callable[[int], None]]:
-    """Yield what is told of the bytes that are read; a terminal shows them."""
+    """Yield a callback for the number of bytes read; a terminal shows the total."""
     if not (sys.stderr and sys.stderr.isatty()):
         yield lambda _: None
         return

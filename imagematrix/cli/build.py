@@ -1,4 +1,4 @@
-"""`imagematrix build`: build, audit and tag what is not there yet."""
+"""`imagematrix build`: build, audit and tag missing images."""
 
 from __future__ import annotations
 
@@ -34,13 +34,14 @@ def command(
         int, typer.Option("--jobs", "-j", min=1, metavar="N", help="Builds at the same time.")
     ] = min(4, os.cpu_count() or 1),
     fail_fast: Annotated[
-        bool, typer.Option("--fail-fast", help="Stop at the first failure; without it the rest is built.")
+        bool,
+        typer.Option("--fail-fast", help="Stop at the first failure; by default the other cells are built."),
     ] = False,
     push: Annotated[
-        bool, typer.Option("--push", help="Push to the registries that the images' names say.")
+        bool, typer.Option("--push", help="Push to the registries in the images' names.")
     ] = False,
     frozen: Annotated[
-        bool, typer.Option("--frozen", help="Fail where imagematrix.lock lacks a base image.")
+        bool, typer.Option("--frozen", help="Fail if imagematrix.lock lacks a base image.")
     ] = False,
     builder: Annotated[
         list[str] | None,
@@ -56,7 +57,7 @@ def command(
     ] = None,
     verify: Annotated[
         bool,
-        typer.Option("--verify-reproducible", help="Build everything twice, and fail where bytes differ."),
+        typer.Option("--verify-reproducible", help="Build everything twice, and fail if bytes differ."),
     ] = False,
     secret: Annotated[
         list[str] | None,
@@ -79,7 +80,7 @@ def command(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Build, audit and tag the images that are not there yet; print the references of the new ones."""
+    """Build, audit and tag missing images; print the references of the new ones."""
     from imagematrix.builder.build import build
     from imagematrix.builder.result import complete, failure
     from imagematrix.cli.progress import progress
@@ -89,7 +90,7 @@ def command(
     narrow = sharding(shard, durations)
     given = parse(secret or (), ssh or (), build_arg or (), proxy=proxy)
     if junit:
-        _write(junit, ())  # that it can't be written is better known before an hour of builds
+        _write(junit, ())  # report an unwritable path before an hour of builds
     with workshop(jobs, push=push, builders=builder or (), attest=attest or (), given=given) as shop:
         plan = narrow(locked(file, shop.against, only, push=push, frozen=frozen))
         warn_of_lost(plan)
@@ -101,7 +102,7 @@ def command(
         cause: BaseException | None = None
         with progress(todo) as reporter:
             try:
-                # Where there is nothing to do, nobody waits for builders to be found.
+                # Builders are looked up only if there is something to build.
                 if todo or plan.with_status(PlanStatus.REFUSED):
                     build(
                         plan,
@@ -114,7 +115,7 @@ def command(
                         fail_fast=fail_fast,
                         verify=verify,
                     )
-            except BaseException as ended:  # noqa: BLE001 - however it ends, what became of it is told
+            except BaseException as ended:  # noqa: BLE001 - the outcome is reported in any case
                 cause = ended
         with _undisturbed():
             results = complete(todo, reporter.results)
@@ -126,7 +127,7 @@ def command(
 
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Let no further interrupt come between what has to be said at the end."""
+    """Defer further interrupts until the outcome has been reported."""
     before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
@@ -138,9 +139,9 @@ def _undisturbed() -> Iterator[None]:
 def _tell(
     plan: Plan, results: Sequence[Result], error: BaseException | None, *, json: bool, junit: Path | None
 ) -> None:
-    """Tell everybody what became of a build: who called it, who looks on, and the CI system.
+    """Report the outcome of a build: to stdout, as JUnit XML, to the terminal and to the CI system.
 
-    None of them misses it because it can't be told to another.
+    A report that fails does not prevent the others.
     """
     from imagematrix.builder.result import BuildStatus, report
     from imagematrix.cli import ci
@@ -188,7 +189,7 @@ def _write(path: Path, outcomes: Sequence[Outcome]) -> None:
 
 
 def _warn(results: Sequence[Result]) -> None:
-    """Say what the audits of images doubt, each once: cells of one image are often alike."""
+    """Print the doubts of audits, each once, because cells of an image often share them."""
     from imagematrix.planning.naming import naming
 
     name = naming(result.item for result in results)
@@ -202,9 +203,9 @@ def _warn(results: Sequence[Result]) -> None:
 
 
 def _explain(results: Sequence[Result], *, told: BaseException | None) -> None:
-    """Say of each cell that failed why, in the words of the CI system that runs this, if one does.
+    """Print why each failed cell failed, in the format of the CI system, if there is one.
 
-    The error `told` is that of them all, and is said last.
+    The error `told` is that of the whole build, and is printed last.
     """
     from imagematrix.builder.logs import said
     from imagematrix.builder.result import BuildStatus

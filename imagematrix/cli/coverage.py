@@ -1,4 +1,4 @@
-"""`imagematrix coverage`: which hosts of a fleet have an image, and which images the fleet has no use for."""
+"""`imagematrix coverage`: which hosts of a fleet have an image, and which images are unused."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 WIDTH = 100
-SHOWN = 4  # hosts that are named before how many more there are
-LISTED = 20  # reasons, or changes, that are told before how many more there are
+SHOWN = 4  # hosts listed before "and N more"
+LISTED = 20  # reasons or changes listed before "and N more"
 
 Hosts = Annotated[
     list[Path],
@@ -43,15 +43,15 @@ ImageName = Annotated[
     typer.Option(
         "--image",
         metavar="IMAGE[:VERSION]",
-        help="The image, where no catalog is given.",
+        help="The image, if no catalog is given.",
         autocompletion=images,
     ),
 ]
 Drivers = Annotated[
     list[str] | None,
-    typer.Option("--driver", metavar="OLD=NEW", help="Tell what another driver would change; repeatable."),
+    typer.Option("--driver", metavar="OLD=NEW", help="Show what a driver upgrade would change; repeatable."),
 ]
-Html = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a page with the picture.")]
+Html = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write an HTML page with a chart.")]
 
 
 def command(
@@ -65,7 +65,7 @@ def command(
     json: Json = False,
     html: Html = None,
 ) -> None:
-    """Show which hosts have an image, which images a fleet has no use for, what a driver would break."""
+    """Show which hosts have an image, which images are unused, and what a driver upgrade would break."""
     from imagematrix.fleet.coverage import coverage
     from imagematrix.fleet.hosts import load
     from imagematrix.fleet.upgrade import parse as replaced
@@ -126,7 +126,7 @@ def _print(found: Coverage) -> None:
 
 
 class _Short:
-    """Makes references short, and text of others fit to be printed."""
+    """Shortens references, and makes untrusted text safe to print."""
 
     def __init__(self, found: Coverage) -> None:
         self._prefix = f"{found.image}:{found.version}-"
@@ -148,7 +148,7 @@ def _unserved(found: Coverage, short: _Short) -> Iterator[str]:
 
 
 def _miss(miss: Miss, short: _Short) -> Iterator[str]:
-    """Yield what is to say of the nearest variant, and where the cure is another one, that as well."""
+    """Yield the lines about the nearest variant, and its remedy."""
     if not miss.telling or miss.fix != miss.telling[0].fix:
         yield from _folded("       ", _safe(miss.why))
         yield from _cure("         ", miss.fix)
@@ -167,9 +167,9 @@ def _smallest(found: Coverage, short: _Short) -> Iterator[str]:
     least = found.smallest
     many = _count(len(least.variants), "variant")
     if least.exact:
-        yield f"{many} would do to serve the same hosts, though some not as well:"
+        yield f"{many} would be enough for the same hosts, though some hosts would get a worse one:"
     else:
-        yield f"{many} would do to serve the same hosts; perhaps fewer, but at least {least.least}:"
+        yield f"{many} would be enough for the same hosts; perhaps fewer, but at least {least.least}:"
     yield from (f"  {short(reference)}" for reference in least.variants)
 
 
@@ -180,7 +180,7 @@ def _upgrade(upgrade: Upgrade, short: _Short) -> None:
     parts = [
         f"[red]{lost} would lose their image[/]" if lost else "",
         f"{changed} would get another" if changed else "",
-        f"{gained} would get one at last" if gained else "",
+        f"{gained} would gain one" if gained else "",
         f"nothing changes for {upgrade.unchanged}" if upgrade.unchanged else "",
     ]
     told = ", ".join(part for part in parts if part)
@@ -227,7 +227,7 @@ def _folded(indent: str, text: str) -> list[str]:
 
 
 def _safe(text: str) -> str:
-    """Return text of others without what a terminal, or rich's markup, would take for more than text."""
+    """Return untrusted text without control characters, and with rich's markup escaped."""
     from rich.markup import escape
 
     return escape("".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text))

@@ -77,7 +77,7 @@ def _image(host: Host, name: str, where: Mapping[str, Sequence[str]], *, live: b
         driver = chosen.variant.driver if chosen.variant else None
         try:
             paths = libcudas(str(chosen.selected)) if driver else ()
-        except UnknownImageError:  # from a registry, and not pulled yet
+        except UnknownImageError:  # in a registry, and not pulled yet
             paths = None
         mode = driver.mode if driver else None
         return ImageFacts(name=name, selected=chosen.selected, mode=mode, libcudas=paths)

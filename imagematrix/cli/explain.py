@@ -83,7 +83,7 @@ def _lines(host: Host, selection: Selection) -> Iterator[str]:
         yield escape(f"  {candidate.rank:>3}  {_short(candidate, selection)}{chosen}")
         unknown = ", ".join(rule.rule for rule in candidate.rules if rule.source == UNKNOWN)
         if unknown:
-            yield from map(escape, _folded("       ", f"not all that it needs is known: {unknown}"))
+            yield from map(escape, _folded("       ", f"some of its needs are unknown: {unknown}"))
     groups: dict[tuple[str, ...], list[Candidate]] = {}
     for candidate in candidates:
         if not candidate.fits:
@@ -105,9 +105,9 @@ def _group(members: list[Candidate], selection: Selection) -> Iterator[str]:
 
 
 def _refusal(rule: RuleResult) -> str:
-    """Return a rule with its reason, marked where that was read from bytes.
+    """Return a rule with its reason, marked if the need was read from bytes.
 
-    Of what is unknown, only what bytes prove refuses.
+    An image with unknown needs is refused only for needs proven by bytes.
     """
     return f"{rule.rule}{'' if rule.source == CLAIM else ' (bytes)'}: {rule.why}"
 

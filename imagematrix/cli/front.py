@@ -2,7 +2,7 @@
 
 `select` and `run` are called on nodes, by jobs that wait for them, and loading typer takes longer than
 choosing an image. So plain command lines of `select` are read here, by its own signature, and those of `run`
-by `launcher.options`; typer reads all others, and reports what is wrong with them.
+by `launcher.options`; typer parses all others, and reports errors in them.
 
 A whole `select` may take 6 times as long as `python -c pass`. In processor time, importing typer alone takes
 5.7 times as long as that, and a `select` that typer reads 3 times as long as one read here. argparse would
@@ -33,8 +33,8 @@ STDERR = 2
 # Errors of writing the answer; they name no file.
 UNWRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE)
 UNEXPECTED = 1
-INTERRUPTED = 130  # 128 and SIGINT, as a shell has it
-TERMINATED = 143  # 128 and SIGTERM
+INTERRUPTED = 130  # 128 + SIGINT, as in a shell
+TERMINATED = 143  # 128 + SIGTERM
 
 
 def run(words: Sequence[str]) -> int:
@@ -51,7 +51,9 @@ def run(words: Sequence[str]) -> int:
         error = error or unwritten
     if error is None:
         return code
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python reports it again at exit
+    os.dup2(
+        os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+    )  # otherwise Python reports it again at exit
     if error.errno != errno.EPIPE:  # for EPIPE, the reader has closed the pipe
         remedy = "free disk space where stdout goes, or set TMPDIR to another folder"
         print_error(ImagematrixError(f"cannot write the answer: {error.strerror}", remedy=remedy))

@@ -31,7 +31,8 @@ def command(
     catalog: CatalogName = None,
     where: Where = None,
     size: Annotated[
-        bool, typer.Option("--size", help="Show what each variant adds to the others, and all together.")
+        bool,
+        typer.Option("--size", help="Show the size that each variant adds to the others, and the total."),
     ] = False,
     json: Json = False,
 ) -> None:
@@ -73,7 +74,7 @@ def command(
 
 
 def _weights(found: Sizes) -> None:
-    """Print a table of what the variants of a version weigh, and their total."""
+    """Print a table of the sizes of a version's variants, and their total."""
     pull = any(one.pull is not None for one in found.variants)
     rows = [
         (

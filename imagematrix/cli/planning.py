@@ -1,4 +1,4 @@
-"""What the commands share that plan a matrix: what it is planned against, its lock, and its shards."""
+"""Shared by commands that plan a matrix: stores, the lock, and shards."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ __all__ = ["Workshop", "compared", "locked", "never_pushed", "planned", "shardin
 
 
 class Workshop:
-    """The builders of images, `jobs` at a time, the store that the images go to, and the layers read so far.
+    """The builders of images, `jobs` at a time, the store of the images, and the layers read so far.
 
-    The builders are started when they are first needed: where nothing is to be built, nobody waits for them.
+    The builders are started when they are first needed.
     """
 
     def __init__(
@@ -57,13 +57,13 @@ class Workshop:
 
     @cached_property
     def builder(self) -> Pool:
-        """The pool of builders; raise EngineError, or UsageError if a builder is not found."""
+        """The pool of builders; raises EngineError, or UsageError if a builder is not found."""
         from imagematrix.builder.pool import Pool
 
         return Pool([(self._made(name), jobs) for name, jobs in self._wanted])
 
     def _made(self, name: str | None) -> Builder:
-        """Return the builder that is called `name`; the engine itself where that is None."""
+        """Return the builder called `name`, or the engine's own if it is None."""
         from imagematrix.builder.buildx import Buildx
 
         proxy = bool(self._given and self._given.proxies)
@@ -71,7 +71,7 @@ class Workshop:
 
     @property
     def against(self) -> Against:
-        """What a matrix is planned against in this workshop."""
+        """The stores that a matrix is compared with in this workshop."""
         from imagematrix.planning.planner import Against
 
         return Against(
@@ -88,13 +88,13 @@ def workshop(
     attest: Sequence[str] = (),
     given: Given | None = None,
 ) -> Iterator[Workshop]:
-    """Yield what images are made with: for the engine, or to be pushed; raise EngineError.
+    """Yield the workshop for images in the engine, or to be pushed; raise EngineError.
 
-    The `builders` are names, or NAME=JOBS where one takes another number than `jobs` at a time; without any
-    the engine builds. Each image gets the attestations `attest`.
+    The `builders` are names, or NAME=JOBS to run another number than `jobs` at a time; by default the engine
+    builds. Each image gets the attestations `attest`.
     """
     if attest and not push:
-        raise UsageError("attestations need a registry", remedy="give --push as well")
+        raise UsageError("attestations need a registry", remedy="add --push")
     from imagematrix.audit.cache import Cache, place
     from imagematrix.audit.layers import Layers
     from imagematrix.stores.engine import Engine
@@ -119,9 +119,9 @@ def _places(text: str, jobs: int) -> tuple[str | None, int]:
 def planned(
     file: Path, against: Against, only: str | None, *, push: bool = False, frozen: bool = False
 ) -> Plan:
-    """Return the plan of the matrix in `file`, with the base images that its lock has.
+    """Return the plan of the matrix in `file`, with the base images in its lock.
 
-    Raises UsageError if `--only` is bad, or where an image that is to be pushed can't be.
+    Raises UsageError if `--only` is invalid, or if an image to push has no registry.
     """
     from imagematrix.conditions import ConditionError
     from imagematrix.matrix.load import load
@@ -146,33 +146,31 @@ def planned(
 
 
 def locked(file: Path, against: Against, only: str | None, *, push: bool, frozen: bool) -> Plan:
-    """Return the plan as `planned` does, after the lock has got the base images that it lacked."""
+    """Return the plan as `planned` does, after adding missing base images to the lock."""
     from imagematrix.planning import lock
 
     while True:
         plan = planned(file, against, only, push=push, frozen=frozen)
-        if lock.extend(
-            lock.beside(file), plan.bases
-        ):  # else another build has locked another digest meanwhile
+        if lock.extend(lock.beside(file), plan.bases):  # otherwise another build has locked another digest
             return plan
 
 
 def compared(file: Path, only: str | None, *, push: bool = False, given: Given | None = None) -> Plan:
-    """Return the plan against the engine or the registries; where no engine answers, against nothing."""
+    """Return the plan compared with the engine or the registries, or with nothing if no engine answers."""
     from imagematrix.planning.planner import Against
 
     with contextlib.ExitStack() as stack:
         try:
             against = stack.enter_context(workshop(push=push, given=given)).against
         except EngineError as error:
-            # A plan is worth having where nothing can be built, on a laptop say.
-            info(f"{error}: nothing is compared, and every feasible cell is shown as to build")
+            # A plan is also useful on machines that cannot build, such as a laptop.
+            info(f"{error}; every feasible cell is shown as to build")
             against = Against(given=given)
         return planned(file, against, only, push=push)
 
 
 def warn_of_lost(plan: Plan) -> None:
-    """Report the images that the registry lost and that `plan` does not make again."""
+    """Report lost images that `plan` does not rebuild."""
     for reference in plan.lost:
         info(f"the registry lost {reference}, which is not in this plan: build it, or `publish --repair`")
 
@@ -193,7 +191,7 @@ def never_pushed(image: str, version: str) -> UsageError:
 
 
 def sharding(shard: str | None, durations: Sequence[Path] | None) -> Callable[[Plan], Plan]:
-    """Return what narrows a plan down to `--shard`; what is wrong with the options is said before a plan."""
+    """Return a function that narrows a plan to `--shard`; raise UsageError for invalid options."""
     if shard is None:
         if durations:
             raise UsageError("--durations needs --shard I/N")

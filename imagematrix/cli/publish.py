@@ -26,26 +26,27 @@ def command(
     name: Annotated[str, typer.Argument(metavar="IMAGE:VERSION")],
     alias: Annotated[
         list[str] | None,
-        typer.Option("--alias", metavar="TAG", help="Let this tag stand for the version, such as latest."),
+        typer.Option("--alias", metavar="TAG", help="Move this tag, such as latest, to the version."),
     ] = None,
     file: Annotated[
         Path | None,
         typer.Option(
-            "--file", "-f", metavar="FILE", help="The matrix, for its plain_pull; matrix.yaml if it is there."
+            "--file",
+            "-f",
+            metavar="FILE",
+            help="The matrix, for its plain_pull; default: matrix.yaml, if it exists.",
         ),
     ] = None,
     choose: Annotated[
         list[str] | None,
-        typer.Option(metavar="REF", help="Of several images of one cell, take this one; repeatable."),
+        typer.Option(metavar="REF", help="Choose this one of several images of a cell; repeatable."),
     ] = None,
-    repair: Annotated[
-        bool, typer.Option("--repair", help="Take out what the registry lost and nobody has any more.")
-    ] = False,
+    repair: Annotated[bool, typer.Option("--repair", help="Remove images that the registry lost.")] = False,
     json: Json = False,
 ) -> None:
-    """Push what the engine has and the registry lacks, and write the index of all variants.
+    """Push images that only the engine has, and write the index of all variants.
 
-    Prints the index by its digest. What an index had stays in it: variants are only ever added.
+    Prints the index with its digest. Variants are only ever added to an index.
     """
     from imagematrix.oci.registry import Registry
     from imagematrix.reference import split
@@ -88,17 +89,17 @@ def _named(image: str, version: str, file: Path | None) -> dict[str, str]:
 def _say(name: str, done: Published) -> None:
     info(f"{name}: {counted(done.variants, 'variant')}, {done.new} new")
     for reference in done.dropped:
-        info(f"the registry lost {reference}: it is removed")
+        info(f"{reference} removed: the registry lost it")
     for reference in done.stuck:
-        info(f"the registry does not allow {reference} to be deleted: until it is, builds take it for pushed")
+        info(f"the registry does not allow {reference} to be deleted; until it is, builds treat it as pushed")
     for tag in done.others:
-        info(f"{tag} is left out: its cell is published, built from other inputs")
+        info(f"{tag} skipped: its cell is published with other inputs")
     for one in done.plain:
         info(_answered(one))
 
 
 def _answered(one: Plain) -> str:
-    """Say what a plain pull gets on a platform, and what that needs which not every machine has."""
+    """Print what a plain pull gets on a platform, and its requirements beyond the baseline."""
     if one.variant is None:
         return f"{one.platform}: `docker pull` gets nothing: {one.why}"
     needs = ", ".join(filter(None, [one.variant.cuda and f"CUDA {one.variant.cuda} and a GPU", *one.needs]))
@@ -108,9 +109,9 @@ def _answered(one: Plain) -> str:
 
 
 def _push(image: str, version: str, chosen: Collection[str]) -> None:
-    """Push what the engine has and the registry lacks; without an engine, as in a pipeline, nothing.
+    """Push images that only the engine has; nothing without an engine, as in a pipeline.
 
-    Raises TagMovedError if the registry has a cell from other inputs, which was not chosen.
+    Raises TagMovedError if the registry has a cell with other inputs that was not chosen.
     """
     from imagematrix.audit.cache import Cache, place
     from imagematrix.audit.layers import Layers
@@ -135,7 +136,7 @@ def _push(image: str, version: str, chosen: Collection[str]) -> None:
             if others:
                 raise TagMovedError(
                     f"{one.reference} is in the engine, but the registry has {', '.join(sorted(others))}",
-                    remedy="raise the version, or give --choose with the one in the registry",
+                    remedy="raise the version, or pass the tag in the registry to --choose",
                 )
             info(f"pushing {one.reference}")
             remote.adopt(one.reference)

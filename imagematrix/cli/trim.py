@@ -1,4 +1,4 @@
-"""`imagematrix trim`: taking device code that cannot run on the given GPUs out of files."""
+"""`imagematrix trim`: removing device code that cannot run on the given GPUs from files."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def command(
 ) -> None:
     """Remove device code that cannot run on the given GPUs from files, folders and wheels, in place.
 
-    Every cubin that runs on one of them stays, and PTX where no cubin does. Files keep their length, and
+    Every cubin that runs on one of them is kept, and PTX if no cubin does. Files keep their length, and
     wheels stay valid.
     """
     from imagematrix.trim.document import document
@@ -117,13 +117,13 @@ def _warn(report: Report) -> None:
         if one.status == "unsupported":
             warn(f"{one.path} does not run on {computes}: it has no device code for it")
         elif one.status == "damaged":
-            warn(f"{one.path} was left as it is: its device code is damaged")
+            warn(f"{one.path} is unchanged: its device code is damaged")
         elif one.missing:
             warn(f"{one.path} has no device code that runs on {', '.join(one.missing)}")
     dead = [one for one in report.findings if one.dead and one.status != "unsupported"]
     if dead and not report.rules.drop_dead:
         number = counted(sum(one.dead for one in dead), "fatbin")
         files = counted(len(dead), "file")
-        info(f"{number} in {files} with nothing that runs on {computes} stay as they are")
+        info(f"{number} in {files} with nothing that runs on {computes} are unchanged")
     for path in report.linked:
-        warn(f"{path} has another name outside of the given paths, which keeps the file as it was")
+        warn(f"{path} has a hard link outside the given paths, which keeps the original content")

@@ -1,4 +1,4 @@
-"""`imagematrix verify`: what the bytes of images say, against what their labels claim."""
+"""`imagematrix verify`: the bytes of images, compared with their labels."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def command(
     platform: Platform = None,
     json: Json = False,
 ) -> None:
-    """Audit what images contain, by their bytes; exit with 9 where that contradicts what their labels claim.
+    """Audit the bytes of images; exit with 9 if they contradict the labels.
 
-    Nothing is started. It works on images of others, too.
+    Nothing is started. Images of others are supported, too.
     """
     from imagematrix.audit.claims import claimed, contradictions
     from imagematrix.audit.document import document
@@ -47,7 +47,7 @@ def command(
 
 
 def _together(audits: Sequence[Audit]) -> Iterator[str]:
-    """Yield what one image for all would weigh, beside the images."""
+    """Yield the estimated size of a single image for all GPUs, and the sizes of the images."""
     from rich.filesize import decimal
 
     from imagematrix.audit.fat import fat
@@ -103,7 +103,7 @@ def _libraries(audit: Audit) -> Iterator[str]:
 
 def _cpu(audit: Audit) -> Iterator[tuple[str, str]]:
     needed = " ".join(sorted(audit.flags)) or "nothing beyond the baseline"
-    yield "CPU needs", needed if audit.decided else f"{needed}, as far as that can be told"
+    yield "CPU needs", needed if audit.decided else f"{needed}, as far as known"
     if more := sorted(audit.contained - audit.flags.keys()):
         yield "CPU may use", " ".join(more)
 

@@ -27,7 +27,7 @@ class Cover:
 
     @property
     def exact(self) -> bool:
-        """Whether no smaller set would do."""
+        """Whether no smaller set exists."""
         return self.members.bit_count() == self.least
 
 

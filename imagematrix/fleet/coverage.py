@@ -29,10 +29,10 @@ SCHEMA = "imagematrix.coverage/v1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
-    """What one variant is used for in a fleet.
+    """The use of one variant in a fleet.
 
-    `hosts` are the names of those that get it, sorted, and `share` is their part of all hosts. `fits` is how
-    many hosts it fits: another variant may be better for them.
+    `hosts` are the names of those that get it, sorted, and `share` is their part of all hosts. `fits` is the
+    number of hosts that it fits, though another variant may be better for them.
     """
 
     reference: str
@@ -52,10 +52,10 @@ class Service:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Smallest:
-    """The smallest set of variants that contains one that fits for every host that is served now.
+    """The smallest set of variants with a fitting one for every served host.
 
-    No set of fewer than `least` does it: that is proved. If `variants` are more, the search ended early, and
-    a smaller set may exist.
+    No set of fewer than `least` is sufficient, which is proved. If `variants` are more, the search ended
+    early, and a smaller set may exist.
     """
 
     variants: tuple[str, ...]
@@ -63,7 +63,7 @@ class Smallest:
 
     @property
     def exact(self) -> bool:
-        """Whether no smaller set does it."""
+        """Whether no smaller set is sufficient."""
         return len(self.variants) == self.least
 
     def to_json(self) -> dict[str, object]:
@@ -203,7 +203,7 @@ def _services(kinds: Iterable[Kind], catalog: Catalog, total: int) -> tuple[Serv
 
 
 def _smallest(demands: Iterable[frozenset[str]], variants: tuple[Service, ...]) -> Smallest:
-    """Return the smallest set; of variants that do equally well, those that serve the most hosts now."""
+    """Return the smallest set; of equally good variants, those that serve the most hosts now."""
     numbers = {service.reference: 1 << number for number, service in enumerate(variants)}
     names = {number: reference for reference, number in numbers.items()}
     found = cover(sum(numbers[reference] for reference in demand) for demand in demands)

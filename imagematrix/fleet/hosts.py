@@ -22,16 +22,16 @@ __all__ = ["STREAM", "load"]
 STREAM = Path("-")
 STREAM_NAME = "stdin"
 SUFFIX = ".json"
-OF_LINES = (".ndjson", ".jsonl")  # the ends of files with a host on each line
+OF_LINES = (".ndjson", ".jsonl")  # suffixes of files with a host on each line
 
 
 def load(paths: Iterable[Path], stream: BinaryIO) -> dict[str, Host]:
-    """Return the saved hosts that `paths` name, by their names.
+    """Return the saved hosts in `paths`, by name.
 
     A path is a file, a folder with such files, or "-" for `stream`, which has one host on each line or a JSON
     list of them. A file that ends in .ndjson or .jsonl has one on each line, any other is one host. Its name
-    is the path without .json, and NAME:N of one that is in line or place N. A file that is named twice counts
-    once. Raises UsageError that tells of every host which can't be read.
+    is the path without .json, or NAME:N for a host in line or place N. Duplicate paths count once. Raises
+    UsageError that lists every unreadable host.
     """
     found: dict[str, Host] = {}
     errors: list[UsageError] = []
@@ -71,7 +71,7 @@ def _sources(
 
 
 def _files(path: Path) -> list[Path]:
-    if not os.path.isdir(path):  # noqa: PTH112 - pathlib raises for a name that is too long
+    if not os.path.isdir(path):  # noqa: PTH112 - pathlib raises for overlong names
         return [path]
     files = sorted(file for file in path.iterdir() if file.suffix in (SUFFIX, *OF_LINES))
     if not files:

@@ -22,10 +22,10 @@ __all__ = ["Kind", "kinds", "miss"]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Kind:
-    """The hosts of one hardware, and what a catalog has for them.
+    """Hosts with equal hardware, and their result.
 
     `hosts` are their names, sorted; `sample` is the first of them. `answer` is what `explain` returns for it,
-    or the error it raises if the host does not have the GPUs asked for.
+    or the error it raises if the host lacks the requested GPUs.
     """
 
     hosts: tuple[str, ...]
@@ -44,14 +44,14 @@ class Kind:
 
     @property
     def gpus(self) -> str:
-        """The hosts' GPUs in words."""
+        """A description of the hosts' GPUs."""
         counts = Counter(_gpu(gpu) for gpu in self.sample.gpus)
         others = [accelerator.where for accelerator in self.sample.accelerators]
         return ", ".join([*(f"{count} x {gpu}" for gpu, count in counts.items()), *others]) or "no GPU"
 
     @property
     def driver(self) -> str:
-        """The hosts' driver in words."""
+        """A description of the hosts' driver."""
         return f"driver {self.sample.driver.version}" if self.sample.driver else "no NVIDIA driver"
 
     @property
@@ -79,7 +79,7 @@ def kinds(hosts: Mapping[str, Host], answer: Callable[[Host], Answer]) -> tuple[
 
 
 def miss(answer: Answer) -> Miss | None:
-    """Return why a host gets nothing, or None if it gets an image."""
+    """Return why a host gets no image, or None if it gets one."""
     if isinstance(answer, UsageError):
         return Miss(why=str(answer), fix=answer.remedy)
     return answer.miss

@@ -145,7 +145,7 @@ def _label(variant: Variant) -> str:
 
 
 def _groups(kinds: Iterable[Kind], columns: Sequence[_Column]) -> list[tuple[Kind, ...]]:
-    """Return kinds that look the same as groups: most hosts first, then by selected variant."""
+    """Return kinds with equal descriptions as groups: most hosts first, then by selected variant."""
     groups: dict[Hashable, list[Kind]] = {}
     for kind in kinds:
         look = kind.gpus, kind.driver, kind.level, kind.cpu, kind.selected, kind.fits
@@ -178,7 +178,7 @@ def _cell(candidate: Candidate) -> _Cell:
     elif candidate.rank == 1:
         state, lines = "selected", ["selected: it fits best"]
     else:
-        state, lines = "fits", [f"fits, as number {candidate.rank}"]
+        state, lines = "fits", [f"fits, rank {candidate.rank}"]
     return _Cell(state=state, tip="\n".join([candidate.reference, *lines]))
 
 

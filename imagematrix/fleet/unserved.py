@@ -26,7 +26,7 @@ class Unserved:
 
 
 def gather(misses: Iterable[tuple[Miss, Iterable[str]]]) -> tuple[Unserved, ...]:
-    """Return the hosts of equal misses together, the most hosts first."""
+    """Group the hosts of equal misses, the most hosts first."""
     groups: dict[Miss, list[str]] = {}
     for miss, names in misses:
         groups.setdefault(miss, []).extend(names)

@@ -36,7 +36,7 @@ class Loss:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """Hosts that get `new` where they got `old`, or nothing where `old` is None. `hosts` are their names."""
+    """Hosts that get `new` instead of `old`, or instead of nothing if `old` is None, by name."""
 
     old: str | None
     new: str
@@ -49,10 +49,10 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Upgrade:
-    """What becomes of the hosts with driver `old` when they get driver `new`.
+    """The effects on hosts with driver `old` of an upgrade to `new`.
 
-    `hosts` is how many they are. `lost` have an image now and would have none, `changed` would get another,
-    `gained` have none now and would get one. For the other `unchanged` ones nothing changes.
+    `hosts` is their number. `lost` have an image now and would have none, `changed` would get another,
+    `gained` have none now and would get one; `unchanged` is the number of the others.
     """
 
     old: str
@@ -89,7 +89,7 @@ def parse(texts: Iterable[str]) -> dict[str, str]:
 
 
 def upgrade(kinds: Collection[Kind], answer: Callable[[Host], Answer], old: str, new: str) -> Upgrade:
-    """Return what changes for those of `kinds` with driver `old` when they get driver `new`.
+    """Return the changes for those of `kinds` with driver `old` after an upgrade to `new`.
 
     Raises UsageError if none has it: a typo in the version would make a rollout look harmless.
     """

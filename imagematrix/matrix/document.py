@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["Mapping", "Node", "Scalar", "Sequence", "parse"]
 
 DEPTH = 32
-NODES = 1_000_000  # after aliases are followed; a matrix of 100,000 cells is written with a few hundred
+NODES = 1_000_000  # after aliases are followed; a matrix of 100,000 cells has a few hundred in the file
 
 
 @dataclass(frozen=True, slots=True)

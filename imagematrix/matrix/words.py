@@ -138,7 +138,7 @@ def _compute(value: str, facts: Facts) -> Complaint | None:
 def _march(value: str, facts: Facts) -> Complaint | None:
     if value == "native":
         return (
-            "march native means another CPU on every builder, so images with it cannot be told apart",
+            "march native depends on the builder's CPU, so its images are indistinguishable",
             "name the CPU, such as x86-64-v3 or znver4",
         )
     known = sorted({*facts.march, *marches.names()})

@@ -22,18 +22,18 @@ KIND, MAGIC = slice(156, 157), slice(257, 265)
 SIZE, CHECKSUM, MTIME = slice(124, 136), slice(148, 156), slice(136, 148)
 GNU, GNU_TIMES = b"ustar  \0", (slice(345, 357), slice(357, 369))
 EXTENDED, GLOBAL = b"x", b"g"
-WITHOUT_DATA = b"123456"  # links, devices, folders and pipes, whatever their size says
+WITHOUT_DATA = b"123456"  # links, devices, folders and pipes, whatever their size field
 SPARSE = b"S"
 TIMES = (b"mtime", b"atime", b"ctime")
-BASE_256, NEGATIVE = 0x80, 0xFF  # the first byte of a number that is not written in octal digits
+BASE_256, NEGATIVE = 0x80, 0xFF  # the first byte of a number that is not octal
 
 
 def clamped(tar: IO[bytes] | GzipFile, latest: int) -> Iterator[bytes]:
     """Yield `tar` with times after `latest` (seconds since 1970) set to it; raise BuildError."""
-    long: int | None = None  # the size of the next entry, where an extended header has it
-    late = False  # whether an extended header has its time, and that is after `latest`
+    long: int | None = None  # the size of the next entry in an extended header, if any
+    late = False  # whether an extended header has its time, which is after `latest`
     while head := tar.read(BLOCK):
-        if not any(head):  # the end of the archive, and what pads it
+        if not any(head):  # the end of the archive, and padding
             yield head
             yield from iter(lambda: tar.read(PIECE), b"")
             return
@@ -60,7 +60,7 @@ def clamped(tar: IO[bytes] | GzipFile, latest: int) -> Iterator[bytes]:
 
 
 def _header(head: bytes, latest: int, *, size: int | None = None, late: bool = False) -> bytes:
-    """Return a header with no later time, also where an extended header has the `late` one; or resized."""
+    """Return a header with a clamped time, also if an extended header has the `late` one, or resized."""
     made = bytearray(head)
     for place in (MTIME, *(GNU_TIMES if head[MAGIC] == GNU else ())):
         if _number(head[place]) > latest or (late and place == MTIME):
@@ -74,7 +74,7 @@ def _header(head: bytes, latest: int, *, size: int | None = None, late: bool = F
 
 
 def _data(tar: IO[bytes] | GzipFile, size: int) -> Iterator[bytes]:
-    """Yield the data of an entry, with what fills its last block."""
+    """Yield the data of an entry with its padding."""
     left = size + -size % BLOCK
     while left:
         piece = tar.read(min(left, PIECE))
@@ -105,7 +105,7 @@ def _late(key: bytes, value: bytes, latest: int) -> bool:
 
 
 def _number(field: bytes) -> int:
-    """Return a number of a header: octal digits, or where those are too few, two's complement (GNU)."""
+    """Return a number in a header: octal digits, or for larger numbers two's complement (GNU)."""
     if field[0] & BASE_256:
         sign = -1 if field[0] == NEGATIVE else 0
         return (sign << 8 * len(field[1:])) | int.from_bytes(field[1:], "big")

@@ -1,4 +1,4 @@
-"""Layers as they were before compression, whichever it is, for as long as their size stays within reason."""
+"""Decompressed layers of any compression, with a limit for the expansion."""
 
 from __future__ import annotations
 
@@ -8,28 +8,27 @@ from typing import Protocol
 
 __all__ = ["GZIP", "ZSTD", "Expanded", "Stream"]
 
-# How compressed files begin.
+# Magic bytes of compressed files.
 GZIP = b"\x1f\x8b"
 ZSTD = b"\x28\xb5\x2f\xfd"
-SKIPPABLE = range(0x50, 0x60)  # first bytes of frames that only some readers know, which Zstandard skips
-WINDOW = 128 << 20  # bytes that a Zstandard stream may want to look back
-FREE = 16 << 30  # bytes to which a stream may expand whatever it has; beyond them, RATIO counts
+SKIPPABLE = range(0x50, 0x60)  # first bytes of skippable frames of Zstandard
+WINDOW = 128 << 20  # the largest window of a Zstandard stream, in bytes
+FREE = 16 << 30  # bytes to which any stream may expand; above, RATIO applies
 RATIO = 100
 PIECE = 1 << 20
 
 
 class Stream(Protocol):
-    """What bytes can be read from, in order."""
+    """A stream of bytes."""
 
     def read(self, size: int = ..., /) -> bytes:
-        """Return the next bytes, none at the end."""
+        """Return the next bytes, empty at the end."""
 
 
 class Expanded:
-    """The bytes that a stream compresses with gzip or Zstandard, or has as they are.
+    """The content of a stream, decompressed if it is gzip or Zstandard.
 
-    `read` raises ValueError where they are damaged or out of all proportion to what is there, EOFError where
-    they are cut short.
+    `read` raises ValueError if it is damaged or expands beyond the limit, EOFError if it is truncated.
     """
 
     def __init__(self, stream: Stream) -> None:
@@ -52,7 +51,7 @@ class Expanded:
 
 
 class _Counted:
-    """A stream that knows how much of it was read, and gives its first bytes once more."""
+    """A stream that counts the bytes read, and replays its first bytes."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
@@ -73,7 +72,7 @@ class _Counted:
 
 
 class _Zstandard:
-    """A stream of frames, read with errors of one kind."""
+    """A stream of Zstandard frames with uniform errors."""
 
     def __init__(self, raw: _Counted) -> None:
         import zstandard
@@ -95,7 +94,7 @@ class _Zstandard:
 
 def _opened(raw: _Counted) -> Stream:
     if raw.head.startswith(GZIP):
-        return gzip.GzipFile(fileobj=raw)  # type: ignore[call-overload,no-any-return]  # it only reads
+        return gzip.GzipFile(fileobj=raw)  # type: ignore[call-overload,no-any-return]  # read only
     if raw.head == ZSTD or (raw.head[1:] == b"\x2a\x4d\x18" and raw.head[0] in SKIPPABLE):
         return _Zstandard(raw)
     return raw

@@ -62,7 +62,7 @@ class Image:
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """Its layers, the lowest first, with the sizes that they have in a registry."""
+        """Its layers, the lowest first, with their sizes in a registry."""
         layers = ((layer["digest"], int(layer["size"])) for layer in self._manifest["layers"])
         return of_config(layers, json.loads(self.blob(self.config).read_bytes()))
 
@@ -73,14 +73,14 @@ class Image:
 
     @property
     def archives(self) -> tuple[str, ...]:
-        """The digests of the layers that are archives; attestations have other blobs in their place."""
+        """The digests of the layers that are archives, unlike the blobs of attestations."""
         return tuple(layer["digest"] for layer in self._manifest["layers"] if ".tar" in layer["mediaType"])
 
     def archive(self, reference: str, layers: Iterable[str]) -> Iterator[bytes]:
-        """Yield the tar that `docker load` takes, piece by piece: named `reference`, with the `layers` given.
+        """Yield the tar for `docker load` in chunks: named `reference`, with the given `layers`.
 
-        An engine with the containerd image store finds the others among what it has. Raises HollowError if
-        one of those given has gone.
+        An engine with the containerd image store already has the others. Raises HollowError if the bytes of a
+        given layer have been removed.
         """
         index = {
             "schemaVersion": 2,
@@ -106,7 +106,7 @@ class Image:
         yield bytes(2 * tarfile.BLOCKSIZE)  # the end of a tar
 
     def blob(self, digest: str) -> Path:
-        """Return the file of a blob."""
+        """Return the path of a blob."""
         return blob_file(self._folder, digest)
 
 
@@ -126,10 +126,10 @@ class HollowError(Exception):
 
 
 class Blobs:
-    """The blobs of several layouts, in one folder: the bytes of a layer go with the last that uses them.
+    """The blobs of several layouts in one folder: the bytes of a layer are removed with its last user.
 
-    Its name stays, and BuildKit, which looks for no more, does not send it again for another image. A store
-    that has a layer does not want it again either. Threads may share this.
+    An empty file of its name stays, so that BuildKit, which checks only the name, does not send it again. A
+    store that has a layer does not need it again either. Thread-safe.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -139,7 +139,7 @@ class Blobs:
 
     @contextlib.contextmanager
     def used(self, digests: Iterable[str]) -> Iterator[None]:
-        """Keep the bytes of these layers as long as this is entered."""
+        """Keep the bytes of these layers while this context is active."""
         own = set(digests)
         with self._lock:
             self._users.update(own)
@@ -155,12 +155,12 @@ class Blobs:
 
 
 def blob_file(folder: Path, digest: str) -> Path:
-    """Return the file that a blob has in the layout `folder`."""
+    """Return the path of a blob in the layout `folder`."""
     return folder / "blobs" / "sha256" / digest.removeprefix("sha256:")
 
 
 def solid(path: Path) -> Path:
-    """Return the file of a layer; raise HollowError if only its name is left."""
+    """Return the path of a layer; raise HollowError if its bytes have been removed."""
     if not path.stat().st_size:
         raise HollowError(path.name)
     return path

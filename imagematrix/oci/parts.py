@@ -11,12 +11,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Part", "of_config", "of_history"]
 
-MAKING = ("RUN ", "COPY ", "ADD ", "WORKDIR ")  # instructions that make a layer, be it empty
+MAKING = ("RUN ", "COPY ", "ADD ", "WORKDIR ")  # instructions that always make a layer, even an empty one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """A layer: its digest, its size in bytes, and the instruction that made it; "" where it is not known."""
+    """A layer: its digest, its size in bytes, and the instruction that made it, or "" if unknown."""
 
     digest: str
     size: int
@@ -24,11 +24,11 @@ class Part:
 
 
 def of_config(layers: Iterable[tuple[str, int]], config: Mapping[str, Any]) -> tuple[Part, ...]:
-    """Return layers, each given by digest and size, with the instructions in a configuration's history."""
+    """Return layers, given as digest and size, with the instructions in a configuration's history."""
     listed = list(layers)
     history = [one for one in config.get("history") or [] if isinstance(one, dict)]
     made_by = [_words(one.get("created_by")) for one in history if not one.get("empty_layer")]
-    if len(made_by) != len(listed):  # a history is optional
+    if len(made_by) != len(listed):  # the history is optional
         made_by = [""] * len(listed)
     return tuple(
         Part(digest=digest, size=size, made_by=words)
@@ -39,7 +39,7 @@ def of_config(layers: Iterable[tuple[str, int]], config: Mapping[str, Any]) -> t
 def of_history(diff_ids: Sequence[str], history: Iterable[Mapping[str, Any]]) -> tuple[Part, ...] | None:
     """Return the layers that an engine's `docker history` lists, the newest first, with uncompressed sizes.
 
-    It does not say which entries are layers: None if that cannot be told.
+    The list does not mark which entries are layers: None if that is ambiguous.
     """
     entries = [(_words(one.get("CreatedBy")), int(one.get("Size") or 0)) for one in history][::-1]
     for empty in (MAKING, ()):
@@ -53,6 +53,6 @@ def of_history(diff_ids: Sequence[str], history: Iterable[Mapping[str, Any]]) ->
 
 
 def _words(made_by: object) -> str:
-    """Return an instruction without what builders put around it."""
+    """Return an instruction without the decoration that builders add."""
     words = str(made_by or "").removesuffix("# buildkit").removeprefix("/bin/sh -c #(nop) ")
     return " ".join(words.replace("RUN /bin/sh -c ", "RUN ").split())

@@ -46,7 +46,7 @@ MANIFESTS = (
 PAGES = 1000  # of a list of tags
 TRIES = 3
 PAUSE = 0.3  # seconds, doubled from one try to the next
-PATIENCE = 60  # seconds that a registry may ask a client to wait
+PATIENCE = 60  # the longest Retry-After that is honoured, in seconds
 PIECE = 1 << 20  # bytes
 OK, CREATED, ACCEPTED, PARTIAL = 200, 201, 202, 206  # of HTTP
 UNAUTHORIZED, FORBIDDEN, MISSING = 401, 403, 404
@@ -55,7 +55,7 @@ PASSING = (408, 429, 500, 502, 503, 504)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """A manifest or an index as the registry has it: its bytes, and what they are."""
+    """A manifest or an index in the registry: its bytes and media type."""
 
     digest: str
     media_type: str
@@ -63,7 +63,7 @@ class Manifest:
 
 
 class Registry:
-    """The repository `name`, such as registry:5000/ml/training, without a tag. Threads may share it.
+    """The repository `name`, such as registry:5000/ml/training, without a tag. Thread-safe.
 
     Every method raises EngineError if the registry cannot be reached or refuses. It is a context manager.
     """
@@ -83,15 +83,15 @@ class Registry:
 
     @property
     def authorization(self) -> str | None:
-        """The Authorization that the registry asked for last; None if it asked for none so far."""
+        """The Authorization that the registry last requested; None if it has requested none."""
         return self._authorization
 
     def blob_url(self, digest: str) -> str:
-        """Return the address of a blob, for clients that read it by themselves."""
+        """Return the URL of a blob, for other clients."""
         return f"{self._base}/blobs/{digest}"
 
     def tags(self) -> list[str]:
-        """Return the repository's tags; none if there is no such repository."""
+        """Return the repository's tags; empty if there is no such repository."""
         url: str | None = f"{self._base}/tags/list?n=1000"
         tags: list[str] = []
         for _ in range(PAGES):
@@ -119,7 +119,7 @@ class Registry:
         return Manifest(digest=digest, media_type=media_type, raw=answer.body)
 
     def digest(self, tag: str) -> str | None:
-        """Return the digest that a tag stands for; None if there is no such tag."""
+        """Return the digest of a tag; None if there is no such tag."""
         answer = self._ask("HEAD", f"{self._base}/manifests/{tag}", {"Accept": ", ".join(MANIFESTS)})
         if answer.status == MISSING:
             return None
@@ -140,10 +140,10 @@ class Registry:
 
     @contextlib.contextmanager
     def open(self, digest: str) -> Iterator[Stream]:
-        """Yield a blob of any size, to be read in pieces: what is read is not compared with its digest.
+        """Yield a blob of any size as a stream, without comparing it with its digest.
 
-        A transfer that breaks off goes on where it was, as far as the registry lets it. Reading raises
-        UnknownImageError if there is none, EngineError if it breaks off again and again.
+        An interrupted transfer is resumed if the registry supports ranges. Reading raises UnknownImageError
+        if there is no such blob, EngineError if the transfer keeps failing.
         """
         blob = Resumed(lambda start: self._blob(digest, start), self._unreachable, TRIES, PAUSE)
         with contextlib.closing(blob):
@@ -151,14 +151,14 @@ class Registry:
 
     @contextlib.contextmanager
     def _blob(self, digest: str, start: int) -> Iterator[Stream]:
-        """Yield a blob from the byte `start` on."""
-        if not self.has_blob(digest):  # which also gets us a token
+        """Yield a blob from offset `start`."""
+        if not self.has_blob(digest):  # also fetches a token
             raise self._refusal(MISSING, f"{self._reference.name}@{digest}")
         wanted = {"Range": f"bytes={start}-"} if start else {}
         with self._client.stream(self.blob_url(digest), wanted, self._authorization) as (status, body):
             if status not in (OK, PARTIAL):
                 raise self._refusal(status, f"{self._reference.name}@{digest}")
-            left = start if status == OK else 0  # it may send all of it
+            left = start if status == OK else 0  # the range may be ignored
             while left and (passed := len(body.read(min(left, PIECE)))):
                 left -= passed
             yield body
@@ -173,21 +173,21 @@ class Registry:
 
     def push_blob(self, digest: str, file: IO[bytes]) -> None:
         """Upload the content of `file` from its beginning."""
-        # An upload is two requests: one that fails in the second starts with the first again.
+        # An upload is two requests: if the second fails, it restarts with the first.
         self._expect(self._tried(lambda: self._upload(digest, file)), CREATED, digest)
 
     def push_manifest(self, tag: str, raw: bytes, media_type: str) -> None:
-        """Put a manifest or an index under a tag; an older one of that tag is replaced."""
+        """Push a manifest or an index under a tag, replacing the tag's previous one."""
         answer = self._ask("PUT", f"{self._base}/manifests/{tag}", {"Content-Type": media_type}, raw)
         self._expect(answer, CREATED, tag)
 
     def take_back(self, tag: str, digest: str) -> bool:
-        """Delete a tag, or else the manifest that it stands for; return whether the registry did it.
+        """Delete a tag, or else its manifest; return whether the registry did.
 
-        Few let a tag be deleted by itself, and many let nothing be deleted.
+        Few registries can delete a tag alone, and many cannot delete anything.
         """
         for name in (tag, digest):
-            with contextlib.suppress(EngineError):  # for example, it issues no token for that
+            with contextlib.suppress(EngineError):  # for example, it issues no token for this
                 self._ask("DELETE", f"{self._base}/manifests/{name}")
             if self.digest(tag) is None:
                 return True
@@ -207,7 +207,7 @@ class Registry:
         return self._tried(lambda: self._authorized(method, url, headers, data))
 
     def _tried(self, ask: Callable[[], Answer]) -> Answer:
-        """Send a request, and send it again while the error is transient."""
+        """Send a request, and retry transient errors."""
         attempt = 1
         while True:
             pause = PAUSE * 2 ** (attempt - 1)
@@ -230,8 +230,8 @@ class Registry:
         headers: Mapping[str, str] | None = None,
         data: bytes | IO[bytes] | None = None,
     ) -> Answer:
-        """Send a request, and once more with what the registry's challenge asks for."""
-        # An upload may be redirected to another host, which must not get our credentials.
+        """Send a request, and again with the Authorization that the registry's challenge requests."""
+        # An upload may be redirected to another host, which must not get the credentials.
         given = self._authorization if self._ours(url) else None
         answer = self._client.send(method, url, headers, data, given)
         if answer.status != UNAUTHORIZED or not self._ours(url) or not self._ours(answer.url):
@@ -246,7 +246,7 @@ class Registry:
         return urlsplit(url)[:2] == urlsplit(self._base)[:2]
 
     def _answer(self, challenge: str) -> str:
-        """Return the Authorization that a challenge asks for: Basic, or a token of the service it names."""
+        """Return the Authorization for a challenge: Basic, or a token of the service in it."""
         registry = self._reference.registry
         login = _login(registry)
         kind, _, parameters = challenge.partition(" ")
@@ -257,13 +257,13 @@ class Registry:
         try:
             asked = parse_keqv_list(parse_http_list(parameters))
         except (ValueError, IndexError) as error:
-            raise EngineError(f"the registry {registry} asks for a login in an unsupported way") from error
+            raise EngineError(f"the registry {registry} requests an unsupported login method") from error
         realm = asked.pop("realm", None)
         if not realm:
-            raise EngineError(f"the registry {registry} asks for a token without saying where to get one")
+            raise EngineError(f"the registry {registry} requests a token without a realm")
         realm = address(self._base, realm)
         if urlsplit(realm).scheme not in ("https", urlsplit(self._base).scheme):
-            raise EngineError(f"the registry {registry} wants the login sent to {realm}, without TLS")
+            raise EngineError(f"the registry {registry} requests the login at {realm}, without TLS")
         url = f"{realm}{'&' if urlsplit(realm).query else '?'}{urlencode(asked)}"
         answer = self._tried(lambda: self._client.send("GET", url, authorization=login))
         if answer.status in (UNAUTHORIZED, FORBIDDEN):
@@ -271,11 +271,11 @@ class Registry:
         try:
             return f"Bearer {_token(answer, realm)}"
         except UsageError as error:
-            # The error says nothing about the request itself, least of all that there is no such image.
+            # The error does not mean that the request failed, least of all that there is no such image.
             raise EngineError(f"the registry {registry} did not issue a token: {error}") from error
 
     def _next(self, answer: Answer) -> str | None:
-        """Return the address of the next page, which is in this registry whatever host it names."""
+        """Return the URL of the next page, always in this registry whatever its host."""
         if answer.next is None:
             return None
         found = urlsplit(address(self._base, answer.next))
@@ -292,7 +292,7 @@ class Registry:
         if status in (UNAUTHORIZED, FORBIDDEN):
             remedy = f"`docker login {registry}` with an account that has access"
             return EngineError(f"the registry {registry} denies access to {what}", remedy=remedy)
-        remedy = "see the registry's log; what was pushed is kept, and the same command continues from here"
+        remedy = "see the registry's log; pushed images are kept, and the same command continues from here"
         return EngineError(f"the registry {registry} answered {status} for {what}", remedy=remedy)
 
     def _other(self, digest: str) -> EngineError:
@@ -307,13 +307,11 @@ class Registry:
         url = str(error.request.url or "") if error.request is not None else ""
         elsewhere = f" (at {urlsplit(url).netloc})" if url and not self._ours(url) else ""
         what = "cannot be reached"
-        remedy = "check the name, and that it is running; the same command continues from here"
+        remedy = "check the name, and that the registry is running; the same command continues from here"
         if isinstance(error, requests.exceptions.ChunkedEncodingError):
-            what = "ends its answers too early"
+            what = "truncates its answers"
         if isinstance(error, requests.exceptions.SSLError):
-            remedy = (
-                "set REQUESTS_CA_BUNDLE to its authority's file; only on loopback does it work without TLS"
-            )
+            remedy = "set REQUESTS_CA_BUNDLE to the file of its CA; TLS is optional only on loopback"
         message = f"the registry {registry} {what}{elsewhere}: {cause(error)}"
         return EngineError(message, remedy=remedy)
 
@@ -323,7 +321,7 @@ def _digest(raw: bytes) -> str:
 
 
 def _token(answer: Answer, realm: str) -> str:
-    """Return the token in an answer; raise UsageError if there is none."""
+    """Return the token in an answer; raise UsageError if it has none."""
     if answer.status != OK:
         raise UsageError(f"{realm} answered {answer.status}")
     fields = documents.Fields(documents.parse(answer.body, realm), realm)
@@ -339,7 +337,7 @@ def _login(registry: str) -> str | None:
 
     name = auth.INDEX_NAME if registry == DOCKER_HUB else registry
     try:
-        with warnings.catch_warnings(action="ignore"):  # a helper that is missing is an error, too
+        with warnings.catch_warnings(action="ignore"):  # a missing helper is an error, too
             found = auth.load_config().resolve_authconfig(name)
     except (errors.DockerException, OSError) as error:
         raise EngineError(f"docker's credentials for {name} cannot be read: {error}") from error

@@ -1,4 +1,4 @@
-"""A stream that is read on where its transfer broke off."""
+"""A stream that resumes an interrupted transfer."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ __all__ = ["Resumed"]
 
 
 class Resumed:
-    """What `opened` opens from a byte on, opened again there where it breaks off with a transient error.
+    """A stream that `opened` opens at an offset, and reopens at the current one after transient errors.
 
-    It gives up after `tries` in a row that brought no byte. Between them it waits for `pause` seconds, and
-    each time twice as long. Whoever reads the bytes compares them with their digest.
+    It gives up after `tries` in a row without a byte. Between them it waits for `pause` seconds, doubled each
+    time. The reader has to compare the bytes with their digest.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Resumed:
         self._closing = contextlib.ExitStack()
 
     def read(self, size: int = -1, /) -> bytes:
-        """Return the next bytes; raise the `failure` of an error where no more come."""
+        """Return the next bytes; raise the `failure` of an error if the transfer cannot be resumed."""
         while True:
             try:
                 if self._stream is None:
@@ -72,7 +72,7 @@ class Resumed:
 
 
 def _known(error: requests.RequestException | urllib3.exceptions.HTTPError) -> requests.RequestException:
-    """Return an error as one of requests, which leaves those of a body to who reads it."""
+    """Return an error of reading a body as an error of requests, which does not convert them."""
     if isinstance(error, requests.RequestException):
         return error
     known = requests.exceptions.ChunkedEncodingError(error)

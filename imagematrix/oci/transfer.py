@@ -1,4 +1,4 @@
-"""HTTP for registries: every answer is read to its end, and bounded in size and in time."""
+"""HTTP for registries: every answer is read completely, with limits of size and time."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Answer", "Client", "address", "cause", "passes"]
 
-LIMIT = 4 * 1024 * 1024  # bytes: what registries have to take as a manifest, and few take more
+LIMIT = 4 * 1024 * 1024  # bytes: registries have to accept manifests of this size, and few accept larger ones
 TIMEOUT = 30  # seconds of silence
-SLOWEST = 4096  # bytes a second, on average, that an answer has to bring after them
+SLOWEST = 4096  # minimum average bytes per second of an answer afterwards
 CONNECTIONS = 16
 REDIRECTS = 5
 MOVED = (301, 302, 307, 308)
@@ -39,7 +39,7 @@ MOVED = (301, 302, 307, 308)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """An answer, read to its end; `next` is the address of the next page, if it has one."""
+    """A complete answer; `next` is the URL of the next page, if any."""
 
     status: int
     url: str
@@ -49,12 +49,12 @@ class Answer:
 
     @property
     def wait(self) -> int:
-        """The seconds that it asks the client to wait; 0 if it does not."""
+        """The seconds in Retry-After, or 0."""
         return natural(self.headers.get("Retry-After", "")) or 0
 
 
 class Client:
-    """Connections that are kept alive. Threads may share it."""
+    """Persistent connections. Thread-safe."""
 
     def __init__(self) -> None:
         self._session = _Session()
@@ -73,9 +73,9 @@ class Client:
         data: bytes | IO[bytes] | None = None,
         authorization: str | None = None,
     ) -> Answer:
-        """Send a request and return its answer; the `authorization` goes to the host of `url` and no other.
+        """Send a request and return its answer; the `authorization` goes only to the host of `url`.
 
-        Raises requests.RequestException where none comes, EngineError if it is too large.
+        Raises requests.RequestException if there is no answer, EngineError if it is too large.
         """
         first = urlsplit(url)[:2]
         for _ in range(REDIRECTS):
@@ -90,14 +90,14 @@ class Client:
     def stream(
         self, url: str, headers: Mapping[str, str], authorization: str | None = None
     ) -> Iterator[tuple[int, Stream]]:
-        """Yield the status of what is at `url`, and its body, which may be of any size, to be read in pieces.
+        """Yield the status of `url` and its body of any size as a stream.
 
-        Raises requests.RequestException where none comes.
+        Raises requests.RequestException if there is no answer.
         """
         first = urlsplit(url)[:2]
         for _ in range(REDIRECTS):
             given = authorization if urlsplit(url)[:2] == first else None
-            # Compressed on the way, it would come as it is sent.
+            # A transfer encoding would not be undone in the raw stream.
             with self._asked("GET", url, {"Accept-Encoding": "identity", **headers}, None, given) as answer:
                 if answer.status_code not in MOVED or "Location" not in answer.headers:
                     yield answer.status_code, answer.raw
@@ -130,10 +130,10 @@ class Client:
         data: bytes | IO[bytes] | None,
         authorization: str | None,
     ) -> requests.Response:
-        """Return an answer that is yet to be read."""
+        """Return an answer whose body is not read yet."""
 
         def sign(request: requests.PreparedRequest) -> requests.PreparedRequest:
-            # Without an `auth` of ours, requests would take one from ~/.netrc.
+            # Without an explicit `auth`, requests would take one from ~/.netrc.
             if authorization:
                 request.headers["Authorization"] = authorization
             return request
@@ -157,9 +157,9 @@ class _Session(requests.Session):
         self._environment: dict[tuple[str, str], Any] = {}
 
     def merge_environment_settings(self, url: Any, *words: Any, **named: Any) -> Any:
-        """Return the proxy and the authorities for `url`, by an environment that is read once for each host.
+        """Return the proxy and CA settings for `url`, reading the environment once per host.
 
-        That is a third of what a request costs, and requests reads it for every one.
+        Reading it takes a third of the time of a request, and requests does it for each.
         """
         parts = urlsplit(str(url))
         host = parts.scheme, parts.netloc
@@ -168,13 +168,13 @@ class _Session(requests.Session):
         return self._environment[host]
 
     def get_redirect_target(self, resp: requests.Response) -> None:
-        """Follow no redirect: requests would read the whole answer that redirects, however large it is."""
+        """Follow no redirect, because requests would read the whole redirecting answer, however large."""
 
 
 class _Paced(io.RawIOBase):
-    """What a socket receives, as long as it is not too slow.
+    """The received bytes of a socket, with a minimum speed.
 
-    The timeout of a socket is one of silence: a server that sends a byte now and then would never hit it.
+    The timeout of a socket limits only silence: a server that sends single bytes would never exceed it.
     """
 
     def __init__(self, inner: io.RawIOBase) -> None:
@@ -217,14 +217,14 @@ class _Https(HTTPSConnection):
 
 class _Adapter(HTTPAdapter):
     def get_connection_with_tls_context(self, *words: Any, **named: Any) -> HTTPConnectionPool:
-        pool: Any = super().get_connection_with_tls_context(*words, **named)  # its annotations differ
+        pool: Any = super().get_connection_with_tls_context(*words, **named)  # other annotations
         pool.ConnectionCls = _Https if isinstance(pool, HTTPSConnectionPool) else _Http
         typed: HTTPConnectionPool = pool
         return typed
 
 
 def address(base: str, url: str) -> str:
-    """Return the address of `url` relative to `base`; raise EngineError if it is invalid."""
+    """Return `url` resolved relative to `base`; raise EngineError if it is invalid."""
     try:
         return urlsplit(urljoin(base, url)).geturl()
     except ValueError as error:
@@ -233,13 +233,13 @@ def address(base: str, url: str) -> str:
 
 
 def passes(error: requests.RequestException) -> bool:
-    """Whether the same request may succeed a moment later."""
+    """Whether an error is transient."""
     passing = (requests.ConnectionError, requests.Timeout, requests.exceptions.ChunkedEncodingError)
     return isinstance(error, passing) and not isinstance(error, requests.exceptions.SSLError)
 
 
 def cause(error: BaseException) -> str:
-    """Return what lies beneath an error of requests, which repeats the address more than once."""
+    """Return the cause of an error of requests, without the repeated addresses."""
     while error.__context__ is not None:
         error = error.__context__
     return str(getattr(error, "strerror", None) or error)
@@ -252,7 +252,7 @@ def _bounded(answer: requests.Response) -> bytes:
         if len(raw) > LIMIT:
             place = urlsplit(answer.url).netloc
             raise EngineError(
-                f"{place} answers more than {LIMIT // 2**20} MiB, which no document of a registry has",
+                f"the answer of {place} exceeds {LIMIT // 2**20} MiB, the limit for documents of a registry",
                 remedy="check the name, and that it is a registry",
             )
     return bytes(raw)

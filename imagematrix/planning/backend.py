@@ -1,4 +1,4 @@
-"""What a build needs of engines and registries, as narrow protocols, and the data that passes between."""
+"""What a build needs from engines and registries, as narrow protocols with their data."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class StoppedError(BuildError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Present:
-    """An image of ours that is already in a store; one that is `lost` should be there, and is not."""
+    """A variant in a store; if `lost`, it should be there but is missing."""
 
     reference: str
     cell: str
@@ -42,12 +42,12 @@ class Present:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sources:
-    """What a build takes its files from: the folder it copies from, and where the images come from.
+    """The inputs of a build: the folder it copies from, and the sources of its images.
 
-    `images` say where an image comes from that the builder would not find by its name alone, or would find in
-    another state: by the name that the Dockerfile has, "docker-image://" with a reference, or "oci-layout://"
-    with a folder and a digest. `args` are build arguments; `secrets` and `ssh` are what it may use, in the
-    words of buildx.
+    `images` are the sources of images that the builder would not find by name, or would find in another
+    state: by the name in the Dockerfile, "docker-image://" with a reference, or "oci-layout://" with a folder
+    and a digest. `args` are build arguments; `secrets` and `ssh` are those that it may use, in the syntax of
+    buildx.
     """
 
     context: Path
@@ -58,10 +58,10 @@ class Sources:
     ssh: tuple[str, ...] = ()
 
     def pinned(self, dockerfile: str) -> str:
-        """Return `dockerfile` with the references of those images that come from a registry or the engine.
+        """Return `dockerfile` with the references of images that come from a registry or the engine.
 
-        BuildKit leaves the history of a base as it is where a FROM names it, and changes its times where a
-        named context replaces it: the same inputs would give two images.
+        BuildKit keeps the history of a base that a FROM names, but changes its times if a named context
+        replaces it: the same inputs would give two images.
         """
         images = self.images.items()
         named = {name: where.removeprefix(IMAGE) for name, where in images if where.startswith(IMAGE)}
@@ -74,7 +74,7 @@ class Sources:
 
 
 class Later(Mapping[str, str]):
-    """A mapping that `make` gives when it is looked at for the first time."""
+    """A mapping that `make` computes on first access."""
 
     def __init__(self, make: Callable[[], Mapping[str, str]]) -> None:
         self._made = cache(make)
@@ -91,11 +91,11 @@ class Later(Mapping[str, str]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """One image to make: the Dockerfile's text, what it takes its files from, its reference and labels.
+    """One image to make: the Dockerfile's text, its sources, its reference and labels.
 
-    The labels may be such that are worked out only when they are looked at, which then takes its time.
-    `replaces` is the reference of the image in the store that is to go then. One that is `afresh` takes
-    nothing from an earlier build; one that is `apart` shares no bytes on disk with another.
+    The labels may be computed on first access, which takes time. `replaces` is the reference of an image in
+    the store to remove afterwards. `afresh` uses no cache of earlier builds; `apart` shares no bytes on disk
+    with another build.
     """
 
     reference: str
@@ -108,17 +108,17 @@ class Order:
 
     @property
     def annotations(self) -> dict[str, str]:
-        """What the image's manifest is to say of it, as its labels do."""
+        """The labels that are also annotations of the manifest."""
         return {key: self.labels[key] for key in labels.ANNOTATED if key in self.labels}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Made:
-    """An image that was made, and the OCI layout that holds it; None if only the engine's store does.
+    """A built image, and the OCI layout that holds it; None if it is only in the engine's store.
 
     Without a layout its timestamps are not rewritten, so the same inputs give another digest next time.
-    `base_layers` are the digests of those layers that the engine has as those of its base. `attested` is the
-    digest of an index in the layout that has the image with its attestations, if any.
+    `base_layers` are the digests of layers that the engine has from the base. `attested` is the digest of an
+    index in the layout with the image and its attestations, if any.
     """
 
     digest: str
@@ -128,11 +128,11 @@ class Made:
 
 
 class Builder(Protocol):
-    """What makes images. Every method raises EngineError if it cannot be reached."""
+    """A builder of images. Every method raises EngineError if it cannot be reached."""
 
     @property
     def reproducible(self) -> bool:
-        """Whether it sets back timestamps, so that the same inputs give the same image."""
+        """Whether it rewrites timestamps, so that the same inputs give the same image."""
         ...
 
     @property
@@ -141,65 +141,65 @@ class Builder(Protocol):
         ...
 
     def pinned(self, reference: str, digest: str) -> str | None:
-        """Return where a base image comes from if it is to have `digest`; None if its name finds it."""
+        """Return the source of a base image with `digest`; None if its name is enough."""
         ...
 
     def held(self, reference: str, digest: str) -> str | None:
-        """Return where a base image comes from as `pinned` does; here, by a name that nobody moves."""
+        """Return the source of a base image as `pinned` does, but by a name that cannot move."""
         ...
 
     def export(self, dockerfile: str, sources: Sources) -> dict[str, str]:
-        """Build `dockerfile` and return the text files that its last stage has, by name; raise BuildError."""
+        """Build `dockerfile` and return the text files in its last stage, by name; raise BuildError."""
         ...
 
     def base_layers(self, base: str, sources: Sources) -> tuple[Path, ...]:
-        """Return the files of the layers that images will have which begin with `base`; raise BuildError.
+        """Return the layer files of `base` as images built on it have them; raise BuildError.
 
-        Images made later find them there. A builder without layouts has none.
+        Later builds reuse them. A builder without layouts has none.
         """
         ...
 
     def make(self, order: Order, log: TextIO, step: Callable[[str], None]) -> AbstractContextManager[Made]:
-        """Build an image without naming it yet; raise BuildError. On leaving, what was not stored may go.
+        """Build an image without naming it yet; raise BuildError. On exit, images not stored may be removed.
 
-        `log` takes all that the build says, `step` the instruction it is at.
+        `log` receives the output of the build, `step` is called with the current instruction.
         """
         ...
 
     def parts(self, made: Made) -> tuple[Part, ...]:
-        """Return the layers of an image that was made, the lowest first.
+        """Return the layers of a built image, the lowest first.
 
-        Their sizes are those of a registry, or uncompressed ones where there is no layout.
+        Their sizes are those in a registry, or uncompressed ones without a layout.
         """
         ...
 
     def stop(self) -> None:
-        """End every build that runs; those raise StoppedError."""
+        """Stop all running builds, which raise StoppedError."""
         ...
 
 
 class Store(Protocol):
-    """Where images are kept. Every method raises EngineError if it cannot be reached."""
+    """A store of images. Every method raises EngineError if it cannot be reached."""
 
     def present(self, image: str, version: str) -> list[Present]:
         """Return the images of `image`:`version` that the store has."""
         ...
 
     def components(self, reference: str) -> Mapping[str, str]:
-        """Return what an image that is present was made of; nothing where it does not say."""
+        """Return the components of a present image's identity; empty if its labels have none."""
         ...
 
     def source(self, reference: str, *, local: bool) -> str | None:
-        """Return where a builder finds an image of the store, one with the engine's if `local`; or None."""
+        """Return the source of a stored image for a builder, `local` to the engine or not; or None."""
         ...
 
     def store(self, order: Order, made: Made) -> str:
-        """Put what was made into the store under its reference; return the digest it has there.
+        """Store a built image under its reference; return its digest in the store.
 
-        Raises TagMovedError if something else has that reference.
+        Raises TagMovedError if another image has that reference.
         """
         ...
 
     def adopt(self, reference: str) -> str:
-        """Take an image that the local engine has, as it is; return the digest it has in the store."""
+        """Take over an image of the local engine unchanged; return its digest in the store."""
         ...

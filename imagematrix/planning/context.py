@@ -1,8 +1,8 @@
-"""The files that a build can copy: a listing of them, and a snapshot that no one else writes to.
+"""The files that a build can copy: their listing, and a private snapshot.
 
-A file counts with its path, its content and whether its owner may execute it, as in git: what else there is
-to a file (a umask, a time, a second name) differs from clone to clone. A snapshot has just that, so that the
-same listing always gives the same layers.
+A file counts with its path, its content and whether its owner may execute it, as in git: everything else
+(permissions, times, hard links) differs between clones. A snapshot has exactly that, so that the same listing
+always gives the same layers.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ __all__ = [
     "settle",
 ]
 
-STATE = ".imagematrix"  # the folder beside the matrix that takes the logs
-LOCK = "imagematrix.lock"  # the file beside it with the digests of bases, which are in an identity themselves
-FILE, PROGRAM, LINK, FOLDER = "100644", "100755", "120000", "040000"  # modes in git's words
-# Of everything in a snapshot: zip files, of which Python's wheels are some, have no times before 1980.
+STATE = ".imagematrix"  # the folder beside the matrix for logs and records
+LOCK = "imagematrix.lock"  # the file beside it with the digests of bases, which are components of identities
+FILE, PROGRAM, LINK, FOLDER = "100644", "100755", "120000", "040000"  # file modes of git
+# The time of all files in a snapshot: zip files, such as Python's wheels, have no times before 1980.
 TIME = 315_619_200
 FULL = (errno.ENOSPC, errno.EDQUOT)
 PIECE = 1 << 20  # bytes that are read at once
 
 
-@dataclass(frozen=True)  # without slots, so that it can keep its digest
+@dataclass(frozen=True)  # without slots, to cache the digest
 class Listing:
-    """What a context holds: by path the mode, in git's words, and the digest of content or target."""
+    """The contents of a context: by path the mode, as in git, and the digest of content or link target."""
 
     entries: Mapping[str, tuple[str, str]]
 
@@ -79,15 +79,15 @@ class Listing:
 
 
 def listing(folder: Path) -> Listing:
-    """Return what a build can copy of `folder`; what .dockerignore leaves out does not count.
+    """Return the files in `folder` that a build can copy; files excluded by .dockerignore do not count.
 
-    Raises UsageError if a file cannot be read, or is of a kind that no image can have.
+    Raises UsageError if a file cannot be read, or is of a type that images cannot contain.
     """
     return _read(folder, None)
 
 
 def ignored(folder: Path) -> list[str]:
-    """Return the patterns of files that a build ignores: those of .dockerignore, and what builds write."""
+    """Return the patterns of files that a build ignores: those of .dockerignore, and outputs of builds."""
     file = folder / ".dockerignore"
     text = file.read_text(encoding="utf-8-sig", errors="surrogateescape") if file.is_file() else ""
     lines = [line.strip() for line in text.split("\n") if not line.startswith("#")]
@@ -104,7 +104,7 @@ def settle(state: Path) -> None:
 
 
 def record(state: Path, found: Listing) -> None:
-    """Keep a listing in the folder `state`, so that a later plan can name the files that changed."""
+    """Store a listing in the folder `state`, so that a later plan can name changed files."""
     path = _kept(state, found.digest)
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -112,7 +112,7 @@ def record(state: Path, found: Listing) -> None:
 
 
 def recorded(state: Path, digest: str) -> Listing | None:
-    """Return the listing with this digest, if the folder `state` has it undamaged."""
+    """Return the listing with this digest, if the folder `state` has an intact one."""
     try:
         raw = _kept(state, digest).read_bytes()
     except (OSError, ValueError):
@@ -128,12 +128,12 @@ def _kept(state: Path, digest: str) -> Path:
 
 
 class Snapshots:
-    """Snapshots in `folder` of the contexts that a plan has listed, each taken once; threads may share them.
+    """Snapshots in `folder` of the contexts that a plan has listed, each taken once; thread-safe.
 
-    The folder is the temporary one of a build, where others put what builds need, too.
+    The folder is the scratch folder of a build, where other parts of the build write, too.
 
-    BuildKit keeps what it was sent by the folder's last name, and has a file sent again whose size or time
-    differs. All times being one, a snapshot's folder has its digest for a name.
+    BuildKit caches sent files by the folder's name, and requests a file again if its size or time differs.
+    Because all times are equal, a snapshot's folder is named by its digest.
     """
 
     def __init__(self, folder: Path, planned: Mapping[Path, Listing], state: Path) -> None:
@@ -144,7 +144,7 @@ class Snapshots:
         self._stamps: dict[Path, object] = {}
 
     def of(self, context: Path) -> Path:
-        """Return the snapshot of a context; raise BuildError if it is not what the plan has listed."""
+        """Return the snapshot of a context; raise BuildError if its files differ from the plan."""
         return self._taken(context, lambda: self._take(context))
 
     def require(self, context: Path) -> None:
@@ -199,7 +199,7 @@ def _read(folder: Path, target: Path | None) -> Listing:
                 entries[name] = found
         if target:
             target.chmod(0o755)
-            for name in reversed(["", *entries]):  # what is put into a folder changes its time
+            for name in reversed(["", *entries]):  # adding entries changes a folder's time
                 os.utime(target / name, (TIME, TIME), follow_symlinks=False)
     except OSError as error:
         if target and error.errno in FULL:
@@ -209,12 +209,12 @@ def _read(folder: Path, target: Path | None) -> Listing:
 
 
 def _entry(source: Path, target: Path | None) -> tuple[str, str] | None:
-    """Return mode and digest of one file; None for a socket, which is no input of builds (nor docker's)."""
+    """Return mode and digest of one file; None for a socket, which builds ignore, as docker does."""
     kind = source.lstat().st_mode
     if stat.S_ISREG(kind):
         return copied(source, target)
     if stat.S_ISLNK(kind):
-        link = os.readlink(source)  # noqa: PTH115 - pathlib would tidy it up
+        link = os.readlink(source)  # noqa: PTH115 - pathlib would normalise it
         if target:
             os.symlink(link, target)  # noqa: PTH211 - as above
         return LINK, hashlib.sha256(os.fsencode(link)).hexdigest()
@@ -232,9 +232,9 @@ def _entry(source: Path, target: Path | None) -> tuple[str, str] | None:
 
 def copied(source: Path, target: Path | None) -> tuple[str, str]:
     """Return mode and digest of a file, and copy it to `target` while it is read; raise OSError."""
-    # What has become a pipe or a link since is not opened as one, and an empty file at worst.
+    # A file that has become a pipe or a link is not opened as such, but at worst read as empty.
     number = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with open(number, "rb") as file:  # noqa: PTH123 - it is open
+    with open(number, "rb") as file:  # noqa: PTH123 - an open descriptor
         mode = PROGRAM if os.fstat(number).st_mode & stat.S_IXUSR else FILE
         if target is None:
             return mode, hashlib.file_digest(file, "sha256").hexdigest()

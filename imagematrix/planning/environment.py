@@ -8,10 +8,10 @@ if TYPE_CHECKING:
 
 __all__ = ["PROXIES", "proxies", "scrubbed"]
 
-# Source policies, labels from git, attestations, another frontend: see docs.docker.com, "Build variables".
+# Source policies, labels from git, attestations, other frontends: see docs.docker.com, "Build variables".
 DECIDING = ("BUILDX_", "BUILDKIT_", "EXPERIMENTAL_BUILDKIT_", "SOURCE_DATE_EPOCH", "DOCKER_DEFAULT_PLATFORM")
-KEPT = ("BUILDX_CONFIG",)  # where the builders are that --builder names
-# What every build gets from docker's own configuration unless it is told otherwise (config.json, "proxies").
+KEPT = ("BUILDX_CONFIG",)  # the location of builders for --builder
+# Set in every build by docker's own configuration (config.json, "proxies") unless overridden.
 PROXIES = ("ALL_PROXY", "FTP_PROXY", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
 
 
@@ -23,5 +23,5 @@ def scrubbed(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def proxies(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the names, in capitals, of the proxies that `environment` has."""
+    """Return the names of the proxy variables in `environment`, in upper case."""
     return tuple(name for name in PROXIES if environment.get(name) or environment.get(name.lower()))

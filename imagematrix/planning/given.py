@@ -1,7 +1,7 @@
-"""What the command line gives to builds: secrets and agents by their ids, values of arguments, proxies.
+"""Inputs of builds from the command line: secrets and SSH agents by id, build arguments, proxies.
 
-The matrix says which of them an image takes. Ids, arguments with their values and the names of proxies are
-part of the image's identity; what is behind an id, and where a proxy is, is nobody's business.
+The matrix declares which of them an image uses. Ids, arguments with their values and the names of proxies
+are part of the image's identity; the contents of secrets and the addresses of proxies are not.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["Given", "parse"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Given:
-    """What is given: `secrets` and `ssh` by id, in the syntax of buildx; `args` and `proxies` by name."""
+    """The inputs: `secrets` and `ssh` by id, in the syntax of buildx; `args` and `proxies` by name."""
 
     secrets: Mapping[str, str] = field(default_factory=dict)
     ssh: Mapping[str, str] = field(default_factory=dict)
@@ -41,7 +41,7 @@ class Given:
         return known if len(known) == len(found) else None
 
     def components(self, image: Image) -> dict[str, str]:
-        """Return the components that this adds to an image's identity."""
+        """Return the components for an image's identity."""
         return {
             **({"secrets": ",".join(image.secrets)} if image.secrets else {}),
             **({"ssh": ",".join(image.ssh)} if image.ssh else {}),
@@ -62,25 +62,25 @@ class Given:
         )
 
     def require_known(self, images: Sequence[Image]) -> None:
-        """Raise UsageError if no image declares something that is given, or an argument has no value."""
+        """Raise UsageError if an input is declared by no image, or an argument has no value."""
         for option, given, taken in (
             ("--secret", self.secrets, {name for image in images for name in image.secrets}),
             ("--ssh", self.ssh, {name for image in images for name in image.ssh}),
             ("--build-arg", self.args, {name for image in images for name, _ in image.build_args}),
         ):
             for name in sorted(given.keys() - taken):
-                remedy = nearest(name, taken) or "declare it in matrix.yaml, at the image that uses it"
+                remedy = nearest(name, taken) or "declare it in matrix.yaml for the image that uses it"
                 raise UsageError(f"{option}: no image declares {name!r}", remedy=remedy)
         for image in images:
             for name, default in image.build_args:
                 if default is None and name not in self.args:
                     raise UsageError(
                         f"{image.name} needs a value for the build argument {name}",
-                        remedy=f"give --build-arg {name}=VALUE, or set it in matrix.yaml",
+                        remedy=f"pass --build-arg {name}=VALUE, or set it in matrix.yaml",
                     )
 
     def require_all(self, images: Iterable[Image]) -> None:
-        """Raise UsageError if a secret or agent is missing that one of the images needs."""
+        """Raise UsageError if a secret or agent that an image needs is missing."""
         for image in images:
             missing = [f"--secret id={name}" for name in image.secrets if name not in self.secrets]
             missing += [f"--ssh {name}" for name in image.ssh if name not in self.ssh]
@@ -92,7 +92,7 @@ class Given:
 def parse(
     secrets: Iterable[str] = (), ssh: Iterable[str] = (), args: Iterable[str] = (), *, proxy: bool = False
 ) -> Given:
-    """Return what the options of the command line give; raise UsageError if one is invalid."""
+    """Return the inputs in the options of the command line; raise UsageError if one is invalid."""
     names = proxies(os.environ) if proxy else ()
     if proxy and not names:
         raise UsageError("--proxy: no proxy variable is set", remedy="such as HTTPS_PROXY=http://proxy:3128")
@@ -125,7 +125,7 @@ def _agent(text: str) -> tuple[str, str]:
     name, _, keys = text.partition("=")
     if not keys and not os.environ.get("SSH_AUTH_SOCK"):
         raise UsageError(
-            f"--ssh {text}: no SSH agent is running", remedy="start ssh-agent, or give --ssh ID=KEYFILE"
+            f"--ssh {text}: no SSH agent is running", remedy="start ssh-agent, or pass --ssh ID=KEYFILE"
         )
     return name, text
 
@@ -138,7 +138,7 @@ def _arg(text: str) -> tuple[str, str]:
 
 
 def _line(**fields: str) -> str:
-    """Return fields as buildx reads them: one line of CSV."""
+    """Return fields for buildx as one line of CSV."""
     words = (f"{key}={value}" for key, value in fields.items())
     return ",".join(
         '"{}"'.format(word.replace('"', '""')) if set(word) & set(',"') else word for word in words

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 __all__ = ["EPOCH", "TRIM", "Identity", "identify", "tag"]
 
 SCHEMA = "2"  # schema1.py has the one before
-EPOCH = "0"  # SOURCE_DATE_EPOCH: no time is an input, so none is in the image
-TRIM = "trim"  # the component of images that trim device code
+EPOCH = "0"  # SOURCE_DATE_EPOCH: times are not inputs, so the image has none
+TRIM = "trim"  # the component of builds that trim device code
 TAG_LIMIT = 128  # characters, of the distribution specification
 
 
-@dataclass(frozen=True, kw_only=True)  # without slots, so that it can keep its digest
+@dataclass(frozen=True, kw_only=True)  # without slots, to cache the digest
 class Identity:
-    """What decides an image's bytes: each component by name with its digest or value."""
+    """Everything that decides an image's bytes: each component by name with its digest or value."""
 
     components: Mapping[str, str]
 
@@ -54,11 +54,11 @@ def identify(
     trims: bool = False,
     driver: str | None = None,
 ) -> Identity:
-    """Return the identity of the image that `dockerfile` makes.
+    """Return the identity of the image built from `dockerfile`.
 
-    `bases` are the images it builds on with the digest each resolves to, `context` is the digest of the files
-    it can copy, `given` what the command line gives to its build. `trims` says whether it trims device code,
-    `driver` is the digest of the driver that it takes from a folder.
+    `bases` are its base images with their digests, `context` is the digest of the files it can copy, `given`
+    are the inputs from the command line. `trims` is whether it trims device code, `driver` the digest of the
+    driver that it takes from a folder.
     """
     facts = cell.facts.deciding(cell.axes)
     return Identity(
@@ -68,16 +68,16 @@ def identify(
             "context": context,
             "platform": cell.platform,
             "epoch": EPOCH,
-            # What only the labels show: the axes by name, the matrix' own facts and, where no stage of the
-            # template has the compiler, the one whose CPU flags they name.
+            # Visible only in labels: the axes by name, the facts of the matrix and, if the template has no
+            # compiler stage, the compiler whose CPU flags they list.
             **({"axes": ",".join(map("=".join, cell.own_axes))} if cell.own_axes else {}),
             **({"facts": facts} if facts else {}),
             **({"compiler": cell.properties["compiler"]} if "compiler" in cell.properties else {}),
-            # These decide for every node which of a version's images it gets, so a version can't change them.
+            # These decide which image of a version each node gets, so a version cannot change them.
             **({"prefer": ",".join(cell.image.prefer)} if cell.image.prefer else {}),
             **({"defaults": ",".join(map("=".join, cell.image.defaults))} if cell.image.defaults else {}),
             **(given.components(cell.image) if given else {}),
-            # Other releases of the program give the same bytes by the same rules.
+            # The rules decide the bytes, whatever the release of the program.
             **({TRIM: rules.VERSION} if trims else {}),
             **({"driver": driver} if driver else {}),
             **{f"base {name}": digest for name, digest in bases.items()},
@@ -86,7 +86,7 @@ def identify(
 
 
 def tag(cell: Cell, identity: Identity) -> str:
-    """Return the tag of the cell's image; raise UsageError if it is too long for one."""
+    """Return the tag of the cell's image; raise UsageError if it is too long."""
     found = labels.tag(cell.image.version, cell.id, identity.digest)
     if len(found) > TAG_LIMIT:
         remedy = "shorten the version or the values of its axes"

@@ -1,4 +1,4 @@
-"""The labels of an image to be built: what the selector will read, and the standard ones."""
+"""The labels of an image to be built: those for the selector, and the standard ones."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def for_item(
 ) -> dict[str, str]:
     """Return the labels of `item`'s image; `flags` are the CPU flags its code needs.
 
-    `facts` are what its bytes prove of its catalog entry, and `code` the device code that they have, where
-    that is not what the cell promises.
+    `facts` are the facts of its catalog entry that its bytes prove, and `code` is their device code if it
+    differs from the cell's.
     """
     cell = item.cell
-    assert item.identity is not None  # noqa: S101 - a planned build has one; this tells the type checker
+    assert item.identity is not None  # noqa: S101 - a planned build has one; for the type checker
     promised = replace(variant(cell, flags, item.reference), facts=facts)
     if code is not None:
         promised = replace(promised, cubins=code[0], ptx=code[1])

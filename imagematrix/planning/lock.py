@@ -1,7 +1,7 @@
 """imagematrix.lock: the digest of every base image, resolved once and kept beside the matrix.
 
-Like every lock file it is committed: whoever builds the same matrix builds on the same bases, also after
-their tags have moved.
+Like every lock file it is committed: all builds of the same matrix use the same bases, even after their tags
+have moved.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def beside(matrix: Path) -> Path:
 
 
 def read(path: Path) -> dict[str, str]:
-    """Return the digests by the references of base images; none if there is no such file.
+    """Return the digests of base images by reference; empty if there is no such file.
 
     Raises UsageError if it is damaged.
     """
@@ -52,9 +52,9 @@ def document(bases: Mapping[str, str]) -> dict[str, object]:
 
 
 def extend(path: Path, bases: Mapping[str, str]) -> bool:
-    """Add to the lock file `path` the bases that it lacks; its own digests stay.
+    """Add missing bases to the lock file `path`; existing digests stay.
 
-    Return whether it has all of `bases` now: another build may have locked another digest meanwhile.
+    Return whether it now has all of `bases`: another build may have locked other digests.
     """
     locked = read(path)
     if not bases.keys() <= locked.keys():
@@ -65,9 +65,9 @@ def extend(path: Path, bases: Mapping[str, str]) -> bool:
 
 
 def renew(path: Path, known: Mapping[str, str], bases: Mapping[str, str]) -> dict[str, str]:
-    """Write `bases` to the lock file `path`, and return what it has then.
+    """Write `bases` to the lock file `path`, and return its new content.
 
-    `known` is what it had when they were found out: what was added since by somebody else stays.
+    `known` is its content when they were resolved: entries added since by others stay.
     """
     with _alone(path):
         current = read(path)
@@ -82,7 +82,7 @@ def renew(path: Path, known: Mapping[str, str], bases: Mapping[str, str]) -> dic
 def _alone(path: Path) -> Iterator[None]:
     """Keep other processes from changing a lock file beside `path`, if its file system can."""
     with contextlib.ExitStack() as stack:
-        with contextlib.suppress(OSError):  # what can't be written is told by who writes
+        with contextlib.suppress(OSError):  # unwritable files are reported by the writer
             folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
             stack.callback(os.close, folder)
             fcntl.flock(folder, fcntl.LOCK_EX)
@@ -90,7 +90,7 @@ def _alone(path: Path) -> Iterator[None]:
 
 
 def _write(path: Path, bases: Mapping[str, str]) -> None:
-    """Write the digests to `path`, all or nothing; raise UsageError if that fails."""
+    """Write the digests to `path` atomically; raise UsageError on failure."""
     text = documents.dump(document(bases))
     try:
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:

@@ -12,7 +12,7 @@ __all__ = ["naming"]
 
 
 def naming(items: Iterable[Planned | Dropped]) -> Callable[[Planned | Dropped], str]:
-    """Return a function that names an item: its cell, with its image where `items` are of several images."""
+    """Return a function that names an item by its cell, with its image if `items` have several images."""
     images = {(item.cell.image.name, item.cell.image.version) for item in items}
     if len(images) > 1:
         return lambda item: f"{item.cell.image.name}:{item.cell.image.version} {item.cell.id}"

@@ -1,7 +1,6 @@
-"""The patterns of a .dockerignore, read as BuildKit reads them: what they leave of a folder.
+"""The patterns of a .dockerignore, applied to a folder as BuildKit does.
 
-docker-py has them, too, but it tells no upper case from lower, and to load it takes longer than to read most
-matrices.
+docker-py has them, too, but ignores case, and takes longer to load than reading most matrices.
 """
 
 from __future__ import annotations
@@ -22,17 +21,17 @@ __all__ = ["left"]
 
 WORD = re.compile(r"\*\*/?|\*|\?|\[\^?(?:\\.|[^\]\\])+\]|\\?.", re.DOTALL)
 WILD = re.compile(r"[*?\[\\]")
-IN_CLASS = re.compile(r"(?<!\\)[\[&~|]")  # what Python may come to read as more than itself
-# BuildKit hands what follows a backslash to RE2, for which a letter or digit is never itself. These mean the
-# same to Python, in ASCII; the others are refused.
+IN_CLASS = re.compile(r"(?<!\\)[\[&~|]")  # characters that Python may reinterpret in the future
+# BuildKit passes escapes to RE2, where an escaped letter or digit is never literal. These mean the same in
+# Python, in ASCII; others are rejected.
 SPECIAL = re.compile(r"\\[A-Za-z0-9]")
 COMMON = frozenset("afnrtvdDwW")
-WILD_CLASS = re.compile(r"(?<!\\)[*?]")  # BuildKit ends the class there and begins another
+WILD_CLASS = re.compile(r"(?<!\\)[*?]")  # BuildKit ends the class here and begins another
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Pattern:
-    """One pattern. `back` is one with "!", which takes back in; `start` is what it has before a wildcard."""
+    """One pattern. `back` is whether it begins with "!" and includes again; `start` precedes wildcards."""
 
     expression: re.Pattern[str]
     back: bool
@@ -43,10 +42,10 @@ class _Pattern:
 
 
 def left(folder: Path, patterns: Sequence[str]) -> list[str]:
-    """Return the paths of what `patterns` leave in of all below `folder`, relative to it.
+    """Return the paths below `folder` that `patterns` do not exclude, relative to it.
 
-    A folder that holds something that is taken back in is in, too. Raises UsageError for what is no pattern,
-    OSError if a folder can't be read.
+    Folders of files that are included again are included, too. Raises UsageError for an invalid pattern,
+    OSError if a folder cannot be read.
     """
     read = [_pattern(pattern) for pattern in patterns]
     found: set[str] = set()
@@ -69,11 +68,11 @@ def left(folder: Path, patterns: Sequence[str]) -> list[str]:
 
 
 def _matched(name: str, patterns: Sequence[_Pattern], above: Sequence[bool]) -> tuple[list[bool], bool]:
-    """Return which patterns match a path, and whether it is out; `above` tells which match a folder above."""
+    """Return which patterns match a path, and whether it is excluded; `above` are matches of a parent."""
     out = False
     hits = []
     for pattern, inherited in zip(patterns, above, strict=True):
-        # A pattern is only asked where it would change something; so BuildKit does.
+        # Like BuildKit, evaluate a pattern only if it would change the result.
         hit = inherited or (pattern.back == out and bool(pattern.expression.fullmatch(name)))
         hits.append(hit)
         if hit:
@@ -95,13 +94,13 @@ def _pattern(text: str) -> _Pattern:
 
 def _expression(pattern: str) -> str:
     if pattern.startswith("**") and not WILD.search(pattern, 2) and pattern[2:3] != "/":
-        return f".*{re.escape(pattern[2:])}"  # an ending, where all other ** stand for whole folders
+        return f".*{re.escape(pattern[2:])}"  # a suffix, while all other ** stand for whole folders
     words = WORD.findall(pattern)
     return "".join(_meaning(word, last=number == len(words)) for number, word in enumerate(words, 1))
 
 
 def _meaning(word: str, *, last: bool) -> str:
-    """Return the expression for one word of a pattern; raise ValueError if it has no safe one."""
+    """Return the regular expression for one word of a pattern; raise ValueError if none is safe."""
     for special in SPECIAL.findall(word):
         if special[1] not in COMMON:
             raise ValueError(f"{special} is not supported")

@@ -24,13 +24,13 @@ SCHEMA = "imagematrix.plan/v1"
 
 
 class PlanStatus(StrEnum):
-    """What a build would do for a cell that can be built."""
+    """What a build would do for a feasible cell."""
 
     BUILD = "build"
     ADOPT = "adopt"
     UP_TO_DATE = "up-to-date"
     REFUSED = "refused"  # the store has the cell under the same version, built from other inputs
-    FAILED = "failed"  # its context, or that of an image it builds on, cannot be read
+    FAILED = "failed"  # its context, or that of a base image, cannot be read
     OTHER_SHARD = "other-shard"
 
 
@@ -43,10 +43,9 @@ class DropStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """How a cell differs from the image `reference` that the store has of it.
+    """How a cell differs from its image `reference` in the store.
 
-    `components` are the names of the inputs that changed, `files` the paths in its context that did, where
-    those are known.
+    `components` are the names of the changed inputs, `files` the changed paths in its context, if known.
     """
 
     reference: str
@@ -56,11 +55,11 @@ class Difference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """A cell that can be built, and what a build would do for it.
+    """A feasible cell, and what a build would do for it.
 
-    `bases` are the images it builds on, `needs` are those among them that this matrix builds. `identity` is
-    None if a base's digest is not known; `reference` then lacks the input digest. `difference` is set
-    where the store has an image of the cell that was built from other inputs. `driver` is the user-mode
+    `bases` are the images it builds on, `needs` are those of them that this matrix builds. `identity` is None
+    if a base's digest is unknown; `reference` then lacks the input digest. `difference` is set if the store
+    has an image of the cell that was built from other inputs. `driver` is the user-mode
     driver that it takes from a folder, if it does.
     """
 
@@ -77,7 +76,7 @@ class Planned:
 
     @property
     def trims(self) -> bool:
-        """Whether its build takes device code out of files."""
+        """Whether its build trims device code."""
         return self.identity is not None and TRIM in self.identity.components
 
     def to_json(self) -> dict[str, object]:
@@ -96,7 +95,7 @@ class Planned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dropped:
-    """A cell that is never built. `rule` names what drops it: a line of the matrix, or a vendor's rule."""
+    """A cell that is never built. `rule` is the reason: a line of the matrix, or a vendor's rule."""
 
     cell: Cell
     status: DropStatus
@@ -121,9 +120,8 @@ class Dropped:
 class Plan:
     """What a build would do for every cell, in the order of the matrix; `shard` is such as "2/8".
 
-    `bases` are the digests of all base images that its cells build on, `contexts` the listings of the folders
-    that they copy from. `lost` are the references of published images that the registry lost, and that no
-    item makes again.
+    `bases` are the digests of all base images of its cells, `contexts` the listings of the folders that they
+    copy from. `lost` are the references of published images that the registry lost and no item rebuilds.
     """
 
     items: tuple[Planned | Dropped, ...]
@@ -134,7 +132,7 @@ class Plan:
     lost: tuple[str, ...] = ()
 
     def with_status(self, *statuses: PlanStatus) -> tuple[Planned, ...]:
-        """Return the cells that can be built and have one of the statuses."""
+        """Return the feasible cells with one of the statuses."""
         return tuple(item for item in self.items if isinstance(item, Planned) and item.status in statuses)
 
     def dropped(self, status: DropStatus) -> tuple[Dropped, ...]:

@@ -1,4 +1,4 @@
-"""Planning: comparing what a matrix gives with the images that are there."""
+"""Planning: comparing the cells of a matrix with existing images."""
 
 from __future__ import annotations
 
@@ -32,18 +32,17 @@ if TYPE_CHECKING:
 
 __all__ = ["Against", "plan"]
 
-SHOWN = 5  # files that a reason names
+SHOWN = 5  # files listed in a reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Against:
-    """What a matrix is planned against.
+    """The state that a matrix is planned against.
 
-    Images belong in `store`; what it lacks is adopted from `engine`, if that has it, or built. `locked` are
-    the digests of base images that are known already. `resolve` returns those of the others, or raises
-    UsageError; without it, or where the lock is `frozen`, nothing is resolved. `recorded` returns the listing
-    of the context that had a digest, where there is a record of it. `given` is what the command line gives to
-    builds.
+    Images belong in `store`; missing ones are adopted from `engine` if it has them, or built. `locked` are
+    the known digests of base images. `resolve` returns those of others, or raises UsageError; without it, or
+    if the lock is `frozen`, nothing is resolved. `recorded` returns the listing of the context with a digest,
+    if it was recorded. `given` are the inputs from the command line.
     """
 
     resolve: Callable[[str], str] | None = None
@@ -58,7 +57,7 @@ class Against:
 def plan(matrix: Matrix, against: Against, *, expression: str | None = None) -> Plan:
     """Return what a build of `matrix` would do; `expression` selects cells as `--only` does.
 
-    Raises UsageError if a base image does not exist, or is missing in a lock that is frozen.
+    Raises UsageError if a base image does not exist, or is missing in a frozen lock.
     """
     with Renderer(matrix.templates, (image.name for image in matrix.images)) as renderer:
         expansion = expand(matrix)
@@ -78,7 +77,7 @@ def plan(matrix: Matrix, against: Against, *, expression: str | None = None) -> 
 
 
 class _Verdict(NamedTuple):
-    """What the stores say of a cell."""
+    """The status of a cell in the stores."""
 
     identity: Identity
     reference: str
@@ -88,7 +87,7 @@ class _Verdict(NamedTuple):
 
 
 class _Planner:
-    """Looks up once what cells share: their contexts, the digests of bases, the images in the stores."""
+    """Looks up shared facts once: contexts, the digests of bases, the images in the stores."""
 
     def __init__(self, matrix: Matrix, against: Against, renderer: Renderer) -> None:
         self.bases: dict[str, str] = {}
@@ -104,7 +103,7 @@ class _Planner:
         self._schema1_contexts: dict[Path, str] = {}  # digests of contexts by schema 1
         self._changed_files: dict[tuple[Path, str], tuple[str, ...]] = {}
         self._present: dict[tuple[int, str], dict[str, list[Present]]] = {}
-        self._planned: dict[tuple[str, str], Planned | None] = {}  # None while it is being worked out
+        self._planned: dict[tuple[str, str], Planned | None] = {}  # None while it is being planned
 
     def items(self, expansion: Expansion) -> Iterator[Planned | Dropped]:
         verdicts = [(cell, infeasible(cell)) for cell in expansion.cells]
@@ -123,7 +122,7 @@ class _Planner:
         return Dropped(cell=dropped.cell, status=DropStatus.EXCLUDED, rule=rule, why=dropped.rule.why)
 
     def _item(self, cell: Cell) -> Planned:
-        """Return what becomes of a feasible cell; raise UsageError if its image builds on itself."""
+        """Return the plan of a feasible cell; raise UsageError if its image builds on itself."""
         if len(self._images) == 1:
             return self._worked_out(cell)
         key = cell.image.name, cell.id
@@ -136,14 +135,14 @@ class _Planner:
         return item
 
     def _worked_out(self, cell: Cell) -> Planned:
-        own: dict[str, Planned] = {}  # images of this matrix that it may build on, by their references
+        own: dict[str, Planned] = {}  # images of this matrix that it may build on, by reference
         text = self._renderer.render(cell, partial(self._reference, cell, own))
         named = dockerfiles.bases(text)
         names = [name for name in named if name not in (program.CONTEXT, driver.CONTEXT)]
         item = Planned(
             cell=cell,
             status=PlanStatus.BUILD,
-            # Without the bases' digests, this is all that can be said of its name.
+            # Without the digests of bases, the input digest is unknown.
             reference=f"{cell.image.name}:{cell.image.version}-{cell.id}",
             dockerfile=text,
             bases=tuple(name for name in names if name not in own),
@@ -165,7 +164,7 @@ class _Planner:
             return item
         try:
             context_digest = self._context(cell.image).digest
-        except UsageError as error:  # which fails no cell of another image
+        except UsageError as error:  # fails only the cells of this image
             return _failed(item, str(error))
         trims = program.CONTEXT in named
         made = identity.identify(
@@ -189,7 +188,7 @@ class _Planner:
         return item.reference
 
     def _compared(self, cell: Cell, made: Identity) -> _Verdict:
-        """Return what the store, or else the engine, says of a cell with the identity `made`."""
+        """Return the status of a cell with the identity `made` in the store, or else in the engine."""
         present = self._present_of(self._against.store, cell)
         same, verdict = self._same(present, cell, made)
         others = [one for one in present if one is not same]
@@ -210,7 +209,7 @@ class _Planner:
         )
 
     def _difference(self, store: Store, reference: str, cell: Cell, made: Identity) -> tuple[Difference, str]:
-        """Return how a cell differs from the image `reference`, and the same in a sentence."""
+        """Return how a cell differs from the image `reference`, as data and as a sentence."""
         before = store.components(reference)
         old = self._by_schema1(cell.image, made) if before.get("schema") == schema1.SCHEMA else None
         changed = (old or made).changed(before)
@@ -220,7 +219,7 @@ class _Planner:
         return difference, f"{', '.join(changed)} changed{named}"
 
     def _same(self, present: list[Present], cell: Cell, made: Identity) -> tuple[Present | None, _Verdict]:
-        """Return which of the images was built from the same inputs, if one was, and the cell's name then."""
+        """Return the image that was built from the same inputs, if any, and the cell's reference then."""
         by_input = {one.input_digest: one for one in reversed(present)}
         candidate: Identity | None = made
         if present and made.digest not in by_input:
@@ -238,7 +237,7 @@ class _Planner:
         return Identity(components=components) if components else None
 
     def _files(self, image: Image, before: str) -> tuple[str, ...]:
-        """Return which files differ from those of the context with the digest `before`, if that is known."""
+        """Return the files that differ from the context with the digest `before`, if it was recorded."""
         key = image.context, before
         if key not in self._changed_files:
             recorded = self._against.recorded and self._against.recorded(before)

@@ -1,7 +1,7 @@
-"""Identities as they were until schema 2, so that a version published then is still known for what it is.
+"""Identities of schema 1, so that versions published with it are still recognised.
 
-Nothing is built under one any more. They differ in the context: files counted with all bits of their modes,
-so that another umask was another input.
+Nothing is built with it any more. It differs in the context: files counted with all bits of their modes, so
+that another umask was another input.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 __all__ = ["SCHEMA", "components", "context_digest"]
 
 SCHEMA = "1"
-SINCE = ("defaults", "driver", "secrets", "ssh", "proxy", "trim")  # what no image of schema 1 can have
-UNTOLD = ("axes",)  # what images of schema 1 could have, and did not tell
+SINCE = ("defaults", "driver", "secrets", "ssh", "proxy", "trim")  # components that schema 1 did not support
+UNTOLD = ("axes",)  # supported by schema 1, but not part of its identity
 
 
 def components(now: Mapping[str, str], context: str) -> dict[str, str] | None:
-    """Return the components of schema 1 for what has the components `now`; None if it had no such images.
+    """Return the components of schema 1 for the components `now`; None if schema 1 did not support them.
 
     `context` is the digest of its context by `context_digest`.
     """
@@ -38,7 +38,7 @@ def components(now: Mapping[str, str], context: str) -> dict[str, str] | None:
 
 
 def context_digest(folder: Path) -> str:
-    """Return the digest of what a build can copy of `folder`: paths, modes, link targets, content."""
+    """Return the digest of the files in `folder` that a build can copy: paths, modes, links, content."""
     digest = hashlib.sha256()
     try:
         for name in sorted(patterns.left(folder, ignored(folder))):
@@ -52,7 +52,7 @@ def _add(digest: hashlib._Hash, name: str, path: Path) -> None:
     status = path.lstat()
     digest.update(f"{name}\0{stat.S_IMODE(status.st_mode):o}\0".encode("utf-8", "surrogateescape"))
     if path.is_symlink():
-        target = os.readlink(path)  # noqa: PTH115 - pathlib would tidy it up
+        target = os.readlink(path)  # noqa: PTH115 - pathlib would normalise it
         digest.update(f"link {target}".encode("utf-8", "surrogateescape"))
     elif path.is_file():
         with path.open("rb") as file:

@@ -1,7 +1,6 @@
 """The order in which cells are built: first those with the most new stages.
 
-So what cells share is fetched and compiled early, different things at the same time, and a stage that fails
-does so at the beginning.
+Shared stages are thus fetched and compiled early and in parallel, and a failing stage fails at the beginning.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ __all__ = ["leaders_first"]
 
 
 def leaders_first(dockerfiles: Mapping[str, str]) -> list[str]:
-    """Return the names of `dockerfiles`: the next is always the one with the most stages that are new.
+    """Return the names of `dockerfiles`: the next is always the one with the most new stages.
 
     Ties keep the order of `dockerfiles`.
     """
     own = {name: frozenset(stages(text)) for name, text in dockerfiles.items()}
     seen: set[str] = set()
-    # What a file would bring can only become less: so the first whose number holds is the next.
+    # The number of new stages only decreases, so the first file whose number is current is the next.
     heap = [(-len(own[name]), place, name) for place, name in enumerate(own)]
     heapq.heapify(heap)
     names = []

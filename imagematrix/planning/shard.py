@@ -1,7 +1,7 @@
 """Shards: a matrix in parts of about equal duration, the same parts on every machine that computes them.
 
-A shard is a part of what can be built, not of what is still to be built: that changes while other shards run.
-All images of one cell go to the same shard, for an image may build on that of another.
+A shard is a part of all feasible cells, not only of missing ones, which change while other shards run. All
+images of a cell are in the same shard, because one may build on another.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Durations", "Shard", "narrowed", "partition"]
 
-UNKNOWN = 1.0  # seconds of every cell where no duration is known: all count alike
+UNKNOWN = 1.0  # seconds of every cell if no duration is known
 
 Durations = dict[tuple[str, str], float]  # seconds by image and cell
 
@@ -36,7 +36,7 @@ class Shard:
 
     @classmethod
     def parse(cls, text: str) -> Shard:
-        """Return the shard that `text`, such as "2/8", names; raise UsageError if it names none."""
+        """Return the shard in `text`, such as "2/8"; raise UsageError if it is invalid."""
         match = re.fullmatch(r"(\d{1,4})/(\d{1,4})", text, re.ASCII)
         shard = cls(number=int(match[1]), count=int(match[2])) if match else None
         if shard is None or not 1 <= shard.number <= shard.count:
@@ -68,10 +68,10 @@ def narrowed(plan: Plan, shard: Shard, durations: Durations) -> Plan:
 
 
 def partition(weights: Mapping[str, float], count: int) -> dict[str, int]:
-    """Return for each cell the number of its shard, 1 to `count`, so that sums of weights are about equal.
+    """Return for each cell the number of its shard, 1 to `count`, with about equal sums of weights.
 
-    The longest goes first, to the shard that has least so far (Graham 1969: at most 4/3 - 1/(3 `count`) times
-    the best there is). Ties are broken by the order of `weights`.
+    The longest goes first, to the shard with the least so far (Graham 1969: at most 4/3 - 1/(3 `count`) times
+    the optimum). Ties are broken by the order of `weights`.
     """
     shards = [(0.0, 0, number) for number in range(1, count + 1)]  # a heap: load, cells, number
     parts = {}

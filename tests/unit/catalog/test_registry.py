@@ -161,7 +161,7 @@ def test_token_is_fetched_from_the_challenge_s_realm(registry, tmp_path):
     with pytest.raises(EngineError, match="denies access"):
         Catalog.from_registry(registry.name)
     registry.protected_by = 'Bearer service="s"'
-    with pytest.raises(EngineError, match="without saying where"):
+    with pytest.raises(EngineError, match="a token without a realm"):
         Catalog.from_registry(registry.name)
 
 
@@ -220,14 +220,14 @@ def test_unreachable_registry_is_an_engine_error():
 def test_truncated_answer_is_an_engine_error(registry):
     registry.has(index(manifest()))
     registry.lacking = 10
-    with pytest.raises(EngineError, match="ends its answers too early: IncompleteRead"):
+    with pytest.raises(EngineError, match="truncates its answers: IncompleteRead"):
         Catalog.from_registry(registry.name)
 
 
 def test_oversized_answer_is_not_read(registry, monkeypatch):
     monkeypatch.setattr("imagematrix.oci.transfer.LIMIT", 1000)
     registry.has(b" " * 2000)
-    with pytest.raises(EngineError, match="no document of a registry"):
+    with pytest.raises(EngineError, match="the limit for documents of a registry"):
         Catalog.from_registry(registry.name)
 
 

@@ -329,7 +329,7 @@ def test_explain_marks_facts_read_from_bytes(cli, profiles, shipped_catalog, tmp
     out = cli(*words).out
     assert "\n       driver-exact (bytes): the image carries driver 535.261.03" in out
     assert "\n       device-code: no device code" in out
-    assert " <- selected\n       not all that it needs is known: cpu\n" in out
+    assert " <- selected\n       some of its needs are unknown: cpu\n" in out
     document = json.loads(cli(*words, "--json").out)
     conforms(document)
     sources = {rule["rule"]: rule["source"] for rule in document["candidates"][0]["rules"]}

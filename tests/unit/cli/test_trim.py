@@ -26,8 +26,8 @@ def test_table_lists_files_and_warnings(cli, folder):
     (row,) = (line.split() for line in result.out.splitlines() if "good.fatbin" in line)
     assert row[1:] == ["trimmed", "sm_90", "sm_80,", "PTX", "90", "0.0", "of", "0.0", "MB"]
     assert "old.fatbin does not run on 9.0: it has no device code for it" in result.err
-    assert "cut.fatbin was left as it is: its device code is damaged" in result.err
-    assert "1 fatbin in 1 file with nothing that runs on 9.0 stay as they are" in result.err
+    assert "cut.fatbin is unchanged: its device code is damaged" in result.err
+    assert "1 fatbin in 1 file with nothing that runs on 9.0 are unchanged" in result.err
     assert "0.0 MB removed from 2 files, of 4 with device code" in result.err
 
 
@@ -69,7 +69,7 @@ def test_sizes_are_in_megabytes_and_hard_links_are_reported(cli, folder):
     result = cli("trim", "--compute", "9.0", "--dry-run", path.parent)
     assert "1.6 of 1.6 MB   0.0 MB" in result.out
     assert "1.6 MB would be removed from 1 file, of 1 with device code" in result.err
-    assert "a.fatbin has another name outside of the given paths" in result.err
+    assert "a.fatbin has a hard link outside the given paths" in result.err
 
 
 def test_invalid_arguments_exit_with_2(cli, folder):

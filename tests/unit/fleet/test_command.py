@@ -43,7 +43,7 @@ def test_fleet_that_is_fully_served_exits_with_0(ask):
         "new       1       50.0%   1   ",
         "old       1       50.0%   1   ",
         "",
-        "2 variants would do to serve the same hosts, though some not as well:",
+        "2 variants would be enough for the same hosts, though some hosts would get a worse one:",
         "  new",
         "  old",
     ]
@@ -115,7 +115,7 @@ def test_upgrade_reports_hosts_that_gain_an_image(ask, make, saved):
     )
     assert result.code == 3
     assert "driver 535.261.03 -> 535.261.03: 1 host: nothing changes for 1" in result.out
-    assert "driver 550.163.01 -> 580.95.05: 1 host: 1 would get one at last" in result.out
+    assert "driver 550.163.01 -> 580.95.05: 1 host: 1 would gain one" in result.out
     assert result.out.splitlines()[-1].split() == ["c", "nothing", "new"]
 
 
@@ -159,7 +159,7 @@ def test_incomplete_search_is_reported(ask, monkeypatch):
     from imagematrix.fleet.cover import Cover
 
     monkeypatch.setattr(library, "cover", lambda _: Cover(members=0b11, least=1))
-    assert "2 variants would do to serve the same hosts; perhaps fewer, but at least 1:" in ask("fleet").out
+    assert "2 variants would be enough for the same hosts; perhaps fewer, but at least 1:" in ask("fleet").out
 
 
 def test_html_page_is_written(ask, saved, make):

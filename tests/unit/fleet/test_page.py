@@ -106,7 +106,7 @@ def test_tooltips_give_the_reason_of_a_refusal(fleet, catalog):
     tips = [one["title"] for one in parsed.all("td", "refused")]
     assert "t:v1-a\ncpu: the host's CPUs lack avx512f, which the code needs" in tips
     assert any("\ndriver-exact: the image carries driver 535.261.03" in tip for tip in tips)
-    assert next(one["title"] for one in parsed.all("td", "fits")) == "t:v1-c\nfits, as number 2"
+    assert next(one["title"] for one in parsed.all("td", "fits")) == "t:v1-c\nfits, rank 2"
 
 
 def test_kinds_with_equal_rows_are_merged(make, catalog):

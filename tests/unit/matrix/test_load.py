@@ -87,7 +87,7 @@ def test_unquoted_version_keeps_its_trailing_zero(project):
             "11:3: 'marhc' is not an axis that imagematrix knows\n  did you mean 'march'?",
         ),
         (("march: [x86-64-v3, znver4]", "march: [x86-64-v3, znvr4]"), "did you mean 'znver4'?"),
-        (("znver4]", "native]"), "march native means another CPU on every builder"),
+        (("znver4]", "native]"), "march native depends on the builder's CPU"),
         (('"8.9"', '"9"'), "'9' is not a compute capability such as 8.6 or 9.0a\n  did you mean '9.0'?"),
         (
             ('"8.9"', "sm_90"),
