@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import _socket  # the core of `socket`, which takes longer to import than most requests take
 import json
 import os
-import socket
 import sys
 
 from imagematrix.errors import EngineError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable, Mapping
     from typing import Any
 
@@ -227,16 +228,16 @@ def remote() -> str | None:
 
 def _listener(where: str) -> str | None:
     """Return the name of the process that listens at a socket; None if it is in another PID namespace."""
+    connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
     try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-            connection.connect(where.removeprefix("unix://"))
-            pid = int.from_bytes(
-                connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 4), sys.byteorder
-            )
+        connection.connect(where.removeprefix("unix://"))
+        pid = int.from_bytes(connection.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, 4), sys.byteorder)
         with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:  # noqa: PTH123 - see above
             return file.read().strip()
     except OSError:
         return None
+    finally:
+        connection.close()
 
 
 def _runs_this(where: str) -> bool:
@@ -418,13 +419,18 @@ def connect(resource: str) -> socket.socket | None:
 
     The response includes its head, and ends when the engine closes the connection. Raises EngineError.
     """
+    import socket
+
     where = address()
     if not where.startswith("unix://"):
         return None
     try:
-        return _request(where.removeprefix("unix://"), resource)
+        requested = _request(where.removeprefix("unix://"), resource)
     except OSError as error:
         raise unreachable(where, error) from error
+    connection = socket.socket(fileno=requested.detach())
+    connection.settimeout(ANSWER_S)
+    return connection
 
 
 def log_tail(label: str, lines: int) -> bytes:
@@ -449,10 +455,10 @@ def _log_tail_of(client: docker.DockerClient, label: str, lines: int) -> bytes:
     return bytes(client.api.logs(matches[0]["Id"], tail=lines)) if matches else b""
 
 
-def _request(path: str, resource: str) -> socket.socket:
+def _request(path: str, resource: str) -> _socket.socket:
     """Return a connection to the socket `path` on which `resource` was requested."""
     # HTTP/1.0 has neither chunks nor keep-alive: the body ends when the engine closes the connection.
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
     try:
         connection.settimeout(ANSWER_S)
         connection.connect(path)
@@ -464,7 +470,8 @@ def _request(path: str, resource: str) -> socket.socket:
 
 
 def _get(path: str, resource: str) -> tuple[bytes, bytes]:
-    with _request(path, resource) as connection:
+    connection = _request(path, resource)
+    try:
         chunks = []
         size = 0
         while chunk := connection.recv(1 << 16):
@@ -472,6 +479,8 @@ def _get(path: str, resource: str) -> tuple[bytes, bytes]:
             size += len(chunk)
             if size > RESPONSE_LIMIT:
                 raise EngineError(f"response of the engine exceeds {RESPONSE_LIMIT // 2**20} MiB")
+    finally:
+        connection.close()
     head, _, body = b"".join(chunks).partition(b"\r\n\r\n")
     return head, body
 

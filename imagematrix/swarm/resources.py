@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 
-from imagematrix import amounts
 from imagematrix.errors import UsageError
 from imagematrix.gpus.choice import memory_mib
 
@@ -59,6 +58,8 @@ def shares(size: str) -> str:
 
     Kinds are compared by letters, so equal amounts have the same: VRAM-4G for 4000MB too.
     """
+    from imagematrix import amounts
+
     amount = amounts.parse(size)
     for unit, factor in UNITS.items():
         if amount is not None and amount >= MIB and amount % factor == 0:

@@ -6,6 +6,7 @@ import os
 import socket
 import sys
 import threading
+import types
 from pathlib import Path
 
 import pytest
@@ -195,7 +196,7 @@ def test_permission_error_names_the_group(docker_host, monkeypatch):
     def refuse(*_):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(module, "_request", refuse)
     with pytest.raises(
         EngineError, match=r"cannot reach the Docker engine at unix://.*: permission denied"
     ) as caught:
@@ -290,7 +291,9 @@ def test_engine_of_this_container_is_on_this_machine(engine, monkeypatch, tmp_pa
 def test_listener_in_another_pid_namespace_is_unknown(monkeypatch):
     assert module._listener(module.address()) == Path("/proc/self/comm").read_text().strip()
     monkeypatch.setattr(sys, "byteorder", "little")
-    monkeypatch.setattr(socket.socket, "getsockopt", lambda *_: bytes(4))
+    unknown = types.SimpleNamespace(connect=lambda _: None, getsockopt=lambda *_: bytes(4), close=list)
+    sockets = types.SimpleNamespace(**vars(socket) | {"socket": lambda *_: unknown})
+    monkeypatch.setattr("imagematrix.engine._socket", sockets)
     assert module._listener(module.address()) is None
 
 
