@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DIGITS", "Fields", "dump", "natural", "parse", "read"]
 
-CONTROL = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")  # terminals act on these
+CONTROL = "[\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"  # terminals act on these
 LARGEST = 1e300  # sums and means of numbers up to this stay finite
 DIGITS = 9  # the most that people write; Python refuses to convert thousands
 LIMIT = 64 * 1024 * 1024  # bytes; a catalog of 10,000 variants is about 10 MB
@@ -59,7 +59,7 @@ def dump(value: object) -> str:
     """Return `value` as the JSON text that commands print: indented, stable, one final newline."""
     text = json.dumps(value, indent=2, ensure_ascii=False)
     # JSON escapes the first 32 characters; terminals act on others too.
-    return (text if text.isascii() and "\x7f" not in text else CONTROL.sub(_escaped, text)) + "\n"
+    return (text if text.isascii() and "\x7f" not in text else re.sub(CONTROL, _escaped, text)) + "\n"
 
 
 def _escaped(match: re.Match[str]) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 
-from imagematrix.node.signs import PCI_DEVICES
 from imagematrix.record import Record
 
 TYPE_CHECKING = False
@@ -75,6 +74,8 @@ def order(bus_id: str) -> tuple[int, ...]:
 
 def scan(tree: Tree, wanted: Mapping[str, int] | None) -> tuple[Function, ...]:
     """Return the functions among `wanted` (see `signs.Signs.functions`), in bus order."""
+    from imagematrix.node.signs import PCI_DEVICES
+
     if wanted is not None and not wanted:
         return ()
     selected = []

@@ -33,12 +33,15 @@ def offered(host: Host) -> tuple[Gpu, ...]:
 def present(host: Host, tree: Tree) -> Host:
     """Return `host`, the node as it was configured, with the GPUs that it still has and their numbers.
 
-    A kernel that shows nothing of the driver, as in a sandbox, leaves them as they were.
+    A kernel that shows nothing of the driver, as in a sandbox, leaves the GPUs as they were.
     """
     kernel = nvidia.read(tree)
     gpus = tuple(_found(host.gpus, kernel)) if kernel.loaded else host.gpus
     return replace(
-        host, gpus=nvidia.with_capabilities(tree, gpus), devices=nvidia.nodes(tree) or host.devices
+        host,
+        driver=kernel.driver,
+        gpus=nvidia.with_capabilities(tree, gpus),
+        devices=nvidia.nodes(tree) or host.devices,
     )
 
 

@@ -169,6 +169,8 @@ def _usage(host: Host, locks: Locks) -> Usage:
     def given() -> Usage:
         return combined(usage(running, host.gpus), grants.grants(locks))
 
+    if host.driver is None:  # without it no process uses a GPU
+        return given()
     return survey_quickly(host.gpus, given, lambda: survey(host.gpus, lambda: running, query_nvml))
 
 

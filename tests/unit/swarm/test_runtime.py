@@ -5,14 +5,18 @@ import os
 
 import pytest
 
-from imagematrix.allocation import grants
+from imagematrix.allocation import grants, processes
 from imagematrix.allocation.locks import Locks
+from imagematrix.allocation.usage import Consumer
 from imagematrix.errors import EngineError, GpusBusyError, ProbeError, UsageError
+from imagematrix.node.host import Driver
+from imagematrix.node.nvml import Nvml
 from imagematrix.record import replace
 from imagematrix.swarm import node, runtime
 from imagematrix.swarm.runtime import Call, Settings
 
 GPU = "DOCKER_RESOURCE_NVIDIA-GPU="
+DRIVER = Driver(version="550.163.01", kind="open", source="/proc")
 
 
 @pytest.fixture
@@ -29,7 +33,9 @@ def settings(host, engine, tmp_path, monkeypatch, nodes):  # noqa: ARG001 - thei
     engine.add_image({}, Env=["PATH=/bin"])
     image = engine.images[0]["Id"]
     monkeypatch.setattr(node, "present", lambda host, _: host)
-    found = Settings(data_root=str(tmp_path), address=os.environ["DOCKER_HOST"], host=host(24564, 12000))
+    found = Settings(
+        data_root=str(tmp_path), address=os.environ["DOCKER_HOST"], host=host(24564, 12000, driver=DRIVER)
+    )
     engine.image_id = image
     return found
 
@@ -105,6 +111,20 @@ def test_a_gpu_that_a_container_has(start, engine):
     with pytest.raises(GpusBusyError, match="in use by container other"):
         start(f"{GPU}GPU-a")
     assert variables(start(f"{GPU}GPU-b"))["IMAGEMATRIX_GPUS"] == "GPU-b"
+
+
+def test_a_gpu_that_a_process_has_open(start, monkeypatch):
+    usage = {"nvidia0": (Consumer(kind="process", name="train", pid=7),)}
+    monkeypatch.setattr(processes, "with_open_nodes", lambda _: usage)
+    monkeypatch.setattr(runtime, "query_nvml", lambda: Nvml(gpus=()))
+    with pytest.raises(GpusBusyError, match=r"in use by process train \(pid 7\)"):
+        start(f"{GPU}GPU-a")
+
+
+def test_without_a_driver_no_process_has_a_gpu(start, monkeypatch):
+    monkeypatch.setattr(node, "present", lambda host, _: replace(host, driver=None))
+    monkeypatch.setattr(processes, "with_open_nodes", lambda _: pytest.fail("looked for processes"))
+    assert variables(start(f"{GPU}GPU-a"))["IMAGEMATRIX_GPUS"] == "GPU-a"
 
 
 def test_what_is_no_tasks_gets_nothing(start, usage, engine):
