@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from imagematrix.audit.fat import fat
 from imagematrix.audit.host_code import HostCode
 from imagematrix.facts import versions
 
@@ -23,10 +22,14 @@ SCHEMA = "imagematrix.audit/v1"
 def document(
     audit: Audit,
     contradictions: Sequence[Contradiction],
-    others: Sequence[Audit],
+    others: Sequence[Audit] = (),
     warnings: Sequence[str] = (),
+    fat: int | None = None,
 ) -> dict[str, object]:
-    """Return the document of an audit; `others` are the images whose layers it may share."""
+    """Return the document of an audit.
+
+    `others` are the images whose layers it may share, `fat` is what one image for all of them would weigh.
+    """
     image = audit.image
     flags = audit.flags
     seen = any(True for _ in audit.coded)
@@ -79,7 +82,7 @@ def document(
             for one in contradictions
         ],
         "warnings": list(warnings),
-        "size": _size(audit, others),
+        "size": _size(audit, others, fat),
     }
 
 
@@ -119,7 +122,7 @@ def _host(file: File) -> dict[str, object]:
     }
 
 
-def _size(audit: Audit, others: Sequence[Audit]) -> dict[str, int | None] | None:
+def _size(audit: Audit, others: Sequence[Audit], fat: int | None) -> dict[str, int | None] | None:
     """Return the bytes of the layers as a registry has them; None where they are not known."""
     sizes = audit.image.sizes
     if not sizes:
@@ -128,5 +131,5 @@ def _size(audit: Audit, others: Sequence[Audit]) -> dict[str, int | None] | None
     return {
         "compressed": sum(sizes.values()),
         "shared": sum(size for layer, size in sizes.items() if layer in elsewhere),
-        "fat": fat(others),
+        "fat": fat,
     }

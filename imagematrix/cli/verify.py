@@ -28,6 +28,7 @@ def command(
     """
     from imagematrix.audit.claims import claimed, contradictions
     from imagematrix.audit.document import document
+    from imagematrix.audit.fat import fat
     from imagematrix.audit.march import doubts
 
     audits = audited(references, platform)
@@ -36,23 +37,21 @@ def command(
         variant = claimed(one)
         found = (contradictions(one, variant), doubts(one, variant)) if variant else ([], [])
         judged.append((one, *found))
+    whole = fat(audits)
     if json:
-        written = [document(one, broken, audits, warnings) for one, broken, warnings in judged]
+        written = [document(one, broken, audits, warnings, whole) for one, broken, warnings in judged]
         print_json(written[0] if len(written) == 1 else written)
     else:
-        print_text("\n\n".join([*(_text(*one) for one in judged), *_together(audits)]))
+        print_text("\n\n".join([*(_text(*one) for one in judged), *_together(audits, whole)]))
     wrong = sum(1 for _, broken, _ in judged if broken)
     if wrong:
         raise AuditError(f"the bytes of {counted(wrong, 'image')} contradict the labels")
 
 
-def _together(audits: Sequence[Audit]) -> Iterator[str]:
+def _together(audits: Sequence[Audit], whole: int | None) -> Iterator[str]:
     """Yield the estimated size of a single image for all GPUs, and the sizes of the images."""
     from rich.filesize import decimal
 
-    from imagematrix.audit.fat import fat
-
-    whole = fat(audits)
     if whole is not None:
         own = sorted(sum(one.image.sizes.values()) for one in audits)
         yield (

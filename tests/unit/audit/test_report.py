@@ -40,7 +40,7 @@ def seen(tmp_path, conforms):
         place = tmp_path / image.digest[7:19]
         path = str(place) if place.exists() else layout(place, image)
         (result,) = read(path, "linux/amd64", Layers())
-        written = document(audit(result), [], [])
+        written = document(audit(result), [])
         conforms(written)
         return written
 
