@@ -56,7 +56,7 @@ unit-lowest: $(VENV)/.dev
 	.cache/lowest/bin/python -m pytest -q -n auto tests/unit
 
 fuzz: $(VENV)/.dev
-	IMAGEMATRIX_FUZZ=1000000 $(BIN)/python -m pytest -q tests/unit/audit/test_elf.py tests/unit/audit/test_objects.py tests/unit/audit/cpu -k "damaged or headers"
+	IMAGEMATRIX_FUZZ=1000000 $(BIN)/python -m pytest -q tests/unit/audit/test_elf.py tests/unit/audit/test_objects.py tests/unit/audit/test_rpm.py tests/unit/audit/cpu -k "damaged or headers"
 	IMAGEMATRIX_FUZZ=100000 $(BIN)/python -m pytest -q tests/unit/trim/test_examine.py -k damaged
 
 # Two groups of files at a time, each with engines of its own, in the order that tests/engine/conftest.py gives.

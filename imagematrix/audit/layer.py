@@ -6,7 +6,6 @@ import posixpath
 import re
 import tarfile
 from dataclasses import dataclass
-from functools import partial
 
 from imagematrix.audit import archives, objects, packages
 from imagematrix.audit.later import Later
@@ -59,7 +58,6 @@ LONGEST_TEXT = 8 << 20
 ALL_TEXTS = 64 << 20  # bytes: those of some hundred packages have a tenth of that
 LONGEST_PATH = 4096  # bytes of a path, or of what a link leads to (PATH_MAX)
 RATIO = 100  # bytes that a sparse file may have for each that is there
-LONGEST_LINE = 64 << 10  # bytes of one, in a database of packages
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,8 +194,8 @@ def _entry(
 
 
 def _plain(file: IO[bytes], path: str, member: tarfile.TarInfo, digest: str, later: Later) -> Plain:
-    if algorithm := packages.database(path):
-        later.sums.add(algorithm, iter(partial(file.readline, LONGEST_LINE), b""))
+    if reader := packages.database(path):
+        later.sums.add(reader(file, member.size))
         return OTHER
     if TEXTS.fullmatch(path):
         return Plain(text=file.read(LONGEST_TEXT), layer=digest)

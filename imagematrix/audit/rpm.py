@@ -1,0 +1,188 @@
+"""The checksums of files in a database of rpm, whichever of its three formats it has.
+
+A database holds the header of each package: SQLite in a table (rpmdb.sqlite), ndb in slots (Packages.db),
+Berkeley DB in pages of a hash (Packages). Headers are those of rpm's manual, "RPM package format"; ndb is
+read as lib/backend/ndb/rpmpkg.c writes it, Berkeley DB as dbinc/db_page.h has it. A database that is damaged,
+or too large, has no checksums: its files are decoded, then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shutil
+import struct
+import tempfile
+from pathlib import Path
+
+from imagematrix.audit.archives import copied
+from imagematrix.scratch import disk
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from imagematrix.audit.window import Window
+    from imagematrix.oci.expanded import Stream
+
+    Headers = Callable[[Stream, int], Iterator[bytes]]
+
+__all__ = ["berkeley", "ndb", "sqlite"]
+
+LARGEST = 512 << 20  # bytes of a database; one of 2,000 packages has some 150 MB
+LONGEST = 32 << 20  # bytes of a header
+STEPS = 10_000_000  # of SQLite's machine; a package takes four
+
+INDEX = struct.Struct(">II")  # numbers of entries, and of bytes behind them
+ENTRY = struct.Struct(">IIII")  # tag, type, place among the bytes, number of values
+DIGESTS, ALGORITHM = 1035, 5011  # tags
+INT32, STRINGS = 4, 8  # types
+ALGORITHMS = {1: "md5", 2: "sha1", 8: "sha256", 9: "sha384", 10: "sha512", 11: "sha224"}  # as in OpenPGP
+MD5 = 1  # where no algorithm is named
+HEXADECIMAL = re.compile(rb"(?:[0-9a-f]{2})+")
+
+NDB = struct.Struct("<4sIII")  # magic, version, generation, pages with slots
+SLOT = struct.Struct("<4sIII")  # magic, number of the package, first block, blocks
+BLOB = struct.Struct("<4sIII")  # magic, number of the package, generation, bytes
+SLOTS = 32  # where they begin
+BLOCK, PAGE = 16, 4096
+MOST_SLOTS = 1_000_000
+
+META = struct.Struct("<12xIII")  # magic, version, bytes of a page
+HASH = 0x061561
+SIZES = frozenset(1 << power for power in range(9, 17))  # bytes of a page
+HEAD = struct.Struct("<16xIHHxB")  # next page, entries, bytes in use on an overflow page, type
+HASHED = (2, 13)  # types of pages: unsorted and sorted
+OVERFLOW = 7
+OFFPAGE = struct.Struct("<B3xII")  # type, first page, bytes
+ELSEWHERE = 3  # type of an entry on overflow pages, where all headers of packages with files are
+
+
+def sqlite(file: Stream, size: int) -> Iterator[tuple[str, bytes]]:
+    """Yield algorithm and checksum of each file in a database of SQLite."""
+    return _checksums(_sqlite, file, size)
+
+
+def ndb(file: Stream, size: int) -> Iterator[tuple[str, bytes]]:
+    """Yield algorithm and checksum of each file in a database of ndb."""
+    return _checksums(_ndb, file, size)
+
+
+def berkeley(file: Stream, size: int) -> Iterator[tuple[str, bytes]]:
+    """Yield algorithm and checksum of each file in a database of Berkeley DB."""
+    return _checksums(_berkeley, file, size)
+
+
+def _checksums(headers: Headers, file: Stream, size: int) -> Iterator[tuple[str, bytes]]:
+    if size > LARGEST:
+        return
+    left = size
+    for header in headers(file, size):
+        left -= len(header)
+        if left < 0:  # one that is there several times
+            return
+        yield from _digests(header)
+
+
+def _digests(header: bytes) -> Iterator[tuple[str, bytes]]:
+    if len(header) < INDEX.size:
+        return
+    entries, length = INDEX.unpack_from(header)
+    start = INDEX.size + entries * ENTRY.size
+    data = header[start : start + length]
+    if len(data) < length:
+        return
+    places: Mapping[tuple[int, int], tuple[int, int]] = {
+        (tag, kind): (place, number)
+        for tag, kind, place, number in ENTRY.iter_unpack(header[INDEX.size : start])
+    }
+    place, _ = places.get((ALGORITHM, INT32), (None, 0))
+    algorithm = ALGORITHMS.get(MD5 if place is None else int.from_bytes(data[place : place + 4], "big"))
+    place, number = places.get((DIGESTS, STRINGS), (0, 0))
+    if algorithm:
+        for text in data[place:].split(b"\0", number)[:number]:
+            if HEXADECIMAL.fullmatch(text):  # folders and links have none
+                yield algorithm, bytes.fromhex(text.decode())
+
+
+def _sqlite(file: Stream, _: int) -> Iterator[bytes]:
+    import sqlite3
+
+    with tempfile.NamedTemporaryFile(dir=disk()) as copy:
+        shutil.copyfileobj(file, copy)
+        copy.flush()
+        # Nothing but this file is read, no other of the database's, and nothing is written.
+        name = f"{Path(copy.name).as_uri()}?mode=ro&immutable=1"
+        with (
+            contextlib.suppress(sqlite3.Error, UnicodeDecodeError),  # messages may quote what is there
+            contextlib.closing(sqlite3.connect(name, uri=True)) as database,
+        ):
+            database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST)
+            database.set_progress_handler(lambda: True, STEPS)  # it ends what goes on for ever
+            database.execute("PRAGMA trusted_schema = OFF")
+            for (header,) in database.execute("SELECT blob FROM Packages"):
+                if isinstance(header, bytes):
+                    yield header
+
+
+def _ndb(file: Stream, size: int) -> Iterator[bytes]:
+    with copied(file, size) as window:
+        head = window.at(0, NDB.size)
+        if len(head) < NDB.size or not head.startswith(b"RpmP"):
+            return
+        _, _, _, pages = NDB.unpack(head)
+        end = min(pages * PAGE, SLOTS + MOST_SLOTS * SLOT.size)
+        for at in range(SLOTS, end, SLOT.size):
+            slot = window.at(at, SLOT.size)
+            if len(slot) < SLOT.size:
+                return
+            magic, number, block, _ = SLOT.unpack(slot)
+            if magic == b"Slot" and number:
+                yield _blob(window, block * BLOCK)
+
+
+def _blob(window: Window, at: int) -> bytes:
+    head = window.at(at, BLOB.size)
+    if len(head) < BLOB.size or not head.startswith(b"BlbS"):
+        return b""
+    _, _, _, length = BLOB.unpack(head)
+    return window.at(at + BLOB.size, min(length, LONGEST))
+
+
+def _berkeley(file: Stream, size: int) -> Iterator[bytes]:
+    with copied(file, size) as window:
+        meta = window.at(0, META.size)
+        magic, _, page = META.unpack(meta) if len(meta) == META.size else (0, 0, 0)
+        if magic != HASH or page not in SIZES:
+            return
+        left = window.size // page
+        for number in range(1, window.size // page):
+            for first, length in _elsewhere(window.at(number * page, page)):
+                parts: list[bytes] = []
+                here, wanted = first, min(length, LONGEST)
+                while here and wanted > 0 and left > 0:
+                    left -= 1  # each page belongs to one entry
+                    here, part = _overflow(window.at(here * page, page), wanted)
+                    parts.append(part)
+                    wanted -= len(part)
+                yield b"".join(parts)
+
+
+def _elsewhere(page: bytes) -> Iterator[tuple[int, int]]:
+    """Yield the first page and the length of each value on overflow pages; every other entry is a key."""
+    _, entries, _, kind = HEAD.unpack_from(page)
+    if kind in HASHED:
+        places = struct.unpack_from(f"<{min(entries, (len(page) - HEAD.size) // 2)}H", page, HEAD.size)
+        for place in places[1::2]:
+            if place <= len(page) - OFFPAGE.size:
+                where, first, length = OFFPAGE.unpack_from(page, place)
+                if where == ELSEWHERE:
+                    yield first, length
+
+
+def _overflow(page: bytes, wanted: int) -> tuple[int, bytes]:
+    """Return the next page and up to `wanted` bytes of an overflow page; no page behind another one."""
+    if len(page) < HEAD.size:
+        return 0, b""
+    following, _, used, kind = HEAD.unpack_from(page)
+    return (following, page[HEAD.size :][: min(used, wanted)]) if kind == OVERFLOW else (0, b"")
