@@ -40,7 +40,7 @@ MEMBER = 60  # bytes of a header in a static library
 END = b"`\n"  # of one
 ELF = b"\x7fELF"
 MOST = 200_000  # members
-IN_MEMORY = 16 << 20  # bytes of a file that is not written to disk
+IN_MEMORY = 4 << 20  # bytes of a file that is not written to disk
 INFLATED = 8 << 30  # bytes that all members of a zip may have
 PIECE = 1 << 20
 

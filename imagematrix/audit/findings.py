@@ -29,14 +29,17 @@ Read = Callable[[Any], Any]
 
 
 def dump(value: object) -> object:
-    """Return a value as `json` writes it: an object as {class: {field: value}}, without defaults."""
+    """Return a value as `json` writes it: an object as {class: {field: value}}, without defaults.
+
+    One that has nothing but defaults, as most files of a layer, is the name of its class.
+    """
     if is_dataclass(value):
         own = ((field, getattr(value, field.name)) for field in fields(value))
         # An empty tuple equals one that is the default, and so does every other value of these classes.
         told = {
             field.name: dump(one) for field, one in own if field.default is MISSING or one != field.default
         }
-        return {type(value).__name__: told}
+        return {type(value).__name__: told} if told else type(value).__name__
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     if isinstance(value, Mapping):
@@ -80,6 +83,8 @@ def _tagged(classes: tuple[type, ...]) -> Read:
     readers: dict[str, Read] = {}
 
     def read(data: Any) -> Any:
+        if type(data) is str:
+            data = {data: {}}
         if type(data) is not dict or len(data) != 1:
             raise ValueError("not an object of a class")
         ((name, told),) = data.items()

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Window"]
 
-PIECE = 8 << 20  # bytes that are searched at once
+PIECE = 1 << 20  # bytes that are searched at once
 
 
 class Window(io.RawIOBase):

@@ -7,8 +7,11 @@ Base (Core, "Exception Frames") and of the System V ABI.
 
 from __future__ import annotations
 
+import heapq
 import struct
+from array import array
 from dataclasses import dataclass
+from itertools import chain, islice
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,7 +22,11 @@ if TYPE_CHECKING:
 
 __all__ = ["GLOBAL", "HIDDEN", "IFUNC", "UNDEFINED", "Symbol", "functions", "names", "symbols"]
 
-MOST = 1_000_000  # functions of a file
+MOST = 2_000_000  # functions of a file, of which some are told twice
+RUN = 1 << 16  # functions that are sorted at a time
+SIZE_BITS = 24
+LARGEST = (1 << SIZE_BITS) - 1  # bytes of a function
+ADDRESSES = range(1 << 64 - SIZE_BITS)  # those of linked files are small
 MOST_SYMBOLS = 4_000_000
 PIECE = 1 << 20
 LONGEST = 200  # bytes of a name
@@ -51,17 +58,24 @@ class Symbol:
     dynamic: bool
 
 
-def functions(elf: Elf, window: Window) -> list[tuple[int, int]]:
-    """Return address and size of each function, sorted by address, none twice; a size of 0 is not known."""
-    sizes: dict[int, int] = {}
-    for start, size in _frames(elf, window):
-        sizes[start] = max(size, sizes.get(start, 0))
-        if len(sizes) >= MOST:
-            break
-    for one in symbols(elf, window):
-        if one.section != UNDEFINED and len(sizes) < MOST:
-            sizes[one.address] = max(one.size, sizes.get(one.address, 0))
-    return sorted(sizes.items())
+def functions(elf: Elf, window: Window) -> tuple[array[int], array[int]]:
+    """Return the addresses of the functions, sorted, none twice, and their sizes; 0 where one is not known.
+
+    There may be a million, which as pairs in a list would take 200 MB.
+    """
+    starts, sizes = array("Q"), array("I")
+    packed = islice(_packed(elf, window), MOST)
+    runs: list[array[int]] = []
+    while run := array("Q", sorted(islice(packed, RUN))):
+        runs.append(run)
+    for one in heapq.merge(*runs):
+        start, size = one >> SIZE_BITS, one & LARGEST
+        if starts and starts[-1] == start:  # the largest size counts
+            sizes[-1] = size
+        else:
+            starts.append(start)
+            sizes.append(size)
+    return starts, sizes
 
 
 def symbols(elf: Elf, window: Window) -> Iterator[Symbol]:
@@ -91,6 +105,14 @@ def names(places: Iterable[int], window: Window) -> Iterator[str]:
     """Yield the names at these places of the file."""
     for place in places:
         yield window.at(place, LONGEST).partition(b"\0")[0].decode("utf-8", "replace")
+
+
+def _packed(elf: Elf, window: Window) -> Iterator[int]:
+    """Yield the functions, some of them twice, each with its address and its size as one number."""
+    told = ((one.address, one.size) for one in symbols(elf, window) if one.section != UNDEFINED)
+    for start, size in chain(_frames(elf, window), told):
+        if start in ADDRESSES:
+            yield start << SIZE_BITS | min(size, LARGEST)
 
 
 def _rows(window: Window, section: Section, size: int) -> Iterator[tuple[int, int, int, int, int, int]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 
 from imagematrix.audit.cpu import functions
 
@@ -11,14 +10,15 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from imagematrix.audit.cpu.functions import Symbol
     from imagematrix.audit.elf import Elf
     from imagematrix.audit.window import Window
 
-__all__ = ["Roots", "roots"]
+__all__ = ["exported", "first"]
 
 ARRAYS = (".preinit_array", ".init_array")
 INITIAL = ".init"
-MAIN = "main"
+MAIN = b"main\0"
 POINTER = struct.Struct("<Q")
 RELOCATION = struct.Struct("<QQq")  # where, kind, what
 RELATIVE = frozenset([8, 1027])  # kinds, of x86-64 and of aarch64: the address of what is in the same file
@@ -26,28 +26,33 @@ MOST = 1_000_000  # relocations
 MOST_POINTERS = 10_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Roots:
-    """Addresses of functions: those that run first whatever happens, and those that other files may call."""
+def first(elf: Elf, window: Window) -> set[int]:
+    """Return the addresses of the functions that run first whatever happens."""
+    found = {elf.entry} if elf.entry else set()
+    found.update(
+        one.address
+        for one in functions.symbols(elf, window)
+        if _here(one) and window.at(one.place, len(MAIN)) == MAIN
+    )
+    found.update(section.address for section in elf.named(INITIAL))
+    found.update(_constructors(elf, window))
+    return found
 
-    first: frozenset[int]
-    exported: frozenset[int]
 
-
-def roots(elf: Elf, window: Window) -> Roots:
-    """Return where a linked file is entered."""
-    exported: set[int] = set()
-    first = {elf.entry} if elf.entry else set()
+def exported(elf: Elf, window: Window) -> Iterator[int]:
+    """Yield the addresses of the functions that other files may call."""
     for one in functions.symbols(elf, window):
-        if one.section == functions.UNDEFINED or one.kind != functions.FUNCTION:
-            continue
-        if one.dynamic and one.binding != functions.LOCAL and one.visibility not in functions.HIDDEN:
-            exported.add(one.address)
-        if window.at(one.place, len(MAIN) + 1) == MAIN.encode() + b"\0":
-            first.add(one.address)
-    first.update(section.address for section in elf.named(INITIAL))
-    first.update(_constructors(elf, window))
-    return Roots(first=frozenset(first), exported=frozenset(exported))
+        if (
+            _here(one)
+            and one.dynamic
+            and one.binding != functions.LOCAL
+            and one.visibility not in functions.HIDDEN
+        ):
+            yield one.address
+
+
+def _here(one: Symbol) -> bool:
+    return one.section != functions.UNDEFINED and one.kind == functions.FUNCTION
 
 
 def _constructors(elf: Elf, window: Window) -> Iterator[int]:

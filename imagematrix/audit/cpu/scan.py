@@ -8,20 +8,19 @@ chosen by the CPU.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from bisect import insort
+from collections import Counter, defaultdict
 from functools import cache
 from typing import Protocol
 
-from imagematrix.audit.cpu import dispatch, functions
+from imagematrix.audit.cpu import dispatch, functions, roots
 from imagematrix.audit.cpu.arm import Arm
-from imagematrix.audit.cpu.roots import roots
 from imagematrix.audit.cpu.text import Text
 from imagematrix.audit.elf import AARCH64, CODE, X86_64
 from imagematrix.audit.host_code import NAMES, Carriers, HostCode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections import Counter
     from collections.abc import Iterable, Iterator, Mapping
 
     from imagematrix.audit.elf import Elf
@@ -79,24 +78,27 @@ def scan(path: str, elf: Elf, window: Window) -> HostCode:
     flags = _union(carriers.values())
     if not flags:
         return HostCode(whole=text.known)
-    named = _named(elf, window, carriers.keys())
-    by_name = {start for start, names in named.items() if any(map(dispatch.chosen, names))}
+    counts = Counter(flag for own in carriers.values() for flag in own)
+    names, by_name = _named(elf, window, carriers)
     if dispatch.chosen_file(path) or dispatch.chosen_file(elf.soname or ""):
         by_name = set(carriers)
+    for start in by_name:
+        del carriers[start]  # what is left is free: nothing says that the CPU chooses it
+    free = _union(carriers.values())
     signs = (["cpuid"] if asking else []) + sorted(set(dispatch.signs(elf, window)))
-    entered = roots(elf, window)
-    free = {start: own for start, own in carriers.items() if start not in by_name}
+    first = roots.first(elf, window) | _mains(elf, text, decoder)
     if signs:
-        first = entered.first | _mains(elf, text, decoder)
         bodies = [body for address in first if (body := text.body(address)) and body.bounded]
-        required = _union(free.get(body.start, ()) for body in bodies if body.start not in asking)
+        required = _union(carriers.get(body.start, ()) for body in bodies if body.start not in asking)
     else:
-        start = entered.first | entered.exported | _mains(elf, text, decoder)
-        required = _reached(text, decoder, start, free, by_name)
+        first.update(roots.exported(elf, window))
+        required = _reached(text, decoder, first, carriers, by_name)
     return HostCode(
-        functions=_functions(carriers, named),
+        functions={
+            flag: Carriers(count=count, names=tuple(names[flag])) for flag, count in sorted(counts.items())
+        },
         required=required,
-        chosen=flags - required - _union(free.values()),
+        chosen=flags - required - free,
         signs=(*signs, *([NAMES] if by_name else [])),
         whole=text.known,
     )
@@ -162,31 +164,27 @@ def _reached(
     return frozenset(found)
 
 
-def _named(elf: Elf, window: Window, wanted: Iterable[int]) -> dict[int, set[str]]:
-    """Return the names of functions by their addresses, for those that have any."""
-    wanted = set(wanted)
-    places: dict[int, int] = {}
+def _named(
+    elf: Elf, window: Window, carriers: Mapping[int, frozenset[str]]
+) -> tuple[Mapping[str, list[str]], set[int]]:
+    """Return the first names of functions with each flag, and the functions that are named for CPUs.
+
+    There may be hundreds of thousands, so that no more than these names are kept.
+    """
+    first: dict[str, list[str]] = defaultdict(list)
+    by_name: set[int] = set()
     for one in functions.symbols(elf, window):
-        if one.address in wanted and one.section != functions.UNDEFINED:
-            places[one.place] = one.address
-    found: dict[int, set[str]] = defaultdict(set)
-    for address, name in zip(places.values(), functions.names(places, window), strict=True):
-        found[address].add(name)
-    return found
-
-
-def _functions(carriers: Mapping[int, frozenset[str]], named: Mapping[int, set[str]]) -> dict[str, Carriers]:
-    by_flag: dict[str, list[int]] = defaultdict(list)
-    for start, flags in carriers.items():
-        for flag in flags:
-            by_flag[flag].append(start)
-    return {
-        flag: Carriers(
-            count=len(starts),
-            names=tuple(sorted({min(named[one]) for one in starts if named.get(one)})[:NAMED]),
-        )
-        for flag, starts in sorted(by_flag.items())
-    }
+        if one.section == functions.UNDEFINED or one.address not in carriers:
+            continue
+        (name,) = functions.names([one.place], window)
+        if dispatch.chosen(name):
+            by_name.add(one.address)
+        for flag in carriers[one.address]:
+            known = first[flag]
+            if (len(known) < NAMED or name < known[-1]) and name not in known:
+                insort(known, name)
+                del known[NAMED:]
+    return first, by_name
 
 
 def _union(sets: Iterable[Iterable[str]]) -> frozenset[str]:

@@ -40,11 +40,7 @@ class Text:
     def __init__(self, elf: Elf, window: Window, sections: Sequence[Section]) -> None:
         self._window = window
         self._sections = sorted(sections, key=lambda one: one.address)
-        self._starts: list[int] = []
-        self._sizes: list[int] = []
-        for start, size in functions.functions(elf, window):
-            self._starts.append(start)
-            self._sizes.append(size)
+        self._starts, self._sizes = functions.functions(elf, window)
 
     def bodies(self) -> Iterator[Body]:
         """Yield all of it, sorted by address; what is between functions as pieces that are not bounded."""
