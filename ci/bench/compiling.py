@@ -8,15 +8,15 @@ import subprocess
 import sys
 import venv
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from samples import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
 
-__all__ = ["BASELINE", "CHOOSES", "Program", "programs"]
+__all__ = ["BASELINE", "CHOOSES", "Program", "Tools", "programs", "shipped"]
 
 BASELINE = "x86-64-v2"
 CHOOSES = "chosen at run time"  # a variant that has code for several CPUs in it
@@ -65,14 +65,14 @@ class Program:
 
 def programs(folder: Path, marches: Sequence[str]) -> Iterator[Program]:
     """Yield the programs as they are built; `marches` has BASELINE."""
-    tools = _Tools(folder)
-    yield _shipped(folder, marches)
+    tools = Tools(folder)
+    yield shipped(folder, marches)
     yield from _dgemm(tools, folder, marches)
     yield from _zstd(tools, folder, marches)
     yield from _llama(tools, folder, marches)
 
 
-class _Tools:
+class Tools:
     """An environment with what the programs are built with."""
 
     def __init__(self, folder: Path) -> None:
@@ -82,6 +82,13 @@ class _Tools:
         _run(self.python, "-m", "pip", "install", "-q", *TOOLS)
         bin_folder = self.python.parent
         self.environment = {**os.environ, "PATH": f"{bin_folder}:{os.environ['PATH']}"}
+
+    def installed(self, *packages: str) -> Path:
+        """Install more packages; return the folder with all of them."""
+        _run(self.python, "-m", "pip", "install", "-q", *packages)
+        said = "import sysconfig; print(sysconfig.get_path('platlib'))"
+        done = subprocess.run([self.python, "-c", said], check=True, capture_output=True, text=True)
+        return Path(done.stdout.strip())
 
     def source(self, package: str) -> Path:
         """Return the folder with the source of a package."""
@@ -107,7 +114,8 @@ class _Tools:
         _run("cmake", "--build", build, "--target", *targets, environment=self.environment)
 
 
-def _shipped(folder: Path, marches: Sequence[str]) -> Program:
+def shipped(folder: Path, marches: Sequence[str]) -> Program:
+    """Return the shipped program, built for each march."""
     source = ROOT / "templates" / "training"
     variants = {}
     for march in marches:
@@ -122,7 +130,7 @@ def _shipped(folder: Path, marches: Sequence[str]) -> Program:
     return Program(name="the shipped program", unit="samples/s", variants=variants)
 
 
-def _dgemm(tools: _Tools, folder: Path, marches: Sequence[str]) -> Iterator[Program]:
+def _dgemm(tools: Tools, folder: Path, marches: Sequence[str]) -> Iterator[Program]:
     variants = {
         march: (_compiled(folder / f"dgemm-{march}", march, OWN / "dgemm.c", "-ldl"),) for march in marches
     }
@@ -140,7 +148,7 @@ def _dgemm(tools: _Tools, folder: Path, marches: Sequence[str]) -> Iterator[Prog
     )
 
 
-def _zstd(tools: _Tools, folder: Path, marches: Sequence[str]) -> Iterator[Program]:
+def _zstd(tools: Tools, folder: Path, marches: Sequence[str]) -> Iterator[Program]:
     source = tools.source(ZSTD) / "zstd"
     files = (OWN / "pack.c", source / "zstd.c", f"-I{source}")
     built = {
@@ -152,7 +160,7 @@ def _zstd(tools: _Tools, folder: Path, marches: Sequence[str]) -> Iterator[Progr
         yield Program(name=f"zstd, {what}", unit="MB/s", variants=variants)
 
 
-def _llama(tools: _Tools, folder: Path, marches: Sequence[str]) -> Iterator[Program]:
+def _llama(tools: Tools, folder: Path, marches: Sequence[str]) -> Iterator[Program]:
     source = tools.source(LLAMA) / "vendor" / "llama.cpp"
     library, model = folder / "llama", str(folder / "model.gguf")
     _run(tools.python, OWN / "model.py", model)

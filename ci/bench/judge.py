@@ -1,0 +1,148 @@
+"""Holds what an audit says that programs need of a CPU to the truth: QEMU runs them on CPUs without it.
+
+    .venv/bin/python ci/bench/judge.py [--only WORD]
+
+What is said to be required is taken away, one flag at a time: the program has to die, or to refuse to start.
+Then all is taken away that is not said to be required: it has to run, unless the audit leaves some of it
+undecided. The programs are those of the benchmark, and numpy and ffmpeg from the Python Package Index. It
+needs gcc, g++ and qemu-user. The exit code is 1 where a program proves an audit wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from compiling import Tools, programs, shipped
+from samples import ROOT
+
+sys.path.append(str(ROOT / "tests" / "doubles"))  # behind this folder
+
+from emulating import BESIDE, FLAGS, INSTEAD, ended
+
+from imagematrix.audit import elf
+from imagematrix.audit.cpu import scan
+from imagematrix.audit.window import Window
+from imagematrix.facts import marches
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from imagematrix.audit.host_code import HostCode
+
+# Those of the shipped matrix, and the first of all.
+MARCHES = (
+    *("x86-64", "x86-64-v2", "x86-64-v3", "x86-64-v4", "broadwell", "skylake-avx512", "icelake-server"),
+    *("sapphirerapids", "znver2", "znver3", "znver4"),
+)
+FEW = ("x86-64-v2", "x86-64-v3")  # of programs that take long to build
+FFMPEG = "imageio-ffmpeg==0.6.0"
+NUMPY = """
+import numpy
+numbers = numpy.random.default_rng(14).random((200, 200))
+assert abs((numbers @ numpy.linalg.inv(numbers)).trace() - 200) < 1e-6
+assert (numpy.sort(numbers.ravel())[1:] >= numpy.sort(numbers.ravel())[:-1]).all()
+"""
+ENCODE = (
+    *("-loglevel", "error", "-f", "lavfi", "-i", "testsrc=duration=0.2:size=128x96"),
+    *("-c:v", "libx264", "-f", "null", "-"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A command, and the files whose code it runs."""
+
+    name: str
+    files: Sequence[Path]
+    command: Sequence[str]
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    def runs(self, without: Iterable[str]) -> bool:
+        """Whether it ends well on a CPU without some flags."""
+        environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", **self.environment}
+        return ended(self.command, without, environment) == 0
+
+
+def main() -> int:
+    """Judge each case; return 1 where one proves an audit wrong."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", default="", metavar="WORD", help="those with this in their names")
+    only = parser.parse_args().only
+    wrong = False
+    print("| code | required | undecided | without what is required | without the rest |")
+    print("|---|---|---|---|---|", flush=True)
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as name:
+        for case in _cases(Path(name)):
+            if only in case.name:
+                row, right = _judged(case)
+                wrong |= not right
+                print(f"| {' | '.join([case.name, *row])} |{'' if right else ' WRONG'}", flush=True)
+    return int(wrong)
+
+
+def _judged(case: Case) -> tuple[list[str], bool]:
+    """Return what the audit says and what happened, and whether that goes together."""
+    codes = [code for file in case.files if (code := _code(file))]
+    required = frozenset().union(*(code.required for code in codes))
+    undecided = frozenset().union(*(code.undecided for code in codes)) - required
+    said = [_words(required), _words(undecided)]
+    if not case.runs(()):
+        beyond = required - FLAGS - dict(marches.LEVELS)["x86-64-v3"]
+        return [*said, "dies: QEMU lacks some of it", ""], bool(beyond)
+    survived = [flag for flag in required & FLAGS if case.runs({flag} | INSTEAD.get(flag, frozenset()))]
+    beside = frozenset().union(*(BESIDE.get(flag, ()) for flag in required))
+    rest = case.runs(FLAGS - required - beside)
+    dies = "" if not required & FLAGS else f"runs without {_words(survived)}" if survived else "dies"
+    return [*said, dies, "runs" if rest else "dies"], not survived and (rest or bool(undecided & FLAGS))
+
+
+def _words(flags: Iterable[str]) -> str:
+    return " ".join(sorted(flags))
+
+
+def _code(path: Path) -> HostCode | None:
+    with path.open("rb") as file:
+        window = Window(file, 0, path.stat().st_size)
+        headers = elf.read(window)
+        if headers is None or not scan.decodable(headers, window):
+            return None
+        return scan.scan(f"/opt/{path.name}", headers, window)
+
+
+def _cases(folder: Path) -> Iterator[Case]:
+    for march in shipped(folder / "all", MARCHES).variants:
+        train = folder / "all" / "training" / march / "train"
+        steps = ("--steps", "20")
+        yield Case(name=f"the shipped program, {march}", files=[train], command=(str(train), *steps))
+    tools = Tools(folder / "tools")
+    libraries = tools.installed("numpy", FFMPEG)
+    modules = [*libraries.glob("numpy/**/*.so"), *libraries.glob("numpy.libs/*.so*")]
+    yield Case(name="numpy", files=modules, command=(str(tools.python), "-c", NUMPY))
+    (ffmpeg,) = libraries.glob("imageio_ffmpeg/binaries/ffmpeg-*")
+    yield Case(name="ffmpeg", files=[ffmpeg], command=(str(ffmpeg), *ENCODE))
+    for program in programs(folder / "few", FEW):
+        own = [*folder.glob("few/llama/bin/*.so")] if "llama" in program.name else []
+        for variant, command in program.variants.items():
+            if command[0] != "sh":  # the shipped program, again
+                yield Case(
+                    name=f"{program.name}, {variant}",
+                    files=[*own, *_files(map(Path, command))],
+                    command=command,
+                    environment=program.environments.get(variant, {}),
+                )
+
+
+def _files(words: Iterable[Path]) -> Iterator[Path]:
+    for word in words:
+        yield from word.glob("*.so") if word.is_dir() else [word] if word.is_file() else []
+
+
+sys.exit(main())
