@@ -44,6 +44,7 @@ CALLS = (
     ("run training:v1", NO_ENGINE),
     (f"kubernetes labels --host {HOST}", 0),
     ("kubernetes classes nodes.json --catalog catalog.json", 3),  # a node without labels gets nothing
+    ("kubernetes needs training:v1 --catalog catalog.json", 0),
     ("resolver", 2),  # it wants an upstream, and would not end
     ("swarm run --gpus 1 training:v1", NO_ENGINE),
     ("swarm gc", NO_ENGINE),

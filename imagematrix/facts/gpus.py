@@ -23,8 +23,10 @@ __all__ = [
     "brand",
     "data_centre",
     "drives",
+    "first_ended",
     "is_vgpu",
     "last_branch",
+    "last_branches",
     "product",
 ]
 
@@ -149,6 +151,27 @@ def data_centre(brand: str | None, name: str | None) -> bool:
     if brand is None or brand.lower() == "unknown":
         return "tesla" in words
     return brand.lower() in DATA_CENTRE_BRANDS
+
+
+@cache
+def last_branches() -> frozenset[int]:
+    """Return the driver branches that are the last to support some GPU."""
+    table = _data.load("gpus.json")
+    listed = {row["last_branch"] for row in table["chips"].values()} | {*table["last_branches"].values()}
+    return frozenset(filter(None, listed))
+
+
+@cache
+def first_ended() -> Mapping[str, int]:
+    """Return the first driver branch that is the last for some product, by compute capability."""
+    table = _data.load("gpus.json")
+    found: dict[str, int] = {}
+    for row in table["chips"].values():
+        lasts = {row["last_branch"], *(table["last_branches"].get(device) for device in row["devices"])}
+        first = min(filter(None, lasts), default=None)
+        if row["compute"] and first:
+            found[row["compute"]] = min(first, found.get(row["compute"], first))
+    return MappingProxyType(found)
 
 
 @cache

@@ -44,9 +44,9 @@ SHOWN = """
 HIDDEN = """
     abm bmi1 bmi2 cx16 f16c mmx pclmulqdq pni popcnt rdrand rdseed sse sse2 sse4_1 sse4_2 ssse3
 """
-# A level is concluded from the flags of it that NFD shows. Those of the second are hidden, but no CPU has AVX
-# without them; every CPU has those of the first.
-PROOFS: Mapping[str, frozenset[str]] = {"x86-64-v1": frozenset(), "x86-64-v2": frozenset(["avx"])}
+# A level is concluded from the flags of it that NFD shows. It hides those of the second level, but no CPU has
+# AVX without them.
+PROOFS: Mapping[str, frozenset[str]] = {"x86-64-v2": frozenset(["avx"])}
 
 
 @cache

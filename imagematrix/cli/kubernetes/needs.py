@@ -1,0 +1,28 @@
+"""`imagematrix kubernetes needs`: what an image's variants need of a node, for a scheduler."""
+
+from __future__ import annotations
+
+from imagematrix.cli.choosing import catalog_of
+from imagematrix.cli.options import AllowCpu, CatalogName, Image, Json, Where
+from imagematrix.cli.output import print_json, print_text
+
+__all__ = ["command"]
+
+
+def command(
+    image: Image,
+    catalog: CatalogName = None,
+    where: Where = None,
+    allow_cpu: AllowCpu = False,
+    json: Json = False,
+) -> None:
+    """Print what each variant needs of a node: node affinity, and a device selector for DRA."""
+    from imagematrix.kubernetes.placement import document
+    from imagematrix.kubernetes.yaml import dump
+    from imagematrix.selection.question import narrowed, parse
+
+    found = document(narrowed(catalog_of(image, catalog), parse(where or ())), allow_cpu=allow_cpu)
+    if json:
+        print_json(found)
+    else:
+        print_text(dump(found).rstrip("\n"))

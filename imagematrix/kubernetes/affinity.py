@@ -1,0 +1,271 @@
+"""Needs as node affinity: terms of which one has to hold, each a list of requirements that all have to hold.
+
+With our own labels a term says exactly what its need says. With those of Node Feature Discovery and of NVIDIA
+it asks for at least that, and there is none where they do not tell enough.
+"""
+
+from __future__ import annotations
+
+from itertools import chain, combinations
+
+from imagematrix.facts import marches
+from imagematrix.kubernetes import cpuid, discovered
+from imagematrix.kubernetes import labels as own
+from imagematrix.kubernetes.needs import MODULES, listed
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from typing import Any
+
+    from imagematrix.kubernetes.needs import Need
+
+    Requirement = dict[str, Any]  # key, operator and, for some operators, values
+    Term = tuple[Requirement, ...]
+
+__all__ = ["above", "affinity", "below", "foreign", "has", "isin", "lacks", "owned", "required", "runs"]
+
+TOP = 999  # the greatest capability that there can be, times ten
+LAST_MINOR = 9
+KEYS = (discovered.DRIVER_MAJOR, discovered.DRIVER_MINOR, discovered.DRIVER_REVISION)
+
+
+def owned(needs: Iterable[Need]) -> tuple[Term, ...]:
+    """Return the terms on our own labels that admit a node if, and only if, one of the needs holds."""
+    return tuple((isin(discovered.ARCH, need.arch), *_own_flags(need), *_own_rest(need)) for need in needs)
+
+
+def foreign(needs: Iterable[Need]) -> tuple[Term, ...]:
+    """Return the terms on labels of NFD and NVIDIA that admit a node only if one of the needs holds.
+
+    They trust that NFD's flags show the psABI level, and that the GPUs, which NVIDIA's labels describe as of
+    one model, work and are driven by the modules that are loaded.
+    """
+    found: dict[str, Term] = {}
+    for need in listed(needs):
+        flags = _foreign_flags(need)
+        if flags is None or need.bare or need.no_driver:
+            continue
+        for rest in _foreign_rest(need) if need.gpus else [()]:
+            term = (isin(discovered.ARCH, need.arch), *flags, *rest)
+            found.setdefault(repr(term), term)
+    return tuple(found.values())
+
+
+def affinity(terms: Iterable[Term]) -> dict[str, Any]:
+    """Return the `affinity` of a pod that may run on the nodes that one of some terms admits."""
+    return {
+        "nodeAffinity": {
+            "requiredDuringSchedulingIgnoredDuringExecution": {
+                "nodeSelectorTerms": [{"matchExpressions": list(term)} for term in terms]
+            }
+        }
+    }
+
+
+def required(spec: dict[str, Any]) -> list[dict[str, Any]] | None:
+    """Return the terms that a pod's affinity requires, or None if it requires none."""
+    node = (spec.get("affinity") or {}).get("nodeAffinity") or {}
+    selector = node.get("requiredDuringSchedulingIgnoredDuringExecution")
+    return None if selector is None else selector.get("nodeSelectorTerms") or []
+
+
+def isin(key: str, *values: str) -> Requirement:
+    """Return the requirement that a label has one of some values."""
+    return {"key": key, "operator": "In", "values": list(values)}
+
+
+def has(key: str) -> Requirement:
+    """Return the requirement that there is a label."""
+    return {"key": key, "operator": "Exists"}
+
+
+def lacks(key: str) -> Requirement:
+    """Return the requirement that there is no such label."""
+    return {"key": key, "operator": "DoesNotExist"}
+
+
+def above(key: str, number: int) -> Requirement:
+    """Return the requirement that a label is a greater number."""
+    return {"key": key, "operator": "Gt", "values": [str(number)]}
+
+
+def below(key: str, number: int) -> Requirement:
+    """Return the requirement that a label is a lesser number."""
+    return {"key": key, "operator": "Lt", "values": [str(number)]}
+
+
+def runs(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """Yield the first and the last of each run of consecutive numbers, which are sorted."""
+    first = last = None
+    for number in numbers:
+        if first is None or last is None:
+            first = number
+        elif number != last + 1:
+            yield first, last
+            first = number
+        last = number
+    if first is not None and last is not None:
+        yield first, last
+
+
+def _level(need: Need) -> str | None:
+    """Return the psABI level that the flags of a need reach; that of every CPU needs no asking."""
+    return marches.level(need.flags) if need.arch == "amd64" else None
+
+
+def _implied(level: str | None) -> frozenset[str]:
+    rank = marches.level_rank(level)
+    return frozenset(chain.from_iterable(added for _, added in marches.LEVELS[:rank]))
+
+
+def _own_flags(need: Need) -> list[Requirement]:
+    level = _level(need)
+    found = [above(own.LEVEL, marches.level_rank(level) - 1)] if level else []
+    return found + [has(f"{own.FLAG}{flag}") for flag in sorted(need.flags - _implied(level))]
+
+
+def _own_rest(need: Need) -> list[Requirement]:
+    found = _own_driver(need)
+    if need.bare:
+        found += [isin(own.COUNT, "0"), isin(own.ACCELERATORS, "0")]
+    if need.gpus:
+        found += [isin(own.GPU_STATES, *_subsets(need.states)), *_own_computes(need)]
+        found += [lacks(f"{own.BRAND}{brand}") for brand in own.BRANDS if brand not in need.brands]
+    if need.data_centre:
+        found.append(isin(own.DATA_CENTRE, "true"))
+    if need.branch is not None:
+        found.append(above(own.DRIVER_LIMIT, need.branch - 1))
+    return found
+
+
+def _own_driver(need: Need) -> list[Requirement]:
+    found = [lacks(own.DRIVER)] if need.no_driver else []
+    if need.driver:
+        found.append(isin(own.DRIVER, need.driver))
+    if need.oldest:
+        found.append(above(own.RANK, own.rank(need.oldest) - 1))
+    if need.below:
+        found.append(below(own.RANK, own.rank(need.below)))
+    if need.modules != MODULES:
+        others = [kind for kind in MODULES if kind and kind not in need.modules]
+        named = [kind for kind in need.modules if kind]
+        # Modules of an unknown kind have no label, which NotIn admits.
+        found.append(
+            {"key": own.MODULES, "operator": "NotIn", "values": others}
+            if None in need.modules
+            else isin(own.MODULES, *named)
+        )
+    return found
+
+
+def _own_computes(need: Need) -> list[Requirement]:
+    """Return the requirements on the least and the greatest capability, and on those between."""
+    if need.computes is None:
+        return []
+    known = [code for code in need.computes if code >= 0]
+    found = [above(own.LEAST, known[0] - 1)] if known[0] > 0 else []
+    if known[-1] < TOP:
+        found.append(below(own.GREATEST, known[-1] + 1))
+    holes = sorted({*range(known[0], known[-1])} - {*known})
+    found += [lacks(f"{own.COMPUTE}{code // 10}.{code % 10}") for code in holes]
+    return found if known[0] > 0 else [*found, lacks(f"{own.COMPUTE}{own.UNKNOWN}")]
+
+
+def _subsets(words: tuple[str, ...]) -> list[str]:
+    """Return the values of a label with some of these words, sorted and joined."""
+    some = chain.from_iterable(combinations(sorted(words), size) for size in range(1, len(words) + 1))
+    return ["_".join(each) for each in some]
+
+
+def _foreign_flags(need: Need) -> list[Requirement] | None:
+    level = _level(need)
+    proving = cpuid.proving(level) if level else frozenset[str]()
+    others = need.flags - _implied(level)
+    names = cpuid.names(_machine(need.arch))
+    if not others <= names.keys():
+        return None
+    return [isin(f"{discovered.CPUID}{names[flag]}", "true") for flag in sorted(proving | others)]
+
+
+def _machine(arch: str) -> str:
+    return "aarch64" if arch == "arm64" else "x86_64"
+
+
+def _foreign_rest(need: Need) -> Iterator[list[Requirement]]:
+    """Yield alternatives of what NVIDIA's labels can say of a need; none if they can't."""
+    if need.brands != own.BRANDS or need.data_centre or need.computes == ():
+        return
+    common = [above(discovered.GPU_COUNT, 0)]
+    if "vgpu" not in need.states:
+        common.append({"key": discovered.VGPU, "operator": "NotIn", "values": ["true"]})
+    for driver in _foreign_drivers(need):
+        for compute in _foreign_computes(need):
+            yield [*common, *driver, *compute]
+
+
+def _foreign_drivers(need: Need) -> list[list[Requirement]]:
+    if need.driver:
+        return [[isin(discovered.DRIVER_FULL, need.driver)]]
+    lower = _at_least(need.oldest) if need.oldest else [[]]
+    upper = _less_than(need.below) if need.below else [[]]
+    return [[*one, *other] for one in lower for other in upper]
+
+
+def _at_least(version: tuple[int, ...]) -> list[list[Requirement]]:
+    """Return alternatives for a driver's version to be no less than one; zeros at its end say nothing."""
+    parts = [*version]
+    while parts and not parts[-1]:
+        parts.pop()
+    equal = [[above(key, part - 1), below(key, part + 1)] for key, part in zip(KEYS, parts, strict=False)]
+    greater = [
+        [*chain.from_iterable(equal[:place]), above(key, part)]
+        for place, (key, part) in enumerate(zip(KEYS, parts, strict=False))
+    ]
+    last = [*chain.from_iterable(equal[:-1]), above(KEYS[len(equal) - 1], parts[len(equal) - 1] - 1)]
+    return [*greater[:-1], last] if len(parts) <= len(KEYS) else greater
+
+
+def _less_than(version: tuple[int, ...]) -> list[list[Requirement]]:
+    equal = [[above(key, part - 1), below(key, part + 1)] for key, part in zip(KEYS, version, strict=False)]
+    return [
+        [*chain.from_iterable(equal[:place]), below(key, part)]
+        for place, (key, part) in enumerate(zip(KEYS, version, strict=False))
+        if part > 0
+    ]
+
+
+def _foreign_computes(need: Need) -> Iterator[list[Requirement]]:
+    """Yield alternatives for the capability: one for each major version with the same minor ones."""
+    if need.computes is None:
+        yield []
+        return
+    for first, last in runs(code for code in need.computes if code >= 0):
+        for majors, minors in _squares(first, last):
+            yield [
+                *_between(discovered.MAJOR, majors, TOP // 10),
+                *_between(discovered.MINOR, minors, LAST_MINOR),
+            ]
+
+
+def _squares(first: int, last: int) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
+    """Yield ranges of major and of minor versions that together are all capabilities from one to another."""
+    (low, lowest), (high, highest) = divmod(first, 10), divmod(last, 10)
+    if low == high:
+        yield (low, high), (lowest, highest)
+        return
+    if lowest > 0:
+        yield (low, low), (lowest, LAST_MINOR)
+        low += 1
+    if highest < LAST_MINOR:
+        yield (high, high), (0, highest)
+        high -= 1
+    if low <= high:
+        yield (low, high), (0, LAST_MINOR)
+
+
+def _between(key: str, numbers: tuple[int, int], greatest: int) -> list[Requirement]:
+    low, high = numbers
+    if low == high:
+        return [isin(key, str(low))]
+    return [*([above(key, low - 1)] if low > 0 else []), *([below(key, high + 1)] if high < greatest else [])]

@@ -1,0 +1,93 @@
+"""Needs as device selectors of dynamic resource allocation (DRA): CEL about one GPU of NVIDIA's driver.
+
+Attributes are those of cmd/gpu-kubelet-plugin/deviceinfo.go in https://github.com/NVIDIA/k8s-dra-driver-gpu.
+Versions are semantic ones there: driver 580.65.06 appears as 580.65.6, so drivers are compared by their
+numbers, here and nowhere else. CPUs are not devices: their needs are for node affinity.
+"""
+
+from __future__ import annotations
+
+from imagematrix.facts import gpus, versions
+from imagematrix.kubernetes import labels as own
+from imagematrix.kubernetes.affinity import TOP, runs
+from imagematrix.kubernetes.needs import listed
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from imagematrix.kubernetes.needs import Need
+
+__all__ = ["DRIVER", "selector"]
+
+DRIVER = "gpu.nvidia.com"
+ATTRIBUTES = f'device.attributes["{DRIVER}"]'
+PARTS = 3  # of a semantic version
+
+
+def selector(needs: Iterable[Need]) -> str | None:
+    """Return the CEL expression that admits a GPU only if it has what one of the needs asks of a GPU.
+
+    It trusts that a GPU which the driver publishes works, and is driven by the modules that are loaded. None
+    if no need asks for a GPU.
+    """
+    found = dict.fromkeys(_conditions(need) for need in listed(needs) if need.gpus)
+    alternatives = [" && ".join(conditions) for conditions in found if conditions is not None]
+    if not found:
+        return None
+    where = f'device.driver == "{DRIVER}"'
+    if len(alternatives) == 1:
+        return f"{where} && {alternatives[0]}"
+    return f"{where} && ({' || '.join(f'({one})' for one in alternatives)})" if alternatives else "false"
+
+
+def _conditions(need: Need) -> tuple[str, ...] | None:
+    """Return what has to hold, or None if the attributes cannot tell."""
+    if own.OTHER not in need.brands and not need.data_centre:
+        return None  # brands are written in another way there
+    driver, compute = f"{ATTRIBUTES}.driverVersion", f"{ATTRIBUTES}.cudaComputeCapability"
+    found = []
+    if need.driver:
+        found.append(f"{driver}.compareTo({_semver(versions.order(need.driver))}) == 0")
+    if need.oldest:
+        found.append(f"{driver}.compareTo({_semver(need.oldest)}) >= 0")
+    if need.below:
+        found.append(f"{driver}.compareTo({_semver(need.below)}) < 0")
+    computes = _supported(need)
+    if computes is not None:
+        if not computes:
+            return None
+        between = [" && ".join(_between(compute, *run)) for run in runs(computes)]
+        found.append(between[0] if len(between) == 1 else f"({' || '.join(f'({one})' for one in between)})")
+    if need.data_centre:
+        brands = ", ".join(f'"{brand}"' for brand in sorted({*need.brands} & gpus.DATA_CENTRE_BRANDS))
+        others = "|".join(gpus.OTHER_NAMES)
+        found.append(f"{ATTRIBUTES}.brand.lowerAscii() in [{brands}]")
+        found.append(f'!{ATTRIBUTES}.productName.lowerAscii().matches("(^| )({others})( |$)")')
+    return tuple(found)
+
+
+def _supported(need: Need) -> tuple[int, ...] | None:
+    """Return the capabilities of which the user-mode driver in an image supports every product.
+
+    Without one in the image, and with the kernel's, a GPU that is published is supported.
+    """
+    if need.computes is None:
+        return None
+    known = (code for code in need.computes if code >= 0)
+    if not need.data_centre or need.branch is None:
+        return tuple(known)
+    ended = {compute for compute, last in gpus.first_ended().items() if last < need.branch}
+    return tuple(code for code in known if f"{code // 10}.{code % 10}" not in ended)
+
+
+def _between(compute: str, first: int, last: int) -> Iterator[str]:
+    if first > 0:
+        yield f"{compute}.compareTo({_semver((first // 10, first % 10))}) >= 0"
+    if last < TOP:
+        yield f"{compute}.compareTo({_semver(((last + 1) // 10, (last + 1) % 10))}) < 0"
+
+
+def _semver(version: tuple[int, ...]) -> str:
+    parts = (*version, 0, 0)[:PARTS]
+    return f'semver("{".".join(map(str, parts))}")'

@@ -1,0 +1,38 @@
+"""What the variants of an image need of nodes and devices, as schedulers are told."""
+
+from __future__ import annotations
+
+from imagematrix.kubernetes.affinity import foreign, owned
+from imagematrix.kubernetes.devices import selector
+from imagematrix.kubernetes.needs import needs
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from imagematrix.catalog.catalog import Catalog, Variant
+
+__all__ = ["SCHEMA", "document"]
+
+SCHEMA = "imagematrix.needs/v1"
+
+
+def document(catalog: Catalog, *, allow_cpu: bool = False) -> dict[str, Any]:
+    """Return the Needs document of a catalog."""
+    return {
+        "schema": SCHEMA,
+        "image": catalog.image,
+        "version": catalog.version,
+        "variants": [_variant(variant, allow_cpu=allow_cpu) for variant in catalog.variants],
+    }
+
+
+def _variant(variant: Variant, *, allow_cpu: bool) -> dict[str, Any]:
+    ways = needs(variant, allow_cpu=allow_cpu)
+    return {
+        "reference": variant.reference,
+        "digest": variant.digest,
+        "terms": [{"matchExpressions": list(term)} for term in owned(ways)],
+        "terms_without_labels": [{"matchExpressions": list(term)} for term in foreign(ways)],
+        "device": selector(ways),
+    }

@@ -1,0 +1,255 @@
+"""What an image needs, said to a scheduler: it admits a node if, and only if, `select` would.
+
+Our own labels admit exactly the nodes that a variant fits; those of NFD and NVIDIA, and the attributes of
+NVIDIA's DRA driver, admit none that it does not fit.
+"""
+
+from __future__ import annotations
+
+import json
+from random import Random
+
+import made
+import pytest
+import yaml
+from celpy import celtypes
+from celpy.evaluation import CELEvalError
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scheduling import Cel, Semver, admitted
+
+from imagematrix import documents
+from imagematrix.catalog.catalog import Catalog, Ptx, UserModeDriver, Variant
+from imagematrix.facts import marches, versions
+from imagematrix.kubernetes.affinity import affinity, foreign, owned, required
+from imagematrix.kubernetes.devices import DRIVER, selector
+from imagematrix.kubernetes.needs import Need, needs
+from imagematrix.record import replace
+from imagematrix.selection.select import Selector
+
+REQUIRES = (
+    (),
+    (),
+    (),
+    ("cuda>=12.4",),
+    ("cuda>=12.4 brand=tesla,driver>=535,driver<536 brand=nvidia,driver>=525,driver<526",),
+    ("driver!=550.163.01", "arch>=8.0"),
+    ("driver=535.261.03 driver<=525.60.13.0",),
+    ("driver>550.54 brand!=geforce",),
+)
+
+
+ARM = [marches.required(march, "gcc-14") for march in ("armv8-a", "armv8.2-a", "neoverse-v2")]
+
+
+def of_its_arch(host, driver):
+    """Return a host with another driver, and with flags that its architecture has."""
+    flags = (ARM[len(host.cpu.flags) % 3] | marches.SIGNING) if host.arch == "aarch64" else host.cpu.flags
+    driver = host.driver and replace(host.driver, version=driver)
+    return replace(host, cpu=replace(host.cpu, flags=flags), driver=driver)
+
+
+def some_variants(count):
+    """Return variants with every kind of need, always the same ones."""
+    random = Random(17)  # noqa: S311 - no secret
+    for number in range(count):
+        mode, version = random.choice(["exact", "compat", "host"]), random.choice(made.DRIVERS)
+        branches = random.choice([(535,), (525, 535, 550)])
+        platform = random.choice(["linux/amd64"] * 4 + ["linux/arm64"])
+        yield Variant(
+            reference=f"t:{number}",
+            digest=None,
+            platform=platform,
+            cuda=random.choice(["11.8", "12.0", "12.4", "13.0"]),
+            cubins=tuple(random.sample([*made.TARGETS, "100f"], random.randint(0, 3))),
+            ptx=tuple(
+                Ptx(target=random.choice(made.TARGETS), isa=random.choice(["8.0", "8.4", "9.0"]))
+                for _ in range(random.randint(0, 2))
+            ),
+            compressed_fatbin=random.random() < 0.3,
+            driver=UserModeDriver(
+                mode=mode,
+                version=None if mode == "host" else version,
+                branches=branches if mode == "compat" else (),
+                brands=("nvidia", "tesla") if mode == "compat" else (),
+            ),
+            cpu_flags=random.choice(
+                ARM if platform == "linux/arm64" else [*made.FLAGS.values(), frozenset()]
+            ),
+            requires=random.choice(REQUIRES),
+        )
+    for number, flags in enumerate(made.FLAGS.values()):
+        yield Variant(reference=f"t:cpu{number}", digest=None, platform="linux/amd64", cpu_flags=flags)
+
+
+VARIANTS = tuple(some_variants(80))
+OWNED = {
+    allow_cpu: {one: owned(needs(one, allow_cpu=allow_cpu)) for one in VARIANTS}
+    for allow_cpu in (False, True)
+}
+FOREIGN = {one: foreign(needs(one, allow_cpu=True)) for one in VARIANTS}
+DEVICES = {
+    one: (owned([Need(arch=ways[0].arch, flags=ways[0].flags)]), selector(ways))
+    for one in VARIANTS
+    if (ways := needs(one))
+}
+wide_drivers = st.sampled_from(
+    [*made.DRIVERS, "470.57.02", "510.39.01", "530.30.2", "535.261", "590.1.1", "390.46", "550.54.14.1"]
+)
+hosts = st.builds(of_its_arch, made.hosts, wide_drivers)
+cel = Cel()
+
+
+def fits(host, variant, *, allow_cpu=False):
+    selector = Selector(Catalog(image="t", version="v1", variants=(variant,)))
+    return bool(selector.explain(host, allow_cpu=allow_cpu).fits)
+
+
+def alike(host):
+    """Return a host with the GPUs of its first one's model only, and only such as NVML would list."""
+    some = [gpu for gpu in host.gpus if gpu.state in {"ok", "vgpu"}]
+    model = [replace(some[0], index=index) for index in range(len(some))] if some else []
+    return replace(host, gpus=tuple(model), accelerators=())
+
+
+@settings(max_examples=300, deadline=None)
+@given(hosts, st.booleans())
+def test_our_labels_admit_a_node_if_and_only_if_the_variant_fits(cluster, host, allow_cpu):
+    labels, catalog = cluster.own(host), Catalog(image="t", version="v1", variants=VARIANTS)
+    right = Selector(catalog).explain(host, allow_cpu=allow_cpu).fits
+    mixed = len({(gpu.compute, gpu.brand) for gpu in host.gpus}) > 1
+    for variant, ways in OWNED[allow_cpu].items():
+        seen = admitted(ways, labels)
+        cautious = mixed and variant.requires
+        assert seen == (variant.reference in right) or (cautious and not seen)
+
+
+@settings(max_examples=300, deadline=None)
+@given(hosts.map(alike))
+def test_labels_of_others_admit_no_node_that_the_variant_does_not_fit(cluster, host):
+    labels, catalog = cluster.foreign(host), Catalog(image="t", version="v1", variants=VARIANTS)
+    right = Selector(catalog).explain(listed(cluster, host), allow_cpu=True).fits
+    for variant, ways in FOREIGN.items():
+        assert not admitted(ways, labels) or variant.reference in right
+
+
+@settings(max_examples=40, deadline=None)
+@given(hosts.map(alike))
+def test_a_device_selector_admits_no_gpu_that_the_variant_does_not_fit(cluster, host):
+    seen = listed(cluster, host)
+    labels, catalog = cluster.own(seen), Catalog(image="t", version="v1", variants=VARIANTS)
+    right = Selector(catalog).explain(seen).fits
+    for variant, (cpu, expression) in DEVICES.items():
+        if expression and seen.gpus and admitted(cpu, labels):
+            assert not all(chosen(expression, seen, gpu) for gpu in seen.gpus) or variant.reference in right
+
+
+def listed(cluster, host):
+    """Return a host with those of its GPUs that NVIDIA's software lists."""
+    return replace(host, gpus=tuple(gpu for gpu in host.gpus if host.driver and cluster.listed(host, gpu)))
+
+
+def chosen(expression, host, gpu):
+    """Whether a device selector admits a GPU with the attributes that NVIDIA's driver publishes."""
+    if gpu.compute is None or gpu.brand is None or gpu.state == "vgpu":
+        return False  # it would not publish such a device
+    if versions.is_tegra(host.driver.version) or len(host.driver.version.split(".")) > 3:
+        return False
+    attributes = celtypes.MapType(
+        {
+            "driverVersion": numbers(host.driver.version),
+            "cudaComputeCapability": numbers(gpu.compute),
+            "brand": celtypes.StringType(gpu.brand.capitalize()),
+            "productName": celtypes.StringType(gpu.name or "unknown"),
+        }
+    )
+    device = celtypes.MapType(
+        {
+            "driver": celtypes.StringType(DRIVER),
+            "attributes": celtypes.MapType({celtypes.StringType(DRIVER): attributes}),
+        }
+    )
+    return bool(cel(expression, device=device))
+
+
+def numbers(version):
+    return Semver((*map(int, version.split(".")), 0, 0)[:3])
+
+
+def test_every_profile_and_every_shipped_variant(hosts, cluster, shipped_catalog):
+    labels = {name: (cluster.own(host), cluster.foreign(host)) for name, host in hosts.items()}
+    uniform = {name for name, host in hosts.items() if len({gpu.compute for gpu in host.gpus}) < 2}
+    placed = 0
+    for variant in shipped_catalog.variants:
+        there = needs(variant)
+        exact, cautious = owned(there), foreign(there)
+        for name, host in hosts.items():
+            right = fits(host, variant)
+            assert admitted(exact, labels[name][0]) == right
+            if name in uniform and admitted(cautious, labels[name][1]):
+                placed += 1
+                assert right
+    assert placed > 0
+
+
+def test_an_exact_driver_and_a_cubin_are_short_to_say(make):
+    (term,) = owned(needs(make.variant(cpu_flags=make.flags("x86-64-v3"))))
+    assert [(one["key"].partition("/")[2], one["operator"], one.get("values")) for one in term] == [
+        ("arch", "In", ["amd64"]),
+        ("cpu.level", "Gt", ["2"]),
+        ("cpu-flag.xsave", "Exists", None),
+        ("driver", "In", ["550.163.01"]),
+        ("gpu.states", "In", ["ok"]),
+        ("gpu.compute-min", "Gt", ["88"]),
+        ("gpu.compute-max", "Lt", ["90"]),
+        ("gpu.driver-limit", "Gt", ["549"]),
+    ]
+
+
+def test_the_affinity_of_a_pod(make):
+    terms = owned(needs(make.variant()))
+    spec = {"affinity": affinity(terms)}
+    assert [tuple(term["matchExpressions"]) for term in required(spec)] == list(terms)
+    assert required({}) is None
+    assert required({"affinity": None}) is None
+
+
+def test_the_numeric_order_of_drivers_counts_for_devices_only(make):
+    variant = make.variant(driver=make.umd("exact", "580.65.06"))
+    assert 'semver("580.65.6")' in selector(needs(variant))
+    assert owned(needs(variant))[0][1]["values"] == ["580.65.06"]
+    assert selector(needs(make.cpu_variant())) is None
+
+
+def test_what_labels_of_others_cannot_tell_has_no_terms(make):
+    compat = make.variant(driver=make.umd("compat", "560.35.05"))
+    assert foreign(needs(compat)) == ()
+    assert foreign(needs(make.cpu_variant())) == ()
+    assert foreign(needs(make.cpu_variant(), allow_cpu=True)) != ()
+    assert foreign(needs(make.variant(cpu_flags=frozenset(["clwb"])))) == ()
+
+
+def test_an_image_of_unknown_code_needs_a_gpu_that_works(make, cluster):
+    variant = make.variant(cubins=(), facts=(("cubins", "unknown"),))
+    terms = owned(needs(variant))
+    assert admitted(terms, cluster.own(make.host(make.gpu(0))))
+    assert not admitted(terms, cluster.own(make.host(make.gpu(0, state="lost"))))
+    assert not admitted(terms, cluster.own(make.host()))
+
+
+@pytest.mark.parametrize("expression", ['semver("1.2.3").compareTo(semver("1.2.10")) < 0'])
+def test_the_evaluator_of_cel(expression):
+    assert cel(expression) == celtypes.BoolType(True)
+    with pytest.raises(CELEvalError):
+        cel("nothing")
+
+
+def test_the_command(cli, make, tmp_path, conforms):
+    path = tmp_path / "t.json"
+    path.write_text(documents.dump(make.catalog(make.variant("t:a"), make.cpu_variant()).to_json()))
+    said = cli("kubernetes", "needs", "t:v1", "--catalog", str(path), "--json")
+    document = conforms(json.loads(said.out))
+    assert [one["device"] is None for one in document["variants"]] == [False, True]
+    assert yaml.safe_load(cli("kubernetes", "needs", "t:v1", "--catalog", str(path)).out) == document
+    only = cli("kubernetes", "needs", "t:v1", "--catalog", str(path), "--where", "cuda=12.4", "--json")
+    assert [one["reference"] for one in json.loads(only.out)["variants"]] == ["t:a"]
