@@ -124,25 +124,25 @@ class Buildx:
         if self._attest and not self.reproducible:
             remedy = "use the containerd image store, or --builder"
             raise UsageError("the engine's classic image store cannot keep attestations", remedy=remedy)
-        asked = ["docker", "info", "--format", "{{json .ClientInfo.Plugins}}"]
+        command = ["docker", "info", "--format", "{{json .ClientInfo.Plugins}}"]
         try:
-            done = subprocess.run(asked, check=True, capture_output=True, text=True)
+            done = subprocess.run(command, check=True, capture_output=True, text=True)
             plugins: list[dict[str, Any]] = json.loads(done.stdout) or []
         except OSError as error:
             raise EngineError("docker is not installed", remedy="the package is docker-cli") from error
         except subprocess.CalledProcessError as error:
             raise _broken(error.stderr) from error
-        found = next((plugin for plugin in plugins if plugin["Name"] == "buildx"), {})
-        if "Err" in found or "Path" not in found:
-            raise _broken(str(found.get("Err", "docker has no such plugin")))
-        return str(found["Path"])
+        buildx = next((plugin for plugin in plugins if plugin["Name"] == "buildx"), {})
+        if "Err" in buildx or "Path" not in buildx:
+            raise _broken(str(buildx.get("Err", "docker has no such plugin")))
+        return str(buildx["Path"])
 
     def _in_a_context(self) -> bool:
         """Whether the builder is the engine of a docker context."""
         if self._builder is None:
             return False
-        asked = [self._command, "inspect", self._builder]
-        done = subprocess.run(asked, check=False, capture_output=True, text=True)
+        command = [self._command, "inspect", self._builder]
+        done = subprocess.run(command, check=False, capture_output=True, text=True)
         if "no builder" in done.stderr:
             raise UsageError(f"builder {self._builder!r} not found", remedy="see `docker buildx ls`")
         if done.returncode:
@@ -273,12 +273,12 @@ class Buildx:
                 yield _Layout.of(Path(name), blobs)
             return
         with self._lock:
-            found = self._idle.pop() if self._idle else replace(self._shared, folder=self._new_layout())
+            layout = self._idle.pop() if self._idle else replace(self._shared, folder=self._new_layout())
         try:
-            yield found
+            yield layout
         finally:
             with self._lock:
-                self._idle.append(found)
+                self._idle.append(layout)
 
     def _new_layout(self) -> Path:
         folder = Path(tempfile.mkdtemp(dir=self._scratch))
@@ -297,8 +297,8 @@ class Buildx:
                 f"--metadata-file={metadata.name}",
             ]
             self._solve(options, order.dockerfile, order.sources, log, step)
-            found: dict[str, Any] = json.loads(Path(metadata.name).read_text())
-        return found
+            document: dict[str, Any] = json.loads(Path(metadata.name).read_text())
+        return document
 
     def _solve(
         self, options: list[str], dockerfile: str, sources: Sources, log: TextIO, step: Callable[[str], None]
@@ -322,9 +322,9 @@ class Buildx:
                 for line in process.stdout:
                     log.write(line)
                     tail = [*tail[1 - TAIL :], line.rstrip()]
-                    found = STEP.match(line)
-                    if found:
-                        step(f"{found[1]}: {found[2]}")
+                    match = STEP.match(line)
+                    if match:
+                        step(f"{match[1]}: {match[2]}")
             except BaseException:
                 _signal(process, signal.SIGKILL)
                 raise
@@ -357,18 +357,18 @@ class Buildx:
         if self._stopped:
             raise StoppedError("stopped")
         self._docker.require()
-        said = "\n".join(tail)
-        if GONE in said:
+        output = "\n".join(tail)
+        if GONE in output:
             raise EngineError(
                 "the Docker engine stopped during a build",
                 remedy="images built so far are kept; run the same command again to continue",
             )
         remedy = None
-        if FULL in said:
+        if FULL in output:
             remedy = room(self._scratch)
-        elif UNRESOLVED in said and not self.local:
+        elif UNRESOLVED in output and not self.local:
             remedy = f"{self._builder} pulls base images from registries; push it to one that it can reach"
-        raise BuildError(said or "docker buildx failed without a message", remedy=remedy)
+        raise BuildError(output or "docker buildx failed without a message", remedy=remedy)
 
     def stop(self) -> None:
         """Stop all running builds; those that do not end within GRACE seconds are killed."""
@@ -392,9 +392,9 @@ def _attributes(attributes: Mapping[str, str]) -> str:
     return line.getvalue()
 
 
-def _broken(said: str) -> EngineError:
+def _broken(output: str) -> EngineError:
     remedy = "install it: the package is docker-buildx or docker-buildx-plugin"
-    return EngineError(f"docker buildx does not work: {said.strip()}", remedy=remedy)
+    return EngineError(f"docker buildx does not work: {output.strip()}", remedy=remedy)
 
 
 def _signal(process: subprocess.Popen[str], number: signal.Signals) -> None:

@@ -84,7 +84,7 @@ class Compilers:
 
 def unanswered(items: Iterable[Planned]) -> list[BuildError]:
     """Return the errors of the builds of `items` whose CPU flags are unknown."""
-    found = []
+    errors = []
     for item in items:
         march = item.cell.axes.get("march")
         try:
@@ -92,8 +92,8 @@ def unanswered(items: Iterable[Planned]) -> list[BuildError]:
                 _from_table(item.cell, march)
         except BuildError as error:
             if through_stage(item.dockerfile, STAGE) is None:
-                found.append(error)
-    return found
+                errors.append(error)
+    return errors
 
 
 class _Compiler:
@@ -130,11 +130,11 @@ class _Compiler:
             f"for option in {words}; do "
             'cc "$option" -dM -E -x c /dev/null > "/macros/$option" || rm "/macros/$option"; done'
         )
-        asked = (
+        dockerfile = (
             f"{self._stage}\nFROM {STAGE} AS imagematrix-macros\nRUN mkdir /macros && {script}\n"
             "FROM scratch\nCOPY --from=imagematrix-macros /macros /\n"
         )
-        return self._builder.export(asked, sources)
+        return self._builder.export(dockerfile, sources)
 
 
 def _unknown(item: Planned, option: str) -> BuildError:

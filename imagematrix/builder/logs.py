@@ -18,7 +18,7 @@ QUOTED = str.maketrans("/:", "+=")
 KEPT = 64 * 1024  # bytes of a log's end: about 500 lines, a small part of what CI systems keep of a job
 
 
-def where(folder: Path, image: str, version: str, cell: str) -> Path:
+def log_path(folder: Path, image: str, version: str, cell: str) -> Path:
     """Return the path of a cell's log below `folder`."""
     return folder / image.translate(QUOTED) / f"{version}-{cell}.log"
 
@@ -40,7 +40,7 @@ class _Named(io.FileIO):
             raise
 
 
-def said(log: str | Path | None, error: str) -> str:
+def excerpt(log: str | Path | None, error: str) -> str:
     """Return the text to show for a failed cell: the end of its log, with the error if the log lacks it."""
     text, error = _trimmed(_end(Path(log)) if log else ""), _trimmed(plain(error))
     return text if error in text else f"{text}\n{error}".strip("\n")

@@ -135,8 +135,8 @@ class Rewriter:
         return self._path(digest).stat().st_size
 
     def _json(self, digest: str) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self._read(digest))
-        return found
+        document: dict[str, Any] = json.loads(self._read(digest))
+        return document
 
     def _put(self, raw: bytes) -> str:
         with self._new() as file:

@@ -14,7 +14,7 @@ from functools import partial
 from graphlib import TopologicalSorter
 from typing import Any, Protocol
 
-from imagematrix.builder.logs import where
+from imagematrix.builder.logs import log_path
 from imagematrix.builder.result import BuildStatus, Result, complete
 from imagematrix.errors import BuildError, EngineError, ImagematrixError
 from imagematrix.planning.backend import StoppedError
@@ -143,7 +143,7 @@ class Session:
     def _carried_out(self, item: Planned, give_place: Callable[[], None]) -> Result:
         begin = time.monotonic()
         image = item.cell.image
-        log = where(self._logs, image.name, image.version, item.cell.id)
+        log = log_path(self._logs, image.name, image.version, item.cell.id)
         self._reporter.started(item)
         try:
             log.unlink(missing_ok=True)  # the log of an earlier build would show another failure

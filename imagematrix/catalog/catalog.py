@@ -178,14 +178,14 @@ class Catalog(Record):
         """Return the Catalog that a document describes; raise UsageError if it is invalid."""
         fields = documents.Fields(data, where)
         fields.schema(SCHEMA)
-        seen: set[str] = set()
-        known: dict[str, Any] = {}
+        references: set[str] = set()
+        cache: dict[str, Any] = {}
         variants = []
         for item in fields.objects("variants"):
-            variant = _variant(item, known)
-            if variant.reference in seen:
+            variant = _variant(item, cache)
+            if variant.reference in references:
                 raise item.fail("reference", f"{variant.reference} occurs twice")
-            seen.add(variant.reference)
+            references.add(variant.reference)
             variants.append(variant)
         return cls(
             image=fields.text("image"),
@@ -206,8 +206,8 @@ class Catalog(Record):
             return None
         if version in (None, self.version):
             return self
-        found = tuple([one for one in self.variants if name == one.reference or version == one.digest])
-        return replace(self, variants=found, defaults=()) if found else None
+        variants = tuple([one for one in self.variants if name == one.reference or version == one.digest])
+        return replace(self, variants=variants, defaults=()) if variants else None
 
     @classmethod
     def load(cls, path: str | Path) -> Catalog:
@@ -229,17 +229,17 @@ class Catalog(Record):
         return catalog(name)
 
 
-def _variant(fields: Fields, known: dict[str, Any]) -> Variant:
+def _variant(fields: Fields, cache: dict[str, Any]) -> Variant:
     # Equal parts of variants are parsed once and shared, which makes loading and comparing faster.
     return Variant(
         reference=_matching(fields, "reference", REFERENCE, "an image reference"),
         digest=_matching_or_none(fields, "digest", DIGEST, "a sha256 digest"),
         platform=fields.text("platform"),
         cuda=_matching_or_none(fields, "cuda", RELEASE, "a CUDA release such as 12.4"),
-        cubins=fields.cached("cubins", _codes, known),
-        ptx=fields.cached("ptx", _ptx, known),
+        cubins=fields.cached("cubins", _codes, cache),
+        ptx=fields.cached("ptx", _ptx, cache),
         compressed_fatbin=fields.boolean("compressed_fatbin"),
-        driver=fields.cached("driver", _driver, known),
+        driver=fields.cached("driver", _driver, cache),
         march=fields.text_or_none("march"),
         cpu_flags=fields.words("cpu_flags"),
         vendor=fields.text_or_none("vendor"),
@@ -247,9 +247,9 @@ def _variant(fields: Fields, known: dict[str, Any]) -> Variant:
         oldest_driver=_matching_or_none(
             fields, "oldest_driver", DRIVER, "a driver version such as 550.163.01"
         ),
-        axes=fields.cached("axes", own_axes, known),
+        axes=fields.cached("axes", own_axes, cache),
         signed_returns=fields.boolean("signed_returns"),
-        facts=fields.cached("facts", _facts, known),
+        facts=fields.cached("facts", _facts, cache),
         requires=_requires(fields, "requires") if fields.present("requires") else (),
     )
 
@@ -267,15 +267,13 @@ def preference(fields: Fields, key: str) -> tuple[str, ...]:
 
 def own_axes(fields: Fields, key: str) -> tuple[tuple[str, str], ...]:
     """Return an object's axes with their values, sorted; raise UsageError if one is about hardware."""
-    found = fields.object_or_none(key)
-    if found is None:
+    axes = fields.object_or_none(key)
+    if axes is None:
         return ()
-    for axis in found.data:
+    for axis in axes.data:
         if not AXIS.fullmatch(axis) or axis in HARDWARE:
             raise fields.fail(key, f"{axis[:80]!r} is not an image's own axis")
-    return tuple(
-        [(axis, _matching(found, axis, VALUE, "the value of an axis")) for axis in sorted(found.data)]
-    )
+    return tuple([(axis, _matching(axes, axis, VALUE, "the value of an axis")) for axis in sorted(axes.data)])
 
 
 def _codes(fields: Fields, key: str) -> tuple[str, ...]:
@@ -297,14 +295,14 @@ def _ptx(fields: Fields, key: str) -> tuple[Ptx, ...]:
 
 
 def _facts(fields: Fields, key: str) -> tuple[tuple[str, str], ...]:
-    found = fields.object_or_none(key)
-    if found is None:
+    facts = fields.object_or_none(key)
+    if facts is None:
         return ()
-    for fact in found.data:
-        source = found.text(fact)
+    for fact in facts.data:
+        source = facts.text(fact)
         if source not in SOURCES:
-            raise found.fail(fact, f"{source[:80]!r} is not one of {', '.join(SOURCES)}")
-    return tuple(sorted(found.data.items()))
+            raise facts.fail(fact, f"{source[:80]!r} is not one of {', '.join(SOURCES)}")
+    return tuple(sorted(facts.data.items()))
 
 
 def _requires(fields: Fields, key: str) -> tuple[str, ...]:

@@ -47,8 +47,8 @@ def _remedy(name: str, own: list[Catalog]) -> str:
     variants = [one.reference for item in own for one in item.variants]
     if not versions:
         return "build variants with `imagematrix build`"
-    told = versions if split(name)[1] else list(dict.fromkeys(item.image for item in there))
-    return nearest(name, [*told, *variants], likeness=SLIP) or f"it has {', '.join(versions)}"
+    names = versions if split(name)[1] else list(dict.fromkeys(item.image for item in there))
+    return nearest(name, [*names, *variants], likeness=SLIP) or f"it has {', '.join(versions)}"
 
 
 def catalogs(image: str | None = None) -> list[Catalog]:
@@ -61,12 +61,12 @@ def catalogs(image: str | None = None) -> list[Catalog]:
     return [_catalog(name, version, found) for (name, version), found in sorted(groups.items())]
 
 
-def _catalog(name: str, version: str, found: dict[str, tuple[Variant, Terms]]) -> Catalog:
-    terms = labels.agreed(f"{name}:{version}", (stated for _, stated in found.values()))
+def _catalog(name: str, version: str, members: dict[str, tuple[Variant, Terms]]) -> Catalog:
+    terms = labels.agreed(f"{name}:{version}", (stated for _, stated in members.values()))
     return Catalog(
         image=name,
         version=version,
-        variants=tuple(found[reference][0] for reference in sorted(found)),
+        variants=tuple(members[reference][0] for reference in sorted(members)),
         prefer=terms.prefer,
         defaults=terms.defaults,
     )

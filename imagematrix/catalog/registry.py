@@ -61,25 +61,25 @@ def catalogs(name: str) -> list[Catalog]:
 
     with Registry(name) as registry, ThreadPoolExecutor(max_workers=REQUESTS) as pool:
         versions = _versions(registry.tags())
-        found = zip(versions, pool.map(registry.manifest, versions), strict=True)
-        read = [listed(one, name, version) for version, one in found if one]
+        manifests = zip(versions, pool.map(registry.manifest, versions), strict=True)
+        read = [listed(one, name, version) for version, one in manifests if one]
     return [one for one in read if one is not None]
 
 
-def listed(found: Manifest, image: str, version: str) -> Catalog | None:
+def listed(manifest: Manifest, image: str, version: str) -> Catalog | None:
     """Return the catalog in the index of a version; None if it has no variants.
 
     Raises UsageError if it is damaged.
     """
-    entries = _listed(found, f"{image}:{version}")
+    entries = _listed(manifest, f"{image}:{version}")
     return index.catalog(image, version, entries) if entries else None
 
 
-def _listed(found: Manifest, name: str) -> list[Entry]:
+def _listed(manifest: Manifest, name: str) -> list[Entry]:
     """Return the variants in a manifest: none if it is a single image or a foreign index."""
-    if found.media_type in IMAGES:
+    if manifest.media_type in IMAGES:
         return []
-    return [one for one in index.parse(found.raw, name) if one.ours]
+    return [one for one in index.parse(manifest.raw, name) if one.ours]
 
 
 def _versions(tags: Iterable[str]) -> list[str]:
@@ -117,15 +117,16 @@ def entry(registry: Registry, tag: str) -> Entry | None:
     config = fields.object_or_none("config")
     if config is None or config.text_or_none("mediaType") not in CONFIGS:
         return None
-    told = fields.named_texts("annotations")
-    if labels.VARIANT not in told:  # pushed by an engine with the classic image store
-        told = _configured(registry, config, where)
+    annotations = fields.named_texts("annotations")
+    if labels.VARIANT not in annotations:  # pushed by an engine with the classic image store
+        annotations = _configured(registry, config, where)
     size = sum(layer.integer("size") for layer in fields.objects("layers"))
     return index.Entry(
         digest=manifest.digest,
         size=len(manifest.raw),
         media_type=manifest.media_type,
-        annotations={key: told[key] for key in labels.ANNOTATED if key in told} | {labels.SIZE: str(size)},
+        annotations={key: annotations[key] for key in labels.ANNOTATED if key in annotations}
+        | {labels.SIZE: str(size)},
         platform=index.platform(None),
     )
 

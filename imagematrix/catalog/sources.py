@@ -52,8 +52,8 @@ class Source(Record):
     def module(self) -> Module:
         """The source's module, loaded when it is needed."""
         # importlib would slow down `select`.
-        found: Module = __import__(f"imagematrix.catalog.{self.name}", fromlist=["catalog"])
-        return found
+        module: Module = __import__(f"imagematrix.catalog.{self.name}", fromlist=["catalog"])
+        return module
 
 
 def _saved(name: str) -> bool:
@@ -89,8 +89,8 @@ def open_catalog(
     if name is None:
         return _at_home(image or "", note)
     source = next(source for source in SOURCES if source.takes(name))
-    found = source.module.catalog(name)
-    return found if image is None or source.own_names else _of(found, image, name)
+    catalog = source.module.catalog(name)
+    return catalog if image is None or source.own_names else _of(catalog, image, name)
 
 
 def list_catalogs(image: str | None = None) -> list[Catalog]:
@@ -100,9 +100,9 @@ def list_catalogs(image: str | None = None) -> list[Catalog]:
     """
     homes = [source for source in SOURCES if source.keeps(image or "")]
     for source in homes:
-        found = source.module.catalogs(image)
-        if found or image is None:
-            return found
+        catalogs = source.module.catalogs(image)
+        if catalogs or image is None:
+            return catalogs
     return [homes[-1].module.catalog(str(image))]  # raises an error that lists existing images
 
 
@@ -114,20 +114,20 @@ def _at_home(image: str, note: Callable[[str], object]) -> Catalog:
         unknown = error
     for source in others:
         try:
-            found = source.module.catalog(image)
+            catalog = source.module.catalog(image)
         except (EngineError, UnknownImageError):
             continue
         note(f"{unknown}: using the {source.name}'s images")
-        return found
+        return catalog
     raise unknown
 
 
 def _of(whole: Catalog, image: str, name: str) -> Catalog:
     """Return the part of a catalog that `image` refers to."""
-    found = whole.named(image)
-    if found is None:
+    part = whole.named(image)
+    if part is None:
         own = f"{whole.image}:{whole.version}"
         names = [own, whole.image, *(variant.reference for variant in whole.variants)]
         remedy = nearest(image, names, likeness=SLIP)
         raise UnknownImageError(f"{name} is the catalog of {own}, not of {image}", remedy=remedy)
-    return found
+    return part

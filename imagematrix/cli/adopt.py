@@ -34,12 +34,12 @@ def command(
     image, version = split(name)
     if version is None or DIGEST.fullmatch(version) or not TAG.fullmatch(version):
         raise UsageError(f"invalid name {name!r}: expected a name and a version, such as torch:v1")
-    found = catalog(audited(references, platform), image, version, warn)
+    result = catalog(audited(references, platform), image, version, warn)
     if output is None:
-        print_json(found.to_json())
+        print_json(result.to_json())
         return
     try:
-        output.write_text(documents.dump(found.to_json()), encoding="utf-8")
+        output.write_text(documents.dump(result.to_json()), encoding="utf-8")
     except OSError as error:
         raise UsageError(f"{output}: {error.strerror}") from error
-    info(f"imagematrix: {counted(len(found.variants), 'image')} of {name} in {output}")
+    info(f"imagematrix: {counted(len(result.variants), 'image')} of {name} in {output}")

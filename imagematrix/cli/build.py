@@ -154,7 +154,7 @@ def _tell(
         if junit:
             others.callback(_write, junit, outcomes)
         others.callback(ci.write_summary, outcomes)
-        others.callback(_explain, results, told=error)
+        others.callback(_explain, results, overall=error)
         others.callback(_warn, results)
         if isinstance(error, (KeyboardInterrupt, SystemExit)):
             others.callback(info, "stopped: finished images are kept, and the next build continues from here")
@@ -179,11 +179,11 @@ def _conclude(done: int, up_to_date: int) -> None:
 
 
 def _write(path: Path, outcomes: Sequence[Outcome]) -> None:
-    from imagematrix.builder.logs import said
+    from imagematrix.builder.logs import excerpt
     from imagematrix.reports.junit import junit
 
     try:
-        path.write_bytes(junit(outcomes, lambda outcome: said(outcome.log, outcome.error or "")))
+        path.write_bytes(junit(outcomes, lambda outcome: excerpt(outcome.log, outcome.error or "")))
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from error
 
@@ -202,12 +202,12 @@ def _warn(results: Sequence[Result]) -> None:
         warn(f"warning: {names[0]}{more}: {text}")
 
 
-def _explain(results: Sequence[Result], *, told: BaseException | None) -> None:
+def _explain(results: Sequence[Result], *, overall: BaseException | None) -> None:
     """Print why each failed cell failed, in the format of the CI system, if there is one.
 
-    The error `told` is that of the whole build, and is printed last.
+    The error `overall` is that of the whole build, and is printed last.
     """
-    from imagematrix.builder.logs import said
+    from imagematrix.builder.logs import excerpt
     from imagematrix.builder.result import BuildStatus
     from imagematrix.cli import ci
     from imagematrix.planning.naming import naming
@@ -217,10 +217,10 @@ def _explain(results: Sequence[Result], *, told: BaseException | None) -> None:
     system = ci.system()
     for result in results:
         error = result.error
-        if result.status is not BuildStatus.FAILED or error is None or error is told:
+        if result.status is not BuildStatus.FAILED or error is None or error is overall:
             continue
         if system:
-            text = "\n".join(filter(None, (said(result.log, str(error)), error.remedy)))
+            text = "\n".join(filter(None, (excerpt(result.log, str(error)), error.remedy)))
             info_raw(ci.failed(system, name(result.item), headline(str(error)), text))
             continue
         log = f" (log: {result.log})" if result.log else ""

@@ -75,7 +75,7 @@ def command(
         raise UsageError("no image given", remedy="give --image IMAGE[:VERSION], or --catalog FILE|REF")
     drivers = replaced(driver or ())
     fleet = load(hosts, sys.stdin.buffer)
-    found = coverage(
+    report = coverage(
         fleet,
         catalog_of(image, catalog),
         gpus=gpus,
@@ -84,52 +84,52 @@ def command(
         where=parse(where or ()),
     )
     if html is not None:
-        _write(html, found)
+        _write(html, report)
     if json:
-        print_json(found.to_json())
+        print_json(report.to_json())
     else:
-        _print(found)
-    if not found.complete:
+        _print(report)
+    if not report.complete:
         raise typer.Exit(NothingFits.exit_code)
 
 
-def _write(path: Path, found: Coverage) -> None:
+def _write(path: Path, report: Coverage) -> None:
     from imagematrix.fleet.page import page
 
     try:
-        path.write_bytes(page(found).encode(errors="backslashreplace"))
+        path.write_bytes(page(report).encode(errors="backslashreplace"))
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from error
 
 
-def _print(found: Coverage) -> None:
-    short = _Short(found)
-    _lines(f"{found.image}:{found.version} serves {found.served} of {_count(found.hosts, 'host')}")
-    if found.unserved:
-        lacking = found.hosts - found.served
-        _lines(f"\n[red]nothing fits {_count(lacking, 'host')}[/]", *_unserved(found, short))
+def _print(report: Coverage) -> None:
+    short = _Short(report)
+    _lines(f"{report.image}:{report.version} serves {report.served} of {_count(report.hosts, 'host')}")
+    if report.unserved:
+        lacking = report.hosts - report.served
+        _lines(f"\n[red]nothing fits {_count(lacking, 'host')}[/]", *_unserved(report, short))
     _lines("")
     table(
         ("variant", "hosts", "share", "fits"),
         [
             (short(one.reference), str(len(one.hosts)), f"{one.share:.1%}", str(one.fits))
-            for one in found.variants
+            for one in report.variants
             if one.hosts
         ],
     )
-    if found.unused:
-        _lines(f"\n[yellow]no host would choose {_count(len(found.unused), 'variant')}[/]")
-        table(("variant", "fits"), [(short(one.reference), str(one.fits)) for one in found.unused])
-    _lines("", *_smallest(found, short))
-    for upgrade in found.upgrades:
+    if report.unused:
+        _lines(f"\n[yellow]no host would choose {_count(len(report.unused), 'variant')}[/]")
+        table(("variant", "fits"), [(short(one.reference), str(one.fits)) for one in report.unused])
+    _lines("", *_smallest(report, short))
+    for upgrade in report.upgrades:
         _upgrade(upgrade, short)
 
 
 class _Short:
     """Shortens references, and makes untrusted text safe to print."""
 
-    def __init__(self, found: Coverage) -> None:
-        self._prefix = f"{found.image}:{found.version}-"
+    def __init__(self, report: Coverage) -> None:
+        self._prefix = f"{report.image}:{report.version}-"
 
     def __call__(self, reference: str) -> str:
         return _safe(reference.removeprefix(self._prefix))
@@ -139,12 +139,12 @@ def _lines(*lines: str) -> None:
     console(sys.stdout).print("\n".join(lines), soft_wrap=True)
 
 
-def _unserved(found: Coverage, short: _Short) -> Iterator[str]:
-    for unserved in found.unserved[:LISTED]:
+def _unserved(report: Coverage, short: _Short) -> Iterator[str]:
+    for unserved in report.unserved[:LISTED]:
         yield from _folded("  ", _names(unserved.hosts))
         yield from _miss(unserved.miss, short)
-    if len(found.unserved) > LISTED:
-        yield f"  {_count(len(found.unserved) - LISTED, 'more reason')}; --json has all"
+    if len(report.unserved) > LISTED:
+        yield f"  {_count(len(report.unserved) - LISTED, 'more reason')}; --json has all"
 
 
 def _miss(miss: Miss, short: _Short) -> Iterator[str]:
@@ -163,8 +163,8 @@ def _cure(indent: str, fix: str | None) -> list[str]:
     return _folded(indent, f"-> {_safe(fix)}") if fix else []
 
 
-def _smallest(found: Coverage, short: _Short) -> Iterator[str]:
-    least = found.smallest
+def _smallest(report: Coverage, short: _Short) -> Iterator[str]:
+    least = report.smallest
     many = _count(len(least.variants), "variant")
     if least.exact:
         yield f"{many} would be enough for the same hosts, though some hosts would get a worse one:"
@@ -183,10 +183,9 @@ def _upgrade(upgrade: Upgrade, short: _Short) -> None:
         f"{gained} would gain one" if gained else "",
         f"nothing changes for {upgrade.unchanged}" if upgrade.unchanged else "",
     ]
-    told = ", ".join(part for part in parts if part)
-    _lines(
-        f"\ndriver {upgrade.old} -> {upgrade.new}: {_count(upgrade.hosts, 'host')}{': ' * bool(told)}{told}"
-    )
+    effects = ", ".join(part for part in parts if part)
+    hosts = _count(upgrade.hosts, "host")
+    _lines(f"\ndriver {upgrade.old} -> {upgrade.new}: {hosts}{': ' * bool(effects)}{effects}")
     rows = [
         (_names(loss.hosts), short(loss.old), f"[red]nothing[/]: {_safe(_fixes(loss.miss))}")
         for loss in upgrade.lost

@@ -73,9 +73,9 @@ def command(
         table(("reference", "cuda", "driver", "cubins", "march", *axes, "size"), rows)
 
 
-def _weights(found: Sizes) -> None:
+def _weights(weights: Sizes) -> None:
     """Print a table of the sizes of a version's variants, and their total."""
-    pull = any(one.pull is not None for one in found.variants)
+    pull = any(one.pull is not None for one in weights.variants)
     rows = [
         (
             escape(one.variant.reference),
@@ -83,14 +83,14 @@ def _weights(found: Sizes) -> None:
             _amount(adds),
             *([_amount(one.pull)] if pull else []),
         )
-        for one, adds in zip(found.variants, found.added(), strict=True)
+        for one, adds in zip(weights.variants, weights.added(), strict=True)
     ]
     table(("reference", "size", "adds", *(["to pull"] if pull else [])), rows)
-    kinds = {one.compressed for one in found.variants}
+    kinds = {one.compressed for one in weights.variants}
     kind = "compressed" if kinds == {True} else "uncompressed" if kinds == {False} else "partly compressed"
-    name = f"{found.catalog.image}:{found.catalog.version}"
-    layers = counted(len(found.layers), "layer")
-    print_text(f"\n{name}: {_amount(found.total)} {kind} in {layers}, each counted once")
+    name = f"{weights.catalog.image}:{weights.catalog.version}"
+    layers = counted(len(weights.layers), "layer")
+    print_text(f"\n{name}: {_amount(weights.total)} {kind} in {layers}, each counted once")
 
 
 def _amount(size: int | None) -> str:

@@ -200,5 +200,5 @@ def sharding(shard: str | None, durations: Sequence[Path] | None) -> Callable[[P
     from imagematrix.reports import outcome
 
     part = Shard.parse(shard)
-    known = outcome.durations(map(outcome.load, durations or ()))
-    return lambda plan: narrowed(plan, part, known)
+    seconds = outcome.durations(map(outcome.load, durations or ()))
+    return lambda plan: narrowed(plan, part, seconds)

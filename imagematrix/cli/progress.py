@@ -135,5 +135,5 @@ class _Board(Progress):
         done = len(self.results)
         if not done:
             return ""
-        left = (time.monotonic() - self._begin) / done * (self._total - done)
-        return f", about {left:.0f} s left"
+        seconds = (time.monotonic() - self._begin) / done * (self._total - done)
+        return f", about {seconds:.0f} s left"

@@ -77,9 +77,9 @@ def _named(image: str, version: str, file: Path | None) -> dict[str, str]:
     if file is None and not path.exists():
         return {}
     matrix = load(path)
-    found = next((one for one in matrix.images if (one.name, one.version) == (image, version)), None)
-    if found:
-        return plain_pull(matrix, expand(matrix), found)
+    stated = next((one for one in matrix.images if (one.name, one.version) == (image, version)), None)
+    if stated:
+        return plain_pull(matrix, expand(matrix), stated)
     if file:
         there = ", ".join(f"{one.name}:{one.version}" for one in matrix.images)
         raise UsageError(f"{path} has no {image}:{version}", remedy=f"it has {there}")

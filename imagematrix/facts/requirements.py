@@ -77,10 +77,10 @@ def holds(expression: Expression, have: Mapping[str, str | None]) -> bool:
 
 
 def _condition(word: str, expression: str) -> Condition:
-    found = CONDITION.fullmatch(word)
-    if not found or (found[2] not in ("=", "!=") if found[1] == "brand" else not NUMBERS.fullmatch(found[3])):
+    match = CONDITION.fullmatch(word)
+    if not match or (match[2] not in ("=", "!=") if match[1] == "brand" else not NUMBERS.fullmatch(match[3])):
         raise UsageError(f"invalid requirement {word[:80]!r} in {expression[:200]!r}")
-    return Condition(name=found[1], compare=found[2], value=found[3])
+    return Condition(name=match[1], compare=match[2], value=match[3])
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -47,9 +47,9 @@ def cover(demands: Iterable[int], *, work: int = WORK) -> Cover:
         members = 0
     least = members.bit_count()
     for part in _parts(rows):
-        found = _Search(part, budget).result()
-        members |= found.members
-        least += found.least
+        part_cover = _Search(part, budget).result()
+        members |= part_cover.members
+        least += part_cover.least
     return Cover(members=members, least=least)
 
 

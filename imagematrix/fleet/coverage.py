@@ -206,5 +206,5 @@ def _smallest(demands: Iterable[frozenset[str]], variants: tuple[Service, ...]) 
     """Return the smallest set; of equally good variants, those that serve the most hosts now."""
     numbers = {service.reference: 1 << number for number, service in enumerate(variants)}
     names = {number: reference for reference, number in numbers.items()}
-    found = cover(sum(numbers[reference] for reference in demand) for demand in demands)
-    return Smallest(variants=tuple(names[member] for member in bits(found.members)), least=found.least)
+    smallest = cover(sum(numbers[reference] for reference in demand) for demand in demands)
+    return Smallest(variants=tuple(names[member] for member in bits(smallest.members)), least=smallest.least)

@@ -33,7 +33,7 @@ def load(paths: Iterable[Path], stream: BinaryIO) -> dict[str, Host]:
     is the path without .json, or NAME:N for a host in line or place N. Duplicate paths count once. Raises
     UsageError that lists every unreadable host.
     """
-    found: dict[str, Host] = {}
+    hosts: dict[str, Host] = {}
     errors: list[UsageError] = []
     reader = Reader()
     for name, read in _sources(paths, stream, reader):
@@ -42,12 +42,12 @@ def load(paths: Iterable[Path], stream: BinaryIO) -> dict[str, Host]:
         except UsageError as error:
             errors.append(error)
             continue
-        if name in found:
+        if name in hosts:
             errors.append(UsageError(f"duplicate host name: {name}"))
-        found[name] = host
+        hosts[name] = host
     if errors:
         raise joined(errors)
-    return found
+    return hosts
 
 
 def _sources(
@@ -91,12 +91,12 @@ def _saved(file: Path, reader: Reader) -> Host:
 
 
 def _streamed(stream: BinaryIO, name: str, reader: Reader) -> Iterator[tuple[str, Callable[[], Host]]]:
-    found = lines(stream, name)
-    first = next(found, None)
+    parsed = lines(stream, name)
+    first = next(parsed, None)
     if first and first[1].lstrip().startswith(b"["):
         yield from _listed(first[1] + stream.read(documents.LIMIT), name, reader)
         return
-    for where, raw in itertools.chain([first] if first else [], found):
+    for where, raw in itertools.chain([first] if first else [], parsed):
         yield where, partial(reader.read, raw, where)
 
 

@@ -78,14 +78,14 @@ class Upgrade:
 
 def parse(texts: Iterable[str]) -> dict[str, str]:
     """Return the new driver for each old one of texts such as "535.261.03=580.95.05"."""
-    found: dict[str, str] = {}
+    replacements: dict[str, str] = {}
     for text in texts:
         old, _, new = text.partition("=")
         _check(old)
         _check(new)
-        if found.setdefault(old, new) != new:
-            raise UsageError(f"driver {old} has two replacements: {found[old]} and {new}")
-    return found
+        if replacements.setdefault(old, new) != new:
+            raise UsageError(f"driver {old} has two replacements: {replacements[old]} and {new}")
+    return replacements
 
 
 def upgrade(kinds: Collection[Kind], answer: Callable[[Host], Answer], old: str, new: str) -> Upgrade:
@@ -96,8 +96,8 @@ def upgrade(kinds: Collection[Kind], answer: Callable[[Host], Answer], old: str,
     _check(new)
     there = dict.fromkeys(kind.sample.driver.version for kind in kinds if kind.sample.driver)
     if old not in there:
-        known = f"the fleet has {', '.join(sorted(there, key=versions.order)) or 'no driver'}"
-        raise UsageError(f"no host has driver {old}", remedy=nearest(old, there) or known)
+        available = f"the fleet has {', '.join(sorted(there, key=versions.order)) or 'no driver'}"
+        raise UsageError(f"no host has driver {old}", remedy=nearest(old, there) or available)
     losses: dict[tuple[str, Miss], list[str]] = {}
     changes: dict[tuple[str | None, str], list[str]] = {}
     unchanged = hosts = 0

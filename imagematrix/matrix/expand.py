@@ -101,7 +101,7 @@ def plain_pull(matrix: Matrix, expansion: Expansion, image: Image) -> dict[str, 
     for cell in expansion.cells:
         if cell.image.name == image.name and not infeasible(cell):
             ids = named.setdefault(cell.platform, [])
-            if all(cell.axes.get(axis) in found for axis, found in stated.matches.items()):
+            if all(cell.axes.get(axis) in allowed for axis, allowed in stated.matches.items()):
                 ids.append(cell.id)
     problems = [
         _plain_problem(platform, ids, stated.mark) for platform, ids in named.items() if len(ids) != 1
@@ -142,7 +142,7 @@ def _exclude(
     counts = dict.fromkeys(range(len(matrix.exclude)), 0)
     for point in points:
         for number, rule in enumerate(matrix.exclude):
-            if all(point.get(axis) in found for axis, found in rule.matches.items()):
+            if all(point.get(axis) in allowed for axis, allowed in rule.matches.items()):
                 counts[number] += 1
                 dropped.append((point, rule))
                 break
@@ -155,7 +155,8 @@ def _exclude(
 
 
 def _unused_problem(rule: Exclude, points: list[dict[str, str]]) -> Problem:
-    shadowed = any(all(point.get(axis) in found for axis, found in rule.matches.items()) for point in points)
+    matches = rule.matches.items()
+    shadowed = any(all(point.get(axis) in allowed for axis, allowed in matches) for point in points)
     message = "drops nothing: earlier rules drop all it matches" if shadowed else "matches no cell"
     return Problem(f"this exclude rule {message}", rule.mark, "remove it, or correct its conditions")
 

@@ -55,9 +55,9 @@ class Facts:
 
     def targets(self, release: str) -> frozenset[str]:
         """Return the targets of a CUDA release; empty if they are unknown."""
-        known = cuda.release(release)
-        if known:
-            return known.targets
+        tabled = cuda.release(release)
+        if tabled:
+            return tabled.targets
         own = self.cuda.get(release, Release())
         return frozenset(device_code.target(word) for word in own.compute)
 

@@ -177,33 +177,33 @@ class _Reader(Shapes):
         return tuple(images)
 
     def _prefer(self, node: document.Node | None) -> tuple[str, ...]:
-        found: list[str] = []
+        criteria: list[str] = []
         for word, mark in self._items(node, "prefer") if node else ():
             if word not in CRITERIA:
                 remedy = nearest(word, CRITERIA) or f"there are {', '.join(CRITERIA)}"
                 self._problem(f"{word!r} is not a criterion that images are compared by", mark, remedy)
-            elif word in found:
+            elif word in criteria:
                 self._problem(f"{word!r} occurs twice", mark)
-            found.append(word)
-        return tuple(found)
+            criteria.append(word)
+        return tuple(criteria)
 
     def _ids(self, node: document.Node | None, what: str) -> tuple[str, ...]:
-        found = set()
+        ids = set()
         for word, mark in self._items(node, what) if node else ():
             if not words.GIVEN_ID.fullmatch(word):
                 self._problem(f"{word!r} is not an id such as pip-token", mark)
-            found.add(word)
-        return tuple(sorted(found))
+            ids.add(word)
+        return tuple(sorted(ids))
 
     def _build_args(self, node: document.Node | None) -> tuple[tuple[str, str | None], ...]:
-        found = {}
+        arguments = {}
         for name, mark, value in self._entries(node, "build_args"):
             if not words.ARGUMENT.fullmatch(name) or words.BUILDKITS.fullmatch(name):
                 remedy = "pass proxies with `build --proxy`" if "PROXY" in name.upper() else None
                 self._problem(f"{name!r} cannot be a build argument of an image", mark, remedy)
             empty = isinstance(value, document.Scalar) and value.text is None
-            found[name] = None if empty else self._text(value, name)
-        return tuple(sorted(found.items()))
+            arguments[name] = None if empty else self._text(value, name)
+        return tuple(sorted(arguments.items()))
 
     def _strict_march(self, node: document.Node | None) -> bool:
         if node is None:
@@ -217,7 +217,7 @@ class _Reader(Shapes):
     def _defaults(
         self, node: document.Node | None, values: Mapping[str, tuple[str, ...]]
     ) -> tuple[tuple[str, str], ...]:
-        found = {}
+        defaults = {}
         for axis, mark, value in self._entries(node, "defaults"):
             text = self._text(value, f"the default of {axis}")
             if axis in HARDWARE:
@@ -227,8 +227,8 @@ class _Reader(Shapes):
                 if text not in values[axis]:
                     remedy = nearest(text, values[axis]) or f"it has {', '.join(values[axis])}"
                     self._problem(f"the axis {axis} has no value {text!r}", value.mark, remedy)
-                found[axis] = text
-        return tuple(sorted(found.items()))
+                defaults[axis] = text
+        return tuple(sorted(defaults.items()))
 
     def _plain_pull(
         self, node: document.Node | None, values: Mapping[str, tuple[str, ...]]
@@ -253,13 +253,13 @@ class _Reader(Shapes):
         return int(amount)
 
     def _template(self, name: str, templates: Path, mark: Mark) -> None:
-        found = inside(str(templates), name)
-        if found is None:
+        path = inside(str(templates), name)
+        if path is None:
             self._problem(f"the template {name} is outside {templates}", mark, OUTSIDE)
-        elif not os.path.isfile(found):  # noqa: PTH113
-            files = (path for path in sorted(templates.rglob("*")) if path.is_file())
-            there = (str(path.relative_to(templates)) for path in files)
-            self._problem(f"template {name} not found in {templates}", mark, nearest(name, there))
+        elif not os.path.isfile(path):  # noqa: PTH113
+            files = (file for file in sorted(templates.rglob("*")) if file.is_file())
+            names = (str(file.relative_to(templates)) for file in files)
+            self._problem(f"template {name} not found in {templates}", mark, nearest(name, names))
 
     def _axes(self, node: document.Node | None) -> dict[str, tuple[str, ...]]:
         axes: dict[str, tuple[str, ...]] = {}
@@ -351,17 +351,17 @@ class _Reader(Shapes):
             yield Exclude(matches=matches, why=why, mark=item.mark)
 
     def _condition(self, axis: str, node: document.Node, values: tuple[str, ...]) -> frozenset[str]:
-        asked = [word for word, _ in self._items(node, f"the condition on {axis}")]
+        words = [word for word, _ in self._items(node, f"the condition on {axis}")]
         try:
-            found = conditions.matching(asked, values)
+            matching = conditions.matching(words, values)
         except conditions.ConditionError as error:
             self._problem(str(error), node.mark)
             return frozenset()
-        if not found:
-            remedy = nearest(asked[0].lstrip("!"), values) if asked else None
+        if not matching:
+            remedy = nearest(words[0].lstrip("!"), values) if words else None
             remedy = remedy or f"it has {', '.join(values)}"
-            self._problem(f"no value of the axis {axis} matches {', '.join(asked)}", node.mark, remedy)
-        return found
+            self._problem(f"no value of the axis {axis} matches {', '.join(words)}", node.mark, remedy)
+        return matching
 
     def _include(self, node: document.Node | None, axes: dict[str, tuple[str, ...]]) -> Iterable[Include]:
         for item in self._list(node, "include"):

@@ -88,17 +88,17 @@ class FactsReader(Shapes):
         self, node: document.Node, what: str, check: Callable[[str], words.Complaint | None]
     ) -> list[str]:
         """Return the words of a list, which must not be empty or contain duplicates."""
-        found: list[str] = []
+        unique: list[str] = []
         for word, at in self._items(node, what):
             problem = check(word)
             if problem:
                 self._problem(problem[0], at, problem[1])
-            elif word in found:
+            elif word in unique:
                 self._problem(f"{what}: {word!r} occurs twice", at)
-            found.append(word)
-        if not found:
+            unique.append(word)
+        if not unique:
             self._problem(f"{what} has no values", node.mark)
-        return found
+        return unique
 
     def needed(self, node: document.Node | None, values: Mapping[str, Sequence[str]]) -> None:
         """Report facts about values that no axis has: a typo, or a fact that is no longer used."""

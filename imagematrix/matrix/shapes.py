@@ -55,12 +55,12 @@ class Shapes:
 
     def _items(self, node: document.Node, what: str) -> list[tuple[str, Mark]]:
         """Return the words of a list; a single word counts as a list of one."""
-        found = []
+        words = []
         for item in [node] if isinstance(node, document.Scalar) else self._list(node, what):
             text = self._text(item, what)
             if text is not None:
-                found.append((text, item.mark))
-        return found
+                words.append((text, item.mark))
+        return words
 
     def _text(self, node: document.Node | None, what: str) -> str | None:
         if node is None:

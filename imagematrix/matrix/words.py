@@ -99,8 +99,8 @@ def check_flag(flag: str, arch: str) -> Complaint | None:
 
 def unsafe(text: str) -> str | None:
     """Return the first character of a property that could break out of a Dockerfile instruction, or None."""
-    found = SAFE.match(text)
-    end = found.end() if found else 0
+    match = SAFE.match(text)
+    end = match.end() if match else 0
     return text[end] if end < len(text) else None
 
 
@@ -130,9 +130,9 @@ def _compute(value: str, facts: Facts) -> Complaint | None:
         guess = f"{guess[:-1]}.{guess[-1]}"
     elif guess.isdigit():
         guess = f"{guess}.0"
-    found = nearest(guess, known)
+    suggestion = nearest(guess, known)
     message = f"{value!r} is not a compute capability such as 8.6 or 9.0a"
-    return message, _or_new(found) if COMPUTE.fullmatch(value) else found
+    return message, _or_new(suggestion) if COMPUTE.fullmatch(value) else suggestion
 
 
 def _march(value: str, facts: Facts) -> Complaint | None:

@@ -75,12 +75,12 @@ def _header(head: bytes, latest: int, *, size: int | None = None, late: bool = F
 
 def _data(tar: IO[bytes] | GzipFile, size: int) -> Iterator[bytes]:
     """Yield the data of an entry with its padding."""
-    left = size + -size % BLOCK
-    while left:
-        piece = tar.read(min(left, PIECE))
+    remaining = size + -size % BLOCK
+    while remaining:
+        piece = tar.read(min(remaining, PIECE))
         if not piece:
             raise _damaged("it is truncated")
-        left -= len(piece)
+        remaining -= len(piece)
         yield piece
 
 

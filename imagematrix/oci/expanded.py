@@ -39,15 +39,15 @@ class Expanded:
     def read(self, size: int = -1, /) -> bytes:
         """Return the next `size` bytes, fewer at the end."""
         try:
-            found = self._file.read(size)
+            data = self._file.read(size)
         except (OSError, zlib.error) as error:
             if type(error) not in (gzip.BadGzipFile, zlib.error):
                 raise
             raise ValueError(str(error)) from error
-        self.produced += len(found)
+        self.produced += len(data)
         if self.produced > max(FREE, RATIO * self._raw.read_so_far):
             raise ValueError(f"{self._raw.read_so_far} bytes expand to more than {self.produced}")
-        return found
+        return data
 
 
 class _Counted:
@@ -64,11 +64,11 @@ class _Counted:
     def read(self, size: int = -1, /) -> bytes:
         if self._ahead:
             end = len(self._ahead) if size < 0 else size
-            found, self._ahead = self._ahead[:end], self._ahead[end:]
-            return found
-        found = self._stream.read(size)
-        self.read_so_far += len(found)
-        return found
+            data, self._ahead = self._ahead[:end], self._ahead[end:]
+            return data
+        data = self._stream.read(size)
+        self.read_so_far += len(data)
+        return data
 
 
 class _Zstandard:

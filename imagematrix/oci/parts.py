@@ -43,11 +43,11 @@ def of_history(diff_ids: Sequence[str], history: Iterable[Mapping[str, Any]]) ->
     """
     entries = [(_words(one.get("CreatedBy")), int(one.get("Size") or 0)) for one in history][::-1]
     for empty in (MAKING, ()):
-        found = [(words, size) for words, size in entries if size or words.startswith(empty)]
-        if len(found) == len(diff_ids):
+        layers = [(words, size) for words, size in entries if size or words.startswith(empty)]
+        if len(layers) == len(diff_ids):
             return tuple(
                 Part(digest=digest, size=size, made_by=words)
-                for digest, (words, size) in zip(diff_ids, found, strict=True)
+                for digest, (words, size) in zip(diff_ids, layers, strict=True)
             )
     return None
 

@@ -158,9 +158,9 @@ class Registry:
         with self._client.stream(self.blob_url(digest), wanted, self._authorization) as (status, body):
             if status not in (OK, PARTIAL):
                 raise self._refusal(status, f"{self._reference.name}@{digest}")
-            left = start if status == OK else 0  # the range may be ignored
-            while left and (passed := len(body.read(min(left, PIECE)))):
-                left -= passed
+            skipped = start if status == OK else 0  # the range may be ignored
+            while skipped and (passed := len(body.read(min(skipped, PIECE)))):
+                skipped -= passed
             yield body
 
     def has_blob(self, digest: str) -> bool:
@@ -236,11 +236,11 @@ class Registry:
         answer = self._client.send(method, url, headers, data, given)
         if answer.status != UNAUTHORIZED or not self._ours(url) or not self._ours(answer.url):
             return answer
-        asked = self._answer(answer.headers.get("WWW-Authenticate", ""))
-        if asked == given:
+        requested = self._answer(answer.headers.get("WWW-Authenticate", ""))
+        if requested == given:
             return answer
-        self._authorization = asked
-        return self._client.send(method, url, headers, data, asked)
+        self._authorization = requested
+        return self._client.send(method, url, headers, data, requested)
 
     def _ours(self, url: str) -> bool:
         return urlsplit(url)[:2] == urlsplit(self._base)[:2]
@@ -255,16 +255,16 @@ class Registry:
                 raise self._refusal(UNAUTHORIZED, self._reference.name)
             return login
         try:
-            asked = parse_keqv_list(parse_http_list(parameters))
+            query = parse_keqv_list(parse_http_list(parameters))
         except (ValueError, IndexError) as error:
             raise EngineError(f"the registry {registry} requests an unsupported login method") from error
-        realm = asked.pop("realm", None)
+        realm = query.pop("realm", None)
         if not realm:
             raise EngineError(f"the registry {registry} requests a token without a realm")
         realm = address(self._base, realm)
         if urlsplit(realm).scheme not in ("https", urlsplit(self._base).scheme):
             raise EngineError(f"the registry {registry} requests the login at {realm}, without TLS")
-        url = f"{realm}{'&' if urlsplit(realm).query else '?'}{urlencode(asked)}"
+        url = f"{realm}{'&' if urlsplit(realm).query else '?'}{urlencode(query)}"
         answer = self._tried(lambda: self._client.send("GET", url, authorization=login))
         if answer.status in (UNAUTHORIZED, FORBIDDEN):
             raise self._refusal(answer.status, self._reference.name)
@@ -278,8 +278,8 @@ class Registry:
         """Return the URL of the next page, always in this registry whatever its host."""
         if answer.next is None:
             return None
-        found = urlsplit(address(self._base, answer.next))
-        return urljoin(self._base, found._replace(scheme="", netloc="").geturl())
+        parts = urlsplit(address(self._base, answer.next))
+        return urljoin(self._base, parts._replace(scheme="", netloc="").geturl())
 
     def _expect(self, answer: Answer, status: int, what: str) -> None:
         if answer.status != status:
@@ -338,10 +338,10 @@ def _login(registry: str) -> str | None:
     name = auth.INDEX_NAME if registry == DOCKER_HUB else registry
     try:
         with warnings.catch_warnings(action="ignore"):  # a missing helper is an error, too
-            found = auth.load_config().resolve_authconfig(name)
+            credentials = auth.load_config().resolve_authconfig(name)
     except (errors.DockerException, OSError) as error:
         raise EngineError(f"docker's credentials for {name} cannot be read: {error}") from error
-    if not found or not found.get("username"):
+    if not credentials or not credentials.get("username"):
         return None
-    pair = f"{found['username']}:{found.get('password', '')}"
+    pair = f"{credentials['username']}:{credentials.get('password', '')}"
     return f"Basic {base64.b64encode(pair.encode()).decode()}"

@@ -50,13 +50,13 @@ class Resumed:
             try:
                 if self._stream is None:
                     self._stream = self._closing.enter_context(self._opened(self._at))
-                found = self._stream.read(size)
+                data = self._stream.read(size)
             except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
                 self._broke(_known(error))
             else:
-                self._at += len(found)
-                self._failed = 0 if found else self._failed
-                return found
+                self._at += len(data)
+                self._failed = 0 if data else self._failed
+                return data
 
     def close(self) -> None:
         """End the transfer."""
@@ -75,6 +75,6 @@ def _known(error: requests.RequestException | urllib3.exceptions.HTTPError) -> r
     """Return an error of reading a body as an error of requests, which does not convert them."""
     if isinstance(error, requests.RequestException):
         return error
-    known = requests.exceptions.ChunkedEncodingError(error)
-    known.__context__ = error
-    return known
+    converted = requests.exceptions.ChunkedEncodingError(error)
+    converted.__context__ = error
+    return converted

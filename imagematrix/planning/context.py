@@ -103,12 +103,12 @@ def settle(state: Path) -> None:
     (state / ".gitignore").write_text("*\n")
 
 
-def record(state: Path, found: Listing) -> None:
+def record(state: Path, listing: Listing) -> None:
     """Store a listing in the folder `state`, so that a later plan can name changed files."""
-    path = _kept(state, found.digest)
+    path = _kept(state, listing.digest)
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(found.raw)
+        path.write_bytes(listing.raw)
 
 
 def recorded(state: Path, digest: str) -> Listing | None:
@@ -160,30 +160,30 @@ class Snapshots:
         taken = Path(tempfile.mkdtemp(dir=self.folder), planned.digest.removeprefix("sha256:"))
         taken.mkdir()
         try:
-            found = _read(context, taken)
+            listing = _read(context, taken)
         except OSError as error:
             message = f"no space left on device for a snapshot of {context}"
             raise BuildError(message, remedy=room(self.folder)) from error
-        if found.digest != planned.digest:
-            names = ", ".join(found.changed(planned))
+        if listing.digest != planned.digest:
+            names = ", ".join(listing.changed(planned))
             raise BuildError(
                 f"the files of {context} changed after the plan was made: {names}",
                 remedy="build again; images built so far are kept",
             )
-        record(self._state, found)
+        record(self._state, listing)
         self._stamps[taken] = _stamps(taken)
         return taken
 
 
 def _stamps(folder: Path) -> list[tuple[str, int, int]]:
     """Return the ctime and inode of every file, which the kernel changes with every write."""
-    found = []
+    stamps = []
     for root, folders, names in os.walk(folder):
         for name in (".", *folders, *names):
             path = Path(root, name)
             status = path.lstat()
-            found.append((str(path), status.st_ino, status.st_ctime_ns))
-    return sorted(found)
+            stamps.append((str(path), status.st_ino, status.st_ctime_ns))
+    return sorted(stamps)
 
 
 def _read(folder: Path, target: Path | None) -> Listing:
@@ -194,9 +194,9 @@ def _read(folder: Path, target: Path | None) -> Listing:
     entries: dict[str, tuple[str, str]] = {}
     try:
         for name in sorted(patterns.left(folder, ignored(folder))):
-            found = _entry(folder / name, target / name if target else None)
-            if found:
-                entries[name] = found
+            entry = _entry(folder / name, target / name if target else None)
+            if entry:
+                entries[name] = entry
         if target:
             target.chmod(0o755)
             for name in reversed(["", *entries]):  # adding entries changes a folder's time

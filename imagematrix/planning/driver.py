@@ -115,8 +115,8 @@ def _checked(path: Path, name: str, version: str, arch: str) -> Elf:
         headers = elf.read(window)
         if headers is None or headers.damaged or headers.machine != MACHINES[arch]:
             raise UsageError(f"{path} is not a library for {arch}")
-        found = OWN.fullmatch(headers.soname or "")
-        if found is None or found[1] != name.partition(".so")[0]:
+        match = OWN.fullmatch(headers.soname or "")
+        if match is None or match[1] != name.partition(".so")[0]:
             raise UsageError(f"{path} has the soname {headers.soname}")
         own = driver_file.driver(name, headers, window)
     if own and own.kind != "exact":

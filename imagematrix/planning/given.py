@@ -36,9 +36,9 @@ class Given:
 
     def values(self, image: Image) -> dict[str, str] | None:
         """Return the build arguments of an image; None if one has no value."""
-        found = {name: self.args.get(name, default) for name, default in image.build_args}
-        known = {name: value for name, value in found.items() if value is not None}
-        return known if len(known) == len(found) else None
+        arguments = {name: self.args.get(name, default) for name, default in image.build_args}
+        given = {name: value for name, value in arguments.items() if value is not None}
+        return given if len(given) == len(arguments) else None
 
     def components(self, image: Image) -> dict[str, str]:
         """Return the components for an image's identity."""

@@ -87,8 +87,8 @@ def identify(
 
 def tag(cell: Cell, identity: Identity) -> str:
     """Return the tag of the cell's image; raise UsageError if it is too long."""
-    found = labels.tag(cell.image.version, cell.id, identity.digest)
-    if len(found) > TAG_LIMIT:
+    text = labels.tag(cell.image.version, cell.id, identity.digest)
+    if len(text) > TAG_LIMIT:
         remedy = "shorten the version or the values of its axes"
-        raise UsageError(f"the tag {found} is longer than the {TAG_LIMIT} characters of a tag", remedy=remedy)
-    return found
+        raise UsageError(f"the tag {text} is longer than the {TAG_LIMIT} characters of a tag", remedy=remedy)
+    return text

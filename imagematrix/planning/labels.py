@@ -37,7 +37,7 @@ def for_item(
     promised = replace(variant(cell, flags, item.reference), facts=facts)
     if code is not None:
         promised = replace(promised, cubins=code[0], ptx=code[1])
-    found = {
+    own = {
         labels.IMAGE: cell.image.name,
         labels.VERSION: cell.image.version,
         labels.CELL: cell.id,
@@ -48,19 +48,19 @@ def for_item(
         "org.opencontainers.image.version": cell.image.version,
     }
     if cell.image.development:
-        found[labels.DEVELOPMENT] = "true"
+        own[labels.DEVELOPMENT] = "true"
     if cell.image.prefer:
-        found[labels.PREFER] = ",".join(cell.image.prefer)
+        own[labels.PREFER] = ",".join(cell.image.prefer)
     if cell.image.defaults:
-        found[labels.DEFAULTS] = json.dumps(dict(cell.image.defaults), separators=(",", ":"))
+        own[labels.DEFAULTS] = json.dumps(dict(cell.image.defaults), separators=(",", ":"))
     base = cell.properties.get("base")
     digest = item.identity.components.get(f"base {base}")
     if base and digest:
-        found["org.opencontainers.image.base.name"] = base
-        found["org.opencontainers.image.base.digest"] = digest
+        own["org.opencontainers.image.base.name"] = base
+        own["org.opencontainers.image.base.digest"] = digest
     if cell.cuda:
-        found["com.nvidia.cuda.version"] = cell.cuda
-    return found
+        own["com.nvidia.cuda.version"] = cell.cuda
+    return own
 
 
 def variant(cell: Cell, flags: frozenset[str], reference: str) -> Variant:

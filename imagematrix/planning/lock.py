@@ -64,14 +64,14 @@ def extend(path: Path, bases: Mapping[str, str]) -> bool:
     return bases.items() <= locked.items()
 
 
-def renew(path: Path, known: Mapping[str, str], bases: Mapping[str, str]) -> dict[str, str]:
+def renew(path: Path, before: Mapping[str, str], bases: Mapping[str, str]) -> dict[str, str]:
     """Write `bases` to the lock file `path`, and return its new content.
 
     `known` is its content when they were resolved: entries added since by others stay.
     """
     with _alone(path):
         current = read(path)
-        added = {name: digest for name, digest in current.items() if name not in known}
+        added = {name: digest for name, digest in current.items() if name not in before}
         locked = {**bases, **added}
         if locked != current:
             _write(path, locked)

@@ -48,7 +48,7 @@ def left(folder: Path, patterns: Sequence[str]) -> list[str]:
     OSError if a folder cannot be read.
     """
     read = [_pattern(pattern) for pattern in patterns]
-    found: set[str] = set()
+    included: set[str] = set()
     ahead = [("", [False] * len(read))]
     while ahead:
         below, matched = ahead.pop()
@@ -57,14 +57,14 @@ def left(folder: Path, patterns: Sequence[str]) -> list[str]:
                 name = below + entry.name
                 hits, out = _matched(name, read, matched)
                 if not out:
-                    while name and name not in found:
-                        found.add(name)
+                    while name and name not in included:
+                        included.add(name)
                         name = name.rpartition("/")[0]
                 if entry.is_dir(follow_symlinks=False) and (
                     not out or any(one.back and one.may_match_below(below + entry.name) for one in read)
                 ):
                     ahead.append((f"{below}{entry.name}/", hits))
-    return list(found)
+    return list(included)
 
 
 def _matched(name: str, patterns: Sequence[_Pattern], above: Sequence[bool]) -> tuple[list[bool], bool]:

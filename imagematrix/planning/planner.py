@@ -279,10 +279,10 @@ class _Planner:
                 self._drivers[key] = driver.read(*key)
             except UsageError as error:
                 self._drivers[key] = error
-        found = self._drivers[key]
-        if isinstance(found, UsageError):
-            raise found
-        return found
+        result = self._drivers[key]
+        if isinstance(result, UsageError):
+            raise result
+        return result
 
     def _base(self, name: str) -> str | None:
         if name not in self.bases:

@@ -33,8 +33,8 @@ def components(now: Mapping[str, str], context: str) -> dict[str, str] | None:
     """
     if any(name in SINCE or name.startswith("arg ") for name in now):
         return None
-    told = {name: value for name, value in now.items() if name not in UNTOLD}
-    return {**told, "schema": SCHEMA, "context": context}
+    stated = {name: value for name, value in now.items() if name not in UNTOLD}
+    return {**stated, "schema": SCHEMA, "context": context}
 
 
 def context_digest(folder: Path) -> str:

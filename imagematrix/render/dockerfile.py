@@ -87,11 +87,11 @@ def stages(dockerfile: str) -> tuple[str, ...]:
     Dockerfiles with one of these texts in common share that stage.
     """
     begins = [step for step in _read(dockerfile).steps if step.stage is not None]
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for step, following in pairwise(begins):
-        text = found.get(step.names[0].text.lower(), "") + dockerfile[step.start : following.start]
-        found[step.stage or text] = text
-    return tuple(found.values())
+        text = texts.get(step.names[0].text.lower(), "") + dockerfile[step.start : following.start]
+        texts[step.stage or text] = text
+    return tuple(texts.values())
 
 
 def replaced(dockerfile: str, images: Mapping[str, str]) -> str:
@@ -155,7 +155,7 @@ def _syntax(dockerfile: str) -> Iterator[_Name]:
         raise _unreadable("a byte order mark", "save it as UTF-8 without one")
     if dockerfile.startswith("#!"):
         at = dockerfile.find("\n") + 1 or len(dockerfile)
-    found = None
+    syntax = None
     while dockerfile.startswith("#", at):
         end = dockerfile.find("\n", at)
         line = DIRECTIVE.match(dockerfile, at, end if end >= 0 else len(dockerfile))
@@ -164,11 +164,11 @@ def _syntax(dockerfile: str) -> Iterator[_Name]:
             break
         if key == "escape" and line[2] != "\\":
             raise _unreadable(f"the directive escape={line[2]}", "write it with backslashes")
-        if key == "syntax" and not found:
-            found = _Name(line[2], line.start(2))
+        if key == "syntax" and not syntax:
+            syntax = _Name(line[2], line.start(2))
         at = end + 1 if end >= 0 else len(dockerfile)
-    if found:
-        yield found
+    if syntax:
+        yield syntax
 
 
 def _steps(dockerfile: str) -> Iterator[_Step]:
@@ -257,13 +257,13 @@ def _sources(flags: Iterable[str], raw: str, start: int) -> Iterator[_Name]:
     for flag in flags:
         key, _, value = flag.partition("=")
         if key == "--from":
-            found = [value]
+            sources = [value]
         elif key == "--mount":
             fields = (field.partition("=") for field in next(csv.reader([value]), []))
-            found = [value for key, _, value in fields if key.lower() == "from"]
+            sources = [value for key, _, value in fields if key.lower() == "from"]
         else:
             continue
-        for name in filter(None, found):
+        for name in filter(None, sources):
             place = _named(
                 name, FLAG_VALUE.format(re.escape(name)), raw[at:], start + at, numbered=key == "--from"
             )
@@ -276,12 +276,12 @@ def _named(name: str, pattern: str, raw: str, start: int, *, numbered: bool = Fa
     if "$" in name:
         remedy = "write the base with the template's variables, not with ARG"
         raise UsageError(f"the Dockerfile takes a base image from a variable: {raw.strip()}", remedy=remedy)
-    found = re.search(pattern, raw)
-    if found is None or set(name) & set("\"'\\"):
+    match = re.search(pattern, raw)
+    if match is None or set(name) & set("\"'\\"):
         raise _unreadable(
             f"the image {name} in a different spelling: {raw.strip()}", "write its name unchanged"
         )
-    return _Name(name, start + found.start(1), numbered)
+    return _Name(name, start + match.start(1), numbered)
 
 
 def _flags(text: str) -> tuple[list[str], str]:
@@ -313,8 +313,8 @@ def _heredocs(command: str, text: str, arguments: str) -> list[tuple[str, str]]:
     if command not in WITH_HEREDOCS or "<<" not in text or _is_json(arguments):
         return []
     words = (HEREDOC.fullmatch(word) for word in _words(text, raw=True))
-    found = [(word[2], _words(word[3], raw=False)) for word in words if word]
-    heredocs = [(dash, names[0]) for dash, names in found if len(names) == 1]
+    marks = [(word[2], _words(word[3], raw=False)) for word in words if word]
+    heredocs = [(dash, names[0]) for dash, names in marks if len(names) == 1]
     if heredocs and "${" in VARIABLE.sub("", text):
         raise _unreadable(f"a heredoc beside such a variable: {text}", "give the variable to another line")
     return heredocs
@@ -325,12 +325,12 @@ def _is_json(arguments: str) -> bool:
     if not text.startswith("["):
         return False
     try:
-        found, end = json.JSONDecoder().raw_decode(text)
+        value, end = json.JSONDecoder().raw_decode(text)
     except (ValueError, RecursionError):
         return False
     if end < len(text) and "<<" in text:  # older releases read the list, newer ones a command
         raise _unreadable(f"a heredoc after a list: {arguments}", "write the command without brackets")
-    return all(isinstance(word, str) for word in found)
+    return all(isinstance(word, str) for word in value)
 
 
 def _words(text: str, *, raw: bool) -> list[str]:

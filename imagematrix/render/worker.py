@@ -88,7 +88,7 @@ class Templates:
             where = f"{error.filename or self._path(template)}:{error.lineno}"
             return {"error": f"{where}: {error.message}"}
         except Exception as error:  # noqa: BLE001 - a template can cause any exception
-            return {"error": self._told(error, template), "of_cell": True, **_blamed(error)}
+            return {"error": self._with_position(error, template), "of_cell": True, **_blamed(error)}
 
     def _rendered(self, template: str, values: Mapping[str, object], images: _Images) -> str:
         text = self._environment.get_template(template).render(values, images=images)
@@ -97,16 +97,16 @@ class Templates:
         return text
 
     def _source(self, name: str) -> tuple[str, str, None] | None:
-        found = inside(self._folder, name)
-        if found is None or not os.path.isfile(found):  # noqa: PTH113 - pathlib is slow to load
+        path = inside(self._folder, name)
+        if path is None or not os.path.isfile(path):  # noqa: PTH113 - pathlib is slow to load
             return None
-        with open(found, encoding="utf-8") as file:  # noqa: PTH123 - as above
+        with open(path, encoding="utf-8") as file:  # noqa: PTH123 - as above
             return file.read(), self._path(name), None
 
     def _path(self, name: str) -> str:
         return f"{self._folder}/{name}"
 
-    def _told(self, error: Exception, template: str) -> str:
+    def _with_position(self, error: Exception, template: str) -> str:
         """Return an error with file and line of the innermost template frame."""
         place = self._path(template)
         trace = error.__traceback__

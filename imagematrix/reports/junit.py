@@ -26,8 +26,8 @@ SKIPPED: dict[str, str] = {
 SHOWN = (BuildStatus.FAILED, *SKIPPED, *BUILT)
 
 
-def junit(outcomes: Iterable[Outcome], said: Callable[[Outcome], str]) -> bytes:
-    """Return the JUnit document of `outcomes`; `said` gives the end of a failed cell's log.
+def junit(outcomes: Iterable[Outcome], excerpt: Callable[[Outcome], str]) -> bytes:
+    """Return the JUnit document of `outcomes`; `excerpt` returns the end of a failed cell's log.
 
     Excluded and infeasible cells, and those of other shards, are no test cases.
     """
@@ -53,7 +53,7 @@ def junit(outcomes: Iterable[Outcome], said: Callable[[Outcome], str]) -> bytes:
         )
         if outcome.status == BuildStatus.FAILED:
             failure = ET.SubElement(case, "failure", {"message": headline(outcome.error or "")})
-            failure.text = plain(said(outcome))
+            failure.text = plain(excerpt(outcome))
         elif outcome.status in SKIPPED:
             message = headline(outcome.error) if outcome.error else SKIPPED[outcome.status]
             ET.SubElement(case, "skipped", {"message": message})

@@ -44,9 +44,9 @@ class Index:
         self._references: dict[int, frozenset[str]] = {}
         self.everything = (1 << len(variants)) - 1
         self.criteria = criteria
-        asked = [*(rule.need for rule in RULES), *(criterion.need for criterion in criteria)]
+        needs = [*(rule.need for rule in RULES), *(criterion.need for criterion in criteria)]
         alone = [1 << number for number in range(len(variants))]
-        groups = {need: _groups(need, self._variants, alone) for need in dict.fromkeys(asked)}
+        groups = {need: _groups(need, self._variants, alone) for need in dict.fromkeys(needs)}
         self._rules = [
             (rule, [group for needed, group in groups[rule.need].items() if needed is not None])
             for rule in RULES
@@ -57,10 +57,10 @@ class Index:
 
     def fitting(self, target: Target) -> int:
         """Return the variants for which every rule holds."""
-        left = self.everything
+        remaining = self.everything
         for rule, groups in self._rules:
-            left &= ~_failing(rule, groups, target, left)
-        return left
+            remaining &= ~_failing(rule, groups, target, remaining)
+        return remaining
 
     def nearest(self, target: Target) -> Variant:
         """Return the variant of a catalog, not an empty one, that comes nearest to fitting.
@@ -109,12 +109,12 @@ class Index:
             scores = [(criterion.score(target, one), members) for one, members in groups if members & some]
             least = min(score for score, _ in scores)
             some &= sum(members for score, members in scores if score == least)
-        found = []
+        leaders = []
         while some:
             lowest = some & -some
-            found.append(self._variants[lowest.bit_length() - 1])
+            leaders.append(self._variants[lowest.bit_length() - 1])
             some ^= lowest
-        return found
+        return leaders
 
 
 def _groups(
@@ -144,5 +144,6 @@ def differing(variants: Iterable[Variant]) -> dict[str, tuple[str, ...]]:
     A variant without such an axis has the value "" on it.
     """
     present = [dict(axes) for axes in {variant.axes for variant in variants}]
-    found = {axis: {own.get(axis, "") for own in present} for own in present for axis in own}
-    return {axis: tuple(sorted(found[axis], key=natural)) for axis in sorted(found) if len(found[axis]) > 1}
+    values = {axis: {own.get(axis, "") for own in present} for own in present for axis in own}
+    axes = sorted(axis for axis in values if len(values[axis]) > 1)
+    return {axis: tuple(sorted(values[axis], key=natural)) for axis in axes}

@@ -44,8 +44,8 @@ class Question:
     @cached_property
     def left_out(self) -> Index:
         """The variants of the catalog that were not requested."""
-        left = frozenset(variant.reference for variant in self.catalog.variants)
-        others = tuple(variant for variant in self._whole.variants if variant.reference not in left)
+        kept = frozenset(variant.reference for variant in self.catalog.variants)
+        others = tuple(variant for variant in self._whole.variants if variant.reference not in kept)
         return Index(others, order(self._whole.prefer))
 
     @property
@@ -113,7 +113,7 @@ def values(variant: Variant) -> dict[str, tuple[str, ...]]:
         "driver": (driver.version or driver.mode,) if driver else (),
     }
     own = {axis: (value,) for axis, value in variant.axes}
-    return own | {axis: found for axis, found in hardware.items() if found}
+    return own | {axis: value for axis, value in hardware.items() if value}
 
 
 def _compute(target: str) -> str:
@@ -123,12 +123,12 @@ def _compute(target: str) -> str:
 
 
 def _wanted(catalog: Catalog, where: Asked) -> dict[str, frozenset[str]]:
-    found = _conditions(catalog, where)
+    accepted = _conditions(catalog, where)
     for axis, value in catalog.defaults:
         # A default decides an axis only if the question leaves it open.
-        if value in found.get(axis, (value,)):
-            found[axis] = frozenset([value])
-    return found
+        if value in accepted.get(axis, (value,)):
+            accepted[axis] = frozenset([value])
+    return accepted
 
 
 def _conditions(catalog: Catalog, where: Asked) -> dict[str, frozenset[str]]:
@@ -146,19 +146,19 @@ def _conditions(catalog: Catalog, where: Asked) -> dict[str, frozenset[str]]:
 def _left(catalog: Catalog, wanted: Mapping[str, frozenset[str]]) -> Catalog:
     if not wanted:
         return catalog
-    left = []
+    remaining = []
     for variant in catalog.variants:
         own = values(variant)
         if all(not these.isdisjoint(own.get(axis, ())) for axis, these in wanted.items()):
-            left.append(variant)
-    return replace(catalog, variants=tuple(left))
+            remaining.append(variant)
+    return replace(catalog, variants=tuple(remaining))
 
 
 def axes(variants: Iterable[Variant]) -> dict[str, tuple[str, ...]]:
     """Return the axes of all variants with their values, the image's own first."""
-    found: dict[str, set[str]] = {}
+    by_axis: dict[str, set[str]] = {}
     for variant in variants:
         for axis, these in values(variant).items():
-            found.setdefault(axis, set()).update(these)
-    own = sorted(found.keys() - {*HARDWARE})
-    return {axis: tuple(sorted(found[axis], key=natural)) for axis in (*own, *HARDWARE) if axis in found}
+            by_axis.setdefault(axis, set()).update(these)
+    own = sorted(by_axis.keys() - {*HARDWARE})
+    return {axis: tuple(sorted(by_axis[axis], key=natural)) for axis in (*own, *HARDWARE) if axis in by_axis}

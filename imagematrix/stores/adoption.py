@@ -74,9 +74,9 @@ def _layer(file: Path, layers: Layers) -> Layer:
 
 
 def _unpack(archive: BinaryIO, folder: Path) -> None:
-    with tarfile.open(fileobj=archive, mode="r|*") as found:
-        for member in found:
-            file = found.extractfile(member) if member.isfile() and PLAIN.fullmatch(member.name) else None
+    with tarfile.open(fileobj=archive, mode="r|*") as tar:
+        for member in tar:
+            file = tar.extractfile(member) if member.isfile() and PLAIN.fullmatch(member.name) else None
             if file:
                 target = folder / member.name
                 target.parent.mkdir(parents=True, exist_ok=True)

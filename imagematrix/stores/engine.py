@@ -118,9 +118,9 @@ class Engine:
                 history = self._client.api.history(reference)
             except docker.errors.NotFound:
                 return None
-        found = of_history((image.get("RootFS") or {}).get("Layers") or (), history)
+        layers = of_history((image.get("RootFS") or {}).get("Layers") or (), history)
         whole = Part(digest=str(image["Id"]), size=int(image["Size"]))
-        return (whole,) if found is None else found
+        return (whole,) if layers is None else layers
 
     def require(self) -> None:
         """Raise EngineError if the engine no longer answers."""
@@ -158,10 +158,10 @@ class Engine:
         try:
             return self._newest(reference)
         except (EngineError, UsageError):
-            found = self.digest(reference)
-            if found is None:
+            digest = self.digest(reference)
+            if digest is None:
                 raise
-            return found
+            return digest
 
     def is_published(self, reference: str) -> bool:
         """Whether a registry has this image, as the engine reaches it."""
@@ -187,8 +187,8 @@ class Engine:
         """Return the images of `image`:`version` that it has."""
         wanted = [f"{labels.IMAGE}={image}", f"{labels.VERSION}={version}"]
         with self._reached():
-            found = self._client.api.images(filters={"label": wanted})
-        return [item for entry in found for item in self._present(entry, image)]
+            images = self._client.api.images(filters={"label": wanted})
+        return [item for entry in images for item in self._present(entry, image)]
 
     def _present(self, entry: dict[str, Any], image: str) -> Iterator[Present]:
         own = entry.get("Labels") or {}
@@ -279,10 +279,10 @@ class Engine:
             missing = [layer for layer in new if layer not in present]
             if not self.has_manifests or not self._loads(image, reference, missing):
                 self._loads(image, reference, image.layers)
-        found = str(self._client.api.inspect_image(reference)["Id"])
+        digest = str(self._client.api.inspect_image(reference)["Id"])
         expected = image.digest if self.has_manifests else image.config
-        if found != expected:
-            raise EngineError(f"{reference} was stored as {found}, but {expected} was built")
+        if digest != expected:
+            raise EngineError(f"{reference} was stored as {digest}, but {expected} was built")
 
     @contextlib.contextmanager
     def _unpacking(self, layers: Sequence[str]) -> Iterator[list[str]]:

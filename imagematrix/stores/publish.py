@@ -138,13 +138,13 @@ def _lost(name: str, surveyed: Survey, *, repair: bool) -> set[str]:
     """Return the references of lost images of a version; raise UnknownImageError without `repair`."""
     image = name.rpartition(":")[0]
     published = [one for one in surveyed.entries if one.digest in surveyed.lost]
-    gone = {one.digest: one for one in (*surveyed.damaged, *published)}.values()
+    lost = {one.digest: one for one in (*surveyed.damaged, *published)}.values()
     references = sorted(
-        f"{image}:{one.tag}@{one.digest}" if one.ours else f"{image}@{one.digest}" for one in gone
+        f"{image}:{one.tag}@{one.digest}" if one.ours else f"{image}@{one.digest}" for one in lost
     )
-    if gone and not repair:
+    if lost and not repair:
         shown = "".join(f"\n    {reference}" for reference in references[:SHOWN])
-        more = f"\n    and {len(gone) - SHOWN} more" if len(gone) > SHOWN else ""
+        more = f"\n    and {len(lost) - SHOWN} more" if len(lost) > SHOWN else ""
         raise UnknownImageError(
             f"the registry lost images of {name}:{shown}{more}",
             remedy="`imagematrix build --push` builds them again; `publish --repair` removes the rest",

@@ -95,8 +95,8 @@ def reason(target: Target, variant: Variant, *, ok: bool) -> Reason:
         return wanted, have, why, "pass --allow-cpu, or --gpus none"
     if not target.gpus:
         idle = _idle(target)
-        seen = f"; this host's accelerators cannot be passed: {idle}" if idle else ""
-        why = f"the image needs a GPU, and none is passed{seen}"
+        suffix = f"; this host's accelerators cannot be passed: {idle}" if idle else ""
+        why = f"the image needs a GPU, and none is passed{suffix}"
         return wanted, None, why, "run it on a node with a GPU, and pass one with --gpus"
     driver = drivers.effective(target, variant)
     lacking = _lacking(target, variant)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from imagematrix.builder.logs import KEPT, opened, said, where
+from imagematrix.builder.logs import KEPT, opened, excerpt, log_path
 from imagematrix.text import headline, plain
 
 
@@ -18,24 +18,25 @@ def log(tmp_path):
 
 def test_error_in_the_log_is_not_repeated(log):
     log.write_text("step\nERROR: no\n")
-    assert said(log, "ERROR: no") == "step\nERROR: no"
+    assert excerpt(log, "ERROR: no") == "step\nERROR: no"
 
 
 def test_missing_error_is_appended_to_the_log(log):
     log.write_text("all went well\n")
     assert (
-        said(log, "the labels promise another driver") == "all went well\nthe labels promise another driver"
+        excerpt(log, "the labels promise another driver")
+        == "all went well\nthe labels promise another driver"
     )
 
 
 def test_error_is_shown_without_a_log(log):
-    assert said(None, "nobody can tell") == "nobody can tell"
-    assert said(log, "no") == f"{log}: No such file or directory\nno"
+    assert excerpt(None, "nobody can tell") == "nobody can tell"
+    assert excerpt(log, "no") == f"{log}: No such file or directory\nno"
 
 
 def test_long_log_is_cut_to_its_last_whole_lines(log):
     log.write_text("".join(f"line {number}\n" for number in range(100_000)))
-    lines = said(log, "").split("\n")
+    lines = excerpt(log, "").split("\n")
     assert lines[-1] == "line 99999"
     assert lines[0].startswith("line ")
     assert KEPT - 20 < len("\n".join(lines)) <= KEPT
@@ -43,7 +44,7 @@ def test_long_log_is_cut_to_its_last_whole_lines(log):
 
 def test_endless_line_is_cut(log):
     log.write_bytes(b"x" * 3 * KEPT)
-    assert said(log, "") == "x" * KEPT
+    assert excerpt(log, "") == "x" * KEPT
 
 
 def test_control_characters_are_replaced():
@@ -81,7 +82,7 @@ def test_every_cell_has_its_own_log(tmp_path):
         ("x/v1-a.log", "v1", "a"),
         ("x", "v1", "a"),
     ]
-    files = [where(tmp_path, *name) for name in names]
+    files = [log_path(tmp_path, *name) for name in names]
     for file in files:
         with opened(file) as log:
             log.write("x")
@@ -90,7 +91,7 @@ def test_every_cell_has_its_own_log(tmp_path):
 
 def test_longest_names_give_a_valid_log_path(tmp_path):
     image = "/".join(["a"] * 100)
-    with opened(where(tmp_path, image, "v" * 41, "c" * 73)) as log:
+    with opened(log_path(tmp_path, image, "v" * 41, "c" * 73)) as log:
         log.write("x")
 
 
@@ -101,4 +102,4 @@ def test_full_disk_error_names_the_log():
 
 def test_error_in_the_log_is_recognized_despite_trailing_blanks(tmp_path):
     (tmp_path / "x").write_text("#1 RUN make   \n#1 ERROR: no\n")
-    assert said(tmp_path / "x", "#1 RUN make\n#1 ERROR: no") == "#1 RUN make\n#1 ERROR: no"
+    assert excerpt(tmp_path / "x", "#1 RUN make\n#1 ERROR: no") == "#1 RUN make\n#1 ERROR: no"
