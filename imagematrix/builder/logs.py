@@ -11,7 +11,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-__all__ = ["opened", "said", "where"]
+__all__ = ["excerpt", "log_path", "opened"]
 
 # Image names do not contain these, so that folders are unique; their names cannot get too long.
 QUOTED = str.maketrans("/:", "+=")

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from imagematrix.builder.logs import KEPT, opened, excerpt, log_path
+from imagematrix.builder.logs import KEPT, excerpt, log_path, opened
 from imagematrix.text import headline, plain
 
 
