@@ -112,7 +112,7 @@ COPY --link --from=driver /driver/ /
 """
 
 
-def test_a_driver_comes_from_the_folder_or_from_the_host(engine, unpacked, tmp_path):
+def test_a_driver_comes_from_the_folder_or_the_host(engine, unpacked, tmp_path):
     for folder in ("files", "templates"):
         (tmp_path / folder).mkdir()
     shutil.copytree(unpacked, tmp_path / "drivers" / "580.159.04")
