@@ -6,6 +6,7 @@ it asks for at least that, and there is none where they do not tell enough.
 
 from __future__ import annotations
 
+import re
 from itertools import chain, combinations
 
 from imagematrix.facts import marches
@@ -15,7 +16,7 @@ from imagematrix.kubernetes.needs import MODULES, listed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
     from typing import Any
 
     from imagematrix.kubernetes.needs import Need
@@ -23,10 +24,24 @@ if TYPE_CHECKING:
     Requirement = dict[str, Any]  # key, operator and, for some operators, values
     Term = tuple[Requirement, ...]
 
-__all__ = ["above", "affinity", "below", "foreign", "has", "isin", "lacks", "owned", "required", "runs"]
+__all__ = [
+    "above",
+    "admits",
+    "affinity",
+    "below",
+    "foreign",
+    "has",
+    "integer",
+    "isin",
+    "lacks",
+    "owned",
+    "required",
+    "runs",
+]
 
 TOP = 999  # the greatest capability that there can be, times ten
 LAST_MINOR = 9
+INTEGER = re.compile(r"-?\d{1,18}", re.ASCII)  # what Gt and Lt compare
 KEYS = (discovered.DRIVER_MAJOR, discovered.DRIVER_MINOR, discovered.DRIVER_REVISION)
 
 
@@ -70,6 +85,16 @@ def required(spec: dict[str, Any]) -> list[dict[str, Any]] | None:
     return None if selector is None else selector.get("nodeSelectorTerms") or []
 
 
+def admits(terms: Iterable[Term], labels: Mapping[str, str]) -> bool:
+    """Whether a node with these labels meets all requirements of a term; an empty term admits none."""
+    return any(term and all(_met(one, labels.get(one["key"])) for one in term) for term in terms)
+
+
+def integer(text: str | None) -> int | None:
+    """Return the number that a label is to Gt and Lt, or None."""
+    return int(text) if text is not None and INTEGER.fullmatch(text) else None
+
+
 def isin(key: str, *values: str) -> Requirement:
     """Return the requirement that a label has one of some values."""
     return {"key": key, "operator": "In", "values": list(values)}
@@ -107,6 +132,18 @@ def runs(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
         last = number
     if first is not None and last is not None:
         yield first, last
+
+
+def _met(requirement: Requirement, value: str | None) -> bool:
+    operator, values = requirement["operator"], requirement.get("values") or []
+    if operator in {"Gt", "Lt"}:
+        found, bound = integer(value), integer(values[0])
+        if found is None or bound is None:
+            return False
+        return found > bound if operator == "Gt" else found < bound
+    if operator in {"Exists", "DoesNotExist"}:
+        return (value is not None) is (operator == "Exists")
+    return (value in values) is (operator == "In")
 
 
 def _level(need: Need) -> str | None:

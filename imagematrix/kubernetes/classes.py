@@ -46,7 +46,11 @@ class Class:
     @property
     def labelled(self) -> bool:
         """Whether each of its nodes has the label with its name."""
-        return all(node.labels.get(CLASS) == self.name for node in self.nodes)
+        return all(map(self.has_label, self.nodes))
+
+    def has_label(self, node: Node) -> bool:
+        """Whether a node has the label with the name of the class."""
+        return node.labels.get(CLASS) == self.name
 
     @property
     def variant(self) -> Variant | None:

@@ -1,0 +1,122 @@
+"""`imagematrix kubernetes render`: manifests with the image of each class."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from imagematrix.cli.choosing import catalog_of
+from imagematrix.cli.kubernetes.options import NodesFile, cluster
+from imagematrix.cli.options import AllowCpu, CatalogName, Image, Where
+from imagematrix.cli.output import print_text, warn
+from imagematrix.errors import UsageError
+from imagematrix.spelling import nearest
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+    from imagematrix.catalog.catalog import Catalog
+    from imagematrix.kubernetes.classes import Class, Classes
+
+__all__ = ["command"]
+
+KINDS = {
+    "job": "a Job for each class",
+    "deployment": "a Deployment for each class",
+    "daemonset": "a DaemonSet for each class",
+    "jobset": "a JobSet, with one image for all ranks",
+    "leaderworkerset": "a LeaderWorkerSet, with one image for all ranks",
+    "flavors": "a ResourceFlavor of Kueue for each class",
+    "compatibility": "an image-compatibility artifact of NFD for each variant",
+}
+
+
+def command(
+    kind: Annotated[
+        str,
+        typer.Argument(
+            metavar=f"{{{'|'.join(KINDS)}}}",
+            help=f"{'; '.join(f'{name}: {what}' for name, what in KINDS.items())}.",
+            autocompletion=lambda: list(KINDS),
+        ),
+    ],
+    image: Image,
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[-- ARGUMENT...]", help="Arguments for the image's program."),
+    ] = None,
+    nodes: NodesFile = None,
+    catalog: CatalogName = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option("--class", metavar="NAME", help="Only for this class; repeatable."),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option("--name", metavar="NAME", help="The workload's name; default: the image's.")
+    ] = None,
+    gpus: Annotated[int | None, typer.Option("--gpus", min=1, metavar="N", help="GPUs for each pod.")] = None,
+    resource: Annotated[
+        str,
+        typer.Option("--resource", metavar="NAME", help="The name under which the cluster gives out GPUs."),
+    ] = "nvidia.com/gpu",
+    pods: Annotated[
+        int, typer.Option("--pods", min=1, metavar="N", help="The number of pods, such as ranks or replicas.")
+    ] = 1,
+    where: Where = None,
+    allow_cpu: AllowCpu = False,
+) -> None:
+    """Write manifests with the image of each class, by digest, on nodes of that class."""
+    from imagematrix.kubernetes.yaml import dump
+
+    if kind not in KINDS:
+        remedy = nearest(kind, KINDS) or f"one of {', '.join(KINDS)}"
+        raise UsageError(f"invalid kind: {kind!r}", remedy=remedy)
+    if kind == "compatibility":
+        print_text(dump(*_artifacts(catalog_of(image, catalog), where, allow_cpu=allow_cpu)).rstrip("\n"))
+        return
+    if nodes is None:
+        raise UsageError("no nodes given", remedy="give --nodes NODES.json, from `kubectl get nodes -o json`")
+    found = cluster(nodes, image, catalog, gpus=None, allow_cpu=allow_cpu, where=where)
+    from imagematrix.kubernetes.manifests import Workload, flavors, manifests
+    from imagematrix.kubernetes.placed import chosen
+
+    classes = chosen(found.classes, only or ())
+    if kind == "flavors":
+        print_text(dump(*flavors(classes)).rstrip("\n"))
+        return
+    workload = Workload(
+        name=name or _name(found),
+        arguments=tuple(arguments or ()),
+        gpus=gpus,
+        resource=resource,
+        pods=pods,
+    )
+    print_text(dump(*manifests(kind, workload, classes)).rstrip("\n"))
+    _warn(classes)
+
+
+def _artifacts(catalog: Catalog, where: Sequence[str] | None, *, allow_cpu: bool) -> list[dict[str, Any]]:
+    from imagematrix.kubernetes.compatibility import compatibility
+    from imagematrix.selection.question import narrowed, parse
+
+    variants = narrowed(catalog, parse(where or ())).variants
+    return [compatibility(variant, allow_cpu=allow_cpu) for variant in variants]
+
+
+def _name(found: Classes) -> str:
+    """Return the last part of the image's name as the name of a workload."""
+    return found.catalog.image.rpartition("/")[2].replace("_", "-").replace(".", "-")[:63]
+
+
+def _warn(classes: Sequence[Class]) -> None:
+    for each in classes:
+        if each.miss:
+            warn(f"nothing fits the class {each.name}: {each.miss.why}", each.miss.fix)
+        elif each.variant and each.variant.digest is None:
+            warn(
+                f"{each.variant.reference}: the catalog has no digest",
+                "use the catalog of a published version",
+            )

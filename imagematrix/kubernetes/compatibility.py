@@ -1,0 +1,52 @@
+"""What an image needs as an artifact beside it: image compatibility of Node Feature Discovery, v1alpha1.
+
+Its rules are about the features that our labels become in NFD (`local.feature`). Source:
+https://kubernetes-sigs.github.io/node-feature-discovery, "Image Compatibility Artifact".
+"""
+
+from __future__ import annotations
+
+from imagematrix.kubernetes import labels as own
+from imagematrix.kubernetes.affinity import isin, owned
+from imagematrix.kubernetes.needs import needs
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from imagematrix.catalog.catalog import Variant
+    from imagematrix.kubernetes.affinity import Requirement, Term
+
+__all__ = ["ARTIFACT", "SPECIFICATION", "compatibility"]
+
+ARTIFACT = "application/vnd.nfd.image-compatibility.v1alpha1"
+SPECIFICATION = "application/vnd.nfd.image-compatibility.spec.v1alpha1+yaml"
+FEATURE = "local.feature"
+
+
+def compatibility(variant: Variant, *, allow_cpu: bool = False) -> dict[str, Any]:
+    """Return the specification for a variant: one of the alternatives has to match."""
+    ways = needs(variant, allow_cpu=allow_cpu)
+    terms = [(isin(own.ARCH, way.arch), *term[1:]) for way, term in zip(ways, owned(ways), strict=True)]
+    rule = {"name": "imagematrix", "matchAny": [{"matchFeatures": _features(term)} for term in terms]}
+    return {
+        "version": "v1alpha1",
+        "compatibilities": [{"description": f"needs of {variant.reference}", "rules": [rule]}],
+    }
+
+
+def _features(term: Term) -> list[dict[str, Any]]:
+    """Return the matchers of a term; a key can occur only once in each."""
+    found: list[dict[str, Any]] = []
+    for requirement in term:
+        key = requirement["key"]
+        place = next((one for one in found if key not in one), None)
+        if place is None:
+            found.append(place := {})
+        place[key] = _matcher(requirement)
+    return [{"feature": FEATURE, "matchExpressions": expressions} for expressions in found]
+
+
+def _matcher(requirement: Requirement) -> dict[str, Any]:
+    values = {"value": requirement["values"]} if "values" in requirement else {}
+    return {"op": requirement["operator"], **values}

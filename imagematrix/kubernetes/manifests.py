@@ -1,0 +1,172 @@
+"""Manifests of workloads with the image of a class, on its nodes.
+
+JobSet and LeaderWorkerSet are written after https://jobset.sigs.k8s.io (v1alpha2) and
+https://lws.sigs.k8s.io (v1), Kueue's ResourceFlavor after https://kueue.sigs.k8s.io (v1beta1).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from imagematrix.errors import UsageError
+from imagematrix.kubernetes.affinity import affinity
+from imagematrix.kubernetes.labels import CLASS
+from imagematrix.kubernetes.placed import each, gang
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from typing import Any
+
+    from imagematrix.kubernetes.classes import Class
+    from imagematrix.kubernetes.placed import Placed
+
+    Manifest = dict[str, Any]
+
+__all__ = ["WORKLOADS", "Workload", "flavors", "manifests"]
+
+NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", re.ASCII)
+LONGEST = 63
+LABEL = "app.kubernetes.io/name"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """What to run: a name, arguments for the image's program, GPUs for each pod, and how many pods.
+
+    `resource` is the name under which the cluster gives out GPUs.
+    """
+
+    name: str
+    arguments: tuple[str, ...] = ()
+    gpus: int | None = None
+    resource: str = "nvidia.com/gpu"
+    pods: int = 1
+
+    def __post_init__(self) -> None:
+        if not NAME.fullmatch(self.name):
+            raise UsageError(
+                f"invalid name {self.name[:80]!r}",
+                remedy="use at most 63 of a-z, 0-9 and -, such as --name train",
+            )
+
+
+def manifests(kind: str, workload: Workload, classes: Sequence[Class]) -> list[Manifest]:
+    """Return the manifests of a workload: one for each class, or for a gang one for all of them.
+
+    Raises NothingFits if no class gets an image, or nothing fits all ranks of a gang; UsageError if labels do
+    not tell the nodes of a class.
+    """
+    make, together = WORKLOADS[kind]
+    if together:
+        return [make(workload, workload.name, gang(classes))]
+    placed = each(classes)
+    if len(placed) == 1:
+        return [make(workload, workload.name, placed[0])]
+    return [make(workload, _joined(workload.name, one.classes[0].name), one) for one in placed]
+
+
+def flavors(classes: Sequence[Class]) -> Iterator[Manifest]:
+    """Yield a ResourceFlavor for each class; Kueue writes its label into the pods that it admits."""
+    for one in classes:
+        if not one.labelled:
+            raise UsageError(
+                f"nodes of the class {one.name} lack the label {CLASS}",
+                remedy="label them with `imagematrix kubernetes labels`",
+            )
+        yield {
+            "apiVersion": "kueue.x-k8s.io/v1beta1",
+            "kind": "ResourceFlavor",
+            "metadata": {"name": one.name},
+            "spec": {"nodeLabels": {CLASS: one.name}},
+        }
+
+
+def _job(workload: Workload, name: str, placed: Placed) -> Manifest:
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": name, "labels": {LABEL: workload.name}},
+        "spec": _job_spec(workload, placed),
+    }
+
+
+def _job_spec(workload: Workload, placed: Placed) -> Manifest:
+    many = {"completions": workload.pods, "parallelism": workload.pods, "completionMode": "Indexed"}
+    return {
+        **(many if workload.pods > 1 else {}),
+        "template": _pod(workload, placed, restartPolicy="Never"),
+    }
+
+
+def _deployment(workload: Workload, name: str, placed: Placed) -> Manifest:
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": name, "labels": {LABEL: workload.name}},
+        "spec": {
+            "replicas": workload.pods,
+            "selector": {"matchLabels": {LABEL: name}},
+            "template": _pod(workload, placed, name),
+        },
+    }
+
+
+def _daemonset(workload: Workload, name: str, placed: Placed) -> Manifest:
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "DaemonSet",
+        "metadata": {"name": name, "labels": {LABEL: workload.name}},
+        "spec": {"selector": {"matchLabels": {LABEL: name}}, "template": _pod(workload, placed, name)},
+    }
+
+
+def _jobset(workload: Workload, name: str, placed: Placed) -> Manifest:
+    job = {"name": "ranks", "replicas": 1, "template": {"spec": _job_spec(workload, placed)}}
+    return {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        "metadata": {"name": name, "labels": {LABEL: workload.name}},
+        "spec": {"replicatedJobs": [job]},
+    }
+
+
+def _leaderworkerset(workload: Workload, name: str, placed: Placed) -> Manifest:
+    template = {"size": workload.pods, "workerTemplate": _pod(workload, placed)}
+    return {
+        "apiVersion": "leaderworkerset.x-k8s.io/v1",
+        "kind": "LeaderWorkerSet",
+        "metadata": {"name": name, "labels": {LABEL: workload.name}},
+        "spec": {"replicas": 1, "leaderWorkerTemplate": template},
+    }
+
+
+# By their names on the command line: what makes the manifest, and whether all pods get the same image.
+WORKLOADS: dict[str, tuple[Callable[[Workload, str, Placed], Manifest], bool]] = {
+    "job": (_job, False),
+    "deployment": (_deployment, False),
+    "daemonset": (_daemonset, False),
+    "jobset": (_jobset, True),
+    "leaderworkerset": (_leaderworkerset, True),
+}
+
+
+def _pod(workload: Workload, placed: Placed, name: str | None = None, **spec: object) -> Manifest:
+    """Return the template of a pod; the image needs no more than it has: no mounts and no privileges."""
+    gpus = workload.gpus if placed.variant.gpu else None
+    container = {
+        "name": workload.name,
+        "image": placed.image,
+        **({"args": list(workload.arguments)} if workload.arguments else {}),
+        **({"resources": {"limits": {workload.resource: str(gpus)}}} if gpus else {}),
+    }
+    return {
+        "metadata": {"labels": {LABEL: name or workload.name}},
+        "spec": {**spec, "affinity": affinity(placed.terms), "containers": [container]},
+    }
+
+
+def _joined(name: str, class_name: str) -> str:
+    """Return a name with that of a class behind it; of a long one the start is left out, not the hash."""
+    return f"{name}-{class_name[-max(8, LONGEST - len(name) - 1) :].strip('-')}"[:LONGEST].strip("-")

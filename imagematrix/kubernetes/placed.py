@@ -1,0 +1,119 @@
+"""Images placed on classes: the reference by digest, and the terms that keep a pod on nodes of these classes.
+
+A digest without a placement is half an answer: the image would start on any node.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from imagematrix.errors import UsageError
+from imagematrix.kubernetes.affinity import admits, foreign, isin
+from imagematrix.kubernetes.labels import CLASS
+from imagematrix.kubernetes.needs import needs
+from imagematrix.selection.selection import NothingFits
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from imagematrix.catalog.catalog import Variant
+    from imagematrix.kubernetes.affinity import Term
+    from imagematrix.kubernetes.classes import Class
+
+__all__ = ["Placed", "chosen", "each", "gang", "image"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Placed:
+    """A variant for the nodes of some classes: its image, and the terms of the node affinity."""
+
+    classes: tuple[Class, ...]
+    variant: Variant
+    terms: tuple[Term, ...]
+
+    @property
+    def image(self) -> str:
+        """The reference to pull, by digest where the catalog has one."""
+        return image(self.variant)
+
+
+def image(variant: Variant) -> str:
+    """Return the reference of a variant, with its digest where the catalog has one."""
+    if variant.digest is None or "@" in variant.reference:
+        return variant.reference
+    return f"{variant.reference}@{variant.digest}"
+
+
+def chosen(classes: Sequence[Class], names: Sequence[str]) -> tuple[Class, ...]:
+    """Return the classes with these names, or all; raise UsageError if there is no such class."""
+    there = {each.name: each for each in classes}
+    for name in names:
+        if name not in there:
+            raise UsageError(f"class {name!r} not found", remedy=f"one of {', '.join(sorted(there))}")
+    return tuple(there[name] for name in names) if names else tuple(classes)
+
+
+def each(classes: Iterable[Class]) -> tuple[Placed, ...]:
+    """Return what each class gets, but for those that nothing fits; raise NothingFits if that is all."""
+    some = list(classes)
+    found = tuple(
+        Placed(classes=(one,), variant=one.variant, terms=_terms((one,), one.variant))
+        for one in some
+        if one.variant
+    )
+    if not found:
+        raise _nothing(some, some[0].why)
+    return found
+
+
+def gang(classes: Sequence[Class]) -> Placed:
+    """Return the variant that fits all of some classes: every rank of a gang gets the same.
+
+    Of several it is the one that is least far down in the order of the class that it suits least. Raises
+    NothingFits if there is none.
+    """
+    ranks: dict[str, list[int]] = {}
+    variants: dict[str, Variant] = {}
+    for one in classes:
+        if isinstance(one.kind.answer, UsageError):
+            raise _nothing(classes, f"{one.name}: {one.why}")
+        for candidate in one.kind.answer.candidates:
+            if candidate.rank is not None:
+                ranks.setdefault(candidate.reference, []).append(candidate.rank)
+                variants[candidate.reference] = candidate.variant
+    common = [reference for reference, places in ranks.items() if len(places) == len(classes)]
+    if not common:
+        names = ", ".join(one.name for one in classes)
+        raise _nothing(classes, f"no variant fits all of the classes {names}")
+    best = min(common, key=lambda reference: (max(ranks[reference]), sum(ranks[reference]), reference))
+    return Placed(
+        classes=tuple(classes), variant=variants[best], terms=_terms(tuple(classes), variants[best])
+    )
+
+
+def _terms(classes: tuple[Class, ...], variant: Variant) -> tuple[Term, ...]:
+    """Return terms that admit the nodes of some classes, and no other for which the variant is not fit."""
+    names = sorted({one.name for one in classes if any(one.has_label(node) for node in one.nodes)})
+    terms: tuple[Term, ...] = ((isin(CLASS, *names),),) if names else ()
+    if not all(one.labelled for one in classes):
+        terms += foreign(needs(variant, allow_cpu=True))
+    for one in classes:
+        for node in one.nodes:
+            if not admits(terms, node.labels):
+                raise UsageError(
+                    f"labels do not tell nodes of the class {one.name} from others",
+                    remedy=f"label them with `imagematrix kubernetes labels`, such as {node.name}",
+                )
+    return terms
+
+
+def _nothing(classes: Sequence[Class], why: str) -> NothingFits | UsageError:
+    for one in classes:
+        if not isinstance(one.kind.answer, UsageError):
+            return NothingFits(
+                why,
+                selection=one.kind.answer,
+                remedy="choose classes with --class, or see `kubernetes classes`",
+            )
+    return UsageError(why)

@@ -1,0 +1,245 @@
+"""Manifests: valid by the published schemas, with the image of their class and on its nodes only."""
+
+import json
+
+import kubernetes_validate
+import pytest
+import yaml
+from scheduling import admitted
+
+from imagematrix import documents
+from imagematrix.errors import UsageError
+from imagematrix.kubernetes.affinity import required
+from imagematrix.kubernetes.classes import classes
+from imagematrix.kubernetes.compatibility import compatibility
+from imagematrix.kubernetes.manifests import WORKLOADS, Workload, flavors, manifests
+from imagematrix.kubernetes.nodes import parse
+from imagematrix.kubernetes.placed import chosen, gang, image
+from imagematrix.record import replace
+from imagematrix.selection.select import explain
+from imagematrix.selection.selection import NothingFits
+
+RELEASES = ("1.34", "1.37")
+DIGEST = f"sha256:{'1' * 64}"
+BUILT_IN = ("job", "deployment", "daemonset")
+NEW = "580.65.06"
+NAMED = "reg.x/_t"
+
+
+@pytest.fixture
+def found(cluster, make):
+    """Classes of L40S with two drivers and of a CPU node, and a variant for each."""
+    catalog = make.catalog(
+        make.variant("r/t:v1-old", digest=DIGEST),
+        make.variant("r/t:v1-new", digest=DIGEST, driver=make.umd("exact", NEW)),
+        make.variant("r/t:v1-any", digest=DIGEST, driver=make.umd("host")),
+        make.cpu_variant("r/t:v1-cpu"),
+    )
+    hosts = {"old": make.host(make.gpu(0)), "new": make.host(make.gpu(0), driver=NEW), "cpu": make.host()}
+    return of(cluster, {name: cluster.own(host) for name, host in hosts.items()}, catalog)
+
+
+def of(cluster, labels, catalog, **options):
+    items = [cluster.node(name, found, arch=found["kubernetes.io/arch"]) for name, found in labels.items()]
+    return classes(parse({"kind": "List", "items": items}, "x"), catalog, **options).classes
+
+
+def pods(manifest):
+    """Return the pod template of a manifest of any kind."""
+    spec = manifest["spec"]
+    if manifest["kind"] == "JobSet":
+        spec = spec["replicatedJobs"][0]["template"]["spec"]
+    if manifest["kind"] == "LeaderWorkerSet":
+        return spec["leaderWorkerTemplate"]["workerTemplate"]
+    return spec["template"]
+
+
+def node(found, name):
+    return next(one for each in found for one in each.nodes if one.name == name)
+
+
+@pytest.mark.parametrize("kind", BUILT_IN)
+@pytest.mark.parametrize("release", RELEASES)
+def test_there_is_one_for_each_class_on_its_nodes(found, kind, release):
+    workload = Workload(name="train", arguments=("--epochs", "3"), gpus=2, pods=3)
+    made = manifests(kind, workload, found)
+    assert len(made) == 3
+    assert len({one["metadata"]["name"] for one in made}) == 3
+    for one in made:
+        kubernetes_validate.validate(one, release, strict=True)
+        template = pods(one)
+        (container,) = template["spec"]["containers"]
+        suffix = container["image"].partition("@")[0].rpartition("-")[2]
+        admitting = {
+            name
+            for name in ("old", "new", "cpu")
+            if admitted(terms(template["spec"]), node(found, name).labels)
+        }
+        assert admitting == {suffix}
+        assert container["args"] == ["--epochs", "3"]
+        assert ("resources" in container) == (suffix != "cpu")
+        assert "securityContext" not in container
+        assert "volumes" not in template["spec"]
+
+
+def terms(spec):
+    return [term["matchExpressions"] for term in required(spec)]
+
+
+@pytest.mark.parametrize("kind", ["jobset", "leaderworkerset"])
+def test_a_gang_has_one_image_for_all_ranks(found, kind):
+    gpu_classes = [one for one in found if one.nodes[0].name != "cpu"]
+    (made,) = manifests(kind, Workload(name="train", gpus=1, pods=4), gpu_classes)
+    spec = pods(made)["spec"]
+    assert spec["containers"][0]["image"] == f"r/t:v1-any@{DIGEST}"
+    assert all(admitted(terms(spec), node(found, name).labels) for name in ("old", "new"))
+    assert not admitted(terms(spec), node(found, "cpu").labels)
+    with pytest.raises(NothingFits, match="no variant fits all of the classes"):
+        manifests(kind, Workload(name="train"), found)
+
+
+def test_of_several_variants_a_gang_gets_the_one_that_suits_all_best(hosts, cluster, shipped_catalog):
+    some = [hosts["genoa-h200"], hosts["sapphirerapids-h100"]]
+    labels = {str(number): cluster.own(host) for number, host in enumerate(some)}
+    fitting = [explain(host, shipped_catalog).fits for host in some]
+    try:
+        placed = gang(of(cluster, labels, shipped_catalog))
+    except NothingFits:
+        assert not fitting[0] & fitting[1]
+    else:
+        assert placed.variant.reference in fitting[0] & fitting[1]
+
+
+def test_one_class_alone_keeps_the_name(found):
+    (made,) = manifests("job", Workload(name="train"), [found[0]])
+    assert made["metadata"]["name"] == "train"
+    assert "completions" not in made["spec"]
+
+
+def test_a_long_name_keeps_the_hash_of_the_class(found):
+    for made in manifests("job", Workload(name="a" * 60), found):
+        assert len(made["metadata"]["name"]) <= 63
+    names = {made["metadata"]["name"] for made in manifests("job", Workload(name="a" * 50), found)}
+    assert len(names) == 3
+
+
+def test_nodes_without_our_labels_are_told_by_those_of_others_where_that_is_safe(cluster, make):
+    catalog = make.catalog(make.variant("r/t:v1-old", digest=DIGEST))
+    host = make.host(make.gpu(0))
+    (made,) = manifests("job", Workload(name="t"), of(cluster, {"a": cluster.foreign(host)}, catalog))
+    spec = pods(made)["spec"]
+    assert admitted(terms(spec), cluster.foreign(host))
+    assert not admitted(terms(spec), cluster.foreign(make.host(make.gpu(0), driver=NEW)))
+    mixed = {"a": cluster.foreign(host), "b": cluster.own(host)}
+    placed = gang(of(cluster, mixed, catalog))
+    assert all(admitted(placed.terms, labels) for labels in mixed.values())
+
+
+def test_nodes_that_no_label_tells_apart_are_an_error(cluster, make):
+    compat = make.variant("r/t:v1", driver=make.umd("compat", "560.35.05"))
+    labels = {"a": cluster.foreign(make.host(make.gpu(0)))}
+    with pytest.raises(UsageError, match="labels do not tell nodes of the class"):
+        manifests("job", Workload(name="t"), of(cluster, labels, make.catalog(compat)))
+
+
+def test_nothing_for_any_class_is_told_with_the_reason(cluster, make):
+    labels = {"a": cluster.own(make.host(make.gpu(0, compute="7.0")))}
+    with pytest.raises(NothingFits, match="no device code"):
+        manifests("job", Workload(name="t"), of(cluster, labels, make.catalog(make.variant())))
+    with pytest.raises(UsageError, match="1 of the host's 1"):
+        manifests("job", Workload(name="t"), of(cluster, labels, make.catalog(make.variant()), gpus="3"))
+    with pytest.raises(UsageError, match="1 of the host's 1"):
+        gang(of(cluster, labels, make.catalog(make.variant()), gpus="3"))
+
+
+def test_classes_are_chosen_by_name(found):
+    assert chosen(found, [found[1].name]) == (found[1],)
+    with pytest.raises(UsageError, match="class 'x' not found"):
+        chosen(found, ["x"])
+
+
+def test_a_reference_has_its_digest(make):
+    assert image(make.variant("r/t:v1-a", digest=DIGEST)) == f"r/t:v1-a@{DIGEST}"
+    assert image(make.variant("r/t:v1-a")) == "r/t:v1-a"
+    assert image(make.variant(f"r/t@{DIGEST}", digest=DIGEST)) == f"r/t@{DIGEST}"
+
+
+@pytest.mark.parametrize("name", ["", "A", "a.b", "-a", "a" * 64])
+def test_an_invalid_name_is_refused(name):
+    with pytest.raises(UsageError, match="invalid name"):
+        Workload(name=name)
+
+
+def test_a_flavor_selects_the_nodes_of_its_class(found, cluster, make):
+    made = list(flavors(found))
+    assert [one["metadata"]["name"] for one in made] == [each.name for each in found]
+    for one, each in zip(made, found, strict=True):
+        assert one["spec"]["nodeLabels"].items() <= each.nodes[0].labels.items()
+    unlabelled = of(cluster, {"a": cluster.foreign(make.host(make.gpu(0)))}, make.catalog(make.variant()))
+    with pytest.raises(UsageError, match=r"lack the label imagematrix\.io/class"):
+        list(flavors(unlabelled))
+
+
+def test_an_artifact_matches_the_nodes_that_the_variant_fits(hosts, cluster, shipped_catalog):
+    for variant in shipped_catalog.variants[::5]:
+        artifact = compatibility(variant)
+        assert artifact["version"] == "v1alpha1"
+        (rule,) = artifact["compatibilities"][0]["rules"]
+        for host in hosts.values():
+            fits = variant.reference in explain(host, shipped_catalog).fits
+            assert any(matched(one["matchFeatures"], cluster.own(host)) for one in rule["matchAny"]) == fits
+
+
+def matched(features, labels):
+    """Whether NFD matches all features, if `labels` are those of `local.feature`."""
+    return all(
+        admitted([[{"key": key, "operator": one["op"], "values": one.get("value", [])}]], labels)
+        for feature in features
+        for key, one in feature["matchExpressions"].items()
+    )
+
+
+@pytest.fixture
+def saved(tmp_path, monkeypatch, cluster, make):
+    monkeypatch.chdir(tmp_path)
+    catalog = make.catalog(make.variant("t:v1-old", digest=DIGEST), make.cpu_variant("t:v1-cpu"))
+    (tmp_path / "t.json").write_text(documents.dump(replace(catalog, image=NAMED).to_json()))
+    items = [
+        cluster.node("a", cluster.own(make.host(make.gpu(0)))),
+        cluster.node("b", cluster.own(make.host())),
+        cluster.node("c", cluster.own(make.host(make.gpu(0, compute="7.0")))),
+    ]
+    (tmp_path / "nodes.json").write_text(json.dumps({"kind": "List", "items": items}))
+
+
+@pytest.mark.usefixtures("saved")
+def test_the_command(cli):
+    words = (f"{NAMED}:v1", "--nodes", "nodes.json", "--catalog", "t.json")
+    said = cli("kubernetes", "render", "job", *words, "--name", "train", "--gpus", "2", "--", "-v", "x")
+    assert said.code == 0
+    made = list(yaml.safe_load_all(said.out))
+    assert [one["kind"] for one in made] == ["Job", "Job"]
+    assert made[0]["spec"]["template"]["spec"]["containers"][0]["args"] == ["-v", "x"]
+    assert "nothing fits the class" in said.err
+    assert "the catalog has no digest" in said.err
+    flavored = cli("kubernetes", "render", "flavors", *words)
+    assert len(list(yaml.safe_load_all(flavored.out))) == 3
+    artifacts = cli("kubernetes", "render", "compatibility", f"{NAMED}:v1", "--catalog", "t.json")
+    assert len(list(yaml.safe_load_all(artifacts.out))) == 2
+    name = made[0]["metadata"]["name"].removeprefix("train-")
+    one = cli("kubernetes", "render", "deployment", *words, "--class", name, "--name", "train")
+    assert yaml.safe_load(one.out)["metadata"]["name"] == "train"
+
+
+@pytest.mark.usefixtures("saved")
+def test_the_command_names_what_is_missing(cli):
+    assert "invalid kind" in cli("kubernetes", "render", "jbo", "t:v1").err
+    assert "no nodes given" in cli("kubernetes", "render", "job", "t:v1").err
+    said = cli("kubernetes", "render", "job", f"{NAMED}:v1", "--nodes", "nodes.json", "--catalog", "t.json")
+    assert "invalid name '-t'" in said.err
+
+
+def test_every_kind_of_workload_is_on_the_command_line():
+    from imagematrix.cli.kubernetes.render import KINDS
+
+    assert WORKLOADS.keys() < KINDS.keys()
