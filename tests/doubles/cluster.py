@@ -157,7 +157,7 @@ class Cluster:
     def __init__(self, data):
         self.nodes = []
         self._data = data
-        self._registries = []
+        self.registries = []
         self._folders = []
         self._hosts = profiles()
         self._switch = Switch()
@@ -170,7 +170,7 @@ class Cluster:
         self._folders.append(folder)
         node = Node(name, GpuNode(folder, name, self._hosts), self._switch, len(self.nodes) + 1)
         self.nodes.append(node)
-        self._registries.append(Registry(node, 5000, data=self._data))
+        self.registries.append(Registry(node, 5000, data=self._data))
         node.start(config)
         return node
 
@@ -211,7 +211,7 @@ class Cluster:
 
     def remove(self):
         """End it all."""
-        for registry in self._registries:
+        for registry in self.registries:
             registry.remove()
         for node in self.nodes:
             node.remove()
