@@ -39,21 +39,21 @@ LAYER = "application/vnd.oci.image.layer.v1.tar"
 CONFIG = "application/vnd.oci.image.config.v1+json"
 MATRIX = {
     "schema": "imagematrix.matrix/v1",
-    "axes": {"march": ["x86-64-v2", "x86-64-v3"]},
-    "properties": {"march": {name: {"base": "debian:trixie"} for name in ("x86-64-v2", "x86-64-v3")}},
+    "axes": {"march": ["old", "new"]},
+    "facts": {"march": {"old": {"flags": ["sse4_2"]}, "new": {"flags": ["sse4_2", "avx2"]}}},
 }
 TEMPLATE = "FROM debian:trixie\nCOPY payload /payload\nRUN echo {{ march }} > /march\n"
 
 
 def rows(folder: Path, count: int) -> Iterator[Row]:
     """Yield the rows: `docker pull` in pairs, many pulls at once, the rate of blobs, and memory."""
-    yield _pulls(folder, count)
     with contextlib.ExitStack() as stack:
         registry = Registry(SimpleNamespace(inside=[]), PORT)
         stack.callback(registry.remove)
         resolver = stack.enter_context(_resolver([], registry.address))
         yield _at_once(folder, registry.address, resolver.address)
         yield from _large(folder, registry.address, resolver)
+    yield _pulls(folder, count)
 
 
 class _Resolver:

@@ -163,7 +163,7 @@ def test_podman(cluster):
     assert shown == CELLS
 
 
-def test_containerd_by_the_registrys_own_name(cluster, published):
+def test_containerd_by_the_name_in_the_registry(cluster, published):
     name = f"{REGISTRY}/{IMAGE}:v1"
     shown = {}
     for node in cluster.nodes:
