@@ -62,7 +62,7 @@ exec "$runc" "$@"
 """
 ROOTS = ("imagematrix.swarm.runtime", "imagematrix.node.nvml_query")  # the latter in a process of its own
 # Collecting garbage while modules load would take a tenth of the time, and this process is short.
-START = f"import gc, sys; gc.disable(); sys.path.insert(0, sys.argv[1]); from {ROOTS[0]} import main; main()"
+START = f"import gc, sys; gc.disable(); sys.path.append(sys.argv[1]); from {ROOTS[0]} import main; main()"
 PACKAGE = "imagematrix"
 NVML = "pynvml"  # one module; the driver cannot be asked without it
 UNCHECKED = 1

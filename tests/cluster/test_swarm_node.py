@@ -27,11 +27,7 @@ def node(start_cluster):
     """The only node of a swarm, with two GPUs."""
     cluster = start_cluster()
     node = cluster.add("n1", "milan-a10", 2)
-    words = ("--file", node.config_file, "--runtime", node.folder / "runtime", "--vram", "4G")
-    done = node.imagematrix("swarm", "node-config", *words)
-    assert done.returncode == 0, done.stderr
-    node.stop()
-    node.start()
+    node.offer("--vram", "4G")
     cluster.form()
     node.cluster = cluster
     return node
@@ -44,7 +40,7 @@ def _no_service_outlives_its_test(node):
         node.docker("service", "rm", *services)
     node.cluster.wait(lambda: not node.docker("ps", "-q").stdout)
     assert node.has_no_containers()
-    assert not any(gpu["used_by"] for gpu in gpus(node))
+    assert not any(gpu["used_by"] for gpu in node.gpus())
 
 
 @pytest.fixture
@@ -58,14 +54,10 @@ def create(node, base):
     return start
 
 
-def gpus(node):
-    return json.loads(node.imagematrix("gpus", "--json").stdout)["gpus"]
-
-
 def users(node):
     return [
         [(one["name"].split(" ")[0].split(".")[0], one["vram_mib"]) for one in gpu["used_by"]]
-        for gpu in gpus(node)
+        for gpu in node.gpus()
     ]
 
 
@@ -102,7 +94,7 @@ def test_the_engine_offers_what_it_has(node):
     offered = described["Resources"]["GenericResources"]
     named = [one["NamedResourceSpec"] for one in offered if "NamedResourceSpec" in one]
     assert {(one["Kind"], one["Value"]) for one in named} == {
-        ("NVIDIA-GPU", gpu["uuid"]) for gpu in gpus(node)
+        ("NVIDIA-GPU", gpu["uuid"]) for gpu in node.gpus()
     }
     assert {"DiscreteResourceSpec": {"Kind": "VRAM-4G", "Value": 12}} in offered
     assert described["Engine"]["Labels"]["io.imagematrix.compute"] == "8.6"
@@ -115,7 +107,7 @@ def test_each_replica_has_a_gpu_of_its_own(node, create):
     node.cluster.wait(lambda: node.cluster.states("three") == ["pending", "running", "running"])
     assert users(node) == [[("three", None)], [("three", None)]]
     control = ["node /dev/nvidia-uvm", "node /dev/nvidia-uvm-tools", "node /dev/nvidiactl"]
-    for gpu, lines in zip(gpus(node), reports(node, "three", 2), strict=True):
+    for gpu, lines in zip(node.gpus(), reports(node, "three", 2), strict=True):
         minor = gpu["minor"]
         assert {f"node /dev/nvidia{minor}", *control} <= set(lines)
         assert f"node /dev/nvidia{1 - minor}" not in lines
@@ -136,14 +128,14 @@ def test_a_share_has_its_fraction_and_no_card_more_than_fit(node, create):
     assert users(node) == [[("jobs", 3814)] * 6] * 2
     for lines in reports(node, "jobs", 12):
         assert lines[-2:] == [
-            f"IMAGEMATRIX_VRAM_FRACTION={(3814 - OVERHEAD_MIB) / gpus(node)[0]['memory_mib']:.4f}",
+            f"IMAGEMATRIX_VRAM_FRACTION={(3814 - OVERHEAD_MIB) / node.gpus()[0]['memory_mib']:.4f}",
             "IMAGEMATRIX_VRAM_MIB=3814",
         ]
 
 
 def test_whoever_is_no_task_gets_nothing(node, create, base):
     """The variable and the labels of a task, in a container of a stranger and in an image."""
-    (gpu, _) = gpus(node)
+    (gpu, _) = node.gpus()
     labels = ("--label", "com.docker.swarm.task.id=x7", "--label", "com.docker.swarm.service.name=web")
     words = ("--rm", "--network", "none", "-e", f"{GPU}={gpu['uuid']}", *labels)
     ls = "ls /dev | grep -c nvidia"
@@ -153,7 +145,7 @@ def test_whoever_is_no_task_gets_nothing(node, create, base):
     node.docker("rm", "made")
     create("greedy", image="greedy:v1", command=f"{ls}; echo end; sleep 600")
     assert reports(node, "greedy", 1) == [["0"]]
-    assert not any(one["used_by"] for one in gpus(node))
+    assert not any(one["used_by"] for one in node.gpus())
 
 
 def test_a_gpu_that_somebody_holds_is_refused(node, create, base):
@@ -187,7 +179,7 @@ def test_a_gpu_that_is_lost_while_tasks_wait(node, create):
     create("three", "--replicas", "3", "--generic-resource", "NVIDIA-GPU=1", "--restart-delay", "1s")
     node.cluster.wait(lambda: node.cluster.states("three") == ["pending", "running", "running"])
     before = set(containers(node, "three"))
-    first = gpus(node)[0]
+    first = node.gpus()[0]
     bus_id = json.loads(node.imagematrix("probe", "--json").stdout)["gpus"][0]["pci_bus_id"]
     shown = Path(node.node.inside[-1], "proc/driver/nvidia/gpus", bus_id)
     shown.rename(shown.parents[4] / "lost")

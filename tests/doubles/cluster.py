@@ -162,13 +162,13 @@ class Cluster:
         self._hosts = profiles()
         self._switch = Switch()
 
-    def add(self, name, profile, gpus, config=None):
+    def add(self, name, profile, gpus, config=None, store="classic"):
         """Add a machine like that of a profile, with the first `gpus` of its GPUs, and return its node."""
         known = self._hosts.NODES
         known[name] = known[profile]._replace(cards=known[profile].cards[:gpus])
         folder = new_folder()
         self._folders.append(folder)
-        node = Node(name, GpuNode(folder, name, self._hosts), self._switch, len(self.nodes) + 1)
+        node = Node(name, GpuNode(folder, name, self._hosts), self._switch, len(self.nodes) + 1, store)
         self.nodes.append(node)
         self.registries.append(Registry(node, 5000, data=self._data))
         node.start(config)
