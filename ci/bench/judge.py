@@ -1,6 +1,6 @@
 """Holds what an audit says that programs need of a CPU to the truth: QEMU runs them on CPUs without it.
 
-    .venv/bin/python ci/bench/judge.py [--only WORD]
+    .venv/bin/python ci/bench/judge.py [--only GROUP]
 
 What is said to be required is taken away, one flag at a time: the program has to die, or to refuse to start.
 Then all is taken away that is not said to be required: it has to run, unless the audit leaves some of it
@@ -15,6 +15,7 @@ import os
 import sys
 import tempfile
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -74,17 +75,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", default="", metavar="WORD", help="those with this in their names")
-    only = parser.parse_args().only
+    parser.add_argument("--only", action="append", choices=GROUPS, help="this group; without it, all")
+    groups = parser.parse_args().only or GROUPS
     wrong = False
     print("| code | required | undecided | without what is required | without the rest |")
     print("|---|---|---|---|---|", flush=True)
     with tempfile.TemporaryDirectory(dir="/var/tmp") as name:
-        for case in _cases(Path(name)):
-            if only in case.name:
-                row, right = _judged(case)
-                wrong |= not right
-                print(f"| {' | '.join([case.name, *row])} |{'' if right else ' WRONG'}", flush=True)
+        for case in chain(*(GROUPS[group](Path(name, group)) for group in groups)):
+            row, right = _judged(case)
+            wrong |= not right
+            print(f"| {' | '.join([case.name, *row])} |{'' if right else ' WRONG'}", flush=True)
     return int(wrong)
 
 
@@ -117,19 +117,24 @@ def _code(path: Path) -> HostCode | None:
         return scan.scan(f"/opt/{path.name}", headers, window)
 
 
-def _cases(folder: Path) -> Iterator[Case]:
-    for march in shipped(folder / "all", MARCHES).variants:
-        train = folder / "all" / "training" / march / "train"
-        steps = ("--steps", "20")
-        yield Case(name=f"the shipped program, {march}", files=[train], command=(str(train), *steps))
-    tools = Tools(folder / "tools")
+def _shipped(folder: Path) -> Iterator[Case]:
+    for march in shipped(folder, MARCHES).variants:
+        train = folder / "training" / march / "train"
+        yield Case(name=f"the shipped program, {march}", files=[train], command=(str(train), "--steps", "20"))
+
+
+def _wheels(folder: Path) -> Iterator[Case]:
+    tools = Tools(folder)
     libraries = tools.installed("numpy", FFMPEG)
     modules = [*libraries.glob("numpy/**/*.so"), *libraries.glob("numpy.libs/*.so*")]
     yield Case(name="numpy", files=modules, command=(str(tools.python), "-c", NUMPY))
     (ffmpeg,) = libraries.glob("imageio_ffmpeg/binaries/ffmpeg-*")
     yield Case(name="ffmpeg", files=[ffmpeg], command=(str(ffmpeg), *ENCODE))
-    for program in programs(folder / "few", FEW):
-        own = [*folder.glob("few/llama/bin/*.so")] if "llama" in program.name else []
+
+
+def _built(folder: Path) -> Iterator[Case]:
+    for program in programs(folder, FEW):
+        own = [*folder.glob("llama/bin/*.so")] if "llama" in program.name else []
         for variant, command in program.variants.items():
             if command[0] != "sh":  # the shipped program, again
                 yield Case(
@@ -145,4 +150,5 @@ def _files(words: Iterable[Path]) -> Iterator[Path]:
         yield from word.glob("*.so") if word.is_dir() else [word] if word.is_file() else []
 
 
+GROUPS = {"shipped": _shipped, "wheels": _wheels, "built": _built}
 sys.exit(main())

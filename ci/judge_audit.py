@@ -1,0 +1,124 @@
+"""Compares what an audit reads of device code with what NVIDIA's cuobjdump lists.
+
+    .venv/bin/python ci/judge_audit.py [--cuobjdump PROGRAM] PATH|WHEEL…
+
+Each argument is a file, a folder such as an unpacked toolkit, a wheel, or a requirement such as
+cupy-cuda12x==14.2.0. Programs, libraries, static libraries, cubins and fatbins in it are compared: the
+targets of their cubins and of their PTX. CUDA 13's cuobjdump fails on some code for GPUs that it no longer
+knows; `--cuobjdump` names another one for those files. The exit code is 1 if one differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from imagematrix.audit import objects
+from imagematrix.audit.objects import HEAD
+from imagematrix.audit.window import Window
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+JUDGE = "nvidia-cuda-cuobjdump==13.5.37"
+LINE = re.compile(r"\.sm_(\d+[af]?)\.(cubin|ptx)$", re.MULTILINE)
+
+Targets = tuple[set[str], set[str]]  # of cubins and of PTX
+
+
+def main() -> int:
+    """Compare everything; return 1 if a file differs."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--cuobjdump", type=Path, action="append", default=[])
+    parser.add_argument("places", nargs="+", metavar="PATH|WHEEL")
+    options = parser.parse_args()
+    wrong = False
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as name:
+        folder = Path(name)
+        judges = [_judge(folder), *(judge.absolute() for judge in options.cuobjdump)]
+        for place in options.places:
+            same, unknown = 0, []
+            with tempfile.TemporaryDirectory(dir=folder) as own:
+                for file in _files(place, Path(own)):
+                    ours = _ours(file)
+                    listed = _listed(judges, file) if any(ours) else None
+                    if listed == ours:
+                        same += 1
+                    elif listed is not None:
+                        wrong = True
+                        print(f"{file}: {ours}, but cuobjdump lists {listed}", flush=True)
+                    elif any(ours):
+                        unknown.append(file.name)
+            left = f"; no cuobjdump reads {', '.join(unknown)}" if unknown else ""
+            print(f"{place}: {same} files are as cuobjdump lists them{left}", flush=True)
+    return int(wrong)
+
+
+def _judge(folder: Path) -> Path:
+    with zipfile.ZipFile(_downloaded(folder / "judge", JUDGE)) as archive:
+        program = folder / archive.extract("nvidia/cu13/bin/cuobjdump", folder)
+    program.chmod(0o755)
+    return program
+
+
+def _downloaded(folder: Path, wheel: str) -> Path:
+    pip = [sys.executable, "-m", "pip", "-q", "download", "--no-deps", "--only-binary=:all:"]
+    subprocess.run([*pip, "-d", str(folder), wheel], check=True)
+    (path,) = folder.glob("*.whl")
+    return path
+
+
+def _files(place: str, folder: Path) -> Iterator[Path]:
+    path = Path(place)
+    if path.is_dir():
+        yield from sorted(one for one in path.rglob("*") if one.is_file() and not one.is_symlink())
+        return
+    if path.is_file() and path.suffix != ".whl":
+        yield path
+        return
+    with zipfile.ZipFile(path if path.is_file() else _downloaded(folder, place)) as wheel:
+        for member in wheel.infolist():
+            with wheel.open(member) as file:
+                worth = objects.interesting(member.filename, file.read(HEAD))
+            if worth:
+                extracted = folder / wheel.extract(member, folder)
+                yield extracted
+                extracted.unlink()
+
+
+def _ours(file: Path) -> Targets:
+    if file.suffix == ".ptx":  # a text, of which cuobjdump lists nothing
+        return set(), set()
+    with file.open("rb") as opened:
+        window = Window(opened, 0, file.stat().st_size)
+        result = (
+            objects.examine(file.name, window) if objects.interesting(file.name, window.at(0, HEAD)) else None
+        )
+    if result is None:
+        return set(), set()
+    # cuobjdump does not show that code is for a family.
+    code = result.code
+    return {one.rstrip("f") for one in code.cubins}, {target.rstrip("f") for target, _ in code.ptx}
+
+
+def _listed(judges: Sequence[Path], file: Path) -> Targets | None:
+    """Return what the first cuobjdump lists that reads all of a file; None if there is none."""
+    for judge in judges:
+        words: list[str | Path] = [judge, "--list-elf", "--list-ptx", file]
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        if "fatal" not in done.stderr:
+            listed = [(target.rstrip("f"), kind) for target, kind in LINE.findall(done.stdout)]
+            cubins, texts = ({one for one, kind in listed if kind == each} for each in ("cubin", "ptx"))
+            return cubins, texts
+    return None
+
+
+sys.exit(main())
