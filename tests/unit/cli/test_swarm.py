@@ -60,7 +60,7 @@ def swarm(engine, monkeypatch):
 
     def answer(method, path, found, status=200):
         body = found if isinstance(found, bytes) else json.dumps(found).encode()
-        engine.told[method, path] = (status, body)
+        engine.responses[method, path] = (status, body)
 
     answer("GET", "/nodes", [node(VRAM=23028)])
     answer(*CREATE, {"ID": "s1"}, 201)
@@ -75,7 +75,7 @@ def swarm(engine, monkeypatch):
 def test_a_job_is_created_as_it_was_asked_for(cli, engine):
     said = cli("swarm", "run", "--vram", "4G", "--job", "--replicas", "10", "ml/train:v1", "train", "-x")
     assert said == (0, "s1\n", "")
-    created = json.loads(next(body for body in engine.received if body))
+    created = json.loads(next(body for body in engine.bodies if body))
     assert created["Mode"] == {"ReplicatedJob": {"MaxConcurrent": 10, "TotalCompletions": 10}}
     spec = created["TaskTemplate"]
     assert spec["ContainerSpec"]["Image"] == "127.0.0.1:5050/ml/train:v1"
@@ -95,7 +95,7 @@ def test_a_dry_run_creates_nothing(cli, engine, conforms):
     assert "--env 'A=b c'" in said.out
     document = conforms(json.loads(cli(*words[:2], "--json", *words[2:]).out))
     assert (document["id"], document["vram_mib"]) == (None, MIB)
-    assert not any("/create" in path for path in engine.asked)
+    assert not any("/create" in path for path in engine.requests)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_what_can_never_run_is_refused(cli, engine, swarm, words, message):
     said = cli("swarm", "run", *words, "train:v1")
     assert (said.code, said.out) == (2, "")
     assert message in said.err
-    assert not any("/create" in path for path in engine.asked)
+    assert not any("/create" in path for path in engine.requests)
 
 
 def test_a_name_that_is_taken(cli, swarm):
@@ -163,7 +163,7 @@ def test_waiting_prints_the_output_and_ends_with_the_exit_code(cli, engine, swar
     said = cli("swarm", "run", "--vram", "4G", "--job", "--wait", "--rm", "--name", "x", "train:v1")
     # This engine has the same lines in both streams.
     assert said == (0, "loss 0.5\ndone\n", "created service x\nloss 0.5\ndone\n")
-    assert engine.asked[-1].endswith("/services/s1")
+    assert engine.requests[-1].endswith("/services/s1")
 
 
 def test_the_exit_code_is_that_of_the_first_task_that_failed(cli, swarm):
@@ -193,14 +193,14 @@ def test_changes_are_reported_until_it_has_ended(cli, engine, swarm):
         found = later.pop(0)
         swarm(*TASKS, found, 503 if isinstance(found, dict) else 200)
 
-    engine.then[TASKS] = proceed
+    engine.before_response[TASKS] = proceed
     said = cli("swarm", "run", "--vram", "4G", "--job", "--wait", "--name", "x", "train:v1")
     assert said.code == 0
     assert said.err.splitlines()[:3] == ["created service x", "1 waiting: no suitable node", "1 running"]
 
 
 def test_a_job_that_somebody_removes(cli, engine, swarm):
-    engine.then[TASKS] = lambda: swarm("GET", "/services/s1", {"message": "not found"}, 404)
+    engine.before_response[TASKS] = lambda: swarm("GET", "/services/s1", {"message": "not found"}, 404)
     said = cli("swarm", "run", "--vram", "4G", "--job", "--wait", "train:v1")
     assert said.code == 8
     assert "the service was removed" in said.err
@@ -215,7 +215,7 @@ def test_an_interrupt_leaves_the_job_unless_it_is_to_be_removed(cli, engine, swa
         for number in once:
             signal.pthread_kill(threading.main_thread().ident, number)
 
-    engine.then[TASKS] = interrupt
+    engine.before_response[TASKS] = interrupt
     words = ["--rm"] if remove else []
     said = cli("swarm", "run", "--vram", "4G", "--job", "--wait", *words, "--name", "x", "train:v1")
     assert said.code == 130
