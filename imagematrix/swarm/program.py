@@ -25,12 +25,12 @@ from imagematrix.swarm.runtime import SETTINGS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from typing import Any
 
     from imagematrix.swarm.runtime import Settings
 
-__all__ = ["program"]
+__all__ = ["START", "program"]
 
 SCRIPT = """\
 #!/bin/sh
@@ -61,11 +61,32 @@ fi
 exec "$runc" "$@"
 """
 ROOTS = ("imagematrix.swarm.runtime", "imagematrix.node.nvml_query")  # the latter in a process of its own
-# Collecting garbage while modules load would take a tenth of the time, and this process is short.
-START = f"import gc, sys; gc.disable(); sys.path.append(sys.argv[1]); from {ROOTS[0]} import main; main()"
+# Compiled modules come from one file of the archive, because finding each there takes as long as running it.
+# Another Python than the one that compiled them takes the sources. Collecting garbage would take a tenth of
+# the time, and this process is short.
+START = f"""\
+import gc, marshal, sys, zipimport
+gc.disable()
+class Finder:
+    def __init__(self, data):
+        self.modules = marshal.loads(data)
+    def find_spec(self, name, path=None, target=None):
+        if name in self.modules:
+            return type(zipimport.__spec__)(name, self, is_package=self.modules[name][0])
+    def create_module(self, spec):
+        pass
+    def exec_module(self, module):
+        exec(marshal.loads(self.modules[module.__name__][1]), module.__dict__)
+sys.path.append(sys.argv[1])
+try:
+    sys.meta_path.insert(0, Finder(zipimport.zipimporter(sys.argv[1]).get_data(sys.implementation.cache_tag)))
+except OSError:
+    pass
+from {ROOTS[0]} import main
+main()
+"""
 PACKAGE = "imagematrix"
 NVML = "pynvml"  # one module; the driver cannot be asked without it
-UNCHECKED = 1
 EPOCH = (1980, 1, 1, 0, 0, 0)  # the same files give the same bytes
 
 
@@ -84,7 +105,7 @@ def program(settings: Settings) -> bytes:
     archive.seek(0, io.SEEK_END)
     with zipfile.ZipFile(archive, "a") as opened:
         for name, content in sorted(_contents(settings).items()):
-            # What Python usually reads is not compressed.
+            # What is read at each start of a task is not compressed.
             kind = zipfile.ZIP_DEFLATED if name.endswith(".py") else zipfile.ZIP_STORED
             opened.writestr(zipfile.ZipInfo(name, EPOCH), content, kind)
     return archive.getvalue()
@@ -97,23 +118,25 @@ def _python() -> str:
 
 
 def _contents(settings: Settings) -> dict[str, bytes]:
-    """Return the files of the archive: the modules, as source and compiled for this Python, and the settings.
-
-    Another Python ignores what is compiled, and so does this one after an update of its format.
-    """
+    """Return the files of the archive: the settings, the modules' sources, and all of them compiled."""
     modules = _modules()
+    contents = {SETTINGS: json.dumps(settings.to_json()).encode(), **modules}
+    contents[str(sys.implementation.cache_tag)] = _compiled(modules)
     if found := importlib.util.find_spec(NVML):
         loader: Any = found.loader
-        modules[f"{NVML}.py"] = loader.get_data(str(found.origin))
-    compiled = {f"{path}c": _compiled(path, source) for path, source in modules.items()}
-    return {SETTINGS: json.dumps(settings.to_json()).encode(), **modules, **compiled}
+        contents[f"{NVML}.py"] = loader.get_data(str(found.origin))
+    return contents
 
 
-def _compiled(path: str, source: bytes) -> bytes:
-    """Return a module in the form of PEP 552 that is never compared with its source."""
-    code = compile(source, path, "exec", dont_inherit=True, optimize=2)  # without docstrings it loads faster
-    flags = UNCHECKED.to_bytes(4, "little")
-    return importlib.util.MAGIC_NUMBER + flags + importlib.util.source_hash(source) + marshal.dumps(code)
+def _compiled(modules: Mapping[str, bytes]) -> bytes:
+    """Return a dict by name of module: whether it is a package, and its code."""
+    compiled = {}
+    for path, source in modules.items():
+        name = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        # Without docstrings it loads faster.
+        code = compile(source, path, "exec", dont_inherit=True, optimize=2)
+        compiled[name] = (path.endswith("/__init__.py"), marshal.dumps(code))
+    return marshal.dumps(compiled)
 
 
 def _modules() -> dict[str, bytes]:

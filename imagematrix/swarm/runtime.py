@@ -13,6 +13,7 @@ import json
 import os
 import sys
 import time
+from zipimport import zipimporter
 
 from imagematrix import engine
 from imagematrix.allocation import grants
@@ -108,8 +109,7 @@ def main() -> None:
     call = Call.parse(words)
     try:
         if call.command == CREATE and call.container:
-            loader: Any = __spec__.loader
-            settings = Settings.from_json(json.loads(loader.get_data(f"{archive}/{SETTINGS}")))
+            settings = Settings.from_json(json.loads(zipimporter(archive).get_data(SETTINGS)))
             os.environ["DOCKER_HOST"] = settings.address
             give(settings, call.container, os.path.abspath(call.bundle))  # noqa: PTH100 - see above
     except ImagematrixError as error:

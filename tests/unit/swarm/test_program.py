@@ -3,12 +3,11 @@
 import json
 import subprocess
 import sys
-import zipfile
 
 import pytest
 
 from imagematrix.errors import ProbeError
-from imagematrix.swarm.program import program
+from imagematrix.swarm.program import START, program
 from imagematrix.swarm.runtime import Settings
 
 SPEC = {"linux": {}, "process": {"env": ["DOCKER_RESOURCE_NVIDIA-GPU=GPU-a"]}}
@@ -92,39 +91,34 @@ def test_a_python_that_is_gone(installed, tmp_path, flag):
     assert json.loads((tmp_path / "log.json").read_text()) == {"level": "error", "msg": err.rstrip()}
 
 
+def imported(installed, start, modules):
+    """Return where modules come from, in an interpreter without any package but the standard library."""
+    shown = f"for name in {modules!r}: print(sys.modules[name].__spec__)"
+    code = f"{start}\nimport sys, {', '.join(modules)}\n{shown}"
+    words = [sys.executable, "-I", "-S", "-c", code, installed, "/bin/true"]
+    return subprocess.run(words, capture_output=True, text=True, check=True).stdout.splitlines()
+
+
 def test_the_archive_has_all_that_it_imports(installed):
-    """In an interpreter without any other package, and with neither bytecode nor sources missing."""
-    imports = "import imagematrix.swarm.runtime as r, imagematrix.node.nvml_query, pynvml; print(r.__file__)"
-    words = [
-        sys.executable,
-        "-I",
-        "-S",
-        "-c",
-        f"import sys; sys.path.insert(0, {str(installed)!r}); {imports}",
-    ]
-    done = subprocess.run(words, capture_output=True, text=True, check=True)
-    assert done.stdout == f"{installed}/imagematrix/swarm/runtime.pyc\n"
-    with zipfile.ZipFile(installed) as archive:
-        names = set(archive.namelist()) - {"settings.json"}
-    sources = {name for name in names if name.endswith(".py")}
-    assert names == sources | {f"{name}c" for name in sources}
+    start = START.replace("main()\n", "")
+    runtime, claim, nvml = imported(
+        installed, start, ["imagematrix.swarm.runtime", "imagematrix.allocation.claim", "pynvml"]
+    )
+    assert "Finder object" in runtime
+    assert "Finder object" in claim
+    assert f"origin='{installed}/pynvml.py'" in nvml
 
 
 def test_another_python_reads_the_sources(installed):
-    text = installed.read_bytes()
-    with zipfile.ZipFile(installed) as archive:
-        magic = archive.read("imagematrix/__init__.pyc")[:4]
-    installed.write_bytes(text.replace(magic, b"\0\0\r\n"))
-    imports = "import imagematrix.errors as e; print(e.__file__)"
-    words = [
-        sys.executable,
-        "-I",
-        "-S",
-        "-c",
-        f"import sys; sys.path.insert(0, {str(installed)!r}); {imports}",
-    ]
-    done = subprocess.run(words, capture_output=True, text=True, check=True)
-    assert done.stdout == f"{installed}/imagematrix/errors.py\n"
+    start = START.replace("sys.implementation.cache_tag", "'cpython-399'").replace("main()\n", "")
+    (runtime,) = imported(installed, start, ["imagematrix.swarm.runtime"])
+    assert f"origin='{installed}/imagematrix/swarm/runtime.py'" in runtime
+
+
+def test_the_driver_is_asked_by_what_is_in_the_archive(installed):
+    start = f"import sys; sys.path.append({str(installed)!r})"
+    (query,) = imported(installed, start, ["imagematrix.node.nvml_query"])
+    assert f"origin='{installed}/imagematrix/node/nvml_query.py'" in query
 
 
 def test_the_same_node_has_the_same_program(host):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import zipfile
 
 import pytest
 
@@ -202,23 +203,17 @@ class TestMain:
     """The runtime as a program that becomes runc."""
 
     @pytest.fixture
-    def call(self, settings, monkeypatch):
+    def call(self, settings, tmp_path, monkeypatch):
         """Call it with words for runc; return what runc was called with."""
 
-        class Loader:
-            """An archive that has nothing but the settings."""
-
-            @staticmethod
-            def get_data(path):
-                assert path == "/archive/settings.json"
-                return json.dumps(settings.to_json())
-
-        monkeypatch.setattr(runtime.__spec__, "loader", Loader)
+        archive = tmp_path / "archive"
+        with zipfile.ZipFile(archive, "w") as opened:
+            opened.writestr("settings.json", json.dumps(settings.to_json()))
         became = []
         monkeypatch.setattr(os, "execv", lambda *words: became.append(words))
 
         def main(*words):
-            monkeypatch.setattr("sys.argv", ["-c", "/archive", "/sbin/runc", *words])
+            monkeypatch.setattr("sys.argv", ["-c", str(archive), "/sbin/runc", *words])
             runtime.main()
             return became
 
