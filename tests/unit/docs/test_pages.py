@@ -5,6 +5,7 @@ import os
 import re
 import shlex
 import shutil
+from itertools import takewhile
 from typing import cast
 
 import pages
@@ -70,7 +71,8 @@ def test_command_lines_use_existing_options(page):
                 unknown.append(words)
                 continue
             # Words after the image belong to the container, and words before it may be options of docker.
-            options = {word.split("=")[0] for word in words if word.startswith("--")}
+            ours = takewhile(lambda word: word != "--", words)
+            options = {word.split("=")[0] for word in ours if word.startswith("--")}
             existing = {name for parameter in command.params for name in parameter.opts} | {"--help"}
             if words[0] != "run" and options - existing:
                 unknown.append(words)
