@@ -8,10 +8,12 @@ import os
 import ssl
 import threading
 from collections import OrderedDict
+from dataclasses import replace
 
 import aiohttp
 from aiohttp import web
 
+from imagematrix import documents
 from imagematrix.errors import EngineError, UsageError
 from imagematrix.oci.registry import Registry
 from imagematrix.reference import names_registry
@@ -46,7 +48,16 @@ class Remote:
 
     def manifest(self, repository: str, reference: str) -> Manifest | None:
         """Return a manifest; see Upstream."""
-        return self._registry(repository).manifest(reference)
+        found = self._registry(repository).manifest(reference)
+        if found is None:
+            return None
+        try:
+            fields = documents.Fields(documents.parse(found.raw, reference), reference)
+            # Its digest covers what it says of itself, and not what the registry says of it.
+            media_type = fields.text_or_none("mediaType") or found.media_type
+        except UsageError as error:
+            raise EngineError(f"{self._name}/{repository} has a damaged manifest: {error}") from error
+        return replace(found, media_type=media_type)
 
     def content(self, repository: str, digest: str) -> bytes:
         """Return a small blob; see Source."""

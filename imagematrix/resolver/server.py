@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from imagematrix.resolver.answer import Nodes, Resolved
     from imagematrix.resolver.journal import Journal
     from imagematrix.resolver.policy import Policy
-    from imagematrix.resolver.signature import Proof
+    from imagematrix.resolver.signature import Key
     from imagematrix.resolver.state import State
     from imagematrix.resolver.upstream import Upstream
     from imagematrix.resolver.version import Version
@@ -176,7 +176,7 @@ class Resolver:
         version = await self._version(repository, name)
         if version.catalog is None:
             return version.manifest
-        chosen = await asyncio.to_thread(self._chosen, version.catalog, version.proof, repository, name)
+        chosen = await asyncio.to_thread(self._chosen, version.catalog, version.key, repository, name)
         found = await self._versions.manifest(repository, chosen.digest)
         if found is None:
             raise EngineError(f"the index of {repository}:{name} lists {chosen.digest}, which is not there")
@@ -189,9 +189,9 @@ class Resolver:
             raise UnknownImageError(f"{repository}:{tag} not found")
         return found
 
-    def _chosen(self, catalog: Catalog, proof: Proof | None, repository: str, tag: str) -> Resolved:
+    def _chosen(self, catalog: Catalog, key: Key | None, repository: str, tag: str) -> Resolved:
         chosen = resolve(self._nodes, catalog, tag)
-        self._journal.chose(f"{repository}:{tag}", chosen, proof.key.name if proof else None)
+        self._journal.chose(f"{repository}:{tag}", chosen, key.name if key else None)
         return chosen
 
     async def _explain(self, request: web.Request) -> web.Response:

@@ -21,7 +21,6 @@ from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
 from imagematrix import documents
 from imagematrix.errors import SignatureError, UnknownImageError, UsageError
-from imagematrix.oci.registry import Manifest
 from imagematrix.reference import DIGEST
 
 TYPE_CHECKING = False
@@ -29,7 +28,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-__all__ = ["Key", "Proof", "Source", "is_signature", "prove", "signature_tag"]
+    from imagematrix.oci.registry import Manifest
+
+__all__ = ["Key", "Source", "is_signature", "prove", "signature_tag"]
 
 SIGNATURE = "dev.cosignproject.cosign/signature"  # an annotation: base64 of the signature
 PAYLOAD = "application/vnd.dev.cosign.simplesigning.v1+json"
@@ -82,18 +83,8 @@ class Key:
         return True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Proof:
-    """A signature that was checked: the key, and what it was proven with."""
-
-    key: Key
-    manifest: Manifest  # of the signatures, with its tag
-    tag: str
-    payload: Manifest
-
-
-def prove(source: Source, repository: str, digest: str, keys: Sequence[Key], identity: str) -> Proof:
-    """Return the proof that one of `keys` has signed the manifest `digest` as an image of `identity`.
+def prove(source: Source, repository: str, digest: str, keys: Sequence[Key], identity: str) -> Key:
+    """Return the one of `keys` that has signed the manifest `digest` as an image of `identity`.
 
     Raises SignatureError if there is no such signature, with what is wrong with each; EngineError if `source`
     cannot be read.
@@ -111,8 +102,7 @@ def prove(source: Source, repository: str, digest: str, keys: Sequence[Key], ide
             key = next((one for one in keys if one.signed(payload, signature)), None)
             fault = _fault(payload, where, digest, identity) if key else _unknown(keys)
             if key and fault is None:
-                blob = Manifest(digest=payload_digest, media_type=PAYLOAD, raw=payload)
-                return Proof(key=key, tag=tag, manifest=manifest, payload=blob)
+                return key
             wrong.append(str(fault))
     except (UsageError, UnknownImageError) as error:
         raise SignatureError(f"the signatures of {repository}@{digest} cannot be read: {error}") from error

@@ -26,11 +26,14 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-__all__ = ["State"]
+    from imagematrix.resolver.signature import Source
+
+__all__ = ["Recorder", "State"]
 
 FOLDER = "last-known"
 LIMIT = 64 * 1024 * 1024  # bytes of all contents
 NAMES = 4_000
+BLOB = "application/octet-stream"
 OTHERS_WRITE = 0o022  # of a mode
 
 
@@ -182,6 +185,27 @@ class State:
             elif path not in kept:
                 with contextlib.suppress(OSError):
                     path.unlink()
+
+
+class Recorder:
+    """A source that keeps in `read` what was read of it, each with its tag or digest."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self.read: list[tuple[str, Manifest]] = []
+
+    def manifest(self, repository: str, reference: str) -> Manifest | None:
+        """Return a manifest; see Source."""
+        found = self._source.manifest(repository, reference)
+        if found is not None:
+            self.read.append((reference, found))
+        return found
+
+    def content(self, repository: str, digest: str) -> bytes:
+        """Return a small blob; see Source."""
+        raw = self._source.content(repository, digest)
+        self.read.append((digest, Manifest(digest=digest, media_type=BLOB, raw=raw)))
+        return raw
 
 
 def _name(repository: str, reference: str) -> str:

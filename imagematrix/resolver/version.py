@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from imagematrix.catalog import index
+from imagematrix import documents
+from imagematrix.catalog import index, labels
 from imagematrix.catalog.registry import listed
 from imagematrix.errors import SignatureError, UsageError
 from imagematrix.oci.registry import DOCKER_LIST, INDEX
+from imagematrix.reference import DIGEST
 from imagematrix.resolver.signature import prove
 from imagematrix.resolver.tag import version as version_of
 
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
     from imagematrix.catalog.catalog import Catalog
     from imagematrix.oci.registry import Manifest
     from imagematrix.resolver.policy import Policy, Rule
-    from imagematrix.resolver.signature import Proof, Source
+    from imagematrix.resolver.signature import Key, Source
 
 __all__ = ["Version", "examine"]
 
@@ -26,13 +28,13 @@ class Version:
     """A manifest or an index under a tag.
 
     `catalog` is None if it has no variants of imagematrix. `digests` are its own and, of an index, those it
-    names. `proof` is None if the policy asks for none.
+    names. `key` is the one that signed it, None if the policy asks for no signature.
     """
 
     manifest: Manifest
     catalog: Catalog | None
     digests: frozenset[str]
-    proof: Proof | None
+    key: Key | None
 
 
 def examine(source: Source, policy: Policy, repository: str, tag: str, manifest: Manifest) -> Version:
@@ -47,40 +49,54 @@ def examine(source: Source, policy: Policy, repository: str, tag: str, manifest:
         entries = index.parse(manifest.raw, tag) if manifest.media_type in (INDEX, DOCKER_LIST) else ()
     except UsageError as error:
         raise UsageError(f"{repository}:{tag} cannot be read: {error}") from error
-    return Version(
-        manifest=manifest,
-        catalog=catalog,
-        digests=frozenset([manifest.digest, *(one.digest for one in entries)]),
-        proof=_proof(source, policy, rule, repository, tag, manifest, catalog) if rule else None,
-    )
+    key = _signer(source, policy, rule, repository, tag, manifest) if rule else None
+    if rule:
+        _check_tag(source, rule, repository, tag, manifest, catalog)
+    digests = frozenset([manifest.digest, *(one.digest for one in entries)])
+    return Version(manifest=manifest, catalog=catalog, digests=digests, key=key)
 
 
-def _proof(
-    source: Source,
-    policy: Policy,
-    rule: Rule,
-    repository: str,
-    tag: str,
-    manifest: Manifest,
-    catalog: Catalog | None,
-) -> Proof:
-    """Return the proof for a manifest: its own, or for a variant's tag, that of the index of its version."""
+def _signer(source: Source, policy: Policy, rule: Rule, repository: str, tag: str, manifest: Manifest) -> Key:
+    """Return the key that signed a manifest or, for a variant's tag, the index of its version."""
     identity = policy.identity(repository)
     try:
-        proof = prove(source, repository, manifest.digest, rule.keys, identity)
+        return prove(source, repository, manifest.digest, rule.keys, identity)
     except SignatureError:
         of_version = _indexed(source, repository, tag, manifest.digest)
         if of_version is None:
             raise
         return prove(source, repository, of_version, rule.keys, identity)
-    versions = (
-        {version_of(one.reference.rpartition(":")[2]) for one in catalog.variants} if catalog else {tag}
-    )
-    if versions != {tag} and tag not in rule.aliases:
-        # Tags are not signed: who controls the registry could offer an old version as the new one.
-        message = f"{repository}:{tag} is signed as {', '.join(sorted(versions))}"
+
+
+def _check_tag(
+    source: Source, rule: Rule, repository: str, tag: str, manifest: Manifest, catalog: Catalog | None
+) -> None:
+    """Raise SignatureError if what is signed has another tag, by its own annotations or labels.
+
+    Tags are not signed: who controls the registry could offer an old version as the new one.
+    """
+    if catalog:
+        tags = {version_of(one.reference.rpartition(":")[2]) for one in catalog.variants}
+    else:
+        tags = _own_tags(source, repository, manifest)
+    if tags and tags != {tag} and tag not in rule.aliases:
+        message = f"{repository}:{tag} is signed as {', '.join(sorted(tags))}"
         raise SignatureError(message, remedy=f"add {tag} to the aliases of the policy, if it is one")
-    return proof
+
+
+def _own_tags(source: Source, repository: str, manifest: Manifest) -> set[str]:
+    """Return the tag of a variant, from its annotations or labels; nothing for images of others."""
+    fields = documents.Fields(documents.parse(manifest.raw, repository), repository)
+    found = fields.named_texts("annotations")
+    config = fields.object_or_none("config")
+    digest = config.text_or_none("digest") if config else None
+    if labels.VERSION not in found and digest and DIGEST.fullmatch(digest):
+        # An engine with the classic image store writes no annotations.
+        raw = source.content(repository, digest)
+        image = documents.Fields(documents.parse(raw, repository), repository).object_or_none("config")
+        found = image.named_texts("Labels") if image else {}
+    own = [found.get(name) for name in (labels.VERSION, labels.CELL, labels.INPUT)]
+    return {labels.tag(*map(str, own))} if all(own) else set()
 
 
 def _indexed(source: Source, repository: str, tag: str, digest: str) -> str | None:

@@ -12,6 +12,7 @@ from typing import TypeVar
 from imagematrix.errors import EngineError, ImagematrixError
 from imagematrix.resolver.policy import Policy
 from imagematrix.resolver.signature import is_signature, prove
+from imagematrix.resolver.state import Recorder
 from imagematrix.resolver.tag import version as version_of
 from imagematrix.resolver.version import examine
 
@@ -134,12 +135,11 @@ class Versions:
         _, known = self._versions.get((repository, tag), (0.0, None))
         if known is not None and known.manifest.digest == manifest.digest:
             return known  # with the decisions that were made for its catalog
-        found = examine(self._upstream, self._policy, repository, tag, manifest)
+        source = Recorder(self._upstream)
+        found = examine(source, self._policy, repository, tag, manifest)
         if self._state:
-            self._state.keep(repository, tag, manifest)
-            if found.proof:
-                self._state.keep(repository, found.proof.tag, found.proof.manifest)
-                self._state.keep(repository, found.proof.payload.digest, found.proof.payload)
+            for reference, content in ((tag, manifest), *source.read):
+                self._state.keep(repository, reference, content)
         return found
 
     def _read_digest(self, repository: str, digest: str, *, named: bool) -> Manifest | None:

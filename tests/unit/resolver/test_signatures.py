@@ -4,7 +4,7 @@ import json
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
-from distribution import digest
+from distribution import MANIFEST, digest
 from signing import ANNOTATION, PAYLOAD, Signer, attach, pem
 
 from imagematrix.errors import UsageError
@@ -121,6 +121,38 @@ def test_a_signed_variant_in_a_forged_index_is_refused(front, published, signer,
     node = front(policy=policy())
     assert node.pull("v1")[0] == 403
     assert node.pull(published.digests["cpu-v2"]) == published.digests["cpu-v2"], "who names it gets it"
+    (tag,) = (one for one in repository.tags if "cpu-v2" in one)
+    assert node.pull(tag) == published.digests["cpu-v2"]
+
+
+@pytest.mark.parametrize("annotated", [True, False])
+def test_a_signed_variant_is_no_version(front, published, signer, policy, annotated):
+    """Its annotations or, where an engine wrote none, its labels say under which tag it may be."""
+    repository = published.repository
+    (tag,) = (one for one in repository.tags if "cpu-v2" in one)
+    variant = published.digests["cpu-v2"]
+    if not annotated:
+        document = json.loads(repository.manifests[variant][1])
+        told = document.pop("annotations")
+        variant = repository.image(tag, told, layer=b"cpu-v2" * 1000)
+    signer.sign(repository, variant, NAME)
+    node = front(policy=policy())
+    assert node.pull(tag) == variant
+    repository.tags["v1"] = repository.tags["tool"] = variant
+    for wrong in ("v1", "tool"):
+        assert node.pull(wrong)[1].startswith(f"ml/training:{wrong} is signed as {tag}")
+
+
+def test_what_a_registry_says_of_the_kind_of_a_manifest_does_not_count(front, published, signer, policy):
+    """An index called an image would be passed on as it is, and engines would take its default."""
+    repository, index = published.repository, published.repository.tags["v1"]
+    signer.sign(repository, index, NAME)
+    repository.manifests[index] = MANIFEST, repository.manifests[index][1]
+    node = front("genoa-h200", policy=policy())
+    assert node.pull("v1") == published.digests["sm90"]
+    raw = b"{"
+    repository.put("v7", raw, MANIFEST)
+    assert node.pull("v7")[0] == 502
 
 
 def test_an_old_version_is_no_new_one(front, published, signer, policy):
@@ -181,7 +213,7 @@ def test_the_policy_says_what_other_images_need(front, upstream, published, poli
 
 @pytest.mark.parametrize(
     "raw",
-    [b"[]", b"{", b'{"layers": 3}', b'{"layers": []}', b'{"layers": [{}]}',
+    [b'{"layers": 3}', b'{"layers": []}', b'{"layers": [{}]}',
      b'{"layers": [{"mediaType": "%s", "digest": "sha256:x", "annotations": {"%s": "AA=="}}]}',
      b'{"layers": [{"mediaType": "%s", "digest": "sha256:%064d", "annotations": {"%s": "AA=="}}]}',
      b'{"layers": [{"mediaType": "%s", "digest": "sha256:%064d", "annotations": {"%s": "A"}}]}'],

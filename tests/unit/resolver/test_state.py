@@ -89,10 +89,14 @@ def test_signatures_are_checked_again(front, upstream, published, folder, tmp_pa
     def policy(key):
         return Policy(rules=(Rule(repository="*", keys=(Key.load(key),)),), registry="r.example")
 
-    assert front(state=folder, policy=policy(signer.public)).pull("v1") == published.digests["cpu-v3"]
+    (tag,) = (one for one in published.repository.tags if "cpu-v2" in one)
+    first = front(state=folder, policy=policy(signer.public))
+    assert first.pull(tag) == published.digests["cpu-v2"]
+    assert first.pull("v1") == published.digests["cpu-v3"]
     away(upstream)
     again = front(state=folder, policy=policy(signer.public))
     assert again.pull("v1") == again.pull(published.digests["cpu-v3"]) == published.digests["cpu-v3"]
+    assert again.pull(tag) == published.digests["cpu-v2"], "a variant's tag rests on the index of its version"
     other = front(state=folder, policy=policy(Signer(tmp_path, "other").public))
     assert other.pull("v1")[0] == 502
     assert "it is not signed with other.pub" in other.notes[0]
