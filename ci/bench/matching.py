@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import compiling
 import pulling
 import yaml
-from compiling import BASELINE, CHOOSES
+from compiling import BASELINE, CHOOSES, CrashedError
 from measure import Row, duration
 from pulling import FAT, MATCHED
 from samples import ROOT
@@ -40,11 +40,12 @@ HOW = "docs/benchmarks.md"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """The rates of a program: for each variant one of each round."""
+    """The rates of a program: for each variant one of each round, or the signal that ended it."""
 
     name: str
     unit: str
     rates: Mapping[str, Sequence[float]]
+    crashes: Mapping[str, str]
 
     def gain(self, variant: str, beside: str = BASELINE) -> str:
         """Return how many times as fast a variant is: the median of the rounds, the least and the most."""
@@ -102,10 +103,17 @@ def _measured(programs: Sequence[compiling.Program]) -> Iterator[Measured]:
     for program in programs:
         names = list(program.variants)
         rates: dict[str, list[float]] = {name: [] for name in names}
+        crashes: dict[str, str] = {}
         for number in range(ROUNDS):
             for name in names[number % len(names) :] + names[: number % len(names)]:
-                rates[name].append(program.rate(name, processor))
-        yield Measured(name=program.name, unit=program.unit, rates=rates)
+                if name in crashes:
+                    continue
+                try:
+                    rates[name].append(program.rate(name, processor))
+                except CrashedError as error:
+                    crashes[name] = str(error)
+                    del rates[name]
+        yield Measured(name=program.name, unit=program.unit, rates=rates, crashes=crashes)
 
 
 def _rows(measured: Measured, matched: str) -> Iterator[Row]:
@@ -121,6 +129,8 @@ def _rows(measured: Measured, matched: str) -> Iterator[Row]:
             ratio=measured.gain(variant),
             instead=f"{BASELINE}: {median(measured.rates[BASELINE]):.4g}{beside}",
         )
+    for variant, name in measured.crashes.items():
+        yield Row(what=f"{measured.name}: {variant}", ours=f"ended by {name}")
 
 
 def _pulled(pulled: Mapping[str, Pulled]) -> Row:
@@ -147,7 +157,10 @@ def _tables(
         (
             one.name,
             f"{median(one.rates[BASELINE]):.4g} {one.unit}",
-            *(one.gain(march) if march in one.rates else "" for march in (*others, CHOOSES)),
+            *(
+                one.gain(march) if march in one.rates else one.crashes.get(march, "")
+                for march in (*others, CHOOSES)
+            ),
         )
         for one in measured
     ]
