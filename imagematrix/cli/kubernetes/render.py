@@ -30,8 +30,10 @@ KINDS = {
     "jobset": "a JobSet, with one image for all ranks",
     "leaderworkerset": "a LeaderWorkerSet, with one image for all ranks",
     "flavors": "a ResourceFlavor of Kueue for each class",
+    "policy": "an admission policy that gives pods the image of their class",
     "compatibility": "an image-compatibility artifact of NFD for each variant",
 }
+ON_UNKNOWN = ("default", "deny")
 
 
 def command(
@@ -65,6 +67,20 @@ def command(
     pods: Annotated[
         int, typer.Option("--pods", min=1, metavar="N", help="The number of pods, such as ranks or replicas.")
     ] = 1,
+    on_unknown: Annotated[
+        str,
+        typer.Option(
+            "--on-unknown",
+            metavar="{default|deny}",
+            help="A policy leaves a pod whose image is not decided as it is, or refuses it.",
+        ),
+    ] = "default",
+    used_as: Annotated[
+        str | None,
+        typer.Option(
+            "--as", metavar="NAME", help="The name in pods that a policy replaces; default: the image's."
+        ),
+    ] = None,
     where: Where = None,
     allow_cpu: AllowCpu = False,
 ) -> None:
@@ -87,6 +103,10 @@ def command(
     if kind == "flavors":
         print_text(dump(*flavors(classes)).rstrip("\n"))
         return
+    if kind == "policy":
+        print_text(dump(*_policy(found, name, used_as, on_unknown)).rstrip("\n"))
+        _warn(classes)
+        return
     workload = Workload(
         name=name or _name(found),
         arguments=tuple(arguments or ()),
@@ -104,6 +124,18 @@ def _artifacts(catalog: Catalog, where: Sequence[str] | None, *, allow_cpu: bool
 
     variants = narrowed(catalog, parse(where or ())).variants
     return [compatibility(variant, allow_cpu=allow_cpu) for variant in variants]
+
+
+def _policy(found: Classes, name: str | None, used_as: str | None, on_unknown: str) -> list[dict[str, Any]]:
+    from imagematrix.kubernetes.admission import policy
+    from imagematrix.kubernetes.policy import objects
+
+    if on_unknown not in ON_UNKNOWN:
+        raise UsageError(f"invalid --on-unknown: {on_unknown!r}", remedy=f"one of {', '.join(ON_UNKNOWN)}")
+    version = f"{found.catalog.image}:{found.catalog.version}"
+    made = policy(used_as or version, found, deny=on_unknown == "deny")
+    named = f"{_name(found)}-{found.catalog.version}".lower().replace("_", "-").replace(".", "-")
+    return list(objects(made, name or named))
 
 
 def _name(found: Classes) -> str:

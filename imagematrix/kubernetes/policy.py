@@ -1,0 +1,245 @@
+"""A Policy as objects of the API server: `admission.admit` in CEL.
+
+A MutatingAdmissionPolicy (stable from Kubernetes 1.36) cannot refuse a pod with a reason, so a
+ValidatingAdmissionPolicy does, for pods that still use the name afterwards. Expressions keep to functions
+that every version with these policies has. An object has no more than 100,000 characters in an expression,
+so each class is a variable of its own.
+"""
+
+from __future__ import annotations
+
+import json
+
+from imagematrix.errors import UsageError
+from imagematrix.kubernetes.admission import ABSENT, EPHEMERAL, LISTS, NODE, REQUIRED, SHOWN, WIDEST
+from imagematrix.kubernetes.labels import CLASS
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from typing import Any
+
+    from imagematrix.kubernetes.admission import PodClass, Policy
+
+    Manifest = dict[str, Any]
+
+__all__ = ["mutation", "objects", "refusal", "used", "variables"]
+
+API = "admissionregistration.k8s.io/v1"
+LONGEST = 90_000  # characters of an expression; the API server takes 100,000
+NAME, IMAGE = "!name", "!image"  # keys of a class beside those of labels, none of which begins so
+NUMBER = "^-?[0-9]{1,18}$"
+NODE_AFFINITY = "object.spec.affinity.nodeAffinity"
+SELECTOR = f"{NODE_AFFINITY}.{REQUIRED}"
+TERMS = f"{SELECTOR}.nodeSelectorTerms"
+
+
+def objects(policy: Policy, name: str) -> Iterator[Manifest]:
+    """Yield the policy and its binding, and for a policy that denies, those of the refusal.
+
+    Raises UsageError if the classes have too many labels or nodes to be told in CEL.
+    """
+    shared = {"matchConstraints": _constraints(), "matchConditions": [_condition(policy)]}
+    named = [{"name": key, "expression": text} for key, text in variables(policy).items()]
+    longest = max(named, key=lambda one: len(one["expression"]))
+    if len(longest["expression"]) > LONGEST:
+        raise UsageError(f"too many nodes and labels for one expression: {longest['name']}")
+    yield {
+        "apiVersion": API,
+        "kind": "MutatingAdmissionPolicy",
+        "metadata": {"name": name},
+        "spec": {
+            **shared,
+            "failurePolicy": "Fail" if policy.deny else "Ignore",
+            "reinvocationPolicy": "IfNeeded",
+            "variables": named,
+            "mutations": [{"patchType": "JSONPatch", "jsonPatch": {"expression": mutation(policy)}}],
+        },
+    }
+    yield _binding("Mutating", name, {})
+    if policy.deny:
+        validation = {"expression": f"!({used(policy)})", "messageExpression": refusal(policy)}
+        yield {
+            "apiVersion": API,
+            "kind": "ValidatingAdmissionPolicy",
+            "metadata": {"name": name},
+            "spec": {**shared, "failurePolicy": "Fail", "variables": named, "validations": [validation]},
+        }
+        yield _binding("Validating", name, {"validationActions": ["Deny"]})
+
+
+def variables(policy: Policy) -> dict[str, str]:
+    """Return the variables by name, each of which may use those before it."""
+    classes = {f"class{place}": _class(each) for place, each in enumerate(policy.classes)}
+    listed = ", ".join(f"variables.{name}" for name in classes)
+    has_affinity = f"has(object.spec.affinity) && has({NODE_AFFINITY})"
+    counts = [f"(has(object.spec.{name}) && size(object.spec.{name}) > {WIDEST})" for name in LISTS]
+    return {
+        **classes,
+        "places": f"[{', '.join(map(str, range(WIDEST)))}]",
+        "classes": f"[{listed}]",
+        "required": f"{has_affinity} && has({SELECTOR})",
+        "terms": f"variables.required && has({TERMS}) ? {TERMS} : []",
+        "wide": f"size(variables.terms) > {WIDEST} || {' || '.join(counts)}",
+        "left": f"variables.classes.filter(c, {_may_run()})",
+        "images": f"variables.left.map(c, c[{_text(IMAGE)}][0]).filter(i, i != '')",
+        "image": (
+            "!variables.wide && size(variables.images) > 0 && "
+            "variables.images.all(i, i == variables.images[0]) ? variables.images[0] : ''"
+        ),
+        "names": (
+            f"variables.classes.filter(c, c[{_text(IMAGE)}][0] == variables.image)"
+            f".map(c, c[{_text(NAME)}][0])"
+        ),
+    }
+
+
+def mutation(policy: Policy) -> str:
+    """Return the expression of the JSON patch: none if the image is not decided."""
+    patches = [_replacing(policy, name) for name in LISTS]
+    placing = f"(request.subResource == {_text(EPHEMERAL)} ? [] : {_placing()})"
+    return f"variables.image == '' ? [] : {' + '.join(patches)} + {placing}"
+
+
+def refusal(policy: Policy) -> str:
+    """Return the expression of the message for a pod that still uses the name."""
+    start = f"{_text(f'{policy.name}: ')} + "
+    which = (
+        f"(size(variables.left) > {SHOWN} ? string(size(variables.left)) + ' classes' : "
+        f"variables.left.map(c, c[{_text(NAME)}][0]).join(', '))"
+    )
+    wide = _text(f"the pod has more than {WIDEST} containers or node selector terms")
+    nowhere = _text("no class of nodes matches the pod's node selector and affinity")
+    nothing = f"{_text('nothing fits the nodes that the pod may get: ')} + {which}"
+    several = (
+        f"{_text('nodes that the pod may get need different images: ')} + {which} + "
+        f"{_text(f'; select one by {CLASS}')}"
+    )
+    return (
+        f"{start}(variables.wide ? {wide} : size(variables.left) == 0 ? {nowhere} : "
+        f"size(variables.images) == 0 ? {nothing} : {several})"
+    )
+
+
+def used(policy: Policy) -> str:
+    """Return the expression of whether a pod uses the name."""
+    name = _text(policy.name)
+    return " || ".join(
+        f"(has(object.spec.{some}) && object.spec.{some}.exists(c, has(c.image) && c.image == {name}))"
+        for some in LISTS
+    )
+
+
+def _constraints() -> Manifest:
+    rule = {"apiGroups": [""], "apiVersions": ["v1"]}
+    return {
+        "resourceRules": [
+            {**rule, "operations": ["CREATE"], "resources": ["pods"]},
+            {**rule, "operations": ["UPDATE"], "resources": [f"pods/{EPHEMERAL}"]},
+        ]
+    }
+
+
+def _condition(policy: Policy) -> Manifest:
+    return {"name": "uses-the-image", "expression": used(policy)}
+
+
+def _binding(kind: str, name: str, spec: Mapping[str, object]) -> Manifest:
+    return {
+        "apiVersion": API,
+        "kind": f"{kind}AdmissionPolicyBinding",
+        "metadata": {"name": name},
+        "spec": {"policyName": name, **spec},
+    }
+
+
+def _class(each: PodClass) -> str:
+    """Return a class as a map of lists of texts: CEL in Kubernetes wants all values of a map of one type."""
+    entries = {NAME: (each.name,), IMAGE: (each.image,), **each.values}
+    lists = [f"{_text(key)}: [{', '.join(map(_text, values))}]" for key, values in entries.items()]
+    return f"{{{', '.join(lists)}}}"
+
+
+def _may_run() -> str:
+    labels, wanted, node = "object.metadata.labels", "object.spec.nodeSelector", _text(NODE)
+    labelled = (
+        f"!has({labels}) || !({_text(CLASS)} in {labels}) || {labels}[{_text(CLASS)}] == c[{_text(NAME)}][0]"
+    )
+    bound = "!has(object.spec.nodeName) || object.spec.nodeName == ''"
+    bound += f" || !({node} in c) || object.spec.nodeName in c[{node}]"
+    selected = f"!has({wanted}) || {wanted}.all(k, !(k in c) || {wanted}[k] in c[k])"
+    matched = f"!variables.required || variables.terms.exists(t, {_may_match()})"
+    return " && ".join(f"({condition})" for condition in (labelled, bound, selected, matched))
+
+
+def _may_match() -> str:
+    some = " || ".join(
+        f"(has(t.{name}) && size(t.{name}) > 0)" for name in ("matchExpressions", "matchFields")
+    )
+    every = " && ".join(
+        f"(!has(t.{name}) || t.{name}.all(e, !(e.key in c) || {_may_meet()}))"
+        for name in ("matchExpressions", "matchFields")
+    )
+    return f"({some}) && {every}"
+
+
+def _may_meet() -> str:
+    there, absent = "c[e.key]", _text(ABSENT)
+    number = f"matches({_text(NUMBER)})"
+
+    def compared(sign: str) -> str:
+        return (
+            f"has(e.values) && size(e.values) > 0 && e.values[0].{number} && "
+            f"{there}.exists(v, v.{number} && int(v) {sign} int(e.values[0]))"
+        )
+
+    cases = {
+        "In": f"has(e.values) && {there}.exists(v, v in e.values)",
+        "NotIn": f"!has(e.values) || {there}.exists(v, !(v in e.values))",
+        "Exists": f"{there}.exists(v, v != {absent})",
+        "DoesNotExist": f"{absent} in {there}",
+        "Gt": compared(">"),
+        "Lt": compared("<"),
+    }
+    text = "true"
+    for operator, condition in reversed(cases.items()):
+        text = f"(e.operator == {_text(operator)} ? ({condition}) : {text})"
+    return text
+
+
+def _replacing(policy: Policy, name: str) -> str:
+    there = f"object.spec.{name}"
+    patch = (
+        f"JSONPatch{{op: 'replace', path: '/spec/{name}/' + string(i) + '/image', value: variables.image}}"
+    )
+    return (
+        f"(has({there}) ? variables.places.filter(i, i < size({there}) && has({there}[i].image) && "
+        f"{there}[i].image == {_text(policy.name)}).map(i, {patch}) : [])"
+    )
+
+
+def _placing() -> str:
+    """Return the expression of the operations on the affinity; values of a map of several types are dyn."""
+    expression = f"{{'key': dyn({_text(CLASS)}), 'operator': dyn('In'), 'values': dyn(variables.names)}}"
+    selector = f"{{'nodeSelectorTerms': [{{'matchExpressions': [{expression}]}}]}}"
+    inner = f"{{{_text(REQUIRED)}: {selector}}}"
+    where = "/spec/affinity/nodeAffinity"
+    terms = f"'{where}/{REQUIRED}/nodeSelectorTerms/' + string(i) + '/matchExpressions"
+    term = "variables.terms[i]"
+    asks = f"has({term}.matchExpressions) && size({term}.matchExpressions) > 0"
+    each = (
+        f"variables.places.filter(i, i < size(variables.terms) && (({asks}) || (has({term}.matchFields) && "
+        f"size({term}.matchFields) > 0))).map(i, {asks} ? "
+        f"JSONPatch{{op: 'add', path: {terms}/-', value: {expression}}} : "
+        f"JSONPatch{{op: 'add', path: {terms}', value: [{expression}]}})"
+    )
+    return (
+        f"(variables.required ? {each} : !has(object.spec.affinity) ? "
+        f"[JSONPatch{{op: 'add', path: '/spec/affinity', value: {{'nodeAffinity': {inner}}}}}] : "
+        f"!has({NODE_AFFINITY}) ? [JSONPatch{{op: 'add', path: '{where}', value: {inner}}}] : "
+        f"[JSONPatch{{op: 'add', path: '{where}/{REQUIRED}', value: {selector}}}])"
+    )
+
+
+def _text(text: str) -> str:
+    return json.dumps(text)
