@@ -1,4 +1,4 @@
-"""A matrix as files of `docker buildx bake`, whose images have the same content as those of our own build."""
+"""A matrix as files for `docker buildx bake`, whose images have the same content as those of `build`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LIMIT", "TARGET", "bake", "name"]
 
-LIMIT = 250  # targets of one file: the time that bake takes to read one grows with their square
+LIMIT = 250  # targets in one file: bake's parse time grows with their square
 
 
 def bake(orders: Sequence[Order]) -> dict[str, str]:
@@ -38,7 +38,7 @@ def bake(orders: Sequence[Order]) -> dict[str, str]:
 
 
 def _target(order: Order) -> dict[str, object]:
-    # The keys and values that our own build gives to `docker buildx build`, or to the image after it.
+    # The keys and values that `build` passes to `docker buildx build`, or sets on the image afterwards.
     return {
         "context": _literal(str(order.sources.context)),
         "dockerfile-inline": _literal(order.sources.pinned(order.dockerfile)),
@@ -56,21 +56,21 @@ def _target(order: Order) -> dict[str, object]:
 
 
 def name(reference: str) -> str:
-    """Return the name of a target: a reference without the characters that names of targets can't have.
+    """Return the name of a target: a reference without characters that are invalid in target names.
 
-    The digits of the input digest at its end keep two of them apart.
+    The digits of the input digest at its end keep it unique.
     """
     return re.sub(r"[^A-Za-z0-9_-]", "_", reference)
 
 
 def _literal(text: str) -> str:
-    """Return `text` for a string of the file, in which bake evaluates templates (HCL specification, JSON)."""
+    """Return `text` escaped for a string of the file, in which bake evaluates templates (HCL, JSON)."""
     return text.replace("${", "$${").replace("%{", "%%{")
 
 
 def _files(source: Source, wanted: int | None) -> dict[str, str]:
     if wanted is not None:
-        raise UsageError("--jobs is for CI systems: bake decides itself how many targets it builds at once")
+        raise UsageError("--jobs is for CI systems; bake decides how many targets it builds at once")
     return bake(source.orders(lambda reference: f"target:{name(reference)}"))
 
 

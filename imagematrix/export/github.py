@@ -20,7 +20,7 @@ LIMIT = 256  # jobs of a matrix: docs.github.com, "Workflow syntax", jobs.<job_i
 
 
 def github(jobs: Iterable[Job]) -> str:
-    """Return the JSON that `strategy.matrix` takes through `fromJSON`, on one line as outputs need it."""
+    """Return the JSON for `strategy.matrix` through `fromJSON`, on one line because outputs require it."""
     include = [
         {
             "name": job.name,

@@ -1,4 +1,4 @@
-"""A matrix as the jobs of a CI system: one for each cell, or shards of cells where those are too many.
+"""A matrix as the jobs of a CI system: one for each cell, or shards if there are too many cells.
 
 A job calls `imagematrix build --only ONLY --shard SHARD` with its two values, one of which may select
 everything. All images of one cell are in one job, because an image may build on another.

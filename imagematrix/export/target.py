@@ -1,4 +1,4 @@
-"""What an export target is, and what it exports."""
+"""The interface of export targets, and the source that they export."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ class Source(Protocol):
         ...
 
     def orders(self, place: Callable[[str], str]) -> Sequence[Order]:
-        """Return what this machine's engine would be asked to build.
+        """Return the orders for this machine's engine.
 
-        `place` returns where an image that others build on comes from, by its reference. Raises EngineError
-        where no engine answers, and TagMovedError if a version would change.
+        `place` returns the source of an image that others build on, by its reference. Raises EngineError
+        if no engine answers, and TagMovedError if a version would change.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A tool that a matrix is exported for: its name on the command line, and what it gets in a few words.
+    """A tool that a matrix is exported for: its name on the command line, and a short description.
 
-    `files` returns the files by name; it is called with the matrix and the number of jobs wanted, or None.
+    `files` returns the files by name, given the matrix and the requested number of jobs, or None.
     """
 
     name: str

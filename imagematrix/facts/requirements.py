@@ -1,7 +1,7 @@
-"""NVIDIA's requirement expressions, which images have in variables such as NVIDIA_REQUIRE_CUDA.
+"""NVIDIA's requirement expressions in variables of images such as NVIDIA_REQUIRE_CUDA.
 
-"cuda>=12.4 brand=tesla,driver>=535,driver<536" holds if one of its alternatives does, which blanks separate,
-and an alternative if all of its conditions do, which commas separate. Source: NVIDIA's container toolkit,
+"cuda>=12.4 brand=tesla,driver>=535,driver<536" holds if one of its alternatives, separated by blanks, holds;
+an alternative holds if all its conditions, separated by commas, do. Source: NVIDIA's container toolkit,
 libnvidia-container, src/cli/dsl.c.
 """
 
@@ -44,7 +44,7 @@ class Condition(Record):
         return f"{self.name}{self.compare}{self.value}"
 
     def met(self, have: str | None) -> bool:
-        """Whether a value meets it; an unknown one does, as in NVIDIA's runtime."""
+        """Whether a value meets the condition; an unknown one does, as in NVIDIA's runtime."""
         if have is None:
             return True
         if self.name == "brand":
@@ -65,7 +65,7 @@ def parse(expression: str) -> Expression:
 
 
 def text(expression: Expression) -> str:
-    """Return an expression as it is written."""
+    """Return the text of an expression."""
     return " ".join(",".join(map(str, alternative)) for alternative in expression)
 
 
@@ -84,7 +84,7 @@ def _condition(word: str, expression: str) -> Condition:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """Return the sort key of a version, in which zeros at the end say nothing."""
+    """Return the sort key of a version, without trailing zeros."""
     numbers = list(versions.order(version.rstrip(".")))
     while numbers and not numbers[-1]:
         numbers.pop()

@@ -1,4 +1,4 @@
-"""Parse YAML text into a tree of nodes with their line and column. Scalars keep the text as it was written.
+"""Parse YAML text into a tree of nodes with their line and column. Scalars keep their text.
 
 It uses the parser's events, not its constructors: nothing becomes a float (12.10 stays "12.10"), a duplicate
 key is an error, and neither deep nesting nor aliases of aliases can exhaust memory.

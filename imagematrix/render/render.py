@@ -51,7 +51,7 @@ class Renderer:
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
         )
-        assert self._process.stdin is not None  # noqa: S101 - they are pipes; this tells the type checker
+        assert self._process.stdin is not None  # noqa: S101 - pipes; for the type checker
         assert self._process.stdout is not None  # noqa: S101
         self._to: IO[bytes] = self._process.stdin
         self._from: IO[bytes] = self._process.stdout

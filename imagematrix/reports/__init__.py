@@ -1,1 +1,1 @@
-"""What became of a build: Build documents, their merge, JUnit XML."""
+"""The outcome of a build: Build documents, their merge, JUnit XML."""

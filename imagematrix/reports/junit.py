@@ -29,7 +29,7 @@ SHOWN = (BuildStatus.FAILED, *SKIPPED, *BUILT)
 def junit(outcomes: Iterable[Outcome], excerpt: Callable[[Outcome], str]) -> bytes:
     """Return the JUnit document of `outcomes`; `excerpt` returns the end of a failed cell's log.
 
-    Excluded and infeasible cells, and those of other shards, are no test cases.
+    Excluded and infeasible cells, and those of other shards, are not test cases.
     """
     shown = [outcome for outcome in outcomes if outcome.status in SHOWN]
     counts = {

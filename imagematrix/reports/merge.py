@@ -1,4 +1,4 @@
-"""Merging Build documents: what became of every cell, wherever it was built."""
+"""Merging Build documents: the outcome of every cell, wherever it was built."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 __all__ = ["Merged", "merge"]
 
-SHOWN = 20  # cells that a message names before it says how many more
+SHOWN = 20  # cells listed in a message before "and N more"
 PRECEDENCE = {status: place for place, status in enumerate(STATUSES)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Merged:
-    """What became of every cell, in the order of the documents.
+    """The outcome of every cell, in the order of the documents.
 
-    `missing` are the shards, such as "3/8", without a document where other shards have one.
+    `missing` are the shards, such as "3/8", that have no document although other shards have one.
     """
 
     outcomes: tuple[Outcome, ...]
@@ -57,7 +57,7 @@ class Merged:
             lines.append(f"no document has the outcome of: {_names(absent)}")
         if self.missing:
             lines.append(f"no document for the shards: {_listed(self.missing)}")
-        remedy = "run these again, and add the documents that they write"
+        remedy = "run these again, and add their documents"
         return BuildError("\n  ".join(lines), remedy=remedy)
 
 

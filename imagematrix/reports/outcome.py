@@ -1,4 +1,4 @@
-"""Outcomes: what a Build document says of each cell. A Plan document says which cells there are."""
+"""Outcomes: the entries of a Build document. A Plan document lists the cells."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ STATUSES: tuple[str, ...] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What the document `where` says of one cell; `data` is its JSON object, unchanged."""
+    """The entry of one cell in the document `where`; `data` is its JSON object, unchanged."""
 
     image: str
     version: str
@@ -66,7 +66,7 @@ class Outcome:
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """What identifies the cell in its matrix: image, version and cell."""
+        """The key of the cell in its matrix: image, version and cell."""
         return self.image, self.version, self.cell
 
 
@@ -104,7 +104,7 @@ def _outcome(fields: documents.Fields, where: str, *, planned: bool) -> Outcome:
     if status not in STATUSES:
         raise fields.fail("status", f"{status!r} is not one of {', '.join(STATUSES)}")
     if planned and status == PlanStatus.UP_TO_DATE:
-        status = PlanStatus.BUILD  # in the engine that was planned against; the job that builds has another
+        status = PlanStatus.BUILD  # compared with the planning engine; the building job has another
     return Outcome(
         image=fields.text("image"),
         version=fields.text("version"),

@@ -1,4 +1,4 @@
-"""What earlier commands found in layers: what is found anew, and never of other bytes or by other code."""
+"""The cache of audited layers: reused only for the same bytes and by the same code."""
 
 import contextlib
 import io
@@ -68,7 +68,7 @@ def kept(tmp_path):
 
 @pytest.fixture
 def entry(kept, tmp_path):
-    """The file of the one layer that is kept."""
+    """The file of the one cached layer."""
     kept.put(FULL)
     (path,) = (tmp_path / "cache" / "layers").iterdir()
     return path
@@ -80,14 +80,14 @@ def test_cached_layer_equals_the_read_layer(kept, entry):
     kept.put(result)
     again = kept.get(result.digest)
     assert again == result
-    assert list(again.entries) == list(result.entries), "links are to what came before them"
+    assert list(again.entries) == list(result.entries), "links refer to earlier entries"
     assert oct(entry.parent.stat().st_mode)[-3:] == "700"
     assert oct(entry.stat().st_mode)[-3:] == "600"
 
 
 @pytest.mark.parametrize("kind", findings.CLASSES)
 def test_every_field_of_a_finding_is_serialized(kind):
-    """A field of a new class fails here: the class is to be among those that are kept."""
+    """A field of a new class fails here: the class has to be added to the serialized ones."""
     with pytest.raises(ValueError, match="not the fields"):
         findings.load(kind, {kind.__name__: dict.fromkeys([*(one.name for one in fields(kind)), "other"])})
 

@@ -1,4 +1,4 @@
-"""Images that lie about themselves, and others: each lie is found, with the file that proves it."""
+"""Images that contradict their labels: each contradiction is reported with the file that proves it."""
 
 import io
 import struct
@@ -27,7 +27,7 @@ REAL = "usr/lib/libcuda.so.550.163.01"
 
 @pytest.fixture(scope="session")
 def built(tmp_path_factory):
-    """Call it with options of gcc, a source or the text that it has in it, to get the bytes of a library."""
+    """Call it with options of gcc, and a source or a text to embed, to get the bytes of a library."""
     folder = tmp_path_factory.mktemp("built")
 
     def call(*options, text="", source="int it(void) { return 1; }"):
@@ -46,7 +46,7 @@ def libcuda(built):
 
 @pytest.fixture
 def judged(tmp_path, conforms):
-    """Call it with a variant and layers: what contradicts it, each as fact, what was found and path."""
+    """Call it with a variant and layers to get the contradictions, each as fact, actual value and path."""
 
     def call(variant, *layers, env=()):
         image = Parts(

@@ -1,4 +1,4 @@
-"""The headers of ELF files: as readelf sees them, and whatever they say."""
+"""The headers of ELF files: compared with readelf, and malformed ones."""
 
 import io
 import os
@@ -89,7 +89,7 @@ def test_other_files_are_not_elf(raw):
 
 
 def test_mutated_headers_never_crash(library):
-    """Every mutated header is read in little time, and nothing is raised; `make fuzz` tries more of them."""
+    """Every mutated header is read quickly and without an exception; `make fuzz` tries more of them."""
     raw = library.read_bytes()
     chance = random.Random(14)  # noqa: S311 - nothing is secret
     tables = int.from_bytes(raw[40:48], "little")

@@ -1,4 +1,4 @@
-"""Layers read once and in little memory, and those that nobody should unpack."""
+"""Layers are read once and in little memory; hostile ones are rejected."""
 
 import gzip
 import io
@@ -77,7 +77,7 @@ def test_static_library_is_read(tmp_path):
 
 
 def sections(name, count, size):
-    """Return a library with so many sections of this name, each of which is the whole file."""
+    """Return a library with many sections of this name, each of which spans the whole file."""
     names = f"\0{name}\0.shstrtab\0".encode()
     start = 64 + size + len(names)
     header = b"\x7fELF\x02\x01\x01".ljust(16, b"\0")
@@ -89,7 +89,7 @@ def sections(name, count, size):
 
 @pytest.mark.parametrize("name", [".nv_fatbin", ".hip_fatbin", ".rodata", ".note.gnu.property"])
 def test_overlapping_sections_are_read_to_a_limit(name):
-    """50,000 of 8 MB are 400 GB."""
+    """50,000 sections of 8 MB would be 400 GB."""
     raw = sections(name, 50_000, 8 << 20)
     result = read(tar(("lib.so", raw))).entries["/lib.so"].file
     assert result.damaged == name.endswith("_fatbin")
@@ -132,7 +132,7 @@ def test_zip_bomb_is_damaged(monkeypatch):
 
 
 def test_irrelevant_zip_members_are_not_inflated():
-    """A bomb of 16 archives that are bombs themselves, each of 64 MB."""
+    """An archive of 16 zip bombs of 64 MB each."""
     wheel = zipped("zeros", bytes(64 << 20))
     outer = io.BytesIO()
     with zipfile.ZipFile(outer, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -164,7 +164,7 @@ def test_large_file_is_not_kept_in_memory(monkeypatch, tmp_path):
 
 
 def sparse(size):
-    """Return a layer with a file that says to be so large, and has one byte."""
+    """Return a layer with a sparse file of this size that has one byte."""
     info = tarfile.TarInfo("giant")
     info.size = 1
     info.pax_headers = {"GNU.sparse.size": str(size), "GNU.sparse.map": "0,1", "GNU.sparse.numblocks": "1"}

@@ -35,7 +35,7 @@ def program(tmp_path):
 
 @pytest.fixture
 def audited(tmp_path):
-    """Call it with the members of a layer to get the audit of an image that has it."""
+    """Call it with the members of a layer to get the audit of an image with it."""
 
     def call(*members):
         image = Parts(tar(*members))

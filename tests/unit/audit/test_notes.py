@@ -20,7 +20,7 @@ def compiled(folder, *options):
 
 
 def with_note(folder, text, claimed=None):
-    """Return a library with a note as cuda-compat has it, whose length is perhaps said to be another."""
+    """Return a library with the ELF note of cuda-compat, optionally with a wrong length."""
     raw = text.encode() if isinstance(text, str) else text
     size = len(raw) if claimed is None else claimed
     (folder / "note").write_bytes(struct.pack("<III", 19, size, 1) + b"NVIDIA Corporation\0\0" + raw)

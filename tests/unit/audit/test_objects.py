@@ -1,4 +1,4 @@
-"""Whole files whose headers say anything: what is damaged is called so, and nothing is raised."""
+"""Files with malformed headers: damage is reported, and nothing is raised."""
 
 import os
 import random
@@ -12,7 +12,7 @@ from images import tar
 from imagematrix.audit import layer
 
 DATA = Path(__file__).parent / "data"
-FUZZED = int(os.environ.get("IMAGEMATRIX_FUZZ", "10000")) // 10  # each takes longer than headers alone
+FUZZED = int(os.environ.get("IMAGEMATRIX_FUZZ", "10000")) // 10  # each takes longer than a header alone
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""The files that the packages of a distribution brought: by the checksums that their databases have."""
+"""Files of distribution packages, recognised by the checksums in package databases."""
 
 import base64
 import hashlib
@@ -18,7 +18,7 @@ PATH = "usr/bin/tool"
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory):
-    """A program for which a CPU needs avx."""
+    """A program that requires AVX."""
     return compiled(tmp_path_factory.mktemp("program") / "tool", SOURCE, "-mavx").read_bytes()
 
 
@@ -86,7 +86,7 @@ def test_bulky_sections_of_large_files_are_not_kept(program, monkeypatch):
     monkeypatch.setattr(later, "WHOLE", 100)
     monkeypatch.setattr(later, "BULKY", (".rodata", ".comment"))
     entries = read((PATH, program), ("var/lib/dpkg/info/tool.md5sums", dpkg(program)))
-    assert entries[f"/{PATH}"].file == whole  # and not compared
+    assert entries[f"/{PATH}"].file == whole  # but `later` is not compared
 
 
 def test_number_of_checksums_is_limited(monkeypatch):

@@ -1,4 +1,4 @@
-"""What files promise together: never what one of them lacks."""
+"""The device code that a set of files can promise: only what every file has."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""What an image contains: drivers and who loads them, NVIDIA's libraries, Python's packages."""
+"""The audit report: drivers and the programs that load them, NVIDIA's libraries, Python packages."""
 
 import struct
 import subprocess
@@ -33,7 +33,7 @@ def library(tmp_path_factory):
 
 @pytest.fixture
 def seen(tmp_path, conforms):
-    """Call it with the members of a layer to get the document of an image that has it."""
+    """Call it with the members of a layer to get the document of an image with it."""
 
     def call(*members, env=()):
         image = Parts(tar(*members), env=env)
@@ -48,7 +48,7 @@ def seen(tmp_path, conforms):
 
 
 def cached(*pairs):
-    """Return an ld.so.cache that has names with their paths."""
+    """Return an ld.so.cache with names and paths."""
     start = 48 + 24 * len(pairs)
     texts, rows = b"", b""
     for name, path, hardware in pairs:
@@ -66,7 +66,7 @@ A, B = "opt/a/libcuda.so.550.163.01", "opt/b/libcuda.so.535.261.03"
 
 @pytest.fixture(scope="module")
 def two(library):
-    """Two drivers in folders that the loader does not know."""
+    """Two drivers in folders outside the loader's search path."""
     return (
         (A, library("libcuda.so.1", text="550.163.01")),
         link("opt/a/libcuda.so.1", "libcuda.so.550.163.01"),

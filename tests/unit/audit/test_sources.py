@@ -1,4 +1,4 @@
-"""Images wherever they are: layouts, archives, an engine, a registry."""
+"""Reading images from layouts, archives, an engine and a registry."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""Layers upon each other, as a container sees them."""
+"""The merged layers, as a container sees them."""
 
 import io
 import tarfile

@@ -19,7 +19,7 @@ def upstream(monkeypatch):
 
 @pytest.fixture
 def published(upstream):
-    """The version v1: for two levels of CPUs, and for one GPU."""
+    """The version v1 for two CPU levels and for one GPU."""
     result = Published(upstream)
     result.publish(
         {
@@ -33,7 +33,7 @@ def published(upstream):
 
 @pytest.fixture
 def front(upstream):
-    """Call it with the name of a host, and options of the resolver, to get a resolver on such a node."""
+    """Call it with the name of a host and options to get a resolver on such a node."""
     with contextlib.ExitStack() as stack:
 
         def start(host="laptop", name=None, node=None, **options):
@@ -46,7 +46,7 @@ def front(upstream):
 
 @pytest.fixture
 def docker_login(tmp_path, monkeypatch):
-    """Call it with a registry, a user and a password to have docker know them."""
+    """Call it with a registry, a user and a password to log docker in."""
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
 
     def login(registry, user, password):

@@ -1,4 +1,4 @@
-"""The hosts that the resolver decides for, read again when they change."""
+"""The hosts of a resolver, reloaded when they change."""
 
 import shutil
 from pathlib import Path

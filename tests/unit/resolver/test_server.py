@@ -1,4 +1,4 @@
-"""A read-only registry that answers a version with the variant for its node, and passes on all else."""
+"""A read-only registry that answers a version with the variant for its node, and forwards everything else."""
 
 import base64
 import concurrent.futures
@@ -89,7 +89,7 @@ def test_existing_upstream_tag_takes_precedence(front, published):
     node = front("genoa-h200")
     assert node.pull("v1-cpu") == own
     (tag,) = (one for one in published.repository.tags if "cpu-v2" in one)
-    assert node.pull(tag) == published.digests["cpu-v2"], "who names a variant gets it"
+    assert node.pull(tag) == published.digests["cpu-v2"], "a named variant is returned"
 
 
 def test_images_without_variants_pass_through(front, upstream, published):
@@ -105,7 +105,7 @@ def test_images_without_variants_pass_through(front, upstream, published):
     assert node.pull("v2")[0] == node.pull("v1", "nothing/here")[0] == 404
     assert node.get("/explain/library/debian:trixie").status_code == 404
     index = published.repository.tags["v1"]
-    assert node.pull(index) == index, "what is named by its digest is what was named"
+    assert node.pull(index) == index, "a digest is returned unchanged"
     assert node.pull(digest(b"nothing"))[0] == 404
 
 
@@ -156,7 +156,7 @@ def test_blobs_pass_through_in_whole_and_in_part(front, published):
 
 def test_upstream_logins_are_renewed(front, upstream, published, docker_login):
     docker_login(upstream.address, "ann", "secret")
-    upstream.uses = 2  # requests that a token is good for
+    upstream.uses = 2  # requests for which a token is valid
     node = front()
     assert node.pull("v1") == published.digests["cpu-v3"]
     for _ in range(5):
@@ -198,7 +198,7 @@ def test_last_catalog_is_served_while_the_upstream_is_down(front, upstream, publ
     upstream.fails("GET", "/manifests/v1-cpu$", times=1000, status=503)
     assert node.pull("v1-cpu") == published.digests["cpu-v3"], "nobody had asked for these words before"
     upstream.fails("GET", "/manifests/v2$", times=1000, status=503)
-    assert node.pull("v2")[0] == 502, "of this version nothing is known"
+    assert node.pull("v2")[0] == 502, "this version is not cached"
 
 
 def test_cached_catalog_is_served_while_the_upstream_hangs(front, upstream, published, monkeypatch):
@@ -268,7 +268,7 @@ def test_writes_are_rejected(front, method):
 
 
 def said(address, raw, *, end=False):
-    """Return the first bytes that a server answers to any bytes."""
+    """Send bytes to a server and return the first bytes of its answer."""
     host, _, port = address.partition(":")
     with socket.create_connection((host, int(port)), timeout=10) as connection:
         connection.sendall(raw)

@@ -1,4 +1,4 @@
-"""Where the resolver listens, and how it begins and ends."""
+"""The resolver's address, start and end."""
 
 import re
 import signal
@@ -93,7 +93,7 @@ def test_signal_exits_with_0(number, published, upstream):
     ],
 )
 def test_invalid_options_are_rejected_before_listening(words, expected):
-    if expected is None:  # a port that another has
+    if expected is None:  # a port in use
         with socket.socket() as other:
             other.bind(("127.0.0.1", 0))
             other.listen()

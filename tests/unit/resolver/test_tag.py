@@ -1,4 +1,4 @@
-"""What a tag asks for, beyond its version."""
+"""The words of a tag after its version."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What trimming makes of one file: real fatbins, libraries, static libraries, and damaged ones."""
+"""Trimming single files: real fatbins, libraries, static libraries, and damaged ones."""
 
 import ctypes
 import hashlib
@@ -29,11 +29,11 @@ def found(raw, rules=HOPPER, path="lib.so"):
 
 
 def trimmed(raw, rules=HOPPER, path="lib.so"):
-    """Return the bytes that a file has afterwards."""
+    """Return the bytes of a file after trimming."""
     finding = found(raw, rules, path)
     window = Window(io.BytesIO(raw), 0, len(raw))
     pieces = edits.edited(window, finding.edits if finding else ())
-    return b"".join(bytes(piece) for piece in pieces)  # a number is so many zeros
+    return b"".join(bytes(piece) for piece in pieces)  # a number stands for zeros
 
 
 def test_kept_code_moves_to_the_front_and_the_rest_is_zeroed():
@@ -225,7 +225,7 @@ def test_overlapping_sections_are_not_trimmed(built):
     assert found(bytes(raw)).status is Status.DAMAGED
     struct.pack_into("<H", raw, 60, 0xFFF0)
     assert section
-    assert found(bytes(raw)) is None  # the headers of sections are beyond the end
+    assert found(bytes(raw)) is None  # the section headers are beyond the end
 
 
 def test_damaged_files_are_trimmed_correctly_or_not_at_all(built):
@@ -251,7 +251,7 @@ def test_damaged_files_are_trimmed_correctly_or_not_at_all(built):
 
 
 def _check(before, after, finding, compute):
-    """Check that a file was changed in whole fatbins only, and that these have what they are to have."""
+    """Check that only whole fatbins of a file were changed, and that they contain the expected entries."""
     assert len(after) == len(before)
     at = 0
     for edit in finding.edits:

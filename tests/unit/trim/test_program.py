@@ -1,4 +1,4 @@
-"""The program for the stages of builds: one file, which needs nothing but Python."""
+"""The program for build stages: one file that needs only Python."""
 
 import subprocess
 import sys

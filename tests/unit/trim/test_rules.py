@@ -1,4 +1,4 @@
-"""Which device code stays, on both sides of every boundary."""
+"""Which device code is kept, on both sides of every boundary."""
 
 import pytest
 

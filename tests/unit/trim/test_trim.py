@@ -1,4 +1,4 @@
-"""Trimming files, folders and wheels: what is replaced, what is kept, and what an error leaves."""
+"""Trimming files, folders and wheels: replacement, preserved attributes, and errors."""
 
 import base64
 import csv
@@ -41,13 +41,13 @@ def test_file_is_replaced_in_place(tmp_path):
     os.setxattr(path, "user.note", b"kept")
     with path.open("rb") as opened:
         report = trim([path], HOPPER)
-        assert opened.read() == RAW  # who has it open keeps the old one
+        assert opened.read() == RAW  # open descriptors keep the old content
     assert [finding.status for finding in report.findings] == [Status.TRIMMED]
     assert path.read_bytes() == STAYING
     status = path.stat()
     assert (stat.S_IMODE(status.st_mode), status.st_mtime_ns) == (0o751, TIME)
     assert os.getxattr(path, "user.note") == b"kept"
-    assert status.st_blocks * 512 < len(LARGE)  # the zeros take no space
+    assert status.st_blocks * 512 < len(LARGE)  # zeros are stored as holes
     assert list(tmp_path.iterdir()) == [path]
 
 
@@ -243,7 +243,7 @@ def test_a_file_system_without_locks(tmp_path, monkeypatch):
     monkeypatch.setattr("fcntl.flock", unsupported)
     trim([tmp_path], HOPPER)
     assert path.read_bytes() == STAYING
-    assert other.exists()  # perhaps somebody writes it
+    assert other.exists()  # another process may be writing it
 
 
 def hashed(raw):

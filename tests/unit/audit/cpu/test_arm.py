@@ -1,4 +1,4 @@
-"""What code for AArch64 needs, without a compiler for it: words that GNU's assembler writes."""
+"""The CPU flags of AArch64 code, with instruction words from the GNU assembler instead of a compiler."""
 
 import pytest
 from compiling import compiled, scanned
@@ -50,7 +50,7 @@ def test_every_flag_is_announced_by_compilers():
 
 @pytest.fixture
 def build(tmp_path):
-    """Call it with functions, each a name with its words, to get what a library needs that has them."""
+    """Call it with functions, each a name with its instruction words, to get the flags of a library."""
 
     def call(**functions):
         lines = []

@@ -1,4 +1,4 @@
-"""What the code of files needs of a CPU: by calls that lead to it, and by what may choose it."""
+"""The CPU flags that code in files needs, by call graph and dispatch."""
 
 import io
 import os
@@ -29,7 +29,7 @@ HASWELL = {"avx", "fma", "popcnt"}
 
 @pytest.fixture
 def build(tmp_path):
-    """Call it with C and options of gcc to get a program or a library without a telling name."""
+    """Call it with C and options of gcc to get a program or a library with a neutral name."""
     return lambda source, *options: compiled(tmp_path / "built", source, "-O3", *options)
 
 
@@ -79,7 +79,7 @@ def test_code_behind_a_cpu_query_is_not_required(build):
     code = scanned(build(source))
     assert not code.required
     assert not code.chosen
-    assert code.undecided >= HASWELL  # nothing says that the question decides
+    assert code.undecided >= HASWELL  # nothing proves that the query decides
     assert code.signs == ("cpuid",)
 
 
@@ -180,7 +180,7 @@ def test_unbounded_constructor_does_not_own_the_following_code(build):
 def test_data_in_code_sections_is_ignored(build):
     table = 'asm(".section .text\\n.globl it\\nit: vaddpd %ymm0, %ymm0, %ymm0\\nret\\n.previous");'
     code = scanned(build(table + "int main(void) { return 0; }", "-s"))
-    assert not code.functions  # one instruction that no function is known to have
+    assert not code.functions  # a single instruction outside known functions
 
 
 def test_tzcnt_runs_on_any_cpu(build):
@@ -205,11 +205,11 @@ def test_every_flag_is_announced_by_compilers():
     assert flags <= set(macros.FLAGS["x86_64"].values()) - marches.IGNORED["x86_64"]
     for march in ("haswell", "znver4", "sapphirerapids"):
         needed = marches.required(march, "gcc-14") - dict(marches.LEVELS)["x86-64-v1"]
-        assert needed - flags == {"lahf_lm"}  # of all 64-bit CPUs but the first
+        assert needed - flags == {"lahf_lm"}  # in all 64-bit CPUs but the first
 
 
 def test_damaged_files_never_crash(build):
-    """Whatever headers, tables and code say; `make fuzz` tries more."""
+    """With mutated headers, tables and code; `make fuzz` tries more."""
     raw = build(PROGRAM, "-march=haswell", "-shared", "-fPIC").read_bytes()
     chance = random.Random(14)  # noqa: S311 - nothing is secret
     sections = int.from_bytes(raw[40:48], "little")
