@@ -112,7 +112,7 @@ def test_one_name_gives_each_node_its_own_image(engine, published, resolver, old
     assert "403 Forbidden" in refused.stderr, "the engine sends HEAD, whose answers have no body"
 
 
-def test_containerd_asks_the_resolver_and_nobody_else(engine, registry, published, resolver, old, tmp_path):
+def test_containerd_uses_only_the_resolver(engine, registry, published, resolver, old, tmp_path):
     name = f"{registry.address}/{NAME}:v1"
     address = resolver(old)
     words = ("--upstream", registry.address, "--listen", address, "--containerd", tmp_path / "certs.d")
@@ -127,7 +127,7 @@ def test_containerd_asks_the_resolver_and_nobody_else(engine, registry, publishe
     assert "403 Forbidden" in refused.stderr
 
 
-def test_only_what_cosign_has_signed_is_answered(engine, registry, published, resolver, tmp_path):
+def test_only_images_signed_by_cosign_are_served(engine, registry, published, resolver, tmp_path):
     if not shutil.which("cosign"):
         pytest.skip("cosign is not installed")
     image = f"{registry.address}/{NAME}"

@@ -30,7 +30,7 @@ def grant(tmp_path):
     return make
 
 
-def test_a_grant_is_the_containers(locks, grant, gpu):
+def test_grant_belongs_to_its_container(locks, grant, gpu):
     grants.write(locks, grant(vram_mib=4000))
     (container,) = leases(locks)["nvidia10"]
     assert container == Consumer(
@@ -39,13 +39,13 @@ def test_a_grant_is_the_containers(locks, grant, gpu):
     assert remaining(gpu(memory_mib=10000), [container]) == 6000
 
 
-def test_its_processes_count_as_part_of_it(locks, grant, gpu):
+def test_processes_of_a_container_count_as_its_grant(locks, grant, gpu):
     grants.write(locks, grant(vram_mib=4000))
     process = Consumer(kind="process", name="train", pid=7, marks=frozenset({"c1"}))
     assert remaining(gpu(memory_mib=10000), [*leases(locks)["nvidia10"], process]) == 6000
 
 
-def test_a_grant_ends_with_its_bundle(locks, grant):
+def test_grant_ends_with_its_bundle(locks, grant):
     ended, running = grant(), grant("c2", keys=("nvidia11",))
     grants.write(locks, ended)
     grants.write(locks, running)
@@ -56,7 +56,7 @@ def test_a_grant_ends_with_its_bundle(locks, grant):
     assert locks.names() == ["grant-c2"]
 
 
-def test_a_container_has_one_grant(locks, grant):
+def test_container_has_one_grant(locks, grant):
     first = grant()
     grants.write(locks, first)
     grants.write(locks, Grant(container="c1", bundle=first.bundle, name="again", keys=("nvidia11",)))
@@ -66,7 +66,7 @@ def test_a_container_has_one_grant(locks, grant):
     grants.remove(locks, "c1")
 
 
-def test_another_users_file_is_none(locks, folder, grant, monkeypatch):
+def test_file_of_another_user_is_ignored(locks, folder, grant, monkeypatch):
     grants.write(locks, grant())
     monkeypatch.setattr(os, "geteuid", lambda: 54321)
     assert ("nvidia10" in grants.grants(locks)) is (os.getuid() == 0)
@@ -77,12 +77,12 @@ def test_another_users_file_is_none(locks, folder, grant, monkeypatch):
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", '{"keys": 7, "bundle": "/"}', json.dumps({"keys": ["nvidia10"]})]
 )
-def test_a_file_that_is_no_grant(locks, text):
+def test_malformed_grant_is_ignored(locks, text):
     locks.write("grant-c1", text)
     assert grants.grants(locks) == {}
 
 
-def test_a_bundle_that_this_user_may_not_see_may_be_there(grant, monkeypatch):
+def test_inaccessible_bundle_counts_as_present(grant, monkeypatch):
     hidden = grant()
 
     def denied(_):

@@ -58,14 +58,14 @@ def real(name):
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_the_files_of_packages_are_in_a_real_database(name):
+def test_checksums_are_read_from_a_real_database(name):
     assert sorted(read(FORMATS[name], real(name))) == sorted(digests(*CONTENTS))
 
 
 @pytest.mark.parametrize(
     ("algorithm", "name"), [(8, "sha256"), (10, "sha512"), (2, "sha1"), (1, "md5"), (None, "md5")]
 )
-def test_checksums_of_any_algorithm(tmp_path, algorithm, name):
+def test_every_checksum_algorithm_is_supported(tmp_path, algorithm, name):
     expected = digests(*CONTENTS, algorithm=name)
     texts = [checksum.hex().encode() for _, checksum in expected]
     raw = database(
@@ -103,7 +103,7 @@ ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELEC
         "CREATE TABLE other (blob)",
     ],
 )
-def test_a_database_that_never_ends_or_fills_memory_has_no_checksums(tmp_path, schema):
+def test_endless_or_huge_database_gives_no_checksums(tmp_path, schema):
     with sqlite3.connect(tmp_path / "db") as made:
         made.execute(schema)
     made.close()
@@ -113,7 +113,7 @@ def test_a_database_that_never_ends_or_fills_memory_has_no_checksums(tmp_path, s
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_something_else_is_no_database(name):
+def test_other_files_are_not_databases(name):
     for raw in (
         b"",
         b"text",
@@ -126,12 +126,12 @@ def test_something_else_is_no_database(name):
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_large_database_is_not_read(name, monkeypatch):
+def test_oversized_database_is_not_read(name, monkeypatch):
     monkeypatch.setattr(rpm, "LARGEST", 1000)
     assert read(FORMATS[name], real(name)) == []
 
 
-def test_one_header_that_many_slots_have_is_read_no_more_often_than_it_fits():
+def test_header_shared_by_many_slots_is_read_to_a_limit():
     raw = bytearray(real("Packages.db"))
     slot = next(raw[at : at + 16] for at in range(32, 4096, 16) if raw[at + 4 : at + 8] != bytes(4))
     for at in range(32, 4096, 16):
@@ -140,7 +140,7 @@ def test_one_header_that_many_slots_have_is_read_no_more_often_than_it_fits():
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_damaged_databases_end_in_an_answer(name):
+def test_damaged_databases_never_crash(name):
     """Whatever is in them; `make fuzz` tries more. SQLite's own makers try theirs."""
     raw = real(name)
     chance = random.Random(14)  # noqa: S311 - nothing is secret

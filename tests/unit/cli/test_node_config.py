@@ -25,7 +25,7 @@ def configure(cli, tmp_path, monkeypatch):
     return run
 
 
-def test_a_node_is_configured_once(configure, tmp_path):
+def test_node_is_configured_once(configure, tmp_path):
     (tmp_path / "daemon.json").write_text('{"debug": true}\n')
     first = configure("--vram", "4G")
     assert first.code == 0
@@ -44,7 +44,7 @@ def test_a_node_is_configured_once(configure, tmp_path):
     assert (again.code, again.out, again.err) == (0, "", f"{tmp_path}/daemon.json is up to date\n")
 
 
-def test_only_shown(configure, tmp_path):
+def test_dry_run_only_shows_the_change(configure, tmp_path):
     shown = configure("--dry-run")
     assert shown.code == 0
     assert '+  "default-runtime": "imagematrix"' in shown.out
@@ -52,7 +52,7 @@ def test_only_shown(configure, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["bin"]
 
 
-def test_a_dockerd_that_cannot_be_asked(configure, tmp_path):
+def test_unvalidated_configuration_is_reported(configure, tmp_path):
     (tmp_path / "bin/dockerd").write_text("#!/bin/sh\necho unknown flag >&2\nexit 125\n")
     done = configure(host="laptop")
     assert done.code == 0
@@ -68,7 +68,7 @@ def test_a_dockerd_that_cannot_be_asked(configure, tmp_path):
         ('{"hosts": ["tcp://0.0.0.0:1"]}', (), "the engine has no local socket"),
     ],
 )
-def test_what_is_refused_changes_nothing(configure, tmp_path, text, options, message):
+def test_refused_configuration_changes_nothing(configure, tmp_path, text, options, message):
     (tmp_path / "daemon.json").write_text(text)
     refused = configure(*options)
     assert refused.code == 2

@@ -52,13 +52,13 @@ def test_audit_strictness_is_read(project, text, strict):
         ("driver: {550.163.01: {driver_from: 'a$b'}}", "driver_from: '$' could break out"),
     ],
 )
-def test_a_driver_from_a_folder_is_checked_where_it_stands(project, tmp_path, properties, expected):
+def test_driver_folder_is_checked_with_a_position(project, tmp_path, properties, expected):
     (tmp_path / "drivers" / "550.163.01").mkdir(parents=True)
     path = project(("properties:\n", f"properties:\n  {properties}\n"))
     assert expected in message(path).replace(str(tmp_path), "DIR")
 
 
-def test_a_driver_of_the_host_or_of_single_cells_comes_from_no_folder(project, tmp_path):
+def test_driver_from_requires_a_version_of_the_driver_axis(project, tmp_path):
     (tmp_path / "new").mkdir()
     misplaced = "driver_from belongs to a version of the axis driver"
     host = ("550.163.01]", "host]"), ("properties:\n", "properties:\n  driver: {host: {driver_from: new}}\n")
@@ -66,7 +66,7 @@ def test_a_driver_of_the_host_or_of_single_cells_comes_from_no_folder(project, t
     assert misplaced in message(project(("exclude:\n", "include:\n  - {driver_from: new}\nexclude:\n")))
 
 
-def test_a_driver_may_come_from_a_folder(project, tmp_path):
+def test_driver_may_come_from_a_folder(project, tmp_path):
     (tmp_path / "new").mkdir()
     matrix = load(project(("properties:\n", "properties:\n  driver: {550.163.01: {driver_from: new}}\n")))
     assert matrix.properties["driver"]["550.163.01"] == {"driver_from": "new"}

@@ -190,7 +190,7 @@ def test_pytorch_is_compared_without_a_gpu(pytorch):
         '{"unstable": {"hash": "0", "size": 1.1}}',
     ],
 )
-def test_another_result_of_the_trimmed_copy_fails(pytorch, module, after):
+def test_different_result_of_the_trimmed_copy_fails(pytorch, module, after):
     with pytest.raises(module("machine").FailedError, match=r"^1 of 252 operators: "):
         pytorch(after)
 

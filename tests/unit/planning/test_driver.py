@@ -52,7 +52,7 @@ def refusal(folder, platform="linux/amd64"):
     return str(caught.value).replace(str(folder), "DIR"), caught.value.remedy
 
 
-def test_its_libraries_get_their_names_in_an_image(folder, tmp_path):
+def test_driver_libraries_get_their_names_in_the_image(folder, tmp_path):
     (folder / "libGLX_nvidia.so.580.159.04").write_text("not for programs that compute")
     (folder / "libcuda.so.1").symlink_to("libcuda.so.580.159.04")
     driver = read(folder, VERSION, "linux/amd64")
@@ -72,7 +72,7 @@ def test_its_libraries_get_their_names_in_an_image(folder, tmp_path):
     assert {path.stat().st_mode & 0o777 for path in (placed, made)} == {0o755}
 
 
-def test_more_of_it_is_taken_where_it_is_there_or_needed(folder):
+def test_optional_libraries_are_taken_if_present_or_needed(folder):
     library(folder, "libnvidia-gpucomp", VERSION)
     library(folder, "libnvidia-nvvm70", VERSION, soname="libnvidia-nvvm70.so.4", file="libnvidia-nvvm70.so.4")
     needed = library(folder, "libnvidia-made-up", VERSION)
@@ -89,7 +89,7 @@ def test_more_of_it_is_taken_where_it_is_there_or_needed(folder):
     assert refusal(folder)[0].endswith(f"is not complete: it lacks libnvidia-made-up.so.{VERSION}")
 
 
-def test_what_is_missing_is_named(folder):
+def test_missing_libraries_are_named(folder):
     (folder / f"libnvidia-nvvm.so.{VERSION}").unlink()
     (folder / f"libcuda.so.{VERSION}").rename(folder / "libcuda.so.580.95.05")
     message, remedy = refusal(folder)
@@ -107,12 +107,12 @@ def test_what_is_missing_is_named(folder):
         ({"soname": "libnvidia-ml.so.1"}, f"DIR/libcuda.so.{VERSION} has the soname libnvidia-ml.so.1"),
     ],
 )
-def test_a_library_of_another_driver_is_refused(folder, changes, expected):
+def test_library_of_another_driver_is_rejected(folder, changes, expected):
     library(folder, "libcuda", VERSION, **changes)
     assert refusal(folder)[0] == expected
 
 
-def test_a_library_of_cuda_compat_is_refused(folder, tmp_path):
+def test_library_of_cuda_compat_is_rejected(folder, tmp_path):
     (tmp_path / "note").write_text('{"CUDA Version": "13.0"}')
     library(folder, "libcuda", VERSION)
     path = folder / f"libcuda.so.{VERSION}"
@@ -121,17 +121,17 @@ def test_a_library_of_cuda_compat_is_refused(folder, tmp_path):
     assert refusal(folder)[0].endswith(f"is from cuda-compat, not from the driver {VERSION}")
 
 
-def test_the_platform_and_the_kind_of_file_count(folder):
+def test_files_of_another_platform_or_type_are_rejected(folder):
     assert refusal(folder, "linux/arm64")[0].endswith("is not a library for aarch64")
     (folder / f"libcuda.so.{VERSION}").write_text("no library")
     assert refusal(folder)[0] == f"DIR/libcuda.so.{VERSION} is not a library for x86_64"
 
 
-def test_a_folder_that_cannot_be_read_is_an_error(tmp_path):
+def test_unreadable_folder_is_rejected(tmp_path):
     assert refusal(tmp_path / "missing")[0] == "DIR: No such file or directory"
 
 
-def test_what_changed_since_the_plan_is_refused(folder, tmp_path):
+def test_driver_changed_after_the_plan_is_a_build_error(folder, tmp_path):
     driver = read(folder, VERSION, "linux/amd64")
     library(folder, "libnvidia-ml", VERSION, "-Wl,--build-id=none", inside="580.159.04 ")
     with pytest.raises(BuildError, match=rf"changed after the plan was made: {PLACE}/libnvidia-ml\.so\."):
@@ -141,7 +141,7 @@ def test_what_changed_since_the_plan_is_refused(folder, tmp_path):
         put(driver, tmp_path)
 
 
-def test_it_is_part_of_the_identity_and_lent_to_the_build(planned, backend, built, folder, monkeypatch):
+def test_driver_is_part_of_the_identity_and_passed_to_the_build(planned, backend, built, folder, monkeypatch):
     found = planned(*FROM_FOLDER, only="march=znver4,cuda=12.4,compute=8.9", template=TEMPLATE)
     by_driver = {item.cell.axes["driver"]: item for item in found.with_status("build")}
     digest = read(folder, VERSION, "linux/amd64").listing.digest
@@ -162,7 +162,7 @@ def test_it_is_part_of_the_identity_and_lent_to_the_build(planned, backend, buil
     assert lent[by_driver["550.163.01"].reference] == set()
 
 
-def test_other_files_are_another_image(planned, built, folder, tmp_path):
+def test_changed_driver_files_change_the_image(planned, built, folder, tmp_path):
     (tmp_path / ".dockerignore").write_text("drivers\n")
     built(planned(*FROM_FOLDER, only=NEW, template=TEMPLATE))
     library(folder, "libnvidia-gpucomp", VERSION)
@@ -170,7 +170,7 @@ def test_other_files_are_another_image(planned, built, folder, tmp_path):
     assert item.why == "driver changed"
 
 
-def test_a_bad_folder_fails_its_cells_only(planned, folder):
+def test_invalid_folder_fails_only_its_own_cells(planned, folder):
     (folder / f"libnvidia-ml.so.{VERSION}").unlink()
     found = planned(*FROM_FOLDER, template=TEMPLATE)
     failed = found.with_status("failed")
@@ -195,7 +195,7 @@ def test_a_bad_folder_fails_its_cells_only(planned, folder):
     ],
 )
 @pytest.mark.usefixtures("folder")
-def test_template_and_matrix_have_to_agree(planned, template, changes, why):
+def test_template_and_matrix_must_agree_on_the_driver(planned, template, changes, why):
     version = VERSION if changes else "550.163.01"
     only = f"cuda=12.4,compute=8.9,march=znver4,driver={version}"
     (item,) = planned(*changes, only=only, template=template).with_status("failed")

@@ -39,7 +39,7 @@ def process():
         one.stderr.close()
 
 
-def test_a_layer_that_the_upstream_breaks_off_ends_too_early(front, upstream, published):
+def test_layer_truncated_by_the_upstream_ends_early(front, upstream, published):
     node = front()
     upstream.fails("GET", "/blobs/", cut=True)
     with pytest.raises(requests.exceptions.ChunkedEncodingError, match="IncompleteRead"):
@@ -49,7 +49,7 @@ def test_a_layer_that_the_upstream_breaks_off_ends_too_early(front, upstream, pu
     assert published.digests
 
 
-def test_who_hangs_up_in_the_middle_costs_a_line_of_the_log(front, upstream, published):
+def test_client_disconnect_logs_one_line(front, upstream, published):
     del upstream, published
     with Dripping(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n") as slow:
         node = front(name=slow.address)
@@ -62,7 +62,7 @@ def test_who_hangs_up_in_the_middle_costs_a_line_of_the_log(front, upstream, pub
         assert node.notes[0].startswith(f"{BLOB}: broken off: ")
 
 
-def test_killed_in_the_middle_of_a_layer_it_goes_on_after_a_start(process, upstream, published, tmp_path):
+def test_pull_resumes_after_a_killed_resolver_restarts(process, upstream, published, tmp_path):
     state = ("--state", tmp_path / "state")
     first, address = process(upstream.address, *state)
     manifest = requests.get(f"http://{address}/v2/ml/training/manifests/v1", timeout=10)
@@ -87,7 +87,7 @@ def test_killed_in_the_middle_of_a_layer_it_goes_on_after_a_start(process, upstr
     assert requests.get(f"http://{address}{BLOB}", timeout=10).content == LAYER
 
 
-def test_every_pull_during_a_rollout_is_whole_and_none_goes_back(front, published, monkeypatch):
+def test_pulls_during_a_rollout_are_consistent_and_never_go_back(front, published, monkeypatch):
     """The version gets a variant that fits better, while many pull it."""
     monkeypatch.setattr(versions, "FRESH_S", 0)
     node = front()

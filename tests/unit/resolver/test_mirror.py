@@ -11,7 +11,7 @@ from imagematrix.resolver.mirror import write
 NAME = "registry.example:5000"
 
 
-def test_the_resolver_is_the_last_resort_too(tmp_path):
+def test_resolver_is_also_the_fallback_mirror(tmp_path):
     path = write(tmp_path, NAME, "127.0.0.1:5050")
     assert path == tmp_path / NAME / "hosts.toml"
     assert tomllib.loads(path.read_text()) == {
@@ -21,7 +21,7 @@ def test_the_resolver_is_the_last_resort_too(tmp_path):
     assert [one.name for one in path.parent.iterdir()] == ["hosts.toml"]
 
 
-def test_an_own_file_is_replaced_and_anothers_is_not(tmp_path):
+def test_only_own_configuration_is_replaced(tmp_path):
     path = write(tmp_path, NAME, "127.0.0.1:5050")
     assert "127.0.0.1:5051" in write(tmp_path, NAME, "127.0.0.1:5051").read_text()
     path.write_text('server = "https://registry.example:5000"\n')
@@ -31,7 +31,7 @@ def test_an_own_file_is_replaced_and_anothers_is_not(tmp_path):
     assert path.read_text() == 'server = "https://registry.example:5000"\n'
 
 
-def test_what_cannot_be_written_is_told(tmp_path):
+def test_unwritable_configuration_is_reported(tmp_path):
     (tmp_path / NAME).touch()
     with pytest.raises(UsageError, match="cannot be written"):
         write(tmp_path, NAME, "127.0.0.1:5050")
@@ -48,7 +48,7 @@ def test_only_whole_registries_have_mirrors(tmp_path, upstream):
         write(tmp_path, upstream, "127.0.0.1:5050")
 
 
-def test_the_command_prints_the_path_and_ends(tmp_path, capsys):
+def test_mirror_command_prints_the_path_and_exits(tmp_path, capsys):
     words = ["resolver", "--upstream", NAME, "--containerd", str(tmp_path)]
     assert run(words) == 0
     assert capsys.readouterr().out == f"{tmp_path / NAME / 'hosts.toml'}\n"

@@ -137,7 +137,7 @@ def test_heads_tags_and_the_rest_of_the_api(front, published):
         ("text/html", 404),
     ],
 )
-def test_a_manifest_is_of_a_kind_that_the_client_takes(front, published, accept, status):
+def test_manifest_has_a_media_type_that_the_client_accepts(front, published, accept, status):
     answer = front().get("/v2/ml/training/manifests/v1", headers={"Accept": accept})
     assert answer.status_code == status
     assert published.digests

@@ -33,7 +33,7 @@ def policy(tmp_path, signer):
     return load
 
 
-def test_a_signed_version_is_answered_and_the_key_is_named(front, published, signer, policy):
+def test_signed_version_is_answered_and_its_key_logged(front, published, signer, policy):
     signer.sign(published.repository, published.repository.tags["v1"], NAME)
     node = front("genoa-h200", policy=policy())
     assert node.pull("v1") == published.digests["sm90"]
@@ -43,7 +43,7 @@ def test_a_signed_version_is_answered_and_the_key_is_named(front, published, sig
     assert node.pull(published.repository.tags["v1"]) == published.repository.tags["v1"]
 
 
-def test_without_a_signature_the_reason_is_in_the_answer_the_log_and_explain(front, published, policy):
+def test_missing_signature_is_reported_in_answer_log_and_explain(front, published, policy):
     node = front(policy=policy())
     status, message = node.pull("v1")
     assert status == 403
@@ -55,7 +55,7 @@ def test_without_a_signature_the_reason_is_in_the_answer_the_log_and_explain(fro
     assert node.pull(published.digests["cpu-v3"])[0] == node.pull(index)[0] == 403, "nor by digests"
 
 
-def test_a_signature_that_comes_later_is_seen(front, published, signer, policy):
+def test_later_signature_is_accepted(front, published, signer, policy):
     node = front(policy=policy())
     assert node.pull("v1")[0] == 403
     signer.sign(published.repository, published.repository.tags["v1"], NAME)
@@ -72,7 +72,7 @@ def test_a_signature_that_comes_later_is_seen(front, published, signer, policy):
         (None, NAME, "a shopping list", "what is signed is not an image"),
     ],
 )  # fmt: skip
-def test_a_signature_of_something_else_is_refused(
+def test_signature_of_another_image_is_rejected(
     front, published, signer, policy, about, identity, kind, fault
 ):
     index = published.repository.tags["v1"]
@@ -82,9 +82,7 @@ def test_a_signature_of_something_else_is_refused(
     assert (status, message) == (403, f"ml/training@{index} has no valid signature: {fault}")
 
 
-def test_another_key_is_refused_and_one_of_several_signatures_suffices(
-    front, published, signer, policy, tmp_path
-):
+def test_unknown_key_is_rejected_and_one_valid_signature_suffices(front, published, signer, policy, tmp_path):
     repository, index = published.repository, published.repository.tags["v1"]
     other = Signer(tmp_path, "other")
     other.sign(repository, index, NAME)
@@ -97,7 +95,7 @@ def test_another_key_is_refused_and_one_of_several_signatures_suffices(
     assert front(policy=policy(rules=[rule])).pull("v1") == published.digests["cpu-v3"]
 
 
-def test_a_payload_that_was_changed_is_refused(front, published, signer, policy):
+def test_modified_payload_is_rejected(front, published, signer, policy):
     """The bytes are signed: an attacker can neither edit a payload nor move a signature to another one."""
     repository, index = published.repository, published.repository.tags["v1"]
     good = signer.layer(repository, digest(b"another"), NAME)
@@ -113,7 +111,7 @@ def test_a_payload_that_was_changed_is_refused(front, published, signer, policy)
     assert node.pull("v1")[0] == 502
 
 
-def test_a_signed_variant_in_a_forged_index_is_refused(front, published, signer, policy):
+def test_signed_variant_in_a_forged_index_is_rejected(front, published, signer, policy):
     """The index decides which node gets what, so that its signature counts, and not those of its images."""
     repository = published.repository
     for one in published.digests.values():
@@ -126,7 +124,7 @@ def test_a_signed_variant_in_a_forged_index_is_refused(front, published, signer,
 
 
 @pytest.mark.parametrize("annotated", [True, False])
-def test_a_signed_variant_is_no_version(front, published, signer, policy, annotated):
+def test_signed_variant_is_not_a_version(front, published, signer, policy, annotated):
     """Its annotations or, where an engine wrote none, its labels say under which tag it may be."""
     repository = published.repository
     (tag,) = (one for one in repository.tags if "cpu-v2" in one)
@@ -143,7 +141,7 @@ def test_a_signed_variant_is_no_version(front, published, signer, policy, annota
         assert node.pull(wrong)[1].startswith(f"ml/training:{wrong} is signed as {tag}")
 
 
-def test_what_a_registry_says_of_the_kind_of_a_manifest_does_not_count(front, published, signer, policy):
+def test_media_type_sent_by_the_registry_is_not_trusted(front, published, signer, policy):
     """An index called an image would be passed on as it is, and engines would take its default."""
     repository, index = published.repository, published.repository.tags["v1"]
     signer.sign(repository, index, NAME)
@@ -155,7 +153,7 @@ def test_what_a_registry_says_of_the_kind_of_a_manifest_does_not_count(front, pu
     assert node.pull("v7")[0] == 502
 
 
-def test_an_old_version_is_no_new_one(front, published, signer, policy):
+def test_old_version_cannot_replace_a_new_one(front, published, signer, policy):
     """Tags are not signed: the registry can put any signed index under any of them."""
     repository = published.repository
     signer.sign(repository, repository.tags["v1"], NAME)
@@ -170,7 +168,7 @@ def test_an_old_version_is_no_new_one(front, published, signer, policy):
     assert node.pull("stable") == published.digests["cpu-v3"]
 
 
-def test_the_tag_of_a_variant_is_covered_by_the_index_of_its_version(front, published, signer, policy):
+def test_variant_tag_is_covered_by_the_signed_index(front, published, signer, policy):
     repository = published.repository
     signer.sign(repository, repository.tags["v1"], NAME)
     tags = {cell: tag for cell in published.digests for tag in repository.tags if f"-{cell}-" in tag}
@@ -185,7 +183,7 @@ def test_the_tag_of_a_variant_is_covered_by_the_index_of_its_version(front, publ
     assert node.pull("v7-other")[0] == 403, "there is no version of it"
 
 
-def test_images_without_variants_are_signed_themselves(front, upstream, signer, policy):
+def test_images_without_variants_need_their_own_signature(front, upstream, signer, policy):
     repository = upstream.repository("ml/tools")
     image = repository.image("trixie", {"a": "label"})
     entry = {"mediaType": "application/vnd.oci.image.manifest.v1+json", "digest": image, "size": 3}
@@ -201,7 +199,7 @@ def test_images_without_variants_are_signed_themselves(front, upstream, signer, 
     assert node.pull(digest(b"nothing"), "ml/tools")[0] == 404
 
 
-def test_the_policy_says_what_other_images_need(front, upstream, published, policy):
+def test_policy_has_a_default_for_other_images(front, upstream, published, policy):
     other = upstream.repository("library/debian").image("trixie", {})
     status, message = front(policy=policy()).pull("trixie", "library/debian")
     assert (status, message) == (403, "the policy allows no images of library/debian")
@@ -218,7 +216,7 @@ def test_the_policy_says_what_other_images_need(front, upstream, published, poli
      b'{"layers": [{"mediaType": "%s", "digest": "sha256:%064d", "annotations": {"%s": "AA=="}}]}',
      b'{"layers": [{"mediaType": "%s", "digest": "sha256:%064d", "annotations": {"%s": "A"}}]}'],
 )  # fmt: skip
-def test_signatures_that_cannot_be_read_are_none(front, published, policy, raw):
+def test_unreadable_signatures_are_ignored(front, published, policy, raw):
     words = [PAYLOAD.encode(), *([0] if b"%064d" in raw else []), ANNOTATION.encode()]
     raw = raw % tuple(words) if b"%" in raw else raw
     index = published.repository.tags["v1"]
@@ -231,13 +229,13 @@ def test_signatures_that_cannot_be_read_are_none(front, published, policy, raw):
 
 
 @pytest.mark.parametrize("payload", [b"{", b"[]", b'{"critical": 3}', b'{"critical": {}}'])
-def test_a_payload_that_is_no_document_is_refused(front, published, signer, policy, payload):
+def test_malformed_payload_is_rejected(front, published, signer, policy, payload):
     index = published.repository.tags["v1"]
     attach(published.repository, index, [signer.sealed(published.repository, payload)])
     assert front(policy=policy()).pull("v1")[0] == 403
 
 
-def test_without_a_registry_in_the_policy_it_is_the_upstreams(policy):
+def test_policy_defaults_to_the_upstream_registry(policy):
     assert policy(registry=None).on("other:1/mirror").identity("ml/a") == "other:1/mirror/ml/a"
     assert policy().on("other:1").identity("ml/a") == "registry.example:5000/ml/a"
     assert policy(registry=None).on("").identity("ml/a") == "ml/a"
@@ -257,7 +255,7 @@ def test_without_a_registry_in_the_policy_it_is_the_upstreams(policy):
         ({"rules": [{"repository": "ml", "keys": ["rsa.pub"]}]}, "rsa.pub: only ECDSA keys are supported"),
     ],
 )  # fmt: skip
-def test_mistakes_in_a_policy_are_told(policy, tmp_path, changes, fault):
+def test_invalid_policy_is_reported(policy, tmp_path, changes, fault):
     key = rsa.generate_private_key(65537, 2048)
     (tmp_path / "rsa.pub").write_bytes(pem(key.public_key()))
     with pytest.raises(UsageError) as caught:
@@ -265,7 +263,7 @@ def test_mistakes_in_a_policy_are_told(policy, tmp_path, changes, fault):
     assert fault in str(caught.value)
 
 
-def test_the_first_rule_counts(policy, tmp_path):
+def test_first_matching_rule_applies(policy, tmp_path):
     Signer(tmp_path, "first")
     rules = [
         {"repository": "ml/training", "keys": ["first.pub"]},

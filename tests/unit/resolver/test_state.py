@@ -41,7 +41,7 @@ def blobs(folder):
     return folder / "last-known" / "blobs" / "sha256"
 
 
-def test_a_restart_while_the_upstream_is_away_changes_no_answer(front, upstream, published, folder):
+def test_restart_without_the_upstream_keeps_the_answers(front, upstream, published, folder):
     other = upstream.repository("library/debian").image("trixie", {"a": "label"})
     node = front("genoa-h200", state=folder)
     assert node.pull("v1") == published.digests["sm90"]
@@ -58,9 +58,7 @@ def test_a_restart_while_the_upstream_is_away_changes_no_answer(front, upstream,
     assert "ml/training:v1 is the last known" in again.notes[0]
 
 
-def test_the_upstream_is_asked_first_and_what_it_no_longer_has_is_forgotten(
-    front, upstream, published, folder, monkeypatch
-):
+def test_versions_deleted_upstream_are_forgotten(front, upstream, published, folder, monkeypatch):
     monkeypatch.setattr(versions, "FRESH_S", 0)
     node = front(state=folder)
     assert node.pull("v1") == published.digests["cpu-v3"]
@@ -73,16 +71,14 @@ def test_the_upstream_is_asked_first_and_what_it_no_longer_has_is_forgotten(
     assert front(state=folder).pull("v1")[0] == 502
 
 
-def test_an_upstream_that_hangs_after_a_restart_is_not_waited_for(
-    front, upstream, published, folder, monkeypatch
-):
+def test_hanging_upstream_does_not_block_after_a_restart(front, upstream, published, folder, monkeypatch):
     monkeypatch.setattr(versions, "PATIENCE_S", 0.1)
     assert front(state=folder).pull("v1") == published.digests["cpu-v3"]
     upstream.fails("GET", "/v2/", times=100, then=lambda: __import__("time").sleep(1))
     assert front(state=folder).pull("v1") == published.digests["cpu-v3"]
 
 
-def test_signatures_are_checked_again(front, upstream, published, folder, tmp_path):
+def test_saved_signatures_are_verified_again(front, upstream, published, folder, tmp_path):
     signer = Signer(tmp_path)
     signer.sign(published.repository, published.repository.tags["v1"], "r.example/ml/training")
 
@@ -128,7 +124,7 @@ def become_a_folder(path):
 @pytest.mark.parametrize(
     "harm", [flip, grow, fifo, elsewhere, become_a_folder, os.remove, lambda path: path.write_bytes(b"")]
 )
-def test_damaged_contents_are_not_answered(front, upstream, published, folder, harm):
+def test_damaged_contents_are_not_served(front, upstream, published, folder, harm):
     node = front(state=folder)
     assert node.pull("v1") == published.digests["cpu-v3"]
     node.close()
@@ -148,7 +144,7 @@ def test_damaged_contents_are_not_answered(front, upstream, published, folder, h
         LISTED % (b"DIGEST", b""),
     ],
 )
-def test_a_damaged_list_is_an_empty_one(front, upstream, published, folder, raw):
+def test_damaged_list_is_treated_as_empty(front, upstream, published, folder, raw):
     first = front(state=folder)
     first.pull("v1")
     first.close()
@@ -160,7 +156,7 @@ def test_a_damaged_list_is_an_empty_one(front, upstream, published, folder, raw)
     assert front(state=folder).pull("v1") == published.digests["cpu-v3"], "it was written anew"
 
 
-def test_every_file_of_the_folder_is_of_a_name(folder, notes):
+def test_every_file_in_the_folder_is_listed(folder, notes):
     kept = State(folder, notes.append)
     kept.keep("a", "v1", content(b"one"))
     kept.keep("a", "v1", content(b"one"))
@@ -182,7 +178,7 @@ def test_every_file_of_the_folder_is_of_a_name(folder, notes):
     assert notes == []
 
 
-def test_the_oldest_go_where_there_are_too_many(folder, notes, monkeypatch):
+def test_oldest_entries_are_removed_first(folder, notes, monkeypatch):
     monkeypatch.setattr(state, "LIMIT", 10)
     kept = State(folder, notes.append)
     for tag in ("v1", "v2", "v3"):
@@ -201,7 +197,7 @@ def test_the_oldest_go_where_there_are_too_many(folder, notes, monkeypatch):
     assert [tag for _, tag in State(folder, notes.append).tags()] == ["v2"]
 
 
-def test_a_full_disk_is_told_once_and_stops_nothing(folder, front, published, upstream, monkeypatch):
+def test_full_disk_is_reported_once_and_stops_nothing(folder, front, published, upstream, monkeypatch):
     node = front(state=folder)
     whole = os.fsync
 
@@ -221,7 +217,7 @@ def test_a_full_disk_is_told_once_and_stops_nothing(folder, front, published, up
     assert front(state=folder).pull("v2") == published.digests["cpu-v2"]
 
 
-def test_folders_of_others_are_refused(folder, notes, tmp_path):
+def test_folders_of_other_users_are_rejected(folder, notes, tmp_path):
     State(folder, notes.append)
     (folder / "last-known").chmod(0o777)
     with pytest.raises(UsageError, match="others can write to"):
@@ -232,7 +228,7 @@ def test_folders_of_others_are_refused(folder, notes, tmp_path):
         State(tmp_path / "file", notes.append)
 
 
-def test_other_files_in_the_folder_stay(folder, notes):
+def test_other_files_in_the_folder_are_kept(folder, notes):
     """Somebody may give a folder that has something already, such as an OCI layout."""
     folder.mkdir()
     (folder / "index.json").write_text(json.dumps({"manifests": []}))

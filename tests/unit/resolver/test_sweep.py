@@ -51,7 +51,7 @@ def held(monkeypatch):
     return hold
 
 
-def test_names_that_mean_another_image_or_none_go(front, published, held):
+def test_outdated_names_are_removed(front, published, held):
     played = Played("laptop")
     node = front(node=played)
     old = digest(b"of another driver")
@@ -71,7 +71,7 @@ def test_names_that_mean_another_image_or_none_go(front, published, held):
     assert published.digests
 
 
-def test_what_cannot_be_removed_is_told(front, published, held):
+def test_names_that_cannot_be_removed_are_reported(front, published, held):
     node = front()
     name = f"{node.address}/ml/training:v1"
     held({name: digest(b"old")}).stuck.add(name)
@@ -81,7 +81,7 @@ def test_what_cannot_be_removed_is_told(front, published, held):
     assert published.digests
 
 
-def test_a_resolver_with_a_token_wants_it_here_too(front, published, held, tmp_path, capsys):
+def test_sweep_sends_the_token_of_the_resolver(front, published, held, tmp_path, capsys):
     node = front(token="secret")  # noqa: S106
     name = f"{node.address}/ml/training:v1"
     images = held({name: digest(b"old")})
@@ -96,14 +96,14 @@ def test_a_resolver_with_a_token_wants_it_here_too(front, published, held, tmp_p
     assert published.digests
 
 
-def test_without_a_resolver_nothing_is_removed(held):
+def test_nothing_is_removed_without_a_resolver(held):
     images = held({"127.0.0.1:1/ml/training:v1": digest(b"old")})
     with pytest.raises(EngineError, match=r"the resolver at 127\.0\.0\.1:1 cannot be reached"):
         sweep("127.0.0.1:1", print)
     assert len(images.names) == 1
 
 
-def test_a_name_that_is_none_is_refused(front, held):
+def test_invalid_name_is_rejected(front, held):
     node = front()
     held({f"{node.address}/ml/training:v 1": digest(b"old")})
     with pytest.raises(UsageError, match="invalid name"):

@@ -27,7 +27,7 @@ def analyze(*words):
     return subprocess.run(["systemd-analyze", *words], capture_output=True, text=True, check=False)
 
 
-def test_systemd_has_nothing_to_say_of_them(units):
+def test_systemd_accepts_the_units(units):
     done = analyze("verify", *units)
     assert (done.returncode, done.stderr) == (0, "")
     assert {file.name for file in units} == {
@@ -37,7 +37,7 @@ def test_systemd_has_nothing_to_say_of_them(units):
     }
 
 
-def test_they_are_confined(units):
+def test_units_are_sandboxed(units):
     for file in units:
         if file.suffix == ".service":
             done = analyze("security", "--offline=yes", f"--threshold={EXPOSURE}", "--no-pager", file)

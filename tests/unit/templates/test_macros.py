@@ -35,20 +35,20 @@ def properties(text):
     return "properties:\n", f"properties:\n  driver: {text}\n"
 
 
-def test_a_driver_comes_from_debian(macro):
+def test_driver_is_installed_from_debian(macro):
     text = macro(DRIVER, properties('{550.163.01: {driver_base: "debian:trixie"}}'))
     assert text.startswith("FROM debian:trixie AS driver\n")
     assert '"$package=550.163.01-*"' in text
     assert text.endswith("find /driver -exec touch -h -d @0 {} +\n")
 
 
-def test_or_from_a_folder(macro, tmp_path):
+def test_driver_is_copied_from_a_folder(macro, tmp_path):
     (tmp_path / "new").mkdir()
     text = macro(DRIVER, properties("{550.163.01: {driver_from: new}}"))
     assert text == "FROM scratch AS driver\nCOPY --from=imagematrix-driver / /driver/\n"
 
 
-def test_or_there_is_none(macro):
+def test_host_mode_installs_no_driver(macro):
     assert macro(DRIVER, ("550.163.01", "host")) == "FROM scratch AS driver\nWORKDIR /driver\n"
 
 
@@ -60,7 +60,7 @@ def released(release):
 
 
 @pytest.mark.parametrize("release", ["13.0", "13.5"])
-def test_a_toolkit_comes_from_wheels_in_exact_versions(macro, release):
+def test_toolkit_is_installed_from_pinned_wheels(macro, release):
     text = macro(TOOLKIT, *released(release))
     assert text.startswith("FROM debian:trixie AS cuda\n")
     wheels = re.findall(r'echo "([\w-]+)==([\d.]+)((?: --hash=sha256:[0-9a-f]{64}){2})"', text)
@@ -76,14 +76,14 @@ def test_a_toolkit_comes_from_wheels_in_exact_versions(macro, release):
     assert versions["nvidia-cuda-nvcc"].startswith(f"{release}.")
 
 
-def test_the_wheels_of_12_have_no_nvcc(macro):
+def test_cuda_12_wheels_have_no_nvcc(macro):
     changes = released("12.9")
     assert 'echo "nvidia-cuda-nvrtc-cu12==12.9.' in macro(TOOLKIT.replace("nvcc ", ""), *changes)
     with pytest.raises(UsageError, match=r"macros\.j2:\d+: .* has no attribute 'nvcc'"):
         macro(TOOLKIT, *changes)
 
 
-def test_the_tables_know_what_the_wheels_of_each_release_compile_for(macro):
+def test_tables_match_the_targets_of_the_wheels(macro):
     names = macro('{% import "cuda_wheels.j2" as known %}{{ known.WHEELS | join(" ") }}').split()
     assert len(names) > 1
     for name in names:

@@ -47,7 +47,7 @@ def test_wheels_are_trimmed_for_the_gpu_of_the_cell(starters):
 
 
 @pytest.mark.parametrize("name", [WHEELS, "llama.cpp"])
-def test_whatever_asks_the_index_takes_its_secrets(name, starters):
+def test_steps_that_use_the_package_index_mount_its_secrets(name, starters):
     for _, text in rendered(starters[name]).values():
         asking = [step for step in re.split(r"\n(?=[A-Z]+ )", text) if "/bin/pip " in step]
         assert asking

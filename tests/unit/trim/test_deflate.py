@@ -24,7 +24,7 @@ TEXT = b"".join(b"line %d\n" % number for number in range(BLOCK // 8))
         TEXT * 3 + bytes(7 * BLOCK),
     ],
 )
-def test_the_stream_holds_the_content(content):
+def test_stream_decompresses_to_the_content(content):
     pieces = [content[at : at + 300_000] for at in range(0, len(content), 300_000)]
     one, many = (b"".join(deflate.deflated(deflate.blocks(pieces), threads)) for threads in (1, 3))
     assert one == many
@@ -34,7 +34,7 @@ def test_the_stream_holds_the_content(content):
     assert inflater.unused_data == b""
 
 
-def test_blocks_do_not_depend_on_the_pieces():
+def test_blocks_do_not_depend_on_chunk_sizes():
     content = TEXT * 3
     blocks = list(deflate.blocks([content]))
     assert blocks == list(deflate.blocks([content[:7], content[7 : BLOCK + 1], content[BLOCK + 1 :]]))
@@ -42,14 +42,14 @@ def test_blocks_do_not_depend_on_the_pieces():
     assert b"".join(blocks) == content
 
 
-def test_blocks_refer_to_the_one_before():
+def test_blocks_use_the_previous_one_as_dictionary():
     """Content that repeats from block to block is compressed as in one stream."""
     noise = NOISE[: 1 << 14]
     stream = b"".join(deflate.deflated(deflate.blocks([noise * (4 * BLOCK // len(noise))]), 2))
     assert len(stream) < 3 * len(noise)
 
 
-def test_an_error_of_the_content_is_raised():
+def test_error_of_the_input_is_raised():
     def content():
         yield TEXT[:BLOCK]
         raise OSError(5, "Input/output error")

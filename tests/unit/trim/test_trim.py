@@ -207,7 +207,7 @@ def test_killed_process_leaves_the_file_intact(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_what_another_process_writes_is_kept(tmp_path):
+def test_file_written_by_another_process_is_kept(tmp_path):
     put(tmp_path / "a.fatbin")
     with (tmp_path / ".imagematrix-trim-x").open("wb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -215,7 +215,7 @@ def test_what_another_process_writes_is_kept(tmp_path):
         assert Path(file.name).exists()
 
 
-def test_a_file_that_is_taken_for_a_stale_one_is_made_anew(tmp_path, monkeypatch):
+def test_temporary_file_removed_as_stale_is_recreated(tmp_path, monkeypatch):
     path = put(tmp_path / "a.fatbin")
     flock = fcntl.flock
     removed: list[str] = []
@@ -233,7 +233,7 @@ def test_a_file_that_is_taken_for_a_stale_one_is_made_anew(tmp_path, monkeypatch
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_file_system_without_locks(tmp_path, monkeypatch):
+def test_file_system_without_locks_is_supported(tmp_path, monkeypatch):
     path = put(tmp_path / "a.fatbin")
     other = put(tmp_path / ".imagematrix-trim-x", b"")
 
