@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 
 import junitparser
 import pytest
@@ -287,6 +288,21 @@ def test_bake_export_refuses_a_changed_version(command):
     result = command("export", "bake", *CPU, template="FROM {{ base }}\nRUN other\n")
     assert (result.code, result.out) == (7, "")
     assert "a version would change in 2 cells" in result.err
+
+
+def test_bake_export_refuses_a_driver_from_a_folder(command, tmp_path, unpacked):
+    shutil.copytree(unpacked, tmp_path / "new")
+    result = command(
+        *("export", "bake", "--only", "cuda=12.4,compute=8.9,march=znver4,driver=580.159.04"),
+        changes=[
+            ("550.163.01]", "580.159.04]"),
+            ("550.163.01, why", "580.159.04, why"),
+            ("properties:\n", "properties:\n  driver: {580.159.04: {driver_from: new}}\n"),
+        ],
+        template="FROM {{ base }} AS compiler\nCOPY --from=imagematrix-driver / /\n",
+    )
+    assert (result.code, result.out) == (2, "")
+    assert "only `build` checks a driver from a folder" in result.err
 
 
 def test_export_splits_more_targets_than_a_file_may_have(command, tmp_path):
