@@ -3,6 +3,8 @@
 import json
 import os
 import shutil
+import subprocess
+import sys
 
 import pytest
 from distribution import MANIFEST, digest
@@ -215,6 +217,31 @@ def test_full_disk_is_reported_once_and_stops_nothing(folder, front, published, 
     assert node.pull("v2") == published.digests["cpu-v2"]
     away(upstream)
     assert front(state=folder).pull("v2") == published.digests["cpu-v2"]
+
+
+FULL = """\
+import hashlib, pathlib, sys
+from imagematrix.oci.registry import Manifest
+from imagematrix.resolver.state import State
+state = State(pathlib.Path(sys.argv[1]), lambda note: print(note.rpartition(": ")[2]))
+for size in (1_000, 1_000_000, 2_000_000, 2_000):
+    raw = bytes(size)
+    digest = f"sha256:{hashlib.sha256(raw).hexdigest()}"
+    state.keep("a", f"v{size}", Manifest(digest=digest, media_type="x", raw=raw))
+again = State(pathlib.Path(sys.argv[1]), print)
+print([tag for _, tag in again.tags()])
+"""
+
+
+def test_a_full_file_system_loses_only_what_has_no_room(folder):
+    folder.mkdir()
+    mounted = 'mount -t tmpfs -o size=128k tmpfs "$1" && exec "$0" -c "$2" "$1"'
+    words = ["sh", "-c", mounted, sys.executable, str(folder), FULL]
+    command = ["unshare", "--user", "--map-root-user", "--mount", *words]
+    if subprocess.run([*command[:4], "true"], check=False, capture_output=True).returncode:
+        pytest.skip("this machine allows no user namespaces")
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert done.stdout.splitlines() == ["No space left on device", "['v1000', 'v2000']"]
 
 
 def test_folders_of_other_users_are_rejected(folder, notes, tmp_path):
