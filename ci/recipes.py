@@ -3,7 +3,7 @@
     .venv/bin/python ci/recipes.py [RECIPE…] [--compute 9.0]
 
 An engine has to answer, and the Python Package Index has to be in reach. If PIP_CERT is set, builds get these
-certificates. It prints times, and what a training run or a server on the CPU says. llama.cpp-cuda compiles
+certificates. It prints times, and what programs or a server say on the CPU. llama.cpp-cuda compiles
 for hours, and is built only if it is named.
 """
 
@@ -18,8 +18,13 @@ import subprocess
 import tempfile
 import time
 import venv
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 ROOT = Path(__file__).resolve().parent.parent
 IMAGEMATRIX = ROOT / ".venv/bin/imagematrix"
@@ -43,7 +48,7 @@ properties:
   march:
     x86-64-v3: {base: "debian:trixie", compiler: gcc-14}
 """
-TRAIN = """
+PYTORCH = """
 import torch
 torch.manual_seed(0)
 product = torch.ones(64, 32) @ torch.ones(32, 16)
@@ -62,16 +67,43 @@ for _ in range(200):
 assert losses[-1] < losses[0] / 10, losses
 print(f"torch {torch.__version__}, CUDA {torch.version.cuda}: loss {losses[0]:.3f} to {losses[-1]:.3f}")
 """
+TENSORFLOW = """
+import os
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
+import tensorflow
+tensorflow.keras.utils.set_random_seed(0)
+product = tensorflow.ones((64, 32)) @ tensorflow.ones((32, 16))
+assert product.shape == (64, 16) and bool(tensorflow.reduce_all(product == 32))
+layers = tensorflow.keras.layers
+model = tensorflow.keras.Sequential([layers.Dense(32, activation="relu"), layers.Dense(1)])
+model.compile(optimizer=tensorflow.keras.optimizers.Adam(0.01), loss="mse")
+inputs = tensorflow.random.normal((256, 8))
+wanted = tensorflow.reduce_sum(inputs, axis=1, keepdims=True)
+losses = model.fit(inputs, wanted, batch_size=256, epochs=200, verbose=0).history["loss"]
+assert losses[-1] < losses[0] / 10, losses
+cuda = tensorflow.sysconfig.get_build_info()["cuda_version"]
+print(f"tensorflow {tensorflow.__version__}, CUDA {cuda}: loss {losses[0]:.3f} to {losses[-1]:.3f}")
+"""
+# Without a GPU it has no platform to run a model on, but its libraries load.
+VLLM = """
+import torch
+import vllm
+import vllm._C
+from vllm import LLM, SamplingParams
+print(f"vllm {vllm.__version__}, {SamplingParams(temperature=0.5).temperature}; torch {torch.__version__}")
+"""
+PROGRAMS = {"pytorch": PYTORCH, "tensorflow": TENSORFLOW, "vllm": VLLM}  # for the images of wheels
 
 
 def main() -> None:
     """Build and try recipes; the first that fails ends it."""
-    recipes = {"pytorch": _pytorch, "llama.cpp": _llama, "nvrtc": _nvrtc, "llama.cpp-cuda": _llama_cuda}
+    recipes: dict[str, Callable[[Path, str], None]] = {name: partial(_wheels, name) for name in PROGRAMS}
+    recipes |= {"llama.cpp": _llama, "nvrtc": _nvrtc, "llama.cpp-cuda": _llama_cuda}
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("recipes", nargs="*", metavar="RECIPE", help=f"of {', '.join(recipes)}")
-    parser.add_argument("--compute", default="9.0", help="the GPU of pytorch")
+    parser.add_argument("--compute", default="9.0", help="the GPU of images of wheels")
     options = parser.parse_args()
     unknown = sorted(set(options.recipes) - set(recipes))
     if unknown:
@@ -81,11 +113,11 @@ def main() -> None:
             recipes[name](Path(folder), options.compute)
 
 
-def _pytorch(folder: Path, compute: str) -> None:
-    (image,) = _built("pytorch", folder, f"compute={compute}")
+def _wheels(name: str, folder: Path, compute: str) -> None:
+    (image,) = (one for one in _built(name, folder, f"compute={compute}") if one.startswith(f"{name}:"))
     started = time.monotonic()
-    print(_run("docker", "run", "--rm", image, "python3", "-c", TRAIN).strip())
-    print(f"  started, imported and trained in {time.monotonic() - started:.0f} s")
+    print(_run("docker", "run", "--rm", image, "python3", "-c", PROGRAMS[name]).strip())
+    print(f"  started and ran in {time.monotonic() - started:.0f} s")
 
 
 def _llama(folder: Path, _: str) -> None:

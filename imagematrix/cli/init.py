@@ -15,7 +15,8 @@ from imagematrix.spelling import nearest
 __all__ = ["command"]
 
 STARTER = Path(__file__).parent.parent / "starter"
-TEMPLATES = ("training", "llama.cpp", "pytorch", "pytorch-source", "tensorflow", "cpu")
+TEMPLATES = ("training", "llama.cpp", "pytorch", "pytorch-source", "tensorflow", "vllm", "cpu")
+BASES = {"vllm": ("pytorch",)}  # templates of the images that a template's image is built on
 MACROS = ("macros.j2", "cuda_wheels.j2")
 
 
@@ -33,7 +34,8 @@ def command(
         for name in ("matrix.yaml", "templates"):
             if (folder / name).exists():
                 raise UsageError(f"{folder / name} exists already", remedy="choose an empty folder")
-        shutil.copytree(STARTER / "templates" / template, folder / "templates" / template)
+        for name in (template, *BASES.get(template, ())):
+            shutil.copytree(STARTER / "templates" / name, folder / "templates" / name)
         for name in MACROS:
             shutil.copyfile(STARTER / "templates" / name, folder / "templates" / name)
         shutil.copyfile(STARTER / f"{template}.yaml", folder / "matrix.yaml")

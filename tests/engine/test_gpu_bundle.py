@@ -65,6 +65,7 @@ print(done.stdout.decode(), end="")
 sys.exit(done.returncode)
 """
 NO_DOCKER = "this machine has no docker"
+NO_PYTORCH = "no Python of this machine has PyTorch"
 OF_ROOT, OF_AN_ENGINE = 3, 4  # checks
 NOBODY = 65534
 
@@ -187,7 +188,7 @@ def not_tried(tree):
 def test_root_can_run_all_checks_except_those_of_an_engine(machine, suite, place):
     tree = machine(suite, place)
     assert check(tree) == 0, tree.report
-    assert not_tried(tree) == [NO_DOCKER] * OF_AN_ENGINE
+    assert not_tried(tree) == [NO_DOCKER] * OF_AN_ENGINE + [NO_PYTORCH]
     assert {why for how, why in outcomes(tree).values() if how == "passed"} == {""}
 
 
@@ -196,7 +197,7 @@ def test_mounts_alone_are_used_where_runc_fails(machine):
     # NVML reports process ids of the host.
     gpus = tree.node.environment["STUB_GPUS"].replace("procs=open", "procs=open,apart=1000000")
     assert check(tree, STUB_GPUS=gpus) == 0, tree.report
-    assert not_tried(tree) == [NO_DOCKER] * OF_AN_ENGINE
+    assert not_tried(tree) == [NO_DOCKER] * OF_AN_ENGINE + [NO_PYTORCH]
     remarks = [why for how, why in outcomes(tree).values() if how == "passed" and why]
     assert len(remarks) == OF_ROOT
     assert all("cgroup" in remark for remark in remarks), remarks
@@ -207,7 +208,7 @@ def test_an_ordinary_user_can_run_checks_that_need_no_root(machine):
     made = tree.run("python3", "-m", "venv", "--without-pip", "venv", user=NOBODY)
     assert made.returncode == 0, made.stderr
     assert check(tree, user=NOBODY, PATH="/srv/venv/bin:/usr/bin:/bin") == 0, tree.report
-    assert not_tried(tree) == ["this needs root"] * OF_ROOT + [NO_DOCKER] * OF_AN_ENGINE
+    assert not_tried(tree) == ["this needs root"] * OF_ROOT + [NO_DOCKER] * OF_AN_ENGINE + [NO_PYTORCH]
 
 
 def test_the_check_fails_without_a_gpu(machine):

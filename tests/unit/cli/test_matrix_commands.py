@@ -63,9 +63,8 @@ def test_init_accepts_a_folder_and_overwrites_nothing(cli, workdir):
 def test_init_writes_the_requested_template(cli, workdir, name, starters):
     assert cli("init", "--template", name).code == 0
     assert (workdir / "matrix.yaml").read_bytes() == starters[name].read_bytes()
-    assert sorted(path.name for path in (workdir / "templates").iterdir()) == sorted(
-        ["cuda_wheels.j2", "macros.j2", name]
-    )
+    written = {path.name for path in (workdir / "templates").iterdir()}
+    assert written == {"cuda_wheels.j2", "macros.j2", name, *(["pytorch"] if name == "vllm" else [])}
     result = cli("validate")
     assert (result.code, result.out) == (0, "")
 
@@ -74,7 +73,7 @@ def test_init_rejects_an_unknown_template(cli, workdir):
     result = cli("init", "--template", "tensorfow")
     assert (result.code, result.out, tree(workdir)) == (2, "", {})
     assert "template 'tensorfow' not found\n  did you mean 'tensorflow'?" in result.err
-    listed = "one of training, llama.cpp, pytorch, pytorch-source, tensorflow"
+    listed = "one of training, llama.cpp, pytorch, pytorch-source, tensorflow, vllm"
     assert listed in cli("init", "--template", "x").err
 
 

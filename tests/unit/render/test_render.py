@@ -26,9 +26,9 @@ CELLS = {
     "pytorch/2.8.0-cuda12.8-3.13-drv550.163.01-sm90": "compute=9.0",
     "pytorch-source/2.6.0-cpu-x86-64-v3": "cuda=none,march=x86-64-v3",
     "pytorch-source/2.6.0-cuda12.4-drv550.163.01-sm89-x86-64-v3": "compute=8.9,march=x86-64-v3",
-    "tensorflow/2.20.0-cpu-x86-64-v3": "cuda=none,march=x86-64-v3",
     "cpu/x86-64-v3": "march=x86-64-v3",
-    "tensorflow/2.20.0-cuda12.5-drv550.163.01-sm89-x86-64-v3": "compute=8.9,march=x86-64-v3",
+    "vllm/2.8.0-cuda12.8-3.13-drv550.163.01-sm90": "compute=9.0",
+    "tensorflow/2.21.0-cuda12.5-3.13-drv550.163.01-sm89": "compute=8.9",
 }
 EVERYTHING = """
 import hashlib, sys
@@ -38,9 +38,9 @@ from imagematrix.render.render import Renderer
 digest = hashlib.sha256()
 for path in sys.argv[1:]:
     matrix = load(path)
-    with Renderer(matrix.templates) as renderer:
+    with Renderer(matrix.templates, (image.name for image in matrix.images)) as renderer:
         for cell in expand(matrix).cells:
-            digest.update(renderer.render(cell, {}.get).encode())
+            digest.update(renderer.render(cell, str).encode())
 print(digest.hexdigest())
 """
 
@@ -48,9 +48,10 @@ print(digest.hexdigest())
 def render(path, name=None):
     """Return the Dockerfile of the cell called `name`, or of the first."""
     matrix = load(path)
-    cells = {cell.id: cell for cell in expand(matrix).cells}
-    with Renderer(matrix.templates) as renderer:
-        return renderer.render(cells[name] if name else next(iter(cells.values())), lambda _: None)
+    every = expand(matrix).cells
+    cells = {cell.id: cell for cell in every if cell.image == every[0].image}
+    with Renderer(matrix.templates, (image.name for image in matrix.images)) as renderer:
+        return renderer.render(cells[name] if name else every[0], "{}:v1".format)
 
 
 def refusal(path, name=None):
