@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from imagematrix.resolver.policy import Policy, Rule
     from imagematrix.resolver.signature import Key, Source
 
-__all__ = ["Version", "examine"]
+__all__ = ["Version", "examine", "named"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +54,12 @@ def examine(source: Source, policy: Policy, repository: str, tag: str, manifest:
         _check_tag(source, rule, repository, tag, manifest, catalog)
     digests = frozenset([manifest.digest, *(one.digest for one in entries)])
     return Version(manifest=manifest, catalog=catalog, digests=digests, key=key)
+
+
+def named(catalog: Catalog | None, repository: str, tag: str) -> str | None:
+    """Return the digest of the variant with a tag, None if a catalog has none."""
+    variants = catalog.variants if catalog else ()
+    return next((one.digest for one in variants if one.reference == f"{repository}:{tag}"), None)
 
 
 def _signer(source: Source, policy: Policy, rule: Rule, repository: str, tag: str, manifest: Manifest) -> Key:
@@ -104,11 +110,4 @@ def _indexed(source: Source, repository: str, tag: str, digest: str) -> str | No
     version = version_of(tag)
     found = source.manifest(repository, version) if version != tag else None
     catalog = listed(found, repository, version) if found else None
-    if found is None or catalog is None:
-        return None
-    named = f"{repository}:{tag}"
-    return (
-        found.digest
-        if any((one.reference, one.digest) == (named, digest) for one in catalog.variants)
-        else None
-    )
+    return found.digest if found and named(catalog, repository, tag) == digest else None

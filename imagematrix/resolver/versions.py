@@ -6,6 +6,7 @@ import asyncio
 import math
 import time
 from collections import OrderedDict
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -14,7 +15,7 @@ from imagematrix.resolver.policy import Policy
 from imagematrix.resolver.signature import is_signature, prove
 from imagematrix.resolver.state import Recorder
 from imagematrix.resolver.tag import version as version_of
-from imagematrix.resolver.version import examine
+from imagematrix.resolver.version import examine, named
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
@@ -67,7 +68,9 @@ class Versions:
         except EngineError:
             if known is None:
                 raise
-            found = None
+            digest = named(known.catalog, repository, tag)
+            manifest = await self.manifest(repository, digest) if digest else None
+            found = replace(known, manifest=manifest, catalog=None) if manifest else None
         if found is not None:
             return found
         found = await self._version(repository, name)
@@ -103,10 +106,10 @@ class Versions:
         """
         key = repository, digest
         if key not in self._manifests:
-            named = any(
+            listed = any(
                 digest in one.digests for (name, _), (_, one) in self._versions.items() if name == repository
             )
-            found = await asyncio.to_thread(self._read_digest, repository, digest, named=named)
+            found = await asyncio.to_thread(self._read_digest, repository, digest, listed=listed)
             if found is None:
                 return None
             _keep(self._manifests, key, found)
@@ -142,12 +145,12 @@ class Versions:
                 self._state.keep(repository, reference, content)
         return found
 
-    def _read_digest(self, repository: str, digest: str, *, named: bool) -> Manifest | None:
+    def _read_digest(self, repository: str, digest: str, *, listed: bool) -> Manifest | None:
         # What has a digest never changes, so that what is on disk is as good.
         kept = self._state.manifest(repository, digest) if self._state else None
         found = kept or self._upstream.manifest(repository, digest)
         rule = self._policy.rule(repository)
-        if found and rule and not named:
+        if found and rule and not listed:
             prove(self._upstream, repository, digest, rule.keys, self._policy.identity(repository))
         if found and self._state:
             self._state.keep(repository, digest, found)

@@ -196,6 +196,9 @@ def test_last_catalog_is_served_while_the_upstream_is_down(front, upstream, publ
     assert "is the last known" in node.notes[-1]
     assert "imagematrix_resolver_stale_answers_total 1.0" in node.get("/metrics").text
     upstream.fails("GET", "/manifests/v1-cpu$", times=1000, status=503)
+    upstream.fails("GET", "/manifests/v1-cpu-v2-", times=1000, status=503)
+    (tag,) = (one for one in published.repository.tags if "cpu-v2" in one)
+    assert node.pull(tag) == published.digests["cpu-v2"], "the index has the tags of all variants"
     assert node.pull("v1-cpu") == published.digests["cpu-v3"], "nobody had asked for these words before"
     upstream.fails("GET", "/manifests/v2$", times=1000, status=503)
     assert node.pull("v2")[0] == 502, "this version is not cached"
