@@ -5,12 +5,13 @@ import os
 import random
 import struct
 import sys
+import tracemalloc
 
 import pytest
 from compiling import compiled, scanned
 
 from imagematrix.audit import elf
-from imagematrix.audit.cpu import dispatch, scan
+from imagematrix.audit.cpu import dispatch, functions, scan
 from imagematrix.audit.elf import Elf, Section
 from imagematrix.audit.host_code import HostCode
 from imagematrix.audit.window import Window
@@ -194,6 +195,25 @@ def test_file_without_sections_is_not_decoded(build):
     raw[40:48] = bytes(8)
     window = Window(io.BytesIO(raw), 0, len(raw))
     assert not scan.scan("/opt/it", elf.read(window), window).whole
+
+
+def test_places_of_functions_take_little_memory():
+    """There are hundreds of thousands in large libraries."""
+    count, width, size = 100_000, 24, 100
+    raw = b"".join(
+        struct.pack("<IIiI8x", width - 4, 1, (count - number) * size - number * width, size)
+        for number in range(count)
+    )
+    section = Section(".eh_frame", 0, len(raw), 0, address=0)
+    window = Window(io.BytesIO(raw), 0, len(raw))
+    tracemalloc.start()
+    try:
+        starts, sizes = functions.functions(Elf(machine=62, linked=True, sections=(section,)), window)
+        assert tracemalloc.get_traced_memory()[1] < 12 << 20
+    finally:
+        tracemalloc.stop()
+    assert list(starts) == [8 + number * size for number in range(1, count + 1)]
+    assert set(sizes) == {size}
 
 
 def test_every_flag_is_announced_by_compilers():
