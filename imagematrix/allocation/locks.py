@@ -171,6 +171,8 @@ class Locks:
             os.unlink(name, dir_fd=self._folder)
 
     def _take_turn(self, wait_s: float | None) -> tuple[int, ...]:
+        if descriptors := self.take(TURN):
+            return descriptors
         while True:
             holder = self.holders().get(TURN)
             deadline = time.monotonic() + (TURN_S if wait_s is None else wait_s)

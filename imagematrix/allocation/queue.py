@@ -65,8 +65,9 @@ class Queue:
         for descriptor in self._descriptors:
             os.utime(descriptor)
         tickets: list[Ticket] = []
-        holders = self._locks.holders()
-        for name in self._tickets():
+        names = self._tickets()
+        holders = self._locks.holders() if names else {}
+        for name in names:
             if self._number is not None and _number(name) >= self._number:
                 break
             text = self._locks.text_if_held(name)
