@@ -138,7 +138,7 @@ def test_a_pod_gets_the_image_of_the_classes_that_it_may_run_on(spec, image):
         ),
         (pod(NAME, nodeSelector={"zone": "z"}), f"{NAME}: nothing fits the nodes that the pod may get: cpu"),
         (pod(NAME, nodeSelector={"pool": "x"}), f"{NAME}: no class of nodes matches the pod's node selector"),
-        (pod(*[NAME] * 101, nodeSelector={"pool": "big"}), f"{NAME}: the pod has more than 100 containers"),
+        (pod(*[NAME] * 41, nodeSelector={"pool": "big"}), f"{NAME}: the pod has more than 40 containers"),
     ],
 )
 def test_a_refusal_has_a_reason(given_pod, reason):

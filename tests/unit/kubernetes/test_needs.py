@@ -21,7 +21,7 @@ from scheduling import Cel, Semver, admitted
 from imagematrix import documents
 from imagematrix.catalog.catalog import Catalog, Ptx, UserModeDriver, Variant
 from imagematrix.facts import marches, versions
-from imagematrix.kubernetes.affinity import affinity, foreign, owned, required
+from imagematrix.kubernetes.affinity import admits, affinity, foreign, owned, required
 from imagematrix.kubernetes.devices import DRIVER, selector
 from imagematrix.kubernetes.needs import Need, needs
 from imagematrix.record import replace
@@ -253,3 +253,27 @@ def test_the_command(cli, make, tmp_path, conforms):
     assert yaml.safe_load(cli("kubernetes", "needs", "t:v1", "--catalog", str(path)).out) == document
     only = cli("kubernetes", "needs", "t:v1", "--catalog", str(path), "--where", "cuda=12.4", "--json")
     assert [one["reference"] for one in json.loads(only.out)["variants"]] == ["t:a"]
+
+
+def test_what_attributes_cannot_tell_admits_no_device(make):
+    assert selector(needs(make.variant(requires=("brand=nvidia",)))) == "false"
+    dropped = make.variant(driver=make.umd("compat", "590.1.1"), cubins=("70",))
+    assert "7.0.0" not in (selector(needs(dropped)) or "")
+    unknown = make.variant(cubins=(), facts=(("cubins", "unknown"),))
+    assert "cudaComputeCapability" not in selector(needs(unknown))
+
+
+requirements = st.builds(
+    lambda operator, values: {"key": "k", "operator": operator, "values": values},
+    st.sampled_from(["In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt"]),
+    st.lists(st.sampled_from(["1", "-2", "x", "10"]), min_size=1, max_size=2),
+)
+
+
+@given(
+    st.lists(st.lists(requirements, max_size=2), max_size=2),
+    st.sampled_from([{}, *({"k": value} for value in ("1", "2", "-3", "x", ""))]),
+)
+def test_we_read_affinity_as_a_scheduler_does(some, labels):
+    terms = [tuple(term) for term in some]
+    assert admits(terms, labels) == admitted(terms, labels)
