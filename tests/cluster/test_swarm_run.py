@@ -54,17 +54,19 @@ def test_the_service_is_the_one_that_dockers_command_makes(cluster, run):
     printed = run("--name", "theirs", "--dry-run", "--json", *words)
     cluster.manager.docker(*json.loads(printed.stdout)["docker"][1:])
     ours, theirs = spec(cluster, "ours"), spec(cluster, "theirs")
-    for one in (ours, theirs):
+    for one in (ours, theirs):  # without the defaults that only one of the two writes
         one.pop("Name")
-        container = one["TaskTemplate"]["ContainerSpec"]
-        for default in ("Isolation", "DNSConfig", "Init"):
-            container.pop(default, None)
-        for key in ("Runtime", "ForceUpdate"):
-            one["TaskTemplate"].pop(key, None)
-        one["TaskTemplate"]["Placement"].pop("Platforms", None)
-        one["TaskTemplate"]["Resources"].pop("Limits", None)
-        one["TaskTemplate"]["RestartPolicy"].pop("MaxAttempts", None)
         one.pop("EndpointSpec", None)
+        task = one["TaskTemplate"]
+        for part, names in (
+            (task["ContainerSpec"], ("Isolation", "DNSConfig", "Init", "StopGracePeriod")),
+            (task, ("Runtime", "ForceUpdate")),
+            (task["Placement"], ("Platforms",)),
+            (task["Resources"], ("Limits",)),
+            (task["RestartPolicy"], ("Delay", "MaxAttempts", "Window")),
+        ):
+            for name in names:
+                part.pop(name, None)
     assert ours == theirs
 
 

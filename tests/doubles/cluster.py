@@ -142,7 +142,8 @@ class Node(Engine):
     def remove(self):
         """Power off, and remove what the machine has written."""
         self.power_off()
-        for folder in Path("/sys/fs/cgroup").glob(f"**/{self.group}"):
+        root = Path("/sys/fs/cgroup")  # with a folder for each controller, in cgroup v1
+        for folder in [root / self.group, *root.glob(f"*/{self.group}")]:
             for path in [*sorted(folder.glob("**/*/"), reverse=True), folder]:
                 _wait(lambda path=path: _removed(path), path)
         remove_folder(self.folder)
