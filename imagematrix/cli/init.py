@@ -15,7 +15,7 @@ from imagematrix.spelling import nearest
 __all__ = ["command"]
 
 STARTER = Path(__file__).parent.parent / "starter"
-TEMPLATES = ("training", "llama.cpp", "pytorch", "pytorch-source", "tensorflow", "vllm", "cpu")
+TEMPLATES = ("training", "llama.cpp", "pytorch", "pytorch-source", "tensorflow", "vllm", "spark", "cpu")
 BASES = {"vllm": ("pytorch",)}  # templates of the images that a template's image is built on
 MACROS = ("macros.j2", "cuda_wheels.j2")
 

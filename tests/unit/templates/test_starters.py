@@ -17,6 +17,7 @@ from imagematrix.render.render import Renderer
 ROOT = Path(__file__).parents[3]
 PLAIN = "cpu"  # the template without GPUs
 WHEELS = ("pytorch", "tensorflow", "vllm")  # templates of wheels, which compile nothing
+JAVA = "spark"  # the template without code for a kind of CPU
 # The property that names the lock, and what the lock has to install.
 LOCKED = {
     "pytorch": ("lock", "torch=={torch}"),
@@ -62,7 +63,18 @@ def test_wheels_are_trimmed_for_the_gpu_of_the_cell(name, starters):
         assert text.endswith(DRIVER_LAST) != ("FROM pytorch:v1\n" in text)
 
 
-@pytest.mark.parametrize("name", [*WHEELS, "llama.cpp"])
+def test_spark_serves_masters_and_workers(starters):
+    result = rendered(starters[JAVA]).values()
+    assert {cell.axes.get("compute") for cell, _ in result} == {None, "7.5", "8.0", "8.6", "8.9", "9.0"}
+    for cell, text in result:
+        assert (ROOT / "templates" / JAVA / cell.properties["lock"]).is_file()
+        assert ("nvidia" in text) == bool(cell.cuda)
+        if cell.cuda:
+            assert f"compile.py /src/squares.cu sm_{cell.axes['compute'].replace('.', '')} " in text
+            assert text.endswith(DRIVER_LAST)
+
+
+@pytest.mark.parametrize("name", [*WHEELS, JAVA, "llama.cpp"])
 def test_steps_that_use_the_package_index_mount_its_secrets(name, starters):
     for _, text in rendered(starters[name]).values():
         asking = [
@@ -75,7 +87,7 @@ def test_steps_that_use_the_package_index_mount_its_secrets(name, starters):
             assert "--require-hashes" in step
 
 
-@pytest.mark.parametrize("name", [name for name in TEMPLATES if name not in WHEELS])
+@pytest.mark.parametrize("name", [name for name in TEMPLATES if name not in (*WHEELS, JAVA)])
 def test_other_templates_serve_nodes_with_and_without_gpus(name, starters):
     result = rendered(starters[name]).values()
     assert {cell.cuda is None for cell, _ in result} == ({True} if name == PLAIN else {True, False})

@@ -166,7 +166,7 @@ def test_wrong_compiler_version_fails_the_build(tmp_path, monkeypatch, version, 
 
 def test_templates_name_no_mirror():
     text = "".join(path.read_text() for path in TEMPLATES.rglob("*") if path.is_file())
-    assert set(re.findall(r"\w+://[^/]+/", text)) == {"https://github.com/"}
+    assert set(re.findall(r"https?://[^/\s]+/", text)) == {"https://github.com/"}
 
 
 @pytest.fixture(scope="module")
