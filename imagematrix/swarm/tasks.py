@@ -25,7 +25,7 @@ ENDED = frozenset({COMPLETE, "shutdown", "failed", "rejected", "remove", "orphan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """A task: its number in the service (`slot`), its node's id, its state, and why it is in it.
+    """A task: its number in the service (`slot`; in a job the first is 0), its node's id, its state, and why.
 
     `exit_code` is that of its container, None if it never ran or still does. `since` is when it got into its
     state, in seconds since 1970.

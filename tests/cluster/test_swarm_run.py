@@ -85,7 +85,7 @@ def test_a_job_is_waited_for_with_its_output_and_exit_code(cluster, run):
     done = run("--vram", "4G", "--job", "--wait", "--name", "seven", command=command)
     assert (done.returncode, done.stdout) == (7, "line 1\nline 2\nline 3\n")
     assert "sorry\n" in done.stderr
-    assert "task seven.1 failed: task: non-zero exit (7)" in done.stderr
+    assert "task seven.0 failed: task: non-zero exit (7)" in done.stderr
     # A job is not started again.
     time.sleep(7)
     assert cluster.states("seven") == ["failed"]
@@ -102,7 +102,7 @@ def test_an_image_that_no_node_gets(cluster):
     words = ("--gpus", "0", "--job", "--wait", "--name", "none", "--resolver", RESOLVER)
     done = cluster.manager.imagematrix("swarm", "run", *words, "nowhere:v1")
     assert done.returncode == 8
-    assert "task none.1 rejected: " in done.stderr
+    assert "task none.0 rejected: " in done.stderr
     assert "1 task of none could not be run" in done.stderr
 
 
