@@ -106,8 +106,8 @@ def test_each_node_has_one_worker_with_its_image_and_the_third_waits(stack):
 def test_a_job_runs_on_the_gpus_of_both(stack, tmp_path):
     (tmp_path / "job.py").write_text(JOB)
     configuration = [word for one in RESOURCES for word in ("--conf", f"spark.{one}")]
-    words = ("--gpus", "0", "--job", "--wait", "--rm", "--network", "spark_cluster")
-    words = (*words, "-v", f"{tmp_path}:/job:ro", "--constraint", "node.hostname==n1", "spark:v1-cpu")
+    words = ["--gpus", "0", "--job", "--wait", "--rm", "--network", "spark_cluster"]
+    words += ["-v", f"{tmp_path}:/job:ro", "--constraint", "node.hostname==n1", "spark:v1-cpu"]
     done = stack.manager.imagematrix(
         "swarm", "run", *words, "spark-node", "submit", *configuration, "/job/job.py"
     )
