@@ -77,7 +77,9 @@ RUN set -eu; \
     apt-get update -q; \
     apt-get install -qy --no-install-recommends libgomp1; \
     rm -rf /var/lib/apt/lists/*
-COPY --from=cuda /cuda/lib/libcublas.so.* /cuda/lib/libcublasLt.so.* /cuda/lib/libcudart.so.* /usr/local/lib/
+# cuBLAS loads NVRTC.
+COPY --from=cuda /cuda/lib/libcublas.so.* /cuda/lib/libcublasLt.so.* /cuda/lib/libcudart.so.* \
+      /cuda/lib/libnvrtc.so.* /cuda/lib/libnvrtc-builtins.so.* /usr/local/lib/
 
 FROM scratch AS driver
 WORKDIR /driver
