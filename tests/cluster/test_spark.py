@@ -6,6 +6,7 @@ be loaded, but finds no GPU.
 
 import json
 import os
+import signal
 import subprocess
 
 import pytest
@@ -66,14 +67,13 @@ def cluster(start_cluster, published):  # noqa: ARG001 - the registry has to hav
         node.offer()
         command = [*END_WITH_US, *node.inside, ROOT / ".venv/bin/imagematrix", "resolver"]
         words = ("--upstream", "127.0.0.1:5000")
-        resolvers.append(
-            subprocess.Popen([*map(str, command), *words], env=node.environment, stderr=subprocess.PIPE)
-        )
+        options = {"env": node.environment, "stderr": subprocess.PIPE, "start_new_session": True}
+        resolvers.append(subprocess.Popen([*map(str, command), *words], **options))
         assert b"answering for" in resolvers[-1].stderr.readline()
     cluster.form()
     yield cluster
     for resolver in resolvers:
-        resolver.kill()
+        os.killpg(resolver.pid, signal.SIGKILL)  # nsenter has forked, and the other process has the pipe too
         resolver.communicate()
 
 
