@@ -222,7 +222,9 @@ class Cluster:
 
 
 def _start(*command):
-    return subprocess.Popen([*END_WITH_US, *map(str, command)], start_new_session=True)
+    # Killed, because `unshare --fork` ignores SIGTERM.
+    words = ["setpriv", "--pdeathsig", "KILL", *map(str, command)]
+    return subprocess.Popen(words, start_new_session=True)
 
 
 def _removed(group):
