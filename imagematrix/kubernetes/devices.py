@@ -47,6 +47,8 @@ def _conditions(need: Need) -> tuple[str, ...] | None:
         return None  # brands are written in another way there
     driver, compute = f"{ATTRIBUTES}.driverVersion", f"{ATTRIBUTES}.cudaComputeCapability"
     found = []
+    if need.driver and len(versions.order(need.driver)) > PARTS:
+        return None  # the driver publishes no such version
     if need.driver:
         found.append(f"{driver}.compareTo({_semver(versions.order(need.driver))}) == 0")
     if need.oldest:
@@ -89,5 +91,6 @@ def _between(compute: str, first: int, last: int) -> Iterator[str]:
 
 
 def _semver(version: tuple[int, ...]) -> str:
-    parts = (*version, 0, 0)[:PARTS]
-    return f'semver("{".".join(map(str, parts))}")'
+    """Return a bound as a semantic version: one with a fourth part is above its first three."""
+    major, minor, patch = (*version, 0, 0)[:PARTS]
+    return f'semver("{major}.{minor}.{patch + (len(version) > PARTS)}")'

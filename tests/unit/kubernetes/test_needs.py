@@ -256,6 +256,10 @@ def test_the_command(cli, make, tmp_path, conforms):
 
 
 def test_what_attributes_cannot_tell_admits_no_device(make):
+    assert selector(needs(make.variant(driver=make.umd("exact", "550.54.14.1")))) == "false"
+    but_one = selector(needs(make.variant(driver=make.umd("host"), requires=("driver!=550.163.01",))))
+    assert 'driverVersion.compareTo(semver("550.163.1")) < 0' in but_one
+    assert 'driverVersion.compareTo(semver("550.163.2")) >= 0' in but_one
     assert selector(needs(make.variant(requires=("brand=nvidia",)))) == "false"
     dropped = make.variant(driver=make.umd("compat", "590.1.1"), cubins=("70",))
     assert "7.0.0" not in (selector(needs(dropped)) or "")
