@@ -1,47 +1,15 @@
-"""The starter templates: llama.cpp's server is built and run, and Docker checks all Dockerfiles."""
+"""The starter templates: the plain one is built and run, and Docker checks all Dockerfiles."""
 
 import hashlib
-import json
-import re
 import shutil
-import subprocess
-import sys
-import tarfile
 from pathlib import Path
 
 import pytest
 
-from imagematrix.facts import marches
-
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "unit" / "render" / "golden"
-# The newest has several times as much to compile.
-SDIST = "llama_cpp_python-0.3.2"
 CODE = ROOT / "tests" / "unit" / "audit" / "data" / "zstd.fatbin"  # with cubins for 8.0
 NEEDS_CHECK = 27  # the first Docker whose BuildKit can check
-
-
-@pytest.fixture(scope="module")
-def llama_cpp(tmp_path_factory):
-    """An archive with the sources of llama.cpp, taken from the Python package that contains them."""
-    folder = ROOT / ".cache" / "sources"
-    sdist = folder / f"{SDIST}.tar.gz"
-    if not sdist.exists():
-        name, _, version = SDIST.rpartition("-")
-        options = ["--no-deps", "--no-binary", name, "--dest", str(folder)]
-        subprocess.run(
-            [sys.executable, "-m", "pip", "download", "-q", *options, f"{name}=={version}"], check=True
-        )
-    place = tmp_path_factory.mktemp("llama.cpp")
-    inside = f"{SDIST}/vendor/llama.cpp"
-    subprocess.run(["tar", "-xzf", sdist, "-C", place, inside], check=True)
-    # Only ggml computes. Optimizing the rest (models' files, options, JSON, HTTP) would take twice as long.
-    for target, part in (("llama", "src"), ("common", "common"), ("llama-server", "examples/server")):
-        with (place / inside / part / "CMakeLists.txt").open("a") as script:
-            script.write(f"target_compile_options({target} PRIVATE -O0)\n")
-    with tarfile.open(place / "llama.cpp.tar.gz", "w:gz", compresslevel=1) as archive:
-        archive.add(place / inside, "llama.cpp")
-    return place / "llama.cpp.tar.gz"
 
 
 def test_the_plain_starter_is_built_and_selected(engine, tmp_path):
@@ -65,27 +33,6 @@ def test_the_plain_starter_is_built_and_selected(engine, tmp_path):
     assert sour.startswith("hello:v2-sour-x86-64-v")
     result = engine.imagematrix("run", "--rm", "--gpus", "none", sour)
     assert result.stdout.startswith("hello from x86-64-v"), result.stderr
-
-
-def test_llama_cpp_is_built_for_the_cpu_in_its_labels(engine, llama_cpp, tmp_path):
-    folder = tmp_path / "project"
-    assert engine.imagematrix("init", folder, "--template", "llama.cpp").returncode == 0
-    shutil.copy(llama_cpp, folder / "templates" / "llama.cpp")
-    matrix = folder / "matrix.yaml"
-    text = matrix.read_text().replace("[x86-64-v3, x86-64-v4]", "[x86-64-v2]")
-    matrix.write_text(re.sub(r"\{sha256: \w+\}", f"{{archive: {llama_cpp.name}}}", text))
-    done = engine.imagematrix("build", "-f", matrix, "--only", "cuda=none")
-    assert done.returncode == 0, done.stderr
-    (reference,) = done.stdout.split()
-
-    result = engine.docker("run", "--rm", reference, "--version")
-    assert "built with cc (Debian 14." in result.stderr
-    entry = json.loads(engine.inspect(reference)["Config"]["Labels"]["io.imagematrix.variant"])
-    assert set(entry["cpu_flags"]) == marches.required("x86-64-v2", "gcc-14")
-    # Features that llama.cpp enables by default (GGML_AVX2) would show here.
-    code = _disassembled(engine, reference, tmp_path / "llama-server")
-    assert "%xmm" in code
-    assert "%ymm" not in code
 
 
 DRIVERS = """\
@@ -130,13 +77,6 @@ def test_a_driver_comes_from_the_folder_or_the_host(engine, unpacked, tmp_path):
     assert found.split()[0] == wanted
     assert "libcuda" not in engine.docker("run", "--rm", host, "ldconfig", "-p").stdout
     assert engine.imagematrix("verify", driver, host).returncode == 0
-
-
-def _disassembled(engine, reference, file):
-    container = engine.docker("create", reference).stdout.strip()
-    engine.docker("cp", f"{container}:/usr/local/bin/llama-server", str(file))
-    engine.docker("rm", container)
-    return subprocess.run(["objdump", "-d", file], check=True, capture_output=True, text=True).stdout
 
 
 @pytest.fixture
