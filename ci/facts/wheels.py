@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 FILE = Path(__file__).parents[2] / "templates" / "cuda_wheels.j2"
 RELEASES = ("12.9", "13.0", "13.1", "13.2", "13.3", "13.4", "13.5")
@@ -63,7 +64,7 @@ def wheels(release: str, extras: tuple[str, ...]) -> list[str]:
     return [" ".join((name, *sorted(set(hashes)))) for name, hashes in sorted(found.items())]
 
 
-def resolved(requirement: str, arch: str) -> list[dict]:
+def resolved(requirement: str, arch: str) -> list[dict[str, Any]]:
     """Return what pip would install on a machine with this architecture."""
     tags = [f"manylinux_2_{minor}_{arch}" for minor in GLIBCS] + [f"manylinux2014_{arch}"]
     with tempfile.TemporaryDirectory() as folder:
@@ -71,7 +72,7 @@ def resolved(requirement: str, arch: str) -> list[dict]:
         options = ["--dry-run", "--ignore-installed", "--only-binary=:all:", f"--report={report}"]
         options += [f"--target={folder}/target", *(f"--platform={tag}" for tag in tags)]
         subprocess.run([sys.executable, "-m", "pip", "install", "-q", *options, requirement], check=True)
-        return json.loads(report.read_text())["install"]
+        return list(json.loads(report.read_text())["install"])
 
 
 if __name__ == "__main__":
