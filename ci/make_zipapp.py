@@ -21,14 +21,16 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 # docker-py is the one that brings requests elsewhere, and on a node registries alone want it.
 NEEDED = "requests>=2.26"
-# For building, and for the resolver, which is a service of its own.
+# For building, and for the resolver and the device plugin, which are services of their own.
 OTHERS = (
     "aiohttp",
     "cryptography",
     "docker",
+    "grpcio",
     "iced-x86",
     "jinja2",
     "prometheus-client",
+    "protobuf",
     "pyyaml",
     "ruamel.yaml",
     "zstandard",

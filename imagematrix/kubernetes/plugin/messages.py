@@ -1,0 +1,87 @@
+"""The messages of kubelet's APIs that the plugin uses: the device plugin's v1beta1 and pod resources' v1.
+
+Field numbers are those of api.proto in k8s.io/kubelet, pkg/apis/deviceplugin/v1beta1 and
+pkg/apis/podresources/v1. Messages are described here instead of generated, because generated modules work
+only with the protobuf releases that they were made for. Fields for mounts, annotations and CDI devices are
+left out: the plugin cannot even set them. Unknown fields are skipped, as protobuf does.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+__all__ = ["DEVICE_PLUGIN", "PODS", "REGISTRATION", "VERSION", "message"]
+
+VERSION = "v1beta1"
+REGISTRATION, DEVICE_PLUGIN = "v1beta1.Registration", "v1beta1.DevicePlugin"
+PODS = "v1.PodResourcesLister"
+PACKAGE = "imagematrix.kubelet"
+
+# Of each message: field number, name, type; a type with "*" is repeated. A map is a list of key and value.
+MESSAGES: dict[str, tuple[tuple[int, str, str], ...]] = {
+    "Empty": (),
+    "DevicePluginOptions": (
+        (1, "pre_start_required", "bool"),
+        (2, "get_preferred_allocation_available", "bool"),
+    ),
+    "RegisterRequest": (
+        (1, "version", "string"),
+        (2, "endpoint", "string"),
+        (3, "resource_name", "string"),
+        (4, "options", "DevicePluginOptions"),
+    ),
+    "Device": ((1, "ID", "string"), (2, "health", "string")),
+    "ListAndWatchResponse": ((1, "devices", "Device*"),),
+    "PreferredAllocationRequest": ((1, "container_requests", "ContainerPreferredAllocationRequest*"),),
+    "ContainerPreferredAllocationRequest": (
+        (1, "available_deviceIDs", "string*"),
+        (2, "must_include_deviceIDs", "string*"),
+        (3, "allocation_size", "int32"),
+    ),
+    "PreferredAllocationResponse": ((1, "container_responses", "ContainerPreferredAllocationResponse*"),),
+    "ContainerPreferredAllocationResponse": ((1, "deviceIDs", "string*"),),
+    "AllocateRequest": ((1, "container_requests", "ContainerAllocateRequest*"),),
+    "ContainerAllocateRequest": ((1, "devices_ids", "string*"),),
+    "AllocateResponse": ((1, "container_responses", "ContainerAllocateResponse*"),),
+    "ContainerAllocateResponse": ((1, "envs", "Variable*"), (3, "devices", "DeviceSpec*")),
+    "Variable": ((1, "key", "string"), (2, "value", "string")),
+    "DeviceSpec": ((1, "container_path", "string"), (2, "host_path", "string"), (3, "permissions", "string")),
+    "ListPodResourcesResponse": ((1, "pod_resources", "PodResources*"),),
+    "PodResources": (
+        (1, "name", "string"),
+        (2, "namespace", "string"),
+        (3, "containers", "ContainerResources*"),
+    ),
+    "ContainerResources": ((1, "name", "string"), (2, "devices", "ContainerDevices*")),
+    "ContainerDevices": ((1, "resource_name", "string"), (2, "device_ids", "string*")),
+}
+
+
+def message(name: str) -> Any:
+    """Return the class of a message."""
+    return message_factory.GetMessageClass(_pool().FindMessageTypeByName(f"{PACKAGE}.{name}"))
+
+
+@cache
+def _pool() -> Any:
+    field = descriptor_pb2.FieldDescriptorProto
+    scalars = {"bool": field.TYPE_BOOL, "int32": field.TYPE_INT32, "string": field.TYPE_STRING}
+    file = descriptor_pb2.FileDescriptorProto(name="kubelet.proto", package=PACKAGE, syntax="proto3")
+    for name, fields in MESSAGES.items():
+        described = file.message_type.add(name=name)
+        for number, key, kind in fields:
+            word = kind.removesuffix("*")
+            one = described.field.add(name=key, number=number)
+            one.label = field.LABEL_REPEATED if kind.endswith("*") else field.LABEL_OPTIONAL
+            one.type = scalars.get(word, field.TYPE_MESSAGE)
+            if word not in scalars:
+                one.type_name = f".{PACKAGE}.{word}"
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return pool

@@ -1,0 +1,179 @@
+"""What a node offers to kubelet, and what a container gets of it: pure functions of a Host.
+
+A unit is what is given out: a GPU without MIG, or a MIG device. Several resources may offer the same unit,
+and kubelet counts them separately. So a unit that is held under one resource is unhealthy under all others.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from imagematrix.errors import ImagematrixError
+from imagematrix.gpus.choice import memory_mib, merged, parts
+from imagematrix.gpus.spec import names
+from imagematrix.kubernetes import labels
+from imagematrix.launcher.devices import nodes
+from imagematrix.launcher.share import Share
+from imagematrix.swarm.resources import GPUS
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from imagematrix.node.host import Gpu, Host
+
+__all__ = [
+    "GPU",
+    "KINDS",
+    "VRAM",
+    "AllocationError",
+    "Grant",
+    "Offer",
+    "allocate",
+    "held",
+    "listed",
+    "offer",
+    "preferred",
+]
+
+GPU = f"{labels.PREFIX}gpu"
+VRAM = f"{labels.PREFIX}vram-gib"
+MIG = f"{labels.PREFIX}mig-"
+CLASS = f"{labels.PREFIX}class-"
+KINDS = ("product", "class")
+MAKER = re.compile(r"^(?:nvidia|tesla)\s+", re.IGNORECASE)
+GIB = 1024  # MiB
+SHARE = "::"  # between the name of a unit and the number of its share
+LONGEST = 63  # characters of a resource's name behind its prefix
+
+
+class AllocationError(ImagematrixError):
+    """Devices that kubelet chose cannot be given to a container."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """What a node offers: its units by name, and for each resource the unit of each device id."""
+
+    host: Host
+    units: Mapping[str, Gpu]
+    resources: Mapping[str, Mapping[str, str]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grant:
+    """What a container gets: the paths of device nodes, and variables."""
+
+    devices: tuple[str, ...]
+    environment: Mapping[str, str]
+
+
+def offer(host: Host, *, by: Iterable[str] = (), vram: bool = False) -> Offer:
+    """Return what a host offers.
+
+    That is imagematrix.io/gpu, and imagematrix.io/mig-PROFILE for MIG devices. With "product" in `by` a GPU
+    is offered by its product too, with "class" by the class of the node; with `vram` the GiB of each unit.
+    """
+    whole = [gpu for gpu in host.gpus if gpu.mig is None]
+    migs = [part for gpu in host.gpus for part in parts(gpu)]
+    units = {_name(unit): unit for unit in (*whole, *migs)}
+    resources: dict[str, dict[str, str]] = {GPU: {}} if whole else {}
+    for unit in whole:
+        for resource in (GPU, *_specific(host, unit, frozenset(by))):
+            resources.setdefault(resource, {})[_name(unit)] = _name(unit)
+    for unit in migs:
+        resources.setdefault(_profile(unit), {})[_name(unit)] = _name(unit)
+    shares = {share: name for name, unit in units.items() for share in _shares(name, unit)} if vram else {}
+    return Offer(host=host, units=units, resources=resources | ({VRAM: shares} if shares else {}))
+
+
+def listed(there: Offer, resource: str, holders: Mapping[str, str]) -> tuple[tuple[str, bool], ...]:
+    """Return the device ids of a resource with whether each is healthy.
+
+    `holders` has the resource under which a unit is held. A resource that is no longer offered has none.
+    """
+    return tuple(
+        (device, there.units[unit].usable and holders.get(unit, resource) == resource)
+        for device, unit in there.resources.get(resource, {}).items()
+    )
+
+
+def allocate(there: Offer, resource: str, devices: Sequence[str], holders: Mapping[str, str]) -> Grant:
+    """Return what a container gets for the device ids that kubelet chose.
+
+    Raises AllocationError if one cannot be used or is held under another resource, or if shares would span
+    units; UsageError if a share has no room for CUDA itself.
+    """
+    units = held(there, resource, devices)
+    if unknown := [device for device in devices if device not in there.resources.get(resource, {})]:
+        raise AllocationError(f"{resource}: device {unknown[0][:80]!r} not found")
+    for unit in units:
+        if not there.units[unit].usable:
+            raise AllocationError(f"{unit} cannot be used: {there.units[unit].state}")
+        if holders.get(unit, resource) != resource:
+            raise AllocationError(f"{unit} is in use as {holders[unit]}")
+    vram = resource == VRAM
+    if vram and len(units) > 1:
+        raise AllocationError(
+            f"{len(devices)} GiB would span {len(units)} GPUs: none has so much memory left",
+            remedy="request less, or whole GPUs",
+        )
+    gpus = merged(there.units[unit] for unit in units)
+    share = Share(vram_mib=len(devices) * GIB if vram else None)
+    return Grant(
+        devices=nodes(there.host, gpus),
+        environment={GPUS: ",".join(units), **share.environment(gpus)},
+    )
+
+
+def preferred(
+    there: Offer, resource: str, available: Sequence[str], required: Sequence[str], count: int
+) -> tuple[str, ...]:
+    """Return the `count` device ids to take of those `available`, with those `required`; none if too few.
+
+    All shares come from one unit: the one with the least left that is enough, so that whole GPUs stay free.
+    """
+    of = there.resources.get(resource, {})
+    groups: dict[str, list[str]] = {}
+    for device in available:
+        if device in of:
+            groups.setdefault(of[device], []).append(device)
+    enough = [group for group in groups.values() if len(group) >= count and set(required) <= set(group)]
+    if not enough:
+        return ()
+    group = min(enough, key=len)
+    rest = [device for device in group if device not in required]
+    return (*required, *rest)[:count]
+
+
+def held(there: Offer, resource: str, devices: Iterable[str]) -> tuple[str, ...]:
+    """Return the names of the units that device ids of a resource stand for, each once."""
+    of = there.resources.get(resource, {})
+    return tuple(dict.fromkeys(of[device] for device in devices if device in of))
+
+
+def _name(unit: Gpu) -> str:
+    return names([unit])[0]
+
+
+def _specific(host: Host, unit: Gpu, by: frozenset[str]) -> Iterator[str]:
+    if "product" in by and unit.name:
+        yield _resource(f"{GPU}-", MAKER.sub("", unit.name))
+    if "class" in by:
+        yield _resource(CLASS, labels.facts(host)[labels.CLASS])
+
+
+def _profile(unit: Gpu) -> str:
+    (device,) = unit.mig or ()
+    return _resource(MIG, device.profile or labels.UNKNOWN)
+
+
+def _resource(prefix: str, word: str) -> str:
+    """Return the name of a resource: letters, digits, dashes and dots behind its prefix."""
+    room = LONGEST - len(prefix.removeprefix(labels.PREFIX))
+    return prefix + re.sub(r"[^a-z0-9.]+", "-", word.lower())[:room].strip("-.")
+
+
+def _shares(name: str, unit: Gpu) -> Iterator[str]:
+    return (f"{name}{SHARE}{number}" for number in range((memory_mib(unit) or 0) // GIB))

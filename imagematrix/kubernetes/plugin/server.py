@@ -1,0 +1,309 @@
+"""The plugin as a process: a socket for each resource, registered with kubelet until a signal ends it.
+
+Kubelet removes all sockets in its folder when it starts, and makes its own anew. The plugin notices that by
+looking at kubelet's socket, and registers again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+
+from imagematrix.errors import ImagematrixError, UsageError
+from imagematrix.kubernetes.plugin import offer as offers
+from imagematrix.kubernetes.plugin.messages import DEVICE_PLUGIN, PODS, REGISTRATION, VERSION, message
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from typing import Any
+
+    from imagematrix.kubernetes.plugin.offer import Offer
+
+__all__ = ["Plugin", "Settings", "Times", "serve"]
+
+FOLDER = Path("/var/lib/kubelet/device-plugins")
+PODS_SOCKET = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
+KUBELET = "kubelet.sock"
+HEALTH = {True: "Healthy", False: "Unhealthy"}
+PERMISSIONS = "rw"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Times:
+    """Seconds between looks at kubelet's socket, at its pods, and at the node; and limits.
+
+    `answer` is how long kubelet may take, `settle` how long it may take until an allocation is in its list.
+    """
+
+    watch: float = 1.0
+    pods: float = 5.0
+    probe: float = 30.0
+    answer: float = 5.0
+    settle: float = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What the plugin was started with: `offer` probes the node, `folder` and `pods` are kubelet's."""
+
+    offer: Callable[[], Offer]
+    folder: Path = FOLDER
+    pods: Path = PODS_SOCKET
+    times: Times = field(default_factory=Times)
+
+
+def serve(settings: Settings, note: Callable[[str], None]) -> None:
+    """Serve until SIGINT or SIGTERM; `note` is told of registrations, changes and failures.
+
+    Raises ImagematrixError if the node cannot be probed at the start.
+    """
+    asyncio.run(_serve(settings, note))
+
+
+async def _serve(settings: Settings, note: Callable[[str], None]) -> None:
+    ended = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, ended.set)
+    await Plugin(settings, note).run(ended)
+
+
+class Plugin:
+    """What is offered now, who holds what, and the servers that say so to kubelet."""
+
+    def __init__(self, settings: Settings, note: Callable[[str], None]) -> None:
+        self._settings = settings
+        self._note = note
+        self._failures: set[str] = set()  # told since the last success
+        self._offer: Offer
+        self._holders: dict[str, str] = {}
+        self._since: dict[str, float] = {}  # when units were allocated that kubelet may not list yet
+        self._changed = asyncio.Condition()
+        self._servers: dict[str, Any] = {}  # by resource
+        self._kubelet: tuple[int, ...] | None = None  # the socket that this is registered with
+
+    async def run(self, ended: asyncio.Event) -> None:
+        """Offer the node's units until `ended` is set, then remove the sockets."""
+        times = self._settings.times
+        self._offer = await asyncio.to_thread(self._settings.offer)
+        if not self._offer.resources:
+            self._note("no GPU to offer on this node")
+        await self._read_pods()
+        tasks = [
+            asyncio.create_task(ended.wait()),
+            asyncio.create_task(_every(times.probe, self._probe)),
+            asyncio.create_task(_every(times.pods, self._read_pods)),
+            asyncio.create_task(_every(times.watch, self._register, at_once=True)),
+        ]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+            await self._stop()
+        for result in results:
+            if isinstance(result, Exception):
+                raise result
+
+    async def _probe(self) -> None:
+        try:
+            self._offer = await asyncio.to_thread(self._settings.offer)
+        except ImagematrixError as error:
+            self._fail(f"the node cannot be probed: {error}")
+        await self._notify()
+
+    def _fail(self, text: str) -> None:
+        """Tell of a failure once: it is tried again every few seconds."""
+        if text not in self._failures:
+            self._failures.add(text)
+            self._note(text)
+
+    async def _notify(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def _read_pods(self) -> None:
+        """Learn from kubelet which units its pods hold; until it answers, all allocated ones are held."""
+        if len(self._offer.resources) < 2:  # noqa: PLR2004 - kubelet itself counts a single resource
+            return
+        started = time.monotonic()
+        try:
+            async with grpc.aio.insecure_channel(f"unix:{self._settings.pods}") as channel:
+                call = _call(channel, f"/{PODS}/List", "ListPodResourcesResponse")
+                answer = await call(message("Empty")(), timeout=self._settings.times.answer)
+        except grpc.aio.AioRpcError as error:
+            self._fail(f"{self._settings.pods}: pods unknown, allocated devices stay so: {error.details()}")
+            return
+        used = {
+            unit: devices.resource_name
+            for pod in answer.pod_resources
+            for container in pod.containers
+            for devices in container.devices
+            for unit in offers.held(self._offer, devices.resource_name, devices.device_ids)
+        }
+        settle = self._settings.times.settle
+        self._since = {
+            unit: since
+            for unit, since in self._since.items()
+            if unit not in used and since > started - settle
+        }
+        self._holders = used | {unit: self._holders[unit] for unit in self._since}
+        await self._notify()
+
+    async def _register(self) -> None:
+        """Serve and register what is not registered with the kubelet that is there now."""
+        kubelet = _identity(self._settings.folder / KUBELET)
+        if kubelet is None:
+            self._fail(f"{self._settings.folder / KUBELET} not found: waiting for kubelet")
+            return
+        if kubelet != self._kubelet:
+            await self._stop()
+            self._kubelet = kubelet
+        try:
+            async with grpc.aio.insecure_channel(f"unix:{self._settings.folder / KUBELET}") as channel:
+                for resource in self._offer.resources.keys() - self._servers.keys():
+                    await self._start(resource, channel)
+        except grpc.aio.AioRpcError as error:
+            self._fail(f"kubelet did not register the plugin: {error.details()}")
+
+    async def _start(self, resource: str, channel: Any) -> None:
+        path = self._socket(resource)
+        path.unlink(missing_ok=True)
+        server = grpc.aio.server()
+        server.add_generic_rpc_handlers((self._handler(resource),))
+        try:
+            server.add_insecure_port(f"unix:{path}")
+        except RuntimeError as error:
+            raise UsageError(f"cannot listen on {path}: {error}", remedy="run as root") from error
+        await server.start()
+        try:
+            register = _call(channel, f"/{REGISTRATION}/Register", "Empty")
+            request = message("RegisterRequest")(
+                version=VERSION, endpoint=path.name, resource_name=resource, options=_options(resource)
+            )
+            await register(request, timeout=self._settings.times.answer)
+        except BaseException:
+            await server.stop(None)
+            path.unlink(missing_ok=True)
+            raise
+        self._servers[resource] = server
+        self._failures.clear()
+        self._note(f"offering {len(self._offer.resources[resource])} {resource}")
+
+    async def _stop(self) -> None:
+        for resource, server in self._servers.items():
+            await server.stop(None)
+            self._socket(resource).unlink(missing_ok=True)
+        self._servers = {}
+
+    def _socket(self, resource: str) -> Path:
+        return self._settings.folder / f"{resource.replace('/', '-')}.sock"
+
+    def _handler(self, resource: str) -> Any:
+        """Return the service of one resource."""
+
+        async def options(_request: Any, _context: Any) -> Any:
+            return _options(resource)
+
+        async def watch(_request: Any, _context: Any) -> AsyncIterator[Any]:
+            said: object = None
+            while True:
+                async with self._changed:
+                    while (now := self._listed(resource)) == said:
+                        await self._changed.wait()
+                said = now
+                devices = [message("Device")(ID=name, health=HEALTH[well]) for name, well in now]
+                yield message("ListAndWatchResponse")(devices=devices)
+
+        async def prefer(request: Any, _context: Any) -> Any:
+            return message("PreferredAllocationResponse")(
+                container_responses=[self._preferred(resource, one) for one in request.container_requests]
+            )
+
+        async def allocate(request: Any, context: Any) -> Any:
+            try:
+                answers = [self._allocated(resource, one.devices_ids) for one in request.container_requests]
+            except ImagematrixError as error:
+                self._note(f"{resource}: {error}")
+                await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+                raise
+            await self._notify()
+            return message("AllocateResponse")(container_responses=answers)
+
+        unary, stream = grpc.unary_unary_rpc_method_handler, grpc.unary_stream_rpc_method_handler
+        methods = {
+            "GetDevicePluginOptions": _method(unary, options, "Empty"),
+            "ListAndWatch": _method(stream, watch, "Empty"),
+            "GetPreferredAllocation": _method(unary, prefer, "PreferredAllocationRequest"),
+            "Allocate": _method(unary, allocate, "AllocateRequest"),
+        }
+        return grpc.method_handlers_generic_handler(DEVICE_PLUGIN, methods)
+
+    def _listed(self, resource: str) -> tuple[tuple[str, bool], ...]:
+        return offers.listed(self._offer, resource, self._holders)
+
+    def _preferred(self, resource: str, request: Any) -> Any:
+        chosen = offers.preferred(
+            self._offer,
+            resource,
+            request.available_deviceIDs,
+            request.must_include_deviceIDs,
+            request.allocation_size,
+        )
+        return message("ContainerPreferredAllocationResponse")(deviceIDs=chosen)
+
+    def _allocated(self, resource: str, devices: list[str]) -> Any:
+        grant = offers.allocate(self._offer, resource, devices, self._holders)
+        for unit in offers.held(self._offer, resource, devices):
+            self._holders[unit] = resource
+            self._since[unit] = time.monotonic()
+        return message("ContainerAllocateResponse")(
+            envs=[message("Variable")(key=key, value=value) for key, value in grant.environment.items()],
+            devices=[
+                message("DeviceSpec")(container_path=path, host_path=path, permissions=PERMISSIONS)
+                for path in grant.devices
+            ],
+        )
+
+
+async def _every(seconds: float, action: Callable[[], Any], *, at_once: bool = False) -> None:
+    if at_once:
+        await action()
+    while True:
+        await asyncio.sleep(seconds)
+        await action()
+
+
+def _identity(path: Path) -> tuple[int, ...] | None:
+    """Return what changes when a socket is made anew; its inode alone may be used again."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino, status.st_ctime_ns
+
+
+def _options(resource: str) -> Any:
+    return message("DevicePluginOptions")(get_preferred_allocation_available=resource == offers.VRAM)
+
+
+def _call(channel: Any, method: str, answer: str) -> Any:
+    return channel.unary_unary(
+        method,
+        request_serializer=lambda request: request.SerializeToString(),
+        response_deserializer=message(answer).FromString,
+    )
+
+
+def _method(kind: Any, behaviour: Any, request: str) -> Any:
+    return kind(
+        behaviour,
+        request_deserializer=message(request).FromString,
+        response_serializer=lambda answer: answer.SerializeToString(),
+    )

@@ -1,0 +1,155 @@
+import pytest
+
+from imagematrix.kubernetes.plugin.offer import GPU, VRAM, AllocationError, allocate, listed, offer, preferred
+from imagematrix.record import replace
+
+
+@pytest.fixture(scope="module")
+def h200(hosts):
+    return offer(hosts["genoa-h200"], by=("product", "class"), vram=True)
+
+
+def _broken(host, index, state="lost"):
+    gpus = tuple(replace(gpu, state=state) if gpu.index == index else gpu for gpu in host.gpus)
+    return replace(host, gpus=gpus)
+
+
+def test_the_generic_resource_is_all_there_is_unless_more_is_asked_for(hosts):
+    there = offer(hosts["genoa-h200"])
+
+    assert {name: len(devices) for name, devices in there.resources.items()} == {GPU: 8}
+    assert list(there.resources[GPU]) == [gpu.uuid for gpu in hosts["genoa-h200"].gpus]
+
+
+def test_a_gpu_is_offered_by_its_product_and_by_the_nodes_class(h200):
+    generic, product, node_class, vram = h200.resources
+
+    assert (generic, product, vram) == (GPU, "imagematrix.io/gpu-h200", VRAM)
+    assert node_class.startswith("imagematrix.io/class-h200x8-550-163-01-")
+    assert h200.resources[generic] == h200.resources[product] == h200.resources[node_class]
+
+
+def test_gpus_of_several_models_have_a_resource_each(hosts):
+    there = offer(hosts["mixed"], by=["product"])
+
+    products = {name: list(devices) for name, devices in there.resources.items() if name != GPU}
+    assert len(products) == len({gpu.name for gpu in hosts["mixed"].gpus}) > 1
+    assert sorted(one for devices in products.values() for one in devices) == sorted(there.resources[GPU])
+
+
+def test_a_host_without_a_gpu_offers_nothing(hosts):
+    bare = replace(hosts["genoa-h200"], gpus=())
+
+    assert offer(bare, by=("product", "class"), vram=True).resources == {}
+
+
+def test_mig_devices_are_offered_by_profile_and_their_gpus_are_not(hosts):
+    host = hosts["mig"]
+    there = offer(host)
+
+    expected = {
+        (f"imagematrix.io/mig-{device.profile.replace('+', '-')}", device.uuid)
+        for gpu in host.gpus
+        for device in gpu.mig or ()
+    }
+    offered = {(name, one) for name, devices in there.resources.items() if name != GPU for one in devices}
+    assert expected
+    assert offered == expected
+    in_mig_mode = {gpu.uuid for gpu in host.gpus if gpu.mig is not None}
+    assert in_mig_mode.isdisjoint(there.resources.get(GPU, {}))
+
+
+def test_a_container_gets_device_nodes_and_the_names_of_its_gpus(h200):
+    first, second, *_ = h200.resources[GPU]
+
+    grant = allocate(h200, GPU, [second, first], {})
+
+    assert grant.devices[:4] == ("/dev/nvidia1", "/dev/nvidia0", "/dev/nvidiactl", "/dev/nvidia-uvm")
+    assert not [path for path in grant.devices if path in {f"/dev/nvidia{minor}" for minor in range(2, 8)}]
+    assert grant.environment == {"IMAGEMATRIX_GPUS": f"{second},{first}"}
+
+
+def test_a_mig_device_comes_with_its_capabilities(hosts):
+    there = offer(hosts["mig"])
+    gpu = next(gpu for gpu in hosts["mig"].gpus if gpu.mig)
+    device = gpu.mig[0]
+    (resource,) = [name for name, ids in there.resources.items() if device.uuid in ids]
+
+    grant = allocate(there, resource, [device.uuid], {})
+
+    expected = [f"/dev/nvidia{gpu.minor}", *(f"/dev/nvidia-caps/nvidia-cap{n}" for n in device.capabilities)]
+    assert list(grant.devices[:3]) == expected
+    assert grant.environment["IMAGEMATRIX_GPUS"] == device.uuid
+
+
+def test_what_is_held_under_one_name_is_unhealthy_under_the_others(h200):
+    first, second, *_ = h200.resources[GPU]
+    holders = {first: "imagematrix.io/gpu-h200", second: VRAM}
+
+    unhealthy = {
+        resource: {
+            h200.resources[resource][device] for device, well in listed(h200, resource, holders) if not well
+        }
+        for resource in h200.resources
+    }
+    _, product, node_class, _ = h200.resources
+    assert unhealthy == {GPU: {first, second}, product: {second}, node_class: {first, second}, VRAM: {first}}
+    with pytest.raises(AllocationError, match=r"is in use as imagematrix\.io/gpu-h200"):
+        allocate(h200, GPU, [first], holders)
+    assert allocate(h200, product, [first], holders).devices[0] == "/dev/nvidia0"
+
+
+def test_a_gpu_that_does_not_work_is_unhealthy_and_is_not_given_out(hosts):
+    there = offer(_broken(hosts["genoa-h200"], 2), vram=True)
+    name = hosts["genoa-h200"].gpus[2].uuid
+
+    assert [device for device, well in listed(there, GPU, {}) if not well] == [name]
+    assert {there.resources[VRAM][device] for device, well in listed(there, VRAM, {}) if not well} == {name}
+    with pytest.raises(AllocationError, match=f"{name} cannot be used: lost"):
+        allocate(there, GPU, [name], {})
+
+
+def test_a_device_that_is_gone_is_not_given_out(h200):
+    with pytest.raises(AllocationError, match=r"imagematrix\.io/gpu: device 'GPU-gone' not found"):
+        allocate(h200, GPU, ["GPU-gone"], {})
+    assert listed(h200, "imagematrix.io/gpu-gone", {}) == ()
+
+
+def test_a_share_of_memory_is_of_one_gpu(h200, hosts):
+    gpu = hosts["genoa-h200"].gpus[0]
+    shares = list(h200.resources[VRAM])
+    assert len(shares) == sum(gpu.memory_mib // 1024 for gpu in hosts["genoa-h200"].gpus)
+    assert max(map(len, shares)) <= 63
+
+    grant = allocate(h200, VRAM, shares[:4], {})
+
+    assert grant.environment["IMAGEMATRIX_VRAM_MIB"] == "4096"
+    assert grant.environment["IMAGEMATRIX_GPUS"] == gpu.uuid
+    assert "/dev/nvidia1" not in grant.devices
+    with pytest.raises(AllocationError, match="2 GiB would span 2 GPUs"):
+        allocate(h200, VRAM, [shares[0], shares[-1]], {})
+
+
+def test_shares_are_taken_of_the_fullest_gpu_that_has_enough(h200):
+    one, two, three, *_ = h200.units
+    available = [f"{one}::{n}" for n in range(5)] + [f"{two}::{n}" for n in range(3)] + [f"{three}::7"]
+
+    assert preferred(h200, VRAM, available, [], 3) == tuple(f"{two}::{n}" for n in range(3))
+    assert preferred(h200, VRAM, available, [f"{one}::4"], 2) == (f"{one}::4", f"{one}::0")
+    assert preferred(h200, VRAM, available, [], 6) == ()
+    assert preferred(h200, VRAM, available, [f"{one}::0", f"{two}::0"], 2) == ()
+    assert preferred(h200, VRAM, ["GPU-gone::0"], [], 1) == ()
+
+
+def test_the_memory_of_a_gpu_that_is_unknown_is_not_offered(hosts):
+    host = hosts["genoa-h200"]
+    unknown = replace(host, gpus=tuple(replace(gpu, memory_mib=None) for gpu in host.gpus))
+
+    assert VRAM not in offer(unknown, vram=True).resources
+
+
+def test_a_gpu_without_a_uuid_is_named_by_its_index(hosts):
+    host = hosts["genoa-h200"]
+    nameless = replace(host, gpus=tuple(replace(gpu, uuid=None) for gpu in host.gpus))
+
+    assert list(offer(nameless).resources[GPU]) == [str(gpu.index) for gpu in host.gpus]

@@ -1,0 +1,452 @@
+"""The plugin against a kubelet of our own: real gRPC over sockets, as kubelet speaks it."""
+
+import asyncio
+import contextlib
+import signal
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import grpc
+import pytest
+
+from imagematrix.errors import ProbeError, UsageError
+from imagematrix.kubernetes.plugin.messages import message
+from imagematrix.kubernetes.plugin.offer import GPU, VRAM, offer
+from imagematrix.kubernetes.plugin.server import Plugin, Settings, Times
+from imagematrix.record import replace
+
+H200 = "imagematrix.io/gpu-h200"
+TIMES = Times(watch=0.02, pods=0.02, probe=0.02, answer=2, settle=1.0)
+
+
+class Kubelet:
+    """A kubelet: it takes registrations, connects back, and knows what devices its pods have."""
+
+    def __init__(self, folder, *, refuse=False):
+        self.folder = folder / "device-plugins"
+        self.folder.mkdir(exist_ok=True)
+        self.pods = folder / "pods.sock"
+        self.registered = {}
+        self.used = {}  # device ids by resource
+        self.refuse = refuse
+        self._servers = []
+
+    async def __aenter__(self):
+        for leftover in self.folder.iterdir():
+            leftover.unlink()
+        await self._serve(self.folder / "kubelet.sock", "v1beta1.Registration", Register=self._register)
+        self.pods.unlink(missing_ok=True)
+        await self._serve(self.pods, "v1.PodResourcesLister", List=self._list)
+        return self
+
+    async def __aexit__(self, *_):
+        for server in self._servers:
+            await server.stop(None)
+
+    async def _serve(self, path, service, **methods):
+        server = grpc.aio.server()
+        handlers = {
+            name: grpc.unary_unary_rpc_method_handler(
+                method,
+                request_deserializer=message("RegisterRequest" if name == "Register" else "Empty").FromString,
+                response_serializer=lambda answer: answer.SerializeToString(),
+            )
+            for name, method in methods.items()
+        }
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
+        server.add_insecure_port(f"unix:{path}")
+        await server.start()
+        self._servers.append(server)
+
+    async def _register(self, request, context):
+        if self.refuse:
+            await context.abort(grpc.StatusCode.UNKNOWN, "unsupported version")
+        assert request.version == "v1beta1"
+        options = await self._call(request.endpoint, "GetDevicePluginOptions", "Empty", "DevicePluginOptions")
+        self.registered[request.resource_name] = SimpleNamespace(
+            endpoint=request.endpoint, packs=options.get_preferred_allocation_available
+        )
+        return message("Empty")()
+
+    async def _list(self, _request, _context):
+        devices = [
+            message("ContainerDevices")(resource_name=resource, device_ids=ids)
+            for resource, ids in self.used.items()
+        ]
+        container = message("ContainerResources")(name="main", devices=devices)
+        pod = message("PodResources")(name="pod", namespace="default", containers=[container])
+        return message("ListPodResourcesResponse")(pod_resources=[pod])
+
+    async def _call(self, endpoint, method, request, answer, **fields):
+        async with grpc.aio.insecure_channel(f"unix:{self.folder / endpoint}") as channel:
+            call = channel.unary_unary(
+                f"/v1beta1.DevicePlugin/{method}",
+                request_serializer=lambda one: one.SerializeToString(),
+                response_deserializer=message(answer).FromString,
+            )
+            return await call(message(request)(**fields), timeout=5)
+
+    async def has(self, *resources):
+        await until(lambda: self.registered.keys() >= set(resources))
+
+    @contextlib.asynccontextmanager
+    async def watching(self, resource):
+        """Return the lists of healthy devices that the plugin sends, as an iterator."""
+        async with grpc.aio.insecure_channel(
+            f"unix:{self.folder / self.registered[resource].endpoint}"
+        ) as channel:
+            stream = channel.unary_stream(
+                "/v1beta1.DevicePlugin/ListAndWatch",
+                request_serializer=lambda one: one.SerializeToString(),
+                response_deserializer=message("ListAndWatchResponse").FromString,
+            )(message("Empty")(), timeout=20)
+
+            async def healthy():
+                answer: Any = await stream.read()
+                return {device.ID for device in answer.devices if device.health == "Healthy"}
+
+            yield healthy
+
+    async def allocate(self, resource, *ids):
+        answer = await self._call(
+            self.registered[resource].endpoint,
+            "Allocate",
+            "AllocateRequest",
+            "AllocateResponse",
+            container_requests=[message("ContainerAllocateRequest")(devices_ids=ids)],
+        )
+        (container,) = answer.container_responses
+        return container
+
+    async def preferred(self, resource, available, count):
+        request = message("ContainerPreferredAllocationRequest")(
+            available_deviceIDs=available, allocation_size=count
+        )
+        answer = await self._call(
+            self.registered[resource].endpoint,
+            "GetPreferredAllocation",
+            "PreferredAllocationRequest",
+            "PreferredAllocationResponse",
+            container_requests=[request],
+        )
+        return list(answer.container_responses[0].deviceIDs)
+
+
+class Node:
+    """A node whose hardware a test changes, and the notes of the plugin on it."""
+
+    def __init__(self, host, **options):
+        self.host = host
+        self.options = options
+        self.error = None
+        self.notes = []
+        self.uuids = [gpu.uuid for gpu in host.gpus]
+
+    def offer(self):
+        if self.error:
+            raise self.error
+        return offer(self.host, **self.options)
+
+    def lose(self, *indices):
+        gpus = tuple(replace(gpu, state="lost") if gpu.index in indices else gpu for gpu in self.host.gpus)
+        self.host = replace(self.host, gpus=gpus)
+
+    @contextlib.asynccontextmanager
+    async def plugin(self, folder):
+        ended = asyncio.Event()
+        settings = Settings(
+            offer=self.offer, folder=folder / "device-plugins", pods=folder / "pods.sock", times=TIMES
+        )
+        running = asyncio.create_task(Plugin(settings, self.notes.append).run(ended))
+        yield running
+        ended.set()
+        await asyncio.wait_for(running, 10)
+
+
+async def until(condition):
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110 - what is waited for is on the plugin's side
+            await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+def node(hosts):
+    return lambda name="genoa-h200", **options: Node(hosts[name], **options)
+
+
+def test_a_container_gets_device_nodes_and_no_mounts(tmp_path, node):
+    node = node()
+
+    async def scenario():
+        async with Kubelet(tmp_path) as kubelet, node.plugin(tmp_path):
+            await kubelet.has(GPU)
+            async with kubelet.watching(GPU) as healthy:
+                assert await healthy() == set(node.uuids)
+            return kubelet.registered[GPU], await kubelet.allocate(GPU, node.uuids[3])
+
+    registered, container = asyncio.run(scenario())
+
+    assert registered == SimpleNamespace(endpoint="imagematrix.io-gpu.sock", packs=False)
+    paths = [device.host_path for device in container.devices]
+    assert paths[:3] == ["/dev/nvidia3", "/dev/nvidiactl", "/dev/nvidia-uvm"]
+    assert {(device.container_path, device.permissions) for device in container.devices} == {
+        (path, "rw") for path in paths
+    }
+    assert [(one.key, one.value) for one in container.envs] == [("IMAGEMATRIX_GPUS", node.uuids[3])]
+    assert {field.name for field in container.DESCRIPTOR.fields} == {"envs", "devices"}
+    assert node.notes == ["offering 8 imagematrix.io/gpu"]
+    assert [path.name for path in (tmp_path / "device-plugins").glob("imagematrix*")] == []
+
+
+def test_a_gpu_that_fails_becomes_unhealthy_and_healthy_again(tmp_path, node):
+    node = node()
+    well = node.host
+
+    async def scenario():
+        async with Kubelet(tmp_path) as kubelet, node.plugin(tmp_path):
+            await kubelet.has(GPU)
+            async with kubelet.watching(GPU) as healthy:
+                lists = [await healthy()]
+                node.lose(5)
+                lists.append(await healthy())
+                with pytest.raises(grpc.aio.AioRpcError) as refused:
+                    await kubelet.allocate(GPU, node.uuids[5])
+                node.host = well
+                lists.append(await healthy())
+            return lists, refused.value
+
+    lists, refused = asyncio.run(scenario())
+
+    everything = set(node.uuids)
+    assert lists == [everything, everything - {node.uuids[5]}, everything]
+    assert refused.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert refused.details() == f"{node.uuids[5]} cannot be used: lost"
+    assert f"imagematrix.io/gpu: {refused.details()}" in node.notes
+
+
+def test_the_plugin_registers_again_when_kubelet_restarts(tmp_path, node):
+    node = node(vram=True)
+
+    async def scenario():
+        async with node.plugin(tmp_path):
+            async with Kubelet(tmp_path) as first:
+                await first.has(GPU, VRAM)
+            async with Kubelet(tmp_path) as second:
+                await second.has(GPU, VRAM)
+                async with second.watching(GPU) as healthy:
+                    return await healthy(), await second.allocate(GPU, node.uuids[0])
+
+    healthy, container = asyncio.run(scenario())
+
+    assert healthy == set(node.uuids)
+    assert container.devices[0].host_path == "/dev/nvidia0"
+    assert node.notes.count("offering 8 imagematrix.io/gpu") == 2
+
+
+def test_a_gpu_held_under_one_name_is_unhealthy_under_another_until_its_pod_ends(tmp_path, node):
+    node = node(by=["product"])
+    first, second, *_ = node.uuids
+
+    async def scenario():
+        async with Kubelet(tmp_path) as kubelet, node.plugin(tmp_path):
+            await kubelet.has(GPU, H200)
+            async with kubelet.watching(GPU) as generic, kubelet.watching(H200) as product:
+                lists = [await generic(), await product()]
+                await kubelet.allocate(H200, first)
+                lists.append(await generic())
+                with pytest.raises(grpc.aio.AioRpcError, match="is in use as"):
+                    await kubelet.allocate(GPU, first)
+                kubelet.used = {H200: [first], GPU: [second]}
+                lists.append(await product())
+                await asyncio.sleep(TIMES.settle + 0.2)
+                kubelet.used = {GPU: [second]}
+                lists.append(await generic())
+                kubelet.used = {}
+                lists.append(await product())
+            return lists
+
+    everything = set(node.uuids)
+    assert asyncio.run(scenario()) == [
+        everything,
+        everything,
+        everything - {first},
+        everything - {second},
+        everything,
+        everything,
+    ]
+
+
+def test_an_allocation_whose_pod_never_started_is_forgotten(tmp_path, node):
+    node = node(by=["product"])
+    first = node.uuids[0]
+
+    async def scenario():
+        async with Kubelet(tmp_path) as kubelet, node.plugin(tmp_path):
+            await kubelet.has(GPU, H200)
+            async with kubelet.watching(GPU) as generic:
+                assert await generic() == set(node.uuids)
+                allocated = time.monotonic()
+                await kubelet.allocate(H200, first)
+                assert await generic() == set(node.uuids) - {first}
+                assert await generic() == set(node.uuids)
+                return time.monotonic() - allocated
+
+    assert asyncio.run(scenario()) >= TIMES.settle
+
+
+def test_what_pods_hold_is_known_after_a_restart_of_the_plugin(tmp_path, node):
+    node = node(vram=True)
+
+    async def scenario():
+        async with Kubelet(tmp_path) as kubelet:
+            kubelet.used = {VRAM: [f"{node.uuids[7]}::0"]}
+            async with node.plugin(tmp_path):
+                await kubelet.has(GPU)
+                async with kubelet.watching(GPU) as healthy:
+                    return await healthy()
+
+    assert asyncio.run(scenario()) == set(node.uuids[:7])
+
+
+def test_while_kubelet_does_not_list_its_pods_nothing_is_released(tmp_path, node):
+    node = node(by=["product"])
+
+    async def scenario():
+        async with Kubelet(tmp_path) as kubelet, node.plugin(tmp_path):
+            await kubelet.has(GPU, H200)
+            kubelet.pods.unlink()
+            await until(lambda: any("pods unknown" in note for note in node.notes))
+            await kubelet.allocate(H200, node.uuids[0])
+            await asyncio.sleep(TIMES.settle + 0.2)
+            async with kubelet.watching(GPU) as healthy:
+                return await healthy()
+
+    assert asyncio.run(scenario()) == set(node.uuids[1:])
+    assert len([note for note in node.notes if "pods unknown" in note]) == 1
+
+
+def test_shares_are_packed_and_refused_where_they_would_span_gpus(tmp_path, node):
+    node = node(vram=True)
+    one, two, *_ = node.uuids
+
+    async def scenario():
+        async with Kubelet(tmp_path) as kubelet, node.plugin(tmp_path):
+            await kubelet.has(VRAM)
+            packed = await kubelet.preferred(VRAM, [f"{one}::0", f"{one}::1", f"{two}::0", f"{one}::2"], 2)
+            container = await kubelet.allocate(VRAM, *packed)
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await kubelet.allocate(VRAM, f"{one}::0", f"{two}::0")
+            return kubelet.registered[VRAM].packs, packed, container, refused.value.details()
+
+    packs, packed, container, refused = asyncio.run(scenario())
+
+    assert packs
+    assert packed == [f"{one}::0", f"{one}::1"]
+    assert {one.key: one.value for one in container.envs}["IMAGEMATRIX_VRAM_MIB"] == "2048"
+    assert "would span 2 GPUs" in refused
+
+
+def test_what_a_node_offers_may_change(tmp_path, node):
+    node = node()
+    empty = replace(node.host, gpus=())
+    full, node.host = node.host, empty
+
+    async def scenario():
+        async with Kubelet(tmp_path) as kubelet, node.plugin(tmp_path):
+            await until(lambda: node.notes)
+            assert kubelet.registered == {}
+            node.host = full
+            await kubelet.has(GPU)
+            async with kubelet.watching(GPU) as healthy:
+                lists = [await healthy()]
+                node.error = ProbeError("no /proc")
+                await until(lambda: "the node cannot be probed: no /proc" in node.notes)
+                node.error, node.host = None, empty
+                return [*lists, await healthy()]
+
+    assert asyncio.run(scenario()) == [set(node.uuids), set()]
+    assert node.notes[0] == "no GPU to offer on this node"
+
+
+def test_a_refused_registration_is_tried_again(tmp_path, node):
+    node = node()
+
+    async def scenario():
+        async with Kubelet(tmp_path, refuse=True) as kubelet, node.plugin(tmp_path):
+            await until(lambda: node.notes)
+            kubelet.refuse = False
+            await kubelet.has(GPU)
+
+    asyncio.run(scenario())
+    assert node.notes[0] == "kubelet did not register the plugin: unsupported version"
+    assert node.notes[-1] == "offering 8 imagematrix.io/gpu"
+
+
+def test_the_plugin_waits_for_a_kubelet_and_tells_that_once(tmp_path, node):
+    node = node()
+
+    async def scenario():
+        async with node.plugin(tmp_path):
+            await until(lambda: node.notes)
+            await asyncio.sleep(5 * TIMES.watch)
+            assert len(node.notes) == 1
+            async with Kubelet(tmp_path) as kubelet:
+                await kubelet.has(GPU)
+
+    asyncio.run(scenario())
+    assert node.notes[0] == f"{tmp_path}/device-plugins/kubelet.sock not found: waiting for kubelet"
+
+
+def test_a_socket_that_cannot_be_made_ends_the_plugin(tmp_path, node):
+    node = node()
+    folder = tmp_path / ("x" * 100)  # longer than the address of a socket may be
+    folder.mkdir()
+    (folder / "kubelet.sock").touch()
+    settings = Settings(offer=node.offer, folder=folder, pods=folder / "pods.sock", times=TIMES)
+
+    with pytest.raises(UsageError, match="cannot listen on"):
+        asyncio.run(Plugin(settings, node.notes.append).run(asyncio.Event()))
+
+
+def test_the_command_ends_on_a_signal_and_removes_its_sockets(tmp_path, profiles):
+    words = ["kubernetes", "device-plugin", "--host", profiles["genoa-h200"], "--kubelet", tmp_path]
+
+    async def scenario():
+        async with Kubelet(tmp_path) as kubelet:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "imagematrix", *map(str, words), stderr=subprocess.PIPE
+            )
+            await kubelet.has(GPU)
+            present = (kubelet.folder / kubelet.registered[GPU].endpoint).exists()
+            process.send_signal(signal.SIGTERM)
+            _, errors = await asyncio.wait_for(process.communicate(), 10)
+            return (
+                present,
+                process.returncode,
+                errors.decode(),
+                [path.name for path in kubelet.folder.iterdir()],
+            )
+
+    assert asyncio.run(scenario()) == (True, 0, "offering 8 imagematrix.io/gpu\n", ["kubelet.sock"])
+
+
+def test_messages_are_on_the_wire_as_kubelet_reads_them():
+    grant = message("ContainerAllocateResponse")(
+        envs=[message("Variable")(key="A", value="b")],
+        devices=[message("DeviceSpec")(container_path="/c", host_path="/h", permissions="rw")],
+    )
+    request = message("RegisterRequest")(
+        version="v1beta1",
+        endpoint="e",
+        resource_name="r/g",
+        options=message("DevicePluginOptions")(get_preferred_allocation_available=True),
+    )
+
+    # By the encoding of protobuf: field number times 8 plus 2 for what has a length, and the length.
+    assert grant.SerializeToString() == b"\x0a\x06\x0a\x01A\x12\x01b\x1a\x0c\x0a\x02/c\x12\x02/h\x1a\x02rw"
+    assert request.SerializeToString() == b"\x0a\x07v1beta1\x12\x01e\x1a\x03r/g\x22\x02\x10\x01"
+    topology = b"\x1a\x04\x0a\x02\x08\x01"  # a field of Device that is not described here
+    assert message("Device").FromString(b"\x0a\x01G\x12\x07Healthy" + topology).health == "Healthy"
