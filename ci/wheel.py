@@ -37,6 +37,7 @@ CALLS = (
     ("schema catalog", 0),
     ("probe --json", 0),
     ("gpus", 0),
+    ("gpus --metrics", 0),
     ("doctor", NO_ENGINE),
     (f"select training:v1 --catalog catalog.json --host {HOST}", 0),
     (f"explain training:v1 --catalog catalog.json --host {HOST}", 0),

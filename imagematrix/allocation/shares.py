@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from imagematrix.allocation.usage import Consumer
     from imagematrix.node.host import Gpu
 
-__all__ = ["parse_mib", "remaining"]
+__all__ = ["counted", "parse_mib", "remaining"]
 
 MPS = "nvidia-cuda-mps"  # of nvidia-cuda-mps-server; /proc/PID/comm has 15 characters
 
@@ -23,19 +23,20 @@ def parse_mib(text: str) -> int | None:
 
 
 def remaining(gpu: Gpu, consumers: Iterable[Consumer], *, mps: bool = False) -> int | None:
-    """Return the MiB of `gpu` that its `consumers` leave; None if one uses the whole GPU, or if unknown.
-
-    A lease or a process counts as part of its container while that runs. With `mps` the MPS server is not
-    counted, because it works on behalf of the shares.
-    """
+    """Return the MiB of `gpu` that its `consumers` leave; None if one uses the whole GPU, or if unknown."""
     memory = memory_mib(gpu)
-    declared = [consumer.vram_mib for consumer in _counted(tuple(consumers), mps=mps)]
+    declared = [consumer.vram_mib for consumer in counted(tuple(consumers), mps=mps)]
     if memory is None or None in declared:
         return None
     return max(0, memory - sum(share for share in declared if share is not None))
 
 
-def _counted(consumers: tuple[Consumer, ...], *, mps: bool) -> list[Consumer]:
+def counted(consumers: tuple[Consumer, ...], *, mps: bool) -> list[Consumer]:
+    """Return the consumers that count as users of a GPU.
+
+    A lease or a process counts as part of its container while that runs. With `mps` the MPS server is not
+    counted, because it works on behalf of the shares.
+    """
     containers = [consumer for consumer in consumers if consumer.kind == "container"]
     marks = frozenset[str]().union(*(container.marks for container in containers))
     others = [

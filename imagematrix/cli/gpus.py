@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+from typing import Annotated
+
+import typer
 
 from imagematrix.cli.options import HostFile, Json
-from imagematrix.cli.output import info, print_json, table
+from imagematrix.cli.output import info, print_json, print_text, table
+from imagematrix.errors import UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,8 +24,16 @@ __all__ = ["command"]
 COLUMNS = ("GPU", "name", "uuid", "", "used by", "load", "memory", "temperature")
 
 
-def command(host: HostFile = None, json: Json = False) -> None:
+def command(
+    host: HostFile = None,
+    json: Json = False,
+    metrics: Annotated[
+        bool, typer.Option("--metrics", help="Print metrics for Prometheus, as text.")
+    ] = False,
+) -> None:
     """Show which GPUs of this node are free, shared or in use, and by what."""
+    if json and metrics:
+        raise UsageError("--json and --metrics are mutually exclusive")
     from imagematrix.allocation.report import statuses, to_json
     from imagematrix.allocation.survey import query_nvml, survey
     from imagematrix.allocation.usage import combined
@@ -37,6 +49,10 @@ def command(host: HostFile = None, json: Json = False) -> None:
     gpus = statuses(node.gpus, usage, nvml, complete=not warnings)
     if json:
         print_json(to_json(gpus, (*node.warnings, *warnings)))
+    elif metrics:
+        from imagematrix.allocation.metrics import text
+
+        print_text(text(gpus).rstrip("\n"))
     elif gpus:
         table(COLUMNS, [row for status in gpus for row in _rows(status)])
     else:

@@ -4,6 +4,7 @@ import json
 import os
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from imagematrix.allocation.locks import Locks, release
 from imagematrix.node import signs
@@ -127,3 +128,83 @@ def test_unusable_gpu_is_not_free(cli, profiles, engine, tmp_path):
 def test_node_without_gpus_is_reported(cli, profiles, engine):
     assert engine.containers == []
     assert cli("gpus", "--host", profiles["laptop"]) == (0, "this node has no GPU\n", "")
+
+
+def samples(text):
+    """Return the samples of Prometheus' text by metric and GPU, as its own parser reads them."""
+    families = list(text_string_to_metric_families(text))
+    assert all(family.type == "gauge" and family.documentation for family in families)
+    return {
+        (sample.name.removeprefix("imagematrix_gpu_"), sample.labels["gpu"]): sample.value
+        for family in families
+        for sample in family.samples
+    }
+
+
+def test_metrics_of_shared_used_and_broken_gpus(cli, profiles, engine, tmp_path):
+    host = json.loads(profiles["icelake-l40s"].read_text())
+    minor, other = (gpu["minor"] for gpu in host["gpus"][:2])
+    memory = host["gpus"][0]["memory_mib"] * 1024**2
+    host["gpus"][2] |= {"state": "lost", "minor": None, "name": 'a "name"\\'}
+    path = tmp_path / "host.json"
+    path.write_text(json.dumps(host))
+    shared, whole = container("shared", f"/dev/nvidia{minor}"), container("whole", f"/dev/nvidia{other}")
+    shared["Config"]["Labels"] = {"io.imagematrix.vram": "4096"}
+    engine.add_image({})
+    engine.containers = [one | {"Image": engine.images[0]["Id"]} for one in (shared, whole)]
+
+    result = cli("gpus", "--host", path, "--metrics")
+
+    found = samples(result.out)
+    assert result.code == 0
+    assert [found["users", gpu] for gpu in "012"] == [1, 1, 0]
+    assert [found["shares", gpu] for gpu in "012"] == [1, 0, 0]
+    assert [found["usable", gpu] for gpu in "012"] == [1, 1, 0]
+    assert [found["free", gpu] for gpu in "0123"] == [0, 0, 0, 1]
+    assert found["memory_bytes", "0"] == memory
+    assert found["memory_shareable_bytes", "0"] == memory - 4096 * 1024**2
+    assert ("memory_shareable_bytes", "1") not in found
+    assert ("utilization_ratio", "0") not in found
+    assert 'name="a \\"name\\"\\\\"' in result.out
+
+
+@pytest.mark.usefixtures("engine")
+def test_metrics_of_mig_devices_and_of_the_load(cli, profiles, configure_nvml, monkeypatch):
+    host = json.loads(profiles["mig"].read_text())
+    whole, parted = sorted(host["gpus"], key=lambda gpu: gpu["mig"] is not None)
+    device = parted["mig"][1]
+    process = f"{os.getpid()}:{device['gpu_instance']}:{device['compute_instance']}"
+    configure_nvml(
+        gpus=f"minor={whole['minor']},used=1024,util=97,temp=61,procs={os.getpid()};"
+        f"minor={parted['minor']},util=-1,procs={process}"
+    )
+    monkeypatch.setattr(signs.Signs, "driver", True)
+
+    text = cli("gpus", "--host", profiles["mig"], "--metrics").out
+
+    found = samples(text)
+    gpu, parent = str(whole["index"]), str(parted["index"])
+    parts = [f"{parent}:{part['gpu_instance']}:{part['compute_instance']}" for part in parted["mig"]]
+    assert found["memory_used_bytes", gpu] == 1024**3
+    assert (found["utilization_ratio", gpu], found["temperature_celsius", gpu]) == (0.97, 61)
+    assert [found["free", part] for part in parts] == [1, 0, 1]
+    assert found["memory_bytes", parts[0]] == parted["mig"][0]["memory_mib"] * 1024**2
+    assert ("free", parent) not in found
+    assert ("utilization_ratio", parent) not in found
+    assert f'profile="{device["profile"]}"' in text
+
+
+def test_metrics_have_no_usage_where_it_is_unknown(cli, profiles, no_engine):  # noqa: ARG001
+    result = cli("gpus", "--host", profiles["driver-mismatch"], "--metrics")
+
+    found = samples(result.out)
+    assert {name for name, _ in found}.isdisjoint({"free", "users", "shares", "memory_shareable_bytes"})
+    assert ("usable", "0") in found
+    assert "GPU usage by containers unknown" in result.err
+
+
+def test_metrics_are_not_json(cli):
+    result = cli("gpus", "--json", "--metrics")
+
+    assert (result.code, result.out) == (2, "")
+    assert "--json and --metrics are mutually exclusive" in result.err

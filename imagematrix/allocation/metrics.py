@@ -1,0 +1,74 @@
+"""The status of a node's GPUs as metrics in Prometheus' text format: `imagematrix gpus --metrics`."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
+
+from imagematrix.allocation.shares import counted
+from imagematrix.gpus.choice import instance, memory_mib
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from imagematrix.allocation.report import Status
+
+__all__ = ["text"]
+
+MIB = 1024**2
+LABELS = ("gpu", "uuid", "name", "profile")
+# A value that is unknown has no sample.
+METRICS = {
+    "usable": "Whether the GPU or MIG device works: 1 or 0.",
+    "free": "Whether it works and nothing uses it: 1 or 0.",
+    "users": "How many containers, processes and leases use it; those of one launch count once.",
+    "shares": "How many of its users have declared a share of its memory.",
+    "memory_bytes": "Its memory.",
+    "memory_used_bytes": "The memory in use, by the driver.",
+    "memory_shareable_bytes": "The memory that is left for further shares; none if it is used whole.",
+    "utilization_ratio": "The load by the driver, from 0 to 1.",
+    "temperature_celsius": "The temperature.",
+}
+
+
+def text(statuses: Iterable[Status]) -> str:
+    """Return the metrics of GPUs, and of the MIG devices of those in MIG mode."""
+    registry = CollectorRegistry()
+    gauges = {
+        name: Gauge(f"imagematrix_gpu_{name}", meaning, LABELS, registry=registry)
+        for name, meaning in METRICS.items()
+    }
+    for status in statuses:
+        for one in (status, *status.parts):
+            for name, value in _values(one):
+                if value is not None:
+                    gauges[name].labels(*_labels(one)).set(value)
+    return generate_latest(registry).decode()
+
+
+def _labels(status: Status) -> tuple[str, str, str, str]:
+    gpu = status.gpu
+    if status.parts or not gpu.mig:
+        return str(gpu.index), gpu.uuid or "", gpu.name or "", ""
+    (device,) = gpu.mig
+    return instance(gpu, device), device.uuid or "", gpu.name or "", device.profile or ""
+
+
+def _values(status: Status) -> Iterator[tuple[str, float | None]]:
+    gpu, live = status.gpu, status.live
+    yield "usable", gpu.usable
+    if not status.parts:  # else they are those of its MIG devices
+        users = counted(status.used_by, mps=True) if status.complete else None
+        yield "free", status.free
+        yield "users", len(users) if users is not None else None
+        yield "shares", sum(user.vram_mib is not None for user in users) if users is not None else None
+        yield "memory_shareable_bytes", _bytes(status.free_mib)
+    yield "memory_bytes", _bytes(gpu.memory_mib if status.parts else memory_mib(gpu))
+    if live is not None:
+        yield "memory_used_bytes", _bytes(live.memory_used_mib)
+        yield "utilization_ratio", None if live.utilization is None else live.utilization / 100
+        yield "temperature_celsius", live.temperature
+
+
+def _bytes(mib: int | None) -> int | None:
+    return None if mib is None else mib * MIB
