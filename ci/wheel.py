@@ -48,6 +48,8 @@ CALLS = (
     ("kubernetes needs training:v1 --catalog catalog.json", 0),
     ("kubernetes render job training:v1 --nodes nodes.json --catalog catalog.json", 3),
     (f"kubernetes device-plugin --by product --vram --dry-run --host {HOST}", 0),
+    # Without such files.
+    ("kubernetes webhook --catalog catalog.json --nodes nodes.json --tls-cert x --tls-key y", 2),
     ("resolver", 2),  # it wants an upstream, and would not end
     ("swarm run --gpus 1 training:v1", NO_ENGINE),
     ("swarm gc", NO_ENGINE),

@@ -127,10 +127,10 @@ def admit(pod: Json, policy: Policy, *, subresource: str = "") -> Admission:
     ]
     if not uses:
         return Admission()
-    left = [each for each in policy.classes if _may_run(pod, each)]
-    images = [each.image for each in left if each.image]
     terms = required(spec)
     wide = any(len(some) > WIDEST for some in (*(spec.get(name) or () for name in LISTS), terms or ()))
+    left = [] if wide else [each for each in policy.classes if _may_run(pod, each)]
+    images = [each.image for each in left if each.image]
     if wide or len(set(images)) != 1:
         return Admission(reason=_reason(policy.name, left, images, wide=wide), refused=policy.deny)
     patch = [{"op": "replace", "path": path, "value": images[0]} for path in uses]

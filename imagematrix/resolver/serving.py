@@ -6,11 +6,11 @@ import asyncio
 import ipaddress
 import signal
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
 from aiohttp import web
 
 from imagematrix.errors import ImagematrixError, UsageError
+from imagematrix.resolver.address import address
 from imagematrix.resolver.answer import Nodes
 from imagematrix.resolver.journal import Journal
 from imagematrix.resolver.policy import Policy
@@ -52,22 +52,13 @@ class Settings:
 
     def address(self) -> tuple[str, int]:
         """Return where to listen; raise UsageError if it is invalid, or open to others without a token."""
-        address: ipaddress.IPv4Address | ipaddress.IPv6Address = ipaddress.IPv4Address(0)
-        try:
-            parts = urlsplit(f"//{self.listen}")
-            port = parts.port
-            host = "127.0.0.1" if parts.hostname == "localhost" else str(parts.hostname)
-            address = ipaddress.ip_address(host)
-        except ValueError:
-            port = None
-        if port is None:
-            raise UsageError(f"invalid address {self.listen!r}: expected such as 127.0.0.1:5050")
-        if not address.is_loopback and not self.token:
+        host, port = address(self.listen)
+        if not ipaddress.ip_address(host).is_loopback and not self.token:
             raise UsageError(
                 f"{self.listen} can be reached by others, who would read images with this node's login",
                 remedy="set a password for them with --token-file, or listen on 127.0.0.1",
             )
-        return str(address), port
+        return host, port
 
 
 def serve(settings: Settings, note: Callable[[str], None]) -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from imagematrix.kubernetes.classes import Classes
 
-__all__ = ["Drivers", "ImageName", "Nodes", "NodesFile", "cluster"]
+__all__ = ["Drivers", "ImageName", "Nodes", "NodesFile", "OnUnknown", "cluster", "denies"]
 
 HELP = "The nodes, from `kubectl get nodes -o json`; - for stdin."
 Nodes = Annotated[Path, typer.Argument(metavar="NODES.json", help=HELP)]
@@ -36,6 +36,22 @@ Drivers = Annotated[
     list[str] | None,
     typer.Option("--driver", metavar="OLD=NEW", help="Tell what another driver would change; repeatable."),
 ]
+OnUnknown = Annotated[
+    str,
+    typer.Option(
+        "--on-unknown",
+        metavar="{default|deny}",
+        help="Leave a pod whose image is not decided as it is, or refuse it.",
+    ),
+]
+ON_UNKNOWN = ("default", "deny")
+
+
+def denies(on_unknown: str) -> bool:
+    """Return whether pods whose image is not decided are refused."""
+    if on_unknown not in ON_UNKNOWN:
+        raise UsageError(f"invalid --on-unknown: {on_unknown!r}", remedy=f"one of {', '.join(ON_UNKNOWN)}")
+    return on_unknown == "deny"
 
 
 def cluster(

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from imagematrix.cli.choosing import catalog_of
-from imagematrix.cli.kubernetes.options import NodesFile, cluster
+from imagematrix.cli.kubernetes.options import NodesFile, OnUnknown, cluster, denies
 from imagematrix.cli.options import AllowCpu, CatalogName, Image, Where
 from imagematrix.cli.output import print_text, warn
 from imagematrix.errors import UsageError
@@ -33,7 +33,6 @@ KINDS = {
     "policy": "an admission policy that gives pods the image of their class",
     "compatibility": "an image-compatibility artifact of NFD for each variant",
 }
-ON_UNKNOWN = ("default", "deny")
 
 
 def command(
@@ -67,14 +66,7 @@ def command(
     pods: Annotated[
         int, typer.Option("--pods", min=1, metavar="N", help="The number of pods, such as ranks or replicas.")
     ] = 1,
-    on_unknown: Annotated[
-        str,
-        typer.Option(
-            "--on-unknown",
-            metavar="{default|deny}",
-            help="A policy leaves a pod whose image is not decided as it is, or refuses it.",
-        ),
-    ] = "default",
+    on_unknown: OnUnknown = "default",
     used_as: Annotated[
         str | None,
         typer.Option(
@@ -130,10 +122,8 @@ def _policy(found: Classes, name: str | None, used_as: str | None, on_unknown: s
     from imagematrix.kubernetes.admission import policy
     from imagematrix.kubernetes.policy import objects
 
-    if on_unknown not in ON_UNKNOWN:
-        raise UsageError(f"invalid --on-unknown: {on_unknown!r}", remedy=f"one of {', '.join(ON_UNKNOWN)}")
     version = f"{found.catalog.image}:{found.catalog.version}"
-    made = policy(used_as or version, found, deny=on_unknown == "deny")
+    made = policy(used_as or version, found, deny=denies(on_unknown))
     named = f"{_name(found)}-{found.catalog.version}".lower().replace("_", "-").replace(".", "-")
     return list(objects(made, name or named))
 

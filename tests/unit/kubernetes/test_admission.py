@@ -6,59 +6,35 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
+from admitting import (
+    CLASSES,
+    DECIDED,
+    NAME,
+    OTHER,
+    POLICY,
+    REFUSED,
+    A,
+    B,
+    asking,
+    images,
+    one_class,
+    pod,
+    term,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scheduling import ApiServer, admitted, patched
 
 from imagematrix import documents
 from imagematrix.errors import UsageError
-from imagematrix.kubernetes.admission import EPHEMERAL, PodClass, Policy, admit, policy
+from imagematrix.kubernetes.admission import EPHEMERAL, Policy, admit, policy
 from imagematrix.kubernetes.affinity import required
 from imagematrix.kubernetes.classes import classes
 from imagematrix.kubernetes.labels import CLASS
 from imagematrix.kubernetes.nodes import parse
 from imagematrix.kubernetes.policy import objects
 
-NAME, OTHER = "reg/t:v1", "debian:trixie"
-A, B = f"reg/t:v1-a@sha256:{'a' * 64}", f"reg/t:v1-b@sha256:{'b' * 64}"
-REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
-
-
-def one_class(name, image, *, pool, zone=("x",), memory=("40",), **values):
-    told = {CLASS: (name,), "pool": pool, "zone": zone, "memory": memory}
-    return PodClass(name=name, image=image, values=told | values)
-
-
-CLASSES = (
-    one_class("h200", A, pool=("big",), memory=("141", "!"), **{"metadata.name": ("n1", "n2")}),
-    one_class("h100", A, pool=("big", "old"), zone=("x", "y"), **{"metadata.name": ("n3",)}),
-    one_class("l40s", B, pool=("small", "!"), zone=("y",), **{"metadata.name": ("n4",)}),
-    one_class("cpu", "", pool=("!",), zone=("z",), memory=("!",), **{"metadata.name": ("n5",)}),
-)
-POLICY = Policy(name=NAME, classes=CLASSES, deny=True)
 SERVER = ApiServer(list(objects(POLICY, "t-v1")))
-
-
-def pod(*images, labels=None, **spec):
-    """Return a pod with a container for each image."""
-    containers = [{"name": f"c{number}", "image": image} for number, image in enumerate(images)]
-    metadata = {"name": "p"} | ({"labels": labels} if labels is not None else {})
-    return {"kind": "Pod", "metadata": metadata, "spec": {"containers": containers, **spec}}
-
-
-def asking(*terms):
-    """Return an affinity that requires one of some terms."""
-    return {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": list(terms)}}}
-
-
-def term(key, operator, *values, kind="matchExpressions"):
-    return {kind: [{"key": key, "operator": operator} | ({"values": list(values)} if values else {})]}
-
-
-def images(given_pod):
-    spec = given_pod["spec"]
-    lists = ("initContainers", "containers", "ephemeralContainers")
-    return [container.get("image") for name in lists for container in spec.get(name) or ()]
 
 
 def decided(given_pod, subresource=""):
@@ -76,44 +52,7 @@ def decided(given_pod, subresource=""):
     return after, admission.reason
 
 
-@pytest.mark.parametrize(
-    ("spec", "image"),
-    [
-        ({"nodeSelector": {CLASS: "h200"}}, A),
-        ({"nodeSelector": {"pool": "big"}}, A),
-        ({"nodeSelector": {"pool": "small"}}, B),
-        ({"nodeSelector": {"pool": "big", "unknown": "x"}}, A),
-        ({"nodeSelector": {"zone": "y"}}, None),
-        ({"nodeSelector": {"zone": "z"}}, None),
-        ({"nodeSelector": {"pool": "none"}}, None),
-        ({}, None),
-        ({"nodeName": "n4"}, B),
-        ({"nodeName": ""}, None),
-        ({"nodeName": "n9"}, None),
-        ({"labels": {CLASS: "l40s"}}, B),
-        ({"labels": {CLASS: "l40s"}, "nodeSelector": {"pool": "big"}}, None),
-        ({"labels": {"app": "x"}, "nodeSelector": {"pool": "big"}}, A),
-        ({"affinity": {}, "nodeSelector": {"pool": "big"}}, A),
-        ({"affinity": {"podAffinity": {}}, "nodeSelector": {"pool": "big"}}, A),
-        ({"affinity": {"nodeAffinity": {}}, "nodeSelector": {"pool": "big"}}, A),
-        ({"affinity": asking(term("pool", "In", "big", "old"))}, A),
-        ({"affinity": asking(term("pool", "In", "big"), term("pool", "In", "old"))}, A),
-        ({"affinity": asking(term("pool", "In", "big"), term("pool", "In", "small"))}, None),
-        ({"affinity": asking(term("pool", "NotIn", "big", "old"))}, B),
-        ({"affinity": asking(term("pool", "DoesNotExist"))}, B),
-        ({"affinity": asking(term("pool", "Exists"))}, None),
-        ({"affinity": asking(term("memory", "Gt", "100"))}, A),
-        ({"affinity": asking(term("memory", "Lt", "100"))}, None),
-        ({"affinity": asking(term("memory", "Gt", "x"))}, None),
-        ({"affinity": asking(term("metadata.name", "In", "n4", kind="matchFields"))}, B),
-        ({"affinity": asking(term("metadata.name", "In", "n2", kind="matchFields"))}, A),
-        ({"affinity": asking({}, term("pool", "In", "big"))}, A),
-        ({"affinity": asking({})}, None),
-        ({"affinity": asking()}, None),
-        ({"affinity": asking(term("unknown", "In", "x")), "nodeSelector": {"pool": "big"}}, A),
-        ({"affinity": asking(term("pool", "Later", "x")), "nodeSelector": {"pool": "big"}}, A),
-    ],
-)
+@pytest.mark.parametrize(("spec", "image"), DECIDED)
 def test_a_pod_gets_the_image_of_the_classes_that_it_may_run_on(spec, image):
     after, reason = decided(pod(NAME, OTHER, **spec))
     assert images(after) == [image or NAME, OTHER]
@@ -129,18 +68,7 @@ def test_a_pod_gets_the_image_of_the_classes_that_it_may_run_on(spec, image):
         assert [one for one in before if not one] == [one for one in required(after["spec"]) if not one]
 
 
-@pytest.mark.parametrize(
-    ("given_pod", "reason"),
-    [
-        (
-            pod(NAME),
-            f"{NAME}: nodes that the pod may get need different images: h200, h100, l40s, cpu; select",
-        ),
-        (pod(NAME, nodeSelector={"zone": "z"}), f"{NAME}: nothing fits the nodes that the pod may get: cpu"),
-        (pod(NAME, nodeSelector={"pool": "x"}), f"{NAME}: no class of nodes matches the pod's node selector"),
-        (pod(*[NAME] * 41, nodeSelector={"pool": "big"}), f"{NAME}: the pod has more than 40 containers"),
-    ],
-)
+@pytest.mark.parametrize(("given_pod", "reason"), REFUSED)
 def test_a_refusal_has_a_reason(given_pod, reason):
     assert decided(given_pod)[1].startswith(reason)
 

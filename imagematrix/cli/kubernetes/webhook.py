@@ -1,0 +1,62 @@
+"""`imagematrix kubernetes webhook`: gives pods the image of their class when they are created."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from imagematrix.cli.kubernetes.options import OnUnknown, denies
+from imagematrix.cli.options import AllowCpu, Where
+from imagematrix.cli.output import info
+
+__all__ = ["command"]
+
+CLUSTER = "cluster"
+
+
+def command(
+    catalog: Annotated[
+        list[str],
+        typer.Option(
+            "--catalog", metavar="FILE|REF", help="A version whose name in pods is replaced; repeatable."
+        ),
+    ],
+    nodes: Annotated[
+        str,
+        typer.Option(
+            metavar=f"{{NODES.json|{CLUSTER}}}",
+            help="The nodes, from a file, or watched by this pod's service account.",
+        ),
+    ],
+    tls_cert: Annotated[Path, typer.Option(metavar="FILE", help="The certificate chain, PEM.")],
+    tls_key: Annotated[Path, typer.Option(metavar="FILE", help="The certificate's key, PEM.")],
+    listen: Annotated[str, typer.Option(metavar="ADDRESS:PORT", help="Where to listen.")] = "0.0.0.0:8443",
+    on_unknown: OnUnknown = "default",
+    where: Where = None,
+    allow_cpu: AllowCpu = False,
+) -> None:
+    """Serve admission reviews over TLS: pods get the digest of their class, and the affinity to it.
+
+    Nodes, catalogs and the certificate are read again when they change. Without nodes or a catalog it is not
+    ready and answers 503, so that the failurePolicy of its configuration decides.
+    """
+    from imagematrix.kubernetes.webhook.api import Watched, inside
+    from imagematrix.kubernetes.webhook.known import Question
+    from imagematrix.kubernetes.webhook.serving import Settings, serve
+    from imagematrix.kubernetes.webhook.sources import Filed
+    from imagematrix.selection.question import parse
+
+    question = Question(deny=denies(on_unknown), allow_cpu=allow_cpu, where=parse(where or ()))
+    serve(
+        Settings(
+            catalogs=tuple(dict.fromkeys(catalog)),
+            nodes=Watched(inside()) if nodes == CLUSTER else Filed(Path(nodes)),
+            chain=tls_cert,
+            key=tls_key,
+            listen=listen,
+            question=question,
+        ),
+        note=info,
+    )

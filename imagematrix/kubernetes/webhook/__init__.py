@@ -1,0 +1,1 @@
+"""The admission webhook: `admission.admit` for clusters without admission policies."""

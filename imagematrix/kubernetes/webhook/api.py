@@ -1,0 +1,196 @@
+"""The nodes of a cluster by its API server: a list, and a watch from there on.
+
+See https://kubernetes.io/docs/reference/using-api/api-concepts, "Efficient detection of changes".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+from aiohttp.http_exceptions import HttpProcessingError
+
+from imagematrix import documents
+from imagematrix.errors import EngineError, UsageError
+from imagematrix.kubernetes.nodes import parse
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping
+
+    from imagematrix.kubernetes.nodes import Node
+    from imagematrix.kubernetes.webhook.journal import Journal
+    from imagematrix.kubernetes.webhook.known import Known
+
+__all__ = ["Api", "Watched", "inside"]
+
+ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+NODES = "/api/v1/nodes"
+PAGE = 500  # nodes of one answer
+LINE = 4 << 20  # bytes; etcd keeps no object of more than 1.5 MiB
+WATCH_S = 300  # after which the API server ends a watch
+SILENCE_S = 30
+PAUSE_S, LONGEST_S = 1.0, 30.0  # before another try, twice as long each time
+OK, GONE = 200, 410
+# The last two are for a line that is too long, by the release of aiohttp.
+FAILURES = (aiohttp.ClientError, TimeoutError, OSError, HttpProcessingError, ValueError)
+
+
+class _GoneError(Exception):
+    """The API server no longer has the changes since a version."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Api:
+    """An API server: its URL, and the files of the token and of the authorities that sign its certificate.
+
+    The token is read for each request, because the kubelet replaces it.
+    """
+
+    url: str
+    token: Path
+    authorities: Path | None
+
+    def headers(self) -> dict[str, str]:
+        """Return the headers of a request; raise UsageError if there is no token."""
+        try:
+            return {"Authorization": f"Bearer {self.token.read_text('utf-8').strip()}"}
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"{self.token} cannot be read: {error}") from error
+
+    def context(self) -> ssl.SSLContext:
+        """Return the TLS of a connection; raise UsageError if the authorities cannot be read."""
+        try:
+            return ssl.create_default_context(cafile=self.authorities)
+        except (OSError, ssl.SSLError) as error:
+            raise UsageError(f"{self.authorities} cannot be read: {error}") from error
+
+
+def inside(environment: Mapping[str, str] = os.environ, account: Path = ACCOUNT) -> Api:
+    """Return the API server of the cluster that this runs in; raise UsageError outside of one."""
+    host, port = environment.get("KUBERNETES_SERVICE_HOST"), environment.get("KUBERNETES_SERVICE_PORT")
+    if not host or not port:
+        raise UsageError(
+            "--nodes cluster: this is no pod of a cluster",
+            remedy="give --nodes NODES.json, from `kubectl get nodes -o json`",
+        )
+    name = f"[{host}]" if ":" in host else host
+    return Api(url=f"https://{name}:{port}", token=account / "token", authorities=account / "ca.crt")
+
+
+class Watched:
+    """The nodes of a cluster."""
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+        self._nodes: dict[str, Node] = {}
+        self._version: str | None = None
+
+    async def follow(self, known: Known, journal: Journal) -> None:
+        """See Nodes; while the API server cannot be read, the last nodes are used."""
+        pause = PAUSE_S
+        while True:
+            before = self._version
+            try:
+                await self._read(known, journal)
+            except _GoneError:
+                self._version = None
+                journal.note("nodes: listed anew, because the API server has no older changes")
+            except (EngineError, UsageError) as error:
+                journal.failed("nodes", error)
+            except FAILURES as error:
+                journal.failed("nodes", EngineError(f"the API server cannot be read: {error!r:.300}"))
+            pause = PAUSE_S if self._version != before else min(2 * pause, LONGEST_S)
+            # Several of us should not come back at the same time.
+            await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311
+
+    async def _read(self, known: Known, journal: Journal) -> None:
+        """List the nodes if that is needed, and take changes until the watch ends."""
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=SILENCE_S, sock_read=WATCH_S + SILENCE_S)
+        connector = aiohttp.TCPConnector(ssl=self._api.context())
+        async with aiohttp.ClientSession(
+            self._api.url, connector=connector, timeout=timeout, read_bufsize=LINE
+        ) as session:
+            if self._version is None:
+                self._version = await self._list(session, journal)
+                known.put_nodes(self._nodes.values())
+            async for changed in self._watch(session, self._version, journal):
+                if changed:
+                    known.put_nodes(self._nodes.values())
+
+    async def _list(self, session: aiohttp.ClientSession, journal: Journal) -> str:
+        """Read all nodes and return their version."""
+        found: dict[str, Node] = {}
+        query = {"limit": str(PAGE)}
+        while True:
+            async with session.get(NODES, params=query, headers=self._api.headers()) as answer:
+                await _check(answer)
+                fields = documents.Fields(documents.parse(await answer.read(), "nodes"), "nodes")
+            for item in fields.objects("items"):
+                node = _node(item.data, journal)
+                if node:
+                    found[node.name] = node
+            metadata = fields.object_or_none("metadata") or documents.Fields({}, "nodes: metadata")
+            following = metadata.text_or_none("continue")
+            if not following:
+                self._nodes = found
+                return metadata.text("resourceVersion")
+            query["continue"] = following
+
+    async def _watch(
+        self, session: aiohttp.ClientSession, version: str, journal: Journal
+    ) -> AsyncIterator[bool]:
+        """Take changes since a version; yield for each whether it matters here."""
+        query = {
+            "watch": "1",
+            "resourceVersion": version,
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(WATCH_S),
+        }
+        async with session.get(NODES, params=query, headers=self._api.headers()) as answer:
+            await _check(answer)
+            async for line in answer.content:
+                event = documents.Fields(documents.parse(line, "watch"), "watch")
+                item = event.object_or_none("object") or documents.Fields({}, "watch: object")
+                if event.text("type") == "ERROR":
+                    if item.integer_or_none("code") == GONE:
+                        raise _GoneError
+                    raise EngineError(f"the watch has ended: {item.text_or_none('message')}")
+                metadata = item.object_or_none("metadata") or documents.Fields({}, "watch: metadata")
+                changed = self._take(event.text("type"), item, journal)
+                self._version = metadata.text("resourceVersion")
+                yield changed
+
+    def _take(self, kind: str, item: documents.Fields, journal: Journal) -> bool:
+        """Take an event; return whether the labels of nodes have changed."""
+        if kind == "BOOKMARK":
+            return False
+        metadata = item.object_or_none("metadata")
+        name = metadata.text("name") if metadata else ""
+        node = None if kind == "DELETED" else _node(item.data, journal)
+        if node is None:
+            return self._nodes.pop(name, None) is not None
+        before, self._nodes[name] = self._nodes.get(name), node
+        return before is None or before.labels != node.labels  # most changes are heartbeats
+
+
+async def _check(answer: aiohttp.ClientResponse) -> None:
+    if answer.status == GONE:
+        raise _GoneError
+    if answer.status != OK:
+        text = (await answer.content.read(500)).decode(errors="replace")
+        raise EngineError(f"the API server answered {answer.status}: {text}")
+
+
+def _node(data: Mapping[str, object], journal: Journal) -> Node | None:
+    try:
+        # The items of a list have no kind.
+        return parse({**data, "kind": "Node"}, "node")[0]
+    except UsageError as error:
+        journal.failed("nodes", error)
+        return None

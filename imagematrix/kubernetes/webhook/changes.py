@@ -1,0 +1,18 @@
+"""Whether a file has changed."""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["stamp"]
+
+
+def stamp(path: Path) -> tuple[int, int, int] | None:
+    """Return what differs when a file was written again or replaced; None if there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size

@@ -1,0 +1,110 @@
+"""An AdmissionReview (admission.k8s.io/v1) and the answer to it, as pure functions.
+
+See https://kubernetes.io/docs/reference/access-authn-authz/extensible-admission-controllers.
+"""
+
+from __future__ import annotations
+
+import base64
+import copy
+import json
+from dataclasses import dataclass
+
+from imagematrix import documents
+from imagematrix.errors import UsageError
+from imagematrix.kubernetes.admission import EPHEMERAL, admit
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from typing import Any, Literal
+
+    from imagematrix.kubernetes.admission import Policy
+
+    Outcome = Literal["patched", "unchanged", "undecided", "refused"]
+
+__all__ = ["Answer", "answer"]
+
+API, KIND = "admission.k8s.io/v1", "AdmissionReview"
+ASKED = {("CREATE", ""), ("UPDATE", EPHEMERAL)}  # operations and subresources that bring images
+FORBIDDEN = 403
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """The AdmissionReview to send, what became of `pod`, and why where its image was not decided."""
+
+    document: dict[str, Any]
+    outcome: Outcome
+    pod: str
+    reason: str | None = None
+
+
+def answer(raw: bytes, policies: Iterable[Policy]) -> Answer:
+    """Return the answer to a review; raise UsageError if it is no review of a pod.
+
+    A pod may use the images of several policies. What is undecided and not refused is a warning, which
+    kubectl shows.
+    """
+    fields = documents.Fields(documents.parse(raw, "review"), "review")
+    if (fields.text("apiVersion"), fields.text("kind")) != (API, KIND):
+        raise UsageError(f"review: expected {API} {KIND}")
+    request = fields.object_or_none("request")
+    if request is None:
+        raise fields.fail("request", "is missing (expected an object)")
+    response: dict[str, Any] = {"uid": request.text("uid"), "allowed": True}
+    document = {"apiVersion": API, "kind": KIND, "response": response}
+    subresource = request.text_or_none("subResource") or ""
+    resource = request.object_or_none("resource")
+    pods = resource is not None and resource.text_or_none("resource") == "pods"
+    pod = request.object_or_none("object")
+    named = f"{request.text_or_none('namespace')}/{request.text_or_none('name')}"
+    if pod is None or not pods or (request.text("operation"), subresource) not in ASKED:
+        return Answer(document=document, outcome="unchanged", pod=named)
+    try:
+        patch, reasons, refused = _admitted(pod.data, policies, subresource)
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        # The API server has decoded its pods: this is from somebody else.
+        raise UsageError("review: request: object: invalid pod") from error
+    reason = "; ".join(reasons) or None
+    if refused:
+        status = {"code": FORBIDDEN, "reason": "Forbidden", "message": reason}
+        response.update(allowed=False, status=status)
+        return Answer(document=document, outcome="refused", pod=named, reason=reason)
+    if reasons:
+        response["warnings"] = reasons
+    if patch:
+        text = json.dumps(patch).encode()
+        response.update(patchType="JSONPatch", patch=base64.b64encode(text).decode())
+    outcome: Outcome = "undecided" if reasons else "patched" if patch else "unchanged"
+    return Answer(document=document, outcome=outcome, pod=named, reason=reason)
+
+
+def _admitted(
+    pod: dict[str, Any], policies: Iterable[Policy], subresource: str
+) -> tuple[list[Mapping[str, Any]], list[str], bool]:
+    """Return the patch, the reasons and whether the pod is refused; each policy sees the pod so far."""
+    patch: list[Mapping[str, Any]] = []
+    reasons: list[str] = []
+    refused = False
+    for policy in policies:
+        found = admit(pod, policy, subresource=subresource)
+        patch += found.patch
+        reasons += [found.reason] if found.reason else []
+        refused = refused or found.refused
+        for operation in found.patch:
+            _apply(pod, operation)
+    return patch, reasons, refused
+
+
+def _apply(pod: dict[str, Any], operation: Mapping[str, Any]) -> None:
+    """Apply an operation of `admit` to a pod; no key in its paths needs escapes."""
+    *parents, last = operation["path"].split("/")[1:]
+    there: Any = pod
+    for key in parents:
+        there = there[int(key)] if isinstance(there, list) else there[key]
+    value = copy.deepcopy(operation["value"])
+    if isinstance(there, list):
+        there.append(value)  # the operations replace or add keys, and append to lists
+    else:
+        there[last] = value

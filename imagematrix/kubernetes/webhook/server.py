@@ -1,0 +1,92 @@
+"""The webhook's HTTP: reviews, health and metrics on one port."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+
+from imagematrix.errors import UsageError
+from imagematrix.kubernetes.webhook.review import answer
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from imagematrix.kubernetes.webhook.journal import Journal
+    from imagematrix.kubernetes.webhook.known import Known
+
+__all__ = ["PATH", "Server"]
+
+PATH = "/mutate"
+LARGEST = 3 << 20  # bytes of a request, which the API server limits to as many
+KEEP_S = 120.0  # for idle connections; the API server's client closes its own after 90
+
+
+class Server:
+    """Answers reviews by what is known; `ending` makes it unready, so that it gets no new connections.
+
+    While nodes or a catalog are not known, a review is answered with 503, so that the failurePolicy of the
+    webhook's configuration decides.
+    """
+
+    def __init__(self, known: Known, journal: Journal) -> None:
+        self.ending = False
+        self._known = known
+        self._journal = journal
+
+    def application(self) -> web.Application:
+        """Return the application."""
+        application = web.Application(client_max_size=LARGEST)
+        application.router.add_post(PATH, self._review)
+        application.router.add_get("/healthz", self._health)
+        application.router.add_get("/readyz", self._ready)
+        application.router.add_get("/metrics", self._metrics)
+        return application
+
+    def runner(self, grace: float) -> web.AppRunner:
+        """Return what serves it, and gives requests `grace` seconds at the end."""
+        logger = logging.getLogger(__name__)
+        logger.addFilter(_of_ours)
+        return web.AppRunner(
+            self.application(),
+            access_log=None,
+            logger=logger,
+            shutdown_timeout=grace,
+            keepalive_timeout=KEEP_S,
+        )
+
+    async def _review(self, request: web.Request) -> web.Response:
+        raw = await request.read()
+        start = time.perf_counter()
+        policies = self._known.policies
+        if policies is None:
+            self._journal.reviewed("unready", time.perf_counter() - start)
+            return web.Response(status=503, text=f"{self._known.missing}\n")
+        try:
+            found = answer(raw, policies)
+        except UsageError as error:
+            self._journal.reviewed("invalid", time.perf_counter() - start)
+            return web.Response(status=400, text=f"{error}\n")
+        response = web.json_response(found.document)
+        self._journal.reviewed(found.outcome, time.perf_counter() - start, found.pod, found.reason)
+        return response
+
+    async def _health(self, _: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def _ready(self, _: web.Request) -> web.Response:
+        """Answer whether it has what reviews need, and goes on."""
+        if self.ending:
+            return web.Response(status=503, text="ending\n")
+        if self._known.policies is None:
+            return web.Response(status=503, text=f"{self._known.missing}\n")
+        return web.Response(text="ok\n")
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        return web.Response(body=self._journal.text(), headers={"Content-Type": self._journal.TYPE})
+
+
+def _of_ours(record: logging.LogRecord) -> bool:
+    """Whether an error needs a traceback: scanners send malformed requests."""
+    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError | ConnectionError))

@@ -1,0 +1,62 @@
+"""Where the webhook reads nodes and catalogs again and again: files, and registries."""
+
+from __future__ import annotations
+
+import asyncio
+from io import BytesIO
+from typing import Protocol
+
+from imagematrix.catalog.sources import open_catalog
+from imagematrix.errors import ImagematrixError
+from imagematrix.kubernetes.nodes import load
+from imagematrix.kubernetes.webhook.changes import stamp
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from imagematrix.kubernetes.webhook.journal import Journal
+    from imagematrix.kubernetes.webhook.known import Known
+
+__all__ = ["Filed", "Nodes", "follow_catalog"]
+
+FILE_S = 2.0
+CATALOG_S = 30.0
+
+
+class Nodes(Protocol):
+    """Where nodes come from."""
+
+    async def follow(self, known: Known, journal: Journal) -> None:
+        """Tell `known` of the nodes whenever they change, until it is cancelled."""
+        ...
+
+
+class Filed:
+    """The nodes in a file, which is read again when it changes; while it is damaged, the last are used."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    async def follow(self, known: Known, journal: Journal) -> None:
+        """See Nodes."""
+        seen: object = ()
+        while True:
+            now = stamp(self._path)
+            if now != seen:
+                seen = now
+                try:
+                    known.put_nodes(await asyncio.to_thread(load, self._path, BytesIO()))
+                except ImagematrixError as error:
+                    journal.failed("nodes", error)
+            await asyncio.sleep(FILE_S)
+
+
+async def follow_catalog(name: str, known: Known, journal: Journal) -> None:
+    """Tell `known` of the catalog `name` whenever it changes; while it cannot be read, the last is used."""
+    while True:
+        try:
+            known.put_catalog(name, await asyncio.to_thread(open_catalog, None, name))
+        except ImagematrixError as error:
+            journal.failed("catalog", error)
+        await asyncio.sleep(CATALOG_S)

@@ -1,0 +1,27 @@
+"""Coroutines beside a test."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+
+@asynccontextmanager
+async def running(*work):
+    """Run coroutines beside a test; a failure of one is one of the test."""
+    tasks = [asyncio.create_task(one) for one in work]
+    try:
+        yield
+        assert not any(task.done() for task in tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        assert all(isinstance(one, asyncio.CancelledError) for one in results), results
+
+
+async def until(condition):
+    """Wait until a condition holds."""
+    for _ in range(1000):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it did not come to hold within 10 s")

@@ -1,0 +1,52 @@
+"""A small cluster, and a webhook that looks at everything often."""
+
+import pytest
+
+from imagematrix.kubernetes.webhook import api, certificate, known, serving, sources
+from imagematrix.kubernetes.webhook.journal import Journal
+
+
+class Kept(Journal):
+    """A journal that keeps its lines."""
+
+    def __init__(self):
+        self.lines: list[str] = []
+        super().__init__(self.lines.append)
+
+
+@pytest.fixture
+def journal():
+    return Kept()
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """Let everything be looked at often."""
+    monkeypatch.setattr(known, "SETTLE_S", 0.01)
+    monkeypatch.setattr(certificate, "WATCH_S", 0.02)
+    monkeypatch.setattr(sources, "FILE_S", 0.02)
+    monkeypatch.setattr(sources, "CATALOG_S", 0.02)
+    monkeypatch.setattr(api, "PAUSE_S", 0.02)
+    monkeypatch.setattr(serving, "DRAIN_S", 0.1)
+
+
+@pytest.fixture
+def catalog(make):
+    return make.catalog(
+        make.variant("reg/t:v1-a", digest=f"sha256:{'a' * 64}"),
+        make.variant("reg/t:v1-b", digest=f"sha256:{'b' * 64}", driver=make.umd("exact", "580.65.06")),
+    )
+
+
+@pytest.fixture
+def nodes(make, cluster):
+    """Call it with names and drivers to get a list of Node objects, the first of which, n0, has no GPU."""
+
+    def listed(**drivers):
+        items = [cluster.node("n0", cluster.own(make.host()))]
+        for name, driver in drivers.items():
+            labels = cluster.own(make.host(make.gpu(0), **({"driver": driver} if driver else {})))
+            items.append(cluster.node(name, labels))
+        return {"kind": "List", "items": items}
+
+    return listed

@@ -1,0 +1,283 @@
+"""The nodes and catalogs that the webhook follows, and what it decides by them."""
+
+import asyncio
+import json
+import socket
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from admitting import A, B
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from beside import running, until
+
+from imagematrix import documents
+from imagematrix.errors import UsageError
+from imagematrix.kubernetes.labels import CLASS
+from imagematrix.kubernetes.nodes import parse
+from imagematrix.kubernetes.webhook import api, known
+from imagematrix.kubernetes.webhook.api import Api, Watched, inside
+from imagematrix.kubernetes.webhook.known import Known, Question
+from imagematrix.kubernetes.webhook.sources import Filed, follow_catalog
+
+
+def images_of(there):
+    return [each.image for policy in there.policies for each in policy.classes]
+
+
+def names_of(there):
+    """Return the nodes with GPUs in the classes, as pods see them."""
+    return {name for each in there.policies[0].classes for name in each.values["metadata.name"]} - {"n0"}
+
+
+def test_a_file_of_nodes_and_a_catalog_are_read_again(tmp_path, catalog, nodes, journal):
+    path, saved = tmp_path / "nodes.json", tmp_path / "catalog.json"
+    path.write_text(json.dumps(nodes(n1=None)))
+
+    async def run():
+        there = Known([str(saved)], Question(deny=True), journal)
+        async with running(
+            there.follow(),
+            Filed(path).follow(there, journal),
+            follow_catalog(str(saved), there, journal),
+        ):
+            await until(lambda: "catalog" in "".join(journal.lines))
+            assert "deciding" not in "".join(journal.lines)
+            saved.write_text(documents.dump(catalog.to_json()))
+            await until(lambda: there.policies)
+            assert [policy.deny for policy in there.policies or ()] == [True]
+            assert names_of(there) == {"n1"}
+            path.write_text(json.dumps(nodes(n1=None, n2="580.65.06")))
+            await until(lambda: names_of(there) == {"n1", "n2"})
+            assert set(images_of(there)) == {A, B, ""}
+            path.write_text("{")
+            await until(lambda: any("not JSON" in line for line in journal.lines))
+            one = documents.dump(catalog.to_json()).replace("b" * 64, "c" * 64)
+            saved.write_text(one)
+            await until(lambda: any(image.endswith("c" * 64) for image in images_of(there)))
+            assert names_of(there) == {"n1", "n2"}
+            saved.write_text("[]")
+            await until(lambda: any("expected an object" in line for line in journal.lines))
+            assert there.policies
+
+    asyncio.run(run())
+    metrics = journal.text().decode()
+    assert 'imagematrix_webhook_nodes{labelled="yes"} 3.0' in metrics
+    assert 'imagematrix_webhook_failures_total{what="nodes"} 1.0' in metrics
+
+
+def test_a_node_without_the_right_label_is_left_out(catalog, nodes, journal):
+    listed = nodes(n1=None, n2="580.65.06", n3=None)
+    del listed["items"][2]["metadata"]["labels"][CLASS]
+    listed["items"][3]["metadata"]["labels"][CLASS] = "old"
+
+    async def run():
+        there = Known(["x"], Question(), journal)
+        async with running(there.follow()):
+            there.put_catalog("x", catalog)
+            there.put_nodes(parse(listed, "x"))
+            await until(lambda: there.policies)
+            return names_of(there)
+
+    assert asyncio.run(run()) == {"n1"}
+    assert journal.lines == ["deciding by 2 nodes; 2 without their class as a label, such as n2"]
+
+
+def test_decisions_that_fail_leave_the_last(catalog, journal, monkeypatch):
+    async def run():
+        there = Known(["x"], Question(), journal)
+        async with running(there.follow()):
+            there.put_catalog("x", catalog)
+            there.put_nodes([])
+            await until(lambda: there.policies)
+
+            def fail(*_, **__):
+                raise UsageError("an open axis")
+
+            monkeypatch.setattr(known, "classes", fail)
+            there.put_nodes([])
+            await until(lambda: "policies: an open axis" in journal.lines)
+            assert there.policies
+
+    asyncio.run(run())
+
+
+class FakeApiServer:
+    """An API server with nodes, whose watches a test feeds and ends."""
+
+    def __init__(self):
+        self.items = {}
+        self.version = 100
+        self.asked = []
+        self.gone = False
+        self.status = 200
+        self.watches = []
+
+    def application(self):
+        application = web.Application()
+        application.router.add_get("/api/v1/nodes", self.nodes)
+        return application
+
+    async def nodes(self, request):
+        self.asked.append((dict(request.query), request.headers["Authorization"]))
+        if self.status != 200:
+            return web.Response(status=self.status, text="no")
+        if "watch" in request.query:
+            return await self.watch(request)
+        names = sorted(self.items)
+        start = int(request.query.get("continue", 0))
+        page = int(request.query["limit"])
+        following = str(start + page) if start + page < len(names) else ""
+        found = [self.items[name] for name in names[start : start + page]]
+        metadata = {"resourceVersion": str(self.version), "continue": following}
+        return web.json_response({"kind": "NodeList", "metadata": metadata, "items": found})
+
+    async def watch(self, request):
+        if self.gone:
+            self.gone = False
+            return web.json_response({"code": 410}, status=410)
+        response = web.StreamResponse()
+        await response.prepare(request)
+        events: asyncio.Queue[Any] = asyncio.Queue()
+        self.watches.append(events)
+        while (event := await events.get()) is not None:
+            await response.write(event if isinstance(event, bytes) else json.dumps(event).encode() + b"\n")
+        return response
+
+    def send(self, kind, node=None, **more):
+        """Send an event to the last watch; with a node, its version is the next."""
+        self.version += 1
+        item = {"metadata": {}} if node is None else json.loads(json.dumps(node))
+        item.pop("kind", None)
+        item["metadata"]["resourceVersion"] = str(self.version)
+        self.watches[-1].put_nowait({"type": kind, "object": item | more})
+
+
+@pytest.fixture
+def fake(nodes, monkeypatch):
+    """An API server with the nodes n0 to n3, two on a page."""
+    monkeypatch.setattr(api, "PAGE", 2)
+    made = FakeApiServer()
+    for one in nodes(n1=None, n2=None, n3="580.65.06")["items"]:
+        # The items of a list have no kind.
+        made.items[one["metadata"]["name"]] = {key: one[key] for key in one if key != "kind"}
+    return made
+
+
+@pytest.fixture
+def token(tmp_path):
+    path = tmp_path / "token"
+    path.write_text("first\n")
+    return path
+
+
+@asynccontextmanager
+async def watching(fake, catalog, journal, token):
+    """Yield what is known by an API server, when it watches."""
+    async with TestServer(fake.application()) as server:
+        there = Known(["x"], Question(), journal)
+        there.put_catalog("x", catalog)
+        source = Watched(Api(url=str(server.make_url("/")), token=token, authorities=None))
+        async with running(there.follow(), source.follow(there, journal)):
+            await until(lambda: fake.watches and there.policies)
+            yield there
+
+
+def test_nodes_are_listed_and_watched(fake, catalog, nodes, journal, token):
+    _, n4 = nodes(n4=None)["items"]
+
+    async def run():
+        async with watching(fake, catalog, journal, token) as there:
+            assert names_of(there) == {"n1", "n2", "n3"}
+            assert [query.get("continue") for query, _ in fake.asked] == [None, "2", None]
+            assert fake.asked[-1][0]["resourceVersion"] == "100"
+            fake.send("ADDED", n4)
+            await until(lambda: names_of(there) == {"n1", "n2", "n3", "n4"})
+            count = len(journal.lines)
+            fake.send("MODIFIED", {**n4, "status": {"images": ["a heartbeat"] * 100_000}})
+            fake.send("BOOKMARK")
+            fake.send("DELETED", fake.items["n1"])
+            await until(lambda: names_of(there) == {"n2", "n3", "n4"})
+            assert len(journal.lines) == count + 1
+
+    asyncio.run(run())
+
+
+def test_a_watch_that_ends_goes_on_from_its_version(fake, catalog, journal, token):
+    async def run():
+        async with watching(fake, catalog, journal, token):
+            fake.send("BOOKMARK")
+            token.write_text("second")
+            fake.watches[-1].put_nowait(None)
+            await until(lambda: len(fake.watches) == 2)
+            assert fake.asked[-1][0]["resourceVersion"] == str(fake.version) == "101"
+            assert [login for _, login in fake.asked][-2:] == ["Bearer first", "Bearer second"]
+
+    asyncio.run(run())
+
+
+def test_a_version_that_is_gone_is_listed_anew(fake, catalog, nodes, journal, token):
+    _, n4 = nodes(n4=None)["items"]
+
+    async def run():
+        async with watching(fake, catalog, journal, token) as there:
+            del fake.items["n1"], fake.items["n3"]
+            fake.send("ERROR", code=410)
+            await until(lambda: names_of(there) == {"n2"})
+            await until(lambda: len(fake.watches) == 2)
+            fake.items["n4"] = n4
+            fake.gone = True
+            fake.watches[-1].put_nowait(None)
+            await until(lambda: names_of(there) == {"n2", "n4"})
+
+    asyncio.run(run())
+
+
+def test_a_failing_api_server_is_tried_again_and_the_nodes_stay(fake, catalog, journal, token):
+    async def run():
+        async with watching(fake, catalog, journal, token) as there:
+            fake.send("ERROR", code=500, message="etcd")
+            await until(lambda: any("the watch has ended: etcd" in line for line in journal.lines))
+            await until(lambda: len(fake.watches) == 2)
+            fake.watches[-1].put_nowait(b"{\n")
+            await until(lambda: any("not JSON" in line for line in journal.lines))
+            await until(lambda: len(fake.watches) == 3)
+            fake.watches[-1].put_nowait(b"[" + b"x" * (10 << 20) + b"\n")
+            await until(lambda: len(fake.watches) == 4)
+            assert names_of(there) == {"n1", "n2", "n3"}
+            fake.send("MODIFIED", {"metadata": {"name": "n3", "labels": 7}})
+            await until(lambda: names_of(there) == {"n1", "n2"})
+            fake.status = 403
+            fake.watches[-1].put_nowait(None)
+            await until(lambda: any("answered 403: no" in line for line in journal.lines))
+            token.unlink()
+            await until(lambda: any("token cannot be read" in line for line in journal.lines))
+            assert names_of(there) == {"n1", "n2"}
+
+    asyncio.run(run())
+
+
+def test_an_api_server_that_is_away_is_tried_again(tmp_path, journal):
+    (tmp_path / "token").write_text("x")
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}"
+
+        async def run():
+            there = Known([], Question(), journal)
+            source = Watched(Api(url=url, token=tmp_path / "token", authorities=None))
+            missing = Watched(Api(url=url, token=tmp_path / "token", authorities=tmp_path / "none"))
+            async with running(source.follow(there, journal), missing.follow(there, journal)):
+                await until(lambda: sum("the API server cannot be read" in one for one in journal.lines) > 1)
+                await until(lambda: any("none cannot be read" in one for one in journal.lines))
+
+        asyncio.run(run())
+
+
+def test_the_api_server_of_a_pod(tmp_path):
+    found = inside({"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "443"}, tmp_path)
+    expected = Api(url="https://[fd00::1]:443", token=tmp_path / "token", authorities=tmp_path / "ca.crt")
+    assert found == expected
+    with pytest.raises(UsageError, match="this is no pod of a cluster"):
+        inside({})

@@ -1,0 +1,192 @@
+"""Reviews: over HTTP, and as a function."""
+
+import asyncio
+import base64
+import json
+import re
+from contextlib import asynccontextmanager
+from io import BytesIO
+
+import pytest
+from admitting import DECIDED, NAME, OTHER, POLICY, REFUSED, A, B, asking, images, pod, review
+from aiohttp.test_utils import TestClient, TestServer
+from scheduling import patched
+
+from imagematrix.kubernetes.admission import EPHEMERAL, Policy, admit
+from imagematrix.kubernetes.affinity import required
+from imagematrix.kubernetes.labels import CLASS
+from imagematrix.kubernetes.webhook.known import Known, Question
+from imagematrix.kubernetes.webhook.review import answer
+from imagematrix.kubernetes.webhook.server import PATH, Server
+
+SECOND = Policy(name="reg/s:v1", classes=POLICY.classes)
+
+
+def raw(*arguments, **options):
+    return json.dumps(review(*arguments, **options)).encode()
+
+
+def patch_of(response):
+    return json.loads(base64.b64decode(response["patch"])) if "patch" in response else []
+
+
+@asynccontextmanager
+async def serving_reviews(journal, policies=(POLICY,)):
+    """Yield a client of a webhook that has decided."""
+    there = Known([], Question(), journal)
+    there.policies = policies
+    async with TestClient(TestServer(Server(there, journal).application())) as client:
+        yield client
+
+
+# The pods that the tests of `admit` and of its CEL decide.
+PODS = [*(pod(NAME, OTHER, **spec) for spec, _ in DECIDED), *(refused for refused, _ in REFUSED)]
+
+
+def test_the_webhook_answers_as_the_function_decides(journal):
+    async def run():
+        async with serving_reviews(journal) as client:
+            for given_pod in PODS:
+                expected = admit(given_pod, POLICY)
+                answered = await client.post(PATH, json=review(given_pod))
+                assert answered.status == 200
+                document = await answered.json()
+                response = document["response"]
+                assert (document["apiVersion"], document["kind"]) == (
+                    "admission.k8s.io/v1",
+                    "AdmissionReview",
+                )
+                assert response["uid"] == "1-2-3"
+                assert response["allowed"] is not expected.refused
+                assert patch_of(response) == list(expected.patch)
+                assert ("patchType" in response) == bool(expected.patch)
+                if expected.refused:
+                    status = {"code": 403, "reason": "Forbidden", "message": expected.reason}
+                    assert response["status"] == status
+            return await (await client.get("/metrics")).text()
+
+    count = len(PODS)
+    metrics = asyncio.run(run())
+    refused = float(re.search(r'reviews_total\{outcome="refused"\} (\S+)', metrics)[1])
+    patched_pods = float(re.search(r'reviews_total\{outcome="patched"\} (\S+)', metrics)[1])
+    assert refused + patched_pods == count
+    assert f"imagematrix_webhook_review_seconds_count {float(count)}" in metrics
+    assert len(journal.lines) == refused
+    assert journal.lines[0].startswith(f"pod 'default/p' refused: {NAME}: ")
+
+
+def test_an_ephemeral_container_by_its_subresource():
+    given_pod = pod(OTHER, nodeName="n4")
+    given_pod["spec"]["ephemeralContainers"] = [{"name": "debug", "image": NAME}]
+    found = answer(raw(given_pod, "UPDATE", EPHEMERAL), [POLICY])
+    assert patch_of(found.document["response"]) == [
+        {"op": "replace", "path": "/spec/ephemeralContainers/0/image", "value": B}
+    ]
+
+
+@pytest.mark.parametrize(
+    "request_of",
+    [
+        review(pod(NAME), "UPDATE"),
+        review(None, "DELETE"),
+        review(pod(NAME), subresource="binding"),
+        review(pod(NAME), resource={"resource": "jobs"}),
+        review(pod(NAME), resource=None),
+        review(pod(OTHER)),
+    ],
+)
+def test_what_brings_no_image_is_allowed_unchanged(request_of):
+    found = answer(json.dumps(request_of).encode(), [POLICY])
+    assert found.outcome == "unchanged"
+    assert found.document["response"] == {"uid": "1-2-3", "allowed": True}
+
+
+def test_a_pod_with_the_images_of_two_policies():
+    given_pod = pod(NAME, "reg/s:v1", nodeSelector={"pool": "big"})
+    found = answer(raw(given_pod), [POLICY, SECOND])
+    after = patched(given_pod, patch_of(found.document["response"]))
+    assert images(after) == [A, A]
+    (term,) = required(after["spec"])
+    assert [one["key"] for one in term["matchExpressions"]] == [CLASS, CLASS]
+    assert answer(raw(after), [POLICY, SECOND]).outcome == "unchanged"
+
+
+def test_an_undecided_pod_is_warned_of_and_the_other_image_replaced():
+    mild = Policy(name=NAME, classes=POLICY.classes)
+    found = answer(raw(pod(NAME)), [mild])
+    assert (found.outcome, found.document["response"]["allowed"]) == ("undecided", True)
+    assert found.document["response"]["warnings"] == [found.reason]
+    assert patch_of(found.document["response"]) == []
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b"\xff\xfe",
+        b"[" * 200_000,
+        b'{"a": 1' + b"1" * 10_000 + b"}",
+        json.dumps({"apiVersion": "admission.k8s.io/v1beta1", "kind": "AdmissionReview"}).encode(),
+        json.dumps({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview"}).encode(),
+        raw(pod(NAME), uid=7),
+        raw(pod(NAME), operation=None),
+        raw([]),
+        raw({}),
+        raw({"spec": None}),
+        raw({"spec": {"containers": 7}}),
+        raw({"spec": {"containers": [7]}}),
+        raw({"spec": {"containers": {"image": NAME}}}),
+        raw(pod(NAME, nodeSelector=["x"])),
+        raw(pod(NAME, affinity=asking(7))),
+        raw(pod(NAME, affinity=asking({"matchExpressions": [{"key": "pool"}]}))),
+        raw(pod(NAME, affinity=asking({"matchExpressions": [{"key": [], "operator": "In"}]}))),
+        raw(pod(NAME, affinity={"nodeAffinity": [7]})),
+    ],
+)
+def test_a_hostile_body_is_answered_with_400(body, journal):
+    async def run():
+        async with serving_reviews(journal) as client:
+            refused = await client.post(PATH, data=body)
+            assert refused.status == 400, await refused.text()
+            assert (await refused.text()).startswith("review")
+            again = await client.post(PATH, json=review(pod(NAME, nodeSelector={"pool": "big"})))
+            assert (await again.json())["response"]["allowed"]
+            assert 'reviews_total{outcome="invalid"} 1.0' in await (await client.get("/metrics")).text()
+
+    asyncio.run(run())
+
+
+def test_a_body_is_bounded(journal):
+    async def run():
+        async with serving_reviews(journal) as client:
+            assert (await client.post(PATH, data=BytesIO(b" " * (3 << 20) + b"{}"))).status == 413
+            assert (await client.get(PATH)).status == 405
+            large = BytesIO(raw(pod(OTHER, note="x" * (2 << 20))))
+            assert (await client.post(PATH, data=large)).status == 200
+
+    asyncio.run(run())
+
+
+def test_without_decisions_it_is_not_ready_and_leaves_the_answer_to_the_failure_policy(journal):
+    async def run():
+        there = Known(["reg/t:v1"], Question(), journal)
+        server = Server(there, journal)
+        async with TestClient(TestServer(server.application())) as client:
+            for path in ("/readyz", PATH):
+                got = await (
+                    client.get(path) if path == "/readyz" else client.post(path, data=raw(pod(NAME)))
+                )
+                assert (got.status, await got.text()) == (503, "the nodes are not known yet\n")
+            assert (await client.get("/healthz")).status == 200
+            there.put_nodes([])
+            assert "the catalog of reg/t:v1 is not known yet" in await (await client.get("/readyz")).text()
+            there.policies = ()
+            assert (await client.get("/readyz")).status == 200
+            server.ending = True
+            assert (await client.get("/readyz")).status == 503
+            assert (await client.post(PATH, data=raw(pod(NAME)))).status == 200
+
+    asyncio.run(run())

@@ -1,0 +1,169 @@
+"""Certificates that rotate, and the command."""
+
+import asyncio
+import base64
+import datetime as dt
+import ipaddress
+import json
+import re
+import signal
+import ssl
+import subprocess
+import sys
+
+import pytest
+from admitting import OTHER, POLICY, A, pod, review
+from aiohttp import ClientSession, web
+from beside import running, until
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from imagematrix import documents
+from imagematrix.errors import UsageError
+from imagematrix.kubernetes.webhook.certificate import Certificate
+from imagematrix.kubernetes.webhook.known import Known, Question
+from imagematrix.kubernetes.webhook.server import PATH, Server
+
+
+def patch_of(response):
+    return json.loads(base64.b64decode(response["patch"])) if "patch" in response else []
+
+
+def certify(folder, name):
+    """Write a self-signed certificate for loopback with a common name; return the paths."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
+    now = dt.datetime.now(dt.UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - dt.timedelta(hours=1))
+        .not_valid_after(now + dt.timedelta(hours=1))
+        .add_extension(
+            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False
+        )
+        .sign(key, hashes.SHA256())
+    )
+    chain, private = folder / "tls.crt", folder / "tls.key"
+    chain.write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    private.write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+    )
+    return chain, private
+
+
+def common_name(port):
+    """Return the name in the certificate that a server has for a new connection."""
+    found = x509.load_pem_x509_certificate(ssl.get_server_certificate(("127.0.0.1", port)).encode())
+    return found.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)[0].value
+
+
+def test_a_certificate_rotates_and_connections_stay(tmp_path, journal):
+    chain, private = certify(tmp_path, "first")
+    made = Certificate(chain, private)
+
+    async def run():
+        there = Known([], Question(), journal)
+        there.policies = (POLICY,)
+        runner = Server(there, journal).runner(0)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=made.context).start()
+        port = runner.addresses[0][1]
+        trusting = ssl.create_default_context(cafile=chain)
+        async with running(made.follow(journal)), ClientSession() as session:
+
+            async def ask():
+                url = f"https://127.0.0.1:{port}{PATH}"
+                async with session.post(url, json=review(pod(OTHER)), ssl=trusting) as got:
+                    return (await got.json())["response"]["allowed"], got.connection
+
+            assert (await ask())[0]
+            assert await asyncio.to_thread(common_name, port) == "first"
+            old = chain.read_bytes(), private.read_bytes()
+            certify(tmp_path, "second")
+            new = chain.read_bytes()
+            private.write_bytes(old[1])  # its key is not there yet
+            await until(lambda: any("KEY_VALUES_MISMATCH" in one for one in journal.lines))
+            assert await asyncio.to_thread(common_name, port) == "first"
+            certify(tmp_path, "third")
+            assert chain.read_bytes() != new
+            await until(lambda: "the certificate was loaded again" in journal.lines)
+            assert await asyncio.to_thread(common_name, port) == "third"
+            # The connection from before is still there: a new one would not trust the certificate.
+            assert (await ask())[0]
+        await runner.cleanup()
+
+    asyncio.run(run())
+
+
+def test_a_certificate_that_cannot_be_read(tmp_path):
+    chain, private = certify(tmp_path, "x")
+    with pytest.raises(UsageError, match="No such file"):
+        Certificate(chain, tmp_path / "none")
+    private.write_text("x")
+    with pytest.raises(UsageError, match="invalid certificate"):
+        Certificate(chain, private)
+
+
+def run_command(*words):
+    command = [sys.executable, "-m", "imagematrix", "kubernetes", "webhook", *map(str, words)]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.fixture
+def files(tmp_path, catalog, nodes):
+    """The options that name files."""
+    chain, private = certify(tmp_path, "x")
+    (tmp_path / "catalog.json").write_text(documents.dump(catalog.to_json()))
+    (tmp_path / "nodes.json").write_text(json.dumps(nodes(n1=None)))
+    return [
+        *("--catalog", tmp_path / "catalog.json", "--nodes", tmp_path / "nodes.json"),
+        *("--tls-cert", chain, "--tls-key", private),
+    ]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_command_answers_until_a_signal(files, tmp_path, number, catalog):
+    name = f"{catalog.image}:{catalog.version}"
+
+    async def ask(port):
+        trusting = ssl.create_default_context(cafile=tmp_path / "tls.crt")
+        async with ClientSession() as session:
+            url = f"https://127.0.0.1:{port}{PATH}"
+            async with session.post(url, json=review(pod(name)), ssl=trusting) as got:
+                return (await got.json())["response"]
+
+    with run_command(*files, "--listen", "127.0.0.1:0") as process:
+        port = int(re.fullmatch(r"answering reviews on 127\.0\.0\.1:(\d+)\n", process.stderr.readline())[1])
+        assert process.stderr.readline() == "deciding by 2 nodes\n"
+        response = asyncio.run(ask(port))
+        assert patch_of(response)[0]["value"] == A
+        process.send_signal(number)
+        assert process.wait(60) == 0
+        assert process.stderr.read() == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--listen", "8443"], "invalid address '8443'"),
+        (["--listen", "192.0.2.1:1"], "cannot listen on 192.0.2.1:1"),
+        (["--on-unknown", "x"], "invalid --on-unknown"),
+        (["--nodes", "cluster"], "this is no pod of a cluster"),
+        (["--tls-key", "/nowhere"], "No such file"),
+    ],
+)
+def test_invalid_options_are_rejected(files, words, expected, monkeypatch):
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    with run_command(*files, *words) as process:
+        error = process.communicate(timeout=60)[1]
+    assert process.returncode == 2
+    assert expected in error
