@@ -50,6 +50,7 @@ CALLS = (
     (f"kubernetes device-plugin --by product --vram --dry-run --host {HOST}", 0),
     # Without such files.
     ("kubernetes webhook --catalog catalog.json --nodes nodes.json --tls-cert x --tls-key y", 2),
+    ("kubernetes gpus nodes.json pods.json", 0),
     ("resolver", 2),  # it wants an upstream, and would not end
     ("swarm run --gpus 1 training:v1", NO_ENGINE),
     ("swarm gc", NO_ENGINE),
@@ -116,6 +117,7 @@ def _documents(folder: Path) -> None:
     (folder / "catalog.json").write_text(json.dumps(catalog))
     node = {"kind": "Node", "metadata": {"name": "node1"}}
     (folder / "nodes.json").write_text(json.dumps(node))
+    (folder / "pods.json").write_text(json.dumps({"kind": "PodList", "items": []}))
     (folder / "build.json").write_text(json.dumps({"schema": "imagematrix.build/v1", "cells": []}))
 
 

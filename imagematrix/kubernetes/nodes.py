@@ -18,16 +18,16 @@ from imagematrix.kubernetes.labelled import labelled
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
     from typing import Any, BinaryIO
 
     from imagematrix.node.host import Host
 
-__all__ = ["Node", "host", "load", "parse"]
+__all__ = ["Node", "described", "host", "load", "objects", "parse", "read"]
 
 STREAM = "-"
-LISTS = ("List", "NodeList")
+LISTS = ("List", "NodeList", "PodList")
 PREFIX = re.compile(r"(?=.{1,253}$)[a-z0-9]([-a-z0-9.]*[a-z0-9])?", re.ASCII)  # of a label's key
 LABELS = 2_000  # of one node, of which real ones have 200
 
@@ -48,20 +48,37 @@ class Node:
 
 def load(path: Path, stream: BinaryIO) -> tuple[Node, ...]:
     """Return the nodes in a file, or for "-" in `stream`; raise UsageError if it has none."""
+    return parse(read(path, stream), "stdin" if str(path) == STREAM else str(path))
+
+
+def read(path: Path, stream: BinaryIO) -> object:
+    """Return the JSON value in a file, or for "-" in `stream`; raise UsageError if it is none."""
     if str(path) != STREAM:
-        return parse(documents.read(path), str(path))
+        return documents.read(path)
     raw = stream.read(documents.LIMIT + 1)
     if len(raw) > documents.LIMIT:
         raise UsageError(f"stdin: exceeds {documents.LIMIT // 2**20} MiB, too large for a list of nodes")
-    return parse(documents.parse(raw, "stdin"), "stdin")
+    return documents.parse(raw, "stdin")
 
 
 def parse(data: object, where: str) -> tuple[Node, ...]:
     """Return the nodes of a list of them, or of one Node object, sorted by their names."""
+    return described(objects(data, where), where)
+
+
+def objects(data: object, where: str) -> tuple[documents.Fields, ...]:
+    """Return the objects of a list of them, or the one that `data` is."""
     fields = documents.Fields(data, where)
-    objects = list(fields.objects("items")) if fields.text("kind") in LISTS else [fields]
+    return tuple(fields.objects("items")) if fields.text("kind") in LISTS else (fields,)
+
+
+def described(there: Iterable[documents.Fields], where: str) -> tuple[Node, ...]:
+    """Return Node objects as nodes, sorted by their names.
+
+    Raises UsageError if an object is no node, a name occurs twice, or there are none.
+    """
     found: dict[str, Node] = {}
-    for each in objects:
+    for each in there:
         node = _node(each)
         if node.name in found:
             raise UsageError(f"{where}: duplicate node {node.name[:80]!r}")

@@ -1,0 +1,74 @@
+"""`imagematrix kubernetes gpus`: how many GPUs of a cluster are free."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from imagematrix.cli.options import Json
+from imagematrix.cli.output import print_json, print_text, table
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from imagematrix.kubernetes.counts import Count
+
+__all__ = ["command"]
+
+COLUMNS = ("resource", "capacity", "healthy", "requested", "free")
+
+
+def command(
+    lists: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="NODES.json [PODS.json]",
+            help="Nodes and pods, from `kubectl get nodes,pods -A -o json`, in 1 or 2 files; - for stdin.",
+        ),
+    ],
+    json: Json = False,
+) -> None:
+    """Show how many GPUs the nodes and classes of a cluster have, and how many pods request."""
+    from rich.markup import escape
+
+    from imagematrix.kubernetes.counts import counts
+    from imagematrix.kubernetes.nodes import read
+
+    found = counts([(read(path, sys.stdin.buffer), str(path)) for path in lists])
+    if json:
+        print_json(found.to_json())
+        return
+    rows = [
+        (escape(node.name), "" if node.schedulable else "takes no pods", *cells)
+        for node in found.nodes
+        for cells in _cells(node.counts)
+    ]
+    if not rows:
+        print_text("no node offers GPUs")
+        return
+    table(("node", "", *COLUMNS), rows)
+    print_text("")
+    table(
+        ("class", "nodes", *COLUMNS),
+        [
+            (escape(name), str(number), *cells)
+            for name, (number, sums) in found.classes.items()
+            for cells in _cells(sums)
+        ],
+    )
+    if found.pending:
+        print_text("")
+        waiting = [(escape(one.resource), str(one.pods), str(one.requested)) for one in found.pending]
+        table(("pending", "pods", "requested"), waiting)
+
+
+def _cells(counts: Iterable[Count]) -> Iterable[tuple[str, ...]]:
+    from rich.markup import escape
+
+    for one in counts:
+        numbers = (one.capacity, one.allocatable, one.requested, one.free)
+        yield (escape(one.resource), *map(str, numbers))

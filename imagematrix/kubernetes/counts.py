@@ -1,0 +1,232 @@
+"""How many GPUs a cluster has, how many its pods request, and how many are free: by node and by class.
+
+The numbers are the API server's. Allocatable devices are those that kubelet's plugins call healthy, so a GPU
+that is held under another name is not free. What uses a GPU outside Kubernetes is not in them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+
+from imagematrix.errors import UsageError
+from imagematrix.kubernetes import labels
+from imagematrix.kubernetes.nodes import described, objects
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from imagematrix import documents
+    from imagematrix.kubernetes.nodes import Node
+
+__all__ = ["SCHEMA", "Cluster", "Count", "NodeCounts", "Pending", "counts", "requested"]
+
+SCHEMA = "imagematrix.kubernetes-gpus/v1"
+OBJECTS = "kubectl get nodes,pods -A -o json"
+GPU = re.compile(r"(imagematrix\.io|nvidia\.com)/[-\w.]+|amd\.com/gpu|gpu\.intel\.com/[-\w.]+", re.ASCII)
+QUANTITY = re.compile(r"(\d{1,9})([kM]?)", re.ASCII)
+FACTORS = {"": 1, "k": 1_000, "M": 1_000_000}  # an API server writes 2000 as 2k
+ENDED = ("Succeeded", "Failed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Count:
+    """Devices of one resource: all, the healthy ones, those that pods request, and those that are free."""
+
+    resource: str
+    capacity: int = 0
+    allocatable: int = 0
+    requested: int = 0
+    free: int = 0
+
+    def __add__(self, other: Count) -> Count:
+        return Count(
+            resource=self.resource,
+            capacity=self.capacity + other.capacity,
+            allocatable=self.allocatable + other.allocatable,
+            requested=self.requested + other.requested,
+            free=self.free + other.free,
+        )
+
+    def to_json(self) -> dict[str, object]:
+        """Return one element of `resources` in the KubernetesGpus document."""
+        return {
+            "resource": self.resource,
+            "capacity": self.capacity,
+            "allocatable": self.allocatable,
+            "requested": self.requested,
+            "free": self.free,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeCounts:
+    """The counts of a node. Nothing of one that takes no pods is free: it is cordoned or not ready."""
+
+    name: str
+    node_class: str
+    schedulable: bool
+    counts: tuple[Count, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pending:
+    """The devices of a resource that pods without a node request."""
+
+    resource: str
+    pods: int
+    requested: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """The counts of all nodes, and what pods wait for."""
+
+    nodes: tuple[NodeCounts, ...]
+    pending: tuple[Pending, ...]
+
+    @property
+    def classes(self) -> dict[str, tuple[int, tuple[Count, ...]]]:
+        """The number of nodes and the sums of their counts by class."""
+        grouped: dict[str, list[NodeCounts]] = {}
+        for node in self.nodes:
+            grouped.setdefault(node.node_class, []).append(node)
+        return {name: (len(nodes), _summed(nodes)) for name, nodes in sorted(grouped.items())}
+
+    def to_json(self) -> dict[str, object]:
+        """Return the KubernetesGpus document."""
+        return {
+            "schema": SCHEMA,
+            "nodes": [
+                {
+                    "name": node.name,
+                    "class": node.node_class,
+                    "schedulable": node.schedulable,
+                    "resources": [count.to_json() for count in node.counts],
+                }
+                for node in self.nodes
+            ],
+            "classes": [
+                {"name": name, "nodes": number, "resources": [count.to_json() for count in sums]}
+                for name, (number, sums) in self.classes.items()
+            ],
+            "pending": [
+                {"resource": one.resource, "pods": one.pods, "requested": one.requested}
+                for one in self.pending
+            ],
+        }
+
+
+def counts(lists: Sequence[tuple[object, str]]) -> Cluster:
+    """Return the counts of the nodes and pods in lists of them, each with its name for messages.
+
+    Raises UsageError if one is invalid, or if there is one list and it has no pods: without pods everything
+    would look free.
+    """
+    there = [each for data, where in lists for each in objects(data, where)]
+    pods = [each for each in there if each.text("kind") == "Pod"]
+    others = [each for each in there if each.text("kind") != "Pod"]
+    where = ", ".join(where for _, where in lists)
+    if not pods and len(lists) == 1:
+        raise UsageError(f"{where}: no pods found", remedy=f"write it with `{OBJECTS}`")
+    nodes = described(others, where)
+    raw = {metadata.text("name"): each for each in others if (metadata := each.object_or_none("metadata"))}
+    used: dict[str | None, Counter[str]] = {}
+    waiting: Counter[str] = Counter()
+    for pod in pods:
+        spec, status = pod.object_or_none("spec"), pod.object_or_none("status")
+        if spec is None or (status and status.text_or_none("phase") in ENDED):
+            continue
+        node, request = spec.text_or_none("nodeName"), requested(spec)
+        used.setdefault(node, Counter()).update(request)
+        if node is None:
+            waiting.update(request.keys())
+    return Cluster(
+        nodes=tuple(_node(node, raw[node.name], used.get(node.name, Counter())) for node in nodes),
+        pending=tuple(
+            Pending(resource=resource, pods=waiting[resource], requested=number)
+            for resource, number in sorted(used.get(None, Counter()).items())
+        ),
+    )
+
+
+def requested(spec: documents.Fields) -> Counter[str]:
+    """Return the GPUs that the containers of a pod request, as a scheduler counts them.
+
+    Init containers run one after the other before the others; those that restart always go on beside them.
+    """
+    beside: Counter[str] = Counter()
+    most: Counter[str] = Counter()
+    for container in spec.objects("initContainers"):
+        request = _request(container)
+        if container.text_or_none("restartPolicy") == "Always":
+            beside += request
+            request = Counter()
+        most |= beside + request
+    for container in spec.objects("containers"):
+        beside += _request(container)
+    return most | beside
+
+
+def _request(container: documents.Fields) -> Counter[str]:
+    resources = container.object_or_none("resources")
+    if resources is None:
+        return Counter()
+    # For these, a limit without a request is the request.
+    return Counter(_gpus(resources.named_texts("limits")) | _gpus(resources.named_texts("requests")))
+
+
+def _node(node: Node, fields: documents.Fields, used: Mapping[str, int]) -> NodeCounts:
+    status = fields.object_or_none("status")
+    capacity = _gpus(status.named_texts("capacity")) if status else {}
+    allocatable = _gpus(status.named_texts("allocatable")) if status else {}
+    schedulable = _schedulable(fields, status)
+    return NodeCounts(
+        name=node.name,
+        node_class=labels.facts(node.host)[labels.CLASS],
+        schedulable=schedulable,
+        counts=tuple(
+            Count(
+                resource=resource,
+                capacity=capacity.get(resource, 0),
+                allocatable=allocatable.get(resource, 0),
+                requested=used.get(resource, 0),
+                free=max(0, allocatable.get(resource, 0) - used.get(resource, 0)) if schedulable else 0,
+            )
+            for resource in sorted(capacity.keys() | allocatable.keys() | used.keys())
+        ),
+    )
+
+
+def _schedulable(fields: documents.Fields, status: documents.Fields | None) -> bool:
+    spec = fields.object_or_none("spec")
+    if spec and spec.boolean("unschedulable"):
+        return False
+    conditions = status.objects("conditions") if status else ()
+    return all(
+        one.text_or_none("status") == "True" for one in conditions if one.text_or_none("type") == "Ready"
+    )
+
+
+def _gpus(quantities: Mapping[str, str]) -> dict[str, int]:
+    """Return the quantities of GPUs; kubelet keeps resources without devices, which are left out."""
+    return {
+        resource: number
+        for resource, text in quantities.items()
+        if GPU.fullmatch(resource) and (number := _number(text))
+    }
+
+
+def _number(text: str) -> int:
+    match = QUANTITY.fullmatch(text)
+    return int(match[1]) * FACTORS[match[2]] if match else 0
+
+
+def _summed(nodes: Iterable[NodeCounts]) -> tuple[Count, ...]:
+    sums: dict[str, Count] = {}
+    for node in nodes:
+        for count in node.counts:
+            sums[count.resource] = sums.get(count.resource, Count(resource=count.resource)) + count
+    return tuple(sums[resource] for resource in sorted(sums))
