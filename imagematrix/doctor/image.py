@@ -2,44 +2,37 @@
 
 from __future__ import annotations
 
+import subprocess
 import tarfile
 
-from imagematrix import engine
 from imagematrix.audit.driver_file import named
 from imagematrix.errors import EngineError, UnknownImageError
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 __all__ = ["libcudas"]
+
+ABSENT = ("no such image", "image not known")  # of Docker, of Podman
 
 
 def libcudas(reference: str) -> tuple[str, ...]:
     """Return the path of each libcuda in an image of the engine; raise UnknownImageError, EngineError.
 
-    This creates a container of the image, does not start it, and removes it.
+    docker's command creates a container of the image, exports it without starting it, and removes it: nodes
+    have that command, and not always docker-py.
     """
-    from docker.errors import DockerException, ImageNotFound
-    from requests.exceptions import RequestException
-
-    client = engine.client()
+    container = _docker("create", "--pull=never", "--network=none", reference, "true")
     try:
-        container = client.containers.create(reference, ["true"], network_disabled=True)
-        try:
-            stream = _Stream(container.export())  # type: ignore[arg-type]  # it yields bytes
-            with tarfile.open(fileobj=stream, mode="r|") as archive:  # type: ignore[call-overload]
+        with subprocess.Popen(
+            ["docker", "export", container], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        ) as process:
+            with tarfile.open(fileobj=process.stdout, mode="r|") as archive:
                 names = [f"/{member.name.lstrip('/')}" for member in archive if member.isfile()]
-        finally:
-            container.remove(force=True)
-    except ImageNotFound as error:
-        raise UnknownImageError(
-            f"image not found in the engine: {reference}", remedy=f"docker pull {reference}"
-        ) from error
-    except (DockerException, RequestException, tarfile.TarError) as error:
+            process.communicate()
+        if process.returncode:
+            raise EngineError(f"cannot read the files of {reference}: docker export failed")
+    except tarfile.TarError as error:
         raise EngineError(f"cannot read the files of {reference}: {error}") from error
     finally:
-        client.close()
+        _docker("rm", "--force", container)
     return tuple(sorted(filter(_is_libcuda, names)))
 
 
@@ -48,15 +41,18 @@ def _is_libcuda(path: str) -> bool:
     return library == "libcuda" and version is not None
 
 
-class _Stream:
-    """A readable file over an iterator of chunks."""
-
-    def __init__(self, chunks: Iterator[bytes]) -> None:
-        self._chunks = iter(chunks)
-        self._buffer = b""
-
-    def read(self, size: int) -> bytes:
-        while len(self._buffer) < size and (chunk := next(self._chunks, b"")):
-            self._buffer += chunk
-        data, self._buffer = self._buffer[:size], self._buffer[size:]
-        return data
+def _docker(*words: str) -> str:
+    """Run docker's command and return what it prints; raise UnknownImageError, EngineError."""
+    try:
+        done = subprocess.run(["docker", *words], check=False, capture_output=True, text=True)
+    except OSError as error:
+        raise EngineError(
+            f"cannot run docker's command: {error.strerror}",
+            remedy="install the package docker-cli or docker-ce-cli",
+        ) from error
+    if done.returncode:
+        problem = done.stderr.strip()
+        if any(text in problem.lower() for text in ABSENT):
+            raise UnknownImageError(f"image not found in the engine: {problem}")
+        raise EngineError(f"docker {words[0]} failed: {problem}")
+    return done.stdout.strip()
