@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from imagematrix.catalog.catalog import Catalog
     from imagematrix.kubernetes.classes import Class, Classes
+    from imagematrix.kubernetes.install import Installation
 
 __all__ = ["command"]
 
@@ -32,6 +34,7 @@ KINDS = {
     "flavors": "a ResourceFlavor of Kueue for each class",
     "policy": "an admission policy that gives pods the image of their class",
     "compatibility": "an image-compatibility artifact of NFD for each variant",
+    "install": "what runs the webhook in a cluster and labels its nodes",
 }
 
 
@@ -47,7 +50,10 @@ def command(
     image: Image,
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[-- ARGUMENT...]", help="Arguments for the image's program."),
+        typer.Argument(
+            metavar="[-- ARGUMENT...]",
+            help="Arguments for the image's program; for install, more versions.",
+        ),
     ] = None,
     nodes: NodesFile = None,
     catalog: CatalogName = None,
@@ -73,6 +79,40 @@ def command(
             "--as", metavar="NAME", help="The name in pods that a policy replaces; default: the image's."
         ),
     ] = None,
+    program: Annotated[
+        str | None,
+        typer.Option("--program", metavar="IMAGE", help="install: an image with imagematrix and a shell."),
+    ] = None,
+    namespace: Annotated[
+        str, typer.Option("--namespace", metavar="NAME", help="install: the namespace to install to.")
+    ] = "imagematrix",
+    exclude: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--exclude-namespace", metavar="NAME", help="install: leave its pods alone; repeatable."
+        ),
+    ] = None,
+    pull_secret: Annotated[
+        str | None,
+        typer.Option("--pull-secret", metavar="NAME", help="install: the Secret with logins of registries."),
+    ] = None,
+    timeout: Annotated[
+        int,
+        typer.Option("--timeout", min=1, max=30, metavar="S", help="install: for an answer of the webhook."),
+    ] = 5,
+    tls: Annotated[
+        tuple[Path, Path, Path] | None,
+        typer.Option(
+            "--tls", metavar="CERT KEY CA", help="install: the webhook's certificate; default: a new one."
+        ),
+    ] = None,
+    conditions: Annotated[
+        bool,
+        typer.Option(
+            "--match-conditions/--no-match-conditions",
+            help="install: send only pods with the image to the webhook, from Kubernetes 1.28 on.",
+        ),
+    ] = True,
     where: Where = None,
     allow_cpu: AllowCpu = False,
 ) -> None:
@@ -84,6 +124,25 @@ def command(
         raise UsageError(f"invalid kind: {kind!r}", remedy=remedy)
     if kind == "compatibility":
         print_text(dump(*_artifacts(catalog_of(image, catalog), where, allow_cpu=allow_cpu)).rstrip("\n"))
+        return
+    if kind == "install":
+        if program is None:
+            raise UsageError("no program given", remedy="give --program IMAGE, an image with imagematrix")
+        from imagematrix.kubernetes.install import Installation
+
+        asked = [word for condition in where or () for word in ("--where", condition)]
+        made = Installation(
+            names=tuple(map(_registry_name, dict.fromkeys([image, *(arguments or ())]))),
+            program=program,
+            namespace=namespace,
+            excluded=tuple(exclude or ()),
+            deny=denies(on_unknown),
+            timeout_s=timeout,
+            pull_secret=pull_secret,
+            options=(*asked, *(["--allow-cpu"] if allow_cpu else [])),
+            conditions=conditions,
+        )
+        print_text(dump(*_install(made, tls)).rstrip("\n"))
         return
     if nodes is None:
         raise UsageError("no nodes given", remedy="give --nodes NODES.json, from `kubectl get nodes -o json`")
@@ -116,6 +175,27 @@ def _artifacts(catalog: Catalog, where: Sequence[str] | None, *, allow_cpu: bool
 
     variants = narrowed(catalog, parse(where or ())).variants
     return [compatibility(variant, allow_cpu=allow_cpu) for variant in variants]
+
+
+def _install(made: Installation, files: tuple[Path, Path, Path] | None) -> list[dict[str, Any]]:
+    from imagematrix.kubernetes import authority
+    from imagematrix.kubernetes.install import install, service_names
+
+    names = service_names(made.namespace)
+    tls = authority.load(*files, names[0]) if files else authority.make(names)
+    return list(install(made, tls))
+
+
+def _registry_name(name: str) -> str:
+    """Return IMAGE:VERSION, which has to be in a registry: the webhook reads its catalog there."""
+    from imagematrix.reference import Reference, names_registry
+
+    if not names_registry(name):
+        raise UsageError(f"{name} is in no registry", remedy="give the name of a published version")
+    if "@" in name:
+        raise UsageError(f"{name}: expected a version, not a digest")
+    reference = Reference.parse(name)
+    return f"{reference.name}:{reference.tag}"
 
 
 def _policy(found: Classes, name: str | None, used_as: str | None, on_unknown: str) -> list[dict[str, Any]]:

@@ -1,0 +1,111 @@
+"""Certificates for the webhook: an authority that signs one, and forgets its key."""
+
+from __future__ import annotations
+
+import datetime as dt
+from dataclasses import dataclass
+
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from imagematrix.errors import UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+__all__ = ["Tls", "load", "make"]
+
+VALID = dt.timedelta(days=365)
+SKEW = dt.timedelta(hours=1)  # by which clocks of a cluster may differ
+LONGEST = 1 << 20  # bytes of a file
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tls:
+    """A certificate chain, its key, and the authorities by which it is trusted, all PEM."""
+
+    chain: bytes
+    key: bytes
+    authorities: bytes
+
+
+def make(names: Sequence[str]) -> Tls:
+    """Return a new certificate for DNS names, valid for a year, signed by a new authority."""
+    now = dt.datetime.now(dt.UTC)
+    authority_key, key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
+    authority_name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "imagematrix webhook authority")])
+
+    def builder(subject: x509.Name, public: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
+        return (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(authority_name)
+            .public_key(public)
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - SKEW)
+            .not_valid_after(now + VALID)
+        )
+
+    authority = (
+        builder(authority_name, authority_key.public_key())
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_signing(), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(authority_key.public_key()), critical=False)
+        .sign(authority_key, hashes.SHA256())
+    )
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "imagematrix webhook")])
+    chain = (
+        builder(subject, key.public_key())
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(name) for name in names]), critical=False)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key()), critical=False
+        )
+        .sign(authority_key, hashes.SHA256())
+    )
+    pem = serialization.Encoding.PEM
+    plain = serialization.NoEncryption()
+    return Tls(
+        chain=chain.public_bytes(pem),
+        key=key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain),
+        authorities=authority.public_bytes(pem),
+    )
+
+
+def load(chain: Path, key: Path, authorities: Path, name: str) -> Tls:
+    """Return a certificate from files; raise UsageError if they do not belong together or to a DNS name."""
+    found = Tls(chain=_read(chain), key=_read(key), authorities=_read(authorities))
+    try:
+        first, *_ = x509.load_pem_x509_certificates(found.chain)
+        x509.load_pem_x509_certificates(found.authorities)
+        private = serialization.load_pem_private_key(found.key, password=None)
+        names = first.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+    except (ValueError, TypeError, UnsupportedAlgorithm, x509.ExtensionNotFound) as error:
+        raise UsageError(f"{chain}, {key}, {authorities}: invalid certificate or key: {error}") from error
+    if private.public_key() != first.public_key():
+        raise UsageError(f"{key} is not the key of {chain}")
+    if name not in names.value.get_values_for_type(x509.DNSName):
+        raise UsageError(f"{chain} is not for {name}", remedy="the API server calls the webhook by this name")
+    return found
+
+
+def _signing() -> x509.KeyUsage:
+    others = (
+        *("content_commitment", "crl_sign", "data_encipherment", "decipher_only", "digital_signature"),
+        *("encipher_only", "key_agreement", "key_encipherment"),
+    )
+    return x509.KeyUsage(key_cert_sign=True, **dict.fromkeys(others, False))
+
+
+def _read(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(LONGEST)
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from error

@@ -1,0 +1,256 @@
+"""Manifests that run the webhook in a cluster, and label its nodes.
+
+They are for Kubernetes 1.21 and newer: policy/v1, and the label of a namespace with its name.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from dataclasses import dataclass
+
+from imagematrix.errors import UsageError
+from imagematrix.kubernetes.admission import EPHEMERAL, Policy
+from imagematrix.kubernetes.policy import used
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+    from imagematrix.kubernetes.authority import Tls
+
+    Manifest = dict[str, Any]
+
+__all__ = ["Installation", "install", "service_names"]
+
+NAME = "imagematrix-webhook"
+LABELLER = "imagematrix-labels"
+NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", re.ASCII)
+LABEL = "app.kubernetes.io/name"
+HOOK = "images.imagematrix.io"
+PATH = "/mutate"
+PORT = 8443
+USER = 65532  # "nonroot" of common base images; it needs no entry in /etc/passwd
+FEATURES = "/etc/kubernetes/node-feature-discovery/features.d"
+SEEN = ("proc", "sys", "dev")  # folders of a node that a probe reads
+REPEAT_S = 300
+# NFD reads no hidden files, and a rename is never half done.
+LABELLING = (
+    "while :; do imagematrix kubernetes labels --root /host > /features/.imagematrix"
+    f" && mv /features/.imagematrix /features/imagematrix; sleep {REPEAT_S}; done"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Installation:
+    """What to install: the versions of images, an image with this program, and how pods are decided.
+
+    `names` are those of the versions in a registry. `options` are more words for the webhook. `pull_secret`
+    is a Secret in the namespace with the registries' logins. `conditions` keep other pods from the webhook
+    (Kubernetes 1.28 and newer).
+    """
+
+    names: tuple[str, ...]
+    program: str
+    namespace: str = "imagematrix"
+    excluded: tuple[str, ...] = ()
+    deny: bool = False
+    timeout_s: int = 5
+    pull_secret: str | None = None
+    options: tuple[str, ...] = ()
+    conditions: bool = True
+
+    def __post_init__(self) -> None:
+        for name in (self.namespace, *self.excluded):
+            if not NAMESPACE.fullmatch(name):
+                raise UsageError(f"invalid namespace {name[:80]!r}")
+
+
+def service_names(namespace: str) -> tuple[str, ...]:
+    """Return the DNS names of the webhook; the API server uses the first."""
+    return f"{NAME}.{namespace}.svc", f"{NAME}.{namespace}.svc.cluster.local"
+
+
+def install(installation: Installation, tls: Tls) -> Iterator[Manifest]:
+    """Yield the manifests, in an order in which they can be applied."""
+    space = installation.namespace
+    yield {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": space}}
+    yield {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": _metadata(space)}
+    yield from _permissions(space)
+    yield {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": _metadata(space),
+        "type": "kubernetes.io/tls",
+        "data": {"tls.crt": _base64(tls.chain), "tls.key": _base64(tls.key)},
+    }
+    yield _deployment(installation)
+    yield {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": _metadata(space),
+        "spec": {"minAvailable": 1, "selector": {"matchLabels": {LABEL: NAME}}},
+    }
+    yield {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": _metadata(space),
+        "spec": {"selector": {LABEL: NAME}, "ports": [{"port": 443, "targetPort": PORT}]},
+    }
+    yield _labeller(installation)
+    yield _configuration(installation, tls)
+
+
+def _permissions(space: str) -> Iterator[Manifest]:
+    authority = "rbac.authorization.k8s.io"
+    yield {
+        "apiVersion": f"{authority}/v1",
+        "kind": "ClusterRole",
+        "metadata": {"name": NAME, "labels": {LABEL: NAME}},
+        "rules": [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list", "watch"]}],
+    }
+    yield {
+        "apiVersion": f"{authority}/v1",
+        "kind": "ClusterRoleBinding",
+        "metadata": {"name": NAME, "labels": {LABEL: NAME}},
+        "roleRef": {"apiGroup": authority, "kind": "ClusterRole", "name": NAME},
+        "subjects": [{"kind": "ServiceAccount", "name": NAME, "namespace": space}],
+    }
+
+
+def _deployment(installation: Installation) -> Manifest:
+    secret = installation.pull_secret
+    words = ["kubernetes", "webhook", *(word for name in installation.names for word in ("--catalog", name))]
+    words += ["--nodes", "cluster", "--tls-cert", "/tls/tls.crt", "--tls-key", "/tls/tls.key"]
+    words += ["--listen", f"0.0.0.0:{PORT}", "--on-unknown", "deny" if installation.deny else "default"]
+    mounts = [{"name": "tls", "mountPath": "/tls", "readOnly": True}]
+    volumes: list[Manifest] = [{"name": "tls", "secret": {"secretName": NAME}}]
+    if secret:
+        mounts.append({"name": "logins", "mountPath": "/logins", "readOnly": True})
+        items = [{"key": ".dockerconfigjson", "path": "config.json"}]
+        volumes.append({"name": "logins", "secret": {"secretName": secret, "items": items}})
+    container = {
+        "name": "webhook",
+        "image": installation.program,
+        "command": ["imagematrix"],
+        "args": [*words, *installation.options],
+        **({"env": [{"name": "DOCKER_CONFIG", "value": "/logins"}]} if secret else {}),
+        "ports": [{"name": "https", "containerPort": PORT}],
+        "livenessProbe": _probe("/healthz"),
+        "readinessProbe": _probe("/readyz"),
+        "securityContext": _confined(),
+        "volumeMounts": mounts,
+    }
+    spread = {
+        "maxSkew": 1,
+        "topologyKey": "kubernetes.io/hostname",
+        "whenUnsatisfiable": "ScheduleAnyway",
+        "labelSelector": {"matchLabels": {LABEL: NAME}},
+    }
+    user = {"runAsNonRoot": True, "runAsUser": USER, "runAsGroup": USER, "fsGroup": USER}
+    pod = {
+        "serviceAccountName": NAME,
+        **_pulling(secret),
+        "securityContext": {**user, "seccompProfile": {"type": "RuntimeDefault"}},
+        "topologySpreadConstraints": [spread],
+        "containers": [container],
+        "volumes": volumes,
+    }
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": _metadata(installation.namespace),
+        "spec": {
+            "replicas": 2,
+            "selector": {"matchLabels": {LABEL: NAME}},
+            "template": {"metadata": {"labels": {LABEL: NAME}}, "spec": pod},
+        },
+    }
+
+
+def _labeller(installation: Installation) -> Manifest:
+    """Return what writes each node's labels for NFD: as root, to whom the folder belongs, and no more."""
+    seen = [{"name": name, "mountPath": f"/host/{name}", "readOnly": True} for name in SEEN]
+    folders: list[Manifest] = [{"name": name, "hostPath": {"path": f"/{name}"}} for name in SEEN]
+    features = {"name": "features", "hostPath": {"path": FEATURES, "type": "DirectoryOrCreate"}}
+    container = {
+        "name": "labels",
+        "image": installation.program,
+        "command": ["sh", "-c", LABELLING],
+        "securityContext": _confined(),
+        "volumeMounts": [*seen, {"name": "features", "mountPath": "/features"}],
+    }
+    pod = {
+        "automountServiceAccountToken": False,
+        **_pulling(installation.pull_secret),
+        "securityContext": {"runAsUser": 0, "seccompProfile": {"type": "RuntimeDefault"}},
+        "terminationGracePeriodSeconds": 1,
+        "tolerations": [{"operator": "Exists"}],
+        "containers": [container],
+        "volumes": [*folders, features],
+    }
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "DaemonSet",
+        "metadata": _metadata(installation.namespace, LABELLER),
+        "spec": {
+            "selector": {"matchLabels": {LABEL: LABELLER}},
+            "template": {"metadata": {"labels": {LABEL: LABELLER}}, "spec": pod},
+        },
+    }
+
+
+def _configuration(installation: Installation, tls: Tls) -> Manifest:
+    space = installation.namespace
+    outside = sorted({"kube-system", space, *installation.excluded})
+    rule = {"apiGroups": [""], "apiVersions": ["v1"], "scope": "Namespaced"}
+    using = " || ".join(used(Policy(name=name, classes=())) for name in installation.names)
+    selector = {"key": "kubernetes.io/metadata.name", "operator": "NotIn", "values": outside}
+    service = {"name": NAME, "namespace": space, "path": PATH, "port": 443}
+    conditions = [{"name": "uses-an-image", "expression": using}]
+    hook = {
+        "name": HOOK,
+        "admissionReviewVersions": ["v1"],
+        "sideEffects": "None",
+        "failurePolicy": "Fail" if installation.deny else "Ignore",
+        "reinvocationPolicy": "IfNeeded",
+        "timeoutSeconds": installation.timeout_s,
+        "namespaceSelector": {"matchExpressions": [selector]},
+        **({"matchConditions": conditions} if installation.conditions else {}),
+        "rules": [
+            {**rule, "operations": ["CREATE"], "resources": ["pods"]},
+            {**rule, "operations": ["UPDATE"], "resources": [f"pods/{EPHEMERAL}"]},
+        ],
+        "clientConfig": {"service": service, "caBundle": _base64(tls.authorities)},
+    }
+    return {
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "MutatingWebhookConfiguration",
+        "metadata": {"name": NAME, "labels": {LABEL: NAME}},
+        "webhooks": [hook],
+    }
+
+
+def _metadata(space: str, name: str = NAME) -> Manifest:
+    return {"name": name, "namespace": space, "labels": {LABEL: name}}
+
+
+def _pulling(secret: str | None) -> Manifest:
+    return {"imagePullSecrets": [{"name": secret}]} if secret else {}
+
+
+def _probe(path: str) -> Manifest:
+    return {"httpGet": {"path": path, "port": PORT, "scheme": "HTTPS"}}
+
+
+def _confined() -> Manifest:
+    return {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        "readOnlyRootFilesystem": True,
+    }
+
+
+def _base64(text: bytes) -> str:
+    return base64.b64encode(text).decode()

@@ -1,0 +1,209 @@
+"""Manifests that run the webhook: valid, confined, and true to what the program takes."""
+
+import asyncio
+import base64
+import os
+import ssl
+import subprocess
+import sys
+from pathlib import Path
+
+import kubernetes_validate
+import pytest
+import yaml
+from aiohttp import web
+
+from imagematrix.errors import UsageError
+from imagematrix.kubernetes import authority
+from imagematrix.kubernetes.admission import Policy
+from imagematrix.kubernetes.install import LABELLING, Installation, install, service_names
+from imagematrix.kubernetes.policy import used
+from imagematrix.kubernetes.webhook.certificate import Certificate
+from imagematrix.kubernetes.webhook.server import PATH
+
+NAME, SECOND = "reg.example.com/ml/t:v1", "reg.example.com/ml/s:v2"
+PROGRAM = "reg.example.com/imagematrix:1"
+KINDS = [
+    "Namespace",
+    "ServiceAccount",
+    "ClusterRole",
+    "ClusterRoleBinding",
+    "Secret",
+    "Deployment",
+    "PodDisruptionBudget",
+    "Service",
+    "DaemonSet",
+    "MutatingWebhookConfiguration",
+]
+
+
+@pytest.fixture(scope="module")
+def tls():
+    return authority.make(service_names("imagematrix"))
+
+
+def by_kind(installation, tls):
+    return {one["kind"]: one for one in install(installation, tls)}
+
+
+def full(**more):
+    options = {"names": (NAME, SECOND), "program": PROGRAM, "deny": True, "pull_secret": "logins", **more}
+    return Installation(**options)
+
+
+@pytest.mark.parametrize("release", ["1.34", "1.37"])
+@pytest.mark.parametrize("installation", [full(), full(deny=False, pull_secret=None, conditions=False)])
+def test_the_manifests_are_valid(installation, tls, release):
+    made = list(install(installation, tls))
+    assert [one["kind"] for one in made] == KINDS
+    for one in made:
+        kubernetes_validate.validate(one, release, strict=True)
+
+
+def test_the_webhook_may_read_nodes_and_nothing_else(tls):
+    made = by_kind(full(), tls)
+    reading = {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list", "watch"]}
+    assert made["ClusterRole"]["rules"] == [reading]
+    (subject,) = made["ClusterRoleBinding"]["subjects"]
+    assert subject["name"] == made["ServiceAccount"]["metadata"]["name"]
+    assert made["Deployment"]["spec"]["template"]["spec"]["serviceAccountName"] == subject["name"]
+    assert made["DaemonSet"]["spec"]["template"]["spec"]["automountServiceAccountToken"] is False
+
+
+@pytest.mark.parametrize("kind", ["Deployment", "DaemonSet"])
+def test_containers_are_confined(tls, kind):
+    spec = by_kind(full(), tls)[kind]["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        "readOnlyRootFilesystem": True,
+    }
+    assert not {"hostNetwork", "hostPID", "hostIPC"} & spec.keys()
+    writable = [one["name"] for one in container["volumeMounts"] if not one.get("readOnly")]
+    assert writable == ([] if kind == "Deployment" else ["features"])
+    assert spec["securityContext"].get("runAsNonRoot", False) is (kind == "Deployment")
+    assert spec["imagePullSecrets"] == [{"name": "logins"}]
+
+
+def test_service_budget_and_pods_belong_together(tls):
+    made = by_kind(full(), tls)
+    labels = made["Deployment"]["spec"]["template"]["metadata"]["labels"]
+    assert made["Service"]["spec"]["selector"] == labels
+    assert made["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"] == labels
+    assert made["Deployment"]["spec"]["replicas"] > made["PodDisruptionBudget"]["spec"]["minAvailable"]
+    (container,) = made["Deployment"]["spec"]["template"]["spec"]["containers"]
+    port = container["ports"][0]["containerPort"]
+    assert made["Service"]["spec"]["ports"][0]["targetPort"] == port
+    assert container["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": port, "scheme": "HTTPS"}
+
+
+def test_the_configuration_fails_open_or_closed(tls):
+    for deny, policy in ((True, "Fail"), (False, "Ignore")):
+        installation = full(deny=deny, excluded=("system-x",), timeout_s=7)
+        (hook,) = by_kind(installation, tls)["MutatingWebhookConfiguration"]["webhooks"]
+        assert (hook["failurePolicy"], hook["timeoutSeconds"]) == (policy, 7)
+        (selector,) = hook["namespaceSelector"]["matchExpressions"]
+        assert selector["values"] == ["imagematrix", "kube-system", "system-x"]
+        assert hook["clientConfig"]["service"]["path"] == PATH
+        assert base64.b64decode(hook["clientConfig"]["caBundle"]) == tls.authorities
+        expressions = [used(Policy(name=name, classes=())) for name in (NAME, SECOND)]
+        assert hook["matchConditions"][0]["expression"] == " || ".join(expressions)
+    (hook,) = by_kind(full(conditions=False), tls)["MutatingWebhookConfiguration"]["webhooks"]
+    assert "matchConditions" not in hook
+
+
+def test_the_certificate_is_trusted_by_the_name_of_the_service(tls, tmp_path):
+    (tmp_path / "crt").write_bytes(tls.chain)
+    (tmp_path / "key").write_bytes(tls.key)
+    context = Certificate(tmp_path / "crt", tmp_path / "key").context
+
+    async def connect(name):
+        runner = web.AppRunner(web.Application())
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context).start()
+        trusting = ssl.create_default_context(cadata=tls.authorities.decode())
+        trusting.verify_flags |= ssl.VERIFY_X509_STRICT
+        try:
+            port = runner.addresses[0][1]
+            _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trusting, server_hostname=name)
+            writer.close()
+            await writer.wait_closed()
+        finally:
+            await runner.cleanup()
+
+    for name in service_names("imagematrix"):
+        asyncio.run(connect(name))
+    with pytest.raises(ssl.SSLCertVerificationError, match="Hostname mismatch"):
+        asyncio.run(connect("other.imagematrix.svc"))
+
+
+def test_certificates_from_files(tls, tmp_path):
+    chain, key, ca = (tmp_path / name for name in ("crt", "key", "ca"))
+    chain.write_bytes(tls.chain)
+    key.write_bytes(tls.key)
+    ca.write_bytes(tls.authorities)
+    name = service_names("imagematrix")[0]
+    assert authority.load(chain, key, ca, name) == tls
+    with pytest.raises(UsageError, match=r"is not for x\.y\.svc"):
+        authority.load(chain, key, ca, "x.y.svc")
+    key.write_bytes(authority.make(["x"]).key)
+    with pytest.raises(UsageError, match="is not the key of"):
+        authority.load(chain, key, ca, name)
+    key.write_bytes(b"x")
+    with pytest.raises(UsageError, match="invalid certificate or key"):
+        authority.load(chain, key, ca, name)
+    key.unlink()
+    with pytest.raises(UsageError, match="No such file"):
+        authority.load(chain, key, ca, name)
+
+
+def imagematrix(*words):
+    command = [sys.executable, "-m", "imagematrix", *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_the_command_writes_them_and_the_webhook_takes_their_options(monkeypatch):
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    words = ["--program", PROGRAM, "--where", "compute=9.0", "--allow-cpu", "--on-unknown", "deny"]
+    done = imagematrix("kubernetes", "render", "install", NAME, *words, "--", SECOND)
+    assert (done.returncode, done.stderr) == (0, "")
+    made = list(yaml.safe_load_all(done.stdout))
+    assert [one["kind"] for one in made] == KINDS
+    (container,) = made[KINDS.index("Deployment")]["spec"]["template"]["spec"]["containers"]
+    arguments = container["args"]
+    assert arguments[:6] == ["kubernetes", "webhook", "--catalog", NAME, "--catalog", SECOND]
+    assert arguments[-5:] == ["--on-unknown", "deny", "--where", "compute=9.0", "--allow-cpu"]
+    started = imagematrix(*arguments)
+    assert started.returncode == 2
+    assert "this is no pod of a cluster" in started.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([NAME], "no program given"),
+        (["t:v1", "--program", PROGRAM], "t:v1 is in no registry"),
+        ([f"{NAME}@sha256:{'a' * 64}", "--program", PROGRAM], "a version, not a digest"),
+        ([NAME, "--program", PROGRAM, "--namespace", "A"], "invalid namespace 'A'"),
+        ([NAME, "--program", PROGRAM, "--on-unknown", "x"], "invalid --on-unknown"),
+        ([NAME, "--program", PROGRAM, "--tls", "x", "y", "z"], "x: No such file"),
+    ],
+)
+def test_invalid_options_are_rejected(words, expected):
+    done = imagematrix("kubernetes", "render", "install", *words)
+    assert done.returncode == 2
+    assert expected in done.stderr
+
+
+def test_the_labels_of_a_node_are_written_as_the_daemonset_does(tmp_path):
+    (tmp_path / "host" / "proc").mkdir(parents=True)
+    (tmp_path / "host" / "proc" / "cpuinfo").write_bytes(Path("/proc/cpuinfo").read_bytes())
+    (tmp_path / "features").mkdir()
+    once = LABELLING.removeprefix("while :; do").partition("; sleep")[0]
+    once = once.replace("/host", f"{tmp_path}/host").replace("/features", f"{tmp_path}/features")
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    subprocess.run(["sh", "-c", once], check=True, env={**os.environ, "PATH": path}, capture_output=True)
+    (written,) = (tmp_path / "features").iterdir()
+    assert written.name == "imagematrix"
+    assert "\nimagematrix.io/class=" in written.read_text()
