@@ -74,9 +74,10 @@ def offer(host: Host, *, by: Iterable[str] = (), vram: bool = False) -> Offer:
 
     That is imagematrix.io/gpu, and imagematrix.io/mig-PROFILE for MIG devices. With "product" in `by` a GPU
     is offered by its product too, with "class" by the class of the node; with `vram` the GiB of each unit.
+    A unit whose UUID is unknown is not offered: when another probe finds it, it would look like a free one.
     """
-    whole = [gpu for gpu in host.gpus if gpu.mig is None]
-    migs = [part for gpu in host.gpus for part in parts(gpu)]
+    whole = [gpu for gpu in host.gpus if gpu.mig is None and gpu.uuid]
+    migs = [part for gpu in host.gpus for part in parts(gpu) if part.mig and part.mig[0].uuid]
     units = {_name(unit): unit for unit in (*whole, *migs)}
     resources: dict[str, dict[str, str]] = {GPU: {}} if whole else {}
     for unit in whole:
@@ -105,7 +106,7 @@ def allocate(there: Offer, resource: str, devices: Sequence[str], holders: Mappi
     Raises AllocationError if one cannot be used or is held under another resource, or if shares would span
     units; UsageError if a share has no room for CUDA itself.
     """
-    units = held(there, resource, devices)
+    units = held(there, devices)
     if unknown := [device for device in devices if device not in there.resources.get(resource, {})]:
         raise AllocationError(f"{resource}: device {unknown[0][:80]!r} not found")
     for unit in units:
@@ -147,10 +148,13 @@ def preferred(
     return (*required, *rest)[:count]
 
 
-def held(there: Offer, resource: str, devices: Iterable[str]) -> tuple[str, ...]:
-    """Return the names of the units that device ids of a resource stand for, each once."""
-    of = there.resources.get(resource, {})
-    return tuple(dict.fromkeys(of[device] for device in devices if device in of))
+def held(there: Offer, devices: Iterable[str]) -> tuple[str, ...]:
+    """Return the names of the units that device ids stand for, each once.
+
+    Their resource may be offered no longer, or be that of NVIDIA's device plugin, whose ids are UUIDs too.
+    """
+    names = (device.partition(SHARE)[0] for device in devices)
+    return tuple(dict.fromkeys(name for name in names if name in there.units))
 
 
 def _name(unit: Gpu) -> str:

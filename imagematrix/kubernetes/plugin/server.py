@@ -130,8 +130,6 @@ class Plugin:
 
     async def _read_pods(self) -> None:
         """Learn from kubelet which units its pods hold; until it answers, all allocated ones are held."""
-        if len(self._offer.resources) < 2:  # noqa: PLR2004 - kubelet itself counts a single resource
-            return
         started = time.monotonic()
         try:
             async with grpc.aio.insecure_channel(f"unix:{self._settings.pods}") as channel:
@@ -145,7 +143,7 @@ class Plugin:
             for pod in answer.pod_resources
             for container in pod.containers
             for devices in container.devices
-            for unit in offers.held(self._offer, devices.resource_name, devices.device_ids)
+            for unit in offers.held(self._offer, devices.device_ids)
         }
         settle = self._settings.times.settle
         self._since = {
@@ -260,7 +258,7 @@ class Plugin:
 
     def _allocated(self, resource: str, devices: list[str]) -> Any:
         grant = offers.allocate(self._offer, resource, devices, self._holders)
-        for unit in offers.held(self._offer, resource, devices):
+        for unit in offers.held(self._offer, devices):
             self._holders[unit] = resource
             self._since[unit] = time.monotonic()
         return message("ContainerAllocateResponse")(

@@ -148,8 +148,29 @@ def test_the_memory_of_a_gpu_that_is_unknown_is_not_offered(hosts):
     assert VRAM not in offer(unknown, vram=True).resources
 
 
-def test_a_gpu_without_a_uuid_is_named_by_its_index(hosts):
+def test_a_gpu_whose_uuid_is_unknown_is_not_offered(hosts):
+    """With its index as its name, it would be given out again once the UUID is known."""
     host = hosts["genoa-h200"]
-    nameless = replace(host, gpus=tuple(replace(gpu, uuid=None) for gpu in host.gpus))
+    first, *others = host.gpus
+    nameless = replace(host, gpus=(replace(first, uuid=None), *others))
 
-    assert list(offer(nameless).resources[GPU]) == [str(gpu.index) for gpu in host.gpus]
+    assert list(offer(nameless).resources[GPU]) == [gpu.uuid for gpu in others]
+
+
+def test_mig_devices_that_only_the_kernel_shows_are_not_offered(hosts):
+    host = hosts["mig"]
+    gpus = tuple(
+        replace(gpu, mig=gpu.mig and tuple(replace(device, uuid=None) for device in gpu.mig))
+        for gpu in host.gpus
+    )
+
+    assert not [name for name in offer(replace(host, gpus=gpus)).resources if "/mig-" in name]
+
+
+def test_the_command_shows_what_it_would_offer(cli, profiles):
+    words = ["kubernetes", "device-plugin", "--host", profiles["genoa-h200"], "--dry-run"]
+
+    assert cli(*words, "--by", "product") == (0, f"{GPU} 8\n{GPU}-h200 8\n", "")
+    refused = cli(*words, "--by", "colour")
+    assert (refused.code, refused.out) == (2, "")
+    assert "invalid --by: 'colour'" in refused.err

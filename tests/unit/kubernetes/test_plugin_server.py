@@ -28,7 +28,8 @@ class Kubelet:
     def __init__(self, folder, *, refuse=False):
         self.folder = folder / "device-plugins"
         self.folder.mkdir(exist_ok=True)
-        self.pods = folder / "pods.sock"
+        self.pods = folder / "pod-resources" / "kubelet.sock"
+        self.pods.parent.mkdir(exist_ok=True)
         self.registered = {}
         self.used = {}  # device ids by resource
         self.refuse = refuse
@@ -158,7 +159,10 @@ class Node:
     async def plugin(self, folder):
         ended = asyncio.Event()
         settings = Settings(
-            offer=self.offer, folder=folder / "device-plugins", pods=folder / "pods.sock", times=TIMES
+            offer=self.offer,
+            folder=folder / "device-plugins",
+            pods=folder / "pod-resources" / "kubelet.sock",
+            times=TIMES,
         )
         running = asyncio.create_task(Plugin(settings, self.notes.append).run(ended))
         yield running
@@ -311,6 +315,22 @@ def test_what_pods_hold_is_known_after_a_restart_of_the_plugin(tmp_path, node):
     assert asyncio.run(scenario()) == set(node.uuids[:7])
 
 
+@pytest.mark.parametrize("resource", ["imagematrix.io/class-of-yesterday", "nvidia.com/gpu"])
+def test_what_pods_hold_under_a_name_of_others_is_not_given_out(tmp_path, node, resource):
+    """A node's class changes with its driver, and NVIDIA's plugin gives out the same UUIDs."""
+    node = node()
+
+    async def scenario():
+        async with Kubelet(tmp_path) as kubelet:
+            kubelet.used = {resource: [node.uuids[0]]}
+            async with node.plugin(tmp_path):
+                await kubelet.has(GPU)
+                async with kubelet.watching(GPU) as healthy:
+                    return await healthy()
+
+    assert asyncio.run(scenario()) == set(node.uuids[1:])
+
+
 def test_while_kubelet_does_not_list_its_pods_nothing_is_released(tmp_path, node):
     node = node(by=["product"])
 
@@ -390,14 +410,17 @@ def test_the_plugin_waits_for_a_kubelet_and_tells_that_once(tmp_path, node):
 
     async def scenario():
         async with node.plugin(tmp_path):
-            await until(lambda: node.notes)
+            await until(lambda: any("waiting for kubelet" in note for note in node.notes))
             await asyncio.sleep(5 * TIMES.watch)
-            assert len(node.notes) == 1
+            waits = [note for note in node.notes if "waiting for kubelet" in note]
             async with Kubelet(tmp_path) as kubelet:
                 await kubelet.has(GPU)
 
-    asyncio.run(scenario())
-    assert node.notes[0] == f"{tmp_path}/device-plugins/kubelet.sock not found: waiting for kubelet"
+        return waits
+
+    assert asyncio.run(scenario()) == [
+        f"{tmp_path}/device-plugins/kubelet.sock not found: waiting for kubelet"
+    ]
 
 
 def test_a_socket_that_cannot_be_made_ends_the_plugin(tmp_path, node):
