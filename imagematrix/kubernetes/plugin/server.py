@@ -32,6 +32,7 @@ PODS_SOCKET = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
 KUBELET = "kubelet.sock"
 HEALTH = {True: "Healthy", False: "Unhealthy"}
 PERMISSIONS = "rw"
+SOCKET_PATH = 107  # bytes, and a zero: sun_path, unix(7)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,7 +179,10 @@ class Plugin:
         try:
             server.add_insecure_port(f"unix:{path}")
         except RuntimeError as error:
-            raise UsageError(f"cannot listen on {path}: {error}", remedy="run as root") from error
+            remedy = "run as root"
+            if len(bytes(path)) > SOCKET_PATH:
+                remedy = f"give a shorter path: that of a socket has at most {SOCKET_PATH} bytes"
+            raise UsageError(f"cannot listen on {path}: {error}", remedy=remedy) from error
         await server.start()
         try:
             register = _call(channel, f"/{REGISTRATION}/Register", "Empty")

@@ -5,7 +5,9 @@ import contextlib
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -177,15 +179,22 @@ async def until(condition):
 
 
 @pytest.fixture
+def folder():
+    """A folder with a short path: the path of a socket has at most 107 bytes, of which pytest's take most."""
+    with tempfile.TemporaryDirectory(prefix="kubelet-") as path:
+        yield Path(path)
+
+
+@pytest.fixture
 def node(hosts):
     return lambda name="genoa-h200", **options: Node(hosts[name], **options)
 
 
-def test_a_container_gets_device_nodes_and_no_mounts(tmp_path, node):
+def test_a_container_gets_device_nodes_and_no_mounts(folder, node):
     node = node()
 
     async def scenario():
-        async with Kubelet(tmp_path) as kubelet, node.plugin(tmp_path):
+        async with Kubelet(folder) as kubelet, node.plugin(folder):
             await kubelet.has(GPU)
             async with kubelet.watching(GPU) as healthy:
                 assert await healthy() == set(node.uuids)
@@ -202,15 +211,15 @@ def test_a_container_gets_device_nodes_and_no_mounts(tmp_path, node):
     assert [(one.key, one.value) for one in container.envs] == [("IMAGEMATRIX_GPUS", node.uuids[3])]
     assert {field.name for field in container.DESCRIPTOR.fields} == {"envs", "devices"}
     assert node.notes == ["offering 8 imagematrix.io/gpu"]
-    assert [path.name for path in (tmp_path / "device-plugins").glob("imagematrix*")] == []
+    assert [path.name for path in (folder / "device-plugins").glob("imagematrix*")] == []
 
 
-def test_a_gpu_that_fails_becomes_unhealthy_and_healthy_again(tmp_path, node):
+def test_a_gpu_that_fails_becomes_unhealthy_and_healthy_again(folder, node):
     node = node()
     well = node.host
 
     async def scenario():
-        async with Kubelet(tmp_path) as kubelet, node.plugin(tmp_path):
+        async with Kubelet(folder) as kubelet, node.plugin(folder):
             await kubelet.has(GPU)
             async with kubelet.watching(GPU) as healthy:
                 lists = [await healthy()]
@@ -231,14 +240,14 @@ def test_a_gpu_that_fails_becomes_unhealthy_and_healthy_again(tmp_path, node):
     assert f"imagematrix.io/gpu: {refused.details()}" in node.notes
 
 
-def test_the_plugin_registers_again_when_kubelet_restarts(tmp_path, node):
+def test_the_plugin_registers_again_when_kubelet_restarts(folder, node):
     node = node(vram=True)
 
     async def scenario():
-        async with node.plugin(tmp_path):
-            async with Kubelet(tmp_path) as first:
+        async with node.plugin(folder):
+            async with Kubelet(folder) as first:
                 await first.has(GPU, VRAM)
-            async with Kubelet(tmp_path) as second:
+            async with Kubelet(folder) as second:
                 await second.has(GPU, VRAM)
                 async with second.watching(GPU) as healthy:
                     return await healthy(), await second.allocate(GPU, node.uuids[0])
@@ -250,12 +259,12 @@ def test_the_plugin_registers_again_when_kubelet_restarts(tmp_path, node):
     assert node.notes.count("offering 8 imagematrix.io/gpu") == 2
 
 
-def test_a_gpu_held_under_one_name_is_unhealthy_under_another_until_its_pod_ends(tmp_path, node):
+def test_a_gpu_held_under_one_name_is_unhealthy_under_another_until_its_pod_ends(folder, node):
     node = node(by=["product"])
     first, second, *_ = node.uuids
 
     async def scenario():
-        async with Kubelet(tmp_path) as kubelet, node.plugin(tmp_path):
+        async with Kubelet(folder) as kubelet, node.plugin(folder):
             await kubelet.has(GPU, H200)
             async with kubelet.watching(GPU) as generic, kubelet.watching(H200) as product:
                 lists = [await generic(), await product()]
@@ -283,12 +292,12 @@ def test_a_gpu_held_under_one_name_is_unhealthy_under_another_until_its_pod_ends
     ]
 
 
-def test_an_allocation_whose_pod_never_started_is_forgotten(tmp_path, node):
+def test_an_allocation_whose_pod_never_started_is_forgotten(folder, node):
     node = node(by=["product"])
     first = node.uuids[0]
 
     async def scenario():
-        async with Kubelet(tmp_path) as kubelet, node.plugin(tmp_path):
+        async with Kubelet(folder) as kubelet, node.plugin(folder):
             await kubelet.has(GPU, H200)
             async with kubelet.watching(GPU) as generic:
                 assert await generic() == set(node.uuids)
@@ -301,13 +310,13 @@ def test_an_allocation_whose_pod_never_started_is_forgotten(tmp_path, node):
     assert asyncio.run(scenario()) >= TIMES.settle
 
 
-def test_what_pods_hold_is_known_after_a_restart_of_the_plugin(tmp_path, node):
+def test_what_pods_hold_is_known_after_a_restart_of_the_plugin(folder, node):
     node = node(vram=True)
 
     async def scenario():
-        async with Kubelet(tmp_path) as kubelet:
+        async with Kubelet(folder) as kubelet:
             kubelet.used = {VRAM: [f"{node.uuids[7]}::0"]}
-            async with node.plugin(tmp_path):
+            async with node.plugin(folder):
                 await kubelet.has(GPU)
                 async with kubelet.watching(GPU) as healthy:
                     return await healthy()
@@ -316,14 +325,14 @@ def test_what_pods_hold_is_known_after_a_restart_of_the_plugin(tmp_path, node):
 
 
 @pytest.mark.parametrize("resource", ["imagematrix.io/class-of-yesterday", "nvidia.com/gpu"])
-def test_what_pods_hold_under_a_name_of_others_is_not_given_out(tmp_path, node, resource):
+def test_what_pods_hold_under_a_name_of_others_is_not_given_out(folder, node, resource):
     """A node's class changes with its driver, and NVIDIA's plugin gives out the same UUIDs."""
     node = node()
 
     async def scenario():
-        async with Kubelet(tmp_path) as kubelet:
+        async with Kubelet(folder) as kubelet:
             kubelet.used = {resource: [node.uuids[0]]}
-            async with node.plugin(tmp_path):
+            async with node.plugin(folder):
                 await kubelet.has(GPU)
                 async with kubelet.watching(GPU) as healthy:
                     return await healthy()
@@ -331,11 +340,11 @@ def test_what_pods_hold_under_a_name_of_others_is_not_given_out(tmp_path, node, 
     assert asyncio.run(scenario()) == set(node.uuids[1:])
 
 
-def test_while_kubelet_does_not_list_its_pods_nothing_is_released(tmp_path, node):
+def test_while_kubelet_does_not_list_its_pods_nothing_is_released(folder, node):
     node = node(by=["product"])
 
     async def scenario():
-        async with Kubelet(tmp_path) as kubelet, node.plugin(tmp_path):
+        async with Kubelet(folder) as kubelet, node.plugin(folder):
             await kubelet.has(GPU, H200)
             kubelet.pods.unlink()
             await until(lambda: any("pods unknown" in note for note in node.notes))
@@ -348,12 +357,12 @@ def test_while_kubelet_does_not_list_its_pods_nothing_is_released(tmp_path, node
     assert len([note for note in node.notes if "pods unknown" in note]) == 1
 
 
-def test_shares_are_packed_and_refused_where_they_would_span_gpus(tmp_path, node):
+def test_shares_are_packed_and_refused_where_they_would_span_gpus(folder, node):
     node = node(vram=True)
     one, two, *_ = node.uuids
 
     async def scenario():
-        async with Kubelet(tmp_path) as kubelet, node.plugin(tmp_path):
+        async with Kubelet(folder) as kubelet, node.plugin(folder):
             await kubelet.has(VRAM)
             packed = await kubelet.preferred(VRAM, [f"{one}::0", f"{one}::1", f"{two}::0", f"{one}::2"], 2)
             container = await kubelet.allocate(VRAM, *packed)
@@ -369,13 +378,13 @@ def test_shares_are_packed_and_refused_where_they_would_span_gpus(tmp_path, node
     assert "would span 2 GPUs" in refused
 
 
-def test_what_a_node_offers_may_change(tmp_path, node):
+def test_what_a_node_offers_may_change(folder, node):
     node = node()
     empty = replace(node.host, gpus=())
     full, node.host = node.host, empty
 
     async def scenario():
-        async with Kubelet(tmp_path) as kubelet, node.plugin(tmp_path):
+        async with Kubelet(folder) as kubelet, node.plugin(folder):
             await until(lambda: node.notes)
             assert kubelet.registered == {}
             node.host = full
@@ -391,11 +400,11 @@ def test_what_a_node_offers_may_change(tmp_path, node):
     assert node.notes[0] == "no GPU to offer on this node"
 
 
-def test_a_refused_registration_is_tried_again(tmp_path, node):
+def test_a_refused_registration_is_tried_again(folder, node):
     node = node()
 
     async def scenario():
-        async with Kubelet(tmp_path, refuse=True) as kubelet, node.plugin(tmp_path):
+        async with Kubelet(folder, refuse=True) as kubelet, node.plugin(folder):
             await until(lambda: node.notes)
             kubelet.refuse = False
             await kubelet.has(GPU)
@@ -405,40 +414,40 @@ def test_a_refused_registration_is_tried_again(tmp_path, node):
     assert node.notes[-1] == "offering 8 imagematrix.io/gpu"
 
 
-def test_the_plugin_waits_for_a_kubelet_and_tells_that_once(tmp_path, node):
+def test_the_plugin_waits_for_a_kubelet_and_tells_that_once(folder, node):
     node = node()
 
     async def scenario():
-        async with node.plugin(tmp_path):
+        async with node.plugin(folder):
             await until(lambda: any("waiting for kubelet" in note for note in node.notes))
             await asyncio.sleep(5 * TIMES.watch)
             waits = [note for note in node.notes if "waiting for kubelet" in note]
-            async with Kubelet(tmp_path) as kubelet:
+            async with Kubelet(folder) as kubelet:
                 await kubelet.has(GPU)
 
         return waits
 
-    assert asyncio.run(scenario()) == [
-        f"{tmp_path}/device-plugins/kubelet.sock not found: waiting for kubelet"
-    ]
+    assert asyncio.run(scenario()) == [f"{folder}/device-plugins/kubelet.sock not found: waiting for kubelet"]
 
 
-def test_a_socket_that_cannot_be_made_ends_the_plugin(tmp_path, node):
+def test_a_socket_that_cannot_be_made_ends_the_plugin(folder, node):
     node = node()
-    folder = tmp_path / ("x" * 100)  # longer than the address of a socket may be
-    folder.mkdir()
-    (folder / "kubelet.sock").touch()
-    settings = Settings(offer=node.offer, folder=folder, pods=folder / "pods.sock", times=TIMES)
+    long = folder / ("x" * 100)  # longer than the address of a socket may be
+    long.mkdir()
+    (long / "kubelet.sock").touch()
+    settings = Settings(offer=node.offer, folder=long, pods=folder / "pods.sock", times=TIMES)
 
-    with pytest.raises(UsageError, match="cannot listen on"):
+    with pytest.raises(UsageError, match="cannot listen on") as raised:
         asyncio.run(Plugin(settings, node.notes.append).run(asyncio.Event()))
 
+    assert raised.value.remedy == "give a shorter path: that of a socket has at most 107 bytes"
 
-def test_the_command_ends_on_a_signal_and_removes_its_sockets(tmp_path, profiles):
-    words = ["kubernetes", "device-plugin", "--host", profiles["genoa-h200"], "--kubelet", tmp_path]
+
+def test_the_command_ends_on_a_signal_and_removes_its_sockets(folder, profiles):
+    words = ["kubernetes", "device-plugin", "--host", profiles["genoa-h200"], "--kubelet", folder]
 
     async def scenario():
-        async with Kubelet(tmp_path) as kubelet:
+        async with Kubelet(folder) as kubelet:
             process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "imagematrix", *map(str, words), stderr=subprocess.PIPE
             )
