@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from imagematrix.catalog.sources import open_catalog
+from imagematrix.errors import UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -11,7 +12,7 @@ if TYPE_CHECKING:
     from imagematrix.catalog.catalog import Catalog
     from imagematrix.node.host import Host
 
-__all__ = ["catalog_of", "node_of"]
+__all__ = ["catalog_of", "node_of", "require_image"]
 
 
 def node_of(
@@ -43,6 +44,12 @@ def _host_of(file: Path | None, root: Path | None, nvidia_smi: Path | None) -> H
 def catalog_of(image: str | None, name: str | None) -> Catalog:
     """Return the catalog that `open_catalog` opens; print a note if it is not the default one."""
     return open_catalog(image, name, note=_note)
+
+
+def require_image(image: str | None, catalog: str | None) -> None:
+    """Raise UsageError if the options --image and --catalog name neither."""
+    if image is None and catalog is None:
+        raise UsageError("no image given", remedy="give --image IMAGE[:VERSION], or --catalog FILE|REF")
 
 
 def _note(text: str) -> None:

@@ -9,10 +9,9 @@ from typing import Annotated
 
 import typer
 
-from imagematrix.cli.choosing import catalog_of
-from imagematrix.cli.completing import images
-from imagematrix.cli.options import AllowCpu, CatalogName, Gpus, Json, Where
-from imagematrix.cli.output import console, print_json, table
+from imagematrix.cli.choosing import catalog_of, require_image
+from imagematrix.cli.options import AllowCpu, CatalogName, Drivers, Gpus, ImageName, Json, Where
+from imagematrix.cli.output import counted, escaped, names, print_json, print_lines, table
 from imagematrix.errors import UsageError
 from imagematrix.selection.selection import NothingFits
 
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 WIDTH = 100
-SHOWN = 4  # hosts listed before "and N more"
 LISTED = 20  # reasons or changes listed before "and N more"
 
 Hosts = Annotated[
@@ -37,19 +35,6 @@ Hosts = Annotated[
         help="Hosts saved by `probe --json`: files, folders of them, .ndjson files with one on each line, "
         "or - for one on each line of stdin.",
     ),
-]
-ImageName = Annotated[
-    str | None,
-    typer.Option(
-        "--image",
-        metavar="IMAGE[:VERSION]",
-        help="The image, if no catalog is given.",
-        autocompletion=images,
-    ),
-]
-Drivers = Annotated[
-    list[str] | None,
-    typer.Option("--driver", metavar="OLD=NEW", help="Show what a driver upgrade would change; repeatable."),
 ]
 Html = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write an HTML page with a chart.")]
 
@@ -71,8 +56,7 @@ def command(
     from imagematrix.fleet.upgrade import parse as replaced
     from imagematrix.selection.question import parse
 
-    if image is None and catalog is None:
-        raise UsageError("no image given", remedy="give --image IMAGE[:VERSION], or --catalog FILE|REF")
+    require_image(image, catalog)
     drivers = replaced(driver or ())
     fleet = load(hosts, sys.stdin.buffer)
     report = coverage(
@@ -104,11 +88,11 @@ def _write(path: Path, report: Coverage) -> None:
 
 def _print(report: Coverage) -> None:
     short = _Short(report)
-    _lines(f"{report.image}:{report.version} serves {report.served} of {_count(report.hosts, 'host')}")
+    print_lines(f"{report.image}:{report.version} serves {report.served} of {counted(report.hosts, 'host')}")
     if report.unserved:
         lacking = report.hosts - report.served
-        _lines(f"\n[red]nothing fits {_count(lacking, 'host')}[/]", *_unserved(report, short))
-    _lines("")
+        print_lines(f"\n[red]nothing fits {counted(lacking, 'host')}[/]", *_unserved(report, short))
+    print_lines("")
     table(
         ("variant", "hosts", "share", "fits"),
         [
@@ -118,9 +102,9 @@ def _print(report: Coverage) -> None:
         ],
     )
     if report.unused:
-        _lines(f"\n[yellow]no host would choose {_count(len(report.unused), 'variant')}[/]")
+        print_lines(f"\n[yellow]no host would choose {counted(len(report.unused), 'variant')}[/]")
         table(("variant", "fits"), [(short(one.reference), str(one.fits)) for one in report.unused])
-    _lines("", *_smallest(report, short))
+    print_lines("", *_smallest(report, short))
     for upgrade in report.upgrades:
         _upgrade(upgrade, short)
 
@@ -132,40 +116,36 @@ class _Short:
         self._prefix = f"{report.image}:{report.version}-"
 
     def __call__(self, reference: str) -> str:
-        return _safe(reference.removeprefix(self._prefix))
-
-
-def _lines(*lines: str) -> None:
-    console(sys.stdout).print("\n".join(lines), soft_wrap=True)
+        return escaped(reference.removeprefix(self._prefix))
 
 
 def _unserved(report: Coverage, short: _Short) -> Iterator[str]:
     for unserved in report.unserved[:LISTED]:
-        yield from _folded("  ", _names(unserved.hosts))
+        yield from _folded("  ", names(unserved.hosts))
         yield from _miss(unserved.miss, short)
     if len(report.unserved) > LISTED:
-        yield f"  {_count(len(report.unserved) - LISTED, 'more reason')}; --json has all"
+        yield f"  {counted(len(report.unserved) - LISTED, 'more reason')}; --json has all"
 
 
 def _miss(miss: Miss, short: _Short) -> Iterator[str]:
     """Yield the lines about the nearest variant, and its remedy."""
     if not miss.telling or miss.fix != miss.telling[0].fix:
-        yield from _folded("       ", _safe(miss.why))
+        yield from _folded("       ", escaped(miss.why))
         yield from _cure("         ", miss.fix)
     if miss.nearest:
         yield f"       nearest is {short(miss.nearest)}"
     for rule in miss.telling:
-        yield from _folded("         ", _safe(f"{rule.rule}: {rule.why}"))
+        yield from _folded("         ", escaped(f"{rule.rule}: {rule.why}"))
         yield from _cure("           ", rule.fix)
 
 
 def _cure(indent: str, fix: str | None) -> list[str]:
-    return _folded(indent, f"-> {_safe(fix)}") if fix else []
+    return _folded(indent, f"-> {escaped(fix)}") if fix else []
 
 
 def _smallest(report: Coverage, short: _Short) -> Iterator[str]:
     least = report.smallest
-    many = _count(len(least.variants), "variant")
+    many = counted(len(least.variants), "variant")
     if least.exact:
         yield f"{many} would be enough for the same hosts, though some hosts would get a worse one:"
     else:
@@ -184,34 +164,25 @@ def _upgrade(upgrade: Upgrade, short: _Short) -> None:
         f"nothing changes for {upgrade.unchanged}" if upgrade.unchanged else "",
     ]
     effects = ", ".join(part for part in parts if part)
-    hosts = _count(upgrade.hosts, "host")
-    _lines(f"\ndriver {upgrade.old} -> {upgrade.new}: {hosts}{': ' * bool(effects)}{effects}")
+    hosts = counted(upgrade.hosts, "host")
+    print_lines(f"\ndriver {upgrade.old} -> {upgrade.new}: {hosts}{': ' * bool(effects)}{effects}")
     rows = [
-        (_names(loss.hosts), short(loss.old), f"[red]nothing[/]: {_safe(_fixes(loss.miss))}")
+        (names(loss.hosts), short(loss.old), f"[red]nothing[/]: {escaped(_fixes(loss.miss))}")
         for loss in upgrade.lost
     ]
     rows += [
-        (_names(change.hosts), short(change.old) if change.old else "nothing", short(change.new))
+        (names(change.hosts), short(change.old) if change.old else "nothing", short(change.new))
         for change in (*upgrade.changed, *upgrade.gained)
     ]
     if rows:
         table(("hosts", "now", "then"), rows[:LISTED])
     if len(rows) > LISTED:
-        _lines(f"{_count(len(rows) - LISTED, 'more change')}; --json has all")
+        print_lines(f"{counted(len(rows) - LISTED, 'more change')}; --json has all")
 
 
 def _fixes(miss: Miss) -> str:
     fixes = dict.fromkeys([rule.fix for rule in miss.telling] or [miss.fix])
     return "; ".join(fix for fix in fixes if fix)
-
-
-def _names(hosts: tuple[str, ...]) -> str:
-    more = [f"{len(hosts) - SHOWN} more"] if len(hosts) > SHOWN else []
-    return _safe(", ".join([*hosts[:SHOWN], *more]))
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def _folded(indent: str, text: str) -> list[str]:
@@ -223,10 +194,3 @@ def _folded(indent: str, text: str) -> list[str]:
         break_long_words=False,
         break_on_hyphens=False,
     )
-
-
-def _safe(text: str) -> str:
-    """Return untrusted text without control characters, and with rich's markup escaped."""
-    from rich.markup import escape
-
-    return escape("".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text))

@@ -17,11 +17,13 @@ __all__ = [
     "AllowCpu",
     "BuildArgs",
     "CatalogName",
+    "Drivers",
     "DurationsFiles",
     "File",
     "Gpus",
     "HostFile",
     "Image",
+    "ImageName",
     "Json",
     "NvidiaSmi",
     "Only",
@@ -84,6 +86,19 @@ CatalogName = Annotated[
         metavar="FILE|REF",
         help="Use a saved catalog or a registry's image index instead of the engine's images.",
     ),
+]
+ImageName = Annotated[
+    str | None,
+    typer.Option(
+        "--image",
+        metavar="IMAGE[:VERSION]",
+        help="The image, if no catalog is given.",
+        autocompletion=completing.images,
+    ),
+]
+Drivers = Annotated[
+    list[str] | None,
+    typer.Option("--driver", metavar="OLD=NEW", help="Show what a driver upgrade would change; repeatable."),
 ]
 Gpus = Annotated[
     str | None,

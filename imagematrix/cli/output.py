@@ -21,10 +21,13 @@ if TYPE_CHECKING:
 __all__ = [
     "console",
     "counted",
+    "escaped",
     "info",
     "info_raw",
+    "names",
     "print_error",
     "print_json",
+    "print_lines",
     "print_text",
     "table",
     "visible",
@@ -36,6 +39,7 @@ RED, YELLOW, DIM, PLAIN = "\x1b[31m", "\x1b[33m", "\x1b[2m", "\x1b[0m"
 # the direction of text, which can disguise a line.
 CONTROL = (*range(9), *range(11, 32), *range(127, 160), 0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F))
 REPLACED = dict.fromkeys((*CONTROL, *range(0x2066, 0x206A)), "\N{REPLACEMENT CHARACTER}")
+NAMED = 4  # names listed before "N more"
 WIDE = 1_000  # columns of output that does not go to a terminal
 WIDEST = 100_000  # columns of a table with long words
 
@@ -71,6 +75,24 @@ def print_text(text: str) -> None:
 def counted(number: int, noun: str) -> str:
     """Return "1 image" or "2 images"."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def escaped(text: str) -> str:
+    """Return untrusted text without control characters, and with rich's markup escaped."""
+    from rich.markup import escape
+
+    return escape("".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text))
+
+
+def names(every: Sequence[str]) -> str:
+    """Return the first of untrusted names, and how many more there are, for print_lines."""
+    more = [f"{len(every) - NAMED} more"] if len(every) > NAMED else []
+    return escaped(", ".join([*every[:NAMED], *more]))
+
+
+def print_lines(*lines: str) -> None:
+    """Print lines, which may have rich's markup, the answer of a command; they are not folded."""
+    console(sys.stdout).print("\n".join(lines), soft_wrap=True)
 
 
 def print_json(document: object) -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-
 import typer
 
-from imagematrix.cli.kubernetes.options import Drivers, ImageName, Nodes, cluster
-from imagematrix.cli.options import AllowCpu, CatalogName, Gpus, Json, Where
-from imagematrix.cli.output import console, counted, print_json, table
+from imagematrix.cli.kubernetes.options import Nodes, cluster
+from imagematrix.cli.options import AllowCpu, CatalogName, Drivers, Gpus, ImageName, Json, Where
+from imagematrix.cli.output import counted, escaped, names, print_json, print_lines, table
 from imagematrix.selection.selection import NothingFits
 
 TYPE_CHECKING = False
@@ -19,8 +17,6 @@ if TYPE_CHECKING:
     from imagematrix.kubernetes.classes import Class, Classes
 
 __all__ = ["command"]
-
-NAMED = 4  # nodes that are named before how many more there are
 
 
 def command(
@@ -53,9 +49,9 @@ def _print(found: Classes) -> None:
         ("class", "nodes", "image", "why"),
         [
             (
-                _safe(each.name),
+                escaped(each.name),
                 str(len(each.nodes)),
-                _safe(each.variant.reference.removeprefix(prefix)) if each.variant else "[red]nothing[/]",
+                escaped(each.variant.reference.removeprefix(prefix)) if each.variant else "[red]nothing[/]",
                 "" if each.miss else each.why,
             )
             for each in found.classes
@@ -64,40 +60,24 @@ def _print(found: Classes) -> None:
     for each in found.classes:
         lines = list(_remarks(each))
         if lines:
-            _lines("", f"{each.name}: {_names([node.name for node in each.nodes])}", *lines)
+            print_lines("", f"{each.name}: {names([node.name for node in each.nodes])}", *lines)
     for upgrade in found.upgrades:
-        _lines("", *_upgrade(upgrade, prefix))
+        print_lines("", *_upgrade(upgrade, prefix))
 
 
 def _remarks(each: Class) -> Iterator[str]:
     if each.miss:
-        yield f"  {_safe(each.miss.why)}"
+        yield f"  {escaped(each.miss.why)}"
         if each.miss.fix:
-            yield f"    -> {_safe(each.miss.fix)}"
-    yield from (f"  [yellow]{_safe(warning)}[/]" for warning in each.warnings)
+            yield f"    -> {escaped(each.miss.fix)}"
+    yield from (f"  [yellow]{escaped(warning)}[/]" for warning in each.warnings)
 
 
 def _upgrade(upgrade: Upgrade, prefix: str) -> Iterator[str]:
     yield f"driver {upgrade.old} -> {upgrade.new}: {counted(upgrade.hosts, 'node')}"
     for loss in upgrade.lost:
-        yield f"  [red]nothing[/] for {_names(loss.hosts)}: {_safe(loss.miss.why)}"
+        yield f"  [red]nothing[/] for {names(loss.hosts)}: {escaped(loss.miss.why)}"
     for change in (*upgrade.changed, *upgrade.gained):
-        yield f"  {_safe(change.new.removeprefix(prefix))} for {_names(change.hosts)}"
+        yield f"  {escaped(change.new.removeprefix(prefix))} for {names(change.hosts)}"
     if upgrade.unchanged:
         yield f"  nothing changes for {counted(upgrade.unchanged, 'node')}"
-
-
-def _names(nodes: list[str] | tuple[str, ...]) -> str:
-    more = [f"{len(nodes) - NAMED} more"] if len(nodes) > NAMED else []
-    return _safe(", ".join([*nodes[:NAMED], *more]))
-
-
-def _lines(*lines: str) -> None:
-    console(sys.stdout).print("\n".join(lines), soft_wrap=True)
-
-
-def _safe(text: str) -> str:
-    """Return text of others without markup of rich; the console replaces what terminals act on."""
-    from rich.markup import escape
-
-    return escape(text)

@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from imagematrix.cli.choosing import catalog_of
-from imagematrix.cli.completing import images
+from imagematrix.cli.choosing import catalog_of, require_image
 from imagematrix.errors import UsageError
 
 TYPE_CHECKING = False
@@ -18,24 +17,11 @@ if TYPE_CHECKING:
 
     from imagematrix.kubernetes.classes import Classes
 
-__all__ = ["Drivers", "ImageName", "Nodes", "NodesFile", "OnUnknown", "cluster", "denies"]
+__all__ = ["Nodes", "NodesFile", "OnUnknown", "cluster", "denies"]
 
 HELP = "The nodes, from `kubectl get nodes -o json`; - for stdin."
 Nodes = Annotated[Path, typer.Argument(metavar="NODES.json", help=HELP)]
 NodesFile = Annotated[Path | None, typer.Option("--nodes", metavar="NODES.json", help=HELP)]
-ImageName = Annotated[
-    str | None,
-    typer.Option(
-        "--image",
-        metavar="IMAGE[:VERSION]",
-        help="The image, where no catalog is given.",
-        autocompletion=images,
-    ),
-]
-Drivers = Annotated[
-    list[str] | None,
-    typer.Option("--driver", metavar="OLD=NEW", help="Tell what another driver would change; repeatable."),
-]
 OnUnknown = Annotated[
     str,
     typer.Option(
@@ -69,8 +55,7 @@ def cluster(
     from imagematrix.kubernetes.nodes import load
     from imagematrix.selection.question import parse
 
-    if image is None and catalog is None:
-        raise UsageError("no image given", remedy="give --image IMAGE[:VERSION], or --catalog FILE|REF")
+    require_image(image, catalog)
     return classes(
         load(nodes, sys.stdin.buffer),
         catalog_of(image, catalog),
