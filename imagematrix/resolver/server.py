@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
-import logging
 import re
 
 from aiohttp import BasicAuth, web
-from aiohttp.http_exceptions import HttpProcessingError
 
 from imagematrix.errors import EngineError, ImagematrixError, UnknownImageError
 from imagematrix.reference import DIGEST, TAG, Reference
@@ -75,13 +73,8 @@ class Resolver:
         self._mirrors = mirrors
         self._token = token
 
-    def runner(self, grace: float) -> web.AppRunner:
-        """Return what serves it, and gives requests `grace` seconds at the end."""
-        logger = logging.getLogger(__name__)
-        logger.addFilter(_of_ours)
-        return web.AppRunner(self._application(), access_log=None, logger=logger, shutdown_timeout=grace)
-
-    def _application(self) -> web.Application:
+    def application(self) -> web.Application:
+        """Return the application."""
         application = web.Application(middlewares=[self._guarded])
         application.router.add_get("/healthz", self._health)
         application.router.add_get("/metrics", self._show_metrics)
@@ -202,11 +195,6 @@ class Resolver:
             raise UnknownImageError(f"{reference.repository}:{reference.tag} has no variants")
         document = await asyncio.to_thread(explained, self._nodes, found.catalog, reference.tag)
         return web.json_response(document)
-
-
-def _of_ours(record: logging.LogRecord) -> bool:
-    """Whether an error needs a traceback: docker begins every pull with TLS, which is a malformed request."""
-    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError | ConnectionError))
 
 
 def _accepted(request: web.Request, media_type: str) -> bool:

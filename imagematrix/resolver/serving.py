@@ -7,10 +7,8 @@ import ipaddress
 import signal
 from dataclasses import dataclass
 
-from aiohttp import web
-
 from imagematrix.errors import ImagematrixError, UsageError
-from imagematrix.resolver.address import address
+from imagematrix.listening import Address, listening
 from imagematrix.resolver.answer import Nodes
 from imagematrix.resolver.journal import Journal
 from imagematrix.resolver.policy import Policy
@@ -50,15 +48,15 @@ class Settings:
     policy: Path | None = None
     state: Path | None = None
 
-    def address(self) -> tuple[str, int]:
+    def address(self) -> Address:
         """Return where to listen; raise UsageError if it is invalid, or open to others without a token."""
-        host, port = address(self.listen)
-        if not ipaddress.ip_address(host).is_loopback and not self.token:
+        address = Address.parse(self.listen)
+        if not ipaddress.ip_address(address.host).is_loopback and not self.token:
             raise UsageError(
                 f"{self.listen} can be reached by others, who would read images with this node's login",
                 remedy="set a password for them with --token-file, or listen on 127.0.0.1",
             )
-        return host, port
+        return address
 
 
 def serve(settings: Settings, note: Callable[[str], None]) -> None:
@@ -69,16 +67,14 @@ def serve(settings: Settings, note: Callable[[str], None]) -> None:
     for name in settings.classes:
         if not CLASS_NAME.fullmatch(f"class.{name}"):
             raise UsageError(f"invalid name of a class: {name!r}; a tag has to be able to contain it")
-    host, port = settings.address()
+    address = settings.address()
     policy = Policy.load(settings.policy) if settings.policy else Policy()
     for node in (settings.node, *settings.classes.values()):
         node.host()
-    asyncio.run(_serve(settings, policy, host, port, note))
+    asyncio.run(_serve(settings, policy, address, note))
 
 
-async def _serve(
-    settings: Settings, policy: Policy, host: str, port: int, note: Callable[[str], None]
-) -> None:
+async def _serve(settings: Settings, policy: Policy, address: Address, note: Callable[[str], None]) -> None:
     upstream = open_upstream(settings.upstream)
     registry = "" if settings.upstream.startswith(LAYOUT) else settings.upstream.rstrip("/")
     resolver = Resolver(
@@ -90,25 +86,17 @@ async def _serve(
         policy=policy.on(registry),
         state=State(settings.state, note) if settings.state else None,
     )
-    runner = resolver.runner(GRACE_S)
-    await runner.setup()
     try:
-        try:
-            site = web.TCPSite(runner, host, port)
-            await site.start()
-        except OSError as error:
-            raise UsageError(f"cannot listen on {settings.listen}: {error.strerror}") from error
-        ended = asyncio.Event()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, ended.set)
-        for bound in runner.addresses:
-            name = f"[{bound[0]}]" if ":" in bound[0] else bound[0]
-            note(f"answering for {settings.upstream} on {name}:{bound[1]}")
-        watch = asyncio.create_task(_watch(settings, note))
-        await ended.wait()
-        watch.cancel()
+        async with listening(resolver.application(), address, grace_s=GRACE_S) as bound:
+            ended = asyncio.Event()
+            for number in (signal.SIGINT, signal.SIGTERM):
+                asyncio.get_running_loop().add_signal_handler(number, ended.set)
+            for each in bound:
+                note(f"answering for {settings.upstream} on {each}")
+            watch = asyncio.create_task(_watch(settings, note))
+            await ended.wait()
+            watch.cancel()
     finally:
-        await runner.cleanup()
         await upstream.close()
 
 

@@ -6,10 +6,10 @@ import threading
 from pathlib import Path
 
 import requests
-from aiohttp import web
 from distribution import MANIFEST, digest
 
 from imagematrix.catalog import labels
+from imagematrix.listening import Address, listening
 from imagematrix.node.host import Host
 from imagematrix.oci.registry import INDEX
 from imagematrix.resolver.answer import Nodes
@@ -60,13 +60,12 @@ class Front:
         self.session.trust_env = False
 
     async def _start(self):
-        self._runner = self._resolver.runner(grace=0)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        return f"127.0.0.1:{self._runner.addresses[0][1]}"
+        self._serving = listening(self._resolver.application(), Address("127.0.0.1", 0))
+        (bound,) = await self._serving.__aenter__()
+        return str(bound)
 
     async def _stop(self):
-        await self._runner.cleanup()
+        await self._serving.__aexit__(None, None, None)
         await self._upstream.close()
 
     def _run(self, work):

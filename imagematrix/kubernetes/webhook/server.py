@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import time
 
 from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
 
 from imagematrix.errors import UsageError
 from imagematrix.kubernetes.webhook.review import answer
@@ -20,7 +18,6 @@ __all__ = ["PATH", "Server"]
 
 PATH = "/mutate"
 LARGEST = 3 << 20  # bytes of a request, which the API server limits to as many
-KEEP_S = 120.0  # for idle connections; the API server's client closes its own after 90
 
 
 class Server:
@@ -43,18 +40,6 @@ class Server:
         application.router.add_get("/readyz", self._ready)
         application.router.add_get("/metrics", self._metrics)
         return application
-
-    def runner(self, grace: float) -> web.AppRunner:
-        """Return what serves it, and gives requests `grace` seconds at the end."""
-        logger = logging.getLogger(__name__)
-        logger.addFilter(_of_ours)
-        return web.AppRunner(
-            self.application(),
-            access_log=None,
-            logger=logger,
-            shutdown_timeout=grace,
-            keepalive_timeout=KEEP_S,
-        )
 
     async def _review(self, request: web.Request) -> web.Response:
         raw = await request.read()
@@ -85,8 +70,3 @@ class Server:
 
     async def _metrics(self, _: web.Request) -> web.Response:
         return web.Response(body=self._journal.text(), headers={"Content-Type": self._journal.TYPE})
-
-
-def _of_ours(record: logging.LogRecord) -> bool:
-    """Whether an error needs a traceback: scanners send malformed requests."""
-    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError | ConnectionError))

@@ -6,15 +6,12 @@ import asyncio
 import signal
 from dataclasses import dataclass
 
-from aiohttp import web
-
-from imagematrix.errors import UsageError
 from imagematrix.kubernetes.webhook.certificate import Certificate
 from imagematrix.kubernetes.webhook.journal import Journal
 from imagematrix.kubernetes.webhook.known import Known
 from imagematrix.kubernetes.webhook.server import Server
 from imagematrix.kubernetes.webhook.sources import follow_catalog
-from imagematrix.resolver.address import address
+from imagematrix.listening import Address, listening
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -47,46 +44,38 @@ def serve(settings: Settings, note: Callable[[str], None]) -> None:
 
     Raises UsageError for invalid settings, or a certificate that cannot be read.
     """
-    where = address(settings.listen)
+    address = Address.parse(settings.listen)
     certificate = Certificate(settings.chain, settings.key)
-    asyncio.run(_serve(settings, certificate, where, note))
+    asyncio.run(_serve(settings, certificate, address, note))
 
 
 async def _serve(
-    settings: Settings, certificate: Certificate, where: tuple[str, int], note: Callable[[str], None]
+    settings: Settings, certificate: Certificate, address: Address, note: Callable[[str], None]
 ) -> None:
     journal = Journal(note)
     known = Known(settings.catalogs, settings.question, journal)
     server = Server(known, journal)
-    runner = server.runner(GRACE_S)
-    await runner.setup()
     ended: asyncio.Queue[int] = asyncio.Queue()
-    tasks: list[asyncio.Task[object]] = []
-    try:
-        try:
-            await web.TCPSite(runner, *where, ssl_context=certificate.context).start()
-        except OSError as error:
-            raise UsageError(f"cannot listen on {settings.listen}: {error.strerror}") from error
+    async with listening(server.application(), address, grace_s=GRACE_S, tls=certificate.context) as bound:
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, ended.put_nowait, number)
-        for bound in runner.addresses:
-            name = f"[{bound[0]}]" if ":" in bound[0] else bound[0]
-            note(f"answering reviews on {name}:{bound[1]}")
-        tasks += map(
-            asyncio.create_task,
-            (
+        for each in bound:
+            note(f"answering reviews on {each}")
+        tasks = [
+            asyncio.create_task(each)
+            for each in (
                 ended.get(),
                 known.follow(),
                 certificate.follow(journal),
                 settings.nodes.follow(known, journal),
                 *(follow_catalog(catalog, known, journal) for catalog in settings.catalogs),
-            ),
-        )
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        if any(task.result() == signal.SIGTERM for task in done):
-            server.ending = True
-            await asyncio.sleep(DRAIN_S)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await runner.cleanup()
+            )
+        ]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if any(task.result() == signal.SIGTERM for task in done):
+                server.ending = True
+                await asyncio.sleep(DRAIN_S)
+        finally:
+            for task in tasks:
+                task.cancel()

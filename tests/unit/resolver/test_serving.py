@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from imagematrix.errors import UsageError
+from imagematrix.listening import Address
 from imagematrix.resolver.node import Saved
 from imagematrix.resolver.serving import Settings, serve
 
@@ -27,10 +28,10 @@ def settings(listen, token=None, **options):
 @pytest.mark.parametrize(
     ("listen", "address"),
     [
-        ("127.0.0.1:5050", ("127.0.0.1", 5050)),
-        ("127.1.2.3:0", ("127.1.2.3", 0)),
-        ("localhost:1", ("127.0.0.1", 1)),
-        ("[::1]:65535", ("::1", 65535)),
+        ("127.0.0.1:5050", Address("127.0.0.1", 5050)),
+        ("127.1.2.3:0", Address("127.1.2.3", 0)),
+        ("localhost:1", Address("127.0.0.1", 1)),
+        ("[::1]:65535", Address("::1", 65535)),
     ],
 )
 def test_loopback_needs_no_token(listen, address):
@@ -42,7 +43,7 @@ def test_other_addresses_need_a_token(listen):
     with pytest.raises(UsageError, match="can be reached by others") as caught:
         settings(listen).address()
     assert "--token-file" in caught.value.remedy
-    assert settings(listen, token=str(listen)).address()[1]
+    assert settings(listen, token=str(listen)).address().port
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import sys
 
 import pytest
 from admitting import OTHER, POLICY, A, pod, review
-from aiohttp import ClientSession, web
+from aiohttp import ClientSession
 from beside import running, until
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -24,6 +24,7 @@ from imagematrix.errors import UsageError
 from imagematrix.kubernetes.webhook.certificate import Certificate
 from imagematrix.kubernetes.webhook.known import Known, Question
 from imagematrix.kubernetes.webhook.server import PATH, Server
+from imagematrix.listening import Address, listening
 
 
 def patch_of(response):
@@ -73,12 +74,14 @@ def test_a_certificate_rotates_and_connections_stay(tmp_path, journal):
     async def run():
         there = Known([], Question(), journal)
         there.policies = (POLICY,)
-        runner = Server(there, journal).runner(0)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=made.context).start()
-        port = runner.addresses[0][1]
+        application = Server(there, journal).application()
         trusting = ssl.create_default_context(cafile=chain)
-        async with running(made.follow(journal)), ClientSession() as session:
+        async with (
+            listening(application, Address("127.0.0.1", 0), tls=made.context) as (bound,),
+            running(made.follow(journal)),
+            ClientSession() as session,
+        ):
+            port = bound.port
 
             async def ask():
                 url = f"https://127.0.0.1:{port}{PATH}"
@@ -99,7 +102,6 @@ def test_a_certificate_rotates_and_connections_stay(tmp_path, journal):
             assert await asyncio.to_thread(common_name, port) == "third"
             # The connection from before is still there: a new one would not trust the certificate.
             assert (await ask())[0]
-        await runner.cleanup()
 
     asyncio.run(run())
 
