@@ -8,6 +8,7 @@ import time
 
 import pytest
 from engines import ROOT
+from podman import podman_settings
 from processes import END_WITH_US
 
 REGISTRY, ADDRESS = "127.0.0.1:5000", "127.0.0.1:5050"
@@ -24,16 +25,6 @@ MATRIX = {
     "axes": {"cuda": ["12.4"], "compute": list(CELLS.values())},
 }
 TEMPLATE = "FROM debian:trixie\nCOPY payload /payload\nRUN echo {{ compute }} > /variant\n"
-# crun starts no container where a machine has both kinds of cgroups.
-CONTAINERS = """\
-[containers]
-default_ulimits = ["nofile=1024:1024", "nproc=4096:4096"]
-netns = "none"
-[engine]
-cgroup_manager = "cgroupfs"
-events_logger = "file"
-runtime = "runc"
-"""
 REGISTRIES = f'[[registry]]\nlocation = "{ADDRESS}"\ninsecure = true\n'
 
 
@@ -137,8 +128,7 @@ def test_podman(cluster):
     for node in cluster.nodes:
         folder = node.folder / "podman"
         folder.mkdir()
-        settings = folder / "containers.conf"
-        settings.write_text(f'{CONTAINERS}[network]\nnetwork_config_dir = "{folder}/net"\n')
+        settings = podman_settings(folder)
         (folder / "registries.conf").write_text(REGISTRIES)
         podman = [
             "podman",

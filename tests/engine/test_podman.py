@@ -10,20 +10,11 @@ import time
 from pathlib import Path
 
 import pytest
+from podman import podman_settings
 from processes import END_WITH_US, new_folder, remove_folder
 
 ROOT = Path(__file__).parents[2]
 TRAIN = ("train", "--steps", "2")
-# runc also starts containers on machines with hybrid cgroups, and the limits need no privileges.
-SETTINGS = """\
-[containers]
-default_ulimits = ["nofile=1024:1024", "nproc=4096:4096"]
-netns = "none"
-[engine]
-cgroup_manager = "cgroupfs"
-events_logger = "file"
-runtime = "runc"
-"""
 LAUNCH = """\
 import imagematrix as im
 choice = im.select(im.probe(), im.Catalog.from_engine("training:v1"))
@@ -38,8 +29,7 @@ class Podman:
         self.node = node
         self.folder = new_folder()
         self.host = f"unix://{self.folder}/podman.sock"
-        settings = self.folder / "containers.conf"
-        settings.write_text(f'{SETTINGS}[network]\nnetwork_config_dir = "{self.folder}/net"\n')
+        settings = podman_settings(self.folder)
         self.environment = {**node.environment, "CONTAINERS_CONF": str(settings), "DOCKER_HOST": self.host}
         stores = ["--root", self.folder / "data", "--runroot", self.folder / "run"]
         command = [*END_WITH_US, *node.inside, "podman", *stores, "system", "service", "--time=0", self.host]

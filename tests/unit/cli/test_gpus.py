@@ -72,8 +72,9 @@ def test_shares_are_listed_with_their_memory(cli, profiles, engine, locks, confo
     assert "share of 1024 MiB" in table
 
 
-@pytest.mark.usefixtures("engine")
-def test_current_readings_of_nvml(cli, profiles, configure_nvml, monkeypatch, conforms):
+@pytest.fixture
+def busy(profiles, configure_nvml, monkeypatch):
+    """A GPU and a second one's MIG device that this process uses, as the profile has the two GPUs."""
     host = json.loads(profiles["mig"].read_text())
     whole, parted = sorted(host["gpus"], key=lambda gpu: gpu["mig"] is not None)
     device = parted["mig"][1]
@@ -83,6 +84,12 @@ def test_current_readings_of_nvml(cli, profiles, configure_nvml, monkeypatch, co
         f"minor={parted['minor']},util=-1,procs={process}"
     )
     monkeypatch.setattr(signs.Signs, "driver", True)
+    return whole, parted
+
+
+@pytest.mark.usefixtures("engine")
+def test_current_readings_of_nvml(cli, profiles, busy, conforms):
+    whole, parted = busy
     document = json.loads(cli("gpus", "--host", profiles["mig"], "--json").out)
     conforms(document)
     result = {gpu["minor"]: gpu for gpu in document["gpus"]}
@@ -98,7 +105,7 @@ def test_current_readings_of_nvml(cli, profiles, configure_nvml, monkeypatch, co
     assert "97 %" in table
     assert "61 °C" in table
     assert f"1024 of {whole['memory_mib']} MiB" in table
-    assert f" {device['profile']} " in table
+    assert f" {parted['mig'][1]['profile']} " in table
 
 
 def test_gpus_are_listed_without_an_engine(cli, profiles, no_engine, conforms):  # noqa: ARG001
@@ -169,17 +176,8 @@ def test_metrics_of_shared_used_and_broken_gpus(cli, profiles, engine, tmp_path)
 
 
 @pytest.mark.usefixtures("engine")
-def test_metrics_of_mig_devices_and_of_the_load(cli, profiles, configure_nvml, monkeypatch):
-    host = json.loads(profiles["mig"].read_text())
-    whole, parted = sorted(host["gpus"], key=lambda gpu: gpu["mig"] is not None)
-    device = parted["mig"][1]
-    process = f"{os.getpid()}:{device['gpu_instance']}:{device['compute_instance']}"
-    configure_nvml(
-        gpus=f"minor={whole['minor']},used=1024,util=97,temp=61,procs={os.getpid()};"
-        f"minor={parted['minor']},util=-1,procs={process}"
-    )
-    monkeypatch.setattr(signs.Signs, "driver", True)
-
+def test_metrics_of_mig_devices_and_of_the_load(cli, profiles, busy):
+    whole, parted = busy
     text = cli("gpus", "--host", profiles["mig"], "--metrics").out
 
     found = samples(text)
@@ -191,7 +189,7 @@ def test_metrics_of_mig_devices_and_of_the_load(cli, profiles, configure_nvml, m
     assert found["memory_bytes", parts[0]] == parted["mig"][0]["memory_mib"] * 1024**2
     assert ("free", parent) not in found
     assert ("utilization_ratio", parent) not in found
-    assert f'profile="{device["profile"]}"' in text
+    assert f'profile="{parted["mig"][1]["profile"]}"' in text
 
 
 def test_metrics_have_no_usage_where_it_is_unknown(cli, profiles, no_engine):  # noqa: ARG001
