@@ -88,6 +88,7 @@ def test_other_files_are_not_elf(raw):
     assert read(raw) is None
 
 
+@pytest.mark.fuzz
 def test_mutated_headers_never_crash(library):
     """Every mutated header is read quickly and without an exception; `make fuzz` tries more of them."""
     raw = library.read_bytes()

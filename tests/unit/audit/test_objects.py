@@ -42,6 +42,7 @@ def test_library_is_read(library):
     assert (result.driver.name, result.driver.compat.branches) == ("libcuda", (535,))
 
 
+@pytest.mark.fuzz
 def test_mutated_headers_never_crash(library):
     chance = random.Random(41)  # noqa: S311 - nothing is secret
     tables = int.from_bytes(library[40:48], "little")

@@ -139,6 +139,7 @@ def test_header_shared_by_many_slots_is_read_to_a_limit():
     assert 0 < len(read(rpm.ndb, bytes(raw))) < 100
 
 
+@pytest.mark.fuzz
 @pytest.mark.parametrize("name", FORMATS)
 def test_damaged_databases_never_crash(name):
     """Whatever is in them; `make fuzz` tries more. SQLite's own makers try theirs."""

@@ -228,6 +228,7 @@ def test_overlapping_sections_are_not_trimmed(built):
     assert found(bytes(raw)) is None  # the section headers are beyond the end
 
 
+@pytest.mark.fuzz
 def test_damaged_files_are_trimmed_correctly_or_not_at_all(built):
     chance = random.Random(20)  # noqa: S311 - reproducible
     whole = built.read_bytes()

@@ -228,6 +228,7 @@ def test_every_flag_is_announced_by_compilers():
         assert needed - flags == {"lahf_lm"}  # in all 64-bit CPUs but the first
 
 
+@pytest.mark.fuzz
 def test_damaged_files_never_crash(build):
     """With mutated headers, tables and code; `make fuzz` tries more."""
     raw = build(PROGRAM, "-march=haswell", "-shared", "-fPIC").read_bytes()
