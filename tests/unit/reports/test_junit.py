@@ -70,9 +70,8 @@ def test_empty_build_gives_a_valid_document(suites):
     assert (suite.tests, suite.time) == (0, 0.0)
 
 
-@given(
-    st.text(st.characters(exclude_categories=(), exclude_characters="\x1b\x9b"))
-)  # they take what follows with them
+# ESC would take what follows with it.
+@given(st.text(st.characters(exclude_categories=(), exclude_characters="\x1b")))
 def test_hostile_text_is_escaped(text):
     text += ']]></failure><failure message="x">&amp;<![CDATA[\x1b[0m\x00'
     failed = [{"cell": text, "status": "failed", "seconds": 1, "error": text}]
