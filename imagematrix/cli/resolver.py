@@ -61,6 +61,13 @@ def command(
             help="Remove names from the engine that mean another image by now, with a resolver that runs.",
         ),
     ] = False,
+    namespace: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAMESPACE",
+            help="With --sweep: of containerd, such as k8s.io, which has the upstream's names.",
+        ),
+    ] = None,
 ) -> None:
     """Serve a read-only registry on this node, with the fitting variant under each tag.
 
@@ -68,12 +75,15 @@ def command(
     has one image name for all nodes. Everything else passes through.
     """
     if sweep:
+        from imagematrix.resolver.held import Containerd, Docker
         from imagematrix.resolver.sweep import sweep as remove
 
-        print_text("\n".join(remove(listen, info, token=_token(token_file))))
+        names = Containerd(_given(upstream), namespace) if namespace else Docker(listen)
+        print_text("\n".join(remove(names, listen, info, token=_token(token_file))))
         return
-    if upstream is None:
-        raise UsageError("--upstream is needed", remedy="name the registry that has the images")
+    if namespace:
+        raise UsageError("--namespace is for --sweep")
+    upstream = _given(upstream)
     if containerd:
         from imagematrix.resolver.mirror import write
 
@@ -102,6 +112,12 @@ def command(
         ),
         note=info,
     )
+
+
+def _given(upstream: str | None) -> str:
+    if upstream is None:
+        raise UsageError("--upstream is needed", remedy="name the registry that has the images")
+    return upstream
 
 
 def _token(file: Path | None) -> str | None:

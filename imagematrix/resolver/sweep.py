@@ -6,16 +6,15 @@ meaning the variant for the old one.
 
 from __future__ import annotations
 
-from imagematrix import engine
 from imagematrix.errors import EngineError, UsageError
 from imagematrix.oci.registry import MANIFESTS
 from imagematrix.reference import TAG
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
-    import docker
+    from imagematrix.resolver.held import Names
 
 __all__ = ["sweep"]
 
@@ -23,44 +22,32 @@ TIMEOUT_S = 60
 OK, UNAUTHORIZED, DENIED = 200, 401, 403
 
 
-def sweep(address: str, note: Callable[[str], None], *, token: str | None = None) -> list[str]:
-    """Remove the names of images pulled from the resolver at `address` that now mean another image, or none.
+def sweep(names: Names, address: str, note: Callable[[str], None], *, token: str | None = None) -> list[str]:
+    """Remove the names for which the resolver at `address` now answers another image, or none.
 
     Containers keep running. `note` is told what could not be removed. `token` is the password that the
     resolver asks for. Returns the removed names, sorted. Raises EngineError if the engine or the resolver
     cannot be reached, UsageError if the token is wrong.
     """
-    import docker
-
-    client = engine.client()
     removed = []
-    for name, digests in sorted(_pulled(client, address)):
-        meant = _meant(address, name, token)
+    for name, digests in sorted(names.held()):
+        meant = _meant(address, name.removeprefix(names.prefix), token)
         if meant is None or meant in digests:
             continue
         try:
-            # By force: a container that uses it would stop that, though only a name goes.
-            client.api.remove_image(name, force=True, noprune=True)
-        except docker.errors.APIError as error:
-            note(f"{name} stays: {error.explanation or error}")
+            names.remove(name)
+        except EngineError as error:
+            note(f"{name} stays: {error}")
         else:
             removed.append(name)
     return removed
-
-
-def _pulled(client: docker.DockerClient, address: str) -> Iterator[tuple[str, frozenset[str]]]:
-    """Yield the names in the engine that begin with the resolver's address, with their images' digests."""
-    for image in client.api.images():
-        for name in image.get("RepoTags") or ():
-            if name.startswith(f"{address}/"):
-                yield name, engine.digests_of(client, name)
 
 
 def _meant(address: str, name: str, token: str | None) -> str | None:
     """Return the digest that the resolver answers for a name, "" for a refusal; None if it has no answer."""
     import requests
 
-    repository, _, tag = name.removeprefix(f"{address}/").rpartition(":")
+    repository, _, tag = name.rpartition(":")
     if not TAG.fullmatch(tag):
         raise UsageError(f"the engine has an image with an invalid name: {name!r}")
     url = f"http://{address}/v2/{repository}/manifests/{tag}"

@@ -166,6 +166,23 @@ def test_containerd_by_the_name_in_the_registry(cluster, published):
     assert shown == CELLS
 
 
+def test_names_of_another_variant_are_removed_from_containerd(cluster, published):
+    node = cluster.nodes[0]
+    socket = str(node.folder / "run/containerd/containerd.sock")
+    ctr = ("ctr", "--address", socket, "-n", "test", "images")
+    name = f"{REGISTRY}/{IMAGE}:v1"
+    other = f"{REGISTRY}/{IMAGE}@{published[CELLS['n2']]}"
+    node.run(*ctr, "pull", "--hosts-dir", str(node.folder / "certs.d"), other)
+    words = ("--sweep", "--listen", ADDRESS, "--upstream", REGISTRY, "--namespace", "test")
+    environment = {**node.environment, "CONTAINERD_ADDRESS": socket}
+    assert node.imagematrix("resolver", *words, env=environment).stdout.strip() == ""
+    node.run(*ctr, "tag", "--force", other, name)  # as with another GPU
+
+    assert node.imagematrix("resolver", *words, env=environment).stdout.strip() == name
+
+    assert node.run(*ctr, "ls", "-q").stdout.split() == [other]
+
+
 def test_a_pull_survives_that_the_resolver_is_killed(cluster, resolvers):
     node, resolver = cluster.nodes[0], resolvers["n1"]
     node.docker("system", "prune", "--all", "--force")

@@ -1,5 +1,6 @@
 """Names that an engine holds for an answer that the resolver no longer gives."""
 
+import os
 from types import SimpleNamespace
 
 import docker
@@ -11,6 +12,8 @@ from resolving import Played
 from imagematrix import engine
 from imagematrix.cli.front import run
 from imagematrix.errors import EngineError, UsageError
+from imagematrix.resolver import held as held_names
+from imagematrix.resolver.held import Docker
 from imagematrix.resolver.sweep import sweep
 
 
@@ -63,10 +66,12 @@ def test_outdated_names_are_removed(front, published, held):
     }
     images = held({**keeps, f"{name}:v1-cpu": old})
     notes: list[str] = []
-    assert sweep(node.address, notes.append) == [f"{name}:v1-cpu"]
+    assert sweep(Docker(node.address), node.address, notes.append) == [f"{name}:v1-cpu"]
     assert images.names == keeps
     played.name = "rome-a100"
-    assert sweep(node.address, notes.append) == [f"{name}:v1"], "nothing fits this node any more"
+    assert sweep(Docker(node.address), node.address, notes.append) == [f"{name}:v1"], (
+        "nothing fits this node any more"
+    )
     assert notes == []
     assert published.digests
 
@@ -76,7 +81,7 @@ def test_names_that_cannot_be_removed_are_reported(front, published, held):
     name = f"{node.address}/ml/training:v1"
     held({name: digest(b"old")}).stuck.add(name)
     notes: list[str] = []
-    assert sweep(node.address, notes.append) == []
+    assert sweep(Docker(node.address), node.address, notes.append) == []
     assert notes == [f"{name} stays: it is stuck"]
     assert published.digests
 
@@ -86,7 +91,7 @@ def test_sweep_sends_the_token_of_the_resolver(front, published, held, tmp_path,
     name = f"{node.address}/ml/training:v1"
     images = held({name: digest(b"old")})
     with pytest.raises(UsageError, match="needs a token") as caught:
-        sweep(node.address, print)
+        sweep(Docker(node.address), node.address, print)
     assert caught.value.remedy == "give its --token-file"
     file = tmp_path / "token"
     file.write_text("secret\n")
@@ -99,7 +104,7 @@ def test_sweep_sends_the_token_of_the_resolver(front, published, held, tmp_path,
 def test_nothing_is_removed_without_a_resolver(held):
     images = held({"127.0.0.1:1/ml/training:v1": digest(b"old")})
     with pytest.raises(EngineError, match=r"the resolver at 127\.0\.0\.1:1 cannot be reached"):
-        sweep("127.0.0.1:1", print)
+        sweep(Docker("127.0.0.1:1"), "127.0.0.1:1", print)
     assert len(images.names) == 1
 
 
@@ -107,4 +112,98 @@ def test_invalid_name_is_rejected(front, held):
     node = front()
     held({f"{node.address}/ml/training:v 1": digest(b"old")})
     with pytest.raises(UsageError, match="invalid name"):
-        sweep(node.address, print)
+        sweep(Docker(node.address), node.address, print)
+
+
+CTR = """\
+#!/bin/sh
+# ctr, with the images in the file $HELD; `stuck` in a name keeps it.
+[ "$1 $2 $3" = "--namespace k8s.io images" ] || exit 9
+case $4 in
+list) echo "REF TYPE DIGEST SIZE PLATFORMS LABELS"; cat "$HELD" ;;
+remove)
+    case $5 in *stuck*) echo "ctr: it is stuck" >&2; exit 1 ;; esac
+    grep -v "^$5 " "$HELD" > "$HELD.new"; mv "$HELD.new" "$HELD"; echo "$5" ;;
+esac
+"""
+REGISTRY = "registry.example:5000"
+NAMESPACE = ["--upstream", REGISTRY, "--namespace", "k8s.io"]
+
+
+@pytest.fixture
+def containerd(tmp_path, monkeypatch):
+    """Call it with names of images, and their digests, to have a containerd with them; returns its file."""
+
+    def hold(names):
+        program, file = tmp_path / "bin/ctr", tmp_path / "held"
+        program.parent.mkdir()
+        program.write_text(CTR)
+        program.chmod(0o755)
+        lines = (
+            f"{name} application/vnd.oci.image.manifest.v1+json {digest} 3.1 MiB linux/amd64 -\n"
+            for name, digest in names.items()
+        )
+        file.write_text("".join(lines))
+        monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+        monkeypatch.setenv("HELD", str(file))
+        return file
+
+    return hold
+
+
+def test_names_in_a_registry_are_removed_from_containerd(front, published, containerd, capsys):
+    node = front(node=Played("laptop"))
+    old = digest(b"of another driver")
+    name = f"{REGISTRY}/ml/training"
+    keeps = {
+        f"{name}:v1": node.pull("v1"),
+        f"{name}:v9": old,
+        f"{name}@{old}": old,
+        old: old,
+        "other.example/ml/training:v1": old,
+    }
+    file = containerd({**keeps, f"{name}:v1-cpu": old})
+
+    assert run(["resolver", "--sweep", "--listen", node.address, *NAMESPACE]) == 0
+
+    assert capsys.readouterr().out == f"{name}:v1-cpu\n"
+    assert [line.split()[0] for line in file.read_text().splitlines()] == list(keeps)
+    assert published.digests
+
+
+def test_a_name_that_containerd_keeps_is_reported(front, published, containerd, capsys):
+    node = front(classes={"stuck": Played("laptop")})
+    name = f"{REGISTRY}/ml/training:v1-class.stuck"
+    containerd({name: digest(b"old")})
+
+    assert run(["resolver", "--sweep", "--listen", node.address, *NAMESPACE]) == 0
+
+    assert capsys.readouterr().err == f"{name} stays: ctr: it is stuck\n"
+    assert published.digests
+
+
+def test_containerd_needs_its_client_and_an_answer(monkeypatch, tmp_path, capsys):
+    words = ["resolver", "--sweep", *NAMESPACE]
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert run(words) == 8
+    assert "ctr not found" in capsys.readouterr().err
+    (tmp_path / "ctr").write_text("#!/bin/sh\necho 'ctr: no such socket' >&2; exit 1\n")
+    (tmp_path / "ctr").chmod(0o755)
+    assert run(words) == 8
+    assert "no such socket\n  is containerd running?" in capsys.readouterr().err
+    (tmp_path / "ctr").write_text("#!/bin/sh\nexec /bin/sleep 60\n")
+    monkeypatch.setattr(held_names, "TIMEOUT_S", 0.1)
+    assert run(words) == 8
+    assert "did not answer" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--sweep", "--namespace", "k8s.io"], "--upstream is needed"),
+        (["--upstream", REGISTRY, "--namespace", "k8s.io"], "--namespace is for --sweep"),
+    ],
+)
+def test_a_namespace_needs_more(words, message, capsys):
+    assert run(["resolver", *words]) == 2
+    assert message in capsys.readouterr().err
