@@ -1,4 +1,4 @@
-"""Manifests that run the webhook in a cluster, and label its nodes.
+"""Manifests that run the webhook in a cluster, label its nodes, and give out their GPUs.
 
 They are for Kubernetes 1.21 and newer: policy/v1, and the label of a namespace with its name.
 """
@@ -15,7 +15,7 @@ from imagematrix.kubernetes.policy import used
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from typing import Any
 
     from imagematrix.kubernetes.authority import Tls
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["Installation", "install", "service_names"]
 
 NAME = "imagematrix-webhook"
-LABELLER = "imagematrix-labels"
+LABELLER, PLUGIN = "imagematrix-labels", "imagematrix-device-plugin"
 NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", re.ASCII)
 LABEL = "app.kubernetes.io/name"
 HOOK = "images.imagematrix.io"
@@ -33,6 +33,7 @@ PATH = "/mutate"
 PORT = 8443
 USER = 65532  # "nonroot" of common base images; it needs no entry in /etc/passwd
 FEATURES = "/etc/kubernetes/node-feature-discovery/features.d"
+DEVICE_PLUGINS, POD_RESOURCES = (f"/var/lib/kubelet/{name}" for name in ("device-plugins", "pod-resources"))
 SEEN = ("proc", "sys", "dev")  # folders of a node that a probe reads
 REPEAT_S = 300
 # NFD reads no hidden files, and a rename is never half done.
@@ -48,7 +49,8 @@ class Installation:
 
     `names` are those of the versions in a registry. `options` are more words for the webhook. `pull_secret`
     is a Secret in the namespace with the registries' logins. `conditions` keep other pods from the webhook
-    (Kubernetes 1.28 and newer).
+    (Kubernetes 1.28 and newer). `plugin` has the kinds of names, besides imagematrix.io/gpu, by which GPUs
+    are offered; without it there is no device plugin.
     """
 
     names: tuple[str, ...]
@@ -60,6 +62,7 @@ class Installation:
     pull_secret: str | None = None
     options: tuple[str, ...] = ()
     conditions: bool = True
+    plugin: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         for name in (self.namespace, *self.excluded):
@@ -99,6 +102,8 @@ def install(installation: Installation, tls: Tls) -> Iterator[Manifest]:
         "spec": {"selector": {LABEL: NAME}, "ports": [{"port": 443, "targetPort": PORT}]},
     }
     yield _labeller(installation)
+    if installation.plugin is not None:
+        yield _plugin(installation)
     yield _configuration(installation, tls)
 
 
@@ -170,33 +175,58 @@ def _deployment(installation: Installation) -> Manifest:
 
 
 def _labeller(installation: Installation) -> Manifest:
-    """Return what writes each node's labels for NFD: as root, to whom the folder belongs, and no more."""
+    """Return what writes each node's labels for NFD."""
+    container = {"name": "labels", "command": ["sh", "-c", LABELLING]}
+    return _on_each_node(installation, LABELLER, container, {"features": ("/features", FEATURES)})
+
+
+def _plugin(installation: Installation) -> Manifest:
+    """Return what offers each node's GPUs to its kubelet."""
+    words = ["kubernetes", "device-plugin", "--root", "/host"]
+    words += [word for kind in installation.plugin or () for word in ("--by", kind)]
+    container = {"name": "device-plugin", "command": ["imagematrix"], "args": words}
+    folders = {"devices": DEVICE_PLUGINS, "pods": POD_RESOURCES}
+    return _on_each_node(installation, PLUGIN, container, {n: (path, path) for n, path in folders.items()})
+
+
+def _on_each_node(
+    installation: Installation, name: str, container: Manifest, folders: Mapping[str, tuple[str, str]]
+) -> Manifest:
+    """Return a DaemonSet that sees what a probe reads of the node, and may write to some of its folders.
+
+    `folders` has the path in the container and that on the node. It runs as root, to whom they belong, and
+    has no rights beyond that.
+    """
     seen = [{"name": name, "mountPath": f"/host/{name}", "readOnly": True} for name in SEEN]
-    folders: list[Manifest] = [{"name": name, "hostPath": {"path": f"/{name}"}} for name in SEEN]
-    features = {"name": "features", "hostPath": {"path": FEATURES, "type": "DirectoryOrCreate"}}
-    container = {
-        "name": "labels",
-        "image": installation.program,
-        "command": ["sh", "-c", LABELLING],
-        "securityContext": _confined(),
-        "volumeMounts": [*seen, {"name": "features", "mountPath": "/features"}],
-    }
+    written = [{"name": name, "mountPath": path} for name, (path, _) in folders.items()]
+    there = [{"name": name, "hostPath": {"path": f"/{name}"}} for name in SEEN]
+    made = [
+        {"name": name, "hostPath": {"path": path, "type": "DirectoryOrCreate"}}
+        for name, (_, path) in folders.items()
+    ]
     pod = {
         "automountServiceAccountToken": False,
         **_pulling(installation.pull_secret),
         "securityContext": {"runAsUser": 0, "seccompProfile": {"type": "RuntimeDefault"}},
         "terminationGracePeriodSeconds": 1,
         "tolerations": [{"operator": "Exists"}],
-        "containers": [container],
-        "volumes": [*folders, features],
+        "containers": [
+            {
+                "image": installation.program,
+                "securityContext": _confined(),
+                "volumeMounts": [*seen, *written],
+                **container,
+            }
+        ],
+        "volumes": [*there, *made],
     }
     return {
         "apiVersion": "apps/v1",
         "kind": "DaemonSet",
-        "metadata": _metadata(installation.namespace, LABELLER),
+        "metadata": _metadata(installation.namespace, name),
         "spec": {
-            "selector": {"matchLabels": {LABEL: LABELLER}},
-            "template": {"metadata": {"labels": {LABEL: LABELLER}}, "spec": pod},
+            "selector": {"matchLabels": {LABEL: name}},
+            "template": {"metadata": {"labels": {LABEL: name}}, "spec": pod},
         },
     }
 

@@ -35,7 +35,8 @@ LABEL = "app.kubernetes.io/name"
 class Workload:
     """What to run: a name, arguments for the image's program, GPUs for each pod, and how many pods.
 
-    `resource` is the name under which the cluster gives out GPUs.
+    `resource` is the name under which the cluster gives out GPUs, `pull_secret` the Secret with the login of
+    the image's registry.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Workload:
     gpus: int | None = None
     resource: str = "nvidia.com/gpu"
     pods: int = 1
+    pull_secret: str | None = None
 
     def __post_init__(self) -> None:
         if not NAME.fullmatch(self.name):
@@ -161,9 +163,11 @@ def _pod(workload: Workload, placed: Placed, name: str | None = None, **spec: ob
         **({"args": list(workload.arguments)} if workload.arguments else {}),
         **({"resources": {"limits": {workload.resource: str(gpus)}}} if gpus else {}),
     }
+    secret = workload.pull_secret
+    pulling = {"imagePullSecrets": [{"name": secret}]} if secret else {}
     return {
         "metadata": {"labels": {LABEL: name or workload.name}},
-        "spec": {**spec, "affinity": affinity(placed.terms), "containers": [container]},
+        "spec": {**spec, **pulling, "affinity": affinity(placed.terms), "containers": [container]},
     }
 
 

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from imagematrix.cli.options import HostFile
+from imagematrix.cli.kubernetes.options import kinds
+from imagematrix.cli.options import HostFile, Root
 from imagematrix.cli.output import info, print_text
-from imagematrix.errors import UsageError
 
 __all__ = ["command"]
 
@@ -28,22 +28,21 @@ def command(
         "/var/lib/kubelet"
     ),
     host: HostFile = None,
+    root: Root = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be offered.")] = False,
 ) -> None:
     """Offer this node's GPUs to kubelet, and give containers their device nodes and nothing else.
 
     Each GPU is an imagematrix.io/gpu, each MIG device an imagematrix.io/mig-PROFILE. Runs until SIGTERM.
     """
-    from imagematrix.kubernetes.plugin.offer import KINDS, Offer, offer
+    from imagematrix.kubernetes.plugin.offer import Offer, offer
     from imagematrix.node.host import Host
     from imagematrix.node.probe import probe
 
-    for word in by or ():
-        if word not in KINDS:
-            raise UsageError(f"invalid --by: {word!r}", remedy=f"one of {', '.join(KINDS)}")
+    named = kinds(by)
 
     def offered() -> Offer:
-        return offer(Host.load(host) if host else probe(), by=by or (), vram=vram)
+        return offer(Host.load(host) if host else probe(root or "/"), by=named, vram=vram)
 
     if dry_run:
         print_text("\n".join(f"{name} {len(devices)}" for name, devices in offered().resources.items()))

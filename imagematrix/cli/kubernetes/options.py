@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from imagematrix.kubernetes.classes import Classes
 
-__all__ = ["Nodes", "NodesFile", "OnUnknown", "cluster", "denies"]
+__all__ = ["Nodes", "NodesFile", "OnUnknown", "cluster", "denies", "kinds"]
 
 HELP = "The nodes, from `kubectl get nodes -o json`; - for stdin."
 Nodes = Annotated[Path, typer.Argument(metavar="NODES.json", help=HELP)]
@@ -38,6 +38,16 @@ def denies(on_unknown: str) -> bool:
     if on_unknown not in ON_UNKNOWN:
         raise UsageError(f"invalid --on-unknown: {on_unknown!r}", remedy=f"one of {', '.join(ON_UNKNOWN)}")
     return on_unknown == "deny"
+
+
+def kinds(by: Sequence[str] | None) -> tuple[str, ...]:
+    """Return the kinds of names by which a device plugin is to offer GPUs."""
+    from imagematrix.kubernetes.plugin.offer import KINDS
+
+    for word in by or ():
+        if word not in KINDS:
+            raise UsageError(f"invalid --by: {word!r}", remedy=f"one of {', '.join(KINDS)}")
+    return tuple(by or ())
 
 
 def cluster(

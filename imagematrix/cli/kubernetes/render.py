@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from imagematrix.cli.choosing import catalog_of
-from imagematrix.cli.kubernetes.options import NodesFile, OnUnknown, cluster, denies
+from imagematrix.cli.kubernetes.options import NodesFile, OnUnknown, cluster, denies, kinds
 from imagematrix.cli.options import AllowCpu, CatalogName, Image, Where
 from imagematrix.cli.output import print_text, warn
 from imagematrix.errors import UsageError
@@ -94,7 +94,7 @@ def command(
     ] = None,
     pull_secret: Annotated[
         str | None,
-        typer.Option("--pull-secret", metavar="NAME", help="install: the Secret with logins of registries."),
+        typer.Option("--pull-secret", metavar="NAME", help="The Secret with the logins of registries."),
     ] = None,
     timeout: Annotated[
         int,
@@ -113,6 +113,13 @@ def command(
             help="install: send only pods with the image to the webhook, from Kubernetes 1.28 on.",
         ),
     ] = True,
+    device_plugin: Annotated[
+        bool, typer.Option("--device-plugin", help="install: also what gives out the nodes' GPUs.")
+    ] = False,
+    by: Annotated[
+        list[str] | None,
+        typer.Option("--by", metavar="{product|class}", help="install: as of `device-plugin`; repeatable."),
+    ] = None,
     where: Where = None,
     allow_cpu: AllowCpu = False,
 ) -> None:
@@ -128,6 +135,8 @@ def command(
     if kind == "install":
         if program is None:
             raise UsageError("no program given", remedy="give --program IMAGE, an image with imagematrix")
+        if by and not device_plugin:
+            raise UsageError("--by is for --device-plugin")
         from imagematrix.kubernetes.install import Installation
 
         asked = [word for condition in where or () for word in ("--where", condition)]
@@ -141,6 +150,7 @@ def command(
             pull_secret=pull_secret,
             options=(*asked, *(["--allow-cpu"] if allow_cpu else [])),
             conditions=conditions,
+            plugin=kinds(by) if device_plugin else None,
         )
         print_text(dump(*_install(made, tls)).rstrip("\n"))
         return
@@ -164,6 +174,7 @@ def command(
         gpus=gpus,
         resource=resource,
         pods=pods,
+        pull_secret=pull_secret,
     )
     print_text(dump(*manifests(kind, workload, classes)).rstrip("\n"))
     _warn(classes)

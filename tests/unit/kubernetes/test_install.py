@@ -17,6 +17,7 @@ from imagematrix.errors import UsageError
 from imagematrix.kubernetes import authority
 from imagematrix.kubernetes.admission import Policy
 from imagematrix.kubernetes.install import LABELLING, Installation, install, service_names
+from imagematrix.kubernetes.plugin.server import FOLDER, PODS_SOCKET
 from imagematrix.kubernetes.policy import used
 from imagematrix.kubernetes.webhook.certificate import Certificate
 from imagematrix.kubernetes.webhook.server import PATH
@@ -58,6 +59,24 @@ def test_the_manifests_are_valid(installation, tls, release):
     assert [one["kind"] for one in made] == KINDS
     for one in made:
         kubernetes_validate.validate(one, release, strict=True)
+
+
+def test_the_device_plugin_is_installed_where_it_is_wanted(tls):
+    made = list(install(full(plugin=("product",)), tls))
+    labels, plugin = (one for one in made if one["kind"] == "DaemonSet")
+    kubernetes_validate.validate(plugin, "1.37", strict=True)
+    assert plugin["spec"]["selector"] != labels["spec"]["selector"]
+    (container,) = plugin["spec"]["template"]["spec"]["containers"]
+    words = ["kubernetes", "device-plugin", "--root", "/host", "--by", "product"]
+    assert (container["command"], container["args"]) == (["imagematrix"], words)
+    volumes = {one["name"]: one["hostPath"]["path"] for one in plugin["spec"]["template"]["spec"]["volumes"]}
+    mounts = {one["mountPath"]: volumes[one["name"]] for one in container["volumeMounts"]}
+    seen = {f"/host/{name}": f"/{name}" for name in ("proc", "sys", "dev")}
+    # Kubelet and the plugin have the same names for their sockets.
+    sockets = {str(path): str(path) for path in (FOLDER, PODS_SOCKET.parent)}
+    assert mounts == seen | sockets
+    written = [one["mountPath"] for one in container["volumeMounts"] if not one.get("readOnly")]
+    assert written == [*sockets]
 
 
 def test_the_webhook_may_read_nodes_and_nothing_else(tls):
@@ -187,6 +206,8 @@ def test_the_command_writes_them_and_the_webhook_takes_their_options(monkeypatch
         ([f"{NAME}@sha256:{'a' * 64}", "--program", PROGRAM], "a version, not a digest"),
         ([NAME, "--program", PROGRAM, "--namespace", "A"], "invalid namespace 'A'"),
         ([NAME, "--program", PROGRAM, "--on-unknown", "x"], "invalid --on-unknown"),
+        ([NAME, "--program", PROGRAM, "--by", "product"], "--by is for --device-plugin"),
+        ([NAME, "--program", PROGRAM, "--device-plugin", "--by", "x"], "invalid --by"),
         ([NAME, "--program", PROGRAM, "--tls", "x", "y", "z"], "x: No such file"),
     ],
 )

@@ -98,6 +98,14 @@ def test_a_gang_has_one_image_for_all_ranks(found, kind):
         manifests(kind, Workload(name="train"), found)
 
 
+@pytest.mark.parametrize("kind", WORKLOADS)
+def test_the_secret_for_pulling_is_in_every_pod(found, kind):
+    gpu_classes = [one for one in found if one.nodes[0].name != "cpu"]
+    for made in manifests(kind, Workload(name="train", pull_secret="logins"), gpu_classes):
+        assert pods(made)["spec"]["imagePullSecrets"] == [{"name": "logins"}]
+    assert "imagePullSecrets" not in pods(manifests(kind, Workload(name="train"), gpu_classes)[0])["spec"]
+
+
 def test_of_several_variants_a_gang_gets_the_one_that_suits_all_best(hosts, cluster, shipped_catalog):
     some = [hosts["genoa-h200"], hosts["sapphirerapids-h100"]]
     labels = {str(number): cluster.own(host) for number, host in enumerate(some)}
