@@ -7,13 +7,14 @@
 # make bench        set everything up and measure against the limits in docs/benchmarks.md
 # make fuzz         try many damaged files on what reads images, and on what trims libraries
 # make test-cluster run the tests with several machines: swarms of real Docker engines, Spark on one
+# make test-kubernetes run the tests with a Kubernetes of two nodes, which it builds first
 # make test-recipes build the recipes that take gigabytes, such as PyTorch, and train with them
 # make clean        undo quickstart
 
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: quickstart fuzz test beside packages lint unit unit-lowest engine gpu gpu-check gpu-bundle wheel coverage docs bench zipapp test-cluster test-recipes clean
+.PHONY: quickstart fuzz test beside packages lint unit unit-lowest engine gpu gpu-check gpu-bundle wheel coverage docs bench zipapp test-cluster test-kubernetes test-recipes clean
 
 quickstart:
 	@ci/quickstart
@@ -94,7 +95,12 @@ bench: packages $(VENV)/.dev
 
 # Real swarms, in namespaces. It is no part of `make test`.
 test-cluster: packages $(VENV)/.dev
-	$(BIN)/python -m pytest tests/cluster
+	$(BIN)/python -m pytest tests/cluster --ignore=tests/cluster/kubernetes
+
+# A real Kubernetes, in namespaces. It is no part of `make test`.
+test-kubernetes: packages $(VENV)/.dev
+	ci/kubernetes
+	$(BIN)/python -m pytest tests/cluster/kubernetes
 
 # Needs an engine, the Python Package Index and 20 GB of disk. It is no part of `make test`.
 test-recipes: $(VENV)/.dev

@@ -1,87 +1,29 @@
 """Several machines with GPUs, simulated, whose Docker engines form a swarm.
 
-Each machine has namespaces of its own: processes, mounts, network, IPC and host name. What was started on it
-ends with it, containers included. A bridge, in a network namespace too, connects the machines with one
-another and with nothing else.
+The machines are those of `machines`.
 """
 
 import json
 import signal
 import subprocess
-import time
-from pathlib import Path
 
-import pytest
-from engines import ROOT, Engine, Registry
+from engines import Engine, Registry
 from gpu_node import GpuNode, profiles
+from machines import Machine, Switch, wait_until
 from processes import END_WITH_US, new_folder, remove_folder
 
-SPACES = {"net": "net", "uts": "uts", "ipc": "ipc", "mount": "mnt", "pid": "pid_for_children"}
-SUBNET = "10.77.0"
 POOL = "10.78.0.0/16"  # of the overlay networks: docker's own default has addresses that slirp4netns uses
-# The last line is process 1 there, which has to collect the processes that others have left behind.
-BOOT = """\
-set -eu
-mount -t tmpfs -o mode=755 run /run
-mkdir /run/lock
-hostname "$1"
-ip link set lo up
-touch "$2"
-exec tini sleep infinity
-"""
 
 
-class Switch:
-    """The network of a cluster: a bridge in a namespace of its own."""
-
-    def __init__(self):
-        self._process = _start("unshare", "--net", "sleep", "infinity")
-        self._inside = ["nsenter", f"--net=/proc/{self._process.pid}/ns/net"]
-        _wait(lambda: _space(self._process.pid, "net") != _space("self", "net"), "network namespace")
-        self._ip("link", "add", "bridge", "type", "bridge")
-        self._ip("link", "set", "bridge", "up")
-
-    def connect(self, pid, number):
-        """Give the network namespace of a process an interface, and return its address."""
-        port = f"port{number}"
-        self._ip("link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", str(pid))
-        self._ip("link", "set", port, "master", "bridge", "up")
-        address = f"{SUBNET}.{10 + number}"
-        inside = ["nsenter", f"--net=/proc/{pid}/ns/net", "ip"]
-        subprocess.run([*inside, "addr", "add", f"{address}/24", "dev", "eth0"], check=True)
-        subprocess.run([*inside, "link", "set", "eth0", "up"], check=True)
-        return address
-
-    def _ip(self, *words):
-        subprocess.run([*self._inside, "ip", *words], check=True)
-
-    def remove(self):
-        self._process.kill()
-        self._process.wait()
-
-
-class Node(Engine):
+class Node(Machine, Engine):
     """A machine of a cluster and its dockerd; `start` adds its `config` to daemon.json."""
 
-    def __init__(self, name, machine, switch, number, store="classic"):
-        super().__init__(store, machine)
-        self.name = name
-        self.group = f"{self.folder.name}-{name}"  # of all its containers
-        ready = self.folder / "ready"
-        spaces = ("--net", "--uts", "--ipc", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
-        boot = ["sh", "-c", BOOT, name, name, ready]
-        self._machine = _start("unshare", *spaces, *machine.inside, *boot)
-        _wait(ready.exists, f"machine {name}")
-        self.address = switch.connect(self._machine.pid, number)
+    def __init__(self, name, hardware, switch, number, store="classic"):
+        Engine.__init__(self, store, hardware)
+        Machine.__init__(self, name, self.folder, switch, number, hardware)
         self.config_file = self.folder / "daemon.json"
         config = {"features": {"containerd-snapshotter": store == "containerd"}}
         self.config_file.write_text(json.dumps(config))
-
-    @property
-    def inside(self):
-        """The words that start a command on this machine."""
-        spaces = (f"--{name}=/proc/{self._machine.pid}/ns/{file}" for name, file in SPACES.items())
-        return ["nsenter", *spaces, f"--wdns={ROOT}"]
 
     def start(self, config=None):
         """Start dockerd, or start it again."""
@@ -133,8 +75,7 @@ class Node(Engine):
 
     def power_off(self):
         """End everything on the machine at once."""
-        self._machine.kill()
-        self._machine.wait()
+        self.turn_off()
         for process in self._processes:
             process.wait(60)
         self._processes = []
@@ -142,10 +83,7 @@ class Node(Engine):
     def remove(self):
         """Power off, and remove what the machine has written."""
         self.power_off()
-        root = Path("/sys/fs/cgroup")  # with a folder for each controller, in cgroup v1
-        for folder in [root / self.group, *root.glob(f"*/{self.group}")]:
-            for path in [*sorted(folder.glob("**/*/"), reverse=True), folder]:
-                _wait(lambda path=path: _removed(path), path)
+        self.remove_groups()
         remove_folder(self.folder)
 
 
@@ -208,7 +146,7 @@ class Cluster:
     @staticmethod
     def wait(ready, seconds=120):
         """Wait until `ready()` is true; it is the reason why a test fails that waits in vain."""
-        _wait(ready, ready, seconds)
+        wait_until(ready, ready, seconds)
 
     def remove(self):
         """End it all."""
@@ -219,30 +157,3 @@ class Cluster:
         for folder in self._folders:
             remove_folder(folder)
         self._switch.remove()
-
-
-def _start(*command):
-    # Killed, because `unshare --fork` ignores SIGTERM.
-    words = ["setpriv", "--pdeathsig", "KILL", *map(str, command)]
-    return subprocess.Popen(words, start_new_session=True)
-
-
-def _removed(group):
-    """Remove a cgroup if it is empty; it is for a moment not when its last process has just been killed."""
-    try:
-        group.rmdir()
-    except OSError:
-        return not group.exists()
-    return True
-
-
-def _space(pid, name):
-    return Path(f"/proc/{pid}/ns/{name}").stat().st_ino
-
-
-def _wait(ready, what, seconds=60):
-    end = time.monotonic() + seconds
-    while not ready():
-        if time.monotonic() > end:
-            pytest.fail(f"not ready within {seconds} s: {what}")
-        time.sleep(0.1)

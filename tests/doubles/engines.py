@@ -171,15 +171,17 @@ class Engine:
 class Registry:
     """A registry in the network of an engine, on a port of loopback; with a `login` it requires one.
 
-    Several can have the same `data`, a folder: what is pushed to one can be pulled from all of them.
+    Several can have the same `data`, a folder: what is pushed to one can be pulled from all of them. One for
+    other machines has the address `host`, and the files of a certificate and its key, `tls`.
     """
 
-    def __init__(self, engine, port, login=None, data=None):
+    def __init__(self, engine, port, login=None, data=None, *, host="127.0.0.1", tls=None):
         self.engine = engine
-        self.address = f"127.0.0.1:{port}"
+        self.address = f"{host}:{port}"
         self.folder = new_folder()
         self.data = data or self.folder / "data"
-        lines = ["version: 0.1", "log: {level: info}", f"http: {{addr: '{self.address}'}}"]
+        secured = ", tls: {{certificate: '{}', key: '{}'}}".format(*tls) if tls else ""
+        lines = ["version: 0.1", "log: {level: info}", f"http: {{addr: '{self.address}'{secured}}}"]
         lines += [f"storage: {{filesystem: {{rootdirectory: {self.data}}}, delete: {{enabled: true}}}}"]
         if login:
             lines.append(f"auth: {{htpasswd: {{realm: here, path: {self.folder}/htpasswd}}}}")

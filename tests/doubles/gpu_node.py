@@ -57,6 +57,7 @@ class GpuNode:
     """
 
     def __init__(self, folder: Path, name: str, hosts: Any, *, sandboxed: bool = False) -> None:
+        self.folder = folder
         node, answer = hosts.NODES[name], hosts.answer(name)
         hosts.capture(folder, name)
         capabilities = [f"nvidia-caps/{path.name}" for path in (folder / "dev/nvidia-caps").glob("*")]

@@ -32,31 +32,35 @@ def hardlink(path, target):
 
 
 def tar(*members):
-    """Return an archive: each member a path, a path with its bytes, or a TarInfo."""
+    """Return an archive: each member a path, a path with its bytes and perhaps its mode, or a TarInfo."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
         for member in members:
             if isinstance(member, tarfile.TarInfo):
                 archive.addfile(member)
                 continue
-            path, data = (member, b"") if isinstance(member, str) else member
+            path, data, *mode = (member, b"") if isinstance(member, str) else member
             info = tarfile.TarInfo(path)
             info.size = len(data)
+            info.mode = mode[0] if mode else info.mode
             archive.addfile(info, io.BytesIO(data))
     return buffer.getvalue()
 
 
 class Parts:
-    """The blobs of one image: `layers` are archives, `labels` and `env` those of its configuration."""
+    """The blobs of one image: `layers` are archives, the rest is for its configuration."""
 
-    def __init__(self, *layers, labels=None, env=(), architecture="amd64", packed=gzip.compress):
+    def __init__(
+        self, *layers, labels=None, env=(), entrypoint=(), architecture="amd64", packed=gzip.compress
+    ):
         self.blobs = {}
         self.diffs = [digest(raw) for raw in layers]
         described = [{"mediaType": LAYER, **self._put(packed(raw))} for raw in layers]
         config = {
             "architecture": architecture,
             "os": "linux",
-            "config": {"Labels": labels or {}, "Env": list(env)},
+            "config": {"Labels": labels or {}, "Env": list(env)}
+            | ({"Entrypoint": entrypoint} if entrypoint else {}),
             "rootfs": {"type": "layers", "diff_ids": self.diffs},
         }
         self.config = self._put(json.dumps(config).encode())["digest"]

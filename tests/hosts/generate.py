@@ -196,7 +196,8 @@ def cpuinfo(cpu: Cpu, count: int = 2) -> str:
         )
     else:
         block = (
-            "processor\t: {n}\nvendor_id\t: {vendor}\nmodel name\t: {model}\ncore id\t\t: {n}\n"
+            "processor\t: {n}\nvendor_id\t: {vendor}\nmodel name\t: {model}\ncpu MHz\t\t: 2400.000\n"
+            "core id\t\t: {n}\n"
             "flags\t\t: {flags}\nbugs\t\t: spectre_v1 spectre_v2\nbogomips\t: 4800.00\npower management:\n\n"
         )
     return "".join(block.format(n=n, vendor=cpu.vendor, model=cpu.model, flags=flags) for n in range(count))

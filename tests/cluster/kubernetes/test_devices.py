@@ -1,0 +1,151 @@
+"""The device plugin and a real kubelet: a pod gets the GPUs that it is given, and nothing else."""
+
+import json
+import re
+
+import pytest
+
+GPU, H200, VRAM = (f"imagematrix.io/{name}" for name in ("gpu", "gpu-h200", "vram-gib"))
+N1 = {"kubernetes.io/hostname": "n1"}
+CONTROL = {"nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset"}
+# A container may make device nodes; whether it can open them is up to the devices cgroup.
+MAKE = "mknod /{0} c {1} && head -c0 /{0}"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _plugins(cluster):
+    """A plugin on each node, started as systemd would."""
+    for node in cluster.nodes:
+        node.start_plugin("--by", "product", "--vram")
+    cluster.wait(lambda: healthy(cluster, GPU, "n2") == 2)
+    yield
+    for node in cluster.nodes:
+        node.stop("plugin")
+
+
+@pytest.fixture(autouse=True)
+def _all_is_free_before_a_test(cluster):
+    cluster.wait(lambda: [healthy(cluster, one) for one in (GPU, H200, VRAM)] == [2, 2, 280])
+
+
+def healthy(cluster, resource, node="n1"):
+    """Return how many devices a node has that work, those in use under this name included."""
+    return int(cluster.get("node", node)["status"]["allocatable"].get(resource, 0))
+
+
+def counted(cluster):
+    """Return what `kubernetes gpus` says: the resources of n1, and what pods wait for."""
+    listed = cluster.kubectl("get", "nodes,pods", "-A", "-o", "json").stdout
+    found = json.loads(cluster.imagematrix("kubernetes", "gpus", "-", "--json", input=listed).stdout)
+    (node,) = [one for one in found["nodes"] if one["name"] == "n1"]
+    numbers = ("capacity", "allocatable", "requested", "free")
+    return {one["resource"]: [one[name] for name in numbers] for one in node["resources"]}, found["pending"]
+
+
+def seen(report):
+    """Return the names of the GPUs' device nodes that a pod can open, and those of others."""
+    names = set(re.findall("^node /dev/(.*)$", report, re.MULTILINE))
+    return names - CONTROL, names & CONTROL
+
+
+def gpus(report):
+    """Return the UUIDs that a pod was told."""
+    return re.findall("^IMAGEMATRIX_GPUS=(.*)$", report, re.MULTILINE)
+
+
+def test_each_pod_sees_its_gpu_and_the_surplus_waits(cluster, create, training):
+    names = {"a", "b", "c"}
+    for name in sorted(names):
+        create(name, training.name, {GPU: "1"}, nodeSelector=N1)
+    cluster.wait(lambda: sorted(cluster.phases(*names)) == ["Pending", "Running", "Running"])
+    first, second = (name for name in sorted(names) if cluster.phases(name) == ["Running"])
+    (waiting,) = names - {first, second}
+    there = {gpu["uuid"]: f"nvidia{gpu['minor']}" for gpu in cluster.nodes[0].probed()["gpus"]}
+    given = {}
+    for name in (first, second):
+        report = cluster.whole_report(name)
+        (uuid,) = gpus(report)
+        given[name] = there.pop(uuid)
+        assert seen(report) == ({given[name]}, CONTROL)
+        mounts = cluster.get("pod", name)["spec"]["containers"][0]["volumeMounts"]
+        assert [one["mountPath"] for one in mounts] == ["/var/run/secrets/kubernetes.io/serviceaccount"]
+    assert not there
+    for device, opened in ((given[first], True), (given[second], False)):
+        number = cluster.nodes[0].number(f"/dev/{device}")
+        done = cluster.kubectl("exec", first, "--", "sh", "-c", MAKE.format(device, number), check=False)
+        assert ("Operation not permitted" not in done.stderr) == (done.returncode == 0) == opened
+    assert f"Insufficient {GPU}" in cluster.kubectl("describe", "pod", waiting).stdout
+    cluster.wait(lambda: healthy(cluster, H200) == 0)
+    resources, pending = counted(cluster)
+    assert resources == {GPU: [2, 2, 2, 0], H200: [2, 0, 0, 0], VRAM: [280, 0, 0, 0]}
+    assert pending == [{"resource": GPU, "pods": 1, "requested": 1}]
+    cluster.kubectl("delete", "pod", first)
+    cluster.wait(lambda: cluster.phases(waiting) == ["Running"])
+    assert seen(cluster.whole_report(waiting)) == ({given[first]}, CONTROL)
+
+
+def test_a_gpu_does_not_count_under_two_names(cluster, create, training):
+    create("by-product", training.name, {H200: "1"}, nodeSelector=N1)
+    cluster.wait(lambda: cluster.phases("by-product") == ["Running"])
+    cluster.wait(lambda: [healthy(cluster, GPU), healthy(cluster, VRAM)] == [1, 140])
+    create("two", training.name, {GPU: "2"}, nodeSelector=N1)
+    create("one", training.name, {GPU: "1"}, nodeSelector=N1)
+    cluster.wait(lambda: cluster.phases("one") == ["Running"])
+    assert cluster.phases("two") == ["Pending"]
+    (mine,), (other,) = (gpus(cluster.whole_report(name)) for name in ("one", "by-product"))
+    assert mine != other
+
+
+def test_a_finished_pod_gives_its_gpu_back(cluster, create, training):
+    create("short", training.name, {GPU: "2"}, arguments=["8"], nodeSelector=N1)
+    cluster.wait(lambda: cluster.phases("short") == ["Succeeded"])
+    create("next", training.name, {H200: "2"}, arguments=["8"], nodeSelector=N1)
+    cluster.wait(lambda: cluster.phases("next") == ["Succeeded"])
+    assert counted(cluster)[0][GPU][2] == 0
+
+
+def test_shares_are_packed_and_none_spans_gpus(cluster, create, training):
+    for name, gib in (("s1", "100"), ("s2", "20"), ("s3", "100")):
+        create(name, training.name, {VRAM: gib}, nodeSelector=N1)
+        cluster.wait(lambda name=name: cluster.phases(name) == ["Running"])
+    first, second, third = (gpus(cluster.whole_report(name)) for name in ("s1", "s2", "s3"))
+    assert first == second != third
+    assert "IMAGEMATRIX_VRAM_MIB=20480\n" in cluster.whole_report("s2")
+    cluster.wait(lambda: healthy(cluster, GPU) == 0)
+    create("s4", training.name, {VRAM: "50"}, nodeSelector=N1)  # of the 60 that are left, on two GPUs
+    cluster.wait(lambda: cluster.phases("s4") == ["Failed"])
+    status = cluster.get("pod", "s4")["status"]
+    assert status["reason"] == "UnexpectedAdmissionError"
+    assert "50 GiB would span 2 GPUs" in status["message"]
+
+
+def test_a_restarted_kubelet_gets_the_plugin_back(cluster, create, training):
+    node = cluster.nodes[0]
+    create("before", training.name, {GPU: "1"}, nodeSelector=N1)
+    cluster.wait(lambda: cluster.phases("before") == ["Running"])
+    registered = node.log("plugin").count(f"offering 2 {GPU}\n")
+    node.restart_kubelet()
+    cluster.wait(lambda: node.log("plugin").count(f"offering 2 {GPU}\n") == registered + 1)
+    create("after", training.name, {GPU: "1"}, nodeSelector=N1)
+    cluster.wait(lambda: cluster.phases("before", "after") == ["Running", "Running"])
+    assert gpus(cluster.whole_report("before")) != gpus(cluster.whole_report("after"))
+    cluster.wait(lambda: healthy(cluster, H200) == 0)
+
+
+def test_a_restarted_plugin_knows_what_is_held(cluster, create, training):
+    node = cluster.nodes[0]
+    create("held", training.name, {GPU: "1"}, nodeSelector=N1)
+    cluster.wait(lambda: cluster.phases("held") == ["Running"])
+    node.stop("plugin")
+    cluster.wait(lambda: healthy(cluster, GPU) == 0)
+    assert cluster.phases("held") == ["Running"]
+    node.start_plugin("--by", "product", "--vram")
+    cluster.wait(lambda: [healthy(cluster, GPU), healthy(cluster, H200)] == [2, 1])
+
+
+def test_a_gpu_without_its_device_node_is_not_given_out(cluster):
+    node = cluster.nodes[0]
+    number = node.number("/dev/nvidia1").split()
+    node.run("rm", "/dev/nvidia1")
+    cluster.wait(lambda: [healthy(cluster, GPU), healthy(cluster, VRAM)] == [1, 140])
+    node.run("mknod", "-m", "666", "/dev/nvidia1", "c", *number)
