@@ -4,6 +4,7 @@ The programs are those of `ci/kubernetes`; containerd and runc are those of the 
 kube-proxy: the API server has the address of its service, and calls webhooks at the addresses of their pods.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -209,12 +210,17 @@ class Node(Member):
 
     def __init__(self, name, folder, switch, number, hardware):
         super().__init__(name, folder, switch, number, hardware)
+        self._hardware = hardware
         self.pods = f"10.80.{number}.0/24"
 
     def connect(self, control, others):
         """Set up the network of pods, and how the node reaches the API server's service and registries."""
-        address = {"type": "host-local", "dataDir": f"{self.folder}/addresses"}
-        address |= {"ranges": [[{"subnet": self.pods}]], "routes": [{"dst": "0.0.0.0/0"}]}
+        address = {
+            "type": "host-local",
+            "dataDir": f"{self.folder}/addresses",
+            "ranges": [[{"subnet": self.pods}]],
+            "routes": [{"dst": "0.0.0.0/0"}],
+        }
         bridge = {"type": "bridge", "bridge": "pods", "isGateway": True, "ipam": address}
         folder = self.folder / "cni"
         folder.mkdir()
@@ -280,6 +286,16 @@ class Node(Member):
     def start_plugin(self, *options):
         """Start the device plugin, as systemd would."""
         self.start("plugin", ROOT / ".venv/bin/imagematrix", "kubernetes", "device-plugin", *options)
+
+    @contextlib.contextmanager
+    def driver(self, version):
+        """Let the machine have another driver while the context lasts."""
+        file, before = self._hardware.folder / "proc/driver/nvidia/version", self.environment["STUB_DRIVER"]
+        file.write_text(file.read_text().replace(before, version))
+        self.environment["STUB_DRIVER"] = version
+        yield
+        file.write_text(file.read_text().replace(version, before))
+        self.environment["STUB_DRIVER"] = before
 
     def probed(self):
         """Return the machine's Host document."""
@@ -395,8 +411,8 @@ class Kubernetes:
 
     def __repr__(self):
         """Show what there is, for tests that fail."""
-        shown = (self.kubectl("get", "pods,nodes", "-A", "-o", "wide", check=False),)
-        shown += (self.kubectl("get", "events", "-A", check=False),)
+        asked = (("pods,nodes", "-A", "-o", "wide"), ("events", "-A"))
+        shown = [self.kubectl("get", *words, check=False) for words in asked]
         logs = [
             f"{member.name} {name}:\n{member.log(name)[-2000:]}"
             for member in self.nodes

@@ -100,10 +100,12 @@ def test_a_gang_has_one_image_for_all_ranks(found, kind):
 
 @pytest.mark.parametrize("kind", WORKLOADS)
 def test_the_secret_for_pulling_is_in_every_pod(found, kind):
+    name = "logins"
     gpu_classes = [one for one in found if one.nodes[0].name != "cpu"]
-    for made in manifests(kind, Workload(name="train", pull_secret="logins"), gpu_classes):
-        assert pods(made)["spec"]["imagePullSecrets"] == [{"name": "logins"}]
-    assert "imagePullSecrets" not in pods(manifests(kind, Workload(name="train"), gpu_classes)[0])["spec"]
+    for made in manifests(kind, Workload(name="train", pull_secret=name), gpu_classes):
+        assert pods(made)["spec"]["imagePullSecrets"] == [{"name": name}]
+    without = manifests(kind, Workload(name="train"), gpu_classes)[0]
+    assert "imagePullSecrets" not in pods(without)["spec"]
 
 
 def test_of_several_variants_a_gang_gets_the_one_that_suits_all_best(hosts, cluster, shipped_catalog):
