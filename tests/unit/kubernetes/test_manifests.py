@@ -5,6 +5,7 @@ import json
 import kubernetes_validate
 import pytest
 import yaml
+from kubeflow_trainer_api.models.jobset_v1alpha2_job_set import JobsetV1alpha2JobSet as JobSet
 from scheduling import admitted
 
 from imagematrix import documents
@@ -96,6 +97,13 @@ def test_a_gang_has_one_image_for_all_ranks(found, kind):
     assert not admitted(terms(spec), node(found, "cpu").labels)
     with pytest.raises(NothingFits, match="no variant fits all of the classes"):
         manifests(kind, Workload(name="train"), found)
+
+
+def test_a_jobset_is_as_its_api_has_it(found):
+    gpu_classes = [one for one in found if one.nodes[0].name != "cpu"]
+    workload = Workload(name="train", arguments=("--epochs", "3"), gpus=1, pods=4, pull_secret="logins")  # noqa: S106
+    (made,) = manifests("jobset", workload, gpu_classes)
+    assert JobSet.from_dict(made).to_dict() == made, "unknown fields are lost, wrong types are errors"
 
 
 @pytest.mark.parametrize("kind", WORKLOADS)
