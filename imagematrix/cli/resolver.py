@@ -76,9 +76,10 @@ def command(
     """
     if sweep:
         from imagematrix.resolver.held import Containerd, Docker
+        from imagematrix.resolver.mirror import mirrored
         from imagematrix.resolver.sweep import sweep as remove
 
-        names = Containerd(_given(upstream), namespace) if namespace else Docker(listen)
+        names = Containerd(mirrored(_given(upstream)), namespace) if namespace else Docker(listen)
         print_text("\n".join(remove(names, listen, info, token=_token(token_file))))
         return
     if namespace:

@@ -8,7 +8,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["write"]
+__all__ = ["mirrored", "write"]
 
 MARK = "# Written by `imagematrix resolver --containerd`.\n"
 # containerd goes on with the next host after any error, at last with the server. Were that the registry, its
@@ -21,14 +21,19 @@ server = "http://{address}"
 """
 
 
+def mirrored(upstream: str) -> str:
+    """Return the registry of which containerd can have a mirror; raise UsageError if `upstream` is none."""
+    if "/" in upstream or upstream.startswith("oci:"):
+        raise UsageError(f"containerd has mirrors of whole registries, and {upstream} is none")
+    return upstream
+
+
 def write(folder: Path, registry: str, address: str) -> Path:
     """Write hosts.toml for `registry` below `folder`, such as /etc/containerd/certs.d, and return its path.
 
     Raises UsageError if there is one that somebody else wrote, or if it cannot be written.
     """
-    if "/" in registry or registry.startswith("oci:"):
-        raise UsageError(f"containerd has mirrors of whole registries, and {registry} is none")
-    path = folder / registry / "hosts.toml"
+    path = folder / mirrored(registry) / "hosts.toml"
     text = MARK + TEXT.format(address=address)
     try:
         if path.exists() and not path.read_text("utf-8").startswith(MARK):

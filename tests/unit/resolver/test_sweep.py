@@ -202,6 +202,7 @@ def test_containerd_needs_its_client_and_an_answer(monkeypatch, tmp_path, capsys
     [
         (["--sweep", "--namespace", "k8s.io"], "--upstream is needed"),
         (["--upstream", REGISTRY, "--namespace", "k8s.io"], "--namespace is for --sweep"),
+        (["--sweep", "--upstream", f"{REGISTRY}/ml", "--namespace", "k8s.io"], "is none"),
     ],
 )
 def test_a_namespace_needs_more(words, message, capsys):
