@@ -4,8 +4,9 @@
 
 Each argument is a file, a folder such as an unpacked toolkit, a wheel, or a requirement such as
 cupy-cuda12x==14.2.0. Programs, libraries, static libraries, cubins and fatbins in it are compared: the
-targets of their cubins and of their PTX. CUDA 13's cuobjdump fails on some code for GPUs that it no longer
-knows; `--cuobjdump` names another one for those files. The exit code is 1 if one differs.
+targets of their cubins and of their PTX, and that there are none. CUDA 13's cuobjdump fails on some code for
+GPUs that it no longer knows; `--cuobjdump` names another one for those files. The exit code is 1 if one
+differs.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cuobjdump import cuobjdump, downloaded
 
-from imagematrix.audit import objects
+from imagematrix.audit import archives, elf, fatbin, objects
 from imagematrix.audit.objects import HEAD
 from imagematrix.audit.window import Window
 
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 LINE = re.compile(r"\.sm_(\d+[af]?)\.(cubin|ptx)$", re.MULTILINE)
+READ = (elf.MAGIC, archives.AR, fatbin.MAGIC)  # how the files begin that cuobjdump reads
 
 Targets = tuple[set[str], set[str]]  # of cubins and of PTX
 
@@ -46,20 +49,24 @@ def main() -> int:
         folder = Path(name)
         judges = [cuobjdump(folder), *(judge.absolute() for judge in options.cuobjdump)]
         for place in options.places:
-            same, unknown = 0, []
+            same: Counter[bool] = Counter()  # by whether they have device code
+            unknown = []
             with tempfile.TemporaryDirectory(dir=folder) as own:
                 for file in _files(place, Path(own)):
                     ours = _ours(file)
-                    listed = _listed(judges, file) if any(ours) else None
+                    if ours is None:
+                        continue
+                    listed = _listed(judges, file)
                     if listed == ours:
-                        same += 1
+                        same[any(ours)] += 1
                     elif listed is not None:
                         wrong = True
                         print(f"{file}: {ours}, but cuobjdump lists {listed}", flush=True)
-                    elif any(ours):
+                    else:
                         unknown.append(file.name)
             left = f"; no cuobjdump reads {', '.join(unknown)}" if unknown else ""
-            print(f"{place}: {same} files are as cuobjdump lists them{left}", flush=True)
+            print(f"{place}: {same[True]} files are as cuobjdump lists them, ", end="")
+            print(f"and {same[False]} have none{left}", flush=True)
     return int(wrong)
 
 
@@ -81,19 +88,17 @@ def _files(place: str, folder: Path) -> Iterator[Path]:
                 extracted.unlink()
 
 
-def _ours(file: Path) -> Targets:
-    if file.suffix == ".ptx":  # a text, of which cuobjdump lists nothing
-        return set(), set()
+def _ours(file: Path) -> Targets | None:
+    """Return what an audit reads; None of a file that cuobjdump does not read."""
     with file.open("rb") as opened:
         window = Window(opened, 0, file.stat().st_size)
-        result = (
-            objects.examine(file.name, window) if objects.interesting(file.name, window.at(0, HEAD)) else None
-        )
+        if not window.at(0, HEAD).startswith(READ):
+            return None
+        result = objects.examine(file.name, window)
     if result is None:
         return set(), set()
-    # cuobjdump does not show that code is for a family.
     code = result.code
-    return {one.rstrip("f") for one in code.cubins}, {target.rstrip("f") for target, _ in code.ptx}
+    return set(map(_shown, code.cubins)), {_shown(target) for target, _ in code.ptx}
 
 
 def _listed(judges: Sequence[Path], file: Path) -> Targets | None:
@@ -102,10 +107,21 @@ def _listed(judges: Sequence[Path], file: Path) -> Targets | None:
         words: list[str | Path] = [judge, "--list-elf", "--list-ptx", file]
         done = subprocess.run(words, capture_output=True, text=True, check=False)
         if "fatal" not in done.stderr:
-            listed = [(target.rstrip("f"), kind) for target, kind in LINE.findall(done.stdout)]
-            cubins, texts = ({one for one, kind in listed if kind == each} for each in ("cubin", "ptx"))
+            listed = LINE.findall(done.stdout)
+            cubins, texts = (
+                {_shown(one) for one, kind in listed if kind == each} for each in ("cubin", "ptx")
+            )
             return cubins, texts
     return None
+
+
+def _shown(target: str) -> str:
+    """Return a target without what cuobjdump cannot tell.
+
+    It does not show that code is for a family. It shows handwritten code in cuBLAS 12.4 as made for 50a, 60a
+    and 61a, by a flag of the cubin that means something else before 90; the fatbin has them as 50, 60 and 61.
+    """
+    return target.rstrip("f" if int(target.rstrip("af")) >= fatbin.FIRST_SPECIFIC else "a")
 
 
 sys.exit(main())

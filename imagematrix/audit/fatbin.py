@@ -52,6 +52,8 @@ EM_CUDA = 190  # machine number of NVIDIA's device code in ELF headers
 ELF_HEADER = 64
 FLAGS = {1: 36, 2: 48}  # where e_flags are in an ELF header, by its class
 NEW_ABI = 8  # of cubins, from CUDA 13's compilers on and for targets from 100 on
+# Older code has no "a": that bit is set in cuBLAS's handwritten kernels for 50, 60 and 61.
+FIRST_SPECIFIC = 90
 NOTE = re.compile(rb"-arch[ =](?:sm|compute)_(\d{2,3}f)\b")  # how ptxas was called, in .note.nv.tkinfo
 # What is before them are comments and empty lines.
 DIRECTIVES = re.compile(
@@ -175,6 +177,7 @@ def cubin(window: Window) -> DeviceCode:
         number, specific = flags & 0xFF, flags & 1 << 11
     if number not in TARGETS:
         return DeviceCode(damaged=True)
+    specific = specific and number >= FIRST_SPECIFIC
     # The flags of a family's code are those of plain code.
     family = NOTE.search(window.at(0, PIECE)) if head[8] >= NEW_ABI and not specific else None
     target = family[1].decode() if family else f"{number}{'a' if specific else ''}"

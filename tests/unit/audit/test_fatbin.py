@@ -45,6 +45,12 @@ def test_single_cubin_is_read(target):
     assert fatbin.cubin(data(f"{target}.cubin")) == DeviceCode(cubins=frozenset({target}))
 
 
+def test_handwritten_cubin_of_cublas_is_for_all_gpus_of_its_generation():
+    """The header is that of `sgemm_128x128x8_NN` for 50 in cuBLAS 12.4.5.8."""
+    header = b"\x7fELF\2\1\1\x33\7" + bytes(39) + (0x3C0D32).to_bytes(4, "little") + bytes(12)
+    assert fatbin.cubin(window(header)) == DeviceCode(cubins=frozenset({"50"}))
+
+
 def test_single_ptx_file_is_read():
     assert fatbin.ptx(data("100f.ptx")) == DeviceCode(ptx=frozenset({("100f", "8.8")}))
     assert fatbin.ptx(window(b"// no code\n")) == NONE
