@@ -146,14 +146,15 @@ def shipped(folder: Path, marches: Sequence[str]) -> Program:
 
 def _dgemm(tools: Tools, folder: Path, marches: Sequence[str]) -> Iterator[Program]:
     variants = {
-        march: (_compiled(folder / f"dgemm-{march}", march, OWN / "dgemm.c", "-ldl"),) for march in marches
+        march: (_compiled(folder / march / "dgemm", march, OWN / "dgemm.c", "-ldl"),) for march in marches
     }
     yield Program(name="dgemm, three loops", unit="GFLOP/s", variants=variants)
     kernels = {march: kernel for march, kernel in KERNELS.items() if march in marches}
+    plain = _compiled(folder / "dgemm", "x86-64", OWN / "dgemm.c", "-ldl")
     yield Program(
         name="dgemm of OpenBLAS",
         unit="GFLOP/s",
-        variants=dict.fromkeys((*kernels, CHOOSES), (*variants[BASELINE], tools.openblas())),
+        variants=dict.fromkeys((*kernels, CHOOSES), (plain, tools.openblas())),
         environments={CHOOSES: {"OPENBLAS_NUM_THREADS": "1"}}
         | {
             march: {"OPENBLAS_NUM_THREADS": "1", "OPENBLAS_CORETYPE": kernel}
@@ -166,9 +167,9 @@ def _zstd(tools: Tools, folder: Path, marches: Sequence[str]) -> Iterator[Progra
     source = tools.source(ZSTD) / "zstd"
     files = (OWN / "pack.c", source / "zstd.c", f"-I{source}")
     built = {
-        march: _compiled(folder / f"zstd-{march}", march, *files, "-DDYNAMIC_BMI2=0") for march in marches
+        march: _compiled(folder / march / "zstd", march, *files, "-DDYNAMIC_BMI2=0") for march in marches
     }
-    built[CHOOSES] = _compiled(folder / "zstd-chooses", BASELINE, *files, "-DDYNAMIC_BMI2=1")
+    built[CHOOSES] = _compiled(folder / "zstd", BASELINE, *files, "-DDYNAMIC_BMI2=1")
     for what in ("compress", "decompress"):
         variants = {variant: (path, what, str(source / "zstd.c")) for variant, path in built.items()}
         yield Program(name=f"zstd, {what}", unit="MB/s", variants=variants)
@@ -200,6 +201,8 @@ def _llama(tools: Tools, folder: Path, marches: Sequence[str]) -> Iterator[Progr
 
 
 def _compiled(target: Path, march: str, *words: Path | str) -> str:
+    """Compile a program, whose name says nothing of a CPU: an audit would take it for one of several."""
+    target.parent.mkdir(exist_ok=True)
     _run("gcc", *FAST, f"-march={march}", "-o", target, *words)
     return str(target)
 
