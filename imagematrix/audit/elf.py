@@ -10,8 +10,6 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
-from imagematrix.audit.fatbin import EM_CUDA
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -112,8 +110,6 @@ def read(window: Window) -> Elf | None:
     kind, machine, _, entry, segments, sections, _, _, _, held, width, count, names = (
         layout.header.unpack_from(head, 16)
     )
-    if machine == EM_CUDA:  # its header is all that is of use
-        return Elf(machine=machine, linked=kind != RELOCATABLE)
     damaged = False
     found: tuple[Section, ...] = ()
     told: dict[int, list[str]] = {}

@@ -1,8 +1,10 @@
 """NVIDIA's device code as toolkits store it: fatbins, cubins and PTX.
 
 A fatbin is a header (magic, version, size of the header, size of what follows) and entries, each with a
-header of its own. That of an entry tells all there is to know, so nothing is decompressed. NVIDIA documents
-neither; the layout was read from what fatbinary of CUDA 12.4 to 13.5 writes, and cuobjdump judges it.
+header of its own. That of an entry tells all there is to know, so nothing is decompressed. From CUDA 13.5 on,
+`nvcc --concat` compresses the code for several targets as one entry, whose header has a table of them. NVIDIA
+documents none of this; the layout was read from what fatbinary of CUDA 11.8 to 13.5 writes, and cuobjdump
+judges it.
 """
 
 from __future__ import annotations
@@ -10,9 +12,10 @@ from __future__ import annotations
 import re
 import struct
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
+from imagematrix.audit import elf
 from imagematrix.audit.device_code import NONE, DeviceCode
 
 TYPE_CHECKING = False
@@ -40,6 +43,10 @@ HEADER = struct.Struct("<IHHQ")  # magic, version, size of the header, bytes beh
 ENTRY = struct.Struct("<HHIQ8sHHI8sQ")  # kind, version, size of header and payload, -, ISA, target, -, flags
 SMALLEST = 48  # bytes of an entry's header that `ENTRY` is
 PTX, CUBIN = 1, 2  # kinds; others are intermediate code, which no driver loads
+CONCATENATED = 256  # a kind: code for several targets
+FIXED = 64  # bytes of an entry's header before what only some have, such as options and a table
+TABLE = struct.Struct("<II")  # of parts, each with a header like that of an entry: how many, bytes of all
+OPTIONS = struct.Struct("<IIB")  # where they are, their size, -
 SPECIFIC = 1 << 20  # flags: "a", of exactly one capability
 FAMILY = 1 << 21  # "f", of a family
 ZSTD = 1 << 15
@@ -52,6 +59,9 @@ EM_CUDA = 190  # machine number of NVIDIA's device code in ELF headers
 ELF_HEADER = 64
 FLAGS = {1: 36, 2: 48}  # where e_flags are in an ELF header, by its class
 NEW_ABI = 8  # of cubins, from CUDA 13's compilers on and for targets from 100 on
+# From CUDA 13.5 on, a section has the "a": attributes of two bytes, with a value or with the size of one.
+ATTRIBUTES, ATTRIBUTE = ".nv.compat", struct.Struct("<BBH")
+SIZED, OF_ONE = 4, 9
 # Older code has no "a": that bit is set in cuBLAS's handwritten kernels for 50, 60 and 61.
 FIRST_SPECIFIC = 90
 NOTE = re.compile(rb"-arch[ =](?:sm|compute)_(\d{2,3}f)\b")  # how ptxas was called, in .note.nv.tkinfo
@@ -66,7 +76,8 @@ class Entry:
     """The device code for one target in a container: `size` bytes from `offset` on, its header included.
 
     `kind` is PTX, CUBIN or another number, `target` and `isa` are those of the compiler ("90a", "8.4"), and
-    `whole` says whether the header makes sense and all of the entry is there.
+    `whole` says whether the header makes sense and all of the entry is there. `parts` are what one of the
+    kind CONCATENATED holds, each with its share of the stored bytes as its size.
     """
 
     offset: int
@@ -76,6 +87,12 @@ class Entry:
     isa: str
     flags: int
     whole: bool
+    parts: tuple[Entry, ...] = ()
+
+    @property
+    def code(self) -> tuple[Entry, ...]:
+        """Its parts, or itself: what is for one target each."""
+        return self.parts or (self,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +118,7 @@ def fatbins(window: Window) -> DeviceCode:
     for container in containers(window):
         entries = [entry for entry in container.entries if entry.whole]
         damaged = damaged or not container.whole or len(entries) < len(container.entries)
-        code = [entry for entry in entries if entry.kind in (CUBIN, PTX)]
+        code = [one for entry in entries for one in entry.code if one.kind in (CUBIN, PTX)]
         cubins.update(entry.target for entry in code if entry.kind == CUBIN)
         texts.update((entry.target, entry.isa) for entry in code if entry.kind == PTX)
         compressed = compressed or any(entry.flags & ZSTD for entry in code)
@@ -142,13 +159,65 @@ def containers(window: Window) -> Iterator[Container]:
 
 
 def _entries(window: Window, at: int, end: int) -> Iterator[Entry]:
+    left = MOST  # parts
     while at + SMALLEST <= end:
         kind, _, own, payload, _, minor, major, number, _, flags = ENTRY.unpack(window.at(at, SMALLEST))
         size = max(own, SMALLEST) + payload
-        whole = own >= SMALLEST and at + size <= end and number in TARGETS
-        suffix = "a" if flags & SPECIFIC else "f" if flags & FAMILY else ""
-        yield Entry(at, size, kind, f"{number}{suffix}", f"{major}.{minor}", flags, whole)
+        whole = own >= SMALLEST and at + size <= end
+        sound = whole and (number in TARGETS or kind == CONCATENATED)
+        entry = Entry(at, size, kind, _target(number, flags), f"{major}.{minor}", flags, sound)
+        if kind == CONCATENATED and whole:
+            parts = _parts(window.part(at + FIXED, own - FIXED), entry, left)
+            left -= len(parts)
+            entry = replace(entry, parts=parts, whole=bool(parts))
+        yield entry
         at += size
+
+
+def _parts(table: Window, entry: Entry, most: int) -> tuple[Entry, ...]:
+    """Return what an entry holds by its table; nothing if that makes no sense or has more than `most`."""
+    try:
+        listed = list(_listed(table, most))
+    except struct.error:  # it is cut short
+        return ()
+    total = sum(part.size for part in listed)
+    if not total or not all(part.whole for part in listed):
+        return ()
+    compressed = entry.flags & ZSTD
+    return tuple(
+        replace(
+            part,
+            offset=entry.offset,
+            size=entry.size * (part.offset + part.size) // total - entry.size * part.offset // total,
+            flags=part.flags | compressed,
+        )
+        for part in listed
+    )
+
+
+def _listed(table: Window, most: int) -> Iterator[Entry]:
+    """Yield what a table lists, with the places before compression; one is not whole if the table is wrong.
+
+    In place of the sizes of header and payload, a part's header has place and size.
+    """
+    number_of_parts, end = TABLE.unpack(table.at(0, TABLE.size))
+    right = number_of_parts <= most and end == table.size
+    at = TABLE.size
+    while right and at < end:
+        head = table.at(at, FIXED + OPTIONS.size)
+        kind, _, offset, size, more, minor, major, number, _, flags = ENTRY.unpack_from(head)
+        at += FIXED
+        if any(more[4:]):  # it has options
+            _, options_size, _ = OPTIONS.unpack_from(head, FIXED)
+            at += -(-(OPTIONS.size + options_size) // ALIGNED) * ALIGNED
+        number_of_parts -= 1
+        right = number_of_parts >= 0 and (at < end or (at == end and not number_of_parts))
+        sound = right and number in TARGETS
+        yield Entry(offset, size, kind, _target(number, flags), f"{major}.{minor}", flags, sound)
+
+
+def _target(number: int, flags: int) -> str:
+    return f"{number}{'a' if flags & SPECIFIC else 'f' if flags & FAMILY else ''}"
 
 
 def _next(window: Window, at: int) -> int:
@@ -177,11 +246,26 @@ def cubin(window: Window) -> DeviceCode:
         number, specific = flags & 0xFF, flags & 1 << 11
     if number not in TARGETS:
         return DeviceCode(damaged=True)
-    specific = specific and number >= FIRST_SPECIFIC
+    specific = number >= FIRST_SPECIFIC and (specific or OF_ONE in _attributes(window))
     # The flags of a family's code are those of plain code.
     family = NOTE.search(window.at(0, PIECE)) if head[8] >= NEW_ABI and not specific else None
     target = family[1].decode() if family else f"{number}{'a' if specific else ''}"
     return DeviceCode(cubins=frozenset([target]), sizes=((f"sm_{target}", window.size),))
+
+
+def _attributes(window: Window) -> set[int]:
+    """Return the attributes of a cubin that have a value."""
+    headers = elf.read(window)
+    section = next(headers.named(ATTRIBUTES), None) if headers else None
+    raw = window.at(section.offset, min(section.size, PIECE)) if section else b""
+    attributes = set()
+    at = 0
+    while at + ATTRIBUTE.size <= len(raw):
+        form, attribute, value = ATTRIBUTE.unpack_from(raw, at)
+        at += ATTRIBUTE.size + (value if form == SIZED else 0)
+        if value:
+            attributes.add(attribute)
+    return attributes
 
 
 def ptx(window: Window) -> DeviceCode:

@@ -166,10 +166,11 @@ class _Tally:
             raise _DamagedError
         verdict = self.rules.judge(container.entries)
         self.served |= verdict.served
-        self.dead += not verdict.served and any(entry.kind in KINDS for entry in container.entries)
+        code = [one for entry in container.entries for one in entry.code]
+        self.dead += not verdict.served and any(one.kind in KINDS for one in code)
         staying = {entry.offset for entry in verdict.kept}
-        for entry in container.entries:
-            _count(self.kept if entry.offset in staying else self.dropped, entry)
+        for one in code:
+            _count(self.kept if one.offset in staying else self.dropped, one)
         if len(staying) < len(container.entries):
             ranges = tuple(_ranges(verdict.kept, offset))
             size = sum(size for _, size in ranges)

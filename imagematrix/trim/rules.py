@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["VERSION", "Rules", "Verdict", "capabilities"]
 
-VERSION = "2"
+VERSION = "3"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,12 +48,13 @@ class Rules:
 
     def judge(self, entries: Sequence[Entry]) -> Verdict:
         """Return what stays of a fatbin."""
-        cubins = [entry for entry in entries if entry.kind == CUBIN]
-        texts = [entry for entry in entries if entry.kind == PTX]
+        code = [one for entry in entries for one in entry.code]
+        cubins = [one for one in code if one.kind == CUBIN]
+        texts = [one for one in code if one.kind == PTX]
         native = {compute for compute in self.computes if _any_cubin(cubins, compute)}
         compiled = [compute for compute in self.computes if compute not in native]
         served = native.union(compute for compute in compiled if _any_ptx(texts, compute))
-        kept = tuple(entry for entry in entries if self._stays(entry, compiled))
+        kept = tuple(entry for entry in entries if any(self._stays(one, compiled) for one in entry.code))
         if cubins + texts and not served and not self.drop_dead:
             kept = tuple(entries)
         return Verdict(kept=kept, served=frozenset(served))

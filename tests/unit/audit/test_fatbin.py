@@ -1,4 +1,4 @@
-"""Fatbins, cubins and PTX: real ones, made by NVRTC 12.9 and fatbinary 12.4 and 13.5, and damaged ones.
+"""Fatbins, cubins and PTX: real ones, by NVRTC 12.9 and 13.5, fatbinary 12.4 and 13.5, and damaged ones.
 
 The kernel is `extern "C" __global__ void k(float *x) { x[threadIdx.x] *= 2.0f; }`.
 """
@@ -40,9 +40,61 @@ def test_cuda_12_4_fatbin_with_lz4_is_read():
     )
 
 
-@pytest.mark.parametrize("target", ["80", "90a", "100a", "100f"])
+def test_cuda_13_5_fatbin_with_concatenated_entries_is_read():
+    assert fatbin.fatbins(data("concatenated.fatbin")) == DeviceCode(
+        cubins=frozenset({"80", "90a", "100a", "100f", "120a"}),
+        ptx=frozenset({("90", "8.8"), ("100f", "8.8")}),
+        compressed=True,
+    )
+
+
+def test_parts_of_concatenated_entries_share_their_bytes():
+    (container,) = fatbin.containers(data("concatenated.fatbin"))
+    assert [[part.target for part in entry.parts] for entry in container.entries] == [
+        ["100f", "90"],
+        ["80", "90a"],
+        ["100a", "100f", "120a"],
+    ]
+    assert all(sum(part.size for part in entry.parts) == entry.size for entry in container.entries)
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (0, 0),  # no parts
+        (0, 1),  # more bytes than parts
+        (0, 3),  # fewer
+        (1, 0xFF),  # more than there may be
+        (4, 0),  # another size of the table
+        (8 + 28, 0),  # a part for no target
+        (8 + 20, 0),  # a part without its options
+    ],
+)
+def test_concatenated_entry_with_a_wrong_table_is_damaged(monkeypatch, place, value):
+    monkeypatch.setattr(fatbin, "MOST", 1000)
+    raw = bytearray((DATA / "concatenated.fatbin").read_bytes())
+    raw[16 + fatbin.FIXED + place] = value
+    code = fatbin.fatbins(window(bytes(raw)))
+    assert code.damaged
+    assert {target for target, _ in code.ptx} == set()
+    assert "80" in code.cubins
+
+
+@pytest.mark.parametrize("own", [48, 66, 72])
+def test_concatenated_entry_without_a_table_is_damaged(own):
+    raw = fat(entry(fatbin.CONCATENATED, 80, bytes(8), own=own))
+    assert fatbin.fatbins(window(raw)) == DeviceCode(damaged=True)
+
+
+@pytest.mark.parametrize("target", ["80", "90a", "100a", "100f", "120a"])
 def test_single_cubin_is_read(target):
     assert fatbin.cubin(data(f"{target}.cubin")) == DeviceCode(cubins=frozenset({target}))
+
+
+def test_single_cubin_for_one_capability_is_read_without_its_note():
+    raw = (DATA / "120a.cubin").read_bytes()
+    assert raw.count(b"sm_120a") == 1
+    assert fatbin.cubin(window(raw.replace(b"sm_120a", b"sm_120 "))).cubins == {"120a"}
 
 
 def test_handwritten_cubin_of_cublas_is_for_all_gpus_of_its_generation():
