@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from imagematrix.allocation.report import Status
     from imagematrix.allocation.usage import Usage
+    from imagematrix.node.host import Host
 
 __all__ = ["command"]
 
@@ -44,8 +45,11 @@ def command(
     nvml = query_nvml()
     # One query of NVML serves both: it has facts about the host and current readings.
     node = Host.load(host) if host else assemble(Tree("/"), query=(lambda: nvml) if nvml else None)
-    containers, warnings = _containers()
-    usage = combined(_leases(), survey(node.gpus, lambda: containers, lambda: nvml))
+    containers, unreachable = _containers()
+    pods, unanswered = _pods(node)
+    # A node of Kubernetes has no other containers than those of pods, and often no engine.
+    warnings = unanswered if unanswered or pods is not None else unreachable
+    usage = combined(_leases(), pods or {}, survey(node.gpus, lambda: containers, lambda: nvml))
     gpus = statuses(node.gpus, usage, nvml, complete=not warnings)
     if json:
         print_json(to_json(gpus, (*node.warnings, *warnings)))
@@ -70,6 +74,21 @@ def _containers() -> tuple[list[dict[str, Any]], list[str]]:
         return engine.running(), []
     except EngineError as error:
         return [], [f"{error}: GPU usage by containers unknown"]
+
+
+def _pods(node: Host) -> tuple[Usage | None, list[str]]:
+    """Return what pods use, None where there is no kubelet, and warnings."""
+    from imagematrix.errors import EngineError
+    from imagematrix.kubernetes.plugin.pods import SOCKET, usage
+
+    if not os.path.exists(SOCKET):  # noqa: PTH110 - not for every user, so pathlib raises
+        return None, []
+    try:
+        return usage(node), []
+    except EngineError as error:
+        return None, [f"{error}: GPU usage by pods unknown"]
+    except ModuleNotFoundError as error:  # in the file of `make zipapp`
+        return None, [f"{error.name} is not installed: GPU usage by pods unknown"]
 
 
 def _leases() -> Usage:

@@ -28,6 +28,7 @@ NAME = "imagematrix-webhook"
 LABELLER, PLUGIN = "imagematrix-labels", "imagematrix-device-plugin"
 NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", re.ASCII)
 LABEL = "app.kubernetes.io/name"
+NAMED = "kubernetes.io/metadata.name"  # a namespace's label with its name
 HOOK = "images.imagematrix.io"
 PATH = "/mutate"
 PORT = 8443
@@ -78,7 +79,8 @@ def service_names(namespace: str) -> tuple[str, ...]:
 def install(installation: Installation, tls: Tls) -> Iterator[Manifest]:
     """Yield the manifests, in an order in which they can be applied."""
     space = installation.namespace
-    yield {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": space}}
+    # API servers set this label since 1.21, but the selector below has to see it in older ones too.
+    yield {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": space, "labels": {NAMED: space}}}
     yield {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": _metadata(space)}
     yield from _permissions(space)
     yield {
@@ -236,7 +238,7 @@ def _configuration(installation: Installation, tls: Tls) -> Manifest:
     outside = sorted({"kube-system", space, *installation.excluded})
     rule = {"apiGroups": [""], "apiVersions": ["v1"], "scope": "Namespaced"}
     using = " || ".join(used(Policy(name=name, classes=())) for name in installation.names)
-    selector = {"key": "kubernetes.io/metadata.name", "operator": "NotIn", "values": outside}
+    selector = {"key": NAMED, "operator": "NotIn", "values": outside}
     service = {"name": NAME, "namespace": space, "path": PATH, "port": 443}
     conditions = [{"name": "uses-an-image", "expression": using}]
     hook = {

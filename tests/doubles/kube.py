@@ -391,6 +391,12 @@ class Kubernetes:
         given = json.dumps({"apiVersion": "v1", "kind": "List", "items": manifests})
         return self.kubectl("apply", "-f", "-", input=given, check=check)
 
+    def uninstall(self):
+        """Remove what `render install` has installed."""
+        hook = "mutatingwebhookconfiguration/imagematrix-webhook"
+        self.kubectl("delete", "--ignore-not-found", hook)
+        self.kubectl("delete", "--ignore-not-found", "namespace/imagematrix")
+
     def label(self):
         """Label the nodes as their users do who have no NFD."""
         for node in self.nodes:

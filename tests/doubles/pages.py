@@ -5,7 +5,7 @@ comment before a block says what is special about it:
 
     <!-- file: PATH -->           the block is a file, which is written where the commands run
     <!-- not tested: REASON -->   the commands cannot run in a test
-    <!-- commands: engine -->     anywhere in a page: its commands need a Docker engine
+    <!-- commands: engine -->     anywhere in a page: its commands need a Docker engine, or a kubernetes
 
 In an output, "…" stands for any text within a line, or for any lines where it is the whole line. The digits
 of digests stand for any others: base images are made anew on each machine.
@@ -62,8 +62,10 @@ def blocks(text):
             mark = None
 
 
-def needs_engine(text):
-    return "\n<!-- commands: engine -->\n" in text
+def needs(text):
+    """Return what the commands of a page need besides the package: "engine", "kubernetes" or None."""
+    found = re.search("^<!-- commands: (engine|kubernetes) -->$", text, re.MULTILINE)
+    return found and found[1]
 
 
 def steps(text):
@@ -91,15 +93,19 @@ def commands(block):
         line += part.count("\n")
 
 
-def follow(text, folder, environment):
-    """Do what a page says, in `folder`; return the differences, one text per step."""
+def follow(text, folder, environment, inside=()):
+    """Do what a page says, in `folder`; return the differences, one text per step.
+
+    The words `inside` start a command where the page is followed, which has the same files.
+    """
     done = list(steps(text))
     script = folder / ".steps"
     script.write_text(
-        "".join(f"{step.script}\n_status=$?; echo; echo {MARKER}; (exit $_status)\n" for step in done)
+        f"cd {shlex.quote(str(folder))}\n"
+        + "".join(f"{step.script}\n_status=$?; echo; echo {MARKER}; (exit $_status)\n" for step in done)
     )
     ran = subprocess.run(
-        ["bash", script],
+        [*inside, "bash", script],
         cwd=folder,
         env=environment,
         check=False,

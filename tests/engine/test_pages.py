@@ -8,7 +8,7 @@ import pytest
 PAGES = [
     pytest.param(path, id=str(path.relative_to(pages.ROOT)))
     for path in pages.PAGES
-    if pages.needs_engine(path.read_text())
+    if pages.needs(path.read_text()) == "engine"
 ]
 
 

@@ -17,6 +17,7 @@ import grpc
 from imagematrix.errors import ImagematrixError, UsageError
 from imagematrix.kubernetes.plugin import offer as offers
 from imagematrix.kubernetes.plugin.messages import DEVICE_PLUGIN, PODS, REGISTRATION, VERSION, message
+from imagematrix.kubernetes.plugin.pods import SOCKET
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 __all__ = ["Plugin", "Settings", "Times", "serve"]
 
 FOLDER = Path("/var/lib/kubelet/device-plugins")
-PODS_SOCKET = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
 KUBELET = "kubelet.sock"
 HEALTH = {True: "Healthy", False: "Unhealthy"}
 PERMISSIONS = "rw"
@@ -55,7 +55,7 @@ class Settings:
 
     offer: Callable[[], Offer]
     folder: Path = FOLDER
-    pods: Path = PODS_SOCKET
+    pods: Path = SOCKET
     times: Times = field(default_factory=Times)
 
 

@@ -2,14 +2,16 @@
 
 import json
 import shutil
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from drivers import library
+from engines import ROOT
 from kube import PROGRAMS, Kubernetes, require_kubernetes
 
-IMAGE, VERSION = "ml/training", "v1"
+TRUSTING = "FROM {0}\nCOPY ca.crt /ca.crt\nENV REQUESTS_CA_BUNDLE=/ca.crt\n"
 DRIVERS = ("535.261.03", "550.163.01")
 MATRIX = {
     "schema": "imagematrix.matrix/v1",
@@ -33,28 +35,62 @@ def cluster(data):
 
 
 @pytest.fixture(scope="session")
-def training(cluster, builder, tmp_path_factory):
-    """A published version: its name in the cluster, and the digests of its variants by what they report."""
-    folder = tmp_path_factory.mktemp("project")
-    context = shutil.copytree(Path(__file__).with_name("training"), folder / "context")
-    (folder / "templates").mkdir()
-    (context / "image.j2").rename(folder / "templates/image.j2")
-    shutil.copy(PROGRAMS / "bin/busybox", context)
-    for version in DRIVERS:
-        library(context, "libcuda", version)
-    image = f"127.0.0.1:5000/{IMAGE}"
-    described = {image: {"version": VERSION, "template": "image.j2", "context": "context"}}
-    (folder / "matrix.yaml").write_text(json.dumps({**MATRIX, "images": described}))
-    built = builder.imagematrix("build", "--push", cwd=folder)
-    assert built.returncode == 0, built.stderr
-    done = builder.imagematrix("publish", f"{image}:{VERSION}")
-    assert done.returncode == 0, done.stderr
-    listed = json.loads(builder.imagematrix("ls", f"{image}:{VERSION}", "--json").stdout)["variants"]
-    digests = {
-        f"sm_{one['cubins'][0]} {one['driver']['version']}" if one["cuda"] else "cpu": one["digest"]
-        for one in listed
-    }
-    return SimpleNamespace(name=f"{cluster.registry}/{IMAGE}:{VERSION}", digests=digests)
+def publish(cluster, builder, tmp_path_factory):
+    """Call it with a name and a matrix to build and publish it, as version v1.
+
+    It returns the version's name in the cluster, and the digests of its variants by what they report.
+    """
+
+    def call(name, matrix):
+        folder = tmp_path_factory.mktemp("project")
+        context = shutil.copytree(Path(__file__).with_name("training"), folder / "context")
+        (folder / "templates").mkdir()
+        (context / "image.j2").rename(folder / "templates/image.j2")
+        shutil.copy(PROGRAMS / "bin/busybox", context)
+        for version in matrix["axes"]["driver"]:
+            library(context, "libcuda", version)
+        image = f"127.0.0.1:5000/{name}"
+        described = {image: {"version": "v1", "template": "image.j2", "context": "context"}}
+        (folder / "matrix.yaml").write_text(json.dumps({**matrix, "images": described}))
+        for words in (("build", "--push"), ("publish", f"{image}:v1")):
+            done = builder.imagematrix(*words, cwd=folder)
+            assert done.returncode == 0, done.stderr
+        listed = json.loads(builder.imagematrix("ls", f"{image}:v1", "--json").stdout)["variants"]
+        digests = {
+            f"sm_{one['cubins'][0]} {one['driver']['version']}" if one["cuda"] else "cpu": one["digest"]
+            for one in listed
+        }
+        return SimpleNamespace(name=f"{cluster.registry}/{name}:v1", digests=digests)
+
+    return call
+
+
+@pytest.fixture(scope="session")
+def training(publish):
+    """A version with a variant for each node, one for a newer driver, and one for the CPU."""
+    return publish("ml/training", MATRIX)
+
+
+@pytest.fixture(scope="session")
+def newer(publish):
+    """A version for a driver that no node has."""
+    axes = {"cuda": ["13.0"], "driver": ["580.65.06"], "compute": ["9.0"]}
+    return publish("ml/llm", {"schema": MATRIX["schema"], "axes": axes})
+
+
+@pytest.fixture(scope="session")
+def program(cluster, builder):
+    """The name of the image that `ci/program/build` builds, which also trusts the cluster's registry."""
+    plain, name = (f"127.0.0.1:5000/imagematrix:{tag}" for tag in ("plain", "v1"))
+    subprocess.run([ROOT / "ci/program/build", plain], check=True, env=builder.environment)
+    builder.docker("push", plain)
+    context = builder.folder / "program"
+    context.mkdir()
+    shutil.copy(cluster.control.authority, context / "ca.crt")
+    (context / "Dockerfile").write_text(TRUSTING.format(plain))
+    builder.docker("build", "-q", "-t", name, str(context))
+    builder.docker("push", name)
+    return name.replace("127.0.0.1:5000", cluster.registry)
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ NAMED = [pytest.param(path, id=str(path.relative_to(ROOT))) for path in pages.PA
 WITH_COMMANDS = [
     name
     for name, path in zip(NAMED, pages.PAGES, strict=True)
-    if any(pages.steps(path.read_text())) and not pages.needs_engine(path.read_text())
+    if any(pages.steps(path.read_text())) and not pages.needs(path.read_text())
 ]
 
 

@@ -17,7 +17,8 @@ from imagematrix.errors import UsageError
 from imagematrix.kubernetes import authority
 from imagematrix.kubernetes.admission import Policy
 from imagematrix.kubernetes.install import LABELLING, Installation, install, service_names
-from imagematrix.kubernetes.plugin.server import FOLDER, PODS_SOCKET
+from imagematrix.kubernetes.plugin.pods import SOCKET
+from imagematrix.kubernetes.plugin.server import FOLDER
 from imagematrix.kubernetes.policy import used
 from imagematrix.kubernetes.webhook.certificate import Certificate
 from imagematrix.kubernetes.webhook.server import PATH
@@ -73,7 +74,7 @@ def test_the_device_plugin_is_installed_where_it_is_wanted(tls):
     mounts = {one["mountPath"]: volumes[one["name"]] for one in container["volumeMounts"]}
     seen = {f"/host/{name}": f"/{name}" for name in ("proc", "sys", "dev")}
     # Kubelet and the plugin have the same names for their sockets.
-    sockets = {str(path): str(path) for path in (FOLDER, PODS_SOCKET.parent)}
+    sockets = {str(path): str(path) for path in (FOLDER, SOCKET.parent)}
     assert mounts == seen | sockets
     written = [one["mountPath"] for one in container["volumeMounts"] if not one.get("readOnly")]
     assert written == [*sockets]
@@ -123,6 +124,8 @@ def test_the_configuration_fails_open_or_closed(tls):
         (hook,) = by_kind(installation, tls)["MutatingWebhookConfiguration"]["webhooks"]
         assert (hook["failurePolicy"], hook["timeoutSeconds"]) == (policy, 7)
         (selector,) = hook["namespaceSelector"]["matchExpressions"]
+        space = by_kind(installation, tls)["Namespace"]["metadata"]
+        assert space["labels"] == {selector["key"]: space["name"]}
         assert selector["values"] == ["imagematrix", "kube-system", "system-x"]
         assert hook["clientConfig"]["service"]["path"] == PATH
         assert base64.b64decode(hook["clientConfig"]["caBundle"]) == tls.authorities
