@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -15,6 +16,7 @@ REGISTRY, ADDRESS = "127.0.0.1:5000", "127.0.0.1:5050"
 IMAGE = "ml/anywhere"
 NAME = f"{ADDRESS}/{IMAGE}:v1"
 SHOW = ("cat", "/variant")
+HOSTS = ROOT / "tests/hosts"
 CELLS = {"n1": "8.6", "n2": "9.0"}  # machines with an A10 and an H200
 PAYLOAD = 100_000_000
 MATRIX = {
@@ -29,29 +31,23 @@ REGISTRIES = f'[[registry]]\nlocation = "{ADDRESS}"\ninsecure = true\n'
 
 
 class Resolver:
-    """A resolver on a node, which finds out by itself what the node has."""
+    """A resolver on a node, which finds out by itself what the node has; or else `options` say."""
 
-    def __init__(self, node):
+    def __init__(self, node, address=ADDRESS, options=()):
         self._node = node
+        self._address = address
+        self._options = options or ("--state", node.folder / "state")
         self._process = None
         self.start()
 
     def start(self):
-        words = (
-            "resolver",
-            "--upstream",
-            REGISTRY,
-            "--listen",
-            ADDRESS,
-            "--state",
-            self._node.folder / "state",
-        )
+        words = ("resolver", "--upstream", REGISTRY, "--listen", self._address, *self._options)
         command = [*END_WITH_US, *self._node.inside, ROOT / ".venv/bin/imagematrix", *words]
         self._process = subprocess.Popen(
             list(map(str, command)), stderr=subprocess.PIPE, text=True, env=self._node.environment,
             start_new_session=True,
         )  # fmt: skip
-        assert ADDRESS in self._process.stderr.readline()
+        assert self._address in self._process.stderr.readline()
 
     def stop(self, how=signal.SIGTERM):
         os.killpg(self._process.pid, how)
@@ -121,6 +117,31 @@ def test_one_swarm_service(cluster):
     lines = cluster.manager.docker("service", "logs", "--raw", "one").stdout.splitlines()
     assert dict(line.split() for line in lines) == CELLS
     cluster.manager.docker("service", "rm", "one")
+
+
+def test_a_node_with_another_gpu_runs_another_variant_after_a_sweep(cluster, tmp_path):
+    node, address = cluster.nodes[0], "127.0.0.1:5051"
+    name = f"{address}/{IMAGE}:v1"
+    host, changed = tmp_path / "host.json", tmp_path / "changed"
+    shutil.copy(HOSTS / "milan-a10.json", host)
+    resolver = Resolver(node, address, ("--host", host, "--changed", changed))
+    try:
+        assert node.docker("run", "--rm", name, *SHOW).stdout.strip() == CELLS["n1"]
+        changed.unlink()
+        shutil.copy(HOSTS / "genoa-h200.json", tmp_path / "next.json")
+        (tmp_path / "next.json").replace(host)
+        cluster.wait(changed.exists)
+        assert node.docker("run", "--rm", name, *SHOW).stdout.strip() == CELLS["n1"], (
+            "the engine has the name"
+        )
+
+        assert node.imagematrix("resolver", "--sweep", "--listen", address).stdout == f"{name}\n"
+
+        assert node.docker("run", "--rm", name, *SHOW).stdout.strip() == CELLS["n2"]
+        assert node.imagematrix("resolver", "--sweep", "--listen", address).stdout.strip() == ""
+    finally:
+        resolver.stop()
+        node.docker("rmi", "--force", name, check=False)
 
 
 def test_podman(cluster):
