@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import logging
+import os
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -67,7 +68,8 @@ async def listening(
         try:
             await web.TCPSite(runner, address.host, address.port, ssl_context=tls).start()
         except OSError as error:
-            raise UsageError(f"cannot listen on {address}: {error.strerror}") from error
+            # asyncio puts the address into `strerror` again.
+            raise UsageError(f"cannot listen on {address}: {os.strerror(error.errno or 0)}") from error
         yield [Address(*bound[:2]) for bound in runner.addresses]
     finally:
         await runner.cleanup()

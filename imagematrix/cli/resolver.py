@@ -80,7 +80,8 @@ def command(
         from imagematrix.resolver.sweep import sweep as remove
 
         names = Containerd(mirrored(_given(upstream)), namespace) if namespace else Docker(listen)
-        print_text("\n".join(remove(names, listen, info, token=_token(token_file))))
+        for name in remove(names, listen, info, token=_token(token_file)):
+            print_text(name)
         return
     if namespace:
         raise UsageError("--namespace is for --sweep")
