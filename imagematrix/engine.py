@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import _socket  # the core of `socket`, which takes longer to import than most requests take
 import json
 import os
-import sys
 
+from imagematrix import unix_http
+from imagematrix.endpoint import address, listener
 from imagematrix.errors import EngineError
 
 TYPE_CHECKING = False
@@ -18,19 +18,15 @@ if TYPE_CHECKING:
     import docker
 
 __all__ = [
-    "address",
     "client",
     "connect",
-    "context",
     "digests",
     "digests_of",
     "environment_of",
-    "group",
     "images",
     "info",
     "is_podman",
     "log_tail",
-    "quote",
     "remote",
     "reports_system",
     "responds",
@@ -39,54 +35,14 @@ __all__ = [
     "unreachable",
 ]
 
-DEFAULT = "unix:///var/run/docker.sock"
 START = "start one (`systemctl start docker`), or set DOCKER_HOST to its address"
 OK, MISSING = b"200", b"404"  # HTTP status codes
 PODMAN = "Podman Engine"
 SYSTEM = b"\nostype:"  # a header, in lower case
 TIMEOUT = 600  # seconds without data; loading a large image takes long
-ANSWER_S = 30  # seconds without data at a local socket: milliseconds, unless dozens launch at once
 # The names in /proc/PID/comm of engines that listen at a socket. Others forward it: ssh, socat.
 ENGINES = frozenset({"dockerd", "podman"})
 CONTAINER = r"[0-9a-f]{64}"  # the id of a container
-RESPONSE_LIMIT = 256 * 1024 * 1024  # bytes
-
-
-def address() -> str:
-    """Return the address of the engine as docker's command determines it: DOCKER_HOST, context, default."""
-    name = context()
-    return os.environ.get("DOCKER_HOST") or (DEFAULT if name == "default" else _context_address(name))
-
-
-def context() -> str:
-    """Return the name of the docker context in use; "default" if DOCKER_HOST overrides it."""
-    if os.environ.get("DOCKER_HOST"):
-        return "default"
-    return str(os.environ.get("DOCKER_CONTEXT") or _current_context() or "default")
-
-
-def _current_context() -> object:
-    try:
-        config = _json("config.json")
-    except (OSError, ValueError):
-        return None
-    return config.get("currentContext") if isinstance(config, dict) else None
-
-
-def _context_address(name: str) -> str:
-    from hashlib import sha256
-
-    try:
-        number = sha256(name.encode()).hexdigest()
-        return str(_json(f"contexts/meta/{number}/meta.json")["Endpoints"]["docker"]["Host"])
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        raise EngineError(f"docker context not found: {name!r}", remedy="run `docker context ls`") from error
-
-
-def _json(name: str) -> Any:
-    folder = os.environ.get("DOCKER_CONFIG") or os.path.expanduser("~/.docker")  # noqa: PTH111 - see below
-    with open(f"{folder}/{name}", encoding="utf-8") as file:  # noqa: PTH123 - pathlib is slow to load
-        return json.load(file)
 
 
 def responds() -> bool:
@@ -126,7 +82,7 @@ def unreachable(where: str, error: Exception) -> EngineError:
     if isinstance(error, TimeoutError):
         remedy = "check what it is busy with, or restart it: `systemctl status docker`"
         return EngineError(
-            f"the Docker engine at {where} did not respond within {ANSWER_S} seconds", remedy=remedy
+            f"the Docker engine at {where} did not respond within {unix_http.ANSWER_S} seconds", remedy=remedy
         )
     remedies = {
         "ssh": f"run `ssh {where} docker version` to check machine, login and engine",
@@ -146,7 +102,7 @@ def images(label: str) -> list[object]:
     where = address()
     if not where.startswith("unix://"):
         return list(_remote(where, lambda client: client.api.images(filters={"label": label})))
-    query = quote(json.dumps({"label": [label]}))
+    query = unix_http.quote(json.dumps({"label": [label]}))
     status, answer = _local(where, f"/images/json?filters={query}")
     if status != OK or not isinstance(answer, list):
         raise _refused(where, answer)
@@ -160,7 +116,7 @@ def digests(reference: str) -> frozenset[str]:
     """
     where = address()
     if where.startswith("unix://"):
-        status, answer = _local(where, f"/images/{quote(reference)}/json")
+        status, answer = _local(where, f"/images/{unix_http.quote(reference)}/json")
         if status == MISSING:
             return frozenset()
         if status != OK or not isinstance(answer, dict):
@@ -191,7 +147,7 @@ def environment_of(image: str) -> tuple[str, ...]:
     """
     where = address()
     if where.startswith("unix://"):
-        status, answer = _local(where, f"/images/{quote(image)}/json")
+        status, answer = _local(where, f"/images/{unix_http.quote(image)}/json")
         if status != OK or not isinstance(answer, dict):
             raise _refused(where, answer)
     else:
@@ -218,26 +174,12 @@ def remote() -> str | None:
     """
     where = address()
     local = where.startswith("unix://")
-    if local and _listener(where) in ENGINES:
+    if local and listener(where) in ENGINES:
         return None
     name = str(info().get("Name") or "")
     if name == os.uname().nodename or (local and _runs_this(where)):
         return None
     return name or where
-
-
-def _listener(where: str) -> str | None:
-    """Return the name of the process that listens at a socket; None if it is in another PID namespace."""
-    connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
-    try:
-        connection.connect(where.removeprefix("unix://"))
-        pid = int.from_bytes(connection.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, 4), sys.byteorder)
-        with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:  # noqa: PTH123 - see above
-            return file.read().strip()
-    except OSError:
-        return None
-    finally:
-        connection.close()
 
 
 def _runs_this(where: str) -> bool:
@@ -253,23 +195,6 @@ def _runs_this(where: str) -> bool:
     except OSError:
         return False
     return any(_local(where, f"/containers/{number}/json")[0] == OK for number in numbers)
-
-
-def group() -> int | None:
-    """Return the id of the group whose members, besides root, have access to the engine's local socket.
-
-    None if the engine is remote or an ordinary user's, or if all users have access: it is unknown then who
-    may start containers on this machine.
-    """
-    import stat
-
-    where = address()
-    try:
-        status = os.stat(where.removeprefix("unix://"))  # noqa: PTH116 - pathlib is slow to load
-    except OSError:
-        return None
-    restricted = status.st_uid == 0 and not status.st_mode & stat.S_IWOTH
-    return status.st_gid if where.startswith("unix://") and restricted else None
 
 
 def is_podman() -> bool:
@@ -312,14 +237,14 @@ def running() -> list[dict[str, Any]]:
         raise _refused(where, listed)
     containers = []
     for entry in listed:
-        status, container = _local(where, f"/containers/{quote(entry['Id'])}/json")
+        status, container = _local(where, f"/containers/{unix_http.quote(entry['Id'])}/json")
         if status == OK and isinstance(container, dict):
             containers.append(container)
         elif status != MISSING:
             raise _refused(where, container)
 
     def image(name: str) -> object:
-        return _local(where, f"/images/{quote(name)}/json")[1]
+        return _local(where, f"/images/{unix_http.quote(name)}/json")[1]
 
     return _with_launch_labels(containers, image)
 
@@ -409,7 +334,7 @@ def _local(where: str, resource: str) -> tuple[bytes, object]:
 def _get_local(where: str, resource: str) -> tuple[bytes, bytes]:
     """Return head and body of the engine's response at a local socket; raise EngineError."""
     try:
-        return _get(where.removeprefix("unix://"), resource)
+        return unix_http.get(where.removeprefix("unix://"), resource)
     except OSError as error:
         raise unreachable(where, error) from error
 
@@ -425,11 +350,11 @@ def connect(resource: str) -> socket.socket | None:
     if not where.startswith("unix://"):
         return None
     try:
-        requested = _request(where.removeprefix("unix://"), resource)
+        requested = unix_http.request(where.removeprefix("unix://"), resource)
     except OSError as error:
         raise unreachable(where, error) from error
     connection = socket.socket(fileno=requested.detach())
-    connection.settimeout(ANSWER_S)
+    connection.settimeout(unix_http.ANSWER_S)
     return connection
 
 
@@ -443,52 +368,15 @@ def log_tail(label: str, lines: int) -> bytes:
     where = address()
     if not where.startswith("unix://"):
         return bytes(_remote(where, lambda client: _log_tail_of(client, label, lines)))
-    _, matches = _local(where, f"/containers/json?all=1&filters={quote(json.dumps({'label': [label]}))}")
+    _, matches = _local(
+        where, f"/containers/json?all=1&filters={unix_http.quote(json.dumps({'label': [label]}))}"
+    )
     if not isinstance(matches, list) or not matches:
         return b""
     query = f"stdout=1&stderr=1&tail={lines}"
-    return _get_local(where, f"/containers/{quote(matches[0]['Id'])}/logs?{query}")[1]
+    return _get_local(where, f"/containers/{unix_http.quote(matches[0]['Id'])}/logs?{query}")[1]
 
 
 def _log_tail_of(client: docker.DockerClient, label: str, lines: int) -> bytes:
     matches = client.api.containers(all=True, filters={"label": label})
     return bytes(client.api.logs(matches[0]["Id"], tail=lines)) if matches else b""
-
-
-def _request(path: str, resource: str) -> _socket.socket:
-    """Return a connection to the socket `path` on which `resource` was requested."""
-    # HTTP/1.0 has neither chunks nor keep-alive: the body ends when the engine closes the connection.
-    connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
-    try:
-        connection.settimeout(ANSWER_S)
-        connection.connect(path)
-        connection.sendall(f"GET {resource} HTTP/1.0\r\nHost: docker\r\n\r\n".encode())
-    except BaseException:
-        connection.close()
-        raise
-    return connection
-
-
-def _get(path: str, resource: str) -> tuple[bytes, bytes]:
-    connection = _request(path, resource)
-    try:
-        chunks = []
-        size = 0
-        while chunk := connection.recv(1 << 16):
-            chunks.append(chunk)
-            size += len(chunk)
-            if size > RESPONSE_LIMIT:
-                raise EngineError(f"response of the engine exceeds {RESPONSE_LIMIT // 2**20} MiB")
-    finally:
-        connection.close()
-    head, _, body = b"".join(chunks).partition(b"\r\n\r\n")
-    return head, body
-
-
-def quote(text: str) -> str:
-    """Return `text` percent-encoded for a query."""
-    # Like urllib.parse.quote, without the milliseconds that importing urllib takes.
-    return "".join(
-        char if char.isalnum() and char.isascii() else "".join(f"%{byte:02X}" for byte in char.encode())
-        for char in text
-    )

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-from imagematrix import engine
+from imagematrix import endpoint
 from imagematrix.builder.rewrite import Rewriter
 from imagematrix.errors import BuildError, EngineError, UsageError
 from imagematrix.oci import layout
@@ -93,7 +93,7 @@ class Buildx:
                 if value:
                     self._environment[case] = value
         self._command = self._require()
-        self._elsewhere = self._in_a_context() and builder != engine.context()
+        self._elsewhere = self._in_a_context() and builder != endpoint.context()
         if self._elsewhere:
             # The default builder of an engine works only in the docker context of its name.
             self._environment.pop("DOCKER_HOST", None)
@@ -309,7 +309,7 @@ class Buildx:
             file.write_text(sources.pinned(dockerfile), encoding="utf-8")
             # BuildKit would apply the context's .dockerignore, but excluded files are absent already.
             Path(folder, "Dockerfile.dockerignore").write_text("# nothing\n")
-            own = [f"--builder={self._builder or engine.context()}", "--progress=plain", f"--file={file}"]
+            own = [f"--builder={self._builder or endpoint.context()}", "--progress=plain", f"--file={file}"]
             own += [f"--platform={sources.platform}"]
             own += self._proxies
             own += [f"--build-arg={name}={value}" for name, value in sources.args.items()]

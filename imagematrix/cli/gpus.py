@@ -92,13 +92,13 @@ def _pods(node: Host) -> tuple[Usage | None, list[str]]:
 
 
 def _leases() -> Usage:
-    from imagematrix import engine
+    from imagematrix import endpoint
     from imagematrix.allocation.locks import Locks, folder
     from imagematrix.allocation.survey import leases
 
     if not os.path.isdir(folder()):  # noqa: PTH112 - it takes a string
         return {}
-    with Locks(folder(), engine.group()) as locks:
+    with Locks(folder(), endpoint.group()) as locks:
         return leases(locks)
 
 

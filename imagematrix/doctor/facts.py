@@ -8,7 +8,7 @@ import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from imagematrix import engine
+from imagematrix import endpoint, engine
 from imagematrix.allocation import locks
 from imagematrix.doctor import kernel
 from imagematrix.doctor.kernel import Kernel
@@ -131,7 +131,7 @@ def gather(host: Host, nvml: Nvml | None, image: ImageFacts | None = None) -> Fa
 
 def _locks_error() -> ProbeError | None:
     try:
-        with locks.Locks(locks.folder(), engine.group()):
+        with locks.Locks(locks.folder(), endpoint.group()):
             return None
     except ProbeError as error:
         return error
@@ -183,7 +183,7 @@ def _engine() -> EngineFacts:
     try:
         info = engine.info()
         return EngineFacts(
-            address=engine.address(),
+            address=endpoint.address(),
             version=str(info.get("ServerVersion") or ""),
             machine=str(info.get("Name") or ""),
             cgroup_driver=str(info.get("CgroupDriver") or ""),

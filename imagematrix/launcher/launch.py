@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from imagematrix import engine
+from imagematrix import endpoint, engine
 from imagematrix.allocation.claim import claim
 from imagematrix.allocation.survey import query_nvml, survey
 from imagematrix.errors import EngineError, UnknownImageError
@@ -104,7 +104,7 @@ def _claim(
         vram_mib=share.vram_mib,
         mps=share.mps is not None,
         wait_s=wait,
-        group=engine.group(),
+        group=endpoint.group(),
     )
 
 

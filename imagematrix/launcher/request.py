@@ -6,7 +6,7 @@ import os
 import re
 from dataclasses import dataclass
 
-from imagematrix import engine
+from imagematrix import endpoint, engine
 from imagematrix.errors import EngineError, UsageError
 from imagematrix.gpus.choice import Choice
 from imagematrix.gpus.spec import candidates, exactly
@@ -134,7 +134,7 @@ class Request:
                 wait_s=wait_s,
                 report=report,
                 path=path,
-                group=engine.group() if self.remote is None else None,
+                group=endpoint.group() if self.remote is None else None,
             )
 
         choices = self.choices if launch.gpus else (Choice(gpus=(), count=0),)

@@ -12,6 +12,7 @@ import time
 
 from imagematrix import engine
 from imagematrix.errors import EngineError
+from imagematrix.unix_http import quote
 
 __all__ = ["Watch"]
 
@@ -68,9 +69,7 @@ class Watch:
 
     def _started_id(self) -> str | None:
         filters = {"type": ["container"], "event": ["start"], "label": [self._label]}
-        connection = engine.connect(
-            f"/events?since={self._since}&filters={engine.quote(json.dumps(filters))}"
-        )
+        connection = engine.connect(f"/events?since={self._since}&filters={quote(json.dumps(filters))}")
         if connection is None:
             return None
         with connection:

@@ -8,7 +8,7 @@ import threading
 from functools import cached_property
 from typing import Any, Self
 
-from imagematrix import engine
+from imagematrix import endpoint, engine
 from imagematrix.catalog import labels
 from imagematrix.errors import EngineError, TagMovedError, UsageError
 from imagematrix.oci import layout
@@ -49,7 +49,7 @@ class _Stream(io.RawIOBase):
 
 
 class Engine:
-    """The Store of the Docker engine at `engine.address`. Use it as a context manager.
+    """The Store of the Docker engine at `endpoint.address`. Use it as a context manager.
 
     From an OCI layout it loads only layers that the engine lacks.
     """
@@ -365,4 +365,4 @@ class Engine:
         except docker.errors.APIError as error:  # also one of requests' errors
             raise EngineError(f"the Docker engine refused: {error.explanation or error}") from error
         except (requests.RequestException, urllib3.exceptions.HTTPError, ConnectionError) as error:
-            raise engine.unreachable(engine.address(), error) from error
+            raise engine.unreachable(endpoint.address(), error) from error

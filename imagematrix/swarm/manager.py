@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import contextmanager, suppress
 
-from imagematrix import engine
+from imagematrix import endpoint, engine
 from imagematrix.errors import EngineError, UsageError
 from imagematrix.swarm import nodes
 from imagematrix.swarm.tasks import Task, ended, latest, summary
@@ -148,7 +148,7 @@ def errors(*passed: type[Exception]) -> Iterator[None]:
     except APIError as error:
         raise _refused(error) from error
     except (DockerException, RequestException, OSError) as error:
-        raise engine.unreachable(engine.address(), error) from error
+        raise engine.unreachable(endpoint.address(), error) from error
 
 
 def _refused(error: Exception) -> EngineError:

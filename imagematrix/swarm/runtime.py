@@ -15,7 +15,7 @@ import sys
 import time
 from zipimport import zipimporter
 
-from imagematrix import engine
+from imagematrix import endpoint, engine
 from imagematrix.allocation import grants
 from imagematrix.allocation.claim import claim
 from imagematrix.allocation.containers import usage
@@ -130,7 +130,7 @@ def give(settings: Settings, container: str, where: str) -> None:
     wanted = task.assigned(found.environment, engine.environment_of(found.image_id))
     if not wanted:
         return
-    group = engine.group()
+    group = endpoint.group()
     host = node.present(settings.host, Tree("/"))
     with Locks(folder(), group) as locks:
         grants.sweep(locks)

@@ -1,16 +1,11 @@
-"""Finding the Docker engine and listing images, over a socket or with docker-py."""
+"""Requests to the Docker engine, over a socket or with docker-py."""
 
-import hashlib
-import json
-import os
 import socket
-import sys
 import threading
-import types
-from pathlib import Path
 
 import pytest
 
+from imagematrix import endpoint, unix_http
 from imagematrix import engine as module
 from imagematrix.errors import EngineError
 
@@ -18,71 +13,6 @@ LABEL = "io.imagematrix.image"
 
 
 pytestmark = pytest.mark.usefixtures("docker_host")
-
-
-@pytest.fixture
-def config(tmp_path):
-    """Call it with contexts by name to write Docker's configuration with its `current` context."""
-    folder = tmp_path / "docker-config"
-    folder.mkdir()
-
-    def write(current=None, **contexts):
-        if current is not None:
-            (folder / "config.json").write_text(json.dumps({"currentContext": current}))
-        for name, content in contexts.items():
-            meta = folder / "contexts" / "meta" / hashlib.sha256(name.encode()).hexdigest()
-            meta.mkdir(parents=True)
-            (meta / "meta.json").write_text(content if isinstance(content, str) else json.dumps(content))
-        return folder
-
-    return write
-
-
-def endpoint(host):
-    return {"Name": "x", "Endpoints": {"docker": {"Host": host}}}
-
-
-@pytest.mark.parametrize("configured", [None, "", "default"])
-def test_default_address_is_the_local_socket(config, configured):
-    config(configured)
-    assert module.address() == "unix:///var/run/docker.sock"
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"other": 1}', '{"currentContext": null}', "\xff"])
-def test_malformed_configuration_is_ignored(config, text):
-    (config() / "config.json").write_text(text, encoding="latin-1")
-    assert module.address() == "unix:///var/run/docker.sock"
-
-
-def test_docker_host_outranks_the_context(config, docker_host, monkeypatch):
-    config("far", far=endpoint("tcp://far:2376"), near=endpoint("unix:///run/near.sock"))
-    assert module.address() == "tcp://far:2376"
-    monkeypatch.setenv("DOCKER_CONTEXT", "near")
-    assert module.address() == "unix:///run/near.sock"
-    docker_host("unix:///run/here.sock")
-    assert module.address() == "unix:///run/here.sock"
-
-
-def test_context_needs_no_configuration_file(config, monkeypatch):
-    config(far=endpoint("tcp://far:2376"))
-    monkeypatch.setenv("DOCKER_CONTEXT", "far")
-    assert module.address() == "tcp://far:2376"
-
-
-@pytest.mark.parametrize(
-    "content", ["", "{", "[]", "null", '{"Endpoints": {}}', '{"Endpoints": {"docker": []}}']
-)
-def test_invalid_context_is_reported(config, content):
-    config("far", far=content)
-    with pytest.raises(EngineError, match="docker context not found: 'far'") as caught:
-        module.address()
-    assert caught.value.remedy == "run `docker context ls`"
-
-
-def test_missing_context_is_reported(config):
-    config("far")
-    with pytest.raises(EngineError, match="docker context not found: 'far'"):
-        module.address()
 
 
 def test_images_take_one_request_without_a_library(engine):
@@ -144,7 +74,7 @@ def test_invalid_response_is_an_engine_error(engine, raw, expected):
 
 
 def test_response_size_is_limited(engine, monkeypatch):
-    monkeypatch.setattr(module, "RESPONSE_LIMIT", 1 << 20)
+    monkeypatch.setattr(unix_http, "RESPONSE_LIMIT", 1 << 20)
     engine.raw = b"HTTP/1.0 200 OK\r\n\r\n[" + b" " * (2 << 20)
     with pytest.raises(EngineError, match="response of the engine exceeds 1 MiB"):
         module.images(LABEL)
@@ -185,7 +115,7 @@ def test_error_for_a_missing_engine_has_a_remedy(docker_host, address):
 
 def test_remedy_for_a_remote_engine_refers_to_its_machine(docker_host):
     docker_host("ssh://me@nowhere.invalid")
-    error = module.unreachable(module.address(), OSError("Permission denied (publickey)"))
+    error = module.unreachable(endpoint.address(), OSError("Permission denied (publickey)"))
     assert error.remedy.startswith("run `ssh ssh://me@nowhere.invalid docker version` to check")
     assert "on that machine" in module.unreachable("tcp://far:2375", OSError("no route")).remedy
 
@@ -196,7 +126,7 @@ def test_permission_error_names_the_group(docker_host, monkeypatch):
     def refuse(*_):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(module, "_request", refuse)
+    monkeypatch.setattr(unix_http, "request", refuse)
     with pytest.raises(
         EngineError, match=r"cannot reach the Docker engine at unix://.*: permission denied"
     ) as caught:
@@ -255,7 +185,7 @@ def test_error_while_listing_containers_is_reported(request, where):
 
 def test_local_dockerd_is_on_this_machine(engine, monkeypatch):
     engine.info["Name"] = "elsewhere"
-    monkeypatch.setattr(module, "_listener", lambda _: "dockerd")
+    monkeypatch.setattr(module, "listener", lambda _: "dockerd")
     assert module.remote() is None
     assert engine.requests == []
 
@@ -268,7 +198,7 @@ def test_remote_engine_is_detected_by_its_host_name(request, kind):
     answering.info["Name"] = "node7"
     assert module.remote() == "node7"
     answering.info["Name"] = ""
-    assert module.remote() == module.address()
+    assert module.remote() == endpoint.address()
 
 
 def test_engine_of_this_container_is_on_this_machine(engine, monkeypatch, tmp_path):
@@ -279,7 +209,7 @@ def test_engine_of_this_container_is_on_this_machine(engine, monkeypatch, tmp_pa
     monkeypatch.setattr(
         module, "open", lambda path, **_: mounts.open() if "mount" in path else 1, raising=False
     )
-    monkeypatch.setattr(module, "_listener", lambda _: None)
+    monkeypatch.setattr(module, "listener", lambda _: None)
     assert module.remote() is None
     engine.containers = []
     assert module.remote() == "node7"
@@ -287,18 +217,8 @@ def test_engine_of_this_container_is_on_this_machine(engine, monkeypatch, tmp_pa
     assert module.remote() == "node7"
 
 
-@pytest.mark.usefixtures("engine")
-def test_listener_in_another_pid_namespace_is_unknown(monkeypatch):
-    assert module._listener(module.address()) == Path("/proc/self/comm").read_text().strip()
-    monkeypatch.setattr(sys, "byteorder", "little")
-    unknown = types.SimpleNamespace(connect=lambda _: None, getsockopt=lambda *_: bytes(4), close=list)
-    sockets = types.SimpleNamespace(**vars(socket) | {"socket": lambda *_: unknown})
-    monkeypatch.setattr("imagematrix.engine._socket", sockets)
-    assert module._listener(module.address()) is None
-
-
 def test_hanging_engine_times_out(docker_host, monkeypatch, tmp_path):
-    monkeypatch.setattr(module, "ANSWER_S", 0.01)
+    monkeypatch.setattr(unix_http, "ANSWER_S", 0.01)
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(f"{tmp_path}/docker.sock")
         listening.listen()
@@ -307,19 +227,3 @@ def test_hanging_engine_times_out(docker_host, monkeypatch, tmp_path):
             with pytest.raises(EngineError, match=r"did not respond within 0\.01 seconds") as caught:
                 ask()
             assert "systemctl status docker" in caught.value.remedy
-
-
-def test_group_of_the_engine_s_socket(docker_host, tmp_path, monkeypatch):
-    path = tmp_path / "docker.sock"
-    docker_host(f"unix://{path}")
-    assert module.group() is None
-    path.touch(mode=0o660)
-    root, mine = (
-        os.stat_result([0o660, 0, 0, 0, 0, 42, *[0] * 4]),
-        os.stat_result([0o660, *[0] * 3, 7, 42, *[0] * 4]),
-    )
-    for status, expected in ((root, 42), (mine, None), (os.stat_result([0o666, *[0] * 9]), None)):
-        monkeypatch.setattr(os, "stat", lambda _, status=status: status)
-        assert module.group() == expected
-    docker_host("tcp://far:2376")
-    assert module.group() is None
