@@ -14,8 +14,9 @@ RUN --mount=type=bind,from=imagematrix-trim,target=/tmp/imagematrix-trim \
     python3 -I /tmp/imagematrix-trim/trim.pyz --compute 9.0 /opt/pytorch
 
 FROM debian:trixie AS body
+# Debian's pip looks for certificates where ca-certificates has them.
 RUN apt-get update -q && \
-    apt-get install -qy --no-install-recommends libgomp1 python3 && \
+    apt-get install -qy --no-install-recommends ca-certificates libgomp1 python3 && \
     rm -rf /var/lib/apt/lists/*
 ENV PATH=/opt/pytorch/bin:$PATH
 

@@ -14,8 +14,9 @@ RUN --mount=type=bind,from=imagematrix-trim,target=/tmp/imagematrix-trim \
     python3 -I /tmp/imagematrix-trim/trim.pyz --compute 8.9 /opt/tensorflow
 
 FROM debian:trixie AS body
+# Debian's pip looks for certificates where ca-certificates has them.
 RUN apt-get update -q && \
-    apt-get install -qy --no-install-recommends python3 && \
+    apt-get install -qy --no-install-recommends ca-certificates python3 && \
     rm -rf /var/lib/apt/lists/*
 ENV PATH=/opt/tensorflow/bin:$PATH
 
