@@ -59,7 +59,7 @@ EM_CUDA = 190  # machine number of NVIDIA's device code in ELF headers
 ELF_HEADER = 64
 FLAGS = {1: 36, 2: 48}  # where e_flags are in an ELF header, by its class
 NEW_ABI = 8  # of cubins, from CUDA 13's compilers on and for targets from 100 on
-# From CUDA 13.5 on, a section has the "a": attributes of two bytes, with a value or with the size of one.
+# From CUDA 13.0 on, a section has the "a": attributes of two bytes, with a value or with the size of one.
 ATTRIBUTES, ATTRIBUTE = ".nv.compat", struct.Struct("<BBH")
 SIZED, OF_ONE = 4, 9
 # Older code has no "a": that bit is set in cuBLAS's handwritten kernels for 50, 60 and 61.

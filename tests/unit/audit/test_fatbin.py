@@ -149,9 +149,11 @@ def test_cubin_without_a_target_is_damaged(raw):
     assert fatbin.cubin(window(raw)) == DeviceCode(damaged=True)
 
 
-@given(st.binary(max_size=400), st.integers(0, 300))
-def test_arbitrary_bytes_after_the_magic_never_crash(raw, place):
-    whole = fat(entry(payload=bytes(100)), entry(1))
+WHOLE = (fat(entry(payload=bytes(100)), entry(1)), (DATA / "concatenated.fatbin").read_bytes())
+
+
+@given(st.sampled_from(WHOLE), st.binary(max_size=400), st.integers(0, 300))
+def test_arbitrary_bytes_after_the_magic_never_crash(whole, raw, place):
     spoilt = whole[:place] + raw + whole[place + len(raw) :]
     for read in (fatbin.fatbins, fatbin.cubin, fatbin.ptx):
         assert isinstance(read(window(spoilt)), DeviceCode)
