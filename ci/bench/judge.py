@@ -147,8 +147,9 @@ def _built(folder: Path) -> Iterator[Case]:
 
 
 def _files(words: Iterable[Path]) -> Iterator[Path]:
+    """Yield what a command names: files, and llama.cpp's backends in a folder, whose rest is not loaded."""
     for word in words:
-        yield from word.glob("*.so") if word.is_dir() else [word] if word.is_file() else []
+        yield from word.glob("libggml-cpu*.so") if word.is_dir() else [word] if word.is_file() else []
 
 
 GROUPS = {"shipped": _shipped, "wheels": _wheels, "built": _built}
