@@ -1,7 +1,7 @@
 """NVIDIA's device code as toolkits store it: fatbins, cubins and PTX.
 
 A fatbin is a header (magic, version, size of the header, size of what follows) and entries, each with a
-header of its own. That of an entry tells all there is to know, so nothing is decompressed. From CUDA 13.5 on,
+header of its own. That of an entry tells all there is to know, so nothing is decompressed. From CUDA 13.4 on,
 `nvcc --concat` compresses the code for several targets as one entry, whose header has a table of them. NVIDIA
 documents none of this; the layout was read from what fatbinary of CUDA 11.8 to 13.5 writes, and cuobjdump
 judges it.
