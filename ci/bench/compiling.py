@@ -28,9 +28,9 @@ FAST = ("-O3", "-Wall")
 STEPS = "20000"  # of the shipped program: about a second
 # Kernels of OpenBLAS for the marches of Intel's processors, by the names that it has for them.
 KERNELS = {"x86-64-v2": "Nehalem", "x86-64-v3": "Haswell", "x86-64-v4": "SkylakeX"}
-# What of llama.cpp's variants runs on which server: it takes the best. Not Sapphire Rapids: GCC 12 drops most
-# of what its `_tile_loadconfig` is to load, so that AMX instructions end in SIGILL.
-BACKENDS = ("haswell", "skylakex", "icelake", "zen4")
+# What of llama.cpp's variants runs on which server, and the one for all: it takes the best. Not Sapphire
+# Rapids: GCC 12 drops most of what its `_tile_loadconfig` is to load, so that AMX instructions end in SIGILL.
+BACKENDS = ("x64", "haswell", "skylakex", "icelake", "zen4")
 GGML = {
     "CMAKE_BUILD_TYPE": "Release",
     "BUILD_SHARED_LIBS": "ON",
