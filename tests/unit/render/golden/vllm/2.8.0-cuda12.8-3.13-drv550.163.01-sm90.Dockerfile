@@ -6,7 +6,8 @@ RUN --mount=type=secret,id=ca,target=/run/secrets/ca --mount=type=secret,id=pip-
     pip install --no-cache-dir --no-compile --no-deps --only-binary=:all: --require-hashes --target=/opt/vllm \
       -r /tmp/lock.txt
 WORKDIR /opt/vllm
-RUN rm vllm/vllm_flash_attn/_vllm_fa2_C.abi3.so
+# Numba's tests have code for no GPU of today.
+RUN rm -r numba/cuda/tests vllm/vllm_flash_attn/_vllm_fa2_C.abi3.so
 RUN --mount=type=bind,from=imagematrix-trim,target=/tmp/imagematrix-trim \
     python3 -I /tmp/imagematrix-trim/trim.pyz --compute 9.0 /opt/vllm
 
