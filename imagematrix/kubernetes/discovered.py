@@ -50,7 +50,10 @@ OLD_DRIVER = ("nvidia.com/cuda.driver.major", "nvidia.com/cuda.driver.minor", "n
 STRATEGY = "nvidia.com/mig.strategy"
 VGPU = "nvidia.com/vgpu.present"
 RESOURCE = "nvidia.com/gpu"
-ACCELERATORS = ("nvidia.com/gpu", "amd.com/gpu", "gpu.intel.com/", "habana.ai/", "aws.amazon.com/neuron")
+ACCELERATORS = (
+    *(own.PREFIX, "nvidia.com/gpu", "nvidia.com/mig-", "amd.com/gpu", "gpu.intel.com/", "habana.ai/"),
+    "aws.amazon.com/neuron",
+)
 VENDORS = {"Intel": "GenuineIntel", "AMD": "AuthenticAMD", "Hygon": "HygonGenuine"}
 MIG = re.compile(r"-MIG-(?:\d+c\.)?\d+g\.\d+gb.*|-MIG-INVALID", re.ASCII)
 SHARED = "-SHARED"

@@ -109,6 +109,16 @@ def test_a_sign_of_an_accelerator_is_kept(cluster):
     assert host(cluster.node("a", {})).accelerators == ()
 
 
+@pytest.mark.parametrize(
+    "resource", ["imagematrix.io/gpu-h200", "imagematrix.io/mig-1g.10gb", "nvidia.com/mig-1g.10gb"]
+)
+def test_a_node_that_gives_out_gpus_is_no_cpu_node(cluster, resource):
+    """Without labels it would get the image for CPUs."""
+    node = cluster.node("a", {})
+    node["status"]["capacity"][resource] = "2"
+    assert [one.where for one in host(node).accelerators] == [resource]
+
+
 def test_flags_of_node_feature_discovery(hosts, cluster):
     for described in hosts.values():
         node = cluster.node("a", cluster.foreign(described), arch=cluster.arch(described))
