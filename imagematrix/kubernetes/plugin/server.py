@@ -46,7 +46,7 @@ class Times:
     pods: float = 5.0
     probe: float = 30.0
     answer: float = 5.0
-    settle: float = 60.0
+    settle: float = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

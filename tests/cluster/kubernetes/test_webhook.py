@@ -1,0 +1,196 @@
+"""The webhook in a cluster, as `render install` installs it, and DaemonSets for labels and devices."""
+
+import json
+
+import pytest
+import yaml
+
+CLASS, GPU = "imagematrix.io/class", "imagematrix.io/gpu"
+SPACE = "imagematrix"
+
+
+@pytest.fixture(scope="module")
+def install(cluster, training, program):
+    """Call it with options to install the webhook, or to install it again."""
+
+    def call(*options):
+        words = ("--program", program, "--no-match-conditions", *options)
+        written = cluster.imagematrix("kubernetes", "render", "install", training.name, *words).stdout
+        made = list(yaml.safe_load_all(written))
+        for one in made:
+            if one["kind"] == "PodDisruptionBudget":
+                one["apiVersion"] = "policy/v1beta1"  # Kubernetes 1.20 has no other
+        cluster.apply(*made)
+        cluster.kubectl("rollout", "status", "-n", SPACE, "deployment/imagematrix-webhook", "--timeout=120s")
+
+    cluster.label()
+    yield call
+    cluster.uninstall()
+
+
+@pytest.fixture(scope="module")
+def _closed(install):
+    """The webhook, which refuses what it cannot decide, and the plugin."""
+    install("--on-unknown", "deny", "--device-plugin", "--by", "product")
+
+
+@pytest.fixture
+def named(cluster):
+    """Return the class of a node by its name."""
+    return lambda node: cluster.get("node", node)["metadata"]["labels"][CLASS]
+
+
+def digest(pod):
+    """Return the digest that all containers of a pod have, init containers too; it is empty without one."""
+    containers = pod["spec"]["containers"] + pod["spec"].get("initContainers", [])
+    (found,) = {one["image"].partition("@")[2] for one in containers}
+    return found
+
+
+def placed(pod):
+    """Return the classes that a pod's node affinity admits."""
+    required = pod["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    (term,) = required["nodeSelectorTerms"]
+    return [one["values"] for one in term["matchExpressions"] if one["key"] == CLASS]
+
+
+def manifest(kind, api, name, pod, labels=None, **spec):
+    """Return a Deployment or Job whose pods have a label with its name."""
+    template = {"metadata": {"labels": {"app": name} | (labels or {})}, "spec": pod}
+    given = {"template": template, **spec}
+    return {"apiVersion": api, "kind": kind, "metadata": {"name": name}, "spec": given}
+
+
+@pytest.mark.usefixtures("_closed")
+def test_pods_of_three_kinds_get_the_digest_of_their_class(cluster, create, named, training):
+    containers = [{"name": "main", "image": training.name, "args": ["600"]}]
+    by_node = {"nodeSelector": {"kubernetes.io/hostname": "n2"}, "terminationGracePeriodSeconds": 1}
+    expression = {"key": CLASS, "operator": "In", "values": [named("n1")]}
+    terms = {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}
+    affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
+    init = [{"name": "init", "image": training.name, "args": ["0"]}]
+    created = create("alone", training.name, nodeSelector={CLASS: named("n1")}, initContainers=init)
+    assert created.returncode == 0, created.stderr
+    deployment = manifest(
+        *("Deployment", "apps/v1", "deployed", {"containers": containers, **by_node}),
+        replicas=2,
+        selector={"matchLabels": {"app": "deployed"}},
+    )
+    once = {"containers": [containers[0] | {"args": ["0"]}], "restartPolicy": "Never", "affinity": affinity}
+    cluster.apply(deployment, manifest("Job", "batch/v1", "once", once))
+    cluster.kubectl("rollout", "status", "deployment/deployed", "--timeout=120s")
+    cluster.kubectl("wait", "--for=condition=complete", "job/once", "--timeout=120s")
+    cluster.wait(lambda: cluster.phases("alone") == ["Running"])
+    expected = {"alone": "n1", "once": "n1", "deployed": "n2"}
+    variants = {"n1": "sm_90 550.163.01", "n2": "sm_86 535.261.03"}
+    for pod in (cluster.get("pod", "alone"), *cluster.get("pods", "-l", "app")["items"]):
+        node = expected[pod["metadata"].get("labels", {}).get("app", "alone")]
+        name, spec = pod["metadata"]["name"], pod["spec"]
+        assert digest(pod) == training.digests[variants[node]]
+        assert set(map(tuple, placed(pod))) == {(named(node),)}
+        assert spec["nodeName"] == node
+        cluster.wait(lambda name=name, node=node: cluster.report(name).startswith(variants[node]))
+    cluster.kubectl("delete", "deployment/deployed", "job/once")
+
+
+@pytest.mark.usefixtures("_closed")
+def test_what_cannot_be_decided_is_refused_with_the_reason(cluster, create, named, training):
+    refused = create("anywhere", training.name)
+    assert refused.returncode != 0
+    classes = ", ".join(sorted(named(node) for node in ("n1", "n2")))
+    assert f"need different images: {classes}; select one by {CLASS}" in refused.stderr
+    other = create("other", training.name.replace("training:v1", "other:v1"))
+    assert other.returncode == 0, "only the image's own pods are looked at"
+    assert "affinity" not in cluster.get("pod", "other")["spec"]
+    # A controller's pods are refused, too, and it says why.
+    pod = {"containers": [{"name": "main", "image": training.name}], "restartPolicy": "Never"}
+    cluster.apply(manifest("Job", "batch/v1", "undecided", pod))
+    cluster.wait(lambda: "need different images" in cluster.kubectl("describe", "job/undecided").stdout)
+    cluster.kubectl("delete", "job/undecided")
+
+
+@pytest.mark.usefixtures("_closed")
+def test_the_plugin_in_its_pod_gives_out_gpus(cluster, create, named, training):
+    cluster.wait(lambda: all(GPU in node["status"]["allocatable"] for node in cluster.get("nodes")["items"]))
+    create("with-gpu", training.name, {f"{GPU}-h200": "1"}, nodeSelector={CLASS: named("n1")})
+    cluster.wait(lambda: cluster.phases("with-gpu") == ["Running"])
+    assert "IMAGEMATRIX_GPUS=GPU-" in cluster.whole_report("with-gpu")
+
+
+@pytest.mark.usefixtures("_closed")
+def test_the_daemonset_labels_as_the_node_itself_does(cluster, named):
+    file = "/etc/kubernetes/node-feature-discovery/features.d/imagematrix"
+    for node in cluster.nodes:
+        cluster.wait(lambda node=node: node.run("cat", file, check=False).returncode == 0)
+        assert f"{CLASS}={named(node.name)}\n" in node.run("cat", file).stdout
+
+
+@pytest.mark.usefixtures("_closed")
+def test_later_pods_follow_a_node_whose_class_changes(cluster, create, named, training):
+    spec = json.dumps({"spec": {"nodeSelector": {"kubernetes.io/hostname": "n2"}}})
+    words = ("run", "later", f"--image={training.name}", f"--overrides={spec}", "--dry-run=server")
+
+    def later():
+        return digest(json.loads(cluster.kubectl(*words, "-o", "json").stdout))
+
+    assert later() == training.digests["sm_86 535.261.03"]
+    with cluster.nodes[1].driver("550.163.01"):
+        before = named("n2")
+        cluster.label()
+        cluster.wait(lambda: later() == training.digests["sm_86 550.163.01"])
+        gone = create("gone", training.name, nodeSelector={CLASS: before})
+        assert "no class of nodes matches the pod's node selector" in gone.stderr
+    cluster.label()
+    cluster.wait(lambda: later() == training.digests["sm_86 535.261.03"])
+
+
+def scale(cluster, replicas):
+    """Set the number of the webhook's pods, and wait until there are so many."""
+    cluster.kubectl("scale", "-n", SPACE, "deployment/imagematrix-webhook", f"--replicas={replicas}")
+    pods = ("pods", "-n", SPACE, "-l", "app.kubernetes.io/name=imagematrix-webhook")
+
+    def ready():
+        found = cluster.get(*pods)["items"]
+        return len(found) == replicas and all(pod["status"]["containerStatuses"][0]["ready"] for pod in found)
+
+    cluster.wait(ready)
+
+
+@pytest.mark.usefixtures("_closed")
+def test_a_webhook_that_is_away_fails_closed(cluster, create, named, training):
+    scale(cluster, 0)
+    cluster.wait(lambda: "failed calling webhook" in create("away", training.name).stderr)
+    scale(cluster, 2)
+    selected = {CLASS: named("n1")}
+    cluster.wait(lambda: create("back", training.name, nodeSelector=selected).returncode == 0)
+    assert digest(cluster.get("pod", "back")) == training.digests["sm_90 550.163.01"]
+
+
+@pytest.mark.usefixtures("_closed")
+def test_a_new_certificate_is_taken_without_a_restart(cluster, create, install, named, training):
+    pods = ("pods", "-n", SPACE, "-l", "app.kubernetes.io/name=imagematrix-webhook")
+    before = {pod["metadata"]["name"] for pod in cluster.get(*pods)["items"]}
+    install("--on-unknown", "deny", "--device-plugin", "--by", "product")
+    selected = {CLASS: named("n1")}
+    # Several in a row, because there are two replicas.
+    for number in range(6):
+        name = f"new{number}"
+        cluster.wait(
+            lambda name=name: create(name, training.name, nodeSelector=selected).returncode == 0, 180
+        )
+        assert digest(cluster.get("pod", name)) == training.digests["sm_90 550.163.01"]
+    assert {pod["metadata"]["name"] for pod in cluster.get(*pods)["items"]} == before
+
+
+def test_failing_open_leaves_pods_the_default(cluster, create, install, named, training):
+    install("--on-unknown", "default")
+    done = create("left", training.name)
+    assert done.returncode == 0
+    assert "Warning: " in done.stderr
+    assert "need different images" in done.stderr
+    assert cluster.get("pod", "left")["spec"]["containers"][0]["image"] == training.name
+    cluster.wait(lambda: cluster.report("left").startswith("cpu\n"))
+    scale(cluster, 0)
+    done = create("open", training.name, nodeSelector={CLASS: named("n1")})
+    assert done.returncode == 0, done.stderr
+    assert cluster.get("pod", "open")["spec"]["containers"][0]["image"] == training.name
