@@ -1,3 +1,4 @@
+import gpu_node
 import pytest
 
 from imagematrix.kubernetes.plugin.offer import GPU, VRAM, AllocationError, allocate, listed, offer, preferred
@@ -174,3 +175,11 @@ def test_the_command_shows_what_it_would_offer(cli, profiles):
     refused = cli(*words, "--by", "colour")
     assert (refused.code, refused.out) == (2, "")
     assert "invalid --by: 'colour'" in refused.err
+
+
+def test_in_a_container_the_node_is_read_from_the_folders_that_it_sees(cli, tmp_path):
+    """Without NVML their memory is unknown, and so are shares of it."""
+    gpu_node.profiles().capture(tmp_path, "genoa-h200")
+    words = ["kubernetes", "device-plugin", "--root", tmp_path, "--by", "product", "--vram", "--dry-run"]
+
+    assert cli(*words).out == f"{GPU} 8\n{GPU}-h200 8\n"
