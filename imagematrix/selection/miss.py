@@ -67,13 +67,17 @@ def _nearest(question: Question, target: Target) -> Miss:
         return Miss(why=f"{name} has no variants{question.words}", fix=None)
     variant = index.nearest(sample(target))
     failing = tuple(result for result in results(target, variant) if not result.ok)
-    why = f"none of the {len(catalog.variants)} variants of {name}{question.words} fits this host"
+    if len(catalog.variants) == 1:
+        why, which, but = f"the only variant of {name}{question.words} does not fit this host", "it", ":"
+    else:
+        why = f"none of the {len(catalog.variants)} variants of {name}{question.words} fits this host"
+        which, but = "one", f"; the nearest is {variant.reference}, but"
     served = _served(index, target)
     if served:
-        why += f" with all the GPUs passed; one fits {', '.join(gpu.label for gpu in served)}"
+        why += f" with all the GPUs passed; {which} fits {', '.join(gpu.label for gpu in served)}"
         fix: str | None = f"pass --gpus {spec(served)}"
     else:
-        why += f"; the nearest is {variant.reference}, but {failing[0].why}"
+        why += f"{but} {failing[0].why}"
         fix = failing[0].fix
     return Miss(why=why, fix=fix, nearest=variant.reference, rules=failing)
 

@@ -117,6 +117,12 @@ def test_nothing_fits_names_the_nearest_variant_and_its_fix(make):
     assert caught.value.exit_code == 3
 
 
+def test_a_variant_alone_is_not_the_nearest(make):
+    with pytest.raises(NothingFits) as caught:
+        select(make.host(make.gpu()), make.catalog(make.variant(driver=make.umd("exact", "535.261.03"))))
+    assert "the only variant of t:v1 does not fit this host: the image carries driver" in str(caught.value)
+
+
 EXACT = ("470.256.02", "535.261.03", "550.163.01", "580.95.05")
 
 
@@ -223,10 +229,9 @@ def test_nearest_variant_has_the_same_architecture(make):
         assert "nearest is t:bad" in str(caught.value)
         references = [one.reference for one in caught.value.selection.candidates]
         assert references == ["t:bad", "t:cpu", "t:arm"]
-    with pytest.raises(NothingFits, match="nearest is t:arm"):
-        select(make.host(), make.catalog(arm))
-    with pytest.raises(NothingFits, match="nearest is t:cpu"):
-        select(make.host(make.gpu()), make.catalog(make.cpu_variant()))
+    for host, variant in ((make.host(), arm), (make.host(make.gpu()), make.cpu_variant())):
+        with pytest.raises(NothingFits, match="the only variant of t:v1 does not fit"):
+            select(host, make.catalog(variant))
 
 
 def test_empty_catalog_fits_nothing(make):
