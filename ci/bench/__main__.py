@@ -23,6 +23,7 @@ import choosing
 import matching
 import planning
 import probing
+import reviewing
 import running
 import serving
 import verifying
@@ -110,6 +111,7 @@ def _groups(asked: argparse.Namespace) -> dict[str, Group]:
         "matching": lambda folder, _: matching.rows(folder, write=asked.write),
         "run": lambda folder, pace: running.rows(folder, pace, asked.rounds),
         "resolver": lambda folder, _: serving.rows(folder, asked.pairs),
+        "webhook": lambda folder, _: reviewing.rows(folder),
         "small": lambda folder, _: building.small(folder, asked.pairs),
         "shipped": lambda folder, _: building.shipped(folder, asked.pairs),
     }
