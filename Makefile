@@ -3,6 +3,7 @@
 # make gpu-check    check this machine's NVIDIA GPU, with the parts that can be built here; fails without one
 # make gpu-bundle   write dist/gpu-bundle.tar.gz, which runs these checks on a machine without anything else
 # make docs         build the documentation as a site, docs/_build/index.html
+# make program      build an image with imagematrix in it, for clusters; NAME=REFERENCE names it
 # make zipapp       write the commands for a node as one file, dist/imagematrix.pyz
 # make bench        set everything up and measure against the limits in docs/benchmarks.md
 # make fuzz         try many damaged files on what reads images, and on what trims libraries
@@ -14,7 +15,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: quickstart fuzz test beside packages lint unit unit-lowest engine gpu gpu-check gpu-bundle wheel coverage docs bench zipapp test-cluster test-kubernetes test-recipes clean
+.PHONY: quickstart fuzz test beside packages lint unit unit-lowest engine gpu gpu-check gpu-bundle wheel coverage docs bench program zipapp test-cluster test-kubernetes test-recipes clean
 
 quickstart:
 	@ci/quickstart
@@ -105,6 +106,9 @@ test-kubernetes: packages $(VENV)/.dev
 # Needs an engine, the Python Package Index and 20 GB of disk. It is no part of `make test`.
 test-recipes: $(VENV)/.dev
 	$(BIN)/python ci/recipes.py
+
+program: $(VENV)/.dev
+	ci/program/build $(or $(NAME),imagematrix:latest)
 
 zipapp: $(VENV)/.dev
 	$(BIN)/python ci/make_zipapp.py dist/imagematrix.pyz
