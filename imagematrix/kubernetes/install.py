@@ -11,7 +11,10 @@ from dataclasses import dataclass
 
 from imagematrix.errors import UsageError
 from imagematrix.kubernetes.admission import EPHEMERAL, Policy
+from imagematrix.kubernetes.manifests import LABEL, pulling
+from imagematrix.kubernetes.plugin import kubelet
 from imagematrix.kubernetes.policy import used
+from imagematrix.kubernetes.webhook.review import PATH
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,14 +30,11 @@ __all__ = ["Installation", "install", "service_names"]
 NAME = "imagematrix-webhook"
 LABELLER, PLUGIN = "imagematrix-labels", "imagematrix-device-plugin"
 NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", re.ASCII)
-LABEL = "app.kubernetes.io/name"
 NAMED = "kubernetes.io/metadata.name"  # a namespace's label with its name
 HOOK = "images.imagematrix.io"
-PATH = "/mutate"
 PORT = 8443
 USER = 65532  # "nonroot" of common base images; it needs no entry in /etc/passwd
 FEATURES = "/etc/kubernetes/node-feature-discovery/features.d"
-DEVICE_PLUGINS, POD_RESOURCES = (f"/var/lib/kubelet/{name}" for name in ("device-plugins", "pod-resources"))
 SEEN = ("proc", "sys", "dev")  # folders of a node that a probe reads
 REPEAT_S = 300
 # NFD reads no hidden files, and a rename is never half done.
@@ -158,7 +158,7 @@ def _deployment(installation: Installation) -> Manifest:
     user = {"runAsNonRoot": True, "runAsUser": USER, "runAsGroup": USER, "fsGroup": USER}
     pod = {
         "serviceAccountName": NAME,
-        **_pulling(secret),
+        **pulling(secret),
         "securityContext": {**user, "seccompProfile": {"type": "RuntimeDefault"}},
         "topologySpreadConstraints": [spread],
         "containers": [container],
@@ -187,8 +187,10 @@ def _plugin(installation: Installation) -> Manifest:
     words = ["kubernetes", "device-plugin", "--root", "/host"]
     words += [word for kind in installation.plugin or () for word in ("--by", kind)]
     container = {"name": "device-plugin", "command": ["imagematrix"], "args": words}
-    folders = {"devices": DEVICE_PLUGINS, "pods": POD_RESOURCES}
-    return _on_each_node(installation, PLUGIN, container, {n: (path, path) for n, path in folders.items()})
+    names = {"devices": kubelet.DEVICE_PLUGINS, "pods": kubelet.POD_RESOURCES}
+    paths = {volume: str(kubelet.FOLDER / name) for volume, name in names.items()}
+    folders = {volume: (path, path) for volume, path in paths.items()}
+    return _on_each_node(installation, PLUGIN, container, folders)
 
 
 def _on_each_node(
@@ -208,7 +210,7 @@ def _on_each_node(
     ]
     pod = {
         "automountServiceAccountToken": False,
-        **_pulling(installation.pull_secret),
+        **pulling(installation.pull_secret),
         "securityContext": {"runAsUser": 0, "seccompProfile": {"type": "RuntimeDefault"}},
         "terminationGracePeriodSeconds": 1,
         "tolerations": [{"operator": "Exists"}],
@@ -266,10 +268,6 @@ def _configuration(installation: Installation, tls: Tls) -> Manifest:
 
 def _metadata(space: str, name: str = NAME) -> Manifest:
     return {"name": name, "namespace": space, "labels": {LABEL: name}}
-
-
-def _pulling(secret: str | None) -> Manifest:
-    return {"imagePullSecrets": [{"name": secret}]} if secret else {}
 
 
 def _probe(path: str) -> Manifest:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     Manifest = dict[str, Any]
 
-__all__ = ["WORKLOADS", "Workload", "flavors", "manifests"]
+__all__ = ["LABEL", "WORKLOADS", "Workload", "flavors", "manifests", "pulling"]
 
 NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", re.ASCII)
 LONGEST = 63
@@ -83,6 +83,11 @@ def flavors(classes: Sequence[Class]) -> Iterator[Manifest]:
             "metadata": {"name": one.name},
             "spec": {"nodeLabels": {CLASS: one.name}},
         }
+
+
+def pulling(secret: str | None) -> Manifest:
+    """Return what a pod's spec says of the Secret with which its images are pulled, if any."""
+    return {"imagePullSecrets": [{"name": secret}]} if secret else {}
 
 
 def _job(workload: Workload, name: str, placed: Placed) -> Manifest:
@@ -163,11 +168,14 @@ def _pod(workload: Workload, placed: Placed, name: str | None = None, **spec: ob
         **({"args": list(workload.arguments)} if workload.arguments else {}),
         **({"resources": {"limits": {workload.resource: str(gpus)}}} if gpus else {}),
     }
-    secret = workload.pull_secret
-    pulling = {"imagePullSecrets": [{"name": secret}]} if secret else {}
     return {
         "metadata": {"labels": {LABEL: name or workload.name}},
-        "spec": {**spec, **pulling, "affinity": affinity(placed.terms), "containers": [container]},
+        "spec": {
+            **spec,
+            **pulling(workload.pull_secret),
+            "affinity": affinity(placed.terms),
+            "containers": [container],
+        },
     }
 
 

@@ -10,6 +10,7 @@ import typer
 from imagematrix.cli.kubernetes.options import kinds
 from imagematrix.cli.options import HostFile, Root
 from imagematrix.cli.output import info, print_text
+from imagematrix.kubernetes.plugin.kubelet import FOLDER
 
 __all__ = ["command"]
 
@@ -24,9 +25,7 @@ def command(
         ),
     ] = None,
     vram: Annotated[bool, typer.Option("--vram", help="Also offer the memory of each GPU, in GiB.")] = False,
-    kubelet: Annotated[Path, typer.Option("--kubelet", metavar="FOLDER", help="Kubelet's folder.")] = Path(
-        "/var/lib/kubelet"
-    ),
+    kubelet: Annotated[Path, typer.Option("--kubelet", metavar="FOLDER", help="Kubelet's folder.")] = FOLDER,
     host: HostFile = None,
     root: Root = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be offered.")] = False,
@@ -49,11 +48,4 @@ def command(
         return
     from imagematrix.kubernetes.plugin.server import Settings, serve
 
-    serve(
-        Settings(
-            offer=offered,
-            folder=kubelet / "device-plugins",
-            pods=kubelet / "pod-resources" / "kubelet.sock",
-        ),
-        note=info,
-    )
+    serve(Settings(offer=offered, kubelet=kubelet), note=info)

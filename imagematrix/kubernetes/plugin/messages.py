@@ -16,7 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = ["DEVICE_PLUGIN", "PODS", "REGISTRATION", "VERSION", "message"]
+__all__ = ["DEVICE_PLUGIN", "PODS", "REGISTRATION", "VERSION", "call", "message"]
 
 VERSION = "v1beta1"
 REGISTRATION, DEVICE_PLUGIN = "v1beta1.Registration", "v1beta1.DevicePlugin"
@@ -66,6 +66,15 @@ MESSAGES: dict[str, tuple[tuple[int, str, str], ...]] = {
 def message(name: str) -> Any:
     """Return the class of a message."""
     return message_factory.GetMessageClass(_pool().FindMessageTypeByName(f"{PACKAGE}.{name}"))
+
+
+def call(channel: Any, method: str, answer: str) -> Any:
+    """Return the function that calls a method on a channel, of grpc or of grpc.aio; `answer` is a message."""
+    return channel.unary_unary(
+        method,
+        request_serializer=lambda request: request.SerializeToString(),
+        response_deserializer=message(answer).FromString,
+    )
 
 
 @cache

@@ -6,19 +6,20 @@ device plugin resources".
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from imagematrix.allocation.usage import Consumer, combined, keys
 from imagematrix.errors import EngineError
+from imagematrix.kubernetes.plugin import kubelet
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from imagematrix.allocation.usage import Usage
     from imagematrix.node.host import Host
 
 __all__ = ["SOCKET", "usage"]
 
-SOCKET = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
+SOCKET = kubelet.FOLDER / kubelet.POD_RESOURCES / kubelet.SOCKET
 ANSWER_S = 5.0
 
 
@@ -29,18 +30,14 @@ def usage(host: Host, socket: Path = SOCKET) -> Usage:
     """
     import grpc
 
-    from imagematrix.kubernetes.plugin.messages import PODS, message
+    from imagematrix.kubernetes.plugin.messages import PODS, call, message
     from imagematrix.kubernetes.plugin.offer import GIB, VRAM, held, offer
 
     there = offer(host)
     with grpc.insecure_channel(f"unix:{socket}") as channel:
-        call = channel.unary_unary(
-            f"/{PODS}/List",
-            request_serializer=lambda request: request.SerializeToString(),
-            response_deserializer=message("ListPodResourcesResponse").FromString,
-        )
+        ask = call(channel, f"/{PODS}/List", "ListPodResourcesResponse")
         try:
-            answer = call(message("Empty")(), timeout=ANSWER_S)
+            answer = ask(message("Empty")(), timeout=ANSWER_S)
         except grpc.RpcError as error:
             raise EngineError(f"{socket}: kubelet does not answer: {error.details()}") from error
     found: Usage = {}

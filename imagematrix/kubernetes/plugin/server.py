@@ -10,26 +10,24 @@ import asyncio
 import signal
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import grpc
 
 from imagematrix.errors import ImagematrixError, UsageError
+from imagematrix.kubernetes.plugin import kubelet
 from imagematrix.kubernetes.plugin import offer as offers
-from imagematrix.kubernetes.plugin.messages import DEVICE_PLUGIN, PODS, REGISTRATION, VERSION, message
-from imagematrix.kubernetes.plugin.pods import SOCKET
+from imagematrix.kubernetes.plugin.messages import DEVICE_PLUGIN, PODS, REGISTRATION, VERSION, call, message
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
+    from pathlib import Path
     from typing import Any
 
     from imagematrix.kubernetes.plugin.offer import Offer
 
 __all__ = ["Plugin", "Settings", "Times", "serve"]
 
-FOLDER = Path("/var/lib/kubelet/device-plugins")
-KUBELET = "kubelet.sock"
 HEALTH = {True: "Healthy", False: "Unhealthy"}
 PERMISSIONS = "rw"
 SOCKET_PATH = 107  # bytes, and a zero: sun_path, unix(7)
@@ -51,12 +49,26 @@ class Times:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What the plugin was started with: `offer` probes the node, `folder` and `pods` are kubelet's."""
+    """What the plugin was started with: `offer` probes the node, `kubelet` is kubelet's folder."""
 
     offer: Callable[[], Offer]
-    folder: Path = FOLDER
-    pods: Path = SOCKET
+    kubelet: Path = kubelet.FOLDER
     times: Times = field(default_factory=Times)
+
+    @property
+    def folder(self) -> Path:
+        """Where device plugins have their sockets."""
+        return self.kubelet / kubelet.DEVICE_PLUGINS
+
+    @property
+    def registry(self) -> Path:
+        """The socket at which kubelet registers them."""
+        return self.folder / kubelet.SOCKET
+
+    @property
+    def pods(self) -> Path:
+        """The socket at which kubelet lists what its pods hold."""
+        return self.kubelet / kubelet.POD_RESOURCES / kubelet.SOCKET
 
 
 def serve(settings: Settings, note: Callable[[str], None]) -> None:
@@ -134,8 +146,8 @@ class Plugin:
         started = time.monotonic()
         try:
             async with grpc.aio.insecure_channel(f"unix:{self._settings.pods}") as channel:
-                call = _call(channel, f"/{PODS}/List", "ListPodResourcesResponse")
-                answer = await call(message("Empty")(), timeout=self._settings.times.answer)
+                ask = call(channel, f"/{PODS}/List", "ListPodResourcesResponse")
+                answer = await ask(message("Empty")(), timeout=self._settings.times.answer)
         except grpc.aio.AioRpcError as error:
             self._fail(f"{self._settings.pods}: pods unknown, allocated devices stay so: {error.details()}")
             return
@@ -157,15 +169,15 @@ class Plugin:
 
     async def _register(self) -> None:
         """Serve and register what is not registered with the kubelet that is there now."""
-        kubelet = _identity(self._settings.folder / KUBELET)
-        if kubelet is None:
-            self._fail(f"{self._settings.folder / KUBELET} not found: waiting for kubelet")
+        identity = _identity(self._settings.registry)
+        if identity is None:
+            self._fail(f"{self._settings.registry} not found: waiting for kubelet")
             return
-        if kubelet != self._kubelet:
+        if identity != self._kubelet:
             await self._stop()
-            self._kubelet = kubelet
+            self._kubelet = identity
         try:
-            async with grpc.aio.insecure_channel(f"unix:{self._settings.folder / KUBELET}") as channel:
+            async with grpc.aio.insecure_channel(f"unix:{self._settings.registry}") as channel:
                 for resource in self._offer.resources.keys() - self._servers.keys():
                     await self._start(resource, channel)
         except grpc.aio.AioRpcError as error:
@@ -185,7 +197,7 @@ class Plugin:
             raise UsageError(f"cannot listen on {path}: {error}", remedy=remedy) from error
         await server.start()
         try:
-            register = _call(channel, f"/{REGISTRATION}/Register", "Empty")
+            register = call(channel, f"/{REGISTRATION}/Register", "Empty")
             request = message("RegisterRequest")(
                 version=VERSION, endpoint=path.name, resource_name=resource, options=_options(resource)
             )
@@ -293,14 +305,6 @@ def _identity(path: Path) -> tuple[int, ...] | None:
 
 def _options(resource: str) -> Any:
     return message("DevicePluginOptions")(get_preferred_allocation_available=resource == offers.VRAM)
-
-
-def _call(channel: Any, method: str, answer: str) -> Any:
-    return channel.unary_unary(
-        method,
-        request_serializer=lambda request: request.SerializeToString(),
-        response_deserializer=message(answer).FromString,
-    )
 
 
 def _method(kind: Any, behaviour: Any, request: str) -> Any:

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
     Outcome = Literal["patched", "unchanged", "undecided", "refused"]
 
-__all__ = ["Answer", "answer"]
+__all__ = ["PATH", "Answer", "answer"]
+
+PATH = "/mutate"  # to which reviews are posted
 
 API, KIND = "admission.k8s.io/v1", "AdmissionReview"
 ASKED = {("CREATE", ""), ("UPDATE", EPHEMERAL)}  # operations and subresources that bring images

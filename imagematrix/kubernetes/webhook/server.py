@@ -7,7 +7,7 @@ import time
 from aiohttp import web
 
 from imagematrix.errors import UsageError
-from imagematrix.kubernetes.webhook.review import answer
+from imagematrix.kubernetes.webhook.review import PATH, answer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 __all__ = ["PATH", "Server"]
 
-PATH = "/mutate"
 LARGEST = 3 << 20  # bytes of a request, which the API server limits to as many
 
 

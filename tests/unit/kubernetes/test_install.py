@@ -17,8 +17,6 @@ from imagematrix.errors import UsageError
 from imagematrix.kubernetes import authority
 from imagematrix.kubernetes.admission import Policy
 from imagematrix.kubernetes.install import LABELLING, Installation, install, service_names
-from imagematrix.kubernetes.plugin.pods import SOCKET
-from imagematrix.kubernetes.plugin.server import FOLDER
 from imagematrix.kubernetes.policy import used
 from imagematrix.kubernetes.webhook.certificate import Certificate
 from imagematrix.kubernetes.webhook.server import PATH
@@ -74,7 +72,9 @@ def test_the_device_plugin_is_installed_where_it_is_wanted(tls):
     mounts = {one["mountPath"]: volumes[one["name"]] for one in container["volumeMounts"]}
     seen = {f"/host/{name}": f"/{name}" for name in ("proc", "sys", "dev")}
     # Kubelet and the plugin have the same names for their sockets.
-    sockets = {str(path): str(path) for path in (FOLDER, SOCKET.parent)}
+    sockets = {
+        f"/var/lib/kubelet/{name}": f"/var/lib/kubelet/{name}" for name in ("device-plugins", "pod-resources")
+    }
     assert mounts == seen | sockets
     written = [one["mountPath"] for one in container["volumeMounts"] if not one.get("readOnly")]
     assert written == [*sockets]

@@ -162,8 +162,7 @@ class Node:
         ended = asyncio.Event()
         settings = Settings(
             offer=self.offer,
-            folder=folder / "device-plugins",
-            pods=folder / "pod-resources" / "kubelet.sock",
+            kubelet=folder,
             times=TIMES,
         )
         running = asyncio.create_task(Plugin(settings, self.notes.append).run(ended))
@@ -432,9 +431,9 @@ def test_the_plugin_waits_for_a_kubelet_and_tells_that_once(folder, node):
 def test_a_socket_that_cannot_be_made_ends_the_plugin(folder, node):
     node = node()
     long = folder / ("x" * 100)  # longer than the address of a socket may be
-    long.mkdir()
-    (long / "kubelet.sock").touch()
-    settings = Settings(offer=node.offer, folder=long, pods=folder / "pods.sock", times=TIMES)
+    (long / "device-plugins").mkdir(parents=True)
+    (long / "device-plugins/kubelet.sock").touch()
+    settings = Settings(offer=node.offer, kubelet=long, times=TIMES)
 
     with pytest.raises(UsageError, match="cannot listen on") as raised:
         asyncio.run(Plugin(settings, node.notes.append).run(asyncio.Event()))
