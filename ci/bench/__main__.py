@@ -18,11 +18,13 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import assigning
 import building
 import choosing
 import matching
 import planning
 import probing
+import pulling
 import reviewing
 import running
 import serving
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 
     Group = Callable[[Path, Pace], Iterable[Row]]  # functions that measure rows in a folder
 
+PULLS = 3  # cold starts of each image with official wheels
 MET = {True: "yes", False: "NO", None: ""}
 # Bytecode exists after the first round, as in an installed package; coverage is off.
 DROPPED = ("PYTHONDONTWRITEBYTECODE", "COVERAGE_PROCESS_CONFIG", "COVERAGE_PROCESS_START")
@@ -76,7 +79,10 @@ def _arguments() -> argparse.Namespace:
         help="leave out engines, downloads and `docker buildx bake`, which take minutes",
     )
     parser.add_argument(
-        "--large", action="store_true", help="verify layers of 5.8 GB, which are downloaded (default: 0.9 GB)"
+        "--large",
+        action="store_true",
+        help="verify layers of 5.8 GB, which are downloaded (default: 0.9 GB), and build images of official "
+        "wheels, which takes 50 GB of disk",
     )
     parser.add_argument(
         "--write",
@@ -109,8 +115,10 @@ def _groups(asked: argparse.Namespace) -> dict[str, Group]:
         "no-op": building.again,
         "verify": lambda folder, _: verifying.rows(folder, large=asked.large),
         "matching": lambda folder, _: matching.rows(folder, write=asked.write),
+        **({"official": lambda folder, _: pulling.official(folder, PULLS)} if asked.large else {}),
         "run": lambda folder, pace: running.rows(folder, pace, asked.rounds),
         "resolver": lambda folder, _: serving.rows(folder, asked.pairs),
+        "runtime": lambda *_: assigning.rows(asked.rounds),
         "webhook": lambda folder, _: reviewing.rows(folder),
         "small": lambda folder, _: building.small(folder, asked.pairs),
         "shipped": lambda folder, _: building.shipped(folder, asked.pairs),

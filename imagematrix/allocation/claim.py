@@ -204,7 +204,7 @@ def _try(locks: Locks, demand: _Demand, survey: Callable[[], Usage], ahead: list
         for gpu in eligible:
             held[keys(gpu)] = locks.take(*keys(gpu)) or ()
         # Only now: a launch that has released its lease has its container by now, or needs no GPU any more.
-        usage = combined(leases(locks), survey())
+        usage = combined(leases(locks, whole=not all(held.values())), survey())
         slots = [_slot(gpu, usage, demand, leased=not held[keys(gpu)]) for gpu in eligible]
         available = ranked(unreserved(slots, ahead), demand.vram_mib)
         required = [slot for slot in available if slot.gpu in demand.also]

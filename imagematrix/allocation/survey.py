@@ -64,22 +64,22 @@ def survey_quickly(
     return usage
 
 
-def leases(locks: Locks) -> Usage:
+def leases(locks: Locks, *, whole: bool = True) -> Usage:
     """Return the leases in `locks` with their holders, and the grants.
 
-    A launch that is still choosing has no lease yet.
-
-    Removes the files of shares whose process has ended, where this user may.
+    Without `whole`, leases of whole GPUs are left out; where there are no others, that saves 10 ms. A launch
+    that is still choosing has no lease yet. Removes the files of shares whose process has ended, where this
+    user may.
     """
-    holders = locks.holders()
+    shares = [name for name in locks.names() if name.startswith(SHARE)]
+    holders = locks.holders() if whole or shares else {}
     chooser = holders.get(TURN)
-    whole = {
+    leased = {
         name: (processes.describe(pid, kind="lease"),)
         for name, pid in holders.items()
         if name.startswith("nvidia") and pid != chooser
     }
-    shared = [_share(locks, name, holders) for name in locks.names() if name.startswith(SHARE)]
-    return combined(whole, *shared, grants(locks))
+    return combined(leased, *(_share(locks, name, holders) for name in shares), grants(locks))
 
 
 def _share(locks: Locks, name: str, holders: Mapping[str, int]) -> Usage:

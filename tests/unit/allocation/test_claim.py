@@ -62,6 +62,14 @@ def indices(taken):
     return [gpu.index for gpu in taken.gpus]
 
 
+def test_free_gpus_are_claimed_without_the_kernels_list_of_locks(gpu, folder, monkeypatch):
+    """It is slow to read, and only names who holds a lock."""
+    gpus = (gpu(0), gpu(1))
+    monkeypatch.setattr("imagematrix.allocation.locks._kernel_locks", lambda: pytest.fail("it was read"))
+    with claim(Choice(gpus=gpus, count=1), free, path=folder) as taken:
+        assert indices(taken) == [0]
+
+
 def test_the_first_free_gpus_are_claimed(gpu, folder):
     gpus = tuple(gpu(index) for index in range(4))
     used: dict[str, tuple[Consumer, ...]] = {"nvidia10": (WEB,), "nvidia12": (WEB,)}

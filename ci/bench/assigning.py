@@ -1,0 +1,117 @@
+"""Measure what the OCI runtime of Swarm's tasks adds to runc."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import building  # noqa: F401 - makes the machines of the tests importable
+from cluster import Cluster
+from measure import PASS, Row, duration, processes
+from processes import new_folder, remove_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from cluster import Node
+
+BAR = 3.5  # times `python -c pass`, in the whole life of a container
+PROFILE = "milan-a10"
+IMAGE = "debian:trixie"
+SERVICE = "bench"
+NOTHING = "/bin/true"
+
+
+def rows(rounds: int) -> Iterator[Row]:
+    """Yield what all calls for a container with a GPU take, beyond those of a runc that does nothing.
+
+    Engine, task and bundle are real. A real runc takes ten times as long and varies by more than is measured.
+    """
+    with _node() as node:
+        container = _ended_task(node)
+        runtime = _runtime(node)
+        commands = {
+            name: _life(node, path, container) for name, path in (("ours", runtime), ("runc", NOTHING))
+        }
+        taken = processes({"pass": PASS, **commands}, rounds)
+    start, with_ours, with_theirs = (cost.seconds for cost in taken.values())
+    added = with_ours - with_theirs
+    yield Row(
+        what="the runtime of Swarm's tasks, all calls for a container",
+        ours=duration(with_ours),
+        ratio=f"+{added / start:.2f} x pass",
+        instead=f"as many calls of `true`: {duration(with_theirs)}",
+        bar=f"+{BAR} x pass",
+        met=added <= BAR * start,
+    )
+
+
+@contextlib.contextmanager
+def _node() -> Iterator[Node]:
+    """Start a machine with one simulated GPU, whose engine is a swarm of its own."""
+    data = new_folder()
+    cluster = Cluster(data)
+    try:
+        node = cluster.add("n1", PROFILE, 1)
+        node.offer()
+        node.seed()
+        cluster.form()
+        yield node
+    finally:
+        cluster.remove()
+        remove_folder(data)
+
+
+def _ended_task(node: Node) -> str:
+    """Return the container of a task that had the GPU, and keep its bundle in the node's folder."""
+    options = (
+        "-d",
+        "--no-resolve-image",
+        "--restart-condition",
+        "none",
+        "--generic-resource",
+        "NVIDIA-GPU=1",
+    )
+    node.docker("service", "create", "--name", SERVICE, *options, IMAGE, "sleep", "600")
+    listed = ("ps", "-q", "--no-trunc", "--filter", f"name={SERVICE}.")
+    Cluster.wait(lambda: node.docker(*listed).stdout)
+    container = str(node.docker(*listed).stdout.strip())
+    tasks = node.folder / "run" / "containerd" / "daemon" / "io.containerd.runtime.v2.task"
+    shutil.copy(tasks / "moby" / container / "config.json", node.folder / "config.json")
+    node.docker("kill", container)
+    Cluster.wait(lambda: not node.docker(*listed).stdout)
+    return container
+
+
+def _runtime(node: Node) -> str:
+    """Install the runtime once more, over a runc that does nothing."""
+    programs, runtime = node.folder / "programs", node.folder / "measured"
+    programs.mkdir()
+    (programs / "runc").symlink_to(NOTHING)
+    environment = {**node.environment, "PATH": f"{programs}:{os.environ['PATH']}"}
+    words = ("swarm", "node-config", "--file", str(node.config_file), "--runtime", str(runtime))
+    done = node.imagematrix(*words, env=environment)
+    if done.returncode:
+        raise SystemExit(done.stderr)
+    return str(runtime)
+
+
+def _life(node: Node, runtime: str, container: str) -> tuple[str, ...]:
+    """Return the command that calls a runtime as containerd does in the life of a container."""
+    bundle = Path(node.folder, "bundle")
+    bundle.mkdir(exist_ok=True)
+    call = f"{shlex.quote(runtime)} --root {bundle} --log {bundle}/log.json --log-format json"
+    lines = [
+        f"cp {node.folder}/config.json {bundle}",  # the runtime writes to it
+        f"{call} create --bundle {bundle} --pid-file {bundle}/pid {container}",
+        f"{call} start {container}",
+        f"{call} state {container}",
+        f"{call} kill --all {container} 9",
+        f"{call} delete {container}",
+    ]
+    locks = f"IMAGEMATRIX_LOCKS={node.environment['IMAGEMATRIX_LOCKS']}"
+    return (*node.inside, "env", locks, "sh", "-ec", "\n".join(lines))
