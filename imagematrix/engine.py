@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import docker
 
 __all__ = [
+    "cannot_start",
     "client",
     "connect",
     "digests",
@@ -90,6 +91,13 @@ def unreachable(where: str, error: Exception) -> EngineError:
     }
     return EngineError(
         f"cannot reach the Docker engine at {where}", remedy=remedies.get(where.partition("://")[0], START)
+    )
+
+
+def cannot_start(error: OSError) -> EngineError:
+    """Return the error for docker's command if it cannot be started."""
+    return EngineError(
+        f"cannot start `docker`: {error.strerror}", remedy="install the package docker-cli or docker-ce-cli"
     )
 
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-from imagematrix import endpoint
+from imagematrix import endpoint, engine
 from imagematrix.builder.rewrite import Rewriter
 from imagematrix.errors import BuildError, EngineError, UsageError
 from imagematrix.oci import layout
@@ -129,7 +129,7 @@ class Buildx:
             done = subprocess.run(command, check=True, capture_output=True, text=True)
             plugins: list[dict[str, Any]] = json.loads(done.stdout) or []
         except OSError as error:
-            raise EngineError("docker is not installed", remedy="the package is docker-cli") from error
+            raise engine.cannot_start(error) from error
         except subprocess.CalledProcessError as error:
             raise _broken(error.stderr) from error
         buildx = next((plugin for plugin in plugins if plugin["Name"] == "buildx"), {})

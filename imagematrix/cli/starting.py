@@ -6,15 +6,17 @@ import os
 import shlex
 import time
 from contextlib import ExitStack
-from pathlib import Path
 
+from imagematrix import engine
 from imagematrix.cli.choosing import catalog_of, node_of
 from imagematrix.cli.output import info, print_json, print_text, warn
-from imagematrix.errors import EngineError, UsageError
+from imagematrix.errors import UsageError
 from imagematrix.launcher.options import JSON
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from imagematrix.launcher.options import RunArgs
     from imagematrix.launcher.plan import Launch
     from imagematrix.selection.selection import Selection
@@ -66,45 +68,66 @@ def _exec(launch: Launch, args: RunArgs) -> None:
     try:
         os.execvp(command[0], command)  # noqa: S606 - without a shell, on purpose
     except OSError as error:
-        raise _no_docker(error) from error
+        raise engine.cannot_start(error) from error
 
 
 def _run(launch: Launch, args: RunArgs, chosen: Selection) -> int:
     """Run docker's command to its end, and print why the container failed if that is known."""
     from imagematrix.launcher import foreground
-    from imagematrix.launcher.diagnosis import diagnose, program_failed
-    from imagematrix.launcher.measure import Measure, summary
     from imagematrix.launcher.plan import LAUNCH, docker_run
-    from imagematrix.launcher.watch import Watch
 
     token = os.urandom(6).hex()
-    watch = Watch(f"{LAUNCH}={token}", time.time(), removed=args.removed)
-    measure = Measure(lambda: watch.container) if args.measure and launch.gpus else None
-
-    def on_start() -> None:
-        watch.start()
-        if measure:
-            measure.start()
-
+    observer = _Observer(f"{LAUNCH}={token}", launch, args)
     try:
-        code = foreground.run(docker_run(launch.with_labels({LAUNCH: token}), args.docker), on_start)
+        code = foreground.run(docker_run(launch.with_labels({LAUNCH: token}), args.docker), observer.start)
     except OSError as error:
-        raise _no_docker(error) from error
-    if measure:
-        measure.stop()
-        info(summary(measure.peaks, launch.gpus))
-    diagnosis = diagnose(code, watch.last_lines(), chosen) if program_failed(code) else None
-    if diagnosis:
-        warn(f"the container failed: {diagnosis}", diagnosis.remedy)
+        raise engine.cannot_start(error) from error
+    observer.report(code, chosen)
     return code
 
 
-def _no_docker(error: OSError) -> EngineError:
-    return EngineError(
-        f"cannot start `docker`: {error.strerror}",
-        remedy="install the package docker-cli or docker-ce-cli",
-    )
+class _Observer:
+    """Watches the container with `label`, and reports how it went.
+
+    Its modules are loaded while docker's command starts, or once the container has failed.
+    """
+
+    def __init__(self, label: str, launch: Launch, args: RunArgs) -> None:
+        self._label = label
+        self._since = time.time()
+        self._removed = args.removed
+        self._gpus = launch.gpus if args.measure else ()
+
+    def start(self) -> None:
+        """Start watching, and measuring if that was requested."""
+        from imagematrix.launcher.watch import Watch
+
+        self._watch = Watch(self._label, self._since, removed=self._removed)
+        self._watch.start()
+        if self._gpus:
+            from imagematrix.launcher.measure import Measure
+
+            self._measure = Measure(lambda: self._watch.container)
+            self._measure.start()
+
+    def report(self, code: int, chosen: Selection) -> None:
+        """Print what was measured, and why the container failed, if that is known."""
+        if self._gpus:
+            from imagematrix.launcher.measure import summary
+
+            self._measure.stop()
+            info(summary(self._measure.peaks, self._gpus))
+        if code:
+            from imagematrix.launcher.diagnosis import diagnose, program_failed
+
+            diagnosis = diagnose(code, self._watch.last_lines(), chosen) if program_failed(code) else None
+            if diagnosis:
+                warn(f"the container failed: {diagnosis}", diagnosis.remedy)
 
 
 def _path(text: str | None) -> Path | None:
-    return None if text is None else Path(text)
+    if text is None:
+        return None
+    from pathlib import Path
+
+    return Path(text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import tarfile
 
+from imagematrix import engine
 from imagematrix.audit.driver_file import named
 from imagematrix.errors import EngineError, UnknownImageError
 
@@ -46,10 +47,7 @@ def _docker(*words: str) -> str:
     try:
         done = subprocess.run(["docker", *words], check=False, capture_output=True, text=True)
     except OSError as error:
-        raise EngineError(
-            f"cannot run docker's command: {error.strerror}",
-            remedy="install the package docker-cli or docker-ce-cli",
-        ) from error
+        raise engine.cannot_start(error) from error
     if done.returncode:
         problem = done.stderr.strip()
         if any(text in problem.lower() for text in ABSENT):

@@ -6,7 +6,8 @@ Codes and messages are those of cudaError_t in the CUDA Runtime API and CUresult
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+from imagematrix.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,8 +36,7 @@ LONGEST = 4096  # characters of a line
 ILLEGAL = "SIGILL: the program used an instruction that this CPU lacks"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
+class Failure(Record):
     """A CUDA failure: its code, names and message, and the rules that are meant to prevent it.
 
     The first of `rules` that applies to an image is responsible. Without rules the cause is on the node, and
@@ -133,8 +133,7 @@ ELSEWHERE = {
 DRIVER = "check whether something adds another libcuda.so.1 to the container: `imagematrix doctor IMAGE`"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Diagnosis:
+class Diagnosis(Record):
     """Why a container failed, the responsible rule, and what that rule had predicted for the image.
 
     `rule` is None if the cause is on the node. `prediction` is None if the rule does not apply to the image.

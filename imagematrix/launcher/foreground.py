@@ -9,13 +9,15 @@ receiver cannot tell the two kinds apart, but a third member of the group can: w
 sent to the group.
 """
 
+# pathlib is slow to import.
+# ruff: noqa: PTH123
+
 from __future__ import annotations
 
 import ctypes
 import os
 import signal
 import subprocess
-from pathlib import Path
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -120,8 +122,8 @@ class _Witness:
         return received
 
     def _has_pending(self, number: int) -> bool:
-        lines = Path(f"/proc/{self._process.pid}/status").read_text("ascii", "replace").splitlines()
-        pending = next(line for line in lines if line.startswith("ShdPnd:"))
+        with open(f"/proc/{self._process.pid}/status", encoding="ascii", errors="replace") as lines:
+            pending = next(line for line in lines if line.startswith("ShdPnd:"))
         return bool(int(pending.split()[1], 16) >> (number - 1) & 1)
 
     @staticmethod

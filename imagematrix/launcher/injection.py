@@ -6,7 +6,8 @@ An image without a driver needs it; an image with a driver would get a second on
 from __future__ import annotations
 
 import os
-from dataclasses import replace
+
+from imagematrix.record import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from imagematrix.documents import natural
 from imagematrix.errors import UsageError
+from imagematrix.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -61,8 +60,7 @@ DOCKER_KEYS = ("count", "driver", "capabilities", "options")  # keys of docker's
 COMMAND, JSON = "command", "json"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunArgs:
+class RunArgs(Record):
     """The parsed arguments of `imagematrix run`.
 
     `docker` are the options for `docker run`, verbatim; `options` are the same, each with its value. `image`

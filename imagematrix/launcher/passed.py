@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import stat
-from dataclasses import dataclass
 
 from imagematrix.allocation.containers import CDI_KIND, NVIDIA_RUNTIME, VISIBLE, gpu_keys
 from imagematrix.allocation.usage import keys
 from imagematrix.errors import UsageError
 from imagematrix.gpus.choice import parts
 from imagematrix.node.host import Gpu
-from imagematrix.record import replace
+from imagematrix.record import Record, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,8 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["Passed", "passed", "passed_by"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Passed:
+class Passed(Record):
     """GPUs that a container gets through the user's own options; `named` if these name them individually.
 
     A privileged container gets all GPUs, without a list of devices that shows it.

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
 from imagematrix.allocation.containers import VRAM, WHOLE
 from imagematrix.errors import UsageError
 from imagematrix.gpus.spec import among, names
 from imagematrix.launcher.devices import nodes
 from imagematrix.launcher.share import Share
+from imagematrix.record import Record, replace
 from imagematrix.selection.drivers import mode
 
 TYPE_CHECKING = False
@@ -35,8 +34,7 @@ NO_INJECTION = {"NVIDIA_VISIBLE_DEVICES": "void"}
 NO_REQUIREMENT = {"NVIDIA_DISABLE_REQUIRE": "true"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Launch:
+class Launch(Record):
     """A container to start.
 
     `devices` are the device nodes to pass. `injected` are the GPUs that the node's NVIDIA runtime injects

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
 
 from imagematrix import endpoint, engine
 from imagematrix.errors import EngineError, UsageError
@@ -15,6 +14,7 @@ from imagematrix.launcher.injection import second_driver, through_cdi
 from imagematrix.launcher.passed import passed
 from imagematrix.launcher.plan import plan
 from imagematrix.launcher.share import Mps, Share, mps
+from imagematrix.record import Record
 from imagematrix.selection.drivers import mode
 from imagematrix.selection.select import select, serving
 
@@ -37,8 +37,7 @@ if TYPE_CHECKING:
 __all__ = ["Request", "remote_machine", "request"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class Request(Record):
     """What `args` request on `host`, from `catalog`.
 
     Any of `choices` will do; `wanted` is the requested `--gpus` value. `passed` are the GPUs that the user's

@@ -372,7 +372,7 @@ def test_unusable_docker_command_is_reported(tmp_path, monkeypatch):
 
 def test_missing_or_old_docker_is_reported(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(EngineError, match="docker is not installed"):
+    with pytest.raises(EngineError, match="cannot start `docker`"):
         Buildx(Docker())
     docker = Docker()
     docker.version = "20.10.24+dfsg1"

@@ -72,6 +72,6 @@ def test_a_truncated_export_is_an_engine_error(docker, tmp_path):
 
 def test_a_missing_command_has_a_remedy(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(EngineError, match="cannot run docker's command") as caught:
+    with pytest.raises(EngineError, match="cannot start `docker`") as caught:
         libcudas("t:v1")
     assert "docker-cli" in caught.value.remedy
