@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -30,6 +31,7 @@ __all__ = ["Renderer", "variables"]
 Key = tuple[str, str]  # image and cell
 
 SECONDS = 10  # of CPU time for one rendering; the shipped templates take about 1 ms
+PASSED = ("LD_LIBRARY_PATH",)  # where a Python of environment modules finds its own libraries
 START = (
     "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); "
     "from imagematrix.render.worker import main; main()"
@@ -47,9 +49,14 @@ class Renderer:
         self._folder = templates
         self._images = list(images)
         command = [sys.executable, "-I", "-c", START, json.dumps(sys.path), str(templates), str(SECONDS)]
-        # In its own session, so that Ctrl-C reaches only the process that waits for it.
+        # In its own session, so that Ctrl-C reaches only the process that waits for it. The environment may
+        # have secrets, and a template may find a way out of Jinja's sandbox.
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+            env={name: os.environ[name] for name in PASSED if name in os.environ},
         )
         assert self._process.stdin is not None  # noqa: S101 - pipes; for the type checker
         assert self._process.stdout is not None  # noqa: S101

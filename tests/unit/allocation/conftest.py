@@ -6,6 +6,12 @@ from imagematrix.allocation.locks import Locks
 from imagematrix.node.host import Gpu, MigDevice
 
 
+@pytest.fixture(autouse=True)
+def _children_are_not_traced(monkeypatch):
+    """Many are started at once, and what they run is traced in this process too."""
+    monkeypatch.delenv("COVERAGE_PROCESS_CONFIG", raising=False)
+
+
 @pytest.fixture
 def folder(tmp_path):
     return str(tmp_path / "locks")

@@ -1,6 +1,7 @@
 """The sandbox of templates: reachable values, readable files, and limits."""
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -249,6 +250,15 @@ def test_time_memory_and_output_are_limited(cells, monkeypatch, template, expect
         renderer.render(result[0], {}.get)
     assert expected in str(caught.value)
     assert str(caught.value).endswith("(in the cell cpu-x86-64-v3)")
+
+
+def test_renderer_has_no_secrets_in_its_environment(cells, monkeypatch):
+    monkeypatch.setenv("REGISTRY_TOKEN", "secret")
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/opt/python/lib")
+    renderer, result = cells("FROM x\n")
+    assert renderer.render(result[0], {}.get) == "FROM x\n"
+    environment = Path(f"/proc/{renderer._process.pid}/environ").read_text()
+    assert environment == "LD_LIBRARY_PATH=/opt/python/lib\0"
 
 
 def test_killed_renderer_is_reported(cells):
