@@ -4,7 +4,7 @@
 
 An engine has to answer, and the Python Package Index has to be in reach. If PIP_CERT is set, builds get these
 certificates. It prints times, and what programs or a server say on the CPU. llama.cpp-cuda compiles
-for hours, and is built only if it is named.
+for half an hour, and is built only if it is named.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ IMAGEMATRIX = ROOT / ".venv/bin/imagematrix"
 PORT = 18_080  # of loopback, for servers
 PATIENCE = 60  # seconds that a server has to load a small model
 WORDS = 16  # that it predicts
-SLOW = ("llama.cpp-cuda",)  # compiles for hours
+SLOW = ("llama.cpp-cuda",)  # compiles for half an hour
 BLACKWELL = """\
 schema: imagematrix.matrix/v1
 images:
@@ -181,7 +181,7 @@ def _built(template: str, folder: Path, only: str, matrix: str | None = None) ->
     file.write_text(text.replace(version, f"    secrets: [ca]\n{version}") if secrets else text)
     started = time.monotonic()
     document = json.loads(_run(IMAGEMATRIX, "build", "--json", "--only", only, *secrets, folder=folder))
-    images = [cell["reference"] for cell in document["cells"]]
+    images = [cell["reference"] for cell in document["cells"] if cell["reference"]]  # others are infeasible
     print(f"{template}: {', '.join(images)}, built in {time.monotonic() - started:.0f} s")
     _run(IMAGEMATRIX, "verify", *images)
     return images

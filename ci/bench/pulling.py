@@ -76,7 +76,8 @@ def pulled(folder: Path, rounds: int) -> dict[str, Pulled]:
         names = {name: f"{registry.address}/bench/{name}" for name in (MATCHED, FAT)}
         for name, place in ((MATCHED, folder / "trimmed"), (FAT, wheels)):
             (wheel,) = place.glob("*.whl")
-            _published(engine, _project(folder / name, names[name], wheel, engine.node.libcuda))
+            project = _project(folder / name, names[name], wheel, engine.node.libcuda)
+            _published(engine, project, f"{names[name]}:v1")
         sizes = {name: _size(engine, f"{image}:v1") for name, image in names.items()}
         taken = _cold_starts(engine, names, STARTED, rounds)
     return {name: Pulled(size=sizes[name], seconds=tuple(taken[name])) for name in names}
@@ -95,7 +96,7 @@ def official(folder: Path, rounds: int) -> Iterator[Row]:
                 project = folder / template / name
                 options = _starter(project, template, image, fat=name == FAT)
                 only = ("--only", f"compute={COMPUTE}") if name == FAT else ()
-                _published(engine, project, *only, *options)
+                _published(engine, project, f"{image}:v1", *only, *options)
             weighed = {name: _weighed(engine, f"{image}:v1") for name, image in images.items()}
             taken = _cold_starts(engine, images, PYTHON, rounds)
         yield from _rows(template, weighed, {name: median(seconds) for name, seconds in taken.items()})
@@ -197,14 +198,9 @@ def _project(folder: Path, image: str, wheel: Path, libcuda: Path) -> Path:
     return folder
 
 
-def _published(engine: Engine, project: Path, *options: str) -> None:
+def _published(engine: Engine, project: Path, version: str, *options: str) -> None:
     building.run(lambda: engine.imagematrix("build", "--push", "-f", project / "matrix.yaml", *options))
-    building.run(lambda: engine.imagematrix("publish", *_images(project)))
-
-
-def _images(project: Path) -> Iterator[str]:
-    for name, image in json.loads((project / "matrix.yaml").read_text())["images"].items():
-        yield f"{name}:{image['version']}"
+    building.run(lambda: engine.imagematrix("publish", version))
 
 
 def _size(engine: Engine, reference: str) -> int:
