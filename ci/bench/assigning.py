@@ -68,15 +68,9 @@ def _node() -> Iterator[Node]:
 
 def _ended_task(node: Node) -> str:
     """Return the container of a task that had the GPU, and keep its bundle in the node's folder."""
-    options = (
-        "-d",
-        "--no-resolve-image",
-        "--restart-condition",
-        "none",
-        "--generic-resource",
-        "NVIDIA-GPU=1",
-    )
-    node.docker("service", "create", "--name", SERVICE, *options, IMAGE, "sleep", "600")
+    options = ("-d", "--no-resolve-image", "--restart-condition", "none")
+    resource = ("--generic-resource", "NVIDIA-GPU=1")
+    node.docker("service", "create", "--name", SERVICE, *options, *resource, IMAGE, "sleep", "600")
     listed = ("ps", "-q", "--no-trunc", "--filter", f"name={SERVICE}.")
     Cluster.wait(lambda: node.docker(*listed).stdout)
     container = str(node.docker(*listed).stdout.strip())
