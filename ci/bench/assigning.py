@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 import shutil
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import building  # noqa: F401 - makes the machines of the tests importable
 from cluster import Cluster
-from measure import PASS, Row, duration, processes
+from measure import PASS, REFERENCE, Pace, overhead, processes
 from processes import new_folder, remove_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from cluster import Node
+    from measure import Row
 
 BAR = 3.5  # times `python -c pass`, in the whole life of a container
 PROFILE = "milan-a10"
@@ -34,19 +33,14 @@ def rows(rounds: int) -> Iterator[Row]:
     with _node() as node:
         container = _ended_task(node)
         runtime = _runtime(node)
-        commands = {
-            name: _life(node, path, container) for name, path in (("ours", runtime), ("runc", NOTHING))
-        }
-        taken = processes({"pass": PASS, **commands}, rounds)
-    start, with_ours, with_theirs = (cost.seconds for cost in taken.values())
-    added = with_ours - with_theirs
-    yield Row(
-        what="the runtime of Swarm's tasks, all calls for a container",
-        ours=duration(with_ours),
-        ratio=f"+{added / start:.2f} x pass",
-        instead=f"as many calls of `true`: {duration(with_theirs)}",
-        bar=f"+{BAR} x pass",
-        met=added <= BAR * start,
+        ours, runc = (_life(node, path, container) for path in (runtime, NOTHING))
+        taken = processes({"pass": PASS, "ours": ours, "runc": runc}, rounds)
+    yield overhead(
+        "the runtime of Swarm's tasks, all calls for a container",
+        (taken["ours"].seconds, taken["runc"].seconds),
+        "as many calls of `true`",
+        BAR * REFERENCE,
+        Pace(seconds=taken["pass"].seconds),
     )
 
 
@@ -96,9 +90,9 @@ def _runtime(node: Node) -> str:
 
 def _life(node: Node, runtime: str, container: str) -> tuple[str, ...]:
     """Return the command that calls a runtime as containerd does in the life of a container."""
-    bundle = Path(node.folder, "bundle")
+    bundle = node.folder / "bundle"
     bundle.mkdir(exist_ok=True)
-    call = f"{shlex.quote(runtime)} --root {bundle} --log {bundle}/log.json --log-format json"
+    call = f"{runtime} --root {bundle} --log {bundle}/log.json --log-format json"
     lines = [
         f"cp {node.folder}/config.json {bundle}",  # the runtime writes to it
         f"{call} create --bundle {bundle} --pid-file {bundle}/pid {container}",

@@ -13,7 +13,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 import samples
-from measure import Row, duration, multiple, pairs
+from measure import Row, duration, multiple, overhead, pairs
 
 # Appended, because some modules here have the same names.
 sys.path += [str(samples.ROOT / "tests" / "engine"), str(samples.ROOT / "tests" / "doubles")]
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from gpu_node import GpuNode
     from measure import Pace
 
 PORT = 5099
@@ -36,10 +37,13 @@ SMALL = "FROM debian:trixie\nRUN echo {{ number }} {{ salt }} > /number\n"
 
 
 @contextlib.contextmanager
-def new_engine() -> Iterator[Engine]:
-    """Start an engine for one measurement: after `docker buildx bake`, an engine is busy for seconds."""
+def new_engine(node: GpuNode | None = None) -> Iterator[Engine]:
+    """Start an engine for one measurement, on a simulated node if one is given.
+
+    After `docker buildx bake`, an engine is busy for seconds.
+    """
     subprocess.run([samples.ROOT / "ci" / "bases", "archives"], check=True)
-    engine = Engine("containerd")
+    engine = Engine("containerd", node)
     try:
         engine.start()
         engine.seed()
@@ -61,15 +65,9 @@ def cell(folder: Path, pace: Pace) -> Iterator[Row]:
             words = ("buildx", "build", "--provenance=false", "--tag", f"bench-bare:{number}", "--file")
             bare = (*words, str(file), str(folder / "context"))
             theirs.append(run(partial(engine.docker, *bare)))
-    added = ours - median(theirs)
-    yield Row(
-        what="a small cell built, audited and stored",
-        ours=duration(ours),
-        ratio=f"{added * 1e3:+.0f} ms",
-        instead=f"`docker buildx build --tag`: {duration(median(theirs))}",
-        bar=f"+{multiple(CELL_BAR)}",
-        met=added <= pace.limit(CELL_BAR),
-    )
+    taken = (ours, median(theirs))
+    what = "a small cell built, audited and stored"
+    yield overhead(what, taken, "`docker buildx build --tag`", CELL_BAR, pace)
 
 
 def again(folder: Path, pace: Pace) -> Iterator[Row]:

@@ -48,6 +48,19 @@ class Pace:
         return bar * self.seconds / REFERENCE
 
 
+def overhead(what: str, taken: tuple[float, float], instead: str, bar: float, pace: Pace) -> Row:
+    """Return the row for two times, ours and that of `instead`: ours may take `bar` stated seconds more."""
+    ours, theirs = taken
+    return Row(
+        what=what,
+        ours=duration(ours),
+        ratio=f"{(ours - theirs) * 1e3:+.0f} ms",
+        instead=f"{instead}: {duration(theirs)}",
+        bar=f"+{multiple(bar)}",
+        met=ours - theirs <= pace.limit(bar),
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
     """The cost of a process: seconds, and its peak memory in MiB."""

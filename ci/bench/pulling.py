@@ -16,14 +16,16 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import building
-from conftest import LIBRARIES, Engine, Registry
+from conftest import LIBRARIES, Registry
 from gpu_node import GpuNode, profiles
 from measure import Row, duration
-from samples import ROOT
+from samples import IMAGEMATRIX, ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
+
+    from conftest import Engine
 
 __all__ = ["FAT", "MATCHED", "WHEEL", "Pulled", "official", "pulled"]
 
@@ -45,7 +47,6 @@ SAID = "train:"  # by both of these, first
 STARTED = ("sh", "-c", "train --steps 2 2>&1")
 PYTHON = ("python3", "-c", "print('train:', flush=True)")
 OFFICIAL = ("pytorch", "tensorflow")
-IMAGEMATRIX = ROOT / ".venv" / "bin" / "imagematrix"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +79,7 @@ def pulled(folder: Path, rounds: int) -> dict[str, Pulled]:
             (wheel,) = place.glob("*.whl")
             project = _project(folder / name, names[name], wheel, engine.node.libcuda)
             _published(engine, project, f"{names[name]}:v1")
-        sizes = {name: _size(engine, f"{image}:v1") for name, image in names.items()}
+        sizes = {name: int(_weighed(engine, f"{image}:v1")["total"]) for name, image in names.items()}
         taken = _cold_starts(engine, names, STARTED, rounds)
     return {name: Pulled(size=sizes[name], seconds=tuple(taken[name])) for name in names}
 
@@ -160,12 +161,7 @@ def _node(folder: Path) -> Iterator[tuple[Engine, Registry]]:
     """Start the engine of a simulated node with GPUs, and a registry beside it."""
     (folder / "node").mkdir()
     node = GpuNode(folder / "node", NODE, profiles())
-    subprocess.run([ROOT / "ci" / "bases", "archives"], check=True)
-    engine = Engine("containerd", node)
-    with ExitStack() as stack:
-        stack.callback(engine.remove)
-        engine.start()
-        engine.seed()
+    with building.new_engine(node) as engine, ExitStack() as stack:
         registry = Registry(engine, PORT)
         stack.callback(registry.remove)
         yield engine, registry
@@ -201,13 +197,6 @@ def _project(folder: Path, image: str, wheel: Path, libcuda: Path) -> Path:
 def _published(engine: Engine, project: Path, version: str, *options: str) -> None:
     building.run(lambda: engine.imagematrix("build", "--push", "-f", project / "matrix.yaml", *options))
     building.run(lambda: engine.imagematrix("publish", version))
-
-
-def _size(engine: Engine, reference: str) -> int:
-    done = engine.imagematrix("verify", "--json", reference)
-    if done.returncode:
-        raise SystemExit(done.stderr)
-    return int(json.loads(done.stdout)["size"]["compressed"])
 
 
 def _first_line(engine: Engine, reference: str, command: Sequence[str]) -> float:

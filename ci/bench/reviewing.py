@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import samples
 from measure import Row
-from samples import ROOT
+from samples import IMAGEMATRIX, ROOT
 
 from imagematrix.kubernetes import authority
 from imagematrix.kubernetes.labels import facts
@@ -70,7 +70,7 @@ def _webhook(folder: Path) -> Iterator[int]:
         (folder / name).write_bytes(pem)
     nodes = [_node(name, Host.load(ROOT / f"tests/hosts/{name}.json")) for name in NODES]
     (folder / "nodes.json").write_text(json.dumps({"kind": "List", "items": nodes}))
-    command = [ROOT / ".venv/bin/imagematrix", "kubernetes", "webhook", "--listen", "127.0.0.1:0"]
+    command = [IMAGEMATRIX, "kubernetes", "webhook", "--listen", "127.0.0.1:0"]
     command += ["--catalog", samples.catalog(folder), "--nodes", folder / "nodes.json"]
     command += ["--tls-cert", folder / "tls.crt", "--tls-key", folder / "tls.key"]
     with subprocess.Popen(list(map(str, command)), stderr=subprocess.PIPE, text=True) as process:

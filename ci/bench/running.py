@@ -10,17 +10,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import building
-from measure import Row, duration, multiple, pairs
-from samples import ROOT
+from measure import overhead, pairs
+from samples import IMAGEMATRIX
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
     from conftest import Engine
-    from measure import Pace
+    from measure import Pace, Row
 
 TIME_BAR, PROCESSOR_BAR = 0.080, 0.3  # seconds more than docker's command (see measure.REFERENCE)
+INSTEAD = "`docker run`"
 NOTHING = ("true",)
 MEGABYTES = 100
 OUTPUT = ("sh", "-c", f"yes | head -c {MEGABYTES}000000")
@@ -49,32 +50,21 @@ def rows(folder: Path, pace: Pace, rounds: int) -> Iterator[Row]:
     with building.new_engine() as engine:
         building.run(lambda: engine.imagematrix("build", cwd=folder))
         reference = engine.imagematrix("select", "bench-run:v1").stdout.strip()
-        ours = (str(ROOT / ".venv/bin/imagematrix"), "run", "--rm", "bench-run:v1")
+        ours = (str(IMAGEMATRIX), "run", "--rm", "bench-run:v1")
         theirs = ("docker", "run", "--rm", reference)
         idle = pairs(
             lambda: _taken(engine, (*ours, *NOTHING)).wall,
             lambda: _taken(engine, (*theirs, *NOTHING)).wall,
             rounds,
         )
-        yield _row("`run` of a container that does nothing", idle, TIME_BAR, pace)
+        yield overhead("`run` of a container that does nothing", idle, INSTEAD, TIME_BAR, pace)
         output = pairs(
             lambda: _taken(engine, (*ours, *OUTPUT)).processor,
             lambda: _taken(engine, (*theirs, *OUTPUT)).processor,
             OUTPUT_ROUNDS,
         )
-        yield _row(f"processor time of `run`, {MEGABYTES} MB of output", output, PROCESSOR_BAR, pace)
-
-
-def _row(what: str, taken: tuple[float, float], bar: float, pace: Pace) -> Row:
-    ours, theirs = taken
-    return Row(
-        what=what,
-        ours=duration(ours),
-        ratio=f"{(ours - theirs) * 1e3:+.0f} ms",
-        instead=f"`docker run`: {duration(theirs)}",
-        bar=f"+{multiple(bar)}",
-        met=ours - theirs <= pace.limit(bar),
-    )
+        what = f"processor time of `run`, {MEGABYTES} MB of output"
+        yield overhead(what, output, INSTEAD, PROCESSOR_BAR, pace)
 
 
 def _taken(engine: Engine, words: tuple[str, ...]) -> Taken:

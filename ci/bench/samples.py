@@ -14,6 +14,7 @@ from imagematrix.node.host import Host
 from imagematrix.record import replace
 
 ROOT = Path(__file__).parents[2]
+IMAGEMATRIX = ROOT / ".venv" / "bin" / "imagematrix"
 COMPILER = "gcc-14"
 RELEASES = {"11.8": "7.8", "12.2": "8.2", "12.4": "8.4", "12.8": "8.7"}  # CUDA and its PTX ISA
 DRIVERS = ("535.261.03", "550.163.01", "570.195.03", "580.95.05")

@@ -18,7 +18,7 @@ import aiohttp
 import building
 from conftest import Engine, Registry
 from measure import KIB, Row, duration, pairs
-from samples import ROOT
+from samples import IMAGEMATRIX, ROOT
 
 from imagematrix.oci.registry import MANIFESTS
 from imagematrix.oci.registry import Registry as Client
@@ -74,7 +74,7 @@ class _Resolver:
 
 @contextlib.contextmanager
 def _resolver(inside: list[str], upstream: str) -> Iterator[_Resolver]:
-    command = [*inside, str(ROOT / ".venv/bin/imagematrix"), "resolver", "--upstream", upstream]
+    command = [*inside, str(IMAGEMATRIX), "resolver", "--upstream", upstream]
     command += ["--listen", "127.0.0.1:0", "--host", str(HOST)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         try:
