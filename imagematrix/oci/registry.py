@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import hashlib
+import re
 import time
 import warnings
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from imagematrix.reference import DIGEST, DOCKER_HUB, Reference
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from typing import IO, Self
 
     from imagematrix.errors import ImagematrixError
@@ -51,6 +52,9 @@ PIECE = 1 << 20  # bytes
 OK, CREATED, ACCEPTED, PARTIAL = 200, 201, 202, 206  # of HTTP
 UNAUTHORIZED, FORBIDDEN, MISSING = 401, 403, 404
 PASSING = (408, 429, 500, 502, 503, 504)
+CODE = re.compile(rb'"code"\s*:\s*"([A-Z_]{1,40})"')  # of an error, in the body of an answer
+ERRORS = 5  # of an answer, in a message
+LACKS_BLOB = "MANIFEST_BLOB_UNKNOWN"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,8 +181,17 @@ class Registry:
         self._expect(self._tried(lambda: self._upload(digest, file)), CREATED, digest)
 
     def push_manifest(self, tag: str, raw: bytes, media_type: str) -> None:
-        """Push a manifest or an index under a tag, replacing the tag's previous one."""
-        answer = self._ask("PUT", f"{self._base}/manifests/{tag}", {"Content-Type": media_type}, raw)
+        """Push a manifest or an index under a tag, replacing the tag's previous one.
+
+        The blobs or manifests in it have to be there. A registry that says they are not is asked again:
+        while another client pushes the same blob, docker-registry 2.8 on a filesystem rewrites the file that
+        links it to the repository, and one who reads that file in between finds it empty.
+        """
+        url = f"{self._base}/manifests/{tag}"
+        answer = self._tried(
+            lambda: self._authorized("PUT", url, {"Content-Type": media_type}, raw),
+            lambda answer: answer.status in PASSING or LACKS_BLOB in _codes(answer),
+        )
         self._expect(answer, CREATED, tag)
 
     def take_back(self, tag: str, digest: str) -> bool:
@@ -206,7 +219,11 @@ class Registry:
     ) -> Answer:
         return self._tried(lambda: self._authorized(method, url, headers, data))
 
-    def _tried(self, ask: Callable[[], Answer]) -> Answer:
+    def _tried(
+        self,
+        ask: Callable[[], Answer],
+        passing: Callable[[Answer], bool] = lambda answer: answer.status in PASSING,
+    ) -> Answer:
         """Send a request, and retry transient errors."""
         attempt = 1
         while True:
@@ -217,7 +234,7 @@ class Registry:
                 if attempt == TRIES or not passes(error):
                     raise self._unreachable(error) from error
             else:
-                if attempt == TRIES or answer.status not in PASSING or answer.wait > PATIENCE:
+                if attempt == TRIES or not passing(answer) or answer.wait > PATIENCE:
                     return answer
                 pause = max(pause, answer.wait)
             time.sleep(pause)
@@ -283,9 +300,9 @@ class Registry:
 
     def _expect(self, answer: Answer, status: int, what: str) -> None:
         if answer.status != status:
-            raise self._refusal(answer.status, f"{self._reference.name}:{what}")
+            raise self._refusal(answer.status, f"{self._reference.name}:{what}", _codes(answer))
 
-    def _refusal(self, status: int, what: str) -> ImagematrixError:
+    def _refusal(self, status: int, what: str, codes: Sequence[str] = ()) -> ImagematrixError:
         registry = self._reference.registry
         if status == MISSING:
             return UnknownImageError(f"the registry {registry} has no {what}")
@@ -293,7 +310,8 @@ class Registry:
             remedy = f"`docker login {registry}` with an account that has access"
             return EngineError(f"the registry {registry} denies access to {what}", remedy=remedy)
         remedy = "see the registry's log; pushed images are kept, and the same command continues from here"
-        return EngineError(f"the registry {registry} answered {status} for {what}", remedy=remedy)
+        why = f": {', '.join(codes)}" if codes else ""
+        return EngineError(f"the registry {registry} answered {status} for {what}{why}", remedy=remedy)
 
     def _other(self, digest: str) -> EngineError:
         remedy = "its storage, or a proxy in front of it, is damaged"
@@ -318,6 +336,11 @@ class Registry:
 
 def _digest(raw: bytes) -> str:
     return f"sha256:{hashlib.sha256(raw).hexdigest()}"
+
+
+def _codes(answer: Answer) -> list[str]:
+    """Return the codes of the errors in an answer, as the distribution specification names them."""
+    return list(dict.fromkeys(code.decode() for code in CODE.findall(answer.body)))[:ERRORS]
 
 
 def _token(answer: Answer, realm: str) -> str:

@@ -22,6 +22,11 @@ def digest(raw):
     return f"sha256:{hashlib.sha256(raw).hexdigest()}"
 
 
+def error(*codes):
+    """Return the body of an answer that reports errors."""
+    return json.dumps({"errors": [{"code": code, "message": "as it says"} for code in codes]}).encode()
+
+
 class Request(NamedTuple):
     method: str
     path: str
@@ -240,7 +245,7 @@ def _handler(server):  # noqa: C901 - one method for each of HTTP's
                 one for one in document.get("manifests", ()) if one["digest"] not in repository.manifests
             ]
             if lacks:
-                self.answer(400, b"MANIFEST_BLOB_UNKNOWN")
+                self.answer(400, error("MANIFEST_BLOB_UNKNOWN"))
                 return
             repository.put(tag, self.body, self.headers["Content-Type"])
             self.answer(201)
@@ -270,7 +275,7 @@ def _handler(server):  # noqa: C901 - one method for each of HTTP's
         def put_blobs(self, repository, _, __):
             (promised,) = parse_qs(urlsplit(self.path).query)["digest"]
             if promised != digest(self.body):
-                self.answer(400, b"DIGEST_INVALID")
+                self.answer(400, error("DIGEST_INVALID"))
                 return
             repository.blobs[promised] = self.body
             self.answer(201)

@@ -1,13 +1,13 @@
-"""A process that pushes one cell of several versions, each at the same moment as another process.
+"""Clients that push one cell of a version at the same moment, for one version after another.
 
-`python pushing.py NAME MADE_OF OTHER FOLDER ROUNDS`: the cell is made of MADE_OF, and OTHER is what the other
-process makes it of. FOLDER is where they wait for each other. Prints the exit code of each round.
+`python pushing.py NAME FOLDER ROUNDS INPUT...`: there is one client for each INPUT, from which it makes the
+cell; clients with equal ones push the same image. Prints a line with their exit codes for each round.
 """
 
 import hashlib
 import json
 import sys
-import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from imagematrix.audit.layers import Layers
@@ -52,21 +52,25 @@ def image(layout, name, version, made_of):
     return order, Made(digest=digest, layout=layout)
 
 
-def main(name, made_of, other, folder, rounds):
-    for number in range(int(rounds)):
-        order, made = image(folder / made_of, name, f"v{number}", made_of)
-        (folder / f"{made_of}-{number}").touch()
-        while not (folder / f"{other}-{number}").exists():
-            time.sleep(0.001)
-        code = 0
-        with Remote(None, Layers()) as remote:
-            try:
-                remote.store(order, made)
-            except ImagematrixError as error:
-                code = error.exit_code
-        sys.stdout.write(f"{code}\n")
+def push(order, made):
+    """Return the exit code of a build that pushes an image."""
+    with Remote(None, Layers()) as remote:
+        try:
+            remote.store(order, made)
+        except ImagematrixError as error:
+            return error.exit_code
+    return 0
+
+
+def main(name, folder, rounds, made_of):
+    clients = [(folder / str(number), inputs) for number, inputs in enumerate(made_of)]
+    with ThreadPoolExecutor(len(clients)) as pool:
+        for number in range(int(rounds)):
+            orders = [image(layout, name, f"v{number}", inputs) for layout, inputs in clients]
+            codes = pool.map(push, *zip(*orders, strict=True))
+            sys.stdout.write(" ".join(map(str, codes)) + "\n")
 
 
 if __name__ == "__main__":
-    name, made_of, other, folder, rounds = sys.argv[1:]
-    main(name, made_of, other, Path(folder), rounds)
+    name, folder, rounds, *made_of = sys.argv[1:]
+    main(name, Path(folder), rounds, made_of)

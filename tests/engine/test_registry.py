@@ -114,22 +114,32 @@ def test_variants_that_the_registry_lost_are_rebuilt(engine, folder, registry, i
     engine.docker("rmi", f"{image}@{lost['digest']}")
 
 
-def test_of_two_concurrent_pushes_of_a_cell_at_least_one_is_refused(engine, registry, image, tmp_path):
+def pushed_at_once(engine, image, folder, rounds, *inputs):
+    """Return the exit codes of clients that push a cell at the same moment, for each round."""
     script = [*engine.inside, sys.executable, ROOT / "tests/doubles/pushing.py"]
-    pushing = [
-        subprocess.Popen(
-            [*script, image, *made_of, tmp_path, "10"], env=engine.environment, stdout=subprocess.PIPE
-        )
-        for made_of in (("one", "two"), ("two", "one"))
-    ]
-    codes = [process.communicate()[0].split() for process in pushing]
-    rounds = list(zip(*codes, strict=True))
+    command = [*script, image, folder, str(rounds), *inputs]
+    done = subprocess.run(command, env=engine.environment, capture_output=True, text=True, check=True)
+    return [line.split() for line in done.stdout.splitlines()]
+
+
+def tagged(registry, image):
+    """Return the tags in the storage of a registry."""
+    repository = f"{registry.folder}/data/docker/registry/v2/repositories/{image.partition('/')[2]}"
+    return list(Path(repository, "_manifests/tags").iterdir())
+
+
+def test_of_two_concurrent_pushes_of_a_cell_at_least_one_is_refused(engine, registry, image, tmp_path):
+    rounds = pushed_at_once(engine, image, tmp_path, 10, "one", "two")
     assert len(rounds) == 10
-    assert {tuple(sorted(both)) for both in rounds} <= {(b"0", b"7"), (b"7", b"7")}
-    kept = sum(both.count(b"0") for both in rounds)
-    repository = Path(f"{registry.folder}/data/docker/registry/v2/repositories/{image.partition('/')[2]}")
-    tags = list((repository / "_manifests/tags").iterdir())
-    assert len(tags) == kept, "a refused push leaves nothing behind"
+    assert {tuple(sorted(both)) for both in rounds} <= {("0", "7"), ("7", "7")}
+    kept = sum(both.count("0") for both in rounds)
+    assert len(tagged(registry, image)) == kept, "a refused push leaves nothing behind"
+
+
+def test_concurrent_pushes_of_the_same_image_all_succeed(engine, registry, image, tmp_path):
+    rounds = pushed_at_once(engine, image, tmp_path, 30, *["same"] * 6)
+    assert rounds == [["0"] * 6] * 30
+    assert len(tagged(registry, image)) == 30
 
 
 def test_images_of_the_engine_are_adopted(engine, folder):

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 import requests
-from distribution import MANIFEST, Dripping, digest
+from distribution import MANIFEST, Dripping, digest, error
 
 from imagematrix.errors import EngineError, UnknownImageError, UsageError
 from imagematrix.oci.registry import INDEX, TRIES, Registry
@@ -100,6 +100,39 @@ def test_permanent_errors_are_not_retried(server, registry, status, method, path
         assert caught.value.remedy == f"`docker login {server.address}` with an account that has access"
     else:
         assert f"answered {status} for" in str(caught.value)
+
+
+def test_a_manifest_whose_blobs_are_not_seen_yet_is_pushed_again(server, registry, repository):
+    unseen = error("DIGEST_INVALID", "MANIFEST_BLOB_UNKNOWN")
+    server.fails("PUT", "manifests/v1", status=400, body=unseen, times=TRIES - 1)
+    registry.push_manifest("v1", RAW, INDEX)
+    assert repository.tags == {"v1": digest(RAW)}
+    assert server.count("PUT") == TRIES
+    server.fails("PUT", "manifests/v2", status=404, body=unseen, times=TRIES)
+    server.fails("PUT", "manifests/v2", status=400, body=unseen, times=TRIES)
+    with pytest.raises(UnknownImageError):
+        registry.push_manifest("v2", RAW, INDEX)
+    with pytest.raises(EngineError, match=r"answered 400 .*:v2: DIGEST_INVALID, MANIFEST_BLOB_UNKNOWN"):
+        registry.push_manifest("v2", RAW, INDEX)
+    assert server.count("PUT") == 3 * TRIES
+
+
+@pytest.mark.parametrize(
+    ("body", "codes"),
+    [
+        (error("MANIFEST_INVALID"), ": MANIFEST_INVALID"),
+        (error(*(f"E_{letter}" for letter in "ABCDEFG"), "E_A"), ": E_A, E_B, E_C, E_D, E_E"),
+        (error("E_A", "E_A", "\x1b[2J", "A" * 41, "a b"), ": E_A"),
+        (b'{"errors": [{"code": 5}]', ""),
+        (b"<html>", ""),
+    ],
+)
+def test_a_refused_manifest_is_pushed_once_and_the_codes_are_named(server, registry, body, codes):
+    server.fails("PUT", "manifests/v1", status=400, body=body)
+    with pytest.raises(EngineError) as caught:
+        registry.push_manifest("v1", RAW, INDEX)
+    assert str(caught.value) == f"the registry {server.address} answered 400 for {registry.name}:v1{codes}"
+    assert server.count("PUT") == 1
 
 
 def test_retry_after_is_honoured(server, registry, repository, monkeypatch):
