@@ -24,10 +24,10 @@ import choosing
 import matching
 import planning
 import probing
-import pulling
 import reviewing
 import running
 import serving
+import starters
 import verifying
 from measure import Pace, Row
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     Group = Callable[[Path, Pace], Iterable[Row]]  # functions that measure rows in a folder
 
-PULLS = 3  # cold starts of each image with official wheels
+PULLS = 3  # cold starts of each image of a starter
 MET = {True: "yes", False: "NO", None: ""}
 # Bytecode exists after the first round, as in an installed package; coverage is off.
 DROPPED = ("PYTHONDONTWRITEBYTECODE", "COVERAGE_PROCESS_CONFIG", "COVERAGE_PROCESS_START")
@@ -81,8 +81,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--large",
         action="store_true",
-        help="verify layers of 5.8 GB, which are downloaded (default: 0.9 GB), and build images of official "
-        "wheels, which takes 50 GB of disk",
+        help="verify layers of 5.8 GB, which are downloaded (default: 0.9 GB), build images of official "
+        "wheels, which takes 50 GB of disk, and compile llama.cpp for all GPUs, which takes hours",
     )
     parser.add_argument(
         "--write",
@@ -115,13 +115,20 @@ def _groups(asked: argparse.Namespace) -> dict[str, Group]:
         "no-op": building.again,
         "verify": lambda folder, _: verifying.rows(folder, large=asked.large),
         "matching": lambda folder, _: matching.rows(folder, write=asked.write),
-        **({"official": lambda folder, _: pulling.official(folder, PULLS)} if asked.large else {}),
+        **(_large() if asked.large else {}),
         "run": lambda folder, pace: running.rows(folder, pace, asked.rounds),
         "resolver": lambda folder, _: serving.rows(folder, asked.pairs),
         "runtime": lambda *_: assigning.rows(asked.rounds),
         "webhook": lambda folder, _: reviewing.rows(folder),
         "small": lambda folder, _: building.small(folder, asked.pairs),
         "shipped": lambda folder, _: building.shipped(folder, asked.pairs),
+    }
+
+
+def _large() -> dict[str, Group]:
+    return {
+        "official": lambda folder, _: starters.official(folder, PULLS),
+        "compiled": lambda folder, _: starters.compiled(folder, PULLS),
     }
 
 

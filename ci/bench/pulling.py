@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import re
 import shutil
 import subprocess
 import sys
@@ -12,22 +10,31 @@ import time
 import zipfile
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import building
 from conftest import LIBRARIES, Registry
 from gpu_node import GpuNode, profiles
-from measure import Row, duration
 from samples import IMAGEMATRIX, ROOT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from conftest import Engine
 
-__all__ = ["FAT", "MATCHED", "WHEEL", "Pulled", "official", "pulled"]
+__all__ = [
+    "FAT",
+    "MATCHED",
+    "SAID",
+    "WHEEL",
+    "Pulled",
+    "cold_starts",
+    "published",
+    "pulled",
+    "simulated_node",
+    "weighed",
+]
 
 WHEEL = "torch==2.8.0"  # which has device code for seven kinds of GPUs
 TAGS = ("--python-version=3.11", "--only-binary=:all:")
@@ -43,10 +50,8 @@ CELL = {
     },
 }
 BODY = "FROM {{ base }} AS body\n"  # of the shipped template: where one's own is installed
-SAID = "train:"  # by both of these, first
+SAID = "train:"  # what containers write first
 STARTED = ("sh", "-c", "train --steps 2 2>&1")
-PYTHON = ("python3", "-c", "print('train:', flush=True)")
-OFFICIAL = ("pytorch", "tensorflow")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,108 +78,39 @@ def pulled(folder: Path, rounds: int) -> dict[str, Pulled]:
         str(folder / "trimmed"),
     )
     subprocess.run([*trim, *map(str, wheels.glob("*.whl"))], check=True, stdout=subprocess.DEVNULL)
-    with _node(folder) as (engine, registry):
+    with simulated_node(folder) as (engine, registry):
         names = {name: f"{registry.address}/bench/{name}" for name in (MATCHED, FAT)}
         for name, place in ((MATCHED, folder / "trimmed"), (FAT, wheels)):
             (wheel,) = place.glob("*.whl")
             project = _project(folder / name, names[name], wheel, engine.node.libcuda)
-            _published(engine, project, f"{names[name]}:v1")
-        sizes = {name: int(_weighed(engine, f"{image}:v1")["total"]) for name, image in names.items()}
-        taken = _cold_starts(engine, names, STARTED, rounds)
+            published(engine, project, f"{names[name]}:v1")
+        sizes = {name: int(weighed(engine, f"{image}:v1")["total"]) for name, image in names.items()}
+        taken = cold_starts(engine, names, lambda image: (image, *STARTED), rounds)
     return {name: Pulled(size=sizes[name], seconds=tuple(taken[name])) for name in names}
 
 
-def official(folder: Path, rounds: int) -> Iterator[Row]:
-    """Yield bytes and cold starts of images with official wheels: for one kind of GPU, and for all.
-
-    The images for all have the wheels as they are.
-    """
-    for template in OFFICIAL:
-        (folder / template).mkdir()
-        with _node(folder / template) as (engine, registry):
-            images = {name: f"{registry.address}/bench/{template}-{name}" for name in (MATCHED, FAT)}
-            for name, image in images.items():
-                project = folder / template / name
-                options = _starter(project, template, image, fat=name == FAT)
-                only = ("--only", f"compute={COMPUTE}") if name == FAT else ()
-                _published(engine, project, f"{image}:v1", *only, *options)
-            weighed = {name: _weighed(engine, f"{image}:v1") for name, image in images.items()}
-            taken = _cold_starts(engine, images, PYTHON, rounds)
-        yield from _rows(template, weighed, {name: median(seconds) for name, seconds in taken.items()})
-
-
-def _starter(project: Path, template: str, image: str, *, fat: bool) -> tuple[str, ...]:
-    """Write the starter of a template with another name for its image; return options for its build."""
-    subprocess.run([IMAGEMATRIX, "init", "--template", template, project], check=True, capture_output=True)
-    matrix, dockerfile = project / "matrix.yaml", project / "templates" / template / "Dockerfile.j2"
-    certificates = os.environ.get("PIP_CERT")
-    secrets = "    secrets: [ca]\n" if certificates else ""
-    matrix.write_text(matrix.read_text().replace(f"  {template}:\n", f"  {image}:\n{secrets}", 1))
-    if fat:
-        text, count = re.subn(r"\{\{ debian\.trim\(.*\n", "", dockerfile.read_text())
-        if not count:
-            raise SystemExit(f"{dockerfile} trims nothing")
-        dockerfile.write_text(text)
-    return ("--secret", f"id=ca,src={certificates}") if certificates else ()
-
-
-def _weighed(engine: Engine, reference: str) -> dict[str, Any]:
-    """Return the Sizes document of a version in a registry."""
-    done = engine.imagematrix("ls", "--size", "--json", reference, "--catalog", reference)
-    if done.returncode:
-        raise SystemExit(done.stderr)
-    return dict(json.loads(done.stdout))
-
-
-def _rows(template: str, weighed: dict[str, dict[str, Any]], seconds: dict[str, float]) -> Iterator[Row]:
-    matched = weighed[MATCHED]["variants"]
-    sm = f"-sm{COMPUTE.replace('.', '')}-"
-    ours = next(one["size"] for one in matched if sm in one["reference"])
-    (theirs,) = (one["size"] for one in weighed[FAT]["variants"])
-    yield Row(
-        what=f"{template} for {COMPUTE}: to pull",
-        ours=_megabytes(ours),
-        ratio=f"{ours / theirs:.2f} x",
-        instead=f"for all GPUs: {_megabytes(theirs)}",
-    )
-    yield Row(
-        what="`imagematrix run` to the first line, cold",
-        ours=duration(seconds[MATCHED]),
-        ratio=f"{seconds[MATCHED] / seconds[FAT]:.2f} x",
-        instead=f"for all GPUs: {duration(seconds[FAT])}",
-    )
-    total = weighed[MATCHED]["total"]
-    yield Row(
-        what=f"all {len(matched)} variants in a registry, shared layers counted once",
-        ours=_megabytes(total),
-        ratio=f"{total / theirs:.2f} x",
-        instead=f"one image for all GPUs: {_megabytes(theirs)}",
-    )
-
-
-def _megabytes(size: int) -> str:
-    return f"{size / 1e6:,.0f} MB"
-
-
 @contextmanager
-def _node(folder: Path) -> Iterator[tuple[Engine, Registry]]:
-    """Start the engine of a simulated node with GPUs, and a registry beside it."""
+def simulated_node(folder: Path, name: str = NODE) -> Iterator[tuple[Engine, Registry]]:
+    """Start the engine of a simulated node with GPUs, one of the profiles, and a registry beside it."""
     (folder / "node").mkdir()
-    node = GpuNode(folder / "node", NODE, profiles())
+    node = GpuNode(folder / "node", name, profiles())
     with building.new_engine(node) as engine, ExitStack() as stack:
         registry = Registry(engine, PORT)
         stack.callback(registry.remove)
         yield engine, registry
 
 
-def _cold_starts(
-    engine: Engine, images: dict[str, str], command: Sequence[str], rounds: int
+def cold_starts(
+    engine: Engine, images: dict[str, str], run: Callable[[str], tuple[str, ...]], rounds: int
 ) -> dict[str, list[float]]:
-    """Return the seconds to the first line for MATCHED and FAT, which take turns."""
+    """Return the seconds to the first line for MATCHED and FAT, which take turns.
+
+    `run` returns the words after the options of `imagematrix run`, for an image.
+    """
     taken: dict[str, list[float]] = {name: [] for name in images}
     for number in range(rounds):
         for name in (MATCHED, FAT) if number % 2 == 0 else (FAT, MATCHED):
-            taken[name].append(_first_line(engine, f"{images[name]}:v1", command))
+            taken[name].append(_first_line(engine, run(f"{images[name]}:v1")))
     return taken
 
 
@@ -194,12 +130,21 @@ def _project(folder: Path, image: str, wheel: Path, libcuda: Path) -> Path:
     return folder
 
 
-def _published(engine: Engine, project: Path, version: str, *options: str) -> None:
+def published(engine: Engine, project: Path, version: str, *options: str) -> None:
+    """Build a project, push its images and publish them."""
     building.run(lambda: engine.imagematrix("build", "--push", "-f", project / "matrix.yaml", *options))
     building.run(lambda: engine.imagematrix("publish", version))
 
 
-def _first_line(engine: Engine, reference: str, command: Sequence[str]) -> float:
+def weighed(engine: Engine, reference: str) -> dict[str, Any]:
+    """Return the Sizes document of a version in a registry."""
+    done = engine.imagematrix("ls", "--size", "--json", reference, "--catalog", reference)
+    if done.returncode:
+        raise SystemExit(done.stderr)
+    return dict(json.loads(done.stdout))
+
+
+def _first_line(engine: Engine, container: tuple[str, ...]) -> float:
     """Return the seconds from `imagematrix run` to the first line, on an engine that has nothing.
 
     The first line is to begin with SAID.
@@ -209,7 +154,7 @@ def _first_line(engine: Engine, reference: str, command: Sequence[str]) -> float
     if names:
         engine.docker("rmi", "--force", *dict.fromkeys(names))
     engine.docker("system", "prune", "--all", "--force")
-    words = [*engine.inside, str(IMAGEMATRIX), "run", "--rm", "--gpus", "1", reference, *command]
+    words = [*engine.inside, str(IMAGEMATRIX), "run", "--rm", "--gpus", "1", *container]
     start = time.perf_counter()
     with subprocess.Popen(
         words, env=engine.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -219,5 +164,5 @@ def _first_line(engine: Engine, reference: str, command: Sequence[str]) -> float
         taken = time.perf_counter() - start
         _, said = process.communicate()
     if not line.startswith(SAID) or process.returncode:
-        raise SystemExit(f"{reference} said {line!r} and ended with {process.returncode}: {said[-2000:]}")
+        raise SystemExit(f"{container} said {line!r} and ended with {process.returncode}: {said[-2000:]}")
     return taken
