@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from imagematrix import deflate
 from imagematrix.catalog.index import ATTESTED
 from imagematrix.catalog.labels import CONTENT, content
 from imagematrix.errors import BuildError
@@ -30,7 +31,7 @@ from imagematrix.scratch import room
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Iterator, Mapping
+    from collections.abc import Container, Iterator, Mapping
     from typing import IO, Any
 
     from imagematrix.planning.backend import Order
@@ -39,9 +40,6 @@ __all__ = ["Rewriter"]
 
 TAR = "application/vnd.oci.image.layer.v1.tar"
 LAYER = f"{TAR}+gzip"
-LEVEL = 6  # of compression, gzip's own default
-IN_GZIP = 31  # zlib's `wbits` for the gzip format; its header has no time
-PIECE = 1 << 20  # bytes that are compressed at once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,16 +110,19 @@ class Rewriter:
         return names | {digest: self._put_json(manifest)}
 
     def _rewritten(self, digest: str) -> _Layer:
-        compress = zlib.compressobj(LEVEL, wbits=IN_GZIP)
         tar = hashlib.sha256()
+
+        def content(source: IO[bytes]) -> Iterator[bytes]:
+            for piece in clamped(_uncompressed(source), self._latest):
+                tar.update(piece)
+                yield piece
+
         with solid(self._path(digest)).open("rb") as source, self._new() as target:
             try:
-                for piece in _large(clamped(_uncompressed(source), self._latest)):
-                    tar.update(piece)
-                    target.write(compress.compress(piece))
+                for piece in deflate.gzipped(content(source), deflate.threads()):
+                    target.write(piece)
             except (gzip.BadGzipFile, zlib.error, EOFError) as error:
                 raise BuildError(f"the layer {digest} cannot be read: {error}") from error
-            target.write(compress.flush())
             size = target.tell()
             return _Layer(digest=self._kept(target), size=size, diff_id=f"sha256:{tar.hexdigest()}")
 
@@ -176,19 +177,6 @@ def _uncompressed(layer: IO[bytes]) -> IO[bytes] | gzip.GzipFile:
     if head == ZSTD:
         raise BuildError("a layer is compressed with zstd, so its timestamps cannot be rewritten")
     return gzip.open(layer) if head.startswith(GZIP) else layer
-
-
-def _large(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the same bytes in chunks large enough for a call of zlib."""
-    parts: list[bytes] = []
-    size = 0
-    for piece in pieces:
-        parts.append(piece)
-        size += len(piece)
-        if size >= PIECE:
-            yield b"".join(parts)
-            parts, size = [], 0
-    yield b"".join(parts)
 
 
 def _renamed(raw: bytes, names: Mapping[str, str]) -> bytes:

@@ -21,12 +21,12 @@ CONTEXT = "imagematrix-trim"  # the named build context with it
 FILE = "trim.pyz"
 PACKAGE = Path(__file__).parent.parent
 FILES = (
-    *("__init__.py", "errors.py", "record.py", "scratch.py", "spelling.py"),
+    *("__init__.py", "deflate.py", "errors.py", "record.py", "scratch.py", "spelling.py"),
     *(f"audit/{name}.py" for name in ("__init__", "archives", "device_code", "driver_file", "elf", "fatbin")),
     *(f"audit/{name}.py" for name in ("libraries", "notes", "window")),
     *(f"facts/{name}" for name in ("__init__.py", "_data.py", "cuda.json", "cuda.py", "device_code.py")),
     "facts/versions.py",
-    *(f"trim/{name}.py" for name in ("__init__", "deflate", "edits", "examine", "files", "records")),
+    *(f"trim/{name}.py" for name in ("__init__", "edits", "examine", "files", "records")),
     *(f"trim/{name}.py" for name in ("rules", "stage", "trim", "wheel")),
 )
 MAIN = b"from imagematrix.trim.stage import main\n\nmain()\n"

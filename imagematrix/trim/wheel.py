@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import shutil
 import struct
 import zipfile
 import zlib
 from dataclasses import dataclass
 
+from imagematrix import deflate
 from imagematrix.audit import archives
 from imagematrix.errors import UsageError
-from imagematrix.trim import deflate, edits, records
+from imagematrix.trim import edits, records
 from imagematrix.trim.examine import Finding, Status, interesting
 
 TYPE_CHECKING = False
@@ -143,7 +143,7 @@ def _deflate(window: Window, finding: Finding, one: zipfile.ZipInfo, archive: zi
 
     with _appended(archive, new) as file:
         start = file.tell()
-        for piece in deflate.deflated(content(), len(os.sched_getaffinity(0))):
+        for piece in deflate.deflated(content(), deflate.threads()):
             file.write(piece)
         new.compress_size = file.tell() - start
     return records.written(digest.digest())

@@ -1,12 +1,13 @@
-"""Deflating in threads: one stream, whose bytes do not depend on the number of threads."""
+"""Compressing in threads: one stream, whose bytes do not depend on the number of threads."""
 
+import gzip
 import random
 import zlib
 
 import pytest
 
-from imagematrix.trim import deflate
-from imagematrix.trim.deflate import BLOCK
+from imagematrix import deflate
+from imagematrix.deflate import BLOCK
 
 NOISE = random.Random(0).randbytes(BLOCK // 4)  # noqa: S311 - not a secret
 TEXT = b"".join(b"line %d\n" % number for number in range(BLOCK // 8))
@@ -32,6 +33,14 @@ def test_stream_decompresses_to_the_content(content):
     assert inflater.decompress(one) + inflater.flush() == content
     assert inflater.eof
     assert inflater.unused_data == b""
+
+
+@pytest.mark.parametrize("content", [b"", b"a", TEXT * 3 + bytes(7 * BLOCK)])
+def test_gzip_file_has_neither_a_name_nor_a_time(content):
+    one, many = (b"".join(deflate.gzipped([content[:9], content[9:]], workers)) for workers in (1, 3))
+    assert one == many
+    assert gzip.decompress(one) == content
+    assert one[:10] == zlib.compress(b"", wbits=31)[:10]
 
 
 def test_blocks_do_not_depend_on_chunk_sizes():

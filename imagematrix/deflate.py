@@ -1,4 +1,4 @@
-"""Deflating in several threads; their number does not change a byte.
+"""Compressing in several threads; their number does not change a byte.
 
 The content is cut into blocks. Each is compressed on its own, with the end of the block before it as its
 dictionary and a byte boundary at its end, so together they are one stream. pigz does the same.
@@ -6,6 +6,8 @@ dictionary and a byte boundary at its end, so together they are one stream. pigz
 
 from __future__ import annotations
 
+import os
+import struct
 import zlib
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
@@ -15,12 +17,19 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from concurrent.futures import Future
 
-__all__ = ["BLOCK", "LEVEL", "blocks", "deflated"]
+__all__ = ["BLOCK", "LEVEL", "blocks", "deflated", "gzipped", "threads"]
 
-LEVEL = 6
+LEVEL = 6  # gzip's own default
 BLOCK = 1 << 20
 ZEROS = bytes(BLOCK)
 WINDOW = 1 << zlib.MAX_WBITS  # bytes that a stream can refer back
+HEADER = bytes([0x1F, 0x8B, 8, 0, 0, 0, 0, 0, 0, 3])  # of gzip: deflate, no name, no time, written on Unix
+TRAILER = struct.Struct("<II")  # CRC and size of the content, modulo 2^32
+
+
+def threads() -> int:
+    """Return how many threads this process can run at the same time."""
+    return len(os.sched_getaffinity(0))
 
 
 def blocks(pieces: Iterable[bytes]) -> Iterator[bytes]:
@@ -35,14 +44,29 @@ def blocks(pieces: Iterable[bytes]) -> Iterator[bytes]:
         yield bytes(buffer)
 
 
-def deflated(content: Iterable[bytes], threads: int) -> Iterator[bytes]:
-    """Yield the raw deflate stream of `content`, which comes in blocks, compressed by `threads` threads."""
+def gzipped(pieces: Iterable[bytes], workers: int) -> Iterator[bytes]:
+    """Yield the content of `pieces` in the format of gzip (RFC 1952), compressed by `workers` threads."""
+    crc = size = 0
+
+    def content() -> Iterator[bytes]:
+        nonlocal crc, size
+        for block in blocks(pieces):
+            crc = zlib.crc32(block, crc)
+            size += len(block)
+            yield block
+
+    yield HEADER
+    yield from deflated(content(), workers)
+    yield TRAILER.pack(crc, size & 0xFFFFFFFF)
+
+
+def deflated(content: Iterable[bytes], workers: int) -> Iterator[bytes]:
+    """Yield the raw deflate stream of `content`, which comes in blocks, compressed by `workers` threads."""
     waiting: deque[Future[bytes]] = deque()
-    zeros: Future[bytes] | None = (
-        None  # of a block of zeros after another one, of which trimmed files have many
-    )
+    # Of a block of zeros after another one, of which trimmed files have many.
+    zeros: Future[bytes] | None = None
     before = b""
-    with ThreadPoolExecutor(threads) as pool:
+    with ThreadPoolExecutor(workers) as pool:
         for block in content:
             if block == ZEROS and before == ZEROS[:WINDOW]:
                 zeros = zeros or pool.submit(_compressed, before, block)
@@ -50,13 +74,12 @@ def deflated(content: Iterable[bytes], threads: int) -> Iterator[bytes]:
             else:
                 waiting.append(pool.submit(_compressed, before, block))
             before = block[-WINDOW:]
-            if len(waiting) > 2 * threads:
+            if len(waiting) > 2 * workers:
                 yield waiting.popleft().result()
         for one in waiting:
             yield one.result()
-    yield zlib.compressobj(
-        LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS
-    ).flush()  # an empty block, which ends the stream
+    # An empty block ends the stream.
+    yield zlib.compressobj(LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS).flush()
 
 
 def _compressed(before: bytes, block: bytes) -> bytes:
