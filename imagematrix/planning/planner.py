@@ -123,8 +123,6 @@ class _Planner:
 
     def _item(self, cell: Cell) -> Planned:
         """Return the plan of a feasible cell; raise UsageError if its image builds on itself."""
-        if len(self._images) == 1:
-            return self._worked_out(cell)
         key = cell.image.name, cell.id
         if key not in self._planned:
             self._planned[key] = None

@@ -151,3 +151,10 @@ def test_base_in_another_store_is_adopted(stacked, carry_out, backend, silent, t
         against=Against(resolve=backend.resolve, store=empty, engine=backend),
     )
     assert [item.status for item in changed.items] == ["build", "build", "adopt", "adopt"]
+
+
+def test_only_image_cannot_build_on_itself(project, cli):
+    path = project(template="FROM {{ images['training'] }}\n")
+    result = cli("validate", "-f", path)
+    assert (result.code, result.out) == (2, "")
+    assert "the image training builds on itself (in the cell cpu-x86-64-v3)" in result.err
