@@ -146,12 +146,13 @@ class _Planner:
             bases=tuple(name for name in names if name not in own),
             needs=tuple(name for name in names if name in own),
         )
+        # First of all, because a lock keeps the bases of cells that fail.
+        digests = {name: self._base(name) for name in item.bases}
         if driver.CONTEXT in named or DRIVER_FROM in cell.properties:
             try:
                 item = replace(item, driver=self._driver(cell, named, stacked=bool(own)))
             except UsageError as error:  # which fails no cell with another driver
                 return _failed(item, str(error))
-        digests = {name: self._base(name) for name in item.bases}
         digests |= {name: need.digest if (need := own[name].identity) else None for name in item.needs}
         for other in own.values():
             if other.status is PlanStatus.FAILED:

@@ -169,3 +169,20 @@ def test_complete_lock_needs_no_lookup(project, cli):
     assert "debian:sid" in result.err  # no longer used by any cell
     assert lock.read(lock.beside(path)) == {"debian:bookworm": ONE, "debian:trixie": TWO}
     assert cli("lock", "-f", path, "--upgrade").code == 8
+
+
+@pytest.mark.usefixtures("no_engine")
+def test_lock_keeps_the_bases_of_cells_that_fail(project, cli, tmp_path):
+    """They fail on this machine, which lacks the driver's files; another may have them."""
+    (tmp_path / "driver").mkdir()
+    change = ("properties:\n", "properties:\n  driver: {535.261.03: {driver_from: driver}}\n")
+    template = (
+        "FROM {{ base }}\n{% if driver_from is defined %}\n"
+        "COPY --from=imagematrix-driver / /\nCOPY --from=tools:1 / /\n{% endif %}\n"
+    )
+    path = project(change, template=template)
+    locked = dict.fromkeys(("debian:bookworm", "debian:trixie", "tools:1"), ONE)
+    lock.extend(lock.beside(path), locked)
+    result = cli("lock", "-f", path)
+    assert result.code == 0, result.err
+    assert lock.read(lock.beside(path)) == locked
