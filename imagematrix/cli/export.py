@@ -84,7 +84,8 @@ class _Matrix:
         from imagematrix.planning.planner import Against
 
         plan = planned(self._file, Against(), self._only)
-        return [item.cell for item in plan.with_status(PlanStatus.BUILD)]
+        # A cell that fails here may be built elsewhere; if it fails there, its job says so.
+        return [item.cell for item in plan.with_status(PlanStatus.BUILD, PlanStatus.FAILED)]
 
     def orders(self, place: Callable[[str], str]) -> list[Order]:
         from imagematrix.builder.compiler import Compilers

@@ -24,7 +24,7 @@ class Source(Protocol):
         ...
 
     def cells(self) -> Sequence[Cell]:
-        """Return the cells that can be built, without an engine."""
+        """Return the feasible cells, without an engine; the files of some may be missing on this machine."""
         ...
 
     def orders(self, place: Callable[[str], str]) -> Sequence[Order]:

@@ -142,6 +142,25 @@ def test_validate_reads_drivers_from_folders(cli, project, tmp_path, unpacked):
     assert "is not complete: it lacks libcuda.so.580.159.04" in said.err
 
 
+def test_cells_whose_files_are_missing_here_are_rendered_and_exported(cli, project, tmp_path):
+    """Another machine may have them; otherwise the job of the cell fails, and says why."""
+    (tmp_path / "new").mkdir()
+    path = project(
+        ("properties:\n", "properties:\n  driver: {550.163.01: {driver_from: new}}\n"),
+        template="FROM {{ base }}\n"
+        "{% if driver_from is defined %}COPY --from=imagematrix-driver / /\n{% endif %}",
+    )
+    statuses = [cell["status"] for cell in json.loads(cli("plan", "-f", path, "--json").out)["cells"]]
+    there = statuses.count("build") + statuses.count("failed")
+    assert statuses.count("failed") == 4
+    assert (
+        cli("render", "-f", path, "-o", tmp_path / "out").err
+        == f"wrote {there} Dockerfiles to {tmp_path}/out\n"
+    )
+    exported = json.loads(cli("export", "github", "-f", path).out)["include"]
+    assert len(exported) == len({job["only"] for job in exported}) == there
+
+
 def test_validate_reports_template_errors(cli, project, tmp_path):
     path = project(template="FROM {{ bsae }}\n")
     result = cli("validate", "-f", path)
