@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from imagematrix.allocation.usage import Usage
     from imagematrix.node.host import Gpu
 
-__all__ = ["CDI_KIND", "LEASE", "NVIDIA_RUNTIME", "VISIBLE", "VRAM", "WHOLE", "gpu_keys", "usage"]
+__all__ = ["CDI", "LEASE", "NVIDIA_RUNTIME", "VISIBLE", "VRAM", "WHOLE", "gpu_keys", "usage"]
 
 # Labels: the share that a container declares of each of its GPUs, in MiB or WHOLE, and the lease it was
 # started under. A launch always sets the first, so that a label of the image never takes effect.
@@ -30,10 +30,14 @@ ALL = "all"
 CONTROL = 254  # minors from here on are those of nvidia-modeset and nvidiactl
 NVIDIA_RUNTIME = "nvidia"
 VISIBLE = "NVIDIA_VISIBLE_DEVICES="
-CDI_KIND = "nvidia.com/gpu="
+CDI = re.compile(r"(?:[\w-]+\.)*nvidia\.com/[\w.-]+=", re.ASCII)  # before a device's own name in CDI
 NODE = re.compile(r"/dev/nvidia(\d+)", re.ASCII)
 NUMBERED = re.compile(r"c\s+195:(\d+|\*)(\s.*)?", re.ASCII)  # a devices cgroup rule for GPU nodes
 CAPABILITY = re.compile(r"/dev/nvidia-caps/nvidia-cap(\d+)", re.ASCII)
+# The number of a GPU, or of a MIG device on a GPU; early CDI specifications name them gpu0 and mig0:1.
+NUMBER = re.compile(r"(?:gpu|mig)?(\d{1,4})(:\d{1,4})?", re.ASCII)
+PCI = re.compile(r"([0-9a-f]{1,8}):([0-9a-f]{1,2}):([0-9a-f]{1,2})\.0", re.ASCII)
+PREFIXES = ("gpu-", "mig-")  # of UUIDs
 
 
 def usage(containers: Iterable[Mapping[str, Any]], gpus: tuple[Gpu, ...]) -> Usage:
@@ -112,10 +116,10 @@ def _injected(container: Mapping[str, Any], gpus: tuple[Gpu, ...]) -> Iterator[s
     if host.get("Runtime") == NVIDIA_RUNTIME:
         values = [value for value in config.get("Env") or () if str(value).startswith(VISIBLE)]
         names += values[-1].removeprefix(VISIBLE).split(",") if values else []
-    for name in names:
-        for gpu in gpus:
-            if gpu.minor is not None:
-                yield from _named(gpu, name)
+    plain = {CDI.sub("", name.strip(), count=1).lower() for name in names}
+    for gpu, numbers in _numbered(gpus):
+        for name in plain:
+            yield from _named(gpu, numbers, name)
 
 
 def _requested(request: Mapping[str, Any]) -> list[str]:
@@ -123,7 +127,7 @@ def _requested(request: Mapping[str, Any]) -> list[str]:
 
     The engine turns a count of N into the first N indices, and -1 into "all" (daemon/nvidia_linux.go).
     """
-    ids = [str(name).removeprefix(CDI_KIND) for name in request.get("DeviceIDs") or ()]
+    ids = [str(name) for name in request.get("DeviceIDs") or ()]
     driver, capabilities = request.get("Driver") or "", request.get("Capabilities") or ()
     if driver not in ("", "nvidia", "cdi") or (
         driver == "" and not any("gpu" in alternative for alternative in capabilities)
@@ -133,13 +137,38 @@ def _requested(request: Mapping[str, Any]) -> list[str]:
     return ids + ([ALL] if count < 0 else [str(index) for index in range(count)])
 
 
-def _named(gpu: Gpu, name: str) -> tuple[str, ...]:
-    """Return the keys of the devices of `gpu` that `name` stands for.
+def _numbered(gpus: tuple[Gpu, ...]) -> Iterator[tuple[Gpu, range]]:
+    """Yield the GPUs that have a device node, each with the numbers that NVIDIA's runtime may know it by.
 
-    "0:1" is the second MIG device of GPU 0.
+    That does not count GPUs without the nvidia module, and of those that do not work only some.
     """
-    index, colon, _ = name.partition(":")
-    if name in (ALL, gpu.uuid) or index == str(gpu.index):
-        return (f"nvidia{gpu.minor}",) if colon else keys(gpu)
-    devices = [device for device in gpu.mig or () if device.uuid and device.uuid == name]
+    working = 0
+    for place, gpu in enumerate(gpu for gpu in gpus if gpu.minor is not None):
+        yield gpu, range(working, place + 1)
+        working += gpu.usable
+
+
+def _named(gpu: Gpu, numbers: range, name: str) -> tuple[str, ...]:
+    """Return the keys of the devices of `gpu` that `name`, in lower case, stands for.
+
+    It is read as the runtime does (src/cli/common.c of libnvidia-container). "0:1" is the second MIG device
+    of GPU 0; the order is not known here, so it stands for the whole GPU. The start of a UUID counts too.
+    """
+    number = NUMBER.fullmatch(name)
+    if number:
+        if int(number[1]) not in numbers:
+            return ()
+        return (f"nvidia{gpu.minor}",) if number[2] else keys(gpu)
+    if name == ALL or _is_named(gpu.uuid, name) or (gpu.pci_bus_id and _pci(name) == _pci(gpu.pci_bus_id)):
+        return keys(gpu)
+    devices = [device for device in gpu.mig or () if _is_named(device.uuid, name)]
     return tuple(mig_key(gpu.minor or 0, device.gpu_instance, device.compute_instance) for device in devices)
+
+
+def _is_named(uuid: str | None, name: str) -> bool:
+    return uuid is not None and name.startswith(PREFIXES) and uuid.lower().startswith(name)
+
+
+def _pci(address: str) -> tuple[int, ...] | None:
+    match = PCI.fullmatch(address.lower())
+    return tuple(int(number, 16) for number in match.groups()) if match else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 
-from imagematrix.allocation.containers import CDI_KIND, NVIDIA_RUNTIME, VISIBLE, gpu_keys
+from imagematrix.allocation.containers import CDI, NVIDIA_RUNTIME, VISIBLE, gpu_keys
 from imagematrix.allocation.usage import keys
 from imagematrix.errors import UsageError
 from imagematrix.gpus.choice import parts
@@ -42,7 +42,7 @@ def passed(args: RunArgs, gpus: tuple[Gpu, ...], info: Callable[[], Mapping[str,
     if args.privileged:
         return Passed(gpus=_all(gpus))
     devices = args.values("--device")
-    names = [name for name in devices if name.startswith(CDI_KIND)]
+    names = [name for name in devices if CDI.match(name)]
     files = args.values("--env-file")
     once = [path for path in files if not _is_file(path)]
     variables = (

@@ -21,7 +21,7 @@ def runtime(*environment, runtime="nvidia"):
 @pytest.fixture
 def gpus(gpu):
     """Two GPUs with the minors 10 and 11, the second in MIG mode, and one whose minor is unknown."""
-    return (gpu(0), gpu(1, mig=((1, 0), (2, 0))), gpu(2, minor=None))
+    return (gpu(0, pci_bus_id="0000:41:00.0"), gpu(1, mig=((1, 0), (2, 0))), gpu(2, minor=None))
 
 
 @pytest.mark.parametrize(
@@ -61,6 +61,15 @@ def gpus(gpu):
         (requests(Count=-1, Capabilities=[["tpu"]]), []),
         (runtime("A=1", "NVIDIA_VISIBLE_DEVICES=0"), ["nvidia10"]),
         (runtime("NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_VISIBLE_DEVICES=GPU-0"), ["nvidia10"]),
+        (runtime("NVIDIA_VISIBLE_DEVICES=nvidia.com/gpu=0"), ["nvidia10"]),
+        (runtime("NVIDIA_VISIBLE_DEVICES=runtime.nvidia.com/gpu=gpu0"), ["nvidia10"]),
+        (runtime("NVIDIA_VISIBLE_DEVICES=notnvidia.com/gpu=0"), []),
+        (runtime("NVIDIA_VISIBLE_DEVICES=x, 0"), ["nvidia10"]),
+        (runtime("NVIDIA_VISIBLE_DEVICES=gpu-0"), ["nvidia10"]),
+        (runtime("NVIDIA_VISIBLE_DEVICES=GPU-"), ["nvidia10", "nvidia11-gi1-ci0", "nvidia11-gi2-ci0"]),
+        (runtime("NVIDIA_VISIBLE_DEVICES=0:41:00.0"), ["nvidia10"]),
+        (runtime("NVIDIA_VISIBLE_DEVICES=00000000:42:00.0"), []),
+        (runtime("NVIDIA_VISIBLE_DEVICES=nvidia.com/gpu=mig1:0"), ["nvidia11"]),
         (runtime("NVIDIA_VISIBLE_DEVICES=void"), []),
         (runtime("NVIDIA_VISIBLE_DEVICES=none"), []),
         (runtime("NVIDIA_VISIBLE_DEVICES="), []),
@@ -70,6 +79,25 @@ def gpus(gpu):
 )
 def test_the_gpus_of_a_container(gpus, container, keys):
     assert sorted(usage([container], gpus)) == keys
+
+
+@pytest.mark.parametrize(
+    ("states", "keys"),
+    [
+        (("ok", "ok", "ok"), ["nvidia11"]),
+        # One that belongs to a virtual machine has no number.
+        (("no-module", "ok", "ok"), ["nvidia12"]),
+        # One that does not work may have one: the GPU is at one of two places.
+        (("failed", "ok", "ok"), ["nvidia11", "nvidia12"]),
+        (("ok", "ok", "failed"), ["nvidia11"]),
+    ],
+)
+def test_numbers_count_the_gpus_that_the_runtime_sees(gpu, states, keys):
+    gpus = tuple(
+        gpu(index, state=state, **({"minor": None} if state == "no-module" else {}))
+        for index, state in enumerate(states)
+    )
+    assert sorted(usage([requests(DeviceIDs=["1"], Capabilities=[["gpu"]])], gpus)) == keys
 
 
 def test_several_containers_can_use_the_same_gpu(gpus):

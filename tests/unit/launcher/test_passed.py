@@ -42,6 +42,7 @@ def gpus(make):
         ),
         ("--device nvidia.com/gpu=1 IMAGE", ["nvidia4"]),
         ("--device nvidia.com/gpu=GPU-0 IMAGE", ["nvidia3"]),
+        ("--device management.nvidia.com/gpu=0 IMAGE", ["nvidia3"]),
         ("--device nvidia.com/gpu=all IMAGE", ["nvidia3", "nvidia4", "nvidia5-gi1-ci0", "nvidia5-gi2-ci0"]),
         ("--device /dev IMAGE", ["nvidia3", "nvidia4", "nvidia5-gi1-ci0", "nvidia5-gi2-ci0"]),
         ("--device /dev/ IMAGE", ["nvidia3", "nvidia4", "nvidia5-gi1-ci0", "nvidia5-gi2-ci0"]),
@@ -56,6 +57,7 @@ def gpus(make):
         (["--device-cgroup-rule=c 10:* rwm", "IMAGE"], []),
         ("-e NVIDIA_VISIBLE_DEVICES=1 IMAGE", ["nvidia4"]),
         ("-e NVIDIA_VISIBLE_DEVICES IMAGE", ["nvidia3"]),
+        ("-e NVIDIA_VISIBLE_DEVICES=nvidia.com/gpu=1 IMAGE", ["nvidia4"]),
         ("-e NVIDIA_VISIBLE_DEVICES=1 --runtime runc IMAGE", []),
     ],
 )
