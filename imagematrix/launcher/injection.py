@@ -6,6 +6,7 @@ An image without a driver needs it; an image with a driver would get a second on
 from __future__ import annotations
 
 import os
+import re
 
 from imagematrix.record import replace
 
@@ -22,6 +23,7 @@ __all__ = ["second_driver", "through_cdi"]
 KIND = "nvidia.com/gpu"
 RUNTIME = "nvidia"
 VISIBLE = "NVIDIA_VISIBLE_DEVICES"
+NODE = re.compile(r"/dev/nvidia(?:\d+|-caps/.+)", re.ASCII)  # of a GPU, or of a part of one
 NOTHING = ("", "void", "none")  # with "none" the runtime still injects the driver, but no GPU to use it with
 
 
@@ -29,12 +31,14 @@ def through_cdi(launch: Launch, folders: Iterable[str]) -> Launch:
     """Return `launch` with its injected GPUs as CDI devices, or unchanged if CDI does not list all of them.
 
     `folders` are those in which the engine looks for CDI specifications (`CDISpecDirs` of `docker info`). See
-    https://github.com/cncf-tags/container-device-interface/blob/main/SPEC.md.
+    https://github.com/cncf-tags/container-device-interface/blob/main/SPEC.md. Where these have no UUIDs, a
+    device is recognised by its nodes: their numbers count the GPUs that worked when they were written.
     """
-    specified = {name for folder in folders for name in _devices(folder)}
-    indices = [str(gpu.index) for gpu in launch.gpus]
-    for names in (launch.injected, tuple(indices)):
-        if names and specified.issuperset(names):
+    specified = {name: nodes for folder in folders for name, nodes in _devices(folder)}
+    by_node = {nodes: name for name, nodes in specified.items()}
+    others = [by_node.get(frozenset([f"/dev/nvidia{gpu.minor}"]), "") for gpu in launch.gpus if not gpu.mig]
+    for names in (launch.injected, others if len(others) == len(launch.gpus) else ()):
+        if names and specified.keys() >= set(names):
             return replace(launch, injected=tuple(f"{KIND}={name}" for name in names), cdi=True)
     return launch
 
@@ -60,8 +64,8 @@ def _sets(text: str, variable: str) -> bool:
     return text.partition("=")[0] == variable and "=" in text
 
 
-def _devices(folder: str) -> Iterator[str]:
-    """Yield the names of NVIDIA's devices in the CDI specifications in a folder."""
+def _devices(folder: str) -> Iterator[tuple[str, frozenset[str]]]:
+    """Yield NVIDIA's devices in the CDI specifications in a folder: names, and their nodes of GPUs."""
     import yaml
 
     try:
@@ -77,5 +81,13 @@ def _devices(folder: str) -> Iterator[str]:
         except (OSError, ValueError, RecursionError, yaml.YAMLError):
             continue
         if isinstance(spec, dict) and spec.get("kind") == KIND:
-            devices = spec.get("devices") or ()
-            yield from (str(device.get("name")) for device in devices if isinstance(device, dict))
+            for device in _objects(spec.get("devices")):
+                edits = _objects([device.get("containerEdits")])
+                nodes = (
+                    str(node.get("path")) for edit in edits for node in _objects(edit.get("deviceNodes"))
+                )
+                yield str(device.get("name")), frozenset(filter(NODE.fullmatch, nodes))
+
+
+def _objects(items: object) -> Iterator[Mapping[str, object]]:
+    yield from (item for item in items if isinstance(item, dict)) if isinstance(items, list) else ()

@@ -23,8 +23,17 @@ def launch(make):
 def specs(tmp_path):
     """Return a writer of CDI specifications: a file's name, its kind and its devices."""
 
-    def write(name, *devices, kind="nvidia.com/gpu"):
-        spec = {"cdiVersion": "0.5.0", "kind": kind, "devices": [{"name": device} for device in devices]}
+    def write(name, *devices, kind="nvidia.com/gpu", nodes=None):
+        listed = [
+            {"name": device}
+            | (
+                {"containerEdits": {"deviceNodes": [{"path": path} for path in nodes[device]]}}
+                if nodes
+                else {}
+            )
+            for device in devices
+        ]
+        spec = {"cdiVersion": "0.5.0", "kind": kind, "devices": listed}
         (tmp_path / name).write_text(json.dumps(spec))
         return [str(tmp_path)]
 
@@ -40,22 +49,48 @@ def test_gpus_are_cdi_devices_by_uuid(launch, specs, file):
     assert "--gpus" not in words
 
 
-def test_gpus_are_cdi_devices_by_index(launch, specs):
-    assert through_cdi(launch, specs("a.json", "0", "1")).injected == ("nvidia.com/gpu=0", "nvidia.com/gpu=1")
+def test_gpus_are_cdi_devices_by_their_nodes(launch, specs):
+    # The first GPU on the bus was with a virtual machine when this was written: its numbers are not ours.
+    nodes = {
+        "0": ["/dev/nvidia4", "/dev/dri/card1"],
+        "1": ["/dev/nvidia3", "/dev/dri/card0"],
+        "2:0": ["/dev/nvidia3", "/dev/nvidia-caps/nvidia-cap12"],
+        "all": ["/dev/nvidia3", "/dev/nvidia4"],
+    }
+    result = through_cdi(launch, specs("a.json", *nodes, nodes=nodes))
+    assert result.injected == ("nvidia.com/gpu=1", "nvidia.com/gpu=0")
+
+
+def test_a_number_alone_does_not_say_which_gpu_it_is(launch, specs):
+    assert through_cdi(launch, specs("a.json", "0", "1")) == launch
+
+
+def test_a_mig_device_is_not_its_whole_gpu(make, specs):
+    part = make.gpu(0, mig=(make.mig(1, uuid="MIG-1"),))
+    launch = plan(make.selection(part, mode="host", wanted="all"))
+    assert launch.injected == ("MIG-1",)
+    assert through_cdi(launch, specs("a.json", "0", nodes={"0": ["/dev/nvidia3"]})) == launch
 
 
 def test_if_one_is_missing_the_runtime_injects_all(launch, specs):
-    for folders in ([], ["/no/such/folder"], specs("a.json", "0"), specs("a.json", "0", "1", kind="x.y/gpu")):
+    for folders in (
+        [],
+        ["/no/such/folder"],
+        specs("a.json", "GPU-0"),
+        specs("a.json", "GPU-0", "GPU-1", kind="x.y/gpu"),
+    ):
         assert through_cdi(launch, folders) == launch
     assert "--gpus" in docker_run(launch)
 
 
 def test_invalid_specifications_are_skipped(launch, specs, tmp_path):
-    folders = specs("z.json", "0", "1")
+    folders = specs("z.json", "GPU-0", "GPU-1")
     for name, text in {"a.json": "{", "b.yaml": "a: [", "c.json": "[]", "d.txt": "x", "e.yaml": "\t"}.items():
         (tmp_path / name).write_text(text)
     (tmp_path / "f.json").write_bytes(b"\xff\xfe")
-    (tmp_path / "g.json").write_text('{"kind": "nvidia.com/gpu", "devices": [1, {"name": "0"}]}')
+    (tmp_path / "g.json").write_text(
+        '{"kind": "nvidia.com/gpu", "devices": [1, {"name": "0", "containerEdits": 1}]}'
+    )
     (tmp_path / "h.json").write_text('{"kind": "nvidia.com/gpu", "devices": null}')
     (tmp_path / "i.json").mkdir()
     (tmp_path / "j.json").write_text("[" * 5_000)
@@ -65,7 +100,7 @@ def test_invalid_specifications_are_skipped(launch, specs, tmp_path):
 
 def test_specifications_are_read_with_declared_dependencies(launch, specs, monkeypatch):
     monkeypatch.setitem(sys.modules, "ruamel", None)
-    assert through_cdi(launch, specs("nvidia.yaml", "0", "1")).cdi
+    assert through_cdi(launch, specs("nvidia.yaml", "GPU-0", "GPU-1")).cdi
 
 
 def test_a_launch_without_gpus_is_unchanged(make, specs):
