@@ -7,7 +7,7 @@ from imagematrix.allocation.claim import claim
 from imagematrix.allocation.survey import query_nvml, survey
 from imagematrix.errors import EngineError, UnknownImageError
 from imagematrix.gpus.spec import candidates
-from imagematrix.launcher.devices import require
+from imagematrix.launcher.devices import nodes, require
 from imagematrix.launcher.injection import through_cdi
 from imagematrix.launcher.passed import passed_by
 from imagematrix.launcher.plan import plan
@@ -66,13 +66,15 @@ def launch(
         first = planned(gpus)
         if "@" in first.reference:
             docker.images.pull(first.reference)
-        passed = passed_by(options, selection.host.gpus)
+        passed = passed_by(options, selection.host.gpus, docker.info)
         if not (first.gpus or passed):
             return _start(docker, first, options)
         spec = gpus if first.gpus else "none"
         # Once the container runs, its own devices show that it uses these GPUs.
         with _claim(docker, selection, spec, passed, share or Share(), wait) as claimed:
             second = planned(claimed.gpus or gpus, share).with_labels(claimed.labels)
+            if options.get("privileged"):  # the list of devices shows other launches what it uses
+                second = second.with_devices(nodes(selection.host, passed))
             if second.injected:
                 second = through_cdi(second, docker.info().get("CDISpecDirs") or ())
             return _start(docker, second, options)

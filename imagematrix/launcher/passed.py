@@ -66,19 +66,25 @@ def passed(args: RunArgs, gpus: tuple[Gpu, ...], info: Callable[[], Mapping[str,
     return Passed(gpus=named, named=bool(named))
 
 
-def passed_by(options: Mapping[str, Any], gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
-    """Return the GPUs that options of docker-py's `containers.create` pass, also those not in `gpus`."""
+def passed_by(
+    options: Mapping[str, Any], gpus: tuple[Gpu, ...], info: Callable[[], Mapping[str, Any]]
+) -> tuple[Gpu, ...]:
+    """Return the GPUs that options of docker-py's `containers.create` pass, also those not in `gpus`.
+
+    `info` returns the engine's information, and is called only where needed.
+    """
     if options.get("privileged"):
         return _all(gpus)
+    environment = options.get("environment") or ()
+    if isinstance(environment, dict):
+        environment = [f"{name}={value}" for name, value in environment.items()]
+    named = any(text.startswith(VISIBLE) for text in environment)
     host = {
         "Devices": [{"PathOnHost": str(name).partition(":")[0]} for name in options.get("devices") or ()],
         "DeviceCgroupRules": options.get("device_cgroup_rules"),
         "DeviceRequests": options.get("device_requests"),
-        "Runtime": options.get("runtime"),
+        "Runtime": options.get("runtime") or (info().get("DefaultRuntime") if named else None),
     }
-    environment = options.get("environment") or ()
-    if isinstance(environment, dict):
-        environment = [f"{name}={value}" for name, value in environment.items()]
     return _gpus(host, list(environment), gpus)
 
 

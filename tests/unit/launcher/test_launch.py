@@ -35,6 +35,9 @@ class Engine(Double):
             raise self.failures[what]
         return self
 
+    def info(self):
+        return {"CDISpecDirs": None, "DefaultRuntime": "runc"}
+
     def create(self, **arguments):
         return self._do("create", **arguments)
 
@@ -224,3 +227,15 @@ def test_gpus_in_the_caller_s_options_are_claimed(make, locks, mode):
         release(held)
     engine = Engine()
     assert launch(selection, client=engine, devices=["/dev/nvidia4"]) is engine
+
+
+@pytest.mark.usefixtures("_nodes_work")
+def test_a_privileged_container_shows_all_the_gpus_that_it_may_use(make):
+    engine = Engine()
+    launch(make.selection(make.gpu(0), make.gpu(1)), gpus=1, client=engine, privileged=True)
+    (_, given), _ = engine.requests
+    assert [path for path in given["devices"] if path.startswith(("/dev/nvidia3", "/dev/nvidia4"))] == [
+        "/dev/nvidia3:/dev/nvidia3:rwm",
+        "/dev/nvidia4:/dev/nvidia4:rwm",
+    ]
+    assert given["labels"]["io.imagematrix.gpus"] == "GPU-0"

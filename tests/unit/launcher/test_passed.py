@@ -108,16 +108,19 @@ def test_an_env_file_that_can_be_read_only_once_is_left_to_docker(gpus, tmp_path
         ({"device_requests": [{"Driver": "cdi", "DeviceIDs": ["nvidia.com/gpu=1"]}]}, ["nvidia4"]),
         ({"runtime": "nvidia", "environment": {"NVIDIA_VISIBLE_DEVICES": "0"}}, ["nvidia3"]),
         ({"runtime": "nvidia", "environment": ["NVIDIA_VISIBLE_DEVICES=1"]}, ["nvidia4"]),
-        ({"environment": {"NVIDIA_VISIBLE_DEVICES": "0"}}, []),
+        ({"environment": {"NVIDIA_VISIBLE_DEVICES": "0"}}, ["nvidia3"]),
+        ({"runtime": "runc", "environment": {"NVIDIA_VISIBLE_DEVICES": "0"}}, []),
         ({"privileged": True}, ["nvidia3", "nvidia4", "nvidia5-gi1-ci0", "nvidia5-gi2-ci0"]),
     ],
 )
 def test_gpus_that_docker_py_s_options_pass(gpus, options, expected):
-    assert sorted(key for gpu in passed_by(options, gpus) for key in keys(gpu)) == expected
+    found = passed_by(options, gpus, lambda: {"DefaultRuntime": "nvidia"})
+    assert sorted(key for gpu in found for key in keys(gpu)) == expected
 
 
 def test_the_engine_is_queried_only_if_needed(gpus):
     assert passed(split(["--device", "/dev/fuse", "IMAGE"]), gpus, pytest.fail).gpus == ()
+    assert passed_by({"devices": ["/dev/fuse"], "environment": {"A": "1"}}, gpus, pytest.fail) == ()
 
 
 def test_a_node_under_another_name(gpus, monkeypatch, tmp_path):
