@@ -67,11 +67,20 @@ def listed(paths: Sequence[Path], output: Path | None) -> Listed:
     files: dict[tuple[int, int], dict[Path, Name]] = {}
     links: list[Name] = []
     folders: list[Name] = []
+    given: dict[Path, Path] = {}
     for path in paths:
         source = _resolved(path)
         target = output / path.absolute().name if output else source
         if output and os.path.lexists(target):
             raise UsageError(f"{target} already exists", remedy="remove it, or give another --output")
+        if given.get(target) == source:
+            continue
+        if target in given:
+            raise UsageError(
+                f"{given[target]} and {source} would both become {target}",
+                remedy="trim them one by one, each with an --output of its own",
+            )
+        given[target] = source
         for name in _walk(source, target):
             status = name.source.lstat()
             if stat.S_ISDIR(status.st_mode):

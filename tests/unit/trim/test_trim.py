@@ -119,6 +119,17 @@ def test_links_in_a_folder_are_not_followed(tmp_path):
     assert outside.read_bytes() == RAW
 
 
+def test_two_paths_of_one_name_are_refused_for_output(tmp_path):
+    """The second copy would replace the first."""
+    one, other = put(tmp_path / "a" / "x.fatbin"), put(tmp_path / "b" / "x.fatbin")
+    out = tmp_path / "out"
+    with pytest.raises(UsageError, match="would both become"):
+        trim([one, other], HOPPER, output=out)
+    assert not out.exists()
+    trim([one.parent, one.parent], HOPPER, output=out)  # the same one twice is one
+    assert (out / "a" / "x.fatbin").read_bytes() == STAYING
+
+
 def test_output_has_trimmed_files_and_copies_of_the_rest(tmp_path):
     env = tmp_path / "env"
     path = put(env / "lib" / "a.fatbin")
