@@ -14,7 +14,7 @@ from imagematrix.audit import archives
 from imagematrix.audit.window import Window
 from imagematrix.errors import UsageError
 from imagematrix.trim import edits, files, records, wheel
-from imagematrix.trim.examine import Finding, examine, interesting
+from imagematrix.trim.examine import Finding, Status, examine, interesting
 from imagematrix.trim.files import Name
 
 TYPE_CHECKING = False
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 __all__ = ["Report", "trim"]
 
 PIECE = 1 << 20
+# A file in which nothing is left to remove may have been trimmed by a run that was killed before it came to
+# the RECORD.
+DONE = (Status.TRIMMED, Status.UNCHANGED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,8 +78,9 @@ def trim(
             for names in listed.files:
                 with _opened(names[0].source, look) as examined:
                     findings += examined.findings
-                    if examined.write:
+                    if any(finding.status in DONE for finding in examined.findings):
                         trimmed.update(name.target for name in names)
+                    if examined.write:
                         linked += [str(names[0].source)] * (examined.status.st_nlink > len(names))
                     if not dry_run:
                         _put(names, examined)
@@ -148,15 +152,20 @@ def _write(window: Window, changes: Sequence[Edit], target: IO[bytes]) -> None:
 
 
 def _record(names: Sequence[Name], trimmed: Collection[Path]) -> None:
-    """Make the hashes true that a RECORD has of trimmed files."""
+    """Make the hashes true that a RECORD has of trimmed files; a copy may not have it yet after an error."""
     target = names[0].target
-    if not trimmed or not records.NAME.fullmatch(target.as_posix()):
+    if not (trimmed and records.NAME.fullmatch(target.as_posix()) and target.exists()):
         return
     folder = target.parent.parent
+    real = {Path(os.path.realpath(file)): file for file in trimmed}
+    basenames = {file.name for file in real}
 
     def hashed(path: str) -> str | None:
-        file = Path(os.path.normpath(folder / path))
-        return records.digest(_content(file)) if file in trimmed else None
+        # Links, such as lib64, are only followed for the few names that may be those of trimmed files.
+        if "\0" in path or os.path.basename(path) not in basenames:  # noqa: PTH119 - text, perhaps no path
+            return None
+        file = real.get(Path(os.path.realpath(folder / path)))
+        return records.digest(_content(file)) if file and file.exists() else None
 
     before = target.read_bytes()
     text = before.decode("utf-8", "surrogateescape")

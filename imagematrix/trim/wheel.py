@@ -106,7 +106,12 @@ def _require_writable(path: str, window: Window, changed: Mapping[str, object]) 
 
 
 def _record(archive: zipfile.ZipFile) -> zipfile.ZipInfo:
-    (found,) = (one for one in archive.infolist() if records.NAME.fullmatch(one.filename))
+    """Return the RECORD of the wheel itself; packages that it vendors have theirs deeper."""
+    (found,) = (
+        one
+        for one in archive.infolist()
+        if one.filename.count("/") == 1 and records.NAME.fullmatch(one.filename)
+    )
     return found
 
 

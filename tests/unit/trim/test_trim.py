@@ -306,6 +306,55 @@ def test_record_is_updated_even_if_a_later_file_fails(tmp_path, monkeypatch):
     assert (result["a.fatbin"], result["b.fatbin"]) == (hashed(STAYING), hashed(RAW))
 
 
+@pytest.mark.parametrize(
+    ("given", "listed"),
+    [("env/bin/../lib", "x/a.fatbin"), ("env", "../lib64/x/a.fatbin"), ("env/lib64", "x/a.fatbin")],
+)
+def test_record_is_updated_by_whatever_path_a_file_is_named(tmp_path, given, listed):
+    """Virtual environments have lib64 as a link to lib."""
+    path = put(tmp_path / "env" / "lib" / "x" / "a.fatbin")
+    (tmp_path / "env" / "bin").mkdir()
+    (tmp_path / "env" / "lib64").symlink_to("lib")
+    name = "x-1.dist-info/RECORD"
+    record_file = put(path.parent.parent / name, record({listed: RAW, "y\0/a.fatbin": RAW}, name))
+    trim([tmp_path / given], HOPPER)
+    assert path.read_bytes() == STAYING
+    assert rows(record_file.read_bytes())[listed] == hashed(STAYING)
+
+
+def test_record_is_updated_after_a_run_that_was_killed_before_it(tmp_path):
+    name = "x-1.dist-info/RECORD"
+    put(tmp_path / "a.fatbin")
+    path = put(tmp_path / name, record({"a.fatbin": RAW}, name))
+    code = (
+        "import os, sys; from pathlib import Path; from imagematrix.trim import trim, rules\n"
+        "trim._record = lambda *_: os._exit(9)\n"
+        "trim.trim([Path(sys.argv[1])], rules.Rules(computes=('9.0',)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code, tmp_path], check=False).returncode == 9
+    trim([tmp_path], HOPPER)
+    assert rows(path.read_bytes())["a.fatbin"] == hashed(STAYING)
+    before = path.stat()
+    trim([tmp_path], HOPPER)
+    assert path.stat().st_ino == before.st_ino
+
+
+def test_error_before_a_record_is_copied_is_reported_itself(tmp_path, monkeypatch):
+    put(tmp_path / "env" / "a.fatbin")
+    put(tmp_path / "env" / "b.fatbin")
+    put(tmp_path / "env" / "x-1.dist-info" / "RECORD")
+    replace = trim_files.replace
+
+    def fail(names, *rest):
+        if names[0].target.name == "b.fatbin":
+            raise OSError(5, "Input/output error")
+        replace(names, *rest)
+
+    monkeypatch.setattr(trim_files, "replace", fail)
+    with pytest.raises(UsageError, match="Input/output error"):
+        trim([tmp_path / "env"], HOPPER, output=tmp_path / "out")
+
+
 def wheel(path, contents, *, name="x-1.dist-info/RECORD", extra=()):
     """Write a wheel as a build tool would, with RECORD in the middle."""
     with zipfile.ZipFile(path, "w") as archive:
@@ -374,6 +423,15 @@ def test_trimming_a_wheel_is_reproducible_and_idempotent(made, tmp_path):
     inode = made.stat().st_ino
     assert {finding.status for finding in trim([made], HOPPER).findings} == {Status.UNCHANGED}
     assert made.stat().st_ino == inode
+
+
+def test_wheel_that_vendors_an_installed_package_is_trimmed(made):
+    vendored = "x/_vendor/y-2.dist-info/RECORD"
+    wheel(made, {"x/a.fatbin": RAW, vendored: b"y.py,,\n"})
+    trim([made], HOPPER)
+    after = contents(made)
+    assert (after["x/a.fatbin"], after[vendored]) == (STAYING, b"y.py,,\n")
+    assert rows(after["x-1.dist-info/RECORD"])["x/a.fatbin"] == hashed(STAYING)
 
 
 def test_signed_wheel_is_rejected(made):
