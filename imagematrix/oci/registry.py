@@ -159,13 +159,17 @@ class Registry:
         if not self.has_blob(digest):  # also fetches a token
             raise self._refusal(MISSING, f"{self._reference.name}@{digest}")
         wanted = {"Range": f"bytes={start}-"} if start else {}
-        with self._client.stream(self.blob_url(digest), wanted, self._authorization) as (status, body):
-            if status not in (OK, PARTIAL):
-                raise self._refusal(status, f"{self._reference.name}@{digest}")
-            skipped = start if status == OK else 0  # the range may be ignored
-            while skipped and (passed := len(body.read(min(skipped, PIECE)))):
-                skipped -= passed
-            yield body
+        for attempt in range(1, TRIES + 1):
+            with self._client.stream(self.blob_url(digest), wanted, self._authorization) as (status, body):
+                if status not in PASSING or attempt == TRIES:
+                    if status not in (OK, PARTIAL):
+                        raise self._refusal(status, f"{self._reference.name}@{digest}")
+                    skipped = start if status == OK else 0  # the range may be ignored
+                    while skipped and (passed := len(body.read(min(skipped, PIECE)))):
+                        skipped -= passed
+                    yield body
+                    return
+            time.sleep(PAUSE * 2 ** (attempt - 1))
 
     def has_blob(self, digest: str) -> bool:
         """Whether the repository has a blob."""

@@ -446,6 +446,18 @@ def test_interrupted_blob_transfer_is_resumed(server, registry, repository, rang
     assert server.count("GET", "blobs") == fault.get("times", 1) + 1
 
 
+@pytest.mark.parametrize("status", [429, 500, 503])
+def test_blob_transfer_that_is_refused_for_a_moment_is_requested_again(server, registry, repository, status):
+    repository.blobs[digest(BLOB)] = BLOB
+    server.fails("GET", "blobs", status=status, times=TRIES - 1)
+    assert whole(registry) == BLOB
+    assert server.count("GET", "blobs") == TRIES
+    server.fails("GET", "blobs", status=status, times=TRIES)
+    with pytest.raises(EngineError, match=f"answered {status} for"):
+        whole(registry)
+    assert server.count("GET", "blobs") == 2 * TRIES
+
+
 def test_transfer_without_progress_ends(server, registry, repository):
     repository.blobs[digest(BLOB)] = BLOB
     server.fails("GET", "blobs", drop=True, times=TRIES)
