@@ -10,6 +10,7 @@ from imagematrix.record import Record
 __all__ = ["DIGEST", "DOCKER_HUB", "TAG", "Reference", "names_registry", "split"]
 
 DOCKER_HUB = "registry-1.docker.io"
+HUB_NAMES = ("docker.io", "index.docker.io")  # what names of images call it; nothing of its API is there
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
 TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}", re.ASCII)
@@ -32,11 +33,10 @@ class Reference(Record):
         if not at:
             head, colon, last = name.rpartition(":")
             name, tag = (head, last) if colon and "/" not in last else (name, "latest")
-        first, slash, rest = name.partition("/")
-        if names_registry(name):
-            registry, repository = first, rest
-        else:
-            registry, repository = DOCKER_HUB, name if slash else f"library/{name}"
+        registry, _, repository = name.partition("/") if names_registry(name) else (DOCKER_HUB, "/", name)
+        if registry in (DOCKER_HUB, *HUB_NAMES):
+            registry = DOCKER_HUB
+            repository = repository if "/" in repository else f"library/{repository}"
         form = DIGEST if at else TAG
         if not registry.isprintable() or not REPOSITORY.fullmatch(repository) or not form.fullmatch(tag):
             raise UsageError(

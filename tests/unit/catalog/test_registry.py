@@ -236,6 +236,8 @@ def test_oversized_answer_is_not_read(registry, monkeypatch):
     [
         ("training", "registry-1.docker.io", "library/training", "latest", "https"),
         ("ml/training:v1", "registry-1.docker.io", "ml/training", "v1", "https"),
+        ("docker.io/ml/training:v1", "registry-1.docker.io", "ml/training", "v1", "https"),
+        ("index.docker.io/debian", "registry-1.docker.io", "library/debian", "latest", "https"),
         ("reg.example:5000/ml/training:v1", "reg.example:5000", "ml/training", "v1", "https"),
         ("localhost/training", "localhost", "training", "latest", "http"),
         ("localhost:5000/t:v1", "localhost:5000", "t", "v1", "http"),
