@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import io
+import os
 import time
 from dataclasses import dataclass
 from urllib.parse import urljoin, urlsplit
@@ -32,6 +33,9 @@ __all__ = ["Answer", "Client", "address", "cause", "passes"]
 LIMIT = 4 * 1024 * 1024  # bytes: registries have to accept manifests of this size, and few accept larger ones
 TIMEOUT = 30  # seconds of silence
 SLOWEST = 4096  # minimum average bytes per second of an answer afterwards
+# Bytes per second at which registries store what they have received, before they answer: docker-registry
+# writes it to its disk, or copies it within an object store.
+STORED = 8 << 20
 CONNECTIONS = 16
 REDIRECTS = 5
 MOVED = (301, 302, 307, 308)
@@ -138,7 +142,9 @@ class Client:
                 request.headers["Authorization"] = authorization
             return request
 
+        size = 0
         if data is not None and not isinstance(data, bytes):
+            size = data.seek(0, os.SEEK_END)
             data.seek(0)
         return self._session.request(
             method,
@@ -146,7 +152,7 @@ class Client:
             headers=dict(headers or {}),
             data=data,
             auth=sign,
-            timeout=TIMEOUT,
+            timeout=(TIMEOUT, TIMEOUT + size / STORED),
             stream=True,
         )
 
@@ -179,7 +185,7 @@ class _Paced(io.RawIOBase):
 
     def __init__(self, inner: io.RawIOBase) -> None:
         self._inner = inner
-        self._start = time.monotonic()
+        self._start: float | None = None  # the time of the first bytes
         self._received = 0
 
     def readable(self) -> bool:
@@ -189,10 +195,11 @@ class _Paced(io.RawIOBase):
         return self._inner.fileno()
 
     def readinto(self, buffer: WriteableBuffer) -> int | None:
-        taken = time.monotonic() - self._start
+        taken = time.monotonic() - self._start if self._start else 0
         if taken > TIMEOUT + self._received / SLOWEST:
             raise TimeoutError(f"it is too slow: {self._received} bytes in {taken:.0f} seconds")
         count = self._inner.readinto(buffer)
+        self._start = self._start or time.monotonic()
         self._received += count or 0
         return count
 

@@ -3,6 +3,7 @@
 import io
 import json
 import socket
+import time
 
 import pytest
 import requests
@@ -375,6 +376,15 @@ def test_slow_answers_time_out(begin, monkeypatch):
         assert dripping.connections == TRIES
     assert caught.value.exit_code == 8
     assert "it is too slow: " in str(caught.value)
+
+
+def test_a_large_upload_leaves_the_registry_time_to_store_it(server, registry, repository, monkeypatch):
+    monkeypatch.setattr("imagematrix.oci.transfer.TIMEOUT", 0.2)
+    monkeypatch.setattr("imagematrix.oci.transfer.STORED", len(BLOB) / 5)
+    server.fails("PUT", "uploads", then=lambda: time.sleep(0.6))
+    push(registry)
+    assert repository.blobs == {digest(BLOB): BLOB}
+    assert server.count("PUT", "uploads") == 1
 
 
 @pytest.mark.parametrize("kind", ["manifests/v1", "blobs/x", "tags"])
