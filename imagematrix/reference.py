@@ -14,6 +14,8 @@ HUB_NAMES = ("docker.io", "index.docker.io")  # what names of images call it; no
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
 TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}", re.ASCII)
+HOST = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"  # a label of DNS
+REGISTRY = rf"(?:{HOST}(?:\.{HOST})*|\[[0-9A-Fa-f:.]+\])(?::\d{{1,5}})?"
 REPOSITORY = re.compile(r"[a-z0-9]+([._-]+[a-z0-9]+)*(/[a-z0-9]+([._-]+[a-z0-9]+)*)*", re.ASCII)
 
 
@@ -38,7 +40,8 @@ class Reference(Record):
             registry = DOCKER_HUB
             repository = repository if "/" in repository else f"library/{repository}"
         form = DIGEST if at else TAG
-        if not registry.isprintable() or not REPOSITORY.fullmatch(repository) or not form.fullmatch(tag):
+        valid = re.fullmatch(REGISTRY, registry, re.ASCII) and REPOSITORY.fullmatch(repository)
+        if not valid or not form.fullmatch(tag):
             raise UsageError(
                 f"invalid image reference {text!r}: expected such as registry:5000/ml/training:v1"
             )

@@ -14,6 +14,7 @@ import requests
 from requests.adapters import HTTPAdapter
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
+from urllib3.exceptions import LocationParseError
 
 from imagematrix.documents import natural
 from imagematrix.errors import EngineError
@@ -146,15 +147,18 @@ class Client:
         if data is not None and not isinstance(data, bytes):
             size = data.seek(0, os.SEEK_END)
             data.seek(0)
-        return self._session.request(
-            method,
-            url,
-            headers=dict(headers or {}),
-            data=data,
-            auth=sign,
-            timeout=(TIMEOUT, TIMEOUT + size / STORED),
-            stream=True,
-        )
+        try:
+            return self._session.request(
+                method,
+                url,
+                headers=dict(headers or {}),
+                data=data,
+                auth=sign,
+                timeout=(TIMEOUT, TIMEOUT + size / STORED),
+                stream=True,
+            )
+        except LocationParseError as error:  # requests passes some of these on
+            raise requests.exceptions.InvalidURL(str(error)) from error
 
 
 class _Session(requests.Session):

@@ -242,6 +242,7 @@ def test_oversized_answer_is_not_read(registry, monkeypatch):
         ("localhost/training", "localhost", "training", "latest", "http"),
         ("localhost:5000/t:v1", "localhost:5000", "t", "v1", "http"),
         (f"reg.example/t@{DIGEST}", "reg.example", "t", DIGEST, "https"),
+        ("[::1]:5000/t:v1", "[::1]:5000", "t", "v1", "http"),
     ],
 )
 def test_references_are_parsed_as_docker_does(text, registry, repository, tag, scheme):
@@ -250,7 +251,13 @@ def test_references_are_parsed_as_docker_does(text, registry, repository, tag, s
     assert result.url == f"{scheme}://{registry}"
 
 
-@pytest.mark.parametrize("text", ["", "reg.example/", "a b", "a:b\n"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "reg.example/", "a b", "a:b\n"),
+        *("./t:v1", "../t:v1", "a..b/t:v1", f"{'a' * 64}.example/t", "[::1/t", "a_b:5000/t", "reg:x/t"),
+    ],
+)
 def test_invalid_reference_is_rejected(text):
     with pytest.raises(UsageError, match="invalid image reference"):
         Reference.parse(text)
