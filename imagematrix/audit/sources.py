@@ -60,6 +60,8 @@ def read(reference: str, platform: str, known: Layers) -> Iterator[Image]:
             yield from _Archive(file, known).images(reference, platform)
     elif path.exists():
         raise UnknownImageError(f"{reference} is not an OCI layout: it has no file {LAYOUT}")
+    elif reference.startswith((".", "/")):  # as no name of an image does
+        raise UnknownImageError(f"{reference}: No such file or directory")
     else:
         yield from _named(reference, platform, known)
 

@@ -67,6 +67,8 @@ def test_missing_image_exits_with_4_and_missing_engine_with_8(cli, tmp_path):
     result = cli("verify", tmp_path)
     assert result.code == 4
     assert "is not an OCI layout" in result.err
+    missing = cli("verify", tmp_path / "nope.tar")
+    assert (missing.code, "No such file" in missing.err) == (4, True)
     assert cli("verify", "training:v1").code == 8
 
 
