@@ -10,7 +10,7 @@ from imagematrix.cli.choosing import catalog_of
 from imagematrix.cli.completing import images
 from imagematrix.cli.options import HostFile, Json, Where
 from imagematrix.cli.output import print_json
-from imagematrix.errors import EngineError, ImagematrixError, ProbeError, UnknownImageError
+from imagematrix.errors import EngineError, ImagematrixError, ProbeError, UnknownImageError, UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -54,7 +54,8 @@ def command(
         nvml = query_nvml()
         node = assemble(Tree("/"), query=(lambda: nvml) if nvml else None)
         image_facts = _image(node, image, conditions, live=True) if image else None
-        findings = examine(gather(node, nvml, image_facts))
+        restricted, error = _restricted(node)
+        findings = examine(gather(restricted, nvml, image_facts, environment=error))
     if json:
         print_json(to_json(findings))
     else:
@@ -63,6 +64,16 @@ def command(
         if finding.severity == ERROR:
             codes = CODES | ({"image": image_facts.code} if image_facts else {})
             raise typer.Exit(codes.get(finding.check, ProbeError.exit_code))
+
+
+def _restricted(host: Host) -> tuple[Host, UsageError | None]:
+    """Return this machine's host with what the environment says of it, and what is wrong with that."""
+    from imagematrix.gpus.visible import within
+
+    try:
+        return within(host)[0], None
+    except UsageError as error:
+        return host, error
 
 
 def _image(host: Host, name: str, where: Mapping[str, Sequence[str]], *, live: bool) -> ImageFacts:

@@ -138,6 +138,8 @@ def _uvm(facts: Facts) -> Verdicts:
 
 
 def _states(facts: Facts) -> Verdicts:
+    if facts.environment:
+        yield _error(str(facts.environment), facts.environment.remedy)
     for gpu in facts.host.gpus:
         if gpu.state == "vgpu":
             yield _warning(

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from typing import Any
 
+    from imagematrix.errors import UsageError
     from imagematrix.node.host import Host
     from imagematrix.node.nvml import Nvml
 
@@ -73,8 +74,9 @@ class Facts:
 
     `modules` are the loaded kernel modules, None if unknown. `problems` are those of the device nodes that a
     launch with all GPUs passes, each with its remedy; `unlinked` are the nodes without a link in /dev/char,
-    each with the name of the missing link. `locks_error` is set if GPUs cannot be locked. `kernel` has
-    further facts of the kernel. For a saved host `live` is false, and only host and image are set.
+    each with the name of the missing link. `environment` is set if its variables name a GPU that is not there,
+    `locks_error` if GPUs cannot be locked. `kernel` has further facts of the kernel. For a saved host `live`
+    is false, and only host and image are set.
     """
 
     host: Host
@@ -85,6 +87,7 @@ class Facts:
     machine: str
     docker: str | None
     engine: EngineFacts
+    environment: UsageError | None = None
     locks: str = ""
     locks_error: str | None = None
     locks_remedy: str | None = None
@@ -109,8 +112,13 @@ def saved(host: Host, image: ImageFacts | None = None) -> Facts:
     )
 
 
-def gather(host: Host, nvml: Nvml | None, image: ImageFacts | None = None) -> Facts:
-    """Return the facts about this node, given its Host and NVML's reading, and about an image."""
+def gather(
+    host: Host, nvml: Nvml | None, image: ImageFacts | None = None, *, environment: UsageError | None = None
+) -> Facts:
+    """Return the facts about this node, given its Host and NVML's reading, and about an image.
+
+    `environment` is what is wrong with the variables that name GPUs.
+    """
     locks_error = _locks_error() if host.gpus else None
     return Facts(
         host=host,
@@ -121,6 +129,7 @@ def gather(host: Host, nvml: Nvml | None, image: ImageFacts | None = None) -> Fa
         machine=os.uname().nodename,
         docker=shutil.which("docker"),
         engine=_engine(),
+        environment=environment,
         locks=locks.folder(),
         locks_error=str(locks_error) if locks_error else None,
         locks_remedy=locks_error.remedy if locks_error else None,

@@ -136,6 +136,19 @@ def test_the_environment_does_not_apply_to_a_saved_host(cli, profiles, engine, s
     assert result.code == 0
 
 
+@pytest.mark.usefixtures("docker", "engine")
+def test_variables_that_stop_a_launch_are_reported(on_node, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "99")
+    result = on_node("laptop")
+    assert result.code == 0
+    assert "warning  accelerators    accelerator that images do not support: CUDA_VISIBLE_DEVICES=99" in result.out
+    assert "CPU-only images" not in result.out
+    result = on_node("rome-a100")
+    assert result.code == 5
+    assert "error    gpus            CUDA_VISIBLE_DEVICES=99: '99' not found on this host\n" in result.out
+    assert "-> unset CUDA_VISIBLE_DEVICES, or choose GPUs with --gpus\n" in result.out
+
+
 def test_unusable_lock_folder_is_reported(profiles, engine, monkeypatch, tmp_path):
     assert engine.containers == []
     (tmp_path / "file").touch()
