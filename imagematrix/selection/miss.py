@@ -67,8 +67,8 @@ def _nearest(question: Question, target: Target) -> Miss:
         return Miss(why=f"{name} has no variants{question.words}", fix=None)
     variant = index.nearest(sample(target))
     failing = tuple(result for result in results(target, variant) if not result.ok)
-    if len(catalog.variants) == 1:
-        why, which, but = f"the only variant of {name}{question.words} does not fit this host", "it", ":"
+    if len(catalog.variants) == 1:  # of its version, or the one that was named
+        why, which, but = f"{variant.reference} does not fit this host", "it", ":"
     else:
         why = f"none of the {len(catalog.variants)} variants of {name}{question.words} fits this host"
         which, but = "one", f"; the nearest is {variant.reference}, but"
