@@ -460,7 +460,9 @@ def test_the_command_ends_on_a_signal_and_removes_its_sockets(folder, profiles):
                 [path.name for path in kubelet.folder.iterdir()],
             )
 
-    assert asyncio.run(scenario()) == (True, 0, "offering 8 imagematrix.io/gpu\n", ["kubelet.sock"])
+    present, code, errors, left = asyncio.run(scenario())
+    assert (present, code, left) == (True, 0, ["kubelet.sock"])
+    assert errors in {"offering 8 imagematrix.io/gpu\n", ""}  # the signal may come before it is printed
 
 
 def test_messages_are_on_the_wire_as_kubelet_reads_them():
