@@ -74,7 +74,7 @@ class Facts:
 
     `modules` are the loaded kernel modules, None if unknown. `problems` are those of the device nodes that a
     launch with all GPUs passes, each with its remedy; `unlinked` are the nodes without a link in /dev/char,
-    each with the name of the missing link. `environment` is set if its variables name a GPU that is not there,
+    each with the name of the missing link. `environment` is set if a variable names a GPU that is not there,
     `locks_error` if GPUs cannot be locked. `kernel` has further facts of the kernel. For a saved host `live`
     is false, and only host and image are set.
     """

@@ -141,7 +141,7 @@ def test_variables_that_stop_a_launch_are_reported(on_node, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "99")
     result = on_node("laptop")
     assert result.code == 0
-    assert "warning  accelerators    accelerator that images do not support: CUDA_VISIBLE_DEVICES=99" in result.out
+    assert "warning  accelerators    accelerator that images do not support: CUDA_VISIBLE" in result.out
     assert "CPU-only images" not in result.out
     result = on_node("rome-a100")
     assert result.code == 5
