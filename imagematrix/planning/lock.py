@@ -93,7 +93,8 @@ def _write(path: Path, bases: Mapping[str, str]) -> None:
     """Write the digests to `path` atomically; raise UsageError on failure."""
     text = documents.dump(document(bases))
     try:
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+        # The context of a build is often the same folder: it ignores what ends in the name of a lock.
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".", suffix=f".{path.name}") as folder:
             written = Path(folder, path.name)
             written.write_text(text, encoding="utf-8")
             written.replace(path)

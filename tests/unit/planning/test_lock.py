@@ -5,6 +5,8 @@ import stat
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -13,6 +15,7 @@ from imagematrix.cli import planning
 from imagematrix.errors import UsageError
 from imagematrix.matrix.load import load
 from imagematrix.planning import lock
+from imagematrix.planning.context import listing
 from imagematrix.planning.planner import Against, plan
 
 ONE, TWO = f"sha256:{'1' * 64}", f"sha256:{'2' * 64}"
@@ -114,6 +117,23 @@ def test_concurrent_additions_are_all_kept(path):
         assert all(pool.map(lambda name: lock.extend(path, {name: ONE}), names))
     assert lock.read(path) == dict.fromkeys(names, ONE)
     assert list(path.parent.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("name", ["imagematrix.lock", "other.imagematrix.lock"])
+def test_lock_being_written_is_not_part_of_a_context(tmp_path, monkeypatch, name):
+    """Two builds may run in the same folder, and a killed one leaves behind what it was writing."""
+    (tmp_path / "main.c").write_text("int main() {}")
+    seen = []
+
+    def observed(*words, **named):
+        folder = TemporaryDirectory(*words, **named)
+        (Path(folder.name) / name).write_text("half of a lock")
+        seen.append(list(listing(tmp_path).entries))
+        return folder
+
+    monkeypatch.setattr("imagematrix.planning.lock.tempfile.TemporaryDirectory", observed)
+    lock.extend(tmp_path / name, {"a:1": ONE})
+    assert seen == [["main.c"]]
 
 
 def test_entries_added_during_a_lookup_are_kept(path):
