@@ -227,6 +227,9 @@ class Maker:
             made = self._made.get(name)
             if places[name] is None and not self._builder.local and made and made.layout:
                 places[name] = f"oci-layout://{made.layout}@{made.digest}"
+            if places[name] is None:  # BuildKit would look for it at Docker Hub, where it is somebody else's
+                message = f"{name}, which it builds on, is not built yet"
+                raise BuildError(message, remedy="build it first, or in the same build")
         images = {name: place for name, place in places.items() if place}
         if item.trims:
             images[program.CONTEXT] = str(self._program)

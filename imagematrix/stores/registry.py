@@ -86,10 +86,15 @@ class Remote:
         variant = entry(self.registry(image), self._digests[reference])
         return (variant and labels.components(variant.annotations)) or {}
 
-    def source(self, reference: str, *, local: bool) -> str | None:  # noqa: ARG002 - every builder can pull it
-        """Return the source of a present image for a build, by its digest."""
+    def source(self, reference: str, *, local: bool) -> str | None:
+        """Return the source of a present image for a build, by its digest.
+
+        It may be in the engine only, in which builders `local` to that find it.
+        """
         digest = self._digests.get(reference)
-        return f"docker-image://{reference}@{digest}" if digest else None
+        if digest is None:
+            return self._docker.source(reference, local=local)
+        return f"docker-image://{reference}@{digest}"
 
     def store(self, order: Order, made: Made) -> str:
         """Push an image from its layout, or else from the engine, and tag it.

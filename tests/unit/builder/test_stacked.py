@@ -26,11 +26,11 @@ def stacked(tmp_path, backend):
     (tmp_path / ".dockerignore").write_text("*\n")
     (tmp_path / "matrix.yaml").write_text(MATRIX)
 
-    def call(app="FROM {{ images['base'] }}\n", base="FROM debian:{{ os }}\n", against=None):
+    def call(app="FROM {{ images['base'] }}\n", base="FROM debian:{{ os }}\n", against=None, expression=None):
         (tmp_path / "templates" / "app.j2").write_text(app)
         (tmp_path / "templates" / "base.j2").write_text(base)
         against = against or Against(resolve=backend.resolve, store=backend)
-        return plan(load(tmp_path / "matrix.yaml"), against)
+        return plan(load(tmp_path / "matrix.yaml"), against, expression=expression)
 
     return call
 
@@ -64,14 +64,24 @@ def test_base_image_is_built_first_and_part_of_the_identity(stacked, carry_out, 
     assert {item.status for item in again.items} == {"refused"}
 
 
-@pytest.mark.parametrize("local", [True, False])
-def test_remote_builder_gets_a_base_from_the_engine_as_layout(stacked, carry_out, backend, local):
-    backend.layers, backend.local, backend.source = [], local, lambda _, **__: None
+def test_remote_builder_gets_a_base_from_the_engine_as_layout(stacked, carry_out, backend):
+    backend.layers, backend.local, backend.source = [], False, lambda _, **__: None
     plan = stacked()
     carry_out(plan)
     orders = {call[2].reference: call[2] for call in backend.calls if call[0] == "make"}
     images = orders[plan.items[0].reference].sources.images
-    assert [where.partition(":")[0] for where in images.values()] == ([] if local else ["oci-layout"])
+    assert [where.partition(":")[0] for where in images.values()] == ["oci-layout"]
+
+
+@pytest.mark.parametrize("local", [True, False])
+def test_base_that_is_nowhere_is_not_looked_for_at_docker_hub(stacked, carry_out, backend, local):
+    backend.local, backend.source = local, lambda _, **__: None
+    results, _ = carry_out(stacked(expression="image=app"))
+    assert not backend.called("make")
+    for result in results.values():
+        assert result.status == "failed"
+        assert f"{result.item.needs[0]}, which it builds on, is not built yet" in str(result.error)
+        assert result.error.remedy == "build it first, or in the same build"
 
 
 def test_stored_base_is_reused(stacked, carry_out, backend):

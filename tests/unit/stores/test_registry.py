@@ -40,6 +40,13 @@ def test_image_is_tagged_after_all_its_blobs_are_pushed(server, remote, reposito
     assert remote.source("another", local=True) is None
 
 
+def test_image_that_only_the_engine_has_is_a_source_for_builds_there(remote, docker, make_image):
+    one = make_image("a")
+    docker.store(one.order, one.made)
+    assert remote.source(one.order.reference, local=True).startswith("docker-image://held:")
+    assert remote.source(one.order.reference, local=False) is None
+
+
 def test_present_layers_are_not_pushed(server, remote, make_image):
     store(remote, make_image("a"))
     before = server.count("POST")
