@@ -7,7 +7,7 @@ import re
 from imagematrix.errors import UsageError
 from imagematrix.record import Record
 
-__all__ = ["DIGEST", "DOCKER_HUB", "TAG", "Reference", "names_registry", "split"]
+__all__ = ["DIGEST", "DOCKER_HUB", "TAG", "Reference", "familiar", "names_registry", "split"]
 
 DOCKER_HUB = "registry-1.docker.io"
 HUB_NAMES = ("docker.io", "index.docker.io")  # what names of images call it; nothing of its API is there
@@ -72,3 +72,11 @@ def names_registry(name: str) -> bool:
     """Whether the name of an image starts with a registry, by docker's rule."""
     first, slash, _ = name.partition("/")
     return bool(slash) and ("." in first or ":" in first or first == "localhost")
+
+
+def familiar(name: str) -> str:
+    """Return the name of an image as an engine lists it: without docker.io, and without its library."""
+    registry, slash, rest = name.partition("/")
+    short = rest if slash and registry in HUB_NAMES else name
+    library, _, last = short.partition("/")
+    return last if library == "library" and "/" not in last else short

@@ -6,7 +6,7 @@ from imagematrix import engine
 from imagematrix.catalog import labels
 from imagematrix.catalog.catalog import Catalog
 from imagematrix.errors import UnknownImageError
-from imagematrix.reference import split
+from imagematrix.reference import familiar, split
 from imagematrix.spelling import SLIP, nearest
 
 TYPE_CHECKING = False
@@ -86,7 +86,7 @@ def _variants(item: object) -> Iterator[tuple[str, str, Variant, Terms]]:
         return
     image, version = own[labels.IMAGE], own[labels.VERSION]
     reference = f"{image}:{labels.tag(version, own[labels.CELL], own[labels.INPUT])}"
-    if reference in _names(item.get("RepoTags")):
+    if {reference, familiar(reference)} & {*_names(item.get("RepoTags"))}:
         digest = _digest(item, image)
         variant = labels.read(own, reference=reference, digest=digest, size=item.get("Size"))
         yield image, version, variant, labels.terms(own, reference)
@@ -95,8 +95,9 @@ def _variants(item: object) -> Iterator[tuple[str, str, Variant, Terms]]:
 def _digest(item: dict[str, object], image: str) -> str | None:
     """Return the manifest digest, or the image ID if the store keeps no manifests."""
     for name in _names(item.get("RepoDigests")):
-        if name.startswith(f"{image}@"):
-            return name.removeprefix(f"{image}@")
+        repository, _, digest = name.partition("@")
+        if repository in (image, familiar(image)):
+            return digest
     return str(item.get("Id"))
 
 

@@ -14,6 +14,7 @@ from imagematrix.errors import EngineError, TagMovedError, UsageError
 from imagematrix.oci import layout
 from imagematrix.oci.parts import Part, of_history
 from imagematrix.planning.backend import Present
+from imagematrix.reference import familiar, split
 from imagematrix.stores.held import Held
 
 TYPE_CHECKING = False
@@ -140,7 +141,7 @@ class Engine:
 
     @staticmethod
     def _digest(image: Mapping[str, Any], reference: str) -> str:
-        repository = reference.partition("@")[0].rpartition(":")[0] or reference
+        repository = familiar(split(reference)[0])
         for name in image.get("RepoDigests") or ():
             if name.startswith(f"{repository}@"):
                 return str(name).rpartition("@")[2]
@@ -197,7 +198,7 @@ class Engine:
             return
         # Images that users build on a variant inherit its labels, but not the tag derived from them.
         reference = f"{image}:{labels.tag(own[labels.VERSION], own[labels.CELL], own[labels.INPUT])}"
-        if reference in (entry.get("RepoTags") or ()):
+        if familiar(reference) in (entry.get("RepoTags") or ()):
             self._components[reference] = components
             self._ids[reference] = str(entry["Id"])
             yield Present(

@@ -8,6 +8,7 @@ from imagematrix.catalog.catalog import Variant
 from imagematrix.catalog.engine import catalog, catalogs
 from imagematrix.errors import EngineError, UnknownImageError, UsageError
 from imagematrix.reference import split
+from imagematrix.stores.engine import Engine
 
 SHORT = "0123456789ab"
 DIGEST = f"sha256:{'d' * 64}"
@@ -56,6 +57,31 @@ def test_podman_prefix_of_short_names_is_removed(engine, full):
     engine.images[0] |= {"RepoTags": [full + reference], "RepoDigests": [f"{full}training@{DIGEST}"]}
     (variant,) = catalog("training:v1").variants
     assert (variant.reference, variant.digest) == (reference, DIGEST)
+
+
+@pytest.mark.parametrize(
+    ("image", "listed"),
+    [
+        ("docker.io/ml/training", "ml/training"),
+        ("docker.io/library/training", "training"),
+        ("index.docker.io/training", "training"),
+        ("library/training", "training"),
+        ("library/ml/training", "library/ml/training"),
+        ("reg:5000/library/training", "reg:5000/library/training"),
+    ],
+)
+def test_images_of_docker_hub_are_found_as_docker_lists_them(engine, image, listed):
+    engine.add_catalog(one(image=image))
+    (reference,) = engine.images[0]["RepoTags"]
+    engine.images[0] |= {
+        "RepoTags": [reference.replace(image, listed)],
+        "RepoDigests": [f"{listed}@{DIGEST}"],
+    }
+    (variant,) = catalog(f"{image}:v1").variants
+    assert (variant.reference, variant.digest) == (reference, DIGEST)
+    engine.images[0]["Labels"][labels.INPUTS] = "{}"
+    with Engine() as store:
+        assert [one.reference for one in store.present(image, "v1")] == [reference]
 
 
 def test_digest_is_the_manifest_s_or_the_image_id(engine):

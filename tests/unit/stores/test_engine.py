@@ -74,6 +74,20 @@ def test_name_resolves_to_its_digest(engine, docker):
     assert docker.digest("t:v2") is None
 
 
+@pytest.mark.parametrize(
+    ("name", "listed"),
+    [
+        ("reg:5000/t", "reg:5000/t"),
+        ("docker.io/library/t:v1", "t"),
+        ("docker.io/ml/t", "ml/t"),
+        (f"t:v1@{OTHER}", "t"),
+    ],
+)
+def test_digest_is_that_of_the_registry_however_the_image_is_named(engine, docker, name, listed):
+    tell(engine, "GET", f"/images/{name}/json", {"Id": OTHER, "RepoDigests": [f"{listed}@{DIGEST}"]})
+    assert docker.digest(name) == DIGEST
+
+
 def test_layers_of_an_image_are_listed_with_sizes(engine, docker):
     image = {"Id": OTHER, "Size": 30, "RootFS": {"Layers": [DIGEST]}}
     tell(engine, "GET", f"/images/{OTHER}/json", image)
