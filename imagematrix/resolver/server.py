@@ -6,6 +6,8 @@ import asyncio
 import hmac
 import json
 import re
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 from aiohttp import BasicAuth, web
 
@@ -13,6 +15,8 @@ from imagematrix.errors import EngineError, ImagematrixError, UnknownImageError
 from imagematrix.reference import DIGEST, TAG, Reference
 from imagematrix.resolver.answer import explained, resolve
 from imagematrix.resolver.versions import Versions
+
+Result = TypeVar("Result")
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -45,6 +49,7 @@ CODES = {
 }
 DENIED, MISSING, AWAY = 403, 404, 502
 OPEN = ("/healthz",)  # what needs no token
+DECIDING = 4  # threads
 
 
 class Resolver:
@@ -67,7 +72,9 @@ class Resolver:
         state: State | None = None,
     ) -> None:
         self._upstream = upstream
-        self._versions = Versions(upstream, journal, policy, state)
+        # What needs no upstream has threads of its own: those of asyncio may all wait for one that hangs.
+        self._here = ThreadPoolExecutor(DECIDING)
+        self._versions = Versions(upstream, journal, self._here, policy, state)
         self._nodes = nodes
         self._journal = journal
         self._mirrors = mirrors
@@ -119,7 +126,7 @@ class Resolver:
     async def _health(self, _: web.Request) -> web.Response:
         """Answer whether the node can be probed; the upstream may be away."""
         try:
-            await asyncio.to_thread(self._nodes.here.host)
+            await self._locally(self._nodes.here.host)
         except ImagematrixError as error:
             return web.Response(status=503, text=f"{error}\n")
         return web.Response(text="ok\n")
@@ -169,7 +176,7 @@ class Resolver:
         version = await self._version(repository, name)
         if version.catalog is None:
             return version.manifest
-        chosen = await asyncio.to_thread(self._chosen, version.catalog, version.key, repository, name)
+        chosen = await self._locally(self._chosen, version.catalog, version.key, repository, name)
         found = await self._versions.manifest(repository, chosen.digest)
         if found is None:
             raise EngineError(f"the index of {repository}:{name} lists {chosen.digest}, which is not there")
@@ -182,6 +189,9 @@ class Resolver:
             raise UnknownImageError(f"{repository}:{tag} not found")
         return found
 
+    async def _locally(self, work: Callable[..., Result], *arguments: object) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._here, work, *arguments)
+
     def _chosen(self, catalog: Catalog, key: Key | None, repository: str, tag: str) -> Resolved:
         chosen = resolve(self._nodes, catalog, tag)
         self._journal.chose(f"{repository}:{tag}", chosen, key.name if key else None)
@@ -193,7 +203,7 @@ class Resolver:
         found = await self._version(reference.repository, reference.tag)
         if found.catalog is None:
             raise UnknownImageError(f"{reference.repository}:{reference.tag} has no variants")
-        document = await asyncio.to_thread(explained, self._nodes, found.catalog, reference.tag)
+        document = await self._locally(explained, self._nodes, found.catalog, reference.tag)
         return web.json_response(document)
 
 

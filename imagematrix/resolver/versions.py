@@ -22,6 +22,8 @@ Value = TypeVar("Value")
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
     from imagematrix.oci.registry import Manifest
     from imagematrix.resolver.journal import Journal
     from imagematrix.resolver.state import State
@@ -36,13 +38,22 @@ PATIENCE_S = 5.0  # for an upstream that hangs, where its last answer is known
 
 
 class Versions:
-    """The tags of an upstream that the policy admits; `state` has them for the next start."""
+    """The tags of an upstream that the policy admits; `state` has them for the next start.
+
+    `here` has the threads that read it.
+    """
 
     def __init__(
-        self, upstream: Upstream, journal: Journal, policy: Policy | None = None, state: State | None = None
+        self,
+        upstream: Upstream,
+        journal: Journal,
+        here: Executor,
+        policy: Policy | None = None,
+        state: State | None = None,
     ) -> None:
         self._upstream = upstream
         self._journal = journal
+        self._here = here
         self._policy = policy or Policy()
         self._state = state
         self._versions: OrderedDict[tuple[str, str], tuple[float, Version]] = OrderedDict()
@@ -109,7 +120,10 @@ class Versions:
             listed = any(
                 digest in one.digests for (name, _), (_, one) in self._versions.items() if name == repository
             )
-            found = await asyncio.to_thread(self._read_digest, repository, digest, listed=listed)
+            # What has a digest never changes, so that what is on disk is as good.
+            found = await self._kept(repository, digest)
+            if found is None or (not listed and self._policy.rule(repository)):
+                found = await asyncio.to_thread(self._read_digest, repository, digest, found, listed=listed)
             if found is None:
                 return None
             _keep(self._manifests, key, found)
@@ -145,9 +159,16 @@ class Versions:
                 self._state.keep(repository, reference, content)
         return found
 
-    def _read_digest(self, repository: str, digest: str, *, listed: bool) -> Manifest | None:
-        # What has a digest never changes, so that what is on disk is as good.
-        kept = self._state.manifest(repository, digest) if self._state else None
+    async def _kept(self, repository: str, digest: str) -> Manifest | None:
+        """Return what is on disk, also while every other thread waits for an upstream that hangs."""
+        if self._state is None:
+            return None
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._here, self._state.manifest, repository, digest)
+
+    def _read_digest(
+        self, repository: str, digest: str, kept: Manifest | None, *, listed: bool
+    ) -> Manifest | None:
         found = kept or self._upstream.manifest(repository, digest)
         rule = self._policy.rule(repository)
         if found and rule and not listed:

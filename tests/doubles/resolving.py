@@ -3,6 +3,7 @@
 import asyncio
 import json
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import requests
@@ -39,9 +40,12 @@ class Played:
 
 
 class Front:
-    """A resolver that runs in a thread of its own; `state` is the folder of its state."""
+    """A resolver that runs in a thread of its own; `state` is the folder of its state.
 
-    def __init__(self, upstream, node, *, classes=None, state=None, **options):
+    At most `threads` wait for the upstream at a time, if that is given.
+    """
+
+    def __init__(self, upstream, node, *, classes=None, state=None, threads=None, **options):
         self.notes: list[str] = []
         self.journal = Journal(self.notes.append)
         self._upstream = open_upstream(upstream)
@@ -53,6 +57,8 @@ class Front:
             **options,
         )
         self._loop = asyncio.new_event_loop()
+        if threads:
+            self._loop.set_default_executor(ThreadPoolExecutor(threads))
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
         self.address = self._run(self._start())

@@ -5,6 +5,7 @@ import http.client
 import re
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from distribution import Dripping, digest
 from resolving import variant
 
 from imagematrix.resolver import versions
+from imagematrix.resolver.remote import Remote
 
 HOST = Path(__file__).parents[2] / "hosts" / "laptop.json"
 LAYER = b"cpu-v3" * 1000
@@ -85,6 +87,22 @@ def test_pull_resumes_after_a_killed_resolver_restarts(process, upstream, publis
     again = requests.get(f"{url}/manifests/{published.digests['cpu-v3']}", timeout=10)
     assert again.content == manifest.content
     assert requests.get(f"http://{address}{BLOB}", timeout=10).content == LAYER
+
+
+def test_an_upstream_that_hangs_delays_nothing_that_is_known(front, published, monkeypatch, tmp_path):
+    first = front(state=tmp_path / "state")
+    assert first.pull("v1") == published.digests["cpu-v3"]
+    first.close()
+    monkeypatch.setattr(versions, "PATIENCE_S", 0.1)
+    answers = threading.Event()
+    with monkeypatch.context() as hanging, concurrent.futures.ThreadPoolExecutor(1) as pool:
+        hanging.setattr(Remote, "manifest", lambda *_: answers.wait(20) and None)
+        node = front(state=tmp_path / "state", threads=1)
+        waiting = pool.submit(requests.get, f"http://{node.address}/v2/ml/other/manifests/v1", timeout=30)
+        assert node.pull("v1") == published.digests["cpu-v3"]
+        assert node.get("/healthz").text == "ok\n"
+        assert not waiting.done()
+        answers.set()
 
 
 def test_pulls_during_a_rollout_are_consistent_and_never_go_back(front, published, monkeypatch):
