@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from imagematrix.launcher.options import RunArgs
     from imagematrix.launcher.plan import Launch
+    from imagematrix.node.host import Host
     from imagematrix.selection.selection import Selection
 
 __all__ = ["start"]
@@ -41,14 +42,25 @@ def start(args: RunArgs, image: str) -> int:
         return 0
     for doubt, remedy in requested.doubts(chosen, launch):
         warn(doubt, remedy)
+    waits: list[str] = []
+
+    def report(reason: str) -> None:
+        waits.append(reason)
+        info(reason)
+
     with ExitStack() as stack:
         if launch.gpus or requested.passed:
-            claimed = stack.enter_context(requested.claim(launch, info))
-            chosen, launch = requested.on(claimed)
+            claimed = stack.enter_context(requested.claim(launch, report))
+            chosen, launch = requested.on(claimed, _now(args) if waits else None)
             claimed.pass_on()
         if args.detached:
             _exec(launch, args)
         return _run(launch, args, chosen)
+
+
+def _now(args: RunArgs) -> Host | None:
+    """Return this node's host as it is now, None if it was given."""
+    return None if args.host or args.nvidia_smi else node_of(None, None, None, args.gpus)[0]
 
 
 def _print(launch: Launch, args: RunArgs) -> None:

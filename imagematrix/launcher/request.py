@@ -6,9 +6,10 @@ import os
 import re
 
 from imagematrix import endpoint, engine
-from imagematrix.errors import EngineError, UsageError
+from imagematrix.allocation.usage import keys
+from imagematrix.errors import EngineError, ProbeError, UsageError
 from imagematrix.gpus.choice import Choice
-from imagematrix.gpus.spec import candidates, exactly
+from imagematrix.gpus.spec import among, candidates, exactly
 from imagematrix.launcher.devices import check, nodes, require
 from imagematrix.launcher.injection import second_driver, through_cdi
 from imagematrix.launcher.passed import passed
@@ -59,18 +60,24 @@ class Request(Record):
         Raises NothingFits, and DevicesError if a device node cannot be used and the launch is not just
         printed.
         """
-        return self._planned(self.choices[0].first or self.wanted)
+        return self._planned(self.choices[0].first or self.wanted, self.host)
 
-    def on(self, claimed: Claim) -> tuple[Selection, Launch]:
-        """Return what to start on the claimed GPUs; raises what `first` does."""
-        chosen, launch = self._planned(claimed.gpus) if claimed.gpus else self.first()
+    def on(self, claimed: Claim, now: Host | None = None) -> tuple[Selection, Launch]:
+        """Return what to start on the claimed GPUs; raises what `first` does.
+
+        `now` is the host after waiting for them, if it has been read again: it may have another driver by
+        then. Raises UsageError or ProbeError if it no longer has these GPUs or MIG devices.
+        """
+        host = now or self.host
+        gpus = claimed.gpus if host == self.host else _still(claimed.gpus, host)
+        chosen, launch = self._planned(gpus or self.choices[0].first or self.wanted, host)
         if self.args.privileged:  # the list of devices shows other launches what this container uses
-            launch = launch.with_devices(nodes(self.host, self.passed))
+            launch = launch.with_devices(nodes(host, self.passed))
         return chosen, launch.with_labels(claimed.labels)
 
-    def _planned(self, gpus: Wanted) -> tuple[Selection, Launch]:
+    def _planned(self, gpus: Wanted, host: Host) -> tuple[Selection, Launch]:
         args = self.args
-        chosen = select(self.host, self.catalog, gpus=gpus, allow_cpu=args.allow_cpu, where=args.where)
+        chosen = select(host, self.catalog, gpus=gpus, allow_cpu=args.allow_cpu, where=args.where)
         nothing: frozenset[str] | None = frozenset()
         held = self._ask(lambda: _held(chosen), nothing)
         launch = plan(chosen, args.command, share=self.share, held=held)
@@ -194,6 +201,17 @@ def _info() -> Mapping[str, Any]:
         return engine.info()
     except EngineError:  # printing a launch needs no engine, and starting one fails later
         return {}
+
+
+def _still(gpus: tuple[Gpu, ...], host: Host) -> tuple[Gpu, ...]:
+    """Return the claimed GPUs as `host` has them now."""
+    found = among(host.gpus, exactly(gpus)) if gpus else ()
+    if [keys(gpu) for gpu in found] != [keys(gpu) for gpu in gpus]:
+        raise ProbeError(
+            f"the devices of {', '.join(gpu.label for gpu in gpus)} changed during the wait",
+            remedy="launch again",
+        )
+    return found
 
 
 def _not_too_small(choices: tuple[Choice, ...], vram_mib: int) -> tuple[Choice, ...]:

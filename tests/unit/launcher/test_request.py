@@ -192,3 +192,53 @@ def test_a_remote_engine_needs_a_saved_host(monkeypatch):
         with pytest.raises(UsageError, match="the engine runs on node7") as caught:
             remote_machine(split(line.split()))
         assert "on node7, then pass --host node.json" in caught.value.remedy
+
+
+@pytest.fixture
+def claimed(make, monkeypatch):
+    """Returns what is started on GPUs of the host `after`, claimed when it was the host `before`."""
+    older = UserModeDriver(mode="exact", version="535.261.03")
+    found = catalog("80")
+    (newer,) = found.variants
+    other = replace(newer, reference="training:v1-older", driver=older)
+    monkeypatch.setattr("imagematrix.allocation.survey.survey", lambda *_: {})
+    monkeypatch.setattr("imagematrix.engine.info", dict)
+    monkeypatch.setattr(module, "require", lambda _: None)
+
+    def start(before, after, version="550.163.01"):
+        words = split(["IMAGE"])
+        asked = request(words, make.host(*before), replace(found, variants=(newer, other)), None, None)
+        now = make.host(*after)
+        now = replace(now, driver=replace(now.driver, version=version))
+        with asked.claim(asked.first()[1], lambda _: None) as taken:
+            return asked.on(taken, now)[1]
+
+    return start
+
+
+def test_an_image_is_chosen_for_the_driver_after_the_wait(claimed, make):
+    gpu = make.gpu(0)
+    assert claimed([gpu], [gpu]).reference == "training:v1-sm80"
+    assert claimed([gpu], [gpu], version="535.261.03").reference == "training:v1-older"
+    with pytest.raises(NothingFits):
+        claimed([gpu], [gpu], version="580.65.06")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ({}, {"minor": 7}, "devices of GPU 0 .* changed during the wait"),
+        ({}, {"uuid": "GPU-9"}, "'GPU-0' not found"),
+        ({}, {"mig": ["MIG-1"]}, "changed during the wait"),
+        ({"mig": ["MIG-1"]}, {"mig": ["MIG-2"]}, "'MIG-1' not found"),
+        ({"mig": ["MIG-1"]}, {}, "'MIG-1' not found"),
+    ],
+)
+def test_a_gpu_that_changed_during_the_wait_is_not_used(claimed, make, before, after, message):
+    def gpu(mig=(), **facts):
+        return make.gpu(
+            0, mig=tuple(make.mig(uuid=name, capabilities=(1, 2)) for name in mig) or None, **facts
+        )
+
+    with pytest.raises((ProbeError, UsageError), match=message):
+        claimed([gpu(**before)], [gpu(**after)])
