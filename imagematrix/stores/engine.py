@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import io
+import re
 import threading
+import time
 from functools import cached_property
 from typing import Any, Self
 
@@ -30,6 +32,13 @@ __all__ = ["Engine"]
 
 SMALL = 1 << 20  # bytes of layers
 KEPT = (404, 409)  # statuses of a removal whose image is gone or in use
+TRIES = 3
+PAUSE = 0.3  # seconds, doubled from one try to the next
+# Errors of a push that pass, as the two image stores report them. The containerd image store names only the
+# status of a manifest that is refused for lack of a blob.
+PASSING = re.compile(
+    r"\b(408|429|50[0234]) [A-Z]|PUT request to \S+/manifests/\S+: 400 |manifest blob unknown|: unknown error"
+)
 
 
 class _Stream(io.RawIOBase):
@@ -347,12 +356,24 @@ class Engine:
             return io.BufferedReader(_Stream(self._client.api.get_image(image)))
 
     def push(self, reference: str) -> None:
-        """Push an image to the registry in its name, with docker's own credentials."""
+        """Push an image to the registry in its name, with docker's own credentials.
+
+        Docker gives up at an error of the registry that passes, such as one while another client pushes the
+        same blob (see oci.Registry.push_manifest): the push is repeated then, and continues.
+        """
+        attempt = 1
+        while error := self._pushed(reference):
+            if attempt == TRIES or not PASSING.search(error):
+                raise EngineError(f"{reference} was not pushed: {error}")
+            time.sleep(PAUSE * 2 ** (attempt - 1))
+            attempt += 1
+
+    def _pushed(self, reference: str) -> str | None:
+        """Push an image once, and return the error of docker, if any."""
         repository, _, tag = reference.rpartition(":")
         with self._reached():
-            for answer in self._client.api.push(repository, tag=tag, stream=True, decode=True):
-                if "error" in answer:
-                    raise EngineError(f"{reference} was not pushed: {answer['error']}")
+            answers = self._client.api.push(repository, tag=tag, stream=True, decode=True)
+            return next((str(answer["error"]) for answer in answers if "error" in answer), None)
 
     @contextlib.contextmanager
     def _reached(self) -> Iterator[None]:

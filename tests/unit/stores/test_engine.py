@@ -441,7 +441,37 @@ def test_failed_removal_is_reported(engine, replaced):
         replaced()
 
 
-def test_refused_push_is_an_engine_error(engine, docker):
+@pytest.mark.parametrize(
+    "error",
+    [
+        "unexpected status from HEAD request to http://reg:5000/v2/t/manifests/a: 500 Internal Server Error",
+        "unexpected status from PUT request to http://reg:5000/v2/t/manifests/a: 400 Bad Request",
+        "received unexpected HTTP status: 503 Service Unavailable",
+        "errors:\ndigest invalid: invalid digest\nmanifest blob unknown: blob unknown to registry\n",
+        "unknown: unknown error",
+    ],
+)
+def test_push_that_fails_for_a_moment_is_repeated(engine, docker, monkeypatch, error):
+    pauses = []
+    failed = 200, json.dumps({"error": error}).encode()
+    engine.responses["POST", "/push"] = failed
+
+    def sleep(pause):
+        pauses.append(pause)
+        engine.responses["POST", "/push"] = 200, b'{"status": "Pushed"}'
+
+    monkeypatch.setattr("imagematrix.stores.engine.time.sleep", sleep)
+    docker.push("reg:5000/t:v1-a")
+    assert pauses == [0.3]
+    monkeypatch.setattr("imagematrix.stores.engine.time.sleep", pauses.append)
+    engine.responses["POST", "/push"] = failed
+    with pytest.raises(EngineError, match="reg:5000/t:v1-a was not pushed: "):
+        docker.push("reg:5000/t:v1-a")
+    assert pauses == [0.3, 0.3, 0.6]
+
+
+def test_refused_push_is_an_engine_error(engine, docker, monkeypatch):
+    monkeypatch.setattr("imagematrix.stores.engine.PAUSE", 60)  # it is not repeated
     engine.responses["POST", "/push"] = 200, b'{"status": "Preparing"}\r\n'
     docker.push("reg:5000/t:v1-a")
     engine.responses["POST", "/push"] = 200, b'{"error": "denied: not yours"}'
