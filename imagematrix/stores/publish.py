@@ -103,6 +103,8 @@ def publish(
         if published and published.raw == raw:
             for alias in aliases:
                 registry.push_manifest(alias, raw, INDEX)
+            if aliases and registry.digest(version) != published.digest:
+                continue  # the aliases may have become older than another client left them
             return Published(
                 digest=published.digest,
                 variants=len(own),

@@ -172,6 +172,21 @@ def test_variant_pushed_during_publish_is_kept(server, registry, repository, add
     assert done.variants == 2
 
 
+def test_alias_is_not_left_behind_the_version(server, registry, repository, add_variant):
+    """Another client publishes, and moves the alias, just before this one does."""
+    add_variant("a")
+
+    def other():
+        add_variant("b")
+        with Registry(registry.name) as another:
+            publish(another, "v1", ["latest"])
+
+    server.fails("PUT", "manifests/latest", then=other)
+    done = publish(registry, "v1", ["latest"])
+    assert done.variants == 2
+    assert repository.tags["latest"] == repository.tags["v1"] == done.digest
+
+
 def test_push_conflict_gives_up_after_retries(server, registry, repository, add_variant):
     add_variant("a")
     add_variant("b")
