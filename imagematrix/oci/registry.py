@@ -299,7 +299,7 @@ class Registry:
         """Return the URL of the next page, always in this registry whatever its host."""
         if answer.next is None:
             return None
-        parts = urlsplit(address(self._base, answer.next))
+        parts = urlsplit(address(answer.url, answer.next))
         return urljoin(self._base, parts._replace(scheme="", netloc="").geturl())
 
     def _expect(self, answer: Answer, status: int, what: str) -> None:

@@ -130,9 +130,9 @@ class Server:
     """The registry at `address`.
 
     `requests` are those received. If `basic` is set, that Authorization is required; if `uses` is set, tokens
-    of its own are required, each valid for so many requests. `page` is the number of tags per page, `silent`
-    omits Docker-Content-Digest, `elsewhere` is the address for uploads. Without `deletes` nothing can be
-    deleted, and without `ranges` blobs are sent whole.
+    of its own are required, each valid for so many requests. `page` is the number of tags per page, `pages`
+    the address of the others, `silent` omits Docker-Content-Digest, `elsewhere` is the address for uploads.
+    Without `deletes` nothing can be deleted, and without `ranges` blobs are sent whole.
     """
 
     def __init__(self):
@@ -142,6 +142,7 @@ class Server:
         self.basic = None
         self.uses = None
         self.page = 1000
+        self.pages = "http://another.example/v2/{name}/tags/list"
         self.silent = False
         self.deletes = True
         self.ranges = True
@@ -287,7 +288,7 @@ def _handler(server):  # noqa: C901 - one method for each of HTTP's
             last = parse_qs(urlsplit(self.path).query).get("last", [""])[0]
             rest = sorted(tag for tag in repository.tags if tag > last)
             page = rest[: server.page]
-            link = f'<http://another.example/v2/{name}/tags/list?last={page[-1]}>; rel="next"' if page else ""
+            link = f'<{server.pages.format(name=name)}?last={page[-1]}>; rel="next"' if page else ""
             more = {"Link": link} if len(rest) > len(page) else {}
             self.answer(200, json.dumps({"name": name, "tags": page}).encode(), more)
 

@@ -168,8 +168,10 @@ def test_content_with_a_wrong_digest_is_rejected(registry, repository):
         registry.push_blob(digest(b"promised"), io.BytesIO(b"sent"))
 
 
-def test_all_pages_of_tags_are_read(server, registry, repository):
-    # The links of pages name another host, as behind a proxy that does not forward the host name.
+@pytest.mark.parametrize("pages", ["http://another.example/v2/{name}/tags/list", "/v2/{name}/tags/list", ""])
+def test_all_pages_of_tags_are_read(server, registry, repository, pages):
+    # The link may name another host, as behind a proxy that does not forward the host name, or only a query.
+    server.pages = pages
     for number in range(25):
         repository.put(f"v{number:02}", RAW, INDEX)
     server.page = 10
