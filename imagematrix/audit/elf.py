@@ -110,15 +110,15 @@ def read(window: Window) -> Elf | None:
     kind, machine, _, entry, segments, sections, _, _, _, held, width, count, names = (
         layout.header.unpack_from(head, 16)
     )
-    damaged = False
+    damaged = elsewhere = False
     found: tuple[Section, ...] = ()
     told: dict[int, list[str]] = {}
     try:
         if sections:
-            found = _sections(window, layout, sections, width, count, names)
+            found, elsewhere = _sections(window, layout, sections, width, count, names)
         told = _dynamic(window, layout, segments, held)
     except (ValueError, struct.error):
-        damaged = True
+        damaged = not elsewhere
     return Elf(
         machine=machine,
         linked=kind != RELOCATABLE,
@@ -134,7 +134,11 @@ def read(window: Window) -> Elf | None:
 
 def _sections(
     window: Window, layout: _Layout, start: int, width: int, count: int, names: int
-) -> tuple[Section, ...]:
+) -> tuple[tuple[Section, ...], bool]:
+    """Return the sections with bytes, and whether the dynamic section has its bytes in another file.
+
+    So it is in a file with debug information alone, whose segments are those of the program.
+    """
     if width != layout.section.size:
         raise ValueError(f"headers of sections with {width} bytes")
     first = layout.section.unpack(window.at(start, width))
@@ -147,7 +151,7 @@ def _sections(
     if len(rows) < count:
         raise ValueError("headers of sections beyond the end")
     texts = window.at(rows[names][4], min(rows[names][5], NAMES))
-    return tuple(
+    found = tuple(
         # What is cut short is to be looked at all the same.
         Section(
             name=_text(texts, name),
@@ -159,6 +163,7 @@ def _sections(
         for name, kind, flags, address, offset, size, *_ in rows
         if kind not in (NULL, NOBITS)
     )
+    return found, any(kind == NOBITS and _text(texts, name) == ".dynamic" for name, kind, *_ in rows)
 
 
 def _dynamic(window: Window, layout: _Layout, start: int, count: int) -> dict[int, list[str]]:

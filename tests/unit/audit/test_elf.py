@@ -51,6 +51,20 @@ def test_soname_needed_libraries_and_runpath_are_read(library):
     assert (result.machine, result.linked, result.damaged) == (elf.X86_64, True, False)
 
 
+def test_file_of_debug_information_is_not_damaged(tmp_path):
+    """Its segments are those of the program, whose dynamic section it does not have."""
+    program = compiled(tmp_path, "-shared", "-fPIC", "-g")
+    subprocess.run(["objcopy", "--only-keep-debug", program, program.with_suffix(".debug")], check=True)
+    raw = program.with_suffix(".debug").read_bytes()
+    result = read(raw)
+    assert (result.linked, result.damaged, result.needed) == (True, False, ())
+    assert any(result.named(".debug_info"))
+    other = bytearray(raw)  # eu-strip leaves the sizes of segments as they were
+    segment = next(at for at in range(64, len(raw), 56) if raw[at : at + 4] == b"\x02\0\0\0")
+    other[segment + 32] = 64
+    assert not read(bytes(other)).damaged
+
+
 def test_rpath_is_read(tmp_path):
     result = read(
         compiled(tmp_path, "-shared", "-fPIC", "-Wl,--disable-new-dtags,-rpath,/opt/a").read_bytes()
