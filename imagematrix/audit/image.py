@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -23,6 +24,7 @@ __all__ = ["Hashed", "Image", "Source", "digest", "image", "images"]
 
 ATTESTATION = "vnd.docker.reference.type"  # annotation of a manifest that is about another one
 NAMED = "io.containerd.image.name"  # annotation of an entry of a layout's index: what an engine calls it
+TAG = "org.opencontainers.image.ref.name"  # another one there: what a layout calls it
 DEEPEST = 3  # indexes in indexes
 MOST = 1000  # manifests of an index
 PIECE = 1 << 20
@@ -61,12 +63,17 @@ class Image:
 
 
 class Hashed:
-    """A stream of bytes that are to have a digest."""
+    """A stream of bytes that are to have a digest, if one is expected."""
 
-    def __init__(self, stream: Stream, expected: str) -> None:
+    def __init__(self, stream: Stream, expected: str = "") -> None:
         self._stream = stream
         self._expected = expected
         self._hash = hashlib.sha256()
+
+    @property
+    def digest(self) -> str:
+        """The digest of what was read so far."""
+        return f"sha256:{self._hash.hexdigest()}"
 
     def read(self, size: int = -1, /) -> bytes:
         """Return the next bytes."""
@@ -78,7 +85,7 @@ class Hashed:
         """Read to the end; raise AuditError where all the bytes have another digest."""
         while self.read(PIECE):
             pass
-        if f"sha256:{self._hash.hexdigest()}" != self._expected:
+        if self.digest != self._expected:
             raise AuditError(f"the blob {self._expected} has other bytes than its digest says")
 
 
@@ -87,14 +94,21 @@ def digest(raw: bytes) -> str:
     return f"sha256:{hashlib.sha256(raw).hexdigest()}"
 
 
-def images(source: Source, raw: bytes, reference: str, platform: str) -> Iterator[Image]:
+def images(
+    source: Source, raw: bytes, reference: str, platform: str, *, layout: bool = False
+) -> Iterator[Image]:
     """Yield the images that a manifest or an index stands for.
 
     Of an index these are the variants of imagematrix in it, or else the image for `platform`, such as
-    linux/amd64. Raises UnknownImageError where there is none, AuditError where something is damaged.
+    linux/amd64. In the index of a `layout` each name stands for an index of its own. Raises UnknownImageError
+    where there is none, AuditError where something is damaged.
     """
     try:
-        found = _chosen(list(_manifests(source, raw, reference, DEEPEST)), reference, platform)
+        found = [
+            manifest
+            for one in (_by_name(raw, reference) if layout else [raw])
+            for manifest in _chosen(list(_manifests(source, one, reference, DEEPEST)), reference, platform)
+        ]
         for manifest in found:
             own = digest(manifest.raw)
             name = reference if len(found) == 1 else f"{reference.partition('@')[0]}@{own}"
@@ -110,8 +124,7 @@ def images(source: Source, raw: bytes, reference: str, platform: str) -> Iterato
                 own=own,
                 sizes={layer.text("digest"): layer.integer("size") for layer in layers},
             )
-            known = manifest.annotations.get(NAMED)
-            yield replace(made, names=(known,)) if known else made
+            yield replace(made, names=(manifest.name,)) if manifest.name else made
     except UsageError as error:
         raise AuditError(str(error)) from error
 
@@ -147,16 +160,40 @@ def image(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Manifest:
-    """The manifest of an image, and what the index says of it that it is in, if any."""
+    """The manifest of an image, and what the index says of it that it is in, if any.
+
+    `name` is what an engine calls it, or the index that it is in.
+    """
 
     raw: bytes
     fields: Fields
     platform: str | None
     annotations: Mapping[str, str]
+    name: str | None
+
+
+def _by_name(raw: bytes, reference: str) -> list[bytes]:
+    """Return the index of a layout as one for each name in it; what has several names is there once."""
+    index = Fields(documents.parse(raw, reference), reference)
+    if not index.present("manifests"):
+        return [raw]
+    named: dict[str, list[object]] = {}
+    seen: set[str] = set()
+    for one in index.objects("manifests"):
+        annotations = one.named_texts("annotations")
+        if (own := one.text("digest")) not in seen:
+            seen.add(own)
+            named.setdefault(annotations.get(NAMED) or annotations.get(TAG) or "", []).append(one.data)
+    return [json.dumps({"manifests": entries}).encode() for entries in named.values()] or [raw]
 
 
 def _manifests(
-    source: Source, raw: bytes, reference: str, deep: int, entry: Fields | None = None
+    source: Source,
+    raw: bytes,
+    reference: str,
+    deep: int,
+    entry: Fields | None = None,
+    name: str | None = None,
 ) -> Iterator[_Manifest]:
     fields = Fields(documents.parse(raw, reference), reference)
     if not fields.present("manifests"):
@@ -166,14 +203,17 @@ def _manifests(
                 fields=fields,
                 platform=_platform(entry),
                 annotations=entry.named_texts("annotations") if entry else {},
+                name=name,
             )
         return
     listed = list(fields.objects("manifests"))
     if not deep or len(listed) > MOST:
         raise AuditError(f"{reference} has indexes in indexes without end, or too many images")
     for one in listed:
-        if ATTESTATION not in one.named_texts("annotations"):
-            yield from _manifests(source, source.manifest(_digest(one, "digest")), reference, deep - 1, one)
+        annotations = one.named_texts("annotations")
+        if ATTESTATION not in annotations:
+            inner = source.manifest(_digest(one, "digest"))
+            yield from _manifests(source, inner, reference, deep - 1, one, annotations.get(NAMED) or name)
 
 
 def _chosen(listed: list[_Manifest], reference: str, platform: str) -> list[_Manifest]:

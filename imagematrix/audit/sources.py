@@ -54,7 +54,7 @@ def read(reference: str, platform: str, known: Layers) -> Iterator[Image]:
     path = Path(reference)
     if (path / LAYOUT).is_file():
         source = _Layout(path, known)
-        yield from images(source, source.index(), reference, platform)
+        yield from images(source, source.index(), reference, platform, layout=True)
     elif path.is_file():
         with path.open("rb") as file:
             yield from _Archive(file, known).images(reference, platform)
@@ -260,7 +260,7 @@ class _Archive:
         if SAVED not in self._texts:
             if INDEX not in self._texts:
                 raise UnknownImageError(f"{reference} has neither manifest.json nor index.json")
-            yield from images(self, self._texts[INDEX], reference, platform)
+            yield from images(self, self._texts[INDEX], reference, platform, layout=True)
             return
         try:
             listed = list(

@@ -109,6 +109,25 @@ def test_published_index_contains_all_variants(several, tmp_path):
     assert [image.reference for image in images(path)] == [f"{path}@{image.digest}" for image in several]
 
 
+def test_every_name_of_a_layout_is_an_image(several, tmp_path):
+    """As skopeo and umoci write them, with or without platforms; one of them has two names."""
+    tag, name = "org.opencontainers.image.ref.name", "io.containerd.image.name"
+    first, second = several
+    inner = index(second.entry(platform={"os": "linux", "architecture": "arm64"}))
+    second.blobs[digest(inner)] = inner
+    nested = {"mediaType": "application/vnd.oci.image.index.v1+json", "digest": digest(inner), "size": 1}
+    entries = [
+        first.entry(annotations={tag: "v1"}),
+        {**nested, "annotations": {tag: "v2", name: "docker.io/ml/t:v2"}},
+        first.entry(annotations={tag: "latest"}),
+    ]
+    path = layout(tmp_path / "oci", *several, entries=entries)
+    assert [(image.reference, image.names) for image in images(path)] == [
+        (f"{path}@{first.digest}", ()),
+        (f"{path}@{second.digest}", ("docker.io/ml/t:v2",)),
+    ]
+
+
 def test_nested_indexes_are_followed(one, tmp_path):
     inner = index(one.entry())
     one.blobs[digest(inner)] = inner
