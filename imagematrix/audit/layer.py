@@ -5,7 +5,7 @@ from __future__ import annotations
 import posixpath
 import re
 import tarfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from imagematrix.audit import archives, objects, packages
 from imagematrix.audit.later import Later
@@ -32,6 +32,7 @@ __all__ = [
     "opened",
     "read",
     "read_file",
+    "renamed",
 ]
 
 WHITEOUT = ".wh."
@@ -170,6 +171,15 @@ def read_file(path: Path) -> Layer:
             return read(file, path.name)
     except OSError as error:
         raise AuditError(f"the layer {path.name} can't be read: {error}") from error
+
+
+def renamed(layer: Layer, digest: str) -> Layer:
+    """Return a layer under another digest."""
+    entries = {
+        path: replace(entry, layer=digest) if isinstance(entry, Plain) and entry.layer else entry
+        for path, entry in layer.entries.items()
+    }
+    return replace(layer, digest=digest, entries=entries)
 
 
 def _ended(archive: tarfile.TarFile, expanded: Expanded) -> None:

@@ -13,6 +13,7 @@ from typing import Protocol
 from imagematrix.audit import layer
 from imagematrix.audit.image import Hashed
 from imagematrix.errors import AuditError
+from imagematrix.oci.expanded import Expanded
 from imagematrix.once import Once
 
 TYPE_CHECKING = False
@@ -84,8 +85,12 @@ class Layers:
             stopped.set()
 
     def unnamed(self, stream: Stream, name: str) -> Layer:
-        """Return a layer of which only its name in an archive is known; raise AuditError."""
-        return layer.read(_Watched(stream, self._count, threading.Event()), name)
+        """Return a layer of which only its name in an archive is known, by the digest of its tar.
+
+        Raises AuditError.
+        """
+        tar = Hashed(Expanded(_Watched(stream, self._count, threading.Event())))
+        return layer.renamed(layer.read(tar, name), tar.digest)
 
     def _found(self, digest: str, opened: Open, stopped: threading.Event) -> Layer:
         if self._kept and (kept := self._kept.get(digest)):

@@ -272,6 +272,7 @@ class _Archive:
                 own = self._manifest(digest(config))
                 name = names[0] if len(listed) > 1 and names else reference
                 found = image(self, config, one.texts("Layers"), reference=name, own=own)
+                self._check(config, [layer.digest for layer in found.layers])
                 yield replace(found, names=names)
         except UsageError as error:
             raise AuditError(str(error)) from error
@@ -299,17 +300,34 @@ class _Archive:
             raise AuditError(f"the archive lacks {name[:200]}")
         return raw
 
+    def _check(self, config: bytes, layers: Sequence[str]) -> None:
+        """Raise AuditError where layers are not those of a configuration: no engine would load them.
+
+        Their digests are those of their tars, or those of their blobs in a manifest.
+        """
+        root = Fields(documents.parse(config, SAVED), SAVED).object_or_none("rootfs")
+        tars = root.texts("diff_ids") if root and root.present("diff_ids") else ()
+        own = digest(config)
+        if all([*listed] != layers for listed in (tars, *(blobs for _, blobs in self._manifests(own)))):
+            raise AuditError(f"the archive has other layers than its configuration {own} says")
+
     def _manifest(self, config: str) -> str:
         """Return the digest of the manifest with this configuration, or else that of the configuration.
 
         It is one that the engine knows the image by: for an image of several platforms, its index.
         """
+        for own, _ in self._manifests(config):
+            if own in (self._digests or {own}):
+                return own
+        return config if self._digests is None or config in self._digests else min(self._digests)
+
+    def _manifests(self, config: str) -> Iterator[tuple[str, list[str]]]:
+        """Yield digest and layers of each manifest with this configuration."""
         for raw in self._texts.values():
             with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
-                own = digest(raw)
-                if json.loads(raw)["config"]["digest"] == config and own in (self._digests or {own}):
-                    return own
-        return config if self._digests is None or config in self._digests else min(self._digests)
+                manifest = json.loads(raw)
+                if manifest["config"]["digest"] == config:
+                    yield digest(raw), [layer["digest"] for layer in manifest["layers"]]
 
 
 class _Prefixed:

@@ -1,6 +1,7 @@
 """Reading images from layouts, archives, an engine and a registry."""
 
 import contextlib
+import gzip
 import json
 import tarfile
 from pathlib import Path
@@ -62,7 +63,8 @@ def test_docker_save_archive_with_manifests_is_read(one, tmp_path):
     assert only(str(path)).digest == one.digest
 
 
-def test_linked_layers_of_docker_save_are_read(one, tmp_path):
+def test_linked_layers_of_docker_save_are_read(tmp_path):
+    one = Parts(LAYER, LAYER)
     path = tmp_path / "a.tar"
     listed = [{"Config": "c.json", "RepoTags": [], "Layers": ["1/layer.tar", "2/layer.tar"]}]
     path.write_bytes(
@@ -74,6 +76,30 @@ def test_linked_layers_of_docker_save_are_read(one, tmp_path):
         )
     )
     assert len(only(str(path)).layers) == 2
+
+
+@pytest.mark.parametrize("layers", [(LAYER,), (OTHER, LAYER), (LAYER, LAYER), (LAYER, OTHER, OTHER)])
+def test_other_layers_than_those_of_the_configuration_are_rejected(one, tmp_path, layers):
+    with pytest.raises(AuditError, match="other layers than its configuration"):
+        images(saved(tmp_path / "a.tar", one, *layers))
+
+
+def test_other_blobs_than_those_of_the_manifest_are_rejected(one, tmp_path):
+    blobs = [(f"blobs/sha256/{own[7:]}", raw) for own, raw in one.blobs.items()]
+    names = [f"blobs/sha256/{own[7:]}" for own in (one.config, *reversed(one.layers))]
+    listed = [{"Config": names[0], "RepoTags": None, "Layers": names[1:]}]
+    (tmp_path / "a.tar").write_bytes(tar(*blobs, ("manifest.json", json.dumps(listed).encode())))
+    with pytest.raises(AuditError, match="other layers than its configuration"):
+        images(str(tmp_path / "a.tar"))
+
+
+def test_compressed_layers_without_digests_are_known_by_those_of_their_tars(one, tmp_path):
+    """As Bazel and Jib write them."""
+    path = saved(tmp_path / "a.tar", one, gzip.compress(LAYER), OTHER)
+    (image,) = images(path)
+    assert [layer.digest for layer in image.layers] == one.diffs
+    (file,) = audit(image).files
+    assert file.layer == one.diffs[0]
 
 
 def test_shared_layer_is_read_once(one, tmp_path):

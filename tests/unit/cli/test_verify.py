@@ -107,8 +107,9 @@ def test_engine_version_verifies_all_its_variants(cli, engine, shipped_catalog, 
     few = replace(shipped_catalog, variants=shipped_catalog.variants[:2])
     engine.add_catalog(few)
     for variant in few.variants:
-        image = Parts(tar(("opt/name", variant.reference.encode())))
-        path = Path(saved(tmp_path / "a.tar", image, tar("x")))
+        layer = tar(("opt/name", variant.reference.encode()))
+        image = Parts(layer)
+        path = Path(saved(tmp_path / "a.tar", image, layer))
         engine.responses["GET", f"/images/{variant.reference}/json"] = (
             200,
             json.dumps({"Id": image.config}).encode(),
