@@ -7,6 +7,7 @@ looking at kubelet's socket, and registers again.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import signal
 import time
 from dataclasses import dataclass, field
@@ -37,7 +38,8 @@ SOCKET_PATH = 107  # bytes, and a zero: sun_path, unix(7)
 class Times:
     """Seconds between looks at kubelet's socket, at its pods, and at the node; and limits.
 
-    `answer` is how long kubelet may take, `settle` how long it may take until an allocation is in its list.
+    `answer` is how long kubelet may take, `settle` how long a unit is held that is not in its list: it may
+    take so long until an allocation is there, and a kubelet that restarts lists no pods at first.
     """
 
     watch: float = 1.0
@@ -95,7 +97,8 @@ class Plugin:
         self._failures: set[str] = set()  # told since the last success
         self._offer: Offer
         self._holders: dict[str, str] = {}
-        self._since: dict[str, float] = {}  # when units were allocated that kubelet may not list yet
+        self._since: dict[str, float] = {}  # when units were last allocated or listed
+        self._listed_pods = False
         self._changed = asyncio.Condition()
         self._servers: dict[str, Any] = {}  # by resource
         self._kubelet: tuple[int, ...] | None = None  # the socket that this is registered with
@@ -142,14 +145,15 @@ class Plugin:
             self._changed.notify_all()
 
     async def _read_pods(self) -> None:
-        """Learn from kubelet which units its pods hold; until it answers, all allocated ones are held."""
+        """Learn from kubelet which units its pods hold; while it does not answer, they stay held."""
         started = time.monotonic()
         try:
             async with grpc.aio.insecure_channel(f"unix:{self._settings.pods}") as channel:
                 ask = call(channel, f"/{PODS}/List", "ListPodResourcesResponse")
                 answer = await ask(message("Empty")(), timeout=self._settings.times.answer)
         except grpc.aio.AioRpcError as error:
-            self._fail(f"{self._settings.pods}: pods unknown, allocated devices stay so: {error.details()}")
+            effect = "allocated devices stay so" if self._listed_pods else "no device is offered"
+            self._fail(f"{self._settings.pods}: pods unknown, {effect}: {error.details()}")
             return
         used = {
             unit: devices.resource_name
@@ -158,13 +162,11 @@ class Plugin:
             for devices in container.devices
             for unit in offers.held(self._offer, devices.device_ids)
         }
+        last = {**self._since, **dict.fromkeys(used, started)}
         settle = self._settings.times.settle
-        self._since = {
-            unit: since
-            for unit, since in self._since.items()
-            if unit not in used and since > started - settle
-        }
-        self._holders = used | {unit: self._holders[unit] for unit in self._since}
+        self._since = {unit: since for unit, since in last.items() if since > started - settle}
+        self._holders = {unit: used.get(unit) or self._holders[unit] for unit in self._since}
+        self._listed_pods = True
         await self._notify()
 
     async def _register(self) -> None:
@@ -172,6 +174,10 @@ class Plugin:
         identity = _identity(self._settings.registry)
         if identity is None:
             self._fail(f"{self._settings.registry} not found: waiting for kubelet")
+            return
+        if not self._listed_pods:
+            await self._read_pods()
+        if not self._listed_pods:  # what they hold under one name would be free under the others
             return
         if identity != self._kubelet:
             await self._stop()
@@ -217,7 +223,10 @@ class Plugin:
         self._servers = {}
 
     def _socket(self, resource: str) -> Path:
-        return self._settings.folder / f"{resource.replace('/', '-')}.sock"
+        path = self._settings.folder / f"{resource.replace('/', '-')}.sock"
+        if len(bytes(path)) <= SOCKET_PATH:
+            return path
+        return path.with_name(f"imagematrix-{hashlib.sha256(resource.encode()).hexdigest()[:8]}.sock")
 
     def _handler(self, resource: str) -> Any:
         """Return the service of one resource."""

@@ -356,6 +356,53 @@ def test_while_kubelet_does_not_list_its_pods_nothing_is_released(folder, node):
     assert len([note for note in node.notes if "pods unknown" in note]) == 1
 
 
+def test_nothing_is_offered_before_kubelet_lists_its_pods(folder, node):
+    """After a restart of the plugin, a GPU that a pod has under one name would be free under another."""
+    node = node(by=["product"])
+    first = node.uuids[0]
+
+    async def scenario():
+        async with Kubelet(folder) as kubelet:
+            kubelet.used = {H200: [first]}
+            hidden = kubelet.pods.rename(kubelet.pods.with_name("hidden"))
+            async with node.plugin(folder):
+                await until(lambda: any("pods unknown" in note for note in node.notes))
+                await asyncio.sleep(5 * TIMES.watch)
+                assert kubelet.registered == {}
+                hidden.rename(kubelet.pods)
+                await kubelet.has(GPU, H200)
+                async with kubelet.watching(GPU) as healthy:
+                    return await healthy()
+
+    assert asyncio.run(scenario()) == set(node.uuids[1:])
+
+
+def test_a_kubelet_that_restarts_lists_no_pods_at_first(folder, node):
+    """It has not heard of them from the API server yet, and their containers go on."""
+    node = node(by=["product"])
+    first = node.uuids[0]
+
+    async def scenario():
+        async with node.plugin(folder):
+            async with Kubelet(folder) as before:
+                before.used = {H200: [first]}
+                await before.has(GPU, H200)
+                async with before.watching(GPU) as healthy:
+                    while first in await healthy():
+                        pass
+            async with Kubelet(folder) as after:
+                await after.has(GPU, H200)
+                await asyncio.sleep(5 * TIMES.pods)
+                with pytest.raises(grpc.aio.AioRpcError, match="is in use as"):
+                    await after.allocate(GPU, first)
+                after.used = {H200: [first]}
+                await asyncio.sleep(TIMES.settle + 0.2)
+                async with after.watching(GPU) as healthy:
+                    return await healthy()
+
+    assert asyncio.run(scenario()) == set(node.uuids[1:])
+
+
 def test_shares_are_packed_and_refused_where_they_would_span_gpus(folder, node):
     node = node(vram=True)
     one, two, *_ = node.uuids
@@ -430,15 +477,31 @@ def test_the_plugin_waits_for_a_kubelet_and_tells_that_once(folder, node):
 
 def test_a_socket_that_cannot_be_made_ends_the_plugin(folder, node):
     node = node()
-    long = folder / ("x" * 100)  # longer than the address of a socket may be
-    (long / "device-plugins").mkdir(parents=True)
-    (long / "device-plugins/kubelet.sock").touch()
+    long = folder / ("x" * (72 - len(str(folder))))  # room for kubelet's own sockets alone
+    long.mkdir()
     settings = Settings(offer=node.offer, kubelet=long, times=TIMES)
 
+    async def scenario():
+        async with Kubelet(long):
+            await Plugin(settings, node.notes.append).run(asyncio.Event())
+
     with pytest.raises(UsageError, match="cannot listen on") as raised:
-        asyncio.run(Plugin(settings, node.notes.append).run(asyncio.Event()))
+        asyncio.run(scenario())
 
     assert raised.value.remedy == "give a shorter path: that of a socket has at most 107 bytes"
+
+
+def test_a_resource_with_a_long_name_has_a_short_socket(node):
+    node = node(by=["product"])
+    long = "RTX PRO 6000 Blackwell Max-Q Workstation Edition"
+    node.host = replace(node.host, gpus=tuple(replace(gpu, name=f"NVIDIA {long}") for gpu in node.host.gpus))
+
+    async def scenario(folder):
+        async with Kubelet(folder) as kubelet, node.plugin(folder):
+            await kubelet.has(GPU, f"{GPU}-{long.lower().replace(' ', '-')}")
+
+    with tempfile.TemporaryDirectory(prefix="kubelet-like-in-var-lib-") as path:
+        asyncio.run(scenario(Path(path)))
 
 
 def test_the_command_ends_on_a_signal_and_removes_its_sockets(folder, profiles):
