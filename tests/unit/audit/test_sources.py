@@ -179,9 +179,10 @@ def test_image_is_read_from_a_registry(one):
         with pytest.raises(EngineError, match="truncates its answers"):
             images(reference)
         server.faults.clear()
-        server.fails("GET", f"blobs/{one.layers[0]}", status=500)
+        server.fails("GET", f"blobs/{one.layers[0]}", status=500, times=30)
         with pytest.raises(EngineError, match="answered 500"):
             images(reference)
+        server.faults.clear()
         server.fails("GET", f"blobs/{one.layers[0]}", drop=True, times=3)
         with pytest.raises(EngineError, match="cannot be reached"):
             images(reference)
