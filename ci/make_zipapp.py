@@ -33,6 +33,7 @@ OTHERS = (
     "protobuf",
     "pyyaml",
     "ruamel.yaml",
+    "yarl",
     "zstandard",
 )
 PURE = ("--only-binary=:all:", "--platform=any", "--implementation=py", "--abi=none", "--python-version=3.11")

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from imagematrix.oci.expanded import Stream
 
-__all__ = ["Answer", "Client", "address", "cause", "passes"]
+__all__ = ["REDIRECTS", "Answer", "Client", "address", "cause", "passes"]
 
 LIMIT = 4 * 1024 * 1024  # bytes: registries have to accept manifests of this size, and few accept larger ones
 TIMEOUT = 30  # seconds of silence

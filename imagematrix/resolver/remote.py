@@ -9,13 +9,17 @@ import ssl
 import threading
 from collections import OrderedDict
 from dataclasses import replace
+from urllib.parse import urlsplit
 
 import aiohttp
 from aiohttp import web
+from requests.utils import get_environ_proxies, requote_uri, select_proxy
+from yarl import URL
 
 from imagematrix import documents
 from imagematrix.errors import EngineError, UsageError
 from imagematrix.oci.registry import Registry
+from imagematrix.oci.transfer import REDIRECTS, address
 from imagematrix.reference import names_registry
 
 TYPE_CHECKING = False
@@ -29,6 +33,7 @@ PIECE = 1 << 18  # bytes that are passed on at once
 CONNECT_S = 10
 SILENCE_S = 60
 UNAUTHORIZED = 401
+MOVED = (301, 302, 303, 307, 308)
 ASKED = ("Range", "If-Range")  # of a request for a blob
 TOLD = ("Content-Length", "Content-Range", "Content-Type", "Accept-Ranges", "ETag")  # of an answer
 AUTHORITIES = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")  # what requests reads, which gets the manifests
@@ -77,7 +82,7 @@ class Remote:
                     # Tokens expire; this request gets a new one.
                     await asyncio.to_thread(registry.has_blob, digest)
                     answer = await self._asked(stack, request, registry, digest)
-            except (aiohttp.ClientError, TimeoutError) as error:
+            except (aiohttp.ClientError, TimeoutError, ValueError) as error:  # ValueError: an invalid address
                 raise self._unreadable(error) from error
             told = {name: answer.headers[name] for name in TOLD if name in answer.headers}
             response = web.StreamResponse(status=answer.status, headers=told)
@@ -99,12 +104,28 @@ class Remote:
     async def _asked(
         self, stack: contextlib.AsyncExitStack, request: web.Request, registry: Registry, digest: str
     ) -> aiohttp.ClientResponse:
-        headers = {name: request.headers[name] for name in ASKED if name in request.headers}
-        if registry.authorization:
-            # It goes to the registry alone: aiohttp drops it where an answer redirects to another host.
-            headers["Authorization"] = registry.authorization
-        asked = self._opened().request(request.method, registry.blob_url(digest), headers=headers)
-        return await stack.enter_async_context(asked)
+        """Return the answer for a blob, from where the registry redirects to.
+
+        The Authorization goes to the registry alone. Proxies are those that manifests are read by; aiohttp
+        would take logins from ~/.netrc along with them.
+        """
+        wanted = {name: request.headers[name] for name in ASKED if name in request.headers}
+        first = url = registry.blob_url(digest)
+        for _ in range(REDIRECTS):
+            ours = urlsplit(url)[:2] == urlsplit(first)[:2]
+            login = {"Authorization": registry.authorization} if ours and registry.authorization else {}
+            asked = self._opened().request(
+                request.method,
+                URL(requote_uri(url), encoded=True),  # as it is, because it may be signed
+                headers=wanted | login,
+                allow_redirects=False,
+                proxy=select_proxy(url, get_environ_proxies(url)),
+            )
+            answer = await stack.enter_async_context(asked)
+            if answer.status not in MOVED or "Location" not in answer.headers:
+                return answer
+            url = address(url, answer.headers["Location"])
+        raise EngineError(f"the registry {self._name} redirects more than {REDIRECTS} times")
 
     def _registry(self, repository: str) -> Registry:
         with self._lock:
@@ -123,7 +144,6 @@ class Remote:
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=SILENCE_S),
                 headers={"Accept-Encoding": "identity"},
                 auto_decompress=False,
-                trust_env=True,  # proxies
             )
         return self._session
 

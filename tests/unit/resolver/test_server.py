@@ -3,10 +3,12 @@
 import base64
 import concurrent.futures
 import json
+import os
 import socket
+from pathlib import Path
 
 import pytest
-from distribution import MANIFEST, digest
+from distribution import MANIFEST, Server, digest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from resolving import HOPPER, Played, Published, variant
@@ -161,6 +163,47 @@ def test_upstream_logins_are_renewed(front, upstream, published, docker_login):
     assert node.pull("v1") == published.digests["cpu-v3"]
     for _ in range(5):
         assert node.get(f"/v2/ml/training/blobs/{digest(LAYER)}").content == LAYER
+
+
+def test_blobs_come_from_where_the_registry_redirects_to(
+    front, upstream, published, docker_login, monkeypatch
+):
+    docker_login(upstream.address, "ann", "secret")
+    upstream.uses = 100
+    netrc = Path(os.environ["DOCKER_CONFIG"], "netrc")
+    netrc.write_text("default login eve password known\n")
+    monkeypatch.setenv("NETRC", str(netrc))
+    path = f"/v2/ml/training/blobs/{digest(LAYER)}"
+    node = front()
+    assert node.pull("v1") == published.digests["cpu-v3"]
+    assert node.get(path).content == LAYER
+    storage = Server()
+    try:
+        name = digest(LAYER).replace(":", "%3A")
+        storage.repository("ml/training").blobs[name] = LAYER
+        signed = f"/v2/ml/training/blobs/{name}?key=a%2Fb&signature=c%3D"
+        upstream.fails(
+            "GET", "/blobs/", status=307, headers={"Location": f"http://{storage.address}{signed}"}
+        )
+        assert node.get(path).content == LAYER
+        (request,) = storage.requests
+        assert (request.path, request.login) == (signed, None)
+        upstream.fails("GET", "/blobs/", times=9, status=302, headers={"Location": path})
+        assert node.get(path).status_code == 502
+        upstream.fails("GET", "/blobs/", times=1, status=302, headers={"Location": "http://[/"})
+        assert node.get(path).status_code == 502
+    finally:
+        storage.close()
+
+
+def test_blobs_are_read_by_the_proxy_of_all_requests(front, upstream, published, monkeypatch):
+    for name in ("no_proxy", "NO_PROXY", "http_proxy", "HTTP_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("ALL_PROXY", f"http://{upstream.address}")
+    node = front(name="127.0.0.1:1")
+    assert node.pull("v1") == published.digests["cpu-v3"]
+    assert node.get(f"/v2/ml/training/blobs/{digest(LAYER)}").content == LAYER
+    assert upstream.requests[-1].path.startswith("http://127.0.0.1:1/v2/")
 
 
 def test_containerd_namespace_must_match_the_upstream(front, published):
