@@ -266,7 +266,9 @@ class _Reader(Shapes):
         for name, mark, value in self._entries(node, "axes"):
             if not AXIS.fullmatch(name):
                 self._problem(
-                    f"{name!r} is not a valid name for an axis", mark, "letters, digits and underscores"
+                    f"{name!r} is not a valid name for an axis",
+                    mark,
+                    "up to 32 lower-case letters, digits and underscores, a letter first",
                 )
             elif name not in HARDWARE and (guess := nearest(name, HARDWARE, likeness=SLIP)):
                 self._problem(f"{name!r} is not an axis that imagematrix knows", mark, guess)

@@ -1,4 +1,4 @@
-"""What a Kubernetes cluster needs to know of nodes and images."""
+"""Label the nodes of a Kubernetes cluster, choose images for its pods, and give out its GPUs."""
 
 from __future__ import annotations
 

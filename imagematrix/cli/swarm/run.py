@@ -121,7 +121,7 @@ def command(
 def _check(gpus: int | None, vram: str | None, *, job: bool, wait: bool, remove: bool, json: bool) -> None:
     """Raise UsageError for options that make no sense together."""
     if (gpus is None) == (vram is None):
-        raise UsageError("either --gpus or --vram is needed", remedy="--gpus 0 requests no GPU")
+        raise UsageError("expected either --gpus or --vram", remedy="--gpus 0 requests no GPU")
     if wait and not job:
         raise UsageError("--wait is for jobs, which end", remedy="pass --job too")
     if remove and not wait:
