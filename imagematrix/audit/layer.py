@@ -53,7 +53,7 @@ EXTENDED = (
 TEXTS = re.compile(
     r"/etc/ld\.so\.(?:cache|conf|conf\.d/[^/]+\.conf)"
     r"|/.*\.dist-info/(?:METADATA|RECORD)"
-    r"|/.*/(?:torch|jaxlib|tensorflow)/version\.py",
+    r"|/.*/torch/version\.py|/.*/tensorflow/python/platform/build_info\.py",
 )
 LONGEST_TEXT = 8 << 20
 ALL_TEXTS = 64 << 20  # bytes: those of some hundred packages have a tenth of that

@@ -25,7 +25,14 @@ RECORDS = re.compile(r"(.*)/([^/]+)\.dist-info/(METADATA|RECORD)")
 HEADER = re.compile(rb"^(Name|Version):[ \t]*([^\r\n]{1,200})", re.MULTILINE)
 LOCAL = re.compile(r"\+(?:\w+\.)?cu(\d{2})(\d)\b")  # 2.8.0+cu128
 MAJOR = re.compile(r"(?:cuda|-cu)(\d{2})(\d)?", re.ASCII)  # cupy-cuda12x, jax-cuda12-plugin
-TORCH = re.compile(rb"^cuda(?:: [^=\n]+)? = '(\d{1,2}\.\d{1,2})'", re.MULTILINE)
+# Files of packages that tell the release, by the ends of their paths, and how they do.
+TOLD = (
+    ("/torch/version.py", re.compile(rb"^cuda(?:: [^=\n]+)? = '(\d{1,2}\.\d{1,2})'", re.MULTILINE)),
+    (
+        "/tensorflow/python/platform/build_info.py",
+        re.compile(rb"\('cuda_version', '(\d{1,2}\.\d{1,2})(?:\.\d+)?'\)"),
+    ),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,10 +66,10 @@ def stack(package: Package, tree: Tree) -> str | None:
     local = LOCAL.search(package.version)
     if local:
         return f"{local[1]}.{local[2]}"
-    for path in package.files:
-        if path.endswith("/torch/version.py"):
-            found = tree.find(path)
-            release = TORCH.search(found[1].text or b"") if found else None
+    for path in sorted(package.files):
+        for end, pattern in TOLD:
+            found = tree.find(path) if path.endswith(end) else None
+            release = pattern.search(found[1].text or b"") if found else None
             if release:
                 return release[1].decode()
     named = MAJOR.search(package.name)

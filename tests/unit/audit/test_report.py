@@ -160,6 +160,9 @@ def test_static_runtime_is_reported(seen, library, tmp_path):
     ]
 
 
+BUILD_INFO = "tensorflow/python/platform/build_info.py"
+
+
 def packaged(name, version, *files):
     folder = f"{SITE}/{name}-{version}.dist-info"
     record = "".join(f"{file},,\n" for file in files)
@@ -172,6 +175,8 @@ def test_python_packages_are_compared_with_their_bytes(seen):
         *packaged("torch", "2.8.0", "torch/lib/k.cubin", "torch/version.py"),
         (f"{SITE}/torch/lib/k.cubin", CUBIN),
         (f"{SITE}/torch/version.py", b"__version__ = '2.8.0'\ncuda: Optional[str] = '12.8'\n"),
+        *packaged("tensorflow", "2.21.0", BUILD_INFO),
+        (f"{SITE}/{BUILD_INFO}", b"OrderedDict([('cuda_version', '12.5.1'), ('cudnn_version', '9')])\n"),
         *packaged("Torchvision", "0.23.0+cu126"),
         *packaged("cupy_cuda12x", "13.4.1"),
         *packaged("onnxruntime-gpu", "1.22", '"unclosed'),
@@ -181,6 +186,7 @@ def test_python_packages_are_compared_with_their_bytes(seen):
     assert [(one["name"], one["version"], one["cuda"], one["arch_list"]) for one in result] == [
         ("cupy-cuda12x", "13.4.1", "12", []),
         ("onnxruntime-gpu", "1.22", None, []),
+        ("tensorflow", "2.21.0", "12.5", []),
         ("torch", "2.8.0", "12.8", ["sm_80"]),
         ("torchvision", "0.23.0+cu126", "12.6", []),
     ]
