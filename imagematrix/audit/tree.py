@@ -1,8 +1,8 @@
 """The files of an image as a container of it sees them: its layers upon each other.
 
-They are put together as layer.md of the OCI image specification has it, and as containerd does it: what a
-layer takes away goes first, a file in a folder that is a link goes where the link leads, two folders become
-one, and what a layer has at a path otherwise hides what was there.
+They are put together as overlayfs does it, on which engines unpack each layer by itself. In its folder, a
+file under a link goes where the link leads. Then two folders at a path become one, and anything else hides
+what lower layers have there: a folder also hides a link to one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,27 @@ HOPS = 40  # links that the kernel follows before it gives up (path_resolution(7
 
 @dataclass(slots=True)
 class _Directory:
+    """A folder. `removed` are the names that a layer takes away in it, `emptied` says that it takes all."""
+
     inner: dict[str, _Directory | Symlink | Plain] = field(default_factory=dict)
+    removed: set[str] = field(default_factory=set)
+    emptied: bool = False
+
+    def cover(self, upper: _Directory) -> None:
+        """Put a folder of the next layer upon this one."""
+        waiting = [(self, upper)]
+        while waiting:
+            below, above = waiting.pop()
+            if above.emptied:
+                below.inner.clear()
+            for name in above.removed:
+                below.inner.pop(name, None)
+            for name, node in above.inner.items():
+                here = below.inner.get(name)
+                if isinstance(here, _Directory) and isinstance(node, _Directory):
+                    waiting.append((here, node))
+                else:
+                    below.inner[name] = node
 
 
 class Tree:
@@ -64,66 +84,73 @@ class Tree:
         _, node = self._walk(folder)
         return sorted(node.inner) if isinstance(node, _Directory) else []
 
-    def _walk(
-        self, path: str, *, make: bool = False
-    ) -> tuple[list[str], _Directory | Symlink | Plain | None]:
-        """Return the names on the way to what a path leads to, without links, and what that is.
-
-        None where it is nothing; with `make` it is a folder then, and so is all on the way.
-        """
-        names: list[str] = []
-        passed: list[_Directory | Symlink | Plain] = [self._root]
-        ahead = path.split("/")[::-1]
-        hops = 0
-        while ahead:
-            name = ahead.pop()
-            if name == "..":
-                names, passed = names[:-1], passed[:-1] or [self._root]
-            if name in ("", ".", ".."):
-                continue
-            here = passed[-1]
-            node = here.inner.get(name) if isinstance(here, _Directory) else None
-            if isinstance(node, Symlink) and hops < HOPS:
-                hops += 1
-                if node.target.startswith("/"):
-                    names, passed = [], [self._root]
-                ahead += node.target.split("/")[::-1]
-                continue
-            if make and isinstance(here, _Directory) and not isinstance(node, _Directory):
-                node = here.inner[name] = _Directory()
-            if node is None or isinstance(node, Symlink):
-                return names, None
-            names.append(name)
-            passed.append(node)
-        return names, passed[-1]
-
-    def _directory(self, path: str, *, make: bool = False) -> _Directory | None:
-        _, node = self._walk(path, make=make)
-        return node if isinstance(node, _Directory) else None
+    def _walk(self, path: str) -> tuple[list[str], _Directory | Symlink | Plain | None]:
+        return _walked(self._root, path)
 
     def _apply(self, layer: Layer) -> None:
+        upper = _Directory()
         for path in layer.emptied:
-            if folder := self._directory(path):
-                folder.inner.clear()
+            _made(upper, path).emptied = True
         for path in layer.removed:
             parent, _, name = path.rpartition("/")
-            if folder := self._directory(parent):
-                folder.inner.pop(name, None)
+            _made(upper, parent).removed.add(name)
         for path, entry in layer.entries.items():
             parent, _, name = path.rpartition("/")
-            folder = self._directory(parent, make=True) or self._root
+            folder = _made(upper, parent)
             if isinstance(entry, Folder):
                 if not isinstance(folder.inner.get(name), _Directory):
                     folder.inner[name] = _Directory()
             elif isinstance(entry, Hardlink):
-                folder.inner[name] = self._linked(entry, path, layer.digest)
+                folder.inner[name] = self._linked(upper, entry, path, layer.digest)
             else:
                 folder.inner[name] = entry
+        self._root.cover(upper)
 
-    def _linked(self, entry: Hardlink, path: str, digest: str) -> Plain | Symlink:
+    def _linked(self, upper: _Directory, entry: Hardlink, path: str, digest: str) -> Plain | Symlink:
         parent, _, name = entry.target.rpartition("/")
-        folder = self._directory(parent)
-        node = folder.inner.get(name) if folder else None
-        if not isinstance(node, Plain | Symlink):
-            raise AuditError(f"layer {digest} links {path} to {entry.target}, which is not a file")
-        return node
+        for root in (upper, self._root):
+            _, folder = _walked(root, parent)
+            node = folder.inner.get(name) if isinstance(folder, _Directory) else None
+            if isinstance(node, Plain | Symlink):
+                return node
+        raise AuditError(f"layer {digest} links {path} to {entry.target}, which is not a file")
+
+
+def _walked(
+    root: _Directory, path: str, *, make: bool = False
+) -> tuple[list[str], _Directory | Symlink | Plain | None]:
+    """Return the names on the way to what a path leads to, without links, and what that is.
+
+    None where it is nothing; with `make` it is a folder then, and so is all on the way.
+    """
+    names: list[str] = []
+    passed: list[_Directory | Symlink | Plain] = [root]
+    ahead = path.split("/")[::-1]
+    hops = 0
+    while ahead:
+        name = ahead.pop()
+        if name == "..":
+            names, passed = names[:-1], passed[:-1] or [root]
+        if name in ("", ".", ".."):
+            continue
+        here = passed[-1]
+        node = here.inner.get(name) if isinstance(here, _Directory) else None
+        if isinstance(node, Symlink) and hops < HOPS:
+            hops += 1
+            if node.target.startswith("/"):
+                names, passed = [], [root]
+            ahead += node.target.split("/")[::-1]
+            continue
+        if make and isinstance(here, _Directory) and not isinstance(node, _Directory):
+            node = here.inner[name] = _Directory()
+        if node is None or isinstance(node, Symlink):
+            return names, None
+        names.append(name)
+        passed.append(node)
+    return names, passed[-1]
+
+
+def _made(root: _Directory, path: str) -> _Directory:
+    """Return the folder that a path leads to, which is made where there is none."""
+    _, node = _walked(root, path, make=True)
+    return node if isinstance(node, _Directory) else root
