@@ -14,9 +14,9 @@ def inside(folder: str, name: str) -> str | None:
     """Return the path of `name` in `folder` with links resolved, or None if it is outside.
 
     An absolute name, or one with .., counts as outside even if it leads back: on another machine it would be
-    another file.
+    another file. So does one with a null byte, which no file has in its name.
     """
-    if name.startswith("/") or ".." in name.split("/"):
+    if name.startswith("/") or ".." in name.split("/") or "\0" in name:
         return None
     root, path = os.path.realpath(folder), os.path.realpath(f"{folder}/{name}")
     return path if os.path.commonpath([root, path]) == root else None
