@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import http.client
 import io
+import math
 import os
 import time
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from urllib.parse import urljoin, urlsplit
 
 import requests
@@ -54,8 +56,14 @@ class Answer:
 
     @property
     def wait(self) -> int:
-        """The seconds in Retry-After, or 0."""
-        return natural(self.headers.get("Retry-After", "")) or 0
+        """The seconds in Retry-After, or until the date in it (RFC 9110, 10.2.3); 0 if it has neither."""
+        text = self.headers.get("Retry-After", "")
+        seconds = natural(text)
+        if seconds is not None:
+            return seconds
+        with contextlib.suppress(ValueError, OverflowError):
+            return max(0, math.ceil(parsedate_to_datetime(text).timestamp() - time.time()))
+        return 0
 
 
 class Client:

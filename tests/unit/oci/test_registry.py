@@ -140,14 +140,16 @@ def test_retry_after_is_honoured(server, registry, repository, monkeypatch):
     repository.put("v1", RAW, INDEX)
     slept: list[float] = []
     monkeypatch.setattr("imagematrix.oci.registry.time.sleep", slept.append)
-    for header in ("7", "soon", "-1"):
+    monkeypatch.setattr("imagematrix.oci.transfer.time.time", lambda: 1_792_567_675.5)
+    for header in ("7", "Wed, 21 Oct 2026 07:28:00 GMT", "Wed, 21 Oct 2026 07:27:00 GMT", "soon", "-1"):
         server.fails("HEAD", "v1", status=429, headers={"Retry-After": header})
         assert registry.digest("v1") == digest(RAW)
-    assert slept == [7, 0, 0]
-    server.fails("HEAD", "v1", status=429, headers={"Retry-After": "86400"})
-    with pytest.raises(EngineError, match="answered 429"):
-        registry.digest("v1")
-    assert len(slept) == 3, "the wait is limited"
+    assert slept == [7, 5, 0, 0, 0]
+    for header in ("86400", "Thu, 22 Oct 2026 07:28:00 GMT"):
+        server.fails("HEAD", "v1", status=429, headers={"Retry-After": header})
+        with pytest.raises(EngineError, match="answered 429"):
+            registry.digest("v1")
+    assert len(slept) == 5, "the wait is limited"
 
 
 def test_missing_digest_header_is_computed(server, registry, repository):
