@@ -22,12 +22,12 @@ import assigning
 import building
 import choosing
 import matching
+import packaged
 import planning
 import probing
 import reviewing
 import running
 import serving
-import starters
 import verifying
 from measure import Pace, Row
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     Group = Callable[[Path, Pace], Iterable[Row]]  # functions that measure rows in a folder
 
-PULLS = 3  # cold starts of each image of a starter
+PULLS = 3  # cold starts of each image of a framework
 MET = {True: "yes", False: "NO", None: ""}
 # Bytecode exists after the first round, as in an installed package; coverage is off.
 DROPPED = ("PYTHONDONTWRITEBYTECODE", "COVERAGE_PROCESS_CONFIG", "COVERAGE_PROCESS_START")
@@ -81,8 +81,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--large",
         action="store_true",
-        help="verify layers of 5.8 GB, which are downloaded (default: 0.9 GB), build images of official "
-        "wheels, which takes 50 GB of disk, and compile llama.cpp for all GPUs, which takes hours",
+        help="verify layers of 5.8 GB, which are downloaded (default: 0.9 GB), and build images of packaged "
+        "frameworks, which takes 50 GB of disk and npm",
     )
     parser.add_argument(
         "--write",
@@ -127,8 +127,8 @@ def _groups(asked: argparse.Namespace) -> dict[str, Group]:
 
 def _large() -> dict[str, Group]:
     return {
-        "official": lambda folder, _: starters.official(folder, PULLS),
-        "compiled": lambda folder, _: starters.compiled(folder, PULLS),
+        "official": lambda folder, _: packaged.wheels(folder, PULLS),
+        "prebuilt": lambda folder, _: packaged.prebuilt(folder, PULLS),
     }
 
 

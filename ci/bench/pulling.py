@@ -18,14 +18,17 @@ from gpu_node import GpuNode, profiles
 from samples import IMAGEMATRIX, ROOT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from conftest import Engine
 
 __all__ = [
+    "COMPUTE",
+    "DRIVER",
     "FAT",
     "MATCHED",
+    "NODE",
     "SAID",
     "WHEEL",
     "Pulled",
@@ -85,7 +88,7 @@ def pulled(folder: Path, rounds: int) -> dict[str, Pulled]:
             project = _project(folder / name, names[name], wheel, engine.node.libcuda)
             published(engine, project, f"{names[name]}:v1")
         sizes = {name: int(weighed(engine, f"{image}:v1")["total"]) for name, image in names.items()}
-        taken = cold_starts(engine, names, lambda image: (image, *STARTED), rounds)
+        taken = cold_starts(engine, names, STARTED, rounds)
     return {name: Pulled(size=sizes[name], seconds=tuple(taken[name])) for name in names}
 
 
@@ -101,16 +104,13 @@ def simulated_node(folder: Path, name: str = NODE) -> Iterator[tuple[Engine, Reg
 
 
 def cold_starts(
-    engine: Engine, images: dict[str, str], run: Callable[[str], tuple[str, ...]], rounds: int
+    engine: Engine, images: dict[str, str], command: Sequence[str], rounds: int
 ) -> dict[str, list[float]]:
-    """Return the seconds to the first line for MATCHED and FAT, which take turns.
-
-    `run` returns the words after the options of `imagematrix run`, for an image.
-    """
+    """Return the seconds to the first line for MATCHED and FAT, which take turns."""
     taken: dict[str, list[float]] = {name: [] for name in images}
     for number in range(rounds):
         for name in (MATCHED, FAT) if number % 2 == 0 else (FAT, MATCHED):
-            taken[name].append(_first_line(engine, run(f"{images[name]}:v1")))
+            taken[name].append(_first_line(engine, f"{images[name]}:v1", command))
     return taken
 
 
@@ -144,7 +144,7 @@ def weighed(engine: Engine, reference: str) -> dict[str, Any]:
     return dict(json.loads(done.stdout))
 
 
-def _first_line(engine: Engine, container: tuple[str, ...]) -> float:
+def _first_line(engine: Engine, reference: str, command: Sequence[str]) -> float:
     """Return the seconds from `imagematrix run` to the first line, on an engine that has nothing.
 
     The first line is to begin with SAID.
@@ -154,7 +154,7 @@ def _first_line(engine: Engine, container: tuple[str, ...]) -> float:
     if names:
         engine.docker("rmi", "--force", *dict.fromkeys(names))
     engine.docker("system", "prune", "--all", "--force")
-    words = [*engine.inside, str(IMAGEMATRIX), "run", "--rm", "--gpus", "1", *container]
+    words = [*engine.inside, str(IMAGEMATRIX), "run", "--rm", "--gpus", "1", reference, *command]
     start = time.perf_counter()
     with subprocess.Popen(
         words, env=engine.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -164,5 +164,5 @@ def _first_line(engine: Engine, container: tuple[str, ...]) -> float:
         taken = time.perf_counter() - start
         _, said = process.communicate()
     if not line.startswith(SAID) or process.returncode:
-        raise SystemExit(f"{container} said {line!r} and ended with {process.returncode}: {said[-2000:]}")
+        raise SystemExit(f"{reference} said {line!r} and ended with {process.returncode}: {said[-2000:]}")
     return taken
