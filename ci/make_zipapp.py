@@ -53,7 +53,7 @@ except ModuleNotFoundError as error:
     if (error.name or "imagematrix").startswith("imagematrix"):
         raise
     print(f"imagematrix: this is the part for nodes, and has no {error.name}", file=sys.stderr)
-    print("  fix: install the whole: pip install imagematrix", file=sys.stderr)
+    print("  install the whole: pip install imagematrix", file=sys.stderr)
     raise SystemExit(2) from None
 """
 EPOCH = 315532800  # the first day that a zip archive can name: the same files give the same bytes

@@ -30,6 +30,11 @@ def command(
     if template not in TEMPLATES:
         remedy = nearest(template, TEMPLATES) or f"one of {', '.join(TEMPLATES)}"
         raise UsageError(f"template {template!r} not found", remedy=remedy)
+    if not STARTER.is_dir():  # in the file of `make zipapp`
+        raise UsageError(
+            "this is the part for nodes, and has no templates",
+            remedy="install the whole: pip install imagematrix",
+        )
     try:
         for name in ("matrix.yaml", "templates"):
             if (folder / name).exists():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from importlib.resources import files
 from typing import Annotated
 
 import typer
@@ -12,8 +12,6 @@ from imagematrix.spelling import nearest
 
 __all__ = ["command"]
 
-SCHEMAS = Path(__file__).parent.parent / "schemas"
-
 
 def command(
     kind: Annotated[
@@ -22,11 +20,12 @@ def command(
     ] = None,
 ) -> None:
     """Print the JSON Schema of matrix.yaml, for editors, or of a document; or the names of all of them."""
-    names = sorted(path.stem for path in SCHEMAS.glob("*.json"))
+    schemas = files("imagematrix") / "schemas"  # which may be in the file of `make zipapp`
+    names = sorted(path.name.removesuffix(".json") for path in schemas.iterdir())
     if kind is None:
         print("\n".join(names))
         return
     if kind not in names:
         remedy = nearest(kind, names) or f"one of {', '.join(names)}"
         raise UsageError(f"invalid schema: {kind!r}", remedy=remedy)
-    print((SCHEMAS / f"{kind}.json").read_text(encoding="utf-8"), end="")
+    print((schemas / f"{kind}.json").read_text(encoding="utf-8"), end="")

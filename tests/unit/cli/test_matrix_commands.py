@@ -1,10 +1,17 @@
 """init, validate, plan, render and build, up to where an engine is needed."""
 
+import functools
 import json
+import os
 import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
 
 import pytest
 
+import imagematrix
 from imagematrix.cli.init import TEMPLATES
 
 pytestmark = pytest.mark.usefixtures("no_engine")
@@ -237,6 +244,27 @@ def test_build_requires_an_engine(cli, shipped):
     assert (result.code, result.out) == (8, "")
     assert "cannot reach the Docker engine at unix:///nowhere/docker.sock" in result.err
     assert "systemctl start docker" in result.err
+
+
+def test_commands_without_the_build_side_say_so_in_a_zip(tmp_path):
+    package = Path(imagematrix.__file__).parent
+    with zipfile.ZipFile(tmp_path / "node.zip", "w") as archive:
+        for path in package.rglob("*"):
+            if path.suffix in {".py", ".json"}:
+                archive.write(path, path.relative_to(package.parent))
+    run = functools.partial(
+        subprocess.run,
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "node.zip")},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    schema = run([sys.executable, "-m", "imagematrix", "schema", "host"])
+    assert json.loads(schema.stdout)["$id"] == "urn:imagematrix:host:v1"
+    init = run([sys.executable, "-m", "imagematrix", "init", "my"])
+    assert init.returncode == 2
+    assert init.stderr.startswith("imagematrix: this is the part for nodes, and has no templates\n")
 
 
 def test_schema_prints_json_schemas(cli):
