@@ -113,7 +113,8 @@ def plain_pull(matrix: Matrix, expansion: Expansion, image: Image) -> dict[str, 
 
 def _plain_problem(platform: str, ids: Sequence[str], mark: Mark) -> Problem:
     if not ids:
-        return Problem(f"plain_pull names no cell for {platform}", mark, "`imagematrix plan` lists them")
+        remedy = "name one for each platform, such as march: [x86-64-v2, armv8-a]"
+        return Problem(f"plain_pull names no cell for {platform}", mark, remedy)
     shown = ", ".join(ids[:SHOWN]) + (", …" if len(ids) > SHOWN else "")
     remedy = "name more of its axes, until one is left"
     return Problem(f"plain_pull names {len(ids)} cells for {platform}: {shown}", mark, remedy)

@@ -181,7 +181,7 @@ def test_cell_name_contains_the_platform_axis(project):
             r"plain_pull names 5 cells for linux/amd64: cpu-znver4, .*, …\n  name more of its axes",
         ),
         ("cuda: none", "plain_pull names 2 cells for linux/amd64: cpu-x86-64-v3, cpu-znver4\n"),
-        ("cuda: none, compute: '8.9'", r"plain_pull names no cell for linux/amd64\n  `imagematrix plan`"),
+        ("cuda: none, compute: '8.9'", r"plain_pull names no cell for linux/amd64\n  name one for each"),
         ("", "plain_pull names 12 cells"),
     ],
 )
