@@ -28,6 +28,7 @@ __all__ = ["LABEL", "WORKLOADS", "Workload", "flavors", "manifests", "pulling"]
 
 NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", re.ASCII)
 LONGEST = 63
+HASH = 8  # characters at the end of a class's name that tell it from others
 LABEL = "app.kubernetes.io/name"
 
 
@@ -66,7 +67,7 @@ def manifests(kind: str, workload: Workload, classes: Sequence[Class]) -> list[M
     placed = each(classes)
     if len(placed) == 1:
         return [make(workload, workload.name, placed[0])]
-    return [make(workload, _joined(workload.name, one.classes[0].name), one) for one in placed]
+    return [make(workload, _joined(workload, one.classes[0].name), one) for one in placed]
 
 
 def flavors(classes: Sequence[Class]) -> Iterator[Manifest]:
@@ -179,6 +180,11 @@ def _pod(workload: Workload, placed: Placed, name: str | None = None, **spec: ob
     }
 
 
-def _joined(name: str, class_name: str) -> str:
-    """Return a name with that of a class behind it; of a long one the start is left out, not the hash."""
-    return f"{name}-{class_name[-max(8, LONGEST - len(name) - 1) :].strip('-')}"[:LONGEST].strip("-")
+def _joined(workload: Workload, class_name: str) -> str:
+    """Return a workload's name with that of a class behind it, with room for the number of a pod.
+
+    Of long ones the middle is left out, never the hash.
+    """
+    longest = LONGEST - (len(f"-{workload.pods - 1}") if workload.pods > 1 else 0)
+    start = workload.name[: longest - HASH - 1].rstrip("-")
+    return f"{start}-{class_name[-(longest - len(start) - 1) :].strip('-')}"

@@ -134,11 +134,14 @@ def test_one_class_alone_keeps_the_name(found):
     assert "completions" not in made["spec"]
 
 
-def test_a_long_name_keeps_the_hash_of_the_class(found):
-    for made in manifests("job", Workload(name="a" * 60), found):
-        assert len(made["metadata"]["name"]) <= 63
-    names = {made["metadata"]["name"] for made in manifests("job", Workload(name="a" * 50), found)}
-    assert len(names) == 3
+@pytest.mark.parametrize(("length", "pods", "longest"), [(50, 1, 63), (55, 1, 63), (63, 1, 63), (63, 12, 60)])
+def test_a_long_name_keeps_the_hash_of_the_class(found, length, pods, longest):
+    """A second object of a name would replace the first; the pods of a job have its name and a number."""
+    names = [
+        made["metadata"]["name"] for made in manifests("job", Workload(name="a" * length, pods=pods), found)
+    ]
+    assert len(set(names)) == 3
+    assert max(map(len, names)) <= longest
 
 
 def test_nodes_without_our_labels_are_told_by_those_of_others_where_that_is_safe(cluster, make):
