@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 
+from imagematrix.launcher.passed import value_of
 from imagematrix.record import replace
 
 TYPE_CHECKING = False
@@ -50,7 +51,7 @@ def second_driver(args: RunArgs, info: Callable[[], Mapping[str, Any]]) -> str |
     """
     if any(name.startswith(f"{KIND}=") for name in args.values("--device")):
         return f"--device {KIND}=…"
-    values = [value.partition("=")[2] for value in args.values("--env", "e") if _sets(value, VISIBLE)]
+    values = [value_of(text) for text in args.values("--env", "e") if text.partition("=")[0] == VISIBLE]
     visible = values[-1] if values else ""
     if visible in NOTHING:
         return None
@@ -58,10 +59,6 @@ def second_driver(args: RunArgs, info: Callable[[], Mapping[str, Any]]) -> str |
     if (runtime or info().get("DefaultRuntime")) != RUNTIME:
         return None
     return f"{VISIBLE}={visible} with the runtime {RUNTIME}"
-
-
-def _sets(text: str, variable: str) -> bool:
-    return text.partition("=")[0] == variable and "=" in text
 
 
 def _devices(folder: str) -> Iterator[tuple[str, frozenset[str]]]:

@@ -54,6 +54,7 @@ FLAGS = frozenset(
     }
 )
 SHORT_FLAGS = "diPqt"
+FALSE = frozenset({"0", "f", "F", "false", "False", "FALSE"})  # Go's strconv.ParseBool
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}  # seconds
 MIB = 1024 * 1024
 DOCKER_KEYS = ("count", "driver", "capabilities", "options")  # keys of docker's --gpus besides device
@@ -271,10 +272,10 @@ def _flag(word: str, name: str, short: str = "-") -> bool | None:
     """Return the value of one of docker's flags in a word, None if the word does not set it."""
     if word.startswith("--"):
         option, _, value = word.partition("=")
-        return value != "false" if option == name else None
-    letters = word[1:].partition("=")[0]
+        return value not in FALSE if option == name else None
+    letters, _, value = word[1:].partition("=")
     flags = letters[: len(letters) - len(letters.lstrip(SHORT_FLAGS))]
-    return None if short not in flags else not word.endswith(f"{short}=false")
+    return None if short not in flags else not (letters.endswith(short) and value in FALSE)
 
 
 def _value(option: tuple[str, ...], name: str, short: str) -> str | None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from imagematrix.launcher.options import RunArgs
 
-__all__ = ["Passed", "passed", "passed_by"]
+__all__ = ["Passed", "passed", "passed_by", "value_of"]
 
 
 class Passed(Record):
@@ -49,7 +49,7 @@ def passed(args: RunArgs, gpus: tuple[Gpu, ...], info: Callable[[], Mapping[str,
         *(line for path in files if path not in once for line in _lines(path)),
         *args.values("--env", "e"),
     )
-    visible = [_value(text) for text in variables if text.partition("=")[0] == VISIBLE[:-1]]
+    visible = [value_of(text) for text in variables if text.partition("=")[0] == VISIBLE[:-1]]
     runtime = (args.values("--runtime") or (info().get("DefaultRuntime") if visible or once else "",))[-1]
     if once and runtime == NVIDIA_RUNTIME:
         raise UsageError(
@@ -125,6 +125,7 @@ def _lines(path: str) -> list[str]:
     return [line for line in lines if not line.startswith("#")]
 
 
-def _value(text: str) -> str:
+def value_of(text: str) -> str:
+    """Return the value in NAME=VALUE; for NAME alone that in this process's environment, as docker does."""
     name, equals, value = text.partition("=")
     return value if equals else os.environ.get(name, "")

@@ -119,6 +119,7 @@ def test_a_launch_without_gpus_is_unchanged(make, specs):
             "NVIDIA_VISIBLE_DEVICES=all with the runtime nvidia",
         ),
         ("-e NVIDIA_VISIBLE_DEVICES=all -e NVIDIA_VISIBLE_DEVICES=void IMAGE", DEFAULT, None),
+        ("-e NVIDIA_VISIBLE_DEVICES IMAGE", DEFAULT, "NVIDIA_VISIBLE_DEVICES=5 with the runtime nvidia"),
         ("-e NVIDIA_VISIBLE_DEVICES=all IMAGE", {"DefaultRuntime": "runc"}, None),
         (
             "--runtime nvidia --env=NVIDIA_VISIBLE_DEVICES=0 IMAGE",
@@ -130,7 +131,8 @@ def test_a_launch_without_gpus_is_unchanged(make, specs):
         ("--device /dev/fuse IMAGE", DEFAULT, None),
     ],
 )
-def test_options_that_inject_a_second_driver(line, info, by):
+def test_options_that_inject_a_second_driver(line, info, by, monkeypatch):
+    monkeypatch.setenv("NVIDIA_VISIBLE_DEVICES", "5")
     assert second_driver(split(line.split()), lambda: info) == by
 
 

@@ -204,6 +204,9 @@ def test_rm_and_privileged():
     assert (result.removed, result.privileged) == (True, True)
     result = split(["--rm", "--rm=false", "--privileged=false", "IMAGE"])
     assert (result.removed, result.privileged) == (False, False)
+    result = split(["--rm=0", "--privileged=F", "-itd=False", "IMAGE"])
+    assert (result.removed, result.privileged, result.detached) == (False, False, False)
+    assert split(["--privileged=1", "IMAGE"]).privileged
 
 
 def test_values_of_docker_s_options():
