@@ -46,8 +46,8 @@ def bounded(gpus: tuple[Gpu, ...], wanted: str, environment: Mapping[str, str]) 
 
     Raises UsageError, which names the variables, if they cannot serve it.
     """
-    allowed = visible(gpus, environment)
-    if allowed is None or wanted == NONE:
+    allowed = None if wanted == NONE else visible(gpus, environment)
+    if allowed is None:
         return gpus
     found = among(gpus, allowed)
     try:
@@ -86,7 +86,7 @@ def visible(gpus: tuple[Gpu, ...], environment: Mapping[str, str], mounted: str 
             ours = {str(gpu.index) for gpu in found}
             others = {number for number, index in numbers.items() if index not in ours}
             numbers = _numbered(found) if others.intersection(told.get(CUDA, ())) else numbers
-        elif names != [ALL]:
+        elif names != [ALL] and not (variable == RUNTIME and _applied(names, usable, numbers)):
             words = [_word(name, usable, numbers, variable) for name in names]
             found = _found(found, variable, environment, list(zip(names, words, strict=True)))
     return exactly(found) if found else None
@@ -156,6 +156,17 @@ def _fail(error: OSError) -> Never:
     raise error
 
 
+def _applied(names: list[str], usable: tuple[Gpu, ...], numbers: Mapping[str, str]) -> bool:
+    """Whether NVIDIA's runtime has left this container no other GPUs than those that it was asked for.
+
+    Their numbers are those on the machine, and beyond what is here: as many as there are is all that is left.
+    """
+    found = [match for name in names if (match := NUMBER.fullmatch(name) or MIG.fullmatch(name))]
+    here = sum(len(gpu.mig or ()) or 1 for gpu in usable)
+    beyond = any(_word(name, usable, numbers, RUNTIME) is None for name in names)
+    return beyond and len(found) == len(names) and len(set(names)) == here
+
+
 def _until_hidden(value: str) -> list[str]:
     """Return the names in CUDA_VISIBLE_DEVICES that count."""
     names = _split(value)
@@ -212,5 +223,4 @@ def _found(
 
 
 def _wrong(variable: str, value: str, what: str) -> UsageError:
-    remedy = f"unset {variable}, or choose GPUs with --gpus"
-    return UsageError(f"{variable}={value}: {what}", remedy=remedy)
+    return UsageError(f"{variable}={value}: {what}", remedy=f"unset {variable}, or correct it")

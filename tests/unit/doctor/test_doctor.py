@@ -146,7 +146,7 @@ def test_variables_that_stop_a_launch_are_reported(on_node, monkeypatch):
     result = on_node("rome-a100")
     assert result.code == 5
     assert "error    gpus            CUDA_VISIBLE_DEVICES=99: '99' not found on this host\n" in result.out
-    assert "-> unset CUDA_VISIBLE_DEVICES, or choose GPUs with --gpus\n" in result.out
+    assert "-> unset CUDA_VISIBLE_DEVICES, or correct it\n" in result.out
 
 
 def test_unusable_lock_folder_is_reported(profiles, engine, monkeypatch, tmp_path):

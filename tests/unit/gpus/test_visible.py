@@ -197,6 +197,35 @@ def test_missing_gpus_are_rejected(node, environment, words):
 @pytest.mark.parametrize(
     ("environment", "indices"),
     [
+        ({RUNTIME: "3,5"}, [0, 1]),
+        ({RUNTIME: "1,2"}, [0, 1]),
+        ({RUNTIME: "nvidia.com/gpu=6, nvidia.com/gpu=7"}, [0, 1]),
+        ({RUNTIME: "3,5", CUDA: "1"}, [1]),
+        ({RUNTIME: "1,0", CUDA: "0"}, [0]),
+        ({RUNTIME: "5"}, None),
+        ({RUNTIME: "5,5"}, None),
+        ({RUNTIME: "5,GPU-7"}, None),
+        ({CUDA: "3,5"}, None),
+    ],
+)
+def test_numbers_of_the_machine_in_a_container_with_some_of_its_gpus(make, environment, indices):
+    node = make.host(make.gpu(0), make.gpu(1))
+    if indices is None:
+        with pytest.raises(UsageError, match="not found on this host"):
+            visible(node.gpus, environment)
+    else:
+        assert [gpu.index for gpu in choose(node, visible(node.gpus, environment))] == indices
+
+
+def test_the_number_of_a_mig_device_in_its_container(make):
+    part = MigDevice(uuid="MIG-a", profile=None, gpu_instance=7, compute_instance=0)
+    node = make.host(make.gpu(0, mig=(part,)))
+    assert visible(node.gpus, {RUNTIME: "3:1"}) == "device=MIG-a"
+
+
+@pytest.mark.parametrize(
+    ("environment", "indices"),
+    [
         ({"SLURM_JOB_GPUS": "7"}, [2]),  # by the device file's number
         ({"SLURM_JOB_GPUS": "9,7"}, [0, 2]),
         ({"SLURM_JOB_GPUS": "9,7", "SLURM_STEP_GPUS": "7"}, [2]),
@@ -257,3 +286,7 @@ def test_gpus_outside_the_job_are_rejected(node, environment, wanted, words):
         bounded(node.gpus, wanted, environment)
     assert words in str(caught.value)
     assert "of this job" in caught.value.remedy
+
+
+def test_a_request_for_no_gpu_needs_no_valid_variable(node):
+    assert bounded(node.gpus, "none", {CUDA: "x"}) == node.gpus
