@@ -36,7 +36,7 @@ NUMBERED = re.compile(r"c\s+195:(\d+|\*)(\s.*)?", re.ASCII)  # a devices cgroup 
 CAPABILITY = re.compile(r"/dev/nvidia-caps/nvidia-cap(\d+)", re.ASCII)
 # The number of a GPU, or of a MIG device on a GPU; early CDI specifications name them gpu0 and mig0:1.
 NUMBER = re.compile(r"(?:gpu|mig)?(\d{1,4})(:\d{1,4})?", re.ASCII)
-PCI = re.compile(r"([0-9a-f]{1,8}):([0-9a-f]{1,2}):([0-9a-f]{1,2})\.0", re.ASCII)
+PCI = re.compile(r"([0-9a-f]{1,8}):([0-9a-f]{1,2}):([0-9a-f]{1,2})(?:\.0)?", re.ASCII)
 PREFIXES = ("gpu-", "mig-")  # of UUIDs
 
 

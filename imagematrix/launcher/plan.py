@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from imagematrix.allocation.containers import VRAM, WHOLE
-from imagematrix.errors import UsageError
+from imagematrix.errors import ProbeError, UsageError
+from imagematrix.gpus.choice import label
 from imagematrix.gpus.spec import among, names
 from imagematrix.launcher.devices import nodes
 from imagematrix.launcher.share import Share
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
     from imagematrix.catalog.catalog import Variant
     from imagematrix.gpus.spec import Wanted
-    from imagematrix.node.host import Gpu
+    from imagematrix.node.host import Gpu, Host
     from imagematrix.selection.selection import Selection
 
 __all__ = ["GPUS", "LAUNCH", "SCHEMA", "SELECTED", "Launch", "docker_run", "plan"]
@@ -108,7 +109,8 @@ def plan(
     `held` are the digests of the engine's image with the selected name (`engine.digests`), None if unknown.
     If the variant's digest is not among them, the launch names the image by digest, so that it is pulled by
     it. `gpus` narrows the selection's GPUs, as `--gpus` does: an image that fits all of them fits each.
-    `share` is the container's share of each. Raises UsageError if nothing was selected.
+    `share` is the container's share of each. Raises UsageError if nothing was selected, and ProbeError if the
+    host lacks a fact by which a GPU is passed.
     """
     variant = selection.variant
     if variant is None:
@@ -122,7 +124,7 @@ def plan(
     if chosen:
         labels[GPUS] = ",".join(names(chosen))
     passed = driver in ("exact", "compat")
-    injected = names(chosen) if driver == "host" else ()
+    injected = _known(selection.host, chosen) if driver == "host" else ()
     own = NO_INJECTION if passed else NO_REQUIREMENT if injected else {}
     return Launch(
         reference=_name(variant, held),
@@ -163,6 +165,27 @@ def docker_run(launch: Launch, options: Sequence[str] = ()) -> list[str]:
     for name, value in launch.labels.items():
         words += ["--label", f"{name}={value}"]
     return [*words, launch.reference, *launch.command]
+
+
+def _known(host: Host, gpus: tuple[Gpu, ...]) -> tuple[str, ...]:
+    """Return what NVIDIA's runtime knows `gpus` by: UUIDs, or numbers where these are ours; else ProbeError.
+
+    It counts MIG devices, while we have the numbers of instances, and not the GPUs that it does not see.
+    """
+    seen = 0
+    while any(gpu.index == seen and gpu.usable for gpu in host.gpus):
+        seen += 1
+    unknown = [
+        gpu
+        for gpu in gpus
+        if (any(part.uuid is None for part in gpu.mig) if gpu.mig else gpu.uuid is None and gpu.index >= seen)
+    ]
+    if unknown:
+        raise ProbeError(
+            f"UUID of {', '.join(map(label, unknown))} unknown: NVIDIA's runtime would take another device",
+            remedy="probe the node with NVML, or use an image with a driver of its own",
+        )
+    return names(gpus)
 
 
 def _name(variant: Variant, held: Container[str] | None) -> str:

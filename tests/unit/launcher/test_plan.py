@@ -46,6 +46,31 @@ def test_a_cpu_only_image_gets_no_device(make):
     assert plan(node) == launch
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "injected"),
+    [
+        ({"uuid": None}, {"uuid": None}, ("0", "1")),
+        ({"mig": ["MIG-a"], "uuid": None}, {}, ("MIG-a", "GPU-1")),
+        # NVIDIA's runtime would count MIG devices, and not GPUs without the module.
+        ({"mig": [None]}, {}, None),
+        ({"mig": ["MIG-a", None]}, {}, None),
+        ({"state": "no-module"}, {"uuid": None}, None),
+    ],
+)
+def test_only_names_that_the_runtime_reads_as_we_do_are_injected(make, first, second, injected):
+    def gpu(index, mig=(), **facts):
+        parts = tuple(make.mig(number, uuid=uuid) for number, uuid in enumerate(mig, 1))
+        return make.gpu(index, mig=parts or None, **facts)
+
+    wanted = "device=1" if first.get("state") else "all"
+    selection = make.selection(gpu(0, **first), gpu(1, **second), mode="host", wanted=wanted)
+    if injected is None:
+        with pytest.raises(ProbeError, match="unknown: NVIDIA's runtime would take another device"):
+            plan(selection)
+    else:
+        assert plan(selection).injected == injected
+
+
 def test_the_host_s_driver_is_injected_by_the_runtime(make):
     launch = plan(make.selection(make.gpu(0), make.gpu(1), mode="host"))
     assert (launch.devices, launch.injected) == ((), ("GPU-0", "GPU-1"))
