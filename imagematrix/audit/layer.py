@@ -135,6 +135,7 @@ def read(stream: Stream, digest: str) -> Layer:
     entries: dict[str, Folder | Symlink | Hardlink | Plain] = {}
     removed: set[str] = set()
     emptied: set[str] = set()
+    used: set[str] = set()  # paths that others depend on: their folders, and files with hard links
     texts = 0
     try:
         expanded = Expanded(stream)
@@ -150,8 +151,8 @@ def read(stream: Stream, digest: str) -> Layer:
                 elif name.startswith(WHITEOUT):
                     removed.add(posixpath.join(folder, name.removeprefix(WHITEOUT)))
                 elif path != "/":
-                    entries.pop(path, None)  # the last of several counts, at its own place
-                    entry = entries[path] = _entry(archive, member, path, digest, later)
+                    entry = _entry(archive, member, path, digest, later)
+                    _put(entries, used, path, entry)
                     texts += len(entry.text or b"") if isinstance(entry, Plain) else 0
                     if texts > ALL_TEXTS:
                         raise tarfile.ReadError(f"more than {ALL_TEXTS} bytes of texts")
@@ -201,6 +202,29 @@ def _entry(
         return Hardlink(_absolute(member.linkname))
     file = archive.extractfile(member) if member.isfile() else None
     return _plain(file, path, member, digest, later) if file else OTHER
+
+
+def _put(
+    entries: dict[str, Folder | Symlink | Hardlink | Plain],
+    used: set[str],
+    path: str,
+    entry: Folder | Symlink | Hardlink | Plain,
+) -> None:
+    """Put an entry behind the others; of several at a path the last counts.
+
+    Raises tarfile.ReadError where one that counted for other entries would be lost.
+    """
+    old = entries.get(path)
+    if old != entry:
+        entries.pop(path, None)
+    if path in used and old not in (None, FOLDER, OTHER) and (old != entry or isinstance(old, Plain)):
+        raise tarfile.ReadError(f"{path} is replaced after another entry that depends on it")
+    entries[path] = entry
+    for needed in (posixpath.dirname(path), *((entry.target,) if isinstance(entry, Hardlink) else ())):
+        here = needed
+        while here not in used and here != "/":
+            used.add(here)
+            here = posixpath.dirname(here)
 
 
 def _plain(file: IO[bytes], path: str, member: tarfile.TarInfo, digest: str, later: Later) -> Plain:

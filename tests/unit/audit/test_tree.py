@@ -12,6 +12,7 @@ from imagematrix.audit import layer
 from imagematrix.audit.tree import Tree
 from imagematrix.errors import AuditError
 
+PTX = b".version 8.4\n.target sm_90\n"
 LIB = ("opt/libcuda.so.550.163.01", b"driver")
 
 
@@ -89,6 +90,29 @@ def test_hard_link_is_the_same_file():
 def test_dangling_hard_link_is_rejected(links):
     with pytest.raises(AuditError, match=r"layer 0 links /b to /(none|b|c|none/none), which is not a file"):
         tree(links)
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        [("a.ptx", PTX), hardlink("b", "a.ptx"), "a.ptx"],
+        [link("d", "x"), "d/f", special("d", tarfile.DIRTYPE), "d/f"],
+        [link("d", "x"), ("x/f", PTX), hardlink("b", "d/f"), special("d", tarfile.DIRTYPE)],
+    ],
+)
+def test_replacing_what_others_depend_on_is_rejected(members):
+    """Docker and podman refuse any path twice; for containerd, the first counts here."""
+    with pytest.raises(AuditError, match="is replaced after another entry that depends on it"):
+        tree(members)
+
+
+def test_the_last_of_several_entries_of_a_path_counts():
+    folder = special("d", tarfile.DIRTYPE)
+    assert paths(["a", folder, "d/f", "a", folder, link("y", "d"), "y/g", link("y", "d"), "d/f"]) == [
+        "/a",
+        "/d/f",
+        "/d/g",
+    ]
 
 
 def test_folder_names_are_listed():
