@@ -91,6 +91,7 @@ class Tree:
         upper = _Directory()
         for path in layer.emptied:
             _made(upper, path).emptied = True
+        upper.emptied = False  # overlayfs shows the root of every layer
         for path in layer.removed:
             parent, _, name = path.rpartition("/")
             _made(upper, parent).removed.add(name)
