@@ -33,15 +33,17 @@ def command(
     ] = None,
     token_file: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="The password of clients; needed beyond loopback."),
+        typer.Option(metavar="FILE", help="The password for clients; required beyond loopback."),
     ] = None,
     policy: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Whose signatures images need; checked before every answer."),
+        typer.Option(metavar="FILE", help="The signatures that images need; checked before every answer."),
     ] = None,
     state: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="Keep what the registry had last, for a start while it is away."),
+        typer.Option(
+            metavar="FOLDER", help="Keep the last answers, for a restart while the registry is away."
+        ),
     ] = None,
     changed: Annotated[
         Path | None,
@@ -51,21 +53,21 @@ def command(
         Path | None,
         typer.Option(
             metavar="FOLDER",
-            help="Write hosts.toml for the upstream below FOLDER, such as /etc/containerd/certs.d, and end.",
+            help="Write hosts.toml for the upstream below FOLDER, such as /etc/containerd/certs.d, and exit.",
         ),
     ] = None,
     sweep: Annotated[
         bool,
         typer.Option(
             "--sweep",
-            help="Remove names from the engine that mean another image by now, with a resolver that runs.",
+            help="Remove names from the engine that now stand for another image; needs a running resolver.",
         ),
     ] = False,
     namespace: Annotated[
         str | None,
         typer.Option(
             metavar="NAMESPACE",
-            help="With --sweep: of containerd, such as k8s.io, which has the upstream's names.",
+            help="With --sweep: containerd's namespace, such as k8s.io, to remove the upstream's names from.",
         ),
     ] = None,
 ) -> None:

@@ -24,7 +24,7 @@ def command(
 ) -> None:
     """Audit the bytes of images; exit with 9 if they contradict the labels.
 
-    Nothing is started. Images of others are supported, too.
+    Nothing is started. Images built by other tools are supported too.
     """
     from imagematrix.audit.claims import claimed, contradictions
     from imagematrix.audit.document import document

@@ -114,11 +114,12 @@ def command(
         ),
     ] = True,
     device_plugin: Annotated[
-        bool, typer.Option("--device-plugin", help="install: also what gives out the nodes' GPUs.")
+        bool,
+        typer.Option("--device-plugin", help="install: also a DaemonSet that gives out the nodes' GPUs."),
     ] = False,
     by: Annotated[
         list[str] | None,
-        typer.Option("--by", metavar="{product|class}", help="install: as of `device-plugin`; repeatable."),
+        typer.Option("--by", metavar="{product|class}", help="install: as for `device-plugin`; repeatable."),
     ] = None,
     where: Where = None,
     allow_cpu: AllowCpu = False,

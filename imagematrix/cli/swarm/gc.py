@@ -15,7 +15,10 @@ __all__ = ["command"]
 
 def command(
     older_than: Annotated[
-        str, typer.Option("--older-than", metavar="TIME", help="Only what ended so long ago: 90s, 10m, 2h.")
+        str,
+        typer.Option(
+            "--older-than", metavar="TIME", help="Only what ended at least this long ago: 90s, 10m, 2h."
+        ),
     ] = "0s",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be removed.")] = False,
     json: Json = False,
