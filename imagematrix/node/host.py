@@ -18,6 +18,7 @@ __all__ = ["SCHEMA", "Accelerator", "Cpu", "Driver", "Gpu", "Host", "MigDevice",
 SCHEMA = "imagematrix.host/v1"
 # The Linux names of architectures by those of macOS, FreeBSD, Windows and images.
 MACHINES = {"amd64": "x86_64", "arm64": "aarch64", "x64": "x86_64", "x86-64": "x86_64"}
+UNSTATED = "the document has no GPU for it"
 UNIQUE = ("index", "minor", "uuid", "pci_bus_id")  # unique among the GPUs of a host
 
 
@@ -193,13 +194,16 @@ class Host(Record):
 
         fields = Fields(data, where)
         fields.schema(SCHEMA)
+        driver, gpus, devices = _driver(fields), _gpus(fields), fields.texts("devices")
+        accelerators = tuple(_accelerator(sign) for sign in fields.objects("accelerators"))
+        complete = fields.present("gpus") and fields.present("accelerators")
         return cls(
             arch=machine(fields.text("arch")),
             cpu=_cpu(fields),
-            driver=_driver(fields),
-            gpus=_gpus(fields),
-            devices=fields.texts("devices"),
-            accelerators=tuple(_accelerator(sign) for sign in fields.objects("accelerators")),
+            driver=driver,
+            gpus=gpus,
+            devices=devices,
+            accelerators=accelerators or (() if gpus or complete else _signs(driver, devices)),
             warnings=fields.texts("warnings"),
         )
 
@@ -243,6 +247,16 @@ def _driver(fields: Fields) -> Driver | None:
         raise driver.fail("version", f"invalid driver version {version!r} (expected such as 550.163.01)")
     source = driver.text_or_none("source") or ""
     return Driver(version=version, kind=driver.text_or_none("kind"), source=source)
+
+
+def _signs(driver: Driver | None, devices: tuple[str, ...]) -> tuple[Accelerator, ...]:
+    """Return the signs of accelerators in a document without GPUs that does not state accelerators, or GPUs.
+
+    Those of the first release state none. NVML creates /dev/nvidiactl even without a driver.
+    """
+    signs = [("module", "nvidia")] if driver else []
+    signs += [("device", path) for path in devices if path != "/dev/nvidiactl"]
+    return tuple(Accelerator(kind=kind, where=where, why=UNSTATED) for kind, where in signs)
 
 
 def _gpus(fields: Fields) -> tuple[Gpu, ...]:

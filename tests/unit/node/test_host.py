@@ -6,6 +6,8 @@ from hypothesis import strategies as st
 
 from imagematrix.errors import ImagematrixError, UsageError
 from imagematrix.node.host import Accelerator, Cpu, Driver, Gpu, Host, MigDevice
+from imagematrix.selection.select import select
+from imagematrix.selection.selection import NothingFits
 
 FULL = Host(
     arch="x86_64",
@@ -70,6 +72,17 @@ def test_round_trip():
     ]
     older = {key: value for key, value in FULL.to_json().items() if key != "accelerators"}
     assert Host.from_json(older).accelerators == ()
+
+
+@pytest.mark.parametrize("missing", ["gpus", "accelerators"])
+def test_a_driver_without_a_gpu_is_a_sign_of_an_accelerator(missing, make):
+    document = FULL.to_json() | {"gpus": [], "accelerators": []}
+    assert Host.from_json(document).accelerators == ()  # as a probe found it
+    del document[missing]
+    host = Host.from_json(document)
+    assert [sign.where for sign in host.accelerators] == ["nvidia", "/dev/nvidia3"]
+    with pytest.raises(NothingFits, match="would leave accelerators unused: nvidia: the document has no GPU"):
+        select(host, make.catalog(make.cpu_variant()))
 
 
 def test_a_minimal_document():
