@@ -15,8 +15,7 @@ from pathlib import Path
 
 from imagematrix.builder.result import BuildStatus
 from imagematrix.cli.output import info
-from imagematrix.planning.plan import PlanStatus
-from imagematrix.reports.outcome import DROPPED, MISSING
+from imagematrix.reports.outcome import BUILT, DROPPED, MISSING
 from imagematrix.text import plain
 
 TYPE_CHECKING = False
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["failed", "system", "table", "write_summary"]
 
 SUMMARY = 256 * 1024  # bytes of rows; GitHub drops the summary of a step that is larger than 1 MiB
-ORDER = (BuildStatus.FAILED, MISSING, BuildStatus.STOPPED, BuildStatus.BUILT, PlanStatus.UP_TO_DATE)
+ORDER = (BuildStatus.FAILED, MISSING, BuildStatus.SKIPPED, BuildStatus.STOPPED, *BUILT)
 
 
 def system() -> str | None:

@@ -22,8 +22,11 @@ __all__ = ["command"]
 
 COLOURS: dict[str, str] = {
     BuildStatus.BUILT: "green",
+    BuildStatus.ADOPTED: "green",
+    BuildStatus.VERIFIED: "green",
     PlanStatus.UP_TO_DATE: "dim",
     BuildStatus.FAILED: "red",
+    BuildStatus.SKIPPED: "yellow",
     BuildStatus.STOPPED: "yellow",
     MISSING: "red",
 }

@@ -1,5 +1,6 @@
 """Output for GitHub Actions and GitLab, which untrusted text cannot inject commands into."""
 
+import json
 import re
 
 import pytest
@@ -7,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from imagematrix.cli import ci
-from imagematrix.reports.outcome import parse
+from imagematrix.reports.outcome import DROPPED, OPEN, STATUSES, parse
 
 HOSTILE = "\x1b[0Ksection_end:1:x\r\x1b[0K\n::error::pwned\n##[error]x\n::endgroup::\n%0A::set-output"
 
@@ -130,3 +131,13 @@ def test_summary_is_appended_to_the_github_file(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path))
     ci.write_summary(())
     assert capsys.readouterr().err == f"cannot write the summary for GitHub: {tmp_path}: Is a directory\n"
+
+
+@pytest.mark.parametrize("status", [one for one in STATUSES if one not in (*OPEN, *DROPPED)])
+def test_every_outcome_is_in_the_summary_and_in_the_report(cli, tmp_path, status):
+    cell = {"image": "training", "version": "v1", "cell": "cpu-znver4", "status": status}
+    (outcome,) = outcomes(cell)
+    assert f"### imagematrix: 1 {status}\n" in ci.table([outcome])
+    assert f"| cpu-znver4 | {status} |" in ci.table([outcome])
+    (tmp_path / "build.json").write_text(json.dumps({"schema": "imagematrix.build/v1", "cells": [cell]}))
+    assert f" {status} " in cli("report", tmp_path / "build.json").out
