@@ -7,9 +7,11 @@ always gives the same layers.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import os
+import shutil
 import stat
 import tempfile
 from dataclasses import dataclass
@@ -158,20 +160,23 @@ class Snapshots:
     def _take(self, context: Path) -> Path:
         planned = self._planned[context]
         taken = Path(tempfile.mkdtemp(dir=self.folder), planned.digest.removeprefix("sha256:"))
-        taken.mkdir()
-        try:
-            listing = _read(context, taken)
-        except OSError as error:
-            message = f"no space left on device for a snapshot of {context}"
-            raise BuildError(message, remedy=room(self.folder)) from error
-        if listing.digest != planned.digest:
-            names = ", ".join(listing.changed(planned))
-            raise BuildError(
-                f"the files of {context} changed after the plan was made: {names}",
-                remedy="build again; images built so far are kept",
-            )
-        record(self._state, listing)
-        self._stamps[taken] = _stamps(taken)
+        with contextlib.ExitStack() as undo:  # each cell tries again, and would leave a copy behind
+            undo.callback(shutil.rmtree, taken.parent, ignore_errors=True)
+            taken.mkdir()
+            try:
+                listing = _read(context, taken)
+            except OSError as error:
+                message = f"no space left on device for a snapshot of {context}"
+                raise BuildError(message, remedy=room(self.folder)) from error
+            if listing.digest != planned.digest:
+                names = ", ".join(listing.changed(planned))
+                raise BuildError(
+                    f"the files of {context} changed after the plan was made: {names}",
+                    remedy="build again; images built so far are kept",
+                )
+            record(self._state, listing)
+            self._stamps[taken] = _stamps(taken)
+            undo.pop_all()
         return taken
 
 

@@ -208,6 +208,7 @@ def test_context_changed_after_the_plan_is_a_build_error(folder, snapshots):
     with pytest.raises(BuildError, match=r"changed after the plan was made: main\.c") as caught:
         snapshots.of(folder)
     assert "build again" in caught.value.remedy
+    assert not list(snapshots.folder.iterdir()), "the next cell copies all of it again"
     (folder / "main.c").write_text("int main;")
     assert snapshots.of(folder)
 
