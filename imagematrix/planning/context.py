@@ -51,6 +51,7 @@ FILE, PROGRAM, LINK, FOLDER = "100644", "100755", "120000", "040000"  # file mod
 TIME = 315_619_200
 FULL = (errno.ENOSPC, errno.EDQUOT)
 PIECE = 1 << 20  # bytes that are read at once
+SHOWN = 5  # changed files that a message names
 
 
 @dataclass(frozen=True)  # without slots, to cache the digest
@@ -169,9 +170,10 @@ class Snapshots:
                 message = f"no space left on device for a snapshot of {context}"
                 raise BuildError(message, remedy=room(self.folder)) from error
             if listing.digest != planned.digest:
-                names = ", ".join(listing.changed(planned))
+                names = listing.changed(planned)
+                shown = ", ".join(names[:SHOWN]) + ", …" * (len(names) > SHOWN)
                 raise BuildError(
-                    f"the files of {context} changed after the plan was made: {names}",
+                    f"the files of {context} changed after the plan was made: {shown}",
                     remedy="build again; images built so far are kept",
                 )
             record(self._state, listing)

@@ -209,6 +209,12 @@ def test_context_changed_after_the_plan_is_a_build_error(folder, snapshots):
         snapshots.of(folder)
     assert "build again" in caught.value.remedy
     assert not list(snapshots.folder.iterdir()), "the next cell copies all of it again"
+    for number in range(7):
+        (folder / f"new{number}").touch()
+    with pytest.raises(BuildError, match=r"plan was made: main\.c, new0, new1, new2, new3, …"):
+        snapshots.of(folder)
+    for number in range(7):
+        (folder / f"new{number}").unlink()
     (folder / "main.c").write_text("int main;")
     assert snapshots.of(folder)
 
