@@ -41,6 +41,7 @@ SAVED = "manifest.json"
 BLOB = re.compile(r"blobs/sha256/[0-9a-f]{64}", re.ASCII)
 SMALL = 4 << 20  # bytes of a manifest or a configuration
 MOST = 10_000  # files of an archive
+TRIES = 5  # to read an image of the engine whose name changes its meaning
 TEXTS = (b"{", b"[")
 
 
@@ -108,10 +109,23 @@ def _variants(reference: str) -> list[str]:
 
 
 def _saved(reference: str) -> _Pieces | None:
-    """Return an image of the engine as `docker save` writes it; None where it has none of this name."""
+    """Return an image of the engine as `docker save` writes it; None where it has none of this name.
+
+    The engine answers by name, so that a build or a pull may give the name to another image meanwhile.
+    """
     digests = engine.digests(reference)
-    if not digests:
-        return None
+    for _ in range(TRIES):
+        if not digests:
+            return None
+        pieces = _exported(reference, digests)
+        before, digests = digests, engine.digests(reference)
+        if digests == before:
+            return pieces
+        pieces.close()
+    raise EngineError(f"{reference} keeps changing in the engine", remedy="run the command again")
+
+
+def _exported(reference: str, digests: frozenset[str]) -> _Pieces:
     from docker.errors import DockerException
     from requests.exceptions import RequestException
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import gzip
+import itertools
 import json
 import tarfile
 from pathlib import Path
@@ -299,6 +300,25 @@ def test_image_is_read_from_the_engine(engine, one, tmp_path):
     engine.responses["GET", "/json"] = 200, json.dumps({"Id": one.config}).encode()
     engine.responses["GET", "/get"] = 200, path.read_bytes()
     assert only("training:v1").digest == one.config
+
+
+def test_name_that_moves_in_the_engine_is_read_as_what_it_means_now(engine, one, tmp_path):
+    """The digest of the one must not be told with the bytes of the other."""
+    other = Parts(LAYER)
+    meanings = [(other, (LAYER,)), (one, (LAYER, OTHER))]
+
+    def mean(image, layers):
+        engine.responses["GET", "/json"] = 200, json.dumps({"Id": image.config}).encode()
+        path = Path(saved(tmp_path / "a.tar", image, *layers))
+        engine.responses["GET", "/get"] = 200, path.read_bytes()
+
+    mean(*meanings[0])
+    engine.before_response["GET", "/get"] = lambda: mean(*meanings[1])
+    assert only("training:v1").digest == one.config
+    turns = itertools.cycle(meanings)
+    engine.before_response["GET", "/get"] = lambda: mean(*next(turns))
+    with pytest.raises(EngineError, match="keeps changing"):
+        images("training:v1")
 
 
 def test_invalid_manifests_of_the_classic_store_are_ignored(engine, one):
