@@ -135,7 +135,11 @@ class _Planner:
     def _worked_out(self, cell: Cell) -> Planned:
         own: dict[str, Planned] = {}  # images of this matrix that it may build on, by reference
         text = self._renderer.render(cell, partial(self._reference, cell, own))
-        named = dockerfiles.bases(text)
+        try:
+            named = dockerfiles.bases(text)
+        except UsageError as error:
+            message = f"{cell.image.template}: {error} (in the cell {cell.id})"
+            raise UsageError(message, remedy=error.remedy) from error
         names = [name for name in named if name not in (program.CONTEXT, driver.CONTEXT)]
         item = Planned(
             cell=cell,

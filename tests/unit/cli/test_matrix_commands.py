@@ -232,6 +232,12 @@ def test_render_to_stdout_requires_a_single_cell(cli, shipped, only):
     assert "-o DIR" in result.err
 
 
+def test_error_in_a_dockerfile_names_template_and_cell(cli, project):
+    result = cli("validate", "-f", project(template="FROM {{ base }}\nCOPYY a b\n"))
+    assert result.code == 2
+    assert "training.j2: the Dockerfile has 'COPYY', which is not an instruction (in the cell " in result.err
+
+
 def test_unwritable_output_folder_is_rejected(cli, shipped, tmp_path):
     (tmp_path / "out").touch()
     result = cli("render", "-f", shipped, "--only", ONE, "-o", tmp_path / "out")
