@@ -49,6 +49,11 @@ EXTENDED = (
     tarfile.GNUTYPE_LONGNAME,
     tarfile.GNUTYPE_LONGLINK,
 )
+# Types of those for one member: global ones, long names of GNU, one of PAX.
+ORDERLY = re.compile(rb"g*(?:L|K|LK|KL)?x?")
+# In a header that is not POSIX's, the prefix of a name is something else: in GNU's, times in octal digits.
+MAGIC, USTAR = 257, b"ustar\0"
+PREFIX, TIMES = slice(345, 500), re.compile(rb"[0-7 ]+")
 # Texts that an audit reads: what the loader goes by, and what Python's packages say of themselves.
 TEXTS = re.compile(
     r"/etc/ld\.so\.(?:cache|conf|conf\.d/[^/]+\.conf)"
@@ -103,8 +108,27 @@ class Layer:
     emptied: frozenset[str]
 
 
+class _Archive(tarfile.TarFile):
+    """An archive with the types of the extended headers that were read for the next member."""
+
+    extended = b""
+
+
 class _Member(tarfile.TarInfo):
-    """A member whose header is sound. tarfile takes one that is not for the end of the archive."""
+    """A member whose header is sound, and means the same to engines, which are written in Go.
+
+    tarfile takes a header that is not sound for the end of the archive.
+    """
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _Member:
+        found = super().frombuf(buf, encoding, errors)
+        prefix = bytes(buf[PREFIX]).partition(b"\0")[0]
+        if prefix and not buf.startswith(USTAR, MAGIC) and found.type not in tarfile.GNU_TYPES:
+            if not TIMES.fullmatch(prefix):
+                raise tarfile.InvalidHeaderError("a prefix in a header without one")  # type: ignore[attr-defined]
+            found.name = found.name.removeprefix(f"{prefix.decode()}/")
+        return found
 
     @classmethod
     def fromtarfile(cls, archive: tarfile.TarFile) -> _Member:
@@ -115,17 +139,23 @@ class _Member(tarfile.TarInfo):
         except tarfile.HeaderError as error:
             raise tarfile.ReadError(str(error)) from error
 
-    def _proc_member(self, archive: tarfile.TarFile) -> tarfile.TarInfo:
+    def _proc_member(self, archive: _Archive) -> tarfile.TarInfo:
         """Look at a header before what belongs to it is read; tarfile calls it to be overridden."""
         if self.size < 0 or (self.type in EXTENDED and self.size > LONGEST):
             raise tarfile.ReadError(f"a header of {self.size} bytes")
+        # tarfile changes sizes by global headers, which engines ignore. Of several others for a member, it
+        # takes the first, and engines the last.
+        archive.pax_headers = {}
+        archive.extended = archive.extended + self.type if self.type in EXTENDED else b""
+        if not ORDERLY.fullmatch(archive.extended):
+            raise tarfile.ReadError(f"extended headers {archive.extended.decode()} for one file")
         found: tarfile.TarInfo = super()._proc_member(archive)  # type: ignore[misc]
         return found
 
 
 def opened(stream: Stream) -> tarfile.TarFile:
     """Return the archive that a stream is, to be read in order; raise tarfile.TarError, also later."""
-    return tarfile.open(  # type: ignore[call-overload,no-any-return]  # it only reads
+    return _Archive.open(  # type: ignore[call-overload,no-any-return]  # it only reads
         fileobj=stream, mode="r|", bufsize=BUFFER, tarinfo=_Member
     )
 

@@ -174,6 +174,60 @@ def sparse(size):
     return buffer.getvalue()
 
 
+def header(name, kind=tarfile.REGTYPE, data=b"", *, prefix=b"", magic=tarfile.POSIX_MAGIC):
+    """Return a header as it is written, with its data."""
+    info = tarfile.TarInfo(name)
+    info.type, info.size = kind, len(data)
+    raw = bytearray(info.tobuf(tarfile.USTAR_FORMAT))
+    raw[257:265], raw[345 : 345 + len(prefix)] = magic, prefix
+    raw[148:156] = b" " * 8
+    raw[148:156] = b"%06o\0 " % sum(raw)
+    return bytes(raw) + data + bytes(-len(data) % 512)
+
+
+def pax(kind=tarfile.XHDTYPE, **facts):
+    records = "".join(f"{len(key) + len(value) + 5} {key}={value}\n" for key, value in facts.items())
+    return header("pax", kind, records.encode())
+
+
+HIDING = "opt/.wh.k.cubin"  # the removal of a file, if this is the name that counts
+
+
+def test_global_headers_change_nothing_as_for_engines():
+    """podman 4.3.1 unpacks the whole file."""
+    raw = pax(tarfile.XGLTYPE, size="0", path="opt/other") + tar(("opt/k.cubin", CUBIN))
+    assert code(raw, "/opt/k.cubin").cubins == {"80"}
+
+
+def test_long_name_goes_before_that_of_another_header():
+    long = header("long", tarfile.GNUTYPE_LONGNAME, b"opt/k\0")
+    assert list(read(long + pax(path="opt/other") + header("a") + bytes(1024)).entries) == ["/opt/k"]
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        pax(path=HIDING) + pax(path="opt/k") + header("a"),
+        pax(path=HIDING) + header("long", tarfile.GNUTYPE_LONGNAME, b"opt/k\0") + header("a"),
+        pax(path=HIDING) + pax(tarfile.XGLTYPE, comment="none") + header("a"),
+        pax(tarfile.SOLARIS_XHDTYPE, path=HIDING) + header("a"),
+    ],
+)
+def test_headers_that_engines_read_otherwise_are_rejected(raw):
+    with pytest.raises(AuditError, match=r"extended headers [gxLX]+ for one file"):
+        read(raw + bytes(1024))
+
+
+def test_prefix_of_a_name_is_only_read_as_engines_do():
+    end = bytes(1024)
+    assert list(read(header("k", prefix=b"opt") + end).entries) == ["/opt/k"]
+    gnu = header("k", prefix=b"14717123456\x0014717123456", magic=tarfile.GNU_MAGIC)
+    assert list(read(gnu + end).entries) == ["/k"]
+    for magic in (tarfile.GNU_MAGIC, bytes(8)):
+        with pytest.raises(AuditError, match="a prefix in a header without one"):
+            read(header(".wh.k.cubin", prefix=b"opt", magic=magic) + end)
+
+
 WHOLE = tar(("a", b"x" * 3000), ("b", b"y" * 3000))
 
 

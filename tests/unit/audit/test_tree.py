@@ -4,7 +4,7 @@ import io
 import tarfile
 
 import pytest
-from hypothesis import given
+from hypothesis import given, reject
 from hypothesis import strategies as st
 from images import hardlink, link, special, tar
 
@@ -129,6 +129,9 @@ MEMBERS = st.tuples(NAMES.map("/".join), st.sampled_from(["file", "folder", "lin
 @given(st.lists(st.lists(MEMBERS, max_size=5), max_size=4))
 def test_every_file_of_a_tree_is_found(layers):
     kinds = {"folder": tarfile.DIRTYPE, "link": tarfile.SYMTYPE, "file": tarfile.REGTYPE}
-    whole = tree(*([special(name, kinds[kind], target) for name, kind, target in one] for one in layers))
+    try:
+        whole = tree(*([special(name, kinds[kind], target) for name, kind, target in one] for one in layers))
+    except AuditError:  # a link is replaced that files are under
+        reject()
     for path, file in whole.files():
         assert whole.find(path) == (path, file)
