@@ -10,6 +10,7 @@ releases, have no such label and are only audited.
 from __future__ import annotations
 
 import json
+import posixpath
 import re
 import tarfile
 
@@ -43,11 +44,11 @@ def examine(reference: str, archive: BinaryIO, layers: Layers) -> None:
     """
     try:
         with scratch() as folder:
-            _unpack(archive, folder)
+            links = _unpack(archive, folder)
             saved = documents.Fields({"images": documents.read(folder / "manifest.json")}, reference)
             (image,) = saved.objects("images")
             config = json.loads(_file(folder, image.text("Config")).read_bytes())
-            files = [_file(folder, name) for name in image.texts("Layers")]
+            files = [_file(folder, links.get(name, name)) for name in image.texts("Layers")]
             _examine(reference, config, [_layer(file, layers) for file in files])
     except (OSError, tarfile.TarError, ValueError, UsageError) as error:
         raise AuditError(f"{reference} cannot be read from the engine: {error}") from error
@@ -73,9 +74,17 @@ def _layer(file: Path, layers: Layers) -> Layer:
     return read_file(file)
 
 
-def _unpack(archive: BinaryIO, folder: Path) -> None:
+def _unpack(archive: BinaryIO, folder: Path) -> dict[str, str]:
+    """Unpack the files of an archive, and return the targets of its links.
+
+    Docker 24 and older writes a layer that an image has twice as a link to the first.
+    """
+    links = {}
     with tarfile.open(fileobj=archive, mode="r|*") as tar:
         for member in tar:
+            if member.issym():
+                beside = posixpath.join(posixpath.dirname(member.name), member.linkname)
+                links[member.name] = posixpath.normpath(beside)
             file = tar.extractfile(member) if member.isfile() and PLAIN.fullmatch(member.name) else None
             if file:
                 target = folder / member.name
@@ -83,6 +92,7 @@ def _unpack(archive: BinaryIO, folder: Path) -> None:
                 with target.open("wb") as copy:
                     while piece := file.read(1 << 20):
                         copy.write(piece)
+    return links
 
 
 def _file(folder: Path, name: str) -> Path:

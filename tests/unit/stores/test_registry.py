@@ -2,8 +2,10 @@
 
 import io
 import json
+import tarfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -207,6 +209,32 @@ def test_shared_layer_of_adopted_images_is_read_once(remote, docker, make_image,
     docker.save = lambda _: io.BytesIO(archive(*files))
     remote.adopt(one.order.reference)
     assert read[1:] == ["layer.tar"], "a name that is not a digest proves nothing"
+
+
+@pytest.mark.parametrize(
+    ("target", "refused"), [("../1/layer.tar", None), ("../../layer.tar", "cannot be read from the engine")]
+)
+def test_image_with_equal_layers_is_adopted_from_older_engines(
+    remote, docker, make_image, archive, target, refused
+):
+    """They save the second as a link to the first."""
+    one = make_image("a")
+    docker.store(one.order, one.made)
+    config = json.dumps({"config": {"Labels": one.order.labels}}).encode()
+    listed = json.dumps([{"Config": "c.json", "Layers": ["1/layer.tar", "2/layer.tar"]}]).encode()
+    saved = io.BytesIO()
+    with tarfile.open(fileobj=saved, mode="w") as tar:
+        for name, data in (("c.json", config), ("1/layer.tar", archive()), ("manifest.json", listed)):
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+        info = tarfile.TarInfo("2/layer.tar")
+        info.type, info.linkname = tarfile.SYMTYPE, target
+        tar.addfile(info)
+    docker.save = lambda _: io.BytesIO(saved.getvalue())
+    with pytest.raises(AuditError, match=refused) if refused else nullcontext():
+        remote.adopt(one.order.reference)
+    assert bool(docker.pushed) == (refused is None)
 
 
 @pytest.mark.parametrize("name", ["../../etc/passwd", "/etc/passwd", "nowhere", "a/../../b"])
