@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import sys
 import time
@@ -30,6 +31,8 @@ __all__ = ["OUTPUT", "Templates", "main"]
 
 OUTPUT = 1 << 20  # characters of one Dockerfile
 MEMORY = 1 << 30  # bytes of address space
+# Jinja's objects that change while a template is rendered; no template gets one without writing its name.
+STATE = re.compile(r"\b(namespace|cycler|joiner)\b")
 
 
 def main() -> None:
@@ -55,6 +58,7 @@ class Templates:
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
+        self._stateful = False
         self._environment = _Environment(
             loader=jinja2.FunctionLoader(self._source),
             undefined=_Unknown,
@@ -91,6 +95,10 @@ class Templates:
             return {"error": self._with_position(error, template), "of_cell": True, **_blamed(error)}
 
     def _rendered(self, template: str, values: Mapping[str, object], images: _Images) -> str:
+        if self._stateful:
+            # Jinja evaluates an imported template once, so that its objects would remember other cells.
+            for compiled in (self._environment.cache or {}).values():
+                compiled._module = None  # noqa: SLF001 - there is no other way
         text = self._environment.get_template(template).render(values, images=images)
         if len(text) > OUTPUT:
             raise jinja2.TemplateRuntimeError(f"the output exceeds {OUTPUT:,} characters")
@@ -101,7 +109,9 @@ class Templates:
         if path is None or not os.path.isfile(path):  # noqa: PTH113 - pathlib is slow to load
             return None
         with open(path, encoding="utf-8") as file:  # noqa: PTH123 - as above
-            return file.read(), self._path(name), None
+            text = file.read()
+        self._stateful = self._stateful or STATE.search(text) is not None
+        return text, self._path(name), None
 
     def _path(self, name: str) -> str:
         return f"{self._folder}/{name}"

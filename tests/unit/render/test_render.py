@@ -92,6 +92,29 @@ def test_rendering_does_not_depend_on_hash_order(starters):
     assert len(digests) == 1
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{% from 'm.j2' import kept %}{% set kept.n = kept.n + 1 %}FROM scratch\nUSER {{ kept.n }}\n",
+        "{% from 'm.j2' import next_user %}FROM scratch\nUSER {{ next_user() }}\n",
+        "{% import 'm.j2' as m %}FROM scratch\nUSER {{ m.turns.next() }}\n",
+        "{% import 'm.j2' as m %}FROM scratch\nUSER 1{{ m.comma() }}\n",
+    ],
+)
+def test_cell_is_rendered_alike_whatever_was_rendered_before(project, tmp_path, text):
+    """Otherwise `--only` would give a cell another identity."""
+    path = project(template=text)
+    (tmp_path / "templates" / "m.j2").write_text(
+        "{% set kept = namespace(n=0) %}{% set _own = namespace(n=0) %}\n"
+        "{% set turns = cycler('1', '2') %}{% set comma = joiner(',') %}\n"
+        "{% macro next_user() %}{% set _own.n = _own.n + 1 %}{{ _own.n }}{% endmacro %}\n"
+    )
+    matrix = load(path)
+    with Renderer(matrix.templates) as renderer:
+        rendered = {renderer.render(cell, str) for cell in expand(matrix).cells}
+    assert rendered == {"FROM scratch\nUSER 1\n"}
+
+
 def test_variables_of_a_template(project):
     path = project(('"12.4": {', '"12.4": {nvrtc: libnvrtc12, '))
     cells = {cell.id: cell for cell in expand(load(path)).cells}
