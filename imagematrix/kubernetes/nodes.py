@@ -69,7 +69,15 @@ def parse(data: object, where: str) -> tuple[Node, ...]:
 def objects(data: object, where: str) -> tuple[documents.Fields, ...]:
     """Return the objects of a list of them, or the one that `data` is."""
     fields = documents.Fields(data, where)
-    return tuple(fields.objects("items")) if fields.text("kind") in LISTS else (fields,)
+    kind = fields.text("kind")
+    if kind not in LISTS:
+        return (fields,)
+    # An API server names the kind of the list alone, and kubectl that of each object in a plain List.
+    own = {"kind": kind.removesuffix("List")} if kind != "List" else {}
+    return tuple(
+        documents.Fields({**own, **one.data}, f"{where}: items[{place}]")
+        for place, one in enumerate(fields.objects("items"))
+    )
 
 
 def described(there: Iterable[documents.Fields], where: str) -> tuple[Node, ...]:

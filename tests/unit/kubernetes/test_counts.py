@@ -144,6 +144,19 @@ def test_without_pods_nothing_is_said_to_be_free():
     assert by_resource(empty) == {GPU: (1, 1, 0, 1)}
 
 
+def test_lists_of_an_api_server_are_read():
+    """As `kubectl get --raw /api/v1/nodes` has them: the objects in them have no kinds."""
+
+    def bare(each):
+        return {key: value for key, value in each.items() if key != "kind"}
+
+    nodes = {"kind": "NodeList", "items": [bare(node("a", {GPU: "2"}))]}
+    pods = {"kind": "PodList", "items": [bare(pod("a", container(1)))]}
+    assert by_resource(counts([(nodes, "nodes.json"), (pods, "pods.json")])) == {GPU: (2, 2, 1, 1)}
+    with pytest.raises(UsageError, match=r"all\.json: items\[1\]: kind is missing"):
+        count(pod("a"), {"metadata": {}})
+
+
 def test_other_objects_are_refused():
     with pytest.raises(UsageError, match=r"all\.json: items\[1\]: kind: expected Node, found 'Service'"):
         count(pod("a"), {"kind": "Service"})
