@@ -40,13 +40,19 @@ class Loader:
         cache = tree.find(CACHE)
         self._cache = dict(_cached(cache[1])) if cache else {}
 
-    def find(self, name: str, runpath: Iterable[str] = (), *, origin: str = "/") -> tuple[str, Plain] | None:
+    def find(
+        self, name: str, *, runpath: Iterable[str] = (), rpath: Iterable[str] = (), origin: str = "/"
+    ) -> tuple[str, Plain] | None:
         """Return the file that is loaded under a name, and its path; None where none is.
 
-        `runpath` is that of the file, in the folder `origin`, that asks for it.
+        `runpath` and `rpath` are those of the file, in the folder `origin`, that asks for it.
         """
-        own = [folder.replace("${ORIGIN}", origin).replace("$ORIGIN", origin) for folder in runpath]
-        asked = [f"{folder}/{name}" for folder in (*self._given, *own)]
+        first, later = (
+            [folder.replace("${ORIGIN}", origin).replace("$ORIGIN", origin) for folder in own]
+            for own in (rpath, runpath)
+        )
+        # With a RUNPATH, an RPATH does not count.
+        asked = [f"{folder}/{name}" for folder in (*([] if later else first), *self._given, *later)]
         cached = [self._cache[name]] if name in self._cache else []
         for path in (*asked, *cached, *(f"{folder}/{name}" for folder in DEFAULTS)):
             if found := self._tree.find(path):

@@ -185,9 +185,9 @@ def _drivers(tree: Tree, found: Sequence[Found], environment: Mapping[str, str])
     loader = Loader(tree, environment.get("LD_LIBRARY_PATH", ""))
     taken = {file[0] for name in LIBRARIES if (file := loader.find(f"{name}.so.1"))}
     for one in found:
-        for name in one.file.needed:
-            folder = posixpath.dirname(one.path)
-            if named(name) and (file := loader.find(name, one.file.runpath or one.file.rpath, origin=folder)):
+        own = {"runpath": one.file.runpath, "rpath": one.file.rpath}
+        for name in filter(named, one.file.needed):
+            if file := loader.find(name, **own, origin=posixpath.dirname(one.path)):
                 taken.add(file[0])
     for path, driver in sorted(files.items()):
         yield DriverFile(path=path, driver=driver, loaded=path in taken)

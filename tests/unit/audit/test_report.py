@@ -89,6 +89,10 @@ def test_runpath_of_a_program_applies_to_its_own_dependencies(seen, two, library
     asks = library("libit.so", *options, "-Wl,-rpath,$ORIGIN/../b")
     assert loaded(seen(*two, ("opt/x/libit.so", asks))) == [f"/{B}"]
     assert loaded(seen(*two, ("opt/elsewhere/x/libit.so", asks))) == []
+    given = ["LD_LIBRARY_PATH=/opt/a"]
+    assert loaded(seen(*two, ("opt/x/libit.so", asks), env=given)) == [f"/{A}"]
+    first = library("libit.so", *options, "-Wl,--disable-new-dtags,-rpath,$ORIGIN/../b")
+    assert loaded(seen(*two, ("opt/x/libit.so", first), env=given)) == [f"/{A}", f"/{B}"]
 
 
 @pytest.mark.parametrize(
