@@ -50,7 +50,7 @@ class Reference(Record):
     @property
     def url(self) -> str:
         """The registry's address; without TLS for a registry on this machine, as docker does."""
-        host = self.registry.rpartition(":")[0] or self.registry
+        host = re.sub(r":\d+\Z", "", self.registry)
         return f"{'http' if host in LOOPBACK else 'https'}://{self.registry}"
 
 

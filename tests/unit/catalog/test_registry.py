@@ -243,6 +243,7 @@ def test_oversized_answer_is_not_read(registry, monkeypatch):
         ("localhost:5000/t:v1", "localhost:5000", "t", "v1", "http"),
         (f"reg.example/t@{DIGEST}", "reg.example", "t", DIGEST, "https"),
         ("[::1]:5000/t:v1", "[::1]:5000", "t", "v1", "http"),
+        ("[::1]/t:v1", "[::1]", "t", "v1", "http"),
     ],
 )
 def test_references_are_parsed_as_docker_does(text, registry, repository, tag, scheme):
