@@ -40,6 +40,7 @@ BYTES, CLAIM, UNKNOWN = SOURCES = "bytes", "claim", "unknown"
 HARDWARE = ("platform", "cuda", "compute", "march", "driver")
 # The criteria of the order, in the usual order; see selection/order.py.
 CRITERIA = ("gpu", "device-code", "driver", "cuda", "cpu-level", "cpu-vendor", "cpu-flags")
+PLATFORM = re.compile(r"[a-z0-9._-]+(?:/[A-Za-z0-9._-]+){1,2}")  # system, architecture, variant
 CODE = re.compile(r"\d{2,3}[af]?", re.ASCII)
 # The name of an axis, and a value that is safe in a tag, a shell word and a Dockerfile.
 AXIS = re.compile(r"[a-z][a-z0-9_]{0,31}", re.ASCII)
@@ -234,7 +235,7 @@ def _variant(fields: Fields, cache: dict[str, Any]) -> Variant:
     return Variant(
         reference=_matching(fields, "reference", REFERENCE, "an image reference"),
         digest=_matching_or_none(fields, "digest", DIGEST, "a sha256 digest"),
-        platform=fields.text("platform"),
+        platform=fields.cached("platform", _platform, cache),
         cuda=_matching_or_none(fields, "cuda", RELEASE, "a CUDA release such as 12.4"),
         cubins=fields.cached("cubins", _codes, cache),
         ptx=fields.cached("ptx", _ptx, cache),
@@ -274,6 +275,10 @@ def own_axes(fields: Fields, key: str) -> tuple[tuple[str, str], ...]:
         if not AXIS.fullmatch(axis) or axis in HARDWARE:
             raise fields.fail(key, f"{axis[:80]!r} is not an image's own axis")
     return tuple([(axis, _matching(axes, axis, VALUE, "the value of an axis")) for axis in sorted(axes.data)])
+
+
+def _platform(fields: Fields, key: str) -> str:
+    return _matching(fields, key, PLATFORM, "a platform such as linux/amd64")
 
 
 def _codes(fields: Fields, key: str) -> tuple[str, ...]:

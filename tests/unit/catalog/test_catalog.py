@@ -152,6 +152,7 @@ def test_newer_schema_version_has_a_remedy():
         ({"cuda": "twelve"}, "cuda: 'twelve' is not a CUDA release such as 12.4"),
         ({"cuda": 12.4}, "cuda: expected a string, found a number"),
         ({"cuda": "١٢.٤"}, "is not a CUDA release"),
+        ({"platform": "linux"}, "platform: 'linux' is not a platform such as linux/amd64"),
         ({"cubins": ["sm_89"]}, "cubins: 'sm_89' is not a target such as 89 or 90a"),
         ({"cubins": [89]}, "cubins[0]: expected a string, found a number"),
         ({"ptx": [{"target": "90"}]}, "variants[0]: ptx[0]: isa is missing (expected a string)"),
