@@ -35,6 +35,7 @@ GROUP_MODE = 0o3770  # the same for a group, which the files inherit
 TURN = "turn"
 TURN_S = 60.0  # a survey of the GPUs takes about 0.1 s, and 20 s with a faulty driver
 RETRY_S = 0.02
+SETTLE_S = 0.5  # from the creation of the folder to its mode
 TEXT_LIMIT = 64 * 1024  # bytes
 
 
@@ -250,7 +251,7 @@ def _open_folder(path: str, group: int | None) -> int:
         with contextlib.suppress(FileExistsError):
             os.mkdir(path, 0o700)
             created = True
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        descriptor = _settled(path)
         status = os.fstat(descriptor)
         # Created for all users by an earlier release or by hand: restrict it to the group.
         if created or (path == SHARED and group is not None and _is_ours(status) and status.st_mode & 0o007):
@@ -263,6 +264,18 @@ def _open_folder(path: str, group: int | None) -> int:
         os.close(descriptor)
         raise
     return descriptor
+
+
+def _settled(path: str) -> int:
+    """Open the folder; a process of another user that has just created it may not have set its mode yet."""
+    deadline = time.monotonic() + SETTLE_S
+    while True:
+        try:
+            return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except PermissionError:
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(RETRY_S)
 
 
 def _set_mode(descriptor: int, group: int | None) -> None:

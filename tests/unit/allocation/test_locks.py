@@ -271,6 +271,23 @@ def test_users_outside_the_group_cannot_hold_locks(tmp_path):
     assert "PermissionError" in done.stderr
 
 
+def test_a_folder_that_another_user_is_just_creating_is_waited_for(folder, monkeypatch):
+    opened, refusals = os.open, iter([True, True])
+
+    def refuse(path, *words, **named):
+        if path == folder and next(refusals, False):
+            raise PermissionError(13, "Permission denied")
+        return opened(path, *words, **named)
+
+    monkeypatch.setattr(os, "open", refuse)
+    with Locks(folder):
+        assert next(refusals, None) is None
+    refusals = iter(lambda: True, None)
+    monkeypatch.setattr(module, "SETTLE_S", 0.05)
+    with pytest.raises(ProbeError, match="Permission denied"):
+        Locks(folder)
+
+
 def test_the_age_of_a_lock_file(locks, folder):
     release(locks.hold("share-1", ""))
     assert locks.age("share-1") < 60
