@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import time
 
 from imagematrix import unix_http
 from imagematrix.endpoint import address, listener
@@ -33,6 +35,7 @@ __all__ = [
     "responds",
     "running",
     "running_of",
+    "running_or_starting",
     "unreachable",
 ]
 
@@ -44,6 +47,10 @@ TIMEOUT = 600  # seconds without data; loading a large image takes long
 # The names in /proc/PID/comm of engines that listen at a socket. Others forward it: ssh, socat.
 ENGINES = frozenset({"dockerd", "podman"})
 CONTAINER = r"[0-9a-f]{64}"  # the id of a container
+YOUNG_S = 60  # from the creation of a container to its start, which usually follows at once
+START_S = 10  # patience with a start: NVIDIA's runtime wakes GPUs for seconds
+# Labels of containers that are accounted for while they start: those of launches, and tasks of Swarm.
+ATTENDED = frozenset({"io.imagematrix.selected", "com.docker.swarm.task.id"})
 
 
 def responds() -> bool:
@@ -230,6 +237,46 @@ def reports_system() -> bool:
     )
 
 
+def running_or_starting() -> list[dict[str, Any]]:
+    """Return what `running` does, and at a local socket also containers that somebody is just starting.
+
+    Those of launches are left out, because a lease counts for them, and tasks of Swarm, whose start may wait
+    for the caller. The engine describes a container once it has started; if that takes more than START_S, or
+    if it has not been started for YOUNG_S, it is left out.
+    """
+    where = address()
+    if not where.startswith("unix://"):
+        return running()
+    query = unix_http.quote(json.dumps({"status": ["created"]}))
+    status, listed = _local(where, f"/containers/json?all=1&filters={query}")
+    if status != OK or not isinstance(listed, list):
+        raise _refused(where, listed)
+    oldest = time.time() - YOUNG_S
+    young = [
+        entry["Id"]
+        for entry in listed
+        if entry.get("Created", 0) >= oldest and not ATTENDED.intersection(entry.get("Labels") or ())
+    ]
+    # Only now: one that starts meanwhile is in one list or in both.
+    found = running()
+    seen = {container.get("Id") for container in found}
+    return found + [one for number in young if number not in seen for one in _starting(where, number)]
+
+
+def _starting(where: str, number: str) -> list[dict[str, Any]]:
+    """Return a container that is being started, or has been by now; none if it has failed or takes long."""
+    with contextlib.suppress(EngineError):
+        resource = f"/containers/{unix_http.quote(number)}/json"
+        status, container = _local(where, resource, START_S)
+        if status == OK and isinstance(container, dict):
+            state = container.get("State") or {}
+            waits = state.get("Status") == "created" and not state.get("Error")
+            if state.get("Running") or waits:
+                # It is no launch, so that labels are those of its image.
+                return [{**container, "Config": {**(container.get("Config") or {}), "Labels": {}}}]
+    return []
+
+
 def running() -> list[dict[str, Any]]:
     """Return each running container as `docker inspect` describes it; raise EngineError.
 
@@ -330,8 +377,8 @@ def _refused(where: str, answer: object) -> EngineError:
     return EngineError(f"the Docker engine at {where} refused: {message}")
 
 
-def _local(where: str, resource: str) -> tuple[bytes, object]:
-    head, body = _get_local(where, resource)
+def _local(where: str, resource: str, answer_s: float = unix_http.ANSWER_S) -> tuple[bytes, object]:
+    head, body = _get_local(where, resource, answer_s)
     words = head.split(None, 2)
     try:
         return words[1] if len(words) > 1 else b"", json.loads(body)
@@ -339,10 +386,10 @@ def _local(where: str, resource: str) -> tuple[bytes, object]:
         raise EngineError(f"not a Docker engine at {where}") from error
 
 
-def _get_local(where: str, resource: str) -> tuple[bytes, bytes]:
+def _get_local(where: str, resource: str, answer_s: float = unix_http.ANSWER_S) -> tuple[bytes, bytes]:
     """Return head and body of the engine's response at a local socket; raise EngineError."""
     try:
-        return unix_http.get(where.removeprefix("unix://"), resource)
+        return unix_http.get(where.removeprefix("unix://"), resource, answer_s)
     except OSError as error:
         raise unreachable(where, error) from error
 

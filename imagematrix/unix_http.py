@@ -12,12 +12,12 @@ ANSWER_S = 30  # seconds without data: milliseconds, unless dozens launch at onc
 RESPONSE_LIMIT = 256 * 1024 * 1024  # bytes
 
 
-def request(path: str, resource: str) -> _socket.socket:
+def request(path: str, resource: str, answer_s: float = ANSWER_S) -> _socket.socket:
     """Return a connection to the socket `path` on which `resource` was requested; raise OSError."""
     # HTTP/1.0 has neither chunks nor keep-alive: the body ends when the engine closes the connection.
     connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
     try:
-        connection.settimeout(ANSWER_S)
+        connection.settimeout(answer_s)
         connection.connect(path)
         connection.sendall(f"GET {resource} HTTP/1.0\r\nHost: docker\r\n\r\n".encode())
     except BaseException:
@@ -26,12 +26,13 @@ def request(path: str, resource: str) -> _socket.socket:
     return connection
 
 
-def get(path: str, resource: str) -> tuple[bytes, bytes]:
+def get(path: str, resource: str, answer_s: float = ANSWER_S) -> tuple[bytes, bytes]:
     """Return head and body of the response for `resource` at the socket `path`.
 
-    Raises OSError, and EngineError if the response is too large.
+    `answer_s` is the patience with a silent engine, in seconds. Raises OSError, and EngineError if the
+    response is too large.
     """
-    connection = request(path, resource)
+    connection = request(path, resource, answer_s)
     try:
         chunks = []
         size = 0

@@ -71,7 +71,7 @@ def _containers() -> tuple[list[dict[str, Any]], list[str]]:
     from imagematrix.errors import EngineError
 
     try:
-        return engine.running(), []
+        return engine.running_or_starting(), []
     except EngineError as error:
         return [], [f"{error}: GPU usage by containers unknown"]
 

@@ -127,7 +127,7 @@ class Request(Record):
         path = folder() if self.remote is None else f"{folder()}-{re.sub('[^A-Za-z0-9.-]', '_', self.remote)}"
 
         def current_usage() -> Usage:
-            return survey(self.host.gpus, engine.running, query)
+            return survey(self.host.gpus, engine.running_or_starting, query)
 
         def take(choice: Choice, wait_s: float) -> Claim:
             vram_mib, through_mps = self.share.vram_mib, self.share.mps is not None

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import textwrap
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import NamedTuple
@@ -148,7 +149,8 @@ class FakeEngine:
     """A server of /images/json and a few other resources of the Docker API.
 
     It lists `images`, or sends `raw` bytes if they are set. `containers` are running, as `inspect` shows
-    them; one more is listed that has ended by the time it is inspected. A `status` other than 200 is sent
+    them; one more is listed that has ended by the time it is inspected. `created` are listed as such, and
+    `starting` are what `inspect` shows of them. A `status` other than 200 is sent
     with an error message. `requests` are the requested resources.
 
     `responses` override the answers, by method and the end of the path: a status with bytes, or None to hang
@@ -158,6 +160,8 @@ class FakeEngine:
     def __init__(self):
         self.images = []
         self.containers = []
+        self.created = []
+        self.starting = []
         self.info = {"ServerVersion": "26.1.5", "Name": os.uname().nodename}
         self.version = {"ApiVersion": "1.43", "Version": "26.1.5", "Components": [{"Name": "Engine"}]}
         self.headers = {"Ostype": "linux"}
@@ -189,10 +193,13 @@ class FakeEngine:
         entry = {"Id": number, "RepoTags": [], "RepoDigests": [], "Labels": own, "Size": 81_000_000}
         self.images.append(entry | facts)
 
-    def _containers(self, path):
+    def _containers(self, path, query):
+        if path.endswith("/containers/json") and "created" in query:
+            return [*self.created, {"Id": "gone", "Created": time.time()}]
         if path.endswith("/containers/json"):
             return [*({"Id": one["Id"]} for one in self.containers), {"Id": "gone"}]
-        return next((one for one in self.containers if one["Id"] == path.split("/")[-2]), None)
+        there = (*self.containers, *self.starting)
+        return next((one for one in there if one["Id"] == path.split("/")[-2]), None)
 
     def answer(self, resource):
         """Return the JSON that answers a GET."""
@@ -208,7 +215,7 @@ class FakeEngine:
         if parts.path.rpartition("/")[2] in simple:
             return simple[parts.path.rpartition("/")[2]]
         if "/containers/" in parts.path:
-            return self._containers(parts.path)
+            return self._containers(parts.path, parts.query)
         if parts.path.endswith("/json") and not parts.query:
             name = unquote(parts.path.split("/images/")[1].removesuffix("/json"))
             image = next((one for one in self.images if one["Id"] == name), None)

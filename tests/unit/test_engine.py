@@ -2,6 +2,7 @@
 
 import socket
 import threading
+import time
 
 import pytest
 
@@ -154,6 +155,45 @@ def test_running_containers_are_inspected_and_ended_ones_skipped(request, where)
     assert module.running() == engine.containers
     engine.containers = []
     assert module.running() == []
+
+
+def test_containers_that_are_just_starting_count_unless_they_are_accounted_for(engine):
+    now = time.time()
+    states = {
+        "new": {"Status": "created", "Error": ""},
+        "up": {"Status": "running", "Running": True},
+        "failed": {"Status": "created", "Error": "no such file"},
+        "ended": {"Status": "exited", "Running": False},
+    }
+    engine.containers = [{"Id": "a1"}]
+    engine.starting = [{"Id": name, "State": state} for name, state in states.items()]
+    engine.starting[0]["Config"] = {"Image": "x", "Labels": {"io.imagematrix.vram": "1"}}
+    engine.created = [
+        *({"Id": name, "Created": now} for name in states),
+        {"Id": "a1", "Created": now},  # it runs by now
+        {"Id": "old", "Created": now - 100},
+        {"Id": "launch", "Created": now, "Labels": {"io.imagematrix.selected": "training:v1-x"}},
+        {"Id": "task", "Created": now, "Labels": {"com.docker.swarm.task.id": "t"}},
+    ]
+    found = module.running_or_starting()
+    assert [one["Id"] for one in found] == ["a1", "new", "up"]
+    assert found[1]["Config"] == {"Image": "x", "Labels": {}}
+    assert not any(name in request for request in engine.requests for name in ("/old/", "/launch/", "/task/"))
+    assert [one["Id"] for one in module.running()] == ["a1"]
+
+
+def test_a_container_that_takes_long_to_start_is_not_waited_for(engine, monkeypatch):
+    monkeypatch.setattr(module, "START_S", 0.1)
+    engine.created = [{"Id": "slow", "Created": time.time()}]
+    engine.before_response["GET", "/containers/slow/json"] = lambda: time.sleep(0.5)
+    engine.responses["GET", "/containers/slow/json"] = (200, b"{}")
+    assert module.running_or_starting() == []
+
+
+def test_starting_containers_of_a_remote_engine_do_not_count(remote_engine):
+    remote_engine.containers = [{"Id": "a1"}]
+    remote_engine.created = [{"Id": "new", "Created": time.time()}]
+    assert module.running_or_starting() == [{"Id": "a1"}]
 
 
 @pytest.mark.parametrize("where", ["engine", "remote_engine"])
