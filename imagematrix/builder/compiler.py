@@ -16,8 +16,7 @@ from imagematrix.render.dockerfile import through_stage
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
+    from collections.abc import Hashable, Iterable
 
     from imagematrix.matrix.matrix import Cell
     from imagematrix.planning.backend import Builder, Sources
@@ -32,13 +31,14 @@ class Compilers:
     """The compilers of a build's items; thread-safe."""
 
     def __init__(self, items: Iterable[Planned], builder: Builder) -> None:
-        self._compilers: dict[tuple[str, Path, str], _Compiler] = {}
+        self._compilers: dict[Hashable, _Compiler] = {}
         self._of: dict[str, _Compiler] = {}  # by the references of items
         for item in items:
             stage = through_stage(item.dockerfile, STAGE)
             march = item.cell.axes.get("march")
             if stage and march:
-                key = (stage, item.cell.image.context, item.cell.platform)
+                image = item.cell.image  # of which a stage can have its files, arguments and secrets
+                key = stage, item.cell.platform, image.context, image.build_args, image.secrets, image.ssh
                 made = self._compilers.setdefault(key, _Compiler(stage, builder))
                 made.options.add(item.cell.facts.option(march))
                 if not item.needs:

@@ -53,6 +53,38 @@ def test_each_compiler_is_queried_once_for_all_marches(flags, backend):
     ]
 
 
+def test_compiler_is_that_of_the_image_s_own_arguments(planned, backend):
+    other = "  other: {version: v1, template: training.j2, context: ., build_args: {GCC: 14}}\naxes:"
+    plan = planned(
+        ("    context: .\n", "    context: .\n    build_args: {GCC: 12}\n"),
+        ("axes:", other),
+        only="cuda=none",
+        template="FROM {{ base }} AS compiler\nARG GCC\nRUN apt-get install g++-$GCC\nFROM {{ base }}\n",
+    )
+    items = plan.with_status("build")
+    seen = []
+    real = backend.export
+
+    def export(dockerfile, sources):
+        seen.append(sources.args)
+        return {"-march=x86-64-v3": real(dockerfile, sources)["-march=x86-64-v3"]} | (
+            {"-march=znver4": "#define __AVX__ 1"} if sources.args["GCC"] == "14" else {}
+        )
+
+    backend.export = export
+    compilers = Compilers(items, backend)
+    flags = {}
+    for item in items:
+        try:
+            found = compilers.flags(item, plan.given.sources(item.cell, item.cell.image.context, {}))
+        except BuildError:
+            found = None
+        flags[item.cell.image.name, item.cell.axes["march"]] = found
+    assert seen == [{"GCC": "12"}, {"GCC": "14"}]
+    assert flags["training", "znver4"] is None
+    assert flags["other", "znver4"] == {"avx"}
+
+
 def test_march_unknown_to_the_compiler_is_a_build_error(flags, backend):
     del backend.macros["-march=znver4"]
     with pytest.raises(BuildError, match="the compiler of cpu-znver4 does not know -march=znver4") as caught:
