@@ -125,11 +125,14 @@ def _push(image: str, version: str, chosen: Collection[str]) -> None:
         return
     with engine, Remote(engine, Layers(Cache(place()))) as remote:
         here = engine.present(image, version)
-        if any(one.development for one in here):
-            raise never_pushed(image, version)
         there = remote.present(image, version)
+        # What is left of a cell's time under development is of no interest once it has a final image.
+        final = [one for one in here if not one.development]
+        cells = {one.cell for one in (*final, *there) if not one.lost}
+        if any(one.cell not in cells for one in here):
+            raise never_pushed(image, version)
         has = {one.reference for one in there if not one.lost}
-        for one in here:
+        for one in final:
             others = {other.reference for other in there if other.cell == one.cell} - {one.reference}
             if one.reference in has or any(f"{image}:{tag}" in others for tag in chosen):
                 continue

@@ -193,18 +193,20 @@ class _Planner:
     def _compared(self, cell: Cell, made: Identity) -> _Verdict:
         """Return the status of a cell with the identity `made` in the store, or else in the engine."""
         present = self._present_of(self._against.store, cell)
-        same, verdict = self._same(present, cell, made)
-        others = [one for one in present if one is not same]
-        if same and not same.lost and (cell.image.development or not others):
+        same, verdict = self._same(_of_kind(present, cell), cell, made)
+        # An image of the time under development is replaced, even under the same reference.
+        others = [one for one in present if one is not same and one.reference != verdict.reference]
+        replaceable = cell.image.development or all(one.development for one in others)
+        if same and not same.lost and replaceable:
             return verdict._replace(status=PlanStatus.UP_TO_DATE)
         if others and self._against.store:
             difference, why = self._difference(self._against.store, others[0].reference, cell, made)
             if same:
                 why += f", and there are both {same.reference} and {difference.reference}"
-            status = PlanStatus.BUILD if cell.image.development else PlanStatus.REFUSED
+            status = PlanStatus.BUILD if replaceable else PlanStatus.REFUSED
             return verdict._replace(status=status, why=why, difference=difference)
         in_engine, local = None, verdict
-        if engine := self._present_of(self._against.engine, cell):
+        if engine := _of_kind(self._present_of(self._against.engine, cell), cell):
             in_engine, local = self._same(engine, cell, made)
         return (verdict if same else local)._replace(
             status=PlanStatus.ADOPT if in_engine else PlanStatus.BUILD,
@@ -316,3 +318,11 @@ class _Planner:
 
 def _failed(item: Planned, why: str) -> Planned:
     return replace(item, status=PlanStatus.FAILED, why=why)
+
+
+def _of_kind(present: list[Present], cell: Cell) -> list[Present]:
+    """Return the images that a cell can have: one of a final version has none made under development.
+
+    Those have a label that says so, and are never pushed.
+    """
+    return [one for one in present if cell.image.development or not one.development]

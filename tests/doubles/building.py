@@ -101,6 +101,7 @@ class FakeBackend:
                 reference=reference,
                 cell=own[labels.CELL],
                 input_digest=own[labels.INPUT],
+                development=own.get(labels.DEVELOPMENT) == "true",
             )
             for reference, own in self.images.items()
             if (own[labels.IMAGE], own[labels.VERSION]) == (image, version)

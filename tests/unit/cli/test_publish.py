@@ -298,7 +298,32 @@ def test_publish_refuses_a_development_version(cli, backend, image, server):
     assert result.code == 2
     assert "is a development version, which is never pushed" in result.err
     assert not backend.pushed
-    assert not server.requests
+    assert not server.count("PUT")
+
+
+def test_publish_ignores_what_is_left_of_a_development_version(
+    cli, backend, image, repository, add_variant, labels_of
+):
+    add_variant("a")
+    own = labels_of("b")
+    for cell, made_of, development in (
+        ("a", digest(b"0"), True),
+        ("b", digest(b"0"), True),
+        ("b", None, False),
+    ):
+        inputs = made_of or own[labels.INPUT]
+        reference = f"{image}:{labels.tag('v1', cell, inputs)}"
+        backend.images[reference] = Present(
+            reference=reference, cell=cell, input_digest=inputs, development=development
+        )
+    tag = labels.tag("v1", "b", own[labels.INPUT])
+    manifests = {}
+    backend.push = lambda reference: manifests.update({reference: repository.image(tag, own)})
+    backend.digest = manifests.get
+    result = cli("publish", f"{image}:v1", "--json")
+    assert result.code == 0, result.err
+    assert list(manifests) == [f"{image}:{tag}"]
+    assert json.loads(result.out)["variants"] == 2
 
 
 @pytest.mark.parametrize("name", ["training:v1", "reg.example/ml/training"])

@@ -9,6 +9,7 @@ import pytest
 
 from imagematrix.audit.layers import Layers
 from imagematrix.builder.build import build
+from imagematrix.catalog.labels import DEVELOPMENT
 from imagematrix.errors import TagMovedError, UsageError
 from imagematrix.matrix.load import load
 from imagematrix.planning import identity, labels, schema1
@@ -187,6 +188,37 @@ def test_development_version_is_built_again(planned, built, backend):
     assert item.difference.reference == old
     built(again)
     assert list(backend.images) == [item.reference]
+
+
+def test_image_made_under_development_is_built_again_for_a_final_version(
+    planned, built, backend, project, tmp_path
+):
+    """Its label says that it may be replaced, so it is not pushed either."""
+    (tmp_path / ".dockerignore").write_text("*\n")  # otherwise the matrix is an input, too
+    development = ("version: v1", "version: v1\n    development: true")
+    built(planned(development, only=ONE))
+    (old,) = backend.images
+    registry = Against(resolve=backend.resolve, engine=backend)
+    (item,) = plan(load(project()), registry, expression=ONE).with_status(PlanStatus.BUILD)
+    assert item.reference == old
+    final = planned(only=ONE)
+    (item,) = final.with_status(PlanStatus.BUILD)
+    assert (item.reference, item.difference) == (old, None)
+    built(final)
+    assert DEVELOPMENT not in backend.images[old]
+    assert planned(only=ONE).with_status(PlanStatus.UP_TO_DATE)
+    (item,) = plan(load(project()), registry, expression=ONE).with_status(PlanStatus.ADOPT)
+
+
+def test_image_made_under_development_is_replaced_by_a_final_one(planned, built, backend):
+    development = ("version: v1", "version: v1\n    development: true")
+    built(planned(development, only=ONE))
+    (old,) = backend.images
+    final = planned(only=ONE, template="FROM {{ base }}\n")
+    (item,) = final.with_status(PlanStatus.BUILD)
+    assert item.difference.reference == old
+    built(final)
+    assert list(backend.images) == [item.reference] != [old]
 
 
 def test_every_feasible_cell_is_built_without_an_engine(project, conforms):
