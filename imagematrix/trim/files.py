@@ -172,13 +172,15 @@ def _resolved(path: Path) -> Path:
 
 def _walk(source: Path, target: Path) -> Iterator[Name]:
     """Yield a file, or a folder and what is in it, in order."""
-    yield Name(source, target)
-    if source.is_dir():
-        with os.scandir(source) as entries:
-            found = sorted(entries, key=lambda entry: entry.name)
+    waiting = [(Name(source, target), source.is_dir())]
+    while waiting:
+        name, folder = waiting.pop()
+        yield name
+        if not folder:
+            continue
+        with os.scandir(name.source) as entries:
+            found = sorted(entries, key=lambda entry: entry.name, reverse=True)
         for entry in found:
-            name = Name(source / entry.name, target / entry.name)
-            if entry.is_dir(follow_symlinks=False):
-                yield from _walk(name.source, name.target)
-            elif not entry.name.startswith(PREFIX):
-                yield name
+            inner = entry.is_dir(follow_symlinks=False)
+            if inner or not entry.name.startswith(PREFIX):
+                waiting.append((Name(name.source / entry.name, name.target / entry.name), inner))

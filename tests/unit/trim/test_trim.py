@@ -130,6 +130,17 @@ def test_two_paths_of_one_name_are_refused_for_output(tmp_path):
     assert (out / "a" / "x.fatbin").read_bytes() == STAYING
 
 
+def test_folders_may_be_deep(tmp_path):
+    deepest = tmp_path
+    for _ in range(1100):
+        deepest /= "d"
+        deepest.mkdir()
+    path = put(deepest / "a.fatbin")
+    trim([tmp_path], HOPPER)
+    assert path.read_bytes() == STAYING
+    subprocess.run(["rm", "-r", tmp_path / "d"], check=True)  # which is too deep for pytest
+
+
 def test_output_has_trimmed_files_and_copies_of_the_rest(tmp_path):
     env = tmp_path / "env"
     path = put(env / "lib" / "a.fatbin")
