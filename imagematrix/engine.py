@@ -377,7 +377,7 @@ def _refused(where: str, answer: object) -> EngineError:
     return EngineError(f"the Docker engine at {where} refused: {message}")
 
 
-def _local(where: str, resource: str, answer_s: float = unix_http.ANSWER_S) -> tuple[bytes, object]:
+def _local(where: str, resource: str, answer_s: float | None = None) -> tuple[bytes, object]:
     head, body = _get_local(where, resource, answer_s)
     words = head.split(None, 2)
     try:
@@ -386,7 +386,7 @@ def _local(where: str, resource: str, answer_s: float = unix_http.ANSWER_S) -> t
         raise EngineError(f"not a Docker engine at {where}") from error
 
 
-def _get_local(where: str, resource: str, answer_s: float = unix_http.ANSWER_S) -> tuple[bytes, bytes]:
+def _get_local(where: str, resource: str, answer_s: float | None = None) -> tuple[bytes, bytes]:
     """Return head and body of the engine's response at a local socket; raise EngineError."""
     try:
         return unix_http.get(where.removeprefix("unix://"), resource, answer_s)

@@ -12,12 +12,12 @@ ANSWER_S = 30  # seconds without data: milliseconds, unless dozens launch at onc
 RESPONSE_LIMIT = 256 * 1024 * 1024  # bytes
 
 
-def request(path: str, resource: str, answer_s: float = ANSWER_S) -> _socket.socket:
+def request(path: str, resource: str, answer_s: float | None = None) -> _socket.socket:
     """Return a connection to the socket `path` on which `resource` was requested; raise OSError."""
     # HTTP/1.0 has neither chunks nor keep-alive: the body ends when the engine closes the connection.
     connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
     try:
-        connection.settimeout(answer_s)
+        connection.settimeout(ANSWER_S if answer_s is None else answer_s)
         connection.connect(path)
         connection.sendall(f"GET {resource} HTTP/1.0\r\nHost: docker\r\n\r\n".encode())
     except BaseException:
@@ -26,11 +26,11 @@ def request(path: str, resource: str, answer_s: float = ANSWER_S) -> _socket.soc
     return connection
 
 
-def get(path: str, resource: str, answer_s: float = ANSWER_S) -> tuple[bytes, bytes]:
+def get(path: str, resource: str, answer_s: float | None = None) -> tuple[bytes, bytes]:
     """Return head and body of the response for `resource` at the socket `path`.
 
-    `answer_s` is the patience with a silent engine, in seconds. Raises OSError, and EngineError if the
-    response is too large.
+    `answer_s` is the patience with a silent engine, by default ANSWER_S. Raises OSError, and EngineError if
+    the response is too large.
     """
     connection = request(path, resource, answer_s)
     try:
