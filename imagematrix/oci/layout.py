@@ -10,7 +10,7 @@ import threading
 from collections import Counter
 
 from imagematrix.oci.parts import of_config
-from imagematrix.reference import names_registry
+from imagematrix.reference import familiar, names_registry
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -178,6 +178,7 @@ def _padding(size: int) -> bytes:
 
 def _qualified(reference: str) -> str:
     """Return `reference` with the registry and folder that docker omits."""
-    if names_registry(reference):
-        return reference
-    return f"docker.io/{reference}" if "/" in reference else f"docker.io/library/{reference}"
+    short = familiar(reference)
+    if names_registry(short):
+        return short
+    return f"docker.io/{short}" if "/" in short else f"docker.io/library/{short}"

@@ -46,6 +46,8 @@ def test_archive_contains_the_image_and_requested_layers(image):
     [
         ("training:v1", "docker.io/library/training:v1"),
         ("ml/training:v1", "docker.io/ml/training:v1"),
+        ("index.docker.io/ml/training:v1", "docker.io/ml/training:v1"),
+        ("library/training:v1", "docker.io/library/training:v1"),
         ("reg.example/ml/training:v1", "reg.example/ml/training:v1"),
         ("reg:5000/training:v1", "reg:5000/training:v1"),
         ("localhost/training:v1", "localhost/training:v1"),
