@@ -163,6 +163,8 @@ class Remote:
             return None
         if digest != expected:
             image = entry(registry, digest)
+            if image is None and registry.digest(tag) != digest:  # its client has withdrawn it meanwhile
+                return self._present(registry, reference, expected)
             if image is None or not image.ours or image.tag != tag:
                 what = image.tag if image and image.ours else "not an image of imagematrix"
                 raise TagMovedError(

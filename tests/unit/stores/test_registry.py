@@ -74,6 +74,19 @@ def test_image_with_the_same_inputs_is_kept(server, remote, repository, make_ima
     assert remote.source(first.order.reference, local=True).endswith(first.made.digest)
 
 
+def test_image_that_is_withdrawn_meanwhile_is_pushed(server, remote, repository, make_image, labels_of):
+    """Another client pushed the same inputs, and withdraws them for those of a third."""
+    one = make_image("a")
+    theirs = repository.image(one.tag, labels_of("a"))
+
+    def withdraw():
+        del repository.manifests[theirs], repository.tags[one.tag]
+
+    server.fails("GET", f"manifests/{theirs}", then=withdraw)
+    assert store(remote, one) == one.made.digest
+    assert repository.tags == {one.tag: one.made.digest}
+
+
 def test_tag_of_another_image_is_refused(remote, repository, make_image, labels_of):
     one = make_image("a")
     other = repository.image(one.tag, labels_of("a", "2"))
