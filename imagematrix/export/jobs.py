@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from imagematrix import conditions
 from imagematrix.errors import UsageError
 from imagematrix.planning.shard import Shard
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from imagematrix.matrix.matrix import Cell
 
@@ -38,18 +39,21 @@ def jobs(cells: Iterable[Cell], limit: int, *, expression: str, wanted: int | No
     There are `wanted` jobs, or else one for each cell, but never more than `limit`. Raises UsageError if
     no cell can be built, or `wanted` exceeds the limit.
     """
-    by_id = {cell.id: cell for cell in cells}
+    by_id: dict[str, list[Cell]] = {}
+    for cell in cells:
+        by_id.setdefault(cell.id, []).append(cell)
     if not by_id:
         raise UsageError("no cell can be built, and CI systems reject an empty matrix")
     if wanted is not None and wanted > limit:
         raise UsageError(f"invalid number of jobs: {wanted} exceeds the limit of {limit} for one matrix")
     count = min(len(by_id), wanted or limit)
     if count == len(by_id):
+        some = "image" in conditions.parse_only(expression) if expression else False
         return tuple(
-            Job(name=name, only=_only(cell), shard=WHOLE, platforms=(cell.platform,))
-            for name, cell in by_id.items()
+            Job(name=name, only=_only(own, images=some), shard=WHOLE, platforms=(own[0].platform,))
+            for name, own in by_id.items()
         )
-    platforms = tuple(dict.fromkeys(cell.platform for cell in by_id.values()))
+    platforms = tuple(dict.fromkeys(cell.platform for cell, *_ in by_id.values()))
     return tuple(
         Job(
             name=f"shard-{number}-of-{count}",
@@ -61,5 +65,7 @@ def jobs(cells: Iterable[Cell], limit: int, *, expression: str, wanted: int | No
     )
 
 
-def _only(cell: Cell) -> str:
-    return ",".join(f"{axis}={value}" for axis, value in cell.axes.items())
+def _only(cells: Sequence[Cell], *, images: bool) -> str:
+    """Return the condition that selects a cell: all images of it, or only those of `cells`."""
+    words = [f"{axis}={value}" for axis, value in cells[0].axes.items()]
+    return ",".join(words + [f"image={cell.image.name}" for cell in cells if images])

@@ -68,6 +68,18 @@ def test_shards_of_a_filtered_matrix_keep_the_filter(project):
     assert [job.shard for job in result] == [Shard(number=number, count=3) for number in (1, 2, 3)]
 
 
+@pytest.mark.parametrize("wanted", [None, 3])
+@pytest.mark.parametrize("expression", ["image=base", "image=training,cuda=none", "image!=base", "image=*"])
+def test_jobs_build_only_the_selected_images(project, wanted, expression):
+    path = project(TWO_IMAGES, template="FROM {{ base }}\n")
+    matrix = load(path)
+    built = []
+    for job in jobs(buildable(path, expression), GITHUB_LIMIT, expression=expression, wanted=wanted):
+        part = narrowed(plan(matrix, Against(), expression=job.only), job.shard, {})
+        built += [(item.cell.image.name, item.cell.id) for item in part.with_status(PlanStatus.BUILD)]
+    assert sorted(built) == sorted((cell.image.name, cell.id) for cell in buildable(path, expression))
+
+
 def test_invalid_requests_are_rejected():
     with pytest.raises(UsageError, match="no cell can be built"):
         jobs([], GITHUB_LIMIT, expression="")
