@@ -49,8 +49,10 @@ EXTENDED = (
     tarfile.GNUTYPE_LONGNAME,
     tarfile.GNUTYPE_LONGLINK,
 )
-# Types of those for one member: global ones, long names of GNU, one of PAX.
-ORDERLY = re.compile(rb"g*(?:L|K|LK|KL)?x?")
+# Types of those for one member: global ones, then one of PAX and long names of GNU, each once. Names in the
+# former count for tarfile where they come first, and never for engines.
+ORDERLY = re.compile(rb"g{0,9}(?!.*(.).*\1)[LKx]*")
+NAMES = frozenset({"path", "linkpath"})
 # In a header that is not POSIX's, the prefix of a name is something else: in GNU's, times in octal digits.
 MAGIC, USTAR = 257, b"ustar\0"
 PREFIX, TIMES = slice(345, 500), re.compile(rb"[0-7 ]+")
@@ -109,9 +111,10 @@ class Layer:
 
 
 class _Archive(tarfile.TarFile):
-    """An archive with the types of the extended headers that were read for the next member."""
+    """An archive with the types of the extended headers that were read for the last member."""
 
     extended = b""
+    whole = True  # all of them were read, and the member
 
 
 class _Member(tarfile.TarInfo):
@@ -146,10 +149,14 @@ class _Member(tarfile.TarInfo):
         # tarfile changes sizes by global headers, which engines ignore. Of several others for a member, it
         # takes the first, and engines the last.
         archive.pax_headers = {}
-        archive.extended = archive.extended + self.type if self.type in EXTENDED else b""
-        if not ORDERLY.fullmatch(archive.extended):
+        before = b"" if archive.whole else archive.extended
+        archive.extended = before + (self.type if self.type in EXTENDED else b"")
+        archive.whole = self.type not in EXTENDED
+        orderly = ORDERLY.fullmatch(archive.extended)
+        found: tarfile.TarInfo = super()._proc_member(archive) if orderly else self  # type: ignore[misc]
+        _, named, after = archive.extended.partition(tarfile.XHDTYPE)
+        if not orderly or (named and after and NAMES & found.pax_headers.keys()):
             raise tarfile.ReadError(f"extended headers {archive.extended.decode()} for one file")
-        found: tarfile.TarInfo = super()._proc_member(archive)  # type: ignore[misc]
         return found
 
 

@@ -201,7 +201,9 @@ def test_global_headers_change_nothing_as_for_engines():
 
 def test_long_name_goes_before_that_of_another_header():
     long = header("long", tarfile.GNUTYPE_LONGNAME, b"opt/k\0")
-    assert list(read(long + pax(path="opt/other") + header("a") + bytes(1024)).entries) == ["/opt/k"]
+    end = header("a") + bytes(1024)
+    assert list(read(long + pax(path="opt/other") + end).entries) == ["/opt/k"]
+    assert list(read(pax(comment="none") + long + end).entries) == ["/opt/k"]
 
 
 @pytest.mark.parametrize(
@@ -210,6 +212,8 @@ def test_long_name_goes_before_that_of_another_header():
         pax(path=HIDING) + pax(path="opt/k") + header("a"),
         pax(path=HIDING) + header("long", tarfile.GNUTYPE_LONGNAME, b"opt/k\0") + header("a"),
         pax(path=HIDING) + pax(tarfile.XGLTYPE, comment="none") + header("a"),
+        2 * header("long", tarfile.GNUTYPE_LONGNAME, b"opt/k\0") + header("a"),
+        2000 * pax(tarfile.XGLTYPE, comment="none") + header("a"),
         pax(tarfile.SOLARIS_XHDTYPE, path=HIDING) + header("a"),
     ],
 )
