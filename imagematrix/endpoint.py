@@ -13,7 +13,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = ["address", "context", "group", "listener"]
+__all__ = ["address", "certificates", "context", "group", "listener"]
 
 DEFAULT = "unix:///var/run/docker.sock"
 
@@ -39,19 +39,44 @@ def _current_context() -> object:
     return config.get("currentContext") if isinstance(config, dict) else None
 
 
-def _context_address(name: str) -> str:
-    from hashlib import sha256
+def certificates() -> tuple[str, bool] | None:
+    """Return the folder of certificates of the context in use, and whether the engine's is to be verified.
 
+    None without TLS, and for the context "default", whose certificates are those of the environment.
+    """
+    name = context()
+    if name == "default":
+        return None
+    folder = f"{_folder()}/contexts/tls/{_number(name)}/docker"
+    skip = bool(_endpoint(name).get("SkipTLSVerify"))
+    return (folder, not skip) if skip or os.path.isdir(folder) else None  # noqa: PTH112 - see below
+
+
+def _context_address(name: str) -> str:
+    return str(_endpoint(name)["Host"])
+
+
+def _endpoint(name: str) -> dict[str, Any]:
+    """Return what the context `name` says of its engine, an address at least."""
     try:
-        number = sha256(name.encode()).hexdigest()
-        return str(_json(f"contexts/meta/{number}/meta.json")["Endpoints"]["docker"]["Host"])
+        found = _json(f"contexts/meta/{_number(name)}/meta.json")["Endpoints"]["docker"]
+        return {**found, "Host": found["Host"]}
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise EngineError(f"docker context not found: {name!r}", remedy="run `docker context ls`") from error
 
 
+def _number(name: str) -> str:
+    from hashlib import sha256
+
+    return sha256(name.encode()).hexdigest()
+
+
+def _folder() -> str:
+    return os.environ.get("DOCKER_CONFIG") or os.path.expanduser("~/.docker")  # noqa: PTH111 - see below
+
+
 def _json(name: str) -> Any:
-    folder = os.environ.get("DOCKER_CONFIG") or os.path.expanduser("~/.docker")  # noqa: PTH111 - see below
-    with open(f"{folder}/{name}", encoding="utf-8") as file:  # noqa: PTH123 - pathlib is slow to load
+    with open(f"{_folder()}/{name}", encoding="utf-8") as file:  # noqa: PTH123 - pathlib is slow to load
         return json.load(file)
 
 

@@ -1,14 +1,20 @@
 """Requests to the Docker engine, over a socket or with docker-py."""
 
+import hashlib
+import json
+import os
 import socket
+import ssl
 import threading
 import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
 from imagematrix import endpoint, unix_http
 from imagematrix import engine as module
 from imagematrix.errors import EngineError
+from imagematrix.kubernetes import authority
 
 LABEL = "io.imagematrix.image"
 
@@ -89,6 +95,64 @@ def test_error_of_a_remote_engine_is_reported(remote_engine, monkeypatch):
         EngineError, match=r"the Docker engine at tcp://127.* refused: something about the daemon"
     ):
         module.images(LABEL)
+
+
+@pytest.fixture
+def in_context(monkeypatch, tmp_path):
+    """Call it with an address to use a docker context that has it, with files for TLS by name."""
+
+    def use(address, **files):
+        number = hashlib.sha256(b"far").hexdigest()
+        folder = tmp_path / "docker-config" / "contexts"
+        meta, tls = folder / "meta" / number, folder / "tls" / number / "docker"
+        meta.mkdir(parents=True)
+        engine = {"Host": address, "SkipTLSVerify": False}
+        (meta / "meta.json").write_text(json.dumps({"Name": "far", "Endpoints": {"docker": engine}}))
+        for name, content in files.items():
+            tls.mkdir(parents=True, exist_ok=True)
+            (tls / f"{name}.pem").write_bytes(content)
+        monkeypatch.delenv("DOCKER_HOST", raising=False)
+        monkeypatch.setenv("DOCKER_CONTEXT", "far")
+
+    return use
+
+
+def test_images_are_those_of_the_engine_in_the_context(remote_engine, in_context):
+    remote_engine.add_image({LABEL: "training"})
+    in_context(os.environ["DOCKER_HOST"])
+    assert module.images(LABEL) == remote_engine.images
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_context_has_its_own_certificates(in_context, monkeypatch, tmp_path, own):
+    for name in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):  # which requests prefers
+        monkeypatch.delenv(name, raising=False)
+
+    class Engine(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(
+                b'{"ApiVersion": "1.43"}' if self.path.endswith("/version") else b'[{"Id": "x"}]'
+            )
+
+        def log_message(self, *_):
+            pass
+
+    tls = authority.make(["localhost"])
+    (tmp_path / "server.pem").write_bytes(tls.key + tls.chain)
+    settings = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    settings.load_cert_chain(tmp_path / "server.pem")
+    with HTTPServer(("127.0.0.1", 0), Engine) as server:
+        server.socket = settings.wrap_socket(server.socket, server_side=True)
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}).start()
+        files = {"cert": tls.chain, "key": tls.key} if own else {}
+        in_context(f"tcp://localhost:{server.server_port}", ca=tls.authorities, **files)
+        assert module.images(LABEL) == [{"Id": "x"}]
+        (tmp_path / "docker-config" / "contexts" / "tls").rename(tmp_path / "gone")
+        with pytest.raises(EngineError, match="cannot reach the Docker engine"):
+            module.images(LABEL)
+        server.shutdown()
 
 
 def _then_refuse(engine, real, resource):
