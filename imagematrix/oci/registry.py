@@ -119,7 +119,7 @@ class Registry:
         digest = _digest(answer.body)
         if DIGEST.fullmatch(tag) and tag != digest:
             raise self._other(tag)
-        media_type = answer.headers.get("Content-Type", "").partition(";")[0]
+        media_type = answer.headers.get("Content-Type", "").partition(";")[0].strip().lower()
         return Manifest(digest=digest, media_type=media_type, raw=answer.body)
 
     def digest(self, tag: str) -> str | None:

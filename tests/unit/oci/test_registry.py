@@ -357,6 +357,14 @@ def test_invalid_tag_is_rejected(tag):
         Registry(f"reg.example/training:{tag}")
 
 
+@pytest.mark.parametrize(
+    "told", ["{}", "{}; charset=utf-8", "{} ; charset=utf-8", "Application/Vnd.OCI.image.index.v1+JSON"]
+)
+def test_media_type_is_read_as_http_allows_it_to_be_written(registry, repository, told):
+    repository.put("v1", RAW, told.format(INDEX))
+    assert registry.manifest("v1").media_type == INDEX
+
+
 def test_manifest_is_pushed_with_its_media_type(registry, repository):
     repository.blobs |= {digest(b"{}"): b"{}"}
     raw = json.dumps({"mediaType": MANIFEST, "config": {"digest": digest(b"{}")}, "layers": []}).encode()
