@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from imagematrix.errors import UsageError
+from imagematrix.errors import EngineError, ImagematrixError, UsageError
 from imagematrix.resolver.tag import wish
 from imagematrix.selection.select import explain, select
 
@@ -28,11 +28,16 @@ class Nodes:
     classes: Mapping[str, Node]
 
     def host(self, node_class: str | None) -> Host:
-        """Return the host of a class, or this node's; raise UsageError if there is no such class."""
-        if node_class is None:
-            return self.here.host()
-        if node_class in self.classes:
-            return self.classes[node_class].host()
+        """Return the host of a class, or this node's; raise UsageError if there is no such class.
+
+        Raises EngineError if it cannot be read now: that is no answer about an image.
+        """
+        node = self.here if node_class is None else self.classes.get(node_class)
+        if node is not None:
+            try:
+                return node.host()
+            except ImagematrixError as error:
+                raise EngineError(f"the node cannot be read: {error}", remedy=error.remedy) from error
         names = ", ".join(sorted(self.classes)) or "none"
         remedy = f"classes of this resolver: {names}; `--class NAME=FILE` adds one"
         raise UsageError(f"class {node_class!r} not found", remedy=remedy)
@@ -72,7 +77,7 @@ def resolve(nodes: Nodes, catalog: Catalog, tag: str) -> Resolved:
     chosen = _resolved(select(host, catalog, gpus=asked.gpus, where=dict(asked.where)))
     if asked.node_class is None:
         return chosen
-    own = explain(nodes.here.host(), catalog, gpus=asked.gpus, where=dict(asked.where))
+    own = explain(nodes.host(None), catalog, gpus=asked.gpus, where=dict(asked.where))
     if chosen.reference not in own.fits:
         message = f"class {asked.node_class} gets {chosen.reference}, which does not fit this node"
         raise UsageError(message, remedy=f"`imagematrix explain {chosen.reference}` here tells why")

@@ -14,6 +14,7 @@ from imagematrix.cli.front import run
 from imagematrix.errors import EngineError, UsageError
 from imagematrix.resolver import held as held_names
 from imagematrix.resolver.held import Docker
+from imagematrix.resolver.node import Saved
 from imagematrix.resolver.sweep import sweep
 
 
@@ -74,6 +75,17 @@ def test_outdated_names_are_removed(front, published, held):
     )
     assert notes == []
     assert published.digests
+
+
+def test_nothing_is_removed_while_the_node_cannot_be_read(front, published, held, tmp_path):
+    assert published.digests
+    node = front(node=Saved(tmp_path / "host.json"))
+    status, message = node.pull("v1")
+    assert status == 502
+    assert "the node cannot be read: " in message
+    engine = held({f"{node.address}/ml/training:v1": digest(b"of this node")})
+    assert sweep(Docker(node.address), node.address, pytest.fail) == []
+    assert engine.names
 
 
 def test_names_that_cannot_be_removed_are_reported(front, published, held):
