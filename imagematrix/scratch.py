@@ -13,9 +13,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["abandoned", "disk", "owned", "room", "scratch"]
+__all__ = ["HELD", "PREFIX", "abandoned", "disk", "owned", "room", "scratch"]
 
 PREFIX = "imagematrix-build-"
+HELD = "imagematrix-held-"  # of folders that are locked while a build has temporary names in an engine
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ from pathlib import Path
 from imagematrix.errors import BuildError, UsageError
 from imagematrix.once import Once
 from imagematrix.planning import patterns
-from imagematrix.scratch import room
+from imagematrix.scratch import HELD, PREFIX, room
 from imagematrix.text import plain
 
 TYPE_CHECKING = False
@@ -94,7 +94,8 @@ def ignored(folder: Path) -> list[str]:
     file = folder / ".dockerignore"
     text = file.read_text(encoding="utf-8-sig", errors="surrogateescape") if file.is_file() else ""
     lines = [line.strip() for line in text.split("\n") if not line.startswith("#")]
-    return [*filter(None, lines), f"**/{STATE}", f"**/*{LOCK}"]
+    # TMPDIR may be in the context, too.
+    return [*filter(None, lines), f"**/{STATE}", f"**/*{LOCK}", f"**/{PREFIX}*", f"**/{HELD}*"]
 
 
 def settle(state: Path) -> None:

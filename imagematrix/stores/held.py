@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 
 from imagematrix.planning.backend import IMAGE
-from imagematrix.scratch import abandoned, owned
+from imagematrix.scratch import HELD, abandoned, owned
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["REPOSITORY", "Held"]
 
-REPOSITORY = "imagematrix-held"
+REPOSITORY = HELD.removesuffix("-")
 
 
 class Held:
@@ -34,7 +34,7 @@ class Held:
         self._api: Any = client.api
         self._tags: set[str] = set()
         self._open = contextlib.ExitStack()
-        prefix = f"{REPOSITORY}-{hashlib.sha256(engine.encode()).hexdigest()[:12]}-"
+        prefix = f"{HELD}{hashlib.sha256(engine.encode()).hexdigest()[:12]}-"
         for folder in abandoned(prefix):
             word = folder.name.removeprefix(prefix)
             # An engine can fail to list images while another process removes one; the next build tries again.

@@ -9,6 +9,7 @@ import pytest
 
 from imagematrix.errors import BuildError, UsageError
 from imagematrix.planning.context import STATE, TIME, Snapshots, listing, record, recorded
+from imagematrix.scratch import HELD, owned, scratch
 
 
 def digest(folder):
@@ -201,6 +202,15 @@ def test_snapshot_contains_exactly_the_listed_files(folder, snapshots, tmp_path)
     assert str((taken / "dangling").readlink()) == "/nowhere/at/all"
     assert everything["main.c"].st_ino != (folder / "main.c").stat().st_ino, "an editor may write in place"
     assert recorded(tmp_path / STATE, planned.digest) == planned
+
+
+def test_temporary_folders_may_be_in_the_context(folder, tmp_path, monkeypatch):
+    planned = listing(folder)
+    monkeypatch.setenv("TMPDIR", str(folder))
+    with scratch() as within, owned(HELD):
+        taken = Snapshots(within, {folder: planned}, tmp_path / STATE).of(folder)
+        assert (taken / "main.c").is_file()
+    assert listing(folder) == planned
 
 
 def test_context_changed_after_the_plan_is_a_build_error(folder, snapshots):
