@@ -106,17 +106,22 @@ class Sizes:
 def sizes(catalog: Catalog) -> Sizes:
     """Return the sizes of the variants of a catalog, in their registries or in the engine.
 
-    Raises EngineError if one of these cannot be reached.
+    Raises EngineError if one of these cannot be reached. Variants in registries need no engine.
     """
     with ExitStack() as stack, ThreadPoolExecutor(REQUESTS) as pool:
-        engine = stack.enter_context(Engine())
         remote = [variant.reference for variant in catalog.variants if names_registry(variant.reference)]
         names = {Reference.parse(reference).name for reference in remote}
         registries = {name: stack.enter_context(Registry(name)) for name in names}
-        held = _held(engine) if remote else None
+        try:
+            engine = stack.enter_context(Engine())
+        except EngineError:
+            if len(remote) < len(catalog.variants):
+                raise
+            engine = None
+        held = _held(engine) if remote and engine else None
 
         def sized(variant: Variant) -> Sized:
-            if not names_registry(variant.reference):
+            if engine and not names_registry(variant.reference):
                 return Sized(variant=variant, parts=engine.parts(variant.reference), compressed=False)
             return _remote(registries[Reference.parse(variant.reference).name], variant, held)
 
@@ -124,7 +129,7 @@ def sizes(catalog: Catalog) -> Sizes:
 
 
 def _held(engine: Engine) -> frozenset[str] | None:
-    """Return the digests of all uncompressed layers in this machine's engine; None without an engine."""
+    """Return the digests of all uncompressed layers in this machine's engine; None if it cannot list them."""
     try:
         return engine.layers()
     except EngineError:

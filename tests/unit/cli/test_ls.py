@@ -151,7 +151,7 @@ def test_weigh_shows_layers_shared_in_the_engine(cli, engine, shipped_catalog, c
     assert out.endswith("\ntraining:v1: 5.5 MB uncompressed in 3 layers, each counted once\n")
 
 
-def test_weigh_shows_the_size_of_a_pull(cli, engine, server, tmp_path, conforms):
+def test_weigh_shows_the_size_of_a_pull(cli, engine, server, tmp_path, conforms, docker_host):
     base, own, other = tar(("base", b"x" * 5000)), tar(("own", b"y")), tar(("other", b"z"))
     images = Parts(base, own), Parts(base, other)
     repository = server.repository("ml/t")
@@ -177,3 +177,9 @@ def test_weigh_shows_the_size_of_a_pull(cli, engine, server, tmp_path, conforms)
     engine.responses.clear()
     engine.status = 500
     assert [row["pull"] for row in weigh(cli, conforms, "--catalog", path)["variants"]] == [None] * 3
+    docker_host("unix:///nowhere/docker.sock")
+    rows = weigh(cli, conforms, "--catalog", path)["variants"]
+    assert [(row["size"], row["pull"]) for row in rows] == [
+        *((sum(size), None) for size in sizes),
+        (None, None),
+    ]
