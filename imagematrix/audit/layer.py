@@ -17,7 +17,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
-    from typing import IO
+    from typing import IO, Self
 
     from imagematrix.oci.expanded import Stream
 
@@ -125,13 +125,22 @@ class _Member(tarfile.TarInfo):
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _Member:
-        found = super().frombuf(buf, encoding, errors)
+        return super().frombuf(buf, encoding, errors).without_prefix(buf)
+
+    @classmethod
+    def _frombuf(cls, buf: bytes, encoding: str, errors: str, *, dircheck: bool = True) -> _Member:
+        # What tarfile of newer releases calls, and that of Debian 12.
+        found: _Member = super()._frombuf(buf, encoding, errors, dircheck=dircheck)  # type: ignore[misc]
+        return found.without_prefix(buf)
+
+    def without_prefix(self, buf: bytes | bytearray) -> Self:
+        """Take from the name what tarfile read as a prefix where engines read none."""
         prefix = bytes(buf[PREFIX]).partition(b"\0")[0]
-        if prefix and not buf.startswith(USTAR, MAGIC) and found.type not in tarfile.GNU_TYPES:
+        if prefix and not buf.startswith(USTAR, MAGIC) and self.type not in tarfile.GNU_TYPES:
             if not TIMES.fullmatch(prefix):
                 raise tarfile.InvalidHeaderError("a prefix in a header without one")  # type: ignore[attr-defined]
-            found.name = found.name.removeprefix(f"{prefix.decode()}/")
-        return found
+            self.name = self.name.removeprefix(f"{prefix.decode()}/")
+        return self
 
     @classmethod
     def fromtarfile(cls, archive: tarfile.TarFile) -> _Member:
