@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from distribution import digest
 
-KEPT_ALIVE_S = 20  # longer than aiohttp keeps a connection that nobody uses
+# Every 15 s, aiohttp closes connections that nobody has used for 15 s.
+KEPT_ALIVE_S = 40
 KEPT = 16  # both ends of connections that are kept for the next request
 LAYER = digest(b"cpu-v3" * 1000)
 TOKENS = [
