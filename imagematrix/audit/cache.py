@@ -23,7 +23,7 @@ from imagematrix.audit.layer import Layer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from importlib.resources.abc import Traversable
 
 __all__ = ["Cache", "place"]
@@ -128,15 +128,21 @@ class Cache:
 
     def _evict(self) -> None:
         """Remove what was not used for longest, until the rest is within the limit."""
-        kept = sorted(
-            ((one.stat(follow_symlinks=False), one.path) for one in os.scandir(self._own())), key=_age
-        )
+        with os.scandir(self._own()) as entries:
+            kept = sorted(_states(entries), key=_age)
         total = sum(state.st_size for state, _ in kept)
         for state, path in kept:
             if total <= self._limit:
                 break
             Path(path).unlink(missing_ok=True)
             total -= state.st_size
+
+
+def _states(entries: Iterable[os.DirEntry[str]]) -> Iterator[tuple[os.stat_result, str]]:
+    """Yield state and path of those that no other process has removed in the meantime."""
+    for one in entries:
+        with contextlib.suppress(FileNotFoundError):
+            yield one.stat(follow_symlinks=False), one.path
 
 
 def _age(one: tuple[os.stat_result, str]) -> int:

@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import zlib
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -239,6 +239,24 @@ def test_least_recently_used_entries_are_removed_first(tmp_path):
     assert small.get(digests[0])
     small.put(Layer(digest=digests[3], entries={}, removed=frozenset(), emptied=frozenset()))
     assert [bool(small.get(digest)) for digest in digests] == [True, False, True, True]
+
+
+def test_entries_that_another_process_removes_are_passed_over(tmp_path, monkeypatch):
+    """While it looks which entries are too many, other commands of the user do the same."""
+    folder = tmp_path / "layers"
+    Cache(folder).put(FULL)
+    real = os.scandir
+
+    @contextlib.contextmanager
+    def racing(path):
+        with real(path) as entries:
+            listed = list(entries)
+        folder.joinpath(listed[0].name).unlink()
+        yield iter(listed)
+
+    monkeypatch.setattr("imagematrix.audit.cache.os.scandir", racing)
+    Cache(folder, limit=0).put(replace(FULL, digest=f"sha256:{'1' * 64}"))
+    assert not list(folder.iterdir())
 
 
 def test_oversized_layer_is_not_cached(kept, tmp_path, monkeypatch):
