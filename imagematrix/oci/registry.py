@@ -50,11 +50,11 @@ PAUSE = 0.3  # seconds, doubled from one try to the next
 PATIENCE = 60  # the longest Retry-After that is honoured, in seconds
 PIECE = 1 << 20  # bytes
 OK, CREATED, ACCEPTED, PARTIAL = 200, 201, 202, 206  # of HTTP
-UNAUTHORIZED, FORBIDDEN, MISSING = 401, 403, 404
+INVALID, UNAUTHORIZED, FORBIDDEN, MISSING = 400, 401, 403, 404
 PASSING = (408, 429, 500, 502, 503, 504)
 CODE = re.compile(rb'"code"\s*:\s*"([A-Z_]{1,40})"')  # of an error, in the body of an answer
 ERRORS = 5  # of an answer, in a message
-LACKS_BLOB = "MANIFEST_BLOB_UNKNOWN"
+LACKS_BLOB = "MANIFEST_BLOB_UNKNOWN"  # to a pushed manifest; see push_manifest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,11 +191,7 @@ class Registry:
         while another client pushes the same blob, docker-registry 2.8 on a filesystem rewrites the file that
         links it to the repository, and one who reads that file in between finds it empty.
         """
-        url = f"{self._base}/manifests/{tag}"
-        answer = self._tried(
-            lambda: self._authorized("PUT", url, {"Content-Type": media_type}, raw),
-            lambda answer: answer.status in PASSING or LACKS_BLOB in _codes(answer),
-        )
+        answer = self._ask("PUT", f"{self._base}/manifests/{tag}", {"Content-Type": media_type}, raw)
         self._expect(answer, CREATED, tag)
 
     def take_back(self, tag: str, digest: str) -> bool:
@@ -223,11 +219,7 @@ class Registry:
     ) -> Answer:
         return self._tried(lambda: self._authorized(method, url, headers, data))
 
-    def _tried(
-        self,
-        ask: Callable[[], Answer],
-        passing: Callable[[Answer], bool] = lambda answer: answer.status in PASSING,
-    ) -> Answer:
+    def _tried(self, ask: Callable[[], Answer]) -> Answer:
         """Send a request, and retry transient errors."""
         attempt = 1
         while True:
@@ -238,7 +230,7 @@ class Registry:
                 if attempt == TRIES or not passes(error):
                     raise self._unreachable(error) from error
             else:
-                if attempt == TRIES or not passing(answer) or answer.wait > PATIENCE:
+                if attempt == TRIES or not _passing(answer) or answer.wait > PATIENCE:
                     return answer
                 pause = max(pause, answer.wait)
             time.sleep(pause)
@@ -340,6 +332,11 @@ class Registry:
 
 def _digest(raw: bytes) -> str:
     return f"sha256:{hashlib.sha256(raw).hexdigest()}"
+
+
+def _passing(answer: Answer) -> bool:
+    """Whether an answer is a transient error."""
+    return answer.status in PASSING or (answer.status >= INVALID and LACKS_BLOB in _codes(answer))
 
 
 def _codes(answer: Answer) -> list[str]:
