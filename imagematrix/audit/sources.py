@@ -20,6 +20,7 @@ from imagematrix.audit.layer import opened
 from imagematrix.catalog.engine import catalog
 from imagematrix.documents import Fields
 from imagematrix.errors import AuditError, EngineError, UnknownImageError, UsageError
+from imagematrix.oci.expanded import Expanded
 from imagematrix.oci.layout import blob_file
 from imagematrix.oci.registry import Registry
 from imagematrix.reference import Reference, names_registry
@@ -228,6 +229,8 @@ class _Remote:
 class _Archive:
     """The Source that an archive of `docker save`, or one with an OCI layout, is: read in one go.
 
+    It may be compressed, as `docker load` takes it.
+
     Layers come before what says whose they are, so each is read as it comes. `digests` are those that the
     engine has for the image: the classic image store writes manifests that nobody ever pushed.
     """
@@ -239,12 +242,12 @@ class _Archive:
         self._layers: dict[str, Layer | AuditError] = {}
         self._links: dict[str, str] = {}
         try:
-            with opened(file) as archive:
+            with opened(Expanded(file)) as archive:
                 for number, member in enumerate(archive):
                     if number > MOST:
                         raise tarfile.ReadError(f"more than {MOST} files")
                     self._take(archive, member)
-        except (tarfile.TarError, OSError, EOFError) as error:
+        except (tarfile.TarError, OSError, EOFError, ValueError) as error:
             raise AuditError(f"the archive can't be read: {error}") from error
 
     def _take(self, archive: tarfile.TarFile, member: tarfile.TarInfo) -> None:

@@ -8,6 +8,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
+import zstandard
 from distribution import Server
 from images import Parts, archived, digest, index, layout, link, saved, tar
 
@@ -52,6 +53,26 @@ def test_oci_archive_is_read(one, tmp_path):
 def test_docker_save_archive_is_read(one, tmp_path):
     image = only(saved(tmp_path / "a.tar", one, LAYER, OTHER))
     assert (image.digest, image.sizes) == (one.config, {})
+
+
+@pytest.mark.parametrize("packed", [gzip.compress, zstandard.compress])
+@pytest.mark.parametrize("write", [archived, lambda path, one: saved(path, one, LAYER, OTHER)])
+def test_compressed_archive_is_read(one, tmp_path, write, packed):
+    path = Path(write(tmp_path / "a.tar", one))
+    plain = only(str(path))
+    path.write_bytes(packed(path.read_bytes()))
+    assert only(str(path)) == plain
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda raw: raw[: len(raw) // 2], lambda raw: raw[:40] + b"\xff" * 40 + raw[80:]]
+)
+@pytest.mark.parametrize("packed", [gzip.compress, zstandard.compress])
+def test_damaged_compressed_archive_is_rejected(one, tmp_path, packed, damage):
+    path = Path(archived(tmp_path / "a.tar", one))
+    path.write_bytes(damage(packed(path.read_bytes())))
+    with pytest.raises(AuditError, match="can't be read"):
+        images(str(path))
 
 
 def test_docker_save_archive_with_manifests_is_read(one, tmp_path):
