@@ -18,21 +18,28 @@ BIN := $(VENV)/bin
 # Tests start the program more than a thousand times; without bytecode, each start takes 0.6 s longer.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart fuzz test beside packages lint unit unit-lowest engine gpu gpu-check gpu-bundle wheel coverage docs bench program zipapp test-cluster test-kubernetes test-recipes clean
+.PHONY: quickstart fuzz test beside python packages bases lint unit unit-lowest engine gpu gpu-check gpu-bundle wheel coverage docs bench program zipapp test-cluster test-kubernetes test-recipes clean
 
 quickstart:
 	@ci/quickstart
 
 # The engine tests take longest; the others run while they wait, with lower priority.
-test: $(VENV)/.dev packages
+test:
 	$(MAKE) --jobs=2 --output-sync=target engine beside
 	$(MAKE) coverage
 
-beside:
+beside: $(VENV)/.dev
 	nice $(MAKE) lint docs wheel gpu unit
 
-packages:
+# apt-get runs once at a time: this before `packages`, which run beside the installation of .venv.
+python:
+	ci/venv python
+
+packages: python
 	ci/engine packages
+
+bases: packages
+	ci/bases archives
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -67,7 +74,7 @@ fuzz: $(VENV)/.dev
 	IMAGEMATRIX_FUZZ=100000 $(BIN)/python -m pytest -m fuzz tests/unit/trim
 
 # Two groups of files at a time, each with engines of its own, in the order that tests/engine/conftest.py gives.
-engine: packages $(VENV)/.dev
+engine: bases $(VENV)/.dev
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder tests/engine
 
 gpu: $(VENV)/.dev
@@ -116,7 +123,7 @@ program: $(VENV)/.dev
 zipapp: $(VENV)/.dev
 	$(BIN)/python ci/make_zipapp.py dist/imagematrix.pyz
 
-$(VENV)/.dev: pyproject.toml
+$(VENV)/.dev: pyproject.toml | python
 	ci/venv dev
 	touch $@
 
