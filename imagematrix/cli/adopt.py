@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from imagematrix import documents
+from imagematrix import documents, files
 from imagematrix.cli.auditing import Platform, References, audited
 from imagematrix.cli.output import counted, info, print_json, warn
 from imagematrix.errors import UsageError
@@ -39,7 +39,7 @@ def command(
         print_json(result.to_json())
         return
     try:
-        output.write_text(documents.dump(result.to_json()), encoding="utf-8")
+        files.write(output, documents.dump(result.to_json()).encode())
     except OSError as error:
         raise UsageError(f"{output}: {error.strerror}") from error
     info(f"imagematrix: {counted(len(result.variants), 'image')} of {name} in {output}")

@@ -179,11 +179,12 @@ def _conclude(done: int, up_to_date: int) -> None:
 
 
 def _write(path: Path, outcomes: Sequence[Outcome]) -> None:
+    from imagematrix import files
     from imagematrix.builder.logs import excerpt
     from imagematrix.reports.junit import junit
 
     try:
-        path.write_bytes(junit(outcomes, lambda outcome: excerpt(outcome.log, outcome.error or "")))
+        files.write(path, junit(outcomes, lambda outcome: excerpt(outcome.log, outcome.error or "")))
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from error
 

@@ -78,10 +78,11 @@ def command(
 
 
 def _write(path: Path, report: Coverage) -> None:
+    from imagematrix import files
     from imagematrix.fleet.page import page
 
     try:
-        path.write_bytes(page(report).encode(errors="backslashreplace"))
+        files.write(path, page(report).encode(errors="backslashreplace"))
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from error
 

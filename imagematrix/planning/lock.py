@@ -9,10 +9,8 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import tempfile
-from pathlib import Path
 
-from imagematrix import documents
+from imagematrix import documents, files
 from imagematrix.errors import UsageError
 from imagematrix.planning.context import LOCK
 from imagematrix.reference import DIGEST
@@ -20,6 +18,7 @@ from imagematrix.reference import DIGEST
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+    from pathlib import Path
 
 __all__ = ["SCHEMA", "beside", "document", "extend", "read", "renew"]
 
@@ -91,13 +90,8 @@ def _alone(path: Path) -> Iterator[None]:
 
 def _write(path: Path, bases: Mapping[str, str]) -> None:
     """Write the digests to `path` atomically; raise UsageError on failure."""
-    text = documents.dump(document(bases))
     try:
-        # The context of a build is often the same folder: it ignores what ends in the name of a lock.
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".", suffix=f".{path.name}") as folder:
-            written = Path(folder, path.name)
-            written.write_text(text, encoding="utf-8")
-            written.replace(path)
+        files.replace(path, documents.dump(document(bases)).encode())
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from error
 

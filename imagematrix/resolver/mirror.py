@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from imagematrix import files
 from imagematrix.errors import UsageError
 
 TYPE_CHECKING = False
@@ -40,9 +41,7 @@ def write(folder: Path, registry: str, address: str) -> Path:
             remedy = f"remove it, or make the resolver its server: {address}"
             raise UsageError(f"{path} was written by somebody else", remedy=remedy)
         path.parent.mkdir(parents=True, exist_ok=True)
-        written = path.with_name(f".{path.name}")
-        written.write_text(text, "utf-8")
-        written.replace(path)
+        files.replace(path, text.encode())
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} cannot be written: {error}") from error
     return path

@@ -10,12 +10,10 @@ import contextlib
 import json
 import os
 import shutil
-import tempfile
 import threading
 from dataclasses import dataclass
-from pathlib import Path
 
-from imagematrix import documents
+from imagematrix import documents, files
 from imagematrix.errors import EngineError, ImagematrixError, UnknownImageError, UsageError
 from imagematrix.oci.layout import VERSION, blob_file
 from imagematrix.oci.registry import Manifest
@@ -25,6 +23,7 @@ from imagematrix.resolver.layout import INDEX_FILE, MARK, NAME, content
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
 
     from imagematrix.resolver.signature import Source
 
@@ -120,9 +119,9 @@ class State:
     def _change(self, entries: dict[str, _Entry], new: Mapping[str, bytes]) -> None:
         try:
             for digest, raw in new.items():
-                self._write(blob_file(self._folder, digest), raw)
-            self._write(self._folder / MARK, VERSION)
-            self._write(self._folder / INDEX_FILE, _index(entries))
+                files.replace(blob_file(self._folder, digest), raw)
+            files.replace(self._folder / MARK, VERSION)
+            files.replace(self._folder / INDEX_FILE, _index(entries))
         except OSError as error:
             if not self._failed:
                 self._note(
@@ -136,20 +135,6 @@ class State:
         for digest in gone:
             with contextlib.suppress(OSError):
                 blob_file(self._folder, digest).unlink()
-
-    def _write(self, path: Path, raw: bytes) -> None:
-        """Write a file, all or nothing, also where the power fails."""
-        descriptor, name = tempfile.mkstemp(dir=self._folder, prefix=".")
-        written = Path(name)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(raw)
-                file.flush()
-                os.fsync(descriptor)
-            written.replace(path)
-        except BaseException:
-            written.unlink(missing_ok=True)
-            raise
 
     def _read(self) -> dict[str, _Entry]:
         """Return what index.json lists; nothing where it cannot be read."""

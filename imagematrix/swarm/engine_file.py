@@ -9,10 +9,10 @@ import re
 import shutil
 import stat
 import subprocess
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from imagematrix import files
 from imagematrix.errors import UsageError
 
 TYPE_CHECKING = False
@@ -130,20 +130,10 @@ def write(path: Path, text: str) -> str | None:
 
 
 def replace(path: Path, content: bytes, mode: int, check: Callable[[Path], None] = lambda _: None) -> None:
-    """Write a file at once, after `check` of the draft has not raised; raise UsageError if it cannot."""
+    """Replace a file as `files.replace` does, and create its folder; raise UsageError if that fails."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        with contextlib.ExitStack() as undo:
-            undo.callback(Path(name).unlink, missing_ok=True)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            Path(name).chmod(mode)
-            check(Path(name))
-            Path(name).replace(path)
-            undo.pop_all()
+        files.replace(path, content, mode, check)
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error}") from error
 

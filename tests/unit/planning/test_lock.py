@@ -1,12 +1,11 @@
 """imagematrix.lock: entries stay until they are upgraded."""
 
 import json
+import os
 import stat
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -125,13 +124,11 @@ def test_lock_being_written_is_not_part_of_a_context(tmp_path, monkeypatch, name
     (tmp_path / "main.c").write_text("int main() {}")
     seen = []
 
-    def observed(*words, **named):
-        folder = TemporaryDirectory(*words, **named)
-        (Path(folder.name) / name).write_text("half of a lock")
+    def observed(_descriptor):
+        assert len(list(tmp_path.iterdir())) == 2, "the draft is not beside the lock"
         seen.append(list(listing(tmp_path).entries))
-        return folder
 
-    monkeypatch.setattr("imagematrix.planning.lock.tempfile.TemporaryDirectory", observed)
+    monkeypatch.setattr(os, "fsync", observed)
     lock.extend(tmp_path / name, {"a:1": ONE})
     assert seen == [["main.c"]]
 

@@ -1,0 +1,59 @@
+"""Files that are written whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+__all__ = ["replace", "write"]
+
+# Where only the file may be written: its folder may not, or it is a mount of its own.
+IN_PLACE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY}
+STREAMS = ("/dev/", "/proc/")  # such as /dev/stdout, which may lead to a file that a shell has open
+
+
+def replace(
+    path: Path, content: bytes, mode: int | None = None, check: Callable[[Path], None] = lambda _: None
+) -> None:
+    """Replace the file `path`, or create it, so that readers and a power failure see all of it or none.
+
+    `check` gets the draft beside it. Without a `mode`, the umask decides about that. Raises OSError, and
+    what `check` raises; the file is then as it was.
+    """
+    # Contexts of builds ignore the draft of a lock file: its name ends in that of the lock.
+    draft = path.with_name(f".{os.urandom(6).hex()}.{path.name}")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    with contextlib.ExitStack() as undo:
+        undo.callback(draft.unlink, missing_ok=True)
+        with os.fdopen(descriptor, "wb") as file:
+            if mode is not None:
+                os.fchmod(descriptor, mode)
+            file.write(content)
+            file.flush()
+            os.fsync(descriptor)
+        check(draft)
+        draft.replace(path)
+        undo.pop_all()
+
+
+def write(path: Path, content: bytes) -> None:
+    """Write the file that a user named for output: all or nothing where it can be replaced.
+
+    Links are followed, and what is no file, such as a pipe, is written to. Raises OSError.
+    """
+    if str(path.absolute()).startswith(STREAMS) or (path.exists() and not path.is_file()):
+        path.write_bytes(content)
+        return
+    target = path.resolve()
+    try:
+        replace(target, content, target.stat().st_mode & 0o7777 if target.exists() else None)
+    except OSError as error:
+        if error.errno not in IN_PLACE:
+            raise
+        target.write_bytes(content)
