@@ -73,8 +73,8 @@ def decided(folder: Path, pace: Pace, rounds: int) -> Iterator[Row]:
     catalog = Catalog.load(samples.catalog(folder))
     selector = Selector(catalog)
     new = iter(samples.models(rounds * 10))
-    known = samples.models(1)[0]
-    selector.explain(known)
+    model = samples.models(1)[0]
+    selector.explain(model)
     nodes = samples.fleet(FLEET, KINDS)
     gc.collect()
 
@@ -82,10 +82,10 @@ def decided(folder: Path, pace: Pace, rounds: int) -> Iterator[Row]:
         # A new catalog, for which nothing is cached yet.
         select_many(nodes, Catalog(image="training", version="v1", variants=catalog.variants))
 
-    yield _timed("the first node of a catalog", calls(lambda: Selector(catalog).explain(known), rounds))
+    yield _timed("the first node of a catalog", calls(lambda: Selector(catalog).explain(model), rounds))
     yield _timed("a new kind of node", calls(lambda: selector.explain(next(new)), rounds * 10), NEW_BAR, pace)
     yield _timed(
-        "a known kind of node", calls(lambda: selector.explain(known), rounds * 100), KNOWN_BAR, pace
+        "a known kind of node", calls(lambda: selector.explain(model), rounds * 100), KNOWN_BAR, pace
     )
     yield _timed(f"{FLEET:,} nodes of {KINDS} kinds", calls(many, 3), FLEET_BAR, pace)
 

@@ -65,8 +65,10 @@ EXCLUDE = {"cuda": "11.8", "driver": "580.95.05", "compute": "8.9", "why": "ther
 def catalog(folder: Path) -> Path:
     """Write a catalog of 1,000 variants, all but 40 of them for GPUs, and return its file."""
     variants = [_gpu(*point) for point in itertools.product(RELEASES, DRIVERS, TARGETS, MARCHES)]
-    known = sorted(march for march in marches.known(COMPILER) or () if marches.arch(march) == "x86_64")
-    variants += [_cpu("linux/amd64", march) for march in known[len(variants) - SIZE + 1 :]]
+    marches_of_gcc = sorted(
+        march for march in marches.known(COMPILER) or () if marches.arch(march) == "x86_64"
+    )
+    variants += [_cpu("linux/amd64", march) for march in marches_of_gcc[len(variants) - SIZE + 1 :]]
     variants.append(_cpu("linux/arm64", "armv8-a"))
     path = folder / "catalog.json"
     path.write_text(dump(Catalog(image="training", version="v1", variants=tuple(variants)).to_json()))

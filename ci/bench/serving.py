@@ -145,8 +145,8 @@ async def _clients(address: str, tag: str, digest: str) -> float:
 
         async def pull() -> None:
             async with session.head(f"{base}/manifests/{tag}", headers=accept) as answer:
-                found = answer.headers["Docker-Content-Digest"]
-            async with session.get(f"{base}/manifests/{found}", headers=accept) as answer:
+                image_digest = answer.headers["Docker-Content-Digest"]
+            async with session.get(f"{base}/manifests/{image_digest}", headers=accept) as answer:
                 await answer.read()
             async with session.get(f"{base}/blobs/{digest}") as answer:
                 await answer.read()

@@ -29,11 +29,11 @@ def main() -> None:
     name = release(arguments.ptxas)
     if name not in data["releases"]:
         parser.exit(1, f"CUDA {name} has no row in {arguments.table}\n")
-    found = {"ptx_isa": ptx_isa(arguments.ptxas), "targets": " ".join(targets(arguments.ptxas))}
-    data["releases"][name] |= found
+    row = {"ptx_isa": ptx_isa(arguments.ptxas), "targets": " ".join(targets(arguments.ptxas))}
+    data["releases"][name] |= row
     data["as_of"] = arguments.as_of or data["as_of"]
     arguments.table.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n")
-    print(f"CUDA {name}: PTX ISA {found['ptx_isa']}, targets {found['targets']}")
+    print(f"CUDA {name}: PTX ISA {row['ptx_isa']}, targets {row['targets']}")
 
 
 def release(ptxas: str) -> str:
@@ -43,8 +43,8 @@ def release(ptxas: str) -> str:
 
 def targets(ptxas: str) -> list[str]:
     """Return the targets that `ptxas` supports, in order."""
-    found = set(re.findall(r"'sm_(\d+[af]?)'", run(ptxas, "--help")))
-    return sorted(found, key=lambda target: (int(target.rstrip("af")), target))
+    numbers = set(re.findall(r"'sm_(\d+[af]?)'", run(ptxas, "--help")))
+    return sorted(numbers, key=lambda target: (int(target.rstrip("af")), target))
 
 
 def ptx_isa(ptxas: str) -> str:
@@ -57,10 +57,10 @@ def ptx_isa(ptxas: str) -> str:
 
 def one(pattern: str, text: str) -> str:
     """Return the group of `pattern` in `text`."""
-    found = re.search(pattern, text)
-    if found is None:
+    match = re.search(pattern, text)
+    if match is None:
         raise SystemExit(f"no {pattern!r} in what ptxas says: {text}")
-    return found.group(1)
+    return match.group(1)
 
 
 def run(*command: str) -> str:

@@ -86,16 +86,16 @@ def main() -> None:
 
 def installed() -> list[tuple[str, str, list[str]]]:
     """Return the compilers on PATH: the name in the table, the architecture, and the command."""
-    found = []
+    compilers = []
     for major in MAJORS:
         gcc, cross, clang = f"gcc-{major}", f"aarch64-linux-gnu-gcc-{major}", f"clang-{major}"
-        found += [
+        compilers += [
             (gcc, "x86_64", [gcc]),
             (gcc, "aarch64", [cross]),
             (clang, "x86_64", [clang, "--target=x86_64-linux-gnu"]),
             (clang, "aarch64", [clang, "--target=aarch64-linux-gnu"]),
         ]
-    return [item for item in found if shutil.which(item[2][0])]
+    return [item for item in compilers if shutil.which(item[2][0])]
 
 
 def ask(command: list[str], arch: str) -> dict[str, str]:
@@ -105,14 +105,14 @@ def ask(command: list[str], arch: str) -> dict[str, str]:
     if arch == "aarch64":
         options += [f"-march={name}" for name in ARM_VERSIONS]
     generic = preprocess(command, "-march=x86-64" if arch == "x86_64" else "-march=armv8-a").stdout
-    known = {*macros.FLAGS[arch], *NAMELESS, *INSTRUCTIONS.findall(generic)}
+    candidates = {*macros.FLAGS[arch], *NAMELESS, *INSTRUCTIONS.findall(generic)}
     answers = {}
     unknown: set[str] = set()
     for option in options:
         result = preprocess(command, option)
         if result.returncode == 0:
             name = option.partition("=")[2]
-            unknown |= set(INSTRUCTIONS.findall(result.stdout)) - known
+            unknown |= set(INSTRUCTIONS.findall(result.stdout)) - candidates
             answers[name] = " ".join(sorted(macros.flags(result.stdout, arch) | macros.unannounced(name)))
     if unknown:
         print(f"{command[0]}: no flag for {' '.join(sorted(unknown))}", file=sys.stderr)

@@ -51,17 +51,17 @@ def main() -> None:
 
 def wheels(release: str, extras: tuple[str, ...]) -> list[str]:
     """Return the wheels of a part, as lines of a requirements file."""
-    found: dict[str, list[str]] = {}
+    versions: dict[str, list[str]] = {}
     for arch in ARCHES:
         for item in resolved(f"cuda-toolkit[{','.join(extras)}]=={release}.*", arch):
             name, version = item["metadata"]["name"], item["metadata"]["version"]
             if name != "cuda-toolkit":
                 hashes = item["download_info"]["archive_info"]["hashes"]
-                found.setdefault(f"{name}=={version}", []).append(f"--hash=sha256:{hashes['sha256']}")
-    short = [name for name, hashes in found.items() if len(hashes) < len(ARCHES)]
+                versions.setdefault(f"{name}=={version}", []).append(f"--hash=sha256:{hashes['sha256']}")
+    short = [name for name, hashes in versions.items() if len(hashes) < len(ARCHES)]
     if short:
         raise SystemExit(f"CUDA {release}: not the same wheels for {' and '.join(ARCHES)}: {short}")
-    return [" ".join((name, *sorted(set(hashes)))) for name, hashes in sorted(found.items())]
+    return [" ".join((name, *sorted(set(hashes)))) for name, hashes in sorted(versions.items())]
 
 
 def resolved(requirement: str, arch: str) -> list[dict[str, Any]]:

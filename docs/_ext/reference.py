@@ -152,8 +152,8 @@ def _metavar(parameter: TyperArgument | TyperOption) -> str:
 
 
 def _errors() -> Iterator[type[errors.ImagematrixError]]:
-    found = [getattr(errors, name) for name in errors.__all__]
-    yield from sorted([*found, NothingFits], key=lambda error: int(error.exit_code))
+    classes = [getattr(errors, name) for name in errors.__all__]
+    yield from sorted([*classes, NothingFits], key=lambda error: int(error.exit_code))
 
 
 def _summary(documented: object) -> str:
@@ -192,8 +192,8 @@ def _walk(
     whole: Mapping[str, Any], part: Mapping[str, Any], path: str
 ) -> Iterator[tuple[str, bool, Mapping[str, Any]]]:
     required = part.get("required", ())
-    for name, found in part.get("properties", {}).items():
-        yield from _below(whole, found, f"{path}.{name}".removeprefix("."), name in required)
+    for name, described in part.get("properties", {}).items():
+        yield from _below(whole, described, f"{path}.{name}".removeprefix("."), name in required)
     others = part.get("additionalProperties")
     if isinstance(others, dict):
         merged = _resolve(whole, others)
@@ -207,25 +207,27 @@ def _below(
     path: str,
     required: bool,  # noqa: FBT001
 ) -> Iterator[tuple[str, bool, Mapping[str, Any]]]:
-    found = _resolve(whole, part)
-    yield path, required, found
-    while "items" in found and not found.get("properties"):
-        found, path = _resolve(whole, found["items"]), f"{path}[]"
-    yield from _walk(whole, found, path)
+    resolved = _resolve(whole, part)
+    yield path, required, resolved
+    while "items" in resolved and not resolved.get("properties"):
+        resolved, path = _resolve(whole, resolved["items"]), f"{path}[]"
+    yield from _walk(whole, resolved, path)
 
 
 def _resolve(whole: Mapping[str, Any], part: Mapping[str, Any]) -> dict[str, Any]:
     """Return `part` with what it refers to: its own words first, and the keys of all its alternatives."""
-    found = dict(part)
+    resolved = dict(part)
     if "$ref" in part:
         target: Any = whole
         for step in part["$ref"].removeprefix("#/").split("/"):
             target = target[step]
-        found = _resolve(whole, target) | {key: value for key, value in part.items() if key != "$ref"}
-    for one in (*found.get("anyOf", ()), *found.get("allOf", ())):
+        resolved = _resolve(whole, target) | {key: value for key, value in part.items() if key != "$ref"}
+    for one in (*resolved.get("anyOf", ()), *resolved.get("allOf", ())):
         inside = {key: value for key, value in _resolve(whole, one).items() if key in INSIDE}
-        found |= inside | {"properties": {**found.get("properties", {}), **inside.get("properties", {})}}
-    return found
+        resolved |= inside | {
+            "properties": {**resolved.get("properties", {}), **inside.get("properties", {})}
+        }
+    return resolved
 
 
 def _kind(whole: Mapping[str, Any], part: Mapping[str, Any]) -> str:

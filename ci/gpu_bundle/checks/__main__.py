@@ -82,8 +82,8 @@ class Run:
             text = written(self.machine, self._mask, results, time.monotonic() - self._start)
             self.target.write_text(text, "utf-8")
         print(f"check: the report is {self.target}", file=sys.stderr)
-        found = [one for one in results if one.name == _name(anybody.finds_gpus)]
-        without_gpu = any(one.how != PASSED for one in found)
+        probes = [one for one in results if one.name == _name(anybody.finds_gpus)]
+        without_gpu = any(one.how != PASSED for one in probes)
         if without_gpu:
             print("check: no GPU that works was found here", file=sys.stderr)
         nothing = not any(one.how == PASSED for one in results)

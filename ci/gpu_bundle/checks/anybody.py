@@ -76,23 +76,23 @@ def finds_gpus(machine: Machine, show: Callable[[str], None]) -> None:
 
 def agrees_with_smi(machine: Machine, show: Callable[[str], None]) -> None:
     """Check that the probe agrees with `nvidia-smi -q -x`, and so does the reader of such dumps."""
-    known = {_text(gpu, "uuid"): gpu for gpu in machine.smi.iter("gpu")}
+    by_uuid = {_text(gpu, "uuid"): gpu for gpu in machine.smi.iter("gpu")}
     dump = machine.imagematrix("probe", "--json", "--nvidia-smi", machine.work / "smi.xml").json()
     version = next(filter(None, (_text(machine.smi, key) for key in ("kmd_version", "driver_version"))), None)
     for source, host in (("the probe", machine.host), ("probe --nvidia-smi", dump)):
         show(f"{source}: {'; '.join([str(_version(host)), *map(_brief, host['gpus'])])}")
         same(f"{source}: driver", _version(host), version)
-        same(f"{source}: GPUs", sorted(str(gpu["uuid"]) for gpu in host["gpus"]), sorted(map(str, known)))
+        same(f"{source}: GPUs", sorted(str(gpu["uuid"]) for gpu in host["gpus"]), sorted(map(str, by_uuid)))
         for gpu in host["gpus"]:
-            told = known[gpu["uuid"]]
+            reported = by_uuid[gpu["uuid"]]
             for fact, path in (
                 ("name", "product_name"),
                 ("minor", "minor_number"),
                 ("pci_bus_id", "pci/pci_bus_id"),
             ):
-                if (value := _text(told, path)) is not None:
+                if (value := _text(reported, path)) is not None:
                     same(f"{source}: {fact}", _plain(gpu[fact]), _plain(value))
-            memory = _text(told, "fb_memory_usage/total")
+            memory = _text(reported, "fb_memory_usage/total")
             if memory and abs(int(memory.split()[0]) - (gpu["memory_mib"] or 0)) > 1:
                 raise FailedError(f"{source}: memory is {gpu['memory_mib']}, nvidia-smi says {memory}")
 
@@ -103,15 +103,15 @@ def agrees_with_nvml(machine: Machine, show: Callable[[str], None]) -> None:
     show(f"NVML: {(done.out if done.code == 0 else done.err).strip()}")
     if done.code:
         raise NotTriedError(f"NVML does not answer: {done.err.strip().splitlines()[-1]}")
-    told = json.loads(done.out)
-    same("driver", _version(machine.host), told["driver"])
+    reported = json.loads(done.out)
+    same("driver", _version(machine.host), reported["driver"])
     by_uuid = {gpu["uuid"]: gpu for gpu in machine.host["gpus"]}
-    for gpu in told["gpus"]:
-        found = by_uuid.get(gpu["uuid"])
-        if found is None:
+    for gpu in reported["gpus"]:
+        ours = by_uuid.get(gpu["uuid"])
+        if ours is None:
             raise FailedError(f"NVML has a GPU that the probe has not: {gpu['name']}")
-        same("name", found["name"], gpu["name"])
-        same("minor", found["minor"], gpu["minor"])
+        same("name", ours["name"], gpu["name"])
+        same("minor", ours["minor"], gpu["minor"])
 
 
 def opens_nodes(machine: Machine, show: Callable[[str], None]) -> None:
@@ -169,9 +169,9 @@ def tells_use(machine: Machine, show: Callable[[str], None]) -> None:
     )
     if not during["used_by"] or during["free"]:
         raise FailedError("a program computes on the GPU, and `gpus` says that it is free")
-    told = during["memory_used_mib"]
-    if smi is not None and told is not None and abs(smi - told) > MIB_APART:
-        raise FailedError(f"`gpus` says that {told} MiB are used, nvidia-smi {smi}")
+    used = during["memory_used_mib"]
+    if smi is not None and used is not None and abs(smi - used) > MIB_APART:
+        raise FailedError(f"`gpus` says that {used} MiB are used, nvidia-smi {smi}")
     if left := _until_free(machine):
         raise FailedError(f"the program has ended, and `gpus` still says {left}")
 
@@ -224,8 +224,8 @@ def _memory_in_use(machine: Machine) -> int | None:
         dump = machine.smi
     except NotTriedError:
         return None
-    told = {_text(gpu, "uuid"): _text(gpu, "fb_memory_usage/used") for gpu in dump.iter("gpu")}
-    value = told.get(machine.gpu["uuid"])
+    used = {_text(gpu, "uuid"): _text(gpu, "fb_memory_usage/used") for gpu in dump.iter("gpu")}
+    value = used.get(machine.gpu["uuid"])
     return int(value.split()[0]) if value else None
 
 

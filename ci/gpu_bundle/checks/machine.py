@@ -77,8 +77,8 @@ class Done(NamedTuple):
         """Its exit code and last message, in one line."""
         lines = (self.err.strip() or self.out.strip() or "no output").splitlines()
         # After a panic, Go programs print a stack trace.
-        told = next((line for line in lines if line.startswith("panic: ")), lines[-1])
-        return f"`{self.line}` ended with {self.code}: {told}"
+        reason = next((line for line in lines if line.startswith("panic: ")), lines[-1])
+        return f"`{self.line}` ended with {self.code}: {reason}"
 
     def json(self) -> Any:
         """Return the JSON document that it printed; raise FailedError if there is none or it failed."""
@@ -204,10 +204,10 @@ class Machine:
         except UsageError as error:
             raise NotTriedError(str(error)) from error
         works = [gpu for gpu in self.host["gpus"] if gpu["state"] == "ok"]
-        found = [gpu for gpu in works if gpu["index"] in left]
-        if not found:
+        usable = [gpu for gpu in works if gpu["index"] in left]
+        if not usable:
             raise NotTriedError(f"the probe finds no GPU that works{', within the job' if works else ''}")
-        gpu: dict[str, Any] = found[0]
+        gpu: dict[str, Any] = usable[0]
         return gpu
 
     @cached_property
@@ -226,10 +226,10 @@ class Machine:
         self.lacks("kernels")
         major, minor = map(int, (self.gpu["compute"] or "0.0").split("."))
         targets = sorted(map(int, self.about["kernels"]["targets"]))
-        found = [target for target in targets if target // 10 == major and target % 10 <= minor]
-        if not found:
+        fitting = [target for target in targets if target // 10 == major and target % 10 <= minor]
+        if not fitting:
             raise NotTriedError(f"the bundle has no kernel for compute capability {self.gpu['compute']}")
-        return str(found[-1])
+        return str(fitting[-1])
 
     @cached_property
     def smi(self) -> ET.Element:
@@ -250,10 +250,10 @@ class Machine:
         """The machine's own libcuda.so.1; if there are several, the one that matches the kernel module."""
         from imagematrix.node.nvml_library import FOLDERS
 
-        found = self.run(sys.executable, "-c", FIND)
+        library = self.run(sys.executable, "-c", FIND)
         places = [Path(folder, "libcuda.so.1") for folder in (*FOLDERS, *SYSTEM)]
-        if found.code == 0:
-            places.insert(0, Path(found.out.strip()))
+        if library.code == 0:
+            places.insert(0, Path(library.out.strip()))
         present = [path for path in places if path.exists()]
         if not present:
             raise NotTriedError("this machine has no libcuda.so.1 where one looks for it")

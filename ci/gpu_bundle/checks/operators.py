@@ -52,14 +52,14 @@ def main() -> None:
     """Run all operators on the device that the argument names."""
     torch.use_deterministic_algorithms(True, warn_only=True)
     device = torch.device(sys.argv[1])
-    found: dict[str, dict[str, object]] = {}
+    results: dict[str, dict[str, object]] = {}
     for name, case in _cases(device):
         torch.manual_seed(0)
         try:
-            found[name] = _result(case())
+            results[name] = _result(case())
         except Exception as error:  # noqa: BLE001 - whatever it is, it is to be the same before and after
-            found[name] = {"error": type(error).__name__}
-    print(json.dumps(found))
+            results[name] = {"error": type(error).__name__}
+    print(json.dumps(results))
 
 
 def _result(value: object) -> dict[str, object]:

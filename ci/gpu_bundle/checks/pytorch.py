@@ -73,9 +73,9 @@ def _found(machine: Machine) -> Torch:
         if Path(python).exists():
             done = machine.run(python, "-c", FIND, limit=IMPORT_S)
             if done.code == 0:
-                told = done.json()
-                compute = ".".join(map(str, told["gpu"])) if told["gpu"] else None
-                return Torch(python, Path(told["folder"]), told["version"], told["cuda"], compute)
+                document = done.json()
+                compute = ".".join(map(str, document["gpu"])) if document["gpu"] else None
+                return Torch(python, Path(document["folder"]), document["version"], document["cuda"], compute)
     raise NotTriedError("no Python of this machine has PyTorch")
 
 

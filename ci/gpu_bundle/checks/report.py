@@ -81,8 +81,8 @@ class Mask:
             text = re.sub(rf"(?<![\w-]){re.escape(name)}(?![\w-])", "HOST", text)
         return text
 
-    def _uuid(self, found: re.Match[str]) -> str:
-        return self._uuids.setdefault(found[0], f"{found[1]}-#{len(self._uuids) + 1}")
+    def _uuid(self, match: re.Match[str]) -> str:
+        return self._uuids.setdefault(match[0], f"{match[1]}-#{len(self._uuids) + 1}")
 
 
 def _facts(machine: Machine, seconds: float) -> list[tuple[str, str]]:
@@ -115,8 +115,8 @@ def _system() -> str:
         text = Path("/etc/os-release").read_text()
     except OSError:
         return "a system without a name"
-    found = re.search(r'(?m)^PRETTY_NAME="?([^"\n]*)', text)
-    return found[1] if found else "a system without a name"
+    match = re.search(r'(?m)^PRETTY_NAME="?([^"\n]*)', text)
+    return match[1] if match else "a system without a name"
 
 
 def _excerpt(text: str) -> list[str]:

@@ -103,7 +103,7 @@ def begun(process: Popen[str]) -> Iterator[None]:
     yield
 
 
-def same(what: str, found: object, wanted: object) -> None:
+def same(what: str, actual: object, wanted: object) -> None:
     """Raise FailedError unless both are equal."""
-    if found != wanted:
-        raise FailedError(f"{what}: {found!r}, not {wanted!r}")
+    if actual != wanted:
+        raise FailedError(f"{what}: {actual!r}, not {wanted!r}")
