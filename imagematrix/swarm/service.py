@@ -20,7 +20,7 @@ __all__ = ["JOB", "LABEL", "SCHEMA", "Service", "image_name", "name_for"]
 SCHEMA = "imagematrix.service/v1"
 LABEL = "io.imagematrix.swarm"  # of the service and of its containers: JOB or SERVICE
 JOB, SERVICE = "job", "service"
-NAME = re.compile(r"[^A-Za-z0-9_.-]+", re.ASCII)
+INVALID = re.compile(r"[^A-Za-z0-9_-]+", re.ASCII)  # in the name of a service: isValidDNSName of SwarmKit
 NAME_LENGTH = 40  # Swarm takes 63 characters
 CONSTRAINT = re.compile(r"(node|engine)\.\S+?\s*[!=]=\s*\S.*", re.ASCII)
 
@@ -164,7 +164,7 @@ def image_name(image: str, resolver: str) -> str:
 def name_for(image: str, token: str) -> str:
     """Return a name for a service with this image: its last word, and a token that makes it unique."""
     word = image.partition("@")[0].rpartition("/")[2].partition(":")[0]
-    return f"{NAME.sub('-', word)[:NAME_LENGTH]}-{token}"
+    return f"{INVALID.sub('-', word)[:NAME_LENGTH]}-{token}"
 
 
 def _mount(volume: str) -> str:

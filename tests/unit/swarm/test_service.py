@@ -45,6 +45,7 @@ def test_an_image_name_that_is_none():
 
 def test_a_name_is_made_of_the_image():
     assert name_for("reg:5000/ml/training:v1", "0a1b") == "training-0a1b"
+    assert name_for("reg:5000/llama.cpp:v1", "0a1b") == "llama-cpp-0a1b"  # Swarm rejects a dot
     assert len(name_for("x" * 200, "0a1b")) < 63
 
 
