@@ -33,6 +33,7 @@ __all__ = [
     "allocate",
     "held",
     "listed",
+    "named",
     "offer",
     "preferred",
 ]
@@ -153,8 +154,12 @@ def held(there: Offer, devices: Iterable[str]) -> tuple[str, ...]:
 
     Their resource may be offered no longer, or be that of NVIDIA's device plugin, whose ids are UUIDs too.
     """
-    names = (device.partition(SHARE)[0] for device in devices)
-    return tuple(dict.fromkeys(name for name in names if name in there.units))
+    return tuple(name for name in named(devices) if name in there.units)
+
+
+def named(devices: Iterable[str]) -> tuple[str, ...]:
+    """Return what `held` does, with units that the node does not offer now, and names that are none."""
+    return tuple(dict.fromkeys(device.partition(SHARE)[0] for device in devices))
 
 
 def _name(unit: Gpu) -> str:

@@ -154,13 +154,15 @@ class Plugin:
         except grpc.aio.AioRpcError as error:
             effect = "allocated devices stay so" if self._listed_pods else "no device is offered"
             self._fail(f"{self._settings.pods}: pods unknown, {effect}: {error.details()}")
+            self._hold()
             return
+        # A unit that the last probe missed is still held when the next one finds it.
         used = {
             unit: devices.resource_name
             for pod in answer.pod_resources
             for container in pod.containers
             for devices in container.devices
-            for unit in offers.held(self._offer, devices.device_ids)
+            for unit in offers.named(devices.device_ids)
         }
         last = {**self._since, **dict.fromkeys(used, started)}
         settle = self._settings.times.settle
@@ -168,6 +170,10 @@ class Plugin:
         self._holders = {unit: used.get(unit) or self._holders[unit] for unit in self._since}
         self._listed_pods = True
         await self._notify()
+
+    def _hold(self) -> None:
+        """Hold what is held for `settle` from now: kubelet is away, or may not know its pods yet."""
+        self._since = dict.fromkeys(self._since, time.monotonic())
 
     async def _register(self) -> None:
         """Serve and register what is not registered with the kubelet that is there now."""
@@ -180,14 +186,17 @@ class Plugin:
         if not self._listed_pods:  # what they hold under one name would be free under the others
             return
         if identity != self._kubelet:
+            self._hold()
             await self._stop()
             self._kubelet = identity
-        try:
-            async with grpc.aio.insecure_channel(f"unix:{self._settings.registry}") as channel:
-                for resource in self._offer.resources.keys() - self._servers.keys():
+        async with grpc.aio.insecure_channel(f"unix:{self._settings.registry}") as channel:
+            for resource in self._offer.resources:
+                if resource in self._servers:
+                    continue
+                try:
                     await self._start(resource, channel)
-        except grpc.aio.AioRpcError as error:
-            self._fail(f"kubelet did not register the plugin: {error.details()}")
+                except grpc.aio.AioRpcError as error:
+                    self._fail(f"kubelet did not register {resource}: {error.details()}")
 
     async def _start(self, resource: str, channel: Any) -> None:
         path = self._socket(resource)
@@ -214,7 +223,7 @@ class Plugin:
             raise
         self._servers[resource] = server
         self._failures.clear()
-        self._note(f"offering {len(self._offer.resources[resource])} {resource}")
+        self._note(f"offering {len(self._listed(resource))} {resource}")
 
     async def _stop(self) -> None:
         for resource, server in self._servers.items():

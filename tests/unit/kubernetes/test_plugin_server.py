@@ -27,7 +27,7 @@ TIMES = Times(watch=0.02, pods=0.02, probe=0.02, answer=2, settle=1.0)
 class Kubelet:
     """A kubelet: it takes registrations, connects back, and knows what devices its pods have."""
 
-    def __init__(self, folder, *, refuse=False):
+    def __init__(self, folder, *, refuse=()):
         self.folder = folder / "device-plugins"
         self.folder.mkdir(exist_ok=True)
         self.pods = folder / "pod-resources" / "kubelet.sock"
@@ -65,7 +65,7 @@ class Kubelet:
         self._servers.append(server)
 
     async def _register(self, request, context):
-        if self.refuse:
+        if request.resource_name in self.refuse:
             await context.abort(grpc.StatusCode.UNKNOWN, "unsupported version")
         assert request.version == "v1beta1"
         options = await self._call(request.endpoint, "GetDevicePluginOptions", "Empty", "DevicePluginOptions")
@@ -403,6 +403,57 @@ def test_a_kubelet_that_restarts_lists_no_pods_at_first(folder, node):
     assert asyncio.run(scenario()) == set(node.uuids[1:])
 
 
+def test_a_kubelet_that_was_away_for_long_lists_no_pods_at_first(folder, node):
+    node = node(by=["product"])
+    first = node.uuids[0]
+
+    async def scenario():
+        async with node.plugin(folder):
+            async with Kubelet(folder) as before:
+                await before.has(GPU, H200)
+                before.used = {H200: [first]}
+                async with before.watching(GPU) as healthy:
+                    while first in await healthy():
+                        pass
+            await asyncio.sleep(TIMES.settle + 0.2)
+            async with Kubelet(folder) as after:
+                await after.has(GPU, H200)
+                await asyncio.sleep(5 * TIMES.pods)
+                with pytest.raises(grpc.aio.AioRpcError, match="is in use as"):
+                    await after.allocate(GPU, first)
+
+    asyncio.run(scenario())
+
+
+def test_a_gpu_that_a_probe_missed_is_still_held(folder, node):
+    """Without NVML its UUID is unknown for a moment, and a pod goes on with it."""
+    node = node(by=["product"])
+    first = node.uuids[0]
+    well = node.host
+    nameless = replace(well, gpus=(replace(well.gpus[0], uuid=None), *well.gpus[1:]))
+
+    async def scenario():
+        async with Kubelet(folder) as kubelet, node.plugin(folder):
+            await kubelet.has(GPU, H200)
+            kubelet.used = {H200: [first]}
+            async with kubelet.watching(H200) as product, kubelet.watching(GPU) as generic:
+                while first in await generic():
+                    pass
+                node.host = nameless
+                while first in await product():
+                    pass
+                await asyncio.sleep(TIMES.settle + 0.2)
+                kubelet.pods.unlink()  # the plugin decides before it has read the list again
+                await until(lambda: any("pods unknown" in note for note in node.notes))
+                node.host = well
+                while first not in await product():
+                    pass
+                with pytest.raises(grpc.aio.AioRpcError, match="is in use as"):
+                    await kubelet.allocate(GPU, first)
+
+    asyncio.run(scenario())
+
+
 def test_shares_are_packed_and_refused_where_they_would_span_gpus(folder, node):
     node = node(vram=True)
     one, two, *_ = node.uuids
@@ -450,13 +501,24 @@ def test_a_refused_registration_is_tried_again(folder, node):
     node = node()
 
     async def scenario():
-        async with Kubelet(folder, refuse=True) as kubelet, node.plugin(folder):
+        async with Kubelet(folder, refuse=[GPU]) as kubelet, node.plugin(folder):
             await until(lambda: node.notes)
-            kubelet.refuse = False
+            kubelet.refuse = ()
             await until(lambda: node.notes[-1] == "offering 8 imagematrix.io/gpu")
 
     asyncio.run(scenario())
-    assert node.notes[0] == "kubelet did not register the plugin: unsupported version"
+    assert node.notes[0] == "kubelet did not register imagematrix.io/gpu: unsupported version"
+
+
+def test_a_refused_registration_holds_back_no_other(folder, node):
+    node = node(by=["product"], vram=True)
+
+    async def scenario():
+        async with Kubelet(folder, refuse=[GPU]) as kubelet, node.plugin(folder):
+            await kubelet.has(H200, VRAM)
+            return set(kubelet.registered)
+
+    assert asyncio.run(scenario()) == {H200, VRAM}
 
 
 def test_the_plugin_waits_for_a_kubelet_and_tells_that_once(folder, node):
