@@ -34,14 +34,15 @@ if TYPE_CHECKING:
     from imagematrix.oci.expanded import Stream
     from imagematrix.oci.transfer import Answer
 
-__all__ = ["DOCKER_LIST", "INDEX", "MANIFESTS", "Manifest", "Registry"]
+__all__ = ["DOCKER_LIST", "IMAGE", "INDEX", "MANIFESTS", "Manifest", "Registry"]
 
 INDEX = "application/vnd.oci.image.index.v1+json"
 DOCKER_LIST = "application/vnd.docker.distribution.manifest.list.v2+json"
+IMAGE = "application/vnd.oci.image.manifest.v1+json"
 MANIFESTS = (
     INDEX,
     DOCKER_LIST,
-    "application/vnd.oci.image.manifest.v1+json",
+    IMAGE,
     "application/vnd.docker.distribution.manifest.v2+json",
 )
 PAGES = 1000  # of a list of tags

@@ -9,7 +9,7 @@ from aiohttp import web
 from imagematrix import documents
 from imagematrix.errors import EngineError, UnknownImageError, UsageError
 from imagematrix.oci.layout import blob_file
-from imagematrix.oci.registry import INDEX, Manifest
+from imagematrix.oci.registry import IMAGE, INDEX, Manifest
 from imagematrix.reference import DIGEST
 
 TYPE_CHECKING = False
@@ -38,8 +38,10 @@ class Layout:
         raw = content(self._folder, digest) if digest else None
         if digest is None or raw is None:
             return None
-        media_type = documents.Fields(documents.parse(raw, digest), digest).text_or_none("mediaType")
-        return Manifest(digest=digest, media_type=media_type or INDEX, raw=raw)
+        fields = documents.Fields(documents.parse(raw, digest), digest)
+        # OCI asks for no mediaType in a manifest or an index.
+        media_type = fields.text_or_none("mediaType") or (INDEX if fields.present("manifests") else IMAGE)
+        return Manifest(digest=digest, media_type=media_type, raw=raw)
 
     def content(self, repository: str, digest: str) -> bytes:
         """Return a small blob; see Source."""

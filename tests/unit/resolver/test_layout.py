@@ -3,9 +3,10 @@
 import json
 
 import pytest
-from distribution import digest
+from distribution import MANIFEST, digest
 
 from imagematrix.errors import EngineError, UsageError
+from imagematrix.oci.registry import INDEX
 from imagematrix.resolver.upstream import open_upstream
 
 LAYER = b"cpu-v3" * 1000
@@ -40,6 +41,22 @@ def test_layout_answers_like_a_registry(front, layout, published):
     assert node.pull("v2")[0] == node.pull("v1", "other/name")[0] == 404
     assert "v1" in node.get("/v2/ml/training/tags/list").json()["tags"]
     assert node.pull(published.digests["cpu-v2"]) == published.digests["cpu-v2"]
+
+
+def test_manifests_need_no_media_type(front, layout):
+    config = {"mediaType": "application/vnd.oci.image.config.v1+json", "digest": digest(b"{}"), "size": 2}
+    image = json.dumps({"schemaVersion": 2, "config": config, "layers": []}).encode()
+    listed = {"mediaType": MANIFEST, "digest": digest(image), "size": len(image)}
+    index = json.dumps({"schemaVersion": 2, "manifests": [listed]}).encode()
+    node = front(name=f"oci:{layout}")
+    for tag, raw, media_type in (("image", image, MANIFEST), ("index", index, INDEX)):
+        (layout / "blobs" / "sha256" / digest(raw).removeprefix("sha256:")).write_bytes(raw)
+        entry = {"mediaType": media_type, "digest": digest(raw), "size": len(raw)}
+        entry["annotations"] = {"org.opencontainers.image.ref.name": f"debian:{tag}"}
+        (layout / "index.json").write_text(json.dumps({"schemaVersion": 2, "manifests": [entry]}))
+        for name in (tag, digest(raw)):
+            answer = node.get(f"/v2/debian/manifests/{name}")
+            assert (answer.content, answer.headers["Content-Type"]) == (raw, media_type)
 
 
 def test_layout_blobs_support_ranges(front, layout):
