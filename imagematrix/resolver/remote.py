@@ -9,6 +9,7 @@ import ssl
 import threading
 from collections import OrderedDict
 from dataclasses import replace
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -119,7 +120,7 @@ class Remote:
                 URL(requote_uri(url), encoded=True),  # as it is, because it may be signed
                 headers=wanted | login,
                 allow_redirects=False,
-                proxy=select_proxy(url, get_environ_proxies(url)),
+                proxy=_proxy(url),
             )
             answer = await stack.enter_async_context(asked)
             if answer.status not in MOVED or "Location" not in answer.headers:
@@ -137,10 +138,8 @@ class Remote:
 
     def _opened(self) -> aiohttp.ClientSession:
         if self._session is None:
-            authorities = next(filter(None, map(os.environ.get, AUTHORITIES)), None)
-            context = ssl.create_default_context(cafile=authorities)
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0, ssl=context),
+                connector=aiohttp.TCPConnector(limit=0, ssl=_context()),
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=SILENCE_S),
                 headers={"Accept-Encoding": "identity"},
                 auto_decompress=False,
@@ -149,3 +148,22 @@ class Remote:
 
     def _unreadable(self, error: Exception) -> EngineError:
         return EngineError(f"the registry {self._name} cannot be read: {str(error) or type(error).__name__}")
+
+
+def _proxy(url: str) -> str | None:
+    """Return the proxy for a URL, as requests finds it: a variable may name one without a scheme."""
+    found = select_proxy(url, get_environ_proxies(url))
+    return f"http://{found}" if found and "://" not in found else found
+
+
+def _context() -> ssl.SSLContext:
+    """Return the TLS of connections, with the authorities of a file or a folder, as requests reads them.
+
+    Raises EngineError if they cannot be read.
+    """
+    path = next(filter(None, map(os.environ.get, AUTHORITIES)), None)
+    folder = path if path and Path(path).is_dir() else None
+    try:
+        return ssl.create_default_context(cafile=None if folder else path, capath=folder)
+    except OSError as error:
+        raise EngineError(f"the authorities in {path} cannot be read: {error.strerror or error}") from error

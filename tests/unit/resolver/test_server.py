@@ -8,6 +8,7 @@ import socket
 from pathlib import Path
 
 import pytest
+import requests
 from distribution import MANIFEST, Server, digest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -196,14 +197,33 @@ def test_blobs_come_from_where_the_registry_redirects_to(
         storage.close()
 
 
-def test_blobs_are_read_by_the_proxy_of_all_requests(front, upstream, published, monkeypatch):
+@pytest.mark.parametrize(("variable", "scheme"), [("ALL_PROXY", "http://"), ("http_proxy", "")])
+def test_blobs_are_read_by_the_proxy_of_all_requests(
+    front, upstream, published, monkeypatch, variable, scheme
+):
     for name in ("no_proxy", "NO_PROXY", "http_proxy", "HTTP_PROXY"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("ALL_PROXY", f"http://{upstream.address}")
+    monkeypatch.setenv(variable, f"{scheme}{upstream.address}")
     node = front(name="127.0.0.1:1")
     assert node.pull("v1") == published.digests["cpu-v3"]
     assert node.get(f"/v2/ml/training/blobs/{digest(LAYER)}").content == LAYER
     assert upstream.requests[-1].path.startswith("http://127.0.0.1:1/v2/")
+
+
+@pytest.mark.parametrize(
+    ("authorities", "status"), [("", 200), ("authorities", 200), ("nowhere", 502), ("authorities/file", 502)]
+)
+def test_authorities_are_a_file_or_a_folder(front, published, monkeypatch, tmp_path, authorities, status):
+    (tmp_path / "authorities").mkdir()
+    (tmp_path / "authorities" / "file").write_text("no certificate")
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", authorities and str(tmp_path / authorities))
+    monkeypatch.delenv("CURL_CA_BUNDLE", raising=False)
+    node = front()
+    assert node.pull("v1") == published.digests["cpu-v3"]
+    answer = node.get(f"/v2/ml/training/blobs/{digest(LAYER)}")
+    assert answer.status_code == status
+    if status != requests.codes.ok:
+        assert node.notes[-1].count(f"the authorities in {tmp_path / authorities} cannot be read: ") == 1
 
 
 def test_containerd_namespace_must_match_the_upstream(front, published):
