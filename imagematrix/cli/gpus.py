@@ -78,17 +78,16 @@ def _containers() -> tuple[list[dict[str, Any]], list[str]]:
 
 def _pods(node: Host) -> tuple[Usage | None, list[str]]:
     """Return what pods use, None where there is no kubelet, and warnings."""
+    from imagematrix.allocation import pods
     from imagematrix.errors import EngineError
-    from imagematrix.kubernetes.plugin.pods import SOCKET, usage
 
-    if not os.path.exists(SOCKET):  # noqa: PTH110 - not for every user, so pathlib raises
-        return None, []
+    access = pods.access()
+    if not access:
+        return None, [] if access is None else [pods.DENIED]
     try:
-        return usage(node), []
+        return pods.usage(node.gpus), []
     except EngineError as error:
         return None, [f"{error}: GPU usage by pods unknown"]
-    except ModuleNotFoundError as error:  # in the file of `make zipapp`
-        return None, [f"{error.name} is not installed: GPU usage by pods unknown"]
 
 
 def _leases() -> Usage:

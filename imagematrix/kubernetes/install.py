@@ -10,9 +10,9 @@ import re
 from dataclasses import dataclass
 
 from imagematrix.errors import UsageError
+from imagematrix.kubelet import sockets
 from imagematrix.kubernetes.admission import EPHEMERAL, Policy
 from imagematrix.kubernetes.manifests import LABEL, pulling
-from imagematrix.kubernetes.plugin import kubelet
 from imagematrix.kubernetes.policy import used
 from imagematrix.kubernetes.webhook.review import PATH
 
@@ -187,8 +187,8 @@ def _plugin(installation: Installation) -> Manifest:
     words = ["kubernetes", "device-plugin", "--root", "/host"]
     words += [word for kind in installation.plugin or () for word in ("--by", kind)]
     container = {"name": "device-plugin", "command": ["imagematrix"], "args": words}
-    names = {"devices": kubelet.DEVICE_PLUGINS, "pods": kubelet.POD_RESOURCES}
-    paths = {volume: str(kubelet.FOLDER / name) for volume, name in names.items()}
+    names = {"devices": sockets.DEVICE_PLUGINS, "pods": sockets.POD_RESOURCES}
+    paths = {volume: f"{sockets.FOLDER}/{name}" for volume, name in names.items()}
     folders = {volume: (path, path) for volume, path in paths.items()}
     return _on_each_node(installation, PLUGIN, container, folders)
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from imagematrix import endpoint, engine
+from imagematrix.allocation import pods
 from imagematrix.allocation.claim import claim
 from imagematrix.allocation.survey import query_nvml, survey
+from imagematrix.allocation.usage import combined
 from imagematrix.errors import EngineError, UnknownImageError
 from imagematrix.gpus.spec import candidates
 from imagematrix.launcher.devices import nodes, require
@@ -97,7 +99,8 @@ def _claim(
 ) -> Claim:
 
     def current_usage() -> Usage:
-        return survey(selection.host.gpus, lambda: engine.running_of(client), query_nvml)
+        gpus = selection.host.gpus
+        return combined(pods.usage(gpus), survey(gpus, lambda: engine.running_of(client), query_nvml))
 
     return claim(
         candidates(selection.chosen_gpus, gpus),

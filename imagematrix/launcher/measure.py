@@ -36,7 +36,7 @@ class Measure:
 
     def start(self) -> None:
         """Start sampling, if possible."""
-        command, quiet = child_command("nvml_memory"), subprocess.DEVNULL
+        command, quiet = child_command("imagematrix.node.nvml_memory"), subprocess.DEVNULL
         try:
             self._sampler = subprocess.Popen(command, stdin=quiet, stdout=subprocess.PIPE, stderr=quiet)
         except OSError:

@@ -6,7 +6,8 @@ import os
 import re
 
 from imagematrix import endpoint, engine
-from imagematrix.allocation.usage import keys
+from imagematrix.allocation import pods
+from imagematrix.allocation.usage import combined, keys
 from imagematrix.errors import EngineError, ProbeError, UsageError
 from imagematrix.gpus.choice import Choice
 from imagematrix.gpus.spec import among, candidates, exactly
@@ -102,6 +103,8 @@ class Request(Record):
 
     def doubts(self, chosen: Selection, launch: Launch) -> Iterator[tuple[str, str | None]]:
         """Yield warnings about the launch, each with its remedy."""
+        if self.remote is None and (launch.gpus or self.passed) and pods.access() is False:
+            yield pods.DENIED, "run this as root"
         if self.remote is None and os.geteuid() != 0:
             for problem in check(launch.devices):
                 yield f"{problem}; the engine may still have access", problem.remedy
@@ -127,7 +130,8 @@ class Request(Record):
         path = folder() if self.remote is None else f"{folder()}-{re.sub('[^A-Za-z0-9.-]', '_', self.remote)}"
 
         def current_usage() -> Usage:
-            return survey(self.host.gpus, engine.running_or_starting, query)
+            by_pods = pods.usage(self.host.gpus) if self.remote is None else {}
+            return combined(by_pods, survey(self.host.gpus, engine.running_or_starting, query))
 
         def take(choice: Choice, wait_s: float) -> Claim:
             vram_mib, through_mps = self.share.vram_mib, self.share.mps is not None

@@ -102,7 +102,7 @@ def read(timeout_s: float = TIMEOUT_S) -> Nvml:
         return Nvml(message="cannot start a process: sys.executable is not set")
     try:
         child = subprocess.Popen(
-            child_command("nvml_query"),
+            child_command("imagematrix.node.nvml_query"),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -122,7 +122,7 @@ def read(timeout_s: float = TIMEOUT_S) -> Nvml:
 
 
 def child_command(module: str) -> list[str]:
-    """Return the command that runs `main` of a module of this package in a separate process.
+    """Return the command that runs `main` of a module, by its full name, in a separate process.
 
     It imports from where this process does, be that folders or an archive.
     """
@@ -131,7 +131,7 @@ def child_command(module: str) -> list[str]:
 
     # "" is the working directory, which may contain a foreign pynvml.py.
     path = [os.path.abspath(entry) for entry in sys.path if entry]  # noqa: PTH100 - strings, not paths
-    program = f"import sys; sys.path[:] = {path!r}; from imagematrix.node import {module}; {module}.main()"
+    program = f"import sys; sys.path[:] = {path!r}; import {module} as child; child.main()"
     return [sys.executable, "-P", "-c", program]
 
 

@@ -10,7 +10,7 @@ import typer
 from imagematrix.cli.kubernetes.options import kinds
 from imagematrix.cli.options import HostFile, Root
 from imagematrix.cli.output import info, print_text
-from imagematrix.kubernetes.plugin.kubelet import FOLDER
+from imagematrix.kubelet.sockets import FOLDER
 
 __all__ = ["command"]
 
@@ -25,7 +25,9 @@ def command(
         ),
     ] = None,
     vram: Annotated[bool, typer.Option("--vram", help="Also offer the memory of each GPU, in GiB.")] = False,
-    kubelet: Annotated[Path, typer.Option("--kubelet", metavar="FOLDER", help="Kubelet's folder.")] = FOLDER,
+    kubelet: Annotated[Path, typer.Option("--kubelet", metavar="FOLDER", help="Kubelet's folder.")] = Path(
+        FOLDER
+    ),
     host: HostFile = None,
     root: Root = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be offered.")] = False,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from imagematrix.allocation.pods import GIB, SHARE, VRAM
 from imagematrix.errors import ImagematrixError
 from imagematrix.gpus.choice import memory_mib, merged, parts
 from imagematrix.gpus.spec import names
@@ -39,13 +40,10 @@ __all__ = [
 ]
 
 GPU = f"{labels.PREFIX}gpu"
-VRAM = f"{labels.PREFIX}vram-gib"
 MIG = f"{labels.PREFIX}mig-"
 CLASS = f"{labels.PREFIX}class-"
 KINDS = ("product", "class")
 MAKER = re.compile(r"^(?:nvidia|tesla)\s+", re.IGNORECASE)
-GIB = 1024  # MiB
-SHARE = "::"  # between the name of a unit and the number of its share
 LONGEST = 63  # characters of a resource's name behind its prefix
 
 

@@ -11,18 +11,18 @@ import hashlib
 import signal
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import grpc
 
 from imagematrix.errors import ImagematrixError, UsageError
-from imagematrix.kubernetes.plugin import kubelet
+from imagematrix.kubelet import sockets
+from imagematrix.kubelet.messages import DEVICE_PLUGIN, PODS, REGISTRATION, VERSION, call, message
 from imagematrix.kubernetes.plugin import offer as offers
-from imagematrix.kubernetes.plugin.messages import DEVICE_PLUGIN, PODS, REGISTRATION, VERSION, call, message
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
-    from pathlib import Path
     from typing import Any
 
     from imagematrix.kubernetes.plugin.offer import Offer
@@ -54,23 +54,23 @@ class Settings:
     """What the plugin was started with: `offer` probes the node, `kubelet` is kubelet's folder."""
 
     offer: Callable[[], Offer]
-    kubelet: Path = kubelet.FOLDER
+    kubelet: Path = Path(sockets.FOLDER)
     times: Times = field(default_factory=Times)
 
     @property
     def folder(self) -> Path:
         """Where device plugins have their sockets."""
-        return self.kubelet / kubelet.DEVICE_PLUGINS
+        return self.kubelet / sockets.DEVICE_PLUGINS
 
     @property
     def registry(self) -> Path:
         """The socket at which kubelet registers them."""
-        return self.folder / kubelet.SOCKET
+        return self.folder / sockets.SOCKET
 
     @property
     def pods(self) -> Path:
         """The socket at which kubelet lists what its pods hold."""
-        return self.kubelet / kubelet.POD_RESOURCES / kubelet.SOCKET
+        return self.kubelet / sockets.POD_RESOURCES / sockets.SOCKET
 
 
 def serve(settings: Settings, note: Callable[[str], None]) -> None:

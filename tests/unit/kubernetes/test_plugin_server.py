@@ -15,7 +15,7 @@ import grpc
 import pytest
 
 from imagematrix.errors import ProbeError, UsageError
-from imagematrix.kubernetes.plugin.messages import message
+from imagematrix.kubelet.messages import message
 from imagematrix.kubernetes.plugin.offer import GPU, VRAM, offer
 from imagematrix.kubernetes.plugin.server import Plugin, Settings, Times
 from imagematrix.record import replace

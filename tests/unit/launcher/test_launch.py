@@ -11,7 +11,9 @@ from docker.types import Mount
 from double import Double
 from requests.exceptions import ConnectionError as NoConnection
 
+from imagematrix.allocation import pods
 from imagematrix.allocation.locks import Locks, release
+from imagematrix.allocation.usage import Consumer
 from imagematrix.errors import EngineError, GpusBusyError, UnknownImageError
 from imagematrix.launcher import launch as module
 from imagematrix.launcher.devices import DevicesError
@@ -195,6 +197,15 @@ def test_gpus_in_use_are_not_claimed(make):
         GpusBusyError, match=r"requested 2 GPUs, 1 free: GPU 0 .* container web \(serving:v2\)"
     ):
         launch(selection, client=engine)
+
+
+@pytest.mark.usefixtures("_nodes_work")
+def test_a_gpu_that_a_pod_has_is_not_claimed(make, monkeypatch):
+    pod = Consumer(kind="container", name="team/web-1 (main)")
+    monkeypatch.setattr(pods, "usage", lambda _: {"nvidia3": (pod,)})
+    engine = Engine()
+    launch(make.selection(make.gpu(0), make.gpu(1)), gpus=1, client=engine)
+    assert engine.requests[0][1]["labels"]["io.imagematrix.gpus"] == "GPU-1"
 
 
 @pytest.mark.usefixtures("_nodes_work")

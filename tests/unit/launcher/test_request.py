@@ -6,6 +6,8 @@ import os
 
 import pytest
 
+from imagematrix.allocation import pods
+from imagematrix.allocation.usage import Consumer
 from imagematrix.catalog.catalog import Catalog, UserModeDriver, Variant
 from imagematrix.errors import EngineError, ProbeError, UsageError
 from imagematrix.launcher import request as module
@@ -171,6 +173,34 @@ def test_a_node_without_permission_is_a_doubt(make, monkeypatch):
     ):
         monkeypatch.setattr(os, "geteuid", lambda user=user: user)
         assert [doubt for doubt, _ in result.doubts(*result.first())] == expected
+
+
+@pytest.mark.parametrize(
+    ("access", "remote", "doubts"),
+    [
+        (True, None, []),
+        (None, None, []),
+        (False, None, [f"{pods.SOCKET}: permission denied: GPU usage by pods unknown"]),
+        (False, "node7", []),
+    ],
+)
+def test_a_kubelet_that_this_user_may_not_ask_is_a_doubt(make, monkeypatch, access, remote, doubts):
+    words = split(["--host", "node.json", "--dry-run", "IMAGE"])
+    result = request(words, make.host(make.gpu()), catalog("80"), None, remote)
+    monkeypatch.setattr(module, "check", lambda _: ())
+    monkeypatch.setattr(pods, "access", lambda: access)
+    assert [doubt for doubt, _ in result.doubts(*result.first())] == doubts
+
+
+@pytest.mark.parametrize(("remote", "expected"), [(None, 4), ("node7", 3)])
+def test_a_gpu_that_a_pod_has_is_not_claimed(make, monkeypatch, remote, expected):
+    pod = Consumer(kind="container", name="team/web-1 (main)")
+    monkeypatch.setattr(pods, "usage", lambda _: {"nvidia3": (pod,)})
+    monkeypatch.setattr("imagematrix.engine.running_or_starting", list)
+    words = split(["--host", "node.json", "--dry-run", "--gpus", "1", "IMAGE"])
+    result = request(words, make.host(make.gpu(0), make.gpu(1)), catalog("80"), "1", remote)
+    with result.claim(result.first()[1], lambda _: None) as claimed:
+        assert [gpu.minor for gpu in claimed.gpus] == [expected]
 
 
 @pytest.mark.parametrize(

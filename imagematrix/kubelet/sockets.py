@@ -5,10 +5,8 @@ See https://kubernetes.io/docs/concepts/extend-kubernetes/compute-storage-net/de
 
 from __future__ import annotations
 
-from pathlib import Path
-
 __all__ = ["DEVICE_PLUGINS", "FOLDER", "POD_RESOURCES", "SOCKET"]
 
-FOLDER = Path("/var/lib/kubelet")
+FOLDER = "/var/lib/kubelet"
 DEVICE_PLUGINS, POD_RESOURCES = "device-plugins", "pod-resources"  # folders in it
 SOCKET = "kubelet.sock"  # kubelet's own in each of them

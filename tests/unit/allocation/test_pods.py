@@ -1,6 +1,7 @@
-"""What `gpus` shows of pods, by a kubelet's list: real gRPC over a socket."""
+"""What `gpus` shows of pods and a launch counts of them, by a kubelet's list: real gRPC over a socket."""
 
 import json
+import os
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
@@ -9,9 +10,11 @@ from pathlib import Path
 import grpc
 import pytest
 
-from imagematrix.kubernetes.plugin import pods
-from imagematrix.kubernetes.plugin.messages import PODS, message
-from imagematrix.kubernetes.plugin.offer import GPU, VRAM
+from imagematrix.allocation import pods
+from imagematrix.allocation.pods import VRAM
+from imagematrix.errors import EngineError
+from imagematrix.kubelet.messages import PODS, message
+from imagematrix.kubernetes.plugin.offer import GPU
 
 
 @pytest.fixture
@@ -19,8 +22,7 @@ def socket(monkeypatch):
     """The socket of a kubelet, in a folder with a short name; nothing listens on it yet."""
     with tempfile.TemporaryDirectory(prefix="imx") as folder:
         path = Path(folder) / "kubelet.sock"
-        monkeypatch.setattr(pods, "SOCKET", path)
-        monkeypatch.setattr(pods.usage, "__defaults__", (path,))
+        monkeypatch.setattr(pods, "SOCKET", str(path))
         yield path
 
 
@@ -95,8 +97,65 @@ def test_usage_is_unknown_while_kubelet_does_not_answer(cli, profiles, socket):
 
 
 @pytest.mark.usefixtures("no_engine")
-def test_usage_is_unknown_without_grpc(cli, profiles, socket, monkeypatch):
+def test_usage_is_unknown_without_grpc(cli, profiles, socket, monkeypatch, tmp_path):
     socket.touch()
-    monkeypatch.setitem(sys.modules, "grpc", None)
+    (tmp_path / "grpc.py").write_text("raise ModuleNotFoundError(name='grpc')")
+    monkeypatch.syspath_prepend(tmp_path)
     said = cli("gpus", "--host", profiles["genoa-h200"])
     assert "grpc is not installed: GPU usage by pods unknown" in said.err
+
+
+@pytest.mark.usefixtures("no_engine")
+def test_usage_is_unknown_to_a_user_who_may_not_ask(cli, profiles, socket, monkeypatch):
+    socket.touch()
+    monkeypatch.setattr(pods, "access", lambda: False)
+    said = cli("gpus", "--host", profiles["genoa-h200"])
+    assert "permission denied: GPU usage by pods unknown" in said.err
+    assert " free " not in said.out
+
+
+def test_without_a_kubelet_there_is_nothing_to_ask(socket, gpu):
+    assert pods.access() is None
+    assert pods.usage((gpu(),)) == {}
+    assert not socket.exists()
+
+
+def test_a_kubelet_may_be_denied_to_this_user(socket, monkeypatch, gpu):
+    socket.touch()
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert pods.access() is False
+    assert pods.usage((gpu(),)) == {}
+
+
+def test_a_folder_that_is_not_readable_may_have_a_kubelet(monkeypatch, gpu):
+    def denied(*_):
+        raise PermissionError
+
+    monkeypatch.setattr(os, "stat", denied)
+    assert pods.access() is False
+    assert pods.usage((gpu(),)) == {}
+
+
+def test_a_gpu_in_mig_mode_may_be_held_whole(listing, gpu):
+    listing(("nvidia.com/gpu", ["GPU-0", "GPU-1", "GPU-2"]))
+    used = pods.usage((gpu(0, mig=[(1, 0), (2, 0)]), gpu(1, minor=None), gpu(3)))
+    assert sorted(used) == ["nvidia10-gi1-ci0", "nvidia10-gi2-ci0"]
+
+
+@pytest.mark.parametrize(
+    ("program", "message"),
+    [
+        ("import time; time.sleep(9)", "does not answer within 0.2 seconds"),
+        ("print('[')", "the query process failed: kubelet:"),
+        ("print('{}')", None),
+    ],
+)
+def test_a_query_that_fails_is_an_error(socket, monkeypatch, gpu, program, message):
+    socket.touch()
+    monkeypatch.setattr(pods, "TIMEOUT_S", 0.2 if message and "within" in message else 20)
+    monkeypatch.setattr("imagematrix.node.nvml.child_command", lambda _: [sys.executable, "-c", program])
+    if message is None:
+        assert pods.usage((gpu(),)) == {}
+        return
+    with pytest.raises(EngineError, match=message):
+        pods.usage((gpu(),))

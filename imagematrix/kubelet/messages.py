@@ -1,9 +1,9 @@
-"""The messages of kubelet's APIs that the plugin uses: the device plugin's v1beta1 and pod resources' v1.
+"""The messages of kubelet's APIs that are used: the device plugin's v1beta1 and pod resources' v1.
 
 Field numbers are those of api.proto in k8s.io/kubelet, pkg/apis/deviceplugin/v1beta1 and
 pkg/apis/podresources/v1. Messages are described here instead of generated, because generated modules work
 only with the protobuf releases that they were made for. Fields for mounts, annotations and CDI devices are
-left out: the plugin cannot even set them. Unknown fields are skipped, as protobuf does.
+left out: the device plugin cannot even set them. Unknown fields are skipped, as protobuf does.
 """
 
 from __future__ import annotations

@@ -1,0 +1,88 @@
+"""Usage of GPUs by pods of Kubernetes, as the kubelet of this node lists them.
+
+See https://kubernetes.io/docs/concepts/extend-kubernetes/compute-storage-net/device-plugins, "Monitoring
+device plugin resources".
+"""
+
+from __future__ import annotations
+
+import os
+
+from imagematrix.allocation.usage import Consumer, combined, keys
+from imagematrix.errors import EngineError, UsageError
+from imagematrix.gpus.choice import parts
+from imagematrix.kubelet.sockets import FOLDER, POD_RESOURCES
+from imagematrix.kubelet.sockets import SOCKET as NAME
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from imagematrix.allocation.usage import Usage
+    from imagematrix.documents import Fields
+    from imagematrix.node.host import Gpu
+
+__all__ = ["DENIED", "GIB", "SHARE", "SOCKET", "VRAM", "access", "usage"]
+
+SOCKET = f"{FOLDER}/{POD_RESOURCES}/{NAME}"
+VRAM = "imagematrix.io/vram-gib"  # the resource of shares
+DENIED = f"{SOCKET}: permission denied: GPU usage by pods unknown"
+GIB = 1024  # MiB
+SHARE = "::"  # in a device id, between a UUID and the number of a share of that device
+TIMEOUT_S = 20.0  # for a process that imports gRPC and asks kubelet
+
+
+def access() -> bool | None:
+    """Return whether this user may ask the kubelet of this node; None where there is none."""
+    try:
+        os.stat(SOCKET)  # noqa: PTH116 - pathlib is slow to import
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError:
+        return False
+    return os.access(SOCKET, os.W_OK)
+
+
+def usage(gpus: tuple[Gpu, ...]) -> Usage:
+    """Return the usage of `gpus` by the containers of pods, which have them from any device plugin.
+
+    It is empty where `access` is not true. Containers with imagematrix.io/vram-gib use a share. Raises
+    EngineError if kubelet does not answer.
+    """
+    if not access():
+        return {}
+    by_uuid = {gpu.uuid: gpu for gpu in gpus if gpu.minor is not None}
+    by_uuid |= {part.mig[0].uuid: part for gpu in by_uuid.values() for part in parts(gpu) if part.mig}
+    found: Usage = {}
+    for devices in _listed():
+        ids = devices.texts("ids")
+        share = len(ids) * GIB if devices.text("resource") == VRAM else None
+        user = Consumer(kind="container", name=devices.text("container"), vram_mib=share)
+        for name in dict.fromkeys(device.partition(SHARE)[0] for device in ids):
+            if name in by_uuid:
+                found = combined(found, dict.fromkeys(keys(by_uuid[name]), (user,)))
+    return found
+
+
+def _listed() -> tuple[Fields, ...]:
+    """Return what kubelet lists, read in a process of its own.
+
+    gRPC starts threads. These would receive the signals that a launch waits for, and no process may be forked
+    beside them.
+    """
+    import subprocess
+
+    from imagematrix.documents import Fields, parse
+    from imagematrix.node.nvml import child_command
+
+    command = [*child_command("imagematrix.allocation.pods_query"), SOCKET]
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=TIMEOUT_S, check=False
+        )
+        answer = Fields(parse(done.stdout, "kubelet"), "kubelet")
+        if (error := answer.text_or_none("error")) is None:
+            return tuple(answer.objects("devices"))
+    except subprocess.TimeoutExpired:
+        error = f"kubelet does not answer within {TIMEOUT_S:g} seconds"
+    except (OSError, UsageError) as failure:
+        error = f"the query process failed: {failure}"
+    raise EngineError(f"{SOCKET}: {error}", remedy="check it: `systemctl status kubelet`")

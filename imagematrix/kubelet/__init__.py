@@ -1,0 +1,1 @@
+"""Kubelet's APIs on a node: where its sockets are, and the messages."""
