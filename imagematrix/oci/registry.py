@@ -14,6 +14,7 @@ import re
 import time
 import warnings
 from dataclasses import dataclass
+from typing import TypeVar
 from urllib.parse import urlencode, urljoin, urlsplit
 from urllib.request import parse_http_list, parse_keqv_list
 
@@ -21,8 +22,9 @@ import requests
 
 from imagematrix import documents
 from imagematrix.errors import EngineError, UnknownImageError, UsageError
+from imagematrix.oci.addresses import address, same_origin
 from imagematrix.oci.resumed import Resumed
-from imagematrix.oci.transfer import Client, address, cause, passes
+from imagematrix.oci.transfer import Answer, Client, cause, passes
 from imagematrix.reference import DIGEST, DOCKER_HUB, Reference
 
 TYPE_CHECKING = False
@@ -32,7 +34,6 @@ if TYPE_CHECKING:
 
     from imagematrix.errors import ImagematrixError
     from imagematrix.oci.expanded import Stream
-    from imagematrix.oci.transfer import Answer
 
 __all__ = ["DOCKER_LIST", "IMAGE", "INDEX", "MANIFESTS", "Manifest", "Registry"]
 
@@ -56,6 +57,8 @@ PASSING = (408, 429, 500, 502, 503, 504)
 CODE = re.compile(rb'"code"\s*:\s*"([A-Z_]{1,40})"')  # of an error, in the body of an answer
 ERRORS = 5  # of an answer, in a message
 LACKS_BLOB = "MANIFEST_BLOB_UNKNOWN"  # to a pushed manifest; see push_manifest
+
+A = TypeVar("A", bound=Answer)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,17 +163,18 @@ class Registry:
         if not self.has_blob(digest):  # also fetches a token
             raise self._refusal(MISSING, f"{self._reference.name}@{digest}")
         wanted = {"Range": f"bytes={start}-"} if start else {}
-        for attempt in range(1, TRIES + 1):
-            with self._client.stream(self.blob_url(digest), wanted, self._authorization) as (status, body):
-                if status not in PASSING or attempt == TRIES:
-                    if status not in (OK, PARTIAL):
-                        raise self._refusal(status, f"{self._reference.name}@{digest}")
-                    skipped = start if status == OK else 0  # the range may be ignored
-                    while skipped and (passed := len(body.read(min(skipped, PIECE)))):
-                        skipped -= passed
-                    yield body
-                    return
-            time.sleep(PAUSE * 2 ** (attempt - 1))
+        with contextlib.ExitStack() as stack:
+            answer = self._tried(
+                lambda: stack.enter_context(
+                    self._client.stream(self.blob_url(digest), wanted, self._authorization)
+                )
+            )
+            if answer.status not in (OK, PARTIAL):
+                raise self._refusal(answer.status, f"{self._reference.name}@{digest}", _codes(answer))
+            skipped = start if answer.status == OK else 0  # the range may be ignored
+            while skipped and (passed := len(answer.stream.read(min(skipped, PIECE)))):
+                skipped -= passed
+            yield answer.stream
 
     def has_blob(self, digest: str) -> bool:
         """Whether the repository has a blob."""
@@ -220,7 +224,7 @@ class Registry:
     ) -> Answer:
         return self._tried(lambda: self._authorized(method, url, headers, data))
 
-    def _tried(self, ask: Callable[[], Answer]) -> Answer:
+    def _tried(self, ask: Callable[[], A]) -> A:
         """Send a request, and retry transient errors."""
         attempt = 1
         while True:
@@ -257,7 +261,7 @@ class Registry:
         return self._client.send(method, url, headers, data, requested)
 
     def _ours(self, url: str) -> bool:
-        return urlsplit(url)[:2] == urlsplit(self._base)[:2]
+        return same_origin(url, self._base)
 
     def _answer(self, challenge: str) -> str:
         """Return the Authorization for a challenge: Basic, or a token of the service in it."""

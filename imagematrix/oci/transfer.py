@@ -10,7 +10,7 @@ import os
 import time
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import urlsplit
 
 import requests
 from requests.adapters import HTTPAdapter
@@ -20,6 +20,7 @@ from urllib3.exceptions import LocationParseError
 
 from imagematrix.documents import natural
 from imagematrix.errors import EngineError
+from imagematrix.oci.addresses import Way
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
     from imagematrix.oci.expanded import Stream
 
-__all__ = ["REDIRECTS", "Answer", "Client", "address", "cause", "passes"]
+__all__ = ["Answer", "Client", "Streamed", "cause", "passes"]
 
 LIMIT = 4 * 1024 * 1024  # bytes: registries have to accept manifests of this size, and few accept larger ones
 TIMEOUT = 30  # seconds of silence
@@ -40,8 +41,7 @@ SLOWEST = 4096  # minimum average bytes per second of an answer afterwards
 # writes it to its disk, or copies it within an object store.
 STORED = 8 << 20
 CONNECTIONS = 16
-REDIRECTS = 5
-MOVED = (301, 302, 307, 308)
+FAILED = 400  # of HTTP: the lowest status of an error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +66,13 @@ class Answer:
         return 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Streamed(Answer):
+    """An answer whose body is a `stream`; only that of an error is in `body`."""
+
+    stream: Stream
+
+
 class Client:
     """Persistent connections. Thread-safe."""
 
@@ -88,58 +95,47 @@ class Client:
     ) -> Answer:
         """Send a request and return its answer; the `authorization` goes only to the host of `url`.
 
-        Raises requests.RequestException if there is no answer, EngineError if it is too large.
+        Raises requests.RequestException if there is no answer, EngineError if it is too large or redirects
+        without end.
         """
-        first = urlsplit(url)[:2]
-        for _ in range(REDIRECTS):
-            given = authorization if urlsplit(url)[:2] == first else None
-            answer = self._once(method, url, headers, data, given)
-            if answer.status not in MOVED or "Location" not in answer.headers:
-                return answer
-            url = address(url, answer.headers["Location"])
-        raise requests.TooManyRedirects(f"more than {REDIRECTS} redirections")
+        with self._followed(method, url, headers or {}, data, authorization) as answer:
+            return Answer(**_parts(answer), body=_bounded(answer))
 
     @contextlib.contextmanager
     def stream(
         self, url: str, headers: Mapping[str, str], authorization: str | None = None
-    ) -> Iterator[tuple[int, Stream]]:
-        """Yield the status of `url` and its body of any size as a stream.
+    ) -> Iterator[Streamed]:
+        """Yield the answer for `url` with its body of any size as a stream; see `send`."""
+        # A transfer encoding would not be undone in the raw stream.
+        headers = {"Accept-Encoding": "identity", **headers}
+        with self._followed("GET", url, headers, None, authorization) as answer:
+            body = _bounded(answer) if answer.status_code >= FAILED else b""
+            yield Streamed(**_parts(answer), body=body, stream=answer.raw)
 
-        Raises requests.RequestException if there is no answer.
-        """
-        first = urlsplit(url)[:2]
-        for _ in range(REDIRECTS):
-            given = authorization if urlsplit(url)[:2] == first else None
-            # A transfer encoding would not be undone in the raw stream.
-            with self._asked("GET", url, {"Accept-Encoding": "identity", **headers}, None, given) as answer:
-                if answer.status_code not in MOVED or "Location" not in answer.headers:
-                    yield answer.status_code, answer.raw
-                    return
-                url = address(url, answer.headers["Location"])
-        raise requests.TooManyRedirects(f"more than {REDIRECTS} redirections")
-
-    def _once(
+    @contextlib.contextmanager
+    def _followed(
         self,
         method: str,
         url: str,
-        headers: Mapping[str, str] | None,
+        headers: Mapping[str, str],
         data: bytes | IO[bytes] | None,
         authorization: str | None,
-    ) -> Answer:
-        with self._asked(method, url, headers, data, authorization) as answer:
-            return Answer(
-                status=answer.status_code,
-                url=answer.url,
-                headers=answer.headers,
-                body=_bounded(answer),
-                next=answer.links.get("next", {}).get("url"),
-            )
+    ) -> Iterator[requests.Response]:
+        """Yield the answer to which redirections lead; its body is not read yet."""
+        way = Way(method, url)
+        while True:
+            given = authorization if way.trusted else None
+            with self._asked(method, way.url, headers, data, given) as answer:
+                if not way.goes_on(answer.status_code, answer.headers):
+                    yield answer
+                    return
+                _bounded(answer)  # the connection is used again
 
     def _asked(
         self,
         method: str,
         url: str,
-        headers: Mapping[str, str] | None,
+        headers: Mapping[str, str],
         data: bytes | IO[bytes] | None,
         authorization: str | None,
     ) -> requests.Response:
@@ -159,7 +155,7 @@ class Client:
             return self._session.request(
                 method,
                 url,
-                headers=dict(headers or {}),
+                headers=dict(headers),
                 data=data,
                 auth=sign,
                 timeout=(TIMEOUT, TIMEOUT + size / STORED),
@@ -242,15 +238,6 @@ class _Adapter(HTTPAdapter):
         return typed
 
 
-def address(base: str, url: str) -> str:
-    """Return `url` resolved relative to `base`; raise EngineError if it is invalid."""
-    try:
-        return urlsplit(urljoin(base, url)).geturl()
-    except ValueError as error:
-        place = urlsplit(base).netloc
-        raise EngineError(f"{place} names an invalid address: {url[:200]!r}") from error
-
-
 def passes(error: requests.RequestException) -> bool:
     """Whether an error is transient."""
     passing = (requests.ConnectionError, requests.Timeout, requests.exceptions.ChunkedEncodingError)
@@ -262,6 +249,16 @@ def cause(error: BaseException) -> str:
     while error.__context__ is not None:
         error = error.__context__
     return str(getattr(error, "strerror", None) or error)
+
+
+def _parts(answer: requests.Response) -> dict[str, Any]:
+    """Return what of an Answer is known before its body."""
+    return {
+        "status": answer.status_code,
+        "url": answer.url,
+        "headers": answer.headers,
+        "next": answer.links.get("next", {}).get("url"),
+    }
 
 
 def _bounded(answer: requests.Response) -> bytes:

@@ -10,7 +10,6 @@ import threading
 from collections import OrderedDict
 from dataclasses import replace
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import aiohttp
 from aiohttp import web
@@ -19,8 +18,8 @@ from yarl import URL
 
 from imagematrix import documents
 from imagematrix.errors import EngineError, UsageError
+from imagematrix.oci.addresses import Way
 from imagematrix.oci.registry import Registry
-from imagematrix.oci.transfer import REDIRECTS, address
 from imagematrix.reference import names_registry
 
 TYPE_CHECKING = False
@@ -34,7 +33,6 @@ PIECE = 1 << 18  # bytes that are passed on at once
 CONNECT_S = 10
 SILENCE_S = 60
 UNAUTHORIZED = 401
-MOVED = (301, 302, 303, 307, 308)
 ASKED = ("Range", "If-Range")  # of a request for a blob
 TOLD = ("Content-Length", "Content-Range", "Content-Type", "Accept-Ranges", "ETag")  # of an answer
 AUTHORITIES = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")  # what requests reads, which gets the manifests
@@ -111,22 +109,19 @@ class Remote:
         would take logins from ~/.netrc along with them.
         """
         wanted = {name: request.headers[name] for name in ASKED if name in request.headers}
-        first = url = registry.blob_url(digest)
-        for _ in range(REDIRECTS):
-            ours = urlsplit(url)[:2] == urlsplit(first)[:2]
-            login = {"Authorization": registry.authorization} if ours and registry.authorization else {}
+        way = Way(request.method, registry.blob_url(digest))
+        while True:
+            login = registry.authorization if way.trusted else None
             asked = self._opened().request(
                 request.method,
-                URL(requote_uri(url), encoded=True),  # as it is, because it may be signed
-                headers=wanted | login,
+                URL(requote_uri(way.url), encoded=True),  # as it is, because it may be signed
+                headers=wanted | ({"Authorization": login} if login else {}),
                 allow_redirects=False,
-                proxy=_proxy(url),
+                proxy=_proxy(way.url),
             )
             answer = await stack.enter_async_context(asked)
-            if answer.status not in MOVED or "Location" not in answer.headers:
+            if not way.goes_on(answer.status, answer.headers):
                 return answer
-            url = address(url, answer.headers["Location"])
-        raise EngineError(f"the registry {self._name} redirects more than {REDIRECTS} times")
 
     def _registry(self, repository: str) -> Registry:
         with self._lock:

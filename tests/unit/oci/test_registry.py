@@ -419,11 +419,24 @@ def test_endless_or_invalid_redirect_is_rejected(server, registry, where):
 
 def test_redirect_is_followed(server, registry, repository):
     repository.put("v1", RAW, INDEX)
-    server.fails("GET", "manifests/v2", status=307, headers={"Location": "v1"})
-    assert registry.manifest("v2").raw == RAW
+    for status in (301, 302, 303, 307, 308):
+        server.fails("GET", "manifests/v2", status=status, headers={"Location": "v1"})
+        assert registry.manifest("v2").raw == RAW
     server.fails("PUT", "manifests/v3", status=308, headers={"Location": "v4"})
     registry.push_manifest("v3", RAW, INDEX)
     assert repository.tags.keys() == {"v1", "v4"}
+    server.fails("PUT", "manifests/v5", status=303, headers={"Location": "v6"})
+    with pytest.raises(EngineError, match="answered 303"):  # what is there is not what was sent
+        registry.push_manifest("v5", RAW, INDEX)
+
+
+def test_five_redirections_are_followed(server, registry, repository):
+    repository.put("v1", RAW, INDEX)
+    server.fails("GET", "manifests", times=5, status=307, headers={"Location": "v1"})
+    assert registry.manifest("v1").raw == RAW
+    server.fails("GET", "manifests", times=6, status=307, headers={"Location": "v1"})
+    with pytest.raises(EngineError, match="more than 5 redirections"):
+        registry.manifest("v1")
 
 
 @pytest.mark.parametrize(
@@ -478,6 +491,19 @@ def test_blob_transfer_that_is_refused_for_a_moment_is_requested_again(server, r
     with pytest.raises(EngineError, match=f"answered {status} for"):
         whole(registry)
     assert server.count("GET", "blobs") == 2 * TRIES
+
+
+def test_blob_is_requested_again_when_the_registry_says(server, registry, repository, monkeypatch):
+    repository.blobs[digest(BLOB)] = BLOB
+    slept = []
+    monkeypatch.setattr("imagematrix.oci.registry.time.sleep", slept.append)
+    server.fails("GET", "blobs", status=429, headers={"Retry-After": "7"})
+    assert whole(registry) == BLOB
+    assert slept == [7]
+    server.fails("GET", "blobs", status=429, headers={"Retry-After": "86400"}, body=error("TOOMANYREQUESTS"))
+    with pytest.raises(EngineError, match=r"answered 429 for .*: TOOMANYREQUESTS"):
+        whole(registry)
+    assert slept == [7]
 
 
 def test_transfer_without_progress_ends(server, registry, repository):
