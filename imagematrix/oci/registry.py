@@ -56,7 +56,9 @@ INVALID, UNAUTHORIZED, FORBIDDEN, MISSING = 400, 401, 403, 404
 PASSING = (408, 429, 500, 502, 503, 504)
 CODE = re.compile(rb'"code"\s*:\s*"([A-Z_]{1,40})"')  # of an error, in the body of an answer
 ERRORS = 5  # of an answer, in a message
-LACKS_BLOB = "MANIFEST_BLOB_UNKNOWN"  # to a pushed manifest; see push_manifest
+# Codes of errors that pass: one of a pushed manifest (see push_manifest), two of an upload whose session is
+# lost, because the registry was started again, or the second request went to another one behind its name.
+LOST = {"MANIFEST_BLOB_UNKNOWN", "BLOB_UPLOAD_UNKNOWN", "BLOB_UPLOAD_INVALID"}
 
 A = TypeVar("A", bound=Answer)
 
@@ -301,11 +303,14 @@ class Registry:
 
     def _expect(self, answer: Answer, status: int, what: str) -> None:
         if answer.status != status:
-            raise self._refusal(answer.status, f"{self._reference.name}:{what}", _codes(answer))
+            name = f"{self._reference.name}:{what}"
+            raise self._refusal(answer.status, name, _codes(answer), pushed=status == CREATED)
 
-    def _refusal(self, status: int, what: str, codes: Sequence[str] = ()) -> ImagematrixError:
+    def _refusal(
+        self, status: int, what: str, codes: Sequence[str] = (), *, pushed: bool = False
+    ) -> ImagematrixError:
         registry = self._reference.registry
-        if status == MISSING:
+        if status == MISSING and not pushed:
             return UnknownImageError(f"the registry {registry} has no {what}")
         if status in (UNAUTHORIZED, FORBIDDEN):
             remedy = f"`docker login {registry}` with an account that has access"
@@ -341,7 +346,7 @@ def _digest(raw: bytes) -> str:
 
 def _passing(answer: Answer) -> bool:
     """Whether an answer is a transient error."""
-    return answer.status in PASSING or (answer.status >= INVALID and LACKS_BLOB in _codes(answer))
+    return answer.status in PASSING or (answer.status >= INVALID and not LOST.isdisjoint(_codes(answer)))
 
 
 def _codes(answer: Answer) -> list[str]:
