@@ -59,8 +59,8 @@ def _context_address(name: str) -> str:
 def _endpoint(name: str) -> dict[str, Any]:
     """Return what the context `name` says of its engine, an address at least."""
     try:
-        found = _json(f"contexts/meta/{_number(name)}/meta.json")["Endpoints"]["docker"]
-        return {**found, "Host": found["Host"]}
+        endpoint = _json(f"contexts/meta/{_number(name)}/meta.json")["Endpoints"]["docker"]
+        return {**endpoint, "Host": endpoint["Host"]}
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise EngineError(f"docker context not found: {name!r}", remedy="run `docker context ls`") from error
 

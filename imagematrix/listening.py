@@ -38,12 +38,12 @@ class Address:
             parts = urlsplit(f"//{text}")
             port = parts.port
             host = "127.0.0.1" if parts.hostname == "localhost" else str(parts.hostname)
-            found = ipaddress.ip_address(host)
+            address = ipaddress.ip_address(host)
         except ValueError:
             raise _invalid(text) from None
         if port is None:
             raise _invalid(text)
-        return cls(str(found), port)
+        return cls(str(address), port)
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"

@@ -48,8 +48,8 @@ class Status:
 
         A running MPS server is not counted: with it, the memory is for shares that use MPS.
         """
-        known = self.complete and self.gpu.usable
-        return shares.remaining(self.gpu, self.used_by, mps=True) if known else None
+        complete = self.complete and self.gpu.usable
+        return shares.remaining(self.gpu, self.used_by, mps=True) if complete else None
 
 
 def statuses(

@@ -31,13 +31,13 @@ def catalog(name: str) -> Catalog:
     """
     image, _ = split(name)
     own = catalogs(image)
-    found = [one for item in own if (one := item.named(name))]
-    if not found:
+    named_catalogs = [one for item in own if (one := item.named(name))]
+    if not named_catalogs:
         raise UnknownImageError(f"the engine has no variant of {name}", remedy=_remedy(name, own))
-    if len(found) > 1:
-        versions = ", ".join(f"{image}:{item.version}" for item in found)
+    if len(named_catalogs) > 1:
+        versions = ", ".join(f"{image}:{item.version}" for item in named_catalogs)
         raise UnknownImageError(f"{image} has several versions", remedy=f"name one of {versions}")
-    return found[0]
+    return named_catalogs[0]
 
 
 def _remedy(name: str, own: list[Catalog]) -> str:
@@ -58,7 +58,7 @@ def catalogs(image: str | None = None) -> list[Catalog]:
     for item in engine.images(wanted):
         for name, version, variant, terms in _variants(item):
             groups.setdefault((name, version), {})[variant.reference] = variant, terms
-    return [_catalog(name, version, found) for (name, version), found in sorted(groups.items())]
+    return [_catalog(name, version, images) for (name, version), images in sorted(groups.items())]
 
 
 def _catalog(name: str, version: str, members: dict[str, tuple[Variant, Terms]]) -> Catalog:

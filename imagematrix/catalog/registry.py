@@ -40,18 +40,18 @@ def catalog(name: str) -> Catalog:
     """
     reference = Reference.parse(name)
     with Registry(reference.name) as registry:
-        found = registry.manifest(reference.tag)
-        if found is None:
+        manifest = registry.manifest(reference.tag)
+        if manifest is None:
             message = f"the registry {reference.registry} has no {name}"
             raise UnknownImageError(message, remedy=_remedy(reference, registry.tags()))
-        whole = listed(found, reference.name, reference.tag)
+        whole = listed(manifest, reference.name, reference.tag)
         one = None if whole else entry(registry, reference.tag)
     if whole:
         return whole
     if one and one.ours:
         # A named variant leaves no axis for defaults to decide.
         return replace(index.catalog(reference.name, one.annotations[labels.VERSION], [one]), defaults=())
-    index.parse(found.raw, name)
+    index.parse(manifest.raw, name)
     raise UnknownImageError(f"{name} is an index without variants of imagematrix")
 
 

@@ -165,13 +165,13 @@ def last_branches() -> frozenset[int]:
 def first_ended() -> Mapping[str, int]:
     """Return the first driver branch that is the last for some product, by compute capability."""
     table = _data.load("gpus.json")
-    found: dict[str, int] = {}
+    ends: dict[str, int] = {}
     for row in table["chips"].values():
         lasts = {row["last_branch"], *(table["last_branches"].get(device) for device in row["devices"])}
         first = min(filter(None, lasts), default=None)
         if row["compute"] and first:
-            found[row["compute"]] = min(first, found.get(row["compute"], first))
-    return MappingProxyType(found)
+            ends[row["compute"]] = min(first, ends.get(row["compute"], first))
+    return MappingProxyType(ends)
 
 
 @cache

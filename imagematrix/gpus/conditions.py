@@ -49,8 +49,8 @@ class Condition(Record):
             return [device.profile for device in gpu.mig or ()] == [self.value]
         if self.fact == "name":
             return gpu.name is not None and _named(gpu.name, self.value) is (self.comparison == "=")
-        found = _number(gpu, self.fact)
-        return found is not None and COMPARE[self.comparison](found, self.value)
+        number = _number(gpu, self.fact)
+        return number is not None and COMPARE[self.comparison](number, self.value)
 
 
 def parse(text: str) -> Condition:

@@ -63,13 +63,13 @@ def candidates(gpus: tuple[Gpu, ...], wanted: Wanted) -> Choice:
 
 def names(gpus: Iterable[Gpu]) -> tuple[str, ...]:
     """Return a name for each of `gpus`, or for its MIG devices: the UUID, or numbers if it is unknown."""
-    found: list[str] = []
+    identifiers: list[str] = []
     for gpu in gpus:
         if gpu.mig:
-            found.extend(device.uuid or instance(gpu, device) for device in gpu.mig)
+            identifiers.extend(device.uuid or instance(gpu, device) for device in gpu.mig)
         else:
-            found.append(gpu.uuid or str(gpu.index))
-    return tuple(found)
+            identifiers.append(gpu.uuid or str(gpu.index))
+    return tuple(identifiers)
 
 
 def exactly(gpus: Iterable[Gpu]) -> str:
@@ -125,12 +125,12 @@ def _usable(gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
 
 
 def _find(gpus: tuple[Gpu, ...], name: str) -> Gpu:
-    found = [match for gpu in gpus for match in _matches(gpu, name)]
-    if not found:
+    matches = [match for gpu in gpus for match in _matches(gpu, name)]
+    if not matches:
         raise UsageError(f"--gpus: {name!r} not found on this host", remedy=_there(gpus))
-    if len(found) > 1:
+    if len(matches) > 1:
         raise UsageError(f"--gpus: {name!r} is ambiguous: several UUIDs begin with it", remedy=_there(gpus))
-    return found[0]
+    return matches[0]
 
 
 def _matches(gpu: Gpu, name: str) -> list[Gpu]:

@@ -49,11 +49,11 @@ def bounded(gpus: tuple[Gpu, ...], wanted: str, environment: Mapping[str, str]) 
     allowed = None if wanted == NONE else visible(gpus, environment)
     if allowed is None:
         return gpus
-    found = among(gpus, allowed)
+    visible_gpus = among(gpus, allowed)
     try:
-        candidates(found, wanted)
-        if found:
-            return found
+        candidates(visible_gpus, wanted)
+        if visible_gpus:
+            return visible_gpus
         message = f"--gpus {wanted}: no GPU is available"
     except UsageError as error:
         message = str(error)
@@ -72,24 +72,24 @@ def visible(gpus: tuple[Gpu, ...], environment: Mapping[str, str], mounted: str 
     folder MOUNTED. Raises UsageError where a GPU is not there, but not where there are none at all: see
     `named`.
     """
-    told = _told(environment, mounted)
-    if [] in told.values():
+    restrictions = _told(environment, mounted)
+    if [] in restrictions.values():
         return NONE
-    usable = found = tuple(gpu for gpu in gpus if gpu.usable)
-    if not told or not gpus:
+    usable = remaining = tuple(gpu for gpu in gpus if gpu.usable)
+    if not restrictions or not gpus:
         return None
     numbers = _numbered(usable)
-    for variable, names in told.items():
+    for variable, names in restrictions.items():
         if variable in SLURM:
-            found = _found(found, variable, environment, _files(found, names))
+            remaining = _found(remaining, variable, environment, _files(remaining, names))
             # Where a cgroup hides all others, CUDA's numbers count what the job has.
-            ours = {str(gpu.index) for gpu in found}
+            ours = {str(gpu.index) for gpu in remaining}
             others = {number for number, index in numbers.items() if index not in ours}
-            numbers = _numbered(found) if others.intersection(told.get(CUDA, ())) else numbers
+            numbers = _numbered(remaining) if others.intersection(restrictions.get(CUDA, ())) else numbers
         elif names != [ALL] and not (variable == RUNTIME and _applied(names, usable, numbers)):
             words = [_word(name, usable, numbers, variable) for name in names]
-            found = _found(found, variable, environment, list(zip(names, words, strict=True)))
-    return exactly(found) if found else None
+            remaining = _found(remaining, variable, environment, list(zip(names, words, strict=True)))
+    return exactly(remaining) if remaining else None
 
 
 def within(
@@ -125,10 +125,10 @@ def _told(environment: Mapping[str, str], mounted: str) -> dict[str, list[str]]:
         next((name for name in SLURM if environment.get(name)), SLURM[0]): _split,
         CONDOR: _split,
     }
-    told = {name: names(value) for name, names in read.items() if (value := environment.get(name))}
+    restrictions = {name: names(value) for name, names in read.items() if (value := environment.get(name))}
     if CUDA in environment:
-        told[CUDA] = _until_hidden(environment[CUDA])
-    return {name: names for name, names in told.items() if names is not None}
+        restrictions[CUDA] = _until_hidden(environment[CUDA])
+    return {name: names for name, names in restrictions.items() if names is not None}
 
 
 def _split(value: str) -> list[str]:
@@ -137,8 +137,8 @@ def _split(value: str) -> list[str]:
 
 def _runtime(value: str, mounted: str) -> list[str] | None:
     """Return the names in NVIDIA_VISIBLE_DEVICES, None if it has no effect."""
-    found = _mounted(mounted) if value == MOUNTED else _split(value)
-    names = [CDI.sub("", name, count=1) for name in found if name not in {"", VOID}]
+    words = _mounted(mounted) if value == MOUNTED else _split(value)
+    names = [CDI.sub("", name, count=1) for name in words if name not in {"", VOID}]
     if NONE in names:
         return []
     return [ALL] if ALL in names else names or None
@@ -161,10 +161,10 @@ def _applied(names: list[str], usable: tuple[Gpu, ...], numbers: Mapping[str, st
 
     Their numbers are those on the machine, and beyond what is here: as many as there are is all that is left.
     """
-    found = [match for name in names if (match := NUMBER.fullmatch(name) or MIG.fullmatch(name))]
+    matches = [match for name in names if (match := NUMBER.fullmatch(name) or MIG.fullmatch(name))]
     here = sum(len(gpu.mig or ()) or 1 for gpu in usable)
     beyond = any(_word(name, usable, numbers, RUNTIME) is None for name in names)
-    return beyond and len(found) == len(names) and len(set(names)) == here
+    return beyond and len(matches) == len(names) and len(set(names)) == here
 
 
 def _until_hidden(value: str) -> list[str]:

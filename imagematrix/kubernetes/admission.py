@@ -84,19 +84,19 @@ class Admission:
     refused: bool = False
 
 
-def policy(name: str, found: Classes, *, deny: bool = False) -> Policy:
+def policy(name: str, grouped: Classes, *, deny: bool = False) -> Policy:
     """Return the policy for an image by the classes of a cluster.
 
     Raises UsageError if a class that gets an image lacks the label with its name: its nodes could not be told
     from others.
     """
-    for each in found.classes:
+    for each in grouped.classes:
         if each.variant and not each.labelled:
             raise UsageError(
                 f"nodes of the class {each.name} lack the label {CLASS}",
                 remedy=f"label them with `imagematrix kubernetes labels`, such as {each.nodes[0].name}",
             )
-    keys = _telling(found.classes)
+    keys = _telling(grouped.classes)
     return Policy(
         name=name,
         classes=tuple(
@@ -105,7 +105,7 @@ def policy(name: str, found: Classes, *, deny: bool = False) -> Policy:
                 image=image(each.variant) if each.variant else "",
                 values={key: _values(each, key) for key in keys},
             )
-            for each in found.classes
+            for each in grouped.classes
         ),
         deny=deny,
     )
@@ -178,8 +178,8 @@ def _may_meet(requirement: Json, there: Collection[str]) -> bool:
 
 def _compared(value: str, values: Sequence[str]) -> int:
     """Return whether a label is above a bound (1) or below it (-1); 0 if either is no number."""
-    found, bound = integer(value), integer(values[0]) if values else None
-    return 0 if found is None or bound is None else (found > bound) - (found < bound)
+    number, bound = integer(value), integer(values[0]) if values else None
+    return 0 if number is None or bound is None else (number > bound) - (number < bound)
 
 
 def _reason(name: str, left: Sequence[PodClass], images: Sequence[str], *, wide: bool) -> str:
@@ -226,12 +226,12 @@ def _telling(classes: Iterable[Class]) -> list[str]:
     keys = {
         key for each in some for node in each.nodes for key in node.labels if not key.startswith(FEATURES)
     }
-    found = []
+    distinct = []
     for key in sorted({*keys, NODE}):
         values = [_values(each, key) for each in some]
         if sum(map(len, values)) <= VALUES and (len(Counter(values)) > 1 or key == CLASS):
-            found.append(key)
-    return found
+            distinct.append(key)
+    return distinct
 
 
 def _values(each: Class, key: str) -> tuple[str, ...]:

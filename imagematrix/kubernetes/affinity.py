@@ -56,15 +56,15 @@ def foreign(needs: Iterable[Need]) -> tuple[Term, ...]:
     They trust that NFD's flags show the psABI level, and that the GPUs, which NVIDIA's labels describe as of
     one model, work and are driven by the modules that are loaded.
     """
-    found: dict[str, Term] = {}
+    terms: dict[str, Term] = {}
     for need in listed(needs):
         flags = _foreign_flags(need)
         if flags is None or need.bare or need.no_driver:
             continue
         for rest in _foreign_rest(need) if need.gpus else [()]:
             term = (isin(discovered.ARCH, need.arch), *flags, *rest)
-            found.setdefault(repr(term), term)
-    return tuple(found.values())
+            terms.setdefault(repr(term), term)
+    return tuple(terms.values())
 
 
 def affinity(terms: Iterable[Term]) -> dict[str, Any]:
@@ -137,10 +137,10 @@ def runs(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
 def _met(requirement: Requirement, value: str | None) -> bool:
     operator, values = requirement["operator"], requirement.get("values") or []
     if operator in {"Gt", "Lt"}:
-        found, bound = integer(value), integer(values[0])
-        if found is None or bound is None:
+        number, bound = integer(value), integer(values[0])
+        if number is None or bound is None:
             return False
-        return found > bound if operator == "Gt" else found < bound
+        return number > bound if operator == "Gt" else number < bound
     if operator in {"Exists", "DoesNotExist"}:
         return (value is not None) is (operator == "Exists")
     return (value in values) is (operator == "In")
@@ -158,55 +158,55 @@ def _implied(level: str | None) -> frozenset[str]:
 
 def _own_flags(need: Need) -> list[Requirement]:
     level = _level(need)
-    found = [above(own.LEVEL, marches.level_rank(level) - 1)] if level else []
-    return found + [has(f"{own.FLAG}{flag}") for flag in sorted(need.flags - _implied(level))]
+    expressions = [above(own.LEVEL, marches.level_rank(level) - 1)] if level else []
+    return expressions + [has(f"{own.FLAG}{flag}") for flag in sorted(need.flags - _implied(level))]
 
 
 def _own_rest(need: Need) -> list[Requirement]:
-    found = _own_driver(need)
+    expressions = _own_driver(need)
     if need.bare:
-        found += [isin(own.COUNT, "0"), isin(own.ACCELERATORS, "0")]
+        expressions += [isin(own.COUNT, "0"), isin(own.ACCELERATORS, "0")]
     if need.gpus:
-        found += [isin(own.GPU_STATES, *_subsets(need.states)), *_own_computes(need)]
-        found += [lacks(f"{own.BRAND}{brand}") for brand in own.BRANDS if brand not in need.brands]
+        expressions += [isin(own.GPU_STATES, *_subsets(need.states)), *_own_computes(need)]
+        expressions += [lacks(f"{own.BRAND}{brand}") for brand in own.BRANDS if brand not in need.brands]
     if need.data_centre:
-        found.append(isin(own.DATA_CENTRE, "true"))
+        expressions.append(isin(own.DATA_CENTRE, "true"))
     if need.branch is not None:
-        found.append(above(own.DRIVER_LIMIT, need.branch - 1))
-    return found
+        expressions.append(above(own.DRIVER_LIMIT, need.branch - 1))
+    return expressions
 
 
 def _own_driver(need: Need) -> list[Requirement]:
-    found = [lacks(own.DRIVER)] if need.no_driver else []
+    expressions = [lacks(own.DRIVER)] if need.no_driver else []
     if need.driver:
-        found.append(isin(own.DRIVER, need.driver))
+        expressions.append(isin(own.DRIVER, need.driver))
     if need.oldest:
-        found.append(above(own.RANK, own.rank(need.oldest) - 1))
+        expressions.append(above(own.RANK, own.rank(need.oldest) - 1))
     if need.below:
-        found.append(below(own.RANK, own.rank(need.below)))
+        expressions.append(below(own.RANK, own.rank(need.below)))
     if need.modules != MODULES:
         others = [kind for kind in MODULES if kind and kind not in need.modules]
         named = [kind for kind in need.modules if kind]
         # Modules of an unknown kind have no label, which NotIn admits.
-        found.append(
+        expressions.append(
             {"key": own.MODULES, "operator": "NotIn", "values": others}
             if None in need.modules
             else isin(own.MODULES, *named)
         )
-    return found
+    return expressions
 
 
 def _own_computes(need: Need) -> list[Requirement]:
     """Return the requirements on the least and the greatest capability, and on those between."""
     if need.computes is None:
         return []
-    known = [code for code in need.computes if code >= 0]
-    found = [above(own.LEAST, known[0] - 1)] if known[0] > 0 else []
-    if known[-1] < TOP:
-        found.append(below(own.GREATEST, known[-1] + 1))
-    holes = sorted({*range(known[0], known[-1])} - {*known})
-    found += [lacks(f"{own.COMPUTE}{code // 10}.{code % 10}") for code in holes]
-    return found if known[0] > 0 else [*found, lacks(f"{own.COMPUTE}{own.UNKNOWN}")]
+    codes = [code for code in need.computes if code >= 0]
+    expressions = [above(own.LEAST, codes[0] - 1)] if codes[0] > 0 else []
+    if codes[-1] < TOP:
+        expressions.append(below(own.GREATEST, codes[-1] + 1))
+    holes = sorted({*range(codes[0], codes[-1])} - {*codes})
+    expressions += [lacks(f"{own.COMPUTE}{code // 10}.{code % 10}") for code in holes]
+    return expressions if codes[0] > 0 else [*expressions, lacks(f"{own.COMPUTE}{own.UNKNOWN}")]
 
 
 def _subsets(words: tuple[str, ...]) -> list[str]:

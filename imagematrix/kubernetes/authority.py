@@ -80,11 +80,11 @@ def make(names: Sequence[str]) -> Tls:
 
 def load(chain: Path, key: Path, authorities: Path, name: str) -> Tls:
     """Return a certificate from files; raise UsageError if they do not belong together or to a DNS name."""
-    found = Tls(chain=_read(chain), key=_read(key), authorities=_read(authorities))
+    tls = Tls(chain=_read(chain), key=_read(key), authorities=_read(authorities))
     try:
-        first, *_ = x509.load_pem_x509_certificates(found.chain)
-        x509.load_pem_x509_certificates(found.authorities)
-        private = serialization.load_pem_private_key(found.key, password=None)
+        first, *_ = x509.load_pem_x509_certificates(tls.chain)
+        x509.load_pem_x509_certificates(tls.authorities)
+        private = serialization.load_pem_private_key(tls.key, password=None)
         names = first.extensions.get_extension_for_class(x509.SubjectAlternativeName)
     except (ValueError, TypeError, UnsupportedAlgorithm, x509.ExtensionNotFound) as error:
         raise UsageError(f"{chain}, {key}, {authorities}: invalid certificate or key: {error}") from error
@@ -92,7 +92,7 @@ def load(chain: Path, key: Path, authorities: Path, name: str) -> Tls:
         raise UsageError(f"{key} is not the key of {chain}")
     if name not in names.value.get_values_for_type(x509.DNSName):
         raise UsageError(f"{chain} is not for {name}", remedy="the API server calls the webhook by this name")
-    return found
+    return tls
 
 
 def _signing() -> x509.KeyUsage:

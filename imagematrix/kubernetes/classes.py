@@ -66,9 +66,9 @@ class Class:
     @property
     def why(self) -> str:
         """Why its nodes get their variant, or nothing."""
-        found = self.miss
-        if found is not None:
-            return found.why
+        first_miss = self.miss
+        if first_miss is not None:
+            return first_miss.why
         count = len(self.kind.fits)
         return "the only one that fits" if count == 1 else f"the best of {count} that fit"
 
@@ -163,11 +163,11 @@ def classes(
 
 def _named(there: Iterable[Kind], nodes: Mapping[str, Node]) -> tuple[Class, ...]:
     """Return the kinds as classes: kinds that differ only in the order of GPUs are one."""
-    found: dict[str, tuple[Kind, list[str]]] = {}
+    by_name: dict[str, tuple[Kind, list[str]]] = {}
     for kind in there:
-        found.setdefault(facts(kind.sample)[CLASS], (kind, []))[1].extend(kind.hosts)
+        by_name.setdefault(facts(kind.sample)[CLASS], (kind, []))[1].extend(kind.hosts)
     named = [
         Class(name=name, nodes=tuple(nodes[host] for host in sorted(hosts)), kind=kind)
-        for name, (kind, hosts) in found.items()
+        for name, (kind, hosts) in by_name.items()
     ]
     return tuple(sorted(named, key=lambda each: (-len(each.nodes), each.name)))

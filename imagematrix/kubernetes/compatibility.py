@@ -37,14 +37,14 @@ def compatibility(variant: Variant, *, allow_cpu: bool = False) -> dict[str, Any
 
 def _features(term: Term) -> list[dict[str, Any]]:
     """Return the matchers of a term; a key can occur only once in each."""
-    found: list[dict[str, Any]] = []
+    features: list[dict[str, Any]] = []
     for requirement in term:
         key = requirement["key"]
-        place = next((one for one in found if key not in one), None)
+        place = next((one for one in features if key not in one), None)
         if place is None:
-            found.append(place := {})
+            features.append(place := {})
         place[key] = _matcher(requirement)
-    return [{"feature": FEATURE, "matchExpressions": expressions} for expressions in found]
+    return [{"feature": FEATURE, "matchExpressions": expressions} for expressions in features]
 
 
 def _matcher(requirement: Requirement) -> dict[str, Any]:

@@ -60,15 +60,15 @@ def names(arch: str) -> dict[str, str]:
 def flags(shown: Iterable[str], arch: str) -> frozenset[str]:
     """Return the flags of a CPU of which NFD shows these names, with those that its psABI level implies."""
     there = frozenset(shown)
-    known = names(arch) | ({} if arch == ARM else {flag: _name(flag) for flag in HIDDEN.split()})
-    found = frozenset(flag for flag, name in known.items() if name in there)
-    if arch != "x86_64" or not found:
-        return found
+    flag_names = names(arch) | ({} if arch == ARM else {flag: _name(flag) for flag in HIDDEN.split()})
+    present = frozenset(flag for flag, name in flag_names.items() if name in there)
+    if arch != "x86_64" or not present:
+        return present
     for level, added in marches.LEVELS:
-        if not proving(level) <= found:
+        if not proving(level) <= present:
             break
-        found |= added
-    return found
+        present |= added
+    return present
 
 
 @cache

@@ -31,9 +31,9 @@ def selector(needs: Iterable[Need]) -> str | None:
     It trusts that a GPU which the driver publishes works, and is driven by the modules that are loaded. None
     if no need asks for a GPU.
     """
-    found = dict.fromkeys(_conditions(need) for need in listed(needs) if need.gpus)
-    alternatives = [" && ".join(conditions) for conditions in found if conditions is not None]
-    if not found:
+    groups = dict.fromkeys(_conditions(need) for need in listed(needs) if need.gpus)
+    alternatives = [" && ".join(conditions) for conditions in groups if conditions is not None]
+    if not groups:
         return None
     where = f'device.driver == "{DRIVER}"'
     if len(alternatives) == 1:
@@ -46,27 +46,29 @@ def _conditions(need: Need) -> tuple[str, ...] | None:
     if own.OTHER not in need.brands and not need.data_centre:
         return None  # brands are written in another way there
     driver, compute = f"{ATTRIBUTES}.driverVersion", f"{ATTRIBUTES}.cudaComputeCapability"
-    found = []
+    expressions = []
     if need.driver and len(versions.order(need.driver)) > PARTS:
         return None  # the driver publishes no such version
     if need.driver:
-        found.append(f"{driver}.compareTo({_semver(versions.order(need.driver))}) == 0")
+        expressions.append(f"{driver}.compareTo({_semver(versions.order(need.driver))}) == 0")
     if need.oldest:
-        found.append(f"{driver}.compareTo({_semver(need.oldest)}) >= 0")
+        expressions.append(f"{driver}.compareTo({_semver(need.oldest)}) >= 0")
     if need.below:
-        found.append(f"{driver}.compareTo({_semver(need.below)}) < 0")
+        expressions.append(f"{driver}.compareTo({_semver(need.below)}) < 0")
     computes = _supported(need)
     if computes is not None:
         if not computes:
             return None
         between = [" && ".join(_between(compute, *run)) for run in runs(computes)]
-        found.append(between[0] if len(between) == 1 else f"({' || '.join(f'({one})' for one in between)})")
+        expressions.append(
+            between[0] if len(between) == 1 else f"({' || '.join(f'({one})' for one in between)})"
+        )
     if need.data_centre:
         brands = ", ".join(f'"{brand}"' for brand in sorted({*need.brands} & gpus.DATA_CENTRE_BRANDS))
         others = "|".join(gpus.OTHER_NAMES)
-        found.append(f"{ATTRIBUTES}.brand.lowerAscii() in [{brands}]")
-        found.append(f'!{ATTRIBUTES}.productName.lowerAscii().matches("(^| )({others})( |$)")')
-    return tuple(found)
+        expressions.append(f"{ATTRIBUTES}.brand.lowerAscii() in [{brands}]")
+        expressions.append(f'!{ATTRIBUTES}.productName.lowerAscii().matches("(^| )({others})( |$)")')
+    return tuple(expressions)
 
 
 def _supported(need: Need) -> tuple[int, ...] | None:
@@ -76,11 +78,11 @@ def _supported(need: Need) -> tuple[int, ...] | None:
     """
     if need.computes is None:
         return None
-    known = (code for code in need.computes if code >= 0)
+    codes = (code for code in need.computes if code >= 0)
     if not need.data_centre or need.branch is None:
-        return tuple(known)
+        return tuple(codes)
     ended = {compute for compute, last in gpus.first_ended().items() if last < need.branch}
-    return tuple(code for code in known if f"{code // 10}.{code % 10}" not in ended)
+    return tuple(code for code in codes if f"{code // 10}.{code % 10}" not in ended)
 
 
 def _between(compute: str, first: int, last: int) -> Iterator[str]:

@@ -60,36 +60,36 @@ SHARED = "-SHARED"
 SOURCE = "labels of NVIDIA's GPU feature discovery"
 
 
-def discovered(found: Mapping[str, str], architecture: str | None, capacity: Mapping[str, str]) -> Host:
+def discovered(labels: Mapping[str, str], architecture: str | None, capacity: Mapping[str, str]) -> Host:
     """Return the Host of a node with these labels.
 
     `architecture` and `capacity` are those of the node's status, the first to take where there is no label,
     the second to find GPUs that no label describes.
     """
     warnings: list[str] = []
-    arch = machine(found.get(ARCH) or architecture or "")
+    arch = machine(labels.get(ARCH) or architecture or "")
     if not arch:
         warnings.append("CPU architecture unknown")
-    flags = _flags(found, arch, warnings)
-    gpus = tuple(_gpus(found, capacity, warnings))
+    flags = _flags(labels, arch, warnings)
+    gpus = tuple(_gpus(labels, capacity, warnings))
     return Host(
         arch=arch or own.UNKNOWN,
         cpu=Cpu(
-            vendor=VENDORS.get(found.get(VENDOR, "")),
+            vendor=VENDORS.get(labels.get(VENDOR, "")),
             model=None,
             flags=flags,
             level=marches.level(flags) if arch == "x86_64" else None,
         ),
-        driver=_driver(found),
+        driver=_driver(labels),
         gpus=gpus,
-        accelerators=() if gpus else tuple(_accelerators(found, capacity)),
+        accelerators=() if gpus else tuple(_accelerators(labels, capacity)),
         warnings=tuple(warnings),
     )
 
 
-def _flags(found: Mapping[str, str], arch: str, warnings: list[str]) -> frozenset[str]:
+def _flags(labels: Mapping[str, str], arch: str, warnings: list[str]) -> frozenset[str]:
     shown = [
-        key.removeprefix(CPUID) for key, value in found.items() if key.startswith(CPUID) and value == "true"
+        key.removeprefix(CPUID) for key, value in labels.items() if key.startswith(CPUID) and value == "true"
     ]
     flags = cpuid.flags(shown, arch)
     if not flags:
@@ -102,47 +102,47 @@ def _flags(found: Mapping[str, str], arch: str, warnings: list[str]) -> frozense
     return flags
 
 
-def _driver(found: Mapping[str, str]) -> Driver | None:
-    parts = [found.get(key) for key in (DRIVER_MAJOR, DRIVER_MINOR, DRIVER_REVISION)]
+def _driver(labels: Mapping[str, str]) -> Driver | None:
+    parts = [labels.get(key) for key in (DRIVER_MAJOR, DRIVER_MINOR, DRIVER_REVISION)]
     if not parts[0]:
-        parts = [found.get(key) for key in OLD_DRIVER]
-    version = found.get(DRIVER_FULL) or ".".join(filter(None, parts))
+        parts = [labels.get(key) for key in OLD_DRIVER]
+    version = labels.get(DRIVER_FULL) or ".".join(filter(None, parts))
     if not versions.DRIVER.fullmatch(version):
         return None
     return Driver(version=version, kind=None, source=SOURCE)
 
 
-def _gpus(found: Mapping[str, str], capacity: Mapping[str, str], warnings: list[str]) -> Iterator[Gpu]:
-    product = found.get(PRODUCT)
+def _gpus(labels: Mapping[str, str], capacity: Mapping[str, str], warnings: list[str]) -> Iterator[Gpu]:
+    product = labels.get(PRODUCT)
     if product is None:
         return
     mig = MIG.search(product)
     name = MIG.sub("", product.removesuffix(SHARED))
-    count = min(natural(found.get(GPU_COUNT, "")) or 0, GPUS)
+    count = min(natural(labels.get(GPU_COUNT, "")) or 0, GPUS)
     if mig:
         warnings.append("the number of GPUs is unknown: their labels count MIG devices")
         count = 1
-    elif STRATEGY in found:
+    elif STRATEGY in labels:
         warnings.append("labels do not tell which GPUs are in MIG mode")
-    major, minor = found.get(MAJOR, ""), found.get(MINOR, "")
+    major, minor = labels.get(MAJOR, ""), labels.get(MINOR, "")
     compute = f"{major}.{minor}"
-    known = versions.CAPABILITY.fullmatch(compute) is not None
-    if not known:
+    valid = versions.CAPABILITY.fullmatch(compute) is not None
+    if not valid:
         warnings.append("compute capability unknown: no labels nvidia.com/gpu.compute.* found")
-    if _driver(found) is None:
+    if _driver(labels) is None:
         warnings.append("driver version unknown: no labels nvidia.com/cuda.driver-version.* found")
-    virtual = products.is_vgpu(name) or found.get(VGPU) == "true"
+    virtual = products.is_vgpu(name) or labels.get(VGPU) == "true"
     for index in range(count):
         yield Gpu(
             index=index,
             name=own.spaced(name),
-            compute=compute if known else None,
+            compute=compute if valid else None,
             brand=products.brand(own.spaced(name)),
-            memory_mib=None if mig else natural(found.get(MEMORY, "")),
+            memory_mib=None if mig else natural(labels.get(MEMORY, "")),
             mig=() if mig else None,
             state="vgpu" if virtual else "ok",
         )
-    shares = max(1, natural(found.get(REPLICAS, "")) or 1)
+    shares = max(1, natural(labels.get(REPLICAS, "")) or 1)
     further = 0 if mig else min(natural(capacity.get(RESOURCE, "")) or 0, GPUS * shares) // shares - count
     if further > 0:
         warnings.append(f"{further} GPUs are of models that no label describes")
@@ -150,11 +150,11 @@ def _gpus(found: Mapping[str, str], capacity: Mapping[str, str], warnings: list[
         yield Gpu(index=index, state="unconfirmed")
 
 
-def _accelerators(found: Mapping[str, str], capacity: Mapping[str, str]) -> Iterator[Accelerator]:
+def _accelerators(labels: Mapping[str, str], capacity: Mapping[str, str]) -> Iterator[Accelerator]:
     """Yield what shows that a node has accelerators, where no label describes a GPU."""
     why = "no label describes it"
-    for key in sorted(found):
-        if PCI.fullmatch(key) and found[key] == "true":
+    for key in sorted(labels):
+        if PCI.fullmatch(key) and labels[key] == "true":
             yield Accelerator(kind="label", where=key, why=why)
     for resource in sorted(capacity):
         if resource.startswith(ACCELERATORS) and capacity[resource] != "0":

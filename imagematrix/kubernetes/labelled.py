@@ -21,44 +21,44 @@ GPUS = 1_024  # of one node; more in a label count as so many
 FIELDS = 6  # of the label of a kind of GPU
 
 
-def labelled(found: Mapping[str, str]) -> Host:
+def labelled(labels: Mapping[str, str]) -> Host:
     """Return the Host of a node with these labels; what they do not tell is null and has a warning."""
-    arch = machine(found[own.ARCH])
-    flags = frozenset(key.removeprefix(own.FLAG) for key in found if key.startswith(own.FLAG))
+    arch = machine(labels[own.ARCH])
+    flags = frozenset(key.removeprefix(own.FLAG) for key in labels if key.startswith(own.FLAG))
     warnings = [] if flags else ["no labels about CPU flags found"]
-    gpus = tuple(_gpus(found, warnings))
+    gpus = tuple(_gpus(labels, warnings))
     return Host(
         arch=arch,
         cpu=Cpu(
-            vendor=found.get(own.VENDOR),
-            model=own.spaced(found[own.MODEL]) if own.MODEL in found else None,
+            vendor=labels.get(own.VENDOR),
+            model=own.spaced(labels[own.MODEL]) if own.MODEL in labels else None,
             flags=flags & own.vocabulary(arch),
             level=marches.level(flags) if arch == "x86_64" else None,
         ),
-        driver=_driver(found),
+        driver=_driver(labels),
         gpus=gpus,
         accelerators=tuple(
             Accelerator(kind="label", where=own.ACCELERATORS)
-            for _ in range(_count(found.get(own.ACCELERATORS, "0")))
+            for _ in range(_count(labels.get(own.ACCELERATORS, "0")))
         ),
         warnings=tuple(warnings),
     )
 
 
-def _driver(found: Mapping[str, str]) -> Driver | None:
-    version = found.get(own.DRIVER, "")
+def _driver(labels: Mapping[str, str]) -> Driver | None:
+    version = labels.get(own.DRIVER, "")
     if not DRIVER.fullmatch(version):
         return None
-    return Driver(version=version, kind=found.get(own.MODULES), source=SOURCE)
+    return Driver(version=version, kind=labels.get(own.MODULES), source=SOURCE)
 
 
-def _gpus(found: Mapping[str, str], warnings: list[str]) -> Iterator[Gpu]:
+def _gpus(labels: Mapping[str, str], warnings: list[str]) -> Iterator[Gpu]:
     """Yield the GPUs of each kind, and unknown ones if the node has more than labels describe."""
-    index, count = 0, _count(found.get(own.COUNT, "0"))
+    index, count = 0, _count(labels.get(own.COUNT, "0"))
     for number in range(own.KINDS):
-        values = found.get(f"{own.KIND}{number}", "").split("_")
+        values = labels.get(f"{own.KIND}{number}", "").split("_")
         if len(values) == FIELDS:
-            name = found.get(f"{own.NAME}{number}", "")
+            name = labels.get(f"{own.NAME}{number}", "")
             for _ in range(min(_count(values[0]), count - index)):
                 yield _gpu(index, name, values)
                 index += 1

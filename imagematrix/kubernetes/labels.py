@@ -80,7 +80,7 @@ def facts(host: Host) -> dict[str, str]:
 
     What is unknown of it has no label, or one that no image's needs admit.
     """
-    found = {
+    labels = {
         ARCH: safe(ARCHITECTURES.get(host.arch, host.arch)) or UNKNOWN,
         VENDOR: safe(host.cpu.vendor or ""),
         MODEL: safe(host.cpu.model or ""),
@@ -90,8 +90,8 @@ def facts(host: Host) -> dict[str, str]:
         **_driver(host),
         **(_gpus(host.gpus) if host.gpus else {}),
     }
-    found = {key: value for key, value in found.items() if value}
-    return dict(sorted((found | {CLASS: class_name(found)}).items()))
+    labels = {key: value for key, value in labels.items() if value}
+    return dict(sorted((labels | {CLASS: class_name(labels)}).items()))
 
 
 def class_name(labels: Mapping[str, str]) -> str:
@@ -202,12 +202,12 @@ def _counted(key: str, values: Iterable[str]) -> dict[str, str]:
 def _described(each: list[dict[str, str]]) -> dict[str, str]:
     """Return the labels from which the GPUs are read again: one for each kind, and one with its name."""
     counts = Counter(tuple(one.items()) for one in each)
-    found = {}
+    labels = {}
     for number, (kind, count) in enumerate(sorted(counts.items())[:KINDS]):
         *values, name = (value for _, value in kind)
-        found[f"{KIND}{number}"] = "_".join([str(count), *values])
-        found[f"{NAME}{number}"] = name
-    return found
+        labels[f"{KIND}{number}"] = "_".join([str(count), *values])
+        labels[f"{NAME}{number}"] = name
+    return labels
 
 
 def _without_memory(key: str, value: str) -> str:

@@ -96,12 +96,12 @@ def needs(variant: Variant, *, allow_cpu: bool = False) -> tuple[Need, ...]:
     return tuple(replace(way, arch=arch, flags=flags) for way in _ways(same))
 
 
-def listed(found: Iterable[Need]) -> tuple[Need, ...]:
+def listed(ways: Iterable[Need]) -> tuple[Need, ...]:
     """Return needs without what holds for each GPU that NVIDIA's software lists: the modules drive it.
 
     With a driver in the image that is newer than the kernel's, GPUs may still lose their support.
     """
-    some = [way for way in found if None in way.modules]
+    some = [way for way in ways if None in way.modules]
     return _merged(
         replace(way, modules=MODULES, branch=way.branch if way.data_centre else None) for way in some
     )
@@ -112,7 +112,7 @@ def _ways(variant: Variant) -> tuple[Need, ...]:
     """Return the ways for GPUs, for any CPU."""
     exact = driver_exact.need(variant)
     own = variant.driver.version if variant.driver else None
-    found: list[Need] = []
+    ways: list[Need] = []
     for span in [None] if exact else _spans(variant):
         version = exact or _text(span[0])  # type: ignore[index]  # there is a span unless there is a text
         branch = versions.branch(own) if own else _newest_branch(span[1]) if span else None
@@ -120,11 +120,11 @@ def _ways(variant: Variant) -> tuple[Need, ...]:
         if not _fits(variant, (), version, None):
             continue
         for modules in MODULES:
-            found.extend(
+            ways.extend(
                 replace(way, branch=branch, modules=(modules,), **spanned)
                 for way in _rectangles(variant, version, modules)
             )
-    return _merged(found)
+    return _merged(ways)
 
 
 def _rectangles(variant: Variant, driver: str, modules: str | None) -> Iterator[Need]:
@@ -214,9 +214,9 @@ def _possible(variant: Variant) -> tuple[int, ...]:
 def _codes(variant: Variant) -> tuple[int, ...]:
     """Return the capabilities to ask about, times ten; those above the last behave like it."""
     releases = cuda.releases().values()
-    known = {int(target.rstrip("af")[:-1]) for release in releases for target in release.targets}
+    majors = {int(target.rstrip("af")[:-1]) for release in releases for target in release.targets}
     own = {int(code.rstrip("af")[:-1]) for code in (*variant.cubins, *(ptx.target for ptx in variant.ptx))}
-    last = min(max(known | own) + BEYOND, LAST_MAJOR)
+    last = min(max(majors | own) + BEYOND, LAST_MAJOR)
     return (UNKNOWN_COMPUTE, *range(10 * (last + 1)))
 
 
@@ -291,10 +291,10 @@ def _newest_branch(below: Version | None) -> int:
     return below[0] - 1 if not any(below[1:]) else below[0]
 
 
-def _merged(found: Iterable[Need]) -> tuple[Need, ...]:
+def _merged(ways: Iterable[Need]) -> tuple[Need, ...]:
     """Return the ways with those joined that differ in the kind of modules, or in neighbouring versions."""
     kinds: dict[Need, dict[str | None, None]] = {}
-    for way in found:
+    for way in ways:
         kinds.setdefault(replace(way, modules=()), {}).update(dict.fromkeys(way.modules))
     joined: list[Need] = []
     limits = sorted(gpus.last_branches())

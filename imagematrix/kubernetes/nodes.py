@@ -85,15 +85,15 @@ def described(there: Iterable[documents.Fields], where: str) -> tuple[Node, ...]
 
     Raises UsageError if an object is no node, a name occurs twice, or there are none.
     """
-    found: dict[str, Node] = {}
+    nodes: dict[str, Node] = {}
     for each in there:
         node = _node(each)
-        if node.name in found:
+        if node.name in nodes:
             raise UsageError(f"{where}: duplicate node {node.name[:80]!r}")
-        found[node.name] = node
-    if not found:
+        nodes[node.name] = node
+    if not nodes:
         raise UsageError(f"{where}: no nodes found", remedy="write it with `kubectl get nodes -o json`")
-    return tuple(found[name] for name in sorted(found))
+    return tuple(nodes[name] for name in sorted(nodes))
 
 
 def host(data: object, where: str = "node") -> Host:
@@ -107,26 +107,26 @@ def _node(fields: documents.Fields) -> Node:
     metadata = fields.object_or_none("metadata")
     if metadata is None:
         raise fields.fail("metadata", "is missing (expected an object)")
-    found, refused = _labels(metadata.named_texts("labels"))
+    labels, refused = _labels(metadata.named_texts("labels"))
     status = fields.object_or_none("status")
-    if own.ARCH in found:
-        described = labelled(found)
+    if own.ARCH in labels:
+        described = labelled(labels)
     else:
-        described = discovered(found, _architecture(status), _capacity(status))
+        described = discovered(labels, _architecture(status), _capacity(status))
     if refused:
         from imagematrix.record import replace
 
         warning = f"{refused} invalid labels were ignored"
         described = replace(described, warnings=(*described.warnings, warning))
-    return Node(name=metadata.text("name"), labels=found, host=described)
+    return Node(name=metadata.text("name"), labels=labels, host=described)
 
 
 def _labels(given: Mapping[str, str]) -> tuple[dict[str, str], int]:
     """Return the labels that an API server would accept, and how many others there were."""
-    found = {
+    valid = {
         key: value for key, value in list(given.items())[:LABELS] if own.valid(value) and _valid_key(key)
     }
-    return found, len(given) - len(found)
+    return valid, len(given) - len(valid)
 
 
 def _valid_key(key: str) -> bool:

@@ -57,14 +57,14 @@ def chosen(classes: Sequence[Class], names: Sequence[str]) -> tuple[Class, ...]:
 def each(classes: Iterable[Class]) -> tuple[Placed, ...]:
     """Return what each class gets, but for those that nothing fits; raise NothingFits if that is all."""
     some = list(classes)
-    found = tuple(
+    placements = tuple(
         Placed(classes=(one,), variant=one.variant, terms=_terms((one,), one.variant))
         for one in some
         if one.variant
     )
-    if not found:
+    if not placements:
         raise _nothing(some, some[0].why)
-    return found
+    return placements
 
 
 def gang(classes: Sequence[Class]) -> Placed:

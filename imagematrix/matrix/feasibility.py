@@ -70,8 +70,8 @@ def _march_platform(cell: Cell) -> str | None:
 
 def _march_compiler(cell: Cell) -> str | None:
     march, compiler = cell.axes.get("march"), cell.properties.get("compiler")
-    known = marches.known(compiler) if compiler else None
-    if march is None or known is None or march in known:
+    supported = marches.known(compiler) if compiler else None
+    if march is None or supported is None or march in supported:
         return None
     able = [name for name in marches.compilers() if march in (marches.known(name) or ())]
     which = f"{', '.join(able)} do" if able else "no compiler in the tables does"

@@ -88,7 +88,7 @@ class _Reader(Shapes):
         self.facts = Facts()
 
     def matrix(self, root: document.Node) -> Matrix:
-        top = self._map(root, "the matrix", known=TOP)
+        top = self._map(root, "the matrix", keys=TOP)
         self._schema(root, top)
         facts = FactsReader(self.problems)
         self.facts = facts.facts(top.get("facts"))
@@ -141,7 +141,7 @@ class _Reader(Shapes):
         for name, mark, value in self._entries(node, "images"):
             if len(name) > NAME_LIMIT or not NAME.fullmatch(name):
                 self._problem(f"{name!r} is not an image name such as training or registry/ml/training", mark)
-            fields = self._map(value, f"the image {name}", known=IMAGE)
+            fields = self._map(value, f"the image {name}", keys=IMAGE)
             version = self._text(self._required(value, fields, "version"), "version")
             template = self._text(self._required(value, fields, "template"), "template")
             context = self._text(fields.get("context"), "context")
@@ -208,7 +208,7 @@ class _Reader(Shapes):
     def _strict_march(self, node: document.Node | None) -> bool:
         if node is None:
             return False
-        march = self._map(node, "audit", known=AUDIT).get("march")
+        march = self._map(node, "audit", keys=AUDIT).get("march")
         text = self._text(march, "march")
         if march and text not in ("strict", "warn"):
             self._problem(f"{text!r} is neither strict nor warn", march.mark)
@@ -320,12 +320,12 @@ class _Reader(Shapes):
             self._problem(message, node.mark, nearest(name, there))
 
     def _own(self, node: document.Node, what: str, axes: Iterable[str]) -> dict[str, str]:
-        found = {}
+        texts = {}
         for name, mark, value in self._entries(node, what):
             text = self._text(value, name)
             if text is not None and self._is_property(name, mark, text, value.mark, axes):
-                found[name] = text
-        return found
+                texts[name] = text
+        return texts
 
     def _is_property(self, name: str, mark: Mark, text: str, at: Mark, axes: Iterable[str]) -> bool:
         if not AXIS.fullmatch(name) or name in {*words.RESERVED, *HARDWARE, *axes}:

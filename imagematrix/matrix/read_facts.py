@@ -30,7 +30,7 @@ class FactsReader(Shapes):
 
     def facts(self, node: document.Node | None) -> Facts:
         """Return the facts in `node`."""
-        parts = self._map(node, "facts", known=PARTS) if node else {}
+        parts = self._map(node, "facts", keys=PARTS) if node else {}
         releases = {
             name: self._release(name, mark, value)
             for name, mark, value in self._entries(parts.get("cuda"), "the facts on cuda")
@@ -42,7 +42,7 @@ class FactsReader(Shapes):
         return Facts(cuda=releases, march=named)
 
     def _release(self, name: str, mark: Mark, node: document.Node) -> Release:
-        fields = self._map(node, f"the facts on CUDA {name}", known=RELEASE)
+        fields = self._map(node, f"the facts on CUDA {name}", keys=RELEASE)
         if not versions.RELEASE.fullmatch(name):
             self._problem(f"{name!r} is not a CUDA release such as 14.0", mark)
         elif name in cuda.releases():
@@ -64,7 +64,7 @@ class FactsReader(Shapes):
         return Release(compute=tuple(compute), driver=driver)
 
     def _march(self, name: str, mark: Mark, node: document.Node) -> March:
-        fields = self._map(node, f"the facts on march {name}", known=MARCH)
+        fields = self._map(node, f"the facts on march {name}", keys=MARCH)
         if name in marches.names():
             self._problem(f"march {name} is in the table already", mark, "remove it")
         platform = self._text(fields.get("platform"), "platform") or "linux/amd64"

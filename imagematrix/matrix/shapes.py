@@ -20,13 +20,13 @@ class Shapes:
     def __init__(self, problems: list[Problem]) -> None:
         self.problems = problems
 
-    def _map(self, node: document.Node, what: str, known: Iterable[str]) -> dict[str, document.Node]:
+    def _map(self, node: document.Node, what: str, keys: Iterable[str]) -> dict[str, document.Node]:
         fields = {}
         for name, mark, value in self._entries(node, what):
-            if name in known:
+            if name in keys:
                 fields[name] = value
             else:
-                remedy = nearest(name, known) or f"it can have {', '.join(known)}"
+                remedy = nearest(name, keys) or f"it can have {', '.join(keys)}"
                 self._problem(f"{what} has no {name!r}", mark, remedy)
         return fields
 

@@ -81,18 +81,18 @@ def check_flag(flag: str, arch: str) -> Complaint | None:
     An unknown flag may be a new one, so only likely typos and compilers' names for flags are rejected.
     """
     names = macros.FLAGS[arch]
-    known = {word for group in names.values() for word in group.split()}
-    if flag in known:
+    flags = {word for group in names.values() for word in group.split()}
+    if flag in flags:
         return None
     if not FLAG.fullmatch(flag):
-        return f"{flag[:80]!r} is not a CPU flag of /proc/cpuinfo", nearest(flag.lower(), known)
+        return f"{flag[:80]!r} is not a CPU flag of /proc/cpuinfo", nearest(flag.lower(), flags)
     compilers = names.get(f"__{flag.upper()}__")
     if compilers:
         return (
             f"{flag!r} is a compiler's name for what the kernel calls {compilers}",
             f"did you mean {compilers!r}?",
         )
-    others = [word for word in known if _series(word) != _series(flag)]
+    others = [word for word in flags if _series(word) != _series(flag)]
     guess = nearest(flag, others, likeness=FLAG_SLIP)
     return (f"unknown CPU flag {flag!r}", guess) if guess else None
 
@@ -112,25 +112,25 @@ def _series(flag: str) -> str:
 def _cuda(value: str, facts: Facts) -> Complaint | None:
     if value == "none":
         return None
-    known = [name for name, release in cuda.releases().items() if release.targets]
+    releases = [name for name, release in cuda.releases().items() if release.targets]
     if not versions.RELEASE.fullmatch(value):
-        return f"{value!r} is not a CUDA release such as 12.4", nearest(value, ["none", *known])
-    newest = max(known, key=versions.order)
-    if value in known or value in facts.cuda or versions.order(value) > versions.order(newest):
+        return f"{value!r} is not a CUDA release such as 12.4", nearest(value, ["none", *releases])
+    newest = max(releases, key=versions.order)
+    if value in releases or value in facts.cuda or versions.order(value) > versions.order(newest):
         return None
-    return f"unknown CUDA release {value}", nearest(value, known)
+    return f"unknown CUDA release {value}", nearest(value, releases)
 
 
 def _compute(value: str, facts: Facts) -> Complaint | None:
-    known = facts.capabilities()
-    if value in known:
+    capabilities = facts.capabilities()
+    if value in capabilities:
         return None
     guess = re.sub(r"^(sm_|compute_|sm)", "", value)
     if guess.isdigit() and len(guess) > 1:
         guess = f"{guess[:-1]}.{guess[-1]}"
     elif guess.isdigit():
         guess = f"{guess}.0"
-    suggestion = nearest(guess, known)
+    suggestion = nearest(guess, capabilities)
     message = f"{value!r} is not a compute capability such as 8.6 or 9.0a"
     return message, _or_new(suggestion) if COMPUTE.fullmatch(value) else suggestion
 
@@ -141,10 +141,10 @@ def _march(value: str, facts: Facts) -> Complaint | None:
             "march native depends on the builder's CPU, so its images are indistinguishable",
             "name the CPU, such as x86-64-v3 or znver4",
         )
-    known = sorted({*facts.march, *marches.names()})
-    if value in known:
+    names = sorted({*facts.march, *marches.names()})
+    if value in names:
         return None
-    return f"unknown -march={value}", _or_new(nearest(value, known))
+    return f"unknown -march={value}", _or_new(nearest(value, names))
 
 
 def _or_new(remedy: str | None) -> str:

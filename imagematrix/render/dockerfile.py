@@ -136,16 +136,16 @@ def _external(dockerfile: str, steps: Iterable[_Step]) -> Iterator[_Name]:
     yield from _syntax(dockerfile)
     steps = list(steps)
     later = {step.stage for step in steps if step.stage}
-    known = {"scratch"}
+    internal = {"scratch"}
     for step in steps:
         for name in step.names:
             low = name.text.lower()
-            if step.stage is None and low in later and low not in known:
+            if step.stage is None and low in later and low not in internal:
                 raise _unreadable(f"{name.text}as a source before its stage", "put its stage first")
-            if low not in known and not (name.numbered and name.text.isdigit()):
+            if low not in internal and not (name.numbered and name.text.isdigit()):
                 yield name
         if step.stage:
-            known.add(step.stage)
+            internal.add(step.stage)
 
 
 def _syntax(dockerfile: str) -> Iterator[_Name]:

@@ -156,11 +156,11 @@ class Renderer:
     def _error(self, cell: Cell, answer: Mapping[str, Any]) -> UsageError:
         if not answer.get("of_cell"):
             return UsageError(str(answer["error"]))
-        known, name = variables(cell), answer.get("name")
+        names, name = variables(cell), answer.get("name")
         if answer.get("empty"):
             remedy = f"test for it first: {{% if {name} %}}...{{% endif %}}"
         else:
-            remedy = (nearest(name, known) if name else None) or f"templates see {', '.join(sorted(known))}"
+            remedy = (nearest(name, names) if name else None) or f"templates see {', '.join(sorted(names))}"
         return UsageError(f"{answer['error']} (in the cell {cell.id})", remedy=remedy)
 
 

@@ -32,19 +32,19 @@ def command(
     """Group a cluster's nodes by what selection can tell apart, and show which image each class gets."""
     from imagematrix.fleet.upgrade import parse
 
-    found = cluster(
+    classes = cluster(
         nodes, image, catalog, gpus=gpus, allow_cpu=allow_cpu, where=where, drivers=parse(driver or ())
     )
     if json:
-        print_json(found.to_json())
+        print_json(classes.to_json())
     else:
-        _print(found)
-    if not found.complete:
+        _print(classes)
+    if not classes.complete:
         raise typer.Exit(NothingFits.exit_code)
 
 
-def _print(found: Classes) -> None:
-    prefix = f"{found.catalog.image}:{found.catalog.version}-"
+def _print(classes: Classes) -> None:
+    prefix = f"{classes.catalog.image}:{classes.catalog.version}-"
     table(
         ("class", "nodes", "image", "why"),
         [
@@ -54,14 +54,14 @@ def _print(found: Classes) -> None:
                 escaped(each.variant.reference.removeprefix(prefix)) if each.variant else "[red]nothing[/]",
                 "" if each.miss else each.why,
             )
-            for each in found.classes
+            for each in classes.classes
         ],
     )
-    for each in found.classes:
+    for each in classes.classes:
         lines = list(_remarks(each))
         if lines:
             print_lines("", f"{each.name}: {names([node.name for node in each.nodes])}", *lines)
-    for upgrade in found.upgrades:
+    for upgrade in classes.upgrades:
         print_lines("", *_upgrade(upgrade, prefix))
 
 

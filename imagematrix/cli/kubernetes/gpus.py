@@ -38,13 +38,13 @@ def command(
     from imagematrix.kubernetes.counts import counts
     from imagematrix.kubernetes.nodes import read
 
-    found = counts([(read(path, sys.stdin.buffer), str(path)) for path in lists])
+    usage = counts([(read(path, sys.stdin.buffer), str(path)) for path in lists])
     if json:
-        print_json(found.to_json())
+        print_json(usage.to_json())
         return
     rows = [
         (escape(node.name), "" if node.schedulable else "takes no pods", *cells)
-        for node in found.nodes
+        for node in usage.nodes
         for cells in _cells(node.counts)
     ]
     if not rows:
@@ -56,13 +56,13 @@ def command(
         ("class", "nodes", *COLUMNS),
         [
             (escape(name), str(number), *cells)
-            for name, (number, sums) in found.classes.items()
+            for name, (number, sums) in usage.classes.items()
             for cells in _cells(sums)
         ],
     )
-    if found.pending:
+    if usage.pending:
         print_text("")
-        waiting = [(escape(one.resource), str(one.pods), str(one.requested)) for one in found.pending]
+        waiting = [(escape(one.resource), str(one.pods), str(one.requested)) for one in usage.pending]
         table(("pending", "pods", "requested"), waiting)
 
 

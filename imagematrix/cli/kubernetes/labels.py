@@ -40,10 +40,10 @@ def command(
     if format not in FORMATS:
         raise UsageError(f"invalid format: {format!r}", remedy=f"one of {', '.join(FORMATS)}")
     described, _ = node_of(host, root, nvidia_smi, None)
-    found = facts(described)
+    labels = facts(described)
     if json:
-        print_json(document(found, described.warnings))
+        print_json(document(labels, described.warnings))
     else:
-        print_text(feature_file(found) if format == "nfd" else kubectl(found, node))
+        print_text(feature_file(labels) if format == "nfd" else kubectl(labels, node))
     for warning in described.warnings:
         info(f"warning: {warning}")

@@ -21,8 +21,8 @@ def command(
     from imagematrix.kubernetes.yaml import dump
     from imagematrix.selection.question import narrowed, parse
 
-    found = document(narrowed(catalog_of(image, catalog), parse(where or ())), allow_cpu=allow_cpu)
+    needs = document(narrowed(catalog_of(image, catalog), parse(where or ())), allow_cpu=allow_cpu)
     if json:
-        print_json(found)
+        print_json(needs)
     else:
-        print_text(dump(found).rstrip("\n"))
+        print_text(dump(needs).rstrip("\n"))

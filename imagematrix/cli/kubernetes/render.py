@@ -157,20 +157,20 @@ def command(
         return
     if nodes is None:
         raise UsageError("no nodes given", remedy="give --nodes NODES.json, from `kubectl get nodes -o json`")
-    found = cluster(nodes, image, catalog, gpus=None, allow_cpu=allow_cpu, where=where)
+    grouped = cluster(nodes, image, catalog, gpus=None, allow_cpu=allow_cpu, where=where)
     from imagematrix.kubernetes.manifests import Workload, flavors, manifests
     from imagematrix.kubernetes.placed import chosen
 
-    classes = chosen(found.classes, only or ())
+    classes = chosen(grouped.classes, only or ())
     if kind == "flavors":
         print_text(dump(*flavors(classes)).rstrip("\n"))
         return
     if kind == "policy":
-        print_text(dump(*_policy(found, name, used_as, on_unknown)).rstrip("\n"))
+        print_text(dump(*_policy(grouped, name, used_as, on_unknown)).rstrip("\n"))
         _warn(classes)
         return
     workload = Workload(
-        name=name or _name(found),
+        name=name or _name(grouped),
         arguments=tuple(arguments or ()),
         gpus=gpus,
         resource=resource,
@@ -210,19 +210,19 @@ def _registry_name(name: str) -> str:
     return f"{reference.name}:{reference.tag}"
 
 
-def _policy(found: Classes, name: str | None, used_as: str | None, on_unknown: str) -> list[dict[str, Any]]:
+def _policy(grouped: Classes, name: str | None, used_as: str | None, on_unknown: str) -> list[dict[str, Any]]:
     from imagematrix.kubernetes.admission import policy
     from imagematrix.kubernetes.policy import objects
 
-    version = f"{found.catalog.image}:{found.catalog.version}"
-    made = policy(used_as or version, found, deny=denies(on_unknown))
-    named = f"{_name(found)}-{found.catalog.version}".lower().replace("_", "-").replace(".", "-")
+    version = f"{grouped.catalog.image}:{grouped.catalog.version}"
+    made = policy(used_as or version, grouped, deny=denies(on_unknown))
+    named = f"{_name(grouped)}-{grouped.catalog.version}".lower().replace("_", "-").replace(".", "-")
     return list(objects(made, name or named))
 
 
-def _name(found: Classes) -> str:
+def _name(grouped: Classes) -> str:
     """Return the last part of the image's name as the name of a workload."""
-    return found.catalog.image.rpartition("/")[2].replace("_", "-").replace(".", "-")[:63]
+    return grouped.catalog.image.rpartition("/")[2].replace("_", "-").replace(".", "-")[:63]
 
 
 def _warn(classes: Sequence[Class]) -> None:
