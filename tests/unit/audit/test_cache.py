@@ -254,8 +254,9 @@ def test_entries_that_another_process_removes_are_passed_over(tmp_path, monkeypa
         folder.joinpath(listed[0].name).unlink()
         yield iter(listed)
 
-    monkeypatch.setattr("imagematrix.audit.cache.os.scandir", racing)
-    Cache(folder, limit=0).put(replace(FULL, digest=f"sha256:{'1' * 64}"))
+    with monkeypatch.context() as patch:  # newer releases of pathlib call it, too
+        patch.setattr("imagematrix.audit.cache.os.scandir", racing)
+        Cache(folder, limit=0).put(replace(FULL, digest=f"sha256:{'1' * 64}"))
     assert not list(folder.iterdir())
 
 

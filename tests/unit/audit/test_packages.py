@@ -1,6 +1,7 @@
 """Files of distribution packages, recognised by the checksums in package databases."""
 
 import base64
+import contextlib
 import hashlib
 import io
 import sqlite3
@@ -40,11 +41,11 @@ def rpm(raw):
     """Return rpm's database with one package of one file."""
     checksum = hashlib.sha256(raw).hexdigest().encode() + bytes(4)
     index = struct.pack(">10I", 2, 72, 1035, 8, 0, 1, 5011, 4, 68, 1)
-    database = sqlite3.connect(":memory:")
-    database.execute("CREATE TABLE Packages (hnum INTEGER PRIMARY KEY, blob BLOB NOT NULL)")
-    database.execute("INSERT INTO Packages VALUES (1, ?)", (index + checksum + struct.pack(">I", 8),))
-    database.commit()
-    return database.serialize()
+    with contextlib.closing(sqlite3.connect(":memory:")) as database:
+        database.execute("CREATE TABLE Packages (hnum INTEGER PRIMARY KEY, blob BLOB NOT NULL)")
+        database.execute("INSERT INTO Packages VALUES (1, ?)", (index + checksum + struct.pack(">I", 8),))
+        database.commit()
+        return database.serialize()
 
 
 @pytest.mark.parametrize(

@@ -15,13 +15,19 @@ CREATE = ("--log", "log.json", "create", "--bundle", "bundle", "c1")
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory, host):
-    """The program for a node with a GPU that is no device here; its runc says how it was called."""
+def path(tmp_path_factory):
+    """A PATH with a runc that says how it was called."""
     runc = tmp_path_factory.mktemp("bin") / "runc"
     runc.write_text('#!/bin/sh\necho "runc $*"\nexit 7\n')
     runc.chmod(0o755)
+    return f"{runc.parent}:/usr/bin:/bin"
+
+
+@pytest.fixture(scope="module")
+def built(path, host):
+    """The program for a node with a GPU that is no device here."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PATH", f"{runc.parent}:/usr/bin:/bin")
+        patch.setenv("PATH", path)
         return program(Settings(data_root=".", address="unix:///nowhere.sock", host=host(24564)))
 
 
@@ -121,7 +127,8 @@ def test_the_driver_is_asked_by_what_is_in_the_archive(installed):
     assert f"origin='{installed}/imagematrix/node/nvml_query.py'" in query
 
 
-def test_the_same_node_has_the_same_program(host):
+def test_the_same_node_has_the_same_program(host, path, monkeypatch):
+    monkeypatch.setenv("PATH", path)
     settings = Settings(data_root="/a", address="unix:///b", host=host(1))
     assert program(settings) == program(settings)
 
