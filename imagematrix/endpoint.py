@@ -40,13 +40,15 @@ def _current_context() -> object:
 
 
 def certificates() -> tuple[str, bool] | None:
-    """Return the folder of certificates of the context in use, and whether the engine's is to be verified.
+    """Return the folder of certificates for a TCP address, and whether the engine's is to be verified.
 
-    None without TLS, and for the context "default", whose certificates are those of the environment.
+    None without TLS. They are those of the context in use, or of DOCKER_TLS_VERIFY and DOCKER_CERT_PATH.
     """
     name = context()
     if name == "default":
-        return None
+        verify = bool(os.environ.get("DOCKER_TLS_VERIFY"))
+        given = verify or os.environ.get("DOCKER_TLS")
+        return (os.environ.get("DOCKER_CERT_PATH") or _folder(), verify) if given else None
     folder = f"{_folder()}/contexts/tls/{_number(name)}/docker"
     skip = bool(_endpoint(name).get("SkipTLSVerify"))
     return (folder, not skip) if skip or os.path.isdir(folder) else None  # noqa: PTH112 - see below

@@ -8,7 +8,7 @@ import os
 import time
 
 from imagematrix import unix_http
-from imagematrix.endpoint import address, certificates, listener
+from imagematrix.endpoint import address, listener
 from imagematrix.errors import EngineError
 
 TYPE_CHECKING = False
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     import docker
-    from docker.tls import TLSConfig
 
 __all__ = [
     "cannot_start",
@@ -73,33 +72,13 @@ def client() -> docker.DockerClient:
     import docker
     import requests
 
+    from imagematrix.docker_client import Client
+
     where = address()
     try:
-        if where.startswith("tcp") and os.environ.get("DOCKER_HOST"):
-            return docker.from_env(version="auto", timeout=TIMEOUT)  # with the certificates, if any
-        return docker.DockerClient(
-            base_url=where, tls=_tls(), version="auto", timeout=TIMEOUT, use_ssh_client=True
-        )
+        return Client(where, TIMEOUT)
     except (docker.errors.DockerException, requests.RequestException, OSError) as error:
         raise unreachable(where, error) from error
-
-
-def _tls() -> TLSConfig | bool:
-    """Return the settings of TLS in the docker context; False without any."""
-    found = certificates()
-    if found is None:
-        return False
-    from pathlib import Path
-
-    from docker.tls import TLSConfig
-
-    folder, verify = found
-    authority, own, key = (Path(folder, f"{name}.pem") for name in ("ca", "cert", "key"))
-    return TLSConfig(
-        client_cert=(str(own), str(key)) if own.exists() and key.exists() else None,
-        ca_cert=str(authority) if authority.exists() else None,
-        verify=verify,
-    )
 
 
 def unreachable(where: str, error: Exception) -> EngineError:

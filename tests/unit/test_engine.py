@@ -123,10 +123,12 @@ def test_images_are_those_of_the_engine_in_the_context(remote_engine, in_context
     assert module.images(LABEL) == remote_engine.images
 
 
-@pytest.mark.parametrize("own", [True, False])
-def test_context_has_its_own_certificates(in_context, monkeypatch, tmp_path, own):
-    for name in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):  # which requests prefers
-        monkeypatch.delenv(name, raising=False)
+@pytest.fixture
+def tls_engine(monkeypatch, tmp_path):
+    """The address of an engine, and the certificates of it and of clients; registries have another CA."""
+    (tmp_path / "registries.pem").write_bytes(authority.make(["registry.example"]).authorities)
+    for name in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):
+        monkeypatch.setenv(name, str(tmp_path / "registries.pem"))
 
     class Engine(BaseHTTPRequestHandler):
         def do_GET(self):
@@ -146,13 +148,39 @@ def test_context_has_its_own_certificates(in_context, monkeypatch, tmp_path, own
     with HTTPServer(("127.0.0.1", 0), Engine) as server:
         server.socket = settings.wrap_socket(server.socket, server_side=True)
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}).start()
-        files = {"cert": tls.chain, "key": tls.key} if own else {}
-        in_context(f"tcp://localhost:{server.server_port}", ca=tls.authorities, **files)
-        assert module.images(LABEL) == [{"Id": "x"}]
-        (tmp_path / "docker-config" / "contexts" / "tls").rename(tmp_path / "gone")
-        with pytest.raises(EngineError, match="cannot reach the Docker engine"):
-            module.images(LABEL)
+        yield f"tcp://localhost:{server.server_port}", tls
         server.shutdown()
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_context_has_its_own_certificates(tls_engine, in_context, tmp_path, own):
+    address, tls = tls_engine
+    files = {"cert": tls.chain, "key": tls.key} if own else {}
+    in_context(address, ca=tls.authorities, **files)
+    assert module.images(LABEL) == [{"Id": "x"}]
+    (tmp_path / "docker-config" / "contexts" / "tls").rename(tmp_path / "gone")
+    with pytest.raises(EngineError, match="cannot reach the Docker engine"):
+        module.images(LABEL)
+
+
+@pytest.mark.filterwarnings("ignore:Unverified HTTPS request")  # as DOCKER_TLS says
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("folder", ["certificates", "docker-config"])
+def test_environment_has_its_own_certificates(tls_engine, docker_host, monkeypatch, tmp_path, own, folder):
+    address, tls = tls_engine
+    docker_host(address)
+    (tmp_path / folder).mkdir()
+    files = {"ca": tls.authorities, "cert": tls.chain, "key": tls.key}
+    for name in files if own else ["ca"]:
+        (tmp_path / folder / f"{name}.pem").write_bytes(files[name])
+    if folder == "certificates":
+        monkeypatch.setenv("DOCKER_CERT_PATH", str(tmp_path / folder))
+    for name in ("DOCKER_TLS_VERIFY", "DOCKER_TLS"):
+        monkeypatch.setenv(name, "1")
+        assert module.images(LABEL) == [{"Id": "x"}]
+        monkeypatch.delenv(name)
+    with pytest.raises(EngineError, match="cannot reach the Docker engine"):  # without TLS
+        module.images(LABEL)
 
 
 def _then_refuse(engine, real, resource):
