@@ -36,6 +36,7 @@ __all__ = [
     "running",
     "running_of",
     "running_or_starting",
+    "running_or_starting_of",
     "unreachable",
 ]
 
@@ -238,7 +239,7 @@ def reports_system() -> bool:
 
 
 def running_or_starting() -> list[dict[str, Any]]:
-    """Return what `running` does, and at a local socket also containers that somebody is just starting.
+    """Return what `running` does, and containers that somebody is just starting.
 
     Those of launches are left out, because a lease counts for them, and tasks of Swarm, whose start may wait
     for the caller. The engine describes a container once it has started; if that takes more than START_S, or
@@ -246,35 +247,61 @@ def running_or_starting() -> list[dict[str, Any]]:
     """
     where = address()
     if not where.startswith("unix://"):
-        return running()
+        return list(_remote(where, running_or_starting_of))
     query = unix_http.quote(json.dumps({"status": ["created"]}))
-    status, listed = _local(where, f"/containers/json?all=1&filters={query}")
-    if status != OK or not isinstance(listed, list):
-        raise _refused(where, listed)
-    oldest = time.time() - YOUNG_S
-    young = [
-        entry["Id"]
-        for entry in listed
-        if entry.get("Created", 0) >= oldest and not ATTENDED.intersection(entry.get("Labels") or ())
-    ]
+    status, created = _local(where, f"/containers/json?all=1&filters={query}")
+    if status != OK or not isinstance(created, list):
+        raise _refused(where, created)
+
+    def inspect(number: str) -> object:
+        with contextlib.suppress(EngineError):
+            status, container = _local(where, f"/containers/{unix_http.quote(number)}/json", START_S)
+            return container if status == OK else None
+        return None
+
     # Only now: one that starts meanwhile is in one list or in both.
-    found = running()
-    seen = {container.get("Id") for container in found}
-    return found + [one for number in young if number not in seen for one in _starting(where, number)]
+    return _with_starting(running(), created, inspect)
 
 
-def _starting(where: str, number: str) -> list[dict[str, Any]]:
-    """Return a container that is being started, or has been by now; none if it has failed or takes long."""
-    with contextlib.suppress(EngineError):
-        resource = f"/containers/{unix_http.quote(number)}/json"
-        status, container = _local(where, resource, START_S)
-        if status == OK and isinstance(container, dict):
-            state = container.get("State") or {}
-            waits = state.get("Status") == "created" and not state.get("Error")
-            if state.get("Running") or waits:
-                # It is no launch, so that labels are those of its image.
-                return [{**container, "Config": {**(container.get("Config") or {}), "Labels": {}}}]
-    return []
+def running_or_starting_of(client: docker.DockerClient) -> list[dict[str, Any]]:
+    """Return the same as `running_or_starting`, through a docker-py client."""
+    import requests
+
+    api = client.api
+    created = api.containers(all=True, filters={"status": "created"})
+
+    def inspect(number: str) -> object:
+        # inspect_container() has only the client's own timeout, which is for slower answers.
+        with contextlib.suppress(requests.RequestException, ValueError):
+            resource = f"{api.base_url}/v{api.api_version}/containers/{number}/json"
+            answer = api.get(resource, timeout=START_S)
+            return answer.json() if answer.ok else None
+        return None
+
+    return _with_starting(running_of(client), created, inspect)
+
+
+def _with_starting(
+    running: list[dict[str, Any]], created: list[dict[str, Any]], inspect: Callable[[str], object]
+) -> list[dict[str, Any]]:
+    """Return `running`, and those of `created` that are being started, or have been by now.
+
+    `inspect` returns a container once it has started, None if that takes long.
+    """
+    oldest = time.time() - YOUNG_S
+    seen = {container.get("Id") for container in running}
+    found = list(running)
+    for entry in created:
+        young = entry.get("Created", 0) >= oldest
+        if not young or entry["Id"] in seen or ATTENDED.intersection(entry.get("Labels") or ()):
+            continue
+        container = inspect(entry["Id"])
+        state = (container.get("State") or {}) if isinstance(container, dict) else {}
+        waits = state.get("Status") == "created" and not state.get("Error")
+        if isinstance(container, dict) and (state.get("Running") or waits):
+            # It is no launch, so that labels are those of its image.
+            found.append({**container, "Config": {**(container.get("Config") or {}), "Labels": {}}})
+    return found
 
 
 def running() -> list[dict[str, Any]]:

@@ -97,10 +97,12 @@ def _claim(
     share: Share,
     wait: float,
 ) -> Claim:
+    def containers() -> list[dict[str, Any]]:
+        return engine.running_or_starting_of(client)
 
     def current_usage() -> Usage:
-        gpus = selection.host.gpus
-        return combined(pods.usage(gpus), survey(gpus, lambda: engine.running_of(client), query_nvml))
+        local = selection.host.gpus
+        return combined(pods.usage(local), survey(local, containers, query_nvml))
 
     return claim(
         candidates(selection.chosen_gpus, gpus),

@@ -249,7 +249,9 @@ def test_running_containers_are_inspected_and_ended_ones_skipped(request, where)
     assert module.running() == []
 
 
-def test_containers_that_are_just_starting_count_unless_they_are_accounted_for(engine):
+@pytest.mark.parametrize("where", ["engine", "remote_engine"])
+def test_containers_that_are_just_starting_count_unless_they_are_accounted_for(request, where):
+    engine = request.getfixturevalue(where)
     now = time.time()
     states = {
         "new": {"Status": "created", "Error": ""},
@@ -274,18 +276,14 @@ def test_containers_that_are_just_starting_count_unless_they_are_accounted_for(e
     assert [one["Id"] for one in module.running()] == ["a1"]
 
 
-def test_a_container_that_takes_long_to_start_is_not_waited_for(engine, monkeypatch):
+@pytest.mark.parametrize("where", ["engine", "remote_engine"])
+def test_a_container_that_takes_long_to_start_is_not_waited_for(request, where, monkeypatch):
+    engine = request.getfixturevalue(where)
     monkeypatch.setattr(module, "START_S", 0.1)
     engine.created = [{"Id": "slow", "Created": time.time()}]
     engine.before_response["GET", "/containers/slow/json"] = lambda: time.sleep(0.5)
     engine.responses["GET", "/containers/slow/json"] = (200, b"{}")
     assert module.running_or_starting() == []
-
-
-def test_starting_containers_of_a_remote_engine_do_not_count(remote_engine):
-    remote_engine.containers = [{"Id": "a1"}]
-    remote_engine.created = [{"Id": "new", "Created": time.time()}]
-    assert module.running_or_starting() == [{"Id": "a1"}]
 
 
 @pytest.mark.parametrize("where", ["engine", "remote_engine"])

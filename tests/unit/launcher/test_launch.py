@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from docker.errors import APIError, DockerException, ImageNotFound, NotFound
@@ -23,10 +25,10 @@ from imagematrix.launcher.share import Mps, Share
 
 
 class Engine(Double):
-    """An engine's client and its one container; `running` are others that it runs."""
+    """An engine's client and its one container; `running` are others that it runs, `starting` another."""
 
-    def __init__(self, create=None, start=None, running=()):
-        self.api = Listing(running)
+    def __init__(self, create=None, start=None, running=(), starting=None):
+        self.api = Listing(running, starting)
         self.containers = self
         self.failures = {"create": create, "start": start}
         self.requests = []
@@ -51,18 +53,32 @@ class Engine(Double):
 
 
 class Listing:
-    """The low-level API: the running containers, of which the last ends before it is inspected."""
+    """The low-level API: the running containers, of which the last ends before it is inspected.
 
-    def __init__(self, running):
+    `starting` is one that somebody has just created.
+    """
+
+    base_url, api_version = "http+docker://localhost", "1.43"
+
+    def __init__(self, running, starting=None):
         self._running = {str(number): container for number, container in enumerate(running)}
+        self._starting = starting
 
-    def containers(self):
+    def containers(self, *, all=False, filters=None):  # noqa: A002 - docker-py's name
+        assert all == bool(filters)
+        if filters:
+            return [{"Id": "new", "Created": time.time()}] if self._starting else []
         return [*({"Id": key} for key in self._running), {"Id": "gone"}]
 
     def inspect_container(self, key):
         if key not in self._running:
             raise NotFound("it has ended")
         return self._running[key]
+
+    def get(self, resource, timeout):
+        assert resource == "http+docker://localhost/v1.43/containers/new/json"
+        assert timeout
+        return SimpleNamespace(ok=True, json=lambda: self._starting)
 
 
 def container(*paths):
@@ -197,6 +213,14 @@ def test_gpus_in_use_are_not_claimed(make):
         GpusBusyError, match=r"requested 2 GPUs, 1 free: GPU 0 .* container web \(serving:v2\)"
     ):
         launch(selection, client=engine)
+
+
+@pytest.mark.usefixtures("_nodes_work")
+def test_the_gpu_of_a_container_that_is_just_starting_is_not_claimed(make):
+    starting = {"Id": "new", "State": {"Status": "created"}, **container("/dev/nvidia3")}
+    engine = Engine(starting=starting)
+    launch(make.selection(make.gpu(0), make.gpu(1)), gpus=1, client=engine)
+    assert engine.requests[0][1]["labels"]["io.imagematrix.gpus"] == "GPU-1"
 
 
 @pytest.mark.usefixtures("_nodes_work")
