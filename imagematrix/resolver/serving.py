@@ -84,7 +84,7 @@ async def _serve(settings: Settings, policy: Policy, address: Address, note: Cal
         mirrors=registry.partition("/")[0] or None,
         token=settings.token,
         policy=policy.on(registry),
-        state=State(settings.state, note) if settings.state else None,
+        state=State(settings.state, settings.upstream.rstrip("/"), note) if settings.state else None,
     )
     try:
         async with listening(resolver.application(), address, grace_s=GRACE_S) as bound:

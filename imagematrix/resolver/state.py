@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["Recorder", "State"]
 
 FOLDER = "last-known"
+UPSTREAM = "io.imagematrix.upstream"  # the annotation of index.json that names it
 LIMIT = 64 * 1024 * 1024  # bytes of all contents
 NAMES = 4_000
 BLOB = "application/octet-stream"
@@ -44,15 +45,16 @@ class _Entry:
 
 
 class State:
-    """Contents by their names, REPOSITORY:TAG or REPOSITORY@DIGEST, in a folder below `folder`.
+    """Contents of `upstream` by names, REPOSITORY:TAG or REPOSITORY@DIGEST, in a folder below `folder`.
 
-    Threads may share it. What cannot be written is told to `note`, and is no error. Raises UsageError if the
-    folder cannot be used, or if others can write to it.
+    It starts without what another upstream had. Threads may share it. What cannot be written is told to
+    `note`, and is no error. Raises UsageError if the folder cannot be used, or if others can write to it.
     """
 
-    def __init__(self, folder: Path, note: Callable[[str], None]) -> None:
+    def __init__(self, folder: Path, upstream: str, note: Callable[[str], None]) -> None:
         self._folder = folder / FOLDER  # nobody else's files are in there, so what is not known can go
         self._blobs = blob_file(self._folder, "")
+        self._upstream = upstream
         self._note = note
         self._lock = threading.Lock()
         self._failed = False
@@ -121,7 +123,7 @@ class State:
             for digest, raw in new.items():
                 files.replace(blob_file(self._folder, digest), raw)
             files.replace(self._folder / MARK, VERSION)
-            files.replace(self._folder / INDEX_FILE, _index(entries))
+            files.replace(self._folder / INDEX_FILE, _index(self._upstream, entries))
         except OSError as error:
             if not self._failed:
                 self._note(
@@ -145,6 +147,8 @@ class State:
         total = 0
         try:
             fields = documents.Fields(documents.read(path, limit=LIMIT), str(path))
+            if fields.named_texts("annotations").get(UPSTREAM) != self._upstream:
+                raise UsageError(f"{path} is not of {self._upstream}")
             for one in fields.objects("manifests"):
                 name, digest = one.named_texts("annotations").get(NAME), one.text("digest")
                 if name is None or not DIGEST.fullmatch(digest):
@@ -197,9 +201,10 @@ def _name(repository: str, reference: str) -> str:
     return f"{repository}{'@' if DIGEST.fullmatch(reference) else ':'}{reference}"
 
 
-def _index(entries: Mapping[str, _Entry]) -> bytes:
+def _index(upstream: str, entries: Mapping[str, _Entry]) -> bytes:
     listed = [
         {"mediaType": one.media_type, "digest": one.digest, "size": one.size, "annotations": {NAME: name}}
         for name, one in entries.items()
     ]
-    return json.dumps({"schemaVersion": 2, "manifests": listed}, indent=1).encode()
+    data = {"schemaVersion": 2, "manifests": listed, "annotations": {UPSTREAM: upstream}}
+    return json.dumps(data, indent=1).encode()

@@ -53,7 +53,7 @@ class Front:
             upstream=self._upstream,
             nodes=Nodes(here=node, classes=classes or {}),
             journal=self.journal,
-            state=State(state, self.notes.append) if state else None,
+            state=State(state, upstream, self.notes.append) if state else None,
             **options,
         )
         self._loop = asyncio.new_event_loop()

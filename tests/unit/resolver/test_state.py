@@ -18,7 +18,11 @@ from imagematrix.resolver.policy import Policy, Rule
 from imagematrix.resolver.signature import Key
 from imagematrix.resolver.state import State
 
-LISTED = b'{"manifests": [{"digest": "%s", "annotations": {"org.opencontainers.image.ref.name": "a:b"}%s}]}'
+HERE = "r.example"  # the upstream
+LISTED = (
+    b'{"manifests": [{"digest": "%s", "annotations": {"org.opencontainers.image.ref.name": "a:b"}%s}], '
+    b'"annotations": {"io.imagematrix.upstream": "UPSTREAM"}}'
+)
 
 
 @pytest.fixture
@@ -58,6 +62,16 @@ def test_restart_without_the_upstream_keeps_the_answers(front, upstream, publish
     assert again.pull("v2")[0] == again.pull(published.digests["cpu-v2"])[0] == 502
     assert front("genoa-h200").pull("v1")[0] == 502, "without a state"
     assert "ml/training:v1 is the last known" in again.notes[0]
+
+
+def test_restart_with_another_upstream_gives_no_answers_of_the_first(front, published, folder):
+    node = front(state=folder)
+    assert node.pull("v1") == published.digests["cpu-v3"]
+    node.close()
+    other = front(name="127.0.0.1:1", state=folder)
+    assert other.pull("v1")[0] == 502
+    index = folder / "last-known" / "index.json"
+    assert other.notes[0] == f"starting without what the last run left: {index} is not of 127.0.0.1:1"
 
 
 def test_versions_deleted_upstream_are_forgotten(front, upstream, published, folder, monkeypatch):
@@ -151,6 +165,7 @@ def test_damaged_list_is_treated_as_empty(front, upstream, published, folder, ra
     first.pull("v1")
     first.close()
     raw = raw.replace(b"DIGEST", published.digests["cpu-v3"].encode())
+    raw = raw.replace(b"UPSTREAM", upstream.address.encode())
     (folder / "last-known" / "index.json").write_bytes(raw)
     node = front(state=folder)
     assert node.pull("v1") == published.digests["cpu-v3"]
@@ -159,7 +174,7 @@ def test_damaged_list_is_treated_as_empty(front, upstream, published, folder, ra
 
 
 def test_every_file_in_the_folder_is_listed(folder, notes):
-    kept = State(folder, notes.append)
+    kept = State(folder, HERE, notes.append)
     kept.keep("a", "v1", content(b"one"))
     kept.keep("a", "v1", content(b"one"))
     kept.keep("a", "v1", content(b"two"))
@@ -174,7 +189,7 @@ def test_every_file_in_the_folder_is_listed(folder, notes):
         kept.content("a", digest(b"two"))
     (blobs(folder) / "leftover").touch()
     (folder / "last-known" / ".tmp123").touch()
-    again = State(folder, notes.append)
+    again = State(folder, HERE, notes.append)
     assert again.manifest("b", digest(b"two")).raw == b"two"
     assert len(list((folder / "last-known").rglob("*"))) == len({"blobs", "sha256", "two", "index", "mark"})
     assert notes == []
@@ -182,21 +197,21 @@ def test_every_file_in_the_folder_is_listed(folder, notes):
 
 def test_oldest_entries_are_removed_first(folder, notes, monkeypatch):
     monkeypatch.setattr(state, "LIMIT", 10)
-    kept = State(folder, notes.append)
+    kept = State(folder, HERE, notes.append)
     for tag in ("v1", "v2", "v3"):
         kept.keep("a", tag, content(tag.encode() * 2))
     assert [tag for _, tag in kept.tags()] == ["v2", "v3"]
     kept.keep("a", "v2", content(b"again"))
     assert [tag for _, tag in kept.tags()] == ["v3", "v2"]
     kept.keep("a", "v9", content(b"too large at all"))
-    assert [tag for _, tag in State(folder, notes.append).tags()] == []
+    assert [tag for _, tag in State(folder, HERE, notes.append).tags()] == []
     monkeypatch.setattr(state, "LIMIT", 1000)
     monkeypatch.setattr(state, "NAMES", 2)
     for tag in ("v1", "v2", "v3"):
         kept.keep("a", tag, content(tag.encode()))
     assert [tag for _, tag in kept.tags()] == ["v2", "v3"]
     monkeypatch.setattr(state, "NAMES", 1)
-    assert [tag for _, tag in State(folder, notes.append).tags()] == ["v2"]
+    assert [tag for _, tag in State(folder, HERE, notes.append).tags()] == ["v2"]
 
 
 def test_full_disk_is_reported_once_and_stops_nothing(folder, front, published, upstream, monkeypatch):
@@ -223,12 +238,12 @@ FULL = """\
 import hashlib, pathlib, sys
 from imagematrix.oci.registry import Manifest
 from imagematrix.resolver.state import State
-state = State(pathlib.Path(sys.argv[1]), lambda note: print(note.rpartition(": ")[2]))
+state = State(pathlib.Path(sys.argv[1]), "r.example", lambda note: print(note.rpartition(": ")[2]))
 for size in (1_000, 1_000_000, 2_000_000, 2_000):
     raw = bytes(size)
     digest = f"sha256:{hashlib.sha256(raw).hexdigest()}"
     state.keep("a", f"v{size}", Manifest(digest=digest, media_type="x", raw=raw))
-again = State(pathlib.Path(sys.argv[1]), print)
+again = State(pathlib.Path(sys.argv[1]), "r.example", print)
 print([tag for _, tag in again.tags()])
 """
 
@@ -245,14 +260,14 @@ def test_a_full_file_system_loses_only_what_has_no_room(folder):
 
 
 def test_folders_of_other_users_are_rejected(folder, notes, tmp_path):
-    State(folder, notes.append)
+    State(folder, HERE, notes.append)
     (folder / "last-known").chmod(0o777)
     with pytest.raises(UsageError, match="others can write to"):
-        State(folder, notes.append)
+        State(folder, HERE, notes.append)
     shutil.rmtree(folder)
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match="cannot be used"):
-        State(tmp_path / "file", notes.append)
+        State(tmp_path / "file", HERE, notes.append)
 
 
 def test_other_files_in_the_folder_are_kept(folder, notes):
@@ -261,7 +276,7 @@ def test_other_files_in_the_folder_are_kept(folder, notes):
     (folder / "index.json").write_text(json.dumps({"manifests": []}))
     (folder / "blobs").mkdir()
     (folder / "blobs" / "mine").touch()
-    kept = State(folder, notes.append)
+    kept = State(folder, HERE, notes.append)
     kept.keep("a", "v1", content(b"one"))
     assert (folder / "blobs" / "mine").exists()
     assert json.loads((folder / "index.json").read_text()) == {"manifests": []}
