@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 
+from imagematrix.allocation.containers import CDI
 from imagematrix.launcher.passed import value_of
 from imagematrix.record import replace
 
@@ -49,8 +50,9 @@ def second_driver(args: RunArgs, info: Callable[[], Mapping[str, Any]]) -> str |
 
     `info` returns the engine's information, and is called only where needed.
     """
-    if any(name.startswith(f"{KIND}=") for name in args.values("--device")):
-        return f"--device {KIND}=…"
+    for name in args.values("--device"):
+        if CDI.match(name):
+            return f"--device {name}"
     values = [value_of(text) for text in args.values("--env", "e") if text.partition("=")[0] == VISIBLE]
     visible = values[-1] if values else ""
     if visible in NOTHING:

@@ -127,7 +127,9 @@ def test_a_launch_without_gpus_is_unchanged(make, specs):
             "NVIDIA_VISIBLE_DEVICES=0 with the runtime nvidia",
         ),
         ("--runtime runc -e NVIDIA_VISIBLE_DEVICES=0 IMAGE", DEFAULT, None),
-        ("--device nvidia.com/gpu=0 IMAGE", {}, "--device nvidia.com/gpu=…"),
+        ("--device nvidia.com/gpu=0 IMAGE", {}, "--device nvidia.com/gpu=0"),
+        ("--device runtime.nvidia.com/gpu=all IMAGE", {}, "--device runtime.nvidia.com/gpu=all"),
+        ("--device /dev/fuse --device nvidia.com/mig=0:1 IMAGE", {}, "--device nvidia.com/mig=0:1"),
         ("--device /dev/fuse IMAGE", DEFAULT, None),
     ],
 )
