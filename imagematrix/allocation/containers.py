@@ -9,6 +9,7 @@ import stat
 from imagematrix.allocation.processes import MAJOR
 from imagematrix.allocation.shares import parse_mib
 from imagematrix.allocation.usage import Consumer, combined, keys, mig_key
+from imagematrix.node.pci import canonical
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,7 +37,6 @@ NUMBERED = re.compile(r"c\s+195:(\d+|\*)(\s.*)?", re.ASCII)  # a devices cgroup 
 CAPABILITY = re.compile(r"/dev/nvidia-caps/nvidia-cap(\d+)", re.ASCII)
 # The number of a GPU, or of a MIG device on a GPU; early CDI specifications name them gpu0 and mig0:1.
 NUMBER = re.compile(r"(?:gpu|mig)?(\d{1,4})(:\d{1,4})?", re.ASCII)
-PCI = re.compile(r"([0-9a-f]{1,8}):([0-9a-f]{1,2}):([0-9a-f]{1,2})(?:\.0)?", re.ASCII)
 PREFIXES = ("gpu-", "mig-")  # of UUIDs
 
 
@@ -159,7 +159,8 @@ def _named(gpu: Gpu, numbers: range, name: str) -> tuple[str, ...]:
         if int(number[1]) not in numbers:
             return ()
         return (f"nvidia{gpu.minor}",) if number[2] else keys(gpu)
-    if name == ALL or _is_named(gpu.uuid, name) or (gpu.pci_bus_id and _pci(name) == _pci(gpu.pci_bus_id)):
+    address = canonical(name)
+    if name == ALL or _is_named(gpu.uuid, name) or (address and address == canonical(gpu.pci_bus_id or "")):
         return keys(gpu)
     devices = [device for device in gpu.mig or () if _is_named(device.uuid, name)]
     return tuple(mig_key(gpu.minor or 0, device.gpu_instance, device.compute_instance) for device in devices)
@@ -167,8 +168,3 @@ def _named(gpu: Gpu, numbers: range, name: str) -> tuple[str, ...]:
 
 def _is_named(uuid: str | None, name: str) -> bool:
     return uuid is not None and name.startswith(PREFIXES) and uuid.lower().startswith(name)
-
-
-def _pci(address: str) -> tuple[int, ...] | None:
-    match = PCI.fullmatch(address.lower())
-    return tuple(int(number, 16) for number in match.groups()) if match else None

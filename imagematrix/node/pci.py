@@ -19,7 +19,7 @@ NVIDIA = "10de"
 DISPLAY, VGA, CONTROLLER_3D, OTHER_DISPLAY, PROCESSING = "03", "0300", "0302", "0380", "1200"
 OTHER_BRIDGE = "0680"
 NVSWITCH = "nvidia-nvswitch"  # the kernel driver; nForce chipsets have bridges of NVIDIA's for others
-ADDRESS = re.compile(r"([0-9a-f]{4,8}):([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])", re.ASCII)
+ADDRESS = re.compile(r"([0-9a-f]{1,8}):([0-9a-f]{1,2}):([0-9a-f]{1,2})(?:\.([0-7]))?", re.ASCII)
 # A line of a function's file `resource`: start and end of a region, and its flags.
 REGION = re.compile(r"0x([0-9a-f]{1,16}) 0x([0-9a-f]{1,16}) 0x([0-9a-f]{1,16})", re.ASCII)
 REGIONS = 6
@@ -59,12 +59,12 @@ class Function(Record):
 
 
 def canonical(address: str) -> str | None:
-    """Return a PCI address as the kernel writes it: "00000000:41:00.0" is "0000:41:00.0"."""
+    """Return a PCI address as the kernel writes it: "00000000:41:00.0" and "0:41:0" are "0000:41:00.0"."""
     match = ADDRESS.fullmatch(address.strip().lower())
     if match is None:
         return None
     domain, bus, device, function = match.groups()
-    return f"{int(domain, 16):04x}:{bus}:{device}.{function}"
+    return f"{int(domain, 16):04x}:{bus:0>2}:{device:0>2}.{function or 0}"
 
 
 def order(bus_id: str) -> tuple[int, ...]:

@@ -68,6 +68,7 @@ def gpus(gpu):
         (runtime("NVIDIA_VISIBLE_DEVICES=gpu-0"), ["nvidia10"]),
         (runtime("NVIDIA_VISIBLE_DEVICES=GPU-"), ["nvidia10", "nvidia11-gi1-ci0", "nvidia11-gi2-ci0"]),
         (runtime("NVIDIA_VISIBLE_DEVICES=0:41:00.0"), ["nvidia10"]),
+        (runtime("NVIDIA_VISIBLE_DEVICES=0:41:0"), ["nvidia10"]),
         (runtime("NVIDIA_VISIBLE_DEVICES=00000000:42:00.0"), []),
         (runtime("NVIDIA_VISIBLE_DEVICES=nvidia.com/gpu=mig1:0"), ["nvidia11"]),
         (runtime("NVIDIA_VISIBLE_DEVICES=void"), []),
@@ -79,6 +80,15 @@ def gpus(gpu):
 )
 def test_the_gpus_of_a_container(gpus, container, keys):
     assert sorted(usage([container], gpus)) == keys
+
+
+@pytest.mark.parametrize("address", ["0000:41:00.1", "virtual"])
+def test_a_gpu_at_an_unusual_address_is_not_taken_for_another(gpu, address):
+    there = (gpu(0, pci_bus_id=address),)
+    assert usage([runtime("NVIDIA_VISIBLE_DEVICES=GPU-elsewhere")], there) == {}
+    assert sorted(usage([runtime("NVIDIA_VISIBLE_DEVICES=0000:41:00.1")], there)) == (
+        ["nvidia10"] if address[0] == "0" else []
+    )
 
 
 @pytest.mark.parametrize(
