@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -104,11 +103,12 @@ def images(
     where there is none, AuditError where something is damaged.
     """
     try:
-        found = [
-            manifest
-            for one in (_by_name(raw, reference) if layout else [raw])
-            for manifest in _chosen(list(_manifests(source, one, reference, DEEPEST)), reference, platform)
-        ]
+        fields = Fields(documents.parse(raw, reference), reference)
+        if layout and fields.present("manifests"):
+            listed = [_listed(source, one, reference, DEEPEST) for one in _by_name(fields)]
+        else:
+            listed = [_manifests(source, raw, reference, DEEPEST)]
+        found = [manifest for one in listed for manifest in _chosen(list(one), reference, platform)]
         for manifest in found:
             own = digest(manifest.raw)
             name = reference if len(found) == 1 else f"{reference.partition('@')[0]}@{own}"
@@ -172,19 +172,24 @@ class _Manifest:
     name: str | None
 
 
-def _by_name(raw: bytes, reference: str) -> list[bytes]:
-    """Return the index of a layout as one for each name in it; what has several names is there once."""
-    index = Fields(documents.parse(raw, reference), reference)
-    if not index.present("manifests"):
-        return [raw]
-    named: dict[str, list[object]] = {}
+def _by_name(index: Fields) -> list[list[Fields]]:
+    """Return the entries of a layout's index in groups, each of which is an image.
+
+    Those of one name are, for several platforms. So are those without a name, unless two are for the same
+    platform. What has several names is there once.
+    """
+    named: dict[str, list[Fields]] = {}
     seen: set[str] = set()
     for one in index.objects("manifests"):
         annotations = one.named_texts("annotations")
-        if (own := one.text("digest")) not in seen:
+        if ATTESTATION not in annotations and (own := one.text("digest")) not in seen:
             seen.add(own)
-            named.setdefault(annotations.get(NAMED) or annotations.get(TAG) or "", []).append(one.data)
-    return [json.dumps({"manifests": entries}).encode() for entries in named.values()] or [raw]
+            named.setdefault(annotations.get(NAMED) or annotations.get(TAG) or "", []).append(one)
+    groups: list[list[Fields]] = []
+    for name, entries in named.items():
+        apart = not name and len({_platform(one) for one in entries}) < len(entries)
+        groups += [[one] for one in entries] if apart else [entries]
+    return groups or [[]]
 
 
 def _manifests(
@@ -195,21 +200,27 @@ def _manifests(
     entry: Fields | None = None,
     name: str | None = None,
 ) -> Iterator[_Manifest]:
+    """Yield the manifest that `raw` is, or those in the index that it is."""
     fields = Fields(documents.parse(raw, reference), reference)
-    if not fields.present("manifests"):
-        if fields.present("layers"):  # and not an artifact
-            yield _Manifest(
-                raw=raw,
-                fields=fields,
-                platform=_platform(entry),
-                annotations=entry.named_texts("annotations") if entry else {},
-                name=name,
-            )
-        return
-    listed = list(fields.objects("manifests"))
-    if not deep or len(listed) > MOST:
+    if fields.present("manifests"):
+        yield from _listed(source, list(fields.objects("manifests")), reference, deep, name)
+    elif fields.present("layers"):  # and not an artifact
+        yield _Manifest(
+            raw=raw,
+            fields=fields,
+            platform=_platform(entry),
+            annotations=entry.named_texts("annotations") if entry else {},
+            name=name,
+        )
+
+
+def _listed(
+    source: Source, entries: Sequence[Fields], reference: str, deep: int, name: str | None = None
+) -> Iterator[_Manifest]:
+    """Yield the manifests to which entries of an index lead."""
+    if not deep or len(entries) > MOST:
         raise AuditError(f"{reference} has indexes in indexes without end, or too many images")
-    for one in listed:
+    for one in entries:
         annotations = one.named_texts("annotations")
         if ATTESTATION not in annotations:
             inner = source.manifest(_digest(one, "digest"))

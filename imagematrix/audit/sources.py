@@ -11,7 +11,9 @@ import json
 import posixpath
 import re
 import tarfile
+from collections import defaultdict
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 
 from imagematrix import documents, engine
@@ -27,7 +29,7 @@ from imagematrix.reference import Reference, names_registry
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from typing import BinaryIO
 
     from imagematrix.audit.layer import Layer
@@ -325,7 +327,8 @@ class _Archive:
         root = Fields(documents.parse(config, SAVED), SAVED).object_or_none("rootfs")
         tars = root.texts("diff_ids") if root and root.present("diff_ids") else ()
         own = digest(config)
-        if all([*listed] != layers for listed in (tars, *(blobs for _, blobs in self._manifests(own)))):
+        blobs = (listed for _, listed in self._manifests.get(own, ()))
+        if all([*listed] != layers for listed in (tars, *blobs)):
             raise AuditError(f"the archive has other layers than its configuration {own} says")
 
     def _manifest(self, config: str) -> str:
@@ -333,18 +336,21 @@ class _Archive:
 
         It is one that the engine knows the image by: for an image of several platforms, its index.
         """
-        for own, _ in self._manifests(config):
+        for own, _ in self._manifests.get(config, ()):
             if own in (self._digests or {own}):
                 return own
         return config if self._digests is None or config in self._digests else min(self._digests)
 
-    def _manifests(self, config: str) -> Iterator[tuple[str, list[str]]]:
-        """Yield digest and layers of each manifest with this configuration."""
+    @cached_property
+    def _manifests(self) -> Mapping[str, list[tuple[str, list[str]]]]:
+        """Digest and layers of each manifest, by the digest of its configuration."""
+        found: defaultdict[str, list[tuple[str, list[str]]]] = defaultdict(list)
         for raw in self._texts.values():
             with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
                 manifest = json.loads(raw)
-                if manifest["config"]["digest"] == config:
-                    yield digest(raw), [layer["digest"] for layer in manifest["layers"]]
+                layers = [layer["digest"] for layer in manifest["layers"]]
+                found[manifest["config"]["digest"]].append((digest(raw), layers))
+        return found
 
 
 class _Prefixed:

@@ -176,6 +176,18 @@ def test_every_name_of_a_layout_is_an_image(several, tmp_path):
     ]
 
 
+@pytest.mark.parametrize("more", [{}, {"platform": {"os": "linux", "architecture": "amd64"}}])
+def test_images_without_names_that_no_platform_tells_apart_are_all_read(several, tmp_path, more):
+    """As crane writes several images into one layout."""
+    path = layout(tmp_path / "oci", *several, entries=[image.entry(**more) for image in several])
+    assert [image.digest for image in images(path)] == [image.digest for image in several]
+
+
+def test_empty_layout_has_no_image(tmp_path):
+    with pytest.raises(UnknownImageError, match="has no image for linux/amd64"):
+        images(layout(tmp_path / "oci", entries=[]))
+
+
 def test_nested_indexes_are_followed(one, tmp_path):
     inner = index(one.entry())
     one.blobs[digest(inner)] = inner
