@@ -94,7 +94,7 @@ class Plugin:
     def __init__(self, settings: Settings, note: Callable[[str], None]) -> None:
         self._settings = settings
         self._note = note
-        self._failures: set[str] = set()  # told since the last success
+        self._failures: dict[str, set[str]] = {}  # told of what fails, since it last succeeded
         self._offer: Offer
         self._holders: dict[str, str] = {}
         self._since: dict[str, float] = {}  # when units were last allocated or listed
@@ -131,13 +131,16 @@ class Plugin:
         try:
             self._offer = await asyncio.to_thread(self._settings.offer)
         except ImagematrixError as error:
-            self._fail(f"the node cannot be probed: {error}")
+            self._fail("node", f"the node cannot be probed: {error}")
+        else:
+            self._failures.pop("node", None)
         await self._notify()
 
-    def _fail(self, text: str) -> None:
-        """Tell of a failure once: it is tried again every few seconds."""
-        if text not in self._failures:
-            self._failures.add(text)
+    def _fail(self, what: str, text: str) -> None:
+        """Tell of a failure once until `what` succeeds: it is tried again every few seconds."""
+        told = self._failures.setdefault(what, set())
+        if text not in told:
+            told.add(text)
             self._note(text)
 
     async def _notify(self) -> None:
@@ -153,9 +156,10 @@ class Plugin:
                 answer = await ask(message("Empty")(), timeout=self._settings.times.answer)
         except grpc.aio.AioRpcError as error:
             effect = "allocated devices stay so" if self._listed_pods else "no device is offered"
-            self._fail(f"{self._settings.pods}: pods unknown, {effect}: {error.details()}")
+            self._fail("pods", f"{self._settings.pods}: pods unknown, {effect}: {error.details()}")
             self._hold()
             return
+        self._failures.pop("pods", None)
         # A unit that the last probe missed is still held when the next one finds it.
         used = {
             unit: devices.resource_name
@@ -179,8 +183,9 @@ class Plugin:
         """Serve and register what is not registered with the kubelet that is there now."""
         identity = _identity(self._settings.registry)
         if identity is None:
-            self._fail(f"{self._settings.registry} not found: waiting for kubelet")
+            self._fail("kubelet", f"{self._settings.registry} not found: waiting for kubelet")
             return
+        self._failures.pop("kubelet", None)
         if not self._listed_pods:
             await self._read_pods()
         if not self._listed_pods:  # what they hold under one name would be free under the others
@@ -196,7 +201,7 @@ class Plugin:
                 try:
                     await self._start(resource, channel)
                 except grpc.aio.AioRpcError as error:
-                    self._fail(f"kubelet did not register {resource}: {error.details()}")
+                    self._fail(resource, f"kubelet did not register {resource}: {error.details()}")
 
     async def _start(self, resource: str, channel: Any) -> None:
         path = self._socket(resource)
@@ -222,7 +227,7 @@ class Plugin:
             path.unlink(missing_ok=True)
             raise
         self._servers[resource] = server
-        self._failures.clear()
+        self._failures.pop(resource, None)
         self._note(f"offering {len(self._listed(resource))} {resource}")
 
     async def _stop(self) -> None:
