@@ -31,7 +31,7 @@ __all__ = ["plain", "run"]
 REPEATABLE = frozenset({"where"})  # options that make a list
 STDERR = 2
 # Errors of writing the answer; they name no file.
-UNWRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE)
+UNWRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE, errno.EBADF)
 UNEXPECTED = 1
 INTERRUPTED = 130  # 128 + SIGINT, as in a shell
 TERMINATED = 143  # 128 + SIGTERM
@@ -56,6 +56,8 @@ def run(words: Sequence[str]) -> int:
     )  # otherwise Python reports it again at exit
     if error.errno != errno.EPIPE:  # for EPIPE, the reader has closed the pipe
         remedy = "free disk space where stdout goes, or set TMPDIR to another folder"
+        if error.errno == errno.EBADF:
+            remedy = "stdout is closed: send it to /dev/null if you do not want the answer"
         print_error(ImagematrixError(f"cannot write the answer: {error.strerror}", remedy=remedy))
     return code or UNEXPECTED
 
@@ -81,12 +83,15 @@ def _code(words: Sequence[str]) -> tuple[int, OSError | None]:
 def _open_streams() -> None:
     """Open /dev/null for those of stdin, stdout and stderr that the caller has closed.
 
-    Otherwise the next opened file would get such a number, and messages would be written to it.
+    Otherwise the next opened file would get such a number, and messages would be written to it. An answer
+    cannot be written to a closed stdout: that is an error here, though not for a child.
     """
     while (number := os.open(os.devnull, os.O_RDWR)) <= STDERR:
         os.set_inheritable(number, True)
     os.close(number)
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
+    if sys.stdout is None:
+        sys.stdout = open(os.open(os.devnull, os.O_RDONLY), "w", encoding="utf-8")  # noqa: PTH123, SIM115
+    for number, name in ((0, "stdin"), (STDERR, "stderr")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(number, "w" if number else "r", encoding="utf-8", closefd=False))  # noqa: SIM115
 

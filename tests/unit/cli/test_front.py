@@ -120,6 +120,16 @@ def test_closed_pipe_is_not_an_error(buffered, profiles, catalog_file):
     assert (result.returncode, result.stderr) == (1, "")
 
 
+@pytest.mark.parametrize("options", ["", "--json", "--help"])
+def test_an_answer_to_a_closed_stdout_is_an_error(options, profiles, catalog_file):
+    words = f"select training:v1 --host {profiles['mixed']} --catalog {catalog_file} --allow-cpu --gpus none"
+    code = "from imagematrix.cli import main; main()"
+    command = f"exec {sys.executable} -c '{code}' {words} {options} >&-"
+    done = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, "Traceback" in done.stderr) == (1, False)
+    assert "cannot write the answer: Bad file descriptor\n  stdout is closed" in done.stderr
+
+
 STREAMS = """
 import os, sys
 from imagematrix.cli.front import run
