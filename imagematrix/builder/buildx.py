@@ -24,6 +24,7 @@ from typing import Any, Self
 
 from imagematrix import endpoint, engine
 from imagematrix.builder.rewrite import Rewriter
+from imagematrix.documents import natural
 from imagematrix.errors import BuildError, EngineError, UsageError
 from imagematrix.oci import layout
 from imagematrix.once import Once
@@ -118,7 +119,9 @@ class Buildx:
     def _require(self) -> str:
         """Return the path of buildx, because starting it through `docker buildx` takes 20 ms longer."""
         version = self._docker.version
-        if self._builder is None and int(version.partition(".")[0]) < OLDEST:
+        # A build of Docker from its sources may have a name or a commit for a version, and is taken for new.
+        major = natural(version.partition(".")[0])
+        if self._builder is None and major is not None and major < OLDEST:
             remedy = f"install Docker {OLDEST} or newer; `select` and `run` work with this version"
             raise EngineError(f"Docker {version} is too old for builds", remedy=remedy)
         if self._attest and not self.reproducible:

@@ -375,6 +375,9 @@ def test_missing_or_old_docker_is_reported(monkeypatch, tmp_path):
     with pytest.raises(EngineError, match="cannot start `docker`"):
         Buildx(Docker())
     docker = Docker()
+    docker.version = "library-import"  # of a build from the sources: it is taken for new
+    with pytest.raises(EngineError, match="cannot start `docker`"):
+        Buildx(docker)
     docker.version = "20.10.24+dfsg1"
     with pytest.raises(EngineError, match="too old for builds"):
         Buildx(docker)
