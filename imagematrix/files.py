@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+from pathlib import Path
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 __all__ = ["replace", "write"]
 
@@ -50,7 +50,7 @@ def write(path: Path, content: bytes) -> None:
     if str(path.absolute()).startswith(STREAMS) or (path.exists() and not path.is_file()):
         path.write_bytes(content)
         return
-    target = path.resolve()
+    target = Path(os.path.realpath(path))  # also of a link to itself
     try:
         replace(target, content, target.stat().st_mode & 0o7777 if target.exists() else None)
     except OSError as error:

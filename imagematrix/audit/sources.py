@@ -10,6 +10,7 @@ import contextlib
 import json
 import posixpath
 import re
+import stat
 import tarfile
 from collections import defaultdict
 from dataclasses import replace
@@ -56,18 +57,24 @@ def read(reference: str, platform: str, known: Layers) -> Iterator[Image]:
     AuditError where what there is can't be read.
     """
     path = Path(reference)
-    if (path / LAYOUT).is_file():
-        source = _Layout(path, known)
-        yield from images(source, source.index(), reference, platform, layout=True)
-    elif path.is_file():
-        with path.open("rb") as file:
-            yield from _Archive(file, known).images(reference, platform)
-    elif path.exists():
-        raise UnknownImageError(f"{reference} is not an OCI layout: it has no file {LAYOUT}")
-    elif reference.startswith((".", "/")):  # as no name of an image does
-        raise UnknownImageError(f"{reference}: No such file or directory")
-    else:
+    try:
+        folder = stat.S_ISDIR(path.stat().st_mode)
+    except OSError as error:
+        if reference.startswith((".", "/")):  # as no name of an image does
+            raise UnknownImageError(f"{reference}: {error.strerror}") from error
         yield from _named(reference, platform, known)
+        return
+    try:
+        if not folder:
+            with path.open("rb") as file:
+                yield from _Archive(file, known).images(reference, platform)
+        elif not (path / LAYOUT).is_file():
+            raise UnknownImageError(f"{reference} is not an OCI layout: it has no file {LAYOUT}")
+        else:
+            source = _Layout(path, known)
+            yield from images(source, source.index(), reference, platform, layout=True)
+    except OSError as error:
+        raise AuditError(f"{reference} can't be read: {error.strerror}") from error
 
 
 def _named(reference: str, platform: str, known: Layers) -> Iterator[Image]:

@@ -132,3 +132,10 @@ def test_output_to_a_pipe_is_written_to_it(tmp_path):
         files.write(pipe, b"new")
         assert reader.stdout.read() == b"new"
     assert stat.S_ISFIFO(pipe.stat().st_mode)
+
+
+def test_a_link_to_itself_is_replaced(tmp_path):
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    files.write(loop, NEW)
+    assert loop.read_bytes() == NEW

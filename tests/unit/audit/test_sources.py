@@ -1,10 +1,13 @@
 """Reading images from layouts, archives, an engine and a registry."""
 
 import contextlib
+import errno
 import gzip
 import itertools
 import json
+import os
 import tarfile
+import threading
 from pathlib import Path
 
 import pytest
@@ -286,6 +289,35 @@ def test_file_that_is_not_an_image_is_rejected(tmp_path, raw):
 def test_folder_that_is_not_a_layout_is_rejected(tmp_path):
     with pytest.raises(UnknownImageError, match="no file oci-layout"):
         images(str(tmp_path))
+
+
+@pytest.mark.parametrize("kind", [archived, layout])
+def test_image_that_cannot_be_opened_is_rejected(one, tmp_path, monkeypatch, kind):
+    def refuse(*_):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    path = kind(tmp_path / "image", one)
+    monkeypatch.setattr(Path, "is_file", refuse)
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(AuditError, match=r"image can't be read: Permission denied"):
+        images(path)
+
+
+def test_archive_may_come_through_a_pipe(one, tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    raw = Path(archived(tmp_path / "a.tar", one)).read_bytes()
+    writer = threading.Thread(target=pipe.write_bytes, args=(raw,))
+    writer.start()
+    assert only(str(pipe)).digest == one.digest
+    writer.join()
+
+
+@pytest.mark.usefixtures("no_engine")
+@pytest.mark.parametrize("name", ["a" * 300, "a/" * 3000 + "a:v1"])
+def test_name_that_is_too_long_for_a_file_is_that_of_an_image(name):
+    with pytest.raises(EngineError, match="cannot reach the Docker engine"):
+        images(name)
 
 
 def test_truncated_archive_is_rejected(one, tmp_path):
