@@ -46,12 +46,25 @@ def image(variant: Variant) -> str:
 
 
 def chosen(classes: Sequence[Class], names: Sequence[str]) -> tuple[Class, ...]:
-    """Return the classes with these names, or all; raise UsageError if there is no such class."""
+    """Return the classes with these names, or all.
+
+    Raises UsageError if there is no such class, or if a node of another class has the label of one of them:
+    pods for the class could start there.
+    """
     there = {each.name: each for each in classes}
     for name in names:
         if name not in there:
             raise UsageError(f"class {name!r} not found", remedy=f"one of {', '.join(sorted(there))}")
-    return tuple(there[name] for name in names) if names else tuple(classes)
+    found = tuple(there[name] for name in names) if names else tuple(classes)
+    for each in classes:
+        for node in each.nodes:
+            if any(one.has_label(node) for one in found if one is not each):
+                raise UsageError(
+                    f"node {node.name} has the label of the class {node.labels[CLASS]}, and the facts of "
+                    f"{each.name}",
+                    remedy="label it anew with `imagematrix kubernetes labels`",
+                )
+    return found
 
 
 def each(classes: Iterable[Class]) -> tuple[Placed, ...]:

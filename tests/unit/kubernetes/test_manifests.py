@@ -13,6 +13,7 @@ from imagematrix.errors import UsageError
 from imagematrix.kubernetes.affinity import required
 from imagematrix.kubernetes.classes import classes
 from imagematrix.kubernetes.compatibility import compatibility
+from imagematrix.kubernetes.labels import CLASS
 from imagematrix.kubernetes.manifests import WORKLOADS, Workload, flavors, manifests
 from imagematrix.kubernetes.nodes import parse
 from imagematrix.kubernetes.placed import chosen, gang, image
@@ -177,6 +178,19 @@ def test_classes_are_chosen_by_name(found):
     assert chosen(found, [found[1].name]) == (found[1],)
     with pytest.raises(UsageError, match="class 'x' not found"):
         chosen(found, ["x"])
+
+
+def test_a_node_with_the_label_of_another_class_is_an_error(cluster, make):
+    """The pods of that class could start there, with an image that does not fit it."""
+    hosts = {"old": make.host(make.gpu(0)), "new": make.host(make.gpu(0), driver=NEW), "cpu": make.host()}
+    labels = {name: cluster.own(host) for name, host in hosts.items()}
+    labels["new"][CLASS] = labels["old"][CLASS]
+    found = of(cluster, labels, make.catalog(make.variant()))
+    for names in ([labels["old"][CLASS]], []):
+        with pytest.raises(UsageError, match=f"node new has the label of the class {labels['old'][CLASS]}, "):
+            chosen(found, names)
+    (cpu,) = chosen(found, [labels["cpu"][CLASS]])
+    assert [node.name for node in cpu.nodes] == ["cpu"]
 
 
 def test_a_reference_has_its_digest(make):
