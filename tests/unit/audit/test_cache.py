@@ -251,10 +251,11 @@ def test_entries_that_another_process_removes_are_passed_over(tmp_path, monkeypa
     def racing(path):
         with real(path) as entries:
             listed = list(entries)
-        folder.joinpath(listed[0].name).unlink()
+        if Path(path) == folder:  # newer releases of pathlib look through other folders with it
+            folder.joinpath(listed[0].name).unlink()
         yield iter(listed)
 
-    with monkeypatch.context() as patch:  # newer releases of pathlib call it, too
+    with monkeypatch.context() as patch:
         patch.setattr("imagematrix.audit.cache.os.scandir", racing)
         Cache(folder, limit=0).put(replace(FULL, digest=f"sha256:{'1' * 64}"))
     assert not list(folder.iterdir())
