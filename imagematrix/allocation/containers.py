@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from imagematrix.allocation.usage import Usage
     from imagematrix.node.host import Gpu
 
-__all__ = ["CDI", "LEASE", "NVIDIA_RUNTIME", "VISIBLE", "VRAM", "WHOLE", "gpu_keys", "usage"]
+__all__ = ["CDI", "LEASE", "VISIBLE", "VRAM", "WHOLE", "gpu_keys", "is_nvidia", "usage"]
 
 # Labels: the share that a container declares of each of its GPUs, in MiB or WHOLE, and the lease it was
 # started under. A launch always sets the first, so that a label of the image never takes effect.
@@ -29,7 +29,7 @@ LEASE = "io.imagematrix.lease"
 
 ALL = "all"
 CONTROL = 254  # minors from here on are those of nvidia-modeset and nvidiactl
-NVIDIA_RUNTIME = "nvidia"
+NVIDIA = "nvidia"
 VISIBLE = "NVIDIA_VISIBLE_DEVICES="
 CDI = re.compile(r"(?:[\w-]+\.)*nvidia\.com/[\w.-]+=", re.ASCII)  # before a device's own name in CDI
 NODE = re.compile(r"/dev/nvidia(\d+)", re.ASCII)
@@ -56,6 +56,11 @@ def usage(containers: Iterable[Mapping[str, Any]], gpus: tuple[Gpu, ...]) -> Usa
 def gpu_keys(container: Mapping[str, Any], gpus: tuple[Gpu, ...]) -> list[str]:
     """Return the keys of the GPUs that one container has, also of GPUs that are not in `gpus`."""
     return sorted({*_nodes(container, gpus), *_injected(container, gpus)})
+
+
+def is_nvidia(runtime: str | None) -> bool:
+    """Whether a runtime is NVIDIA's, by its name: its toolkit also installs nvidia-cdi and nvidia-legacy."""
+    return (runtime or "").startswith(NVIDIA)
 
 
 def _consumer(container: Mapping[str, Any]) -> Consumer:
@@ -113,7 +118,7 @@ def _injected(container: Mapping[str, Any], gpus: tuple[Gpu, ...]) -> Iterator[s
     names: list[str] = []
     for request in host.get("DeviceRequests") or ():
         names += _requested(request)
-    if host.get("Runtime") == NVIDIA_RUNTIME:
+    if is_nvidia(host.get("Runtime")):
         values = [value for value in config.get("Env") or () if str(value).startswith(VISIBLE)]
         names += values[-1].removeprefix(VISIBLE).split(",") if values else []
     plain = {CDI.sub("", name.strip(), count=1).lower() for name in names}

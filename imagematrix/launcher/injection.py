@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 
-from imagematrix.allocation.containers import CDI
+from imagematrix.allocation.containers import CDI, is_nvidia
 from imagematrix.launcher.passed import value_of
 from imagematrix.record import replace
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 __all__ = ["second_driver", "through_cdi"]
 
 KIND = "nvidia.com/gpu"
-RUNTIME = "nvidia"
 VISIBLE = "NVIDIA_VISIBLE_DEVICES"
 NODE = re.compile(r"/dev/nvidia(?:\d+|-caps/.+)", re.ASCII)  # of a GPU, or of a part of one
 NOTHING = ("", "void", "none")  # with "none" the runtime still injects the driver, but no GPU to use it with
@@ -58,9 +57,8 @@ def second_driver(args: RunArgs, info: Callable[[], Mapping[str, Any]]) -> str |
     if visible in NOTHING:
         return None
     runtime = ["", *args.values("--runtime")][-1]
-    if (runtime or info().get("DefaultRuntime")) != RUNTIME:
-        return None
-    return f"{VISIBLE}={visible} with the runtime {RUNTIME}"
+    runtime = runtime or str(info().get("DefaultRuntime"))
+    return f"{VISIBLE}={visible} with the runtime {runtime}" if is_nvidia(runtime) else None
 
 
 def _devices(folder: str) -> Iterator[tuple[str, frozenset[str]]]:

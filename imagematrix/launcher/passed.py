@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 
-from imagematrix.allocation.containers import CDI, NVIDIA_RUNTIME, VISIBLE, gpu_keys
+from imagematrix.allocation.containers import CDI, VISIBLE, gpu_keys, is_nvidia
 from imagematrix.allocation.usage import keys
 from imagematrix.errors import UsageError
 from imagematrix.gpus.choice import parts
@@ -51,7 +51,7 @@ def passed(args: RunArgs, gpus: tuple[Gpu, ...], info: Callable[[], Mapping[str,
     )
     visible = [value_of(text) for text in variables if text.partition("=")[0] == VISIBLE[:-1]]
     runtime = (args.values("--runtime") or (info().get("DefaultRuntime") if visible or once else "",))[-1]
-    if once and runtime == NVIDIA_RUNTIME:
+    if once and is_nvidia(runtime):
         raise UsageError(
             f"--env-file {once[0]}: not a regular file, so the GPUs that it may name cannot be claimed",
             remedy="write the variables to a file",

@@ -65,6 +65,7 @@ def gpus(gpu):
         (runtime("NVIDIA_VISIBLE_DEVICES=runtime.nvidia.com/gpu=gpu0"), ["nvidia10"]),
         (runtime("NVIDIA_VISIBLE_DEVICES=notnvidia.com/gpu=0"), []),
         (runtime("NVIDIA_VISIBLE_DEVICES=x, 0"), ["nvidia10"]),
+        (runtime("NVIDIA_VISIBLE_DEVICES=0", runtime="nvidia-cdi"), ["nvidia10"]),
         (runtime("NVIDIA_VISIBLE_DEVICES=gpu-0"), ["nvidia10"]),
         (runtime("NVIDIA_VISIBLE_DEVICES=GPU-"), ["nvidia10", "nvidia11-gi1-ci0", "nvidia11-gi2-ci0"]),
         (runtime("NVIDIA_VISIBLE_DEVICES=0:41:00.0"), ["nvidia10"]),

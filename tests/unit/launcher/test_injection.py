@@ -126,6 +126,11 @@ def test_a_launch_without_gpus_is_unchanged(make, specs):
             {},
             "NVIDIA_VISIBLE_DEVICES=0 with the runtime nvidia",
         ),
+        (
+            "--runtime nvidia-legacy -e NVIDIA_VISIBLE_DEVICES=0 IMAGE",
+            {},
+            "NVIDIA_VISIBLE_DEVICES=0 with the runtime nvidia-legacy",
+        ),
         ("--runtime runc -e NVIDIA_VISIBLE_DEVICES=0 IMAGE", DEFAULT, None),
         ("--device nvidia.com/gpu=0 IMAGE", {}, "--device nvidia.com/gpu=0"),
         ("--device runtime.nvidia.com/gpu=all IMAGE", {}, "--device runtime.nvidia.com/gpu=all"),
