@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     import docker
 
+    Attended = Callable[[Mapping[str, str]], bool]
+
 __all__ = [
     "cannot_start",
     "client",
@@ -50,8 +52,7 @@ ENGINES = frozenset({"dockerd", "podman"})
 CONTAINER = r"[0-9a-f]{64}"  # the id of a container
 YOUNG_S = 60  # from the creation of a container to its start, which usually follows at once
 START_S = 10  # patience with a start: NVIDIA's runtime wakes GPUs for seconds
-# Labels of containers that are accounted for while they start: those of launches, and tasks of Swarm.
-ATTENDED = frozenset({"io.imagematrix.selected", "com.docker.swarm.task.id"})
+LAUNCH, TASK = "io.imagematrix.selected", "com.docker.swarm.task.id"  # labels of launches, and of Swarm
 
 
 def responds() -> bool:
@@ -238,16 +239,16 @@ def reports_system() -> bool:
     )
 
 
-def running_or_starting() -> list[dict[str, Any]]:
+def running_or_starting(attended: Attended = lambda _: True) -> list[dict[str, Any]]:
     """Return what `running` does, and containers that somebody is just starting.
 
-    Those of launches are left out, because a lease counts for them, and tasks of Swarm, whose start may wait
-    for the caller. The engine describes a container once it has started; if that takes more than START_S, or
-    if it has not been started for YOUNG_S, it is left out.
+    Launches whose labels are `attended` are left out, because a lease counts for them, and tasks of Swarm,
+    whose start may wait for the caller. The engine describes a container once it has started; if that takes
+    more than START_S, or if it has not been started for YOUNG_S, it is left out.
     """
     where = address()
     if not where.startswith("unix://"):
-        return list(_remote(where, running_or_starting_of))
+        return list(_remote(where, lambda client: running_or_starting_of(client, attended)))
     query = unix_http.quote(json.dumps({"status": ["created"]}))
     status, created = _local(where, f"/containers/json?all=1&filters={query}")
     if status != OK or not isinstance(created, list):
@@ -260,10 +261,12 @@ def running_or_starting() -> list[dict[str, Any]]:
         return None
 
     # Only now: one that starts meanwhile is in one list or in both.
-    return _with_starting(running(), created, inspect)
+    return _with_starting(running(), created, inspect, attended)
 
 
-def running_or_starting_of(client: docker.DockerClient) -> list[dict[str, Any]]:
+def running_or_starting_of(
+    client: docker.DockerClient, attended: Attended = lambda _: True
+) -> list[dict[str, Any]]:
     """Return the same as `running_or_starting`, through a docker-py client."""
     import requests
 
@@ -278,11 +281,14 @@ def running_or_starting_of(client: docker.DockerClient) -> list[dict[str, Any]]:
             return answer.json() if answer.ok else None
         return None
 
-    return _with_starting(running_of(client), created, inspect)
+    return _with_starting(running_of(client), created, inspect, attended)
 
 
 def _with_starting(
-    running: list[dict[str, Any]], created: list[dict[str, Any]], inspect: Callable[[str], object]
+    running: list[dict[str, Any]],
+    created: list[dict[str, Any]],
+    inspect: Callable[[str], object],
+    attended: Attended,
 ) -> list[dict[str, Any]]:
     """Return `running`, and those of `created` that are being started, or have been by now.
 
@@ -292,14 +298,14 @@ def _with_starting(
     seen = {container.get("Id") for container in running}
     found = list(running)
     for entry in created:
-        young = entry.get("Created", 0) >= oldest
-        if not young or entry["Id"] in seen or ATTENDED.intersection(entry.get("Labels") or ()):
+        young, labels = entry.get("Created", 0) >= oldest, entry.get("Labels") or {}
+        if not young or entry["Id"] in seen or TASK in labels or (LAUNCH in labels and attended(labels)):
             continue
         container = inspect(entry["Id"])
         state = (container.get("State") or {}) if isinstance(container, dict) else {}
         waits = state.get("Status") == "created" and not state.get("Error")
         if isinstance(container, dict) and (state.get("Running") or waits):
-            # It is no launch, so that labels are those of its image.
+            # Which labels are those of the image is not known here.
             found.append({**container, "Config": {**(container.get("Config") or {}), "Labels": {}}})
     return found
 

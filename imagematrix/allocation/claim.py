@@ -7,7 +7,7 @@ import time
 from contextlib import ExitStack
 
 from imagematrix.allocation import shares
-from imagematrix.allocation.containers import LEASE, VRAM
+from imagematrix.allocation.containers import GPUS, LEASE, VRAM
 from imagematrix.allocation.locks import Locks, folder, inherit, release
 from imagematrix.allocation.queue import Queue, Ticket
 from imagematrix.allocation.slots import Slot, ranked, reserved, unreserved
@@ -15,6 +15,7 @@ from imagematrix.allocation.survey import SHARE, leases
 from imagematrix.allocation.usage import combined, consumers, keys, overlap
 from imagematrix.errors import GpusBusyError, ProbeError, UsageError
 from imagematrix.gpus.choice import label, memory_mib, merged
+from imagematrix.gpus.spec import names
 from imagematrix.record import Record, replace
 
 TYPE_CHECKING = False
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from imagematrix.errors import ImagematrixError
     from imagematrix.gpus.choice import Choice
     from imagematrix.node.host import Gpu
+
+    Attended = Callable[[Mapping[str, str]], bool]
 
 __all__ = ["Claim", "claim", "claim_first"]
 
@@ -60,7 +63,7 @@ class Claim:
 
 def claim(  # noqa: PLR0913 - each is one aspect of the demand
     choice: Choice,
-    survey: Callable[[], Usage],
+    survey: Callable[[Attended], Usage],
     *,
     also: tuple[Gpu, ...] = (),
     vram_mib: int | None = None,
@@ -77,7 +80,8 @@ def claim(  # noqa: PLR0913 - each is one aspect of the demand
     claim is a share of that many MiB on each GPU. Shares are packed onto GPUs that are shared already and
     have the least memory left, so that whole GPUs stay free. With `mps` an MPS server may run on the GPUs.
 
-    `survey` returns the current usage (`imagematrix.allocation.survey`). If too few GPUs are free, this waits
+    `survey` returns the current usage (`imagematrix.allocation.survey`). It gets a function that tells by the
+    labels of a launch's container whether its lease still counts for it. If too few GPUs are free, this waits
     up to `wait_s` seconds behind earlier launches and passes the reason to `report`. `path` is the folder of
     the locks, by default this node's, and `group` the group whose members may start containers. Raises
     GpusBusyError, which names the consumers; UsageError if the GPUs have less memory than the share;
@@ -190,7 +194,9 @@ def _known_to_suffice(choice: Choice, vram_mib: int | None) -> Choice:
     raise UsageError(f"requested {_counted(count, 'GPU')} with {vram_mib} MiB, {len(large)} present: {sizes}")
 
 
-def _try(locks: Locks, demand: _Demand, survey: Callable[[], Usage], ahead: list[Ticket]) -> Claim | str:
+def _try(
+    locks: Locks, demand: _Demand, survey: Callable[[Attended], Usage], ahead: list[Ticket]
+) -> Claim | str:
     """Return the claim, or the reason why there is none now; call it while holding the turn."""
     holders = ", ".join(ticket.holder for ticket in ahead if ticket.holder)
     queued = f"{_counted(len(ahead), 'launch', 'launches')} ahead in the queue"
@@ -204,7 +210,9 @@ def _try(locks: Locks, demand: _Demand, survey: Callable[[], Usage], ahead: list
         for gpu in eligible:
             held[keys(gpu)] = locks.take(*keys(gpu)) or ()
         # Only now: a launch that has released its lease has its container by now, or needs no GPU any more.
-        usage = combined(leases(locks, whole=not all(held.values())), survey())
+        leased = leases(locks, whole=not all(held.values()))
+        unleased = frozenset(name for gpu in eligible if held[keys(gpu)] for name in names([gpu]))
+        usage = combined(leased, survey(lambda labels: _is_attended(labels, leased, unleased)))
         slots = [_slot(gpu, usage, demand, leased=not held[keys(gpu)]) for gpu in eligible]
         available = ranked(unreserved(slots, ahead), demand.vram_mib)
         required = [slot for slot in available if slot.gpu in demand.also]
@@ -221,6 +229,13 @@ def _try(locks: Locks, demand: _Demand, survey: Callable[[], Usage], ahead: list
     finally:
         for descriptors in held.values():
             release(descriptors)
+
+
+def _is_attended(labels: Mapping[str, str], leased: Usage, unleased: frozenset[str]) -> bool:
+    share = labels.get(LEASE)
+    if share is not None:
+        return any(share in consumer.marks for using in leased.values() for consumer in using)
+    return unleased.isdisjoint(labels.get(GPUS, "").split(","))
 
 
 def _slot(gpu: Gpu, usage: Usage, demand: _Demand, *, leased: bool) -> Slot:

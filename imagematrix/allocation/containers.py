@@ -19,13 +19,14 @@ if TYPE_CHECKING:
     from imagematrix.allocation.usage import Usage
     from imagematrix.node.host import Gpu
 
-__all__ = ["CDI", "LEASE", "VISIBLE", "VRAM", "WHOLE", "gpu_keys", "is_nvidia", "usage"]
+__all__ = ["CDI", "GPUS", "LEASE", "VISIBLE", "VRAM", "WHOLE", "gpu_keys", "is_nvidia", "usage"]
 
 # Labels: the share that a container declares of each of its GPUs, in MiB or WHOLE, and the lease it was
 # started under. A launch always sets the first, so that a label of the image never takes effect.
 VRAM = "io.imagematrix.vram"
 WHOLE = "whole"
 LEASE = "io.imagematrix.lease"
+GPUS = "io.imagematrix.gpus"  # the names of a launch's GPUs
 
 ALL = "all"
 CONTROL = 254  # minors from here on are those of nvidia-modeset and nvidiactl

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from docker import DockerClient
     from docker.models.containers import Container
 
-    from imagematrix.allocation.claim import Claim
+    from imagematrix.allocation.claim import Attended, Claim
     from imagematrix.allocation.usage import Usage
     from imagematrix.gpus.spec import Wanted
     from imagematrix.launcher.plan import Launch
@@ -97,10 +97,10 @@ def _claim(
     share: Share,
     wait: float,
 ) -> Claim:
-    def containers() -> list[dict[str, Any]]:
-        return engine.running_or_starting_of(client)
+    def current_usage(attended: Attended) -> Usage:
+        def containers() -> list[dict[str, Any]]:
+            return engine.running_or_starting_of(client, attended)
 
-    def current_usage() -> Usage:
         local = selection.host.gpus
         return combined(pods.usage(local), survey(local, containers, query_nvml))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from imagematrix.allocation.containers import VRAM, WHOLE
+from imagematrix.allocation.containers import GPUS, VRAM, WHOLE
 from imagematrix.errors import ProbeError, UsageError
 from imagematrix.gpus.choice import label
 from imagematrix.gpus.spec import among, names
@@ -24,7 +24,6 @@ __all__ = ["GPUS", "LAUNCH", "SCHEMA", "SELECTED", "Launch", "docker_run", "plan
 
 SCHEMA = "imagematrix.launch/v1"
 SELECTED = "io.imagematrix.selected"
-GPUS = "io.imagematrix.gpus"
 LAUNCH = "io.imagematrix.launch"  # unique to one launch, to find its container
 
 # If the node's default runtime is NVIDIA's, it mounts the host's driver over the baked one in images whose

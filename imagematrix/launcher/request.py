@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from typing import Any, TypeVar
 
-    from imagematrix.allocation.claim import Claim
+    from imagematrix.allocation.claim import Attended, Claim
     from imagematrix.allocation.usage import Usage
     from imagematrix.catalog.catalog import Catalog
     from imagematrix.gpus.spec import Wanted
@@ -129,9 +129,11 @@ class Request(Record):
         query = query_nvml if self.remote is None else lambda: None
         path = folder() if self.remote is None else f"{folder()}-{re.sub('[^A-Za-z0-9.-]', '_', self.remote)}"
 
-        def current_usage() -> Usage:
+        def current_usage(attended: Attended) -> Usage:
             by_pods = pods.usage(self.host.gpus) if self.remote is None else {}
-            return combined(by_pods, survey(self.host.gpus, engine.running_or_starting, query))
+            return combined(
+                by_pods, survey(self.host.gpus, lambda: engine.running_or_starting(attended), query)
+            )
 
         def take(choice: Choice, wait_s: float) -> Claim:
             vram_mib, through_mps = self.share.vram_mib, self.share.mps is not None

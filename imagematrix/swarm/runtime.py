@@ -137,7 +137,7 @@ def give(settings: Settings, container: str, where: str) -> None:
         grants.remove(locks, container)  # of an earlier start
         with claim(
             _choice(host, wanted),
-            lambda: _usage(host, locks),
+            lambda _: _usage(host, locks),
             vram_mib=wanted.vram_mib,
             wait_s=WAIT_S,
             path=locks.path,

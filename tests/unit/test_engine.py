@@ -277,6 +277,20 @@ def test_containers_that_are_just_starting_count_unless_they_are_accounted_for(r
 
 
 @pytest.mark.parametrize("where", ["engine", "remote_engine"])
+def test_a_starting_launch_counts_if_nobody_attends_to_it(request, where):
+    engine = request.getfixturevalue(where)
+    selected = "io.imagematrix.selected"
+    engine.starting = [{"Id": name, "State": {"Status": "created"}} for name in ("one", "two", "task")]
+    engine.created = [
+        {"Id": "one", "Created": time.time(), "Labels": {selected: "x:1", "number": "1"}},
+        {"Id": "two", "Created": time.time(), "Labels": {selected: "x:1", "number": "2"}},
+        {"Id": "task", "Created": time.time(), "Labels": {"com.docker.swarm.task.id": "t"}},
+    ]
+    found = module.running_or_starting(lambda labels: labels["number"] == "1")
+    assert [one["Id"] for one in found] == ["two"]
+
+
+@pytest.mark.parametrize("where", ["engine", "remote_engine"])
 def test_a_container_that_takes_long_to_start_is_not_waited_for(request, where, monkeypatch):
     engine = request.getfixturevalue(where)
     monkeypatch.setattr(module, "START_S", 0.1)

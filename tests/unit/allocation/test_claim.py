@@ -14,6 +14,7 @@ import pytest
 
 from imagematrix.allocation import claim as module
 from imagematrix.allocation.claim import claim, claim_first
+from imagematrix.allocation.locks import release
 from imagematrix.allocation.queue import Queue, Ticket
 from imagematrix.allocation.usage import Consumer
 from imagematrix.errors import GpusBusyError, ProbeError, UsageError
@@ -28,7 +29,7 @@ from imagematrix.allocation.claim import claim
 from imagematrix.gpus.choice import Choice
 folder, total, count, wait, hold = sys.argv[1], *map(float, sys.argv[2:])
 gpus = tuple(Gpu(index=index, minor=index) for index in range(int(total)))
-with claim(Choice(gpus=gpus, count=int(count)), dict, wait_s=wait, path=folder) as taken:
+with claim(Choice(gpus=gpus, count=int(count)), lambda _: {}, wait_s=wait, path=folder) as taken:
     start = time.monotonic()
     print(json.dumps([gpu.index for gpu in taken.gpus]), flush=True)
     time.sleep(hold)
@@ -54,7 +55,7 @@ def start(folder):
         process.stdout.close()
 
 
-def free():
+def free(_attended):
     return {}
 
 
@@ -73,7 +74,7 @@ def test_free_gpus_are_claimed_without_the_kernels_list_of_locks(gpu, folder, mo
 def test_the_first_free_gpus_are_claimed(gpu, folder):
     gpus = tuple(gpu(index) for index in range(4))
     used: dict[str, tuple[Consumer, ...]] = {"nvidia10": (WEB,), "nvidia12": (WEB,)}
-    with claim(Choice(gpus=gpus, count=2), lambda: used, path=folder) as taken:
+    with claim(Choice(gpus=gpus, count=2), lambda _: used, path=folder) as taken:
         assert indices(taken) == [1, 3]
     with (
         claim(Choice(gpus=gpus, count=1), free, path=folder) as taken,
@@ -87,7 +88,7 @@ def test_the_first_free_gpus_are_claimed(gpu, folder):
 def test_the_error_names_the_consumers(gpu, folder):
     gpus = (gpu(0), gpu(1))
     with claim(Choice(gpus=gpus[:1], count=1), free, path=folder), pytest.raises(GpusBusyError) as caught:
-        claim(Choice(gpus=gpus, count=2), lambda: {"nvidia11": (WEB,)}, path=folder)
+        claim(Choice(gpus=gpus, count=2), lambda _: {"nvidia11": (WEB,)}, path=folder)
     assert str(caught.value).startswith("requested 2 GPUs, 0 free: GPU 0 (L40S) is in use by ")
     assert str(caught.value).endswith("; GPU 1 (L40S) is in use by container web")
     assert "--wait" in caught.value.remedy
@@ -107,7 +108,7 @@ def test_the_first_choice_with_enough_free_gpus(gpu, folder, monkeypatch):
 
     def take(choice, wait_s):
         waits.append(wait_s)
-        return claim(choice, lambda: used, vram_mib=vram_mib, wait_s=wait_s, path=folder)
+        return claim(choice, lambda _: used, vram_mib=vram_mib, wait_s=wait_s, path=folder)
 
     for choices, expected in (((small,), [0, 1]), ((small, large), [0, 1]), ((large, small), [2, 3])):
         with claim_first(choices, take, 60) as taken:
@@ -138,8 +139,9 @@ def test_mig_devices_are_claimed_individually(gpu, folder):
             with pytest.raises(GpusBusyError):
                 claim(Choice(gpus=(taken,), count=1), free, path=folder)
     with pytest.raises(GpusBusyError, match="container web"):
-        claim(Choice(gpus=(first,), count=1), lambda: {"nvidia10": (WEB,)}, path=folder)  # the GPU as a whole
-    with claim(Choice(gpus=(first,), count=1), lambda: {"nvidia10-gi2-ci0": (WEB,)}, path=folder):
+        # the GPU as a whole
+        claim(Choice(gpus=(first,), count=1), lambda _: {"nvidia10": (WEB,)}, path=folder)
+    with claim(Choice(gpus=(first,), count=1), lambda _: {"nvidia10-gi2-ci0": (WEB,)}, path=folder):
         pass
 
 
@@ -164,8 +166,32 @@ def test_a_child_keeps_a_claim(gpu, folder, locks):
     assert locks.holders() == {}
 
 
+def test_a_lease_counts_for_a_launch_until_its_holder_ends(gpu, folder, locks):
+    """If it was killed while its container starts, only the container is left."""
+    asked = []
+
+    def look(attended):
+        launches = [
+            {"io.imagematrix.gpus": "GPU-0"},
+            {"io.imagematrix.gpus": "GPU-1,GPU-9"},
+            {"io.imagematrix.gpus": "MIG-1-0"},
+            {"io.imagematrix.gpus": "GPU-0", "io.imagematrix.lease": "share-1"},
+            {"io.imagematrix.gpus": "GPU-0", "io.imagematrix.lease": "share-2"},
+            {},
+        ]
+        asked.append([attended(labels) for labels in launches])
+        return {}
+
+    gpus = (gpu(0), gpu(1), gpu(2, mig=[(1, 0)]))
+    held = locks.take("nvidia10") + locks.hold("share-1", "4096 nvidia10")
+    with claim(Choice(gpus=gpus, count=1), look, path=folder):
+        release(held)
+    claim(Choice(gpus=gpus[:1], count=1), look, path=folder)
+    assert asked == [[True, False, False, True, False, True], [False, True, True, False, False, True]]
+
+
 def test_an_error_of_the_survey_leaves_no_lock(gpu, folder, locks):
-    def fail():
+    def fail(_attended):
         raise ProbeError("no")
 
     with pytest.raises(ProbeError):
@@ -179,7 +205,7 @@ def test_waiting_ends_when_a_gpu_becomes_free(gpu, folder, locks, monkeypatch):
     used: dict[str, tuple[Consumer, ...]] = {"nvidia10": (WEB,)}
     usages = [*[used] * 3, {}]
     with claim(
-        Choice(gpus=(gpu(),), count=1), lambda: usages.pop(0), wait_s=30, report=reports.append, path=folder
+        Choice(gpus=(gpu(),), count=1), lambda _: usages.pop(0), wait_s=30, report=reports.append, path=folder
     ) as taken:
         assert indices(taken) == [0]
         assert set(locks.holders()) == {"nvidia10"}
@@ -190,7 +216,7 @@ def test_waiting_ends_when_a_gpu_becomes_free(gpu, folder, locks, monkeypatch):
 def test_waiting_times_out(gpu, folder, locks, monkeypatch):
     monkeypatch.setattr(module, "POLL_S", 0.01)
     with pytest.raises(GpusBusyError, match="container web"):
-        claim(Choice(gpus=(gpu(),), count=1), lambda: {"nvidia10": (WEB,)}, wait_s=0.1, path=folder)
+        claim(Choice(gpus=(gpu(),), count=1), lambda _: {"nvidia10": (WEB,)}, wait_s=0.1, path=folder)
     assert locks.holders() == {}
     assert locks.names() == ["nvidia10", "turn"]
 
@@ -254,7 +280,7 @@ def test_a_waiting_launch_touches_its_ticket(gpu, folder, locks, monkeypatch):
     monkeypatch.setattr(module, "POLL_S", 0.01)
     ages = []
 
-    def look():
+    def look(_attended):
         names = [name for name in locks.names() if name.startswith("wait-")]
         if names:
             ages.append(locks.age(names[0]))

@@ -196,7 +196,7 @@ def test_a_kubelet_that_this_user_may_not_ask_is_a_doubt(make, monkeypatch, acce
 def test_a_gpu_that_a_pod_has_is_not_claimed(make, monkeypatch, remote, expected):
     pod = Consumer(kind="container", name="team/web-1 (main)")
     monkeypatch.setattr(pods, "usage", lambda _: {"nvidia3": (pod,)})
-    monkeypatch.setattr("imagematrix.engine.running_or_starting", list)
+    monkeypatch.setattr("imagematrix.engine.running_or_starting", lambda _: [])
     words = split(["--host", "node.json", "--dry-run", "--gpus", "1", "IMAGE"])
     result = request(words, make.host(make.gpu(0), make.gpu(1)), catalog("80"), "1", remote)
     with result.claim(result.first()[1], lambda _: None) as claimed:
