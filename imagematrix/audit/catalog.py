@@ -9,6 +9,7 @@ from imagematrix.catalog import labels
 from imagematrix.catalog.catalog import Catalog
 from imagematrix.errors import AuditError
 from imagematrix.record import replace
+from imagematrix.reference import familiar, split
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -65,7 +66,19 @@ def _labelled(audited: Audit, variant: Variant) -> Variant:
 
 def _reference(image: Image) -> str:
     """Return the name by which an engine finds an image: its digest where it has none."""
+    return _labelled_name(image) or next(iter(image.names), image.digest)
+
+
+def _labelled_name(image: Image) -> str | None:
+    """Return the name of a variant of imagematrix; None of other images, also of those built on one.
+
+    They inherit its labels. Images of the classic store have no digest of their content, so that only other
+    names tell.
+    """
     own = image.labels
-    if all(key in own for key in OURS):
-        return f"{own[labels.IMAGE]}:{labels.tag(own[labels.VERSION], own[labels.CELL], own[labels.INPUT])}"
-    return next(iter(image.names), image.digest)
+    if image.inherited or not all(key in own for key in OURS):
+        return None
+    known = {familiar(split(name)[0]) for name in image.names}
+    if labels.CONTENT not in own and known and familiar(own[labels.IMAGE]) not in known:
+        return None
+    return f"{own[labels.IMAGE]}:{labels.tag(own[labels.VERSION], own[labels.CELL], own[labels.INPUT])}"

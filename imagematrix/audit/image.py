@@ -48,7 +48,8 @@ class Image:
 
     `digest` is that of its manifest, or of its configuration where there is no manifest. `sizes` are those of
     its layers in a registry, by digest, as far as they are known. `environment` and `labels` are what a
-    container has of it. `names` are those under which an archive or a layout has it for engines.
+    container has of it. `names` are those under which an archive or a layout has it for engines. `inherited`
+    says that its labels name an image of imagematrix that it was built on.
     """
 
     reference: str
@@ -59,6 +60,7 @@ class Image:
     environment: Mapping[str, str] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
     names: tuple[str, ...] = ()
+    inherited: bool = False
 
 
 class Hashed:
@@ -147,6 +149,7 @@ def image(
         fields.text_or_none("architecture"),
         fields.text_or_none("variant"),
     ]
+    told = inner.named_texts("Labels")
     return Image(
         reference=reference,
         digest=own,
@@ -154,7 +157,8 @@ def image(
         layers=source.layers(layers),
         sizes=sizes or {},
         environment={name: value for name, _, value in pairs},
-        labels=inner.named_texts("Labels"),
+        labels=told,
+        inherited=labels.CONTENT in told and told[labels.CONTENT] != labels.content(fields.data),
     )
 
 

@@ -149,18 +149,37 @@ def test_invalid_conditions_are_reported_and_ignored(cli, tmp_path):
     assert "NVIDIA_REQUIRE_X: invalid requirement 'memory>=40'" in result.err
 
 
+OWN = {
+    labels.VARIANT: labels.write(VARIANT),
+    labels.IMAGE: "training",
+    labels.VERSION: "v1",
+    labels.CELL: "sm80",
+    labels.INPUT: f"sha256:{'a' * 64}",
+    labels.PREFER: "cuda",
+}
+TAG = f"training:v1-sm80-{'a' * 12}"
+
+
 def test_labelled_image_keeps_its_labels(adopt):
-    own = {
-        labels.VARIANT: labels.write(VARIANT),
-        labels.IMAGE: "training",
-        labels.VERSION: "v1",
-        labels.CELL: "sm80",
-        labels.INPUT: f"sha256:{'a' * 64}",
-        labels.PREFER: "cuda",
-    }
-    (variant,) = adopt(Parts(tar(CUBIN), labels=own))
-    assert variant["reference"] == f"training:v1-sm80-{'a' * 12}"
+    (variant,) = adopt(Parts(tar(CUBIN), labels=OWN))
+    assert variant["reference"] == TAG
     assert variant["facts"] == {"cubins": "bytes", "driver": "bytes"}
+
+
+@pytest.mark.parametrize("sealed", [True, False])
+def test_image_built_on_a_variant_has_its_own_name(cli, tmp_path, sealed):
+    """It inherits the labels, with the digest of the content where the variant has one."""
+    variant = Parts(tar(CUBIN), labels=OWN)
+    own = OWN | (
+        {labels.CONTENT: labels.content(json.loads(variant.blobs[variant.config]))} if sealed else {}
+    )
+    for name, layers, reference in (
+        (TAG, [tar(CUBIN)], TAG),
+        ("ml/app:latest", [tar(CUBIN), tar("opt/app")], "ml/app:latest"),
+    ):
+        path = saved(tmp_path / "a.tar", Parts(*layers, labels=own), *layers, names=(name,))
+        (adopted,) = json.loads(cli("adopt", path, "--as", "app:v1").out)["variants"]
+        assert adopted["reference"] == reference
 
 
 def test_image_that_contradicts_its_labels_exits_with_9(adopt):
