@@ -101,14 +101,13 @@ class Manager:
         """Return the tasks of a service; raise RemovedError if it is gone."""
         from docker.errors import NotFound
 
-        with errors():
-            tasks = [Task.of(one) for one in self._client.api.tasks(filters={"service": identifier})]
-        if not tasks:
-            try:
-                with errors(NotFound):
+        try:
+            with errors(NotFound):
+                tasks = [Task.of(one) for one in self._client.api.tasks(filters={"service": identifier})]
+                if not tasks:
                     self._client.api.inspect_service(identifier)
-            except NotFound as error:
-                raise RemovedError("the service was removed") from error
+        except NotFound as error:
+            raise RemovedError("the service was removed") from error
         return tasks
 
     def wait(self, identifier: str, count: int, report: Callable[[str], None]) -> list[Task]:
