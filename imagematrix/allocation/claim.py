@@ -92,28 +92,32 @@ def claim(  # noqa: PLR0913 - each is one aspect of the demand
     eligible = frozenset(key for gpu in ticket.gpus for key in gpu)
     deadline = time.monotonic() + wait_s
     reported = None
+    reason = ""
     with ExitStack() as stack:
         locks = stack.enter_context(Locks(path or folder(), group))
         queue = Queue(locks)
         stack.callback(queue.leave)
         while True:
-            with locks.turn(max(0.0, deadline - time.monotonic()) if wait_s else None):
+            with ExitStack() as turn:
+                try:
+                    turn.enter_context(locks.turn(max(0.0, deadline - time.monotonic()) if wait_s else None))
+                except GpusBusyError as error:  # at the end of the wait, another launch had its turn
+                    raise _busy(reason) if reason else error from None
                 ahead = [
                     other for other in queue.ahead() if any(overlap(gpu, eligible) for gpu in other.gpus)
                 ]
                 outcome = _try(locks, demand, survey, ahead)
                 if isinstance(outcome, Claim):
                     return outcome
+                reason = outcome
                 if wait_s and not queue.joined:
                     queue.join(ticket)
             left_s = deadline - time.monotonic()
             if left_s <= 0:
-                raise GpusBusyError(
-                    outcome, remedy="run `imagematrix gpus` for details, or wait with --wait 10m"
-                )
+                raise _busy(reason)
             if reported != len(ahead):
                 reported = len(ahead)
-                report(f"waiting: {outcome}")
+                report(f"waiting: {reason}")
             time.sleep(min(POLL_S, left_s))
 
 
@@ -259,6 +263,10 @@ def _reason(slot: Slot) -> str:
     if slot.free_mib is None:
         return f"{label(slot.gpu)} is in use by {using}"
     return f"{label(slot.gpu)} has {slot.free_mib} MiB free, shared with {using}"
+
+
+def _busy(reason: str) -> GpusBusyError:
+    return GpusBusyError(reason, remedy="run `imagematrix gpus` for details, or wait with --wait 10m")
 
 
 def _counted(number: int, noun: str, plural: str = "") -> str:

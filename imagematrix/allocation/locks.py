@@ -187,9 +187,9 @@ class Locks:
             # Many quick turns of different holders are no reason to give up.
             if last == holder or wait_s is not None:
                 by = describe(last) if last else "a process that is not visible from here"
+                patience_s = round(TURN_S if wait_s is None else wait_s, 2)
                 raise GpusBusyError(
-                    f"another launch has been choosing its GPUs for {TURN_S if wait_s is None else wait_s:g} "
-                    f"seconds: {by}",
+                    f"another launch has been choosing its GPUs for {patience_s:g} seconds: {by}",
                     remedy="check what it waits for; if it hangs, end it",
                 )
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
 
@@ -164,6 +165,21 @@ def test_a_child_keeps_a_claim(gpu, folder, locks):
                 assert locks.take("nvidia10") is None
                 child.kill()
     assert locks.holders() == {}
+
+
+def test_at_the_end_of_a_wait_the_reason_is_who_uses_the_gpu(gpu, folder, locks):
+    """Even if another launch is choosing at that moment."""
+    turn = ExitStack()
+    with turn, pytest.raises(GpusBusyError, match=r"requested 1 GPU, 0 free: .* container web"):
+        claim(
+            Choice(gpus=(gpu(),), count=1),
+            lambda _: {"nvidia10": (WEB,)},
+            wait_s=0.2,
+            report=lambda _: turn.enter_context(locks.turn()),
+            path=folder,
+        )
+    with locks.turn(), pytest.raises(GpusBusyError, match=r"choosing its GPUs for 0\.1 seconds: "):
+        claim(Choice(gpus=(gpu(),), count=1), free, wait_s=0.1, path=folder)
 
 
 def test_a_lease_counts_for_a_launch_until_its_holder_ends(gpu, folder, locks):
