@@ -79,12 +79,15 @@ class Waiting:
         raise EngineError(f"{counted(len(failed), 'task')} of {self.service.name} could not be run")
 
     def _write(self, stream: str, task: str | None, line: bytes) -> None:
-        """Print a line; with several tasks, after the name of the one that it is from."""
+        """Print a line; with several tasks, after the name of the one that it is from.
+
+        The engine's lines may lack their end: the last of a task, and pieces of very long ones.
+        """
         if task is None:
             info(line.decode(errors="replace").rstrip("\n"))
             return
         if self.service.replicas > 1:
-            line = f"{self.service.name}.{self._slot(task)} | ".encode() + line
+            line = f"{self.service.name}.{self._slot(task)} | ".encode() + line.removesuffix(b"\n") + b"\n"
         target = sys.stdout if stream == "stdout" else sys.stderr
         with contextlib.suppress(BrokenPipeError):
             target.buffer.write(line)
