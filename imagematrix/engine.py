@@ -81,6 +81,8 @@ def client() -> docker.DockerClient:
         return Client(where, TIMEOUT)
     except (docker.errors.DockerException, requests.RequestException, OSError) as error:
         raise unreachable(where, error) from error
+    except ValueError as error:
+        raise EngineError(f"docker's configuration cannot be read: {error}") from error
 
 
 def unreachable(where: str, error: Exception) -> EngineError:

@@ -56,6 +56,8 @@ INVALID, UNAUTHORIZED, FORBIDDEN, MISSING = 400, 401, 403, 404
 PASSING = (408, 429, 500, 502, 503, 504)
 CODE = re.compile(rb'"code"\s*:\s*"([A-Z_]{1,40})"')  # of an error, in the body of an answer
 ERRORS = 5  # of an answer, in a message
+FORM = {"Content-Type": "application/x-www-form-urlencoded"}
+CLIENT = "imagematrix"  # what token services are told
 # Codes of errors that pass: one of a pushed manifest (see push_manifest), two of an upload whose session is
 # lost, because the registry was started again, or the second request went to another one behind its name.
 LOST = {"MANIFEST_BLOB_UNKNOWN", "BLOB_UPLOAD_UNKNOWN", "BLOB_UPLOAD_INVALID"}
@@ -70,6 +72,14 @@ class Manifest:
     digest: str
     media_type: str
     raw: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Login:
+    """An Authorization for a registry or its token service, or an identity token for the latter."""
+
+    basic: str | None = None
+    identity: str | None = None
 
 
 class Registry:
@@ -269,11 +279,12 @@ class Registry:
         """Return the Authorization for a challenge: Basic, or a token of the service in it."""
         registry = self._reference.registry
         login = _login(registry)
+        basic = login.basic if login else None
         kind, _, parameters = challenge.partition(" ")
         if kind.lower() != "bearer":
-            if login is None:
+            if basic is None:
                 raise self._refusal(UNAUTHORIZED, self._reference.name)
-            return login
+            return basic
         try:
             query = parse_keqv_list(parse_http_list(parameters))
         except (ValueError, IndexError) as error:
@@ -284,8 +295,13 @@ class Registry:
         realm = address(self._base, realm)
         if urlsplit(realm).scheme not in ("https", urlsplit(self._base).scheme):
             raise EngineError(f"the registry {registry} requests the login at {realm}, without TLS")
-        url = f"{realm}{'&' if urlsplit(realm).query else '?'}{urlencode(query)}"
-        answer = self._tried(lambda: self._client.send("GET", url, authorization=login))
+        if login and login.identity:
+            query |= {"grant_type": "refresh_token", "refresh_token": login.identity, "client_id": CLIENT}
+            form = urlencode(query).encode()
+            answer = self._tried(lambda: self._client.send("POST", realm, FORM, form))
+        else:
+            url = f"{realm}{'&' if urlsplit(realm).query else '?'}{urlencode(query)}"
+            answer = self._tried(lambda: self._client.send("GET", url, authorization=basic))
         if answer.status in (UNAUTHORIZED, FORBIDDEN):
             raise self._refusal(answer.status, self._reference.name)
         try:
@@ -365,17 +381,21 @@ def _token(answer: Answer, realm: str) -> str:
     return token
 
 
-def _login(registry: str) -> str | None:
-    """Return the Authorization that docker's configuration or its credential helper has, if any."""
+def _login(registry: str) -> _Login | None:
+    """Return the login that docker's configuration or its credential helper has, if any."""
     from docker import auth, errors
 
     name = auth.INDEX_NAME if registry == DOCKER_HUB else registry
     try:
         with warnings.catch_warnings(action="ignore"):  # a missing helper is an error, too
             credentials = auth.load_config().resolve_authconfig(name)
-    except (errors.DockerException, OSError) as error:
+    except (errors.DockerException, OSError, ValueError) as error:
         raise EngineError(f"docker's credentials for {name} cannot be read: {error}") from error
-    if not credentials or not credentials.get("username"):
+    # docker-py returns what a helper says, and identity tokens, under names with capitals.
+    known = {key.lower(): value for key, value in (credentials or {}).items() if value}
+    if "identitytoken" in known:
+        return _Login(identity=known["identitytoken"])
+    if "username" not in known:
         return None
-    pair = f"{credentials['username']}:{credentials.get('password', '')}"
-    return f"Basic {base64.b64encode(pair.encode()).decode()}"
+    pair = f"{known['username']}:{known.get('password', '')}"
+    return _Login(basic=f"Basic {base64.b64encode(pair.encode()).decode()}")

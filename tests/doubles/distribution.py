@@ -129,16 +129,18 @@ class Dripping:
 class Server:
     """The registry at `address`.
 
-    `requests` are those received. If `basic` is set, that Authorization is required; if `uses` is set, tokens
-    of its own are required, each valid for so many requests. `page` is the number of tags per page, `pages`
-    the address of the others, `silent` omits Docker-Content-Digest, `elsewhere` is the address for uploads.
-    Without `deletes` nothing can be deleted, and without `ranges` blobs are sent whole.
+    `requests` are those received, `forms` the bodies of those for tokens. If `basic` is set, that
+    Authorization is required; if `uses` is set, tokens of its own are required, each valid for so many
+    requests. `page` is the number of tags per page, `pages` the address of the others, `silent` omits
+    Docker-Content-Digest, `elsewhere` is the address for uploads. Without `deletes` nothing can be deleted,
+    and without `ranges` blobs are sent whole.
     """
 
     def __init__(self):
         self.repositories = {}
         self.faults = []
         self.requests = []
+        self.forms = []
         self.basic = None
         self.uses = None
         self.page = 1000
@@ -220,6 +222,7 @@ def _handler(server):  # noqa: C901 - one method for each of HTTP's
             if challenge:
                 self.answer(401, b"{}", challenge)
             elif self.path.startswith("/token"):
+                server.forms.append(self.body.decode())
                 self.answer(200, server.token())
             else:
                 name, kind, what = RESOURCE.fullmatch(urlsplit(self.path).path).groups()

@@ -188,6 +188,14 @@ def _then_refuse(engine, real, resource):
     return real(resource)
 
 
+def test_damaged_configuration_of_docker_is_reported(remote_engine, tmp_path):
+    (tmp_path / "docker-config").mkdir()
+    (tmp_path / "docker-config" / "config.json").write_text('{"auths": {"reg.example": {"auth": "!!!"}}}')
+    with pytest.raises(EngineError, match=r"docker's configuration cannot be read"):
+        module.images(LABEL)
+    assert not remote_engine.images
+
+
 def test_remote_that_is_not_an_engine_is_reported(remote_engine):
     remote_engine.status = 500
     with pytest.raises(EngineError, match=r"cannot reach the Docker engine at tcp://127"):

@@ -2,8 +2,10 @@
 
 import io
 import json
+import os
 import socket
 import time
+from urllib.parse import parse_qs
 
 import pytest
 import requests
@@ -213,6 +215,68 @@ def test_credentials_are_sent_after_a_challenge(server, registry, log_in):
     server.basic = log_in(server.address)
     push(registry)
     assert [one.login for one in server.requests] == [None, server.basic, server.basic]
+
+
+@pytest.fixture
+def helper(tmp_path, monkeypatch):
+    """Call it with a user and a secret, which docker's credential helper has then for every registry."""
+
+    def call(user, secret):
+        program = tmp_path / "bin" / "docker-credential-test"
+        program.parent.mkdir()
+        program.write_text(f"#!/bin/sh\necho '{json.dumps({'Username': user, 'Secret': secret})}'\n")
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+        (tmp_path / "docker-config").mkdir(exist_ok=True)
+        (tmp_path / "docker-config" / "config.json").write_text('{"credsStore": "test"}')
+
+    return call
+
+
+def test_credentials_of_a_helper_are_sent(server, registry, log_in, helper):
+    server.basic = log_in(server.address)
+    helper("me", "secret")
+    push(registry)
+    assert [one.login for one in server.requests] == [None, server.basic, server.basic]
+
+
+@pytest.mark.parametrize("kept", ["helper", "file"])
+def test_identity_token_is_exchanged_for_another(server, registry, tmp_path, helper, kept):
+    """As the token service of Azure's registries takes it."""
+    server.uses = 9
+    helper("<token>", "its 1&2")
+    if kept == "file":
+        entry = {"auth": "bm9ib2R5Og==", "identitytoken": "its 1&2"}
+        config = {"auths": {server.address: entry}}
+        (tmp_path / "docker-config" / "config.json").write_text(json.dumps(config))
+    push(registry)
+    assert parse_qs(server.forms.pop()) == {
+        "grant_type": ["refresh_token"],
+        "refresh_token": ["its 1&2"],
+        "client_id": ["imagematrix"],
+        "service": ["s"],
+    }
+    assert {one.login for one in server.requests} == {None, "Bearer t0"}
+
+
+def test_identity_token_goes_only_to_the_token_service(start_server, server, registry, helper):
+    other = start_server()
+    server.uses = 9
+    helper("<token>", "secret")
+    server.fails("POST", "/token", status=307, headers={"Location": f"http://{other.address}/token"})
+    with pytest.raises(EngineError, match="answered 307"):
+        registry.digest("v1")
+    assert not other.requests
+
+
+@pytest.mark.parametrize("auth", ["!!!", "YQ=="])
+def test_damaged_credentials_are_reported(server, registry, tmp_path, auth):
+    server.basic = "Basic"
+    (tmp_path / "docker-config").mkdir(exist_ok=True)
+    config = {"auths": {server.address: {"auth": auth}}}
+    (tmp_path / "docker-config" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(EngineError, match=r"docker's credentials for .* cannot be read"):
+        registry.digest("v1")
 
 
 def test_wrong_credentials_are_sent_once(server, registry, log_in):
