@@ -131,7 +131,7 @@ def _contents(settings: Settings) -> dict[str, bytes]:
 def _compiled(modules: Mapping[str, bytes]) -> bytes:
     """Return a dict by name of module: whether it is a package, and its code."""
     compiled = {}
-    for path, source in modules.items():
+    for path, source in sorted(modules.items()):
         name = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
         # Without docstrings it loads faster.
         code = compile(source, path, "exec", dont_inherit=True, optimize=2)

@@ -1,6 +1,9 @@
 """`swarm node-config`: one command makes a node offer its GPUs, and says what it changed."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -42,6 +45,20 @@ def test_node_is_configured_once(configure, tmp_path):
     assert (tmp_path / "runtime").stat().st_mode & 0o111 == 0o111
     again = configure("--vram", "4G")
     assert (again.code, again.out, again.err) == (0, "", f"{tmp_path}/daemon.json is up to date\n")
+
+
+@pytest.mark.usefixtures("configure")
+def test_the_runtime_has_the_same_bytes_in_each_run(tmp_path):
+    """Else every run would write it anew, and say so."""
+    written = []
+    for seed in ("1", "2"):
+        words = ["swarm", "node-config", f"--file={tmp_path}/{seed}.json", f"--runtime={tmp_path}/runtime"]
+        words += [f"--host={HOSTS}/rome-a100.json"]
+        command = [sys.executable, "-m", "imagematrix", *words]
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        subprocess.run(command, env=environment, check=True, capture_output=True)
+        written.append((tmp_path / "runtime").read_bytes())
+    assert written[0] == written[1]
 
 
 def test_dry_run_only_shows_the_change(configure, tmp_path):
