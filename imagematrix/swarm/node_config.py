@@ -27,6 +27,7 @@ RESOURCES = "node-generic-resources"
 SINGULAR = "node-generic-resource"  # the flag's name: in the file the engine ignores it
 LABELS = "labels"
 RUNTIMES = "runtimes"
+HOSTS = "hosts"
 DEFAULT = "default-runtime"
 RUNTIME = "imagematrix"
 RUNC = "runc"
@@ -67,7 +68,7 @@ def parse(text: str, where: str) -> dict[str, Any]:
         raise UsageError(f"{where}: not a JSON object")
     if SINGULAR in config:
         raise UsageError(f"{where}: invalid key {SINGULAR}", remedy=f"the key in the file is {RESOURCES}")
-    for key, kind in ((RESOURCES, list), (LABELS, list), (RUNTIMES, dict)):
+    for key, kind in ((RESOURCES, list), (LABELS, list), (HOSTS, list), (RUNTIMES, dict)):
         if not isinstance(config.get(key, kind()), kind):
             raise UsageError(f"{where}: {key} is not a JSON {'array' if kind is list else 'object'}")
     if config.get(REMAP):

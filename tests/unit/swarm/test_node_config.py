@@ -122,6 +122,7 @@ def test_a_file_is_read(text, config):
         ({"node-generic-resource": ["gpu=a"]}, "invalid key node-generic-resource"),
         ({"node-generic-resources": "gpu=a"}, "node-generic-resources is not a JSON array"),
         ({"labels": {}}, "labels is not a JSON array"),
+        ({"hosts": None}, "hosts is not a JSON array"),
         ({"runtimes": []}, "runtimes is not a JSON object"),
         ({"default-runtime": "nvidia"}, "default-runtime is 'nvidia', and an engine has one"),
         ({"userns-remap": "default"}, "userns-remap is not supported"),
