@@ -161,12 +161,14 @@ def _accelerators(facts: Facts) -> Verdicts:
 def _nodes(facts: Facts) -> Verdicts:
     for saw, remedy in facts.problems if facts.host.driver else ():
         yield _error(saw, remedy)
+    for saw, remedy in facts.doubts if facts.host.driver else ():
+        yield _warning(f"{saw}; the engine may still have access", remedy)
     for path, remedy in facts.kernel.stale:
         yield _error(
             f"{path} has the major number of another driver: it is left from an earlier load of the module",
             f"rm {path}; {remedy}",
         )
-    if facts.host.driver and facts.host.gpus and not facts.problems:
+    if facts.host.driver and facts.host.gpus and not (facts.problems or facts.doubts):
         yield _ok(f"device nodes {'work' if facts.live else 'exist'}")
 
 

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from imagematrix.node.host import Host
     from imagematrix.node.nvml import Nvml
 
+    Remedied = tuple[tuple[str, str], ...]  # problems, each with its remedy
+
 __all__ = ["EngineFacts", "Facts", "ImageFacts", "gather", "saved"]
 
 MODULES = "/proc/modules"
@@ -73,10 +75,10 @@ class Facts:
     """All facts that the checks examine.
 
     `modules` are the loaded kernel modules, None if unknown. `problems` are those of the device nodes that a
-    launch with all GPUs passes, each with its remedy; `unlinked` are the nodes without a link in /dev/char,
-    each with the name of the missing link. `environment` is set if a variable names a GPU that is not there,
-    `locks_error` if GPUs cannot be locked. `kernel` has further facts of the kernel. For a saved host `live`
-    is false, and only host and image are set.
+    launch with all GPUs passes, each with its remedy, and `doubts` those of this user only; `unlinked` are
+    the nodes without a link in /dev/char, each with the name of the missing link. `environment` is set if a
+    variable names a GPU that is not there, `locks_error` if GPUs cannot be locked. `kernel` has further facts
+    of the kernel. For a saved host `live` is false, and only host and image are set.
     """
 
     host: Host
@@ -87,6 +89,7 @@ class Facts:
     machine: str
     docker: str | None
     engine: EngineFacts
+    doubts: tuple[tuple[str, str], ...] = ()
     environment: UsageError | None = None
     locks: str = ""
     locks_error: str | None = None
@@ -102,7 +105,7 @@ def saved(host: Host, image: ImageFacts | None = None) -> Facts:
         host=host,
         nvml=None,
         modules=None,
-        problems=_missing(host),
+        problems=_missing(host)[0],
         unlinked=(),
         machine="",
         docker=None,
@@ -120,11 +123,13 @@ def gather(
     `environment` is what is wrong with the variables that name GPUs.
     """
     locks_error = _locks_error() if host.gpus else None
+    problems, doubts = _problems(host)
     return Facts(
         host=host,
         nvml=nvml,
         modules=_modules(),
-        problems=_problems(host),
+        problems=problems,
+        doubts=doubts,
         unlinked=_unlinked(host.devices),
         machine=os.uname().nodename,
         docker=shutil.which("docker"),
@@ -154,11 +159,11 @@ def _modules() -> frozenset[str] | None:
         return None
 
 
-def _problems(host: Host) -> tuple[tuple[str, str], ...]:
+def _problems(host: Host) -> tuple[Remedied, Remedied]:
     return _with_remedies(host, devices.check)
 
 
-def _missing(host: Host) -> tuple[tuple[str, str], ...]:
+def _missing(host: Host) -> tuple[Remedied, Remedied]:
     """Return the problems of nodes that a saved host lacks."""
     return _with_remedies(
         host, lambda paths: devices.absent(path for path in paths if path not in host.devices)
@@ -167,13 +172,18 @@ def _missing(host: Host) -> tuple[tuple[str, str], ...]:
 
 def _with_remedies(
     host: Host, check: Callable[[Iterable[str]], tuple[devices.Problem, ...]]
-) -> tuple[tuple[str, str], ...]:
+) -> tuple[Remedied, Remedied]:
+    """Return the problems, and apart from them the doubts, with which a launch goes on."""
     usable = tuple(gpu for gpu in host.gpus if gpu.usable)
     try:
         problems = check(devices.nodes(host, usable))
     except ProbeError as error:
-        return ((str(error), error.remedy or ""),)
-    return tuple((str(problem), problem.remedy) for problem in problems)
+        return ((str(error), error.remedy or ""),), ()
+    certain, doubts = (
+        tuple((str(problem), problem.remedy) for problem in problems if problem.doubt == doubt)
+        for doubt in (False, True)
+    )
+    return certain, doubts
 
 
 def _unlinked(paths: Iterable[str], root: str = "") -> tuple[tuple[str, str], ...]:

@@ -97,6 +97,13 @@ def test_a_node_without_gpus_runs_cpu_images():
             "nvidia-modprobe -c 3",
         ),
         (
+            {"doubts": (("/dev/nvidia3: permission denied", "grant access"),)},
+            "device-nodes",
+            "warning",
+            "/dev/nvidia3: permission denied; the engine may still have access",
+            "grant access",
+        ),
+        (
             {"nvml": Nvml(gpus=(NvmlGpu(index=0, persistence=0),))},
             "persistence",
             "warning",

@@ -7,6 +7,8 @@ import pytest
 
 from imagematrix.doctor import facts as module
 from imagematrix.doctor.facts import gather
+from imagematrix.launcher import devices
+from imagematrix.launcher.devices import Problem
 from imagematrix.node import probe
 from imagematrix.node.host import Host
 
@@ -157,6 +159,18 @@ def test_unusable_lock_folder_is_reported(profiles, engine, monkeypatch, tmp_pat
     assert "cannot use the GPU locks" in result.locks_error
     assert "mkdir" in result.locks_remedy
     assert gather(Host.load(profiles["laptop"]), None).locks_error is None
+
+
+def test_nodes_that_only_this_user_may_not_open_are_doubts(profiles, engine, monkeypatch):
+    assert engine.containers == []
+    problems = (
+        Problem(path="/dev/nvidia0", what="permission denied", remedy="grant", doubt=True),
+        Problem(path="/dev/nvidia-uvm", what="not found", remedy="create"),
+    )
+    monkeypatch.setattr(devices, "check", lambda _: problems)
+    facts = gather(Host.load(profiles["rome-a100"]), None)
+    assert facts.doubts == (("/dev/nvidia0: permission denied", "grant"),)
+    assert facts.problems == (("/dev/nvidia-uvm: not found", "create"),)
 
 
 def test_loaded_modules_are_read(profiles, engine, monkeypatch, tmp_path):
