@@ -24,7 +24,7 @@ __all__ = ["command"]
 
 COLOURS = {"ok": "green", "warning": "yellow", "error": "red"}
 # The exit code by the check of the first error; that of all other checks is ProbeError's.
-CODES = {"engine": EngineError.exit_code, "docker-command": EngineError.exit_code}
+CODES = dict.fromkeys(("engine", "docker-command", "kubelet"), EngineError.exit_code)
 
 
 def command(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from imagematrix.allocation import pods
 from imagematrix.launcher.plan import SELECTED
 from imagematrix.node import fabric
 from imagematrix.node.nvml import MISMATCH, NO_LIBRARY
@@ -265,6 +266,17 @@ def _cgroup(facts: Facts) -> Verdicts:
         yield _ok("systemd manages the containers' cgroups and finds the GPUs' device nodes")
 
 
+def _kubelet(facts: Facts) -> Verdicts:
+    if facts.kubelet is None or not facts.host.gpus:
+        return
+    if not facts.kubelet:
+        yield _warning(pods.DENIED, "run `imagematrix gpus` and launches as root")
+    elif facts.kubelet_error:
+        yield _error(str(facts.kubelet_error), facts.kubelet_error.remedy)
+    else:
+        yield _ok("kubelet lists the GPUs of pods")
+
+
 def _locks(facts: Facts) -> Verdicts:
     if not facts.host.gpus:
         return
@@ -347,6 +359,7 @@ CHECKS: dict[str, Callable[[Facts], Verdicts]] = {
     "docker-command": _command,
     "engine": _engine,
     "cgroup": _cgroup,
+    "kubelet": _kubelet,
     "locks": _locks,
     "image": _image,
     "mounts": _mounts,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from imagematrix import endpoint, engine
-from imagematrix.allocation import locks
+from imagematrix.allocation import locks, pods
 from imagematrix.doctor import kernel
 from imagematrix.doctor.kernel import Kernel
 from imagematrix.errors import EngineError, ProbeError
@@ -77,8 +77,10 @@ class Facts:
     `modules` are the loaded kernel modules, None if unknown. `problems` are those of the device nodes that a
     launch with all GPUs passes, each with its remedy, and `doubts` those of this user only; `unlinked` are
     the nodes without a link in /dev/char, each with the name of the missing link. `environment` is set if a
-    variable names a GPU that is not there, `locks_error` if GPUs cannot be locked. `kernel` has further facts
-    of the kernel. For a saved host `live` is false, and only host and image are set.
+    variable names a GPU that is not there, `locks_error` if GPUs cannot be locked. `kubelet` states whether
+    this user may ask the node's, None where there is none, and `kubelet_error` is set if it does not answer.
+    `kernel` has further facts of the kernel. For a saved host `live` is false, and only host and image are
+    set.
     """
 
     host: Host
@@ -91,6 +93,8 @@ class Facts:
     engine: EngineFacts
     doubts: tuple[tuple[str, str], ...] = ()
     environment: UsageError | None = None
+    kubelet: bool | None = None
+    kubelet_error: EngineError | None = None
     locks: str = ""
     locks_error: str | None = None
     locks_remedy: str | None = None
@@ -135,12 +139,22 @@ def gather(
         docker=shutil.which("docker"),
         engine=_engine(),
         environment=environment,
+        kubelet=pods.access(),
+        kubelet_error=_kubelet_error(host),
         locks=locks.folder(),
         locks_error=str(locks_error) if locks_error else None,
         locks_remedy=locks_error.remedy if locks_error else None,
         image=image,
         kernel=kernel.read(host),
     )
+
+
+def _kubelet_error(host: Host) -> EngineError | None:
+    try:
+        pods.usage(host.gpus)
+    except EngineError as error:
+        return error
+    return None
 
 
 def _locks_error() -> ProbeError | None:

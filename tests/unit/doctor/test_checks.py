@@ -8,6 +8,7 @@ import pytest
 from imagematrix.doctor.checks import CHECKS, examine, to_json
 from imagematrix.doctor.facts import EngineFacts, Facts, ImageFacts
 from imagematrix.doctor.kernel import Kernel
+from imagematrix.errors import EngineError
 from imagematrix.node.host import Accelerator, Cpu, Driver, Gpu, Host
 from imagematrix.node.nvml import Nvml, NvmlGpu
 
@@ -139,6 +140,14 @@ def test_a_node_without_gpus_runs_cpu_images():
             "podman 4.3.1, to which `docker` passes no devices",
             "podman 5",
         ),
+        (
+            {"kubelet": True, "kubelet_error": EngineError("no answer", remedy="systemctl")},
+            "kubelet",
+            "error",
+            "no answer",
+            "systemctl",
+        ),
+        ({"kubelet": False}, "kubelet", "warning", "usage by pods unknown", "as root"),
         ({"locks_error": "no", "locks_remedy": "mkdir"}, "locks", "error", "no", "mkdir"),
         ({"locks": "/run/user/7/imagematrix"}, "locks", "warning", "other users", "tmpfiles.d"),
         (
@@ -209,6 +218,8 @@ def test_problems_are_reported_with_a_remedy(changes, check, severity, saw, reme
         {"engine": EngineFacts(machine="node7", version="29.0.0")},
         {"engine": EngineFacts(machine="node7", version="dev")},
         {"engine": EngineFacts(machine="node7", version="5.4.2", podman=True)},
+        {"kubelet": True},
+        {"kubelet": False, "host": host(driver=None, gpus=())},
         {"nvml": None},
         {"modules": None},
     ],

@@ -5,8 +5,10 @@ import sys
 
 import pytest
 
+from imagematrix.allocation import pods
 from imagematrix.doctor import facts as module
 from imagematrix.doctor.facts import gather
+from imagematrix.errors import EngineError
 from imagematrix.launcher import devices
 from imagematrix.launcher.devices import Problem
 from imagematrix.node import probe
@@ -159,6 +161,16 @@ def test_unusable_lock_folder_is_reported(profiles, engine, monkeypatch, tmp_pat
     assert "cannot use the GPU locks" in result.locks_error
     assert "mkdir" in result.locks_remedy
     assert gather(Host.load(profiles["laptop"]), None).locks_error is None
+
+
+@pytest.mark.usefixtures("docker", "engine")
+def test_a_kubelet_that_does_not_answer_is_reported(on_node, monkeypatch):
+    def silent(_):
+        raise EngineError("it does not answer")
+
+    monkeypatch.setattr(pods, "access", lambda: True)
+    monkeypatch.setattr(pods, "usage", silent)
+    assert "error    kubelet         it does not answer\n" in on_node("rome-a100").out
 
 
 def test_nodes_that_only_this_user_may_not_open_are_doubts(profiles, engine, monkeypatch):
