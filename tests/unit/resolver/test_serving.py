@@ -72,8 +72,9 @@ def test_signal_exits_with_0(number, published, upstream):
         address = re.fullmatch(rf"answering for {upstream.address} on (\S+)\n", line)[1]
         with urllib.request.urlopen(f"http://{address}/v2/ml/training/manifests/v1") as answer:
             assert answer.headers["Docker-Content-Digest"] == published.digests["cpu-v3"]
-        with pytest.raises(urllib.error.HTTPError, match="404"):
+        with pytest.raises(urllib.error.HTTPError, match="404") as caught:
             urllib.request.urlopen(f"http://{address}/v2/ml/training/manifests/v9")
+        caught.value.close()
         assert "ml/training:v1 is " in process.stderr.readline()
         process.send_signal(number)
         assert process.wait(30) == 0
