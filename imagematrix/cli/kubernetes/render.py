@@ -139,7 +139,9 @@ def command(
         if by and not device_plugin:
             raise UsageError("--by is for --device-plugin")
         from imagematrix.kubernetes.install import Installation
+        from imagematrix.selection.question import parse
 
+        parse(where or ())  # the webhook would end because of an invalid one
         asked = [word for condition in where or () for word in ("--where", condition)]
         made = Installation(
             names=tuple(map(_registry_name, dict.fromkeys([image, *(arguments or ())]))),

@@ -209,6 +209,7 @@ def test_the_command_writes_them_and_the_webhook_takes_their_options(monkeypatch
         ([f"{NAME}@sha256:{'a' * 64}", "--program", PROGRAM], "a version, not a digest"),
         ([NAME, "--program", PROGRAM, "--namespace", "A"], "invalid namespace 'A'"),
         ([NAME, "--program", PROGRAM, "--on-unknown", "x"], "invalid --on-unknown"),
+        ([NAME, "--program", PROGRAM, "--where", "python"], "--where: invalid condition 'python'"),
         ([NAME, "--program", PROGRAM, "--by", "product"], "--by is for --device-plugin"),
         ([NAME, "--program", PROGRAM, "--device-plugin", "--by", "x"], "invalid --by"),
         ([NAME, "--program", PROGRAM, "--tls", "x", "y", "z"], "x: No such file"),
