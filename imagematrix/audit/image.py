@@ -149,7 +149,7 @@ def image(
         fields.text_or_none("architecture"),
         fields.text_or_none("variant"),
     ]
-    told = inner.named_texts("Labels")
+    own_labels = inner.named_texts("Labels")
     return Image(
         reference=reference,
         digest=own,
@@ -157,8 +157,8 @@ def image(
         layers=source.layers(layers),
         sizes=sizes or {},
         environment={name: value for name, _, value in pairs},
-        labels=told,
-        inherited=labels.CONTENT in told and told[labels.CONTENT] != labels.content(fields.data),
+        labels=own_labels,
+        inherited=labels.inherited(fields.data),
     )
 
 

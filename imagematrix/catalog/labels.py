@@ -31,6 +31,7 @@ __all__ = [
     "agreed",
     "components",
     "content",
+    "inherited",
     "read",
     "size",
     "tag",
@@ -127,6 +128,15 @@ def _object(labels: Mapping[str, str], label: str, reference: str) -> dict[str, 
     if not isinstance(data, dict):
         raise UsageError(f"{reference}: the label {label} is not an object")
     return data
+
+
+def inherited(config: Mapping[str, Any]) -> bool:
+    """Whether the labels in an image's configuration are those of an image that it was built on.
+
+    False for images of the classic image store, whose labels have no digest of their content.
+    """
+    told = ((config.get("config") or {}).get("Labels") or {}).get(CONTENT)
+    return told is not None and told != content(config)
 
 
 def content(config: Mapping[str, Any]) -> str:

@@ -48,7 +48,8 @@ def catalog(name: str) -> Catalog:
         one = None if whole else entry(registry, reference.tag)
     if whole:
         return whole
-    if one and one.ours:
+    # An image that was built on a variant inherits its labels, but neither its tag nor its content.
+    if one and one.ours and (one.tag == reference.tag or DIGEST.fullmatch(reference.tag)):
         # A named variant leaves no axis for defaults to decide.
         return replace(index.catalog(reference.name, one.annotations[labels.VERSION], [one]), defaults=())
     index.parse(manifest.raw, name)
@@ -132,10 +133,11 @@ def entry(registry: Registry, tag: str) -> Entry | None:
 
 
 def _configured(registry: Registry, config: documents.Fields, where: str) -> dict[str, str]:
-    """Return the labels of an image, from its configuration."""
+    """Return the labels of an image, from its configuration; none where they are of another image."""
     digest = config.text("digest")
     if not DIGEST.fullmatch(digest):
         raise config.fail("digest", f"{digest[:80]!r} is not a sha256 digest")
     image = documents.Fields(documents.parse(registry.blob(digest), where), where)
     inner = image.object_or_none("config")
-    return inner.named_texts("Labels") if inner else {}
+    found = inner.named_texts("Labels") if inner else {}
+    return {} if labels.inherited(image.data) else found

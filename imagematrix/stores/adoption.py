@@ -18,7 +18,6 @@ from imagematrix import documents
 from imagematrix.audit.claims import broken, of_layers
 from imagematrix.audit.layer import read_file
 from imagematrix.catalog import labels
-from imagematrix.catalog.labels import content
 from imagematrix.errors import AuditError, UsageError
 from imagematrix.scratch import scratch
 
@@ -56,7 +55,7 @@ def examine(reference: str, archive: BinaryIO, layers: Layers) -> None:
 
 def _examine(reference: str, config: Mapping[str, Any], layers: Sequence[Layer]) -> None:
     own = (config.get("config") or {}).get("Labels") or {}
-    if own.get(labels.CONTENT, content(config)) != content(config):
+    if labels.inherited(config):
         raise AuditError(
             f"{reference} is not the image that was built under this name, but one built on it",
             remedy=f"run `docker image rm {reference}` and build again",

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from imagematrix.catalog import labels
 from imagematrix.catalog.catalog import Catalog
 from imagematrix.errors import EngineError, UnknownImageError, UsageError
 from imagematrix.reference import Reference
@@ -121,6 +122,27 @@ def test_catalog_takes_one_request(registry):
     assert variant.digest == DIGEST
     assert variant.march == "znver4"
     assert len(registry.requests) == 1
+
+
+@pytest.mark.parametrize("sealed", [True, False])
+def test_image_built_on_a_variant_is_not_the_variant(server, sealed):
+    """It inherits the labels, with the digest of the content where the variant has one."""
+    repository = server.repository("ml/training")
+    own = {"io.imagematrix.image": f"{server.address}/ml/training", **manifest()["annotations"]}
+    config: dict[str, Any] = {"architecture": "amd64", "os": "linux", "config": {"Labels": own}}
+    if sealed:
+        own[labels.CONTENT] = labels.content(config)
+    tag = "v1-cpu-znver4-0123456789ab"
+    digest = repository.image(tag, {}, config=json.dumps(config).encode())
+    config["config"]["Env"] = ["A=B"]
+    derived = repository.image("mine", {}, config=json.dumps(config).encode())
+    name = f"{server.address}/ml/training"
+    for named in (f"{name}:{tag}", f"{name}@{digest}"):
+        (variant,) = Catalog.from_registry(named).variants
+        assert (variant.reference, variant.digest) == (f"{name}:{tag}", digest)
+    for named in (f"{name}:mine", *([f"{name}@{derived}"] if sealed else [])):
+        with pytest.raises(UsageError, match="is a single image, not an index of variants"):
+            Catalog.from_registry(named)
 
 
 def test_index_by_digest_is_verified(registry):
