@@ -14,7 +14,7 @@ from imagematrix.errors import EngineError
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from typing import Any
 
     import docker
@@ -28,6 +28,7 @@ __all__ = [
     "digests",
     "digests_of",
     "environment_of",
+    "errors",
     "images",
     "info",
     "is_podman",
@@ -103,6 +104,22 @@ def unreachable(where: str, error: Exception) -> EngineError:
     return EngineError(
         f"cannot reach the Docker engine at {where}", remedy=remedies.get(where.partition("://")[0], START)
     )
+
+
+@contextlib.contextmanager
+def errors(*passed: type[Exception]) -> Iterator[None]:
+    """Raise EngineError for what docker-py raises, but for what is `passed` on."""
+    from docker.errors import APIError, DockerException
+    from requests.exceptions import RequestException
+
+    try:
+        yield
+    except passed:
+        raise
+    except APIError as error:
+        raise EngineError(f"the engine refused: {error.explanation or error}") from error
+    except (DockerException, RequestException, OSError) as error:
+        raise unreachable(address(), error) from error
 
 
 def cannot_start(error: OSError) -> EngineError:

@@ -42,19 +42,16 @@ class Docker:
 
     def held(self) -> Iterator[tuple[str, frozenset[str]]]:
         """Yield the names, with the digests of their images."""
-        for image in self._client.api.images():
-            for name in image.get("RepoTags") or ():
-                if name.startswith(self.prefix):
-                    yield name, engine.digests_of(self._client, name)
+        with engine.errors():
+            for image in self._client.api.images():
+                for name in image.get("RepoTags") or ():
+                    if name.startswith(self.prefix):
+                        yield name, engine.digests_of(self._client, name)
 
     def remove(self, name: str) -> None:
         """Remove a name by force: a container that uses it would stop that, though only a name goes."""
-        import docker
-
-        try:
+        with engine.errors():
             self._client.api.remove_image(name, force=True, noprune=True)
-        except docker.errors.APIError as error:
-            raise EngineError(str(error.explanation or error)) from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,8 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 
-from imagematrix.swarm.manager import Manager, RemovedError, errors
+from imagematrix.engine import errors
+from imagematrix.swarm.manager import Manager, RemovedError
 from imagematrix.swarm.service import JOB, LABEL
 from imagematrix.swarm.tasks import ended, replicas, seconds
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import time
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 
-from imagematrix import endpoint, engine
+from imagematrix.engine import errors
 from imagematrix.errors import EngineError, UsageError
 from imagematrix.swarm import nodes
 from imagematrix.swarm.tasks import Task, ended, latest, summary
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
     from docker import DockerClient
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from imagematrix.swarm.nodes import Node
     from imagematrix.swarm.service import Service
 
-__all__ = ["Manager", "RemovedError", "errors"]
+__all__ = ["Manager", "RemovedError"]
 
 POLL_S = 1.0
 AWAY_S = 300.0  # how long a manager may be away: a restart takes seconds, the choice of a new leader too
@@ -74,16 +74,16 @@ class Manager:
         """Create a service and return its id; raise UsageError if there is one of that name."""
         from docker.errors import APIError
 
-        try:
-            with errors(APIError):
+        with errors():
+            try:
                 return str(self._client.services.create(**service.arguments()).id)
-        except APIError as error:
-            if error.status_code == CONFLICT:
+            except APIError as error:
+                if error.status_code != CONFLICT:
+                    raise
                 raise UsageError(
                     f"service {service.name} exists already",
                     remedy=f"choose another --name, or remove it: docker service rm {service.name}",
                 ) from error
-            raise _refused(error) from error
 
     def remove(self, identifier: str) -> None:
         """Remove a service, and so end its tasks; it may be gone already."""
@@ -132,23 +132,3 @@ class Manager:
                     report(text)
                     reported = text
             time.sleep(POLL_S)
-
-
-@contextmanager
-def errors(*passed: type[Exception]) -> Iterator[None]:
-    """Raise EngineError for what docker-py raises, but for what is `passed` on."""
-    from docker.errors import APIError, DockerException
-    from requests.exceptions import RequestException
-
-    try:
-        yield
-    except passed:
-        raise
-    except APIError as error:
-        raise _refused(error) from error
-    except (DockerException, RequestException, OSError) as error:
-        raise engine.unreachable(endpoint.address(), error) from error
-
-
-def _refused(error: Exception) -> EngineError:
-    return EngineError(f"the engine refused: {getattr(error, 'explanation', None) or error}")

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import docker
 import pytest
+import requests
 from distribution import digest
 from double import Double
 from resolving import Played
@@ -94,7 +95,24 @@ def test_names_that_cannot_be_removed_are_reported(front, published, held):
     held({name: digest(b"old")}).stuck.add(name)
     notes: list[str] = []
     assert sweep(Docker(node.address), node.address, notes.append) == []
-    assert notes == [f"{name} stays: it is stuck"]
+    assert notes == [f"{name} stays: the engine refused: it is stuck"]
+    assert published.digests
+
+
+def test_an_engine_that_goes_away_is_an_error(front, published, held):
+    node = front()
+    images = held({f"{node.address}/ml/training:v1": digest(b"old")})
+
+    def gone(*_, **__):
+        raise requests.ConnectionError("the engine restarts")
+
+    notes: list[str] = []
+    images.remove_image = gone
+    assert sweep(Docker(node.address), node.address, notes.append) == []
+    assert "stays: cannot reach the Docker engine" in notes[0]
+    images.get = gone
+    with pytest.raises(EngineError, match="cannot reach the Docker engine"):
+        sweep(Docker(node.address), node.address, notes.append)
     assert published.digests
 
 
