@@ -23,6 +23,7 @@ STACKS = re.compile(
 )
 RECORDS = re.compile(r"(.*)/([^/]+)\.dist-info/(METADATA|RECORD)")
 HEADER = re.compile(rb"^(Name|Version):[ \t]*([^\r\n]{1,200})", re.MULTILINE)
+END = re.compile(rb"\r?\n\r?\n")  # of the headers, before the description
 LOCAL = re.compile(r"\+(?:\w+\.)?cu(\d{2})(\d)\b")  # 2.8.0+cu128
 MAJOR = re.compile(r"(?:cuda|-cu)(\d{2})(\d)?", re.ASCII)  # cupy-cuda12x, jax-cuda12-plugin
 # Files of packages that tell the release, by the ends of their paths, and how they do.
@@ -77,7 +78,7 @@ def stack(package: Package, tree: Tree) -> str | None:
 
 
 def _header(own: dict[str, bytes]) -> list[tuple[bytes, bytes]]:
-    head = own.get("METADATA", b"").partition(b"\n\n")[0]
+    head = END.split(own.get("METADATA", b""), maxsplit=1)[0]
     return HEADER.findall(head)
 
 

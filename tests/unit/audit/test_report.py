@@ -167,10 +167,11 @@ def test_static_runtime_is_reported(seen, library, tmp_path):
 BUILD_INFO = "tensorflow/python/platform/build_info.py"
 
 
-def packaged(name, version, *files):
+def packaged(name, version, *files, end="\n"):
     folder = f"{SITE}/{name}-{version}.dist-info"
     record = "".join(f"{file},,\n" for file in files)
     metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n\nVersion: 9\n"
+    metadata = metadata.replace("\n", end)
     return (f"{folder}/METADATA", metadata.encode()), (f"{folder}/RECORD", record.encode())
 
 
@@ -181,7 +182,7 @@ def test_python_packages_are_compared_with_their_bytes(seen):
         (f"{SITE}/torch/version.py", b"__version__ = '2.8.0'\ncuda: Optional[str] = '12.8'\n"),
         *packaged("tensorflow", "2.21.0", BUILD_INFO),
         (f"{SITE}/{BUILD_INFO}", b"OrderedDict([('cuda_version', '12.5.1'), ('cudnn_version', '9')])\n"),
-        *packaged("Torchvision", "0.23.0+cu126"),
+        *packaged("Torchvision", "0.23.0+cu126", end="\r\n"),
         *packaged("cupy_cuda12x", "13.4.1"),
         *packaged("onnxruntime-gpu", "1.22", '"unclosed'),
         *packaged("requests", "2.32"),
