@@ -89,9 +89,10 @@ def command(
         raise UsageError("--namespace is for --sweep")
     upstream = _given(upstream)
     if containerd:
+        from imagematrix.listening import Address
         from imagematrix.resolver.mirror import write
 
-        print_text(str(write(containerd, upstream, listen)))
+        print_text(str(write(containerd, upstream, str(Address.parse(listen)))))
         return
     from imagematrix.resolver.node import Probed, Saved
     from imagematrix.resolver.serving import Settings, serve

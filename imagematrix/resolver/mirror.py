@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from imagematrix import files
 from imagematrix.errors import UsageError
+from imagematrix.reference import Reference, names_registry
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,8 +25,10 @@ server = "http://{address}"
 
 def mirrored(upstream: str) -> str:
     """Return the registry of which containerd can have a mirror; raise UsageError if `upstream` is none."""
-    if "/" in upstream or upstream.startswith("oci:"):
+    named = f"{upstream}/repository"
+    if "/" in upstream or upstream.startswith("oci:") or not names_registry(named):
         raise UsageError(f"containerd has mirrors of whole registries, and {upstream} is none")
+    Reference.parse(named)
     return upstream
 
 

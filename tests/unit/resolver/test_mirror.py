@@ -42,10 +42,23 @@ def test_unwritable_configuration_is_reported(tmp_path):
         write(tmp_path, NAME, "127.0.0.1:5050")
 
 
-@pytest.mark.parametrize("upstream", ["registry.example:5000/mirror", "oci:/folder", "oci:folder"])
+@pytest.mark.parametrize(
+    "upstream", ["registry.example:5000/mirror", "oci:/folder", "oci:folder", "training", ""]
+)
 def test_only_whole_registries_have_mirrors(tmp_path, upstream):
     with pytest.raises(UsageError, match="containerd has mirrors of whole registries"):
         write(tmp_path, upstream, "127.0.0.1:5050")
+
+
+def test_invalid_registries_and_addresses_are_rejected(tmp_path, capsys):
+    folder = tmp_path / "certs.d"
+    for words in (["--upstream", ".."], ["--upstream", NAME, "--listen", ":5050"]):
+        assert run(["resolver", *words, "--containerd", str(folder)]) == UsageError.exit_code
+    assert [line.partition(":")[2] for line in capsys.readouterr().err.splitlines() if "invalid" in line] == [
+        " invalid image reference '../repository': expected such as registry:5000/ml/training:v1",
+        " invalid address ':5050': expected such as 127.0.0.1:5050",
+    ]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_mirror_command_prints_the_path_and_exits(tmp_path, capsys):
