@@ -185,10 +185,7 @@ class _Layout:
         return self._bytes(self._folder / INDEX)
 
     def manifest(self, own: str) -> bytes:
-        raw = self._bytes(self._path(own))
-        if digest(raw) != own:
-            raise AuditError(f"the blob {own} has other bytes than its digest says")
-        return raw
+        return _checked(self._bytes(self._path(own)), own)
 
     config = manifest
 
@@ -324,7 +321,7 @@ class _Archive:
         raw = self._texts.get(name)
         if raw is None:
             raise AuditError(f"the archive lacks {name[:200]}")
-        return raw
+        return _checked(raw, f"sha256:{name.rpartition('/')[2]}") if BLOB.fullmatch(name) else raw
 
     def _check(self, config: bytes, layers: Sequence[str]) -> None:
         """Raise AuditError where layers are not those of a configuration: no engine would load them.
@@ -358,6 +355,13 @@ class _Archive:
                 layers = [layer["digest"] for layer in manifest["layers"]]
                 found[manifest["config"]["digest"]].append((digest(raw), layers))
         return found
+
+
+def _checked(raw: bytes, own: str) -> bytes:
+    """Return the bytes of a blob; raise AuditError where they have another digest than its name says."""
+    if digest(raw) != own:
+        raise AuditError(f"the blob {own} has other bytes than its digest says")
+    return raw
 
 
 class _Prefixed:

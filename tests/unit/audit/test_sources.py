@@ -239,6 +239,24 @@ def test_blob_with_a_wrong_digest_is_rejected(one, tmp_path):
         images(layout(tmp_path / "other", one))
 
 
+@pytest.mark.parametrize("kind", [layout, archived])
+@pytest.mark.parametrize("which", ["config", "digest"])
+def test_configuration_or_manifest_with_a_wrong_digest_is_rejected(one, tmp_path, kind, which):
+    own = getattr(one, which)
+    one.blobs[own] = json.dumps(json.loads(one.blobs[own]) | {"annotations": {"a": "b"}}).encode()
+    with pytest.raises(AuditError, match=f"the blob {own} has other bytes than its digest says"):
+        images(kind(tmp_path / "image", one))
+
+
+def test_configuration_that_a_saved_image_names_by_a_wrong_digest_is_rejected(one, tmp_path):
+    name = f"blobs/sha256/{one.config.removeprefix('sha256:')}"
+    listed = [{"Config": name, "RepoTags": ["t:v1"], "Layers": []}]
+    raw = tar((name, b"{}"), ("manifest.json", json.dumps(listed).encode()))
+    (tmp_path / "a.tar").write_bytes(raw)
+    with pytest.raises(AuditError, match="other bytes than its digest says"):
+        images(str(tmp_path / "a.tar"))
+
+
 @pytest.mark.parametrize("lost", ["config", "layers"])
 def test_missing_blob_is_rejected(one, tmp_path, lost):
     del one.blobs[one.config if lost == "config" else one.layers[0]]
