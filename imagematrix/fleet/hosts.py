@@ -31,7 +31,7 @@ def load(paths: Iterable[Path], stream: BinaryIO) -> dict[str, Host]:
     A path is a file, a folder with such files, or "-" for `stream`, which has one host on each line or a JSON
     list of them. A file that ends in .ndjson or .jsonl has one on each line, any other is one host. Its name
     is the path without .json, or NAME:N for a host in line or place N. Duplicate paths count once. Raises
-    UsageError that lists every unreadable host.
+    UsageError that lists every unreadable host, or names a file of lines without any.
     """
     hosts: dict[str, Host] = {}
     errors: list[UsageError] = []
@@ -93,10 +93,12 @@ def _saved(file: Path, reader: Reader) -> Host:
 def _streamed(stream: BinaryIO, name: str, reader: Reader) -> Iterator[tuple[str, Callable[[], Host]]]:
     parsed = lines(stream, name)
     first = next(parsed, None)
-    if first and first[1].lstrip().startswith(b"["):
+    if first is None:  # most likely, what should have written them failed
+        raise UsageError(f"{name}: no hosts found")
+    if first[1].lstrip().startswith(b"["):
         yield from _listed(first[1] + stream.read(documents.LIMIT), name, reader)
         return
-    for where, raw in itertools.chain([first] if first else [], parsed):
+    for where, raw in itertools.chain([first], parsed):
         yield where, partial(reader.read, raw, where)
 
 

@@ -66,7 +66,15 @@ def test_stream_has_one_host_per_line(make):
     lines = [json.dumps(make.host(model=name).to_json()) for name in "ab"]
     result = read("-", stream=f"{lines[0]}\n\n{lines[1]}".encode())
     assert {name: host.cpu.model for name, host in result.items()} == {"stdin:1": "a", "stdin:3": "b"}
-    assert read("-", stream=b"\n") == {}
+
+
+def test_lines_without_a_host_are_an_error(saved):
+    """Beside other hosts, the report would be about those alone."""
+    with pytest.raises(UsageError, match="stdin: no hosts found"):
+        read("-", saved, stream=b"\n")
+    (saved / "rack.ndjson").touch()
+    with pytest.raises(UsageError, match=r"rack\.ndjson: no hosts found"):
+        read(saved)
 
 
 @pytest.mark.parametrize("name", ["fleet.ndjson", "fleet.jsonl"])
