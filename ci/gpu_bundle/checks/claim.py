@@ -18,7 +18,7 @@ def main() -> int:
     try:
         gpus = among(host.gpus, f"device={sys.argv[1]}")
         choice = Choice(gpus=gpus, count=1)
-        taken = claim(choice, lambda: survey(host.gpus, lambda: (), query_nvml))
+        taken = claim(choice, lambda _: survey(host.gpus, lambda: (), query_nvml))
     except ImagematrixError as error:
         print(error, file=sys.stderr)
         return error.exit_code
