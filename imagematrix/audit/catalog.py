@@ -1,4 +1,7 @@
-"""A catalog of audited images: of ours by their labels, of all others by what their bytes and makers tell."""
+"""A catalog of audited images: of ours by their labels, of all others by what their bytes and makers tell.
+
+An image that was built on one of ours inherits its labels, but is another image.
+"""
 
 from __future__ import annotations
 
@@ -36,14 +39,14 @@ def catalog(
     stated: list[labels.Terms] = []
     for audited in audits:
         variant = claimed(audited)
-        if variant:
+        if variant and not _built_on_one(audited.image):
             variants.append(_labelled(audited, variant))
             stated.append(labels.terms(audited.image.labels, audited.image.reference))
             continue
         own = entry(audited, _reference(audited.image), audited.image.digest)
         for ignored in own.ignored:
             note(f"{audited.image.reference}: {ignored}")
-        variants.append(own.variant)
+        variants.append(_on(own.variant, variant) if variant else own.variant)
     terms = labels.agreed(f"{image}:{version}", stated)
     found = Catalog(
         image=image, version=version, variants=tuple(variants), prefer=terms.prefer, defaults=terms.defaults
@@ -64,21 +67,36 @@ def _labelled(audited: Audit, variant: Variant) -> Variant:
     )
 
 
+def _on(own: Variant, base: Variant) -> Variant:
+    """Return the entry of an image that was built on the variant `base`, whose code it has, too.
+
+    What that needs of a CPU is what its compiler said; all else may have changed.
+    """
+    return replace(
+        own,
+        march=base.march,
+        vendor=base.vendor,
+        cpu_flags=own.cpu_flags | base.cpu_flags,
+        signed_returns=base.signed_returns,
+        axes=base.axes,
+        facts=tuple(one for one in own.facts if one[0] != "cpu_flags"),
+    )
+
+
 def _reference(image: Image) -> str:
     """Return the name by which an engine finds an image: its digest where it has none."""
-    return _labelled_name(image) or next(iter(image.names), image.digest)
+    own = image.labels
+    if all(key in own for key in OURS) and not _built_on_one(image):
+        return f"{own[labels.IMAGE]}:{labels.tag(own[labels.VERSION], own[labels.CELL], own[labels.INPUT])}"
+    return next(iter(image.names), image.digest)
 
 
-def _labelled_name(image: Image) -> str | None:
-    """Return the name of a variant of imagematrix; None of other images, also of those built on one.
+def _built_on_one(image: Image) -> bool:
+    """Whether an image was built on a variant of imagematrix, whose labels it then inherits.
 
-    They inherit its labels. Images of the classic store have no digest of their content, so that only other
-    names tell.
+    Variants of the classic store have no digest of their content, so that only another name tells.
     """
     own = image.labels
-    if image.inherited or not all(key in own for key in OURS):
-        return None
-    known = {familiar(split(name)[0]) for name in image.names}
-    if labels.CONTENT not in own and known and familiar(own[labels.IMAGE]) not in known:
-        return None
-    return f"{own[labels.IMAGE]}:{labels.tag(own[labels.VERSION], own[labels.CELL], own[labels.INPUT])}"
+    if labels.CONTENT in own or labels.IMAGE not in own or not image.names:
+        return image.inherited
+    return familiar(own[labels.IMAGE]) not in {familiar(split(name)[0]) for name in image.names}

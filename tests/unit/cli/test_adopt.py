@@ -12,6 +12,7 @@ from images import Parts, archived, index, layout, saved, tar
 
 from imagematrix.catalog import labels
 from imagematrix.catalog.catalog import UserModeDriver, Variant
+from imagematrix.record import replace
 
 DATA = Path(__file__).parents[1] / "audit" / "data"
 CUBIN = ("opt/k.cubin", (DATA / "80.cubin").read_bytes())
@@ -180,6 +181,20 @@ def test_image_built_on_a_variant_has_its_own_name(cli, tmp_path, sealed):
         path = saved(tmp_path / "a.tar", Parts(*layers, labels=own), *layers, names=(name,))
         (adopted,) = json.loads(cli("adopt", path, "--as", "app:v1").out)["variants"]
         assert adopted["reference"] == reference
+
+
+def test_image_built_on_a_variant_needs_what_its_own_bytes_say(cli, tmp_path):
+    """Except of the CPU, of which the variant's compiler said what its code needs."""
+    march = {"march": "x86-64-v3", "cpu_flags": frozenset({"avx2"}), "axes": (("python", "3.13"),)}
+    own = OWN | {labels.VARIANT: labels.write(replace(VARIANT, **march))}
+    runtime = ("usr/lib/x86_64-linux-gnu/libcudart.so.13.0.48", b"\x7fELF")
+    layers = tar(CUBIN), tar(runtime, ("opt/90.cubin", (DATA / "90a.cubin").read_bytes()))
+    path = saved(tmp_path / "a.tar", Parts(*layers, labels=own), *layers, names=("ml/app:latest",))
+    (adopted,) = json.loads(cli("adopt", path, "--as", "app:v1").out)["variants"]
+    assert (adopted["cuda"], adopted["cubins"]) == ("13.0", [])
+    assert (adopted["march"], adopted["cpu_flags"]) == ("x86-64-v3", ["avx2"])
+    assert adopted["axes"] == {"python": "3.13"}
+    assert adopted["facts"] == {"cubins": "bytes", "cuda": "bytes", "driver": "bytes"}
 
 
 def test_image_that_contradicts_its_labels_exits_with_9(adopt):
