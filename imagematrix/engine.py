@@ -52,7 +52,7 @@ TIMEOUT = 600  # seconds without data; loading a large image takes long
 ENGINES = frozenset({"dockerd", "podman"})
 CONTAINER = r"[0-9a-f]{64}"  # the id of a container
 YOUNG_S = 60  # from the creation of a container to its start, which usually follows at once
-START_S = 10  # patience with a start: NVIDIA's runtime wakes GPUs for seconds
+START_S, ONE_S = 30, 1  # patience with all starts, and at least with each: NVIDIA's runtime wakes GPUs
 LAUNCH, TASK = "io.imagematrix.selected", "com.docker.swarm.task.id"  # labels of launches, and of Swarm
 
 
@@ -263,7 +263,7 @@ def running_or_starting(attended: Attended = lambda _: True) -> list[dict[str, A
 
     Launches whose labels are `attended` are left out, because a lease counts for them, and tasks of Swarm,
     whose start may wait for the caller. The engine describes a container once it has started; if that takes
-    more than START_S, or if it has not been started for YOUNG_S, it is left out.
+    more than START_S in all, or if it has not been started for YOUNG_S, it is left out.
     """
     where = address()
     if not where.startswith("unix://"):
@@ -273,9 +273,9 @@ def running_or_starting(attended: Attended = lambda _: True) -> list[dict[str, A
     if status != OK or not isinstance(created, list):
         raise _refused(where, created)
 
-    def inspect(number: str) -> object:
+    def inspect(number: str, answer_s: float) -> object:
         with contextlib.suppress(EngineError):
-            status, container = _local(where, f"/containers/{unix_http.quote(number)}/json", START_S)
+            status, container = _local(where, f"/containers/{unix_http.quote(number)}/json", answer_s)
             return container if status == OK else None
         return None
 
@@ -292,11 +292,11 @@ def running_or_starting_of(
     api = client.api
     created = api.containers(all=True, filters={"status": "created"})
 
-    def inspect(number: str) -> object:
+    def inspect(number: str, answer_s: float) -> object:
         # inspect_container() has only the client's own timeout, which is for slower answers.
         with contextlib.suppress(requests.RequestException, ValueError):
             resource = f"{api.base_url}/v{api.api_version}/containers/{number}/json"
-            answer = api.get(resource, timeout=START_S)
+            answer = api.get(resource, timeout=answer_s)
             return answer.json() if answer.ok else None
         return None
 
@@ -306,21 +306,21 @@ def running_or_starting_of(
 def _with_starting(
     running: list[dict[str, Any]],
     created: list[dict[str, Any]],
-    inspect: Callable[[str], object],
+    inspect: Callable[[str, float], object],
     attended: Attended,
 ) -> list[dict[str, Any]]:
     """Return `running`, and those of `created` that are being started, or have been by now.
 
-    `inspect` returns a container once it has started, None if that takes long.
+    `inspect` returns a container once it has started, None if that takes longer than the given seconds.
     """
-    oldest = time.time() - YOUNG_S
+    oldest, deadline = time.time() - YOUNG_S, time.monotonic() + START_S
     seen = {container.get("Id") for container in running}
     found = list(running)
     for entry in created:
         young, labels = entry.get("Created", 0) >= oldest, entry.get("Labels") or {}
         if not young or entry["Id"] in seen or TASK in labels or (LAUNCH in labels and attended(labels)):
             continue
-        container = inspect(entry["Id"])
+        container = inspect(entry["Id"], max(ONE_S, deadline - time.monotonic()))
         state = (container.get("State") or {}) if isinstance(container, dict) else {}
         waits = state.get("Status") == "created" and not state.get("Error")
         if isinstance(container, dict) and (state.get("Running") or waits):

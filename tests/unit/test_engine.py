@@ -302,10 +302,11 @@ def test_a_starting_launch_counts_if_nobody_attends_to_it(request, where):
 def test_a_container_that_takes_long_to_start_is_not_waited_for(request, where, monkeypatch):
     engine = request.getfixturevalue(where)
     monkeypatch.setattr(module, "START_S", 0.1)
-    engine.created = [{"Id": "slow", "Created": time.time()}]
+    engine.created = [{"Id": "slow", "Created": time.time()}, {"Id": "new", "Created": time.time()}]
+    engine.starting = [{"Id": "new", "State": {"Status": "created"}}]
     engine.before_response["GET", "/containers/slow/json"] = lambda: time.sleep(0.5)
     engine.responses["GET", "/containers/slow/json"] = (200, b"{}")
-    assert module.running_or_starting() == []
+    assert [one["Id"] for one in module.running_or_starting()] == ["new"]
 
 
 @pytest.mark.parametrize("where", ["engine", "remote_engine"])
