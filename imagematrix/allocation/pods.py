@@ -73,6 +73,7 @@ def _listed() -> tuple[Fields, ...]:
     from imagematrix.documents import Fields, parse
     from imagematrix.node.nvml import child_command
 
+    remedy = None
     command = [*child_command("imagematrix.allocation.pods_query"), SOCKET]
     try:
         done = subprocess.run(
@@ -81,8 +82,9 @@ def _listed() -> tuple[Fields, ...]:
         answer = Fields(parse(done.stdout, "kubelet"), "kubelet")
         if (error := answer.text_or_none("error")) is None:
             return tuple(answer.objects("devices"))
+        remedy = answer.text_or_none("remedy")
     except subprocess.TimeoutExpired:
         error = f"kubelet does not answer within {TIMEOUT_S:g} seconds"
     except (OSError, UsageError) as failure:
         error = f"the query process failed: {failure}"
-    raise EngineError(f"{SOCKET}: {error}", remedy="check it: `systemctl status kubelet`")
+    raise EngineError(f"{SOCKET}: {error}", remedy=remedy or "check it: `systemctl status kubelet`")

@@ -14,13 +14,17 @@ ANSWER_S = 5.0
 
 
 def query(socket: str) -> dict[str, object]:
-    """Return the devices of each container under "devices", or under "error" why they are unknown."""
+    """Return the devices of each container under "devices", or under "error" why they are unknown.
+
+    Under "remedy" is what helps, if it is not kubelet that is at fault.
+    """
     try:
         import grpc
 
         from imagematrix.kubelet.messages import PODS, call, message
     except ModuleNotFoundError as error:  # in the file of `make zipapp`
-        return {"error": f"cannot ask kubelet: {error.name} is not installed"}
+        remedy = "install the whole: pip install imagematrix"
+        return {"error": f"cannot ask kubelet: {error.name} is not installed", "remedy": remedy}
     with grpc.insecure_channel(f"unix:{socket}") as channel:
         ask = call(channel, f"/{PODS}/List", "ListPodResourcesResponse")
         try:

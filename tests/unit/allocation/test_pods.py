@@ -97,12 +97,15 @@ def test_usage_is_unknown_while_kubelet_does_not_answer(cli, profiles, socket):
 
 
 @pytest.mark.usefixtures("no_engine")
-def test_usage_is_unknown_without_grpc(cli, profiles, socket, monkeypatch, tmp_path):
+def test_usage_is_unknown_without_grpc(cli, profiles, socket, monkeypatch, tmp_path, gpu):
     socket.touch()
     (tmp_path / "grpc.py").write_text("raise ModuleNotFoundError(name='grpc')")
     monkeypatch.syspath_prepend(tmp_path)
     said = cli("gpus", "--host", profiles["genoa-h200"])
     assert "grpc is not installed: GPU usage by pods unknown" in said.err
+    with pytest.raises(EngineError, match="cannot ask kubelet") as caught:
+        pods.usage((gpu(),))
+    assert "pip install imagematrix" in caught.value.remedy
 
 
 @pytest.mark.usefixtures("no_engine")
