@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from imagematrix.errors import ImagematrixError, UsageError
@@ -103,9 +104,11 @@ async def _serve(settings: Settings, policy: Policy, address: Address, note: Cal
 async def _watch(settings: Settings, note: Callable[[str], None]) -> None:
     """Look at the node from time to time, and say when it has changed: it may have before the start, too."""
     seen: Host | None = None
+    loop = asyncio.get_running_loop()
+    own = ThreadPoolExecutor(1)  # those of asyncio may all wait for an upstream that hangs
     while True:
         try:
-            found = await asyncio.to_thread(settings.node.host)
+            found = await loop.run_in_executor(own, settings.node.host)
         except ImagematrixError as error:
             note(str(error))
         else:
@@ -113,7 +116,7 @@ async def _watch(settings: Settings, note: Callable[[str], None]) -> None:
                 note("the node has changed: new answers may differ from what the engine has")
             if settings.changed and found != seen:
                 try:
-                    await asyncio.to_thread(settings.changed.touch)
+                    await loop.run_in_executor(own, settings.changed.touch)
                 except OSError as error:
                     note(f"{settings.changed} cannot be touched: {error.strerror}")
             seen = found

@@ -1,18 +1,22 @@
 """The resolver's address, start and end."""
 
+import asyncio
 import re
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from imagematrix.errors import UsageError
 from imagematrix.listening import Address
+from imagematrix.resolver import serving
 from imagematrix.resolver.node import Saved
 from imagematrix.resolver.serving import Settings, serve
 
@@ -108,3 +112,25 @@ def test_invalid_options_are_rejected_before_listening(words, expected):
             error = process.communicate(timeout=60)[1]
     assert process.returncode == 2
     assert expected in error
+
+
+def test_a_change_of_the_node_is_noticed_while_an_upstream_hangs(tmp_path):
+    hanging = threading.Event()
+    changed = tmp_path / "changed"
+
+    async def scenario():
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(ThreadPoolExecutor(1))
+        reading = loop.run_in_executor(None, hanging.wait)
+        watching = asyncio.create_task(serving._watch(settings("127.0.0.1:0", changed=changed), print))
+        try:
+            async with asyncio.timeout(10):
+                while not changed.exists():  # noqa: ASYNC110 - the watch makes it
+                    await asyncio.sleep(0.01)
+        finally:
+            hanging.set()
+            watching.cancel()
+            await reading
+
+    asyncio.run(scenario())
+    assert changed.exists()
