@@ -25,6 +25,7 @@ __all__ = ["DENIED", "GIB", "SHARE", "SOCKET", "VRAM", "access", "usage"]
 SOCKET = f"{FOLDER}/{POD_RESOURCES}/{NAME}"
 VRAM = "imagematrix.io/vram-gib"  # the resource of shares
 DENIED = f"{SOCKET}: permission denied: GPU usage by pods unknown"
+CHECK = "check `systemctl status kubelet`; if this node has no kubelet any more, remove the socket"
 GIB = 1024  # MiB
 SHARE = "::"  # in a device id, between a UUID and the number of a share of that device
 TIMEOUT_S = 20.0  # for a process that imports gRPC and asks kubelet
@@ -87,4 +88,4 @@ def _listed() -> tuple[Fields, ...]:
         error = f"kubelet does not answer within {TIMEOUT_S:g} seconds"
     except (OSError, UsageError) as failure:
         error = f"the query process failed: {failure}"
-    raise EngineError(f"{SOCKET}: {error}", remedy=remedy or "check it: `systemctl status kubelet`")
+    raise EngineError(f"{SOCKET}: {error}", remedy=remedy or CHECK)
