@@ -33,10 +33,10 @@ class _Api(docker.APIClient):
 
 def _tls() -> TLSConfig | bool:
     """Return the settings of TLS; False without it."""
-    found = certificates()
-    if found is None:
+    paths = certificates()
+    if paths is None:
         return False
-    folder, verify = found
+    folder, verify = paths
     authority, own, key = (Path(folder, f"{name}.pem") for name in ("ca", "cert", "key"))
     return TLSConfig(
         client_cert=(str(own), str(key)) if own.exists() and key.exists() else None,

@@ -52,15 +52,15 @@ def usage(gpus: tuple[Gpu, ...]) -> Usage:
         return {}
     by_uuid = {gpu.uuid: gpu for gpu in gpus if gpu.minor is not None}
     by_uuid |= {part.mig[0].uuid: part for gpu in by_uuid.values() for part in parts(gpu) if part.mig}
-    found: Usage = {}
+    used_by: Usage = {}
     for devices in _listed():
         ids = devices.texts("ids")
         share = len(ids) * GIB if devices.text("resource") == VRAM else None
         user = Consumer(kind="container", name=devices.text("container"), vram_mib=share)
         for name in dict.fromkeys(device.partition(SHARE)[0] for device in ids):
             if name in by_uuid:
-                found = combined(found, dict.fromkeys(keys(by_uuid[name]), (user,)))
-    return found
+                used_by = combined(used_by, dict.fromkeys(keys(by_uuid[name]), (user,)))
+    return used_by
 
 
 def _listed() -> tuple[Fields, ...]:

@@ -37,9 +37,9 @@ LIBRARIES = ("iced-x86",)
 
 def place() -> Path | None:
     """Return the folder for it (XDG Base Directory Specification); None where there is no home."""
-    told = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    configured = Path(os.environ.get("XDG_CACHE_HOME", ""))
     try:
-        base = told if told.is_absolute() else Path.home() / ".cache"
+        base = configured if configured.is_absolute() else Path.home() / ".cache"
     except RuntimeError:
         return None
     return base / "imagematrix" / "layers"
@@ -93,14 +93,14 @@ class Cache:
     def _rules(self) -> str:
         """A digest of the code that examines layers, and of the versions of the libraries it uses."""
         package = files("imagematrix")
-        found = hashlib.sha256()
+        checksum = hashlib.sha256()
         for room in ROOMS:
             for path, raw in _sources(package / room, room):
-                found.update(f"{path} {len(raw)} ".encode() + raw)
+                checksum.update(f"{path} {len(raw)} ".encode() + raw)
         for library in LIBRARIES:
             with contextlib.suppress(PackageNotFoundError):  # as in the one file for nodes
-                found.update(f"{library} {version(library)} ".encode())
-        return found.hexdigest()[:16]
+                checksum.update(f"{library} {version(library)} ".encode())
+        return checksum.hexdigest()[:16]
 
     def _read(self, name: str) -> bytes:
         descriptor = os.open(self._own() / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)

@@ -48,10 +48,10 @@ def catalog(
             note(f"{audited.image.reference}: {ignored}")
         variants.append(_on(own.variant, variant) if variant else own.variant)
     terms = labels.agreed(f"{image}:{version}", stated)
-    found = Catalog(
+    adopted = Catalog(
         image=image, version=version, variants=tuple(variants), prefer=terms.prefer, defaults=terms.defaults
     )
-    return Catalog.from_json(found.to_json(), f"{image}:{version}")  # names in archives may be anything
+    return Catalog.from_json(adopted.to_json(), f"{image}:{version}")  # names in archives may be anything
 
 
 def _labelled(audited: Audit, variant: Variant) -> Variant:

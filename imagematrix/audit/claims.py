@@ -99,14 +99,14 @@ def _platform(audited: Audit, variant: Variant) -> Iterator[Contradiction]:
     # Programs for other machines may well be among the rest: cross compilers, emulators.
     arch = variant.platform.split("/")[1]
     machine, _ = MACHINES.get(arch, (None, arch))
-    known = dict(MACHINES.values())
-    programs = [one for one in audited.files if one.file.machine in known and one.file.linked]
+    architectures = dict(MACHINES.values())
+    programs = [one for one in audited.files if one.file.machine in architectures and one.file.linked]
     counted = Counter(one.file.machine for one in programs)
     if machine is None or not counted or counted.most_common(1)[0][0] == machine:
         return
     example = next(one for one in programs if one.file.machine != machine)
-    found = known[example.file.machine or 0]
-    yield Contradiction(fact="platform", claimed=(variant.platform,), found=(found,), path=example.path)
+    actual = architectures[example.file.machine or 0]
+    yield Contradiction(fact="platform", claimed=(variant.platform,), found=(actual,), path=example.path)
 
 
 def _driver(audited: Audit, variant: Variant) -> Iterator[Contradiction]:
@@ -122,8 +122,8 @@ def _driver(audited: Audit, variant: Variant) -> Iterator[Contradiction]:
         yield Contradiction(fact="driver", claimed=wanted, found=(), path=None)
     same = [one for one in main if (one.driver.version,) == wanted]
     for one in same[1:]:  # a second one, even of the same version, is another that may be loaded
-        found = tuple(f"{wanted[0]} in {each.path}" for each in same)
-        yield Contradiction(fact="driver", claimed=wanted, found=found, path=one.path)
+        actual = tuple(f"{wanted[0]} in {each.path}" for each in same)
+        yield Contradiction(fact="driver", claimed=wanted, found=actual, path=one.path)
     yield from _compat(main, variant)
 
 
@@ -156,15 +156,15 @@ def _code(audited: Audit, variant: Variant) -> Iterator[Contradiction]:
             if promise.lacks(code, target) or device_code.capability(target) not in there
         ]
         if broken:
-            found = tuple(sorted(code.cubins, key=device_code.order))
-            yield Contradiction(fact="cubins", claimed=tuple(broken), found=found, path=one.path)
+            actual = tuple(sorted(code.cubins, key=device_code.order))
+            yield Contradiction(fact="cubins", claimed=tuple(broken), found=actual, path=one.path)
         for claim in variant.ptx:
             held = dict(promise.ptx([code]))
             fitting = [isa for target, isa in held.items() if _reaches(target, claim.target)]
             if not any(versions.order(isa) <= versions.order(claim.isa) for isa in fitting):
-                told = tuple(f"{target} ISA {isa}" for target, isa in sorted(code.ptx))
+                actual_ptx = tuple(f"{target} ISA {isa}" for target, isa in sorted(code.ptx))
                 wanted = (f"{claim.target} ISA {claim.isa}",)
-                yield Contradiction(fact="ptx", claimed=wanted, found=told, path=one.path)
+                yield Contradiction(fact="ptx", claimed=wanted, found=actual_ptx, path=one.path)
 
 
 def _cpu(audited: Audit, variant: Variant) -> Iterator[Contradiction]:

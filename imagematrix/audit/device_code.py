@@ -49,9 +49,9 @@ NONE = DeviceCode()
 
 def merged(parts: Iterable[DeviceCode]) -> DeviceCode:
     """Return the device code of several parts of a file; what is linked hides what is not."""
-    known = [part for part in parts if part]
-    linked = any(part.linked for part in known) or not known
-    return reduce(_both, (part for part in known if part.linked == linked), NONE if linked else UNLINKED)
+    present = [part for part in parts if part]
+    linked = any(part.linked for part in present) or not present
+    return reduce(_both, (part for part in present if part.linked == linked), NONE if linked else UNLINKED)
 
 
 def _both(one: DeviceCode, other: DeviceCode) -> DeviceCode:

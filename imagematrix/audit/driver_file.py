@@ -44,8 +44,8 @@ class Driver:
 
 def named(path: str) -> tuple[str, str | None] | None:
     """Return the library of the driver that a file is by its name, and its version there; None of others."""
-    found = NAME.fullmatch(posixpath.basename(path))
-    return (found[1], found[2]) if found else None
+    match = NAME.fullmatch(posixpath.basename(path))
+    return (match[1], match[2]) if match else None
 
 
 def driver(path: str, elf: Elf | None, window: Window) -> Driver | None:
@@ -54,12 +54,12 @@ def driver(path: str, elf: Elf | None, window: Window) -> Driver | None:
     `path` is where it was found, `elf` its headers, None where it has none.
     """
     own = named(path)
-    told = named(elf.soname) if elf and elf.soname else None
-    if own is None and told is None:
+    by_soname = named(elf.soname) if elf and elf.soname else None
+    if own is None and by_soname is None:
         return None
-    name = told[0] if told else own[0] if own else ""
-    found = _version(window)
-    version = found or (own[1] if own else None)
+    name = by_soname[0] if by_soname else own[0] if own else ""
+    written = _version(window)
+    version = written or (own[1] if own else None)
     note = compat(elf, window) if elf else None
     if window.size < SMALLEST and (version is None or STUBS in path.split("/")):
         kind = "stub"
@@ -72,14 +72,14 @@ def driver(path: str, elf: Elf | None, window: Window) -> Driver | None:
 
 def _version(window: Window) -> str | None:
     """Return the version that the bytes tell; None where they tell none or several."""
-    found: set[bytes] = set()
+    versions: set[bytes] = set()
     for piece in window.pieces(LARGEST, OVERLAP):
         for word in OPENED:
             place = piece.find(word)
             while place != -1:
-                told = FOLLOWS.match(piece, place + len(word))
-                found.update([told[1]] if told else [])
+                match = FOLLOWS.match(piece, place + len(word))
+                versions.update([match[1]] if match else [])
                 place = piece.find(word, place + 1)
-    if not found and window.size <= SMALL:
-        found.update(ALONE.findall(window.at(0, SMALL)))
-    return found.pop().decode() if len(found) == 1 else None
+    if not versions and window.size <= SMALL:
+        versions.update(ALONE.findall(window.at(0, SMALL)))
+    return versions.pop().decode() if len(versions) == 1 else None

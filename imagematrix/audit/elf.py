@@ -111,23 +111,23 @@ def read(window: Window) -> Elf | None:
         layout.header.unpack_from(head, 16)
     )
     damaged = elsewhere = False
-    found: tuple[Section, ...] = ()
-    told: dict[int, list[str]] = {}
+    with_bytes: tuple[Section, ...] = ()
+    dynamic: dict[int, list[str]] = {}
     try:
         if sections:
-            found, elsewhere = _sections(window, layout, sections, width, count, names)
-        told = _dynamic(window, layout, segments, held)
+            with_bytes, elsewhere = _sections(window, layout, sections, width, count, names)
+        dynamic = _dynamic(window, layout, segments, held)
     except (ValueError, struct.error):
         damaged = not elsewhere
     return Elf(
         machine=machine,
         linked=kind != RELOCATABLE,
         entry=entry,
-        sections=found,
-        soname=next(iter(told.get(SONAME, ())), None),
-        needed=tuple(told.get(NEEDED, ())),
-        rpath=_folders(told.get(RPATH, ())),
-        runpath=_folders(told.get(RUNPATH, ())),
+        sections=with_bytes,
+        soname=next(iter(dynamic.get(SONAME, ())), None),
+        needed=tuple(dynamic.get(NEEDED, ())),
+        rpath=_folders(dynamic.get(RPATH, ())),
+        runpath=_folders(dynamic.get(RUNPATH, ())),
         damaged=damaged,
     )
 
@@ -151,7 +151,7 @@ def _sections(
     if len(rows) < count:
         raise ValueError("headers of sections beyond the end")
     texts = window.at(rows[names][4], min(rows[names][5], NAMES))
-    found = tuple(
+    with_bytes = tuple(
         # What is cut short is to be looked at all the same.
         Section(
             name=_text(texts, name),
@@ -163,7 +163,7 @@ def _sections(
         for name, kind, flags, address, offset, size, *_ in rows
         if kind not in (NULL, NOBITS)
     )
-    return found, any(kind == NOBITS and _text(texts, name) == ".dynamic" for name, kind, *_ in rows)
+    return with_bytes, any(kind == NOBITS and _text(texts, name) == ".dynamic" for name, kind, *_ in rows)
 
 
 def _dynamic(window: Window, layout: _Layout, start: int, count: int) -> dict[int, list[str]]:
@@ -183,13 +183,13 @@ def _dynamic(window: Window, layout: _Layout, start: int, count: int) -> dict[in
     offset = None if strings is None else _offset(rows, strings)
     if offset is None:
         raise ValueError("a dynamic section without names")
-    told: dict[int, list[str]] = {}
+    texts: dict[int, list[str]] = {}
     for tag, value in tags:
         if tag == NULL:
             break
         if tag in (NEEDED, SONAME, RPATH, RUNPATH):
-            told.setdefault(tag, []).append(_text(window.at(offset + value, TEXT), 0))
-    return told
+            texts.setdefault(tag, []).append(_text(window.at(offset + value, TEXT), 0))
+    return texts
 
 
 def _offset(segments: Sequence[Sequence[int]], address: int) -> int | None:

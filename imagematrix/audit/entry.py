@@ -75,17 +75,17 @@ def entry(audited: Audit, reference: str, digest: str) -> Entry:
 
 def _expressions(environment: Mapping[str, str]) -> tuple[list[Expression], tuple[str, ...]]:
     """Return what the variables of an image require, and why some of them say nothing."""
-    found: list[Expression] = []
+    expressions: list[Expression] = []
     ignored: list[str] = []
     if environment.get(DISABLED, "").lower() == "true":
-        return found, ()
+        return expressions, ()
     for name, value in sorted(environment.items()):
         if name.startswith(REQUIRE) and not name.startswith(JETPACK):
             try:
-                found.append(requirements.parse(value))
+                expressions.append(requirements.parse(value))
             except UsageError as error:
                 ignored.append(f"{name}: {error}")
-    return found, tuple(ignored)
+    return expressions, tuple(ignored)
 
 
 def _settled(expression: Expression) -> Expression:
@@ -119,12 +119,12 @@ def _newest(releases: Iterable[str]) -> str:
 
 def _runtimes(audited: Audit) -> list[str]:
     """Return the releases of CUDA's runtime in an image; where only the major is known, its first."""
-    found = []
+    releases = []
     for library in audited.libraries:
         if library.name == RUNTIME and library.version:
             major, _, rest = library.version.partition(".")
-            found.append(f"{major}.{rest.partition('.')[0] or 0}")
-    return [release for release in found if versions.RELEASE.fullmatch(release)]
+            releases.append(f"{major}.{rest.partition('.')[0] or 0}")
+    return [release for release in releases if versions.RELEASE.fullmatch(release)]
 
 
 def _compiled(audited: Audit) -> Iterator[str]:
@@ -146,8 +146,8 @@ def _claimed(audited: Audit, expressions: Iterable[Expression]) -> Iterator[str]
         lowest = min((bound for bound in bounds if bound), key=versions.order, default=None)
         if lowest:
             yield lowest
-    told = [image.environment.get(CUDA_VARIABLE), image.labels.get(CUDA_LABEL)]
-    for text in (*told, *(one.cuda for one in audited.stacks)):
+    claims = [image.environment.get(CUDA_VARIABLE), image.labels.get(CUDA_LABEL)]
+    for text in (*claims, *(one.cuda for one in audited.stacks)):
         release = ".".join((text or "").split(".")[:2])
         if versions.RELEASE.fullmatch(release):
             yield release
@@ -155,12 +155,12 @@ def _claimed(audited: Audit, expressions: Iterable[Expression]) -> Iterator[str]
 
 def _lower(alternative: Iterable[Condition]) -> str | None:
     """Return the CUDA release that an alternative asks for at least."""
-    found = [
+    releases = [
         condition.value
         for condition in alternative
         if _bounds(condition) and versions.RELEASE.fullmatch(condition.value)
     ]
-    return max(found, key=versions.order, default=None)
+    return max(releases, key=versions.order, default=None)
 
 
 def _driver(audited: Audit) -> UserModeDriver | None:

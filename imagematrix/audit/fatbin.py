@@ -224,11 +224,11 @@ def _next(window: Window, at: int) -> int:
     """Return where the next fatbin begins, from `at` on, or the end."""
     while at < window.size:
         piece = window.at(at, PIECE + len(MAGIC) - 1)
-        found = piece.find(MAGIC)
-        while found != -1 and (at + found) % ALIGNED:
-            found = piece.find(MAGIC, found + 1)
-        if found != -1:
-            return at + found
+        offset = piece.find(MAGIC)
+        while offset != -1 and (at + offset) % ALIGNED:
+            offset = piece.find(MAGIC, offset + 1)
+        if offset != -1:
+            return at + offset
         at += PIECE
     return window.size
 
@@ -270,10 +270,10 @@ def _attributes(window: Window) -> set[int]:
 
 def ptx(window: Window) -> DeviceCode:
     """Return what a file of PTX is made for; none where it is something else."""
-    found = DIRECTIVES.search(window.at(0, PIECE))
-    if found is None:
+    match = DIRECTIVES.search(window.at(0, PIECE))
+    if match is None:
         return NONE
-    target = found[2].decode()
+    target = match[2].decode()
     return DeviceCode(
-        ptx=frozenset([(target, found[1].decode())]), sizes=((f"compute_{target}", window.size),)
+        ptx=frozenset([(target, match[1].decode())]), sizes=((f"compute_{target}", window.size),)
     )

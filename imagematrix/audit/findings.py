@@ -36,10 +36,10 @@ def dump(value: object) -> object:
     if is_dataclass(value):
         own = ((field, getattr(value, field.name)) for field in fields(value))
         # An empty tuple equals one that is the default, and so does every other value of these classes.
-        told = {
+        values = {
             field.name: dump(one) for field, one in own if field.default is MISSING or one != field.default
         }
-        return {type(value).__name__: told} if told else type(value).__name__
+        return {type(value).__name__: values} if values else type(value).__name__
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     if isinstance(value, Mapping):
@@ -53,8 +53,8 @@ def dump(value: object) -> object:
 
 def load(kind: type[T], data: object) -> T:
     """Return the object that `dump` made `data` of; raise ValueError where it is none of the class `kind`."""
-    found: T = _reader(kind)(data)  # type: ignore[arg-type]  # classes can be hashed
-    return found
+    value: T = _reader(kind)(data)  # type: ignore[arg-type]  # classes can be hashed
+    return value
 
 
 @cache
@@ -87,12 +87,12 @@ def _tagged(classes: tuple[type, ...]) -> Read:
             data = {data: {}}
         if type(data) is not dict or len(data) != 1:
             raise ValueError("not an object of a class")
-        ((name, told),) = data.items()
+        ((name, value),) = data.items()
         if name not in readers:  # not before: a class may have fields of itself
             readers.update({one.__name__: _object(one) for one in classes})
         if name not in readers:
             raise ValueError(f"no class {name}")
-        return readers[name](told)
+        return readers[name](value)
 
     return read
 

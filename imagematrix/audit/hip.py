@@ -37,7 +37,7 @@ COMPRESSED_HEADER = {1: 20, 2: 24, 3: 32}
 
 def bundles(window: Window) -> DeviceCode:
     """Return the targets of all bundles in a section."""
-    found: set[str] = set()
+    objects: set[str] = set()
     damaged = False
     for at in range(0, window.size, ALIGNED):
         head = window.at(at, len(MAGIC))
@@ -48,8 +48,8 @@ def bundles(window: Window) -> DeviceCode:
             targets = _compressed(window.part(at, window.size - at))
         for target in targets:
             damaged = damaged or target is None
-            found.update([target] if target else [])
-    return DeviceCode(objects=frozenset(found), damaged=damaged)
+            objects.update([target] if target else [])
+    return DeviceCode(objects=frozenset(objects), damaged=damaged)
 
 
 def _compressed(window: Window) -> Iterator[str | None]:

@@ -78,9 +78,9 @@ class Hashed:
 
     def read(self, size: int = -1, /) -> bytes:
         """Return the next bytes."""
-        found = self._stream.read(size)
-        self._hash.update(found)
-        return found
+        piece = self._stream.read(size)
+        self._hash.update(piece)
+        return piece
 
     def finish(self) -> None:
         """Read to the end; raise AuditError where all the bytes have another digest."""
@@ -110,10 +110,10 @@ def images(
             listed = [_listed(source, one, reference, DEEPEST) for one in _by_name(fields)]
         else:
             listed = [_manifests(source, raw, reference, DEEPEST)]
-        found = [manifest for one in listed for manifest in _chosen(list(one), reference, platform)]
-        for manifest in found:
+        manifests = [manifest for one in listed for manifest in _chosen(list(one), reference, platform)]
+        for manifest in manifests:
             own = digest(manifest.raw)
-            name = reference if len(found) == 1 else f"{reference.partition('@')[0]}@{own}"
+            name = reference if len(manifests) == 1 else f"{reference.partition('@')[0]}@{own}"
             layers = list(manifest.fields.objects("layers"))
             config = manifest.fields.object_or_none("config")
             if config is None:
@@ -235,20 +235,20 @@ def _chosen(listed: list[_Manifest], reference: str, platform: str) -> list[_Man
     ours = [one for one in listed if labels.VARIANT in one.annotations]
     if ours or len(listed) == 1:
         return ours or listed
-    found = [one for one in listed if one.platform == platform]
-    if not found:
+    matching = [one for one in listed if one.platform == platform]
+    if not matching:
         there = ", ".join(sorted({one.platform for one in listed if one.platform})) or "none"
         raise UnknownImageError(f"{reference} has no image for {platform}", remedy=f"it has {there}")
-    return found[:1]
+    return matching[:1]
 
 
 def _platform(entry: Fields | None) -> str | None:
-    told = entry.object_or_none("platform") if entry else None
-    return f"{told.text_or_none('os')}/{told.text_or_none('architecture')}" if told else None
+    platform = entry.object_or_none("platform") if entry else None
+    return f"{platform.text_or_none('os')}/{platform.text_or_none('architecture')}" if platform else None
 
 
 def _digest(fields: Fields, key: str) -> str:
-    found = fields.text(key)
-    if not DIGEST.fullmatch(found):
-        raise fields.fail(key, f"{found[:80]!r} is not a sha256 digest")
-    return found
+    value = fields.text(key)
+    if not DIGEST.fullmatch(value):
+        raise fields.fail(key, f"{value[:80]!r} is not a sha256 digest")
+    return value

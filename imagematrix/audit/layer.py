@@ -130,8 +130,8 @@ class _Member(tarfile.TarInfo):
     @classmethod
     def _frombuf(cls, buf: bytes, encoding: str, errors: str, *, dircheck: bool = True) -> _Member:
         # What tarfile of newer releases calls, and that of Debian 12.
-        found: _Member = super()._frombuf(buf, encoding, errors, dircheck=dircheck)  # type: ignore[misc]
-        return found.without_prefix(buf)
+        member: _Member = super()._frombuf(buf, encoding, errors, dircheck=dircheck)  # type: ignore[misc]
+        return member.without_prefix(buf)
 
     def without_prefix(self, buf: bytes | bytearray) -> Self:
         """Take from the name what tarfile read as a prefix where engines read none."""
@@ -162,11 +162,11 @@ class _Member(tarfile.TarInfo):
         archive.extended = before + (self.type if self.type in EXTENDED else b"")
         archive.whole = self.type not in EXTENDED
         orderly = ORDERLY.fullmatch(archive.extended)
-        found: tarfile.TarInfo = super()._proc_member(archive) if orderly else self  # type: ignore[misc]
+        member: tarfile.TarInfo = super()._proc_member(archive) if orderly else self  # type: ignore[misc]
         _, named, after = archive.extended.partition(tarfile.XHDTYPE)
-        if not orderly or (named and after and NAMES & found.pax_headers.keys()):
+        if not orderly or (named and after and NAMES & member.pax_headers.keys()):
             raise tarfile.ReadError(f"extended headers {archive.extended.decode()} for one file")
-        return found
+        return member
 
 
 def opened(stream: Stream) -> tarfile.TarFile:
@@ -288,10 +288,10 @@ def _plain(file: IO[bytes], path: str, member: tarfile.TarInfo, digest: str, lat
     with archives.copied(file, member.size, head) as window:
         if window.size < member.size:
             raise EOFError(f"{path} is cut short")
-        found = objects.examine(path, window)
-        if found:
-            later.keep(path, found, window)
-    return Plain(file=found, layer=digest) if found else OTHER
+        examined = objects.examine(path, window)
+        if examined:
+            later.keep(path, examined, window)
+    return Plain(file=examined, layer=digest) if examined else OTHER
 
 
 def _absolute(name: str) -> str:

@@ -117,6 +117,6 @@ class _Watched:
     def read(self, size: int = -1, /) -> bytes:
         if self._stopped.is_set():
             raise AuditError("another layer can't be read")
-        found = self._stream.read(size)
-        self._watch(len(found))
-        return found
+        piece = self._stream.read(size)
+        self._watch(len(piece))
+        return piece

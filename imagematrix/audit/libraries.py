@@ -58,10 +58,10 @@ def libraries(path: str, file: File, packages: Mapping[str, str]) -> Iterator[Li
     """
     if file.static_cudart:
         yield Library(name="cudart", path=path, version=None, static=True)
-    found = _named(path, file.soname)
-    if found is None:
+    parts = _named(path, file.soname)
+    if parts is None:
         return
-    name, behind, static = found
+    name, behind, static = parts
     full = behind if behind.count(".") > 1 else None
     version = file.version or full or packages.get(path) or behind or None
     yield Library(
@@ -76,9 +76,9 @@ def libraries(path: str, file: File, packages: Mapping[str, str]) -> Iterator[Li
 def _named(path: str, soname: str | None) -> tuple[str, str, bool] | None:
     """Return a library's name, the version behind it, and whether it is static; None of other files."""
     for name in (posixpath.basename(path), soname or ""):
-        found = FILE.fullmatch(name)
-        if found and NAMES.fullmatch(found[1]):
-            return found[1], found[3].lstrip("."), name.endswith(".a")
+        match = FILE.fullmatch(name)
+        if match and NAMES.fullmatch(match[1]):
+            return match[1], match[3].lstrip("."), name.endswith(".a")
     return None
 
 

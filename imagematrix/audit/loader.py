@@ -55,8 +55,8 @@ class Loader:
         asked = [f"{folder}/{name}" for folder in (*([] if later else first), *self._given, *later)]
         cached = [self._cache[name]] if name in self._cache else []
         for path in (*asked, *cached, *(f"{folder}/{name}" for folder in DEFAULTS)):
-            if found := self._tree.find(path):
-                return found
+            if entry := self._tree.find(path):
+                return entry
         return None
 
 

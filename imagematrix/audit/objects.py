@@ -80,8 +80,8 @@ def examine(path: str, window: Window, deep: int = DEEPEST) -> File | None:
     if head.startswith(archives.ZIP) and path.endswith(archives.ZIPPED):
         return _zipped(window, deep) if deep else None
     code = fatbin.ptx(window) if path.endswith(".ptx") else NONE
-    found = driver_file.driver(path, None, window)
-    return File(size=window.size, code=code, driver=found) if code or found else None
+    driver = driver_file.driver(path, None, window)
+    return File(size=window.size, code=code, driver=driver) if code or driver else None
 
 
 def _elf(path: str, window: Window) -> File | None:
@@ -109,23 +109,23 @@ def _elf(path: str, window: Window) -> File | None:
 def _code(headers: Elf, window: Window) -> DeviceCode:
     if headers.machine == fatbin.EM_CUDA:
         return fatbin.cubin(window)
-    found: list[DeviceCode] = []
+    codes: list[DeviceCode] = []
     left = window.size
     for section in headers.named(*CODE):
         part = window.part(section.offset, section.size)
         left -= part.size
         if left < 0:  # each of thousands of them may be the whole file
-            found.append(DeviceCode(damaged=True))
+            codes.append(DeviceCode(damaged=True))
             break
         if section.name == ".nv_fatbin":
-            found.append(fatbin.fatbins(part))
+            codes.append(fatbin.fatbins(part))
         elif section.name == "__nv_relfatbin":
-            found.append(replace(fatbin.fatbins(part), linked=False))
+            codes.append(replace(fatbin.fatbins(part), linked=False))
         else:
-            found.append(hip.bundles(part))
+            codes.append(hip.bundles(part))
     if not headers.sections:  # they were stripped, which takes nothing from what runs
-        found.append(fatbin.fatbins(window))
-    return device_code.merged(found)
+        codes.append(fatbin.fatbins(window))
+    return device_code.merged(codes)
 
 
 def _has_cudart(headers: Elf, window: Window) -> bool:
@@ -141,11 +141,11 @@ def _has_cudart(headers: Elf, window: Window) -> bool:
 def _archive(window: Window) -> File | None:
     """Return what the objects of a static library have together; None where none has device code."""
     members = [_elf(name, part) for name, part in archives.members(window)]
-    known = [one for one in members if one is not None]
-    code = device_code.merged(one.code for one in known)
+    readable = [one for one in members if one is not None]
+    code = device_code.merged(one.code for one in readable)
     if not code:
         return None
-    return File(size=window.size, linked=False, code=code, damaged=any(one.damaged for one in known))
+    return File(size=window.size, linked=False, code=code, damaged=any(one.damaged for one in readable))
 
 
 def _zipped(window: Window, deep: int) -> File | None:
@@ -163,9 +163,9 @@ def _inner(window: Window, deep: int) -> Iterator[tuple[str, File]]:
             if not interesting(name, head):
                 continue
             with archives.copied(file, size, head) as part:  # zipfile gives no more than that
-                found = examine(name, part, deep - 1)
-        if found:
-            yield name, found
+                examined = examine(name, part, deep - 1)
+        if examined:
+            yield name, examined
 
 
 def _version(name: str, window: Window) -> str | None:
@@ -173,6 +173,6 @@ def _version(name: str, window: Window) -> str | None:
     if pattern is None:
         return None
     for piece in window.pieces(SEARCHED, HEAD):
-        if found := pattern.search(piece):
-            return found[1].decode()
+        if match := pattern.search(piece):
+            return match[1].decode()
     return None

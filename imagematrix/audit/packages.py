@@ -60,10 +60,10 @@ class Sums:
     def has(self, window: Window) -> bool:
         """Whether a file has the bytes of one of a package."""
         for algorithm, own in self._known.items():
-            found = hashlib.new(algorithm, usedforsecurity=False)
+            checksum = hashlib.new(algorithm, usedforsecurity=False)
             for at in range(0, window.size, PIECE):
-                found.update(window.at(at, PIECE))
-            if found.digest() in own:
+                checksum.update(window.at(at, PIECE))
+            if checksum.digest() in own:
                 return True
         return False
 

@@ -34,13 +34,13 @@ def ptx(codes: Sequence[DeviceCode]) -> list[tuple[str, str]]:
     Where a driver compiles it for a GPU, every file has PTX that it compiles for that GPU.
     """
     listed = {target for code in codes for target, _ in code.ptx}
-    found = []
+    targets = []
     for target in sorted(listed, key=device_code.order):
         needed = [_isa(code, target) for code in codes]
-        known = [isa for isa in needed if isa]
-        if len(known) == len(needed):
-            found.append((target, max(known, key=versions.order)))
-    return found
+        isas = [isa for isa in needed if isa]
+        if len(isas) == len(needed):
+            targets.append((target, max(isas, key=versions.order)))
+    return targets
 
 
 def _isa(code: DeviceCode, target: str) -> str | None:

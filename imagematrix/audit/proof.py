@@ -24,8 +24,8 @@ def proven(audited: Audit, variant: Variant) -> tuple[tuple[str, str], ...]:
     The driver is always one: it is there in this version, or there is none. Device code is one unless the
     program compiles it when it runs, or the entry is silent about some that is there.
     """
-    told = bool(variant.cubins or variant.ptx)
-    return BUILT if told == any(True for _ in audited.coded) else (("driver", BYTES),)
+    claimed = bool(variant.cubins or variant.ptx)
+    return BUILT if claimed == any(True for _ in audited.coded) else (("driver", BYTES),)
 
 
 def code(audited: Audit, variant: Variant) -> tuple[tuple[str, ...], tuple[Ptx, ...]]:

@@ -49,15 +49,15 @@ def packages(tree: Tree) -> Iterator[Package]:
     """Yield the packages that have metadata as pip leaves it."""
     texts: dict[str, dict[str, bytes]] = {}
     for path, file in tree.files():
-        found = RECORDS.fullmatch(path) if file.text is not None else None
-        if found:
-            texts.setdefault(posixpath.dirname(path), {})[found[3]] = file.text or b""
+        match = RECORDS.fullmatch(path) if file.text is not None else None
+        if match:
+            texts.setdefault(posixpath.dirname(path), {})[match[3]] = file.text or b""
     for folder, own in sorted(texts.items()):
-        told = {name.decode(): value.decode("utf-8", "replace") for name, value in _header(own)}
-        if {"Name", "Version"} <= told.keys():
+        headers = {name.decode(): value.decode("utf-8", "replace") for name, value in _header(own)}
+        if {"Name", "Version"} <= headers.keys():
             yield Package(
-                name=re.sub(r"[-_.]+", "-", told["Name"].strip()).lower(),
-                version=told["Version"].strip(),
+                name=re.sub(r"[-_.]+", "-", headers["Name"].strip()).lower(),
+                version=headers["Version"].strip(),
                 files=frozenset(_files(posixpath.dirname(folder), own.get("RECORD", b""))),
             )
 
@@ -69,8 +69,8 @@ def stack(package: Package, tree: Tree) -> str | None:
         return f"{local[1]}.{local[2]}"
     for path in sorted(package.files):
         for end, pattern in TOLD:
-            found = tree.find(path) if path.endswith(end) else None
-            release = pattern.search(found[1].text or b"") if found else None
+            file = tree.find(path) if path.endswith(end) else None
+            release = pattern.search(file[1].text or b"") if file else None
             if release:
                 return release[1].decode()
     named = MAJOR.search(package.name)

@@ -129,16 +129,16 @@ def audit(image: Image) -> Audit:
     tree = Tree(image.layers)
     installed = list(packages(tree))
     versions = {path: package.version for package in installed for path in package.files}
-    found = sorted(_found(tree), key=lambda one: one.path)
-    codes = [one.file.code for one in found if one.own and _loadable(one.file)]
+    files = sorted(_found(tree), key=lambda one: one.path)
+    codes = [one.file.code for one in files if one.own and _loadable(one.file)]
     return Audit(
         image=image,
-        files=tuple(found),
-        drivers=tuple(_drivers(tree, found, image.environment)),
+        files=tuple(files),
+        drivers=tuple(_drivers(tree, files, image.environment)),
         libraries=tuple(
-            library for one in found for library in libraries.libraries(one.path, one.file, versions)
+            library for one in files for library in libraries.libraries(one.path, one.file, versions)
         ),
-        stacks=tuple(sorted(_stacks(installed, found, tree), key=lambda one: (one.name, one.version))),
+        stacks=tuple(sorted(_stacks(installed, files, tree), key=lambda one: (one.name, one.version))),
         cubins=tuple(promise.cubins([code for code in codes if code.cuda])),
         ptx=tuple(promise.ptx([code for code in codes if code.cuda])),
         compressed=any(code.compressed for code in codes),
@@ -146,7 +146,7 @@ def audit(image: Image) -> Audit:
         # What is in a folder of glibc-hwcaps is loaded where it runs.
         isa=tuple(
             (one.file.isa, one.path)
-            for one in found
+            for one in files
             if one.file.isa and needs_level(one.file) and HWCAPS not in one.path.split("/")
         ),
     )
@@ -174,17 +174,17 @@ def _program(file: File) -> bool:
     return file.linked and not file.packaged and file.machine not in (None, EM_CUDA)
 
 
-def _drivers(tree: Tree, found: Sequence[Found], environment: Mapping[str, str]) -> Iterator[DriverFile]:
-    files = {one.path: one.file.driver for one in found if one.file.driver}
+def _drivers(tree: Tree, listed: Sequence[Found], environment: Mapping[str, str]) -> Iterator[DriverFile]:
+    files = {one.path: one.file.driver for one in listed if one.file.driver}
     for link in tree.links():
         # A link to a file that is the driver by this name alone.
-        told = named(link)
-        led = tree.find(link) if told and told[1] else None
-        if told and led and led[0] not in files:
-            files[link] = Driver(name=told[0], kind="exact", version=told[1])
+        target = named(link)
+        led = tree.find(link) if target and target[1] else None
+        if target and led and led[0] not in files:
+            files[link] = Driver(name=target[0], kind="exact", version=target[1])
     loader = Loader(tree, environment.get("LD_LIBRARY_PATH", ""))
     taken = {file[0] for name in LIBRARIES if (file := loader.find(f"{name}.so.1"))}
-    for one in found:
+    for one in listed:
         own = {"runpath": one.file.runpath, "rpath": one.file.rpath}
         for name in filter(named, one.file.needed):
             if file := loader.find(name, **own, origin=posixpath.dirname(one.path)):
@@ -193,8 +193,8 @@ def _drivers(tree: Tree, found: Sequence[Found], environment: Mapping[str, str])
         yield DriverFile(path=path, driver=driver, loaded=path in taken)
 
 
-def _stacks(installed: Sequence[Package], found: Sequence[Found], tree: Tree) -> Iterator[Stack]:
-    codes: dict[str, DeviceCode] = {one.path: one.file.code for one in found if _loadable(one.file)}
+def _stacks(installed: Sequence[Package], files: Sequence[Found], tree: Tree) -> Iterator[Stack]:
+    codes: dict[str, DeviceCode] = {one.path: one.file.code for one in files if _loadable(one.file)}
     for package in installed:
         if STACKS.fullmatch(package.name):
             own = {target for path in package.files for target in codes.get(path, NONE).cubins}

@@ -49,7 +49,7 @@ TRIES = 5  # to read an image of the engine whose name changes its meaning
 TEXTS = (b"{", b"[")
 
 
-def read(reference: str, platform: str, known: Layers) -> Iterator[Image]:
+def read(reference: str, platform: str, layers: Layers) -> Iterator[Image]:
     """Yield the images that a name stands for: of a layout or an archive, of the engine, of a registry.
 
     `platform`, such as linux/amd64, decides where it stands for several of other people's. Raises
@@ -62,22 +62,22 @@ def read(reference: str, platform: str, known: Layers) -> Iterator[Image]:
     except OSError as error:
         if reference.startswith((".", "/")):  # as no name of an image does
             raise UnknownImageError(f"{reference}: {error.strerror}") from error
-        yield from _named(reference, platform, known)
+        yield from _named(reference, platform, layers)
         return
     try:
         if not folder:
             with path.open("rb") as file:
-                yield from _Archive(file, known).images(reference, platform)
+                yield from _Archive(file, layers).images(reference, platform)
         elif not (path / LAYOUT).is_file():
             raise UnknownImageError(f"{reference} is not an OCI layout: it has no file {LAYOUT}")
         else:
-            source = _Layout(path, known)
+            source = _Layout(path, layers)
             yield from images(source, source.index(), reference, platform, layout=True)
     except OSError as error:
         raise AuditError(f"{reference} can't be read: {error.strerror}") from error
 
 
-def _named(reference: str, platform: str, known: Layers) -> Iterator[Image]:
+def _named(reference: str, platform: str, layers: Layers) -> Iterator[Image]:
     """Yield the image of the engine with this name, or else what the registry has that it names."""
     remote = names_registry(reference)
     try:
@@ -88,21 +88,21 @@ def _named(reference: str, platform: str, known: Layers) -> Iterator[Image]:
         saved = None
     if saved is not None:
         with contextlib.closing(saved):
-            yield from _Archive(saved, known, saved.digests).images(reference, platform)
+            yield from _Archive(saved, layers, saved.digests).images(reference, platform)
         return
     variants = _variants(reference)
     if variants:
         for variant in variants:
-            yield from _named(variant, platform, known)
+            yield from _named(variant, platform, layers)
         return
     if not remote:
         raise UnknownImageError(f"the engine has no image {reference}", remedy=f"docker pull {reference}")
     name = Reference.parse(reference)
     with Registry(name.name) as registry:
-        found = registry.manifest(name.tag)
-        if found is None:
+        manifest = registry.manifest(name.tag)
+        if manifest is None:
             raise UnknownImageError(f"the registry {name.registry} has no {reference}")
-        for one in images(_Remote(registry, known), found.raw, reference, platform):
+        for one in images(_Remote(registry, layers), manifest.raw, reference, platform):
             yield replace(one, names=(reference,))
 
 
@@ -170,16 +170,16 @@ class _Pieces:
         except (RequestException, HTTPError) as error:
             raise EngineError(f"the engine broke off: {error}") from error
         whole = b"".join(parts)
-        found, self._left = whole[:size], whole[size:]
-        return found
+        data, self._left = whole[:size], whole[size:]
+        return data
 
 
 class _Layout:
     """The Source that a folder with an OCI layout is."""
 
-    def __init__(self, folder: Path, known: Layers) -> None:
+    def __init__(self, folder: Path, layers: Layers) -> None:
         self._folder = folder
-        self._known = known
+        self._reader = layers
 
     def index(self) -> bytes:
         return self._bytes(self._folder / INDEX)
@@ -190,7 +190,7 @@ class _Layout:
     config = manifest
 
     def layers(self, digests: Sequence[str]) -> tuple[Layer, ...]:
-        return self._known.all(digests, self._opened)
+        return self._reader.all(digests, self._opened)
 
     def _opened(self, own: str) -> BinaryIO:
         try:
@@ -215,21 +215,21 @@ class _Layout:
 class _Remote:
     """The Source that a repository of a registry is."""
 
-    def __init__(self, registry: Registry, known: Layers) -> None:
+    def __init__(self, registry: Registry, layers: Layers) -> None:
         self._registry = registry
-        self._known = known
+        self._reader = layers
 
     def manifest(self, own: str) -> bytes:
-        found = self._registry.manifest(own)
-        if found is None:
+        manifest = self._registry.manifest(own)
+        if manifest is None:
             raise UnknownImageError(f"the registry has no {self._registry.name}@{own}")
-        return found.raw
+        return manifest.raw
 
     def config(self, own: str) -> bytes:
         return self._registry.blob(own)
 
     def layers(self, digests: Sequence[str]) -> tuple[Layer, ...]:
-        return self._known.all(digests, self._registry.open)
+        return self._reader.all(digests, self._registry.open)
 
 
 class _Archive:
@@ -241,8 +241,8 @@ class _Archive:
     engine has for the image: the classic image store writes manifests that nobody ever pushed.
     """
 
-    def __init__(self, file: Stream, known: Layers, digests: frozenset[str] | None = None) -> None:
-        self._known = known
+    def __init__(self, file: Stream, layers: Layers, digests: frozenset[str] | None = None) -> None:
+        self._reader = layers
         self._digests = digests
         self._texts: dict[str, bytes] = {}
         self._layers: dict[str, Layer | AuditError] = {}
@@ -272,9 +272,9 @@ class _Archive:
             try:
                 if BLOB.fullmatch(name):
                     own = f"sha256:{name.rpartition('/')[2]}"
-                    self._layers[name] = self._known.read(own, lambda _: contextlib.nullcontext(stream))
+                    self._layers[name] = self._reader.read(own, lambda _: contextlib.nullcontext(stream))
                 else:
-                    self._layers[name] = self._known.unnamed(stream, name)
+                    self._layers[name] = self._reader.unnamed(stream, name)
             except AuditError as error:  # it may be something else, which nobody asks for
                 self._layers[name] = error
 
@@ -294,9 +294,9 @@ class _Archive:
                 config = self._text(one.text("Config"))
                 own = self._manifest(digest(config))
                 name = names[0] if len(listed) > 1 and names else reference
-                found = image(self, config, one.texts("Layers"), reference=name, own=own)
-                self._check(config, [layer.digest for layer in found.layers])
-                yield replace(found, names=names)
+                saved = image(self, config, one.texts("Layers"), reference=name, own=own)
+                self._check(config, [layer.digest for layer in saved.layers])
+                yield replace(saved, names=names)
         except UsageError as error:
             raise AuditError(str(error)) from error
 
@@ -310,12 +310,12 @@ class _Archive:
 
     def _layer(self, name: str) -> Layer:
         name = f"blobs/sha256/{name.removeprefix('sha256:')}" if name.startswith("sha256:") else name
-        found = self._layers.get(self._links.get(name, name))
-        if found is None:
+        layer = self._layers.get(self._links.get(name, name))
+        if layer is None:
             raise AuditError(f"the archive lacks {name}")
-        if isinstance(found, AuditError):
-            raise found
-        return found
+        if isinstance(layer, AuditError):
+            raise layer
+        return layer
 
     def _text(self, name: str) -> bytes:
         raw = self._texts.get(name)
@@ -348,13 +348,13 @@ class _Archive:
     @cached_property
     def _manifests(self) -> Mapping[str, list[tuple[str, list[str]]]]:
         """Digest and layers of each manifest, by the digest of its configuration."""
-        found: defaultdict[str, list[tuple[str, list[str]]]] = defaultdict(list)
+        by_config: defaultdict[str, list[tuple[str, list[str]]]] = defaultdict(list)
         for raw in self._texts.values():
             with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
                 manifest = json.loads(raw)
                 layers = [layer["digest"] for layer in manifest["layers"]]
-                found[manifest["config"]["digest"]].append((digest(raw), layers))
-        return found
+                by_config[manifest["config"]["digest"]].append((digest(raw), layers))
+        return by_config
 
 
 def _checked(raw: bytes, own: str) -> bytes:
@@ -372,5 +372,5 @@ class _Prefixed:
         self._stream = stream
 
     def read(self, size: int = -1, /) -> bytes:
-        found, self._head = self._head, b""
-        return found or self._stream.read(size)
+        head, self._head = self._head, b""
+        return head or self._stream.read(size)

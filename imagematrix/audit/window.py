@@ -45,10 +45,10 @@ class Window(io.RawIOBase):
 
     def readinto(self, buffer: WriteableBuffer, /) -> int:  # noqa: D102 - as of every file
         place = memoryview(buffer)
-        found = self.at(self._at, len(place))
-        place[: len(found)] = found
-        self._at += len(found)
-        return len(found)
+        piece = self.at(self._at, len(place))
+        place[: len(piece)] = piece
+        self._at += len(piece)
+        return len(piece)
 
     def at(self, offset: int, size: int) -> bytes:
         """Return up to `size` bytes from `offset` on."""

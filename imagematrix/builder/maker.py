@@ -111,7 +111,7 @@ class Maker:
         trims = any(item.trims for item in self._to_build)
         folder = self._snapshots.folder
         self._program = program.put(folder) if trims else None
-        self._drivers = {digest: driver.put(found, folder) for digest, found in drivers.items()}
+        self._drivers = {digest: driver.put(files, folder) for digest, files in drivers.items()}
         for context in dict.fromkeys(item.cell.image.context for item in self._to_build):
             with contextlib.suppress(ImagematrixError, OSError):  # reported by its cells
                 self._snapshots.of(context)

@@ -135,8 +135,8 @@ def inherited(config: Mapping[str, Any]) -> bool:
 
     False for images of the classic image store, whose labels have no digest of their content.
     """
-    told = ((config.get("config") or {}).get("Labels") or {}).get(CONTENT)
-    return told is not None and told != content(config)
+    label = ((config.get("config") or {}).get("Labels") or {}).get(CONTENT)
+    return label is not None and label != content(config)
 
 
 def content(config: Mapping[str, Any]) -> str:

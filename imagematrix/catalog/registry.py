@@ -139,5 +139,5 @@ def _configured(registry: Registry, config: documents.Fields, where: str) -> dic
         raise config.fail("digest", f"{digest[:80]!r} is not a sha256 digest")
     image = documents.Fields(documents.parse(registry.blob(digest), where), where)
     inner = image.object_or_none("config")
-    found = inner.named_texts("Labels") if inner else {}
-    return {} if labels.inherited(image.data) else found
+    own = inner.named_texts("Labels") if inner else {}
+    return {} if labels.inherited(image.data) else own

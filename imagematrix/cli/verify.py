@@ -35,8 +35,8 @@ def command(
     judged: list[tuple[Audit, list[Contradiction], list[str]]] = []
     for one in audits:
         variant = claimed(one)
-        found = (contradictions(one, variant), doubts(one, variant)) if variant else ([], [])
-        judged.append((one, *found))
+        findings = (contradictions(one, variant), doubts(one, variant)) if variant else ([], [])
+        judged.append((one, *findings))
     whole = fat(audits)
     if json:
         written = [document(one, broken, audits, warnings, whole) for one, broken, warnings in judged]

@@ -55,16 +55,16 @@ def chosen(classes: Sequence[Class], names: Sequence[str]) -> tuple[Class, ...]:
     for name in names:
         if name not in there:
             raise UsageError(f"class {name!r} not found", remedy=f"one of {', '.join(sorted(there))}")
-    found = tuple(there[name] for name in names) if names else tuple(classes)
+    selected = tuple(there[name] for name in names) if names else tuple(classes)
     for each in classes:
         for node in each.nodes:
-            if any(one.has_label(node) for one in found if one is not each):
+            if any(one.has_label(node) for one in selected if one is not each):
                 raise UsageError(
                     f"node {node.name} has the label of the class {node.labels[CLASS]}, and the facts of "
                     f"{each.name}",
                     remedy="label it anew with `imagematrix kubernetes labels`",
                 )
-    return found
+    return selected
 
 
 def each(classes: Iterable[Class]) -> tuple[Placed, ...]:

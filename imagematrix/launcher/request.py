@@ -211,13 +211,13 @@ def _info() -> Mapping[str, Any]:
 
 def _still(gpus: tuple[Gpu, ...], host: Host) -> tuple[Gpu, ...]:
     """Return the claimed GPUs as `host` has them now."""
-    found = among(host.gpus, exactly(gpus)) if gpus else ()
-    if [keys(gpu) for gpu in found] != [keys(gpu) for gpu in gpus]:
+    present = among(host.gpus, exactly(gpus)) if gpus else ()
+    if [keys(gpu) for gpu in present] != [keys(gpu) for gpu in gpus]:
         raise ProbeError(
             f"the devices of {', '.join(gpu.label for gpu in gpus)} changed during the wait",
             remedy="launch again",
         )
-    return found
+    return present
 
 
 def _not_too_small(choices: tuple[Choice, ...], vram_mib: int) -> tuple[Choice, ...]:

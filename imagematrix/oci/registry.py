@@ -392,10 +392,10 @@ def _login(registry: str) -> _Login | None:
     except (errors.DockerException, OSError, ValueError) as error:
         raise EngineError(f"docker's credentials for {name} cannot be read: {error}") from error
     # docker-py returns what a helper says, and identity tokens, under names with capitals.
-    known = {key.lower(): value for key, value in (credentials or {}).items() if value}
-    if "identitytoken" in known:
-        return _Login(identity=known["identitytoken"])
-    if "username" not in known:
+    given = {key.lower(): value for key, value in (credentials or {}).items() if value}
+    if "identitytoken" in given:
+        return _Login(identity=given["identitytoken"])
+    if "username" not in given:
         return None
-    pair = f"{known['username']}:{known.get('password', '')}"
+    pair = f"{given['username']}:{given.get('password', '')}"
     return _Login(basic=f"Basic {base64.b64encode(pair.encode()).decode()}")

@@ -70,13 +70,13 @@ def put(driver: Driver, parent: Path) -> Path:
     name = driver.listing.digest.removeprefix("sha256:")
     target = Path(tempfile.mkdtemp(dir=parent), name)
     try:
-        found = _laid_out(driver.files, driver.links, target)
+        placed = _laid_out(driver.files, driver.links, target)
     except OSError as error:
         raise BuildError(f"{error.filename or target}: {error.strerror}") from error
-    if found.digest != driver.listing.digest:
+    if placed.digest != driver.listing.digest:
         raise BuildError(
             f"the files of {driver.folder} changed after the plan was made: "
-            + ", ".join(found.changed(driver.listing)),
+            + ", ".join(placed.changed(driver.listing)),
             remedy="build again; what is built already is kept",
         )
     return target

@@ -158,15 +158,15 @@ class _AskedError(Exception):
 class _Images:
     """The variable `images` of templates: a read-only mapping."""
 
-    __slots__ = ("_known", "_names")
+    __slots__ = ("_names", "_references")
 
-    def __init__(self, known: Mapping[str, str], names: list[str]) -> None:
-        self._known = known
+    def __init__(self, references: Mapping[str, str], names: list[str]) -> None:
+        self._references = references
         self._names = names
 
     def __getitem__(self, name: str) -> str:
-        if name in self._known:
-            return self._known[name]
+        if name in self._references:
+            return self._references[name]
         raise _AskedError(str(name))
 
     def __iter__(self) -> Iterator[str]:

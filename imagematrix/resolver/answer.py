@@ -69,9 +69,9 @@ def resolve(nodes: Nodes, catalog: Catalog, tag: str) -> Resolved:
     """
     asked = wish(tag, catalog)
     host = nodes.host(asked.node_class)
-    found = explain(host, catalog, gpus=asked.gpus, where=dict(asked.where))
-    if found.variant is None and found.decision.differing:
-        axis, (value, *_) = next(iter(found.decision.differing.items()))
+    selection = explain(host, catalog, gpus=asked.gpus, where=dict(asked.where))
+    if selection.variant is None and selection.decision.differing:
+        axis, (value, *_) = next(iter(selection.decision.differing.items()))
         message = f"variants of {catalog.image}:{tag} that fit differ in {axis}"
         raise UsageError(message, remedy=f"name one in the tag, such as {tag}-{axis}{value}")
     chosen = _resolved(select(host, catalog, gpus=asked.gpus, where=dict(asked.where)))

@@ -43,8 +43,8 @@ class Saved:
         return self._read.value()
 
     def _state(self) -> Hashable:
-        found = self._path.stat()
-        return found.st_mtime_ns, found.st_size, found.st_ino
+        status = self._path.stat()
+        return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 class Probed:

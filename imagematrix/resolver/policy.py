@@ -66,10 +66,10 @@ class Policy:
 
     def rule(self, repository: str) -> Rule | None:
         """Return the rule for a repository, None if its images are allowed; or raise SignatureError."""
-        found = next((one for one in self.rules if fnmatchcase(repository, one.repository)), None)
-        if found is None and not self.allows_others:
+        rule = next((one for one in self.rules if fnmatchcase(repository, one.repository)), None)
+        if rule is None and not self.allows_others:
             raise SignatureError(f"the policy allows no images of {repository}")
-        return found
+        return rule
 
     def identity(self, repository: str) -> str:
         """Return the name that a repository is signed as."""

@@ -52,16 +52,16 @@ class Remote:
 
     def manifest(self, repository: str, reference: str) -> Manifest | None:
         """Return a manifest; see Upstream."""
-        found = self._registry(repository).manifest(reference)
-        if found is None:
+        manifest = self._registry(repository).manifest(reference)
+        if manifest is None:
             return None
         try:
-            fields = documents.Fields(documents.parse(found.raw, reference), reference)
+            fields = documents.Fields(documents.parse(manifest.raw, reference), reference)
             # Its digest covers what it says of itself, and not what the registry says of it.
-            media_type = fields.text_or_none("mediaType") or found.media_type
+            media_type = fields.text_or_none("mediaType") or manifest.media_type
         except UsageError as error:
             raise EngineError(f"{self._name}/{repository} has a damaged manifest: {error}") from error
-        return replace(found, media_type=media_type)
+        return replace(manifest, media_type=media_type)
 
     def content(self, repository: str, digest: str) -> bytes:
         """Return a small blob; see Source."""
@@ -83,8 +83,8 @@ class Remote:
                     answer = await self._asked(stack, request, registry, digest)
             except (aiohttp.ClientError, TimeoutError, ValueError) as error:  # ValueError: an invalid address
                 raise self._unreadable(error) from error
-            told = {name: answer.headers[name] for name in TOLD if name in answer.headers}
-            response = web.StreamResponse(status=answer.status, headers=told)
+            headers = {name: answer.headers[name] for name in TOLD if name in answer.headers}
+            response = web.StreamResponse(status=answer.status, headers=headers)
             await response.prepare(request)
             try:
                 async for piece in answer.content.iter_chunked(PIECE):
@@ -125,11 +125,11 @@ class Remote:
 
     def _registry(self, repository: str) -> Registry:
         with self._lock:
-            found = self._repositories.pop(repository, None) or Registry(f"{self._name}/{repository}")
-            self._repositories[repository] = found
+            registry = self._repositories.pop(repository, None) or Registry(f"{self._name}/{repository}")
+            self._repositories[repository] = registry
             if len(self._repositories) > REPOSITORIES:
                 self._repositories.popitem(last=False)
-            return found
+            return registry
 
     def _opened(self) -> aiohttp.ClientSession:
         if self._session is None:
@@ -147,8 +147,8 @@ class Remote:
 
 def _proxy(url: str) -> str | None:
     """Return the proxy for a URL, as requests finds it: a variable may name one without a scheme."""
-    found = select_proxy(url, get_environ_proxies(url))
-    return f"http://{found}" if found and "://" not in found else found
+    proxy = select_proxy(url, get_environ_proxies(url))
+    return f"http://{proxy}" if proxy and "://" not in proxy else proxy
 
 
 def _context() -> ssl.SSLContext:

@@ -154,10 +154,12 @@ class Resolver:
             return await self._upstream.blob(request, repository, name)
         if not (DIGEST.fullmatch(name) or TAG.fullmatch(name)):
             raise web.HTTPBadRequest(text=f"invalid tag: {name[:80]!r}")
-        found = await self._found(repository, name)
-        if not _accepted(request, found.media_type):
-            raise web.HTTPNotFound(text=f"{repository}:{name} is {found.media_type}, which is not accepted")
-        return _manifest(found)
+        manifest = await self._found(repository, name)
+        if not _accepted(request, manifest.media_type):
+            raise web.HTTPNotFound(
+                text=f"{repository}:{name} is {manifest.media_type}, which is not accepted"
+            )
+        return _manifest(manifest)
 
     def _check(self, request: web.Request, repository: str) -> None:
         """Raise UsageError for what is no repository, or one of another registry that a mirror stands for."""
@@ -169,25 +171,25 @@ class Resolver:
     async def _found(self, repository: str, name: str) -> Manifest:
         """Return the manifest that answers a tag or a digest."""
         if DIGEST.fullmatch(name):
-            found = await self._versions.manifest(repository, name)
-            if found is None:
+            manifest = await self._versions.manifest(repository, name)
+            if manifest is None:
                 raise UnknownImageError(f"{repository}@{name} not found")
-            return found
+            return manifest
         version = await self._version(repository, name)
         if version.catalog is None:
             return version.manifest
         chosen = await self._locally(self._chosen, version.catalog, version.key, repository, name)
-        found = await self._versions.manifest(repository, chosen.digest)
-        if found is None:
+        manifest = await self._versions.manifest(repository, chosen.digest)
+        if manifest is None:
             raise EngineError(f"the index of {repository}:{name} lists {chosen.digest}, which is not there")
-        return found
+        return manifest
 
     async def _version(self, repository: str, tag: str) -> Version:
         """Return what the upstream has under a tag, or else under the version that the tag begins with."""
-        found = await self._versions.find(repository, tag)
-        if found is None:
+        version = await self._versions.find(repository, tag)
+        if version is None:
             raise UnknownImageError(f"{repository}:{tag} not found")
-        return found
+        return version
 
     async def _locally(self, work: Callable[..., Result], *arguments: object) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._here, work, *arguments)
@@ -200,10 +202,10 @@ class Resolver:
     async def _explain(self, request: web.Request) -> web.Response:
         """Answer with the Selection document of IMAGE:TAG."""
         reference = Reference.parse(f"localhost/{request.match_info['name']}")
-        found = await self._version(reference.repository, reference.tag)
-        if found.catalog is None:
+        version = await self._version(reference.repository, reference.tag)
+        if version.catalog is None:
             raise UnknownImageError(f"{reference.repository}:{reference.tag} has no variants")
-        document = await self._locally(explained, self._nodes, found.catalog, reference.tag)
+        document = await self._locally(explained, self._nodes, version.catalog, reference.tag)
         return web.json_response(document)
 
 
@@ -213,9 +215,9 @@ def _accepted(request: web.Request, media_type: str) -> bool:
     return any(one.partition(";")[0].strip() in (media_type, "application/*", "*/*") for one in accepted)
 
 
-def _manifest(found: Manifest) -> web.Response:
-    headers = {**API, "Content-Type": found.media_type, "Docker-Content-Digest": found.digest}
-    return web.Response(body=found.raw, headers=headers)
+def _manifest(manifest: Manifest) -> web.Response:
+    headers = {**API, "Content-Type": manifest.media_type, "Docker-Content-Digest": manifest.digest}
+    return web.Response(body=manifest.raw, headers=headers)
 
 
 def _error(status: int, message: str) -> web.Response:

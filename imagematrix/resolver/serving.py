@@ -108,16 +108,16 @@ async def _watch(settings: Settings, note: Callable[[str], None]) -> None:
     own = ThreadPoolExecutor(1)  # those of asyncio may all wait for an upstream that hangs
     while True:
         try:
-            found = await loop.run_in_executor(own, settings.node.host)
+            host = await loop.run_in_executor(own, settings.node.host)
         except ImagematrixError as error:
             note(str(error))
         else:
-            if seen is not None and found != seen:
+            if seen is not None and host != seen:
                 note("the node has changed: new answers may differ from what the engine has")
-            if settings.changed and found != seen:
+            if settings.changed and host != seen:
                 try:
                     await loop.run_in_executor(own, settings.changed.touch)
                 except OSError as error:
                     note(f"{settings.changed} cannot be touched: {error.strerror}")
-            seen = found
+            seen = host
         await asyncio.sleep(WATCH_S)

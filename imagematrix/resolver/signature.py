@@ -64,15 +64,15 @@ class Key:
         """Return the key in a PEM file, as `cosign generate-key-pair` writes cosign.pub; raise UsageError."""
         try:
             with path.open("rb") as file:
-                found = load_pem_public_key(file.read(KEY_LIMIT))
+                public = load_pem_public_key(file.read(KEY_LIMIT))
         except OSError as error:
             raise UsageError(f"{path} cannot be read: {error.strerror}") from error
         except (ValueError, UnsupportedAlgorithm) as error:
             raise UsageError(f"{path} is not a public key in PEM", remedy="such as cosign.pub") from error
-        if not isinstance(found, EllipticCurvePublicKey):
+        if not isinstance(public, EllipticCurvePublicKey):
             message = f"{path}: only ECDSA keys are supported"
             raise UsageError(message, remedy="`cosign generate-key-pair` makes one")
-        return cls(name=path.name, public=found)
+        return cls(name=path.name, public=public)
 
     def signed(self, payload: bytes, signature: bytes) -> bool:
         """Whether `signature` is this key's of the bytes of `payload`."""

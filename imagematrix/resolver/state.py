@@ -87,10 +87,10 @@ class State:
 
     def content(self, repository: str, digest: str) -> bytes:
         """Return what is kept of a digest; raise UnknownImageError if that is nothing."""
-        found = self.manifest(repository, digest)
-        if found is None:
+        manifest = self.manifest(repository, digest)
+        if manifest is None:
             raise UnknownImageError(f"{repository}@{digest} not found in {self._folder}")
-        return found.raw
+        return manifest.raw
 
     def keep(self, repository: str, reference: str, manifest: Manifest) -> None:
         """Keep the content of a tag or a digest; the oldest go for it where there are too many."""
@@ -143,7 +143,7 @@ class State:
         path = self._folder / INDEX_FILE
         if not path.is_file():
             return {}
-        found: dict[str, _Entry] = {}
+        entries: dict[str, _Entry] = {}
         total = 0
         try:
             fields = documents.Fields(documents.read(path, limit=LIMIT), str(path))
@@ -157,13 +157,13 @@ class State:
                 if raw is None:
                     continue
                 total += len(raw)
-                if total > LIMIT or len(found) == NAMES:
+                if total > LIMIT or len(entries) == NAMES:
                     break
-                found[name] = _Entry(digest=digest, media_type=one.text("mediaType"), size=len(raw))
+                entries[name] = _Entry(digest=digest, media_type=one.text("mediaType"), size=len(raw))
         except ImagematrixError as error:
             self._note(f"starting without what the last run left: {error}")
             return {}
-        return found
+        return entries
 
     def _remove_others(self) -> None:
         """Remove files that no name is for, such as those of a run that was killed."""
@@ -185,10 +185,10 @@ class Recorder:
 
     def manifest(self, repository: str, reference: str) -> Manifest | None:
         """Return a manifest; see Source."""
-        found = self._source.manifest(repository, reference)
-        if found is not None:
-            self.read.append((reference, found))
-        return found
+        manifest = self._source.manifest(repository, reference)
+        if manifest is not None:
+            self.read.append((reference, manifest))
+        return manifest
 
     def content(self, repository: str, digest: str) -> bytes:
         """Return a small blob; see Source."""

@@ -74,8 +74,8 @@ def _readings(
 ) -> Iterator[tuple[tuple[str, str], ...]]:
     """Yield what the words of `rest` can mean after `before`; the value of an axis may have dashes in it."""
     named = CLASS_NAME.match(rest)
-    known = [*words, (named[0], (CLASS, named[1]))] if named else words
-    for word, pair in known:
+    readings = [*words, (named[0], (CLASS, named[1]))] if named else words
+    for word, pair in readings:
         if pair[0] in dict(before) or not f"{rest}-".startswith(f"{word}-"):
             continue
         if rest == word:

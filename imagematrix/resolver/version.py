@@ -93,21 +93,21 @@ def _check_tag(
 def _own_tags(source: Source, repository: str, manifest: Manifest) -> set[str]:
     """Return the tag of a variant, from its annotations or labels; nothing for images of others."""
     fields = documents.Fields(documents.parse(manifest.raw, repository), repository)
-    found = fields.named_texts("annotations")
+    texts = fields.named_texts("annotations")
     config = fields.object_or_none("config")
     digest = config.text_or_none("digest") if config else None
-    if labels.VERSION not in found and digest and DIGEST.fullmatch(digest):
+    if labels.VERSION not in texts and digest and DIGEST.fullmatch(digest):
         # An engine with the classic image store writes no annotations.
         raw = source.content(repository, digest)
         image = documents.Fields(documents.parse(raw, repository), repository).object_or_none("config")
-        found = image.named_texts("Labels") if image else {}
-    own = [found.get(name) for name in (labels.VERSION, labels.CELL, labels.INPUT)]
+        texts = image.named_texts("Labels") if image else {}
+    own = [texts.get(name) for name in (labels.VERSION, labels.CELL, labels.INPUT)]
     return {labels.tag(*map(str, own))} if all(own) else set()
 
 
 def _indexed(source: Source, repository: str, tag: str, digest: str) -> str | None:
     """Return the digest of the version's index, if the image `digest` is in it as the variant named `tag`."""
     version = version_of(tag)
-    found = source.manifest(repository, version) if version != tag else None
-    catalog = listed(found, repository, version) if found else None
-    return found.digest if found and named(catalog, repository, tag) == digest else None
+    manifest = source.manifest(repository, version) if version != tag else None
+    catalog = listed(manifest, repository, version) if manifest else None
+    return manifest.digest if manifest and named(catalog, repository, tag) == digest else None

@@ -73,41 +73,41 @@ class Versions:
         name = version_of(tag)
         if name == tag:
             return await self._version(repository, tag)
-        _, known = self._versions.get((repository, name), (0.0, None))
+        _, earlier = self._versions.get((repository, name), (0.0, None))
         try:
-            found = await self._version(repository, tag, hurry=known is not None)
+            version = await self._version(repository, tag, hurry=earlier is not None)
         except EngineError:
-            if known is None:
+            if earlier is None:
                 raise
-            digest = named(known.catalog, repository, tag)
+            digest = named(earlier.catalog, repository, tag)
             manifest = await self.manifest(repository, digest) if digest else None
-            found = replace(known, manifest=manifest, catalog=None) if manifest else None
-        if found is not None:
-            return found
-        found = await self._version(repository, name)
-        return found if found and found.catalog else None
+            version = replace(earlier, manifest=manifest, catalog=None) if manifest else None
+        if version is not None:
+            return version
+        version = await self._version(repository, name)
+        return version if version and version.catalog else None
 
     async def _version(self, repository: str, tag: str, *, hurry: bool = False) -> Version | None:
         key = repository, tag
-        at, known = self._versions.get(key, (-math.inf, None))
-        if known is not None and time.monotonic() - at < FRESH_S:
-            return known
+        at, earlier = self._versions.get(key, (-math.inf, None))
+        if earlier is not None and time.monotonic() - at < FRESH_S:
+            return earlier
         if key not in self._asked:
             self._asked[key] = asyncio.create_task(self._ask(key))
             self._asked[key].add_done_callback(partial(self._end, key))
         asked = asyncio.shield(self._asked[key])
         try:
-            return await asyncio.wait_for(asked, PATIENCE_S if known or hurry else None)
+            return await asyncio.wait_for(asked, PATIENCE_S if earlier or hurry else None)
         except TimeoutError as error:
             away = EngineError("the upstream does not answer")
-            if known is None:
+            if earlier is None:
                 raise away from error
         except EngineError as error:
             away = error
-            if known is None:
+            if earlier is None:
                 raise
         self._journal.stale(f"{repository}:{tag}", away)
-        return known
+        return earlier
 
     async def manifest(self, repository: str, digest: str) -> Manifest | None:
         """Return the manifest with a digest, or None.
@@ -121,12 +121,12 @@ class Versions:
                 digest in one.digests for (name, _), (_, one) in self._versions.items() if name == repository
             )
             # What has a digest never changes, so that what is on disk is as good.
-            found = await self._kept(repository, digest)
-            if found is None or (not listed and self._policy.rule(repository)):
-                found = await asyncio.to_thread(self._read_digest, repository, digest, found, listed=listed)
-            if found is None:
+            entry = await self._kept(repository, digest)
+            if entry is None or (not listed and self._policy.rule(repository)):
+                entry = await asyncio.to_thread(self._read_digest, repository, digest, entry, listed=listed)
+            if entry is None:
                 return None
-            _keep(self._manifests, key, found)
+            _keep(self._manifests, key, entry)
         self._manifests.move_to_end(key)
         return self._manifests[key]
 
@@ -136,12 +136,12 @@ class Versions:
             asked.exception()  # who still waits for it has it; else asyncio would complain that nobody does
 
     async def _ask(self, key: tuple[str, str]) -> Version | None:
-        found = await asyncio.to_thread(self._read, *key)
-        if found is None:
+        version = await asyncio.to_thread(self._read, *key)
+        if version is None:
             self._versions.pop(key, None)
         else:
-            _keep(self._versions, key, (time.monotonic(), found))
-        return found
+            _keep(self._versions, key, (time.monotonic(), version))
+        return version
 
     def _read(self, repository: str, tag: str) -> Version | None:
         manifest = self._upstream.manifest(repository, tag)
@@ -149,15 +149,15 @@ class Versions:
             if self._state:
                 self._state.drop(repository, tag)
             return None
-        _, known = self._versions.get((repository, tag), (0.0, None))
-        if known is not None and known.manifest.digest == manifest.digest:
-            return known  # with the decisions that were made for its catalog
+        _, earlier = self._versions.get((repository, tag), (0.0, None))
+        if earlier is not None and earlier.manifest.digest == manifest.digest:
+            return earlier  # with the decisions that were made for its catalog
         source = Recorder(self._upstream)
-        found = examine(source, self._policy, repository, tag, manifest)
+        version = examine(source, self._policy, repository, tag, manifest)
         if self._state:
             for reference, content in ((tag, manifest), *source.read):
                 self._state.keep(repository, reference, content)
-        return found
+        return version
 
     async def _kept(self, repository: str, digest: str) -> Manifest | None:
         """Return what is on disk, also while every other thread waits for an upstream that hangs."""
@@ -169,13 +169,13 @@ class Versions:
     def _read_digest(
         self, repository: str, digest: str, kept: Manifest | None, *, listed: bool
     ) -> Manifest | None:
-        found = kept or self._upstream.manifest(repository, digest)
+        manifest = kept or self._upstream.manifest(repository, digest)
         rule = self._policy.rule(repository)
-        if found and rule and not listed:
+        if manifest and rule and not listed:
             prove(self._upstream, repository, digest, rule.keys, self._policy.identity(repository))
-        if found and self._state:
-            self._state.keep(repository, digest, found)
-        return found
+        if manifest and self._state:
+            self._state.keep(repository, digest, manifest)
+        return manifest
 
     def _restore(self, state: State) -> None:
         """Examine what the last run left, as if the upstream had it."""
@@ -184,11 +184,11 @@ class Versions:
             if manifest is None:
                 continue
             try:
-                found = examine(state, self._policy, repository, tag, manifest)
+                version = examine(state, self._policy, repository, tag, manifest)
             except ImagematrixError as error:
                 self._journal.refused(f"{repository}:{tag} of the last run", error)
             else:
-                _keep(self._versions, (repository, tag), (-math.inf, found))
+                _keep(self._versions, (repository, tag), (-math.inf, version))
 
 
 def _keep(kept: OrderedDict[Key, Value], key: Key, value: Value) -> None:

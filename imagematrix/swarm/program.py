@@ -122,9 +122,9 @@ def _contents(settings: Settings) -> dict[str, bytes]:
     modules = _modules()
     contents = {SETTINGS: json.dumps(settings.to_json()).encode(), **modules}
     contents[str(sys.implementation.cache_tag)] = _compiled(modules)
-    if found := importlib.util.find_spec(NVML):
-        loader: Any = found.loader
-        contents[f"{NVML}.py"] = loader.get_data(str(found.origin))
+    if spec := importlib.util.find_spec(NVML):
+        loader: Any = spec.loader
+        contents[f"{NVML}.py"] = loader.get_data(str(spec.origin))
     return contents
 
 

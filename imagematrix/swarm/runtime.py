@@ -124,10 +124,10 @@ def give(settings: Settings, container: str, where: str) -> None:
 
     A container that is no task, or to which nothing was assigned, stays as it is. Raises ImagematrixError.
     """
-    found = task.read(settings.data_root, container)
-    if found is None:
+    swarm_task = task.read(settings.data_root, container)
+    if swarm_task is None:
         return
-    wanted = task.assigned(found.environment, engine.environment_of(found.image_id))
+    wanted = task.assigned(swarm_task.environment, engine.environment_of(swarm_task.image_id))
     if not wanted:
         return
     group = endpoint.group()
@@ -147,7 +147,7 @@ def give(settings: Settings, container: str, where: str) -> None:
             require(devices)
             environment = Share(vram_mib=wanted.vram_mib).environment(claimed.gpus)
             environment[GPUS] = ",".join(names(claimed.gpus))
-            grants.write(locks, _grant(found, container, where, claimed.gpus, wanted))
+            grants.write(locks, _grant(swarm_task, container, where, claimed.gpus, wanted))
             bundle.rewrite(where, devices, environment)
 
 
@@ -174,11 +174,13 @@ def _usage(host: Host, locks: Locks) -> Usage:
     return survey_quickly(host.gpus, given, lambda: survey(host.gpus, lambda: running, query_nvml))
 
 
-def _grant(found: Task, container: str, where: str, gpus: tuple[Gpu, ...], wanted: Assigned) -> grants.Grant:
+def _grant(
+    swarm_task: Task, container: str, where: str, gpus: tuple[Gpu, ...], wanted: Assigned
+) -> grants.Grant:
     return grants.Grant(
         container=container,
         bundle=where,
-        name=f"{found.name} ({found.image})",
+        name=f"{swarm_task.name} ({swarm_task.image})",
         keys=tuple(key for gpu in gpus for key in keys(gpu)),
         vram_mib=wanted.vram_mib,
     )

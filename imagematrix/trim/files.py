@@ -179,8 +179,8 @@ def _walk(source: Path, target: Path) -> Iterator[Name]:
         if not folder:
             continue
         with os.scandir(name.source) as entries:
-            found = sorted(entries, key=lambda entry: entry.name, reverse=True)
-        for entry in found:
+            ordered = sorted(entries, key=lambda entry: entry.name, reverse=True)
+        for entry in ordered:
             inner = entry.is_dir(follow_symlinks=False)
             if inner or not entry.name.startswith(PREFIX):
                 waiting.append((Name(name.source / entry.name, name.target / entry.name), inner))

@@ -25,11 +25,11 @@ SIGNATURE = re.compile(r"[^/]+\.dist-info/RECORD\.(?:jws|p7s)")
 
 def digest(pieces: Iterable[bytes | int]) -> str:
     """Return the hash of a file as a RECORD has it; a number stands for so many zeros."""
-    found = hashlib.sha256()
+    checksum = hashlib.sha256()
     for piece in pieces:
         for one in edits.zeros(piece) if isinstance(piece, int) else (piece,):
-            found.update(one)
-    return written(found.digest())
+            checksum.update(one)
+    return written(checksum.digest())
 
 
 def written(digest: bytes) -> str:
@@ -44,10 +44,10 @@ def updated(text: str, hashed: Callable[[str], str | None]) -> str:
 
 def _line(line: str, hashed: Callable[[str], str | None]) -> str:
     row = next(csv.reader([line]), [])
-    found = hashed(row[0]) if row else None
-    if found is None:
+    checksum = hashed(row[0]) if row else None
+    if checksum is None:
         return line
     written = io.StringIO()
     ending = line[len(line.rstrip("\r\n")) :]
-    csv.writer(written, lineterminator=ending).writerow([row[0], found, *row[2:]])
+    csv.writer(written, lineterminator=ending).writerow([row[0], checksum, *row[2:]])
     return written.getvalue()

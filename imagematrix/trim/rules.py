@@ -72,14 +72,14 @@ def capabilities(words: Iterable[str]) -> tuple[str, ...]:
 
     The word of a target names the GPUs that its code runs on: "9.0a" is 9.0, "10.0f" are 10.0 and 10.3.
     """
-    found: set[str] = set()
-    known = device_code.known()
+    gpus: set[str] = set()
+    targets = device_code.known()
     for word in words:
-        if word not in known:
-            remedy = nearest(word, known) or f"one of {', '.join(known)}"
+        if word not in targets:
+            remedy = nearest(word, targets) or f"one of {', '.join(targets)}"
             raise UsageError(f"invalid compute capability: {word!r}", remedy=remedy)
-        found.update(device_code.gpus(word))
-    return tuple(sorted(found, key=known.index))
+        gpus.update(device_code.gpus(word))
+    return tuple(sorted(gpus, key=targets.index))
 
 
 def _any_cubin(cubins: Iterable[Entry], compute: str) -> bool:

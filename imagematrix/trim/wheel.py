@@ -107,12 +107,12 @@ def _require_writable(path: str, window: Window, changed: Mapping[str, object]) 
 
 def _record(archive: zipfile.ZipFile) -> zipfile.ZipInfo:
     """Return the RECORD of the wheel itself; packages that it vendors have theirs deeper."""
-    (found,) = (
+    (record,) = (
         one
         for one in archive.infolist()
         if one.filename.count("/") == 1 and records.NAME.fullmatch(one.filename)
     )
-    return found
+    return record
 
 
 def _bytes(window: Window, finding: Finding) -> Iterator[bytes]:

@@ -109,8 +109,8 @@ def names(places: Iterable[int], window: Window) -> Iterator[str]:
 
 def _packed(elf: Elf, window: Window) -> Iterator[int]:
     """Yield the functions, some of them twice, each with its address and its size as one number."""
-    told = ((one.address, one.size) for one in symbols(elf, window) if one.section != UNDEFINED)
-    for start, size in chain(_frames(elf, window), told):
+    named = ((one.address, one.size) for one in symbols(elf, window) if one.section != UNDEFINED)
+    for start, size in chain(_frames(elf, window), named):
         if start in ADDRESSES:
             yield start << SIZE_BITS | min(size, LARGEST)
 

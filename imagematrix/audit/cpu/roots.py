@@ -28,15 +28,15 @@ MOST_POINTERS = 10_000
 
 def first(elf: Elf, window: Window) -> set[int]:
     """Return the addresses of the functions that run first whatever happens."""
-    found = {elf.entry} if elf.entry else set()
-    found.update(
+    addresses = {elf.entry} if elf.entry else set()
+    addresses.update(
         one.address
         for one in functions.symbols(elf, window)
         if _here(one) and window.at(one.place, len(MAIN)) == MAIN
     )
-    found.update(section.address for section in elf.named(INITIAL))
-    found.update(_constructors(elf, window))
-    return found
+    addresses.update(section.address for section in elf.named(INITIAL))
+    addresses.update(_constructors(elf, window))
+    return addresses
 
 
 def exported(elf: Elf, window: Window) -> Iterator[int]:

@@ -118,7 +118,7 @@ def _decoder(machine: int) -> Decoder | None:
 
 def _carriers(text: Text, decoder: Decoder) -> tuple[dict[int, frozenset[str]], set[int]]:
     """Return the flags of each function that has any, by address, and the functions that ask for the CPU."""
-    found: dict[int, frozenset[str]] = {}
+    flags_by_start: dict[int, frozenset[str]] = {}
     asking: set[int] = set()
     sets: dict[frozenset[str], frozenset[str]] = {}  # there are few, and many functions
     for body in text.bodies():
@@ -130,8 +130,8 @@ def _carriers(text: Text, decoder: Decoder) -> tuple[dict[int, frozenset[str]], 
         if flags and not (body.bounded and decoder.sound(codes)):  # some of it may be data
             flags = frozenset(flag for flag, count in decoder.counted(raw).items() if count >= FEW)
         if flags:
-            found[body.start] = sets.setdefault(flags, flags)
-    return found, asking
+            flags_by_start[body.start] = sets.setdefault(flags, flags)
+    return flags_by_start, asking
 
 
 def _mains(elf: Elf, text: Text, decoder: Decoder) -> set[int]:
@@ -149,19 +149,19 @@ def _reached(
 ) -> frozenset[str]:
     """Return the flags of the functions that are called from those at `start`, and not `by_name`."""
     all_flags = _union(free.values())
-    found: set[str] = set()
+    flags: set[str] = set()
     seen: set[int] = set()
     waiting = sorted(start)
-    while waiting and found < all_flags:
+    while waiting and flags < all_flags:
         body = text.body(waiting.pop())
         if body is None or not body.bounded or body.start in seen or body.start in by_name:
             continue
         seen.add(body.start)
-        found |= free.get(body.start, frozenset())
+        flags |= free.get(body.start, frozenset())
         waiting += decoder.targets(text.read(body), body.start)
         if body.goes_on:
             waiting.append(body.start + body.size)
-    return frozenset(found)
+    return frozenset(flags)
 
 
 def _named(
@@ -180,10 +180,10 @@ def _named(
         if dispatch.chosen(name):
             by_name.add(one.address)
         for flag in carriers[one.address]:
-            known = first[flag]
-            if (len(known) < NAMED or name < known[-1]) and name not in known:
-                insort(known, name)
-                del known[NAMED:]
+            examples = first[flag]
+            if (len(examples) < NAMED or name < examples[-1]) and name not in examples:
+                insort(examples, name)
+                del examples[NAMED:]
     return first, by_name
 
 

@@ -61,8 +61,8 @@ class Text:
         section = self._section(address)
         if place < 0 or section is None:
             return None
-        found = self._body(place, section.address + section.size)
-        return found if found.start <= address < found.start + found.size else None
+        body = self._body(place, section.address + section.size)
+        return body if body.start <= address < body.start + body.size else None
 
     def read(self, body: Body) -> bytes:
         """Return the bytes of a body."""

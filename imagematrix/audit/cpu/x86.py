@@ -58,10 +58,10 @@ class X86:
     def counted(self, body: bytes) -> Counter[str]:
         """Return how many instructions need each flag."""
         codes = Counter([one.code for one in iced_x86.Decoder(BITS, body)])
-        found: Counter[str] = Counter()
+        counts: Counter[str] = Counter()
         for code in codes.keys() & self._table.keys():
-            found.update(dict.fromkeys(self._table[code], codes[code]))
-        return found
+            counts.update(dict.fromkeys(self._table[code], codes[code]))
+        return counts
 
     def targets(self, body: bytes, address: int) -> Iterator[int]:
         """Yield the addresses that a function at an address calls or jumps to."""
@@ -78,13 +78,13 @@ class X86:
     @cached_property
     def _table(self) -> Mapping[int, frozenset[str]]:
         """The flags beyond the baseline by code, where there are any."""
-        known = frozenset(macros.FLAGS[ARCH].values()) - dict(marches.LEVELS)["x86-64-v1"]
+        flags = frozenset(macros.FLAGS[ARCH].values()) - dict(marches.LEVELS)["x86-64-v1"]
         features = {value: NAMES.get(name, name.lower()) for name, value in _constants(CpuidFeature)}
         table: dict[int, frozenset[str]] = {}
         instruction = Instruction()
         for name, code in _constants(Code):
             instruction.code = code  # type: ignore[assignment]  # its constants are numbers
-            needed = known.intersection(features[one] for one in instruction.cpuid_features())
+            needed = flags.intersection(features[one] for one in instruction.cpuid_features())
             if needed - marches.IGNORED[ARCH] and not name.startswith(HARMLESS):
                 table[code] = needed - marches.IGNORED[ARCH]
         return table

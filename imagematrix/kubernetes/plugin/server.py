@@ -138,9 +138,9 @@ class Plugin:
 
     def _fail(self, what: str, text: str) -> None:
         """Tell of a failure once until `what` succeeds: it is tried again every few seconds."""
-        told = self._failures.setdefault(what, set())
-        if text not in told:
-            told.add(text)
+        reported = self._failures.setdefault(what, set())
+        if text not in reported:
+            reported.add(text)
             self._note(text)
 
     async def _notify(self) -> None:

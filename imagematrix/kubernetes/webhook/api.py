@@ -125,7 +125,7 @@ class Watched:
 
     async def _list(self, session: aiohttp.ClientSession, journal: Journal) -> str:
         """Read all nodes and return their version."""
-        found: dict[str, Node] = {}
+        nodes: dict[str, Node] = {}
         query = {"limit": str(PAGE)}
         while True:
             async with session.get(NODES, params=query, headers=self._api.headers()) as answer:
@@ -134,11 +134,11 @@ class Watched:
             for item in fields.objects("items"):
                 node = _node(item.data, journal)
                 if node:
-                    found[node.name] = node
+                    nodes[node.name] = node
             metadata = fields.object_or_none("metadata") or documents.Fields({}, "nodes: metadata")
             following = metadata.text_or_none("continue")
             if not following:
-                self._nodes = found
+                self._nodes = nodes
                 return metadata.text("resourceVersion")
             query["continue"] = following
 

@@ -12,7 +12,7 @@ __all__ = ["stamp"]
 def stamp(path: Path) -> tuple[int, int, int] | None:
     """Return what differs when a file was written again or replaced; None if there is none."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return found.st_ino, found.st_mtime_ns, found.st_size
+    return status.st_ino, status.st_mtime_ns, status.st_size

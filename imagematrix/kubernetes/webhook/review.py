@@ -90,11 +90,11 @@ def _admitted(
     reasons: list[str] = []
     refused = False
     for policy in policies:
-        found = admit(pod, policy, subresource=subresource)
-        patch += found.patch
-        reasons += [found.reason] if found.reason else []
-        refused = refused or found.refused
-        for operation in found.patch:
+        admission = admit(pod, policy, subresource=subresource)
+        patch += admission.patch
+        reasons += [admission.reason] if admission.reason else []
+        refused = refused or admission.refused
+        for operation in admission.patch:
             _apply(pod, operation)
     return patch, reasons, refused
 

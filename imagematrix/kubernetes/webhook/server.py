@@ -48,12 +48,12 @@ class Server:
             self._journal.reviewed("unready", time.perf_counter() - start)
             return web.Response(status=503, text=f"{self._known.missing}\n")
         try:
-            found = answer(raw, policies)
+            review = answer(raw, policies)
         except UsageError as error:
             self._journal.reviewed("invalid", time.perf_counter() - start)
             return web.Response(status=400, text=f"{error}\n")
-        response = web.json_response(found.document)
-        self._journal.reviewed(found.outcome, time.perf_counter() - start, found.pod, found.reason)
+        response = web.json_response(review.document)
+        self._journal.reviewed(review.outcome, time.perf_counter() - start, review.pod, review.reason)
         return response
 
     async def _health(self, _: web.Request) -> web.Response:
