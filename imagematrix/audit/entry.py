@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from imagematrix.audit.runtime import RUNTIME
 from imagematrix.catalog.catalog import BYTES, CLAIM, UNKNOWN, Ptx, UserModeDriver, Variant
 from imagematrix.errors import AuditError, UsageError
 from imagematrix.facts import cuda, gpus, requirements, versions
@@ -24,7 +25,6 @@ CUDA_LABEL = "com.nvidia.cuda.version"
 CUDA_VARIABLE = "CUDA_VERSION"
 LOWER = (">=", ">", "=")  # how a condition sets a lower bound
 MAIN = "libcuda"
-RUNTIME = "cudart"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,9 +8,8 @@ from functools import cache
 from typing import Self
 
 from imagematrix import record
-from imagematrix.audit import proof
+from imagematrix.audit import march, proof, runtime
 from imagematrix.audit.claims import broken, of_layers
-from imagematrix.audit.march import doubts
 from imagematrix.builder import budget
 from imagematrix.builder.compiler import Compilers
 from imagematrix.builder.logs import opened
@@ -243,7 +242,7 @@ class Maker:
     ) -> tuple[Code, Facts, tuple[str, ...]]:
         """Return the device code for the labels of an image, the facts that its bytes prove, and doubts.
 
-        Raises AuditError if the bytes contradict the entry, or on doubts if the matrix is strict.
+        Raises AuditError if the bytes contradict the entry, or if a march is doubtful and the matrix strict.
         """
         audited = of_layers(map(self._layer, image.layer_files), promised)
         code = proof.code(audited, promised) if item.trims else (promised.cubins, promised.ptx)
@@ -251,10 +250,11 @@ class Maker:
         why = broken(audited, promised)
         if why:
             raise AuditError(why)
-        warnings = tuple(doubts(audited, promised))
+        warnings = march.doubts(audited, promised)
         if warnings and item.cell.image.strict_march:
             raise AuditError("; ".join(warnings))
-        return code, proof.proven(audited, promised), warnings
+        warnings += runtime.doubts(audited, promised)
+        return code, proof.proven(audited, promised), tuple(warnings)
 
     def _layer(self, path: Path) -> Layer:
         return self._layers.read(f"sha256:{path.name}", lambda _: layout.solid(path).open("rb"))

@@ -26,17 +26,18 @@ def command(
 
     Nothing is started. Images built by other tools are supported too.
     """
+    from imagematrix.audit import march, runtime
     from imagematrix.audit.claims import claimed, contradictions
     from imagematrix.audit.document import document
     from imagematrix.audit.fat import fat
-    from imagematrix.audit.march import doubts
 
     audits = audited(references, platform)
     judged: list[tuple[Audit, list[Contradiction], list[str]]] = []
     for one in audits:
         variant = claimed(one)
-        findings = (contradictions(one, variant), doubts(one, variant)) if variant else ([], [])
-        judged.append((one, *findings))
+        broken = contradictions(one, variant) if variant else []
+        warnings = [*march.doubts(one, variant), *runtime.doubts(one, variant)] if variant else []
+        judged.append((one, broken, warnings))
     whole = fat(audits)
     if json:
         written = [document(one, broken, audits, warnings, whole) for one, broken, warnings in judged]

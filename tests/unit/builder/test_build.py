@@ -339,6 +339,7 @@ def test_image_that_contradicts_its_labels_is_not_stored(planned, carry_out, bac
     assert "libcuda.so.550.163.01" in str(results[0].error)
 
 
+RUNTIME = ("-shared", "-fPIC", "-Wl,-soname,libcudart.so.13")
 STRICT = ("version: v1", "version: v1\n    audit: {march: strict}")
 
 
@@ -366,6 +367,15 @@ def test_march_without_effect_is_an_error_in_strict_mode(planned, carry_out, bac
     parts = [dict(one.items[0].identity.components) for one in (plan, lenient)]
     assert parts[0].pop("context") != parts[1].pop("context")  # the matrix is in the context of this project
     assert parts[0] == parts[1]
+
+
+def test_newer_runtime_is_a_warning_whatever_holds_for_marches(planned, carry_out, backend, tar, tmp_path):
+    library = compiled(tmp_path / "it", "int it(void) { return 1; }", *RUNTIME).read_bytes()
+    backend.layers = [tar(GOOD), tar(("usr/lib/libcudart.so.13.0.48", library))]
+    results, _ = carry_out(planned(STRICT, only=f"{TWO},driver=550.163.01"))
+    ((status, (warning,)),) = [(result.status, result.warnings) for result in results]
+    assert status == "built"
+    assert "needs driver 580.65.06 or newer, and the image has driver 550.163.01" in warning
 
 
 def test_audit_error_with_other_failures_is_a_build_error(planned, carry_out, backend, tar):
