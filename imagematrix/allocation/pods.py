@@ -16,11 +16,13 @@ from imagematrix.kubelet.sockets import SOCKET as NAME
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from imagematrix.allocation.usage import Usage
     from imagematrix.documents import Fields
     from imagematrix.node.host import Gpu
 
-__all__ = ["DENIED", "GIB", "SHARE", "SOCKET", "VRAM", "access", "usage"]
+__all__ = ["DENIED", "GIB", "SHARE", "SOCKET", "VRAM", "access", "named", "usage"]
 
 SOCKET = f"{FOLDER}/{POD_RESOURCES}/{NAME}"
 VRAM = "imagematrix.io/vram-gib"  # the resource of shares
@@ -42,6 +44,14 @@ def access() -> bool | None:
     return os.access(SOCKET, os.W_OK)
 
 
+def named(devices: Iterable[str]) -> tuple[str, ...]:
+    """Return the UUIDs of the GPUs and MIG devices that device ids stand for, each once.
+
+    The device plugins of others have ids that are no UUIDs.
+    """
+    return tuple(dict.fromkeys(device.partition(SHARE)[0] for device in devices))
+
+
 def usage(gpus: tuple[Gpu, ...]) -> Usage:
     """Return the usage of `gpus` by the containers of pods, which have them from any device plugin.
 
@@ -57,7 +67,7 @@ def usage(gpus: tuple[Gpu, ...]) -> Usage:
         ids = devices.texts("ids")
         share = len(ids) * GIB if devices.text("resource") == VRAM else None
         user = Consumer(kind="container", name=devices.text("container"), vram_mib=share)
-        for name in dict.fromkeys(device.partition(SHARE)[0] for device in ids):
+        for name in named(ids):
             if name in by_uuid:
                 used_by = combined(used_by, dict.fromkeys(keys(by_uuid[name]), (user,)))
     return used_by

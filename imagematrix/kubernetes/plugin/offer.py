@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from imagematrix.allocation.pods import GIB, SHARE, VRAM
+from imagematrix.allocation.pods import GIB, SHARE, VRAM, named
 from imagematrix.errors import ImagematrixError
 from imagematrix.gpus.choice import memory_mib, merged, parts
 from imagematrix.gpus.spec import names
@@ -34,7 +34,6 @@ __all__ = [
     "allocate",
     "held",
     "listed",
-    "named",
     "offer",
     "preferred",
 ]
@@ -153,11 +152,6 @@ def held(there: Offer, devices: Iterable[str]) -> tuple[str, ...]:
     Their resource may be offered no longer, or be that of NVIDIA's device plugin, whose ids are UUIDs too.
     """
     return tuple(name for name in named(devices) if name in there.units)
-
-
-def named(devices: Iterable[str]) -> tuple[str, ...]:
-    """Return what `held` does, with units that the node does not offer now, and names that are none."""
-    return tuple(dict.fromkeys(device.partition(SHARE)[0] for device in devices))
 
 
 def _name(unit: Gpu) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import grpc
 
+from imagematrix.allocation.pods import named
 from imagematrix.errors import ImagematrixError, UsageError
 from imagematrix.kubelet import sockets
 from imagematrix.kubelet.messages import DEVICE_PLUGIN, PODS, REGISTRATION, VERSION, call, message
@@ -166,7 +167,7 @@ class Plugin:
             for pod in answer.pod_resources
             for container in pod.containers
             for devices in container.devices
-            for unit in offers.named(devices.device_ids)
+            for unit in named(devices.device_ids)
         }
         last = {**self._since, **dict.fromkeys(used, started)}
         settle = self._settings.times.settle

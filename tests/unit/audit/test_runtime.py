@@ -1,8 +1,7 @@
 """CUDA's runtime in an image, and the drivers that its labels admit."""
 
-import subprocess
-
 import pytest
+from compiling import compiled
 from images import Parts, layout, tar
 
 from imagematrix.audit.layers import Layers
@@ -19,12 +18,11 @@ NEWER = UserModeDriver(mode="exact", version="580.65.06")
 def runtime(tmp_path_factory):
     """Call it with a version to get a library that is CUDA's runtime by its names."""
     folder = tmp_path_factory.mktemp("runtime")
-    (folder / "it.c").write_text("int it(void) { return 1; }\n")
 
     def call(version):
         soname = f"-Wl,-soname,libcudart.so.{version.partition('.')[0]}"
-        subprocess.run(["gcc", "-shared", "-fPIC", soname, folder / "it.c", "-o", folder / "it"], check=True)
-        return f"usr/lib/libcudart.so.{version}", (folder / "it").read_bytes()
+        library = compiled(folder / "it", "int it(void) { return 1; }", "-shared", "-fPIC", soname)
+        return f"usr/lib/libcudart.so.{version}", library.read_bytes()
 
     return call
 
