@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from imagematrix.errors import ImagematrixError
     from imagematrix.oci.expanded import Stream
+    from imagematrix.oci.transfer import Streamed
 
 __all__ = ["DOCKER_LIST", "IMAGE", "INDEX", "MANIFESTS", "Manifest", "Registry"]
 
@@ -176,11 +177,14 @@ class Registry:
             raise self._refusal(MISSING, f"{self._reference.name}@{digest}")
         wanted = {"Range": f"bytes={start}-"} if start else {}
         with contextlib.ExitStack() as stack:
-            answer = self._tried(
-                lambda: stack.enter_context(
+
+            def ask() -> Streamed:
+                stack.close()  # the connection of the last attempt is used again
+                return stack.enter_context(
                     self._client.stream(self.blob_url(digest), wanted, self._authorization)
                 )
-            )
+
+            answer = self._tried(ask)
             if answer.status not in (OK, PARTIAL):
                 raise self._refusal(answer.status, f"{self._reference.name}@{digest}", _codes(answer))
             skipped = start if answer.status == OK else 0  # the range may be ignored
