@@ -114,11 +114,11 @@ class _Witness:
         received = self._has_pending(number)
         if received:  # it stays pending, which would hide the next one
             before, self._process = self._process, self._started()
-            self._end(before)
             # One that came before the new witness is not pending there. The command has just received the
             # same from the group, and docker's command ends by force if it counts one too many.
             if number in signal.sigpending() and not self._has_pending(number):
                 signal.sigtimedwait({number}, 0)
+            self._end(before)
         return received
 
     def _has_pending(self, number: int) -> bool:

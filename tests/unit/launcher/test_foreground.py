@@ -66,26 +66,46 @@ def test_signals_are_forwarded_and_do_not_end_this_process(name):
     assert process.returncode == 7
 
 
+COUNTING = (
+    "trap 'echo got it' TERM; trap end=1 USR1; echo ready; while [ ! $end ]; do sleep 0.05; done; echo ended"
+)
+
+
 def test_a_signal_to_the_group_arrives_once():
     """Without a terminal, as timeout(1) and batch systems send it."""
-    script = "trap 'echo got it' TERM; echo ready; for i in 1 2 3 4 5 6 7 8; do sleep 0.1; done"
-    process = started(script)
+    process = started(COUNTING)
     assert process.stdout.readline() == "ready\n"
-    os.killpg(process.pid, signal.SIGTERM)
-    assert process.communicate(timeout=20)[0] == "got it\n"
+    signal_group(process)
+    process.send_signal(signal.SIGUSR1)
+    assert process.communicate(timeout=20)[0] == "got it\nended\n"
 
 
 @pytest.mark.parametrize("times", [1, 2, 3])
 def test_signals_to_the_group_and_to_this_process_are_counted_as_without_it(times):
     """timeout(1) signals its child and then its own group."""
-    script = "trap 'echo got it' TERM; echo ready; for i in 1 2 3 4 5 6 7 8 9 10 11 12; do sleep 0.1; done"
-    process = started(script)
+    process = started(COUNTING)
     assert process.stdout.readline() == "ready\n"
     for _ in range(times):
-        os.killpg(process.pid, signal.SIGTERM)
-        time.sleep(0.2)
+        signal_group(process)
+        assert process.stdout.readline() == "got it\n"
     process.send_signal(signal.SIGTERM)
-    assert process.communicate(timeout=20)[0] == "got it\n" * (times + 1)
+    assert process.stdout.readline() == "got it\n"
+    process.send_signal(signal.SIGUSR1)
+    assert process.communicate(timeout=20)[0] == "ended\n"
+
+
+def signal_group(process):
+    """Send SIGTERM to the group and wait until this has replaced the witness, the last that it does then."""
+    witness = next(path for path in Path("/proc").iterdir() if _is_witness(path, process.pid))
+    os.killpg(process.pid, signal.SIGTERM)
+    end = time.monotonic() + 20
+    while witness.exists():
+        assert time.monotonic() < end, "the witness did not see the signal"
+        time.sleep(0.01)
+
+
+def _is_witness(process, group):
+    return _is_in_group(process, group) and (process / "comm").read_text() == "cat\n"
 
 
 def test_stopping_and_continuing_the_command_and_this_process():
