@@ -174,12 +174,12 @@ def _tables(
     ]
     today = datetime.now(UTC).date().isoformat()
     first = (
-        f"On one processor of {host.cpu.model}, {today}, {ROUNDS} rounds. Rates are multiples of those of "
-        f"the same program built for {BASELINE} in the same round: the median, the least and the most. "
-        f"`select` chooses {matched} here."
+        f"On one processor of {host.cpu.model}, {today}, {ROUNDS} rounds. Rates are relative to the "
+        f"same program built for {BASELINE} in the same round: the median (minimum to maximum). "
+        f"`select` chooses {matched} on this machine."
     )
     second = (
-        f"The shipped program beside the files of `{pulling.WHEEL}`, from a registry on loopback, "
+        f"The shipped program in an image with the files of `{pulling.WHEEL}`, from a registry on loopback, "
         f"{PULLS} rounds:"
     )
     started = ("image", "to pull", "`imagematrix run` to the first line, cold")
