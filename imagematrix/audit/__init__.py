@@ -1,1 +1,1 @@
-"""What an image's bytes really contain."""
+"""The audit: what an image's bytes contain."""

@@ -1,4 +1,4 @@
-"""Files in files: static libraries and wheels."""
+"""Reading the members of archives: static libraries, and zip files such as wheels."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ __all__ = ["AR", "HEAD", "UNREADABLE", "ZIP", "ZIPPED", "copied", "members", "op
 AR = b"!<arch>\n"
 ZIP = b"PK\x03\x04"
 ZIPPED = (".whl", ".zip", ".egg", ".jar")
-HEAD = 64  # bytes of a file that tell whether it is of interest
-# What reading a zip that nobody vouches for raises.
+HEAD = 64  # bytes at the start of a file that identify its format
+# Exceptions that reading an untrusted zip can raise.
 UNREADABLE = (
     zipfile.BadZipFile,
     zlib.error,
@@ -36,17 +36,17 @@ UNREADABLE = (
     NotImplementedError,
     RuntimeError,
 )
-MEMBER = 60  # bytes of a header in a static library
-END = b"`\n"  # of one
+MEMBER = 60  # bytes of a member's header in a static library
+END = b"`\n"  # the last two bytes of that header
 ELF = b"\x7fELF"
 MOST = 200_000  # members
-IN_MEMORY = 4 << 20  # bytes of a file that is not written to disk
-INFLATED = 8 << 30  # bytes that all members of a zip may have
+IN_MEMORY = 4 << 20  # bytes; larger files are copied to disk
+INFLATED = 8 << 30  # bytes; limit for all members of a zip after decompression
 PIECE = 1 << 20
 
 
 def members(window: Window) -> Iterator[tuple[str, Window]]:
-    """Yield name and bytes of each ELF object in a static library, up to the first damaged header."""
+    """Yield the name and the bytes of each ELF object in a static library, up to the first damaged header."""
     at = len(AR)
     for _ in range(MOST):
         head = window.at(at, MEMBER)
@@ -60,12 +60,12 @@ def members(window: Window) -> Iterator[tuple[str, Window]]:
 
 
 def opened(window: Window) -> zipfile.ZipFile:
-    """Return a zip to be read, which leaves the window open; raise zipfile.BadZipFile and its like."""
+    """Open a zip for reading; closing it leaves the window open. Raises one of `UNREADABLE`."""
     return zipfile.ZipFile(io.BufferedReader(window.part(0, window.size)))
 
 
 def zipped(window: Window) -> Iterator[tuple[str, int, Callable[[], AbstractContextManager[Stream]]]]:
-    """Yield each file in a zip: its name, its size and what opens it.
+    """Yield the name and the size of each file in a zip, and a function that opens it.
 
     Raises one of `UNREADABLE`.
     """
@@ -80,9 +80,9 @@ def zipped(window: Window) -> Iterator[tuple[str, int, Callable[[], AbstractCont
 
 @contextlib.contextmanager
 def copied(file: Stream, size: int, head: bytes = b"") -> Iterator[Window]:
-    """Yield a window on the next `size` bytes of a stream, which are on disk where they are many.
+    """Yield a window on the next `size` bytes of a stream, copied to memory, or to disk if they are many.
 
-    `head` are those of them that were read already.
+    `head` are the first of these bytes, which the caller has already read.
     """
     with contextlib.ExitStack() as stack:
         copy: BinaryIO = io.BytesIO()

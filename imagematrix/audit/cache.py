@@ -1,7 +1,7 @@
-"""What was found in layers by earlier commands of this user, in the user's cache folder.
+"""The user's cache of audited layers, shared by all commands.
 
-Losing it costs only time. An entry counts for the code that wrote it and for the bytes that have its digest;
-one that is damaged, or that another user could have written, is as good as none.
+Losing it costs only time. An entry is valid for one layer digest and for the version of the code that wrote
+it. Entries that are damaged, or that another user could have written, are ignored.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ __all__ = ["Cache", "place"]
 
 LIMIT = 256 << 20  # bytes of all entries; one of a large layer has some 100 kB
 LARGEST = 64 << 20  # bytes of an entry before compression
-# Whose code and tables decide what is found.
+# Packages and libraries whose code and tables determine the result of an audit.
 ROOMS = ("audit", "facts", "oci")
 LIBRARIES = ("iced-x86",)
 
 
 def place() -> Path | None:
-    """Return the folder for it (XDG Base Directory Specification); None where there is no home."""
+    """Return the cache folder (XDG Base Directory Specification), or None if there is no home folder."""
     configured = Path(os.environ.get("XDG_CACHE_HOME", ""))
     try:
         base = configured if configured.is_absolute() else Path.home() / ".cache"
@@ -46,21 +46,24 @@ def place() -> Path | None:
 
 
 class Cache:
-    """The layers in a folder, by digest. Threads and processes may share it; it raises nothing."""
+    """The layers in a folder, by digest.
+
+    Threads and processes may share it. A cache that cannot be read or written raises nothing: it stays empty.
+    """
 
     def __init__(self, folder: Path | None, limit: int = LIMIT) -> None:
         self._folder = folder
         self._limit = limit
 
     def get(self, digest: str) -> Layer | None:
-        """Return the layer with a digest; None where it is not there."""
+        """Return the layer with a digest, or None if it is not cached."""
         with contextlib.suppress(OSError, ValueError, RecursionError, zlib.error):
             layer = findings.load(Layer, json.loads(self._read(self._name(digest))))
             return layer if layer.digest == digest else None
         return None
 
     def put(self, layer: Layer) -> None:
-        """Keep a layer whose bytes were seen to have its digest."""
+        """Cache a layer. The caller has checked that its bytes match its digest."""
         raw = json.dumps(findings.dump(layer), separators=(",", ":")).encode()
         if len(raw) > LARGEST:
             return
@@ -69,7 +72,7 @@ class Cache:
             self._evict()
 
     def _own(self) -> Path:
-        """Return the folder; raise OSError where there is none, or others could write to it."""
+        """Return the folder; raise OSError if it does not exist, or if others can access it."""
         if self._folder is None:
             raise FileNotFoundError
         state = self._folder.lstat()
@@ -77,11 +80,11 @@ class Cache:
             raise PermissionError
         return self._folder
 
-    def _made(self) -> Path:
-        """Return the folder, which is made where it is not there; raise OSError."""
+    def _created(self) -> Path:
+        """Return the folder, creating it if needed; raise OSError."""
         if self._folder and not self._folder.exists():
             parent = next(one for one in self._folder.parents if one.exists())
-            if parent.stat().st_uid != os.geteuid():  # under sudo it may be someone else's home
+            if parent.stat().st_uid != os.geteuid():  # under sudo, HOME may belong to another user
                 raise PermissionError
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         return self._own()
@@ -91,14 +94,14 @@ class Cache:
 
     @cached_property
     def _rules(self) -> str:
-        """A digest of the code that examines layers, and of the versions of the libraries it uses."""
+        """A digest of the code that reads layers, and of the versions of the libraries that it uses."""
         package = files("imagematrix")
         checksum = hashlib.sha256()
         for room in ROOMS:
             for path, raw in _sources(package / room, room):
                 checksum.update(f"{path} {len(raw)} ".encode() + raw)
         for library in LIBRARIES:
-            with contextlib.suppress(PackageNotFoundError):  # as in the one file for nodes
+            with contextlib.suppress(PackageNotFoundError):  # the zipapp for nodes does not contain it
                 checksum.update(f"{library} {version(library)} ".encode())
         return checksum.hexdigest()[:16]
 
@@ -111,12 +114,12 @@ class Cache:
             unpacked = zlib.decompressobj()
             raw = unpacked.decompress(file.read(), LARGEST)
             if not unpacked.eof:
-                raise ValueError("cut short, or too large")
-            os.utime(descriptor)  # what is used stays
+                raise ValueError("truncated, or too large")
+            os.utime(descriptor)  # mark it as recently used, for `_evict`
         return raw
 
     def _write(self, name: str, raw: bytes) -> None:
-        folder = self._made()
+        folder = self._created()
         descriptor, written = tempfile.mkstemp(dir=folder, prefix=".")
         try:
             with os.fdopen(descriptor, "wb") as file:
@@ -127,7 +130,7 @@ class Cache:
             raise
 
     def _evict(self) -> None:
-        """Remove what was not used for longest, until the rest is within the limit."""
+        """Remove the least recently used entries until the rest is within the limit."""
         with os.scandir(self._own()) as entries:
             kept = sorted(_states(entries), key=_age)
         total = sum(state.st_size for state, _ in kept)
@@ -139,7 +142,7 @@ class Cache:
 
 
 def _states(entries: Iterable[os.DirEntry[str]]) -> Iterator[tuple[os.stat_result, str]]:
-    """Yield state and path of those that no other process has removed in the meantime."""
+    """Yield the state and the path of each entry, except those that another process has just removed."""
     for one in entries:
         with contextlib.suppress(FileNotFoundError):
             yield one.stat(follow_symlinks=False), one.path

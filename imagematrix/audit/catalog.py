@@ -1,6 +1,8 @@
-"""A catalog of audited images: of ours by their labels, of all others by what their bytes and makers tell.
+"""A catalog of audited images.
 
-An image that was built on one of ours inherits its labels, but is another image.
+The entry of an image built by imagematrix comes from its labels, the entry of any other image from its bytes
+and its publisher's claims. An image built on a variant of imagematrix inherits the variant's labels, so it
+counts as another image.
 """
 
 from __future__ import annotations
@@ -30,10 +32,11 @@ OURS = (labels.IMAGE, labels.VERSION, labels.CELL, labels.INPUT)
 def catalog(
     audits: Iterable[Audit], image: str, version: str, note: Callable[[str], object] = str
 ) -> Catalog:
-    """Return the catalog `image`:`version` of audited images; `note` gets what had to be ignored of them.
+    """Return the catalog `image`:`version` of audited images.
 
-    Raises AuditError where an image contradicts its labels, or is not for GPUs that are known here, and
-    UsageError where two are one, or prefer different orders.
+    `note` is called with a text for each claim that was ignored. Raises AuditError if an image contradicts
+    its labels or is for AMD's GPUs; UsageError if two images have the same reference, or if their labels
+    disagree on the preferred order or the default axes.
     """
     variants: list[Variant] = []
     stated: list[labels.Terms] = []
@@ -51,7 +54,8 @@ def catalog(
     adopted = Catalog(
         image=image, version=version, variants=tuple(variants), prefer=terms.prefer, defaults=terms.defaults
     )
-    return Catalog.from_json(adopted.to_json(), f"{image}:{version}")  # names in archives may be anything
+    # Names in archives may be anything: reading the catalog back validates them.
+    return Catalog.from_json(adopted.to_json(), f"{image}:{version}")
 
 
 def _labelled(audited: Audit, variant: Variant) -> Variant:
@@ -68,9 +72,9 @@ def _labelled(audited: Audit, variant: Variant) -> Variant:
 
 
 def _on(own: Variant, base: Variant) -> Variant:
-    """Return the entry of an image that was built on the variant `base`, whose code it has, too.
+    """Return the entry of an image that was built on the variant `base`, and so also contains its code.
 
-    What that needs of a CPU is what its compiler said; all else may have changed.
+    The CPU requirements that the compiler reported for `base` still hold; all else may have changed.
     """
     return replace(
         own,
@@ -84,7 +88,7 @@ def _on(own: Variant, base: Variant) -> Variant:
 
 
 def _reference(image: Image) -> str:
-    """Return the name by which an engine finds an image: its digest where it has none."""
+    """Return the name by which an engine finds an image, or its digest if it has no name."""
     own = image.labels
     if all(key in own for key in OURS) and not _built_on_one(image):
         return f"{own[labels.IMAGE]}:{labels.tag(own[labels.VERSION], own[labels.CELL], own[labels.INPUT])}"
@@ -92,9 +96,9 @@ def _reference(image: Image) -> str:
 
 
 def _built_on_one(image: Image) -> bool:
-    """Whether an image was built on a variant of imagematrix, whose labels it then inherits.
+    """Whether an image was built on a variant of imagematrix and inherits its labels.
 
-    Variants of the classic store have no digest of their content, so that only another name tells.
+    Variants in the classic image store have no content digest; there, only a different name shows it.
     """
     own = image.labels
     if labels.CONTENT in own or labels.IMAGE not in own or not image.names:

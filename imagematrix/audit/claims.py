@@ -1,4 +1,4 @@
-"""The audit held against an image's labels: promises that a file breaks, needs that nobody stated."""
+"""The audit compared with an image's labels: broken promises, and needs that no label states."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Contradiction", "broken", "claimed", "contradictions", "of_layers"]
 
-# By the architecture of a platform: the machine in ELF headers, and what people call it.
+# By the architecture of a platform: the machine number in ELF headers, and the name in the kernel.
 MACHINES = {"amd64": (X86_64, "x86_64"), "arm64": (AARCH64, "aarch64")}
-# By fact: what is promised in words, and what a file does with what it has instead.
+# By fact, the words of a message: what the labels promise, and the verb before what a file has instead.
 NOUNS = {
     "platform": ("programs for", "is for"),
     "driver": ("user-mode driver", "has"),
@@ -38,9 +38,9 @@ NOUNS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contradiction:
-    """A claim about a `fact` of the catalog entry, what was found instead, and the file that proves it.
+    """A claim about a `fact` of the catalog entry, the values found instead, and the file that proves it.
 
-    `path` is None where the proof is that there is no such file.
+    `path` is None if the proof is that no such file exists.
     """
 
     fact: str
@@ -57,19 +57,19 @@ class Contradiction:
 
 
 def claimed(audited: Audit) -> Variant | None:
-    """Return the catalog entry that an image's labels have; None where they have none; raise AuditError."""
+    """Return the catalog entry in an image's labels, or None if there is none; raise AuditError."""
     image = audited.image
     if labels.VARIANT not in image.labels:
         return None
     try:
-        # An image may have a path for a name.
+        # The image's reference may be a path, which is not valid in a catalog.
         return labels.read(image.labels, reference=image.digest, digest=image.digest, size=None)
     except UsageError as error:
         raise AuditError(f"{image.reference}: the labels are damaged: {error}") from error
 
 
 def of_layers(layers: Iterable[Layer], variant: Variant) -> Audit:
-    """Return the audit of the image that `variant` is said to be, from its layers, the lowest first."""
+    """Return the audit of the image that `variant` describes, from its layers, the lowest first."""
     own = Image(
         reference=variant.reference,
         digest=variant.digest or "",
@@ -80,12 +80,12 @@ def of_layers(layers: Iterable[Layer], variant: Variant) -> Audit:
 
 
 def broken(audited: Audit, variant: Variant) -> str:
-    """Return in sentences what in an image contradicts `variant`; "" where nothing does."""
+    """Return a text about everything in an image that contradicts `variant`, "" if nothing does."""
     return "; ".join(map(str, contradictions(audited, variant)))
 
 
 def contradictions(audited: Audit, variant: Variant) -> list[Contradiction]:
-    """Return what in an image contradicts the catalog entry `variant`; never that it has more than that."""
+    """Return what in an image contradicts the catalog entry `variant`. Extra code is no contradiction."""
     return [
         *_platform(audited, variant),
         *_driver(audited, variant),
@@ -95,8 +95,8 @@ def contradictions(audited: Audit, variant: Variant) -> list[Contradiction]:
 
 
 def _platform(audited: Audit, variant: Variant) -> Iterator[Contradiction]:
-    # A base image of another platform is built on without a word where the engine has no other of its name.
-    # Programs for other machines may well be among the rest: cross compilers, emulators.
+    # An engine that has a base image only for another platform builds on it without a warning. A few programs
+    # for other machines are normal, such as cross compilers and emulators, so the majority decides.
     arch = variant.platform.split("/")[1]
     machine, _ = MACHINES.get(arch, (None, arch))
     architectures = dict(MACHINES.values())
@@ -121,14 +121,14 @@ def _driver(audited: Audit, variant: Variant) -> Iterator[Contradiction]:
     if wanted and not main:
         yield Contradiction(fact="driver", claimed=wanted, found=(), path=None)
     same = [one for one in main if (one.driver.version,) == wanted]
-    for one in same[1:]:  # a second one, even of the same version, is another that may be loaded
+    for one in same[1:]:  # the loader might take a second copy, even one of the same version
         actual = tuple(f"{wanted[0]} in {each.path}" for each in same)
         yield Contradiction(fact="driver", claimed=wanted, found=actual, path=one.path)
     yield from _compat(main, variant)
 
 
 def _compat(main: Iterable[DriverFile], variant: Variant) -> Iterator[Contradiction]:
-    """Yield the kernel branches for which a libcuda of cuda-compat is not, by its note."""
+    """Yield each libcuda of cuda-compat whose note does not list all the kernel branches that are claimed."""
     claim = frozenset(variant.driver.branches if variant.driver and variant.driver.mode == "compat" else ())
     for one in main:
         noted = one.driver.compat.branches if one.driver.compat else ()
@@ -144,16 +144,16 @@ def _code(audited: Audit, variant: Variant) -> Iterator[Contradiction]:
     for one in audited.files:
         if one.own and one.file.code.damaged and one.file.linked:
             yield Contradiction(fact="device code", claimed=("whole",), found=("damaged",), path=one.path)
-    there = {device_code.capability(target) for one in audited.coded for target in one.file.code.cubins}
+    present = {device_code.capability(target) for one in audited.coded for target in one.file.code.cubins}
     for one in audited.coded:
         code = one.file.code
         if not code.cuda:
             continue
-        # Code for an older GPU runs, too, but then one of the files is to have what the labels say.
+        # Code for an older GPU also runs, but at least one file must have code for the target in the labels.
         broken = [
             target
             for target in variant.cubins
-            if promise.lacks(code, target) or device_code.capability(target) not in there
+            if promise.lacks(code, target) or device_code.capability(target) not in present
         ]
         if broken:
             actual = tuple(sorted(code.cubins, key=device_code.order))

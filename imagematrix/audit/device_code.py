@@ -1,4 +1,4 @@
-"""The device code of one file: what it is made for, whoever will run it."""
+"""The targets of the device code in one file."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ __all__ = ["NONE", "DeviceCode", "merged"]
 class DeviceCode:
     """Targets of device code: cubins ("90a"), PTX (target and ISA version: "90", "8.4"), code objects.
 
-    `objects` are the targets of AMD's code objects, with the features they were made for or without:
-    "gfx90a:sramecc+:xnack-". `linked` is False of what a device linker has yet to make cubins of, which no
-    driver loads. `compressed` says whether some of it is compressed in the way that needs a driver from
-    550.54.14 on (Zstandard: nvcc --compress-mode). `scattered` says whether only some of its parts have PTX,
-    so that no GPU runs all of it by PTX alone. `damaged` says whether some of it is cut off. `sizes` are the
-    bytes of cubins ("sm_90a") and of PTX ("compute_90") as they are stored, sorted.
+    `objects` are the targets of AMD's code objects, with the features that they enable or disable:
+    "gfx90a:sramecc+:xnack-". `linked` is False for relocatable code, which a device linker has yet to turn
+    into cubins and no driver loads. `compressed`: some code uses the compression that needs driver 550.54.14
+    or newer (Zstandard: nvcc --compress-mode). `scattered`: only some parts have PTX, so PTX alone cannot run
+    all of it on any GPU. `damaged`: some of it is truncated or invalid. `sizes` are the stored bytes of the
+    cubins ("sm_90a") and the PTX ("compute_90") for each target, sorted.
     """
 
     cubins: frozenset[str] = frozenset()
@@ -36,11 +36,11 @@ class DeviceCode:
 
     @property
     def cuda(self) -> bool:
-        """Whether some of it is for NVIDIA's GPUs."""
+        """Whether there is code for NVIDIA's GPUs."""
         return bool(self.cubins or self.ptx)
 
     def __bool__(self) -> bool:
-        """Whether there is any."""
+        """Whether there is any device code, even if damaged."""
         return bool(self.cubins or self.ptx or self.objects or self.damaged)
 
 
@@ -48,7 +48,7 @@ NONE = DeviceCode()
 
 
 def merged(parts: Iterable[DeviceCode]) -> DeviceCode:
-    """Return the device code of several parts of a file; what is linked hides what is not."""
+    """Merge the device code of several parts of a file. If any part is linked, only linked parts count."""
     present = [part for part in parts if part]
     linked = any(part.linked for part in present) or not present
     return reduce(_both, (part for part in present if part.linked == linked), NONE if linked else UNLINKED)

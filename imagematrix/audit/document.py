@@ -1,4 +1,4 @@
-"""The audit as a JSON document: imagematrix.audit/v1, whose schema is schemas/audit.json."""
+"""The audit as a JSON document of the schema imagematrix.audit/v1 (schemas/audit.json)."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def document(
 ) -> dict[str, object]:
     """Return the document of an audit.
 
-    `others` are the images whose layers it may share, `fat` is what one image for all of them would weigh.
+    `others` are the images with which it may share layers; `fat` is the size of one image for all their GPUs.
     """
     image = audit.image
     flags = audit.flags
-    seen = any(True for _ in audit.coded)
+    has_device_code = any(True for _ in audit.coded)
     return {
         "schema": SCHEMA,
         "reference": image.reference,
@@ -71,12 +71,12 @@ def document(
             for one in audit.stacks
         ],
         "facts": {
-            "cubins": "bytes" if seen else "claim",
+            "cubins": "bytes" if has_device_code else "claim",
             "cpu_flags": "bytes" if audit.decided else "claim",
             "driver": "bytes",
             "cuda": "claim",
         },
-        "files": [_file(one) for one in audit.files if _tells(one)],
+        "files": [_file(one) for one in audit.files if _has_content(one)],
         "contradictions": [
             {"fact": one.fact, "claimed": list(one.claimed), "found": list(one.found), "path": one.path}
             for one in contradictions
@@ -93,7 +93,7 @@ def _code(cubins: Sequence[str], ptx: Sequence[tuple[str, str]]) -> dict[str, ob
     }
 
 
-def _tells(one: Found) -> bool:
+def _has_content(one: Found) -> bool:
     host = one.file.host
     return bool(one.file.code or one.file.isa or one.file.damaged or (host and host.functions))
 
@@ -123,7 +123,7 @@ def _host(file: File) -> dict[str, object]:
 
 
 def _size(audit: Audit, others: Sequence[Audit], fat: int | None) -> dict[str, int | None] | None:
-    """Return the bytes of the layers as a registry has them; None where they are not known."""
+    """Return the sizes of the layers in a registry, or None if they are not known."""
     sizes = audit.image.sizes
     if not sizes:
         return None

@@ -1,4 +1,4 @@
-"""NVIDIA's user-mode driver, file by file: which library of it one is, and of which version."""
+"""Recognizing a library of NVIDIA's user-mode driver, and its version."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ __all__ = ["LIBRARIES", "Driver", "driver", "named"]
 
 LIBRARIES = ("libcuda", "libnvidia-ml", "libnvidia-ptxjitcompiler")
 NAME = re.compile(rf"({'|'.join(LIBRARIES)})\.so(?:\.(\d{{3}}(?:\.\d+)+))?(?:\.1)?", re.ASCII)
-# libcuda has the versions of other drivers in it, too, but opens files of its own version; libnvidia-ml,
-# which is smaller, has its own as a string by itself.
+# libcuda also contains the versions of other drivers, but the files that it opens are named for its own.
+# libnvidia-ml is smaller and contains its version as a separate string.
 OPENED = (b"nvidia-application-profiles-", b"libnvidia-pkcs11.so.")
 FOLLOWS = re.compile(rb"(\d{3}\.\d{2,3}(?:\.\d{2})?)[-\0]")
 ALONE = re.compile(rb"\0(\d{3}\.\d{2,3}(?:\.\d{2})?)(?=\0)")
 SMALL = 8 << 20  # bytes
-LARGEST = 256 << 20  # bytes of a library that are searched for it; libcuda has 30 MB
+LARGEST = 256 << 20  # bytes of a library that are searched for the version; libcuda has 30 MB
 OVERLAP = 64
-STUBS = "stubs"  # the folder in which toolkits have libraries to link with
-SMALLEST = 1 << 20  # bytes of a driver's library: a stub has a tenth of that, libnvidia-ml twice
+STUBS = "stubs"  # the folder of a toolkit with the libraries for linking
+SMALLEST = 1 << 20  # bytes of a real driver library: a stub has a tenth of that, libnvidia-ml twice as much
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Driver:
     """A library of the user-mode driver: `name` is one of `LIBRARIES`, `kind` exact, compat or stub.
 
-    `version` is the one that its bytes tell, or else its name; None where neither does.
+    `version` comes from its bytes, or else from its file name; None if neither states it.
     """
 
     name: str
@@ -43,15 +43,15 @@ class Driver:
 
 
 def named(path: str) -> tuple[str, str | None] | None:
-    """Return the library of the driver that a file is by its name, and its version there; None of others."""
+    """Return the driver library that a file's name stands for and the version in the name, or None."""
     match = NAME.fullmatch(posixpath.basename(path))
     return (match[1], match[2]) if match else None
 
 
 def driver(path: str, elf: Elf | None, window: Window) -> Driver | None:
-    """Return what of the driver a file is, by its soname or its name; None where it is nothing of it.
+    """Return the driver library that a file is, by its soname or its name, or None if it is none.
 
-    `path` is where it was found, `elf` its headers, None where it has none.
+    `path` is its path in the image, `elf` its ELF headers, or None if it has none.
     """
     own = named(path)
     by_soname = named(elf.soname) if elf and elf.soname else None
@@ -71,7 +71,7 @@ def driver(path: str, elf: Elf | None, window: Window) -> Driver | None:
 
 
 def _version(window: Window) -> str | None:
-    """Return the version that the bytes tell; None where they tell none or several."""
+    """Return the version that the bytes state, or None if they state none or several."""
     versions: set[bytes] = set()
     for piece in window.pieces(LARGEST, OVERLAP):
         for word in OPENED:

@@ -1,4 +1,4 @@
-"""The catalog entry of an image that nobody labelled: what its bytes prove, and what its maker claims."""
+"""The catalog entry of an image without labels: what its bytes prove, and what its publisher claims."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ if TYPE_CHECKING:
 __all__ = ["Entry", "entry"]
 
 REQUIRE = "NVIDIA_REQUIRE_"
-JETPACK = f"{REQUIRE}JETPACK"  # of Tegra parts, which NVIDIA's runtime ignores elsewhere
+JETPACK = f"{REQUIRE}JETPACK"  # for Tegra; NVIDIA's runtime ignores it elsewhere
 DISABLED = "NVIDIA_DISABLE_REQUIRE"
 CUDA_LABEL = "com.nvidia.cuda.version"
 CUDA_VARIABLE = "CUDA_VERSION"
-LOWER = (">=", ">", "=")  # how a condition sets a lower bound
+LOWER = (">=", ">", "=")  # comparisons that set a lower bound
 MAIN = "libcuda"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """The entry of an image, and what its maker claims in a form that nobody can read."""
+    """The entry of an image, and the claims of its publisher that cannot be parsed."""
 
     variant: Variant
     ignored: tuple[str, ...] = ()
 
 
 def entry(audited: Audit, reference: str, digest: str) -> Entry:
-    """Return the entry of an audited image, under the name that an engine finds it by; raise AuditError.
+    """Return the entry of an audited image under the `reference` by which an engine finds it.
 
-    The bytes decide where they prove something: what a claim says of the same need does not count then. An
-    image is for GPUs if it has device code, CUDA's runtime or a driver, or if its maker claims a CUDA release
-    for it. Its user-mode driver is the libcuda that the loader takes, or without one the host's.
+    Raises AuditError if the image is for AMD's GPUs. What the bytes prove overrides a claim about the same
+    need. An image is for GPUs if it has device code, CUDA's runtime or a driver, or if its publisher claims a
+    CUDA release. Its user-mode driver is the libcuda that the loader takes, or the host's if there is none.
     """
     image = audited.image
     if audited.objects and not any(one.file.code.cuda for one in audited.coded):
@@ -55,7 +55,7 @@ def entry(audited: Audit, reference: str, digest: str) -> Entry:
         facts |= {"cubins": BYTES if coded else UNKNOWN, "cuda": source, "driver": BYTES}
         driver = driver or UserModeDriver(mode="host")
     else:
-        facts["cubins"] = BYTES  # there is none
+        facts["cubins"] = BYTES  # the bytes prove that there are none
     variant = Variant(
         reference=reference,
         digest=digest,
@@ -74,7 +74,7 @@ def entry(audited: Audit, reference: str, digest: str) -> Entry:
 
 
 def _expressions(environment: Mapping[str, str]) -> tuple[list[Expression], tuple[str, ...]]:
-    """Return what the variables of an image require, and why some of them say nothing."""
+    """Return the requirements in an image's variables, and an error for each that cannot be parsed."""
     expressions: list[Expression] = []
     ignored: list[str] = []
     if environment.get(DISABLED, "").lower() == "true":
@@ -89,10 +89,10 @@ def _expressions(environment: Mapping[str, str]) -> tuple[list[Expression], tupl
 
 
 def _settled(expression: Expression) -> Expression:
-    """Return what is left of an expression once the CUDA release is known that the image needs.
+    """Return an expression without its lower bounds on the CUDA release, which the entry states on its own.
 
-    None of its alternatives are, where one asks for no more than that release: the others are for drivers
-    that are too old for it, with the cuda-compat of the image, which its bytes tell.
+    If an alternative has no other condition, the expression requires nothing more. Its other alternatives are
+    for older drivers with the image's cuda-compat, which the audit reads from the bytes.
     """
     left = tuple(
         tuple(condition for condition in alternative if not _bounds(condition)) for alternative in expression
@@ -105,7 +105,7 @@ def _bounds(condition: Condition) -> bool:
 
 
 def _release(audited: Audit, expressions: Iterable[Expression]) -> tuple[str | None, str]:
-    """Return the newest CUDA release that an image needs, and whether its bytes or a claim tell it."""
+    """Return the newest CUDA release that an image needs, and its source: bytes, claim or unknown."""
     proven = [*_runtimes(audited), *_compiled(audited)]
     if proven:
         return _newest(proven), BYTES
@@ -118,7 +118,7 @@ def _newest(releases: Iterable[str]) -> str:
 
 
 def _runtimes(audited: Audit) -> list[str]:
-    """Return the releases of CUDA's runtime in an image; where only the major is known, its first."""
+    """Return the releases of CUDA's runtime in an image, X.0 if only the major release X is known."""
     releases = []
     for library in audited.libraries:
         if library.name == RUNTIME and library.version:
@@ -128,9 +128,9 @@ def _runtimes(audited: Audit) -> list[str]:
 
 
 def _compiled(audited: Audit) -> Iterator[str]:
-    """Yield the releases that compiled the PTX of programs which have CUDA's runtime in them.
+    """Yield the releases that compiled the PTX of programs with a statically linked CUDA runtime.
 
-    A toolkit writes PTX of its own ISA version; the first release of several with one counts.
+    A toolkit writes PTX of its own ISA version. If several releases share an ISA version, the first counts.
     """
     for one in audited.coded:
         if one.file.static_cudart:
@@ -139,7 +139,7 @@ def _compiled(audited: Audit) -> Iterator[str]:
 
 
 def _claimed(audited: Audit, expressions: Iterable[Expression]) -> Iterator[str]:
-    """Yield the CUDA releases that an image is said to need: by its maker, and by frameworks in it."""
+    """Yield the CUDA releases that an image's publisher and the frameworks in it claim to need."""
     image = audited.image
     for expression in expressions:
         bounds = [_lower(alternative) for alternative in expression]
@@ -154,7 +154,7 @@ def _claimed(audited: Audit, expressions: Iterable[Expression]) -> Iterator[str]
 
 
 def _lower(alternative: Iterable[Condition]) -> str | None:
-    """Return the CUDA release that an alternative asks for at least."""
+    """Return the lowest CUDA release that satisfies an alternative, or None if it sets no lower bound."""
     releases = [
         condition.value
         for condition in alternative
@@ -164,7 +164,7 @@ def _lower(alternative: Iterable[Condition]) -> str | None:
 
 
 def _driver(audited: Audit) -> UserModeDriver | None:
-    """Return the user-mode driver that the loader takes; None where it takes none of a known version."""
+    """Return the user-mode driver that the loader takes, or None if it takes none with a known version."""
     loaded = [one for one in audited.drivers if one.loaded and one.driver.name == MAIN]
     return next(filter(None, map(_user_mode, loaded)), None)
 

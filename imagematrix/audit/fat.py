@@ -1,4 +1,4 @@
-"""What one image for all the GPUs of several would weigh: the fat image that they stand for."""
+"""The size of a fat image: one image for the GPUs of several variants."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ __all__ = ["fat"]
 
 
 def fat(audits: Sequence[Audit]) -> int | None:
-    """Return the compressed bytes of one image with all the device code that several images have.
+    """Return the estimated compressed bytes of one image with the device code of several images.
 
-    It is the largest of them, each with the device code that it lacks of the others: for each file and target
-    the largest that one of them has. Device code counts as it is stored in files, so that this is too much
-    where a layer compresses it further; code for several CPUs would come on top. None for a single image, or
-    where one has no device code, or no sizes.
+    To each image's size it adds the device code that the image lacks and another one has, with the largest
+    size for each file and target; the result is the largest sum. Device code counts with its size in files,
+    so the estimate is too high if layers compress it further. Code for several CPUs is not included. Returns
+    None for a single image, or if an image has no device code or no known layer sizes.
     """
-    own = [_code(one) for one in audits]
-    if len(audits) < 2 or not all(own) or not all(one.image.sizes for one in audits):  # noqa: PLR2004 - several
+    codes = [_code(one) for one in audits]
+    if len(audits) < 2 or not all(codes) or not all(one.image.sizes for one in audits):  # noqa: PLR2004
         return None
-    every: dict[tuple[str, str], int] = {}
-    for code in own:
+    largest: dict[tuple[str, str], int] = {}
+    for code in codes:
         for key, size in code.items():
-            every[key] = max(size, every.get(key, 0))
-    whole = sum(every.values())
+            largest[key] = max(size, largest.get(key, 0))
+    total = sum(largest.values())
     return max(
-        sum(one.image.sizes.values()) + whole - sum(code.values())
-        for one, code in zip(audits, own, strict=True)
+        sum(one.image.sizes.values()) + total - sum(code.values())
+        for one, code in zip(audits, codes, strict=True)
     )
 
 
 def _code(audited: Audit) -> dict[tuple[str, str], int]:
-    """Return the bytes of device code by file and target."""
+    """Return the size of the device code by file and target, in bytes."""
     return {(one.path, target): size for one in audited.coded for target, size in one.file.code.sizes}

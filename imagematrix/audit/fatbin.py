@@ -1,10 +1,10 @@
 """NVIDIA's device code as toolkits store it: fatbins, cubins and PTX.
 
-A fatbin is a header (magic, version, size of the header, size of what follows) and entries, each with a
-header of its own. That of an entry tells all there is to know, so nothing is decompressed. From CUDA 13.4 on,
-`nvcc --concat` compresses the code for several targets as one entry, whose header has a table of them. NVIDIA
-documents none of this; the layout was read from what fatbinary of CUDA 11.8 to 13.5 writes, and cuobjdump
-judges it.
+A fatbin has a header (magic, version, size of the header, size of the rest) and entries, each with its own
+header. An entry's header has all that an audit needs, so nothing is decompressed. From CUDA 13.4 on,
+`nvcc --concat` compresses the code for several targets into one entry, whose header has a table of its parts.
+NVIDIA documents none of this. The layout was derived from the output of fatbinary in CUDA 11.8 to 13.5, and
+results were compared with cuobjdump.
 """
 
 from __future__ import annotations
@@ -39,33 +39,33 @@ __all__ = [
 ]
 
 MAGIC = b"\x50\xed\x55\xba"
-HEADER = struct.Struct("<IHHQ")  # magic, version, size of the header, bytes behind it
+HEADER = struct.Struct("<IHHQ")  # magic, version, size of the header, bytes after it
 ENTRY = struct.Struct("<HHIQ8sHHI8sQ")  # kind, version, size of header and payload, -, ISA, target, -, flags
-SMALLEST = 48  # bytes of an entry's header that `ENTRY` is
-PTX, CUBIN = 1, 2  # kinds; others are intermediate code, which no driver loads
-CONCATENATED = 256  # a kind: code for several targets
-FIXED = 64  # bytes of an entry's header before what only some have, such as options and a table
-TABLE = struct.Struct("<II")  # of parts, each with a header like that of an entry: how many, bytes of all
-OPTIONS = struct.Struct("<IIB")  # where they are, their size, -
-SPECIFIC = 1 << 20  # flags: "a", of exactly one capability
-FAMILY = 1 << 21  # "f", of a family
-ZSTD = 1 << 15
+SMALLEST = 48  # bytes of `ENTRY`, the smallest header of an entry
+PTX, CUBIN = 1, 2  # kinds; the others are intermediate code, which no driver loads
+CONCATENATED = 256  # kind of an entry with code for several targets
+FIXED = 64  # bytes of an entry's header before its optional parts, such as options and a table of parts
+TABLE = struct.Struct("<II")  # start of a table of parts: number of parts, bytes of the table
+OPTIONS = struct.Struct("<IIB")  # place, size, -
+SPECIFIC = 1 << 20  # flag: "a", for exactly one capability
+FAMILY = 1 << 21  # flag: "f", for a family
+ZSTD = 1 << 15  # flag: compressed with Zstandard
 TARGETS = range(10, 1000)
 ALIGNED = 8
 PIECE = 1 << 16
-MOST = 100_000  # entries of a fatbin; cuBLAS has some hundred
+MOST = 100_000  # entries of a fatbin; cuBLAS has a few hundred
 
 EM_CUDA = 190  # machine number of NVIDIA's device code in ELF headers
 ELF_HEADER = 64
-FLAGS = {1: 36, 2: 48}  # where e_flags are in an ELF header, by its class
-NEW_ABI = 8  # of cubins, from CUDA 13's compilers on and for targets from 100 on
-# From CUDA 13.0 on, a section has the "a": attributes of two bytes, with a value or with the size of one.
+FLAGS = {1: 36, 2: 48}  # offset of e_flags in an ELF header, by class
+NEW_ABI = 8  # ABI version of cubins from CUDA 13's compilers, and of cubins for targets from 100 on
+# From CUDA 13.0 on, a section states the "a". It lists attributes: form, number, and a value or its size.
 ATTRIBUTES, ATTRIBUTE = ".nv.compat", struct.Struct("<BBH")
-SIZED, OF_ONE = 4, 9
-# Older code has no "a": that bit is set in cuBLAS's handwritten kernels for 50, 60 and 61.
+SIZED, OF_ONE = 4, 9  # form with the size of a value; attribute of code for exactly one capability
+# No older target has an "a", but cuBLAS's handwritten kernels for 50, 60 and 61 set the bit.
 FIRST_SPECIFIC = 90
-NOTE = re.compile(rb"-arch[ =](?:sm|compute)_(\d{2,3}f)\b")  # how ptxas was called, in .note.nv.tkinfo
-# What is before them are comments and empty lines.
+NOTE = re.compile(rb"-arch[ =](?:sm|compute)_(\d{2,3}f)\b")  # ptxas's command line, in .note.nv.tkinfo
+# Only comments and empty lines come before these directives.
 DIRECTIVES = re.compile(
     rb"^\s*\.version\s+(\d+\.\d+)\s.*?^\s*\.target\s+sm_(\d{2,3}[af]?)\b", re.MULTILINE | re.DOTALL
 )
@@ -73,11 +73,11 @@ DIRECTIVES = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """The device code for one target in a container: `size` bytes from `offset` on, its header included.
+    """The device code for one target in a container: `size` bytes from `offset` on, including its header.
 
-    `kind` is PTX, CUBIN or another number, `target` and `isa` are those of the compiler ("90a", "8.4"), and
-    `whole` says whether the header makes sense and all of the entry is there. `parts` are what one of the
-    kind CONCATENATED holds, each with its share of the stored bytes as its size.
+    `kind` is PTX, CUBIN or another number; `target` and `isa` are the compiler's names ("90a", "8.4").
+    `whole`: the header is valid and the entry is not truncated. `parts` are the entries inside an entry of
+    kind CONCATENATED; the `size` of each is its share of the stored bytes.
     """
 
     offset: int
@@ -91,15 +91,15 @@ class Entry:
 
     @property
     def code(self) -> tuple[Entry, ...]:
-        """Its parts, or itself: what is for one target each."""
+        """The entries for a single target: its parts, or itself."""
         return self.parts or (self,)
 
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """A fatbin, from `offset` to `end`, with the device code of one module for several targets.
+    """A fatbin from `offset` to `end`, with the device code of one module for several targets.
 
-    `whole` is False where it is cut short or has more entries than any compiler writes.
+    `whole` is False if it is truncated or has more than `MOST` entries.
     """
 
     offset: int
@@ -109,7 +109,7 @@ class Container:
 
 
 def fatbins(window: Window) -> DeviceCode:
-    """Return what the fatbins in a section or a file have; those of older toolkits have gaps between them."""
+    """Return the device code of all fatbins in a section or a file."""
     cubins: set[str] = set()
     texts: set[tuple[str, str]] = set()
     compressed = damaged = False
@@ -137,7 +137,7 @@ def fatbins(window: Window) -> DeviceCode:
 
 
 def containers(window: Window) -> Iterator[Container]:
-    """Yield the fatbins in a section or a file."""
+    """Yield the fatbins in a section or a file. Older toolkits leave gaps between them."""
     at = 0
     while at < window.size:
         head = window.at(at, HEADER.size)
@@ -175,10 +175,10 @@ def _entries(window: Window, at: int, end: int) -> Iterator[Entry]:
 
 
 def _parts(table: Window, entry: Entry, most: int) -> tuple[Entry, ...]:
-    """Return what an entry holds by its table; nothing if that makes no sense or has more than `most`."""
+    """Return the parts in an entry's table, none if the table is invalid or has more than `most` parts."""
     try:
         listed = list(_listed(table, most))
-    except struct.error:  # it is cut short
+    except struct.error:  # it is truncated
         return ()
     total = sum(part.size for part in listed)
     if not total or not all(part.whole for part in listed):
@@ -196,9 +196,9 @@ def _parts(table: Window, entry: Entry, most: int) -> tuple[Entry, ...]:
 
 
 def _listed(table: Window, most: int) -> Iterator[Entry]:
-    """Yield what a table lists, with the places before compression; one is not whole if the table is wrong.
+    """Yield the parts in a table, with offsets before compression; a part is not `whole` in an invalid table.
 
-    In place of the sizes of header and payload, a part's header has place and size.
+    A part's header has its offset and its size where an entry's header has the sizes of header and payload.
     """
     number_of_parts, end = TABLE.unpack(table.at(0, TABLE.size))
     right = number_of_parts <= most and end == table.size
@@ -221,7 +221,7 @@ def _target(number: int, flags: int) -> str:
 
 
 def _next(window: Window, at: int) -> int:
-    """Return where the next fatbin begins, from `at` on, or the end."""
+    """Return the offset of the next fatbin at or after `at`, or the end of the window."""
     while at < window.size:
         piece = window.at(at, PIECE + len(MAGIC) - 1)
         offset = piece.find(MAGIC)
@@ -234,7 +234,7 @@ def _next(window: Window, at: int) -> int:
 
 
 def cubin(window: Window) -> DeviceCode:
-    """Return the target of a cubin that is a file of its own."""
+    """Return the device code of a cubin file."""
     head = window.at(0, ELF_HEADER)
     place = FLAGS.get(head[4]) if len(head) == ELF_HEADER else None
     if place is None:
@@ -247,14 +247,14 @@ def cubin(window: Window) -> DeviceCode:
     if number not in TARGETS:
         return DeviceCode(damaged=True)
     specific = number >= FIRST_SPECIFIC and (specific or OF_ONE in _attributes(window))
-    # The flags of a family's code are those of plain code.
+    # Code for a family has the same flags as plain code; only the note tells.
     family = NOTE.search(window.at(0, PIECE)) if head[8] >= NEW_ABI and not specific else None
     target = family[1].decode() if family else f"{number}{'a' if specific else ''}"
     return DeviceCode(cubins=frozenset([target]), sizes=((f"sm_{target}", window.size),))
 
 
 def _attributes(window: Window) -> set[int]:
-    """Return the attributes of a cubin that have a value."""
+    """Return the numbers of the attributes in a cubin whose value or size is not zero."""
     headers = elf.read(window)
     section = next(headers.named(ATTRIBUTES), None) if headers else None
     raw = window.at(section.offset, min(section.size, PIECE)) if section else b""
@@ -269,7 +269,7 @@ def _attributes(window: Window) -> set[int]:
 
 
 def ptx(window: Window) -> DeviceCode:
-    """Return what a file of PTX is made for; none where it is something else."""
+    """Return the device code of a PTX file, `NONE` if it is something else."""
     match = DIRECTIVES.search(window.at(0, PIECE))
     if match is None:
         return NONE

@@ -1,4 +1,4 @@
-"""What an audit finds in a layer, as JSON and back: by the types of fields, so that new ones come along."""
+"""Converting a Layer to JSON and back, driven by the types of its fields, so new fields need no code here."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from imagematrix.audit.objects import File
 
 __all__ = ["dump", "load"]
 
-# Every class of which a Layer is made; annotations name them.
+# Every class in a Layer, for resolving annotations.
 CLASSES = (Carriers, Compat, DeviceCode, Driver, File, Folder, Hardlink, HostCode, Layer, Plain, Symlink)
 NAMES = {one.__name__: one for one in CLASSES} | {"Mapping": Mapping}
 SCALARS = (str, int, bool, float)
@@ -29,13 +29,13 @@ Read = Callable[[Any], Any]
 
 
 def dump(value: object) -> object:
-    """Return a value as `json` writes it: an object as {class: {field: value}}, without defaults.
+    """Return a value that `json` can write: an object becomes {class: {field: value}}, without defaults.
 
-    One that has nothing but defaults, as most files of a layer, is the name of its class.
+    An object with only defaults, like most files of a layer, becomes the name of its class.
     """
     if is_dataclass(value):
         own = ((field, getattr(value, field.name)) for field in fields(value))
-        # An empty tuple equals one that is the default, and so does every other value of these classes.
+        # Equality is enough to recognize a default: equal values of these classes are interchangeable.
         values = {
             field.name: dump(one) for field, one in own if field.default is MISSING or one != field.default
         }
@@ -52,14 +52,14 @@ def dump(value: object) -> object:
 
 
 def load(kind: type[T], data: object) -> T:
-    """Return the object that `dump` made `data` of; raise ValueError where it is none of the class `kind`."""
+    """Return the object that `dump` converted to `data`; raise ValueError if it is no `kind`."""
     value: T = _reader(kind)(data)  # type: ignore[arg-type]  # classes can be hashed
     return value
 
 
 @cache
 def _reader(kind: Any) -> Read:
-    """Return what reads a value of a type, or raises ValueError."""
+    """Return a function that reads a value of a type, or raises ValueError."""
     if kind in CLASSES:
         return _tagged((kind,))
     if kind is bytes:
@@ -72,14 +72,14 @@ def _reader(kind: Any) -> Read:
 def _union(*kinds: Any) -> Read:
     classes = tuple(one for one in kinds if one in CLASSES)
     others = [_reader(one) for one in kinds if one not in (*CLASSES, type(None))]
-    (read,) = [_tagged(classes), *others] if classes else others  # no more can be told apart
+    (read,) = [_tagged(classes), *others] if classes else others  # JSON cannot distinguish more than one
     if type(None) not in kinds:
         return read
     return lambda data: None if data is None else read(data)
 
 
 def _tagged(classes: tuple[type, ...]) -> Read:
-    """Return what reads an object of one of several classes."""
+    """Return a function that reads an object of one of several classes."""
     readers: dict[str, Read] = {}
 
     def read(data: Any) -> Any:
@@ -88,7 +88,7 @@ def _tagged(classes: tuple[type, ...]) -> Read:
         if type(data) is not dict or len(data) != 1:
             raise ValueError("not an object of a class")
         ((name, value),) = data.items()
-        if name not in readers:  # not before: a class may have fields of itself
+        if name not in readers:  # created on first use, because a class may contain itself
             readers.update({one.__name__: _object(one) for one in classes})
         if name not in readers:
             raise ValueError(f"no class {name}")
@@ -169,7 +169,7 @@ def _bytes(data: Any) -> bytes:
         raise ValueError(str(error)) from error
 
 
-# By the origin of a type, what makes its reader of its arguments.
+# By the origin of a type, the function that makes its reader from the type's arguments.
 READERS: Mapping[Any, Callable[..., Read]] = {
     Union: _union,
     types.UnionType: _union,

@@ -1,8 +1,8 @@
-"""AMD's device code as clang bundles it: code objects, named by their targets.
+"""AMD's device code in clang's offload bundles: code objects, named by their targets.
 
-The layout is that of ClangOffloadBundler.rst of LLVM: a magic, a number of entries, and for each its offset,
-its size, and the length of an id such as "hipv4-amdgcn-amd-amdhsa--gfx90a:sramecc+:xnack-". A compressed
-bundle has another magic, and the bundle compressed with zlib or Zstandard.
+LLVM's ClangOffloadBundler.rst describes the layout: a magic, the number of entries, and for each its offset,
+its size, and an id with its length, such as "hipv4-amdgcn-amd-amdhsa--gfx90a:sramecc+:xnack-". A compressed
+bundle has another magic, followed by the bundle compressed with zlib or Zstandard.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ COMPRESSED = b"CCOB"
 ENTRY = struct.Struct("<QQQ")  # offset, size, length of the id
 LONGEST = 512  # bytes of an id
 MOST = 4096  # entries of a bundle
-HEADER = 1 << 18  # bytes that a compressed bundle is decompressed to: what has all the ids of usual ones
-READ = 16 * HEADER  # bytes that are read for that, whatever the size of the bundle
-ALIGNED = 4096  # bundles of several translation units begin at pages
+HEADER = 1 << 18  # bytes to decompress of a bundle; usual bundles have all their ids there
+READ = 16 * HEADER  # compressed bytes to read for that
+ALIGNED = 4096  # the bundle of each translation unit begins at a page
 TARGET = re.compile(r"amdgcn-amd-amdhsa-{1,2}(gfx[0-9a-z-]+(?::[a-z]+[+-])*)$", re.ASCII)
 ZLIB, ZSTD = 0, 1
-# Of a compressed bundle: how long its header is, by version (1 has no size of the file, 3 has longer sizes).
+# Bytes of a compressed bundle's header, by version (version 1 has no file size, version 3 has longer sizes).
 COMPRESSED_HEADER = {1: 20, 2: 24, 3: 32}
 
 
@@ -69,7 +69,7 @@ def _compressed(window: Window) -> Iterator[str | None]:
 
 
 def _inflated(raw: bytes, method: int) -> bytes:
-    """Return the beginning of what was compressed; raise ValueError where it is damaged."""
+    """Return the first decompressed bytes; raise ValueError if they are damaged."""
     if method == ZLIB:
         try:
             return zlib.decompressobj().decompress(raw, HEADER)
@@ -84,9 +84,9 @@ def _inflated(raw: bytes, method: int) -> bytes:
 
 
 def _targets(window: Window, start: int, *, cut: bool) -> Iterator[str | None]:
-    """Yield the target of each code object in a bundle; None where one is cut off.
+    """Yield the target of each code object in a bundle, None for an invalid entry or a truncated code object.
 
-    Of a bundle that is `cut`, the code objects themselves are not all there.
+    `cut` says that the window has only the beginning of the bundle, so code objects may lie beyond its end.
     """
     at = start + len(MAGIC) + 8
     count = int.from_bytes(window.at(at - 8, 8), "little")
@@ -103,6 +103,6 @@ def _targets(window: Window, start: int, *, cut: bool) -> Iterator[str | None]:
             yield None
             return
         target = TARGET.search(window.at(at + ENTRY.size, length).decode("ascii", "replace"))
-        if target:  # the host's own part is another
+        if target:  # the entry with the host's code does not match
             yield target[1]
         at += ENTRY.size + length

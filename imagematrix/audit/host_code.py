@@ -1,4 +1,4 @@
-"""What the instructions of one file need of a CPU: the HostCode."""
+"""The CPU flags that the instructions of one file need."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ if TYPE_CHECKING:
 
 __all__ = ["NAMES", "Carriers", "HostCode"]
 
-NAMES = "names"  # the sign that something is named for certain CPUs
+NAMES = "names"  # the sign that a file or its functions are named for certain CPUs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Carriers:
-    """The functions that have instructions with one flag: how many, and the names of some, sorted."""
+    """The functions with instructions that need one flag: their number, and some of their names, sorted."""
 
     count: int
     names: tuple[str, ...] = ()
@@ -23,12 +23,12 @@ class Carriers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostCode:
-    """Flags of a CPU beyond the baseline of its architecture, by the functions whose instructions need them.
+    """CPU flags beyond the architecture's baseline, with the functions whose instructions need them.
 
-    `required` are those of code that runs without a question about the CPU, `chosen` those that only
-    functions have which are chosen by the CPU. It can't be told how the others are reached. `signs` say how
-    the file asks about the CPU: an instruction, a symbol, a file of the kernel, names for CPUs. `whole` is
-    False where it is not known where functions begin.
+    `required` flags are in code that runs without checking the CPU. `chosen` flags are only in functions that
+    the program calls on certain CPUs. For all other flags, the audit cannot decide. `signs` are evidence that
+    the file detects the CPU: an instruction, a symbol, a file of the kernel, names of CPUs. `whole` is False
+    if the file does not tell where functions begin.
     """
 
     functions: Mapping[str, Carriers] = field(default_factory=dict)
@@ -39,5 +39,5 @@ class HostCode:
 
     @property
     def undecided(self) -> frozenset[str]:
-        """The flags of which it can't be told whether the code runs without them."""
+        """The flags for which the audit cannot decide whether the code runs without them."""
         return frozenset(self.functions) - self.required - self.chosen

@@ -1,4 +1,4 @@
-"""Images as sources have them: manifests, configurations and layers, none of which anybody vouches for."""
+"""Reading images from a source: manifests, configurations and layers, all of them untrusted."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 __all__ = ["Hashed", "Image", "Source", "digest", "image", "images"]
 
-ATTESTATION = "vnd.docker.reference.type"  # annotation of a manifest that is about another one
-NAMED = "io.containerd.image.name"  # annotation of an entry of a layout's index: what an engine calls it
-TAG = "org.opencontainers.image.ref.name"  # another one there: what a layout calls it
-DEEPEST = 3  # indexes in indexes
+ATTESTATION = "vnd.docker.reference.type"  # annotation of a manifest that describes another one
+NAMED = "io.containerd.image.name"  # annotation in a layout's index: the name of the image in an engine
+TAG = "org.opencontainers.image.ref.name"  # annotation in a layout's index: the name of the image there
+DEEPEST = 3  # levels of nested indexes
 MOST = 1000  # manifests of an index
 PIECE = 1 << 20
 
 
 class Source(Protocol):
-    """Where the blobs of images are."""
+    """A store with the blobs of images."""
 
     def manifest(self, digest: str) -> bytes:
         """Return a manifest or an index; raise UnknownImageError or AuditError."""
@@ -39,17 +39,17 @@ class Source(Protocol):
         """Return a configuration; raise UnknownImageError or AuditError."""
 
     def layers(self, digests: Sequence[str]) -> tuple[Layer, ...]:
-        """Return layers; raise AuditError where one is damaged."""
+        """Return layers; raise AuditError if one is damaged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Image:
-    """An image: its layers, the lowest first, and what its configuration says.
+    """An image: its layers, the lowest first, and its configuration.
 
-    `digest` is that of its manifest, or of its configuration where there is no manifest. `sizes` are those of
-    its layers in a registry, by digest, as far as they are known. `environment` and `labels` are what a
-    container has of it. `names` are those under which an archive or a layout has it for engines. `inherited`
-    says that its labels name an image of imagematrix that it was built on.
+    `digest` is the digest of its manifest, or of its configuration if it has no manifest. `sizes` are the
+    known sizes of its layers in a registry, by digest. Containers inherit its `environment` and `labels`.
+    `names` are the names that an archive or a layout gives it. `inherited`: the image was built on a variant
+    of imagematrix, and its labels are that variant's.
     """
 
     reference: str
@@ -64,7 +64,7 @@ class Image:
 
 
 class Hashed:
-    """A stream of bytes that are to have a digest, if one is expected."""
+    """A stream that hashes the bytes read from it, and compares them with the `expected` digest."""
 
     def __init__(self, stream: Stream, expected: str = "") -> None:
         self._stream = stream
@@ -73,7 +73,7 @@ class Hashed:
 
     @property
     def digest(self) -> str:
-        """The digest of what was read so far."""
+        """The digest of the bytes read so far."""
         return f"sha256:{self._hash.hexdigest()}"
 
     def read(self, size: int = -1, /) -> bytes:
@@ -83,11 +83,11 @@ class Hashed:
         return piece
 
     def finish(self) -> None:
-        """Read to the end; raise AuditError where all the bytes have another digest."""
+        """Read to the end; raise AuditError if the digest is not the expected one."""
         while self.read(PIECE):
             pass
         if self.digest != self._expected:
-            raise AuditError(f"the blob {self._expected} has other bytes than its digest says")
+            raise AuditError(f"the content of blob {self._expected} does not match its digest")
 
 
 def digest(raw: bytes) -> str:
@@ -98,11 +98,11 @@ def digest(raw: bytes) -> str:
 def images(
     source: Source, raw: bytes, reference: str, platform: str, *, layout: bool = False
 ) -> Iterator[Image]:
-    """Yield the images that a manifest or an index stands for.
+    """Yield the images of a manifest or an index.
 
-    Of an index these are the variants of imagematrix in it, or else the image for `platform`, such as
-    linux/amd64. In the index of a `layout` each name stands for an index of its own. Raises UnknownImageError
-    where there is none, AuditError where something is damaged.
+    From an index, these are its variants of imagematrix, or else the image for `platform`, such as
+    linux/amd64. In the index of a `layout`, the entries of each name count as an index. Raises
+    UnknownImageError if there is no image, AuditError if something is damaged.
     """
     try:
         fields = Fields(documents.parse(raw, reference), reference)
@@ -164,9 +164,9 @@ def image(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Manifest:
-    """The manifest of an image, and what the index says of it that it is in, if any.
+    """The manifest of an image, with its platform and annotations in the index that lists it, if any.
 
-    `name` is what an engine calls it, or the index that it is in.
+    `name` is the name in an engine of the image, or of the index.
     """
 
     raw: bytes
@@ -177,10 +177,10 @@ class _Manifest:
 
 
 def _by_name(index: Fields) -> list[list[Fields]]:
-    """Return the entries of a layout's index in groups, each of which is an image.
+    """Return the entries of a layout's index in groups, each of which is an image for several platforms.
 
-    Those of one name are, for several platforms. So are those without a name, unless two are for the same
-    platform. What has several names is there once.
+    Entries with the same name form a group. Entries without a name form one group, unless two of them are for
+    the same platform; then each is an image. A manifest with several names is returned once.
     """
     named: dict[str, list[Fields]] = {}
     seen: set[str] = set()
@@ -204,11 +204,11 @@ def _manifests(
     entry: Fields | None = None,
     name: str | None = None,
 ) -> Iterator[_Manifest]:
-    """Yield the manifest that `raw` is, or those in the index that it is."""
+    """Yield the manifest `raw`, or the manifests in the index `raw`."""
     fields = Fields(documents.parse(raw, reference), reference)
     if fields.present("manifests"):
         yield from _listed(source, list(fields.objects("manifests")), reference, deep, name)
-    elif fields.present("layers"):  # and not an artifact
+    elif fields.present("layers"):  # an artifact may have none
         yield _Manifest(
             raw=raw,
             fields=fields,
@@ -221,9 +221,9 @@ def _manifests(
 def _listed(
     source: Source, entries: Sequence[Fields], reference: str, deep: int, name: str | None = None
 ) -> Iterator[_Manifest]:
-    """Yield the manifests to which entries of an index lead."""
+    """Yield the manifests that entries of an index refer to, directly or through other indexes."""
     if not deep or len(entries) > MOST:
-        raise AuditError(f"{reference} has indexes in indexes without end, or too many images")
+        raise AuditError(f"{reference} has too many images, or indexes nested too deeply")
     for one in entries:
         annotations = one.named_texts("annotations")
         if ATTESTATION not in annotations:

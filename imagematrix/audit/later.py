@@ -1,4 +1,7 @@
-"""Files of a layer whose code is decoded at its end, when it is known which of them a package brought."""
+"""Files of a layer that are decoded after the whole layer was read.
+
+Only then is it known which files belong to a distribution's packages, whose code is not decoded.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Later"]
 
-# Larger files are not compared with those of packages, which have few of them, and are kept without what says
-# nothing of the CPU: sections with names that begin like these.
+# Larger files are not compared with packages, which have few such files. They are kept without the sections
+# that have no code for the CPU, whose names begin with one of these.
 WHOLE = 192 << 20  # bytes
 BULKY = (".nv_fatbin", "__nv_relfatbin", ".hip_fatbin", ".debug_", ".nvFatBin")
 PAGE = 4096
@@ -32,7 +35,7 @@ PIECE = 1 << 20
 
 
 class Later:
-    """The files of a layer to decode, and the checksums of its packages. Use it as a context manager."""
+    """The files of a layer to decode, and the checksums of its packages' files. Use as a context manager."""
 
     def __init__(self) -> None:
         self.sums = Sums()
@@ -49,7 +52,7 @@ class Later:
         self._stack.close()
 
     def keep(self, path: str, file: File, window: Window) -> None:
-        """Keep a file at a path, if its code is to be decoded: not that of NVIDIA's libraries."""
+        """Keep a file for decoding if it has code for the CPU and is no library of NVIDIA's."""
         self._kept.pop(path, None)
         headers = elf.read(window) if file.linked else None
         if headers and decodable(headers, window) and not libraries.of_nvidia(path, file.soname):
@@ -58,7 +61,7 @@ class Later:
             self._end += -(-window.size // PAGE) * PAGE
 
     def decoded(self) -> Iterator[tuple[str, File, File]]:
-        """Yield path and file of what was kept, and the file with what its code needs."""
+        """Yield each kept file's path, the File as it was kept, and the File with the result of decoding."""
         for path, (file, start) in self._kept.items():
             window = Window(self._file, start, file.size)
             headers = elf.read(window)
@@ -68,7 +71,7 @@ class Later:
                 yield path, file, replace(file, host=scan(path, headers, window))
 
     def _copy(self, headers: Elf, window: Window) -> None:
-        self._file.truncate(self._end + window.size)  # what is left out takes no space
+        self._file.truncate(self._end + window.size)  # omitted sections become holes, which take no space
         here = 0
         for start, end in [*_bulky(headers, window.size), (window.size, window.size)]:
             for at in range(here, start, PIECE):

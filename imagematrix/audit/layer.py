@@ -1,4 +1,4 @@
-"""One layer of an image, read from its archive: once, from the beginning to the end, in little memory."""
+"""Reading one layer of an image from its tar: once, from the beginning to the end, in little memory."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ __all__ = [
 WHITEOUT = ".wh."
 OPAQUE = ".wh..wh..opq"
 PIECE = 1 << 20
-BUFFER = 1 << 16  # bytes; tarfile copies what is left of it at each read
+BUFFER = 1 << 16  # bytes; tarfile copies the rest of its buffer at each read
 MOST = 4_000_000  # entries of a layer
-LONGEST = 1 << 20  # bytes of an extended header: names have 4096
-# Headers that hold what belongs to the next one, and are read in one piece.
+LONGEST = 1 << 20  # bytes of an extended header; names have at most 4096
+# Types of extended headers, which describe the next member and are read in one piece.
 EXTENDED = (
     tarfile.XHDTYPE,
     tarfile.XGLTYPE,
@@ -49,23 +49,23 @@ EXTENDED = (
     tarfile.GNUTYPE_LONGNAME,
     tarfile.GNUTYPE_LONGLINK,
 )
-# Types of those for one member: global ones, then one of PAX and long names of GNU, each once. Names in the
-# former count for tarfile where they come first, and never for engines.
+# The extended headers that a member may have: global ones, then a PAX header and GNU long names, each at most
+# once. If a PAX header with names comes before a GNU long name, tarfile uses it and engines do not.
 ORDERLY = re.compile(rb"g{0,9}(?!.*(.).*\1)[LKx]*")
 NAMES = frozenset({"path", "linkpath"})
-# In a header that is not POSIX's, the prefix of a name is something else: in GNU's, times in octal digits.
+# Only a POSIX header has a prefix of the name in this place; a GNU header has times there, in octal digits.
 MAGIC, USTAR = 257, b"ustar\0"
 PREFIX, TIMES = slice(345, 500), re.compile(rb"[0-7 ]+")
-# Texts that an audit reads: what the loader goes by, and what Python's packages say of themselves.
+# Text files that an audit reads: the loader's configuration, and the metadata of Python packages.
 TEXTS = re.compile(
     r"/etc/ld\.so\.(?:cache|conf|conf\.d/[^/]+\.conf)"
     r"|/.*\.dist-info/(?:METADATA|RECORD)"
     r"|/.*/torch/version\.py|/.*/tensorflow/python/platform/build_info\.py",
 )
 LONGEST_TEXT = 8 << 20
-ALL_TEXTS = 64 << 20  # bytes: those of some hundred packages have a tenth of that
-LONGEST_PATH = 4096  # bytes of a path, or of what a link leads to (PATH_MAX)
-RATIO = 100  # bytes that a sparse file may have for each that is there
+ALL_TEXTS = 64 << 20  # bytes; an image with a few hundred packages has a tenth of that
+LONGEST_PATH = 4096  # bytes of a path, or of the target of a link (PATH_MAX)
+RATIO = 100  # limit for the size of a sparse file, as a multiple of its stored bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +82,17 @@ class Symlink:
 
 @dataclass(frozen=True, slots=True)
 class Hardlink:
-    """Another name of the file at the path `target`."""
+    """A hard link: another name for the file at the path `target`."""
 
     target: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plain:
-    """Anything else: a file with what it is to an audit, and its bytes where they are a text for it."""
+    """Any other entry: a regular file or a special file.
+
+    `file` describes a file with code, `text` is the content of a text file that the audit reads.
+    """
 
     file: File | None = None
     text: bytes | None = None
@@ -102,7 +105,10 @@ OTHER = Plain()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """A layer: its entries by path, the last of each path, and the paths and folders that it takes away."""
+    """A layer: its entries by path, the paths that it removes, and the folders that it empties.
+
+    If the archive has several entries for a path, the last one counts.
+    """
 
     digest: str
     entries: Mapping[str, Folder | Symlink | Hardlink | Plain]
@@ -111,16 +117,17 @@ class Layer:
 
 
 class _Archive(tarfile.TarFile):
-    """An archive with the types of the extended headers that were read for the last member."""
+    """An archive that records the types of the extended headers of the current member."""
 
     extended = b""
-    whole = True  # all of them were read, and the member
+    whole = True  # the member and all its extended headers were read
 
 
 class _Member(tarfile.TarInfo):
-    """A member whose header is sound, and means the same to engines, which are written in Go.
+    """A member that tarfile and container engines, which use Go's archive/tar, read in the same way.
 
-    tarfile takes a header that is not sound for the end of the archive.
+    Headers that they would read differently raise an error, as do invalid headers, which tarfile would take
+    for the end of the archive.
     """
 
     @classmethod
@@ -129,16 +136,16 @@ class _Member(tarfile.TarInfo):
 
     @classmethod
     def _frombuf(cls, buf: bytes, encoding: str, errors: str, *, dircheck: bool = True) -> _Member:
-        # What tarfile of newer releases calls, and that of Debian 12.
+        # Newer releases of tarfile, and Debian 12's, call this in place of frombuf.
         member: _Member = super()._frombuf(buf, encoding, errors, dircheck=dircheck)  # type: ignore[misc]
         return member.without_prefix(buf)
 
     def without_prefix(self, buf: bytes | bytearray) -> Self:
-        """Take from the name what tarfile read as a prefix where engines read none."""
+        """Remove the prefix of the name that tarfile reads and engines do not."""
         prefix = bytes(buf[PREFIX]).partition(b"\0")[0]
         if prefix and not buf.startswith(USTAR, MAGIC) and self.type not in tarfile.GNU_TYPES:
             if not TIMES.fullmatch(prefix):
-                raise tarfile.InvalidHeaderError("a prefix in a header without one")  # type: ignore[attr-defined]
+                raise tarfile.InvalidHeaderError("a name prefix in a non-POSIX header")  # type: ignore[attr-defined]
             self.name = self.name.removeprefix(f"{prefix.decode()}/")
         return self
 
@@ -152,11 +159,11 @@ class _Member(tarfile.TarInfo):
             raise tarfile.ReadError(str(error)) from error
 
     def _proc_member(self, archive: _Archive) -> tarfile.TarInfo:
-        """Look at a header before what belongs to it is read; tarfile calls it to be overridden."""
+        """Check a header before tarfile reads its data. This is tarfile's hook for subclasses."""
         if self.size < 0 or (self.type in EXTENDED and self.size > LONGEST):
             raise tarfile.ReadError(f"a header of {self.size} bytes")
-        # tarfile changes sizes by global headers, which engines ignore. Of several others for a member, it
-        # takes the first, and engines the last.
+        # tarfile applies sizes from global headers, which engines ignore. If a member has several headers of
+        # another type, tarfile uses the first, engines use the last.
         archive.pax_headers = {}
         before = b"" if archive.whole else archive.extended
         archive.extended = before + (self.type if self.type in EXTENDED else b"")
@@ -170,18 +177,18 @@ class _Member(tarfile.TarInfo):
 
 
 def opened(stream: Stream) -> tarfile.TarFile:
-    """Return the archive that a stream is, to be read in order; raise tarfile.TarError, also later."""
+    """Open a stream as an archive whose members are read in order; reading it raises tarfile.TarError."""
     return _Archive.open(  # type: ignore[call-overload,no-any-return]  # it only reads
         fileobj=stream, mode="r|", bufsize=BUFFER, tarinfo=_Member
     )
 
 
 def read(stream: Stream, digest: str) -> Layer:
-    """Return the layer that `stream` has the archive of, a tar, perhaps compressed; raise AuditError."""
+    """Return the layer in `stream`, a tar that may be compressed; raise AuditError."""
     entries: dict[str, Folder | Symlink | Hardlink | Plain] = {}
     removed: set[str] = set()
     emptied: set[str] = set()
-    used: set[str] = set()  # paths that others depend on: their folders, and files with hard links
+    used: set[str] = set()  # paths that other entries depend on: their folders, the targets of hard links
     texts = 0
     try:
         expanded = Expanded(stream)
@@ -204,7 +211,7 @@ def read(stream: Stream, digest: str) -> Layer:
                         raise tarfile.ReadError(f"more than {ALL_TEXTS} bytes of texts")
             _ended(archive, expanded)
             for path, kept, file in later.decoded():
-                if entries.get(path) == Plain(file=kept, layer=digest):  # and nothing later at its path
+                if entries.get(path) == Plain(file=kept, layer=digest):  # no later entry has replaced it
                     entries[path] = Plain(file=file, layer=digest)
     except (tarfile.TarError, OSError, EOFError, ValueError) as error:
         raise AuditError(f"the layer {digest} can't be read: {error}") from error
@@ -230,9 +237,9 @@ def renamed(layer: Layer, digest: str) -> Layer:
 
 
 def _ended(archive: tarfile.TarFile, expanded: Expanded) -> None:
-    """Read what is left, so that all of it is seen to be whole; tarfile takes any end for a good one."""
+    """Read to the end of the stream, to verify that it is complete: tarfile accepts any end."""
     if archive.offset > expanded.produced:
-        raise EOFError("it ends within a file")
+        raise EOFError("it is truncated")
     while expanded.read(PIECE):
         pass
 
@@ -256,9 +263,9 @@ def _put(
     path: str,
     entry: Folder | Symlink | Hardlink | Plain,
 ) -> None:
-    """Put an entry behind the others; of several at a path the last counts.
+    """Add an entry, replacing an earlier one at its path.
 
-    Raises tarfile.ReadError where one that counted for other entries would be lost.
+    Raises tarfile.ReadError if other entries depend on the earlier one.
     """
     old = entries.get(path)
     if old != entry:
@@ -284,10 +291,10 @@ def _plain(file: IO[bytes], path: str, member: tarfile.TarInfo, digest: str, lat
         return OTHER
     parts: Iterable[tuple[int, int]] = member.sparse or ()  # type: ignore[assignment]  # places and sizes
     if member.issparse() and member.size > RATIO * (tarfile.BLOCKSIZE + sum(size for _, size in parts)):
-        raise tarfile.ReadError(f"{path} is sparse, and has {member.size} bytes")
+        raise tarfile.ReadError(f"the sparse file {path} is too large: {member.size} bytes")
     with archives.copied(file, member.size, head) as window:
         if window.size < member.size:
-            raise EOFError(f"{path} is cut short")
+            raise EOFError(f"{path} is truncated")
         examined = objects.examine(path, window)
         if examined:
             later.keep(path, examined, window)
@@ -296,11 +303,11 @@ def _plain(file: IO[bytes], path: str, member: tarfile.TarInfo, digest: str, lat
 
 def _absolute(name: str) -> str:
     if ".." in name.split("/"):
-        raise tarfile.ReadError(f"the path {name[:200]!r} leads out of it")
+        raise tarfile.ReadError(f"the path {name[:200]!r} leads out of the image")
     return posixpath.normpath("/" + _short(name).lstrip("/"))
 
 
 def _short(name: str) -> str:
-    if len(name) > LONGEST_PATH:  # no file system has it, and it costs time at each step of a path
+    if len(name) > LONGEST_PATH:  # no file system allows it, and handling it costs time
         raise tarfile.ReadError(f"the path {name[:80]!r}… has {len(name)} characters")
     return name

@@ -1,4 +1,4 @@
-"""Layers by their digests, each read once: by this command, or by an earlier one that kept what it found."""
+"""Reading layers by digest, each only once: by this command, or by an earlier one that cached the result."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ MOST = 4  # layers at a time: each takes memory
 
 
 class Kept(Protocol):
-    """Where layers are kept from one command to the next."""
+    """A cache that keeps layers from one command to the next."""
 
     def get(self, digest: str) -> Layer | None:
-        """Return the layer with a digest; None where it is not there."""
+        """Return the layer with a digest, or None if it is not cached."""
 
     def put(self, layer: Layer) -> None:
-        """Keep a layer whose bytes were seen to have its digest."""
+        """Cache a layer. The caller has checked that its bytes match its digest."""
 
 
 class Layers:
-    """The layers that were read so far. Threads may share it.
+    """The layers read so far. Threads may share it.
 
-    `watch` is called with the number of bytes as they are read, one call at a time.
+    `watch` is called with the number of bytes of each read, never by two threads at once.
     """
 
     def __init__(self, kept: Kept | None = None, watch: Callable[[int], None] = lambda _: None) -> None:
@@ -54,11 +54,11 @@ class Layers:
         self._once: Once[str, Layer] = Once()
 
     def read(self, digest: str, opened: Open) -> Layer:
-        """Return the layer with a digest, whose bytes `opened` opens; raise AuditError."""
-        return self._once(digest, partial(self._found, digest, opened, threading.Event()))
+        """Return the layer with a digest; `opened` opens its bytes. Raises AuditError."""
+        return self._once(digest, partial(self._cached_or_read, digest, opened, threading.Event()))
 
     def all(self, digests: Sequence[str], opened: Open) -> tuple[Layer, ...]:
-        """Return layers, several of which are read at a time; raise AuditError."""
+        """Return layers, reading several at a time; raise AuditError."""
         stopped = threading.Event()
         results: dict[str, Future[Layer]] = {digest: Future() for digest in digests}
         waiting: SimpleQueue[str] = SimpleQueue()
@@ -71,13 +71,13 @@ class Layers:
                     digest = waiting.get_nowait()
                     try:
                         results[digest].set_result(
-                            self._once(digest, partial(self._found, digest, opened, stopped))
+                            self._once(digest, partial(self._cached_or_read, digest, opened, stopped))
                         )
                     except BaseException as error:  # noqa: BLE001 - raised where the result is asked for
                         results[digest].set_exception(error)
 
         for _ in range(min(MOST, len(results), len(os.sched_getaffinity(0)))):
-            # As daemons they are not waited for: whoever interrupts a command does not wait for a large file.
+            # Daemon threads: a command that is interrupted does not wait for a large file.
             threading.Thread(target=work, name="layer", daemon=True).start()
         try:
             return tuple(results[digest].result() for digest in digests)
@@ -85,14 +85,11 @@ class Layers:
             stopped.set()
 
     def unnamed(self, stream: Stream, name: str) -> Layer:
-        """Return a layer of which only its name in an archive is known, by the digest of its tar.
-
-        Raises AuditError.
-        """
+        """Return a layer whose digest is not known; it gets the digest of its tar. Raises AuditError."""
         tar = Hashed(Expanded(_Watched(stream, self._count, threading.Event())))
         return layer.renamed(layer.read(tar, name), tar.digest)
 
-    def _found(self, digest: str, opened: Open, stopped: threading.Event) -> Layer:
+    def _cached_or_read(self, digest: str, opened: Open, stopped: threading.Event) -> Layer:
         if self._kept and (kept := self._kept.get(digest)):
             return kept
         with opened(digest) as stream:

@@ -1,4 +1,4 @@
-"""NVIDIA's libraries in an image: which there are, of which versions, and the oldest driver they imply."""
+"""NVIDIA's libraries in an image: their names, their versions, and the oldest driver that they need."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Library", "libraries", "of_nvidia"]
 
-# By the name of the file: lib, the name, and what comes behind .so or .a. auditwheel adds a hash to the names
-# of libraries that it puts into a wheel.
+# Parts of a file name: lib, the library's name, and the version after .so or .a. auditwheel adds a hash to
+# the names of the libraries that it copies into a wheel.
 FILE = re.compile(
     r"lib([A-Za-z0-9_-]+?)(?:-[0-9a-f]{8})?(?:\.alt)?(_static(?:_nocallback)?)?\.(?:so|a)((?:\.\d+)*)",
     re.ASCII,
@@ -30,14 +30,14 @@ NAMES = re.compile(
     r"|culibos|cudla|nvtiff|checkpoint|cudla",
     re.ASCII,
 )
-# Those whose version is that of a CUDA release, or at least has its major.
+# Libraries with the version of a CUDA release, or at least with its major version.
 RELEASED = frozenset({"cudart", "nvrtc", "nvrtc-builtins", "nvJitLink", "cublas", "cublasLt", "cupti"})
 VERSION = re.compile(r"\d+(?:\.\d+)+", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Library:
-    """A library of NVIDIA's toolkits. What is not known is None; `static` says whether it is in a program."""
+    """A library of NVIDIA's toolkits. Unknown values are None; `static`: it is linked into a program."""
 
     name: str
     path: str
@@ -47,14 +47,14 @@ class Library:
 
 
 def of_nvidia(path: str, soname: str | None) -> bool:
-    """Whether a file is a library of NVIDIA's by its names, which carries what device code it carries."""
+    """Whether a file's names are those of a library of NVIDIA's. Its device code counts for no promise."""
     return _named(path, soname) is not None or any(map(driver_file.named, (path, soname or "")))
 
 
 def libraries(path: str, file: File, packages: Mapping[str, str]) -> Iterator[Library]:
-    """Yield the libraries of NVIDIA's that a file is, or has in it.
+    """Yield NVIDIA's libraries in a file: the file itself, or CUDA's runtime linked into it.
 
-    `packages` are the versions of the Python packages that installed files, by their paths.
+    `packages` are the versions of Python packages by the paths of the files that they installed.
     """
     if file.static_cudart:
         yield Library(name="cudart", path=path, version=None, static=True)
@@ -74,7 +74,7 @@ def libraries(path: str, file: File, packages: Mapping[str, str]) -> Iterator[Li
 
 
 def _named(path: str, soname: str | None) -> tuple[str, str, bool] | None:
-    """Return a library's name, the version behind it, and whether it is static; None of other files."""
+    """Return a library's name, the version in its file name, and whether it is static; None if it is none."""
     for name in (posixpath.basename(path), soname or ""):
         match = FILE.fullmatch(name)
         if match and NAMES.fullmatch(match[1]):
@@ -83,7 +83,7 @@ def _named(path: str, soname: str | None) -> tuple[str, str, bool] | None:
 
 
 def _oldest(version: str) -> str | None:
-    """Return the oldest driver that runs what was built with the CUDA release of a version."""
+    """Return the oldest driver for programs built with the CUDA release of a library's version."""
     major, _, rest = version.partition(".")
     minor = rest.partition(".")[0]
     names = (f"{major}.{minor}", f"{major}.0")

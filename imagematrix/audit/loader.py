@@ -1,4 +1,4 @@
-"""Which file the dynamic loader takes for a library: glibc's rules, as ld.so(8) has them."""
+"""Which file the dynamic loader takes for a library, by glibc's rules (ld.so(8))."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Loader"]
 CACHE = "/etc/ld.so.cache"
 MAGIC = b"glibc-ld.so.cache1.1"
 HEADER = 48  # bytes before the entries
-ENTRY = struct.Struct("<iIIIQ")  # flags, name, path, -, what of the hardware it is for
+ENTRY = struct.Struct("<iIIIQ")  # flags, name, path, -, required hardware capabilities
 MOST = 200_000
 TEXT = 4096
 DEFAULTS = (
@@ -32,7 +32,7 @@ DEFAULTS = (
 
 
 class Loader:
-    """The loader of an image, whose containers have `library_path` as LD_LIBRARY_PATH."""
+    """The dynamic loader of an image whose containers have `library_path` as LD_LIBRARY_PATH."""
 
     def __init__(self, tree: Tree, library_path: str = "") -> None:
         self._tree = tree
@@ -43,15 +43,15 @@ class Loader:
     def find(
         self, name: str, *, runpath: Iterable[str] = (), rpath: Iterable[str] = (), origin: str = "/"
     ) -> tuple[str, Plain] | None:
-        """Return the file that is loaded under a name, and its path; None where none is.
+        """Return the path of the file that is loaded for a name, and the file, or None if there is none.
 
-        `runpath` and `rpath` are those of the file, in the folder `origin`, that asks for it.
+        `runpath` and `rpath` are those of the file that needs it, which is in the folder `origin`.
         """
         first, later = (
             [folder.replace("${ORIGIN}", origin).replace("$ORIGIN", origin) for folder in own]
             for own in (rpath, runpath)
         )
-        # With a RUNPATH, an RPATH does not count.
+        # The loader ignores an RPATH if there is a RUNPATH.
         asked = [f"{folder}/{name}" for folder in (*([] if later else first), *self._given, *later)]
         cached = [self._cache[name]] if name in self._cache else []
         for path in (*asked, *cached, *(f"{folder}/{name}" for folder in DEFAULTS)):
@@ -61,7 +61,7 @@ class Loader:
 
 
 def _cached(cache: Plain) -> Iterator[tuple[str, str]]:
-    """Yield name and path of each library in ld.so.cache, the one that is taken last."""
+    """Yield the name and the path of each library in ld.so.cache; for each name, the last pair counts."""
     raw = cache.text or b""
     start = raw.find(MAGIC)
     if start == -1:
@@ -70,7 +70,7 @@ def _cached(cache: Plain) -> Iterator[tuple[str, str]]:
     count = min(int.from_bytes(raw[len(MAGIC) : len(MAGIC) + 4], "little"), MOST)
     table = raw[HEADER : HEADER + count * ENTRY.size]
     rows = list(ENTRY.iter_unpack(table[: len(table) // ENTRY.size * ENTRY.size]))
-    # Of several with a name the first is taken, and those for certain CPUs only where these are.
+    # The loader takes the first entry of a name, and entries for certain CPUs only on such CPUs.
     rows.reverse()
     for _, name, path, _, _ in sorted(rows, key=lambda row: row[4] == 0):
         yield _text(raw, name), _text(raw, path)

@@ -1,4 +1,4 @@
-"""Whether an image's own code looks as if it had been compiled for the march that its catalog entry names."""
+"""Whether an image's own code looks as if it was compiled for the march in its catalog entry."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ SHOWN = 3  # files or functions that a sentence names
 
 
 def doubts(audited: Audit, variant: Variant) -> list[str]:
-    """Return in sentences what makes it doubtful that a march took effect, and that nothing goes beyond it.
+    """Return warnings that a march had no effect, or that code may need more than the march.
 
-    Nothing where the entry has no march, or one that is the baseline of its architecture. What is proven to
-    be required beyond its flags is a contradiction, and not among these.
+    There are none if the entry has no march, or a march that is its architecture's baseline. Code that is
+    proven to need more is a contradiction, not a warning.
     """
     _, arch = MACHINES.get(variant.platform.split("/")[1], (None, ""))
     baseline = dict(marches.LEVELS)["x86-64-v1"] if arch == "x86_64" else frozenset()
@@ -35,7 +35,7 @@ def doubts(audited: Audit, variant: Variant) -> list[str]:
 
 
 def _without_effect(programs: list[Found], march: str) -> Iterator[str]:
-    # Functions with the names of CPUs have their instructions whatever the march.
+    # Functions named for CPUs do not count: they are compiled for these CPUs whatever the march.
     hosts = [one.file.host for one in programs]
     plain = all(host and host.whole and not (host.required or host.undecided) for host in hosts)
     if programs and plain and not any(needs_level(one.file) for one in programs):
@@ -46,7 +46,7 @@ def _without_effect(programs: list[Found], march: str) -> Iterator[str]:
 def _above(programs: list[Found], variant: Variant, ignored: AbstractSet[str]) -> Iterator[str]:
     for one in programs:
         host = one.file.host
-        if host is None or set(host.signs) - {NAMES}:  # the file chooses, or somebody else by its name
+        if host is None or set(host.signs) - {NAMES}:  # the file detects the CPU, so it may choose
             continue
         above = sorted(host.undecided - variant.cpu_flags - ignored)
         if above:

@@ -1,4 +1,4 @@
-"""Notes in ELF files: what cuda-compat supports, and the level of CPU that code needs."""
+"""Notes in ELF files: what cuda-compat supports, and the CPU level that code needs."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ __all__ = ["Compat", "compat", "isa_needed"]
 
 COMPAT = ".note.cuda.fwd_compatibility"
 PROPERTIES = ".note.gnu.property"
-HEADER = struct.Struct("<III")  # lengths of owner and description, type
+HEADER = struct.Struct("<III")  # length of the owner, length of the description, type
 LARGEST = 1 << 16  # bytes of a section with notes
-MOST = 16  # sections of them
+MOST = 16  # sections with notes
 NT_GNU_PROPERTY_TYPE_0 = 5
-X86_ISA_1_NEEDED = 0xC0008002  # of the x86-64 psABI: a bit for each level
+X86_ISA_1_NEEDED = 0xC0008002  # property of the x86-64 psABI, with a bit for each level
 LEVELS = ("x86-64-v1", "x86-64-v2", "x86-64-v3", "x86-64-v4")
 CUDA = re.compile(r"\d{1,2}\.\d{1,2}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compat:
-    """What a libcuda of cuda-compat says of itself: its CUDA, and the kernel branches and brands it is for.
+    """The note in a libcuda of cuda-compat: its CUDA release, and the kernel branches and brands it supports.
 
-    The brands are numbers of NVML. What is absent is not limited, as on Tegra.
+    Brands are NVML's numbers. A key that is absent sets no limit, as on Tegra.
     """
 
     cuda: str | None = None
@@ -41,10 +41,10 @@ class Compat:
 
 
 def compat(elf: Elf, window: Window) -> Compat | None:
-    """Return what the note of cuda-compat says; None where there is none, an empty one where it is junk."""
+    """Return the note of cuda-compat, None if there is none, or an empty Compat if it is invalid."""
     for section in elf.named(COMPAT):
         raw = window.at(section.offset, min(section.size, LARGEST))
-        # Its length is more than there is, in some releases.
+        # In some releases, the length in its header is too large.
         start, end = raw.find(b"{"), raw.rfind(b"}")
         try:
             data = json.loads(raw[start : end + 1])
@@ -61,7 +61,7 @@ def compat(elf: Elf, window: Window) -> Compat | None:
 
 
 def isa_needed(elf: Elf, window: Window) -> str | None:
-    """Return the psABI level that the linker noted as needed; None where it noted none."""
+    """Return the psABI level that the linker noted as needed, or None if it noted none."""
     for section in islice(elf.named(PROPERTIES), MOST):
         for kind, text in _notes(window.at(section.offset, min(section.size, LARGEST))):
             if kind != NT_GNU_PROPERTY_TYPE_0:
@@ -74,7 +74,7 @@ def isa_needed(elf: Elf, window: Window) -> str | None:
 
 
 def _notes(raw: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield type and description of each note; those of 64-bit files are aligned to 8 bytes."""
+    """Yield the type and the description of each note, which 64-bit files align to 8 bytes."""
     at = 0
     while at + HEADER.size <= len(raw):
         owner, size, kind = HEADER.unpack_from(raw, at)

@@ -1,4 +1,4 @@
-"""What one file is to an audit, by its bytes: a program, a library, an archive of objects, device code."""
+"""Examining one file by its bytes: a program, a library, an archive of objects, device code."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ if TYPE_CHECKING:
 
 __all__ = ["HEAD", "File", "examine", "interesting"]
 
-DEEPEST = 2  # archives in archives: a wheel that a zip has
-# The versions of libraries that tell theirs themselves, by the beginning of their names.
-TOLD = (("libnccl", re.compile(rb"NCCL version (\d+\.\d+\.\d+)")),)
+DEEPEST = 2  # levels of nested archives, such as a wheel in a zip
+# Libraries whose bytes state their version: the beginning of their names, and a pattern for the version.
+STATED = (("libnccl", re.compile(rb"NCCL version (\d+\.\d+\.\d+)")),)
 SEARCHED = 64 << 20  # bytes
 CODE = (".nv_fatbin", "__nv_relfatbin", ".hip_fatbin")  # sections with device code
-REGISTERED = ".nvFatBinSegment"  # a section that names the fatbins to the runtime
-CUDART = b"cudaErrorCudartUnloading"  # among the names of its errors
+REGISTERED = ".nvFatBinSegment"  # the section that registers fatbins with CUDA's runtime
+CUDART = b"cudaErrorCudartUnloading"  # the name of an error, which only the runtime contains
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class File:
     """A file with machine code or device code in it.
 
-    `machine` is that of its ELF header, None of other files; `linked` is False of objects and of archives of
-    them. `inner` are the files in it that are of interest, by path, where it is a wheel or another zip.
-    `version` is the one it tells itself, `static_cudart` says whether it has CUDA's runtime in it. `isa` is
-    the psABI level that its notes say it needs, `host` what its instructions do; that is None of what is not
-    decoded, such as a file that a `packaged` one of the distribution's is.
+    `machine` is the number in its ELF header, None for other files. `linked` is False for objects and
+    archives of objects. `inner` are the examined files inside a wheel or another zip, by path. `version` is
+    the version that its bytes state; `static_cudart`: CUDA's runtime is linked into it. `isa` is the psABI
+    level that its notes require. `host` is the result of decoding its instructions, None if they were not
+    decoded, for example because the file is `packaged`: it belongs to a package of the distribution.
     """
 
     size: int
@@ -59,16 +59,16 @@ class File:
 
 
 def interesting(path: str, head: bytes) -> bool:
-    """Whether a file that begins with `head` is worth examining."""
+    """Whether a file that begins with `head` needs to be examined."""
     if head.startswith((elf.MAGIC, archives.AR, fatbin.MAGIC)) or driver_file.named(path):
         return True
     return path.endswith(".ptx") or (path.endswith(archives.ZIPPED) and head.startswith(archives.ZIP))
 
 
 def examine(path: str, window: Window, deep: int = DEEPEST) -> File | None:
-    """Return what a file is; None where it has nothing of interest.
+    """Return the File for a window's bytes, or None if it has neither machine code nor device code.
 
-    Archives in it are opened, and `deep` - 1 archives in these.
+    `deep` is the number of levels of nested zips to open.
     """
     head = window.at(0, HEAD)
     if head.startswith(elf.MAGIC):
@@ -114,7 +114,7 @@ def _code(headers: Elf, window: Window) -> DeviceCode:
     for section in headers.named(*CODE):
         part = window.part(section.offset, section.size)
         left -= part.size
-        if left < 0:  # each of thousands of them may be the whole file
+        if left < 0:  # sections overlap: thousands of them could each span the whole file
             codes.append(DeviceCode(damaged=True))
             break
         if section.name == ".nv_fatbin":
@@ -123,7 +123,7 @@ def _code(headers: Elf, window: Window) -> DeviceCode:
             codes.append(replace(fatbin.fatbins(part), linked=False))
         else:
             codes.append(hip.bundles(part))
-    if not headers.sections:  # they were stripped, which takes nothing from what runs
+    if not headers.sections:  # the section headers were stripped, which leaves the device code in place
         codes.append(fatbin.fatbins(window))
     return device_code.merged(codes)
 
@@ -139,7 +139,7 @@ def _has_cudart(headers: Elf, window: Window) -> bool:
 
 
 def _archive(window: Window) -> File | None:
-    """Return what the objects of a static library have together; None where none has device code."""
+    """Return the device code of all objects in a static library, or None if there is none."""
     members = [_elf(name, part) for name, part in archives.members(window)]
     readable = [one for one in members if one is not None]
     code = device_code.merged(one.code for one in readable)
@@ -162,14 +162,14 @@ def _inner(window: Window, deep: int) -> Iterator[tuple[str, File]]:
             head = file.read(HEAD)
             if not interesting(name, head):
                 continue
-            with archives.copied(file, size, head) as part:  # zipfile gives no more than that
+            with archives.copied(file, size, head) as part:  # zipfile yields at most `size` bytes
                 examined = examine(name, part, deep - 1)
         if examined:
             yield name, examined
 
 
 def _version(name: str, window: Window) -> str | None:
-    pattern = next((pattern for start, pattern in TOLD if name.startswith(start)), None)
+    pattern = next((pattern for start, pattern in STATED if name.startswith(start)), None)
     if pattern is None:
         return None
     for piece in window.pieces(SEARCHED, HEAD):

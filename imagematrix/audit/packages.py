@@ -1,10 +1,9 @@
-"""The checksums that a distribution's package database has of the files that it installed.
+"""The checksums of installed files in a distribution's package database.
 
-dpkg keeps the MD5 of each file (/var/lib/dpkg/info/*.md5sums, and status.d in images made without it), apk
-the SHA-1 (/lib/apk/db/installed), rpm any (see `rpm`). A file with such a checksum has the bytes that a
-package brought. That proves nothing against who makes an image: the database is a part of it, and MD5 can be
-made to collide. It tells the distribution's files from the image's own. Paths are not compared: with a merged
-/usr they differ.
+dpkg records the MD5 of each file (/var/lib/dpkg/info/*.md5sums, or status.d in images built without dpkg),
+apk the SHA-1 (/lib/apk/db/installed), rpm one of several (see `rpm`). The checksums distinguish the
+distribution's files from the image's own. They prove nothing against whoever built the image, which contains
+the database; and MD5 collisions can be constructed. Paths are not compared: they differ with a merged /usr.
 """
 
 from __future__ import annotations
@@ -35,31 +34,31 @@ PIECE = 1 << 20
 
 
 def database(path: str) -> Reader | None:
-    """Return what reads the checksums in the database at a path; None where it is none.
+    """Return the function that reads the package database at a path, or None if there is none at it.
 
-    It takes the file and its size, and yields algorithm and checksum of each file that it knows.
+    The function takes the file and its size. It yields the algorithm and the checksum of each installed file.
     """
     return next((reader for pattern, reader in DATABASES if pattern.fullmatch(path)), None)
 
 
 class Sums:
-    """Checksums of packages' files."""
+    """The checksums of the files in packages."""
 
     def __init__(self) -> None:
-        self._known: dict[str, set[bytes]] = {}
+        self._by_algorithm: dict[str, set[bytes]] = {}
         self._left = MOST
 
     def add(self, sums: Iterable[tuple[str, bytes]]) -> None:
-        """Add checksums, each with its algorithm, as long as there is room for them."""
+        """Add checksums, each with its algorithm, up to `MOST` in all."""
         for algorithm, checksum in sums:
             if not self._left:
                 return
-            self._known.setdefault(algorithm, set()).add(checksum)
+            self._by_algorithm.setdefault(algorithm, set()).add(checksum)
             self._left -= 1
 
     def has(self, window: Window) -> bool:
-        """Whether a file has the bytes of one of a package."""
-        for algorithm, own in self._known.items():
+        """Whether a package has a file with these bytes."""
+        for algorithm, own in self._by_algorithm.items():
             checksum = hashlib.new(algorithm, usedforsecurity=False)
             for at in range(0, window.size, PIECE):
                 checksum.update(window.at(at, PIECE))

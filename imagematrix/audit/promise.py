@@ -1,4 +1,4 @@
-"""What files promise together: the GPUs on which every one of them has device code that runs."""
+"""The targets that all files of an image cover: where one runs, every file has device code that runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["cubins", "lacks", "ptx"]
 
 
 def cubins(codes: Sequence[DeviceCode]) -> list[str]:
-    """Return the targets of cubins that hold for all: where one runs, every file has one that runs."""
+    """Return the cubin targets that hold for all files: a GPU that runs one runs some cubin of every file."""
     listed = {target for code in codes for target in code.cubins}
     return sorted(
         (one for one in listed if not any(lacks(code, one) for code in codes)), key=device_code.order
@@ -22,16 +22,16 @@ def cubins(codes: Sequence[DeviceCode]) -> list[str]:
 
 
 def lacks(code: DeviceCode, target: str) -> bool:
-    """Whether a GPU that runs cubins for `target` may have none that it runs in `code`."""
+    """Whether a GPU that runs cubins for `target` exists for which `code` has no cubin."""
     return any(
         not any(device_code.cubin_runs(own, compute) for own in code.cubins) for compute in _covered(target)
     )
 
 
 def ptx(codes: Sequence[DeviceCode]) -> list[tuple[str, str]]:
-    """Return target and ISA version of the PTX that holds for all.
+    """Return the target and the ISA version of each PTX that holds for all files.
 
-    Where a driver compiles it for a GPU, every file has PTX that it compiles for that GPU.
+    If a driver can compile such PTX for a GPU, every file has PTX that the driver can compile for that GPU.
     """
     listed = {target for code in codes for target, _ in code.ptx}
     targets = []
@@ -44,7 +44,7 @@ def ptx(codes: Sequence[DeviceCode]) -> list[tuple[str, str]]:
 
 
 def _isa(code: DeviceCode, target: str) -> str | None:
-    """Return the lowest ISA version of PTX that runs wherever PTX for `target` does; None where none is."""
+    """Return the lowest ISA version of PTX that runs wherever PTX for `target` runs, or None."""
     if code.scattered:
         return None
     capability = device_code.capability(target)
@@ -58,7 +58,7 @@ def _isa(code: DeviceCode, target: str) -> str | None:
 
 
 def _covered(target: str) -> list[str]:
-    """Return the capabilities of the GPUs that run cubins for `target`, by what is known of GPUs."""
+    """Return the capabilities of the known GPUs that run cubins for `target`."""
     plain = {word.rstrip("af") for word in device_code.known()}
     return [compute for compute in plain if device_code.cubin_runs(target, compute)] or [
         device_code.capability(target)

@@ -1,4 +1,4 @@
-"""What of an image's catalog entry its bytes prove: the entry's `facts`."""
+"""Which parts of a catalog entry the image's bytes prove: the entry's `facts`."""
 
 from __future__ import annotations
 
@@ -13,26 +13,27 @@ if TYPE_CHECKING:
 
 __all__ = ["BUILT", "code", "proven"]
 
-# What the bytes of nearly every image that is built prove. Its CPU flags are what its compiler says, and a
-# program that has CUDA's runtime in it does not say of which release that is.
+# The facts that the bytes prove for nearly every image that is built. The CPU flags come from the compiler,
+# and a program with a static CUDA runtime does not state the runtime's release.
 BUILT = (("cubins", BYTES), ("driver", BYTES))
 
 
 def proven(audited: Audit, variant: Variant) -> tuple[tuple[str, str], ...]:
-    """Return the facts of an entry that nothing contradicts: those that the bytes prove.
+    """Return the facts that the bytes prove in an entry without contradictions.
 
-    The driver is always one: it is there in this version, or there is none. Device code is one unless the
-    program compiles it when it runs, or the entry is silent about some that is there.
+    The driver is always proven: the image has this version, or none. Device code is proven unless the entry
+    claims some and no file has any (the program compiles it when it runs), or the reverse.
     """
     claimed = bool(variant.cubins or variant.ptx)
     return BUILT if claimed == any(True for _ in audited.coded) else (("driver", BYTES),)
 
 
 def code(audited: Audit, variant: Variant) -> tuple[tuple[str, ...], tuple[Ptx, ...]]:
-    """Return the cubins and the PTX to promise for an image whose files were trimmed to those of `variant`.
+    """Return the cubins and the PTX that the labels of a trimmed image can promise.
 
-    These are its cubins, if all files have some that run there, and the PTX that all files have. Where
-    neither runs on these GPUs, the promise stays what it was, and the files contradict it.
+    `variant` is the entry before trimming. The result has those of its cubins that all files cover, and the
+    PTX that all files have. If neither runs on the variant's GPUs, the promise stays as it is, and the audit
+    reports the contradiction.
     """
     codes = [one.file.code for one in audited.coded if one.file.code.cuda]
     cubins = tuple(one for one in variant.cubins if not any(promise.lacks(code, one) for code in codes))

@@ -1,4 +1,4 @@
-"""Python's packages in an image: which installed what, and what those with device code say of themselves."""
+"""The Python packages in an image: the files that they installed, and the CUDA releases that they state."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["STACKS", "Package", "packages", "stack"]
 
-# Those that people choose an image for.
+# The frameworks that an audit lists.
 STACKS = re.compile(
     r"torch|torchvision|torchaudio|jaxlib|jax-cuda\d+-(?:plugin|pjrt)|cupy(?:-cuda\d+\w*)?|tensorflow"
     r"|onnxruntime-gpu|bitsandbytes|triton|vllm|flash-attn|xformers|sglang|sgl-kernel|flashinfer-python"
@@ -26,8 +26,8 @@ HEADER = re.compile(rb"^(Name|Version):[ \t]*([^\r\n]{1,200})", re.MULTILINE)
 END = re.compile(rb"\r?\n\r?\n")  # of the headers, before the description
 LOCAL = re.compile(r"\+(?:\w+\.)?cu(\d{2})(\d)\b")  # 2.8.0+cu128
 MAJOR = re.compile(r"(?:cuda|-cu)(\d{2})(\d)?", re.ASCII)  # cupy-cuda12x, jax-cuda12-plugin
-# Files of packages that tell the release, by the ends of their paths, and how they do.
-TOLD = (
+# Files that state a package's CUDA release: the end of the path, and a pattern for the release.
+STATED = (
     ("/torch/version.py", re.compile(rb"^cuda(?:: [^=\n]+)? = '(\d{1,2}\.\d{1,2})'", re.MULTILINE)),
     (
         "/tensorflow/python/platform/build_info.py",
@@ -46,7 +46,7 @@ class Package:
 
 
 def packages(tree: Tree) -> Iterator[Package]:
-    """Yield the packages that have metadata as pip leaves it."""
+    """Yield the packages that have the metadata that pip writes."""
     texts: dict[str, dict[str, bytes]] = {}
     for path, file in tree.files():
         match = RECORDS.fullmatch(path) if file.text is not None else None
@@ -63,12 +63,12 @@ def packages(tree: Tree) -> Iterator[Package]:
 
 
 def stack(package: Package, tree: Tree) -> str | None:
-    """Return the CUDA release that a package was built with, as it tells it: "12.8", or "12"; None if not."""
+    """Return the CUDA release that a package states it was built for ("12.8" or "12"), or None."""
     local = LOCAL.search(package.version)
     if local:
         return f"{local[1]}.{local[2]}"
     for path in sorted(package.files):
-        for end, pattern in TOLD:
+        for end, pattern in STATED:
             file = tree.find(path) if path.endswith(end) else None
             release = pattern.search(file[1].text or b"") if file else None
             if release:
@@ -83,7 +83,7 @@ def _header(own: dict[str, bytes]) -> list[tuple[bytes, bytes]]:
 
 
 def _files(folder: str, record: bytes) -> Iterator[str]:
-    """Yield the paths that a RECORD lists, whose first column they are."""
+    """Yield the paths in a RECORD, which are in its first column."""
     lines = record.decode("utf-8", "replace").splitlines()
     try:
         for row in csv.reader(lines):

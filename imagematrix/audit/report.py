@@ -1,4 +1,4 @@
-"""What the bytes of an image say: the Audit, of which the document is made."""
+"""The Audit of an image: everything that its bytes prove, for the document and for catalog entries."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ INNER = "!/"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """A file of interest: its path, its layer, and what it is. `own`: it is no library of NVIDIA's."""
+    """An examined file with its path and its layer. `own`: it is no library of NVIDIA's."""
 
     path: str
     layer: str
@@ -43,7 +43,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriverFile:
-    """A library of the user-mode driver, at a path. `loaded`: the loader takes it for that library."""
+    """A library of the user-mode driver at a path. `loaded`: the loader takes this file for the library."""
 
     path: str
     driver: Driver
@@ -52,7 +52,7 @@ class DriverFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stack:
-    """A framework: what its package says, and the targets of the cubins in its files."""
+    """A framework: the facts that its package states, and the targets of the cubins in its files."""
 
     name: str
     version: str
@@ -62,9 +62,9 @@ class Stack:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Audit:
-    """What an image contains. Files and the like are sorted by path.
+    """The contents of an image, sorted by path.
 
-    `cubins` and `ptx` hold for all files with device code, NVIDIA's libraries aside: see `promise`.
+    `cubins` and `ptx` hold for all files with device code except NVIDIA's libraries; see `promise`.
     """
 
     image: Image
@@ -80,17 +80,17 @@ class Audit:
 
     @property
     def coded(self) -> Iterator[Found]:
-        """The files whose device code counts for what the image promises."""
+        """The files whose device code decides which targets the image covers."""
         return (one for one in self.files if one.own and _loadable(one.file))
 
     @property
     def programs(self) -> Iterator[Found]:
-        """The files with code for a CPU that are the image's own: of no package of the distribution's."""
+        """The image's own files with CPU code: those that no package of the distribution installed."""
         return (one for one in self.files if one.own and _program(one.file) and INNER not in one.path)
 
     @property
     def decided(self) -> bool:
-        """Whether it is known of all programs what they need of the CPU."""
+        """Whether the CPU requirements of all programs are known."""
         return all(
             one.file.host is not None
             and one.file.host.whole
@@ -100,12 +100,12 @@ class Audit:
 
     @property
     def contained(self) -> frozenset[str]:
-        """The flags of the CPU that instructions of programs have, required or not."""
+        """The CPU flags of all instructions in programs, required or not."""
         return frozenset(flag for one in self.programs if one.file.host for flag in one.file.host.functions)
 
     @property
     def flags(self) -> dict[str, str]:
-        """The flags of the CPU that notes or instructions show to be needed, each with a file that does."""
+        """The CPU flags that notes or instructions prove to be required, each with the path of one file."""
         levels = dict(marches.LEVELS)
         proof: dict[str, str] = {}
         for one in self.programs:
@@ -120,12 +120,12 @@ class Audit:
 
 
 def needs_level(file: File) -> bool:
-    """Whether a file notes that it needs more than the first level of CPU, which every CPU has."""
+    """Whether a file's notes require more than the first CPU level, which every CPU has."""
     return file.isa not in (None, BASELINE)
 
 
 def audit(image: Image) -> Audit:
-    """Return what the files of an image are, as a container of it would see them; raise AuditError."""
+    """Return the audit of an image, from the files that its containers would see; raise AuditError."""
     tree = Tree(image.layers)
     installed = list(packages(tree))
     versions = {path: package.version for package in installed for path in package.files}
@@ -143,7 +143,7 @@ def audit(image: Image) -> Audit:
         ptx=tuple(promise.ptx([code for code in codes if code.cuda])),
         compressed=any(code.compressed for code in codes),
         objects=tuple(sorted({target for code in codes for target in code.objects})),
-        # What is in a folder of glibc-hwcaps is loaded where it runs.
+        # The loader takes files in glibc-hwcaps folders only on CPUs that can run them.
         isa=tuple(
             (one.file.isa, one.path)
             for one in files
@@ -160,13 +160,13 @@ def _found(tree: Tree) -> Iterator[Found]:
 
 def _with_inner(path: str, layer: str, file: File) -> Iterator[Found]:
     yield Found(path=path, layer=layer, file=file, own=not libraries.of_nvidia(path, file.soname))
-    # What is in an archive is not loaded from there, but it is what will be installed.
+    # Files in an archive are not loaded from there, but an installation would put them into the image.
     for name, inner in file.inner:
         yield from _with_inner(f"{path}{INNER}{name}", layer, inner)
 
 
 def _loadable(file: File) -> bool:
-    """Whether a driver is given the device code of a file: not that of objects, which are linked first."""
+    """Whether a driver can load the device code of a file; objects have to be linked first."""
     return file.linked and file.code.linked and bool(file.code.cubins or file.code.ptx or file.code.objects)
 
 
@@ -177,7 +177,7 @@ def _program(file: File) -> bool:
 def _drivers(tree: Tree, listed: Sequence[Found], environment: Mapping[str, str]) -> Iterator[DriverFile]:
     files = {one.path: one.file.driver for one in listed if one.file.driver}
     for link in tree.links():
-        # A link to a file that is the driver by this name alone.
+        # Only the link's name, not its target's, shows that the file is a driver library.
         target = named(link)
         led = tree.find(link) if target and target[1] else None
         if target and led and led[0] not in files:

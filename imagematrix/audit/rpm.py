@@ -1,9 +1,9 @@
-"""The checksums of files in a database of rpm, whichever of its three formats it has.
+"""The checksums of files in an rpm database, in any of its three formats.
 
-A database holds the header of each package: SQLite in a table (rpmdb.sqlite), ndb in slots (Packages.db),
-Berkeley DB in pages of a hash (Packages). Headers are those of rpm's manual, "RPM package format"; ndb is
-read as lib/backend/ndb/rpmpkg.c writes it, Berkeley DB as dbinc/db_page.h has it. A database that is damaged,
-or too large, has no checksums: its files are decoded, then.
+A database has the header of each package: SQLite in a table (rpmdb.sqlite), ndb in slots (Packages.db),
+Berkeley DB in the pages of a hash (Packages). rpm's manual describes the headers ("RPM package format"),
+lib/backend/ndb/rpmpkg.c the format ndb, and dbinc/db_page.h that of Berkeley DB. A database that is damaged
+or too large yields no checksums, so its files are decoded.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 __all__ = ["berkeley", "ndb", "sqlite"]
 
-LARGEST = 512 << 20  # bytes of a database; one of 2,000 packages has some 150 MB
+LARGEST = 512 << 20  # bytes of a database; with 2,000 packages it has about 150 MB
 LONGEST = 32 << 20  # bytes of a header
-STEPS = 10_000_000  # of SQLite's machine; a package takes four
+STEPS = 10_000_000  # instructions of SQLite's virtual machine; a package takes four
 
-INDEX = struct.Struct(">II")  # numbers of entries, and of bytes behind them
+INDEX = struct.Struct(">II")  # number of entries, number of bytes after them
 ENTRY = struct.Struct(">IIII")  # tag, type, place among the bytes, number of values
 DIGESTS, ALGORITHM = 1035, 5011  # tags
 INT32, STRINGS = 4, 8  # types
@@ -44,7 +44,7 @@ HEXADECIMAL = re.compile(rb"(?:[0-9a-f]{2})+")
 NDB = struct.Struct("<4sIII")  # magic, version, generation, pages with slots
 SLOT = struct.Struct("<4sIII")  # magic, number of the package, first block, blocks
 BLOB = struct.Struct("<4sIII")  # magic, number of the package, generation, bytes
-SLOTS = 32  # where they begin
+SLOTS = 32  # offset of the first slot
 BLOCK, PAGE = 16, 4096
 MOST_SLOTS = 1_000_000
 
@@ -79,7 +79,7 @@ def _checksums(headers: Headers, file: Stream, size: int) -> Iterator[tuple[str,
     left = size
     for header in headers(file, size):
         left -= len(header)
-        if left < 0:  # one that is there several times
+        if left < 0:  # the database repeats headers, which together exceed its size
             return
         yield from _digests(header)
 
@@ -111,14 +111,14 @@ def _sqlite(file: Stream, _: int) -> Iterator[bytes]:
     with tempfile.NamedTemporaryFile(dir=disk()) as copy:
         shutil.copyfileobj(file, copy)
         copy.flush()
-        # Nothing but this file is read, no other of the database's, and nothing is written.
+        # SQLite reads only this file, without a journal, and writes nothing.
         name = f"{Path(copy.name).as_uri()}?mode=ro&immutable=1"
         with (
             contextlib.suppress(sqlite3.Error, UnicodeDecodeError),  # messages may quote what is there
             contextlib.closing(sqlite3.connect(name, uri=True)) as database,
         ):
             database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST)
-            database.set_progress_handler(lambda: True, STEPS)  # it ends what goes on for ever
+            database.set_progress_handler(lambda: True, STEPS)  # interrupt a query that does not end
             database.execute("PRAGMA trusted_schema = OFF")
             for (header,) in database.execute("SELECT blob FROM Packages"):
                 if isinstance(header, bytes):
@@ -169,7 +169,7 @@ def _berkeley(file: Stream, size: int) -> Iterator[bytes]:
 
 
 def _elsewhere(page: bytes) -> Iterator[tuple[int, int]]:
-    """Yield the first page and the length of each value on overflow pages; every other entry is a key."""
+    """Yield the first page and the length of each value on overflow pages. Keys and values alternate."""
     _, entries, _, kind = HEAD.unpack_from(page)
     if kind in HASHED:
         places = struct.unpack_from(f"<{min(entries, (len(page) - HEAD.size) // 2)}H", page, HEAD.size)
@@ -181,7 +181,7 @@ def _elsewhere(page: bytes) -> Iterator[tuple[int, int]]:
 
 
 def _overflow(page: bytes, wanted: int) -> tuple[int, bytes]:
-    """Return the next page and up to `wanted` bytes of an overflow page; no page behind another one."""
+    """Return the next page (0 at the end) and up to `wanted` bytes of an overflow page."""
     if len(page) < HEAD.size:
         return 0, b""
     following, _, used, kind = HEAD.unpack_from(page)

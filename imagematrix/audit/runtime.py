@@ -1,6 +1,6 @@
-"""CUDA's runtime in an image, held against the drivers that its labels admit.
+"""CUDA's runtime in an image, compared with the drivers that its labels admit.
 
-A program ends with error 35 where the driver is older than the first one of its runtime's major release:
+A program fails with error 35 if the driver is older than the first driver for the runtime's major release:
 https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html.
 """
 
@@ -21,9 +21,9 @@ RUNTIME = "cudart"
 
 
 def doubts(audited: Audit, variant: Variant) -> Iterator[str]:
-    """Yield in sentences which runtimes need newer drivers than the labels do.
+    """Yield a warning for each runtime that needs a newer driver than the labels require.
 
-    These are no contradictions, because a program may never load them.
+    It is not a contradiction, because the image's program may never load this runtime.
     """
     own = variant.driver.version if variant.driver else None
     admitted = own or (variant.cuda and cuda.lowest_driver(variant.cuda, variant.oldest_driver))

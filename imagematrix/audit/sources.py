@@ -1,7 +1,7 @@
-"""Where images are read from: an engine, a registry, an OCI layout, an archive of `docker save` or of OCI.
+"""Reading images from an engine, a registry, an OCI layout, or an archive (of `docker save` or of a layout).
 
-Nothing is started, and nothing of an image is written but files that are too large for memory, while they are
-looked at.
+No container is started. Files that are too large for memory are written to temporary files while they are
+examined; nothing else of an image is written.
 """
 
 from __future__ import annotations
@@ -39,28 +39,28 @@ if TYPE_CHECKING:
 
 __all__ = ["read"]
 
-LAYOUT = "oci-layout"  # the file that makes a folder a layout
+LAYOUT = "oci-layout"  # the file that marks a folder as a layout
 INDEX = "index.json"
 SAVED = "manifest.json"
 BLOB = re.compile(r"blobs/sha256/[0-9a-f]{64}", re.ASCII)
 SMALL = 4 << 20  # bytes of a manifest or a configuration
 MOST = 10_000  # files of an archive
-TRIES = 5  # to read an image of the engine whose name changes its meaning
+TRIES = 5  # attempts to read an image from the engine while its name moves to other images
 TEXTS = (b"{", b"[")
 
 
 def read(reference: str, platform: str, layers: Layers) -> Iterator[Image]:
-    """Yield the images that a name stands for: of a layout or an archive, of the engine, of a registry.
+    """Yield the images of a reference: a path of a layout or an archive, or a name in an engine or registry.
 
-    `platform`, such as linux/amd64, decides where it stands for several of other people's. Raises
-    UnknownImageError where there is none, EngineError where neither engine nor registry can be reached,
-    AuditError where what there is can't be read.
+    `platform`, such as linux/amd64, selects an image from an index without variants of imagematrix. Raises
+    UnknownImageError if there is no image, EngineError if neither engine nor registry can be reached,
+    AuditError if the image can't be read.
     """
     path = Path(reference)
     try:
         folder = stat.S_ISDIR(path.stat().st_mode)
     except OSError as error:
-        if reference.startswith((".", "/")):  # as no name of an image does
+        if reference.startswith((".", "/")):  # no image name begins like this
             raise UnknownImageError(f"{reference}: {error.strerror}") from error
         yield from _named(reference, platform, layers)
         return
@@ -78,7 +78,7 @@ def read(reference: str, platform: str, layers: Layers) -> Iterator[Image]:
 
 
 def _named(reference: str, platform: str, layers: Layers) -> Iterator[Image]:
-    """Yield the image of the engine with this name, or else what the registry has that it names."""
+    """Yield the engine's image with this name, or else its images in the registry."""
     remote = names_registry(reference)
     try:
         saved = _saved(reference)
@@ -107,9 +107,9 @@ def _named(reference: str, platform: str, layers: Layers) -> Iterator[Image]:
 
 
 def _variants(reference: str) -> list[str]:
-    """Return the variants of imagematrix in the engine that a version stands for; none without an engine.
+    """Return the variants of a version in the engine; none if there is no engine.
 
-    A registry knows a version of its own as an index, which goes before.
+    If the reference names a registry, its index lists the variants, so the engine is not asked.
     """
     if names_registry(reference):
         return []
@@ -119,9 +119,9 @@ def _variants(reference: str) -> list[str]:
 
 
 def _saved(reference: str) -> _Pieces | None:
-    """Return an image of the engine as `docker save` writes it; None where it has none of this name.
+    """Return an image of the engine as `docker save` writes it, or None if the engine has no such image.
 
-    The engine answers by name, so that a build or a pull may give the name to another image meanwhile.
+    The engine exports by name, and a build or a pull may move the name to another image meanwhile.
     """
     digests = engine.digests(reference)
     for _ in range(TRIES):
@@ -149,7 +149,7 @@ def _exported(reference: str, digests: frozenset[str]) -> _Pieces:
 
 
 class _Pieces:
-    """What an engine sends of an image with these `digests`, piece by piece."""
+    """The stream of an image that an engine exports. The engine has the `digests` for this image."""
 
     def __init__(self, pieces: Iterator[bytes], close: Callable[[], None], digests: frozenset[str]) -> None:
         self._pieces = pieces
@@ -168,14 +168,14 @@ class _Pieces:
                 parts.append(piece)
                 length += len(piece)
         except (RequestException, HTTPError) as error:
-            raise EngineError(f"the engine broke off: {error}") from error
+            raise EngineError(f"the engine aborted the export: {error}") from error
         whole = b"".join(parts)
         data, self._left = whole[:size], whole[size:]
         return data
 
 
 class _Layout:
-    """The Source that a folder with an OCI layout is."""
+    """A Source that reads a folder with an OCI layout."""
 
     def __init__(self, folder: Path, layers: Layers) -> None:
         self._folder = folder
@@ -213,7 +213,7 @@ class _Layout:
 
 
 class _Remote:
-    """The Source that a repository of a registry is."""
+    """A Source that reads a repository of a registry."""
 
     def __init__(self, registry: Registry, layers: Layers) -> None:
         self._registry = registry
@@ -233,12 +233,11 @@ class _Remote:
 
 
 class _Archive:
-    """The Source that an archive of `docker save`, or one with an OCI layout, is: read in one go.
+    """A Source that reads an archive of `docker save`, or of an OCI layout, from the beginning to the end.
 
-    It may be compressed, as `docker load` takes it.
-
-    Layers come before what says whose they are, so each is read as it comes. `digests` are those that the
-    engine has for the image: the classic image store writes manifests that nobody ever pushed.
+    The archive may be compressed, as for `docker load`. Layers may come before the manifest that lists them,
+    so each is read where it is. `digests` are those that the engine has for the image: the classic image
+    store exports manifests that exist nowhere else.
     """
 
     def __init__(self, file: Stream, layers: Layers, digests: frozenset[str] | None = None) -> None:
@@ -275,7 +274,7 @@ class _Archive:
                     self._layers[name] = self._reader.read(own, lambda _: contextlib.nullcontext(stream))
                 else:
                     self._layers[name] = self._reader.unnamed(stream, name)
-            except AuditError as error:  # it may be something else, which nobody asks for
+            except AuditError as error:  # it may be no layer; raised only if an image needs it
                 self._layers[name] = error
 
     def images(self, reference: str, platform: str) -> Iterator[Image]:
@@ -324,21 +323,22 @@ class _Archive:
         return _checked(raw, f"sha256:{name.rpartition('/')[2]}") if BLOB.fullmatch(name) else raw
 
     def _check(self, config: bytes, layers: Sequence[str]) -> None:
-        """Raise AuditError where layers are not those of a configuration: no engine would load them.
+        """Raise AuditError if layers are not those of a configuration: no engine would load such an archive.
 
-        Their digests are those of their tars, or those of their blobs in a manifest.
+        The digests in `layers` are those of their tars, or those of their blobs in a manifest.
         """
         root = Fields(documents.parse(config, SAVED), SAVED).object_or_none("rootfs")
         tars = root.texts("diff_ids") if root and root.present("diff_ids") else ()
         own = digest(config)
         blobs = (listed for _, listed in self._manifests.get(own, ()))
         if all([*listed] != layers for listed in (tars, *blobs)):
-            raise AuditError(f"the archive has other layers than its configuration {own} says")
+            raise AuditError(f"the layers in the archive do not match its configuration {own}")
 
     def _manifest(self, config: str) -> str:
-        """Return the digest of the manifest with this configuration, or else that of the configuration.
+        """Return the digest of the manifest with this configuration, or else the configuration's digest.
 
-        It is one that the engine knows the image by: for an image of several platforms, its index.
+        If the engine knows the image by neither, return the engine's digest: that of an index, if the image
+        is for several platforms.
         """
         for own, _ in self._manifests.get(config, ()):
             if own in (self._digests or {own}):
@@ -347,7 +347,7 @@ class _Archive:
 
     @cached_property
     def _manifests(self) -> Mapping[str, list[tuple[str, list[str]]]]:
-        """Digest and layers of each manifest, by the digest of its configuration."""
+        """The digest and the layers of each manifest, by the digest of its configuration."""
         by_config: defaultdict[str, list[tuple[str, list[str]]]] = defaultdict(list)
         for raw in self._texts.values():
             with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
@@ -358,14 +358,14 @@ class _Archive:
 
 
 def _checked(raw: bytes, own: str) -> bytes:
-    """Return the bytes of a blob; raise AuditError where they have another digest than its name says."""
+    """Return the bytes of a blob; raise AuditError if they do not match its digest."""
     if digest(raw) != own:
-        raise AuditError(f"the blob {own} has other bytes than its digest says")
+        raise AuditError(f"the content of blob {own} does not match its digest")
     return raw
 
 
 class _Prefixed:
-    """A stream whose first bytes were read already."""
+    """A stream that starts with bytes that were already read from it."""
 
     def __init__(self, head: bytes, stream: Stream) -> None:
         self._head = head

@@ -1,8 +1,8 @@
-"""The files of an image as a container of it sees them: its layers upon each other.
+"""The files of an image as its containers see them: all its layers, merged.
 
-They are put together as overlayfs does it, on which engines unpack each layer by itself. In its folder, a
-file under a link goes where the link leads. Then two folders at a path become one, and anything else hides
-what lower layers have there: a folder also hides a link to one.
+Layers are merged as overlayfs does, because engines unpack each layer into a folder of its own. Within a
+layer, a path through a link goes to the link's target. Between layers, two folders at the same path are
+merged; anything else hides what lower layers have at its path. A folder also hides a link to a folder.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ HOPS = 40  # links that the kernel follows before it gives up (path_resolution(7
 
 @dataclass(slots=True)
 class _Directory:
-    """A folder. `removed` are the names that a layer takes away in it, `emptied` says that it takes all."""
+    """A folder. `removed` are the names that its layer removes from it; `emptied`: the layer removes all."""
 
     inner: dict[str, _Directory | Symlink | Plain] = field(default_factory=dict)
     removed: set[str] = field(default_factory=set)
     emptied: bool = False
 
     def cover(self, upper: _Directory) -> None:
-        """Put a folder of the next layer upon this one."""
+        """Merge the same folder of the next layer into this one."""
         waiting = [(self, upper)]
         while waiting:
             below, above = waiting.pop()
@@ -49,7 +49,7 @@ class _Directory:
 
 
 class Tree:
-    """What `layers` have together, the lowest first; raise AuditError where no engine would unpack them."""
+    """The merged files of `layers`, the lowest first. Raises AuditError if no engine would unpack them."""
 
     def __init__(self, layers: Iterable[Layer]) -> None:
         self._root = _Directory()
@@ -57,7 +57,7 @@ class Tree:
             self._apply(layer)
 
     def files(self) -> Iterator[tuple[str, Plain]]:
-        """Yield path and file of all there are, sorted by path."""
+        """Yield the path and the entry of every file, sorted by path."""
         return ((path, node) for path, node in self._all() if isinstance(node, Plain))
 
     def links(self) -> Iterator[str]:
@@ -75,12 +75,12 @@ class Tree:
                 yield path, node
 
     def find(self, path: str) -> tuple[str, Plain] | None:
-        """Return the file that a path leads to, by all links, and its own path; None where it is none."""
+        """Follow all links in a path; return the file's own path and the file, or None if it is no file."""
         names, node = self._walk(path)
         return (f"/{'/'.join(names)}", node) if isinstance(node, Plain) else None
 
     def names(self, folder: str) -> list[str]:
-        """Return the names in a folder, sorted; none where it is none."""
+        """Return the names in a folder, sorted; none if it does not exist."""
         _, node = self._walk(folder)
         return sorted(node.inner) if isinstance(node, _Directory) else []
 
@@ -91,7 +91,7 @@ class Tree:
         upper = _Directory()
         for path in layer.emptied:
             _made(upper, path).emptied = True
-        upper.emptied = False  # overlayfs shows the root of every layer
+        upper.emptied = False  # overlayfs ignores an opaque root
         for path in layer.removed:
             parent, _, name = path.rpartition("/")
             _made(upper, parent).removed.add(name)
@@ -120,9 +120,9 @@ class Tree:
 def _walked(
     root: _Directory, path: str, *, make: bool = False
 ) -> tuple[list[str], _Directory | Symlink | Plain | None]:
-    """Return the names on the way to what a path leads to, without links, and what that is.
+    """Follow a path; return the names in the resolved path, and the entry there, or None if there is none.
 
-    None where it is nothing; with `make` it is a folder then, and so is all on the way.
+    With `make`, create a folder there if none exists, and all its parents.
     """
     names: list[str] = []
     passed: list[_Directory | Symlink | Plain] = [root]
@@ -152,6 +152,6 @@ def _walked(
 
 
 def _made(root: _Directory, path: str) -> _Directory:
-    """Return the folder that a path leads to, which is made where there is none."""
+    """Return the folder at a path, creating it if needed."""
     _, node = _walked(root, path, make=True)
     return node if isinstance(node, _Directory) else root

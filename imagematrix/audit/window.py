@@ -1,4 +1,4 @@
-"""A part of a file's bytes, to be read at any place, never beyond its end."""
+"""Random access to a part of a file, never beyond the part's end."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ PIECE = 1 << 20  # bytes that are searched at once
 class Window(io.RawIOBase):
     """The `size` bytes of a seekable file from `start` on, as a file of its own.
 
-    Nobody vouches for what is in it: what a caller asks for beyond its end is not there. `start` is
-    where it begins in the file.
+    Offsets and sizes from untrusted files are safe: a read beyond the end returns fewer bytes. `start` is the
+    window's offset in the file.
     """
 
     def __init__(self, file: BinaryIO, start: int, size: int) -> None:

@@ -1,1 +1,1 @@
-"""What the instructions of programs and libraries need of a CPU."""
+"""Decoding programs and libraries to find the CPU flags that their instructions need."""

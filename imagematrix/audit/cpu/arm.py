@@ -1,7 +1,7 @@
 """Instructions of AArch64, and the flags of /proc/cpuinfo that they need.
 
-Each is a word of 32 bits, so a table of masks is all that decoding takes (capstone 5 names the features of
-few of them). The encodings are those of the Arm Architecture Reference Manual (DDI 0487), chapter C4.
+Every instruction is a word of 32 bits, so a table of masks is enough to decode them (capstone 5 names the
+features of only a few). The encodings come from the Arm Architecture Reference Manual (DDI 0487), chapter C4.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 __all__ = ["Arm"]
 
 WORD = 4  # bytes
-# Mask, value and flags; the first that matches a word decides. Hints (pointer authentication, branch targets)
-# run on every CPU.
+# Mask, value and flag; the first row that matches a word decides. Hints (pointer authentication, branch
+# targets) run on every CPU.
 TABLE = (
     # Loads and stores: compare and swap, atomic operations, release consistency, memory copying
     (0x3FA07C00, 0x08A07C00, "atomics"),
@@ -76,7 +76,7 @@ TABLE = (
     (0xBF60FC00, 0x2E20CC00, "asimdfhm"),
     (0xBFC0B400, 0x0F800000, "asimdfhm"),
     (0xBFC0B400, 0x2F808000, "asimdfhm"),
-    # Floating point: rounding, conversion as JavaScript has it, half precision but for what converts it
+    # Floating point: rounding, JavaScript's conversion, half precision except for its conversions
     (0xFFBE7C00, 0x1E284000, "frint"),
     (0x9FBFEC00, 0x0E21E800, "frint"),
     (0xFFFFFC00, 0x1E7E0000, "jscvt"),
@@ -92,7 +92,7 @@ TABLE = (
     (0xBFF8FC00, 0x0F00FC00, "asimdhp"),
     (0xDF60C400, 0x5E400400, "fphp"),
     (0xDF7E0C00, 0x5E780800, "fphp"),
-    # Scalable vectors: those with integers that came with the second version, and all others
+    # Scalable vectors: integer instructions added in the second version, and all others
     (0xFF20F800, 0x44000000, "sve"),
     (0xFFA0F800, 0x44A00000, "sve"),
     (0xFF20FC00, 0x45009800, "svei8mm"),
@@ -102,7 +102,7 @@ TABLE = (
     (0x1E000000, 0x04000000, "sve"),
     (0x9E000000, 0x80000000, "sme"),
 )
-ASKS = (0xFFFFF000, 0xD5380000)  # mrs of registers that describe the CPU, which the kernel plays
+ID_REGISTERS = (0xFFFFF000, 0xD5380000)  # mrs of registers that describe the CPU, which the kernel emulates
 BRANCH = (0x7C000000, 0x14000000)  # b and bl, with 26 bits of distance
 NEAR = ((0xFF000000, 0x54000000, 19), (0x7E000000, 0x34000000, 19), (0x7E000000, 0x36000000, 14))
 PAGE = (0x9F000000, 0x90000000)  # adrp
@@ -110,31 +110,31 @@ PLACE = (0xFFC00000, 0x91000000)  # add of 12 bits
 
 
 class Arm:
-    """The decoder of AArch64. The code of an instruction is the instruction itself."""
+    """The decoder for AArch64. An instruction's code is its word."""
 
     def codes(self, body: bytes) -> frozenset[int]:
         """Return the instructions in a function."""
         return frozenset(_words(body))
 
-    def sound(self, codes: frozenset[int]) -> bool:  # noqa: ARG002 - as of other machines
-        """Whether all of a function is instructions, which no word says of itself."""
+    def only_instructions(self, codes: frozenset[int]) -> bool:  # noqa: ARG002 - the protocol's signature
+        """Return True: on AArch64, data cannot be told from instructions."""
         return True
 
-    def asks(self, codes: frozenset[int]) -> bool:
-        """Whether a function asks which CPU it runs on."""
-        return any(code & ASKS[0] == ASKS[1] for code in codes)
+    def detects_cpu(self, codes: frozenset[int]) -> bool:
+        """Whether a function detects the CPU."""
+        return any(code & ID_REGISTERS[0] == ID_REGISTERS[1] for code in codes)
 
     def flags(self, codes: frozenset[int]) -> frozenset[str]:
         """Return the flags beyond the baseline that instructions need."""
         rows = self._rows
         return frozenset(self._flag(code) for code in codes if code >> 24 in rows) - {""}
 
-    def counted(self, body: bytes) -> Counter[str]:
+    def counts_by_flag(self, body: bytes) -> Counter[str]:
         """Return how many instructions need each flag."""
         return Counter(flag for code in _words(body) if (flag := self._flag(code)))
 
     def targets(self, body: bytes, address: int) -> Iterator[int]:
-        """Yield the addresses that a function at an address calls or jumps to."""
+        """Yield the addresses that a function at `address` calls or jumps to."""
         for place, code in enumerate(_words(body)):
             here = address + place * WORD
             if code & BRANCH[0] == BRANCH[1]:
@@ -144,8 +144,8 @@ class Arm:
                     if code & mask == value:
                         yield here + _signed(code >> 5, bits) * WORD
 
-    def taken(self, body: bytes, address: int) -> Iterator[int]:
-        """Yield the addresses that a function takes, as of another to be called later."""
+    def addresses_taken(self, body: bytes, address: int) -> Iterator[int]:
+        """Yield the addresses that a function computes, for example to pass a callback."""
         pages: dict[int, int] = {}
         for place, code in enumerate(_words(body)):
             if code & PAGE[0] == PAGE[1]:
@@ -160,7 +160,7 @@ class Arm:
 
     @cached_property
     def _rows(self) -> Mapping[int, tuple[tuple[int, int, str], ...]]:
-        """The rows of the table by the first byte that words may have."""
+        """The rows of the table by the highest byte of the words that they match."""
         rows: dict[int, list[tuple[int, int, str]]] = defaultdict(list)
         for mask, value, flag in TABLE:
             for first in range(256):

@@ -1,4 +1,4 @@
-"""What says that code is chosen when it runs, by the CPU that it runs on: names, symbols, texts."""
+"""Evidence that a program chooses code for the CPU when it runs: names, symbols, strings."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ FLAVOUR = re.compile(
     r"|a64fx|tsv110)(?![a-z]))",
     re.IGNORECASE | re.ASCII,
 )
-# Functions and variables that tell about the CPU, of the C library, of compilers' runtimes and of others.
-ASKED = re.compile(
+# Functions and variables that describe the CPU, in the C library, compilers' runtimes and other libraries.
+DETECTION = re.compile(
     r"cpu.?(?:id|model|indicator|features?|flags?|info|supports|detect|arch|caps?|capab\w+|isa|level|type|has)"
     r"|auxval|hwcap|ia32cap|armcap|x86_get|simd|has_?(?:avx|sse|neon|sve|fma)|have_?(?:avx|sse|neon|sve|fma|lse)"
     r"|hardware_?support",
@@ -36,7 +36,8 @@ ASKED = re.compile(
 )
 TEXTS = (b"/proc/cpuinfo", b"/proc/self/auxv")
 RELA = 24  # bytes of a relocation
-INDIRECT = frozenset([37, 1032])  # R_X86_64_IRELATIVE and R_AARCH64_IRELATIVE: the loader calls a function
+# R_X86_64_IRELATIVE and R_AARCH64_IRELATIVE: the loader calls a function that returns the address.
+INDIRECT = frozenset([37, 1032])
 HWCAPS = "glibc-hwcaps"
 PIECE = 1 << 20
 SEARCHED = 64 << 20  # bytes
@@ -44,18 +45,18 @@ MOST_RELOCATIONS = 2_000_000
 
 
 def chosen(name: str) -> bool:
-    """Whether a function has the name of one that is for certain CPUs."""
+    """Whether a function's name says that it is for certain CPUs."""
     return FLAVOUR.search(name) is not None
 
 
 def chosen_file(path: str) -> bool:
-    """Whether a file has the name of one that is loaded on certain CPUs alone."""
+    """Whether a file's path says that it is loaded only on certain CPUs."""
     folder, name = posixpath.split(path)
     return HWCAPS in folder.split("/") or chosen(name)
 
 
 def signs(elf: Elf, window: Window) -> Iterator[str]:
-    """Yield what says that a file finds out about the CPU, apart from its instructions."""
+    """Yield the evidence that a file detects the CPU, apart from its instructions."""
     wanted: list[int] = []
     indirect = False
     for one in functions.symbols(elf, window):
@@ -64,7 +65,7 @@ def signs(elf: Elf, window: Window) -> Iterator[str]:
             wanted.append(one.place)
     if indirect or any(_indirect(elf, window)):
         yield "ifunc"
-    yield from sorted({name for name in functions.names(wanted, window) if ASKED.search(name)})
+    yield from sorted({name for name in functions.names(wanted, window) if DETECTION.search(name)})
     for section in elf.named(".rodata"):
         for at in range(0, min(section.size, SEARCHED), PIECE):
             raw = window.at(section.offset + at, min(PIECE + len(TEXTS[0]), section.size - at))

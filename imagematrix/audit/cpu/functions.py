@@ -1,8 +1,8 @@
-"""Where the functions of a linked ELF file begin and end, and what they are called.
+"""Finding the functions of a linked ELF file: their addresses, sizes and names.
 
-Instructions of x86 have 1 to 15 bytes, so they can only be decoded from where one begins. What unwinding
-needs (.eh_frame, which stripping leaves) and symbols tell that. The layouts are those of the Linux Standard
-Base (Core, "Exception Frames") and of the System V ABI.
+x86 instructions have 1 to 15 bytes, so decoding has to start at the beginning of one. Symbols give the
+beginnings of functions, and so do the tables for unwinding (.eh_frame, which stripping leaves in place). The
+Linux Standard Base (Core, "Exception Frames") and the System V ABI describe the layouts.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ if TYPE_CHECKING:
 
 __all__ = ["GLOBAL", "HIDDEN", "IFUNC", "UNDEFINED", "Symbol", "functions", "names", "symbols"]
 
-MOST = 2_000_000  # functions of a file, of which some are told twice
-RUN = 1 << 16  # functions that are sorted at a time
+MOST = 2_000_000  # functions of a file, some of them twice
+RUN = 1 << 16  # functions to sort at a time
 SIZE_BITS = 24
 LARGEST = (1 << SIZE_BITS) - 1  # bytes of a function
-ADDRESSES = range(1 << 64 - SIZE_BITS)  # those of linked files are small
+ADDRESSES = range(1 << 64 - SIZE_BITS)  # linked files have no higher addresses
 MOST_SYMBOLS = 4_000_000
 PIECE = 1 << 20
 LONGEST = 200  # bytes of a name
-FRAME = struct.Struct("<IIiI")  # length, distance to what is common to several, function's begin and size
-BEGIN = 8  # place of the begin, to which it is relative
-LONG = 0xFFFFFFFF  # length of what has 64-bit lengths
+FRAME = struct.Struct("<IIiI")  # length, distance to the common information entry, function's begin and size
+BEGIN = 8  # offset of the function's begin, which is relative to this place
+LONG = 0xFFFFFFFF  # in place of the length of an entry with a 64-bit length
 SYMBOL = struct.Struct("<IBBHQQ")  # name, type and binding, visibility, section, address, size
 FUNCTION, IFUNC = 2, 10  # types of symbols
 LOCAL, GLOBAL = 0, 1  # bindings, among others
 HIDDEN = (1, 2)  # visibilities: internal and hidden
-UNDEFINED = 0  # section of what another file has
+UNDEFINED = 0  # section of a symbol that another file defines
 TABLES = ((".symtab", ".strtab"), (".dynsym", ".dynstr"))
 
 
 @dataclass(frozen=True, slots=True)
 class Symbol:
-    """A symbol of a function, or of anything that another file has.
+    """A symbol for a function, or for anything that another file defines.
 
-    `place` is where the file has its name, `dynamic` whether it is one for the loader.
+    `place` is the offset of its name in the file. `dynamic`: it is in the loader's symbol table.
     """
 
     place: int
@@ -59,9 +59,9 @@ class Symbol:
 
 
 def functions(elf: Elf, window: Window) -> tuple[array[int], array[int]]:
-    """Return the addresses of the functions, sorted, none twice, and their sizes; 0 where one is not known.
+    """Return the addresses of the functions, sorted and without repetition, and their sizes, 0 if unknown.
 
-    There may be a million, which as pairs in a list would take 200 MB.
+    There may be a million functions. A list of pairs would then take 200 MB.
     """
     starts, sizes = array("Q"), array("I")
     packed = islice(_packed(elf, window), MOST)
@@ -79,7 +79,7 @@ def functions(elf: Elf, window: Window) -> tuple[array[int], array[int]]:
 
 
 def symbols(elf: Elf, window: Window) -> Iterator[Symbol]:
-    """Yield the functions among the symbols, and what the file wants of others."""
+    """Yield the symbols for functions, and the symbols that other files define."""
     left = MOST_SYMBOLS
     for table, texts in TABLES:
         named = next(elf.named(texts), None)
@@ -102,13 +102,13 @@ def symbols(elf: Elf, window: Window) -> Iterator[Symbol]:
 
 
 def names(places: Iterable[int], window: Window) -> Iterator[str]:
-    """Yield the names at these places of the file."""
+    """Yield the names at these offsets in the file."""
     for place in places:
         yield window.at(place, LONGEST).partition(b"\0")[0].decode("utf-8", "replace")
 
 
 def _packed(elf: Elf, window: Window) -> Iterator[int]:
-    """Yield the functions, some of them twice, each with its address and its size as one number."""
+    """Yield the address and the size of each function, packed into one number; some functions come twice."""
     named = ((one.address, one.size) for one in symbols(elf, window) if one.section != UNDEFINED)
     for start, size in chain(_frames(elf, window), named):
         if start in ADDRESSES:
@@ -123,7 +123,7 @@ def _rows(window: Window, section: Section, size: int) -> Iterator[tuple[int, in
 
 
 def _frames(elf: Elf, window: Window) -> Iterator[tuple[int, int]]:
-    """Yield the functions that unwinding is told of, with addresses encoded as all compilers do."""
+    """Yield the address and the size of each function in .eh_frame, which compilers all encode in one way."""
     for section in elf.named(".eh_frame"):
         at = 0
         while at < section.size:

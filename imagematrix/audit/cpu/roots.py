@@ -1,4 +1,4 @@
-"""Where a file is entered: its first instruction, main, its constructors, the functions that it exports."""
+"""Entry points of a file: its first instruction, main, its constructors, the functions that it exports."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ ARRAYS = (".preinit_array", ".init_array")
 INITIAL = ".init"
 MAIN = b"main\0"
 POINTER = struct.Struct("<Q")
-RELOCATION = struct.Struct("<QQq")  # where, kind, what
-RELATIVE = frozenset([8, 1027])  # kinds, of x86-64 and of aarch64: the address of what is in the same file
+RELOCATION = struct.Struct("<QQq")  # place, kind, addend
+RELATIVE = frozenset([8, 1027])  # kinds for x86-64 and aarch64: an address in the same file
 MOST = 1_000_000  # relocations
 MOST_POINTERS = 10_000
 
 
 def first(elf: Elf, window: Window) -> set[int]:
-    """Return the addresses of the functions that run first whatever happens."""
+    """Return the addresses of the functions that always run: the entry point, main and constructors."""
     addresses = {elf.entry} if elf.entry else set()
     addresses.update(
         one.address
@@ -60,7 +60,7 @@ def _constructors(elf: Elf, window: Window) -> Iterator[int]:
     for array in arrays:
         raw = window.at(array.offset, min(array.size, MOST_POINTERS * POINTER.size) // 8 * 8)
         yield from (address for (address,) in POINTER.iter_unpack(raw[: len(raw) // 8 * 8]) if address)
-    # The loader fills in those of a file that may be anywhere in memory.
+    # In position-independent files, the loader fills in the pointers by relocations.
     for section in elf.named(".rela.dyn") if arrays else ():
         step = RELOCATION.size << 14
         for at in range(0, min(section.size, MOST * RELOCATION.size), step):

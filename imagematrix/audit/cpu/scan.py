@@ -1,9 +1,8 @@
-"""Decoding the code of a file: which flags its functions need, and which of them it can't run without.
+"""Decoding the code of a file: the CPU flags that its functions need, and those that are always required.
 
-A flag is required where code with it is reached from where the file is entered, by calls and jumps, and
-nothing in the file can tell one CPU from another. Where something can, that holds for what runs first and
-does not ask: main and the constructors themselves. A function whose name says which CPU it is for counts as
-chosen by the CPU.
+If nothing in the file detects the CPU, a flag is required if calls and jumps lead from an entry point to code
+that needs it. Otherwise, only code that always runs counts: main and the constructors themselves, unless they
+detect the CPU. A function that is named for certain CPUs counts as chosen by the CPU.
 """
 
 from __future__ import annotations
@@ -28,36 +27,36 @@ if TYPE_CHECKING:
 
 __all__ = ["Decoder", "decodable", "scan"]
 
-FEW = 8  # instructions with a flag, in what may be data; fewer are no evidence
-NAMED = 5  # functions whose names are told for each flag
-LINKAGE = ".plt"  # beginning of the names of sections with calls of other files
+FEW = 8  # instructions with a flag in bytes that may be data; fewer are no evidence
+NAMED = 5  # names of functions to report for each flag
+LINKAGE = ".plt"  # beginning of the names of sections with calls to other files
 WIDE = b"\x02\x01"  # 64 bits, little end first
 MACHINES = (X86_64, AARCH64)
 
 
 class Decoder(Protocol):
-    """What decodes the functions of one machine."""
+    """A decoder for the functions of one machine."""
 
     def codes(self, body: bytes) -> frozenset[int]:
         """Return the kinds of instructions in a function."""
 
-    def sound(self, codes: frozenset[int]) -> bool:
-        """Whether all of a function is instructions."""
+    def only_instructions(self, codes: frozenset[int]) -> bool:
+        """Whether a function contains nothing but instructions."""
 
-    def asks(self, codes: frozenset[int]) -> bool:
-        """Whether a function asks which CPU it runs on."""
+    def detects_cpu(self, codes: frozenset[int]) -> bool:
+        """Whether a function detects the CPU."""
 
     def flags(self, codes: frozenset[int]) -> frozenset[str]:
         """Return the flags beyond the baseline that instructions need."""
 
-    def counted(self, body: bytes) -> Counter[str]:
+    def counts_by_flag(self, body: bytes) -> Counter[str]:
         """Return how many instructions need each flag."""
 
     def targets(self, body: bytes, address: int) -> Iterator[int]:
-        """Yield the addresses that a function at an address calls or jumps to."""
+        """Yield the addresses that a function at `address` calls or jumps to."""
 
-    def taken(self, body: bytes, address: int) -> Iterator[int]:
-        """Yield the addresses that a function takes, as of another to be called later."""
+    def addresses_taken(self, body: bytes, address: int) -> Iterator[int]:
+        """Yield the addresses that a function computes, for example to pass a callback."""
 
 
 def decodable(elf: Elf, window: Window) -> bool:
@@ -66,7 +65,7 @@ def decodable(elf: Elf, window: Window) -> bool:
 
 
 def scan(path: str, elf: Elf, window: Window) -> HostCode:
-    """Return what the code of a `decodable` file needs; without a decoder for it, nothing is known."""
+    """Return the CPU flags that the code of a `decodable` file needs; `whole` is False without a decoder."""
     sections = [one for one in elf.sections if one.flags & CODE and not one.name.startswith(LINKAGE)]
     if not sections:
         return HostCode(whole=False)
@@ -74,7 +73,7 @@ def scan(path: str, elf: Elf, window: Window) -> HostCode:
     if decoder is None:
         return HostCode(whole=False)
     text = Text(elf, window, sections)
-    carriers, asking = _carriers(text, decoder)
+    carriers, detecting = _carriers(text, decoder)
     flags = _union(carriers.values())
     if not flags:
         return HostCode(whole=text.known)
@@ -83,13 +82,13 @@ def scan(path: str, elf: Elf, window: Window) -> HostCode:
     if dispatch.chosen_file(path) or dispatch.chosen_file(elf.soname or ""):
         by_name = set(carriers)
     for start in by_name:
-        del carriers[start]  # what is left is free: nothing says that the CPU chooses it
+        del carriers[start]  # the rest is free: no name says that it is chosen by the CPU
     free = _union(carriers.values())
-    signs = (["cpuid"] if asking else []) + sorted(set(dispatch.signs(elf, window)))
+    signs = (["cpuid"] if detecting else []) + sorted(set(dispatch.signs(elf, window)))
     first = roots.first(elf, window) | _mains(elf, text, decoder)
     if signs:
         bodies = [body for address in first if (body := text.body(address)) and body.bounded]
-        required = _union(carriers.get(body.start, ()) for body in bodies if body.start not in asking)
+        required = _union(carriers.get(body.start, ()) for body in bodies if body.start not in detecting)
     else:
         first.update(roots.exported(elf, window))
         required = _reached(text, decoder, first, carriers, by_name)
@@ -106,38 +105,38 @@ def scan(path: str, elf: Elf, window: Window) -> HostCode:
 
 @cache
 def _decoder(machine: int) -> Decoder | None:
-    """Return the decoder for a machine; None where its library is left out, as on nodes."""
+    """Return the decoder for a machine, or None if its library is missing, as in the zipapp for nodes."""
     if machine == AARCH64:
         return Arm()
     try:
-        from imagematrix.audit.cpu.x86 import X86  # it loads a large library
+        from imagematrix.audit.cpu.x86 import X86  # imported late: it loads a large library
     except ModuleNotFoundError:
         return None
     return X86()
 
 
 def _carriers(text: Text, decoder: Decoder) -> tuple[dict[int, frozenset[str]], set[int]]:
-    """Return the flags of each function that has any, by address, and the functions that ask for the CPU."""
+    """Return the flags of the functions that need any, by address, and the functions that detect the CPU."""
     flags_by_start: dict[int, frozenset[str]] = {}
-    asking: set[int] = set()
-    sets: dict[frozenset[str], frozenset[str]] = {}  # there are few, and many functions
+    detecting: set[int] = set()
+    sets: dict[frozenset[str], frozenset[str]] = {}  # many functions share few different sets
     for body in text.bodies():
         raw = text.read(body)
         codes = decoder.codes(raw)
-        if decoder.asks(codes):
-            asking.add(body.start)
+        if decoder.detects_cpu(codes):
+            detecting.add(body.start)
         flags = decoder.flags(codes)
-        if flags and not (body.bounded and decoder.sound(codes)):  # some of it may be data
-            flags = frozenset(flag for flag, count in decoder.counted(raw).items() if count >= FEW)
+        if flags and not (body.bounded and decoder.only_instructions(codes)):  # some of it may be data
+            flags = frozenset(flag for flag, count in decoder.counts_by_flag(raw).items() if count >= FEW)
         if flags:
             flags_by_start[body.start] = sets.setdefault(flags, flags)
-    return flags_by_start, asking
+    return flags_by_start, detecting
 
 
 def _mains(elf: Elf, text: Text, decoder: Decoder) -> set[int]:
-    """Return the functions whose addresses the first one takes: main, without a symbol."""
+    """Return the functions whose addresses the entry function computes, such as main without a symbol."""
     first = text.body(elf.entry)
-    return set(decoder.taken(text.read(first), first.start)) if first else set()
+    return set(decoder.addresses_taken(text.read(first), first.start)) if first else set()
 
 
 def _reached(
@@ -147,7 +146,7 @@ def _reached(
     free: Mapping[int, frozenset[str]],
     by_name: set[int],
 ) -> frozenset[str]:
-    """Return the flags of the functions that are called from those at `start`, and not `by_name`."""
+    """Return the flags of the functions that are reached from `start`, without those in `by_name`."""
     all_flags = _union(free.values())
     flags: set[str] = set()
     seen: set[int] = set()
@@ -167,9 +166,9 @@ def _reached(
 def _named(
     elf: Elf, window: Window, carriers: Mapping[int, frozenset[str]]
 ) -> tuple[Mapping[str, list[str]], set[int]]:
-    """Return the first names of functions with each flag, and the functions that are named for CPUs.
+    """Return the first names of functions with each flag, and the functions that are named for certain CPUs.
 
-    There may be hundreds of thousands, so that no more than these names are kept.
+    There may be hundreds of thousands of functions, so no other names are kept.
     """
     first: dict[str, list[str]] = defaultdict(list)
     by_name: set[int] = set()

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Body", "Text"]
 
-LONGEST = 2 << 20  # bytes that are decoded at a time
+LONGEST = 2 << 20  # bytes to decode at a time
 PADDING = b"\x00\x90\xcc"
 
 
@@ -24,8 +24,8 @@ PADDING = b"\x00\x90\xcc"
 class Body:
     """The code from an address on.
 
-    `bounded` says whether it is a function, and not just what lies between two, `goes_on` whether the
-    function goes on behind it under another name.
+    `bounded`: it is a function, not bytes between two functions. `goes_on`: the function continues after it
+    under another name.
     """
 
     start: int
@@ -43,7 +43,7 @@ class Text:
         self._starts, self._sizes = functions.functions(elf, window)
 
     def bodies(self) -> Iterator[Body]:
-        """Yield all of it, sorted by address; what is between functions as pieces that are not bounded."""
+        """Yield all code, sorted by address. Bytes between functions are bodies that are not `bounded`."""
         for section in self._sections:
             end = section.address + section.size
             first, last = bisect_right(self._starts, section.address - 1), bisect_right(self._starts, end - 1)
@@ -56,7 +56,7 @@ class Text:
             yield from self._between(here, end)
 
     def body(self, address: int) -> Body | None:
-        """Return the function that an address is in; None where none is known there."""
+        """Return the function that contains an address, or None if none is known."""
         place = bisect_right(self._starts, address) - 1
         section = self._section(address)
         if place < 0 or section is None:
@@ -80,7 +80,7 @@ class Text:
     def _body(self, place: int, end: int) -> Body:
         start, size = self._starts[place], self._sizes[place]
         following = self._starts[place + 1] if place + 1 < len(self._starts) else end
-        # Functions that begin within another are parts of it, which have names of their own.
+        # A function that begins inside another one is a part of it with its own name.
         stop = min(start + size if size else following, following, end, start + LONGEST)
         return Body(start, stop - start, bounded=size > 0, goes_on=stop == following < start + size)
 

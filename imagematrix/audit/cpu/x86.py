@@ -1,4 +1,4 @@
-"""Instructions of x86-64, as iced decodes them, and the flags of /proc/cpuinfo that they need."""
+"""Instructions of x86-64, decoded by iced, and the flags of /proc/cpuinfo that they need."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["X86"]
 
 ARCH = "x86_64"
 BITS = 64
-# What Linux calls otherwise than iced, case aside.
+# iced's names of features whose names in Linux differ in more than case.
 NAMES = {
     "AVX512_IFMA": "avx512ifma",
     "AVX512_VBMI": "avx512vbmi",
@@ -27,35 +27,35 @@ NAMES = {
     "SHA": "sha_ni",
     "SSE3": "pni",
 }
-# Compilers write tzcnt for any CPU: those without it run it as bsf, which gives the same where they use it.
-# And xgetbv asks.
+# Compilers emit tzcnt for any CPU: older CPUs run it as bsf, which gives the same result where compilers use
+# it. xgetbv only detects the CPU.
 HARMLESS = ("TZCNT_", "XGETBV")
-ASKING = frozenset([Code.CPUID, Code.XGETBV])
+DETECTING = frozenset([Code.CPUID, Code.XGETBV])
 BRANCHES = frozenset([FlowControl.CALL, FlowControl.UNCONDITIONAL_BRANCH, FlowControl.CONDITIONAL_BRANCH])
-TAKING = frozenset([Code.LEA_R64_M, Code.MOV_RM64_IMM32])
+ADDRESS_TAKING = frozenset([Code.LEA_R64_M, Code.MOV_RM64_IMM32])
 
 
 class X86:
-    """The decoder of x86-64. A function's codes are taken as a set: that takes half the time of a loop."""
+    """The decoder for x86-64. It collects codes in a set, which takes half the time of a loop over them."""
 
     def codes(self, body: bytes) -> frozenset[int]:
         """Return the kinds of instructions in a function."""
         return frozenset({one.code for one in iced_x86.Decoder(BITS, body)})
 
-    def sound(self, codes: frozenset[int]) -> bool:
-        """Whether all of a function is instructions."""
+    def only_instructions(self, codes: frozenset[int]) -> bool:
+        """Whether a function contains nothing but instructions."""
         return Code.INVALID not in codes
 
-    def asks(self, codes: frozenset[int]) -> bool:
-        """Whether a function asks which CPU it runs on."""
-        return not ASKING.isdisjoint(codes)
+    def detects_cpu(self, codes: frozenset[int]) -> bool:
+        """Whether a function detects the CPU."""
+        return not DETECTING.isdisjoint(codes)
 
     def flags(self, codes: frozenset[int]) -> frozenset[str]:
         """Return the flags beyond the baseline that instructions need."""
         table = self._table
         return frozenset().union(*(table[code] for code in codes & table.keys()))
 
-    def counted(self, body: bytes) -> Counter[str]:
+    def counts_by_flag(self, body: bytes) -> Counter[str]:
         """Return how many instructions need each flag."""
         codes = Counter([one.code for one in iced_x86.Decoder(BITS, body)])
         counts: Counter[str] = Counter()
@@ -64,20 +64,20 @@ class X86:
         return counts
 
     def targets(self, body: bytes, address: int) -> Iterator[int]:
-        """Yield the addresses that a function at an address calls or jumps to."""
+        """Yield the addresses that a function at `address` calls or jumps to."""
         for one in iced_x86.Decoder(BITS, body, ip=address):
             if one.flow_control in BRANCHES:
                 yield one.near_branch_target
 
-    def taken(self, body: bytes, address: int) -> Iterator[int]:
-        """Yield the addresses that a function takes, as of another to be called later."""
+    def addresses_taken(self, body: bytes, address: int) -> Iterator[int]:
+        """Yield the addresses that a function computes, for example to pass a callback."""
         for one in iced_x86.Decoder(BITS, body, ip=address):
-            if one.code in TAKING:
+            if one.code in ADDRESS_TAKING:
                 yield one.ip_rel_memory_address if one.is_ip_rel_memory_operand else one.immediate32
 
     @cached_property
     def _table(self) -> Mapping[int, frozenset[str]]:
-        """The flags beyond the baseline by code, where there are any."""
+        """The flags beyond the baseline that each code needs; codes without such flags are left out."""
         flags = frozenset(macros.FLAGS[ARCH].values()) - dict(marches.LEVELS)["x86-64-v1"]
         features = {value: NAMES.get(name, name.lower()) for name, value in _constants(CpuidFeature)}
         table: dict[int, frozenset[str]] = {}

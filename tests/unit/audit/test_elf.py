@@ -52,7 +52,7 @@ def test_soname_needed_libraries_and_runpath_are_read(library):
 
 
 def test_file_of_debug_information_is_not_damaged(tmp_path):
-    """Its segments are those of the program, whose dynamic section it does not have."""
+    """Its segments describe the program, including the dynamic section, which is not in this file."""
     program = compiled(tmp_path, "-shared", "-fPIC", "-g")
     subprocess.run(["objcopy", "--only-keep-debug", program, program.with_suffix(".debug")], check=True)
     raw = program.with_suffix(".debug").read_bytes()

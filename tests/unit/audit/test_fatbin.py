@@ -65,7 +65,7 @@ def test_parts_of_concatenated_entries_share_their_bytes():
         (0, 1),  # more bytes than parts
         (0, 3),  # fewer
         (1, 0xFF),  # more than there may be
-        (4, 0),  # another size of the table
+        (4, 0),  # a wrong size of the table
         (8 + 28, 0),  # a part for no target
         (8 + 20, 0),  # a part without its options
     ],

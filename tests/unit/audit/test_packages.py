@@ -94,7 +94,7 @@ def test_number_of_checksums_is_limited(monkeypatch):
     monkeypatch.setattr(packages, "MOST", 1)
     sums = packages.Sums()
     sums.add([("md5", b"a"), ("sha1", b"b")])
-    assert sums._known == {"md5": {b"a"}}
+    assert sums._by_algorithm == {"md5": {b"a"}}
 
 
 def test_programs_are_examined_in_every_folder(program):

@@ -1,4 +1,4 @@
-"""The databases of rpm: real ones, of each format, and what a hostile image may have instead.
+"""rpm's databases: a real one in each format, and malicious ones.
 
 `data/rpm` says how the real ones were made.
 """
@@ -28,7 +28,7 @@ def digests(*contents, algorithm="sha256"):
 
 
 def header(*texts, algorithm=8, tag=1035):
-    """Return a package's header with checksums of files, and their algorithm where it has one."""
+    """Return a package's header with checksums of files, and optionally their algorithm."""
     data = b"\0".join(texts) + b"\0"
     data += bytes(-len(data) % 4)
     rows = [(tag, 8, 0, len(texts))]
@@ -142,7 +142,7 @@ def test_header_shared_by_many_slots_is_read_to_a_limit():
 @pytest.mark.fuzz
 @pytest.mark.parametrize("name", FORMATS)
 def test_damaged_databases_never_crash(name):
-    """Whatever is in them; `make fuzz` tries more. SQLite's own makers try theirs."""
+    """With changed bytes; `make fuzz` tries more. SQLite's developers fuzz SQLite itself."""
     raw = real(name)
     chance = random.Random(14)  # noqa: S311 - nothing is secret
     used = [at for at, byte in enumerate(raw) if byte]

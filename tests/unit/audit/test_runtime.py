@@ -29,7 +29,7 @@ def runtime(tmp_path_factory):
 
 @pytest.fixture
 def warnings(tmp_path, runtime):
-    """Call it with facts of a variant and versions of runtimes to get what is doubtful."""
+    """Call it with facts of a variant and versions of runtimes to get the warnings."""
 
     def call(*versions, **facts):
         path = layout(tmp_path / "oci", Parts(tar(*map(runtime, versions))))
@@ -65,5 +65,5 @@ def test_the_driver_of_the_image_counts(warnings):
         ([], {"cuda": "12.4"}),
     ],
 )
-def test_runtimes_that_the_drivers_run_are_not_doubtful(warnings, versions, facts):
+def test_runtimes_that_the_drivers_run_give_no_warnings(warnings, versions, facts):
     assert warnings(*versions, **facts) == []

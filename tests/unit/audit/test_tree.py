@@ -38,7 +38,7 @@ def paths(*layers):
         ([["a"], [hardlink("b", "a")]], ["/a", "/b"]),
         ([["x/a", link("y", "x"), "y/b"]], ["/x/a", "/x/b"]),
         ([["x/a"], [link("y", "x"), "y/b"]], ["/x/a", "/x/b"]),
-        # A link of a lower layer is not followed: overlayfs hides it by a folder (podman 4.3.1 does so).
+        # A link in a lower layer is not followed: overlayfs and podman 4.3.1 hide it with a folder.
         ([["x/a", link("y", "x")], ["y/b"]], ["/x/a", "/y/b"]),
         ([["x/a", link("y", "x")], ["y/a"]], ["/x/a", "/y/a"]),
         ([["x/a", link("y", "x")], ["y/.wh.a"]], ["/x/a"]),
@@ -47,7 +47,7 @@ def paths(*layers):
         ([[link("y", "nowhere"), "y/b"]], ["/nowhere/b"]),
         ([[link("a", "b"), link("b", "a")], ["a/c"]], ["/a/c"]),
         ([[".wh.none", "none/.wh..wh..opq"]], []),
-        ([["a"], [".wh..wh..opq", "b"]], ["/a", "/b"]),  # overlayfs empties no root, nor does podman 4.3.1
+        ([["a"], [".wh..wh..opq", "b"]], ["/a", "/b"]),  # overlayfs and podman 4.3.1 ignore an opaque root
     ],
 )
 def test_later_layers_replace_and_remove_files(layers, left):
@@ -101,13 +101,13 @@ def test_dangling_hard_link_is_rejected(links):
         [link("d", "x"), ("x/f", PTX), hardlink("b", "d/f"), special("d", tarfile.DIRTYPE)],
     ],
 )
-def test_replacing_what_others_depend_on_is_rejected(members):
+def test_replacing_an_entry_that_others_depend_on_is_rejected(members):
     """Docker and podman refuse any path twice; for containerd, the first counts here."""
     with pytest.raises(AuditError, match="is replaced after another entry that depends on it"):
         tree(members)
 
 
-def test_the_last_of_several_entries_of_a_path_counts():
+def test_last_entry_of_a_path_counts():
     folder = special("d", tarfile.DIRTYPE)
     assert paths(["a", folder, "d/f", "a", folder, link("y", "d"), "y/g", link("y", "d"), "d/f"]) == [
         "/a",
@@ -131,7 +131,7 @@ def test_every_file_of_a_tree_is_found(layers):
     kinds = {"folder": tarfile.DIRTYPE, "link": tarfile.SYMTYPE, "file": tarfile.REGTYPE}
     try:
         whole = tree(*([special(name, kinds[kind], target) for name, kind, target in one] for one in layers))
-    except AuditError:  # a link is replaced that files are under
+    except AuditError:  # a later entry replaces a link that files are below
         reject()
     for path, file in whole.files():
         assert whole.find(path) == (path, file)

@@ -105,13 +105,13 @@ def test_outline_atomics_are_dispatched(build):
 def test_code_outside_functions_needs_several_instructions(build):
     assert "sve" not in build(exported=(RET,)).functions
     raw = bytes.fromhex("4100e304") * 8
-    assert Arm().counted(raw) == {"sve": 8}
+    assert Arm().counts_by_flag(raw) == {"sve": 8}
 
 
 def test_taken_addresses_are_found():
     page, place = 0xB0000000, 0x91004000  # adrp x0, +0x1000; add x0, x0, #16
     body = b"".join(word.to_bytes(4, "little") for word in (place, page, place, RET))
-    assert list(Arm().taken(body, 0x400004)) == [0x401010]
+    assert list(Arm().addresses_taken(body, 0x400004)) == [0x401010]
     back = 0xF0FFFFE0  # adrp x0, -0x1000
     body = b"".join(word.to_bytes(4, "little") for word in (back, place))
-    assert list(Arm().taken(body, 0x400004)) == [0x3FF010]
+    assert list(Arm().addresses_taken(body, 0x400004)) == [0x3FF010]
