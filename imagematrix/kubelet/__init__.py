@@ -1,1 +1,1 @@
-"""Kubelet's APIs on a node: where its sockets are, and the messages."""
+"""Kubelet's APIs on a node: the paths of its sockets, and the messages."""

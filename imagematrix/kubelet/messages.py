@@ -1,9 +1,9 @@
-"""The messages of kubelet's APIs that are used: the device plugin's v1beta1 and pod resources' v1.
+"""The messages that imagematrix uses of kubelet's APIs: device plugins (v1beta1) and pod resources (v1).
 
 Field numbers are those of api.proto in k8s.io/kubelet, pkg/apis/deviceplugin/v1beta1 and
 pkg/apis/podresources/v1. Messages are described here instead of generated, because generated modules work
 only with the protobuf releases that they were made for. Fields for mounts, annotations and CDI devices are
-left out: the device plugin cannot even set them. Unknown fields are skipped, as protobuf does.
+left out, so that the device plugin cannot set them. Unknown fields are skipped, as protobuf does.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ REGISTRATION, DEVICE_PLUGIN = "v1beta1.Registration", "v1beta1.DevicePlugin"
 PODS = "v1.PodResourcesLister"
 PACKAGE = "imagematrix.kubelet"
 
-# Of each message: field number, name, type; a type with "*" is repeated. A map is a list of key and value.
+# For each message: field number, name and type. A type with "*" is repeated. A map is a list of Variables.
 MESSAGES: dict[str, tuple[tuple[int, str, str], ...]] = {
     "Empty": (),
     "DevicePluginOptions": (
@@ -69,7 +69,7 @@ def message(name: str) -> Any:
 
 
 def call(channel: Any, method: str, answer: str) -> Any:
-    """Return the function that calls a method on a channel, of grpc or of grpc.aio; `answer` is a message."""
+    """Return the function that calls a method on a channel of grpc or grpc.aio; `answer` names a message."""
     return channel.unary_unary(
         method,
         request_serializer=lambda request: request.SerializeToString(),

@@ -1,4 +1,4 @@
-"""Where kubelet has its sockets on a node.
+"""The paths of kubelet's sockets on a node.
 
 See https://kubernetes.io/docs/concepts/extend-kubernetes/compute-storage-net/device-plugins.
 """
@@ -9,4 +9,4 @@ __all__ = ["DEVICE_PLUGINS", "FOLDER", "POD_RESOURCES", "SOCKET"]
 
 FOLDER = "/var/lib/kubelet"
 DEVICE_PLUGINS, POD_RESOURCES = "device-plugins", "pod-resources"  # folders in it
-SOCKET = "kubelet.sock"  # kubelet's own in each of them
+SOCKET = "kubelet.sock"  # kubelet's own socket in each folder

@@ -1,7 +1,7 @@
-"""Admission: which image a pod gets when it is created, by the classes of nodes that it may run on.
+"""Admission: which image a new pod gets, according to the classes of nodes that it may run on.
 
-`admit` is a pure function of a pod and a Policy. `policy` says the same in CEL, for an API server that
-decides by itself.
+`admit` is a pure function of a pod and a Policy. The module `policy` expresses the same in CEL, which API
+servers evaluate.
 """
 
 from __future__ import annotations
@@ -38,24 +38,22 @@ __all__ = [
 ]
 
 LISTS = ("initContainers", "containers", "ephemeralContainers")
-EPHEMERAL = (
-    "ephemeralcontainers"  # the subresource whose update adds such a container, and changes nothing else
-)
+EPHEMERAL = "ephemeralcontainers"  # the subresource whose update only adds an ephemeral container
 NODE = "metadata.name"  # the field by which a DaemonSet's pods name their node
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 NODE_TERMS = f"/spec/affinity/nodeAffinity/{REQUIRED}/nodeSelectorTerms"
-ABSENT = "!"  # among the values of a label: some nodes lack it; no label has this value
-WIDEST = 40  # containers in one list of a pod, or terms of its affinity; one with more is left alone
+ABSENT = "!"  # among the values of a label if some nodes lack it; no label has this value
+WIDEST = 40  # containers in one list of a pod, or terms of its affinity; a pod with more is left alone
 SHOWN = 8  # classes that a reason names
-VALUES = 500  # of one label over all classes; one with more does not tell classes apart here
-FEATURES = ("feature.node.kubernetes.io/", FLAG)  # labels about flags, by which nobody selects nodes
+VALUES = 500  # values of one label over all classes; labels with more do not distinguish classes here
+FEATURES = ("feature.node.kubernetes.io/", FLAG)  # prefixes of labels by which nobody selects nodes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodClass:
-    """A class as pods see it: its name, its image or "", and the values that its nodes have of labels.
+    """A class as pods see it: its name, its image or "", and its nodes' values of each label.
 
-    `values` has ABSENT for a label that some of them lack. What it has no key for tells nothing.
+    `values` contains ABSENT for a label that some nodes lack. A label without a key in it matches anything.
     """
 
     name: str
@@ -65,9 +63,9 @@ class PodClass:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """What to do with pods that use the image `name`: replace it by that of their class.
+    """What to do with pods that use the image `name`: replace it with the image of their class.
 
-    Where the classes that a pod may get need different images, it is refused if `deny`, or left alone.
+    A pod that may run on classes with different images is refused if `deny`, and left alone otherwise.
     """
 
     name: str
@@ -77,7 +75,7 @@ class Policy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admission:
-    """What becomes of a pod: a JSON patch, or the `reason` why there is none, and whether it is `refused`."""
+    """The decision about a pod: a JSON patch, or the `reason` for none; and whether the pod is `refused`."""
 
     patch: tuple[dict[str, Any], ...] = ()
     reason: str | None = None
@@ -85,10 +83,9 @@ class Admission:
 
 
 def policy(name: str, grouped: Classes, *, deny: bool = False) -> Policy:
-    """Return the policy for an image by the classes of a cluster.
+    """Return the policy for an image and the classes of a cluster.
 
-    Raises UsageError if a class that gets an image lacks the label with its name: its nodes could not be told
-    from others.
+    Raises UsageError if a class gets an image but its nodes lack the class label, which distinguishes them.
     """
     for each in grouped.classes:
         if each.variant and not each.labelled:
@@ -96,7 +93,7 @@ def policy(name: str, grouped: Classes, *, deny: bool = False) -> Policy:
                 f"nodes of the class {each.name} lack the label {CLASS}",
                 remedy=f"label them with `imagematrix kubernetes labels`, such as {each.nodes[0].name}",
             )
-    keys = _telling(grouped.classes)
+    keys = _distinguishing(grouped.classes)
     return Policy(
         name=name,
         classes=tuple(
@@ -112,11 +109,11 @@ def policy(name: str, grouped: Classes, *, deny: bool = False) -> Policy:
 
 
 def admit(pod: Json, policy: Policy, *, subresource: str = "") -> Admission:
-    """Return what becomes of a pod that is created, or gets an ephemeral container by a subresource.
+    """Return the decision about a pod that is created, or that gets an ephemeral container by a subresource.
 
-    The image is replaced where all classes that the pod's node selector, affinity, node name and label
-    imagematrix.io/class leave, and that something fits, get the same. The pod then gets the affinity to
-    classes with this image. Other images are never touched, so that a second call changes nothing.
+    The pod's node selector, affinity, node name and label imagematrix.io/class limit the classes on which it
+    may run. If those of them that get an image get the same image, the pod gets it too, with an affinity to
+    the classes that have it. Other images are never touched, so a second call changes nothing.
     """
     spec = pod["spec"]
     uses = [
@@ -129,10 +126,10 @@ def admit(pod: Json, policy: Policy, *, subresource: str = "") -> Admission:
         return Admission()
     terms = required(spec)
     wide = any(len(some) > WIDEST for some in (*(spec.get(name) or () for name in LISTS), terms or ()))
-    left = [] if wide else [each for each in policy.classes if _may_run(pod, each)]
-    images = [each.image for each in left if each.image]
+    possible = [] if wide else [each for each in policy.classes if _may_run(pod, each)]
+    images = [each.image for each in possible if each.image]
     if wide or len(set(images)) != 1:
-        return Admission(reason=_reason(policy.name, left, images, wide=wide), refused=policy.deny)
+        return Admission(reason=_reason(policy.name, possible, images, wide=wide), refused=policy.deny)
     patch = [{"op": "replace", "path": path, "value": images[0]} for path in uses]
     if subresource != EPHEMERAL:
         names = [each.name for each in policy.classes if each.image == images[0]]
@@ -141,7 +138,7 @@ def admit(pod: Json, policy: Policy, *, subresource: str = "") -> Admission:
 
 
 def _may_run(pod: Json, each: PodClass) -> bool:
-    """Whether some node of a class may be one that a pod may run on, as far as is known."""
+    """Whether the pod may run on some node of the class, as far as the labels show."""
     spec, values = pod["spec"], each.values
     label = (pod.get("metadata", {}).get("labels") or {}).get(CLASS)
     wanted = dict(spec.get("nodeSelector") or {})
@@ -162,8 +159,8 @@ def _may_match(term: Json, values: Mapping[str, tuple[str, ...]]) -> bool:
     )
 
 
-def _may_meet(requirement: Json, there: Collection[str]) -> bool:
-    """Whether one of the values of a label, of which one may be ABSENT, meets a requirement."""
+def _may_meet(requirement: Json, label_values: Collection[str]) -> bool:
+    """Whether one of a label's values, which may include ABSENT, meets a requirement."""
     values = requirement.get("values") or []
     meets: Callable[[str], bool] = {
         "In": lambda value: value in values,
@@ -173,37 +170,37 @@ def _may_meet(requirement: Json, there: Collection[str]) -> bool:
         "Gt": lambda value: _compared(value, values) > 0,
         "Lt": lambda value: _compared(value, values) < 0,
     }.get(requirement["operator"], lambda _: True)
-    return any(map(meets, there))
+    return any(map(meets, label_values))
 
 
 def _compared(value: str, values: Sequence[str]) -> int:
-    """Return whether a label is above a bound (1) or below it (-1); 0 if either is no number."""
+    """Return whether a label is above a bound (1) or below it (-1); 0 if either is not a number."""
     number, bound = integer(value), integer(values[0]) if values else None
     return 0 if number is None or bound is None else (number > bound) - (number < bound)
 
 
-def _reason(name: str, left: Sequence[PodClass], images: Sequence[str], *, wide: bool) -> str:
+def _reason(name: str, possible: Sequence[PodClass], images: Sequence[str], *, wide: bool) -> str:
     if wide:
         return f"{name}: the pod has more than {WIDEST} containers or node selector terms"
-    if not left:
+    if not possible:
         return f"{name}: no class of nodes matches the pod's node selector and affinity"
-    many = len(left) > SHOWN
-    which = f"{len(left)} classes" if many else ", ".join(each.name for each in left)
+    many = len(possible) > SHOWN
+    which = f"{len(possible)} classes" if many else ", ".join(each.name for each in possible)
     if not images:
-        return f"{name}: nothing fits the nodes that the pod may get: {which}"
-    return f"{name}: nodes that the pod may get need different images: {which}; select one by {CLASS}"
+        return f"{name}: no image fits the nodes that the pod may run on: {which}"
+    return f"{name}: the nodes that the pod may run on need different images: {which}; select one by {CLASS}"
 
 
 def _placing(
     spec: Json, terms: Sequence[Json] | None, expression: dict[str, Any]
 ) -> Iterator[dict[str, Any]]:
-    """Yield the operations that add a requirement to a pod's node affinity: to each of its terms."""
+    """Yield the operations that add a requirement to each term of a pod's node affinity."""
     if terms is None:
         selector = {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}
-        there = spec.get("affinity")
-        if there is None:
+        current = spec.get("affinity")
+        if current is None:
             yield _add("/spec/affinity", {"nodeAffinity": {REQUIRED: selector}})
-        elif there.get("nodeAffinity") is None:
+        elif current.get("nodeAffinity") is None:
             yield _add("/spec/affinity/nodeAffinity", {REQUIRED: selector})
         else:
             yield _add(f"/spec/affinity/nodeAffinity/{REQUIRED}", selector)
@@ -213,15 +210,15 @@ def _placing(
             yield _add(f"{NODE_TERMS}/{place}/matchExpressions/-", expression)
         elif term.get("matchFields"):
             yield _add(f"{NODE_TERMS}/{place}/matchExpressions", [expression])
-        # A term without either matches no node, and has to go on matching none.
+        # A term without either matches no node, and must not start to match.
 
 
 def _add(path: str, value: object) -> dict[str, Any]:
     return {"op": "add", "path": path, "value": value}
 
 
-def _telling(classes: Iterable[Class]) -> list[str]:
-    """Return the labels whose values differ between classes, with the node's name, that are few enough."""
+def _distinguishing(classes: Iterable[Class]) -> list[str]:
+    """Return the labels, and the name of the node, whose values differ between classes and are few enough."""
     some = list(classes)
     keys = {
         key for each in some for node in each.nodes for key in node.labels if not key.startswith(FEATURES)

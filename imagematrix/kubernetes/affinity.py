@@ -1,7 +1,7 @@
-"""Needs as node affinity: terms of which one has to hold, each a list of requirements that all have to hold.
+"""Needs as node affinity: one of the terms has to hold, and all requirements of that term.
 
-With our own labels a term says exactly what its need says. With those of Node Feature Discovery and of NVIDIA
-it asks for at least that, and there is none where they do not tell enough.
+A term on our own labels admits exactly the nodes for which its need holds. A term on the labels of Node
+Feature Discovery and of NVIDIA may admit fewer. A need that these labels cannot express has no term.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ __all__ = [
     "runs",
 ]
 
-TOP = 999  # the greatest capability that there can be, times ten
+TOP = 999  # the greatest possible capability, times ten
 LAST_MINOR = 9
-INTEGER = re.compile(r"-?\d{1,18}", re.ASCII)  # what Gt and Lt compare
+INTEGER = re.compile(r"-?\d{1,18}", re.ASCII)  # the values that Gt and Lt compare
 KEYS = (discovered.DRIVER_MAJOR, discovered.DRIVER_MINOR, discovered.DRIVER_REVISION)
 
 
@@ -53,8 +53,8 @@ def owned(needs: Iterable[Need]) -> tuple[Term, ...]:
 def foreign(needs: Iterable[Need]) -> tuple[Term, ...]:
     """Return the terms on labels of NFD and NVIDIA that admit a node only if one of the needs holds.
 
-    They trust that NFD's flags show the psABI level, and that the GPUs, which NVIDIA's labels describe as of
-    one model, work and are driven by the modules that are loaded.
+    They assume that NFD's flags show the psABI level, that all GPUs are of the model in NVIDIA's labels, and
+    that these GPUs work with the loaded kernel modules.
     """
     terms: dict[str, Term] = {}
     for need in listed(needs):
@@ -68,7 +68,7 @@ def foreign(needs: Iterable[Need]) -> tuple[Term, ...]:
 
 
 def affinity(terms: Iterable[Term]) -> dict[str, Any]:
-    """Return the `affinity` of a pod that may run on the nodes that one of some terms admits."""
+    """Return the `affinity` of a pod that may run on the nodes that one of the terms admits."""
     return {
         "nodeAffinity": {
             "requiredDuringSchedulingIgnoredDuringExecution": {
@@ -91,37 +91,37 @@ def admits(terms: Iterable[Term], labels: Mapping[str, str]) -> bool:
 
 
 def integer(text: str | None) -> int | None:
-    """Return the number that a label is to Gt and Lt, or None."""
+    """Return a label's value as Gt and Lt read it, or None if it is not an integer."""
     return int(text) if text is not None and INTEGER.fullmatch(text) else None
 
 
 def isin(key: str, *values: str) -> Requirement:
-    """Return the requirement that a label has one of some values."""
+    """Return the requirement that a label has one of these values."""
     return {"key": key, "operator": "In", "values": list(values)}
 
 
 def has(key: str) -> Requirement:
-    """Return the requirement that there is a label."""
+    """Return the requirement that a label exists."""
     return {"key": key, "operator": "Exists"}
 
 
 def lacks(key: str) -> Requirement:
-    """Return the requirement that there is no such label."""
+    """Return the requirement that a label does not exist."""
     return {"key": key, "operator": "DoesNotExist"}
 
 
 def above(key: str, number: int) -> Requirement:
-    """Return the requirement that a label is a greater number."""
+    """Return the requirement that a label's value is greater than a number."""
     return {"key": key, "operator": "Gt", "values": [str(number)]}
 
 
 def below(key: str, number: int) -> Requirement:
-    """Return the requirement that a label is a lesser number."""
+    """Return the requirement that a label's value is less than a number."""
     return {"key": key, "operator": "Lt", "values": [str(number)]}
 
 
 def runs(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """Yield the first and the last of each run of consecutive numbers, which are sorted."""
+    """Yield the first and the last number of each run of consecutive numbers; the input is sorted."""
     first = last = None
     for number in numbers:
         if first is None or last is None:
@@ -147,7 +147,7 @@ def _met(requirement: Requirement, value: str | None) -> bool:
 
 
 def _level(need: Need) -> str | None:
-    """Return the psABI level that the flags of a need reach; that of every CPU needs no asking."""
+    """Return the highest psABI level whose flags a need has; None below the first, or not x86."""
     return marches.level(need.flags) if need.arch == "amd64" else None
 
 
@@ -187,7 +187,7 @@ def _own_driver(need: Need) -> list[Requirement]:
     if need.modules != MODULES:
         others = [kind for kind in MODULES if kind and kind not in need.modules]
         named = [kind for kind in need.modules if kind]
-        # Modules of an unknown kind have no label, which NotIn admits.
+        # Modules of an unknown kind have no label, and NotIn admits that.
         expressions.append(
             {"key": own.MODULES, "operator": "NotIn", "values": others}
             if None in need.modules
@@ -197,7 +197,7 @@ def _own_driver(need: Need) -> list[Requirement]:
 
 
 def _own_computes(need: Need) -> list[Requirement]:
-    """Return the requirements on the least and the greatest capability, and on those between."""
+    """Return the requirements on the least and the greatest capability, and on gaps between them."""
     if need.computes is None:
         return []
     codes = [code for code in need.computes if code >= 0]
@@ -210,7 +210,7 @@ def _own_computes(need: Need) -> list[Requirement]:
 
 
 def _subsets(words: tuple[str, ...]) -> list[str]:
-    """Return the values of a label with some of these words, sorted and joined."""
+    """Return all values that a label with some of these words can have: sorted and joined."""
     some = chain.from_iterable(combinations(sorted(words), size) for size in range(1, len(words) + 1))
     return ["_".join(each) for each in some]
 
@@ -230,7 +230,7 @@ def _machine(arch: str) -> str:
 
 
 def _foreign_rest(need: Need) -> Iterator[list[Requirement]]:
-    """Yield alternatives of what NVIDIA's labels can say of a need; none if they can't."""
+    """Yield the alternatives that express a need in NVIDIA's labels; none if they cannot express it."""
     if need.brands != own.BRANDS or need.data_centre or need.computes == ():
         return
     common = [above(discovered.GPU_COUNT, 0)]
@@ -250,7 +250,7 @@ def _foreign_drivers(need: Need) -> list[list[Requirement]]:
 
 
 def _at_least(version: tuple[int, ...]) -> list[list[Requirement]]:
-    """Return alternatives for a driver's version to be no less than one; zeros at its end say nothing."""
+    """Return the alternatives for a driver to be of at least this version; trailing zeros do not count."""
     parts = [*version]
     while parts and not parts[-1]:
         parts.pop()
@@ -273,7 +273,7 @@ def _less_than(version: tuple[int, ...]) -> list[list[Requirement]]:
 
 
 def _foreign_computes(need: Need) -> Iterator[list[Requirement]]:
-    """Yield alternatives for the capability: one for each major version with the same minor ones."""
+    """Yield the alternatives for the capability, each with one range of majors and one of minors."""
     if need.computes is None:
         yield []
         return
@@ -286,7 +286,7 @@ def _foreign_computes(need: Need) -> Iterator[list[Requirement]]:
 
 
 def _squares(first: int, last: int) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
-    """Yield ranges of major and of minor versions that together are all capabilities from one to another."""
+    """Yield ranges of majors and of minors that together cover all capabilities from `first` to `last`."""
     (low, lowest), (high, highest) = divmod(first, 10), divmod(last, 10)
     if low == high:
         yield (low, high), (lowest, highest)

@@ -1,4 +1,4 @@
-"""Certificates for the webhook: an authority that signs one, and forgets its key."""
+"""Certificates for the webhook: a new authority signs each, and its key is not kept."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 __all__ = ["Tls", "load", "make"]
 
 VALID = dt.timedelta(days=365)
-SKEW = dt.timedelta(hours=1)  # by which clocks of a cluster may differ
-LONGEST = 1 << 20  # bytes of a file
+SKEW = dt.timedelta(hours=1)  # greatest difference between the clocks of a cluster
+LONGEST = 1 << 20  # bytes to read from a file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tls:
-    """A certificate chain, its key, and the authorities by which it is trusted, all PEM."""
+    """A certificate chain, its private key, and the authorities to trust, all PEM."""
 
     chain: bytes
     key: bytes
@@ -79,7 +79,7 @@ def make(names: Sequence[str]) -> Tls:
 
 
 def load(chain: Path, key: Path, authorities: Path, name: str) -> Tls:
-    """Return a certificate from files; raise UsageError if they do not belong together or to a DNS name."""
+    """Load a certificate from files; raise UsageError if the key does not match or it is not for `name`."""
     tls = Tls(chain=_read(chain), key=_read(key), authorities=_read(authorities))
     try:
         first, *_ = x509.load_pem_x509_certificates(tls.chain)
@@ -91,7 +91,7 @@ def load(chain: Path, key: Path, authorities: Path, name: str) -> Tls:
     if private.public_key() != first.public_key():
         raise UsageError(f"{key} is not the key of {chain}")
     if name not in names.value.get_values_for_type(x509.DNSName):
-        raise UsageError(f"{chain} is not for {name}", remedy="the API server calls the webhook by this name")
+        raise UsageError(f"{chain} is not for {name}", remedy="the API server connects to this name")
     return tls
 
 

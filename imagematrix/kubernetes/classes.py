@@ -1,6 +1,6 @@
-"""The classes of nodes in a cluster, and what each gets of a catalog.
+"""The classes of nodes in a cluster, and the image that each class gets from a catalog.
 
-Nodes of one class have the same facts, as far as labels tell: no selection tells them apart.
+Nodes of one class have the same facts, as far as labels show them: every selection treats them alike.
 """
 
 from __future__ import annotations
@@ -29,15 +29,12 @@ if TYPE_CHECKING:
 __all__ = ["SCHEMA", "Class", "Classes", "classes"]
 
 SCHEMA = "imagematrix.classes/v1"
-STALE = "a node's label imagematrix.io/class is not that of its other labels: label it anew"
+STALE = "a node's label imagematrix.io/class does not match its other labels: label it again"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Class:
-    """One class: its name, its nodes, sorted, and the `kind` of hardware with the catalog's answer.
-
-    `labelled` says whether all of its nodes have our own label with its name.
-    """
+    """A class: its name, its nodes sorted by name, and the `kind` of hardware with the catalog's answer."""
 
     name: str
     nodes: tuple[Node, ...]
@@ -45,11 +42,11 @@ class Class:
 
     @property
     def labelled(self) -> bool:
-        """Whether each of its nodes has the label with its name."""
+        """Whether all nodes of the class have the class label with its name."""
         return all(map(self.has_label, self.nodes))
 
     def has_label(self, node: Node) -> bool:
-        """Whether a node has the label with the name of the class."""
+        """Whether a node has the class label with the name of this class."""
         return node.labels.get(CLASS) == self.name
 
     @property
@@ -65,7 +62,7 @@ class Class:
 
     @property
     def why(self) -> str:
-        """Why its nodes get their variant, or nothing."""
+        """Why its nodes get their variant, or why nothing fits."""
         first_miss = self.miss
         if first_miss is not None:
             return first_miss.why
@@ -74,7 +71,7 @@ class Class:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What is unknown of its nodes, each once."""
+        """The warnings of its nodes, without duplicates."""
         warnings = (warning for node in self.nodes for warning in node.host.warnings)
         stale = [] if self.labelled or not any(node.described for node in self.nodes) else [STALE]
         return (*dict.fromkeys(warnings), *stale)
@@ -101,9 +98,9 @@ class Class:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Classes:
-    """The classes of a cluster, most nodes first, and what upgrades of the driver would change.
+    """The classes of a cluster, most nodes first, and what driver upgrades would change.
 
-    `catalog` is what the question leaves of the catalog.
+    `catalog` contains only the variants that the question admits.
     """
 
     catalog: Catalog
@@ -135,10 +132,10 @@ def classes(
     drivers: Mapping[str, str] | None = None,
     where: Where | None = None,
 ) -> Classes:
-    """Return the classes of `nodes` with what each gets of `catalog`.
+    """Return the classes of `nodes`, each with its answer from `catalog`.
 
-    `gpus`, `allow_cpu` and `where` are as for `select`; `drivers` has the new driver for each that is to be
-    replaced. Raises UsageError if the question leaves an axis of the image's own open.
+    `gpus`, `allow_cpu` and `where` are as for `select`; `drivers` maps each driver to be upgraded to its new
+    version. Raises UsageError if `where` leaves one of the image's own axes open.
     """
     selector = Selector(catalog, asked(where))
 
@@ -149,22 +146,22 @@ def classes(
             return error
 
     by_name = {node.name: node for node in nodes}
-    there = kinds({name: node.host for name, node in by_name.items()}, answer)
-    for kind in there:
+    hardware = kinds({name: node.host for name, node in by_name.items()}, answer)
+    for kind in hardware:
         doubt = None if isinstance(kind.answer, UsageError) else kind.answer.decision.doubt
         if doubt:
             raise UsageError(f"{kind.hosts[0]}: {doubt[0]}", remedy=doubt[1])
     return Classes(
         catalog=selector.question.catalog,
-        classes=_named(there, by_name),
-        upgrades=tuple(upgrade(there, answer, old, new) for old, new in sorted((drivers or {}).items())),
+        classes=_named(hardware, by_name),
+        upgrades=tuple(upgrade(hardware, answer, old, new) for old, new in sorted((drivers or {}).items())),
     )
 
 
-def _named(there: Iterable[Kind], nodes: Mapping[str, Node]) -> tuple[Class, ...]:
-    """Return the kinds as classes: kinds that differ only in the order of GPUs are one."""
+def _named(hardware: Iterable[Kind], nodes: Mapping[str, Node]) -> tuple[Class, ...]:
+    """Return the kinds as classes: kinds that differ only in the order of their GPUs share a class."""
     by_name: dict[str, tuple[Kind, list[str]]] = {}
-    for kind in there:
+    for kind in hardware:
         by_name.setdefault(facts(kind.sample)[CLASS], (kind, []))[1].extend(kind.hosts)
     named = [
         Class(name=name, nodes=tuple(nodes[host] for host in sorted(hosts)), kind=kind)

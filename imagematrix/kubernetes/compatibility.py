@@ -1,6 +1,6 @@
-"""What an image needs as an artifact beside it: image compatibility of Node Feature Discovery, v1alpha1.
+"""Image compatibility artifacts of Node Feature Discovery (v1alpha1), which state an image's needs.
 
-Its rules are about the features that our labels become in NFD (`local.feature`). Source:
+Their rules match the features that our labels become in NFD (`local.feature`). Source:
 https://kubernetes-sigs.github.io/node-feature-discovery, "Image Compatibility Artifact".
 """
 
@@ -25,7 +25,7 @@ FEATURE = "local.feature"
 
 
 def compatibility(variant: Variant, *, allow_cpu: bool = False) -> dict[str, Any]:
-    """Return the specification for a variant: one of the alternatives has to match."""
+    """Return the specification for a variant: a node is compatible if one of the alternatives matches."""
     ways = needs(variant, allow_cpu=allow_cpu)
     terms = [(isin(own.ARCH, way.arch), *term[1:]) for way, term in zip(ways, owned(ways), strict=True)]
     rule = {"name": "imagematrix", "matchAny": [{"matchFeatures": _features(term)} for term in terms]}

@@ -1,7 +1,7 @@
 """How many GPUs a cluster has, how many its pods request, and how many are free: by node and by class.
 
-The numbers are the API server's. Allocatable devices are those that kubelet's plugins call healthy, so a GPU
-that is held under another name is not free. What uses a GPU outside Kubernetes is not in them.
+The numbers come from the API server. Allocatable devices are those that device plugins report as healthy, so
+a GPU that is held under another resource name is not free. Use of GPUs outside Kubernetes is not counted.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ SCHEMA = "imagematrix.kubernetes-gpus/v1"
 OBJECTS = "kubectl get nodes,pods -A -o json"
 GPU = re.compile(r"(imagematrix\.io|nvidia\.com)/[-\w.]+|amd\.com/gpu|gpu\.intel\.com/[-\w.]+", re.ASCII)
 QUANTITY = re.compile(r"(\d{1,9})([kM]?)", re.ASCII)
-FACTORS = {"": 1, "k": 1_000, "M": 1_000_000}  # an API server writes 2000 as 2k
+FACTORS = {"": 1, "k": 1_000, "M": 1_000_000}  # API servers write 2000 as 2k
 ENDED = ("Succeeded", "Failed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Count:
-    """Devices of one resource: all, the healthy ones, those that pods request, and those that are free."""
+    """Numbers of devices of one resource: all, healthy, requested by pods, and free."""
 
     resource: str
     capacity: int = 0
@@ -63,7 +63,7 @@ class Count:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeCounts:
-    """The counts of a node. Nothing of one that takes no pods is free: it is cordoned or not ready."""
+    """The counts of a node. If it accepts no pods, because it is cordoned or not ready, nothing is free."""
 
     name: str
     node_class: str
@@ -73,7 +73,7 @@ class NodeCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pending:
-    """The devices of a resource that pods without a node request."""
+    """The devices of a resource that unscheduled pods request."""
 
     resource: str
     pods: int
@@ -82,7 +82,7 @@ class Pending:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """The counts of all nodes, and what pods wait for."""
+    """The counts of all nodes, and what unscheduled pods request."""
 
     nodes: tuple[NodeCounts, ...]
     pending: tuple[Pending, ...]
@@ -120,14 +120,13 @@ class Cluster:
 
 
 def counts(lists: Sequence[tuple[object, str]]) -> Cluster:
-    """Return the counts of the nodes and pods in lists of them, each with its name for messages.
+    """Return the counts of the nodes and pods in some lists, each given with its name for messages.
 
-    Raises UsageError if one is invalid, or if there is one list and it has no pods: without pods everything
-    would look free.
+    Raises UsageError if a list is invalid, or if the only list has no pods: every GPU would look free.
     """
-    there = [each for data, where in lists for each in objects(data, where)]
-    pods = [each for each in there if each.text("kind") == "Pod"]
-    others = [each for each in there if each.text("kind") != "Pod"]
+    items = [item for data, where in lists for item in objects(data, where)]
+    pods = [item for item in items if item.text("kind") == "Pod"]
+    others = [item for item in items if item.text("kind") != "Pod"]
     where = ", ".join(where for _, where in lists)
     if not pods and len(lists) == 1:
         raise UsageError(f"{where}: no pods found", remedy=f"write it with `{OBJECTS}`")
@@ -153,28 +152,29 @@ def counts(lists: Sequence[tuple[object, str]]) -> Cluster:
 
 
 def requested(spec: documents.Fields) -> Counter[str]:
-    """Return the GPUs that the containers of a pod request, as a scheduler counts them.
+    """Return the GPUs that the containers of a pod request, as the scheduler counts them.
 
-    Init containers run one after the other before the others; those that restart always go on beside them.
+    Init containers run one after another before the other containers. Those with the restart policy Always
+    keep running.
     """
-    beside: Counter[str] = Counter()
+    running: Counter[str] = Counter()
     most: Counter[str] = Counter()
     for container in spec.objects("initContainers"):
         request = _request(container)
         if container.text_or_none("restartPolicy") == "Always":
-            beside += request
+            running += request
             request = Counter()
-        most |= beside + request
+        most |= running + request
     for container in spec.objects("containers"):
-        beside += _request(container)
-    return most | beside
+        running += _request(container)
+    return most | running
 
 
 def _request(container: documents.Fields) -> Counter[str]:
     resources = container.object_or_none("resources")
     if resources is None:
         return Counter()
-    # For these, a limit without a request is the request.
+    # For extended resources, a limit without a request is the request.
     return Counter(_gpus(resources.named_texts("limits")) | _gpus(resources.named_texts("requests")))
 
 
@@ -211,7 +211,7 @@ def _schedulable(fields: documents.Fields, status: documents.Fields | None) -> b
 
 
 def _gpus(quantities: Mapping[str, str]) -> dict[str, int]:
-    """Return the quantities of GPUs; kubelet keeps resources without devices, which are left out."""
+    """Return the quantities of GPUs, without zeros: kubelet keeps resources that have no devices any more."""
     return {
         resource: number
         for resource, text in quantities.items()

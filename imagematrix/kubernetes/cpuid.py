@@ -1,8 +1,8 @@
-"""CPU flags by the names of Node Feature Discovery, which hides those of most CPUs.
+"""CPU flags by their names in Node Feature Discovery (NFD), which hides the flags that most CPUs have.
 
-NFD's labels feature.node.kubernetes.io/cpu-cpuid.NAME are named by https://github.com/klauspost/cpuid on x86,
-and by the kernel, in capitals, on arm64. Its default `attributeBlacklist` (source/cpu/cpu.go of
-https://github.com/kubernetes-sigs/node-feature-discovery) leaves out what is here in HIDDEN.
+The labels feature.node.kubernetes.io/cpu-cpuid.NAME use the names of https://github.com/klauspost/cpuid on
+x86, and the kernel's names in capitals on arm64. NFD's default `attributeBlacklist` (source/cpu/cpu.go of
+https://github.com/kubernetes-sigs/node-feature-discovery) hides the flags in HIDDEN.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ SHOWN = """
 HIDDEN = """
     abm bmi1 bmi2 cx16 f16c mmx pclmulqdq pni popcnt rdrand rdseed sse sse2 sse4_1 sse4_2 ssse3
 """
-# A level is concluded from the flags of it that NFD shows. It hides those of the second level, but no CPU has
-# AVX without them.
+# A psABI level is inferred from those of its flags that NFD shows. NFD hides the flags of the second level,
+# but no CPU has AVX without them.
 PROOFS: Mapping[str, frozenset[str]] = {"x86-64-v2": frozenset(["avx"])}
 
 
@@ -58,10 +58,10 @@ def names(arch: str) -> dict[str, str]:
 
 
 def flags(shown: Iterable[str], arch: str) -> frozenset[str]:
-    """Return the flags of a CPU of which NFD shows these names, with those that its psABI level implies."""
-    there = frozenset(shown)
+    """Return a CPU's flags from the names that NFD shows, with the flags that the psABI level implies."""
+    shown_names = frozenset(shown)
     flag_names = names(arch) | ({} if arch == ARM else {flag: _name(flag) for flag in HIDDEN.split()})
-    present = frozenset(flag for flag, name in flag_names.items() if name in there)
+    present = frozenset(flag for flag, name in flag_names.items() if name in shown_names)
     if arch != "x86_64" or not present:
         return present
     for level, added in marches.LEVELS:
@@ -73,7 +73,7 @@ def flags(shown: Iterable[str], arch: str) -> frozenset[str]:
 
 @cache
 def proving(level: str) -> AbstractSet[str]:
-    """Return the flags that NFD shows of every CPU of a psABI level, from which the others are concluded."""
+    """Return the flags that NFD shows for every CPU of a psABI level; they imply the level's other flags."""
     shown: frozenset[str] = frozenset()
     for name, added in marches.LEVELS:
         shown |= PROOFS.get(name, added) - frozenset(HIDDEN.split())

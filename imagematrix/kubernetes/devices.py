@@ -1,8 +1,8 @@
-"""Needs as device selectors of dynamic resource allocation (DRA): CEL about one GPU of NVIDIA's driver.
+"""Needs as device selectors of dynamic resource allocation (DRA): CEL about one GPU of NVIDIA's DRA driver.
 
 Attributes are those of cmd/gpu-kubelet-plugin/deviceinfo.go in https://github.com/NVIDIA/k8s-dra-driver-gpu.
-Versions are semantic ones there: driver 580.65.06 appears as 580.65.6, so drivers are compared by their
-numbers, here and nowhere else. CPUs are not devices: their needs are for node affinity.
+They contain semantic versions: driver 580.65.06 appears as 580.65.6. So here, and nowhere else, drivers are
+compared by their numbers. CPUs are not devices: node affinity covers CPU needs.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ __all__ = ["DRIVER", "selector"]
 
 DRIVER = "gpu.nvidia.com"
 ATTRIBUTES = f'device.attributes["{DRIVER}"]'
-PARTS = 3  # of a semantic version
+PARTS = 3  # numbers in a semantic version
 
 
 def selector(needs: Iterable[Need]) -> str | None:
-    """Return the CEL expression that admits a GPU only if it has what one of the needs asks of a GPU.
+    """Return the CEL expression that admits a GPU only if it meets what one of the needs asks of a GPU.
 
-    It trusts that a GPU which the driver publishes works, and is driven by the modules that are loaded. None
-    if no need asks for a GPU.
+    It assumes that every GPU that the DRA driver publishes works with the loaded kernel modules. None if no
+    need asks for a GPU.
     """
     groups = dict.fromkeys(_conditions(need) for need in listed(needs) if need.gpus)
     alternatives = [" && ".join(conditions) for conditions in groups if conditions is not None]
@@ -42,13 +42,13 @@ def selector(needs: Iterable[Need]) -> str | None:
 
 
 def _conditions(need: Need) -> tuple[str, ...] | None:
-    """Return what has to hold, or None if the attributes cannot tell."""
+    """Return the conditions of a need, or None if the attributes cannot express them."""
     if own.OTHER not in need.brands and not need.data_centre:
-        return None  # brands are written in another way there
+        return None  # the attributes write brands in another way
     driver, compute = f"{ATTRIBUTES}.driverVersion", f"{ATTRIBUTES}.cudaComputeCapability"
     expressions = []
     if need.driver and len(versions.order(need.driver)) > PARTS:
-        return None  # the driver publishes no such version
+        return None  # a semantic version has no fourth number
     if need.driver:
         expressions.append(f"{driver}.compareTo({_semver(versions.order(need.driver))}) == 0")
     if need.oldest:
@@ -72,9 +72,10 @@ def _conditions(need: Need) -> tuple[str, ...] | None:
 
 
 def _supported(need: Need) -> tuple[int, ...] | None:
-    """Return the capabilities of which the user-mode driver in an image supports every product.
+    """Return the capabilities whose products the image's user-mode driver all supports.
 
-    Without one in the image, and with the kernel's, a GPU that is published is supported.
+    Only a driver of mode compat can lack support for a published GPU: in the other modes the driver has the
+    version of the kernel modules.
     """
     if need.computes is None:
         return None
@@ -93,6 +94,6 @@ def _between(compute: str, first: int, last: int) -> Iterator[str]:
 
 
 def _semver(version: tuple[int, ...]) -> str:
-    """Return a bound as a semantic version: one with a fourth part is above its first three."""
+    """Return a bound as a semantic version; if it has a fourth part, the third is raised by one."""
     major, minor, patch = (*version, 0, 0)[:PARTS]
     return f'semver("{major}.{minor}.{patch + (len(version) > PARTS)}")'

@@ -1,8 +1,8 @@
 """The Host that labels of Node Feature Discovery and of NVIDIA's GPU feature discovery describe.
 
 Sources: https://kubernetes-sigs.github.io/node-feature-discovery, and internal/lm of
-https://github.com/NVIDIA/k8s-device-plugin. They do not say whether the kernel modules are open, what a GPU's
-PCI device id and brand are, in which state it is, and whether a node has GPUs of several models.
+https://github.com/NVIDIA/k8s-device-plugin. The labels do not contain the kind of the kernel modules, a GPU's
+PCI device id, brand and state, or whether a node has GPUs of several models.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ SOURCE = "labels of NVIDIA's GPU feature discovery"
 def discovered(labels: Mapping[str, str], architecture: str | None, capacity: Mapping[str, str]) -> Host:
     """Return the Host of a node with these labels.
 
-    `architecture` and `capacity` are those of the node's status, the first to take where there is no label,
-    the second to find GPUs that no label describes.
+    `architecture` and `capacity` are those of the node's status. The architecture is used if no label has it;
+    the capacity shows GPUs that no label describes.
     """
     warnings: list[str] = []
     arch = machine(labels.get(ARCH) or architecture or "")
@@ -97,7 +97,7 @@ def _flags(labels: Mapping[str, str], arch: str, warnings: list[str]) -> frozens
     elif arch == "x86_64":
         level = marches.level(flags) or "none"
         warnings.append(
-            f"CPU flags that Node Feature Discovery hides are concluded from the psABI level, {level}"
+            f"CPU flags that Node Feature Discovery hides are inferred from the psABI level, {level}"
         )
     return flags
 
@@ -151,7 +151,7 @@ def _gpus(labels: Mapping[str, str], capacity: Mapping[str, str], warnings: list
 
 
 def _accelerators(labels: Mapping[str, str], capacity: Mapping[str, str]) -> Iterator[Accelerator]:
-    """Yield what shows that a node has accelerators, where no label describes a GPU."""
+    """Yield the signs of accelerators on a node that has no label describing a GPU."""
     why = "no label describes it"
     for key in sorted(labels):
         if PCI.fullmatch(key) and labels[key] == "true":

@@ -1,4 +1,4 @@
-"""Labels as other tools take them."""
+"""Labels in the formats of other tools."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 __all__ = ["SCHEMA", "document", "feature_file", "kubectl"]
 
 SCHEMA = "imagematrix.labels/v1"
-NODE = "$NODE"  # a variable, which the shell has to see
+NODE = "$NODE"  # a variable that the shell must expand
 
 
 def document(labels: Mapping[str, str], warnings: Sequence[str]) -> dict[str, object]:
@@ -27,7 +27,7 @@ def document(labels: Mapping[str, str], warnings: Sequence[str]) -> dict[str, ob
 
 
 def feature_file(labels: Mapping[str, str]) -> str:
-    """Return a feature file for Node Feature Discovery's source `local`, which may have 64 kB."""
+    """Return a feature file for Node Feature Discovery's source `local`, which reads up to 64 kB."""
     return "\n".join(["# by imagematrix kubernetes labels", *(f"{key}={labels[key]}" for key in labels)])
 
 

@@ -1,6 +1,6 @@
-"""Manifests that run the webhook in a cluster, label its nodes, and give out their GPUs.
+"""Manifests that run the webhook in a cluster, label its nodes, and offer their GPUs.
 
-They are for Kubernetes 1.21 and newer: policy/v1, and the label of a namespace with its name.
+They need Kubernetes 1.21 or newer: policy/v1, and the label that names each namespace.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ __all__ = ["Installation", "install", "service_names"]
 NAME = "imagematrix-webhook"
 LABELLER, PLUGIN = "imagematrix-labels", "imagematrix-device-plugin"
 NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", re.ASCII)
-NAMED = "kubernetes.io/metadata.name"  # a namespace's label with its name
+NAMED = "kubernetes.io/metadata.name"  # the label with the name of a namespace
 HOOK = "images.imagematrix.io"
 PORT = 8443
 USER = 65532  # "nonroot" of common base images; it needs no entry in /etc/passwd
 FEATURES = "/etc/kubernetes/node-feature-discovery/features.d"
-SEEN = ("proc", "sys", "dev")  # folders of a node that a probe reads
+SEEN = ("proc", "sys", "dev")  # folders of a node that the probe reads
 REPEAT_S = 300
-# NFD reads no hidden files, and a rename is never half done.
+# NFD ignores hidden files, and a rename is atomic.
 LABELLING = (
     "while :; do imagematrix kubernetes labels --root /host > /features/.imagematrix"
     f" && mv /features/.imagematrix /features/imagematrix; sleep {REPEAT_S}; done"
@@ -46,12 +46,13 @@ LABELLING = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Installation:
-    """What to install: the versions of images, an image with this program, and how pods are decided.
+    """What to install: image versions in a registry, the image with this program, and options.
 
-    `names` are those of the versions in a registry. `options` are more words for the webhook. `pull_secret`
-    is a Secret in the namespace with the registries' logins. `conditions` keep other pods from the webhook
-    (Kubernetes 1.28 and newer). `plugin` has the kinds of names, besides imagematrix.io/gpu, by which GPUs
-    are offered; without it there is no device plugin.
+    `names` are the image versions, `program` is the image with imagematrix. `options` are further arguments
+    of the webhook. `pull_secret` names a Secret in the namespace with the registries' credentials. With
+    `conditions`, the API server sends only pods that use one of the images (Kubernetes 1.28 and newer).
+    `plugin` lists the kinds of resource names, besides imagematrix.io/gpu, under which GPUs are offered; if
+    it is None, no device plugin is installed.
     """
 
     names: tuple[str, ...]
@@ -77,9 +78,9 @@ def service_names(namespace: str) -> tuple[str, ...]:
 
 
 def install(installation: Installation, tls: Tls) -> Iterator[Manifest]:
-    """Yield the manifests, in an order in which they can be applied."""
+    """Yield the manifests in the order in which to apply them."""
     space = installation.namespace
-    # API servers set this label since 1.21, but the selector below has to see it in older ones too.
+    # API servers set this label from 1.21 on, but the selector below needs it on older servers too.
     yield {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": space, "labels": {NAMED: space}}}
     yield {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": _metadata(space)}
     yield from _permissions(space)
@@ -177,13 +178,13 @@ def _deployment(installation: Installation) -> Manifest:
 
 
 def _labeller(installation: Installation) -> Manifest:
-    """Return what writes each node's labels for NFD."""
+    """Return the DaemonSet that writes each node's labels for NFD."""
     container = {"name": "labels", "command": ["sh", "-c", LABELLING]}
     return _on_each_node(installation, LABELLER, container, {"features": ("/features", FEATURES)})
 
 
 def _plugin(installation: Installation) -> Manifest:
-    """Return what offers each node's GPUs to its kubelet."""
+    """Return the DaemonSet that offers each node's GPUs to its kubelet."""
     words = ["kubernetes", "device-plugin", "--root", "/host"]
     words += [word for kind in installation.plugin or () for word in ("--by", kind)]
     container = {"name": "device-plugin", "command": ["imagematrix"], "args": words}
@@ -196,15 +197,15 @@ def _plugin(installation: Installation) -> Manifest:
 def _on_each_node(
     installation: Installation, name: str, container: Manifest, folders: Mapping[str, tuple[str, str]]
 ) -> Manifest:
-    """Return a DaemonSet that sees what a probe reads of the node, and may write to some of its folders.
+    """Return a DaemonSet that can read what the probe reads of a node, and write to some of its folders.
 
-    `folders` has the path in the container and that on the node. It runs as root, to whom they belong, and
-    has no rights beyond that.
+    `folders` maps the name of a volume to its path in the container and its path on the node. The container
+    runs as root, which owns the folders, without capabilities.
     """
-    seen = [{"name": name, "mountPath": f"/host/{name}", "readOnly": True} for name in SEEN]
-    written = [{"name": name, "mountPath": path} for name, (path, _) in folders.items()]
-    there = [{"name": name, "hostPath": {"path": f"/{name}"}} for name in SEEN]
-    made = [
+    read_mounts = [{"name": name, "mountPath": f"/host/{name}", "readOnly": True} for name in SEEN]
+    write_mounts = [{"name": name, "mountPath": path} for name, (path, _) in folders.items()]
+    read_volumes = [{"name": name, "hostPath": {"path": f"/{name}"}} for name in SEEN]
+    write_volumes = [
         {"name": name, "hostPath": {"path": path, "type": "DirectoryOrCreate"}}
         for name, (_, path) in folders.items()
     ]
@@ -218,11 +219,11 @@ def _on_each_node(
             {
                 "image": installation.program,
                 "securityContext": _confined(),
-                "volumeMounts": [*seen, *written],
+                "volumeMounts": [*read_mounts, *write_mounts],
                 **container,
             }
         ],
-        "volumes": [*there, *made],
+        "volumes": [*read_volumes, *write_volumes],
     }
     return {
         "apiVersion": "apps/v1",

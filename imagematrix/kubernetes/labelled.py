@@ -1,4 +1,4 @@
-"""The Host that our own labels describe: `labels.facts` read backwards."""
+"""The Host that our own labels describe: the inverse of `labels.facts`."""
 
 from __future__ import annotations
 
@@ -17,12 +17,15 @@ if TYPE_CHECKING:
 __all__ = ["GPUS", "labelled"]
 
 SOURCE = "labels"
-GPUS = 1_024  # of one node; more in a label count as so many
-FIELDS = 6  # of the label of a kind of GPU
+GPUS = 1_024  # most GPUs of one node; a greater count in a label is read as this one
+FIELDS = 6  # in the value of a label for a kind of GPU
 
 
 def labelled(labels: Mapping[str, str]) -> Host:
-    """Return the Host of a node with these labels; what they do not tell is null and has a warning."""
+    """Return the Host of a node with these labels.
+
+    A fact without a label is null. Missing CPU flags and GPUs have warnings.
+    """
     arch = machine(labels[own.ARCH])
     flags = frozenset(key.removeprefix(own.FLAG) for key in labels if key.startswith(own.FLAG))
     warnings = [] if flags else ["no labels about CPU flags found"]
@@ -53,7 +56,7 @@ def _driver(labels: Mapping[str, str]) -> Driver | None:
 
 
 def _gpus(labels: Mapping[str, str], warnings: list[str]) -> Iterator[Gpu]:
-    """Yield the GPUs of each kind, and unknown ones if the node has more than labels describe."""
+    """Yield the GPUs of each kind, then an unknown GPU for each that no label describes."""
     index, count = 0, _count(labels.get(own.COUNT, "0"))
     for number in range(own.KINDS):
         values = labels.get(f"{own.KIND}{number}", "").split("_")

@@ -1,7 +1,7 @@
-"""The labels that say of a node what a selection needs to know: `facts` of a Host, and their syntax.
+"""The labels of a node that contain what a selection reads: `facts` of a Host, and their syntax.
 
-Labels about several GPUs are made so that a scheduler, which knows no loops, can ask about all of them: the
-least and the greatest value, and a label for each value that occurs.
+Schedulers cannot loop over the GPUs of a node. So there are labels with the least and the greatest value of
+all GPUs, and a label for each value that occurs.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ COMPUTE, BRAND = f"{PREFIX}gpu-compute.", f"{PREFIX}gpu-brand."
 KIND, NAME = f"{PREFIX}gpu-kind.", f"{PREFIX}gpu-name."
 ACCELERATORS = f"{PREFIX}accelerators"
 
-LONGEST = 63  # characters of a value, and of a key behind its prefix
+LONGEST = 63  # characters of a value, and of a key after its prefix
 VALUE = re.compile(r"(?:[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?", re.ASCII)
 DEVICE = re.compile("[0-9a-f]{4}", re.ASCII)
 KINDS = 16  # kinds of GPUs in a node that labels describe
 NEWEST = 9999  # in place of a driver branch: the newest driver supports all GPUs
-NONE, OTHER, UNKNOWN = "none", "other", "unknown"  # no value, one without a word here, one that is not known
+NONE, OTHER, UNKNOWN = "none", "other", "unknown"  # no value; a value not listed here; an unknown value
 BRANDS = (*sorted(gpus.BRANDS.values()), NONE, OTHER)
 STATES = (
     "excluded",
@@ -70,15 +70,15 @@ STATES = (
     "vgpu-host",
 )
 MODULE_KINDS = ("open", "proprietary")
-# What tells classes apart: all that rules read, and that no table of this release was needed for.
-TELLING = (ACCELERATORS, ARCH, VENDOR, FLAG, COUNT, KIND, NAME)
-SHORT = 24  # characters of the GPUs in the name of a class
+# Prefixes of the labels that distinguish classes: what rules read, without what tables of a release add.
+DISTINGUISHING = (ACCELERATORS, ARCH, VENDOR, FLAG, COUNT, KIND, NAME)
+SHORT = 24  # characters of the GPU's name in the name of a class
 
 
 def facts(host: Host) -> dict[str, str]:
-    """Return the labels of a host, sorted by their keys, with its class.
+    """Return the labels of a host, including its class, sorted by key.
 
-    What is unknown of it has no label, or one that no image's needs admit.
+    An unknown fact has no label, or a value that no image's needs admit.
     """
     labels = {
         ARCH: safe(ARCHITECTURES.get(host.arch, host.arch)) or UNKNOWN,
@@ -95,16 +95,16 @@ def facts(host: Host) -> dict[str, str]:
 
 
 def class_name(labels: Mapping[str, str]) -> str:
-    """Return the name of the class of nodes with these facts: GPUs, driver, CPU level, and a short hash.
+    """Return the name of the class of nodes with these labels: GPUs, driver, CPU level, and a short hash.
 
-    It is the same for all nodes that no selection tells apart, and fit to name an object of Kubernetes.
+    All nodes that every selection treats alike have the same class. Kubernetes objects can have this name.
     """
-    telling = [
+    distinguishing = [
         f"{key}={_without_memory(key, labels[key])}"
         for key in sorted(labels)
-        if key.startswith(TELLING) or key in (DRIVER, MODULES)
+        if key.startswith(DISTINGUISHING) or key in (DRIVER, MODULES)
     ]
-    digest = hashlib.sha256("\n".join(telling).encode()).hexdigest()[:8]
+    digest = hashlib.sha256("\n".join(distinguishing).encode()).hexdigest()[:8]
     level = f"v{labels[LEVEL]}" if LEVEL in labels else labels.get(ARCH, UNKNOWN)
     driver = labels.get(DRIVER, "no-driver") if labels.get(COUNT, "0") != "0" else ""
     parts = [_short(labels), driver, level, digest]
@@ -112,19 +112,19 @@ def class_name(labels: Mapping[str, str]) -> str:
 
 
 def rank(version: str | tuple[int, ...]) -> int:
-    """Return a number that is in the order of driver versions: four digits for each part, then how many."""
+    """Return a number that sorts like driver versions: four digits for each part, then the number of them."""
     parts = versions.order(version) if isinstance(version, str) else version
     padded = (*parts, 0, 0, 0)[:4]
     return int("".join(f"{part:04d}" for part in padded) + str(len(parts)))
 
 
 def safe(text: str) -> str:
-    """Return text as the value of a label: 63 characters at most, others than those allowed as dashes."""
+    """Return text as the value of a label: 63 characters at most, with dashes for invalid characters."""
     return re.sub(r"[^A-Za-z0-9_.]+", "-", text)[:LONGEST].strip("-_.")
 
 
 def spaced(name: str) -> str:
-    """Return the name of a GPU from a label, in which blanks have become dashes."""
+    """Return the name of a GPU from a label, which has dashes in place of spaces."""
     return name.replace("-", " ")
 
 
@@ -135,7 +135,7 @@ def valid(value: str) -> bool:
 
 @cache
 def vocabulary(arch: str) -> frozenset[str]:
-    """Return the CPU flags that have labels: all that an image can need. Others would only be noise."""
+    """Return the CPU flags that have labels: those that an image can need."""
     announced = frozenset(" ".join(macros.FLAGS.get(arch, {}).values()).split())
     if arch == "aarch64":
         announced |= frozenset(flag for march in marches.names() for flag in macros.unannounced(march))
@@ -156,17 +156,17 @@ def _driver(host: Host) -> dict[str, str]:
     if host.driver is None:
         return {}
     version, kind = host.driver.version, host.driver.kind
-    # A Tegra driver's version says nothing in the order of the others.
+    # Versions of Tegra drivers are not in one order with others.
     ranked = {} if versions.is_tegra(version) else {RANK: str(rank(version))}
     return {DRIVER: version, **ranked, **({MODULES: kind} if kind in MODULE_KINDS else {})}
 
 
-def _gpus(there: tuple[Gpu, ...]) -> dict[str, str]:
-    each = [_labelled(gpu) for gpu in there]
+def _gpus(host_gpus: tuple[Gpu, ...]) -> dict[str, str]:
+    each = [_labelled(gpu) for gpu in host_gpus]
     # An unknown capability is below any that an image has code for.
     computes = [0 if one["compute"] == UNKNOWN else int(one["compute"].replace(".", "")) for one in each]
     states = "_".join(sorted({one["state"] for one in each}))
-    limits = [limit for gpu in there if (limit := drivers.last_branch(gpu)) is not None]
+    limits = [limit for gpu in host_gpus if (limit := drivers.last_branch(gpu)) is not None]
     proved = all(
         gpus.data_centre(None if one["brand"] == NONE else one["brand"], spaced(one["name"])) for one in each
     )
@@ -183,7 +183,7 @@ def _gpus(there: tuple[Gpu, ...]) -> dict[str, str]:
 
 
 def _labelled(gpu: Gpu) -> dict[str, str]:
-    """Return the facts of a GPU as labels have them."""
+    """Return the facts of a GPU as they appear in labels."""
     device = (gpu.pci_device_id or "").lower().removeprefix("0x")
     return {
         "compute": gpu.compute or UNKNOWN,
@@ -200,7 +200,7 @@ def _counted(key: str, values: Iterable[str]) -> dict[str, str]:
 
 
 def _described(each: list[dict[str, str]]) -> dict[str, str]:
-    """Return the labels from which the GPUs are read again: one for each kind, and one with its name."""
+    """Return the labels from which `labelled` reads the GPUs: one for each kind, and one with its name."""
     counts = Counter(tuple(one.items()) for one in each)
     labels = {}
     for number, (kind, count) in enumerate(sorted(counts.items())[:KINDS]):
@@ -215,7 +215,7 @@ def _without_memory(key: str, value: str) -> str:
 
 
 def _short(labels: Mapping[str, str]) -> str:
-    """Return the GPUs of a class in a few letters: h200x8, a100-sxm4-40gbx4, mixedx3, cpu."""
+    """Return the GPUs of a class as a short text: h200x8, a100-sxm4-40gbx4, mixedx3, cpu."""
     count = labels.get(COUNT, "0")
     if count == "0":
         return "cpu"

@@ -1,7 +1,7 @@
-"""Manifests of workloads with the image of a class, on its nodes.
+"""Manifests that run a workload on the nodes of each class, with the image for that class.
 
-JobSet and LeaderWorkerSet are written after https://jobset.sigs.k8s.io (v1alpha2) and
-https://lws.sigs.k8s.io (v1), Kueue's ResourceFlavor after https://kueue.sigs.k8s.io (v1beta1).
+Sources: https://jobset.sigs.k8s.io (JobSet, v1alpha2), https://lws.sigs.k8s.io (LeaderWorkerSet, v1) and
+https://kueue.sigs.k8s.io (ResourceFlavor, v1beta1).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["LABEL", "WORKLOADS", "Workload", "flavors", "manifests", "pulling"]
 
 NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", re.ASCII)
 LONGEST = 63
-HASH = 8  # characters at the end of a class's name that tell it from others
+HASH = 8  # characters of the hash at the end of a class's name
 LABEL = "app.kubernetes.io/name"
 
 
@@ -36,8 +36,8 @@ LABEL = "app.kubernetes.io/name"
 class Workload:
     """What to run: a name, arguments for the image's program, GPUs for each pod, and how many pods.
 
-    `resource` is the name under which the cluster gives out GPUs, `pull_secret` the Secret with the login of
-    the image's registry.
+    `resource` is the cluster's resource name for GPUs. `pull_secret` names the Secret with the credentials
+    for the image's registry.
     """
 
     name: str
@@ -56,10 +56,10 @@ class Workload:
 
 
 def manifests(kind: str, workload: Workload, classes: Sequence[Class]) -> list[Manifest]:
-    """Return the manifests of a workload: one for each class, or for a gang one for all of them.
+    """Return the manifests of a workload: one for each class, or a single one for a gang.
 
-    Raises NothingFits if no class gets an image, or nothing fits all ranks of a gang; UsageError if labels do
-    not tell the nodes of a class.
+    Raises NothingFits if no class gets an image, or no image fits all ranks of a gang; UsageError if labels
+    do not distinguish the nodes of a class from others.
     """
     make, together = WORKLOADS[kind]
     if together:
@@ -71,7 +71,7 @@ def manifests(kind: str, workload: Workload, classes: Sequence[Class]) -> list[M
 
 
 def flavors(classes: Sequence[Class]) -> Iterator[Manifest]:
-    """Yield a ResourceFlavor for each class; Kueue writes its label into the pods that it admits."""
+    """Yield a ResourceFlavor for each class; Kueue copies its label into the pods that it admits."""
     for one in classes:
         if not one.labelled:
             raise UsageError(
@@ -87,7 +87,7 @@ def flavors(classes: Sequence[Class]) -> Iterator[Manifest]:
 
 
 def pulling(secret: str | None) -> Manifest:
-    """Return what a pod's spec says of the Secret with which its images are pulled, if any."""
+    """Return the fields of a pod's spec that name the Secret for pulling its images, if there is one."""
     return {"imagePullSecrets": [{"name": secret}]} if secret else {}
 
 
@@ -150,7 +150,7 @@ def _leaderworkerset(workload: Workload, name: str, placed: Placed) -> Manifest:
     }
 
 
-# By their names on the command line: what makes the manifest, and whether all pods get the same image.
+# By name on the command line: the function that makes the manifest, and whether all pods get one image.
 WORKLOADS: dict[str, tuple[Callable[[Workload, str, Placed], Manifest], bool]] = {
     "job": (_job, False),
     "deployment": (_deployment, False),
@@ -161,7 +161,7 @@ WORKLOADS: dict[str, tuple[Callable[[Workload, str, Placed], Manifest], bool]] =
 
 
 def _pod(workload: Workload, placed: Placed, name: str | None = None, **spec: object) -> Manifest:
-    """Return the template of a pod; the image needs no more than it has: no mounts and no privileges."""
+    """Return the template of a pod. The image needs no mounts and no privileges."""
     gpus = workload.gpus if placed.variant.gpu else None
     container = {
         "name": workload.name,
@@ -181,9 +181,9 @@ def _pod(workload: Workload, placed: Placed, name: str | None = None, **spec: ob
 
 
 def _joined(workload: Workload, class_name: str) -> str:
-    """Return a workload's name with that of a class behind it, with room for the number of a pod.
+    """Return the names of a workload and a class, joined, with room for the index of a pod.
 
-    Of long ones the middle is left out, never the hash.
+    Long names lose their middle and keep the hash.
     """
     longest = LONGEST - (len(f"-{workload.pods - 1}") if workload.pods > 1 else 0)
     start = workload.name[: longest - HASH - 1].rstrip("-")

@@ -1,8 +1,8 @@
-"""What a variant needs of a node, as conditions that hold or do not hold one by one, for a scheduler.
+"""What a variant needs from a node, as separate conditions that a scheduler can check.
 
-They are not written down a second time: the rules of the selection are asked about sample hosts, one for each
-interval of driver versions and each kind of kernel modules, and about each compute capability there. That is
-all there is to ask, because every rule about several GPUs holds if it holds for each.
+The conditions are derived from the selection's rules, not written a second time: the rules are evaluated on
+sample hosts, one for each interval of driver versions, kind of kernel modules and compute capability. One GPU
+per sample is enough, because every rule holds for several GPUs if it holds for each of them.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ MODULES = ("open", "proprietary", None)  # kinds of kernel modules; None is an u
 MACHINES = {platform: machine for machine, platform in ARCHITECTURES.items()}
 # Rules about the CPU, which the fields `arch` and `flags` state.
 ABOUT_CPU = frozenset({"platform", "cpu"})
-NEW_PRODUCT = "26b9"  # a PCI device id that the newest driver supports, so that no driver is too new for it
+NEW_PRODUCT = "26b9"  # a PCI device id that the newest driver supports: no driver is too new for it
 DATA_CENTRE = "Tesla"  # a name that proves a data-centre part with any brand of one
 NEWEST_DRIVER = f"{NEWEST}.0"
-OLDEST: Version = (100, 0)  # below are Tegra's drivers, which only their text tells apart
-BEYOND = 4  # majors of compute capabilities above all known ones that are asked about
-PARTS = 4  # of a driver version, at most
-UNKNOWN_COMPUTE = -1  # in a set of capabilities, times ten: one that is not known
+OLDEST: Version = (100, 0)  # lower versions are Tegra drivers, which are compared only as strings
+BEYOND = 4  # major compute capabilities to evaluate beyond the greatest known one
+PARTS = 4  # most numbers in a driver version
+UNKNOWN_COMPUTE = -1  # in a set of capabilities, times ten: an unknown capability
 LAST_MAJOR = 99
-# What a variant has besides its needs of driver and GPUs, set to the same for all.
+# Fields that do not affect a variant's needs of driver and GPUs, with the same values for all variants.
 WITHOUT_CPU: dict[str, object] = {
     "reference": "",
     "digest": None,
@@ -55,13 +55,13 @@ WITHOUT_CPU: dict[str, object] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
-    """One way for a node to fit a variant: everything in it has to hold.
+    """One way for a node to fit a variant: all of its conditions have to hold.
 
-    `arch` is as in a platform ("amd64"), `flags` are of the CPU. With `bare` the node has no GPU and no other
-    accelerator; otherwise, if `gpus`, every GPU has one of the capabilities `computes` (times ten, sorted;
-    None for any), of `states` and of `brands`, is a data-centre part if `data_centre`, and is supported by
-    the driver branch `branch`. The driver has the version `driver`, or is not older than `oldest` and older
-    than `below`; its kernel modules are of a kind in `modules`.
+    `arch` is as in a platform ("amd64"), `flags` are CPU flags. With `bare` the node has no GPU and no other
+    accelerator. With `gpus`, every GPU has a capability in `computes` (times ten, sorted; None for any), a
+    state in `states` and a brand in `brands`, is a data-centre part if `data_centre`, and is supported by the
+    driver branch `branch`. The driver has the version `driver`, or is not older than `oldest` and older than
+    `below`; the kind of its kernel modules is in `modules`.
     """
 
     arch: str
@@ -81,11 +81,11 @@ class Need:
 
 
 def needs(variant: Variant, *, allow_cpu: bool = False) -> tuple[Need, ...]:
-    """Return the ways for a node to fit a variant with all its GPUs; none if there is no way.
+    """Return the ways for a node to fit a variant with all its GPUs; empty if there is no way.
 
-    With `allow_cpu`, an image without device code may leave GPUs unused. A node fits if one way does. Where
-    an image's maker asks for some brands with some capabilities (NVIDIA_REQUIRE_*), nodes with different GPUs
-    may fit though no way says so; and a Tegra driver is only known by its version.
+    A node fits if one of the ways holds. With `allow_cpu`, an image without device code may leave GPUs
+    unused. Some nodes that fit match no way: nodes with different GPUs, if the image requires certain brands
+    with certain capabilities (NVIDIA_REQUIRE_*). A Tegra driver matches only by its exact version.
     """
     arch = variant.platform.split("/")[1]
     sample = Target(host=_host(MACHINES.get(arch, arch), None, None), gpus=())
@@ -97,9 +97,10 @@ def needs(variant: Variant, *, allow_cpu: bool = False) -> tuple[Need, ...]:
 
 
 def listed(ways: Iterable[Need]) -> tuple[Need, ...]:
-    """Return needs without what holds for each GPU that NVIDIA's software lists: the modules drive it.
+    """Return the needs without the conditions that hold for every GPU that NVIDIA's software lists.
 
-    With a driver in the image that is newer than the kernel's, GPUs may still lose their support.
+    The loaded kernel modules drive these GPUs. An image's own driver of mode compat may still not support
+    them, so its branch stays a condition.
     """
     some = [way for way in ways if None in way.modules]
     return _merged(
@@ -114,7 +115,7 @@ def _ways(variant: Variant) -> tuple[Need, ...]:
     own = variant.driver.version if variant.driver else None
     ways: list[Need] = []
     for span in [None] if exact else _spans(variant):
-        version = exact or _text(span[0])  # type: ignore[index]  # there is a span unless there is a text
+        version = exact or _text(span[0])  # type: ignore[index]  # span is None only with `exact`
         branch = versions.branch(own) if own else _newest_branch(span[1]) if span else None
         spanned = {"driver": exact} if exact else {"oldest": span[0], "below": span[1]}  # type: ignore[index]
         if not _fits(variant, (), version, None):
@@ -128,17 +129,17 @@ def _ways(variant: Variant) -> tuple[Need, ...]:
 
 
 def _rectangles(variant: Variant, driver: str, modules: str | None) -> Iterator[Need]:
-    """Yield sets of capabilities and of brands: a GPU with one of each fits, with this driver."""
+    """Yield needs with sets of capabilities and brands: a GPU with one of each fits with this driver."""
 
     def fits(compute: int, brand: str, state: str = "ok") -> bool:
         return _fits(variant, (_gpu(compute, brand, state),), driver, modules)
 
     compat = variant.driver is not None and variant.driver.mode == "compat"
     codes, possible, asked = _codes(variant), _possible(variant), _asked(variant)
-    some = BRANDS[:-1] if compat or "brand" in asked else BRANDS[-1:]  # all but other ones, or whatever it is
+    some = BRANDS[:-1] if compat or "brand" in asked else BRANDS[-1:]  # all but OTHER, or it alone for any
     groups: dict[tuple[int, ...], list[str]] = {}
     for brand in some:
-        # Where no requirement is about both, what fits one brand fits another, or nothing does.
+        # Unless requirements name both, a brand fits with the same capabilities as another, or with none.
         before = next((one for one in groups if one), ()) if asked != {"arch", "brand"} else ()
         tried = before[:1] or possible
         served = tuple(code for code in tried if fits(code, brand))
@@ -159,7 +160,7 @@ def _rectangles(variant: Variant, driver: str, modules: str | None) -> Iterator[
 
 
 def _asked(variant: Variant) -> set[str]:
-    """Return which of arch and brand the requirements of an image's maker are about."""
+    """Return which of arch and brand the image's own requirements (NVIDIA_REQUIRE_*) name."""
     named = {
         condition.name
         for text in variant.requires
@@ -170,7 +171,7 @@ def _asked(variant: Variant) -> set[str]:
 
 
 def _fits(variant: Variant, passed: tuple[Gpu, ...], driver: str, modules: str | None) -> bool:
-    """Whether a variant fits GPUs; if there is none, whether it may fit some with this driver."""
+    """Whether a variant fits these GPUs; without GPUs, whether it may fit any with this driver."""
     target = Target(host=_host("x86_64", driver, modules), gpus=passed)
     return all(
         rule.holds(target, variant)
@@ -202,7 +203,7 @@ def _gpu(compute: int, brand: str, state: str) -> Gpu:
 
 @lru_cache(maxsize=16)
 def _possible(variant: Variant) -> tuple[int, ...]:
-    """Return the capabilities for which there is code with the newest driver: an older one compiles less."""
+    """Return the capabilities that device code covers with the newest driver; older ones compile less PTX."""
     host = _host("x86_64", NEWEST_DRIVER, None)
     return tuple(
         code
@@ -212,7 +213,7 @@ def _possible(variant: Variant) -> tuple[int, ...]:
 
 
 def _codes(variant: Variant) -> tuple[int, ...]:
-    """Return the capabilities to ask about, times ten; those above the last behave like it."""
+    """Return the capabilities to evaluate, times ten; those above the last behave like it."""
     releases = cuda.releases().values()
     majors = {int(target.rstrip("af")[:-1]) for release in releases for target in release.targets}
     own = {int(code.rstrip("af")[:-1]) for code in (*variant.cubins, *(ptx.target for ptx in variant.ptx))}
@@ -221,7 +222,7 @@ def _codes(variant: Variant) -> tuple[int, ...]:
 
 
 def _extended(computes: tuple[int, ...], codes: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Return capabilities with those above the last that was asked about; None for all, unknown ones too."""
+    """Return capabilities with those above the last evaluated one; None for all, including unknown ones."""
     if computes == codes:
         return None
     further = range(codes[-1] + 1, 10 * (LAST_MAJOR + 1)) if computes[-1] == codes[-1] else ()
@@ -256,7 +257,7 @@ def _changes(variant: Variant) -> Iterator[Version]:
 
 @cache
 def _tables() -> frozenset[Version]:
-    """Return the changes that the tables of CUDA releases and of GPUs bring."""
+    """Return the driver versions at which the tables of CUDA releases and of GPUs may change a verdict."""
     rows = cuda.releases().values()
     listed = {text for row in rows for text in (row.toolkit_driver, row.floor) if text}
     branches = {row.branch for row in rows if row.branch}
@@ -266,9 +267,9 @@ def _tables() -> frozenset[Version]:
 
 
 def _around(version: str) -> Iterator[Version]:
-    """Yield where driver versions stop being less than, and equal to, one of a requirement.
+    """Yield the versions from which drivers are no longer less than, or equal to, one in a requirement.
 
-    Zeros at the end say nothing there: 535 equals 535.0.
+    Requirements ignore trailing zeros: 535 equals 535.0.
     """
     parts = list(versions.order(version.rstrip(".")))[:PARTS]
     while parts and not parts[-1]:
@@ -279,20 +280,20 @@ def _around(version: str) -> Iterator[Version]:
 
 
 def _text(version: Version) -> str:
-    """Return a driver version that no Tegra driver has, by its numbers."""
+    """Return a driver version as text, in a form that no Tegra driver has."""
     first, *rest = (*version, 0)[: max(2, len(version))]
     return ".".join([str(first), *(f"{part:02d}" if len(rest) > 1 else str(part) for part in rest)])
 
 
 def _newest_branch(below: Version | None) -> int:
-    """Return the newest branch with a driver below a version: what GPUs need not be told apart by."""
+    """Return the newest branch with a driver below a version, or NEWEST if there is no bound."""
     if below is None:
         return NEWEST
     return below[0] - 1 if not any(below[1:]) else below[0]
 
 
 def _merged(ways: Iterable[Need]) -> tuple[Need, ...]:
-    """Return the ways with those joined that differ in the kind of modules, or in neighbouring versions."""
+    """Return the ways, joining those that differ only in the kind of modules or in adjacent intervals."""
     kinds: dict[Need, dict[str | None, None]] = {}
     for way in ways:
         kinds.setdefault(replace(way, modules=()), {}).update(dict.fromkeys(way.modules))
@@ -309,7 +310,7 @@ def _merged(ways: Iterable[Need]) -> tuple[Need, ...]:
 
 
 def _continues(before: Need, after: Need, limits: list[int]) -> bool:
-    """Whether one way goes on where another ends, and no GPU loses its driver between them."""
+    """Whether `after` starts where `before` ends, and no GPU loses its support between their branches."""
     same = replace(before, oldest=after.oldest, below=after.below, branch=after.branch) == after
     if not same or before.below is None or before.below != after.oldest:
         return False

@@ -1,8 +1,8 @@
 """Nodes of a cluster, as `kubectl get nodes -o json` writes them, and the Hosts that their labels describe.
 
-Our own labels describe all that a selection reads. Without them, those of Node Feature Discovery and of
-NVIDIA's GPU feature discovery do, with gaps: each is a null in the Host or a GPU that cannot be used, and has
-a warning.
+Our own labels contain every fact that a selection reads. Nodes without them are read from the labels of Node
+Feature Discovery and of NVIDIA's GPU feature discovery. Facts that these do not contain are null in the Host,
+or make a GPU unusable, and have a warning.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["Node", "described", "host", "load", "objects", "parse", "read"]
 STREAM = "-"
 LISTS = ("List", "NodeList", "PodList")
 PREFIX = re.compile(r"(?=.{1,253}$)[a-z0-9]([-a-z0-9.]*[a-z0-9])?", re.ASCII)  # of a label's key
-LABELS = 2_000  # of one node, of which real ones have 200
+LABELS = 2_000  # labels to read from one node; real nodes have about 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -42,17 +42,17 @@ class Node:
 
     @property
     def described(self) -> bool:
-        """Whether it has our own labels."""
+        """Whether the node has our own labels."""
         return own.ARCH in self.labels
 
 
 def load(path: Path, stream: BinaryIO) -> tuple[Node, ...]:
-    """Return the nodes in a file, or for "-" in `stream`; raise UsageError if it has none."""
+    """Return the nodes in a file, or in `stream` if the path is "-"; raise UsageError if there are none."""
     return parse(read(path, stream), "stdin" if str(path) == STREAM else str(path))
 
 
 def read(path: Path, stream: BinaryIO) -> object:
-    """Return the JSON value in a file, or for "-" in `stream`; raise UsageError if it is none."""
+    """Return the JSON value in a file, or in `stream` if the path is "-"; raise UsageError if invalid."""
     if str(path) != STREAM:
         return documents.read(path)
     raw = stream.read(documents.LIMIT + 1)
@@ -62,32 +62,32 @@ def read(path: Path, stream: BinaryIO) -> object:
 
 
 def parse(data: object, where: str) -> tuple[Node, ...]:
-    """Return the nodes of a list of them, or of one Node object, sorted by their names."""
+    """Return the nodes of a list, or of a single Node object, sorted by name."""
     return described(objects(data, where), where)
 
 
 def objects(data: object, where: str) -> tuple[documents.Fields, ...]:
-    """Return the objects of a list of them, or the one that `data` is."""
+    """Return the objects of a list, or `data` itself if it is a single object."""
     fields = documents.Fields(data, where)
     kind = fields.text("kind")
     if kind not in LISTS:
         return (fields,)
-    # An API server names the kind of the list alone, and kubectl that of each object in a plain List.
-    own = {"kind": kind.removesuffix("List")} if kind != "List" else {}
+    # In a NodeList of an API server the items have no kind. In a List of kubectl they do.
+    item_kind = {"kind": kind.removesuffix("List")} if kind != "List" else {}
     return tuple(
-        documents.Fields({**own, **one.data}, f"{where}: items[{place}]")
+        documents.Fields({**item_kind, **one.data}, f"{where}: items[{place}]")
         for place, one in enumerate(fields.objects("items"))
     )
 
 
-def described(there: Iterable[documents.Fields], where: str) -> tuple[Node, ...]:
-    """Return Node objects as nodes, sorted by their names.
+def described(items: Iterable[documents.Fields], where: str) -> tuple[Node, ...]:
+    """Return the nodes that Node objects describe, sorted by name.
 
-    Raises UsageError if an object is no node, a name occurs twice, or there are none.
+    Raises UsageError if an object is not a node, a name occurs twice, or there are no objects.
     """
     nodes: dict[str, Node] = {}
-    for each in there:
-        node = _node(each)
+    for item in items:
+        node = _node(item)
         if node.name in nodes:
             raise UsageError(f"{where}: duplicate node {node.name[:80]!r}")
         nodes[node.name] = node
@@ -97,7 +97,7 @@ def described(there: Iterable[documents.Fields], where: str) -> tuple[Node, ...]
 
 
 def host(data: object, where: str = "node") -> Host:
-    """Return the Host that the labels of a Node object describe; raise UsageError if it is no such object."""
+    """Return the Host that the labels of a Node object describe; raise UsageError for any other object."""
     return _node(documents.Fields(data, where)).host
 
 
@@ -107,22 +107,22 @@ def _node(fields: documents.Fields) -> Node:
     metadata = fields.object_or_none("metadata")
     if metadata is None:
         raise fields.fail("metadata", "is missing (expected an object)")
-    labels, refused = _labels(metadata.named_texts("labels"))
+    labels, invalid = _labels(metadata.named_texts("labels"))
     status = fields.object_or_none("status")
     if own.ARCH in labels:
         described = labelled(labels)
     else:
         described = discovered(labels, _architecture(status), _capacity(status))
-    if refused:
+    if invalid:
         from imagematrix.record import replace
 
-        warning = f"{refused} invalid labels were ignored"
+        warning = f"{invalid} invalid labels were ignored"
         described = replace(described, warnings=(*described.warnings, warning))
     return Node(name=metadata.text("name"), labels=labels, host=described)
 
 
 def _labels(given: Mapping[str, str]) -> tuple[dict[str, str], int]:
-    """Return the labels that an API server would accept, and how many others there were."""
+    """Return the labels that an API server would accept, and the number of invalid ones."""
     valid = {
         key: value for key, value in list(given.items())[:LABELS] if own.valid(value) and _valid_key(key)
     }

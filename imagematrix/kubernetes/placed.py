@@ -1,6 +1,6 @@
 """Images placed on classes: the reference by digest, and the terms that keep a pod on nodes of these classes.
 
-A digest without a placement is half an answer: the image would start on any node.
+Without the terms, the image could start on any node.
 """
 
 from __future__ import annotations
@@ -46,29 +46,29 @@ def image(variant: Variant) -> str:
 
 
 def chosen(classes: Sequence[Class], names: Sequence[str]) -> tuple[Class, ...]:
-    """Return the classes with these names, or all.
+    """Return the classes with these names, or all classes without names.
 
-    Raises UsageError if there is no such class, or if a node of another class has the label of one of them:
-    pods for the class could start there.
+    Raises UsageError if a class does not exist, or if a node of another class has the label of a chosen one:
+    pods for the chosen class could start there.
     """
-    there = {each.name: each for each in classes}
+    by_name = {each.name: each for each in classes}
     for name in names:
-        if name not in there:
-            raise UsageError(f"class {name!r} not found", remedy=f"one of {', '.join(sorted(there))}")
-    selected = tuple(there[name] for name in names) if names else tuple(classes)
+        if name not in by_name:
+            raise UsageError(f"class {name!r} not found", remedy=f"one of {', '.join(sorted(by_name))}")
+    selected = tuple(by_name[name] for name in names) if names else tuple(classes)
     for each in classes:
         for node in each.nodes:
             if any(one.has_label(node) for one in selected if one is not each):
                 raise UsageError(
-                    f"node {node.name} has the label of the class {node.labels[CLASS]}, and the facts of "
+                    f"node {node.name} has the label of the class {node.labels[CLASS]}, but the facts of "
                     f"{each.name}",
-                    remedy="label it anew with `imagematrix kubernetes labels`",
+                    remedy="label it again with `imagematrix kubernetes labels`",
                 )
     return selected
 
 
 def each(classes: Iterable[Class]) -> tuple[Placed, ...]:
-    """Return what each class gets, but for those that nothing fits; raise NothingFits if that is all."""
+    """Return the placement of each class that gets an image; raise NothingFits if no class does."""
     some = list(classes)
     placements = tuple(
         Placed(classes=(one,), variant=one.variant, terms=_terms((one,), one.variant))
@@ -81,10 +81,10 @@ def each(classes: Iterable[Class]) -> tuple[Placed, ...]:
 
 
 def gang(classes: Sequence[Class]) -> Placed:
-    """Return the variant that fits all of some classes: every rank of a gang gets the same.
+    """Return the placement of a gang: the variant that fits all classes, for every rank of the gang.
 
-    Of several it is the one that is least far down in the order of the class that it suits least. Raises
-    NothingFits if there is none.
+    Of several variants, the one whose worst place in the orders of the classes is best is taken. Raises
+    NothingFits if no variant fits all classes.
     """
     ranks: dict[str, list[int]] = {}
     variants: dict[str, Variant] = {}
@@ -106,7 +106,7 @@ def gang(classes: Sequence[Class]) -> Placed:
 
 
 def _terms(classes: tuple[Class, ...], variant: Variant) -> tuple[Term, ...]:
-    """Return terms that admit the nodes of some classes, and no other for which the variant is not fit."""
+    """Return terms that admit the nodes of these classes, and no node that the variant does not fit."""
     names = sorted({one.name for one in classes if any(one.has_label(node) for node in one.nodes)})
     terms: tuple[Term, ...] = ((isin(CLASS, *names),),) if names else ()
     if not all(one.labelled for one in classes):
@@ -115,7 +115,7 @@ def _terms(classes: tuple[Class, ...], variant: Variant) -> tuple[Term, ...]:
         for node in one.nodes:
             if not admits(terms, node.labels):
                 raise UsageError(
-                    f"labels do not tell nodes of the class {one.name} from others",
+                    f"labels do not distinguish nodes of the class {one.name} from others",
                     remedy=f"label them with `imagematrix kubernetes labels`, such as {node.name}",
                 )
     return terms

@@ -1,4 +1,4 @@
-"""What the variants of an image need of nodes and devices, as schedulers are told."""
+"""What the variants of an image need from nodes and devices, in the forms that schedulers read."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """A Policy as objects of the API server: `admission.admit` in CEL.
 
 A MutatingAdmissionPolicy (stable from Kubernetes 1.36) cannot refuse a pod with a reason, so a
-ValidatingAdmissionPolicy does, for pods that still use the name afterwards. Expressions keep to functions
-that every version with these policies has. An object has no more than 100,000 characters in an expression,
-so each class is a variable of its own.
+ValidatingAdmissionPolicy refuses pods that still use the name afterwards. Expressions use only functions
+that every version with these policies has. An expression may have at most 100,000 characters, so each class
+is a separate variable.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 __all__ = ["mutation", "objects", "refusal", "used", "variables"]
 
 API = "admissionregistration.k8s.io/v1"
-LONGEST = 90_000  # characters of an expression; the API server takes 100,000
-NAME, IMAGE = "!name", "!image"  # keys of a class beside those of labels, none of which begins so
+LONGEST = 90_000  # characters of an expression; the API server accepts 100,000
+NAME, IMAGE = "!name", "!image"  # keys of a class besides its labels; no label begins with "!"
 NUMBER = "^-?[0-9]{1,18}$"
 NODE_AFFINITY = "object.spec.affinity.nodeAffinity"
 SELECTOR = f"{NODE_AFFINITY}.{REQUIRED}"
@@ -35,9 +35,9 @@ TERMS = f"{SELECTOR}.nodeSelectorTerms"
 
 
 def objects(policy: Policy, name: str) -> Iterator[Manifest]:
-    """Yield the policy and its binding, and for a policy that denies, those of the refusal.
+    """Yield the mutating policy and its binding; for a policy that denies, also the validating ones.
 
-    Raises UsageError if the classes have too many labels or nodes to be told in CEL.
+    Raises UsageError if the classes have too many labels or nodes for an expression in CEL.
     """
     shared = {"matchConstraints": _constraints(), "matchConditions": [_condition(policy)]}
     named = [{"name": key, "expression": text} for key, text in variables(policy).items()]
@@ -69,7 +69,7 @@ def objects(policy: Policy, name: str) -> Iterator[Manifest]:
 
 
 def variables(policy: Policy) -> dict[str, str]:
-    """Return the variables by name, each of which may use those before it."""
+    """Return the CEL variables by name; each may use the previous ones."""
     classes = {f"class{place}": _class(each) for place, each in enumerate(policy.classes)}
     listed = ", ".join(f"variables.{name}" for name in classes)
     has_affinity = f"has(object.spec.affinity) && has({NODE_AFFINITY})"
@@ -95,7 +95,7 @@ def variables(policy: Policy) -> dict[str, str]:
 
 
 def mutation(policy: Policy) -> str:
-    """Return the expression of the JSON patch: none if the image is not decided."""
+    """Return the expression of the JSON patch, which is empty if the image is undecided."""
     patches = [_replacing(policy, name) for name in LISTS]
     placing = f"(request.subResource == {_text(EPHEMERAL)} ? [] : {_placing()})"
     return f"variables.image == '' ? [] : {' + '.join(patches)} + {placing}"
@@ -110,9 +110,9 @@ def refusal(policy: Policy) -> str:
     )
     wide = _text(f"the pod has more than {WIDEST} containers or node selector terms")
     nowhere = _text("no class of nodes matches the pod's node selector and affinity")
-    nothing = f"{_text('nothing fits the nodes that the pod may get: ')} + {which}"
+    nothing = f"{_text('no image fits the nodes that the pod may run on: ')} + {which}"
     several = (
-        f"{_text('nodes that the pod may get need different images: ')} + {which} + "
+        f"{_text('the nodes that the pod may run on need different images: ')} + {which} + "
         f"{_text(f'; select one by {CLASS}')}"
     )
     return (
@@ -122,7 +122,7 @@ def refusal(policy: Policy) -> str:
 
 
 def used(policy: Policy) -> str:
-    """Return the expression of whether a pod uses the name."""
+    """Return the expression that is true if a pod uses the name."""
     name = _text(policy.name)
     return " || ".join(
         f"(has(object.spec.{some}) && object.spec.{some}.exists(c, has(c.image) && c.image == {name}))"
@@ -154,7 +154,7 @@ def _binding(kind: str, name: str, spec: Mapping[str, object]) -> Manifest:
 
 
 def _class(each: PodClass) -> str:
-    """Return a class as a map of lists of texts: CEL in Kubernetes wants all values of a map of one type."""
+    """Return a class as a map of lists of strings: in Kubernetes' CEL, values of a map have one type."""
     entries = {NAME: (each.name,), IMAGE: (each.image,), **each.values}
     lists = [f"{_text(key)}: [{', '.join(map(_text, values))}]" for key, values in entries.items()]
     return f"{{{', '.join(lists)}}}"
@@ -184,20 +184,20 @@ def _may_match() -> str:
 
 
 def _may_meet() -> str:
-    there, absent = "c[e.key]", _text(ABSENT)
+    label_values, absent = "c[e.key]", _text(ABSENT)
     number = f"matches({_text(NUMBER)})"
 
     def compared(sign: str) -> str:
         return (
             f"has(e.values) && size(e.values) > 0 && e.values[0].{number} && "
-            f"{there}.exists(v, v.{number} && int(v) {sign} int(e.values[0]))"
+            f"{label_values}.exists(v, v.{number} && int(v) {sign} int(e.values[0]))"
         )
 
     cases = {
-        "In": f"has(e.values) && {there}.exists(v, v in e.values)",
-        "NotIn": f"!has(e.values) || {there}.exists(v, !(v in e.values))",
-        "Exists": f"{there}.exists(v, v != {absent})",
-        "DoesNotExist": f"{absent} in {there}",
+        "In": f"has(e.values) && {label_values}.exists(v, v in e.values)",
+        "NotIn": f"!has(e.values) || {label_values}.exists(v, !(v in e.values))",
+        "Exists": f"{label_values}.exists(v, v != {absent})",
+        "DoesNotExist": f"{absent} in {label_values}",
         "Gt": compared(">"),
         "Lt": compared("<"),
     }
@@ -208,18 +208,18 @@ def _may_meet() -> str:
 
 
 def _replacing(policy: Policy, name: str) -> str:
-    there = f"object.spec.{name}"
+    items = f"object.spec.{name}"
     patch = (
         f"JSONPatch{{op: 'replace', path: '/spec/{name}/' + string(i) + '/image', value: variables.image}}"
     )
     return (
-        f"(has({there}) ? variables.places.filter(i, i < size({there}) && has({there}[i].image) && "
-        f"{there}[i].image == {_text(policy.name)}).map(i, {patch}) : [])"
+        f"(has({items}) ? variables.places.filter(i, i < size({items}) && has({items}[i].image) && "
+        f"{items}[i].image == {_text(policy.name)}).map(i, {patch}) : [])"
     )
 
 
 def _placing() -> str:
-    """Return the expression of the operations on the affinity; values of a map of several types are dyn."""
+    """Return the expression of the operations on the affinity; values of several types in a map are dyn."""
     expression = f"{{'key': dyn({_text(CLASS)}), 'operator': dyn('In'), 'values': dyn(variables.names)}}"
     selector = f"{{'nodeSelectorTerms': [{{'matchExpressions': [{expression}]}}]}}"
     inner = f"{{{_text(REQUIRED)}: {selector}}}"

@@ -1,4 +1,4 @@
-"""Documents as YAML, as people write it."""
+"""Documents as YAML in the style that people write."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ WIDTH = 110
 
 
 def dump(*documents: object) -> str:
-    """Return documents as YAML, each after the first behind a line of dashes."""
+    """Return documents as YAML, separated by `---`."""
     import yaml
 
     class Dumper(yaml.SafeDumper):
-        """Writes texts of several lines as blocks, and repeats what occurs twice."""
+        """Writes multi-line strings as blocks, and repeated values without aliases."""
 
         def ignore_aliases(self, data: object) -> bool:  # noqa: ARG002
             return True

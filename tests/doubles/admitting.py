@@ -86,9 +86,9 @@ DECIDED: list[tuple[dict[str, Any], str | None]] = [
 REFUSED = [
     (
         pod(NAME),
-        f"{NAME}: nodes that the pod may get need different images: h200, h100, l40s, cpu; select",
+        f"{NAME}: the nodes that the pod may run on need different images: h200, h100, l40s, cpu; select",
     ),
-    (pod(NAME, nodeSelector={"zone": "z"}), f"{NAME}: nothing fits the nodes that the pod may get: cpu"),
+    (pod(NAME, nodeSelector={"zone": "z"}), f"{NAME}: no image fits the nodes that the pod may run on: cpu"),
     (pod(NAME, nodeSelector={"pool": "x"}), f"{NAME}: no class of nodes matches the pod's node selector"),
     (pod(*[NAME] * 41, nodeSelector={"pool": "big"}), f"{NAME}: the pod has more than 40 containers"),
 ]

@@ -42,17 +42,17 @@ def command(
     Nodes, catalogs and the certificate are read again when they change. Without nodes or a catalog it is not
     ready and answers 503, so that the failurePolicy of its configuration decides.
     """
-    from imagematrix.kubernetes.webhook.api import Watched, inside
+    from imagematrix.kubernetes.webhook.api import ClusterNodes, inside
     from imagematrix.kubernetes.webhook.known import Question
     from imagematrix.kubernetes.webhook.serving import Settings, serve
-    from imagematrix.kubernetes.webhook.sources import Filed
+    from imagematrix.kubernetes.webhook.sources import NodesFile
     from imagematrix.selection.question import parse
 
     question = Question(deny=denies(on_unknown), allow_cpu=allow_cpu, where=parse(where or ()))
     serve(
         Settings(
             catalogs=tuple(dict.fromkeys(catalog)),
-            nodes=Watched(inside()) if nodes == CLUSTER else Filed(Path(nodes)),
+            nodes=ClusterNodes(inside()) if nodes == CLUSTER else NodesFile(Path(nodes)),
             chain=tls_cert,
             key=tls_key,
             listen=listen,

@@ -1,1 +1,1 @@
-"""A device plugin of kubelet: it offers GPUs to a cluster and gives containers device nodes, nothing else."""
+"""A device plugin for kubelet: it offers a node's GPUs, and gives containers device nodes, nothing else."""

@@ -1,6 +1,6 @@
-"""What a node offers to kubelet, and what a container gets of it: pure functions of a Host.
+"""The devices that a node offers to kubelet, and what a container gets: pure functions of a Host.
 
-A unit is what is given out: a GPU without MIG, or a MIG device. Several resources may offer the same unit,
+A unit is what gets allocated: a GPU without MIG, or a MIG device. Several resources may offer the same unit,
 and kubelet counts them separately. So a unit that is held under one resource is unhealthy under all others.
 """
 
@@ -43,7 +43,7 @@ MIG = f"{labels.PREFIX}mig-"
 CLASS = f"{labels.PREFIX}class-"
 KINDS = ("product", "class")
 MAKER = re.compile(r"^(?:nvidia|tesla)\s+", re.IGNORECASE)
-LONGEST = 63  # characters of a resource's name behind its prefix
+LONGEST = 63  # characters of a resource's name after its prefix
 
 
 class AllocationError(ImagematrixError):
@@ -52,7 +52,7 @@ class AllocationError(ImagematrixError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """What a node offers: its units by name, and for each resource the unit of each device id."""
+    """What a node offers: its units by name, and for each resource a map of device ids to units."""
 
     host: Host
     units: Mapping[str, Gpu]
@@ -61,7 +61,7 @@ class Offer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
-    """What a container gets: the paths of device nodes, and variables."""
+    """What a container gets: the paths of device nodes, and environment variables."""
 
     devices: tuple[str, ...]
     environment: Mapping[str, str]
@@ -70,9 +70,10 @@ class Grant:
 def offer(host: Host, *, by: Iterable[str] = (), vram: bool = False) -> Offer:
     """Return what a host offers.
 
-    That is imagematrix.io/gpu, and imagematrix.io/mig-PROFILE for MIG devices. With "product" in `by` a GPU
-    is offered by its product too, with "class" by the class of the node; with `vram` the GiB of each unit.
-    A unit whose UUID is unknown is not offered: when another probe finds it, it would look like a free one.
+    GPUs are offered as imagematrix.io/gpu, MIG devices as imagematrix.io/mig-PROFILE. With "product" in `by`,
+    a GPU is also offered under the name of its product, with "class" under the class of the node; with
+    `vram`, each GiB of a unit's memory is offered too. A unit with an unknown UUID is not offered: once a
+    probe finds the UUID, it would look like a second, free unit.
     """
     whole = [gpu for gpu in host.gpus if gpu.mig is None and gpu.uuid]
     migs = [part for gpu in host.gpus for part in parts(gpu) if part.mig and part.mig[0].uuid]
@@ -87,57 +88,59 @@ def offer(host: Host, *, by: Iterable[str] = (), vram: bool = False) -> Offer:
     return Offer(host=host, units=units, resources=resources | ({VRAM: shares} if shares else {}))
 
 
-def listed(there: Offer, resource: str, holders: Mapping[str, str]) -> tuple[tuple[str, bool], ...]:
-    """Return the device ids of a resource with whether each is healthy.
+def listed(offered: Offer, resource: str, holders: Mapping[str, str]) -> tuple[tuple[str, bool], ...]:
+    """Return the device ids of a resource, each with whether it is healthy.
 
-    `holders` has the resource under which a unit is held. A resource that is no longer offered has none.
+    `holders` maps a unit to the resource under which it is held. A resource that is not offered any more has
+    no devices.
     """
     return tuple(
-        (device, there.units[unit].usable and holders.get(unit, resource) == resource)
-        for device, unit in there.resources.get(resource, {}).items()
+        (device, offered.units[unit].usable and holders.get(unit, resource) == resource)
+        for device, unit in offered.resources.get(resource, {}).items()
     )
 
 
-def allocate(there: Offer, resource: str, devices: Sequence[str], holders: Mapping[str, str]) -> Grant:
+def allocate(offered: Offer, resource: str, devices: Sequence[str], holders: Mapping[str, str]) -> Grant:
     """Return what a container gets for the device ids that kubelet chose.
 
     Raises AllocationError if one cannot be used or is held under another resource, or if shares would span
     units; UsageError if a share has no room for CUDA itself.
     """
-    units = held(there, devices)
-    if unknown := [device for device in devices if device not in there.resources.get(resource, {})]:
+    units = held(offered, devices)
+    if unknown := [device for device in devices if device not in offered.resources.get(resource, {})]:
         raise AllocationError(f"{resource}: device {unknown[0][:80]!r} not found")
     for unit in units:
-        if not there.units[unit].usable:
-            raise AllocationError(f"{unit} cannot be used: {there.units[unit].state}")
+        if not offered.units[unit].usable:
+            raise AllocationError(f"{unit} cannot be used: {offered.units[unit].state}")
         if holders.get(unit, resource) != resource:
             raise AllocationError(f"{unit} is in use as {holders[unit]}")
     vram = resource == VRAM
     if vram and len(units) > 1:
         raise AllocationError(
-            f"{len(devices)} GiB would span {len(units)} GPUs: none has so much memory left",
+            f"{len(devices)} GiB would span {len(units)} GPUs: none has that much memory left",
             remedy="request less, or whole GPUs",
         )
-    gpus = merged(there.units[unit] for unit in units)
+    gpus = merged(offered.units[unit] for unit in units)
     share = Share(vram_mib=len(devices) * GIB if vram else None)
     return Grant(
-        devices=nodes(there.host, gpus),
+        devices=nodes(offered.host, gpus),
         environment={GPUS: ",".join(units), **share.environment(gpus)},
     )
 
 
 def preferred(
-    there: Offer, resource: str, available: Sequence[str], required: Sequence[str], count: int
+    offered: Offer, resource: str, available: Sequence[str], required: Sequence[str], count: int
 ) -> tuple[str, ...]:
-    """Return the `count` device ids to take of those `available`, with those `required`; none if too few.
+    """Return `count` of the `available` device ids, with all `required` ones; none if there are too few.
 
-    All shares come from one unit: the one with the least left that is enough, so that whole GPUs stay free.
+    All shares come from one unit: of those with enough left, the one with the least, so that whole GPUs stay
+    free.
     """
-    of = there.resources.get(resource, {})
+    units = offered.resources.get(resource, {})
     groups: dict[str, list[str]] = {}
     for device in available:
-        if device in of:
-            groups.setdefault(of[device], []).append(device)
+        if device in units:
+            groups.setdefault(units[device], []).append(device)
     enough = [group for group in groups.values() if len(group) >= count and set(required) <= set(group)]
     if not enough:
         return ()
@@ -146,12 +149,13 @@ def preferred(
     return (*required, *rest)[:count]
 
 
-def held(there: Offer, devices: Iterable[str]) -> tuple[str, ...]:
-    """Return the names of the units that device ids stand for, each once.
+def held(offered: Offer, devices: Iterable[str]) -> tuple[str, ...]:
+    """Return the names of the units that device ids belong to, without duplicates.
 
-    Their resource may be offered no longer, or be that of NVIDIA's device plugin, whose ids are UUIDs too.
+    The ids may be of a resource that is not offered any more, or of NVIDIA's device plugin, whose ids are
+    UUIDs too.
     """
-    return tuple(name for name in named(devices) if name in there.units)
+    return tuple(name for name in named(devices) if name in offered.units)
 
 
 def _name(unit: Gpu) -> str:
@@ -171,7 +175,7 @@ def _profile(unit: Gpu) -> str:
 
 
 def _resource(prefix: str, word: str) -> str:
-    """Return the name of a resource: letters, digits, dashes and dots behind its prefix."""
+    """Return the name of a resource: letters, digits, dashes and dots after its prefix."""
     room = LONGEST - len(prefix.removeprefix(labels.PREFIX))
     return prefix + re.sub(r"[^a-z0-9.]+", "-", word.lower())[:room].strip("-.")
 

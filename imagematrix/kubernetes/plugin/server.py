@@ -1,7 +1,7 @@
 """The plugin as a process: a socket for each resource, registered with kubelet until a signal ends it.
 
-Kubelet removes all sockets in its folder when it starts, and makes its own anew. The plugin notices that by
-looking at kubelet's socket, and registers again.
+When kubelet starts, it removes all sockets in its folder and creates its own again. The plugin watches
+kubelet's socket, and registers again when it is new.
 """
 
 from __future__ import annotations
@@ -32,15 +32,16 @@ __all__ = ["Plugin", "Settings", "Times", "serve"]
 
 HEALTH = {True: "Healthy", False: "Unhealthy"}
 PERMISSIONS = "rw"
-SOCKET_PATH = 107  # bytes, and a zero: sun_path, unix(7)
+SOCKET_PATH = 107  # bytes without the terminating zero: sun_path, unix(7)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Times:
-    """Seconds between looks at kubelet's socket, at its pods, and at the node; and limits.
+    """Intervals and limits in seconds.
 
-    `answer` is how long kubelet may take, `settle` how long a unit is held that is not in its list: it may
-    take so long until an allocation is there, and a kubelet that restarts lists no pods at first.
+    `watch`, `pods` and `probe` are the intervals for reading kubelet's socket, its pods and the node.
+    `answer` is the limit for an answer of kubelet. A unit that is not in kubelet's list stays held for
+    `settle`, because an allocation may appear there late, and a kubelet that restarts lists no pods at first.
     """
 
     watch: float = 1.0
@@ -52,7 +53,7 @@ class Times:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What the plugin was started with: `offer` probes the node, `kubelet` is kubelet's folder."""
+    """The settings of the plugin: `offer` probes the node, `kubelet` is kubelet's folder."""
 
     offer: Callable[[], Offer]
     kubelet: Path = Path(sockets.FOLDER)
@@ -60,22 +61,22 @@ class Settings:
 
     @property
     def folder(self) -> Path:
-        """Where device plugins have their sockets."""
+        """The folder with the sockets of device plugins."""
         return self.kubelet / sockets.DEVICE_PLUGINS
 
     @property
     def registry(self) -> Path:
-        """The socket at which kubelet registers them."""
+        """The socket at which kubelet registers device plugins."""
         return self.folder / sockets.SOCKET
 
     @property
     def pods(self) -> Path:
-        """The socket at which kubelet lists what its pods hold."""
+        """The socket at which kubelet lists the devices of its pods."""
         return self.kubelet / sockets.POD_RESOURCES / sockets.SOCKET
 
 
 def serve(settings: Settings, note: Callable[[str], None]) -> None:
-    """Serve until SIGINT or SIGTERM; `note` is told of registrations, changes and failures.
+    """Serve until SIGINT or SIGTERM; `note` gets lines about registrations, changes and failures.
 
     Raises ImagematrixError if the node cannot be probed at the start.
     """
@@ -90,19 +91,21 @@ async def _serve(settings: Settings, note: Callable[[str], None]) -> None:
 
 
 class Plugin:
-    """What is offered now, who holds what, and the servers that say so to kubelet."""
+    """The current offer, the resource under which each unit is held, and a server for each resource."""
 
     def __init__(self, settings: Settings, note: Callable[[str], None]) -> None:
         self._settings = settings
         self._note = note
-        self._failures: dict[str, set[str]] = {}  # told of what fails, since it last succeeded
+        self._failures: dict[str, set[str]] = {}  # reported messages, by what fails, until it succeeds
         self._offer: Offer
         self._holders: dict[str, str] = {}
         self._since: dict[str, float] = {}  # when units were last allocated or listed
         self._listed_pods = False
         self._changed = asyncio.Condition()
         self._servers: dict[str, Any] = {}  # by resource
-        self._kubelet: tuple[int, ...] | None = None  # the socket that this is registered with
+        self._kubelet: tuple[int, ...] | None = (
+            None  # identity of the socket at which the plugin is registered
+        )
 
     async def run(self, ended: asyncio.Event) -> None:
         """Offer the node's units until `ended` is set, then remove the sockets."""
@@ -138,7 +141,7 @@ class Plugin:
         await self._notify()
 
     def _fail(self, what: str, text: str) -> None:
-        """Tell of a failure once until `what` succeeds: it is tried again every few seconds."""
+        """Report a failure once until `what` succeeds: it is tried again every few seconds."""
         reported = self._failures.setdefault(what, set())
         if text not in reported:
             reported.add(text)
@@ -149,19 +152,19 @@ class Plugin:
             self._changed.notify_all()
 
     async def _read_pods(self) -> None:
-        """Learn from kubelet which units its pods hold; while it does not answer, they stay held."""
+        """Read from kubelet which units its pods hold; while it does not answer, held units stay held."""
         started = time.monotonic()
         try:
             async with grpc.aio.insecure_channel(f"unix:{self._settings.pods}") as channel:
                 ask = call(channel, f"/{PODS}/List", "ListPodResourcesResponse")
                 answer = await ask(message("Empty")(), timeout=self._settings.times.answer)
         except grpc.aio.AioRpcError as error:
-            effect = "allocated devices stay so" if self._listed_pods else "no device is offered"
+            effect = "allocated devices stay allocated" if self._listed_pods else "no device is offered"
             self._fail("pods", f"{self._settings.pods}: pods unknown, {effect}: {error.details()}")
             self._hold()
             return
         self._failures.pop("pods", None)
-        # A unit that the last probe missed is still held when the next one finds it.
+        # A unit that the last probe missed has to be held when the next probe finds it.
         used = {
             unit: devices.resource_name
             for pod in answer.pod_resources
@@ -177,11 +180,11 @@ class Plugin:
         await self._notify()
 
     def _hold(self) -> None:
-        """Hold what is held for `settle` from now: kubelet is away, or may not know its pods yet."""
+        """Keep held units for `settle` from now: kubelet is unavailable, or may not know its pods yet."""
         self._since = dict.fromkeys(self._since, time.monotonic())
 
     async def _register(self) -> None:
-        """Serve and register what is not registered with the kubelet that is there now."""
+        """Serve and register each resource that is not registered with the current kubelet."""
         identity = _identity(self._settings.registry)
         if identity is None:
             self._fail("kubelet", f"{self._settings.registry} not found: waiting for kubelet")
@@ -189,7 +192,7 @@ class Plugin:
         self._failures.pop("kubelet", None)
         if not self._listed_pods:
             await self._read_pods()
-        if not self._listed_pods:  # what they hold under one name would be free under the others
+        if not self._listed_pods:  # units that pods hold under one name would look free under the others
             return
         if identity != self._kubelet:
             self._hold()
@@ -214,7 +217,7 @@ class Plugin:
         except RuntimeError as error:
             remedy = "run as root"
             if len(bytes(path)) > SOCKET_PATH:
-                remedy = f"give a shorter path: that of a socket has at most {SOCKET_PATH} bytes"
+                remedy = f"use a shorter path: the path of a socket has at most {SOCKET_PATH} bytes"
             raise UsageError(f"cannot listen on {path}: {error}", remedy=remedy) from error
         await server.start()
         try:
@@ -250,13 +253,13 @@ class Plugin:
             return _options(resource)
 
         async def watch(_request: Any, _context: Any) -> AsyncIterator[Any]:
-            said: object = None
+            sent: object = None
             while True:
                 async with self._changed:
-                    while (now := self._listed(resource)) == said:
+                    while (current := self._listed(resource)) == sent:
                         await self._changed.wait()
-                said = now
-                devices = [message("Device")(ID=name, health=HEALTH[well]) for name, well in now]
+                sent = current
+                devices = [message("Device")(ID=name, health=HEALTH[healthy]) for name, healthy in current]
                 yield message("ListAndWatchResponse")(devices=devices)
 
         async def prefer(request: Any, _context: Any) -> Any:
@@ -319,7 +322,7 @@ async def _every(seconds: float, action: Callable[[], Any], *, at_once: bool = F
 
 
 def _identity(path: Path) -> tuple[int, ...] | None:
-    """Return what changes when a socket is made anew; its inode alone may be used again."""
+    """Return what changes when a socket is created again; its inode alone may be reused."""
     try:
         status = path.stat()
     except OSError:

@@ -1,4 +1,4 @@
-"""The nodes of a cluster by its API server: a list, and a watch from there on.
+"""The nodes of a cluster from its API server: a list, then a watch.
 
 See https://kubernetes.io/docs/reference/using-api/api-concepts, "Efficient detection of changes".
 """
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from imagematrix.kubernetes.webhook.journal import Journal
     from imagematrix.kubernetes.webhook.known import Known
 
-__all__ = ["Api", "Watched", "inside"]
+__all__ = ["Api", "ClusterNodes", "inside"]
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 NODES = "/api/v1/nodes"
@@ -35,9 +35,9 @@ PAGE = 500  # nodes of one answer
 LINE = 4 << 20  # bytes; etcd keeps no object of more than 1.5 MiB
 WATCH_S = 300  # after which the API server ends a watch
 SILENCE_S = 30
-PAUSE_S, LONGEST_S = 1.0, 30.0  # before another try, twice as long each time
+PAUSE_S, LONGEST_S = 1.0, 30.0  # before a retry; each pause is twice as long as the last
 OK, GONE = 200, 410
-# The last two are for a line that is too long, by the release of aiohttp.
+# The last two are for a line that is too long: which one depends on the release of aiohttp.
 FAILURES = (aiohttp.ClientError, TimeoutError, OSError, HttpProcessingError, ValueError)
 
 
@@ -47,9 +47,9 @@ class _GoneError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Api:
-    """An API server: its URL, and the files of the token and of the authorities that sign its certificate.
+    """An API server: its URL, the file with the token, and the file with the authorities to trust.
 
-    The token is read for each request, because the kubelet replaces it.
+    The token is read for each request, because kubelet replaces it.
     """
 
     url: str
@@ -57,14 +57,14 @@ class Api:
     authorities: Path | None
 
     def headers(self) -> dict[str, str]:
-        """Return the headers of a request; raise UsageError if there is no token."""
+        """Return the headers of a request; raise UsageError if the token cannot be read."""
         try:
             return {"Authorization": f"Bearer {self.token.read_text('utf-8').strip()}"}
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"{self.token} cannot be read: {error}") from error
 
     def context(self) -> ssl.SSLContext:
-        """Return the TLS of a connection; raise UsageError if the authorities cannot be read."""
+        """Return the TLS context of a connection; raise UsageError if the authorities cannot be read."""
         try:
             return ssl.create_default_context(cafile=self.authorities)
         except (OSError, ssl.SSLError) as error:
@@ -72,19 +72,19 @@ class Api:
 
 
 def inside(environment: Mapping[str, str] = os.environ, account: Path = ACCOUNT) -> Api:
-    """Return the API server of the cluster that this runs in; raise UsageError outside of one."""
+    """Return the API server of the cluster that this process runs in; raise UsageError outside a cluster."""
     host, port = environment.get("KUBERNETES_SERVICE_HOST"), environment.get("KUBERNETES_SERVICE_PORT")
     if not host or not port:
         raise UsageError(
-            "--nodes cluster: this is no pod of a cluster",
+            "--nodes cluster: not running in a pod",
             remedy="give --nodes NODES.json, from `kubectl get nodes -o json`",
         )
     name = f"[{host}]" if ":" in host else host
     return Api(url=f"https://{name}:{port}", token=account / "token", authorities=account / "ca.crt")
 
 
-class Watched:
-    """The nodes of a cluster."""
+class ClusterNodes:
+    """The nodes of a cluster, watched at its API server."""
 
     def __init__(self, api: Api) -> None:
         self._api = api
@@ -100,17 +100,17 @@ class Watched:
                 await self._read(known, journal)
             except _GoneError:
                 self._version = None
-                journal.note("nodes: listed anew, because the API server has no older changes")
+                journal.note("nodes: listing again, because the API server has dropped older changes")
             except (EngineError, UsageError) as error:
                 journal.failed("nodes", error)
             except FAILURES as error:
                 journal.failed("nodes", EngineError(f"the API server cannot be read: {error!r:.300}"))
             pause = PAUSE_S if self._version != before else min(2 * pause, LONGEST_S)
-            # Several of us should not come back at the same time.
+            # Several webhooks should not retry at the same time.
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311
 
     async def _read(self, known: Known, journal: Journal) -> None:
-        """List the nodes if that is needed, and take changes until the watch ends."""
+        """List the nodes if needed, then apply changes until the watch ends."""
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=SILENCE_S, sock_read=WATCH_S + SILENCE_S)
         connector = aiohttp.TCPConnector(ssl=self._api.context())
         async with aiohttp.ClientSession(
@@ -145,7 +145,7 @@ class Watched:
     async def _watch(
         self, session: aiohttp.ClientSession, version: str, journal: Journal
     ) -> AsyncIterator[bool]:
-        """Take changes since a version; yield for each whether it matters here."""
+        """Apply the changes since a version; yield for each whether it changed labels of nodes."""
         query = {
             "watch": "1",
             "resourceVersion": version,
@@ -162,12 +162,12 @@ class Watched:
                         raise _GoneError
                     raise EngineError(f"the watch has ended: {item.text_or_none('message')}")
                 metadata = item.object_or_none("metadata") or documents.Fields({}, "watch: metadata")
-                changed = self._take(event.text("type"), item, journal)
+                changed = self._apply(event.text("type"), item, journal)
                 self._version = metadata.text("resourceVersion")
                 yield changed
 
-    def _take(self, kind: str, item: documents.Fields, journal: Journal) -> bool:
-        """Take an event; return whether the labels of nodes have changed."""
+    def _apply(self, kind: str, item: documents.Fields, journal: Journal) -> bool:
+        """Apply an event; return whether it changed labels of nodes."""
         if kind == "BOOKMARK":
             return False
         metadata = item.object_or_none("metadata")

@@ -1,4 +1,4 @@
-"""The certificate of a server, from files that are replaced while it runs."""
+"""The certificate of a server, loaded again when its files change."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ WATCH_S = 10.0
 class Certificate:
     """A certificate chain and its key, both PEM; raises UsageError if they cannot be read.
 
-    `context` is for the server. Each handshake gets the certificate of that time; connections that exist are
-    not touched.
+    `context` is for the server. Each handshake uses the current certificate; existing connections keep the
+    certificate that they have.
     """
 
     def __init__(self, chain: Path, key: Path) -> None:
@@ -46,16 +46,16 @@ class Certificate:
                 journal.failed("certificate", error)
             else:
                 self._stamps = seen
-                journal.note("the certificate was loaded again")
+                journal.note("certificate reloaded")
 
     def _choose(self, connection: ssl.SSLObject | ssl.SSLSocket, _: str | None, __: ssl.SSLContext) -> None:
-        # A context that fails to load a new certificate is left without its key, so each gets its own.
+        # A context that fails to load a certificate loses its key, so each certificate gets its own context.
         connection.context = self._current
 
     def _load(self) -> ssl.SSLContext:
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         try:
-            # The function answers a request for a passphrase, which would go to the terminal.
+            # Without the function, an encrypted key would ask for a passphrase on the terminal.
             context.load_cert_chain(self._chain, self._key, password=str)
         except ssl.SSLError as error:
             reason = error.reason or "not PEM"

@@ -10,7 +10,7 @@ __all__ = ["stamp"]
 
 
 def stamp(path: Path) -> tuple[int, int, int] | None:
-    """Return what differs when a file was written again or replaced; None if there is none."""
+    """Return what changes when a file is written again or replaced; None if it does not exist."""
     try:
         status = path.stat()
     except OSError:

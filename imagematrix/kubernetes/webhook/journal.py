@@ -1,4 +1,4 @@
-"""What the webhook did: a line for each refusal and change, and metrics that Prometheus reads."""
+"""The webhook's log lines, for refusals and changes, and its metrics for Prometheus."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 1.0)
 
 
 class Journal:
-    """Metrics of this process; `note` gets the lines."""
+    """Log lines, which `note` gets, and metrics of this process."""
 
     TYPE = CONTENT_TYPE_LATEST
 
@@ -44,7 +44,7 @@ class Journal:
         )
         self._nodes = Gauge(
             "imagematrix_webhook_nodes",
-            "Nodes, by whether their label of the class is that of their other labels.",
+            "Nodes, by whether their class label matches their other labels.",
             ("labelled",),
             registry=self._registry,
         )
@@ -55,7 +55,7 @@ class Journal:
         )
         self._failures = Counter(
             "imagematrix_webhook_failures",
-            "Failures to read nodes, a catalog or the certificate; the last known is used meanwhile.",
+            "Failures to read nodes, a catalog or the certificate; the last valid one stays in use.",
             ("what",),
             registry=self._registry,
         )
@@ -69,12 +69,12 @@ class Journal:
             self.note(f"pod {pod[:320]!r} {outcome}: {reason}")
 
     def decided(self, labelled: int, others: list[str]) -> None:
-        """Note new decisions, and the nodes without a right label of their class."""
+        """Note new policies, and the nodes without a matching class label."""
         self._nodes.labels("yes").set(labelled)
         self._nodes.labels("no").set(len(others))
         self._decided.set_to_current_time()
-        without = f"; {len(others)} without their class as a label, such as {others[0]}" if others else ""
-        self.note(f"deciding by {labelled} nodes{without}")
+        without = f"; {len(others)} without a matching class label, such as {others[0]}" if others else ""
+        self.note(f"policies made for {labelled} nodes{without}")
 
     def failed(self, what: str, error: ImagematrixError) -> None:
         """Note that nodes, a catalog or the certificate cannot be read."""

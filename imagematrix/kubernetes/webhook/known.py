@@ -1,4 +1,4 @@
-"""What the webhook knows of nodes and catalogs, and the policies that follow."""
+"""The nodes and catalogs that the webhook last read, and the policies that follow from them."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class Question:
 
 
 class Known:
-    """The nodes and catalogs as they were last read, and the policies for them.
+    """The nodes and catalogs as last read, and the policies for them.
 
-    `policies` is None until the nodes and the catalogs with all of `names` are known.
+    `policies` is None until the nodes and the catalogs of all `names` are known.
     """
 
     def __init__(self, names: Iterable[str], question: Question, journal: Journal) -> None:
@@ -50,19 +50,19 @@ class Known:
         self._changed = asyncio.Event()
 
     def put_nodes(self, nodes: Iterable[Node]) -> None:
-        """Take the nodes as they are now."""
+        """Replace the nodes."""
         self._nodes = tuple(nodes)
         self._changed.set()
 
     def put_catalog(self, name: str, catalog: Catalog) -> None:
-        """Take a catalog as it is now."""
+        """Replace the catalog `name`."""
         if self._catalogs.get(name) != catalog:
             self._catalogs[name] = catalog
             self._changed.set()
 
     @property
     def missing(self) -> str | None:
-        """What is not known yet."""
+        """Why there are no policies yet."""
         without = [name for name in self._names if name not in self._catalogs]
         return (
             "the nodes are not known yet"
@@ -71,21 +71,21 @@ class Known:
         )
 
     async def follow(self) -> None:
-        """Decide anew whenever something has changed; after a failure the last policies stay."""
+        """Make new policies whenever something has changed; after a failure the last ones stay."""
         while True:
             await self._changed.wait()
             await asyncio.sleep(SETTLE_S)
             self._changed.clear()
             if self._nodes is None or len(self._catalogs) < len(set(self._names)):
                 continue
-            right, others = labelled(self._nodes)
+            matching, others = labelled(self._nodes)
             catalogs = {name: self._catalogs[name] for name in self._names}
             try:
-                self.policies = await asyncio.to_thread(self._decide, right, catalogs)
+                self.policies = await asyncio.to_thread(self._decide, matching, catalogs)
             except ImagematrixError as error:
                 self._journal.failed("policies", error)
             else:
-                self._journal.decided(len(right), others)
+                self._journal.decided(len(matching), others)
 
     def _decide(self, nodes: Sequence[Node], catalogs: Mapping[str, Catalog]) -> tuple[Policy, ...]:
         asked = self._question
@@ -100,15 +100,15 @@ class Known:
 
 
 def labelled(nodes: Iterable[Node]) -> tuple[list[Node], list[str]]:
-    """Return the nodes whose label of the class is that of their other labels, and the names of the others.
+    """Return the nodes whose class label matches their other labels, and the names of the other nodes.
 
-    The others come and go while nodes start or get a driver. No pod with an image of a class can get there,
-    because it has the affinity to the label.
+    A class label can be missing or wrong while a node starts or gets another driver. No pod with the image of
+    a class can start on such a node, because the affinity of the pod requires the class label.
     """
-    right, others = [], []
+    matching, others = [], []
     for node in nodes:
         if node.labels.get(CLASS) == facts(node.host)[CLASS]:
-            right.append(node)
+            matching.append(node)
         else:
             others.append(node.name)
-    return right, others
+    return matching, others

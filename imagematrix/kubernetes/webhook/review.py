@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 
 __all__ = ["PATH", "Answer", "answer"]
 
-PATH = "/mutate"  # to which reviews are posted
+PATH = "/mutate"  # where the API server posts reviews
 
 API, KIND = "admission.k8s.io/v1", "AdmissionReview"
-ASKED = {("CREATE", ""), ("UPDATE", EPHEMERAL)}  # operations and subresources that bring images
+ASKED = {("CREATE", ""), ("UPDATE", EPHEMERAL)}  # operations and subresources that set images
 FORBIDDEN = 403
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """The AdmissionReview to send, what became of `pod`, and why where its image was not decided."""
+    """The AdmissionReview to send, the outcome for `pod`, and the reason if its image is undecided."""
 
     document: dict[str, Any]
     outcome: Outcome
@@ -43,10 +43,10 @@ class Answer:
 
 
 def answer(raw: bytes, policies: Iterable[Policy]) -> Answer:
-    """Return the answer to a review; raise UsageError if it is no review of a pod.
+    """Return the answer to a review; raise UsageError if the review is invalid.
 
-    A pod may use the images of several policies. What is undecided and not refused is a warning, which
-    kubectl shows.
+    A pod may use the images of several policies. An undecided image that is not refused gives a warning,
+    which kubectl shows.
     """
     fields = documents.Fields(documents.parse(raw, "review"), "review")
     if (fields.text("apiVersion"), fields.text("kind")) != (API, KIND):
@@ -66,7 +66,7 @@ def answer(raw: bytes, policies: Iterable[Policy]) -> Answer:
     try:
         patch, reasons, refused = _admitted(pod.data, policies, subresource)
     except (AttributeError, LookupError, TypeError, ValueError) as error:
-        # The API server has decoded its pods: this is from somebody else.
+        # API servers send only pods that they have decoded: another client sent this one.
         raise UsageError("review: request: object: invalid pod") from error
     reason = "; ".join(reasons) or None
     if refused:
@@ -85,7 +85,7 @@ def answer(raw: bytes, policies: Iterable[Policy]) -> Answer:
 def _admitted(
     pod: dict[str, Any], policies: Iterable[Policy], subresource: str
 ) -> tuple[list[Mapping[str, Any]], list[str], bool]:
-    """Return the patch, the reasons and whether the pod is refused; each policy sees the pod so far."""
+    """Return the patch, the reasons and whether the pod is refused; each policy sees earlier patches."""
     patch: list[Mapping[str, Any]] = []
     reasons: list[str] = []
     refused = False
@@ -100,13 +100,13 @@ def _admitted(
 
 
 def _apply(pod: dict[str, Any], operation: Mapping[str, Any]) -> None:
-    """Apply an operation of `admit` to a pod; no key in its paths needs escapes."""
+    """Apply an operation of `admit` to a pod; the keys in its paths need no escapes."""
     *parents, last = operation["path"].split("/")[1:]
-    there: Any = pod
+    parent: Any = pod
     for key in parents:
-        there = there[int(key)] if isinstance(there, list) else there[key]
+        parent = parent[int(key)] if isinstance(parent, list) else parent[key]
     value = copy.deepcopy(operation["value"])
-    if isinstance(there, list):
-        there.append(value)  # the operations replace or add keys, and append to lists
+    if isinstance(parent, list):
+        parent.append(value)  # the operations replace or add keys, and append to lists
     else:
-        there[last] = value
+        parent[last] = value

@@ -1,4 +1,4 @@
-"""The webhook's HTTP: reviews, health and metrics on one port."""
+"""The webhook's HTTP server: reviews, health and metrics on one port."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 __all__ = ["PATH", "Server"]
 
-LARGEST = 3 << 20  # bytes of a request, which the API server limits to as many
+LARGEST = 3 << 20  # bytes of a request; the API server has the same limit
 
 
 class Server:
-    """Answers reviews by what is known; `ending` makes it unready, so that it gets no new connections.
+    """Answers reviews by the current policies; `ending` makes it unready, so that it gets no new connections.
 
-    While nodes or a catalog are not known, a review is answered with 503, so that the failurePolicy of the
-    webhook's configuration decides.
+    Until the nodes and all catalogs are known, it answers reviews with 503, so that the failurePolicy of the
+    webhook's configuration applies.
     """
 
     def __init__(self, known: Known, journal: Journal) -> None:
@@ -60,7 +60,7 @@ class Server:
         return web.Response(text="ok\n")
 
     async def _ready(self, _: web.Request) -> web.Response:
-        """Answer whether it has what reviews need, and goes on."""
+        """Answer whether there are policies, and the server is not ending."""
         if self.ending:
             return web.Response(status=503, text="ending\n")
         if self._known.policies is None:

@@ -29,7 +29,7 @@ GRACE_S = 10.0  # for reviews in progress, after that
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What `imagematrix kubernetes webhook` was started with; `listen` is ADDRESS:PORT."""
+    """The settings of `imagematrix kubernetes webhook`; `listen` is ADDRESS:PORT."""
 
     catalogs: tuple[str, ...]
     nodes: Nodes

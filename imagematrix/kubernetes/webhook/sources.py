@@ -1,4 +1,4 @@
-"""Where the webhook reads nodes and catalogs again and again: files, and registries."""
+"""The sources that the webhook polls for nodes and catalogs: files and registries."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ if TYPE_CHECKING:
     from imagematrix.kubernetes.webhook.journal import Journal
     from imagematrix.kubernetes.webhook.known import Known
 
-__all__ = ["Filed", "Nodes", "follow_catalog"]
+__all__ = ["Nodes", "NodesFile", "follow_catalog"]
 
 FILE_S = 2.0
 CATALOG_S = 30.0
 
 
 class Nodes(Protocol):
-    """Where nodes come from."""
+    """A source of nodes."""
 
     async def follow(self, known: Known, journal: Journal) -> None:
-        """Tell `known` of the nodes whenever they change, until it is cancelled."""
+        """Update `known` whenever the nodes change, until cancelled."""
         ...
 
 
-class Filed:
-    """The nodes in a file, which is read again when it changes; while it is damaged, the last are used."""
+class NodesFile:
+    """Nodes from a file, read again when it changes; while it is invalid, the last valid nodes are used."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -53,7 +53,7 @@ class Filed:
 
 
 async def follow_catalog(name: str, known: Known, journal: Journal) -> None:
-    """Tell `known` of the catalog `name` whenever it changes; while it cannot be read, the last is used."""
+    """Update `known` when the catalog `name` changes; while it cannot be read, the last one is used."""
     while True:
         try:
             known.put_catalog(name, await asyncio.to_thread(open_catalog, None, name))

@@ -72,7 +72,7 @@ def test_a_stale_class_label_is_noticed(cluster, make):
     labels = {"a": cluster.own(make.host(make.gpu(0))) | {"imagematrix.io/class": "old"}}
     (only,) = classes(nodes(cluster, labels), make.catalog(make.variant())).classes
     assert not only.labelled
-    assert any("label it anew" in warning for warning in only.warnings)
+    assert any("label it again" in warning for warning in only.warnings)
 
 
 def test_an_upgrade(cluster, make, conforms):

@@ -198,7 +198,7 @@ def test_the_command_writes_them_and_the_webhook_takes_their_options(monkeypatch
     assert arguments[-5:] == ["--on-unknown", "deny", "--where", "compute=9.0", "--allow-cpu"]
     started = imagematrix(*arguments)
     assert started.returncode == 2
-    assert "this is no pod of a cluster" in started.stderr
+    assert "not running in a pod" in started.stderr
 
 
 @pytest.mark.parametrize(

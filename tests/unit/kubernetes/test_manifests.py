@@ -160,7 +160,7 @@ def test_nodes_without_our_labels_are_told_by_those_of_others_where_that_is_safe
 def test_nodes_that_no_label_tells_apart_are_an_error(cluster, make):
     compat = make.variant("r/t:v1", driver=make.umd("compat", "560.35.05"))
     labels = {"a": cluster.foreign(make.host(make.gpu(0)))}
-    with pytest.raises(UsageError, match="labels do not tell nodes of the class"):
+    with pytest.raises(UsageError, match="labels do not distinguish nodes of the class"):
         manifests("job", Workload(name="t"), of(cluster, labels, make.catalog(compat)))
 
 

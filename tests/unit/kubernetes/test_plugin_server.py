@@ -568,7 +568,7 @@ def test_a_socket_that_cannot_be_made_ends_the_plugin(folder, node):
     with pytest.raises(UsageError, match="cannot listen on") as raised:
         asyncio.run(scenario())
 
-    assert raised.value.remedy == "give a shorter path: that of a socket has at most 107 bytes"
+    assert raised.value.remedy == "use a shorter path: the path of a socket has at most 107 bytes"
 
 
 def test_a_resource_with_a_long_name_has_a_short_socket(node):

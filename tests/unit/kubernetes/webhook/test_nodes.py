@@ -17,9 +17,9 @@ from imagematrix.errors import UsageError
 from imagematrix.kubernetes.labels import CLASS
 from imagematrix.kubernetes.nodes import parse
 from imagematrix.kubernetes.webhook import api, known
-from imagematrix.kubernetes.webhook.api import Api, Watched, inside
+from imagematrix.kubernetes.webhook.api import Api, ClusterNodes, inside
 from imagematrix.kubernetes.webhook.known import Known, Question
-from imagematrix.kubernetes.webhook.sources import Filed, follow_catalog
+from imagematrix.kubernetes.webhook.sources import NodesFile, follow_catalog
 
 
 def images_of(there):
@@ -39,7 +39,7 @@ def test_a_file_of_nodes_and_a_catalog_are_read_again(tmp_path, catalog, nodes, 
         there = Known([str(saved)], Question(deny=True), journal)
         async with running(
             there.follow(),
-            Filed(path).follow(there, journal),
+            NodesFile(path).follow(there, journal),
             follow_catalog(str(saved), there, journal),
         ):
             await until(lambda: "catalog" in "".join(journal.lines))
@@ -81,7 +81,7 @@ def test_a_node_without_the_right_label_is_left_out(catalog, nodes, journal):
             return names_of(there)
 
     assert asyncio.run(run()) == {"n1"}
-    assert journal.lines == ["deciding by 2 nodes; 2 without their class as a label, such as n2"]
+    assert journal.lines == ["policies made for 2 nodes; 2 without a matching class label, such as n2"]
 
 
 def test_decisions_that_fail_leave_the_last(catalog, journal, monkeypatch):
@@ -178,7 +178,7 @@ async def watching(fake, catalog, journal, token):
     async with TestServer(fake.application()) as server:
         there = Known(["x"], Question(), journal)
         there.put_catalog("x", catalog)
-        source = Watched(Api(url=str(server.make_url("/")), token=token, authorities=None))
+        source = ClusterNodes(Api(url=str(server.make_url("/")), token=token, authorities=None))
         async with running(there.follow(), source.follow(there, journal)):
             await until(lambda: fake.watches and there.policies)
             yield there
@@ -266,8 +266,8 @@ def test_an_api_server_that_is_away_is_tried_again(tmp_path, journal):
 
         async def run():
             there = Known([], Question(), journal)
-            source = Watched(Api(url=url, token=tmp_path / "token", authorities=None))
-            missing = Watched(Api(url=url, token=tmp_path / "token", authorities=tmp_path / "none"))
+            source = ClusterNodes(Api(url=url, token=tmp_path / "token", authorities=None))
+            missing = ClusterNodes(Api(url=url, token=tmp_path / "token", authorities=tmp_path / "none"))
             async with running(source.follow(there, journal), missing.follow(there, journal)):
                 await until(lambda: sum("the API server cannot be read" in one for one in journal.lines) > 1)
                 await until(lambda: any("none cannot be read" in one for one in journal.lines))
@@ -279,5 +279,5 @@ def test_the_api_server_of_a_pod(tmp_path):
     found = inside({"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "443"}, tmp_path)
     expected = Api(url="https://[fd00::1]:443", token=tmp_path / "token", authorities=tmp_path / "ca.crt")
     assert found == expected
-    with pytest.raises(UsageError, match="this is no pod of a cluster"):
+    with pytest.raises(UsageError, match="not running in a pod"):
         inside({})

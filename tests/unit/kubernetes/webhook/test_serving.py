@@ -98,7 +98,7 @@ def test_a_certificate_rotates_and_connections_stay(tmp_path, journal):
             assert await asyncio.to_thread(common_name, port) == "first"
             certify(tmp_path, "third")
             assert chain.read_bytes() != new
-            await until(lambda: "the certificate was loaded again" in journal.lines)
+            await until(lambda: "certificate reloaded" in journal.lines)
             assert await asyncio.to_thread(common_name, port) == "third"
             # The connection from before is still there: a new one would not trust the certificate.
             assert (await ask())[0]
@@ -145,7 +145,7 @@ def test_the_command_answers_until_a_signal(files, tmp_path, number, catalog):
 
     with run_command(*files, "--listen", "127.0.0.1:0") as process:
         port = int(re.fullmatch(r"answering reviews on 127\.0\.0\.1:(\d+)\n", process.stderr.readline())[1])
-        assert process.stderr.readline() == "deciding by 2 nodes\n"
+        assert process.stderr.readline() == "policies made for 2 nodes\n"
         response = asyncio.run(ask(port))
         assert patch_of(response)[0]["value"] == A
         process.send_signal(number)
@@ -159,7 +159,7 @@ def test_the_command_answers_until_a_signal(files, tmp_path, number, catalog):
         (["--listen", "8443"], "invalid address '8443'"),
         (["--listen", "192.0.2.1:1"], "cannot listen on 192.0.2.1:1"),
         (["--on-unknown", "x"], "invalid --on-unknown"),
-        (["--nodes", "cluster"], "this is no pod of a cluster"),
+        (["--nodes", "cluster"], "not running in a pod"),
         (["--tls-key", "/nowhere"], "No such file"),
     ],
 )
