@@ -1,1 +1,1 @@
-"""Who uses the GPUs of this node, and claims on those that nobody uses."""
+"""The usage of this node's GPUs, and claims on unused GPUs."""

@@ -38,8 +38,8 @@ POLL_S = 1.0
 class Claim:
     """GPUs, or shares of GPUs, reserved for this process until it ends or releases them.
 
-    `labels` are for the container that gets them: they state the size of a share and its lease. `descriptors`
-    hold the locks; pass them to a child (`pass_fds`) that keeps the claim too.
+    `labels` are for the container that gets the GPUs: they state the size of a share and its lease.
+    `descriptors` hold the locks; pass them to a child process (`pass_fds`) that should keep the claim too.
     """
 
     def __init__(
@@ -73,21 +73,21 @@ def claim(  # noqa: PLR0913 - each is one aspect of the demand
     path: str | None = None,
     group: int | None = None,
 ) -> Claim:
-    """Return a claim on the first unused GPUs of `choice`, as many as it takes, or on a share of each.
+    """Return a claim on the first unused GPUs of `choice`, as many as it needs, or on a share of each.
 
-    The GPUs in `also` are claimed too, because the container gets them anyway: they are not among
-    `Claim.gpus`, except those that are in `choice`, which are taken first. With `vram_mib`, at least 1, the
-    claim is a share of that many MiB on each GPU. Shares are packed onto GPUs that are shared already and
-    have the least memory left, so that whole GPUs stay free. With `mps` an MPS server may run on the GPUs.
+    The GPUs in `also` are claimed too, because the container gets them anyway. They are not in `Claim.gpus`,
+    except those that are also in `choice`, which are taken first. With `vram_mib`, at least 1, the claim is a
+    share of that many MiB on each GPU. A share is placed on the shared GPU with the least memory left, so
+    that whole GPUs stay free. With `mps` an MPS server may run on the GPUs.
 
-    `survey` returns the current usage (`imagematrix.allocation.survey`). It gets a function that tells by the
-    labels of a launch's container whether its lease still counts for it. If too few GPUs are free, this waits
-    up to `wait_s` seconds behind earlier launches and passes the reason to `report`. `path` is the folder of
-    the locks, by default this node's, and `group` the group whose members may start containers. Raises
-    GpusBusyError, which names the consumers; UsageError if the GPUs have less memory than the share;
-    ProbeError if their memory is unknown; and what `survey` raises.
+    `survey` returns the current usage (`imagematrix.allocation.survey`). It gets a function that takes the
+    labels of a launch's container and returns whether the lease of the launch still counts. If too few GPUs
+    are free, this waits up to `wait_s` seconds behind earlier launches and passes the reason to `report`.
+    `path` is the folder of the locks, by default this node's, and `group` the group whose members may start
+    containers. Raises GpusBusyError, which names the consumers; UsageError if the GPUs have less memory than
+    the share; ProbeError if their memory is unknown; and what `survey` raises.
     """
-    demand = _demand(_known_to_suffice(choice, vram_mib), also, vram_mib, mps=mps)
+    demand = _demand(_large_enough(choice, vram_mib), also, vram_mib, mps=mps)
     ticket = Ticket(count=len(demand.also) + demand.count, gpus=tuple(map(keys, demand.also + demand.gpus)))
     eligible = frozenset(key for gpu in ticket.gpus for key in gpu)
     deadline = time.monotonic() + wait_s
@@ -126,9 +126,10 @@ def claim_first(
 ) -> Claim:
     """Return a claim on GPUs of the first choice that has enough of them free.
 
-    `choices` are those of `imagematrix.selection.select.serving`; `take` is `claim` with everything bound but
-    the choice and the seconds to wait. If none has enough, this waits up to `wait_s` seconds for the first
-    that could ever serve. Raises what `take` raises for that one, or for the last if none could.
+    `choices` are those of `imagematrix.selection.select.serving`; `take` is `claim` with all arguments bound
+    but the choice and the seconds to wait. If no choice has enough free GPUs, this waits up to `wait_s`
+    seconds for the first choice whose GPUs are only busy. Raises what `take` raises for that choice; if no
+    choice can ever have enough, what it raises for the last.
     """
     if len(choices) == 1:
         return take(choices[0], wait_s)
@@ -149,7 +150,7 @@ def claim_first(
 class _Demand(Record):
     """What a launch needs: `count` of `gpus` and all of `also`, whole or a share of `vram_mib` on each.
 
-    `chosen` are those in `also` that were eligible too; they are part of the claim.
+    `chosen` are the GPUs of `also` that the choice contains too; they are part of the claim.
     """
 
     gpus: tuple[Gpu, ...]
@@ -170,17 +171,17 @@ def _demand(choice: Choice, also: tuple[Gpu, ...], vram_mib: int | None, *, mps:
     also_keys = [key for gpu in also for key in keys(gpu)]
     chosen = tuple(gpu for gpu in gpus if also_keys and overlap(keys(gpu), also_keys))[:count]
     others = tuple(gpu for gpu in gpus if not (also_keys and overlap(keys(gpu), also_keys)))
-    # An eligible whole GPU of which `also` has only a part is claimed whole.
+    # If the choice has a whole GPU, and `also` only a part of it, the whole GPU is claimed.
     whole = tuple(gpu for gpu in chosen if not set(keys(gpu)) <= set(also_keys))
     return _Demand(
         gpus=others, count=count - len(chosen), also=also + whole, chosen=chosen, vram_mib=vram_mib, mps=mps
     )
 
 
-def _known_to_suffice(choice: Choice, vram_mib: int | None) -> Choice:
-    """Return the choice among the GPUs known to have the memory; raise if they can never be enough.
+def _large_enough(choice: Choice, vram_mib: int | None) -> Choice:
+    """Return the choice among the GPUs that are known to have the memory; raise if there are too few.
 
-    Shares of a GPU add up to at most its memory, so one of unknown memory cannot be shared.
+    The shares of a GPU add up to at most its memory, so a GPU with unknown memory cannot be shared.
     """
     if vram_mib is None:
         return choice
@@ -201,7 +202,7 @@ def _known_to_suffice(choice: Choice, vram_mib: int | None) -> Choice:
 def _try(
     locks: Locks, demand: _Demand, survey: Callable[[Attended], Usage], ahead: list[Ticket]
 ) -> Claim | str:
-    """Return the claim, or the reason why there is none now; call it while holding the turn."""
+    """Return the claim, or the reason why there is none yet; call this while holding the turn."""
     holders = ", ".join(ticket.holder for ticket in ahead if ticket.holder)
     queued = f"{_counted(len(ahead), 'launch', 'launches')} ahead in the queue"
     queued += f" ({holders})" if holders else ""
@@ -213,7 +214,7 @@ def _try(
     try:
         for gpu in eligible:
             held[keys(gpu)] = locks.take(*keys(gpu)) or ()
-        # Only now: a launch that has released its lease has its container by now, or needs no GPU any more.
+        # After taking the locks: a launch that has released its lease has its container by now, or has ended.
         leased = leases(locks, whole=not all(held.values()))
         unleased = frozenset(name for gpu in eligible if held[keys(gpu)] for name in names([gpu]))
         usage = combined(leased, survey(lambda labels: _is_attended(labels, leased, unleased)))
@@ -249,9 +250,9 @@ def _slot(gpu: Gpu, usage: Usage, demand: _Demand, *, leased: bool) -> Slot:
 
 
 def _share(locks: Locks, claimed: tuple[Gpu, ...], gpus: tuple[Gpu, ...], vram_mib: int) -> Claim:
-    """Take a share on each of `gpus`; those in `claimed` become the claim's.
+    """Return a claim on `claimed` that holds a share of each of `gpus`.
 
-    The GPUs' own locks are released after this turn: a launch that needs a whole GPU sees the share instead.
+    The locks of the GPUs are released after this turn: a launch that needs a whole GPU then sees the share.
     """
     name = f"{SHARE}{os.urandom(8).hex()}"
     text = " ".join([str(vram_mib), *(key for gpu in gpus for key in keys(gpu))])

@@ -1,4 +1,4 @@
-"""Usage of GPUs by running containers, however they were started: from the engine's description of each."""
+"""Usage of GPUs by running containers, however they were started, from the engine's descriptions of them."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
 __all__ = ["CDI", "GPUS", "LEASE", "VISIBLE", "VRAM", "WHOLE", "gpu_keys", "is_nvidia", "usage"]
 
-# Labels: the share that a container declares of each of its GPUs, in MiB or WHOLE, and the lease it was
-# started under. A launch always sets the first, so that a label of the image never takes effect.
+# Labels: VRAM is the share of each GPU that a container declares, in MiB or WHOLE; LEASE is the lease under
+# which it was started. A launch always sets VRAM, so that a label of the image never takes effect.
 VRAM = "io.imagematrix.vram"
 WHOLE = "whole"
 LEASE = "io.imagematrix.lease"
-GPUS = "io.imagematrix.gpus"  # the names of a launch's GPUs
+GPUS = "io.imagematrix.gpus"  # the names of the GPUs of a launch
 
 ALL = "all"
-CONTROL = 254  # minors from here on are those of nvidia-modeset and nvidiactl
+CONTROL = 254  # the minors from here on belong to nvidia-modeset and nvidiactl
 NVIDIA = "nvidia"
 VISIBLE = "NVIDIA_VISIBLE_DEVICES="
 CDI = re.compile(r"(?:[\w-]+\.)*nvidia\.com/[\w.-]+=", re.ASCII)  # before a device's own name in CDI
@@ -38,16 +38,16 @@ NUMBERED = re.compile(r"c\s+195:(\d+|\*)(\s.*)?", re.ASCII)  # a devices cgroup 
 CAPABILITY = re.compile(r"/dev/nvidia-caps/nvidia-cap(\d+)", re.ASCII)
 # The number of a GPU, or of a MIG device on a GPU; early CDI specifications name them gpu0 and mig0:1.
 NUMBER = re.compile(r"(?:gpu|mig)?(\d{1,4})(:\d{1,4})?", re.ASCII)
-PREFIXES = ("gpu-", "mig-")  # of UUIDs
+PREFIXES = ("gpu-", "mig-")  # of UUIDs in lower case
 
 
 def usage(containers: Iterable[Mapping[str, Any]], gpus: tuple[Gpu, ...]) -> Usage:
     """Return the usage of `gpus` by `containers`, each as `imagematrix.engine.running` returns it.
 
-    A container uses the GPUs whose nodes are among its devices, and those requested from NVIDIA's runtime
-    with `--gpus`, through CDI, or by the variable that this runtime reads. Privilege alone does not count:
-    such a container could use all GPUs and seldom uses one. With the label VRAM it uses a share of each GPU;
-    if the label is not a number of MiB, the whole GPU.
+    A container uses the GPUs whose device nodes it has, and the GPUs that it requests from NVIDIA's runtime:
+    with `--gpus`, through CDI, or by the variable that this runtime reads. A privileged container does not
+    count as a user: it could use all GPUs, but seldom uses one. With the label VRAM a container uses a share
+    of each GPU; if the label is not a number of MiB, it uses the whole GPU.
     """
     return combined(
         *(dict.fromkeys(gpu_keys(container, gpus), (_consumer(container),)) for container in containers)
@@ -55,12 +55,12 @@ def usage(containers: Iterable[Mapping[str, Any]], gpus: tuple[Gpu, ...]) -> Usa
 
 
 def gpu_keys(container: Mapping[str, Any], gpus: tuple[Gpu, ...]) -> list[str]:
-    """Return the keys of the GPUs that one container has, also of GPUs that are not in `gpus`."""
+    """Return the keys of the GPUs that one container has, including GPUs that are not in `gpus`."""
     return sorted({*_nodes(container, gpus), *_injected(container, gpus)})
 
 
 def is_nvidia(runtime: str | None) -> bool:
-    """Whether a runtime is NVIDIA's, by its name: its toolkit also installs nvidia-cdi and nvidia-legacy."""
+    """Whether a runtime is NVIDIA's by its name: the toolkit also installs nvidia-cdi and nvidia-legacy."""
     return (runtime or "").startswith(NVIDIA)
 
 
@@ -95,13 +95,13 @@ def _nodes(container: Mapping[str, Any], gpus: tuple[Gpu, ...]) -> set[str]:
         for device in gpu.mig or ()
         if gpu.minor is not None and device.capabilities and passed.issuperset(device.capabilities)
     }
-    # A MIG device comes with the node of its GPU, which by itself grants no access.
+    # A container with a MIG device also has the node of its GPU, which alone grants no access.
     whole = minors - {minor for minor, _, _ in instances}
     return {f"nvidia{minor}" for minor in whole} | {mig_key(*instance) for instance in instances}
 
 
 def _minor(path: str) -> int | None:
-    """Return the minor of the GPU whose node `path` is, under whatever name."""
+    """Return the minor of the GPU whose device node is `path`, whatever its name; None for other paths."""
     match = NODE.fullmatch(path)
     if match:
         return int(match[1])
@@ -144,9 +144,9 @@ def _requested(request: Mapping[str, Any]) -> list[str]:
 
 
 def _numbered(gpus: tuple[Gpu, ...]) -> Iterator[tuple[Gpu, range]]:
-    """Yield the GPUs that have a device node, each with the numbers that NVIDIA's runtime may know it by.
+    """Yield the GPUs that have a device node, each with the numbers that NVIDIA's runtime may use for it.
 
-    That does not count GPUs without the nvidia module, and of those that do not work only some.
+    The runtime does not count GPUs without the nvidia module, and counts only some of those that do not work.
     """
     working = 0
     for place, gpu in enumerate(gpu for gpu in gpus if gpu.minor is not None):
@@ -155,10 +155,11 @@ def _numbered(gpus: tuple[Gpu, ...]) -> Iterator[tuple[Gpu, range]]:
 
 
 def _named(gpu: Gpu, numbers: range, name: str) -> tuple[str, ...]:
-    """Return the keys of the devices of `gpu` that `name`, in lower case, stands for.
+    """Return the keys of the devices of `gpu` that `name`, in lower case, refers to.
 
-    It is read as the runtime does (src/cli/common.c of libnvidia-container). "0:1" is the second MIG device
-    of GPU 0; the order is not known here, so it stands for the whole GPU. The start of a UUID counts too.
+    Names are read as by the runtime (src/cli/common.c of libnvidia-container). "0:1" is the second MIG device
+    of GPU 0; the order of MIG devices is unknown here, so it refers to the whole GPU. The start of a UUID is
+    a name, too.
     """
     number = NUMBER.fullmatch(name)
     if number:

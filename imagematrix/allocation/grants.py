@@ -1,12 +1,11 @@
-"""Grants: GPUs that a runtime gave to a container of which the engine does not know it.
+"""Grants: GPUs that a runtime gave to a container without the engine's knowledge.
 
-The engine lists the devices that it passes itself. What the runtime of Swarm's tasks adds is in none of its
-answers, so it is recorded here: in the folder of the locks, in a file for each container that counts while
-the container's bundle is there. Its parent removes the bundle when the container ends, and when its creation
-fails. Only root's files count, and this user's own: another user could
-withhold a GPU for ever by naming a folder that stays.
+The engine lists only the devices that it passes itself, and not those that the runtime of Swarm's tasks adds.
+So these are recorded here: in the folder of the locks, in a file for each container. The file counts while
+the container's bundle exists. The bundle is removed when the container ends, or when its creation fails. Only
+files of root and of this user count: another user could block a GPU forever by naming a folder that stays.
 """
-# With os alone, this is cheap.
+# os is imported faster than pathlib.
 
 from __future__ import annotations
 
@@ -31,9 +30,9 @@ ROOT = 0
 
 
 class Grant(Record):
-    """GPUs of one container: `keys` are theirs, `vram_mib` is the share of each, None for the whole.
+    """The GPUs of one container by their `keys`; `vram_mib` is the share of each, None for the whole GPU.
 
-    `container` is the container's id, `bundle` its bundle's folder, `name` how messages refer to it.
+    `container` is the container's id, `bundle` the folder of its bundle, `name` its name in messages.
     """
 
     container: str
@@ -44,18 +43,18 @@ class Grant(Record):
 
     @property
     def live(self) -> bool:
-        """Whether the container may still be there."""
+        """Whether the container may still exist."""
         try:
             os.lstat(self.bundle)
         except (FileNotFoundError, NotADirectoryError):
             return False
-        except OSError:  # not for this user to see
+        except OSError:  # this user may not see it
             return True
         return True
 
 
 def write(locks: Locks, grant: Grant) -> None:
-    """Record a grant, in place of an earlier one of the container."""
+    """Record a grant, replacing an earlier one of the same container."""
     document = {
         "bundle": grant.bundle,
         "name": grant.name,
@@ -72,14 +71,14 @@ def remove(locks: Locks, container: str) -> None:
 
 
 def sweep(locks: Locks) -> None:
-    """Remove the grants of containers that are gone, where this user may."""
+    """Remove the grants of containers that no longer exist, as far as this user may."""
     for grant in _grants(locks):
         if not grant.live:
             remove(locks, grant.container)
 
 
 def grants(locks: Locks) -> Usage:
-    """Return the usage of GPUs by grants, each as the container that has it."""
+    """Return the usage of GPUs by grants; the consumer is the container that has the grant."""
     return combined(
         *(dict.fromkeys(grant.keys, (_consumer(grant),)) for grant in _grants(locks) if grant.live)
     )

@@ -4,9 +4,9 @@ A lock is an flock(2) on a file in one folder. It belongs to the open file descr
 process that inherits the descriptor: it survives exec and needs no clean-up. Lock files are never removed
 while another process might lock them, or two processes could hold the lock of one name.
 
-If the engine's socket belongs to a group, so does the folder, and only its members can hold locks. Otherwise
-any user may write to it. Nothing in it is trusted: links are not followed, only regular files are opened, and
-the holder of a lock is the process that the kernel reports.
+If the engine's socket belongs to a group, the folder belongs to it too, and only members of the group can
+hold locks. Otherwise any user may write to the folder. Its contents are not trusted: links are not followed,
+only regular files are opened, and the holder of a lock is the process that the kernel reports.
 """
 # Names are opened relative to the checked folder, which pathlib cannot do.
 # ruff: noqa: PTH102, PTH103, PTH120, PTH123, PTH208
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["Locks", "folder", "inherit", "release"]
 
 SHARED = "/run/lock/imagematrix"
-WORLD_MODE = 0o1777  # any user may write, and remove only files of their own
+WORLD_MODE = 0o1777  # any user may write, and remove only their own files
 GROUP_MODE = 0o3770  # the same for a group, which the files inherit
 TURN = "turn"
 TURN_S = 60.0  # a survey of the GPUs takes about 0.1 s, and 20 s with a faulty driver
@@ -42,8 +42,8 @@ TEXT_LIMIT = 64 * 1024  # bytes
 def folder() -> str:
     """Return the folder of this node's locks.
 
-    That is IMAGEMATRIX_LOCKS, or a folder in /run/lock. If that is missing and this user may not create it,
-    it is a folder in XDG_RUNTIME_DIR: locks are then among this user's own processes only.
+    It is the one that IMAGEMATRIX_LOCKS names, or a folder in /run/lock. If that folder is missing and this
+    user may not create it, it is a folder in XDG_RUNTIME_DIR: only this user's processes share these locks.
     """
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     if named := os.environ.get("IMAGEMATRIX_LOCKS"):
@@ -94,7 +94,7 @@ class Locks:
             release(descriptors)
 
     def holders(self) -> dict[str, int]:
-        """Return the process id of the holder by name, for the locks whose holder this process can see."""
+        """Return the process id of the holder by lock, for the locks whose holder this process can see."""
         pids = _kernel_locks()
         holders = {}
         for name in self.names():
@@ -132,7 +132,7 @@ class Locks:
             raise _unusable(f"{self.path}/{name}", error) from error
 
     def text_of(self, name: str, owners: Collection[int]) -> str | None:
-        """Return the text of a file that belongs to one of these users, else None."""
+        """Return the text of a file if it belongs to one of these users, else None."""
         try:
             descriptor = self._open_existing(name)
         except (OSError, ProbeError):  # removed, or not a regular file
@@ -151,7 +151,7 @@ class Locks:
         except (OSError, ProbeError):  # removed, or not a lock file
             return None
         try:
-            # Shared, so that two readers do not take each other for the holder.
+            # A shared lock, so that two readers do not mistake each other for the holder.
             if _try_lock(descriptor, fcntl.LOCK_SH):
                 return None
             return os.read(descriptor, TEXT_LIMIT).decode("utf-8", "replace")
@@ -190,7 +190,7 @@ class Locks:
                 patience_s = round(TURN_S if wait_s is None else wait_s, 2)
                 raise GpusBusyError(
                     f"another launch has been choosing its GPUs for {patience_s:g} seconds: {by}",
-                    remedy="check what it waits for; if it hangs, end it",
+                    remedy="check why that process waits; if it hangs, end it",
                 )
 
     def _open(self, name: str) -> int:
@@ -222,7 +222,7 @@ class Locks:
         return descriptor
 
     def _open_existing(self, name: str) -> int:
-        # Neither blocks on a pipe nor follows a link that another user has put there.
+        # These flags prevent blocking on a pipe, or following a link, that another user created.
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         descriptor = os.open(name, flags, dir_fd=self._folder)
         if stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -253,7 +253,7 @@ def _open_folder(path: str, group: int | None) -> int:
             created = True
         descriptor = _settled(path)
         status = os.fstat(descriptor)
-        # Created for all users by an earlier release or by hand: restrict it to the group.
+        # A folder that an earlier release, or a user, created for all users: restrict it to the group.
         if created or (path == SHARED and group is not None and _is_ours(status) and status.st_mode & 0o007):
             _set_mode(descriptor, group)
     except OSError as error:
@@ -267,7 +267,7 @@ def _open_folder(path: str, group: int | None) -> int:
 
 
 def _settled(path: str) -> int:
-    """Open the folder; a process of another user that has just created it may not have set its mode yet."""
+    """Open the folder, with retries: another user's process may have created it and not set its mode yet."""
     deadline = time.monotonic() + SETTLE_S
     while True:
         try:

@@ -17,17 +17,17 @@ __all__ = ["text"]
 
 MIB = 1024**2
 LABELS = ("gpu", "uuid", "name", "profile")
-# A value that is unknown has no sample.
+# Unknown values have no sample.
 METRICS = {
     "usable": "Whether the GPU or MIG device works: 1 or 0.",
     "free": "Whether it works and nothing uses it: 1 or 0.",
-    "users": "How many containers, processes and leases use it; those of one launch count once.",
-    "shares": "How many of its users have declared a share of its memory.",
-    "memory_bytes": "Its memory.",
-    "memory_used_bytes": "The memory in use, by the driver.",
-    "memory_shareable_bytes": "The memory that is left for further shares; none if it is used whole.",
-    "utilization_ratio": "The load by the driver, from 0 to 1.",
-    "temperature_celsius": "The temperature.",
+    "users": "Number of containers, processes and leases that use it; those of one launch count once.",
+    "shares": "Number of its users that declared a share of its memory.",
+    "memory_bytes": "Total memory.",
+    "memory_used_bytes": "Memory in use, as the driver reports it.",
+    "memory_shareable_bytes": "Memory left for further shares; no sample if it is used whole.",
+    "utilization_ratio": "Load from 0 to 1, as the driver reports it.",
+    "temperature_celsius": "Temperature.",
 }
 
 
@@ -57,7 +57,7 @@ def _labels(status: Status) -> tuple[str, str, str, str]:
 def _values(status: Status) -> Iterator[tuple[str, float | None]]:
     gpu, live = status.gpu, status.live
     yield "usable", gpu.usable
-    if not status.parts:  # else they are those of its MIG devices
+    if not status.parts:  # else its MIG devices have these values
         users = counted(status.used_by, mps=True) if status.complete else None
         yield "free", status.free
         yield "users", len(users) if users is not None else None

@@ -34,7 +34,7 @@ TIMEOUT_S = 20.0  # for a process that imports gRPC and asks kubelet
 
 
 def access() -> bool | None:
-    """Return whether this user may ask the kubelet of this node; None where there is none."""
+    """Return whether this user may ask the kubelet of this node; None if there is no kubelet."""
     try:
         os.stat(SOCKET)  # noqa: PTH116 - pathlib is slow to import
     except (FileNotFoundError, NotADirectoryError):
@@ -45,17 +45,17 @@ def access() -> bool | None:
 
 
 def named(devices: Iterable[str]) -> tuple[str, ...]:
-    """Return the UUIDs of the GPUs and MIG devices that device ids stand for, each once.
+    """Return the UUIDs of the GPUs and MIG devices in device ids, without duplicates.
 
-    The device plugins of others have ids that are no UUIDs.
+    Ids of device plugins for other hardware are not UUIDs.
     """
     return tuple(dict.fromkeys(device.partition(SHARE)[0] for device in devices))
 
 
 def usage(gpus: tuple[Gpu, ...]) -> Usage:
-    """Return the usage of `gpus` by the containers of pods, which have them from any device plugin.
+    """Return the usage of `gpus` by containers of pods that got them from any device plugin.
 
-    It is empty where `access` is not true. Containers with imagematrix.io/vram-gib use a share. Raises
+    It is empty unless `access` returns true. Containers with imagematrix.io/vram-gib use a share. Raises
     EngineError if kubelet does not answer.
     """
     if not access():
@@ -74,10 +74,10 @@ def usage(gpus: tuple[Gpu, ...]) -> Usage:
 
 
 def _listed() -> tuple[Fields, ...]:
-    """Return what kubelet lists, read in a process of its own.
+    """Return what kubelet lists, read by a separate process.
 
-    gRPC starts threads. These would receive the signals that a launch waits for, and no process may be forked
-    beside them.
+    gRPC starts threads. They would receive the signals that a launch waits for, and a process with threads
+    must not fork.
     """
     import subprocess
 

@@ -14,15 +14,15 @@ ANSWER_S = 5.0
 
 
 def query(socket: str) -> dict[str, object]:
-    """Return the devices of each container under "devices", or under "error" why they are unknown.
+    """Return the devices of each container under "devices", or the reason why they are unknown under "error".
 
-    Under "remedy" is what helps, if it is not kubelet that is at fault.
+    A "remedy" is added if the cause is not kubelet.
     """
     try:
         import grpc
 
         from imagematrix.kubelet.messages import PODS, call, message
-    except ModuleNotFoundError as error:  # in the file of `make zipapp`
+    except ModuleNotFoundError as error:  # the file of `make zipapp` has no gRPC
         remedy = "install the whole: pip install imagematrix"
         return {"error": f"cannot ask kubelet: {error.name} is not installed", "remedy": remedy}
     with grpc.insecure_channel(f"unix:{socket}") as channel:
@@ -45,5 +45,5 @@ def query(socket: str) -> dict[str, object]:
 
 
 def main() -> None:
-    """Print what the kubelet at the socket that the argument names answers."""
+    """Print the answer of the kubelet at the socket that the argument names."""
     sys.stdout.write(json.dumps(query(sys.argv[1])))

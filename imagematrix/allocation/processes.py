@@ -1,5 +1,5 @@
-"""Usage of the GPUs by processes: from NVML, or where it lists none, from the open device nodes in /proc."""
-# With os alone, a scan of /proc is cheap.
+"""Usage of GPUs by processes: from NVML, or from the open device nodes in /proc where NVML lists none."""
+# os scans /proc faster than pathlib does.
 # ruff: noqa: PTH116, PTH123, PTH208
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 __all__ = ["MAJOR", "computing", "container_ids", "describe", "with_open_nodes"]
 
-MAJOR = 195  # of /dev/nvidia*, from the kernel's list of device numbers (admin-guide/devices.txt)
+MAJOR = 195  # of /dev/nvidia*: see the kernel's list of device numbers (admin-guide/devices.txt)
 # The id in the cgroup names of any engine: docker-ID.scope, libpod-ID.scope, /docker/ID.
 CONTAINER = re.compile(r"[0-9a-f]{64}")
-# Daemons and monitors that open GPUs and compute nothing. /proc/PID/comm is cut to 15 characters.
+# Daemons and monitors that open GPUs but compute nothing. /proc/PID/comm has at most 15 characters.
 WATCHERS = frozenset({"nvidia-persiste", "nvidia-smi", "nv-hostengine", "dcgm-exporter", "nvidia-powerd"})
 
 
@@ -47,7 +47,7 @@ def with_open_nodes(minors: Collection[int], proc: str = "/proc") -> Usage:
 
 
 def with_open_devices(keys: Mapping[int, str], proc: str = "/proc") -> Usage:
-    """Return the usage by processes that have a device open; `keys` are by device number."""
+    """Return the usage by processes that have a device open; `keys` maps device numbers to keys."""
     usages = []
     for pid in (int(name) for name in os.listdir(proc) if name.isdecimal()):
         numbers = keys.keys() & set(_devices(f"{proc}/{pid}/fd"))
@@ -61,7 +61,7 @@ def describe(pid: int, proc: str = "/proc", *, kind: str = "process") -> Consume
     name, user = "", None
     with contextlib.suppress(OSError):
         with open(f"{proc}/{pid}/comm", encoding="utf-8", errors="replace") as file:
-            name = " ".join(file.read().split())  # the process can set any, with line breaks too
+            name = " ".join(file.read().split())  # a process can set any name, even with line breaks
         user = _user(os.stat(f"{proc}/{pid}").st_uid)
     return Consumer(kind=kind, name=name or "unknown", pid=pid, user=user)
 

@@ -1,9 +1,9 @@
 """The queue of launches that wait for GPUs: first come, first served.
 
 A waiting launch holds a ticket: a numbered lock whose file states how many GPUs it needs and which are
-eligible. Later launches leave that many of these free and take the rest, so that no launch starves. A ticket
-counts only while it is locked, which ends with its process, and while it is fresh: a waiting launch retries
-about once a second and touches its ticket each time.
+eligible. Later launches leave that many of these GPUs free and take the rest, so that no launch starves. A
+ticket counts only while its process holds the lock, and while it is fresh: a waiting launch retries about
+once a second and touches its ticket each time.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 __all__ = ["Queue", "Ticket"]
 
 TICKET = "wait-"
-DIGITS = 18  # longer numbers are not ours
-STALE_S = 60.0  # with many launches in the queue, a turn takes seconds to come
+DIGITS = 18  # tickets have no longer numbers
+STALE_S = 60.0  # with many launches in the queue, a launch waits seconds for its turn
 
 
 class Ticket(Record):
     """What one launch waits for: `count` of `gpus`, each given by its keys.
 
-    `holder` describes the process, empty where unknown.
+    `holder` describes the process; it is empty if unknown.
     """
 
     count: int

@@ -1,4 +1,4 @@
-"""The status of a node's GPUs, with usage and load: the answer of `imagematrix gpus`."""
+"""The status of a node's GPUs, with usage and load: the output of `imagematrix gpus`."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ SCHEMA = "imagematrix.gpus/v1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """One GPU, or the MIG device that is the only one in its `mig`, and its consumers.
+    """One GPU, or a GPU with a single MIG device in its `mig`, and its consumers.
 
-    `live` is NVML's current reading, None where there is none. `parts` are its MIG devices. `complete` is
-    false where a source of usage did not answer, so that `used_by` may miss some.
+    `live` is NVML's current reading, None if there is none. `parts` are its MIG devices. `complete` is false
+    if a source of usage did not answer, so that consumers may be missing from `used_by`.
     """
 
     gpu: Gpu
@@ -37,16 +37,16 @@ class Status:
 
     @property
     def free(self) -> bool | None:
-        """Whether it is usable and unused; None where unknown."""
+        """Whether it is usable and unused; None if unknown."""
         if not self.gpu.usable or self.used_by:
             return False
         return True if self.complete else None
 
     @property
     def free_mib(self) -> int | None:
-        """The MiB that can still be shared, None where the whole GPU is in use or that is unknown.
+        """The MiB that further shares can get, None if the whole GPU is in use or the usage is unknown.
 
-        A running MPS server is not counted: with it, the memory is for shares that use MPS.
+        A running MPS server does not count: the memory is then for shares that use MPS.
         """
         complete = self.complete and self.gpu.usable
         return shares.remaining(self.gpu, self.used_by, mps=True) if complete else None
@@ -74,7 +74,9 @@ def _status(gpu: Gpu, usage: Usage, live: NvmlGpu | None, *, complete: bool) -> 
 
 
 def _consumers(gpu: Gpu, usage: Usage) -> tuple[Consumer, ...]:
-    return () if gpu.minor is None else consumers(usage, keys(gpu))  # without a node nothing can use it
+    return (
+        () if gpu.minor is None else consumers(usage, keys(gpu))
+    )  # nothing can use a GPU without a device node
 
 
 def _gpu_json(status: Status) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""Shares: declared parts of a GPU's memory, so that several launches can use the GPU together."""
+"""Shares: declared parts of a GPU's memory, with which several launches can use one GPU."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 
 __all__ = ["counted", "parse_mib", "remaining"]
 
-MPS = "nvidia-cuda-mps"  # of nvidia-cuda-mps-server; /proc/PID/comm has 15 characters
+MPS = "nvidia-cuda-mps"  # nvidia-cuda-mps-server, cut to the 15 characters of /proc/PID/comm
 
 
 def parse_mib(text: str) -> int | None:
-    """Return the MiB that a label or a lease declares, None if it is not a positive integer."""
+    """Return the MiB that a label or a lease declares, None if the text is not a positive integer."""
     return natural(text) or None
 
 
 def remaining(gpu: Gpu, consumers: Iterable[Consumer], *, mps: bool = False) -> int | None:
-    """Return the MiB of `gpu` that its `consumers` leave; None if one uses the whole GPU, or if unknown."""
+    """Return the MiB of `gpu` that its `consumers` leave; None if unknown or if one uses the whole GPU."""
     memory = memory_mib(gpu)
     declared = [consumer.vram_mib for consumer in counted(tuple(consumers), mps=mps)]
     if memory is None or None in declared:
@@ -34,8 +34,8 @@ def remaining(gpu: Gpu, consumers: Iterable[Consumer], *, mps: bool = False) -> 
 def counted(consumers: tuple[Consumer, ...], *, mps: bool) -> list[Consumer]:
     """Return the consumers that count as users of a GPU.
 
-    A lease or a process counts as part of its container while that runs. With `mps` the MPS server is not
-    counted, because it works on behalf of the shares.
+    A lease or a process counts as part of its container while the container runs. With `mps` the MPS server
+    does not count, because it works on behalf of the shares.
     """
     containers = [consumer for consumer in consumers if consumer.kind == "container"]
     marks = frozenset[str]().union(*(container.marks for container in containers))

@@ -19,7 +19,7 @@ __all__ = ["Slot", "ranked", "reserved", "unreserved"]
 class Slot(Record):
     """A GPU and its `consumers`; `leased` if another process holds its lock.
 
-    `free_mib` is the memory that a further share could get, None where the GPU cannot be shared.
+    `free_mib` is the memory that another share could get, None if the GPU cannot be shared.
     """
 
     gpu: Gpu
@@ -52,9 +52,9 @@ def ranked(slots: Iterable[Slot], vram_mib: int | None) -> list[Slot]:
 
 
 def unreserved(slots: Sequence[Slot], queue: Iterable[Ticket]) -> list[Slot]:
-    """Return the slots that the tickets in `queue` leave: each ticket reserves its count, the emptiest first.
+    """Return the slots that no ticket in `queue` reserves: each reserves its count, the emptiest first.
 
-    Nothing else is placed on a reserved slot, so it drains until it is as empty as the waiting launch needs.
+    No other launch gets a reserved slot, so it drains until it is as empty as the waiting launch needs.
     """
     remaining = list(slots)
     for ticket in queue:

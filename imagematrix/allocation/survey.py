@@ -1,4 +1,4 @@
-"""A survey of the usage of this node's GPUs: by running containers, processes, and leases."""
+"""Surveys of the usage of this node's GPUs by running containers, processes and leases."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SHARE", "leases", "query_nvml", "survey", "survey_quickly"]
 
-# Prefix of the locks that are leases of a share: the file has the MiB and the keys of the GPUs.
+# Prefix of the locks that are leases of a share: the file contains the MiB and the keys of the GPUs.
 SHARE = "share-"
 
 
@@ -33,9 +33,9 @@ def survey(
     """Return the usage of `gpus` by containers and processes.
 
     `running` returns the containers as `imagematrix.engine.running` does. `query` returns the state from
-    NVML, or None where no driver is loaded and so no process can use a GPU. Raises what `running` raises.
+    NVML, or None if no driver is loaded, so that no process can use a GPU. Raises what `running` raises.
     """
-    # Containers come last: one whose lease was released before the survey began is running by then.
+    # Containers come last: if a launch released its lease before the survey, its container runs by then.
     nvml = query()
     computing: Usage = {}
     if nvml is not None:
@@ -50,10 +50,10 @@ def survey_quickly(
     given: Callable[[], Usage],
     survey: Callable[[], Usage],
 ) -> Usage:
-    """Return the usage of `gpus`, from `survey` only if a process has one open that was given it by nobody.
+    """Return the usage of `gpus`, from `survey` only if a process has a GPU open that it was not given.
 
-    `given` returns the usage by containers. NVML takes longer to query than a container takes to start, and
-    where only containers use GPUs it has nothing to add.
+    `given` returns the usage by containers. A query of NVML takes longer than starting a container, and adds
+    nothing if only containers use GPUs.
     """
     opened = processes.with_open_nodes({gpu.minor for gpu in gpus if gpu.minor is not None})
     usage = given()
@@ -67,9 +67,9 @@ def survey_quickly(
 def leases(locks: Locks, *, whole: bool = True) -> Usage:
     """Return the leases in `locks` with their holders, and the grants.
 
-    Without `whole`, leases of whole GPUs are left out; where there are no others, that saves 10 ms. A launch
-    that is still choosing has no lease yet. Removes the files of shares whose process has ended, where this
-    user may.
+    Without `whole`, leases of whole GPUs are left out, which saves 10 ms if there are no shares. A launch
+    that is still choosing has no lease yet. Removes the files of shares whose process has ended, as far as
+    this user may.
     """
     shares = [name for name in locks.names() if name.startswith(SHARE)]
     holders = locks.holders() if whole or shares else {}
@@ -93,13 +93,13 @@ def _share(locks: Locks, name: str, holders: Mapping[str, int]) -> Usage:
         if name in holders
         else Consumer(kind="lease", name="unknown")
     )
-    # Any user can write a malformed file: without a valid size the lease is of the whole GPU.
+    # Any user can write a malformed file: without a valid size the lease is for the whole GPU.
     lease = replace(holder, vram_mib=parse_mib(declared), marks=frozenset({name}))
     return dict.fromkeys(keys, (lease,))
 
 
 def query_nvml() -> Nvml | None:
-    """Return the state from NVML; None where no driver is loaded, because a query might load it."""
+    """Return the state from NVML; None if no driver is loaded, because a query might load it."""
     from imagematrix.node import nvml, signs
     from imagematrix.node.tree import Tree
 

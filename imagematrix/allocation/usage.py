@@ -1,7 +1,7 @@
 """Usage of GPUs as data: which lease, process or container uses which GPU.
 
-The unit of allocation is a GPU, or each MIG device of a GPU in MIG mode. Its key is made of the minor number
-of the device node, because all users of a node see the same one: "nvidia3", "nvidia3-gi2-ci0".
+The unit of allocation is a GPU, or each MIG device of a GPU in MIG mode. Its key contains the minor number of
+the device node, because all users of a node see the same number: "nvidia3", "nvidia3-gi2-ci0".
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ Usage = dict[str, tuple["Consumer", ...]]
 
 
 class Consumer(Record):
-    """A "lease", "process" or "container" (its `kind`) that uses a GPU; `name` is how messages refer to it.
+    """A "lease", "process" or "container" (its `kind`) that uses a GPU; `name` is its name in messages.
 
-    `pid` and `user` are those of the process, None where unknown. `vram_mib` is the declared share of the
-    memory in MiB, None where the whole GPU is used. `marks` are container ids and the name of a lease:
+    `pid` and `user` are those of the process, None if unknown. `vram_mib` is the declared share of the
+    memory in MiB, None if it uses the whole GPU. `marks` are container ids and the name of a lease:
     consumers with a common mark belong to the same launch.
     """
 
@@ -62,7 +62,7 @@ def keys(gpu: Gpu) -> tuple[str, ...]:
     if gpu.minor is None:
         raise ProbeError(
             f"device minor of {gpu.label} unknown: cannot determine what uses it",
-            remedy="load the driver; the minor is in /proc/driver/nvidia/gpus/*/information then",
+            remedy="load the driver, which writes the minor to /proc/driver/nvidia/gpus/*/information",
         )
     if not gpu.mig:
         return (f"nvidia{gpu.minor}",)
@@ -86,7 +86,7 @@ def overlap(left: Iterable[str], right: Iterable[str]) -> bool:
 
 
 def combined(*usages: Mapping[str, tuple[Consumer, ...]]) -> Usage:
-    """Return the usage from several sources as one, without repetition."""
+    """Return the usage from several sources as one, without duplicates."""
     result: Usage = {}
     for usage in usages:
         for key, using in usage.items():

@@ -1,1 +1,1 @@
-"""Sets of GPUs: choices among them, what `--gpus` says, and what the environment names."""
+"""Sets of GPUs: choices among them, the values of `--gpus`, and the GPUs that the environment names."""

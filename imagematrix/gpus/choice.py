@@ -1,7 +1,4 @@
-"""A Choice: GPUs of which any so many will do, and MIG devices as GPUs of their own.
-
-A MIG device stands for itself as the GPU that has it alone in its `mig`.
-"""
+"""A Choice: a number of GPUs, any of a set. A MIG device is represented as its GPU with only it in `mig`."""
 
 from __future__ import annotations
 
@@ -17,9 +14,9 @@ __all__ = ["Choice", "instance", "label", "memory_mib", "merged", "parts"]
 
 
 class Choice(Record):
-    """Any `count` of `gpus`, which are in the order of preference.
+    """Any `count` of `gpus`, which are in order of preference.
 
-    A GPU may be there several times, each time with another one of its MIG devices.
+    A GPU may occur several times, each time with another of its MIG devices.
     """
 
     gpus: tuple[Gpu, ...]
@@ -27,7 +24,7 @@ class Choice(Record):
 
     @property
     def first(self) -> tuple[Gpu, ...]:
-        """The first `count`, each GPU once: what to take if all are free."""
+        """The first `count`, with each GPU once: what to take if all are free."""
         return merged(self.gpus[: self.count])
 
     @property
@@ -36,12 +33,12 @@ class Choice(Record):
         return len(self.gpus) >= self.count
 
     def with_memory(self, mib: int) -> Choice:
-        """Return the choice among those that have so much memory, or are not known to have less."""
+        """Return the choice among the GPUs that are not known to have less memory."""
         return replace(self, gpus=tuple(gpu for gpu in self.gpus if (memory_mib(gpu) or mib) >= mib))
 
 
 def merged(gpus: Iterable[Gpu]) -> tuple[Gpu, ...]:
-    """Return `gpus` with each GPU once: with all the MIG devices that it has in any of them."""
+    """Return `gpus` with each GPU once, with all MIG devices of its occurrences."""
     by_index: dict[int, Gpu] = {}
     for gpu in gpus:
         by_index[gpu.index] = _joined(by_index.get(gpu.index, gpu), gpu)
@@ -59,7 +56,7 @@ def instance(gpu: Gpu, device: MigDevice) -> str:
 
 
 def label(gpu: Gpu) -> str:
-    """Return what to call a GPU, or its only MIG device, in a message."""
+    """Return the name of a GPU, or of its only MIG device, for messages."""
     if len(gpu.mig or ()) != 1:
         return gpu.label
     (device,) = gpu.mig or ()
@@ -69,7 +66,7 @@ def label(gpu: Gpu) -> str:
 def memory_mib(gpu: Gpu) -> int | None:
     """Return the MiB of a GPU, or of its only MIG device; None if unknown.
 
-    It is None for several MIG devices too: each has memory of its own, and they share none.
+    It is None for several MIG devices too: each has its own memory, and they share none.
     """
     if not gpu.mig:
         return gpu.memory_mib

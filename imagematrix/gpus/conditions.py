@@ -1,4 +1,4 @@
-"""Conditions on GPUs, such as "memory>=40G": what `--gpus` takes besides counts and names."""
+"""Conditions on GPUs, such as "memory>=40G", which `--gpus` accepts besides counts and names."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ COMPARE: dict[str, Callable[[Any, Any], bool]] = {
     ">": operator.gt,
     "<": operator.lt,
 }
-# As NVML names them: 1g.10gb, 1c.3g.40gb (one compute slice of three), 1g.10gb+me (with media engines).
+# NVML's names: 1g.10gb, 1c.3g.40gb (one compute slice of three), 1g.10gb+me (with media engines).
 PROFILE = re.compile(r"(\d+c\.)?\d+g\.\d+gb([+-][a-z.]+)*", re.ASCII)
 MIB = 1024 * 1024
 
 
 class Condition(Record):
-    """One condition: a fact of a GPU, how it is compared, and with what."""
+    """A condition: a fact of a GPU, a comparison, and the value to compare with."""
 
     fact: str
     comparison: str
     value: Any
 
     def holds(self, gpu: Gpu) -> bool:
-        """Whether `gpu` meets it; a GPU whose fact is unknown does not.
+        """Whether `gpu` meets the condition; a GPU whose fact is unknown does not.
 
         A condition on the profile is met by a GPU whose `mig` is a single MIG device of that profile.
         """
@@ -68,7 +68,7 @@ def parse(text: str) -> Condition:
         return Condition(fact=fact, comparison=comparison, value=amount)
     raise UsageError(
         f"--gpus: invalid condition {text!r}",
-        remedy="conditions are such as compute>=8.0, memory>=40G (or < > = !=), name=L40S (or name!=) and "
+        remedy="use conditions such as compute>=8.0, memory>=40G (or < > = !=), name=L40S (or name!=) or "
         "profile=1g.10gb",
     )
 
@@ -86,8 +86,8 @@ def _number(gpu: Gpu, fact: str) -> Any:
 
 def _named(name: str, wanted: str) -> bool:
     """Whether `name` contains the words of `wanted` in a row: "NVIDIA L40S" does not contain L4."""
-    there, words = _words(name), _words(wanted)
-    return any(there[start : start + len(words)] == words for start in range(len(there)))
+    name_words, words = _words(name), _words(wanted)
+    return any(name_words[start : start + len(words)] == words for start in range(len(name_words)))
 
 
 def _words(text: str) -> list[str]:

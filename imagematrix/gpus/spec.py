@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["NONE", "among", "candidates", "choose", "exactly", "names", "spec"]
 
-NONE = "none"  # the wish for no GPU
+NONE = "none"  # requests no GPU
 
 
 def choose(host: Host, wanted: Wanted) -> tuple[Gpu, ...]:
@@ -25,24 +25,23 @@ def choose(host: Host, wanted: Wanted) -> tuple[Gpu, ...]:
 
 
 def among(gpus: tuple[Gpu, ...], wanted: Wanted) -> tuple[Gpu, ...]:
-    """Return those of `gpus` that `wanted` names, in their own order; the first of its `candidates`."""
+    """Return those of `gpus` that `wanted` names, in the order of `gpus`: the first of its `candidates`."""
     if wanted is None:  # the usual case if many hosts are decided on
         return gpus
     return candidates(gpus, wanted).first
 
 
 def candidates(gpus: tuple[Gpu, ...], wanted: Wanted) -> Choice:
-    """Return those of `gpus` that can serve `wanted`, in their own order, and how many of them it takes.
+    """Return those of `gpus` that can serve `wanted`, in the order of `gpus`, and how many it needs.
 
     `wanted` is "all" (or None), "none", a count ("2": any two that work), or names joined by commas: an
     index, the start of a UUID, or a MIG device by its UUID or as GPU:INSTANCE:COMPUTE-INSTANCE. A single
     index is written "device=0", as for docker. If only some MIG devices of a GPU are named, its `mig` has
     only these. Instead of names there may be conditions ("memory>=40G", see imagematrix.gpus.conditions),
-    alone or with a count: GPUs that work and meet all of them. GPUs that are given as such are taken as they
-    are.
+    alone or with a count: GPUs that work and meet all of them. A tuple of GPUs is taken as it is.
 
-    A MIG profile ("1g.10gb") means any MIG device of that profile. With one, and with a condition about it,
-    each MIG device is a candidate by itself. Raises UsageError if the GPUs are not there.
+    A MIG profile ("1g.10gb") means any MIG device of that profile. With a profile, or a condition on it, each
+    MIG device is a separate candidate. Raises UsageError if `gpus` cannot serve it.
     """
     if wanted is None or wanted == "all":
         return Choice(gpus=gpus, count=len(gpus))
@@ -73,7 +72,7 @@ def names(gpus: Iterable[Gpu]) -> tuple[str, ...]:
 
 
 def exactly(gpus: Iterable[Gpu]) -> str:
-    """Return the `--gpus` value that names `gpus`, or in MIG mode the MIG devices that they have here."""
+    """Return the `--gpus` value that names `gpus`, or in MIG mode the MIG devices in their `mig`."""
     return f"device={','.join(names(gpus))}"
 
 
@@ -108,16 +107,16 @@ def _filtered(gpus: tuple[Gpu, ...], wanted: str, words: list[str]) -> Choice:
             remedy="use conditions with a count, or names of GPUs, but not both",
         )
     profiled = any(condition.fact == "profile" for condition in conditions)
-    there = tuple(part for gpu in gpus for part in parts(gpu)) if profiled else gpus
-    meeting = tuple(gpu for gpu in _usable(there) if all(condition.holds(gpu) for condition in conditions))
-    count = numbers[0] if numbers else len(meeting)
-    if not 0 < count <= len(meeting):
+    devices = tuple(part for gpu in gpus for part in parts(gpu)) if profiled else gpus
+    matching = tuple(gpu for gpu in _usable(devices) if all(condition.holds(gpu) for condition in conditions))
+    count = numbers[0] if numbers else len(matching)
+    if not 0 < count <= len(matching):
         noun = "MIG devices" if profiled else "GPUs"
         raise UsageError(
-            f"--gpus {wanted}: {len(meeting)} of {len(there)} {noun} are usable and match",
-            remedy=_profiles(there) if profiled else _kinds(gpus),
+            f"--gpus {wanted}: {len(matching)} of {len(devices)} {noun} are usable and match",
+            remedy=_profiles(devices) if profiled else _kinds(gpus),
         )
-    return Choice(gpus=meeting, count=count)
+    return Choice(gpus=matching, count=count)
 
 
 def _usable(gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
@@ -127,9 +126,9 @@ def _usable(gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
 def _find(gpus: tuple[Gpu, ...], name: str) -> Gpu:
     matches = [match for gpu in gpus for match in _matches(gpu, name)]
     if not matches:
-        raise UsageError(f"--gpus: {name!r} not found on this host", remedy=_there(gpus))
+        raise UsageError(f"--gpus: {name!r} not found on this host", remedy=_present(gpus))
     if len(matches) > 1:
-        raise UsageError(f"--gpus: {name!r} is ambiguous: several UUIDs begin with it", remedy=_there(gpus))
+        raise UsageError(f"--gpus: {name!r} is ambiguous: several UUIDs begin with it", remedy=_present(gpus))
     return matches[0]
 
 
@@ -164,7 +163,7 @@ def _tallied(words: list[str]) -> str:
     return "; ".join(f"{words.count(word)} x {word}" for word in dict.fromkeys(words))
 
 
-def _there(gpus: tuple[Gpu, ...]) -> str:
+def _present(gpus: tuple[Gpu, ...]) -> str:
     if not gpus:
         return "it has no GPU"
     listed = (f"{gpu.label}: {', '.join(names([gpu]))}" for gpu in gpus)

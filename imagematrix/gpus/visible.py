@@ -1,8 +1,8 @@
 """Which GPUs the environment names: the variables of NVIDIA's runtime, of CUDA, and of batch systems.
 
-A job of a batch system finds its share of the node in them, and may use no other GPUs. How their values are
-written is told in the CUDA C++ Programming Guide ("CUDA Environment Variables"), the MIG user guide ("CUDA
-device enumeration"), the Container Device Interface, and nvidia-container-toolkit (internal/config/image).
+A batch system names a job's GPUs in them, and the job may use no others. Sources for the syntax: the CUDA C++
+Programming Guide ("CUDA Environment Variables"), the MIG user guide ("CUDA device enumeration"), the
+Container Device Interface, and nvidia-container-toolkit (internal/config/image).
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ __all__ = ["CUDA", "MOUNTED", "RUNTIME", "bounded", "named", "visible", "within"
 
 RUNTIME = "NVIDIA_VISIBLE_DEVICES"
 CUDA = "CUDA_VISIBLE_DEVICES"
-# Slurm numbers GPUs as their device files are, whatever its cgroups leave of them (sbatch(1), under
-# SLURM_JOB_GPUS); the step's are some of the job's. HTCondor names them by UUID, shortened, or as CUDA0.
+# Slurm uses the numbers of the device files, even if its cgroups hide some GPUs (sbatch(1), under
+# SLURM_JOB_GPUS); a step has some of the job's GPUs. HTCondor uses shortened UUIDs, or names such as CUDA0.
 SLURM = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS")
 CONDOR = "_CONDOR_AssignedGPUs"
-HIDDEN = frozenset({"", "-1", "NoDevFiles"})  # CUDA sees no GPU from there on
-ALL, VOID = "all", "void"  # "void" says that something else, such as CDI, brings the GPUs: nothing of which
-MOUNTED = "/var/run/nvidia-container-devices"  # as a value: the devices are named by the files in it
+HIDDEN = frozenset({"", "-1", "NoDevFiles"})  # CUDA ignores this name and all names after it
+ALL, VOID = "all", "void"  # "void" names no GPU: something else, such as CDI, brings the GPUs
+MOUNTED = "/var/run/nvidia-container-devices"  # as a value: the files in this folder name the devices
 CDI = re.compile(r"[\w.-]*nvidia\.com/[\w.-]+=", re.ASCII)  # nvidia.com/gpu=, before a device's own name
 NUMBER = re.compile(r"(?:gpu)?(\d{1,4})", re.ASCII)
-# A MIG device by the numbers of GPU and device, by those in CDI, and as drivers before branch 470 name it.
+# A MIG device by the numbers of GPU and device, by its name in CDI, and as drivers before branch 470 name it.
 MIG = re.compile(r"(?:mig)?(\d{1,4}):(\d{1,4})", re.ASCII)
 OLD_MIG = re.compile(r"MIG-(GPU-[\w-]+)/(\d{1,4})/(\d{1,4})", re.ASCII)
 NOT_FOUND = "it names GPUs, but none was found on this node"
@@ -44,7 +44,7 @@ NOT_FOUND = "it names GPUs, but none was found on this node"
 def bounded(gpus: tuple[Gpu, ...], wanted: str, environment: Mapping[str, str]) -> tuple[Gpu, ...]:
     """Return those of `gpus` that the `--gpus` value `wanted` may use within `environment`.
 
-    Raises UsageError, which names the variables, if they cannot serve it.
+    Raises UsageError, which names the variables, if these GPUs cannot serve it.
     """
     allowed = None if wanted == NONE else visible(gpus, environment)
     if allowed is None:
@@ -57,7 +57,7 @@ def bounded(gpus: tuple[Gpu, ...], wanted: str, environment: Mapping[str, str]) 
         message = f"--gpus {wanted}: no GPU is available"
     except UsageError as error:
         message = str(error)
-    variables = " and ".join(f"{name}={environment[name]}" for name in _told(environment, MOUNTED))
+    variables = " and ".join(f"{name}={environment[name]}" for name in _restrictions(environment, MOUNTED))
     raise UsageError(
         f"{message}, restricted by {variables}",
         remedy="request GPUs of this job; outside of a job, unset the variables that name them",
@@ -67,12 +67,12 @@ def bounded(gpus: tuple[Gpu, ...], wanted: str, environment: Mapping[str, str]) 
 def visible(gpus: tuple[Gpu, ...], environment: Mapping[str, str], mounted: str = MOUNTED) -> str | None:
     """Return the `--gpus` value for the GPUs that `environment` names; None if it names none.
 
-    Numbers count the GPUs that work, in PCI bus order, because those that do not are not there for CUDA and
-    NVIDIA's runtime. What all variables name is visible; one that names no GPU wants none. `mounted` is the
-    folder MOUNTED. Raises UsageError where a GPU is not there, but not where there are none at all: see
+    Numbers count the GPUs that work, in PCI bus order, because CUDA and NVIDIA's runtime do not see the
+    others. The GPUs that all variables name are visible; a variable with no GPU in it hides all. `mounted` is
+    the folder MOUNTED. Raises UsageError if a named GPU does not exist, except on a host without GPUs: see
     `named`.
     """
-    restrictions = _told(environment, mounted)
+    restrictions = _restrictions(environment, mounted)
     if [] in restrictions.values():
         return NONE
     usable = remaining = tuple(gpu for gpu in gpus if gpu.usable)
@@ -82,9 +82,9 @@ def visible(gpus: tuple[Gpu, ...], environment: Mapping[str, str], mounted: str 
     for variable, names in restrictions.items():
         if variable in SLURM:
             remaining = _found(remaining, variable, environment, _files(remaining, names))
-            # Where a cgroup hides all others, CUDA's numbers count what the job has.
-            ours = {str(gpu.index) for gpu in remaining}
-            others = {number for number, index in numbers.items() if index not in ours}
+            # If a cgroup hides all other GPUs, CUDA's numbers count those of the job.
+            of_job = {str(gpu.index) for gpu in remaining}
+            others = {number for number, index in numbers.items() if index not in of_job}
             numbers = _numbered(remaining) if others.intersection(restrictions.get(CUDA, ())) else numbers
         elif names != [ALL] and not (variable == RUNTIME and _applied(names, usable, numbers)):
             words = [_word(name, usable, numbers, variable) for name in names]
@@ -97,9 +97,10 @@ def within(
 ) -> tuple[Host, str | None]:
     """Return this machine's `host` as restricted by the environment, and the `--gpus` value.
 
-    These are `gpus`, as `--gpus` has it, or else those that the environment names, by default this process's.
-    Where it names GPUs, the host has no others; and where it has none, that is a sign of an accelerator.
-    Raises UsageError where a GPU is not there.
+    The value is `gpus`, as given with `--gpus`, or else the GPUs that the environment names, by default this
+    process's. If the environment names GPUs, the host has no others. If a host without GPUs has an
+    environment that names some, that is a sign of an accelerator. Raises UsageError if a named GPU does not
+    exist.
     """
     environment = os.environ if environment is None else environment
     if not host.gpus:
@@ -113,12 +114,12 @@ def named(environment: Mapping[str, str], mounted: str = MOUNTED) -> tuple[Accel
     """Return the variables of `environment` that name GPUs: signs of accelerators if a probe finds none."""
     return tuple(
         Accelerator(kind="environment", where=f"{variable}={environment[variable]}", why=NOT_FOUND)
-        for variable, names in _told(environment, mounted).items()
+        for variable, names in _restrictions(environment, mounted).items()
         if names not in ([], [ALL])
     )
 
 
-def _told(environment: Mapping[str, str], mounted: str) -> dict[str, list[str]]:
+def _restrictions(environment: Mapping[str, str], mounted: str) -> dict[str, list[str]]:
     """Return the names in each variable that has an effect, in order of precedence."""
     read: dict[str, Callable[[str], list[str] | None]] = {
         RUNTIME: lambda value: _runtime(value, mounted),
@@ -136,7 +137,7 @@ def _split(value: str) -> list[str]:
 
 
 def _runtime(value: str, mounted: str) -> list[str] | None:
-    """Return the names in NVIDIA_VISIBLE_DEVICES, None if it has no effect."""
+    """Return the names in NVIDIA_VISIBLE_DEVICES, None if the variable has no effect."""
     words = _mounted(mounted) if value == MOUNTED else _split(value)
     names = [CDI.sub("", name, count=1) for name in words if name not in {"", VOID}]
     if NONE in names:
@@ -145,7 +146,7 @@ def _runtime(value: str, mounted: str) -> list[str] | None:
 
 
 def _mounted(folder: str) -> list[str]:
-    """Return the names of the files in a folder; below cdi/VENDOR/CLASS they are those of CDI devices."""
+    """Return the names of the files in a folder; below cdi/VENDOR/CLASS they name CDI devices."""
     try:
         return sorted(name for _, _, files in os.walk(folder, onerror=_fail) for name in files)
     except OSError as error:
@@ -157,9 +158,10 @@ def _fail(error: OSError) -> Never:
 
 
 def _applied(names: list[str], usable: tuple[Gpu, ...], numbers: Mapping[str, str]) -> bool:
-    """Whether NVIDIA's runtime has left this container no other GPUs than those that it was asked for.
+    """Whether this container has only the GPUs that NVIDIA's runtime was asked for, so that all are visible.
 
-    Their numbers are those on the machine, and beyond what is here: as many as there are is all that is left.
+    The numbers are then those of the machine: some do not exist in the container, and there are as many
+    numbers as GPUs in it.
     """
     matches = [match for name in names if (match := NUMBER.fullmatch(name) or MIG.fullmatch(name))]
     here = sum(len(gpu.mig or ()) or 1 for gpu in usable)
@@ -168,7 +170,7 @@ def _applied(names: list[str], usable: tuple[Gpu, ...], numbers: Mapping[str, st
 
 
 def _until_hidden(value: str) -> list[str]:
-    """Return the names in CUDA_VISIBLE_DEVICES that count."""
+    """Return the names in CUDA_VISIBLE_DEVICES before the first that hides the rest."""
     names = _split(value)
     return names[: next((place for place, name in enumerate(names) if name in HIDDEN), None)]
 
@@ -179,8 +181,8 @@ def _numbered(gpus: tuple[Gpu, ...]) -> dict[str, str]:
 
 def _files(gpus: tuple[Gpu, ...], names: list[str]) -> list[tuple[str, str | None]]:
     """Return the index of the GPU for each number of a device file in `names`."""
-    there = {str(gpu.index if gpu.minor is None else gpu.minor): str(gpu.index) for gpu in gpus}
-    return [(f"/dev/nvidia{name}", there.get(name)) for name in names]
+    by_minor = {str(gpu.index if gpu.minor is None else gpu.minor): str(gpu.index) for gpu in gpus}
+    return [(f"/dev/nvidia{name}", by_minor.get(name)) for name in names]
 
 
 def _word(name: str, usable: tuple[Gpu, ...], numbers: Mapping[str, str], variable: str) -> str | None:
@@ -197,9 +199,9 @@ def _word(name: str, usable: tuple[Gpu, ...], numbers: Mapping[str, str], variab
 
 
 def _by_number(index: str | None, number: int, usable: tuple[Gpu, ...]) -> str | None:
-    """Return the `--gpus` name of a MIG device that is named by its number on a GPU."""
+    """Return the `--gpus` name of a MIG device from its number on a GPU."""
     devices = next((gpu.mig or () for gpu in usable if str(gpu.index) == index), ())
-    # Of several the order is known where NVML has told of them, and so their UUIDs, too.
+    # The order of several devices is known only from NVML, which also reports their UUIDs.
     if number >= len(devices) or (len(devices) > 1 and devices[number].uuid is None):
         return None
     return f"{index}:{devices[number].gpu_instance}:{devices[number].compute_instance}"
