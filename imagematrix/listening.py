@@ -1,4 +1,4 @@
-"""HTTP services: the address that one listens on, and serving there."""
+"""HTTP services: the address that a service listens on, and serving an application there."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ class Address:
 async def listening(
     application: web.Application, address: Address, *, grace_s: float = 0.0, tls: ssl.SSLContext | None = None
 ) -> AsyncIterator[list[Address]]:
-    """Serve an application; yield the addresses that it has got, of which port 0 is none.
+    """Serve an application; yield the addresses that it listens on, with the port chosen for port 0.
 
-    At the end, requests in progress have `grace_s` seconds more. Raises UsageError if the address cannot be
-    listened on.
+    At the end, requests in progress get `grace_s` more seconds. Raises UsageError if listening on the address
+    fails.
     """
     logger = logging.getLogger(__name__)
     logger.addFilter(_of_ours)
@@ -81,4 +81,4 @@ def _of_ours(record: logging.LogRecord) -> bool:
 
 
 def _invalid(text: str) -> UsageError:
-    return UsageError(f"invalid address {text!r}: expected such as 127.0.0.1:5050")
+    return UsageError(f"invalid address {text!r}: expected ADDRESS:PORT, such as 127.0.0.1:5050")

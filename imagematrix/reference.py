@@ -10,7 +10,7 @@ from imagematrix.record import Record
 __all__ = ["DIGEST", "DOCKER_HUB", "TAG", "Reference", "familiar", "names_registry", "split"]
 
 DOCKER_HUB = "registry-1.docker.io"
-HUB_NAMES = ("docker.io", "index.docker.io")  # what names of images call it; nothing of its API is there
+HUB_NAMES = ("docker.io", "index.docker.io")  # its hosts in names of images; they do not serve its API
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
 TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}", re.ASCII)
@@ -43,7 +43,7 @@ class Reference(Record):
         valid = re.fullmatch(REGISTRY, registry, re.ASCII) and REPOSITORY.fullmatch(repository)
         if not valid or not form.fullmatch(tag):
             raise UsageError(
-                f"invalid image reference {text!r}: expected such as registry:5000/ml/training:v1"
+                f"invalid image reference {text!r}: expected a name such as registry:5000/ml/training:v1"
             )
         return cls(registry=registry, repository=repository, tag=tag, name=name)
 
@@ -64,7 +64,7 @@ def split(name: str) -> tuple[str, str | None]:
     if not colon or "/" in version:
         image, version = whole, ""
     if not image or (at and not digest) or (image != whole and not version):
-        raise UsageError(f"invalid image name {name!r}: expected such as training:v1")
+        raise UsageError(f"invalid image name {name!r}: expected a name such as training:v1")
     return image, digest or version or None
 
 

@@ -67,7 +67,7 @@ def command(
         str | None,
         typer.Option(
             metavar="NAMESPACE",
-            help="With --sweep: containerd's namespace, such as k8s.io, to remove the upstream's names from.",
+            help="With --sweep: remove the upstream's names from containerd's NAMESPACE, such as k8s.io.",
         ),
     ] = None,
 ) -> None:
@@ -121,7 +121,7 @@ def command(
 
 def _given(upstream: str | None) -> str:
     if upstream is None:
-        raise UsageError("--upstream is needed", remedy="name the registry that has the images")
+        raise UsageError("--upstream is required", remedy="name the registry that has the images")
     return upstream
 
 
@@ -133,5 +133,5 @@ def _token(file: Path | None) -> str | None:
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{file} cannot be read: {error}") from error
     if not token:
-        raise UsageError(f"{file} is empty: it should have the password of clients")
+        raise UsageError(f"{file} is empty: expected the password for clients")
     return token

@@ -44,7 +44,7 @@ class Remote:
     def __init__(self, name: str) -> None:
         self._name = name.rstrip("/")
         if not names_registry(f"{self._name}/repository"):
-            raise UsageError(f"invalid registry {name!r}: expected such as registry.example:5000")
+            raise UsageError(f"invalid registry {name!r}: expected a name such as registry.example:5000")
         Registry(f"{self._name}/repository")  # an invalid name is an error now, not at the first request
         self._repositories: OrderedDict[str, Registry] = OrderedDict()
         self._lock = threading.Lock()

@@ -1,4 +1,4 @@
-"""Classes of a small cluster, pods that use an image, and what becomes of them."""
+"""Classes of a small cluster, pods that use an image, and the image or the refusal that each pod gets."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Coroutines beside a test."""
+"""Coroutines that run during a test."""
 
 import asyncio
 from contextlib import asynccontextmanager
@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 @asynccontextmanager
 async def running(*work):
-    """Run coroutines beside a test; a failure of one is one of the test."""
+    """Run coroutines during a test; if one of them ends or fails, the test fails."""
     tasks = [asyncio.create_task(one) for one in work]
     try:
         yield
@@ -24,4 +24,4 @@ async def until(condition):
         if condition():
             return
         await asyncio.sleep(0.01)
-    raise AssertionError("it did not come to hold within 10 s")
+    raise AssertionError("the condition did not hold within 10 s")

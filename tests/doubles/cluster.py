@@ -1,7 +1,4 @@
-"""Several machines with GPUs, simulated, whose Docker engines form a swarm.
-
-The machines are those of `machines`.
-"""
+"""Simulated machines with GPUs (see `machines`), whose Docker engines form a swarm."""
 
 import json
 import signal
@@ -45,7 +42,7 @@ class Node(Machine, Engine):
         self._wait(lambda: self.docker("version", check=False).returncode == 0)
 
     def offer(self, *options):
-        """Let `swarm node-config` make the node offer its GPUs, and restart dockerd, as its user would."""
+        """Offer the node's GPUs with `swarm node-config`, and restart dockerd, as an administrator would."""
         words = ("--file", self.config_file, "--runtime", self.folder / "runtime", *options)
         done = self.imagematrix("swarm", "node-config", *words)
         assert done.returncode == 0, done.stderr
@@ -53,7 +50,7 @@ class Node(Machine, Engine):
         self.start()
 
     def gpus(self):
-        """Return what `imagematrix gpus` says of each GPU of this machine."""
+        """Return the GPUs of this machine as `imagematrix gpus` lists them."""
         return json.loads(self.imagematrix("gpus", "--json").stdout)["gpus"]
 
     def run(self, *words, check=True):
@@ -63,7 +60,7 @@ class Node(Machine, Engine):
         )
 
     def stop(self, how=signal.SIGTERM):
-        """End dockerd; killed, it takes its containerd along but leaves containers running."""
+        """Stop dockerd; SIGKILL also kills its containerd, but containers keep running."""
         files = ["pid", "run/containerd/containerd.pid"] if how == signal.SIGKILL else ["pid"]
         for file in files:
             self.run("kill", f"-{how:d}", (self.folder / file).read_text().strip(), check=False)
@@ -90,7 +87,7 @@ class Node(Machine, Engine):
 class Cluster:
     """Machines whose engines form a swarm. The first one is its manager.
 
-    `data` is a folder with the data of a registry: every node has one on 127.0.0.1:5000 with the same data.
+    Every node has a registry on 127.0.0.1:5000; all of them share the data in the folder `data`.
     """
 
     def __init__(self, data):
@@ -115,11 +112,11 @@ class Cluster:
 
     @property
     def manager(self):
-        """The node whose engine takes orders."""
+        """The node that manages the swarm."""
         return self.nodes[0]
 
     def form(self):
-        """Make a swarm of the engines."""
+        """Join the engines to a swarm."""
         first = self.manager
         listen = f"{first.address}:2377"
         where = ("--advertise-addr", first.address, "--listen-addr", listen)
@@ -145,11 +142,11 @@ class Cluster:
 
     @staticmethod
     def wait(ready, seconds=120):
-        """Wait until `ready()` is true; it is the reason why a test fails that waits in vain."""
+        """Wait until `ready()` is true; after the timeout, the test fails and shows `ready`."""
         wait_until(ready, ready, seconds)
 
     def remove(self):
-        """End it all."""
+        """Remove registries, nodes, folders and the network."""
         for registry in self.registries:
             registry.remove()
         for node in self.nodes:

@@ -1,4 +1,4 @@
-"""Programs and libraries of the local compiler, and what an audit says of their instructions."""
+"""Programs and libraries compiled with the local compiler, and an audit's findings in their instructions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""User-mode drivers that are none: small libraries with the names, sonames and versions of NVIDIA's."""
+"""Simulated user-mode drivers: small libraries with the names, sonames and versions of NVIDIA's."""
 
 import subprocess
 
@@ -13,10 +13,10 @@ SONAMES = {
 
 
 def library(folder, name, version, *options, soname=None, inside=None, file=None):
-    """Compile a library of the driver into `folder`; `inside` is the version that its bytes say."""
+    """Compile a library of the driver into `folder`; `inside` is the version in its bytes."""
     folder.mkdir(parents=True, exist_ok=True)
-    told = f"nvidia-application-profiles-{inside or version}-rc" if name == "libcuda" else inside or version
-    code = f'const char lead[] = "x", version[] = "{told}"; int cuInit(unsigned flags) {{ return 100; }}'
+    text = f"nvidia-application-profiles-{inside or version}-rc" if name == "libcuda" else inside or version
+    code = f'const char lead[] = "x", version[] = "{text}"; int cuInit(unsigned flags) {{ return 100; }}'
     target = folder / (file or f"{name}.so.{version}")
     soname = soname or SONAMES.get(name, target.name)
     command = ["gcc", "-shared", "-fPIC", "-nostdlib", f"-Wl,-soname,{soname}", "-o", target, "-x", "c", "-"]
@@ -25,7 +25,7 @@ def library(folder, name, version, *options, soname=None, inside=None, file=None
 
 
 def complete(folder, version):
-    """Compile all libraries that a driver has to have; return the folder."""
+    """Compile all libraries that a driver requires; return the folder."""
     for name in SONAMES:
         library(folder, name, version)
     return folder

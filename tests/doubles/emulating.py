@@ -16,10 +16,10 @@ __all__ = ["BESIDE", "FLAGS", "INSTEAD", "ended"]
 
 VECTORS = frozenset(["pni", "ssse3", "sse4_1", "sse4_2"])
 SCALARS = frozenset(["popcnt", "movbe", "bmi1", "bmi2", "cx16", "adx", "rdrand", "rdseed"])
-# Those without which a program dies that needs them.
+# Flags that QEMU enforces: a program that needs one dies on a CPU without it.
 FLAGS = VECTORS | SCALARS | {"avx", "avx2", "fma", "f16c", "aes", "pclmulqdq", "sha_ni", "sse4a"}
-# QEMU 7.2 runs shlx, sarx and shrx where there is BMI1, and some of AVX only where there is what every CPU
-# with AVX has.
+# QEMU 7.2 runs shlx, sarx and shrx on every CPU with BMI1, and some instructions of AVX only on a CPU that
+# also has the older flags of every CPU with AVX.
 INSTEAD = {"bmi2": frozenset(["bmi1"])}
 BESIDE = INSTEAD | {"avx": VECTORS}
 SPELLED = {"sha_ni": "sha-ni"}  # by QEMU
@@ -29,7 +29,7 @@ LIMIT = 600  # seconds
 def ended(
     command: Sequence[str | Path], without: Iterable[str], environment: Mapping[str, str] | None = None
 ) -> int:
-    """Return the status of a command on a CPU that has all flags that QEMU has, but some."""
+    """Return the exit status of a command on a CPU with all flags that QEMU supports but `without`."""
     model = ",".join(["max", *(f"-{SPELLED.get(flag, flag)}" for flag in sorted(without))])
     emulated = ["qemu-x86_64", "-cpu", model, *command]
     done = subprocess.run(emulated, capture_output=True, check=False, timeout=LIMIT, env=environment)

@@ -175,8 +175,8 @@ class Engine:
 class Registry:
     """A registry in the network of an engine, on a port of loopback; with a `login` it requires one.
 
-    Several can have the same `data`, a folder: what is pushed to one can be pulled from all of them. One for
-    other machines has the address `host`, and the files of a certificate and its key, `tls`.
+    Registries with the same folder `data` share their content. To serve other machines, a registry listens at
+    the address `host`, with the files of a certificate and its key in `tls`.
     """
 
     def __init__(self, engine, port, login=None, data=None, *, host="127.0.0.1", tls=None):
@@ -227,7 +227,7 @@ class Registry:
 
 
 def require(*also):
-    """Skip, or fail in CI, where a program is missing that these tests need: one of NEEDED or of `also`."""
+    """Skip the tests, or fail them in CI, if a program in NEEDED or `also` is missing."""
     missing = [name for name in (*NEEDED, *also) if not shutil.which(name)]
     if os.getuid() != 0:
         missing.append("root")

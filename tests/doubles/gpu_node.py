@@ -1,8 +1,8 @@
 """A machine with NVIDIA GPUs, simulated at its lowest level: files of the kernel, device nodes, libraries.
 
-It is a mount namespace: what runs in it sees the driver in /proc, GPUs on the PCI bus and nodes in /dev, and
-nothing else on the machine does. LD_LIBRARY_PATH leads it to an NVML and to a libcuda that runs kernels on
-the CPU, and PATH to an nvidia-smi and to an nvcc.
+It is a mount namespace: only its processes see the driver in /proc, GPUs on the PCI bus and nodes in /dev. In
+their LD_LIBRARY_PATH are an NVML, and a libcuda that runs kernels on the CPU; in their PATH are an nvidia-smi
+and an nvcc.
 """
 
 import importlib.util
@@ -16,8 +16,8 @@ from typing import Any
 
 DOUBLES = Path(__file__).parent
 ROOT = DOUBLES.parents[1]
-# Devices to stand for GPUs, by their names in /proc/misc: anybody may open them, and no container has them
-# unless they are passed in. There are several because podman tells a device by its number.
+# Devices that simulate GPUs, by their names in /proc/misc: all users may open them, and no container has them
+# unless they are passed in. There are several because podman identifies a device by its number.
 GPUS = ("fuse", "loop-control", "tun", "btrfs-control", "autofs", "kvm", "userfaultfd", "vsock")
 MISC = 10  # their major number
 CONTROL = {"nvidiactl": "null", "nvidia-uvm": "zero", "nvidia-uvm-tools": "full", "nvidia-modeset": "urandom"}
@@ -51,9 +51,9 @@ esac
 
 
 class GpuNode:
-    """The node `name` of the profiles, laid out in `folder`; `hosts` is the module that has them.
+    """The node `name` of the profiles in the module `hosts`, laid out in `folder`.
 
-    Where it is `sandboxed`, its kernel shows nothing of the driver and of the PCI bus.
+    If it is `sandboxed`, its kernel shows neither the driver nor the PCI bus.
     """
 
     def __init__(self, folder: Path, name: str, hosts: Any, *, sandboxed: bool = False) -> None:
@@ -81,7 +81,7 @@ class GpuNode:
             "PATH": f"{folder}/bin:{os.environ['PATH']}",
             "LD_LIBRARY_PATH": f"{folder}/lib",
             "STUB_DRIVER": node.version,
-            "STUB_GPUS": ";".join(map(_told, answer.gpus)),
+            "STUB_GPUS": ";".join(map(_information, answer.gpus)),
         }
 
 
@@ -113,7 +113,7 @@ def _pci(gpu):
     return "\t".join([place, f"10de{gpu.device_id}", *["0"] * 15, "nvidia"]) + "\n"
 
 
-def _told(gpu):
+def _information(gpu):
     parts = (
         f"{one.gpu_instance}:{one.compute_instance}:{one.memory_mib}:{one.profile}" for one in gpu.mig or ()
     )

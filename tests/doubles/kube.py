@@ -1,7 +1,7 @@
-"""A Kubernetes of simulated machines: one with the control plane, and nodes with GPUs.
+"""A Kubernetes cluster of simulated machines: one with the control plane, and nodes with GPUs.
 
-The programs are those of `ci/kubernetes`; containerd and runc are those of the engine tests. There is no
-kube-proxy: the API server has the address of its service, and calls webhooks at the addresses of their pods.
+The programs come from `ci/kubernetes`, containerd and runc from the engine tests. There is no kube-proxy: the
+API server has the address of its service, and calls webhooks at the addresses of their pods.
 """
 
 import contextlib
@@ -147,7 +147,7 @@ class ControlPlane(Member):
         self.run("openssl", *words, *uses, *files)
 
     def configuration(self, user):
-        """Write the file by which a program reaches the API server as a user, and return its path."""
+        """Write the kubeconfig with which a program reaches the API server as a user; return its path."""
         path = self.folder / f"{user.replace(':', '-')}.kubeconfig"
         cluster = {"server": f"https://{self.address}:443", "certificate-authority": str(self.authority)}
         told = {
@@ -289,7 +289,7 @@ class Node(Member):
 
     @contextlib.contextmanager
     def driver(self, version):
-        """Let the machine have another driver while the context lasts."""
+        """Change the machine's driver within the context."""
         file, before = self._hardware.folder / "proc/driver/nvidia/version", self.environment["STUB_DRIVER"]
         file.write_text(file.read_text().replace(before, version))
         self.environment["STUB_DRIVER"] = version
@@ -312,9 +312,9 @@ class Node(Member):
 
 
 class Kubernetes:
-    """A cluster: a control plane and nodes, and a registry whose data are in a folder.
+    """A cluster: a control plane, nodes, and a registry with the folder `data`.
 
-    `gpus` has for each node the profile that it is like, and how many of its GPUs it has.
+    `gpus` has, for each node, its profile and the number of GPUs that it has of the profile's.
     """
 
     def __init__(self, data, gpus):
@@ -336,7 +336,7 @@ class Kubernetes:
         return self._folders[-1]
 
     def add_registry(self, port, login=None):
-        """Start a registry on the machine of the control plane, that nodes trust, and return its address."""
+        """Start a registry that nodes trust, on the machine of the control plane; return its address."""
         tls = (self.control.authority, self.control.key)
         where = {"data": self._data, "host": self.control.address, "tls": tls}
         self.registries.append(Registry(self.control, port, login, **where))
@@ -378,16 +378,16 @@ class Kubernetes:
         return [self.get("pod", name)["status"]["phase"] for name in pods]
 
     def report(self, pod):
-        """Return what a pod has printed."""
+        """Return the output of a pod."""
         return self.kubectl("logs", pod, check=False).stdout
 
     def whole_report(self, pod):
-        """Wait for what the image's program says at its start, and return it."""
+        """Wait for the report that the image's program prints at its start, and return it."""
         self.wait(lambda: self.report(pod).endswith("end\n"))
         return self.report(pod)
 
     def apply(self, *manifests, check=True):
-        """Apply manifests, or create them where they have no name."""
+        """Apply manifests, or create them if they have no name."""
         given = json.dumps({"apiVersion": "v1", "kind": "List", "items": manifests})
         return self.kubectl("apply", "-f", "-", input=given, check=check)
 
@@ -412,11 +412,11 @@ class Kubernetes:
         return done
 
     def wait(self, ready, seconds=120):
-        """Wait until `ready()` is true; a test that waits in vain shows the cluster."""
+        """Wait until `ready()` is true; after the timeout, the test fails and shows the cluster."""
         wait_until(ready, self, seconds)
 
     def __repr__(self):
-        """Show what there is, for tests that fail."""
+        """Return the cluster's pods, nodes, events and logs, for tests that fail."""
         asked = (("pods,nodes", "-A", "-o", "wide"), ("events", "-A"))
         shown = [self.kubectl("get", *words, check=False) for words in asked]
         logs = [
@@ -428,7 +428,7 @@ class Kubernetes:
         return "\n".join([*(one.stdout[-5000:] for one in shown), *logs])
 
     def remove(self):
-        """End it all."""
+        """Remove registries, machines, folders and the network."""
         for registry in self.registries:
             registry.remove()
         for member in (*self.nodes, self.control):
@@ -439,6 +439,6 @@ class Kubernetes:
 
 
 def require_kubernetes():
-    """Build the programs if need be, and skip where one is missing that engine tests install."""
+    """Build the programs if they are missing; skip the tests if a program of the engine tests is missing."""
     require(*NEEDED)
     subprocess.run([ROOT / "ci/kubernetes"], check=True)

@@ -1,8 +1,8 @@
 """Simulated machines, and the network between them.
 
-Each machine has namespaces of its own: processes, mounts, network, IPC and host name. What was started on it
-ends with it, containers included. A bridge, in a network namespace too, connects the machines with one
-another and with nothing else.
+Each machine has namespaces of its own: processes, mounts, network, IPC and host name. Its processes end with
+it, containers included. A bridge in another network namespace connects the machines with each other and with
+nothing else.
 """
 
 import subprocess
@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SPACES = {"net": "net", "uts": "uts", "ipc": "ipc", "mount": "mnt", "pid": "pid_for_children"}
 SUBNET = "10.77.0"
-# The last line is process 1 there, which has to collect the processes that others have left behind.
+# The last line becomes process 1 of the machine, which has to reap orphaned processes.
 BOOT = """\
 set -eu
 mount -t tmpfs -o mode=755 run /run
@@ -56,9 +56,9 @@ class Switch:
 
 
 class Machine:
-    """A machine with a name and files in a folder, the one with this number on a switch.
+    """A machine with a name, a folder for its files, and a number on a switch.
 
-    `hardware` is the GpuNode that it is, if any.
+    `hardware` is the GpuNode that simulates its GPUs, or None.
     """
 
     def __init__(self, name, folder, switch, number, hardware=None):
@@ -97,7 +97,7 @@ class Machine:
 
 
 def wait_until(ready, what, seconds=60):
-    """Wait until `ready()` is true; a test that waits in vain fails, and says for what."""
+    """Wait until `ready()` is true; after the timeout, fail the test with the message `what`."""
     end = time.monotonic() + seconds
     while not ready():
         if time.monotonic() > end:
@@ -112,7 +112,7 @@ def _start(*command):
 
 
 def _removed(group):
-    """Remove a cgroup if it is empty; it is for a moment not when its last process has just been killed."""
+    """Remove a cgroup if it is empty; return whether it is gone. A killed process may remain for a moment."""
     try:
         group.rmdir()
     except OSError:

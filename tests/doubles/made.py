@@ -36,7 +36,7 @@ common = {
     "platform": platforms,
     "cpu_flags": st.sampled_from(MARCHES).map(FLAGS.__getitem__),
     "vendor": st.sampled_from([None, "amd", "intel"]),
-    "march": st.uuids().map(str),  # no two of one matrix are alike in everything
+    "march": st.uuids().map(str),  # all variants of a matrix differ
 }
 gpu_variants = st.builds(
     Variant,

@@ -1,14 +1,14 @@
 """The pages of the documentation as tests read them: their commands with the output, and the files they show.
 
-Blocks of the language `console` have commands, each after "$ ", with its output, stderr among it. A
-comment before a block says what is special about it:
+Blocks of the language `console` contain commands, each after "$ ", followed by its output, including stderr.
+A comment before a block changes how tests treat it:
 
     <!-- file: PATH -->           the block is a file, which is written where the commands run
     <!-- not tested: REASON -->   the commands cannot run in a test
     <!-- commands: engine -->     anywhere in a page: its commands need a Docker engine, or a kubernetes
 
-In an output, "…" stands for any text within a line, or for any lines where it is the whole line. The digits
-of digests stand for any others: base images are made anew on each machine.
+In an output, "…" stands for any text within a line, or for any lines if it is alone on a line. The digits of
+a digest match any digits, because each machine makes its own base images.
 """
 
 import base64
@@ -94,9 +94,9 @@ def commands(block):
 
 
 def follow(text, folder, environment, inside=()):
-    """Do what a page says, in `folder`; return the differences, one text per step.
+    """Follow a page in `folder`; return the differences from its outputs, one text per step.
 
-    The words `inside` start a command where the page is followed, which has the same files.
+    The words `inside` start a command on the machine where the page is followed, which has the same files.
     """
     done = list(steps(text))
     script = folder / ".steps"

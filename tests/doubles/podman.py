@@ -15,7 +15,7 @@ network_config_dir = "{folder}/net"
 
 
 def podman_settings(folder):
-    """Return a containers.conf that is written into a folder, which its networks are in, too."""
+    """Write a containers.conf into a folder, in which podman also keeps its networks; return its path."""
     path = folder / "containers.conf"
     path.write_text(SETTINGS.format(folder=folder))
     return path

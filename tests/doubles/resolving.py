@@ -29,8 +29,8 @@ def variant(march="x86-64-v2", flags=("sse4_2",), **more):
     return {"platform": "linux/amd64", "march": march, "cpu_flags": list(flags), **more}
 
 
-class Played:
-    """A node with the facts of a saved host; a test may exchange it."""
+class SimulatedNode:
+    """A node with the facts of a saved host; a test may change the name to that of another host."""
 
     def __init__(self, name):
         self.name = name

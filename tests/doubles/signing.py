@@ -21,7 +21,7 @@ class Signer:
         self.public.write_bytes(pem(self._private.public_key()))
 
     def layer(self, repository, signed, identity, *, kind="cosign container image signature"):
-        """Keep a payload about the image `signed` in a repository; return the layer of its signature."""
+        """Store a payload about the image `signed` in a repository; return the layer of its signature."""
         payload = json.dumps(
             {
                 "critical": {
@@ -35,7 +35,7 @@ class Signer:
         return self.sealed(repository, payload)
 
     def sealed(self, repository, payload):
-        """Keep any payload in a repository; return the layer of its signature."""
+        """Store any payload in a repository; return the layer of its signature."""
         repository.blobs[digest(payload)] = payload
         signature = base64.b64encode(self._private.sign(payload, ec.ECDSA(SHA256()))).decode()
         return {

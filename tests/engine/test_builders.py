@@ -1,4 +1,4 @@
-"""Building on other engines than the one that keeps the images, and through a proxy."""
+"""Building on engines other than the one that keeps the images, and through a proxy."""
 
 import json
 import select
@@ -24,7 +24,7 @@ TEMPLATE = "FROM debian:trixie\nRUN sleep 1 && uname -a > /dev/null && echo {{ p
 
 @pytest.fixture
 def second(start_engine, engine):
-    """Another engine with the same bases, which the context "second" names."""
+    """Another engine with the same bases; the docker context "second" is for it."""
     result = start_engine()
     result.docker("rmi", "--force", "debian:trixie", "debian:bookworm")
     save = subprocess.Popen(
@@ -119,7 +119,7 @@ class Wire(socketserver.BaseRequestHandler):
 
 @pytest.fixture
 def wire(engine, folder):
-    """A builder of buildx' remote driver: gRPC on a socket, and nothing else of the engine."""
+    """A builder with buildx's remote driver: it reaches only BuildKit, by gRPC on a socket."""
     place = f"{folder}/buildkit.sock"
     with Wires(place, engine) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.05,))

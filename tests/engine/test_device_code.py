@@ -26,7 +26,7 @@ def downloaded(folder, wheel):
     pip = [sys.executable, "-m", "pip", "download", *options, wheel]
     done = subprocess.run(pip, capture_output=True, text=True, check=False)
     if done.returncode:
-        pytest.skip(f"pip does not get {wheel}: {done.stderr[-200:]}")
+        pytest.skip(f"pip cannot download {wheel}: {done.stderr[-200:]}")
     (path,) = folder.glob("*.whl")
     return zipfile.ZipFile(path)
 

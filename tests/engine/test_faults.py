@@ -83,7 +83,7 @@ def until(met, seconds=60):
         if met():
             return
         time.sleep(0.02)
-    pytest.fail("it never came to that")
+    pytest.fail(f"the condition was not met within {seconds} s")
 
 
 def statuses(engine, folder, *options):
@@ -217,7 +217,7 @@ def test_a_full_disk_fails_the_build_and_says_what_to_do(engine, big, small_disk
 
 
 def test_a_build_needs_disk_space_only_for_running_cells(engine, big):
-    """Six cells with 60 MB each, one at a time: two layers each, and not a dozen."""
+    """Six cells with 60 MB each are built one at a time, and their layers are never all on disk."""
     folder, _ = big()
     for number in range(2, 6):
         (folder / f"files/part{number}").write_bytes(random.Random(number).randbytes(LAYER))  # noqa: S311

@@ -1,4 +1,4 @@
-"""One name for all nodes: engines pull by way of the resolver, and each gets its own variant."""
+"""One name for all nodes: engines pull through the resolver, and each gets its own variant."""
 
 import json
 import os
@@ -100,13 +100,13 @@ def test_one_name_gives_each_node_its_own_image(engine, published, resolver, old
     address = name.partition("/")[0]
     held = engine.docker("run", "-d", name, "sleep", "600").stdout.strip()
     assert sweep(engine, address) == []
-    becomes(old, "laptop")
+    set_host(old, "laptop")
     assert sweep(engine, address) == [name]
     assert engine.docker("inspect", name, check=False).returncode != 0
     assert engine.inspect(held)["State"]["Running"]
     engine.docker("pull", name)
     assert published["new"] in engine.inspect(name)["RepoDigests"][0]
-    becomes(old, "rome-a100")
+    set_host(old, "rome-a100")
     refused = engine.docker("pull", name, check=False)
     assert refused.returncode != 0
     assert "403 Forbidden" in refused.stderr, "the engine sends HEAD, whose answers have no body"
@@ -120,7 +120,7 @@ def test_containerd_uses_only_the_resolver(engine, registry, published, resolver
     pulled = ctr(engine, "pull", "--hosts-dir", tmp_path / "certs.d", name)
     assert pulled.returncode == 0, pulled.stderr
     assert published["old"] in ctr(engine, "ls", f"name=={name}").stdout
-    becomes(old, "rome-a100")
+    set_host(old, "rome-a100")
     ctr(engine, "rm", name)
     refused = ctr(engine, "pull", "--hosts-dir", tmp_path / "certs.d", name)
     assert refused.returncode != 0, "the registry would answer with its default image"
@@ -157,7 +157,7 @@ def test_only_images_signed_by_cosign_are_served(engine, registry, published, re
     assert f"{NAME}@{published['index']} {fault}" in explained
 
 
-def becomes(file, name):
+def set_host(file, name):
     """Replace a resolver's host, and wait until it checks for changes."""
     shutil.copy(HOSTS / f"{name}.json", file)
     time.sleep(1.5 * RARELY_S)

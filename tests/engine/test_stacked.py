@@ -18,7 +18,7 @@ APP = 'FROM {{ images["BASE"] }}\nRUN sed "s/^/app on /" /base > /app\nCMD ["cat
 
 @pytest.fixture
 def stack(tmp_path):
-    """Call it with a prefix of the images' names to get a folder with two, the one on the other."""
+    """Call it with a prefix of image names to get a folder with two images, one built on the other."""
 
     def write(prefix, *, development="false", base=BASE):
         (tmp_path / "templates").mkdir(exist_ok=True)

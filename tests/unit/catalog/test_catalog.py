@@ -258,5 +258,5 @@ def test_image_name_is_split(name, parts):
     "name", ["", ":v1", "training:", "@", f"@{DIGEST}", "training@", f"training:@{DIGEST}"]
 )
 def test_invalid_image_name_is_rejected(name):
-    with pytest.raises(UsageError, match=r"invalid image name .*: expected such as training:v1"):
+    with pytest.raises(UsageError, match=r"invalid image name .*: expected a name such as training:v1"):
         split(name)

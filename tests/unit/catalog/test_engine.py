@@ -36,7 +36,7 @@ def test_image_name_has_an_optional_version(name, parts):
 
 @pytest.mark.parametrize("name", [":v1", "training:", ":"])
 def test_invalid_image_name_is_rejected(name):
-    with pytest.raises(UsageError, match=r"invalid image name .*: expected such as training:v1"):
+    with pytest.raises(UsageError, match=r"invalid image name .*: expected a name such as training:v1"):
         split(name)
 
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 from distribution import Server
-from resolving import HOPPER, Front, Played, Published, variant
+from resolving import HOPPER, Front, Published, SimulatedNode, variant
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def front(upstream):
     with contextlib.ExitStack() as stack:
 
         def start(host="laptop", name=None, node=None, **options):
-            started = Front(name or upstream.address, node or Played(host), **options)
+            started = Front(name or upstream.address, node or SimulatedNode(host), **options)
             stack.callback(started.close)
             return started
 

@@ -55,8 +55,8 @@ def test_invalid_registries_and_addresses_are_rejected(tmp_path, capsys):
     for words in (["--upstream", ".."], ["--upstream", NAME, "--listen", ":5050"]):
         assert run(["resolver", *words, "--containerd", str(folder)]) == UsageError.exit_code
     assert [line.partition(":")[2] for line in capsys.readouterr().err.splitlines() if "invalid" in line] == [
-        " invalid image reference '../repository': expected such as registry:5000/ml/training:v1",
-        " invalid address ':5050': expected such as 127.0.0.1:5050",
+        " invalid image reference '../repository': expected a name such as registry:5000/ml/training:v1",
+        " invalid address ':5050': expected ADDRESS:PORT, such as 127.0.0.1:5050",
     ]
     assert list(tmp_path.iterdir()) == []
 

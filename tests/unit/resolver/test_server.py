@@ -12,7 +12,7 @@ import requests
 from distribution import MANIFEST, Server, digest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from resolving import HOPPER, Played, Published, variant
+from resolving import HOPPER, Published, SimulatedNode, variant
 
 from imagematrix.oci.registry import INDEX
 from imagematrix.resolver import versions
@@ -29,7 +29,7 @@ def test_each_node_gets_its_fitting_variant(front, published):
     cpu = hopper.get("/explain/ml/training:v1-cpu").json()["selected"]
     assert hopper.notes == [
         f"ml/training:v1 is {hopper.get('/explain/ml/training:v1').json()['selected']} for GPUs "
-        + ", ".join(gpu.uuid for gpu in Played("sapphirerapids-h100").host().gpus)
+        + ", ".join(gpu.uuid for gpu in SimulatedNode("sapphirerapids-h100").host().gpus)
         + ", the best of 1 that fit among 3",
         f"ml/training:v1-cpu is {cpu} for no GPU, the best of 2 that fit among 3",
     ]
@@ -76,7 +76,7 @@ def test_axes_are_read_from_the_tag(front, upstream):
 
 
 def test_class_tag_gives_every_node_the_same_variant(front, published):
-    classes = {"plain": Played("laptop"), "hopper": Played("genoa-h200")}
+    classes = {"plain": SimulatedNode("laptop"), "hopper": SimulatedNode("genoa-h200")}
     node = front("sapphirerapids-h100", classes=classes)
     assert node.pull("v1-class.hopper") == published.digests["sm90"]
     status, message = node.pull("v1-class.plain")
@@ -281,14 +281,14 @@ def test_cached_catalog_is_served_while_the_upstream_hangs(front, upstream, publ
 
 def test_changed_version_or_node_changes_the_answer(front, published, monkeypatch):
     monkeypatch.setattr(versions, "FRESH_S", 0)
-    played = Played("laptop")
-    node = front(node=played)
+    machine = SimulatedNode("laptop")
+    node = front(node=machine)
     assert node.pull("v1") == published.digests["cpu-v3"]
     published.publish({"cpu-v2": variant(), "adl": variant("alderlake", ["sse4_2", "avx2", "fma"])})
     assert node.pull("v1") == published.digests["adl"]
-    played.name = "genoa-h200"
+    machine.name = "genoa-h200"
     assert node.pull("v1")[0] == 403
-    played.name = "nowhere"
+    machine.name = "nowhere"
     assert node.get("/healthz").status_code == 503
 
 

@@ -54,7 +54,7 @@ def test_other_addresses_need_a_token(listen):
     "listen", ["", "5050", ":5050", "127.0.0.1", "127.0.0.1:70000", "[::1", "host.example:1", "a:b"]
 )
 def test_invalid_address_is_rejected(listen):
-    with pytest.raises(UsageError, match=r"expected such as 127\.0\.0\.1:5050"):
+    with pytest.raises(UsageError, match=r"expected ADDRESS:PORT, such as 127\.0\.0\.1:5050"):
         settings(listen).address()
 
 

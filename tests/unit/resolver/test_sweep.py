@@ -8,7 +8,7 @@ import pytest
 import requests
 from distribution import digest
 from double import Double
-from resolving import Played
+from resolving import SimulatedNode
 
 from imagematrix import engine
 from imagematrix.cli.front import run
@@ -57,8 +57,8 @@ def held(monkeypatch):
 
 
 def test_outdated_names_are_removed(front, published, held):
-    played = Played("laptop")
-    node = front(node=played)
+    machine = SimulatedNode("laptop")
+    node = front(node=machine)
     old = digest(b"of another driver")
     name = f"{node.address}/ml/training"
     keeps = {
@@ -70,7 +70,7 @@ def test_outdated_names_are_removed(front, published, held):
     notes: list[str] = []
     assert sweep(Docker(node.address), node.address, notes.append) == [f"{name}:v1-cpu"]
     assert images.names == keeps
-    played.name = "rome-a100"
+    machine.name = "rome-a100"
     assert sweep(Docker(node.address), node.address, notes.append) == [f"{name}:v1"], (
         "nothing fits this node any more"
     )
@@ -182,7 +182,7 @@ def containerd(tmp_path, monkeypatch):
 
 
 def test_names_in_a_registry_are_removed_from_containerd(front, published, containerd, capsys):
-    node = front(node=Played("laptop"))
+    node = front(node=SimulatedNode("laptop"))
     old = digest(b"of another driver")
     name = f"{REGISTRY}/ml/training"
     keeps = {
@@ -202,7 +202,7 @@ def test_names_in_a_registry_are_removed_from_containerd(front, published, conta
 
 
 def test_a_name_that_containerd_keeps_is_reported(front, published, containerd, capsys):
-    node = front(classes={"stuck": Played("laptop")})
+    node = front(classes={"stuck": SimulatedNode("laptop")})
     name = f"{REGISTRY}/ml/training:v1-class.stuck"
     containerd({name: digest(b"old")})
 
@@ -230,7 +230,7 @@ def test_containerd_needs_its_client_and_an_answer(monkeypatch, tmp_path, capsys
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--sweep", "--namespace", "k8s.io"], "--upstream is needed"),
+        (["--sweep", "--namespace", "k8s.io"], "--upstream is required"),
         (["--upstream", REGISTRY, "--namespace", "k8s.io"], "--namespace is for --sweep"),
         (["--sweep", "--upstream", f"{REGISTRY}/ml", "--namespace", "k8s.io"], "is none"),
     ],
