@@ -122,9 +122,9 @@ def drives(kind: str | None, compute: str | None) -> bool:
 def brand(name: str | None) -> str | None:
     """Return a brand that NVML reports for a data-centre part of this name; None for any other name.
 
-    `name` is the driver's or that of `product`. The table has the names that NVIDIA lists as data-centre
-    products: other parts are not proved to be such. Some drivers report "nvidia" for a Tesla, which makes no
-    difference: the lists in cuda-compat have both.
+    `name` comes from the driver or from `product`. The table has the names that NVIDIA lists as data-centre
+    products; other parts are not proved to be data-centre parts. Some drivers report "nvidia" for a Tesla,
+    which makes no difference: the lists in cuda-compat have both.
     """
     if name is None or is_vgpu(name):
         return None
@@ -163,7 +163,7 @@ def last_branches() -> frozenset[int]:
 
 @cache
 def first_ended() -> Mapping[str, int]:
-    """Return the first driver branch that is the last for some product, by compute capability."""
+    """Return, by compute capability, the earliest driver branch that is the last for some product."""
     table = _data.load("gpus.json")
     ends: dict[str, int] = {}
     for row in table["chips"].values():

@@ -124,7 +124,7 @@ def required(march: str, compiler: str) -> frozenset[str] | None:
 
 
 def flags_from_macros(text: str, arch: str, march: str = "") -> frozenset[str]:
-    """Return the flags needed by code of a compiler with these predefined macros, without `IGNORED`.
+    """Return the flags needed by code whose compiler predefines these macros, without `IGNORED`.
 
     `SIGNING` is included if return addresses are signed and the march has pointer authentication.
 

@@ -137,11 +137,11 @@ def coverage(
     drivers: Mapping[str, str] | None = None,
     where: Where | None = None,
 ) -> Coverage:
-    """Return how `catalog` serves the fleet of `hosts`, which are given by their names.
+    """Return how `catalog` serves a fleet; `hosts` maps names to hosts.
 
-    `gpus`, `allow_cpu` and `where` are as for `select`. `drivers` has the new driver for each driver of the
-    fleet that is to be replaced. Each kind of hardware is decided on once. Raises UsageError if the question
-    leaves an axis of the image's own open, so that the fleet would get a mix of its values.
+    `gpus`, `allow_cpu` and `where` are as for `select`. `drivers` maps each driver that is to be replaced to
+    the new one. Each kind of hardware is decided on once. Raises UsageError if the question leaves one of the
+    image's own axes open, so that the fleet would get a mix of its values.
     """
     if not hosts:
         raise UsageError("no hosts given")
@@ -169,7 +169,7 @@ def coverage(
 
 
 def _require_one_kind(kinds: Iterable[Kind]) -> None:
-    """Raise UsageError if hosts would get variants that differ in an axis of the image's own."""
+    """Raise UsageError if hosts would get variants that differ in one of the image's own axes."""
     chosen = []
     for kind in kinds:
         if isinstance(kind.answer, UsageError):

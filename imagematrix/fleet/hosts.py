@@ -29,9 +29,10 @@ def load(paths: Iterable[Path], stream: BinaryIO) -> dict[str, Host]:
     """Return the saved hosts in `paths`, by name.
 
     A path is a file, a folder with such files, or "-" for `stream`, which has one host on each line or a JSON
-    list of them. A file that ends in .ndjson or .jsonl has one on each line, any other is one host. Its name
-    is the path without .json, or NAME:N for a host in line or place N. Duplicate paths count once. Raises
-    UsageError that lists every unreadable host, or names a file of lines without any.
+    list of them. A file that ends in .ndjson or .jsonl has one on each line, any other file is one host. The
+    name of a host is the path without .json, or NAME:N for the host on line N or at position N of a list.
+    Duplicate paths count once. Raises UsageError that lists every unreadable host, or names a file of lines
+    without any.
     """
     hosts: dict[str, Host] = {}
     errors: list[UsageError] = []

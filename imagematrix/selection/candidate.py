@@ -1,4 +1,4 @@
-"""The Candidate: one variant with what every rule says about it."""
+"""The Candidate: one variant with the result of every rule."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def candidates(
 ) -> tuple[Candidate, ...]:
     """Return every variant with every rule's result: those that fit by rank, then the others, nearest first.
 
-    The remedy of a rule that does not hold names a variant that differs only in this, if there is one.
+    If another variant differs only in what a failing rule reads, the remedy of that rule names it.
     """
     one_of_each = sample(target)
 
@@ -88,7 +88,7 @@ def candidates(
         if result.ok
     }
     return tuple(
-        replace(candidate, rules=tuple(_cured(candidate, result, built) for result in candidate.rules))
+        replace(candidate, rules=tuple(_with_remedy(candidate, result, built) for result in candidate.rules))
         if candidate.failing
         else replace(candidate, rank=rank)
         for rank, candidate in enumerate(placed, 1)
@@ -103,13 +103,13 @@ def results(target: Target, variant: Variant) -> tuple[RuleResult, ...]:
 def _distances(target: Target, variant: Variant) -> tuple[Gap, ...]:
     """Return how far off a variant is, by every rule.
 
-    The last rules come first: they are about hardware, while a driver is changed on a node, or in the last
-    layer of an image.
+    The last rules come first: they are about hardware. The others are about drivers, which are easier to
+    change, on a node or in the last layer of an image.
     """
     return tuple(rule.distance(target, variant) for rule in reversed(RULES))
 
 
-def _cured(candidate: Candidate, result: RuleResult, built: Mapping[Hashable, str]) -> RuleResult:
+def _with_remedy(candidate: Candidate, result: RuleResult, built: Mapping[Hashable, str]) -> RuleResult:
     reference = None if result.ok else built.get(_without(result.rule, candidate.variant))
     return replace(result, fix=f"use {reference}, which differs only in this") if reference else result
 

@@ -63,7 +63,7 @@ class Index:
         return remaining
 
     def nearest(self, target: Target) -> Variant:
-        """Return the variant of a catalog, not an empty one, that comes nearest to fitting.
+        """Return the variant that comes nearest to fitting; the catalog must not be empty.
 
         If possible, it is for the target's architecture, and for GPUs if some are passed, else for CPUs. Of
         these, it fails the fewest rules by the smallest distance.
@@ -96,7 +96,7 @@ class Index:
         return references
 
     def differing(self, some: int) -> dict[str, tuple[str, ...]]:
-        """Return the axes of the image's own in which variants of a set differ; see the function."""
+        """Return the image's own axes in which variants of a set differ; see the function."""
         return differing(one for one, members in self._axes if members & some)
 
     def best(self, target: Target, some: int) -> Variant:
@@ -104,7 +104,7 @@ class Index:
         return self.leading(target, some)[0]
 
     def leading(self, target: Target, some: int) -> list[Variant]:
-        """Return those of a set that the criteria of the order rank first, sorted by reference."""
+        """Return the variants of a set that the criteria of the order rank first, sorted by reference."""
         for criterion, groups in self._criteria:
             scores = [(criterion.score(target, one), members) for one, members in groups if members & some]
             least = min(score for score, _ in scores)
@@ -120,7 +120,7 @@ class Index:
 def _groups(
     need: Callable[[Variant], Hashable], variants: list[Variant], alone: list[int]
 ) -> dict[Hashable, Group]:
-    """Return a group for each distinct need; `alone` has for each variant the set of it alone."""
+    """Return a group for each distinct need; `alone` has, for each variant, the set of this variant only."""
     groups: dict[Hashable, list[int]] = {}
     for needed, member in zip(map(need, variants), alone, strict=True):
         groups.setdefault(needed, []).append(member)
@@ -130,7 +130,7 @@ def _groups(
 
 
 def _failing(rule: Rule, groups: list[Group], target: Target, among: int) -> int:
-    """Return the variants for which a rule does not hold, asking only about groups with some in `among`."""
+    """Return the variants for which a rule does not hold; only groups with a member in `among` count."""
     failing = 0
     for one, members in groups:
         if members & among and not rule.holds(target, one):
@@ -139,7 +139,7 @@ def _failing(rule: Rule, groups: list[Group], target: Target, among: int) -> int
 
 
 def differing(variants: Iterable[Variant]) -> dict[str, tuple[str, ...]]:
-    """Return the axes of the image's own in which `variants` differ, each with its values there.
+    """Return the image's own axes in which `variants` differ, each with its values there.
 
     A variant without such an axis has the value "" on it.
     """

@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Rule", "RuleResult"]
 
-UNDECIDED = "neither bytes nor claims state everything that the image needs, and unknown needs refuse nothing"
+UNDECIDED = "neither bytes nor claims state all needs of the image, and unknown needs rule out no host"
 
 
 class RuleResult(Record):
-    """What one rule says about one variant: `why` in one sentence, and in `fix` the remedy, or None.
+    """The result of one rule for one variant. `why` is the reason in one sentence, `fix` the remedy, or None.
 
     `source` says where the need comes from: "bytes", "claim" or "unknown".
     """
@@ -66,8 +66,8 @@ class Rule(Record):
     variants with equal needs have the same verdict. The other functions are only called if it applies, and
     `gap` only if the rule does not hold: it returns how far off the variant is, as numbers that compare in
     their order. `parts` are the fields of a variant that another build would change to make the rule hold,
-    `fact` the name in its `facts` that says where the need comes from. What is unknown of a host never counts
-    in favour of a variant; what is unknown of a variant does not count against it.
+    `fact` the name in its `facts` that says where the need comes from. An unknown fact of a host never counts
+    in favour of a variant; an unknown need of a variant never counts against it.
     """
 
     name: str

@@ -39,14 +39,14 @@ def select(
 ) -> Selection:
     """Return the variant that fits `host` best.
 
-    `gpus` says which GPUs to pass: a count, what `--gpus` takes, or GPUs of the host; None passes all. A
+    `gpus` says which GPUs to pass: a count, a value of `--gpus`, or GPUs of the host; None passes all. A
     host with any sign of an accelerator gets a CPU-only variant only with `allow_cpu`, or if `gpus` is
     "none". `where` has conditions on axes, such as {"python": "3.13"}, each a word or several in the
     syntax of `--only`: only variants that meet them are considered. The catalog's defaults decide about
     axes that it leaves open.
 
     Raises NothingFits with every reason if none fits. Raises UsageError if the host has no such GPUs, if no
-    variant has such an axis or value, and if variants that fit still differ in an own axis of the image.
+    variant has such an axis or value, and if variants that fit still differ in one of the image's own axes.
     """
     return _selector(_Same(catalog), asked(where)).select(host, gpus=gpus, allow_cpu=allow_cpu)
 
@@ -85,8 +85,9 @@ def select_many(
 def serving(host: Host, catalog: Catalog, choice: Choice, where: Where | None = None) -> tuple[Choice, ...]:
     """Narrow a choice of the host's GPUs to the choices for which a single GPU variant fits.
 
-    Any GPUs that one of these offers fit a variant, and all GPUs that fit one are offered. The choice with
-    the first GPUs comes first. If nothing fits, or `choice` takes all its GPUs, it is returned alone.
+    Whatever GPUs are taken from one of these choices, a variant fits them together; GPUs that one variant
+    fits together are in one of the choices. The choice with the first GPUs comes first. If nothing fits, or
+    `choice` takes all its GPUs, it is returned alone.
     """
     return _selector(_Same(catalog), asked(where)).serving(host, choice)
 

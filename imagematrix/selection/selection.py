@@ -1,4 +1,4 @@
-"""The Selection: the image that a host gets, and what every rule says about every candidate."""
+"""The Selection: the image that a host gets, and the result of every rule for every candidate."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Selection(Record):
 
     @property
     def candidates(self) -> tuple[Candidate, ...]:
-        """Every variant with what every rule says: those that fit by rank, then the others, nearest first.
+        """Every variant with every rule's result: those that fit by rank, then the others, nearest first.
 
         It is computed each time.
         """

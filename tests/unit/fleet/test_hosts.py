@@ -69,7 +69,7 @@ def test_stream_has_one_host_per_line(make):
 
 
 def test_lines_without_a_host_are_an_error(saved):
-    """Beside other hosts, the report would be about those alone."""
+    """Otherwise the report would silently cover only the other hosts."""
     with pytest.raises(UsageError, match="stdin: no hosts found"):
         read("-", saved, stream=b"\n")
     (saved / "rack.ndjson").touch()

@@ -1,4 +1,4 @@
-"""What holds for every fleet and every catalog."""
+"""Properties of a coverage for every fleet and every catalog."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ common = {
     "digest": st.none(),
     "platform": st.sampled_from(["linux/amd64"] * 3 + ["linux/arm64"]),
     "cpu_flags": flags,
-    "march": st.uuids().map(str),  # no two of one matrix are alike in everything
+    "march": st.uuids().map(str),  # all variants of a matrix differ
 }
 gpu_variants = st.builds(
     Variant,

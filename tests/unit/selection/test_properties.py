@@ -1,4 +1,4 @@
-"""What holds for every host and every catalog."""
+"""Properties of a selection for every host and every catalog."""
 
 from __future__ import annotations
 

@@ -102,12 +102,12 @@ def undecided(make):
     return make.variant(cuda=None, cubins=(), cpu_flags=frozenset(), driver=make.umd("host"), facts=facts)
 
 
-def test_unknown_image_facts_refuse_nothing(judge, make):
+def test_unknown_image_facts_rule_out_no_host(judge, make):
     host = make.host(make.gpu())
     for rule in ("driver-cuda", "device-code", "cpu", "fatbin"):
         result = judge(rule, host, undecided(make))
         assert (result.ok, result.source) == (True, "unknown")
-        assert "unknown needs refuse nothing" in result.why
+        assert "unknown needs rule out no host" in result.why
 
 
 def test_unknown_device_code_still_requires_working_gpus(judge, make):
