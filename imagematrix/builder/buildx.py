@@ -285,7 +285,7 @@ class Buildx:
 
     def _new_layout(self) -> Path:
         folder = Path(tempfile.mkdtemp(dir=self._scratch))
-        # Blobs of one layout, above all layers of the base, are neither sent nor stored again for another.
+        # Layouts share their blobs, so layers, above all those of the base, are sent and stored only once.
         (folder / "blobs").symlink_to(self._shared.folder)
         return folder
 

@@ -37,7 +37,7 @@ class Compilers:
             stage = through_stage(item.dockerfile, STAGE)
             march = item.cell.axes.get("march")
             if stage and march:
-                image = item.cell.image  # of which a stage can have its files, arguments and secrets
+                image = item.cell.image  # a stage can use its files, arguments and secrets
                 key = stage, item.cell.platform, image.context, image.build_args, image.secrets, image.ssh
                 made = self._compilers.setdefault(key, _Compiler(stage, builder))
                 made.options.add(item.cell.facts.option(march))
@@ -121,7 +121,7 @@ class _Compiler:
 
     @property
     def known(self) -> Mapping[str, str] | None:
-        """Its output, if it has run by now."""
+        """The compiler's output, if it has run by now."""
         return self._answer if isinstance(self._answer, Mapping) else None
 
     def _ask(self, sources: Sources) -> Mapping[str, str]:
@@ -139,7 +139,7 @@ class _Compiler:
 
 def _unknown(item: Planned, option: str) -> BuildError:
     return BuildError(
-        f"the compiler of {item.cell.id} does not know {option}",
+        f"the compiler of {item.cell.id} does not support {option}",
         remedy="exclude these cells, or use a base image with a newer compiler",
     )
 

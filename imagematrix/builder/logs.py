@@ -30,7 +30,7 @@ def opened(path: Path) -> io.TextIOWrapper:
 
 
 class _Named(io.FileIO):
-    """A file whose errors name it, which those of a full disk do not."""
+    """A file whose errors all name it; by default, the error of a full disk does not."""
 
     def write(self, data: ReadableBuffer, /) -> int:
         try:

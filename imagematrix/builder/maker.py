@@ -142,9 +142,9 @@ class Maker:
                 self._layer(path)
 
     def make(
-        self, item: Planned, log: Path, step: Callable[[str], None], give_place: Callable[[], None]
+        self, item: Planned, log: Path, step: Callable[[str], None], release_slot: Callable[[], None]
     ) -> Result:
-        """Make and store one image, or adopt it; `give_place` is called when the next build may start.
+        """Make and store one image, or adopt it; `release_slot` is called when the next build may start.
 
         Raises ImagematrixError or OSError on failure.
         """
@@ -157,9 +157,9 @@ class Maker:
         order = ordered(item, sources, flags, proof.BUILT if self._builder.reproducible else ())
         with opened(log) as file:
             try:
-                return self._stored(item, order, flags, file, step, give_place)
+                return self._stored(item, order, flags, file, step, release_slot)
             except layout.HollowError:  # the store lost a layer, or another store needs it
-                return self._stored(item, replace(order, apart=True), flags, file, step, give_place)
+                return self._stored(item, replace(order, apart=True), flags, file, step, release_slot)
 
     def _adopted(self, item: Planned) -> Result:
         return Result(item=item, status=BuildStatus.ADOPTED, digest=self._store.adopt(item.reference))
@@ -171,7 +171,7 @@ class Maker:
         flags: Flags,
         log: TextIO,
         step: Callable[[str], None],
-        give_place: Callable[[], None],
+        release_slot: Callable[[], None],
     ) -> Result:
         warnings: tuple[str, ...] = ()
         with contextlib.ExitStack() as stack:
@@ -181,7 +181,7 @@ class Maker:
                 raise self._compilers.reason(item, error) from error
             self._snapshots.require(item.cell.image.context)
             if not self._verify:
-                give_place()
+                release_slot()
             if item.cell.image.budget is not None:
                 parts = self._builder.parts(made)
                 budget.require(item.cell.image.budget, parts, compressed=made.layout is not None)
@@ -191,7 +191,7 @@ class Maker:
                 # Labels are set before the audit, which seldom changes them.
                 if (code, facts) != ((promised.cubins, promised.ptx), promised.facts):
                     order = replace(order, labels=Later(lambda: labels.for_item(item, flags(), facts, code)))
-                    return self._stored(item, order, flags, log, step, give_place)
+                    return self._stored(item, order, flags, log, step, release_slot)
             if self._verify:
                 self._built_again(order, made, log)
             result = self._put(item, order, made)
@@ -226,7 +226,7 @@ class Maker:
             made = self._made.get(name)
             if places[name] is None and not self._builder.local and made and made.layout:
                 places[name] = f"oci-layout://{made.layout}@{made.digest}"
-            if places[name] is None:  # BuildKit would look for it at Docker Hub, where it is somebody else's
+            if places[name] is None:  # BuildKit would take somebody else's image of this name from Docker Hub
                 message = f"{name}, which it builds on, is not built yet"
                 raise BuildError(message, remedy="build it first, or in the same build")
         images = {name: place for name, place in places.items() if place}
@@ -240,9 +240,10 @@ class Maker:
     def _proven(
         self, item: Planned, image: layout.Image, promised: Variant
     ) -> tuple[Code, Facts, tuple[str, ...]]:
-        """Return the device code for the labels of an image, the facts that its bytes prove, and doubts.
+        """Return the device code for the labels of an image, the facts that its bytes prove, and warnings.
 
-        Raises AuditError if the bytes contradict the entry, or if a march is doubtful and the matrix strict.
+        Raises AuditError if the bytes contradict the entry, or if a march is doubtful and `strict_march` is
+        set.
         """
         audited = of_layers(map(self._layer, image.layer_files), promised)
         code = proof.code(audited, promised) if item.trims else (promised.cubins, promised.ptx)

@@ -28,7 +28,7 @@ class Pool:
         self._builders = tuple(builder for builder, _ in builders)
         self._free: SimpleQueue[Builder] = SimpleQueue()
         # Round-robin, so that few builds are spread over all builders.
-        for turn in zip_longest(*([builder] * places for builder, places in builders)):
+        for turn in zip_longest(*([builder] * slots for builder, slots in builders)):
             for builder in filter(None, turn):
                 self._free.put(builder)
 
@@ -44,8 +44,8 @@ class Pool:
 
     def pinned(self, reference: str, digest: str) -> str | None:
         """Return the source of a base image with `digest`; None if all builders find it by name."""
-        places = (builder.pinned(reference, digest) for builder in self._builders)
-        return next(filter(None, places), None)
+        sources = (builder.pinned(reference, digest) for builder in self._builders)
+        return next(filter(None, sources), None)
 
     def held(self, reference: str, digest: str) -> str | None:
         """Return the source of a base image with `digest`, by a name that cannot move."""

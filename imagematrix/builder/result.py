@@ -36,7 +36,7 @@ class BuildStatus(StrEnum):
 class Result:
     """The outcome of one cell, after `seconds`.
 
-    `log` is None if the cell failed before its build began. `warnings` are the doubts of its audit.
+    `log` is None if the cell failed before its build began. `warnings` are those of its audit.
     """
 
     item: Planned

@@ -84,7 +84,7 @@ class Session:
         )
         order.prepare()
         self._maker.prepare()
-        places = threading.Semaphore(jobs)
+        slots = threading.Semaphore(jobs)
         futures: dict[Future[Result], str] = {}
         shared: list[Future[None]] = []
         with contextlib.ExitStack() as threads:
@@ -99,7 +99,7 @@ class Session:
                     exported.wait(HEAD_START)
                 while order.is_active():
                     ready = order.get_ready()
-                    futures |= {pool.submit(self._one, self._items[name], places): name for name in ready}
+                    futures |= {pool.submit(self._one, self._items[name], slots): name for name in ready}
                     done, _ = wait(futures, return_when=FIRST_COMPLETED)
                     finished = {futures.pop(future): future.result() for future in done}
                     self._results |= finished
@@ -127,27 +127,27 @@ class Session:
             future.cancel()
         self._builder.stop()
 
-    def _one(self, item: Planned, places: threading.Semaphore) -> Result:
+    def _one(self, item: Planned, slots: threading.Semaphore) -> Result:
         lost = [name for name in item.needs if name in self._results and not self._results[name].stored]
         if lost:
             error = BuildError(f"{lost[0]}, which it builds on, was not built")
             result = Result(item=item, status=BuildStatus.SKIPPED, error=error)
             self._reporter.finished(result)
             return result
-        with contextlib.ExitStack() as place:
-            place.enter_context(places)
+        with contextlib.ExitStack() as slot:
+            slot.enter_context(slots)
             if self._stopped:
                 return Result(item=item, status=BuildStatus.STOPPED)
-            return self._carried_out(item, place.close)
+            return self._carried_out(item, slot.close)
 
-    def _carried_out(self, item: Planned, give_place: Callable[[], None]) -> Result:
+    def _carried_out(self, item: Planned, release_slot: Callable[[], None]) -> Result:
         begin = time.monotonic()
         image = item.cell.image
         log = log_path(self._logs, image.name, image.version, item.cell.id)
         self._reporter.started(item)
         try:
             log.unlink(missing_ok=True)  # the log of an earlier build would show another failure
-            result = self._maker.make(item, log, partial(self._reporter.step, item), give_place)
+            result = self._maker.make(item, log, partial(self._reporter.step, item), release_slot)
         except StoppedError as error:
             result = Result(item=item, status=BuildStatus.STOPPED, error=error)
         except ImagematrixError as error:

@@ -30,7 +30,7 @@ __all__ = ["Workshop", "compared", "locked", "never_pushed", "planned", "shardin
 
 
 class Workshop:
-    """The builders of images, `jobs` at a time, the store of the images, and the layers read so far.
+    """The builders, which build `jobs` images at a time, the store of the images, and the layers read so far.
 
     The builders are started when they are first needed.
     """
@@ -60,9 +60,9 @@ class Workshop:
         """The pool of builders; raises EngineError, or UsageError if a builder is not found."""
         from imagematrix.builder.pool import Pool
 
-        return Pool([(self._made(name), jobs) for name, jobs in self._wanted])
+        return Pool([(self._builder_of(name), jobs) for name, jobs in self._wanted])
 
-    def _made(self, name: str | None) -> Builder:
+    def _builder_of(self, name: str | None) -> Builder:
         """Return the builder called `name`, or the engine's own if it is None."""
         from imagematrix.builder.buildx import Buildx
 
@@ -71,7 +71,7 @@ class Workshop:
 
     @property
     def against(self) -> Against:
-        """The stores that a matrix is compared with in this workshop."""
+        """The stores with which this workshop compares a matrix."""
         from imagematrix.planning.planner import Against
 
         return Against(
@@ -90,7 +90,7 @@ def workshop(
 ) -> Iterator[Workshop]:
     """Yield the workshop for images in the engine, or to be pushed; raise EngineError.
 
-    The `builders` are names, or NAME=JOBS to run another number than `jobs` at a time; by default the engine
+    Each of `builders` is NAME, or NAME=JOBS for a number of builds other than `jobs`; without any, the engine
     builds. Each image gets the attestations `attest`.
     """
     if attest and not push:
@@ -100,7 +100,7 @@ def workshop(
     from imagematrix.stores.engine import Engine
     from imagematrix.stores.registry import Remote
 
-    wanted = [_places(text, jobs) for text in builders] or [(None, jobs)]
+    wanted = [_builder_and_jobs(text, jobs) for text in builders] or [(None, jobs)]
     with contextlib.ExitStack() as stack:
         engine = stack.enter_context(Engine())
         layers = Layers(Cache(place()))
@@ -108,7 +108,7 @@ def workshop(
         yield Workshop(wanted, attest, given, engine, remote, layers, stack)
 
 
-def _places(text: str, jobs: int) -> tuple[str | None, int]:
+def _builder_and_jobs(text: str, jobs: int) -> tuple[str | None, int]:
     name, given, number = text.partition("=")
     own = natural(number) if given else jobs
     if not name or not own:
@@ -172,7 +172,7 @@ def compared(file: Path, only: str | None, *, push: bool = False, given: Given |
 def warn_of_lost(plan: Plan) -> None:
     """Report lost images that `plan` does not rebuild."""
     for reference in plan.lost:
-        info(f"the registry lost {reference}, which is not in this plan: build it, or `publish --repair`")
+        info(f"the registry lost {reference}, which is not in this plan: build it, or run `publish --repair`")
 
 
 def _require_pushable(matrix: Matrix) -> None:

@@ -179,7 +179,7 @@ def _whole(matrix: Matrix, entry: Include) -> dict[str, str]:
     needed = [axis for axis in matrix.axes if not (entry.axes.get("cuda") == NO_CUDA and axis in GPU_AXES)]
     missing = [axis for axis in needed if axis not in entry.axes]
     if missing:
-        message = f"this entry matches no cell, and to add one it lacks {', '.join(missing)}"
+        message = f"this entry matches no cell, and it lacks {', '.join(missing)} to add one"
         raise MatrixError(str(matrix.path), [Problem(message, entry.mark)], matrix.text)
     return {axis: entry.axes[axis] for axis in needed}
 

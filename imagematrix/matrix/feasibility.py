@@ -75,4 +75,4 @@ def _march_compiler(cell: Cell) -> str | None:
         return None
     able = [name for name in marches.compilers() if march in (marches.known(name) or ())]
     which = f"{', '.join(able)} do" if able else "no compiler in the tables does"
-    return f"{compiler} does not know -march={march}; {which}"
+    return f"{compiler} does not support -march={march}; {which}"

@@ -24,7 +24,7 @@ NO_CUDA = "none"  # the value of the axis cuda that makes CPU-only cells
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlainPull:
-    """The cells, by their axes' values, that a client gets that pulls a version and chooses no variant."""
+    """The cells for clients that pull a version without choosing a variant, given by values of axes."""
 
     matches: Mapping[str, frozenset[str]]
     mark: Mark

@@ -46,7 +46,7 @@ class FactsReader(Shapes):
         if not versions.RELEASE.fullmatch(name):
             self._problem(f"{name!r} is not a CUDA release such as 14.0", mark)
         elif name in cuda.releases():
-            self._problem(f"CUDA {name} is in the table already", mark, "remove it")
+            self._problem(f"CUDA {name} is already in the tables", mark, "remove it")
         compute = self._words(fields["compute"], "compute", _compute) if "compute" in fields else []
         driver = self._text(fields.get("driver"), "driver")
         if driver is not None:
@@ -55,18 +55,20 @@ class FactsReader(Shapes):
             if not words.DRIVER.fullmatch(driver):
                 self._problem(f"{driver!r} is not a driver version such as 640.10.02", at)
             elif family and name not in cuda.releases():
-                message = f"the table has the drivers of its family: CUDA {name} runs on {family} or newer"
+                message = (
+                    f"the tables have the oldest driver of its family: CUDA {name} runs on {family} or newer"
+                )
                 self._problem(message, at, "remove it")
         elif not fields:
             self._problem(
-                f"the facts on CUDA {name} say nothing", node.mark, f"it can have {', '.join(RELEASE)}"
+                f"the facts on CUDA {name} are empty", node.mark, f"it can have {', '.join(RELEASE)}"
             )
         return Release(compute=tuple(compute), driver=driver)
 
     def _march(self, name: str, mark: Mark, node: document.Node) -> March:
         fields = self._map(node, f"the facts on march {name}", keys=MARCH)
         if name in marches.names():
-            self._problem(f"march {name} is in the table already", mark, "remove it")
+            self._problem(f"march {name} is already in the tables", mark, "remove it")
         platform = self._text(fields.get("platform"), "platform") or "linux/amd64"
         if platform not in ARCHES:
             self._problem(

@@ -44,9 +44,9 @@ class Present:
 class Sources:
     """The inputs of a build: the folder it copies from, and the sources of its images.
 
-    `images` are the sources of images that the builder would not find by name, or would find in another
-    state: by the name in the Dockerfile, "docker-image://" with a reference, or "oci-layout://" with a folder
-    and a digest. `args` are build arguments; `secrets` and `ssh` are those that it may use, in the syntax of
+    `images` maps names in the Dockerfile to the sources of images that the builder would not find by name, or
+    would find in another state: "docker-image://" with a reference, or "oci-layout://" with a folder and a
+    digest. `args` are build arguments. `secrets` and `ssh` list what the build may use, in the syntax of
     buildx.
     """
 

@@ -56,7 +56,7 @@ SHOWN = 5  # changed files that a message names
 
 @dataclass(frozen=True)  # without slots, to cache the digest
 class Listing:
-    """The contents of a context: by path the mode, as in git, and the digest of content or link target."""
+    """The contents of a context: each path with its mode, as in git, and the digest of content or target."""
 
     entries: Mapping[str, tuple[str, str]]
 

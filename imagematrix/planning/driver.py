@@ -1,7 +1,7 @@
 """A user-mode driver from a folder that the matrix names: its files, checked, and a copy for a build.
 
-A distribution packages few of NVIDIA's drivers. The files of any other are in the folder that its installer
-unpacks (`-x`), and on every node that has it.
+Distributions package few of NVIDIA's drivers. The files of any other driver are in the folder that its
+installer creates with `-x`, and on every node that has the driver.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["CONTEXT", "Driver", "put", "read"]
 
 CONTEXT = "imagematrix-driver"  # the named build context with it
-# What a program that computes loads through libcuda, and NVML; as in NVIDIA's package cuda-compat 590.
+# The libraries that libcuda loads for compute programs, and NVML; as in NVIDIA's package cuda-compat 590.
 REQUIRED = ("libcuda", "libnvidia-ml", "libnvidia-nvvm", "libnvidia-ptxjitcompiler")
 OPTIONAL = ("libnvidia-gpucomp", "libnvidia-pkcs11", "libnvidia-pkcs11-openssl3", "libnvidia-tileiras")
 UNVERSIONED = ("libnvidia-nvvm70.so.4",)  # the compiler for older GPUs, from 590 on
@@ -53,7 +53,7 @@ class Driver:
 def read(folder: Path, version: str, platform: str) -> Driver:
     """Return the driver `version` for `platform` in `folder`.
 
-    Raises UsageError where a file cannot be read or is missing, or is of another driver or platform.
+    Raises UsageError if a file cannot be read, is missing, or belongs to another driver or platform.
     """
     try:
         return _read(folder, version, ARCHES[platform])
@@ -62,10 +62,10 @@ def read(folder: Path, version: str, platform: str) -> Driver:
 
 
 def put(driver: Driver, parent: Path) -> Path:
-    """Return a new folder in a new folder of `parent` with the driver alone, laid out for an image.
+    """Copy the driver, laid out for an image, to a new folder in a new folder of `parent`, and return it.
 
-    Raises BuildError where its files are not those that were listed. The name is the digest, for BuildKit
-    keeps by a folder's last name what it was sent.
+    The folder's name is the digest, because BuildKit caches sent files by the folder's name. Raises
+    BuildError if the files differ from the listing.
     """
     name = driver.listing.digest.removeprefix("sha256:")
     target = Path(tempfile.mkdtemp(dir=parent), name)
@@ -77,7 +77,7 @@ def put(driver: Driver, parent: Path) -> Path:
         raise BuildError(
             f"the files of {driver.folder} changed after the plan was made: "
             + ", ".join(placed.changed(driver.listing)),
-            remedy="build again; what is built already is kept",
+            remedy="build again; images built so far are kept",
         )
     return target
 
@@ -109,7 +109,7 @@ def _read(folder: Path, version: str, arch: str) -> Driver:
 
 
 def _checked(path: Path, name: str, version: str, arch: str) -> Elf:
-    """Return the headers of a library of the driver; raise UsageError where it is not what its name says."""
+    """Return the headers of a library of the driver; raise UsageError if they contradict its name."""
     with path.open("rb") as file:
         window = Window(file, 0, path.stat().st_size)
         headers = elf.read(window)
@@ -155,6 +155,6 @@ def _laid_out(files: Mapping[str, Path], links: Mapping[str, str], target: Path 
             if target:
                 (target / name).symlink_to(links[name])
     if target:
-        for name in reversed(["", *entries]):  # what is put into a folder changes its time
+        for name in reversed(["", *entries]):  # adding entries changes a folder's time
             os.utime(target / name, (TIME, TIME), follow_symlinks=False)
     return Listing(entries)

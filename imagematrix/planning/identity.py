@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EPOCH", "TRIM", "Identity", "identify", "tag"]
 
-SCHEMA = "2"  # schema1.py has the one before
+SCHEMA = "2"  # schema 1 is in schema1.py
 EPOCH = "0"  # SOURCE_DATE_EPOCH: times are not inputs, so the image has none
 TRIM = "trim"  # the component of builds that trim device code
 TAG_LIMIT = 128  # characters, of the distribution specification
@@ -57,8 +57,8 @@ def identify(
     """Return the identity of the image built from `dockerfile`.
 
     `bases` are its base images with their digests, `context` is the digest of the files it can copy, `given`
-    are the inputs from the command line. `trims` is whether it trims device code, `driver` the digest of the
-    driver that it takes from a folder.
+    are the inputs from the command line. `trims` tells whether its build trims device code. `driver` is the
+    digest of the driver that it takes from a folder, or None.
     """
     facts = cell.facts.deciding(cell.axes)
     return Identity(
@@ -77,7 +77,7 @@ def identify(
             **({"prefer": ",".join(cell.image.prefer)} if cell.image.prefer else {}),
             **({"defaults": ",".join(map("=".join, cell.image.defaults))} if cell.image.defaults else {}),
             **(given.components(cell.image) if given else {}),
-            # The rules decide the bytes, whatever the release of the program.
+            # The version of the trim rules, because they decide the bytes; the program's release does not.
             **({TRIM: rules.VERSION} if trims else {}),
             **({"driver": driver} if driver else {}),
             **{f"base {name}": digest for name, digest in bases.items()},

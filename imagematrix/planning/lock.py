@@ -66,7 +66,7 @@ def extend(path: Path, bases: Mapping[str, str]) -> bool:
 def renew(path: Path, before: Mapping[str, str], bases: Mapping[str, str]) -> dict[str, str]:
     """Write `bases` to the lock file `path`, and return its new content.
 
-    `known` is its content when they were resolved: entries added since by others stay.
+    `before` is its content when `bases` were resolved: entries that others have added since then stay.
     """
     with _alone(path):
         current = read(path)
@@ -79,7 +79,7 @@ def renew(path: Path, before: Mapping[str, str], bases: Mapping[str, str]) -> di
 
 @contextlib.contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    """Keep other processes from changing a lock file beside `path`, if its file system can."""
+    """Keep other processes from changing lock files in the folder of `path`, if the file system can lock."""
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):  # unwritable files are reported by the writer
             folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)

@@ -59,8 +59,8 @@ class Planned:
 
     `bases` are the images it builds on, `needs` are those of them that this matrix builds. `identity` is None
     if a base's digest is unknown; `reference` then lacks the input digest. `difference` is set if the store
-    has an image of the cell that was built from other inputs. `driver` is the user-mode
-    driver that it takes from a folder, if it does.
+    has an image of the cell that was built from other inputs. `driver` is the user-mode driver that it takes
+    from a folder, or None.
     """
 
     cell: Cell
@@ -118,7 +118,9 @@ class Dropped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What a build would do for every cell, in the order of the matrix; `shard` is such as "2/8".
+    """What a build would do for every cell, in the order of the matrix.
+
+    `shard` is the part that the plan was narrowed to, such as "2/8", or None.
 
     `bases` are the digests of all base images of its cells, `contexts` the listings of the folders that they
     copy from. `lost` are the references of published images that the registry lost and no item rebuilds.

@@ -126,13 +126,13 @@ class _Planner:
         key = cell.image.name, cell.id
         if key not in self._planned:
             self._planned[key] = None
-            self._planned[key] = self._worked_out(cell)
+            self._planned[key] = self._planned_from_template(cell)
         item = self._planned[key]
         if item is None:
             raise UsageError(f"the image {cell.image.name} builds on itself (in the cell {cell.id})")
         return item
 
-    def _worked_out(self, cell: Cell) -> Planned:
+    def _planned_from_template(self, cell: Cell) -> Planned:
         own: dict[str, Planned] = {}  # images of this matrix that it may build on, by reference
         text = self._renderer.render(cell, partial(self._reference, cell, own))
         try:
@@ -150,12 +150,12 @@ class _Planner:
             bases=tuple(name for name in names if name not in own),
             needs=tuple(name for name in names if name in own),
         )
-        # First of all, because a lock keeps the bases of cells that fail.
+        # Before anything can fail, because a lock keeps the bases of cells that fail.
         digests = {name: self._base(name) for name in item.bases}
         if driver.CONTEXT in named or DRIVER_FROM in cell.properties:
             try:
                 item = replace(item, driver=self._driver(cell, named, stacked=bool(own)))
-            except UsageError as error:  # which fails no cell with another driver
+            except UsageError as error:  # fails only the cells with this driver
                 return _failed(item, str(error))
         digests |= {name: need.digest if (need := own[name].identity) else None for name in item.needs}
         for other in own.values():
@@ -194,7 +194,7 @@ class _Planner:
         """Return the status of a cell with the identity `made` in the store, or else in the engine."""
         present = self._present_of(self._against.store, cell)
         same, verdict = self._same(_of_kind(present, cell), cell, made)
-        # An image of the time under development is replaced, even under the same reference.
+        # A development image is replaced, even under the same reference.
         others = [one for one in present if one is not same and one.reference != verdict.reference]
         replaceable = cell.image.development or all(one.development for one in others)
         if same and not same.lost and replaceable:
@@ -224,7 +224,7 @@ class _Planner:
         return difference, f"{', '.join(changed)} changed{named}"
 
     def _same(self, present: list[Present], cell: Cell, made: Identity) -> tuple[Present | None, _Verdict]:
-        """Return the image that was built from the same inputs, if any, and the cell's reference then."""
+        """Return the image that was built from the same inputs, if any, and the cell's verdict then."""
         by_input = {one.input_digest: one for one in reversed(present)}
         candidate: Identity | None = made
         if present and made.digest not in by_input:
@@ -264,10 +264,10 @@ class _Planner:
         return self.contexts[image.context]
 
     def _driver(self, cell: Cell, named: Collection[str], *, stacked: bool) -> Driver | None:
-        """Return the driver that a cell takes from a folder, if it does; raise UsageError where it cannot.
+        """Return the driver that a cell takes from a folder, or None; raise UsageError if it cannot.
 
-        `named` are the images and contexts that its Dockerfile names. One that is `stacked` on another image
-        of the matrix has the driver from there.
+        `named` are the images and contexts that its Dockerfile names. If it is `stacked` on another image of
+        the matrix, it can get the driver from that image.
         """
         folder = cell.properties.get(DRIVER_FROM)
         wanted = driver.CONTEXT in named
@@ -321,8 +321,8 @@ def _failed(item: Planned, why: str) -> Planned:
 
 
 def _of_kind(present: list[Present], cell: Cell) -> list[Present]:
-    """Return the images that a cell can have: one of a final version has none made under development.
+    """Return the images that a cell can have: in a final version, those that are not development images.
 
-    Those have a label that says so, and are never pushed.
+    Development images have a label that says so, and are never pushed.
     """
     return [one for one in present if cell.image.development or not one.development]

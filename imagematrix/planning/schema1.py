@@ -1,7 +1,7 @@
 """Identities of schema 1, so that versions published with it are still recognised.
 
-Nothing is built with it any more. It differs in the context: files counted with all bits of their modes, so
-that another umask was another input.
+Nothing is built with it any more. It differs in the context: all bits of a file's mode counted, so a
+different umask was a different input.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["SCHEMA", "components", "context_digest"]
 
 SCHEMA = "1"
 SINCE = ("defaults", "driver", "secrets", "ssh", "proxy", "trim")  # components that schema 1 did not support
-UNTOLD = ("axes",)  # supported by schema 1, but not part of its identity
+UNIDENTIFIED = ("axes",)  # supported by schema 1, but not part of its identity
 
 
 def components(now: Mapping[str, str], context: str) -> dict[str, str] | None:
@@ -33,7 +33,7 @@ def components(now: Mapping[str, str], context: str) -> dict[str, str] | None:
     """
     if any(name in SINCE or name.startswith("arg ") for name in now):
         return None
-    stated = {name: value for name, value in now.items() if name not in UNTOLD}
+    stated = {name: value for name, value in now.items() if name not in UNIDENTIFIED}
     return {**stated, "schema": SCHEMA, "context": context}
 
 

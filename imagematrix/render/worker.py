@@ -84,7 +84,7 @@ class Templates:
         """
         try:
             return {"text": self._rendered(template, _named(values), _Images(images, names))}
-        except _AskedError as asked:
+        except _UnresolvedError as asked:
             return {"image": asked.name}
         except jinja2.TemplateNotFound as error:
             return {"error": f"{self._path(template)}: template {error.name!r} not found"}
@@ -147,7 +147,7 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return {**self.globals, **(d or {})}
 
 
-class _AskedError(Exception):
+class _UnresolvedError(Exception):
     """A template needs the reference of an image that is not known yet."""
 
     def __init__(self, name: str) -> None:
@@ -167,7 +167,7 @@ class _Images:
     def __getitem__(self, name: str) -> str:
         if name in self._references:
             return self._references[name]
-        raise _AskedError(str(name))
+        raise _UnresolvedError(str(name))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)

@@ -8,7 +8,7 @@ import pytest
 from double import Double
 
 from imagematrix.builder.pool import Pool
-from imagematrix.cli.planning import _places
+from imagematrix.cli.planning import _builder_and_jobs
 from imagematrix.errors import BuildError, UsageError
 
 
@@ -125,11 +125,11 @@ def test_stop_stops_all_builders():
 
 
 def test_builder_option_accepts_name_and_jobs():
-    assert _places("big=8", 2) == ("big", 8)
-    assert _places("small", 2) == ("small", 2)
+    assert _builder_and_jobs("big=8", 2) == ("big", 8)
+    assert _builder_and_jobs("small", 2) == ("small", 2)
 
 
 @pytest.mark.parametrize("text", ["", "=2", "big=", "big=0", "big=-1", "big=x", "big=\u00b2"])
 def test_invalid_builder_option_is_rejected(text):
     with pytest.raises(UsageError, match="expected NAME or NAME=JOBS"):
-        _places(text, 2)
+        _builder_and_jobs(text, 2)

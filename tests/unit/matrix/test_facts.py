@@ -85,7 +85,7 @@ def test_unknown_values_suggest_stating_facts(project):
         ),
         (("facts:\n  cuda:", "facts: 3\nfoo:\n  cuda:"), "facts: expected a map, found the word '3'"),
         (('"14.0": {compute', '"14.0": {computes'), "the facts on CUDA 14.0 has no 'computes'"),
-        (('{compute: ["8.9", "13.0"], driver: 640.10}', "{}"), "14:13: the facts on CUDA 14.0 say nothing"),
+        (('{compute: ["8.9", "13.0"], driver: 640.10}', "{}"), "14:13: the facts on CUDA 14.0 are empty"),
         (
             ('"13.0"], driver', '"sm_130"], driver'),
             "14:31: 'sm_130' is not a compute capability such as 13.0",
@@ -138,8 +138,8 @@ def test_facts_already_in_the_tables_are_rejected(project):
     facts = "facts:\n  cuda:\n" + "".join(f'    "{name}": {{driver: 640.10}}\n' for name in releases)
     facts += "  march:\n" + "".join(f'    "{name}": {{flags: avx2}}\n' for name in names)
     text = message(project(("properties:", facts + "properties:")))
-    assert all(f"CUDA {name} is in the table already\n  remove it" in text for name in releases)
-    assert all(f"march {name} is in the table already\n  remove it" in text for name in names)
+    assert all(f"CUDA {name} is already in the tables\n  remove it" in text for name in releases)
+    assert all(f"march {name} is already in the tables\n  remove it" in text for name in names)
 
 
 def test_drivers_of_known_cuda_families_are_rejected(project):
@@ -208,7 +208,7 @@ def test_known_compiler_does_not_support_an_unknown_march(matrix):
     image = Image(name="i", version="v", template="t", context=None)
     old = Cell(image=image, axes={"march": "znver9"}, properties={"compiler": "gcc-14"}, facts=matrix.facts)
     result = infeasible(old)
-    assert result.why == "gcc-14 does not know -march=znver9; no compiler in the tables does"
+    assert result.why == "gcc-14 does not support -march=znver9; no compiler in the tables does"
 
 
 def host(driver, flags):
@@ -262,7 +262,7 @@ STATED = st.builds(
 )
 
 
-def said(stated, axes):
+def label_contents(stated, axes):
     """Return the contents of a cell's labels that axes and Dockerfile do not determine."""
     flags = stated.flags(axes["march"]) or frozenset()
     variant = labels.variant(cell(stated, **axes), flags, "t:x")
@@ -273,5 +273,5 @@ def said(stated, axes):
 def test_digest_changes_exactly_where_labels_do(one, other, point):
     axes = GPU | {"cuda": point[0], "march": point[1]}
     made = [identify(cell(stated, **axes), "FROM x\n", {}, "sha256:c") for stated in (one, other)]
-    assert (made[0].digest == made[1].digest) == (said(one, axes) == said(other, axes))
+    assert (made[0].digest == made[1].digest) == (label_contents(one, axes) == label_contents(other, axes))
     assert made[0].changed(made[1].components) in ((), ("facts",))

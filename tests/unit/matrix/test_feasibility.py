@@ -47,7 +47,7 @@ def cell(compiler=None, **axes):
         (
             cell("gcc-12", cuda="none", march="znver5"),
             "march-compiler",
-            "gcc-12 does not know -march=znver5; ",
+            "gcc-12 does not support -march=znver5; ",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""A driver from a folder: it is complete and what its name says, or the plan tells what is wrong with it."""
+"""A driver from a folder: its files are complete and match its version, or the plan reports the problem."""
 
 import shutil
 import subprocess
@@ -38,9 +38,9 @@ def folder(unpacked, tmp_path):
 def built(backend, silent, tmp_path_factory):
     """Call it with a plan to carry it out; it returns the statuses of the results."""
 
-    def call(found):
+    def call(plan):
         logs = tmp_path_factory.mktemp("logs")
-        results = build(found, backend, backend, jobs=1, logs=logs, reporter=silent, layers=Layers())
+        results = build(plan, backend, backend, jobs=1, logs=logs, reporter=silent, layers=Layers())
         return {result.status for result in results}
 
     return call
