@@ -52,8 +52,8 @@ try:
 except ModuleNotFoundError as error:
     if (error.name or "imagematrix").startswith("imagematrix"):
         raise
-    print(f"imagematrix: this is the part for nodes, and has no {error.name}", file=sys.stderr)
-    print("  install the whole: pip install imagematrix", file=sys.stderr)
+    print(f"imagematrix: this is the file for nodes, which has no {error.name}", file=sys.stderr)
+    print("  install the whole package: pip install imagematrix", file=sys.stderr)
     raise SystemExit(2) from None
 """
 EPOCH = 315532800  # the first day that a zip archive can name: the same files give the same bytes

@@ -7,8 +7,8 @@
     choice = im.select(host, catalog)               # raises im.NothingFits with every reason
     im.launch(choice, command=["train"], gpus=2)
 
-Each name is loaded on first use: importing the package costs next to nothing, and selecting an image loads no
-library beyond Python's own.
+Each name is loaded on first use: importing the package takes almost no time, and selecting an image loads
+nothing but Python's standard library.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Conditions on the values of an axis: a word, a glob, a comparison, a negation, or a list of them.
 
-`znver4` is a value, `znver*` a glob, `>=12.4` compares versions, `!5.2` is everything but. A list matches
-if one of its words does (any value, if all are negations) and none of its negations does.
+`znver4` is a value, `znver*` a glob, `>=12.4` compares versions, `!5.2` matches every other value. A list
+matches a value if one of its words does (or all of them are negations) and no negation excludes the value.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ConditionError(ValueError):
 
 
 def matching(words: Sequence[str], values: Iterable[str]) -> frozenset[str]:
-    """Return those of an axis's `values` that the condition `words` matches; raise ConditionError."""
+    """Return the `values` of an axis that match the condition `words`; raise ConditionError."""
     wanted = [_predicate(word) for word in words if not _negated(word)]
     unwanted = [_predicate(word[1:]) for word in words if _negated(word)]
     return frozenset(
@@ -48,7 +48,7 @@ def matching(words: Sequence[str], values: Iterable[str]) -> frozenset[str]:
 def among(
     values: Mapping[str, Sequence[str]], wanted: Mapping[str, Sequence[str]], what: str
 ) -> dict[str, frozenset[str]]:
-    """Return by axis those of its `values` that the condition `wanted` on it matches.
+    """Return, for each axis in `wanted`, the `values` that match its condition.
 
     Raises ConditionError with the alternatives if `what` has no such axis, or if no value matches.
     """
@@ -74,7 +74,7 @@ def parse_only(expression: str) -> dict[str, list[str]]:
         match = re.fullmatch(r"\s*([A-Za-z][\w-]*)\s*(>=|<=|==|!=|=|>|<)\s*(.+?)\s*", part)
         if not match:
             raise ConditionError(
-                f"invalid condition {part.strip()!r}: expected such as march=znver* or cuda>=12.4"
+                f"invalid condition {part.strip()!r}: expected a condition such as march=znver* or cuda>=12.4"
             )
         axis, comparison, word = match.groups()
         if comparison == "!=":

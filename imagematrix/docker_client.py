@@ -1,4 +1,4 @@
-"""docker-py's client, connected to the engine as docker's command is."""
+"""docker-py's client, connected to the engine that docker's command uses."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class Client(docker.DockerClient):
 
 class _Api(docker.APIClient):
     def merge_environment_settings(self, url: Any, proxies: Any, stream: Any, verify: Any, cert: Any) -> Any:
-        """Return the settings for a request, for which REQUESTS_CA_BUNDLE replaces no CA of the engine."""
+        """Return the settings for a request; REQUESTS_CA_BUNDLE does not replace the engine's CA."""
         own = self.verify if verify is None else verify
         return super().merge_environment_settings(url, proxies, stream, own, cert)
 
 
 def _tls() -> TLSConfig | bool:
-    """Return the settings of TLS; False without it."""
+    """Return the TLS settings, or False without TLS."""
     paths = certificates()
     if paths is None:
         return False

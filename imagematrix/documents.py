@@ -20,7 +20,7 @@ __all__ = ["DIGITS", "Fields", "dump", "natural", "parse", "read"]
 
 CONTROL = "[\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"  # terminals act on these
 LARGEST = 1e300  # sums and means of numbers up to this stay finite
-DIGITS = 9  # the most that people write; Python refuses to convert thousands
+DIGITS = 9  # enough for every number that people write; Python refuses to convert thousands of digits
 LIMIT = 64 * 1024 * 1024  # bytes; a catalog of 10,000 variants is about 10 MB
 
 

@@ -1,4 +1,4 @@
-"""Where Docker's engine is, as docker's command determines it, and who may use it there."""
+"""The address of Docker's engine, as docker's command determines it, and who has access to it."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def _current_context() -> object:
 
 
 def certificates() -> tuple[str, bool] | None:
-    """Return the folder of certificates for a TCP address, and whether the engine's is to be verified.
+    """Return the folder of certificates for a TCP address, and whether to verify the engine's.
 
-    None without TLS. They are those of the context in use, or of DOCKER_TLS_VERIFY and DOCKER_CERT_PATH.
+    None without TLS. They come from the context in use, or from DOCKER_TLS_VERIFY and DOCKER_CERT_PATH.
     """
     name = context()
     if name == "default":
@@ -59,7 +59,7 @@ def _context_address(name: str) -> str:
 
 
 def _endpoint(name: str) -> dict[str, Any]:
-    """Return what the context `name` says of its engine, an address at least."""
+    """Return the settings of the engine in the context `name`, which include its address."""
     try:
         endpoint = _json(f"contexts/meta/{_number(name)}/meta.json")["Endpoints"]["docker"]
         return {**endpoint, "Host": endpoint["Host"]}
@@ -99,8 +99,8 @@ def listener(where: str) -> str | None:
 def group() -> int | None:
     """Return the id of the group whose members, besides root, have access to the engine's local socket.
 
-    None if the engine is remote or an ordinary user's, or if all users have access: it is unknown then who
-    may start containers on this machine.
+    None if the engine is remote, runs as an ordinary user, or is accessible to all users: it is then unknown
+    who may start containers on this machine.
     """
     import stat
 

@@ -48,11 +48,11 @@ OK, MISSING = b"200", b"404"  # HTTP status codes
 PODMAN = "Podman Engine"
 SYSTEM = b"\nostype:"  # a header, in lower case
 TIMEOUT = 600  # seconds without data; loading a large image takes long
-# The names in /proc/PID/comm of engines that listen at a socket. Others forward it: ssh, socat.
+# The names in /proc/PID/comm of engines that listen at a socket. Other listeners, such as ssh, forward it.
 ENGINES = frozenset({"dockerd", "podman"})
 CONTAINER = r"[0-9a-f]{64}"  # the id of a container
 YOUNG_S = 60  # from the creation of a container to its start, which usually follows at once
-START_S, ONE_S = 30, 1  # patience with all starts, and at least with each: NVIDIA's runtime wakes GPUs
+START_S, ONE_S = 30, 1  # timeout for all starts, and the least for each: NVIDIA's runtime wakes GPUs
 LAUNCH, TASK = "io.imagematrix.selected", "com.docker.swarm.task.id"  # labels of launches, and of Swarm
 
 
@@ -108,7 +108,7 @@ def unreachable(where: str, error: Exception) -> EngineError:
 
 @contextlib.contextmanager
 def errors(*passed: type[Exception]) -> Iterator[None]:
-    """Raise EngineError for what docker-py raises, but for what is `passed` on."""
+    """Raise EngineError in place of docker-py's errors, except for those of the types `passed`."""
     from docker.errors import APIError, DockerException
     from requests.exceptions import RequestException
 
@@ -132,7 +132,7 @@ def cannot_start(error: OSError) -> EngineError:
 def images(label: str) -> list[object]:
     """Return the engine's images with `label` (NAME or NAME=VALUE), as its API lists them.
 
-    Over a local socket this takes a millisecond and no library; other addresses go through docker-py. Raises
+    A local socket is queried in a millisecond without a library, other addresses through docker-py. Raises
     EngineError.
     """
     where = address()
@@ -221,7 +221,7 @@ def remote() -> str | None:
 def _runs_this(where: str) -> bool:
     """Whether the engine at a local socket runs the container of this process.
 
-    Engines mount /etc/hostname and the like from a folder whose path has the container's id.
+    Engines mount files such as /etc/hostname from a folder whose path contains the container's id.
     """
     import re
 
@@ -259,11 +259,12 @@ def reports_system() -> bool:
 
 
 def running_or_starting(attended: Attended = lambda _: True) -> list[dict[str, Any]]:
-    """Return what `running` does, and containers that somebody is just starting.
+    """Return the running containers, as `running` does, and those that are being started.
 
-    Launches whose labels are `attended` are left out, because a lease counts for them, and tasks of Swarm,
-    whose start may wait for the caller. The engine describes a container once it has started; if that takes
-    more than START_S in all, or if it has not been started for YOUNG_S, it is left out.
+    Left out are launches whose labels are `attended`, because a lease counts for them, and tasks of Swarm,
+    because their start may wait for the caller. The engine describes a container only once it has started. A
+    container is left out if that takes more than START_S for all of them together, or if nobody has started
+    it within YOUNG_S of its creation.
     """
     where = address()
     if not where.startswith("unix://"):
@@ -279,7 +280,7 @@ def running_or_starting(attended: Attended = lambda _: True) -> list[dict[str, A
             return container if status == OK else None
         return None
 
-    # Only now: one that starts meanwhile is in one list or in both.
+    # Queried last: a container that starts meanwhile is in one of the lists, or in both.
     return _with_starting(running(), created, inspect, attended)
 
 
@@ -324,7 +325,7 @@ def _with_starting(
         state = (container.get("State") or {}) if isinstance(container, dict) else {}
         waits = state.get("Status") == "created" and not state.get("Error")
         if isinstance(container, dict) and (state.get("Running") or waits):
-            # Which labels are those of the image is not known here.
+            # It is not known here which labels come from the image.
             found.append({**container, "Config": {**(container.get("Config") or {}), "Labels": {}}})
     return found
 
@@ -332,9 +333,9 @@ def _with_starting(
 def running() -> list[dict[str, Any]]:
     """Return each running container as `docker inspect` describes it; raise EngineError.
 
-    Containers that end meanwhile are left out. Labels are only those of the launch: the engine merges them
-    with those of the image, whose author must not decide what a launch may use. A label that the image has
-    with the same value is removed, and all labels if the image is gone.
+    Containers that end meanwhile are left out. Only the labels of the launch are returned: the engine merges
+    them with the image's labels, and the image's author must not decide what a launch may use. So a label is
+    removed if the image has it with the same value, and all labels if the image is gone.
     """
     where = address()
     if not where.startswith("unix://"):

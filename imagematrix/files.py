@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["replace", "write"]
 
-# Where only the file may be written: its folder may not, or it is a mount of its own.
+# The file can be written but not replaced: its folder is not writable, or it is a mount of its own.
 IN_PLACE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY}
 STREAMS = ("/dev/", "/proc/")  # such as /dev/stdout, which may lead to a file that a shell has open
 
@@ -23,10 +23,10 @@ def replace(
 ) -> None:
     """Replace the file `path`, or create it, so that readers and a power failure see all of it or none.
 
-    `check` gets the draft beside it. Without a `mode`, the umask decides about that. Raises OSError, and
-    what `check` raises; the file is then as it was.
+    `check` gets the draft beside it. Without a `mode`, the umask applies. Raises OSError, and the errors of
+    `check`; the file is then unchanged.
     """
-    # Contexts of builds ignore the draft of a lock file: its name ends in that of the lock.
+    # The draft's name ends in the file's name: that is how build contexts ignore the draft of a lock file.
     draft = path.with_name(f".{os.urandom(6).hex()}.{path.name}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     with contextlib.ExitStack() as undo:
@@ -43,9 +43,9 @@ def replace(
 
 
 def write(path: Path, content: bytes) -> None:
-    """Write the file that a user named for output: all or nothing where it can be replaced.
+    """Write the file that a user named for output: all or nothing if it can be replaced.
 
-    Links are followed, and what is no file, such as a pipe, is written to. Raises OSError.
+    Links are followed. A pipe or another special file is written to, not replaced. Raises OSError.
     """
     if str(path.absolute()).startswith(STREAMS) or (path.exists() and not path.is_file()):
         path.write_bytes(content)

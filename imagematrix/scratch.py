@@ -1,4 +1,4 @@
-"""The temporary folder of a build, which is removed with the build however that ends."""
+"""The temporary folder of a build, which is removed however the build ends."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["HELD", "PREFIX", "abandoned", "disk", "owned", "room", "scratch"]
 
 PREFIX = "imagematrix-build-"
-HELD = "imagematrix-held-"  # of folders that are locked while a build has temporary names in an engine
+HELD = "imagematrix-held-"  # prefix of folders that are locked while a build has temporary names in an engine
 
 
 @contextlib.contextmanager
@@ -36,8 +36,8 @@ def scratch() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def owned(prefix: str) -> Iterator[Path]:
-    """Yield a new folder, which is locked until then: the kernel releases the lock with the process."""
-    # It gets the name that `abandoned` looks for once it is locked.
+    """Yield a new folder, which is locked meanwhile: when the process ends, the kernel releases the lock."""
+    # Only a locked folder gets a name that `abandoned` looks for.
     unlocked = Path(tempfile.mkdtemp(prefix=f".{prefix}", dir=disk()))
     with _locked(unlocked):
         yield unlocked.rename(unlocked.with_name(unlocked.name[1:]))

@@ -1,4 +1,4 @@
-"""Plain HTTP over a Unix socket, for requests that are to take less time than importing a client."""
+"""Plain HTTP over a Unix socket, for requests that must take less time than importing a client."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def request(path: str, resource: str, answer_s: float | None = None) -> _socket.
 def get(path: str, resource: str, answer_s: float | None = None) -> tuple[bytes, bytes]:
     """Return head and body of the response for `resource` at the socket `path`.
 
-    `answer_s` is the patience with a silent engine, by default ANSWER_S. Raises OSError, and EngineError if
-    the response is too large.
+    `answer_s` is the timeout without data, by default ANSWER_S. Raises OSError, and EngineError if the
+    response is too large.
     """
     connection = request(path, resource, answer_s)
     try:

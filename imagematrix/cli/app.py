@@ -19,8 +19,8 @@ __all__ = ["COMMANDS", "app"]
 
 HELP: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
 
-# In the order of --help. Each is the function `command` in the module of that name, or a package whose
-# COMMANDS are commands of its own.
+# In the order of --help. Each names a module with a function `command`, or a package that lists its
+# subcommands in COMMANDS.
 COMMANDS = (
     "init",
     "validate",

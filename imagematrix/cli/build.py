@@ -46,7 +46,7 @@ def command(
     builder: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAME[=JOBS]", help="Build on this builder of buildx, JOBS at a time; may be repeated."
+            metavar="NAME[=JOBS]", help="Build on this builder of buildx, JOBS at a time; repeatable."
         ),
     ] = None,
     attest: Annotated[
@@ -120,7 +120,7 @@ def command(
         with _undisturbed():
             results = complete(todo, reporter.results)
             error = cause or failure(results)
-            _tell(plan, results, error, json=json, junit=junit)
+            _report(plan, results, error, json=json, junit=junit)
     if error:
         raise error
 
@@ -136,7 +136,7 @@ def _undisturbed() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _tell(
+def _report(
     plan: Plan, results: Sequence[Result], error: BaseException | None, *, json: bool, junit: Path | None
 ) -> None:
     """Report the outcome of a build: to stdout, as JUnit XML, to the terminal and to the CI system.
@@ -190,7 +190,7 @@ def _write(path: Path, outcomes: Sequence[Outcome]) -> None:
 
 
 def _warn(results: Sequence[Result]) -> None:
-    """Print the doubts of audits, each once, because cells of an image often share them."""
+    """Print the warnings of audits, each once, because cells of an image often share them."""
     from imagematrix.planning.naming import naming
 
     name = naming(result.item for result in results)
@@ -206,7 +206,7 @@ def _warn(results: Sequence[Result]) -> None:
 def _explain(results: Sequence[Result], *, overall: BaseException | None) -> None:
     """Print why each failed cell failed, in the format of the CI system, if there is one.
 
-    The error `overall` is that of the whole build, and is printed last.
+    `overall` is the error of the build as a whole; the caller prints it last.
     """
     from imagematrix.builder.logs import excerpt
     from imagematrix.builder.result import BuildStatus

@@ -1,4 +1,4 @@
-"""Shell completion: names of images, axes and values; quickly, or none."""
+"""Shell completion of image names, axes and values; nothing is suggested if that takes too long."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def _matching(candidates: Iterable[str], incomplete: str) -> list[str]:
 
 
 def _with_timeout(query: Callable[[], T], default: T) -> T:
-    """Return the result of a query, or the default after a timeout or an error, which nobody would read."""
+    """Return the result of a query, or the default after a timeout or an error, which is not shown."""
     result = [default]
 
     def work() -> None:

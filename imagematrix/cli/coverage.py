@@ -32,8 +32,8 @@ Hosts = Annotated[
     list[Path],
     typer.Argument(
         metavar="HOST.json...",
-        help="Hosts saved by `probe --json`: files, folders of them, .ndjson files with one on each line, "
-        "or - for one on each line of stdin.",
+        help="Hosts saved by `probe --json`: files, folders of files, .ndjson files with one host per line, "
+        "or - for stdin with one host per line.",
     ),
 ]
 Html = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write an HTML page with a chart.")]
@@ -132,15 +132,15 @@ def _miss(miss: Miss, short: _Short) -> Iterator[str]:
     """Yield the lines about the nearest variant, and its remedy."""
     if not miss.telling or miss.fix != miss.telling[0].fix:
         yield from _folded("       ", escaped(miss.why))
-        yield from _cure("         ", miss.fix)
+        yield from _remedy("         ", miss.fix)
     if miss.nearest:
         yield f"       nearest is {short(miss.nearest)}"
     for rule in miss.telling:
         yield from _folded("         ", escaped(f"{rule.rule}: {rule.why}"))
-        yield from _cure("           ", rule.fix)
+        yield from _remedy("           ", rule.fix)
 
 
-def _cure(indent: str, fix: str | None) -> list[str]:
+def _remedy(indent: str, fix: str | None) -> list[str]:
     return _folded(indent, f"-> {escaped(fix)}") if fix else []
 
 

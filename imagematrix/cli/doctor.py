@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 COLOURS = {"ok": "green", "warning": "yellow", "error": "red"}
-# The exit code by the check of the first error; that of all other checks is ProbeError's.
+# The exit code if this check is the first that fails; all other checks have the code of ProbeError.
 CODES = dict.fromkeys(("engine", "docker-command", "kubelet"), EngineError.exit_code)
 
 
@@ -67,7 +67,7 @@ def command(
 
 
 def _restricted(host: Host) -> tuple[Host, UsageError | None]:
-    """Return this machine's host with what the environment says of it, and what is wrong with that."""
+    """Return the host as the environment limits it, and the error if the environment is invalid."""
     from imagematrix.gpus.visible import within
 
     try:

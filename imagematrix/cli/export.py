@@ -84,7 +84,7 @@ class _Matrix:
         from imagematrix.planning.planner import Against
 
         plan = planned(self._file, Against(), self._only)
-        # A cell that fails here may be built elsewhere; if it fails there, its job says so.
+        # A cell that fails here may be built elsewhere; if it fails there, its job reports that.
         return [item.cell for item in plan.with_status(PlanStatus.BUILD, PlanStatus.FAILED)]
 
     def orders(self, place: Callable[[str], str]) -> list[Order]:
@@ -104,9 +104,9 @@ class _Matrix:
             items = plan.with_status(PlanStatus.BUILD, PlanStatus.UP_TO_DATE)
             for item in items:
                 if item.trims:
-                    raise UsageError(f"{item.cell.id}: only `build` has the program that trims device code")
+                    raise UsageError(f"{item.cell.id}: only `build` can trim device code")
                 if item.driver:
-                    raise UsageError(f"{item.cell.id}: only `build` checks a driver from a folder")
+                    raise UsageError(f"{item.cell.id}: only `build` can take a driver from a folder")
             if not items:
                 raise UsageError("nothing to export: no cell can be built")
             compilers = Compilers(items, shop.builder)

@@ -1,8 +1,8 @@
 """The entry point: finds a command, calls it, and turns errors into exit codes.
 
 `select` and `run` are called on nodes, by jobs that wait for them, and loading typer takes longer than
-choosing an image. So plain command lines of `select` are read here, by its own signature, and those of `run`
-by `launcher.options`; typer parses all others, and reports errors in them.
+choosing an image. So this module reads plain command lines of `select`, according to its signature, and
+`launcher.options` reads those of `run`. Typer parses all others, and reports errors in them.
 
 A whole `select` may take 6 times as long as `python -c pass`. In processor time, importing typer alone takes
 5.7 times as long as that, and a `select` that typer reads 3 times as long as one read here. argparse would
@@ -30,7 +30,7 @@ __all__ = ["plain", "run"]
 
 REPEATABLE = frozenset({"where"})  # options that make a list
 STDERR = 2
-# Errors of writing the answer; they name no file.
+# Errors from writing the answer, if they name no file.
 UNWRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE, errno.EBADF)
 UNEXPECTED = 1
 INTERRUPTED = 130  # 128 + SIGINT, as in a shell
@@ -81,10 +81,10 @@ def _code(words: Sequence[str]) -> tuple[int, OSError | None]:
 
 
 def _open_streams() -> None:
-    """Open /dev/null for those of stdin, stdout and stderr that the caller has closed.
+    """Open /dev/null in place of each of stdin, stdout and stderr that the caller has closed.
 
-    Otherwise the next opened file would get such a number, and messages would be written to it. An answer
-    cannot be written to a closed stdout: that is an error here, though not for a child.
+    Otherwise the next opened file would get that descriptor, and messages would be written to the file. In
+    this process, writing an answer to a closed stdout is still an error; in a child it is not.
     """
     while (number := os.open(os.devnull, os.O_RDWR)) <= STDERR:
         os.set_inheritable(number, True)

@@ -47,7 +47,7 @@ def command(
     node = Host.load(host) if host else assemble(Tree("/"), query=(lambda: nvml) if nvml else None)
     containers, unreachable = _containers()
     pods, unanswered = _pods(node)
-    # A node of Kubernetes has no other containers than those of pods, and often no engine.
+    # On a node of Kubernetes all containers belong to pods, and there is often no engine.
     warnings = unanswered if unanswered or pods is not None else unreachable
     usage = combined(_leases(), pods or {}, survey(node.gpus, lambda: containers, lambda: nvml))
     gpus = statuses(node.gpus, usage, nvml, complete=not warnings)

@@ -32,13 +32,13 @@ def command(
         raise UsageError(f"template {template!r} not found", remedy=remedy)
     if not STARTER.is_dir():  # in the file of `make zipapp`
         raise UsageError(
-            "this is the part for nodes, and has no templates",
-            remedy="install the whole: pip install imagematrix",
+            "this is the file for nodes, which has no templates",
+            remedy="install the whole package: pip install imagematrix",
         )
     try:
         for name in ("matrix.yaml", "templates"):
             if (folder / name).exists():
-                raise UsageError(f"{folder / name} exists already", remedy="choose an empty folder")
+                raise UsageError(f"{folder / name} already exists", remedy="choose an empty folder")
         for name in (template, *BASES.get(template, ())):
             shutil.copytree(STARTER / "templates" / name, folder / "templates" / name)
         for name in MACROS:

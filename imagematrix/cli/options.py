@@ -121,9 +121,9 @@ AllowCpu = Annotated[bool, typer.Option("--allow-cpu", help="If no GPU variant f
 
 
 def resolved(command: Callable[..., None]) -> Callable[..., None]:
-    """Return `command` with its annotations that only name options of this module replaced by these.
+    """Return `command` with the options of this module in place of annotations that only name them.
 
-    A command that is also called without typer does not load this module.
+    A command that is also called without typer names them, because it does not load this module.
     """
     command.__annotations__ |= {
         parameter: globals()[name]

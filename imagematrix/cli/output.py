@@ -85,7 +85,7 @@ def escaped(text: str) -> str:
 
 
 def names(every: Sequence[str]) -> str:
-    """Return the first of untrusted names, and how many more there are, for print_lines."""
+    """Return the first of these untrusted names and the number of the others, as text for print_lines."""
     more = [f"{len(every) - NAMED} more"] if len(every) > NAMED else []
     return escaped(", ".join([*every[:NAMED], *more]))
 

@@ -39,7 +39,7 @@ def command(
     ] = None,
     choose: Annotated[
         list[str] | None,
-        typer.Option(metavar="REF", help="Choose this one of several images of a cell; repeatable."),
+        typer.Option(metavar="REF", help="Publish this image of a cell that has several; repeatable."),
     ] = None,
     repair: Annotated[bool, typer.Option("--repair", help="Remove images that the registry lost.")] = False,
     json: Json = False,
@@ -61,7 +61,7 @@ def command(
     _push(image, version, chosen)
     with Registry(image) as registry:
         done = publish(registry, version, alias or (), named=named, chosen=chosen, repair=repair)
-    _say(name, done)
+    _report(name, done)
     if json:
         print_json(_document(image, version, alias or [], done))
     else:
@@ -86,7 +86,7 @@ def _named(image: str, version: str, file: Path | None) -> dict[str, str]:
     return {}
 
 
-def _say(name: str, done: Published) -> None:
+def _report(name: str, done: Published) -> None:
     info(f"{name}: {counted(done.variants, 'variant')}, {done.new} new")
     for reference in done.dropped:
         info(f"{reference} removed: the registry lost it")
@@ -95,11 +95,11 @@ def _say(name: str, done: Published) -> None:
     for tag in done.others:
         info(f"{tag} skipped: its cell is published with other inputs")
     for one in done.plain:
-        info(_answered(one))
+        info(_plain_pull(one))
 
 
-def _answered(one: Plain) -> str:
-    """Print what a plain pull gets on a platform, and its requirements beyond the baseline."""
+def _plain_pull(one: Plain) -> str:
+    """Return a line with what a plain pull gets on a platform, and what that needs beyond the baseline."""
     if one.variant is None:
         return f"{one.platform}: `docker pull` gets nothing: {one.why}"
     needs = ", ".join(filter(None, [one.variant.cuda and f"CUDA {one.variant.cuda} and a GPU", *one.needs]))
@@ -126,7 +126,7 @@ def _push(image: str, version: str, chosen: Collection[str]) -> None:
     with engine, Remote(engine, Layers(Cache(place()))) as remote:
         here = engine.present(image, version)
         there = remote.present(image, version)
-        # What is left of a cell's time under development is of no interest once it has a final image.
+        # Once a cell has a final image, its remaining development images do not count.
         final = [one for one in here if not one.development]
         cells = {one.cell for one in (*final, *there) if not one.lost}
         if any(one.cell not in cells for one in here):

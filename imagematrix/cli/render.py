@@ -28,12 +28,12 @@ def command(
     from imagematrix.planning.plan import PlanStatus
     from imagematrix.planning.planner import Against
 
-    # A cell fails here for lack of files, which its Dockerfile does not have.
+    # A cell fails here if it lacks files; its Dockerfile does not need them.
     items = planned(file, Against(), only).with_status(PlanStatus.BUILD, PlanStatus.FAILED)
     if output is None:
         if len(items) != 1:
             remedy = "select one with --only, or write them to a folder with -o DIR"
-            raise UsageError(f"{len(items)} Dockerfiles do not fit on stdout", remedy=remedy)
+            raise UsageError(f"cannot write {len(items)} Dockerfiles to stdout", remedy=remedy)
         sys.stdout.write(items[0].dockerfile)
         return
     try:

@@ -37,7 +37,7 @@ def command(
         list[Path],
         typer.Argument(
             metavar="FILE...",
-            help="The output of `build --json` of each job; that of `plan --json` reveals missing jobs.",
+            help="The output of `build --json` from each job; add that of `plan --json` to see missing jobs.",
         ),
     ],
     json: Json = False,

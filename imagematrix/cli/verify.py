@@ -86,12 +86,12 @@ def _code(audit: Audit) -> str:
     files = sum(1 for _ in audit.coded)
     if not files:
         return "none"
-    return f"{', '.join(words) or 'for no GPU in all'}; {counted(files, 'file')}"
+    return f"{', '.join(words) or 'no target common to all'}; {counted(files, 'file')}"
 
 
 def _drivers(audit: Audit) -> Iterator[str]:
     for one in audit.drivers:
-        loaded = ", which the loader takes" if one.loaded else ""
+        loaded = ", which the dynamic loader uses" if one.loaded else ""
         yield f"{one.driver.name} {one.driver.version or ''} {one.driver.kind} {one.path}{loaded}"
 
 

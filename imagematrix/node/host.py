@@ -244,7 +244,7 @@ def _driver(fields: Fields) -> Driver | None:
         return None
     version = driver.text("version")
     if not DRIVER.fullmatch(version):
-        raise driver.fail("version", f"invalid driver version {version!r} (expected such as 550.163.01)")
+        raise driver.fail("version", f"invalid driver version {version!r} (expected one such as 550.163.01)")
     source = driver.text_or_none("source") or ""
     return Driver(version=version, kind=driver.text_or_none("kind"), source=source)
 
@@ -273,7 +273,7 @@ def _gpus(fields: Fields) -> tuple[Gpu, ...]:
 def _gpu(gpu: Fields) -> Gpu:
     compute = gpu.text_or_none("compute")
     if compute is not None and not CAPABILITY.fullmatch(compute):
-        raise gpu.fail("compute", f"invalid compute capability {compute!r} (expected such as 8.6)")
+        raise gpu.fail("compute", f"invalid compute capability {compute!r} (expected one such as 8.6)")
     return Gpu(
         index=_natural(gpu, "index"),
         minor=_natural_or_none(gpu, "minor"),

@@ -81,7 +81,7 @@ class Manager:
                 if error.status_code != CONFLICT:
                     raise
                 raise UsageError(
-                    f"service {service.name} exists already",
+                    f"service {service.name} already exists",
                     remedy=f"choose another --name, or remove it: docker service rm {service.name}",
                 ) from error
 

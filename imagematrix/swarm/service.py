@@ -51,7 +51,7 @@ class Service:
         for constraint in self.constraints:
             if not CONSTRAINT.fullmatch(constraint):
                 raise UsageError(
-                    f"invalid constraint {constraint!r}: expected such as node.labels.rack==a7",
+                    f"invalid constraint {constraint!r}: expected a constraint such as node.labels.rack==a7",
                     remedy="Swarm compares values only with == and !=",
                 )
         for volume in self.volumes:

@@ -149,12 +149,12 @@ class FakeEngine:
     """A server of /images/json and a few other resources of the Docker API.
 
     It lists `images`, or sends `raw` bytes if they are set. `containers` are running, as `inspect` shows
-    them; one more is listed that has ended by the time it is inspected. `created` are listed as such, and
-    `starting` are what `inspect` shows of them. A `status` other than 200 is sent
-    with an error message. `requests` are the requested resources.
+    them; the list has one more, which has ended by the time it is inspected. `created` are the entries of
+    created containers, and `starting` is their state as `inspect` shows it. A `status` other than 200 is sent
+    with an error message. `requests` are the requested resources, `bodies` the bodies of the requests.
 
     `responses` override the answers, by method and the end of the path: a status with bytes, or None to hang
-    up. `before_response` has functions that are called before such an answer, `bodies` the requests' bodies.
+    up. `before_response` has functions that are called before such an answer.
     """
 
     def __init__(self):

@@ -76,11 +76,14 @@ def test_documents_are_dumped_readably():
         ({"driver": {}}, "driver: version is missing (expected a string)"),
         (
             {"driver": {"version": "550.163.01; reboot"}},
-            "invalid driver version '550.163.01; reboot' (expected such as 550.163.01)",
+            "invalid driver version '550.163.01; reboot' (expected one such as 550.163.01)",
         ),
         ({"gpus": [{"index": -1}]}, "gpus[0]: index: -1 is negative"),
         ({"gpus": [{"index": 0}, {"index": "1"}]}, "gpus[1]: index: expected an integer, found a string"),
-        ({"gpus": [{"index": 0, "compute": "9"}]}, "invalid compute capability '9' (expected such as 8.6)"),
+        (
+            {"gpus": [{"index": 0, "compute": "9"}]},
+            "invalid compute capability '9' (expected one such as 8.6)",
+        ),
         ({"gpus": [{"index": 0, "compute": 9.0}]}, "compute: expected a string, found a number"),
         ({"gpus": [{"index": 0, "mig": [{"gpu_instance": 1}]}]}, "mig[0]: compute_instance is missing"),
         ({"gpus": [{"index": 0}, {"index": 0}]}, "gpus: duplicate index 0"),

@@ -102,7 +102,7 @@ def test_output_to_a_link_that_leads_nowhere_creates_its_file(tmp_path):
 
 @pytest.mark.parametrize("error", [errno.EBUSY, errno.EACCES])
 def test_output_is_written_in_place_where_it_cannot_be_replaced(path, monkeypatch, error):
-    """As a file that is a mount of its own, or in a folder of somebody else."""
+    """Such as a file that is a mount of its own, or is in somebody else's folder."""
 
     def replace(_self, _target):
         raise OSError(error, os.strerror(error))

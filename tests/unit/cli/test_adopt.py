@@ -183,8 +183,8 @@ def test_image_built_on_a_variant_has_its_own_name(cli, tmp_path, sealed):
         assert adopted["reference"] == reference
 
 
-def test_image_built_on_a_variant_needs_what_its_own_bytes_say(cli, tmp_path):
-    """Except of the CPU, of which the variant's compiler said what its code needs."""
+def test_needs_of_an_image_built_on_a_variant_come_from_its_own_bytes(cli, tmp_path):
+    """Except for the CPU flags, which the compiler of the variant reported."""
     march = {"march": "x86-64-v3", "cpu_flags": frozenset({"avx2"}), "axes": (("python", "3.13"),)}
     own = OWN | {labels.VARIANT: labels.write(replace(VARIANT, **march))}
     runtime = ("usr/lib/x86_64-linux-gnu/libcudart.so.13.0.48", b"\x7fELF")
@@ -280,7 +280,7 @@ def test_other_commands_accept_the_catalog(cli, tmp_path, profiles):
     assert (result.code, "No such file" in result.err) == (2, True)
 
 
-def test_unknown_facts_refuse_nothing(cli, tmp_path, profiles):
+def test_unknown_facts_rule_out_no_host(cli, tmp_path, profiles):
     catalog = tmp_path / "torch.json"
     cli("adopt", layout(tmp_path / "gpu", Parts(tar(CUDART))), "--as", "torch:v1", "-o", catalog)
     words = ("torch:v1", "--catalog", catalog, "--host", profiles["genoa-h200"])

@@ -56,7 +56,7 @@ def test_help_probes_neither_host_nor_engine(cli, engine, command, monkeypatch):
             2,
             "nowhere.json: No such file or directory",
         ),
-        (("select", ":v1"), 2, "invalid image name ':v1': expected such as training:v1"),
+        (("select", ":v1"), 2, "invalid image name ':v1': expected a name such as training:v1"),
         (("select", "training:v1"), 4, "the engine has no variant of training:v1"),
         (
             ("select", "x:v1", "--catalog", "127.0.0.1:1/x:v1"),

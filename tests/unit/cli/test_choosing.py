@@ -18,10 +18,10 @@ CHOSEN = {
     "mig": ("cuda12.4-drv550.163.01-sm90-sapphirerapids", "cpu-sapphirerapids"),
     # The kernel-mode driver decides; a mismatched user-mode driver on the host is irrelevant.
     "driver-mismatch": ("cuda12.4-drv550.163.01-sm89-icelake-server", "cpu-icelake-server"),
-    # A Genoa without avx512_bf16 is no znver4. AVX-512 outranks the vendor, and generic code outranks code
-    # for the other vendor; for an L40S there is only the latter.
+    # A Genoa without avx512_bf16 does not count as znver4. AVX-512 outranks the vendor, and generic code
+    # outranks code for the other vendor; with an L40S, there is only code for the other vendor.
     "masked": ("cuda12.4-drv550.163.01-sm89-icelake-server", "cpu-x86-64-v4"),
-    # Its CPU has all flags of Broadwell, and code for the own vendor outranks generic code.
+    # Its CPU has all flags of Broadwell, and code for the CPU's vendor outranks generic code.
     "laptop": ("cpu-broadwell", "cpu-broadwell"),
 }
 # The rules that fail for the nearest variant on hosts where nothing fits.
@@ -316,7 +316,7 @@ def test_coverage_accepts_where(cli, profiles, pythons):
     assert "serves 1 of 1 host" in cli(*words, "--where", "python=3.13").out
 
 
-def told(shipped_catalog, tmp_path, **facts):
+def with_facts(shipped_catalog, tmp_path, **facts):
     variants = [variant.to_json() | {"facts": facts} for variant in shipped_catalog.variants]
     path = tmp_path / "told.json"
     path.write_text(json.dumps(shipped_catalog.to_json() | {"variants": variants}))
@@ -324,7 +324,7 @@ def told(shipped_catalog, tmp_path, **facts):
 
 
 def test_explain_marks_facts_read_from_bytes(cli, profiles, shipped_catalog, tmp_path, conforms):
-    catalog = told(shipped_catalog, tmp_path, driver="bytes", cpu_flags="unknown")
+    catalog = with_facts(shipped_catalog, tmp_path, driver="bytes", cpu_flags="unknown")
     words = ("explain", "training:v1", "--host", profiles["genoa-h200"], "--catalog", catalog)
     out = cli(*words).out
     assert "\n       driver-exact (bytes): the image carries driver 535.261.03" in out

@@ -115,7 +115,7 @@ def test_file_catalog_is_listed(cli, catalog_file, shipped_catalog, conforms):
     assert document == shipped_catalog.to_json()
 
 
-def weigh(cli, conforms, *words):
+def sizes_of(cli, conforms, *words):
     result = cli("ls", "--size", *words, "--json")
     assert result.code == 0, result.err
     document = json.loads(result.out)
@@ -123,20 +123,20 @@ def weigh(cli, conforms, *words):
     return document
 
 
-def tell(engine, reference, layers, sizes):
+def add_layers(engine, reference, layers, sizes):
     image = {"Id": "sha256:1", "Size": sum(sizes), "RootFS": {"Layers": layers}}
     history = [{"CreatedBy": "COPY x y", "Size": size} for size in sizes[::-1]]
     engine.responses["GET", f"/images/{reference}/json"] = 200, json.dumps(image).encode()
     engine.responses["GET", f"/images/{reference}/history"] = 200, json.dumps(history).encode()
 
 
-def test_weigh_shows_layers_shared_in_the_engine(cli, engine, shipped_catalog, conforms):
+def test_size_shows_layers_shared_in_the_engine(cli, engine, shipped_catalog, conforms):
     few = Catalog(image="training", version="v1", variants=shipped_catalog.variants[:3])
     engine.add_catalog(few)
     one, two, gone = sorted(variant.reference for variant in few.variants)
-    tell(engine, one, ["sha256:a", "sha256:b"], [5_000_000, 300_000])
-    tell(engine, two, ["sha256:a", "sha256:c", "sha256:c"], [5_000_000, 200_000, 200_000])
-    document = weigh(cli, conforms, "training:v1")
+    add_layers(engine, one, ["sha256:a", "sha256:b"], [5_000_000, 300_000])
+    add_layers(engine, two, ["sha256:a", "sha256:c", "sha256:c"], [5_000_000, 200_000, 200_000])
+    document = sizes_of(cli, conforms, "training:v1")
     rows = [(row["reference"], row["compressed"], row["size"], row["adds"]) for row in document["variants"]]
     assert rows == [
         (one, False, 5_300_000, 300_000),
@@ -151,7 +151,7 @@ def test_weigh_shows_layers_shared_in_the_engine(cli, engine, shipped_catalog, c
     assert out.endswith("\ntraining:v1: 5.5 MB uncompressed in 3 layers, each counted once\n")
 
 
-def test_weigh_shows_the_size_of_a_pull(cli, engine, server, tmp_path, conforms, docker_host):
+def test_size_shows_the_size_of_a_pull(cli, engine, server, tmp_path, conforms, docker_host):
     base, own, other = tar(("base", b"x" * 5000)), tar(("own", b"y")), tar(("other", b"z"))
     images = Parts(base, own), Parts(base, other)
     repository = server.repository("ml/t")
@@ -167,7 +167,7 @@ def test_weigh_shows_the_size_of_a_pull(cli, engine, server, tmp_path, conforms,
     held = {"Id": "sha256:1", "RootFS": {"Layers": images[0].diffs[:1]}}
     engine.responses["GET", "/images/json"] = 200, json.dumps([held]).encode()
     engine.responses["GET", "/images/sha256:1/json"] = 200, json.dumps(held).encode()
-    document = weigh(cli, conforms, "--catalog", path)
+    document = sizes_of(cli, conforms, "--catalog", path)
     sizes = [[len(image.blobs[layer]) for layer in image.layers] for image in images]
     rows = [(row["size"], row["adds"], row["pull"]) for row in document["variants"]]
     assert rows == [(sum(size), size[1], size[1]) for size in sizes] + [(None, None, None)]
@@ -176,9 +176,9 @@ def test_weigh_shows_the_size_of_a_pull(cli, engine, server, tmp_path, conforms,
     assert "to pull" in cli("ls", "--size", "--catalog", path).out
     engine.responses.clear()
     engine.status = 500
-    assert [row["pull"] for row in weigh(cli, conforms, "--catalog", path)["variants"]] == [None] * 3
+    assert [row["pull"] for row in sizes_of(cli, conforms, "--catalog", path)["variants"]] == [None] * 3
     docker_host("unix:///nowhere/docker.sock")
-    rows = weigh(cli, conforms, "--catalog", path)["variants"]
+    rows = sizes_of(cli, conforms, "--catalog", path)["variants"]
     assert [(row["size"], row["pull"]) for row in rows] == [
         *((sum(size), None) for size in sizes),
         (None, None),

@@ -62,7 +62,7 @@ def test_init_accepts_a_folder_and_overwrites_nothing(cli, workdir):
     for folder, existing in (("new/project", "matrix.yaml"), ("other", "templates")):
         result = cli("init", folder)
         assert (result.code, result.out) == (2, "")
-        assert f"{folder}/{existing} exists already" in result.err
+        assert f"{folder}/{existing} already exists" in result.err
     assert tree(workdir) == before
 
 
@@ -150,7 +150,7 @@ def test_validate_reads_drivers_from_folders(cli, project, tmp_path, unpacked):
 
 
 def test_cells_whose_files_are_missing_here_are_rendered_and_exported(cli, project, tmp_path):
-    """Another machine may have them; otherwise the job of the cell fails, and says why."""
+    """Another machine may have them; otherwise the job of the cell fails and reports why."""
     (tmp_path / "new").mkdir()
     path = project(
         ("properties:\n", "properties:\n  driver: {550.163.01: {driver_from: new}}\n"),
@@ -214,7 +214,7 @@ def test_empty_plan_is_reported(cli, project):
     [
         ("march=zen4", "no value of the axis march matches zen4: it has x86-64-v2, x86-64-v3"),
         ("marhc=znver4", "this matrix has no axis 'marhc': did you mean 'march'?"),
-        ("znver4", "invalid condition 'znver4': expected such as march=znver* or cuda>=12.4"),
+        ("znver4", "invalid condition 'znver4': expected a condition such as march=znver* or cuda>=12.4"),
         ("cuda>=new", "invalid version in a comparison: 'new'"),
     ],
 )
@@ -228,7 +228,7 @@ def test_invalid_only_is_rejected(cli, shipped, command, only, expected):
 def test_render_to_stdout_requires_a_single_cell(cli, shipped, only):
     result = cli("render", "-f", shipped, "--only", only)
     assert (result.code, result.out) == (2, "")
-    assert "Dockerfiles do not fit on stdout" in result.err
+    assert "Dockerfiles to stdout" in result.err
     assert "-o DIR" in result.err
 
 
@@ -270,7 +270,7 @@ def test_commands_without_the_build_side_say_so_in_a_zip(tmp_path):
     assert json.loads(schema.stdout)["$id"] == "urn:imagematrix:host:v1"
     init = run([sys.executable, "-m", "imagematrix", "init", "my"])
     assert init.returncode == 2
-    assert init.stderr.startswith("imagematrix: this is the part for nodes, and has no templates\n")
+    assert init.stderr.startswith("imagematrix: this is the file for nodes, which has no templates\n")
 
 
 def test_schema_prints_json_schemas(cli):

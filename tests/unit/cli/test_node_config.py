@@ -1,4 +1,4 @@
-"""`swarm node-config`: one command makes a node offer its GPUs, and says what it changed."""
+"""`swarm node-config`: one command makes a node offer its GPUs, and reports its changes."""
 
 import json
 import os
@@ -49,7 +49,7 @@ def test_node_is_configured_once(configure, tmp_path):
 
 @pytest.mark.usefixtures("configure")
 def test_the_runtime_has_the_same_bytes_in_each_run(tmp_path):
-    """Else every run would write it anew, and say so."""
+    """Otherwise every run would rewrite it, and report that as a change."""
     written = []
     for seed in ("1", "2"):
         words = ["swarm", "node-config", f"--file={tmp_path}/{seed}.json", f"--runtime={tmp_path}/runtime"]

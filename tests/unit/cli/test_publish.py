@@ -301,7 +301,7 @@ def test_publish_refuses_a_development_version(cli, backend, image, server):
     assert not server.count("PUT")
 
 
-def test_publish_ignores_what_is_left_of_a_development_version(
+def test_publish_ignores_remaining_images_of_a_development_version(
     cli, backend, image, repository, add_variant, labels_of
 ):
     add_variant("a")

@@ -1,4 +1,4 @@
-"""How `imagematrix run` gets from its arguments to a container, with docker's command left out."""
+"""`imagematrix run` from its arguments to the start of a container, without docker's command."""
 
 import pytest
 
@@ -58,5 +58,5 @@ def test_the_node_is_read_again_after_a_wait(run, capsys):
     assert "waiting: requested 1 GPU, 0 free" in capsys.readouterr().err
 
 
-def test_a_host_that_was_given_stays(run):
+def test_a_saved_host_is_not_read_again(run):
     assert run("--host node.json --wait 10s training:v1", NEW) == [f"training:v1-{OLD}"]

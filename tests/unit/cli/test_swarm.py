@@ -1,4 +1,4 @@
-"""`swarm run` and `swarm gc`, with an engine that is a manager on paper."""
+"""`swarm run` and `swarm gc`, with a simulated manager of a swarm."""
 
 import json
 import signal
@@ -53,13 +53,13 @@ def frame(task_id, text):
 
 @pytest.fixture
 def swarm(engine, monkeypatch):
-    """An engine that is a manager; call it with (method, path) and what is answered to set an answer."""
+    """A simulated manager of a swarm; call it with a method, a path and a document to set its answer."""
     monkeypatch.setattr(manager, "POLL_S", 0.01)
     monkeypatch.setattr(Logs, "follow", lambda _: None)  # its threads would outlive the test
     engine.info |= {"Swarm": SWARM}
 
-    def answer(method, path, found, status=200):
-        body = found if isinstance(found, bytes) else json.dumps(found).encode()
+    def answer(method, path, document, status=200):
+        body = document if isinstance(document, bytes) else json.dumps(document).encode()
         engine.responses[method, path] = (status, body)
 
     answer("GET", "/nodes", [node(VRAM=23028)])
@@ -72,7 +72,7 @@ def swarm(engine, monkeypatch):
 
 
 @pytest.mark.usefixtures("swarm")
-def test_a_job_is_created_as_it_was_asked_for(cli, engine):
+def test_a_job_is_created_as_requested(cli, engine):
     said = cli("swarm", "run", "--vram", "4G", "--job", "--replicas", "10", "ml/train:v1", "train", "-x")
     assert said == (0, "s1\n", "")
     created = json.loads(next(body for body in engine.bodies if body))
@@ -113,7 +113,7 @@ def test_a_dry_run_creates_nothing(cli, engine, conforms):
         (["--vram", "4G", "--network", "nowhere"], "network not found: nowhere"),
     ],
 )
-def test_what_can_never_run_is_refused(cli, engine, swarm, words, message):
+def test_a_job_that_can_never_run_is_refused(cli, engine, swarm, words, message):
     swarm("GET", "/nodes", [node(VRAM=22000)])
     swarm("GET", "/networks/nowhere", {"message": "not found"}, 404)
     said = cli("swarm", "run", *words, "train:v1")
@@ -122,18 +122,18 @@ def test_what_can_never_run_is_refused(cli, engine, swarm, words, message):
     assert not any("/create" in path for path in engine.requests)
 
 
-def test_a_name_that_is_taken(cli, swarm):
+def test_a_refused_creation_is_reported(cli, swarm):
     swarm(*CREATE, {"message": "rpc error: name conflicts"}, 409)
     said = cli("swarm", "run", "--gpus", "0", "--name", "x", "train:v1")
     assert said.code == 2
-    assert "service x exists already" in said.err
+    assert "service x already exists" in said.err
     swarm(*CREATE, {"message": "invalid mount target"}, 400)
     said = cli("swarm", "run", "--gpus", "0", "train:v1")
     assert said.code == 8
     assert "the engine refused: invalid mount target" in said.err
 
 
-def test_an_engine_that_cannot_create_services(cli, engine):
+def test_an_engine_that_is_no_manager_is_reported(cli, engine):
     said = cli("swarm", "run", "--gpus", "1", "train:v1")
     assert said.code == 8
     assert "this engine is not in a swarm" in said.err
@@ -143,16 +143,16 @@ def test_an_engine_that_cannot_create_services(cli, engine):
     assert "this engine is a worker of its swarm" in said.err
 
 
-def test_doubts(cli, swarm):
+def test_shares_and_nodes_that_a_job_cannot_use_are_reported(cli, swarm):
     old = node("n2", "20.10.24", VRAM_8G=12)
     swarm("GET", "/nodes", [node(VRAM=23028), old])
     swarm("GET", "/networks/net", {"Driver": "overlay"})
     said = cli("swarm", "run", "--vram", "4G", "--network", "net", "train:v1")
     assert said.code == 0
-    told = " ".join(said.err.split())
-    assert "each task reserves a share of 7629 MiB (VRAM-8G)" in told
-    assert "no task runs on n1: GPU memory is offered there in other shares" in told
-    assert "n2 (20.10.24) may reject tasks that have a GPU and the overlay network net" in told
+    messages = " ".join(said.err.split())
+    assert "each task reserves a share of 7629 MiB (VRAM-8G)" in messages
+    assert "no task runs on n1: GPU memory is offered there in other shares" in messages
+    assert "n2 (20.10.24) may reject tasks that have a GPU and the overlay network net" in messages
     swarm("GET", "/networks/net", {"Driver": "host"})
     assert "may reject" not in cli("swarm", "run", "--vram", "4G", "--network", "net", "train:v1").err
 
@@ -181,7 +181,7 @@ def test_the_exit_code_is_that_of_the_first_task_that_failed(cli, swarm):
     assert "1 task of x could not be run" in said.err
 
 
-def test_changes_are_reported_until_it_has_ended(cli, engine, swarm):
+def test_changes_are_reported_until_the_job_ends(cli, engine, swarm):
     later = [
         [task(1, "pending", None, "no suitable node")],
         [task(1, "running")],
@@ -199,7 +199,7 @@ def test_changes_are_reported_until_it_has_ended(cli, engine, swarm):
     assert said.err.splitlines()[:3] == ["created service x", "1 waiting: no suitable node", "1 running"]
 
 
-def test_a_job_that_somebody_removes(cli, engine, swarm):
+def test_a_job_removed_during_the_wait_is_reported(cli, engine, swarm):
     engine.before_response[TASKS] = lambda: swarm("GET", "/services/s1", {"message": "not found"}, 404)
     said = cli("swarm", "run", "--vram", "4G", "--job", "--wait", "train:v1")
     assert said.code == 8
@@ -207,7 +207,7 @@ def test_a_job_that_somebody_removes(cli, engine, swarm):
 
 
 @pytest.mark.parametrize("remove", [False, True])
-def test_an_interrupt_leaves_the_job_unless_it_is_to_be_removed(cli, engine, swarm, remove):
+def test_an_interrupt_removes_the_job_only_on_request(cli, engine, swarm, remove):
     swarm(*TASKS, [task(1, "running")])
     once = iter([signal.SIGINT])
 
@@ -223,7 +223,7 @@ def test_an_interrupt_leaves_the_job_unless_it_is_to_be_removed(cli, engine, swa
     assert told in said.err
 
 
-def test_output_that_cannot_be_read_is_no_failure_of_the_job(cli, swarm):
+def test_unreadable_output_does_not_fail_the_job(cli, swarm):
     swarm(*TASKS, [task(1, "complete", 0)])
     swarm(*LOGS, {"message": "configured logging driver does not support reading"}, 500)
     said = cli("swarm", "run", "--vram", "4G", "--job", "--wait", "--name", "x", "train:v1")
@@ -243,7 +243,7 @@ def container(identifier, service, finished="2026-11-22T12:00:00Z"):
 
 @pytest.fixture
 def clutter(engine, swarm):
-    """A job that has ended, and two containers of jobs, one of which is still there."""
+    """A job that has ended, and two containers of jobs, one of which still exists."""
     engine.containers = [container("c1", "s1"), container("c2", "gone")]
     swarm("GET", "/containers/json", [*engine.containers, {"Id": "c3"}])
     swarm("GET", "/services", [job()])
@@ -252,7 +252,7 @@ def clutter(engine, swarm):
 
 
 @pytest.mark.usefixtures("clutter")
-def test_gc_removes_what_jobs_have_left(cli, swarm, conforms):
+def test_gc_removes_ended_jobs_and_containers_of_removed_jobs(cli, swarm, conforms):
     tried = cli("swarm", "gc", "--dry-run", "--json")
     document = conforms(json.loads(tried.out))
     assert document["services"] == ["job-s1"]
@@ -266,7 +266,7 @@ def test_gc_removes_what_jobs_have_left(cli, swarm, conforms):
 
 
 @pytest.mark.usefixtures("clutter")
-def test_gc_leaves_what_is_too_young(cli):
+def test_gc_keeps_what_ended_recently(cli):
     assert cli("swarm", "gc", "--older-than", "36500d") == (0, "", "")
     said = cli("swarm", "gc", "--older-than", "soon")
     assert said.code == 2
@@ -275,12 +275,12 @@ def test_gc_leaves_what_is_too_young(cli):
 
 @pytest.mark.usefixtures("clutter")
 @pytest.mark.parametrize("state", ["new", "pending", "assigned", "preparing", "starting", "running"])
-def test_gc_leaves_what_is_queued_or_running(cli, swarm, state):
+def test_gc_keeps_queued_and_running_jobs(cli, swarm, state):
     swarm(*TASKS, [task(1, "complete", 0), task(2, state)])
     assert cli("swarm", "gc").out == "container c2\n"
 
 
 @pytest.mark.usefixtures("clutter")
-def test_gc_on_a_worker_knows_no_services(cli, engine):
+def test_gc_on_a_worker_removes_only_containers(cli, engine):
     engine.info |= {"Swarm": SWARM | {"ControlAvailable": False}}
     assert cli("swarm", "gc", "--dry-run").out == "container c1\ncontainer c2\n"
