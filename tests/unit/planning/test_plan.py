@@ -136,21 +136,21 @@ def test_refusal_names_the_changed_files(project, backend, tmp_path, silent):
     (tmp_path / "main.c").write_text("int main;")
     state = tmp_path / STATE
 
-    def planned_again():
+    def plan_again():
         against = Against(resolve=backend.resolve, store=backend, recorded=partial(recorded, state))
         return plan(load(project()), against, expression=ONE)
 
-    build(planned_again(), backend, backend, jobs=1, logs=state / "logs", reporter=silent, layers=Layers())
+    build(plan_again(), backend, backend, jobs=1, logs=state / "logs", reporter=silent, layers=Layers())
     (tmp_path / "main.c").write_text("int main();")
     for number in range(6):
         (tmp_path / f"{number}.h").touch()
-    (item,) = planned_again().with_status("refused")
+    (item,) = plan_again().with_status("refused")
     assert item.difference.files == ("0.h", "1.h", "2.h", "3.h", "4.h", "5.h", "main.c")
     assert item.why == "context changed: 0.h, 1.h, 2.h, 3.h, 4.h, …"
     with pytest.raises(TagMovedError, match=r"context changed: 0\.h, 1\.h"):
-        build(planned_again(), backend, backend, jobs=1, logs=state / "logs", reporter=silent, layers=Layers())
+        build(plan_again(), backend, backend, jobs=1, logs=state / "logs", reporter=silent, layers=Layers())
     shutil.rmtree(state)
-    (item,) = planned_again().with_status("refused")
+    (item,) = plan_again().with_status("refused")
     assert (item.difference.files, item.why) == ((), "context changed")
 
 
