@@ -19,7 +19,7 @@ from typer.core import TyperArgument, TyperGroup, TyperOption
 from imagematrix import errors
 from imagematrix.catalog import labels
 from imagematrix.cli.app import COMMANDS, app
-from imagematrix.cli.front import INTERRUPTED, TERMINATED
+from imagematrix.cli.front import HUNG_UP, INTERRUPTED, TERMINATED
 from imagematrix.launcher.options import OWN
 from imagematrix.selection.rules import RULES
 from imagematrix.selection.selection import NothingFits
@@ -29,7 +29,11 @@ if TYPE_CHECKING:
 
 __all__ = ["PARTS"]
 
-SIGNALS = {INTERRUPTED: "Interrupted by SIGINT (Ctrl-C).", TERMINATED: "Terminated by SIGTERM."}
+SIGNALS = {
+    HUNG_UP: "Terminated by SIGHUP: its terminal was closed.",
+    INTERRUPTED: "Interrupted by SIGINT (Ctrl-C).",
+    TERMINATED: "Terminated by SIGTERM.",
+}
 URL = re.compile(r"https://([^\s,/]+)/[^\s,]+[^\s,.]")
 SCHEMAS = files("imagematrix") / "schemas"
 ANY_WORD = ["string", "number", "boolean"]  # of matrix.yaml, where each is read as it is written

@@ -67,7 +67,7 @@ def read(reference: str, platform: str, layers: Layers) -> Iterator[Image]:
     try:
         if not folder:
             with path.open("rb") as file:
-                yield from _Archive(file, layers).images(reference, platform)
+                yield from _Archive(file, reference, layers).images(reference, platform)
         elif not (path / LAYOUT).is_file():
             raise UnknownImageError(f"{reference} is not an OCI layout: it has no file {LAYOUT}")
         else:
@@ -88,7 +88,7 @@ def _named(reference: str, platform: str, layers: Layers) -> Iterator[Image]:
         saved = None
     if saved is not None:
         with contextlib.closing(saved):
-            yield from _Archive(saved, layers, saved.digests).images(reference, platform)
+            yield from _Archive(saved, reference, layers, saved.digests).images(reference, platform)
         return
     variants = _variants(reference)
     if variants:
@@ -237,23 +237,30 @@ class _Archive:
 
     The archive may be compressed, as for `docker load`. Layers may come before the manifest that lists them,
     so each is read where it is. `digests` are those that the engine has for the image: the classic image
-    store exports manifests that exist nowhere else.
+    store exports manifests that exist nowhere else. Errors name the archive by `reference`.
     """
 
-    def __init__(self, file: Stream, layers: Layers, digests: frozenset[str] | None = None) -> None:
+    def __init__(
+        self, file: Stream, reference: str, layers: Layers, digests: frozenset[str] | None = None
+    ) -> None:
         self._reader = layers
         self._digests = digests
         self._texts: dict[str, bytes] = {}
         self._layers: dict[str, Layer | AuditError] = {}
         self._links: dict[str, str] = {}
+        expanded = Expanded(file)
         try:
-            with opened(Expanded(file)) as archive:
+            with opened(expanded) as archive:
                 for number, member in enumerate(archive):
                     if number > MOST:
                         raise tarfile.ReadError(f"more than {MOST} files")
                     self._take(archive, member)
         except (tarfile.TarError, OSError, EOFError, ValueError) as error:
-            raise AuditError(f"the archive can't be read: {error}") from error
+            why, remedy = str(error), None
+            if expanded.unsupported:
+                why = f"compression {expanded.unsupported} is not supported"
+                remedy = "decompress it, or compress it with gzip or zstd"
+            raise AuditError(f"the archive {reference} can't be read: {why}", remedy=remedy) from error
 
     def _take(self, archive: tarfile.TarFile, member: tarfile.TarInfo) -> None:
         name = posixpath.normpath(member.name)

@@ -128,7 +128,8 @@ def command(
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
     """Defer further interrupts until the outcome has been reported."""
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    ending = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in ending}
     try:
         yield
     finally:

@@ -33,13 +33,17 @@ STDERR = 2
 # Errors from writing the answer, if they name no file.
 UNWRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE, errno.EBADF)
 UNEXPECTED = 1
-INTERRUPTED = 130  # 128 + SIGINT, as in a shell
-TERMINATED = 143  # 128 + SIGTERM
+# 128 + the number of the signal, as in a shell.
+HUNG_UP = 129
+INTERRUPTED = 130
+TERMINATED = 143
 
 
 def run(words: Sequence[str]) -> int:
     """Run the command that the arguments name, and return the exit code."""
     signal.signal(signal.SIGTERM, _terminated)
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup ignores it
+        signal.signal(signal.SIGHUP, _hung_up)
     _open_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
         # Names in documents may have characters that the terminal's encoding lacks.
@@ -149,3 +153,14 @@ def _call(words: Sequence[str]) -> None:
 def _terminated(_signal: int, _frame: FrameType | None) -> None:
     # Unwinds the stack, so that child processes are ended.
     sys.exit(TERMINATED)
+
+
+def _hung_up(_signal: int, _frame: FrameType | None) -> None:
+    """Exit as `_terminated` does; what is still written to a terminal that is gone is lost, and no error."""
+    for stream in range(STDERR + 1):
+        try:
+            os.tcgetpgrp(stream)
+        except OSError as error:
+            if error.errno == errno.EIO:
+                os.dup2(os.open(os.devnull, os.O_RDWR), stream)
+    sys.exit(HUNG_UP)

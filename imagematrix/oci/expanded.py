@@ -11,6 +11,7 @@ __all__ = ["GZIP", "ZSTD", "Expanded", "Stream"]
 # Magic bytes of compressed files.
 GZIP = b"\x1f\x8b"
 ZSTD = b"\x28\xb5\x2f\xfd"
+UNSUPPORTED = {b"\xfd7zX": "xz", b"BZh": "bzip2", b"\x04\x22\x4d\x18": "lz4"}
 SKIPPABLE = range(0x50, 0x60)  # first bytes of skippable frames of Zstandard
 WINDOW = 128 << 20  # the largest window of a Zstandard stream, in bytes
 FREE = 16 << 30  # bytes to which any stream may expand; above, RATIO applies
@@ -35,6 +36,12 @@ class Expanded:
         self._raw = _Counted(stream)
         self._file = _opened(self._raw)
         self.produced = 0
+
+    @property
+    def unsupported(self) -> str | None:
+        """The name of a compression that this looks like and that is not supported."""
+        names = (name for magic, name in UNSUPPORTED.items() if self._raw.head.startswith(magic))
+        return next(names, None)
 
     def read(self, size: int = -1, /) -> bytes:
         """Return the next `size` bytes, fewer at the end."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+from pathlib import Path
 
 from imagematrix import documents, files
 from imagematrix.errors import UsageError
@@ -18,7 +19,6 @@ from imagematrix.reference import DIGEST
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-    from pathlib import Path
 
 __all__ = ["SCHEMA", "beside", "document", "extend", "read", "renew"]
 
@@ -82,7 +82,7 @@ def _alone(path: Path) -> Iterator[None]:
     """Keep other processes from changing lock files in the folder of `path`, if the file system can lock."""
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):  # unwritable files are reported by the writer
-            folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+            folder = os.open(_target(path).parent, os.O_RDONLY | os.O_DIRECTORY)
             stack.callback(os.close, folder)
             fcntl.flock(folder, fcntl.LOCK_EX)
         yield
@@ -91,9 +91,14 @@ def _alone(path: Path) -> Iterator[None]:
 def _write(path: Path, bases: Mapping[str, str]) -> None:
     """Write the digests to `path` atomically; raise UsageError on failure."""
     try:
-        files.replace(path, documents.dump(document(bases)).encode())
+        files.replace(_target(path), documents.dump(document(bases)).encode())
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from error
+
+
+def _target(path: Path) -> Path:
+    """Return the lock file itself, to which a link may lead that several projects share."""
+    return Path(os.path.realpath(path))
 
 
 def _bases(fields: documents.Fields) -> dict[str, str]:

@@ -418,7 +418,7 @@ class CommandResult(NamedTuple):
 @pytest.fixture
 def cli(monkeypatch, capsys):
     """Call it with the arguments of a command to run it in this process."""
-    handler = signal.getsignal(signal.SIGTERM)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     for name in ("COLORTERM", "FORCE_COLOR", "GITHUB_ACTIONS", "GITLAB_CI", "NO_COLOR", "PY_COLORS"):
         monkeypatch.delenv(name, raising=False)
 
@@ -429,4 +429,5 @@ def cli(monkeypatch, capsys):
         return CommandResult(int(ended.value.code or 0), *capsys.readouterr())
 
     yield run
-    signal.signal(signal.SIGTERM, handler)
+    for number, handler in handlers.items():
+        signal.signal(number, handler)

@@ -1,10 +1,12 @@
 """Reading images from layouts, archives, an engine and a registry."""
 
+import bz2
 import contextlib
 import errno
 import gzip
 import itertools
 import json
+import lzma
 import os
 import tarfile
 import threading
@@ -76,6 +78,16 @@ def test_damaged_compressed_archive_is_rejected(one, tmp_path, packed, damage):
     path.write_bytes(damage(packed(path.read_bytes())))
     with pytest.raises(AuditError, match="can't be read"):
         images(str(path))
+
+
+@pytest.mark.parametrize(("packed", "name"), [(bz2.compress, "bzip2"), (lzma.compress, "xz")])
+def test_unsupported_compression_is_named(one, tmp_path, packed, name):
+    path = Path(archived(tmp_path / "a.tar", one))
+    path.write_bytes(packed(path.read_bytes()))
+    with pytest.raises(AuditError) as raised:
+        images(str(path))
+    assert str(raised.value) == f"the archive {path} can't be read: compression {name} is not supported"
+    assert "gzip or zstd" in raised.value.remedy
 
 
 def test_docker_save_archive_with_manifests_is_read(one, tmp_path):

@@ -2,6 +2,8 @@
 
 import io
 import json
+import os
+import pty
 import re
 import signal
 import subprocess
@@ -200,18 +202,26 @@ main()
 """
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_signal_ends_a_build_with_a_report(project, tmp_path, tmp_path_factory, conforms, number, code):
-    path = project()
+@pytest.fixture
+def held_build(project, tmp_path, tmp_path_factory):
+    """The command line of a build whose engine finishes nothing."""
     (tmp_path / ".dockerignore").write_text("*\n")
     script = PROCESS.format(doubles=str(Path(building.__file__).parent))
-    layouts = tmp_path_factory.mktemp("layouts")
-    options = ["build", "-f", path, "--json", "--jobs", "2", "--junit", tmp_path / "junit.xml"]
+    options = ["build", "-f", project(), "--json", "--jobs", "2", "--junit", tmp_path / "junit.xml"]
+    return [sys.executable, "-c", script, tmp_path_factory.mktemp("layouts"), *options]
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)]
+)
+def test_signal_ends_a_build_with_a_report(held_build, tmp_path, conforms, number, code):
     with subprocess.Popen(
-        [sys.executable, "-c", script, layouts, *options],
+        held_build,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        # Not ignored, as it is when nohup runs the tests.
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
     ) as process:
         for line in process.stderr:
             if line.startswith("building"):
@@ -224,6 +234,35 @@ def test_signal_ends_a_build_with_a_report(project, tmp_path, tmp_path_factory, 
     assert {cell["status"] for cell in document["cells"]} == {"stopped", "excluded", "infeasible"}
     assert (tmp_path / "junit.xml").read_text().count("<skipped") == 12
     assert "Traceback" not in err
+
+
+def test_closed_terminal_ends_a_build_with_a_report(held_build, tmp_path):
+    master, terminal = pty.openpty()
+    with subprocess.Popen(
+        ["setsid", "--ctty", *held_build],
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
+    ) as process:
+        os.close(terminal)
+        seen = b""
+        while b"RUN true" not in seen:
+            seen += os.read(master, 1000)
+        os.close(master)
+        assert process.wait(60) == 129
+    assert (tmp_path / "junit.xml").read_text().count("<skipped") == 12
+
+
+def test_build_under_nohup_survives_its_terminal(held_build):
+    with subprocess.Popen(["nohup", *held_build], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        for line in process.stderr:
+            if line.startswith(b"building"):
+                break
+        process.send_signal(signal.SIGHUP)
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)
+    assert process.returncode == 143
 
 
 @pytest.mark.parametrize("words", [("build", "--json"), ("build",), ("plan",), ("plan", "--json")])

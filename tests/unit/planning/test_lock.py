@@ -110,6 +110,18 @@ def test_unwritable_lock_is_reported(tmp_path):
     assert len(list(tmp_path.iterdir())) == 1
 
 
+def test_linked_lock_stays_a_link(tmp_path):
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    path = tmp_path / "imagematrix.lock"
+    path.symlink_to(shared / "our.lock")
+    assert lock.extend(path, {"debian:bookworm": f"sha256:{'1' * 64}"})
+    lock.renew(path, lock.read(path), {"debian:trixie": f"sha256:{'2' * 64}"})
+    assert path.is_symlink()
+    assert lock.read(shared / "our.lock") == {"debian:trixie": f"sha256:{'2' * 64}"}
+    assert [*shared.iterdir()] == [shared / "our.lock"]
+
+
 def test_concurrent_additions_are_all_kept(path):
     names = [f"base:{number}" for number in range(40)]
     with ThreadPoolExecutor(max_workers=8) as pool:
