@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all."""
+"""Files that are written whole or not at all, and whether one has changed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["replace", "write"]
+__all__ = ["replace", "stamp", "write"]
 
 # The file can be written but not replaced: its folder is not writable, or it is a mount of its own.
 IN_PLACE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY}
@@ -57,3 +57,15 @@ def write(path: Path, content: bytes) -> None:
         if error.errno not in IN_PLACE:
             raise
         target.write_bytes(content)
+
+
+def stamp(path: Path) -> tuple[int, ...] | None:
+    """Return what differs once the file was written or made anew; None if there is none.
+
+    An inode alone may be used again, and clocks of file systems are coarse.
+    """
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino, status.st_ctime_ns, status.st_size

@@ -6,7 +6,7 @@ import threading
 import time
 from typing import Protocol
 
-from imagematrix.errors import UsageError
+from imagematrix.files import stamp
 from imagematrix.node.host import Host
 from imagematrix.node.probe import probe
 from imagematrix.node.tree import Tree
@@ -35,16 +35,11 @@ class Saved:
     """The host in a file, read anew when the file changes."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._read = _Changing(self._state, lambda: Host.load(path))
+        self._read = _Changing(lambda: stamp(path), lambda: Host.load(path))
 
     def host(self) -> Host:
         """Return the host; see Node."""
         return self._read.value()
-
-    def _state(self) -> Hashable:
-        status = self._path.stat()
-        return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 class Probed:
@@ -72,10 +67,7 @@ class _Changing:
     def value(self) -> Host:
         with self._lock:
             if self._value is None or time.monotonic() - self._looked >= RARELY_S:
-                try:
-                    seen = self._state()
-                except OSError as error:
-                    raise UsageError(f"{error.filename}: {error.strerror}") from error
+                seen = self._state()
                 if self._value is None or seen != self._seen:
                     self._value = self._read()
                     self._seen = seen

@@ -17,6 +17,7 @@ import grpc
 
 from imagematrix.allocation.pods import named
 from imagematrix.errors import ImagematrixError, UsageError
+from imagematrix.files import stamp
 from imagematrix.kubelet import sockets
 from imagematrix.kubelet.messages import DEVICE_PLUGIN, PODS, REGISTRATION, VERSION, call, message
 from imagematrix.kubernetes.plugin import offer as offers
@@ -185,7 +186,7 @@ class Plugin:
 
     async def _register(self) -> None:
         """Serve and register each resource that is not registered with the current kubelet."""
-        identity = _identity(self._settings.registry)
+        identity = stamp(self._settings.registry)
         if identity is None:
             self._fail("kubelet", f"{self._settings.registry} not found: waiting for kubelet")
             return
@@ -319,15 +320,6 @@ async def _every(seconds: float, action: Callable[[], Any], *, at_once: bool = F
     while True:
         await asyncio.sleep(seconds)
         await action()
-
-
-def _identity(path: Path) -> tuple[int, ...] | None:
-    """Return what changes when a socket is created again; its inode alone may be reused."""
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino, status.st_ctime_ns
 
 
 def _options(resource: str) -> Any:

@@ -6,7 +6,7 @@ import asyncio
 import ssl
 
 from imagematrix.errors import UsageError
-from imagematrix.kubernetes.webhook.changes import stamp
+from imagematrix.files import stamp
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

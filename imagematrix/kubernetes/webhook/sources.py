@@ -8,8 +8,8 @@ from typing import Protocol
 
 from imagematrix.catalog.sources import open_catalog
 from imagematrix.errors import ImagematrixError
+from imagematrix.files import stamp
 from imagematrix.kubernetes.nodes import load
-from imagematrix.kubernetes.webhook.changes import stamp
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

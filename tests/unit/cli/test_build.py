@@ -202,6 +202,9 @@ main()
 """
 
 
+HEARS = ("env", "--default-signal=HUP")  # also if nohup runs the tests
+
+
 @pytest.fixture
 def held_build(project, tmp_path, tmp_path_factory):
     """The command line of a build whose engine finishes nothing."""
@@ -216,12 +219,7 @@ def held_build(project, tmp_path, tmp_path_factory):
 )
 def test_signal_ends_a_build_with_a_report(held_build, tmp_path, conforms, number, code):
     with subprocess.Popen(
-        held_build,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        # Not ignored, as it is when nohup runs the tests.
-        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
+        [*HEARS, *held_build], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         for line in process.stderr:
             if line.startswith("building"):
@@ -239,11 +237,10 @@ def test_signal_ends_a_build_with_a_report(held_build, tmp_path, conforms, numbe
 def test_closed_terminal_ends_a_build_with_a_report(held_build, tmp_path):
     master, terminal = pty.openpty()
     with subprocess.Popen(
-        ["setsid", "--ctty", *held_build],
+        ["setsid", "--ctty", *HEARS, *held_build],
         stdin=terminal,
         stdout=terminal,
         stderr=terminal,
-        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
     ) as process:
         os.close(terminal)
         seen = b""
