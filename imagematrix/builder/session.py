@@ -12,7 +12,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from functools import partial
 from graphlib import TopologicalSorter
-from typing import Any, Protocol
+from typing import Protocol
 
 from imagematrix.builder.logs import log_path
 from imagematrix.builder.result import BuildStatus, Result, complete
@@ -72,6 +72,8 @@ class Session:
         self._fail_fast = fail_fast
         self._results: dict[str, Result] = {}
         self._stopped = False
+        self._running = 0  # builds, also those in threads that the pool has not recorded
+        self._changed = threading.Condition()  # guards these two
 
     def run(self, jobs: int) -> list[Result]:
         """Make all images, `jobs` at a time, and return their results in the order of the items.
@@ -112,8 +114,7 @@ class Session:
             except BaseException:
                 self._abandon(futures)
                 # The results have to be reported soon after a build is stopped.
-                running: list[Future[Any]] = [*futures, *shared]
-                if wait(running, timeout=GRACE).not_done:
+                if not self._ended(shared):
                     threads.pop_all()
                     ahead.shutdown(wait=False)
                     pool.shutdown(wait=False)
@@ -122,10 +123,23 @@ class Session:
         return complete(self._items.values(), self._results.values())
 
     def _abandon(self, futures: Iterable[Future[Result]]) -> None:
-        self._stopped = True
+        with self._changed:
+            self._stopped = True
         for future in futures:
             future.cancel()
         self._builder.stop()
+
+    def _ended(self, shared: Iterable[Future[None]]) -> bool:
+        """Wait GRACE seconds for stopped work to end; return whether it has.
+
+        An interrupt can arrive after a thread starts and before the pool records it, so this counts running
+        builds instead of the pool's threads.
+        """
+        deadline = time.monotonic() + GRACE
+        not_done = wait(shared, timeout=GRACE).not_done
+        with self._changed:
+            left = max(0, deadline - time.monotonic())
+            return self._changed.wait_for(lambda: not self._running, left) and not not_done
 
     def _one(self, item: Planned, slots: threading.Semaphore) -> Result:
         lost = [name for name in item.needs if name in self._results and not self._results[name].stored]
@@ -136,9 +150,16 @@ class Session:
             return result
         with contextlib.ExitStack() as slot:
             slot.enter_context(slots)
-            if self._stopped:
-                return Result(item=item, status=BuildStatus.STOPPED)
-            return self._carried_out(item, slot.close)
+            with self._changed:
+                if self._stopped:
+                    return Result(item=item, status=BuildStatus.STOPPED)
+                self._running += 1
+            try:
+                return self._carried_out(item, slot.close)
+            finally:
+                with self._changed:
+                    self._running -= 1
+                    self._changed.notify()
 
     def _carried_out(self, item: Planned, release_slot: Callable[[], None]) -> Result:
         begin = time.monotonic()

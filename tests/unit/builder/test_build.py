@@ -530,6 +530,33 @@ def test_interrupt_stops_running_builds_and_propagates(planned, backend, logs, j
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("build")]
 
 
+def test_interrupt_while_a_thread_starts_waits_for_its_build(planned, backend, logs, monkeypatch):
+    """The pool does not know the thread then, and the build needs the files that are removed at the end."""
+    results = []
+    started = threading.Event()
+
+    class Slow(Recorder):
+        def started(self, _):
+            started.set()
+            time.sleep(0.3)
+
+        def finished(self, result):
+            results.append(result.status)
+
+    start = threading.Thread.start
+
+    def interrupted(self):
+        start(self)
+        if self.name.startswith("build"):
+            assert started.wait(10)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        build(planned(), backend, backend, jobs=2, logs=logs, reporter=Slow(), layers=Layers())
+    assert results == ["stopped"]
+
+
 def test_unwritable_log_fails_only_its_own_cell(planned, carry_out, logs):
     (logs / "training" / "v1-cpu-znver4.log").mkdir(parents=True)
     results, _ = carry_out(planned(only=CPU))
