@@ -1,1 +1,1 @@
-"""Taking device code out of files that cannot run on given GPUs."""
+"""Removing device code from files that cannot run on the given GPUs."""

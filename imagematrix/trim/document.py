@@ -1,4 +1,4 @@
-"""What trimming did as a JSON document: imagematrix.trim/v1, whose schema is schemas/trim.json."""
+"""The result of trimming as a JSON document of the schema imagematrix.trim/v1 (schemas/trim.json)."""
 
 from __future__ import annotations
 

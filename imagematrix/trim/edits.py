@@ -1,4 +1,4 @@
-"""Edits of a file that leave its length and all offsets as they are, and the bytes of the file with them."""
+"""Edits that remove bytes from a file without changing its length or the offsets of its other parts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     from imagematrix.audit.window import Window
 
-__all__ = ["Edit", "edited", "taken_out", "zeros"]
+__all__ = ["Edit", "edited", "removed_bytes", "zeros"]
 
 PIECE = 1 << 20
 ZEROS = bytes(PIECE)
@@ -18,9 +18,9 @@ ZEROS = bytes(PIECE)
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """What comes in place of the bytes from `start` to `end`: `head`, then ranges of these bytes, then zeros.
+    """The replacement for the bytes from `start` to `end`: `head`, then the ranges `kept`, then zeros.
 
-    The ranges are offsets and sizes in the file as it was, in order.
+    The ranges are offsets and sizes in the original file, in order, between `start` and `end`.
     """
 
     start: int
@@ -35,7 +35,7 @@ class Edit:
 
 
 def edited(window: Window, edits: Iterable[Edit]) -> Iterator[bytes | int]:
-    """Yield the bytes of a file with the edits, which do not overlap; a number stands for so many zeros."""
+    """Yield the bytes of a file after edits that do not overlap; a number n stands for n zeros."""
     at = 0
     for edit in sorted(edits, key=lambda edit: edit.start):
         yield from _pieces(window, at, edit.start - at)
@@ -47,8 +47,8 @@ def edited(window: Window, edits: Iterable[Edit]) -> Iterator[bytes | int]:
     yield from _pieces(window, at, window.size - at)
 
 
-def taken_out(window: Window, edits: Iterable[Edit]) -> Iterator[bytes]:
-    """Yield the bytes that the edits take out."""
+def removed_bytes(window: Window, edits: Iterable[Edit]) -> Iterator[bytes]:
+    """Yield the bytes that the edits remove."""
     for edit in edits:
         at = edit.start + len(edit.head)
         for offset, size in (*edit.kept, (edit.end, 0)):
@@ -57,13 +57,13 @@ def taken_out(window: Window, edits: Iterable[Edit]) -> Iterator[bytes]:
 
 
 def zeros(number: int) -> Iterator[bytes]:
-    """Yield so many zeros."""
+    """Yield `number` zeros in pieces."""
     for at in range(0, number, PIECE):
         yield ZEROS[: number - at]
 
 
 def _pieces(window: Window, offset: int, size: int) -> Iterator[bytes]:
-    """Yield a range of a file; raise OSError where the file has become shorter."""
+    """Yield a range of a file; raise OSError if the file has become shorter."""
     for at in range(offset, offset + size, PIECE):
         piece = window.at(at, min(PIECE, offset + size - at))
         if not piece:

@@ -1,4 +1,4 @@
-"""What trimming makes of one file: the edits, and what they take out."""
+"""Examining one file: the edits that trim it, and the device code that they remove."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["HEAD", "Amount", "Finding", "Status", "examine", "interesting"]
 
-HEAD = 16  # bytes of a file that tell whether it may have fatbins
+HEAD = 16  # bytes at the start of a file that tell whether it may have fatbins
 SECTIONS = frozenset({".nv_fatbin", "__nv_relfatbin"})
 KINDS = {fatbin.CUBIN: "cubin", fatbin.PTX: "ptx"}
 OTHER = "other"
@@ -30,11 +30,11 @@ FORMAT = 1  # version in the header of a fatbin
 
 
 class Status(StrEnum):
-    """What became of a file with device code.
+    """The result for a file with device code.
 
-    `TRIMMED`: something was taken out. `UNCHANGED`: there was nothing to take out. `UNSUPPORTED`: it has
-    nothing that runs on any of the GPUs, and stays as it is. `NVIDIA`: a library of NVIDIA's, left alone.
-    `DAMAGED`: its device code makes no sense, and stays as it is.
+    `TRIMMED`: device code was removed. All others are unchanged. `UNCHANGED`: there was nothing to remove.
+    `UNSUPPORTED`: none of its device code runs on any of the GPUs. `NVIDIA`: it is a library of NVIDIA's.
+    `DAMAGED`: its device code is invalid.
     """
 
     TRIMMED = "trimmed"
@@ -46,7 +46,7 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """Device code of one kind ("cubin", "ptx" or "other") for one target: entries, and their bytes."""
+    """The device code of one kind ("cubin", "ptx" or "other") for one target: number of entries and bytes."""
 
     kind: str
     target: str
@@ -56,11 +56,11 @@ class Amount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What trimming makes of a file of `size` bytes.
+    """The result of examining a file of `size` bytes.
 
-    Of its fatbins, `containers`, `dead` have nothing that runs on any of the GPUs. `missing` are the
-    capabilities on which nothing in the file runs. `compressed` are the bytes that the removed ones have in
-    a compressed layer, None where that was not measured.
+    `containers` is the number of its fatbins, `dead` the number of fatbins without code for any of the GPUs.
+    `missing` are the capabilities for which the file has no code. `compressed` is the size of the removed
+    bytes after compression, None if it was not measured.
     """
 
     path: str
@@ -81,7 +81,7 @@ class Finding:
 
 
 class _DamagedError(Exception):
-    """Some of a file's device code makes no sense."""
+    """Some of a file's device code is invalid."""
 
 
 def interesting(head: bytes) -> bool:
@@ -90,10 +90,10 @@ def interesting(head: bytes) -> bool:
 
 
 def examine(path: str, window: Window, rules: Rules) -> Finding | None:
-    """Return what trimming makes of a file; None where it has no fatbins.
+    """Return the result for a file, or None if it has no fatbins.
 
-    A file is trimmed only if all of its device code makes sense: each fatbin is whole, consists of entries
-    without gaps, and lies in a section that shares no bytes with another.
+    A file is trimmed only if all of its device code is valid: each fatbin is complete, consists of entries
+    without gaps, and lies in a section that does not overlap another one.
     """
     head = window.at(0, HEAD)
     headers = elf.read(window) if head.startswith(elf.MAGIC) else None
@@ -114,7 +114,7 @@ def examine(path: str, window: Window, rules: Rules) -> Finding | None:
 
 
 def _sections(window: Window, head: bytes, headers: Elf | None) -> Iterator[Window]:
-    """Yield what may have fatbins in a file; raise _DamagedError."""
+    """Yield the parts of a file that may have fatbins; raise _DamagedError."""
     if headers:
         yield from _own_sections(window, headers)
     elif head.startswith(archives.AR):
@@ -146,7 +146,7 @@ def _own_sections(window: Window, headers: Elf) -> Iterator[Window]:
 
 @dataclass(slots=True)
 class _Tally:
-    """What is counted of a file, fatbin by fatbin."""
+    """The counts and edits of a file, collected fatbin by fatbin."""
 
     rules: Rules
     containers: int = 0
@@ -162,7 +162,7 @@ class _Tally:
         self.containers += 1
         self.entries += len(container.entries)
         head = window.at(container.offset, fatbin.HEADER.size)
-        if self.containers + self.entries > MOST or not _sound(container, head):
+        if self.containers + self.entries > MOST or not _valid(container, head):
             raise _DamagedError
         verdict = self.rules.judge(container.entries)
         self.served |= verdict.served
@@ -185,7 +185,7 @@ class _Tally:
             )
 
     def finding(self, path: str, size: int) -> Finding:
-        """Return what was counted."""
+        """Return the result for the file at `path`, which has `size` bytes."""
         code = any(kind != OTHER for kind, _ in (*self.kept, *self.dropped))
         status = Status.TRIMMED if self.edits else Status.UNCHANGED
         return Finding(
@@ -201,8 +201,8 @@ class _Tally:
         )
 
 
-def _sound(container: Container, head: bytes) -> bool:
-    """Whether all of a fatbin is known: a header, and entries one after the other up to its end."""
+def _valid(container: Container, head: bytes) -> bool:
+    """Whether a fatbin consists of a known header and of entries without gaps up to its end."""
     if not container.whole:
         return False
     _, version, own, _ = fatbin.HEADER.unpack(head)
@@ -215,7 +215,7 @@ def _sound(container: Container, head: bytes) -> bool:
 
 
 def _ranges(entries: Iterable[Entry], offset: int) -> Iterator[tuple[int, int]]:
-    """Yield offsets and sizes of entries; those that follow one another are one range."""
+    """Yield the offsets and sizes of entries; adjacent entries are merged into one range."""
     start = end = -1
     for entry in entries:
         if offset + entry.offset != end:

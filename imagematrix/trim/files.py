@@ -1,4 +1,4 @@
-"""Files that are replaced in one step, and the lists of those in folders."""
+"""Listing the files under paths, and replacing files atomically."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Listed", "Name", "listed", "replace"]
 
-PREFIX = ".imagematrix-trim-"  # of files that are being written, which are locked meanwhile
+PREFIX = ".imagematrix-trim-"  # of temporary files, which are locked while they are written
 
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """A name of a file, and the name that the result gets; they are the same where it is replaced."""
+    """A path of a file, and the path of the result; both are the same if the file is replaced."""
 
     source: Path
     target: Path
@@ -33,9 +33,9 @@ class Name:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """What there is under some paths: regular files, each with all of its names, links, and folders.
+    """The contents of some paths: regular files, each with all its names; symbolic links; folders.
 
-    `output` is the folder for copies, None where the files themselves are replaced.
+    `output` is the folder for copies, None if the files themselves are replaced.
     """
 
     output: Path | None
@@ -44,7 +44,7 @@ class Listed:
     folders: tuple[Name, ...]
 
     def create(self) -> None:
-        """Create the folders and the links of copies."""
+        """Create the folders and the links of the copies."""
         if self.output is None:
             return
         self.output.mkdir(parents=True, exist_ok=True)
@@ -54,15 +54,15 @@ class Listed:
             link.target.symlink_to(link.source.readlink())
 
     def finish(self) -> None:
-        """Give the folders of copies their modes and times, which is done when all files are in them."""
+        """Set the modes and times of the copies' folders. Call this after all files are written."""
         for folder in reversed(self.folders if self.output else ()):
             shutil.copystat(folder.source, folder.target)
 
 
 def listed(paths: Sequence[Path], output: Path | None) -> Listed:
-    """Return what there is under `paths`, for results in the folder `output` or in place; raise UsageError.
+    """Return the contents of `paths`; results go to the folder `output`, or replace the files.
 
-    Links in folders are not followed.
+    Links in folders are not followed. Raises UsageError if a path does not exist, or a target already does.
     """
     files: dict[tuple[int, int], dict[Path, Name]] = {}
     links: list[Name] = []
@@ -78,7 +78,7 @@ def listed(paths: Sequence[Path], output: Path | None) -> Listed:
         if target in given:
             raise UsageError(
                 f"{given[target]} and {source} would both become {target}",
-                remedy="trim them one by one, each with an --output of its own",
+                remedy="trim each of them with its own --output",
             )
         given[target] = source
         for name in _walk(source, target):
@@ -90,17 +90,17 @@ def listed(paths: Sequence[Path], output: Path | None) -> Listed:
             elif stat.S_ISREG(status.st_mode):
                 files.setdefault((status.st_dev, status.st_ino), {})[name.target.absolute()] = name
             elif output:
-                raise UsageError(f"{name.source} cannot be copied: it is no file, folder or link")
+                raise UsageError(f"{name.source} cannot be copied: it is not a file, a folder or a link")
     return Listed(
         output, tuple(tuple(names.values()) for names in files.values()), tuple(links), tuple(folders)
     )
 
 
 def replace(names: Sequence[Name], status: os.stat_result, write: Callable[[IO[bytes]], object]) -> None:
-    """Write a file under the targets of `names`, with mode and times of the one it comes from.
+    """Write a file to the targets of `names`, with the mode and the times of its source.
 
-    `status` is what that file was when it was read; raise UsageError where it is no longer the same. In
-    place, the owner is kept, too.
+    `status` is the status of the source when it was read; raises UsageError if the source has changed since.
+    In place, the owner is kept, too.
     """
     first, *others = names
     if first.source == first.target:
@@ -116,7 +116,7 @@ def replace(names: Sequence[Name], status: os.stat_result, write: Callable[[IO[b
         os.fsync(file.fileno())
         now = first.source.stat()
         if _state(now) != _state(status):
-            raise UsageError(f"{first.source} was changed while it was read", remedy="run the command again")
+            raise UsageError(f"{first.source} changed while it was read", remedy="run the command again")
         for other in others:
             with _temporary(other.target.parent) as (_, link):
                 link.unlink()
@@ -139,9 +139,9 @@ def _temporary(folder: Path) -> Iterator[tuple[IO[bytes], Path]]:
     with contextlib.ExitStack() as stack:
         while True:
             file = stack.enter_context(tempfile.NamedTemporaryFile(prefix=PREFIX, dir=folder, delete=False))
-            with contextlib.suppress(OSError):  # some file systems have no locks: there, none is removed
+            with contextlib.suppress(OSError):  # a file system without locks: `_remove_stale` removes nothing
                 fcntl.flock(file, fcntl.LOCK_EX)
-            if os.fstat(file.fileno()).st_nlink:  # else another process took it for a stale one
+            if os.fstat(file.fileno()).st_nlink:  # 0 if another process removed it as stale before the lock
                 break
         temporary = Path(file.name)
         try:
@@ -151,7 +151,7 @@ def _temporary(folder: Path) -> Iterator[tuple[IO[bytes], Path]]:
 
 
 def _remove_stale(folder: Path) -> None:
-    """Remove files that processes were writing when they were killed: nobody locks them any longer."""
+    """Remove temporary files of killed processes, which are no longer locked."""
     with os.scandir(folder) as entries:
         paths = [Path(entry.path) for entry in entries if entry.name.startswith(PREFIX) and entry.is_file()]
     for path in paths:
@@ -161,17 +161,17 @@ def _remove_stale(folder: Path) -> None:
 
 
 def _resolved(path: Path) -> Path:
-    """Return `path`, or what it leads to if it is a link; raise UsageError where it does not exist."""
+    """Return `path`, or its target if it is a link; raise UsageError if that does not exist."""
     try:
         resolved = path.resolve(strict=True)
         return resolved if path.is_symlink() else path
     except (OSError, RuntimeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "links lead in a circle"
+        reason = error.strerror if isinstance(error, OSError) else "symbolic links form a loop"
         raise UsageError(f"{path}: {reason}") from error
 
 
 def _walk(source: Path, target: Path) -> Iterator[Name]:
-    """Yield a file, or a folder and what is in it, in order."""
+    """Yield a file, or a folder and its contents, sorted by name."""
     waiting = [(Name(source, target), source.is_dir())]
     while waiting:
         name, folder = waiting.pop()

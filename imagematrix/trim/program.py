@@ -1,6 +1,6 @@
-"""The part of the package that trims, as one file for the stages of builds, which have no imagematrix.
+"""The trimming part of the package as one file, for build stages, where imagematrix is not installed.
 
-It needs Python 3.11 or newer there and nothing else.
+It needs only Python 3.11 or newer.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CONTEXT", "put"]
 
-CONTEXT = "imagematrix-trim"  # the named build context with it
+CONTEXT = "imagematrix-trim"  # the named build context that contains the program
 FILE = "trim.pyz"
 PACKAGE = Path(__file__).parent.parent
 FILES = (
@@ -33,10 +33,10 @@ MAIN = b"from imagematrix.trim.stage import main\n\nmain()\n"
 
 
 def put(parent: Path) -> Path:
-    """Return a new folder in a new folder of `parent` with the program alone.
+    """Write the program to a new folder, alone in a new folder of `parent`, and return its folder.
 
-    BuildKit keeps what it was sent by the folder's last name, and has a file sent again whose time differs:
-    the name is the program's digest, and its time always the same.
+    BuildKit caches a context by the folder's name, and transfers a file again if its time differs. So the
+    folder is named by the program's digest, and the file's time is always the same.
     """
     with tempfile.TemporaryFile() as file:
         with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:

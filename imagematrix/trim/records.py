@@ -1,4 +1,4 @@
-"""The RECORD of a Python package, which lists its files with their hashes, in a wheel and once installed.
+"""The RECORD of a Python package, in a wheel or installed, which lists files with their hashes.
 
 https://packaging.python.org/en/latest/specifications/recording-installed-packages/
 """
@@ -17,28 +17,28 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-__all__ = ["NAME", "SIGNATURE", "digest", "updated", "written"]
+__all__ = ["NAME", "SIGNATURE", "digest", "encoded", "updated"]
 
 NAME = re.compile(r"(?:.*/)?[^/]+\.dist-info/RECORD")
 SIGNATURE = re.compile(r"[^/]+\.dist-info/RECORD\.(?:jws|p7s)")
 
 
 def digest(pieces: Iterable[bytes | int]) -> str:
-    """Return the hash of a file as a RECORD has it; a number stands for so many zeros."""
+    """Return the hash of a file in the encoding of a RECORD; a number n in `pieces` stands for n zeros."""
     checksum = hashlib.sha256()
     for piece in pieces:
         for one in edits.zeros(piece) if isinstance(piece, int) else (piece,):
             checksum.update(one)
-    return written(checksum.digest())
+    return encoded(checksum.digest())
 
 
-def written(digest: bytes) -> str:
-    """Return a SHA-256 as a RECORD has it."""
+def encoded(digest: bytes) -> str:
+    """Return a SHA-256 digest in the encoding of a RECORD."""
     return f"sha256={base64.urlsafe_b64encode(digest).decode().rstrip('=')}"
 
 
 def updated(text: str, hashed: Callable[[str], str | None]) -> str:
-    """Return a RECORD with the hashes that `hashed` returns by path; None leaves a line as it is."""
+    """Return a RECORD with new hashes: `hashed` returns the hash of a path, or None to keep the line."""
     return "".join(_line(line, hashed) for line in text.splitlines(keepends=True))
 
 

@@ -1,7 +1,7 @@
-"""Which device code of a fatbin stays: that which can run on the GPUs that it is trimmed for.
+"""The rules for trimming a fatbin: the device code that can run on the given GPUs stays.
 
-`VERSION` is part of the identity of images that are built with trimmed files: raise it with every change of
-what a trimmed file looks like. The tests have hashes of trimmed files, which tell such a change.
+`VERSION` is part of the identity of images with trimmed files: raise it with every change of the bytes that
+trimming writes. The tests compare hashes of trimmed files, so they fail after such a change.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ VERSION = "3"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The entries of a fatbin that stay, and the capabilities on which one of them runs."""
+    """The entries of a fatbin that stay, and the capabilities for which they have code."""
 
     kept: tuple[Entry, ...]
     served: frozenset[str]
@@ -34,11 +34,11 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """What to keep: code for the capabilities `computes` ("9.0").
+    """The code to keep: code for the capabilities `computes` ("9.0").
 
-    PTX stays where no cubin of the same fatbin runs on one of them, and everywhere with `keep_ptx`. A fatbin
-    with nothing that runs on any of them stays as it is, or is emptied with `drop_dead`. `nvidia` says
-    whether NVIDIA's own libraries are trimmed, too.
+    PTX stays if one of the capabilities needs it because no cubin in the same fatbin runs there; with
+    `keep_ptx`, all PTX stays. A fatbin without code for any of the capabilities stays as it is; with
+    `drop_dead`, it is emptied. With `nvidia`, NVIDIA's own libraries are trimmed, too.
     """
 
     computes: tuple[str, ...]
@@ -47,7 +47,7 @@ class Rules:
     nvidia: bool = False
 
     def judge(self, entries: Sequence[Entry]) -> Verdict:
-        """Return what stays of a fatbin."""
+        """Return which entries of a fatbin stay."""
         code = [one for entry in entries for one in entry.code]
         cubins = [one for one in code if one.kind == CUBIN]
         texts = [one for one in code if one.kind == PTX]
@@ -64,13 +64,13 @@ class Rules:
             return any(_any_cubin([entry], compute) for compute in self.computes)
         if entry.kind == PTX:
             return self.keep_ptx or any(_any_ptx([entry], compute) for compute in compiled)
-        return True  # intermediate code for linkers, which no driver is given
+        return True  # intermediate code for linkers, which no driver loads
 
 
 def capabilities(words: Iterable[str]) -> tuple[str, ...]:
-    """Return the capabilities of the GPUs that capability words name, in order; raise UsageError.
+    """Return the capabilities of the GPUs that run code for the targets in `words`; raise UsageError.
 
-    The word of a target names the GPUs that its code runs on: "9.0a" is 9.0, "10.0f" are 10.0 and 10.3.
+    For example, "9.0a" stands for 9.0, and "10.0f" for 10.0 and 10.3. The result is sorted.
     """
     gpus: set[str] = set()
     targets = device_code.known()

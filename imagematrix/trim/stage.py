@@ -1,4 +1,4 @@
-"""The command line of `program` in a stage of a build: what `imagematrix trim` does, without its output."""
+"""The command line of `program` in a build stage: `imagematrix trim` with a short output."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Trim the paths that the arguments name, and print what became of each file."""
+    """Trim the paths in the arguments, and print the result for each file."""
     parser = argparse.ArgumentParser(prog="trim")
     parser.add_argument("--compute", action="append", required=True)
     parser.add_argument("--keep-ptx", action="store_true")

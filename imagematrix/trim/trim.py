@@ -31,17 +31,17 @@ if TYPE_CHECKING:
 __all__ = ["Report", "trim"]
 
 PIECE = 1 << 20
-# A file in which nothing is left to remove may have been trimmed by a run that was killed before it came to
+# A file without anything to remove may have been trimmed by an earlier run that was killed before it updated
 # the RECORD.
 DONE = (Status.TRIMMED, Status.UNCHANGED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What was done to files with device code, or would be with `dry_run`.
+    """The results for files with device code; with `dry_run`, nothing was written.
 
-    Files in a wheel are named by its path, "!/" and their own. `linked` are the trimmed files that have names
-    outside of the paths that were given, too, which keep the file as it was.
+    A file in a wheel is named by the wheel's path, "!/" and its own path. `linked` are the trimmed files with
+    hard links outside the given paths; these links keep the untrimmed file.
     """
 
     rules: Rules
@@ -60,11 +60,10 @@ def trim(
 ) -> Report:
     """Trim files, all files in folders, and wheels; raise UsageError.
 
-    A file is replaced by a new one of the same length, mode, owner and times, in one step: who has it open
-    keeps the old one, and however this ends, there is the old one or the new one. All names that a file has
-    among `paths` become names of the new one. With `output`, copies of `paths` in that folder are trimmed
-    instead. The hashes in a RECORD of what is trimmed are made true. `measure` returns how many bytes some
-    have when they are compressed.
+    Each file is replaced atomically by a new one with the same length, mode, owner and times: processes that
+    have it open keep the old file, and an interruption leaves either the old or the new file. All hard links
+    among `paths` lead to the new file. With `output`, copies of `paths` in that folder are trimmed instead.
+    The hashes of trimmed files in a RECORD are updated. `measure` returns the compressed size of bytes.
     """
     listed = files.listed(paths, output)
     trimmed: set[Path] = set()
@@ -84,7 +83,7 @@ def trim(
                         linked += [str(names[0].source)] * (examined.status.st_nlink > len(names))
                     if not dry_run:
                         _put(names, examined)
-        finally:  # also those of files that were trimmed before an error
+        finally:  # after an error, too, for the files that are already trimmed
             if not dry_run:
                 for names in listed.files:
                     _record(names, trimmed)
@@ -98,7 +97,7 @@ def trim(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Examined:
-    """An open file: what was found, and what writes it trimmed, None where nothing is to be taken out."""
+    """An open file: its findings, and a function that writes it trimmed, None if nothing is to be removed."""
 
     file: BinaryIO
     status: os.stat_result
@@ -129,12 +128,12 @@ def _opened(path: Path, look: Look) -> Iterator[_Examined]:
 def _look(rules: Rules, measure: Measure | None, path: str, window: Window) -> Finding | None:
     finding = examine(path, window, rules)
     if measure and finding and finding.edits:
-        return dataclasses.replace(finding, compressed=measure(edits.taken_out(window, finding.edits)))
+        return dataclasses.replace(finding, compressed=measure(edits.removed_bytes(window, finding.edits)))
     return finding
 
 
 def _put(names: Sequence[Name], examined: _Examined) -> None:
-    """Write what becomes of a file."""
+    """Write the trimmed file; if nothing is removed, only copy it if it has another target."""
     first = names[0]
     if examined.write:
         files.replace(names, examined.status, examined.write)
@@ -146,13 +145,13 @@ def _put(names: Sequence[Name], examined: _Examined) -> None:
 def _write(window: Window, changes: Sequence[Edit], target: IO[bytes]) -> None:
     for piece in edits.edited(window, changes):
         if isinstance(piece, int):
-            target.seek(piece, os.SEEK_CUR)  # which leaves a hole: zeros that take no space on the disk
+            target.seek(piece, os.SEEK_CUR)  # leave a hole: zeros that take no disk space
         else:
             target.write(piece)
 
 
 def _record(names: Sequence[Name], trimmed: Collection[Path]) -> None:
-    """Make the hashes true that a RECORD has of trimmed files; a copy may not have it yet after an error."""
+    """Update the hashes of trimmed files in a RECORD; after an error, its copy may not exist yet."""
     target = names[0].target
     if not (trimmed and records.NAME.fullmatch(target.as_posix()) and target.exists()):
         return
@@ -161,7 +160,7 @@ def _record(names: Sequence[Name], trimmed: Collection[Path]) -> None:
     basenames = {file.name for file in real}
 
     def hashed(path: str) -> str | None:
-        # Links, such as lib64, are only followed for the few names that may be those of trimmed files.
+        # Resolving links, such as lib64, takes time, so only paths named like a trimmed file are resolved.
         if "\0" in path or os.path.basename(path) not in basenames:  # noqa: PTH119 - text, perhaps no path
             return None
         file = real.get(Path(os.path.realpath(folder / path)))

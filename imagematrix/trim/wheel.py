@@ -1,4 +1,4 @@
-"""Wheels: the libraries in them, and the wheel anew with these trimmed."""
+"""Wheels: examining the libraries inside, and rewriting the wheel with trimmed libraries."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ if TYPE_CHECKING:
 __all__ = ["SUFFIX", "Wheel", "opened"]
 
 SUFFIX = ".whl"
-LOCAL = struct.Struct("<26xHH")  # a local header: the lengths of name and extra field behind it
-GROWTH = 1.05  # deflate makes nothing larger than this
+LOCAL = struct.Struct("<26xHH")  # a local header: lengths of the name and the extra field after it
+GROWTH = 1.05  # upper bound for the growth of data by deflate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wheel:
-    """What trimming makes of the files in a wheel; `changed` are the trimmed ones as they were, by name."""
+    """The results for the files in a wheel; `changed` are the original bytes of files to trim, by name."""
 
     window: Window
     findings: tuple[Finding, ...]
     changed: Mapping[str, tuple[Window, Finding]]
 
     def write(self, target: IO[bytes]) -> None:
-        """Write the wheel with the trimmed files; the others are copied as they are compressed.
+        """Write the wheel with the trimmed files; the compressed bytes of all others are copied.
 
-        The same wheel gives the same bytes, by the same zlib. RECORD comes last.
+        With the same zlib, the same wheel gives the same bytes. RECORD comes last.
         """
         digests: dict[str, str] = {}
         with (
@@ -62,9 +62,9 @@ class Wheel:
 
 @contextlib.contextmanager
 def opened(path: str, window: Window, look: Look) -> Iterator[Wheel]:
-    """Yield what trimming makes of a wheel, as `look` says of each file; raise UsageError where it is signed.
+    """Yield the results for a wheel; `look` examines each file. Raises UsageError if the wheel is signed.
 
-    Files in it are named by the path of the wheel, "!/", and their own.
+    A file in it is named by the wheel's path, "!/" and its own path.
     """
     findings: list[Finding] = []
     changed: dict[str, tuple[Window, Finding]] = {}
@@ -86,14 +86,14 @@ def opened(path: str, window: Window, look: Look) -> Iterator[Wheel]:
             if changed:
                 _require_writable(path, window, changed)
         except archives.UNREADABLE as error:
-            if isinstance(error, OSError) and error.errno:  # a full disk, say
+            if isinstance(error, OSError) and error.errno:  # an error of the system, such as a full disk
                 raise
             findings, changed = [Finding(path=path, status=Status.DAMAGED, size=window.size)], {}
         yield Wheel(window=window, findings=tuple(findings), changed=changed)
 
 
 def _require_writable(path: str, window: Window, changed: Mapping[str, object]) -> None:
-    """Raise ValueError where a zip is no wheel that can be written anew, UsageError where it is signed."""
+    """Raise ValueError if a zip is not a wheel that can be rewritten, UsageError if it is signed."""
     with archives.opened(window) as archive:
         names = archive.namelist()
         if any(map(records.SIGNATURE.fullmatch, names)):
@@ -102,11 +102,11 @@ def _require_writable(path: str, window: Window, changed: Mapping[str, object]) 
         listed: set[str] = set()
         records.updated(archive.read(_record(archive)).decode(), listed.add)
         if len(names) != len(set(names)) or not changed.keys() <= listed:
-            raise ValueError("RECORD does not list the files")
+            raise ValueError("RECORD does not list the trimmed files, or names are repeated")
 
 
 def _record(archive: zipfile.ZipFile) -> zipfile.ZipInfo:
-    """Return the RECORD of the wheel itself; packages that it vendors have theirs deeper."""
+    """Return the wheel's own RECORD; those of vendored packages are in deeper folders."""
     (record,) = (
         one
         for one in archive.infolist()
@@ -121,7 +121,7 @@ def _bytes(window: Window, finding: Finding) -> Iterator[bytes]:
 
 
 def _like(one: zipfile.ZipInfo) -> zipfile.ZipInfo:
-    """Return a new entry of a zip with the name, time, mode and size of another."""
+    """Return a new zip entry with the name, time, mode and size of another one."""
     new = zipfile.ZipInfo(one.filename, one.date_time)
     new.compress_type = one.compress_type
     new.create_system = one.create_system
@@ -131,12 +131,12 @@ def _like(one: zipfile.ZipInfo) -> zipfile.ZipInfo:
 
 
 def _deflate(window: Window, finding: Finding, one: zipfile.ZipInfo, archive: zipfile.ZipFile) -> str:
-    """Write a trimmed file to a zip, and return its hash as a RECORD has it.
+    """Write a trimmed file to a zip with several threads, and return its hash in the encoding of a RECORD.
 
-    zipfile would compress it in one thread.
+    zipfile would use a single thread.
     """
     new = _like(one)
-    new.compress_type = zipfile.ZIP_DEFLATED  # the zeros are to go
+    new.compress_type = zipfile.ZIP_DEFLATED  # even if the original was stored, to compress the zeros
     new.CRC = 0
     digest = hashlib.sha256()
 
@@ -151,11 +151,11 @@ def _deflate(window: Window, finding: Finding, one: zipfile.ZipInfo, archive: zi
         for piece in deflate.deflated(content(), deflate.threads()):
             file.write(piece)
         new.compress_size = file.tell() - start
-    return records.written(digest.digest())
+    return records.encoded(digest.digest())
 
 
 def _copy(window: Window, one: zipfile.ZipInfo, archive: zipfile.ZipFile) -> None:
-    """Copy a file from one zip to another as it is compressed, for which zipfile has no function."""
+    """Copy the compressed bytes of a file from one zip to another, which zipfile cannot do."""
     lengths = LOCAL.unpack(window.at(one.header_offset, LOCAL.size))
     data = window.part(one.header_offset + LOCAL.size + sum(lengths), one.compress_size)
     new = _like(one)
@@ -166,9 +166,9 @@ def _copy(window: Window, one: zipfile.ZipInfo, archive: zipfile.ZipFile) -> Non
 
 @contextlib.contextmanager
 def _appended(archive: zipfile.ZipFile, new: zipfile.ZipInfo) -> Iterator[IO[bytes]]:
-    """Yield the file of a zip, to write the compressed content of `new` to it.
+    """Yield a zip's file for writing the compressed content of `new`.
 
-    At the end `new` has to have its checksum and its compressed size.
+    The caller has to set the checksum and the compressed size of `new` before the context ends.
     """
     file = archive.fp
     assert file is not None  # noqa: S101 - it is open; this tells the type checker

@@ -50,7 +50,7 @@ def test_kept_code_moves_to_the_front_and_the_rest_is_zeroed():
 def test_removed_code_can_be_read():
     raw = fat(entry(target=80, payload=A), entry(target=90, payload=B), entry(PTX, 90, C))
     window = Window(io.BytesIO(raw), 0, len(raw))
-    taken = b"".join(edits.taken_out(window, found(raw).edits))
+    taken = b"".join(edits.removed_bytes(window, found(raw).edits))
     assert taken == entry(target=80, payload=A) + entry(PTX, 90, C)
 
 
@@ -106,7 +106,7 @@ def test_code_that_is_compressed_together_stays_together():
     assert (again.status, again.kept) == (Status.UNCHANGED, finding.kept)
 
 
-# Raise VERSION of the rules with any change of these.
+# If one of these hashes changes, raise VERSION in the rules.
 GOLDEN = {
     ("zstd.fatbin", "9.0", ()): "7021fe6ba0756baa",
     ("zstd.fatbin", "10.0", ()): "0f4081eee72c6d5b",

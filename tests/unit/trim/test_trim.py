@@ -119,14 +119,14 @@ def test_links_in_a_folder_are_not_followed(tmp_path):
     assert outside.read_bytes() == RAW
 
 
-def test_two_paths_of_one_name_are_refused_for_output(tmp_path):
+def test_paths_with_the_same_name_are_rejected_for_output(tmp_path):
     """The second copy would replace the first."""
     one, other = put(tmp_path / "a" / "x.fatbin"), put(tmp_path / "b" / "x.fatbin")
     out = tmp_path / "out"
     with pytest.raises(UsageError, match="would both become"):
         trim([one, other], HOPPER, output=out)
     assert not out.exists()
-    trim([one.parent, one.parent], HOPPER, output=out)  # the same one twice is one
+    trim([one.parent, one.parent], HOPPER, output=out)  # the same path twice counts once
     assert (out / "a" / "x.fatbin").read_bytes() == STAYING
 
 
@@ -138,7 +138,7 @@ def test_folders_may_be_deep(tmp_path):
     path = put(deepest / "a.fatbin")
     trim([tmp_path], HOPPER)
     assert path.read_bytes() == STAYING
-    subprocess.run(["rm", "-r", tmp_path / "d"], check=True)  # which is too deep for pytest
+    subprocess.run(["rm", "-r", tmp_path / "d"], check=True)  # pytest cannot remove such a deep folder
 
 
 def test_output_has_trimmed_files_and_copies_of_the_rest(tmp_path):
@@ -172,7 +172,7 @@ def test_existing_output_is_not_overwritten(tmp_path):
 def test_special_files_are_skipped_in_place_but_not_copied(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     assert trim([tmp_path], HOPPER).findings == ()
-    with pytest.raises(UsageError, match="no file, folder or link"):
+    with pytest.raises(UsageError, match="not a file, a folder or a link"):
         trim([tmp_path], HOPPER, output=tmp_path / "out")
 
 
@@ -193,7 +193,7 @@ def test_file_changed_during_trimming_is_left_alone(tmp_path, monkeypatch):
             file.write(b"more")
 
     monkeypatch.setattr("shutil.copystat", changed)
-    with pytest.raises(UsageError, match="was changed while it was read"):
+    with pytest.raises(UsageError, match="changed while it was read"):
         trim([path], HOPPER)
     assert path.read_bytes() == RAW + b"more"
     assert list(tmp_path.iterdir()) == [path]
@@ -321,7 +321,7 @@ def test_record_is_updated_even_if_a_later_file_fails(tmp_path, monkeypatch):
     ("given", "listed"),
     [("env/bin/../lib", "x/a.fatbin"), ("env", "../lib64/x/a.fatbin"), ("env/lib64", "x/a.fatbin")],
 )
-def test_record_is_updated_by_whatever_path_a_file_is_named(tmp_path, given, listed):
+def test_record_is_updated_if_it_names_a_file_by_another_path(tmp_path, given, listed):
     """Virtual environments have lib64 as a link to lib."""
     path = put(tmp_path / "env" / "lib" / "x" / "a.fatbin")
     (tmp_path / "env" / "bin").mkdir()
@@ -350,7 +350,7 @@ def test_record_is_updated_after_a_run_that_was_killed_before_it(tmp_path):
     assert path.stat().st_ino == before.st_ino
 
 
-def test_error_before_a_record_is_copied_is_reported_itself(tmp_path, monkeypatch):
+def test_error_before_a_record_is_copied_is_the_reported_error(tmp_path, monkeypatch):
     put(tmp_path / "env" / "a.fatbin")
     put(tmp_path / "env" / "b.fatbin")
     put(tmp_path / "env" / "x-1.dist-info" / "RECORD")
