@@ -1,4 +1,4 @@
-"""Addresses that registries name: relative ones, redirections, and which of them get credentials."""
+"""Addresses in answers of registries: relative URLs, redirects, and which addresses get credentials."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Way", "address", "same_origin"]
+__all__ = ["Redirects", "address", "same_origin"]
 
 REDIRECTS = 5
-MOVED = frozenset({301, 302, 307, 308})  # with the same method and content
-SEE_OTHER = 303  # with GET: for a request without content it is the same
+MOVED = frozenset({301, 302, 307, 308})  # the request is repeated with the same method and content
+SEE_OTHER = 303  # the request is repeated with GET, so only GET and HEAD follow it
 READING = ("GET", "HEAD")
 PORTS = {"http": 80, "https": 443}
 
 
-class Way:
-    """The addresses of a request that is redirected; `url` is the current one."""
+class Redirects:
+    """The addresses of a request that may be redirected; `url` is the current one."""
 
     def __init__(self, method: str, url: str) -> None:
         self.url = url
@@ -33,16 +33,16 @@ class Way:
         """Whether credentials for the first address may be sent to the current one."""
         return same_origin(self._first, self.url)
 
-    def goes_on(self, status: int, headers: Mapping[str, str]) -> bool:
-        """Whether an answer redirects the request; `url` is the next address then.
+    def follow(self, status: int, headers: Mapping[str, str]) -> bool:
+        """Whether an answer redirects the request; if so, `url` becomes the next address.
 
-        Raises EngineError if that is invalid, or if there were too many.
+        Raises EngineError if the next address is invalid, or after too many redirects.
         """
         where = headers.get("Location")
         if status not in self._statuses or where is None:
             return False
         if not self._left:
-            raise EngineError(f"{urlsplit(self._first).netloc} leads to more than {REDIRECTS} redirections")
+            raise EngineError(f"{urlsplit(self._first).netloc} redirects more than {REDIRECTS} times")
         self._left -= 1
         self.url = address(self.url, where)
         return True
@@ -56,7 +56,7 @@ def address(base: str, url: str) -> str:
         return parts.geturl()
     except ValueError as error:
         place = urlsplit(base).netloc
-        raise EngineError(f"{place} names an invalid address: {url[:200]!r}") from error
+        raise EngineError(f"{place} returned an invalid address: {url[:200]!r}") from error
 
 
 def same_origin(one: str, other: str) -> bool:

@@ -1,7 +1,7 @@
 """Clamping the timestamps of a tar; all its other bytes stay as they are.
 
-The formats are those of POSIX.1-2017, pax, "ustar Interchange Format" and "pax Extended Header", and of the
-GNU tar manual, "Basic Tar Format".
+The formats are described in POSIX.1-2017 (pax, "ustar Interchange Format" and "pax Extended Header") and in
+the GNU tar manual ("Basic Tar Format").
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["clamped"]
 
 BLOCK = 512
-PIECE = 1 << 20  # bytes that are read at once
+PIECE = 1 << 20  # bytes to read at once
 KIND, MAGIC = slice(156, 157), slice(257, 265)
 SIZE, CHECKSUM, MTIME = slice(124, 136), slice(148, 156), slice(136, 148)
 GNU, GNU_TIMES = b"ustar  \0", (slice(345, 357), slice(357, 369))
@@ -30,8 +30,8 @@ BASE_256, NEGATIVE = 0x80, 0xFF  # the first byte of a number that is not octal
 
 def clamped(tar: IO[bytes] | GzipFile, latest: int) -> Iterator[bytes]:
     """Yield `tar` with times after `latest` (seconds since 1970) set to it; raise BuildError."""
-    long: int | None = None  # the size of the next entry in an extended header, if any
-    late = False  # whether an extended header has its time, which is after `latest`
+    long: int | None = None  # the next entry's size, if an extended header has it
+    late = False  # whether an extended header has a time of the next entry after `latest`
     while head := tar.read(BLOCK):
         if not any(head):  # the end of the archive, and padding
             yield head
@@ -60,7 +60,10 @@ def clamped(tar: IO[bytes] | GzipFile, latest: int) -> Iterator[bytes]:
 
 
 def _header(head: bytes, latest: int, *, size: int | None = None, late: bool = False) -> bytes:
-    """Return a header with a clamped time, also if an extended header has the `late` one, or resized."""
+    """Return a header with clamped times, and with another size if given.
+
+    `late`: an extended header had the entry's time, which was after `latest` and was removed.
+    """
     made = bytearray(head)
     for place in (MTIME, *(GNU_TIMES if head[MAGIC] == GNU else ())):
         if _number(head[place]) > latest or (late and place == MTIME):
@@ -85,7 +88,7 @@ def _data(tar: IO[bytes] | GzipFile, size: int) -> Iterator[bytes]:
 
 
 def _records(data: bytes) -> Iterator[tuple[bytes, bytes, bytes]]:
-    """Yield key, value and all bytes of each record of an extended header: its length, KEY=VALUE, newline."""
+    """Yield the key, value and raw bytes of each record (length, KEY=VALUE, newline) of an extended header."""
     while data:
         digits = data.partition(b" ")[0]
         length = int(digits) if digits.isdigit() else 0

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["Blobs", "HollowError", "Image", "Index", "blob_file", "solid"]
 
 VERSION = b'{"imageLayoutVersion":"1.0.0"}'
-PIECE = 1 << 20  # bytes that are read at once
+PIECE = 1 << 20  # bytes to read at once
 
 
 class Image:
@@ -42,7 +42,7 @@ class Image:
 
     @property
     def images(self) -> tuple[Image, ...]:
-        """The image itself; see Index."""
+        """The image itself, as in an Index."""
         return (self,)
 
     @property
@@ -73,7 +73,7 @@ class Image:
 
     @property
     def archives(self) -> tuple[str, ...]:
-        """The digests of the layers that are archives, unlike the blobs of attestations."""
+        """The digests of the layers that are tars, which the blobs of attestations are not."""
         return tuple(layer["digest"] for layer in self._manifest["layers"] if ".tar" in layer["mediaType"])
 
     def archive(self, reference: str, layers: Iterable[str]) -> Iterator[bytes]:
@@ -122,14 +122,14 @@ class Index:
 
 
 class HollowError(Exception):
-    """A layer is needed whose bytes were removed from disk, because the store had them."""
+    """The bytes of a layer are needed, but were removed from the disk because the store had them."""
 
 
 class Blobs:
-    """The blobs of several layouts in one folder: the bytes of a layer are removed with its last user.
+    """The blobs of several layouts in one folder. The bytes of a layer are removed after its last use.
 
-    An empty file of its name stays, so that BuildKit, which checks only the name, does not send it again. A
-    store that has a layer does not need it again either. Thread-safe.
+    An empty file with its name stays, so that BuildKit, which checks only the name, does not send the layer
+    again. A store that has the layer does not need it again either. Thread-safe.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -24,7 +24,7 @@ from imagematrix import documents
 from imagematrix.errors import EngineError, UnknownImageError, UsageError
 from imagematrix.oci.addresses import address, same_origin
 from imagematrix.oci.resumed import Resumed
-from imagematrix.oci.transfer import Answer, Client, cause, passes
+from imagematrix.oci.transfer import Answer, Client, cause, is_transient
 from imagematrix.reference import DIGEST, DOCKER_HUB, Reference
 
 TYPE_CHECKING = False
@@ -50,17 +50,17 @@ MANIFESTS = (
 PAGES = 1000  # of a list of tags
 TRIES = 3
 PAUSE = 0.3  # seconds, doubled from one try to the next
-PATIENCE = 60  # the longest Retry-After that is honoured, in seconds
+PATIENCE = 60  # the longest Retry-After that is honored, in seconds
 PIECE = 1 << 20  # bytes
-OK, CREATED, ACCEPTED, PARTIAL = 200, 201, 202, 206  # of HTTP
+OK, CREATED, ACCEPTED, PARTIAL = 200, 201, 202, 206  # HTTP statuses
 INVALID, UNAUTHORIZED, FORBIDDEN, MISSING = 400, 401, 403, 404
-PASSING = (408, 429, 500, 502, 503, 504)
-CODE = re.compile(rb'"code"\s*:\s*"([A-Z_]{1,40})"')  # of an error, in the body of an answer
-ERRORS = 5  # of an answer, in a message
+TRANSIENT = (408, 429, 500, 502, 503, 504)
+CODE = re.compile(rb'"code"\s*:\s*"([A-Z_]{1,40})"')  # the code of an error, in the body of an answer
+ERRORS = 5  # codes to name in a message
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}
-CLIENT = "imagematrix"  # what token services are told
-# Codes of errors that pass: one of a pushed manifest (see push_manifest), two of an upload whose session is
-# lost, because the registry was started again, or the second request went to another one behind its name.
+CLIENT = "imagematrix"  # the client_id for token services
+# Codes of transient errors: one for a pushed manifest (see push_manifest), two for an upload whose session is
+# lost, because the registry restarted, or because another replica of it got the second request.
 LOST = {"MANIFEST_BLOB_UNKNOWN", "BLOB_UPLOAD_UNKNOWN", "BLOB_UPLOAD_INVALID"}
 
 A = TypeVar("A", bound=Answer)
@@ -135,7 +135,7 @@ class Registry:
         self._expect(answer, OK, tag)
         digest = _digest(answer.body)
         if DIGEST.fullmatch(tag) and tag != digest:
-            raise self._other(tag)
+            raise self._mismatch(tag)
         media_type = answer.headers.get("Content-Type", "").partition(";")[0].strip().lower()
         return Manifest(digest=digest, media_type=media_type, raw=answer.body)
 
@@ -156,7 +156,7 @@ class Registry:
         answer = self._ask("GET", self.blob_url(digest))
         self._expect(answer, OK, digest)
         if digest != _digest(answer.body):
-            raise self._other(digest)
+            raise self._mismatch(digest)
         return answer.body
 
     @contextlib.contextmanager
@@ -179,7 +179,7 @@ class Registry:
         with contextlib.ExitStack() as stack:
 
             def ask() -> Streamed:
-                stack.close()  # the connection of the last attempt is used again
+                stack.close()  # reuse the connection of the last attempt
                 return stack.enter_context(
                     self._client.stream(self.blob_url(digest), wanted, self._authorization)
                 )
@@ -208,9 +208,9 @@ class Registry:
     def push_manifest(self, tag: str, raw: bytes, media_type: str) -> None:
         """Push a manifest or an index under a tag, replacing the tag's previous one.
 
-        The blobs or manifests in it have to be there. A registry that says they are not is asked again:
-        while another client pushes the same blob, docker-registry 2.8 on a filesystem rewrites the file that
-        links it to the repository, and one who reads that file in between finds it empty.
+        The registry must already have the blobs or manifests in it. If it denies that, the request is
+        repeated: while another client pushes the same blob, docker-registry 2.8 on a file system rewrites the
+        file that links the blob to the repository, and a read in between finds that file empty.
         """
         answer = self._ask("PUT", f"{self._base}/manifests/{tag}", {"Content-Type": media_type}, raw)
         self._expect(answer, CREATED, tag)
@@ -248,10 +248,10 @@ class Registry:
             try:
                 answer = ask()
             except requests.RequestException as error:
-                if attempt == TRIES or not passes(error):
+                if attempt == TRIES or not is_transient(error):
                     raise self._unreachable(error) from error
             else:
-                if attempt == TRIES or not _passing(answer) or answer.wait > PATIENCE:
+                if attempt == TRIES or not _is_transient(answer) or answer.wait > PATIENCE:
                     return answer
                 pause = max(pause, answer.wait)
             time.sleep(pause)
@@ -339,11 +339,11 @@ class Registry:
         why = f": {', '.join(codes)}" if codes else ""
         return EngineError(f"the registry {registry} answered {status} for {what}{why}", remedy=remedy)
 
-    def _other(self, digest: str) -> EngineError:
+    def _mismatch(self, digest: str) -> EngineError:
         remedy = "its storage, or a proxy in front of it, is damaged"
         registry = self._reference.registry
         return EngineError(
-            f"the registry {registry} answered with other content than {digest}", remedy=remedy
+            f"the registry {registry} answered with content that does not match {digest}", remedy=remedy
         )
 
     def _unreachable(self, error: requests.RequestException) -> EngineError:
@@ -364,13 +364,13 @@ def _digest(raw: bytes) -> str:
     return f"sha256:{hashlib.sha256(raw).hexdigest()}"
 
 
-def _passing(answer: Answer) -> bool:
+def _is_transient(answer: Answer) -> bool:
     """Whether an answer is a transient error."""
-    return answer.status in PASSING or (answer.status >= INVALID and not LOST.isdisjoint(_codes(answer)))
+    return answer.status in TRANSIENT or (answer.status >= INVALID and not LOST.isdisjoint(_codes(answer)))
 
 
 def _codes(answer: Answer) -> list[str]:
-    """Return the codes of the errors in an answer, as the distribution specification names them."""
+    """Return the error codes in an answer (OCI distribution specification, "Error Codes")."""
     return list(dict.fromkeys(code.decode() for code in CODE.findall(answer.body)))[:ERRORS]
 
 
@@ -395,7 +395,7 @@ def _login(registry: str) -> _Login | None:
             credentials = auth.load_config().resolve_authconfig(name)
     except (errors.DockerException, OSError, ValueError) as error:
         raise EngineError(f"docker's credentials for {name} cannot be read: {error}") from error
-    # docker-py returns what a helper says, and identity tokens, under names with capitals.
+    # docker-py returns a helper's answer, and identity tokens, under capitalized names.
     given = {key.lower(): value for key, value in (credentials or {}).items() if value}
     if "identitytoken" in given:
         return _Login(identity=given["identitytoken"])

@@ -8,7 +8,7 @@ import time
 import requests
 import urllib3
 
-from imagematrix.oci.transfer import passes
+from imagematrix.oci.transfer import is_transient
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,8 +24,8 @@ __all__ = ["Resumed"]
 class Resumed:
     """A stream that `opened` opens at an offset, and reopens at the current one after transient errors.
 
-    It gives up after `tries` in a row without a byte. Between them it waits for `pause` seconds, doubled each
-    time. The reader has to compare the bytes with their digest.
+    It gives up after `tries` attempts in a row without a byte. Between attempts it waits for `pause` seconds,
+    doubled each time. The reader has to compare the bytes with their digest.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Resumed:
                     self._stream = self._closing.enter_context(self._opened(self._at))
                 data = self._stream.read(size)
             except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
-                self._broke(_known(error))
+                self._retry(_converted(error))
             else:
                 self._at += len(data)
                 self._failed = 0 if data else self._failed
@@ -63,16 +63,17 @@ class Resumed:
         self._stream = None
         self._closing.close()
 
-    def _broke(self, error: requests.RequestException) -> None:
+    def _retry(self, error: requests.RequestException) -> None:
+        """Prepare the next attempt, or raise the `failure` of an error."""
         self.close()
         self._failed += 1
-        if self._failed == self._tries or not passes(error):
+        if self._failed == self._tries or not is_transient(error):
             raise self._failure(error) from error
         time.sleep(self._pause * 2 ** (self._failed - 1))
 
 
-def _known(error: requests.RequestException | urllib3.exceptions.HTTPError) -> requests.RequestException:
-    """Return an error of reading a body as an error of requests, which does not convert them."""
+def _converted(error: requests.RequestException | urllib3.exceptions.HTTPError) -> requests.RequestException:
+    """Convert an error of urllib3 while reading a body, which requests passes on, to one of requests."""
     if isinstance(error, requests.RequestException):
         return error
     converted = requests.exceptions.ChunkedEncodingError(error)

@@ -20,7 +20,7 @@ from urllib3.exceptions import LocationParseError
 
 from imagematrix.documents import natural
 from imagematrix.errors import EngineError
-from imagematrix.oci.addresses import Way
+from imagematrix.oci.addresses import Redirects
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,16 +32,16 @@ if TYPE_CHECKING:
 
     from imagematrix.oci.expanded import Stream
 
-__all__ = ["Answer", "Client", "Streamed", "cause", "passes"]
+__all__ = ["Answer", "Client", "Streamed", "cause", "is_transient"]
 
 LIMIT = 4 * 1024 * 1024  # bytes: registries have to accept manifests of this size, and few accept larger ones
-TIMEOUT = 30  # seconds of silence
-SLOWEST = 4096  # minimum average bytes per second of an answer afterwards
-# Bytes per second at which registries store what they have received, before they answer: docker-registry
+TIMEOUT = 30  # seconds without a byte
+SLOWEST = 4096  # minimum average speed of an answer after that time, in bytes per second
+# Minimum speed at which a registry stores an upload before it answers, in bytes per second: docker-registry
 # writes it to its disk, or copies it within an object store.
 STORED = 8 << 20
 CONNECTIONS = 16
-FAILED = 400  # of HTTP: the lowest status of an error
+FAILED = 400  # the lowest HTTP status of an error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +68,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Streamed(Answer):
-    """An answer whose body is a `stream`; only that of an error is in `body`."""
+    """An answer whose body is a `stream`; `body` is empty, except for an error."""
 
     stream: Stream
 
@@ -96,7 +96,7 @@ class Client:
         """Send a request and return its answer; the `authorization` goes only to the host of `url`.
 
         Raises requests.RequestException if there is no answer, EngineError if it is too large or redirects
-        without end.
+        too often.
         """
         with self._followed(method, url, headers or {}, data, authorization) as answer:
             return Answer(**_parts(answer), body=_bounded(answer))
@@ -106,7 +106,7 @@ class Client:
         self, url: str, headers: Mapping[str, str], authorization: str | None = None
     ) -> Iterator[Streamed]:
         """Yield the answer for `url` with its body of any size as a stream; see `send`."""
-        # A transfer encoding would not be undone in the raw stream.
+        # The raw stream would still have a content encoding.
         headers = {"Accept-Encoding": "identity", **headers}
         with self._followed("GET", url, headers, None, authorization) as answer:
             body = _bounded(answer) if answer.status_code >= FAILED else b""
@@ -121,16 +121,16 @@ class Client:
         data: bytes | IO[bytes] | None,
         authorization: str | None,
     ) -> Iterator[requests.Response]:
-        """Yield the answer to which redirections lead; its body is not read yet."""
-        way = Way(method, url)
-        form = method == "POST" and data is not None  # which has a secret, and goes nowhere else
+        """Follow redirects and yield the last answer; its body is not read yet."""
+        redirects = Redirects(method, url)
+        form = method == "POST" and data is not None  # it contains a secret, so it follows no redirect
         while True:
-            given = authorization if way.trusted else None
-            with self._asked(method, way.url, headers, data, given) as answer:
-                if form or not way.goes_on(answer.status_code, answer.headers):
+            given = authorization if redirects.trusted else None
+            with self._asked(method, redirects.url, headers, data, given) as answer:
+                if form or not redirects.follow(answer.status_code, answer.headers):
                     yield answer
                     return
-                _bounded(answer)  # the connection is used again
+                _bounded(answer)  # read it, to reuse the connection
 
     def _asked(
         self,
@@ -183,7 +183,7 @@ class _Session(requests.Session):
         return self._environment[host]
 
     def get_redirect_target(self, resp: requests.Response) -> None:
-        """Follow no redirect, because requests would read the whole redirecting answer, however large."""
+        """Return None, to follow no redirect: requests would read the whole redirecting answer."""
 
 
 class _Paced(io.RawIOBase):
@@ -239,21 +239,21 @@ class _Adapter(HTTPAdapter):
         return typed
 
 
-def passes(error: requests.RequestException) -> bool:
+def is_transient(error: requests.RequestException) -> bool:
     """Whether an error is transient."""
-    passing = (requests.ConnectionError, requests.Timeout, requests.exceptions.ChunkedEncodingError)
-    return isinstance(error, passing) and not isinstance(error, requests.exceptions.SSLError)
+    transient = (requests.ConnectionError, requests.Timeout, requests.exceptions.ChunkedEncodingError)
+    return isinstance(error, transient) and not isinstance(error, requests.exceptions.SSLError)
 
 
 def cause(error: BaseException) -> str:
-    """Return the cause of an error of requests, without the repeated addresses."""
+    """Return the message of the exception at the root of an error of requests, without repeated addresses."""
     while error.__context__ is not None:
         error = error.__context__
     return str(getattr(error, "strerror", None) or error)
 
 
 def _parts(answer: requests.Response) -> dict[str, Any]:
-    """Return what of an Answer is known before its body."""
+    """Return the fields of an Answer except its body."""
     return {
         "status": answer.status_code,
         "url": answer.url,
@@ -270,6 +270,6 @@ def _bounded(answer: requests.Response) -> bytes:
             place = urlsplit(answer.url).netloc
             raise EngineError(
                 f"the answer of {place} exceeds {LIMIT // 2**20} MiB, the limit for documents of a registry",
-                remedy="check the name, and that it is a registry",
+                remedy="check the name, and that it belongs to a registry",
             )
     return bytes(raw)

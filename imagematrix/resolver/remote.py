@@ -18,7 +18,7 @@ from yarl import URL
 
 from imagematrix import documents
 from imagematrix.errors import EngineError, UsageError
-from imagematrix.oci.addresses import Way
+from imagematrix.oci.addresses import Redirects
 from imagematrix.oci.registry import Registry
 from imagematrix.reference import names_registry
 
@@ -109,18 +109,18 @@ class Remote:
         would take logins from ~/.netrc along with them.
         """
         wanted = {name: request.headers[name] for name in ASKED if name in request.headers}
-        way = Way(request.method, registry.blob_url(digest))
+        redirects = Redirects(request.method, registry.blob_url(digest))
         while True:
-            login = registry.authorization if way.trusted else None
+            login = registry.authorization if redirects.trusted else None
             asked = self._opened().request(
                 request.method,
-                URL(requote_uri(way.url), encoded=True),  # as it is, because it may be signed
+                URL(requote_uri(redirects.url), encoded=True),  # as it is, because it may be signed
                 headers=wanted | ({"Authorization": login} if login else {}),
                 allow_redirects=False,
-                proxy=_proxy(way.url),
+                proxy=_proxy(redirects.url),
             )
             answer = await stack.enter_async_context(asked)
-            if not way.goes_on(answer.status, answer.headers):
+            if not redirects.follow(answer.status, answer.headers):
                 return answer
 
     def _registry(self, repository: str) -> Registry:

@@ -36,7 +36,7 @@ TRIES = 3
 PAUSE = 0.3  # seconds, doubled from one try to the next
 # Errors of a push that pass, as the two image stores report them. The containerd image store names only the
 # status of a manifest that is refused for lack of a blob.
-PASSING = re.compile(
+TRANSIENT = re.compile(
     r"\b(408|429|50[0234]) [A-Z]|PUT request to \S+/manifests/\S+: 400 |manifest blob unknown|: unknown error"
 )
 
@@ -363,7 +363,7 @@ class Engine:
         """
         attempt = 1
         while error := self._pushed(reference):
-            if attempt == TRIES or not PASSING.search(error):
+            if attempt == TRIES or not TRANSIENT.search(error):
                 raise EngineError(f"{reference} was not pushed: {error}")
             time.sleep(PAUSE * 2 ** (attempt - 1))
             attempt += 1

@@ -152,7 +152,7 @@ def test_index_by_digest_is_verified(registry):
     name = f"{registry.address}/ml/training@{digest}"
     assert len(Catalog.from_registry(name).variants) == 1
     registry.has(body + b" ", path=f"/v2/ml/training/manifests/{digest}")
-    with pytest.raises(EngineError, match="answered with other content than sha256:"):
+    with pytest.raises(EngineError, match="answered with content that does not match sha256:"):
         Catalog.from_registry(name)
 
 

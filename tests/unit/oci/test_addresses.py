@@ -1,9 +1,9 @@
-"""Which redirections are followed, and which addresses get credentials."""
+"""Which redirects are followed, and which addresses get credentials."""
 
 import pytest
 
 from imagematrix.errors import EngineError
-from imagematrix.oci.addresses import Way, address
+from imagematrix.oci.addresses import Redirects, address
 
 HERE = "https://reg.example/v2/training/blobs/x"
 
@@ -24,28 +24,28 @@ HERE = "https://reg.example/v2/training/blobs/x"
     ],
 )
 def test_credentials_stay_at_scheme_host_and_port(where, trusted):
-    way = Way("GET", HERE)
-    assert way.trusted
-    assert way.goes_on(307, {"Location": where})
-    assert way.trusted == trusted
+    redirects = Redirects("GET", HERE)
+    assert redirects.trusted
+    assert redirects.follow(307, {"Location": where})
+    assert redirects.trusted == trusted
 
 
-def test_credentials_come_along_again_where_a_way_leads_back():
-    way = Way("GET", HERE)
-    assert way.goes_on(302, {"Location": "https://storage.example/v2"})
-    assert way.goes_on(302, {"Location": HERE})
-    assert (way.trusted, way.url) == (True, HERE)
+def test_credentials_are_sent_again_after_a_redirect_back():
+    redirects = Redirects("GET", HERE)
+    assert redirects.follow(302, {"Location": "https://storage.example/v2"})
+    assert redirects.follow(302, {"Location": HERE})
+    assert (redirects.trusted, redirects.url) == (True, HERE)
 
 
 @pytest.mark.parametrize("status", [200, 206, 300, 304, 305, 404, 500])
-def test_other_answers_lead_nowhere(status):
-    way = Way("GET", HERE)
-    assert not way.goes_on(status, {"Location": "/elsewhere"})
-    assert not way.goes_on(307, {})
-    assert way.url == HERE
+def test_other_answers_are_not_followed(status):
+    redirects = Redirects("GET", HERE)
+    assert not redirects.follow(status, {"Location": "/elsewhere"})
+    assert not redirects.follow(307, {})
+    assert redirects.url == HERE
 
 
 @pytest.mark.parametrize("where", ["http://[", "http://a:b/", "http://a:99999/"])
 def test_invalid_address_is_rejected(where):
-    with pytest.raises(EngineError, match=r"reg\.example names an invalid address"):
+    with pytest.raises(EngineError, match=r"reg\.example returned an invalid address"):
         address(HERE, where)

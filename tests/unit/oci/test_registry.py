@@ -103,7 +103,7 @@ def test_permanent_errors_are_not_retried(server, registry, status, method, path
         assert f"answered {status} for" in str(caught.value)
 
 
-def test_a_manifest_whose_blobs_are_not_seen_yet_is_pushed_again(server, registry, repository):
+def test_manifest_whose_blobs_are_not_visible_yet_is_pushed_again(server, registry, repository):
     unseen = error("DIGEST_INVALID", "MANIFEST_BLOB_UNKNOWN")
     server.fails("PUT", "manifests/v1", status=400, body=unseen, times=TRIES - 1)
     registry.push_manifest("v1", RAW, INDEX)
@@ -128,7 +128,7 @@ def test_a_manifest_whose_blobs_are_not_seen_yet_is_pushed_again(server, registr
         (b"<html>", ""),
     ],
 )
-def test_a_refused_manifest_is_pushed_once_and_the_codes_are_named(server, registry, body, codes):
+def test_rejected_manifest_is_pushed_once_and_error_codes_are_named(server, registry, body, codes):
     server.fails("PUT", "manifests/v1", status=400, body=body)
     with pytest.raises(EngineError) as caught:
         registry.push_manifest("v1", RAW, INDEX)
@@ -153,7 +153,7 @@ def test_retry_after_is_honoured(server, registry, repository, monkeypatch):
 
 
 @pytest.mark.parametrize("code", ["BLOB_UPLOAD_UNKNOWN", "BLOB_UPLOAD_INVALID"])
-def test_upload_whose_session_is_lost_begins_again(server, registry, repository, code):
+def test_upload_with_a_lost_session_restarts(server, registry, repository, code):
     server.fails("PUT", "uploads", status=404, body=error(code), times=TRIES - 1)
     push(registry)
     assert repository.blobs == {digest(BLOB): BLOB}
@@ -163,7 +163,7 @@ def test_upload_whose_session_is_lost_begins_again(server, registry, repository,
         push(registry)
 
 
-def test_push_to_a_repository_that_has_to_be_created_first_is_an_error_of_the_registry(server, registry):
+def test_push_to_a_missing_repository_is_reported_as_the_registry_s_error(server, registry):
     server.fails("POST", "uploads", status=404, body=error("NAME_UNKNOWN"))
     with pytest.raises(EngineError, match=r"answered 404 for .*/ml/training:sha256:.*: NAME_UNKNOWN"):
         push(registry)
@@ -182,7 +182,7 @@ def test_missing_digest_header_is_computed(server, registry, repository):
 
 def test_content_with_a_wrong_digest_is_rejected(registry, repository):
     repository.blobs[digest(BLOB)] = b"something else"
-    with pytest.raises(EngineError, match="answered with other content than sha256:"):
+    with pytest.raises(EngineError, match="answered with content that does not match sha256:"):
         registry.blob(digest(BLOB))
     with pytest.raises(EngineError, match="answered 400 for"):
         registry.push_blob(digest(b"promised"), io.BytesIO(b"sent"))
@@ -219,7 +219,7 @@ def test_credentials_are_sent_after_a_challenge(server, registry, log_in):
 
 @pytest.fixture
 def helper(tmp_path, monkeypatch):
-    """Call it with a user and a secret, which docker's credential helper has then for every registry."""
+    """Call it with a user and a secret that docker's credential helper then returns for every registry."""
 
     def call(user, secret):
         program = tmp_path / "bin" / "docker-credential-test"
@@ -242,7 +242,7 @@ def test_credentials_of_a_helper_are_sent(server, registry, log_in, helper):
 
 @pytest.mark.parametrize("kept", ["helper", "file"])
 def test_identity_token_is_exchanged_for_another(server, registry, tmp_path, helper, kept):
-    """As the token service of Azure's registries takes it."""
+    """As the token service of Azure's registries requires."""
     server.uses = 9
     helper("<token>", "its 1&2")
     if kept == "file":
@@ -438,10 +438,11 @@ def test_invalid_tag_is_rejected(tag):
 
 
 @pytest.mark.parametrize(
-    "told", ["{}", "{}; charset=utf-8", "{} ; charset=utf-8", "Application/Vnd.OCI.image.index.v1+JSON"]
+    "content_type",
+    ["{}", "{}; charset=utf-8", "{} ; charset=utf-8", "Application/Vnd.OCI.image.index.v1+JSON"],
 )
-def test_media_type_is_read_as_http_allows_it_to_be_written(registry, repository, told):
-    repository.put("v1", RAW, told.format(INDEX))
+def test_media_type_is_normalized(registry, repository, content_type):
+    repository.put("v1", RAW, content_type.format(INDEX))
     assert registry.manifest("v1").media_type == INDEX
 
 
@@ -470,7 +471,7 @@ def test_slow_answers_time_out(begin, monkeypatch):
     assert "it is too slow: " in str(caught.value)
 
 
-def test_a_large_upload_leaves_the_registry_time_to_store_it(server, registry, repository, monkeypatch):
+def test_large_upload_gets_a_longer_timeout(server, registry, repository, monkeypatch):
     monkeypatch.setattr("imagematrix.oci.transfer.TIMEOUT", 0.2)
     monkeypatch.setattr("imagematrix.oci.transfer.STORED", len(BLOB) / 5)
     server.fails("PUT", "uploads", then=lambda: time.sleep(0.6))
@@ -493,7 +494,7 @@ def test_oversized_answers_are_rejected(server, registry, monkeypatch, kind):
 @pytest.mark.parametrize("where", ["/v2/ml/training/manifests/v1", "http://[", "http://a..b/"])
 def test_endless_or_invalid_redirect_is_rejected(server, registry, where):
     server.fails("GET", "manifests", status=307, headers={"Location": where}, times=99)
-    with pytest.raises(EngineError, match=r"more than 5 redirections|an invalid address|label empty"):
+    with pytest.raises(EngineError, match=r"redirects more than 5 times|an invalid address|label empty"):
         registry.manifest("v1")
 
 
@@ -506,16 +507,16 @@ def test_redirect_is_followed(server, registry, repository):
     registry.push_manifest("v3", RAW, INDEX)
     assert repository.tags.keys() == {"v1", "v4"}
     server.fails("PUT", "manifests/v5", status=303, headers={"Location": "v6"})
-    with pytest.raises(EngineError, match="answered 303"):  # what is there is not what was sent
+    with pytest.raises(EngineError, match="answered 303"):  # the content there is not what was pushed
         registry.push_manifest("v5", RAW, INDEX)
 
 
-def test_five_redirections_are_followed(server, registry, repository):
+def test_five_redirects_are_followed(server, registry, repository):
     repository.put("v1", RAW, INDEX)
     server.fails("GET", "manifests", times=5, status=307, headers={"Location": "v1"})
     assert registry.manifest("v1").raw == RAW
     server.fails("GET", "manifests", times=6, status=307, headers={"Location": "v1"})
-    with pytest.raises(EngineError, match="more than 5 redirections"):
+    with pytest.raises(EngineError, match="redirects more than 5 times"):
         registry.manifest("v1")
 
 
@@ -562,7 +563,7 @@ def test_interrupted_blob_transfer_is_resumed(server, registry, repository, rang
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])
-def test_blob_transfer_that_is_refused_for_a_moment_is_requested_again(server, registry, repository, status):
+def test_temporarily_refused_blob_transfer_is_retried(server, registry, repository, status):
     repository.blobs[digest(BLOB)] = BLOB
     server.fails("GET", "blobs", status=status, times=TRIES - 1)
     assert whole(registry) == BLOB
@@ -573,7 +574,7 @@ def test_blob_transfer_that_is_refused_for_a_moment_is_requested_again(server, r
     assert server.count("GET", "blobs") == 2 * TRIES
 
 
-def test_blob_is_requested_again_when_the_registry_says(server, registry, repository, monkeypatch):
+def test_blob_request_waits_for_retry_after(server, registry, repository, monkeypatch):
     repository.blobs[digest(BLOB)] = BLOB
     slept: list[float] = []
     monkeypatch.setattr("imagematrix.oci.registry.time.sleep", slept.append)

@@ -105,7 +105,7 @@ def test_modified_payload_is_rejected(front, published, signer, policy):
     node = front(policy=policy())
     assert node.pull("v1")[1].endswith("it is not signed with cosign.pub")
     repository.blobs[good["digest"]] = (
-        forged  # a registry that answers with other content than it was asked for
+        forged  # from a registry that answers with other content than requested
     )
     attach(repository, index, [good])
     assert node.pull("v1")[0] == 502

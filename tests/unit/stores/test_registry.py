@@ -348,7 +348,7 @@ def test_missing_or_altered_configuration_is_reported(registry, repository, add_
     add_variant("a")
     (config,) = (one for one, raw in repository.blobs.items() if b"Labels" in raw)
     repository.blobs[config] = b"{}"
-    with pytest.raises(EngineError, match=f"other content than {config}"):
+    with pytest.raises(EngineError, match=f"content that does not match {config}"):
         survey(registry, "v1")
     del repository.blobs[config]
     with pytest.raises(UnknownImageError, match=config):
