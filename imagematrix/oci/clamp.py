@@ -88,7 +88,7 @@ def _data(tar: IO[bytes] | GzipFile, size: int) -> Iterator[bytes]:
 
 
 def _records(data: bytes) -> Iterator[tuple[bytes, bytes, bytes]]:
-    """Yield the key, value and raw bytes of each record (length, KEY=VALUE, newline) of an extended header."""
+    """Yield key, value and raw bytes of each record of an extended header (length, KEY=VALUE, newline)."""
     while data:
         digits = data.partition(b" ")[0]
         length = int(digits) if digits.isdigit() else 0
