@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Writes what a node needs of imagematrix as one file, which a bare Python 3.11 or newer runs.
+"""Writes one file with the parts of imagematrix that a node needs. A bare Python 3.11 or newer runs it.
 
     .venv/bin/python ci/make_zipapp.py FILE.pyz
 
-It has this checkout's package, and the libraries that choosing and starting an image need, where the newest
-release that is pure Python will do: pip gets them. What only building needs is left out.
+The file has this checkout's package and the libraries that selecting and starting an image need, which pip
+installs in their newest pure-Python release. Libraries that only building needs are left out.
 """
 
 from __future__ import annotations
@@ -19,9 +19,7 @@ import zipapp
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-# docker-py is the one that brings requests elsewhere, and on a node registries alone want it.
-NEEDED = "requests>=2.26"
-# For building, and for the resolver and the device plugin, which are services of their own.
+# Only building, the resolver and the device plugin need these.
 OTHERS = (
     "aiohttp",
     "cryptography",
@@ -37,7 +35,7 @@ OTHERS = (
     "zstandard",
 )
 PURE = ("--only-binary=:all:", "--platform=any", "--implementation=py", "--abi=none", "--python-version=3.11")
-# rich colours source code with one lexer of hundreds, and nothing here shows any.
+# rich highlights source code with pygments, which imagematrix does not use.
 UNUSED = re.compile(
     r"bin/|[^/]*\.dist-info/|pygments/(?:formatters|lexers|styles)/(?!__init__|_mapping)|example\.py"
 )
@@ -56,7 +54,7 @@ except ModuleNotFoundError as error:
     print("  install the whole package: pip install imagematrix", file=sys.stderr)
     raise SystemExit(2) from None
 """
-EPOCH = 315532800  # the first day that a zip archive can name: the same files give the same bytes
+EPOCH = 315532800  # the earliest date in a zip archive, so that the same files give the same bytes
 
 
 def main() -> None:
@@ -70,7 +68,7 @@ def main() -> None:
         pip = [sys.executable, "-m", "pip", "install", "-qq", "--no-compile"]
         words = [*pip, *PURE, f"--target={libraries}", *needs]
         if subprocess.run(words, check=False).returncode:
-            sys.exit("ci/make_zipapp.py: pip did not get the libraries")
+            sys.exit("ci/make_zipapp.py: pip could not install the libraries")
         _copy(libraries, folder)
         _copy(ROOT / "imagematrix", folder / "imagematrix")
         version = project["version"]
