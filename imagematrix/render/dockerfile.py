@@ -95,7 +95,7 @@ def stages(dockerfile: str) -> tuple[str, ...]:
 
 
 def replaced(dockerfile: str, images: Mapping[str, str]) -> str:
-    """Return `dockerfile` with images replaced as `images` says; names of stages stay."""
+    """Return `dockerfile` with the images that `images` maps replaced; names of stages stay."""
     parts: list[str] = []
     end = 0
     for name in _external(dockerfile, _read(dockerfile).steps):
@@ -141,7 +141,7 @@ def _external(dockerfile: str, steps: Iterable[_Step]) -> Iterator[_Name]:
         for name in step.names:
             low = name.text.lower()
             if step.stage is None and low in later and low not in internal:
-                raise _unreadable(f"{name.text}as a source before its stage", "put its stage first")
+                raise _unreadable(f"{name.text} as a source before its stage", "put its stage first")
             if low not in internal and not (name.numbered and name.text.isdigit()):
                 yield name
         if step.stage:
@@ -172,7 +172,7 @@ def _syntax(dockerfile: str) -> Iterator[_Name]:
 
 
 def _steps(dockerfile: str) -> Iterator[_Step]:
-    """Yield the steps of a Dockerfile, parsed by paragraph: those of a matrix share most paragraphs."""
+    """Yield the steps of a Dockerfile, parsed by paragraph, because Dockerfiles of a matrix share most."""
     paragraphs = dockerfile.split("\n\n")
     for number, paragraph in enumerate(paragraphs):
         part = _paragraph(paragraph)

@@ -189,6 +189,12 @@ def test_ambiguous_syntax_is_rejected(dockerfile):
     assert caught.value.remedy
 
 
+def test_source_before_its_stage_is_named():
+    with pytest.raises(UsageError, match="the Dockerfile has b as a source before its stage") as caught:
+        bases("FROM a\nCOPY --from=b /x /\nFROM c AS b\n")
+    assert caught.value.remedy == "put its stage first"
+
+
 def test_shebang_may_precede_the_syntax_directive():
     assert bases("#!/usr/bin/env docker\n# syntax=x:1\nFROM a\n") == ("x:1", "a")
     assert bases("#!/usr/bin/env docker") == ()
