@@ -130,12 +130,12 @@ def _unserved(report: Coverage, short: _Short) -> Iterator[str]:
 
 def _miss(miss: Miss, short: _Short) -> Iterator[str]:
     """Yield the lines about the nearest variant, and its remedy."""
-    if not miss.telling or miss.fix != miss.telling[0].fix:
+    if not miss.relevant or miss.fix != miss.relevant[0].fix:
         yield from _folded("       ", escaped(miss.why))
         yield from _remedy("         ", miss.fix)
     if miss.nearest:
         yield f"       nearest is {short(miss.nearest)}"
-    for rule in miss.telling:
+    for rule in miss.relevant:
         yield from _folded("         ", escaped(f"{rule.rule}: {rule.why}"))
         yield from _remedy("           ", rule.fix)
 
@@ -182,7 +182,7 @@ def _upgrade(upgrade: Upgrade, short: _Short) -> None:
 
 
 def _fixes(miss: Miss) -> str:
-    fixes = dict.fromkeys([rule.fix for rule in miss.telling] or [miss.fix])
+    fixes = dict.fromkeys([rule.fix for rule in miss.relevant] or [miss.fix])
     return "; ".join(fix for fix in fixes if fix)
 
 

@@ -63,9 +63,9 @@ def command(
         print_json(selection.to_json())
     else:
         console(sys.stdout).print("\n".join(_lines(node, selection)), markup=True, soft_wrap=True)
-    doubt = selection.decision.doubt
-    if doubt:
-        raise UsageError(doubt[0], remedy=doubt[1])
+    ambiguity = selection.decision.ambiguity
+    if ambiguity:
+        raise UsageError(ambiguity[0], remedy=ambiguity[1])
     if selection.selected is None:
         raise typer.Exit(NothingFits.exit_code)
 

@@ -1,1 +1,1 @@
-"""Many nodes at once: what a catalog has for a fleet."""
+"""Whole fleets: which images of a catalog their nodes get."""

@@ -31,8 +31,8 @@ SCHEMA = "imagematrix.coverage/v1"
 class Service:
     """The use of one variant in a fleet.
 
-    `hosts` are the names of those that get it, sorted, and `share` is their part of all hosts. `fits` is the
-    number of hosts that it fits, though another variant may be better for them.
+    `hosts` are the names of the hosts that get it, sorted; `share` is their proportion of all hosts. `fits`
+    is the number of hosts that it fits, though another variant may be better for them.
     """
 
     reference: str
@@ -75,8 +75,8 @@ class Smallest:
 class Coverage:
     """How `catalog` serves a fleet of `hosts` hosts.
 
-    `kinds` are the kinds of hardware in it. `variants` has all of the catalog, those that serve the most
-    hosts first.
+    `kinds` are the kinds of hardware in the fleet. `variants` are all variants of the catalog, sorted by the
+    number of hosts that they serve, most first.
     """
 
     catalog: Catalog
@@ -153,30 +153,30 @@ def coverage(
         except UsageError as error:
             return error
 
-    there = kinds(hosts, answer)
-    _require_one_kind(there)
+    fleet = kinds(hosts, answer)
+    _require_unambiguous(fleet)
     catalog = selector.question.catalog
-    variants = _services(there, catalog, len(hosts))
+    variants = _services(fleet, catalog, len(hosts))
     return Coverage(
         catalog=catalog,
         hosts=len(hosts),
-        kinds=there,
-        unserved=gather((why, kind.hosts) for kind in there if (why := miss(kind.answer))),
+        kinds=fleet,
+        unserved=gather((why, kind.hosts) for kind in fleet if (why := miss(kind.answer))),
         variants=variants,
-        smallest=_smallest({kind.fits for kind in there if kind.fits}, variants),
-        upgrades=tuple(upgrade(there, answer, old, new) for old, new in sorted((drivers or {}).items())),
+        smallest=_smallest({kind.fits for kind in fleet if kind.fits}, variants),
+        upgrades=tuple(upgrade(fleet, answer, old, new) for old, new in sorted((drivers or {}).items())),
     )
 
 
-def _require_one_kind(kinds: Iterable[Kind]) -> None:
+def _require_unambiguous(kinds: Iterable[Kind]) -> None:
     """Raise UsageError if hosts would get variants that differ in one of the image's own axes."""
     chosen = []
     for kind in kinds:
         if isinstance(kind.answer, UsageError):
             continue
-        doubt = kind.answer.decision.doubt
-        if doubt:
-            raise UsageError(f"{kind.hosts[0]}: {doubt[0]}", remedy=doubt[1])
+        ambiguity = kind.answer.decision.ambiguity
+        if ambiguity:
+            raise UsageError(f"{kind.hosts[0]}: {ambiguity[0]}", remedy=ambiguity[1])
         chosen += [kind.answer.variant] if kind.answer.variant else []
     for axis, values in differing(chosen).items():
         raise UsageError(
@@ -203,7 +203,7 @@ def _services(kinds: Iterable[Kind], catalog: Catalog, total: int) -> tuple[Serv
 
 
 def _smallest(demands: Iterable[frozenset[str]], variants: tuple[Service, ...]) -> Smallest:
-    """Return the smallest set; of equally good variants, those that serve the most hosts now."""
+    """Return the smallest set; among equally good variants, those are taken that serve the most hosts now."""
     numbers = {service.reference: 1 << number for number, service in enumerate(variants)}
     names = {number: reference for reference, number in numbers.items()}
     smallest = cover(sum(numbers[reference] for reference in demand) for demand in demands)

@@ -54,7 +54,7 @@ def load(paths: Iterable[Path], stream: BinaryIO) -> dict[str, Host]:
 def _sources(
     paths: Iterable[Path], stream: BinaryIO, reader: Reader
 ) -> Iterator[tuple[str, Callable[[], Host]]]:
-    """Yield for each host its name and what reads it."""
+    """Yield each host's name with a function that reads the host."""
     seen: set[Path] = set()
     for path in paths:
         if path == STREAM:

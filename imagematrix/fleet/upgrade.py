@@ -77,7 +77,7 @@ class Upgrade:
 
 
 def parse(texts: Iterable[str]) -> dict[str, str]:
-    """Return the new driver for each old one of texts such as "535.261.03=580.95.05"."""
+    """Return the new driver by the old one, from texts such as "535.261.03=580.95.05"."""
     replacements: dict[str, str] = {}
     for text in texts:
         old, _, new = text.partition("=")
@@ -89,15 +89,15 @@ def parse(texts: Iterable[str]) -> dict[str, str]:
 
 
 def upgrade(kinds: Collection[Kind], answer: Callable[[Host], Answer], old: str, new: str) -> Upgrade:
-    """Return the changes for those of `kinds` with driver `old` after an upgrade to `new`.
+    """Return the changes for hosts in `kinds` with driver `old` after an upgrade to `new`.
 
-    Raises UsageError if none has it: a typo in the version would make a rollout look harmless.
+    Raises UsageError if no host has it: a typo in the version would make a rollout look harmless.
     """
     _check(new)
-    there = dict.fromkeys(kind.sample.driver.version for kind in kinds if kind.sample.driver)
-    if old not in there:
-        available = f"the fleet has {', '.join(sorted(there, key=versions.order)) or 'no driver'}"
-        raise UsageError(f"no host has driver {old}", remedy=nearest(old, there) or available)
+    current = dict.fromkeys(kind.sample.driver.version for kind in kinds if kind.sample.driver)
+    if old not in current:
+        available = f"the fleet has {', '.join(sorted(current, key=versions.order)) or 'no driver'}"
+        raise UsageError(f"no host has driver {old}", remedy=nearest(old, current) or available)
     losses: dict[tuple[str, Miss], list[str]] = {}
     changes: dict[tuple[str | None, str], list[str]] = {}
     unchanged = hosts = 0

@@ -148,9 +148,9 @@ def classes(
     by_name = {node.name: node for node in nodes}
     hardware = kinds({name: node.host for name, node in by_name.items()}, answer)
     for kind in hardware:
-        doubt = None if isinstance(kind.answer, UsageError) else kind.answer.decision.doubt
-        if doubt:
-            raise UsageError(f"{kind.hosts[0]}: {doubt[0]}", remedy=doubt[1])
+        ambiguity = None if isinstance(kind.answer, UsageError) else kind.answer.decision.ambiguity
+        if ambiguity:
+            raise UsageError(f"{kind.hosts[0]}: {ambiguity[0]}", remedy=ambiguity[1])
     return Classes(
         catalog=selector.question.catalog,
         classes=_named(hardware, by_name),

@@ -97,7 +97,7 @@ def candidates(
 
 def results(target: Target, variant: Variant) -> tuple[RuleResult, ...]:
     """Return the results of all rules that apply to `variant`, or may apply because a fact is unknown."""
-    return tuple(rule.result(target, variant) for rule in RULES if rule.speaks(variant))
+    return tuple(rule.result(target, variant) for rule in RULES if rule.may_apply(variant))
 
 
 def _distances(target: Target, variant: Variant) -> tuple[Gap, ...]:

@@ -27,10 +27,10 @@ _content: Callable[[Variant], Hashable] = attrgetter(
 
 
 class Decision:
-    """The variant that fits a target best, and the reasons about the others.
+    """The variant that fits a target best, and the reasons why the others do not or are not chosen.
 
-    It holds for every host of the same `hardware`, and is cached. The candidates are computed each time:
-    those of a thousand variants take two megabytes.
+    It is valid for every host of the same `hardware`, and is cached. The candidates are computed each time:
+    for a thousand variants they take two megabytes.
     """
 
     def __init__(self, question: Question, target: Target) -> None:
@@ -66,7 +66,7 @@ class Decision:
         return candidates(self.catalog.variants, self._index.criteria, self._target)
 
     @cached_property
-    def doubt(self) -> tuple[str, str] | None:
+    def ambiguity(self) -> tuple[str, str] | None:
         """Why several fitting variants remain, and how to choose; None if one is best."""
         if self.variant or not self._leading:
             return None
@@ -76,12 +76,12 @@ class Decision:
                 f"{axis} ({', '.join(value or 'not set' for value in values)})"
                 for axis, values in self.differing.items()
             ]
-            such = [
+            choices = [
                 f"--where {axis}={value}" for axis, value in self._leading[-1].axes if axis in self.differing
             ]
             return (
                 f"variants of {name} that fit this host differ in {', '.join(open_axes)}",
-                f"choose with {' '.join(such)}; in matrix.yaml an image may set `defaults`",
+                f"choose with {' '.join(choices)}; in matrix.yaml an image may set `defaults`",
             )
         references = ", ".join([one.reference for one in self._leading[:SHOWN]])
         references += f" and {len(self._leading) - SHOWN} more" if len(self._leading) > SHOWN else ""
@@ -94,8 +94,8 @@ class Decision:
             return None
         from imagematrix.selection.miss import Miss, miss
 
-        if self.doubt:
-            why, fix = self.doubt
+        if self.ambiguity:
+            why, fix = self.ambiguity
             return Miss(why=why, fix=fix)
         return miss(self.question, self._target)
 

@@ -24,7 +24,7 @@ class Miss(Record):
     """Why a host gets no image.
 
     `why` is the reason in one sentence, and `fix` the remedy, or None. `nearest` is the reference of the
-    variant that is nearest to fitting, and `rules` are those that it fails.
+    variant that is nearest to fitting, and `rules` are the rules that it fails.
     """
 
     why: str
@@ -33,8 +33,8 @@ class Miss(Record):
     rules: tuple[RuleResult, ...] = ()
 
     @property
-    def telling(self) -> tuple[RuleResult, ...]:
-        """The rules worth showing: if an image is for another architecture, the others mean nothing."""
+    def relevant(self) -> tuple[RuleResult, ...]:
+        """The rules to show: if an image is for another architecture, its other rules are irrelevant."""
         foreign = tuple(rule for rule in self.rules if rule.rule == "platform")
         return foreign or self.rules
 
@@ -49,7 +49,7 @@ class Miss(Record):
 
 
 def miss(question: Question, target: Target) -> Miss:
-    """Return why no variant that `question` leaves fits `target`."""
+    """Return why no variant that `question` allows fits `target`."""
     nearest, one_of_each = _nearest(question, target), sample(target)
     others = question.left_out
     fitting = others.fitting(one_of_each)

@@ -27,8 +27,8 @@ NO_CODE = (2, 0)
 class Criterion(Record):
     """One criterion by which variants are compared: the lower the score, the better.
 
-    `facts` are all facts of a host that the score reads, named as those of a Rule. `need` returns everything
-    that it reads in a variant: variants with equal needs have the same score on a target.
+    `facts` are all facts of a host that the score reads, named as in a Rule. `need` returns everything that
+    it reads in a variant: variants with equal needs have the same score on a target.
     """
 
     facts: tuple[str, ...]
@@ -37,7 +37,7 @@ class Criterion(Record):
 
 
 def order(prefer: Sequence[str] = ()) -> tuple[Criterion, ...]:
-    """Return the criteria, those that a catalog prefers first and the others in their usual order."""
+    """Return the criteria: first the ones in `prefer`, then the others in their usual order."""
     return tuple(BY_NAME[name] for name in dict.fromkeys((*prefer, *CRITERIA)))
 
 

@@ -100,7 +100,7 @@ def narrowed(catalog: Catalog, where: Where | None) -> Catalog:
 
 
 def values(variant: Variant) -> dict[str, tuple[str, ...]]:
-    """Return the values that a variant has on each axis, those of hardware as matrix.yaml writes them.
+    """Return a variant's values on each axis; on axes of hardware, they are written as in matrix.yaml.
 
     A CPU-only variant has no compute capability and no driver.
     """

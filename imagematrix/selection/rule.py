@@ -92,7 +92,7 @@ class Rule(Record):
             why = UNDECIDED
         return RuleResult(rule=self.name, ok=ok, need=need, have=have, why=why, fix=fix, source=source)
 
-    def speaks(self, variant: Variant) -> bool:
+    def may_apply(self, variant: Variant) -> bool:
         """Whether the rule applies to a variant, or may apply because a fact is unknown."""
         return self.need(variant) is not None or variant.source(self.fact) == UNKNOWN
 

@@ -111,7 +111,7 @@ class Selector:
         miss = selection.miss
         if miss is None:
             return selection
-        if selection.decision.doubt:
+        if selection.decision.ambiguity:
             raise UsageError(miss.why, remedy=miss.fix)
         raise NothingFits(miss.why, selection=selection, remedy=miss.fix)
 

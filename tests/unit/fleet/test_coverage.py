@@ -84,7 +84,7 @@ def test_fix_for_a_mixed_host_names_the_gpus_that_fit(make, catalog):
 def test_foreign_architecture_hides_other_reasons(make, catalog):
     host = make.host(make.gpu(0), flags=(), arch="riscv64")
     (unserved,) = coverage({"strange": host}, catalog).unserved
-    assert [rule.rule for rule in unserved.miss.telling] == ["platform"]
+    assert [rule.rule for rule in unserved.miss.relevant] == ["platform"]
     assert len(unserved.miss.rules) >= 1
 
 
@@ -102,7 +102,7 @@ def test_host_without_the_requested_gpus_is_unserved(make, fleet, catalog, confo
     reasons = {unserved.hosts: unserved.miss for unserved in report.unserved}
     assert set(reasons) == {("a", "b", "c", "d"), ("e",)}
     miss = reasons["e",]
-    assert (miss.nearest, miss.rules, miss.telling) == (None, (), ())
+    assert (miss.nearest, miss.rules, miss.relevant) == (None, (), ())
     assert miss.why == "--gpus 2: 0 of the host's 0 GPUs are usable"
     (miss,) = (
         unserved.miss

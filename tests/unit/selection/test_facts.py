@@ -155,7 +155,7 @@ def changed(host, facts):
 def answer(host, catalog, *, allow_cpu):
     """Return everything that a new decision about a host contains."""
     decision = Decision(Question(catalog, ()), Target(host=host, gpus=host.gpus, allow_cpu=allow_cpu))
-    why = decision.doubt, decision.miss, decision.candidates
+    why = decision.ambiguity, decision.miss, decision.candidates
     return decision.variant, decision.fits, decision.differing, why
 
 

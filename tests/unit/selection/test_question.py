@@ -249,7 +249,7 @@ def test_selection_is_ambiguous_iff_fitting_variants_differ_or_are_alike(host, c
     assert all(stated <= dict(variant.axes).items() for variant in fitting)
     differ = len({variant.axes for variant in fitting}) > 1
     alike = [one for one in fitting if replace(one, reference="") == replace(fitting[0], reference="")]
-    assert (selection.decision.doubt is not None) == (differ or len(alike) > 1)
+    assert (selection.decision.ambiguity is not None) == (differ or len(alike) > 1)
     assert (selection.selected is not None) == (len(fitting) > 0 and not differ and len(alike) == 1)
 
 
