@@ -38,7 +38,7 @@ def build(  # noqa: PLR0913 - the plan, builder and store, and the command's opt
     fail_fast: bool = False,
     verify: bool = False,
 ) -> list[Result]:
-    """Build or adopt what `plan` says, `jobs` at a time, each with a log in the folder `logs`.
+    """Build or adopt the images of `plan`, `jobs` at a time, each with a log in the folder `logs`.
 
     With more than one job, an image is audited and stored while the next is built. With `verify` everything
     is built twice, even up-to-date images, and fails if the bytes differ. An image is built after the images

@@ -164,14 +164,14 @@ class Buildx:
 
     def pinned(self, reference: str, digest: str) -> str | None:
         """Return the source of a base image with `digest`; None if its name is enough."""
-        here = self._docker.digest(reference)
-        if self._builder is None and here == digest:
+        current = self._docker.digest(reference)
+        if self._builder is None and current == digest:
             return None
         if self._elsewhere and digest in self._digests(reference):
             return None
-        if here not in (None, digest) and not self._docker.is_published(f"{reference}@{digest}"):
+        if current not in (None, digest) and not self._docker.is_published(f"{reference}@{digest}"):
             raise UsageError(
-                f"the lock has {reference} as {digest}, which no registry has; the engine has {here}",
+                f"the lock has {reference} as {digest}, which no registry has; the engine has {current}",
                 remedy="run `imagematrix lock --upgrade` to build on the engine's image",
             )
         return f"docker-image://{reference}@{digest}"
@@ -239,8 +239,8 @@ class Buildx:
             else:
                 image, attested = own.rewriter.image(digest, order, kept), None
             users.enter_context(own.blobs.used(layout.Image(own.folder, image).archives))
-            there = self._docker.holds(order.sources.images.get(base or "", ""))
-            present = kept if there else frozenset()
+            base_in_engine = self._docker.holds(order.sources.images.get(base or "", ""))
+            present = kept if base_in_engine else frozenset()
             yield Made(digest=image, layout=own.folder, base_layers=present, attested=attested)
 
     def parts(self, made: Made) -> tuple[Part, ...]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from imagematrix.planning.backend import Builder, Sources
     from imagematrix.planning.plan import Planned
 
-__all__ = ["STAGE", "Compilers", "unanswered"]
+__all__ = ["STAGE", "Compilers", "unknown_flags"]
 
 STAGE = "compiler"
 
@@ -57,7 +57,7 @@ class Compilers:
         option = item.cell.facts.option(item.cell.axes["march"])
         return error if option in compiler.known else _unknown(item, option)
 
-    def asks(self, item: Planned) -> bool:
+    def queries(self, item: Planned) -> bool:
         """Whether the flags of `item` come from a compiler, which takes a build."""
         return item.reference in self._of
 
@@ -82,7 +82,7 @@ class Compilers:
         return marches.flags_from_macros(macros, ARCHES[item.cell.platform], march) | own
 
 
-def unanswered(items: Iterable[Planned]) -> list[BuildError]:
+def unknown_flags(items: Iterable[Planned]) -> list[BuildError]:
     """Return the errors of the builds of `items` whose CPU flags are unknown."""
     errors = []
     for item in items:
@@ -112,7 +112,7 @@ class _Compiler:
         with self._lock:
             if self._answer is None:
                 try:
-                    self._answer = self._ask(sources)
+                    self._answer = self._query(sources)
                 except BuildError as error:
                     self._answer = error  # the next cell would fail in the same way
             if isinstance(self._answer, BuildError):
@@ -124,7 +124,7 @@ class _Compiler:
         """The compiler's output, if it has run by now."""
         return self._answer if isinstance(self._answer, Mapping) else None
 
-    def _ask(self, sources: Sources) -> Mapping[str, str]:
+    def _query(self, sources: Sources) -> Mapping[str, str]:
         words = " ".join(sorted(self.options))
         script = (
             f"for option in {words}; do "

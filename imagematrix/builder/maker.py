@@ -115,7 +115,7 @@ class Maker:
             with contextlib.suppress(ImagematrixError, OSError):  # reported by its cells
                 self._snapshots.of(context)
 
-    def ask_compilers(self) -> None:
+    def query_compilers(self) -> None:
         """Query the CPU flags while the first images are built; errors are reported by these."""
         for item in self._compilers.representatives():
             with contextlib.suppress(ImagematrixError, OSError):
@@ -152,7 +152,7 @@ class Maker:
             return self._adopted(item)
         sources = self._sources(item)
         flags = cache(lambda: self._compilers.flags(item, sources))
-        if not self._compilers.asks(item):
+        if not self._compilers.queries(item):
             flags()  # unknown flags are better reported before the build
         order = ordered(item, sources, flags, proof.BUILT if self._builder.reproducible else ())
         with opened(log) as file:

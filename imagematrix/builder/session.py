@@ -94,7 +94,7 @@ class Session:
             workers = ThreadPoolExecutor(max_workers=2 * jobs - 1, thread_name_prefix="build")
             pool = threads.enter_context(workers)
             try:
-                shared.append(ahead.submit(self._maker.ask_compilers))
+                shared.append(ahead.submit(self._maker.query_compilers))
                 if jobs > 1:
                     exported = threading.Event()
                     shared.append(ahead.submit(self._maker.export_bases, exported.set))

@@ -45,10 +45,10 @@ def command(
     nvml = query_nvml()
     # One query of NVML serves both: it has facts about the host and current readings.
     node = Host.load(host) if host else assemble(Tree("/"), query=(lambda: nvml) if nvml else None)
-    containers, unreachable = _containers()
-    pods, unanswered = _pods(node)
+    containers, engine_warnings = _containers()
+    pods, pod_warnings = _pods(node)
     # On a node of Kubernetes all containers belong to pods, and there is often no engine.
-    warnings = unanswered if unanswered or pods is not None else unreachable
+    warnings = pod_warnings if pod_warnings or pods is not None else engine_warnings
     usage = combined(_leases(), pods or {}, survey(node.gpus, lambda: containers, lambda: nvml))
     gpus = statuses(node.gpus, usage, nvml, complete=not warnings)
     if json:
@@ -77,7 +77,7 @@ def _containers() -> tuple[list[dict[str, Any]], list[str]]:
 
 
 def _pods(node: Host) -> tuple[Usage | None, list[str]]:
-    """Return what pods use, None where there is no kubelet, and warnings."""
+    """Return the GPU usage of pods, or None without a kubelet, and warnings."""
     from imagematrix.allocation import pods
     from imagematrix.errors import EngineError
 

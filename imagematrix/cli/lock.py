@@ -24,7 +24,7 @@ def command(
 ) -> None:
     """Write imagematrix.lock: the digest of every base image, which builds use until the next upgrade.
 
-    Locked digests stay; those that no cell uses any more are removed.
+    Locked digests stay, except for images that no cell uses any more.
     """
     from imagematrix.matrix.load import load
     from imagematrix.planning import lock

@@ -36,7 +36,7 @@ def command(
     ] = False,
     json: Json = False,
 ) -> None:
-    """List the variants in the engine, of all images or of one, or those of IMAGE:VERSION in a registry.
+    """List the variants of all images or of one image in the engine, or of IMAGE:VERSION in a registry.
 
     For an image in a registry without a version, list the versions.
     """

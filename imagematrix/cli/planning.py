@@ -109,11 +109,11 @@ def workshop(
 
 
 def _builder_and_jobs(text: str, jobs: int) -> tuple[str | None, int]:
-    name, given, number = text.partition("=")
-    own = natural(number) if given else jobs
-    if not name or not own:
+    name, equals, number = text.partition("=")
+    count = natural(number) if equals else jobs
+    if not name or not count:
         raise UsageError(f"--builder {text}: expected NAME or NAME=JOBS", remedy="such as --builder big=8")
-    return name, own
+    return name, count
 
 
 def planned(

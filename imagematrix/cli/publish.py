@@ -81,8 +81,8 @@ def _named(image: str, version: str, file: Path | None) -> dict[str, str]:
     if stated:
         return plain_pull(matrix, expand(matrix), stated)
     if file:
-        there = ", ".join(f"{one.name}:{one.version}" for one in matrix.images)
-        raise UsageError(f"{path} has no {image}:{version}", remedy=f"it has {there}")
+        names = ", ".join(f"{one.name}:{one.version}" for one in matrix.images)
+        raise UsageError(f"{path} has no {image}:{version}", remedy=f"it has {names}")
     return {}
 
 
@@ -124,17 +124,17 @@ def _push(image: str, version: str, chosen: Collection[str]) -> None:
         info(f"{error}: publishing only what is in the registry")
         return
     with engine, Remote(engine, Layers(Cache(place()))) as remote:
-        here = engine.present(image, version)
-        there = remote.present(image, version)
+        in_engine = engine.present(image, version)
+        in_registry = remote.present(image, version)
         # Once a cell has a final image, its remaining development images do not count.
-        final = [one for one in here if not one.development]
-        cells = {one.cell for one in (*final, *there) if not one.lost}
-        if any(one.cell not in cells for one in here):
+        final = [one for one in in_engine if not one.development]
+        cells = {one.cell for one in (*final, *in_registry) if not one.lost}
+        if any(one.cell not in cells for one in in_engine):
             raise never_pushed(image, version)
-        has = {one.reference for one in there if not one.lost}
+        pushed = {one.reference for one in in_registry if not one.lost}
         for one in final:
-            others = {other.reference for other in there if other.cell == one.cell} - {one.reference}
-            if one.reference in has or any(f"{image}:{tag}" in others for tag in chosen):
+            others = {other.reference for other in in_registry if other.cell == one.cell} - {one.reference}
+            if one.reference in pushed or any(f"{image}:{tag}" in others for tag in chosen):
                 continue
             if others:
                 raise TagMovedError(

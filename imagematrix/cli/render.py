@@ -24,7 +24,7 @@ def command(
         typer.Option("--output", "-o", metavar="DIR", help="Write one file for each cell to DIR."),
     ] = None,
 ) -> None:
-    """Write the Dockerfiles to a folder, or the one of a single cell to stdout."""
+    """Write the Dockerfiles to a folder, or that of a single cell to stdout."""
     from imagematrix.planning.plan import PlanStatus
     from imagematrix.planning.planner import Against
 

@@ -15,7 +15,7 @@ SHOWN = 5  # cells that a message lists; further ones are counted
 
 def command(file: File = Path("matrix.yaml")) -> None:
     """Check a matrix: every error with file, line, column and a suggestion."""
-    from imagematrix.builder.compiler import unanswered
+    from imagematrix.builder.compiler import unknown_flags
     from imagematrix.matrix.load import load
     from imagematrix.planning.plan import DropStatus, PlanStatus
     from imagematrix.planning.planner import Against, plan
@@ -25,7 +25,7 @@ def command(file: File = Path("matrix.yaml")) -> None:
     for item in plan_.with_status(PlanStatus.FAILED):
         raise UsageError(f"{file}: {item.cell.id}: {item.why}")
     buildable = plan_.with_status(PlanStatus.BUILD)
-    errors = unanswered(buildable)
+    errors = unknown_flags(buildable)
     if errors:
         more = [f"and {counted(len(errors) - SHOWN, 'cell')} more"] if len(errors) > SHOWN else []
         lines = [f"{file}: {error}" for error in errors[:SHOWN]] + more

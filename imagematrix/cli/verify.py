@@ -54,10 +54,10 @@ def _together(audits: Sequence[Audit], whole: int | None) -> Iterator[str]:
     from rich.filesize import decimal
 
     if whole is not None:
-        own = sorted(sum(one.image.sizes.values()) for one in audits)
+        sizes = sorted(sum(one.image.sizes.values()) for one in audits)
         yield (
             f"one image with the device code of all {len(audits)} would have about {decimal(whole)} "
-            f"compressed; these have {decimal(own[0])} to {decimal(own[-1])}"
+            f"compressed; these have {decimal(sizes[0])} to {decimal(sizes[-1])}"
         )
 
 

@@ -1,4 +1,4 @@
-"""A matrix as files for `docker buildx bake`, whose images have the same content as those of `build`."""
+"""A matrix as files for `docker buildx bake`, which builds images with the same content as `build`."""
 
 from __future__ import annotations
 

@@ -48,10 +48,10 @@ def jobs(cells: Iterable[Cell], limit: int, *, expression: str, wanted: int | No
         raise UsageError(f"invalid number of jobs: {wanted} exceeds the limit of {limit} for one matrix")
     count = min(len(by_id), wanted or limit)
     if count == len(by_id):
-        some = "image" in conditions.parse_only(expression) if expression else False
+        by_image = "image" in conditions.parse_only(expression) if expression else False
         return tuple(
-            Job(name=name, only=_only(own, images=some), shard=WHOLE, platforms=(own[0].platform,))
-            for name, own in by_id.items()
+            Job(name=name, only=_only(group, images=by_image), shard=WHOLE, platforms=(group[0].platform,))
+            for name, group in by_id.items()
         )
     platforms = tuple(dict.fromkeys(cell.platform for cell, *_ in by_id.values()))
     return tuple(
@@ -66,6 +66,6 @@ def jobs(cells: Iterable[Cell], limit: int, *, expression: str, wanted: int | No
 
 
 def _only(cells: Sequence[Cell], *, images: bool) -> str:
-    """Return the condition that selects a cell: all images of it, or only those of `cells`."""
+    """Return the condition that selects a cell with all its images, or only with the images of `cells`."""
     words = [f"{axis}={value}" for axis, value in cells[0].axes.items()]
     return ",".join(words + [f"image={cell.image.name}" for cell in cells if images])

@@ -37,7 +37,7 @@ class Excluded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expansion:
-    """All cells of a matrix, in order: those that are kept, and those that rules dropped."""
+    """All cells of a matrix, in order: the kept cells, and the cells that rules dropped."""
 
     cells: tuple[Cell, ...]
     excluded: tuple[Excluded, ...]
@@ -116,7 +116,7 @@ def _plain_problem(platform: str, ids: Sequence[str], mark: Mark) -> Problem:
         remedy = "name one for each platform, such as march: [x86-64-v2, armv8-a]"
         return Problem(f"plain_pull names no cell for {platform}", mark, remedy)
     shown = ", ".join(ids[:SHOWN]) + (", …" if len(ids) > SHOWN else "")
-    remedy = "name more of its axes, until one is left"
+    remedy = "add axes until only one cell is left"
     return Problem(f"plain_pull names {len(ids)} cells for {platform}: {shown}", mark, remedy)
 
 
@@ -188,7 +188,7 @@ def _check_unique(matrix: Matrix, cells: Sequence[Cell]) -> None:
     names = Counter(cell.id for cell in cells)
     problems = [
         Problem(
-            f"{count} cells would be called {name}",
+            f"{count} cells would have the name {name}",
             Mark(1, 1),
             "change a value of an axis, or remove the include entry that adds the cell again",
         )

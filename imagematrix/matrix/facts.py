@@ -50,16 +50,16 @@ class Facts:
 
     def capabilities(self) -> tuple[str, ...]:
         """Return the compute capabilities that any CUDA release has a target for."""
-        own = (word for release in self.cuda.values() for word in release.compute)
-        return tuple(dict.fromkeys((*device_code.known(), *own)))
+        stated = (word for release in self.cuda.values() for word in release.compute)
+        return tuple(dict.fromkeys((*device_code.known(), *stated)))
 
     def targets(self, release: str) -> frozenset[str]:
         """Return the targets of a CUDA release; empty if they are unknown."""
         tabled = cuda.release(release)
         if tabled:
             return tabled.targets
-        own = self.cuda.get(release, Release())
-        return frozenset(device_code.target(word) for word in own.compute)
+        stated = self.cuda.get(release, Release())
+        return frozenset(device_code.target(word) for word in stated.compute)
 
     def releases_for(self, target: str) -> list[str]:
         """Return the CUDA releases that have `target`, oldest first."""
@@ -72,8 +72,8 @@ class Facts:
 
     def arch(self, march: str) -> str:
         """Return the architecture of `march`: "x86_64" or "aarch64"."""
-        own = self.march.get(march)
-        return own.arch if own else marches.arch(march)
+        stated = self.march.get(march)
+        return stated.arch if stated else marches.arch(march)
 
     def option(self, march: str) -> str:
         """Return the compiler option that selects `march`."""
@@ -81,13 +81,13 @@ class Facts:
 
     def vendor(self, march: str) -> str | None:
         """Return the vendor of the CPUs that `march` is for; None for generic names."""
-        own = self.march.get(march)
-        return own.vendor if own else marches.vendor(march)
+        stated = self.march.get(march)
+        return stated.vendor if stated else marches.vendor(march)
 
     def flags(self, march: str) -> frozenset[str] | None:
         """Return the CPU flags required by a march that the tables lack; None if they are unknown."""
-        own = self.march.get(march)
-        return own.flags - marches.IGNORED[own.arch] if own else None
+        stated = self.march.get(march)
+        return stated.flags - marches.IGNORED[stated.arch] if stated else None
 
     def deciding(self, axes: Mapping[str, str]) -> str | None:
         """Return, as JSON, the facts that go into the labels of the cell with these `axes`, or None."""

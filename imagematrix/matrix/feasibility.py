@@ -27,8 +27,8 @@ class Infeasible:
 def infeasible(cell: Cell) -> Infeasible | None:
     """Return why `cell` cannot work, or None if no known fact rules it out.
 
-    The build decides what neither the tables nor the facts of the matrix know, such as the targets of a newer
-    CUDA release or a compiler of another family.
+    Where neither the tables nor the facts of the matrix have an answer, such as for the targets of a newer
+    CUDA release or a compiler of another family, the build decides.
     """
     for rule in (_toolkit_target, _driver_cuda, _march_platform, _march_compiler):
         why = rule(cell)

@@ -181,7 +181,7 @@ class _Reader(Shapes):
         for word, mark in self._items(node, "prefer") if node else ():
             if word not in CRITERIA:
                 remedy = nearest(word, CRITERIA) or f"there are {', '.join(CRITERIA)}"
-                self._problem(f"{word!r} is not a criterion that images are compared by", mark, remedy)
+                self._problem(f"{word!r} is not a known criterion", mark, remedy)
             elif word in criteria:
                 self._problem(f"{word!r} occurs twice", mark)
             criteria.append(word)
@@ -271,9 +271,9 @@ class _Reader(Shapes):
                     "up to 32 lower-case letters, digits and underscores, a letter first",
                 )
             elif name not in HARDWARE and (guess := nearest(name, HARDWARE, likeness=SLIP)):
-                self._problem(f"{name!r} is not an axis that imagematrix knows", mark, guess)
+                self._problem(f"{name!r} is not a known axis", mark, guess)
             elif name in words.RESERVED:
-                self._problem(f"{name!r} is a name that templates use already", mark)
+                self._problem(f"{name!r} is reserved: templates use this name", mark)
             values = self._items(value, f"the axis {name}")
             seen: set[str] = set()
             for word, at in values:
@@ -314,10 +314,10 @@ class _Reader(Shapes):
         if axis != "driver" or value == words.HOST_DRIVER:
             self._problem(MISPLACED, mark)
         elif not os.path.isdir(folder):  # noqa: PTH112
-            around = (path for level in ("*", "*/*") for path in sorted(self.path.parent.glob(level)))
-            there = [str(path.relative_to(self.path.parent)) for path in around if path.is_dir()]
+            nearby = (path for level in ("*", "*/*") for path in sorted(self.path.parent.glob(level)))
+            folders = [str(path.relative_to(self.path.parent)) for path in nearby if path.is_dir()]
             message = f"the folder {folder} of the driver {value} not found"
-            self._problem(message, node.mark, nearest(name, there))
+            self._problem(message, node.mark, nearest(name, folders))
 
     def _own(self, node: document.Node, what: str, axes: Iterable[str]) -> dict[str, str]:
         texts = {}
@@ -331,7 +331,7 @@ class _Reader(Shapes):
         if not AXIS.fullmatch(name) or name in {*words.RESERVED, *HARDWARE, *axes}:
             self._problem(f"{name!r} cannot be the name of a property", mark)
         elif name != words.DRIVER_FROM and (guess := nearest(name, [words.DRIVER_FROM], likeness=TYPO)):
-            self._problem(f"{name!r} is not a property that imagematrix knows", mark, guess)
+            self._problem(f"{name!r} is not a known property", mark, guess)
         elif bad := words.unsafe(text):
             remedy = "write it in the template itself"
             self._problem(f"{name}: {bad!r} could break out of a Dockerfile instruction", at, remedy)

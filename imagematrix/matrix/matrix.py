@@ -101,7 +101,7 @@ class Cell:
     """One point of the matrix for one image.
 
     `axes` has the values of the axes that apply to this cell: a CPU-only cell has neither `compute` nor
-    `driver`. `properties` are those of all its values, merged. `facts` are the facts of the matrix.
+    `driver`. `properties` are the properties of all its values, merged. `facts` are the facts of the matrix.
     """
 
     image: Image

@@ -107,10 +107,10 @@ class FactsReader(Shapes):
         if not isinstance(node, document.Mapping):
             return
         for axis, (_, facts) in node.entries.items():
-            there = values.get(axis, ())
+            used = values.get(axis, ())
             for name, (mark, _) in facts.entries.items() if isinstance(facts, document.Mapping) else ():
-                if axis in PARTS and name not in there:
-                    remedy = nearest(name, there) or "remove it"
+                if axis in PARTS and name not in used:
+                    remedy = nearest(name, used) or "remove it"
                     self._problem(f"no value of the axis {axis} is {name}", mark, remedy)
 
 

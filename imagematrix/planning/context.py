@@ -90,7 +90,7 @@ def listing(folder: Path) -> Listing:
 
 
 def ignored(folder: Path) -> list[str]:
-    """Return the patterns of files that a build ignores: those of .dockerignore, and outputs of builds."""
+    """Return the patterns of files that a build ignores, from .dockerignore and for outputs of builds."""
     file = folder / ".dockerignore"
     text = file.read_text(encoding="utf-8-sig", errors="surrogateescape") if file.is_file() else ""
     lines = [line.strip() for line in text.split("\n") if not line.startswith("#")]

@@ -57,8 +57,8 @@ def identify(
     """Return the identity of the image built from `dockerfile`.
 
     `bases` are its base images with their digests, `context` is the digest of the files it can copy, `given`
-    are the inputs from the command line. `trims` tells whether its build trims device code. `driver` is the
-    digest of the driver that it takes from a folder, or None.
+    are the inputs from the command line. With `trims`, its build trims device code. `driver` is the digest of
+    the driver that it takes from a folder, or None.
     """
     facts = cell.facts.deciding(cell.axes)
     return Identity(

@@ -57,7 +57,7 @@ class Difference:
 class Planned:
     """A feasible cell, and what a build would do for it.
 
-    `bases` are the images it builds on, `needs` are those of them that this matrix builds. `identity` is None
+    `bases` are the images it builds on, `needs` the images of this matrix among them. `identity` is None
     if a base's digest is unknown; `reference` then lacks the input digest. `difference` is set if the store
     has an image of the cell that was built from other inputs. `driver` is the user-mode driver that it takes
     from a folder, or None.

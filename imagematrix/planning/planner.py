@@ -40,9 +40,9 @@ class Against:
     """The state that a matrix is planned against.
 
     Images belong in `store`; missing ones are adopted from `engine` if it has them, or built. `locked` are
-    the known digests of base images. `resolve` returns those of others, or raises UsageError; without it, or
-    if the lock is `frozen`, nothing is resolved. `recorded` returns the listing of the context with a digest,
-    if it was recorded. `given` are the inputs from the command line.
+    the known digests of base images. `resolve` returns the digest of any other image, or raises UsageError;
+    without it, or if the lock is `frozen`, nothing is resolved. `recorded` returns the listing of the context
+    with a digest, if it was recorded. `given` are the inputs from the command line.
     """
 
     resolve: Callable[[str], str] | None = None

@@ -49,8 +49,8 @@ def main() -> None:
 
 
 def _limit(kind: int, value: int) -> None:
-    _, most = resource.getrlimit(kind)
-    resource.setrlimit(kind, (value if most == resource.RLIM_INFINITY else min(value, most), most))
+    _, hard = resource.getrlimit(kind)
+    resource.setrlimit(kind, (value if hard == resource.RLIM_INFINITY else min(value, hard), hard))
 
 
 class Templates:

@@ -151,7 +151,7 @@ def test_include_changes_exactly_the_matching_cells(matrix, value):
 def test_duplicate_cell_names_are_rejected(project):
     again = "  - {cuda: '12.4', compute: '9.0', driver: 550.163.01, march: znver4}\n"
     path = project(("exclude:", f"include:\n{again}{again}exclude:"))
-    with pytest.raises(MatrixError, match=r"2 cells would be called cuda12\.4-sm90-drv550\.163\.01-znver4"):
+    with pytest.raises(MatrixError, match=r"2 cells would have the name cuda12\.4-sm90-drv550"):
         expand(load(path))
     path = project(("  march:", "  one: [a-b, a]\n  two: [c, b-c]\n  march:"))
     with pytest.raises(MatrixError, match=r"cpu-a-b-c-x86-64-v3(.|\n)*remove the include"):

@@ -42,7 +42,7 @@ def test_audit_strictness_is_read(project, text, strict):
         ),
         (
             "driver: {550.163.01: {driver_form: drivers/550.163.01}}",
-            "13:25: 'driver_form' is not a property that imagematrix knows\n  did you mean 'driver_from'?",
+            "13:25: 'driver_form' is not a known property\n  did you mean 'driver_from'?",
         ),
         (
             "march: {znver4: {driver_from: drivers/550.163.01}}",
@@ -84,7 +84,7 @@ def test_unquoted_version_keeps_its_trailing_zero(project):
         (("axes:", "axis:"), "did you mean 'axes'?"),
         (
             ("  march:", "  marhc:"),
-            "11:3: 'marhc' is not an axis that imagematrix knows\n  did you mean 'march'?",
+            "11:3: 'marhc' is not a known axis\n  did you mean 'march'?",
         ),
         (("march: [x86-64-v3, znver4]", "march: [x86-64-v3, znvr4]"), "did you mean 'znver4'?"),
         (("znver4]", "native]"), "march native depends on the builder's CPU"),
@@ -160,7 +160,7 @@ def test_unquoted_version_keeps_its_trailing_zero(project):
         (("schema:", "schema: !!python/object:os.system x\nschemas:"), "is not supported"),
         (("exclude:", "platforms:\nexclude:"), "the matrix has no 'platforms'"),
         (("  march:", "  platform: [linux/riscv]\n  march:"), "'linux/riscv' is not a supported platform"),
-        (("  march:", "  loop: [a]\n  march:"), "'loop' is a name that templates use already"),
+        (("  march:", "  loop: [a]\n  march:"), "'loop' is reserved: templates use this name"),
         (("  march:", "  X-Y: [a]\n  march:"), "'X-Y' is not a valid name for an axis"),
         (("  training:", "  training:v2:"), "'training:v2' is not an image name"),
         (("  training:", "  ml..training:"), "'ml..training' is not an image name"),
