@@ -1,14 +1,14 @@
-// A libcuda.so.1 without a GPU: it runs kernel.cu on the CPU. A block's threads are fibers that take turns at
-// each __syncthreads and each shuffle, so a kernel that forgets to wait reads what is not there yet. The memory
-// behind every allocation cannot be touched, so a kernel that goes past the end dies.
+// A libcuda.so.1 without a GPU: it runs kernel.cu on the CPU. A block's threads are fibers that switch at each
+// __syncthreads and each shuffle, so a kernel that forgets to wait reads values before they are written. The
+// memory after every allocation is protected, so a kernel that accesses it crashes.
 //
 // After its first thousand kernels it rests before each: jobs that compute until they are stopped leave the processor
 // to the tests beside them.
 //
 // FAKE_CUDA=cuModuleLoadData=209 makes that function fail; FAKE_CUDA=idle makes kernels do nothing.
 //
-// -DDEVICE, -DMAJOR and -DMINOR make it another GPU. With -DNODES it wants the device nodes that CUDA wants, and
-// keeps them open as CUDA does.
+// -DDEVICE, -DMAJOR and -DMINOR simulate another GPU. With -DNODES it requires the device nodes that CUDA
+// requires, and keeps them open as CUDA does.
 #include <csetjmp>
 #include <cstdio>
 #include <cstdlib>
@@ -51,7 +51,7 @@ struct Fiber {
     std::jmp_buf resume{};
     bool started = false;
     bool done = false;
-    // Two, in turns: a value stays until all have read it, without a wait for that.
+    // Two values, used alternately: one stays until all threads have read it, without another wait.
     float shuffled[2] = {0, 0};
     unsigned shuffles = 0;
 };
@@ -70,7 +70,7 @@ void** kernel_arguments;
 
 void call_kernel() {
     Arguments a{kernel_arguments};
-    // Braces, unlike parentheses, fix the order in which the arguments are taken.
+    // Braces, unlike parentheses, fix the order in which the arguments are evaluated.
     if (kernel_name == "samples") {
         struct {
             const float *inputs, *targets, *first, *first_bias, *second, *second_bias;
@@ -87,7 +87,7 @@ void call_kernel() {
     }
 }
 
-// A fiber does one block after the other: to make it costs much more than to switch to it.
+// A fiber runs one block after the other, because creating a fiber takes much longer than switching to it.
 [[noreturn]] void fiber_main() {
     for (;;) {
         call_kernel();

@@ -1,16 +1,16 @@
-/* A libnvidia-ml.so.1 that plays the hosts that the tests describe.
+/* A libnvidia-ml.so.1 that simulates the host that a test describes in these variables:
  *
- * STUB_INIT    what nvmlInitWithFlags returns (0)
- * STUB_SLEEP   seconds that it takes before
+ * STUB_INIT    the result of nvmlInitWithFlags (0)
+ * STUB_SLEEP   seconds before nvmlInitWithFlags returns
  * STUB_DRIVER  the driver version
- * STUB_GPUS    GPUs between ';', of fields "key=value" between ',':
- *              handle= and query= error codes of getting the GPU, and of anything asked of it,
+ * STUB_GPUS    GPUs separated by ';', each with fields "key=value" separated by ',':
+ *              handle= and query=: error codes of getting the GPU, and of every query of it,
  *              bus= dev= (hex) uuid= minor= name= cc=9.0 brand= mib= (-1: not supported) virt=
- *              mig= (-1: not supported), migs=GI:CI:MIB:PROFILE between '/', with a gap after each,
- *              used= (MiB) kept= (MiB, by the driver for itself), util= temp= persist= (each -1: not supported),
- *              procs=PID:GI:CI between '/' (GI and CI -1: on no MIG device; procs=-1: not supported;
- *              procs=open: who has the node open, each= MiB with each; apart= is added to their PIDs, as where
- *              these are of another PID namespace),
+ *              mig= (-1: not supported), migs=GI:CI:MIB:PROFILE separated by '/', with a gap after each,
+ *              used= (MiB) kept= (MiB, reserved by the driver), util= temp= persist= (each -1: not supported),
+ *              procs=PID:GI:CI separated by '/' (GI and CI -1: on no MIG device; procs=-1: not supported;
+ *              procs=open: the processes that have the node open, with each= MiB for each; apart= is added to
+ *              their PIDs, as if they were in another PID namespace),
  *              old=1: without the newer calls for processes and memory
  */
 #include <dirent.h>
@@ -176,7 +176,7 @@ int nvmlDeviceGetTemperature(Device *device, unsigned sensor, unsigned *out) {
 
 int nvmlDeviceGetPersistenceMode(Device *device, unsigned *out) { return setting(device, "persist", 1, out); }
 
-/* The processes that have the device's node open, by its name, wherever they see it. */
+/* The processes that have a device node of this name open, in whatever folder they see it. */
 static unsigned openers(const Device *device, Process *out, unsigned room) {
     unsigned long long memory = (unsigned long long)number(device, "each", 0) << 20;
     char node[32], path[300], target[32];
