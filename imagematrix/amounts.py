@@ -7,7 +7,7 @@ import re
 __all__ = ["parse"]
 
 FORM = re.compile(r"(\d{1,9}(?:\.\d{1,3})?)([MGT]i?)B?", re.ASCII)
-# Decimal, because cards are sold that way: one that is sold with 80 GB reports 79.6 GiB.
+# G is decimal, because cards are sold that way: a card of 80 GB reports 79.6 GiB, and "80G" has to mean it.
 UNITS = {"M": 1000**2, "G": 1000**3, "T": 1000**4, "Mi": 1024**2, "Gi": 1024**3, "Ti": 1024**4}
 
 

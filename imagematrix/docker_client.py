@@ -27,8 +27,8 @@ class Client(docker.DockerClient):
 class _Api(docker.APIClient):
     def merge_environment_settings(self, url: Any, proxies: Any, stream: Any, verify: Any, cert: Any) -> Any:
         """Return the settings for a request; REQUESTS_CA_BUNDLE does not replace the engine's CA."""
-        own = self.verify if verify is None else verify
-        return super().merge_environment_settings(url, proxies, stream, own, cert)
+        verify = self.verify if verify is None else verify
+        return super().merge_environment_settings(url, proxies, stream, verify, cert)
 
 
 def _tls() -> TLSConfig | bool:

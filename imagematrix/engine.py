@@ -310,13 +310,13 @@ def _with_starting(
     inspect: Callable[[str, float], object],
     attended: Attended,
 ) -> list[dict[str, Any]]:
-    """Return `running`, and those of `created` that are being started, or have been by now.
+    """Return `running`, and the containers in `created` that are being started or have just started.
 
-    `inspect` returns a container once it has started, None if that takes longer than the given seconds.
+    `inspect` returns a container once it has started, or None if that takes longer than the given seconds.
     """
     oldest, deadline = time.time() - YOUNG_S, time.monotonic() + START_S
     seen = {container.get("Id") for container in running}
-    found = list(running)
+    containers = list(running)
     for entry in created:
         young, labels = entry.get("Created", 0) >= oldest, entry.get("Labels") or {}
         if not young or entry["Id"] in seen or TASK in labels or (LAUNCH in labels and attended(labels)):
@@ -326,8 +326,8 @@ def _with_starting(
         waits = state.get("Status") == "created" and not state.get("Error")
         if isinstance(container, dict) and (state.get("Running") or waits):
             # It is not known here which labels come from the image.
-            found.append({**container, "Config": {**(container.get("Config") or {}), "Labels": {}}})
-    return found
+            containers.append({**container, "Config": {**(container.get("Config") or {}), "Labels": {}}})
+    return containers
 
 
 def running() -> list[dict[str, Any]]:

@@ -36,7 +36,7 @@ def scratch() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def owned(prefix: str) -> Iterator[Path]:
-    """Yield a new folder, which is locked meanwhile: when the process ends, the kernel releases the lock."""
+    """Yield a new folder, locked within the context; the kernel releases the lock of a killed process."""
     # Only a locked folder gets a name that `abandoned` looks for.
     unlocked = Path(tempfile.mkdtemp(prefix=f".{prefix}", dir=disk()))
     with _locked(unlocked):
@@ -44,7 +44,7 @@ def owned(prefix: str) -> Iterator[Path]:
 
 
 def abandoned(prefix: str) -> Iterator[Path]:
-    """Yield this user's folders of processes that ended without removing them; each is locked meanwhile."""
+    """Yield this user's folders of processes that ended without removing them, each locked until the next."""
     for folder in disk().glob(f"{prefix}*"):
         with _locked(folder) as dead:
             if dead:

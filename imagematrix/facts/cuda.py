@@ -69,9 +69,9 @@ def release(name: str) -> Release | None:
 def driver_cuda(driver: str) -> str | None:
     """Return the newest CUDA release that `driver` supports.
 
-    It is that of the driver's branch, or of the newest known branch below it; None below all of them. Early
-    drivers of a branch may precede its release: a driver counts from the oldest that NVIDIA lists for it. For
-    a Tegra driver it is unknown.
+    The driver's branch decides, or else the newest known branch below it; the result is None below all known
+    branches. Early drivers of a branch may precede its release, so a driver must not be older than the oldest
+    that NVIDIA lists for the release. For a Tegra driver the release is unknown, and the result None.
     """
     if versions.is_tegra(driver):
         return None

@@ -101,7 +101,7 @@ def product(pci_device_id: str) -> Product | None:
 def last_branch(pci_device_id: str | None, compute: str | None) -> int | None:
     """Return the last driver branch that supports a GPU; None if the newest does or if unknown.
 
-    For an unknown device it is that of all chips with its compute capability.
+    For an unknown device, the chips with its compute capability decide.
     """
     listed = product(pci_device_id) if pci_device_id else None
     return listed.last_branch if listed else _last_branches().get(compute)
@@ -176,7 +176,7 @@ def first_ended() -> Mapping[str, int]:
 
 @cache
 def _last_branches() -> dict[str | None, int | None]:
-    """Return the last branch by compute capability: that of the chip with the longest driver support."""
+    """Return the last branch by compute capability, taken from the chip with the longest driver support."""
     branches: dict[str | None, int | None] = {}
     for row in _data.load("gpus.json")["chips"].values():
         compute, last = row["compute"], row["last_branch"]

@@ -231,7 +231,7 @@ def unannounced(march: str) -> frozenset[str]:
     From Armv8.4 on these are the second set of release-consistent accesses and single-copy atomic pairs,
     from Armv8.8 on memory copying (where only clang has a macro), from Armv8.9 on common short sequences,
     from Armv9.5 on absolute maximum and minimum (where only gcc has a macro), from Armv9.6 on compare and
-    branch. Armv9.N has what Armv8.(N+5) has.
+    branch. Armv9.N has the instructions of Armv8.(N+5).
     """
     version = march.partition("+")[0].removeprefix("armv").removesuffix("-a")
     major, _, minor = version.partition(".")

@@ -142,7 +142,7 @@ def flags_from_macros(text: str, arch: str, march: str = "") -> frozenset[str]:
 def level(flags: AbstractSet[str]) -> str | None:
     """Return the highest psABI level ("x86-64-v3") that `flags` reach; None below the first, or not x86.
 
-    They may be a host's or those that code needs.
+    They may be the flags of a host, or the flags that code needs.
     """
     reached = None
     for name, added in LEVELS:
