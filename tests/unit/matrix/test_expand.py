@@ -178,7 +178,7 @@ def test_cell_name_contains_the_platform_axis(project):
     [
         (
             "march: znver4",
-            r"plain_pull names 5 cells for linux/amd64: cpu-znver4, .*, …\n  name more of its axes",
+            r"plain_pull names 5 cells for linux/amd64: cpu-znver4, .*, …\n  add axes until",
         ),
         ("cuda: none", "plain_pull names 2 cells for linux/amd64: cpu-x86-64-v3, cpu-znver4\n"),
         ("cuda: none, compute: '8.9'", r"plain_pull names no cell for linux/amd64\n  name one for each"),
