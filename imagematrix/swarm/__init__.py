@@ -1,1 +1,1 @@
-"""Docker Swarm: what nodes offer of their GPUs, and the OCI runtime that gives them to tasks."""
+"""Docker Swarm: the GPU resources that nodes offer, and the OCI runtime that gives them to tasks."""

@@ -1,7 +1,7 @@
-"""An OCI bundle on its way to the runtime: what its config.json says of devices and variables.
+"""The OCI bundle of a container: devices and variables in its config.json.
 
-See https://github.com/opencontainers/runtime-spec/blob/main/config-linux.md#devices. The same rules become a
-devices cgroup (v1) or a program in the kernel (v2); the runtime does that.
+See https://github.com/opencontainers/runtime-spec/blob/main/config-linux.md#devices. The runtime turns the
+rules into a devices cgroup (v1) or a program in the kernel (v2).
 """
 # pathlib costs more to import than the file takes to read.
 # ruff: noqa: PTH116, PTH123
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 __all__ = ["rewrite", "with_devices", "with_environment"]
 
 CONFIG = "config.json"
-ACCESS = "rwm"  # as the engine's --device has it
+ACCESS = "rwm"  # the default of the engine's --device
 
 
 def rewrite(bundle: str, devices: Iterable[str], environment: Mapping[str, str]) -> None:
     """Add device nodes of this machine, under the same paths, and variables to the bundle's config.json.
 
-    The file is replaced at once. Raises ProbeError if it is malformed or cannot be written, or if a device is
-    not there.
+    The file is replaced atomically. Raises ProbeError if it is malformed or cannot be written, or if a device
+    does not exist.
     """
     path = f"{bundle}/{CONFIG}"
     try:
@@ -39,7 +39,7 @@ def rewrite(bundle: str, devices: Iterable[str], environment: Mapping[str, str])
         spec = with_environment(with_devices(spec, devices), environment)
         draft = f"{path}.imagematrix"
         with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "w", encoding="utf-8") as file:
-            file.write(json.dumps(spec))  # json.dump would encode it in Python
+            file.write(json.dumps(spec))  # json.dump would use the slow encoder in Python
         os.replace(draft, path)  # noqa: PTH105 - see above
     except OSError as error:
         raise ProbeError(f"{error.filename or path}: {error.strerror}") from error
@@ -48,7 +48,7 @@ def rewrite(bundle: str, devices: Iterable[str], environment: Mapping[str, str])
 
 
 def with_devices(spec: Mapping[str, Any], paths: Iterable[str]) -> dict[str, Any]:
-    """Return `spec` with device nodes, and rules that allow them; those that it has already stay."""
+    """Return `spec` with device nodes and the rules that allow them added; existing ones stay."""
     linux = spec["linux"]
     resources = linux.get("resources") or {}
     devices, rules = list(linux.get("devices") or ()), list(resources.get("devices") or ())
@@ -74,7 +74,7 @@ def with_devices(spec: Mapping[str, Any], paths: Iterable[str]) -> dict[str, Any
 
 
 def with_environment(spec: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, Any]:
-    """Return `spec` with variables in place of those of the same name."""
+    """Return `spec` with variables, which replace those of the same name."""
     process = spec["process"]
     kept = [entry for entry in process.get("env") or () if entry.partition("=")[0] not in environment]
     added = [f"{name}={value}" for name, value in environment.items()]

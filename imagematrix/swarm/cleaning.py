@@ -1,4 +1,4 @@
-"""Removing what one-shot jobs leave: services whose tasks have ended, and containers on this node."""
+"""Clean-up after one-shot jobs: services whose tasks have ended, and their containers on this node."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ GONE, BEING_REMOVED = 404, 409
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Removed:
-    """What was removed, or with `dry_run` would be: names of services, and of containers of this node."""
+    """What was removed, or would be with `dry_run`: names of services, and of containers of this node."""
 
     services: tuple[str, ...]
     containers: tuple[str, ...]
@@ -43,17 +43,16 @@ class Removed:
 
 
 def clean(client: DockerClient, older_than_s: float = 0.0, *, dry_run: bool = False) -> Removed:
-    """Remove jobs that ended so long ago, and the containers that jobs left on this node.
+    """Remove jobs that ended at least `older_than_s` seconds ago, and the containers of jobs on this node.
 
-    A job stays as long as one of its tasks has not certainly ended, also if its node is down. A container
-    stays as long as its service is there; on a worker, which does not know the services, its age alone
-    counts. Raises EngineError.
+    A job stays until all of its tasks have certainly ended, even if a node is down. A container stays while
+    its service exists; on a worker, which cannot list services, only its age counts. Raises EngineError.
     """
     manager = Manager(client)
     before = time.time() - older_than_s
     label = f"{LABEL}={JOB}"
     controls = manager.controls()
-    # In this order: a job that starts and ends meanwhile is not among the containers.
+    # Containers first: a job that starts and ends after this is not among them.
     left = list(_ended_containers(client, label, before))
     services = manager.services(label) if controls else []
     names = []
@@ -76,7 +75,7 @@ def clean(client: DockerClient, older_than_s: float = 0.0, *, dry_run: bool = Fa
 
 
 def _ended_containers(client: DockerClient, label: str, before: float) -> Iterator[tuple[str, str, str]]:
-    """Yield id, service and name of each container with `label` that ended before that time."""
+    """Yield id, service and name of each container with `label` that ended before the time `before`."""
     from docker.errors import NotFound
 
     wanted = {"label": [label, SERVICE_ID], "status": ["exited", "dead"]}
@@ -89,7 +88,7 @@ def _ended_containers(client: DockerClient, label: str, before: float) -> Iterat
 
 
 def _remove(client: DockerClient, identifier: str) -> None:
-    """Remove a container, and the volumes that are its own, as Swarm does; it may be gone already."""
+    """Remove a container and its anonymous volumes, as Swarm does; it may be removed already."""
     from docker.errors import APIError
 
     with errors():

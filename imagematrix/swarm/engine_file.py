@@ -1,4 +1,4 @@
-"""The engine's configuration file, and the engine that was started with it."""
+"""The engine's configuration file, and the running engine that uses it."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ NO_SUCH_FLAG = "unknown flag"  # engines before 23.0 cannot validate
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
-    """An engine, by the flags of its command line: (name without dashes, value), in order."""
+    """An engine, described by the flags of its command line in order: (name without dashes, value)."""
 
     flags: tuple[tuple[str, str], ...] = ()
 
     def data_root(self, config: Mapping[str, Any]) -> str:
-        """Return the folder of its data; `config` is what its file says."""
+        """Return the folder of its data; `config` is the content of its file."""
         return [str(config.get("data-root") or DATA_ROOT), *self.values("data-root", "g")][-1]
 
     def address(self, config: Mapping[str, Any]) -> str:
         """Return the address of its local socket; raise UsageError if it has none."""
         hosts = [*self.values("host", "H"), *config.get("hosts", ())] or [SOCKET]
-        # Through fd:// systemd gives it the socket, which is this one unless its unit was changed.
+        # With fd:// systemd passes the socket, which is SOCKET unless the unit was changed.
         local = [SOCKET if host.startswith("fd://") else host for host in hosts]
         for host in local:
             if host.startswith("unix://"):
@@ -65,7 +65,7 @@ class Engine:
 
 
 def read(path: Path) -> str:
-    """Return the text of the file, empty if there is none; raise UsageError if it cannot be read."""
+    """Return the text of the file, empty if it does not exist; raise UsageError if it cannot be read."""
     try:
         return path.read_text("utf-8")
     except FileNotFoundError:
@@ -75,7 +75,7 @@ def read(path: Path) -> str:
 
 
 def content(path: Path) -> bytes | None:
-    """Return the bytes of a file, None if there is none that can be read."""
+    """Return the bytes of a file, None if it cannot be read."""
     try:
         return path.read_bytes()
     except OSError:
@@ -83,13 +83,13 @@ def content(path: Path) -> bytes | None:
 
 
 def indent(text: str) -> int:
-    """Return by how many blanks a JSON text is indented, 2 if that does not show."""
+    """Return the number of spaces by which a JSON text is indented, 2 if it shows none."""
     match = re.search(r'^( +)"', text, re.MULTILINE)
     return len(match[1]) if match else 2
 
 
 def diff(path: Path, before: str, after: str) -> str:
-    """Return the change as a unified diff, empty if there is none."""
+    """Return the change as a unified diff, empty if nothing changes."""
     lines = difflib.unified_diff(
         before.splitlines(), after.splitlines(), str(path), f"{path} (new)", lineterm=""
     )
@@ -97,11 +97,11 @@ def diff(path: Path, before: str, after: str) -> str:
 
 
 def started_with(path: Path, proc: Path = Path("/proc")) -> Engine:
-    """Return the running engine whose configuration is the file `path`; one without flags if none runs."""
+    """Return the running engine whose configuration is the file `path`; without flags if none runs."""
     for folder in sorted(proc.glob("[0-9]*")):
         with contextlib.suppress(OSError, UnicodeDecodeError):
             program, *words = (folder / "cmdline").read_text("utf-8").rstrip("\0").split("\0")
-            if os.path.basename(program) != "dockerd":  # noqa: PTH119 - a word, not a path of ours
+            if os.path.basename(program) != "dockerd":  # noqa: PTH119 - a word, not a path
                 continue
             engine = Engine(flags=tuple(_flags(words)))
             if Path([str(DEFAULT), *engine.values("config-file")][-1]) == path:
@@ -110,10 +110,10 @@ def started_with(path: Path, proc: Path = Path("/proc")) -> Engine:
 
 
 def write(path: Path, text: str) -> str | None:
-    """Replace the file at once, after dockerd has found it valid; its former text is kept beside it.
+    """Replace the file atomically once dockerd has validated the text; keep a copy of the old file beside it.
 
-    Returns the reason if dockerd could not be asked, else None. Raises UsageError if dockerd refuses it, or
-    if it cannot be written.
+    Returns the reason if dockerd could not validate the text, else None. Raises UsageError if the text is
+    invalid, or if the file cannot be written.
     """
     target, reasons = path.resolve(), []
 
@@ -154,14 +154,14 @@ def _validate(draft: Path, path: Path) -> str | None:
         return f"`dockerd --validate` took over {VALIDATE_S:g} seconds"
     if done.returncode == 0:
         return None
-    said = done.stderr.strip()
-    if NO_SUCH_FLAG in said:
+    output = done.stderr.strip()
+    if NO_SUCH_FLAG in output:
         return "this dockerd cannot validate a file"
-    raise UsageError(f"{path} would be invalid: {said.replace(str(draft), str(path))}")
+    raise UsageError(f"{path} would be invalid: {output.replace(str(draft), str(path))}")
 
 
 def _flags(words: list[str]) -> Iterator[tuple[str, str]]:
-    """Yield the flags of a command line of dockerd; a flag without a value has "true"."""
+    """Yield the flags of a command line of dockerd; the value of a flag without one is "true"."""
     rest = iter(words)
     following = next(rest, None)
     while following is not None:

@@ -1,7 +1,7 @@
-"""The output of a service's tasks, as it comes and to its last line.
+"""The output of a service's tasks, printed as it comes and completed at the end.
 
-The engine's stream of it never ends by itself, and breaks off when a manager restarts. So lines are counted
-for each task: a second reading prints those that the first had not.
+The engine's stream of the output never ends by itself, and breaks when a manager restarts. So lines are
+counted for each task: the next reading prints only lines that no earlier reading had.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ PAUSE_S = 1.0
 
 
 class Logs:
-    """The output of the service `service`; `write` gets a stream ("stdout" or "stderr"), a task's id, a line.
+    """The output of a service; `write` gets a stream ("stdout" or "stderr"), a task's id, and a line.
 
-    `follow` starts to read, `finish` reads what is left. Without a task's id, a line is the engine's own.
+    `follow` starts to read, `finish` reads the rest. A line without a task's id is the engine's own.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class _Stream:
         return lines
 
     def _print(self, lines: Iterable[bytes]) -> None:
-        """Print those lines of all that no earlier reading had."""
+        """Print the lines that no earlier reading had."""
         read: dict[str, int] = {}
         for line in lines:
             task, text = _split(line)
@@ -94,7 +94,7 @@ class _Stream:
 
 
 def _split(line: bytes) -> tuple[str | None, bytes]:
-    """Return the task's id that comes before a line with details, and the line."""
+    """Return the task's id in the details before a line, and the line."""
     details, blank, text = line.partition(b" ")
     for pair in details.decode(errors="replace").split(","):
         if blank and pair.startswith(TASK):

@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 __all__ = ["Manager", "RemovedError"]
 
 POLL_S = 1.0
-AWAY_S = 300.0  # how long a manager may be away: a restart takes seconds, the choice of a new leader too
+AWAY_S = 300.0  # how long a manager may be unavailable: a restart or the election of a leader takes seconds
 CONFLICT = 409
 SWARM = "run `docker swarm init` on the first node, `docker swarm join` on the others"
 
 
 class RemovedError(EngineError):
-    """The service that is waited for is gone."""
+    """The service that the command waits for no longer exists."""
 
 
 class Manager:
@@ -57,7 +57,7 @@ class Manager:
             return nodes.of(self._client.api.nodes())
 
     def overlays(self, networks: Sequence[str]) -> list[str]:
-        """Return those of `networks` that are overlay networks; raise UsageError if one is not there."""
+        """Return those of `networks` that are overlay networks; raise UsageError if one does not exist."""
         from docker.errors import NotFound
 
         drivers = {}
@@ -71,7 +71,7 @@ class Manager:
         return [name for name, driver in drivers.items() if driver == "overlay"]
 
     def create(self, service: Service) -> str:
-        """Create a service and return its id; raise UsageError if there is one of that name."""
+        """Create a service and return its id; raise UsageError if the name is taken."""
         from docker.errors import APIError
 
         with errors():
@@ -86,7 +86,7 @@ class Manager:
                 ) from error
 
     def remove(self, identifier: str) -> None:
-        """Remove a service, and so end its tasks; it may be gone already."""
+        """Remove a service, which ends its tasks; it may be removed already."""
         from docker.errors import NotFound
 
         with errors(), suppress(NotFound):
@@ -98,7 +98,7 @@ class Manager:
             return list(self._client.api.services(filters={"label": label}))
 
     def tasks(self, identifier: str) -> list[Task]:
-        """Return the tasks of a service; raise RemovedError if it is gone."""
+        """Return the tasks of a service; raise RemovedError if it no longer exists."""
         from docker.errors import NotFound
 
         try:
@@ -113,7 +113,7 @@ class Manager:
     def wait(self, identifier: str, count: int, report: Callable[[str], None]) -> list[Task]:
         """Wait until a job of `count` tasks has ended, and return the last task of each slot.
 
-        `report` gets every change of their states. A manager may be away for up to AWAY_S.
+        `report` gets every change of their states. A manager may be unavailable for up to AWAY_S.
         """
         reported = ""
         answered = time.monotonic()

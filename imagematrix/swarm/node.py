@@ -1,7 +1,7 @@
-"""The GPUs of a node as it was configured, found again at each start of a task.
+"""The GPUs of a node as configured, matched again with the kernel's facts at each start of a task.
 
-What the engine offers to Swarm was read once, with NVML. Starting a task takes UUIDs and memory from there,
-and from the kernel what changes: which GPUs there are, and their numbers.
+UUIDs and memory were read from NVML when the node was configured. Facts that can change, which are the GPUs
+that exist and their numbers, are read from the kernel when a task starts.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ REMEDY = "run `imagematrix swarm node-config` on the node and restart its engine
 
 
 def offered(host: Host) -> tuple[Gpu, ...]:
-    """Return what a node offers: its usable GPUs, and of those in MIG mode the MIG devices."""
+    """Return what a node offers: its usable GPUs, or the MIG devices of those in MIG mode."""
     usable = (gpu for gpu in host.gpus if gpu.usable)
     return tuple(one for gpu in usable for one in (parts(gpu) if gpu.mig is not None else (gpu,)))
 
 
 def present(host: Host, tree: Tree) -> Host:
-    """Return `host`, the node as it was configured, with the GPUs that it still has and their numbers.
+    """Return `host`, the node as configured, with the GPUs that still exist and their current numbers.
 
-    A kernel that shows nothing of the driver, as in a sandbox, leaves the GPUs as they were.
+    If the kernel does not show the driver, as in a sandbox, the GPUs stay as they were.
     """
     kernel = nvidia.read(tree)
-    gpus = tuple(_found(host.gpus, kernel)) if kernel.loaded else host.gpus
+    gpus = tuple(_still_present(host.gpus, kernel)) if kernel.loaded else host.gpus
     return replace(
         host,
         driver=kernel.driver,
@@ -50,19 +50,19 @@ def named(gpus: Iterable[Gpu], uuids: Iterable[str]) -> tuple[Gpu, ...]:
     by_uuid = {gpu.mig[0].uuid if gpu.mig else gpu.uuid: gpu for gpu in gpus}
     missing = [uuid for uuid in uuids if uuid not in by_uuid]
     if missing:
-        raise ProbeError(
-            f"{', '.join(missing)} was assigned by Swarm, and this node does not have it", remedy=REMEDY
-        )
+        raise ProbeError(f"Swarm assigned {', '.join(missing)}, which this node does not have", remedy=REMEDY)
     return tuple(by_uuid[uuid] for uuid in uuids)
 
 
-def _found(gpus: Iterable[Gpu], kernel: Kernel) -> Iterable[Gpu]:
+def _still_present(gpus: Iterable[Gpu], kernel: Kernel) -> Iterable[Gpu]:
     information = {one.bus_id: one for one in kernel.information if one.bus_id}
     for gpu in gpus:
-        now = information.get(gpu.pci_bus_id or "")
-        # The kernel knows a UUID once the GPU was in use: then another one is another card in its slot.
-        if now is None or now.excluded or now.minor is None or now.uuid not in (None, gpu.uuid):
+        current = information.get(gpu.pci_bus_id or "")
+        if current is None or current.excluded or current.minor is None:
             continue
-        if gpu.mig is None and now.minor in kernel.mig:
+        # The kernel shows a UUID once the GPU was in use. Another UUID means another card in the slot.
+        if current.uuid not in (None, gpu.uuid):
             continue
-        yield replace(gpu, minor=now.minor)
+        if gpu.mig is None and current.minor in kernel.mig:
+            continue
+        yield replace(gpu, minor=current.minor)

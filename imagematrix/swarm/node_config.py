@@ -1,4 +1,4 @@
-"""The engine's configuration file on a Swarm node: what the node offers, and the runtime that gives it out.
+"""The engine's configuration on a Swarm node: the resources that it offers, and the runtime for its tasks.
 
 The keys are those of daemon.json (docs.docker.com/reference/cli/dockerd). The engine reads resources only
 when it starts.
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 __all__ = ["ALL", "FLAGS", "Offer", "merged", "offer", "parse"]
 
 RESOURCES = "node-generic-resources"
-SINGULAR = "node-generic-resource"  # the flag's name: in the file the engine ignores it
+SINGULAR = "node-generic-resource"  # the name of the flag: the engine ignores it in the file
 LABELS = "labels"
 RUNTIMES = "runtimes"
 HOSTS = "hosts"
 DEFAULT = "default-runtime"
 RUNTIME = "imagematrix"
 RUNC = "runc"
-FLAGS = (SINGULAR, "label", "add-runtime", "default-runtime")  # for what `merged` changes
+FLAGS = (SINGULAR, "label", "add-runtime", "default-runtime")  # flags for the keys that `merged` changes
 REMAP = "userns-remap"
 LABEL = "io.imagematrix."
 ALL = "all"
@@ -59,7 +59,7 @@ def offer(host: Host, vram: str | None = None) -> Offer:
 
 
 def parse(text: str, where: str) -> dict[str, Any]:
-    """Return the configuration in `text`; raise UsageError if the engine would not take it as it is meant."""
+    """Return the configuration in `text`; raise UsageError if it is invalid or does not allow the runtime."""
     try:
         config = json.loads(text) if text.strip() else {}
     except (ValueError, RecursionError) as error:
@@ -76,16 +76,16 @@ def parse(text: str, where: str) -> dict[str, Any]:
     other = config.get(DEFAULT, RUNC)
     if other not in (RUNC, RUNTIME):
         raise UsageError(
-            f"{where}: {DEFAULT} is {other!r}, and an engine has one",
+            f"{where}: {DEFAULT} is already {other!r}",
             remedy=f"remove {DEFAULT}; containers can still name it: docker run --runtime {other}",
         )
     return config
 
 
 def merged(config: Mapping[str, Any], offer: Offer, runtime: str) -> dict[str, Any]:
-    """Return `config` with what the node offers in place of what it offered, and with its runtime.
+    """Return `config` with the node's offer in place of an earlier one, and with the runtime.
 
-    Resources and labels of others stay as they are.
+    Resources and labels of other software stay as they are.
     """
     kept = [entry for entry in config.get(RESOURCES, ()) if not is_ours(str(entry).partition("=")[0])]
     labels = [label for label in config.get(LABELS, ()) if not str(label).startswith(LABEL)]
@@ -102,7 +102,7 @@ def _uuid(gpu: Gpu) -> str:
     uuid = gpu.mig[0].uuid if gpu.mig else gpu.uuid
     if uuid is None:
         raise ProbeError(
-            f"UUID of {gpu.label} unknown: Swarm could not tell it from another",
+            f"UUID of {gpu.label} unknown: Swarm identifies GPUs by UUID",
             remedy="check with `imagematrix probe` that NVML works",
         )
     return uuid
@@ -118,7 +118,7 @@ def _memory(gpus: tuple[Gpu, ...], vram: str) -> str:
     if vram == ALL:
         if len(gpus) > 1:
             raise UsageError(
-                f"cannot offer the memory of {len(gpus)} GPUs as one amount: no single GPU has so much",
+                f"cannot offer the memory of {len(gpus)} GPUs as one amount: no single GPU has that much",
                 remedy="offer shares of one size, such as --vram 4G",
             )
         return f"{VRAM}={memory_mib(gpus[0])}"
@@ -130,7 +130,7 @@ def _memory(gpus: tuple[Gpu, ...], vram: str) -> str:
 
 
 def _labels(host: Host, gpus: tuple[Gpu, ...], *, shared: bool) -> Iterable[str]:
-    """Yield the classes of a node; constraints compare whole values, so several are joined by "+"."""
+    """Yield labels with a node's hardware; constraints compare whole values, so "+" joins several."""
     if host.cpu.level:
         yield f"{LABEL}cpu={host.cpu.level}"
     if host.driver:

@@ -1,4 +1,4 @@
-"""The nodes of a swarm as its manager knows them: what they offer, and the engine that they have."""
+"""The nodes of a swarm as its manager lists them: what they offer, and their engines."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Node", "of"]
 
-# moby/moby#44378: on nodes that are no managers, a task with a generic resource and an overlay network is
-# rejected, because "assigned node no longer meets constraints".
-BROKEN = ((20, 10), (26, 0))  # from, and before
+# moby/moby#44378: nodes that are not managers reject a task with a generic resource and an overlay network,
+# because "assigned node no longer meets constraints".
+BROKEN = ((20, 10), (26, 0))  # the first release with the error, and the first without
 VERSION = re.compile(r"(\d+)\.(\d+)", re.ASCII)
 
 
@@ -24,7 +24,7 @@ VERSION = re.compile(r"(\d+)\.(\d+)", re.ASCII)
 class Node:
     """A node: what it offers by kind of resource (GPUs are counted), and the version of its engine.
 
-    `shared` says that it offers GPUs also as shares of their memory.
+    `shared` states that it also offers shares of its GPUs' memory.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Node:
 
 
 def of(listed: Iterable[Mapping[str, Any]]) -> tuple[Node, ...]:
-    """Return the nodes that the engine lists, those that are down included."""
+    """Return the nodes that the engine lists, including those that are down."""
     return tuple(map(_node, listed))
 
 

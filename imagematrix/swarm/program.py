@@ -1,8 +1,8 @@
-"""The OCI runtime of Swarm's tasks as one file: a script that becomes runc, with an archive at its end.
+"""The OCI runtime of Swarm's tasks as one file: a script that becomes runc, followed by an archive.
 
-The engine calls it for every step in the life of every container, so all but creating a container that may be
-a task of Swarm has to cost no more than a shell. Python takes its part of this package from the archive, and
-so needs nothing else on the node, wherever the package came from.
+The engine calls it for every step in the life of every container. So only the creation of a container that
+may be a Swarm task starts Python; all other calls cost no more than a shell. Python imports this package from
+the archive, so the node needs no installed copy of it.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ __all__ = ["START", "program"]
 
 SCRIPT = """\
 #!/bin/sh
-# The OCI runtime of this node's engine, by `imagematrix swarm node-config`: runc, which gets the GPUs that
-# Swarm assigned to a task. It cannot be edited: an archive follows.
+# The OCI runtime of this node's engine, written by `imagematrix swarm node-config`. It adds the GPUs that
+# Swarm assigned to a task, and becomes runc. Do not edit it: an archive follows.
 runc={runc}
 python={python}
 create= bundle=. log= last=
@@ -60,10 +60,10 @@ if [ "$create" ] && grep -q {prefix} "$bundle/config.json" 2>/dev/null; then
 fi
 exec "$runc" "$@"
 """
-ROOTS = ("imagematrix.swarm.runtime", "imagematrix.node.nvml_query")  # the latter in a process of its own
-# Compiled modules come from one file of the archive, because finding each there takes as long as running it.
-# Another Python than the one that compiled them takes the sources. Collecting garbage would take a tenth of
-# the time, and this process is short.
+ROOTS = ("imagematrix.swarm.runtime", "imagematrix.node.nvml_query")  # the second runs in a separate process
+# All compiled modules are in one file of the archive, because locating a module there takes as long as
+# running it. A Python that did not compile them uses the sources. Garbage collection is off: it would take a
+# tenth of the time of this short process.
 START = f"""\
 import gc, marshal, sys, zipimport
 gc.disable()
@@ -86,15 +86,15 @@ from {ROOTS[0]} import main
 main()
 """
 PACKAGE = "imagematrix"
-NVML = "pynvml"  # one module; the driver cannot be asked without it
-EPOCH = (1980, 1, 1, 0, 0, 0)  # the same files give the same bytes
+NVML = "pynvml"  # a single module, which queries the driver
+EPOCH = (1980, 1, 1, 0, 0, 0)  # fixed, so that the same files give the same bytes
 
 
 def program(settings: Settings) -> bytes:
     """Return the file for this node; raise ProbeError if the node has no runc."""
     runc = shutil.which("runc")
     if runc is None:
-        raise ProbeError("runc not found on PATH", remedy="install runc, as Docker needs it too")
+        raise ProbeError("runc not found on PATH", remedy="install runc, which Docker needs too")
     script = SCRIPT.format(
         runc=shlex.quote(runc),
         python=shlex.quote(_python()),
@@ -105,20 +105,20 @@ def program(settings: Settings) -> bytes:
     archive.seek(0, io.SEEK_END)
     with zipfile.ZipFile(archive, "a") as opened:
         for name, content in sorted(_contents(settings).items()):
-            # What is read at each start of a task is not compressed.
+            # Files that every start of a task reads are not compressed.
             kind = zipfile.ZIP_DEFLATED if name.endswith(".py") else zipfile.ZIP_STORED
             opened.writestr(zipfile.ZipInfo(name, EPOCH), content, kind)
     return archive.getvalue()
 
 
 def _python() -> str:
-    """Return the interpreter that is installed on the node, not the one of an environment that may go."""
+    """Return the interpreter of the node, not of a virtual environment that may be removed."""
     installed = Path(sys.base_prefix, "bin", "python3")
     return str(installed if installed.exists() else Path(sys.executable).resolve())
 
 
 def _contents(settings: Settings) -> dict[str, bytes]:
-    """Return the files of the archive: the settings, the modules' sources, and all of them compiled."""
+    """Return the files of the archive: the settings, and the modules as sources and compiled."""
     modules = _modules()
     contents = {SETTINGS: json.dumps(settings.to_json()).encode(), **modules}
     contents[str(sys.implementation.cache_tag)] = _compiled(modules)
@@ -129,7 +129,7 @@ def _contents(settings: Settings) -> dict[str, bytes]:
 
 
 def _compiled(modules: Mapping[str, bytes]) -> bytes:
-    """Return a dict by name of module: whether it is a package, and its code."""
+    """Return a marshalled dict from the name of a module to whether it is a package, and its code."""
     compiled = {}
     for path, source in sorted(modules.items()):
         name = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
@@ -140,7 +140,7 @@ def _compiled(modules: Mapping[str, bytes]) -> bytes:
 
 
 def _modules() -> dict[str, bytes]:
-    """Return the sources of all that the runtime may import of this package, by their paths."""
+    """Return the sources of all modules of this package that the runtime may import, by path."""
     sources: dict[str, bytes] = {}
     seen: set[str] = set()
     pending = set(ROOTS)
@@ -155,7 +155,7 @@ def _modules() -> dict[str, bytes]:
 
 
 def _located(name: str) -> tuple[str, bytes] | None:
-    """Return path and source of a module, None if it is none of this package."""
+    """Return path and source of a module, None if it is not in this package."""
     package, *parts = name.split(".")
     if package != PACKAGE:
         return None
@@ -167,7 +167,7 @@ def _located(name: str) -> tuple[str, bytes] | None:
 
 
 def _imports(node: ast.AST) -> Iterator[str]:
-    """Yield the names of what may be modules in import statements, except in those for type checkers."""
+    """Yield the names in import statements that may be modules, except in imports for type checkers."""
     match node:
         case ast.If(test=ast.Name(id="TYPE_CHECKING")):
             return

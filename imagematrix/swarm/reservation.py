@@ -1,7 +1,7 @@
-"""What each task of a service reserves: whole GPUs, or a part of one GPU's memory.
+"""The reservation of each task of a service: whole GPUs, or a part of one GPU's memory.
 
-Swarm leaves a task pending until a node has what it reserves, and so for ever if none can have it. Such a
-request is refused here.
+Swarm keeps a task pending until a node has what it reserves, even if no node ever can. This module refuses
+such a request.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ OFFER_MEMORY = "run `imagematrix swarm node-config --vram SIZE` on the nodes tha
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reservation:
-    """So many of a kind of generic resource for each task; without a kind, nothing.
+    """A number of generic resources of one kind for each task; nothing if `kind` is None.
 
-    `vram_mib` is the share of a GPU's memory that this gives the task, None for whole GPUs. `constraints`
-    keep tasks off nodes that must not count them.
+    `vram_mib` is the task's share of a GPU's memory, None for whole GPUs. `constraints` keep tasks away from
+    nodes whose resources must not count.
     """
 
     kind: str | None = None
@@ -43,10 +43,9 @@ class Reservation:
 
 
 def gpus(nodes: Sequence[Node], count: int) -> Reservation:
-    """Return the reservation of `count` whole GPUs; raise UsageError if no node has as many.
+    """Return the reservation of `count` whole GPUs; raise UsageError if no node has that many.
 
-    Nodes that offer their GPUs as shares too are left out: Swarm would not know that a GPU and its shares are
-    the same.
+    Nodes that also offer shares of their GPUs are left out: Swarm counts a GPU and its shares separately.
     """
     if count == 0:
         return Reservation()
@@ -65,10 +64,10 @@ def gpus(nodes: Sequence[Node], count: int) -> Reservation:
 
 
 def memory(nodes: Sequence[Node], mib: int) -> Reservation:
-    """Return the reservation of at least `mib` of one GPU's memory; raise UsageError if no GPU has as much.
+    """Return the reservation of at least `mib` of one GPU's memory; raise UsageError if no GPU has that much.
 
-    A service can reserve one kind only. Of the kinds that are large enough, it is the one of which the swarm
-    has room for most tasks, and of equal ones the one that wastes least.
+    A service can reserve only one kind. Of the kinds that are large enough, it is the kind with room for most
+    tasks in the swarm; of kinds with equal room, the one that wastes least.
     """
     room: dict[str, int] = {}
     sizes = {VRAM: mib}

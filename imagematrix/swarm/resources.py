@@ -1,9 +1,9 @@
 """The names under which Swarm nodes offer GPUs, and services request them.
 
-A node offers generic resources. Those of kind GPU are named: one for each GPU or MIG device, by UUID. Those
-of GPU memory are counts: of MiB (VRAM, on nodes with one GPU), or of shares of one size (VRAM-4G), of which a
-node offers as many as fit on its GPUs one by one. The engine passes what Swarm assigned to a task in a
-variable for each kind (EnvFormat in api/genericresource/helpers.go of SwarmKit).
+A node offers generic resources. Resources of the kind GPU are named: one for each GPU or MIG device, by UUID.
+Resources of GPU memory are counts: of MiB (VRAM, on nodes with one GPU), or of shares of one size (VRAM-4G),
+each of which fits on one GPU. For each kind, the engine passes the resources that Swarm assigned to a task in
+a variable (EnvFormat in api/genericresource/helpers.go of SwarmKit).
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ __all__ = [
 GPU = "NVIDIA-GPU"
 VRAM = "VRAM"
 PREFIX = "DOCKER_RESOURCE_"
-# In the container, the UUIDs of what it got: a shell drops PREFIX + GPU, whose name has a dash.
+# A variable with the UUIDs of the container's GPUs: shells drop PREFIX + GPU, because its name has a dash.
 GPUS = "IMAGEMATRIX_GPUS"
-# Label of the engine: "shares" where the node offers GPU memory too, "gpus" where it offers only whole GPUs.
-# Swarm counts a GPU and its memory separately, so a service that requests GPUs should stay off the first.
+# Label of the engine: "shares" if the node offers GPU memory too, "gpus" if it offers only whole GPUs. Swarm
+# counts a GPU and its memory separately, so services that request GPUs should avoid nodes with "shares".
 OFFER = "io.imagematrix.offer"
 SHARES = "shares"
 
@@ -49,14 +49,14 @@ UNITS = {"G": 1000**3, "GI": 1024**3, "M": 1000**2, "MI": MIB}
 
 
 def variable(kind: str) -> str:
-    """Return the name of the variable that lists what a task got of a kind of resource."""
+    """Return the name of the variable that lists a task's resources of a kind."""
     return f"{PREFIX}{kind.upper()}"
 
 
 def shares(size: str) -> str:
-    """Return the kind of shares of an amount of memory such as "4G"; raise UsageError if it is not one.
+    """Return the kind of shares of an amount of memory, such as "4G"; raise UsageError if it is invalid.
 
-    Kinds are compared by letters, so equal amounts have the same: VRAM-4G for 4000MB too.
+    Kinds are compared as text, so equal amounts have the same kind: VRAM-4G for 4000MB too.
     """
     from imagematrix import amounts
 
@@ -68,17 +68,17 @@ def shares(size: str) -> str:
 
 
 def share_mib(kind: str) -> int | None:
-    """Return the MiB of one share of a kind, None if it is not one of shares."""
+    """Return the MiB of one share of a kind, None if it is not a kind of shares."""
     match = SIZE.fullmatch(kind)
     return int(match[1]) * UNITS[match[2]] // MIB if match else None
 
 
 def fitting(gpus: Iterable[Gpu], kind: str) -> int:
-    """Return how many shares of a kind fit on `gpus`, each on one of them."""
+    """Return how many shares of a kind fit on `gpus`; no share spans two GPUs."""
     mib = share_mib(kind) or 0
     return sum((memory_mib(gpu) or 0) // mib for gpu in gpus) if mib else 0
 
 
 def is_ours(kind: str) -> bool:
-    """Whether a kind of resource is one that nodes offer by these names."""
+    """Whether a kind of resource has one of these names."""
     return kind in (GPU, VRAM) or SIZE.fullmatch(kind) is not None

@@ -1,8 +1,8 @@
-"""The OCI runtime of Swarm's tasks, where it creates a container: gives GPUs to it, then becomes runc.
+"""The part of the OCI runtime that creates a container: it gives GPUs to Swarm's tasks, then becomes runc.
 
-Everything else runc does at once (imagematrix.swarm.program). For other programs this is runc: same command
-line, same exit code, and an error as a line of JSON in the file of --log, from where containerd takes what
-`docker service ps` shows. See https://github.com/opencontainers/runc/blob/main/man/runc.8.md.
+All other commands go to runc directly (imagematrix.swarm.program). Callers see the interface of runc: the
+same command line and exit code, and errors as lines of JSON in the file of --log, from which containerd takes
+the text for `docker service ps`. See https://github.com/opencontainers/runc/blob/main/man/runc.8.md.
 """
 # pathlib costs more to import than the file takes to read.
 # ruff: noqa: PTH123
@@ -48,13 +48,13 @@ SETTINGS = "settings.json"  # in the archive
 CREATE = "create"
 VALUED = frozenset({"bundle", "console-socket", "criu", "log", "log-format", "pid-file", "pidfd-socket"})
 VALUED |= {"b", "preserve-fds", "root", "rootless"}
-# A task's container ends before Swarm gives its GPU to the next, and its bundle is removed at that time.
+# Swarm gives a GPU to the next task when the container of the last has ended, while its bundle is removed.
 WAIT_S = 5.0
 FAILED = 1
 
 
 class Settings(Record):
-    """What the runtime was told when it was installed: the engine's data root and address, and the node."""
+    """The settings with which the runtime was installed: the engine's data root and address, and the node."""
 
     data_root: str
     address: str
@@ -70,12 +70,12 @@ class Settings(Record):
         )
 
     def to_json(self) -> dict[str, object]:
-        """Return the document that is kept in the archive."""
+        """Return the document that the archive contains."""
         return {"data_root": self.data_root, "address": self.address, "host": self.host.to_json()}
 
 
 class Call(Record):
-    """A command line of the runtime: its command, its bundle, the id of the container, and the log's file."""
+    """A command line of the runtime: the command, the bundle, the container's id, and the log file."""
 
     command: str | None = None
     container: str | None = None
@@ -84,7 +84,7 @@ class Call(Record):
 
     @classmethod
     def parse(cls, words: Sequence[str]) -> Call:
-        """Return what the words say; each flag has one or two dashes, as in runc."""
+        """Return the parsed words; each flag has one or two dashes, as in runc."""
         flags: dict[str, str] = {}
         plain = []
         rest = iter(words)
@@ -101,9 +101,9 @@ class Call(Record):
 
 
 def main() -> None:
-    """Give GPUs to the container that is created, then become runc, with the words of this command line.
+    """Give GPUs to the container that is created, then become runc.
 
-    The words before runc's are the archive and the path of runc.
+    The arguments are the archive, the path of runc, and the arguments of runc.
     """
     archive, runc, *words = sys.argv[1:]
     call = Call.parse(words)
@@ -114,15 +114,16 @@ def main() -> None:
             give(settings, call.container, os.path.abspath(call.bundle))  # noqa: PTH100 - see above
     except ImagematrixError as error:
         _fail(call.log, str(error))
-    except Exception as error:  # noqa: BLE001 - the container must not start, and its user has to know why
+    except Exception as error:  # noqa: BLE001 - the container must not start, and its user has to see why
         _fail(call.log, f"unexpected {type(error).__name__}: {error}")
-    os.execv(runc, [runc, *words])  # noqa: S606 - it is meant to take this process's place
+    os.execv(runc, [runc, *words])  # noqa: S606 - runc replaces this process
 
 
 def give(settings: Settings, container: str, where: str) -> None:
-    """Give a task what Swarm assigned to it: claim it, record it, and add it to the bundle in `where`.
+    """Give a task the GPUs that Swarm assigned to it: claim them, record them, add them to the bundle.
 
-    A container that is no task, or to which nothing was assigned, stays as it is. Raises ImagematrixError.
+    `where` is the bundle. A container that belongs to no task, or to a task without GPUs, stays as it is.
+    Raises ImagematrixError.
     """
     swarm_task = task.read(settings.data_root, container)
     if swarm_task is None:
@@ -158,7 +159,7 @@ def _choice(host: Host, wanted: Assigned) -> Choice:
         return Choice(gpus=chosen, count=len(chosen))
     if not gpus:
         raise ProbeError(
-            f"{wanted.vram_mib} MiB were assigned by Swarm, and this node has no GPU", remedy=node.REMEDY
+            f"Swarm assigned {wanted.vram_mib} MiB, but this node has no GPU", remedy=node.REMEDY
         )
     return Choice(gpus=gpus, count=1)
 

@@ -1,4 +1,4 @@
-"""A service of Docker Swarm: what is to be created, as data, for docker-py, and as a command of docker's."""
+"""A service of Docker Swarm to create: as data, as arguments of docker-py, and as a docker command."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["JOB", "LABEL", "SCHEMA", "Service", "image_name", "name_for"]
 
 SCHEMA = "imagematrix.service/v1"
-LABEL = "io.imagematrix.swarm"  # of the service and of its containers: JOB or SERVICE
+LABEL = "io.imagematrix.swarm"  # label of the service and of its containers: JOB or SERVICE
 JOB, SERVICE = "job", "service"
 INVALID = re.compile(r"[^A-Za-z0-9_-]+", re.ASCII)  # in the name of a service: isValidDNSName of SwarmKit
 NAME_LENGTH = 40  # Swarm takes 63 characters
@@ -27,9 +27,9 @@ CONSTRAINT = re.compile(r"(node|engine)\.\S+?\s*[!=]=\s*\S.*", re.ASCII)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
-    """A service with `replicas` tasks, or with `job` one that ends when so many have ended.
+    """A service with `replicas` tasks; with `job`, a job that ends when all of them have ended.
 
-    `volumes` are SOURCE:TARGET or SOURCE:TARGET:ro, `environment` NAME=VALUE. An empty `command` is the
+    `volumes` are SOURCE:TARGET or SOURCE:TARGET:ro, `environment` NAME=VALUE. An empty `command` means the
     image's own.
     """
 
@@ -45,7 +45,7 @@ class Service:
     constraints: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Raise UsageError for what Swarm would refuse later, or would take otherwise than it is meant."""
+        """Raise UsageError for values that Swarm would refuse later, or would misinterpret."""
         if self.replicas < 1:
             raise UsageError(f"invalid number of replicas {self.replicas}: expected 1 or more")
         for constraint in self.constraints:
@@ -70,18 +70,18 @@ class Service:
 
     @property
     def container_labels(self) -> dict[str, str]:
-        """The labels of its containers: also what they hold of each of their GPUs."""
+        """The labels of its containers, including their share of each GPU."""
         return {**self.labels, VRAM: str(self.reservation.vram_mib or WHOLE)}
 
     @property
     def placement(self) -> tuple[str, ...]:
-        """The constraints of the service, those of the reservation included."""
+        """The constraints of the service, including those of the reservation."""
         return (*self.reservation.constraints, *self.constraints)
 
     def arguments(self) -> dict[str, Any]:
         """Return the arguments of docker-py's `services.create`, which leaves the image's name as it is.
 
-        Docker's own command would replace it by the digest that the manager gets, without --no-resolve-image.
+        Without --no-resolve-image, docker's own command would replace it by the digest that the manager gets.
         """
         from docker.types import Resources, RestartPolicy, ServiceMode
 
@@ -99,7 +99,7 @@ class Service:
             "resources": Resources(generic_resources=reserved or None),
         }
         if self.job:
-            # Tasks that find no room wait in the swarm's queue. The default is to start failed ones for ever.
+            # Tasks without room wait in the swarm's queue. By default, Swarm restarts failed tasks forever.
             arguments["mode"] = ServiceMode("replicated-job", self.replicas, self.replicas)
             arguments["restart_policy"] = RestartPolicy("none")
         else:
@@ -107,7 +107,7 @@ class Service:
         return arguments
 
     def docker(self) -> list[str]:
-        """Return the same as a command of docker's."""
+        """Return the same as a docker command."""
         words = ["docker", "service", "create", "--detach", "--no-resolve-image", "--with-registry-auth"]
         words += ["--name", self.name, "--replicas", str(self.replicas)]
         if self.job:
@@ -149,10 +149,10 @@ class Service:
 
 
 def image_name(image: str, resolver: str) -> str:
-    """Return the name under which every node gets its variant of `image` from the resolver beside it.
+    """Return the name under which every node gets its variant of `image` from its own resolver.
 
-    The resolver stands for the registry in the name. A name by digest means one image on all nodes, so it
-    stays as it is. Raises UsageError if the name is invalid.
+    The resolver replaces the registry in the name. A name by digest means one image on all nodes, so it stays
+    as it is. Raises UsageError if the name is invalid.
     """
     reference = Reference.parse(image)
     if "@" in image:
@@ -162,7 +162,7 @@ def image_name(image: str, resolver: str) -> str:
 
 
 def name_for(image: str, token: str) -> str:
-    """Return a name for a service with this image: its last word, and a token that makes it unique."""
+    """Return a name for a service with this image: the image's last component, and a unique token."""
     word = image.partition("@")[0].rpartition("/")[2].partition(":")[0]
     return f"{INVALID.sub('-', word)[:NAME_LENGTH]}-{token}"
 

@@ -1,8 +1,8 @@
-"""A task of Swarm as its node sees it: the container that the engine made for it, and what Swarm assigned.
+"""A Swarm task as its node sees it: the container that the engine created, and the assigned resources.
 
 Any container can have the variables and the labels of a task. The engine's record of a container on disk
-says whether Swarm's agent created it (`Managed`, set by CreateManagedContainer in daemon/create.go of Moby),
-and no request of a client sets that.
+states whether Swarm's agent created it (`Managed`, set by CreateManagedContainer in daemon/create.go of
+Moby). No request of a client can set that.
 """
 # pathlib costs more to import than the file takes to read.
 # ruff: noqa: PTH123
@@ -43,7 +43,7 @@ class Assigned(Record):
 
 
 def read(data_root: str, container: str) -> Task | None:
-    """Return the task whose container this is, None if Swarm did not create it.
+    """Return the task that a container belongs to, None if Swarm did not create the container.
 
     `data_root` is the engine's. Raises ProbeError if the engine's record of the container cannot be read.
     """
@@ -72,8 +72,9 @@ def read(data_root: str, container: str) -> Task | None:
 def assigned(environment: Iterable[str], image: Iterable[str]) -> Assigned:
     """Return what Swarm assigned to a task with this environment.
 
-    `image` is its image's, whose variables count for nothing. Of a repeated variable the last counts: the
-    agent appends Swarm's to those of the service. Raises UsageError if it is not one kind of resource.
+    `image` is the image's environment, whose variables are ignored. The last occurrence of a variable counts:
+    the agent appends Swarm's variables to those of the service. Raises UsageError if several kinds of
+    resources are assigned.
     """
     own = set(image)
     values = {}
@@ -84,7 +85,7 @@ def assigned(environment: Iterable[str], image: Iterable[str]) -> Assigned:
     requested = [kind for kind in values if variable(kind) == variable(GPU) or _is_memory(kind)]
     if len(requested) > 1:
         raise UsageError(
-            f"a task gets one kind of resource of GPUs, and this one has {', '.join(sorted(requested))}",
+            f"a task can have one kind of GPU resource, but this task has {', '.join(sorted(requested))}",
             remedy="request only one of them in the service",
         )
     for kind in requested:

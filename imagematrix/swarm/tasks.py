@@ -1,6 +1,6 @@
 """Tasks of a service: their states, and whether a job has ended.
 
-The states are those of SwarmKit (api/types.proto), in the order in which a task goes through them.
+The states are those of SwarmKit (api/types.proto), in the order in which a task passes through them.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ WAITING = ("new", "pending")
 STARTING = ("assigned", "accepted", "preparing", "ready", "starting")
 RUNNING = "running"
 COMPLETE = "complete"
-# A task in any other state may still run, also one of a node that is down.
+# A task in any other state may still run, even if its node is down.
 ENDED = frozenset({COMPLETE, "shutdown", "failed", "rejected", "remove", "orphaned"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """A task: its number in the service (`slot`; in a job the first is 0), its node's id, its state, and why.
+    """A task: its number in the service (`slot`, from 0 in a job), its node's id, its state and the reason.
 
-    `exit_code` is that of its container, None if it never ran or still does. `since` is when it got into its
-    state, in seconds since 1970.
+    `exit_code` is that of its container, None if the container never ran or still runs. `since` is the time
+    of its last change of state, in seconds since 1970.
     """
 
     id: str
@@ -57,12 +57,12 @@ class Task:
 
     @property
     def ended(self) -> bool:
-        """Whether it certainly runs no longer, and will not start."""
+        """Whether it has certainly ended, and will not start."""
         return self.state in ENDED
 
 
 def latest(tasks: Iterable[Task]) -> list[Task]:
-    """Return the task of each slot, in order; of several, one that has not ended, or that ended last."""
+    """Return the task of each slot, in order; of several, one that has not ended, or else the last to end."""
     by_slot: dict[int, Task] = {}
     for task in sorted(tasks, key=lambda task: (not task.ended, task.since)):
         by_slot[task.slot] = task
@@ -70,7 +70,7 @@ def latest(tasks: Iterable[Task]) -> list[Task]:
 
 
 def replicas(service: Mapping[str, Any]) -> int | None:
-    """Return how many tasks a job has, by the engine's description of the service; None if it is no job."""
+    """Return the number of tasks of a job from the engine's description; None if the service is not a job."""
     mode = (service.get("Spec") or {}).get("Mode") or {}
     job = mode.get("ReplicatedJob")
     return None if job is None else int(job.get("TotalCompletions") or 1)
@@ -83,7 +83,7 @@ def ended(tasks: Iterable[Task], count: int) -> bool:
 
 
 def summary(tasks: Iterable[Task]) -> str:
-    """Return how many tasks are in which state, and why some wait."""
+    """Return the number of tasks in each state, and the reason why some wait."""
     counts: dict[str, int] = {}
     reasons = []
     for task in latest(tasks):

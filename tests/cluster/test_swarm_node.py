@@ -185,7 +185,7 @@ def test_a_gpu_that_is_lost_while_tasks_wait(node, create):
     shown.rename(shown.parents[4] / "lost")
     (ended,) = [one for one in before if environment(node, one)["IMAGEMATRIX_GPUS"] == first["uuid"]]
     node.docker("kill", ended)
-    missing = f"imagematrix: {first['uuid']} was assigned by Swarm, and this node does not have it"
+    missing = f"imagematrix: Swarm assigned {first['uuid']}, which this node does not have"
     node.cluster.wait(lambda: errors(node, "three").count(missing) > 1)
     assert set(containers(node, "three")) == before - {ended}
     (shown.parents[4] / "lost").rename(shown)

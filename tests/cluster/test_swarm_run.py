@@ -121,7 +121,7 @@ def test_an_interrupted_wait(cluster, base, remove):
         assert "removed service long" in told
         assert cluster.manager.docker("service", "inspect", "long", check=False).returncode != 0
     else:
-        assert "service long goes on without this command" in told
+        assert "service long continues without this command" in told
         assert cluster.states("long") == ["running"]
 
 

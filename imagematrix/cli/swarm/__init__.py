@@ -1,4 +1,4 @@
-"""Give GPUs of this node to services of Docker Swarm, and start such services."""
+"""Offer GPUs of this node to services of Docker Swarm, and start such services."""
 
 __all__ = ["COMMANDS"]
 

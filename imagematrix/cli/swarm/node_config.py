@@ -31,10 +31,10 @@ def command(
     host: HostFile = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the change.")] = False,
 ) -> None:
-    """Make this node offer its GPUs to Docker Swarm, and give them to the tasks that get them.
+    """Make this node offer its GPUs to Docker Swarm, and pass assigned GPUs to tasks.
 
-    Merges the GPUs, classes of hardware as labels, and the OCI runtime of Swarm tasks into daemon.json, and
-    prints the change. The engine has to be restarted afterwards.
+    Merges the GPUs, labels about the hardware, and the OCI runtime of Swarm tasks into daemon.json, and
+    prints the change. Restart the engine afterwards.
     """
     import json
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SETTINGS", "command"]
 
-# What comes after the image is the container's command, options included.
+# All words after the image are the container's command, including options.
 SETTINGS: dict[str, Any] = {
     "context_settings": {"ignore_unknown_options": False, "allow_interspersed_args": False}
 }
@@ -45,7 +45,7 @@ def command(
     replicas: Annotated[int, typer.Option("--replicas", metavar="N", min=1, help="How many tasks.")] = 1,
     job: Annotated[bool, typer.Option("--job", help="Run each task once, to its end.")] = False,
     wait: Annotated[
-        bool, typer.Option("--wait", help="Wait for the job, print its output, and end with its exit code.")
+        bool, typer.Option("--wait", help="Wait for the job, print its output, and exit with its exit code.")
     ] = False,
     remove: Annotated[
         bool, typer.Option("--rm", help="Remove the job when it has ended or the wait is interrupted.")
@@ -119,13 +119,13 @@ def command(
 
 
 def _check(gpus: int | None, vram: str | None, *, job: bool, wait: bool, remove: bool, json: bool) -> None:
-    """Raise UsageError for options that make no sense together."""
+    """Raise UsageError for options that cannot be combined."""
     if (gpus is None) == (vram is None):
         raise UsageError("expected either --gpus or --vram", remedy="--gpus 0 requests no GPU")
     if wait and not job:
-        raise UsageError("--wait is for jobs, which end", remedy="pass --job too")
+        raise UsageError("--wait requires --job", remedy="pass --job too: only jobs end")
     if remove and not wait:
-        raise UsageError("--rm is for jobs that are waited for", remedy="pass --job --wait too")
+        raise UsageError("--rm requires --job and --wait", remedy="pass --job --wait too")
     if wait and json:
         raise UsageError("--wait and --json are mutually exclusive: stdout has the output of the job")
 
@@ -155,7 +155,7 @@ def _doubts(
         if reserved.vram_mib and reserved.kind not in node.offers and node.offers.keys() - {GPU}
     ]
     if others:
-        yield f"no task runs on {', '.join(others)}: GPU memory is offered there in other shares", None
+        yield f"no task runs on {', '.join(others)}: these nodes offer shares of other sizes", None
     broken = [f"{node.name} ({node.engine})" for node in nodes if node.rejects_overlay]
     if broken and overlays and reserved.kind:
         yield (

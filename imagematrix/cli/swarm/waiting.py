@@ -24,7 +24,7 @@ __all__ = ["Waiting"]
 
 @dataclass(kw_only=True)
 class Waiting:
-    """The wait for a job that was created; `remove` it at the end, or if the wait is interrupted."""
+    """The wait for a created job; with `remove`, the job is removed at the end or when interrupted."""
 
     manager: Manager
     service: Service
@@ -35,8 +35,8 @@ class Waiting:
     def run(self, client: DockerClient) -> int:
         """Wait, and return the exit code: 0, or that of the first task that failed.
 
-        Raises EngineError if a task could not be started. An interrupted wait leaves the job to the swarm,
-        unless it is to be removed.
+        Raises EngineError if a task could not be started. An interrupted wait leaves the job running, unless
+        `remove` is set.
         """
         logs = Logs(client, self.identifier, self._write)
         logs.follow()
@@ -56,7 +56,7 @@ class Waiting:
             self.manager.remove(self.identifier)
             info(f"removed service {name}")
         else:
-            info(f"service {name} goes on without this command; `docker service rm {name}` ends it")
+            info(f"service {name} continues without this command; `docker service rm {name}` ends it")
 
     def _finish(self, logs: Logs) -> None:
         from docker.errors import DockerException
@@ -79,9 +79,9 @@ class Waiting:
         raise EngineError(f"{counted(len(failed), 'task')} of {self.service.name} could not be run")
 
     def _write(self, stream: str, task: str | None, line: bytes) -> None:
-        """Print a line; with several tasks, after the name of the one that it is from.
+        """Print a line, prefixed with the name of its task if there are several.
 
-        The engine's lines may lack their end: the last of a task, and pieces of very long ones.
+        The last line of a task, and pieces of a very long line, may have no line break.
         """
         if task is None:
             info(line.decode(errors="replace").rstrip("\n"))

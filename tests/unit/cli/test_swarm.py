@@ -107,8 +107,8 @@ def test_a_dry_run_creates_nothing(cli, engine, conforms):
         (["--vram", "four"], "invalid --vram four"),
         ([], "expected either --gpus or --vram"),
         (["--gpus", "1", "--vram", "4G"], "expected either --gpus or --vram"),
-        (["--vram", "4G", "--wait"], "--wait is for jobs, which end"),
-        (["--vram", "4G", "--job", "--rm"], "--rm is for jobs that are waited for"),
+        (["--vram", "4G", "--wait"], "--wait requires --job"),
+        (["--vram", "4G", "--job", "--rm"], "--rm requires --job and --wait"),
         (["--vram", "4G", "--job", "--wait", "--json"], "--wait and --json are mutually exclusive"),
         (["--vram", "4G", "--network", "nowhere"], "network not found: nowhere"),
     ],
@@ -151,7 +151,7 @@ def test_shares_and_nodes_that_a_job_cannot_use_are_reported(cli, swarm):
     assert said.code == 0
     messages = " ".join(said.err.split())
     assert "each task reserves a share of 7629 MiB (VRAM-8G)" in messages
-    assert "no task runs on n1: GPU memory is offered there in other shares" in messages
+    assert "no task runs on n1: these nodes offer shares of other sizes" in messages
     assert "n2 (20.10.24) may reject tasks that have a GPU and the overlay network net" in messages
     swarm("GET", "/networks/net", {"Driver": "host"})
     assert "may reject" not in cli("swarm", "run", "--vram", "4G", "--network", "net", "train:v1").err
@@ -219,7 +219,7 @@ def test_an_interrupt_removes_the_job_only_on_request(cli, engine, swarm, remove
     words = ["--rm"] if remove else []
     said = cli("swarm", "run", "--vram", "4G", "--job", "--wait", *words, "--name", "x", "train:v1")
     assert said.code == 130
-    told = "removed service x" if remove else "service x goes on without this command"
+    told = "removed service x" if remove else "service x continues without this command"
     assert told in said.err
 
 

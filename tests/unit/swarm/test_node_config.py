@@ -124,7 +124,7 @@ def test_a_file_is_read(text, config):
         ({"labels": {}}, "labels is not a JSON array"),
         ({"hosts": None}, "hosts is not a JSON array"),
         ({"runtimes": []}, "runtimes is not a JSON object"),
-        ({"default-runtime": "nvidia"}, "default-runtime is 'nvidia', and an engine has one"),
+        ({"default-runtime": "nvidia"}, "default-runtime is already 'nvidia'"),
         ({"userns-remap": "default"}, "userns-remap is not supported"),
     ],
 )

@@ -140,7 +140,7 @@ def test_what_is_no_tasks_gets_nothing(start, usage, engine):
 @pytest.mark.parametrize(
     ("environment", "error", "message"),
     [
-        (f"{GPU}GPU-x", ProbeError, "^GPU-x was assigned by Swarm, and this node does not have it"),
+        (f"{GPU}GPU-x", ProbeError, "^Swarm assigned GPU-x, which this node does not have"),
         ("DOCKER_RESOURCE_VRAM=100", UsageError, "share of 100 MiB too small"),
         ("DOCKER_RESOURCE_VRAM=90000", UsageError, "requested 1 GPU with 90000 MiB, 0 present"),
     ],
@@ -153,7 +153,7 @@ def test_what_cannot_be_given(start, usage, environment, error, message):
 
 def test_a_share_on_a_node_that_has_lost_its_gpus(start, monkeypatch):
     monkeypatch.setattr(node, "present", lambda host, _: replace(host, gpus=()))
-    with pytest.raises(ProbeError, match=r"^4000 MiB were assigned by Swarm, and this node has no GPU"):
+    with pytest.raises(ProbeError, match=r"^Swarm assigned 4000 MiB, but this node has no GPU"):
         start("DOCKER_RESOURCE_VRAM=4000")
 
 
@@ -238,8 +238,8 @@ class TestMain:
         assert ended.value.code == 1
         _, line = map(json.loads, log.read_text().splitlines())
         assert line["level"] == "error"
-        assert line["msg"].startswith("imagematrix: GPU-x was assigned by Swarm, and this node does not")
-        assert capsys.readouterr().err.startswith("imagematrix: GPU-x was assigned")
+        assert line["msg"].startswith("imagematrix: Swarm assigned GPU-x, which this node does not have")
+        assert capsys.readouterr().err.startswith("imagematrix: Swarm assigned GPU-x")
 
     def test_so_is_one_that_nobody_expects(self, call, monkeypatch, capsys):
         monkeypatch.setattr(runtime, "give", lambda *_: 1 // 0)

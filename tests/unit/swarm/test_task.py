@@ -66,7 +66,7 @@ def test_an_image_assigns_nothing():
         (("DOCKER_RESOURCE_VRAM=some",), "invalid DOCKER_RESOURCE_VRAM: 'some'"),
         (("DOCKER_RESOURCE_VRAM=0",), "invalid DOCKER_RESOURCE_VRAM: '0'"),
         (("DOCKER_RESOURCE_VRAM-4G=2",), "requested 2 shares of VRAM-4G: they may be on different GPUs"),
-        ((f"{GPU}GPU-a", "DOCKER_RESOURCE_VRAM=1"), "this one has NVIDIA-GPU, VRAM"),
+        ((f"{GPU}GPU-a", "DOCKER_RESOURCE_VRAM=1"), "this task has NVIDIA-GPU, VRAM"),
     ],
 )
 def test_what_swarm_would_not_assign(environment, message):
