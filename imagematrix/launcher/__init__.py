@@ -1,1 +1,1 @@
-"""Starting the selected variant with nothing but device nodes."""
+"""Start of the selected variant, with device nodes and nothing else."""

@@ -100,7 +100,7 @@ def _gpu_nodes(gpu: Gpu) -> Iterator[str]:
     if gpu.minor is None:
         raise ProbeError(
             f"device minor of {gpu.label} unknown: cannot determine its node",
-            remedy="load the driver; the minor is in /proc/driver/nvidia/gpus/*/information then",
+            remedy="load the driver, which writes the minor to /proc/driver/nvidia/gpus/*/information",
         )
     yield f"/dev/nvidia{gpu.minor}"
     for part in gpu.mig or ():
@@ -108,7 +108,7 @@ def _gpu_nodes(gpu: Gpu) -> Iterator[str]:
             folder = f"/proc/driver/nvidia/capabilities/gpu{gpu.minor}/mig/gi{part.gpu_instance}"
             raise ProbeError(
                 f"device nodes of a MIG device of {gpu.label} unknown: the probe did not find {folder}",
-                remedy="probe the node again with driver loaded and MIG enabled; or pass a GPU without MIG",
+                remedy="probe the node again with driver loaded and MIG enabled, or pass a GPU without MIG",
             )
         for number in part.capabilities:
             yield f"{CAPABILITY}{number}"
@@ -138,7 +138,7 @@ def _problem(path: str, error: OSError) -> Problem:
     if error.errno in (errno.ENOENT, errno.ENOTDIR):
         return absent([path])[0]
     if error.errno in (errno.EACCES, errno.EPERM):
-        # If root is denied, it is not by the file mode, and an engine that runs as root is denied too.
+        # If root is denied, the file mode is not the reason, and an engine that runs as root is denied too.
         doubt = os.geteuid() != 0
         return Problem(path=path, what="permission denied", remedy=PERMISSION, doubt=doubt)
     if error.errno in (errno.ENXIO, errno.ENODEV):

@@ -134,7 +134,7 @@ DRIVER = "check whether something adds another libcuda.so.1 to the container: `i
 
 
 class Diagnosis(Record):
-    """Why a container failed, the responsible rule, and what that rule had predicted for the image.
+    """Why a container failed, the responsible rule, and the rule's prediction for the image.
 
     `rule` is None if the cause is on the node. `prediction` is None if the rule does not apply to the image.
     `remedy` states what to check.
@@ -163,7 +163,7 @@ def program_failed(code: int) -> bool:
 
 
 def diagnose(code: int, lines: Iterable[str], selection: Selection) -> Diagnosis | None:
-    """Return why a container of `selection` failed, or None where that is unknown.
+    """Return why a container of `selection` failed, or None if that is unknown.
 
     `code` is its exit code, `lines` are the last lines of its output.
     """

@@ -2,11 +2,11 @@
 
 Exec would need no code at all, but then no process would be left to diagnose a failed container.
 
-Docker's command runs in this process's group, as it would without us: it shares the terminal's foreground
-state whatever pager runs beside it, and gets the signals sent to the group. Signals sent to this process
-alone must be forwarded, and only those: docker's command counts signals and exits by force at the third. A
-receiver cannot tell the two kinds apart, but a third member of the group can: what this witness got too was
-sent to the group.
+Docker's command runs in this process's group, as it would without imagematrix: it shares the terminal's
+foreground state, even with a pager in the pipeline, and gets the signals sent to the group. Only signals sent
+to this process alone must be forwarded: docker's command counts signals and exits by force at the third. The
+receiver of a signal cannot tell whether it was sent to the group. So a third process in the group is the
+witness: if it received the signal too, the signal was sent to the group.
 """
 
 # pathlib is slow to import.
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["run"]
 
-# Job control included: docker's command forwards those to the container and does not stop itself.
+# These include job control: docker's command forwards it to the container and does not stop itself.
 FORWARDED = frozenset(
     {
         signal.SIGHUP,
@@ -43,7 +43,7 @@ FORWARDED = frozenset(
     }
 )
 PR_SET_PDEATHSIG = 1  # of prctl(2)
-SIGNALLED = 128  # the shell's exit code for a command that signal N ended is this plus N
+SIGNALLED = 128  # a shell's exit code for a command that signal N ended is 128 + N
 
 
 def run(command: Sequence[str], on_start: Callable[[], None] = lambda: None) -> int:
@@ -114,8 +114,8 @@ class _Witness:
         received = self._has_pending(number)
         if received:  # it stays pending, which would hide the next one
             before, self._process = self._process, self._started()
-            # One that came before the new witness is not pending there. The command has just received the
-            # same from the group, and docker's command ends by force if it counts one too many.
+            # The new witness does not have a signal that came before it. The command has just received the
+            # same signal from the group, and docker's command ends by force if it counts one too many.
             if number in signal.sigpending() and not self._has_pending(number):
                 signal.sigtimedwait({number}, 0)
             self._end(before)

@@ -1,6 +1,6 @@
 """Injection of the node's driver, through CDI or NVIDIA's runtime.
 
-An image without a driver needs it; an image with a driver would get a second one.
+An image without a driver needs it. An image with a driver would get a second driver.
 """
 
 from __future__ import annotations
@@ -24,16 +24,17 @@ __all__ = ["second_driver", "through_cdi"]
 
 KIND = "nvidia.com/gpu"
 VISIBLE = "NVIDIA_VISIBLE_DEVICES"
-NODE = re.compile(r"/dev/nvidia(?:\d+|-caps/.+)", re.ASCII)  # of a GPU, or of a part of one
+NODE = re.compile(r"/dev/nvidia(?:\d+|-caps/.+)", re.ASCII)  # of a GPU, or of a MIG device
 NOTHING = ("", "void", "none")  # with "none" the runtime still injects the driver, but no GPU to use it with
 
 
 def through_cdi(launch: Launch, folders: Iterable[str]) -> Launch:
     """Return `launch` with its injected GPUs as CDI devices, or unchanged if CDI does not list all of them.
 
-    `folders` are those in which the engine looks for CDI specifications (`CDISpecDirs` of `docker info`). See
-    https://github.com/cncf-tags/container-device-interface/blob/main/SPEC.md. Where these have no UUIDs, a
-    device is recognised by its nodes: their numbers count the GPUs that worked when they were written.
+    `folders` are the engine's folders of CDI specifications (`CDISpecDirs` of `docker info`). See
+    https://github.com/cncf-tags/container-device-interface/blob/main/SPEC.md. If specifications name devices
+    by number instead of UUID, a device is identified by its device nodes, because these numbers count only
+    the GPUs that worked when the specifications were written.
     """
     specified = {name: nodes for folder in folders for name, nodes in _devices(folder)}
     by_node = {nodes: name for name, nodes in specified.items()}
@@ -47,7 +48,7 @@ def through_cdi(launch: Launch, folders: Iterable[str]) -> Launch:
 def second_driver(args: RunArgs, info: Callable[[], Mapping[str, Any]]) -> str | None:
     """Return the option that would inject the node's driver into an image that has its own, or None.
 
-    `info` returns the engine's information, and is called only where needed.
+    `info` returns the engine's information, and is called only if needed.
     """
     for name in args.values("--device"):
         if CDI.match(name):
@@ -62,7 +63,7 @@ def second_driver(args: RunArgs, info: Callable[[], Mapping[str, Any]]) -> str |
 
 
 def _devices(folder: str) -> Iterator[tuple[str, frozenset[str]]]:
-    """Yield NVIDIA's devices in the CDI specifications in a folder: names, and their nodes of GPUs."""
+    """Yield NVIDIA's devices in the CDI specifications in a folder: their names and device nodes of GPUs."""
     import yaml
 
     try:

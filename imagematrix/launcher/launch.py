@@ -48,7 +48,7 @@ def launch(
     `gpus` narrows the selection's GPUs: a count, a `--gpus` value, or GPUs. The container gets unused GPUs,
     or the `share` of each; if too few are free, this waits up to `wait` seconds. `options` are those of
     docker-py's `containers.create`; `devices`, `environment` and `labels` are added to the launch's own, and
-    GPUs that they pass are claimed too. An image from a registry that the engine lacks is pulled by digest.
+    GPUs that they pass are claimed too. An image that the engine lacks is pulled by digest from its registry.
     Raises GpusBusyError if GPUs are not free, DevicesError if a device node cannot be used, UnknownImageError
     if neither engine nor registry has the image, and EngineError if the engine refuses or does not respond.
     """
@@ -75,7 +75,7 @@ def launch(
         # Once the container runs, its own devices show that it uses these GPUs.
         with _claim(docker, selection, spec, passed, share or Share(), wait) as claimed:
             second = planned(claimed.gpus or gpus, share).with_labels(claimed.labels)
-            if options.get("privileged"):  # the list of devices shows other launches what it uses
+            if options.get("privileged"):  # its list of devices shows other launches which GPUs it uses
                 second = second.with_devices(nodes(selection.host, passed))
             if second.injected:
                 second = through_cdi(second, docker.info().get("CDISpecDirs") or ())

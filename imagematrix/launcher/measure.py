@@ -24,9 +24,9 @@ EVERY_S = nvml_memory.EVERY_S
 
 
 class Measure:
-    """A thread that samples the memory of a container; `container` returns its id once that is known.
+    """A thread that samples the memory of a container; `container` returns its id, None until it is known.
 
-    `peaks` has the peak in MiB by device minor of the GPU. It is empty if NVML reported nothing.
+    `peaks` maps the device minor of a GPU to the peak in MiB. It is empty if NVML reported nothing.
     """
 
     def __init__(self, container: Callable[[], str | None]) -> None:
@@ -49,7 +49,7 @@ class Measure:
             self._sampler.kill()
 
     def _read(self, sampler: subprocess.Popen[bytes]) -> None:
-        with sampler:  # in this thread: waiting for a process that hangs in the driver may take forever
+        with sampler:  # waited for in this thread: a process that hangs in the driver may never end
             for line in sampler.stdout or ():
                 container = self._container()
                 if container:

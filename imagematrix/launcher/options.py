@@ -14,7 +14,7 @@ __all__ = ["OWN", "RunArgs", "mib", "seconds", "split"]
 
 USAGE = "imagematrix run [OPTIONS] IMAGE[:VERSION] [COMMAND...]"
 
-# Our own options: the placeholder of the value, None for flags, and the help text.
+# imagematrix's own options: the placeholder of the value, None for flags, and the help text.
 OWN: dict[str, tuple[str | None, str]] = {
     "--gpus": ("SPEC", "all, none, a number, indices, UUIDs, MIG profiles or conditions such as memory>=40G"),
     "--wait": ("TIME", "wait for GPUs that are in use: 90s, 10m, 2h"),
@@ -33,7 +33,7 @@ OWN: dict[str, tuple[str | None, str]] = {
 OWN_VALUES = frozenset(name for name, (value, _) in OWN.items() if value)
 OWN_FLAGS = OWN.keys() - OWN_VALUES
 
-# The options of `docker run` (29) that take no value. All others, those of later engines included, take one.
+# The options of `docker run` (29) without a value. All others, and those of later engines, take a value.
 FLAGS = frozenset(
     {
         "--detach",
@@ -66,9 +66,9 @@ class RunArgs(Record):
 
     `docker` are the options for `docker run`, verbatim; `options` are the same, each with its value. `image`
     is None only with `help`. `wait_s` is the time to wait for GPUs that are in use. `capabilities` are the
-    driver capabilities in a `--gpus` in docker's form, for images without a driver. `where` are conditions on
-    axes. `vram_mib` is the share of each GPU's memory, `mps_threads` is in percent. `shown` is "command" or
-    "json" if the launch is to be printed instead of started.
+    driver capabilities from a `--gpus` value in docker's form, for images without a driver. `where` are
+    conditions on axes. `vram_mib` is the share of each GPU's memory, `mps_threads` is in percent. `shown` is
+    "command" or "json" if the launch is printed instead of started.
     """
 
     options: tuple[tuple[str, ...], ...]
@@ -127,9 +127,9 @@ class RunArgs(Record):
 def split(words: Sequence[str]) -> RunArgs:
     """Parse the words after `imagematrix run`; raise UsageError if they are invalid or name no image.
 
-    Options end at the first word that is not one, which is the image, or after "--". Everything after the
-    image is the command. If one of our options is repeated the last counts, except that `--where`
-    accumulates.
+    Options end at the first word that is not an option, which is the image, or after "--". Everything after
+    the image is the command. If an option of imagematrix is repeated, the last one counts, except that
+    `--where` accumulates.
     """
     values: dict[str, str] = {}
     flags: dict[str, bool] = {}
@@ -196,7 +196,7 @@ def _boolean(name: str, value: str) -> bool:
 
 
 def _gpus(text: str) -> tuple[str, str | None]:
-    """Return the value of `--gpus` in our syntax, and the driver capabilities if it is in docker's.
+    """Return the value of `--gpus` in imagematrix's syntax, and driver capabilities from docker's syntax.
 
     Docker parses the value as one line of CSV (opts/gpus.go of docker/cli): a count, "all" or -1, or fields
     such as "device=0,1" in quotes, count=2, driver=nvidia and "capabilities=compute,utility".
@@ -214,7 +214,7 @@ def _gpus(text: str) -> tuple[str, str | None]:
     if unknown or len(by_key) < len(fields) or by_key.get("driver", "nvidia") != "nvidia":
         raise UsageError(
             f"invalid --gpus {text}: expected docker's syntax for NVIDIA GPUs",
-            remedy="""such as all, 2, '"device=0,1"' or 'all,"capabilities=compute,utility"'""",
+            remedy="""use a value such as all, 2, '"device=0,1"' or 'all,"capabilities=compute,utility"'""",
         )
     if "device" in by_key and "count" in by_key:
         raise UsageError(f"invalid --gpus {text}: count and device are mutually exclusive")
@@ -229,7 +229,7 @@ def _where(texts: Sequence[str]) -> Mapping[str, Sequence[str]]:
 
 
 def seconds(text: str, option: str) -> float:
-    """Return the seconds of a time such as 90s, 10m or 2h; raise UsageError if `text` is none."""
+    """Return the seconds of a time such as 90s, 10m or 2h; raise UsageError if `text` is invalid."""
     number, unit = (text[:-1], text[-1]) if text[-1:] in UNITS else (text, "s")
     count = natural(number)
     if count is None:
@@ -238,7 +238,7 @@ def seconds(text: str, option: str) -> float:
 
 
 def mib(text: str) -> int:
-    """Return the MiB of a `--vram` value, 4G, 4Gi or docker's 4g; raise UsageError if it is none."""
+    """Return the MiB of a `--vram` value, 4G, 4Gi or docker's 4g; raise UsageError if it is invalid."""
     from imagematrix import amounts
 
     amount = amounts.parse(text) or _docker_size(text)

@@ -1,4 +1,4 @@
-"""The GPUs that the user's own options for `docker run` pass to a container: they are claimed too."""
+"""The GPUs that the user's own options for `docker run` pass to a container; the launch claims them too."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ __all__ = ["Passed", "passed", "passed_by", "value_of"]
 
 
 class Passed(Record):
-    """GPUs that a container gets through the user's own options; `named` if these name them individually.
+    """GPUs that a container gets through the user's own options; `named` if the options name each of them.
 
-    A privileged container gets all GPUs, without a list of devices that shows it.
+    A privileged container gets all GPUs, although no list of devices shows them.
     """
 
     gpus: tuple[Gpu, ...] = ()
@@ -33,11 +33,11 @@ class Passed(Record):
 
 
 def passed(args: RunArgs, gpus: tuple[Gpu, ...], info: Callable[[], Mapping[str, Any]]) -> Passed:
-    """Return the GPUs that docker's options in `args` pass, also those that are not in `gpus`.
+    """Return the GPUs that docker's options in `args` pass, including those that are not in `gpus`.
 
-    `info` returns the engine's information, and is called only where needed. A volume that contains /dev
-    passes none: the devices cgroup denies the container access. Raises UsageError for an `--env-file` that
-    may name GPUs, but can be read only once.
+    `info` returns the engine's information, and is called only if needed. A volume that contains /dev passes
+    no GPUs: the devices cgroup denies the container access. Raises UsageError for an `--env-file` that may
+    name GPUs but can be read only once.
     """
     if args.privileged:
         return Passed(gpus=_all(gpus))
@@ -69,9 +69,9 @@ def passed(args: RunArgs, gpus: tuple[Gpu, ...], info: Callable[[], Mapping[str,
 def passed_by(
     options: Mapping[str, Any], gpus: tuple[Gpu, ...], info: Callable[[], Mapping[str, Any]]
 ) -> tuple[Gpu, ...]:
-    """Return the GPUs that options of docker-py's `containers.create` pass, also those not in `gpus`.
+    """Return the GPUs that options of docker-py's `containers.create` pass, including those not in `gpus`.
 
-    `info` returns the engine's information, and is called only where needed.
+    `info` returns the engine's information, and is called only if needed.
     """
     if options.get("privileged"):
         return _all(gpus)
@@ -98,7 +98,7 @@ def _gpus(host: Mapping[str, Any], environment: list[str], gpus: tuple[Gpu, ...]
 
 
 def _gpu(key: str, gpus: tuple[Gpu, ...]) -> Gpu:
-    """Return the GPU with this key, or the GPU with the MIG device of this key as its only one."""
+    """Return the GPU with this key; if the key is of a MIG device, the GPU has only that device."""
     for gpu in gpus:
         for part in (replace(gpu, mig=None), *parts(gpu)) if gpu.minor is not None else ():
             if keys(part) == (key,):
@@ -108,7 +108,7 @@ def _gpu(key: str, gpus: tuple[Gpu, ...]) -> Gpu:
 
 
 def _is_file(path: str) -> bool:
-    """Whether docker can read a file after us; also true if there is none, which docker reports."""
+    """Whether docker can read a file after this process; true for a missing file, which docker reports."""
     try:
         return stat.S_ISREG(os.stat(path).st_mode)  # noqa: PTH116 - pathlib is slow to import
     except (OSError, ValueError):
@@ -126,6 +126,6 @@ def _lines(path: str) -> list[str]:
 
 
 def value_of(text: str) -> str:
-    """Return the value in NAME=VALUE; for NAME alone that in this process's environment, as docker does."""
+    """Return the value in NAME=VALUE; for NAME alone, this process's variable, as docker does."""
     name, equals, value = text.partition("=")
     return value if equals else os.environ.get(name, "")

@@ -26,8 +26,8 @@ SCHEMA = "imagematrix.launch/v1"
 SELECTED = "io.imagematrix.selected"
 LAUNCH = "io.imagematrix.launch"  # unique to one launch, to find its container
 
-# If the node's default runtime is NVIDIA's, it mounts the host's driver over the baked one in images whose
-# base sets this variable to "all"; with "void" it leaves the container alone.
+# If the node's default runtime is NVIDIA's and the image's base sets this variable to "all", the runtime
+# mounts the host's driver over the image's own; with "void" it leaves the container alone.
 NO_INJECTION = {"NVIDIA_VISIBLE_DEVICES": "void"}
 # The rules have compared the image with the host. NVIDIA's runtime would do so by its NVIDIA_REQUIRE_CUDA,
 # without minor-version compatibility: it refuses CUDA 12.9 on a driver of 12.8.
@@ -38,8 +38,8 @@ class Launch(Record):
     """A container to start.
 
     `devices` are the device nodes to pass. `injected` are the GPUs that the node's NVIDIA runtime injects
-    along with the driver: only an image without a driver has them, and it has no `devices`. With `cdi` they
-    are names of CDI devices. `gpus` are those that the container gets either way. `mounts` are folders of the
+    along with the driver, which is only for images without a driver: then there are no `devices`. With `cdi`
+    they are names of CDI devices. `gpus` are the container's GPUs in either case. `mounts` are folders of the
     node, each mounted at the same path, and `ipc` is the IPC namespace; both are set only for MPS. `digest`
     is the image's, None if the catalog has none.
     """
@@ -106,10 +106,10 @@ def plan(
     """Return the launch for `selection`.
 
     `held` are the digests of the engine's image with the selected name (`engine.digests`), None if unknown.
-    If the variant's digest is not among them, the launch names the image by digest, so that it is pulled by
-    it. `gpus` narrows the selection's GPUs, as `--gpus` does: an image that fits all of them fits each.
-    `share` is the container's share of each. Raises UsageError if nothing was selected, and ProbeError if the
-    host lacks a fact by which a GPU is passed.
+    If the variant's digest is not among them, the launch names the image by digest, and the engine pulls it.
+    `gpus` narrows the selection's GPUs, as `--gpus` does: an image that fits all of them fits each. `share`
+    is the container's share of each. Raises UsageError if nothing was selected, and ProbeError if the host
+    lacks a fact that is needed to pass a GPU.
     """
     variant = selection.variant
     if variant is None:
@@ -123,7 +123,7 @@ def plan(
     if chosen:
         labels[GPUS] = ",".join(names(chosen))
     passed = driver in ("exact", "compat")
-    injected = _known(selection.host, chosen) if driver == "host" else ()
+    injected = _runtime_names(selection.host, chosen) if driver == "host" else ()
     own = NO_INJECTION if passed else NO_REQUIREMENT if injected else {}
     return Launch(
         reference=_name(variant, held),
@@ -143,7 +143,7 @@ def plan(
 def docker_run(launch: Launch, options: Sequence[str] = ()) -> list[str]:
     """Return the command line that starts `launch`, with the user's own `options`.
 
-    Labels come after these: of two with the same name docker takes the last.
+    The launch's labels follow the options: of two labels with the same name, docker takes the last.
     """
     words = ["docker", "run"]
     if launch.variant_platform:
@@ -166,10 +166,11 @@ def docker_run(launch: Launch, options: Sequence[str] = ()) -> list[str]:
     return [*words, launch.reference, *launch.command]
 
 
-def _known(host: Host, gpus: tuple[Gpu, ...]) -> tuple[str, ...]:
-    """Return what NVIDIA's runtime knows `gpus` by: UUIDs, or numbers where these are ours; else ProbeError.
+def _runtime_names(host: Host, gpus: tuple[Gpu, ...]) -> tuple[str, ...]:
+    """Return the names by which NVIDIA's runtime knows `gpus`: UUIDs, or indices if the UUID is unknown.
 
-    It counts MIG devices, while we have the numbers of instances, and not the GPUs that it does not see.
+    The runtime counts only GPUs that it sees, so indices agree up to the first unusable GPU. It numbers
+    MIG devices by position, which is unknown here. Raises ProbeError for a GPU that has no such name.
     """
     seen = 0
     while any(gpu.index == seen and gpu.usable for gpu in host.gpus):
@@ -181,7 +182,7 @@ def _known(host: Host, gpus: tuple[Gpu, ...]) -> tuple[str, ...]:
     ]
     if unknown:
         raise ProbeError(
-            f"UUID of {', '.join(map(label, unknown))} unknown: NVIDIA's runtime would take another device",
+            f"UUID of {', '.join(map(label, unknown))} unknown: NVIDIA's runtime could take another device",
             remedy="probe the node with NVML, or use an image with a driver of its own",
         )
     return names(gpus)

@@ -1,4 +1,4 @@
-"""A requested launch: what to start on which GPUs, and how these are claimed."""
+"""A requested launch: what to start on which GPUs, and how to claim them."""
 
 from __future__ import annotations
 
@@ -42,8 +42,9 @@ __all__ = ["Request", "remote_machine", "request"]
 class Request(Record):
     """What `args` request on `host`, from `catalog`.
 
-    Any of `choices` will do; `wanted` is the requested `--gpus` value. `passed` are the GPUs that the user's
-    own options for docker pass. `remote` is the name of the engine's machine if it is another one.
+    Any of `choices` can serve the request; `wanted` is the requested `--gpus` value. `passed` are the GPUs
+    that the user's own options for docker pass. `remote` is the name of the engine's machine if it is not
+    this one.
     """
 
     args: RunArgs
@@ -58,21 +59,20 @@ class Request(Record):
     def first(self) -> tuple[Selection, Launch]:
         """Return what would be started if all GPUs were free.
 
-        Raises NothingFits, and DevicesError if a device node cannot be used and the launch is not just
-        printed.
+        Raises NothingFits; DevicesError if a device node cannot be used, unless the launch is only printed.
         """
         return self._planned(self.choices[0].first or self.wanted, self.host)
 
     def on(self, claimed: Claim, now: Host | None = None) -> tuple[Selection, Launch]:
         """Return what to start on the claimed GPUs; raises what `first` does.
 
-        `now` is the host after waiting for them, if it has been read again: it may have another driver by
-        then. Raises UsageError or ProbeError if it no longer has these GPUs or MIG devices.
+        `now` is the host after the wait, if it was probed again: its driver may have changed. Raises
+        UsageError or ProbeError if it no longer has these GPUs or MIG devices.
         """
         host = now or self.host
         gpus = claimed.gpus if host == self.host else _still(claimed.gpus, host)
         chosen, launch = self._planned(gpus or self.choices[0].first or self.wanted, host)
-        if self.args.privileged:  # the list of devices shows other launches what this container uses
+        if self.args.privileged:  # its list of devices shows other launches which GPUs it uses
             launch = launch.with_devices(nodes(host, self.passed))
         return chosen, launch.with_labels(claimed.labels)
 
@@ -86,14 +86,14 @@ class Request(Record):
             info: Mapping[str, Any] = self._ask(engine.info, {})
             launch = through_cdi(launch, info.get("CDISpecDirs") or ())
         if launch.injected and args.capabilities:
-            # As docker does with the capabilities in its --gpus (daemon/nvidia_linux.go).
+            # Docker does the same with the capabilities in its --gpus (daemon/nvidia_linux.go).
             launch = launch.with_environment({"NVIDIA_DRIVER_CAPABILITIES": args.capabilities})
         if args.shown is None and self.remote is None:
             require(launch.devices)
         return chosen, launch
 
     def _ask(self, query: Callable[[], T], default: T) -> T:
-        """Query the engine; a launch that is only printed needs none, and gets the default."""
+        """Query the engine; a launch that is only printed needs no engine, and gets the default."""
         try:
             return query()
         except EngineError:
@@ -125,7 +125,7 @@ class Request(Record):
         from imagematrix.allocation.locks import folder
         from imagematrix.allocation.survey import query_nvml, survey
 
-        # Of a remote machine only the containers are visible, and the locks here are not for its GPUs.
+        # Only the containers of a remote machine are visible, and this machine's locks are not for its GPUs.
         query = query_nvml if self.remote is None else lambda: None
         path = folder() if self.remote is None else f"{folder()}-{re.sub('[^A-Za-z0-9.-]', '_', self.remote)}"
 
@@ -154,9 +154,9 @@ class Request(Record):
 
 
 def remote_machine(args: RunArgs) -> str | None:
-    """Return the name of the machine that the engine runs on, or None if it is this one.
+    """Return the name of the machine that the engine runs on, or None if it is this machine.
 
-    Raises UsageError if it is another one and its Host is not given: a probe would describe this machine.
+    Raises UsageError for another machine whose Host is not given: a probe would describe this machine.
     """
     if args.host and args.shown:
         return None
@@ -188,7 +188,7 @@ def request(args: RunArgs, host: Host, catalog: Catalog, wanted: str | None, rem
         choice = candidates(choice.first, 1)
     choices = serving(host, catalog, choice, args.where)
     if args.vram_mib is not None:
-        choices = _not_too_small(choices, args.vram_mib)
+        choices = _large_enough(choices, args.vram_mib)
     share = Share(vram_mib=args.vram_mib, mps=_mps(args))
     return Request(
         args=args,
@@ -211,19 +211,19 @@ def _info() -> Mapping[str, Any]:
 
 def _still(gpus: tuple[Gpu, ...], host: Host) -> tuple[Gpu, ...]:
     """Return the claimed GPUs as `host` has them now."""
-    present = among(host.gpus, exactly(gpus)) if gpus else ()
-    if [keys(gpu) for gpu in present] != [keys(gpu) for gpu in gpus]:
+    current = among(host.gpus, exactly(gpus)) if gpus else ()
+    if [keys(gpu) for gpu in current] != [keys(gpu) for gpu in gpus]:
         raise ProbeError(
             f"the devices of {', '.join(gpu.label for gpu in gpus)} changed during the wait",
-            remedy="launch again",
+            remedy="run the command again",
         )
-    return present
+    return current
 
 
-def _not_too_small(choices: tuple[Choice, ...], vram_mib: int) -> tuple[Choice, ...]:
-    """Return the choices without GPUs known to be too small; unchanged if none has enough GPUs left.
+def _large_enough(choices: tuple[Choice, ...], vram_mib: int) -> tuple[Choice, ...]:
+    """Return the choices without GPUs known to be too small; unchanged if no choice has enough GPUs left.
 
-    GPUs of unknown memory stay: this only prefers images, and the claim refuses what it cannot count.
+    GPUs with unknown memory stay: this only prefers images, and the claim refuses such GPUs.
     """
     large = (choice.with_memory(vram_mib) for choice in choices)
     return tuple(choice for choice in large if choice.enough) or choices
@@ -232,7 +232,7 @@ def _not_too_small(choices: tuple[Choice, ...], vram_mib: int) -> tuple[Choice, 
 def _mps(args: RunArgs) -> Mps | None:
     if not args.mps:
         return None
-    if args.host and args.shown:  # the daemon of another node is out of reach
+    if args.host and args.shown:  # the daemon of another node cannot be reached
         return Mps(threads=args.mps_threads)
     return mps(os.environ, args.mps_threads)
 

@@ -1,7 +1,7 @@
-"""A share of a GPU: the variables that describe it to a container, and how the container joins NVIDIA's MPS.
+"""A share of a GPU: the variables that describe it to a container, and the connection to NVIDIA's MPS.
 
-MPS (Multi-Process Service) lets processes of several containers compute on a GPU at the same time, through a
-daemon of the node: https://docs.nvidia.com/deploy/mps/.
+MPS (Multi-Process Service) is a daemon with which processes of several containers compute on a GPU at the
+same time: https://docs.nvidia.com/deploy/mps/.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ __all__ = ["Mps", "Share", "mps", "require_room"]
 
 PIPES = "CUDA_MPS_PIPE_DIRECTORY"
 USUAL_PIPES = "/tmp/nvidia-mps"  # noqa: S108 - NVIDIA's default
-# What CUDA takes before a program has allocated anything: 200 to 500 MB, by Coding Sans, "GPU orchestration
-# using Docker" (codingsans.com/blog/gpu-orchestration-using-docker).
+# The memory that CUDA uses before a program allocates any: 200 to 500 MB according to Coding Sans, "GPU
+# orchestration using Docker" (codingsans.com/blog/gpu-orchestration-using-docker).
 CONTEXT_MIB = 500
 
 
@@ -39,7 +39,7 @@ class Mps(Record):
 
 
 class Share(Record):
-    """What a container gets of each of its GPUs: memory in MiB, None for all, and MPS if it joins that."""
+    """A container's share of each of its GPUs: memory in MiB, None for all, and its MPS daemon, if any."""
 
     vram_mib: int | None = None
     mps: Mps | None = None
@@ -94,14 +94,14 @@ def _memory(vram_mib: int, gpus: tuple[Gpu, ...]) -> dict[str, str]:
     totals = [size for gpu in gpus for size in _sizes(gpu)]
     if totals and vram_mib > min(totals):
         raise UsageError(f"share of {vram_mib} MiB exceeds the memory of a GPU: {min(totals)} MiB")
-    # Of different GPUs the largest counts, so that the program stays within its share on all of them.
+    # The largest GPU counts, so that the program stays within its share on every GPU.
     fraction = (vram_mib - CONTEXT_MIB) / max(totals) if totals else None
     variables = {} if fraction is None else {"IMAGEMATRIX_VRAM_FRACTION": _rounded_down(fraction)}
     return {"IMAGEMATRIX_VRAM_MIB": str(vram_mib), **variables}
 
 
 def _rounded_down(fraction: float) -> str:
-    """Return at least four decimals, and as many as two significant digits need."""
+    """Return a number with at least four decimals, and enough for two significant digits."""
     digits = next(number for number in range(4, 12) if fraction * 10**number >= 10)  # noqa: PLR2004 - two digits
     return f"{int(fraction * 10**digits) / 10**digits:.{digits}f}"
 

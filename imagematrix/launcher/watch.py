@@ -29,11 +29,11 @@ HEADER = re.compile(rb"[\x01\x02]\0\0\0[\0-\xff]{4}")
 class Watch:
     """The output of the container with `label` (NAME=VALUE), and its id.
 
-    `since` is a time before its start, in seconds since 1970. `removed` states that its log is gone once it
-    has ended: the log is then kept open meanwhile. It is not followed, because a log can have gigabytes: if
-    it grows fast, its end is reopened again and again.
+    `since` is a time before its start, in seconds since 1970. `removed` states that the engine removes the
+    log when the container ends: the log is then read while it runs. A log can have gigabytes, so if it grows
+    fast, it is not read whole, but reopened at its end again and again.
 
-    `container` is the id, None until it is known, and if the engine is not at a local socket.
+    `container` is the id, None until it is known, or if the engine is not at a local socket.
     """
 
     def __init__(self, label: str, since: float, *, removed: bool) -> None:
