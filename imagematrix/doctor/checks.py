@@ -155,7 +155,7 @@ def _accelerators(facts: Facts) -> Verdicts:
     for accelerator in facts.host.accelerators:
         yield _warning(
             f"accelerator that images do not support: {accelerator.label}",
-            "to leave it idle: imagematrix run --gpus none",
+            "to run without it: imagematrix run --gpus none",
         )
 
 
@@ -166,7 +166,7 @@ def _nodes(facts: Facts) -> Verdicts:
         yield _warning(f"{saw}; the engine may still have access", remedy)
     for path, remedy in facts.kernel.stale:
         yield _error(
-            f"{path} has the major number of another driver: it is left from an earlier load of the module",
+            f"{path} has the major number of another driver: it dates from an earlier load of the module",
             f"rm {path}; {remedy}",
         )
     if facts.host.driver and facts.host.gpus and not (facts.problems or facts.doubts):

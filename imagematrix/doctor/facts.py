@@ -1,4 +1,4 @@
-"""The facts that the checks examine, about node, engine and image, and how they are gathered."""
+"""The facts about node, engine and image that the checks examine, and how to gather them."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ MODULES = "/proc/modules"
 class EngineFacts:
     """The engine at `address`: its version, the name of its machine, and its running containers.
 
-    `cgroup_driver` manages their cgroups: "systemd" or "cgroupfs". `podman` is true for podman, `devices` if
-    docker's command can pass devices to it, `selinux` if it labels containers. If it does not respond,
-    `error` and `remedy` are set and the rest is empty.
+    `cgroup_driver` manages their cgroups: "systemd" or "cgroupfs". `podman` is true for Podman, `devices` if
+    docker's command can pass devices to the engine, `selinux` if the engine labels containers. If the engine
+    does not respond, `error` and `remedy` are set and the rest is empty.
     """
 
     address: str = ""
@@ -74,13 +74,13 @@ class ImageFacts:
 class Facts:
     """All facts that the checks examine.
 
-    `modules` are the loaded kernel modules, None if unknown. `problems` are those of the device nodes that a
-    launch with all GPUs passes, each with its remedy, and `doubts` those of this user only; `unlinked` are
-    the nodes without a link in /dev/char, each with the name of the missing link. `environment` is set if a
-    variable names a GPU that is not there, `locks_error` if GPUs cannot be locked. `kubelet` states whether
-    this user may ask the node's, None where there is none, and `kubelet_error` is set if it does not answer.
-    `kernel` has further facts of the kernel. For a saved host `live` is false, and only host and image are
-    set.
+    `modules` are the loaded kernel modules, None if unknown. `problems` are the problems of the device nodes
+    that a launch with all GPUs passes, each with its remedy, and `doubts` those that only this user has;
+    `unlinked` are the nodes without a link in /dev/char, each with the name of the missing link.
+    `environment` is set if a variable names a GPU that does not exist, `locks_error` if GPUs cannot be
+    locked. `kubelet` states whether this user may query the node's kubelet, None if there is no kubelet, and
+    `kubelet_error` is set if kubelet does not answer. `kernel` has further facts of the kernel. For a saved
+    host `live` is false, and only host and image are set.
     """
 
     host: Host
@@ -104,7 +104,7 @@ class Facts:
 
 
 def saved(host: Host, image: ImageFacts | None = None) -> Facts:
-    """Return the facts about a saved host, and nothing about this machine."""
+    """Return the facts about a saved host, without facts about this machine."""
     return Facts(
         host=host,
         nvml=None,
@@ -124,7 +124,7 @@ def gather(
 ) -> Facts:
     """Return the facts about this node, given its Host and NVML's reading, and about an image.
 
-    `environment` is what is wrong with the variables that name GPUs.
+    `environment` is the error in variables that name GPUs, if there is one.
     """
     locks_error = _locks_error() if host.gpus else None
     problems, doubts = _problems(host)
@@ -187,7 +187,7 @@ def _missing(host: Host) -> tuple[Remedied, Remedied]:
 def _with_remedies(
     host: Host, check: Callable[[Iterable[str]], tuple[devices.Problem, ...]]
 ) -> tuple[Remedied, Remedied]:
-    """Return the problems, and apart from them the doubts, with which a launch goes on."""
+    """Return the problems that stop a launch, and the doubts that do not."""
     usable = tuple(gpu for gpu in host.gpus if gpu.usable)
     try:
         problems = check(devices.nodes(host, usable))
@@ -201,7 +201,7 @@ def _with_remedies(
 
 
 def _unlinked(paths: Iterable[str], root: str = "") -> tuple[tuple[str, str], ...]:
-    """Return the device nodes without a link by number, with which systemd finds them again."""
+    """Return the device nodes without the link by number that systemd needs to find them."""
     unlinked = []
     for path in paths:
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""The user-mode drivers in an image, read from the file system that a container of it would see."""
+"""The user-mode drivers in an image, read from the file system of a container."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from imagematrix.errors import EngineError, UnknownImageError
 
 __all__ = ["libcudas"]
 
-ABSENT = ("no such image", "image not known")  # of Docker, of Podman
+ABSENT = ("no such image", "image not known")  # messages of Docker and Podman
 
 
 def libcudas(reference: str) -> tuple[str, ...]:
     """Return the path of each libcuda in an image of the engine; raise UnknownImageError, EngineError.
 
-    docker's command creates a container of the image, exports it without starting it, and removes it: nodes
-    have that command, and not always docker-py.
+    docker's command creates a container of the image, exports it without starting it, and removes it. Nodes
+    always have this command, but not always docker-py.
     """
     container = _docker("create", "--pull=never", "--network=none", reference, "true")
     try:

@@ -1,4 +1,4 @@
-"""The kernel's facts beyond the probe: log, bound drivers, Secure Boot, NVSwitches, SELinux."""
+"""Facts of the kernel that the probe does not read: log, bound drivers, Secure Boot, NVSwitches, SELinux."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["Kernel", "read"]
 
 KMSG = "dev/kmsg"
-LOG_LIMIT = 100_000  # messages; a kernel's buffer seldom has a tenth of them
+LOG_LIMIT = 100_000  # messages; a kernel's buffer seldom has a tenth of this
 MESSAGE = 8192  # bytes, the maximum of one read of /dev/kmsg
 # https://docs.nvidia.com/deploy/xid-errors/
 XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d{1,4})")
@@ -35,7 +35,7 @@ SECURE_BOOT = "sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e09
 PCI_DEVICES = "sys/bus/pci/devices"
 SELINUX = "sys/fs/selinux/booleans/container_use_devices"
 DEVICE = re.compile(r"^ *(\d{1,9}) (\S+)$", re.MULTILINE)
-# The drivers of device nodes by their names in /proc/devices, and the command that recreates the nodes.
+# For device nodes: the names of their driver in /proc/devices, and the command that creates the nodes again.
 MAJORS = (
     (re.compile(r"/dev/nvidia(\d+|ctl|-modeset)"), ("nvidia", "nvidia-frontend"), "nvidia-modprobe -c 0"),
     (re.compile(r"/dev/nvidia-uvm(-tools)?"), ("nvidia-uvm",), "nvidia-modprobe -u -c 0"),
@@ -47,14 +47,14 @@ MAJORS = (
 class Kernel:
     """The kernel's facts.
 
-    `drivers` are those bound to GPUs, by bus address. `secure_boot` states whether the firmware verifies what
-    is loaded, `refused` has the message about a rejected module. `xids` counts errors by bus address and
+    `drivers` are those bound to GPUs, by bus address. `secure_boot` states whether the firmware verifies
+    signatures, `refused` is the message about a rejected module. `xids` counts errors by bus address and
     number, `denied` are device nodes to which a security module denied access; these three are empty if the
     log cannot be read. `stale` are device nodes whose major number is not their driver's, each with the
-    command that recreates it. `switches` are the NVSwitches, `fabric_manager` states whether it runs, None if
-    the node's processes are hidden.
-    `uncomputed` are the MIG GPU instances without a compute instance, by the GPU's minor. `selinux` states
-    that SELinux denies device nodes to the containers that the engine labels.
+    command that creates it again. `switches` are the NVSwitches, `fabric_manager` states whether the fabric
+    manager runs, None if the node's processes are hidden. `uncomputed` are the MIG GPU instances without a
+    compute instance, by the GPU's minor. `selinux` states that SELinux denies device nodes to the containers
+    that the engine labels.
     """
 
     drivers: Mapping[str, str] = field(default_factory=dict)
@@ -70,7 +70,7 @@ class Kernel:
 
 
 def read(host: Host, root: str = "/") -> Kernel:
-    """Return the facts of this machine's kernel about `host`'s GPUs; unreadable ones are left out."""
+    """Return the facts of this machine's kernel about `host`'s GPUs, without those that cannot be read."""
     top, tree = Path(root), Tree(root)
     functions = signs.find(tree).functions
     log = list(_log(top / KMSG))
@@ -124,7 +124,7 @@ def _log(path: Path) -> Iterator[str]:
 
 
 def _stale(host: Host, top: Path) -> Iterator[tuple[str, str]]:
-    """Yield device nodes left from an earlier load of the driver, whose major number is another's now."""
+    """Yield device nodes from an earlier load of the driver, whose major number belongs to another driver."""
     majors = {name: int(number) for number, name in DEVICE.findall(_text(top / "proc/devices"))}
     for path in host.devices:
         names, remedy = next(

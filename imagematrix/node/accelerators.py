@@ -20,7 +20,7 @@ __all__ = ["NOT_QUERIED", "Dump", "find"]
 Dump = tuple["Driver | None", "tuple[Gpu, ...]", "tuple[str, ...]"]
 Found = tuple["Driver | None", "tuple[Gpu, ...]", "tuple[str, ...]", "list[str]"]
 
-NEEDED = ("/dev/nvidiactl", "/dev/nvidia-uvm")  # besides each GPU's own node, for any use of CUDA
+NEEDED = ("/dev/nvidiactl", "/dev/nvidia-uvm")  # CUDA needs these besides each GPU's own node
 SANDBOX = (
     "NVIDIA kernel module not visible, as in a sandbox (gVisor): driver and GPUs are known from NVML only"
 )
@@ -33,10 +33,10 @@ NOT_QUERIED = (
 def find(
     tree: Tree, functions: tuple[Function, ...], dump: Dump | None, query: Callable[[], Nvml] | None
 ) -> Found:
-    """Return the driver, the GPUs, the device nodes, and warnings about what is wrong or unknown.
+    """Return the driver, the GPUs, the device nodes, and warnings about problems and unknown facts.
 
     `functions` are those on the PCI bus. At most one of `dump` and `query` is given (see
-    `imagematrix.node.probe.assemble`); `query` is called.
+    `imagematrix.node.probe.assemble`).
     """
     warnings: list[str] = []
     kernel = nvidia.read(tree, functions)
@@ -73,7 +73,7 @@ def _from_dump(dump: Dump, kernel: Kernel, warnings: list[str]) -> tuple[Driver 
     if kernel.driver is None or driver is None:
         return driver, dumped
     if kernel.driver.version == driver.version:
-        return kernel.driver, dumped  # it has the kind of module too
+        return kernel.driver, dumped  # the kernel also shows the kind of module
     warnings.append(
         f"driver mismatch: {driver.version} in the nvidia-smi dump, {kernel.driver.version} in "
         f"{kernel.driver.source}; the dump's is used, and the CPU may be another host's"

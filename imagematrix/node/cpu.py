@@ -1,4 +1,4 @@
-"""The processors of a host, from the text of /proc/cpuinfo, or of `lscpu` and `lscpu -J` in any language."""
+"""The processors of a host, from /proc/cpuinfo or the output of `lscpu` or `lscpu -J` in any language."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def level(flags: frozenset[str]) -> str | None:
 
 
 def _fields(text: str) -> dict[str, list[str]]:
-    # The CPUs of a host repeat the same lines: for 192 of them it is 272 kB, of which 20 kB are distinct.
+    # The CPUs of a host repeat the same lines: 192 CPUs have 272 kB, of which 20 kB are distinct.
     fields: dict[str, list[str]] = {}
     lines = _lscpu_json(text) if text.lstrip().startswith("{") else text.splitlines()
     for line in dict.fromkeys(lines):
@@ -122,7 +122,7 @@ def _fields(text: str) -> dict[str, list[str]]:
 
 
 def _lscpu_json(text: str) -> Iterator[str]:
-    """Yield the output of `lscpu -J` as lines of `lscpu`; none if it is not such JSON."""
+    """Yield the output of `lscpu -J` as lines of `lscpu`; nothing if it is other JSON."""
     from imagematrix import documents
     from imagematrix.errors import UsageError
 
@@ -139,7 +139,7 @@ def _lscpu_json(text: str) -> Iterator[str]:
 
 
 def _translated(fields: dict[str, list[str]]) -> dict[str, list[str]]:
-    """Return the fields that are recognisable by value, where lscpu wrote its keys in another language."""
+    """Return the fields that are recognisable by value, for keys of lscpu in another language."""
     values = [value for group in fields.values() for value in group]
     recognised = {
         "architecture": [value for value in values if value in ARCHITECTURES],

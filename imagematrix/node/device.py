@@ -18,12 +18,12 @@ DRIVERS = "/proc/devices"  # the major numbers that drivers have registered
 
 
 def require(path: str) -> None:
-    """Raise the OSError with which the kernel denies reading and writing the character device `path`.
+    """Raise the OSError with which the kernel denies access to the character device `path`.
 
     access(2) covers the file's mode, ACLs and the devices cgroup (inode_permission() in fs/namei.c).
     """
     if not os.access(path, os.R_OK | os.W_OK, effective_ids=True):
-        # The same check fails here too, before the driver is called, and open(2) reports the reason.
+        # open(2) fails at the same check, before it calls the driver, and reports the reason.
         os.close(os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC))
     elif not _driven(os.major(os.stat(path).st_rdev)):
         raise OSError(errno.ENXIO, os.strerror(errno.ENXIO), path)

@@ -1,4 +1,4 @@
-"""The NVLink fabric of nodes with NVSwitches: until it is set up, CUDA fails on every GPU.
+"""The NVLink fabric of nodes with NVSwitches: CUDA fails on every GPU until the fabric is set up.
 
 See https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/.
 """
@@ -16,9 +16,9 @@ __all__ = ["READY", "REMEDY", "is_managed", "problem"]
 
 WAITING = {1: "not started", 2: "in progress"}  # nvmlGpuFabricState_t
 READY = 3
-MANAGER = "nv-fabricmanage"  # /proc/PID/comm has 15 characters
+MANAGER = "nv-fabricmanage"  # nv-fabricmanager, cut to the 15 characters of /proc/PID/comm
 KTHREADD = ("/proc/2/comm", "kthreadd")
-REMEDY = "systemctl enable --now nvidia-fabricmanager, of the driver's version"
+REMEDY = "systemctl enable --now nvidia-fabricmanager, in the driver's version"
 
 
 def is_managed(tree: Tree) -> bool | None:
@@ -31,10 +31,10 @@ def is_managed(tree: Tree) -> bool | None:
 
 
 def problem(switches: int, gpus: Iterable[NvmlGpu], *, managed: bool | None) -> str | None:
-    """Return why CUDA fails on a node with this many NVSwitches; None if no fact says so.
+    """Return why CUDA fails on a node with this many NVSwitches; None if no problem is known.
 
-    `gpus` are NVML's readings, whose fabric state counts first. Drivers before branch 530 and the GPUs of
-    older NVSwitch nodes report none, so there `managed` decides.
+    `gpus` are NVML's readings, whose fabric state takes precedence. Drivers before branch 530 and the GPUs of
+    older NVSwitch nodes report no state, so `managed` decides.
     """
     states = {gpu.index: gpu.fabric for gpu in gpus}
     waiting = [f"GPU {index} ({WAITING[state]})" for index, state in states.items() if state in WAITING]

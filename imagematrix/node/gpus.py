@@ -45,10 +45,10 @@ MESSAGES = {
 
 
 class _Sources(Record):
-    """The facts of each source about one GPU; `bus_id` is None where its address is unknown.
+    """The facts of each source about one GPU; `bus_id` is None if its address is unknown.
 
-    `listed` states that NVML returned a list of GPUs. `refusal` is the error number of its device node if
-    NVML did not reach the GPU, else 0.
+    `listed` states that NVML returned a list of GPUs. `refusal` is the error number of access to its device
+    node if NVML did not reach the GPU, else 0.
     """
 
     bus_id: str | None
@@ -67,7 +67,7 @@ class _Sources(Record):
 
     @property
     def node(self) -> str | None:
-        """The path of its device node, whether that exists or not."""
+        """The path of its device node, whether the node exists or not."""
         return None if self.minor is None else f"/dev/nvidia{self.minor}"
 
     @property
@@ -86,7 +86,7 @@ def join(
 ) -> tuple[tuple[Gpu, ...], tuple[str, ...]]:
     """Return the GPUs in PCI bus order, and the addresses of those that are withheld from this process.
 
-    `nodes` are the device nodes, None where unknown; `nvml` is None where NVML was not queried.
+    `nodes` are the device nodes, None if unknown; `nvml` is None if NVML was not queried.
     """
     matched = _match(kernel, nvml.gpus if nvml else ())
     if nvml is not None and not nvml.message:
@@ -97,9 +97,9 @@ def join(
 
 
 def remarks(gpus: tuple[Gpu, ...], kernel: Kernel, *, complete: bool) -> list[str]:
-    """Return a warning for each problem or unknown fact, with the GPUs it applies to.
+    """Return a warning for each problem or unknown fact, with the GPUs that it applies to.
 
-    `complete` states that a source answered which has brand and memory.
+    `complete` states that a source with brand and memory answered.
     """
     groups: dict[str, list[str]] = {}
     bound = {gpu.bus_id: gpu.driver for gpu in kernel.pci}
@@ -114,8 +114,8 @@ def _match(kernel: Kernel, readings: tuple[NvmlGpu, ...]) -> list[_Sources]:
     by_module = {gpu.bus_id: gpu for gpu in kernel.information if gpu.bus_id}
     by_nvml = {gpu.bus_id: gpu for gpu in readings if gpu.bus_id}
     buses = sorted(on_bus.keys() | by_module.keys() | by_nvml.keys(), key=pci.order)
-    # NVML has no address for a GPU that it cannot reach. Its order is that of the bus, so these are, in turn,
-    # the GPUs that have no reading.
+    # NVML has no address for a GPU that it cannot reach. It lists GPUs in the order of the bus, so readings
+    # without an address belong, in order, to the GPUs that have no reading.
     unaddressed = [gpu for gpu in readings if not gpu.bus_id]
     matched: list[_Sources] = []
     for bus_id in buses:
@@ -130,10 +130,11 @@ def _match(kernel: Kernel, readings: tuple[NvmlGpu, ...]) -> list[_Sources]:
 def _withheld(tree: Tree, gpus: list[_Sources], kernel: Kernel, nodes: tuple[str, ...]) -> tuple[str, ...]:
     """Return the addresses of the GPUs that are withheld from this process, if it has others.
 
-    /sys shows all GPUs of a machine to every container. NVML does not reach the withheld ones, and one of
-    these holds: a cgroup denies their device node; they have no node and /dev is the container's own; they
-    have no node and NVIDIA's runtime hides them in /proc/driver/nvidia, where the machine itself lists every
-    GPU of the module. A GPU that fails on the machine itself keeps its node, or is not bound to the module.
+    /sys shows all GPUs of a machine to every container. A GPU counts as withheld if NVML does not reach it
+    and one of these holds: a cgroup denies access to its device node; it has no node and /dev is the
+    container's own; it has no node and NVIDIA's runtime hides it in /proc/driver/nvidia, where the machine
+    itself lists every GPU of the module. A GPU that fails on the machine itself keeps its node, or is not
+    bound to the module.
     """
     if not any(gpu.permitted and gpu.node in nodes for gpu in gpus):
         return ()
@@ -178,7 +179,7 @@ def _problem(sources: _Sources, kernel: Kernel, nodes: tuple[str, ...] | None) -
     """Return the state of a GPU with a problem, or None."""
     nvml, node, information = sources.nvml, sources.node, sources.information
     lost = nvml is not None and not nvml.reached
-    # The first that holds is reported: an excluded GPU, for example, has no device node either.
+    # The first state that holds is reported: an excluded GPU, for example, has no device node either.
     states = (
         ("excluded", information is not None and information.excluded),
         ("no-permission", nvml is not None and lost and nvml.errors.get("handle") in DENIED),

@@ -18,7 +18,7 @@ __all__ = ["SCHEMA", "Accelerator", "Cpu", "Driver", "Gpu", "Host", "MigDevice",
 SCHEMA = "imagematrix.host/v1"
 # The Linux names of architectures by those of macOS, FreeBSD, Windows and images.
 MACHINES = {"amd64": "x86_64", "arm64": "aarch64", "x64": "x86_64", "x86-64": "x86_64"}
-UNSTATED = "the document has no GPU for it"
+UNSTATED = "the document lists no GPU for it"
 UNIQUE = ("index", "minor", "uuid", "pci_bus_id")  # unique among the GPUs of a host
 
 
@@ -48,7 +48,7 @@ class Driver(Record):
     """The loaded kernel-mode driver.
 
     `version` is kept as it was read: "580.65.06" is not "580.65.6". `kind` is "open" or "proprietary", None
-    where unknown. `source` is the file or interface it was read from.
+    if unknown. `source` is the file or interface from which it was read.
     """
 
     version: str
@@ -64,7 +64,7 @@ class MigDevice(Record):
     """One MIG device of a GPU: its UUID and profile, and its GPU and compute instance numbers.
 
     `capabilities` are the numbers of the device nodes /dev/nvidia-caps/nvidia-cap<number> that give access to
-    its GPU instance and its compute instance; None where they could not be read.
+    its GPU instance and its compute instance; None if they could not be read.
     """
 
     uuid: str | None
@@ -91,10 +91,10 @@ class Gpu(Record):
 
     `index` is the position in PCI bus order, `minor` the number of its device node /dev/nvidia<minor>.
     `compute` is the compute capability ("8.9"), `brand` one of imagematrix.facts.gpus.BRANDS ("nvidia",
-    "geforce", "tesla", ...), from NVML or from the name of a data-centre part. `mig` is None where MIG is off
-    or unknown, a tuple (perhaps empty) where it is on. `state` is "ok", "vgpu" (which needs the node's own
-    driver), or the reason why it cannot be used: "lost", "failed", "unconfirmed", "no-permission", "no-node",
-    "no-module", "excluded", "vgpu-host", "mig-empty".
+    "geforce", "tesla", ...), from NVML or from the name of a data-centre part. `mig` is None if MIG is
+    disabled or unknown, a tuple (perhaps empty) if it is enabled. `state` is "ok", "vgpu" (which needs the
+    node's own driver), or the reason why the GPU cannot be used: "lost", "failed", "unconfirmed",
+    "no-permission", "no-node", "no-module", "excluded", "vgpu-host", "mig-empty".
     """
 
     index: int
@@ -116,7 +116,7 @@ class Gpu(Record):
 
     @property
     def label(self) -> str:
-        """The GPU in a message: its index and, where known, its name."""
+        """The GPU in a message: its index and, if known, its name."""
         return f"GPU {self.index}" + (f" ({self.name})" if self.name else "")
 
     def to_json(self) -> dict[str, object]:
@@ -141,7 +141,7 @@ class Accelerator(Record):
 
     `kind` is what was detected: a function on the PCI bus ("pci"), a kernel module ("module"), a device node
     ("device"), "wsl", "tegra", or a variable that names GPUs ("environment"). `where` is its location, and
-    `why` the reason why it cannot be used, None where unknown.
+    `why` the reason why it cannot be used, None if unknown.
     """
 
     kind: str
@@ -162,8 +162,8 @@ class Host(Record):
     """A node: architecture, processors, driver, GPUs and their device nodes.
 
     `arch` is the machine name of uname(2). `devices` are the existing device nodes of GPUs, sorted.
-    `accelerators` are the signs of others: with any, the node does not count as one without a GPU. `warnings`
-    are sentences about facts that could not be read or look wrong.
+    `accelerators` are the signs of other accelerators: with any, the node does not count as a node without
+    GPUs. `warnings` are sentences about facts that could not be read or look wrong.
     """
 
     arch: str
@@ -250,9 +250,9 @@ def _driver(fields: Fields) -> Driver | None:
 
 
 def _signs(driver: Driver | None, devices: tuple[str, ...]) -> tuple[Accelerator, ...]:
-    """Return the signs of accelerators in a document without GPUs that does not state accelerators, or GPUs.
+    """Return the signs of accelerators in a document that lists no GPUs and lacks one of the two keys.
 
-    Those of the first release state none. NVML creates /dev/nvidiactl even without a driver.
+    Documents of the first release have no `accelerators`. NVML creates /dev/nvidiactl even without a driver.
     """
     signs = [("module", "nvidia")] if driver else []
     signs += [("device", path) for path in devices if path != "/dev/nvidiactl"]

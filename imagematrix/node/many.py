@@ -1,4 +1,4 @@
-"""Reading very many Host documents: nodes of one kind differ in UUIDs only, so the rest is parsed once."""
+"""Reading very many Host documents: nodes of one kind differ only in UUIDs, so the rest is parsed once."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The kernel's facts about NVIDIA's driver, without any library: version, GPUs and device nodes.
 
-The formats are those of the open kernel modules (kernel-open/nvidia/nv-procfs.c, nv-caps.c); those of the
-proprietary ones differ only in the words before the version.
+The formats are those of the open kernel modules (kernel-open/nvidia/nv-procfs.c, nv-caps.c). The proprietary
+modules differ only in the words before the version.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class Information(Record):
 class Kernel(Record):
     """The kernel's facts about NVIDIA: whether a module is loaded, its driver, and the GPUs.
 
-    `mig` has the MIG devices of the GPUs with GPU instances, by minor number. Without instances these facts
-    do not show whether MIG is on.
+    `mig` maps the minor number of a GPU with GPU instances to its MIG devices. Without instances, the kernel
+    does not show whether MIG is enabled.
     """
 
     loaded: bool = False

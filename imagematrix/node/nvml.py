@@ -1,7 +1,7 @@
 """Readings from NVML, the driver's user-mode library, which has more facts than the kernel shows.
 
-It is queried in a separate process with a time limit: a call into a faulty driver may never return, and the
-first call on a node without persistence mode takes seconds. Starting that process costs about 40 ms.
+A separate process with a time limit queries it: a call into a faulty driver may never return, and the first
+call on a node without persistence mode takes seconds. Starting that process costs about 40 ms.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class NvmlGpu:
 
     `index` is NVML's, in PCI bus order. `virtualization` is an nvmlGpuVirtualizationMode_t: 0 none, 1 passed
     through, 2 a vGPU in a guest, 3 and 4 a host that provides vGPUs. `utilization` is in percent,
-    `temperature` in degrees Celsius; `persistence` is 0 where the driver releases an idle GPU. `fabric` is an
-    nvmlGpuFabricState_t: 0 not supported, 1 not started, 2 in progress, 3 completed. `errors` has NVML's
-    error code by fact; under "handle" for the GPU as a whole.
+    `temperature` in degrees Celsius; `persistence` is 0 if the driver releases an idle GPU. `fabric` is an
+    nvmlGpuFabricState_t: 0 not supported, 1 not started, 2 in progress, 3 completed. `errors` maps a fact to
+    NVML's error code; the key "handle" is for the GPU as a whole.
     """
 
     index: int
@@ -81,8 +81,8 @@ class NvmlGpu:
 class Nvml:
     """The result of a query of NVML.
 
-    `message` is the reason why it failed, empty if it succeeded. `error` is NVML's code for it, None if NVML
-    was not reached. `driver` is the version that NVML reports, `library` that of its own file.
+    `message` is the reason why it failed, empty if it succeeded. `error` is NVML's error code, None if NVML
+    was not reached. `driver` is the version that NVML reports, `library` the version of NVML's own file.
     """
 
     error: int | None = None
@@ -124,7 +124,7 @@ def read(timeout_s: float = TIMEOUT_S) -> Nvml:
 def child_command(module: str) -> list[str]:
     """Return the command that runs `main` of a module, by its full name, in a separate process.
 
-    It imports from where this process does, be that folders or an archive.
+    It imports modules from where this process does: from folders or from an archive.
     """
     import os
     import sys

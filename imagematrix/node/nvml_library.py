@@ -1,4 +1,4 @@
-"""Loading NVML's library, also from folders where the loader does not search."""
+"""Loading NVML's library, including from folders that the loader does not search."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FOLDERS = (
 def load() -> None:
     """Load the library, so that pynvml finds it.
 
-    pynvml loads it by its name alone, for which the loader returns a library already loaded under that name.
+    pynvml loads the library by name, and the loader returns one that is already loaded under this name.
     """
     import ctypes
 

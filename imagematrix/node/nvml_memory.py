@@ -1,8 +1,8 @@
-"""Prints samples of the GPU memory of processes until its reader is gone.
+"""Prints samples of the GPU memory of processes until the reader closes the pipe.
 
-Each line is a JSON list with [minor, [[pid, MiB], …]] for each GPU; MiB is null where NVML does not report
-it. imagematrix.launcher.measure runs this in a separate process, because a call into a faulty driver may
-never return.
+Each line is a JSON list with [minor, [[pid, MiB], …]] for each GPU; MiB is null if NVML does not report it.
+imagematrix.launcher.measure runs this in a separate process, because a call into a faulty driver may never
+return.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def sample(nvml: Any) -> list[list[Any]]:
 
 
 def main() -> None:
-    """Print samples until the reader is gone."""
+    """Print samples until the reader closes the pipe."""
     import pynvml
 
     nvml_library.load()

@@ -1,4 +1,4 @@
-"""The GPUs, NVSwitches and other accelerators on the PCI bus, which shows them with or without a driver."""
+"""GPUs, NVSwitches and other accelerators on the PCI bus, which shows them with or without a driver."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NVIDIA = "10de"
 # Classes (pci_ids.h of Linux); the audio function of a GPU is 0403.
 DISPLAY, VGA, CONTROLLER_3D, OTHER_DISPLAY, PROCESSING = "03", "0300", "0302", "0380", "1200"
 OTHER_BRIDGE = "0680"
-NVSWITCH = "nvidia-nvswitch"  # the kernel driver; nForce chipsets have bridges of NVIDIA's for others
+NVSWITCH = "nvidia-nvswitch"  # its kernel driver; the bridges of NVIDIA's nForce chipsets have others
 ADDRESS = re.compile(r"([0-9a-f]{1,8}):([0-9a-f]{1,2}):([0-9a-f]{1,2})(?:\.([0-7]))?", re.ASCII)
 # A line of a function's file `resource`: start and end of a region, and its flags.
 REGION = re.compile(r"0x([0-9a-f]{1,16}) 0x([0-9a-f]{1,16}) 0x([0-9a-f]{1,16})", re.ASCII)
@@ -101,7 +101,7 @@ def _function(tree: Tree, folder: str, bus_id: str, listed: int) -> Function | N
     driver = tree.link(f"{folder}/driver")
     if kind == OTHER_BRIDGE and driver not in {None, NVSWITCH}:
         return None
-    # A virtual function next to its physical one is for a virtual machine, inside of which it appears alone.
+    # A virtual function beside its physical one is for a virtual machine, where it appears alone.
     if tree.link(f"{folder}/physfn"):
         return None
     return Function(

@@ -1,4 +1,4 @@
-"""Probing a node: from /proc, /sys and /dev, NVML where it has more, or a captured copy of these files."""
+"""Probing a node: from /proc, /sys, /dev and NVML, or from a captured copy of these files."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 __all__ = ["assemble", "probe"]
 
 CPUINFO = "/proc/cpuinfo"
-LSCPU = ("/lscpu.json", "/lscpu.txt")  # in a captured tree, what `lscpu -J` or `lscpu` printed in its place
+LSCPU = ("/lscpu.json", "/lscpu.txt")  # output of `lscpu -J` or `lscpu`, instead of it in a captured tree
 CPUINFO_LIMIT = 16 * 1024 * 1024  # bytes; about 11,000 CPUs
 
 
 def probe(root: str | Path = "/", *, nvml: bool | None = None, smi: str | Path | None = None) -> Host:
     """Return the Host whose files are below `root`.
 
-    NVML is queried if `root` is `/` and NVIDIA's driver is detected; with `nvml` true always, with false
-    never. `smi` is a file with the output of `nvidia-smi -q -x`: driver and GPUs come from there, the rest
+    NVML is queried if `root` is `/` and NVIDIA's driver is detected; always if `nvml` is true, never if it is
+    false. `smi` is a file with the output of `nvidia-smi -q -x`: driver and GPUs come from there, the rest
     from `root`. A fact that cannot be read is None and has a sentence in the Host's `warnings`; ProbeError is
-    raised only if `root` has no host at all.
+    raised only if `root` contains no host at all.
     """
     tree = Tree(os.fspath(root))
     if nvml and smi is not None:

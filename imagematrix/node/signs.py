@@ -1,4 +1,4 @@
-"""The cheap signs of accelerators on a host; without any, nothing more is loaded or read."""
+"""Signs of accelerators on a host that are cheap to read; without any, nothing more is loaded or read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PCI_LIST = "/proc/bus/pci/devices"  # one file with vendor and memory of every f
 PCI_LIMIT = 8 * 1024 * 1024  # bytes; about 50,000 functions
 PCI_DEVICES = "/sys/bus/pci/devices"
 MODULES = ("nvidia", "nvgpu")  # nvgpu is Tegra's
-# NVIDIA, AMD and Habana: all their functions count, because memory that could not be mapped is not listed.
+# NVIDIA, AMD and Habana: all their functions count, because the list lacks memory that could not be mapped.
 VENDORS = frozenset({"10de", "1002", "1da3"})
 MAPPED = 5  # hex digits: more mean at least 1 MiB, which accelerators map and most other functions do not
 FIRST_SIZE, SIZES = 9, 6  # fields after the address: they follow the ids, the interrupt and 7 addresses
@@ -29,9 +29,9 @@ GPU_NODE = re.compile(r"nvidia\d+", re.ASCII)
 class Signs(Record):
     """The signs of accelerators on a host.
 
-    `modules` are the loaded ones of NVIDIA, `nodes` the names in /dev that may be accelerators, and `tegra`
-    states that the device tree is a Tegra's. `functions` has the functions on the PCI bus that may be
-    accelerators, with the largest memory that each maps in bytes, by bus:device.function; None where every
+    `modules` are NVIDIA's loaded modules, `nodes` the names in /dev that may be accelerators, and `tegra`
+    states that the device tree is a Tegra's. `functions` maps the functions on the PCI bus that may be
+    accelerators, as bus:device.function, to the largest memory in bytes that each maps; None if every
     function must be checked.
     """
 
@@ -42,7 +42,7 @@ class Signs(Record):
 
     @property
     def nvidia(self) -> bool:
-        """Whether there is any trace of NVIDIA's driver, if only device nodes."""
+        """Whether there is any trace of NVIDIA's driver, including device nodes alone."""
         return "nvidia" in self.modules or any(name.startswith("nvidia") for name in self.nodes)
 
     @property
@@ -70,8 +70,8 @@ def slots(listing: str) -> dict[str, int]:
     """Return the functions in the text of /proc/bus/pci/devices that may be accelerators.
 
     A line has bus and devfn as 4 hex digits, vendor and device as 8, the interrupt, the addresses of six
-    regions and a ROM, the sizes of these, and a driver (drivers/pci/proc.c). It has no domain: of functions
-    that differ only in the domain, the one with more memory counts.
+    regions and a ROM, their sizes, and a driver (drivers/pci/proc.c). It has no domain: of functions that
+    differ only in the domain, the one with more memory counts.
     """
     memory: dict[str, int] = {}
     for line in listing.splitlines():

@@ -26,10 +26,10 @@ ROOT = "nvidia_smi_log"
 VERSIONS = ("kmd_version", "driver_version")
 SOURCE = "nvidia-smi -q -x"
 LOST = "gpu is lost"
-# Its words for a vGPU in a guest, and for hosts that provide vGPUs or shared graphics.
+# nvidia-smi's words for a vGPU in a guest, and for hosts that provide vGPUs or shared graphics.
 GUEST, HOSTS = "vgpu", frozenset({"host vgpu", "host vsga"})
 
-# Our name of an element by its path below <gpu>.
+# The key for each element, by its path below <gpu>.
 WANTED = {
     "product_name": "name",
     "product_brand": "brand",
@@ -99,7 +99,7 @@ class _Facts:
 
 
 class _Dump:
-    """A streaming parser of a dump: it keeps only the wanted elements, so that size does no harm."""
+    """A streaming parser of a dump; it keeps only the elements in WANTED, so memory stays small."""
 
     def __init__(self, where: str) -> None:
         self.versions: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""The files of a host: those under `/`, or a captured copy of some of them in another folder."""
+"""The files of a host: under `/`, or a captured copy of some of them in another folder."""
 # pathlib costs more to import than a whole probe takes.
 # ruff: noqa: PTH112, PTH115, PTH116, PTH208
 
@@ -18,10 +18,10 @@ CHUNK = 64 * 1024
 
 
 class Tree:
-    """Reads files below one root: bounded in size, without blocking, and without failing because of one file.
+    """Reads files below one root: with a size limit, without blocking, and without errors for single files.
 
     Paths are those of the host ("/proc/cpuinfo"), whatever the root. A missing file is None, false or empty.
-    So is one that cannot be read, with a sentence in `warnings`. `live` is true for `/`. A link that leads
+    So is an unreadable file, which adds a sentence to `warnings`. `live` is true for `/`. A link that leads
     out of a captured tree is not followed: it would give the facts of another host.
     """
 
@@ -67,7 +67,7 @@ class Tree:
         folder, _, name = path.rpartition("/")
         try:
             target = os.readlink(f"{self._locate(folder)}/{name}")
-        except OSError:  # missing, or not a link: no reader could act on it
+        except OSError:  # missing, or not a link: not worth a warning
             return None
         return target.rpartition("/")[2] or None
 

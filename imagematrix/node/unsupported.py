@@ -1,4 +1,4 @@
-"""Signs of accelerators that images do not support: with any, a host does not count as one without a GPU."""
+"""Signs of accelerators that images do not support: with any, a host does not count as one without GPUs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["find"]
 
 AMD, INTEL = "1002", "8086"
-# Bytes: a display adapter that is a compute card maps at least this; one in a processor maps less.
+# Bytes: a display adapter that is a compute card maps at least this; an adapter in a processor maps less.
 LARGE = 8 * 1024**3
 ROOT_BUS = "00"  # the bus of devices in the processor
 
@@ -33,7 +33,7 @@ def find(
 ) -> tuple[tuple[Accelerator, ...], list[str]]:
     """Return the accelerators that are not among `gpus`, and warnings about ignored devices.
 
-    `functions` are those on the PCI bus. Next to GPUs, ignored devices need no warning.
+    `functions` are those on the PCI bus. If there are GPUs, ignored devices need no warning.
     """
     functions = tuple(function for function in functions if not function.switch)
     accelerators = (*_functions(functions), *_nodes(signs, functions), *(() if gpus else _driver(signs)))

@@ -1,4 +1,4 @@
-"""Label the nodes of a Kubernetes cluster, choose images for its pods, and give out its GPUs."""
+"""Label the nodes of a Kubernetes cluster, choose images for its pods, and offer its GPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`imagematrix kubernetes classes`: the classes of a cluster's nodes, and what each gets."""
+"""`imagematrix kubernetes classes`: the classes of a cluster's nodes, and the image of each class."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def command(
     driver: Drivers = None,
     json: Json = False,
 ) -> None:
-    """Group a cluster's nodes by what selection can tell apart, and show which image each class gets."""
+    """Group a cluster's nodes into classes of equal hardware, and show which image each class gets."""
     from imagematrix.fleet.upgrade import parse
 
     classes = cluster(

@@ -33,7 +33,7 @@ def command(
     ] = "$NODE",
     json: Json = False,
 ) -> None:
-    """Print the labels that tell a cluster what this node has: CPU flags, driver, GPUs, and its class."""
+    """Print labels that describe this node to a cluster: CPU flags, driver, GPUs, and the node's class."""
     from imagematrix.kubernetes.forms import document, feature_file, kubectl
     from imagematrix.kubernetes.labels import facts
 

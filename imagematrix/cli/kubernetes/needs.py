@@ -1,4 +1,4 @@
-"""`imagematrix kubernetes needs`: what an image's variants need of a node, for a scheduler."""
+"""`imagematrix kubernetes needs`: what an image's variants need from a node, for a scheduler."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def command(
     allow_cpu: AllowCpu = False,
     json: Json = False,
 ) -> None:
-    """Print what each variant needs of a node: node affinity, and a device selector for DRA."""
+    """Print what each variant needs from a node: node affinity, and a device selector for DRA."""
     from imagematrix.kubernetes.placement import document
     from imagematrix.kubernetes.yaml import dump
     from imagematrix.selection.question import narrowed, parse

@@ -1,4 +1,4 @@
-"""Options that the commands for Kubernetes share, and what they name."""
+"""Options that the commands for Kubernetes share, and their values."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ OnUnknown = Annotated[
     typer.Option(
         "--on-unknown",
         metavar="{default|deny}",
-        help="Leave a pod whose image is not decided as it is, or refuse it.",
+        help="Leave a pod whose image is undecided as it is, or refuse it.",
     ),
 ]
 ON_UNKNOWN = ("default", "deny")
 
 
 def denies(on_unknown: str) -> bool:
-    """Return whether pods whose image is not decided are refused."""
+    """Return whether pods whose image is undecided are refused."""
     if on_unknown not in ON_UNKNOWN:
         raise UsageError(f"invalid --on-unknown: {on_unknown!r}", remedy=f"one of {', '.join(ON_UNKNOWN)}")
     return on_unknown == "deny"
 
 
 def kinds(by: Sequence[str] | None) -> tuple[str, ...]:
-    """Return the kinds of names by which a device plugin is to offer GPUs."""
+    """Return the kinds of resource names under which a device plugin also offers GPUs."""
     from imagematrix.kubernetes.plugin.offer import KINDS
 
     for word in by or ():
@@ -60,7 +60,7 @@ def cluster(
     where: Sequence[str] | None,
     drivers: Mapping[str, str] | None = None,
 ) -> Classes:
-    """Return the classes of the nodes in a file, with what each gets of the catalog that options name."""
+    """Return the classes of the nodes in a file, each with its answer from the catalog that options name."""
     from imagematrix.kubernetes.classes import classes
     from imagematrix.kubernetes.nodes import load
     from imagematrix.selection.question import parse

@@ -34,7 +34,7 @@ KINDS = {
     "flavors": "a ResourceFlavor of Kueue for each class",
     "policy": "an admission policy that gives pods the image of their class",
     "compatibility": "an image-compatibility artifact of NFD for each variant",
-    "install": "what runs the webhook in a cluster and labels its nodes",
+    "install": "everything that runs the webhook in a cluster and labels its nodes",
 }
 
 
@@ -67,7 +67,7 @@ def command(
     gpus: Annotated[int | None, typer.Option("--gpus", min=1, metavar="N", help="GPUs for each pod.")] = None,
     resource: Annotated[
         str,
-        typer.Option("--resource", metavar="NAME", help="The name under which the cluster gives out GPUs."),
+        typer.Option("--resource", metavar="NAME", help="The cluster's resource name for GPUs."),
     ] = "nvidia.com/gpu",
     pods: Annotated[
         int, typer.Option("--pods", min=1, metavar="N", help="The number of pods, such as ranks or replicas.")
@@ -94,11 +94,11 @@ def command(
     ] = None,
     pull_secret: Annotated[
         str | None,
-        typer.Option("--pull-secret", metavar="NAME", help="The Secret with the logins of registries."),
+        typer.Option("--pull-secret", metavar="NAME", help="The Secret with the credentials for registries."),
     ] = None,
     timeout: Annotated[
         int,
-        typer.Option("--timeout", min=1, max=30, metavar="S", help="install: for an answer of the webhook."),
+        typer.Option("--timeout", min=1, max=30, metavar="S", help="install: the webhook's time limit."),
     ] = 5,
     tls: Annotated[
         tuple[Path, Path, Path] | None,
@@ -115,7 +115,7 @@ def command(
     ] = True,
     device_plugin: Annotated[
         bool,
-        typer.Option("--device-plugin", help="install: also a DaemonSet that gives out the nodes' GPUs."),
+        typer.Option("--device-plugin", help="install: also a DaemonSet that offers the nodes' GPUs."),
     ] = False,
     by: Annotated[
         list[str] | None,
@@ -124,7 +124,7 @@ def command(
     where: Where = None,
     allow_cpu: AllowCpu = False,
 ) -> None:
-    """Write manifests with the image of each class, by digest, on nodes of that class."""
+    """Write manifests that run the image of each class, by digest, on the nodes of that class."""
     from imagematrix.kubernetes.yaml import dump
 
     if kind not in KINDS:
@@ -141,7 +141,7 @@ def command(
         from imagematrix.kubernetes.install import Installation
         from imagematrix.selection.question import parse
 
-        parse(where or ())  # the webhook would end because of an invalid one
+        parse(where or ())  # an invalid condition would end the webhook
         asked = [word for condition in where or () for word in ("--where", condition)]
         made = Installation(
             names=tuple(map(_registry_name, dict.fromkeys([image, *(arguments or ())]))),
@@ -201,11 +201,11 @@ def _install(made: Installation, files: tuple[Path, Path, Path] | None) -> list[
 
 
 def _registry_name(name: str) -> str:
-    """Return IMAGE:VERSION, which has to be in a registry: the webhook reads its catalog there."""
+    """Return IMAGE:VERSION, which must be in a registry, where the webhook reads its catalog."""
     from imagematrix.reference import Reference, names_registry
 
     if not names_registry(name):
-        raise UsageError(f"{name} is in no registry", remedy="give the name of a published version")
+        raise UsageError(f"{name} is not in a registry", remedy="give the name of a published version")
     if "@" in name:
         raise UsageError(f"{name}: expected a version, not a digest")
     reference = Reference.parse(name)

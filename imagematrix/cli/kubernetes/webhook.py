@@ -1,4 +1,4 @@
-"""`imagematrix kubernetes webhook`: gives pods the image of their class when they are created."""
+"""`imagematrix kubernetes webhook`: gives new pods the image of their class."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def command(
     catalog: Annotated[
         list[str],
         typer.Option(
-            "--catalog", metavar="FILE|REF", help="A version whose name in pods is replaced; repeatable."
+            "--catalog", metavar="FILE|REF", help="The version whose name to replace in pods; repeatable."
         ),
     ],
     nodes: Annotated[
@@ -37,10 +37,10 @@ def command(
     where: Where = None,
     allow_cpu: AllowCpu = False,
 ) -> None:
-    """Serve admission reviews over TLS: pods get the digest of their class, and the affinity to it.
+    """Serve admission reviews over TLS: pods get the image of their class by digest, and node affinity to it.
 
-    Nodes, catalogs and the certificate are read again when they change. Without nodes or a catalog it is not
-    ready and answers 503, so that the failurePolicy of its configuration decides.
+    Nodes, catalogs and the certificate are read again when they change. Until the nodes and all catalogs are
+    read, the webhook is not ready and answers 503, so that the failurePolicy of its configuration applies.
     """
     from imagematrix.kubernetes.webhook.api import ClusterNodes, inside
     from imagematrix.kubernetes.webhook.known import Question

@@ -205,7 +205,7 @@ def test_the_command_writes_them_and_the_webhook_takes_their_options(monkeypatch
     ("words", "expected"),
     [
         ([NAME], "no program given"),
-        (["t:v1", "--program", PROGRAM], "t:v1 is in no registry"),
+        (["t:v1", "--program", PROGRAM], "t:v1 is not in a registry"),
         ([f"{NAME}@sha256:{'a' * 64}", "--program", PROGRAM], "a version, not a digest"),
         ([NAME, "--program", PROGRAM, "--namespace", "A"], "invalid namespace 'A'"),
         ([NAME, "--program", PROGRAM, "--on-unknown", "x"], "invalid --on-unknown"),

@@ -81,7 +81,9 @@ def test_a_driver_without_a_gpu_is_a_sign_of_an_accelerator(missing, make):
     del document[missing]
     host = Host.from_json(document)
     assert [sign.where for sign in host.accelerators] == ["nvidia", "/dev/nvidia3"]
-    with pytest.raises(NothingFits, match="would leave accelerators unused: nvidia: the document has no GPU"):
+    with pytest.raises(
+        NothingFits, match="would leave accelerators unused: nvidia: the document lists no GPU"
+    ):
         select(host, make.catalog(make.cpu_variant()))
 
 
