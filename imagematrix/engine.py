@@ -111,15 +111,17 @@ def errors(*passed: type[Exception]) -> Iterator[None]:
     """Raise EngineError in place of docker-py's errors, except for those of the types `passed`."""
     from docker.errors import APIError, DockerException
     from requests.exceptions import RequestException
+    from urllib3.exceptions import HTTPError
 
+    where = address()
     try:
         yield
     except passed:
         raise
     except APIError as error:
-        raise EngineError(f"the engine refused: {error.explanation or error}") from error
-    except (DockerException, RequestException, OSError) as error:
-        raise unreachable(address(), error) from error
+        raise _refused(where, error.explanation or str(error)) from error
+    except (DockerException, RequestException, HTTPError, ConnectionError, TimeoutError) as error:
+        raise unreachable(where, error) from error
 
 
 def cannot_start(error: OSError) -> EngineError:
@@ -137,7 +139,7 @@ def images(label: str) -> list[object]:
     """
     where = address()
     if not where.startswith("unix://"):
-        return list(_remote(where, lambda client: client.api.images(filters={"label": label})))
+        return list(_remote(lambda client: client.api.images(filters={"label": label})))
     query = unix_http.quote(json.dumps({"label": [label]}))
     status, answer = _local(where, f"/images/json?filters={query}")
     if status != OK or not isinstance(answer, list):
@@ -158,7 +160,7 @@ def digests(reference: str) -> frozenset[str]:
         if status != OK or not isinstance(answer, dict):
             raise _refused(where, answer)
         return _digests(answer)
-    return frozenset(_remote(where, lambda client: digests_of(client, reference)))
+    return frozenset(_remote(lambda client: digests_of(client, reference)))
 
 
 def digests_of(client: docker.DockerClient, reference: str) -> frozenset[str]:
@@ -187,7 +189,7 @@ def environment_of(image: str) -> tuple[str, ...]:
         if status != OK or not isinstance(answer, dict):
             raise _refused(where, answer)
     else:
-        answer = _remote(where, lambda client: client.images.get(image).attrs)
+        answer = _remote(lambda client: client.images.get(image).attrs)
     return tuple(map(str, (answer.get("Config") or {}).get("Env") or ()))
 
 
@@ -195,7 +197,7 @@ def info() -> dict[str, Any]:
     """Return the engine's information, as `docker info` does; raise EngineError."""
     where = address()
     if not where.startswith("unix://"):
-        return dict(_remote(where, lambda client: client.info()))
+        return dict(_remote(lambda client: client.info()))
     status, answer = _local(where, "/info")
     if status != OK or not isinstance(answer, dict):
         raise _refused(where, answer)
@@ -239,7 +241,7 @@ def is_podman() -> bool:
     if where.startswith("unix://"):
         _, answer = _local(where, "/version")
     else:
-        answer = _remote(where, lambda client: client.version())
+        answer = _remote(lambda client: client.version())
     parts = answer.get("Components") if isinstance(answer, dict) else None
     return any(isinstance(part, dict) and part.get("Name") == PODMAN for part in parts or ())
 
@@ -253,9 +255,7 @@ def reports_system() -> bool:
     if where.startswith("unix://"):
         head, _ = _get_local(where, "/_ping")
         return SYSTEM in head.lower()
-    return bool(
-        _remote(where, lambda client: "Ostype" in client.api.get(f"{client.api.base_url}/_ping").headers)
-    )
+    return bool(_remote(lambda client: "Ostype" in client.api.get(f"{client.api.base_url}/_ping").headers))
 
 
 def running_or_starting(attended: Attended = lambda _: True) -> list[dict[str, Any]]:
@@ -268,7 +268,7 @@ def running_or_starting(attended: Attended = lambda _: True) -> list[dict[str, A
     """
     where = address()
     if not where.startswith("unix://"):
-        return list(_remote(where, lambda client: running_or_starting_of(client, attended)))
+        return list(_remote(lambda client: running_or_starting_of(client, attended)))
     query = unix_http.quote(json.dumps({"status": ["created"]}))
     status, created = _local(where, f"/containers/json?all=1&filters={query}")
     if status != OK or not isinstance(created, list):
@@ -339,7 +339,7 @@ def running() -> list[dict[str, Any]]:
     """
     where = address()
     if not where.startswith("unix://"):
-        return list(_remote(where, running_of))
+        return list(_remote(running_of))
     status, listed = _local(where, "/containers/json")
     if status != OK or not isinstance(listed, list):
         raise _refused(where, listed)
@@ -410,19 +410,9 @@ def _labels(image: object) -> Mapping[str, str] | None:
     return (config.get("Labels") or {}) if isinstance(config, dict) else None
 
 
-def _remote(where: str, request: Callable[[docker.DockerClient], Any]) -> Any:
-    import docker
-    import requests
-
-    connected = client()
-    try:
+def _remote(request: Callable[[docker.DockerClient], Any]) -> Any:
+    with contextlib.closing(client()) as connected, errors():
         return request(connected)
-    except docker.errors.APIError as error:
-        raise EngineError(f"the Docker engine at {where} refused: {error.explanation or error}") from error
-    except (docker.errors.DockerException, requests.RequestException, OSError, ValueError) as error:
-        raise unreachable(where, error) from error
-    finally:
-        connected.close()
 
 
 def _refused(where: str, answer: object) -> EngineError:
@@ -475,7 +465,7 @@ def log_tail(label: str, lines: int) -> bytes:
     """
     where = address()
     if not where.startswith("unix://"):
-        return bytes(_remote(where, lambda client: _log_tail_of(client, label, lines)))
+        return bytes(_remote(lambda client: _log_tail_of(client, label, lines)))
     _, matches = _local(
         where, f"/containers/json?all=1&filters={unix_http.quote(json.dumps({'label': [label]}))}"
     )

@@ -136,15 +136,12 @@ def _saved(reference: str) -> _Pieces | None:
 
 
 def _exported(reference: str, digests: frozenset[str]) -> _Pieces:
-    from docker.errors import DockerException
-    from requests.exceptions import RequestException
-
     client = engine.client()
-    try:
-        pieces = client.api.get_image(reference)
-    except (DockerException, RequestException) as error:
-        client.close()
-        raise EngineError(f"{reference} can't be read from the engine: {error}") from error
+    with contextlib.ExitStack() as undo:
+        undo.callback(client.close)
+        with engine.errors():
+            pieces = client.api.get_image(reference)
+        undo.pop_all()
     return _Pieces(pieces, client.close, digests)
 
 

@@ -10,7 +10,7 @@ import time
 from functools import cached_property
 from typing import Any, Self
 
-from imagematrix import endpoint, engine
+from imagematrix import engine
 from imagematrix.catalog import labels
 from imagematrix.errors import EngineError, TagMovedError, UsageError
 from imagematrix.oci import layout
@@ -81,7 +81,7 @@ class Engine:
     def __exit__(self, *_: object) -> None:
         if "_client" in self.__dict__:
             if "_held" in self.__dict__:
-                with contextlib.suppress(EngineError), self._reached():  # the next build removes the rest
+                with contextlib.suppress(EngineError), engine.errors():  # the next build removes the rest
                     self._held.close()
             self._client.close()
 
@@ -91,7 +91,7 @@ class Engine:
 
     @cached_property
     def _info(self) -> dict[str, Any]:
-        with self._reached():
+        with engine.errors():
             return dict(self._client.info())
 
     @cached_property
@@ -110,7 +110,7 @@ class Engine:
 
     def layers(self) -> frozenset[str]:
         """Return the digests of the uncompressed layers of all its images."""
-        with self._reached():
+        with engine.errors():
             images = [self._client.api.inspect_image(one["Id"]) for one in self._client.api.images()]
         return frozenset(layer for one in images for layer in (one.get("RootFS") or {}).get("Layers") or ())
 
@@ -122,7 +122,7 @@ class Engine:
         """
         import docker
 
-        with self._reached():
+        with engine.errors():
             try:
                 image = self._client.api.inspect_image(reference)
                 history = self._client.api.history(reference)
@@ -134,14 +134,14 @@ class Engine:
 
     def require(self) -> None:
         """Raise EngineError if the engine no longer answers."""
-        with self._reached():
+        with engine.errors():
             self._client.ping()
 
     def digest(self, reference: str) -> str | None:
         """Return the digest of the image with this name in the engine; None if there is none."""
         import docker
 
-        with self._reached():
+        with engine.errors():
             try:
                 image = self._client.api.inspect_image(reference)
             except docker.errors.ImageNotFound:
@@ -184,7 +184,7 @@ class Engine:
     def _newest(self, reference: str) -> str:
         import docker
 
-        with self._reached():
+        with engine.errors():
             try:
                 return str(self._client.api.inspect_distribution(reference)["Descriptor"]["digest"])
             except docker.errors.APIError as error:
@@ -196,7 +196,7 @@ class Engine:
     def present(self, image: str, version: str) -> list[Present]:
         """Return the images of `image`:`version` that it has."""
         wanted = [f"{labels.IMAGE}={image}", f"{labels.VERSION}={version}"]
-        with self._reached():
+        with engine.errors():
             images = self._client.api.images(filters={"label": wanted})
         return [item for entry in images for item in self._present(entry, image)]
 
@@ -237,7 +237,7 @@ class Engine:
         """
         import docker
 
-        with self._reached():
+        with engine.errors():
             try:
                 image = self._client.api.inspect_image(reference)
             except docker.errors.ImageNotFound:
@@ -252,7 +252,7 @@ class Engine:
 
     def store(self, order: Order, made: Made) -> str:
         """Tag an image; if it is in a layout, first load what the engine lacks."""
-        with self._reached():
+        with engine.errors():
             if made.layout:
                 self._load(layout.Image(made.layout, made.digest), made.base_layers, order.reference)
             else:
@@ -347,12 +347,12 @@ class Engine:
 
     def image(self, reference: str) -> str:
         """Return the ID of the image with this name."""
-        with self._reached():
+        with engine.errors():
             return str(self._client.api.inspect_image(reference)["Id"])
 
     def save(self, image: str) -> BinaryIO:
         """Return an image, as `docker save` writes it."""
-        with self._reached():
+        with engine.errors():
             return io.BufferedReader(_Stream(self._client.api.get_image(image)))
 
     def push(self, reference: str) -> None:
@@ -371,20 +371,6 @@ class Engine:
     def _pushed(self, reference: str) -> str | None:
         """Push an image once, and return the error of docker, if any."""
         repository, _, tag = reference.rpartition(":")
-        with self._reached():
+        with engine.errors():
             answers = self._client.api.push(repository, tag=tag, stream=True, decode=True)
             return next((str(answer["error"]) for answer in answers if "error" in answer), None)
-
-    @contextlib.contextmanager
-    def _reached(self) -> Iterator[None]:
-        """Convert docker-py's connection errors to EngineError."""
-        import docker
-        import requests
-        import urllib3
-
-        try:
-            yield
-        except docker.errors.APIError as error:  # also one of requests' errors
-            raise EngineError(f"the Docker engine refused: {error.explanation or error}") from error
-        except (requests.RequestException, urllib3.exceptions.HTTPError, ConnectionError) as error:
-            raise engine.unreachable(endpoint.address(), error) from error

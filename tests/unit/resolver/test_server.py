@@ -2,6 +2,7 @@
 
 import base64
 import concurrent.futures
+import contextlib
 import json
 import os
 import socket
@@ -339,7 +340,8 @@ def said(address, raw, *, end=False):
     with socket.create_connection((host, int(port)), timeout=10) as connection:
         connection.sendall(raw)
         if end:
-            connection.shutdown(socket.SHUT_WR)
+            with contextlib.suppress(OSError):  # not connected: the server has closed
+                connection.shutdown(socket.SHUT_WR)
         answer = b""
         while len(answer) < len("HTTP/1.1 400 ") and (part := connection.recv(64)):
             answer += part
@@ -358,7 +360,9 @@ def test_junk_closes_only_its_own_connection(front, published):
     @settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
     @given(st.binary(max_size=300), st.sampled_from([b"", b"GET /v2/ HTTP/1.1\r\n", b"GET /v2/ml/training/"]))
     def junk(raw, start):
-        answer = said(node.address, start + raw, end=True)
+        answer = b""
+        with contextlib.suppress(ConnectionError):  # it may close with bytes unread
+            answer = said(node.address, start + raw, end=True)
         assert not answer or answer.startswith(b"HTTP/1.")
 
     junk()

@@ -12,6 +12,7 @@ from resolving import SimulatedNode
 
 from imagematrix import engine
 from imagematrix.cli.front import run
+from imagematrix.endpoint import address
 from imagematrix.errors import EngineError, UsageError
 from imagematrix.resolver import held as held_names
 from imagematrix.resolver.held import Docker
@@ -95,7 +96,7 @@ def test_names_that_cannot_be_removed_are_reported(front, published, held):
     held({name: digest(b"old")}).stuck.add(name)
     notes: list[str] = []
     assert sweep(Docker(node.address), node.address, notes.append) == []
-    assert notes == [f"{name} stays: the engine refused: it is stuck"]
+    assert notes == [f"{name} stays: the Docker engine at {address()} refused: it is stuck"]
     assert published.digests
 
 
