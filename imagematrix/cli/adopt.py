@@ -18,7 +18,7 @@ __all__ = ["command"]
 
 def command(
     references: References,
-    name: Annotated[str, typer.Option("--as", metavar="NAME:VERSION", help="The name of the catalog.")],
+    name: Annotated[str, typer.Option("--as", metavar="NAME:VERSION", help="Give the catalog this name.")],
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the catalog to FILE.")
     ] = None,

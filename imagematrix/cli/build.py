@@ -52,7 +52,8 @@ def command(
     attest: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="SPEC", help="Attach provenance or an SBOM, as docker buildx build --attest; with --push."
+            metavar="SPEC",
+            help="Attach provenance or an SBOM, as docker buildx build --attest does; requires --push.",
         ),
     ] = None,
     verify: Annotated[
@@ -62,13 +63,14 @@ def command(
     secret: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="id=ID[,src=FILE|,env=NAME]", help="A secret that the matrix names by its id; repeatable."
+            metavar="id=ID[,src=FILE|,env=NAME]",
+            help="Pass a secret that the matrix declares by its id; repeatable.",
         ),
     ] = None,
     ssh: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="ID[=SOCKET|KEY]", help="An SSH agent or key that the matrix names; repeatable."
+            metavar="ID[=SOCKET|KEY]", help="Pass an SSH agent or key that the matrix declares; repeatable."
         ),
     ] = None,
     build_arg: BuildArgs = None,

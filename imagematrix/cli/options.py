@@ -35,19 +35,19 @@ __all__ = [
 ]
 
 Image = Annotated[str, typer.Argument(metavar="IMAGE[:VERSION]", autocompletion=completing.images)]
-File = Annotated[Path, typer.Option("--file", "-f", metavar="FILE", help="The matrix.")]
+File = Annotated[Path, typer.Option("--file", "-f", metavar="FILE", help="Read the matrix from FILE.")]
 Only = Annotated[
     str | None,
     typer.Option(
         "--only",
         metavar="EXPR",
-        help="Only these cells, such as 'cuda=12.4,march=znver*'.",
+        help="Select these cells only, such as 'cuda=12.4,march=znver*'.",
         autocompletion=completing.only,
     ),
 ]
 ShardOf = Annotated[
     str | None,
-    typer.Option("--shard", metavar="I/N", help="Only part I of N; other jobs do the other parts."),
+    typer.Option("--shard", metavar="I/N", help="Select part I of N only; other jobs do the other parts."),
 ]
 DurationsFiles = Annotated[
     list[Path] | None,
@@ -60,14 +60,14 @@ DurationsFiles = Annotated[
 BuildArgs = Annotated[
     list[str] | None,
     typer.Option(
-        "--build-arg", metavar="NAME=VALUE", help="A build argument declared in the matrix; repeatable."
+        "--build-arg", metavar="NAME=VALUE", help="Set a build argument declared in the matrix; repeatable."
     ),
 ]
 Proxy = Annotated[
     bool,
     typer.Option("--proxy", help="Pass the proxy variables to builds; only their names are build inputs."),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Answer as JSON.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
 HostFile = Annotated[
     Path | None,
     typer.Option("--host", metavar="FILE", help="Use the host saved in FILE by `probe --json`."),
@@ -92,7 +92,7 @@ ImageName = Annotated[
     typer.Option(
         "--image",
         metavar="IMAGE[:VERSION]",
-        help="The image, if no catalog is given.",
+        help="Use the catalog of this image, if no --catalog is given.",
         autocompletion=completing.images,
     ),
 ]
@@ -105,7 +105,7 @@ Gpus = Annotated[
     typer.Option(
         "--gpus",
         metavar="SPEC",
-        help="all, none, a number, indices (0,2), UUIDs or conditions (2,memory>=40G).",
+        help="Pass these GPUs: all, none, a number, indices (0,2), UUIDs or conditions (2,memory>=40G).",
     ),
 ]
 Where = Annotated[
@@ -113,7 +113,7 @@ Where = Annotated[
     typer.Option(
         "--where",
         metavar="EXPR",
-        help="Only variants that match, such as 'python=3.13' (syntax of --only); repeatable.",
+        help="Consider only variants that match, such as 'python=3.13' (syntax of --only); repeatable.",
         autocompletion=completing.where,
     ),
 ]

@@ -34,7 +34,7 @@ def command(
             "--file",
             "-f",
             metavar="FILE",
-            help="The matrix, for its plain_pull; default: matrix.yaml, if it exists.",
+            help="Read plain_pull from this matrix; default: matrix.yaml, if it exists.",
         ),
     ] = None,
     choose: Annotated[

@@ -18,36 +18,38 @@ def command(
     upstream: Annotated[
         str | None,
         typer.Option(
-            metavar="REGISTRY", help="Where the images are: a registry, or an OCI layout as oci:FOLDER."
+            metavar="REGISTRY", help="The registry that has the images, or an OCI layout as oci:FOLDER."
         ),
     ] = None,
-    listen: Annotated[str, typer.Option(metavar="ADDRESS:PORT", help="Where to listen.")] = "127.0.0.1:5050",
+    listen: Annotated[
+        str, typer.Option(metavar="ADDRESS:PORT", help="Listen on this address.")
+    ] = "127.0.0.1:5050",
     host: HostFile = None,
     node_class: Annotated[
         list[str] | None,
         typer.Option(
             "--class",
             metavar="NAME=FILE",
-            help="The host saved in FILE decides tags that end in -class.NAME; repeatable.",
+            help="Use the host saved in FILE for tags that end in -class.NAME; repeatable.",
         ),
     ] = None,
     token_file: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="The password for clients; required beyond loopback."),
+        typer.Option(metavar="FILE", help="Read the password for clients from FILE; needed beyond loopback."),
     ] = None,
     policy: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="The signatures that images need; checked before every answer."),
+        typer.Option(metavar="FILE", help="Serve only images with the signatures that FILE requires."),
     ] = None,
     state: Annotated[
         Path | None,
         typer.Option(
-            metavar="FOLDER", help="Keep the last answers, for a restart while the registry is away."
+            metavar="FOLDER", help="Keep the last answers, for a restart while the registry is unreachable."
         ),
     ] = None,
     changed: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Touch FILE at the start, and when the node has changed."),
+        typer.Option(metavar="FILE", help="Touch FILE at the start and whenever the node has changed."),
     ] = None,
     containerd: Annotated[
         Path | None,
@@ -60,7 +62,7 @@ def command(
         bool,
         typer.Option(
             "--sweep",
-            help="Remove names from the engine that now stand for another image; needs a running resolver.",
+            help="Remove names from the engine that now refer to another image; requires a running resolver.",
         ),
     ] = False,
     namespace: Annotated[

@@ -29,7 +29,7 @@ def command(
 ) -> None:
     """Run the variant that fits this node best, with the device nodes of its GPUs and nothing else.
 
-    Before the image, every option of `docker run` works, and those listed below.
+    Before the image, every option of `docker run` works, and so do the options below.
     """
     from rich.markup import escape
     from rich.panel import Panel

@@ -41,7 +41,7 @@ def command(
         bool,
         typer.Option(
             "--drop-dead",
-            help="Also empty fatbins with nothing that runs on these GPUs; not yet tried on a GPU.",
+            help="Also empty fatbins that have no code for these GPUs; not yet tried on a GPU.",
         ),
     ] = False,
     include_nvidia: Annotated[

@@ -32,7 +32,9 @@ def command(
     ],
     tls_cert: Annotated[Path, typer.Option(metavar="FILE", help="The certificate chain, PEM.")],
     tls_key: Annotated[Path, typer.Option(metavar="FILE", help="The certificate's key, PEM.")],
-    listen: Annotated[str, typer.Option(metavar="ADDRESS:PORT", help="Where to listen.")] = "0.0.0.0:8443",
+    listen: Annotated[
+        str, typer.Option(metavar="ADDRESS:PORT", help="Listen on this address.")
+    ] = "0.0.0.0:8443",
     on_unknown: OnUnknown = "default",
     where: Where = None,
     allow_cpu: AllowCpu = False,

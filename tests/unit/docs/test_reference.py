@@ -29,7 +29,7 @@ def test_commands_are_listed_in_the_order_of_help():
 
 def test_options_have_a_value_and_a_meaning():
     result = dict(row for row in rows(reference.commands()) if len(row) == 2)
-    assert result["`--only` `EXPR`"].startswith("Only these cells")
+    assert result["`--only` `EXPR`"].startswith("Select these cells only")
     assert result["`--template`, `-t` `NAME`"].endswith("Default: `training`.")
     assert all(result.values())
 
